@@ -14,7 +14,7 @@
 use crate::stop::Plain;
 use crate::{Finish, Nanos, Params, Request, RequestId};
 use kvasir_exec::{PoolRow, TokenLogprobs};
-use kvasir_kv::{LongList, SeqId, StepId, Token};
+use kvasir_kv::{SeqId, StepId, TailBuffered, Token};
 use kvasir_sample::Sampling;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -104,7 +104,7 @@ pub struct Sequence {
     pub(crate) amended: bool,
     /// Prompt, then committed outputs. The newest of them are stored inline in the next two cache
     /// lines.
-    pub(crate) tokens: LongList,
+    pub(crate) tokens: TailBuffered,
     pub(crate) rest: Box<Rest>,
 
     pub(crate) tag: u64,
@@ -150,7 +150,7 @@ impl Sequence {
         Self {
             tag: request.tag,
             prompt_len: request.prompt.len() as u32,
-            tokens: LongList::new(request.prompt),
+            tokens: TailBuffered::new(request.prompt),
             logprobs: request.params.sampling.logprobs.is_some(),
             serial: request.params.serial,
             sampling: request.params.sampling,

@@ -84,7 +84,7 @@ pub(crate) struct World {
     /// Executor rows bound since the last `Core::take_binds`.
     pub(crate) binds: Vec<(PoolRow, SequenceSpec)>,
     pub(crate) claim_rows: Vec<ClaimRow>,
-    /// Entries whose next token spills to the heap part of their `LongList`. Their memory is
+    /// Entries whose next token spills to the heap part of their `TailBuffered`. Their memory is
     /// touched in one batch, so that the cache misses overlap.
     pub(crate) due: Vec<u32>,
     /// Speculative decoding is on: a token must reach the host, and be drafted from, before the

@@ -5,7 +5,7 @@
 //! match on the cache kind. An operation that returns an error has changed nothing. An operation
 //! that changes what an unsubmitted plan may name raises `Cache::generation`; `retire` never does.
 
-use crate::{BlockId, CacheError, Plan, Position, Rings, RowMove, SeqId, StepId, Token, VictimSearch};
+use crate::{BlockId, CacheError, Plan, Position, Rings, SeqId, SlotCopy, StepId, Token, VictimSearch};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -353,7 +353,7 @@ pub trait Tree {
     /// Commits the accepted chain (node numbers from a root on) after verification and drops all
     /// other nodes. The slot copies that this takes go out with the next plan; they are returned
     /// for inspection.
-    fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[RowMove], CacheError>;
+    fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[SlotCopy], CacheError>;
     /// Number of claimed draft nodes not yet committed or dropped.
     fn unsettled(&self, seq: SeqId) -> Result<u32, CacheError>;
 }

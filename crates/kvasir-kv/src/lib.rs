@@ -14,8 +14,8 @@
 //!   (radix tree).
 //! - Frozen shared prefix in a pool of its own, as cascade attention reads it: `prefix`,
 //!   `prefixed`.
-//! - Shared parts: `inflight` (deferred release), `kept` (incremental block tables), `nodes` (draft
-//!   trees), `moves` (slot copies), `victims` (preemption victims).
+//! - Shared parts: `inflight` (deferred release), `plan_cache` (incremental block tables), `nodes` (draft
+//!   trees), `slot_copies` (slot copies), `victims` (preemption victims).
 //!
 //! Must not know: a tensor, a clock, IO, a thread or a global. Guarded by the model-based tests in
 //! `tests/` (`random_operations.rs`, `shadow/`, `prefix_model.rs`, `radix_model.rs`, `victims.rs`,
@@ -33,14 +33,12 @@ mod facts;
 mod ids;
 mod idset;
 mod inflight;
-mod kept;
 mod line;
-mod long;
 mod lowering;
-mod moves;
 mod nodes;
 mod paged;
 mod plan;
+mod plan_cache;
 mod prefix;
 mod prefixed;
 mod radix;
@@ -49,6 +47,8 @@ mod registry;
 mod ring;
 mod seqs;
 mod session;
+mod slot_copies;
+mod tail_buffered;
 mod tree;
 mod victims;
 
@@ -61,14 +61,12 @@ pub use face::{
 pub use facts::{ConfigFacts, Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
 pub use ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 pub use inflight::{Flight, InFlight};
-pub use kept::KeptTables;
-pub use long::LongList;
 pub use lowering::Lowering;
-pub use moves::Moves;
 pub use nodes::Nodes;
 use nodes::RareNodes;
 pub use paged::{CacheEvent, HashIndex, Paged, block_hash};
-pub use plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, RowMove, Segment, Span};
+pub use plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
+pub use plan_cache::PlanCache;
 pub use prefix::{PrefixWatch, SharedPrefix};
 pub use prefixed::Prefixed;
 pub use radix::{NodeId, Radix, RadixIndex, RadixTree, Reached};
@@ -79,5 +77,7 @@ pub use seqs::SeqTable;
 pub use session::{
     Branching, HeldCache, Matching, Rewinding, Session, SessionKey, Sessions, Speculating, Use,
 };
+pub use slot_copies::Moves;
+pub use tail_buffered::TailBuffered;
 pub use tree::TreeCache;
 pub use victims::VictimSearch;

@@ -6,12 +6,12 @@
 //! of position. A segment is a run of slots or a slice of the flat block table, in the session's
 //! own pool or in a frozen prefix's pool.
 //!
-//! The vectors are reused from step to step. `KeptTables` records what stands in the memory, so the
+//! The vectors are reused from step to step. `PlanCache` records what stands in the memory, so the
 //! next plan of the same cache rewrites only what changed; rows and segments are overwritten in
 //! place. Plain data in deterministic order; `tests/oracle/device.rs` checks the form of every
 //! plan.
 
-use crate::kept::{Identity, KeptTables, Places, Progress};
+use crate::plan_cache::{Identity, Places, PlanCache, Progress};
 use crate::{Position, SeqId, Slot, StepId};
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +43,7 @@ pub struct PoolId(pub u32);
 /// Copy of one slot's K and V, in every layer, before the step runs; stored bytes verbatim. All of
 /// a plan's copies read before any of them writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RowMove {
+pub struct SlotCopy {
     /// Source.
     pub from: Slot,
     /// Destination.
@@ -145,7 +145,7 @@ pub struct Plan {
     /// Classification.
     pub kind: PlanKind,
     /// Slot copies that run before anything is written.
-    pub moves: Vec<RowMove>,
+    pub moves: Vec<SlotCopy>,
     /// One batch row per sequence, in the order of the claim.
     pub rows: Vec<PlanRow>,
     /// Position of every query token.
@@ -167,7 +167,7 @@ pub struct Plan {
     /// `segments` or `rows` (except `left_pad_blocks`) must call [`Plan::reset`] before the next
     /// plan.
     #[serde(skip)]
-    pub kept: KeptTables,
+    pub kept: PlanCache,
 }
 
 impl Plan {
@@ -246,7 +246,7 @@ impl Plan {
     /// Reserves host memory for the block tables of steps whose `rows` rows own `blocks` blocks
     /// together.
     pub fn expect(&mut self, blocks: usize, rows: usize) {
-        let entries = KeptTables::most_entries(blocks, rows);
+        let entries = PlanCache::most_entries(blocks, rows);
         self.table.reserve(entries.saturating_sub(self.table.len()));
     }
 

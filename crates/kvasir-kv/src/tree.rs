@@ -7,7 +7,7 @@
 
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Moves, Nodes, Plan, PlanKind,
-    PlanRow, PoolId, Position, Rewind, Room, RowMove, Segment, SeqId, Span, StepId, Tree, VictimSearch,
+    PlanRow, PoolId, Position, Rewind, Room, Segment, SeqId, SlotCopy, Span, StepId, Tree, VictimSearch,
     line::{Line, LineRow, Written},
 };
 
@@ -19,7 +19,7 @@ pub struct TreeCache {
     nodes: Nodes,
     moves: Moves,
     /// Slot copies of the last commit.
-    committed: Vec<RowMove>,
+    committed: Vec<SlotCopy>,
 }
 
 impl TreeCache {
@@ -243,7 +243,7 @@ impl Tree for TreeCache {
         Ok(())
     }
 
-    fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[RowMove], CacheError> {
+    fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[SlotCopy], CacheError> {
         self.line.check_seq(seq)?;
         self.nodes.check_chain(accepted)?;
         if self.line.has_nodes_in_flight(seq) {
@@ -251,7 +251,7 @@ impl Tree for TreeCache {
         }
         let base = self.line.claimed();
         let moves = accepted.iter().enumerate();
-        let moves = moves.map(|(i, node)| RowMove { from: base + node, to: base + i as u32 });
+        let moves = moves.map(|(i, node)| SlotCopy { from: base + node, to: base + i as u32 });
         self.committed.clear();
         self.committed.extend(moves.filter(|m| m.from != m.to));
         self.moves.push(&self.committed);

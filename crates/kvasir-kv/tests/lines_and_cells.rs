@@ -10,7 +10,7 @@ mod common;
 use common::plan_of;
 use kvasir_kv::{
     Cache, CacheError, Cells, ClaimRow, Contiguous, Layout, Lowering, Mask, Plan, PlanKind, PoolId, Rings,
-    RowMove, SeqId, StepId, TreeCache,
+    SeqId, SlotCopy, StepId, TreeCache,
 };
 
 /// One step from claim to retirement.
@@ -336,7 +336,7 @@ fn compaction_restores_the_fused_path_with_moves_in_the_next_plan() {
     cache.claim(StepId(5), &[ClaimRow::new(a, 1)]).unwrap();
     let plan = plan_of(&cache, 5);
     let expected = [(2, 0), (3, 1), (6, 2), (7, 3), (10, 4), (11, 5), (14, 6), (15, 7)];
-    assert_eq!(plan.moves, expected.map(|(from, to)| RowMove { from, to }));
+    assert_eq!(plan.moves, expected.map(|(from, to)| SlotCopy { from, to }));
     assert_eq!(
         (plan.kind, plan.read_bound),
         (PlanKind::Contiguous, 16),

@@ -3,7 +3,7 @@
 //! Slots are assigned by the cache's plan; the pool knows no sequence and no block table. Memory
 //! grows by doubling.
 
-use kvasir_kv::{RowMove, Slot};
+use kvasir_kv::{Slot, SlotCopy};
 use kvasir_program::{LayerFacts, LayerId};
 
 /// KV cache memory of a session, one array per layer and part.
@@ -63,7 +63,7 @@ impl Pool {
 
     /// Copies slots (compaction, accepted tree nodes). All sources are read before any destination
     /// is written.
-    pub(crate) fn run_moves(&mut self, moves: &[RowMove]) {
+    pub(crate) fn run_moves(&mut self, moves: &[SlotCopy]) {
         for layer in &mut self.layers {
             for (data, width) in layer.data.iter_mut().zip(layer.widths) {
                 let range = |slot: Slot| slot as usize * width..(slot as usize + 1) * width;

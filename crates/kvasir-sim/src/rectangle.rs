@@ -147,7 +147,7 @@ fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
 mod tests {
     use super::*;
     use kvasir_exec::PoolRow;
-    use kvasir_kv::{RowMove, Segment, SeqId, Span};
+    use kvasir_kv::{Segment, SeqId, SlotCopy, Span};
 
     const SHAPE: StaticShape =
         StaticShape { block: 4, chunk: 8, max_rows: 2, max_volume: 30, max_model_len: 32 };
@@ -222,7 +222,7 @@ mod tests {
         );
         assert!(breaks(rectangle, |s| s.plan.write_slots[0] = 4).contains("written to slot 4"));
         assert!(breaks(rectangle, |s| s.plan.table[0] = 0).contains("dummy"));
-        assert!(breaks(rectangle, |s| s.plan.moves.push(RowMove { from: 1, to: 2 })).contains("moves"));
+        assert!(breaks(rectangle, |s| s.plan.moves.push(SlotCopy { from: 1, to: 2 })).contains("moves"));
         assert!(breaks(rectangle, |s| s.batch.rows[0].drafts.count = 1).contains("drafts"));
         assert!(
             breaks(rectangle, |s| s.batch.rows[0].phase = Phase::Prefill).contains("1 prompts and 1 decodes")

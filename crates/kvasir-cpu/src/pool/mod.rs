@@ -18,7 +18,7 @@ use rows::{Field, GROUP, Place};
 pub(crate) use rows::{Heads, Rows, TOGETHER};
 
 use crate::Level;
-use kvasir_kv::{RowMove, Slot};
+use kvasir_kv::{Slot, SlotCopy};
 use kvasir_program::LayerFacts;
 use std::io;
 use std::sync::Arc;
@@ -177,7 +177,7 @@ impl Pool {
     ///
     /// # Safety
     /// The slots must exist, and no other thread may access them during the call.
-    pub(crate) unsafe fn apply(&self, moves: &[RowMove], kept: &mut Vec<u8>) {
+    pub(crate) unsafe fn apply(&self, moves: &[SlotCopy], kept: &mut Vec<u8>) {
         if !moves.is_empty() {
             // SAFETY: as the caller vouches.
             self.layers.iter().flat_map(LayerPool::all).for_each(|rows| unsafe { rows.apply(moves, kept) });
@@ -250,7 +250,7 @@ mod tests {
             assert_eq!((rows.part(63, 1), stored(63)), (at, before.clone()), "{kind}");
             // All sources are read before any write: a chain of copies must not shift.
             let zeros = stored(64);
-            let moves = [RowMove { from: 63, to: 64 }, RowMove { from: 64, to: 4_998 }];
+            let moves = [SlotCopy { from: 63, to: 64 }, SlotCopy { from: 64, to: 4_998 }];
             // SAFETY: as above.
             unsafe { pool.apply(&moves, &mut Vec::new()) };
             assert_eq!((stored(64), stored(4_998)), (before, zeros), "{kind}");

@@ -10,7 +10,7 @@
 use super::kind::{self, KvType};
 use crate::Level;
 use crate::buffer::Buffer;
-use kvasir_kv::{RowMove, Slot};
+use kvasir_kv::{Slot, SlotCopy};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -207,7 +207,7 @@ impl Rows {
     ///
     /// # Safety
     /// The slots must exist, and no other thread may access them during the call.
-    pub(super) unsafe fn apply(&self, moves: &[RowMove], kept: &mut Vec<u8>) {
+    pub(super) unsafe fn apply(&self, moves: &[SlotCopy], kept: &mut Vec<u8>) {
         kept.clear();
         for (m, head) in moves.iter().flat_map(|m| (0..self.heads).map(move |head| (m, head))) {
             // SAFETY: the part lies in the buffer; as the caller vouches.

@@ -14,19 +14,19 @@
 use super::claims::Pending;
 use super::seq::{ClaimedRow, LONGEST, Replaced, Seq};
 use super::{BlockCache, BlockQueue, BlockSize, Index, Ledger};
-use crate::{BlockId, CacheError, ClaimRow, Nodes, RowMove, SeqId, StepId};
+use crate::{BlockId, CacheError, ClaimRow, Nodes, SeqId, SlotCopy, StepId};
 use std::ops::Range;
 
 /// Appends slot copies of the given rows from one block to another, at equal offsets.
 pub(super) fn push_rows(
-    moves: &mut Vec<RowMove>,
+    moves: &mut Vec<SlotCopy>,
     from: BlockId,
     to: BlockId,
     block_size: u32,
     rows: Range<u32>,
 ) {
     let within = rows.map(|row| row % block_size);
-    moves.extend(within.map(|row| RowMove { from: from * block_size + row, to: to * block_size + row }));
+    moves.extend(within.map(|row| SlotCopy { from: from * block_size + row, to: to * block_size + row }));
 }
 
 /// The record of one more decode token of a plain sequence (fast path).
@@ -253,7 +253,7 @@ impl<I: Index> BlockCache<I> {
             self.rows.extend(
                 within
                     .map(|row| row - first)
-                    .map(|row| RowMove { from: old * block_size + row, to: fresh * block_size + row }),
+                    .map(|row| SlotCopy { from: old * block_size + row, to: fresh * block_size + row }),
             );
         }
         self.moves.push(&mut self.ledger, &self.rows);

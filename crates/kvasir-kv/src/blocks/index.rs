@@ -5,7 +5,7 @@
 //! still findable, evictable), *free*. `HashIndex` (paged) and `RadixIndex` (radix) implement it.
 //! An index must not know sequences, steps or reference counts.
 
-use crate::{BlockId, CacheKind, LongList, Token};
+use crate::{BlockId, CacheKind, TailBuffered, Token};
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
@@ -24,7 +24,7 @@ pub struct Found {
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
     /// Its block table from position 0; blocks that `tokens` fill are offered.
-    pub table: &'a LongList,
+    pub table: &'a TailBuffered,
     /// The token ids in them.
     pub tokens: &'a [Token],
     /// Isolates tenants (cache salt).

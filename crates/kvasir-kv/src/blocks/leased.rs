@@ -6,7 +6,7 @@
 //! would never be read.
 
 use super::{Index, Ledger};
-use crate::{BlockId, Moves, RowMove, StepId};
+use crate::{BlockId, Moves, SlotCopy, StepId};
 
 /// Slot copies, each of which leases its source and destination block until the step that carries
 /// it has retired.
@@ -15,7 +15,7 @@ pub(crate) struct LeasedMoves {
     moves: Moves,
     block_size: u32,
     /// Scratch memory: the waiting copies before a change.
-    before: Vec<RowMove>,
+    before: Vec<SlotCopy>,
     /// Claimed steps that carry copies.
     unretired: Vec<StepId>,
 }
@@ -31,7 +31,7 @@ impl LeasedMoves {
     }
 
     /// Adds one operation's copies for the next step.
-    pub(crate) fn push<I: Index>(&mut self, ledger: &mut Ledger<I>, moves: &[RowMove]) {
+    pub(crate) fn push<I: Index>(&mut self, ledger: &mut Ledger<I>, moves: &[SlotCopy]) {
         self.change(ledger, |waiting| waiting.push(moves));
     }
 
@@ -44,7 +44,7 @@ impl LeasedMoves {
     }
 
     /// The copies that `step` carries.
-    pub(crate) fn of(&self, step: StepId) -> &[RowMove] {
+    pub(crate) fn of(&self, step: StepId) -> &[SlotCopy] {
         self.moves.of(step)
     }
 
@@ -99,7 +99,7 @@ impl LeasedMoves {
         self.all().flat_map(|rows| [rows.from / self.block_size, rows.to / self.block_size])
     }
 
-    fn all(&self) -> impl Iterator<Item = &RowMove> {
+    fn all(&self) -> impl Iterator<Item = &SlotCopy> {
         self.unretired.iter().flat_map(|&step| self.moves.of(step)).chain(self.moves.waiting())
     }
 

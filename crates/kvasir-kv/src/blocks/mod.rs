@@ -43,9 +43,9 @@ pub use ledger::Ledger;
 pub(crate) use queue::BlockQueue;
 pub(crate) use runs::{common_prefix, indices, leading, runs};
 
-use crate::kept::Identity;
+use crate::plan_cache::Identity;
 use crate::victims::OwnerChanges;
-use crate::{BlockId, CacheError, Hit, InFlight, RowMove, SeqTable};
+use crate::{BlockId, CacheError, Hit, InFlight, SeqTable, SlotCopy};
 use leased::LeasedMoves;
 use seq::{ClaimedRow, Replaced, Seq};
 pub use size::BlockSize;
@@ -122,7 +122,7 @@ pub struct BlockCache<I> {
     fresh: BlockQueue,
     /// Indices of the newest claim's rows whose tables grew in their heap part, for prefetch.
     far: Vec<usize>,
-    rows: Vec<RowMove>,
+    rows: Vec<SlotCopy>,
     owner_changes: OwnerChanges,
 }
 

@@ -6,13 +6,13 @@
 //! - A draft tree reads the committed rows, then its nodes in order of position, under an ancestor
 //!   mask.
 //!
-//! Block tables are copied incrementally by `KeptTables`. `tests/blocks/plans.rs` compares plans in
+//! Block tables are copied incrementally by `PlanCache`. `tests/blocks/plans.rs` compares plans in
 //! reused and in fresh memory.
 
 use super::claims::Pending;
 use super::seq::{ClaimedRow, Seq};
 use super::{BlockCache, Index};
-use crate::kept::Places;
+use crate::plan_cache::Places;
 use crate::{
     CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, SeqId, Span, StepId,
 };

@@ -6,7 +6,7 @@
 //! contiguous path.
 
 use super::leading;
-use crate::{BlockId, LongList};
+use crate::{BlockId, TailBuffered};
 use std::ops::Range;
 
 /// The block table of one sequence. `changes` tells a holder of an older copy whether appending
@@ -18,7 +18,7 @@ pub(crate) struct Table {
     changes: u32,
     /// Number of leading entries with entry `i` = block `i`.
     in_place: u32,
-    blocks: LongList,
+    blocks: TailBuffered,
 }
 
 impl Table {
@@ -88,7 +88,7 @@ impl Table {
 
     /// The entries as heap and inline parts.
     #[inline]
-    pub(crate) fn blocks(&self) -> &LongList {
+    pub(crate) fn blocks(&self) -> &TailBuffered {
         &self.blocks
     }
 

@@ -5,7 +5,7 @@
 //! slot copies that move accepted nodes down and releases the blocks behind the new end.
 
 use super::{BlockCache, Index};
-use crate::{CacheError, RowMove, SeqId, Tree};
+use crate::{CacheError, SeqId, SlotCopy, Tree};
 
 /// Draft nodes lie in the sequence's own blocks, node `n` in the row `n` past its last position.
 impl<I: Index> Tree for BlockCache<I> {
@@ -15,7 +15,7 @@ impl<I: Index> Tree for BlockCache<I> {
         Ok(())
     }
 
-    fn commit(&mut self, id: SeqId, accepted: &[u32]) -> Result<&[RowMove], CacheError> {
+    fn commit(&mut self, id: SeqId, accepted: &[u32]) -> Result<&[SlotCopy], CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get_mut(id)?;
         let nodes = seq.nodes.make();
@@ -26,7 +26,7 @@ impl<I: Index> Tree for BlockCache<I> {
         let slot = |row: u32| seq.table.block(row / block_size) * block_size + row % block_size;
         let moves = accepted.iter().zip(seq.next..).filter(|&(&node, to)| seq.next + node != to);
         self.rows.clear();
-        self.rows.extend(moves.map(|(&node, to)| RowMove { from: slot(seq.next + node), to: slot(to) }));
+        self.rows.extend(moves.map(|(&node, to)| SlotCopy { from: slot(seq.next + node), to: slot(to) }));
         nodes.settle();
         seq.next += accepted.len() as u32;
         // The slot copies lease the blocks they read, so those are not reallocated before the

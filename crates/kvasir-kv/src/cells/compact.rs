@@ -5,7 +5,7 @@
 //! makes its plans contiguous again.
 
 use super::Cells;
-use crate::{CacheError, RowMove, Slot};
+use crate::{CacheError, Slot, SlotCopy};
 
 impl Cells {
     /// Computes a new layout, sequence after sequence in order of position; a shared cell goes with
@@ -15,7 +15,7 @@ impl Cells {
             return Err(CacheError::InFlight);
         }
         let (to, used) = self.layout();
-        let moved = to.iter().zip(0..).filter_map(|(&to, from)| Some(RowMove { from, to: to? }));
+        let moved = to.iter().zip(0..).filter_map(|(&to, from)| Some(SlotCopy { from, to: to? }));
         let moves: Vec<_> = moved.filter(|m| m.from != m.to).collect();
         if moves.is_empty() {
             return Ok(0);

@@ -5,7 +5,7 @@
 //! begins, so a sequence without holes has one break. Appending and slicing are the hot operations.
 //! The property tests compare it with a `BTreeMap`.
 
-use crate::{LongList, Position, Slot};
+use crate::{Position, Slot, TailBuffered};
 use std::ops::Range;
 
 /// Begin of a run of consecutive positions: entry index and first position.
@@ -32,7 +32,7 @@ pub(crate) struct Entries {
     lead: u32,
     /// Counts edits other than growth at the end.
     changes: u32,
-    slots: LongList,
+    slots: TailBuffered,
     /// One per run of consecutive positions; more than one if a removal or a copy left holes.
     breaks: Vec<Break>,
 }
@@ -55,7 +55,7 @@ impl Entries {
     }
 
     /// The slots as heap and inline parts.
-    pub(crate) fn slots(&self) -> &LongList {
+    pub(crate) fn slots(&self) -> &TailBuffered {
         &self.slots
     }
 

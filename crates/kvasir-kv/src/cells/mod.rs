@@ -19,7 +19,7 @@ mod table;
 mod verbs;
 mod victims;
 
-use crate::kept::Identity;
+use crate::plan_cache::Identity;
 use crate::victims::OwnerChanges;
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Flight, InFlight, Moves, Nodes, Plan,

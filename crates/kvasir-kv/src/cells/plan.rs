@@ -6,7 +6,7 @@
 //! - *Explicit*: a draft tree, or a window that cuts into a row with several queries.
 //! - *Ragged*: everything else, read through slot tables.
 //!
-//! Without a window, slot tables are copied incrementally by `KeptTables`; with a window the read
+//! Without a window, slot tables are copied incrementally by `PlanCache`; with a window the read
 //! begins later in every step.
 
 use super::entries::Entries;

@@ -5,7 +5,7 @@
 //! next one.
 
 use super::Cells;
-use crate::{Cache, CacheError, Nodes, Position, Rewind, RowMove, SeqId, Sequences, Tree};
+use crate::{Cache, CacheError, Nodes, Position, Rewind, SeqId, Sequences, SlotCopy, Tree};
 use std::ops::Range;
 
 impl Cells {
@@ -122,7 +122,7 @@ impl Tree for Cells {
     }
 
     /// No slot copies: an accepted node's cell becomes the sequence's next one.
-    fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[RowMove], CacheError> {
+    fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[SlotCopy], CacheError> {
         let s = self.seqs.get_mut(seq)?;
         s.nodes.check_chain(accepted)?;
         if s.nodes.unsettled() > 0 && s.last_step.is_some_and(|step| self.inflight.is_pending(step)) {

@@ -420,7 +420,7 @@ impl Index for HashIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LongList;
+    use crate::TailBuffered;
 
     /// A hash under which everything collides.
     fn weak(_: Option<u64>, _: &[Token], _: &mut Vec<u64>) -> u64 {
@@ -435,7 +435,7 @@ mod tests {
     fn leave(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
         let mut table = Vec::new();
         index.take_all(tokens.len() as u32 / 2, |run| table.extend(run));
-        let offered = LongList::new(table.clone());
+        let offered = TailBuffered::new(table.clone());
         index.publish(Offer { table: &offered, tokens, salt, from: 0 }, &mut Vec::new());
         table
     }

@@ -11,7 +11,7 @@ fn a_fork_that_rewinds_leaves_the_moves_of_a_shared_block_alone() {
         cache.tree().unwrap().propose(seq, &[-1, -1, 1]).unwrap();
         run(cache, 2, seq, 3);
         let moves = cache.tree().unwrap().commit(seq, &[1, 2]).unwrap().to_vec();
-        assert_eq!(moves, [RowMove { from: 3, to: 2 }, RowMove { from: 4, to: 3 }]);
+        assert_eq!(moves, [SlotCopy { from: 3, to: 2 }, SlotCopy { from: 4, to: 3 }]);
         assert_eq!(
             cache.room(),
             room(24, 0, 4, 4),
@@ -53,7 +53,7 @@ fn a_shared_last_block_is_copied_before_it_is_written() {
         cache.rewind().unwrap().rewind_to(a, 6).unwrap();
         cache.claim(StepId(2), &[ClaimRow::new(a, 1)]).unwrap();
         let plan = plan_of(cache, 2);
-        assert_eq!(plan.moves, [RowMove { from: 4, to: 8 }, RowMove { from: 5, to: 9 }]);
+        assert_eq!(plan.moves, [SlotCopy { from: 4, to: 8 }, SlotCopy { from: 5, to: 9 }]);
         assert_eq!(plan.write_slots, [10]);
         cache.cancel(StepId(2)).unwrap();
         cache.check().unwrap();

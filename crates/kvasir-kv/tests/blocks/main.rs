@@ -11,7 +11,7 @@ mod sharing;
 
 use common::plan_of;
 use kvasir_kv::blocks::BlockConfig;
-use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, Radix, Room, RowMove, SeqId, StepId, Token};
+use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, Radix, Room, SeqId, SlotCopy, StepId, Token};
 
 const SMALL: BlockConfig =
     BlockConfig { block_size: 4, blocks: 8, max_sequences: 8, sharing: true, dummy: false };

@@ -7,7 +7,7 @@
 use super::manager::{list, numbers};
 use crate::replay::{Case, CaseError, Outcome, compare};
 use kvasir_kv::blocks::{BlockConfig, Index, Offer};
-use kvasir_kv::{BlockId, HashIndex, LongList, Token, block_hash};
+use kvasir_kv::{BlockId, HashIndex, TailBuffered, Token, block_hash};
 use serde_json::{Map, Value, json};
 
 /// Runs one `atom.hash` case: tables of block hashes, and of pairs compared for equality.
@@ -165,7 +165,7 @@ impl Pool {
         let tokens = [self.content(name)];
         self.owners.get(block as usize).filter(|&&owners| owners > 0)?;
         self.index.publish(
-            Offer { table: &LongList::new(vec![block]), tokens: &tokens, salt: 0, from: 0 },
+            Offer { table: &TailBuffered::new(vec![block]), tokens: &tokens, salt: 0, from: 0 },
             &mut Vec::new(),
         );
         Some(())

@@ -6,7 +6,8 @@ use super::radix_tree::{check_final_tree, page_size};
 use crate::replay::{Case, CaseError, Mismatch, Outcome, compare};
 use kvasir_kv::blocks::{BlockConfig, Index, Offer};
 use kvasir_kv::{
-    BlockId, Cache, CacheError, ClaimRow, LongList, Lookup, Prefix, Radix, RadixIndex, SeqId, StepId, Token,
+    BlockId, Cache, CacheError, ClaimRow, Lookup, Prefix, Radix, RadixIndex, SeqId, StepId, TailBuffered,
+    Token,
 };
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -101,7 +102,7 @@ pub(super) fn run_page_allocator(case: &Case) -> Result<Outcome, CaseError> {
                 }
                 let tokens: Vec<Token> = (fresh..end).collect();
                 fresh = end;
-                let table = LongList::new(table);
+                let table = TailBuffered::new(table);
                 index.publish(Offer { table: &table, tokens: &tokens, salt: 0, from: 0 }, &mut Vec::new());
                 for id in table.iter() {
                     index.let_go(id);

@@ -1,4 +1,4 @@
-//! `Moves`: the queue of slot copies (`RowMove`) that the next step runs before it writes K and V.
+//! `Moves`: the queue of slot copies (`SlotCopy`) that the next step runs before it writes K and V.
 //!
 //! States of a batch of copies: *waiting* → *sent* with a step (`claim`) → gone (`retire`), or
 //! waiting again (`cancel`). Copies from several operations merge into one list that reads all
@@ -6,7 +6,7 @@
 //! is therefore redirected to that copy's source. The property test compares merged with sequential
 //! execution.
 
-use crate::{RowMove, StepId};
+use crate::{SlotCopy, StepId};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Slot copies on their way into plans.
@@ -16,14 +16,14 @@ use std::collections::{BTreeMap, VecDeque};
 /// them, however often it is written.
 #[derive(Clone, Debug, Default)]
 pub struct Moves {
-    waiting: Vec<RowMove>,
-    sent: VecDeque<(StepId, Vec<RowMove>)>,
-    spare: Vec<Vec<RowMove>>,
+    waiting: Vec<SlotCopy>,
+    sent: VecDeque<(StepId, Vec<SlotCopy>)>,
+    spare: Vec<Vec<SlotCopy>>,
 }
 
 impl Moves {
     /// Adds one operation's copies, which happen after all that wait already.
-    pub fn push(&mut self, moves: &[RowMove]) {
+    pub fn push(&mut self, moves: &[SlotCopy]) {
         if self.waiting.is_empty() {
             self.waiting.extend(moves.iter().filter(|m| m.from != m.to));
         } else if !moves.is_empty() {
@@ -40,17 +40,17 @@ impl Moves {
     }
 
     /// The copies that a step carries.
-    pub fn of(&self, step: StepId) -> &[RowMove] {
+    pub fn of(&self, step: StepId) -> &[SlotCopy] {
         self.sent.iter().find(|(sent, _)| *sent == step).map_or(&[], |(_, moves)| moves)
     }
 
     /// Copies that no step carries yet.
-    pub fn waiting(&self) -> &[RowMove] {
+    pub fn waiting(&self) -> &[SlotCopy] {
         &self.waiting
     }
 
     /// Drops waiting copies for which `gone` is true: their result will not be read.
-    pub fn drop_waiting(&mut self, gone: impl Fn(&RowMove) -> bool) {
+    pub fn drop_waiting(&mut self, gone: impl Fn(&SlotCopy) -> bool) {
         self.waiting.retain(|m| !gone(m));
     }
 
@@ -85,13 +85,14 @@ impl Moves {
 
 /// Composes two lists into one that may run at once (all reads before all writes): a source that
 /// `earlier` writes becomes the source of that copy.
-fn merge(earlier: &mut Vec<RowMove>, later: &[RowMove]) {
+fn merge(earlier: &mut Vec<SlotCopy>, later: &[SlotCopy]) {
     let mut source: BTreeMap<_, _> = earlier.iter().map(|m| (m.to, m.from)).collect();
     let resolved: Vec<_> =
         later.iter().map(|m| (m.to, source.get(&m.from).copied().unwrap_or(m.from))).collect();
     source.extend(resolved);
     earlier.clear();
-    earlier.extend(source.into_iter().filter(|(to, from)| to != from).map(|(to, from)| RowMove { from, to }));
+    earlier
+        .extend(source.into_iter().filter(|(to, from)| to != from).map(|(to, from)| SlotCopy { from, to }));
 }
 
 #[cfg(test)]
@@ -99,14 +100,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn apply(rows: &mut [u32], moves: &[RowMove]) {
+    fn apply(rows: &mut [u32], moves: &[SlotCopy]) {
         let read: Vec<_> = moves.iter().map(|m| rows[m.from as usize]).collect();
         moves.iter().zip(read).for_each(|(m, row)| rows[m.to as usize] = row);
     }
 
-    fn batch() -> impl Strategy<Value = Vec<RowMove>> {
+    fn batch() -> impl Strategy<Value = Vec<SlotCopy>> {
         proptest::collection::btree_map(0u32..12, 0u32..12, 0..8)
-            .prop_map(|moves| moves.into_iter().map(|(to, from)| RowMove { from, to }).collect())
+            .prop_map(|moves| moves.into_iter().map(|(to, from)| SlotCopy { from, to }).collect())
     }
 
     proptest! {
@@ -134,7 +135,7 @@ mod tests {
     #[test]
     fn a_step_keeps_its_moves_until_it_ends() {
         let mut moves = Moves::default();
-        let (a, b) = (RowMove { from: 5, to: 1 }, RowMove { from: 6, to: 2 });
+        let (a, b) = (SlotCopy { from: 5, to: 1 }, SlotCopy { from: 6, to: 2 });
         moves.push(&[a]);
         moves.claim(StepId(1));
         moves.push(&[b]);

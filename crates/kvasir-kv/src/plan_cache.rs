@@ -1,4 +1,4 @@
-//! `KeptTables`: incremental block tables, so that a step copies only the entries added since the
+//! `PlanCache`: incremental block tables, so that a step copies only the entries added since the
 //! last plan in the same memory.
 //!
 //! The plan's flat `table` holds one slice with spare capacity per batch row, plus a scratch
@@ -8,7 +8,7 @@
 //!    half is garbage; otherwise it resets.
 //! 2. `place`, per batch row in order: an unchanged table costs one comparison; growth within the
 //!    spare capacity copies the new entries; any other change rewrites the table at the end.
-//! 3. The inline tail of each table (`LongList::near`) goes into the scratch region. A row whose
+//! 3. The inline tail of each table (`TailBuffered::near`) goes into the scratch region. A row whose
 //!    tail has the offset it had in the last step gets only the new entries.
 //! 4. `go_on` is the decode fast path: the row differs from the last step only by the end of its
 //!    inline tail.
@@ -19,7 +19,7 @@
 //! by the tests that compare a plan in reused memory with one in fresh memory
 //! (`tests/blocks/plans.rs`, `tests/lines_and_cells.rs`) and by `tests/allocation.rs`.
 
-use crate::{BlockId, LongList, SeqId, Span};
+use crate::{BlockId, SeqId, Span, TailBuffered};
 use std::sync::Arc;
 
 /// Identity of one cache instance; a clone is another instance.
@@ -40,7 +40,7 @@ impl Clone for Identity {
 /// rewritten. The inline parts, and entries that only one step needs, share one compact scratch
 /// region that every step reuses.
 #[derive(Clone, Debug, Default)]
-pub struct KeptTables {
+pub struct PlanCache {
     /// The cache that wrote the tables.
     cache: Option<Arc<()>>,
     /// One per placed table, in order: one per batch row, or one per run of positions in `cells`.
@@ -92,15 +92,15 @@ struct KeptTable {
 }
 
 /// Always equal: plans compare by content, not by what is remembered for reuse.
-impl PartialEq for KeptTables {
+impl PartialEq for PlanCache {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for KeptTables {}
+impl Eq for PlanCache {}
 
-impl KeptTables {
+impl PlanCache {
     /// Forgets all layout; the next plan is written in full.
     pub(crate) fn clear(&mut self) {
         self.cache = None;
@@ -176,7 +176,7 @@ impl KeptTables {
         near: &[BlockId],
         table: &mut Vec<BlockId>,
     ) -> Places {
-        let at = self.lay(LongList::NEAR as u32, table);
+        let at = self.lay(TailBuffered::NEAR as u32, table);
         // The common case: the heap part is unchanged.
         let is_same = self
             .tables
@@ -221,12 +221,12 @@ impl KeptTables {
         let Some(kept) = self.tables.get_mut(self.rows) else { return false };
         let is_same = (kept.seq, kept.changes, kept.blocks, kept.near_at) == (seq, changes, far as u32, at);
         let has_same_parts = kept.is_plain && (kept.near > 0) != near.is_empty();
-        if !is_same || !has_same_parts || self.laid.len - self.used < LongList::NEAR as u32 {
+        if !is_same || !has_same_parts || self.laid.len - self.used < TailBuffered::NEAR as u32 {
             return false;
         }
         let known = std::mem::replace(&mut kept.near, near.len() as u32) as usize;
         self.rows += 1;
-        self.used += LongList::NEAR as u32;
+        self.used += TailBuffered::NEAR as u32;
         let (new, from) = (near.get(known..).unwrap_or(&[]), at as usize + known);
         let places = table.get_mut(from..from + new.len()).unwrap_or_default();
         places.iter_mut().zip(new).for_each(|(place, block)| *place = *block);
@@ -273,7 +273,7 @@ impl KeptTables {
     /// Upper bound of the flat table's length when the tables in use hold `blocks` in `rows` rows.
     pub(crate) fn most_entries(blocks: usize, rows: usize) -> usize {
         // Half may be garbage when a plan begins, and all may then be rewritten.
-        4 * (blocks + blocks / 8 + rows * (LEAST_ROOM + LongList::NEAR))
+        4 * (blocks + blocks / 8 + rows * (LEAST_ROOM + TailBuffered::NEAR))
     }
 }
 
@@ -300,8 +300,8 @@ mod tests {
     /// A plan that failed half-way has overwritten parts of the scratch region.
     #[test]
     fn after_a_plan_that_was_not_ended_everything_is_written_anew() {
-        let (cache, mut tables, mut table) = (Identity::default(), KeptTables::default(), Vec::new());
-        let write = |tables: &mut KeptTables, table: &mut Vec<BlockId>| {
+        let (cache, mut tables, mut table) = (Identity::default(), PlanCache::default(), Vec::new());
+        let write = |tables: &mut PlanCache, table: &mut Vec<BlockId>| {
             tables.begin(&cache, table);
             let places = tables.place(SeqId(1), 0, &[3, 4], &[5, 6], table);
             tables.end();

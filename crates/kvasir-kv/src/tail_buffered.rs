@@ -1,4 +1,4 @@
-//! `LongList`: an append-mostly `u32` list whose newest entries are stored inline and flushed to
+//! `TailBuffered`: an append-mostly `u32` list whose newest entries are stored inline and flushed to
 //! the heap `Vec` in batches.
 //!
 //! A decode step appends one entry to thousands of lists. Without the inline tail each append would
@@ -14,7 +14,7 @@ use std::ops::{Index, Range};
 /// inline. The ends of thousands of heap lists lie in as many pages, each a cache miss per step.
 #[derive(Clone, Debug)]
 #[repr(C)]
-pub struct LongList {
+pub struct TailBuffered {
     /// Number of inline entries.
     count: u16,
     /// Flush threshold: with so many inline entries the next push flushes them to the heap part.
@@ -25,13 +25,13 @@ pub struct LongList {
     near: [u32; Self::NEAR],
 }
 
-impl Default for LongList {
+impl Default for TailBuffered {
     fn default() -> Self {
         Self { far: Vec::new(), count: 0, full: Self::NEAR as u16, newest: 0, near: [0; Self::NEAR] }
     }
 }
 
-impl LongList {
+impl TailBuffered {
     /// Inline capacity: with the three header fields in front, 128 bytes (the `Vec` not counted).
     pub const NEAR: usize = 30;
 
@@ -65,7 +65,7 @@ impl LongList {
         &self.far
     }
 
-    /// The inline part: everything behind [`LongList::far`].
+    /// The inline part: everything behind [`TailBuffered::far`].
     #[inline]
     pub fn near(&self) -> &[u32] {
         &self.near[..self.count as usize]
@@ -206,7 +206,7 @@ impl LongList {
     }
 }
 
-impl Index<u32> for LongList {
+impl Index<u32> for TailBuffered {
     type Output = u32;
     fn index(&self, at: u32) -> &u32 {
         match at.checked_sub(self.far.len() as u32) {
@@ -216,7 +216,7 @@ impl Index<u32> for LongList {
     }
 }
 
-impl PartialEq for LongList {
+impl PartialEq for TailBuffered {
     fn eq(&self, other: &Self) -> bool {
         self.iter().eq(other.iter())
     }
@@ -231,7 +231,7 @@ mod tests {
         let mut state = 7u64;
         for _ in 0..200 {
             let mut model: Vec<u32> = (0..5).collect();
-            let mut list = LongList::new(model.clone());
+            let mut list = TailBuffered::new(model.clone());
             for i in 0..120 {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 let (at, to) = ((state >> 40) as u32 % 130, (state >> 33) as u32 % 130);
