@@ -19,8 +19,8 @@
 //! measures the host cost.
 
 use crate::{
-    Arrival, Costs, Desk, DraftStats, Event, Fault, Finish, Held, Limits, Nanos, Order, Outbox, Policy,
-    Reason, Refusal, Request, RequestId, Sequence, StateSlots, Status, StepRecord, Timings,
+    Arrival, Costs, DeferReason, DraftStats, Event, Fault, Finish, Held, Limits, Nanos, Order, Outbox,
+    Policy, Refusal, Request, RequestId, SchedulerView, Sequence, StateSlots, Status, StepRecord, Timings,
     kept::{KeptSessions, Shortage},
     queue::Queue,
     slab::Slab,
@@ -329,7 +329,7 @@ impl Core {
         world.picked_slots = 0;
         world.record.held.clear();
         world.record.rectangle.reset();
-        self.policy.schedule(&mut Desk { world, now, costs: self.costs });
+        self.policy.schedule(&mut SchedulerView { world, now, costs: self.costs });
         self.expect_tables(step);
         self.claim(id, step)
     }
@@ -353,7 +353,7 @@ impl Core {
         let no_room = |held: &Held| {
             let entry = world.slab.find(held.request);
             entry.is_some_and(|entry| world.slab[entry].status == Status::Running)
-                && matches!(held.reason, Reason::NoRoom { .. } | Reason::Lease { .. })
+                && matches!(held.reason, DeferReason::NoRoom { .. } | DeferReason::Lease { .. })
         };
         world.in_flight == 0 && world.record.held.iter().any(no_room)
     }
@@ -395,13 +395,13 @@ impl Core {
     }
 
     /// Why the last step deferred a request; none if it ran or is unknown.
-    pub fn reason(&self, id: RequestId) -> Option<Reason> {
+    pub fn reason(&self, id: RequestId) -> Option<DeferReason> {
         let sequence = self.sequence(id)?;
         let record = &self.world.record;
         let held = record.held.iter().rev().find(|held| held.request == id).map(|held| held.reason);
         held.or(match sequence.status {
             _ if sequence.seen_in == self.world.round => None,
-            Status::Waiting => Some(record.rest_waiting.unwrap_or(Reason::Behind)),
+            Status::Waiting => Some(record.rest_waiting.unwrap_or(DeferReason::Behind)),
             Status::Running => record.rest_running,
             Status::Finished => None,
         })

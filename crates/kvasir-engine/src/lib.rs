@@ -7,7 +7,7 @@
 //! - `Engine` runs a `Core` over an `Executor` and overlaps host scheduling with device execution.
 //!   `Engine::serve` is the loop behind an inbox of messages.
 //!
-//! One step: `policy/` picks rows through the `Desk` (desk.rs), make.rs claims KV slots and fills
+//! One step: `policy/` picks rows through the `SchedulerView` (desk.rs), make.rs claims KV slots and fills
 //! the batch, the executor runs it, and settle.rs commits the sampled tokens. `tests/toy` is the
 //! main test: every completion must equal that of its request run alone.
 //!
@@ -15,29 +15,29 @@
 #![forbid(unsafe_code)]
 
 mod amend;
+mod build_step;
 mod check;
 mod coalesce;
+mod commit_step;
 mod core;
-mod desk;
+mod defer_reason;
 mod draft;
 mod engine;
 mod event;
 mod finish;
 mod kept;
 mod limits;
-mod make;
 mod meter;
 mod observer;
 mod policy;
 mod queue;
-mod reason;
 mod record;
 pub mod rectangular;
 mod request;
 mod route;
+mod scheduler_view;
 mod sequence;
 mod serve;
-mod settle;
 mod slab;
 mod state_slots;
 mod step_trace;
@@ -48,7 +48,7 @@ mod world;
 
 pub use self::core::Core;
 pub use coalesce::{Coalescer, Coalescing, LocalState, ReplicaState};
-pub use desk::{Admit, Desk, Feed};
+pub use defer_reason::DeferReason;
 pub use draft::{DraftStats, Drafter, Proposal};
 pub use engine::{Completion, Engine, Exit, Turn};
 pub use event::{Event, Outbox, Summary};
@@ -60,11 +60,11 @@ pub use policy::{
     Chunked, Chunking, Mixing, Policy, PrefillFirst, PublishAt, Rectangular, StepTarget, prefill_chunk,
 };
 pub use queue::Order;
-pub use reason::Reason;
 pub use record::{Admission, Arrival, Held, Nanos, StepRecord};
 pub use rectangular::RectangularConfig;
 pub use request::{Params, Request, RequestId};
 pub use route::{Balance, Charge, Load, Router, UnknownReplica};
+pub use scheduler_view::{Admit, Feed, SchedulerView};
 pub use sequence::{Sequence, Status, Timings};
 pub use serve::Message;
 pub use state_slots::StateSlots;

@@ -5,7 +5,7 @@
 //! a step is built.
 
 use crate::rectangular::RectangleRecord;
-use crate::{Costs, Reason, RequestId};
+use crate::{Costs, DeferReason, RequestId};
 use kvasir_exec::StepKind;
 use kvasir_kv::{Room, StepId};
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ pub struct Held {
     /// The request.
     pub request: RequestId,
     /// The reason.
-    pub reason: Reason,
+    pub reason: DeferReason,
 }
 
 /// The decisions of one `schedule` call besides the step's batch and plan. Its memory is reused.
@@ -64,9 +64,9 @@ pub struct StepRecord {
     /// Deferred requests with individual reasons.
     pub held: Vec<Held>,
     /// Reason for all running requests that are neither in the step nor in `held`.
-    pub rest_running: Option<Reason>,
+    pub rest_running: Option<DeferReason>,
     /// Reason for all waiting requests that are not in `held`.
-    pub rest_waiting: Option<Reason>,
+    pub rest_waiting: Option<DeferReason>,
     /// Waiting requests after this call.
     pub waiting: u32,
     /// Running requests after this call, including those in the step.

@@ -4,7 +4,7 @@
 //! The viewer in `kvasir-view` knows the same keys: a new field must be added there, and files
 //! without it must still load.
 
-use crate::{Nanos, Reason};
+use crate::{DeferReason, Nanos};
 use kvasir_exec::StepKind;
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeSeq};
 
@@ -44,13 +44,13 @@ pub struct StepTrace {
     pub tables: Vec<TableChange>,
     /// Deferred requests with individual reasons.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub held: Vec<(u64, Reason)>,
+    pub held: Vec<(u64, DeferReason)>,
     /// Reason for all other waiting requests.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rest_waiting: Option<Reason>,
+    pub rest_waiting: Option<DeferReason>,
     /// Reason for all other running requests that are not in the step.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rest_running: Option<Reason>,
+    pub rest_running: Option<DeferReason>,
     /// Requests that emitted one token, as runs of (first request number, count).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub spoke: Vec<(u64, u32)>,

@@ -17,7 +17,7 @@
 
 use crate::sequence::Moves;
 use crate::{
-    Arrival, Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Reason, Refusal, StateSlots, Status,
+    Arrival, DeferReason, Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Refusal, StateSlots, Status,
     StepRecord, Summary, kept::KeptSessions, queue::Queue, slab::Slab,
 };
 use kvasir_exec::{PoolRow, SequenceSpec};
@@ -26,7 +26,7 @@ use kvasir_kv::{Cache, ClaimRow, Hit, SeqId, StepId};
 
 /// A scheduled row: a sequence that the policy put into the step under construction.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pick {
+pub(crate) struct ScheduledRow {
     pub(crate) entry: u32,
     pub(crate) seq: SeqId,
     /// Cached tokens that are recomputed; their writes go to the dummy slot.
@@ -41,7 +41,7 @@ pub(crate) struct Pick {
     pub(crate) promised: u32,
 }
 
-impl Pick {
+impl ScheduledRow {
     /// Condition of the decode fast path.
     pub(crate) fn is_one_token(&self) -> bool {
         self.tokens == 1 && self.redirected == 0 && self.drafts == 0
@@ -69,7 +69,7 @@ pub(crate) struct World {
     /// Recurrent-state slots of the sequences that hold an executor row.
     pub(crate) state_slots: StateSlots,
     /// Rows scheduled in the step under construction.
-    pub(crate) picks: Vec<Pick>,
+    pub(crate) picks: Vec<ScheduledRow>,
     pub(crate) picked_tokens: u32,
     /// Slots that `picks` will claim, reserved or not.
     pub(crate) picked_slots: u32,
@@ -138,18 +138,18 @@ impl World {
 
     /// Opens a cache sequence, evicting LRU retained sessions while the cache is at its sequence
     /// limit.
-    pub(crate) fn open_sequence(&mut self) -> Result<SeqId, Reason> {
+    pub(crate) fn open_sequence(&mut self) -> Result<SeqId, DeferReason> {
         loop {
             match self.cache.open() {
                 Ok(seq) => return Ok(seq),
                 Err(_) if self.evict_oldest() => {}
-                Err(_) => return Err(Reason::CacheSequences),
+                Err(_) => return Err(DeferReason::CacheSequences),
             }
         }
     }
 
     /// Defers a sequence in this step, with a reason.
-    pub(crate) fn hold(&mut self, entry: u32, reason: Reason) {
+    pub(crate) fn hold(&mut self, entry: u32, reason: DeferReason) {
         let round = self.round;
         let sequence = &mut self.slab[entry];
         sequence.seen_in = round;

@@ -72,7 +72,7 @@ fn who_keeps_state_waits_for_a_place_for_it() {
     core.take_binds().for_each(drop);
     assert_eq!(step.batch.rows.iter().map(|row| row.request).collect::<Vec<_>>(), [plain.0, first.0]);
     let held = core.record().held.iter().find(|held| held.request == second).unwrap();
-    assert_eq!(held.reason, Reason::NoStateSlot);
+    assert_eq!(held.reason, DeferReason::NoStateSlot);
     // An aborted request frees its state slot only when the step that names it retires.
     core.abort(first, 0);
     core.check_invariants().unwrap();
@@ -160,7 +160,7 @@ fn siblings_have_noise_of_their_own() {
     assert_eq!(siblings.iter().map(|one| one.params().sampling.seed).collect::<Vec<_>>(), [0, 1, 2, 3]);
     // The first sibling computes the prompt; the others hit all blocks of it but the last.
     assert!(turn(&mut core, 30));
-    assert_eq!(core.reason(ids[1]), Some(Reason::Sibling));
+    assert_eq!(core.reason(ids[1]), Some(DeferReason::Sibling));
     assert!(turn(&mut core, 31));
     let hits: Vec<u32> = ids.iter().map(|id| core.sequence(*id).unwrap().hit()).collect();
     assert_eq!(hits, [0, 8, 8, 8]);
@@ -257,7 +257,7 @@ fn a_token_in_flight_survives_a_preemption() {
     assert_eq!(second.batch.tokens, [kvasir_exec::IN_FLIGHT]);
     core.preempt(id);
     assert!(core.schedule(0).is_none(), "it waits for what is in flight");
-    assert_eq!(core.reason(id), Some(Reason::TokenInFlight));
+    assert_eq!(core.reason(id), Some(DeferReason::TokenInFlight));
     answer(&mut first, 40);
     core.postprocess(&first, &Ok(()), 0);
     answer(&mut second, 41);
@@ -333,7 +333,7 @@ fn the_watermark_is_kept_free_while_somebody_runs() {
         match both {
             true => assert!(core.sequence(second).is_none(), "it ran with the first, and has ended"),
             false => {
-                assert_eq!(core.reason(second), Some(Reason::Reserved { needed: 16, available: 12 }));
+                assert_eq!(core.reason(second), Some(DeferReason::Reserved { needed: 16, available: 12 }));
                 // Without running sequences the watermark does not apply.
                 assert!(turn(&mut core, 31) && core.is_idle());
             }
@@ -349,7 +349,7 @@ fn newcomers_wait_for_other_replicas_only_while_somebody_runs() {
     assert!(turn(&mut core, 30), "nobody else would run");
     let late = core.add(request(&[8, 9], 9), 0).unwrap();
     assert!(turn(&mut core, 31));
-    assert_eq!(core.reason(late), Some(Reason::Coalesce));
+    assert_eq!(core.reason(late), Some(DeferReason::Coalesce));
     core.hold_newcomers(false);
     assert!(turn(&mut core, 32));
     assert_eq!(*core.sequence(late).unwrap().outputs(), [32]);

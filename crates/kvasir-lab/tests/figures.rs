@@ -2,7 +2,7 @@
 //! scenario traces.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_engine::{Core, Limits, Order, Reason, Rectangular, RectangularConfig, StepTrace};
+use kvasir_engine::{Core, DeferReason, Limits, Order, Rectangular, RectangularConfig, StepTrace};
 use kvasir_kv::{Paged, blocks::BlockConfig};
 use kvasir_lab::{
     sim::{Run, run},
@@ -21,7 +21,7 @@ const BLOCK: u32 = 64;
 #[derive(Debug, PartialEq)]
 struct Drawn {
     waiting: Vec<String>,
-    held: Vec<(String, Reason)>,
+    held: Vec<(String, DeferReason)>,
     prefill: Option<Value>,
     decoding: Vec<(String, u32, u32, u32)>,
 }
@@ -172,20 +172,20 @@ fn admission_constraints() {
 #[test]
 fn reasons_of_the_admission_constraints() {
     let drawn = draw(include_str!("../scenarios/admission.json"));
-    let why = |name: &str, is: fn(&Reason) -> bool| {
+    let why = |name: &str, is: fn(&DeferReason) -> bool| {
         let waits = |step: &&Drawn| step.held.iter().any(|(who, reason)| who == name && is(reason));
         drawn.iter().filter(waits).count()
     };
     // Chunk 3 of request 1 is deferred from step 5 until request 0 ends, request 4 from step 35
     // until 2 ends. Four requests would reach lengths of 512 each: whole blocks at their maximum
     // length, where the document counts 426.
-    assert_eq!(why("1", |reason| *reason == Reason::ModelLength), 16);
-    assert_eq!(why("4", |reason| *reason == Reason::Volume { projected: 2048, limit: 1536 }), 11);
+    assert_eq!(why("1", |reason| *reason == DeferReason::ModelLength), 16);
+    assert_eq!(why("4", |reason| *reason == DeferReason::Volume { projected: 2048, limit: 1536 }), 11);
     for name in ["6", "7"] {
-        assert!(why(name, |reason| *reason == Reason::DecodeBatch) > 0, "{name}");
+        assert!(why(name, |reason| *reason == DeferReason::DecodeBatch) > 0, "{name}");
     }
     for name in ["1", "2", "7"] {
-        assert!(why(name, |reason| *reason == Reason::Interleave) > 0, "{name}");
+        assert!(why(name, |reason| *reason == DeferReason::Interleave) > 0, "{name}");
     }
 }
 

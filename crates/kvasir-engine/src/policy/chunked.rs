@@ -13,7 +13,7 @@ use super::{
     Policy, PublishAt,
     room::{decode_running, never_fits},
 };
-use crate::{Admit, Costs, Desk, Feed, Nanos, Reason};
+use crate::{Admit, Costs, DeferReason, Feed, Nanos, SchedulerView};
 
 /// Whether a step may mix prefill chunks and decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,10 +78,10 @@ impl Budget {
     }
 
     /// The reason for deferring once the budget is used up.
-    fn short(&self) -> Reason {
+    fn short(&self) -> DeferReason {
         match self.time {
-            Some(_) if self.tokens > 0 => Reason::CostTarget,
-            _ => Reason::TokenBudget,
+            Some(_) if self.tokens > 0 => DeferReason::CostTarget,
+            _ => DeferReason::TokenBudget,
         }
     }
 
@@ -104,7 +104,7 @@ impl Chunked {
 
     /// Feeds prompts in progress, then admits waiting requests in queue order, until the budget is
     /// used up.
-    fn prefill(&self, desk: &mut Desk<'_>, mut budget: Budget) {
+    fn prefill(&self, desk: &mut SchedulerView<'_>, mut budget: Budget) {
         budget.tokens = budget.tokens.min(desk.budget());
         let looked_at = if desk.prefilling() > 0 { desk.running() } else { 0 };
         for i in 0..looked_at {
@@ -132,7 +132,7 @@ impl Chunked {
     }
 
     /// Schedules the next chunk of one prompt; defers it and returns false if that fails.
-    fn feed(&self, desk: &mut Desk<'_>, entry: u32, budget: &mut Budget) -> bool {
+    fn feed(&self, desk: &mut SchedulerView<'_>, entry: u32, budget: &mut Budget) -> bool {
         let (costs, at) = (desk.costs(), desk.sequence(entry).claimed());
         let tokens = desk.sequence(entry).to_feed().min(budget.tokens(&costs, at)).min(desk.at_once(entry));
         let fed = match tokens {
@@ -147,7 +147,7 @@ impl Chunked {
     }
 
     /// The prefill budget beside the decodes already scheduled.
-    fn beside_decodes(&self, desk: &Desk<'_>, target: Option<StepTarget>) -> Budget {
+    fn beside_decodes(&self, desk: &SchedulerView<'_>, target: Option<StepTarget>) -> Budget {
         let all = Budget { tokens: self.max_extend_tokens, time: None };
         let (Some(target), Some(rows)) = (target, desk.picked().checked_sub(1)) else { return all };
         let costs = desk.costs();
@@ -174,13 +174,13 @@ impl Policy for Chunked {
         "chunked"
     }
 
-    fn schedule(&mut self, desk: &mut Desk<'_>) {
+    fn schedule(&mut self, desk: &mut SchedulerView<'_>) {
         match self.mixing {
             Mixing::Off => {
                 self.prefill(desk, Budget { tokens: self.max_extend_tokens, time: None });
                 match desk.picked() {
                     0 => decode_running(desk),
-                    _ => desk.hold_rest_running(Reason::PrefillFirst),
+                    _ => desk.hold_rest_running(DeferReason::PrefillFirst),
                 }
             }
             Mixing::On { target } => {

@@ -10,7 +10,7 @@ pub use chunked::{Chunked, Mixing, StepTarget};
 pub use prefill_first::{Chunking, PrefillFirst, prefill_chunk};
 pub use rectangular::Rectangular;
 
-use crate::{Desk, Limits, Refusal};
+use crate::{Limits, Refusal, SchedulerView};
 use serde::{Deserialize, Serialize};
 
 /// When computed blocks are published to the prefix cache.
@@ -25,9 +25,9 @@ pub enum PublishAt {
 
 /// A scheduling policy: decides what runs in the next step.
 ///
-/// A policy reads and acts only through a [`Desk`]. It reads no clock and has no randomness. An
+/// A policy reads and acts only through a [`SchedulerView`]. It reads no clock and has no randomness. An
 /// entry names a sequence while that lives; a policy that keeps one across calls must check its id
-/// with [`Desk::find_running`]. A call must not end without a row while something could run, and it
+/// with [`SchedulerView::find_running`]. A call must not end without a row while something could run, and it
 /// must give a reason for every sequence that it leaves out.
 pub trait Policy: Send {
     /// Its name in `--policy`.
@@ -35,7 +35,7 @@ pub trait Policy: Send {
 
     /// Schedules the rows of the next step. May be called again for the same step after an eviction
     /// or preemption.
-    fn schedule(&mut self, desk: &mut Desk<'_>);
+    fn schedule(&mut self, desk: &mut SchedulerView<'_>);
 
     /// Refuses a request that the policy could never run. Context length and KV capacity are
     /// checked by the core.

@@ -9,7 +9,7 @@ use super::{
     Policy,
     room::{decode_running, never_fits},
 };
-use crate::{Admit, Desk, Feed, Limits, Nanos, Reason, Refusal};
+use crate::{Admit, DeferReason, Feed, Limits, Nanos, Refusal, SchedulerView};
 
 /// Whether prompts are split into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl PrefillFirst {
     }
 
     /// Whether the delay factor permits admissions in this step.
-    fn gate_is_open(&mut self, desk: &Desk<'_>) -> bool {
+    fn gate_is_open(&mut self, desk: &SchedulerView<'_>) -> bool {
         if let Some(at) = self.prefill_at.take() {
             self.prefill_took = desk.now().saturating_sub(at);
         }
@@ -78,13 +78,13 @@ impl PrefillFirst {
     }
 
     /// Schedules the next chunk of one prompt. False if no further prompt may be fed in this step.
-    fn feed_prompt(&self, desk: &mut Desk<'_>, entry: u32) -> bool {
+    fn feed_prompt(&self, desk: &mut SchedulerView<'_>, entry: u32) -> bool {
         let left = desk.sequence(entry).to_feed();
         if left == 0 {
             return true;
         }
         let Some(tokens) = self.chunk(desk, left) else {
-            desk.hold(entry, Reason::Sliver);
+            desk.hold(entry, DeferReason::Sliver);
             return false;
         };
         let tokens = tokens.min(desk.at_once(entry));
@@ -99,7 +99,7 @@ impl PrefillFirst {
 
     /// Size of the next chunk of a prompt with `left` tokens to feed; none if it must wait for the
     /// next step.
-    fn chunk(&self, desk: &Desk<'_>, left: u32) -> Option<u32> {
+    fn chunk(&self, desk: &SchedulerView<'_>, left: u32) -> Option<u32> {
         let (budget, empty) = (desk.budget(), desk.picked() == 0);
         match self.chunking {
             Chunking::First => (left <= budget || empty).then(|| left.min(budget)),
@@ -113,7 +113,7 @@ impl PrefillFirst {
     }
 
     /// Feeds prompts in progress, then admits waiting requests in queue order.
-    fn prefill(&mut self, desk: &mut Desk<'_>) {
+    fn prefill(&mut self, desk: &mut SchedulerView<'_>) {
         let open = self.gate_is_open(desk);
         let looked_at = if desk.prefilling() > 0 { desk.running() } else { 0 };
         for i in 0..looked_at {
@@ -123,7 +123,7 @@ impl PrefillFirst {
             }
         }
         if !open {
-            desk.hold_rest_waiting(Reason::Delay);
+            desk.hold_rest_waiting(DeferReason::Delay);
             return;
         }
         while let Some(entry) = desk.next_waiting() {
@@ -148,16 +148,16 @@ impl PrefillFirst {
 
     /// Checks the token budget for a waiting request, net of its prefix-cache hit, before it is
     /// admitted.
-    fn no_budget(&self, desk: &mut Desk<'_>, entry: u32) -> Option<Reason> {
+    fn no_budget(&self, desk: &mut SchedulerView<'_>, entry: u32) -> Option<DeferReason> {
         if desk.budget() == 0 {
-            return Some(Reason::TokenBudget);
+            return Some(DeferReason::TokenBudget);
         }
         let len = desk.sequence(entry).len();
         let left = match len <= desk.budget() {
             true => return None,
             false => len - desk.lookup(entry).tokens.min(len),
         };
-        self.chunk(desk, left).is_none().then_some(Reason::TokenBudget)
+        self.chunk(desk, left).is_none().then_some(DeferReason::TokenBudget)
     }
 }
 
@@ -166,11 +166,11 @@ impl Policy for PrefillFirst {
         "prefill-first"
     }
 
-    fn schedule(&mut self, desk: &mut Desk<'_>) {
+    fn schedule(&mut self, desk: &mut SchedulerView<'_>) {
         self.prefill(desk);
         if desk.picked() > 0 {
             self.prefill_at = Some(desk.now());
-            desk.hold_rest_running(Reason::PrefillFirst);
+            desk.hold_rest_running(DeferReason::PrefillFirst);
         } else {
             decode_running(desk);
         }

@@ -19,7 +19,7 @@ use super::Policy;
 use crate::rectangular::{
     ChunkRecord, Decoder, HitPlan, Newcomer, PrefillShape, Rectangle, Skipped, Turn, length_allows, rotate,
 };
-use crate::{Admit, Desk, Feed, Reason, RectangularConfig, RequestId};
+use crate::{Admit, DeferReason, Feed, RectangularConfig, RequestId, SchedulerView};
 
 /// An admitted request.
 #[derive(Clone, Copy, Debug)]
@@ -93,21 +93,21 @@ impl Rectangular {
     }
 
     /// Whether a row has decode steps left beyond those in flight.
-    fn is_live(desk: &Desk<'_>, row: &Row) -> bool {
-        desk.must_wait(row.entry) != Some(Reason::LastTokenInFlight)
+    fn is_live(desk: &SchedulerView<'_>, row: &Row) -> bool {
+        desk.must_wait(row.entry) != Some(DeferReason::LastTokenInFlight)
     }
 
-    fn decoding<'a>(&'a self, desk: &'a Desk<'_>) -> impl Iterator<Item = &'a Row> {
+    fn decoding<'a>(&'a self, desk: &'a SchedulerView<'_>) -> impl Iterator<Item = &'a Row> {
         let decodes = |row: &&Row| !desk.sequence(row.entry).is_prefilling() && Self::is_live(desk, row);
         self.running.iter().filter(decodes)
     }
 
-    fn live(&self, desk: &Desk<'_>) -> usize {
+    fn live(&self, desk: &SchedulerView<'_>) -> usize {
         self.running.iter().filter(|row| Self::is_live(desk, row)).count()
     }
 
     /// Index of the row in prefill.
-    fn ongoing(&self, desk: &Desk<'_>) -> Option<usize> {
+    fn ongoing(&self, desk: &SchedulerView<'_>) -> Option<usize> {
         if desk.prefilling() == 0 {
             return None;
         }
@@ -115,17 +115,17 @@ impl Rectangular {
     }
 
     /// The reason why no prefill may run now, if there is one.
-    fn closed(&self, desk: &Desk<'_>) -> Option<Reason> {
+    fn closed(&self, desk: &SchedulerView<'_>) -> Option<DeferReason> {
         if !self.paused.is_empty() {
-            return Some(Reason::OthersPaused);
+            return Some(DeferReason::OthersPaused);
         }
         let turn_of_decodes =
             self.config.interleave && self.after_prefill && self.decoding(desk).next().is_some();
-        turn_of_decodes.then_some(Reason::Interleave)
+        turn_of_decodes.then_some(DeferReason::Interleave)
     }
 
     /// Collects the decoding rows for `Rectangular::may_join`.
-    fn list_decoders(&mut self, desk: &Desk<'_>) {
+    fn list_decoders(&mut self, desk: &SchedulerView<'_>) {
         let mut decoders = std::mem::take(&mut self.decoders);
         decoders.clear();
         decoders.extend(self.decoding(desk).map(|row| {
@@ -136,11 +136,11 @@ impl Rectangular {
     }
 
     /// Admission test to the decode batch: a free row, and no later step that exceeds a limit.
-    fn may_join(&mut self, desk: &mut Desk<'_>, entry: u32, prompt: u32) -> Result<(), Reason> {
+    fn may_join(&mut self, desk: &mut SchedulerView<'_>, entry: u32, prompt: u32) -> Result<(), DeferReason> {
         let RectangularConfig { max_batch, max_batch_tkv: limit, rules, pausing, .. } = self.config;
         let decoders = || self.decoders.iter().copied();
         if self.decoders.len() >= max_batch as usize {
-            return Err(Reason::DecodeBatch);
+            return Err(DeferReason::DecodeBatch);
         }
         if self.decoders.is_empty() {
             return Ok(());
@@ -148,7 +148,7 @@ impl Rectangular {
         let (block, length) = (desk.block_size(), desk.limits().max_model_len);
         let new = Newcomer { prompt, left: desk.sequence(entry).outputs_left().saturating_sub(1) };
         if rules.tests_length() && !length_allows(length, block, self.tkv, new, decoders()) {
-            return Err(Reason::ModelLength);
+            return Err(DeferReason::ModelLength);
         }
         if pausing {
             return Ok(());
@@ -157,14 +157,14 @@ impl Rectangular {
         let record = desk.rectangle();
         record.projected = Some(id);
         record.projection.look(block, self.tkv, new, decoders());
-        record.projection.within(limit).map_err(|projected| Reason::Volume { projected, limit })
+        record.projection.within(limit).map_err(|projected| DeferReason::Volume { projected, limit })
     }
 
     /// Schedules a prefill chunk, of the prompt in progress or of a new one. False if none runs.
-    fn prefill(&mut self, desk: &mut Desk<'_>) -> bool {
+    fn prefill(&mut self, desk: &mut SchedulerView<'_>) -> bool {
         match self.ongoing(desk) {
             Some(at) => {
-                desk.hold_rest_waiting(Reason::OnePrefill);
+                desk.hold_rest_waiting(DeferReason::OnePrefill);
                 let held = self.resume(desk, at).err();
                 if let (Some(reason), Some(row)) = (held, self.running.get(at)) {
                     desk.hold(row.entry, reason);
@@ -176,11 +176,11 @@ impl Rectangular {
     }
 
     /// Schedules the next chunk of the prompt in progress, row `at`.
-    fn resume(&mut self, desk: &mut Desk<'_>, at: usize) -> Result<(), Reason> {
+    fn resume(&mut self, desk: &mut SchedulerView<'_>, at: usize) -> Result<(), DeferReason> {
         if let Some(reason) = self.closed(desk) {
             return Err(reason);
         }
-        let Some(&row) = self.running.get(at) else { return Err(Reason::OnePrefill) };
+        let Some(&row) = self.running.get(at) else { return Err(DeferReason::OnePrefill) };
         let chunk = row.shape.chunk_after(desk.sequence(row.entry).claimed());
         if self.config.interleave && row.shape.is_last(chunk) {
             self.list_decoders(desk);
@@ -191,13 +191,13 @@ impl Rectangular {
 
     /// Starts the first prompt of the queue that may start; under strict order only the head is
     /// tested.
-    fn start(&mut self, desk: &mut Desk<'_>) -> bool {
+    fn start(&mut self, desk: &mut SchedulerView<'_>) -> bool {
         if desk.waiting() == 0 {
             return false;
         }
         let live = self.live(desk);
         if live > 0 {
-            let full = (live >= self.config.max_batch as usize).then_some(Reason::DecodeBatch);
+            let full = (live >= self.config.max_batch as usize).then_some(DeferReason::DecodeBatch);
             if let Some(reason) = self.closed(desk).or(full) {
                 desk.hold_rest_waiting(reason);
                 return false;
@@ -212,7 +212,7 @@ impl Rectangular {
         for &entry in &queue {
             match self.start_one(desk, entry, live == 0) {
                 Ok(()) => {
-                    desk.hold_rest_waiting(Reason::OnePrefill);
+                    desk.hold_rest_waiting(DeferReason::OnePrefill);
                     started = true;
                     break;
                 }
@@ -230,7 +230,12 @@ impl Rectangular {
 
     /// Admits one waiting prompt and schedules its first chunk, if slots and the admission tests
     /// allow.
-    fn start_one(&mut self, desk: &mut Desk<'_>, entry: u32, nobody_runs: bool) -> Result<(), Refused> {
+    fn start_one(
+        &mut self,
+        desk: &mut SchedulerView<'_>,
+        entry: u32,
+        nobody_runs: bool,
+    ) -> Result<(), Refused> {
         let sequence = desk.sequence(entry);
         let reserve_to = sequence.longest().min(desk.capacity());
         let shape = PrefillShape::new(sequence.len(), desk.block_size(), self.config.chunk_size);
@@ -252,8 +257,8 @@ impl Rectangular {
     }
 
     /// Schedules the next chunk of row `at` and moves that row to the front.
-    fn run_chunk(&mut self, desk: &mut Desk<'_>, at: usize) -> Result<(), Reason> {
-        let Some(&row) = self.running.get(at) else { return Err(Reason::OnePrefill) };
+    fn run_chunk(&mut self, desk: &mut SchedulerView<'_>, at: usize) -> Result<(), DeferReason> {
+        let Some(&row) = self.running.get(at) else { return Err(DeferReason::OnePrefill) };
         let Row { entry, shape, hit, .. } = row;
         let claimed = desk.sequence(entry).claimed();
         let chunk = shape.chunk_after(claimed).min(shape.chunks() - 1);
@@ -280,13 +285,13 @@ impl Rectangular {
             to: tokens.end,
             redirected: feed.redirected,
         });
-        desk.hold_rest_running(Reason::PrefillFirst);
+        desk.hold_rest_running(DeferReason::PrefillFirst);
         Ok(())
     }
 
     /// Schedules the decode batch. If not all rows fit the volume limit, rows take turns. Ends a
     /// request that could not decode even alone.
-    fn decode(&mut self, desk: &mut Desk<'_>) {
+    fn decode(&mut self, desk: &mut SchedulerView<'_>) {
         let (mut shape, mut all) = self.shapes(desk);
         // Usual case: nothing is paused and all rows fit.
         if !self.paused.is_empty() || shape.volume() > self.config.max_batch_tkv {
@@ -313,7 +318,7 @@ impl Rectangular {
             match desk.feed(row.entry, feed) {
                 Ok(()) => {}
                 // Its reservation was capped at the pool's capacity, and it has outgrown that.
-                Err(Reason::NoRoom { .. }) if desk.running() == 1 && desk.steps_in_flight() == 0 => {
+                Err(DeferReason::NoRoom { .. }) if desk.running() == 1 && desk.steps_in_flight() == 0 => {
                     desk.give_up(row.entry);
                     gave_up = true;
                 }
@@ -324,7 +329,7 @@ impl Rectangular {
             self.drop_gone(desk);
         }
         for row in &self.paused {
-            desk.hold(row.entry, Reason::Paused);
+            desk.hold(row.entry, DeferReason::Paused);
         }
         // Decoding rows first, then the row in prefill.
         if let Some(at) = self.ongoing(desk) {
@@ -334,19 +339,19 @@ impl Rectangular {
 
     /// Two shapes: the rows that can decode now, and those plus rows that only wait for their token
     /// in flight, at their current length.
-    fn shapes(&self, desk: &Desk<'_>) -> (Rectangle, Rectangle) {
+    fn shapes(&self, desk: &SchedulerView<'_>) -> (Rectangle, Rectangle) {
         let none = Rectangle::new(desk.block_size());
         let decoding = self.running.iter().map(|row| (row, desk.sequence(row.entry)));
         let decoding = decoding.filter(|(_, sequence)| !sequence.is_prefilling());
         decoding.fold((none, none), |(shape, all), (row, sequence)| match desk.must_wait(row.entry) {
             None => (shape.with(sequence.claimed()), all.with(sequence.claimed())),
-            Some(Reason::TokenInFlight) => (shape, all.with(sequence.claimed() - 1)),
+            Some(DeferReason::TokenInFlight) => (shape, all.with(sequence.claimed() - 1)),
             Some(_) => (shape, all),
         })
     }
 
     /// Rotates rows between decoding and paused. Returns the shape of the decode batch.
-    fn take_turns(&mut self, desk: &mut Desk<'_>) -> Rectangle {
+    fn take_turns(&mut self, desk: &mut SchedulerView<'_>) -> Rectangle {
         let first_running = self.paused.len();
         self.rows.clear();
         self.rows.append(&mut self.paused);
@@ -391,7 +396,7 @@ impl Rectangular {
     }
 
     /// Drops rows of requests that have ended.
-    fn drop_gone(&mut self, desk: &Desk<'_>) {
+    fn drop_gone(&mut self, desk: &SchedulerView<'_>) {
         // Every running request has a row here, so equal counts mean that none has ended.
         if desk.running() == self.running.len() + self.paused.len() {
             return;
@@ -402,7 +407,7 @@ impl Rectangular {
     }
 
     /// Writes the policy's state into the step record.
-    fn note(&self, desk: &mut Desk<'_>) {
+    fn note(&self, desk: &mut SchedulerView<'_>) {
         let record = desk.rectangle();
         record.tkv = self.tkv;
         record.limit = self.config.max_batch_tkv;
@@ -418,7 +423,7 @@ impl Rectangular {
 
 /// Why a prompt does not start, and whether that blocks those behind it.
 struct Refused {
-    reason: Reason,
+    reason: DeferReason,
     others_too: bool,
 }
 
@@ -431,7 +436,7 @@ impl Policy for Rectangular {
         true
     }
 
-    fn schedule(&mut self, desk: &mut Desk<'_>) {
+    fn schedule(&mut self, desk: &mut SchedulerView<'_>) {
         self.drop_gone(desk);
         let prefilled = self.prefill(desk);
         if !prefilled {

@@ -4,25 +4,25 @@
 //! `decode_running` visits running sequences in order of admission. If one lacks a KV slot, the
 //! sequence admitted last is preempted and the decode is retried.
 
-use crate::{Desk, Reason};
+use crate::{DeferReason, SchedulerView};
 
 /// Preempts the sequence admitted last to free KV slots for the `i`-th. True if it was another one
 /// and the decode should be retried; false if it was the `i`-th itself or cannot be preempted.
-fn make_room(desk: &mut Desk<'_>, i: usize) -> bool {
+fn make_room(desk: &mut SchedulerView<'_>, i: usize) -> bool {
     let last = desk.running().saturating_sub(1);
     let Some(victim) = desk.running_at(last) else { return false };
     desk.preempt(victim) && last > i
 }
 
 /// Whether a sequence has outgrown the KV pool, so that waiting cannot help.
-pub(super) fn never_fits(desk: &Desk<'_>, entry: u32) -> bool {
+pub(super) fn never_fits(desk: &SchedulerView<'_>, entry: u32) -> bool {
     let sequence = desk.sequence(entry);
     sequence.in_flight() == 0 && desk.own_slots(sequence.len()) > desk.capacity()
 }
 
 /// Schedules a decode for every running sequence past prefill, in order of admission, preempting
 /// from the end if slots are missing.
-pub(super) fn decode_running(desk: &mut Desk<'_>) {
+pub(super) fn decode_running(desk: &mut SchedulerView<'_>) {
     let mut i = 0;
     while let Some(entry) = desk.running_at(i) {
         if desk.sequence(entry).is_prefilling() {
@@ -32,7 +32,7 @@ pub(super) fn decode_running(desk: &mut Desk<'_>) {
         match desk.decode(entry, 0) {
             Ok(()) => i += 1,
             // Reached only if slots beyond the reservation are needed.
-            Err(Reason::NoRoom { .. }) => {
+            Err(DeferReason::NoRoom { .. }) => {
                 if !make_room(desk, i) {
                     return;
                 }

@@ -7,7 +7,7 @@ mod kinds;
 mod page;
 
 use kinds::{Counter, Gauge, Histogram, LONG, SECOND, SHORT, TOKENS};
-use kvasir_engine::{Core, Finish, Nanos, Observer, Reason, Refusal, Summary};
+use kvasir_engine::{Core, DeferReason, Finish, Nanos, Observer, Refusal, Summary};
 use kvasir_exec::{Phase, Step, StepError};
 use std::sync::Arc;
 
@@ -188,15 +188,20 @@ impl Metrics {
 }
 
 /// Index into [`HELD`].
-fn family(reason: Reason) -> usize {
+fn family(reason: DeferReason) -> usize {
     match reason {
-        Reason::NoRoom { .. } | Reason::Reserved { .. } | Reason::Lease { .. } | Reason::CacheSequences => 0,
-        Reason::TokenBudget
-        | Reason::SequenceLimit
-        | Reason::CostTarget
-        | Reason::NoPoolRow
-        | Reason::NoStateSlot => 1,
-        Reason::Behind | Reason::PrefillFirst | Reason::DecodeFirst | Reason::Sibling => 2,
+        DeferReason::NoRoom { .. }
+        | DeferReason::Reserved { .. }
+        | DeferReason::Lease { .. }
+        | DeferReason::CacheSequences => 0,
+        DeferReason::TokenBudget
+        | DeferReason::SequenceLimit
+        | DeferReason::CostTarget
+        | DeferReason::NoPoolRow
+        | DeferReason::NoStateSlot => 1,
+        DeferReason::Behind | DeferReason::PrefillFirst | DeferReason::DecodeFirst | DeferReason::Sibling => {
+            2
+        }
         _ => 3,
     }
 }

@@ -15,7 +15,9 @@ mod judge;
 
 use super::{about, blocks::blocks_of, free_slots, list, number, sequence, switch, tokens};
 use crate::replay::{BlockNames, Case, CaseError, Mismatch, Outcome};
-use kvasir_engine::{Chunking, Core, Finish, Limits, Nanos, Order, PrefillFirst, Reason, Request, RequestId};
+use kvasir_engine::{
+    Chunking, Core, DeferReason, Finish, Limits, Nanos, Order, PrefillFirst, Request, RequestId,
+};
 use kvasir_exec::{Batch, OutputRow, Phase, Step, StepKind};
 use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
 use serde_json::{Map, Value, json};
@@ -262,7 +264,7 @@ impl Bench {
         let busy = self.core.counts() != (0, 0);
         let step = self.core.schedule(self.now);
         self.core.take_binds().for_each(drop);
-        let waits = |id: RequestId| self.core.reason(id) == Some(Reason::Verifying);
+        let waits = |id: RequestId| self.core.reason(id) == Some(DeferReason::Verifying);
         self.waited |= self.core.running().any(|one| waits(one.id()));
         self.hear();
         // The recorded engine reports ended sequences in queue order.

@@ -1,19 +1,19 @@
 //! The scheduler view: everything a policy can read (queue, running set, pool usage, budget, costs)
 //! and do (admit, feed a prefill chunk, decode, defer, preempt, give up).
 //!
-//! Admission control: `Desk::admit` reserves slots up to `Admit::reserve_to` after subtracting the
+//! Admission control: `SchedulerView::admit` reserves slots up to `Admit::reserve_to` after subtracting the
 //! prefix-cache hit or the session's retained K/V. It evicts other sessions' retained K/V only if
 //! that makes the request fit. Reserved slots (`World::promised`) are subtracted from what others
 //! may claim, so a policy keeps no slot accounting of its own.
 //!
-//! Every refused verb returns a `Reason`. On error nothing is admitted, fed or reserved; retained
+//! Every refused verb returns a `DeferReason`. On error nothing is admitted, fed or reserved; retained
 //! sessions may have been evicted while looking for slots.
 
 use crate::rectangular::RectangleRecord;
 use crate::{
-    Admission, Costs, Finish, Limits, Nanos, Reason, RequestId, Sequence, Status,
+    Admission, Costs, DeferReason, Finish, Limits, Nanos, RequestId, Sequence, Status,
     kept::Shortage,
-    world::{Pick, World},
+    world::{ScheduledRow, World},
 };
 use kvasir_exec::SequenceSpec;
 use kvasir_kv::{CacheError, Hit, Room, SeqId};
@@ -22,7 +22,7 @@ use kvasir_kv::{CacheError, Hit, Room, SeqId};
 ///
 /// Sequences are named by their entry in the core's table, which names the same sequence while that
 /// lives.
-pub struct Desk<'a> {
+pub struct SchedulerView<'a> {
     pub(crate) world: &'a mut World,
     pub(crate) now: Nanos,
     pub(crate) costs: Costs,
@@ -61,7 +61,7 @@ struct Weighed {
     upto: u32,
 }
 
-impl Desk<'_> {
+impl SchedulerView<'_> {
     /// Time of this `schedule` call.
     pub fn now(&self) -> Nanos {
         self.now
@@ -183,39 +183,39 @@ impl Desk<'_> {
     }
 
     /// Defers a sequence in this step, with the reason for the record.
-    pub fn hold(&mut self, entry: u32, reason: Reason) {
+    pub fn hold(&mut self, entry: u32, reason: DeferReason) {
         self.world.hold(entry, reason);
     }
     /// Sets the reason for all running sequences that are neither scheduled nor deferred
     /// individually.
-    pub fn hold_rest_running(&mut self, reason: Reason) {
+    pub fn hold_rest_running(&mut self, reason: DeferReason) {
         self.world.record.rest_running = Some(reason);
     }
     /// Sets the reason for all waiting sequences that are not deferred individually.
-    pub fn hold_rest_waiting(&mut self, reason: Reason) {
+    pub fn hold_rest_waiting(&mut self, reason: DeferReason) {
         self.world.record.rest_waiting = Some(reason);
     }
 
     /// The reason why `entry` cannot be admitted regardless of KV slots, if there is one.
-    fn closed_to(&self, entry: u32) -> Option<Reason> {
+    fn closed_to(&self, entry: u32) -> Option<DeferReason> {
         let world = &*self.world;
         let sequence = &world.slab[entry];
         if sequence.in_flight > 0 || sequence.steps_in_flight > 0 {
-            return Some(Reason::TokenInFlight);
+            return Some(DeferReason::TokenInFlight);
         }
         if world.coalescing && !world.running.is_empty() {
-            return Some(Reason::Coalesce);
+            return Some(DeferReason::Coalesce);
         }
         if world.running.len() >= world.limits.max_num_seqs as usize {
-            return Some(Reason::SequenceLimit);
+            return Some(DeferReason::SequenceLimit);
         }
         if sequence.rest.leader.is_some_and(|leader| self.computes_prompt(leader)) {
-            return Some(Reason::Sibling);
+            return Some(DeferReason::Sibling);
         }
         if sequence.rest.params.stateful && !world.state_slots.has_room() {
-            return Some(Reason::NoStateSlot);
+            return Some(DeferReason::NoStateSlot);
         }
-        world.free_rows.is_empty().then_some(Reason::NoPoolRow)
+        world.free_rows.is_empty().then_some(DeferReason::NoPoolRow)
     }
 
     /// Whether the leader of a sibling group has yet to finish their shared prompt.
@@ -228,13 +228,13 @@ impl Desk<'_> {
 
     /// Admission test without admission: the cache hit that `admit` would use, or why it would
     /// fail. Changes nothing.
-    pub fn admissible(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
+    pub fn admissible(&mut self, entry: u32, admit: Admit) -> Result<Hit, DeferReason> {
         self.weigh(entry, admit).map(|weighed| weighed.hit)
     }
 
     /// Admission test: whether the KV slots suffice, and which retained sequences must be evicted.
     /// Changes nothing but that victim list, which `World::evict_victims` evicts.
-    fn weigh(&mut self, entry: u32, admit: Admit) -> Result<Weighed, Reason> {
+    fn weigh(&mut self, entry: u32, admit: Admit) -> Result<Weighed, DeferReason> {
         if let Some(reason) = self.closed_to(entry) {
             return Err(reason);
         }
@@ -251,7 +251,7 @@ impl Desk<'_> {
 
     /// The slot arithmetic of `weigh`: `needed = reserve_to - hit + idle`, in whole blocks, against
     /// unreserved slots above the watermark, then against LRU victims.
-    fn weigh_hit(&mut self, entry: u32, admit: Admit) -> Result<Weighed, Reason> {
+    fn weigh_hit(&mut self, entry: u32, admit: Admit) -> Result<Weighed, DeferReason> {
         let found = self.find_prefix(entry);
         let world = &mut *self.world;
         let retained = world.session_hit(entry, found.tokens, admit.hit_limit);
@@ -274,7 +274,7 @@ impl Desk<'_> {
             return Ok(weighed);
         }
         if room.leased > 0 && needed <= world.unpromised() + room.leased {
-            return Err(Reason::Lease { slots: room.leased });
+            return Err(DeferReason::Lease { slots: room.leased });
         }
         let own = world.slab[entry].rest.params.session.map(|session| (session, retained));
         let slots = world.shortage(needed.saturating_add(low));
@@ -282,8 +282,8 @@ impl Desk<'_> {
             return Ok(weighed);
         }
         Err(match needed <= room.available() {
-            true => Reason::Reserved { needed, available },
-            false => Reason::NoRoom { needed, available: room.available() },
+            true => DeferReason::Reserved { needed, available },
+            false => DeferReason::NoRoom { needed, available: room.available() },
         })
     }
 
@@ -292,14 +292,14 @@ impl Desk<'_> {
     ///
     /// On error the sequence stays in the queue and nothing is reserved. Returns the hit that was
     /// attached.
-    pub fn admit(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
+    pub fn admit(&mut self, entry: u32, admit: Admit) -> Result<Hit, DeferReason> {
         let Weighed { hit, retained, upto } = self.weigh(entry, admit)?;
         let world = &mut *self.world;
         // Check everything that can fail before evicting.
-        let Some(&row) = world.free_rows.last() else { return Err(Reason::NoPoolRow) };
+        let Some(&row) = world.free_rows.last() else { return Err(DeferReason::NoPoolRow) };
         let opened = if retained == 0 { world.cache.open().ok() } else { None };
         if retained == 0 && opened.is_none() && world.kept.is_empty() {
-            return Err(Reason::CacheSequences);
+            return Err(DeferReason::CacheSequences);
         }
         world.evict_victims();
         let (seq, attached) = match (world.take_kept(entry, retained), opened) {
@@ -381,19 +381,19 @@ impl Desk<'_> {
     }
 
     /// The reason why a running sequence cannot be fed now regardless of KV slots, if there is one.
-    pub fn must_wait(&self, entry: u32) -> Option<Reason> {
+    pub fn must_wait(&self, entry: u32) -> Option<DeferReason> {
         let sequence = &self.world.slab[entry];
         match sequence.in_flight > 0 {
             false => None,
-            true if sequence.verifying || self.world.speculates => Some(Reason::Verifying),
-            true if sequence.outputs_left() == 0 => Some(Reason::LastTokenInFlight),
-            true => sequence.serial.then_some(Reason::TokenInFlight),
+            true if sequence.verifying || self.world.speculates => Some(DeferReason::Verifying),
+            true if sequence.outputs_left() == 0 => Some(DeferReason::LastTokenInFlight),
+            true => sequence.serial.then_some(DeferReason::TokenInFlight),
         }
     }
 
     /// Schedules a prefill chunk of `entry`: the next `feed.tokens` of what it has to be fed. On
     /// error the row is not scheduled.
-    pub fn feed(&mut self, entry: u32, feed: Feed) -> Result<(), Reason> {
+    pub fn feed(&mut self, entry: u32, feed: Feed) -> Result<(), DeferReason> {
         self.pick(entry, feed, 0)
     }
 
@@ -401,7 +401,7 @@ impl Desk<'_> {
     /// drafts as fit. On error the row is not scheduled. `left_pad_blocks` is padding for
     /// static-shape executors.
     #[inline]
-    pub fn decode(&mut self, entry: u32, left_pad_blocks: u32) -> Result<(), Reason> {
+    pub fn decode(&mut self, entry: u32, left_pad_blocks: u32) -> Result<(), DeferReason> {
         let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
         if self.world.drafted && !self.world.slab[entry].drafts.is_empty() {
             let drafts = self.drafts_that_fit(entry);
@@ -429,7 +429,7 @@ impl Desk<'_> {
     /// Schedules a row: checks the token budget, finds slots and consumes the sequence's
     /// reservation.
     #[inline]
-    fn pick(&mut self, entry: u32, feed: Feed, drafts: u32) -> Result<(), Reason> {
+    fn pick(&mut self, entry: u32, feed: Feed, drafts: u32) -> Result<(), DeferReason> {
         if let Some(reason) = self.must_wait(entry) {
             return Err(reason);
         }
@@ -437,7 +437,7 @@ impl Desk<'_> {
         let tokens = feed.tokens.min(sequence.to_feed());
         let fed = tokens + feed.redirected + drafts;
         if fed > self.budget() || tokens == 0 {
-            return Err(Reason::TokenBudget);
+            return Err(DeferReason::TokenBudget);
         }
         let mut slots = self.need_of(sequence, tokens + drafts + feed.ahead);
         // Reserved slots are available by construction.
@@ -459,12 +459,21 @@ impl Desk<'_> {
         world.promised -= promised.min(slots);
         world.picked_tokens += fed;
         world.picked_slots += slots;
-        world.picks.push(Pick { entry, seq, redirected, tokens, drafts, left_pad_blocks, slots, promised });
+        world.picks.push(ScheduledRow {
+            entry,
+            seq,
+            redirected,
+            tokens,
+            drafts,
+            left_pad_blocks,
+            slots,
+            promised,
+        });
         Ok(())
     }
 
     /// Ensures that `entry` may claim `slots`, evicting retained session K/V if that suffices.
-    fn find_room(&mut self, entry: u32, slots: u32) -> Result<(), Reason> {
+    fn find_room(&mut self, entry: u32, slots: u32) -> Result<(), DeferReason> {
         let world = &mut *self.world;
         let missing = world.shortage(slots.saturating_sub(world.slab[entry].promised));
         let enough = |slots: u32, leased_too: bool| Shortage { slots, leased_too, ..Shortage::default() };
@@ -480,23 +489,25 @@ impl Desk<'_> {
         let beyond = missing.saturating_sub(leased);
         if beyond > 0 && world.find_victims(enough(beyond, true)) {
             world.evict_victims();
-            return Err(Reason::Lease { slots: world.cache.room().leased });
+            return Err(DeferReason::Lease { slots: world.cache.room().leased });
         }
         match beyond {
-            0 => Err(Reason::Lease { slots: leased }),
-            _ => Err(Reason::NoRoom { needed: slots, available: self.room_for(entry) }),
+            0 => Err(DeferReason::Lease { slots: leased }),
+            _ => Err(DeferReason::NoRoom { needed: slots, available: self.room_for(entry) }),
         }
     }
 
     /// Allocates slots for `tokens` more tokens of a running sequence now, out of its reservation.
-    fn take_ahead(&mut self, entry: u32, tokens: u32) -> Result<(), Reason> {
+    fn take_ahead(&mut self, entry: u32, tokens: u32) -> Result<(), DeferReason> {
         let world = &mut *self.world;
         let sequence = &mut world.slab[entry];
         let Some(seq) = sequence.cache else { return Ok(()) };
         match world.cache.take_ahead(seq, sequence.claimed + tokens) {
             Ok(upto) => sequence.ahead = upto,
-            Err(CacheError::Full { needed, available }) => return Err(Reason::NoRoom { needed, available }),
-            Err(_) => return Err(Reason::CacheSequences),
+            Err(CacheError::Full { needed, available }) => {
+                return Err(DeferReason::NoRoom { needed, available });
+            }
+            Err(_) => return Err(DeferReason::CacheSequences),
         }
         let upto = world.whole_blocks(world.slab[entry].rest.reserve_to);
         let left = upto.saturating_sub(world.slab[entry].ahead).min(world.slab[entry].promised);
@@ -512,7 +523,7 @@ impl Desk<'_> {
             return false;
         }
         self.world.preempt(entry);
-        self.world.hold(entry, Reason::Preempted);
+        self.world.hold(entry, DeferReason::Preempted);
         true
     }
 

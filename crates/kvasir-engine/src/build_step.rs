@@ -11,7 +11,7 @@
 //!
 //! Must not know the policy or the executor.
 
-use crate::{Core, Fault, Finish, Reason, Sequence, sequence::Moves, world::Pick};
+use crate::{Core, DeferReason, Fault, Finish, Sequence, sequence::Moves, world::ScheduledRow};
 use kvasir_exec::{Batch, BatchRow, Drafts, IN_FLIGHT, Phase, Step, StepKind};
 use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{CacheError, ClaimRow, Span, StepId, Token};
@@ -36,7 +36,7 @@ impl Core {
                 },
                 Err(CacheError::Full { needed, available }) => {
                     self.drop_trees();
-                    self.drop_last_pick(Reason::NoRoom { needed, available });
+                    self.drop_last_pick(DeferReason::NoRoom { needed, available });
                 }
                 Err(_) => {
                     self.drop_trees();
@@ -58,7 +58,7 @@ impl Core {
         }));
     }
 
-    fn is_tree(&self, pick: &Pick) -> bool {
+    fn is_tree(&self, pick: &ScheduledRow) -> bool {
         pick.drafts > 0 && !self.world.slab[pick.entry].rest.parents.is_empty()
     }
 
@@ -95,7 +95,7 @@ impl Core {
     }
 
     /// Unschedules the last row, restores its reservation and defers it.
-    fn drop_last_pick(&mut self, reason: Reason) {
+    fn drop_last_pick(&mut self, reason: DeferReason) {
         let world = &mut self.world;
         let Some(pick) = world.picks.pop() else { return };
         world.set_promise(pick.entry, pick.promised);
@@ -182,7 +182,7 @@ impl Core {
 #[inline]
 fn decode_row(
     sequence: &Sequence,
-    pick: &Pick,
+    pick: &ScheduledRow,
     size: BlockSize,
     tokens: &mut Vec<Token>,
     row: &mut BatchRow,
@@ -208,7 +208,7 @@ fn decode_row(
 
 /// General path of a batch row: prefill chunks, drafts, recomputed tokens.
 #[inline(never)]
-fn any_row(sequence: &Sequence, pick: &Pick, size: BlockSize, batch: &mut Batch) -> BatchRow {
+fn any_row(sequence: &Sequence, pick: &ScheduledRow, size: BlockSize, batch: &mut Batch) -> BatchRow {
     let start = batch.tokens.len();
     push_known(sequence, pick, &mut batch.tokens);
     let mut drafts = Drafts { count: pick.drafts, tree: None };
@@ -240,7 +240,7 @@ fn any_row(sequence: &Sequence, pick: &Pick, size: BlockSize, batch: &mut Batch)
 
 /// The row's tokens whose successor is a prompt token without a log-probability yet. Chunks run in
 /// order, so claimed tokens are scored or about to be.
-fn to_score(sequence: &Sequence, pick: &Pick) -> Span {
+fn to_score(sequence: &Sequence, pick: &ScheduledRow) -> Span {
     if !sequence.wants_scores() {
         return Span::default();
     }
@@ -251,7 +251,7 @@ fn to_score(sequence: &Sequence, pick: &Pick) -> Span {
 }
 
 /// Appends the row's input tokens; a token that is still on the device is `IN_FLIGHT`.
-fn push_known(sequence: &Sequence, pick: &Pick, tokens: &mut Vec<Token>) {
+fn push_known(sequence: &Sequence, pick: &ScheduledRow, tokens: &mut Vec<Token>) {
     let known = sequence.tokens.len();
     let to = sequence.claimed + pick.tokens;
     let from = sequence.claimed - pick.redirected;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Why a sequence was deferred in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
+pub enum DeferReason {
     /// Head-of-line blocking: a request ahead of it in the queue must be admitted first.
     Behind,
     /// `max_num_seqs` sequences are running.
