@@ -12,8 +12,8 @@ use crate::{
     kept::Kept,
     mail::{Mailbox, Post, locked},
     metrics::{Eyes, Metrics, Rejected},
-    pulse::{Listener, Pulse},
     report::Reports,
+    stall_detector::{Listener, StallDetector},
 };
 pub use crate::{clients::Allowance, mail::Piece};
 use kvasir_engine::{Engine, Exit, Fault, Finish, Message, Refusal, Request};
@@ -43,7 +43,7 @@ pub struct Host {
     allowed: Allowance,
     reports: Arc<Reports>,
     draining: AtomicBool,
-    pulse: Arc<Pulse>,
+    pulse: Arc<StallDetector>,
 }
 
 impl Host {
@@ -61,7 +61,7 @@ impl Host {
     {
         let (inbox, messages) = mpsc::channel();
         let metrics = Arc::new(Metrics::default());
-        let pulse = Pulse::new(patience);
+        let pulse = StallDetector::new(patience);
         let eyes = Box::new(Eyes(metrics.clone()));
         let mut engine = engine.observe(eyes).observe(Box::new(Listener(pulse.clone())));
         let host = Arc::new(Self {

@@ -26,11 +26,11 @@ mod kept;
 mod mail;
 pub mod metrics;
 pub mod model;
-mod pulse;
 mod raw_arguments;
 pub mod report;
 pub mod request;
 pub mod session;
+mod stall_detector;
 mod tool_grammars;
 mod watch;
 

@@ -22,9 +22,9 @@
 use super::{
     Refused, Vocabulary,
     helper::{Helper, LookAhead, locked},
+    matcher_watchdog::{MatcherWatchdog, Watched},
     shape::calls_grammar,
     vocabulary::bits_without,
-    warden::{Warden, Watched},
 };
 use crate::answer::{CallSyntax, Opened, Scanner};
 use kvasir_kv::Token;
@@ -55,7 +55,7 @@ pub struct CallGrammars {
     /// Token mask that allows only end-of-sequence tokens.
     ends: Arc<[u32]>,
     helper: Arc<Helper>,
-    warden: Warden,
+    watchdog: MatcherWatchdog,
 }
 
 /// Capacity of the mask cache, in scanner states.
@@ -77,7 +77,7 @@ impl CallGrammars {
         syntax: CallSyntax,
         spelled: Vec<(Token, String)>,
     ) -> Result<Self, Refused> {
-        let (words, helper, warden) = vocabulary.parts();
+        let (words, helper, watchdog) = vocabulary.parts();
         let mut starts = Vec::with_capacity(syntax.grammars.len());
         for ways in &syntax.grammars {
             let grammar = calls_grammar(ways, |text| vocabulary.literal(text)).map_err(Refused)?;
@@ -99,7 +99,7 @@ impl CallGrammars {
             spelled,
             exclusions: Mutex::default(),
             helper,
-            warden,
+            watchdog,
         })
     }
 
@@ -362,7 +362,7 @@ impl State {
                 // Bytes that fit no call were masked out. If they appear anyway, they are text.
                 if let Some((begun, bytes)) = begun {
                     let (from, scanner) = (self.taken.len() + 1, scanner.clone());
-                    let matcher = Box::new(self.grammars.warden.watch(begun));
+                    let matcher = Box::new(self.grammars.watchdog.watch(begun));
                     self.place = Place::Call { matcher, from, scanner, bytes };
                 } else if self.checkpoints.last().is_none_or(|(at, _)| self.taken.len() + 1 >= at + STRIDE) {
                     self.checkpoints.push((self.taken.len() + 1, scanner.clone()));

@@ -9,7 +9,7 @@
 
 use super::{
     helper::{Helper, LookAhead, locked},
-    warden::{Warden, Watched},
+    matcher_watchdog::{MatcherWatchdog, Watched},
 };
 use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constraint, Follower};
@@ -25,12 +25,12 @@ pub(super) struct Form {
     /// Matcher at the start of an answer. Locked only to be cloned.
     start: Arc<Mutex<Matcher>>,
     helper: Arc<Helper>,
-    warden: Warden,
+    watchdog: MatcherWatchdog,
 }
 
 impl Form {
-    pub(super) fn new(start: Matcher, helper: Arc<Helper>, warden: Warden) -> Self {
-        Self { start: Arc::new(Mutex::new(start)), helper, warden }
+    pub(super) fn new(start: Matcher, helper: Arc<Helper>, watchdog: MatcherWatchdog) -> Self {
+        Self { start: Arc::new(Mutex::new(start)), helper, watchdog }
     }
 }
 
@@ -44,8 +44,8 @@ impl Constraint for Form {
     fn follow(&self) -> Box<dyn Follower> {
         let state = State {
             start: self.start.clone(),
-            matcher: self.warden.watch(locked(&self.start).clone()),
-            warden: self.warden.clone(),
+            matcher: self.watchdog.watch(locked(&self.start).clone()),
+            watchdog: self.watchdog.clone(),
             taken: Vec::new(),
             mask: None,
             expected: Vec::new(),
@@ -95,7 +95,7 @@ impl Follower for Following {
 struct State {
     start: Arc<Mutex<Matcher>>,
     matcher: Watched,
-    warden: Warden,
+    watchdog: MatcherWatchdog,
     /// The tokens that `matcher` has consumed.
     taken: Vec<Token>,
     /// Token mask after `taken`, once computed.
@@ -133,7 +133,7 @@ impl State {
         let wrong = self.taken.len() - same;
         let is_lost = self.matcher.matcher().is_error();
         if is_lost || wrong > 0 && self.matcher.work(|matcher| matcher.rollback(wrong)).is_err() {
-            self.matcher = self.warden.watch(locked(&self.start).clone());
+            self.matcher = self.watchdog.watch(locked(&self.start).clone());
             same = 0;
         }
         if same < self.taken.len() || same < output.len() {

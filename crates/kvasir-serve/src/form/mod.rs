@@ -16,9 +16,9 @@ mod ebnf;
 mod follow;
 mod helper;
 mod limits;
+mod matcher_watchdog;
 mod shape;
 mod vocabulary;
-mod warden;
 
 pub use budget::Budget;
 pub use call_grammars::{BehindLast, CallGrammars, CallsBeginning};

@@ -4,7 +4,7 @@
 //! Compilation runs on a thread with a deep stack (`STACK`), under the watchdog's time limit. It
 //! rejects grammars that allow no token or whose forced text has no end.
 
-use super::{CallGrammars, Part, Shape, follow::Form, helper::Helper, warden::Warden};
+use super::{CallGrammars, Part, Shape, follow::Form, helper::Helper, matcher_watchdog::MatcherWatchdog};
 use crate::answer::CallSyntax;
 use kvasir_formats::Tokenizer;
 use kvasir_kv::Token;
@@ -21,7 +21,7 @@ use std::{fmt, sync::Arc, thread};
 pub struct Vocabulary {
     factory: ParserFactory,
     helper: Arc<Helper>,
-    warden: Warden,
+    watchdog: MatcherWatchdog,
     /// Spellings of control tokens, longest first.
     specials: Vec<(String, Token)>,
 }
@@ -80,7 +80,7 @@ impl Vocabulary {
         factory.limits_mut().verbose_errors = false;
         let threads = thread::available_parallelism().map_or(1, |n| n.get() / 4).clamp(1, 4);
         let helper = Helper::new(threads).map_err(|error| Refused(error.to_string()))?;
-        Ok(Self { factory, helper: Arc::new(helper), warden: Warden::default(), specials })
+        Ok(Self { factory, helper: Arc::new(helper), watchdog: MatcherWatchdog::default(), specials })
     }
 
     /// Compiles a specification, preceded by `lead`. Runs on a thread of its own, because long
@@ -106,7 +106,7 @@ impl Vocabulary {
             self.begin(shape, &[])?;
         }
         let start = self.begin(shape, lead)?;
-        Ok(Arc::new(Form::new(start, self.helper.clone(), self.warden.clone())))
+        Ok(Arc::new(Form::new(start, self.helper.clone(), self.watchdog.clone())))
     }
 
     /// A matcher at the start of a specification.
@@ -117,7 +117,7 @@ impl Vocabulary {
 
     /// A matcher at the start of a grammar. Rejects grammars that allow no token.
     pub(super) fn start(&self, grammar: TopLevelGrammar) -> Result<Matcher, Refused> {
-        let mut start = self.warden.watch(Matcher::new(self.factory.create_parser(grammar)));
+        let mut start = self.watchdog.watch(Matcher::new(self.factory.create_parser(grammar)));
         let mask = start.work(Matcher::compute_mask).map_err(|error| refused(&error.to_string()))?;
         let start = start.matcher().clone();
         if start.is_error() || mask.is_zero() {
@@ -125,7 +125,7 @@ impl Vocabulary {
         }
         if let (1, Some(forced)) = (mask.num_set(), mask.first_bit_set()) {
             // Whether forced text has an end shows only at the second token.
-            let mut second = self.warden.watch(start.clone());
+            let mut second = self.watchdog.watch(start.clone());
             let goes_on = second.work(|matcher| {
                 matcher.consume_token(forced as Token)?;
                 matcher.compute_mask_or_eos()
@@ -136,8 +136,8 @@ impl Vocabulary {
     }
 
     /// What all followers share: token trie, mask threads, watchdog.
-    pub(super) fn parts(&self) -> (TokEnv, Arc<Helper>, Warden) {
-        (self.factory.tok_env().clone(), self.helper.clone(), self.warden.clone())
+    pub(super) fn parts(&self) -> (TokEnv, Arc<Helper>, MatcherWatchdog) {
+        (self.factory.tok_env().clone(), self.helper.clone(), self.watchdog.clone())
     }
 
     /// Quotes a text for a grammar: control tokens by id (`<[id]>`), the rest as string literals.

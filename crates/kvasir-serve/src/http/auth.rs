@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, header::AUTHORIZATION};
 
 /// Access rules of the server.
 #[derive(Clone, Debug, Default)]
-pub struct Door {
+pub struct AccessControl {
     /// Accepted API keys.
     pub keys: Keys,
     /// Allowed CORS origins.

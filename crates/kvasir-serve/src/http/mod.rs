@@ -31,7 +31,7 @@ mod tls;
 mod tokens;
 mod usage;
 
-pub use auth::{Door, Keys};
+pub use auth::{AccessControl, Keys};
 pub use gate::Gate;
 pub use hosts::Hosts;
 pub use listen::{serve, serve_probes};
@@ -84,7 +84,7 @@ const OPEN_ANSWER: u32 = 1024;
 pub struct App {
     pub(crate) model: Arc<Model>,
     pub(crate) host: Arc<Host>,
-    door: Door,
+    door: AccessControl,
     live: Live,
     sessions: Arc<Sessions>,
     names: Names,
@@ -131,7 +131,7 @@ impl App {
     pub fn new(
         model: Arc<Model>,
         host: Arc<Host>,
-        door: Door,
+        door: AccessControl,
         live: Live,
         names: Names,
         rules: ClientRules,
@@ -303,7 +303,7 @@ impl ApiError {
 
 async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let anthropic = matches!(request.uri().path(), MESSAGES | COUNT_TOKENS);
-    let Door { keys, origins, hosts } = &app.door;
+    let AccessControl { keys, origins, hosts } = &app.door;
     let known = hosts.check(request.uri(), request.headers(), origins).map_err(ApiError::unknown_host);
     let mut response = match known.and_then(|()| keys.check(request.headers())) {
         Ok(key) => {

@@ -2,7 +2,7 @@
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
-use kvasir_serve::http::{Door, Hosts, Keys, Origins};
+use kvasir_serve::http::{AccessControl, Hosts, Keys, Origins};
 use kvasir_sim::Toy;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const ROUTE: &str = "/v1/chat/completions";
 fn server(origins: &[&str]) -> Server {
     let origins: Vec<String> = origins.iter().map(|origin| origin.to_string()).collect();
     let (keys, origins) = (Keys::new(vec!["secret".into()]), Origins::parse(&origins).unwrap());
-    let door = Door { keys, origins, ..Door::default() };
+    let door = AccessControl { keys, origins, ..AccessControl::default() };
     Server::behind(Toy::new(), CacheKind::Radix, 512, door, Duration::from_secs(3600))
 }
 
@@ -78,7 +78,7 @@ fn a_question_that_is_none_of_a_browser_is_answered_as_ever() {
 #[test]
 fn a_server_without_keys_is_not_called_by_a_public_name() {
     let origins = Origins::parse(&["http://chat.example:8000".into()]).unwrap();
-    let door = Door { origins, hosts: Hosts::Private, ..Door::default() };
+    let door = AccessControl { origins, hosts: Hosts::Private, ..AccessControl::default() };
     let server = Server::behind(Toy::new(), CacheKind::Radix, 512, door, Duration::from_secs(3600));
     let called = |host| server.head("GET", "/v1/models", &[("host", host)]).0;
     assert_eq!(called("127.0.0.1:8000"), 200);

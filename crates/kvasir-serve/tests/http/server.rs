@@ -14,7 +14,7 @@ use kvasir_sample::Sampling;
 use kvasir_serve::{
     Watch,
     host::{Allowance, Host},
-    http::{App, ClientRules, Door, Gate, Keys, Live, serve, serve_probes},
+    http::{AccessControl, App, ClientRules, Gate, Keys, Live, serve, serve_probes},
     metrics::Names,
     model::{Facts, Model},
     report::Reports,
@@ -62,11 +62,17 @@ impl Server {
         patience: Duration,
     ) -> Self {
         let keys = Keys::new(keys.iter().map(|key| key.to_string()).collect());
-        Self::behind(device, kind, slots, Door { keys, ..Door::default() }, patience)
+        Self::behind(device, kind, slots, AccessControl { keys, ..AccessControl::default() }, patience)
     }
 
     /// A server with these access rules.
-    pub(crate) fn behind(device: Toy, kind: CacheKind, slots: u32, door: Door, patience: Duration) -> Self {
+    pub(crate) fn behind(
+        device: Toy,
+        kind: CacheKind,
+        slots: u32,
+        door: AccessControl,
+        patience: Duration,
+    ) -> Self {
         let blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
         let limits = Limits { max_model_len: LONGEST, prefix_cache: blocks, ..Limits::default() };
         let cache = build(kind, &CacheConfig::new(slots)).unwrap();

@@ -1,6 +1,6 @@
 //! `kvasir chat`: arguments, and start of the terminal chat.
 
-use super::{Failure, Started, manners::Manners, model::ModelArgs, started::Service};
+use super::{Failure, Started, model::ModelArgs, sampling_args::SamplingArgs, startup::Service};
 use crate::{
     chat::{Beginning, Chat, with_tools},
     options::Options,
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, env = "KVASIR_CHAT_HISTORY", default_value = "on", value_parser = Switch::read)]
     history: Switch,
     #[command(flatten)]
-    manners: Manners,
+    sampling_args: SamplingArgs,
     #[command(flatten)]
     options: Options,
 }
@@ -54,13 +54,13 @@ impl Args {
             Some(file) => with_tools(&fields, file).map_err(Failure::usage)?,
             None => fields,
         };
-        let (model, manners, options) = (self.model, self.manners, self.options);
+        let (model, sampling_args, options) = (self.model, self.sampling_args, self.options);
         let beginning = Beginning {
             start: Box::new(move |path| match path {
                 Some(path) => {
-                    Started::new(&model.with_path(path), None, &manners, &options, Service::at_a_desk())
+                    Started::new(&model.with_path(path), None, &sampling_args, &options, Service::at_a_desk())
                 }
-                None => Started::new(&model, None, &manners, &options, Service::at_a_desk()),
+                None => Started::new(&model, None, &sampling_args, &options, Service::at_a_desk()),
             }),
             system: self.system,
             fields,

@@ -13,20 +13,20 @@ mod generate;
 mod inspect;
 mod interruption;
 mod logits;
-mod manners;
 mod model;
 mod progress;
 mod replay;
+mod sampling_args;
 mod serve;
 mod sim;
-mod started;
+mod startup;
 mod template;
 mod tokenize;
 mod whole_file;
 mod workload;
 
 pub(crate) use failure::Failure;
-pub(crate) use started::Started;
+pub(crate) use startup::Started;
 
 use clap::Subcommand;
 use std::{path::PathBuf, process::ExitCode};

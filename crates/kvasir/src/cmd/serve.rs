@@ -2,14 +2,14 @@
 
 use super::{
     Failure,
-    manners::Manners,
     model::ModelArgs,
-    started::{Service, Started},
+    sampling_args::SamplingArgs,
+    startup::{Service, Started},
 };
 use crate::{options::Options, switch::Switch};
 use kvasir_serve::{
     host::Allowance,
-    http::{ClientRules, Door, Gate, Hosts, Keys, Origins, TlsAcceptor, serve, serve_probes, tls},
+    http::{AccessControl, ClientRules, Gate, Hosts, Keys, Origins, TlsAcceptor, serve, serve_probes, tls},
     metrics::Names,
     report::{Collector, Format, Level, Log, Reports},
     request::UnknownFields,
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "on", env = "KVASIR_STRIP_BILLING_HEADER", value_parser = Switch::read)]
     strip_billing_header: Switch,
     #[command(flatten)]
-    manners: Manners,
+    sampling_args: SamplingArgs,
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
@@ -176,7 +176,7 @@ enum Alias {
 
 impl Args {
     /// Validates options before the model is loaded; returns the TLS acceptor and access rules.
-    pub(super) fn check(&self) -> Result<(Option<TlsAcceptor>, Door), Failure> {
+    pub(super) fn check(&self) -> Result<(Option<TlsAcceptor>, AccessControl), Failure> {
         if let Some(empty) = self.api_key.iter().position(|key| key.is_empty()) {
             return Err(Failure::usage(format!("--api-key: key {} is empty", empty + 1)));
         }
@@ -192,7 +192,7 @@ impl Args {
         // check host names.
         let is_private = self.host.is_loopback() && self.api_key.is_empty();
         let hosts = if is_private { Hosts::Private } else { Hosts::Any };
-        let door = Door { keys: Keys::new(self.api_key.clone()), origins, hosts };
+        let door = AccessControl { keys: Keys::new(self.api_key.clone()), origins, hosts };
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => Some(tls(cert, key).map_err(Failure::usage)?),
             _ => None,
@@ -229,7 +229,7 @@ impl Args {
         };
         let options = self.options.for_serving();
         let Started { app, name, backend, slots, .. } =
-            Started::new(&self.model, own_name.as_deref(), &self.manners, &options, service)?;
+            Started::new(&self.model, own_name.as_deref(), &self.sampling_args, &options, service)?;
         let address = SocketAddr::new(self.host, self.port);
         // The engine runs on its own thread; two threads suffice for I/O.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

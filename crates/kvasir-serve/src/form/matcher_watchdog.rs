@@ -31,7 +31,7 @@ const LOOKS: u32 = 30;
 
 /// Cancels matcher work that takes seconds. Its thread runs only while matchers exist.
 #[derive(Clone, Default)]
-pub(super) struct Warden(Arc<Mutex<Wards>>);
+pub(super) struct MatcherWatchdog(Arc<Mutex<Wards>>);
 
 #[derive(Default)]
 struct Wards {
@@ -51,7 +51,7 @@ pub(super) struct Watched {
     ward: Arc<Ward>,
 }
 
-impl Warden {
+impl MatcherWatchdog {
     /// Registers a matcher, and starts the thread if needed.
     pub(super) fn watch(&self, matcher: Matcher) -> Watched {
         let matcher = matcher.into_cancellable();

@@ -16,14 +16,14 @@ use std::{
 /// Time of the last progress: a completed step, or the arrival of the first pending answer.
 ///
 /// A hung device reports nothing, so silence while answers are due is the only symptom.
-pub(crate) struct Pulse {
+pub(crate) struct StallDetector {
     started: Instant,
     /// Nanoseconds since `started`.
     last: AtomicU64,
     patience: Duration,
 }
 
-impl Pulse {
+impl StallDetector {
     pub(crate) fn new(patience: Duration) -> Arc<Self> {
         Arc::new(Self { started: Instant::now(), last: AtomicU64::new(0), patience })
     }
@@ -41,7 +41,7 @@ impl Pulse {
 }
 
 /// Engine observer that records completed steps.
-pub(crate) struct Listener(pub(crate) Arc<Pulse>);
+pub(crate) struct Listener(pub(crate) Arc<StallDetector>);
 
 impl Observer for Listener {
     fn scheduled(&mut self, _: &Core, _: &Step) {}

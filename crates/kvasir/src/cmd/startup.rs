@@ -1,12 +1,12 @@
 //! Startup shared by `serve` and `chat`: loads the model, builds the engine and the HTTP app.
 
-use super::{Failure, manners::Manners, model::ModelArgs};
+use super::{Failure, model::ModelArgs, sampling_args::SamplingArgs};
 use crate::{facts::Facts, options::Options};
 use kvasir::Loaded;
 use kvasir_serve::{
     Watch,
     host::{Allowance, Host},
-    http::{App, ClientRules, Door, Live},
+    http::{AccessControl, App, ClientRules, Live},
     metrics::Names,
     model::{self, Model},
     report::Reports,
@@ -17,7 +17,7 @@ use std::{sync::Arc, time::Duration};
 /// Service configuration.
 pub(crate) struct Service {
     /// Access rules.
-    pub(crate) door: Door,
+    pub(crate) door: AccessControl,
     /// Admission limits, from pool slots and maximum sequence length.
     pub(crate) allowed: Box<dyn FnOnce(u32, u32) -> Allowance>,
     /// Log and trace sinks.
@@ -34,7 +34,7 @@ impl Service {
     /// Configuration for a single local user: no limits, no reports.
     pub(crate) fn at_a_desk() -> Self {
         Self {
-            door: Door::default(),
+            door: AccessControl::default(),
             allowed: Box::new(|_, _| Allowance::default()),
             reports: Arc::default(),
             names: Names::Own,
@@ -60,7 +60,7 @@ impl Started {
     pub(crate) fn new(
         model: &ModelArgs,
         name: Option<&str>,
-        manners: &Manners,
+        sampling_args: &SamplingArgs,
         options: &Options,
         service: Service,
     ) -> Result<Self, Failure> {
@@ -73,7 +73,7 @@ impl Started {
         let slots = engine.core().cache().capacity();
         let max_len = engine.core().limits().max_model_len.min(slots);
         let name = name.map_or_else(|| model.name(), str::to_owned);
-        let (served, backend) = (served(name.clone(), &loaded, manners, max_len)?, loaded.backend());
+        let (served, backend) = (served(name.clone(), &loaded, sampling_args, max_len)?, loaded.backend());
         drop(loaded);
         setup.insert("device".into(), backend.into());
         let Service { door, allowed, reports, names, patience, rules } = service;
@@ -86,17 +86,22 @@ impl Started {
 }
 
 /// Builds the served model from the loaded one.
-fn served(name: String, loaded: &Loaded, manners: &Manners, max_len: u32) -> Result<Model, Failure> {
+fn served(
+    name: String,
+    loaded: &Loaded,
+    sampling_args: &SamplingArgs,
+    max_len: u32,
+) -> Result<Model, Failure> {
     let program = Arc::new(loaded.program().clone());
     let facts = model::Facts {
         vocab: program.vocab as u32,
         max_len,
-        max_new_tokens: manners.max_new_tokens(loaded)?,
+        max_new_tokens: sampling_args.max_new_tokens(loaded)?,
         hidden: loaded.tells_hidden().then_some(program.hidden as u32),
         eos: loaded.opened.eos(),
-        sampling: manners.sampling(loaded)?,
+        sampling: sampling_args.sampling(loaded)?,
         prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
     };
     let model = Model::new(name, &loaded.opened.text_files()?, facts).map_err(Failure::failed)?;
-    Ok(manners.teach(model))
+    Ok(sampling_args.teach(model))
 }

@@ -12,7 +12,7 @@ use kvasir_serve::{
 
 /// Sampling defaults and output parsers of the served model.
 #[derive(clap::Args)]
-pub(crate) struct Manners {
+pub(crate) struct SamplingArgs {
     /// How to draw where a request leaves it open: as the model's generation_config.json says, or `none` of it
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_GENERATION_CONFIG")]
     generation_config: GenerationConfig,
@@ -33,7 +33,7 @@ enum GenerationConfig {
     None,
 }
 
-impl Manners {
+impl SamplingArgs {
     /// Default sampling parameters.
     pub(crate) fn sampling(&self, loaded: &Loaded) -> Result<Sampling, Failure> {
         match self.generation_config {
