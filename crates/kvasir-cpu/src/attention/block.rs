@@ -6,7 +6,7 @@
 //! several heads share a block.
 
 #[cfg(target_arch = "x86_64")]
-use super::few;
+use super::decode;
 use super::scratch::Scratch;
 use super::softmax::Sight;
 use super::soon::prefetch;
@@ -81,8 +81,8 @@ impl Attend<'_> {
     pub(super) fn is_few(&self, level: Level, lanes: usize) -> bool {
         #[cfg(target_arch = "x86_64")]
         return level >= Level::Avx2
-            && lanes <= few::most(level)
-            && self.facts.value_dim.is_multiple_of(few::LINE);
+            && lanes <= decode::most(level)
+            && self.facts.value_dim.is_multiple_of(decode::LINE);
         #[cfg(not(target_arch = "x86_64"))]
         {
             let _ = (level, lanes);

@@ -2,7 +2,7 @@
 //! softmax on the CPU.
 //!
 //! 1. `view`: the plan becomes, per span of query tokens, a list of KV chunks of 64 positions.
-//! 2. `share`: views with a common prefix form groups, which read its chunks once (cascade
+//! 2. `shared_prefix`: views with a common prefix form groups, which read its chunks once (cascade
 //!    attention).
 //! 3. `run`: groups are cut into work items by KV heads and tokens, for the thread pool.
 //! 4. `block`: the query rows of an item (one row is one query head of one token) are packed 16 at
@@ -12,27 +12,27 @@
 //! 6. The result is `O / l`, where the denominator `l` includes the attention sink.
 //!
 //! Kernels: `products` and `values` are the GEMMs (AMX tiles, or their order of summation in SIMD).
-//! `few` is the decode path (GEMV) for few query rows per KV head. `pairs` is the AVX-512 bf16
+//! `decode` is the decode path (GEMV) for few query rows per KV head. `bf16_dot` is the AVX-512 bf16
 //! dot-product order. `exact` is f32.
 //!
 //! Batch invariance: a row's KV entries are reduced in rising order of position, in chunks aligned
 //! to multiples of 64. So every cache layout, mask and batch composition gives the same bits.
 //! `tests.rs` and `tests/plans.rs` check this.
 
+#[cfg(target_arch = "x86_64")]
+mod bf16_dot;
 mod block;
-#[cfg(test)]
-mod by_hand;
 mod coming;
+#[cfg(target_arch = "x86_64")]
+mod decode;
 mod exact;
-#[cfg(target_arch = "x86_64")]
-mod few;
 mod next_layer;
-#[cfg(target_arch = "x86_64")]
-mod pairs;
 mod products;
+#[cfg(test)]
+mod reference;
 mod scored;
 mod scratch;
-mod share;
+mod shared_prefix;
 mod softmax;
 mod soon;
 mod stage;
@@ -56,7 +56,7 @@ use crate::{Level, ThreadPool};
 use kvasir_kv::Position;
 use kvasir_program::LayerFacts;
 use scratch::{SCRATCH, Scratch};
-use share::Group;
+use shared_prefix::Group;
 use softmax::Rule;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -100,7 +100,7 @@ struct Piece<'v> {
     pages: usize,
 }
 
-/// Whether a level multiplies bf16 pairs in the order of [`pairs`], without widening or
+/// Whether a level multiplies bf16 pairs in the order of [`bf16_dot`], without widening or
 /// transposing. All other levels use the summation order of AMX.
 const fn in_pairs(level: Level) -> bool {
     matches!(level, Level::Avx512Bf16)

@@ -8,7 +8,7 @@
 use super::softmax::Scores;
 use super::view::CHUNK;
 #[cfg(target_arch = "x86_64")]
-use super::{in_pairs, pairs};
+use super::{bf16_dot, in_pairs};
 use crate::Level;
 use crate::chains::{Columns, Rows, multiply};
 use crate::dense::dot_step;
@@ -59,7 +59,7 @@ pub(crate) unsafe fn scores(
     #[cfg(target_arch = "x86_64")]
     if in_pairs(level) {
         // SAFETY: as the caller vouches; the level was detected on this machine.
-        return unsafe { pairs::scores(keys, queries, steps, out) };
+        return unsafe { bf16_dot::scores(keys, queries, steps, out) };
     }
     let (mut columns, mut room) = (Columns::NONE, Rows::NONE);
     *out = [[0.0; LANES]; CHUNK];
@@ -149,7 +149,7 @@ pub(crate) unsafe fn values(
     #[cfg(target_arch = "x86_64")]
     if in_pairs(level) {
         // SAFETY: as above.
-        return chunks.iter().for_each(|chunk| unsafe { pairs::values(*chunk, sums, width, &mut during) });
+        return chunks.iter().for_each(|chunk| unsafe { bf16_dot::values(*chunk, sums, width, &mut during) });
     }
     let lanes = sums.len() / width;
     for (shares, values) in chunks {

@@ -9,7 +9,7 @@
 
 use super::coming::Coming;
 #[cfg(target_arch = "x86_64")]
-use super::few;
+use super::decode;
 use super::scratch::Scratch;
 use super::softmax::Rule;
 use super::soon::Soon;
@@ -149,7 +149,7 @@ impl Scratch {
             let Some(lying) = self.lying_scores.first_chunk_mut() else { return };
             // SAFETY: the level was detected on this machine.
             return unsafe {
-                few::shares::begin(sharing, level, (lying, block.used()), &self.entries, sight, rule)
+                decode::shares::begin(sharing, level, (lying, block.used()), &self.entries, sight, rule)
             };
         }
         sharing.begin(level, &mut self.scores[place], &self.entries, sight, rule);
@@ -186,11 +186,11 @@ impl Scratch {
             let Some(lying) = self.lying_scores.first_chunk() else { return };
             let lanes = self.blocks[scored.block].used();
             // SAFETY: the level was detected on this machine.
-            return unsafe { few::shares::rest(sharing, (lying, lanes), &mut self.shares[number]) };
+            return unsafe { decode::shares::rest(sharing, (lying, lanes), &mut self.shares[number]) };
         }
         sharing.rest(level, &self.scores[scored.place], &mut self.packed[0]);
         // SAFETY: the level was detected on this machine, and is at least AVX2, as only those have
         // a decode path.
-        unsafe { few::open(level, &self.packed[0], &mut self.open_shares[0]) };
+        unsafe { decode::open(level, &self.packed[0], &mut self.open_shares[0]) };
     }
 }

@@ -7,7 +7,7 @@ use super::Shape;
 use super::block::Block;
 use super::coming::scaled;
 #[cfg(target_arch = "x86_64")]
-use super::few::Later;
+use super::decode::Later;
 use super::products::Keys;
 use super::softmax::{Entries, Packed, Rule, Scores, Sharing, exp2};
 use super::soon::Soon;

@@ -9,7 +9,7 @@
 use super::block::Block;
 use super::scored::Scored;
 use super::scratch::Scratch;
-use super::share::Stretch;
+use super::shared_prefix::Stretch;
 use super::soon::Soon;
 use super::unit::Unit;
 use super::view::{CHUNK, Chunk};

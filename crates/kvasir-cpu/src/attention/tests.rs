@@ -101,8 +101,8 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
         Way::Rounded(level) => unsafe { a.run(&ThreadPool::new(threads), level, &results) },
         // SAFETY: as above.
         Way::Exact(level) => unsafe { attend_exact(&a, &ThreadPool::new(threads), level, &results) },
-        Way::Pairs => by_hand::in_pairs(&a, &mut out),
-        Way::Naive => by_hand::naive(&a, &mut out),
+        Way::Pairs => reference::in_pairs(&a, &mut out),
+        Way::Naive => reference::naive(&a, &mut out),
     }
     out
 }

@@ -11,7 +11,7 @@
 //! masks and sparse selections get a view per query. Chunk bounds depend on positions alone, which
 //! makes the order of reduction independent of the KV layout.
 
-use super::share::{Stretch, share};
+use super::shared_prefix::{Stretch, share};
 use kvasir_kv::{Layout, Mask, Plan, PlanRow, Position, Segment, Slot};
 
 /// Positions that are reduced together; chunks begin at multiples of this, whatever the slots.
@@ -58,7 +58,7 @@ pub(crate) struct Views {
     /// Indices of the views, sorted so that views with a common prefix are neighbors.
     pub(super) order: Vec<u32>,
     /// Groups of views with a common prefix, as ranges of [`order`](Self::order).
-    pub(super) groups: Vec<super::share::Group>,
+    pub(super) groups: Vec<super::shared_prefix::Group>,
     pub(super) stretches: Vec<Stretch>,
 }
 

@@ -3,7 +3,7 @@
 //! of the portable functions, so the bits are equal; only [`in_pairs`] sums the attention weights
 //! in another order.
 
-use super::pairs::add;
+use super::bf16_dot::add;
 use super::softmax::{self, Entries, Packed, Scores, Sharing, Sight};
 use super::view::CHUNK;
 use crate::halves::ROUND;
@@ -169,7 +169,7 @@ pub(super) fn rest(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) 
     making.leave();
 }
 
-/// Makes all attention weights of a block, summed in the order of [`super::pairs`].
+/// Makes all attention weights of a block, summed in the order of [`super::bf16_dot`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn in_pairs(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) {
     let mut making = Making::go_on(sharing, scores, packed);

@@ -10,7 +10,7 @@
 
 mod activations;
 mod f32_panels;
-mod many;
+mod gemm;
 pub(crate) mod nibbles;
 pub(crate) mod octets;
 mod panels;

@@ -3,7 +3,7 @@
 //! | rows | kernel |
 //! |---|---|
 //! | any, with AMX | `tiles.rs` |
-//! | at least `many::from(level)` | `many.rs` (GEMM) |
+//! | at least `gemm::from(level)` | `many.rs` (GEMM) |
 //! | fewer | `vector_panel` (GEMV, up to four rows at once) |
 //!
 //! Work items are disjoint sets of outputs (panels x row blocks). All kernels sum in the order of
@@ -12,7 +12,7 @@
 use super::panels::Floats;
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
-use super::{Bf16Activations, Bf16Panels, many};
+use super::{Bf16Activations, Bf16Panels, gemm};
 use crate::level::per_level;
 use crate::matmul::Output;
 #[cfg(target_arch = "x86_64")]
@@ -102,7 +102,7 @@ per_level! {
 
 thread_local! {
     /// Scratch memory for panels of matrices that are not packed yet.
-    static MADE: RefCell<[Room; many::PANELS]> = const { RefCell::new([const { Room::new() }; many::PANELS]) };
+    static MADE: RefCell<[Room; gemm::PANELS]> = const { RefCell::new([const { Room::new() }; gemm::PANELS]) };
 }
 
 /// Target bytes of weights per work item when memory-bound.
@@ -122,7 +122,7 @@ pub(crate) fn matmul_bf16(
     w.read(team, |w| match level {
         #[cfg(target_arch = "x86_64")]
         Level::Amx => on_tiles(team, w, x, out, first),
-        _ if out.rows() >= many::from(level) => many_rows(team, level, w, x, out, first),
+        _ if out.rows() >= gemm::from(level) => many_rows(team, level, w, x, out, first),
         _ => few_rows(team, level, w, x, out, first),
     });
 }
@@ -163,17 +163,17 @@ fn many_rows(
     first: &Prologue<'_>,
 ) {
     let (all, rows) = (w.panels.panels(), out.rows());
-    let groups = all.div_ceil(many::PANELS);
-    let begins = |item: usize| w.packed_from(item % groups * many::PANELS);
-    team.each_in_order_after(first, &begins, groups * rows.div_ceil(many::BLOCK), &|_, item| {
-        let (first, row) = (item % groups * many::PANELS, item / groups * many::BLOCK);
-        let rows = row..rows.min(row + many::BLOCK);
+    let groups = all.div_ceil(gemm::PANELS);
+    let begins = |item: usize| w.packed_from(item % groups * gemm::PANELS);
+    team.each_in_order_after(first, &begins, groups * rows.div_ceil(gemm::BLOCK), &|_, item| {
+        let (first, row) = (item % groups * gemm::PANELS, item / groups * gemm::BLOCK);
+        let rows = row..rows.min(row + gemm::BLOCK);
         MADE.with_borrow_mut(|made| {
-            let mut at = [std::ptr::null(); many::PANELS];
-            let some = at.iter_mut().zip(made).zip(first..all.min(first + many::PANELS));
+            let mut at = [std::ptr::null(); gemm::PANELS];
+            let some = at.iter_mut().zip(made).zip(first..all.min(first + gemm::PANELS));
             let n = some.map(|((at, room), panel)| *at = w.panel(panel, room).as_ptr()).count();
             // SAFETY: the panels and rows exist; the outputs are exclusive to this work item.
-            unsafe { many::panels(level, (&at[..n], w.panels.kind.panel_bytes()), x, first, rows, out) };
+            unsafe { gemm::panels(level, (&at[..n], w.panels.kind.panel_bytes()), x, first, rows, out) };
         });
     });
 }

@@ -5,7 +5,7 @@
 //! prefetches weights into L2.
 
 use super::Bf16Activations;
-use super::many::PANELS;
+use super::gemm::PANELS;
 use super::panels::Floats;
 use crate::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
 use crate::matmul::Output;

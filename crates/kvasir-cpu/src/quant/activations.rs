@@ -13,7 +13,7 @@
 //! - `Words` (16-bit codes), for the first `FEW` rows of the batch only.
 
 use super::format::{Format, SUPER};
-use super::quantise::{Places, quantise};
+use super::quantize::{Places, quantize};
 use crate::Level;
 use crate::buffer::Buffer;
 use crate::tile::TILE;
@@ -159,7 +159,7 @@ impl QuantActivations {
                 parts: self.parts(tile, s).add(r * 64).cast_mut().cast(),
                 words: (row < FEW).then(|| self.words(row, s).cast_mut()),
             };
-            quantise(level, x, &places);
+            quantize(level, x, &places);
         }
     }
 }

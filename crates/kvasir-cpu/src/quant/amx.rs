@@ -14,9 +14,9 @@
 use super::activations::QuantActivations;
 use super::format::Format;
 use super::layouts::Layout;
-use super::opening::PARTS;
-use super::opening::v512::{float_scales, lines, units};
-use super::pairs::{self, BLOCK, Pair, prefetch};
+use super::panel_pair::{self, BLOCK, Pair, prefetch};
+use super::unpack::PARTS;
+use super::unpack::v512::{float_scales, lines, units};
 use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
 use crate::matmul::{Output, Place};
 use crate::tile::{LANES, TILE};
@@ -34,7 +34,7 @@ const SCALES: usize = MINS + 1024;
 /// Bytes of the products of a row tile with two panels.
 const PRODUCTS: usize = 2 * 1024;
 
-/// Per-thread scratch memory, besides the sums in `pairs::Room`.
+/// Per-thread scratch memory, besides the sums in `panel_pair::Room`.
 #[repr(C, align(64))]
 pub(super) struct Room {
     opened: [[u8; OPENED]; 2],
@@ -104,7 +104,7 @@ unsafe fn open_mins(f: Format, block: *const u8, to: *mut u8) {
     }
 }
 
-/// `pairs::panels` on AMX: a pair of panels times a block of at most [`BLOCK`] rows.
+/// `panel_pair::panels` on AMX: a pair of panels times a block of at most [`BLOCK`] rows.
 ///
 /// While the tile unit works on one row tile, vector code folds the products of the one before.
 ///
@@ -115,7 +115,7 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     pair: &Pair<P>,
     x: &QuantActivations,
     rows: Range<usize>,
-    room: &mut pairs::Room,
+    room: &mut panel_pair::Room,
     out: Option<(&Output<'_>, usize)>,
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);

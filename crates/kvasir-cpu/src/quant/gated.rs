@@ -9,7 +9,7 @@
 use super::activations::QuantActivations;
 use super::format::SUPER;
 use super::layouts;
-use super::pairs::{self, BLOCK, Pair, Room};
+use super::panel_pair::{self, BLOCK, Pair, Room};
 use super::panels::{QuantPanels, QuantReader};
 use super::product::{MADE, fits};
 use crate::matmul::token_blocks;
@@ -39,7 +39,7 @@ thread_local! {
 impl Gated<'_> {
     /// Whether the fused kernel supports these matrices and pays for `rows` rows.
     pub(crate) fn takes(&self, level: Level, rows: usize) -> bool {
-        pairs::takes(level, self.gate.kind.format, rows)
+        panel_pair::takes(level, self.gate.kind.format, rows)
             && self.gate.kind.format == self.up.kind.format
             && (self.gate.kind.supers, self.gate.outputs) == (self.up.kind.supers, self.up.outputs)
     }
@@ -89,7 +89,7 @@ impl Gated<'_> {
             // SAFETY: the level supports the row count, the rows exist and begin with a tile, and
             // both panels have layout `L`.
             layouts::with_layout!(self.gate.kind.format, L => unsafe {
-                pairs::panels::<L, 2>(level, &pair, x, rows.clone(), room, None);
+                panel_pair::panels::<L, 2>(level, &pair, x, rows.clone(), room, None);
             });
             let [gate, up] = room.sums.each_ref().map(|sums| &sums.as_flattened()[..rows.len() * LANES]);
             arithmetic::gate(level, gate, up, self.activation, &mut made.panel[..rows.len() * LANES]);
@@ -102,7 +102,7 @@ impl Gated<'_> {
             }
         };
         MADE.with_borrow_mut(|made| {
-            pairs::with_room(level, |room| {
+            panel_pair::with_room(level, |room| {
                 panels.clone().for_each(|panel| multiply(panel, made, room));
             });
         });

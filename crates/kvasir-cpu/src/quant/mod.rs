@@ -12,7 +12,7 @@
 //! - `format.rs`, `layouts.rs`, `panels.rs`: storage formats and panels of 16 outputs.
 //! - `pack.rs`, `source.rs`, `transpose.rs`, `pack_bytes.rs`, `fine.rs`: packing from GGUF and
 //!   MXFP4 encodings.
-//! - `activations.rs`, `quantise.rs`: quantization of activations to int8.
+//! - `activations.rs`, `quantize.rs`: quantization of activations to int8.
 //! - `opening.rs`, `vectors.rs`: unpacking of weights in registers.
 //! - `few.rs`, `neon.rs`: GEMV for up to four rows. `pairs.rs`, `many.rs`, `amx.rs`: GEMM for more
 //!   rows.
@@ -21,32 +21,32 @@
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod amx;
-#[cfg(target_arch = "x86_64")]
-mod few;
 mod fine;
 mod format;
 #[cfg(target_arch = "x86_64")]
 mod gated;
-mod layouts;
 #[cfg(target_arch = "x86_64")]
-mod many;
+mod gemm;
+#[cfg(target_arch = "x86_64")]
+mod gemv;
+mod layouts;
 #[cfg(target_arch = "aarch64")]
 mod neon;
-#[cfg(target_arch = "x86_64")]
-mod opening;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pack_bytes;
 #[cfg(target_arch = "x86_64")]
-mod pairs;
+mod panel_pair;
 mod panels;
 mod portable;
 mod product;
-mod quantise;
+mod quantize;
 mod source;
 #[cfg(test)]
 mod tests;
 mod transpose;
+#[cfg(target_arch = "x86_64")]
+mod unpack;
 #[cfg(target_arch = "x86_64")]
 mod vectors;
 
@@ -104,9 +104,9 @@ macro_rules! some_rows {
 /// The rows must exist, and no other thread may write the panel's outputs concurrently.
 #[cfg(target_arch = "x86_64")]
 unsafe fn few_rows<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
-    some_rows!(wide, few::v512::dot::<L, N>);
-    some_rows!(middle, few::v256::dot::<L, N>);
-    some_rows!(middle_dots, few::v256_dots::dot::<L, N>);
+    some_rows!(wide, gemv::v512::dot::<L, N>);
+    some_rows!(middle, gemv::v256::dot::<L, N>);
+    some_rows!(middle_dots, gemv::v256_dots::dot::<L, N>);
     if level < Level::Avx2 {
         // SAFETY: upheld by the caller.
         return unsafe { reference::<L>(w, x, out) };
@@ -189,7 +189,7 @@ unsafe fn reference<L: Layout>(w: &Panel<'_>, x: &QuantActivations, out: &Output
 /// GEMM: panels, in pairs where there are two, times a block of rows.
 ///
 /// # Safety
-/// `pairs::takes` must hold for the level and row count. The rows must exist and begin with a tile.
+/// `panel_pair::takes` must hold for the level and row count. The rows must exist and begin with a tile.
 /// No other thread may write these outputs concurrently.
 #[cfg(target_arch = "x86_64")]
 unsafe fn many_rows<L: Layout>(
@@ -203,7 +203,7 @@ unsafe fn many_rows<L: Layout>(
     // AVX2 multiplies only four rows at once, so little time passes per superblock with few rows:
     // single panels keep memory reads sequential.
     let at_once = if level == Level::Avx2 && rows.len() <= SHORT { 1 } else { 2 };
-    pairs::with_room(level, |room| {
+    panel_pair::with_room(level, |room| {
         for panel in panels.clone().step_by(at_once) {
             let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
             let one = w.panel_at(panel, made);
@@ -212,11 +212,18 @@ unsafe fn many_rows<L: Layout>(
                 if at_once == 2 && panel + 1 < panels.end {
                     let panels = [one, w.panel_at(panel + 1, next_made)];
                     let next = w.packed_at(panel + 2).zip(w.packed_at(panel + 3));
-                    let pair = pairs::Pair { panels, next: next.map(<[_; 2]>::from) };
-                    pairs::panels::<L, 2>(level, &pair, x, rows, room, to);
+                    let pair = panel_pair::Pair { panels, next: next.map(<[_; 2]>::from) };
+                    panel_pair::panels::<L, 2>(level, &pair, x, rows, room, to);
                 } else {
                     let next = w.packed_at(panel + 1).map(|next| [next]);
-                    pairs::panels::<L, 1>(level, &pairs::Pair { panels: [one], next }, x, rows, room, to);
+                    panel_pair::panels::<L, 1>(
+                        level,
+                        &panel_pair::Pair { panels: [one], next },
+                        x,
+                        rows,
+                        room,
+                        to,
+                    );
                 }
             }
         }

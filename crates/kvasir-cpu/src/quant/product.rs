@@ -19,7 +19,7 @@ use crate::{Level, ThreadPool};
 use std::cell::RefCell;
 use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
-use {super::many_rows, super::pairs, crate::matmul::token_blocks};
+use {super::many_rows, super::panel_pair, crate::matmul::token_blocks};
 
 /// Target bytes of weights per GEMV work item.
 const PIECE: usize = 32 * 1024;
@@ -93,7 +93,7 @@ fn multiply(team: &ThreadPool, products: &[Option<Product<'_, '_>>], first: &Pro
     {
         let bytes = there().map(|product| product.w.panels.bytes()).sum();
         let format = first.w.panels.kind.format;
-        return super::few::asking(format, first.x.supers, first.out.rows()).work(bytes, pieces, some);
+        return super::gemv::asking(format, first.x.supers, first.out.rows()).work(bytes, pieces, some);
     }
     some(0..pieces);
 }
@@ -121,8 +121,8 @@ impl<'a, 'r> Product<'a, 'r> {
         let work = layouts::with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut [Room; 2]));
         let once = (PIECE / w.panels.kind.panel_bytes().max(1)).clamp(1, 64);
         #[cfg(target_arch = "x86_64")]
-        if pairs::takes(level, w.panels.kind.format, rows) {
-            let block = token_blocks(rows, x.supers * SUPER).min(pairs::BLOCK);
+        if panel_pair::takes(level, w.panels.kind.format, rows) {
+            let block = token_blocks(rows, x.supers * SUPER).min(panel_pair::BLOCK);
             let panels = if rows <= SHORT { once.next_multiple_of(2) } else { 2 };
             let pieces = all.div_ceil(panels) * rows.div_ceil(block);
             return Self { level, w, x, out, pieces, panels, block: Some(block), work };
@@ -151,7 +151,7 @@ impl<'a, 'r> Product<'a, 'r> {
             let groups = all.div_ceil(self.panels);
             let (first, panels) = (piece / groups * block, some(piece % groups));
             let rows = first..out.rows().min(first + block);
-            // SAFETY: `pairs::takes` held for this level and row count, and the rows exist; the
+            // SAFETY: `panel_pair::takes` held for this level and row count, and the rows exist; the
             // caller guarantees the outputs.
             return unsafe { many_rows::<L>(level, (w, panels), x, rows, made, out) };
         }

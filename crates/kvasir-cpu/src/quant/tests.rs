@@ -162,7 +162,7 @@ fn what_is_opened_ahead_serves_its_own_panels_alone() {
         both.iter().for_each(|case| while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {});
         let wanted = both.each_ref().map(|case| run(case, Level::Portable, rows, 1));
         let levels: Vec<Level> =
-            Level::available().filter(|level| pairs::takes(*level, format, rows)).collect();
+            Level::available().filter(|level| panel_pair::takes(*level, format, rows)).collect();
         let mut made = [panels::Room::new(), panels::Room::new()];
         let pieces = [(0, 0), (0, 2), (1, 2), (1, 4), (0, 4), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (1, 6)];
         // One ISA level for all work items, and alternating levels.
@@ -320,7 +320,7 @@ fn a_reader_knows_what_was_packed_when_it_was_made() {
 #[test]
 fn one_row_does_not_ask_as_many_do() {
     let format = Format::of(DType::Q8_0).unwrap();
-    let of = |supers, rows| std::ptr::from_ref(super::few::asking(format, supers, rows));
+    let of = |supers, rows| std::ptr::from_ref(super::gemv::asking(format, supers, rows));
     let same = |a, b| of(4, a) == of(4, b);
     assert!(same(1, 1) && same(2, 3) && same(4, 8) && same(8, 32));
     assert!(!same(1, 2) && !same(3, 4));

@@ -15,7 +15,7 @@
 use super::activations::{FEW, QuantActivations, Sums, Words};
 use super::format::Format;
 use super::layouts::Layout;
-use super::opening::PARTS;
+use super::unpack::PARTS;
 use crate::prefetch::tuner::{PrefetchDistance, PrefetchTuner};
 use crate::tile::TILE;
 
@@ -38,9 +38,9 @@ pub(super) fn asking(format: Format, supers: usize, rows: usize) -> &'static Pre
 }
 
 macro_rules! kernels {
-    ($vectors:ident, $opening:ident, $features:literal) => {
+    ($vectors:ident, $unpack:ident, $features:literal) => {
         pub(super) mod $vectors {
-            use super::super::opening::$opening::*;
+            use super::super::unpack::$unpack::*;
             use super::super::vectors::$vectors::*;
             use super::*;
 

@@ -78,7 +78,7 @@ fn by_halves(mut chains: Vec<f32>) -> f32 {
     chains[0]
 }
 
-/// Attention in the summation order of [`pairs`](super::pairs), number by number.
+/// Attention in the summation order of [`pairs`](super::bf16_dot), number by number.
 pub(super) fn in_pairs(a: &Attend<'_>, out: &mut [f32]) {
     let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
     let read = |rows: &Rows, slot, head, width: usize| {

@@ -4,13 +4,13 @@
 //! - `scores`: S = Q K^T for up to 4 query rows at a time, with the queries in registers.
 //! - `add`: O += P V for up to 4 query rows, two positions per instruction.
 //!
-//! Sums are reduced in the order of [`pairs`](crate::attention::pairs). Each loop advances its load
+//! Sums are reduced in the order of [`pairs`](crate::attention::bf16_dot). Each loop advances its load
 //! by one row, a stride that the hardware prefetcher follows. Strides of 1 KB or more, as in a loop
 //! that transposes rows, lose half of the bandwidth. Software prefetch does not recover it. For
 //! consecutive rows only the start of the next page is prefetched.
 
 use super::{LINE, Later, Lying};
-use crate::attention::pairs::by_halves;
+use crate::attention::bf16_dot::by_halves;
 use crate::attention::products::{FEW, Keys};
 use crate::attention::view::CHUNK;
 use crate::chains::add_pairs;

@@ -8,7 +8,7 @@
 use super::activations::QuantActivations;
 use super::format::Format;
 use super::layouts::Layout;
-use super::{amx, many};
+use super::{amx, gemm};
 use crate::Level;
 use crate::amx::Tiles;
 use crate::matmul::Output;
@@ -27,7 +27,7 @@ pub(super) const BLOCK: usize = 512;
 pub(super) struct Room {
     pub(super) tiles: amx::Room,
     /// Double buffer of unpacked superblocks, a pair each.
-    pub(super) vectors: [[many::Opened; 2]; 2],
+    pub(super) vectors: [[gemm::Opened; 2]; 2],
     /// f32 sums of a block's rows, per panel.
     pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
     /// Whether the superblocks unpacked last are in the second buffer.
@@ -44,7 +44,7 @@ const _: () = assert!(offset_of!(Room, sums).is_multiple_of(64));
 thread_local! {
     static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {
         tiles: amx::Room::NONE,
-        vectors: [const { [many::Opened::NONE; 2] }; 2],
+        vectors: [const { [gemm::Opened::NONE; 2] }; 2],
         sums: [[[0.0; LANES]; BLOCK]; 2],
         in_second: false,
         opened: [None; 2],
@@ -134,10 +134,10 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     unsafe {
         match level {
             Level::Amx => amx::panels::<L, P>(pair, x, rows, room, out),
-            Level::Avx512Vnni => many::v512::panels::<L, P>(pair, x, rows, room, out),
-            Level::Avx512Bf16 => many::v512_bf16::panels::<L, P>(pair, x, rows, room, out),
-            Level::AvxVnni => many::v256_dots::panels::<L, P>(pair, x, rows, room, out),
-            _ => many::v256::panels::<L, P>(pair, x, rows, room, out),
+            Level::Avx512Vnni => gemm::v512::panels::<L, P>(pair, x, rows, room, out),
+            Level::Avx512Bf16 => gemm::v512_bf16::panels::<L, P>(pair, x, rows, room, out),
+            Level::AvxVnni => gemm::v256_dots::panels::<L, P>(pair, x, rows, room, out),
+            _ => gemm::v256::panels::<L, P>(pair, x, rows, room, out),
         }
     }
 }

@@ -15,8 +15,8 @@
 
 use super::activations::{QuantActivations, Sums};
 use super::layouts::Layout;
-use super::opening::PARTS;
-use super::pairs::{BLOCK, Pair, Room};
+use super::panel_pair::{BLOCK, Pair, Room};
+use super::unpack::PARTS;
 use crate::Level;
 use crate::matmul::{Output, Place};
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
@@ -42,9 +42,9 @@ impl Opened {
 }
 
 macro_rules! kernels {
-    ($vectors:ident, $opening:ident, $features:literal, $most:literal rows and then $less:literal, at $level:ident) => {
+    ($vectors:ident, $unpack:ident, $features:literal, $most:literal rows and then $less:literal, at $level:ident) => {
         pub(super) mod $vectors {
-            use super::super::opening::$opening::*;
+            use super::super::unpack::$unpack::*;
             use super::super::vectors::$vectors::*;
             use super::*;
 
@@ -208,7 +208,7 @@ macro_rules! kernels {
                 totals
             }
 
-            /// `pairs::panels` with vector dot products: a pair of panels times a block of at most
+            /// `panel_pair::panels` with vector dot products: a pair of panels times a block of at most
             /// [`BLOCK`] rows.
             ///
             /// # Safety

@@ -28,11 +28,11 @@ pub(super) struct Places {
 /// # Safety
 /// All destinations must be valid for writes and exclusive to this call. Codes and parts may be
 /// unaligned.
-pub(super) unsafe fn quantise(level: Level, x: &[f32; SUPER], to: &Places) {
+pub(super) unsafe fn quantize(level: Level, x: &[f32; SUPER], to: &Places) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx512Vnni {
         // SAFETY: the caller's destinations; the level was detected on this machine.
-        return unsafe { wide::quantise(x, to) };
+        return unsafe { wide::quantize(x, to) };
     }
     // SAFETY: the caller's destinations.
     unsafe { by_compiler(level, x, to) };
@@ -47,7 +47,7 @@ fn scales(largest: f32) -> (f32, f32) {
 }
 
 /// # Safety
-/// As for [`quantise`].
+/// As for [`quantize`].
 #[inline(always)]
 unsafe fn body(x: &[f32; SUPER], to: &Places) {
     // 16 lanes at a time, so that the loop vectorizes.
@@ -86,7 +86,7 @@ unsafe fn body(x: &[f32; SUPER], to: &Places) {
 
 per_level! {
     /// # Safety
-    /// As for [`quantise`].
+    /// As for [`quantize`].
     unsafe by_compiler(x: &[f32; SUPER], to: &Places) => body
 }
 
@@ -96,9 +96,9 @@ mod wide {
     use std::arch::x86_64::*;
 
     /// # Safety
-    /// As for [`super::quantise`], and the CPU must support the target features.
+    /// As for [`super::quantize`], and the CPU must support the target features.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(super) unsafe fn quantise(x: &[f32; SUPER], to: &Places) {
+    pub(super) unsafe fn quantize(x: &[f32; SUPER], to: &Places) {
         let mut largest = [_mm512_setzero_ps(); 4];
         let x = x.as_chunks::<16>().0;
         for (i, x) in x.iter().enumerate() {
@@ -192,7 +192,7 @@ mod tests {
             words: Some(&mut words),
         };
         // SAFETY: all destinations are local to this function.
-        unsafe { quantise(level, x, &places) };
+        unsafe { quantize(level, x, &places) };
         Made { codes, scale: scale.to_bits(), sums, parts, words }
     }
 

@@ -1,10 +1,10 @@
 //! Online softmax of the decode path in bf16 pair order ([`in_pairs`](crate::attention::in_pairs)):
 //! scores are a row per query row, so nothing is transposed, and no work is spent on unused rows.
-//! The order of summation is that of [`pairs`](crate::attention::pairs).
+//! The order of summation is that of [`pairs`](crate::attention::bf16_dot).
 
 use super::Lying;
 use crate::Level;
-use crate::attention::pairs::by_halves;
+use crate::attention::bf16_dot::by_halves;
 use crate::attention::softmax::{Entries, Rule, Sharing, Sight};
 use crate::attention::view::CHUNK;
 use crate::attention::wide::{exp2, load, risen};

@@ -9,7 +9,7 @@
 //! - An output number is one accumulator over all positions.
 //! - Of a pair the later number is added first, as the instruction does.
 //!
-//! [`few`](super::few) has the decode kernels of the same order; `by_hand.rs` is the scalar
+//! [`few`](super::decode) has the decode kernels of the same order; `by_hand.rs` is the scalar
 //! reference.
 
 use super::products::Keys;
