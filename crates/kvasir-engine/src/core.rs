@@ -21,8 +21,8 @@
 use crate::{
     Arrival, Costs, DeferReason, DraftStats, Event, Fault, Finish, Held, Limits, Nanos, Order, Outbox,
     Policy, Refusal, Request, RequestId, SchedulerView, Sequence, StateSlots, Status, StepRecord, Timings,
-    kept::{KeptSessions, Shortage},
     queue::Queue,
+    retained_sessions::{RetainedSessions, Shortage},
     slab::Slab,
     stop::Plain,
     world::World,
@@ -72,7 +72,7 @@ impl Core {
             cache,
             limits,
             slab: Slab::default(),
-            kept: KeptSessions::default(),
+            kept: RetainedSessions::default(),
             queue: Queue::new(order),
             running: Vec::new(),
             free_rows: rows,

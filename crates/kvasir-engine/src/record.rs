@@ -7,7 +7,7 @@
 use crate::rectangular::RectangleRecord;
 use crate::{Costs, DeferReason, RequestId};
 use kvasir_exec::StepKind;
-use kvasir_kv::{Room, StepId};
+use kvasir_kv::{PoolUsage, StepId};
 use serde::{Deserialize, Serialize};
 
 /// Nanoseconds on the caller's clock.
@@ -72,7 +72,7 @@ pub struct StepRecord {
     /// Running requests after this call, including those in the step.
     pub running: u32,
     /// KV pool usage after this call.
-    pub room: Room,
+    pub room: PoolUsage,
     /// Slots reserved for running requests and not yet claimed.
     pub promised: u32,
     /// Measured step costs that the policy was given.

@@ -12,11 +12,11 @@
 use crate::rectangular::RectangleRecord;
 use crate::{
     Admission, Costs, DeferReason, Finish, Limits, Nanos, RequestId, Sequence, Status,
-    kept::Shortage,
+    retained_sessions::Shortage,
     world::{ScheduledRow, World},
 };
 use kvasir_exec::SequenceSpec;
-use kvasir_kv::{CacheError, Hit, Room, SeqId};
+use kvasir_kv::{CacheError, Hit, PoolUsage, SeqId};
 
 /// The scheduler view passed to a policy: its only way to read state and to act.
 ///
@@ -79,7 +79,7 @@ impl SchedulerView<'_> {
         self.world.block
     }
     /// KV pool usage.
-    pub fn room(&self) -> Room {
+    pub fn room(&self) -> PoolUsage {
         self.world.cache.room()
     }
     /// KV pool capacity in slots.

@@ -18,7 +18,7 @@
 use crate::sequence::Moves;
 use crate::{
     Arrival, DeferReason, Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Refusal, StateSlots, Status,
-    StepRecord, Summary, kept::KeptSessions, queue::Queue, slab::Slab,
+    StepRecord, Summary, queue::Queue, retained_sessions::RetainedSessions, slab::Slab,
 };
 use kvasir_exec::{PoolRow, SequenceSpec};
 use kvasir_kv::blocks::BlockSize;
@@ -61,7 +61,7 @@ pub(crate) struct World {
     pub(crate) publish_at: PublishAt,
     pub(crate) slab: Slab,
     /// Retained K/V of sessions.
-    pub(crate) kept: KeptSessions,
+    pub(crate) kept: RetainedSessions,
     pub(crate) queue: Queue,
     /// Entries of running sequences, in order of admission.
     pub(crate) running: Vec<u32>,

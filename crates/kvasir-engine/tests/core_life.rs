@@ -5,7 +5,8 @@
 use kvasir_engine::*;
 use kvasir_exec::{Executor, OutputRow, Phase, Step};
 use kvasir_kv::{
-    Cache, CacheError, CacheKind, Cells, Contiguous, Face, Paged, Radix, Span, Token, blocks::BlockConfig,
+    Cache, CacheError, CacheKind, Capability, Cells, Contiguous, Paged, Radix, Span, Token,
+    blocks::BlockConfig,
 };
 use kvasir_sim::Toy;
 use std::sync::mpsc::channel;
@@ -465,7 +466,7 @@ fn trees_of_drafts_are_refused_by_name_where_the_cache_knows_none() {
     };
     let line = || Box::new(Contiguous::new(64));
     let refused = over(line()).draft(Box::new(Guess { trees: true })).err().unwrap();
-    assert_eq!(refused, CacheError::NoFace { kind: CacheKind::Contiguous, face: Face::Tree });
+    assert_eq!(refused, CacheError::NoFace { kind: CacheKind::Contiguous, face: Capability::Tree });
     let mut chains = over(line()).draft(Box::new(Guess { trees: false })).unwrap();
     assert!(over(paged(8)).draft(Box::new(Guess { trees: true })).is_ok());
     let said = chains.generate(vec![request(&[5, 6, 7], 8)]).unwrap();

@@ -7,7 +7,7 @@
 
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Plan, PlanKind, PlanRow, PoolId,
-    Position, Rewind, Rings, Room, Segment, SeqId, SharedPrefix, Span, StepId, VictimSearch, line::Line,
+    PoolUsage, Position, Rewind, Rings, Segment, SeqId, SharedPrefix, Span, StepId, VictimSearch, line::Line,
 };
 
 /// One sequence and a length counter: row `i` lies in slot `i`. The fastest single stream. With
@@ -75,7 +75,7 @@ impl Cache for Contiguous {
         self.rings.as_ref()
     }
 
-    fn room(&self) -> Room {
+    fn room(&self) -> PoolUsage {
         self.line.room(0)
     }
 

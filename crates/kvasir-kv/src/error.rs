@@ -1,6 +1,6 @@
 //! `CacheError`: why a cache refused an operation. A refused operation has changed nothing.
 
-use crate::{CacheKind, Face, Position, SeqId, StepId};
+use crate::{CacheKind, Capability, Position, SeqId, StepId};
 use std::fmt;
 
 /// Why a cache refused an operation. A refused operation has changed nothing.
@@ -85,7 +85,7 @@ pub enum CacheError {
         /// The cache.
         kind: CacheKind,
         /// The missing capability.
-        face: Face,
+        face: Capability,
     },
     /// An invalid configuration value; the text names it.
     BadConfig(&'static str),

@@ -25,10 +25,10 @@
 
 mod bits;
 pub mod blocks;
+mod cache;
 mod cells;
 mod contiguous;
 mod error;
-mod face;
 mod facts;
 mod ids;
 mod idset;
@@ -52,12 +52,12 @@ mod tail_buffered;
 mod tree;
 mod victims;
 
+pub use cache::{
+    BlockUse, Cache, CacheKind, Capability, ClaimRow, Hit, Lookup, PoolUsage, Prefix, Rewind, Sequences, Tree,
+};
 pub use cells::Cells;
 pub use contiguous::Contiguous;
 pub use error::CacheError;
-pub use face::{
-    BlockUse, Cache, CacheKind, ClaimRow, Face, Hit, Lookup, Prefix, Rewind, Room, Sequences, Tree,
-};
 pub use facts::{ConfigFacts, Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
 pub use ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 pub use inflight::{Flight, InFlight};

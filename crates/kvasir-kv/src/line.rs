@@ -6,7 +6,9 @@
 //! counts as leased until that step ends.
 
 use crate::victims::{WhatIf, choose};
-use crate::{CacheError, ClaimRow, InFlight, Plan, PlanKind, Room, SeqId, SeqTable, StepId, VictimSearch};
+use crate::{
+    CacheError, ClaimRow, InFlight, Plan, PlanKind, PoolUsage, SeqId, SeqTable, StepId, VictimSearch,
+};
 
 /// What one step writes: rows of the sequence, or draft nodes behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,12 +131,12 @@ impl Line {
 
     /// Pool usage when `extra` slots hold draft nodes. While a step of the previous sequence is in
     /// flight nothing is free, because slots are allocated from 0.
-    pub(crate) fn room(&self, extra: u32) -> Room {
+    pub(crate) fn room(&self, extra: u32) -> PoolUsage {
         if self.is_leased() {
-            return Room { leased: self.capacity, ..Room::default() };
+            return PoolUsage { leased: self.capacity, ..PoolUsage::default() };
         }
         let held = self.claimed + extra;
-        Room { free: self.capacity - held, held, ..Room::default() }
+        PoolUsage { free: self.capacity - held, held, ..PoolUsage::default() }
     }
 
     fn is_leased(&self) -> bool {

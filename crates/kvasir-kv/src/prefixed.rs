@@ -10,8 +10,8 @@
 
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Contiguous, Hit, Lookup, Mask, Plan, PlanKind,
-    PlanRow, PoolId, Position, Prefix, Rewind, Room, SeqId, Sequences, SharedPrefix, Span, StepId, Token,
-    Tree, VictimSearch,
+    PlanRow, PoolId, PoolUsage, Position, Prefix, Rewind, SeqId, Sequences, SharedPrefix, Span, StepId,
+    Token, Tree, VictimSearch,
     bits::{set_range, shift_into, words_for},
     prefix::Lease,
 };
@@ -155,7 +155,7 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
         self.base
     }
 
-    fn room(&self) -> Room {
+    fn room(&self) -> PoolUsage {
         self.inner.room()
     }
 

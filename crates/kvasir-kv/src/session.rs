@@ -104,7 +104,10 @@ impl<U: Use> Session<U> {
     }
 
     /// Runs `work` on the capability that the session was made for.
-    pub fn face<R>(&self, work: impl for<'a> FnOnce(&'a mut U::Face<'a>) -> R) -> Result<R, CacheError> {
+    pub fn face<R>(
+        &self,
+        work: impl for<'a> FnOnce(&'a mut U::Capability<'a>) -> R,
+    ) -> Result<R, CacheError> {
         U::face(&mut **self.cache.lock()).map(work)
     }
 }
@@ -118,9 +121,9 @@ impl<U: Use> Drop for Session<U> {
 /// What a session is for: the capability that its holder uses.
 pub trait Use {
     /// The capability trait.
-    type Face<'a>: ?Sized;
+    type Capability<'a>: ?Sized;
     /// The cache's capability for this use, or `NoFace`.
-    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError>;
+    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError>;
 }
 
 /// Single-stream decoding with truncation.
@@ -133,29 +136,29 @@ pub enum Matching {}
 pub enum Speculating {}
 
 impl Use for Rewinding {
-    type Face<'a> = dyn Rewind + 'a;
-    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError> {
+    type Capability<'a> = dyn Rewind + 'a;
+    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
         cache.rewind()
     }
 }
 
 impl Use for Branching {
-    type Face<'a> = dyn Sequences + 'a;
-    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError> {
+    type Capability<'a> = dyn Sequences + 'a;
+    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
         cache.sequences()
     }
 }
 
 impl Use for Matching {
-    type Face<'a> = dyn Prefix + 'a;
-    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError> {
+    type Capability<'a> = dyn Prefix + 'a;
+    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
         cache.prefix()
     }
 }
 
 impl Use for Speculating {
-    type Face<'a> = dyn Tree + 'a;
-    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError> {
+    type Capability<'a> = dyn Tree + 'a;
+    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
         cache.tree()
     }
 }
@@ -163,7 +166,7 @@ impl Use for Speculating {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CacheConfig, CacheKind, ClaimRow, Face, Plan, StepId, build};
+    use crate::{CacheConfig, CacheKind, Capability, ClaimRow, Plan, StepId, build};
 
     fn cache(kind: CacheKind) -> Box<dyn Cache> {
         build(kind, &CacheConfig::new(64)).unwrap()
@@ -171,7 +174,7 @@ mod tests {
 
     #[test]
     fn asking_for_a_face_that_a_cache_lacks_fails_at_that_call_by_name() {
-        fn installs<U: Use>(face: Face, kinds: &[CacheKind]) {
+        fn installs<U: Use>(face: Capability, kinds: &[CacheKind]) {
             let sessions = Sessions::default();
             for &kind in CacheKind::ALL {
                 let installed = sessions.install::<U>(cache(kind)).map(|_| ());
@@ -182,10 +185,10 @@ mod tests {
             assert!(sessions.is_empty(), "a refused cache is not installed, a dropped session is removed");
         }
         use CacheKind::{Cells, Paged, Radix, Tree};
-        installs::<Rewinding>(Face::Rewind, CacheKind::ALL);
-        installs::<Branching>(Face::Sequences, &[Cells, Paged, Radix]);
-        installs::<Matching>(Face::Prefix, &[Paged, Radix]);
-        installs::<Speculating>(Face::Tree, &[Cells, Tree, Paged, Radix]);
+        installs::<Rewinding>(Capability::Rewind, CacheKind::ALL);
+        installs::<Branching>(Capability::Sequences, &[Cells, Paged, Radix]);
+        installs::<Matching>(Capability::Prefix, &[Paged, Radix]);
+        installs::<Speculating>(Capability::Tree, &[Cells, Tree, Paged, Radix]);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Moves, Nodes, Plan, PlanKind,
-    PlanRow, PoolId, Position, Rewind, Room, Segment, SeqId, SlotCopy, Span, StepId, Tree, VictimSearch,
+    PlanRow, PoolId, PoolUsage, Position, Rewind, Segment, SeqId, SlotCopy, Span, StepId, Tree, VictimSearch,
     line::{Line, LineRow, Written},
 };
 
@@ -106,7 +106,7 @@ impl Cache for TreeCache {
         1
     }
 
-    fn room(&self) -> Room {
+    fn room(&self) -> PoolUsage {
         self.line.room(self.nodes.unsettled())
     }
 

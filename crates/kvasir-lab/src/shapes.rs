@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 pub(crate) const SHAPES: [&str; 6] =
     ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-30b-a3b"];
 
-/// The Hugging Face config of a known shape, or `None`.
+/// The Hugging Capability config of a known shape, or `None`.
 pub(crate) fn shape(name: &str) -> Option<Value> {
     let qwen3 = |layers: u32, hidden: u32, ffn: u32, heads: u32| {
         json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": layers, "hidden_size": hidden,

@@ -9,7 +9,7 @@ use kvasir_formats::Tokenizer;
 use kvasir_sample::{Allowed, Follower};
 use kvasir_serve::{
     answer::ToolDialect,
-    form::{BehindLast, CallsBeginning, Shape, Vocabulary},
+    grammar::{BehindLast, CallsBeginning, Shape, Vocabulary},
     request::Tool,
 };
 use serde_json::{Map, Value, json};

@@ -6,7 +6,7 @@
 //! - `http`: routes and middleware.
 //! - `request`: parses and validates bodies.
 //! - `model`: renders prompts and builds constraints.
-//! - `form`: compiles grammars.
+//! - `grammar`: compiles grammars.
 //! - `host`: runs the engine on its thread.
 //! - `answer`: parses output (stop sequences, reasoning, tool calls).
 //!
@@ -19,7 +19,7 @@ mod call;
 mod clients;
 mod error;
 mod folded;
-pub mod form;
+pub mod grammar;
 pub mod host;
 pub mod http;
 mod kept;

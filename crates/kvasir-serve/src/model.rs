@@ -11,7 +11,7 @@ use crate::{
     answer::{Reading, ReasoningDialect, ToolDialect},
     aside::{LONG, aside},
     folded::{fold, shows_late_system},
-    form::{BehindLast, Budget, CallsBeginning, Part, Refused, Shape, Vocabulary},
+    grammar::{BehindLast, Budget, CallsBeginning, Part, Refused, Shape, Vocabulary},
     raw_arguments::{MARK, RawArguments},
     request::{AskedForm, ChatRequest, ThinkingBudget, Tool, ToolChoice},
     tool_grammars::{Compiler, StrictRefused, ToolGrammars},

@@ -5,7 +5,7 @@
 
 use crate::{
     answer::{ToolDialect, takes_objects},
-    form::{CallGrammars, Refused, Vocabulary},
+    grammar::{CallGrammars, Refused, Vocabulary},
     request::Tool,
 };
 use kvasir_kv::Token;

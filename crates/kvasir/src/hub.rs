@@ -1,4 +1,4 @@
-//! Hugging Face Hub models by name: `OWNER/NAME[@REVISION][:TAG]`, where a tag selects one of
+//! Hugging Capability Hub models by name: `OWNER/NAME[@REVISION][:TAG]`, where a tag selects one of
 //! several GGUF files.
 //!
 //! A complete model in the hub cache is used without network access; anything missing is fetched by

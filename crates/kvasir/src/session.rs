@@ -8,7 +8,7 @@ use crate::{
     Answer, CacheOptions, Error, Model, Prompt, SharedPrefix, Stream, runner::Runner, shared_prefix::Extent,
 };
 use kvasir_engine::{Params, SessionId};
-use kvasir_kv::{Cache, CacheError, CacheKind, Face, Token};
+use kvasir_kv::{Cache, CacheError, CacheKind, Capability, Token};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// A conversation of a session; the first is [`Session::main`].
@@ -184,7 +184,7 @@ impl Session {
     pub fn fork(&mut self, branch: Branch, n: usize) -> Result<Vec<Branch>, Error> {
         let kind = self.cache().kind();
         if matches!(kind, CacheKind::Contiguous | CacheKind::Tree) {
-            return Err(Error::Asked(CacheError::NoFace { kind, face: Face::Sequences }.to_string()));
+            return Err(Error::Asked(CacheError::NoFace { kind, face: Capability::Sequences }.to_string()));
         }
         let tokens = self.tokens(branch)?.to_vec();
         self.fill(branch)?;

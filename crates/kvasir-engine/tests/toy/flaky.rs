@@ -36,7 +36,7 @@ impl Cache for Flaky {
     fn block_size(&self) -> u32 {
         self.inner.block_size()
     }
-    fn room(&self) -> Room {
+    fn room(&self) -> PoolUsage {
         self.inner.room()
     }
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {

@@ -4,8 +4,8 @@
 use super::seq::Seq;
 use super::{BlockCache, Index};
 use crate::{
-    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Plan, Position, Prefix, Rewind, Room, SeqId,
-    Sequences, StepId, Tree, VictimSearch,
+    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Plan, PoolUsage, Position, Prefix, Rewind,
+    SeqId, Sequences, StepId, Tree, VictimSearch,
 };
 
 impl<I: Index> Cache for BlockCache<I> {
@@ -21,11 +21,11 @@ impl<I: Index> Cache for BlockCache<I> {
         self.config.block_size
     }
 
-    fn room(&self) -> Room {
+    fn room(&self) -> PoolUsage {
         let index = &self.ledger.index;
         let (free, evictable, leased) = (index.free(), index.idle(), self.ledger.leased());
         let slots = |blocks: u32| blocks * self.config.block_size;
-        Room {
+        PoolUsage {
             free: slots(free),
             evictable: slots(evictable),
             held: slots(self.config.blocks - free - evictable - leased),

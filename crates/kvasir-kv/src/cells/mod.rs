@@ -23,7 +23,7 @@ use crate::plan_cache::Identity;
 use crate::victims::OwnerChanges;
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Flight, InFlight, Moves, Nodes, Plan,
-    Position, RareNodes, Rewind, Room, SeqId, SeqTable, Sequences, Slot, StepId, Tree, VictimSearch,
+    PoolUsage, Position, RareNodes, Rewind, SeqId, SeqTable, Sequences, Slot, StepId, Tree, VictimSearch,
 };
 use entries::Entries;
 use table::CellTable;
@@ -256,7 +256,7 @@ impl Cache for Cells {
         1
     }
 
-    fn room(&self) -> Room {
+    fn room(&self) -> PoolUsage {
         self.cells.room()
     }
 

@@ -1,7 +1,7 @@
 //! `CellTable`: position, owner count and lease count of every cell, and the free list.
 
 use super::free::FreeCells;
-use crate::{BlockUse, Position, Room, Slot};
+use crate::{BlockUse, PoolUsage, Position, Slot};
 
 /// One cell: position and reference counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,8 +45,8 @@ impl CellTable {
         self.free.high_water()
     }
 
-    pub(crate) fn room(&self) -> Room {
-        Room { free: self.free.count(), evictable: 0, held: self.held, leased: self.leased }
+    pub(crate) fn room(&self) -> PoolUsage {
+        PoolUsage { free: self.free.count(), evictable: 0, held: self.held, leased: self.leased }
     }
 
     /// State of a cell.

@@ -11,7 +11,7 @@ mod sharing;
 
 use common::plan_of;
 use kvasir_kv::blocks::BlockConfig;
-use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, Radix, Room, SeqId, SlotCopy, StepId, Token};
+use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, PoolUsage, Radix, SeqId, SlotCopy, StepId, Token};
 
 const SMALL: BlockConfig =
     BlockConfig { block_size: 4, blocks: 8, max_sequences: 8, sharing: true, dummy: false };
@@ -34,6 +34,6 @@ fn publish(cache: &mut dyn Cache, seq: SeqId, tokens: &[Token]) {
     cache.check().unwrap();
 }
 
-fn room(free: u32, evictable: u32, held: u32, leased: u32) -> Room {
-    Room { free, evictable, held, leased }
+fn room(free: u32, evictable: u32, held: u32, leased: u32) -> PoolUsage {
+    PoolUsage { free, evictable, held, leased }
 }

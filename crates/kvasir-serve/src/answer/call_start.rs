@@ -2,7 +2,7 @@
 //!
 //! The scanner reads text as this module's parsers do, up to the start of a call: reasoning block
 //! first, then call markers. From there a grammar constrains decoding
-//! ([`CallGrammars`](crate::form::CallGrammars)); the scanner resumes after the call.
+//! ([`CallGrammars`](crate::grammar::CallGrammars)); the scanner resumes after the call.
 //!
 //! States: `Start` (a reasoning block may open) → `Reasoning` → `Fresh` (only white space so far) →
 //! `Text`; `Bare` and `Behind` for dialects with unmarked calls; `Header` and `Message` for harmony
@@ -16,7 +16,7 @@ use super::{
     json_text::{Named, named},
     python,
 };
-use crate::form::Calls;
+use crate::grammar::Calls;
 
 /// The trigger syntax of a tool call dialect: which markers start a call and which grammar follows
 /// each.

@@ -21,7 +21,7 @@ use super::{
     tagged_calls::Tags,
 };
 use crate::{
-    form::{Calls, Part, Raw, text_patterns},
+    grammar::{Calls, Part, Raw, text_patterns},
     request::Tool,
 };
 use serde_json::{Value, json};

@@ -2,7 +2,7 @@
 //! `guided_*`.
 
 use super::{Reader, SamplingFields};
-use crate::{ApiError, form::Shape};
+use crate::{ApiError, grammar::Shape};
 use serde_json::Value;
 
 /// Maximum number of choices; the compiler has limits of its own.

@@ -8,7 +8,7 @@ use super::{
     AskedForm, ChatRequest, Message, RESPONSES, Reader, Role, SamplingFields, StreamOptions, Tool,
     ToolChoice, chat, freeform, json::Budget, message::AssistantTurn, message::no_text, sampling,
 };
-use crate::{ApiError, form::Shape};
+use crate::{ApiError, grammar::Shape};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 

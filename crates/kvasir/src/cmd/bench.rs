@@ -65,7 +65,7 @@ const NOTABLE: f64 = 0.01;
 
 #[derive(clap::Args)]
 struct Common {
-    /// A GGUF file, a directory in the Hugging Face layout, or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
+    /// A GGUF file, a directory in the Hugging Capability layout, or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]
     model: Option<PathBuf>,
     /// A known model's shape with random weights

@@ -7,7 +7,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A GGUF file, a directory in the Hugging Face layout, or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
+    /// A GGUF file, a directory in the Hugging Capability layout, or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// The GGUF file to write

@@ -3,7 +3,7 @@
 use super::Failure;
 use kvasir::Loaded;
 use kvasir_sample::Constrained;
-use kvasir_serve::form::{Shape, Vocabulary};
+use kvasir_serve::grammar::{Shape, Vocabulary};
 use std::{fs, path::Path, path::PathBuf, sync::Arc};
 
 /// A form that the answer must have.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Which model.
 #[derive(Clone, clap::Args)]
 pub(crate) struct Which {
-    /// A directory in the Hugging Face layout, a GGUF file, or a hub name (`OWNER/NAME[@REVISION][:TAG]`); the built-in
+    /// A directory in the Hugging Capability layout, a GGUF file, or a hub name (`OWNER/NAME[@REVISION][:TAG]`); the built-in
     /// model unless given
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,

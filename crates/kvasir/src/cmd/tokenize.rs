@@ -7,7 +7,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A GGUF file (a vocabulary alone will do), a directory in the Hugging Face layout, a tokenizer.json, or a hub name
+    /// A GGUF file (a vocabulary alone will do), a directory in the Hugging Capability layout, a tokenizer.json, or a hub name
     /// (`OWNER/NAME[@REVISION][:TAG]`)
     #[arg(value_name = "MODEL")]
     model: PathBuf,

@@ -46,7 +46,7 @@ pub(crate) fn examine(patient: &Patient<'_>) -> Report {
         Ok(opened) => checks.extend(model::checks(opened, &patient.model_name, room, bandwidth)),
         Err(why) => {
             checks.push(Check::fail("model", why.clone()).advise(
-                "give a whole GGUF file (fetch one that was cut short again), a directory in the Hugging Face layout or a hub name",
+                "give a whole GGUF file (fetch one that was cut short again), a directory in the Hugging Capability layout or a hub name",
             ))
         }
     }

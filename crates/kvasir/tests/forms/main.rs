@@ -14,7 +14,7 @@ use kvasir_kv::{Radix, blocks::BlockConfig};
 use kvasir_sample::{Allowed, Constrained, Sampling};
 use kvasir_serve::{
     answer::ToolDialect,
-    form::{BehindLast, Budget, CallsBeginning, Part, Shape, Vocabulary},
+    grammar::{BehindLast, Budget, CallsBeginning, Part, Shape, Vocabulary},
     request::Tool,
 };
 use schemas::{Dice, misfit, schema};

@@ -50,7 +50,7 @@ impl fmt::Display for CacheKind {
 /// An optional capability of a cache beyond the `Cache` trait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Face {
+pub enum Capability {
     /// Truncation: [`Rewind`].
     Rewind,
     /// Fork, copy and range removal: [`Sequences`].
@@ -61,7 +61,7 @@ pub enum Face {
     Tree,
 }
 
-impl fmt::Display for Face {
+impl fmt::Display for Capability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Rewind => "rewind",
@@ -95,7 +95,7 @@ impl ClaimRow {
 /// Pool usage in slots. `free + evictable + held + leased` is the capacity; dummy slots are not
 /// counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Room {
+pub struct PoolUsage {
     /// Unreferenced slots without cached content.
     pub free: u32,
     /// Unreferenced slots that hold a cached prefix; allocated (evicted) after the free ones.
@@ -106,7 +106,7 @@ pub struct Room {
     pub leased: u32,
 }
 
-impl Room {
+impl PoolUsage {
     /// Slots that a claim can allocate now: free plus evictable.
     pub fn available(self) -> u32 {
         self.free + self.evictable
@@ -168,7 +168,7 @@ pub trait Cache: Send {
         None
     }
     /// Current pool usage, in slots.
-    fn room(&self) -> Room;
+    fn room(&self) -> PoolUsage;
     /// Writes the state of each block by id; ids past the end are free. Writes nothing if the cache
     /// does not track it. For visualization: may cost time linear in the high-water mark.
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
@@ -249,19 +249,19 @@ pub trait Cache: Send {
     }
     /// Truncation, or `NoFace`.
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
-        Err(CacheError::NoFace { kind: self.kind(), face: Face::Rewind })
+        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Rewind })
     }
     /// Forks and range operations, or `NoFace`.
     fn sequences(&mut self) -> Result<&mut dyn Sequences, CacheError> {
-        Err(CacheError::NoFace { kind: self.kind(), face: Face::Sequences })
+        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Sequences })
     }
     /// Prefix caching, or `NoFace`.
     fn prefix(&mut self) -> Result<&mut dyn Prefix, CacheError> {
-        Err(CacheError::NoFace { kind: self.kind(), face: Face::Prefix })
+        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Prefix })
     }
     /// Draft trees, or `NoFace`.
     fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
-        Err(CacheError::NoFace { kind: self.kind(), face: Face::Tree })
+        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Tree })
     }
 }
 
@@ -296,7 +296,7 @@ pub trait Sequences {
 pub struct Hit {
     /// Leading tokens whose K and V are cached; whole blocks.
     pub tokens: u32,
-    /// Slots of the hit that are unreferenced now: attaching takes them out of [`Room::evictable`].
+    /// Slots of the hit that are unreferenced now: attaching takes them out of [`PoolUsage::evictable`].
     pub idle: u32,
     /// Ticket of this lookup, for [`Prefix::attach`].
     #[serde(skip)]

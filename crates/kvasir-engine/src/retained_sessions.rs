@@ -38,7 +38,7 @@ pub(crate) struct Kept {
 /// Retained K/V of all sessions. Its slots count as held by the cache and are evicted when running
 /// requests need them.
 #[derive(Debug, Default)]
-pub(crate) struct KeptSessions {
+pub(crate) struct RetainedSessions {
     entries: BTreeMap<SessionId, Kept>,
     uses: u64,
     /// Version counter of everything that may make more slots evictable: sequences closed or
@@ -76,7 +76,7 @@ pub(crate) struct Shortage {
     pub(crate) leased_too: bool,
 }
 
-impl KeptSessions {
+impl RetainedSessions {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SessionId, &Kept)> {
         self.entries.iter().map(|(session, kept)| (*session, kept))
     }
