@@ -63,5 +63,6 @@ fn small_objects_in_a_known_field_are_refused_within_the_budget() {
     let tools = format!(r#"{{"tools": [{}], "messages": []}}"#, objects(990_000));
     let (after, peak) = grown("memory-known", &tools, 400);
     assert!(after < 50 << 20, "{} MiB stay", after >> 20);
-    assert!(peak < 900 << 20, "{} MiB at most", peak >> 20);
+    // The budget of 512 MiB, the slack of growing lists, and pages that are not given back yet.
+    assert!(peak < 1200 << 20, "{} MiB at most", peak >> 20);
 }
