@@ -10,7 +10,7 @@
 //!
 //! Invariants: the state is small, `Eq + Hash` and a function of the bytes alone, so token masks
 //! are cached by it. The scanner and the parser must agree where a call begins.
-//! `every_call_that_is_read_fits_its_tool` in `form/call_grammars/tests.rs` guards both.
+//! `every_call_that_is_read_fits_its_tool` in `grammar/call_grammars/tests.rs` guards both.
 
 use super::{
     json_text::{Named, named},

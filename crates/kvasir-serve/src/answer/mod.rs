@@ -8,6 +8,7 @@
 //! [`ReasoningDialect`] describe model families, [`Items`] groups deltas into items, and
 //! [`Scanner`] triggers constrained tool calls.
 
+mod call_parts;
 mod call_start;
 mod calls;
 mod choice;
@@ -25,11 +26,11 @@ mod schema;
 mod stop;
 mod tagged_calls;
 
+pub(crate) use call_parts::takes_objects;
 pub use call_start::{Bare, CallSyntax, Next, Opened, Scanner};
 pub use calls::{CallEvent, Calls};
 pub use choice::{Choice, Delta, Reading};
 pub use dialect::ToolDialect;
-pub(crate) use dialect::takes_objects;
 use harmony::Harmony;
 pub use items::{Item, ItemEvent, ItemKind, Items};
 pub use reasoning::{Part, Reasoning, ReasoningDialect};

@@ -37,6 +37,8 @@ pub(super) struct Tags {
     pub(super) beside: &'static [&'static str],
     /// A value is on lines of its own: one line break on each side is padding.
     pub(super) padded: bool,
+    /// The tag of an argument says whether its value is a string.
+    pub(super) says_kind: bool,
 }
 
 /// Streaming parser of tagged calls; assembles their arguments into JSON.
