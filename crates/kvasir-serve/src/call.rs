@@ -7,7 +7,7 @@ use crate::request::IgnoredFields;
 use std::{future::Future, sync::Arc};
 
 /// Context of one HTTP request, for logs and traces. Never holds prompt text.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct Call {
     /// Request id, returned as `x-request-id`.
     pub id: String,

@@ -27,9 +27,11 @@ pub(crate) fn fold(messages: Vec<Value>) -> Vec<Value> {
         }
         match folded.last_mut() {
             Some(last) if role(last) == role(&message) && matches!(role(last), "system" | "user") => {
-                let texts = [&*last, &message].map(|message| message["content"].as_str().unwrap_or_default());
-                let joined = texts.join("\n\n");
-                last["content"] = joined.into();
+                let more = message["content"].as_str().unwrap_or_default();
+                match &mut last["content"] {
+                    Value::String(text) => text.extend(["\n\n", more]),
+                    other => *other = format!("\n\n{more}").into(),
+                }
             }
             _ => folded.push(message),
         }

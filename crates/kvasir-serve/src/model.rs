@@ -409,22 +409,26 @@ impl Model {
         mut messages: Vec<Value>,
     ) -> Result<String, ApiError> {
         let raw = RawArguments::take(&mut messages);
-        let mut render = |messages: &[Value]| {
-            variables.insert("messages".into(), messages.into());
-            self.render(template, &variables).map(|text| raw.restore(text))
-        };
-        let as_sent = render(&messages);
+        let render =
+            |variables: &Map<String, Value>| self.render(template, variables).map(|text| raw.restore(text));
+        variables.insert("messages".into(), messages.into());
+        let as_sent = render(&variables);
+        let sent = variables["messages"].as_array().map_or(&[][..], Vec::as_slice);
         if let Ok(text) = &as_sent
-            && shows_late_system(&messages, text)
+            && shows_late_system(sent, text)
         {
             return as_sent;
         }
-        let mut folded = fold(messages.clone());
-        let mut as_folded = render(&folded);
+        let (mut messages, mut folded) = (sent.to_vec(), fold(sent.to_vec()));
+        let mut render_messages = |messages: &[Value]| {
+            variables.insert("messages".into(), messages.into());
+            render(&variables)
+        };
+        let mut as_folded = render_messages(&folded);
         if as_folded.is_err() && !raw.is_empty() {
             raw.as_objects(&mut messages);
             raw.as_objects(&mut folded);
-            as_folded = render(&messages).or_else(|_| render(&folded));
+            as_folded = render_messages(&messages).or_else(|_| render_messages(&folded));
         }
         // Errors refer to the conversation as sent.
         as_folded.or(as_sent)

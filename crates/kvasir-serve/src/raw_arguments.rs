@@ -27,10 +27,6 @@ impl RawArguments {
         Self(texts)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Replaces placeholders by objects, for a template that reads fields.
     pub(crate) fn as_objects(&self, messages: &mut [Value]) {
         let marks = all_arguments(messages).filter(|arguments| arguments.is_string());
@@ -38,12 +34,31 @@ impl RawArguments {
     }
 
     /// Restores the texts in rendered output.
-    pub(crate) fn restore(&self, mut rendered: String) -> String {
-        for (i, text) in self.0.iter().enumerate() {
-            let mark = format!("{MARK}{i}{MARK}");
-            rendered = rendered.replace(&format!("\"{mark}\""), text).replace(&mark, text);
+    pub(crate) fn restore(&self, rendered: String) -> String {
+        if self.is_empty() {
+            return rendered;
         }
-        rendered
+        // Text and placeholder indices alternate between marks.
+        let mut pieces = rendered.split(MARK);
+        let mut restored = pieces.next().unwrap_or_default().to_owned();
+        while let (Some(index), Some(behind)) = (pieces.next(), pieces.next()) {
+            let text = index.parse().ok().and_then(|i: usize| self.0.get(i));
+            let unquoted = restored.strip_suffix('"').map(str::len).zip(behind.strip_prefix('"'));
+            let behind = match unquoted {
+                Some((before, behind)) => {
+                    restored.truncate(before);
+                    behind
+                }
+                None => behind,
+            };
+            restored.push_str(text.map_or("", String::as_str));
+            restored.push_str(behind);
+        }
+        restored
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 

@@ -180,25 +180,29 @@ impl Form {
             ItemKind::Call(name) => {
                 let call = format!("call_{}_{index}", self.id);
                 let arguments = if begun { "" } else { item.text.as_str() };
-                match self.kinds.get(name) {
-                    Some(ToolKind::Custom) => json!({
-                        "id": id, "type": "custom_tool_call", "status": status, "call_id": call, "name": name,
-                        "input": custom_input(arguments),
-                    }),
-                    Some(ToolKind::Namespaced { namespace, name, is_custom: true }) => json!({
-                        "id": id, "type": "custom_tool_call", "status": status, "call_id": call, "name": name,
-                        "namespace": namespace, "input": custom_input(arguments),
-                    }),
-                    Some(ToolKind::Namespaced { namespace, name, .. }) => json!({
-                        "id": id, "type": "function_call", "status": status, "call_id": call, "name": name,
-                        "namespace": namespace, "arguments": arguments,
-                    }),
-                    Some(ToolKind::Function) | None => json!({
-                        "id": id, "type": "function_call", "status": status, "call_id": call, "name": name,
-                        "arguments": arguments,
-                    }),
+                let (name, namespace) = self.called(name);
+                let mut object = json!({
+                    "id": id, "type": "function_call", "status": status, "call_id": call, "name": name,
+                });
+                if let Some(namespace) = namespace {
+                    object["namespace"] = namespace.into();
                 }
+                if self.is_custom(item) {
+                    object["type"] = "custom_tool_call".into();
+                    object["input"] = custom_input(arguments).into();
+                } else {
+                    object["arguments"] = arguments.into();
+                }
+                object
             }
+        }
+    }
+
+    /// The name and namespace of a called function, as the client offered them.
+    fn called<'a>(&'a self, function: &'a str) -> (&'a str, Option<&'a str>) {
+        match self.kinds.get(function) {
+            Some(ToolKind::Namespaced { namespace, name, .. }) => (name, Some(namespace)),
+            _ => (function, None),
         }
     }
 
@@ -287,12 +291,7 @@ impl Events {
                 }
                 let done = match &item.kind {
                     ItemKind::Call(_) if is_custom => json!({"input": custom_input(&item.text)}),
-                    ItemKind::Call(name)
-                        if let Some(ToolKind::Namespaced { name, .. }) = self.form.kinds.get(name) =>
-                    {
-                        json!({"name": name, "arguments": item.text})
-                    }
-                    ItemKind::Call(name) => json!({"name": name, "arguments": item.text}),
+                    ItemKind::Call(name) => json!({"name": self.form.called(name).0, "arguments": item.text}),
                     ItemKind::Text => json!({"text": item.text, "logprobs": self.form.logprobs_of(index)}),
                     ItemKind::Reasoning => json!({"text": item.text}),
                 };

@@ -12,7 +12,7 @@ use crate::{
     answer::Delta,
     host::Piece,
     request::{
-        Begin, ChatRequest, FORK, ForkRequest, IgnoredFields, Place, Prompt, REWIND, Reader, SESSIONS,
+        Begin, Body, ChatRequest, FORK, ForkRequest, IgnoredFields, Place, Prompt, REWIND, Reader, SESSIONS,
         SamplingFields, SessionRequest, read_rewind,
     },
     session::{self, Said, Session, Tokens, Turn},
@@ -92,7 +92,7 @@ async fn fill(
     let (turn, ()) = app.sessions.begin(name, key, |_| Ok(()))?;
     if !tokens.is_empty() {
         let facts = &app.model.facts;
-        let mut fields = SamplingFields::unset(&facts.sampling);
+        let mut fields = SamplingFields::read(&Body::default().reader(), &facts.sampling, facts.vocab)?;
         fields.length.max_tokens = Some(0);
         let mut order = app.order(param, tokens.to_vec(), &fields, key)?;
         order.request.params.session = Some(turn.id());

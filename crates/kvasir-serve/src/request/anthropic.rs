@@ -6,8 +6,12 @@
 
 use super::{
     AskedForm, COUNT_TOKENS, ChatRequest, MESSAGES, Message, Reader, Role, SamplingFields, StreamOptions,
-    ThinkingBudget, Tool, ToolChoice, chat::effort_word, json::Budget, message::AssistantTurn,
-    message::no_text, sampling,
+    ThinkingBudget, Tool, ToolChoice,
+    chat::effort_word,
+    json::Budget,
+    message::AssistantTurn,
+    message::{left_out, no_text},
+    sampling,
 };
 use crate::ApiError;
 use kvasir_sample::Sampling;
@@ -102,9 +106,7 @@ fn edit_context(body: &Reader, messages: &mut [Message]) -> Result<(), ApiError>
     let Some(management) = body.object("context_management")? else { return Ok(()) };
     management.only(&["edits"])?;
     for (i, edit) in management.list("edits", MAX_EDITS)?.unwrap_or(&[]).iter().enumerate() {
-        let path = format!("edits[{i}]");
-        let map = edit.as_object().ok_or_else(|| management.error(&path, "must be an object"))?;
-        let edit = management.at(map, management.name(&path));
+        let edit = management.item("edits", i, edit)?;
         let kind = needed(&edit, "type")?;
         if kind != CLEAR_THINKING {
             edit.ignore(kind);
@@ -140,8 +142,9 @@ fn keep_thinking(messages: &mut [Message], turns: usize) {
     }
 }
 
-/// A string, or the concatenation of text blocks.
-fn text_of(reader: &Reader, field: &str) -> Result<Option<String>, ApiError> {
+/// A string, or the concatenation of text blocks. In the result of a call, a note replaces images
+/// and documents.
+fn text_of(reader: &Reader, field: &str, is_result: bool) -> Result<Option<String>, ApiError> {
     match reader.get(field) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
@@ -150,6 +153,10 @@ fn text_of(reader: &Reader, field: &str) -> Result<Option<String>, ApiError> {
             for block in blocks(reader, field)? {
                 match block.text("type")? {
                     Some("text") => text.push_str(needed(&block, "text")?),
+                    Some("tool_reference") if is_result => text.push_str(needed(&block, "tool_name")?),
+                    Some(kind) if is_result && MEDIA.contains(&kind) => {
+                        text.push_str(&left_out(&block, kind));
+                    }
                     kind => return Err(no_text(&block, kind)),
                 }
             }
@@ -158,36 +165,13 @@ fn text_of(reader: &Reader, field: &str) -> Result<Option<String>, ApiError> {
     }
 }
 
-/// A tool result as text. Images and documents are replaced by a note, so the conversation
-/// continues.
-fn result_text(reader: &Reader) -> Result<String, ApiError> {
-    match reader.get("content") {
-        None => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(_) => {
-            let mut text = String::new();
-            for block in blocks(reader, "content")? {
-                match block.text("type")? {
-                    Some("text") => text.push_str(needed(&block, "text")?),
-                    Some("tool_reference") => text.push_str(needed(&block, "tool_name")?),
-                    Some(kind @ ("image" | "document" | "search_result")) => {
-                        block.ignore(kind);
-                        text.push_str(&format!("[{kind} left out]"));
-                    }
-                    kind => return Err(no_text(&block, kind)),
-                }
-            }
-            Ok(text)
-        }
-    }
-}
+/// Blocks that a note replaces in the result of a call.
+const MEDIA: &[&str] = &["image", "document", "search_result"];
 
 fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiError> {
     let items = reader.list(field, MAX_MESSAGES)?.unwrap_or(&[]).iter().enumerate();
     let block = |(i, item): (usize, &'a Value)| {
-        let path = format!("{field}[{i}]");
-        let map = item.as_object().ok_or_else(|| reader.error(&path, "must be an object"))?;
-        let block = reader.at(map, reader.name(&path));
+        let block = reader.item(field, i, item)?;
         let own: &[&str] = match block.text("type")? {
             Some("text") => &["text"],
             Some("thinking") => &["thinking", "signature"],
@@ -196,7 +180,7 @@ fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiEr
             Some("tool_result") => &["tool_use_id", "content", "is_error"],
             Some("tool_reference") => &["tool_name"],
             // Only valid in tool results, where a note replaces it.
-            Some("image" | "document" | "search_result") => return Ok(block),
+            Some(kind) if MEDIA.contains(&kind) => return Ok(block),
             kind => return Err(no_text(&block, kind)),
         };
         // Cache and citation markers do not change the content.
@@ -217,7 +201,7 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 /// The system prompt. If it begins with the billing header, that block, or that line of a longer
 /// block, is cut.
 fn system(body: &Reader, strip_billing_header: bool) -> Result<Option<Message>, ApiError> {
-    let Some(text) = text_of(body, "system")? else { return Ok(None) };
+    let Some(text) = text_of(body, "system", false)? else { return Ok(None) };
     let strip = strip_billing_header && text.starts_with(BILLING_HEADER);
     let text = if strip { text[billing_header_len(body, &text)..].to_owned() } else { text };
     Ok((!strip || !text.is_empty()).then(|| Message::said(Role::System, text)))
@@ -239,9 +223,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
     }
     let mut calls = Calls::default();
     for (i, item) in items.iter().enumerate() {
-        let path = format!("messages[{i}]");
-        let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-        let reader = body.at(map, path);
+        let reader = body.item("messages", i, item)?;
         reader.only(&["role", "content"])?;
         reader.need("content")?;
         match reader.text("role")? {
@@ -251,7 +233,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
                 messages.push(assistant(&reader, &mut calls, i)?);
             }
             Some("system") => {
-                let text = text_of(&reader, "content")?.unwrap_or_default();
+                let text = text_of(&reader, "content", false)?.unwrap_or_default();
                 messages.push(Message::said(Role::System, text));
             }
             _ => return Err(reader.error("role", "must be user, assistant or system")),
@@ -261,12 +243,14 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
     Ok(messages.last().is_some_and(|last| last.role == Role::Assistant))
 }
 
-/// Pending tool calls of the last assistant message.
+/// Pending tool calls of the last assistant message, and the budget of all.
 #[derive(Default)]
 struct Calls {
     ids: Vec<String>,
     /// Index of that message.
     message: usize,
+    /// Memory of all arguments of the request that are parsed from text.
+    budget: Budget,
 }
 
 impl Calls {
@@ -299,7 +283,7 @@ fn user(reader: &Reader, calls: &mut Calls, messages: &mut Vec<Message>) -> Resu
                 // Templates have no place for the error flag; the result's text conveys it.
                 block.flag("is_error", false)?;
                 messages.extend(said.take().map(|text| Message::said(Role::User, text)));
-                messages.push(Message::result(id, result_text(&block)?));
+                messages.push(Message::result(id, text_of(&block, "content", true)?.unwrap_or_default()));
             }
             Some("text") => said.get_or_insert_default().push_str(needed(&block, "text")?),
             // Claude Code removes these blocks from its conversation when it reads this wording.
@@ -334,7 +318,7 @@ fn assistant(reader: &Reader, calls: &mut Calls, message: usize) -> Result<Messa
             Some("tool_use") => {
                 let (id, name) = (needed(&block, "id")?, needed(&block, "name")?);
                 let input = match block.need("input")? {
-                    Value::String(text) => Budget::default().arguments(text),
+                    Value::String(text) => calls.budget.arguments(text),
                     object @ Value::Object(_) => object.clone(),
                     other => other.to_string().into(),
                 };

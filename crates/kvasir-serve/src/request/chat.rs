@@ -243,22 +243,16 @@ fn messages(body: &Reader, earlier: usize) -> Result<Vec<Message>, ApiError> {
     let budget = Budget::default();
     let mut messages = Vec::with_capacity(items.len());
     for (i, item) in items.iter().enumerate() {
-        let path = match i.checked_sub(earlier) {
-            Some(own) => format!("messages[{own}]"),
-            None => format!("session.messages[{i}]"),
+        let reader = match i.checked_sub(earlier) {
+            Some(own) => body.item("messages", own, item)?,
+            None => body.item("session.messages", i, item)?,
         };
-        let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-        messages.push(message(&body.at(map, path), map, &mut open_calls, &budget)?);
+        messages.push(message(&reader, &mut open_calls, &budget)?);
     }
     Ok(messages)
 }
 
-fn message(
-    reader: &Reader,
-    map: &Map<String, Value>,
-    open_calls: &mut Vec<String>,
-    budget: &Budget,
-) -> Result<Message, ApiError> {
+fn message(reader: &Reader, open_calls: &mut Vec<String>, budget: &Budget) -> Result<Message, ApiError> {
     let role = match reader.text("role")?.ok_or_else(|| reader.error("role", "is missing"))? {
         "system" | "developer" => Role::System,
         "user" => Role::User,
@@ -267,7 +261,7 @@ fn message(
         _ => return Err(reader.error("role", "must be system, developer, user, assistant or tool")),
     };
     let content = content(reader)?;
-    let mut source = map.clone();
+    let mut source = reader.fields().clone();
     if reader.text("role")? == Some("developer") {
         source.insert("role".into(), "system".into());
     }
@@ -311,9 +305,7 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
         Some(Value::Array(parts)) if !parts.is_empty() => {
             let mut text = String::new();
             for (i, part) in parts.iter().enumerate() {
-                let path = format!("content[{i}]");
-                let map = part.as_object().ok_or_else(|| reader.error(&path, "must be an object"))?;
-                let part = reader.at(map, reader.name(&path));
+                let part = reader.item("content", i, part)?;
                 match part.text("type")? {
                     Some("text" | "input_text" | "output_text") => {
                         text.push_str(part.text("text")?.ok_or_else(|| part.error("text", "is missing"))?);
@@ -332,9 +324,7 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
 fn calls(reader: &Reader, budget: &Budget) -> Result<Vec<Value>, ApiError> {
     let items = reader.list("tool_calls", 1024)?.unwrap_or(&[]).iter().enumerate();
     let read = |(i, item): (usize, &Value)| {
-        let path = format!("tool_calls[{i}]");
-        let map = item.as_object().ok_or_else(|| reader.error(&path, "must be an object"))?;
-        let call = reader.at(map, reader.name(&path));
+        let call = reader.item("tool_calls", i, item)?;
         let id = call.text("id")?.ok_or_else(|| call.error("id", "is missing"))?;
         let function = call.object("function")?.ok_or_else(|| call.error("function", "is missing"))?;
         let name = function.text("name")?.ok_or_else(|| function.error("name", "is missing"))?;

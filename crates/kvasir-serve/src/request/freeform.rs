@@ -51,8 +51,8 @@ pub(super) fn all(body: &Reader) -> Result<Vec<Tool>, ApiError> {
     let mut tools = Tool::all(body, "name", read)?;
     let items = body.get("input").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     for (i, item) in items.iter().enumerate() {
-        if let Some(map) = item.as_object().filter(|_| item["type"] == ADDITIONAL_TOOLS) {
-            let more = Tool::all(&body.at(map, format!("input[{i}]")), "name", read)?;
+        if item["type"] == ADDITIONAL_TOOLS {
+            let more = Tool::all(&body.item("input", i, item)?, "name", read)?;
             let is_new = |tool: &Tool| tools.iter().all(|other| other.name != tool.name);
             let new: Vec<Tool> = more.into_iter().filter(is_new).collect();
             tools.extend(new);
@@ -106,9 +106,7 @@ fn namespace(outer: &Reader) -> Result<Vec<Tool>, ApiError> {
     let items = outer.list("tools", MAX_TOOLS)?.unwrap_or(&[]);
     let mut tools = Vec::with_capacity(items.len());
     for (i, item) in items.iter().enumerate() {
-        let path = format!("tools[{i}]");
-        let map = item.as_object().ok_or_else(|| outer.error(&path, "must be an object"))?;
-        let inner = outer.at(map, outer.name(&path));
+        let inner = outer.item("tools", i, item)?;
         if inner.text("type")? == Some("namespace") {
             return Err(inner.error("type", "must not be another namespace"));
         }

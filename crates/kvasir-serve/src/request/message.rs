@@ -68,6 +68,13 @@ impl AssistantTurn {
     }
 }
 
+/// The note that takes the place of a part that is no text in the result of a call, so that the
+/// conversation continues. The part is recorded as ignored.
+pub(super) fn left_out(part: &Reader, kind: &str) -> String {
+    part.ignore(kind);
+    format!("[{} left out]", kind.trim_start_matches("input_"))
+}
+
 /// The error for a content part that is not text.
 pub(super) fn no_text(part: &Reader, kind: Option<&str>) -> ApiError {
     const MEDIA: &[&str] = &[

@@ -33,7 +33,7 @@ impl<'a> Reader<'a> {
     pub fn classify(&self, table: &[Field]) -> Result<(), ApiError> {
         for (name, value) in self.map {
             match table.iter().find(|field| field.name == name) {
-                None => self.ignored.unknown(name)?,
+                None => self.unknown(name)?,
                 Some(field) => match field.class {
                     Class::Rejected(why) if !field.is_neutral(value) => {
                         return Err(ApiError::unsupported(name, why));
@@ -45,9 +45,16 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Records or rejects an unknown field, by its full path.
-    pub fn unknown(&self, path: &str) -> Result<(), ApiError> {
-        self.ignored.unknown(path)
+    /// A reader over the object at `index` of a list field.
+    pub fn item(&self, field: &str, index: usize, value: &'a Value) -> Result<Self, ApiError> {
+        let field = format!("{field}[{index}]");
+        let map = value.as_object().ok_or_else(|| self.error(&field, "must be an object"))?;
+        Ok(self.at(map, self.name(&field)))
+    }
+
+    /// Records or rejects an unknown field, or an unknown value of one.
+    pub fn unknown(&self, field: &str) -> Result<(), ApiError> {
+        self.ignored.unknown(&self.name(field))
     }
 
     /// Records a field, or a value of it, as ignored.
@@ -84,7 +91,7 @@ impl<'a> Reader<'a> {
     pub fn only(&self, fields: &[&str]) -> Result<(), ApiError> {
         let set = self.map.iter().filter(|(_, value)| !value.is_null());
         let mut unknown = set.filter(|(key, _)| !fields.contains(&key.as_str()));
-        unknown.try_for_each(|(key, _)| self.ignored.unknown(&self.name(key)))
+        unknown.try_for_each(|(key, _)| self.unknown(key))
     }
 
     /// A string field.

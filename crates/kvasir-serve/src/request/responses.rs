@@ -6,7 +6,11 @@
 
 use super::{
     AskedForm, ChatRequest, Message, RESPONSES, Reader, Role, SamplingFields, StreamOptions, Tool,
-    ToolChoice, chat, freeform, json::Budget, message::AssistantTurn, message::no_text, sampling,
+    ToolChoice, chat, freeform,
+    json::Budget,
+    message::AssistantTurn,
+    message::{left_out, no_text},
+    sampling,
 };
 use crate::{ApiError, grammar::Shape};
 use kvasir_sample::Sampling;
@@ -129,14 +133,14 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
     let mut calls: Vec<&str> = Vec::new();
     let budget = Budget::default();
     for (i, item) in items.iter().enumerate() {
-        let path = format!("input[{i}]");
-        let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-        let item = body.at(map, path);
+        let item = body.item("input", i, item)?;
         match item.text("type")? {
             None | Some("message") => message(&item, &mut turn, messages)?,
             Some("reasoning") => {
                 item.only(&["type", "id", "summary", "content", "encrypted_content", "status"])?;
-                turn.think(&text_of(&item, "content", &["reasoning_text"])?.unwrap_or_default());
+                turn.think(
+                    &text_of(&item, "content", &["reasoning_text", "refusal"], &[])?.unwrap_or_default(),
+                );
             }
             Some("function_call") => {
                 item.only(&["type", "id", "call_id", "name", "namespace", "arguments", "status"])?;
@@ -166,7 +170,8 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
                 if !calls.contains(&id) {
                     return Err(item.error("call_id", "answers no call of an earlier item"));
                 }
-                let output = result_of(&item)?.ok_or_else(|| item.error("output", "is missing"))?;
+                let output = text_of(&item, "output", &["input_text", "output_text", "text"], MEDIA)?;
+                let output = output.ok_or_else(|| item.error("output", "is missing"))?;
                 messages.extend(turn.take());
                 messages.push(Message::result(id, output));
             }
@@ -178,7 +183,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
             Some("compaction" | "compaction_summary") => item.ignore("compaction"),
             Some(hosted) if hosted.ends_with("_call") => item.ignore(hosted),
             // Items of a later API version are recorded or rejected as unknown.
-            Some(unknown) => body.unknown(&item.name(unknown))?,
+            Some(unknown) => item.unknown(unknown)?,
         }
     }
     messages.extend(turn.take());
@@ -196,7 +201,7 @@ fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>)
         Some("assistant") => Role::Assistant,
         _ => return Err(item.error("role", "must be user, assistant, system or developer")),
     };
-    let text = text_of(item, "content", &["input_text", "output_text", "text"])?;
+    let text = text_of(item, "content", &["input_text", "output_text", "text", "refusal"], &[])?;
     let text = text.ok_or_else(|| item.error("content", "is missing"))?;
     if role != Role::Assistant && item.get("content").is_some_and(|content| *content == json!([])) {
         return Err(item.error("content", "must not be empty"));
@@ -211,40 +216,23 @@ fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>)
     Ok(())
 }
 
-/// A string, or the concatenation of parts of these types.
-fn text_of(item: &Reader, field: &str, types: &[&str]) -> Result<Option<String>, ApiError> {
+/// Types of parts that a note replaces in the output of a call.
+const MEDIA: &[&str] = &["input_image", "input_file", "input_audio"];
+
+/// A string, or the concatenation of parts of these types. A note replaces parts of the types in
+/// `media`.
+fn text_of(item: &Reader, field: &str, types: &[&str], media: &[&str]) -> Result<Option<String>, ApiError> {
     if let Some(Value::String(text)) = item.get(field) {
         return Ok(Some(text.clone()));
     }
     let Some(parts) = item.list(field, MAX_ITEMS)? else { return Ok(None) };
     let mut text = String::new();
     for (i, part) in parts.iter().enumerate() {
-        let path = format!("{field}[{i}]");
-        let map = part.as_object().ok_or_else(|| item.error(&path, "must be an object"))?;
-        let part = item.at(map, item.name(&path));
+        let part = item.item(field, i, part)?;
         match part.text("type")? {
+            Some("refusal") if types.contains(&"refusal") => text.push_str(needed(&part, "refusal")?),
             Some(kind) if types.contains(&kind) => text.push_str(needed(&part, "text")?),
-            Some("refusal") => text.push_str(needed(&part, "refusal")?),
-            kind => return Err(no_text(&part, kind)),
-        }
-    }
-    Ok(Some(text))
-}
-
-/// A tool result as text. Images and files are replaced by a note, so the conversation continues.
-fn result_of(item: &Reader) -> Result<Option<String>, ApiError> {
-    let Some(Value::Array(parts)) = item.get("output") else { return text_of(item, "output", &[]) };
-    let mut text = String::new();
-    for (i, part) in parts.iter().enumerate() {
-        let path = format!("output[{i}]");
-        let map = part.as_object().ok_or_else(|| item.error(&path, "must be an object"))?;
-        let part = item.at(map, item.name(&path));
-        match part.text("type")? {
-            Some("input_text" | "output_text" | "text") => text.push_str(needed(&part, "text")?),
-            Some(kind @ ("input_image" | "input_file" | "input_audio")) => {
-                part.ignore(kind);
-                text.push_str(&format!("[{} left out]", kind.trim_start_matches("input_")));
-            }
+            Some(kind) if media.contains(&kind) => text.push_str(&left_out(&part, kind)),
             kind => return Err(no_text(&part, kind)),
         }
     }

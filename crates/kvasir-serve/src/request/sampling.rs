@@ -57,26 +57,6 @@ pub struct SamplingFields {
 }
 
 impl SamplingFields {
-    /// Parameters of a request that sets none.
-    pub fn unset(defaults: &Sampling) -> Self {
-        let (seed, length, stop, stop_token_ids, bias, cache_salt) = Default::default();
-        let (n, ignore_eos, priority, prompt_logprobs) = (1, false, 0, None);
-        let sampling = *defaults;
-        Self {
-            sampling,
-            seed,
-            length,
-            n,
-            stop,
-            stop_token_ids,
-            ignore_eos,
-            bias,
-            priority,
-            prompt_logprobs,
-            cache_salt,
-        }
-    }
-
     /// Parses the parameters. `defaults` come from the model's generation config; `vocab` bounds
     /// token ids.
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {

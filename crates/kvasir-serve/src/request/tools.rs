@@ -62,11 +62,10 @@ impl Tool {
         let items = body.list("tools", MAX_TOOLS)?.unwrap_or(&[]);
         let mut tools: Vec<Self> = Vec::with_capacity(items.len());
         for (i, item) in items.iter().enumerate() {
-            let path = format!("tools[{i}]");
-            let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-            for tool in one(&body.at(map, body.name(&path)))? {
+            let entry = body.item("tools", i, item)?;
+            for tool in one(&entry)? {
                 if tools.iter().any(|other| other.name == tool.name) {
-                    return Err(body.error(&format!("{path}.{name}"), "stands twice"));
+                    return Err(entry.error(name, "stands twice"));
                 }
                 tools.push(tool);
             }

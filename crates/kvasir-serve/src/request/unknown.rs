@@ -65,12 +65,6 @@ impl IgnoredFields {
     }
 }
 
-impl PartialEq for IgnoredFields {
-    fn eq(&self, other: &Self) -> bool {
-        self.rule == other.rule && self.names() == other.names()
-    }
-}
-
 /// Normalizes a path for a header: list indices removed, printable ASCII, bounded length.
 fn header_name(path: &str) -> String {
     let mut name = String::new();
