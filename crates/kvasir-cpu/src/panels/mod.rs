@@ -34,7 +34,7 @@ pub(crate) fn ahead(rows: &Encoded<'_>) -> usize {
     (rows[1].as_ptr() as usize).wrapping_sub(rows[0].as_ptr() as usize).wrapping_mul(LANES)
 }
 
-/// Prefetches into L2 what lies `ahead` bytes behind `bytes`.
+/// Prefetches into L2 as many bytes as `bytes` has, from `ahead` bytes after its start.
 #[inline(always)]
 pub(crate) fn fetch(bytes: &[u8], ahead: usize) {
     for at in (0..bytes.len()).step_by(64) {

@@ -43,7 +43,7 @@ impl Field {
         Ok(Self { slots, row, bytes: Buffer::new(len)? })
     }
 
-    /// Asks for huge pages for slots that are about to be used for the first time. The first
+    /// Requests huge pages (`madvise`) for slots that are about to be used for the first time. The first
     /// [`GROUP`] stay in small pages until more follow: huge pages for every layer would be many
     /// times what a short context needs, and take time to find.
     pub(super) fn grow(&self, slots: Range<usize>) {

@@ -203,7 +203,7 @@ mod tests {
         let tuner = PrefetchTuner::new();
         assert_eq!(tuner.ahead(), CANDIDATES[0]);
         let mut trials = tuner.trials.into_inner().unwrap();
-        // Matrices of seven kinds in turn, one of which takes twice as long per byte, and
+        // Seven matrix formats in rotation, one of which takes twice as long per byte, and
         // occasional disturbances.
         let disturbed = |n: usize| if n % 11 == 3 { 50.0 } else { 0.0 };
         let of_kind = |n: usize| if n % 7 == 2 { 2.0 } else { 1.0 };

@@ -19,10 +19,10 @@ pub struct Turn {
 }
 
 /// Chooses the rows that decode when not all fit the volume limit: longest starved first, then
-/// fewest decoded tokens (most with `long_first`), then `who`. Rows are kept greedily while the
+/// fewest decoded tokens (most with `long_first`), then the lower index (`Turn::who`). Rows are kept greedily while the
 /// volume stays within `limit`.
 ///
-/// `turns` lists paused rows, then decoding rows, each in order and numbered by `who`. It is sorted
+/// `turns` lists paused rows, then decoding rows, each in order; `Turn::who` is its index. It is sorted
 /// by turn. Returns the shape of the kept rows.
 pub fn rotate(turns: &mut [Turn], block: u32, limit: u64, long_first: bool) -> Rectangle {
     use std::cmp::Reverse;
