@@ -57,7 +57,7 @@ export async function looks({ page, shot }) {
 
 /** The document's example: request 4 waits, because the rectangle could grow beyond its bound. */
 export async function projection({ page, shot }) {
-  await open(page, new URL("../../crates/kvasir-lab/scenarios/admission.json", import.meta.url).pathname);
+  await open(page, new URL("../../crates/kvasir-bench/scenarios/admission.json", import.meta.url).pathname);
   for (let i = 1; i < 37; i++) await page.keyboard.press("ArrowRight");
   assert.match(await page.locator(".projection h3").innerText(), /If 4 joins, the volume would be exceeded: 2,048 of 1,536/);
   assert.match(await page.locator("body").innerText(), /rows × tkv could reach 2,048, the limit is 1,536/);

@@ -1,5 +1,5 @@
 //! Roofline inputs of a step: bytes read from the weights, and multiply-adds by kind of GEMM. The
-//! benchmarks of `kvasir-lab` compare them with the measured limits of `peaks`.
+//! benchmarks of `kvasir-bench` compare them with the measured limits of `peaks`.
 
 use crate::CpuModel;
 use crate::form::Form;

@@ -54,7 +54,7 @@ pub struct Kvasir {
 }
 
 impl Kvasir {
-    /// Loads a GGUF file, a directory in the Hugging Capability layout, or a model of the hub by its
+    /// Loads a GGUF file, a directory in the Hugging Face layout, or a model of the hub by its
     /// [name](crate::HubName).
     pub fn load(path: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
         Self::of(Opened::find(path.as_ref())?, options)

@@ -1,9 +1,10 @@
-//! Hugging Capability Hub models by name: `OWNER/NAME[@REVISION][:TAG]`, where a tag selects one of
+//! Hugging Face Hub models by name: `OWNER/NAME[@REVISION][:TAG]`, where a tag selects one of
 //! several GGUF files.
 //!
 //! A complete model in the hub cache is used without network access; anything missing is fetched by
-//! the hub's own client.
+//! the hub's own client, with the feature `hub`.
 
+#[cfg(feature = "hub")]
 mod fetch;
 
 use crate::Error;
@@ -55,6 +56,12 @@ impl HubName {
         cache_of(&set).ok_or_else(|| {
             Error::Asked("HF_HUB_CACHE, HF_HOME or HOME must say where the hub's cache is".into())
         })
+    }
+
+    /// Refuses: this build cannot fetch.
+    #[cfg(not(feature = "hub"))]
+    fn fetch(&self, missing: &str) -> Result<PathBuf, Error> {
+        Err(self.asked(format!("{missing}, and this build cannot fetch models (feature `hub`)")))
     }
 
     /// The model's folder in a cache.

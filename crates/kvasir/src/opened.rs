@@ -22,13 +22,13 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Opens a directory in the Hugging Capability layout, a GGUF file, or a model of the hub by its
+    /// Opens a directory in the Hugging Face layout, a GGUF file, or a model of the hub by its
     /// [`HubName`].
     pub fn find(name: &Path) -> Result<Self, Error> {
         Self::open(&HubName::locate(name)?)
     }
 
-    /// Opens a directory in the Hugging Capability layout or a GGUF file.
+    /// Opens a directory in the Hugging Face layout or a GGUF file.
     pub fn open(path: &Path) -> Result<Self, Error> {
         Self::of(Checkpoint::open(path)?)
     }

@@ -7,7 +7,7 @@
 //! that needs them runs.
 //!
 //! Built on `llguidance`. `benches/masks.rs` measures the cost of a mask per token;
-//! `crates/kvasir/tests/forms` checks answers against random schemas.
+//! `crates/kvasir-cli/tests/forms` checks answers against random schemas.
 
 mod budget;
 mod call_grammars;

@@ -3,7 +3,7 @@
 //!
 //! `KVASIR_WORKLOADS` sets the number of random rounds.
 
-#[path = "../../../../kvasir/tests/forms/schemas.rs"]
+#[path = "../../../../kvasir-cli/tests/forms/schemas.rs"]
 mod schemas;
 
 use super::*;

@@ -1,0 +1,21 @@
+//! Workloads, benchmarks, the scheduling simulator and the replay of recorded conformance cases.
+//!
+//! The crate measures and checks the engine; serving does not depend on it.
+//!
+//! - `workload`: arrival processes and prompts (Poisson, agents, chat, offline, scenario files).
+//! - `sim`: runs the scheduler over a cost model instead of a device.
+//! - `offline`, `bench`, `load`: throughput in process, kernel speed against the roofline, and an
+//!   HTTP load generator.
+//! - `replay`: recorded operation sequences of other engines, run against our caches and
+//!   schedulers.
+//! - `trace`: the step trace file format.
+#![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod load;
+pub mod offline;
+mod shapes;
+pub mod sim;
+mod stolen;
+pub mod trace;
+pub mod workload;

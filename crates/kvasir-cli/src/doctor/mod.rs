@@ -1,0 +1,57 @@
+//! `kvasir doctor`: diagnoses machine, model, configuration and environment, with advice per
+//! finding.
+
+mod check;
+mod machine;
+mod model;
+mod place;
+
+pub(crate) use check::{Check, Report};
+
+use kvasir::Opened;
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+/// Inputs of the diagnosis.
+pub(crate) struct Patient<'a> {
+    /// The model, or its error.
+    pub(crate) model: Result<Opened, String>,
+    /// Name of the model.
+    pub(crate) model_name: String,
+    /// The options file with its check result.
+    pub(crate) config: Option<(PathBuf, Result<(), String>)>,
+    /// Address that a server would bind.
+    pub(crate) address: SocketAddr,
+    /// Path of procfs.
+    pub(crate) proc: &'a Path,
+    /// Whether to measure speeds, which takes seconds and 1 GB of memory.
+    pub(crate) measure: bool,
+}
+
+/// Runs all checks.
+pub(crate) fn examine(patient: &Patient<'_>) -> Report {
+    let memory = machine::free_memory(patient.proc);
+    let space = machine::address_space(patient.proc);
+    // Memory beyond the address space limit cannot be used.
+    let room = memory.map(|free| free.min(space.unwrap_or(free)));
+    let speeds = if patient.measure { machine::speeds(room) } else { None };
+    let mut checks = vec![machine::processor(), machine::threads(), machine::memory(memory)];
+    checks.extend(space.map(machine::addresses));
+    checks.extend(speeds.as_ref().map(machine::Speeds::check));
+    checks.extend(machine::open_files(patient.proc));
+    let bandwidth = speeds.as_ref().and_then(machine::Speeds::bandwidth);
+    match &patient.model {
+        Ok(opened) => checks.extend(model::checks(opened, &patient.model_name, room, bandwidth)),
+        Err(why) => {
+            checks.push(Check::fail("model", why.clone()).advise(
+                "give a whole GGUF file (fetch one that was cut short again), a directory in the Hugging Face layout or a hub name",
+            ))
+        }
+    }
+    checks.extend(patient.config.as_ref().map(|(path, found)| place::config(path, found)));
+    checks.push(place::port(patient.address));
+    checks.push(place::hub_cache());
+    Report { checks }
+}

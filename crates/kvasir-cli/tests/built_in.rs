@@ -1,0 +1,85 @@
+//! The built-in model through the command line: greedy answers, and its chat template.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+};
+
+fn says(prompt: &str) -> String {
+    let prompt = format!("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    let out = command.args(["generate", "--max-tokens", "60", "--prompt", &prompt]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap().trim().to_owned()
+}
+
+/// Without sampling parameters, decoding is greedy: at temperature 1 a model this small is often
+/// wrong.
+#[test]
+fn a_chat_gets_what_it_is_surest_of() {
+    for _ in 0..5 {
+        let mut chat = Command::new(env!("CARGO_BIN_EXE_kvasir"))
+            .arg("chat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        chat.stdin.take().unwrap().write_all(b"Sort 5, 3, 9, 1\nSort these numbers: 17, 3, 25, 8\n").unwrap();
+        let said = String::from_utf8(chat.wait_with_output().unwrap().stdout).unwrap();
+        assert_eq!(said, "1, 3, 5, 9\n3, 8, 17, 25\n");
+    }
+}
+
+#[test]
+fn it_knows_its_small_world() {
+    assert_eq!(says("What is 23 + 58?"), "23 + 58 = 81");
+    assert!(says("What is the capital of France?").contains("Paris"));
+}
+
+/// Without the chat template a question yields an empty completion; the user is told why.
+#[test]
+fn who_asks_without_a_template_is_told_of_the_chat() {
+    let generate = |prompt: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        let out = command.args(["generate", "--max-tokens", "8", "--prompt", prompt]).output().unwrap();
+        (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+    };
+    let (said, beside) = generate("What is 2 + 2?");
+    assert!(said.trim().is_empty() && beside.contains("kvasir chat"), "{said}{beside}");
+    let (said, beside) = generate("The capital of France is");
+    assert!(said.contains("Paris") && beside.is_empty(), "{said}{beside}");
+}
+
+/// The template renders exactly the training format. Regression: line breaks after template blocks.
+#[test]
+fn its_template_renders_what_it_was_trained_on() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir/kvasir-mini.gguf");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    let mut child = command
+        .args(["template", file, "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let tool = r#"{"type": "function", "function": {"name": "clock"}}"#;
+    let call = r#"{"type": "function", "function": {"name": "clock", "arguments": {"city": "Oslo"}}}"#;
+    let chat = format!(
+        r#"[{{"add_generation_prompt": true, "tools": [{tool}, {tool}], "messages": [
+            {{"role": "system", "content": "Be brief."}}, {{"role": "user", "content": "Hi"}}, {{"role": "assistant", "content": "Hello!"}},
+            {{"role": "user", "content": "The time?"}}, {{"role": "assistant", "content": "", "tool_calls": [{call}]}}, {{"role": "tool", "content": "12:00"}}]}}]"#
+    );
+    child.stdin.take().unwrap().write_all(chat.as_bytes()).unwrap();
+    let out = child.wait_with_output().unwrap();
+    let rendered: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let expected = format!(
+        "<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call one or more functions. Their signatures stand between \
+         <tools></tools>:\n<tools>\n{tool}\n{tool}\n</tools>\n\nFor each call answer with a JSON object between <tool_call></tool_call>:\n\
+         <tool_call>\n{{\"name\": <function-name>, \"arguments\": <arguments-object>}}\n</tool_call><|im_end|>\n\
+         <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nThe time?<|im_end|>\n\
+         <|im_start|>assistant\n<tool_call>\n{{\"name\": \"clock\", \"arguments\": {{\"city\": \"Oslo\"}}}}\n</tool_call><|im_end|>\n\
+         <|im_start|>user\n<tool_response>\n12:00\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    );
+    assert_eq!(rendered[0]["text"], expected);
+}

@@ -1,0 +1,175 @@
+//! Voluntary tool calls of the built-in model at high temperature: valid under constraint,
+//! unchanged when greedy.
+
+use super::server::Server;
+use serde_json::{Value, json};
+use std::{fs, path::Path};
+
+const CHAT: &str = "/v1/chat/completions";
+const QUESTIONS: [&str; 6] = [
+    "What is the weather in Paris?",
+    "What time is it in Oslo?",
+    "What is 1234 * 77?",
+    "Is it raining in Berlin?",
+    "Calculate 98 / 7",
+    "What time is it in Lima?",
+];
+
+fn server(name: &str, options: &[&str], environment: &[(&str, &str)]) -> Server {
+    let folder = std::env::temp_dir().join(format!("kvasir-calls-{}-{name}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir/kvasir-mini.gguf");
+    fs::copy(file, folder.join("model.gguf")).unwrap();
+    Server::of_model(folder, options, environment)
+}
+
+fn tool(name: &str, parameters: Value) -> Value {
+    json!({"type": "function", "function": {"name": name, "description": "A tool", "parameters": parameters}})
+}
+
+fn tools() -> Value {
+    let text = json!({"type": "string"});
+    let unit = json!({"type": "string", "enum": ["C", "F"]});
+    json!([
+        tool(
+            "get_weather",
+            json!({"type": "object", "properties": {"city": text, "unit": unit}, "required": ["city"]})
+        ),
+        tool(
+            "calculator",
+            json!({"type": "object", "properties": {"expression": text}, "required": ["expression"]})
+        ),
+        tool("clock", json!({"type": "object", "properties": {"city": text}, "required": ["city"]})),
+        tool("ping", Value::Null),
+    ])
+}
+
+fn asked(question: &str, extra: Value) -> Value {
+    let mut body =
+        json!({"messages": [{"role": "user", "content": question}], "max_tokens": 300, "tools": tools()});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+/// Answers that ended by themselves: question and message.
+fn answers(server: &Server, temperature: f64, n: u32) -> Vec<(&'static str, Value)> {
+    let mut all = Vec::new();
+    for (seed, question) in QUESTIONS.into_iter().enumerate() {
+        let sampled = json!({"temperature": temperature, "n": n, "seed": seed * 1000});
+        let (status, answer) = server.post(CHAT, &asked(question, sampled));
+        assert_eq!(status, 200, "{answer}");
+        let choices = answer["choices"].as_array().unwrap().iter();
+        let whole = choices.filter(|choice| choice["finish_reason"] != "length");
+        all.extend(whole.map(|choice| (question, choice["message"].clone())));
+    }
+    all
+}
+
+fn calls(message: &Value) -> impl Iterator<Item = (&str, &str)> {
+    message["tool_calls"].as_array().into_iter().flatten().map(|call| {
+        (call["function"]["name"].as_str().unwrap(), call["function"]["arguments"].as_str().unwrap())
+    })
+}
+
+fn fits(name: &str, arguments: &str) -> bool {
+    let Ok(Value::Object(arguments)) = serde_json::from_str(arguments) else { return false };
+    let (needed, free): (&[&str], &[&str]) = match name {
+        "get_weather" => (&["city"], &["unit"]),
+        "calculator" => (&["expression"], &[]),
+        "clock" => (&["city"], &[]),
+        "ping" => return true,
+        _ => return false,
+    };
+    needed.iter().all(|key| arguments.contains_key(*key))
+        && arguments.iter().all(|(key, value)| match value.as_str() {
+            Some(text) if key == "unit" => ["C", "F"].contains(&text),
+            value => value.is_some() && (needed.contains(&key.as_str()) || free.contains(&key.as_str())),
+        })
+}
+
+#[test]
+fn every_call_fits_its_tool_and_can_be_sent_back() {
+    let server = server("fit", &[], &[]);
+    let mut made = 0;
+    for (question, message) in answers(&server, 1.5, 24) {
+        let mut messages = vec![json!({"role": "user", "content": question}), message.clone()];
+        for (at, (name, arguments)) in calls(&message).enumerate() {
+            made += 1;
+            assert!(fits(name, arguments), "{name}: {arguments}");
+            let id = message["tool_calls"][at]["id"].clone();
+            messages.push(json!({"role": "tool", "tool_call_id": id, "content": "none"}));
+        }
+        if messages.len() > 2 && made % 8 == 1 {
+            let (status, answer) =
+                server.post(CHAT, &asked(question, json!({"messages": messages, "max_tokens": 1})));
+            assert_eq!(status, 200, "{answer}");
+        }
+    }
+    assert!(made > 40, "{made}");
+}
+
+#[test]
+fn switched_off_calls_are_what_the_model_writes() {
+    for (options, environment) in
+        [(&["--constrain-tool-calls", "off"][..], &[][..]), (&[], &[("KVASIR_CONSTRAIN_TOOL_CALLS", "off")])]
+    {
+        let server = server("off", options, environment);
+        let all = answers(&server, 1.5, 24);
+        let misfits = all
+            .iter()
+            .flat_map(|(_, message)| calls(message))
+            .filter(|(name, arguments)| !fits(name, arguments));
+        assert!(misfits.count() > 5);
+    }
+}
+
+#[test]
+fn likeliest_answers_do_not_change() {
+    let (free, constrained) =
+        (server("free", &["--constrain-tool-calls", "off"], &[]), server("bound", &[], &[]));
+    for question in QUESTIONS.into_iter().chain(["Hello!", "What is the capital of France?", "Sort 3, 1, 2"])
+    {
+        let body = asked(question, json!({"temperature": 0}));
+        let message = |server: &Server| {
+            let mut message = server.post(CHAT, &body).1["choices"][0]["message"].clone();
+            // Call ids are random.
+            message["tool_calls"]
+                .as_array_mut()
+                .into_iter()
+                .flatten()
+                .for_each(|call| call["id"] = Value::Null);
+            message
+        };
+        assert_eq!(message(&free), message(&constrained), "{question}");
+    }
+}
+
+#[test]
+fn only_a_strict_schema_that_cannot_be_compiled_is_refused() {
+    let server = server("strict", &[], &[]);
+    let no_object =
+        json!([tool("ping", json!({"type": "object"})), tool("clock", json!({"type": "string"}))]);
+    let extra = json!({"tools": no_object, "temperature": 0});
+    let (_, answer) = server.post(CHAT, &asked("What time is it in Oslo?", extra));
+    let (_, arguments) = calls(&answer["choices"][0]["message"]).next().unwrap();
+    assert!(serde_json::from_str::<Value>(arguments).unwrap().is_object(), "{answer}");
+    let offered = |strict: Value| {
+        let mut broken =
+            tool("clock", json!({"type": "object", "properties": {"city": {"type": "nonsense"}}}));
+        broken["function"]["strict"] = strict;
+        asked(
+            "What time is it in Oslo?",
+            json!({"tools": [tool("ping", json!({"type": "object"})), broken], "temperature": 0}),
+        )
+    };
+    let (status, answer) = server.post(CHAT, &offered(json!(false)));
+    let (name, arguments) = calls(&answer["choices"][0]["message"]).next().unwrap();
+    assert!(status == 200 && name == "clock", "{answer}");
+    assert!(serde_json::from_str::<Value>(arguments).unwrap().is_object(), "{answer}");
+    let (status, answer) = server.post(CHAT, &offered(json!(true)));
+    assert_eq!(
+        (status, &answer["error"]["param"]),
+        (400, &json!("tools[1].function.parameters")),
+        "{answer}"
+    );
+}

@@ -1,0 +1,132 @@
+//! `kvasir sim` as a program: usage errors, output files, broken pipes.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+mod scratch;
+
+use scratch::folder;
+use std::{
+    fs,
+    process::{Command, Output},
+};
+
+fn sim(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kvasir")).arg("sim").args(args).output().unwrap()
+}
+
+#[test]
+fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
+    let folder = folder("sim-bad");
+    let scenario = folder.join("scenario.json");
+    fs::write(&scenario, r#"{"format": "kvasir-scenario/1", "options": {"colour": 1}, "requests": []}"#)
+        .unwrap();
+    let scenario = scenario.to_str().unwrap();
+    let page = folder.join("page.html");
+    let page = page.to_str().unwrap();
+    let other_name = folder.join("../sim-bad/page.html");
+    let other_name = other_name.to_str().unwrap();
+    let fine = folder.join("fine.json");
+    fs::write(&fine, r#"{"format": "kvasir-scenario/1", "requests": []}"#).unwrap();
+    let fine = fine.to_str().unwrap();
+    for (args, named) in [
+        (vec![scenario], "colour"),
+        (vec!["--workload", "chat", "--requests", "-5"], "--requests"),
+        (vec!["--workload", "chat", "--requests", "0"], "--requests"),
+        (vec!["--workload", "chat", "--rate", "nan"], "--rate"),
+        (vec!["--workload", "offline", "--rate", "3"], "--workload offline"),
+        (vec!["--workload", "chat", "--delay-factor", "2"], "--policy prefill-first"),
+        (vec!["--workload", "chat", "--cache", "cells", "--block-size", "16"], "--cache cells"),
+        (vec!["--workload", "chat", "--cache", "foo"], "foo"),
+        (vec!["--workload", "chat", "--cache", "tree", "--prefix-cache", "off"], "--cache tree"),
+        (vec!["--workload", "chat", "--cache", "cells", "--prefix-cache", "on"], "--cache cells"),
+        (vec!["--workload", "steady", "--shared-prefix", "600"], "--prompt-tokens 512"),
+        (vec!["--workload", "offline", "--requests", "100000000"], "--workload offline"),
+        (vec!["--workload", "chat", "--faults", "lost=1,lost=2"], "`lost` is there twice"),
+        (vec!["--workload", "chat", "--trace", other_name], "--html and --trace"),
+        (vec![fine, "--trace", fine], "--trace and SCENARIO.json"),
+        (vec![fine, "--rate", "3"], "--rate cannot be combined with SCENARIO.json"),
+        (vec![fine, "--requests", "3"], "--requests cannot be combined with SCENARIO.json"),
+        (vec!["no\nsuch.json"], "no\\nsuch.json"),
+        (vec!["--workload", "chat", "--policy", "rectangular", "--chunk-size", "100"], "--block-size 64"),
+        (vec!["--workload", "chat", "--sim-preset", "abacus"], "abacus"),
+        (vec!["--workload", "chat", "--faults", "rain=1"], "rain"),
+        (vec!["--workload", "chat", "--kv-capacity", "64", "--memory-utilization", "0.5"], "--kv-capacity"),
+        (vec!["--workload", "chat", "--block-size", "257"], "--block-size 257"),
+        (vec!["--workload", "chat", "--kv-capacity", "0"], "--kv-capacity must be at least 1"),
+        (vec!["--workload", "chat", "--memory-utilization", "0"], "--memory-utilization 0"),
+        (vec!["--workload", "chat", "--memory-utilization", "-1"], "--memory-utilization -1"),
+        (vec!["--workload", "chat", "--kv-capacity", "4294967295"], "--kv-capacity 4294967295"),
+        (vec!["--workload", "chat", "--max-num-seqs", "2147483648"], "--max-num-seqs 2147483648"),
+        (vec!["--workload", "chat", "--policy", "prefill-first", "--delay-factor", "nan"], "--delay-factor"),
+        (vec!["--workload", "chat", "--watermark", "inf"], "--watermark"),
+        (vec!["--workload", "chat", "--max-model-len", "4294967295"], "--max-model-len 4294967295"),
+        (vec!["--workload", "chat", "--max-num-batched-tokens", "4294967295"], "--max-num-batched-tokens"),
+        (vec!["--workload", "chat", "--trace", page], "--trace"),
+        (vec!["--workload", "chat", scenario], "--workload"),
+        (vec![], "SCENARIO.json"),
+    ] {
+        let mut all = args.clone();
+        all.extend(["--html", page]);
+        let out = sim(&all);
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.contains(named) && said.trim_end().lines().count() == 1, "{args:?}: {said}");
+        assert!(out.stdout.is_empty());
+    }
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
+}
+
+#[test]
+fn what_cannot_be_written_is_refused_before_anything_runs() {
+    let folder = folder("sim-unwritable");
+    // Neither file nor folder, like a device: must not be replaced.
+    let socket = folder.join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for place in [&socket, &folder, &folder.join("nowhere").join("page.html")] {
+        let out = sim(&["--workload", "chat", "--requests", "2", "--html", place.to_str().unwrap()]);
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        assert!(said.contains(place.to_str().unwrap()) && said.trim_end().lines().count() == 1, "{said}");
+        assert!(out.stdout.is_empty());
+    }
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    drop(listener);
+    // A link stays a link, and its target is written.
+    let (page, link) = (folder.join("page.html"), folder.join("link.html"));
+    fs::write(&page, "").unwrap();
+    std::os::unix::fs::symlink(&page, &link).unwrap();
+    let out = sim(&["--workload", "chat", "--requests", "2", "--html", link.to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink() && fs::read(&page).unwrap().len() > 1000);
+}
+
+#[test]
+fn who_stops_reading_sees_no_panic() {
+    let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir-bench/scenarios/prefix-1.json");
+    let cases = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir-conformance/cases/own.json");
+    for args in [["sim", scenario], ["replay", cases]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let kvasir = Command::new(env!("CARGO_BIN_EXE_kvasir")).args(args).stdout(writer).output().unwrap();
+        let said = String::from_utf8(kvasir.stderr).unwrap();
+        assert_eq!((kvasir.status.code(), said.as_str()), (Some(1), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn a_page_a_trace_and_a_report() {
+    let folder = folder("sim-good");
+    let (page, trace) = (folder.join("page.html"), folder.join("trace.jsonl"));
+    let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir-bench/scenarios/prefix-1.json");
+    let (page_arg, trace_arg) = (page.to_str().unwrap(), trace.to_str().unwrap());
+    let out = sim(&[scenario, "--json", "--html", page_arg, "--trace", trace_arg]);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(report["finished"], 2);
+    // The second prompt hits 14 blocks: 13 in skipped chunks, one recomputed.
+    assert_eq!(report["outcomes"][1]["cached"], 896);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("kvasir-trace/1"));
+    let trace = fs::read_to_string(trace).unwrap();
+    assert_eq!(trace.lines().count() as u64, report["steps"].as_u64().unwrap() + 2);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
+}

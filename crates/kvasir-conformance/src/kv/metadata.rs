@@ -1,0 +1,63 @@
+//! Replays `kv.metadata`: parsing of a model's KV cache geometry (layers, KV heads, head size).
+
+use crate::{Case, CaseError, Mismatch, Outcome, compare};
+use kvasir_kv::{ConfigFacts, Fact, KvFacts};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Runs one `kv.metadata` case.
+pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+    let expected = case.field("expected")?;
+    let facts = facts(case.given("config")?, case.given("metadata")?);
+    let refused = expected.get("error").is_some_and(|error| error != &Value::Bool(false));
+    let got = match (&facts, refused) {
+        (Err(_), true) => return Ok(Outcome::Passed),
+        (Err(why), false) => json!(format!("refused: {why}")),
+        (Ok(facts), _) => described(facts),
+    };
+    let expected = if refused { &json!("a refusal") } else { expected };
+    Ok(match compare("facts", expected, &got) {
+        Ok(()) => Outcome::Passed,
+        Err(mismatch) => Outcome::Failed(Box::new(Mismatch { got, ..*mismatch })),
+    })
+}
+
+fn facts(config: &Value, metadata: &Value) -> Result<KvFacts, String> {
+    let mut read = BTreeMap::new();
+    let facts = metadata.as_object().into_iter().flatten();
+    for (key, value) in facts.filter(|(key, _)| key.starts_with("kv_cache.")) {
+        let int = |value: &Value| value.as_i64().ok_or_else(|| format!("{key} must be a whole number"));
+        let fact = match value {
+            Value::Array(values) => Fact::PerLayer(values.iter().map(int).collect::<Result<_, _>>()?),
+            value => Fact::One(int(value)?),
+        };
+        read.insert(key.clone(), fact);
+    }
+    KvFacts::resolve(&read, &config_facts(config)?).map_err(|error| error.to_string())
+}
+
+fn config_facts(config: &Value) -> Result<ConfigFacts, String> {
+    let field = |name: &str| match config.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => value.as_i64().map(Some).ok_or_else(|| format!("{name} must be a whole number")),
+    };
+    Ok(ConfigFacts {
+        num_hidden_layers: field("num_hidden_layers")?,
+        num_attention_heads: field("num_attention_heads")?,
+        num_key_value_heads: field("num_key_value_heads")?,
+        hidden_size: field("hidden_size")?,
+        head_dim: field("head_dim")?,
+    })
+}
+
+fn described(facts: &KvFacts) -> Value {
+    let of = |value: fn(&kvasir_kv::LayerForm) -> u32| {
+        let values: Vec<_> = facts.layers.iter().map(value).collect();
+        match values.first() {
+            Some(first) if values.iter().all(|value| value == first) => json!(first),
+            _ => json!(values),
+        }
+    };
+    let (heads, dim) = (of(|layer| layer.n_kv_heads), of(|layer| layer.head_dim));
+    json!({ "n_layers": facts.layers.len(), "n_kv_heads": heads, "head_dim": dim })
+}
