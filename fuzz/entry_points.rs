@@ -4,7 +4,8 @@
 //! through them as ordinary tests.
 #![allow(dead_code, clippy::unwrap_used)] // each target uses one entry point; I/O errors abort the run
 
-use kvasir_formats::{ChatTemplate, Checkpoint, Limits, TextStream, Tokenizer, gguf::Gguf};
+use kvasir_formats::{Checkpoint, TextStream, Tokenizer, gguf::Gguf};
+use kvasir_template::{ChatTemplate, Limits};
 use std::path::PathBuf;
 
 /// A temporary path of this process.

@@ -2,12 +2,12 @@
 //! scenario traces.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_engine::{Core, DeferReason, Limits, Order, Rectangular, RectangularConfig, StepTrace};
-use kvasir_kv::{Paged, blocks::BlockConfig};
 use kvasir_bench::{
     sim::{Run, run},
     workload::{Scenario, Speaker},
 };
+use kvasir_engine::{Core, DeferReason, Limits, Order, Rectangular, RectangularConfig, StepTrace};
+use kvasir_kv::{Paged, blocks::BlockConfig};
 use kvasir_sim::{Clock, CostDevice, Preset};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

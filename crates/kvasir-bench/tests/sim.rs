@@ -1,15 +1,15 @@
 //! End-to-end simulations: a published schedule, trace consistency, determinism, faults and aborts.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_engine::{
-    Chunked, Core, Limits, Mixing, Order, Policy, Rectangular, RectangularConfig, StepTrace,
-};
-use kvasir_kv::{Cache, Paged, Radix, blocks::BlockConfig};
 use kvasir_bench::{
     sim::{Finished, Outcome, Report, Run, run},
     trace::{self, End, Header, Lines},
     workload::{Agents, Chat, Knobs, Poisson, Scenario, Speaker, Workload},
 };
+use kvasir_engine::{
+    Chunked, Core, Limits, Mixing, Order, Policy, Rectangular, RectangularConfig, StepTrace,
+};
+use kvasir_kv::{Cache, Paged, Radix, blocks::BlockConfig};
 use kvasir_sim::{Clock, CostDevice, Faults, Preset, StaticShape};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

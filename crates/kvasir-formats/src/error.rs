@@ -1,5 +1,6 @@
 //! The error type of this crate: a reason and the place in a file.
 
+use kvasir_template::TemplateError;
 use std::{fmt, path::Path};
 
 /// A malformed or unsupported file: the place (file, offset, tensor or key) and the reason.
@@ -44,3 +45,12 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<TemplateError> for Error {
+    fn from(error: TemplateError) -> Self {
+        match error.line() {
+            Some(line) => Self::at(format!("template line {line}"), error.why()),
+            None => Self::at("template", error.why()),
+        }
+    }
+}

@@ -2,10 +2,11 @@
 //! `tokenizer.json`.
 
 use crate::{
-    ChatTemplate, Error, Result, Tokenizer,
+    Error, Result, Tokenizer,
     config::{read_json, read_text},
     gguf::Gguf,
 };
+use kvasir_template::ChatTemplate;
 use serde_json::{Map, Value as Json};
 use std::{
     path::{Path, PathBuf},
@@ -101,7 +102,7 @@ impl TextFiles {
         let source = self
             .template_source(name)?
             .ok_or_else(|| Error::at(self.path().display(), "has no chat template"))?;
-        ChatTemplate::new(&source).map_err(|e| e.in_file(self.path()))
+        ChatTemplate::new(&source).map_err(|e| Error::from(e).in_file(self.path()))
     }
 
     /// The text of a special token by config key (`bos_token`, `eos_token`, …).

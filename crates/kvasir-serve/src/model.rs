@@ -16,9 +16,10 @@ use crate::{
     request::{AskedForm, ChatRequest, ThinkingBudget, Tool, ToolChoice},
     tool_grammars::{Compiler, StrictRefused, ToolGrammars},
 };
-use kvasir_formats::{ChatTemplate, TextFiles, TextStream, Tokenizer};
+use kvasir_formats::{TextFiles, TextStream, Tokenizer};
 use kvasir_kv::Token;
 use kvasir_sample::{Constrained, Sampling};
+use kvasir_template::ChatTemplate;
 use serde_json::{Map, Value};
 use std::{
     sync::{Arc, OnceLock},

@@ -70,7 +70,7 @@ fn all_arguments(messages: &mut [Value]) -> impl Iterator<Item = &mut Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_formats::ChatTemplate;
+    use kvasir_template::ChatTemplate;
     use serde_json::Map;
 
     fn rendered(arguments: &str, template: &str) -> Option<String> {

@@ -3,8 +3,8 @@
 
 use super::{Failure, bench_offline, bench_serve, model::kv_type};
 use kvasir::HubName;
-use kvasir_cpu::{KvType, Precision};
 use kvasir_bench::bench::{self, Subject, Work};
+use kvasir_cpu::{KvType, Precision};
 use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]

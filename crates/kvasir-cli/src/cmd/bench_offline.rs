@@ -2,8 +2,8 @@
 
 use super::{Failure, model::ModelArgs, progress, whole_file::WholeFile};
 use crate::{facts::Facts, options::Options};
-use kvasir_kv::Token;
 use kvasir_bench::{offline, workload::Offline};
+use kvasir_kv::Token;
 use serde_json::json;
 use std::{path::PathBuf, process::ExitCode};
 

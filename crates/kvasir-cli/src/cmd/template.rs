@@ -2,7 +2,8 @@
 
 use super::Failure;
 use kvasir::HubName;
-use kvasir_formats::{ChatTemplate, TextFiles};
+use kvasir_formats::TextFiles;
+use kvasir_template::{ChatTemplate, TemplateError};
 use serde_json::{Map, Value, json};
 use std::{path::PathBuf, process::ExitCode, time::SystemTime};
 
@@ -49,7 +50,7 @@ impl Args {
     }
 
     /// The template (or its compile error), and default variables.
-    fn load(&self) -> Result<(kvasir_formats::Result<ChatTemplate>, Map<String, Value>), Failure> {
+    fn load(&self) -> Result<(Result<ChatTemplate, TemplateError>, Map<String, Value>), Failure> {
         let (source, mut variables) = match (&self.template, &self.model) {
             (Some(file), _) => (Failure::read(file)?, Map::new()),
             (None, Some(model)) => {

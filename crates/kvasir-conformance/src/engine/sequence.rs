@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Sets a request parameter by its recorded name.
-pub(in crate) fn set(params: &mut Params, field: &str, value: &Value) -> Result<(), String> {
+pub(crate) fn set(params: &mut Params, field: &str, value: &Value) -> Result<(), String> {
     let wrong = || format!("`{field}` cannot be {value}");
     match field {
         "max_tokens" => {
@@ -36,7 +36,7 @@ pub(in crate) fn set(params: &mut Params, field: &str, value: &Value) -> Result<
 }
 
 /// Parameters of a sequence: its own fields, then the case's config, then the suite's defaults.
-pub(in crate) fn params(case: &Case, config: &Value, given: &Value) -> Result<Params, String> {
+pub(crate) fn params(case: &Case, config: &Value, given: &Value) -> Result<Params, String> {
     let defaults = &case.meta["defaults"];
     let of = |key: &str| given.get(key).or_else(|| config.get(key)).or_else(|| defaults["sampling"].get(key));
     let eos = config.get("eos").or_else(|| defaults.get("eos"));
@@ -145,7 +145,7 @@ fn decimal(number: f32) -> Value {
 }
 
 /// Reads a sequence field by its recorded name.
-pub(in crate) fn field(
+pub(crate) fn field(
     sequence: &Sequence,
     params: &Params,
     id: u64,
