@@ -14,7 +14,7 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let root = kvasir_testkit::paths::repository();
         let folder = std::env::temp_dir().join(format!("kvasir-chat-{}-{name}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         for from in ["testdata/models/qwen3", "crates/kvasir-formats/tests/data/tokenizers/qwen"] {

@@ -1,9 +1,7 @@
 //! `kvasir convert` and the file system: which targets are replaced, which are rejected.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-mod scratch;
-
-use scratch::folder;
+use kvasir_testkit::paths;
 use std::{
     fs,
     os::unix::fs::{FileTypeExt, symlink},
@@ -12,14 +10,14 @@ use std::{
 };
 
 fn convert(out: &Path) -> Output {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3");
+    let model = kvasir_testkit::paths::model("qwen3");
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
     command.arg("convert").arg(model).arg(out).args(["--dtype", "q8_0"]).output().unwrap()
 }
 
 #[test]
 fn only_a_file_is_replaced_and_links_are_followed() {
-    let folder = folder("convert");
+    let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "convert");
     let at = |name: &str| folder.join(name);
     assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
     symlink(at("nowhere"), at("dangling")).unwrap();

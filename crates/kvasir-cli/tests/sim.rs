@@ -1,9 +1,7 @@
 //! `kvasir sim` as a program: usage errors, output files, broken pipes.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-mod scratch;
-
-use scratch::folder;
+use kvasir_testkit::paths;
 use std::{
     fs,
     process::{Command, Output},
@@ -15,7 +13,7 @@ fn sim(args: &[&str]) -> Output {
 
 #[test]
 fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
-    let folder = folder("sim-bad");
+    let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "sim-bad");
     let scenario = folder.join("scenario.json");
     fs::write(&scenario, r#"{"format": "kvasir-scenario/1", "options": {"colour": 1}, "requests": []}"#)
         .unwrap();
@@ -77,7 +75,7 @@ fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
 
 #[test]
 fn what_cannot_be_written_is_refused_before_anything_runs() {
-    let folder = folder("sim-unwritable");
+    let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "sim-unwritable");
     // Neither file nor folder, like a device: must not be replaced.
     let socket = folder.join("socket");
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -114,7 +112,7 @@ fn who_stops_reading_sees_no_panic() {
 
 #[test]
 fn a_page_a_trace_and_a_report() {
-    let folder = folder("sim-good");
+    let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "sim-good");
     let (page, trace) = (folder.join("page.html"), folder.join("trace.jsonl"));
     let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir-bench/scenarios/prefix-1.json");
     let (page_arg, trace_arg) = (page.to_str().unwrap(), trace.to_str().unwrap());

@@ -1,6 +1,5 @@
 //! Link checker: every file and test named in `docs/origins.md` must exist.
 
-use std::path::Path;
 
 /// Link text and path of all links to files of this repository.
 fn links(page: &str) -> Vec<(&str, &str)> {
@@ -20,7 +19,7 @@ fn is_test(text: &str) -> bool {
 
 #[test]
 fn every_link_of_the_origins_page_is_alive() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = kvasir_testkit::paths::repository();
     let page = std::fs::read_to_string(root.join("docs/origins.md")).unwrap();
     let links = links(&page);
     assert!(links.len() > 300, "{} links", links.len());
@@ -45,7 +44,7 @@ fn every_link_of_the_origins_page_is_alive() {
 /// scope.
 #[test]
 fn every_row_has_an_answer() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = kvasir_testkit::paths::repository();
     let page = std::fs::read_to_string(root.join("docs/origins.md")).unwrap();
     for row in page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| named there")) {
         let row = row.replace("\\|", "/");

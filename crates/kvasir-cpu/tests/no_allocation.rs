@@ -10,7 +10,6 @@ use kvasir_kv::{Cache, ClaimRow, Paged, Span, StepId, Token};
 use kvasir_program::Model;
 use kvasir_sample::Sampling;
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -101,7 +100,7 @@ const PART: usize = 70;
 
 /// Three sequences decode behind prompts of `parts` prefill chunks each.
 fn steady(threads: usize, parts: usize) -> Taken {
-    let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3_bf16");
+    let case = kvasir_testkit::paths::model("qwen3_bf16");
     let checkpoint = Checkpoint::open(&case).unwrap();
     let model = Model::build(&checkpoint.source()).unwrap();
     let team = Arc::new(ThreadPool::new(threads));

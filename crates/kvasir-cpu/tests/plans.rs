@@ -5,9 +5,6 @@
 //! - An explicit mask in place of each.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-mod common;
-
-use common::{close, exact, narrow};
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Pool};
 use kvasir_exec::{Batch, BatchRow, Drafts, PoolRow, Step, StepError};
 use kvasir_kv::{
@@ -15,6 +12,7 @@ use kvasir_kv::{
     TreeCache, blocks::BlockConfig,
 };
 use kvasir_program::LayerFacts;
+use kvasir_testkit::checkpoints::{close, exact, narrow};
 use std::sync::Arc;
 
 /// Models with sparse latent attention (MLA with an indexer), sinks with windows, mixed window and

@@ -16,12 +16,11 @@ use kvasir_kv::{
 };
 use kvasir_plain::{PlainExecutor, PlainModel};
 use kvasir_sample::Sampling;
-use std::path::PathBuf;
 
 const CASES: [&str; 4] = ["deepseek_v32", "gpt_oss", "qwen3_yarn_swa", "gemma3"];
 
 fn model(case: &str) -> PlainModel {
-    load(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(case))
+    load(&kvasir_testkit::paths::model(case))
 }
 
 fn prompt(n: usize, salt: usize) -> Vec<Token> {

@@ -7,12 +7,12 @@ use kvasir::{
 };
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     thread,
 };
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    kvasir_testkit::paths::repository()
 }
 
 /// The tiny Qwen3, without a tokenizer.

@@ -6,9 +6,6 @@
 //! numerics contract.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
-#[path = "../../kvasir-cpu/tests/common/mod.rs"]
-mod checkpoints;
-
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as Room, Pool, Precision};
 use kvasir_engine::{
     Chunked, Chunking, Core, Engine, Finish, Limits, Mixing, Order, Params, Policy, PrefillFirst,
@@ -21,6 +18,7 @@ use kvasir_kv::{
     Cache, CacheConfig, CacheKind, ClaimRow, Contiguous, PoolId, SharedPrefix, Span, StepId, Token, build,
 };
 use kvasir_sample::Sampling;
+use kvasir_testkit::checkpoints;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,

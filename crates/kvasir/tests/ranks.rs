@@ -117,7 +117,7 @@ fn plain(model: &Model, program: &Program, dir: &Path) -> PlainExecutor {
 #[test]
 fn ranks_together_compute_what_one_alone_does() {
     for case in ["qwen3", "llama", "llama_linear_bias", "qwen2"] {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(case);
+        let dir = kvasir_testkit::paths::model(case);
         let model = Model::build(&Checkpoint::open(&dir).unwrap().source()).unwrap();
         let prompt: Vec<Token> = (0..50).map(|i| (i * 37 + 5) % model.target.vocab as Token).collect();
         let near = |a: &[f32], b: &[f32]| {
@@ -147,7 +147,7 @@ fn ranks_together_compute_what_one_alone_does() {
 
 #[test]
 fn parts_run_among_as_many_ranks_as_there_are_parts() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3");
+    let dir = kvasir_testkit::paths::model("qwen3");
     let model = Model::build(&Checkpoint::open(&dir).unwrap().source()).unwrap();
     let program = part(&model.target, 0, 2);
     assert_eq!((program.ranks(), model.target.ranks()), (Some(2), None));

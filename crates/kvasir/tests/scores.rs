@@ -9,10 +9,10 @@ use kvasir_engine::{
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::{Radix, blocks::BlockConfig};
 use kvasir_sample::{Sampling, log_probability};
-use std::{collections::HashMap, path::Path};
+use std::collections::HashMap;
 
 fn model(backend: BackendKind) -> Loaded {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3");
+    let path = kvasir_testkit::paths::model("qwen3");
     Opened::open(&path).unwrap().load(backend, Precision::Exact, Some(1)).unwrap()
 }
 

@@ -21,6 +21,8 @@ pub(crate) struct Args {
     json: bool,
 }
 
+type Compiled = Result<ChatTemplate, TemplateError>;
+
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let (template, defaults) = self.load()?;
@@ -50,7 +52,7 @@ impl Args {
     }
 
     /// The template (or its compile error), and default variables.
-    fn load(&self) -> Result<(Result<ChatTemplate, TemplateError>, Map<String, Value>), Failure> {
+    fn load(&self) -> Result<(Compiled, Map<String, Value>), Failure> {
         let (source, mut variables) = match (&self.template, &self.model) {
             (Some(file), _) => (Failure::read(file)?, Map::new()),
             (None, Some(model)) => {

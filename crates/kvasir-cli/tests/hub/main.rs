@@ -15,7 +15,7 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const TOKEN: &str = "hf_ours";
 
 fn model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3")
+    kvasir_testkit::paths::model("qwen3")
 }
 
 fn folder(name: &str) -> PathBuf {

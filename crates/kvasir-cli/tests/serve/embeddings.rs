@@ -2,7 +2,7 @@
 
 use super::server::{JSON, Server, chat};
 use serde_json::{Value, json};
-use std::{fs, path::Path};
+use std::fs;
 
 const EMBEDDINGS: &str = "/v1/embeddings";
 
@@ -19,7 +19,7 @@ fn length(vector: &[f64]) -> f64 {
 /// Recorded hidden state of the last token of the 17-token prompt, after the final norm, as
 /// computed by another engine.
 fn recorded() -> (Vec<u64>, Vec<f64>) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3");
+    let folder = kvasir_testkit::paths::model("qwen3");
     let expected: Value = serde_json::from_slice(&fs::read(folder.join("expected.json")).unwrap()).unwrap();
     let prompt: Vec<u64> = serde_json::from_value(expected["prompts"]["p17"].clone()).unwrap();
     let file = fs::read(folder.join("debug_p17.safetensors")).unwrap();

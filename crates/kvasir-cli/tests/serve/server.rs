@@ -5,7 +5,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -170,7 +170,7 @@ impl Drop for Server {
 
 /// A folder with the tiny Qwen3 and its tokenizer.
 pub(crate) fn model(name: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = kvasir_testkit::paths::repository();
     let folder = std::env::temp_dir().join(format!("kvasir-serve-{}-{name}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     for from in ["testdata/models/qwen3", "crates/kvasir-formats/tests/data/tokenizers/qwen"] {

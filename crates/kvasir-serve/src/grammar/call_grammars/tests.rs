@@ -3,16 +3,16 @@
 //!
 //! `KVASIR_WORKLOADS` sets the number of random rounds.
 
-#[path = "../../../../kvasir-cli/tests/forms/schemas.rs"]
-mod schemas;
-
 use super::*;
 use crate::{
     answer::{Choice, Delta, Reading, ReasoningDialect, ToolDialect},
     request::Tool,
 };
 use kvasir_formats::{TextFiles, Tokenizer};
-use schemas::{Dice, misfit, schema};
+use kvasir_testkit::{
+    Random,
+    schemas::{misfit, schema},
+};
 use serde_json::{Value, json};
 use std::{path::Path, sync::OnceLock};
 
@@ -323,7 +323,7 @@ impl Writer<'_> {
         &self,
         grammars: &CallGrammars,
         follower: &mut Box<dyn Follower>,
-        dice: &mut Dice,
+        random: &mut Random,
     ) -> (Vec<Token>, bool) {
         let mut output: Vec<Token> = Vec::new();
         let mut planned: Vec<Token> = Vec::new();
@@ -339,14 +339,14 @@ impl Writer<'_> {
             let may = |id: Token| mask[id as usize / 32] >> (id % 32) & 1 == 1;
             let allowed: Vec<Token> = (0..self.size).filter(|id| may(*id)).collect();
             if is_free && planned.is_empty() {
-                match dice.below(8) {
+                match random.below(8) {
                     0 if output.len() > 20 => return (output, true),
                     // Any token, including ones that start or end a marker halfway.
                     0 | 1 => {}
                     _ => {
-                        let bit = self.bits[dice.below(self.bits.len() as u64) as usize];
+                        let bit = self.bits[random.below(self.bits.len() as u64) as usize];
                         let spelt = |c: char| self.tokenizer.encode(&c.to_string(), false).unwrap();
-                        planned = match dice.below(2) {
+                        planned = match random.below(2) {
                             0 => bit.chars().flat_map(spelt).collect(),
                             _ => self.tokenizer.encode(bit, false).unwrap(),
                         };
@@ -357,13 +357,13 @@ impl Writer<'_> {
             let next = planned.pop().filter(|id| is_free && may(*id));
             let next = next.unwrap_or_else(|| {
                 planned.clear();
-                allowed[dice.below(allowed.len() as u64) as usize]
+                allowed[random.below(allowed.len() as u64) as usize]
             });
             if next == self.eos {
                 return (output, true);
             }
             output.push(next);
-            if dice.below(2) == 0 {
+            if random.below(2) == 0 {
                 follower.expect(&output);
             }
         }
@@ -388,7 +388,7 @@ fn read(reading: &Reading, text: &str) -> Vec<(String, String)> {
 }
 
 /// Random tools with random schemas.
-fn drawn_tools(dialect: ToolDialect, dice: &mut Dice) -> [Tool; 3] {
+fn drawn_tools(dialect: ToolDialect, random: &mut Random) -> [Tool; 3] {
     let mut drawn = || match dialect {
         // Python argument names cannot be arbitrary text.
         ToolDialect::Pythonic => {
@@ -398,7 +398,7 @@ fn drawn_tools(dialect: ToolDialect, dice: &mut Dice) -> [Tool; 3] {
             let properties = json!({"city": city, "n": {"type": ["integer", "null"]}, "deep": deep});
             json!({"type": "object", "properties": properties, "required": ["n"]})
         }
-        _ => schema(dice),
+        _ => schema(random),
     };
     let nothing = json!({"type": "object", "properties": {}});
     [tool("get", drawn()), tool("get_all", drawn()), tool("now", nothing)]
@@ -447,7 +447,7 @@ fn check(dialect: &str, tools: &[Tool], call: &(String, String), text: &str) {
 #[test]
 fn every_call_that_is_read_fits_its_tool() {
     let rounds: u32 = std::env::var("KVASIR_WORKLOADS").map_or(12, |rounds| rounds.parse().unwrap());
-    let mut dice = Dice(3);
+    let mut random = Random::new(3);
     for name in ToolDialect::names() {
         let dialect = ToolDialect::named(name).unwrap();
         // Markers are text in one model and control tokens in another.
@@ -456,7 +456,7 @@ fn every_call_that_is_read_fits_its_tool() {
         let mut read_calls = 0;
         for round in 0..rounds {
             let (tokenizer, vocabulary, spelled) = &models[round as usize / 2 % 2];
-            let tools = drawn_tools(dialect, &mut dice);
+            let tools = drawn_tools(dialect, &mut random);
             let all: Vec<&Tool> = tools.iter().collect();
             let one_call = round % 4 == 3;
             let syntax = dialect.syntax(&all, !one_call);
@@ -484,7 +484,7 @@ fn every_call_that_is_read_fits_its_tool() {
             };
             for _ in 0..4 {
                 let mut follower = follower(&grammars, beginning);
-                let (output, is_whole) = writer.write(&grammars, &mut follower, &mut dice);
+                let (output, is_whole) = writer.write(&grammars, &mut follower, &mut random);
                 let text = tokenizer.decode(&output, false).unwrap();
                 let mut calls = read(&reading, &text);
                 if !is_whole {

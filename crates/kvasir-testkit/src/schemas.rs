@@ -1,27 +1,7 @@
 //! Random JSON schemas as clients send them, and an independent validator for values.
 
+use crate::random::Random;
 use serde_json::{Map, Value, json};
-
-/// A seeded pseudo-random generator (splitmix64).
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x ^ (x >> 31)) % n
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, list: &[T]) -> T {
-        list[self.below(list.len() as u64) as usize]
-    }
-}
 
 const KEYS: &[&str] = &[
     "name",
@@ -41,9 +21,9 @@ const KEYS: &[&str] = &[
 ];
 
 /// A random client-style schema: a titled object, sometimes with `$defs`.
-pub(crate) fn schema(dice: &mut Dice) -> Value {
-    let mut schema = object(dice, 0);
-    if dice.one_in(3) {
+pub fn schema(random: &mut Random) -> Value {
+    let mut schema = object(random, 0);
+    if random.one_in(3) {
         schema["$defs"] = json!({"point": {"type": "object", "properties": {"x": {"type": "integer", "minimum": -9, "maximum": 9}, "y": {"type": "boolean"}}, "required": ["x", "y"], "additionalProperties": false}});
         schema["properties"]["at"] = json!({"$ref": "#/$defs/point"});
         schema["required"] = json!(["at"]);
@@ -53,44 +33,44 @@ pub(crate) fn schema(dice: &mut Dice) -> Value {
     schema
 }
 
-fn object(dice: &mut Dice, depth: u32) -> Value {
+fn object(random: &mut Random, depth: u32) -> Value {
     let mut properties = Map::new();
-    for _ in 0..1 + dice.below(4) {
-        properties.insert(dice.pick(KEYS).to_owned(), value(dice, depth + 1));
+    for _ in 0..1 + random.below(4) {
+        properties.insert(random.pick(KEYS).to_owned(), value(random, depth + 1));
     }
-    let required: Vec<&String> = properties.keys().filter(|_| !dice.one_in(3)).collect();
+    let required: Vec<&String> = properties.keys().filter(|_| !random.one_in(3)).collect();
     let required = json!(required);
     json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
 }
 
-fn value(dice: &mut Dice, depth: u32) -> Value {
-    match dice.below(if depth > 2 { 11 } else { 14 }) {
+fn value(random: &mut Random, depth: u32) -> Value {
+    match random.below(if depth > 2 { 11 } else { 14 }) {
         0 => json!({"type": "boolean"}),
         1 => json!({"type": "null"}),
-        2 => json!({"type": "integer", "minimum": -(dice.below(50) as i64), "maximum": dice.below(1000)}),
-        3 => json!({"type": "number", "minimum": 0, "exclusiveMaximum": 1 + dice.below(100)}),
-        4 => json!({"type": "string", "minLength": dice.below(3), "maxLength": 3 + dice.below(8)}),
+        2 => json!({"type": "integer", "minimum": -(random.below(50) as i64), "maximum": random.below(1000)}),
+        3 => json!({"type": "number", "minimum": 0, "exclusiveMaximum": 1 + random.below(100)}),
+        4 => json!({"type": "string", "minLength": random.below(3), "maxLength": 3 + random.below(8)}),
         5 => json!({"type": "string", "enum": ["red", "\"green\"", "blé", ""]}),
         6 => {
-            json!({"type": "string", "pattern": dice.pick(&["^[A-Z]{2}-[0-9]{3}$", "^(ab|cd)+e?$", "^[a-z]{1,6}\\.(rs|md)$"]), "maxLength": 20})
+            json!({"type": "string", "pattern": random.pick(&["^[A-Z]{2}-[0-9]{3}$", "^(ab|cd)+e?$", "^[a-z]{1,6}\\.(rs|md)$"]), "maxLength": 20})
         }
-        7 => json!({"type": "string", "format": dice.pick(&["date", "uuid", "ipv4"])}),
-        8 => json!({"const": dice.pick(&["v1", "a/b\\c", "tab\there"])}),
+        7 => json!({"type": "string", "format": random.pick(&["date", "uuid", "ipv4"])}),
+        8 => json!({"const": random.pick(&["v1", "a/b\\c", "tab\there"])}),
         9 => json!({"enum": [1, "two", null, true, 2.5]}),
         10 => json!({"type": ["string", "null"], "maxLength": 6}),
-        11 => object(dice, depth),
+        11 => object(random, depth),
         12 => {
-            json!({"anyOf": [{"type": "integer", "minimum": 10, "maximum": 99}, object(dice, depth), {"type": "null"}]})
+            json!({"anyOf": [{"type": "integer", "minimum": 10, "maximum": 99}, object(random, depth), {"type": "null"}]})
         }
         _ => {
-            let low = dice.below(3);
-            json!({"type": "array", "items": value(dice, depth + 1), "minItems": low, "maxItems": low + dice.below(3)})
+            let low = random.below(3);
+            json!({"type": "array", "items": value(random, depth + 1), "minItems": low, "maxItems": low + random.below(3)})
         }
     }
 }
 
 /// Validates a value; returns the reason if it does not satisfy the schema.
-pub(crate) fn misfit(root: &Value, schema: &Value, value: &Value) -> Option<String> {
+pub fn misfit(root: &Value, schema: &Value, value: &Value) -> Option<String> {
     let bad = |why: &str| Some(format!("{value} {why} in {schema}"));
     if let Some(reference) = schema["$ref"].as_str() {
         let target = root.pointer(reference.trim_start_matches('#')).unwrap();

@@ -1,15 +1,14 @@
-//! Test checkpoints in each precision: the recorded models quantized to q8_0, as stored in f32, and
+//! Test checkpoints on the CPU backend, in each precision: quantized to q8_0, as stored in f32, and
 //! with routed experts in bf16.
-#![allow(dead_code, clippy::unwrap_used)] // helpers: every test file uses its own part
-
+use crate::paths::model;
 use kvasir_cpu::{CpuModel, Precision, Stored, ThreadPool, WeightSource};
 use kvasir_formats::{Checkpoint, DType, Error, encoding};
 use kvasir_program::{Model, Program, Role};
-use std::{collections::HashMap, path::Path, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 /// A checkpoint whose matrices are quantized to q8_0, or rounded to bf16 where a row is not a whole
 /// number of blocks. The recorded ones are mostly f32, which would force `Precision::Exact`.
-pub(crate) struct Narrow {
+pub struct Narrow {
     checkpoint: Checkpoint,
     narrowed: HashMap<String, (DType, Vec<u8>)>,
 }
@@ -52,7 +51,7 @@ impl WeightSource for Narrow {
 }
 
 /// A recorded checkpoint of `testdata/models`, quantized, at `Precision::Auto`.
-pub(crate) fn narrow(case: &str, threads: usize) -> Arc<CpuModel> {
+pub fn narrow(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
     let source = Arc::new(Narrow::new(checkpoint, &model.target));
     let model =
@@ -62,7 +61,7 @@ pub(crate) fn narrow(case: &str, threads: usize) -> Arc<CpuModel> {
 }
 
 /// The checkpoint as stored, at `Precision::Exact`.
-pub(crate) fn exact(case: &str, threads: usize) -> Arc<CpuModel> {
+pub fn exact(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
     let team = Arc::new(ThreadPool::new(threads));
     Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Exact, team).unwrap())
@@ -70,7 +69,7 @@ pub(crate) fn exact(case: &str, threads: usize) -> Arc<CpuModel> {
 
 /// A mixture-of-experts checkpoint as stored, at `Precision::Close`: the fastest that does not
 /// change expert routing.
-pub(crate) fn close(case: &str, threads: usize) -> Arc<CpuModel> {
+pub fn close(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
     let team = Arc::new(ThreadPool::new(threads));
     let model = CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Auto, team).unwrap();
@@ -79,8 +78,7 @@ pub(crate) fn close(case: &str, threads: usize) -> Arc<CpuModel> {
 }
 
 fn open(case: &str) -> (Checkpoint, Model) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(case);
-    let checkpoint = Checkpoint::open(&dir).unwrap();
+    let checkpoint = Checkpoint::open(&model(case)).unwrap();
     let model = Model::build(&checkpoint.source()).unwrap();
     (checkpoint, model)
 }

@@ -2,8 +2,6 @@
 //! valid.
 #![allow(clippy::unwrap_used)]
 
-mod schemas;
-
 use kvasir::{AnyExecutor, BackendKind, Loaded, Opened, Precision};
 use kvasir_engine::{
     Chunked, Chunking, Completion, Core, Engine, Finish, Limits, Mixing, Order, Params, Policy, PrefillFirst,
@@ -17,14 +15,17 @@ use kvasir_serve::{
     grammar::{BehindLast, Budget, CallsBeginning, Part, Shape, Vocabulary},
     request::Tool,
 };
-use schemas::{Dice, misfit, schema};
+use kvasir_testkit::{
+    Random,
+    schemas::{misfit, schema},
+};
 use serde_json::{Map, Value, json};
 use std::{path::PathBuf, sync::Arc};
 
 const EOS: &[u32] = &[505, 503];
 
 fn root(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+    kvasir_testkit::paths::repository().join(path)
 }
 
 fn tokenizer() -> Arc<Tokenizer> {
@@ -92,8 +93,8 @@ impl House {
 #[test]
 fn two_hundred_schemas_are_kept_to() {
     let house = House::new();
-    let mut dice = Dice(7);
-    let schemas: Vec<Value> = (0..200).map(|_| schema(&mut dice)).collect();
+    let mut random = Random::new(7);
+    let schemas: Vec<Value> = (0..200).map(|_| schema(&mut random)).collect();
     let requests = |house: &House| -> Vec<Request> {
         let one = |(schema, seed): (&Value, u64)| {
             let constraint = house.compile(&Shape::JsonSchema(schema.clone()));
@@ -130,11 +131,11 @@ fn two_hundred_schemas_are_kept_to() {
 fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
     let house = House::new();
     let mark = house.tokenizer.encode("<tool_call>", false).unwrap()[0];
-    let mut dice = Dice(11);
+    let mut random = Random::new(11);
     let tools: Vec<Tool> = (0..6)
         .map(|n| Tool {
             name: format!("tool_{n}"),
-            parameters: Some(schema(&mut dice)),
+            parameters: Some(schema(&mut random)),
             schema: String::new(),
             source: Value::Null,
             strict: false,

@@ -1,0 +1,17 @@
+//! What the tests of several crates share. No product code depends on it.
+//!
+//! - `random`: a seeded generator, so that every random test can be repeated.
+//! - `paths`: the repository's test models, and scratch folders.
+//! - `schemas`: random JSON schemas as clients send them, and a validator for answers.
+//! - `checkpoints` (feature `cpu`): the test models on the CPU backend, in each precision.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // tests call it
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "cpu")]
+pub mod checkpoints;
+pub mod paths;
+pub mod random;
+pub mod schemas;
+
+pub use random::Random;

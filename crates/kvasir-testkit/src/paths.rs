@@ -1,0 +1,40 @@
+//! Paths of the repository, and scratch folders of tests.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The root of the repository.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A recorded test checkpoint of `testdata/models`.
+pub fn model(case: &str) -> PathBuf {
+    repository().join("testdata/models").join(case)
+}
+
+/// A test vocabulary: `qwen`, `sp`, ….
+pub fn tokenizer(name: &str) -> PathBuf {
+    repository().join("crates/kvasir-formats/tests/data/tokenizers").join(name)
+}
+
+/// The test certificate and its key, for TLS on loopback.
+pub fn certificate() -> (PathBuf, PathBuf) {
+    let folder = repository().join("crates/kvasir-serve/tests/data");
+    (folder.join("test-cert.pem"), folder.join("test-key.pem"))
+}
+
+/// The built-in model's file.
+pub fn built_in_model() -> PathBuf {
+    repository().join("crates/kvasir/kvasir-mini.gguf")
+}
+
+/// Creates an empty folder of this name under `parent`, a test's `CARGO_TARGET_TMPDIR`.
+pub fn scratch(parent: &str, name: &str) -> PathBuf {
+    let folder = Path::new(parent).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
