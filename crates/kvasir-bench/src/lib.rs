@@ -9,6 +9,7 @@
 //! - `replay`: recorded operation sequences of other engines, run against our caches and
 //!   schedulers.
 //! - `trace`: the step trace file format.
+
 #![forbid(unsafe_code)]
 
 pub mod bench;

@@ -2,10 +2,9 @@
 //!
 //! Reports output and total tokens per second, TTFT, TPOT, prefix cache hits and preemptions.
 
-use crate::{
-    sim::{Histogram, Percentiles, Sample, Series},
-    workload::Workload,
-};
+use crate::sim::histogram::{Histogram, Percentiles};
+use crate::sim::series::{Sample, Series};
+use crate::workload::Workload;
 use kvasir_engine::{Core, Engine, Exit, Nanos, Observer, Params, Refusal, Request, Summary};
 use kvasir_exec::{Executor, Step, StepError};
 use kvasir_kv::Token;

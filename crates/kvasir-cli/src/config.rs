@@ -4,8 +4,8 @@
 //! The file's options are appended to the arguments and parsed by clap, so both have one
 //! validation.
 
-use crate::{Cli, cmd::Failure, one_line};
-use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, Parser, parser::ValueSource};
+use crate::io::failure::Failure;
+use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use std::{
     collections::BTreeSet,
     ffi::OsString,
@@ -84,16 +84,6 @@ fn added(
         }
     }
     Ok(added)
-}
-
-/// Checks whether `kvasir serve` accepts the file.
-pub(crate) fn check(path: &Path) -> Result<(), Failure> {
-    let args = ["kvasir".into(), "serve".into(), "--config".into(), path.as_os_str().to_owned()];
-    let args = with_file(Cli::command(), args.into())?;
-    let read = Cli::try_parse_from(args);
-    let cli =
-        read.map_err(|e| Failure::usage(format!("{}: {}", path.display(), one_line(&e.to_string()))))?;
-    cli.command.check()
 }
 
 /// An option of the file as command line arguments.

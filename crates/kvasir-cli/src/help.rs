@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn every_name_in_the_groups_is_a_flag_and_stands_once() {
         let mut known = BTreeSet::new();
-        flags(&crate::Cli::command(), &mut known);
+        flags(&crate::cli::Cli::command(), &mut known);
         let mut seen = BTreeSet::new();
         for name in GROUPS.iter().flat_map(|group| group.common.iter().chain(group.rest)) {
             assert!(known.contains(*name), "--{name} is no flag");
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn short_help_is_short() {
         for name in ["chat", "serve", "generate"] {
-            let mut cli = arranged(crate::Cli::command());
+            let mut cli = arranged(crate::cli::Cli::command());
             let help = cli.find_subcommand_mut(name).unwrap().render_help().to_string();
             assert!(help.lines().count() <= 48, "{name}: {} lines\n{help}", help.lines().count());
             assert!(!help.contains("rectangular:") && !help.contains("[env:"), "{help}");
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_server_s_own_pace_is_told_as_it_is() {
-        let mut cli = arranged(crate::Cli::command());
+        let mut cli = arranged(crate::cli::Cli::command());
         let help = cli.find_subcommand_mut("serve").unwrap().render_long_help().to_string();
         assert!(help.contains(&format!("serve {}]", crate::options::SERVING_TIMES)), "{help}");
     }
@@ -180,7 +180,7 @@ mod tests {
         let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
         let pages = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
         let pages = pages.filter(|path| path.extension().is_some_and(|ext| ext == "md"));
-        let cli = arranged(crate::Cli::command());
+        let cli = arranged(crate::cli::Cli::command());
         let mut checked = 0;
         for path in pages.chain([root.join("README.md")]) {
             for words in shown(&std::fs::read_to_string(&path).unwrap()) {

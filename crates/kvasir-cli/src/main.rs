@@ -1,43 +1,31 @@
-//! Command line entry point: parses arguments, merges the options file, runs a subcommand of `cmd`.
+//! Command line entry point: parses arguments, merges the options file, runs one of `commands`.
 //! No logic of its own.
+
 #![forbid(unsafe_code)]
 
+// First: its macros are used by all others.
 #[macro_use]
-mod said;
+mod stdio;
 
 mod chat;
-mod cmd;
+mod cli;
+mod commands;
 mod config;
 mod doctor;
-mod facts;
 mod help;
+pub(crate) mod io;
 mod options;
-mod switch;
+mod startup;
 
-use clap::{CommandFactory, FromArgMatches, Parser, error::ErrorKind};
-use std::{path::PathBuf, process::ExitCode};
+use crate::cli::{Cli, one_line};
+use crate::io::failure::Failure;
+use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
+use std::process::ExitCode;
 
 /// jemalloc returns freed memory to the system on a background thread. glibc's allocator retained
 /// up to gigabytes after a burst of hostile requests.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
-
-/// One LLM inference engine for the desk and for the fleet.
-#[derive(Parser)]
-#[command(name = "kvasir", version, about, arg_required_else_help = true)]
-struct Cli {
-    #[command(subcommand)]
-    command: cmd::Command,
-    /// A TOML file of options by their names; the command line and the environment go before it
-    #[arg(long, global = true, env = "KVASIR_CONFIG", value_name = "FILE.toml")]
-    config: Option<PathBuf>,
-    /// Print the options as such a file instead of running
-    #[arg(long, global = true)]
-    print_config: bool,
-    /// Use no better instructions than these: portable, avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx, on Arm neon or neon-dotprod [default: the machine's best]
-    #[arg(long, global = true, env = "KVASIR_INSTRUCTIONS", value_name = "LEVEL")]
-    instructions: Option<kvasir_cpu::Level>,
-}
 
 fn main() -> ExitCode {
     let asked = config::with_file(Cli::command(), std::env::args_os().collect());
@@ -49,12 +37,11 @@ fn main() -> ExitCode {
                 answer.exit()
             }
             Err(answer) if answer.use_stderr() => {
-                return Err(cmd::Failure::usage(one_line(&answer.to_string())));
+                return Err(Failure::usage(one_line(&answer.to_string())));
             }
             Err(answer) => answer.exit(),
         };
-        let cli =
-            Cli::from_arg_matches(&matches).map_err(|e| cmd::Failure::usage(one_line(&e.to_string())))?;
+        let cli = Cli::from_arg_matches(&matches).map_err(|e| Failure::usage(one_line(&e.to_string())))?;
         if cli.print_config {
             print!("{}", config::print(&Cli::command(), &matches));
             return Ok(ExitCode::SUCCESS);
@@ -62,7 +49,7 @@ fn main() -> ExitCode {
         if let Some(level) = cli.instructions {
             level.limit();
         }
-        cli.command.run(cli.config)
+        cli.command.run(cli.config, Cli::check_file)
     });
     match ran {
         Ok(code) => code,
@@ -70,34 +57,5 @@ fn main() -> ExitCode {
             eprintln!("kvasir: {failure}");
             failure.code()
         }
-    }
-}
-
-/// Reduces a clap error to one line: its first paragraph, plus a suggestion of a similar spelling.
-fn one_line(text: &str) -> String {
-    let first = text.split("\n\n").next().unwrap_or(text);
-    let words: Vec<&str> = first.trim_start_matches("error: ").split_whitespace().collect();
-    let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
-    let similar = tips.filter(|tip| tip.contains("similar")).map(|tip| format!("; {tip}"));
-    words.join(" ") + &similar.collect::<String>()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_mistypes_is_told_what_there_is() {
-        let said =
-            |args: &[&str]| one_line(&Cli::command().try_get_matches_from(args).unwrap_err().to_string());
-        assert_eq!(
-            said(&["kvasir", "servee"]),
-            "unrecognized subcommand 'servee'; a similar subcommand exists: 'serve'"
-        );
-        assert_eq!(
-            said(&["kvasir", "serve", "--prot", "1"]),
-            "unexpected argument '--prot' found; a similar argument exists: '--port'"
-        );
-        assert_eq!(said(&["kvasir", "serve", "--port", "x"]).lines().count(), 1);
     }
 }

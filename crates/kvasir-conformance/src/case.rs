@@ -1,6 +1,6 @@
 //! The recorded case format `kvasir-conformance/1`: suites, cases, and their errors.
 
-use super::expand_ranges;
+use crate::compare::expand_ranges;
 use serde_json::{Map, Value};
 use std::{fmt, sync::Arc};
 

@@ -18,7 +18,7 @@ pub struct Mismatch {
 /// `left`.
 ///
 /// Fails when `left` would become negative.
-pub(super) fn expand_ranges(value: Value, left: &mut u64) -> Result<Value, String> {
+pub(crate) fn expand_ranges(value: Value, left: &mut u64) -> Result<Value, String> {
     match value {
         Value::Object(map) => {
             if let (1, Some(Value::Array(ends))) = (map.len(), map.get("range")) {

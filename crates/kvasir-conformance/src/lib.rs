@@ -18,37 +18,14 @@ mod compare;
 mod engine;
 mod kv;
 mod names;
+mod outcome;
 mod spyre;
 
-pub use case::{Case, CaseError, Suite};
-use compare::expand_ranges;
-pub use compare::{Mismatch, compare};
-use names::BlockNames;
+pub use crate::case::{Case, CaseError, Suite};
+pub use crate::compare::{Mismatch, compare};
+pub use crate::outcome::{Outcome, Runner};
 
 use serde::Serialize;
-
-/// Verdict of one case.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case", tag = "verdict")]
-pub enum Outcome {
-    /// All assertions hold.
-    Passed,
-    /// The first difference.
-    Failed(Box<Mismatch>),
-    /// The case is malformed: a missing field or an unknown operation.
-    Senseless {
-        /// The reason.
-        why: String,
-    },
-    /// Not run. The reason names the unit test or decision record that covers it.
-    Skipped {
-        /// The reason.
-        reason: String,
-    },
-}
-
-/// Runs one case. `Err` means a malformed case: a missing field or an unknown operation.
-pub type Runner = fn(&Case) -> Result<Outcome, CaseError>;
 
 /// All supported case kinds and their runners, by family.
 pub const FAMILIES: &[&[(&str, Runner)]] = &[blocks::KINDS, engine::KINDS, kv::KINDS, spyre::KINDS];

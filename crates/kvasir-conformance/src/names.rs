@@ -1,6 +1,6 @@
 //! Maps recorded block ids to our block ids, so that block tables compare up to renaming.
 
-use super::{Mismatch, compare};
+use crate::compare::{Mismatch, compare};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// The allocation order of fresh blocks is not compared. Shared and retained blocks must keep their
 /// identity.
 #[derive(Debug, Default)]
-pub(super) struct BlockNames {
+pub(crate) struct BlockNames {
     ours: BTreeMap<u32, u32>,
     /// Block tables of live sequences: the case's ids and ours.
     live: BTreeMap<String, (Vec<u32>, Vec<u32>)>,

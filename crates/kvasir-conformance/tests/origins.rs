@@ -1,6 +1,5 @@
 //! Link checker: every file and test named in `docs/origins.md` must exist.
 
-
 /// Link text and path of all links to files of this repository.
 fn links(page: &str) -> Vec<(&str, &str)> {
     let pieces = page.split("](../").collect::<Vec<_>>();

@@ -1,7 +1,7 @@
 //! Static dispatch over the execution backends (CPU, plain reference, simulated), behind one
 //! `Executor`.
 
-use crate::Error;
+use crate::error::Error;
 use kvasir_cpu::CpuExecutor;
 use kvasir_exec::{Abilities, Executor, PoolRow, Ran, Refused, SequenceSpec, Step, StepError};
 use kvasir_kv::PoolId;

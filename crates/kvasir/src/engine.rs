@@ -1,12 +1,21 @@
 //! Builds engines over loaded weights, prepares requests, and sizes KV cache pools from free
 //! memory.
 
-use crate::{AnyExecutor, Error, Loaded};
+use crate::backend::AnyExecutor;
+use crate::cache_options::CacheOptions;
+use crate::error::Error;
+use crate::load::Loaded;
+use crate::model::Model;
+use crate::shared_prefix::SharedPrefix;
 use kvasir_cpu::KvType;
-use kvasir_engine::{Core, Engine, Params, Request};
-use kvasir_kv::{Rings, Token};
+use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request};
+use kvasir_kv::{CacheConfig, CacheKind, Rings, Token};
 use std::time::Instant;
 
+/// Token budget of a step, and of its prefill part.
+const STEP_TOKENS: u32 = 2048;
+/// Share of free memory for a default KV pool.
+const MEMORY_SHARE: f64 = 0.5;
 /// Default maximum pool size, in slots.
 const DESK_SLOTS: u32 = 32768;
 
@@ -73,4 +82,61 @@ fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+impl Model {
+    /// Ring buffers of this model's sliding-window layers.
+    fn rings(&self, kind: CacheKind, longest: u32) -> Result<Rings, Error> {
+        if kind != CacheKind::Contiguous {
+            return Err(Error::Asked(format!("rings: {kind} keeps none, contiguous does")));
+        }
+        Rings::new(self.loaded.program().windows(), longest).map_err(|e| Error::Asked(format!("rings: {e}")))
+    }
+
+    /// An engine with a KV cache of its own, behind a shared prefix if given.
+    pub(crate) fn engine(
+        &self,
+        options: &CacheOptions,
+        prefix: Option<&SharedPrefix>,
+    ) -> Result<Engine<AnyExecutor>, Error> {
+        let asked = |e: &dyn std::fmt::Display| Error::Asked(e.to_string());
+        let in_blocks = matches!(options.kind, CacheKind::Paged | CacheKind::Radix);
+        let one_stream = matches!(options.kind, CacheKind::Contiguous | CacheKind::Tree);
+        let block_size = if in_blocks { options.block_size } else { 1 };
+        let capacity = options.capacity.unwrap_or_else(|| self.loaded.desk_slots(MEMORY_SHARE));
+        if capacity < block_size.max(1) {
+            return Err(Error::Asked(format!(
+                "capacity {capacity} is less than a block of {block_size} slots"
+            )));
+        }
+        if options.sequences == 0 || options.sequences > 4096 {
+            return Err(Error::Asked(format!("sequences {} is not between 1 and 4096", options.sequences)));
+        }
+        let sequences = if one_stream { 1 } else { options.sequences };
+        // Besides running sequences: retained ones, and ended ones named by steps in flight.
+        let max_sequences = sequences.saturating_mul(4).saturating_add(64);
+        let rings = options.rings.map(|longest| self.rings(options.kind, longest)).transpose()?;
+        let step_tokens = rings.as_ref().map_or(STEP_TOKENS, |rings| rings.longest_write().min(STEP_TOKENS));
+        let config = CacheConfig { max_sequences, block_size, rings, ..CacheConfig::new(capacity) };
+        let own = self.builders.build(self.loaded.backend(), options.kind, &config).map_err(|e| asked(&e))?;
+        let cache = match prefix {
+            Some(prefix) => Box::new(prefix.frozen().under(own).map_err(|e| asked(&e))?),
+            None => own,
+        };
+        let limits = Limits {
+            max_num_seqs: sequences,
+            max_num_batched_tokens: step_tokens,
+            max_model_len: u32::try_from(self.loaded.program().max_positions).unwrap_or(u32::MAX),
+            prefix_cache: in_blocks,
+            ..Limits::default()
+        };
+        let policy = Chunked::new(STEP_TOKENS, Mixing::On { target: None });
+        let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
+        let kv = options.kv.or(prefix.map(SharedPrefix::kv));
+        let mut engine = self.loaded.engine_with(core, true, kv)?;
+        if let Some(prefix) = prefix {
+            prefix.attach(|id, pool| engine.executor_mut().attach(id, pool))?;
+        }
+        Ok(engine)
+    }
 }

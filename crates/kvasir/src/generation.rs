@@ -1,6 +1,7 @@
 //! Default sampling parameters from a model's `generation_config.json`.
 
-use crate::{Error, Opened};
+use crate::error::Error;
+use crate::load::Opened;
 use kvasir_sample::Sampling;
 use serde_json::Value as Json;
 

@@ -1,6 +1,6 @@
 //! Data of `kvasir inspect`: architecture, programs, K/V facts per layer, and memory plan.
 
-use crate::Opened;
+use crate::load::Opened;
 use kvasir_program::{Buffers, LayerFacts, Model};
 use serde::Serialize;
 use std::fmt;

@@ -22,6 +22,7 @@
 //! Scheduling runs in the caller's thread, on demand: no server, no async runtime, no background
 //! scheduler. The CPU backend runs its kernels on a thread pool. This crate assembles parts; all
 //! decisions are in the [`Core`](kvasir_engine::Core).
+
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -30,35 +31,35 @@ mod built_in;
 mod cache_options;
 mod engine;
 mod error;
-mod feed;
-mod front;
 mod generation;
 mod hub;
 mod inspection;
+mod kvasir;
+mod load;
 mod logits;
 mod model;
-mod opened;
+mod prefill;
 mod prompt;
 mod runner;
 mod session;
 mod shared_prefix;
 mod stream;
 
-pub use answer::{Answer, Piece};
-pub use backend::{AnyExecutor, AnyPending, AnyPool, BackendKind};
-pub use built_in::NAME as BUILT_IN;
-pub use cache_options::CacheOptions;
-pub use error::Error;
-pub use front::{Kvasir, Options};
-pub use hub::HubName;
-pub use inspection::{Inspection, KvFacts, MemoryPlan};
+pub use crate::answer::{Answer, Piece};
+pub use crate::backend::{AnyExecutor, AnyPending, AnyPool, BackendKind};
+pub use crate::built_in::NAME as BUILT_IN;
+pub use crate::cache_options::CacheOptions;
+pub use crate::error::Error;
+pub use crate::hub::HubName;
+pub use crate::inspection::{Inspection, KvFacts, MemoryPlan};
+pub use crate::kvasir::{Kvasir, Options};
+pub use crate::load::{Loaded, Opened};
+pub use crate::model::Model;
+pub use crate::prompt::Prompt;
+pub use crate::session::{Branch, Session};
+pub use crate::shared_prefix::{PrefixOptions, SharedPrefix};
+pub use crate::stream::Stream;
 pub use kvasir_cpu::{KvType, Precision};
 pub use kvasir_engine::{Finish, Params, RequestId};
 pub use kvasir_kv::{CacheKind, Token};
 pub use kvasir_sample::Sampling;
-pub use model::Model;
-pub use opened::{Loaded, Opened};
-pub use prompt::Prompt;
-pub use session::{Branch, Session};
-pub use shared_prefix::{PrefixOptions, SharedPrefix};
-pub use stream::Stream;

@@ -1,9 +1,8 @@
 //! Logits of a prompt, computed without an engine.
 
-use crate::{
-    Error, Loaded,
-    feed::{CHUNK, Wanted, feed},
-};
+use crate::error::Error;
+use crate::load::Loaded;
+use crate::prefill::{CHUNK, Wanted, feed};
 use kvasir_engine::Fault;
 use kvasir_kv::{Contiguous, Token};
 

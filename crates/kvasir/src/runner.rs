@@ -1,6 +1,10 @@
 //! Runs an engine in the caller's thread: requests in, detokenized pieces out.
 
-use crate::{Answer, AnyExecutor, Error, Model, Piece, Prompt};
+use crate::answer::{Answer, Piece};
+use crate::backend::AnyExecutor;
+use crate::error::Error;
+use crate::model::Model;
+use crate::prompt::Prompt;
 use kvasir_engine::{Engine, Params, RequestId, Turn};
 use kvasir_exec::TokenLogprobs;
 use kvasir_formats::TextStream;

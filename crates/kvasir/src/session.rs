@@ -4,9 +4,14 @@
 //! Invariant: a branch's token list is authoritative. Its K/V may be evicted and is recomputed when
 //! needed, so no branch is ever lost.
 
-use crate::{
-    Answer, CacheOptions, Error, Model, Prompt, SharedPrefix, Stream, runner::Runner, shared_prefix::Extent,
-};
+use crate::answer::Answer;
+use crate::cache_options::CacheOptions;
+use crate::error::Error;
+use crate::model::Model;
+use crate::prompt::Prompt;
+use crate::runner::Runner;
+use crate::shared_prefix::{Extent, SharedPrefix};
+use crate::stream::Stream;
 use kvasir_engine::{Params, SessionId};
 use kvasir_kv::{Cache, CacheError, CacheKind, Capability, Token};
 use std::{collections::BTreeMap, sync::Arc};
@@ -232,4 +237,12 @@ impl Session {
 
 fn unknown(branch: Branch) -> Error {
     Error::Asked(format!("there is no branch {}", branch.0))
+}
+
+impl SharedPrefix {
+    /// A session whose branches begin with this prefix, with `options.capacity` further tokens.
+    /// Block caches share whole blocks and recompute the remainder of the prefix.
+    pub fn session(&self, options: CacheOptions) -> Result<Session, Error> {
+        Session::on(self, &options)
+    }
 }

@@ -1,10 +1,12 @@
 //! Shared prefixes of the library: K/V prefilled once, frozen, and read by any number of sessions
 //! (cascade of frozen pools).
 
-use crate::{
-    AnyPool, CacheOptions, Error, KvType, Model, Prompt, Session,
-    feed::{CHUNK, Wanted, feed},
-};
+use crate::backend::AnyPool;
+use crate::error::Error;
+use crate::model::Model;
+use crate::prefill::{CHUNK, Wanted, feed};
+use crate::prompt::Prompt;
+use kvasir_cpu::KvType;
 use kvasir_kv::{CacheError, Contiguous, PoolId, Token};
 use std::sync::Arc;
 
@@ -101,12 +103,6 @@ impl SharedPrefix {
     /// K/V data type.
     pub fn kv(&self) -> KvType {
         self.kv
-    }
-
-    /// A session whose branches begin with this prefix, with `options.capacity` further tokens.
-    /// Block caches share whole blocks and recompute the remainder of the prefix.
-    pub fn session(&self, options: CacheOptions) -> Result<Session, Error> {
-        Session::on(self, &options)
     }
 
     pub(crate) fn model(&self) -> &Arc<Model> {

@@ -1,6 +1,8 @@
 //! Streaming iterator over one answer.
 
-use crate::{Answer, Error, Piece, runner::Runner};
+use crate::answer::{Answer, Piece};
+use crate::error::Error;
+use crate::runner::Runner;
 use kvasir_engine::RequestId;
 use kvasir_kv::Token;
 

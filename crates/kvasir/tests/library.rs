@@ -5,11 +5,7 @@ use kvasir::{
     BackendKind, Branch, CacheKind, CacheOptions, Error, Finish, KvType, Kvasir, Options, Params,
     PrefixOptions, Sampling, Session, SharedPrefix, Token,
 };
-use std::{
-    fs,
-    path::PathBuf,
-    thread,
-};
+use std::{fs, path::PathBuf, thread};
 
 fn root() -> PathBuf {
     kvasir_testkit::paths::repository()

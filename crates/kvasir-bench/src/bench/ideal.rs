@@ -3,12 +3,13 @@
 //! `seconds = max(FLOPs / peak FLOPs, bytes / bandwidth)`. FLOPs are split by GEMM input type and
 //! attention. Bytes are the weights once per step plus the K/V rows that attention reads.
 
-use super::{Work, counted, runner::STEP};
+use crate::bench::runner::STEP;
+use crate::bench::{Work, counted};
 use kvasir_cpu::{CpuModel, Form, Peaks, Precision};
 
 /// Lower bounds of operations and memory traffic for one repetition.
 #[derive(Default)]
-pub(super) struct Ideal {
+pub(crate) struct Ideal {
     quantised: f64,
     bf16: f64,
     f32: f64,

@@ -7,21 +7,21 @@
 //!
 //! CPU steal time (`stolen`) is recorded with every repetition.
 
-mod ideal;
-mod runner;
-mod stretches;
+pub(crate) mod ideal;
+pub(crate) mod runner;
+pub(crate) mod stretches;
 
+use crate::bench::ideal::Ideal;
+use crate::bench::runner::Runner;
+use crate::bench::stretches::Stretches;
 use crate::shapes::{SHAPES, shape};
 use crate::stolen::Watch;
-use ideal::Ideal;
 use kvasir_cpu::{CpuModel, KvType, PeakMeter, Peaks, Precision, RandomWeights, ThreadPool, WeightSource};
 use kvasir_formats::{Checkpoint, DType};
 use kvasir_program::{Model, Source};
-use runner::Runner;
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
-use stretches::Stretches;
 
 /// Source of the weights to benchmark.
 #[derive(Clone, Copy, Debug)]

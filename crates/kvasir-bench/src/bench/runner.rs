@@ -3,19 +3,20 @@
 //! One sequence runs on the contiguous KV cache, several on the radix (paged) cache. Prompts are
 //! prefilled in chunks of at most `STEP` tokens; decode feeds one token per sequence and step.
 
-use super::{Stretches, Work};
+use crate::bench::Work;
+use crate::bench::stretches::Stretches;
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Peaks};
 use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, Phase, PoolRow, SequenceSpec, Step};
 use kvasir_kv::{Cache, ClaimRow, Contiguous, Radix, SeqId, Span, StepId, Token, blocks::BlockConfig};
 use std::sync::Arc;
 
 /// Upper bound of tokens per step (prefill chunk size).
-pub(super) const STEP: u32 = 2048;
+pub(crate) const STEP: u32 = 2048;
 /// Block size of the paged KV cache, equal to the server's default.
 const BLOCK: u32 = 16;
 
 /// An executor with a KV pool and a cache sized for the workload.
-pub(super) struct Runner {
+pub(crate) struct Runner {
     executor: CpuExecutor,
     cache: Box<dyn Cache>,
     step: Option<Box<Step>>,

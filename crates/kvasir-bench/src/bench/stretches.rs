@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_millis(250);
 
 /// The segments of one repetition.
-pub(super) struct Stretches<M> {
+pub(crate) struct Stretches<M> {
     measure: M,
     started: Instant,
     /// Limits measured before the first segment, between segments, and after the last.

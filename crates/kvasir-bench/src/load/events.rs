@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 /// What one streamed chunk contributes to the measurement.
 #[derive(Debug, PartialEq)]
-pub(super) enum Event<'a> {
+pub(crate) enum Event<'a> {
     /// A text, reasoning or tool-call delta.
     Text(Cow<'a, str>),
     /// Final usage: prompt tokens, output tokens, and prompt tokens served from the prefix cache.
@@ -63,7 +63,7 @@ struct Details {
 }
 
 /// Calls `see` for every complete event at the front of `text` and removes those bytes.
-pub(super) fn take_events(text: &mut Vec<u8>, mut see: impl FnMut(Event<'_>)) {
+pub(crate) fn take_events(text: &mut Vec<u8>, mut see: impl FnMut(Event<'_>)) {
     let mut done = 0;
     while let Some(end) = text.get(done..).and_then(|rest| rest.iter().position(|byte| *byte == b'\n')) {
         let line = text.get(done..done + end).unwrap_or_default();

@@ -7,26 +7,26 @@
 //! The driver is single threaded: it sends due requests up to the concurrency limit, and feeds
 //! completions back to the workload, which may add follow-up requests.
 
-mod events;
-mod prompt;
-mod report;
-mod talk;
-mod trust;
-mod wire;
+pub(crate) mod events;
+pub(crate) mod prompt;
+pub(crate) mod report;
+pub(crate) mod talk;
+pub(crate) mod trust;
+pub(crate) mod wire;
 
-pub use prompt::Route;
-pub use report::{Goal, Report};
-pub use talk::Talker;
-pub use trust::Trust;
-pub use wire::Address;
+pub use crate::load::prompt::Route;
+pub use crate::load::report::{Goal, Report};
+pub use crate::load::talk::Talker;
+pub use crate::load::trust::Trust;
+pub use crate::load::wire::Address;
 
+use crate::load::prompt::Said;
+use crate::load::report::Count;
+use crate::load::report::Ended;
 use crate::workload::{At, Job, Workload};
 use kvasir_engine::{Finish, RequestId, Summary, Timings};
-use prompt::Said;
-use report::Count;
 use serde_json::{Map, Value};
 use std::{cell::RefCell, collections::BTreeMap, io, rc::Rc, time::Duration};
-use talk::Ended;
 use tokio::{
     sync::mpsc,
     task::LocalSet,

@@ -1,6 +1,7 @@
 //! Renders workload prompts as request bodies: chat messages, plain text or token ids.
 
-use crate::workload::{Answer, Part, Prompt};
+use crate::workload::text::Answer;
+use crate::workload::{Part, Prompt};
 use kvasir_kv::Token;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -28,11 +29,11 @@ impl Route {
 
 /// Upper bound of token ids in prompts, within most vocabularies. The offline benchmark uses the
 /// same.
-pub(super) const IDS: Token = 10_000;
+pub(crate) const IDS: Token = 10_000;
 
 /// Answers received so far, needed verbatim in later turns of a conversation.
 #[derive(Debug, Default)]
-pub(super) struct Said(HashMap<u64, String>);
+pub(crate) struct Said(HashMap<u64, String>);
 
 impl Said {
     pub(super) fn keep(&mut self, answer: Answer, text: String) {
@@ -48,7 +49,7 @@ impl Said {
 ///
 /// Text prompts use one word per token: each word of `WORDS` is a single token in most
 /// vocabularies. Ids are reduced modulo `ids`.
-pub(super) fn fields(route: Route, prompt: &Prompt, said: &Said, ids: Token) -> Vec<(&'static str, Value)> {
+pub(crate) fn fields(route: Route, prompt: &Prompt, said: &Said, ids: Token) -> Vec<(&'static str, Value)> {
     match route {
         Route::Ids => {
             let ids: Vec<Token> = prompt.clone().tokens().into_iter().map(|id| id % ids).collect();
@@ -209,7 +210,7 @@ const WORDS: [&str; 100] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::Passage;
+    use crate::workload::text::Passage;
 
     #[test]
     fn a_turn_contains_what_was_really_said() {

@@ -1,10 +1,32 @@
 //! Accumulates latencies of a load test and reports TTFT, TPOT, ITL, throughput and goodput.
 
-use super::{Pressure, talk::Ended};
-use crate::sim::{Histogram, Percentiles};
+use crate::load::Pressure;
+use crate::sim::histogram::{Histogram, Percentiles};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, time::Duration};
+
+/// Outcome and timings of one request.
+#[derive(Debug, Default)]
+pub(crate) struct Ended {
+    /// Failure kind (HTTP status or keyword) and the server's message, if the request failed.
+    pub(super) fault: Option<(String, String)>,
+    pub(super) prompt: u64,
+    pub(super) cached: u64,
+    pub(super) outputs: u64,
+    pub(super) queued: Duration,
+    pub(super) ttft: Option<Duration>,
+    pub(super) total: Duration,
+    pub(super) text: String,
+}
+
+impl Ended {
+    /// Time per output token (TPOT) after the first; `None` for fewer than two tokens.
+    pub(super) fn tpot(&self) -> Option<Duration> {
+        let gaps = u32::try_from(self.outputs.checked_sub(1)?).ok().filter(|gaps| *gaps > 0)?;
+        Some(self.total.saturating_sub(self.ttft?) / gaps)
+    }
+}
 
 /// Service-level objective (SLO) of one answer. Every bound that is set must hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -115,7 +137,7 @@ pub struct Goodput {
 
 /// Counters and histograms filled during a run.
 #[derive(Debug, Default)]
-pub(super) struct Count {
+pub(crate) struct Count {
     ended: Vec<(Duration, bool)>,
     faults: BTreeMap<String, (u64, String)>,
     good: Vec<Times>,

@@ -1,13 +1,11 @@
 //! HTTP client of the load generator: keep-alive connection pool, request bodies and timed
 //! streaming.
 
-use super::{
-    Route, Target,
-    events::{Event, take_events},
-    prompt::{IDS, Said, fields},
-    report::Count,
-    wire::{Body, Connection, Head},
-};
+use crate::load::Target;
+use crate::load::events::{Event, take_events};
+use crate::load::prompt::{IDS, Route, Said, fields};
+use crate::load::report::{Count, Ended};
+use crate::load::wire::{Body, Connection, Head};
 use crate::workload::Job;
 use kvasir_kv::Token;
 use serde_json::{Map, Value, json};
@@ -16,28 +14,6 @@ use tokio::time::{Instant, timeout};
 
 /// Maximum bytes kept of an error response body.
 const LONGEST_ERROR: usize = 16 << 10;
-
-/// Outcome and timings of one request.
-#[derive(Debug, Default)]
-pub(super) struct Ended {
-    /// Failure kind (HTTP status or keyword) and the server's message, if the request failed.
-    pub(super) fault: Option<(String, String)>,
-    pub(super) prompt: u64,
-    pub(super) cached: u64,
-    pub(super) outputs: u64,
-    pub(super) queued: Duration,
-    pub(super) ttft: Option<Duration>,
-    pub(super) total: Duration,
-    pub(super) text: String,
-}
-
-impl Ended {
-    /// Time per output token (TPOT) after the first; `None` for fewer than two tokens.
-    pub(super) fn tpot(&self) -> Option<Duration> {
-        let gaps = u32::try_from(self.outputs.checked_sub(1)?).ok().filter(|gaps| *gaps > 0)?;
-        Some(self.total.saturating_sub(self.ttft?) / gaps)
-    }
-}
 
 /// A client for one server, with a pool of keep-alive connections.
 pub struct Talker {

@@ -4,7 +4,7 @@
 //! of the read buffer. Invariant: the body is the same however it is split into reads (unit test
 //! over every cut).
 
-use super::trust::Trust;
+use crate::load::trust::Trust;
 use std::io;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -61,7 +61,7 @@ impl Address {
 
 /// The parsed status line and headers of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(crate) struct Head {
     pub(super) status: u16,
     framing: Framing,
     pub(super) keeps: bool,
@@ -100,7 +100,7 @@ impl Head {
 
 /// Body decoder: removes chunked or length framing.
 #[derive(Debug)]
-pub(super) struct Body {
+pub(crate) struct Body {
     framing: Framing,
     /// Remaining bytes of the current chunk, including its trailing CRLF.
     left: usize,
@@ -182,7 +182,7 @@ trait Socket: AsyncRead + AsyncWrite + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Unpin> Socket for S {}
 
 /// A keep-alive connection; requests on it are sequential.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: Box<dyn Socket>,
     raw: Vec<u8>,
 }

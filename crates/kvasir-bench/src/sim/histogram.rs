@@ -89,7 +89,7 @@ impl Histogram {
 
 #[cfg(test)]
 mod tests {
-    use super::Histogram;
+    use crate::sim::histogram::Histogram;
 
     #[test]
     fn percentiles_are_right_to_one_percent() {

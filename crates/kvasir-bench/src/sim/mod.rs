@@ -7,25 +7,23 @@
 //!
 //! A run is deterministic in its seed: no wall clock is read. Guarded by `tests/sim.rs`.
 
-mod histogram;
-mod report;
-mod series;
+pub(crate) mod histogram;
+pub(crate) mod report;
+pub(crate) mod series;
 
-pub use histogram::{Histogram, Percentiles};
-pub use report::{Outcome, Report};
-pub(crate) use series::{Sample, Series};
+pub use crate::sim::histogram::{Histogram, Percentiles};
+pub use crate::sim::report::{Outcome, Report};
 
-use crate::{
-    trace::{Lines, Recording},
-    workload::{At, Dice, Job, Workload},
-};
+use crate::sim::report::Count;
+use crate::trace::{Lines, Recording};
+use crate::workload::dice::Dice;
+use crate::workload::{At, Job, Workload};
 use kvasir_engine::{
     Core, Engine, Exit, Nanos, Observer, Params, Request, StepTrace, TraceSink, Tracer, Turn,
 };
 use kvasir_exec::{Step, StepError};
 use kvasir_sample::Sampling;
 use kvasir_sim::{Clock, CostDevice};
-use report::Count;
 use std::{
     cmp::Reverse,
     collections::BinaryHeap,
@@ -293,7 +291,7 @@ impl Driver<'_> {
             prompt: job.prompt.tokens(),
             params: Params {
                 max_tokens: job.max_tokens,
-                eos: vec![crate::workload::EOS],
+                eos: vec![crate::workload::text::EOS],
                 priority: job.priority,
                 key: job.key,
                 sampling: Sampling { seed: job.answer.0, ..Sampling::default() },

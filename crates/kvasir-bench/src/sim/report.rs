@@ -1,10 +1,8 @@
 //! Counters and the final report of a simulation: throughput, latency percentiles, cache hits,
 //! device utilization.
 
-use super::{
-    histogram::{Histogram, Percentiles},
-    series::{Sample, Series},
-};
+use crate::sim::histogram::{Histogram, Percentiles};
+use crate::sim::series::{Sample, Series};
 use kvasir_engine::{Finish, StepRecord, Summary};
 use kvasir_exec::Step;
 use kvasir_sim::{Preset, Spent};

@@ -4,7 +4,9 @@
 //! Exercises prefix caching across turns and across users. Deterministic in the seed, whatever the
 //! completion order.
 
-use super::{Answer, At, Dice, Job, Knobs, Part, Passage, Prompt, SECOND, Workload};
+use crate::workload::dice::Dice;
+use crate::workload::text::{Answer, Passage};
+use crate::workload::{At, Job, Knobs, Part, Prompt, SECOND, Workload};
 use kvasir_engine::{Finish, Summary};
 use std::{collections::HashMap, ops::Range};
 

@@ -68,7 +68,7 @@ impl Dice {
 
 #[cfg(test)]
 mod tests {
-    use super::Dice;
+    use crate::workload::dice::Dice;
 
     #[test]
     fn gaps_have_the_mean_and_the_spread_asked_for() {

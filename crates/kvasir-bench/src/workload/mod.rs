@@ -6,25 +6,25 @@
 //!
 //! Equal seeds give equal workloads, whatever the completion order; guarded by `tests/sim.rs`.
 
-mod agents;
-mod chat;
-mod dice;
-mod offline;
-mod poisson;
-mod scenario;
-mod steady;
-mod text;
-mod twister;
+pub(crate) mod agents;
+pub(crate) mod chat;
+pub(crate) mod dice;
+pub(crate) mod offline;
+pub(crate) mod poisson;
+pub(crate) mod scenario;
+pub(crate) mod steady;
+pub(crate) mod text;
+pub(crate) mod twister;
 
-pub use agents::Agents;
-pub use chat::Chat;
-pub use dice::Dice;
-pub use offline::Offline;
-pub use offline::lists as offline_lists;
-pub use poisson::Poisson;
-pub use scenario::Scenario;
-pub use steady::Steady;
-pub use text::{Answer, EOS, Passage, Speaker};
+pub use crate::workload::agents::Agents;
+pub use crate::workload::chat::Chat;
+pub use crate::workload::dice::Dice;
+pub use crate::workload::offline::Offline;
+pub use crate::workload::offline::lists as offline_lists;
+pub use crate::workload::poisson::Poisson;
+pub use crate::workload::scenario::Scenario;
+pub use crate::workload::steady::Steady;
+pub use crate::workload::text::{Answer, EOS, Passage, Speaker};
 
 use kvasir_engine::Summary;
 use kvasir_kv::Token;

@@ -1,6 +1,8 @@
 //! The offline throughput benchmark of nano-vLLM and Mini-SGLang, token for token.
 
-use super::{Answer, At, Job, Prompt, Workload, twister::Twister};
+use crate::workload::text::Answer;
+use crate::workload::twister::Twister;
+use crate::workload::{At, Job, Prompt, Workload};
 use kvasir_engine::Summary;
 use kvasir_kv::Token;
 
@@ -57,7 +59,7 @@ impl Workload for Offline {
 
 #[cfg(test)]
 mod tests {
-    use super::lists;
+    use crate::workload::offline::lists;
 
     #[test]
     fn the_lists_are_the_recorded_ones() {

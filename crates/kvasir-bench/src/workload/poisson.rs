@@ -1,6 +1,8 @@
 //! Open-loop workload of independent requests with gamma-distributed (Poisson) arrivals.
 
-use super::{Answer, At, Dice, Job, Knobs, Part, Passage, Prompt, SECOND, Workload};
+use crate::workload::dice::Dice;
+use crate::workload::text::{Answer, Passage};
+use crate::workload::{At, Job, Knobs, Part, Prompt, SECOND, Workload};
 use kvasir_engine::Summary;
 
 /// Independent requests with no shared prefix, at random times.

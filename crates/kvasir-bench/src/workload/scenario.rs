@@ -4,7 +4,8 @@
 //! Errors name the offending field by path, in one line. Prompts may share passages or quote
 //! earlier answers, so that prefix cache behavior can be written down exactly.
 
-use super::{Answer, At, Job, Part, Passage, Prompt, SECOND, Workload};
+use crate::workload::text::{Answer, Passage};
+use crate::workload::{At, Job, Part, Prompt, SECOND, Workload};
 use kvasir_engine::Summary;
 use serde::{
     Deserialize, Deserializer,
@@ -256,7 +257,7 @@ impl Workload for Scenario {
 
 #[cfg(test)]
 mod tests {
-    use super::Scenario;
+    use crate::workload::scenario::Scenario;
 
     fn refusal(requests: &str) -> String {
         let text = format!(r#"{{"format": "kvasir-scenario/1", "requests": {requests}}}"#);

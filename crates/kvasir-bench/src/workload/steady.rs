@@ -1,6 +1,8 @@
 //! Fixed-shape workload: exact prompt and output lengths, with an optional shared prefix.
 
-use super::{Answer, At, Dice, Job, Knobs, Part, Passage, Prompt, SECOND, Workload};
+use crate::workload::dice::Dice;
+use crate::workload::text::{Answer, Passage};
+use crate::workload::{At, Job, Knobs, Part, Prompt, SECOND, Workload};
 use kvasir_engine::Summary;
 
 /// Requests with equal prompt and output lengths, for throughput measurements at one shape.

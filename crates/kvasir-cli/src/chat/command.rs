@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// A slash command.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Command {
+pub(crate) enum Command {
     Help,
     System(Option<String>),
     Fork(usize),
@@ -21,7 +21,7 @@ pub(super) enum Command {
 }
 
 /// Name, arguments and help text of each command.
-pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
+pub(crate) const COMMANDS: &[(&str, &str, &str)] = &[
     ("/help", "", "these lines"),
     ("/system", "[TEXT]", "show or set the standing instructions; - takes them away"),
     ("/rewind", "[N]", "take back the last N questions and what followed"),

@@ -1,6 +1,6 @@
 //! Conversation state of `kvasir chat`: messages in API format, with branches, fork and rewind.
 
-use super::tally::plural;
+use crate::chat::statistics::plural;
 use kvasir_sample::Sampling;
 use kvasir_serve::request::{ChatRequest, IgnoredFields, Reader};
 use serde_json::{Map, Value, json};
@@ -10,13 +10,13 @@ type Branch = Vec<Value>;
 
 /// A conversation with branches. Each branch holds all its messages; their K/V is shared in the
 /// engine's prefix cache.
-pub(super) struct Conversation {
+pub(crate) struct Conversation {
     branches: Vec<Branch>,
     here: usize,
 }
 
 /// A user message.
-pub(super) fn user(text: &str) -> Value {
+pub(crate) fn user(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 

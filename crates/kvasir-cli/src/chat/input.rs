@@ -1,11 +1,9 @@
 //! Input of `kvasir chat`: a line editor on a terminal, or lines from a pipe. Parses multi-line
 //! texts.
 
-use super::{
-    command::COMMANDS,
-    editor::{Editor, Words, Written},
-};
-use crate::cmd::Failure;
+use crate::chat::command::COMMANDS;
+use crate::chat::editor::{Editor, Words, Written};
+use crate::io::failure::Failure;
 use std::{
     io::{self, BufRead, IsTerminal},
     path::PathBuf,
@@ -15,7 +13,7 @@ use std::{
 const FENCE: &str = "\"\"\"";
 
 /// Source of questions.
-pub(super) enum Input {
+pub(crate) enum Input {
     /// An interactive terminal.
     Person(Box<Editor<Slash>>),
     /// A pipe or a file: one question per line, without prompts.
@@ -24,7 +22,7 @@ pub(super) enum Input {
 
 /// One input.
 #[derive(Debug, PartialEq)]
-pub(super) enum Line {
+pub(crate) enum Line {
     Text(String),
     /// Ctrl-C while editing: discard the line.
     Nothing,
@@ -107,7 +105,7 @@ fn unfenced(text: &str) -> String {
 }
 
 /// Editor rules for slash commands and multi-line texts.
-pub(super) struct Slash;
+pub(crate) struct Slash;
 
 impl Words for Slash {
     fn completions(&self, text: &str) -> Vec<String> {

@@ -18,7 +18,7 @@
 //!
 //! Guarded by `tests/terminal.rs`.
 
-use super::terminal::restore;
+use crate::chat::terminal::restore;
 use std::{
     io,
     process::exit,
@@ -83,7 +83,7 @@ fn lock(phase: &Mutex<Phase>) -> MutexGuard<'_, Phase> {
 }
 
 /// Handle of the signal listener.
-pub(super) struct Interrupts(SharedPhase);
+pub(crate) struct Interrupts(SharedPhase);
 
 impl Interrupts {
     /// Starts the listener thread, for the lifetime of the process.
@@ -145,7 +145,7 @@ impl Drop for PhaseGuard {
 }
 
 /// Guard of the answering phase.
-pub(super) struct Answering {
+pub(crate) struct Answering {
     stopped: oneshot::Receiver<()>,
     _phase: PhaseGuard,
 }

@@ -4,30 +4,31 @@
 //! Model output goes to stdout, everything else to stderr. `editor/` is the only part that drives
 //! the terminal.
 
-mod command;
-mod conversation;
-mod editor;
-mod input;
-mod interrupt;
-mod screen;
-mod tally;
-mod terminal;
-mod turn;
+pub(crate) mod command;
+pub(crate) mod conversation;
+pub(crate) mod editor;
+pub(crate) mod input;
+pub(crate) mod interrupt;
+pub(crate) mod screen;
+pub(crate) mod statistics;
+pub(crate) mod terminal;
+pub(crate) mod turn;
 
-use crate::cmd::{Failure, Started};
-use command::{COMMANDS, Command};
-use conversation::{Conversation, user};
-use input::{Input, Line};
-use interrupt::Interrupts;
+use crate::chat::command::{COMMANDS, Command};
+use crate::chat::conversation::{Conversation, user};
+use crate::chat::input::{Input, Line};
+use crate::chat::interrupt::Interrupts;
+use crate::chat::screen::Screen;
+use crate::chat::statistics::{Tally, plural};
+use crate::chat::terminal::Terminal;
+use crate::chat::turn::{NoTurn, Turn};
+use crate::io::failure::Failure;
+use crate::startup::Started;
 use kvasir_sample::Sampling;
 use kvasir_serve::request::{ChatRequest, IgnoredFields, Reader, UnknownFields};
-use screen::Screen;
 use serde_json::{Map, Value, json};
 use std::{fs, path::Path, process::ExitCode};
-use tally::{Tally, plural};
-use terminal::Terminal;
 use tokio::runtime::Runtime;
-use turn::{NoTurn, Turn};
 
 /// Maximum consecutive rounds of tool calls before control returns to the user.
 const MOST_ROUNDS: usize = 16;

@@ -1,10 +1,11 @@
 //! Output of `kvasir chat`: model output to stdout, notes to stderr, with ANSI colors on terminals.
 
-use super::editor::{columns, size};
+use crate::chat::editor::paint::columns;
+use crate::chat::editor::terminal::size;
 use std::io::{self, IsTerminal, Write};
 
 /// Writer of chat output. Colors only on terminals, and not with `NO_COLOR`.
-pub(super) struct Screen {
+pub(crate) struct Screen {
     colour_out: bool,
     colour_err: bool,
     /// Whether stdout is at the start of a line.

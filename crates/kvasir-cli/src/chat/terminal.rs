@@ -85,7 +85,7 @@ fn write(bytes: &[u8]) -> io::Result<()> {
 
 /// Puts the terminal back into its original mode, for good. Callable from any thread; later calls
 /// do nothing.
-pub(super) fn restore() {
+pub(crate) fn restore() {
     let Some(held) = held_soon().and_then(|mut held| held.take()) else { return };
     // The terminal of a background job belongs to the shell, and setting its modes would stop the
     // process.
@@ -100,7 +100,7 @@ pub(super) fn restore() {
 }
 
 /// Holds the terminal in quiet mode; restores it when dropped.
-pub(super) struct Terminal(());
+pub(crate) struct Terminal(());
 
 impl Terminal {
     /// Enters quiet mode. A later panic of the calling thread restores the terminal before it
@@ -128,7 +128,7 @@ impl Drop for Terminal {
 }
 
 /// Raw mode for the line editor; the terminal is quiet again when this is dropped.
-pub(super) struct Raw(());
+pub(crate) struct Raw(());
 
 impl Raw {
     /// Enters raw mode. Does nothing if the terminal has been restored: the process is about to

@@ -1,6 +1,7 @@
 //! One model turn of `kvasir chat`: streams an answer to the screen and collects it as a message.
 
-use super::{interrupt::Answering, screen::Screen};
+use crate::chat::interrupt::Answering;
+use crate::chat::screen::Screen;
 use kvasir_serve::{
     ApiError,
     answer::Delta,
@@ -10,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::{io, sync::Arc};
 
 /// A collected answer.
-pub(super) struct Turn {
+pub(crate) struct Turn {
     /// Its text.
     content: String,
     /// Tool calls: name and arguments.
@@ -20,7 +21,7 @@ pub(super) struct Turn {
 }
 
 /// Why there is no answer.
-pub(super) enum NoTurn {
+pub(crate) enum NoTurn {
     /// The request was rejected or failed.
     Refused(ApiError),
     /// Writing to stdout failed.

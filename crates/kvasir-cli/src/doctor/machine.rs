@@ -1,6 +1,6 @@
 //! `doctor` checks of the machine: instruction set, threads, memory, roofline, system limits.
 
-use super::Check;
+use crate::doctor::check::Check;
 use kvasir_cpu::{Level, PeakMeter, Peaks, ThreadPool};
 use std::{env::consts::ARCH, fs, path::Path, thread};
 
@@ -11,7 +11,7 @@ const ROOM_TO_MEASURE: u64 = 2 << 30;
 /// rejections.
 const FILES: u64 = 4096 + 512;
 
-pub(super) fn processor() -> Check {
+pub(crate) fn processor() -> Check {
     let level = Level::detect();
     let found = format!("{level} kernels on {ARCH}");
     let check = match (level, ARCH) {
@@ -22,7 +22,7 @@ pub(super) fn processor() -> Check {
     check.value("level", level.to_string()).value("architecture", ARCH)
 }
 
-pub(super) fn threads() -> Check {
+pub(crate) fn threads() -> Check {
     let allowed = thread::available_parallelism().map_or(1, usize::from);
     let used = ThreadPool::of_machine().len();
     let found = format!("{used} used by the cpu backend, {allowed} that this process may run on");
@@ -34,13 +34,13 @@ pub(super) fn threads() -> Check {
 }
 
 /// Available memory in bytes (`MemAvailable`), if known.
-pub(super) fn free_memory(proc: &Path) -> Option<u64> {
+pub(crate) fn free_memory(proc: &Path) -> Option<u64> {
     let text = fs::read_to_string(proc.join("meminfo")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-pub(super) fn memory(free: Option<u64>) -> Check {
+pub(crate) fn memory(free: Option<u64>) -> Check {
     let Some(free) = free else {
         return Check::warn("memory", "the system does not say what is free")
             .advise("give --kv-capacity: the pool cannot be sized by itself");
@@ -50,13 +50,13 @@ pub(super) fn memory(free: Option<u64>) -> Check {
 }
 
 /// Measured machine limits (roofline).
-pub(super) enum Speeds {
+pub(crate) enum Speeds {
     Measured(Peaks),
     Not(String),
 }
 
 /// Measures machine limits if memory suffices; `None` if free memory is unknown.
-pub(super) fn speeds(free: Option<u64>) -> Option<Speeds> {
+pub(crate) fn speeds(free: Option<u64>) -> Option<Speeds> {
     if free? < ROOM_TO_MEASURE {
         return Some(Speeds::Not("not measured: less than 2 GB are free".into()));
     }
@@ -105,19 +105,19 @@ fn limit(proc: &Path, of: &str) -> Option<String> {
 }
 
 /// Limit of the address space in bytes, if limited.
-pub(super) fn address_space(proc: &Path) -> Option<u64> {
+pub(crate) fn address_space(proc: &Path) -> Option<u64> {
     limit(proc, "Max address space")?.parse().ok()
 }
 
 /// An address space limit is reached long before that memory is used.
-pub(super) fn addresses(space: u64) -> Check {
+pub(crate) fn addresses(space: u64) -> Check {
     Check::warn("addresses", format!("limited to {:.1} GB", space as f64 / GB))
         .advise("lift it with `ulimit -v unlimited`: files are mapped and the pool's addresses taken at once")
         .value("limit_bytes", space)
 }
 
 /// Checks the file descriptor limit; `None` if unknown.
-pub(super) fn open_files(proc: &Path) -> Option<Check> {
+pub(crate) fn open_files(proc: &Path) -> Option<Check> {
     let soft = limit(proc, "Max open files")?;
     let Ok(files) = soft.parse::<u64>() else {
         return Some(Check::ok("files", format!("{soft} may be open")));

@@ -1,12 +1,12 @@
 //! `kvasir doctor`: diagnoses machine, model, configuration and environment, with advice per
 //! finding.
 
-mod check;
-mod machine;
-mod model;
-mod place;
+pub(crate) mod check;
+pub(crate) mod environment;
+pub(crate) mod machine;
+pub(crate) mod model;
 
-pub(crate) use check::{Check, Report};
+use crate::doctor::check::{Check, Report};
 
 use kvasir::Opened;
 use std::{
@@ -50,8 +50,9 @@ pub(crate) fn examine(patient: &Patient<'_>) -> Report {
             ))
         }
     }
-    checks.extend(patient.config.as_ref().map(|(path, found)| place::config(path, found)));
-    checks.push(place::port(patient.address));
-    checks.push(place::hub_cache());
+    checks
+        .extend(patient.config.as_ref().map(|(path, found)| crate::doctor::environment::config(path, found)));
+    checks.push(crate::doctor::environment::port(patient.address));
+    checks.push(crate::doctor::environment::hub_cache());
     Report { checks }
 }

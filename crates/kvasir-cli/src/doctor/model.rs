@@ -1,14 +1,14 @@
 //! `doctor` checks of the model: data types, memory fit, context capacity, decode bound (roofline),
 //! tokenizer and template.
 
-use super::Check;
+use crate::doctor::check::Check;
 use kvasir::{Inspection, KvType, Opened};
 use kvasir_program::{Op, Role};
 use std::collections::BTreeMap;
 
 const GB: f64 = 1e9;
 
-pub(super) fn checks(opened: &Opened, name: &str, free: Option<u64>, bandwidth: Option<f64>) -> Vec<Check> {
+pub(crate) fn checks(opened: &Opened, name: &str, free: Option<u64>, bandwidth: Option<f64>) -> Vec<Check> {
     let stored = Inspection::of(opened).memory.stored;
     let mut checks = vec![weights(opened, name, stored), fits(stored, free), context(opened, stored, free)];
     checks.extend(bandwidth.map(|bandwidth| reach(stored.saturating_sub(idle(opened)), bandwidth)));

@@ -1,20 +1,24 @@
 //! Engine options shared by `serve`, `chat`, `generate`, `bench` and `sim`: flags, `KVASIR_…`
 //! variables and file keys, defined once.
 
-mod policy;
-mod settle;
+pub(crate) mod facts;
+pub(crate) mod model;
+pub(crate) mod policy;
+pub(crate) mod rules;
+pub(crate) mod sampling;
+pub(crate) mod settle;
+pub(crate) mod structured_output;
+pub(crate) mod switch;
+pub(crate) mod workload;
 
-use crate::{
-    cmd::Failure,
-    switch::{Switch, word},
-};
+use crate::io::failure::Failure;
+use crate::options::policy::PolicyKind;
+use crate::options::rules::{rule, share};
+use crate::options::switch::{Switch, word};
 use kvasir_engine::{Order, rectangular::Rules};
 use kvasir_kv::CacheKind;
-use policy::PolicyKind;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-pub(crate) use settle::Settled;
-use settle::{rule, share};
 
 /// What was asked for; what is absent has a default that depends on the rest.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]

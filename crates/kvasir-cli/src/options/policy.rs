@@ -1,10 +1,9 @@
 //! Policy-specific options: validation and construction of scheduling policies.
 
-use super::{
-    Options,
-    settle::{positive, rule},
-};
-use crate::{cmd::Failure, switch::Switch};
+use crate::io::failure::Failure;
+use crate::options::Options;
+use crate::options::rules::{positive, rule};
+use crate::options::switch::Switch;
 use kvasir_engine::{
     Chunked, Chunking, Mixing, Policy, PrefillFirst, Rectangular, RectangularConfig, StepTarget,
 };

@@ -1,8 +1,12 @@
 //! Settles options into consistent limits, cache and policy, or reports the two options that
 //! conflict.
 
-use super::{Options, policy::PolicyKind};
-use crate::{cmd::Failure, facts::Facts, switch::Switch};
+use crate::io::failure::Failure;
+use crate::options::Options;
+use crate::options::facts::Facts;
+use crate::options::policy::PolicyKind;
+use crate::options::rules::{positive, rule, share};
+use crate::options::switch::Switch;
 use kvasir_engine::{Core, Limits, Order, Policy};
 use kvasir_kv::{Cache, CacheConfig, CacheKind, Rings};
 use kvasir_sim::StaticShape;
@@ -34,21 +38,6 @@ impl Settled {
     pub(crate) fn core(self) -> Core {
         Core::new(self.limits, self.order, self.policy, self.cache)
     }
-}
-
-pub(super) fn rule(holds: bool, why: impl FnOnce() -> String) -> Result<(), Failure> {
-    if holds { Ok(()) } else { Err(Failure::usage(why())) }
-}
-
-pub(super) fn positive(name: &str, value: Option<u32>, default: u32) -> Result<u32, Failure> {
-    rule(value != Some(0), || format!("--{name} must be at least 1"))?;
-    Ok(value.unwrap_or(default))
-}
-
-pub(super) fn share(name: &str, value: Option<f64>, default: f64) -> Result<f64, Failure> {
-    let value = value.unwrap_or(default);
-    rule((0.0..=1.0).contains(&value), || format!("--{name} {value} is not between 0 and 1"))?;
-    Ok(value)
 }
 
 impl Options {

@@ -4,14 +4,16 @@
 //! Exercises `HashIndex`, the prefix cache index over chained block hashes, without a cache around
 //! it.
 
-use super::manager::{list, numbers};
-use crate::{Case, CaseError, Outcome, compare};
+use crate::blocks::manager::{list, numbers};
+use crate::case::{Case, CaseError};
+use crate::compare::compare;
+use crate::outcome::Outcome;
 use kvasir_kv::blocks::{BlockConfig, Index, Offer};
 use kvasir_kv::{BlockId, HashIndex, TailBuffered, Token, block_hash};
 use serde_json::{Map, Value, json};
 
 /// Runs one `atom.hash` case: tables of block hashes, and of pairs compared for equality.
-pub(super) fn run_hash(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run_hash(case: &Case) -> Result<Outcome, CaseError> {
     let expected = case.field("expected")?;
     let mut got = Map::new();
     if let Ok(vectors) = case.given("vectors") {
@@ -32,7 +34,7 @@ pub(super) fn run_hash(case: &Case) -> Result<Outcome, CaseError> {
 }
 
 /// Runs one `nano.hash` case: block hashes as 16 hex digits.
-pub(super) fn run_nano_hash(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run_nano_hash(case: &Case) -> Result<Outcome, CaseError> {
     let given = list(case, case.field("given")?)?;
     let hash = |vector| Ok(json!(format!("{:016x}", hash_of(case, vector)?)));
     let hashes: Vec<Value> = given.iter().map(hash).collect::<Result<_, CaseError>>()?;
@@ -60,7 +62,7 @@ fn hash_of(case: &Case, vector: &Value) -> Result<u64, CaseError> {
     Ok(block_hash(prefix, &tokens))
 }
 
-fn verdict(compared: Result<(), Box<crate::Mismatch>>) -> Outcome {
+fn verdict(compared: Result<(), Box<crate::compare::Mismatch>>) -> Outcome {
     match compared {
         Ok(()) => Outcome::Passed,
         Err(mismatch) => Outcome::Failed(mismatch),
@@ -77,7 +79,7 @@ struct Pool {
 }
 
 /// Runs one `atom.block_pool` case.
-pub(super) fn run_pool(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run_pool(case: &Case) -> Result<Outcome, CaseError> {
     let blocks = case.given("num_blocks")?.as_u64().and_then(|n| u32::try_from(n).ok());
     let blocks = blocks.filter(|&blocks| blocks <= 1 << 20);
     let blocks = blocks.ok_or_else(|| case.error("`num_blocks` must be a whole number up to 2^20"))?;

@@ -3,8 +3,11 @@
 //! Each operation (allocate, publish, append, deallocate, …) is mapped to cache calls. Its return
 //! value and the resulting state are compared, and `Cache::check` must hold after each one.
 
+use crate::case::{Case, CaseError};
+use crate::compare::{Mismatch, compare};
 use crate::engine::sequence;
-use crate::{BlockNames, Case, CaseError, Mismatch, Outcome, compare};
+use crate::names::BlockNames;
+use crate::outcome::Outcome;
 use kvasir_engine::{Params, Request, Sequence, StateSlots};
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{
@@ -45,7 +48,7 @@ impl From<CacheError> for Refused {
 }
 
 /// Runs one case.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let mut manager = Manager::new(case)?;
     let ops = list(case, case.given("ops")?)?;
     let expected = list(case, case.field("expected")?)?;
@@ -60,18 +63,18 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     Ok(Outcome::Passed)
 }
 
-pub(super) fn list<'a>(case: &Case, value: &'a Value) -> Result<&'a [Value], CaseError> {
+pub(crate) fn list<'a>(case: &Case, value: &'a Value) -> Result<&'a [Value], CaseError> {
     value.as_array().map(Vec::as_slice).ok_or_else(|| case.error("a list was expected"))
 }
 
-pub(super) fn numbers(case: &Case, value: &Value) -> Result<Vec<u32>, CaseError> {
+pub(crate) fn numbers(case: &Case, value: &Value) -> Result<Vec<u32>, CaseError> {
     let number = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
     let numbers = list(case, value)?.iter().map(number).collect::<Option<_>>();
     numbers.ok_or_else(|| case.error("a list of whole numbers was expected"))
 }
 
 /// A config value of the case, or of the file's defaults.
-pub(super) fn config<'a>(case: &'a Case, name: &str) -> Result<&'a Value, CaseError> {
+pub(crate) fn config<'a>(case: &'a Case, name: &str) -> Result<&'a Value, CaseError> {
     let given = case.given("config").ok().and_then(|config| config.get(name));
     let default = case.meta.get("defaults").and_then(|defaults| defaults.get(name));
     given.or(default).ok_or_else(|| case.error(format!("config `{name}` is not given")))

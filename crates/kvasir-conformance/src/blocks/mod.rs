@@ -2,15 +2,15 @@
 //!
 //! Guarded by `tests/replay_blocks.rs` and `tests/mutations.rs`.
 
-mod index;
-mod manager;
-mod pages;
-mod radix_tree;
+pub(crate) mod index;
+pub(crate) mod manager;
+pub(crate) mod pages;
+pub(crate) mod radix_tree;
 
-use super::Runner;
+use crate::outcome::Runner;
 
 /// Case kinds of this family.
-pub(super) const KINDS: &[(&str, Runner)] = &[
+pub(crate) const KINDS: &[(&str, Runner)] = &[
     ("atom.block_manager", manager::run),
     ("atom.block_pool", index::run_pool),
     ("atom.hash", index::run_hash),

@@ -1,9 +1,11 @@
 //! Replays `minisgl.page_allocator`, `minisgl.naive` and `minisgl.cache_manager` on the `radix`
 //! cache.
 
-use super::manager::{list, numbers};
-use super::radix_tree::{check_final_tree, page_size};
-use crate::{Case, CaseError, Mismatch, Outcome, compare};
+use crate::blocks::manager::{list, numbers};
+use crate::blocks::radix_tree::{check_final_tree, page_size};
+use crate::case::{Case, CaseError};
+use crate::compare::{Mismatch, compare};
+use crate::outcome::Outcome;
 use kvasir_kv::blocks::{BlockConfig, Index, Offer};
 use kvasir_kv::{
     BlockId, Cache, CacheError, ClaimRow, Lookup, Prefix, Radix, RadixIndex, SeqId, StepId, TailBuffered,
@@ -33,7 +35,7 @@ fn failed(at: String, expected: &Value, got: Value) -> Outcome {
 }
 
 /// Runs one `minisgl.naive` case: without prefix caching nothing is matched, retained or evicted.
-pub(super) fn run_naive(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run_naive(case: &Case) -> Result<Outcome, CaseError> {
     let bad = |error: CacheError| case.error(error.to_string());
     let ids = numbers(case, case.given("ids")?)?;
     let config = BlockConfig { sharing: false, ..config(case, ids.len() as u64 + 1)? };
@@ -63,7 +65,7 @@ pub(super) fn run_naive(case: &Case) -> Result<Outcome, CaseError> {
 }
 
 /// Runs one `minisgl.page_allocator` case on the radix index, without a cache around it.
-pub(super) fn run_page_allocator(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run_page_allocator(case: &Case) -> Result<Outcome, CaseError> {
     let config = config(case, num_pages(case)?)?;
     let page = config.block_size;
     let mut index = RadixIndex::new(&config).map_err(|error| case.error(error.to_string()))?;
@@ -154,7 +156,7 @@ struct Manager {
 }
 
 /// Runs one `minisgl.cache_manager` case.
-pub(super) fn run_cache_manager(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run_cache_manager(case: &Case) -> Result<Outcome, CaseError> {
     let sharing = case.given("cache")?.as_str() != Some("naive");
     let config = BlockConfig { sharing, dummy: true, ..config(case, num_pages(case)?)? };
     let cache = Radix::new(config).map_err(|error| case.error(error.to_string()))?;

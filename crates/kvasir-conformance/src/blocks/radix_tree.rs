@@ -1,7 +1,9 @@
 //! Replays `minisgl.radix`: match, insert, lock, unlock and LRU eviction on the radix tree itself.
 
-use super::manager::{list, numbers};
-use crate::{Case, CaseError, Mismatch, Outcome, compare};
+use crate::blocks::manager::{list, numbers};
+use crate::case::{Case, CaseError};
+use crate::compare::{Mismatch, compare};
+use crate::outcome::Outcome;
 use kvasir_kv::{NodeId, RadixTree};
 use serde_json::{Value, json};
 use std::cmp::Ordering;
@@ -16,7 +18,7 @@ struct Tree {
 }
 
 /// Runs one case.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let page = page_size(case)?;
     let tree = RadixTree::new(page);
     let mut tree = Tree { tree, page: page as usize, handles: BTreeMap::new(), locks: BTreeMap::new() };
@@ -43,7 +45,7 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
 }
 
 /// `given.page_size`, 1 to 256.
-pub(super) fn page_size(case: &Case) -> Result<u32, CaseError> {
+pub(crate) fn page_size(case: &Case) -> Result<u32, CaseError> {
     let page = case.given("page_size")?.as_u64().filter(|page| (1..=256).contains(page));
     page.map(|page| page as u32).ok_or_else(|| case.error("`page_size` must be 1 to 256"))
 }
@@ -118,7 +120,7 @@ impl Tree {
 }
 
 /// Compares the final tree. LRU timestamps are compared by order only.
-pub(super) fn check_final_tree(
+pub(crate) fn check_final_tree(
     expected: Option<&Value>,
     tree: &RadixTree,
     page: impl Fn(u32) -> u32 + Copy,

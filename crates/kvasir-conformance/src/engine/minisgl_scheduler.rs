@@ -10,8 +10,10 @@
 //! Steps recorded with overlap or with a known fault of the peer are compared by their final tokens
 //! only.
 
-use super::{about, list, number, switch, tokens};
-use crate::{Case, CaseError, Outcome, compare};
+use crate::case::{Case, CaseError};
+use crate::compare::compare;
+use crate::engine::{about, list, number, switch, tokens};
+use crate::outcome::Outcome;
 use kvasir_engine::{Chunked, Core, Finish, Limits, Mixing, Order, Params, Request, RequestId};
 use kvasir_exec::{OutputRow, PoolRow, Step, StepKind};
 use kvasir_kv::{Radix, Span, Token, blocks::BlockConfig};
@@ -20,7 +22,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// `minisgl.scheduler`: the `chunked` policy on the `radix` cache, with and without overlap
 /// scheduling.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     replay(case).map_err(about(case))
 }
 

@@ -1,7 +1,9 @@
 //! Replays the table kinds of `minisgl`; most are covered by unit tests and skipped with a reason.
 
-use super::{about, number};
-use crate::{Case, CaseError, Outcome, compare};
+use crate::case::{Case, CaseError};
+use crate::compare::compare;
+use crate::engine::{about, number};
+use crate::outcome::Outcome;
 use kvasir_bench::workload::offline_lists;
 use serde_json::json;
 
@@ -10,38 +12,38 @@ fn skipped(reason: &str) -> Result<Outcome, CaseError> {
 }
 
 /// `minisgl.batch_indices`.
-pub(super) fn batch_indices(_: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn batch_indices(_: &Case) -> Result<Outcome, CaseError> {
     skipped(
         "a table; rows name token-pool rows and plans name slots; test core_life::rows_say_queries_and_context",
     )
 }
 
 /// `minisgl.detokenize`, `minisgl.printable`.
-pub(super) fn text(_: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn text(_: &Case) -> Result<Outcome, CaseError> {
     skipped("a table of the peer's detokenizer; ours never takes text back; test streams_only_grow")
 }
 
 /// `minisgl.div_even`, `minisgl.sharding`.
-pub(super) fn ranks(_: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn ranks(_: &Case) -> Result<Outcome, CaseError> {
     skipped("outside the design so far: weights and heads split over ranks come with the fleet")
 }
 
 /// `minisgl.graph_padding`, `minisgl.graph_sizes`.
-pub(super) fn graphs(_: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn graphs(_: &Case) -> Result<Outcome, CaseError> {
     skipped(
         "a table of captured graphs, which come with the accelerator; schedules are padded as recorded; test minisgl_and_nano",
     )
 }
 
 /// `minisgl.is_greedy`, `minisgl.sampling_args`.
-pub(super) fn sampling(_: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn sampling(_: &Case) -> Result<Outcome, CaseError> {
     skipped(
         "a table of the peer's sampler arguments; ours are per row; test every_recorded_chain_is_reproduced",
     )
 }
 
 /// `minisgl.workload`: prompt lengths and tokens drawn by the offline benchmark.
-pub(super) fn workload(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn workload(case: &Case) -> Result<Outcome, CaseError> {
     let (given, expected) = (case.field("given")?, case.field("expected")?);
     let asked = [&given["seed"], &given["input"], &given["output"], &given["token"]];
     if asked != [&json!(0), &json!([100, 1024]), &json!([100, 1024]), &json!([0, 10_000])] {

@@ -4,22 +4,23 @@
 //!
 //! Guarded by `tests/replay_engine.rs`, `tests/replay_tables.rs` and `tests/mutations.rs`.
 
-mod blocks;
-mod minisgl_scheduler;
-mod minisgl_tables;
-mod nano_scheduler;
-mod routing;
-mod scheduler;
-pub(super) mod sequence;
-mod tables;
-mod toy_engine;
+pub(crate) mod blocks;
+pub(crate) mod minisgl_scheduler;
+pub(crate) mod minisgl_tables;
+pub(crate) mod nano_scheduler;
+pub(crate) mod routing;
+pub(crate) mod scheduler;
+pub(crate) mod sequence;
+pub(crate) mod tables;
+pub(crate) mod toy_engine;
 
-use super::{CaseError, Runner};
+use crate::case::CaseError;
+use crate::outcome::Runner;
 use kvasir_engine::Core;
 use serde_json::Value;
 
 /// Case kinds of this family.
-pub(super) const KINDS: &[(&str, Runner)] = &[
+pub(crate) const KINDS: &[(&str, Runner)] = &[
     ("atom.scheduler", scheduler::run),
     ("atom.sequence", sequence::run),
     ("atom.toy_engine", toy_engine::run),
@@ -87,6 +88,6 @@ fn free_slots(core: &Core) -> u32 {
 }
 
 /// Converts a plain error message into an error about `case`.
-fn about(case: &super::Case) -> impl Fn(String) -> CaseError + '_ {
+fn about(case: &crate::case::Case) -> impl Fn(String) -> CaseError + '_ {
     move |why| case.error(why)
 }

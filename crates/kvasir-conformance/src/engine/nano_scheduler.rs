@@ -4,8 +4,12 @@
 //! Per step: add requests, schedule, compare block tables up to renaming, complete the step with
 //! scripted tokens, then compare batch, queues and free blocks.
 
-use super::{about, blocks::blocks_of, free_slots, list, number, switch, tokens};
-use crate::{BlockNames, Case, CaseError, Mismatch, Outcome, compare};
+use crate::case::{Case, CaseError};
+use crate::compare::{Mismatch, compare};
+use crate::engine::blocks::blocks_of;
+use crate::engine::{about, free_slots, list, number, switch, tokens};
+use crate::names::BlockNames;
+use crate::outcome::Outcome;
 use kvasir_engine::{Chunking, Core, Limits, Order, Params, PrefillFirst, Request, RequestId};
 use kvasir_exec::{OutputRow, Step, StepKind};
 use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
@@ -14,7 +18,7 @@ use std::collections::BTreeMap;
 
 /// `nano.scheduler`: `prefill-first` on a `paged` cache; only the first prompt of a step may be
 /// chunked.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     replay(case).map_err(about(case))
 }
 

@@ -1,12 +1,14 @@
 //! Replays data-parallel routing: load balancing over replicas, and coalescing of delayed prefills.
 
-use super::{about, list};
-use crate::{Case, CaseError, Outcome, compare};
+use crate::case::{Case, CaseError};
+use crate::compare::compare;
+use crate::engine::{about, list};
+use crate::outcome::Outcome;
 use kvasir_engine::{Balance, Charge, Coalescer, Coalescing, Load, LocalState, ReplicaState, Router};
 use serde_json::{Value, json};
 
 /// `atom.dp_load_balance`: the replica chosen for each request.
-pub(super) fn load_balance(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn load_balance(case: &Case) -> Result<Outcome, CaseError> {
     balance(case).map_err(about(case))
 }
 
@@ -58,7 +60,7 @@ fn balance(case: &Case) -> Result<Outcome, String> {
 }
 
 /// `atom.prefill_delayer`: when delayed prefills are released.
-pub(super) fn prefill_delayer(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn prefill_delayer(case: &Case) -> Result<Outcome, CaseError> {
     coalesce(case).map_err(about(case))
 }
 

@@ -3,8 +3,10 @@
 //! Also maps the recorded field names of sequences and sampling parameters to ours, for other
 //! runners.
 
-use super::{about, number, tokens};
-use crate::{Case, CaseError, Outcome, compare};
+use crate::case::{Case, CaseError};
+use crate::compare::compare;
+use crate::engine::{about, number, tokens};
+use crate::outcome::Outcome;
 use kvasir_engine::{Params, Request, Sequence};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -65,7 +67,7 @@ struct Held {
 }
 
 /// `atom.sequence`: fields of sequences that are not scheduled.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     replay(case).map_err(about(case))
 }
 

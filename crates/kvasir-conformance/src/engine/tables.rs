@@ -1,9 +1,11 @@
 //! Replays the table kinds of `atom`: small pure functions, run here or skipped with the covering
 //! unit test.
 
-use super::scheduler::draft_rows;
-use super::{about, list, tokens};
-use crate::{Case, CaseError, Outcome, compare};
+use crate::case::{Case, CaseError};
+use crate::compare::compare;
+use crate::engine::scheduler::draft_rows;
+use crate::engine::{about, list, tokens};
+use crate::outcome::Outcome;
 use kvasir_engine::{DraftStats, prefill_chunk};
 use kvasir_exec::{Batch, BatchRow, Drafts, Phase, StepKind};
 use kvasir_kv::Span;
@@ -14,7 +16,7 @@ fn skipped(reason: &str) -> Result<Outcome, CaseError> {
 }
 
 /// `atom.function`: small pure functions, selected by the case id.
-pub(super) fn function(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn function(case: &Case) -> Result<Outcome, CaseError> {
     let run: fn(&Value) -> Result<Value, String> = match case.id.get(..5) {
         Some("fn-01") => chunk_size,
         Some("fn-03") => produces_output,
@@ -129,7 +131,7 @@ fn rows_of_drafts(given: &Value) -> Result<Value, String> {
 }
 
 /// `atom.sampling_params`.
-pub(super) fn sampling_params(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn sampling_params(case: &Case) -> Result<Outcome, CaseError> {
     match case.id.get(..5) {
         Some("sp-01") => skipped("a table; defaults are those of the endpoint; test a_plain_chat_is_read"),
         _ => skipped(
@@ -139,11 +141,11 @@ pub(super) fn sampling_params(case: &Case) -> Result<Outcome, CaseError> {
 }
 
 /// `atom.fanout`.
-pub(super) fn fanout(_: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn fanout(_: &Case) -> Result<Outcome, CaseError> {
     skipped("a table; test core_life::siblings_have_noise_of_their_own")
 }
 
 /// `atom.request_output`.
-pub(super) fn request_output(_: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn request_output(_: &Case) -> Result<Outcome, CaseError> {
     skipped("a table; tests stop::tests and core_life::events_carry_tokens_and_the_reason_at_the_end")
 }

@@ -4,8 +4,10 @@
 //! Completions and final free blocks must be the recorded ones in each combination. The toy device
 //! must report no violation of the KV cache contract.
 
-use super::{about, list, number, sequence, switch, tokens};
-use crate::{Case, CaseError, Outcome, compare};
+use crate::case::{Case, CaseError};
+use crate::compare::compare;
+use crate::engine::{about, list, number, sequence, switch, tokens};
+use crate::outcome::Outcome;
 use kvasir_engine::{
     Chunked, Chunking, Core, Engine, Limits, Mixing, Order, Policy, PrefillFirst, Rectangular,
     RectangularConfig, Request, Turn,
@@ -22,7 +24,7 @@ const MOST_TURNS: u32 = 100_000;
 
 /// `atom.toy_engine`: a whole workload under every combination of cache, policy and overlap
 /// scheduling.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     replay(case).map_err(about(case))
 }
 

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 /// Issues a unique tag for each written token, across all caches of a case.
 #[derive(Default)]
-pub(super) struct Tags(u64);
+pub(crate) struct Tags(u64);
 
 impl Tags {
     fn next(&mut self) -> u64 {
@@ -22,7 +22,7 @@ impl Tags {
 const MOST_PAIRS: u64 = 1 << 23;
 
 /// A cache and the tags in its slots.
-pub(super) struct Bench<C> {
+pub(crate) struct Bench<C> {
     pub(super) cache: C,
     slots: HashMap<(PoolId, Slot), u64>,
     step: u64,
@@ -102,7 +102,7 @@ impl<C: Cache> Bench<C> {
 }
 
 /// The recorded name of an attention mask.
-pub(super) fn mask_name(mask: Mask) -> &'static str {
+pub(crate) fn mask_name(mask: Mask) -> &'static str {
     match mask {
         Mask::None => "none",
         Mask::Causal => "causal",

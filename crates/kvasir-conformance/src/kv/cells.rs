@@ -1,11 +1,11 @@
 //! Replays `kv.cells`: many sequences over one pool of KV cells, as in llama.cpp's unified KV
 //! cache.
 
-use super::{
-    bench::{Bench, Tags},
-    subject::{self, Answer, Op, Subject, small},
-};
-use crate::{Case, CaseError, Outcome};
+use crate::case::{Case, CaseError};
+use crate::kv::bench::{Bench, Tags};
+use crate::kv::subject;
+use crate::kv::subject::{Answer, Op, Subject, small};
+use crate::outcome::Outcome;
 use kvasir_kv::{Cache, CacheError, Cells, ClaimRow, Position, SeqId};
 use serde_json::{Map, Value, json};
 use std::{collections::BTreeMap, ops::Range};
@@ -21,7 +21,7 @@ struct Pool {
 }
 
 /// Runs one `kv.cells` case.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let window = match case.given("config")?.get("window") {
         None | Some(Value::Null) => None,
         Some(window) => {

@@ -3,11 +3,11 @@
 //! `kv.tree` covers tree-structured speculative decoding: propose a frontier of draft nodes, then
 //! commit the accepted path.
 
-use super::{
-    bench::{Bench, Tags, mask_name},
-    subject::{self, Answer, Op, Subject, small},
-};
-use crate::{Case, CaseError, Outcome};
+use crate::case::{Case, CaseError};
+use crate::kv::bench::{Bench, Tags, mask_name};
+use crate::kv::subject;
+use crate::kv::subject::{Answer, Op, Subject, small};
+use crate::outcome::Outcome;
 use kvasir_kv::{Cache, CacheError, Contiguous, SeqId, TreeCache};
 use serde_json::{Map, Value, json};
 
@@ -56,12 +56,12 @@ fn done(result: Result<(), CacheError>) -> Answer {
 }
 
 /// Runs one `kv.contiguous` case.
-pub(super) fn run_contiguous(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run_contiguous(case: &Case) -> Result<Outcome, CaseError> {
     subject::run(case, &mut Line::new(case, Contiguous::new(subject::capacity(case)?))?)
 }
 
 /// Runs one `kv.tree` case.
-pub(super) fn run_tree(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run_tree(case: &Case) -> Result<Outcome, CaseError> {
     subject::run(case, &mut Line::new(case, TreeCache::new(subject::capacity(case)?))?)
 }
 

@@ -1,12 +1,14 @@
 //! Replays `kv.metadata`: parsing of a model's KV cache geometry (layers, KV heads, head size).
 
-use crate::{Case, CaseError, Mismatch, Outcome, compare};
+use crate::case::{Case, CaseError};
+use crate::compare::{Mismatch, compare};
+use crate::outcome::Outcome;
 use kvasir_kv::{ConfigFacts, Fact, KvFacts};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Runs one `kv.metadata` case.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let expected = case.field("expected")?;
     let facts = facts(case.given("config")?, case.given("metadata")?);
     let refused = expected.get("error").is_some_and(|error| error != &Value::Bool(false));

@@ -5,17 +5,17 @@
 //!
 //! Guarded by `tests/kv.rs` and `tests/mutations.rs`.
 
-mod bench;
-mod cells;
-mod line;
-mod metadata;
-mod prefix;
-mod subject;
+pub(crate) mod bench;
+pub(crate) mod cells;
+pub(crate) mod line;
+pub(crate) mod metadata;
+pub(crate) mod prefix;
+pub(crate) mod subject;
 
-use super::Runner;
+use crate::outcome::Runner;
 
 /// Case kinds of this family.
-pub(super) const KINDS: &[(&str, Runner)] = &[
+pub(crate) const KINDS: &[(&str, Runner)] = &[
     ("kv.cells", cells::run),
     ("kv.contiguous", line::run_contiguous),
     ("kv.metadata", metadata::run),

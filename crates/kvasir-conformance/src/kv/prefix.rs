@@ -2,11 +2,11 @@
 //!
 //! A frozen pool is read-only and freed when its handle and all forks are gone.
 
-use super::{
-    bench::{Bench, Tags},
-    subject::{self, Answer, MOST_ROWS, Op, Subject, small},
-};
-use crate::{Case, CaseError, Outcome};
+use crate::case::{Case, CaseError};
+use crate::kv::bench::{Bench, Tags};
+use crate::kv::subject;
+use crate::kv::subject::{Answer, MOST_ROWS, Op, Subject, small};
+use crate::outcome::Outcome;
 use kvasir_kv::{Cache, Contiguous, PoolId, PrefixWatch, Prefixed, SeqId, SharedPrefix};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ struct World {
 }
 
 /// Runs one `kv.shared_prefix` case.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     subject::run(case, &mut World::default())
 }
 

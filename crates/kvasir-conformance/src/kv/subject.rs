@@ -1,14 +1,16 @@
 //! Driver shared by the `kv.*` kinds: runs operations, then compares answer and full state after
 //! each.
 
-use crate::{Case, CaseError, Mismatch, Outcome, compare};
+use crate::case::{Case, CaseError};
+use crate::compare::{Mismatch, compare};
+use crate::outcome::Outcome;
 use serde_json::{Map, Value, json};
 
 /// Result of an operation: fields to compare, or the refusal message.
-pub(super) type Answer = Result<Map<String, Value>, String>;
+pub(crate) type Answer = Result<Map<String, Value>, String>;
 
 /// The system under test.
-pub(super) trait Subject {
+pub(crate) trait Subject {
     /// Runs one operation. The outer error means a malformed case.
     fn apply(&mut self, op: &Op) -> Result<Answer, CaseError>;
     /// The complete observable state.
@@ -18,7 +20,7 @@ pub(super) trait Subject {
 }
 
 /// One operation of a case, with typed field access.
-pub(super) struct Op<'a> {
+pub(crate) struct Op<'a> {
     case: &'a Case,
     body: &'a Value,
 }
@@ -69,22 +71,22 @@ impl Op<'_> {
 }
 
 /// Converts to `u32`; out of range is a refusal by the subject, not a malformed case.
-pub(super) fn small(field: &str, value: i64) -> Result<u32, String> {
+pub(crate) fn small(field: &str, value: i64) -> Result<u32, String> {
     u32::try_from(value).map_err(|_| format!("{field} {value} is out of range"))
 }
 
 /// Upper bound on the rows of a case's caches.
-pub(super) const MOST_ROWS: u32 = 1 << 20;
+pub(crate) const MOST_ROWS: u32 = 1 << 20;
 
 /// `given.config.capacity`, bounded by `MOST_ROWS`.
-pub(super) fn capacity(case: &Case) -> Result<u32, CaseError> {
+pub(crate) fn capacity(case: &Case) -> Result<u32, CaseError> {
     let capacity = case.given("config")?.get("capacity").and_then(Value::as_u64);
     let capacity = capacity.and_then(|n| u32::try_from(n).ok()).filter(|&n| n <= MOST_ROWS);
     capacity.ok_or_else(|| case.error(format!("`config.capacity` must be a whole number up to {MOST_ROWS}")))
 }
 
 /// Runs all operations of a case and compares answer, state and invariants after each.
-pub(super) fn run(case: &Case, subject: &mut dyn Subject) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case, subject: &mut dyn Subject) -> Result<Outcome, CaseError> {
     let lists = (case.given("ops")?.as_array(), case.field("expected")?.as_array());
     let (Some(ops), Some(expected)) = lists else {
         return Err(case.error("`given.ops` and `expected` must be lists"));

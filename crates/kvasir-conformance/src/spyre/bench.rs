@@ -1,6 +1,6 @@
 //! Drives the rectangular (static shape) scheduler with scripted outputs and records each step.
 
-use super::scenario::{EOS, output};
+use crate::spyre::scenario::{EOS, output};
 use kvasir_engine::rectangular::{ChunkRecord, Skipped};
 use kvasir_engine::{
     Core, Limits, Order, Params, Rectangular, RectangularConfig, Request, RequestId, Status,
@@ -11,7 +11,7 @@ use kvasir_kv::{BlockId, Paged, Span, Token};
 
 /// One row of the last step.
 #[derive(Clone, Debug)]
-pub(super) struct RanRow {
+pub(crate) struct RanRow {
     pub(super) request: usize,
     pub(super) left_pad_blocks: u32,
     pub(super) context_len: u32,
@@ -35,7 +35,7 @@ pub(super) struct Ran {
 }
 
 /// Core, policy and cache with scripted outputs. Requests are numbered by arrival.
-pub(super) struct Bench {
+pub(crate) struct Bench {
     core: Core,
     block_size: u32,
     ids: Vec<RequestId>,

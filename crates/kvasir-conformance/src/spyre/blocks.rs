@@ -1,7 +1,7 @@
 //! Maps recorded Spyre block ids to ours, so that block tables compare up to renaming of fresh
 //! blocks.
 
-use super::super::Mismatch;
+use crate::compare::Mismatch;
 use kvasir_kv::BlockId;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// of the step uses, since the allocation order is not specified. The dummy block is 0 on both
 /// sides.
 #[derive(Debug, Default)]
-pub(super) struct BlockNames {
+pub(crate) struct BlockNames {
     ours: BTreeMap<BlockId, BlockId>,
     theirs: BTreeMap<BlockId, BlockId>,
     /// Each request's last compared table, as pairs of the case's block and ours.
@@ -21,7 +21,7 @@ pub(super) struct BlockNames {
 
 /// One request's table on both sides, and its prefix cache hit in blocks.
 #[derive(Debug)]
-pub(super) struct TablePair {
+pub(crate) struct TablePair {
     pub(super) name: String,
     pub(super) expected: Vec<BlockId>,
     pub(super) own: Vec<BlockId>,
@@ -29,7 +29,7 @@ pub(super) struct TablePair {
 }
 
 /// Parses a list of block ids.
-pub(super) fn ids(value: &Value) -> Vec<BlockId> {
+pub(crate) fn ids(value: &Value) -> Vec<BlockId> {
     let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
     list.iter().map(|id| id.as_u64().map_or(BlockId::MAX, |id| id as BlockId)).collect()
 }

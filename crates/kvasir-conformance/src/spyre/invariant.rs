@@ -1,9 +1,11 @@
 //! Replays `spyre.volume_invariant`: no decode step may exceed the batch volume limit (rows ×
 //! padded context).
 
-use super::super::{Case, CaseError, Mismatch, Outcome};
-use super::bench::Bench;
-use super::scenario::{MOST, MOST_REQUESTS, Scenario, stream};
+use crate::case::{Case, CaseError};
+use crate::compare::Mismatch;
+use crate::outcome::Outcome;
+use crate::spyre::bench::Bench;
+use crate::spyre::scenario::{MOST, MOST_REQUESTS, Scenario, stream};
 use kvasir_engine::RectangularConfig;
 use kvasir_engine::rectangular::Rules;
 use serde::Deserialize;
@@ -32,7 +34,7 @@ impl Workload {
 /// Runs a long workload to its end under each rule set, with and without pausing.
 ///
 /// No decode step may exceed the volume limit.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let scenario = Scenario::read(case, Rules::Later, true)?;
     let workload: Workload = serde_json::from_value(case.field("workload")?.clone())
         .map_err(|error| case.error(format!("field `workload`: {error}")))?;
@@ -101,8 +103,8 @@ fn run_one(scenario: &Scenario, policy: RectangularConfig, workload: &Workload) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::Suite;
     use super::*;
+    use crate::case::Suite;
 
     /// Reference values from an independent simulator of the same rules.
     #[test]

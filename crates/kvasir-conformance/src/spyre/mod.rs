@@ -5,19 +5,19 @@
 //!
 //! Guarded by `tests/spyre.rs`, which also mutates the expectations.
 
-mod bench;
-mod blocks;
-mod invariant;
-mod padding;
-mod rows;
-mod runner;
-mod scenario;
-mod steps;
+pub(crate) mod bench;
+pub(crate) mod blocks;
+pub(crate) mod invariant;
+pub(crate) mod padding;
+pub(crate) mod rows;
+pub(crate) mod runner;
+pub(crate) mod scenario;
+pub(crate) mod steps;
 
-use super::Runner;
+use crate::outcome::Runner;
 
 /// Case kinds of this family.
-pub(super) const KINDS: &[(&str, Runner)] = &[
+pub(crate) const KINDS: &[(&str, Runner)] = &[
     ("spyre.steps", steps::run),
     ("spyre.steps_pausing", steps::run),
     ("spyre.derived_doc", steps::run),

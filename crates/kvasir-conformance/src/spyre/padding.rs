@@ -1,7 +1,9 @@
 //! Replays `spyre.tkv_steps`: padding arithmetic alone, with the schedule given by the case.
 
-use super::super::{Case, CaseError, Outcome, compare};
-use super::scenario::{MOST, Scenario};
+use crate::case::{Case, CaseError};
+use crate::compare::compare;
+use crate::outcome::Outcome;
+use crate::spyre::scenario::{MOST, Scenario};
 use kvasir_engine::rectangular::{PrefillShape, Rectangle, Rules};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -29,7 +31,7 @@ struct Given {
 }
 
 /// Checks `tkv` (padded context length) and the number of sampled tokens per step.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let scenario = Scenario::read(case, Rules::Later, true)?;
     let (block, chunk) = (scenario.config.block_size, scenario.config.chunk_size);
     let Value::Array(steps) = case.field("steps")? else {

@@ -1,7 +1,8 @@
 //! Tables of recorded scheduler steps: parsing, filling in omitted rows, and comparison.
 
-use super::super::{Case, CaseError, Mismatch, compare};
-use super::blocks::{BlockNames, TablePair, ids};
+use crate::case::{Case, CaseError};
+use crate::compare::{Mismatch, compare};
+use crate::spyre::blocks::{BlockNames, TablePair, ids};
 use serde_json::{Map, Value, json};
 
 /// Highest step number, a bound on the table length after filling.
@@ -15,7 +16,7 @@ pub(super) struct StepRow {
 }
 
 /// A step table in step order.
-pub(super) struct Rows(Vec<StepRow>);
+pub(crate) struct Rows(Vec<StepRow>);
 
 impl Rows {
     pub(super) fn read(case: &Case) -> Result<Self, CaseError> {

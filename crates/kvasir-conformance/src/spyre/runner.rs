@@ -1,17 +1,19 @@
 //! Replays `spyre.prefix_caching_runner`: block tables, slot mappings and chunk plans with prefix
 //! caching.
 
-use super::super::{Case, CaseError, Mismatch, Outcome, compare};
-use super::bench::{Bench, RanRow};
-use super::blocks::{BlockNames, TablePair, ids};
-use super::scenario::Scenario;
+use crate::case::{Case, CaseError};
+use crate::compare::{Mismatch, compare};
+use crate::outcome::Outcome;
+use crate::spyre::bench::{Bench, RanRow};
+use crate::spyre::blocks::{BlockNames, TablePair, ids};
+use crate::spyre::scenario::Scenario;
 use kvasir_engine::rectangular::{ChunkRecord, HitPlan, PrefillShape, Rules};
 use kvasir_kv::BlockId;
 use serde_json::{Map, Value, json};
 
 /// The block written by each block-sized part of a prefill chunk; 0 (the dummy) for left padding
 /// and redirected writes.
-pub(super) fn targets(row: &RanRow, chunk: &ChunkRecord, block_size: u32) -> Vec<BlockId> {
+pub(crate) fn targets(row: &RanRow, chunk: &ChunkRecord, block_size: u32) -> Vec<BlockId> {
     let left = match chunk.chunk {
         0 => chunk.left / block_size,
         _ => 0,
@@ -22,7 +24,7 @@ pub(super) fn targets(row: &RanRow, chunk: &ChunkRecord, block_size: u32) -> Vec
 }
 
 /// Runs one case: a scheduler step, or a chunk plan without execution, per recorded step.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let scenario = Scenario::read(case, Rules::Later, true)?;
     let mut bench =
         Bench::new(scenario.policy, scenario.limits, scenario.blocks).map_err(|why| case.error(why))?;

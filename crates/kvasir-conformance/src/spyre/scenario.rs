@@ -1,6 +1,6 @@
 //! Parses a Spyre case into policy, limits, cache config and synthetic prompts.
 
-use super::super::{Case, CaseError};
+use crate::case::{Case, CaseError};
 use kvasir_engine::rectangular::Rules;
 use kvasir_engine::{Limits, RectangularConfig};
 use kvasir_kv::Token;
@@ -9,11 +9,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// The EOS token, with which the script ends a completion before its cap.
-pub(super) const EOS: Token = 1;
+pub(crate) const EOS: Token = 1;
 /// Upper bound on prompt lengths, outputs, rows and blocks of a case.
-pub(super) const MOST: u32 = 1 << 20;
+pub(crate) const MOST: u32 = 1 << 20;
 /// Upper bound on the number of requests.
-pub(super) const MOST_REQUESTS: usize = 64;
+pub(crate) const MOST_REQUESTS: usize = 64;
 
 /// The case's `config` object.
 #[derive(Clone, Debug, Deserialize)]
@@ -55,7 +55,7 @@ pub(super) struct RequestSpec {
 }
 
 /// A parsed case.
-pub(super) struct Scenario {
+pub(crate) struct Scenario {
     pub(super) config: Config,
     pub(super) requests: Vec<RequestSpec>,
     pub(super) policy: RectangularConfig,
@@ -64,12 +64,12 @@ pub(super) struct Scenario {
 }
 
 /// Token `at` of a stream. Different streams share no tokens.
-pub(super) fn stream(kind: u32, seed: u32, at: u32) -> Token {
+pub(crate) fn stream(kind: u32, seed: u32, at: u32) -> Token {
     2 + (kind * 64 + seed % 64) * MOST + at
 }
 
 /// Output token `at` of the given request.
-pub(super) fn output(request: usize, at: u32) -> Token {
+pub(crate) fn output(request: usize, at: u32) -> Token {
     stream(3, request as u32, at)
 }
 

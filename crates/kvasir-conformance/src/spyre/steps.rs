@@ -1,18 +1,20 @@
 //! Replays `spyre.steps*` and `spyre.derived_*`: tables of scheduler states, one row per engine
 //! step.
 
-use super::super::{Case, CaseError, Mismatch, Outcome};
-use super::bench::Bench;
-use super::blocks::BlockNames;
-use super::rows::Rows;
-use super::scenario::Scenario;
+use crate::case::{Case, CaseError};
+use crate::compare::Mismatch;
+use crate::outcome::Outcome;
+use crate::spyre::bench::Bench;
+use crate::spyre::blocks::BlockNames;
+use crate::spyre::rows::Rows;
+use crate::spyre::scenario::Scenario;
 use kvasir_engine::rectangular::Rules;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Runs one case: row `s` describes the state after `s` steps, once that step's requests were
 /// added.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let rules = match case.body.get("policy").and_then(Value::as_str) {
         Some(policy) if policy.starts_with("code") => Rules::Later,
         None if case.kind == "spyre.steps_pausing" => Rules::Later,
@@ -72,7 +74,7 @@ fn ending(
         Some((key.to_owned(), case.body.get(key).or(metrics)?.clone()))
     });
     let asserted = Value::Object(asserted.collect::<Map<_, _>>());
-    if let Err(mismatch) = super::super::compare("end", &asserted, end) {
+    if let Err(mismatch) = crate::compare::compare("end", &asserted, end) {
         return Outcome::Failed(mismatch);
     }
     for (number, &which) in order.iter().enumerate() {
@@ -106,7 +108,8 @@ fn observe(bench: &Bench, name: &dyn Fn(usize) -> String) -> Value {
     };
     let mut targets = Map::new();
     if let (Some(chunk), Some(row)) = (&ran.chunk, ran.rows.first()) {
-        targets.insert(name(row.request), json!(super::runner::targets(row, chunk, bench.block_size())));
+        targets
+            .insert(name(row.request), json!(crate::spyre::runner::targets(row, chunk, bench.block_size())));
     }
     let skipped: u32 = bench.skipped().iter().map(|(_, tokens)| tokens).sum();
     let by_name = |(number, blocks): &(usize, Vec<u32>)| (name(*number), json!(blocks));

@@ -3,8 +3,8 @@
 //! Untrusted input: listed names must stay inside the snapshot, and sizes must match the listing.
 //! The revision's ref is written last, so it only ever names a complete snapshot.
 
-use super::{HubName, home_of, model_path, plain, set};
-use crate::Error;
+use crate::error::Error;
+use crate::hub::{HubName, home_of, model_path, plain, set};
 use hf_hub::{
     Cache, Repo, RepoType,
     api::sync::{ApiBuilder, ApiError, ApiRepo},

@@ -4,7 +4,7 @@
 
 /// A text buffer with a cursor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Draft {
+pub(crate) struct Draft {
     text: String,
     /// Byte offset of the cursor, on a character boundary.
     at: usize,

@@ -12,7 +12,7 @@ const MOST: usize = 1000;
 
 /// Input history, with an optional file.
 #[derive(Default)]
-pub(super) struct History {
+pub(crate) struct History {
     texts: Vec<String>,
     file: Option<PathBuf>,
     /// Index of the entry shown while browsing.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 /// A key press or paste.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(crate) enum Key {
     Char(char),
     /// A bracketed paste as a whole.
     Paste(String),
@@ -42,7 +42,7 @@ const MAX_PASTE: usize = 1 << 20;
 
 /// How long to wait for the next byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(crate) enum Wait {
     /// It belongs to the same key: a short timeout.
     Soon,
     /// It belongs to a paste, which may stall: no timeout.
@@ -53,7 +53,7 @@ pub(super) enum Wait {
 type More<'a> = &'a mut dyn FnMut(Wait) -> Option<u8>;
 
 /// Decodes a key that begins with `first`.
-pub(super) fn decode(first: u8, more: More<'_>) -> Key {
+pub(crate) fn decode(first: u8, more: More<'_>) -> Key {
     match first {
         b'\r' => Key::Enter,
         b'\n' => Key::NewLine,

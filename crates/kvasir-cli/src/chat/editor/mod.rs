@@ -1,18 +1,15 @@
 //! Multi-line line editor with history, completion and hints, for `kvasir chat`.
 
-mod draft;
-mod history;
-mod key;
-mod paint;
-mod terminal;
+pub(crate) mod draft;
+pub(crate) mod history;
+pub(crate) mod key;
+pub(crate) mod paint;
+pub(crate) mod terminal;
 
-pub(super) use paint::columns;
-pub(super) use terminal::size;
-
-use super::terminal::Raw;
-use draft::Draft;
-use history::History;
-use key::{Key, decode};
+use crate::chat::editor::draft::Draft;
+use crate::chat::editor::history::History;
+use crate::chat::editor::key::{Key, decode};
+use crate::chat::terminal::Raw;
 use std::{
     fmt::Write as _,
     io::{self, Write},
@@ -20,7 +17,7 @@ use std::{
 };
 
 /// Completion, hint and continuation rules of the input language.
-pub(super) trait Words {
+pub(crate) trait Words {
     /// All completions of this text.
     fn completions(&self, text: &str) -> Vec<String>;
     /// Hint to display after this text.
@@ -32,7 +29,7 @@ pub(super) trait Words {
 
 /// Result of editing.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Written {
+pub(crate) enum Written {
     Text(String),
     /// Ctrl-C.
     Interrupted,
@@ -41,7 +38,7 @@ pub(super) enum Written {
 }
 
 /// The line editor.
-pub(super) struct Editor<W> {
+pub(crate) struct Editor<W> {
     words: W,
     history: History,
     /// Row of the cursor relative to the first painted row.

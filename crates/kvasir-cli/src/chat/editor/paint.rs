@@ -7,7 +7,7 @@ const TAB: &str = "    ";
 
 /// A laid-out text.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Painting {
+pub(crate) struct Painting {
     /// Terminal rows.
     pub(super) rows: Vec<String>,
     /// Row and column of the cursor.
@@ -15,7 +15,7 @@ pub(super) struct Painting {
 }
 
 /// Wraps a text after a prompt; continuation rows align with the first row's text.
-pub(super) fn lay_out(prompt: &str, text: &str, at: usize, width: usize) -> Painting {
+pub(crate) fn lay_out(prompt: &str, text: &str, at: usize, width: usize) -> Painting {
     let indent = columns(prompt);
     // At least a few columns beside the prompt. The last column stays free, because terminals
     // differ in their wrapping there.
@@ -49,12 +49,12 @@ pub(super) fn lay_out(prompt: &str, text: &str, at: usize, width: usize) -> Pain
 }
 
 /// Display width of a text.
-pub(in super::super) fn columns(text: &str) -> usize {
+pub(crate) fn columns(text: &str) -> usize {
     text.chars().filter_map(UnicodeWidthChar::width).sum()
 }
 
 /// The longest prefix that fits into `width` columns.
-pub(super) fn fitting(text: &str, width: usize) -> &str {
+pub(crate) fn fitting(text: &str, width: usize) -> &str {
     let mut used = 0;
     let cut = text.char_indices().find(|(_, c)| {
         used += c.width().unwrap_or(0);

@@ -1,6 +1,6 @@
 //! Terminal input bytes with timeouts, and the window size.
 
-use super::key::Wait;
+use crate::chat::editor::key::Wait;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     stdio::{stderr, stdin},
@@ -12,7 +12,7 @@ use std::io;
 const REST_OF_KEY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Columns and rows of the terminal; 80×24 if unknown.
-pub(in super::super) fn size() -> (usize, usize) {
+pub(crate) fn size() -> (usize, usize) {
     match tcgetwinsize(stderr()) {
         Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
         _ => (80, 24),
@@ -20,7 +20,7 @@ pub(in super::super) fn size() -> (usize, usize) {
 }
 
 /// Reads the next byte, blocking; `None` at end of input.
-pub(super) fn byte() -> io::Result<Option<u8>> {
+pub(crate) fn byte() -> io::Result<Option<u8>> {
     let mut byte = [0];
     loop {
         match rustix::io::read(stdin(), &mut byte) {
@@ -33,7 +33,7 @@ pub(super) fn byte() -> io::Result<Option<u8>> {
 }
 
 /// Reads the next byte within `time`.
-pub(super) fn byte_in(time: Wait) -> Option<u8> {
+pub(crate) fn byte_in(time: Wait) -> Option<u8> {
     match time {
         Wait::Soon => byte_soon(),
         Wait::Long => byte().ok().flatten(),

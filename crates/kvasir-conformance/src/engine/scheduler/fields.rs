@@ -1,7 +1,8 @@
 //! Reads and writes sequence fields by name, and applies operations outside the schedule (add,
 //! abort, preempt, append).
 
-use super::{Bench, end, number, sequence, tokens};
+use crate::engine::scheduler::{Bench, end};
+use crate::engine::{number, sequence, tokens};
 use kvasir_engine::{Core, Finish, RequestId, Sequence};
 use kvasir_exec::Step;
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
 //! Comparison rules for scheduler operations: block tables up to renaming, placeholder tokens
 //! ignored.
 
-use super::Bench;
-use crate::{Mismatch, compare};
+use crate::compare::{Mismatch, compare};
+use crate::engine::scheduler::Bench;
 use serde_json::{Value, json};
 
 impl Bench {

@@ -10,11 +10,15 @@
 //! derived from placeholders are ignored. An operation recorded as raising must be refused and must
 //! change nothing.
 
-mod fields;
-mod judge;
+pub(crate) mod fields;
+pub(crate) mod judge;
 
-use super::{about, blocks::blocks_of, free_slots, list, number, sequence, switch, tokens};
-use crate::{BlockNames, Case, CaseError, Mismatch, Outcome};
+use crate::case::{Case, CaseError};
+use crate::compare::Mismatch;
+use crate::engine::blocks::blocks_of;
+use crate::engine::{about, free_slots, list, number, sequence, switch, tokens};
+use crate::names::BlockNames;
+use crate::outcome::Outcome;
 use kvasir_engine::{
     Chunking, Core, DeferReason, Finish, Limits, Nanos, Order, PrefillFirst, Request, RequestId,
 };
@@ -24,7 +28,7 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, VecDeque};
 
 /// `atom.scheduler`: the `prefill-first` policy on a `paged` cache, operation by operation.
-pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     replay(case).map_err(about(case))
 }
 
@@ -475,7 +479,7 @@ impl Bench {
 }
 
 /// Draft tokens of a batch, one row per sequence, padded with zeros to `width`.
-pub(super) fn draft_rows(batch: &Batch, width: u32) -> Vec<Vec<Token>> {
+pub(crate) fn draft_rows(batch: &Batch, width: u32) -> Vec<Vec<Token>> {
     let of = |row: &kvasir_exec::BatchRow| {
         let fed = &batch.tokens[row.tokens.range()];
         let mut drafts = fed[fed.len() - row.drafts.count as usize..].to_vec();

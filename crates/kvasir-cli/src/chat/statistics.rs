@@ -1,0 +1,76 @@
+//! Statistics of `kvasir chat`: token counts, tokens per second, prefix cache hits.
+
+use crate::chat::turn::Turn;
+use std::time::Duration;
+
+/// Totals over all answers of a chat.
+#[derive(Default)]
+pub(crate) struct Tally {
+    answers: u32,
+    stopped: u32,
+    made: u64,
+    spoke: Duration,
+    prompts: u64,
+    cached: u64,
+    /// Tokens of the last prompt and its answer.
+    context: u32,
+}
+
+/// Decode rate in tokens per second; the first token belongs to prefill.
+fn rate(tokens: u64, spoke: Duration) -> Option<f64> {
+    let seconds = spoke.as_secs_f64();
+    (tokens > 1 && seconds > 0.0).then(|| (tokens - 1) as f64 / seconds)
+}
+
+fn say_rate(rate: Option<f64>) -> String {
+    rate.map_or_else(String::new, |rate| match rate < 10.0 {
+        true => format!(" · {rate:.1} tok/s"),
+        false => format!(" · {rate:.0} tok/s"),
+    })
+}
+
+/// A count with its noun, pluralized.
+pub(crate) fn plural(n: u64, word: &str) -> String {
+    format!("{n} {word}{}", if n == 1 { "" } else { "s" })
+}
+
+impl Tally {
+    /// Adds a turn; returns its summary line.
+    pub(super) fn count(&mut self, turn: &Turn) -> String {
+        let Some(ended) = &turn.ended else {
+            self.stopped += 1;
+            return "stopped".into();
+        };
+        self.answers += 1;
+        self.made += u64::from(ended.tokens);
+        self.spoke += ended.spoke;
+        self.prompts += u64::from(ended.prompt);
+        self.cached += u64::from(ended.cached);
+        self.context = ended.prompt + ended.tokens;
+        let cut = if ended.reason == "length" { " · cut at its limit" } else { "" };
+        format!(
+            "{}{} · first after {:.0} ms · {} of {} prompt tokens cached{cut}",
+            plural(u64::from(ended.tokens), "token"),
+            say_rate(rate(u64::from(ended.tokens), ended.spoke)),
+            ended.ttft.as_secs_f64() * 1000.0,
+            ended.cached,
+            ended.prompt,
+        )
+    }
+
+    /// Names and lines for `/stats`.
+    pub(super) fn lines(&self, max_len: u32) -> Vec<(&'static str, String)> {
+        let share = (100 * self.cached).checked_div(self.prompts).unwrap_or(0);
+        let stopped = if self.stopped > 0 { format!(", {} stopped", self.stopped) } else { String::new() };
+        let speed = say_rate(rate(self.made.saturating_sub(u64::from(self.answers)) + 1, self.spoke));
+        vec![
+            ("answers  ", format!("{}{stopped}", self.answers)),
+            ("generated", format!("{}{speed}", plural(self.made, "token"))),
+            (
+                "prompts  ",
+                format!("{}, {} of them ({share} %) cached", plural(self.prompts, "token"), self.cached),
+            ),
+            ("context  ", format!("{} of {max_len} tokens", self.context)),
+        ]
+    }
+}

@@ -1,0 +1,65 @@
+//! The command line as a whole: its commands and the options that all of them take.
+
+use crate::commands::Command;
+use crate::config::with_file;
+use crate::io::failure::Failure;
+use clap::{CommandFactory, Parser};
+use std::path::{Path, PathBuf};
+
+/// One LLM inference engine for the desk and for the fleet.
+#[derive(Parser)]
+#[command(name = "kvasir", version, about, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// A TOML file of options by their names; the command line and the environment go before it
+    #[arg(long, global = true, env = "KVASIR_CONFIG", value_name = "FILE.toml")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print the options as such a file instead of running
+    #[arg(long, global = true)]
+    pub(crate) print_config: bool,
+    /// Use no better instructions than these: portable, avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx, on Arm neon or neon-dotprod [default: the machine's best]
+    #[arg(long, global = true, env = "KVASIR_INSTRUCTIONS", value_name = "LEVEL")]
+    pub(crate) instructions: Option<kvasir_cpu::Level>,
+}
+
+impl Cli {
+    /// Checks whether `kvasir serve` accepts an options file.
+    pub(crate) fn check_file(path: &Path) -> Result<(), Failure> {
+        let args = ["kvasir".into(), "serve".into(), "--config".into(), path.as_os_str().to_owned()];
+        let args = with_file(Self::command(), args.into())?;
+        let read = Self::try_parse_from(args);
+        let cli =
+            read.map_err(|e| Failure::usage(format!("{}: {}", path.display(), one_line(&e.to_string()))))?;
+        cli.command.check()
+    }
+}
+
+/// Reduces a clap error to one line: its first paragraph, plus a suggestion of a similar spelling.
+pub(crate) fn one_line(text: &str) -> String {
+    let first = text.split("\n\n").next().unwrap_or(text);
+    let words: Vec<&str> = first.trim_start_matches("error: ").split_whitespace().collect();
+    let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
+    let similar = tips.filter(|tip| tip.contains("similar")).map(|tip| format!("; {tip}"));
+    words.join(" ") + &similar.collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistyped_word_is_answered_with_a_similar_one() {
+        let said =
+            |args: &[&str]| one_line(&Cli::command().try_get_matches_from(args).unwrap_err().to_string());
+        assert_eq!(
+            said(&["kvasir", "servee"]),
+            "unrecognized subcommand 'servee'; a similar subcommand exists: 'serve'"
+        );
+        assert_eq!(
+            said(&["kvasir", "serve", "--prot", "1"]),
+            "unexpected argument '--prot' found; a similar argument exists: '--port'"
+        );
+        assert_eq!(said(&["kvasir", "serve", "--port", "x"]).lines().count(), 1);
+    }
+}

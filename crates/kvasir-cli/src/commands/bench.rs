@@ -1,0 +1,157 @@
+//! `kvasir bench`: measures prefill (`pp`), decode (`tg`) and batched decode speed against the
+//! machine's roofline.
+
+use crate::commands::{bench_offline, bench_serve};
+use crate::io::failure::Failure;
+use crate::options::model::kv_type;
+use kvasir::HubName;
+use kvasir_bench::bench::{self, Subject, Work};
+use kvasir_cpu::{KvType, Precision};
+use std::{path::PathBuf, process::ExitCode};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// Read a prompt
+    #[command(allow_negative_numbers = true)]
+    Pp {
+        #[command(flatten)]
+        common: Common,
+        /// Tokens of the prompt
+        #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+        tokens: u32,
+    },
+    /// Write behind a context
+    #[command(allow_negative_numbers = true)]
+    Tg {
+        #[command(flatten)]
+        common: Common,
+        /// Tokens to write
+        #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+        tokens: u32,
+        /// Length of the context
+        #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+        depth: u32,
+    },
+    /// Write with several sequences at once
+    #[command(allow_negative_numbers = true)]
+    Batch {
+        #[command(flatten)]
+        common: Common,
+        /// Sequences
+        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+        streams: u32,
+        /// Tokens that all begin with, read once: a trunk that the sequences branch off. The time then counts from its end on
+        #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+        shared: u32,
+        /// Prompt of each, behind what is shared
+        #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        prompt: u32,
+        /// Tokens that each writes
+        #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        tokens: u32,
+    },
+    /// Answer many prompts that are all there from the start
+    Offline(Box<bench_offline::Args>),
+    /// Put a workload to a server that speaks OpenAI's streams, and measure what its clients meet
+    Serve(Box<bench_serve::Args>),
+}
+
+/// Stolen CPU time from which it is reported, as a fraction.
+const NOTABLE: f64 = 0.01;
+
+#[derive(clap::Args)]
+struct Common {
+    /// A GGUF file, a directory in the Hugging Face layout, or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
+    #[arg(required_unless_present = "shape", conflicts_with = "shape")]
+    model: Option<PathBuf>,
+    /// A known model's shape with random weights
+    #[arg(long, value_name = "NAME", requires = "dtype")]
+    shape: Option<String>,
+    /// Type of the random weights
+    #[arg(long, value_name = "TYPE", requires = "shape", conflicts_with = "model")]
+    dtype: Option<String>,
+    /// f32 arithmetic, or the fastest that keeps a row's bits
+    #[arg(long, value_enum, default_value = "auto", env = "KVASIR_PRECISION")]
+    precision: Speed,
+    /// How K and V are stored: f32, f16, bf16, q8_0, q4_0, q8a or q4a
+    #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
+    kv_dtype: Option<KvType>,
+    /// Threads; as many as the machine runs at once unless given
+    #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Repetitions that count; one before them does not
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    reps: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Speed {
+    Exact,
+    Auto,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let (common, work) = match self.what {
+            What::Pp { common, tokens } => (common, Work::Prompt { tokens }),
+            What::Tg { common, tokens, depth } => (common, Work::Generation { tokens, depth }),
+            What::Batch { common, streams, shared, prompt, tokens } => {
+                (common, Work::Streams { streams, shared, prompt, tokens })
+            }
+            What::Offline(args) => return args.run(),
+            What::Serve(args) => return args.run(),
+        };
+        let precision = match common.precision {
+            Speed::Exact => Precision::Exact,
+            Speed::Auto => Precision::Auto,
+        };
+        let path = common.model.as_deref().map(HubName::locate).transpose()?;
+        let subject = match (&path, &common.shape, &common.dtype) {
+            (Some(path), ..) => Subject::Checkpoint(path),
+            (None, Some(shape), Some(dtype)) => Subject::Shape(shape, dtype),
+            _ => return Err(Failure::usage("bench needs a MODEL or --shape with --dtype")),
+        };
+        let model = bench::load(subject, precision, common.threads.map(|n| n as usize));
+        let model = model.map_err(|why| match path {
+            Some(_) => Failure::failed(why),
+            None => Failure::usage(why),
+        })?;
+        let kv = common.kv_dtype.unwrap_or_else(|| model.natural_kv());
+        let measured = bench::bench(&model, kv, work, common.reps as usize).map_err(Failure::usage)?;
+        if common.json {
+            println!("{}", serde_json::to_string(&measured).map_err(Failure::usage)?);
+        } else {
+            for (form, bytes) in model.forms() {
+                println!("{form}: {:.1} MB", bytes as f64 / 1e6);
+            }
+            println!(
+                "{:.1} tok/s, {:.0} % of the {:.1} that {} allows ({} with {} threads: {:.1} GB/s, int8 {:.2} T, bf16 {:.2} T)",
+                measured.median,
+                measured.share * 100.0,
+                measured.limit,
+                measured.bound,
+                measured.level,
+                measured.threads,
+                measured.bandwidth / 1e9,
+                measured.peaks.int8 / 1e12,
+                measured.peaks.bf16 / 1e12,
+            );
+            if let Some(stolen) = measured.most_stolen().filter(|share| *share >= NOTABLE) {
+                println!(
+                    "others on this hardware took up to {:.0} % of the processors' time",
+                    stolen * 100.0
+                );
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,62 @@
+//! `kvasir bench offline`: throughput of an offline batch of prompts through the engine.
+
+use crate::io::failure::Failure;
+use crate::io::progress;
+use crate::io::whole_file::WholeFile;
+use crate::options::Options;
+use crate::options::facts::Facts;
+use crate::options::model::ModelArgs;
+use kvasir_bench::{offline, workload::Offline};
+use kvasir_kv::Token;
+use serde_json::json;
+use std::{path::PathBuf, process::ExitCode};
+
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Requests of Mini-SGLang's offline workload, which has 256 prompts of 100 to 1,024 tokens and as long answers
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    requests: u64,
+    #[command(flatten)]
+    options: Options,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Write a page that draws it
+    #[arg(long, value_name = "OUT.html")]
+    html: Option<PathBuf>,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let loaded = self.model.load()?;
+        let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
+        let slots = loaded.slots_in_memory(self.options.memory_share()?).unwrap_or(max_model_len);
+        let settled = self.options.settle(&Facts::of(&loaded, slots))?;
+        let overlap = settled.overlap;
+        let mut setup = settled.setup.clone();
+        setup.insert("device".into(), loaded.backend().into());
+        let engine = loaded.engine(settled.core(), overlap)?;
+        let page = self.html.as_deref().map(WholeFile::create).transpose()?;
+        let mut workload = Offline::new(self.requests);
+        let bar = progress::bar(self.requests);
+        let vocab = loaded.program().vocab as Token;
+        let report = offline::run(engine, &mut workload, vocab, |ended| bar.set_position(ended));
+        bar.finish_and_clear();
+        let report = report.map_err(Failure::failed)?;
+        if let Some(page) = page {
+            page.write_plots(&report.workload, &json!(setup), &report.plots)?;
+            page.keep()?;
+        }
+        if self.json {
+            println!("{}", serde_json::to_string(&report).map_err(Failure::failed)?);
+        } else {
+            for (name, value) in report.numbers() {
+                println!("{name:<28}{value}");
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,72 @@
+//! `kvasir chat`: arguments, and start of the terminal chat.
+
+use crate::chat::{Beginning, Chat, with_tools};
+use crate::io::failure::Failure;
+use crate::options::Options;
+use crate::options::model::ModelArgs;
+use crate::options::sampling::SamplingArgs;
+use crate::options::switch::Switch;
+use crate::startup::{Service, Started};
+use serde_json::Map;
+use std::{path::PathBuf, process::ExitCode};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Standing instructions
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// 0 takes the likeliest token [default: the model's]
+    #[arg(long, value_name = "T")]
+    temperature: Option<f64>,
+    /// Keep the likeliest until their probabilities reach this [default: the model's]
+    #[arg(long, value_name = "P")]
+    top_p: Option<f64>,
+    /// Most tokens of an answer [default: what the model's length leaves]
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<u32>,
+    /// Key of the noise [default: another one for every answer]
+    #[arg(long)]
+    seed: Option<i64>,
+    /// Tools to offer: a JSON file with a list of them, as the API takes it
+    #[arg(long, value_name = "FILE")]
+    tools: Option<PathBuf>,
+    /// Keep what is typed in the user's state folder, on or off
+    #[arg(long, env = "KVASIR_CHAT_HISTORY", default_value = "on", value_parser = Switch::read)]
+    history: Switch,
+    #[command(flatten)]
+    sampling_args: SamplingArgs,
+    #[command(flatten)]
+    options: Options,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let given = [
+            ("temperature", self.temperature.map(Into::into)),
+            ("top_p", self.top_p.map(Into::into)),
+            ("max_tokens", self.max_tokens.map(Into::into)),
+            ("seed", self.seed.map(Into::into)),
+        ];
+        let fields: Map<_, _> =
+            given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+        let fields = match &self.tools {
+            Some(file) => with_tools(&fields, file).map_err(Failure::usage)?,
+            None => fields,
+        };
+        let (model, sampling_args, options) = (self.model, self.sampling_args, self.options);
+        let beginning = Beginning {
+            start: Box::new(move |path| match path {
+                Some(path) => {
+                    Started::new(&model.with_path(path), None, &sampling_args, &options, Service::at_a_desk())
+                }
+                None => Started::new(&model, None, &sampling_args, &options, Service::at_a_desk()),
+            }),
+            system: self.system,
+            fields,
+            remember: self.history.is_on(),
+        };
+        Chat::begin(beginning)?.run()
+    }
+}

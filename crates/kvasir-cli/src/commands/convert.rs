@@ -1,0 +1,44 @@
+//! `kvasir convert`: quantizes or repacks a checkpoint into a GGUF file.
+
+use crate::io::failure::Failure;
+use crate::io::interruption::Interruption;
+use crate::io::whole_file::WholeFile;
+use kvasir::HubName;
+use kvasir_formats::{Rules, convert_to};
+use std::{path::PathBuf, process::ExitCode};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A GGUF file, a directory in the Hugging Face layout, or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// The GGUF file to write
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+    /// Encoding of the weights: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k to q6_k, mxfp4, or the mixes q4_k_m
+    /// and q5_k_m
+    #[arg(long, value_name = "TYPE")]
+    dtype: String,
+    /// Encoding of the matrices whose GGUF names fit a pattern (`*`: any characters); the first that fits holds
+    #[arg(long, value_name = "PATTERN=TYPE")]
+    rule: Vec<String>,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let rules = Rules::parse(&self.dtype, &self.rule).map_err(Failure::usage)?;
+        let file = WholeFile::create(&self.out)?;
+        let model = HubName::locate(&self.model)?;
+        let interruption = Interruption::watch();
+        let done = convert_to(&model, interruption.stopping(file.writer()?), &rules);
+        if interruption.has_come() {
+            return Err(Failure::failed("interrupted; no file was written"));
+        }
+        let done = done.map_err(Failure::failed)?;
+        file.keep()?;
+        for (dtype, (tensors, bytes)) in &done.by_type {
+            println!("{dtype:8} {tensors:6} tensors {:12.1} MB", *bytes as f64 / 1e6);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,51 @@
+//! `kvasir doctor`: checks machine, model and configuration, and prints advice.
+
+use crate::doctor::{Patient, examine};
+use crate::io::failure::Failure;
+use crate::options::model::Which;
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+/// Says whether a server accepts an options file.
+pub(crate) type FileCheck = fn(&Path) -> Result<(), Failure>;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    which: Which,
+    /// Address that a server would listen on
+    #[arg(long, default_value = "127.0.0.1", env = "KVASIR_HOST")]
+    host: IpAddr,
+    /// Port that a server would listen on
+    #[arg(long, default_value_t = 8000, env = "KVASIR_PORT")]
+    port: u16,
+    /// Leave out what takes time: no speeds are measured
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    /// `check` says whether a server accepts the options file.
+    pub(crate) fn run(self, config: Option<PathBuf>, check: FileCheck) -> Result<ExitCode, Failure> {
+        let checked = |path: PathBuf| (check(&path).map_err(|why| why.to_string()), path);
+        let report = examine(&Patient {
+            model: self.which.open().map_err(|why| why.to_string()),
+            model_name: self.which.name(),
+            config: config.map(checked).map(|(found, path)| (path, found)),
+            address: SocketAddr::new(self.host, self.port),
+            proc: Path::new("/proc"),
+            measure: !self.quick,
+        });
+        match self.json {
+            true => println!("{}", serde_json::to_string(&report).map_err(Failure::failed)?),
+            false => print!("{report}"),
+        }
+        Ok(if report.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}

@@ -1,0 +1,226 @@
+//! `kvasir generate`: completes one prompt and streams the text, or prints one JSON object.
+
+use crate::io::failure::Failure;
+use crate::options::Options;
+use crate::options::facts::Facts;
+use crate::options::model::ModelArgs;
+use crate::options::settle::Settled;
+use crate::options::structured_output::FormArgs;
+use kvasir::{Answer, Finish, Kvasir, Loaded, Model, Params, Piece, Prompt, Sampling, Token};
+use kvasir_exec::TokenLogprobs;
+use serde_json::{Map, Value as Json, json};
+use std::{
+    io::Write,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+/// Hint for a chat model that was prompted without its template.
+const NOTHING: &str = "the model ended at once. It got the prompt as it stands, without the template of a chat; `kvasir chat` asks questions";
+
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The prompt as text; the tokenizer's special tokens are put around it
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// The prompt as ids; nothing is put in front
+    #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with = "prompt")]
+    prompt_ids: Vec<Token>,
+    /// Most tokens to put out
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// Go on after an end-of-sequence token
+    #[arg(long)]
+    ignore_eos: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Log-probabilities of the chosen token and of this many likeliest ones
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=100))]
+    logprobs: Option<u32>,
+    #[command(flatten)]
+    form: FormArgs,
+    #[command(flatten)]
+    options: Options,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct SamplingArgs {
+    /// 0 takes the likeliest token
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Keep the k likeliest; 0 keeps all
+    #[arg(long, default_value_t = 0)]
+    top_k: u32,
+    /// Keep the likeliest until their probabilities reach this
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f32,
+    /// Keep what is at least this share of the likeliest
+    #[arg(long, default_value_t = 0.0)]
+    min_p: f32,
+    /// Above 1 makes ids less likely that occurred
+    #[arg(long, default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// Subtracted once from ids that were put out
+    #[arg(long, default_value_t = 0.0)]
+    presence_penalty: f32,
+    /// Subtracted for each time an id was put out
+    #[arg(long, default_value_t = 0.0)]
+    frequency_penalty: f32,
+    /// Key of the noise
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        if self.prompt.is_none() && self.prompt_ids.is_empty() {
+            return Err(Failure::usage("generate needs a prompt: --prompt TEXT or --prompt-ids IDS"));
+        }
+        let started = Instant::now();
+        let model = Model::new(self.model.load()?)?;
+        let loaded = started.elapsed();
+        let prompt = match &self.prompt {
+            Some(text) => Prompt::from(text.as_str()),
+            None => Prompt::from(self.prompt_ids.as_slice()),
+        };
+        let prompt = model.ids(prompt, true)?;
+        let settled = self.settle(&model.loaded, prompt.len())?;
+        let params = Params { constraint: self.form.constraint(&model.loaded)?, ..self.params() };
+        let (overlap, words) = (settled.overlap, model.tokenizer.is_some());
+        let mut kvasir = Kvasir::with_core(model, settled.core(), overlap)?;
+        let mut stream = kvasir.stream(prompt, &params)?;
+        let mut answer = None;
+        for piece in stream.by_ref() {
+            let piece = piece?;
+            self.print(&piece, words)?;
+            answer = piece.answer;
+        }
+        let answer = answer.ok_or_else(|| Failure::failed("the engine stopped without an answer"))?;
+        match answer.reason {
+            Finish::Failed(fault) => return Err(Failure::failed(fault)),
+            Finish::Refused(refusal) => return Err(Failure::usage(refusal)),
+            _ => {}
+        }
+        match self.json {
+            true => println!("{}", json_of(&answer, loaded, self.logprobs.is_some())),
+            false => println!(),
+        }
+        if !self.json && answer.text.is_some_and(|text| text.is_empty()) {
+            eprintln!("kvasir: {}", why_empty(answer.reason, answer.ids.len()));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Prints a streamed piece; ids if the model has no tokenizer.
+    fn print(&self, piece: &Piece, words: bool) -> Result<(), Failure> {
+        if self.json {
+            return Ok(());
+        }
+        let text = match words {
+            true => piece.text.clone(),
+            false => piece.ids.iter().map(|id| format!("{id} ")).collect(),
+        };
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::failed)
+    }
+
+    fn params(&self) -> Params {
+        let s = &self.sampling;
+        Params {
+            max_tokens: self.max_tokens,
+            ignore_eos: self.ignore_eos,
+            sampling: Sampling {
+                temperature: s.temperature,
+                top_k: s.top_k,
+                top_p: s.top_p,
+                min_p: s.min_p,
+                repetition_penalty: s.repetition_penalty,
+                presence_penalty: s.presence_penalty,
+                frequency_penalty: s.frequency_penalty,
+                seed: s.seed,
+                logprobs: self.logprobs,
+                ..Sampling::default()
+            },
+            ..Params::default()
+        }
+    }
+
+    /// Settles engine options for a single request. Default: a contiguous cache as long as prompt
+    /// plus limit.
+    fn settle(&self, model: &Loaded, prompt: usize) -> Result<Settled, Failure> {
+        let longest = prompt.saturating_add(self.max_tokens as usize).min(model.program().max_positions);
+        // A multiple of every block size.
+        let wanted = (longest as u32).next_multiple_of(256);
+        let slots = model.slots_in_memory(self.options.memory_share()?).map_or(wanted, |s| s.min(wanted));
+        let mut base = Map::new();
+        if !self.options.needs_blocks() {
+            base.insert("cache".into(), "contiguous".into());
+        }
+        let options = self.options.over(&Options::from_map(&base)?)?;
+        options.settle(&Facts::of(model, slots))
+    }
+}
+
+/// Explains an empty answer.
+fn why_empty(reason: Finish, tokens: usize) -> String {
+    match tokens {
+        0 | 1 if !is_limit(reason) => NOTHING.into(),
+        0 => "there was no room for a token".into(),
+        1 => "the one token that was put out has no text; --max-tokens allows more".into(),
+        _ => format!("the {tokens} tokens that were put out have no text"),
+    }
+}
+
+fn is_limit(reason: Finish) -> bool {
+    matches!(reason, Finish::MaxTokens | Finish::ModelLength | Finish::Capacity)
+}
+
+fn json_of(answer: &Answer, load: Duration, wants_logprobs: bool) -> Json {
+    let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+    let reason = if is_limit(answer.reason) { "length" } else { "stop" };
+    let logprobs = wants_logprobs.then(|| {
+        let one = |(id, l): (&Token, &TokenLogprobs)| {
+            let top: Vec<Json> = l.top.iter().map(|(id, p)| json!({"id": id, "logprob": p})).collect();
+            json!({"id": id, "logprob": l.chosen, "top": top})
+        };
+        answer.ids.iter().zip(&answer.logprobs).map(one).collect::<Vec<Json>>()
+    });
+    let outputs = answer.ids.len();
+    json!({
+        "token_ids": answer.ids,
+        "text": answer.text,
+        "finish_reason": reason,
+        "finish": answer.reason,
+        "logprobs": logprobs,
+        "usage": {
+            "prompt_tokens": answer.prompt,
+            "completion_tokens": outputs,
+            "total_tokens": answer.prompt as usize + outputs,
+            "cached_tokens": answer.cached,
+        },
+        "timings": {
+            "load_seconds": load.as_secs_f64(),
+            "ttft_seconds": seconds(answer.ttft),
+            "tpot_seconds": seconds(answer.tpot),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_end_at_once_is_called_so() {
+        assert_eq!(why_empty(Finish::Eos, 1), NOTHING);
+        assert!(why_empty(Finish::MaxTokens, 1).contains("--max-tokens"));
+        assert!(why_empty(Finish::MaxTokens, 7).contains("7 tokens"));
+        assert!(why_empty(Finish::Eos, 3).contains("3 tokens"));
+    }
+}

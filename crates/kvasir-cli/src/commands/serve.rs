@@ -1,0 +1,287 @@
+//! `kvasir serve`: HTTP server options, startup, listeners and graceful shutdown.
+
+use crate::io::failure::Failure;
+use crate::options::Options;
+use crate::options::model::ModelArgs;
+use crate::options::sampling::SamplingArgs;
+use crate::options::switch::Switch;
+use crate::startup::{Service, Started};
+use kvasir_serve::{
+    host::Allowance,
+    http::{AccessControl, ClientRules, Gate, Hosts, Keys, Origins, TlsAcceptor, serve, serve_probes, tls},
+    metrics::Names,
+    report::{Collector, Format, Level, Log, Reports},
+    request::UnknownFields,
+};
+use std::{
+    io::{self, Write},
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::signal;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1", env = "KVASIR_HOST")]
+    host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000, env = "KVASIR_PORT")]
+    port: u16,
+    /// Port of a second listener on the same host that answers /live and /health without a key, and /metrics if the server has no keys
+    #[arg(long, env = "KVASIR_HEALTH_PORT", value_name = "PORT")]
+    health_port: Option<u16>,
+    /// A key that clients must show, on every route but /live and the page; may be given several times
+    #[arg(long, env = "KVASIR_API_KEY", hide_env_values = true, value_name = "KEY", value_delimiter = ',')]
+    api_key: Vec<String>,
+    /// Origins whose web pages may ask, as https://example.org, or * for all; their names are also those by which a server without keys may be called [default: the server's own]
+    #[arg(long, env = "KVASIR_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
+    allowed_origins: Vec<String>,
+    /// What clients call the model; may be given several times, and * answers to any name [default: its file's or folder's name]
+    #[arg(long, env = "KVASIR_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
+    model_name: Vec<String>,
+    /// What happens to request fields that the server does not know: ignore (and name them in the response header x-kvasir-ignored) or refuse (400)
+    #[arg(long, value_enum, default_value = "ignore", env = "KVASIR_UNKNOWN_FIELDS")]
+    unknown_fields: Unknown,
+    /// Cut Claude Code's billing header, which changes with every request, out of system prompts, so that their prefix is found in the cache, on or off
+    #[arg(long, default_value = "on", env = "KVASIR_STRIP_BILLING_HEADER", value_parser = Switch::read)]
+    strip_billing_header: Switch,
+    #[command(flatten)]
+    sampling_args: SamplingArgs,
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    reports: ReportArgs,
+    /// PEM file of the certificate chain: answers come under TLS
+    #[arg(long, env = "KVASIR_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// PEM file of its key
+    #[arg(long, env = "KVASIR_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Give metrics the names of another server: vllm
+    #[arg(long, value_enum, env = "KVASIR_METRICS_ALIAS", value_name = "SERVER")]
+    metrics_alias: Option<Alias>,
+    /// Seconds that answers under way may take after SIGTERM
+    #[arg(long, default_value_t = 30, env = "KVASIR_GRACE", value_name = "SECONDS")]
+    grace: u64,
+}
+
+/// Connection limit of the probe listener.
+const PROBES: usize = 32;
+/// Read and idle timeout of probe connections.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is turned away with 429 or 503.
+#[derive(clap::Args)]
+struct LimitArgs {
+    /// Answers under way and waiting at once; more get 429
+    #[arg(long, default_value_t = 1024, env = "KVASIR_MAX_REQUESTS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_requests: u32,
+    /// The same for each key [default: no further limit]
+    #[arg(long, env = "KVASIR_MAX_REQUESTS_PER_KEY", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_requests_per_key: Option<u32>,
+    /// Tokens that prompts and answers under way and waiting may come to; more get 429 [default: eight pools]
+    #[arg(long, env = "KVASIR_MAX_REQUEST_TOKENS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    max_request_tokens: Option<u64>,
+    /// Connections at once; more get 503
+    #[arg(long, default_value_t = 4096, env = "KVASIR_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: u32,
+    /// Seconds that a client may take to go on with a request that it has begun, and a connection may lie idle
+    #[arg(long, default_value_t = 30, env = "KVASIR_CLIENT_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    client_timeout: u32,
+    /// Seconds that a step may take while answers are waited for; after that /health fails until it comes back
+    #[arg(long, default_value_t = 120, env = "KVASIR_STEP_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    step_timeout: u32,
+}
+
+impl LimitArgs {
+    fn allowance(&self, slots: u32, max_len: u32) -> Allowance {
+        let answers = self.max_requests as usize;
+        Allowance {
+            answers,
+            answers_per_key: self.max_requests_per_key.map_or(answers, |n| n as usize),
+            // A request of maximum length always fits.
+            tokens: self.max_request_tokens.unwrap_or(8 * u64::from(slots)).max(max_len.into()),
+        }
+    }
+}
+
+/// What is told about requests, and to whom.
+#[derive(clap::Args)]
+struct ReportArgs {
+    /// How lines of the log look: text or json
+    #[arg(long, value_enum, default_value = "text", env = "KVASIR_LOG_FORMAT")]
+    log_format: LogFormat,
+    /// What is logged on stderr: off, error, warn, info (a line per request that ran) or debug
+    #[arg(long, value_enum, default_value = "info", env = "KVASIR_LOG_LEVEL")]
+    log_level: LogLevel,
+    /// Collector that traces go to as OTLP over HTTP, as http://127.0.0.1:4318
+    #[arg(long, env = "KVASIR_OTLP_ENDPOINT", value_name = "URL")]
+    otlp_endpoint: Option<String>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+impl ReportArgs {
+    fn start(&self) -> Result<Arc<Reports>, Failure> {
+        let collector = self.otlp_endpoint.as_deref().map(|url| Collector::parse(url, "kvasir"));
+        let collector =
+            collector.transpose().map_err(|why| Failure::usage(format!("--otlp-endpoint: {why}")))?;
+        let format = match self.log_format {
+            LogFormat::Text => Format::Text,
+            LogFormat::Json => Format::Json,
+        };
+        let level = match self.log_level {
+            LogLevel::Off => None,
+            LogLevel::Error => Some(Level::Error),
+            LogLevel::Warn => Some(Level::Warn),
+            LogLevel::Info => Some(Level::Info),
+            LogLevel::Debug => Some(Level::Debug),
+        };
+        Reports::start(level.map(|level| Log { format, level }), collector).map_err(Failure::failed)
+    }
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Unknown {
+    Ignore,
+    Refuse,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Alias {
+    Vllm,
+}
+
+impl Args {
+    /// Validates options before the model is loaded; returns the TLS acceptor and access rules.
+    pub(crate) fn check(&self) -> Result<(Option<TlsAcceptor>, AccessControl), Failure> {
+        if let Some(empty) = self.api_key.iter().position(|key| key.is_empty()) {
+            return Err(Failure::usage(format!("--api-key: key {} is empty", empty + 1)));
+        }
+        if self.health_port.is_some_and(|port| port != 0 && port == self.port) {
+            return Err(Failure::usage(format!(
+                "--health-port {0} is --port {0}; give another one",
+                self.port
+            )));
+        }
+        let origins = Origins::parse(&self.allowed_origins);
+        let origins = origins.map_err(|why| Failure::usage(format!("--allowed-origins: {why}")))?;
+        // A server on a network address, or with keys, has explicit access rules; only private ones
+        // check host names.
+        let is_private = self.host.is_loopback() && self.api_key.is_empty();
+        let hosts = if is_private { Hosts::Private } else { Hosts::Any };
+        let door = AccessControl { keys: Keys::new(self.api_key.clone()), origins, hosts };
+        let tls = match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => Some(tls(cert, key).map_err(Failure::usage)?),
+            _ => None,
+        };
+        Ok((tls, door))
+    }
+
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let started = Instant::now();
+        let (tls, door) = self.check()?;
+        let limits = self.limits;
+        let places = limits.max_connections as usize;
+        let patience = Duration::from_secs(limits.client_timeout.into());
+        let own_name = self.model_name.iter().find(|name| *name != "*").cloned();
+        let service = Service {
+            door,
+            names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
+            reports: self.reports.start()?,
+            patience: Duration::from_secs(limits.step_timeout.into()),
+            rules: ClientRules {
+                aliases: self
+                    .model_name
+                    .iter()
+                    .filter(|name| Some(*name) != own_name.as_ref())
+                    .cloned()
+                    .collect(),
+                unknown_fields: match self.unknown_fields {
+                    Unknown::Ignore => UnknownFields::Ignore,
+                    Unknown::Refuse => UnknownFields::Refuse,
+                },
+                strip_billing_header: self.strip_billing_header.is_on(),
+            },
+            allowed: Box::new(move |slots, max_len| limits.allowance(slots, max_len)),
+        };
+        let options = self.options.for_serving();
+        let Started { app, name, backend, slots, .. } =
+            Started::new(&self.model, own_name.as_deref(), &self.sampling_args, &options, service)?;
+        let address = SocketAddr::new(self.host, self.port);
+        // The engine runs on its own thread; two threads suffice for I/O.
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.map_err(Failure::failed)?.block_on(async {
+            let scheme = if tls.is_some() { "https" } else { "http" };
+            let gate = listen(address, places, tls, "--port")?;
+            let address = gate.address().map_err(Failure::failed)?;
+            let mut probes = String::new();
+            if let Some(port) = self.health_port {
+                let gate = listen(SocketAddr::new(self.host, port), PROBES, None, "--health-port")?;
+                let address = gate.address().map_err(Failure::failed)?;
+                probes = format!(", probes at http://{address}");
+                tokio::spawn(serve_probes(app.clone(), gate.waiting(PROBE_TIMEOUT)));
+            }
+            eprintln!(
+                "kvasir: {name} on {backend}, {slots} slots, {scheme}://{address}, ready after {:.2} s{probes}",
+                started.elapsed().as_secs_f64()
+            );
+            let gate = gate.waiting(patience);
+            let cut = serve(app, gate, told_to_stop(), Duration::from_secs(self.grace)).await;
+            if cut > 0 {
+                let grace = self.grace;
+                // stderr may be closed already, which is no failure.
+                let _ = writeln!(
+                    io::stderr(),
+                    "kvasir: {cut} answers were cut after {grace} s; --grace gives them longer"
+                );
+            }
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+}
+
+fn listen(
+    address: SocketAddr,
+    places: usize,
+    tls: Option<TlsAcceptor>,
+    option: &str,
+) -> Result<Gate, Failure> {
+    let why = |error| format!("cannot listen on {address}: {error}; {option} and --host take another place");
+    Gate::open(address, places, tls).map_err(|error| Failure::failed(why(error)))
+}
+
+async fn told_to_stop() {
+    let interrupt = signal::ctrl_c();
+    match signal::unix::signal(signal::unix::SignalKind::terminate()) {
+        Ok(mut terminate) => {
+            tokio::select! {
+                _ = interrupt => {}
+                _ = terminate.recv() => {}
+            }
+        }
+        // Without a handler, the signal terminates the process by default.
+        Err(_) => std::future::pending().await,
+    }
+}

@@ -1,0 +1,264 @@
+//! `kvasir sim`: discrete-event simulation of the real scheduler and cache on a simulated device.
+
+use crate::io::failure::Failure;
+use crate::io::interruption::Interruption;
+use crate::io::progress;
+use crate::io::whole_file::WholeFile;
+use crate::options::Options;
+use crate::options::facts::Facts;
+use crate::options::workload::WorkloadArgs;
+use kvasir_bench::{
+    sim::{self, Finished, Report, Run},
+    trace::{self, End, Header, Lines},
+    workload::{Scenario, Speaker, Workload},
+};
+use kvasir_sim::{Clock, CostDevice, Faults, Preset};
+use std::{
+    fmt::Display,
+    ops::Range,
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+/// Fault rates in thousandths.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trouble {
+    faults: Faults,
+    aborts: u32,
+}
+
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct Args {
+    /// Requests written down (`{"format": "kvasir-scenario/1", ..}`), instead of a workload
+    #[arg(value_name = "SCENARIO.json", conflicts_with = "workload")]
+    scenario: Option<PathBuf>,
+    #[command(flatten)]
+    requests: WorkloadArgs,
+    /// Faults in thousandths, of the steps: refused, failed, out_of_memory, late, lost; of the requests: aborts
+    #[arg(long, value_name = "KIND=N,..", value_parser = parse_trouble, default_value = "", hide_default_value = true)]
+    faults: Trouble,
+    /// Machine and model whose time the device takes
+    #[arg(long, value_name = "MACHINE:SHAPE", value_parser = Preset::parse, default_value = "h200:qwen3-0.6b", env = "KVASIR_SIM_PRESET")]
+    sim_preset: Preset,
+    /// Print the report as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Write a page that draws the steps
+    #[arg(long, value_name = "OUT.html")]
+    html: Option<PathBuf>,
+    /// Steps that the page shows, counted from 1; the plots are of the whole run [default: 1..2000]
+    #[arg(long, value_name = "FROM..TO", value_parser = parse_steps, requires = "html")]
+    html_steps: Option<Range<u64>>,
+    /// Write every step as JSON lines
+    #[arg(long, value_name = "OUT.jsonl")]
+    trace: Option<PathBuf>,
+    #[command(flatten)]
+    options: Options,
+}
+
+fn parse_trouble(text: &str) -> Result<Trouble, String> {
+    let mut trouble = Trouble::default();
+    let mut kinds = Vec::new();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (kind, number) = part.split_once('=').ok_or_else(|| format!("`{part}` is not KIND=N"))?;
+        let number = number.parse().ok().filter(|n| *n <= 1000);
+        let number: u32 = number.ok_or_else(|| format!("`{part}`: thousandths are 0 to 1000"))?;
+        if kinds.contains(&kind) {
+            return Err(format!("`{kind}` is there twice"));
+        }
+        kinds.push(kind);
+        let faults = &mut trouble.faults;
+        *match kind {
+            "refused" => &mut faults.refused,
+            "failed" => &mut faults.failed,
+            "out_of_memory" => &mut faults.out_of_memory,
+            "late" => &mut faults.late,
+            "lost" => &mut faults.lost,
+            "aborts" => &mut trouble.aborts,
+            _ => {
+                return Err(format!(
+                    "unknown kind `{kind}`; there are refused, failed, out_of_memory, late, lost, aborts"
+                ));
+            }
+        } = number;
+    }
+    Ok(trouble)
+}
+
+fn parse_steps(text: &str) -> Result<Range<u64>, String> {
+    let parsed = text
+        .split_once("..")
+        .and_then(|(from, to)| Some((from.parse::<u64>().ok()?, to.parse::<u64>().ok()?)));
+    match parsed {
+        Some((from, to)) if from >= 1 && to >= from && to - from < 100_000 => Ok(from - 1..to),
+        Some((from, to)) if from >= 1 && to >= from => Err("a page holds 100000 steps at most".into()),
+        _ => Err(format!("`{text}` is not FROM..TO, counted from 1")),
+    }
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let (scenario, written) = match &self.scenario {
+            Some(path) => {
+                let name = |why: &dyn Display| Failure::usage(format!("{}: {why}", path.display()));
+                let scenario = Scenario::parse(&Failure::read(path)?).map_err(|why| name(&why))?;
+                let written = Options::from_map(scenario.options()).map_err(|why| name(&why))?;
+                (Some(scenario), written)
+            }
+            None => (None, Options::default()),
+        };
+        let options = self.options.over(&written)?;
+        let facts = Facts {
+            max_model_len: self.sim_preset.shape.max_model_len,
+            slots: self.sim_preset.slots(options.memory_share()?),
+            windows: Vec::new(),
+            is_cpu: self.sim_preset.machine.name.starts_with("cpu"),
+            is_simulated: true,
+        };
+        let settled = options.settle(&facts)?;
+        let mut workload = self.workload(scenario, settled.limits.max_model_len)?;
+        let mut setup = settled.setup.clone();
+        setup.insert("device".into(), self.sim_preset.to_string().into());
+        setup.insert("notes".into(), self.notes().into());
+        let header = Header { format: trace::FORMAT.into(), title: workload.title(), setup, first: 0 };
+        self.check_files()?;
+        let page = self.html.as_deref().map(WholeFile::create).transpose()?;
+        let trace = self.trace.as_deref().map(WholeFile::create).transpose()?;
+        let lines =
+            trace.as_ref().map(|file| file.writer().map(|out| Lines::begin(out, &header))).transpose()?;
+
+        let clock = Clock::default();
+        let faults = Faults { seed: self.requests.seed, ..self.faults.faults };
+        let mut device = CostDevice::new(self.sim_preset, clock.clone(), Box::new(Speaker))
+            .with_faults(faults)
+            .with_graphs(settled.graph_max_batch);
+        if let Some(shape) = settled.static_shape {
+            device = device.with_static_shapes(shape);
+        }
+        let began = Instant::now();
+        let bar = progress::bar(workload.total());
+        let run = Run {
+            overlap: settled.overlap,
+            core: settled.core(),
+            device,
+            clock,
+            workload: &mut *workload,
+            window: if page.is_some() { self.html_steps.clone().unwrap_or(0..2000) } else { 0..0 },
+            lines: lines.clone(),
+            aborts: self.faults.aborts,
+            seed: self.requests.seed,
+        };
+        let interruption = Interruption::watch();
+        let finished = sim::run(run, &mut |ended| {
+            bar.set_position(ended);
+            !interruption.has_come()
+        });
+        bar.finish_and_clear();
+        if interruption.has_come() {
+            return Err(Failure::failed("interrupted; no file was written"));
+        }
+        let end = End { total: finished.report.steps, names: finished.names.clone() };
+        if let (Some(file), Some(lines)) = (trace, lines) {
+            lines.end(&end).map_err(|error| Failure::write(file.path(), &error))?;
+            drop(lines);
+            file.keep()?;
+        }
+        if let Some(file) = page {
+            self.write_page(&file, header, &finished, &end)?;
+            file.keep()?;
+        }
+        self.print(&finished.report, began.elapsed())
+    }
+
+    /// Rejects output paths that coincide with each other or with the input.
+    fn check_files(&self) -> Result<(), Failure> {
+        let place = |path: &Option<PathBuf>| path.as_deref().map(kvasir_formats::WholeFile::place);
+        let (read, html, trace) = (place(&self.scenario), place(&self.html), place(&self.trace));
+        let same = |a: &Option<PathBuf>, b: &Option<PathBuf>| a.is_some() && a == b;
+        let pairs = [
+            ("--html and --trace", same(&html, &trace)),
+            ("--html and SCENARIO.json", same(&html, &read)),
+            ("--trace and SCENARIO.json", same(&trace, &read)),
+        ];
+        match pairs.iter().find(|(_, is_same)| *is_same) {
+            Some((names, _)) => Err(Failure::usage(format!("{names} name the same file"))),
+            None => Ok(()),
+        }
+    }
+
+    fn workload(&self, scenario: Option<Scenario>, max_model_len: u32) -> Result<Box<dyn Workload>, Failure> {
+        match (self.requests.workload, scenario) {
+            (Some(kind), _) => self.requests.build(kind, max_model_len),
+            (None, Some(scenario)) => {
+                self.requests.check_none()?;
+                Ok(Box::new(scenario))
+            }
+            (None, None) => Err(Failure::usage("neither SCENARIO.json nor --workload is given")),
+        }
+    }
+
+    /// Notes shown on the page: the simulated machine and the sources of its figures.
+    fn notes(&self) -> Vec<String> {
+        let machine = self.sim_preset.machine;
+        let mut sources: Vec<(String, Vec<&str>)> = Vec::new();
+        for (what, figure) in machine.figures() {
+            let source = figure.source.to_string();
+            match sources.iter_mut().find(|(known, _)| *known == source) {
+                Some((_, figures)) => figures.push(what),
+                None => sources.push((source, vec![what])),
+            }
+        }
+        let sources = sources.into_iter().map(|(source, figures)| format!("{} {source}", figures.join(", ")));
+        let sources = sources.collect::<Vec<_>>().join("; ");
+        vec![format!(
+            "Simulated on a machine of {:.0} GB/s and {:.0} Top/s ({sources}).",
+            machine.bandwidth.value / 1e9,
+            machine.operations.value / 1e12,
+        )]
+    }
+
+    fn write_page(
+        &self,
+        file: &WholeFile,
+        mut header: Header,
+        finished: &Finished,
+        end: &End,
+    ) -> Result<(), Failure> {
+        header.first = finished.first;
+        let shown = finished.steps.len() as u64;
+        if shown < end.total {
+            let (first, total) = (header.first + 1, end.total);
+            let steps = match shown {
+                0 => format!("The run ended with step {total}, before step {first}"),
+                _ => format!("Steps {first} to {} of {total}", header.first + shown),
+            };
+            let note = format!("{steps}; plots and figures are of the whole run.");
+            if let Some(notes) = header.setup.get_mut("notes").and_then(|notes| notes.as_array_mut()) {
+                notes.push(note.into());
+            }
+        }
+        let data =
+            trace::page_data(&header, &finished.steps, end, &finished.plots).map_err(Failure::failed)?;
+        file.write(kvasir_view::page(&header.title, &data).as_bytes())
+    }
+
+    fn print(&self, report: &Report, took: Duration) -> Result<ExitCode, Failure> {
+        if self.json {
+            println!("{}", serde_json::to_string(report).map_err(Failure::failed)?);
+        } else {
+            for (name, value) in report.numbers() {
+                println!("{name:<26}{value}");
+            }
+            for (finish, n) in &report.ended {
+                println!("ended: {finish:<19}{n}");
+            }
+            eprintln!("simulated in {:.1} s", took.as_secs_f64());
+        }
+        match &report.broke_off {
+            Some(why) => Err(Failure::failed(why)),
+            None => Ok(ExitCode::SUCCESS),
+        }
+    }
+}

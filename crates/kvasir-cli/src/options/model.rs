@@ -1,0 +1,114 @@
+//! Model and backend options shared by subcommands: path or hub name, backend, precision, threads,
+//! K/V type.
+
+use crate::io::failure::Failure;
+use kvasir::{BackendKind, KvType, Loaded, Opened};
+use kvasir_sim::Preset;
+use std::path::{Path, PathBuf};
+
+/// Which model.
+#[derive(Clone, clap::Args)]
+pub(crate) struct Which {
+    /// A directory in the Hugging Face layout, a GGUF file, or a hub name (`OWNER/NAME[@REVISION][:TAG]`); the built-in
+    /// model unless given
+    #[arg(value_name = "MODEL")]
+    model: Option<PathBuf>,
+}
+
+impl Which {
+    pub(crate) fn open(&self) -> Result<Opened, Failure> {
+        Ok(self.model.as_deref().map_or_else(Opened::built_in, Opened::find)?)
+    }
+
+    /// Default model name: that of its file or folder.
+    pub(crate) fn name(&self) -> String {
+        let Some(given) = &self.model else { return kvasir::BUILT_IN.into() };
+        let path = given.canonicalize().unwrap_or_else(|_| given.clone());
+        path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+    }
+}
+
+/// Which model, and what computes.
+#[derive(Clone, clap::Args)]
+pub(crate) struct ModelArgs {
+    #[command(flatten)]
+    which: Which,
+    /// What computes
+    #[arg(long, value_enum, default_value = "auto", env = "KVASIR_BACKEND")]
+    backend: Backend,
+    /// `exact`: f32 arithmetic on the weights as stored; `auto`: the fastest that gives every request the same tokens
+    /// whatever else runs
+    #[arg(long, value_enum, default_value = "auto", env = "KVASIR_PRECISION")]
+    precision: Precision,
+    /// Threads of the cpu backend; as many as the machine runs at once unless given
+    #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// How K and V are stored: f32, f16, bf16, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
+    #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
+    kv_dtype: Option<KvType>,
+    /// What the sim backend is as fast as: instant, fixed:5ms, or a machine and a model's shape as h200:qwen3-14b
+    #[arg(long, env = "KVASIR_SIM_PRESET", value_name = "PRESET")]
+    sim_preset: Option<String>,
+}
+
+/// Parses a K/V data type.
+pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
+    let names = || KvType::ALL.map(|kind| kind.to_string()).join(", ");
+    KvType::from_name(name).ok_or_else(|| format!("{name} is none of {}", names()))
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Backend {
+    /// The fastest that there is
+    Auto,
+    /// Kernels for this processor
+    Cpu,
+    /// f32 and explicit masks only: slow, and what the others are checked against
+    Plain,
+    /// Says anything and computes nothing, for load tests
+    Sim,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Precision {
+    Auto,
+    Exact,
+}
+
+impl ModelArgs {
+    pub(crate) fn load(&self) -> Result<Loaded, Failure> {
+        if let (Some(preset), false) = (&self.sim_preset, matches!(self.backend, Backend::Sim)) {
+            return Err(Failure::usage(format!("--sim-preset {preset} needs --backend sim")));
+        }
+        let backend = match self.backend {
+            Backend::Auto => BackendKind::Auto,
+            Backend::Cpu => BackendKind::Cpu,
+            Backend::Plain => BackendKind::Plain,
+            Backend::Sim => {
+                let preset = Preset::parse(self.sim_preset.as_deref().unwrap_or("instant"));
+                BackendKind::Sim(Box::new(
+                    preset.map_err(|why| Failure::usage(format!("--sim-preset: {why}")))?,
+                ))
+            }
+        };
+        let precision = match self.precision {
+            Precision::Auto => kvasir::Precision::Auto,
+            Precision::Exact => kvasir::Precision::Exact,
+        };
+        let threads = self.threads.map(|n| n as usize);
+        let loaded = self.which.open()?.load(backend, precision, threads)?;
+        Ok(match self.kv_dtype {
+            Some(kv) => loaded.with_kv(kv)?,
+            None => loaded,
+        })
+    }
+
+    /// The same options for another model.
+    pub(crate) fn with_path(&self, path: &Path) -> Self {
+        Self { which: Which { model: Some(path.to_owned()) }, ..self.clone() }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        self.which.name()
+    }
+}

@@ -1,0 +1,50 @@
+//! Structured output options of `kvasir generate`: JSON schema, regular expression, grammar.
+
+use crate::io::failure::Failure;
+use kvasir::Loaded;
+use kvasir_sample::Constrained;
+use kvasir_serve::grammar::{Shape, Vocabulary};
+use std::{fs, path::Path, path::PathBuf, sync::Arc};
+
+/// A form that the answer must have.
+#[derive(clap::Args)]
+#[group(multiple = false)]
+pub(crate) struct FormArgs {
+    /// The answer is JSON that the schema in this file describes
+    #[arg(long, value_name = "FILE", conflicts_with = "ignore_eos")]
+    json_schema: Option<PathBuf>,
+    /// The answer is what this regular expression matches as a whole
+    #[arg(long, value_name = "REGEX", conflicts_with = "ignore_eos")]
+    regex: Option<String>,
+    /// The answer is what the grammar in this file describes: Lark's notation, or EBNF with `::=`
+    #[arg(long, value_name = "FILE", conflicts_with = "ignore_eos")]
+    grammar: Option<PathBuf>,
+}
+
+impl FormArgs {
+    /// Compiles the requested constraint for this model.
+    pub(crate) fn constraint(&self, model: &Loaded) -> Result<Constrained, Failure> {
+        let (option, shape) = match (&self.json_schema, &self.regex, &self.grammar) {
+            (Some(file), _, _) => {
+                let schema = serde_json::from_str(&read("--json-schema", file)?);
+                let schema =
+                    schema.map_err(|e| Failure::usage(format!("--json-schema: {}: {e}", file.display())))?;
+                ("--json-schema", Shape::JsonSchema(schema))
+            }
+            (_, Some(pattern), _) => ("--regex", Shape::Regex(pattern.clone())),
+            (_, _, Some(file)) => ("--grammar", Shape::Grammar(read("--grammar", file)?)),
+            (None, None, None) => return Ok(Constrained::default()),
+        };
+        let refused = |why: &dyn std::fmt::Display| Failure::usage(format!("{option}: {why}"));
+        let Some(tokenizer) = model.opened.tokenizer()? else {
+            return Err(refused(&"the model has no tokenizer.json, so its tokens have no text"));
+        };
+        let size = u32::try_from(model.program().vocab).unwrap_or(u32::MAX);
+        let vocabulary = Vocabulary::new(Arc::new(tokenizer), size, &model.opened.eos());
+        vocabulary.and_then(|v| v.compile(&shape, &[])).map_err(|why| refused(&why))
+    }
+}
+
+fn read(option: &str, file: &Path) -> Result<String, Failure> {
+    fs::read_to_string(file).map_err(|e| Failure::usage(format!("{option}: {}: {e}", file.display())))
+}

@@ -1,0 +1,110 @@
+//! Startup shared by `serve` and `chat`: loads the model, builds the engine and the HTTP app.
+
+use crate::io::failure::Failure;
+use crate::options::Options;
+use crate::options::facts::Facts;
+use crate::options::model::ModelArgs;
+use crate::options::sampling::SamplingArgs;
+use kvasir::Loaded;
+use kvasir_serve::{
+    Watch,
+    host::{Allowance, Host},
+    http::{AccessControl, App, ClientRules, Live},
+    metrics::Names,
+    model::{self, Model},
+    report::Reports,
+};
+use serde_json::Value;
+use std::{sync::Arc, time::Duration};
+
+/// Service configuration.
+pub(crate) struct Service {
+    /// Access rules.
+    pub(crate) door: AccessControl,
+    /// Admission limits, from pool slots and maximum sequence length.
+    pub(crate) allowed: Box<dyn FnOnce(u32, u32) -> Allowance>,
+    /// Log and trace sinks.
+    pub(crate) reports: Arc<Reports>,
+    /// Metric naming.
+    pub(crate) names: Names,
+    /// Step time after which the engine counts as stalled.
+    pub(crate) patience: Duration,
+    /// Compatibility options for clients.
+    pub(crate) rules: ClientRules,
+}
+
+impl Service {
+    /// Configuration for a single local user: no limits, no reports.
+    pub(crate) fn at_a_desk() -> Self {
+        Self {
+            door: AccessControl::default(),
+            allowed: Box::new(|_, _| Allowance::default()),
+            reports: Arc::default(),
+            names: Names::Own,
+            patience: Duration::MAX,
+            rules: ClientRules::default(),
+        }
+    }
+}
+
+/// A running engine with its app.
+pub(crate) struct Started {
+    pub(crate) app: Arc<App>,
+    pub(crate) name: String,
+    pub(crate) backend: &'static str,
+    /// KV cache slots of the pool.
+    pub(crate) slots: u32,
+    /// Context length: prompt and answer together.
+    pub(crate) max_len: u32,
+}
+
+impl Started {
+    /// Loads the model and starts its engine. `name` is its public name.
+    pub(crate) fn new(
+        model: &ModelArgs,
+        name: Option<&str>,
+        sampling_args: &SamplingArgs,
+        options: &Options,
+        service: Service,
+    ) -> Result<Self, Failure> {
+        let loaded = model.load()?;
+        let slots = loaded.desk_slots(options.memory_share()?);
+        let settled = options.settle(&Facts::of(&loaded, slots))?;
+        let (overlap, mut setup) = (settled.overlap, settled.setup.clone());
+        let (watch, observer) = Watch::new();
+        let engine = loaded.engine(settled.core(), overlap)?.observe(observer);
+        let slots = engine.core().cache().capacity();
+        let max_len = engine.core().limits().max_model_len.min(slots);
+        let name = name.map_or_else(|| model.name(), str::to_owned);
+        let (served, backend) = (served(name.clone(), &loaded, sampling_args, max_len)?, loaded.backend());
+        drop(loaded);
+        setup.insert("device".into(), backend.into());
+        let Service { door, allowed, reports, names, patience, rules } = service;
+        let host = Host::start(engine, allowed(slots, max_len), reports, patience);
+        let host = host.map_err(Failure::failed)?;
+        let live = Live { watch, setup: Value::Object(setup) };
+        let app = App::new(Arc::new(served), host, door, live, names, rules);
+        Ok(Self { app, name, backend, slots, max_len })
+    }
+}
+
+/// Builds the served model from the loaded one.
+fn served(
+    name: String,
+    loaded: &Loaded,
+    sampling_args: &SamplingArgs,
+    max_len: u32,
+) -> Result<Model, Failure> {
+    let program = Arc::new(loaded.program().clone());
+    let facts = model::Facts {
+        vocab: program.vocab as u32,
+        max_len,
+        max_new_tokens: sampling_args.max_new_tokens(loaded)?,
+        hidden: loaded.tells_hidden().then_some(program.hidden as u32),
+        eos: loaded.opened.eos(),
+        sampling: sampling_args.sampling(loaded)?,
+        prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
+    };
+    let model = Model::new(name, &loaded.opened.text_files()?, facts).map_err(Failure::failed)?;
+    Ok(sampling_args.teach(model))
+}

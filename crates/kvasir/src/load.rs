@@ -1,0 +1,253 @@
+//! Opening and loading of models: checkpoint → programs (`Opened`) → weights prepared for a backend
+//! (`Loaded`).
+
+use crate::backend::{AnyExecutor, BackendKind};
+use crate::built_in;
+use crate::error::Error;
+use crate::hub::HubName;
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, ThreadPool};
+use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts, gguf::Gguf};
+use kvasir_kv::Token;
+use kvasir_plain::{Limits, PlainExecutor, PlainModel};
+use kvasir_program::{Model, Program};
+use kvasir_sim::{Paced, Preset, Words};
+use serde_json::Value as Json;
+use std::{path::Path, sync::Arc};
+
+/// A checkpoint with its programs, validated against each other. Weights are not unpacked yet.
+pub struct Opened {
+    /// The checkpoint's files.
+    pub checkpoint: Checkpoint,
+    /// Programs of target and prediction layers.
+    pub model: Model,
+    /// `generation_config.json` or its equivalent.
+    generation: Option<Json>,
+}
+
+impl Opened {
+    /// Opens a directory in the Hugging Face layout, a GGUF file, or a model of the hub by its
+    /// [`HubName`].
+    pub fn find(name: &Path) -> Result<Self, Error> {
+        Self::open(&HubName::locate(name)?)
+    }
+
+    /// Opens a directory in the Hugging Face layout or a GGUF file.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        Self::of(Checkpoint::open(path)?)
+    }
+
+    /// Opens the built-in model.
+    pub fn built_in() -> Result<Self, Error> {
+        let gguf = Gguf::built_in(built_in::NAME, built_in::BYTES)?;
+        let opened = Self::of(Checkpoint::of_gguf(Arc::new(gguf))?)?;
+        Ok(Self { generation: Some(built_in::generation_config()), ..opened })
+    }
+
+    /// The model's `generation_config.json`, if any.
+    pub fn generation_config(&self) -> Option<&Json> {
+        self.generation.as_ref()
+    }
+
+    fn of(checkpoint: Checkpoint) -> Result<Self, Error> {
+        let path = checkpoint.path();
+        let model = Model::build(&checkpoint.source());
+        let model = model.map_err(|e| kvasir_formats::Error::at(path.display(), e))?;
+        if let Some(gguf) = checkpoint.gguf() {
+            check_kv_facts(gguf, &model.target.layers).map_err(|error| error.in_file(path))?;
+        }
+        let generation = checkpoint.generation_config().cloned();
+        Ok(Self { checkpoint, model, generation })
+    }
+
+    /// End-of-sequence token ids: of `generation_config.json`, else of the config.
+    pub fn eos(&self) -> Vec<Token> {
+        let ids = |config: &Json| {
+            let id = |v: &Json| v.as_u64().and_then(|id| Token::try_from(id).ok());
+            match config.get("eos_token_id") {
+                Some(Json::Array(list)) => list.iter().filter_map(id).collect(),
+                one => one.and_then(id).into_iter().collect::<Vec<Token>>(),
+            }
+        };
+        let given = self.generation_config().map(ids).unwrap_or_default();
+        if given.is_empty() { ids(self.checkpoint.config()) } else { given }
+    }
+
+    /// Tokenizer, chat template and related files.
+    pub fn text_files(&self) -> Result<TextFiles, Error> {
+        Ok(match self.checkpoint.gguf() {
+            Some(gguf) => TextFiles::of_gguf(Arc::clone(gguf)),
+            None => TextFiles::open(self.checkpoint.path())?,
+        })
+    }
+
+    /// The tokenizer; `None` if there is no `tokenizer.json` or GGUF vocabulary.
+    pub fn tokenizer(&self) -> Result<Option<Tokenizer>, Error> {
+        let there = match self.checkpoint.gguf() {
+            Some(gguf) => gguf.array("tokenizer.ggml.tokens").is_some(),
+            None => self.checkpoint.path().join("tokenizer.json").exists(),
+        };
+        Ok(if there { Some(self.text_files()?.tokenizer()?) } else { None })
+    }
+
+    /// Short word tokens, which the simulated device emits.
+    fn words(&self) -> Result<Words, Error> {
+        let Some(tokenizer) = self.tokenizer()? else {
+            return Ok(Words::new((0..self.model.target.vocab as Token).collect()));
+        };
+        let eos = self.eos();
+        let is_word = |id: &Token| {
+            let text = tokenizer.bytes(*id).and_then(|bytes| String::from_utf8(bytes).ok());
+            !tokenizer.is_special(*id)
+                && !eos.contains(id)
+                && text.is_some_and(|text| text.chars().any(char::is_alphanumeric) && text.len() < 12)
+        };
+        Ok(Words::new((0..self.model.target.vocab as Token).filter(is_word).collect()))
+    }
+
+    /// Prepares the weights for a backend.
+    pub fn load(
+        self,
+        backend: BackendKind,
+        precision: Precision,
+        threads: Option<usize>,
+    ) -> Result<Loaded, Error> {
+        let weights = match backend {
+            BackendKind::Auto | BackendKind::Cpu => {
+                let team = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
+                let source = Arc::new(self.checkpoint.clone());
+                Weights::Cpu(Arc::new(CpuModel::load(&self.model.target, source, precision, team)?))
+            }
+            // The reference backend has one thread and one (exact) precision.
+            BackendKind::Plain => Weights::Plain(PlainModel::load(&self.model, &self.checkpoint)?),
+            // The simulated device reads no weights, only words.
+            BackendKind::Sim(preset) => Weights::Sim(preset, self.words()?),
+        };
+        let mut loaded = Loaded { opened: self, weights, kv: KvType::F32 };
+        loaded.kv = loaded.natural_kv();
+        Ok(loaded)
+    }
+}
+
+/// A model ready to run; any number of executors share its weights.
+pub struct Loaded {
+    /// Its checkpoint and programs.
+    pub opened: Opened,
+    weights: Weights,
+    /// Default K/V data type.
+    kv: KvType,
+}
+
+enum Weights {
+    Cpu(Arc<CpuModel>),
+    Plain(PlainModel),
+    Sim(Box<Preset>, Words),
+}
+
+impl Loaded {
+    /// The target's program.
+    pub fn program(&self) -> &Program {
+        &self.opened.model.target
+    }
+
+    /// Whether executors return hidden states (all but the simulated device).
+    pub fn tells_hidden(&self) -> bool {
+        !matches!(self.weights, Weights::Sim(..))
+    }
+
+    /// Default K/V data type of engines and sessions.
+    pub fn kv(&self) -> KvType {
+        self.kv
+    }
+
+    /// Changes the default K/V data type, if the backend supports it.
+    pub fn with_kv(self, kv: KvType) -> Result<Self, Error> {
+        match self.weights {
+            Weights::Plain(_) if kv != KvType::F32 => {
+                Err(Error::Asked(format!("K and V as {kv}: the plain backend stores f32 only")))
+            }
+            _ => Ok(Self { kv, ..self }),
+        }
+    }
+
+    fn natural_kv(&self) -> KvType {
+        match &self.weights {
+            Weights::Cpu(model) => model.natural_kv(),
+            Weights::Plain(_) | Weights::Sim(..) => KvType::F32,
+        }
+    }
+
+    /// An executor with a KV pool of its own. `kv` is its K/V data type; `None` takes the default.
+    pub fn executor(
+        &self,
+        slots: u32,
+        tokens: u32,
+        rows: u32,
+        kv: Option<KvType>,
+    ) -> Result<AnyExecutor, Error> {
+        self.executor_with(slots, tokens, rows, kv, None)
+    }
+
+    /// Builds an executor; with `ring`, the longest write, sliding-window layers use ring buffers.
+    pub(crate) fn executor_with(
+        &self,
+        slots: u32,
+        tokens: u32,
+        rows: u32,
+        kv: Option<KvType>,
+        ring: Option<u32>,
+    ) -> Result<AnyExecutor, Error> {
+        Ok(match &self.weights {
+            Weights::Cpu(model) => {
+                let kv = kv.unwrap_or(self.kv);
+                let limits = kvasir_cpu::Limits { slots, tokens, rows, kv, ring };
+                let executor = CpuExecutor::new(Arc::clone(model), limits);
+                let executor =
+                    executor.map_err(|e| Error::Asked(format!("no memory for {slots} slots: {e}")))?;
+                AnyExecutor::Cpu(Box::new(executor))
+            }
+            Weights::Plain(_) if kv.is_some_and(|kv| kv != KvType::F32) => {
+                return Err(Error::Asked("the plain backend stores K and V as f32 only".into()));
+            }
+            Weights::Plain(model) => {
+                AnyExecutor::Plain(PlainExecutor::new(model, Limits { slots, tokens, rows }))
+            }
+            Weights::Sim(preset, words) => AnyExecutor::Sim(Box::new(Paced::new(**preset, words.clone()))),
+        })
+    }
+
+    /// The simulated device, if that is the backend.
+    pub(crate) fn simulated(&self) -> Option<&Preset> {
+        match &self.weights {
+            Weights::Sim(preset, _) => Some(preset),
+            _ => None,
+        }
+    }
+
+    /// Name of the backend.
+    pub fn backend(&self) -> &'static str {
+        match self.weights {
+            Weights::Cpu(_) => "cpu",
+            Weights::Plain(_) => "plain",
+            Weights::Sim(..) => "sim",
+        }
+    }
+
+    /// Rejects empty, out-of-vocabulary or overlong prompts.
+    pub(crate) fn check_prompt(&self, prompt: &[Token]) -> Result<(), Error> {
+        let (vocab, longest) = (self.program().vocab, self.program().max_positions);
+        if prompt.is_empty() {
+            return Err(Error::Asked("the prompt is empty".into()));
+        }
+        if let Some(id) = prompt.iter().find(|id| **id as usize >= vocab) {
+            return Err(Error::Asked(format!(
+                "the prompt has id {id}, the vocabulary ends at {}",
+                vocab - 1
+            )));
+        }
+        if prompt.len() > longest {
+            let why = format!("the prompt has {} tokens, the model takes {longest}", prompt.len());
+            return Err(Error::Asked(why));
+        }
+        Ok(())
+    }
+}
