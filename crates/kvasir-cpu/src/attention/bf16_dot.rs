@@ -1,7 +1,7 @@
 //! Attention GEMMs in bf16 pair dot products (`vdpbf16ps`), for blocks of many query rows
 //! (prefill). Operands are used as stored: nothing is widened or transposed.
 //!
-//! These kernels define a summation order of their own (decision 0113):
+//! These kernels define a summation order of their own (decision 0023):
 //!
 //! - A score has 16 accumulators, one per word (bf16 pair) of a 64-byte line, each over the lines
 //!   of a row. They are reduced by halves: 8 + 8, then 4 + 4, and so on.

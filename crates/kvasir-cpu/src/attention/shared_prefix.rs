@@ -7,7 +7,7 @@
 //!    views all read.
 //!
 //! Sharing is detected from the plan alone: forks, siblings, prefix-cache hits and draft trees look
-//! alike (decision 0106). Each row keeps its own m and l and meets its chunks in the same order, so
+//! alike (decision 0016). Each row keeps its own m and l and meets its chunks in the same order, so
 //! results are bit-identical to separate reads.
 
 use super::view::{Chunk, View, Views};

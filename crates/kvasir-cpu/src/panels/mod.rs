@@ -3,7 +3,7 @@
 //!
 //! A matrix starts unpacked: each panel is made on the fly from the stored rows (mapped file), into
 //! thread-local scratch. `pack_some` packs a prefix of the panels and releases the pages behind it.
-//! Packed and on-the-fly panels have the same bytes (decision 0107).
+//! Packed and on-the-fly panels have the same bytes (decision 0017).
 //!
 //! Ordering: `packing` admits one packer. It writes panels `done ..` and then stores `done` with
 //! Release. Readers load `done` with Acquire and touch packed panels below it only, which are never

@@ -8,7 +8,7 @@
 //! - The pool does not know which sequence owns a slot; caches and plans decide that.
 //!
 //! Sliding-window layers may use ring buffers instead of a slot per position. The layout is in
-//! `rows.rs` and in decision 0109.
+//! `rows.rs` and in decision 0019.
 
 mod kind;
 mod rows;

@@ -12,7 +12,7 @@
 //!    number of prefetch points per layer is learned from the previous step. Pages issued too early
 //!    are evicted again by the weights.
 //!
-//! No result depends on it. Decision 0112 has the measurements.
+//! No result depends on it. Decision 0022 has the measurements.
 
 use crate::Level;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};

@@ -11,7 +11,7 @@
 //! 3. Exploit: the winner is used until `PERIOD` measurements have passed since the round began.
 //!
 //! Measurements are exclusive: a job that finds the lock taken runs untimed. No result depends on
-//! the distance. Decision 0110 has the measurements; the tests below cover convergence and
+//! the distance. Decision 0020 has the measurements; the tests below cover convergence and
 //! fairness.
 
 use crate::prefetch::hint::{CacheLevel, PAGE, prefetch_line};

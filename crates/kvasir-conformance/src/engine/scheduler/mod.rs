@@ -69,7 +69,7 @@ fn replay(case: &Case) -> Result<Outcome, String> {
 const MOST_DRAFTS: u32 = 1 << 10;
 
 /// Skip reason where the case schedules a sequence whose drafts depend on a token still in flight.
-const WAITED: &str = "outside the design: a token fed before it was seen, together with drafts; docs/decisions/0302-tokens-in-flight.md";
+const WAITED: &str = "outside the design: a token fed before it was seen, together with drafts; docs/decisions/0010-tokens-in-flight.md";
 
 /// Recorded view of a sequence; outlives its entry in the core.
 #[derive(Default)]
