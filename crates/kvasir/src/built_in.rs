@@ -1,5 +1,5 @@
 //! The built-in model: a GGUF file embedded in the binary. `model/` holds its training,
-//! `docs/built-in-model.md` its abilities.
+//! `docs/reference/built-in-model.md` its abilities.
 
 use serde_json::{Value, json};
 

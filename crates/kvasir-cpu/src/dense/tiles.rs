@@ -1,7 +1,7 @@
 //! bf16 GEMM on AMX: two row tiles x two panels per step, or fewer at the edges.
 //!
 //! Tile registers: 0 to 3 accumulate, 4 holds activations, 5 holds weights. No more are used than
-//! necessary; see `docs/kernels.md`. With one row tile (decode) the kernel is memory-bound and
+//! necessary; see `docs/explanation/kernels.md`. With one row tile (decode) the kernel is memory-bound and
 //! prefetches weights into L2.
 
 use super::Bf16Activations;
@@ -86,7 +86,7 @@ unsafe fn dot<const T: usize, const P: usize>(
 ) {
     // SAFETY: all tiles lie within the panels, the activations and the sums.
     unsafe {
-        // Uses as few tile registers as possible; see `docs/kernels.md`.
+        // Uses as few tile registers as possible; see `docs/explanation/kernels.md`.
         tile_zero!(0);
         if P == 2 {
             tile_zero!(1);

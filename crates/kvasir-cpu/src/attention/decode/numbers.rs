@@ -194,6 +194,6 @@ macro_rules! kernels {
     };
 }
 
-// The cache level that the next positions' keys are prefetched into: measured, see docs/kernels.md.
+// The cache level that the next positions' keys are prefetched into: measured, see docs/explanation/kernels.md.
 kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq", near: L1);
 kernels!(v256, "avx2,fma,f16c", near: L2);
