@@ -7,7 +7,8 @@
 //! The executor must not take scheduling decisions. A step that it refuses in `submit` comes back
 //! unchanged in [`Refused`].
 
-use crate::{Batch, Output, PoolRow};
+use crate::batch::{Batch, PoolRow};
+use crate::output::Output;
 use kvasir_kv::{Plan, Token};
 use kvasir_sample::{Constrained, Sampling};
 use std::fmt;

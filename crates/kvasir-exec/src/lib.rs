@@ -8,6 +8,7 @@
 //!
 //! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
 //! request, a policy or a kernel.
+
 #![forbid(unsafe_code)]
 
 mod batch;
@@ -17,9 +18,9 @@ mod ran;
 mod ranks;
 mod sampler_row;
 
-pub use batch::{Batch, BatchRow, Drafts, IN_FLIGHT, Phase, PoolRow, StepKind};
-pub use executor::{Abilities, Executor, Refused, SequenceSpec, Step, StepError};
-pub use output::{Output, OutputRow, TokenLogprobs};
-pub use ran::Ran;
-pub use ranks::{Ranks, ThreadRank};
-pub use sampler_row::{Drawn, SamplerRow};
+pub use crate::batch::{Batch, BatchRow, Drafts, IN_FLIGHT, Phase, PoolRow, StepKind};
+pub use crate::executor::{Abilities, Executor, Refused, SequenceSpec, Step, StepError};
+pub use crate::output::{Drawn, Output, OutputRow, TokenLogprobs};
+pub use crate::ran::Ran;
+pub use crate::ranks::{Ranks, ThreadRank};
+pub use crate::sampler_row::SamplerRow;

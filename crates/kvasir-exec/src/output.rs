@@ -4,7 +4,6 @@
 //! the steady state allocates nothing. `logprobs` and `scores` stay empty if no row of the step
 //! requests them.
 
-use crate::Drawn;
 use kvasir_kv::{Span, Token};
 use serde::{Deserialize, Serialize};
 
@@ -38,15 +37,15 @@ pub struct Output {
     /// does.
     pub logprobs: Vec<Option<TokenLogprobs>>,
     /// Log-probabilities of prompt tokens: per row as many as its
-    /// [`BatchRow::scored`](crate::BatchRow::scored) has, in row order. Empty if no row requests
+    /// [`BatchRow::scored`](crate::batch::BatchRow::scored) has, in row order. Empty if no row requests
     /// them.
     #[serde(default)]
     pub scores: Vec<TokenLogprobs>,
     /// Raw logits at every sampled position, `vocab` numbers each; empty unless
-    /// [`Batch::logits`](crate::Batch::logits) is set.
+    /// [`Batch::logits`](crate::batch::Batch::logits) is set.
     pub logits: Vec<f32>,
     /// Hidden states after the final norm: one per row that [wants
-    /// one](crate::BatchRow::wants_hidden), in row order.
+    /// one](crate::batch::BatchRow::wants_hidden), in row order.
     #[serde(default)]
     pub hidden: Vec<f32>,
     /// Rows of the batch whose logits contained NaN or +infinity, in ascending order; they have no
@@ -55,6 +54,20 @@ pub struct Output {
     pub broken: Vec<u32>,
     /// Device time of the step in nanoseconds, by the executor's own clock.
     pub device_ns: u64,
+}
+
+/// The sampling result of one row of a step.
+#[derive(Debug, Default)]
+pub struct Drawn {
+    /// Sampled tokens, one per row of logits. Empty if the constraint allows no token or the logits
+    /// are broken.
+    pub tokens: Vec<Token>,
+    /// Log-probabilities of each sampled token; empty unless requested.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Log-probabilities of the prompt tokens that follow the row's scored positions.
+    pub scores: Vec<TokenLogprobs>,
+    /// A row of logits contained NaN or +infinity, so no token is sampled.
+    pub broken: bool,
 }
 
 impl Output {

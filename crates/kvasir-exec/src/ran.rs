@@ -1,6 +1,6 @@
 //! [`Ran`]: the pending handle of a synchronous executor, which runs each step inside `submit`.
 
-use crate::{Step, StepError};
+use crate::executor::{Step, StepError};
 
 /// A step that has already run when `submit` returns; `wait` only unpacks it.
 ///

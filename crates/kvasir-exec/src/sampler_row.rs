@@ -14,7 +14,9 @@
 //! draws. A step that runs again, or drafts that are rejected, leave nothing behind. Guarded by
 //! `tests/constraint.rs` and by the numerics tests of the `kvasir` crate.
 
-use crate::{BatchRow, IN_FLIGHT, SequenceSpec, TokenLogprobs};
+use crate::batch::{BatchRow, IN_FLIGHT};
+use crate::executor::SequenceSpec;
+use crate::output::{Drawn, TokenLogprobs};
 use kvasir_kv::{Position, Token};
 use kvasir_sample::{
     Allowed, Context, Follower, accept, can_be_drawn_from, draw_from, log_probability, top_log_probabilities,
@@ -39,20 +41,6 @@ pub struct SamplerRow {
 
 /// Output tokens for which capacity is reserved up front, at most.
 const ROOM: usize = 1 << 14;
-
-/// The sampling result of one row of a step.
-#[derive(Debug, Default)]
-pub struct Drawn {
-    /// Sampled tokens, one per row of logits. Empty if the constraint allows no token or the logits
-    /// are broken.
-    pub tokens: Vec<Token>,
-    /// Log-probabilities of each sampled token; empty unless requested.
-    pub logprobs: Vec<TokenLogprobs>,
-    /// Log-probabilities of the prompt tokens that follow the row's scored positions.
-    pub scores: Vec<TokenLogprobs>,
-    /// A row of logits contained NaN or +infinity, so no token is sampled.
-    pub broken: bool,
-}
 
 impl SamplerRow {
     /// Initial state for a sequence. Reserves capacity for its output, so that decoding does not

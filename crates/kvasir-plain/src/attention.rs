@@ -4,11 +4,9 @@
 //! Scores of all visible entries are materialized, in order of position. The order of the reduction
 //! therefore depends on positions only, not on slots.
 
-use crate::{
-    mask::Reads,
-    math::{add_scaled, dot, largest, softmax},
-    pool::{Part, Pool},
-};
+use crate::mask::Reads;
+use crate::math::{add_scaled, dot, largest, softmax};
+use crate::pool::{Part, Pool};
 use kvasir_kv::{Plan, PoolId, Slot};
 use kvasir_program::{LayerFacts, LayerId};
 use std::{collections::HashMap, sync::Arc};

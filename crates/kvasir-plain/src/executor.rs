@@ -3,11 +3,9 @@
 //! A step that does not fit (sizes, slots, pools, token ids) is refused before anything is written.
 //! A failed step leaves the executor usable.
 
-use crate::{
-    model::{Compiled, Pass, PlainModel},
-    pool::Pool,
-    run::{Job, Run},
-};
+use crate::model::{Compiled, Pass, PlainModel};
+use crate::pool::Pool;
+use crate::run::{Job, Run};
 use kvasir_exec::{
     Abilities, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, SamplerRow, SequenceSpec, Step, StepError,
 };

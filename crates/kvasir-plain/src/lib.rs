@@ -11,6 +11,7 @@
 //!
 //! Guarded by `tests/checkpoints.rs` (recorded logits) and `tests/plans.rs` (every cache gives the
 //! same bits).
+
 #![forbid(unsafe_code)]
 
 mod attention;
@@ -23,6 +24,6 @@ mod pool;
 mod run;
 mod weights;
 
-pub use executor::{Limits, PlainExecutor};
-pub use model::{Pass, PlainModel};
-pub use pool::Pool;
+pub use crate::executor::{Limits, PlainExecutor};
+pub use crate::model::{Pass, PlainModel};
+pub use crate::pool::Pool;

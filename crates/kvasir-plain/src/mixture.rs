@@ -3,10 +3,8 @@
 //! Routing: score (softmax or sigmoid), add the correction bias, mask out all but the best groups,
 //! take the top k, renormalize, scale. The correction bias affects the selection only.
 
-use crate::{
-    math::{add_scaled, largest, sigmoid, softmax},
-    weights::Weights,
-};
+use crate::math::{add_scaled, largest, sigmoid, softmax};
+use crate::weights::Weights;
 use kvasir_program::{Activation, Experts, Routing, Score};
 
 /// The experts of one token with their weights, in descending order of selection score.

@@ -7,14 +7,12 @@
 //!
 //! It defines the reference semantics of every op in `kvasir_program::Op`.
 
-use crate::{
-    attention::{Attention, Pools, for_each_query, select_keys},
-    mask::Reads,
-    math::dot,
-    mixture::{Routes, gated, mixture, route},
-    pool::{Part, Pool},
-    weights::Weights,
-};
+use crate::attention::{Attention, Pools, for_each_query, select_keys};
+use crate::mask::Reads;
+use crate::math::dot;
+use crate::mixture::{Routes, gated, mixture, route};
+use crate::pool::{Part, Pool};
+use crate::weights::Weights;
 use kvasir_exec::{Batch, Ranks};
 use kvasir_kv::{Plan, PoolId, Token};
 use kvasir_program::{

@@ -6,7 +6,12 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProgramError {
     /// The architecture is not in the table of `arch/mod.rs`.
-    UnknownArchitecture(String),
+    UnknownArchitecture {
+        /// Its name in the config.
+        name: String,
+        /// The names in the table.
+        known: Vec<&'static str>,
+    },
     /// A config value is missing or invalid.
     Config {
         /// Its key, with a dotted path.
@@ -43,8 +48,7 @@ impl ProgramError {
 impl fmt::Display for ProgramError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnknownArchitecture(name) => {
-                let known: Vec<&str> = crate::Architecture::all().map(|a| a.name).collect();
+            Self::UnknownArchitecture { name, known } => {
                 write!(f, "architecture {name:?} is not known; known are {}", known.join(", "))
             }
             Self::Config { key, why } => write!(f, "config: {key} {why}"),

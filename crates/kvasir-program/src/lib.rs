@@ -21,36 +21,32 @@
 //! # Ok(()) }
 //! ```
 //!
+//! In reading order: `ir` (ops, values, weights, ropes, layers), `builder` (configs and shapes in,
+//! ops out), `blocks`, `arch`, `passes` (over a finished program), `model`.
+//!
 //! A new architecture is one file in `arch/`, composed of `blocks/` (attention, MLA, feed-forward,
 //! MoE), plus one line in the table of `arch/mod.rs`.
+
 #![forbid(unsafe_code)]
 
 mod arch;
 mod blocks;
-mod buffers;
 mod builder;
-mod config;
 mod error;
-mod layer;
+pub(crate) mod ir;
 mod model;
-mod op;
-mod print;
-mod program;
-mod rope;
-mod rope_config;
-mod sampled;
-mod source;
-mod value;
-mod weight;
+pub(crate) mod passes;
 
-pub use arch::Architecture;
-pub use buffers::Buffers;
-pub use error::{ProgramError, Result};
-pub use layer::{LayerFacts, LayerId};
-pub use model::Model;
-pub use op::{Activation, Collective, Experts, Groups, NormKind, NumberType, Op, Pairs, Routing, Score};
-pub use program::{Program, Purpose, Tap};
-pub use rope::{LongRope, Rope, RopeId};
-pub use source::{Layout, Source};
-pub use value::{Holds, Rows, Value, ValueId};
-pub use weight::{Matrices, Matrix, Role, Vector, Weight, WeightId};
+pub use crate::arch::Architecture;
+pub use crate::builder::source::{Layout, Source};
+pub use crate::error::{ProgramError, Result};
+pub use crate::ir::layer::{LayerFacts, LayerId};
+pub use crate::ir::op::{
+    Activation, Collective, Experts, Groups, NormKind, NumberType, Op, Pairs, Routing, Score,
+};
+pub use crate::ir::program::{Program, Purpose, Tap};
+pub use crate::ir::rope::{LongRope, Rope, RopeId};
+pub use crate::ir::value::{Holds, Rows, Value, ValueId};
+pub use crate::ir::weight::{Matrices, Matrix, Role, Vector, Weight, WeightId};
+pub use crate::model::Model;
+pub use crate::passes::buffers::Buffers;

@@ -3,9 +3,12 @@
 //! Guarded by `tests/` of this crate (published configs, hostile configs) and by
 //! `kvasir-plain/tests/programs.rs`, which runs on real checkpoints.
 
-use crate::{
-    Architecture, Program, ProgramError, Purpose, Source, builder::Builder, config::Config, error::Result,
-};
+use crate::arch::Architecture;
+use crate::builder::Builder;
+use crate::builder::config::Config;
+use crate::builder::source::Source;
+use crate::error::{ProgramError, Result};
+use crate::ir::program::{Program, Purpose};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 

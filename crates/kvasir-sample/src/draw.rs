@@ -13,7 +13,9 @@
 //!
 //! The tests of this module check ties, NaN, masks, penalties and the sampled distribution.
 
-use crate::{Noise, Sampling, processors};
+use crate::noise::Noise;
+use crate::params::Sampling;
+use crate::processors;
 
 /// The inputs of a draw beside the logits and the sampling parameters.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,7 +28,7 @@ pub struct Context<'a> {
     pub bias: &'a [(u32, f32)],
     /// Ids that are masked out.
     pub suppressed: &'a [u32],
-    /// Token mask of constrained decoding, as in [`Allowed::Only`](crate::Allowed::Only); `None`
+    /// Token mask of constrained decoding, as in [`Allowed::Only`](crate::constraint::Allowed::Only); `None`
     /// allows all ids.
     pub allowed: Option<&'a [u32]>,
     /// Position of the sampled token in its sequence; keys the noise.

@@ -13,6 +13,7 @@
 //!
 //! Invariant: the sampled token does not depend on the batch, the step or earlier draws. This crate
 //! must not know where a row of logits came from.
+
 #![forbid(unsafe_code)]
 
 pub mod accept;
@@ -24,9 +25,9 @@ mod noise;
 mod params;
 pub mod processors;
 
-pub use constraint::{Allowed, Constrained, Constraint, Follower};
-pub use draw::{Context, can_be_drawn_from, draw, draw_from};
-pub use logprobs::{log_probability, top_log_probabilities};
-pub use mix::{STRIDE, mix};
-pub use noise::Noise;
-pub use params::Sampling;
+pub use crate::constraint::{Allowed, Constrained, Constraint, Follower};
+pub use crate::draw::{Context, can_be_drawn_from, draw, draw_from};
+pub use crate::logprobs::{log_probability, top_log_probabilities};
+pub use crate::mix::{STRIDE, mix};
+pub use crate::noise::Noise;
+pub use crate::params::Sampling;

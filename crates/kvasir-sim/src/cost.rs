@@ -10,11 +10,12 @@
 //! Steps run back to back in submission order while the host continues, as on an asynchronous GPU
 //! stream. Nothing is computed. Guarded by the tests of this module.
 
-use crate::{
-    Answers, Clock, Faults, Preset, StaticShape,
-    fault::{Fate, Injector},
-    load::Load,
-};
+use crate::answers::Answers;
+use crate::clock::Clock;
+use crate::fault::{Fate, Faults, Injector};
+use crate::preset::Preset;
+use crate::rectangle::StaticShape;
+use crate::step_work::Load;
 use kvasir_exec::{
     Abilities, Executor, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError, StepKind,
 };

@@ -9,25 +9,26 @@
 //!
 //! [`Faults`] injects refused, failed, late and lost steps. A simulated run is a function of its
 //! options and seeds.
+
 #![forbid(unsafe_code)]
 
 mod answers;
 mod clock;
 mod cost;
 mod fault;
-mod load;
 mod paced;
 mod preset;
 mod rectangle;
 mod shape;
+mod step_work;
 mod toy;
 
-pub use answers::{Answers, Words};
-pub use clock::Clock;
-pub use cost::{CostDevice, Spent};
-pub use fault::Faults;
-pub use paced::Paced;
-pub use preset::{Figure, MACHINES, Machine, Preset, Recorded, Source};
-pub use rectangle::StaticShape;
-pub use shape::{SHAPES, Shape};
-pub use toy::Toy;
+pub use crate::answers::{Answers, Words};
+pub use crate::clock::Clock;
+pub use crate::cost::{CostDevice, Spent};
+pub use crate::fault::Faults;
+pub use crate::paced::Paced;
+pub use crate::preset::{Figure, MACHINES, Machine, Preset, Recorded, Source};
+pub use crate::rectangle::StaticShape;
+pub use crate::shape::{SHAPES, Shape};
+pub use crate::toy::Toy;

@@ -1,7 +1,10 @@
 //! [`Paced`]: a roofline-paced device in real time, so that a benchmark against it measures engine,
 //! server and client overhead.
 
-use crate::{Clock, CostDevice, Preset, Words};
+use crate::answers::Words;
+use crate::clock::Clock;
+use crate::cost::CostDevice;
+use crate::preset::Preset;
 use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
 use std::{
     thread,

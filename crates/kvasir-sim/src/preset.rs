@@ -4,7 +4,7 @@
 //! `Preset::parse` reads `--sim-preset MACHINE:SHAPE`. Every figure of a built-in machine was
 //! measured or published; a test checks this.
 
-use crate::Shape;
+use crate::shape::Shape;
 use std::fmt;
 
 /// The origin of a figure.
@@ -184,13 +184,13 @@ impl Preset {
                 machine,
                 MACHINES.iter().map(|known| known.name).chain(["instant", "fixed:5ms"]),
             )),
-            (_, None) => Err(unknown("shape", shape, crate::SHAPES.iter().map(|known| known.name))),
+            (_, None) => Err(unknown("shape", shape, crate::shape::SHAPES.iter().map(|known| known.name))),
         }
     }
 
     /// A device on which every step takes this long.
     fn fixed(seconds: f64) -> Self {
-        let shape = crate::SHAPES[0];
+        let shape = crate::shape::SHAPES[0];
         let machine = Machine {
             name: "fixed",
             bandwidth: given(f64::INFINITY),

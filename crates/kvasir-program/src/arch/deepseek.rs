@@ -1,30 +1,31 @@
 //! DeepSeek-V3: MLA (multi-head latent attention), group-limited MoE with shared experts, MTP
 //! layers. V3.2 adds the sparse-attention indexer (DSA).
 
-use super::llama::layer;
-use crate::{
-    RopeId, ValueId,
-    blocks::{Grouped, Latent, Norms, decoder, prediction},
-    builder::Builder,
-    error::Result,
-};
+use crate::arch::llama::layer;
+use crate::blocks::decoder::{Norms, decoder, prediction};
+use crate::blocks::grouped::Grouped;
+use crate::blocks::latent::Latent;
+use crate::builder::Builder;
+use crate::error::Result;
+use crate::ir::rope::RopeId;
+use crate::ir::value::ValueId;
 
-pub(super) fn v3(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn v3(b: &mut Builder<'_>) -> Result<()> {
     let latent = Latent::read(b.config)?;
     Parts::new(b, latent)?.target(b)
 }
 
-pub(super) fn v3_prediction(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn v3_prediction(b: &mut Builder<'_>) -> Result<()> {
     let latent = Latent::read(b.config)?;
     Parts::new(b, latent)?.prediction(b)
 }
 
-pub(super) fn v32(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn v32(b: &mut Builder<'_>) -> Result<()> {
     let latent = Latent::read(b.config)?.sparse(b.config)?;
     Parts::new(b, latent)?.target(b)
 }
 
-pub(super) fn v32_prediction(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn v32_prediction(b: &mut Builder<'_>) -> Result<()> {
     let latent = Latent::read(b.config)?.sparse(b.config)?;
     Parts::new(b, latent)?.prediction(b)
 }

@@ -1,15 +1,16 @@
 //! Gemma 3, text only: a norm before and after both attention and feed-forward, and alternating
 //! sliding-window and full-attention layers with a rope each.
 
-use crate::{
-    NormKind,
-    blocks::{Attention, FeedForward, Norms, decoder, listed_windows},
-    builder::Builder,
-    error::Result,
-    rope_config::RopeConfig,
-};
+use crate::blocks::attention::Attention;
+use crate::blocks::decoder::{Norms, decoder};
+use crate::blocks::feed_forward::FeedForward;
+use crate::blocks::listed_windows;
+use crate::builder::Builder;
+use crate::builder::rope_config::RopeConfig;
+use crate::error::Result;
+use crate::ir::op::NormKind;
 
-pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     if c.flag_or("use_bidirectional_attention", false)? {
         return Err(

@@ -1,13 +1,14 @@
 //! GLM-4.5: GQA with partial rotary embedding, MoE and MTP layers as in DeepSeek-V3.
 
-use super::llama::layer;
-use crate::{
-    RopeId, ValueId,
-    blocks::{Attention, Grouped, Norms, decoder, prediction as predict},
-    builder::Builder,
-    error::Result,
-    rope_config::RopeConfig,
-};
+use crate::arch::llama::layer;
+use crate::blocks::attention::Attention;
+use crate::blocks::decoder::{Norms, decoder, prediction as predict};
+use crate::blocks::grouped::Grouped;
+use crate::builder::Builder;
+use crate::builder::rope_config::RopeConfig;
+use crate::error::Result;
+use crate::ir::rope::RopeId;
+use crate::ir::value::ValueId;
 
 struct Parts {
     attention: Attention,
@@ -16,12 +17,12 @@ struct Parts {
     rope: RopeId,
 }
 
-pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn target(b: &mut Builder<'_>) -> Result<()> {
     let parts = Parts::new(b)?;
     decoder(b, 1.0, parts.norms, |b, i, x| parts.layer(b, i, x))
 }
 
-pub(super) fn prediction(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn prediction(b: &mut Builder<'_>) -> Result<()> {
     let parts = Parts::new(b)?;
     predict(b, parts.norms, |b, i, x| parts.layer(b, i, x))
 }

@@ -1,16 +1,18 @@
 //! gpt-oss: attention sinks, sliding window in every second layer, biases throughout, and a MoE
 //! with clamped SwiGLU in MXFP4.
 
-use super::llama::layer;
-use crate::{
-    Activation, Experts, Matrices, Matrix, Role, Vector, WeightId,
-    blocks::{Attention, Norms, Routed, by_softmax, decoder, listed_windows, named_experts, scores},
-    builder::Builder,
-    error::Result,
-    rope_config::RopeConfig,
-};
+use crate::arch::llama::layer;
+use crate::blocks::attention::Attention;
+use crate::blocks::decoder::{Norms, decoder};
+use crate::blocks::listed_windows;
+use crate::blocks::routed::{Routed, by_softmax, named_experts, scores};
+use crate::builder::Builder;
+use crate::builder::rope_config::RopeConfig;
+use crate::error::Result;
+use crate::ir::op::{Activation, Experts};
+use crate::ir::weight::{Matrices, Matrix, Role, Vector, WeightId};
 
-pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     let (bias, norms) = (c.flag_or("attention_bias", true)?, Norms::rms(c)?);
     let attention = Attention { bias, out_bias: bias, sinks: true, ..Attention::read(c)? };

@@ -1,22 +1,23 @@
 //! Llama (GQA, RMSNorm, SwiGLU), and Mistral, which adds a sliding window and drops the biases.
 //! Also the common pre-norm decoder layer.
 
-use crate::{
-    ValueId,
-    blocks::{Attention, FeedForward, Norms, common_window, decoder},
-    builder::Builder,
-    error::Result,
-    rope_config::RopeConfig,
-};
+use crate::blocks::attention::Attention;
+use crate::blocks::common_window;
+use crate::blocks::decoder::{Norms, decoder};
+use crate::blocks::feed_forward::FeedForward;
+use crate::builder::Builder;
+use crate::builder::rope_config::RopeConfig;
+use crate::error::Result;
+use crate::ir::value::ValueId;
 
-pub(super) fn llama(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn llama(b: &mut Builder<'_>) -> Result<()> {
     let bias = b.config.flag_or("attention_bias", false)?;
     let attention = Attention { bias, out_bias: bias, ..Attention::read(b.config)? };
     let bias = b.config.flag_or("mlp_bias", false)?;
     build(b, attention, FeedForward { bias, ..FeedForward::read(b.config)? }, None)
 }
 
-pub(super) fn mistral(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn mistral(b: &mut Builder<'_>) -> Result<()> {
     let window = common_window(b.config)?;
     build(b, Attention::read(b.config)?, FeedForward::read(b.config)?, window)
 }
@@ -31,7 +32,7 @@ fn build(b: &mut Builder<'_>, attention: Attention, ffn: FeedForward, window: Op
 
 /// The common pre-norm layer: x + attention(norm(x)), then x + ffn(norm(x)). `ffn` is given the
 /// prefix of the layer's `mlp` tensors.
-pub(super) fn layer<'a>(
+pub(crate) fn layer<'a>(
     b: &mut Builder<'a>,
     i: usize,
     x: ValueId,

@@ -1,14 +1,16 @@
 //! Mixtral: Mistral's attention with a softmax top-k MoE in every layer.
 
-use super::llama::layer;
-use crate::{
-    blocks::{Attention, Norms, Routed, activation, by_softmax, common_window, decoder},
-    builder::Builder,
-    error::Result,
-    rope_config::RopeConfig,
-};
+use crate::arch::llama::layer;
+use crate::blocks::attention::Attention;
+use crate::blocks::common_window;
+use crate::blocks::decoder::{Norms, decoder};
+use crate::blocks::feed_forward::activation;
+use crate::blocks::routed::{Routed, by_softmax};
+use crate::builder::Builder;
+use crate::builder::rope_config::RopeConfig;
+use crate::error::Result;
 
-pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     let (attention, norms, window) = (Attention::read(c)?, Norms::rms(c)?, common_window(c)?);
     let (count, inner) = (c.number("num_local_experts")?, c.size("intermediate_size")?);

@@ -4,18 +4,20 @@
 //! To add an architecture: write its file, add a line to `ALL`, and add the defaults of absent
 //! config keys to `silent.rs`.
 
-mod deepseek;
-mod gemma3;
-mod glm4_moe;
-mod gpt_oss;
-mod llama;
-mod mixtral;
-mod phi3;
-mod qwen;
-mod qwen3_moe;
-mod silent;
+pub(crate) mod config_defaults;
+pub(crate) mod deepseek;
+pub(crate) mod gemma3;
+pub(crate) mod glm4_moe;
+pub(crate) mod gpt_oss;
+pub(crate) mod llama;
+pub(crate) mod mixtral;
+pub(crate) mod phi3;
+pub(crate) mod qwen;
+pub(crate) mod qwen3_moe;
 
-use crate::{ProgramError, builder::Builder, config::Config, error::Result};
+use crate::builder::Builder;
+use crate::builder::config::Config;
+use crate::error::{ProgramError, Result};
 use serde_json::Value as Json;
 
 /// One model architecture that programs can be built for.
@@ -67,6 +69,9 @@ impl Architecture {
         let names = config.texts("architectures")?.unwrap_or_default();
         let name = names.first().ok_or_else(|| config.bad("architectures", "names none"))?;
         let found = Self::all().find(|a| a.name == *name);
-        found.ok_or_else(|| ProgramError::UnknownArchitecture((*name).to_owned()))
+        found.ok_or_else(|| ProgramError::UnknownArchitecture {
+            name: (*name).to_owned(),
+            known: Self::all().map(|known| known.name).collect(),
+        })
     }
 }

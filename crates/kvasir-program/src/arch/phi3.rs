@@ -1,14 +1,15 @@
 //! Phi-3: fused QKV and gate/up projections, partial rotary embedding, LongRoPE.
 
-use super::llama::layer;
-use crate::{
-    blocks::{Attention, FeedForward, Norms, common_window, decoder},
-    builder::Builder,
-    error::Result,
-    rope_config::RopeConfig,
-};
+use crate::arch::llama::layer;
+use crate::blocks::attention::Attention;
+use crate::blocks::common_window;
+use crate::blocks::decoder::{Norms, decoder};
+use crate::blocks::feed_forward::FeedForward;
+use crate::builder::Builder;
+use crate::builder::rope_config::RopeConfig;
+use crate::error::Result;
 
-pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     let (norms, window) = (Norms::rms(c)?, common_window(c)?);
     let attention = Attention { fused: true, ..Attention::read(c)? };

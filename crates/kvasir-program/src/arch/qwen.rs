@@ -1,20 +1,21 @@
 //! Qwen2 (biases on the Q, K and V projections) and Qwen3 (QK-norm: an RMSNorm over each query and
 //! key head instead).
 
-use super::llama::layer;
-use crate::{
-    blocks::{Attention, FeedForward, Norms, decoder, qwen_windows},
-    builder::Builder,
-    error::Result,
-    rope_config::RopeConfig,
-};
+use crate::arch::llama::layer;
+use crate::blocks::attention::Attention;
+use crate::blocks::decoder::{Norms, decoder};
+use crate::blocks::feed_forward::FeedForward;
+use crate::blocks::qwen_windows;
+use crate::builder::Builder;
+use crate::builder::rope_config::RopeConfig;
+use crate::error::Result;
 
-pub(super) fn qwen2(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn qwen2(b: &mut Builder<'_>) -> Result<()> {
     let attention = Attention { bias: true, ..Attention::read(b.config)? };
     build(b, attention)
 }
 
-pub(super) fn qwen3(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn qwen3(b: &mut Builder<'_>) -> Result<()> {
     let bias = b.config.flag_or("attention_bias", false)?;
     let norms = Some(Norms::rms(b.config)?);
     build(b, Attention { bias, out_bias: bias, norms, ..Attention::read(b.config)? })

@@ -1,14 +1,16 @@
 //! Qwen3 MoE: Qwen3's attention with a softmax top-k MoE in most layers.
 
-use super::llama::layer;
-use crate::{
-    blocks::{Attention, FeedForward, Norms, Routed, by_softmax, common_window, decoder},
-    builder::Builder,
-    error::Result,
-    rope_config::RopeConfig,
-};
+use crate::arch::llama::layer;
+use crate::blocks::attention::Attention;
+use crate::blocks::common_window;
+use crate::blocks::decoder::{Norms, decoder};
+use crate::blocks::feed_forward::FeedForward;
+use crate::blocks::routed::{Routed, by_softmax};
+use crate::builder::Builder;
+use crate::builder::rope_config::RopeConfig;
+use crate::error::Result;
 
-pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     let (bias, norms) = (c.flag_or("attention_bias", false)?, Norms::rms(c)?);
     let attention = Attention { bias, out_bias: bias, norms: Some(norms), ..Attention::read(c)? };

@@ -1,14 +1,16 @@
 //! Multi-head and grouped-query attention (GQA): QKV projections, optional QK-norm, RoPE, KV cache
 //! attention, output projection.
 
-use super::Norms;
-use crate::{
-    LayerFacts, Pairs, Role, RopeId, ValueId,
-    builder::{Attend, Builder},
-    config::Config,
-    error::Result,
-    rope_config::RopeConfig,
-};
+use crate::blocks::decoder::Norms;
+use crate::builder::config::Config;
+use crate::builder::rope_config::RopeConfig;
+use crate::builder::{Attend, Builder};
+use crate::error::Result;
+use crate::ir::layer::LayerFacts;
+use crate::ir::op::Pairs;
+use crate::ir::rope::RopeId;
+use crate::ir::value::ValueId;
+use crate::ir::weight::Role;
 
 /// A GQA attention block.
 #[derive(Clone, Copy)]

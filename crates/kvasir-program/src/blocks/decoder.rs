@@ -1,9 +1,13 @@
 //! The decoder stack (embedding, layers, final norm, LM head) and the MTP layer for speculative
 //! decoding.
 
-use crate::{
-    NormKind, Purpose, Role, Tap, ValueId, WeightId, builder::Builder, config::Config, error::Result,
-};
+use crate::builder::Builder;
+use crate::builder::config::Config;
+use crate::error::Result;
+use crate::ir::op::NormKind;
+use crate::ir::program::{Purpose, Tap};
+use crate::ir::value::ValueId;
+use crate::ir::weight::{Role, WeightId};
 
 /// The kind and epsilon of the norms in a model.
 #[derive(Clone, Copy)]

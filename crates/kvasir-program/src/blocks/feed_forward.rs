@@ -1,6 +1,11 @@
 //! The gated feed-forward block: down(act(gate(x)) * up(x)), as SwiGLU or GeGLU.
 
-use crate::{Activation, Role, ValueId, builder::Builder, config::Config, error::Result};
+use crate::builder::Builder;
+use crate::builder::config::Config;
+use crate::error::Result;
+use crate::ir::op::Activation;
+use crate::ir::value::ValueId;
+use crate::ir::weight::Role;
 
 /// A gated feed-forward block.
 #[derive(Clone, Copy)]

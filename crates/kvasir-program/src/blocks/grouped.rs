@@ -1,8 +1,13 @@
 //! The MoE of DeepSeek-V3 and GLM-4.5: sigmoid scores, group-limited routing, correction bias,
 //! shared experts.
 
-use super::{FeedForward, Routed};
-use crate::{Groups, Routing, Score, ValueId, builder::Builder, config::Config, error::Result};
+use crate::blocks::feed_forward::FeedForward;
+use crate::blocks::routed::Routed;
+use crate::builder::Builder;
+use crate::builder::config::Config;
+use crate::error::Result;
+use crate::ir::op::{Groups, Routing, Score};
+use crate::ir::value::ValueId;
 
 /// A MoE block with group-limited routing and shared experts; the first layers are dense.
 ///

@@ -10,13 +10,15 @@
 //! So the KV cache holds one row (c, k_r) per token, shared by all heads (MQA). W_uk is applied to
 //! the queries and W_uv to the result, as per-head matrices (`GroupLinear`).
 
-use crate::{
-    LayerFacts, LayerId, Matrices, Matrix, NormKind, Pairs, Role, RopeId, ValueId,
-    builder::{Attend, Builder},
-    config::Config,
-    error::Result,
-    rope_config::RopeConfig,
-};
+use crate::builder::config::Config;
+use crate::builder::rope_config::RopeConfig;
+use crate::builder::{Attend, Builder};
+use crate::error::Result;
+use crate::ir::layer::{LayerFacts, LayerId};
+use crate::ir::op::{NormKind, Pairs};
+use crate::ir::rope::RopeId;
+use crate::ir::value::ValueId;
+use crate::ir::weight::{Matrices, Matrix, Role};
 
 /// MLA in its absorbed form.
 ///

@@ -1,21 +1,15 @@
 //! Building blocks shared by architectures: GQA attention, MLA, feed-forward, MoE, the decoder
 //! stack, sliding windows.
 
-mod attention;
-mod decoder;
-mod feed_forward;
-mod grouped;
-mod latent;
-mod routed;
+pub(crate) mod attention;
+pub(crate) mod decoder;
+pub(crate) mod feed_forward;
+pub(crate) mod grouped;
+pub(crate) mod latent;
+pub(crate) mod routed;
 
-pub(crate) use attention::Attention;
-pub(crate) use decoder::{Norms, decoder, prediction};
-pub(crate) use feed_forward::{FeedForward, activation};
-pub(crate) use grouped::Grouped;
-pub(crate) use latent::Latent;
-pub(crate) use routed::{Routed, by_softmax, named_experts, scores};
-
-use crate::{config::Config, error::Result};
+use crate::builder::config::Config;
+use crate::error::Result;
 
 /// The sliding window, for architectures in which all layers have it or none.
 pub(crate) fn common_window(config: Config<'_>) -> Result<Option<u32>> {

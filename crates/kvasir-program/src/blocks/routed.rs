@@ -1,8 +1,10 @@
 //! MoE with one tensor per expert and projection: router, top-k selection, expert matrices.
 
-use crate::{
-    Activation, Experts, Matrices, Matrix, Role, Routing, Score, ValueId, builder::Builder, error::Result,
-};
+use crate::builder::Builder;
+use crate::error::Result;
+use crate::ir::op::{Activation, Experts, Routing, Score};
+use crate::ir::value::ValueId;
+use crate::ir::weight::{Matrices, Matrix, Role};
 
 /// A MoE block whose experts are separate tensors.
 #[derive(Clone, Copy)]

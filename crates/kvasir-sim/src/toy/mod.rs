@@ -12,19 +12,16 @@
 //! A failed step overwrites or spoils its slots, as a real device may. It is the main oracle of the
 //! engine's tests (`kvasir-engine/tests/toy`).
 
-mod model;
-mod shadow;
+pub(crate) mod model;
+pub(crate) mod shadow;
 
-use crate::{
-    Faults,
-    fault::{Fate, Injector},
-};
+use crate::fault::{Fate, Faults, Injector};
+use crate::toy::model::{START, mix, sample};
+use crate::toy::shadow::{Cell, PoolState, digest};
 use kvasir_exec::{
     Abilities, BatchRow, Executor, IN_FLIGHT, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{Plan, PlanRow, PoolId, Position, Slot, Span, Token};
-use model::{START, mix, sample};
-use shadow::{Cell, PoolState, digest};
 use std::{collections::VecDeque, sync::mpsc};
 
 /// A device whose every output depends on every KV slot that is read.
@@ -287,7 +284,10 @@ impl Executor for Toy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Answers, Clock, CostDevice, Preset};
+    use crate::answers::Answers;
+    use crate::clock::Clock;
+    use crate::cost::CostDevice;
+    use crate::preset::Preset;
     use kvasir_exec::{BatchRow, Phase, StepKind};
     use kvasir_kv::{Cache, ClaimRow, Contiguous, SeqId, StepId};
 

@@ -1,22 +1,22 @@
 //! The toy model: modular arithmetic on KV slots. `Toy::alone` computes a request's output without
 //! a cache, as the reference.
 
-use super::Toy;
+use crate::toy::Toy;
 use kvasir_kv::Token;
 
 const PRIME: u128 = (1 << 61) - 1;
 /// F before any slot is folded in.
-pub(super) const START: u64 = 1;
+pub(crate) const START: u64 = 1;
 /// End-of-sequence token.
 const EOS: Token = 2;
 
 /// One fold step: `(a * 1000003 + b * 7919 + 12345) mod (2^61 − 1)`.
-pub(super) fn mix(a: u64, b: u64) -> u64 {
+pub(crate) fn mix(a: u64, b: u64) -> u64 {
     ((u128::from(a) * 1_000_003 + u128::from(b) * 7919 + 12345) % PRIME) as u64
 }
 
 /// The token sampled from F: EOS for one value in 29, else a token from 10 to 49.
-pub(super) fn sample(f: u64) -> Token {
+pub(crate) fn sample(f: u64) -> Token {
     match f % 29 {
         0 => EOS,
         _ => 10 + (f % 40) as Token,

@@ -4,13 +4,13 @@
 //! A prefix is identified by a chained digest of its tokens, like the block hashes of a prefix
 //! cache.
 
-use super::Toy;
+use crate::toy::Toy;
 use kvasir_exec::{BatchRow, SequenceSpec};
 use kvasir_kv::{Plan, Position, Slot, Token};
 
 /// One KV slot: its value, and the prefix it was written for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Cell {
+pub(crate) struct Cell {
     pub(super) value: u64,
     pub(super) token: Token,
     /// Digest of the prefix that ends with this token; 0 if the slot was never written.
@@ -24,7 +24,7 @@ pub(super) struct Cell {
 
 /// The device's state for a token-pool row.
 #[derive(Clone, Debug, Default)]
-pub(super) struct PoolState {
+pub(crate) struct PoolState {
     /// Tokens known for certain, by position.
     known: Vec<Token>,
     /// Digests of the prefixes that end with them.
@@ -49,7 +49,7 @@ impl PoolState {
 
 /// The digest of the prefix that ends with `token`; `before` is that of the prefix before it. Never
 /// 0.
-pub(super) fn digest(before: u64, token: Token) -> u64 {
+pub(crate) fn digest(before: u64, token: Token) -> u64 {
     let z =
         (before ^ 0x9E37_79B9_7F4A_7C15).wrapping_add(u64::from(token)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     (z ^ z >> 29).wrapping_mul(0x94D0_49BB_1331_11EB) | 1

@@ -3,11 +3,19 @@
 //! Widths are checked when ops are connected, weights (presence and shape) when they are named.
 //! Every error names the config key or the tensor. No tensor data is read.
 
-use crate::{
-    Activation, Experts, Holds, LayerFacts, LayerId, Matrices, Matrix, NormKind, NumberType, Op, Pairs,
-    Program, ProgramError, Purpose, Role, Rope, RopeId, Routing, Rows, Source, Tap, Value, ValueId, Weight,
-    WeightId, config::Config, error::Result,
-};
+pub(crate) mod config;
+pub(crate) mod rope_config;
+pub(crate) mod source;
+
+use crate::builder::config::Config;
+use crate::builder::source::Source;
+use crate::error::{ProgramError, Result};
+use crate::ir::layer::{LayerFacts, LayerId};
+use crate::ir::op::{Activation, Experts, NormKind, NumberType, Op, Pairs, Routing};
+use crate::ir::program::{Program, Purpose, Tap};
+use crate::ir::rope::{Rope, RopeId};
+use crate::ir::value::{Holds, Rows, Value, ValueId};
+use crate::ir::weight::{Matrices, Matrix, Role, Weight, WeightId};
 use serde_json::Value as Json;
 use std::collections::HashMap;
 

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// An index into [`Program::ropes`](crate::Program::ropes).
+/// An index into [`Program::ropes`](crate::ir::program::Program::ropes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RopeId(pub u32);
 
@@ -26,7 +26,7 @@ pub struct Rope {
 /// (prompt plus output limit).
 ///
 /// K rotated with one set cannot be shared with sequences that use the other; see
-/// [`Program::prefix_salt`](crate::Program::prefix_salt).
+/// [`Program::prefix_salt`](crate::ir::program::Program::prefix_salt).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LongRope {
     /// Maximum sequence length, in tokens, for which the short frequencies apply.

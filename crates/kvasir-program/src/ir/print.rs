@@ -1,6 +1,10 @@
 //! `Display` for programs: a readable dump, one op per line (`%value [width] = op operands`).
 
-use crate::{Holds, Matrices, Matrix, NormKind, Op, Pairs, Program, Purpose, Rope, ValueId, WeightId};
+use crate::ir::op::{NormKind, Op, Pairs};
+use crate::ir::program::{Program, Purpose};
+use crate::ir::rope::Rope;
+use crate::ir::value::{Holds, ValueId};
+use crate::ir::weight::{Matrices, Matrix, WeightId};
 use std::fmt::{self, Display, Formatter};
 
 impl Display for ValueId {
@@ -168,7 +172,7 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LongRope;
+    use crate::ir::rope::LongRope;
 
     #[test]
     fn ropes_say_their_base_and_what_is_not_plain() {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The KV cache index of a layer: an index into [`Program::layers`](crate::Program::layers).
+/// The KV cache index of a layer: an index into [`Program::layers`](crate::ir::program::Program::layers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LayerId(pub u32);
 

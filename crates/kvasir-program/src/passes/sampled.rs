@@ -7,7 +7,9 @@
 //! Invariant: remaining rows have the same bits, because each row is computed by itself. Values in
 //! `keep` (taps) stay whole. Guarded by the tests of this module.
 
-use crate::{Op, Program, Rows, ValueId};
+use crate::ir::op::Op;
+use crate::ir::program::Program;
+use crate::ir::value::{Rows, ValueId};
 
 impl Program {
     /// The program with its `Gather` moved up, so that ops which only lead to logits run on the
@@ -29,7 +31,7 @@ impl Program {
                 for x in self.ops[number].inputs().filter(|x| !is_late(*x)) {
                     if !gathered.iter().any(|(of, _)| *of == x) {
                         let out = ValueId(program.values.len() as u32);
-                        program.values.push(crate::Value { rows: Rows::Sampled, ..self.value(x) });
+                        program.values.push(crate::ir::value::Value { rows: Rows::Sampled, ..self.value(x) });
                         ops.push(Op::Gather { x, out });
                         gathered.push((x, out));
                     }
@@ -83,7 +85,9 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Model, Source, Tap};
+    use crate::builder::source::Source;
+    use crate::ir::program::Tap;
+    use crate::model::Model;
     use serde_json::json;
 
     fn program() -> Program {

@@ -3,7 +3,7 @@
 //!
 //! Guarded by `tests/spelling.rs`.
 
-use super::Architecture;
+use crate::arch::Architecture;
 use serde_json::{Value as Json, json};
 
 /// Aliases of the same setting (experts, experts per token, MTP layers). A null under one of them

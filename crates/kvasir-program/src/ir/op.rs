@@ -7,7 +7,10 @@
 //!
 //! Backends may fuse ops; the reference semantics are those of `kvasir-plain/src/run.rs`.
 
-use crate::{LayerId, Matrices, Matrix, RopeId, ValueId, WeightId};
+use crate::ir::layer::LayerId;
+use crate::ir::rope::RopeId;
+use crate::ir::value::ValueId;
+use crate::ir::weight::{Matrices, Matrix, WeightId};
 use serde::{Deserialize, Serialize};
 
 /// How the pairs of a rotary embedding (RoPE) lie in a head.

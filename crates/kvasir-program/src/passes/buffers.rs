@@ -7,7 +7,9 @@
 //! Invariant: an op's result never shares a buffer with one of its operands, because operands are
 //! freed only after the result got its buffer.
 
-use crate::{Holds, Op, Program, Rows, ValueId};
+use crate::ir::op::Op;
+use crate::ir::program::Program;
+use crate::ir::value::{Holds, Rows, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// The assignment of values to buffers.

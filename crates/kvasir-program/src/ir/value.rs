@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// A value that an op makes and later ops read; an index into
-/// [`Program::values`](crate::Program::values).
+/// [`Program::values`](crate::ir::program::Program::values).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ValueId(pub u32);
 

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// An index into [`Program::weights`](crate::Program::weights).
+/// An index into [`Program::weights`](crate::ir::program::Program::weights).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WeightId(pub u32);
 

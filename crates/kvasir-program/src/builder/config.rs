@@ -4,7 +4,7 @@
 //! A key whose value is null counts as absent. Every error names the key. Guarded by
 //! `tests/hostile.rs`.
 
-use crate::{ProgramError, error::Result};
+use crate::error::{ProgramError, Result};
 use serde_json::Value as Json;
 
 /// A JSON object of the config, with the path at which errors report its keys.

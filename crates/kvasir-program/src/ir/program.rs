@@ -3,7 +3,11 @@
 //! SSA form: each op makes one value, and no value is written twice. Ops run in list order.
 //! `Program::SCHEMA` versions the serialized form.
 
-use crate::{Collective, Holds, LayerFacts, NumberType, Op, Rope, Value, ValueId, Weight, WeightId};
+use crate::ir::layer::LayerFacts;
+use crate::ir::op::{Collective, NumberType, Op};
+use crate::ir::rope::Rope;
+use crate::ir::value::{Holds, Value, ValueId};
+use crate::ir::weight::{Weight, WeightId};
 use serde::{Deserialize, Serialize};
 
 /// The role of a program in generation.

@@ -4,7 +4,9 @@
 //! (newer). Frequencies are computed in f32, as in training. Guarded by `tests/spelling.rs` and
 //! `tests/published.rs`.
 
-use crate::{LongRope, Rope, config::Config, error::Result};
+use crate::builder::config::Config;
+use crate::error::Result;
+use crate::ir::rope::{LongRope, Rope};
 use std::f64::consts::TAU;
 
 /// The config objects that may contain RoPE settings.

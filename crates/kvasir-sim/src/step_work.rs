@@ -3,7 +3,7 @@
 //!
 //! With static shapes the padded sizes count instead.
 
-use crate::StaticShape;
+use crate::rectangle::StaticShape;
 use kvasir_exec::Step;
 
 /// The work of one step.

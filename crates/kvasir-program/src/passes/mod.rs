@@ -1,0 +1,4 @@
+//! Passes over a finished program: buffer assignment, and leaving out rows whose logits are not wanted.
+
+pub(crate) mod buffers;
+pub(crate) mod sampled;
