@@ -20,6 +20,7 @@ CONTROL, USER_DEFINED = 3, 4
 WIDTH = 64
 HEAD = 32  # small: prompts have more than 10,000 tokens
 PIECE = 16  # characters of an answer's token
+CALL, ARGUMENTS = "<tool_call>", '", "arguments"'
 PROMPT_END = "<|im_start|>assistant\\n"
 # Counts runs of messages of the assistant: a text and its calls may be sent as two.
 NEXT_REPLY = """
@@ -96,9 +97,12 @@ def write(source, path, replies, context=131072):
         types.append(CONTROL)
         while reply:
             # A token stands for one place in the script, so a piece that came before is made longer.
-            # The last piece is long because the ends of calls are alike.
+            # The last piece is long because the ends of calls are alike. The first piece of a call
+            # holds the tool's name: where the names of several tools begin alike, a grammar's mask
+            # has only tokens that end with the common bytes.
             left = len(reply)
-            size = next(size for size in (*range(PIECE, left - 2 * PIECE), left) if reply[:size] not in tokens)
+            least = max(PIECE, reply.find(ARGUMENTS)) if reply.startswith(CALL) else PIECE
+            size = next(size for size in (*range(least, left - 2 * PIECE), left) if reply[:size] not in tokens)
             follows[last] = len(tokens)
             last = len(tokens)
             tokens.append(reply[:size])
