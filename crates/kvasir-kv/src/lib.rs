@@ -23,61 +23,45 @@
 
 #![forbid(unsafe_code)]
 
-mod bits;
 pub mod blocks;
-mod cache;
 mod cells;
 mod contiguous;
-mod error;
-mod facts;
-mod ids;
-mod idset;
-mod inflight;
-mod line;
-mod lowering;
-mod nodes;
-mod paged;
-mod plan;
-mod plan_cache;
-mod prefix;
+pub(crate) mod contract;
+mod metadata;
 mod prefixed;
-mod radix;
-mod rare;
 mod registry;
-mod ring;
-mod seqs;
-mod session;
-mod slot_copies;
-mod tail_buffered;
+pub(crate) mod shared;
 mod tree;
-mod victims;
 
-pub use cache::{
+pub use crate::blocks::paged::Paged;
+pub use crate::blocks::paged::events::CacheEvent;
+pub use crate::blocks::paged::hash::block_hash;
+pub use crate::blocks::paged::index::HashIndex;
+pub use crate::blocks::radix::Radix;
+pub use crate::blocks::radix::index::RadixIndex;
+pub use crate::blocks::radix::tree::{NodeId, RadixTree, Reached};
+pub use crate::cells::Cells;
+pub use crate::contiguous::Contiguous;
+pub use crate::contiguous::rings::Rings;
+pub use crate::contract::cache::{
     BlockUse, Cache, CacheKind, Capability, ClaimRow, Hit, Lookup, PoolUsage, Prefix, Rewind, Sequences, Tree,
 };
-pub use cells::Cells;
-pub use contiguous::Contiguous;
-pub use error::CacheError;
-pub use facts::{ConfigFacts, Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
-pub use ids::{BlockId, Position, SeqId, Slot, StepId, Token};
-pub use inflight::{Flight, InFlight};
-pub use lowering::Lowering;
-pub use nodes::Nodes;
-use nodes::RareNodes;
-pub use paged::{CacheEvent, HashIndex, Paged, block_hash};
-pub use plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
-pub use plan_cache::PlanCache;
-pub use prefix::{PrefixWatch, SharedPrefix};
-pub use prefixed::Prefixed;
-pub use radix::{NodeId, Radix, RadixIndex, RadixTree, Reached};
-use rare::RareList;
-pub use registry::{Builders, CacheBuilder, CacheConfig, RegistryError, build};
-pub use ring::Rings;
-pub use seqs::SeqTable;
-pub use session::{
+pub use crate::contract::error::CacheError;
+pub use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId, Token};
+pub use crate::contract::lowering::Lowering;
+pub use crate::contract::plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
+pub use crate::metadata::{ConfigFacts, Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
+pub use crate::prefixed::Prefixed;
+pub use crate::prefixed::shared_prefix::{PrefixWatch, SharedPrefix};
+pub use crate::registry::sessions::{
     Branching, HeldCache, Matching, Rewinding, Session, SessionKey, Sessions, Speculating, Use,
 };
-pub use slot_copies::Moves;
-pub use tail_buffered::TailBuffered;
-pub use tree::TreeCache;
-pub use victims::VictimSearch;
+pub use crate::registry::{Builders, CacheBuilder, CacheConfig, RegistryError, build};
+pub use crate::shared::in_flight::{Flight, InFlight};
+pub use crate::shared::nodes::Nodes;
+pub use crate::shared::plan_cache::PlanCache;
+pub use crate::shared::sequence_table::SeqTable;
+pub use crate::shared::slot_copies::Moves;
+pub use crate::shared::tail_buffered::TailBuffered;
+pub use crate::shared::victims::VictimSearch;
+pub use crate::tree::TreeCache;

@@ -5,11 +5,14 @@
 //! step without nodes has a contiguous plan; a step with nodes has an ancestor mask. Guarded by
 //! `tests/random_operations.rs`.
 
-use crate::{
-    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Moves, Nodes, Plan, PlanKind,
-    PlanRow, PoolId, PoolUsage, Position, Rewind, Segment, SeqId, SlotCopy, Span, StepId, Tree, VictimSearch,
-    line::{Line, LineRow, Written},
-};
+use crate::contract::cache::{BlockUse, Cache, CacheKind, ClaimRow, PoolUsage, Rewind, Tree};
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, Position, SeqId, StepId};
+use crate::contract::plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
+use crate::shared::line::{Line, LineRow, Written};
+use crate::shared::nodes::Nodes;
+use crate::shared::slot_copies::Moves;
+use crate::shared::victims::VictimSearch;
 
 /// One sequence with draft trees behind it: row `i` lies in slot `i`, node `n` in the slot `n` past
 /// the last row. A commit moves the accepted nodes' KV rows down to the sequence's end.

@@ -1,12 +1,16 @@
 //! The `Cache` trait of `BlockCache`: lifecycle, pool usage and lengths; the work is in the sibling
 //! modules.
 
-use super::seq::Seq;
-use super::{BlockCache, Index};
-use crate::{
-    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Plan, PoolUsage, Position, Prefix, Rewind,
-    SeqId, Sequences, StepId, Tree, VictimSearch,
+use crate::blocks::BlockCache;
+use crate::blocks::index::Index;
+use crate::blocks::seq::Seq;
+use crate::contract::cache::{
+    BlockUse, Cache, CacheKind, ClaimRow, PoolUsage, Prefix, Rewind, Sequences, Tree,
 };
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, Position, SeqId, StepId};
+use crate::contract::plan::Plan;
+use crate::shared::victims::VictimSearch;
 
 impl<I: Index> Cache for BlockCache<I> {
     fn kind(&self) -> CacheKind {

@@ -3,11 +3,12 @@
 //!
 //! The model-based tests run it after every operation; it costs time in everything the cache holds.
 
-use super::claims::Pending;
-use super::ledger::Uses;
-use super::seq::{HOLE, Seq};
-use super::{BlockCache, Index};
-use crate::{BlockId, SeqId};
+use crate::blocks::BlockCache;
+use crate::blocks::claims::Pending;
+use crate::blocks::index::Index;
+use crate::blocks::ledger::Uses;
+use crate::blocks::seq::{HOLE, Seq};
+use crate::contract::ids::{BlockId, SeqId};
 
 impl<I: Index> BlockCache<I> {
     /// Recounts every reference from tables, slot copies and steps in flight, and checks the index.
@@ -31,7 +32,7 @@ impl<I: Index> BlockCache<I> {
         let kept = kept.chain(self.replaced.iter().map(|replaced| replaced.old));
         kept.chain(self.moves.leases()).try_for_each(|block| count(block, |uses| uses.leases += 1))?;
         self.ledger.check(&uses)?;
-        let room = crate::Cache::room(self);
+        let room = crate::contract::cache::Cache::room(self);
         match u64::from(room.free) + u64::from(room.evictable) + u64::from(room.leased)
             <= u64::from(self.config.blocks * self.config.block_size)
         {

@@ -11,14 +11,22 @@
 //! A cancel undoes the rows in reverse, so that the same blocks are preallocated or shared again. A
 //! batch row of one decode token with nothing unusual takes a short check (`one_token`).
 
-use super::claims::Pending;
-use super::seq::{ClaimedRow, LONGEST, Replaced, Seq};
-use super::{BlockCache, BlockQueue, BlockSize, Index, Ledger};
-use crate::{BlockId, CacheError, ClaimRow, Nodes, SeqId, SlotCopy, StepId};
+use crate::blocks::BlockCache;
+use crate::blocks::claims::Pending;
+use crate::blocks::index::Index;
+use crate::blocks::ledger::Ledger;
+use crate::blocks::queue::BlockQueue;
+use crate::blocks::seq::{ClaimedRow, LONGEST, Replaced, Seq};
+use crate::blocks::size::BlockSize;
+use crate::contract::cache::ClaimRow;
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, SeqId, StepId};
+use crate::contract::plan::SlotCopy;
+use crate::shared::nodes::Nodes;
 use std::ops::Range;
 
 /// Appends slot copies of the given rows from one block to another, at equal offsets.
-pub(super) fn push_rows(
+pub(crate) fn push_rows(
     moves: &mut Vec<SlotCopy>,
     from: BlockId,
     to: BlockId,
@@ -216,7 +224,11 @@ impl<I: Index> BlockCache<I> {
     }
 
     /// Preallocates blocks up to length `upto`; see `Cache::take_ahead`.
-    pub(super) fn take_blocks_ahead(&mut self, id: crate::SeqId, upto: u32) -> Result<u32, CacheError> {
+    pub(super) fn take_blocks_ahead(
+        &mut self,
+        id: crate::contract::ids::SeqId,
+        upto: u32,
+    ) -> Result<u32, CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get(id)?;
         let needed = self.blocks_needed(seq, upto.saturating_sub(seq.end()))?;

@@ -4,7 +4,8 @@
 //! here. Retired claims are not removed eagerly: readers pass the newest retired step and skip
 //! everything up to it. The test compares it with a `VecDeque`.
 
-use crate::{RareList, StepId};
+use crate::contract::ids::StepId;
+use crate::shared::rare_list::RareList;
 
 /// One claim in flight of one sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,7 +98,7 @@ impl Claims {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::blocks::claims::*;
     use std::collections::VecDeque;
 
     #[test]

@@ -5,7 +5,9 @@
 //! still findable, evictable), *free*. `HashIndex` (paged) and `RadixIndex` (radix) implement it.
 //! An index must not know sequences, steps or reference counts.
 
-use crate::{BlockId, CacheKind, TailBuffered, Token};
+use crate::contract::cache::CacheKind;
+use crate::contract::ids::{BlockId, Token};
+use crate::shared::tail_buffered::TailBuffered;
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
@@ -40,7 +42,7 @@ pub type Unpinned = HashMap<u32, u32, BuildHasherDefault<DefaultHasher>>;
 /// content, and which block is allocated next.
 ///
 /// A block is *used* while a sequence owns it or a step in flight names it; the
-/// [`Ledger`](super::Ledger) counts that and reports the transitions. An unused block is *idle* if
+/// [`Ledger`](crate::blocks::ledger::Ledger) counts that and reports the transitions. An unused block is *idle* if
 /// it can still be found by content, else *free*.
 pub trait Index: Send {
     /// The kind of cache over this index.

@@ -5,8 +5,11 @@
 //! owner has released it. Copies into a block without owners are dropped, because their result
 //! would never be read.
 
-use super::{Index, Ledger};
-use crate::{BlockId, Moves, SlotCopy, StepId};
+use crate::blocks::index::Index;
+use crate::blocks::ledger::Ledger;
+use crate::contract::ids::{BlockId, StepId};
+use crate::contract::plan::SlotCopy;
+use crate::shared::slot_copies::Moves;
 
 /// Slot copies, each of which leases its source and destination block until the step that carries
 /// it has retired.

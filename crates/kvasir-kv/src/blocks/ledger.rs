@@ -5,8 +5,11 @@
 //! Blocks with leases but no owners count as `leased`. Bulk operations work on ranges of block ids
 //! with equal counts, so releasing a long sequence costs a few range fills.
 
-use super::{BlockQueue, Index, indices, leading, runs};
-use crate::{BlockId, BlockUse};
+use crate::blocks::index::Index;
+use crate::blocks::queue::BlockQueue;
+use crate::blocks::runs::{indices, leading, runs};
+use crate::contract::cache::BlockUse;
+use crate::contract::ids::BlockId;
 use std::ops::Range;
 
 /// Reference counts of one block.

@@ -19,36 +19,42 @@
 //! Guarded by `tests/blocks`, the model-based `tests/shadow`, `tests/prefix_model.rs` and
 //! `benches/blocks.rs`.
 
-mod cache;
-mod check;
-mod claim;
-mod claims;
-mod index;
-mod leased;
-mod ledger;
-mod plan;
-mod prefix;
-mod queue;
-mod rewind;
-mod runs;
-mod seq;
-mod sequences;
-mod size;
-mod table;
-mod tree;
-mod victims;
+pub(crate) mod cache;
+pub(crate) mod check;
+pub(crate) mod claim;
+pub(crate) mod claims;
+pub(crate) mod index;
+pub(crate) mod leased;
+pub(crate) mod ledger;
+pub(crate) mod paged;
+pub(crate) mod plan;
+pub(crate) mod prefix;
+pub(crate) mod queue;
+pub(crate) mod radix;
+pub(crate) mod rewind;
+pub(crate) mod runs;
+pub(crate) mod seq;
+pub(crate) mod sequences;
+pub(crate) mod size;
+pub(crate) mod table;
+pub(crate) mod tree;
+pub(crate) mod victims;
 
-pub use index::{Found, Index, Offer, Unpinned};
-pub use ledger::Ledger;
-pub(crate) use queue::BlockQueue;
-pub(crate) use runs::{common_prefix, indices, leading, runs};
+pub use crate::blocks::index::{Found, Index, Offer, Unpinned};
+pub use crate::blocks::ledger::Ledger;
+use crate::blocks::queue::BlockQueue;
 
-use crate::plan_cache::Identity;
-use crate::victims::OwnerChanges;
-use crate::{BlockId, CacheError, Hit, InFlight, SeqTable, SlotCopy};
-use leased::LeasedMoves;
-use seq::{ClaimedRow, Replaced, Seq};
-pub use size::BlockSize;
+use crate::blocks::leased::LeasedMoves;
+use crate::blocks::seq::{ClaimedRow, Replaced, Seq};
+pub use crate::blocks::size::BlockSize;
+use crate::contract::cache::Hit;
+use crate::contract::error::CacheError;
+use crate::contract::ids::BlockId;
+use crate::contract::plan::SlotCopy;
+use crate::shared::in_flight::InFlight;
+use crate::shared::plan_cache::Identity;
+use crate::shared::sequence_table::SeqTable;
+use crate::shared::victims::OwnerChanges;
 use std::borrow::Cow;
 
 /// Configuration of a block cache.
@@ -158,12 +164,15 @@ impl<I: Index> BlockCache<I> {
 
     /// The block table of a sequence. `BlockId::MAX` stands where a removed range has freed a whole
     /// block.
-    pub fn table(&self, seq: crate::SeqId) -> Result<Cow<'_, [BlockId]>, CacheError> {
+    pub fn table(&self, seq: crate::contract::ids::SeqId) -> Result<Cow<'_, [BlockId]>, CacheError> {
         Ok(self.seqs.get(seq)?.table.blocks().from(0))
     }
 
     /// The preallocated blocks of a sequence, the next to be used first.
-    pub fn ahead(&self, seq: crate::SeqId) -> Result<impl Iterator<Item = BlockId>, CacheError> {
+    pub fn ahead(
+        &self,
+        seq: crate::contract::ids::SeqId,
+    ) -> Result<impl Iterator<Item = BlockId>, CacheError> {
         Ok(self.seqs.get(seq)?.ahead.iter().rev().copied())
     }
 
@@ -183,7 +192,7 @@ impl<I: Index> BlockCache<I> {
     }
 
     /// Number of leading blocks of a sequence that are published.
-    pub fn published_blocks(&self, seq: crate::SeqId) -> Result<u32, CacheError> {
+    pub fn published_blocks(&self, seq: crate::contract::ids::SeqId) -> Result<u32, CacheError> {
         Ok(self.seqs.get(seq)?.published)
     }
 

@@ -9,13 +9,14 @@
 //! Block tables are copied incrementally by `PlanCache`. `tests/blocks/plans.rs` compares plans in
 //! reused and in fresh memory.
 
-use super::claims::Pending;
-use super::seq::{ClaimedRow, Seq};
-use super::{BlockCache, Index};
-use crate::plan_cache::Places;
-use crate::{
-    CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, SeqId, Span, StepId,
-};
+use crate::blocks::BlockCache;
+use crate::blocks::claims::Pending;
+use crate::blocks::index::Index;
+use crate::blocks::seq::{ClaimedRow, Seq};
+use crate::contract::error::CacheError;
+use crate::contract::ids::{Position, SeqId, StepId};
+use crate::contract::plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::shared::plan_cache::Places;
 use std::ops::Range;
 
 impl<I: Index> BlockCache<I> {

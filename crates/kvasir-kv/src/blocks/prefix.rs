@@ -5,8 +5,12 @@
 //! no function of its preceding tokens. Where the index already holds the same content, the
 //! sequence adopts the canonical block and releases its own (deduplication).
 
-use super::{BlockCache, Index, Offer, runs};
-use crate::{CacheError, Hit, Lookup, Prefix, SeqId, Token};
+use crate::blocks::BlockCache;
+use crate::blocks::index::{Index, Offer};
+use crate::blocks::runs::runs;
+use crate::contract::cache::{Hit, Lookup, Prefix};
+use crate::contract::error::CacheError;
+use crate::contract::ids::{SeqId, Token};
 
 impl<I: Index> Prefix for BlockCache<I> {
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {

@@ -1,6 +1,6 @@
 //! `BlockQueue`: a FIFO of block ids, run-length encoded as ranges of consecutive ids.
 
-use crate::BlockId;
+use crate::contract::ids::BlockId;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -50,7 +50,7 @@ impl BlockQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::blocks::queue::*;
 
     #[test]
     fn agrees_with_a_queue_of_ids() {

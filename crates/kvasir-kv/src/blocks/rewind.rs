@@ -1,9 +1,12 @@
 //! Truncation of sequences in a block cache, and release of blocks: at once, or deferred until the
 //! last step that names the sequence retires.
 
-use super::seq::HOLE;
-use super::{BlockCache, Index};
-use crate::{BlockId, CacheError, Rewind, SeqId, StepId};
+use crate::blocks::BlockCache;
+use crate::blocks::index::Index;
+use crate::blocks::seq::HOLE;
+use crate::contract::cache::Rewind;
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, SeqId, StepId};
 
 impl<I: Index> Rewind for BlockCache<I> {
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {

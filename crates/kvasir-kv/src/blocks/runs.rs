@@ -3,7 +3,7 @@
 //!
 //! What must be done for every block of a long table is done per range of ids instead.
 
-use crate::BlockId;
+use crate::contract::ids::BlockId;
 use std::ops::Range;
 
 /// Number of leading items for which `is(index, item)` holds. Long matches are tested in strides
@@ -58,7 +58,7 @@ pub(crate) fn indices(blocks: &Range<BlockId>) -> Range<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::blocks::runs::*;
 
     #[test]
     fn every_length_of_a_stretch_is_found() {

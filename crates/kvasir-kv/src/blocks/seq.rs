@@ -4,9 +4,12 @@
 //! Row = position, except for unsettled draft nodes, which lie behind the last position. The fields
 //! that every step reads come first, grouped by cache line.
 
-use super::claims::{Claims, Pending};
-use super::table::Table;
-use crate::{BlockId, CacheError, Nodes, Position, RareList, RareNodes, SeqId, StepId};
+use crate::blocks::claims::{Claims, Pending};
+use crate::blocks::table::Table;
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, Position, SeqId, StepId};
+use crate::shared::nodes::{Nodes, RareNodes};
+use crate::shared::rare_list::RareList;
 use std::ops::Range;
 
 /// Table entry where a removed range has freed a whole block.

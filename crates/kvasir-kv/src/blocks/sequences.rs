@@ -5,10 +5,13 @@
 //! one (`Part`). Only retired rows are shared, because a claimed row may yet be cancelled. All
 //! checks and the count of fresh blocks come first, so a refusal changes nothing.
 
-use super::claim::push_rows;
-use super::seq::{HOLE, Seq};
-use super::{BlockCache, Index};
-use crate::{Cache, CacheError, Position, SeqId, Sequences, StepId};
+use crate::blocks::BlockCache;
+use crate::blocks::claim::push_rows;
+use crate::blocks::index::Index;
+use crate::blocks::seq::{HOLE, Seq};
+use crate::contract::cache::{Cache, Sequences};
+use crate::contract::error::CacheError;
+use crate::contract::ids::{Position, SeqId, StepId};
 use std::ops::Range;
 
 /// How the rows of one block reach the destination of a copy.

@@ -53,7 +53,7 @@ impl BlockSize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::blocks::size::*;
 
     #[test]
     fn shifts_and_divisions_agree() {

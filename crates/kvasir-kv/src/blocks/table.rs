@@ -5,8 +5,9 @@
 //! whether appending suffices. `is_in_place` detects tables that are the blocks 0, 1, 2 .. for the
 //! contiguous path.
 
-use super::leading;
-use crate::{BlockId, TailBuffered};
+use crate::blocks::runs::leading;
+use crate::contract::ids::BlockId;
+use crate::shared::tail_buffered::TailBuffered;
 use std::ops::Range;
 
 /// The block table of one sequence. `changes` tells a holder of an older copy whether appending
@@ -115,7 +116,7 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::blocks::table::*;
 
     #[test]
     fn growth_is_no_change_and_everything_else_is() {

@@ -4,8 +4,12 @@
 //! Node `n` lies in the sequence's own blocks, `n` rows past its last position. A commit queues
 //! slot copies that move accepted nodes down and releases the blocks behind the new end.
 
-use super::{BlockCache, Index};
-use crate::{CacheError, SeqId, SlotCopy, Tree};
+use crate::blocks::BlockCache;
+use crate::blocks::index::Index;
+use crate::contract::cache::Tree;
+use crate::contract::error::CacheError;
+use crate::contract::ids::SeqId;
+use crate::contract::plan::SlotCopy;
 
 /// Draft nodes lie in the sequence's own blocks, node `n` in the row `n` past its last position.
 impl<I: Index> Tree for BlockCache<I> {

@@ -4,10 +4,12 @@
 //! In a radix index a node's pages come free together, so the index counts hypothetical unpins
 //! (`Unpinned`). Guarded by `tests/victims.rs`.
 
-use super::seq::{HOLE, Seq};
-use super::{BlockCache, Index, Ledger, Unpinned};
-use crate::victims::{OwnerChanges, VictimSearch, WhatIf, choose};
-use crate::{BlockId, SeqId};
+use crate::blocks::BlockCache;
+use crate::blocks::index::{Index, Unpinned};
+use crate::blocks::ledger::Ledger;
+use crate::blocks::seq::{HOLE, Seq};
+use crate::contract::ids::{BlockId, SeqId};
+use crate::shared::victims::{OwnerChanges, VictimSearch, WhatIf, choose};
 
 /// The cache after hypothetical releases.
 struct BlockWhatIf<'a, I> {

@@ -1,7 +1,7 @@
 //! Consistency check of `Cells`: recounts owners and leases of every cell from sequences and steps
 //! in flight.
 
-use super::{Cells, Written};
+use crate::cells::{Cells, Written};
 
 impl Cells {
     /// Consistency check: recounts every owner and lease.

@@ -4,8 +4,10 @@
 //! Refused while a step is in flight. Afterwards a single sequence is one run from cell 0, which
 //! makes its plans contiguous again.
 
-use super::Cells;
-use crate::{CacheError, Slot, SlotCopy};
+use crate::cells::Cells;
+use crate::contract::error::CacheError;
+use crate::contract::ids::Slot;
+use crate::contract::plan::SlotCopy;
 
 impl Cells {
     /// Computes a new layout, sequence after sequence in order of position; a shared cell goes with

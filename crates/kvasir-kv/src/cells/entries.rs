@@ -5,7 +5,8 @@
 //! begins, so a sequence without holes has one break. Appending and slicing are the hot operations.
 //! The property tests compare it with a `BTreeMap`.
 
-use crate::{Position, Slot, TailBuffered};
+use crate::contract::ids::{Position, Slot};
+use crate::shared::tail_buffered::TailBuffered;
 use std::ops::Range;
 
 /// Begin of a run of consecutive positions: entry index and first position.
@@ -252,7 +253,7 @@ impl Entries {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::cells::entries::*;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 

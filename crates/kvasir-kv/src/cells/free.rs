@@ -1,7 +1,8 @@
 //! `FreeCells`: a lowest-first free list with a high-water mark; cells above the mark are free
 //! implicitly.
 
-use crate::{Slot, idset::IdSet};
+use crate::contract::ids::Slot;
+use crate::shared::id_set::IdSet;
 
 /// The free cells of a pool, allocated lowest first. Cells from the high-water mark on are free
 /// implicitly; below it a bitmap says which are. The mark falls when the top cells become free.
@@ -61,7 +62,7 @@ impl FreeCells {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::cells::free::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 

@@ -10,23 +10,28 @@
 //! flight is leased until that step ends. Guarded by `tests/random_operations.rs` (against
 //! `tests/oracle`) and `tests/lines_and_cells.rs`.
 
-mod check;
-mod compact;
-mod entries;
-mod free;
-mod plan;
-mod table;
-mod verbs;
-mod victims;
+pub(crate) mod check;
+pub(crate) mod compact;
+pub(crate) mod entries;
+pub(crate) mod free;
+pub(crate) mod plan;
+pub(crate) mod table;
+pub(crate) mod verbs;
+pub(crate) mod victims;
 
-use crate::plan_cache::Identity;
-use crate::victims::OwnerChanges;
-use crate::{
-    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Flight, InFlight, Moves, Nodes, Plan,
-    PoolUsage, Position, RareNodes, Rewind, SeqId, SeqTable, Sequences, Slot, StepId, Tree, VictimSearch,
-};
-use entries::Entries;
-use table::CellTable;
+use crate::cells::entries::Entries;
+use crate::cells::table::CellTable;
+use crate::contract::cache::{BlockUse, Cache, CacheKind, ClaimRow, PoolUsage, Rewind, Sequences, Tree};
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId};
+use crate::contract::plan::Plan;
+use crate::shared::in_flight::{Flight, InFlight};
+use crate::shared::nodes::{Nodes, RareNodes};
+use crate::shared::plan_cache::Identity;
+use crate::shared::sequence_table::SeqTable;
+use crate::shared::slot_copies::Moves;
+use crate::shared::victims::OwnerChanges;
+use crate::shared::victims::VictimSearch;
 
 /// What one batch row of a step writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,12 +9,12 @@
 //! Without a window, slot tables are copied incrementally by `PlanCache`; with a window the read
 //! begins later in every step.
 
-use super::entries::Entries;
-use super::{Cells, Row, Sequence, Written};
-use crate::{
-    CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, SeqId, Span, StepId,
-    bits::{set_range, words_for},
-};
+use crate::cells::entries::Entries;
+use crate::cells::{Cells, Row, Sequence, Written};
+use crate::contract::error::CacheError;
+use crate::contract::ids::{Position, SeqId, StepId};
+use crate::contract::plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::shared::bits::{set_range, words_for};
 use std::ops::Range;
 
 /// Least number of leading consecutive cells that become a run segment of their own.

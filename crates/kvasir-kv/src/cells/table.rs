@@ -1,7 +1,8 @@
 //! `CellTable`: position, owner count and lease count of every cell, and the free list.
 
-use super::free::FreeCells;
-use crate::{BlockUse, PoolUsage, Position, Slot};
+use crate::cells::free::FreeCells;
+use crate::contract::cache::{BlockUse, PoolUsage};
+use crate::contract::ids::{Position, Slot};
 
 /// One cell: position and reference counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,8 +4,12 @@
 //! shared. Committing draft nodes moves nothing: an accepted node's cell becomes the sequence's
 //! next one.
 
-use super::Cells;
-use crate::{Cache, CacheError, Nodes, Position, Rewind, SeqId, Sequences, SlotCopy, Tree};
+use crate::cells::Cells;
+use crate::contract::cache::{Cache, Rewind, Sequences, Tree};
+use crate::contract::error::CacheError;
+use crate::contract::ids::{Position, SeqId};
+use crate::contract::plan::SlotCopy;
+use crate::shared::nodes::Nodes;
 use std::ops::Range;
 
 impl Cells {

@@ -1,9 +1,9 @@
 //! Victim selection in `cells`: a cell comes free with its last owner, unless a step in flight
 //! names it.
 
-use super::Cells;
-use crate::victims::{OwnerChanges, VictimSearch, WhatIf, choose};
-use crate::{SeqId, Slot};
+use crate::cells::Cells;
+use crate::contract::ids::{SeqId, Slot};
+use crate::shared::victims::{OwnerChanges, VictimSearch, WhatIf, choose};
 
 /// The cache after hypothetical releases.
 struct CellWhatIf<'a> {

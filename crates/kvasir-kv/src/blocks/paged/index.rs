@@ -1,0 +1,493 @@
+//! `HashIndex`: the prefix-cache index of `paged`: hash chains of published blocks, a free list,
+//! and an LRU of evictable blocks.
+//!
+//! - Lookup: per block, hash (parent hash, tokens), then compare tokens, tenant salt and the
+//!   parent's content number. A hash collision can therefore never yield another prefix.
+//! - Content numbers name a prefix of one tenant exactly; blocks with equal content share the
+//!   number and stand in for each other.
+//! - Allocation: lowest vacant id first, then the least recently released published block (its
+//!   content is forgotten).
+//! - A sequence releases its blocks from the end, so chains are evicted leaf first.
+//! - At most `MAX_PROBES` blocks per hash are searched; forged collisions beyond that are neither
+//!   found nor published.
+//!
+//! Guarded by the unit tests with a constant hash, `tests/prefix_model.rs` and `tests/shadow`.
+
+use crate::blocks::BlockConfig;
+use crate::blocks::index::{Found, Index, Offer};
+use crate::blocks::paged::events::CacheEvent;
+use crate::blocks::paged::hash::hash_with;
+use crate::blocks::paged::lru::Lru;
+use crate::contract::cache::CacheKind;
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, Token};
+use crate::shared::id_set::IdSet;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+const NONE: BlockId = BlockId::MAX;
+/// Content number of the empty prefix.
+const ROOT: u64 = 0;
+/// Content number of a block that is not published.
+const UNPUBLISHED: u64 = 0;
+/// Most blocks of one hash that are compared. Only forged prompts have more; blocks beyond are
+/// neither found nor published.
+const MAX_PROBES: usize = 64;
+
+/// Hash of (parent hash, tokens); the vector is scratch memory. Replaced in tests to force
+/// collisions.
+type HashFn = fn(Option<u64>, &[Token], &mut Vec<u64>) -> u64;
+
+/// Identity hasher: the keys are hashes already.
+#[derive(Clone, Copy, Debug, Default)]
+struct Already(u64);
+
+impl Hasher for Already {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = bytes.iter().fold(self.0, |hash, &byte| hash.rotate_left(8) ^ u64::from(byte));
+    }
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+/// Content of a published block. A content number names one prefix of one tenant: two blocks share
+/// it only if all their tokens, and all tokens before, were compared equal. Numbers are never
+/// reused.
+#[derive(Clone, Copy, Debug, Default)]
+struct Content {
+    /// Content number; `UNPUBLISHED` if there is no content.
+    number: u64,
+    /// Content number of the block before.
+    parent: u64,
+    salt: u64,
+    hash: u64,
+    /// Links of the list of blocks with this hash.
+    before: BlockId,
+    after: BlockId,
+    /// Whether it is in the LRU list.
+    idle: bool,
+}
+
+/// Published blocks by chained hash, each verified by its tokens and its parent's content.
+/// Allocation takes vacant blocks first, lowest id first, then the least recently released
+/// published one.
+#[derive(Clone, Debug)]
+pub struct HashIndex {
+    block_size: usize,
+    hash: HashFn,
+    /// Free blocks: unused and unpublished.
+    vacant: IdSet,
+    /// Evictable blocks: unused and published, least recently released first.
+    idle: Lru,
+    contents: Vec<Content>,
+    /// Tokens of every published block, for verification.
+    tokens: Vec<Token>,
+    /// The first block of each hash; others with that hash are linked behind it.
+    heads: HashMap<u64, BlockId, BuildHasherDefault<Already>>,
+    /// The newest content number.
+    numbers: u64,
+    published: u32,
+    words: Vec<u64>,
+    /// Recorded events, if recording is on.
+    events: Option<Vec<CacheEvent>>,
+}
+
+impl HashIndex {
+    /// An index over the blocks of a cache, all of them free.
+    pub fn new(config: &BlockConfig) -> Result<Self, CacheError> {
+        Self::with_hash(config, hash_with)
+    }
+
+    fn with_hash(config: &BlockConfig, hash: HashFn) -> Result<Self, CacheError> {
+        let ids = config.ids()?;
+        let bound = ids.end as usize;
+        let mut vacant = IdSet::new(ids.end);
+        for id in ids {
+            vacant.insert(id);
+        }
+        let shared = if config.sharing { bound } else { 0 };
+        Ok(Self {
+            block_size: config.block_size as usize,
+            hash,
+            vacant,
+            idle: Lru::new(bound as u32),
+            contents: vec![Content::default(); bound],
+            tokens: vec![0; shared * config.block_size as usize],
+            heads: HashMap::with_capacity_and_hasher(shared, BuildHasherDefault::default()),
+            numbers: ROOT,
+            published: 0,
+            words: Vec::new(),
+            events: None,
+        })
+    }
+
+    /// Number of published blocks.
+    pub fn published(&self) -> u32 {
+        self.published
+    }
+
+    /// Hash of a block, if it is published.
+    pub fn hash_of(&self, block: BlockId) -> Option<u64> {
+        self.is_published(block).then(|| self.contents[block as usize].hash)
+    }
+
+    /// A published block with this hash, not verified by tokens.
+    pub fn find_hash(&self, hash: u64) -> Option<BlockId> {
+        self.heads.get(&hash).copied()
+    }
+
+    /// Begins to record KV cache events.
+    pub fn record_events(&mut self) {
+        self.events.get_or_insert_default();
+    }
+
+    /// Takes the events recorded since the last call.
+    pub fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.events.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn tokens_of(&self, block: BlockId) -> &[Token] {
+        let first = block as usize * self.block_size;
+        &self.tokens[first..first + self.block_size]
+    }
+
+    /// The block that holds `tokens` after the content `parent`, or how the search ended.
+    fn seek(&self, hash: u64, parent: u64, salt: u64, tokens: &[Token]) -> Result<BlockId, Probed> {
+        let mut at = self.heads.get(&hash).copied().unwrap_or(NONE);
+        for _ in 0..MAX_PROBES {
+            if at == NONE {
+                return Err(Probed::All);
+            }
+            let content = &self.contents[at as usize];
+            if content.parent == parent && content.salt == salt && self.tokens_of(at) == tokens {
+                return Ok(at);
+            }
+            at = content.after;
+        }
+        Err(Probed::TooMany)
+    }
+
+    /// Links a block under its hash: behind `twin` if that has equal content, else behind the head.
+    fn link(&mut self, block: BlockId, mut content: Content, twin: Option<BlockId>) {
+        let head = *self.heads.entry(content.hash).or_insert(block);
+        content.before = NONE;
+        content.after = NONE;
+        if head != block {
+            let before = twin.unwrap_or(head);
+            content.before = before;
+            content.after = std::mem::replace(&mut self.contents[before as usize].after, block);
+            if content.after != NONE {
+                self.contents[content.after as usize].before = block;
+            }
+        }
+        self.contents[block as usize] = content;
+        self.published += 1;
+    }
+
+    /// Forgets the content of a block.
+    fn unlink(&mut self, block: BlockId) {
+        let content = std::mem::take(&mut self.contents[block as usize]);
+        match (content.before, content.after) {
+            (NONE, NONE) => {
+                self.heads.remove(&content.hash);
+            }
+            (NONE, after) => {
+                self.heads.insert(content.hash, after);
+            }
+            (before, after) => self.contents[before as usize].after = after,
+        }
+        if content.after != NONE {
+            self.contents[content.after as usize].before = content.before;
+        }
+        self.published -= 1;
+        if let Some(events) = &mut self.events {
+            events.push(CacheEvent::Removed { hash: content.hash });
+        }
+    }
+
+    fn record_stored(&mut self, blocks: impl Iterator<Item = BlockId> + Clone, parent: Option<u64>) {
+        let Some(mut events) = self.events.take() else { return };
+        events.push(CacheEvent::Stored {
+            hashes: blocks.clone().map(|block| self.contents[block as usize].hash).collect(),
+            parent,
+            tokens: blocks.flat_map(|block| self.tokens_of(block)).copied().collect(),
+            block_size: self.block_size as u32,
+        });
+        self.events = Some(events);
+    }
+}
+
+/// How an unsuccessful search ended: all candidates compared, or too many.
+enum Probed {
+    All,
+    TooMany,
+}
+
+/// A position in a chain of blocks: content number and hash of the last block.
+#[derive(Clone, Copy)]
+struct Place {
+    number: u64,
+    hash: Option<u64>,
+}
+
+impl Place {
+    /// Beginning of a tenant's prompts: a non-zero salt takes the place of the parent hash.
+    fn root(salt: u64) -> Self {
+        Self { number: ROOT, hash: (salt != 0).then_some(salt) }
+    }
+}
+
+impl Index for HashIndex {
+    const KIND: CacheKind = CacheKind::Paged;
+    // The last block of a prompt is released first, so that LRU evicts a chain leaf first.
+    const FROM_END: bool = true;
+
+    fn free(&self) -> u32 {
+        self.vacant.len()
+    }
+
+    fn idle(&self) -> u32 {
+        self.idle.len()
+    }
+
+    fn take(&mut self) -> Option<BlockId> {
+        if let Some(block) = self.vacant.first() {
+            self.vacant.remove(block);
+            return Some(block);
+        }
+        let block = self.idle.oldest()?;
+        self.idle.remove(block);
+        self.unlink(block);
+        Some(block)
+    }
+
+    fn hold(&mut self, block: BlockId) {
+        if std::mem::take(&mut self.contents[block as usize].idle) {
+            self.idle.remove(block);
+        } else {
+            self.vacant.remove(block);
+        }
+    }
+
+    fn let_go(&mut self, block: BlockId) {
+        match self.is_published(block) {
+            true => {
+                self.contents[block as usize].idle = true;
+                self.idle.push(block);
+            }
+            false => {
+                self.vacant.insert(block);
+            }
+        }
+    }
+
+    fn is_published(&self, block: BlockId) -> bool {
+        self.contents.get(block as usize).is_some_and(|content| content.number != UNPUBLISHED)
+    }
+
+    fn find(&mut self, tokens: &[Token], salt: u64, limit: u32, found: &mut Vec<BlockId>) -> Found {
+        let mut place = Place::root(salt);
+        let mut words = std::mem::take(&mut self.words);
+        let mut idle = 0;
+        for tokens in tokens.chunks_exact(self.block_size).take(limit as usize) {
+            let hash = (self.hash)(place.hash, tokens, &mut words);
+            let Ok(block) = self.seek(hash, place.number, salt, tokens) else { break };
+            let content = &self.contents[block as usize];
+            place = Place { number: content.number, hash: Some(hash) };
+            idle += u32::from(content.idle);
+            found.push(block);
+        }
+        self.words = words;
+        Found { blocks: found.len() as u32, idle }
+    }
+
+    fn publish(&mut self, offer: Offer<'_>, _canonical: &mut Vec<BlockId>) -> u32 {
+        let from = offer.from;
+        let mut place = match from.checked_sub(1).map(|before| self.contents[offer.table[before] as usize]) {
+            None => Place::root(offer.salt),
+            Some(Content { number: UNPUBLISHED, .. }) => return 0,
+            Some(before) => Place { number: before.number, hash: Some(before.hash) },
+        };
+        let mut words = std::mem::take(&mut self.words);
+        let mut first_new = None;
+        let tokens = offer.tokens.chunks_exact(self.block_size);
+        let mut done = offer.table.len().min(tokens.len() as u32);
+        let blocks = (from..done).zip(offer.table.range(from..done)).zip(tokens.skip(from as usize));
+        for ((at, block), tokens) in blocks {
+            if self.is_published(block) {
+                let content = self.contents[block as usize];
+                place = Place { number: content.number, hash: Some(content.hash) };
+                continue;
+            }
+            let hash = (self.hash)(place.hash, tokens, &mut words);
+            let twin = match self.seek(hash, place.number, offer.salt, tokens) {
+                Ok(twin) => Some(twin),
+                Err(Probed::All) => None,
+                Err(Probed::TooMany) => {
+                    done = at;
+                    break;
+                }
+            };
+            first_new = first_new.or(Some((at, place.hash)));
+            let number = match twin {
+                Some(twin) => self.contents[twin as usize].number,
+                None => {
+                    self.numbers += 1;
+                    self.numbers
+                }
+            };
+            let first = block as usize * self.block_size;
+            self.tokens[first..first + self.block_size].copy_from_slice(tokens);
+            let content =
+                Content { number, parent: place.number, salt: offer.salt, hash, ..Content::default() };
+            self.link(block, content, twin);
+            place = Place { number, hash: Some(hash) };
+        }
+        self.words = words;
+        if let Some((at, parent)) = first_new {
+            self.record_stored(offer.table.range(at..done), parent.filter(|_| at > 0));
+        }
+        done
+    }
+
+    fn evict(&mut self, blocks: u32) -> u32 {
+        let mut evicted = 0;
+        while evicted < blocks
+            && let Some(block) = self.idle.oldest()
+        {
+            self.idle.remove(block);
+            self.unlink(block);
+            self.vacant.insert(block);
+            evicted += 1;
+        }
+        evicted
+    }
+
+    fn forget(&mut self) {
+        let events = self.events.take();
+        while let Some(block) = self.idle.oldest() {
+            self.idle.remove(block);
+            self.vacant.insert(block);
+        }
+        self.contents.fill(Content::default());
+        self.heads.clear();
+        self.published = 0;
+        self.events = events;
+        if let Some(events) = &mut self.events {
+            events.push(CacheEvent::Cleared);
+        }
+    }
+
+    fn check(&self, used: &dyn Fn(BlockId) -> bool) -> Result<(), String> {
+        let idle: std::collections::HashSet<BlockId> = self.idle.iter().collect();
+        if idle.len() != self.idle.len() as usize {
+            return Err(format!("{} idle blocks linked, {} counted", idle.len(), self.idle.len()));
+        }
+        let mut published = 0;
+        let first = u32::from(!self.vacant.contains(0) && !used(0) && !idle.contains(&0));
+        for block in first..self.contents.len() as u32 {
+            let places = [self.vacant.contains(block), idle.contains(&block), used(block)];
+            if places.iter().filter(|&&is_there| is_there).count() != 1 {
+                return Err(format!("block {block} is vacant, idle, used: {places:?}"));
+            }
+            if self.is_published(block) == self.vacant.contains(block) && !used(block) {
+                return Err(format!("block {block} is vacant and published, or idle and not"));
+            }
+            published += u32::from(self.is_published(block));
+        }
+        let mut linked = 0;
+        for (&hash, &head) in &self.heads {
+            let mut before = NONE;
+            let mut at = head;
+            while at != NONE {
+                let content = &self.contents[at as usize];
+                if content.hash != hash || content.before != before || content.number == UNPUBLISHED {
+                    return Err(format!("block {at} is wrongly filed under hash {hash}"));
+                }
+                linked += 1;
+                before = at;
+                at = content.after;
+            }
+        }
+        match linked == published && published == self.published {
+            true => Ok(()),
+            false => Err(format!("{published} blocks published, {linked} filed, {} counted", self.published)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::blocks::paged::index::*;
+    use crate::shared::tail_buffered::TailBuffered;
+
+    /// A hash under which everything collides.
+    fn weak(_: Option<u64>, _: &[Token], _: &mut Vec<u64>) -> u64 {
+        7
+    }
+
+    fn index(blocks: u32, hash: HashFn) -> HashIndex {
+        let config = BlockConfig { block_size: 2, blocks, ..BlockConfig::default() };
+        HashIndex::with_hash(&config, hash).unwrap()
+    }
+
+    fn leave(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
+        let mut table = Vec::new();
+        index.take_all(tokens.len() as u32 / 2, |run| table.extend(run));
+        let offered = TailBuffered::new(table.clone());
+        index.publish(Offer { table: &offered, tokens, salt, from: 0 }, &mut Vec::new());
+        table
+    }
+
+    fn find(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
+        let mut found = Vec::new();
+        index.find(tokens, salt, u32::MAX, &mut found);
+        found
+    }
+
+    #[test]
+    fn a_collision_never_gives_another_prefix() {
+        let mut index = index(16, weak);
+        let a = leave(&mut index, &[1, 1, 7, 7], 0);
+        let b = leave(&mut index, &[2, 2, 7, 7, 8, 8], 0);
+        let other_tenant = leave(&mut index, &[1, 1, 7, 7], 5);
+        // The second blocks and all hashes are equal; the preceding tokens are not.
+        assert_eq!(find(&mut index, &[1, 1, 7, 7, 8, 8], 0), a);
+        assert_eq!(find(&mut index, &[2, 2, 7, 7, 8, 8], 0), b);
+        assert_eq!(find(&mut index, &[1, 1, 7, 7], 5), other_tenant);
+        assert_eq!(find(&mut index, &[7, 7], 0), []);
+        assert_eq!(find(&mut index, &[3, 3, 7, 7], 0), []);
+        index.check(&|block| block < 7).unwrap();
+    }
+
+    #[test]
+    fn equal_blocks_stand_in_for_each_other() {
+        let mut index = index(8, hash_with);
+        let (a, b) = (leave(&mut index, &[1, 2, 3, 4], 0), leave(&mut index, &[1, 2, 3, 4], 0));
+        assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), a);
+        // The second block of `a` is evicted; the second block of `b` follows the same content.
+        index.let_go(a[1]);
+        assert_eq!(index.evict(1), 1);
+        assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), [a[0], b[1]]);
+        index.let_go(a[0]);
+        assert_eq!(index.evict(1), 1);
+        assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), b);
+        index.check(&|block| b.contains(&block)).unwrap();
+    }
+
+    #[test]
+    fn forged_collisions_are_neither_searched_nor_kept_for_ever() {
+        let mut index = index(100, weak);
+        let tables: Vec<_> = (0..100).map(|n| leave(&mut index, &[n, n], 0)).collect();
+        assert_eq!(index.published() as usize, MAX_PROBES);
+        let found = (0..100).filter(|&n| !find(&mut index, &[n, n], 0).is_empty()).count();
+        assert_eq!(found, MAX_PROBES);
+        tables.into_iter().flatten().for_each(|block| index.let_go(block));
+        assert_eq!((index.free() + index.idle(), index.idle() as usize), (100, MAX_PROBES));
+        index.check(&|_| false).unwrap();
+    }
+}

@@ -1,0 +1,140 @@
+//! `Oldest`: an indexed 4-ary min-heap of nodes by last use (LRU); update and removal of any node
+//! in O(log n).
+
+use crate::blocks::radix::tree::NodeId;
+
+const NOWHERE: u32 = u32::MAX;
+
+/// Nodes by last use, oldest on top: a 4-ary min-heap with the heap index of each node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Oldest {
+    heap: Vec<(u64, NodeId)>,
+    /// Heap index of each node.
+    place: Vec<u32>,
+}
+
+impl Oldest {
+    pub(crate) fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    pub(crate) fn contains(&self, node: NodeId) -> bool {
+        self.place.get(node as usize).is_some_and(|&at| at != NOWHERE)
+    }
+
+    pub(crate) fn push(&mut self, node: NodeId, time: u64) {
+        if self.place.len() <= node as usize {
+            self.place.resize(node as usize + 1, NOWHERE);
+        }
+        self.heap.push((time, node));
+        self.rise(self.heap.len() - 1);
+    }
+
+    /// Updates the last use of a node, which must not be earlier; no effect if it is not in the
+    /// heap.
+    pub(crate) fn touch(&mut self, node: NodeId, time: u64) {
+        if self.contains(node) {
+            let at = self.place[node as usize] as usize;
+            self.heap[at].0 = time;
+            self.sink(at);
+        }
+    }
+
+    /// Removes a node; no effect if it is not in the heap.
+    pub(crate) fn remove(&mut self, node: NodeId) {
+        if !self.contains(node) {
+            return;
+        }
+        let at = std::mem::replace(&mut self.place[node as usize], NOWHERE) as usize;
+        let Some(last) = self.heap.pop() else { return };
+        if at < self.heap.len() {
+            self.heap[at] = last;
+            let at = self.rise(at);
+            self.sink(at);
+        }
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<NodeId> {
+        let &(_, node) = self.heap.first()?;
+        self.remove(node);
+        Some(node)
+    }
+
+    /// Sift up; returns the new index.
+    fn rise(&mut self, mut at: usize) -> usize {
+        let entry = self.heap[at];
+        while at > 0 {
+            let above = (at - 1) / 4;
+            if self.heap[above] <= entry {
+                break;
+            }
+            self.set(at, self.heap[above]);
+            at = above;
+        }
+        self.set(at, entry);
+        at
+    }
+
+    /// Sift down.
+    fn sink(&mut self, mut at: usize) {
+        let entry = self.heap[at];
+        loop {
+            let below = 4 * at + 1..(4 * at + 5).min(self.heap.len());
+            match below.min_by_key(|&child| self.heap[child]) {
+                Some(least) if self.heap[least] < entry => {
+                    self.set(at, self.heap[least]);
+                    at = least;
+                }
+                _ => break,
+            }
+        }
+        self.set(at, entry);
+    }
+
+    fn set(&mut self, at: usize, entry: (u64, NodeId)) {
+        self.heap[at] = entry;
+        self.place[entry.1 as usize] = at as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::blocks::radix::least_recently_used::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn agrees_with_a_sorted_list() {
+        let (mut oldest, mut model) = (Oldest::default(), BTreeMap::new());
+        let mut state = 3u64;
+        for time in 0..20_000 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let node = (state >> 33) as u32 % 200;
+            match (state >> 20 & 3, model.contains_key(&node)) {
+                (0, true) => {
+                    oldest.remove(node);
+                    model.remove(&node);
+                }
+                (1, true) => {
+                    oldest.touch(node, time);
+                    model.insert(node, time);
+                }
+                (2, _) => {
+                    let first = model.iter().min_by_key(|(_, time)| **time).map(|(node, _)| *node);
+                    assert_eq!(oldest.pop(), first);
+                    first.map(|node| model.remove(&node));
+                }
+                (_, false) => {
+                    // Nodes re-enter with old times when they become leaves.
+                    let time = time - state % (time + 1).min(50) / 2 * 2;
+                    if !model.values().any(|&other| other == time) {
+                        oldest.push(node, time);
+                        model.insert(node, time);
+                    }
+                }
+                _ => {}
+            }
+            assert_eq!(oldest.len(), model.len());
+            assert_eq!(oldest.contains(node), model.contains_key(&node));
+        }
+    }
+}

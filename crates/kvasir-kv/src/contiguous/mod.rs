@@ -1,0 +1,198 @@
+//! `--cache contiguous`: one sequence, one length counter; row `i` lies in slot `i`.
+//!
+//! Its plans are always one run from slot 0 (the fastest single-stream path). Sliding-window layers
+//! may keep ring buffers (`Rings`); a rewind below what a ring still holds is refused. A cache
+//! without rings can be frozen into a `SharedPrefix` while no step is in flight. Guarded by
+//! `tests/lines_and_cells.rs` and `tests/random_operations.rs`.
+
+pub(crate) mod rings;
+
+use crate::contiguous::rings::Rings;
+use crate::contract::cache::{BlockUse, Cache, CacheKind, ClaimRow, PoolUsage, Rewind};
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, Position, SeqId, StepId};
+use crate::contract::plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::prefixed::shared_prefix::SharedPrefix;
+use crate::shared::line::Line;
+use crate::shared::victims::VictimSearch;
+
+/// One sequence and a length counter: row `i` lies in slot `i`. The fastest single stream. With
+/// [`Rings`], it refuses to rewind below what a ring still holds.
+#[derive(Debug)]
+pub struct Contiguous {
+    line: Line,
+    rings: Option<Rings>,
+}
+
+impl Contiguous {
+    /// A cache of `capacity` slots.
+    pub fn new(capacity: u32) -> Self {
+        Self { line: Line::new(capacity), rings: None }
+    }
+
+    /// A cache whose sliding-window layers keep ring buffers.
+    pub fn with_rings(capacity: u32, rings: Rings) -> Self {
+        Self { rings: Some(rings), ..Self::new(capacity) }
+    }
+
+    /// Lowest position that every layer still holds.
+    pub fn retained_from(&self) -> Position {
+        self.rings.as_ref().map_or(0, |rings| rings.retained_from(self.line.peak()))
+    }
+
+    /// Freezes its rows into a read-only prefix, which the backend then keeps as `pool`. Refused,
+    /// with the cache returned, while a step is in flight or with rings.
+    pub fn freeze(self, pool: PoolId) -> Result<SharedPrefix, Box<(Self, CacheError)>> {
+        match self.rows_to_freeze() {
+            Ok(rows) => Ok(SharedPrefix::new(pool, rows, None)),
+            Err(error) => Err(Box::new((self, error))),
+        }
+    }
+
+    /// Retired rows: K and V computed.
+    pub(crate) fn rows(&self) -> u32 {
+        self.line.len()
+    }
+
+    /// Rows of the prefix that `freeze` would make, or why it is refused.
+    pub(crate) fn rows_to_freeze(&self) -> Result<u32, CacheError> {
+        match () {
+            () if self.line.is_flying() => Err(CacheError::InFlight),
+            () if self.rings.is_some() => Err(CacheError::BadConfig("a cache with rings cannot be frozen")),
+            () => Ok(self.rows()),
+        }
+    }
+}
+
+impl Cache for Contiguous {
+    fn kind(&self) -> CacheKind {
+        CacheKind::Contiguous
+    }
+
+    fn capacity(&self) -> u32 {
+        self.line.capacity()
+    }
+
+    fn block_size(&self) -> u32 {
+        1
+    }
+
+    fn rings(&self) -> Option<&Rings> {
+        self.rings.as_ref()
+    }
+
+    fn room(&self) -> PoolUsage {
+        self.line.room(0)
+    }
+
+    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+        self.room().survey_line(blocks);
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.line.check_seq(seq)?;
+        into.extend(0..self.room().held);
+        Ok(())
+    }
+
+    fn generation(&self) -> u64 {
+        self.line.generation()
+    }
+
+    fn open(&mut self) -> Result<SeqId, CacheError> {
+        self.line.open()
+    }
+
+    fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.line.close(seq)
+    }
+
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        self.line.victims(search, 0, victims)
+    }
+
+    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
+        self.line.check_seq(seq).is_ok() && tokens <= self.line.room(0).free
+    }
+
+    fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        self.line.check_seq(seq)?;
+        Ok(self.line.len())
+    }
+
+    fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        self.line.check_seq(seq)?;
+        Ok(self.line.claimed())
+    }
+
+    fn next_position(&self, seq: SeqId) -> Result<Position, CacheError> {
+        self.claimed_len(seq)
+    }
+
+    fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
+        let row = self.line.check_claim(step, rows, 0)?;
+        if let Some(longest) = self.rings.as_ref().map(Rings::longest_write)
+            && row.tokens > longest
+        {
+            return Err(CacheError::WriteTooLong { tokens: row.tokens, longest });
+        }
+        self.line.claim_rows(step, row)
+    }
+
+    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+        let row = self.line.row(step)?;
+        self.line.begin_plan(step, plan, PlanKind::Contiguous);
+        plan.positions.extend(row.start..row.end);
+        plan.write_slots.extend(row.start..row.end);
+        let (layout, len) = (Layout::Run { start: 0 }, row.end);
+        plan.segments.push(Segment { pool: PoolId(0), layout, len, first: 0, sparse: None });
+        plan.rows.push(PlanRow {
+            seq: row.seq,
+            queries: Span::new(0, row.tokens as usize),
+            segments: Span::new(0, 1),
+            read_len: row.end,
+            mask: if row.tokens == 1 { Mask::None } else { Mask::Causal },
+            left_pad_blocks: 0,
+            redirected: 0,
+        });
+        plan.read_bound = row.end;
+        Ok(())
+    }
+
+    fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
+        self.line.retire(step).map(|_| ())
+    }
+
+    fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
+        self.line.cancel(step).map(|_| ())
+    }
+
+    fn clear(&mut self) -> Result<(), CacheError> {
+        self.line.clear()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.line.check(0)
+    }
+
+    fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
+        Ok(self)
+    }
+}
+
+impl Rewind for Contiguous {
+    fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
+        let lost = self.rings.as_ref().map_or(0, |rings| rings.lowest_rewind(self.line.peak()));
+        // A rewind to the current length drops nothing and is always possible.
+        Ok(lost.min(self.claimed_len(seq)?))
+    }
+
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+        let (length, lowest) = (self.claimed_len(seq)?, self.lowest_rewind(seq)?);
+        if to < lowest || to > length {
+            return Err(CacheError::RewindOutOfRange { to, lowest, length });
+        }
+        self.line.rewind(to);
+        Ok(())
+    }
+}

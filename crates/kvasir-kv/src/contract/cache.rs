@@ -1,0 +1,363 @@
+//! The cache traits: `Cache`, which every KV cache implements, and the optional capabilities
+//! `Rewind`, `Sequences`, `Prefix` and `Tree`.
+//!
+//! A capability that a cache lacks is refused by name (`CacheError::NoFace`), so callers need not
+//! match on the cache kind. An operation that returns an error has changed nothing. An operation
+//! that changes what an unsubmitted plan may name raises `Cache::generation`; `retire` never does.
+
+use crate::contiguous::rings::Rings;
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
+use crate::contract::plan::{Plan, SlotCopy};
+use crate::shared::victims::VictimSearch;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The cache kinds, as `--cache` names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheKind {
+    /// One sequence and a length counter: row `i` in slot `i`.
+    Contiguous,
+    /// A pool of single-token cells, each with a position and any number of owners.
+    Cells,
+    /// One sequence with draft trees behind it (speculative decoding).
+    Tree,
+    /// Paged attention; prefix caching by chained block hashes.
+    Paged,
+    /// Paged attention; prefix caching by a radix tree over token ids.
+    Radix,
+}
+
+impl CacheKind {
+    /// All kinds.
+    pub const ALL: &[Self] = &[Self::Contiguous, Self::Cells, Self::Tree, Self::Paged, Self::Radix];
+
+    /// The name on the command line (`--cache`).
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Contiguous => "contiguous",
+            Self::Cells => "cells",
+            Self::Tree => "tree",
+            Self::Paged => "paged",
+            Self::Radix => "radix",
+        }
+    }
+}
+
+impl fmt::Display for CacheKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An optional capability of a cache beyond the `Cache` trait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Capability {
+    /// Truncation: [`Rewind`].
+    Rewind,
+    /// Fork, copy and range removal: [`Sequences`].
+    Sequences,
+    /// Prefix caching: [`Prefix`].
+    Prefix,
+    /// Draft trees for speculative decoding: [`Tree`].
+    Tree,
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rewind => "rewind",
+            Self::Sequences => "sequences",
+            Self::Prefix => "prefix",
+            Self::Tree => "tree",
+        })
+    }
+}
+
+/// One batch row of a step to be claimed: one sequence and its token counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimRow {
+    /// The sequence; a step may name it only once.
+    pub seq: SeqId,
+    /// Tokens recomputed although their K and V are cached (a prefix hit that ends inside a chunk).
+    /// They are the last ones before the claimed length; their writes go to a dummy slot.
+    pub redirected: u32,
+    /// New tokens, each of which gets a slot. For a sequence with a proposed draft tree this must
+    /// be the number of its nodes.
+    pub tokens: u32,
+}
+
+impl ClaimRow {
+    /// A row without redirected writes.
+    pub fn new(seq: SeqId, tokens: u32) -> Self {
+        Self { seq, redirected: 0, tokens }
+    }
+}
+
+/// Pool usage in slots. `free + evictable + held + leased` is the capacity; dummy slots are not
+/// counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolUsage {
+    /// Unreferenced slots without cached content.
+    pub free: u32,
+    /// Unreferenced slots that hold a cached prefix; allocated (evicted) after the free ones.
+    pub evictable: u32,
+    /// Slots that live sequences own.
+    pub held: u32,
+    /// Slots released by their owners that a step in flight still names.
+    pub leased: u32,
+}
+
+impl PoolUsage {
+    /// Slots that a claim can allocate now: free plus evictable.
+    pub fn available(self) -> u32 {
+        self.free + self.evictable
+    }
+
+    /// [`Cache::survey`] of a pool that allocates from slot 0 upward.
+    pub(crate) fn survey_line(self, slots: &mut Vec<BlockUse>) {
+        slots.clear();
+        for (n, used) in
+            [(self.held, BlockUse::Held), (self.leased, BlockUse::Leased), (self.free, BlockUse::Free)]
+        {
+            slots.resize(slots.len() + n as usize, used);
+        }
+    }
+}
+
+/// State of one block (or cell).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BlockUse {
+    /// Unreferenced and without content.
+    Free,
+    /// Unreferenced, holds a cached prefix, evictable.
+    Cached,
+    /// Owned by live sequences.
+    Held,
+    /// Released by its owners; a step in flight still names it.
+    Leased,
+    /// Takes redirected writes; never allocated.
+    Dummy,
+}
+
+/// The contract of every KV cache. The life of a step: *claim → plan → submit → retire*.
+///
+/// - `claim` allocates slots for every token of the step, or fails and changes nothing.
+/// - `plan` only reads and may be repeated.
+/// - `retire` publishes lengths, is idempotent per step, and ends the step's leases.
+/// - `cancel` undoes a claim that was never submitted.
+///
+/// Steps retire in the order of their claims. With several steps in flight (overlapped scheduling)
+/// a claim builds on the *claimed* length; [`Cache::len`] reports the retired one.
+///
+/// Every operation that changes what an unsubmitted plan may name raises [`Cache::generation`];
+/// `retire` does not.
+pub trait Cache: Send {
+    /// The kind of this cache.
+    fn kind(&self) -> CacheKind;
+    /// Slots it may allocate, dummy slots not included.
+    fn capacity(&self) -> u32;
+    /// Slots per block, the unit of allocation; 1 for token-granular caches.
+    fn block_size(&self) -> u32;
+    /// Length of the [`SharedPrefix`](crate::prefixed::shared_prefix::SharedPrefix) in front of every sequence, in
+    /// positions; it takes no slots here.
+    fn base(&self) -> Position {
+        0
+    }
+    /// Ring buffers of sliding-window layers, if this cache has them.
+    fn rings(&self) -> Option<&Rings> {
+        None
+    }
+    /// Current pool usage, in slots.
+    fn room(&self) -> PoolUsage;
+    /// Writes the state of each block by id; ids past the end are free. Writes nothing if the cache
+    /// does not track it. For visualization: may cost time linear in the high-water mark.
+    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+        blocks.clear();
+    }
+    /// Raised by every change that can make a plan stale.
+    fn generation(&self) -> u64;
+    /// Opens an empty sequence; its length is [`Cache::base`].
+    fn open(&mut self) -> Result<SeqId, CacheError>;
+    /// Closes a sequence. What only it owned is freed now, or when the last step that names it
+    /// retires.
+    fn close(&mut self, seq: SeqId) -> Result<(), CacheError>;
+    /// Selects preemption or eviction victims: which candidates to close so that enough slots come
+    /// free. Returns false, and no victims, if not even all of them suffice. Changes nothing; time
+    /// linear in the block tables of the candidates.
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool;
+    /// Whether a claim of `tokens` more for this sequence would succeed now.
+    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool;
+    /// Preallocates slots up to length `upto`, outside a step; claims use them first. All or
+    /// nothing. Returns the length up to which the sequence holds slots; `upto` 0 only asks. The
+    /// default preallocates nothing.
+    fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
+        let _ = upto;
+        self.claimed_len(seq)
+    }
+    /// Reserves host memory for up to `tokens`; allocates no slots.
+    fn expect(&mut self, seq: SeqId, tokens: u32) {
+        let _ = (seq, tokens);
+    }
+    /// Appends the blocks of a sequence in order of position, preallocated ones included. For
+    /// inspection. In token-granular caches a block is one slot.
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError>;
+    /// Retired length: tokens whose K and V have been computed.
+    fn len(&self, seq: SeqId) -> Result<u32, CacheError>;
+    /// Length including all claims in flight.
+    fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError>;
+    /// Position of the next claimed token; differs from the length after a range removal.
+    fn next_position(&self, seq: SeqId) -> Result<Position, CacheError>;
+    /// Allocates slots for one step: all of them, or none with an error. `step` must be above every
+    /// step claimed before.
+    fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError>;
+    /// Writes the plan of a claimed step into `plan`, reusing its memory. Fails with `RowGone` if a
+    /// claimed row was truncated since; such a step can only be cancelled.
+    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError>;
+    /// Ends a step that ran: publishes its lengths and performs the releases deferred to it.
+    /// Idempotent; steps retire in order.
+    fn retire(&mut self, step: StepId) -> Result<(), CacheError>;
+    /// Undoes the claim of a step that was not run; only the newest claim can be undone.
+    fn cancel(&mut self, step: StepId) -> Result<(), CacheError>;
+    /// Closes every sequence and drops the prefix cache; refused while a step is in flight.
+    fn clear(&mut self) -> Result<(), CacheError>;
+    /// Consistency check of the whole bookkeeping; reports the first violation. For tests: linear
+    /// in everything held.
+    fn check(&self) -> Result<(), String>;
+
+    /// Defragments: queues slot copies so that contiguous plans are possible again. Returns how
+    /// many copies go out with the next plan. Refused while a step is in flight.
+    fn compact(&mut self) -> Result<u32, CacheError> {
+        Ok(0)
+    }
+    /// Checks positions supplied by the caller: they must be consecutive from the next position on.
+    fn check_positions(&self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
+        let (next, length) = (self.next_position(seq)?, self.claimed_len(seq)?);
+        match positions.first() {
+            Some(&start) if start != next => Err(CacheError::StartNotLength { start, length }),
+            _ if positions.windows(2).any(|pair| pair[0].checked_add(1) != Some(pair[1])) => {
+                Err(CacheError::NotARun)
+            }
+            _ => Ok(()),
+        }
+    }
+    /// Refuses a stale plan: one whose generation is not the current one.
+    fn check_fresh(&self, plan: &Plan) -> Result<(), CacheError> {
+        match plan.generation == self.generation() {
+            true => Ok(()),
+            false => Err(CacheError::StalePlan { plan: plan.generation, current: self.generation() }),
+        }
+    }
+    /// Truncation, or `NoFace`.
+    fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
+        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Rewind })
+    }
+    /// Forks and range operations, or `NoFace`.
+    fn sequences(&mut self) -> Result<&mut dyn Sequences, CacheError> {
+        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Sequences })
+    }
+    /// Prefix caching, or `NoFace`.
+    fn prefix(&mut self) -> Result<&mut dyn Prefix, CacheError> {
+        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Prefix })
+    }
+    /// Draft trees, or `NoFace`.
+    fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
+        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Tree })
+    }
+}
+
+/// Capability: truncation of a sequence, as after rejected draft tokens.
+pub trait Rewind {
+    /// The lowest length that [`Rewind::rewind_to`] accepts; above 0 where ring buffers have
+    /// overwritten rows.
+    fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
+        let _ = seq;
+        Ok(0)
+    }
+    /// Truncates to positions below `to`, claims in flight included.
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError>;
+}
+
+/// Capability: forks, copies and removals of ranges (llama.cpp: `seq_cp`, `seq_rm`, `seq_keep`).
+/// Copies K and V of partial blocks only; whole blocks are shared.
+pub trait Sequences {
+    /// Makes `dst` an owner of `src`'s retired rows with positions in `range`; claimed rows may yet
+    /// be cancelled. Refused if `dst` owns one of the positions, or `src` owns nothing.
+    fn copy(&mut self, src: SeqId, dst: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
+    /// Removes the rows in `range` from `seq`; the remaining positions are never renumbered.
+    fn remove(&mut self, seq: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
+    /// Closes every other sequence of `seq`'s fork family.
+    fn keep(&mut self, seq: SeqId) -> Result<(), CacheError>;
+    /// Opens `n` sequences that share all retired rows of `seq` (copy-on-write).
+    fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError>;
+}
+
+/// A prefix-cache hit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hit {
+    /// Leading tokens whose K and V are cached; whole blocks.
+    pub tokens: u32,
+    /// Slots of the hit that are unreferenced now: attaching takes them out of [`PoolUsage::evictable`].
+    pub idle: u32,
+    /// Ticket of this lookup, for [`Prefix::attach`].
+    #[serde(skip)]
+    pub lookup: Lookup,
+}
+
+/// Ticket of one lookup, so that its result can be attached without a second search. The default
+/// never matches.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lookup(pub(crate) u64);
+
+/// All tickets compare equal, so that hits are equal if they found as much.
+impl PartialEq for Lookup {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Lookup {}
+
+/// Capability: prefix caching (sharing of blocks by content).
+pub trait Prefix {
+    /// Looks up the longest cached prefix of `tokens`, at most all but the last token, whose logits
+    /// are needed. `salt` isolates tenants. Allocates and evicts nothing, but counts as a use for
+    /// the eviction order.
+    fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit;
+    /// Attaches the longest cached prefix of `tokens`, at most `limit` tokens, to `seq`, which must
+    /// be empty; its length is then the hit. If `lookup` is the newest lookup of these tokens and
+    /// nothing has changed since, its result is reused.
+    fn attach(
+        &mut self,
+        seq: SeqId,
+        tokens: &[Token],
+        salt: u64,
+        limit: u32,
+        lookup: Lookup,
+    ) -> Result<Hit, CacheError>;
+    /// Publishes `seq`'s full blocks up to `computed` tokens, whose ids are `tokens`. Only retired
+    /// rows are published, and only up to the first hole. It also refreshes the eviction order of
+    /// what was published before, so call it when a sequence ends.
+    fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError>;
+    /// Evicts at least `slots` slots of unreferenced cached blocks, or all of them; returns how
+    /// many.
+    fn evict(&mut self, slots: u32) -> Result<u32, CacheError>;
+}
+
+/// Capability: draft trees for speculative decoding (tree attention): draft nodes are run first and
+/// verified afterwards.
+pub trait Tree {
+    /// Declares the draft nodes that the next claim of `seq` runs. `parents[i]` is the node number
+    /// of the parent, over all unsettled nodes of the sequence, or −1 for the committed prefix.
+    /// Replaces a frontier that was not claimed yet; an empty one withdraws it.
+    fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError>;
+    /// Commits the accepted chain (node numbers from a root on) after verification and drops all
+    /// other nodes. The slot copies that this takes go out with the next plan; they are returned
+    /// for inspection.
+    fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[SlotCopy], CacheError>;
+    /// Number of claimed draft nodes not yet committed or dropped.
+    fn unsettled(&self, seq: SeqId) -> Result<u32, CacheError>;
+}

@@ -1,0 +1,343 @@
+//! `Prefixed`: puts a `SharedPrefix` in front of every sequence of any cache.
+//!
+//! The inner cache counts positions from the prefix's end and does not know of it. Arguments are
+//! moved down by `base` positions, results up. Each plan gets the prefix's segments in front of
+//! every read, the shape that cascade attention takes. An explicit mask is shifted and shows each
+//! query the whole prefix.
+//!
+//! Invariant: the prefix's rows take no slots and cannot be written, removed or rewound into.
+//! Guarded by `tests/prefixed.rs`, which runs the same random operations with and without a prefix.
+
+pub(crate) mod shared_prefix;
+
+use crate::contiguous::Contiguous;
+use crate::contract::cache::{
+    BlockUse, Cache, CacheKind, ClaimRow, Hit, Lookup, PoolUsage, Prefix, Rewind, Sequences, Tree,
+};
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
+use crate::contract::plan::{Mask, Plan, PlanKind, PlanRow, PoolId, Span};
+use crate::prefixed::shared_prefix::{Lease, SharedPrefix};
+use crate::shared::bits::{set_range, shift_into, words_for};
+use crate::shared::victims::VictimSearch;
+use std::ops::Range;
+
+/// A cache of any kind behind a [`SharedPrefix`]. Positions of the inner cache are counted from the
+/// prefix's end; every read has the prefix's segments in front.
+#[derive(Debug)]
+pub struct Prefixed<C: Cache + ?Sized> {
+    prefix: Lease,
+    /// Shared positions of it: whole blocks of the inner block size.
+    base: u32,
+    inner: Box<C>,
+}
+
+impl<C: Cache + ?Sized> Prefixed<C> {
+    pub(crate) fn new(prefix: Lease, inner: Box<C>) -> Result<Self, CacheError> {
+        if inner.room().held > 0 || inner.base() > 0 {
+            return Err(CacheError::BadConfig("a prefix goes under a new cache only"));
+        }
+        if inner.rings().is_some() {
+            return Err(CacheError::BadConfig(
+                "a cache with rings takes no prefix: it does not keep every position",
+            ));
+        }
+        let base = prefix.rows() / inner.block_size() * inner.block_size();
+        match base.checked_add(inner.capacity()) {
+            Some(_) => Ok(Self { prefix, base, inner }),
+            None => Err(CacheError::BadConfig("prefix and capacity together are too long")),
+        }
+    }
+
+    /// Shifts a plan of the inner cache behind the prefix.
+    fn lift(&self, plan: &mut Plan) {
+        if plan.kind == PlanKind::Contiguous {
+            plan.kind = PlanKind::Ragged;
+        }
+        plan.positions.iter_mut().for_each(|position| *position += self.base);
+        plan.read_positions.iter_mut().for_each(|position| *position += self.base);
+        let (segments, words) = (plan.segments.len(), plan.mask_words.len());
+        for i in 0..plan.rows.len() {
+            self.lift_row(plan, i);
+        }
+        // The rewritten segments and masks stand behind their originals, which go now.
+        plan.segments.drain(..segments);
+        plan.mask_words.drain(..words);
+        for row in &mut plan.rows {
+            row.segments.start -= segments as u32;
+            if let Mask::Explicit { at, .. } = &mut row.mask {
+                *at -= words as u32;
+            }
+        }
+    }
+
+    /// Rewrites one batch row's segments and mask at the end of the lists.
+    fn lift_row(&self, plan: &mut Plan, i: usize) {
+        let mut row = plan.rows[i];
+        let start = plan.segments.len();
+        self.prefix.push_segments(self.base, &mut plan.segments);
+        for own in row.segments.range() {
+            let segment = plan.segments[own];
+            plan.segments
+                .push(crate::contract::plan::Segment { first: segment.first + self.base, ..segment });
+        }
+        row.segments = Span::new(start, plan.segments.len() - start);
+        row.read_len += self.base;
+        if let Mask::Explicit { at, words_per_query } = row.mask {
+            row.mask = self.lift_mask(plan, &row, at, words_per_query);
+        }
+        plan.rows[i] = row;
+    }
+
+    /// The mask over prefix plus own read: all prefix bits set, then the inner mask, which begins
+    /// at word `from` with `words` words per query.
+    fn lift_mask(&self, plan: &mut Plan, row: &PlanRow, from: u32, words: u32) -> Mask {
+        let (at, per_query) = (plan.mask_words.len(), words_for(row.read_len));
+        plan.mask_words.resize(at + (per_query * row.queries.len) as usize, 0);
+        let (seen, lifted) = plan.mask_words.split_at_mut(at);
+        for query in 0..row.queries.len {
+            let seen = &seen[(from + query * words) as usize..][..words as usize];
+            let lifted = &mut lifted[(query * per_query) as usize..][..per_query as usize];
+            set_range(lifted, 0, self.base);
+            shift_into(lifted, seen, self.base);
+        }
+        Mask::Explicit { at: at as u32, words_per_query: per_query }
+    }
+
+    /// The part of a range behind the prefix, in positions of the inner cache.
+    fn own(&self, range: &Range<Position>) -> Range<Position> {
+        range.start.saturating_sub(self.base)..range.end.saturating_sub(self.base)
+    }
+
+    /// The tokens of a prompt behind the prefix; empty if there are none.
+    fn rest<'t>(&self, tokens: &'t [Token]) -> &'t [Token] {
+        tokens.get(self.base as usize..).unwrap_or_default()
+    }
+
+    /// Refuses positions inside the prefix.
+    fn check_own(&self, seq: SeqId, from: Position) -> Result<(), CacheError> {
+        let length = self.next_position(seq)?;
+        match from < self.base {
+            true => Err(CacheError::RewindOutOfRange { to: from, lowest: self.base, length }),
+            false => Ok(()),
+        }
+    }
+
+    fn above(&self, hit: Hit) -> Hit {
+        Hit { tokens: hit.tokens + self.base, ..hit }
+    }
+}
+
+impl Prefixed<Contiguous> {
+    /// Rows of the sequence in its own slots, without the prefix.
+    pub fn own_rows(&self) -> u32 {
+        self.inner.rows()
+    }
+
+    /// Freezes prefix plus own rows into a longer prefix; the backend then keeps the own rows as
+    /// `pool`. Refused, with the cache returned, while a step is in flight.
+    pub fn freeze(self, pool: PoolId) -> Result<SharedPrefix, Box<(Self, CacheError)>> {
+        match self.inner.rows_to_freeze() {
+            Ok(rows) => Ok(SharedPrefix::new(pool, rows, Some(self.prefix))),
+            Err(error) => Err(Box::new((self, error))),
+        }
+    }
+}
+
+impl<C: Cache + ?Sized> Cache for Prefixed<C> {
+    fn kind(&self) -> CacheKind {
+        self.inner.kind()
+    }
+
+    fn capacity(&self) -> u32 {
+        self.inner.capacity()
+    }
+
+    fn block_size(&self) -> u32 {
+        self.inner.block_size()
+    }
+
+    fn base(&self) -> Position {
+        self.base
+    }
+
+    fn room(&self) -> PoolUsage {
+        self.inner.room()
+    }
+
+    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+        self.inner.survey(blocks);
+    }
+
+    fn generation(&self) -> u64 {
+        self.inner.generation()
+    }
+
+    fn open(&mut self) -> Result<SeqId, CacheError> {
+        self.inner.open()
+    }
+
+    fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.inner.close(seq)
+    }
+
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        let truncate = search.truncate.map(|(seq, len)| (seq, len.saturating_sub(self.base)));
+        let hit = Hit { tokens: search.hit.tokens.saturating_sub(self.base), ..search.hit };
+        self.inner.victims(&VictimSearch { truncate, hit, ..*search }, victims)
+    }
+
+    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
+        self.inner.can_extend(seq, tokens)
+    }
+
+    fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
+        Ok(self.base + self.inner.take_ahead(seq, upto.saturating_sub(self.base))?)
+    }
+
+    fn expect(&mut self, seq: SeqId, tokens: u32) {
+        self.inner.expect(seq, tokens.saturating_sub(self.base));
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.inner.blocks_of(seq, into)
+    }
+
+    fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        Ok(self.base + self.inner.len(seq)?)
+    }
+
+    fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        Ok(self.base + self.inner.claimed_len(seq)?)
+    }
+
+    fn next_position(&self, seq: SeqId) -> Result<Position, CacheError> {
+        Ok(self.base + self.inner.next_position(seq)?)
+    }
+
+    fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
+        self.inner.claim(step, rows)
+    }
+
+    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+        self.inner.plan(step, plan)?;
+        self.lift(plan);
+        plan.kept.forget_rows();
+        Ok(())
+    }
+
+    fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
+        self.inner.retire(step)
+    }
+
+    fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
+        self.inner.cancel(step)
+    }
+
+    fn clear(&mut self) -> Result<(), CacheError> {
+        self.inner.clear()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.inner.check()
+    }
+
+    fn compact(&mut self) -> Result<u32, CacheError> {
+        self.inner.compact()
+    }
+
+    fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
+        self.inner.rewind()?;
+        Ok(self)
+    }
+
+    fn sequences(&mut self) -> Result<&mut dyn Sequences, CacheError> {
+        self.inner.sequences()?;
+        Ok(self)
+    }
+
+    fn prefix(&mut self) -> Result<&mut dyn Prefix, CacheError> {
+        self.inner.prefix()?;
+        Ok(self)
+    }
+
+    /// Node numbers do not depend on positions, so the inner tree is used as it is.
+    fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
+        self.inner.tree()
+    }
+}
+
+impl<C: Cache + ?Sized> Rewind for Prefixed<C> {
+    fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
+        // Only ring buffers lose rows, and a cache with rings takes no prefix.
+        self.inner.len(seq)?;
+        Ok(self.base)
+    }
+
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+        self.check_own(seq, to)?;
+        let base = self.base;
+        self.inner.rewind()?.rewind_to(seq, to - base).map_err(|error| match error {
+            CacheError::RewindOutOfRange { to, lowest, length } => {
+                CacheError::RewindOutOfRange { to: to + base, lowest: lowest + base, length: length + base }
+            }
+            other => other,
+        })
+    }
+}
+
+impl<C: Cache + ?Sized> Sequences for Prefixed<C> {
+    /// Every sequence has the prefix's positions already; if the source has nothing behind them,
+    /// nothing is done.
+    fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
+        self.inner.len(dst)?;
+        let (has_own, own) = (self.inner.len(src)? > 0, self.own(&range));
+        let sequences = self.inner.sequences()?;
+        if has_own && !own.is_empty() { sequences.copy(src, dst, own) } else { Ok(()) }
+    }
+
+    fn remove(&mut self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {
+        self.check_own(seq, range.start)?;
+        let own = self.own(&range);
+        self.inner.sequences()?.remove(seq, own)
+    }
+
+    fn keep(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.inner.sequences()?.keep(seq)
+    }
+
+    fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
+        self.inner.sequences()?.fork(seq, n)
+    }
+}
+
+/// The caller must pass tokens that begin with the prefix's tokens.
+impl<C: Cache + ?Sized> Prefix for Prefixed<C> {
+    fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
+        let rest = self.rest(tokens);
+        let found = self.inner.prefix().map(|prefix| prefix.lookup(rest, salt)).unwrap_or_default();
+        self.above(found)
+    }
+
+    fn attach(
+        &mut self,
+        seq: SeqId,
+        tokens: &[Token],
+        salt: u64,
+        limit: u32,
+        lookup: Lookup,
+    ) -> Result<Hit, CacheError> {
+        let (rest, limit) = (self.rest(tokens), limit.saturating_sub(self.base));
+        let found = self.inner.prefix()?.attach(seq, rest, salt, limit, lookup)?;
+        Ok(self.above(found))
+    }
+
+    fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError> {
+        let (rest, computed) = (self.rest(tokens), computed.saturating_sub(self.base));
+        self.inner.prefix()?.publish(seq, rest, computed)
+    }
+
+    fn evict(&mut self, slots: u32) -> Result<u32, CacheError> {
+        self.inner.prefix()?.evict(slots)
+    }
+}

@@ -1,0 +1,60 @@
+//! Bit operations on explicit attention masks, 64 columns to a word: setting a range, shifting a
+//! row.
+
+/// Words needed for `columns` mask bits.
+pub(crate) fn words_for(columns: u32) -> u32 {
+    columns.div_ceil(64)
+}
+
+/// Sets the bits `from .. to` of one query's mask row. Bits past the last word are dropped.
+pub(crate) fn set_range(words: &mut [u64], from: u32, to: u32) {
+    if from >= to {
+        return;
+    }
+    let (first, last) = (from as usize / 64, (to as usize - 1) / 64);
+    for (i, word) in words.iter_mut().enumerate().take(last + 1).skip(first) {
+        let low = if i == first { from % 64 } else { 0 };
+        let high = if i == last { (to - 1) % 64 } else { 63 };
+        *word |= (u64::MAX << low) & (u64::MAX >> (63 - high));
+    }
+}
+
+/// `words |= bits << by`. Bits past the last word are dropped.
+pub(crate) fn shift_into(words: &mut [u64], bits: &[u64], by: u32) {
+    let (first, up) = (by as usize / 64, by % 64);
+    for (i, &part) in bits.iter().enumerate() {
+        let parts = [part << up, part.checked_shr(64 - up).unwrap_or(0)];
+        words.iter_mut().skip(first + i).zip(parts).for_each(|(word, part)| *word |= part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::shared::bits::*;
+
+    #[test]
+    fn a_range_sets_its_own_bits_only() {
+        for (from, to) in [(0, 0), (0, 1), (0, 64), (3, 61), (63, 65), (64, 128), (5, 190), (191, 192)] {
+            let mut words = [0; 3];
+            set_range(&mut words, from, to);
+            for bit in 0..192 {
+                let set = words[bit as usize / 64] >> (bit % 64) & 1 == 1;
+                assert_eq!(set, (from..to).contains(&bit), "bit {bit} of {from}..{to}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_shift_moves_every_bit_and_no_other() {
+        let bits = [0x8000_0000_0000_0001_u64, 0x5];
+        for by in [0, 1, 63, 64, 65, 127, 128] {
+            let mut words = [0; 5];
+            shift_into(&mut words, &bits, by);
+            for column in 0..words.len() as u32 * 64 {
+                let set = |words: &[u64], bit: u32| words[bit as usize / 64] >> (bit % 64) & 1 == 1;
+                let wanted = column.checked_sub(by).is_some_and(|bit| bit < 128 && set(&bits, bit));
+                assert_eq!(set(&words, column), wanted, "column {column}, shifted by {by}");
+            }
+        }
+    }
+}

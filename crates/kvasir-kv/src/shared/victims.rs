@@ -1,0 +1,106 @@
+//! Selection of preemption and eviction victims: which sequences to close so that enough slots come
+//! free, computed without changing anything.
+//!
+//! A slot comes free with its last owner, so the sum of the candidates' lengths overestimates where
+//! they share a prefix. `choose` counts in a `WhatIf`, a model of the cache after hypothetical
+//! releases:
+//!
+//! 1. Close the candidates in the caller's order (typically LRU) until enough slots come free.
+//! 2. From the last to the first, keep open each one without which enough slots still come free.
+//!
+//! Guarded by `tests/victims.rs`, which closes the chosen sequences and compares.
+
+use crate::contract::cache::Hit;
+use crate::contract::ids::SeqId;
+
+/// Input of [`Cache::victims`](crate::contract::cache::Cache::victims).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VictimSearch<'a> {
+    /// Slots that must come free.
+    pub slots: u32,
+    /// Sequences that may be closed, preferred victim first.
+    pub candidates: &'a [SeqId],
+    /// A sequence that is truncated to a length in any case, or closed if that is 0. It is not
+    /// among the candidates.
+    pub truncate: Option<(SeqId, u32)>,
+    /// The newest prefix lookup, which is to be attached afterwards: its blocks stay in use, so
+    /// they do not come free.
+    pub hit: Hit,
+    /// Whether to count slots that come free only when the steps in flight have retired. A cache
+    /// may count fewer. Not together with a hit.
+    pub leased_too: bool,
+}
+
+/// A model of a cache after hypothetical releases.
+pub(crate) trait WhatIf {
+    /// `seq` releases its rows from `from` on; with `from` 0 it is closed.
+    fn let_go(&mut self, seq: SeqId, from: u32);
+    /// Undoes [`WhatIf::let_go`] of a closed sequence.
+    fn take_back(&mut self, seq: SeqId);
+    /// Slots that have come free.
+    fn freed(&self) -> u32;
+}
+
+/// Greedy selection, then pruning of superfluous victims; see the module. Returns false, and no
+/// victims, if not even all candidates suffice.
+pub(crate) fn choose(what_if: &mut impl WhatIf, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+    victims.clear();
+    if let Some((seq, len)) = search.truncate {
+        what_if.let_go(seq, len);
+    }
+    for &candidate in search.candidates {
+        if what_if.freed() >= search.slots {
+            break;
+        }
+        what_if.let_go(candidate, 0);
+        victims.push(candidate);
+    }
+    if what_if.freed() < search.slots {
+        victims.clear();
+        return false;
+    }
+    for at in (0..victims.len()).rev() {
+        let victim = victims[at];
+        what_if.take_back(victim);
+        if what_if.freed() >= search.slots {
+            victims.remove(at);
+        } else {
+            what_if.let_go(victim, 0);
+        }
+    }
+    true
+}
+
+/// Hypothetical change of the owner count, per block or cell.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OwnerChanges(Vec<i32>);
+
+impl OwnerChanges {
+    /// Resets to no change, for `count` blocks.
+    pub(crate) fn reset(&mut self, count: usize) {
+        self.0.clear();
+        self.0.resize(count, 0);
+    }
+
+    /// A block gains an owner.
+    pub(crate) fn own(&mut self, block: u32) {
+        if let Some(change) = self.0.get_mut(block as usize) {
+            *change += 1;
+        }
+    }
+
+    /// A block that really has `owners` owners loses one. Returns whether that was the last.
+    pub(crate) fn disown(&mut self, block: u32, owners: u32) -> bool {
+        let Some(change) = self.0.get_mut(block as usize) else { return false };
+        *change -= 1;
+        i64::from(owners) + i64::from(*change) == 0
+    }
+
+    /// Undoes [`OwnerChanges::disown`]; returns the same.
+    pub(crate) fn disown_not(&mut self, block: u32, owners: u32) -> bool {
+        let Some(change) = self.0.get_mut(block as usize) else { return false };
+        let was_last = i64::from(owners) + i64::from(*change) == 0;
+        *change += 1;
+        was_last
+    }
+}
