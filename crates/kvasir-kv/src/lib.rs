@@ -5,17 +5,20 @@
 //! *submit* (the backend runs it) → *retire* (lengths become visible, deferred releases happen).
 //! The trait `Cache` is the contract; `Plan` is the attention metadata that a backend reads.
 //!
-//! Where to look:
+//! Reading order; each folder imports only from those before it:
 //!
-//! - Single sequence: `contiguous` (with ring buffers for sliding windows), `tree` (draft trees for
-//!   speculative decoding).
-//! - Token-granular pool as in llama.cpp: `cells`.
-//! - Paged attention: `blocks` over two prefix-cache indices, `paged` (hash chain, LRU) and `radix`
-//!   (radix tree).
-//! - Frozen shared prefix in a pool of its own, as cascade attention reads it: `prefix`,
-//!   `prefixed`.
-//! - Shared parts: `inflight` (deferred release), `plan_cache` (incremental block tables), `nodes` (draft
-//!   trees), `slot_copies` (slot copies), `victims` (preemption victims).
+//! 1. `contract`: ids, plans, masks, errors, and the traits `Cache`, `Rewind`, `Sequences`,
+//!    `Prefix` and `Tree`.
+//! 2. `shared`: steps in flight (deferred release), incremental block tables, draft trees, slot
+//!    copies, preemption victims, small lists.
+//! 3. `contiguous` (one sequence, ring buffers for sliding windows) and `tree` (draft trees for
+//!    speculative decoding); `cells`, the token-granular pool of llama.cpp.
+//! 4. `blocks`: paged attention over two prefix-cache indices, `paged` (hash chain, LRU) and
+//!    `radix` (radix tree).
+//! 5. `prefixed`: a frozen shared prefix in a pool of its own, as cascade attention reads it.
+//! 6. `registry`: caches built by name, and sessions under keys.
+//!
+//! `metadata` stands beside: the KV cache shape per layer, as model files state it.
 //!
 //! Must not know: a tensor, a clock, IO, a thread or a global. Guarded by the model-based tests in
 //! `tests/` (`random_operations.rs`, `shadow/`, `prefix_model.rs`, `radix_model.rs`, `victims.rs`,
@@ -42,14 +45,16 @@ pub use crate::blocks::radix::index::RadixIndex;
 pub use crate::blocks::radix::tree::{NodeId, RadixTree, Reached};
 pub use crate::cells::Cells;
 pub use crate::contiguous::Contiguous;
-pub use crate::contiguous::rings::Rings;
 pub use crate::contract::cache::{
-    BlockUse, Cache, CacheKind, Capability, ClaimRow, Hit, Lookup, PoolUsage, Prefix, Rewind, Sequences, Tree,
+    BlockUse, Cache, ClaimRow, Hit, Lookup, PoolUsage, Prefix, Rewind, Sequences, Tree, VictimSearch,
 };
 pub use crate::contract::error::CacheError;
 pub use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId, Token};
+pub use crate::contract::kind::{CacheKind, Capability};
 pub use crate::contract::lowering::Lowering;
-pub use crate::contract::plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
+pub use crate::contract::mask::Mask;
+pub use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
+pub use crate::contract::rings::Rings;
 pub use crate::metadata::{ConfigFacts, Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
 pub use crate::prefixed::Prefixed;
 pub use crate::prefixed::shared_prefix::{PrefixWatch, SharedPrefix};
@@ -63,5 +68,4 @@ pub use crate::shared::plan_cache::PlanCache;
 pub use crate::shared::sequence_table::SeqTable;
 pub use crate::shared::slot_copies::Moves;
 pub use crate::shared::tail_buffered::TailBuffered;
-pub use crate::shared::victims::VictimSearch;
 pub use crate::tree::TreeCache;

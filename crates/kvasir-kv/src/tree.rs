@@ -5,14 +5,16 @@
 //! step without nodes has a contiguous plan; a step with nodes has an ancestor mask. Guarded by
 //! `tests/random_operations.rs`.
 
-use crate::contract::cache::{BlockUse, Cache, CacheKind, ClaimRow, PoolUsage, Rewind, Tree};
+use crate::contract::cache::{BlockUse, Cache, ClaimRow, PoolUsage, Rewind, Tree, VictimSearch};
+
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId};
-use crate::contract::plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
+use crate::contract::kind::CacheKind;
+use crate::contract::mask::Mask;
+use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
 use crate::shared::line::{Line, LineRow, Written};
 use crate::shared::nodes::Nodes;
 use crate::shared::slot_copies::Moves;
-use crate::shared::victims::VictimSearch;
 
 /// One sequence with draft trees behind it: row `i` lies in slot `i`, node `n` in the slot `n` past
 /// the last row. A commit moves the accepted nodes' KV rows down to the sequence's end.

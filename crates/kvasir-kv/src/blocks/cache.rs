@@ -5,12 +5,12 @@ use crate::blocks::BlockCache;
 use crate::blocks::index::Index;
 use crate::blocks::seq::Seq;
 use crate::contract::cache::{
-    BlockUse, Cache, CacheKind, ClaimRow, PoolUsage, Prefix, Rewind, Sequences, Tree,
+    BlockUse, Cache, ClaimRow, PoolUsage, Prefix, Rewind, Sequences, Tree, VictimSearch,
 };
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId};
+use crate::contract::kind::CacheKind;
 use crate::contract::plan::Plan;
-use crate::shared::victims::VictimSearch;
 
 impl<I: Index> Cache for BlockCache<I> {
     fn kind(&self) -> CacheKind {

@@ -8,6 +8,7 @@ use crate::blocks::claims::Pending;
 use crate::blocks::index::Index;
 use crate::blocks::ledger::Uses;
 use crate::blocks::seq::{HOLE, Seq};
+use crate::contract::cache::Cache;
 use crate::contract::ids::{BlockId, SeqId};
 
 impl<I: Index> BlockCache<I> {
@@ -32,7 +33,7 @@ impl<I: Index> BlockCache<I> {
         let kept = kept.chain(self.replaced.iter().map(|replaced| replaced.old));
         kept.chain(self.moves.leases()).try_for_each(|block| count(block, |uses| uses.leases += 1))?;
         self.ledger.check(&uses)?;
-        let room = crate::contract::cache::Cache::room(self);
+        let room = self.room();
         match u64::from(room.free) + u64::from(room.evictable) + u64::from(room.leased)
             <= u64::from(self.config.blocks * self.config.block_size)
         {

@@ -224,11 +224,7 @@ impl<I: Index> BlockCache<I> {
     }
 
     /// Preallocates blocks up to length `upto`; see `Cache::take_ahead`.
-    pub(super) fn take_blocks_ahead(
-        &mut self,
-        id: crate::contract::ids::SeqId,
-        upto: u32,
-    ) -> Result<u32, CacheError> {
+    pub(super) fn take_blocks_ahead(&mut self, id: SeqId, upto: u32) -> Result<u32, CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get(id)?;
         let needed = self.blocks_needed(seq, upto.saturating_sub(seq.end()))?;

@@ -5,8 +5,8 @@
 //! still findable, evictable), *free*. `HashIndex` (paged) and `RadixIndex` (radix) implement it.
 //! An index must not know sequences, steps or reference counts.
 
-use crate::contract::cache::CacheKind;
 use crate::contract::ids::{BlockId, Token};
+use crate::contract::kind::CacheKind;
 use crate::shared::tail_buffered::TailBuffered;
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -41,9 +41,9 @@ pub type Unpinned = HashMap<u32, u32, BuildHasherDefault<DefaultHasher>>;
 /// The prefix-cache index of a block cache, with its free list: how cached blocks are found by
 /// content, and which block is allocated next.
 ///
-/// A block is *used* while a sequence owns it or a step in flight names it; the
-/// [`Ledger`](crate::blocks::ledger::Ledger) counts that and reports the transitions. An unused block is *idle* if
-/// it can still be found by content, else *free*.
+/// A block is *used* while a sequence owns it or a step in flight names it; the `Ledger` counts
+/// that and reports the transitions. An unused block is *idle* if it can still be found by content,
+/// else *free*.
 pub trait Index: Send {
     /// The kind of cache over this index.
     const KIND: CacheKind;

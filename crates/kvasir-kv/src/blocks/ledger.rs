@@ -7,9 +7,9 @@
 
 use crate::blocks::index::Index;
 use crate::blocks::queue::BlockQueue;
-use crate::blocks::runs::{indices, leading, runs};
 use crate::contract::cache::BlockUse;
 use crate::contract::ids::BlockId;
+use crate::shared::runs::{indices, leading, runs};
 use std::ops::Range;
 
 /// Reference counts of one block.

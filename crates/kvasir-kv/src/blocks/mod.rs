@@ -16,8 +16,8 @@
 //!   (copy-on-write).
 //! - Only full, retired blocks that are a function of the tokens before them are published.
 //!
-//! Guarded by `tests/blocks`, the model-based `tests/shadow`, `tests/prefix_model.rs` and
-//! `benches/blocks.rs`.
+//! Builds on `contract` and `shared`; knows no other cache. Guarded by `tests/blocks`, the
+//! model-based `tests/shadow`, `tests/prefix_model.rs` and `benches/blocks.rs`.
 
 pub(crate) mod cache;
 pub(crate) mod check;
@@ -32,7 +32,6 @@ pub(crate) mod prefix;
 pub(crate) mod queue;
 pub(crate) mod radix;
 pub(crate) mod rewind;
-pub(crate) mod runs;
 pub(crate) mod seq;
 pub(crate) mod sequences;
 pub(crate) mod size;
@@ -49,7 +48,7 @@ use crate::blocks::seq::{ClaimedRow, Replaced, Seq};
 pub use crate::blocks::size::BlockSize;
 use crate::contract::cache::Hit;
 use crate::contract::error::CacheError;
-use crate::contract::ids::BlockId;
+use crate::contract::ids::{BlockId, SeqId};
 use crate::contract::plan::SlotCopy;
 use crate::shared::in_flight::InFlight;
 use crate::shared::plan_cache::Identity;
@@ -164,15 +163,12 @@ impl<I: Index> BlockCache<I> {
 
     /// The block table of a sequence. `BlockId::MAX` stands where a removed range has freed a whole
     /// block.
-    pub fn table(&self, seq: crate::contract::ids::SeqId) -> Result<Cow<'_, [BlockId]>, CacheError> {
+    pub fn table(&self, seq: SeqId) -> Result<Cow<'_, [BlockId]>, CacheError> {
         Ok(self.seqs.get(seq)?.table.blocks().from(0))
     }
 
     /// The preallocated blocks of a sequence, the next to be used first.
-    pub fn ahead(
-        &self,
-        seq: crate::contract::ids::SeqId,
-    ) -> Result<impl Iterator<Item = BlockId>, CacheError> {
+    pub fn ahead(&self, seq: SeqId) -> Result<impl Iterator<Item = BlockId>, CacheError> {
         Ok(self.seqs.get(seq)?.ahead.iter().rev().copied())
     }
 
@@ -192,7 +188,7 @@ impl<I: Index> BlockCache<I> {
     }
 
     /// Number of leading blocks of a sequence that are published.
-    pub fn published_blocks(&self, seq: crate::contract::ids::SeqId) -> Result<u32, CacheError> {
+    pub fn published_blocks(&self, seq: SeqId) -> Result<u32, CacheError> {
         Ok(self.seqs.get(seq)?.published)
     }
 

@@ -15,7 +15,8 @@ use crate::blocks::index::Index;
 use crate::blocks::seq::{ClaimedRow, Seq};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, SeqId, StepId};
-use crate::contract::plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::contract::mask::Mask;
+use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
 use crate::shared::plan_cache::Places;
 use std::ops::Range;
 

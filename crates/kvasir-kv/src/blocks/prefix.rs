@@ -7,10 +7,10 @@
 
 use crate::blocks::BlockCache;
 use crate::blocks::index::{Index, Offer};
-use crate::blocks::runs::runs;
 use crate::contract::cache::{Hit, Lookup, Prefix};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{SeqId, Token};
+use crate::shared::runs::runs;
 
 impl<I: Index> Prefix for BlockCache<I> {
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {

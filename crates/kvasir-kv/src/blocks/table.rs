@@ -5,8 +5,8 @@
 //! whether appending suffices. `is_in_place` detects tables that are the blocks 0, 1, 2 .. for the
 //! contiguous path.
 
-use crate::blocks::runs::leading;
 use crate::contract::ids::BlockId;
+use crate::shared::runs::leading;
 use crate::shared::tail_buffered::TailBuffered;
 use std::ops::Range;
 

@@ -8,8 +8,9 @@ use crate::blocks::BlockCache;
 use crate::blocks::index::{Index, Unpinned};
 use crate::blocks::ledger::Ledger;
 use crate::blocks::seq::{HOLE, Seq};
+use crate::contract::cache::VictimSearch;
 use crate::contract::ids::{BlockId, SeqId};
-use crate::shared::victims::{OwnerChanges, VictimSearch, WhatIf, choose};
+use crate::shared::victims::{OwnerChanges, WhatIf, choose};
 
 /// The cache after hypothetical releases.
 struct BlockWhatIf<'a, I> {

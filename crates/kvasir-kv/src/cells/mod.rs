@@ -7,8 +7,8 @@
 //! from cell 0 and gets contiguous plans. `compact` restores that after fragmentation.
 //!
 //! Invariants: a cell is free exactly when it has no owner and no lease; a cell named by a step in
-//! flight is leased until that step ends. Guarded by `tests/random_operations.rs` (against
-//! `tests/oracle`) and `tests/lines_and_cells.rs`.
+//! flight is leased until that step ends. Builds on `contract` and `shared`. Guarded by
+//! `tests/random_operations.rs` (against `tests/oracle`) and `tests/lines_and_cells.rs`.
 
 pub(crate) mod check;
 pub(crate) mod compact;
@@ -21,9 +21,10 @@ pub(crate) mod victims;
 
 use crate::cells::entries::Entries;
 use crate::cells::table::CellTable;
-use crate::contract::cache::{BlockUse, Cache, CacheKind, ClaimRow, PoolUsage, Rewind, Sequences, Tree};
+use crate::contract::cache::{BlockUse, Cache, ClaimRow, PoolUsage, Rewind, Sequences, Tree, VictimSearch};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId};
+use crate::contract::kind::CacheKind;
 use crate::contract::plan::Plan;
 use crate::shared::in_flight::{Flight, InFlight};
 use crate::shared::nodes::{Nodes, RareNodes};
@@ -31,7 +32,6 @@ use crate::shared::plan_cache::Identity;
 use crate::shared::sequence_table::SeqTable;
 use crate::shared::slot_copies::Moves;
 use crate::shared::victims::OwnerChanges;
-use crate::shared::victims::VictimSearch;
 
 /// What one batch row of a step writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

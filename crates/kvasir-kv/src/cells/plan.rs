@@ -13,8 +13,8 @@ use crate::cells::entries::Entries;
 use crate::cells::{Cells, Row, Sequence, Written};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, SeqId, StepId};
-use crate::contract::plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
-use crate::shared::bits::{set_range, words_for};
+use crate::contract::mask::{Mask, set_range, words_for};
+use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
 use std::ops::Range;
 
 /// Least number of leading consecutive cells that become a run segment of their own.

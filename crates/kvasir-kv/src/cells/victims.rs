@@ -2,8 +2,9 @@
 //! names it.
 
 use crate::cells::Cells;
+use crate::contract::cache::VictimSearch;
 use crate::contract::ids::{SeqId, Slot};
-use crate::shared::victims::{OwnerChanges, VictimSearch, WhatIf, choose};
+use crate::shared::victims::{OwnerChanges, WhatIf, choose};
 
 /// The cache after hypothetical releases.
 struct CellWhatIf<'a> {

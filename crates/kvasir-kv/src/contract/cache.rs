@@ -5,76 +5,12 @@
 //! match on the cache kind. An operation that returns an error has changed nothing. An operation
 //! that changes what an unsubmitted plan may name raises `Cache::generation`; `retire` never does.
 
-use crate::contiguous::rings::Rings;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
+use crate::contract::kind::{CacheKind, Capability};
 use crate::contract::plan::{Plan, SlotCopy};
-use crate::shared::victims::VictimSearch;
+use crate::contract::rings::Rings;
 use serde::{Deserialize, Serialize};
-use std::fmt;
-
-/// The cache kinds, as `--cache` names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CacheKind {
-    /// One sequence and a length counter: row `i` in slot `i`.
-    Contiguous,
-    /// A pool of single-token cells, each with a position and any number of owners.
-    Cells,
-    /// One sequence with draft trees behind it (speculative decoding).
-    Tree,
-    /// Paged attention; prefix caching by chained block hashes.
-    Paged,
-    /// Paged attention; prefix caching by a radix tree over token ids.
-    Radix,
-}
-
-impl CacheKind {
-    /// All kinds.
-    pub const ALL: &[Self] = &[Self::Contiguous, Self::Cells, Self::Tree, Self::Paged, Self::Radix];
-
-    /// The name on the command line (`--cache`).
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Contiguous => "contiguous",
-            Self::Cells => "cells",
-            Self::Tree => "tree",
-            Self::Paged => "paged",
-            Self::Radix => "radix",
-        }
-    }
-}
-
-impl fmt::Display for CacheKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// An optional capability of a cache beyond the `Cache` trait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Capability {
-    /// Truncation: [`Rewind`].
-    Rewind,
-    /// Fork, copy and range removal: [`Sequences`].
-    Sequences,
-    /// Prefix caching: [`Prefix`].
-    Prefix,
-    /// Draft trees for speculative decoding: [`Tree`].
-    Tree,
-}
-
-impl fmt::Display for Capability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Rewind => "rewind",
-            Self::Sequences => "sequences",
-            Self::Prefix => "prefix",
-            Self::Tree => "tree",
-        })
-    }
-}
 
 /// One batch row of a step to be claimed: one sequence and its token counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,6 +79,24 @@ pub enum BlockUse {
     Dummy,
 }
 
+/// Input of [`Cache::victims`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VictimSearch<'a> {
+    /// Slots that must come free.
+    pub slots: u32,
+    /// Sequences that may be closed, preferred victim first.
+    pub candidates: &'a [SeqId],
+    /// A sequence that is truncated to a length in any case, or closed if that is 0. It is not
+    /// among the candidates.
+    pub truncate: Option<(SeqId, u32)>,
+    /// The newest prefix lookup, which is to be attached afterwards: its blocks stay in use, so
+    /// they do not come free.
+    pub hit: Hit,
+    /// Whether to count slots that come free only when the steps in flight have retired. A cache
+    /// may count fewer. Not together with a hit.
+    pub leased_too: bool,
+}
+
 /// The contract of every KV cache. The life of a step: *claim → plan → submit → retire*.
 ///
 /// - `claim` allocates slots for every token of the step, or fails and changes nothing.
@@ -162,8 +116,8 @@ pub trait Cache: Send {
     fn capacity(&self) -> u32;
     /// Slots per block, the unit of allocation; 1 for token-granular caches.
     fn block_size(&self) -> u32;
-    /// Length of the [`SharedPrefix`](crate::prefixed::shared_prefix::SharedPrefix) in front of every sequence, in
-    /// positions; it takes no slots here.
+    /// Length of the shared prefix in front of every sequence, in positions; it takes no slots
+    /// here.
     fn base(&self) -> Position {
         0
     }
@@ -300,7 +254,8 @@ pub trait Sequences {
 pub struct Hit {
     /// Leading tokens whose K and V are cached; whole blocks.
     pub tokens: u32,
-    /// Slots of the hit that are unreferenced now: attaching takes them out of [`PoolUsage::evictable`].
+    /// Slots of the hit that are unreferenced now: attaching takes them out of
+    /// [`PoolUsage::evictable`].
     pub idle: u32,
     /// Ticket of this lookup, for [`Prefix::attach`].
     #[serde(skip)]

@@ -1,7 +1,7 @@
 //! `CacheError`: why a cache refused an operation. A refused operation has changed nothing.
 
-use crate::contract::cache::{CacheKind, Capability};
 use crate::contract::ids::{Position, SeqId, StepId};
+use crate::contract::kind::{CacheKind, Capability};
 use std::fmt;
 
 /// Why a cache refused an operation. A refused operation has changed nothing.

@@ -12,8 +12,8 @@
 //! every plan it runs and compares.
 
 use crate::contract::ids::{Position, Slot};
-use crate::contract::plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
-use crate::shared::bits::{set_range, words_for};
+use crate::contract::mask::{Mask, set_range, words_for};
+use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
 
 /// Rewrites any plan into the explicit-mask form; keeps its memory from plan to plan. All batch
 /// rows then read one *window*: every slot that some row reads, once, in rising order of position.

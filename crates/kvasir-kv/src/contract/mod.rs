@@ -1,9 +1,14 @@
-//! The contract between caches and their callers: ids, the cache traits, plans and errors.
+//! The contract between caches and their callers: ids, the cache traits, plans with their masks,
+//! and errors.
 //!
-//! Knows no cache. Every cache and every backend builds on it.
+//! Knows no cache and imports nothing else of the crate. Every cache and every backend builds on
+//! it.
 
 pub(crate) mod cache;
 pub(crate) mod error;
 pub(crate) mod ids;
+pub(crate) mod kind;
 pub(crate) mod lowering;
+pub(crate) mod mask;
 pub(crate) mod plan;
+pub(crate) mod rings;

@@ -12,6 +12,7 @@
 //! plan.
 
 use crate::contract::ids::{Position, SeqId, Slot, StepId};
+use crate::contract::mask::Mask;
 use crate::shared::plan_cache::{Identity, Places, PlanCache, Progress};
 use serde::{Deserialize, Serialize};
 
@@ -82,24 +83,6 @@ pub struct Segment {
     pub first: Position,
     /// Offset in [`Plan::read_positions`] of the positions, if they are not consecutive.
     pub sparse: Option<u32>,
-}
-
-/// Attention mask of a batch row over its read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Mask {
-    /// Every query sees every entry: a decode row of one query.
-    None,
-    /// Causal: the queries are the last entries of the read; query `q` of `n` sees all but the last
-    /// `n - 1 - q`.
-    Causal,
-    /// One bit per query and entry: query `q` sees entry `e` if bit `e % 64` of
-    /// `mask_words[at + q * words_per_query + e / 64]` is set.
-    Explicit {
-        /// First word of the row's first query in [`Plan::mask_words`].
-        at: u32,
-        /// Words per query.
-        words_per_query: u32,
-    },
 }
 
 /// One batch row of a plan: one sequence's queries and read.

@@ -5,21 +5,22 @@
 //! every read, the shape that cascade attention takes. An explicit mask is shifted and shows each
 //! query the whole prefix.
 //!
-//! Invariant: the prefix's rows take no slots and cannot be written, removed or rewound into.
-//! Guarded by `tests/prefixed.rs`, which runs the same random operations with and without a prefix.
+//! Builds on `contract` and `contiguous`, whose rows it freezes. Invariant: the prefix's rows take
+//! no slots and cannot be written, removed or rewound into. Guarded by `tests/prefixed.rs`, which
+//! runs the same random operations with and without a prefix.
 
 pub(crate) mod shared_prefix;
 
 use crate::contiguous::Contiguous;
 use crate::contract::cache::{
-    BlockUse, Cache, CacheKind, ClaimRow, Hit, Lookup, PoolUsage, Prefix, Rewind, Sequences, Tree,
+    BlockUse, Cache, ClaimRow, Hit, Lookup, PoolUsage, Prefix, Rewind, Sequences, Tree, VictimSearch,
 };
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
-use crate::contract::plan::{Mask, Plan, PlanKind, PlanRow, PoolId, Span};
+use crate::contract::kind::CacheKind;
+use crate::contract::mask::{Mask, set_range, shift_into, words_for};
+use crate::contract::plan::{Plan, PlanKind, PlanRow, PoolId, Segment, Span};
 use crate::prefixed::shared_prefix::{Lease, SharedPrefix};
-use crate::shared::bits::{set_range, shift_into, words_for};
-use crate::shared::victims::VictimSearch;
 use std::ops::Range;
 
 /// A cache of any kind behind a [`SharedPrefix`]. Positions of the inner cache are counted from the
@@ -78,8 +79,7 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         self.prefix.push_segments(self.base, &mut plan.segments);
         for own in row.segments.range() {
             let segment = plan.segments[own];
-            plan.segments
-                .push(crate::contract::plan::Segment { first: segment.first + self.base, ..segment });
+            plan.segments.push(Segment { first: segment.first + self.base, ..segment });
         }
         row.segments = Span::new(start, plan.segments.len() - start);
         row.read_len += self.base;
@@ -125,6 +125,31 @@ impl<C: Cache + ?Sized> Prefixed<C> {
 
     fn above(&self, hit: Hit) -> Hit {
         Hit { tokens: hit.tokens + self.base, ..hit }
+    }
+}
+
+impl SharedPrefix {
+    /// A contiguous cache behind this prefix, with `capacity` slots of its own.
+    pub fn fork(&self, capacity: u32) -> Result<Prefixed<Contiguous>, CacheError> {
+        self.under(Box::new(Contiguous::new(capacity)))
+    }
+
+    /// Puts this prefix in front of every sequence of `cache`, which must be new and keep every
+    /// position (no window of its own, no rings). Only whole blocks of the cache's block size are
+    /// shared.
+    pub fn under<C: Cache + ?Sized>(&self, cache: Box<C>) -> Result<Prefixed<C>, CacheError> {
+        Prefixed::new(self.lease(), cache)
+    }
+}
+
+impl Contiguous {
+    /// Freezes its rows into a read-only prefix, which the backend then keeps as `pool`. Refused,
+    /// with the cache returned, while a step is in flight or with rings.
+    pub fn freeze(self, pool: PoolId) -> Result<SharedPrefix, Box<(Self, CacheError)>> {
+        match self.rows_to_freeze() {
+            Ok(rows) => Ok(SharedPrefix::new(pool, rows, None)),
+            Err(error) => Err(Box::new((self, error))),
+        }
     }
 }
 

@@ -5,11 +5,7 @@
 //! decides when the backend may free the pool: `PrefixWatch::is_gone`. Nothing here writes the rows
 //! again.
 
-use crate::contiguous::Contiguous;
-use crate::contract::cache::Cache;
-use crate::contract::error::CacheError;
 use crate::contract::plan::{Layout, PoolId, Segment};
-use crate::prefixed::Prefixed;
 use std::sync::{Arc, Weak};
 
 /// A frozen prefix: its pool, its rows there, and the prefix below it.
@@ -38,16 +34,9 @@ impl SharedPrefix {
         self.frozen.rows()
     }
 
-    /// A contiguous cache behind this prefix, with `capacity` slots of its own.
-    pub fn fork(&self, capacity: u32) -> Result<Prefixed<Contiguous>, CacheError> {
-        self.under(Box::new(Contiguous::new(capacity)))
-    }
-
-    /// Puts this prefix in front of every sequence of `cache`, which must be new and keep every
-    /// position (no window of its own, no rings). Only whole blocks of the cache's block size are
-    /// shared.
-    pub fn under<C: Cache + ?Sized>(&self, cache: Box<C>) -> Result<Prefixed<C>, CacheError> {
-        Prefixed::new(self.frozen.clone(), cache)
+    /// A strong reference to the rows, as a fork holds it.
+    pub(crate) fn lease(&self) -> Lease {
+        self.frozen.clone()
     }
 
     /// A weak handle that tells whether the rows are still read.

@@ -11,9 +11,10 @@ use crate::blocks::paged::Paged;
 use crate::blocks::radix::Radix;
 use crate::cells::Cells;
 use crate::contiguous::Contiguous;
-use crate::contiguous::rings::Rings;
-use crate::contract::cache::{Cache, CacheKind};
+use crate::contract::cache::Cache;
 use crate::contract::error::CacheError;
+use crate::contract::kind::CacheKind;
+use crate::contract::rings::Rings;
 use crate::tree::TreeCache;
 use std::{collections::BTreeMap, fmt};
 

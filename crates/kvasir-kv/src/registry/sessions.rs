@@ -166,8 +166,9 @@ impl Use for Speculating {
 
 #[cfg(test)]
 mod tests {
-    use crate::contract::cache::{CacheKind, Capability, ClaimRow};
-    use crate::contract::ids::StepId;
+    use crate::contract::cache::ClaimRow;
+    use crate::contract::ids::{SeqId, StepId};
+    use crate::contract::kind::{CacheKind, Capability};
     use crate::contract::plan::Plan;
     use crate::registry::sessions::*;
     use crate::registry::{CacheConfig, build};
@@ -203,7 +204,7 @@ mod tests {
         assert!(sessions.get(key).is_some());
         let early = || -> Result<(), CacheError> {
             let session = sessions.install::<Rewinding>(cache(CacheKind::Tree))?;
-            session.face(|face| face.rewind_to(crate::contract::ids::SeqId(9), 0))??;
+            session.face(|face| face.rewind_to(SeqId(9), 0))??;
             Ok(())
         };
         assert!(early().is_err());

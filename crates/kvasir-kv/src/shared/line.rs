@@ -5,13 +5,12 @@
 //! capacity. Slots are allocated from 0, so after `close` with a step in flight the whole pool
 //! counts as leased until that step ends.
 
-use crate::contract::cache::{ClaimRow, PoolUsage};
+use crate::contract::cache::{ClaimRow, PoolUsage, VictimSearch};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{SeqId, StepId};
 use crate::contract::plan::{Plan, PlanKind};
 use crate::shared::in_flight::InFlight;
 use crate::shared::sequence_table::SeqTable;
-use crate::shared::victims::VictimSearch;
 use crate::shared::victims::{WhatIf, choose};
 
 /// What one step writes: rows of the sequence, or draft nodes behind them.
@@ -147,7 +146,7 @@ impl Line {
         self.leased_by.is_some_and(|step| self.inflight.is_pending(step))
     }
 
-    /// [`Cache::victims`](crate::contract::cache::Cache::victims) when `extra` slots hold draft nodes.
+    /// `Cache::victims` when `extra` slots hold draft nodes.
     pub(crate) fn victims(&self, search: &VictimSearch<'_>, extra: u32, victims: &mut Vec<SeqId>) -> bool {
         let leased = self.is_flying() && !search.leased_too;
         choose(&mut LineWhatIf { line: self, held: self.claimed + extra, leased, freed: 0 }, search, victims)

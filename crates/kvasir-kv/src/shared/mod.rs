@@ -1,15 +1,15 @@
-//! Bookkeeping that several caches share: steps in flight, sequence tables, slot copies, draft trees,
-//! and small sets and lists.
+//! Bookkeeping that several caches share: steps in flight, sequence tables, block tables of plans,
+//! slot copies, draft trees, victims, and small sets and lists.
 //!
-//! Knows the contract and no cache.
+//! Builds on `contract` and knows no cache.
 
-pub(crate) mod bits;
 pub(crate) mod id_set;
 pub(crate) mod in_flight;
 pub(crate) mod line;
 pub(crate) mod nodes;
 pub(crate) mod plan_cache;
 pub(crate) mod rare_list;
+pub(crate) mod runs;
 pub(crate) mod sequence_table;
 pub(crate) mod slot_copies;
 pub(crate) mod tail_buffered;

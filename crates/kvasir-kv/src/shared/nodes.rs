@@ -15,7 +15,7 @@
 //! valid.
 
 use crate::contract::error::CacheError;
-use crate::shared::bits::{set_range, words_for};
+use crate::contract::mask::{set_range, words_for};
 use std::ops::{Deref, Range};
 
 /// One claimed frontier: nodes `start .. end`; its columns begin at `at` in `order` and `columns`.
@@ -26,8 +26,8 @@ struct Frontier {
     at: usize,
 }
 
-/// The draft nodes of one sequence that are not settled: the logic behind every cache's
-/// [`Tree`](crate::contract::cache::Tree) capability.
+/// The draft nodes of one sequence that are not settled: the logic behind every cache's `Tree`
+/// capability.
 #[derive(Clone, Debug, Default)]
 pub struct Nodes {
     parents: Vec<i32>,

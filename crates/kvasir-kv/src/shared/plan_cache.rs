@@ -8,8 +8,8 @@
 //!    half is garbage; otherwise it resets.
 //! 2. `place`, per batch row in order: an unchanged table costs one comparison; growth within the
 //!    spare capacity copies the new entries; any other change rewrites the table at the end.
-//! 3. The inline tail of each table (`TailBuffered::near`) goes into the scratch region. A row whose
-//!    tail has the offset it had in the last step gets only the new entries.
+//! 3. The inline tail of each table (`TailBuffered::near`) goes into the scratch region. A row
+//!    whose tail has the offset it had in the last step gets only the new entries.
 //! 4. `go_on` is the decode fast path: the row differs from the last step only by the end of its
 //!    inline tail.
 //! 5. `end` drops the rows that this plan does not have.

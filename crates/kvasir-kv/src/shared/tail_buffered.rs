@@ -1,12 +1,12 @@
-//! `TailBuffered`: an append-mostly `u32` list whose newest entries are stored inline and flushed to
-//! the heap `Vec` in batches.
+//! `TailBuffered`: an append-mostly `u32` list whose newest entries are stored inline and flushed
+//! to the heap `Vec` in batches.
 //!
 //! A decode step appends one entry to thousands of lists. Without the inline tail each append would
 //! miss the cache on the end of another heap allocation. The tail is flushed when the length
 //! reaches a multiple of `NEAR`, so lists of different lengths flush in different steps. Its test
 //! compares it with a `Vec`.
 
-use crate::blocks::runs::common_prefix;
+use crate::shared::runs::common_prefix;
 use std::borrow::Cow;
 use std::ops::{Index, Range};
 

@@ -10,26 +10,8 @@
 //!
 //! Guarded by `tests/victims.rs`, which closes the chosen sequences and compares.
 
-use crate::contract::cache::Hit;
+use crate::contract::cache::VictimSearch;
 use crate::contract::ids::SeqId;
-
-/// Input of [`Cache::victims`](crate::contract::cache::Cache::victims).
-#[derive(Clone, Copy, Debug, Default)]
-pub struct VictimSearch<'a> {
-    /// Slots that must come free.
-    pub slots: u32,
-    /// Sequences that may be closed, preferred victim first.
-    pub candidates: &'a [SeqId],
-    /// A sequence that is truncated to a length in any case, or closed if that is 0. It is not
-    /// among the candidates.
-    pub truncate: Option<(SeqId, u32)>,
-    /// The newest prefix lookup, which is to be attached afterwards: its blocks stay in use, so
-    /// they do not come free.
-    pub hit: Hit,
-    /// Whether to count slots that come free only when the steps in flight have retired. A cache
-    /// may count fewer. Not together with a hit.
-    pub leased_too: bool,
-}
 
 /// A model of a cache after hypothetical releases.
 pub(crate) trait WhatIf {

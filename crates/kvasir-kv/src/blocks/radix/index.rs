@@ -10,11 +10,11 @@ use crate::blocks::index::{Found, Index, Offer, Unpinned};
 use crate::blocks::queue::BlockQueue;
 use crate::blocks::radix::page_nodes::Places;
 use crate::blocks::radix::tree::{NodeId, RadixTree, Reached};
-use crate::blocks::runs::{indices, runs};
 use crate::blocks::size::BlockSize;
-use crate::contract::cache::CacheKind;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Token};
+use crate::contract::kind::CacheKind;
+use crate::shared::runs::{indices, runs};
 use std::ops::Range;
 
 /// Published pages in a [`RadixTree`], free ones in a FIFO. A used page pins its node.

@@ -2,7 +2,7 @@
 //! RadixAttention), with LRU eviction of leaves.
 
 pub(crate) mod index;
-pub(crate) mod least_recently_used;
+pub(crate) mod lru_heap;
 pub(crate) mod page_nodes;
 pub(crate) mod tree;
 

@@ -4,8 +4,8 @@
 //! of the smaller part.
 
 use crate::blocks::radix::tree::NodeId;
-use crate::blocks::runs::{indices, leading, runs};
 use crate::contract::ids::BlockId;
+use crate::shared::runs::{indices, leading, runs};
 use std::ops::Range;
 
 /// Names a set of pages of one node.

@@ -13,9 +13,9 @@
 //! Guarded by `tests/radix_model.rs` against a naive tree.
 
 use crate::blocks::index::Unpinned;
-use crate::blocks::radix::least_recently_used::Oldest;
-use crate::blocks::runs::common_prefix;
+use crate::blocks::radix::lru_heap::LruHeap;
 use crate::contract::ids::{BlockId, Token};
+use crate::shared::runs::common_prefix;
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
@@ -71,7 +71,7 @@ pub struct RadixTree {
     /// The root of each tenant.
     roots: HashMap<u64, NodeId, BuildHasherDefault<DefaultHasher>>,
     /// Evictable leaves by last use.
-    leaves: Oldest,
+    leaves: LruHeap,
     /// Logical time: counts walks and added leaves.
     clock: u64,
     evictable: u32,
@@ -87,7 +87,7 @@ impl RadixTree {
             spare: Vec::new(),
             edges: HashMap::default(),
             roots: HashMap::default(),
-            leaves: Oldest::default(),
+            leaves: LruHeap::default(),
             clock: 0,
             evictable: 0,
             protected: 0,

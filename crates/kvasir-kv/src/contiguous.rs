@@ -5,16 +5,14 @@
 //! without rings can be frozen into a `SharedPrefix` while no step is in flight. Guarded by
 //! `tests/lines_and_cells.rs` and `tests/random_operations.rs`.
 
-pub(crate) mod rings;
-
-use crate::contiguous::rings::Rings;
-use crate::contract::cache::{BlockUse, Cache, CacheKind, ClaimRow, PoolUsage, Rewind};
+use crate::contract::cache::{BlockUse, Cache, ClaimRow, PoolUsage, Rewind, VictimSearch};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId};
-use crate::contract::plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
-use crate::prefixed::shared_prefix::SharedPrefix;
+use crate::contract::kind::CacheKind;
+use crate::contract::mask::Mask;
+use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::contract::rings::Rings;
 use crate::shared::line::Line;
-use crate::shared::victims::VictimSearch;
 
 /// One sequence and a length counter: row `i` lies in slot `i`. The fastest single stream. With
 /// [`Rings`], it refuses to rewind below what a ring still holds.
@@ -38,15 +36,6 @@ impl Contiguous {
     /// Lowest position that every layer still holds.
     pub fn retained_from(&self) -> Position {
         self.rings.as_ref().map_or(0, |rings| rings.retained_from(self.line.peak()))
-    }
-
-    /// Freezes its rows into a read-only prefix, which the backend then keeps as `pool`. Refused,
-    /// with the cache returned, while a step is in flight or with rings.
-    pub fn freeze(self, pool: PoolId) -> Result<SharedPrefix, Box<(Self, CacheError)>> {
-        match self.rows_to_freeze() {
-            Ok(rows) => Ok(SharedPrefix::new(pool, rows, None)),
-            Err(error) => Err(Box::new((self, error))),
-        }
     }
 
     /// Retired rows: K and V computed.

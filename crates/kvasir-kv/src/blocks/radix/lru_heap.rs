@@ -1,28 +1,26 @@
-//! `Oldest`: an indexed 4-ary min-heap of nodes by last use (LRU); update and removal of any node
+//! `LruHeap`: an indexed 4-ary min-heap of node ids by last use (LRU); update and removal of any id
 //! in O(log n).
-
-use crate::blocks::radix::tree::NodeId;
 
 const NOWHERE: u32 = u32::MAX;
 
 /// Nodes by last use, oldest on top: a 4-ary min-heap with the heap index of each node.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Oldest {
-    heap: Vec<(u64, NodeId)>,
+pub(crate) struct LruHeap {
+    heap: Vec<(u64, u32)>,
     /// Heap index of each node.
     place: Vec<u32>,
 }
 
-impl Oldest {
+impl LruHeap {
     pub(crate) fn len(&self) -> usize {
         self.heap.len()
     }
 
-    pub(crate) fn contains(&self, node: NodeId) -> bool {
+    pub(crate) fn contains(&self, node: u32) -> bool {
         self.place.get(node as usize).is_some_and(|&at| at != NOWHERE)
     }
 
-    pub(crate) fn push(&mut self, node: NodeId, time: u64) {
+    pub(crate) fn push(&mut self, node: u32, time: u64) {
         if self.place.len() <= node as usize {
             self.place.resize(node as usize + 1, NOWHERE);
         }
@@ -32,7 +30,7 @@ impl Oldest {
 
     /// Updates the last use of a node, which must not be earlier; no effect if it is not in the
     /// heap.
-    pub(crate) fn touch(&mut self, node: NodeId, time: u64) {
+    pub(crate) fn touch(&mut self, node: u32, time: u64) {
         if self.contains(node) {
             let at = self.place[node as usize] as usize;
             self.heap[at].0 = time;
@@ -41,7 +39,7 @@ impl Oldest {
     }
 
     /// Removes a node; no effect if it is not in the heap.
-    pub(crate) fn remove(&mut self, node: NodeId) {
+    pub(crate) fn remove(&mut self, node: u32) {
         if !self.contains(node) {
             return;
         }
@@ -54,7 +52,7 @@ impl Oldest {
         }
     }
 
-    pub(crate) fn pop(&mut self) -> Option<NodeId> {
+    pub(crate) fn pop(&mut self) -> Option<u32> {
         let &(_, node) = self.heap.first()?;
         self.remove(node);
         Some(node)
@@ -91,7 +89,7 @@ impl Oldest {
         self.set(at, entry);
     }
 
-    fn set(&mut self, at: usize, entry: (u64, NodeId)) {
+    fn set(&mut self, at: usize, entry: (u64, u32)) {
         self.heap[at] = entry;
         self.place[entry.1 as usize] = at as u32;
     }
@@ -99,42 +97,42 @@ impl Oldest {
 
 #[cfg(test)]
 mod tests {
-    use crate::blocks::radix::least_recently_used::*;
+    use crate::blocks::radix::lru_heap::*;
     use std::collections::BTreeMap;
 
     #[test]
     fn agrees_with_a_sorted_list() {
-        let (mut oldest, mut model) = (Oldest::default(), BTreeMap::new());
+        let (mut heap, mut model) = (LruHeap::default(), BTreeMap::new());
         let mut state = 3u64;
         for time in 0..20_000 {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let node = (state >> 33) as u32 % 200;
             match (state >> 20 & 3, model.contains_key(&node)) {
                 (0, true) => {
-                    oldest.remove(node);
+                    heap.remove(node);
                     model.remove(&node);
                 }
                 (1, true) => {
-                    oldest.touch(node, time);
+                    heap.touch(node, time);
                     model.insert(node, time);
                 }
                 (2, _) => {
                     let first = model.iter().min_by_key(|(_, time)| **time).map(|(node, _)| *node);
-                    assert_eq!(oldest.pop(), first);
+                    assert_eq!(heap.pop(), first);
                     first.map(|node| model.remove(&node));
                 }
                 (_, false) => {
                     // Nodes re-enter with old times when they become leaves.
                     let time = time - state % (time + 1).min(50) / 2 * 2;
                     if !model.values().any(|&other| other == time) {
-                        oldest.push(node, time);
+                        heap.push(node, time);
                         model.insert(node, time);
                     }
                 }
                 _ => {}
             }
-            assert_eq!(oldest.len(), model.len());
-            assert_eq!(oldest.contains(node), model.contains_key(&node));
+            assert_eq!(heap.len(), model.len());
+            assert_eq!(heap.contains(node), model.contains_key(&node));
         }
     }
 }

@@ -1,5 +1,25 @@
-//! Bit operations on explicit attention masks, 64 columns to a word: setting a range, shifting a
-//! row.
+//! `Mask`: the attention mask of a batch row; an explicit one is a row of bits per query, 64
+//! columns to a word, and this file sets and shifts them.
+
+use serde::{Deserialize, Serialize};
+
+/// Attention mask of a batch row over its read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mask {
+    /// Every query sees every entry: a decode row of one query.
+    None,
+    /// Causal: the queries are the last entries of the read; query `q` of `n` sees all but the last
+    /// `n - 1 - q`.
+    Causal,
+    /// One bit per query and entry: query `q` sees entry `e` if bit `e % 64` of
+    /// `mask_words[at + q * words_per_query + e / 64]` is set.
+    Explicit {
+        /// First word of the row's first query in `Plan::mask_words`.
+        at: u32,
+        /// Words per query.
+        words_per_query: u32,
+    },
+}
 
 /// Words needed for `columns` mask bits.
 pub(crate) fn words_for(columns: u32) -> u32 {
@@ -30,7 +50,7 @@ pub(crate) fn shift_into(words: &mut [u64], bits: &[u64], by: u32) {
 
 #[cfg(test)]
 mod tests {
-    use crate::shared::bits::*;
+    use crate::contract::mask::*;
 
     #[test]
     fn a_range_sets_its_own_bits_only() {

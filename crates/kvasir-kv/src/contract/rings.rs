@@ -70,7 +70,7 @@ impl Rings {
 
 #[cfg(test)]
 mod tests {
-    use crate::contiguous::rings::*;
+    use crate::contract::rings::*;
 
     /// Runs every history of writes and rewinds of a small ring on real rows.
     #[test]

@@ -58,7 +58,7 @@ pub(crate) fn indices(blocks: &Range<BlockId>) -> Range<usize> {
 
 #[cfg(test)]
 mod tests {
-    use crate::blocks::runs::*;
+    use crate::shared::runs::*;
 
     #[test]
     fn every_length_of_a_stretch_is_found() {
