@@ -13,15 +13,9 @@
 //!
 //! Guarded by `tests/retained_sessions.rs` and `tests/sessions.rs`.
 
-use crate::{Core, RequestId, Sequence, sequence::Moves, world::World};
+use crate::{Core, RequestId, Sequence, SessionId, sequence::Moves, world::World};
 use kvasir_kv::{Hit, SeqId, Token, VictimSearch};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// A session: requests that continue one conversation. The caller must issue a unique id per
-/// conversation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct SessionId(pub u64);
 
 /// Retained K/V of one session: a cache sequence without a request, always ending at a block
 /// boundary.

@@ -12,7 +12,7 @@
 //! (`benches/step.rs`).
 
 use crate::stop::Plain;
-use crate::{Finish, Nanos, Params, Request, RequestId};
+use crate::{Finish, Nanos, Params, Request, RequestId, Timings};
 use kvasir_exec::{PoolRow, TokenLogprobs};
 use kvasir_kv::{SeqId, StepId, TailBuffered, Token};
 use kvasir_sample::Sampling;
@@ -41,21 +41,6 @@ pub(crate) enum Moves {
     Due,
     /// Carried by this step, which is in flight.
     In(StepId),
-}
-
-/// Timestamps of a request's lifecycle.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Timings {
-    /// Added to the core.
-    pub arrived: Nanos,
-    /// First admission; not changed by preemption.
-    pub admitted: Option<Nanos>,
-    /// First output token committed on the host.
-    pub first_token: Option<Nanos>,
-    /// Newest output token committed on the host.
-    pub last_token: Option<Nanos>,
-    /// Finished.
-    pub finished: Option<Nanos>,
 }
 
 /// One request's tokens, parameters, status and timings.

@@ -17,12 +17,23 @@
 
 use crate::sequence::Moves;
 use crate::{
-    Arrival, DeferReason, Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Refusal, StateSlots, Status,
+    Arrival, DeferReason, Fault, Finish, Held, Limits, Nanos, Outbox, Refusal, StateSlots, Status,
     StepRecord, Summary, queue::Queue, retained_sessions::RetainedSessions, slab::Slab,
 };
 use kvasir_exec::{PoolRow, SequenceSpec};
 use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{Cache, ClaimRow, Hit, SeqId, StepId};
+use serde::{Deserialize, Serialize};
+
+/// When computed blocks are published to the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PublishAt {
+    /// As soon as a block is full.
+    EveryBlock,
+    /// At the end of prefill, at preemption and at the end of the request.
+    Milestones,
+}
 
 /// A scheduled row: a sequence that the policy put into the step under construction.
 #[derive(Clone, Copy, Debug)]

@@ -10,10 +10,10 @@
 //! Prompts in progress are fed before new ones start.
 
 use super::{
-    Policy, PublishAt,
+    Policy,
     room::{decode_running, never_fits},
 };
-use crate::{Admit, Costs, DeferReason, Feed, Nanos, SchedulerView};
+use crate::{Admit, Costs, DeferReason, Feed, Nanos, PublishAt, SchedulerView};
 
 /// Whether a step may mix prefill chunks and decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

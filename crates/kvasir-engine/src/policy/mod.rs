@@ -10,18 +10,7 @@ pub use chunked::{Chunked, Mixing, StepTarget};
 pub use prefill_first::{Chunking, PrefillFirst, prefill_chunk};
 pub use rectangular::Rectangular;
 
-use crate::{Limits, Refusal, SchedulerView};
-use serde::{Deserialize, Serialize};
-
-/// When computed blocks are published to the prefix cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PublishAt {
-    /// As soon as a block is full.
-    EveryBlock,
-    /// At the end of prefill, at preemption and at the end of the request.
-    Milestones,
-}
+use crate::{Limits, PublishAt, Refusal, SchedulerView};
 
 /// A scheduling policy: decides what runs in the next step.
 ///

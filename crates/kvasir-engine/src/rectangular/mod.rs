@@ -5,22 +5,17 @@
 //! **tkv** of a row is its padded position behind its last token. **volume** is rows times the
 //! largest tkv.
 
+mod admission;
 mod config;
-mod hit;
-mod length;
 mod prefill;
-mod record;
 mod rectangle;
 mod rotation;
 mod rules;
-mod volume;
 
+pub use crate::record::{ChunkRecord, Projection, RectangleRecord, Skipped};
+pub use admission::{Decoder, Newcomer, length_allows};
 pub use config::RectangularConfig;
-pub use hit::HitPlan;
-pub use length::length_allows;
-pub use prefill::PrefillShape;
-pub use record::{ChunkRecord, RectangleRecord, Skipped};
+pub use prefill::{HitPlan, PrefillShape};
 pub use rectangle::Rectangle;
 pub use rotation::{Turn, rotate};
 pub use rules::Rules;
-pub use volume::{Decoder, Newcomer, Projection};

@@ -1,8 +1,13 @@
-//! Admission test for the volume limit: projects the worst-case length of every row if a prompt
-//! joins the decode batch.
+//! Admission tests of the decode batch: whether no later step exceeds the volume limit or
+//! `max_model_len` if a prompt joins.
 //!
-//! For a new row and decoding rows sorted by end, every step must satisfy `rows * max(tkv) <=
-//! limit`. It suffices to check at each row's projected end up to the new row's own.
+//! - Volume: for a new row and decoding rows sorted by end, every step must satisfy
+//!   `rows * max(tkv) <= limit`. It suffices to check at each row's projected end up to the new
+//!   row's own.
+//! - Length: joining aligns every row to a common block, and each row's remaining tokens must still
+//!   fit.
+
+use crate::record::Projection;
 
 /// A decoding row, as seen by the admission tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,16 +25,6 @@ pub struct Newcomer {
     pub prompt: u32,
     /// Outputs left after prefill, excluding the first: its decode steps.
     pub left: u32,
-}
-
-/// Worst-case end lengths of the decode batch with a new row: all rows use all their outputs, and
-/// padding costs each one more block.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Projection {
-    /// End length of the new row.
-    pub mine: u64,
-    /// End lengths of the decoding rows, ascending.
-    pub ends: Vec<u64>,
 }
 
 impl Projection {
@@ -63,6 +58,27 @@ impl Projection {
         }
         Ok(())
     }
+}
+
+/// Whether all remaining tokens fit `max_model_len` if the new prompt joins now (rule set
+/// `document`). `tkv` is that of the previous step.
+///
+/// Joining aligns every row to the block of `base = floor(max(tkv, prompt) / block) * block`. Each
+/// row, the new one included, must satisfy `base + computed % block + left <= max_model_len`.
+pub fn length_allows(
+    max_model_len: u32,
+    block: u32,
+    tkv: u32,
+    new: Newcomer,
+    mut decoders: impl Iterator<Item = Decoder>,
+) -> bool {
+    let block = block.max(1);
+    let base = tkv.max(new.prompt) / block * block;
+    let fits = |computed: u32, left: u32| {
+        let at = u64::from(base) + u64::from(computed % block);
+        at + u64::from(left) <= u64::from(max_model_len)
+    };
+    fits(new.prompt, new.left) && decoders.all(|d| fits(d.computed, d.left))
 }
 
 #[cfg(test)]
@@ -107,5 +123,24 @@ mod tests {
         let decoding = [(71, 78), (411, 98), (270, 29)];
         assert!(!allows(1536, 412, (105, 15), &decoding));
         assert!(allows(1536, 423, (105, 15), &[(82, 67), (281, 18)]));
+    }
+
+    #[test]
+    fn the_newcomer_and_every_decoder_must_fit() {
+        let new = Newcomer { prompt: 111, left: 16 };
+        let one = |computed, left| std::iter::once(Decoder { computed, left });
+        assert!(length_allows(128, 64, 111, new, std::iter::empty()));
+        assert!(length_allows(127, 64, 111, new, std::iter::empty()));
+        assert!(!length_allows(126, 64, 111, new, std::iter::empty()));
+        // A decoder at offset 61 of the block it is pushed to has space for three more tokens.
+        assert!(length_allows(128, 64, 61, new, one(61, 3)));
+        assert!(!length_allows(128, 64, 61, new, one(61, 4)));
+    }
+
+    #[test]
+    fn a_long_batch_pushes_a_short_newcomer() {
+        let new = Newcomer { prompt: 10, left: 99 };
+        assert!(length_allows(512, 64, 410, new, std::iter::empty()));
+        assert!(!length_allows(512, 64, 450, new, std::iter::empty()), "448 + 10 + 99 > 512");
     }
 }
