@@ -10,12 +10,18 @@
 //!    propose drafts.
 //!
 //! Invariants: a plan whose cache generation is stale is never submitted. After `StepError::Lost`
-//! the engine is dead and every request has been failed. Outputs do not depend on overlap.
+//! the engine is dead and every request has been failed. Outputs do not depend on overlap. An
+//! `Observer` (recorder, metrics) sees every scheduled and completed step and changes nothing.
 
-use crate::{
-    Core, Drafter, Fault, Finish, Nanos, Observer, Proposal, Refusal, Request, RequestId, Status, Summary,
-    meter::CostMeter,
-};
+use crate::core::Core;
+use crate::request::event::Summary;
+use crate::request::finish::{Fault, Finish, Refusal};
+use crate::request::ids::RequestId;
+use crate::request::params::Request;
+use crate::request::sequence::Status;
+use crate::request::timings::Nanos;
+use crate::step::cost_meter::CostMeter;
+use crate::step::drafts::{Drafter, Proposal};
 use kvasir_exec::{Executor, Step, StepError};
 use kvasir_kv::{CacheError, Token};
 use std::{
@@ -67,6 +73,17 @@ pub struct Completion {
     pub tokens: Vec<Token>,
     /// Its final statistics.
     pub summary: Summary,
+}
+
+/// Sees every step, to record or count. It must not block: it runs on the engine's thread.
+pub trait Observer: Send {
+    /// A step was scheduled: its decisions are in `Core::record`, its batch and plan in `step`.
+    fn scheduled(&mut self, core: &Core, step: &Step);
+    /// A step was postprocessed: its events are in `Core::events`, which may still hold undelivered
+    /// earlier ones.
+    fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, now: Nanos);
+    /// No request is left; some may have ended between two steps.
+    fn idle(&mut self, _core: &Core) {}
 }
 
 /// A `Core` driven over an executor.

@@ -7,68 +7,64 @@
 //! - `Engine` runs a `Core` over an `Executor` and overlaps host scheduling with device execution.
 //!   `Engine::serve` is the loop behind an inbox of messages.
 //!
-//! One step: `policy/` picks rows through the `SchedulerView` (desk.rs), make.rs claims KV slots and fills
-//! the batch, the executor runs it, and settle.rs commits the sampled tokens. `tests/toy` is the
-//! main test: every completion must equal that of its request run alone.
+//! Folders in reading order; each imports only from those before it:
+//!
+//! 1. `request`: a request, its sequence of tokens, its end and its events.
+//! 2. `scheduler`: queue, KV slots, retained sessions, and the policies with the view they act
+//!    through.
+//! 3. `step`: builds a step from scheduled rows and commits its results.
+//! 4. `core`, then `engine`.
+//! 5. `serving_loop` and `trace` (step traces); `replicas` stands alone.
+//!
+//! `tests/toy` is the main test: every completion must equal that of its request run alone.
 //!
 //! The crate must not know HTTP, JSON bodies, tensors or kernels.
+
 #![forbid(unsafe_code)]
 
-mod amend;
-mod build_step;
-mod check;
-mod coalesce;
-mod commit_step;
-mod core;
-mod defer_reason;
-mod draft;
-mod engine;
-mod event;
-mod finish;
-mod ids;
-mod limits;
-mod meter;
-mod observer;
-mod policy;
-mod queue;
-mod record;
-pub mod rectangular;
-mod request;
-mod retained_sessions;
-mod route;
-mod scheduler_view;
-mod sequence;
-mod serve;
-mod slab;
-mod state_slots;
-mod step_trace;
-mod stop;
-mod tidy;
-mod timings;
-mod trace;
-mod world;
+pub(crate) mod core;
+pub(crate) mod engine;
+pub(crate) mod replicas;
+pub(crate) mod request;
+pub(crate) mod scheduler;
+pub(crate) mod serving_loop;
+pub(crate) mod step;
+pub(crate) mod trace;
 
-pub use self::core::Core;
-pub use coalesce::{Coalescer, Coalescing, LocalState, ReplicaState};
-pub use defer_reason::DeferReason;
-pub use draft::{DraftStats, Drafter, Proposal};
-pub use engine::{Completion, Engine, Exit, Turn};
-pub use event::{Event, Outbox, Summary};
-pub use finish::{Fault, Finish, Parameter, Refusal};
-pub use ids::{RequestId, SessionId};
-pub use limits::{Costs, Limits};
-pub use observer::Observer;
-pub use policy::{Chunked, Chunking, Mixing, Policy, PrefillFirst, Rectangular, StepTarget, prefill_chunk};
-pub use queue::Order;
-pub use record::{Admission, Arrival, Held, StepRecord};
-pub use rectangular::RectangularConfig;
-pub use request::{Params, Request};
-pub use route::{Balance, Charge, Load, Router, UnknownReplica};
-pub use scheduler_view::{Admit, Feed, SchedulerView};
-pub use sequence::{Sequence, Status};
-pub use serve::Message;
-pub use state_slots::StateSlots;
-pub use step_trace::{StepTrace, TableChange};
-pub use timings::{Nanos, Timings};
-pub use trace::{TraceSink, Tracer};
-pub use world::PublishAt;
+pub use crate::core::Core;
+pub use crate::engine::{Completion, Engine, Exit, Observer, Turn};
+pub use crate::replicas::coalescer::{Coalescer, Coalescing, LocalState, ReplicaState};
+pub use crate::replicas::router::{Balance, Charge, Load, Router, UnknownReplica};
+pub use crate::request::event::{Event, Outbox, Summary};
+pub use crate::request::finish::{Fault, Finish, Parameter, Refusal};
+pub use crate::request::ids::{RequestId, SessionId};
+pub use crate::request::params::{Params, Request};
+pub use crate::request::sequence::{Sequence, Status};
+pub use crate::request::timings::{Nanos, Timings};
+pub use crate::scheduler::defer_reason::DeferReason;
+pub use crate::scheduler::limits::{Costs, Limits};
+pub use crate::scheduler::policy::Policy;
+pub use crate::scheduler::policy::chunked::{Chunked, Mixing, StepTarget};
+pub use crate::scheduler::policy::prefill_first::{Chunking, PrefillFirst, prefill_chunk};
+pub use crate::scheduler::policy::rectangular::Rectangular;
+pub use crate::scheduler::policy::rectangular::config::RectangularConfig;
+pub use crate::scheduler::queue::Order;
+pub use crate::scheduler::record::{Admission, Arrival, Held, StepRecord};
+pub use crate::scheduler::state::PublishAt;
+pub use crate::scheduler::state_slots::StateSlots;
+pub use crate::scheduler::view::{Admit, Feed, SchedulerView};
+pub use crate::serving_loop::Message;
+pub use crate::step::drafts::{DraftStats, Drafter, Proposal};
+pub use crate::trace::step_trace::{StepTrace, TableChange};
+pub use crate::trace::tracer::{TraceSink, Tracer};
+
+/// Arithmetic of the `rectangular` policy, for replays of recorded steps.
+pub mod rectangular {
+    pub use crate::scheduler::policy::rectangular::admission::{Decoder, Newcomer, length_allows};
+    pub use crate::scheduler::policy::rectangular::config::RectangularConfig;
+    pub use crate::scheduler::policy::rectangular::prefill::{HitPlan, PrefillShape};
+    pub use crate::scheduler::policy::rectangular::rectangle::Rectangle;
+    pub use crate::scheduler::policy::rectangular::rotation::{Turn, rotate};
+    pub use crate::scheduler::policy::rectangular::rules::Rules;
+    pub use crate::scheduler::record::{ChunkRecord, Projection, RectangleRecord, Skipped};
+}

@@ -1,0 +1,153 @@
+//! Request events and the outbox: token deltas, finish reasons, log-probabilities, hidden states
+//! and request summaries with TTFT and TPOT.
+//!
+//! Invariants: the events of a request arrive in order, and its last event, and no other, has
+//! `finish` set. The outbox keeps its memory when cleared.
+
+use crate::request::finish::Finish;
+use crate::request::ids::{RequestId, SessionId};
+use crate::request::sequence::Sequence;
+use crate::request::timings::{Nanos, Timings};
+use kvasir_exec::TokenLogprobs;
+use kvasir_kv::{Span, StepId, Token};
+use serde::{Deserialize, Serialize};
+
+/// One event of a request: new tokens, its end, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// The request.
+    pub request: RequestId,
+    /// The caller's tag.
+    pub tag: u64,
+    /// The step that sampled the tokens; none if the request ended outside a step.
+    pub step: Option<StepId>,
+    /// Index of the first new token among the request's outputs; equals the number of tokens
+    /// delivered before.
+    pub first: u32,
+    /// Range of new tokens in [`Outbox::tokens`]; may be empty.
+    pub tokens: Span,
+    /// Finish reason; set on the request's last event only.
+    pub finish: Option<Finish>,
+}
+
+/// Final statistics of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// The request.
+    pub request: RequestId,
+    /// The caller's tag.
+    pub tag: u64,
+    /// Finish reason.
+    pub finish: Finish,
+    /// Prompt tokens.
+    pub prompt: u32,
+    /// Output tokens.
+    pub outputs: u32,
+    /// Prompt tokens served from the KV cache at its first admission.
+    pub cached: u32,
+    /// Number of preemptions.
+    pub preemptions: u32,
+    /// Lifecycle timestamps.
+    pub timings: Timings,
+}
+
+impl Summary {
+    /// A placeholder until the request has ended.
+    pub(crate) fn blank(request: RequestId, finish: Finish) -> Self {
+        let timings = Timings::default();
+        Self { request, tag: 0, finish, prompt: 0, outputs: 0, cached: 0, preemptions: 0, timings }
+    }
+
+    pub(crate) fn of(sequence: &Sequence, finish: Finish) -> Self {
+        Self {
+            request: sequence.id,
+            tag: sequence.tag,
+            finish,
+            prompt: sequence.prompt_len,
+            outputs: sequence.outputs_len(),
+            cached: sequence.rest.first_hit,
+            preemptions: sequence.rest.preemptions,
+            timings: sequence.rest.timings,
+        }
+    }
+
+    /// TTFT: arrival to first token.
+    pub fn ttft(&self) -> Option<Nanos> {
+        Some(self.timings.first_token?.saturating_sub(self.timings.arrived))
+    }
+
+    /// Decode time: first output token to last.
+    pub fn spoke(&self) -> Option<Nanos> {
+        Some(self.timings.last_token?.saturating_sub(self.timings.first_token?))
+    }
+
+    /// TPOT: mean time per output token after the first; none for a single token.
+    pub fn tpot(&self) -> Option<Nanos> {
+        self.spoke()?.checked_div(u64::from(self.outputs.checked_sub(1)?))
+    }
+}
+
+/// Events since the last `clear`, in order, with their tokens. Its memory is reused.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outbox {
+    /// Events in order.
+    pub events: Vec<Event>,
+    /// The tokens of all events.
+    pub tokens: Vec<Token>,
+    /// Summaries of the requests whose final event is among `events`.
+    pub ended: Vec<Summary>,
+    /// Log-probabilities by index into `tokens`, for requests that want them.
+    pub logprobs: Vec<(u32, TokenLogprobs)>,
+    /// Retained K/V length of sessions, each time it changed.
+    pub kept: Vec<(SessionId, u32)>,
+    /// Prompt log-probabilities from the second token on, by index into `events`.
+    pub scores: Vec<(u32, Vec<TokenLogprobs>)>,
+    /// Hidden states (embeddings) of prompts' last tokens, by index into `events`.
+    #[serde(default)]
+    pub hidden: Vec<(u32, Vec<f32>)>,
+}
+
+impl Outbox {
+    /// Drops all events and keeps the memory.
+    pub fn clear(&mut self) {
+        self.events.clear();
+        self.tokens.clear();
+        self.logprobs.clear();
+        self.scores.clear();
+        self.hidden.clear();
+        self.ended.clear();
+        self.kept.clear();
+    }
+
+    /// Whether there is nothing to deliver.
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.kept.is_empty()
+    }
+
+    /// Iterates over the events with their tokens.
+    pub fn iter(&self) -> impl Iterator<Item = (&Event, &[Token])> {
+        self.events.iter().map(|event| (event, self.tokens.get(event.tokens.range()).unwrap_or(&[])))
+    }
+
+    /// Fast path: one token of a request that continues.
+    #[inline]
+    pub(crate) fn push_one(&mut self, request: RequestId, tag: u64, step: StepId, first: u32, new: Token) {
+        let tokens = Span::new(self.tokens.len(), 1);
+        self.tokens.push(new);
+        self.events.push(Event { request, tag, step: Some(step), first, tokens, finish: None });
+    }
+
+    pub(crate) fn push(
+        &mut self,
+        request: RequestId,
+        tag: u64,
+        step: Option<StepId>,
+        first: u32,
+        new: &[Token],
+        finish: Option<Finish>,
+    ) {
+        let tokens = Span::new(self.tokens.len(), new.len());
+        self.tokens.extend_from_slice(new);
+        self.events.push(Event { request, tag, step, first, tokens, finish });
+    }
+}

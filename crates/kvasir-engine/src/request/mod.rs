@@ -1,0 +1,12 @@
+//! A request and what becomes of it: ids, parameters, the stop rule, finish reasons, the sequence
+//! of tokens, and events with the outbox.
+//!
+//! Knows no scheduler, cache state or step.
+
+pub(crate) mod event;
+pub(crate) mod finish;
+pub(crate) mod ids;
+pub(crate) mod params;
+pub(crate) mod sequence;
+pub(crate) mod stop;
+pub(crate) mod timings;

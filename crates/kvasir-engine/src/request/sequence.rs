@@ -1,0 +1,306 @@
+//! One request's state in the scheduler: committed tokens, KV progress, tokens in flight, drafts,
+//! status and timings.
+//!
+//! `computed <= claimed <= tokens + in_flight`
+//!
+//! - `computed`: tokens whose K/V is in the cache; every step that wrote them has retired.
+//! - `claimed`: tokens that have KV slots, including those of steps in flight.
+//! - `tokens`: what the host has seen and the target model has chosen. No placeholders, no drafts.
+//!
+//! Layout: hot fields fill whole cache lines in `Sequence`, cold fields are boxed in `Rest`. At
+//! thousands of rows a step is bound by memory latency, so a new field must be placed deliberately
+//! (`benches/step.rs`).
+
+use crate::request::finish::Finish;
+use crate::request::ids::RequestId;
+use crate::request::params::{Params, Request};
+use crate::request::stop::Plain;
+use crate::request::timings::{Nanos, Timings};
+use kvasir_exec::{PoolRow, TokenLogprobs};
+use kvasir_kv::{SeqId, StepId, TailBuffered, Token};
+use kvasir_sample::Sampling;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// Request states: Waiting → Running → Finished; preemption returns Running → Waiting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// In the queue; owns no KV slots.
+    #[default]
+    Waiting,
+    /// Admitted; owns a cache sequence and an executor row.
+    Running,
+    /// Ended; kept until no step in flight names it.
+    Finished,
+}
+
+/// State of the K/V row moves that bring a sequence's accepted tree drafts into place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Moves {
+    #[default]
+    None,
+    /// Carried by the next step, whichever sequences it has.
+    Due,
+    /// Carried by this step, which is in flight.
+    In(StepId),
+}
+
+/// One request's tokens, parameters, status and timings.
+///
+/// Committed tokens, tokens in flight and drafts are kept apart: the token list holds only tokens
+/// that the host has seen and the target model has chosen.
+#[derive(Clone, Debug, Default)]
+#[repr(C, align(64))]
+pub struct Sequence {
+    // Hot fields, one cache line per paragraph; cold fields are in `Rest`. With thousands of
+    // requests a step is bound by memory latency.
+    pub(crate) id: RequestId,
+    /// Its cache sequence while it runs.
+    pub(crate) cache: Option<SeqId>,
+    /// Number of the newest scheduling attempt that scheduled or deferred it.
+    pub(crate) seen_in: u64,
+    pub(crate) prompt_len: u32,
+    /// Tokens with KV slots, including those that steps in flight will write.
+    pub(crate) claimed: u32,
+    /// Tokens whose K/V is written: every step that wrote them has retired.
+    pub(crate) computed: u32,
+    /// Tokens sampled by steps in flight.
+    pub(crate) in_flight: u32,
+    /// Steps in flight that name it.
+    pub(crate) steps_in_flight: u32,
+    /// Slots reserved and not yet claimed.
+    pub(crate) promised: u32,
+    /// Length up to which it holds slots allocated ahead of claims; 0 if none.
+    pub(crate) ahead: u32,
+    /// Tokens published to the prefix cache.
+    pub(crate) published: u32,
+
+    /// Compact stop conditions for the decode fast path.
+    pub(crate) stops: Plain,
+    pub(crate) pool_row: Option<PoolRow>,
+    pub(crate) status: Status,
+    /// In prefill: no step that feeds its last known token has been scheduled since admission.
+    pub(crate) prefilling: bool,
+    /// A step in flight verifies its drafts.
+    pub(crate) verifying: bool,
+    /// Log-probabilities of outputs are wanted.
+    pub(crate) logprobs: bool,
+    /// Copy of `Params::serial`.
+    pub(crate) serial: bool,
+    /// Its parameters were changed since it was added, so cached batch rows are stale.
+    pub(crate) amended: bool,
+    /// Prompt, then committed outputs. The newest of them are stored inline in the next two cache
+    /// lines.
+    pub(crate) tokens: TailBuffered,
+    pub(crate) rest: Box<Rest>,
+
+    pub(crate) tag: u64,
+    /// When its newest output was committed; copied to `timings` when it ends.
+    pub(crate) last_token: Option<Nanos>,
+    /// Pending K/V row moves of accepted drafts.
+    pub(crate) moves: Moves,
+    /// Drafts for its next decode.
+    pub(crate) drafts: Vec<Token>,
+
+    /// Copy of `Params::sampling`.
+    pub(crate) sampling: Sampling,
+}
+
+/// Cold fields of `Sequence`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rest {
+    pub(crate) params: Params,
+    /// Outputs until `max_model_len` is reached.
+    pub(crate) room: u32,
+    /// Length up to which slots were reserved at admission.
+    pub(crate) reserve_to: u32,
+    /// Parents of tree drafts; node 0 is the newest committed token. Empty for a chain.
+    pub(crate) parents: Vec<i32>,
+    /// Cache-hit tokens of the latest admission.
+    pub(crate) hit: u32,
+    /// Cache-hit tokens of the first admission, reported to the client as cached tokens.
+    pub(crate) first_hit: u32,
+    pub(crate) preemptions: u32,
+    /// The sibling that computes the shared prompt (parallel sampling); none once admitted.
+    pub(crate) leader: Option<RequestId>,
+    pub(crate) timings: Timings,
+    pub(crate) finish: Option<Finish>,
+    /// Prompt log-probabilities from the second token on, until they go out with its first event.
+    pub(crate) scores: Vec<TokenLogprobs>,
+    /// Arrival number; unchanged by preemption.
+    pub(crate) number: u64,
+}
+
+impl Sequence {
+    /// A waiting sequence without an id; the core assigns one when it is inserted.
+    pub fn new(request: Request) -> Self {
+        Self {
+            tag: request.tag,
+            prompt_len: request.prompt.len() as u32,
+            tokens: TailBuffered::new(request.prompt),
+            logprobs: request.params.sampling.logprobs.is_some(),
+            serial: request.params.serial,
+            sampling: request.params.sampling,
+            rest: Box::new(Rest { params: request.params, ..Rest::default() }),
+            ..Self::default()
+        }
+    }
+
+    /// Commits tokens chosen by the target model.
+    pub fn append(&mut self, tokens: &[Token]) {
+        tokens.iter().for_each(|&token| self.tokens.push(token));
+    }
+
+    /// Truncates outputs to a total of `len` tokens; never shortens the prompt.
+    pub fn truncate(&mut self, len: u32) {
+        self.tokens.truncate(len.max(self.prompt_len));
+    }
+
+    /// Blocks of `block_size` occupied by committed tokens.
+    pub fn blocks(&self, block_size: u32) -> u32 {
+        self.tokens.len().div_ceil(block_size)
+    }
+
+    /// Tokens in the last block.
+    pub fn last_block_tokens(&self, block_size: u32) -> u32 {
+        self.tokens.len().saturating_sub(1) % block_size + 1
+    }
+
+    /// Copy of the `i`-th block of tokens; none beyond the last.
+    pub fn block(&self, i: u32, block_size: u32) -> Option<Vec<Token>> {
+        let start = i.checked_mul(block_size).filter(|&start| start < self.tokens.len())?;
+        let mut block = Vec::new();
+        self.tokens.copy(start..start.saturating_add(block_size), &mut block);
+        Some(block)
+    }
+
+    /// Its id.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+    /// The caller's tag.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+    /// Committed tokens: prompt, then outputs seen by the host. Cost: may copy.
+    pub fn tokens(&self) -> Cow<'_, [Token]> {
+        self.tokens.from(0)
+    }
+    /// Prompt tokens.
+    pub fn prompt(&self) -> &[Token] {
+        self.tokens.first(self.prompt_len)
+    }
+    /// Committed outputs. Cost: may copy.
+    pub fn outputs(&self) -> Cow<'_, [Token]> {
+        self.tokens.from(self.prompt_len)
+    }
+    /// Number of committed outputs.
+    pub fn outputs_len(&self) -> u32 {
+        self.tokens.len().saturating_sub(self.prompt_len)
+    }
+    /// Number of prompt tokens.
+    pub fn prompt_len(&self) -> u32 {
+        self.prompt_len
+    }
+    /// Its parameters.
+    pub fn params(&self) -> &Params {
+        &self.rest.params
+    }
+    /// Its state.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+    /// Its cache sequence while it runs.
+    pub fn cache_id(&self) -> Option<SeqId> {
+        self.cache
+    }
+    /// Its executor row (sampled token and sampler state) while it runs.
+    pub fn pool_row(&self) -> Option<PoolRow> {
+        self.pool_row
+    }
+    /// Tokens whose K/V is written.
+    pub fn computed(&self) -> u32 {
+        self.computed
+    }
+    /// Tokens with KV slots, including those of steps in flight.
+    pub fn claimed(&self) -> u32 {
+        self.claimed
+    }
+    /// Tokens being sampled by steps in flight.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+    /// Steps in flight that name it.
+    pub fn steps_in_flight(&self) -> u32 {
+        self.steps_in_flight
+    }
+    /// Committed tokens plus tokens in flight.
+    pub fn len(&self) -> u32 {
+        self.tokens.len() + self.in_flight
+    }
+    /// Always false for a live request: a prompt has at least one token.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.len() == 0
+    }
+    /// Tokens to feed before the next sample: the unclaimed part of the prompt (of all tokens after
+    /// a preemption), or 1 for a decode.
+    pub fn to_feed(&self) -> u32 {
+        self.len().saturating_sub(self.claimed)
+    }
+    /// Whether it is in prefill (or in recomputation after a preemption).
+    pub fn is_prefilling(&self) -> bool {
+        self.prefilling
+    }
+    /// Whether prompt log-probabilities are wanted and still incomplete.
+    pub fn wants_scores(&self) -> bool {
+        self.sampling.prompt_logprobs.is_some()
+            && self.outputs_len() == 0
+            && (self.rest.scores.len() as u32) < self.prompt_len.saturating_sub(1)
+    }
+    /// Drafts for its next decode.
+    pub fn drafts(&self) -> &[Token] {
+        &self.drafts
+    }
+    /// Outputs left until its token limit; tokens in flight count as produced.
+    pub fn outputs_left(&self) -> u32 {
+        let had = self.len().saturating_sub(self.prompt_len);
+        self.stops.cap().saturating_sub(had)
+    }
+    /// Most tokens it may reach, prompt included. The last one is never fed.
+    pub fn longest(&self) -> u32 {
+        self.prompt_len + self.stops.cap()
+    }
+    /// Slots reserved for it and not yet claimed.
+    pub fn promised(&self) -> u32 {
+        self.promised
+    }
+    /// Tokens published to the prefix cache.
+    pub fn published(&self) -> u32 {
+        self.published
+    }
+    /// Cache-hit tokens of its latest admission.
+    pub fn hit(&self) -> u32 {
+        self.rest.hit
+    }
+    /// Cache-hit tokens of its first admission.
+    pub fn first_hit(&self) -> u32 {
+        self.rest.first_hit
+    }
+    /// Number of preemptions.
+    pub fn preemptions(&self) -> u32 {
+        self.rest.preemptions
+    }
+    /// Timestamps; `last_token` is set only when it has ended.
+    pub fn timings(&self) -> &Timings {
+        &self.rest.timings
+    }
+    /// Finish reason, once it has ended.
+    pub fn finish(&self) -> Option<Finish> {
+        self.rest.finish
+    }
+    /// Arrival number.
+    pub fn number(&self) -> u64 {
+        self.rest.number
+    }
+}

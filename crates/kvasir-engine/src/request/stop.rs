@@ -1,0 +1,179 @@
+//! The stop rule: finds where a completion ends (stop sequence, EOS, stop token id, `max_tokens`,
+//! model length).
+//!
+//! `Plain` is a compact copy of the common stop conditions, for the decode fast path. It must be
+//! conservative: whenever `Plain::goes_on` says yes, `find` must find no stop. The tests below
+//! check this.
+
+use crate::request::finish::Finish;
+use crate::request::params::Params;
+use kvasir_kv::Token;
+
+/// The end of a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stop {
+    /// Number of outputs kept.
+    pub(crate) keep: usize,
+    /// The finish reason.
+    pub(crate) finish: Finish,
+}
+
+/// Compact stop conditions for the decode fast path: valid if a request has at most one EOS token
+/// and no other stops. Read every step instead of the cold `Params`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Plain {
+    is_plain: bool,
+    eos: Option<Token>,
+    cap: u32,
+}
+
+impl Plain {
+    pub(crate) fn of(params: &Params, room: u32) -> Self {
+        Self {
+            is_plain: params.stop_sequences.is_empty() && params.stop_ids.is_empty() && params.eos.len() <= 1,
+            eos: params.eos.first().copied(),
+            cap: params.max_tokens.min(room),
+        }
+    }
+
+    /// Most outputs: `min(max_tokens, room)`.
+    pub(crate) fn cap(self) -> u32 {
+        self.cap
+    }
+
+    /// Whether a request certainly continues after `token`, its `count`-th output. False means: ask
+    /// `find`.
+    pub(crate) fn goes_on(self, token: Token, count: u32) -> bool {
+        self.is_plain && self.eos != Some(token) && count < self.cap
+    }
+}
+
+/// The first stop among `outputs` from index `first` on.
+///
+/// The earliest position wins. At one position the priority is stop sequence, EOS, stop token id,
+/// `max_tokens`, model length. Before `min_tokens` outputs only the limits apply. `room` is the
+/// number of outputs until `max_model_len`.
+pub(crate) fn find(outputs: &[Token], first: usize, params: &Params, room: u32) -> Option<Stop> {
+    let cap = params.max_tokens.min(room) as usize;
+    if cap == 0 {
+        return Some(Stop { keep: 0, finish: limit(0, params) });
+    }
+    (first..outputs.len()).find_map(|i| {
+        let keep = i + 1;
+        let stopped = match i >= params.min_tokens as usize {
+            true => by_token(&outputs[..keep], params),
+            false => None,
+        };
+        let finish = stopped.or_else(|| (keep >= cap).then(|| limit(keep, params)));
+        finish.map(|finish| Stop { keep, finish })
+    })
+}
+
+/// Which length limit ends a completion of `keep` outputs; `max_tokens` wins.
+fn limit(keep: usize, params: &Params) -> Finish {
+    match keep >= params.max_tokens as usize {
+        true => Finish::MaxTokens,
+        false => Finish::ModelLength,
+    }
+}
+
+/// The token-based stop at the last of `outputs`; length limits are checked by the caller.
+fn by_token(outputs: &[Token], params: &Params) -> Option<Finish> {
+    let last = *outputs.last()?;
+    if let Some(index) = params.stop_sequences.iter().position(|run| outputs.ends_with(run)) {
+        return Some(Finish::StopSequence { index: index as u32 });
+    }
+    if params.ignore_eos {
+        return None;
+    }
+    if params.eos.contains(&last) {
+        return Some(Finish::Eos);
+    }
+    params.stop_ids.contains(&last).then_some(Finish::StopId(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params() -> Params {
+        Params { eos: vec![2], max_tokens: 5, ..Params::default() }
+    }
+
+    fn at(outputs: &[Token], first: usize, params: &Params, room: u32) -> Option<(usize, String)> {
+        find(outputs, first, params, room).map(|stop| (stop.keep, stop.finish.to_string()))
+    }
+
+    #[test]
+    fn the_earliest_position_wins_and_priority_breaks_ties() {
+        let mut p = params();
+        p.stop_sequences = vec![vec![7, 8]];
+        p.stop_ids = vec![9, 2];
+        assert_eq!(at(&[2, 7, 8], 0, &p, 99), Some((1, "eos".into())));
+        assert_eq!(at(&[7, 8, 2], 0, &p, 99), Some((2, "stop_sequence".into())));
+        p.stop_sequences = vec![vec![5, 2]];
+        assert_eq!(at(&[5, 2], 0, &p, 99), Some((2, "stop_sequence".into())));
+        assert_eq!(at(&[6, 2], 0, &p, 99), Some((2, "eos".into())));
+        assert_eq!(at(&[6, 9], 0, &p, 99), Some((2, "stop_9".into())));
+    }
+
+    #[test]
+    fn limits_are_hard_and_come_last() {
+        let mut p = params();
+        assert_eq!(at(&[4, 4, 4, 4, 4, 4, 4], 3, &p, 99), Some((5, "max_tokens".into())));
+        assert_eq!(at(&[4, 4, 4], 0, &p, 3), Some((3, "model_length".into())));
+        assert_eq!(at(&[4, 4, 4, 4, 2], 4, &p, 99), Some((5, "eos".into())));
+        assert_eq!(at(&[4, 4, 4, 4, 4], 0, &p, 5), Some((5, "max_tokens".into())));
+        p.max_tokens = 0;
+        assert_eq!(at(&[4], 0, &p, 99), Some((0, "max_tokens".into())));
+    }
+
+    #[test]
+    fn ignore_eos_leaves_stop_sequences_and_min_tokens_leaves_limits() {
+        let mut p = params();
+        p.ignore_eos = true;
+        p.stop_ids = vec![9];
+        p.stop_sequences = vec![vec![3]];
+        assert_eq!(at(&[2, 9, 3], 0, &p, 99), Some((3, "stop_sequence".into())));
+        p.min_tokens = 5;
+        assert_eq!(at(&[2, 9, 3, 3, 3], 0, &p, 99), Some((5, "max_tokens".into())));
+    }
+
+    #[test]
+    fn what_goes_on_by_the_short_way_has_no_stop() {
+        let others: [fn(&mut Params); 6] = [
+            |_| {},
+            |p| p.ignore_eos = true,
+            |p| p.min_tokens = 3,
+            |p| p.stop_ids = vec![4],
+            |p| p.stop_sequences = vec![vec![5, 4]],
+            |p| p.eos = vec![2, 4],
+        ];
+        let mut short = 0;
+        for (change, room) in others.iter().flat_map(|change| [(change, 9), (change, 3)]) {
+            let mut p = params();
+            change(&mut p);
+            for token in 2..7 {
+                for count in 1..7 {
+                    let outputs: Vec<Token> =
+                        (0..count).map(|i| if i + 1 == count { token } else { 5 }).collect();
+                    let goes_on = Plain::of(&p, room).goes_on(token, count);
+                    assert!(
+                        !goes_on || find(&outputs, count as usize - 1, &p, room).is_none(),
+                        "{p:?} {outputs:?}"
+                    );
+                    short += u32::from(goes_on);
+                }
+            }
+        }
+        assert!(short > 50, "the short way is taken");
+    }
+
+    #[test]
+    fn a_stop_sequence_may_begin_in_an_earlier_step_but_never_in_the_prompt() {
+        let mut p = params();
+        p.stop_sequences = vec![vec![7, 8]];
+        assert_eq!(at(&[7, 8], 1, &p, 99), Some((2, "stop_sequence".into())));
+        assert_eq!(at(&[8], 0, &p, 99), None);
+    }
+}

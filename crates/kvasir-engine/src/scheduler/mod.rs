@@ -1,0 +1,17 @@
+//! Decides what runs next: limits, the waiting queue, KV slot accounting, retained sessions, and
+//! the policies with the view that they act through.
+//!
+//! Builds on `request`. Knows no executor and builds no batch.
+
+pub(crate) mod compact;
+pub(crate) mod defer_reason;
+pub(crate) mod invariants;
+pub(crate) mod limits;
+pub(crate) mod policy;
+pub(crate) mod queue;
+pub(crate) mod record;
+pub(crate) mod retained_sessions;
+pub(crate) mod slab;
+pub(crate) mod state;
+pub(crate) mod state_slots;
+pub(crate) mod view;

@@ -1,0 +1,199 @@
+//! `--policy chunked`: chunked prefill under a token budget, optionally mixed with decodes in one
+//! step.
+//!
+//! - `Mixing::Off`: a step holds prefill chunks or decodes, never both; prefill has priority.
+//! - `Mixing::On`: stall-free batching as in Sarathi-Serve. Decodes are picked first, and prefill
+//!   chunks take the rest of the step. With a target, the cost model sizes the chunks so that a
+//!   mixed step keeps its time.
+//!
+//! Admission reserves slots for all that a sequence may write, so requests are not preempted.
+//! Prompts in progress are fed before new ones start.
+
+use crate::request::timings::Nanos;
+use crate::scheduler::defer_reason::DeferReason;
+use crate::scheduler::limits::Costs;
+use crate::scheduler::policy::Policy;
+use crate::scheduler::policy::decode_pass::{decode_running, never_fits};
+use crate::scheduler::state::PublishAt;
+use crate::scheduler::view::{Admit, Feed, SchedulerView};
+
+/// Whether a step may mix prefill chunks and decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixing {
+    /// Prefill first; decodes run in steps without prefill.
+    Off,
+    /// Every step decodes all it can and fills the rest of the budget with prefill chunks.
+    On {
+        /// Step-time target: prefill chunks are cut so that a mixed step meets it, as far as costs
+        /// are known.
+        target: Option<StepTarget>,
+    },
+}
+
+/// Time target of a mixed step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepTarget {
+    /// Absolute, in nanoseconds.
+    Time(Nanos),
+    /// Relative: percent of the predicted time of its decodes alone.
+    Hundredths(u32),
+}
+
+/// Chunked prefill under a token budget per step, with slots reserved for all that running
+/// sequences may still write, so that none is preempted.
+#[derive(Debug)]
+pub struct Chunked {
+    max_extend_tokens: u32,
+    mixing: Mixing,
+}
+
+/// Smallest chunk beside decodes, so that a time target cannot starve prefill.
+const LEAST_CHUNK: u32 = 16;
+
+/// First chunk beside decodes while costs are unknown: large enough to learn from, small enough not
+/// to stall decodes.
+const FIRST_CHUNK: u32 = 64;
+
+/// Prefill budget left in the step.
+#[derive(Clone, Copy)]
+struct Budget {
+    tokens: u32,
+    /// Set if the step has a time target.
+    time: Option<Spare>,
+}
+
+/// Time budget left in the step.
+#[derive(Clone, Copy)]
+struct Spare {
+    time: Nanos,
+    /// Tokens that may be fed regardless of time.
+    least: u32,
+}
+
+impl Budget {
+    /// Largest chunk of a prompt from position `at` that fits the budget.
+    fn tokens(&self, costs: &Costs, at: u32) -> u32 {
+        // Very small chunks are not worth it: each makes the step read all K/V before it.
+        let whole = |tokens: u32| if tokens < LEAST_CHUNK { 0 } else { tokens };
+        let fits = |spare: Spare| whole(costs.tokens_in(spare.time, at).unwrap_or(0)).max(spare.least);
+        self.tokens.min(self.time.map_or(u32::MAX, fits))
+    }
+
+    /// The reason for deferring once the budget is used up.
+    fn short(&self) -> DeferReason {
+        match self.time {
+            Some(_) if self.tokens > 0 => DeferReason::CostTarget,
+            _ => DeferReason::TokenBudget,
+        }
+    }
+
+    /// Charges a scheduled chunk to the budget.
+    fn take(&mut self, costs: &Costs, at: u32, tokens: u32) {
+        self.tokens -= tokens;
+        if let Some(spare) = &mut self.time {
+            spare.time = spare.time.saturating_sub(costs.tokens_take(tokens, at));
+            spare.least = spare.least.saturating_sub(tokens);
+        }
+    }
+}
+
+impl Chunked {
+    /// A chunked-prefill policy with at most `max_extend_tokens` prefill tokens per step (at least
+    /// 1).
+    pub fn new(max_extend_tokens: u32, mixing: Mixing) -> Self {
+        Self { max_extend_tokens: max_extend_tokens.max(1), mixing }
+    }
+
+    /// Feeds prompts in progress, then admits waiting requests in queue order, until the budget is
+    /// used up.
+    fn prefill(&self, desk: &mut SchedulerView<'_>, mut budget: Budget) {
+        budget.tokens = budget.tokens.min(desk.budget());
+        let looked_at = if desk.prefilling() > 0 { desk.running() } else { 0 };
+        for i in 0..looked_at {
+            let Some(entry) = desk.running_at(i) else { break };
+            if desk.sequence(entry).is_prefilling() && desk.sequence(entry).to_feed() > 0 {
+                self.feed(desk, entry, &mut budget);
+            }
+        }
+        while let Some(entry) = desk.next_waiting() {
+            if never_fits(desk, entry) {
+                desk.give_up(entry);
+                continue;
+            }
+            if budget.tokens(&desk.costs(), 0) == 0 {
+                return desk.hold(entry, budget.short());
+            }
+            let reserve_to = desk.sequence(entry).longest().min(desk.capacity());
+            if let Err(reason) = desk.admit(entry, Admit { reserve_to, hit_limit: u32::MAX }) {
+                return desk.hold(entry, reason);
+            }
+            if !self.feed(desk, entry, &mut budget) {
+                return;
+            }
+        }
+    }
+
+    /// Schedules the next chunk of one prompt; defers it and returns false if that fails.
+    fn feed(&self, desk: &mut SchedulerView<'_>, entry: u32, budget: &mut Budget) -> bool {
+        let (costs, at) = (desk.costs(), desk.sequence(entry).claimed());
+        let tokens = desk.sequence(entry).to_feed().min(budget.tokens(&costs, at)).min(desk.at_once(entry));
+        let fed = match tokens {
+            0 => Err(budget.short()),
+            _ => desk.feed(entry, Feed { tokens, ..Feed::default() }),
+        };
+        match fed {
+            Ok(()) => budget.take(&costs, at, tokens),
+            Err(reason) => desk.hold(entry, reason),
+        }
+        fed.is_ok()
+    }
+
+    /// The prefill budget beside the decodes already scheduled.
+    fn beside_decodes(&self, desk: &SchedulerView<'_>, target: Option<StepTarget>) -> Budget {
+        let all = Budget { tokens: self.max_extend_tokens, time: None };
+        let (Some(target), Some(rows)) = (target, desk.picked().checked_sub(1)) else { return all };
+        let costs = desk.costs();
+        let alone = costs.step_ns + costs.row_ns * rows as u64;
+        let is_known = costs.tokens_in(0, 0).is_some();
+        let (time, is_known) = match target {
+            StepTarget::Time(target) => (target.saturating_sub(alone), is_known),
+            StepTarget::Hundredths(share) => {
+                (alone.saturating_mul(u64::from(share.saturating_sub(100))) / 100, is_known && alone > 0)
+            }
+        };
+        match (is_known, target) {
+            (true, _) => Budget { time: Some(Spare { time, least: LEAST_CHUNK }), ..all },
+            (false, StepTarget::Time(_)) => all,
+            (false, StepTarget::Hundredths(_)) => {
+                Budget { time: Some(Spare { time: 0, least: FIRST_CHUNK }), ..all }
+            }
+        }
+    }
+}
+
+impl Policy for Chunked {
+    fn name(&self) -> &'static str {
+        "chunked"
+    }
+
+    fn schedule(&mut self, desk: &mut SchedulerView<'_>) {
+        match self.mixing {
+            Mixing::Off => {
+                self.prefill(desk, Budget { tokens: self.max_extend_tokens, time: None });
+                match desk.picked() {
+                    0 => decode_running(desk),
+                    _ => desk.hold_rest_running(DeferReason::PrefillFirst),
+                }
+            }
+            Mixing::On { target } => {
+                decode_running(desk);
+                let budget = self.beside_decodes(desk, target);
+                self.prefill(desk, budget);
+            }
+        }
+    }
+
+    fn publish_at(&self) -> PublishAt {
+        PublishAt::Milestones
+    }
+}

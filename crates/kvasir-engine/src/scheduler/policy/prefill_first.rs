@@ -1,0 +1,188 @@
+//! `--policy prefill-first`: waiting prompts before decodes, in separate steps, with optional
+//! chunked prefill and a delay factor.
+//!
+//! Admission reserves slots for the prompt only. A decode that finds no free slot preempts the
+//! sequence admitted last, which is recomputed later. Chunks are multiples of `CHUNK_GRAIN` tokens
+//! or of the block size, whichever is larger, unless the whole step has fewer.
+
+use crate::request::finish::Refusal;
+use crate::request::timings::Nanos;
+use crate::scheduler::defer_reason::DeferReason;
+use crate::scheduler::limits::Limits;
+use crate::scheduler::policy::Policy;
+use crate::scheduler::policy::decode_pass::{decode_running, never_fits};
+use crate::scheduler::view::{Admit, Feed, SchedulerView};
+
+/// Whether prompts are split into chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunking {
+    /// `--chunked-prefill off`: a prompt runs whole or waits.
+    Off,
+    /// Only the first prompt of a step is split, at the token budget; others that do not fit wait.
+    First,
+    /// `--chunked-prefill on`: a prompt that exceeds the token budget is split.
+    On {
+        /// Largest chunk of one prompt per step; none is unbounded.
+        cap: Option<u32>,
+    },
+}
+
+/// Prefill before decode, never mixed in one step.
+///
+/// A prompt is admitted only if the KV cache has slots for all of it. A decode without a free slot
+/// preempts the sequence admitted last, in the end itself. With a delay factor, admission waits
+/// until the oldest waiting request has waited that many times the duration of the last prefill
+/// step.
+#[derive(Debug)]
+pub struct PrefillFirst {
+    chunking: Chunking,
+    delay_factor: f64,
+    /// Start of the last prefill step, until the next call measures its duration.
+    prefill_at: Option<Nanos>,
+    prefill_took: Nanos,
+}
+
+/// Chunk granularity in tokens, unless blocks are larger.
+const CHUNK_GRAIN: u32 = 64;
+
+/// Size of the next prefill chunk: all `left` tokens if they fit `budget` (or if not `chunked`),
+/// else the budget rounded down to the granularity. An `empty` step takes a smaller chunk. None if
+/// the chunk would be empty.
+pub fn prefill_chunk(left: u32, budget: u32, block: u32, chunked: bool, empty: bool) -> Option<u32> {
+    if left <= budget || !chunked {
+        return Some(left);
+    }
+    let grain = block.max(CHUNK_GRAIN);
+    match budget / grain * grain {
+        0 if empty => Some(budget),
+        0 => None,
+        whole => Some(whole),
+    }
+}
+
+impl PrefillFirst {
+    /// A prefill-first policy; a delay factor of 0 admits immediately.
+    pub fn new(chunking: Chunking, delay_factor: f64) -> Self {
+        Self { chunking, delay_factor, prefill_at: None, prefill_took: 0 }
+    }
+
+    /// Whether the delay factor permits admissions in this step.
+    fn gate_is_open(&mut self, desk: &SchedulerView<'_>) -> bool {
+        if let Some(at) = self.prefill_at.take() {
+            self.prefill_took = desk.now().saturating_sub(at);
+        }
+        if self.delay_factor <= 0.0 || desk.running() == 0 {
+            return true;
+        }
+        let arrived = |entry: u32| desk.sequence(entry).timings().arrived;
+        let Some(oldest) = desk.waiting_in_order().map(arrived).min() else { return true };
+        desk.now().saturating_sub(oldest) as f64 > self.delay_factor * self.prefill_took as f64
+    }
+
+    /// Schedules the next chunk of one prompt. False if no further prompt may be fed in this step.
+    fn feed_prompt(&self, desk: &mut SchedulerView<'_>, entry: u32) -> bool {
+        let left = desk.sequence(entry).to_feed();
+        if left == 0 {
+            return true;
+        }
+        let Some(tokens) = self.chunk(desk, left) else {
+            desk.hold(entry, DeferReason::Sliver);
+            return false;
+        };
+        let tokens = tokens.min(desk.at_once(entry));
+        match desk.feed(entry, Feed { tokens, ..Feed::default() }) {
+            Ok(()) => true,
+            Err(reason) => {
+                desk.hold(entry, reason);
+                false
+            }
+        }
+    }
+
+    /// Size of the next chunk of a prompt with `left` tokens to feed; none if it must wait for the
+    /// next step.
+    fn chunk(&self, desk: &SchedulerView<'_>, left: u32) -> Option<u32> {
+        let (budget, empty) = (desk.budget(), desk.picked() == 0);
+        match self.chunking {
+            Chunking::First => (left <= budget || empty).then(|| left.min(budget)),
+            // Recomputation after a preemption may exceed one step's budget; only then is it split.
+            Chunking::Off if left <= desk.limits().max_num_batched_tokens => (left <= budget).then_some(left),
+            Chunking::Off => empty.then_some(budget),
+            Chunking::On { cap } => {
+                prefill_chunk(left.min(cap.unwrap_or(u32::MAX)), budget, desk.block_size(), true, empty)
+            }
+        }
+    }
+
+    /// Feeds prompts in progress, then admits waiting requests in queue order.
+    fn prefill(&mut self, desk: &mut SchedulerView<'_>) {
+        let open = self.gate_is_open(desk);
+        let looked_at = if desk.prefilling() > 0 { desk.running() } else { 0 };
+        for i in 0..looked_at {
+            let Some(entry) = desk.running_at(i) else { break };
+            if desk.sequence(entry).is_prefilling() && !self.feed_prompt(desk, entry) {
+                return;
+            }
+        }
+        if !open {
+            desk.hold_rest_waiting(DeferReason::Delay);
+            return;
+        }
+        while let Some(entry) = desk.next_waiting() {
+            if never_fits(desk, entry) {
+                desk.give_up(entry);
+                continue;
+            }
+            if let Some(reason) = self.no_budget(desk, entry) {
+                desk.hold(entry, reason);
+                return;
+            }
+            let reserve_to = desk.sequence(entry).len();
+            if let Err(reason) = desk.admit(entry, Admit { reserve_to, hit_limit: u32::MAX }) {
+                desk.hold(entry, reason);
+                return;
+            }
+            if !self.feed_prompt(desk, entry) {
+                return;
+            }
+        }
+    }
+
+    /// Checks the token budget for a waiting request, net of its prefix-cache hit, before it is
+    /// admitted.
+    fn no_budget(&self, desk: &mut SchedulerView<'_>, entry: u32) -> Option<DeferReason> {
+        if desk.budget() == 0 {
+            return Some(DeferReason::TokenBudget);
+        }
+        let len = desk.sequence(entry).len();
+        let left = match len <= desk.budget() {
+            true => return None,
+            false => len - desk.lookup(entry).tokens.min(len),
+        };
+        self.chunk(desk, left).is_none().then_some(DeferReason::TokenBudget)
+    }
+}
+
+impl Policy for PrefillFirst {
+    fn name(&self) -> &'static str {
+        "prefill-first"
+    }
+
+    fn schedule(&mut self, desk: &mut SchedulerView<'_>) {
+        self.prefill(desk);
+        if desk.picked() > 0 {
+            self.prefill_at = Some(desk.now());
+            desk.hold_rest_running(DeferReason::PrefillFirst);
+        } else {
+            decode_running(desk);
+        }
+    }
+
+    fn accepts(&self, prompt_len: u32, limits: &Limits) -> Result<(), Refusal> {
+        let budget = limits.max_num_batched_tokens;
+        match self.chunking {
+            Chunking::Off if prompt_len > budget => Err(Refusal::OverBudget { tokens: prompt_len, budget }),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! `--policy rectangular`: continuous batching for static-shape accelerators, where each step is
+//! one padded prefill chunk or one rectangular decode batch.
+//!
+//! Per step:
+//!
+//! 1. If the prompt in progress may run its next chunk, or a waiting prompt may start, run that
+//!    chunk alone.
+//! 2. Otherwise decode all rows that fit `max_batch_tkv`. If they do not all fit, rows take turns
+//!    (`rotate`) and the rest are paused.
+//!
+//! A prompt starts only if slots can be reserved for all it may write, so there is no preemption.
+//! Before it joins the decode batch, `Projection` checks that rows times the largest tkv stays
+//! within the limit in every later step; with `pausing` this test is skipped. With `interleave`, no
+//! two prefill steps run in a row while a row decodes.
+//!
+//! **tkv** of a row is its padded position behind its last token. **volume** is rows times the
+//! largest tkv.
+//!
+//! The files beside this one hold the arithmetic as pure functions: prefill padding to chunks,
+//! decode batches padded to rectangles, and the admission tests. Guarded by `tests/rectangular.rs`.
+
+pub(crate) mod admission;
+pub(crate) mod config;
+pub(crate) mod prefill;
+pub(crate) mod rectangle;
+pub(crate) mod rotation;
+pub(crate) mod rules;
+
+use crate::request::ids::RequestId;
+use crate::scheduler::defer_reason::DeferReason;
+use crate::scheduler::policy::Policy;
+use crate::scheduler::policy::rectangular::admission::{Decoder, Newcomer, length_allows};
+use crate::scheduler::policy::rectangular::config::RectangularConfig;
+use crate::scheduler::policy::rectangular::prefill::{HitPlan, PrefillShape};
+use crate::scheduler::policy::rectangular::rectangle::Rectangle;
+use crate::scheduler::policy::rectangular::rotation::{Turn, rotate};
+use crate::scheduler::record::{ChunkRecord, Skipped};
+use crate::scheduler::view::{Admit, Feed, SchedulerView};
+
+/// An admitted request.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    id: RequestId,
+    entry: u32,
+    shape: PrefillShape,
+    /// Cache-hit tokens.
+    hit: u32,
+    /// No row was decoding when its prefill started.
+    alone: bool,
+    /// Consecutive steps it was paused.
+    starved: u32,
+}
+
+impl Row {
+    fn plan(&self) -> HitPlan {
+        HitPlan::new(self.shape, self.hit)
+    }
+}
+
+/// Most waiting requests tested per step when the rules allow skipping ahead; bounds the host time
+/// of a step.
+const LOOK_AHEAD: usize = 256;
+
+/// Scheduling for accelerators that run fixed shapes only.
+///
+/// One prompt is prefilled at a time, in chunks. All other sequences decode together as a rectangle
+/// of equally many blocks. A prompt in progress goes before a new one; with interleaving, every
+/// prefill step is followed by a decode step while any row decodes. A prompt starts if the batch
+/// has a row for it. Its last chunk runs if the decode batch has one and no later step can exceed
+/// the limits. Slots for everything that a request may write are reserved at admission, so there is
+/// no preemption. A blocked prefill never blocks decodes.
+#[derive(Debug)]
+pub struct Rectangular {
+    config: RectangularConfig,
+    /// Admitted requests that are not paused, in the order of the batch's rows.
+    running: Vec<Row>,
+    /// Paused requests: not their turn to decode.
+    paused: Vec<Row>,
+    /// tkv of the previous step.
+    tkv: u32,
+    /// Whether the previous step was a prefill.
+    after_prefill: bool,
+    pause_events: u64,
+    resume_events: u64,
+    /// Scratch memory.
+    turns: Vec<Turn>,
+    rows: Vec<Row>,
+    decoders: Vec<Decoder>,
+    queue: Vec<u32>,
+}
+
+impl Rectangular {
+    /// A rectangular policy. The cache needs a dummy block if it shares prefixes. `config` must
+    /// have passed `RectangularConfig::check`.
+    pub fn new(config: RectangularConfig) -> Self {
+        Self {
+            config,
+            running: Vec::new(),
+            paused: Vec::new(),
+            tkv: 0,
+            after_prefill: false,
+            pause_events: 0,
+            resume_events: 0,
+            turns: Vec::new(),
+            rows: Vec::new(),
+            decoders: Vec::new(),
+            queue: Vec::new(),
+        }
+    }
+
+    /// Whether a row has decode steps left beyond those in flight.
+    fn is_live(desk: &SchedulerView<'_>, row: &Row) -> bool {
+        desk.must_wait(row.entry) != Some(DeferReason::LastTokenInFlight)
+    }
+
+    fn decoding<'a>(&'a self, desk: &'a SchedulerView<'_>) -> impl Iterator<Item = &'a Row> {
+        let decodes = |row: &&Row| !desk.sequence(row.entry).is_prefilling() && Self::is_live(desk, row);
+        self.running.iter().filter(decodes)
+    }
+
+    fn live(&self, desk: &SchedulerView<'_>) -> usize {
+        self.running.iter().filter(|row| Self::is_live(desk, row)).count()
+    }
+
+    /// Index of the row in prefill.
+    fn ongoing(&self, desk: &SchedulerView<'_>) -> Option<usize> {
+        if desk.prefilling() == 0 {
+            return None;
+        }
+        self.running.iter().position(|row| desk.sequence(row.entry).is_prefilling())
+    }
+
+    /// The reason why no prefill may run now, if there is one.
+    fn closed(&self, desk: &SchedulerView<'_>) -> Option<DeferReason> {
+        if !self.paused.is_empty() {
+            return Some(DeferReason::OthersPaused);
+        }
+        let turn_of_decodes =
+            self.config.interleave && self.after_prefill && self.decoding(desk).next().is_some();
+        turn_of_decodes.then_some(DeferReason::Interleave)
+    }
+
+    /// Collects the decoding rows for `Rectangular::may_join`.
+    fn list_decoders(&mut self, desk: &SchedulerView<'_>) {
+        let mut decoders = std::mem::take(&mut self.decoders);
+        decoders.clear();
+        decoders.extend(self.decoding(desk).map(|row| {
+            let sequence = desk.sequence(row.entry);
+            Decoder { computed: sequence.claimed(), left: sequence.outputs_left() }
+        }));
+        self.decoders = decoders;
+    }
+
+    /// Admission test to the decode batch: a free row, and no later step that exceeds a limit.
+    fn may_join(&mut self, desk: &mut SchedulerView<'_>, entry: u32, prompt: u32) -> Result<(), DeferReason> {
+        let RectangularConfig { max_batch, max_batch_tkv: limit, rules, pausing, .. } = self.config;
+        let decoders = || self.decoders.iter().copied();
+        if self.decoders.len() >= max_batch as usize {
+            return Err(DeferReason::DecodeBatch);
+        }
+        if self.decoders.is_empty() {
+            return Ok(());
+        }
+        let (block, length) = (desk.block_size(), desk.limits().max_model_len);
+        let new = Newcomer { prompt, left: desk.sequence(entry).outputs_left().saturating_sub(1) };
+        if rules.tests_length() && !length_allows(length, block, self.tkv, new, decoders()) {
+            return Err(DeferReason::ModelLength);
+        }
+        if pausing {
+            return Ok(());
+        }
+        let id = desk.sequence(entry).id();
+        let record = desk.rectangle();
+        record.projected = Some(id);
+        record.projection.look(block, self.tkv, new, decoders());
+        record.projection.within(limit).map_err(|projected| DeferReason::Volume { projected, limit })
+    }
+
+    /// Schedules a prefill chunk, of the prompt in progress or of a new one. False if none runs.
+    fn prefill(&mut self, desk: &mut SchedulerView<'_>) -> bool {
+        match self.ongoing(desk) {
+            Some(at) => {
+                desk.hold_rest_waiting(DeferReason::OnePrefill);
+                let held = self.resume(desk, at).err();
+                if let (Some(reason), Some(row)) = (held, self.running.get(at)) {
+                    desk.hold(row.entry, reason);
+                }
+                held.is_none()
+            }
+            None => self.start(desk),
+        }
+    }
+
+    /// Schedules the next chunk of the prompt in progress, row `at`.
+    fn resume(&mut self, desk: &mut SchedulerView<'_>, at: usize) -> Result<(), DeferReason> {
+        if let Some(reason) = self.closed(desk) {
+            return Err(reason);
+        }
+        let Some(&row) = self.running.get(at) else { return Err(DeferReason::OnePrefill) };
+        let chunk = row.shape.chunk_after(desk.sequence(row.entry).claimed());
+        if self.config.interleave && row.shape.is_last(chunk) {
+            self.list_decoders(desk);
+            self.may_join(desk, row.entry, row.shape.prompt())?;
+        }
+        self.run_chunk(desk, at)
+    }
+
+    /// Starts the first prompt of the queue that may start; under strict order only the head is
+    /// tested.
+    fn start(&mut self, desk: &mut SchedulerView<'_>) -> bool {
+        if desk.waiting() == 0 {
+            return false;
+        }
+        let live = self.live(desk);
+        if live > 0 {
+            let full = (live >= self.config.max_batch as usize).then_some(DeferReason::DecodeBatch);
+            if let Some(reason) = self.closed(desk).or(full) {
+                desk.hold_rest_waiting(reason);
+                return false;
+            }
+        }
+        self.list_decoders(desk);
+        let looked_at = if self.config.rules.skips_ahead() { LOOK_AHEAD } else { 1 };
+        let mut queue = std::mem::take(&mut self.queue);
+        queue.clear();
+        queue.extend(desk.waiting_in_order().take(looked_at));
+        let mut started = false;
+        for &entry in &queue {
+            match self.start_one(desk, entry, live == 0) {
+                Ok(()) => {
+                    desk.hold_rest_waiting(DeferReason::OnePrefill);
+                    started = true;
+                    break;
+                }
+                Err(Refused { reason, others_too }) => {
+                    desk.hold(entry, reason);
+                    if others_too {
+                        break;
+                    }
+                }
+            }
+        }
+        self.queue = queue;
+        started
+    }
+
+    /// Admits one waiting prompt and schedules its first chunk, if slots and the admission tests
+    /// allow.
+    fn start_one(
+        &mut self,
+        desk: &mut SchedulerView<'_>,
+        entry: u32,
+        nobody_runs: bool,
+    ) -> Result<(), Refused> {
+        let sequence = desk.sequence(entry);
+        let reserve_to = sequence.longest().min(desk.capacity());
+        let shape = PrefillShape::new(sequence.len(), desk.block_size(), self.config.chunk_size);
+        let admit = Admit { reserve_to, hit_limit: u32::MAX };
+        // KV slots are granted in strict queue order: a request without slots blocks those behind
+        // it.
+        let stop = |reason| Refused { reason, others_too: true };
+        let found = desk.admissible(entry, admit).map_err(stop)?;
+        let plan = HitPlan::new(shape, found.tokens);
+        if !nobody_runs && (!self.config.interleave || shape.is_last(plan.first_chunk)) {
+            let pass = |reason| Refused { reason, others_too: false };
+            self.may_join(desk, entry, shape.prompt()).map_err(pass)?;
+        }
+        let hit = desk.admit(entry, admit).map_err(stop)?.tokens;
+        let alone = self.decoding(desk).next().is_none();
+        let id = desk.sequence(entry).id();
+        self.running.push(Row { id, entry, shape, hit, alone, starved: 0 });
+        self.run_chunk(desk, self.running.len() - 1).map_err(stop)
+    }
+
+    /// Schedules the next chunk of row `at` and moves that row to the front.
+    fn run_chunk(&mut self, desk: &mut SchedulerView<'_>, at: usize) -> Result<(), DeferReason> {
+        let Some(&row) = self.running.get(at) else { return Err(DeferReason::OnePrefill) };
+        let Row { entry, shape, hit, .. } = row;
+        let claimed = desk.sequence(entry).claimed();
+        let chunk = shape.chunk_after(claimed).min(shape.chunks() - 1);
+        let tokens = shape.tokens(chunk);
+        let run = chunk + 1 - row.plan().first_chunk.min(chunk);
+        let feed = Feed {
+            tokens: tokens.end.saturating_sub(claimed),
+            redirected: claimed.saturating_sub(tokens.start),
+            left_pad_blocks: shape.left_blocks(),
+            ahead: self.config.rules.taken(shape, hit, run).saturating_sub(tokens.end),
+        };
+        desk.feed(entry, feed)?;
+        let is_last = shape.is_last(chunk);
+        let block = desk.block_size();
+        self.tkv = self.config.rules.prefill_tkv(shape.prompt(), block, self.tkv, row.alone, is_last);
+        self.running[..=at].rotate_right(1);
+        desk.rectangle().chunk = Some(ChunkRecord {
+            request: row.id,
+            chunk,
+            chunks: shape.chunks(),
+            left: shape.left(),
+            right: shape.right(),
+            from: tokens.start,
+            to: tokens.end,
+            redirected: feed.redirected,
+        });
+        desk.hold_rest_running(DeferReason::PrefillFirst);
+        Ok(())
+    }
+
+    /// Schedules the decode batch. If not all rows fit the volume limit, rows take turns. Ends a
+    /// request that could not decode even alone.
+    fn decode(&mut self, desk: &mut SchedulerView<'_>) {
+        let (mut shape, mut all) = self.shapes(desk);
+        // Usual case: nothing is paused and all rows fit.
+        if !self.paused.is_empty() || shape.volume() > self.config.max_batch_tkv {
+            while self.take_turns(desk).rows() == 0
+                && let Some(first) = self.turns.first()
+            {
+                let who = self.rows.get(first.who).map(|row| row.entry);
+                who.into_iter().for_each(|entry| desk.give_up(entry));
+                self.drop_gone(desk);
+            }
+            (shape, all) = self.shapes(desk);
+        }
+        self.tkv = all.tkv();
+        desk.rectangle().rows = shape.rows();
+        desk.rectangle().width = shape.width();
+        let mut gave_up = false;
+        for row in &self.running {
+            let sequence = desk.sequence(row.entry);
+            if sequence.is_prefilling() || desk.is_settled(row.entry) {
+                continue;
+            }
+            let left_pad_blocks = shape.left_blocks(sequence.claimed());
+            let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
+            match desk.feed(row.entry, feed) {
+                Ok(()) => {}
+                // Its reservation was capped at the pool's capacity, and it has outgrown that.
+                Err(DeferReason::NoRoom { .. }) if desk.running() == 1 && desk.steps_in_flight() == 0 => {
+                    desk.give_up(row.entry);
+                    gave_up = true;
+                }
+                Err(reason) => desk.hold(row.entry, reason),
+            }
+        }
+        if gave_up {
+            self.drop_gone(desk);
+        }
+        for row in &self.paused {
+            desk.hold(row.entry, DeferReason::Paused);
+        }
+        // Decoding rows first, then the row in prefill.
+        if let Some(at) = self.ongoing(desk) {
+            self.running[at..].rotate_left(1);
+        }
+    }
+
+    /// Two shapes: the rows that can decode now, and those plus rows that only wait for their token
+    /// in flight, at their current length.
+    fn shapes(&self, desk: &SchedulerView<'_>) -> (Rectangle, Rectangle) {
+        let none = Rectangle::new(desk.block_size());
+        let decoding = self.running.iter().map(|row| (row, desk.sequence(row.entry)));
+        let decoding = decoding.filter(|(_, sequence)| !sequence.is_prefilling());
+        decoding.fold((none, none), |(shape, all), (row, sequence)| match desk.must_wait(row.entry) {
+            None => (shape.with(sequence.claimed()), all.with(sequence.claimed())),
+            Some(DeferReason::TokenInFlight) => (shape, all.with(sequence.claimed() - 1)),
+            Some(_) => (shape, all),
+        })
+    }
+
+    /// Rotates rows between decoding and paused. Returns the shape of the decode batch.
+    fn take_turns(&mut self, desk: &mut SchedulerView<'_>) -> Rectangle {
+        let first_running = self.paused.len();
+        self.rows.clear();
+        self.rows.append(&mut self.paused);
+        self.rows.append(&mut self.running);
+        self.turns.clear();
+        for (who, row) in self.rows.iter().enumerate() {
+            let sequence = desk.sequence(row.entry);
+            if sequence.is_prefilling() {
+                continue;
+            }
+            let computed = sequence.claimed();
+            if let Some(reason) = desk.must_wait(row.entry) {
+                desk.hold(row.entry, reason);
+                if who < first_running {
+                    self.paused.push(*row);
+                }
+                continue;
+            }
+            let decoded = computed - row.shape.prompt().min(computed);
+            self.turns.push(Turn { who, computed, decoded, starved: row.starved, keep: false });
+        }
+        let (limit, long_first) = (self.config.max_batch_tkv, self.config.long_output_first);
+        let shape = rotate(&mut self.turns, desk.block_size(), limit, long_first);
+        for turn in &self.turns {
+            self.rows[turn.who].starved = turn.starved;
+        }
+        let is_out = |who: usize| self.turns.iter().any(|turn| turn.who == who && !turn.keep);
+        let all_in = self.turns.iter().all(|turn| turn.keep);
+        for (who, row) in self.rows.iter().enumerate().skip(first_running) {
+            if all_in || !is_out(who) {
+                self.running.push(*row);
+            }
+        }
+        let resumed = self.turns.iter().filter(|turn| turn.keep && turn.who < first_running);
+        self.running.extend(resumed.map(|turn| self.rows[turn.who]));
+        let out = self.turns.iter().filter(|turn| !turn.keep);
+        self.paused.extend(out.map(|turn| self.rows[turn.who]));
+        let (before, after) = (first_running as u64, self.paused.len() as u64);
+        self.pause_events += after.saturating_sub(before);
+        self.resume_events += before.saturating_sub(after);
+        shape
+    }
+
+    /// Drops rows of requests that have ended.
+    fn drop_gone(&mut self, desk: &SchedulerView<'_>) {
+        // Every running request has a row here, so equal counts mean that none has ended.
+        if desk.running() == self.running.len() + self.paused.len() {
+            return;
+        }
+        let is_here = |row: &Row| desk.find_running(row.id).is_some();
+        self.running.retain(is_here);
+        self.paused.retain(is_here);
+    }
+
+    /// Writes the policy's state into the step record.
+    fn note(&self, desk: &mut SchedulerView<'_>) {
+        let record = desk.rectangle();
+        record.tkv = self.tkv;
+        record.limit = self.config.max_batch_tkv;
+        record.running.extend(self.running.iter().map(|row| row.id));
+        record.paused.extend(self.paused.iter().map(|row| row.id));
+        let hits = self.running.iter().chain(&self.paused).filter(|row| row.hit > 0);
+        let skipped = hits.map(|row| Skipped { request: row.id, tokens: row.plan().usable });
+        record.skipped.extend(skipped.filter(|skipped| skipped.tokens > 0));
+        record.pause_events = self.pause_events;
+        record.resume_events = self.resume_events;
+    }
+}
+
+/// Why a prompt does not start, and whether that blocks those behind it.
+struct Refused {
+    reason: DeferReason,
+    others_too: bool,
+}
+
+impl Policy for Rectangular {
+    fn name(&self) -> &'static str {
+        "rectangular"
+    }
+
+    fn redirects(&self) -> bool {
+        true
+    }
+
+    fn schedule(&mut self, desk: &mut SchedulerView<'_>) {
+        self.drop_gone(desk);
+        let prefilled = self.prefill(desk);
+        if !prefilled {
+            self.decode(desk);
+        }
+        // A call that scheduled nothing because of tokens in flight does not count as a step.
+        if desk.picked() > 0 || desk.steps_in_flight() == 0 {
+            self.after_prefill = prefilled;
+        }
+        self.note(desk);
+    }
+}

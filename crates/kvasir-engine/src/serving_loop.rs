@@ -1,0 +1,196 @@
+//! The serving loop: runs an engine on its own thread, takes messages from an inbox between steps,
+//! and hands the outbox to a delivery callback.
+//!
+//! Backpressure: at most `MESSAGES_PER_TURN` messages are taken between two steps, so a flood of
+//! requests cannot starve the device. The loop blocks on the inbox while the engine is idle.
+//! States: serving, draining (`Message::Drain`), exited.
+
+use crate::engine::{Engine, Exit, Turn};
+use crate::request::event::Outbox;
+use crate::request::ids::{RequestId, SessionId};
+use crate::request::params::Request;
+use crate::request::timings::Nanos;
+use kvasir_exec::Executor;
+use std::{
+    collections::HashMap,
+    sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError},
+    time::Duration,
+};
+
+/// Messages to an engine on its own thread.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    /// Run a request `n` times with consecutive seeds. Sibling `i` has the tag `request.tag + i`;
+    /// the caller must ensure that these tags are not in use.
+    Add {
+        /// The request.
+        request: Box<Request>,
+        /// Number of samples (parallel sampling).
+        n: u32,
+    },
+    /// Abort a request.
+    Abort {
+        /// Its tag.
+        tag: u64,
+    },
+    /// The detokenizer found a stop string: end the request after `keep` outputs.
+    StopAt {
+        /// Its tag.
+        tag: u64,
+        /// Outputs that are kept.
+        keep: u32,
+    },
+    /// Fork a session's retained K/V into new sessions. The shared lengths are reported in the
+    /// outbox.
+    Fork {
+        /// Source session.
+        from: SessionId,
+        /// New sessions.
+        into: Vec<SessionId>,
+        /// Tokens to share.
+        at: u32,
+    },
+    /// Truncate a session's retained K/V.
+    Rewind {
+        /// The session.
+        session: SessionId,
+        /// Tokens that are kept.
+        to: u32,
+    },
+    /// End a session and drop its retained K/V.
+    EndSession(SessionId),
+    /// Exit once all requests have ended.
+    Drain,
+    /// Exit now; every request is aborted with a final event.
+    Exit,
+}
+
+/// Most messages taken between two steps, so that a flood of them does not starve the device.
+const MESSAGES_PER_TURN: usize = 1024;
+/// Poll interval while waiting requests can be admitted only by the passing of time (delay factor).
+const NAP: Duration = Duration::from_millis(1);
+
+impl<E: Executor> Engine<E> {
+    /// Serves `inbox` until told to exit, and passes each non-empty outbox to `deliver`. When idle,
+    /// it checks the invariants and blocks on the inbox.
+    pub fn serve(&mut self, inbox: &Receiver<Message>, mut deliver: impl FnMut(&Outbox)) -> Exit {
+        let mut desk = FrontDesk::default();
+        loop {
+            let turn = match desk.take_messages(self, inbox) {
+                Some(exit) => Err(exit),
+                None => self.step(),
+            };
+            if !self.core_mut().outbox().is_empty() {
+                desk.forget(self.core_mut().outbox());
+                deliver(self.core_mut().outbox());
+                self.core_mut().outbox().clear();
+            }
+            match turn {
+                Err(exit) => return exit,
+                Ok(Turn::Ran) => {}
+                Ok(Turn::Held) => desk.pause(self, inbox.recv_timeout(NAP)),
+                Ok(Turn::Idle) if desk.draining => return Exit::Asked,
+                Ok(Turn::Idle) => {
+                    if let Err(why) = self.core().check_invariants() {
+                        return Exit::Broken(why);
+                    }
+                    desk.pause(self, inbox.recv().map_err(|_| RecvTimeoutError::Disconnected));
+                }
+            }
+        }
+    }
+}
+
+/// Maps client tags to request ids, and holds the shutdown state.
+#[derive(Default)]
+struct FrontDesk {
+    ids: HashMap<u64, RequestId>,
+    draining: bool,
+    exit: Option<Exit>,
+}
+
+impl FrontDesk {
+    /// Takes up to `MESSAGES_PER_TURN` messages without blocking. On exit, aborts every request
+    /// first.
+    fn take_messages<E: Executor>(
+        &mut self,
+        engine: &mut Engine<E>,
+        inbox: &Receiver<Message>,
+    ) -> Option<Exit> {
+        for _ in 0..MESSAGES_PER_TURN {
+            if self.exit.is_some() {
+                break;
+            }
+            match inbox.try_recv() {
+                Ok(message) => self.take(engine, message),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    // All senders are gone: running requests have no receiver, unless the loop is
+                    // draining.
+                    if !self.draining {
+                        self.exit = Some(Exit::Closed);
+                    }
+                    break;
+                }
+            }
+        }
+        if self.exit.is_some() {
+            let now = engine.now();
+            let ids: Vec<RequestId> = self.ids.values().copied().collect();
+            ids.iter().for_each(|id| {
+                engine.core_mut().abort(*id, now);
+            });
+        }
+        self.exit.take()
+    }
+
+    /// Handles the result of a blocking receive.
+    fn pause<E: Executor>(&mut self, engine: &mut Engine<E>, got: Result<Message, RecvTimeoutError>) {
+        match got {
+            Ok(message) => self.take(engine, message),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) if self.draining => {}
+            Err(RecvTimeoutError::Disconnected) => self.exit = Some(Exit::Closed),
+        }
+    }
+
+    /// Applies one message to the engine.
+    fn take<E: Executor>(&mut self, engine: &mut Engine<E>, message: Message) {
+        let now: Nanos = engine.now();
+        match message {
+            Message::Add { request, n } => {
+                let tag = request.tag;
+                // A refusal has already emitted its event.
+                if let Ok(ids) = engine.core_mut().add_siblings(*request, n, now) {
+                    self.ids.extend((tag..).zip(ids));
+                }
+            }
+            Message::Abort { tag } => {
+                if let Some(id) = self.ids.get(&tag) {
+                    engine.core_mut().abort(*id, now);
+                }
+            }
+            Message::StopAt { tag, keep } => {
+                if let Some(id) = self.ids.get(&tag) {
+                    engine.core_mut().stop_at(*id, keep, now);
+                }
+            }
+            Message::Fork { from, into, at } => into.into_iter().for_each(|into| {
+                engine.core_mut().fork_session(from, into, at);
+            }),
+            Message::Rewind { session, to } => engine.core_mut().rewind_session(session, to),
+            Message::EndSession(session) => engine.core_mut().end_session(session),
+            Message::Drain => self.draining = true,
+            Message::Exit => self.exit = Some(Exit::Asked),
+        }
+    }
+
+    /// Drops the tags of requests that have ended.
+    fn forget(&mut self, outbox: &Outbox) {
+        for summary in &outbox.ended {
+            if self.ids.get(&summary.tag) == Some(&summary.request) {
+                self.ids.remove(&summary.tag);
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Speculative decoding: the `Drafter` trait, its proposals (a chain or a tree of draft tokens),
+//! and acceptance statistics by draft position.
+//!
+//! The target model verifies the drafts of a sequence in one decode row; `step/commit.rs` commits
+//! those that it accepts.
+
+use crate::request::ids::RequestId;
+use crate::request::sequence::Sequence;
+use kvasir_kv::Token;
+use serde::{Deserialize, Serialize};
+
+/// Draft tokens for one sequence, as a chain or a tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proposal {
+    /// The tokens; a parent precedes its children.
+    pub tokens: Vec<Token>,
+    /// Tree parents, empty for a chain: node 0 is the newest committed token, node `i + 1` is
+    /// `tokens[i]`.
+    pub parents: Vec<i32>,
+}
+
+/// A draft model or n-gram proposer: proposes tokens that the target model verifies in one step.
+pub trait Drafter: Send {
+    /// Most tokens per proposal; every decode row reserves space for as many.
+    fn width(&self) -> u32;
+    /// Whether proposals are trees, which needs a cache with tree support.
+    fn proposes_trees(&self) -> bool;
+    /// Writes draft tokens that continue `sequence`. `proposal` arrives empty; leaving it empty
+    /// means no drafts.
+    fn propose(&mut self, sequence: &Sequence, proposal: &mut Proposal);
+    /// The request has ended; drop its state.
+    fn forget(&mut self, request: RequestId) {
+        let _ = request;
+    }
+}
+
+/// Draft acceptance statistics by draft position (depth).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DraftStats {
+    /// Number of verifications: decode rows with drafts.
+    pub verified: u64,
+    /// Verifications that had a draft at each depth.
+    pub drafted: Vec<u64>,
+    /// Drafts accepted at each depth.
+    pub accepted: Vec<u64>,
+}
+
+impl DraftStats {
+    /// Counts one verification of drafts up to `depth`, of which `accepted` were accepted.
+    pub fn count(&mut self, depth: usize, accepted: usize) {
+        self.verified += 1;
+        if self.drafted.len() < depth {
+            self.drafted.resize(depth, 0);
+            self.accepted.resize(depth, 0);
+        }
+        self.drafted.iter_mut().take(depth).for_each(|n| *n += 1);
+        self.accepted.iter_mut().take(accepted).for_each(|n| *n += 1);
+    }
+
+    /// Acceptance rate; 0 without drafts.
+    pub fn rate(&self) -> f64 {
+        match self.totals() {
+            (_, 0) => 0.0,
+            (accepted, drafted) => accepted as f64 / drafted as f64,
+        }
+    }
+
+    /// Accepted and proposed drafts, summed over all depths.
+    pub fn totals(&self) -> (u64, u64) {
+        (self.accepted.iter().sum(), self.drafted.iter().sum())
+    }
+}
+
+/// Depth of a draft tree.
+pub(crate) fn depth(parents: &[i32]) -> usize {
+    let mut deepest = 0;
+    for node in 1..=parents.len() {
+        let (mut at, mut depth) = (node, 0);
+        while let Some(parent) = at.checked_sub(1).and_then(|i| parents.get(i)) {
+            at = (*parent).max(0) as usize;
+            depth += 1;
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn acceptance_is_counted_by_distance() {
+        let mut stats = DraftStats::default();
+        for (depth, accepted) in [(3, 3), (3, 1), (2, 0), (3, 2)] {
+            stats.count(depth, accepted);
+        }
+        assert_eq!((&stats.drafted[..], &stats.accepted[..]), (&[4, 4, 3][..], &[3, 2, 1][..]));
+        assert_eq!((stats.verified, stats.totals()), (4, (6, 11)));
+        assert!((stats.rate() - 6.0 / 11.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_tree_is_as_deep_as_its_deepest_node() {
+        assert_eq!(depth(&[]), 0);
+        assert_eq!(depth(&[0, 0, 0]), 1);
+        assert_eq!(depth(&[0, 1, 0, 2, 3]), 3);
+    }
+}

@@ -1,0 +1,347 @@
+//! Step tracer: an `Observer` that turns each step into a `StepTrace` delta (arrivals, rows, block
+//! tables, block usage, events) and writes it to a sink.
+//!
+//! Invariant: the deltas add up. At every step the blocks that requests own are the blocks reported
+//! as held. A tracer that joins a running engine first writes the full state of every live request.
+
+use crate::core::Core;
+use crate::engine::Observer;
+use crate::request::event::Event;
+use crate::request::ids::RequestId;
+use crate::request::timings::Nanos;
+use crate::trace::step_trace::{StepTrace, TableChange};
+use kvasir_exec::{Phase, Step, StepError};
+use kvasir_kv::{BlockId, BlockUse};
+use std::{collections::HashMap, ops::Range};
+
+/// Blocks compared per vectorized chunk.
+const STRIDE: usize = 64;
+
+/// Sink of finished step records.
+pub trait TraceSink: Send {
+    /// Takes the record of one step.
+    fn write(&mut self, step: &StepTrace);
+}
+
+impl TraceSink for Box<dyn TraceSink> {
+    fn write(&mut self, step: &StepTrace) {
+        self.as_mut().write(step);
+    }
+}
+
+/// What readers of the trace know of a live request, so that only deltas are written.
+#[derive(Debug, Default)]
+struct Known {
+    number: u64,
+    outputs: u32,
+    /// K/V tokens and left padding blocks, as known to readers of the trace.
+    computed: u32,
+    left: u32,
+    table: Vec<BlockId>,
+}
+
+/// An [`Observer`] that writes a [`StepTrace`] for every step in a window. A record is complete
+/// when the next step is scheduled; `Tracer::finish` writes the last one.
+pub struct Tracer<S> {
+    sink: S,
+    window: Range<u64>,
+    scheduled: u64,
+    /// Whether the state before the window has been written.
+    begun: bool,
+    open: bool,
+    now: StepTrace,
+    live: HashMap<RequestId, Known>,
+    /// Block usage as last written; blocks past the end are free.
+    uses: Vec<BlockUse>,
+    survey: Vec<BlockUse>,
+    mapped: bool,
+    table: Vec<BlockId>,
+    /// Requests that repeat their last decode shape, or emitted one token; run-length encoded when
+    /// the record is written.
+    again: Vec<u64>,
+    spoke: Vec<u64>,
+}
+
+impl<S: TraceSink> Tracer<S> {
+    /// Records the steps in `window`, numbered from 0 in scheduling order.
+    pub fn new(sink: S, window: Range<u64>) -> Self {
+        Self {
+            sink,
+            window,
+            scheduled: 0,
+            begun: false,
+            open: false,
+            now: StepTrace::default(),
+            live: HashMap::new(),
+            uses: Vec::new(),
+            survey: Vec::new(),
+            mapped: false,
+            table: Vec::new(),
+            again: Vec::new(),
+            spoke: Vec::new(),
+        }
+    }
+
+    /// Joins a running engine: the first record contains the full state of every live request.
+    pub fn joining(sink: S) -> Self {
+        Self { scheduled: 1, ..Self::new(sink, 1..u64::MAX) }
+    }
+
+    /// Writes the open record now, because the engine may stay idle for long.
+    pub fn settle(&mut self) {
+        self.flush();
+    }
+
+    /// The sink.
+    pub fn sink(&self) -> &S {
+        &self.sink
+    }
+
+    /// Writes the open record and returns the sink.
+    pub fn finish(mut self) -> S {
+        self.flush();
+        self.sink
+    }
+
+    /// Steps seen, including those outside the window.
+    pub fn scheduled(&self) -> u64 {
+        self.scheduled
+    }
+
+    fn flush(&mut self) {
+        if std::mem::take(&mut self.open) {
+            push_runs(&mut self.again, &mut self.now.again);
+            push_runs(&mut self.spoke, &mut self.now.spoke);
+            self.sink.write(&self.now);
+        }
+    }
+
+    fn number(&self, request: RequestId) -> Option<u64> {
+        self.live.get(&request).map(|known| known.number)
+    }
+
+    /// Writes the state of every request that was live before the window.
+    fn begin(&mut self, core: &Core) {
+        self.begun = true;
+        if self.scheduled == 0 {
+            return;
+        }
+        for sequence in core.running().chain(core.waiting()) {
+            let (number, outputs) = (sequence.number(), sequence.outputs_len());
+            let known = Known { number, outputs, computed: sequence.claimed(), ..Known::default() };
+            self.live.insert(sequence.id(), known);
+            let max = sequence.params().max_tokens;
+            self.now.arrived.push((number, sequence.prompt_len(), max, sequence.tag()));
+            if outputs > 0 {
+                self.now.outputs.push((number, outputs));
+            }
+            let is_new = core.record().admitted.iter().any(|admission| admission.request == sequence.id());
+            if sequence.cache_id().is_some() && !is_new {
+                self.now.admitted.push((number, sequence.hit()));
+                self.now.computed.push((number, sequence.claimed()));
+            }
+        }
+        self.now.arrived.sort_unstable();
+    }
+
+    /// Writes the decisions of the step record.
+    fn decisions(&mut self, core: &Core) {
+        let record = core.record();
+        for arrival in &record.arrived {
+            let known = Known { number: arrival.number, ..Known::default() };
+            if self.live.insert(arrival.request, known).is_none() {
+                let entry = (arrival.number, arrival.prompt, arrival.max_tokens, arrival.tag);
+                self.now.arrived.push(entry);
+            }
+        }
+        for admission in &record.admitted {
+            let Some(known) = self.live.get_mut(&admission.request) else { continue };
+            known.computed = admission.hit;
+            self.now.admitted.push((known.number, admission.hit));
+        }
+        for request in &record.preempted {
+            self.now.preempted.extend(self.number(*request));
+            if let Some(known) = self.live.get_mut(request) {
+                known.table.clear();
+                known.computed = 0;
+            }
+        }
+        for held in &record.held {
+            self.now.held.extend(self.number(held.request).map(|number| (number, held.reason)));
+        }
+        for skipped in &record.rectangle.skipped {
+            self.now.skipped.extend(self.number(skipped.request).map(|number| (number, skipped.tokens)));
+        }
+        let projected = record.rectangle.projected.and_then(|request| self.number(request));
+        let projection = &record.rectangle.projection;
+        self.now.projection = projected.map(|number| (number, projection.mine, projection.ends.clone()));
+        self.now.rest_waiting = record.rest_waiting;
+        self.now.rest_running = record.rest_running;
+        let room = record.room;
+        self.now.room = (room.free, room.evictable, room.held, room.leased);
+        self.now.promised = record.promised;
+        self.now.tkv = record.rectangle.tkv;
+        self.now.waiting = record.waiting;
+        self.now.running = record.running;
+        let costs = record.costs;
+        self.now.costs =
+            (costs.step_ns > 0).then_some((costs.step_ns, costs.row_ns, costs.token_ns, costs.depth_ns));
+    }
+
+    /// Writes the batch rows; plain repeated decodes go to the run-length list `again`.
+    fn rows(&mut self, step: &Step) {
+        for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
+            let Some(known) = self.live.get_mut(&RequestId(row.request)) else { continue };
+            let first = step.plan.positions.get(planned.queries.start as usize).copied().unwrap_or(0);
+            let phase = u8::from(row.phase == Phase::Decode);
+            let (tokens, left, drafts) = (planned.queries.len, planned.left_pad_blocks, row.drafts.count);
+            let same = phase == 1 && tokens == 1 && first == known.computed && left == known.left;
+            match same && planned.redirected == 0 {
+                true => self.again.push(known.number),
+                false => {
+                    self.now.rows.push((known.number, phase, first, tokens, planned.redirected, left, drafts))
+                }
+            }
+            known.computed = first + tokens - drafts;
+            known.left = left;
+        }
+    }
+
+    /// Writes block-table changes.
+    fn tables(&mut self, core: &Core) {
+        for sequence in core.running() {
+            let Some(known) = self.live.get_mut(&sequence.id()) else { continue };
+            let Some(seq) = sequence.cache_id() else { continue };
+            self.table.clear();
+            if core.cache().blocks_of(seq, &mut self.table).is_err() {
+                continue;
+            }
+            let keep = known.table.iter().zip(&self.table).take_while(|(old, new)| old == new).count();
+            if keep < self.table.len() || keep < known.table.len() {
+                let new = self.table.get(keep..).unwrap_or(&[]);
+                let change = TableChange { request: known.number, keep: keep as u32, runs: runs(new) };
+                self.now.tables.push(change);
+                known.table.truncate(keep);
+                known.table.extend_from_slice(new);
+            }
+        }
+    }
+
+    /// Writes changes of block usage; on the first call, the usage of every block.
+    fn map(&mut self, core: &Core) {
+        core.cache().survey(&mut self.survey);
+        let is_first = !std::mem::replace(&mut self.mapped, true);
+        let blocks = core.cache().capacity() / core.cache().block_size().max(1);
+        let len = self.uses.len().max(self.survey.len()).max(if is_first { blocks as usize } else { 0 });
+        self.uses.resize(len, BlockUse::Free);
+        self.survey.resize(len, BlockUse::Free);
+        for (i, (new, old)) in self.survey.chunks(STRIDE).zip(self.uses.chunks(STRIDE)).enumerate() {
+            // A fold without early exit auto-vectorizes.
+            let differs = new.iter().zip(old).fold(false, |differs, (new, old)| differs | (new != old));
+            if !differs && !is_first {
+                continue;
+            }
+            for (at, (&used, before)) in (i * STRIDE..).zip(new.iter().zip(old)) {
+                if !is_first && used == *before {
+                    continue;
+                }
+                match self.now.map.last_mut() {
+                    Some((first, count, of)) if (*first + *count, *of) == (at as u32, used as u8) => {
+                        *count += 1;
+                    }
+                    _ => self.now.map.push((at as u32, 1, used as u8)),
+                }
+            }
+        }
+        std::mem::swap(&mut self.uses, &mut self.survey);
+        let used = self.uses.iter().rposition(|used| *used != BlockUse::Free).map_or(0, |last| last + 1);
+        self.uses.truncate(used);
+    }
+
+    /// Writes new tokens and ends from the outbox.
+    fn events(&mut self, events: &[Event]) {
+        for event in events {
+            let Some(known) = self.live.get_mut(&event.request) else { continue };
+            // Undelivered events are seen again; count only new tokens.
+            let total = event.first + event.tokens.len;
+            if total > known.outputs {
+                match total - known.outputs {
+                    1 => self.spoke.push(known.number),
+                    more => self.now.outputs.push((known.number, more)),
+                }
+                known.outputs = total;
+            }
+            if let Some(finish) = event.finish {
+                self.now.ended.push((known.number, finish));
+                self.live.remove(&event.request);
+            }
+        }
+    }
+}
+
+impl<S: TraceSink> Observer for Tracer<S> {
+    fn scheduled(&mut self, core: &Core, step: &Step) {
+        self.flush();
+        let inside = self.window.contains(&self.scheduled);
+        if inside {
+            self.now = StepTrace {
+                step: step.batch.step.0,
+                at: core.record().at,
+                kind: step.batch.kind,
+                ..StepTrace::default()
+            };
+            self.open = true;
+            if !self.begun {
+                self.begin(core);
+            }
+            self.decisions(core);
+            // A request refused on arrival has only a final event.
+            self.events(core.events());
+            self.rows(step);
+            self.tables(core);
+            self.map(core);
+        }
+        self.scheduled += 1;
+    }
+
+    fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, _: Nanos) {
+        if !self.open {
+            return;
+        }
+        self.events(core.events());
+        let number = step.batch.step.0;
+        match result {
+            Ok(()) => self.now.retired.push((number, step.output.device_ns)),
+            Err(why) => self.now.failed.push((number, why.to_string())),
+        }
+        // Blocks leased by this step alone are free now; record the state after it.
+        let room = core.cache().room();
+        self.now.room = (room.free, room.evictable, room.held, room.leased);
+        self.tables(core);
+        self.map(core);
+    }
+}
+
+/// Drains `numbers` into `out` as runs. A request that emitted twice before the next step occurs
+/// twice.
+fn push_runs(numbers: &mut Vec<u64>, out: &mut Vec<(u64, u32)>) {
+    numbers.sort_unstable();
+    for number in numbers.drain(..) {
+        match out.last_mut() {
+            Some(run) if run.0 + u64::from(run.1) == number => run.1 += 1,
+            _ => out.push((number, 1)),
+        }
+    }
+}
+
+/// Run-length encodes consecutive block ids as (first, count).
+fn runs(blocks: &[u32]) -> Vec<(u32, u32)> {
+    let mut out: Vec<(u32, u32)> = Vec::new();
+    for &block in blocks {
+        match out.last_mut() {
+            Some(run) if run.0 + run.1 == block => run.1 += 1,
+            _ => out.push((block, 1)),
+        }
+    }
+    out
+}
