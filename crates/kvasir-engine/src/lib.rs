@@ -49,7 +49,7 @@ pub use crate::scheduler::policy::prefill_first::{Chunking, PrefillFirst, prefil
 pub use crate::scheduler::policy::rectangular::Rectangular;
 pub use crate::scheduler::policy::rectangular::config::RectangularConfig;
 pub use crate::scheduler::queue::Order;
-pub use crate::scheduler::record::{Admission, Arrival, Held, StepRecord};
+pub use crate::scheduler::record::{Admission, Arrival, Deferral, StepRecord};
 pub use crate::scheduler::state::PublishAt;
 pub use crate::scheduler::state_slots::StateSlots;
 pub use crate::scheduler::view::{Admit, Feed, SchedulerView};

@@ -74,27 +74,27 @@ impl<E: Executor> Engine<E> {
     /// Serves `inbox` until told to exit, and passes each non-empty outbox to `deliver`. When idle,
     /// it checks the invariants and blocks on the inbox.
     pub fn serve(&mut self, inbox: &Receiver<Message>, mut deliver: impl FnMut(&Outbox)) -> Exit {
-        let mut desk = FrontDesk::default();
+        let mut serving = ServingLoop::default();
         loop {
-            let turn = match desk.take_messages(self, inbox) {
+            let turn = match serving.take_messages(self, inbox) {
                 Some(exit) => Err(exit),
                 None => self.step(),
             };
             if !self.core_mut().outbox().is_empty() {
-                desk.forget(self.core_mut().outbox());
+                serving.forget(self.core_mut().outbox());
                 deliver(self.core_mut().outbox());
                 self.core_mut().outbox().clear();
             }
             match turn {
                 Err(exit) => return exit,
                 Ok(Turn::Ran) => {}
-                Ok(Turn::Held) => desk.pause(self, inbox.recv_timeout(NAP)),
-                Ok(Turn::Idle) if desk.draining => return Exit::Asked,
+                Ok(Turn::Held) => serving.pause(self, inbox.recv_timeout(NAP)),
+                Ok(Turn::Idle) if serving.draining => return Exit::Asked,
                 Ok(Turn::Idle) => {
                     if let Err(why) = self.core().check_invariants() {
                         return Exit::Broken(why);
                     }
-                    desk.pause(self, inbox.recv().map_err(|_| RecvTimeoutError::Disconnected));
+                    serving.pause(self, inbox.recv().map_err(|_| RecvTimeoutError::Disconnected));
                 }
             }
         }
@@ -103,13 +103,13 @@ impl<E: Executor> Engine<E> {
 
 /// Maps client tags to request ids, and holds the shutdown state.
 #[derive(Default)]
-struct FrontDesk {
+struct ServingLoop {
     ids: HashMap<u64, RequestId>,
     draining: bool,
     exit: Option<Exit>,
 }
 
-impl FrontDesk {
+impl ServingLoop {
     /// Takes up to `MESSAGES_PER_TURN` messages without blocking. On exit, aborts every request
     /// first.
     fn take_messages<E: Executor>(

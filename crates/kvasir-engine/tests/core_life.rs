@@ -345,13 +345,13 @@ fn the_watermark_is_kept_free_while_somebody_runs() {
 #[test]
 fn newcomers_wait_for_other_replicas_only_while_somebody_runs() {
     let mut core = core(paged(8));
-    core.hold_newcomers(true);
+    core.defer_admissions(true);
     core.add(request(&[5, 6, 7], 9), 0).unwrap();
     assert!(turn(&mut core, 30), "nobody else would run");
     let late = core.add(request(&[8, 9], 9), 0).unwrap();
     assert!(turn(&mut core, 31));
     assert_eq!(core.reason(late), Some(DeferReason::Coalesce));
-    core.hold_newcomers(false);
+    core.defer_admissions(false);
     assert!(turn(&mut core, 32));
     assert_eq!(*core.sequence(late).unwrap().outputs(), [32]);
 }

@@ -96,7 +96,7 @@ impl Bench {
             let table = blocks_of(&step.plan, planned, self.block);
             let wanted = &theirs["block_table"];
             let live = self.core.sequence(RequestId(row.request));
-            let promised = live.map_or(0, |one| one.promised() / self.block) as usize;
+            let promised = live.map_or(0, |one| one.reserved() / self.block) as usize;
             let hit = live.map_or(0, |one| one.hit() / self.block) as usize;
             let name = theirs["seq"].to_string();
             let at = format!("{at}: block table of {name}, {promised} promised beside it");

@@ -214,7 +214,7 @@ impl Bench {
 
     /// Blocks reserved for running requests.
     pub(super) fn reserved(&self) -> u32 {
-        self.core.running().map(|sequence| sequence.promised()).sum::<u32>() / self.block_size
+        self.core.running().map(|sequence| sequence.reserved()).sum::<u32>() / self.block_size
     }
 
     pub(super) fn block_size(&self) -> u32 {

@@ -9,7 +9,7 @@ use crate::request::finish::{Parameter, Refusal};
 use crate::request::ids::RequestId;
 use crate::request::params::Params;
 use crate::request::sequence::Status;
-use crate::request::stop::Plain;
+use crate::request::stop::FastStop;
 use crate::scheduler::state::World;
 use kvasir_exec::Step;
 use kvasir_kv::Token;
@@ -42,7 +42,7 @@ impl Core {
         old.sampling = Sampling { seed, logprobs, prompt_logprobs, hidden, ..new.sampling };
         sequence.sampling = old.sampling;
         sequence.amended = true;
-        sequence.stops = Plain::of(old, sequence.rest.room);
+        sequence.stops = FastStop::of(old, sequence.rest.room);
         let key = old.key;
         if runs {
             let unused = before - self.world.slab[entry].outputs_left();
@@ -73,7 +73,7 @@ impl Core {
         sequence.prompt_len = sequence.prompt_len.min(len);
         sequence.truncate(len);
         sequence.rest.room = self.world.limits.max_model_len.saturating_sub(sequence.prompt_len).max(1);
-        sequence.stops = Plain::of(&sequence.rest.params, sequence.rest.room);
+        sequence.stops = FastStop::of(&sequence.rest.params, sequence.rest.room);
         if sequence.cache.is_some() && sequence.claimed >= len {
             self.world.rewind(entry, len - 1);
         }
@@ -117,7 +117,7 @@ impl Core {
             no_token(&mut self.world, entry);
         }
         self.world.release_row(entry);
-        self.world.bury(entry);
+        self.world.reap(entry);
         true
     }
 }
@@ -133,6 +133,6 @@ impl World {
             let rewound = self.cache.rewind().and_then(|face| face.rewind_to(seq, len));
             debug_assert!(rewound.is_ok(), "{rewound:?}");
         }
-        self.renew_promise(entry);
+        self.renew_reservation(entry);
     }
 }

@@ -25,13 +25,13 @@ use crate::request::finish::{Fault, Finish, Refusal};
 use crate::request::ids::RequestId;
 use crate::request::params::Request;
 use crate::request::sequence::{Sequence, Status};
-use crate::request::stop::Plain;
+use crate::request::stop::FastStop;
 use crate::request::timings::{Nanos, Timings};
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::limits::{Costs, Limits};
 use crate::scheduler::policy::Policy;
 use crate::scheduler::queue::{Order, Queue};
-use crate::scheduler::record::{Arrival, Held, StepRecord};
+use crate::scheduler::record::{Arrival, Deferral, StepRecord};
 use crate::scheduler::retained_sessions::{RetainedSessions, Shortage};
 use crate::scheduler::slab::Slab;
 use crate::scheduler::state::World;
@@ -83,16 +83,16 @@ impl Core {
             cache,
             limits,
             slab: Slab::default(),
-            kept: RetainedSessions::default(),
+            retained: RetainedSessions::default(),
             queue: Queue::new(order),
             running: Vec::new(),
             free_rows: rows,
             state_slots: StateSlots::new(limits.state_slots),
-            picks: Vec::new(),
-            picked_tokens: 0,
-            picked_slots: 0,
+            rows: Vec::new(),
+            scheduled_tokens: 0,
+            scheduled_slots: 0,
             prefilling: 0,
-            promised: 0,
+            reserved: 0,
             record: StepRecord::default(),
             arrived: Vec::new(),
             outbox: Outbox::default(),
@@ -130,8 +130,8 @@ impl Core {
 
     /// Defers admissions while any request runs: prefill coalescing, as decided by a `Coalescer`
     /// for the next step.
-    pub fn hold_newcomers(&mut self, hold: bool) {
-        self.world.coalescing = hold;
+    pub fn defer_admissions(&mut self, defer: bool) {
+        self.world.coalescing = defer;
     }
 
     /// Enables speculative decoding with up to `tokens` drafts per decode row. A sequence is then
@@ -216,7 +216,7 @@ impl Core {
         self.next_number += 1;
         let mut sequence = Sequence::new(request);
         let room = self.world.limits.max_model_len.saturating_sub(prompt_len).max(1);
-        sequence.stops = Plain::of(&sequence.rest.params, room);
+        sequence.stops = FastStop::of(&sequence.rest.params, room);
         sequence.rest.room = room;
         sequence.rest.timings = Timings { arrived: now, ..Timings::default() };
         sequence.rest.number = number;
@@ -308,15 +308,15 @@ impl Core {
         let world = &mut self.world;
         world.record.reset(now, &mut world.arrived);
         world.record.costs = self.costs;
-        world.tidy();
+        world.compact();
         let mut step = self.spare.pop().unwrap_or_default();
         let id = self.next_step;
         let mut made = self.try_schedule(id, &mut step, now);
         // Each try evicts, preempts or ends at least one request or session, so the loop
         // terminates.
-        let mut tries = self.world.running.len() + self.world.kept.iter().count();
+        let mut tries = self.world.running.len() + self.world.retained.iter().count();
         while !made && tries > 0 && self.is_stuck() {
-            self.make_way(now);
+            self.preempt_for_space(now);
             made = self.try_schedule(id, &mut step, now);
             tries -= 1;
         }
@@ -335,9 +335,9 @@ impl Core {
     fn try_schedule(&mut self, id: StepId, step: &mut Step, now: Nanos) -> bool {
         let world = &mut self.world;
         world.round += 1;
-        world.picks.clear();
-        world.picked_tokens = 0;
-        world.picked_slots = 0;
+        world.rows.clear();
+        world.scheduled_tokens = 0;
+        world.scheduled_slots = 0;
         world.record.held.clear();
         world.record.rectangle.reset();
         self.policy.schedule(&mut SchedulerView { world, now, costs: self.costs });
@@ -361,10 +361,10 @@ impl Core {
     /// any.
     fn is_stuck(&self) -> bool {
         let world = &self.world;
-        let no_room = |held: &Held| {
-            let entry = world.slab.find(held.request);
+        let no_room = |deferral: &Deferral| {
+            let entry = world.slab.find(deferral.request);
             entry.is_some_and(|entry| world.slab[entry].status == Status::Running)
-                && matches!(held.reason, DeferReason::NoRoom { .. } | DeferReason::Lease { .. })
+                && matches!(deferral.reason, DeferReason::NoRoom { .. } | DeferReason::Lease { .. })
         };
         world.in_flight == 0 && world.record.held.iter().any(no_room)
     }
@@ -373,7 +373,7 @@ impl Core {
     /// request admitted last. A request that runs alone is too large for the cache and ends with
     /// the outputs it has. Slots leased with no step in flight wait for row moves, which a
     /// preemption makes unnecessary.
-    fn make_way(&mut self, now: Nanos) {
+    fn preempt_for_space(&mut self, now: Nanos) {
         let world = &mut self.world;
         if world.find_victims(Shortage { slots: 1, leased_too: true, ..Shortage::default() }) {
             return world.evict_victims();
@@ -397,7 +397,7 @@ impl Core {
         world.record.waiting = world.queue.len() as u32;
         world.record.running = world.running.len() as u32;
         world.record.room = world.cache.room();
-        world.record.promised = world.promised;
+        world.record.reserved = world.reserved;
     }
 
     /// The decisions of the last `Core::schedule` call.

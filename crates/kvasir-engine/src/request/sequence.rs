@@ -14,7 +14,7 @@
 use crate::request::finish::Finish;
 use crate::request::ids::RequestId;
 use crate::request::params::{Params, Request};
-use crate::request::stop::Plain;
+use crate::request::stop::FastStop;
 use crate::request::timings::{Nanos, Timings};
 use kvasir_exec::{PoolRow, TokenLogprobs};
 use kvasir_kv::{SeqId, StepId, TailBuffered, Token};
@@ -70,14 +70,14 @@ pub struct Sequence {
     /// Steps in flight that name it.
     pub(crate) steps_in_flight: u32,
     /// Slots reserved and not yet claimed.
-    pub(crate) promised: u32,
+    pub(crate) reserved: u32,
     /// Length up to which it holds slots allocated ahead of claims; 0 if none.
     pub(crate) ahead: u32,
     /// Tokens published to the prefix cache.
     pub(crate) published: u32,
 
     /// Compact stop conditions for the decode fast path.
-    pub(crate) stops: Plain,
+    pub(crate) stops: FastStop,
     pub(crate) pool_row: Option<PoolRow>,
     pub(crate) status: Status,
     /// In prefill: no step that feeds its last known token has been scheduled since admission.
@@ -272,8 +272,8 @@ impl Sequence {
         self.prompt_len + self.stops.cap()
     }
     /// Slots reserved for it and not yet claimed.
-    pub fn promised(&self) -> u32 {
-        self.promised
+    pub fn reserved(&self) -> u32 {
+        self.reserved
     }
     /// Tokens published to the prefix cache.
     pub fn published(&self) -> u32 {

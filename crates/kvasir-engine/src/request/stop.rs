@@ -1,9 +1,9 @@
 //! The stop rule: finds where a completion ends (stop sequence, EOS, stop token id, `max_tokens`,
 //! model length).
 //!
-//! `Plain` is a compact copy of the common stop conditions, for the decode fast path. It must be
-//! conservative: whenever `Plain::goes_on` says yes, `find` must find no stop. The tests below
-//! check this.
+//! `FastStop` is a compact copy of the common stop conditions, for the decode fast path. It must be
+//! conservative: whenever `FastStop::continues_after` is true, `find` must find no stop. The tests
+//! below check this.
 
 use crate::request::finish::Finish;
 use crate::request::params::Params;
@@ -21,13 +21,13 @@ pub(crate) struct Stop {
 /// Compact stop conditions for the decode fast path: valid if a request has at most one EOS token
 /// and no other stops. Read every step instead of the cold `Params`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Plain {
+pub(crate) struct FastStop {
     is_plain: bool,
     eos: Option<Token>,
     cap: u32,
 }
 
-impl Plain {
+impl FastStop {
     pub(crate) fn of(params: &Params, room: u32) -> Self {
         Self {
             is_plain: params.stop_sequences.is_empty() && params.stop_ids.is_empty() && params.eos.len() <= 1,
@@ -43,7 +43,7 @@ impl Plain {
 
     /// Whether a request certainly continues after `token`, its `count`-th output. False means: ask
     /// `find`.
-    pub(crate) fn goes_on(self, token: Token, count: u32) -> bool {
+    pub(crate) fn continues_after(self, token: Token, count: u32) -> bool {
         self.is_plain && self.eos != Some(token) && count < self.cap
     }
 }
@@ -157,12 +157,12 @@ mod tests {
                 for count in 1..7 {
                     let outputs: Vec<Token> =
                         (0..count).map(|i| if i + 1 == count { token } else { 5 }).collect();
-                    let goes_on = Plain::of(&p, room).goes_on(token, count);
+                    let continues_after = FastStop::of(&p, room).continues_after(token, count);
                     assert!(
-                        !goes_on || find(&outputs, count as usize - 1, &p, room).is_none(),
+                        !continues_after || find(&outputs, count as usize - 1, &p, room).is_none(),
                         "{p:?} {outputs:?}"
                     );
-                    short += u32::from(goes_on);
+                    short += u32::from(continues_after);
                 }
             }
         }

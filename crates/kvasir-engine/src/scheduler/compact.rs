@@ -8,7 +8,7 @@ impl World {
     /// Compacts the cache when a single sequence is left on scattered cells, so that its attention
     /// takes the contiguous path again. Only while nothing is in flight; the row moves are carried
     /// by the next step.
-    pub(crate) fn tidy(&mut self) {
+    pub(crate) fn compact(&mut self) {
         if !self.scattered || self.in_flight > 0 {
             return;
         }

@@ -10,7 +10,7 @@ use crate::scheduler::state::World;
 /// Checks all invariants of the scheduler state and its cache; returns the first violation.
 pub(crate) fn check(world: &World) -> Result<(), String> {
     world.cache.check()?;
-    let (mut waiting, mut running, mut rows, mut promised, mut states) = (0, 0, 0, 0, 0);
+    let (mut waiting, mut running, mut rows, mut reserved, mut states) = (0, 0, 0, 0, 0);
     let mut prefilling = 0;
     for (entry, sequence) in world.slab.iter() {
         let name = sequence.id.0;
@@ -30,7 +30,7 @@ pub(crate) fn check(world: &World) -> Result<(), String> {
         }
         if sequence.pool_row.is_some() && sequence.status != Status::Running && sequence.steps_in_flight == 0
         {
-            return Err(format!("request {name} keeps a pool row that nobody names"));
+            return Err(format!("request {name} keeps an executor row that no step names"));
         }
         if sequence.status == Status::Running && !world.running.contains(&entry) {
             return Err(format!("request {name} runs and is not listed"));
@@ -55,31 +55,33 @@ pub(crate) fn check(world: &World) -> Result<(), String> {
             }
         }
         rows += usize::from(sequence.pool_row.is_some());
-        promised += sequence.promised;
+        reserved += sequence.reserved;
         prefilling += u32::from(sequence.prefilling);
         states += u32::from(sequence.pool_row.is_some() && sequence.rest.params.stateful);
     }
-    for (session, kept) in world.kept.iter() {
-        let len =
-            world.cache.claimed_len(kept.seq).map_err(|error| format!("session {}: {error}", session.0))?;
-        if len as usize != kept.tokens.len() || len % world.block != 0 || len == 0 {
+    for (session, retained) in world.retained.iter() {
+        let len = world
+            .cache
+            .claimed_len(retained.seq)
+            .map_err(|error| format!("session {}: {error}", session.0))?;
+        if len as usize != retained.tokens.len() || len % world.block != 0 || len == 0 {
             return Err(format!(
-                "session {}: {} tokens kept, {len} in the cache",
+                "session {}: {} tokens retained, {len} in the cache",
                 session.0,
-                kept.tokens.len()
+                retained.tokens.len()
             ));
         }
     }
     let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_owned()) };
     rule(waiting == world.queue.len(), "the queue and the waiting requests differ")?;
     rule(running == world.running.len(), "the running list and the running requests differ")?;
-    rule(promised == world.promised, "the sum of promises is wrong")?;
+    rule(reserved == world.reserved, "the sum of reservations is wrong")?;
     rule(prefilling == world.prefilling, "the number of prompts under way is wrong")?;
     rule(states == world.state_slots.taken(), "places for state are lost or given twice")?;
     let all = world.limits.max_num_seqs as usize;
     rule(rows + world.free_rows.len() == all, "token-pool rows are lost or given twice")?;
     rule(
-        world.promised <= world.cache.room().available() + world.cache.room().leased,
-        "more is promised than there is",
+        world.reserved <= world.cache.room().available() + world.cache.room().leased,
+        "more is reserved than there is",
     )
 }

@@ -38,7 +38,7 @@ pub struct Arrival {
 
 /// A request that was considered and deferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct Deferral {
     /// The request.
     pub request: RequestId,
     /// The reason.
@@ -61,7 +61,7 @@ pub struct StepRecord {
     /// Preemptions.
     pub preempted: Vec<RequestId>,
     /// Deferred requests with individual reasons.
-    pub held: Vec<Held>,
+    pub held: Vec<Deferral>,
     /// Reason for all running requests that are neither in the step nor in `held`.
     pub rest_running: Option<DeferReason>,
     /// Reason for all waiting requests that are not in `held`.
@@ -73,7 +73,8 @@ pub struct StepRecord {
     /// KV pool usage after this call.
     pub room: PoolUsage,
     /// Slots reserved for running requests and not yet claimed.
-    pub promised: u32,
+    #[serde(rename = "promised")]
+    pub reserved: u32,
     /// Measured step costs that the policy was given.
     pub costs: Costs,
     /// Decisions of the `rectangular` policy; empty under others.

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 /// Retained K/V of one session: a cache sequence without a request, always ending at a block
 /// boundary.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct RetainedSequence {
     pub(crate) seq: SeqId,
     /// The tokens whose K/V it holds.
     pub(crate) tokens: Vec<Token>,
@@ -36,7 +36,7 @@ pub(crate) struct Kept {
 /// requests need them.
 #[derive(Debug, Default)]
 pub(crate) struct RetainedSessions {
-    entries: BTreeMap<SessionId, Kept>,
+    entries: BTreeMap<SessionId, RetainedSequence>,
     uses: u64,
     /// Version counter of everything that may make more slots evictable: sequences closed or
     /// retained, leases ended.
@@ -74,7 +74,7 @@ pub(crate) struct Shortage {
 }
 
 impl RetainedSessions {
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (SessionId, &Kept)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SessionId, &RetainedSequence)> {
         self.entries.iter().map(|(session, kept)| (*session, kept))
     }
 
@@ -100,7 +100,7 @@ impl RetainedSessions {
     }
 
     /// Stores retained K/V as the most recently used.
-    fn insert(&mut self, session: SessionId, mut kept: Kept, steps_in_flight: u32) {
+    fn insert(&mut self, session: SessionId, mut kept: RetainedSequence, steps_in_flight: u32) {
         self.note_change();
         self.steps_in_flight = self.steps_in_flight.max(steps_in_flight);
         self.uses += 1;
@@ -132,7 +132,7 @@ impl World {
 
     /// Retains the computed whole blocks of a finishing request for its session, replacing what the
     /// session had. The request then owns nothing in the cache.
-    pub(crate) fn keep(&mut self, entry: u32) {
+    pub(crate) fn retain(&mut self, entry: u32) {
         let sequence = &self.slab[entry];
         let (Some(session), Some(seq)) = (sequence.rest.params.session, sequence.cache) else { return };
         let len = self.blocks_within(sequence.computed.min(sequence.tokens.len()));
@@ -148,21 +148,21 @@ impl World {
         let sequence = &mut self.slab[entry];
         sequence.cache = None;
         let tokens = sequence.tokens.gather().iter().take(len as usize).copied().collect();
-        let kept = Kept { seq, tokens, salt: sequence.rest.params.salt, used: 0 };
-        self.kept.insert(session, kept, self.in_flight);
+        let kept = RetainedSequence { seq, tokens, salt: sequence.rest.params.salt, used: 0 };
+        self.retained.insert(session, kept, self.in_flight);
     }
 
     /// Reports the retained length of a finished request's session in the outbox.
-    pub(crate) fn tell_kept(&mut self, entry: u32) {
+    pub(crate) fn report_retained(&mut self, entry: u32) {
         if let Some(session) = self.slab[entry].rest.params.session {
-            self.outbox.kept.push((session, self.kept.len_of(session)));
+            self.outbox.kept.push((session, self.retained.len_of(session)));
         }
     }
 
     /// Tokens of a waiting request that match its session's retained K/V, in whole blocks. Excludes
     /// the last token, whose logits are always needed.
-    pub(crate) fn kept_hit(&self, sequence: &Sequence) -> u32 {
-        let kept = sequence.rest.params.session.and_then(|session| self.kept.entries.get(&session));
+    pub(crate) fn retained_hit(&self, sequence: &Sequence) -> u32 {
+        let kept = sequence.rest.params.session.and_then(|session| self.retained.entries.get(&session));
         let Some(kept) = kept.filter(|kept| kept.salt == sequence.rest.params.salt) else { return 0 };
         let most = sequence.tokens.len().saturating_sub(1);
         let same = sequence.tokens.common_prefix(&kept.tokens) as u32;
@@ -173,8 +173,8 @@ impl World {
     /// if the cache cannot rewind the sequence that far.
     pub(crate) fn session_hit(&mut self, entry: u32, elsewhere: u32, limit: u32) -> u32 {
         let sequence = &self.slab[entry];
-        let hit = self.blocks_within(self.kept_hit(sequence).min(limit));
-        let kept = sequence.rest.params.session.and_then(|session| self.kept.entries.get(&session));
+        let hit = self.blocks_within(self.retained_hit(sequence).min(limit));
+        let kept = sequence.rest.params.session.and_then(|session| self.retained.entries.get(&session));
         let Some(kept) = kept.filter(|_| hit > 0 && hit >= elsewhere) else { return 0 };
         if hit as usize == kept.tokens.len() {
             return hit;
@@ -185,17 +185,17 @@ impl World {
 
     /// Transfers the first `len` retained tokens of a session to its request and drops the rest.
     /// With `len` 0 everything is dropped.
-    pub(crate) fn take_kept(&mut self, entry: u32, len: u32) -> Option<(SeqId, u32)> {
+    pub(crate) fn take_retained(&mut self, entry: u32, len: u32) -> Option<(SeqId, u32)> {
         let session = self.slab[entry].rest.params.session?;
-        self.cut_kept(session, len);
-        let kept = self.kept.entries.remove(&session)?;
+        self.truncate_retained(session, len);
+        let kept = self.retained.entries.remove(&session)?;
         Some((kept.seq, kept.tokens.len() as u32))
     }
 
     /// Truncates a session's retained K/V to `len` tokens, rounded down to whole blocks.
-    fn cut_kept(&mut self, session: SessionId, len: u32) {
+    fn truncate_retained(&mut self, session: SessionId, len: u32) {
         let len = self.blocks_within(len);
-        let Some(kept) = self.kept.entries.get_mut(&session) else { return };
+        let Some(kept) = self.retained.entries.get_mut(&session) else { return };
         if len as usize >= kept.tokens.len() {
             return;
         }
@@ -204,87 +204,88 @@ impl World {
             return self.forget(session);
         }
         kept.tokens.truncate(len as usize);
-        self.kept.note_change();
+        self.retained.note_change();
         self.outbox.kept.push((session, len));
     }
 
     /// Drops a session's retained K/V.
     pub(crate) fn forget(&mut self, session: SessionId) {
-        if let Some(kept) = self.kept.entries.remove(&session) {
+        if let Some(kept) = self.retained.entries.remove(&session) {
             let closed = self.cache.close(kept.seq);
             debug_assert!(closed.is_ok(), "{closed:?}");
-            self.kept.note_change();
+            self.retained.note_change();
             self.outbox.kept.push((session, 0));
         }
     }
 
     /// Evicts the least recently used session. False if there is none.
     pub(crate) fn evict_oldest(&mut self) -> bool {
-        let oldest = self.kept.oldest();
+        let oldest = self.retained.oldest();
         oldest.inspect(|session| self.forget(*session)).is_some()
     }
 
     /// Victim search: the LRU retained sequences whose eviction frees enough slots, for
     /// `World::evict_victims`. False if all of them are not enough. Changes nothing else.
     pub(crate) fn find_victims(&mut self, shortage: Shortage) -> bool {
-        self.kept.victims.clear();
-        if self.kept.is_empty() {
+        self.retained.victims.clear();
+        if self.retained.is_empty() {
             return false;
         }
-        self.kept.list_candidates(shortage.own.map(|(session, _)| session));
-        let own = shortage.own.and_then(|(session, len)| Some((self.kept.entries.get(&session)?.seq, len)));
+        self.retained.list_candidates(shortage.own.map(|(session, _)| session));
+        let own =
+            shortage.own.and_then(|(session, len)| Some((self.retained.entries.get(&session)?.seq, len)));
         let search = VictimSearch {
             slots: shortage.slots,
-            candidates: &self.kept.candidates,
+            candidates: &self.retained.candidates,
             truncate: own,
             hit: shortage.hit,
             leased_too: shortage.leased_too,
         };
-        self.cache.victims(&search, &mut self.kept.victims)
+        self.cache.victims(&search, &mut self.retained.victims)
     }
 
     /// `World::find_victims` for the admission of `entry`. A negative answer is cached, because the
     /// head of the queue is tested again before every step.
     pub(crate) fn find_victims_for(&mut self, entry: u32, shortage: Shortage) -> bool {
-        let (request, slots, changes) = (self.slab[entry].id, shortage.slots, self.kept.changes);
+        let (request, slots, changes) = (self.slab[entry].id, shortage.slots, self.retained.changes);
         let is_known = |refused: Refused| {
             refused.request == request && refused.changes == changes && slots >= refused.slots
         };
         let may_change = !self.running.is_empty() || self.in_flight > 0;
-        if may_change && self.kept.refused.is_some_and(is_known) {
+        if may_change && self.retained.refused.is_some_and(is_known) {
             return false;
         }
         let found = self.find_victims(shortage);
         if !found {
-            self.kept.refused = Some(Refused { request, slots, changes });
+            self.retained.refused = Some(Refused { request, slots, changes });
         }
         found
     }
 
     /// Clears the victims: nothing needs to be evicted.
     pub(crate) fn clear_victims(&mut self) {
-        self.kept.victims.clear();
+        self.retained.victims.clear();
     }
 
     /// Evicts the victims of the last search.
     pub(crate) fn evict_victims(&mut self) {
-        let mut victims = std::mem::take(&mut self.kept.victims);
+        let mut victims = std::mem::take(&mut self.retained.victims);
         for seq in victims.drain(..) {
-            let session = self.kept.entries.iter().find(|(_, kept)| kept.seq == seq);
+            let session = self.retained.entries.iter().find(|(_, kept)| kept.seq == seq);
             if let Some(session) = session.map(|(session, _)| *session) {
                 self.forget(session);
             }
         }
-        self.kept.victims = victims;
+        self.retained.victims = victims;
     }
 
     /// Forks retained K/V: `into` shares the first `at` tokens of `from`, in whole blocks. Nothing
     /// is copied, and no copy-on-write follows, because shared blocks are full. Returns the shared
     /// length.
-    fn fork_kept(&mut self, from: SessionId, into: SessionId, at: u32) -> u32 {
+    fn fork_retained(&mut self, from: SessionId, into: SessionId, at: u32) -> u32 {
         self.forget(into);
-        let len = self.blocks_within(at.min(self.kept.len_of(from)));
-        let Some(source) = self.kept.entries.get(&from).filter(|_| len > 0) else { return 0 };
+        let len = self.blocks_within(at.min(self.retained.len_of(from)));
+        let Some(source) = self.retained.entries.get(&from).filter(|_| len > 0) else { return 0 };
         let (tokens, salt) = (source.tokens.iter().take(len as usize).copied().collect(), source.salt);
         let source = source.seq;
         // A single-sequence cache, or one at its sequence limit, cannot share; the fork recomputes
@@ -299,7 +300,7 @@ impl World {
             debug_assert!(closed.is_ok(), "{closed:?}");
             return 0;
         }
-        self.kept.insert(into, Kept { seq, tokens, salt, used: 0 }, self.in_flight);
+        self.retained.insert(into, RetainedSequence { seq, tokens, salt, used: 0 }, self.in_flight);
         len
     }
 }
@@ -307,14 +308,14 @@ impl World {
 impl Core {
     /// Retained tokens of a session; 0 while one of its requests runs.
     pub fn kept(&self, session: SessionId) -> u32 {
-        self.world.kept.len_of(session)
+        self.world.retained.len_of(session)
     }
 
     /// Forks a session without copying K/V: `into` starts with the first `at` retained tokens of
     /// `from`, in whole blocks. Returns the shared length, which may be 0, and reports it in the
     /// outbox.
     pub fn fork_session(&mut self, from: SessionId, into: SessionId, at: u32) -> u32 {
-        let len = self.world.fork_kept(from, into, at);
+        let len = self.world.fork_retained(from, into, at);
         self.world.outbox.kept.push((into, len));
         len
     }
@@ -322,8 +323,8 @@ impl Core {
     /// Truncates a session's retained K/V to `to` tokens and reports the resulting length in the
     /// outbox.
     pub fn rewind_session(&mut self, session: SessionId, to: u32) {
-        self.world.cut_kept(session, to);
-        self.world.outbox.kept.push((session, self.world.kept.len_of(session)));
+        self.world.truncate_retained(session, to);
+        self.world.outbox.kept.push((session, self.world.retained.len_of(session)));
     }
 
     /// Ends a session: drops its retained K/V, and its running requests will retain nothing.

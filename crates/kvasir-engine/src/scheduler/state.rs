@@ -2,12 +2,12 @@
 //! step record and outbox, with the transitions of a request between them.
 //!
 //! Transitions: preempt (running → waiting, K/V released, recomputed later), finish (any →
-//! finished, K/V published, retained for the session or released) and reap (`bury`: entry freed
+//! finished, K/V published, retained for the session or released) and reap (`reap`: entry freed
 //! once no step in flight names it).
 //!
 //! Invariants:
 //!
-//! - `promised` is the sum over sequences of slots reserved and not yet claimed; no other sequence
+//! - `reserved` is the sum over sequences of slots reserved and not yet claimed; no other sequence
 //!   may claim them.
 //! - `free_rows` and the sequences together own each executor row exactly once. A row is freed only
 //!   after the last step that names it.
@@ -23,7 +23,7 @@ use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::limits::Limits;
 use crate::scheduler::queue::Queue;
-use crate::scheduler::record::{Arrival, Held, StepRecord};
+use crate::scheduler::record::{Arrival, Deferral, StepRecord};
 use crate::scheduler::retained_sessions::RetainedSessions;
 use crate::scheduler::slab::Slab;
 use crate::scheduler::state_slots::StateSlots;
@@ -56,7 +56,7 @@ pub(crate) struct ScheduledRow {
     /// New slots that the row claims.
     pub(crate) slots: u32,
     /// The sequence's reservation before this row was scheduled, restored if the row is dropped.
-    pub(crate) promised: u32,
+    pub(crate) reserved: u32,
 }
 
 impl ScheduledRow {
@@ -79,7 +79,7 @@ pub(crate) struct World {
     pub(crate) publish_at: PublishAt,
     pub(crate) slab: Slab,
     /// Retained K/V of sessions.
-    pub(crate) kept: RetainedSessions,
+    pub(crate) retained: RetainedSessions,
     pub(crate) queue: Queue,
     /// Entries of running sequences, in order of admission.
     pub(crate) running: Vec<u32>,
@@ -87,14 +87,14 @@ pub(crate) struct World {
     /// Recurrent-state slots of the sequences that hold an executor row.
     pub(crate) state_slots: StateSlots,
     /// Rows scheduled in the step under construction.
-    pub(crate) picks: Vec<ScheduledRow>,
-    pub(crate) picked_tokens: u32,
-    /// Slots that `picks` will claim, reserved or not.
-    pub(crate) picked_slots: u32,
+    pub(crate) rows: Vec<ScheduledRow>,
+    pub(crate) scheduled_tokens: u32,
+    /// Slots that `rows` will claim, reserved or not.
+    pub(crate) scheduled_slots: u32,
     /// Number of running sequences in prefill.
     pub(crate) prefilling: u32,
     /// Sum of slots reserved for running sequences and not yet claimed.
-    pub(crate) promised: u32,
+    pub(crate) reserved: u32,
     pub(crate) record: StepRecord,
     /// Requests that arrived since the last `schedule` call.
     pub(crate) arrived: Vec<Arrival>,
@@ -143,13 +143,13 @@ impl World {
     }
 
     /// Slots available now that are neither scheduled in this step nor reserved.
-    pub(crate) fn unpromised(&self) -> u32 {
-        self.cache.room().available().saturating_sub(self.picked_slots).saturating_sub(self.promised)
+    pub(crate) fn unreserved(&self) -> u32 {
+        self.cache.room().available().saturating_sub(self.scheduled_slots).saturating_sub(self.reserved)
     }
 
     /// Slots missing for a claim of `slots` beyond all reservations; 0 if they are available.
     pub(crate) fn shortage(&self, slots: u32) -> u32 {
-        let taken = u64::from(self.picked_slots) + u64::from(self.promised) + u64::from(slots);
+        let taken = u64::from(self.scheduled_slots) + u64::from(self.reserved) + u64::from(slots);
         let missing = taken.saturating_sub(u64::from(self.cache.room().available()));
         missing.min(u64::from(u32::MAX)) as u32
     }
@@ -167,18 +167,18 @@ impl World {
     }
 
     /// Defers a sequence in this step, with a reason.
-    pub(crate) fn hold(&mut self, entry: u32, reason: DeferReason) {
+    pub(crate) fn defer(&mut self, entry: u32, reason: DeferReason) {
         let round = self.round;
         let sequence = &mut self.slab[entry];
         sequence.seen_in = round;
-        self.record.held.push(Held { request: sequence.id, reason });
+        self.record.held.push(Deferral { request: sequence.id, reason });
     }
 
     /// Sets the reservation of `entry` and adjusts the total.
-    pub(crate) fn set_promise(&mut self, entry: u32, slots: u32) {
+    pub(crate) fn set_reservation(&mut self, entry: u32, slots: u32) {
         let sequence = &mut self.slab[entry];
-        self.promised = self.promised + slots - sequence.promised;
-        sequence.promised = slots;
+        self.reserved = self.reserved + slots - sequence.reserved;
+        sequence.reserved = slots;
     }
 
     /// Sets whether `entry` is in prefill and adjusts the count.
@@ -188,11 +188,11 @@ impl World {
     }
 
     /// Recomputes the reservation of `entry`: `reserve_to` minus what is claimed, in whole blocks.
-    pub(crate) fn renew_promise(&mut self, entry: u32) {
+    pub(crate) fn renew_reservation(&mut self, entry: u32) {
         let sequence = &self.slab[entry];
         let have = self.whole_blocks(sequence.claimed.max(sequence.ahead));
         let upto = self.whole_blocks(sequence.rest.reserve_to);
-        self.set_promise(entry, upto.saturating_sub(have));
+        self.set_reservation(entry, upto.saturating_sub(have));
     }
 
     /// The leader's cache sequence and the number of prompt tokens to fork from it, for a sibling
@@ -253,7 +253,7 @@ impl World {
 
     /// Releases all K/V of `entry`. Slots named by steps in flight stay leased until those retire.
     pub(crate) fn release_cache(&mut self, entry: u32) {
-        self.set_promise(entry, 0);
+        self.set_reservation(entry, 0);
         self.set_prefilling(entry, false);
         let sequence = &mut self.slab[entry];
         sequence.claimed = 0;
@@ -269,7 +269,7 @@ impl World {
             // The id is open and owned by this sequence, so closing cannot fail.
             let closed = self.cache.close(seq);
             debug_assert!(closed.is_ok(), "{closed:?}");
-            self.kept.note_change();
+            self.retained.note_change();
         }
         self.release_row(entry);
     }
@@ -344,16 +344,16 @@ impl World {
         }
         if !matches!(finish, Finish::Failed(_)) {
             self.publish(entry, true);
-            self.keep(entry);
+            self.retain(entry);
         }
-        self.tell_kept(entry);
+        self.report_retained(entry);
         self.slab[entry].status = Status::Finished;
         self.release_cache(entry);
-        self.bury(entry);
+        self.reap(entry);
     }
 
     /// Reaps a finished request once no step in flight names it.
-    pub(crate) fn bury(&mut self, entry: u32) {
+    pub(crate) fn reap(&mut self, entry: u32) {
         let sequence = &self.slab[entry];
         if sequence.status == Status::Finished && sequence.steps_in_flight == 0 {
             self.slab.remove(entry);

@@ -1,9 +1,9 @@
 //! The scheduler view: everything a policy can read (queue, running set, pool usage, budget, costs)
-//! and do (admit, feed a prefill chunk, decode, defer, preempt, give up).
+//! and do (admit, feed a prefill chunk, decode, defer, preempt, end for want of space).
 //!
 //! Admission control: `SchedulerView::admit` reserves slots up to `Admit::reserve_to` after
 //! subtracting the prefix-cache hit or the session's retained K/V. It evicts other sessions'
-//! retained K/V only if that makes the request fit. Reserved slots (`World::promised`) are
+//! retained K/V only if that makes the request fit. Reserved slots (`World::reserved`) are
 //! subtracted from what others may claim, so a policy keeps no slot accounting of its own.
 //!
 //! Every refused verb returns a `DeferReason`. On error nothing is admitted, fed or reserved;
@@ -92,8 +92,8 @@ impl SchedulerView<'_> {
     }
     /// Slots available now that are neither scheduled in this step nor reserved for a running
     /// sequence.
-    pub fn unpromised(&self) -> u32 {
-        self.world.unpromised()
+    pub fn unreserved(&self) -> u32 {
+        self.world.unreserved()
     }
     /// Slots, in whole blocks, that a sequence of `tokens` occupies, excluding a frozen shared
     /// prefix.
@@ -142,16 +142,16 @@ impl SchedulerView<'_> {
         self.world.queue.iter()
     }
     /// Token budget left in the step (`max_num_batched_tokens`).
-    pub fn budget(&self) -> u32 {
-        self.world.limits.max_num_batched_tokens.saturating_sub(self.world.picked_tokens)
+    pub fn token_budget(&self) -> u32 {
+        self.world.limits.max_num_batched_tokens.saturating_sub(self.world.scheduled_tokens)
     }
     /// Tokens scheduled in the step so far.
-    pub fn picked_tokens(&self) -> u32 {
-        self.world.picked_tokens
+    pub fn scheduled_tokens(&self) -> u32 {
+        self.world.scheduled_tokens
     }
     /// Rows scheduled in the step so far.
-    pub fn picked(&self) -> usize {
-        self.world.picks.len()
+    pub fn scheduled_rows(&self) -> usize {
+        self.world.rows.len()
     }
     /// Whether a sequence is already scheduled or deferred in this call.
     pub fn is_settled(&self, entry: u32) -> bool {
@@ -162,8 +162,10 @@ impl SchedulerView<'_> {
     /// least as long. Cost: may hash or compare the whole prompt.
     pub fn lookup(&mut self, entry: u32) -> Hit {
         let found = self.find_prefix(entry);
-        match self.world.kept_hit(&self.world.slab[entry]) {
-            kept if kept > 0 && kept >= found.tokens => Hit { tokens: kept, ..Hit::default() },
+        match self.world.retained_hit(&self.world.slab[entry]) {
+            retained if retained > 0 && retained >= found.tokens => {
+                Hit { tokens: retained, ..Hit::default() }
+            }
             _ => found,
         }
     }
@@ -187,16 +189,16 @@ impl SchedulerView<'_> {
     }
 
     /// Defers a sequence in this step, with the reason for the record.
-    pub fn hold(&mut self, entry: u32, reason: DeferReason) {
-        self.world.hold(entry, reason);
+    pub fn defer(&mut self, entry: u32, reason: DeferReason) {
+        self.world.defer(entry, reason);
     }
     /// Sets the reason for all running sequences that are neither scheduled nor deferred
     /// individually.
-    pub fn hold_rest_running(&mut self, reason: DeferReason) {
+    pub fn defer_rest_running(&mut self, reason: DeferReason) {
         self.world.record.rest_running = Some(reason);
     }
     /// Sets the reason for all waiting sequences that are not deferred individually.
-    pub fn hold_rest_waiting(&mut self, reason: DeferReason) {
+    pub fn defer_rest_waiting(&mut self, reason: DeferReason) {
         self.world.record.rest_waiting = Some(reason);
     }
 
@@ -246,7 +248,7 @@ impl SchedulerView<'_> {
         let world = &*self.world;
         // If only part of a hit is taken over, a cache may count too much of it as in use. With
         // nothing running, waiting would not help, so the request is tested without the hit.
-        let waits_in_vain = world.running.is_empty() && world.in_flight == 0 && !world.kept.is_empty();
+        let waits_in_vain = world.running.is_empty() && world.in_flight == 0 && !world.retained.is_empty();
         if weighed.is_err() && waits_in_vain && admit.hit_limit > world.base {
             return self.weigh_hit(entry, Admit { hit_limit: world.base, ..admit });
         }
@@ -272,12 +274,12 @@ impl SchedulerView<'_> {
         let low = u64::from(world.cache.capacity()) * u64::from(world.limits.watermark) / 1000;
         let low = if world.running.is_empty() { 0 } else { low as u32 };
         let weighed = Weighed { hit, retained, upto };
-        let available = world.unpromised().saturating_sub(low);
+        let available = world.unreserved().saturating_sub(low);
         if needed <= available {
             world.clear_victims();
             return Ok(weighed);
         }
-        if room.leased > 0 && needed <= world.unpromised() + room.leased {
+        if room.leased > 0 && needed <= world.unreserved() + room.leased {
             return Err(DeferReason::Lease { slots: room.leased });
         }
         let own = world.slab[entry].rest.params.session.map(|session| (session, retained));
@@ -302,11 +304,11 @@ impl SchedulerView<'_> {
         // Check everything that can fail before evicting.
         let Some(&row) = world.free_rows.last() else { return Err(DeferReason::NoPoolRow) };
         let opened = if retained == 0 { world.cache.open().ok() } else { None };
-        if retained == 0 && opened.is_none() && world.kept.is_empty() {
+        if retained == 0 && opened.is_none() && world.retained.is_empty() {
             return Err(DeferReason::CacheSequences);
         }
         world.evict_victims();
-        let (seq, attached) = match (world.take_kept(entry, retained), opened) {
+        let (seq, attached) = match (world.take_retained(entry, retained), opened) {
             (Some((seq, tokens)), _) => (seq, Hit { tokens, ..Hit::default() }),
             (None, Some(seq)) => (seq, world.attach(entry, seq, hit)),
             (None, None) => {
@@ -353,7 +355,7 @@ impl SchedulerView<'_> {
         world.binds.push((row, spec));
         world.record.admitted.push(Admission { request: sequence.id, hit: attached.tokens });
         let held = world.whole_blocks(attached.tokens);
-        world.set_promise(entry, upto.saturating_sub(held));
+        world.set_reservation(entry, upto.saturating_sub(held));
         world.queue.take(entry, &world.slab[entry]);
         world.running.push(entry);
         Ok(attached)
@@ -362,7 +364,7 @@ impl SchedulerView<'_> {
     /// Slots that `entry` may claim in this step: unreserved ones and its own reservation.
     fn room_for(&self, entry: u32) -> u32 {
         let world = &*self.world;
-        world.unpromised() + world.slab[entry].promised
+        world.unreserved() + world.slab[entry].reserved
     }
 
     /// Slots to claim for `tokens` more tokens of a running sequence; 0 if its last block has
@@ -398,7 +400,7 @@ impl SchedulerView<'_> {
     /// Schedules a prefill chunk of `entry`: the next `feed.tokens` of what it has to be fed. On
     /// error the row is not scheduled.
     pub fn feed(&mut self, entry: u32, feed: Feed) -> Result<(), DeferReason> {
-        self.pick(entry, feed, 0)
+        self.schedule_row(entry, feed, 0)
     }
 
     /// Schedules a decode of `entry`: its newest token and, with speculative decoding, as many
@@ -409,11 +411,11 @@ impl SchedulerView<'_> {
         let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
         if self.world.drafted && !self.world.slab[entry].drafts.is_empty() {
             let drafts = self.drafts_that_fit(entry);
-            if drafts > 0 && self.pick(entry, feed, drafts).is_ok() {
+            if drafts > 0 && self.schedule_row(entry, feed, drafts).is_ok() {
                 return Ok(());
             }
         }
-        self.pick(entry, feed, 0)
+        self.schedule_row(entry, feed, 0)
     }
 
     /// Drafts require that the newest token is committed on the host and is the only one to feed.
@@ -422,9 +424,9 @@ impl SchedulerView<'_> {
         let sequence = &self.world.slab[entry];
         let count = sequence.drafts.len() as u32;
         match sequence.in_flight == 0 && sequence.to_feed() == 1 {
-            true if sequence.rest.parents.is_empty() => {
-                count.min(sequence.outputs_left().saturating_sub(1)).min(self.budget().saturating_sub(1))
-            }
+            true if sequence.rest.parents.is_empty() => count
+                .min(sequence.outputs_left().saturating_sub(1))
+                .min(self.token_budget().saturating_sub(1)),
             true if sequence.outputs_left() > 1 => count,
             _ => 0,
         }
@@ -433,19 +435,19 @@ impl SchedulerView<'_> {
     /// Schedules a row: checks the token budget, finds slots and consumes the sequence's
     /// reservation.
     #[inline]
-    fn pick(&mut self, entry: u32, feed: Feed, drafts: u32) -> Result<(), DeferReason> {
+    fn schedule_row(&mut self, entry: u32, feed: Feed, drafts: u32) -> Result<(), DeferReason> {
         if let Some(reason) = self.must_wait(entry) {
             return Err(reason);
         }
         let sequence = &self.world.slab[entry];
         let tokens = feed.tokens.min(sequence.to_feed());
         let fed = tokens + feed.redirected + drafts;
-        if fed > self.budget() || tokens == 0 {
+        if fed > self.token_budget() || tokens == 0 {
             return Err(DeferReason::TokenBudget);
         }
         let mut slots = self.need_of(sequence, tokens + drafts + feed.ahead);
         // Reserved slots are available by construction.
-        if slots > sequence.promised {
+        if slots > sequence.reserved {
             self.find_room(entry, slots)?;
         }
         if feed.ahead > 0 {
@@ -454,16 +456,16 @@ impl SchedulerView<'_> {
         }
         let world = &mut *self.world;
         let sequence = &mut world.slab[entry];
-        let (promised, left_pad_blocks) = (sequence.promised, feed.left_pad_blocks);
+        let (reserved, left_pad_blocks) = (sequence.reserved, feed.left_pad_blocks);
         let redirected = feed.redirected.min(sequence.claimed);
         let seq = sequence.cache.unwrap_or(SeqId(u64::MAX));
         sequence.seen_in = world.round;
         // Consume the reservation first; only slots beyond it reduce what is unreserved.
-        sequence.promised -= promised.min(slots);
-        world.promised -= promised.min(slots);
-        world.picked_tokens += fed;
-        world.picked_slots += slots;
-        world.picks.push(ScheduledRow {
+        sequence.reserved -= reserved.min(slots);
+        world.reserved -= reserved.min(slots);
+        world.scheduled_tokens += fed;
+        world.scheduled_slots += slots;
+        world.rows.push(ScheduledRow {
             entry,
             seq,
             redirected,
@@ -471,7 +473,7 @@ impl SchedulerView<'_> {
             drafts,
             left_pad_blocks,
             slots,
-            promised,
+            reserved,
         });
         Ok(())
     }
@@ -479,7 +481,7 @@ impl SchedulerView<'_> {
     /// Ensures that `entry` may claim `slots`, evicting retained session K/V if that suffices.
     fn find_room(&mut self, entry: u32, slots: u32) -> Result<(), DeferReason> {
         let world = &mut *self.world;
-        let missing = world.shortage(slots.saturating_sub(world.slab[entry].promised));
+        let missing = world.shortage(slots.saturating_sub(world.slab[entry].reserved));
         let enough = |slots: u32, leased_too: bool| Shortage { slots, leased_too, ..Shortage::default() };
         if missing == 0 {
             return Ok(());
@@ -514,8 +516,8 @@ impl SchedulerView<'_> {
             Err(_) => return Err(DeferReason::CacheSequences),
         }
         let upto = world.whole_blocks(world.slab[entry].rest.reserve_to);
-        let left = upto.saturating_sub(world.slab[entry].ahead).min(world.slab[entry].promised);
-        world.set_promise(entry, left);
+        let left = upto.saturating_sub(world.slab[entry].ahead).min(world.slab[entry].reserved);
+        world.set_reservation(entry, left);
         Ok(())
     }
 
@@ -523,17 +525,17 @@ impl SchedulerView<'_> {
     /// it is scheduled in this step already.
     pub fn preempt(&mut self, entry: u32) -> bool {
         let sequence = &self.world.slab[entry];
-        if sequence.status != Status::Running || self.world.picks.iter().any(|pick| pick.entry == entry) {
+        if sequence.status != Status::Running || self.world.rows.iter().any(|row| row.entry == entry) {
             return false;
         }
         self.world.preempt(entry);
-        self.world.hold(entry, DeferReason::Preempted);
+        self.world.defer(entry, DeferReason::Preempted);
         true
     }
 
     /// Ends a sequence that will never fit the KV cache, with `Finish::Capacity` and the outputs it
     /// has.
-    pub fn give_up(&mut self, entry: u32) {
+    pub fn finish_capacity(&mut self, entry: u32) {
         let first = self.world.slab[entry].outputs_len();
         self.world.finish(entry, Finish::Capacity, None, first, self.now);
         self.world.sweep();

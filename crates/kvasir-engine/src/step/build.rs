@@ -24,7 +24,7 @@ impl Core {
     /// Claims KV slots for the scheduled rows and plans the step. If the cache is full, the last
     /// row is deferred and the claim is retried. False if no row is left.
     pub(crate) fn claim(&mut self, id: StepId, step: &mut Step) -> bool {
-        while !self.world.picks.is_empty() {
+        while !self.world.rows.is_empty() {
             self.list_claims();
             let claimed =
                 self.propose_trees().and_then(|()| self.world.cache.claim(id, &self.world.claim_rows));
@@ -35,16 +35,16 @@ impl Core {
                         let cancelled = self.world.cache.cancel(id);
                         debug_assert!(cancelled.is_ok(), "{cancelled:?}");
                         self.drop_trees();
-                        self.fail_picks();
+                        self.fail_rows();
                     }
                 },
                 Err(CacheError::Full { needed, available }) => {
                     self.drop_trees();
-                    self.drop_last_pick(DeferReason::NoRoom { needed, available });
+                    self.drop_last_row(DeferReason::NoRoom { needed, available });
                 }
                 Err(_) => {
                     self.drop_trees();
-                    self.fail_picks();
+                    self.fail_rows();
                 }
             }
         }
@@ -55,25 +55,25 @@ impl Core {
     fn list_claims(&mut self) {
         let world = &mut self.world;
         world.claim_rows.clear();
-        world.claim_rows.extend(world.picks.iter().map(|pick| ClaimRow {
-            seq: pick.seq,
-            redirected: pick.redirected,
-            tokens: pick.tokens + pick.drafts,
+        world.claim_rows.extend(world.rows.iter().map(|scheduled| ClaimRow {
+            seq: scheduled.seq,
+            redirected: scheduled.redirected,
+            tokens: scheduled.tokens + scheduled.drafts,
         }));
     }
 
-    fn is_tree(&self, pick: &ScheduledRow) -> bool {
-        pick.drafts > 0 && !self.world.slab[pick.entry].rest.parents.is_empty()
+    fn is_tree(&self, scheduled: &ScheduledRow) -> bool {
+        scheduled.drafts > 0 && !self.world.slab[scheduled.entry].rest.parents.is_empty()
     }
 
     /// Announces the draft trees of this step to the cache, before the claim.
     fn propose_trees(&mut self) -> Result<(), CacheError> {
-        for i in 0..self.world.picks.len() {
-            let pick = self.world.picks[i];
-            if !self.is_tree(&pick) {
+        for i in 0..self.world.rows.len() {
+            let scheduled = self.world.rows[i];
+            if !self.is_tree(&scheduled) {
                 continue;
             }
-            let sequence = &self.world.slab[pick.entry];
+            let sequence = &self.world.slab[scheduled.entry];
             self.frontier.clear();
             self.frontier.push(-1);
             self.frontier.extend_from_slice(&sequence.rest.parents);
@@ -86,10 +86,10 @@ impl Core {
 
     /// Withdraws the draft trees proposed for a claim that failed.
     fn drop_trees(&mut self) {
-        for i in 0..self.world.picks.len() {
-            let pick = self.world.picks[i];
-            if self.is_tree(&pick)
-                && let Some(seq) = self.world.slab[pick.entry].cache
+        for i in 0..self.world.rows.len() {
+            let scheduled = self.world.rows[i];
+            if self.is_tree(&scheduled)
+                && let Some(seq) = self.world.slab[scheduled.entry].cache
                 && let Ok(tree) = self.world.cache.tree()
             {
                 let withdrawn = tree.propose(seq, &[]);
@@ -99,24 +99,24 @@ impl Core {
     }
 
     /// Unschedules the last row, restores its reservation and defers it.
-    fn drop_last_pick(&mut self, reason: DeferReason) {
+    fn drop_last_row(&mut self, reason: DeferReason) {
         let world = &mut self.world;
-        let Some(pick) = world.picks.pop() else { return };
-        world.set_promise(pick.entry, pick.promised);
-        world.picked_slots -= pick.slots;
-        world.picked_tokens -= pick.tokens + pick.drafts + pick.redirected;
-        world.hold(pick.entry, reason);
+        let Some(scheduled) = world.rows.pop() else { return };
+        world.set_reservation(scheduled.entry, scheduled.reserved);
+        world.scheduled_slots -= scheduled.slots;
+        world.scheduled_tokens -= scheduled.tokens + scheduled.drafts + scheduled.redirected;
+        world.defer(scheduled.entry, reason);
     }
 
     /// Fails all scheduled rows after an unexpected cache error. This is a bug in this crate; the
     /// other requests go on.
-    fn fail_picks(&mut self) {
+    fn fail_rows(&mut self) {
         let world = &mut self.world;
         let now = world.record.at;
-        while let Some(pick) = world.picks.pop() {
-            world.picked_slots -= pick.slots;
-            let first = world.slab[pick.entry].outputs_len();
-            world.finish(pick.entry, Finish::Failed(Fault::Internal), None, first, now);
+        while let Some(scheduled) = world.rows.pop() {
+            world.scheduled_slots -= scheduled.slots;
+            let first = world.slab[scheduled.entry].outputs_len();
+            world.finish(scheduled.entry, Finish::Failed(Fault::Internal), None, first, now);
         }
         world.sweep();
     }
@@ -132,40 +132,40 @@ impl Core {
         batch.spec_steps = spec_steps;
         step.output.reset();
         let mut decodes = 0;
-        for (i, pick) in world.picks.iter().enumerate() {
-            let sequence = &mut world.slab[pick.entry];
+        for (i, scheduled) in world.rows.iter().enumerate() {
+            let sequence = &mut world.slab[scheduled.entry];
             if rows.len() == i {
                 rows.push(BatchRow::default());
             }
             let row = &mut rows[i];
-            match pick.is_one_token() && sequence.to_feed() == 1 && !sequence.prefilling {
-                true => decode_row(sequence, pick, world.size, &mut batch.tokens, row),
-                false => *row = any_row(sequence, pick, world.size, batch),
+            match scheduled.is_one_token() && sequence.to_feed() == 1 && !sequence.prefilling {
+                true => decode_row(sequence, scheduled, world.size, &mut batch.tokens, row),
+                false => *row = any_row(sequence, scheduled, world.size, batch),
             }
             let samples = row.samples();
             decodes += usize::from(!sequence.prefilling);
-            sequence.claimed += pick.tokens;
+            sequence.claimed += scheduled.tokens;
             sequence.in_flight += u32::from(samples);
             sequence.steps_in_flight += 1;
             if sequence.prefilling && samples {
                 sequence.prefilling = false;
                 world.prefilling -= 1;
             }
-            sequence.verifying = pick.drafts > 0;
+            sequence.verifying = scheduled.drafts > 0;
             if sequence.tokens.is_due() {
-                world.due.push(pick.entry);
+                world.due.push(scheduled.entry);
             }
-            if pick.left_pad_blocks > 0
+            if scheduled.left_pad_blocks > 0
                 && let Some(row) = step.plan.rows.get_mut(i)
             {
-                row.left_pad_blocks = pick.left_pad_blocks;
+                row.left_pad_blocks = scheduled.left_pad_blocks;
             }
         }
-        rows.truncate(world.picks.len());
+        rows.truncate(world.rows.len());
         batch.rows = rows;
         batch.kind = match decodes {
             0 => StepKind::Prefill,
-            _ if decodes == world.picks.len() => StepKind::Decode,
+            _ if decodes == world.rows.len() => StepKind::Decode,
             _ => StepKind::Mixed,
         };
         world.in_flight += 1;
@@ -186,16 +186,16 @@ impl Core {
 #[inline]
 fn decode_row(
     sequence: &Sequence,
-    pick: &ScheduledRow,
+    scheduled: &ScheduledRow,
     size: BlockSize,
     tokens: &mut Vec<Token>,
     row: &mut BatchRow,
 ) {
-    let is_same = row.seq == pick.seq && row.request == sequence.id.0 && row.is_one_decode();
+    let is_same = row.seq == scheduled.seq && row.request == sequence.id.0 && row.is_one_decode();
     if !is_same || sequence.amended {
         *row = BatchRow {
             request: sequence.id.0,
-            seq: pick.seq,
+            seq: scheduled.seq,
             phase: Phase::Decode,
             pool_row: sequence.pool_row.unwrap_or_default(),
             sampling: sequence.sampling,
@@ -212,30 +212,30 @@ fn decode_row(
 
 /// General path of a batch row: prefill chunks, drafts, recomputed tokens.
 #[inline(never)]
-fn any_row(sequence: &Sequence, pick: &ScheduledRow, size: BlockSize, batch: &mut Batch) -> BatchRow {
+fn any_row(sequence: &Sequence, scheduled: &ScheduledRow, size: BlockSize, batch: &mut Batch) -> BatchRow {
     let start = batch.tokens.len();
-    push_known(sequence, pick, &mut batch.tokens);
-    let mut drafts = Drafts { count: pick.drafts, tree: None };
-    if pick.drafts > 0 {
-        batch.tokens.extend_from_slice(&sequence.drafts[..pick.drafts as usize]);
+    push_known(sequence, scheduled, &mut batch.tokens);
+    let mut drafts = Drafts { count: scheduled.drafts, tree: None };
+    if scheduled.drafts > 0 {
+        batch.tokens.extend_from_slice(&sequence.drafts[..scheduled.drafts as usize]);
         if !sequence.rest.parents.is_empty() {
             drafts.tree = Some(Span::new(batch.parents.len(), sequence.rest.parents.len()));
             batch.parents.extend_from_slice(&sequence.rest.parents);
         }
     }
     let tokens = Span::new(start, batch.tokens.len() - start);
-    let samples = sequence.claimed + pick.tokens == sequence.len();
-    let context_len = sequence.claimed + pick.tokens + pick.drafts;
+    let samples = sequence.claimed + scheduled.tokens == sequence.len();
+    let context_len = sequence.claimed + scheduled.tokens + scheduled.drafts;
     BatchRow {
         request: sequence.id.0,
-        seq: pick.seq,
+        seq: scheduled.seq,
         phase: if sequence.prefilling { Phase::Prefill } else { Phase::Decode },
         tokens,
         cached: sequence.claimed,
         context_len,
         last_block_tokens: size.within(context_len - 1) + 1,
-        sample_from: if samples { pick.redirected + pick.tokens - 1 } else { tokens.len },
-        scored: to_score(sequence, pick),
+        sample_from: if samples { scheduled.redirected + scheduled.tokens - 1 } else { tokens.len },
+        scored: to_score(sequence, scheduled),
         pool_row: sequence.pool_row.unwrap_or_default(),
         drafts,
         sampling: sequence.sampling,
@@ -244,21 +244,21 @@ fn any_row(sequence: &Sequence, pick: &ScheduledRow, size: BlockSize, batch: &mu
 
 /// The row's tokens whose successor is a prompt token without a log-probability yet. Chunks run in
 /// order, so claimed tokens are scored or about to be.
-fn to_score(sequence: &Sequence, pick: &ScheduledRow) -> Span {
+fn to_score(sequence: &Sequence, scheduled: &ScheduledRow) -> Span {
     if !sequence.wants_scores() {
         return Span::default();
     }
     let from = sequence.claimed.max(sequence.rest.scores.len() as u32);
-    let to = (sequence.claimed + pick.tokens).min(sequence.prompt_len - 1);
-    let first = pick.redirected + from - sequence.claimed;
+    let to = (sequence.claimed + scheduled.tokens).min(sequence.prompt_len - 1);
+    let first = scheduled.redirected + from - sequence.claimed;
     Span { start: first, len: to.saturating_sub(from) }
 }
 
 /// Appends the row's input tokens; a token that is still on the device is `IN_FLIGHT`.
-fn push_known(sequence: &Sequence, pick: &ScheduledRow, tokens: &mut Vec<Token>) {
+fn push_known(sequence: &Sequence, scheduled: &ScheduledRow, tokens: &mut Vec<Token>) {
     let known = sequence.tokens.len();
-    let to = sequence.claimed + pick.tokens;
-    let from = sequence.claimed - pick.redirected;
+    let to = sequence.claimed + scheduled.tokens;
+    let from = sequence.claimed - scheduled.redirected;
     sequence.tokens.copy(from..to, tokens);
     tokens.extend(std::iter::repeat_n(IN_FLIGHT, (to - to.min(known).max(from)) as usize));
 }

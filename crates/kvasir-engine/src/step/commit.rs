@@ -3,8 +3,8 @@
 //!
 //! 1. `retire` ends the cache's lease of the step: its slots may be published, reused and freed.
 //! 2. A row with one plain token of a sequence that does not stop takes the fast path
-//!    `World::advance`.
-//! 3. Every other row goes through `take_row` → `settle_row`: prompt log-probabilities, hidden
+//!    `World::commit_decode`.
+//! 3. Every other row goes through `end_row` → `commit_row`: prompt log-probabilities, hidden
 //!    states, `verify` for speculative decoding, then `commit_outputs`.
 //! 4. A failed step fails its sequences and those whose accepted-draft row moves it carried.
 //!
@@ -24,7 +24,7 @@ use kvasir_kv::{StepId, Token};
 use kvasir_sample::accept;
 
 /// Stores the prompt log-probabilities of the step's `i`-th row.
-fn take_scores(sequence: &mut Sequence, i: usize, row: &BatchRow, step: &Step) {
+fn store_scores(sequence: &mut Sequence, i: usize, row: &BatchRow, step: &Step) {
     let before: u32 = step.batch.rows.iter().take(i).map(|row| row.scored.len).sum();
     let scores = step.output.scores.get(before as usize..(before + row.scored.len) as usize).unwrap_or(&[]);
     // A step scheduled before a preemption may repeat scores that are already stored.
@@ -53,11 +53,11 @@ fn fault(error: &StepError) -> Fault {
 impl World {
     /// Postprocess fast path: commits the one token of a decode row whose sequence does not stop.
     /// Returns false and changes nothing if any condition of the fast path fails.
-    fn advance(&mut self, row: &BatchRow, token: Token, step: StepId, now: Nanos) -> bool {
+    fn commit_decode(&mut self, row: &BatchRow, token: Token, step: StepId, now: Nanos) -> bool {
         let Some(sequence) = self.slab.get_mut(RequestId(row.request)) else { return false };
         let first = sequence.outputs_len();
-        let goes_on = row.is_one_decode() && sequence.stops.goes_on(token, first + 1);
-        if !goes_on || first == 0 || sequence.logprobs || sequence.cache != Some(row.seq) {
+        let continues_after = row.is_one_decode() && sequence.stops.continues_after(token, first + 1);
+        if !continues_after || first == 0 || sequence.logprobs || sequence.cache != Some(row.seq) {
             return false;
         }
         sequence.steps_in_flight -= 1;
@@ -97,9 +97,9 @@ impl Core {
         }
         self.world.retired = step.batch.step;
         if self.world.cache.room().leased > 0 {
-            self.world.kept.note_change();
+            self.world.retained.note_change();
         }
-        self.world.kept.note_step();
+        self.world.retained.note_step();
         let retired = self.world.cache.retire(step.batch.step);
         debug_assert!(retired.is_ok(), "{retired:?}");
         true
@@ -114,8 +114,8 @@ impl Core {
         self.world.due.drain(..).for_each(|entry| self.world.slab[entry].tokens.touch_end());
         for (i, row) in step.batch.rows.iter().enumerate() {
             let token = if result.is_ok() { step.output.only_token(i) } else { None };
-            if !token.is_some_and(|token| self.world.advance(row, token, step.batch.step, now)) {
-                self.take_row(i, row, step, result, now);
+            if !token.is_some_and(|token| self.world.commit_decode(row, token, step.batch.step, now)) {
+                self.end_row(i, row, step, result, now);
             }
         }
         if let Err(error) = result {
@@ -126,24 +126,17 @@ impl Core {
 
     /// Slow path of one row: commits or fails it, and reaps a request that ended while the step was
     /// in flight.
-    fn take_row(
-        &mut self,
-        i: usize,
-        row: &BatchRow,
-        step: &Step,
-        result: &Result<(), StepError>,
-        now: Nanos,
-    ) {
+    fn end_row(&mut self, i: usize, row: &BatchRow, step: &Step, result: &Result<(), StepError>, now: Nanos) {
         let Some(entry) = self.world.slab.find(RequestId(row.request)) else { return };
         let sequence = &mut self.world.slab[entry];
         sequence.steps_in_flight -= 1;
         if sequence.status == Status::Finished {
             self.world.release_row(entry);
-            return self.world.bury(entry);
+            return self.world.reap(entry);
         }
         sequence.in_flight -= u32::from(row.samples());
         match result {
-            Ok(()) => self.settle_row(entry, i, row, step, now),
+            Ok(()) => self.commit_row(entry, i, row, step, now),
             Err(error) => self.fail_row(entry, row, error, now),
         }
         self.world.release_row(entry);
@@ -176,14 +169,14 @@ impl Core {
     /// Commits one row of a successful step: K/V progress, prompt log-probabilities, hidden state,
     /// sampled or verified tokens, stop rule, prefix publishing. A missing output fails the
     /// request.
-    fn settle_row(&mut self, entry: u32, i: usize, row: &BatchRow, step: &Step, now: Nanos) {
+    fn commit_row(&mut self, entry: u32, i: usize, row: &BatchRow, step: &Step, now: Nanos) {
         let sequence = &mut self.world.slab[entry];
         let owns = sequence.cache == Some(row.seq);
         if owns {
             sequence.computed = sequence.computed.max(row.context_len - row.drafts.count);
         }
         if row.scored.len > 0 {
-            take_scores(sequence, i, row, step);
+            store_scores(sequence, i, row, step);
         }
         let milestone = row.samples() && row.phase == Phase::Prefill;
         if !row.samples() {
@@ -254,7 +247,7 @@ impl Core {
         let length = row.context_len - row.drafts.count + right;
         sequence.claimed = length;
         sequence.computed = length;
-        let settled = match parents {
+        let resolved = match parents {
             None if (right as usize) < count => {
                 world.cache.rewind().and_then(|face| face.rewind_to(row.seq, length))
             }
@@ -270,8 +263,8 @@ impl Core {
                 moves.map(|_| ())
             }
         };
-        world.renew_promise(entry);
-        settled.is_ok()
+        world.renew_reservation(entry);
+        resolved.is_ok()
     }
 
     /// Applies the stop rule to the outputs from `first` on and emits the event: a token delta or
@@ -280,12 +273,13 @@ impl Core {
         let world = &mut self.world;
         let sequence = &mut world.slab[entry];
         let outputs = sequence.outputs_len();
-        let stop = if first + 1 == outputs && sequence.stops.goes_on(sequence.tokens.newest(), outputs) {
-            None
-        } else {
-            let outputs = sequence.tokens.since(sequence.prompt_len);
-            stop::find(outputs, first as usize, &sequence.rest.params, sequence.rest.room)
-        };
+        let stop =
+            if first + 1 == outputs && sequence.stops.continues_after(sequence.tokens.newest(), outputs) {
+                None
+            } else {
+                let outputs = sequence.tokens.since(sequence.prompt_len);
+                stop::find(outputs, first as usize, &sequence.rest.params, sequence.rest.room)
+            };
         let kept = stop.map_or(outputs, |stop| stop.keep as u32);
         if stop.is_some() {
             sequence.truncate(sequence.prompt_len + kept);
@@ -297,10 +291,10 @@ impl Core {
             sequence.last_token = Some(now);
         }
         if sequence.logprobs {
-            let said = step.output.logprobs.get(at as usize..).unwrap_or(&[]);
+            let logprobs = step.output.logprobs.get(at as usize..).unwrap_or(&[]);
             let base = world.outbox.tokens.len() as u32;
-            let said = said.iter().take(kept.saturating_sub(first) as usize).zip(base..);
-            world.outbox.logprobs.extend(said.filter_map(|(one, index)| Some((index, one.clone()?))));
+            let logprobs = logprobs.iter().take(kept.saturating_sub(first) as usize).zip(base..);
+            world.outbox.logprobs.extend(logprobs.filter_map(|(one, index)| Some((index, one.clone()?))));
         }
         if first == 0 && sequence.sampling.prompt_logprobs.is_some() && !sequence.rest.scores.is_empty() {
             let index = world.outbox.events.len() as u32;
@@ -323,7 +317,7 @@ impl Core {
     pub fn cancel(&mut self, step: &Step) {
         let cancelled = self.world.cache.cancel(step.batch.step);
         debug_assert!(cancelled.is_ok(), "{cancelled:?}");
-        self.world.kept.note_change();
+        self.world.retained.note_change();
         self.world.in_flight = self.world.in_flight.saturating_sub(1);
         let id = step.batch.step;
         for i in 0..self.world.running.len() {
@@ -353,10 +347,10 @@ impl Core {
                     debug_assert!(withdrawn.is_ok(), "{withdrawn:?}");
                 }
                 self.world.set_prefilling(entry, row.phase == Phase::Prefill);
-                self.world.renew_promise(entry);
+                self.world.renew_reservation(entry);
             }
             self.world.release_row(entry);
-            self.world.bury(entry);
+            self.world.reap(entry);
         }
     }
 

@@ -74,8 +74,8 @@ pub struct StepTrace {
     /// KV pool usage after scheduling: free, evictable, held, leased slots.
     pub room: (u32, u32, u32, u32),
     /// Slots reserved for running requests and not yet claimed.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub promised: u32,
+    #[serde(rename = "promised", skip_serializing_if = "is_zero")]
+    pub reserved: u32,
     /// The tkv reported by the `rectangular` policy.
     #[serde(skip_serializing_if = "is_zero")]
     pub tkv: u32,

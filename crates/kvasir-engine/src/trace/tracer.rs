@@ -179,7 +179,7 @@ impl<S: TraceSink> Tracer<S> {
         self.now.rest_running = record.rest_running;
         let room = record.room;
         self.now.room = (room.free, room.evictable, room.held, room.leased);
-        self.now.promised = record.promised;
+        self.now.reserved = record.reserved;
         self.now.tkv = record.rectangle.tkv;
         self.now.waiting = record.waiting;
         self.now.running = record.running;

@@ -56,7 +56,7 @@ const FIRST_CHUNK: u32 = 64;
 
 /// Prefill budget left in the step.
 #[derive(Clone, Copy)]
-struct Budget {
+struct PrefillBudget {
     tokens: u32,
     /// Set if the step has a time target.
     time: Option<Spare>,
@@ -70,7 +70,7 @@ struct Spare {
     least: u32,
 }
 
-impl Budget {
+impl PrefillBudget {
     /// Largest chunk of a prompt from position `at` that fits the budget.
     fn tokens(&self, costs: &Costs, at: u32) -> u32 {
         // Very small chunks are not worth it: each makes the step read all K/V before it.
@@ -106,53 +106,53 @@ impl Chunked {
 
     /// Feeds prompts in progress, then admits waiting requests in queue order, until the budget is
     /// used up.
-    fn prefill(&self, desk: &mut SchedulerView<'_>, mut budget: Budget) {
-        budget.tokens = budget.tokens.min(desk.budget());
-        let looked_at = if desk.prefilling() > 0 { desk.running() } else { 0 };
+    fn prefill(&self, view: &mut SchedulerView<'_>, mut budget: PrefillBudget) {
+        budget.tokens = budget.tokens.min(view.token_budget());
+        let looked_at = if view.prefilling() > 0 { view.running() } else { 0 };
         for i in 0..looked_at {
-            let Some(entry) = desk.running_at(i) else { break };
-            if desk.sequence(entry).is_prefilling() && desk.sequence(entry).to_feed() > 0 {
-                self.feed(desk, entry, &mut budget);
+            let Some(entry) = view.running_at(i) else { break };
+            if view.sequence(entry).is_prefilling() && view.sequence(entry).to_feed() > 0 {
+                self.feed(view, entry, &mut budget);
             }
         }
-        while let Some(entry) = desk.next_waiting() {
-            if never_fits(desk, entry) {
-                desk.give_up(entry);
+        while let Some(entry) = view.next_waiting() {
+            if never_fits(view, entry) {
+                view.finish_capacity(entry);
                 continue;
             }
-            if budget.tokens(&desk.costs(), 0) == 0 {
-                return desk.hold(entry, budget.short());
+            if budget.tokens(&view.costs(), 0) == 0 {
+                return view.defer(entry, budget.short());
             }
-            let reserve_to = desk.sequence(entry).longest().min(desk.capacity());
-            if let Err(reason) = desk.admit(entry, Admit { reserve_to, hit_limit: u32::MAX }) {
-                return desk.hold(entry, reason);
+            let reserve_to = view.sequence(entry).longest().min(view.capacity());
+            if let Err(reason) = view.admit(entry, Admit { reserve_to, hit_limit: u32::MAX }) {
+                return view.defer(entry, reason);
             }
-            if !self.feed(desk, entry, &mut budget) {
+            if !self.feed(view, entry, &mut budget) {
                 return;
             }
         }
     }
 
     /// Schedules the next chunk of one prompt; defers it and returns false if that fails.
-    fn feed(&self, desk: &mut SchedulerView<'_>, entry: u32, budget: &mut Budget) -> bool {
-        let (costs, at) = (desk.costs(), desk.sequence(entry).claimed());
-        let tokens = desk.sequence(entry).to_feed().min(budget.tokens(&costs, at)).min(desk.at_once(entry));
+    fn feed(&self, view: &mut SchedulerView<'_>, entry: u32, budget: &mut PrefillBudget) -> bool {
+        let (costs, at) = (view.costs(), view.sequence(entry).claimed());
+        let tokens = view.sequence(entry).to_feed().min(budget.tokens(&costs, at)).min(view.at_once(entry));
         let fed = match tokens {
             0 => Err(budget.short()),
-            _ => desk.feed(entry, Feed { tokens, ..Feed::default() }),
+            _ => view.feed(entry, Feed { tokens, ..Feed::default() }),
         };
         match fed {
             Ok(()) => budget.take(&costs, at, tokens),
-            Err(reason) => desk.hold(entry, reason),
+            Err(reason) => view.defer(entry, reason),
         }
         fed.is_ok()
     }
 
     /// The prefill budget beside the decodes already scheduled.
-    fn beside_decodes(&self, desk: &SchedulerView<'_>, target: Option<StepTarget>) -> Budget {
-        let all = Budget { tokens: self.max_extend_tokens, time: None };
-        let (Some(target), Some(rows)) = (target, desk.picked().checked_sub(1)) else { return all };
-        let costs = desk.costs();
+    fn beside_decodes(&self, view: &SchedulerView<'_>, target: Option<StepTarget>) -> PrefillBudget {
+        let all = PrefillBudget { tokens: self.max_extend_tokens, time: None };
+        let (Some(target), Some(rows)) = (target, view.scheduled_rows().checked_sub(1)) else { return all };
+        let costs = view.costs();
         let alone = costs.step_ns + costs.row_ns * rows as u64;
         let is_known = costs.tokens_in(0, 0).is_some();
         let (time, is_known) = match target {
@@ -162,10 +162,10 @@ impl Chunked {
             }
         };
         match (is_known, target) {
-            (true, _) => Budget { time: Some(Spare { time, least: LEAST_CHUNK }), ..all },
+            (true, _) => PrefillBudget { time: Some(Spare { time, least: LEAST_CHUNK }), ..all },
             (false, StepTarget::Time(_)) => all,
             (false, StepTarget::Hundredths(_)) => {
-                Budget { time: Some(Spare { time: 0, least: FIRST_CHUNK }), ..all }
+                PrefillBudget { time: Some(Spare { time: 0, least: FIRST_CHUNK }), ..all }
             }
         }
     }
@@ -176,19 +176,19 @@ impl Policy for Chunked {
         "chunked"
     }
 
-    fn schedule(&mut self, desk: &mut SchedulerView<'_>) {
+    fn schedule(&mut self, view: &mut SchedulerView<'_>) {
         match self.mixing {
             Mixing::Off => {
-                self.prefill(desk, Budget { tokens: self.max_extend_tokens, time: None });
-                match desk.picked() {
-                    0 => decode_running(desk),
-                    _ => desk.hold_rest_running(DeferReason::PrefillFirst),
+                self.prefill(view, PrefillBudget { tokens: self.max_extend_tokens, time: None });
+                match view.scheduled_rows() {
+                    0 => decode_running(view),
+                    _ => view.defer_rest_running(DeferReason::PrefillFirst),
                 }
             }
             Mixing::On { target } => {
-                decode_running(desk);
-                let budget = self.beside_decodes(desk, target);
-                self.prefill(desk, budget);
+                decode_running(view);
+                let budget = self.beside_decodes(view, target);
+                self.prefill(view, budget);
             }
         }
     }

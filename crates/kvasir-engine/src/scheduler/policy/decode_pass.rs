@@ -9,37 +9,37 @@ use crate::scheduler::view::SchedulerView;
 
 /// Preempts the sequence admitted last to free KV slots for the `i`-th. True if it was another one
 /// and the decode should be retried; false if it was the `i`-th itself or cannot be preempted.
-fn make_room(desk: &mut SchedulerView<'_>, i: usize) -> bool {
-    let last = desk.running().saturating_sub(1);
-    let Some(victim) = desk.running_at(last) else { return false };
-    desk.preempt(victim) && last > i
+fn preempt_last(view: &mut SchedulerView<'_>, i: usize) -> bool {
+    let last = view.running().saturating_sub(1);
+    let Some(victim) = view.running_at(last) else { return false };
+    view.preempt(victim) && last > i
 }
 
 /// Whether a sequence has outgrown the KV pool, so that waiting cannot help.
-pub(crate) fn never_fits(desk: &SchedulerView<'_>, entry: u32) -> bool {
-    let sequence = desk.sequence(entry);
-    sequence.in_flight() == 0 && desk.own_slots(sequence.len()) > desk.capacity()
+pub(crate) fn never_fits(view: &SchedulerView<'_>, entry: u32) -> bool {
+    let sequence = view.sequence(entry);
+    sequence.in_flight() == 0 && view.own_slots(sequence.len()) > view.capacity()
 }
 
 /// Schedules a decode for every running sequence past prefill, in order of admission, preempting
 /// from the end if slots are missing.
-pub(crate) fn decode_running(desk: &mut SchedulerView<'_>) {
+pub(crate) fn decode_running(view: &mut SchedulerView<'_>) {
     let mut i = 0;
-    while let Some(entry) = desk.running_at(i) {
-        if desk.sequence(entry).is_prefilling() {
+    while let Some(entry) = view.running_at(i) {
+        if view.sequence(entry).is_prefilling() {
             i += 1;
             continue;
         }
-        match desk.decode(entry, 0) {
+        match view.decode(entry, 0) {
             Ok(()) => i += 1,
             // Reached only if slots beyond the reservation are needed.
             Err(DeferReason::NoRoom { .. }) => {
-                if !make_room(desk, i) {
+                if !preempt_last(view, i) {
                     return;
                 }
             }
             Err(reason) => {
-                desk.hold(entry, reason);
+                view.defer(entry, reason);
                 i += 1;
             }
         }

@@ -23,7 +23,7 @@ pub trait Policy: Send {
 
     /// Schedules the rows of the next step. May be called again for the same step after an eviction
     /// or preemption.
-    fn schedule(&mut self, desk: &mut SchedulerView<'_>);
+    fn schedule(&mut self, view: &mut SchedulerView<'_>);
 
     /// Refuses a request that the policy could never run. Context length and KV capacity are
     /// checked by the core.

@@ -67,33 +67,33 @@ impl PrefillFirst {
     }
 
     /// Whether the delay factor permits admissions in this step.
-    fn gate_is_open(&mut self, desk: &SchedulerView<'_>) -> bool {
+    fn gate_is_open(&mut self, view: &SchedulerView<'_>) -> bool {
         if let Some(at) = self.prefill_at.take() {
-            self.prefill_took = desk.now().saturating_sub(at);
+            self.prefill_took = view.now().saturating_sub(at);
         }
-        if self.delay_factor <= 0.0 || desk.running() == 0 {
+        if self.delay_factor <= 0.0 || view.running() == 0 {
             return true;
         }
-        let arrived = |entry: u32| desk.sequence(entry).timings().arrived;
-        let Some(oldest) = desk.waiting_in_order().map(arrived).min() else { return true };
-        desk.now().saturating_sub(oldest) as f64 > self.delay_factor * self.prefill_took as f64
+        let arrived = |entry: u32| view.sequence(entry).timings().arrived;
+        let Some(oldest) = view.waiting_in_order().map(arrived).min() else { return true };
+        view.now().saturating_sub(oldest) as f64 > self.delay_factor * self.prefill_took as f64
     }
 
     /// Schedules the next chunk of one prompt. False if no further prompt may be fed in this step.
-    fn feed_prompt(&self, desk: &mut SchedulerView<'_>, entry: u32) -> bool {
-        let left = desk.sequence(entry).to_feed();
+    fn feed_prompt(&self, view: &mut SchedulerView<'_>, entry: u32) -> bool {
+        let left = view.sequence(entry).to_feed();
         if left == 0 {
             return true;
         }
-        let Some(tokens) = self.chunk(desk, left) else {
-            desk.hold(entry, DeferReason::Sliver);
+        let Some(tokens) = self.chunk(view, left) else {
+            view.defer(entry, DeferReason::Sliver);
             return false;
         };
-        let tokens = tokens.min(desk.at_once(entry));
-        match desk.feed(entry, Feed { tokens, ..Feed::default() }) {
+        let tokens = tokens.min(view.at_once(entry));
+        match view.feed(entry, Feed { tokens, ..Feed::default() }) {
             Ok(()) => true,
             Err(reason) => {
-                desk.hold(entry, reason);
+                view.defer(entry, reason);
                 false
             }
         }
@@ -101,48 +101,48 @@ impl PrefillFirst {
 
     /// Size of the next chunk of a prompt with `left` tokens to feed; none if it must wait for the
     /// next step.
-    fn chunk(&self, desk: &SchedulerView<'_>, left: u32) -> Option<u32> {
-        let (budget, empty) = (desk.budget(), desk.picked() == 0);
+    fn chunk(&self, view: &SchedulerView<'_>, left: u32) -> Option<u32> {
+        let (budget, empty) = (view.token_budget(), view.scheduled_rows() == 0);
         match self.chunking {
             Chunking::First => (left <= budget || empty).then(|| left.min(budget)),
             // Recomputation after a preemption may exceed one step's budget; only then is it split.
-            Chunking::Off if left <= desk.limits().max_num_batched_tokens => (left <= budget).then_some(left),
+            Chunking::Off if left <= view.limits().max_num_batched_tokens => (left <= budget).then_some(left),
             Chunking::Off => empty.then_some(budget),
             Chunking::On { cap } => {
-                prefill_chunk(left.min(cap.unwrap_or(u32::MAX)), budget, desk.block_size(), true, empty)
+                prefill_chunk(left.min(cap.unwrap_or(u32::MAX)), budget, view.block_size(), true, empty)
             }
         }
     }
 
     /// Feeds prompts in progress, then admits waiting requests in queue order.
-    fn prefill(&mut self, desk: &mut SchedulerView<'_>) {
-        let open = self.gate_is_open(desk);
-        let looked_at = if desk.prefilling() > 0 { desk.running() } else { 0 };
+    fn prefill(&mut self, view: &mut SchedulerView<'_>) {
+        let open = self.gate_is_open(view);
+        let looked_at = if view.prefilling() > 0 { view.running() } else { 0 };
         for i in 0..looked_at {
-            let Some(entry) = desk.running_at(i) else { break };
-            if desk.sequence(entry).is_prefilling() && !self.feed_prompt(desk, entry) {
+            let Some(entry) = view.running_at(i) else { break };
+            if view.sequence(entry).is_prefilling() && !self.feed_prompt(view, entry) {
                 return;
             }
         }
         if !open {
-            desk.hold_rest_waiting(DeferReason::Delay);
+            view.defer_rest_waiting(DeferReason::Delay);
             return;
         }
-        while let Some(entry) = desk.next_waiting() {
-            if never_fits(desk, entry) {
-                desk.give_up(entry);
+        while let Some(entry) = view.next_waiting() {
+            if never_fits(view, entry) {
+                view.finish_capacity(entry);
                 continue;
             }
-            if let Some(reason) = self.no_budget(desk, entry) {
-                desk.hold(entry, reason);
+            if let Some(reason) = self.no_budget(view, entry) {
+                view.defer(entry, reason);
                 return;
             }
-            let reserve_to = desk.sequence(entry).len();
-            if let Err(reason) = desk.admit(entry, Admit { reserve_to, hit_limit: u32::MAX }) {
-                desk.hold(entry, reason);
+            let reserve_to = view.sequence(entry).len();
+            if let Err(reason) = view.admit(entry, Admit { reserve_to, hit_limit: u32::MAX }) {
+                view.defer(entry, reason);
                 return;
             }
-            if !self.feed_prompt(desk, entry) {
+            if !self.feed_prompt(view, entry) {
                 return;
             }
         }
@@ -150,16 +150,16 @@ impl PrefillFirst {
 
     /// Checks the token budget for a waiting request, net of its prefix-cache hit, before it is
     /// admitted.
-    fn no_budget(&self, desk: &mut SchedulerView<'_>, entry: u32) -> Option<DeferReason> {
-        if desk.budget() == 0 {
+    fn no_budget(&self, view: &mut SchedulerView<'_>, entry: u32) -> Option<DeferReason> {
+        if view.token_budget() == 0 {
             return Some(DeferReason::TokenBudget);
         }
-        let len = desk.sequence(entry).len();
-        let left = match len <= desk.budget() {
+        let len = view.sequence(entry).len();
+        let left = match len <= view.token_budget() {
             true => return None,
-            false => len - desk.lookup(entry).tokens.min(len),
+            false => len - view.lookup(entry).tokens.min(len),
         };
-        self.chunk(desk, left).is_none().then_some(DeferReason::TokenBudget)
+        self.chunk(view, left).is_none().then_some(DeferReason::TokenBudget)
     }
 }
 
@@ -168,13 +168,13 @@ impl Policy for PrefillFirst {
         "prefill-first"
     }
 
-    fn schedule(&mut self, desk: &mut SchedulerView<'_>) {
-        self.prefill(desk);
-        if desk.picked() > 0 {
-            self.prefill_at = Some(desk.now());
-            desk.hold_rest_running(DeferReason::PrefillFirst);
+    fn schedule(&mut self, view: &mut SchedulerView<'_>) {
+        self.prefill(view);
+        if view.scheduled_rows() > 0 {
+            self.prefill_at = Some(view.now());
+            view.defer_rest_running(DeferReason::PrefillFirst);
         } else {
-            decode_running(desk);
+            decode_running(view);
         }
     }
 

@@ -109,50 +109,50 @@ impl Rectangular {
     }
 
     /// Whether a row has decode steps left beyond those in flight.
-    fn is_live(desk: &SchedulerView<'_>, row: &Row) -> bool {
-        desk.must_wait(row.entry) != Some(DeferReason::LastTokenInFlight)
+    fn is_live(view: &SchedulerView<'_>, row: &Row) -> bool {
+        view.must_wait(row.entry) != Some(DeferReason::LastTokenInFlight)
     }
 
-    fn decoding<'a>(&'a self, desk: &'a SchedulerView<'_>) -> impl Iterator<Item = &'a Row> {
-        let decodes = |row: &&Row| !desk.sequence(row.entry).is_prefilling() && Self::is_live(desk, row);
+    fn decoding<'a>(&'a self, view: &'a SchedulerView<'_>) -> impl Iterator<Item = &'a Row> {
+        let decodes = |row: &&Row| !view.sequence(row.entry).is_prefilling() && Self::is_live(view, row);
         self.running.iter().filter(decodes)
     }
 
-    fn live(&self, desk: &SchedulerView<'_>) -> usize {
-        self.running.iter().filter(|row| Self::is_live(desk, row)).count()
+    fn live(&self, view: &SchedulerView<'_>) -> usize {
+        self.running.iter().filter(|row| Self::is_live(view, row)).count()
     }
 
     /// Index of the row in prefill.
-    fn ongoing(&self, desk: &SchedulerView<'_>) -> Option<usize> {
-        if desk.prefilling() == 0 {
+    fn ongoing(&self, view: &SchedulerView<'_>) -> Option<usize> {
+        if view.prefilling() == 0 {
             return None;
         }
-        self.running.iter().position(|row| desk.sequence(row.entry).is_prefilling())
+        self.running.iter().position(|row| view.sequence(row.entry).is_prefilling())
     }
 
     /// The reason why no prefill may run now, if there is one.
-    fn closed(&self, desk: &SchedulerView<'_>) -> Option<DeferReason> {
+    fn closed(&self, view: &SchedulerView<'_>) -> Option<DeferReason> {
         if !self.paused.is_empty() {
             return Some(DeferReason::OthersPaused);
         }
         let turn_of_decodes =
-            self.config.interleave && self.after_prefill && self.decoding(desk).next().is_some();
+            self.config.interleave && self.after_prefill && self.decoding(view).next().is_some();
         turn_of_decodes.then_some(DeferReason::Interleave)
     }
 
     /// Collects the decoding rows for `Rectangular::may_join`.
-    fn list_decoders(&mut self, desk: &SchedulerView<'_>) {
+    fn list_decoders(&mut self, view: &SchedulerView<'_>) {
         let mut decoders = std::mem::take(&mut self.decoders);
         decoders.clear();
-        decoders.extend(self.decoding(desk).map(|row| {
-            let sequence = desk.sequence(row.entry);
+        decoders.extend(self.decoding(view).map(|row| {
+            let sequence = view.sequence(row.entry);
             Decoder { computed: sequence.claimed(), left: sequence.outputs_left() }
         }));
         self.decoders = decoders;
     }
 
     /// Admission test to the decode batch: a free row, and no later step that exceeds a limit.
-    fn may_join(&mut self, desk: &mut SchedulerView<'_>, entry: u32, prompt: u32) -> Result<(), DeferReason> {
+    fn may_join(&mut self, view: &mut SchedulerView<'_>, entry: u32, prompt: u32) -> Result<(), DeferReason> {
         let RectangularConfig { max_batch, max_batch_tkv: limit, rules, pausing, .. } = self.config;
         let decoders = || self.decoders.iter().copied();
         if self.decoders.len() >= max_batch as usize {
@@ -161,79 +161,79 @@ impl Rectangular {
         if self.decoders.is_empty() {
             return Ok(());
         }
-        let (block, length) = (desk.block_size(), desk.limits().max_model_len);
-        let new = Newcomer { prompt, left: desk.sequence(entry).outputs_left().saturating_sub(1) };
+        let (block, length) = (view.block_size(), view.limits().max_model_len);
+        let new = Newcomer { prompt, left: view.sequence(entry).outputs_left().saturating_sub(1) };
         if rules.tests_length() && !length_allows(length, block, self.tkv, new, decoders()) {
             return Err(DeferReason::ModelLength);
         }
         if pausing {
             return Ok(());
         }
-        let id = desk.sequence(entry).id();
-        let record = desk.rectangle();
+        let id = view.sequence(entry).id();
+        let record = view.rectangle();
         record.projected = Some(id);
         record.projection.look(block, self.tkv, new, decoders());
         record.projection.within(limit).map_err(|projected| DeferReason::Volume { projected, limit })
     }
 
     /// Schedules a prefill chunk, of the prompt in progress or of a new one. False if none runs.
-    fn prefill(&mut self, desk: &mut SchedulerView<'_>) -> bool {
-        match self.ongoing(desk) {
+    fn prefill(&mut self, view: &mut SchedulerView<'_>) -> bool {
+        match self.ongoing(view) {
             Some(at) => {
-                desk.hold_rest_waiting(DeferReason::OnePrefill);
-                let held = self.resume(desk, at).err();
-                if let (Some(reason), Some(row)) = (held, self.running.get(at)) {
-                    desk.hold(row.entry, reason);
+                view.defer_rest_waiting(DeferReason::OnePrefill);
+                let deferred = self.resume(view, at).err();
+                if let (Some(reason), Some(row)) = (deferred, self.running.get(at)) {
+                    view.defer(row.entry, reason);
                 }
-                held.is_none()
+                deferred.is_none()
             }
-            None => self.start(desk),
+            None => self.start(view),
         }
     }
 
     /// Schedules the next chunk of the prompt in progress, row `at`.
-    fn resume(&mut self, desk: &mut SchedulerView<'_>, at: usize) -> Result<(), DeferReason> {
-        if let Some(reason) = self.closed(desk) {
+    fn resume(&mut self, view: &mut SchedulerView<'_>, at: usize) -> Result<(), DeferReason> {
+        if let Some(reason) = self.closed(view) {
             return Err(reason);
         }
         let Some(&row) = self.running.get(at) else { return Err(DeferReason::OnePrefill) };
-        let chunk = row.shape.chunk_after(desk.sequence(row.entry).claimed());
+        let chunk = row.shape.chunk_after(view.sequence(row.entry).claimed());
         if self.config.interleave && row.shape.is_last(chunk) {
-            self.list_decoders(desk);
-            self.may_join(desk, row.entry, row.shape.prompt())?;
+            self.list_decoders(view);
+            self.may_join(view, row.entry, row.shape.prompt())?;
         }
-        self.run_chunk(desk, at)
+        self.run_chunk(view, at)
     }
 
     /// Starts the first prompt of the queue that may start; under strict order only the head is
     /// tested.
-    fn start(&mut self, desk: &mut SchedulerView<'_>) -> bool {
-        if desk.waiting() == 0 {
+    fn start(&mut self, view: &mut SchedulerView<'_>) -> bool {
+        if view.waiting() == 0 {
             return false;
         }
-        let live = self.live(desk);
+        let live = self.live(view);
         if live > 0 {
             let full = (live >= self.config.max_batch as usize).then_some(DeferReason::DecodeBatch);
-            if let Some(reason) = self.closed(desk).or(full) {
-                desk.hold_rest_waiting(reason);
+            if let Some(reason) = self.closed(view).or(full) {
+                view.defer_rest_waiting(reason);
                 return false;
             }
         }
-        self.list_decoders(desk);
+        self.list_decoders(view);
         let looked_at = if self.config.rules.skips_ahead() { LOOK_AHEAD } else { 1 };
         let mut queue = std::mem::take(&mut self.queue);
         queue.clear();
-        queue.extend(desk.waiting_in_order().take(looked_at));
+        queue.extend(view.waiting_in_order().take(looked_at));
         let mut started = false;
         for &entry in &queue {
-            match self.start_one(desk, entry, live == 0) {
+            match self.start_one(view, entry, live == 0) {
                 Ok(()) => {
-                    desk.hold_rest_waiting(DeferReason::OnePrefill);
+                    view.defer_rest_waiting(DeferReason::OnePrefill);
                     started = true;
                     break;
                 }
                 Err(Refused { reason, others_too }) => {
-                    desk.hold(entry, reason);
+                    view.defer(entry, reason);
                     if others_too {
                         break;
                     }
@@ -248,35 +248,35 @@ impl Rectangular {
     /// allow.
     fn start_one(
         &mut self,
-        desk: &mut SchedulerView<'_>,
+        view: &mut SchedulerView<'_>,
         entry: u32,
-        nobody_runs: bool,
+        nothing_runs: bool,
     ) -> Result<(), Refused> {
-        let sequence = desk.sequence(entry);
-        let reserve_to = sequence.longest().min(desk.capacity());
-        let shape = PrefillShape::new(sequence.len(), desk.block_size(), self.config.chunk_size);
+        let sequence = view.sequence(entry);
+        let reserve_to = sequence.longest().min(view.capacity());
+        let shape = PrefillShape::new(sequence.len(), view.block_size(), self.config.chunk_size);
         let admit = Admit { reserve_to, hit_limit: u32::MAX };
         // KV slots are granted in strict queue order: a request without slots blocks those behind
         // it.
         let stop = |reason| Refused { reason, others_too: true };
-        let found = desk.admissible(entry, admit).map_err(stop)?;
+        let found = view.admissible(entry, admit).map_err(stop)?;
         let plan = HitPlan::new(shape, found.tokens);
-        if !nobody_runs && (!self.config.interleave || shape.is_last(plan.first_chunk)) {
+        if !nothing_runs && (!self.config.interleave || shape.is_last(plan.first_chunk)) {
             let pass = |reason| Refused { reason, others_too: false };
-            self.may_join(desk, entry, shape.prompt()).map_err(pass)?;
+            self.may_join(view, entry, shape.prompt()).map_err(pass)?;
         }
-        let hit = desk.admit(entry, admit).map_err(stop)?.tokens;
-        let alone = self.decoding(desk).next().is_none();
-        let id = desk.sequence(entry).id();
+        let hit = view.admit(entry, admit).map_err(stop)?.tokens;
+        let alone = self.decoding(view).next().is_none();
+        let id = view.sequence(entry).id();
         self.running.push(Row { id, entry, shape, hit, alone, starved: 0 });
-        self.run_chunk(desk, self.running.len() - 1).map_err(stop)
+        self.run_chunk(view, self.running.len() - 1).map_err(stop)
     }
 
     /// Schedules the next chunk of row `at` and moves that row to the front.
-    fn run_chunk(&mut self, desk: &mut SchedulerView<'_>, at: usize) -> Result<(), DeferReason> {
+    fn run_chunk(&mut self, view: &mut SchedulerView<'_>, at: usize) -> Result<(), DeferReason> {
         let Some(&row) = self.running.get(at) else { return Err(DeferReason::OnePrefill) };
         let Row { entry, shape, hit, .. } = row;
-        let claimed = desk.sequence(entry).claimed();
+        let claimed = view.sequence(entry).claimed();
         let chunk = shape.chunk_after(claimed).min(shape.chunks() - 1);
         let tokens = shape.tokens(chunk);
         let run = chunk + 1 - row.plan().first_chunk.min(chunk);
@@ -286,12 +286,12 @@ impl Rectangular {
             left_pad_blocks: shape.left_blocks(),
             ahead: self.config.rules.taken(shape, hit, run).saturating_sub(tokens.end),
         };
-        desk.feed(entry, feed)?;
+        view.feed(entry, feed)?;
         let is_last = shape.is_last(chunk);
-        let block = desk.block_size();
+        let block = view.block_size();
         self.tkv = self.config.rules.prefill_tkv(shape.prompt(), block, self.tkv, row.alone, is_last);
         self.running[..=at].rotate_right(1);
-        desk.rectangle().chunk = Some(ChunkRecord {
+        view.rectangle().chunk = Some(ChunkRecord {
             request: row.id,
             chunk,
             chunks: shape.chunks(),
@@ -301,65 +301,65 @@ impl Rectangular {
             to: tokens.end,
             redirected: feed.redirected,
         });
-        desk.hold_rest_running(DeferReason::PrefillFirst);
+        view.defer_rest_running(DeferReason::PrefillFirst);
         Ok(())
     }
 
     /// Schedules the decode batch. If not all rows fit the volume limit, rows take turns. Ends a
     /// request that could not decode even alone.
-    fn decode(&mut self, desk: &mut SchedulerView<'_>) {
-        let (mut shape, mut all) = self.shapes(desk);
+    fn decode(&mut self, view: &mut SchedulerView<'_>) {
+        let (mut shape, mut all) = self.shapes(view);
         // Usual case: nothing is paused and all rows fit.
         if !self.paused.is_empty() || shape.volume() > self.config.max_batch_tkv {
-            while self.take_turns(desk).rows() == 0
+            while self.take_turns(view).rows() == 0
                 && let Some(first) = self.turns.first()
             {
                 let who = self.rows.get(first.who).map(|row| row.entry);
-                who.into_iter().for_each(|entry| desk.give_up(entry));
-                self.drop_gone(desk);
+                who.into_iter().for_each(|entry| view.finish_capacity(entry));
+                self.drop_gone(view);
             }
-            (shape, all) = self.shapes(desk);
+            (shape, all) = self.shapes(view);
         }
         self.tkv = all.tkv();
-        desk.rectangle().rows = shape.rows();
-        desk.rectangle().width = shape.width();
-        let mut gave_up = false;
+        view.rectangle().rows = shape.rows();
+        view.rectangle().width = shape.width();
+        let mut has_ended = false;
         for row in &self.running {
-            let sequence = desk.sequence(row.entry);
-            if sequence.is_prefilling() || desk.is_settled(row.entry) {
+            let sequence = view.sequence(row.entry);
+            if sequence.is_prefilling() || view.is_settled(row.entry) {
                 continue;
             }
             let left_pad_blocks = shape.left_blocks(sequence.claimed());
             let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
-            match desk.feed(row.entry, feed) {
+            match view.feed(row.entry, feed) {
                 Ok(()) => {}
                 // Its reservation was capped at the pool's capacity, and it has outgrown that.
-                Err(DeferReason::NoRoom { .. }) if desk.running() == 1 && desk.steps_in_flight() == 0 => {
-                    desk.give_up(row.entry);
-                    gave_up = true;
+                Err(DeferReason::NoRoom { .. }) if view.running() == 1 && view.steps_in_flight() == 0 => {
+                    view.finish_capacity(row.entry);
+                    has_ended = true;
                 }
-                Err(reason) => desk.hold(row.entry, reason),
+                Err(reason) => view.defer(row.entry, reason),
             }
         }
-        if gave_up {
-            self.drop_gone(desk);
+        if has_ended {
+            self.drop_gone(view);
         }
         for row in &self.paused {
-            desk.hold(row.entry, DeferReason::Paused);
+            view.defer(row.entry, DeferReason::Paused);
         }
         // Decoding rows first, then the row in prefill.
-        if let Some(at) = self.ongoing(desk) {
+        if let Some(at) = self.ongoing(view) {
             self.running[at..].rotate_left(1);
         }
     }
 
     /// Two shapes: the rows that can decode now, and those plus rows that only wait for their token
     /// in flight, at their current length.
-    fn shapes(&self, desk: &SchedulerView<'_>) -> (Rectangle, Rectangle) {
-        let none = Rectangle::new(desk.block_size());
-        let decoding = self.running.iter().map(|row| (row, desk.sequence(row.entry)));
+    fn shapes(&self, view: &SchedulerView<'_>) -> (Rectangle, Rectangle) {
+        let none = Rectangle::new(view.block_size());
+        let decoding = self.running.iter().map(|row| (row, view.sequence(row.entry)));
         let decoding = decoding.filter(|(_, sequence)| !sequence.is_prefilling());
-        decoding.fold((none, none), |(shape, all), (row, sequence)| match desk.must_wait(row.entry) {
+        decoding.fold((none, none), |(shape, all), (row, sequence)| match view.must_wait(row.entry) {
             None => (shape.with(sequence.claimed()), all.with(sequence.claimed())),
             Some(DeferReason::TokenInFlight) => (shape, all.with(sequence.claimed() - 1)),
             Some(_) => (shape, all),
@@ -367,20 +367,20 @@ impl Rectangular {
     }
 
     /// Rotates rows between decoding and paused. Returns the shape of the decode batch.
-    fn take_turns(&mut self, desk: &mut SchedulerView<'_>) -> Rectangle {
+    fn take_turns(&mut self, view: &mut SchedulerView<'_>) -> Rectangle {
         let first_running = self.paused.len();
         self.rows.clear();
         self.rows.append(&mut self.paused);
         self.rows.append(&mut self.running);
         self.turns.clear();
         for (who, row) in self.rows.iter().enumerate() {
-            let sequence = desk.sequence(row.entry);
+            let sequence = view.sequence(row.entry);
             if sequence.is_prefilling() {
                 continue;
             }
             let computed = sequence.claimed();
-            if let Some(reason) = desk.must_wait(row.entry) {
-                desk.hold(row.entry, reason);
+            if let Some(reason) = view.must_wait(row.entry) {
+                view.defer(row.entry, reason);
                 if who < first_running {
                     self.paused.push(*row);
                 }
@@ -390,7 +390,7 @@ impl Rectangular {
             self.turns.push(Turn { who, computed, decoded, starved: row.starved, keep: false });
         }
         let (limit, long_first) = (self.config.max_batch_tkv, self.config.long_output_first);
-        let shape = rotate(&mut self.turns, desk.block_size(), limit, long_first);
+        let shape = rotate(&mut self.turns, view.block_size(), limit, long_first);
         for turn in &self.turns {
             self.rows[turn.who].starved = turn.starved;
         }
@@ -412,19 +412,19 @@ impl Rectangular {
     }
 
     /// Drops rows of requests that have ended.
-    fn drop_gone(&mut self, desk: &SchedulerView<'_>) {
+    fn drop_gone(&mut self, view: &SchedulerView<'_>) {
         // Every running request has a row here, so equal counts mean that none has ended.
-        if desk.running() == self.running.len() + self.paused.len() {
+        if view.running() == self.running.len() + self.paused.len() {
             return;
         }
-        let is_here = |row: &Row| desk.find_running(row.id).is_some();
+        let is_here = |row: &Row| view.find_running(row.id).is_some();
         self.running.retain(is_here);
         self.paused.retain(is_here);
     }
 
     /// Writes the policy's state into the step record.
-    fn note(&self, desk: &mut SchedulerView<'_>) {
-        let record = desk.rectangle();
+    fn note(&self, view: &mut SchedulerView<'_>) {
+        let record = view.rectangle();
         record.tkv = self.tkv;
         record.limit = self.config.max_batch_tkv;
         record.running.extend(self.running.iter().map(|row| row.id));
@@ -452,16 +452,16 @@ impl Policy for Rectangular {
         true
     }
 
-    fn schedule(&mut self, desk: &mut SchedulerView<'_>) {
-        self.drop_gone(desk);
-        let prefilled = self.prefill(desk);
+    fn schedule(&mut self, view: &mut SchedulerView<'_>) {
+        self.drop_gone(view);
+        let prefilled = self.prefill(view);
         if !prefilled {
-            self.decode(desk);
+            self.decode(view);
         }
         // A call that scheduled nothing because of tokens in flight does not count as a step.
-        if desk.picked() > 0 || desk.steps_in_flight() == 0 {
+        if view.scheduled_rows() > 0 || view.steps_in_flight() == 0 {
             self.after_prefill = prefilled;
         }
-        self.note(desk);
+        self.note(view);
     }
 }
