@@ -173,3 +173,27 @@ fn a_turn_counts_what_its_own_session_gives_up() {
         engine.drain().unwrap();
     }
 }
+
+#[test]
+fn an_admission_at_the_sequence_limit_evicts_one_session() {
+    for kind in FORKING {
+        let config = CacheConfig { block_size: 4, max_sequences: 2, ..CacheConfig::new(256) };
+        let limits = Limits { prefix_cache: false, ..Limits::default() };
+        let policy = Box::new(Chunked::new(256, Mixing::Off));
+        let core = Core::new(limits, Order::Fcfs, policy, build(kind, &config).unwrap());
+        let mut engine = Engine::new(core, Toy::new(), || 0);
+        let ids = [1, 2].map(|session| {
+            engine.add_request(request(&[session as Token; 16], 100, Some(session))).unwrap()
+        });
+        (0..5).for_each(|_| step(&mut engine));
+        ids.iter().for_each(|id| assert!(engine.core_mut().abort(*id, 0)));
+        // Two sessions retain every sequence of the cache, and a step in flight names both.
+        let before = retained(&engine, 1..=2);
+        assert!(engine.core().steps_in_flight() == 1 && !before.contains(&0), "{kind}: {before:?}");
+        let id = engine.add_request(request(&[9; 16], 8, None)).unwrap();
+        step(&mut engine);
+        assert_eq!(status(&engine, id), Some(Status::Running), "{kind}");
+        assert_eq!(retained(&engine, 1..=2), [0, before[1]], "{kind}: the older one is enough");
+        engine.drain().unwrap();
+    }
+}
