@@ -182,9 +182,8 @@ fn an_admission_at_the_sequence_limit_evicts_one_session() {
         let policy = Box::new(Chunked::new(256, Mixing::Off));
         let core = Core::new(limits, Order::Fcfs, policy, build(kind, &config).unwrap());
         let mut engine = Engine::new(core, Toy::new(), || 0);
-        let ids = [1, 2].map(|session| {
-            engine.add_request(request(&[session as Token; 16], 100, Some(session))).unwrap()
-        });
+        let ids = [1, 2]
+            .map(|session| engine.add_request(request(&[session as Token; 16], 100, Some(session))).unwrap());
         (0..5).for_each(|_| step(&mut engine));
         ids.iter().for_each(|id| assert!(engine.core_mut().abort(*id, 0)));
         // Two sessions retain every sequence of the cache, and a step in flight names both.

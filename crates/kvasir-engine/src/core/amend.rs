@@ -23,12 +23,12 @@ impl Core {
         let live = |entry: &u32| self.world.slab[*entry].status != Status::Finished;
         let Some(entry) = self.world.slab.find(id).filter(live) else { return Ok(false) };
         let sequence = &mut self.world.slab[entry];
-        let mut new = sequence.rest.params.clone();
+        let mut new = sequence.cold.params.clone();
         change(&mut new);
         new.check()?;
         let runs = sequence.status == Status::Running;
         let before = sequence.outputs_left();
-        let old = &mut sequence.rest.params;
+        let old = &mut sequence.cold.params;
         if runs && new.max_tokens > old.max_tokens {
             return Err(Refusal::BadParameter(Parameter::MaxTokens));
         }
@@ -42,7 +42,7 @@ impl Core {
         old.sampling = Sampling { seed, logprobs, prompt_logprobs, hidden, ..new.sampling };
         sequence.sampling = old.sampling;
         sequence.amended = true;
-        sequence.stops = FastStop::of(old, sequence.rest.room);
+        sequence.stops = FastStop::of(old, sequence.cold.room);
         let key = old.key;
         if runs {
             let unused = before - self.world.slab[entry].outputs_left();
@@ -72,8 +72,8 @@ impl Core {
         let sequence = &mut self.world.slab[entry];
         sequence.prompt_len = sequence.prompt_len.min(len);
         sequence.truncate(len);
-        sequence.rest.room = self.world.limits.max_model_len.saturating_sub(sequence.prompt_len).max(1);
-        sequence.stops = FastStop::of(&sequence.rest.params, sequence.rest.room);
+        sequence.cold.room = self.world.limits.max_model_len.saturating_sub(sequence.prompt_len).max(1);
+        sequence.stops = FastStop::of(&sequence.cold.params, sequence.cold.room);
         if sequence.cache.is_some() && sequence.claimed >= len {
             self.world.rewind(entry, len - 1);
         }
@@ -133,6 +133,6 @@ impl World {
             let rewound = self.cache.rewind().and_then(|face| face.rewind_to(seq, len));
             debug_assert!(rewound.is_ok(), "{rewound:?}");
         }
-        self.renew_reservation(entry);
+        self.budget.renew(&mut self.slab[entry]);
     }
 }

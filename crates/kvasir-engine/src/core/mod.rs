@@ -27,6 +27,7 @@ use crate::request::params::Request;
 use crate::request::sequence::{Sequence, Status};
 use crate::request::stop::FastStop;
 use crate::request::timings::{Nanos, Timings};
+use crate::scheduler::budget::{Budget, StateSlots};
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::limits::{Costs, Limits};
 use crate::scheduler::policy::Policy;
@@ -35,11 +36,9 @@ use crate::scheduler::record::{Arrival, Deferral, StepRecord};
 use crate::scheduler::retained_sessions::{RetainedSessions, Shortage};
 use crate::scheduler::slab::Slab;
 use crate::scheduler::state::World;
-use crate::scheduler::state_slots::StateSlots;
 use crate::scheduler::view::SchedulerView;
 use crate::step::drafts::DraftStats;
 use kvasir_exec::{PoolRow, SequenceSpec, Step};
-use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{Cache, StepId, Token};
 
 /// The scheduler: a policy, the KV cache, the waiting queue and the table of sequences. It decides;
@@ -72,7 +71,7 @@ impl Core {
         let rows = (0..limits.max_num_seqs).rev().map(PoolRow).collect();
         let world = World {
             block: cache.block_size().max(1),
-            size: BlockSize::new(cache.block_size().max(1)),
+            budget: Budget::new(cache.block_size()),
             base: cache.base(),
             // With larger blocks a fork would have to copy the rows of the partly filled last
             // block.
@@ -90,9 +89,7 @@ impl Core {
             state_slots: StateSlots::new(limits.state_slots),
             rows: Vec::new(),
             scheduled_tokens: 0,
-            scheduled_slots: 0,
             prefilling: 0,
-            reserved: 0,
             record: StepRecord::default(),
             arrived: Vec::new(),
             outbox: Outbox::default(),
@@ -154,8 +151,8 @@ impl Core {
             let sequence = &mut self.world.slab[entry];
             sequence.drafts.clear();
             sequence.drafts.extend_from_slice(drafts);
-            sequence.rest.parents.clear();
-            sequence.rest.parents.extend_from_slice(parents);
+            sequence.cold.parents.clear();
+            sequence.cold.parents.extend_from_slice(parents);
         }
     }
 
@@ -184,7 +181,7 @@ impl Core {
             }
             let Ok(id) = self.admit(sibling, refused, now) else { continue };
             if i > 0 && (self.world.has_prefix || self.world.forks) {
-                self.world.slab[id.index()].rest.leader = Some(ids[0]);
+                self.world.slab[id.index()].cold.leader = Some(ids[0]);
             }
             ids.push(id);
         }
@@ -216,10 +213,10 @@ impl Core {
         self.next_number += 1;
         let mut sequence = Sequence::new(request);
         let room = self.world.limits.max_model_len.saturating_sub(prompt_len).max(1);
-        sequence.stops = FastStop::of(&sequence.rest.params, room);
-        sequence.rest.room = room;
-        sequence.rest.timings = Timings { arrived: now, ..Timings::default() };
-        sequence.rest.number = number;
+        sequence.stops = FastStop::of(&sequence.cold.params, room);
+        sequence.cold.room = room;
+        sequence.cold.timings = Timings { arrived: now, ..Timings::default() };
+        sequence.cold.number = number;
         let entry = self.world.slab.insert(sequence);
         let sequence = &self.world.slab[entry];
         self.world.arrived.push(Arrival {
@@ -227,7 +224,7 @@ impl Core {
             number,
             tag: sequence.tag,
             prompt: prompt_len,
-            max_tokens: sequence.rest.params.max_tokens,
+            max_tokens: sequence.cold.params.max_tokens,
         });
         sequence.id
     }
@@ -337,7 +334,7 @@ impl Core {
         world.round += 1;
         world.rows.clear();
         world.scheduled_tokens = 0;
-        world.scheduled_slots = 0;
+        world.budget.begin_step();
         world.record.held.clear();
         world.record.rectangle.reset();
         self.policy.schedule(&mut SchedulerView { world, now, costs: self.costs });
@@ -397,7 +394,7 @@ impl Core {
         world.record.waiting = world.queue.len() as u32;
         world.record.running = world.running.len() as u32;
         world.record.room = world.cache.room();
-        world.record.reserved = world.reserved;
+        world.record.reserved = world.budget.reserved();
     }
 
     /// The decisions of the last `Core::schedule` call.
@@ -461,7 +458,7 @@ impl Core {
 
     /// Arrival time of the oldest waiting request, an input of `Coalescer`.
     pub fn oldest_waiting(&self) -> Option<Nanos> {
-        self.waiting().map(|sequence| sequence.rest.timings.arrived).min()
+        self.waiting().map(|sequence| sequence.cold.timings.arrived).min()
     }
 
     /// Tokens still to be fed of running requests in prefill.

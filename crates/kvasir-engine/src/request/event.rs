@@ -65,9 +65,9 @@ impl Summary {
             finish,
             prompt: sequence.prompt_len,
             outputs: sequence.outputs_len(),
-            cached: sequence.rest.first_hit,
-            preemptions: sequence.rest.preemptions,
-            timings: sequence.rest.timings,
+            cached: sequence.cold.first_hit,
+            preemptions: sequence.cold.preemptions,
+            timings: sequence.cold.timings,
         }
     }
 

@@ -7,7 +7,7 @@
 //! - `claimed`: tokens that have KV slots, including those of steps in flight.
 //! - `tokens`: what the host has seen and the target model has chosen. No placeholders, no drafts.
 //!
-//! Layout: hot fields fill whole cache lines in `Sequence`, cold fields are boxed in `Rest`. At
+//! Layout: hot fields fill whole cache lines in `Sequence`, cold fields are boxed in `Cold`. At
 //! thousands of rows a step is bound by memory latency, so a new field must be placed deliberately
 //! (`benches/step.rs`).
 
@@ -53,7 +53,7 @@ pub(crate) enum Moves {
 #[derive(Clone, Debug, Default)]
 #[repr(C, align(64))]
 pub struct Sequence {
-    // Hot fields, one cache line per paragraph; cold fields are in `Rest`. With thousands of
+    // Hot fields, one cache line per paragraph; cold fields are in `Cold`. With thousands of
     // requests a step is bound by memory latency.
     pub(crate) id: RequestId,
     /// Its cache sequence while it runs.
@@ -93,7 +93,7 @@ pub struct Sequence {
     /// Prompt, then committed outputs. The newest of them are stored inline in the next two cache
     /// lines.
     pub(crate) tokens: TailBuffered,
-    pub(crate) rest: Box<Rest>,
+    pub(crate) cold: Box<Cold>,
 
     pub(crate) tag: u64,
     /// When its newest output was committed; copied to `timings` when it ends.
@@ -109,7 +109,7 @@ pub struct Sequence {
 
 /// Cold fields of `Sequence`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rest {
+pub(crate) struct Cold {
     pub(crate) params: Params,
     /// Outputs until `max_model_len` is reached.
     pub(crate) room: u32,
@@ -142,7 +142,7 @@ impl Sequence {
             logprobs: request.params.sampling.logprobs.is_some(),
             serial: request.params.serial,
             sampling: request.params.sampling,
-            rest: Box::new(Rest { params: request.params, ..Rest::default() }),
+            cold: Box::new(Cold { params: request.params, ..Cold::default() }),
             ..Self::default()
         }
     }
@@ -205,7 +205,7 @@ impl Sequence {
     }
     /// Its parameters.
     pub fn params(&self) -> &Params {
-        &self.rest.params
+        &self.cold.params
     }
     /// Its state.
     pub fn status(&self) -> Status {
@@ -256,7 +256,7 @@ impl Sequence {
     pub fn wants_scores(&self) -> bool {
         self.sampling.prompt_logprobs.is_some()
             && self.outputs_len() == 0
-            && (self.rest.scores.len() as u32) < self.prompt_len.saturating_sub(1)
+            && (self.cold.scores.len() as u32) < self.prompt_len.saturating_sub(1)
     }
     /// Drafts for its next decode.
     pub fn drafts(&self) -> &[Token] {
@@ -281,26 +281,26 @@ impl Sequence {
     }
     /// Cache-hit tokens of its latest admission.
     pub fn hit(&self) -> u32 {
-        self.rest.hit
+        self.cold.hit
     }
     /// Cache-hit tokens of its first admission.
     pub fn first_hit(&self) -> u32 {
-        self.rest.first_hit
+        self.cold.first_hit
     }
     /// Number of preemptions.
     pub fn preemptions(&self) -> u32 {
-        self.rest.preemptions
+        self.cold.preemptions
     }
     /// Timestamps; `last_token` is set only when it has ended.
     pub fn timings(&self) -> &Timings {
-        &self.rest.timings
+        &self.cold.timings
     }
     /// Finish reason, once it has ended.
     pub fn finish(&self) -> Option<Finish> {
-        self.rest.finish
+        self.cold.finish
     }
     /// Arrival number.
     pub fn number(&self) -> u64 {
-        self.rest.number
+        self.cold.number
     }
 }

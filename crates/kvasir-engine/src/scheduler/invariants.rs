@@ -57,7 +57,7 @@ pub(crate) fn check(world: &World) -> Result<(), String> {
         rows += usize::from(sequence.pool_row.is_some());
         reserved += sequence.reserved;
         prefilling += u32::from(sequence.prefilling);
-        states += u32::from(sequence.pool_row.is_some() && sequence.rest.params.stateful);
+        states += u32::from(sequence.pool_row.is_some() && sequence.cold.params.stateful);
     }
     for (session, retained) in world.retained.iter() {
         let len = world
@@ -75,13 +75,13 @@ pub(crate) fn check(world: &World) -> Result<(), String> {
     let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_owned()) };
     rule(waiting == world.queue.len(), "the queue and the waiting requests differ")?;
     rule(running == world.running.len(), "the running list and the running requests differ")?;
-    rule(reserved == world.reserved, "the sum of reservations is wrong")?;
+    rule(reserved == world.budget.reserved(), "the sum of reservations is wrong")?;
     rule(prefilling == world.prefilling, "the number of prompts under way is wrong")?;
     rule(states == world.state_slots.taken(), "places for state are lost or given twice")?;
     let all = world.limits.max_num_seqs as usize;
     rule(rows + world.free_rows.len() == all, "token-pool rows are lost or given twice")?;
     rule(
-        world.reserved <= world.cache.room().available() + world.cache.room().leased,
+        world.budget.reserved() <= world.cache.room().available() + world.cache.room().leased,
         "more is reserved than there is",
     )
 }

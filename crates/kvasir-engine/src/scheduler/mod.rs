@@ -3,6 +3,7 @@
 //!
 //! Builds on `request`. Knows no executor and builds no batch.
 
+pub(crate) mod budget;
 pub(crate) mod compact;
 pub(crate) mod defer_reason;
 pub(crate) mod invariants;
@@ -13,5 +14,4 @@ pub(crate) mod record;
 pub(crate) mod retained_sessions;
 pub(crate) mod slab;
 pub(crate) mod state;
-pub(crate) mod state_slots;
 pub(crate) mod view;

@@ -134,7 +134,7 @@ impl World {
     /// session had. The request then owns nothing in the cache.
     pub(crate) fn retain(&mut self, entry: u32) {
         let sequence = &self.slab[entry];
-        let (Some(session), Some(seq)) = (sequence.rest.params.session, sequence.cache) else { return };
+        let (Some(session), Some(seq)) = (sequence.cold.params.session, sequence.cache) else { return };
         let len = self.blocks_within(sequence.computed.min(sequence.tokens.len()));
         // Rows that a pending move has yet to fill are not valid.
         if len == 0 || sequence.moves != Moves::None {
@@ -148,13 +148,13 @@ impl World {
         let sequence = &mut self.slab[entry];
         sequence.cache = None;
         let tokens = sequence.tokens.gather().iter().take(len as usize).copied().collect();
-        let kept = RetainedSequence { seq, tokens, salt: sequence.rest.params.salt, used: 0 };
+        let kept = RetainedSequence { seq, tokens, salt: sequence.cold.params.salt, used: 0 };
         self.retained.insert(session, kept, self.in_flight);
     }
 
     /// Reports the retained length of a finished request's session in the outbox.
     pub(crate) fn report_retained(&mut self, entry: u32) {
-        if let Some(session) = self.slab[entry].rest.params.session {
+        if let Some(session) = self.slab[entry].cold.params.session {
             self.outbox.kept.push((session, self.retained.len_of(session)));
         }
     }
@@ -162,8 +162,8 @@ impl World {
     /// Tokens of a waiting request that match its session's retained K/V, in whole blocks. Excludes
     /// the last token, whose logits are always needed.
     pub(crate) fn retained_hit(&self, sequence: &Sequence) -> u32 {
-        let kept = sequence.rest.params.session.and_then(|session| self.retained.entries.get(&session));
-        let Some(kept) = kept.filter(|kept| kept.salt == sequence.rest.params.salt) else { return 0 };
+        let kept = sequence.cold.params.session.and_then(|session| self.retained.entries.get(&session));
+        let Some(kept) = kept.filter(|kept| kept.salt == sequence.cold.params.salt) else { return 0 };
         let most = sequence.tokens.len().saturating_sub(1);
         let same = sequence.tokens.common_prefix(&kept.tokens) as u32;
         self.blocks_within(same.min(most))
@@ -174,7 +174,7 @@ impl World {
     pub(crate) fn session_hit(&mut self, entry: u32, elsewhere: u32, limit: u32) -> u32 {
         let sequence = &self.slab[entry];
         let hit = self.blocks_within(self.retained_hit(sequence).min(limit));
-        let kept = sequence.rest.params.session.and_then(|session| self.retained.entries.get(&session));
+        let kept = sequence.cold.params.session.and_then(|session| self.retained.entries.get(&session));
         let Some(kept) = kept.filter(|_| hit > 0 && hit >= elsewhere) else { return 0 };
         if hit as usize == kept.tokens.len() {
             return hit;
@@ -186,7 +186,7 @@ impl World {
     /// Transfers the first `len` retained tokens of a session to its request and drops the rest.
     /// With `len` 0 everything is dropped.
     pub(crate) fn take_retained(&mut self, entry: u32, len: u32) -> Option<(SeqId, u32)> {
-        let session = self.slab[entry].rest.params.session?;
+        let session = self.slab[entry].cold.params.session?;
         self.truncate_retained(session, len);
         let kept = self.retained.entries.remove(&session)?;
         Some((kept.seq, kept.tokens.len() as u32))
@@ -332,9 +332,9 @@ impl Core {
         self.world.forget(session);
         self.world.outbox.kept.push((session, 0));
         let of_it = |(entry, sequence): (u32, &Sequence)| {
-            (sequence.rest.params.session == Some(session)).then_some(entry)
+            (sequence.cold.params.session == Some(session)).then_some(entry)
         };
         let entries: Vec<u32> = self.world.slab.iter().filter_map(of_it).collect();
-        entries.into_iter().for_each(|entry| self.world.slab[entry].rest.params.session = None);
+        entries.into_iter().for_each(|entry| self.world.slab[entry].cold.params.session = None);
     }
 }

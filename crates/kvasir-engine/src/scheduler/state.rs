@@ -7,8 +7,6 @@
 //!
 //! Invariants:
 //!
-//! - `reserved` is the sum over sequences of slots reserved and not yet claimed; no other sequence
-//!   may claim them.
 //! - `free_rows` and the sequences together own each executor row exactly once. A row is freed only
 //!   after the last step that names it.
 //! - A finished sequence gets no further event.
@@ -20,15 +18,14 @@ use crate::request::finish::{Fault, Finish, Refusal};
 use crate::request::sequence::Moves;
 use crate::request::sequence::Status;
 use crate::request::timings::Nanos;
+use crate::scheduler::budget::{Budget, Commitment, StateSlots};
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::limits::Limits;
 use crate::scheduler::queue::Queue;
 use crate::scheduler::record::{Arrival, Deferral, StepRecord};
 use crate::scheduler::retained_sessions::RetainedSessions;
 use crate::scheduler::slab::Slab;
-use crate::scheduler::state_slots::StateSlots;
 use kvasir_exec::{PoolRow, SequenceSpec};
-use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{Cache, ClaimRow, Hit, SeqId, StepId};
 use serde::{Deserialize, Serialize};
 
@@ -53,10 +50,8 @@ pub(crate) struct ScheduledRow {
     pub(crate) tokens: u32,
     pub(crate) drafts: u32,
     pub(crate) left_pad_blocks: u32,
-    /// New slots that the row claims.
-    pub(crate) slots: u32,
-    /// The sequence's reservation before this row was scheduled, restored if the row is dropped.
-    pub(crate) reserved: u32,
+    /// Its new slots, rolled back if the row is dropped.
+    pub(crate) commitment: Commitment,
 }
 
 impl ScheduledRow {
@@ -71,7 +66,7 @@ pub(crate) struct World {
     pub(crate) limits: Limits,
     pub(crate) cache: Box<dyn Cache>,
     pub(crate) block: u32,
-    pub(crate) size: BlockSize,
+    pub(crate) budget: Budget,
     /// Length in tokens of the frozen shared prefix that every sequence starts with; whole blocks.
     pub(crate) base: u32,
     /// Prefix caching is on and the cache has a prefix index.
@@ -89,12 +84,8 @@ pub(crate) struct World {
     /// Rows scheduled in the step under construction.
     pub(crate) rows: Vec<ScheduledRow>,
     pub(crate) scheduled_tokens: u32,
-    /// Slots that `rows` will claim, reserved or not.
-    pub(crate) scheduled_slots: u32,
     /// Number of running sequences in prefill.
     pub(crate) prefilling: u32,
-    /// Sum of slots reserved for running sequences and not yet claimed.
-    pub(crate) reserved: u32,
     pub(crate) record: StepRecord,
     /// Requests that arrived since the last `schedule` call.
     pub(crate) arrived: Vec<Arrival>,
@@ -132,26 +123,14 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `tokens` rounded up to whole blocks.
-    pub(crate) fn whole_blocks(&self, tokens: u32) -> u32 {
-        self.size.whole(tokens)
-    }
-
     /// Slots, in whole blocks, of a sequence of `tokens`, excluding the frozen shared prefix.
     pub(crate) fn own_slots(&self, tokens: u32) -> u32 {
-        self.whole_blocks(tokens).saturating_sub(self.base)
+        self.budget.block().whole(tokens).saturating_sub(self.base)
     }
 
     /// Slots available now that are neither scheduled in this step nor reserved.
     pub(crate) fn unreserved(&self) -> u32 {
-        self.cache.room().available().saturating_sub(self.scheduled_slots).saturating_sub(self.reserved)
-    }
-
-    /// Slots missing for a claim of `slots` beyond all reservations; 0 if they are available.
-    pub(crate) fn shortage(&self, slots: u32) -> u32 {
-        let taken = u64::from(self.scheduled_slots) + u64::from(self.reserved) + u64::from(slots);
-        let missing = taken.saturating_sub(u64::from(self.cache.room().available()));
-        missing.min(u64::from(u32::MAX)) as u32
+        self.budget.unreserved(self.cache.room())
     }
 
     /// Opens a cache sequence, evicting LRU retained sessions while the cache is at its sequence
@@ -174,25 +153,10 @@ impl World {
         self.record.held.push(Deferral { request: sequence.id, reason });
     }
 
-    /// Sets the reservation of `entry` and adjusts the total.
-    pub(crate) fn set_reservation(&mut self, entry: u32, slots: u32) {
-        let sequence = &mut self.slab[entry];
-        self.reserved = self.reserved + slots - sequence.reserved;
-        sequence.reserved = slots;
-    }
-
     /// Sets whether `entry` is in prefill and adjusts the count.
     pub(crate) fn set_prefilling(&mut self, entry: u32, prefilling: bool) {
         let was = std::mem::replace(&mut self.slab[entry].prefilling, prefilling);
         self.prefilling = self.prefilling + u32::from(prefilling) - u32::from(was);
-    }
-
-    /// Recomputes the reservation of `entry`: `reserve_to` minus what is claimed, in whole blocks.
-    pub(crate) fn renew_reservation(&mut self, entry: u32) {
-        let sequence = &self.slab[entry];
-        let have = self.whole_blocks(sequence.claimed.max(sequence.ahead));
-        let upto = self.whole_blocks(sequence.rest.reserve_to);
-        self.set_reservation(entry, upto.saturating_sub(have));
     }
 
     /// The leader's cache sequence and the number of prompt tokens to fork from it, for a sibling
@@ -202,7 +166,7 @@ impl World {
             return None;
         }
         let sequence = &self.slab[entry];
-        let leader = &self.slab[self.slab.find(sequence.rest.leader?)?];
+        let leader = &self.slab[self.slab.find(sequence.cold.leader?)?];
         // The last prompt token is always computed, because its logits are needed.
         let tokens = leader.computed.min(sequence.prompt_len - 1);
         Some((leader.cache?, tokens)).filter(|_| tokens > 0)
@@ -222,7 +186,7 @@ impl World {
                 copied.and_then(|()| Ok(Hit { tokens: self.cache.len(seq)?, ..Hit::default() }))
             }
             None => {
-                let salt = sequence.rest.params.salt;
+                let salt = sequence.cold.params.salt;
                 let tokens = sequence.tokens.gather();
                 self.cache.prefix().and_then(|prefix| prefix.attach(seq, tokens, salt, limit, hit.lookup))
             }
@@ -253,17 +217,17 @@ impl World {
 
     /// Releases all K/V of `entry`. Slots named by steps in flight stay leased until those retire.
     pub(crate) fn release_cache(&mut self, entry: u32) {
-        self.set_reservation(entry, 0);
+        self.budget.reserve(&mut self.slab[entry], 0);
         self.set_prefilling(entry, false);
         let sequence = &mut self.slab[entry];
         sequence.claimed = 0;
         sequence.computed = 0;
         sequence.ahead = 0;
         sequence.published = 0;
-        sequence.rest.hit = 0;
+        sequence.cold.hit = 0;
         sequence.moves = Moves::None;
         sequence.drafts.clear();
-        sequence.rest.parents.clear();
+        sequence.cold.parents.clear();
         if let Some(seq) = sequence.cache.take() {
             self.scattered = true;
             // The id is open and owned by this sequence, so closing cannot fail.
@@ -283,7 +247,7 @@ impl World {
             && let Some(row) = sequence.pool_row.take()
         {
             self.free_rows.push(row);
-            if sequence.rest.params.stateful {
+            if sequence.cold.params.stateful {
                 self.state_slots.give_back();
             }
         }
@@ -295,7 +259,7 @@ impl World {
         self.publish(entry, true);
         let sequence = &mut self.slab[entry];
         sequence.status = Status::Waiting;
-        sequence.rest.preemptions += 1;
+        sequence.cold.preemptions += 1;
         self.record.preempted.push(sequence.id);
         self.release_cache(entry);
         self.running.retain(|other| *other != entry);
@@ -307,7 +271,7 @@ impl World {
     pub(crate) fn refuse(&mut self, entry: u32, refusal: Refusal, now: Nanos) {
         let finish = Finish::Refused(refusal);
         let sequence = &mut self.slab[entry];
-        sequence.rest.timings.finished = Some(now);
+        sequence.cold.timings.finished = Some(now);
         self.outbox.push(sequence.id, sequence.tag, None, 0, &[], Some(finish));
         self.outbox.ended.push(Summary::of(sequence, finish));
         self.slab.remove(entry);
@@ -329,13 +293,13 @@ impl World {
         if was == Status::Finished {
             return;
         }
-        sequence.rest.finish = Some(finish);
-        sequence.rest.timings.last_token = sequence.last_token;
-        sequence.rest.timings.finished = Some(now);
+        sequence.cold.finish = Some(finish);
+        sequence.cold.timings.last_token = sequence.last_token;
+        sequence.cold.timings.finished = Some(now);
         let new = sequence.tokens.since(sequence.prompt_len + first);
         self.outbox.push(sequence.id, sequence.tag, step, first, new, Some(finish));
         self.outbox.ended.push(Summary::of(sequence, finish));
-        let (key, unused) = (sequence.rest.params.key, sequence.outputs_left());
+        let (key, unused) = (sequence.cold.params.key, sequence.outputs_left());
         if was == Status::Waiting {
             self.queue.remove(entry, &self.slab[entry]);
         } else {

@@ -3,7 +3,7 @@
 //!
 //! Admission control: `SchedulerView::admit` reserves slots up to `Admit::reserve_to` after
 //! subtracting the prefix-cache hit or the session's retained K/V. It evicts other sessions'
-//! retained K/V only if that makes the request fit. Reserved slots (`World::reserved`) are
+//! retained K/V only if that makes the request fit. Reserved slots (`Budget`) are
 //! subtracted from what others may claim, so a policy keeps no slot accounting of its own.
 //!
 //! Every refused verb returns a `DeferReason`. On error nothing is admitted, fed or reserved;
@@ -183,7 +183,7 @@ impl SchedulerView<'_> {
             return frozen;
         }
         match self.world.cache.prefix() {
-            Ok(prefix) => prefix.lookup(sequence.tokens.gather(), sequence.rest.params.salt),
+            Ok(prefix) => prefix.lookup(sequence.tokens.gather(), sequence.cold.params.salt),
             Err(_) => frozen,
         }
     }
@@ -215,10 +215,10 @@ impl SchedulerView<'_> {
         if world.running.len() >= world.limits.max_num_seqs as usize {
             return Some(DeferReason::SequenceLimit);
         }
-        if sequence.rest.leader.is_some_and(|leader| self.computes_prompt(leader)) {
+        if sequence.cold.leader.is_some_and(|leader| self.computes_prompt(leader)) {
             return Some(DeferReason::Sibling);
         }
-        if sequence.rest.params.stateful && !world.state_slots.has_room() {
+        if sequence.cold.params.stateful && !world.state_slots.has_room() {
             return Some(DeferReason::NoStateSlot);
         }
         world.free_rows.is_empty().then_some(DeferReason::NoPoolRow)
@@ -229,7 +229,7 @@ impl SchedulerView<'_> {
         let Some(entry) = self.world.slab.find(leader) else { return false };
         let leader = &self.world.slab[entry];
         leader.status == Status::Running && leader.computed < leader.prompt_len
-            || leader.status == Status::Waiting && leader.rest.timings.admitted.is_none()
+            || leader.status == Status::Waiting && leader.cold.timings.admitted.is_none()
     }
 
     /// Admission test without admission: the cache hit that `admit` would use, or why it would
@@ -268,7 +268,7 @@ impl SchedulerView<'_> {
             }
             tokens => Hit { tokens, ..Hit::default() },
         };
-        let upto = world.whole_blocks(admit.reserve_to.max(world.slab[entry].len()));
+        let upto = world.budget.block().whole(admit.reserve_to.max(world.slab[entry].len()));
         let needed = upto.saturating_sub(hit.tokens / world.block * world.block) + hit.idle;
         let room = world.cache.room();
         let low = u64::from(world.cache.capacity()) * u64::from(world.limits.watermark) / 1000;
@@ -282,8 +282,8 @@ impl SchedulerView<'_> {
         if room.leased > 0 && needed <= world.unreserved() + room.leased {
             return Err(DeferReason::Lease { slots: room.leased });
         }
-        let own = world.slab[entry].rest.params.session.map(|session| (session, retained));
-        let slots = world.shortage(needed.saturating_add(low));
+        let own = world.slab[entry].cold.params.session.map(|session| (session, retained));
+        let slots = world.budget.missing(room, needed.saturating_add(low));
         if world.find_victims_for(entry, Shortage { slots, hit, own, leased_too: false }) {
             return Ok(weighed);
         }
@@ -320,19 +320,19 @@ impl SchedulerView<'_> {
         let sequence = &mut world.slab[entry];
         sequence.cache = Some(seq);
         sequence.pool_row = Some(row);
-        if sequence.rest.params.stateful {
+        if sequence.cold.params.stateful {
             world.state_slots.take();
         }
         sequence.status = Status::Running;
         sequence.computed = attached.tokens;
         sequence.claimed = attached.tokens;
         sequence.published = attached.tokens / world.block * world.block;
-        sequence.rest.hit = attached.tokens;
-        sequence.rest.reserve_to = admit.reserve_to;
-        sequence.rest.leader = None;
-        if sequence.rest.timings.admitted.is_none() {
-            sequence.rest.timings.admitted = Some(self.now);
-            sequence.rest.first_hit = attached.tokens;
+        sequence.cold.hit = attached.tokens;
+        sequence.cold.reserve_to = admit.reserve_to;
+        sequence.cold.leader = None;
+        if sequence.cold.timings.admitted.is_none() {
+            sequence.cold.timings.admitted = Some(self.now);
+            sequence.cold.first_hit = attached.tokens;
         }
         sequence.prefilling = true;
         world.prefilling += 1;
@@ -341,21 +341,21 @@ impl SchedulerView<'_> {
         sequence.tokens.reserve(more.min(1 << 16));
         let spec = SequenceSpec {
             sampling: sequence.sampling,
-            bias: sequence.rest.params.bias.clone(),
+            bias: sequence.cold.params.bias.clone(),
             prompt: sequence.prompt().to_vec(),
             output: sequence.outputs().to_vec(),
-            suppressed_until_min: match sequence.rest.params.min_tokens {
+            suppressed_until_min: match sequence.cold.params.min_tokens {
                 0 => Vec::new(),
-                _ => sequence.rest.params.eos.iter().chain(&sequence.rest.params.stop_ids).copied().collect(),
+                _ => sequence.cold.params.eos.iter().chain(&sequence.cold.params.stop_ids).copied().collect(),
             },
-            min_tokens: sequence.rest.params.min_tokens,
-            constraint: sequence.rest.params.constraint.clone(),
+            min_tokens: sequence.cold.params.min_tokens,
+            constraint: sequence.cold.params.constraint.clone(),
             final_len: sequence.longest(),
         };
         world.binds.push((row, spec));
         world.record.admitted.push(Admission { request: sequence.id, hit: attached.tokens });
-        let held = world.whole_blocks(attached.tokens);
-        world.set_reservation(entry, upto.saturating_sub(held));
+        let held = world.budget.block().whole(attached.tokens);
+        world.budget.reserve(&mut world.slab[entry], upto.saturating_sub(held));
         world.queue.take(entry, &world.slab[entry]);
         world.running.push(entry);
         Ok(attached)
@@ -370,13 +370,7 @@ impl SchedulerView<'_> {
     /// Slots to claim for `tokens` more tokens of a running sequence; 0 if its last block has
     /// space.
     pub fn need(&self, entry: u32, tokens: u32) -> u32 {
-        self.need_of(&self.world.slab[entry], tokens)
-    }
-
-    fn need_of(&self, sequence: &Sequence, tokens: u32) -> u32 {
-        let (have, end) = (sequence.claimed.max(sequence.ahead), sequence.claimed + tokens);
-        let have = self.world.whole_blocks(have);
-        if end <= have { 0 } else { self.world.whole_blocks(end) - have }
+        self.world.budget.growth(&self.world.slab[entry], tokens)
     }
 
     /// Most tokens of one prefill chunk. A chunk whose prompt log-probabilities are wanted needs a
@@ -424,7 +418,7 @@ impl SchedulerView<'_> {
         let sequence = &self.world.slab[entry];
         let count = sequence.drafts.len() as u32;
         match sequence.in_flight == 0 && sequence.to_feed() == 1 {
-            true if sequence.rest.parents.is_empty() => count
+            true if sequence.cold.parents.is_empty() => count
                 .min(sequence.outputs_left().saturating_sub(1))
                 .min(self.token_budget().saturating_sub(1)),
             true if sequence.outputs_left() > 1 => count,
@@ -445,7 +439,7 @@ impl SchedulerView<'_> {
         if fed > self.token_budget() || tokens == 0 {
             return Err(DeferReason::TokenBudget);
         }
-        let mut slots = self.need_of(sequence, tokens + drafts + feed.ahead);
+        let mut slots = self.world.budget.growth(sequence, tokens + drafts + feed.ahead);
         // Reserved slots are available by construction.
         if slots > sequence.reserved {
             self.find_room(entry, slots)?;
@@ -456,24 +450,19 @@ impl SchedulerView<'_> {
         }
         let world = &mut *self.world;
         let sequence = &mut world.slab[entry];
-        let (reserved, left_pad_blocks) = (sequence.reserved, feed.left_pad_blocks);
         let redirected = feed.redirected.min(sequence.claimed);
         let seq = sequence.cache.unwrap_or(SeqId(u64::MAX));
         sequence.seen_in = world.round;
-        // Consume the reservation first; only slots beyond it reduce what is unreserved.
-        sequence.reserved -= reserved.min(slots);
-        world.reserved -= reserved.min(slots);
+        let commitment = world.budget.commit(sequence, slots);
         world.scheduled_tokens += fed;
-        world.scheduled_slots += slots;
         world.rows.push(ScheduledRow {
             entry,
             seq,
             redirected,
             tokens,
             drafts,
-            left_pad_blocks,
-            slots,
-            reserved,
+            left_pad_blocks: feed.left_pad_blocks,
+            commitment,
         });
         Ok(())
     }
@@ -481,7 +470,8 @@ impl SchedulerView<'_> {
     /// Ensures that `entry` may claim `slots`, evicting retained session K/V if that suffices.
     fn find_room(&mut self, entry: u32, slots: u32) -> Result<(), DeferReason> {
         let world = &mut *self.world;
-        let missing = world.shortage(slots.saturating_sub(world.slab[entry].reserved));
+        let beyond = slots.saturating_sub(world.slab[entry].reserved);
+        let missing = world.budget.missing(world.cache.room(), beyond);
         let enough = |slots: u32, leased_too: bool| Shortage { slots, leased_too, ..Shortage::default() };
         if missing == 0 {
             return Ok(());
@@ -515,9 +505,9 @@ impl SchedulerView<'_> {
             }
             Err(_) => return Err(DeferReason::CacheSequences),
         }
-        let upto = world.whole_blocks(world.slab[entry].rest.reserve_to);
+        let upto = world.budget.block().whole(world.slab[entry].cold.reserve_to);
         let left = upto.saturating_sub(world.slab[entry].ahead).min(world.slab[entry].reserved);
-        world.set_reservation(entry, left);
+        world.budget.reserve(&mut world.slab[entry], left);
         Ok(())
     }
 

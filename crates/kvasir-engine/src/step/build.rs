@@ -63,7 +63,7 @@ impl Core {
     }
 
     fn is_tree(&self, scheduled: &ScheduledRow) -> bool {
-        scheduled.drafts > 0 && !self.world.slab[scheduled.entry].rest.parents.is_empty()
+        scheduled.drafts > 0 && !self.world.slab[scheduled.entry].cold.parents.is_empty()
     }
 
     /// Announces the draft trees of this step to the cache, before the claim.
@@ -76,7 +76,7 @@ impl Core {
             let sequence = &self.world.slab[scheduled.entry];
             self.frontier.clear();
             self.frontier.push(-1);
-            self.frontier.extend_from_slice(&sequence.rest.parents);
+            self.frontier.extend_from_slice(&sequence.cold.parents);
             if let Some(seq) = sequence.cache {
                 self.world.cache.tree()?.propose(seq, &self.frontier)?;
             }
@@ -102,8 +102,7 @@ impl Core {
     fn drop_last_row(&mut self, reason: DeferReason) {
         let world = &mut self.world;
         let Some(scheduled) = world.rows.pop() else { return };
-        world.set_reservation(scheduled.entry, scheduled.reserved);
-        world.scheduled_slots -= scheduled.slots;
+        world.budget.roll_back(&mut world.slab[scheduled.entry], scheduled.commitment);
         world.scheduled_tokens -= scheduled.tokens + scheduled.drafts + scheduled.redirected;
         world.defer(scheduled.entry, reason);
     }
@@ -114,7 +113,7 @@ impl Core {
         let world = &mut self.world;
         let now = world.record.at;
         while let Some(scheduled) = world.rows.pop() {
-            world.scheduled_slots -= scheduled.slots;
+            world.budget.roll_back(&mut world.slab[scheduled.entry], scheduled.commitment);
             let first = world.slab[scheduled.entry].outputs_len();
             world.finish(scheduled.entry, Finish::Failed(Fault::Internal), None, first, now);
         }
@@ -139,8 +138,8 @@ impl Core {
             }
             let row = &mut rows[i];
             match scheduled.is_one_token() && sequence.to_feed() == 1 && !sequence.prefilling {
-                true => decode_row(sequence, scheduled, world.size, &mut batch.tokens, row),
-                false => *row = any_row(sequence, scheduled, world.size, batch),
+                true => decode_row(sequence, scheduled, world.budget.block(), &mut batch.tokens, row),
+                false => *row = any_row(sequence, scheduled, world.budget.block(), batch),
             }
             let samples = row.samples();
             decodes += usize::from(!sequence.prefilling);
@@ -218,9 +217,9 @@ fn any_row(sequence: &Sequence, scheduled: &ScheduledRow, size: BlockSize, batch
     let mut drafts = Drafts { count: scheduled.drafts, tree: None };
     if scheduled.drafts > 0 {
         batch.tokens.extend_from_slice(&sequence.drafts[..scheduled.drafts as usize]);
-        if !sequence.rest.parents.is_empty() {
-            drafts.tree = Some(Span::new(batch.parents.len(), sequence.rest.parents.len()));
-            batch.parents.extend_from_slice(&sequence.rest.parents);
+        if !sequence.cold.parents.is_empty() {
+            drafts.tree = Some(Span::new(batch.parents.len(), sequence.cold.parents.len()));
+            batch.parents.extend_from_slice(&sequence.cold.parents);
         }
     }
     let tokens = Span::new(start, batch.tokens.len() - start);
@@ -248,7 +247,7 @@ fn to_score(sequence: &Sequence, scheduled: &ScheduledRow) -> Span {
     if !sequence.wants_scores() {
         return Span::default();
     }
-    let from = sequence.claimed.max(sequence.rest.scores.len() as u32);
+    let from = sequence.claimed.max(sequence.cold.scores.len() as u32);
     let to = (sequence.claimed + scheduled.tokens).min(sequence.prompt_len - 1);
     let first = scheduled.redirected + from - sequence.claimed;
     Span { start: first, len: to.saturating_sub(from) }

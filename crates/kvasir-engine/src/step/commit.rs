@@ -28,8 +28,8 @@ fn store_scores(sequence: &mut Sequence, i: usize, row: &BatchRow, step: &Step) 
     let before: u32 = step.batch.rows.iter().take(i).map(|row| row.scored.len).sum();
     let scores = step.output.scores.get(before as usize..(before + row.scored.len) as usize).unwrap_or(&[]);
     // A step scheduled before a preemption may repeat scores that are already stored.
-    if sequence.rest.scores.len() as u32 == row.context_len - row.tokens.len + row.scored.start {
-        sequence.rest.scores.extend_from_slice(scores);
+    if sequence.cold.scores.len() as u32 == row.context_len - row.tokens.len + row.scored.start {
+        sequence.cold.scores.extend_from_slice(scores);
     }
 }
 
@@ -193,7 +193,7 @@ impl Core {
         if sampled.is_empty() || (sampled.len() != width && !several) {
             let fault = match sampled.is_empty() {
                 true if step.output.broken.contains(&(i as u32)) => Fault::NotFinite,
-                true if sequence.rest.params.constraint.0.is_some() => Fault::Constraint,
+                true if sequence.cold.params.constraint.0.is_some() => Fault::Constraint,
                 _ => Fault::Internal,
             };
             self.world.finish(entry, Finish::Failed(fault), None, first, now);
@@ -234,7 +234,7 @@ impl Core {
         let sequence = &mut world.slab[entry];
         sequence.verifying = false;
         sequence.drafts.clear();
-        sequence.rest.parents.clear();
+        sequence.cold.parents.clear();
         // Node 0 is the newest committed token; the token sampled there is committed first.
         for node in std::iter::once(&0).chain(&self.accepted) {
             let token = sampled.get(*node as usize).copied();
@@ -263,7 +263,7 @@ impl Core {
                 moves.map(|_| ())
             }
         };
-        world.renew_reservation(entry);
+        world.budget.renew(&mut world.slab[entry]);
         resolved.is_ok()
     }
 
@@ -278,7 +278,7 @@ impl Core {
                 None
             } else {
                 let outputs = sequence.tokens.since(sequence.prompt_len);
-                stop::find(outputs, first as usize, &sequence.rest.params, sequence.rest.room)
+                stop::find(outputs, first as usize, &sequence.cold.params, sequence.cold.room)
             };
         let kept = stop.map_or(outputs, |stop| stop.keep as u32);
         if stop.is_some() {
@@ -286,7 +286,7 @@ impl Core {
         }
         if kept > first {
             if first == 0 {
-                sequence.rest.timings.first_token = Some(now);
+                sequence.cold.timings.first_token = Some(now);
             }
             sequence.last_token = Some(now);
         }
@@ -296,9 +296,9 @@ impl Core {
             let logprobs = logprobs.iter().take(kept.saturating_sub(first) as usize).zip(base..);
             world.outbox.logprobs.extend(logprobs.filter_map(|(one, index)| Some((index, one.clone()?))));
         }
-        if first == 0 && sequence.sampling.prompt_logprobs.is_some() && !sequence.rest.scores.is_empty() {
+        if first == 0 && sequence.sampling.prompt_logprobs.is_some() && !sequence.cold.scores.is_empty() {
             let index = world.outbox.events.len() as u32;
-            world.outbox.scores.push((index, std::mem::take(&mut sequence.rest.scores)));
+            world.outbox.scores.push((index, std::mem::take(&mut sequence.cold.scores)));
         }
         match stop {
             Some(stop) => world.finish(entry, stop.finish, Some(step.batch.step), first, now),
@@ -347,7 +347,7 @@ impl Core {
                     debug_assert!(withdrawn.is_ok(), "{withdrawn:?}");
                 }
                 self.world.set_prefilling(entry, row.phase == Phase::Prefill);
-                self.world.renew_reservation(entry);
+                self.world.budget.renew(&mut self.world.slab[entry]);
             }
             self.world.release_row(entry);
             self.world.reap(entry);

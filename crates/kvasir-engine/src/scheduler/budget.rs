@@ -1,0 +1,194 @@
+//! Budgets of memory: the KV slots that may still be given out, and recurrent-state slots.
+//!
+//! `unreserved = available - reserved - scheduled`, in KV slots
+//!
+//! - *available*: free in the pool, or held by an evictable cached prefix (`PoolUsage`).
+//! - *reserved*: granted to a running sequence and not yet claimed.
+//! - *scheduled*: to be claimed by rows of the step under construction.
+//!
+//! Admission reserves slots, scheduling a row commits some of them, and the cache's claim makes them
+//! the sequence's own. A row that is dropped before the claim is rolled back. A sequence that gives
+//! up its K/V (preemption, end) gives up its reservation.
+//!
+//! Invariant: `Budget::reserved` is the sum of `Sequence::reserved` over all sequences. Only this
+//! file changes either.
+
+use crate::request::sequence::Sequence;
+use kvasir_kv::PoolUsage;
+use kvasir_kv::blocks::BlockSize;
+
+/// Accounts for KV slots that are granted and not yet claimed, in whole blocks.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    block: BlockSize,
+    /// Sum of the reservations of all sequences.
+    reserved: u32,
+    /// Slots that the rows of the step under construction will claim.
+    scheduled: u32,
+}
+
+/// The slots of one scheduled row, to be rolled back if the row is dropped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Commitment {
+    slots: u32,
+    /// The sequence's reservation before.
+    reserved: u32,
+}
+
+impl Budget {
+    /// A budget without reservations, in blocks of `block_size` slots.
+    pub(crate) fn new(block_size: u32) -> Self {
+        Self { block: BlockSize::new(block_size.max(1)), reserved: 0, scheduled: 0 }
+    }
+
+    /// The block size.
+    #[inline]
+    pub(crate) fn block(&self) -> BlockSize {
+        self.block
+    }
+
+    /// Slots reserved for running sequences and not yet claimed.
+    pub(crate) fn reserved(&self) -> u32 {
+        self.reserved
+    }
+
+    /// Slots that are available, not reserved, and not scheduled.
+    pub(crate) fn unreserved(&self, usage: PoolUsage) -> u32 {
+        usage.available().saturating_sub(self.scheduled).saturating_sub(self.reserved)
+    }
+
+    /// Slots missing for a claim of `slots` beyond all reservations; 0 if they are available.
+    pub(crate) fn missing(&self, usage: PoolUsage, slots: u32) -> u32 {
+        let taken = u64::from(self.scheduled) + u64::from(self.reserved) + u64::from(slots);
+        let missing = taken.saturating_sub(u64::from(usage.available()));
+        missing.min(u64::from(u32::MAX)) as u32
+    }
+
+    /// Slots to claim for `tokens` more tokens of a sequence; 0 if its last block has space.
+    #[inline]
+    pub(crate) fn growth(&self, sequence: &Sequence, tokens: u32) -> u32 {
+        let have = self.block.whole(sequence.claimed.max(sequence.ahead));
+        let end = sequence.claimed + tokens;
+        if end <= have { 0 } else { self.block.whole(end) - have }
+    }
+
+    /// Sets the reservation of a sequence to `slots`.
+    pub(crate) fn reserve(&mut self, sequence: &mut Sequence, slots: u32) {
+        self.reserved = self.reserved + slots - sequence.reserved;
+        sequence.reserved = slots;
+    }
+
+    /// Renews the reservation of a sequence after its claimed length has changed: the slots up to
+    /// the length granted at admission that it does not have yet.
+    pub(crate) fn renew(&mut self, sequence: &mut Sequence) {
+        let have = self.block.whole(sequence.claimed.max(sequence.ahead));
+        let granted = self.block.whole(sequence.cold.reserve_to);
+        self.reserve(sequence, granted.saturating_sub(have));
+    }
+
+    /// Begins a step: no row is scheduled.
+    pub(crate) fn begin_step(&mut self) {
+        self.scheduled = 0;
+    }
+
+    /// Commits `slots` to a row of the step under construction. The sequence's reservation is
+    /// consumed first; only slots beyond it reduce what is unreserved.
+    #[inline]
+    pub(crate) fn commit(&mut self, sequence: &mut Sequence, slots: u32) -> Commitment {
+        let reserved = sequence.reserved;
+        let consumed = reserved.min(slots);
+        sequence.reserved -= consumed;
+        self.reserved -= consumed;
+        self.scheduled += slots;
+        Commitment { slots, reserved }
+    }
+
+    /// Undoes a commitment: its row is dropped from the step.
+    pub(crate) fn roll_back(&mut self, sequence: &mut Sequence, commitment: Commitment) {
+        self.reserve(sequence, commitment.reserved);
+        self.scheduled -= commitment.slots;
+    }
+}
+
+/// Fixed-size state slots besides the KV cache, one per sequence with recurrent state. They cost no
+/// KV slots.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StateSlots {
+    /// None is unbounded.
+    limit: Option<u32>,
+    taken: u32,
+}
+
+impl StateSlots {
+    /// `limit` slots, or unbounded.
+    pub fn new(limit: Option<u32>) -> Self {
+        Self { limit, taken: 0 }
+    }
+
+    /// Whether a slot is free.
+    pub fn has_room(&self) -> bool {
+        self.limit.is_none_or(|limit| self.taken < limit)
+    }
+
+    /// Slots in use.
+    pub fn taken(&self) -> u32 {
+        self.taken
+    }
+
+    /// Takes a slot. False, and nothing changes, if none is free.
+    pub fn take(&mut self) -> bool {
+        let has_room = self.has_room();
+        self.taken += u32::from(has_room);
+        has_room
+    }
+
+    /// Releases a slot.
+    pub fn give_back(&mut self) {
+        self.taken = self.taken.saturating_sub(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::params::Request;
+
+    fn usage(free: u32) -> PoolUsage {
+        PoolUsage { free, ..PoolUsage::default() }
+    }
+
+    #[test]
+    fn a_commitment_takes_the_reservation_first_and_a_roll_back_restores_it() {
+        let mut budget = Budget::new(4);
+        let mut sequence = Sequence::new(Request::default());
+        budget.reserve(&mut sequence, 8);
+        assert_eq!((budget.unreserved(usage(20)), budget.missing(usage(20), 16)), (12, 4));
+        let commitment = budget.commit(&mut sequence, 12);
+        assert_eq!((sequence.reserved, budget.reserved(), budget.unreserved(usage(20))), (0, 0, 8));
+        budget.roll_back(&mut sequence, commitment);
+        assert_eq!((sequence.reserved, budget.reserved(), budget.unreserved(usage(20))), (8, 8, 12));
+    }
+
+    #[test]
+    fn a_renewed_reservation_covers_what_was_granted_and_not_claimed() {
+        let mut budget = Budget::new(4);
+        let mut sequence = Sequence::new(Request::default());
+        (sequence.cold.reserve_to, sequence.claimed) = (21, 6);
+        assert_eq!([1, 2, 3, 7].map(|tokens| budget.growth(&sequence, tokens)), [0, 0, 4, 8]);
+        budget.renew(&mut sequence);
+        assert_eq!(sequence.reserved, 16);
+        sequence.ahead = 24;
+        budget.renew(&mut sequence);
+        assert_eq!((sequence.reserved, budget.growth(&sequence, 18)), (0, 0));
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_taken_again() {
+        let mut slots = StateSlots::new(Some(1));
+        assert!(slots.take() && !slots.take());
+        slots.give_back();
+        assert!(slots.has_room() && slots.taken() == 0);
+        let mut any = StateSlots::new(None);
+        assert!((0..9).all(|_| any.take()));
+    }
+}
