@@ -9,20 +9,20 @@
 //! - An output number is one accumulator over all positions.
 //! - Of a pair the later number is added first, as the instruction does.
 //!
-//! [`few`](super::decode) has the decode kernels of the same order; `by_hand.rs` is the scalar
+//! [`few`](crate::attention::decode) has the decode kernels of the same order; `by_hand.rs` is the scalar
 //! reference.
 
-use super::products::Keys;
-use super::softmax::Scores;
-use crate::chains::add_pairs;
-use crate::tile::LANES;
+use crate::attention::products::Keys;
+use crate::attention::softmax::Scores;
+use crate::isa::tile::LANES;
+use crate::isa::vectors::v512::add_pairs;
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
 /// Reduces four vectors to four numbers, by halves, with the operation `of` (sum or maximum).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn by_halves([a, b, c, d]: [__m512; 4], of: impl Fn(__m512, __m512) -> __m512) -> [f32; 4] {
+pub(crate) fn by_halves([a, b, c, d]: [__m512; 4], of: impl Fn(__m512, __m512) -> __m512) -> [f32; 4] {
     let eight = |a, b| of(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
     let (ab, cd) = (eight(a, b), eight(c, d));
     let four = of(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
@@ -43,15 +43,15 @@ const AT_ONCE: usize = 4;
 /// Elementwise sums of vectors.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn add<const N: usize>(a: [__m512; N], b: [__m512; N]) -> [__m512; N] {
+pub(crate) fn add<const N: usize>(a: [__m512; N], b: [__m512; N]) -> [__m512; N] {
     from_fn(|n| _mm512_add_ps(a[n], b[n]))
 }
 
-/// S = Q K^T; see [`super::products::scores`].
+/// S = Q K^T; see [`crate::attention::products::scores`].
 ///
 /// # Safety
-/// As for [`super::products::scores`], and the machine must have the instructions.
-pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, steps: usize, out: &mut Scores) {
+/// As for [`crate::attention::products::scores`], and the machine must have the instructions.
+pub(crate) unsafe fn scores(keys: &Keys, queries: *const u8, steps: usize, out: &mut Scores) {
     // SAFETY: as the caller vouches.
     unsafe {
         match steps {
@@ -65,7 +65,7 @@ pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, steps: usize, out: 
 /// S = Q K^T for rows of `S` steps of 32 numbers, or `steps` if `S` is 0.
 ///
 /// # Safety
-/// As for [`super::products::scores`], and the machine must have the instructions.
+/// As for [`crate::attention::products::scores`], and the machine must have the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn scores_of<const S: usize>(keys: &Keys, queries: *const u8, steps: usize, out: &mut Scores) {
     let steps = if S == 0 { steps } else { S };
@@ -98,13 +98,13 @@ unsafe fn scores_of<const S: usize>(keys: &Keys, queries: *const u8, steps: usiz
     }
 }
 
-/// O += P V for one chunk; see [`super::products::values`].
+/// O += P V for one chunk; see [`crate::attention::products::values`].
 ///
 /// # Safety
-/// As for [`super::products::values`], and the machine must have the instructions.
+/// As for [`crate::attention::products::values`], and the machine must have the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-pub(super) unsafe fn values(
-    (shares, values): super::products::Shared,
+pub(crate) unsafe fn values(
+    (shares, values): crate::attention::products::Shared,
     sums: &mut [f32],
     width: usize,
     mut during: impl FnMut(),

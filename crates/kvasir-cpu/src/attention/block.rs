@@ -6,22 +6,22 @@
 //! several heads share a block.
 
 #[cfg(target_arch = "x86_64")]
-use super::decode;
-use super::scratch::Scratch;
-use super::softmax::Sight;
-use super::soon::prefetch;
-use super::stretch::TAKEN;
-use super::view::{CHUNK, Chunk};
-use super::{Attend, Piece, Shape, in_pairs, widens};
-use crate::Level;
-use crate::chains::Columns;
-use crate::dense::narrow;
-use crate::tile::{LANES, STEP, Tile, transpose};
+use crate::attention::decode;
+use crate::attention::scratch::Scratch;
+use crate::attention::softmax::Sight;
+use crate::attention::stretch::TAKEN;
+use crate::attention::views::{CHUNK, Chunk};
+use crate::attention::{Attend, Piece, Shape, in_pairs, widens};
+use crate::gemm::bf16::operands::OperandB;
+use crate::isa::features::Level;
+use crate::isa::float16::narrow;
+use crate::isa::tile::{LANES, STEP, Tile, transpose};
+use crate::prefetch::ranges::prefetch;
 use std::ops::Range;
 
 /// Up to 16 query rows that are computed together: some of one KV head, or all of several KV heads.
 #[derive(Clone, Debug)]
-pub(super) struct Block {
+pub(crate) struct Block {
     /// KV heads, relative to the work item's first.
     pub(super) heads: Range<usize>,
     /// Query rows per KV head.
@@ -163,10 +163,10 @@ impl Attend<'_> {
         }
         if few && widens(level) {
             // Widened to f32 for the decode kernels.
-            s.open_queries.resize(s.queries.len(), Columns::NONE);
+            s.open_queries.resize(s.queries.len(), OperandB::NONE);
             for (tile, open) in s.queries.iter().zip(&mut s.open_queries) {
                 // SAFETY: a whole tile is readable.
-                unsafe { open.open(level, tile.as_ptr().cast()) };
+                unsafe { open.load(level, tile.as_ptr().cast()) };
             }
         }
         s.shares.grow(TAKEN * s.blocks.len() + 1);

@@ -8,13 +8,13 @@
 //! Unpacking within 128-bit lanes permutes the columns of the output O (`place`). `scaled` undoes
 //! this when it writes `O * factor`.
 
-use super::soon::Soon;
-use super::view::CHUNK;
-use crate::Level;
-use crate::level::per_level;
-use crate::lines::Lines;
+use crate::attention::views::CHUNK;
+use crate::isa::dispatch::per_level;
+use crate::isa::features::Level;
+use crate::isa::tile::{LANES, Tile};
+use crate::memory::aligned::Lines;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
-use crate::tile::{LANES, Tile};
+use crate::prefetch::ranges::Soon;
 
 /// Row pairs packed beside one product of the previous head.
 const TOGETHER: usize = 2;
@@ -23,7 +23,7 @@ const AHEAD: usize = 2048;
 
 /// One head's V rows of a chunk on their way into tiles, a few rows at a time while the previous
 /// head is multiplied.
-pub(super) struct Coming {
+pub(crate) struct Coming {
     /// Address of each position's V row.
     pub(super) rows: [*const u16; CHUNK],
     /// Head dimension of V.
@@ -108,7 +108,7 @@ per_level! {
 }
 
 /// `to = sums * factor` in the natural column order; with AVX-512 by permutes instead of gathers.
-pub(super) fn scaled(level: Level, sums: &[f32], factor: f32, to: &mut [f32]) {
+pub(crate) fn scaled(level: Level, sums: &[f32], factor: f32, to: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx512Vnni {
         let whole = to.len() / WIDE * WIDE;

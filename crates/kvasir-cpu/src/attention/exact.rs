@@ -10,15 +10,16 @@
 //! A row's chunk bounds and order of summation depend on positions alone, so its bits do not depend
 //! on batch composition.
 
-use super::Attend;
-use super::view::{CHUNK, Chunk, View};
-use crate::level::per_level;
-use crate::lines::Lines;
-use crate::parts::Parts;
-use crate::rows::exp;
-use crate::singles::{Lying, add_products};
-use crate::tile::LANES;
-use crate::{Level, ThreadPool};
+use crate::attention::Attend;
+use crate::attention::views::{CHUNK, Chunk, View};
+use crate::gemm::f32::fma::{Lying, add_products};
+use crate::isa::dispatch::per_level;
+use crate::isa::features::Level;
+use crate::isa::tile::LANES;
+use crate::memory::aligned::Lines;
+use crate::rowwise::gate::exp;
+use crate::threads::pool::ThreadPool;
+use crate::threads::rows::Parts;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -31,7 +32,7 @@ type Scores = [[f32; LANES]; CHUNK];
 
 /// Online softmax state of a block of 16 query rows.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes {
+pub(crate) struct Lanes {
     /// Number of visible entries, and first visible position, of each row.
     visible: [i32; LANES],
     from: [i32; LANES],

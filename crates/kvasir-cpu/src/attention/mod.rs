@@ -20,44 +20,43 @@
 //! `tests.rs` and `tests/plans.rs` check this.
 
 #[cfg(target_arch = "x86_64")]
-mod bf16_dot;
-mod block;
-mod coming;
+pub(crate) mod bf16_dot;
+pub(crate) mod block;
+pub(crate) mod coming;
 #[cfg(target_arch = "x86_64")]
-mod decode;
-mod exact;
-mod next_layer;
-mod products;
+pub(crate) mod decode;
+pub(crate) mod exact;
+pub(crate) mod next_layer;
+pub(crate) mod products;
 #[cfg(test)]
-mod reference;
-mod scored;
-mod scratch;
-mod shared_prefix;
-mod softmax;
-mod soon;
-mod stage;
-mod stretch;
+pub(crate) mod reference;
+pub(crate) mod scored;
+pub(crate) mod scratch;
+pub(crate) mod shared_prefix;
+pub(crate) mod softmax;
+pub(crate) mod stage;
+pub(crate) mod stretch;
 #[cfg(test)]
 mod tests;
-mod unit;
-mod values;
-mod view;
+pub(crate) mod unit;
+pub(crate) mod values;
+pub(crate) mod views;
 #[cfg(target_arch = "x86_64")]
-mod wide;
+pub(crate) mod wide;
 
-pub(crate) use exact::attend_exact;
-pub(crate) use view::Views;
+use crate::attention::views::Views;
 
-use crate::parts::Parts;
-use crate::pool::{LayerPool, Pool};
+use crate::attention::scratch::{SCRATCH, Scratch};
+use crate::attention::shared_prefix::Group;
+use crate::attention::softmax::Rule;
+use crate::isa::features::Level;
+use crate::isa::tile::{LANES, STEP};
+use crate::memory::kv_pool::{LayerPool, Pool};
 use crate::prefetch::kv_prefetch;
-use crate::tile::{LANES, STEP};
-use crate::{Level, ThreadPool};
+use crate::threads::pool::ThreadPool;
+use crate::threads::rows::Parts;
 use kvasir_kv::Position;
 use kvasir_program::LayerFacts;
-use scratch::{SCRATCH, Scratch};
-use shared_prefix::Group;
-use softmax::Rule;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Enqueues the prefetch of the next layer's KV rows (see `prefetch/kv_prefetch.rs`).
 
-use super::Attend;
-use super::view::Chunk;
+use crate::attention::Attend;
+use crate::attention::views::Chunk;
 use crate::prefetch::kv_prefetch;
 use std::ops::Range;
 

@@ -5,15 +5,16 @@
 //! (`chains`), which gives bit-identical results to AMX. Callbacks (`Beside`, `during`) interleave
 //! softmax, packing and prefetch with the tile products.
 
-use super::softmax::Scores;
-use super::view::CHUNK;
+use crate::attention::softmax::Scores;
+use crate::attention::views::CHUNK;
 #[cfg(target_arch = "x86_64")]
-use super::{bf16_dot, in_pairs};
-use crate::Level;
-use crate::chains::{Columns, Rows, multiply};
-use crate::dense::dot_step;
-use crate::level::per_level;
-use crate::tile::{LANES, STEP, Tile};
+use crate::attention::{bf16_dot, in_pairs};
+use crate::gemm::bf16::gemv::dot_step;
+use crate::gemm::bf16::micro_kernel::multiply;
+use crate::gemm::bf16::operands::{OperandA, OperandB};
+use crate::isa::dispatch::per_level;
+use crate::isa::features::Level;
+use crate::isa::tile::{LANES, STEP, Tile};
 
 /// K rows of a chunk: four times 16 rows of bf16, each padded to whole steps of 32 numbers.
 #[derive(Clone, Copy)]
@@ -51,7 +52,7 @@ pub(crate) fn asks(steps: usize) -> usize {
 /// `queries` must be `steps` tiles, and the keys 64 rows of as many steps.
 pub(crate) unsafe fn scores(
     level: Level,
-    (keys, open): (&Keys, &[[Rows; 4]]),
+    (keys, open): (&Keys, &[[OperandA; 4]]),
     queries: *const u8,
     steps: usize,
     out: &mut Scores,
@@ -61,18 +62,18 @@ pub(crate) unsafe fn scores(
         // SAFETY: as the caller vouches; the level was detected on this machine.
         return unsafe { bf16_dot::scores(keys, queries, steps, out) };
     }
-    let (mut columns, mut room) = (Columns::NONE, Rows::NONE);
+    let (mut columns, mut room) = (OperandB::NONE, OperandA::NONE);
     *out = [[0.0; LANES]; CHUNK];
     for step in 0..steps {
         // SAFETY: as the caller vouches.
-        unsafe { columns.open(level, queries.wrapping_add(step * 1024)) };
+        unsafe { columns.load(level, queries.wrapping_add(step * 1024)) };
         for (n, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             if let Some(rows) = open.get(step) {
                 multiply(level, &rows[n], &columns, out);
                 continue;
             }
             // SAFETY: as the caller vouches.
-            unsafe { room.open(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
+            unsafe { room.load(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
             multiply(level, &room, &columns, out);
         }
     }
@@ -82,22 +83,22 @@ pub(crate) unsafe fn scores(
 ///
 /// # Safety
 /// They must be 64 rows of `steps` times 32 numbers.
-pub(crate) unsafe fn open_keys(level: Level, keys: &Keys, steps: usize, to: &mut Vec<[Rows; 4]>) {
+pub(crate) unsafe fn open_keys(level: Level, keys: &Keys, steps: usize, to: &mut Vec<[OperandA; 4]>) {
     for step in 0..steps {
-        to.push([Rows::NONE; 4]);
+        to.push([OperandA::NONE; 4]);
         for (n, rows) in to.iter_mut().next_back().into_iter().flatten().enumerate() {
             // SAFETY: as the caller vouches.
-            unsafe { rows.open(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
+            unsafe { rows.load(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
         }
     }
 }
 
 /// Widens one head's V tiles of a chunk to f32, once for all query blocks.
-pub(crate) fn open_values(level: Level, values: &[Tile], to: &mut Vec<Columns>) {
-    to.resize(values.len(), Columns::NONE);
+pub(crate) fn open_values(level: Level, values: &[Tile], to: &mut Vec<OperandB>) {
+    to.resize(values.len(), OperandB::NONE);
     for (tile, to) in values.iter().zip(to) {
         // SAFETY: a whole tile is readable.
-        unsafe { to.open(level, tile.as_ptr().cast()) };
+        unsafe { to.load(level, tile.as_ptr().cast()) };
     }
 }
 
@@ -136,7 +137,7 @@ pub(crate) type Shared = (*const u8, *const u8);
 /// and products with as many rows as there are query rows.
 pub(crate) unsafe fn values(
     level: Level,
-    (chunks, open): (&[Shared], &[Columns]),
+    (chunks, open): (&[Shared], &[OperandB]),
     sums: &mut [f32],
     width: usize,
     mut during: impl FnMut(),
@@ -153,11 +154,11 @@ pub(crate) unsafe fn values(
     }
     let lanes = sums.len() / width;
     for (shares, values) in chunks {
-        let mut rows = [Rows::NONE; CHUNK / STEP];
+        let mut rows = [OperandA::NONE; CHUNK / STEP];
         if lanes > FEW {
             for (step, rows) in rows.iter_mut().enumerate() {
                 // SAFETY: as the caller vouches.
-                unsafe { rows.open(level, shares.wrapping_add(step * 1024), 64) };
+                unsafe { rows.load(level, shares.wrapping_add(step * 1024), 64) };
             }
         }
         let mut part = [[0.0; LANES]; LANES];
@@ -189,8 +190,11 @@ pub(crate) unsafe fn values(
 /// besides the tiles, and with all eight in use each product waits for the one before.
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod tiles {
-    use super::{Beside, CHUNK, Keys, LANES, Scores, Shared};
-    use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
+    use crate::attention::products::{Beside, Keys, Shared};
+    use crate::attention::softmax::Scores;
+    use crate::attention::views::CHUNK;
+    use crate::isa::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
+    use crate::isa::tile::LANES;
     use crate::prefetch::hint::{CacheLevel, prefetch_tile};
 
     /// S = Q K^T for the heads of a block, with `beside` called at every tile product. A query tile

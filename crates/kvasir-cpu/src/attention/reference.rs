@@ -4,14 +4,15 @@
 //! summation of the bf16 dot-product kernels (`pairs.rs`) number by number, for bit-exact
 //! comparison.
 
-use super::scratch::finished;
-use super::softmax::{Entries, Scores, Sharing, Sight, exp2};
-use super::view::CHUNK;
-use super::{Attend, LANES, STEP};
-use crate::Level;
-use crate::dense::narrow;
-use crate::halves::bf16;
-use crate::pool::Rows;
+use crate::attention::Attend;
+use crate::attention::scratch::finished;
+use crate::attention::softmax::{Entries, Scores, Sharing, Sight, exp2};
+use crate::attention::views::CHUNK;
+use crate::isa::features::Level;
+use crate::isa::float16::bf16;
+use crate::isa::float16::narrow;
+use crate::isa::tile::{LANES, STEP};
+use crate::memory::kv_pool::rows::Rows;
 
 /// Naive attention in f64 on the stored K and V rows.
 pub(super) fn naive(a: &Attend<'_>, out: &mut [f32]) {
@@ -78,7 +79,7 @@ fn by_halves(mut chains: Vec<f32>) -> f32 {
     chains[0]
 }
 
-/// Attention in the summation order of [`pairs`](super::bf16_dot), number by number.
+/// Attention in the summation order of [`pairs`](crate::attention::bf16_dot), number by number.
 pub(super) fn in_pairs(a: &Attend<'_>, out: &mut [f32]) {
     let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
     let read = |rows: &Rows, slot, head, width: usize| {

@@ -7,22 +7,22 @@
 //! 3. `end_shares`: the remaining weights as bf16 tiles, the running maximum and denominator stored
 //!    back.
 
-use super::coming::Coming;
+use crate::attention::coming::Coming;
 #[cfg(target_arch = "x86_64")]
-use super::decode;
-use super::scratch::Scratch;
-use super::softmax::Rule;
-use super::soon::Soon;
-use super::stretch::Seen;
+use crate::attention::decode;
+use crate::attention::scratch::Scratch;
+use crate::attention::softmax::Rule;
+use crate::attention::stretch::Seen;
 #[cfg(target_arch = "x86_64")]
-use super::wide::Making;
-use super::{Shape, in_pairs, products};
-use crate::Level;
-use crate::tile::transpose;
+use crate::attention::wide::Making;
+use crate::attention::{Shape, in_pairs, products};
+use crate::isa::features::Level;
+use crate::isa::tile::transpose;
+use crate::prefetch::ranges::Soon;
 
 /// A query block with scores on their way to attention weights.
 #[derive(Clone, Copy)]
-pub(super) struct Scored {
+pub(crate) struct Scored {
     pub(super) block: usize,
     /// Index among the chunks that are processed together.
     pub(super) chunk: usize,
@@ -126,7 +126,9 @@ impl Scratch {
         let keys = (&self.keys[..], now.seen, &self.later[1].at);
         let mut meanwhile = Meanwhile { making, soon: &mut self.soon, coming };
         // SAFETY: as the caller vouches.
-        unsafe { products::tiles::scores(keys, queries, shape.steps(), out, &mut meanwhile) };
+        unsafe {
+            crate::attention::products::tiles::scores(keys, queries, shape.steps(), out, &mut meanwhile)
+        };
         meanwhile.making.leave();
     }
 
@@ -149,7 +151,14 @@ impl Scratch {
             let Some(lying) = self.lying_scores.first_chunk_mut() else { return };
             // SAFETY: the level was detected on this machine.
             return unsafe {
-                decode::shares::begin(sharing, level, (lying, block.used()), &self.entries, sight, rule)
+                crate::attention::decode::shares::begin(
+                    sharing,
+                    level,
+                    (lying, block.used()),
+                    &self.entries,
+                    sight,
+                    rule,
+                )
             };
         }
         sharing.begin(level, &mut self.scores[place], &self.entries, sight, rule);
@@ -186,7 +195,9 @@ impl Scratch {
             let Some(lying) = self.lying_scores.first_chunk() else { return };
             let lanes = self.blocks[scored.block].used();
             // SAFETY: the level was detected on this machine.
-            return unsafe { decode::shares::rest(sharing, (lying, lanes), &mut self.shares[number]) };
+            return unsafe {
+                crate::attention::decode::shares::rest(sharing, (lying, lanes), &mut self.shares[number])
+            };
         }
         sharing.rest(level, &self.scores[scored.place], &mut self.packed[0]);
         // SAFETY: the level was detected on this machine, and is at least AVX2, as only those have

@@ -3,20 +3,20 @@
 //!
 //! Buffers grow to the largest work item and stay, so a steady decode step does not allocate.
 
-use super::Shape;
-use super::block::Block;
-use super::coming::scaled;
+use crate::attention::Shape;
+use crate::attention::block::Block;
+use crate::attention::coming::scaled;
 #[cfg(target_arch = "x86_64")]
-use super::decode::Later;
-use super::products::Keys;
-use super::softmax::{Entries, Packed, Rule, Scores, Sharing, exp2};
-use super::soon::Soon;
-use super::stretch::TAKEN;
-use super::view::CHUNK;
-use crate::Level;
-use crate::chains::{Columns, Rows};
-use crate::lines::Lines;
-use crate::tile::{LANES, Tile};
+use crate::attention::decode::later::Later;
+use crate::attention::products::Keys;
+use crate::attention::softmax::{Entries, Packed, Rule, Scores, Sharing, exp2};
+use crate::attention::stretch::TAKEN;
+use crate::attention::views::CHUNK;
+use crate::gemm::bf16::operands::{OperandA, OperandB};
+use crate::isa::features::Level;
+use crate::isa::tile::{LANES, Tile};
+use crate::memory::aligned::Lines;
+use crate::prefetch::ranges::Soon;
 use std::cell::RefCell;
 
 thread_local! {
@@ -24,7 +24,7 @@ thread_local! {
 }
 
 /// Scratch of one thread; grows to the largest work item and stays.
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     shape: Option<Shape>,
     /// The work item's tokens by their index in the step, and how many entries each sees.
     pub(super) tokens: Vec<(usize, i32)>,
@@ -36,12 +36,12 @@ pub(super) struct Scratch {
     pub(super) queries: Lines<Tile>,
     /// Queries widened to f32, in the decode path of levels that widen; and scores of either decode
     /// path, a row per query row.
-    pub(super) open_queries: Vec<Columns>,
+    pub(super) open_queries: Vec<OperandB>,
     pub(super) lying_scores: Lines<[f32; CHUNK]>,
     /// A block's queries before the transpose: a row per query row.
     pub(super) lying: Lines<Tile>,
     /// Online softmax state per query row: running maximum m, denominator l, and accumulators O in
-    /// the column order of [`super::coming`].
+    /// the column order of [`crate::attention::coming`].
     pub(super) most: Vec<f32>,
     pub(super) sum: Vec<f32>,
     pub(super) sums: Lines<f32>,
@@ -53,8 +53,8 @@ pub(super) struct Scratch {
     /// Prefetch list while a single head's keys are multiplied.
     pub(super) soon: Soon,
     /// K of a head and V of one head, widened to f32, at levels that widen.
-    pub(super) open_keys: Vec<[Rows; 4]>,
-    pub(super) open_values: Vec<Columns>,
+    pub(super) open_keys: Vec<[OperandA; 4]>,
+    pub(super) open_values: Vec<OperandB>,
     pub(super) staged_keys: Lines<u16>,
     pub(super) staged_values: Lines<u16>,
     /// A row of zeros, for positions without an entry.
@@ -158,7 +158,7 @@ impl Scratch {
 }
 
 /// Normalization factor of O: 1 / l, with the attention sink added to l.
-pub(super) fn finished(most: f32, sum: f32, sink: Option<f32>) -> f32 {
+pub(crate) fn finished(most: f32, sum: f32, sink: Option<f32>) -> f32 {
     let (fade, total) = match sink.map(Rule::unit) {
         None => (1.0, sum),
         Some(sink) => {

@@ -10,7 +10,7 @@
 //! alike (decision 0016). Each row keeps its own m and l and meets its chunks in the same order, so
 //! results are bit-identical to separate reads.
 
-use super::view::{Chunk, View, Views};
+use crate::attention::views::{Chunk, View, Views};
 use std::cmp::Ordering;
 
 /// A view of more tokens than this has enough arithmetic intensity alone.
@@ -40,7 +40,7 @@ pub(crate) struct Stretch {
 }
 
 /// Groups the views by common prefix, and cuts their chunks into stretches.
-pub(super) fn share(views: &mut Views) {
+pub(crate) fn share(views: &mut Views) {
     let (mut order, mut groups, mut stretches) = (
         std::mem::take(&mut views.order),
         std::mem::take(&mut views.groups),

@@ -11,13 +11,13 @@
 //! same bits on every level. `wide.rs` has the AVX-512 versions; `tests.rs` checks that levels
 //! agree.
 
-use super::view::CHUNK;
+use crate::attention::views::CHUNK;
 #[cfg(target_arch = "x86_64")]
-use super::wide;
-use crate::Level;
-use crate::halves::ROUND;
-use crate::level::per_level;
-use crate::tile::LANES;
+use crate::attention::wide;
+use crate::isa::dispatch::per_level;
+use crate::isa::features::Level;
+use crate::isa::float16::ROUND;
+use crate::isa::tile::LANES;
 
 /// Dot products, then scores S, of a chunk: a row per position, a column per query row.
 pub(crate) type Scores = [[f32; LANES]; CHUNK];
@@ -69,10 +69,10 @@ pub(crate) struct Running {
 }
 
 /// Polynomial of 2^f for |f| <= 1/2, highest power first.
-pub(super) const TERMS: [f32; 5] = [9.582_853e-3, 5.590_643e-2, 2.402_41e-1, 6.931_242e-1, 1.0];
+pub(crate) const TERMS: [f32; 5] = [9.582_853e-3, 5.590_643e-2, 2.402_41e-1, 6.931_242e-1, 1.0];
 /// Attention weights below 2^-64 are flushed to zero: they are below f32 accumulator precision. So
 /// products stay clear of the denormals that AMX flushes and SIMD does not.
-pub(super) const TINY: f32 = -64.0;
+pub(crate) const TINY: f32 = -64.0;
 
 /// 2^x for x <= 0 with the same bits on every level; accurate to 2⁻¹⁸, exactly 1 at 0 and exactly 0
 /// below [`TINY`].
@@ -88,7 +88,7 @@ pub(crate) fn exp2(x: f32) -> f32 {
 
 /// Online softmax of one query block over one chunk, resumable: SIMD works on a few positions at a
 /// time while AMX multiplies.
-pub(super) struct Sharing {
+pub(crate) struct Sharing {
     /// Factor of the dot products, and the running maximum that is subtracted (0 where nothing is
     /// visible yet).
     pub(super) scale: f32,

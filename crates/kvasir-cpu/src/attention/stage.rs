@@ -2,17 +2,18 @@
 //! out as the kernels need them. Otherwise they are dequantized to bf16 in scratch. Also builds the
 //! prefetch lists of a chunk.
 
-use super::coming::Coming;
-use super::products::{Keys, open_keys};
-use super::scratch::Scratch;
-use super::softmax::Entries;
-use super::soon::Soon;
-use super::view::{CHUNK, Chunk, Run};
-use super::{Attend, Piece, Shape, widens};
-use crate::Level;
-use crate::lines::Lines;
-use crate::pool::{KvType, Rows, TOGETHER};
-use crate::tile::{TILE, Tile};
+use crate::attention::coming::Coming;
+use crate::attention::products::{Keys, open_keys};
+use crate::attention::scratch::Scratch;
+use crate::attention::softmax::Entries;
+use crate::attention::views::{CHUNK, Chunk, Run};
+use crate::attention::{Attend, Piece, Shape, widens};
+use crate::isa::features::Level;
+use crate::isa::tile::{TILE, Tile};
+use crate::memory::aligned::Lines;
+use crate::memory::kv_pool::kv_type::KvType;
+use crate::memory::kv_pool::rows::{Rows, TOGETHER};
+use crate::prefetch::ranges::Soon;
 use std::ops::Range;
 
 impl Attend<'_> {

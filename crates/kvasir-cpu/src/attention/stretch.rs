@@ -6,26 +6,26 @@
 //! 2. `make_shares`: S = Q K^T and online softmax, pipelined over the query blocks.
 //! 3. O += P V: `take_values` (GEMM on packed V) or `take_rows` (decode, V in place).
 
-use super::block::Block;
-use super::scored::Scored;
-use super::scratch::Scratch;
-use super::shared_prefix::Stretch;
-use super::soon::Soon;
-use super::unit::Unit;
-use super::view::{CHUNK, Chunk};
-use super::{Attend, Piece, Shape, products};
-use crate::Level;
-use crate::lines::Lines;
-use crate::tile::LANES;
+use crate::attention::block::Block;
+use crate::attention::scored::Scored;
+use crate::attention::scratch::Scratch;
+use crate::attention::shared_prefix::Stretch;
+use crate::attention::unit::Unit;
+use crate::attention::views::{CHUNK, Chunk};
+use crate::attention::{Attend, Piece, Shape, products};
+use crate::isa::features::Level;
+use crate::isa::tile::LANES;
+use crate::memory::aligned::Lines;
+use crate::prefetch::ranges::Soon;
 use std::ops::Range;
 
 /// Chunks processed together at most: the attention weights of all of them are made first, then O
 /// is loaded and stored once. The V tiles of two chunks fit L1.
-pub(super) const TAKEN: usize = 2;
+pub(crate) const TAKEN: usize = 2;
 
 /// A chunk of which some query row sees a part.
 #[derive(Clone, Copy)]
-pub(super) struct Seen<'c> {
+pub(crate) struct Seen<'c> {
     pub(super) chunk: &'c Chunk,
     /// The chunk that follows.
     pub(super) next: Option<&'c Chunk>,
@@ -35,7 +35,7 @@ pub(super) struct Seen<'c> {
 }
 
 /// Chunks and query blocks that are processed together, of the same KV heads.
-pub(super) struct Work<'c> {
+pub(crate) struct Work<'c> {
     pub(super) chunks: &'c [Seen<'c>],
     pub(super) blocks: Range<usize>,
     /// KV heads, relative to the work item's first.

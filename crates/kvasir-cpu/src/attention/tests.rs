@@ -2,8 +2,9 @@
 //! summation is the same. They also check invariance to the KV layout, masks, chunked prefill,
 //! batch composition and shared prefixes.
 
-use super::*;
-use crate::KvType;
+use crate::attention::exact::attend_exact;
+use crate::attention::*;
+use crate::memory::kv_pool::kv_type::KvType;
 use kvasir_kv::{Layout, Mask, Plan, PlanRow, PoolId, Segment, SeqId, Span};
 
 fn value(i: usize) -> f32 {

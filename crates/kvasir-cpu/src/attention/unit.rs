@@ -1,15 +1,15 @@
 //! The AMX tile configuration of a work item; a no-op at levels without AMX.
 
-use crate::Level;
+use crate::isa::features::Level;
 
 /// Guard of the AMX tile state, where the level has it.
-pub(super) struct Unit(#[cfg(target_arch = "x86_64")] Option<crate::amx::Tiles>);
+pub(crate) struct Unit(#[cfg(target_arch = "x86_64")] Option<crate::isa::amx::Tiles>);
 
 impl Unit {
     pub(super) fn of(level: Level) -> Self {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level implies that the system permits tiles.
-        return Self((level >= Level::Amx).then(|| unsafe { crate::amx::Tiles::configure() }));
+        return Self((level >= Level::Amx).then(|| unsafe { crate::isa::amx::Tiles::configure() }));
         #[cfg(not(target_arch = "x86_64"))]
         {
             let _ = level;

@@ -1,15 +1,15 @@
 //! O += P V as a GEMM, for KV heads with many query rows: V packed into tiles, multiplied with the
 //! attention weights P. Packing of the next head's V overlaps with the products.
 
-use super::coming::Coming;
-use super::scratch::Scratch;
-use super::soon::Soon;
-use super::stretch::{Seen, TAKEN, Work};
-use super::unit::Unit;
-use super::{Attend, Piece, Shape, products, softmax, widens};
-use crate::Level;
-use crate::lines::Lines;
-use crate::tile::LANES;
+use crate::attention::coming::Coming;
+use crate::attention::scratch::Scratch;
+use crate::attention::stretch::{Seen, TAKEN, Work};
+use crate::attention::unit::Unit;
+use crate::attention::{Attend, Piece, Shape, products, softmax, widens};
+use crate::isa::features::Level;
+use crate::isa::tile::LANES;
+use crate::memory::aligned::Lines;
+use crate::prefetch::ranges::Soon;
 
 impl Attend<'_> {
     /// O += P V, head by head, for all blocks. The next head's V is packed while one is multiplied;

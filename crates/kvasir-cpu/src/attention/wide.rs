@@ -1,18 +1,19 @@
-//! Online softmax in AVX-512: the hot functions of [`super::softmax`], which compilers vectorize
+//! Online softmax in AVX-512: the hot functions of [`crate::attention::softmax`], which compilers vectorize
 //! with gathers across query rows instead of along them. The operations and their order are those
 //! of the portable functions, so the bits are equal; only [`in_pairs`] sums the attention weights
 //! in another order.
 
-use super::bf16_dot::add;
-use super::softmax::{self, Entries, Packed, Scores, Sharing, Sight};
-use super::view::CHUNK;
-use crate::halves::ROUND;
-use crate::tile::LANES;
+use crate::attention::bf16_dot::add;
+use crate::attention::softmax;
+use crate::attention::softmax::{Entries, Packed, Scores, Sharing, Sight};
+use crate::attention::views::CHUNK;
+use crate::isa::float16::ROUND;
+use crate::isa::tile::LANES;
 use std::arch::x86_64::*;
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn load(from: &[f32; LANES]) -> __m512 {
+pub(crate) fn load(from: &[f32; LANES]) -> __m512 {
     // SAFETY: 16 floats are read.
     unsafe { _mm512_loadu_ps(from.as_ptr()) }
 }
@@ -27,7 +28,7 @@ fn store(to: &mut [f32; LANES], v: __m512) {
 /// [`softmax::exp2`] of 16 numbers, with the same bits.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn exp2(x: __m512) -> __m512 {
+pub(crate) fn exp2(x: __m512) -> __m512 {
     let round = _mm512_set1_ps(ROUND);
     let t = _mm512_add_ps(x, round);
     let f = _mm512_sub_ps(x, _mm512_sub_ps(t, round));
@@ -55,7 +56,7 @@ fn hide(scores: &mut Scores, entries: &Entries, sight: &Sight) {
 
 /// Masks a chunk's dot products, updates the running maxima and computes the rescale factors.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn rise(sharing: &mut Sharing, scores: &mut Scores, entries: &Entries, sight: Option<&Sight>) {
+pub(crate) fn rise(sharing: &mut Sharing, scores: &mut Scores, entries: &Entries, sight: Option<&Sight>) {
     if let Some(sight) = sight {
         hide(scores, entries, sight);
     }
@@ -74,7 +75,7 @@ pub(super) fn rise(sharing: &mut Sharing, scores: &mut Scores, entries: &Entries
 /// factors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn risen(sharing: &mut Sharing, largest: __m512) {
+pub(crate) fn risen(sharing: &mut Sharing, largest: __m512) {
     let before = load(&sharing.run.most);
     let most = _mm512_max_ps(_mm512_mul_ps(largest, _mm512_set1_ps(sharing.scale)), before);
     let some = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(most, _mm512_set1_ps(f32::NEG_INFINITY));
@@ -86,7 +87,7 @@ pub(super) fn risen(sharing: &mut Sharing, largest: __m512) {
 
 /// The softmax of a block in progress: the constants of the loop over pairs of positions stay in
 /// registers.
-pub(super) struct Making<'a> {
+pub(crate) struct Making<'a> {
     scale: __m512,
     base: __m512,
     even: __m512,
@@ -160,7 +161,7 @@ impl<'a> Making<'a> {
 
 /// Makes the remaining attention weights of a block.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn rest(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) {
+pub(crate) fn rest(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) {
     let mut making = Making::go_on(sharing, scores, packed);
     while making.done < CHUNK / 2 {
         // SAFETY: this function has the target features.
@@ -169,9 +170,9 @@ pub(super) fn rest(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) 
     making.leave();
 }
 
-/// Makes all attention weights of a block, summed in the order of [`super::bf16_dot`].
+/// Makes all attention weights of a block, summed in the order of [`crate::attention::bf16_dot`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn in_pairs(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) {
+pub(crate) fn in_pairs(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) {
     let mut making = Making::go_on(sharing, scores, packed);
     // Accumulators of two neighboring positions modulo 16.
     let mut one = |place: usize| {

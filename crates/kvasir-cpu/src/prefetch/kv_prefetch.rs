@@ -14,7 +14,7 @@
 //!
 //! No result depends on it. Decision 0022 has the measurements.
 
-use crate::Level;
+use crate::isa::features::Level;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use std::cell::RefCell;
 use std::collections::VecDeque;

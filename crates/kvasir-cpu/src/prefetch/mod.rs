@@ -6,5 +6,6 @@
 
 pub(crate) mod hint;
 pub(crate) mod kv_prefetch;
+pub(crate) mod ranges;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod tuner;

@@ -9,13 +9,14 @@
 //! that transposes rows, lose half of the bandwidth. Software prefetch does not recover it. For
 //! consecutive rows only the start of the next page is prefetched.
 
-use super::{LINE, Later, Lying};
 use crate::attention::bf16_dot::by_halves;
+use crate::attention::decode::later::Later;
+use crate::attention::decode::{LINE, Lying};
 use crate::attention::products::{FEW, Keys};
-use crate::attention::view::CHUNK;
-use crate::chains::add_pairs;
+use crate::attention::views::CHUNK;
+use crate::isa::tile::{LANES, STEP, Tile};
+use crate::isa::vectors::v512::add_pairs;
 use crate::prefetch::hint::prefetch_next_page;
-use crate::tile::{LANES, STEP, Tile};
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::array::from_fn;
@@ -27,7 +28,7 @@ use std::array::from_fn;
 /// # Safety
 /// The machine must have the instructions of `avx512-bf16`, and the keys must be 64 rows of as many
 /// steps as there are query tiles.
-pub(super) unsafe fn scores(
+pub(crate) unsafe fn scores(
     keys: (&Keys, usize),
     later: &Later,
     queries: &[Tile],
@@ -62,7 +63,7 @@ pub(super) unsafe fn scores(
 /// # Safety
 /// The machine must have the instructions, and each of `rows` must point at `width` numbers, a
 /// multiple of [`LINE`].
-pub(super) unsafe fn add(
+pub(crate) unsafe fn add(
     (shares, from): (&[Tile; 2], usize),
     rows: (&[*const u16], usize),
     later: &Later,

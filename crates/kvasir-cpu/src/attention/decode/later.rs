@@ -5,12 +5,13 @@
 //! rows. At levels in bf16 pair order nothing is prefetched where rows are contiguous and read in
 //! order: the hardware prefetcher follows those.
 
-use crate::Level;
-use crate::attention::view::{CHUNK, Chunk, Run};
+use crate::attention::views::{CHUNK, Chunk, Run};
 use crate::attention::{Attend, in_pairs};
-use crate::pool::{Heads, KvType, Rows, TOGETHER};
+use crate::isa::features::Level;
+use crate::isa::tile::LANES;
+use crate::memory::kv_pool::kv_type::KvType;
+use crate::memory::kv_pool::rows::{Heads, Rows, TOGETHER};
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
-use crate::tile::LANES;
 use std::ops::Range;
 
 /// A head's K or V rows of one chunk, to be prefetched: the address of each 16 positions.

@@ -12,35 +12,37 @@
 //! - [`dots`]: bf16 pair dot products, in the order of [`pairs`](super::pairs).
 //! - `later`: prefetch of the next head's rows. `shares`: online softmax in this layout.
 
-mod dots;
-mod later;
-mod numbers;
-pub(super) mod shares;
+pub(crate) mod dots;
+pub(crate) mod later;
+pub(crate) mod numbers;
+pub(crate) mod shares;
 
-pub(super) use later::Later;
+use crate::attention::decode::later::Later;
 
-use super::products::{FEW, Keys};
-use super::scored::Scored;
-use super::scratch::Scratch;
-use super::softmax::{self, Packed, Scores};
-use super::stretch::Work;
-use super::view::{CHUNK, Chunk, Run};
-use super::{Attend, Piece, Shape, in_pairs};
-use crate::Level;
-use crate::chains::Columns;
-use crate::pool::{Heads, KvType};
-use crate::tile::LANES;
+use crate::attention::products::{FEW, Keys};
+use crate::attention::scored::Scored;
+use crate::attention::scratch::Scratch;
+use crate::attention::softmax;
+use crate::attention::softmax::{Packed, Scores};
+use crate::attention::stretch::Work;
+use crate::attention::views::{CHUNK, Chunk, Run};
+use crate::attention::{Attend, Piece, Shape, in_pairs};
+use crate::gemm::bf16::operands::OperandB;
+use crate::isa::features::Level;
+use crate::isa::tile::LANES;
+use crate::memory::kv_pool::kv_type::KvType;
+use crate::memory::kv_pool::rows::Heads;
 
 /// Runs `$body` with `$v` as the [`numbers`] kernels of the level's SIMD width.
 macro_rules! in_vectors {
     ($level:expr, $v:ident => $body:expr) => {
         match $level {
             Level::Avx2 | Level::AvxVnni => {
-                use numbers::v256 as $v;
+                use crate::attention::decode::numbers::v256 as $v;
                 $body
             }
             _ => {
-                use numbers::v512 as $v;
+                use crate::attention::decode::numbers::v512 as $v;
                 $body
             }
         }
@@ -48,19 +50,19 @@ macro_rules! in_vectors {
 }
 
 /// Numbers of bf16 in a cache line, and positions per step of P V.
-pub(super) const LINE: usize = 32;
+pub(crate) const LINE: usize = 32;
 
 /// Query rows per KV head up to which the decode path pays without AMX, whose tiles have 16 rows
 /// whatever is used.
 const MOST: usize = 8;
 
 /// Query rows per KV head up to which the decode path pays.
-pub(super) fn most(level: Level) -> usize {
+pub(crate) fn most(level: Level) -> usize {
     if level >= Level::Amx { FEW } else { MOST }
 }
 
 /// Scores of 16 query rows, a row per query row.
-pub(super) type Lying = [[f32; CHUNK]; LANES];
+pub(crate) type Lying = [[f32; CHUNK]; LANES];
 
 impl Attend<'_> {
     /// O = O * exp(m_old - m_new) + P V for one chunk, head by head, with V rows read in place.
@@ -159,7 +161,7 @@ unsafe fn scores(
     level: Level,
     keys: (&Keys, usize),
     later: &Later,
-    queries: &[Columns],
+    queries: &[OperandB],
     (from, lanes): (usize, usize),
     out: &mut Lying,
 ) {
@@ -181,13 +183,13 @@ unsafe fn scores(
 ///
 /// # Safety
 /// The level must be at least [`Level::Avx2`], and the machine must have its instructions.
-pub(super) unsafe fn open(level: Level, packed: &Packed, shares: &mut Scores) {
+pub(crate) unsafe fn open(level: Level, packed: &Packed, shares: &mut Scores) {
     // SAFETY: as the caller vouches.
     unsafe { in_vectors!(level, v => v::open(packed, shares)) };
 }
 
 /// O += P V for the `lanes` query rows from `from` on, over an even number of positions with
-/// `width` numbers each. `sums` is in the column order of [`super::coming`]. Prefetches `later`.
+/// `width` numbers each. `sums` is in the column order of [`crate::attention::coming`]. Prefetches `later`.
 ///
 /// # Safety
 /// The machine must have the level's instructions, and each of `rows` must point at `width`

@@ -1,19 +1,20 @@
 //! Decode attention kernels in f32 (GEMV): bf16 rows of K and V are widened once for all query
 //! rows. Generated for AVX2 and AVX-512.
 
-use super::{LINE, Later, Lying};
+use crate::attention::decode::later::Later;
+use crate::attention::decode::{LINE, Lying};
 use crate::attention::products::Keys;
 use crate::attention::softmax::{Packed, Scores};
-use crate::attention::view::CHUNK;
-use crate::chains::Columns;
+use crate::attention::views::CHUNK;
+use crate::gemm::bf16::operands::OperandB;
+use crate::isa::tile::LANES;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
-use crate::tile::LANES;
 
 macro_rules! kernels {
     ($vectors:ident, $features:literal, near: $near:ident) => {
         pub(in super::super) mod $vectors {
             use super::*;
-            use crate::vectors::$vectors::*;
+            use crate::isa::vectors::$vectors::*;
 
             /// Numbers of bf16 in a SIMD vector.
             pub(in super::super) const HALVES: usize = 2 * WORDS;
@@ -22,12 +23,12 @@ macro_rules! kernels {
             /// positions at a time, up to position `seen`.
             ///
             /// # Safety
-            /// As for [`super::super::scores`].
+            /// As for [`crate::attention::decode::scores`].
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn positions<const N: usize>(
                 (keys, seen): (&Keys, usize),
                 later: &Later,
-                queries: &[Columns],
+                queries: &[OperandB],
                 from: usize,
                 out: &mut Lying,
             ) {
@@ -90,7 +91,7 @@ macro_rules! kernels {
             /// head's rows into L2.
             ///
             /// # Safety
-            /// As for [`super::super::add`].
+            /// As for [`crate::attention::decode::add`].
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn steps<const N: usize, const W: usize>(
                 shares: *const f32,

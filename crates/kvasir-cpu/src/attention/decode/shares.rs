@@ -2,13 +2,13 @@
 //! scores are a row per query row, so nothing is transposed, and no work is spent on unused rows.
 //! The order of summation is that of [`pairs`](crate::attention::bf16_dot).
 
-use super::Lying;
-use crate::Level;
 use crate::attention::bf16_dot::by_halves;
+use crate::attention::decode::Lying;
 use crate::attention::softmax::{Entries, Rule, Sharing, Sight};
-use crate::attention::view::CHUNK;
+use crate::attention::views::CHUNK;
 use crate::attention::wide::{exp2, load, risen};
-use crate::tile::{LANES, Tile};
+use crate::isa::features::Level;
+use crate::isa::tile::{LANES, Tile};
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
@@ -19,7 +19,7 @@ const AT_ONCE: usize = 4;
 ///
 /// # Safety
 /// The machine must have AVX-512.
-pub(in crate::attention) unsafe fn begin(
+pub(crate) unsafe fn begin(
     sharing: &mut Sharing,
     level: Level,
     (scores, lanes): (&mut Lying, usize),
@@ -88,11 +88,7 @@ fn rise(sharing: &mut Sharing, scores: &Lying) {
 /// # Safety
 /// The machine must have AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(in crate::attention) unsafe fn rest(
-    sharing: &mut Sharing,
-    (scores, lanes): (&Lying, usize),
-    shares: &mut [Tile; 2],
-) {
+pub(crate) unsafe fn rest(sharing: &mut Sharing, (scores, lanes): (&Lying, usize), shares: &mut [Tile; 2]) {
     let scale = _mm512_set1_ps(sharing.scale);
     let half = _mm512_set1_epi32(0x8000);
     // Selects the upper half of each word of two vectors: bf16 of f32.

@@ -1,0 +1,56 @@
+//! Roofline inputs of a step: bytes read from the weights, and multiply-adds by kind of GEMM. The
+//! benchmarks of `kvasir-bench` compare them with the measured limits of `peaks`.
+
+use crate::exec::model::CpuModel;
+use crate::weights::linear::Form;
+use crate::weights::linear::Linear;
+use crate::weights::linear::OpWeights;
+use kvasir_program::{Op, Rows};
+use std::collections::BTreeMap;
+
+impl CpuModel {
+    /// Bytes of packed weight panels, by kind of GEMM.
+    pub fn forms(&self) -> BTreeMap<Form, usize> {
+        let mut forms = BTreeMap::new();
+        for l in self.linears() {
+            *forms.entry(l.packed.form()).or_insert(0) += l.packed.bytes();
+        }
+        forms
+    }
+
+    /// Weight bytes, as stored in the checkpoint, that a step of `tokens` tokens reads: all dense
+    /// matrices, and the expected share of active experts under uniform routing.
+    pub fn bytes_read(&self, tokens: u32) -> f64 {
+        let of_op = |(op, weights): (&Op, &OpWeights)| {
+            let bytes = weights.all().map(|l| l.stored_bytes).sum::<usize>() as f64;
+            match weights {
+                OpWeights::Experts { gate, .. } => {
+                    let idle = 1.0 - self.program.chosen(op) as f64 / gate.len().max(1) as f64;
+                    bytes * (1.0 - idle.powf(f64::from(tokens)))
+                }
+                _ => bytes,
+            }
+        };
+        self.program.ops.iter().zip(&self.weights).map(of_op).sum()
+    }
+
+    /// Multiply-adds per token, by kind of GEMM; of the experts only the top-k that are routed to.
+    /// Ops that run for sampled rows alone (the LM head) are left out unless `sampled`.
+    pub fn multiply_adds(&self, sampled: bool) -> BTreeMap<Form, u64> {
+        let mut work = BTreeMap::new();
+        for (op, weights) in self.program.ops.iter().zip(&self.weights) {
+            let add = |l: &Linear| *work.entry(l.packed.form()).or_insert(0) += (l.inputs * l.outputs) as u64;
+            if !sampled && self.program.value(op.out()).rows == Rows::Sampled {
+                continue;
+            }
+            match weights {
+                OpWeights::Experts { gate, up, down } => {
+                    let used = self.program.chosen(op);
+                    [gate, up, down].into_iter().flat_map(|l| l.iter().take(used)).for_each(add);
+                }
+                _ => weights.all().for_each(add),
+            }
+        }
+        work
+    }
+}

@@ -1,0 +1,263 @@
+//! The CPU executor: runs steps (batches) of one program over a KV cache pool of its own.
+//!
+//! A step goes through these stages:
+//!
+//! 1. Validate (`take_in`): sizes, slots and tokens are checked before anything is changed.
+//! 2. Pack some weights, grow the pool, and apply the plan's slot copies.
+//! 3. Forward pass (`run`).
+//! 4. Sample every row's tokens in parallel, verify drafts, and copy logits and hidden states out.
+//!
+//! A step runs synchronously inside `submit`. On a validation error the pool and the samplers are
+//! unchanged. `tests/plans.rs` and `tests/no_allocation.rs` guard it.
+
+pub(crate) mod take_in;
+
+use crate::exec::model::CpuModel;
+use crate::exec::run::Run;
+use crate::exec::run::memory::Memory;
+use crate::memory::kv_pool::Pool;
+use crate::memory::kv_pool::kv_type::KvType;
+use kvasir_exec::{
+    Abilities, Batch, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, SamplerRow, SequenceSpec, Step,
+    StepError,
+};
+use kvasir_kv::{Plan, PoolId, Slot, Token};
+use kvasir_program::{Program, Tap};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// Capacity limits of an executor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// KV slots of its pool, dummy slots included.
+    pub slots: u32,
+    /// Maximum number of tokens per step.
+    pub tokens: u32,
+    /// Maximum number of sequences that are bound at once (sampler rows).
+    pub rows: u32,
+    /// Storage type of the KV cache.
+    pub kv: KvType,
+    /// If set, sliding-window layers keep their KV cache in ring buffers made for writes of at most
+    /// this many tokens; see [`Contiguous::with_rings`](kvasir_kv::Contiguous::with_rings). Every
+    /// step is then one sequence with consecutive positions.
+    pub ring: Option<u32>,
+}
+
+/// Runs steps of one program over a KV cache pool of its own.
+pub struct CpuExecutor {
+    model: Arc<CpuModel>,
+    limits: Limits,
+    own: Arc<Pool>,
+    /// Frozen prefix pools by id, from id 1 on.
+    frozen: Vec<Option<Arc<Pool>>>,
+    /// Pools by the plan's pool id: its own, then the frozen ones. Its own pool fills unused ids.
+    pools: Vec<Arc<Pool>>,
+    /// Sampler state by pool row.
+    rows: Vec<Mutex<SamplerRow>>,
+    /// Per thread: sampler scratch for one row of logits.
+    work: Vec<Mutex<Vec<f32>>>,
+    memory: Memory,
+    /// Tokens of the step, with those in flight resolved.
+    tokens: Vec<Token>,
+    /// Final length of each token's sequence.
+    final_lens: Vec<u32>,
+    /// Tokens that have logits, in rising order.
+    sampled: Vec<usize>,
+    /// Slots to write, sorted and unique, with the token whose rows go there.
+    writes: Vec<(Slot, u32)>,
+    /// The other ranks of a tensor-parallel group.
+    ranks: Option<Box<dyn Ranks>>,
+    /// Tokens of the last step; 0 if it failed.
+    last: usize,
+}
+
+impl CpuExecutor {
+    /// Reserves address space for the largest step and the whole pool; physical memory is committed
+    /// as it is used.
+    pub fn new(model: Arc<CpuModel>, limits: Limits) -> io::Result<Self> {
+        let own =
+            Arc::new(Pool::with_rings(&model.program.layers, limits.kv, limits.slots as usize, limits.ring)?);
+        let memory = Memory::new(&model, limits.tokens as usize)?;
+        let threads = model.team.len();
+        Ok(Self {
+            model,
+            limits,
+            pools: vec![Arc::clone(&own)],
+            own,
+            frozen: Vec::new(),
+            rows: (0..limits.rows).map(|_| Mutex::default()).collect(),
+            work: (0..threads).map(|_| Mutex::default()).collect(),
+            memory,
+            tokens: Vec::new(),
+            final_lens: Vec::new(),
+            sampled: Vec::new(),
+            writes: Vec::new(),
+            ranks: None,
+            last: 0,
+        })
+    }
+
+    /// Makes it one rank of a tensor-parallel group. Fails if the model's program was not split for
+    /// that many ranks.
+    pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
+        self.model.program.check_ranks(ranks.count())?;
+        self.ranks = Some(Box::new(ranks));
+        Ok(self)
+    }
+
+    /// The program that it runs.
+    pub fn program(&self) -> &Program {
+        &self.model.program
+    }
+
+    /// The KV cache pool that its steps write to.
+    pub fn pool(&self) -> &Pool {
+        &self.own
+    }
+
+    /// Consumes the executor and returns its pool, to be attached elsewhere as a frozen prefix:
+    /// nothing writes to it any more.
+    pub fn into_pool(self) -> Arc<Pool> {
+        self.own
+    }
+
+    /// Attaches a frozen pool, so that plans may read it under an id from 1 to 65,536. Fails unless
+    /// the pool has the same layer shapes and KV type as the executor's own, and no rings.
+    pub fn attach(&mut self, id: PoolId, pool: Arc<Pool>) -> Result<(), String> {
+        let place = (id.0 as usize).checked_sub(1).filter(|place| *place < 65_536);
+        let place = place.ok_or_else(|| format!("a frozen pool cannot have number {}", id.0))?;
+        if pool.has_rings() {
+            return Err("the prefix keeps rings: its rows do not lie where a plan says".into());
+        }
+        if pool.kind() != self.limits.kv {
+            return Err(format!(
+                "the prefix stores K and V as {}, the session as {}",
+                pool.kind(),
+                self.limits.kv
+            ));
+        }
+        if pool.facts() != self.own.facts() {
+            return Err("the prefix is of another model".into());
+        }
+        if self.frozen.len() <= place {
+            self.frozen.resize(place + 1, None);
+        }
+        self.frozen[place] = Some(pool);
+        let frozen = self.frozen.iter().map(|pool| pool.as_ref().unwrap_or(&self.own));
+        self.pools = std::iter::once(&self.own).chain(frozen).cloned().collect();
+        Ok(())
+    }
+
+    /// The last step's activations behind a tap that the model [keeps](CpuModel::keeping), a row
+    /// per token.
+    pub fn tap(&self, tap: Tap) -> Option<&[f32]> {
+        let (_, value) = self.model.taps.iter().find(|(kept, _)| *kept == tap)?;
+        let width = self.model.program.value(*value).width();
+        self.memory.numbers(self.model.how.buffers.of_value[value.0 as usize]?).get(..self.last * width)
+    }
+
+    /// Row of the logits that belongs to a token: its rank in `sampled`, the sorted list of sampled
+    /// tokens.
+    fn place(&self, token: usize) -> usize {
+        self.sampled.partition_point(|at| *at < token)
+    }
+
+    /// Appends the final hidden state of every row that requests it.
+    fn tell_hidden(&self, batch: &Batch, states: &[f32], into: &mut Vec<f32>) {
+        let width = self.model.program.hidden;
+        for row in batch.rows.iter().filter(|row| row.wants_hidden()) {
+            let end = self.place(row.tokens.range().end) * width;
+            into.extend_from_slice(&states[end - width..end]);
+        }
+    }
+
+    /// Samples every row's tokens and verifies its drafts, in parallel over the rows.
+    fn draw(&self, batch: &Batch, plan: &Plan, logits: &[f32]) {
+        let vocab = self.model.program.vocab;
+        self.model.team.each(batch.rows.len(), &|thread, item| {
+            let row = &batch.rows[item];
+            let span = row.tokens.range();
+            let mine = &logits[self.place(span.start) * vocab..self.place(span.end) * vocab];
+            let parents = row.drafts.tree.map_or(&[][..], |tree| &batch.parents[tree.range()]);
+            let (tokens, positions) = (&self.tokens[span.clone()], &plan.positions[span]);
+            let mut work = self.work[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.rows[row.pool_row.0 as usize].lock().unwrap_or_else(PoisonError::into_inner);
+            state.draw(row, tokens, positions, parents, mine, vocab, &mut work);
+        });
+    }
+
+    /// Runs a step synchronously. `hidden` has a row per token for MTP (draft) programs, which
+    /// continue from the target's hidden states, and is empty for others. On an error the step's
+    /// output is empty.
+    pub fn execute(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError> {
+        let started = Instant::now();
+        step.output.reset();
+        self.last = 0;
+        if step.batch.is_dummy() {
+            step.output.rows.resize(step.batch.rows.len(), OutputRow::default());
+            return Ok(());
+        }
+        let program = &self.model.program;
+        let wanted = if program.takes_hidden() { step.batch.tokens.len() * program.hidden } else { 0 };
+        if hidden.len() != wanted {
+            return Err(StepError::Failed(format!("{wanted} hidden numbers wanted, {} given", hidden.len())));
+        }
+        self.take_in(step)?;
+        self.model.settle();
+        let Step { batch, plan, output } = step;
+        self.own.grow(plan.read_bound);
+        // SAFETY: `take_in` has checked that the slots exist; only this executor writes its pool,
+        // and it runs nothing else now.
+        unsafe { self.own.apply(&plan.moves, &mut self.memory.kept) };
+        let run = Run {
+            model: &self.model,
+            plan,
+            tokens: &self.tokens,
+            hidden,
+            final_lens: &self.final_lens,
+            sampled: &self.sampled,
+            writes: &self.writes,
+            pools: &self.pools,
+            ranks: self.ranks.as_deref(),
+        };
+        // SAFETY: `take_in` has validated the step; only this executor writes its pool, and frozen
+        // pools are never written.
+        unsafe { run.all(&mut self.memory) };
+        self.last = self.tokens.len();
+        let (logits, states) = (run.logits(&self.memory), run.head_input(&self.memory));
+        self.draw(batch, plan, logits);
+        for row in &batch.rows {
+            let state = &self.rows[row.pool_row.0 as usize];
+            output.push(state.lock().unwrap_or_else(PoisonError::into_inner).drawn());
+        }
+        self.tell_hidden(batch, states, &mut output.hidden);
+        if batch.logits {
+            output.logits.extend_from_slice(logits);
+        }
+        output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Ok(())
+    }
+}
+
+impl Executor for CpuExecutor {
+    type Pending = Ran;
+
+    fn abilities(&self) -> Abilities {
+        Abilities::all(2, self.limits.tokens, self.limits.rows)
+    }
+
+    fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+        if let Some(place) = self.rows.get_mut(row.0 as usize) {
+            *place = Mutex::new(SamplerRow::bind(spec));
+        }
+    }
+
+    fn submit(&mut self, step: Box<Step>) -> Result<Ran, Refused> {
+        Ok(Ran::now(step, |step| self.execute(step, &[])))
+    }
+
+    fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
+        pending.into_parts()
+    }
+}

@@ -1,0 +1,106 @@
+//! Validates a step before anything is changed, so that kernels need no bounds checks on slots.
+//!
+//! Checked are:
+//!
+//! - the number of ranks and the sizes of batch and plan;
+//! - every written, copied and read KV slot against its pool;
+//! - the restrictions of ring buffers;
+//! - tokens against the vocabulary, and that tokens in flight were sampled.
+
+use crate::exec::executor::CpuExecutor;
+use kvasir_exec::{Batch, Step, StepError};
+use kvasir_kv::{Mask, Plan};
+use std::sync::PoisonError;
+
+fn failed(why: String) -> StepError {
+    StepError::Failed(why)
+}
+
+impl CpuExecutor {
+    /// Rejects an inconsistent step; otherwise prepares its write list, its read views and its
+    /// resolved tokens.
+    pub(crate) fn take_in(&mut self, step: &Step) -> Result<(), StepError> {
+        let (batch, plan) = (&step.batch, &step.plan);
+        let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
+        self.model.program.check_ranks(ranks).map_err(failed)?;
+        step.check_sizes(self.limits.tokens)?;
+        self.check_writes(plan)?;
+        self.check_rings(plan)?;
+        // Several tokens may be redirected to one dummy slot; it does not matter which of them is
+        // stored.
+        self.writes.clear();
+        self.writes.extend(plan.write_slots.iter().copied().zip(0..));
+        self.writes.sort_unstable();
+        self.writes.dedup_by_key(|(slot, _)| *slot);
+        self.memory.views.of_plan(plan);
+        self.check_reads()?;
+        self.take_tokens(batch)
+    }
+
+    /// Checks written and copied slots against the pool's size.
+    fn check_writes(&self, plan: &Plan) -> Result<(), StepError> {
+        let slots = self.limits.slots;
+        let moved = plan.moves.iter().flat_map(|m| [m.from, m.to]);
+        if plan.write_slots.iter().copied().chain(moved).any(|slot| slot >= slots) {
+            return Err(failed(format!("plan names slots beyond the pool's {slots}")));
+        }
+        Ok(())
+    }
+
+    /// With ring buffers, rejects all but one causal sequence with consecutive positions, without
+    /// copies or frozen prefixes and no longer than the rings allow.
+    fn check_rings(&self, plan: &Plan) -> Result<(), StepError> {
+        if !self.own.has_rings() {
+            return Ok(());
+        }
+        let longest = self.limits.ring;
+        let in_line =
+            plan.rows.len() <= 1 && plan.positions.is_sorted_by(|a, b| a.checked_add(1) == Some(*b));
+        let own = plan.moves.is_empty() && plan.segments.iter().all(|segment| segment.pool.0 == 0);
+        let causal = plan.rows.iter().all(|row| matches!(row.mask, Mask::None | Mask::Causal));
+        let short = longest.is_some_and(|longest| plan.positions.len() <= longest as usize);
+        if in_line && own && causal && short {
+            return Ok(());
+        }
+        Err(failed(format!("rings take one sequence in a line, at most {longest:?} tokens")))
+    }
+
+    /// Checks every slot that attention will read against the size of its pool.
+    fn check_reads(&self) -> Result<(), StepError> {
+        for run in self.memory.views.all_runs() {
+            let room = match run.pool {
+                0 => self.limits.slots as usize,
+                id => self.frozen.get(id as usize - 1).and_then(Option::as_ref).map_or(0, |pool| pool.slots),
+            };
+            let end = u64::from(run.slot) + u64::from(run.len);
+            if end > room as u64 {
+                let (slot, pool) = (end - 1, run.pool);
+                return Err(failed(format!("plan reads slot {slot} of pool {pool}, which has {room}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Collects the step's tokens, with tokens in flight resolved, and which of them need logits.
+    fn take_tokens(&mut self, batch: &Batch) -> Result<(), StepError> {
+        self.tokens.clear();
+        self.final_lens.clear();
+        self.sampled.clear();
+        for row in &batch.rows {
+            let Some(state) = self.rows.get(row.pool_row.0 as usize) else {
+                return Err(failed(format!("no row {}", row.pool_row.0)));
+            };
+            let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            if !state.resolve(&batch.tokens[row.tokens.range()], &mut self.tokens) {
+                return Err(failed("a token is in flight that was never sampled".into()));
+            }
+            self.final_lens.resize(self.tokens.len(), state.spec.final_len);
+            self.sampled.extend(row.tokens.range().skip(row.logits_from() as usize));
+        }
+        let vocab = self.model.program.vocab;
+        match self.tokens.iter().find(|token| **token as usize >= vocab) {
+            Some(token) => Err(failed(format!("token {token} is outside the vocabulary of {vocab}"))),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! A loaded model: one program with its weights packed into the kernels' panel layout.
+//!
+//! 1. `load` maps matrices that are multiplied as integers or bf16. Their panels are at first made
+//!    on the fly from the stored rows, so that time to first token does not wait for packing.
+//! 2. `settle` packs a quarter of the weights before each step after the first.
+//! 3. `pack` packs everything at once.
+//!
+//! Packed and unpacked panels have the same bytes, so results do not change. Mapped pages are
+//! released once packed: a model is never in memory twice. Executors share a model through an
+//! `Arc`; packing takes a lock, and kernels see it only through the atomics of `panels`.
+//! `tests/checkpoints.rs` compares every recorded checkpoint.
+
+use crate::exec::lowering::Lowered;
+use crate::isa::features::Level;
+use crate::memory::kv_pool::kv_type::KvType;
+use crate::threads::pool::ThreadPool;
+use crate::weights::linear::{Linear, OpWeights};
+use crate::weights::packer::{Packer, out_of_memory};
+use crate::weights::precision::Precision;
+use crate::weights::source::WeightSource;
+use kvasir_formats::Error;
+use kvasir_program::{Matrices, Op, Program, Tap, ValueId, WeightId};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// One program with its weights ready for the kernels. Immutable but for lazy packing; any number
+/// of executors with different caches and pools share it.
+pub struct CpuModel {
+    /// The program as it was handed in. `program` is the lowered one: ops that only lead to logits
+    /// run for sampled rows alone.
+    whole: Program,
+    pub(crate) program: Program,
+    /// Fusion and buffer assignment of its ops.
+    pub(crate) how: Lowered,
+    /// Values that stay readable after a step, for `CpuExecutor::tap`.
+    pub(crate) taps: Vec<(Tap, ValueId)>,
+    /// Weight matrices, one entry per op.
+    pub(crate) weights: Vec<OpWeights>,
+    /// Weights that are not matrices: norms, biases, sinks, corrections.
+    pub(crate) vectors: BTreeMap<WeightId, Vec<f32>>,
+    pub(crate) source: Arc<dyn WeightSource + Send + Sync>,
+    pub(crate) precision: Precision,
+    pub(crate) level: Level,
+    pub(crate) team: Arc<ThreadPool>,
+    /// Whether a step has run: the first one reads unpacked matrices in place.
+    used: AtomicBool,
+    /// Whether all matrices are packed; held while packing.
+    packed: Mutex<bool>,
+}
+
+/// Each step packs the total divided by this, but at least `LEAST_PACKED` bytes.
+const PACKED_PER_STEP: usize = 4;
+const LEAST_PACKED: usize = 16 << 20;
+
+impl CpuModel {
+    /// Loads the weights of `program`. Matrices that the source stores row by row are mapped and
+    /// packed lazily while steps run; those computed in f32 are packed now. [`pack`](Self::pack)
+    /// packs the rest at once.
+    pub fn load(
+        program: &Program,
+        source: Arc<dyn WeightSource + Send + Sync>,
+        precision: Precision,
+        team: Arc<ThreadPool>,
+    ) -> Result<Self, Error> {
+        let whole = program;
+        let program = whole.sampled_early(&[]);
+        let precision = precision.min(Precision::least(whole, &*source)?);
+        let mut packer = Packer::new(&team, whole, &source, precision);
+        let mut weights: Vec<_> = program.ops.iter().map(|_| OpWeights::None).collect();
+        let mut vectors = BTreeMap::new();
+        // Mapped pages are released once packed, so a model is never in memory twice. The LM head,
+        // the largest matrix by far, goes first while memory is still free.
+        let heads = |at: &usize| matches!(program.ops[*at], Op::Head { .. });
+        let (first, rest): (Vec<_>, Vec<_>) = (0..program.ops.len()).partition(heads);
+        for at in first.into_iter().chain(rest) {
+            let op = &program.ops[at];
+            weights[at] = op_weights(op, &mut packer)?;
+            if let Op::Embed { table, .. } = op {
+                packer.look_into(*table)?;
+            }
+            for id in vectors_of(op) {
+                if let std::collections::btree_map::Entry::Vacant(place) = vectors.entry(id) {
+                    place.insert(packer.numbers(id)?);
+                }
+            }
+        }
+        let keep = program.head_input();
+        let how = Lowered::new(&program, &weights, keep.as_slice());
+        Ok(Self {
+            whole: whole.clone(),
+            program,
+            how,
+            taps: Vec::new(),
+            weights,
+            vectors,
+            source,
+            precision,
+            level: Level::detect(),
+            team,
+            used: AtomicBool::new(false),
+            packed: Mutex::new(false),
+        })
+    }
+
+    /// Packs all matrices that are still read in place. Afterwards steps run at full speed.
+    pub fn pack(&self) -> Result<(), Error> {
+        let mut packed = self.packed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        *packed = self.pack_some(usize::MAX).map_err(out_of_memory)?;
+        Ok(())
+    }
+
+    /// Packs some matrices before a step, unless it is the first step or another thread is packing.
+    /// If memory runs out, the rest stays unpacked and is read in place.
+    pub(crate) fn settle(&self) {
+        if !self.used.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let Ok(mut packed) = self.packed.try_lock() else { return };
+        if !*packed {
+            let all: usize = self.linears().map(|l| l.packed.bytes()).sum();
+            *packed = self.pack_some((all / PACKED_PER_STEP).max(LEAST_PACKED)).unwrap_or(true);
+        }
+    }
+
+    /// Packs at least `bytes` bytes of panels; returns whether nothing is left to pack.
+    fn pack_some(&self, bytes: usize) -> io::Result<bool> {
+        let mut left = bytes;
+        for l in self.linears() {
+            while !l.packed.is_packed() {
+                if left == 0 {
+                    return Ok(false);
+                }
+                left = left.saturating_sub(l.packed.pack_some(&self.team, left)?);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Keeps the activations behind these taps, so that `CpuExecutor::tap` can return them after a
+    /// step. Fails if the program lacks one of the taps.
+    pub fn keeping(mut self, taps: &[Tap]) -> Result<Self, Error> {
+        let value = |tap: &Tap| {
+            let missing = || Error::at("program", format!("has no tap {tap:?}"));
+            self.program.tap(*tap).ok_or_else(missing)
+        };
+        let keep = taps.iter().map(value).collect::<Result<Vec<_>, _>>()?;
+        let program = self.whole.sampled_early(&keep);
+        // Only gathers differ between the two lowerings, and they have no weights.
+        let gathers = |op: &Op| matches!(op, Op::Gather { .. });
+        let laid = self.program.ops.iter().zip(self.weights).filter(|(op, _)| !gathers(op));
+        let mut laid = laid.map(|(_, weights)| weights);
+        let place = |op| if gathers(op) { None } else { laid.next() }.unwrap_or(OpWeights::None);
+        self.weights = program.ops.iter().map(place).collect();
+        self.program = program;
+        let all: Vec<ValueId> = keep.iter().copied().chain(self.program.head_input()).collect();
+        self.how = Lowered::new(&self.program, &self.weights, &all);
+        self.taps = taps.iter().copied().zip(keep).collect();
+        Ok(self)
+    }
+
+    /// The program as it runs, lowered for sampled rows.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The thread pool that its kernels run on.
+    pub fn team(&self) -> &Arc<ThreadPool> {
+        &self.team
+    }
+
+    /// The instruction set that its kernels use.
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// The default KV cache data type: bf16 where attention is computed in bf16, f32 otherwise.
+    pub fn natural_kv(&self) -> KvType {
+        if self.precision == Precision::Auto { KvType::Bf16 } else { KvType::F32 }
+    }
+
+    /// The arithmetic in use: as requested, but at least [`Precision::Exact`] for weights stored as
+    /// f32 and [`Precision::Close`] for routed experts stored as floats.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.weights.iter().flat_map(OpWeights::all)
+    }
+}
+
+/// Packs the weight matrices of one op.
+fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
+    let mut many =
+        |m: &Matrices| (0..m.count).map(|n| packer.linear(&m.nth(n))).collect::<Result<Vec<_>, _>>();
+    Ok(match op {
+        Op::Linear { matrix, .. } | Op::Head { matrix, .. } => OpWeights::One(packer.linear(matrix)?),
+        Op::GroupLinear { matrices, .. } => OpWeights::Many(many(matrices)?),
+        Op::Mixture { experts, .. } => OpWeights::Experts {
+            gate: many(&experts.gate)?,
+            up: many(&experts.up)?,
+            down: many(&experts.down)?,
+        },
+        _ => OpWeights::None,
+    })
+}
+
+/// The weights of an op that are not matrices.
+fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
+    let pair = match op {
+        Op::Norm { weight, bias, .. } => [Some(*weight), *bias],
+        Op::UpdateAndAttend { sinks, .. } => [*sinks, None],
+        Op::Route { routing, .. } => [routing.correction, None],
+        _ => [None, None],
+    };
+    pair.into_iter().flatten()
+}

@@ -1,0 +1,94 @@
+//! Executes `UpdateAndAttend`: writes K and V rows to the KV cache (pools), then runs attention
+//! over them.
+
+use crate::attention::Attend;
+use crate::attention::exact::attend_exact;
+use crate::attention::views::Views;
+use crate::exec::run::Run;
+use crate::exec::run::memory::Memory;
+use crate::memory::kv_pool::rows::Rows as PoolRows;
+use crate::threads::rows::{Parts, by_rows};
+use crate::weights::precision::Precision;
+use kvasir_kv::Slot;
+use kvasir_program::{Op, ValueId};
+
+impl Run<'_> {
+    /// Builds the views of sliding-window layers whose KV cache is a ring buffer, once per window
+    /// size.
+    pub(crate) fn look_into_rings(&self, m: &mut Memory) {
+        let layers = self.pools[0].layers.iter().zip(&self.model.program.layers);
+        let mut seen = 0;
+        for (window, ring) in layers.filter_map(|(pool, facts)| facts.window.zip(pool.ring)) {
+            if m.rings[..seen].iter().any(|(of, _)| *of == window) {
+                continue;
+            }
+            if seen == m.rings.len() {
+                m.rings.push((window, Views::default()));
+            }
+            m.rings[seen].0 = window;
+            m.rings[seen].1.of_ring(self.plan, window, ring);
+            seen += 1;
+        }
+    }
+
+    /// Writes each token's K and V rows to its KV slot, or to its position modulo the ring of a
+    /// sliding-window layer.
+    pub(crate) fn keep(&self, ring: Option<Slot>, all: &[Option<(&PoolRows, &[f32])>]) {
+        let tokens = self.tokens.len().max(1);
+        by_rows(&self.model.team, self.writes.len(), &|i| {
+            let (slot, row) = self.writes[i];
+            let slot = ring.map_or(slot, |ring| self.plan.positions[row as usize] % ring);
+            for (pool, x) in all.iter().flatten() {
+                let width = x.len() / tokens;
+                let x = &x[row as usize * width..][..width];
+                // SAFETY: slots were checked, and each is named once; so is each ring slot, as a
+                // ring is no shorter than a step.
+                unsafe { pool.write(self.model.level, slot, x) };
+            }
+        });
+    }
+
+    /// Appends the step's K and V rows to the KV cache, then computes attention of op `op` into
+    /// `y`.
+    pub(crate) fn attend(&self, op: &Op, m: &Memory, y: &mut [f32], width: usize) {
+        let Op::UpdateAndAttend { q, k, v, layer, scale, soft_cap, sinks, selection, .. } = op else {
+            return;
+        };
+        let facts = &self.model.program.layers[layer.0 as usize];
+        let pool = &self.pools[0].layers[layer.0 as usize];
+        let x = |v: ValueId| self.value(&m.values, v);
+        let values = pool.values.as_ref().zip(*v);
+        self.keep(pool.ring, &[Some((&pool.keys, x(*k))), values.map(|(rows, v)| (rows, x(v)))]);
+        let selected = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
+        let in_ring =
+            pool.ring.and(facts.window).and_then(|window| m.rings.iter().find(|(of, _)| *of == window));
+        let views = match (selected, in_ring) {
+            (Some((_, views)), _) | (None, Some((_, views))) => views,
+            (None, None) => &m.views,
+        };
+        let q_stride = self.width(*q);
+        let attend = Attend {
+            q: self.value(&m.values, *q),
+            q_stride,
+            heads: q_stride / facts.key_dim.max(1),
+            facts,
+            layer: layer.0 as usize,
+            pools: self.pools,
+            views,
+            positions: &self.plan.positions,
+            scale: *scale,
+            soft_cap: *soft_cap,
+            sinks: sinks.map(|s| &self.model.vectors[&s][..]),
+        };
+        let results = Parts::new(y, width);
+        let (team, level) = (&*self.model.team, self.model.level);
+        // SAFETY: the plan's slots were checked, and writes come before reads; only this op writes
+        // the results.
+        unsafe {
+            match self.model.precision {
+                Precision::Exact | Precision::Close => attend_exact(&attend, team, level, &results),
+                Precision::Auto => attend.run(team, level, &results),
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Activation buffers and scratch of one executor.
+
+use crate::attention::views::Views;
+use crate::exec::model::CpuModel;
+use crate::gemm::bf16::activations::Taken;
+use crate::gemm::linear::Prepared;
+use crate::memory::buffer::Buffer;
+use crate::ops::mixture::{MixtureMemory, Routes};
+use crate::weights::precision::Precision;
+use kvasir_program::{Rows, ValueId};
+use std::io;
+
+/// Workspace of an executor; allocated once, for the largest step.
+pub(crate) struct Memory {
+    pub(crate) values: Vec<Buffer>,
+    pub(crate) prepared: Prepared,
+    pub(crate) mixture: MixtureMemory,
+    pub(crate) views: Views,
+    /// Read lists of the plan, for layers without a ring.
+    /// Views of ring buffers, by window size.
+    pub(crate) rings: Vec<(u32, Views)>,
+    /// MoE routing of the step, by value.
+    pub(crate) routes: Vec<(ValueId, Vec<Routes>)>,
+    /// Read lists of sparse key selection (DSA), by value.
+    pub(crate) selections: Vec<(ValueId, Views)>,
+    /// Rotary tables, per rope and token: cosines, then sines.
+    pub(crate) turns: Vec<Vec<f32>>,
+    /// Scratch of slot copies.
+    pub(crate) kept: Vec<u8>,
+}
+
+impl Memory {
+    pub(crate) fn new(model: &CpuModel, tokens: usize) -> io::Result<Self> {
+        let widest = model.program.values.iter().map(|v| v.width()).max().unwrap_or(0);
+        let taken = if model.precision == Precision::Close { Taken::Twice } else { Taken::Once };
+        // In huge pages: GEMMs write columns of rows that lie pages apart, which costs TLB misses
+        // otherwise.
+        let size = |(width, _): &(usize, Rows)| Buffer::in_large_pages(width * tokens * 4);
+        Ok(Self {
+            values: model.how.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
+            prepared: Prepared::new(tokens, widest, taken)?,
+            mixture: MixtureMemory::new(&model.program, tokens, taken)?,
+            views: Views::default(),
+            rings: Vec::new(),
+            routes: Vec::new(),
+            selections: Vec::new(),
+            turns: vec![Vec::new(); model.program.ropes.len()],
+            kept: Vec::new(),
+        })
+    }
+
+    /// All numbers of a value buffer; the last step's rows come first.
+    pub(crate) fn numbers(&self, buffer: usize) -> &[f32] {
+        let values = &self.values[buffer];
+        // SAFETY: the bytes belong to the buffer, nothing writes them while it is borrowed, and any
+        // bytes are floats.
+        unsafe { std::slice::from_raw_parts(values.ptr().cast(), values.len() / 4) }
+    }
+}

@@ -1,0 +1,139 @@
+//! The forward pass: runs a program's ops one after the other over one step (batch).
+//!
+//! Each op is a parallel region on the thread pool, so its writes are visible to the next op. The
+//! step was validated by the executor (`executor/take_in.rs`); nothing here checks slots again.
+
+pub(crate) mod attend;
+pub(crate) mod memory;
+pub(crate) mod ops;
+pub(crate) mod values;
+
+use crate::exec::lowering::{GATE, Runs};
+use crate::exec::model::CpuModel;
+use crate::exec::run::memory::Memory;
+use crate::gemm::linear::Operand;
+use crate::gemm::output::{AT_ONCE, Output};
+use crate::memory::kv_pool::Pool;
+use crate::threads::rows::{Parts, by_rows};
+use crate::weights::linear::OpWeights;
+use kvasir_exec::Ranks;
+use kvasir_kv::{Plan, Slot, Token};
+use kvasir_program::Op;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One validated step: the model, the plan and the batch.
+pub(crate) struct Run<'a> {
+    pub(crate) model: &'a CpuModel,
+    pub(crate) plan: &'a Plan,
+    pub(crate) tokens: &'a [Token],
+    /// Hidden states of the target model that MTP (draft) layers continue from: a row per token.
+    pub(crate) hidden: &'a [f32],
+    /// Final length (prompt plus limit) of each token's sequence; long-context ropes depend on it.
+    pub(crate) final_lens: &'a [u32],
+    /// Tokens whose logits are wanted, in rising order.
+    pub(crate) sampled: &'a [usize],
+    /// KV slots to write, each named once, with the token whose rows go there.
+    pub(crate) writes: &'a [(Slot, u32)],
+    /// KV pools that the plan reads; the session's own pool comes first.
+    pub(crate) pools: &'a [Arc<Pool>],
+    /// The other ranks of a tensor-parallel model.
+    pub(crate) ranks: Option<&'a dyn Ranks>,
+}
+
+impl Run<'_> {
+    /// Runs the forward pass; afterwards `logits` reads its result from `m`.
+    ///
+    /// # Safety
+    /// All slots that the plan names must exist in their pools, and `writes` must name each once.
+    /// `m` must have been made for the model and as many tokens. No other thread may write the KV
+    /// rows that are read, or access those that are written, during the call.
+    pub(crate) unsafe fn all(&self, m: &mut Memory) {
+        m.prepared.forget();
+        m.routes.clear();
+        m.selections.clear();
+        m.turns.iter_mut().for_each(Vec::clear);
+        self.look_into_rings(m);
+        let mut at = 0;
+        while let Some(op) = self.model.program.ops.get(at) {
+            let weights = &self.model.weights[at];
+            // A prefill chunk may sample nothing: a GEMM over zero rows would still read its
+            // weights.
+            let idle = !matches!(weights, OpWeights::None) && self.rows(op.out()) == 0;
+            at += match self.model.how.runs[at] {
+                Runs::Inside => 1,
+                _ if idle => 1,
+                Runs::Gate { .. } if self.gate(at, m) => GATE,
+                Runs::Gate { together } | Runs::Together(together) => {
+                    self.products(at..at + together, m);
+                    together
+                }
+                Runs::Alone => {
+                    self.op((op, self.before(at)), weights, m);
+                    1
+                }
+            };
+        }
+    }
+
+    /// The op that is fused into op `at`.
+    fn before(&self, at: usize) -> Option<&Op> {
+        let inside = |before: &usize| matches!(self.model.how.runs[*before], Runs::Inside);
+        at.checked_sub(1).filter(inside).map(|before| &self.model.program.ops[before])
+    }
+
+    /// Runs neighboring GEMMs that read the same rows in one pass, with the op fused into them.
+    fn products(&self, ops: Range<usize>, m: &mut Memory) {
+        let values = &m.values;
+        let make =
+            self.before(ops.start).map(|op| move |row: usize, x: &mut [f32]| self.row(op, values, row, x));
+        let product = |at: usize| {
+            let (Op::Linear { out, .. } | Op::Head { out, .. }, OpWeights::One(l)) =
+                (&self.model.program.ops[at], &self.model.weights[at])
+            else {
+                return None;
+            };
+            // SAFETY: no two of them share an output buffer, and only they write now.
+            let y = unsafe { self.value_mut(values, *out) };
+            Some((l, Output::new(y, self.rows(*out), self.width(*out), l.outputs)))
+        };
+        // An array, not a `Vec`: a steady decode step must not allocate.
+        let mut wanted = [const { None }; AT_ONCE];
+        wanted.iter_mut().zip(ops.clone()).for_each(|(wanted, at)| *wanted = product(at));
+        let [Some((first, _)), ..] = &wanted else { return };
+        let Some(x) = self.model.program.ops[ops.start].inputs().next() else { return };
+        let rows = match &make {
+            Some(make) => Operand::Made(make),
+            None => Operand::Rows(self.value(values, x), first.inputs),
+        };
+        let units = (&*self.model.team, self.model.level);
+        m.prepared.multiply(units, &mut wanted, Some(x), &rows);
+        if let Op::Head { out, soft_cap: Some(cap), .. } = &self.model.program.ops[ops.start] {
+            // SAFETY: only this writes the logits now.
+            let parts = Parts::new(unsafe { self.value_mut(values, *out) }, self.width(*out));
+            by_rows(units.0, self.rows(*out), &|row| {
+                // SAFETY: each row goes to one thread.
+                unsafe { parts.row(row) }.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
+            });
+        }
+    }
+
+    /// Runs the fused gate-up GEMM with its activation, if that pays; returns whether it ran.
+    fn gate(&self, at: usize, m: &mut Memory) -> bool {
+        if let [Op::Linear { x, .. }, _, Op::Gate { activation, out, .. }] =
+            &self.model.program.ops[at..at + GATE]
+            && let [OpWeights::One(gate), OpWeights::One(up)] = &self.model.weights[at..at + 2]
+        {
+            let values = &m.values;
+            let make =
+                self.before(at).map(|op| move |row: usize, x: &mut [f32]| self.row(op, values, row, x));
+            let rows = match &make {
+                Some(make) => Operand::Made(make),
+                None => Operand::Rows(self.value(values, *x), gate.inputs),
+            };
+            let units = (&*self.model.team, self.model.level);
+            return m.prepared.gate(units, (gate, up, *activation), (*x, rows), self.rows(*out), *out);
+        }
+        false
+    }
+}

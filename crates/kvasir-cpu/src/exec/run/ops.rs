@@ -1,0 +1,193 @@
+//! Dispatch of one op to its kernel: embedding, norms, rotary, attention, MoE routing and experts,
+//! collectives.
+
+use crate::attention::views::Views;
+use crate::exec::run::Run;
+use crate::exec::run::memory::Memory;
+use crate::gemm::linear::Operand;
+use crate::gemm::output::Output;
+use crate::memory::buffer::Buffer;
+use crate::ops::indexer::select;
+use crate::ops::mixture::{mixture, route};
+use crate::rowwise::gate::gate as activate;
+use crate::rowwise::norm::{add, norm};
+use crate::rowwise::rotary::{Turn, rotate};
+use crate::threads::rows::{Parts, by_rows};
+use crate::weights::linear::OpWeights;
+use kvasir_kv::Token;
+use kvasir_program::{Collective, Holds, Op, RopeId, ValueId, WeightId};
+
+impl Run<'_> {
+    /// Computes row `row` of a row-wise op (norm, gate, add) into `y`.
+    pub(crate) fn row(&self, op: &Op, values: &[Buffer], row: usize, y: &mut [f32]) {
+        let (level, width) = (self.model.level, y.len());
+        let x = |v: ValueId| &self.value(values, v)[row * width..(row + 1) * width];
+        match op {
+            Op::Norm { x: v, kind, weight, bias, eps, groups, .. } => {
+                let (w, b) = (&self.model.vectors[weight], bias.as_ref().map(|b| &self.model.vectors[b][..]));
+                norm(level, x(*v), y, width / groups, *kind, w, b, *eps);
+            }
+            Op::Gate { gate, up, activation, .. } => activate(level, x(*gate), x(*up), *activation, y),
+            Op::Add { a, b, .. } => add(level, x(*a), x(*b), y),
+            _ => {}
+        }
+    }
+
+    /// Runs op `op`, and inside it the op `before` it if that is fused into it.
+    pub(crate) fn op(&self, (op, before): (&Op, Option<&Op>), weights: &OpWeights, m: &mut Memory) {
+        let (team, level) = (&*self.model.team, self.model.level);
+        let out = op.out();
+        let width = self.width(out);
+        let n = self.rows(out);
+        let values = &m.values;
+        let x = |v: ValueId| self.value(values, v);
+        // SAFETY: only this op writes its output now.
+        let y = unsafe { self.value_mut(values, out) };
+        let parts = Parts::new(y, width);
+        // SAFETY: `by_rows` hands each row to one thread.
+        let row_of = |row: usize| unsafe { parts.row(row) };
+        match op {
+            Op::Embed { table, scale, .. } => {
+                by_rows(team, n, &|row| self.embed(*table, self.tokens[row], *scale, row_of(row)))
+            }
+            Op::Hidden { .. } => y.copy_from_slice(self.hidden),
+            Op::Norm { .. } | Op::Gate { .. } | Op::Add { .. } => {
+                by_rows(team, n, &|row| self.row(op, values, row, row_of(row)));
+            }
+            // Run by `products`.
+            Op::Linear { .. } | Op::Head { .. } => {}
+            Op::GroupLinear { x: v, .. } => {
+                let OpWeights::Many(all) = weights else { return };
+                let (stride, x) = (self.width(*v), x(*v));
+                let (mut from, mut to) = (0, 0);
+                for l in all {
+                    let x = Operand::Rows(&x[from..], stride);
+                    let out = Output::new(&mut y[to..], n, width, l.outputs);
+                    m.prepared.multiply((team, level), &mut [Some((l, out))], None, &x);
+                    (from, to) = (from + l.inputs, to + l.outputs);
+                }
+                m.prepared.forget();
+            }
+            Op::Slice { x: v, groups, start, width: part, .. } => {
+                let (x, from) = (x(*v), self.width(*v));
+                by_rows(team, n, &|row| {
+                    let x = x[row * from..(row + 1) * from].chunks_exact(from / groups);
+                    for (y, x) in row_of(row).chunks_exact_mut(*part).zip(x) {
+                        y.copy_from_slice(&x[*start..start + part]);
+                    }
+                });
+            }
+            Op::Concat { a, b, groups, .. } => {
+                let (a_width, b_width) = (self.width(*a), self.width(*b));
+                let (a, b) = (x(*a), x(*b));
+                by_rows(team, n, &|row| {
+                    let a = a[row * a_width..(row + 1) * a_width].chunks_exact(a_width / groups);
+                    let b = b[row * b_width..(row + 1) * b_width].chunks_exact(b_width / groups);
+                    for (y, (a, b)) in row_of(row).chunks_exact_mut(width / groups).zip(a.zip(b)) {
+                        y[..a.len()].copy_from_slice(a);
+                        y[a.len()..].copy_from_slice(b);
+                    }
+                });
+            }
+            Op::Rotary { x: v, groups, start, rope, pairs, .. } => {
+                self.make_turns(*rope, &mut m.turns);
+                let x = x(*v);
+                let dims = self.model.program.ropes[rope.0 as usize].dims();
+                let turns = &m.turns[rope.0 as usize];
+                let turn = Turn { group: width / groups, start: *start, pairs: *pairs };
+                by_rows(team, n, &|row| {
+                    let y = row_of(row);
+                    match before {
+                        Some(before) => self.row(before, values, row, y),
+                        None => y.copy_from_slice(&x[row * width..(row + 1) * width]),
+                    }
+                    let (cos, sin) = turns[row * dims..(row + 1) * dims].split_at(dims / 2);
+                    rotate(level, y, turn, cos, sin);
+                });
+            }
+            Op::SelectKeys { q, k, weights, layer, top_k, .. } => {
+                let Some(index) = &self.pools[0].layers[layer.0 as usize].index else { return };
+                self.keep(None, &[Some((index, x(*k)))]);
+                let operands =
+                    [(*q, self.width(*q)), (*weights, self.width(*weights))].map(|(v, w)| (x(v), w));
+                let facts = &self.model.program.layers[layer.0 as usize];
+                let mut views = Views::default();
+                let layer = layer.0 as usize;
+                // SAFETY: the plan's slots were checked, and writes come before reads.
+                unsafe {
+                    select((team, level), self.plan, self.pools, layer, facts, operands, *top_k, &mut views);
+                }
+                m.selections.push((out, views));
+            }
+            Op::UpdateAndAttend { .. } => self.attend(op, m, y, width),
+            Op::Route { scores, routing, .. } => {
+                let from = self.width(*scores);
+                let correction = routing.correction.map(|c| &self.model.vectors[&c][..]);
+                let routes = x(*scores).chunks_exact(from).map(|s| route(s, routing, correction)).collect();
+                m.routes.push((out, routes));
+            }
+            Op::Mixture { x: v, routes, experts, .. } => {
+                let OpWeights::Experts { gate, up, down } = weights else { return };
+                let Some((_, routes)) = m.routes.iter().find(|(of, _)| of == routes) else { return };
+                let activation = experts.activation;
+                mixture(
+                    (team, level),
+                    [gate, up, down],
+                    activation,
+                    x(*v),
+                    routes,
+                    &mut m.mixture,
+                    (y, width),
+                );
+            }
+            Op::Collect { x: v, how, .. } => match (how, self.ranks) {
+                (Collective::Join, Some(ranks)) => ranks.join(x(*v), self.width(*v), y),
+                (Collective::Sum, Some(ranks)) => {
+                    y.copy_from_slice(x(*v));
+                    ranks.sum(y);
+                }
+                (_, None) => y.copy_from_slice(x(*v)),
+            },
+            Op::Gather { x: v, .. } => {
+                let x = x(*v);
+                for (y, token) in y.chunks_exact_mut(width.max(1)).zip(self.sampled) {
+                    y.copy_from_slice(&x[token * width..(token + 1) * width]);
+                }
+            }
+        }
+        debug_assert!(matches!(self.model.program.value(out).holds, Holds::Numbers(_)) || width == 0);
+    }
+
+    /// Embedding lookup of one token.
+    fn embed(&self, table: WeightId, token: Token, scale: f32, y: &mut [f32]) {
+        let program = &self.model.program;
+        let weight = program.weight(program.resolve(table));
+        // A row of the table was read when the model was loaded, and tokens are below its length,
+        // so this does not fail.
+        if self.model.source.row(&weight.name, &weight.shape, token as usize, y).is_err() {
+            y.fill(f32::NAN);
+        } else if scale != 1.0 {
+            y.iter_mut().for_each(|y| *y *= scale);
+        }
+    }
+
+    /// Fills the rotary table (cosines and sines of all tokens) of one rope; a no-op if it is
+    /// filled.
+    fn make_turns(&self, id: RopeId, turns: &mut [Vec<f32>]) {
+        let rope = &self.model.program.ropes[id.0 as usize];
+        let turns = &mut turns[id.0 as usize];
+        if !turns.is_empty() {
+            return;
+        }
+        turns.resize(self.tokens.len() * rope.dims(), 0.0);
+        let parts = Parts::new(turns, rope.dims());
+        by_rows(&self.model.team, self.tokens.len(), &|row| {
+            // SAFETY: each row goes to one thread.
+            let (cos, sin) = unsafe { parts.row(row) }.split_at_mut(rope.dims() / 2);
+            let frequencies = rope.frequencies(self.final_lens[row]);
+            for ((c, s), f) in cos.iter_mut().zip(sin).zip(frequencies) {
+                (*c, *s) = rope.turn(*f, self.plan.positions[row]);
+            }
+        });
+    }
+}

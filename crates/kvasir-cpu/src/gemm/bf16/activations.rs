@@ -1,0 +1,99 @@
+//! bf16 activations in AMX tile layout: the A operand of the bf16 GEMM.
+//!
+//! Each f32 activation is stored as one bf16, or as a sum of two bf16 (`Taken::Twice`) for nearly
+//! f32 precision at twice the multiply-adds. Rows are written independently, so the values of a row
+//! do not depend on the batch.
+
+use crate::isa::dispatch::per_level;
+use crate::isa::features::Level;
+use crate::isa::float16::{bf16, narrow, round_bf16};
+use crate::isa::tile::{STEP, TILE};
+use crate::memory::buffer::Buffer;
+use std::io;
+
+/// bf16 activations in tiles of 16 rows x 32 inputs (1 KiB), the steps of a tile row one after the
+/// other.
+pub(crate) struct Bf16Activations {
+    pub(crate) taken: Taken,
+    /// Tiles along the K dimension; twice as many with `Taken::Twice`.
+    pub(crate) steps: usize,
+    tiles: usize,
+    bytes: Buffer,
+}
+
+/// How many bf16 terms represent one f32 activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// One: the nearest bf16.
+    Once,
+    /// Two: the nearest bf16 and the bf16 nearest to the remainder, at least 16 significant bits in
+    /// all. The tile of remainders follows the tile of leading terms.
+    Twice,
+}
+
+impl Bf16Activations {
+    /// Allocates `rows` rows of `inputs` numbers.
+    pub(crate) fn new(rows: usize, inputs: usize, taken: Taken) -> io::Result<Self> {
+        let (tiles, steps) = (rows.div_ceil(TILE).next_multiple_of(2), inputs.div_ceil(STEP) << taken as u32);
+        Ok(Self { taken, steps, tiles, bytes: Buffer::in_large_pages(tiles * steps * 1024)? })
+    }
+
+    /// Reinterprets the same memory as at least `rows` rows of `inputs` numbers. Panics if they do
+    /// not fit.
+    pub(crate) fn reshape(&mut self, inputs: usize, rows: usize) {
+        self.steps = inputs.div_ceil(STEP) << self.taken as u32;
+        self.tiles = (self.bytes.len() / 1024 / self.steps.max(1)) & !1;
+        assert!(self.takes(rows), "rows fit");
+    }
+
+    /// Whether `rows` rows fit.
+    pub(crate) fn takes(&self, rows: usize) -> bool {
+        rows <= self.tiles * TILE
+    }
+
+    /// Address of step `step` of row tile `tile`, 1 KiB.
+    pub(crate) fn tile(&self, tile: usize, step: usize) -> *const u8 {
+        debug_assert!(tile < self.tiles && step < self.steps);
+        self.bytes.ptr().wrapping_add((tile * self.steps + step) * 1024)
+    }
+
+    /// Converts `x` into row `row`.
+    ///
+    /// # Safety
+    /// No other thread may access the same row concurrently, and `takes(row + 1)` must hold.
+    pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
+        let place = |step| self.tile(row / TILE, step).wrapping_add(row % TILE * 64).cast_mut();
+        for (n, numbers) in x.chunks(STEP).enumerate() {
+            let mut bits = [[0u16; STEP]; 2];
+            match self.taken {
+                Taken::Once => narrow(level, numbers, &mut bits[0]),
+                Taken::Twice => split(level, numbers, &mut bits),
+            }
+            for (part, bits) in bits.iter().enumerate().take(1 << self.taken as u32) {
+                // SAFETY: 64 bytes that belong to this row alone.
+                unsafe {
+                    place((n << self.taken as u32) + part).cast::<[u16; STEP]>().write_unaligned(*bits)
+                };
+            }
+        }
+    }
+
+    /// Byte offset within a panel of the weight tile that activation tile `step` multiplies.
+    #[inline(always)]
+    pub(crate) fn weights_of(&self, step: usize) -> usize {
+        (step >> self.taken as u32) * 1024
+    }
+}
+
+#[inline(always)]
+fn split_body(x: &[f32], [upper, lower]: &mut [[u16; STEP]; 2]) {
+    for ((upper, lower), &v) in upper.iter_mut().zip(lower).zip(x) {
+        *upper = round_bf16(v);
+        *lower = round_bf16(v - bf16(*upper));
+    }
+}
+
+per_level! {
+    /// Splits each f32 into two bf16 whose sum approximates it.
+    split(x: &[f32], parts: &mut [[u16; STEP]; 2]) => split_body
+}

@@ -1,0 +1,149 @@
+//! bf16 GEMM micro-kernel for CPUs without AMX, bit-identical to the AMX instruction `tdpbf16ps`.
+//! The bf16 GEMM and attention (`Q K^T` and `P V`) use it.
+//!
+//! `C[16 x 16] += A[16 x 32] B[32 x 16]` per step. Summation order, identical at every ISA level:
+//!
+//! 1. one chain of fused multiply-adds over the even inputs of the step, starting at zero;
+//! 2. one chain over the odd inputs;
+//! 3. `c += even + odd`.
+//!
+//! Operands are converted once to the form that the ISA level multiplies (`load`) and then reused:
+//! widened to f32 (`avx512.rs`), or left as bf16 pairs for `vdpbf16ps` (`avx512_bf16.rs`). The order
+//! is guarded by `gemm/tests.rs`, which compares all levels bit by bit.
+
+use crate::gemm::bf16::operands::{OperandA, OperandB};
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::bf16::{avx512, avx512_bf16};
+use crate::isa::dispatch::per_level;
+use crate::isa::features::Level;
+use crate::isa::float16::bf16;
+use crate::isa::tile::{LANES, STEP, TILE};
+
+impl OperandA {
+    /// Converts 16 bf16 rows that start at `base` and are `stride` bytes apart.
+    ///
+    /// # Safety
+    /// 16 rows of 64 bytes must be readable.
+    pub(crate) unsafe fn load(&mut self, level: Level, base: *const u8, stride: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if level == Level::Avx512Bf16 {
+            // SAFETY: the level was detected on this machine; the caller's rows.
+            return unsafe { avx512_bf16::load_a(self, base, stride) };
+        }
+        // SAFETY: the caller's rows.
+        unsafe { load_a(level, &mut self.0, base, stride) };
+    }
+}
+
+impl OperandB {
+    /// Converts one tile in VNNI layout: 16 rows of bf16 input pairs x 16 columns.
+    ///
+    /// # Safety
+    /// 1024 bytes must be readable at `tile`.
+    pub(crate) unsafe fn load(&mut self, level: Level, tile: *const u8) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the level was detected on this machine; the caller's tile.
+        unsafe {
+            match level {
+                Level::Avx512Bf16 => return avx512_bf16::load_b(self, tile),
+                Level::Avx512Vnni | Level::Amx => return avx512::load_b(self, tile),
+                _ => {}
+            }
+        }
+        // SAFETY: the caller's tile.
+        unsafe { load_b(level, &mut self.0, tile) };
+    }
+}
+
+/// `sums[row] += rows[row] * columns` for the first `sums.len()` rows, a multiple of eight.
+pub(crate) fn multiply(level: Level, rows: &OperandA, columns: &OperandB, sums: &mut [[f32; LANES]]) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the level was detected on this machine.
+    unsafe {
+        match level {
+            Level::Avx512Bf16 => return avx512_bf16::multiply(rows, columns, sums),
+            Level::Avx512Vnni | Level::Amx => {
+                return avx512::multiply(rows, columns, sums);
+            }
+            _ => {}
+        }
+    }
+    multiply_by_compiler(level, rows, columns, sums);
+}
+
+/// # Safety
+/// As for [`OperandA::load`].
+#[inline(always)]
+unsafe fn load_a_body(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: usize) {
+    for (n, row) in rows.iter_mut().enumerate() {
+        // SAFETY: one of the caller's rows.
+        let bits = unsafe { base.wrapping_add(n * stride).cast::<[u16; STEP]>().read_unaligned() };
+        for (v, bits) in row.iter_mut().zip(bits) {
+            *v = bf16(bits);
+        }
+    }
+}
+
+per_level! {
+    /// # Safety
+    /// As for [`OperandA::load`].
+    unsafe load_a(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: usize) => load_a_body
+}
+
+/// # Safety
+/// As for [`OperandB::load`].
+#[inline(always)]
+unsafe fn load_b_body([even, odd]: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) {
+    for (i, (even, odd)) in even.iter_mut().zip(odd).enumerate() {
+        // SAFETY: a row of the caller's tile.
+        let pairs = unsafe { tile.wrapping_add(i * 64).cast::<[u32; LANES]>().read_unaligned() };
+        for lane in 0..LANES {
+            even[lane] = f32::from_bits(pairs[lane] << 16);
+            odd[lane] = f32::from_bits(pairs[lane] & 0xffff_0000);
+        }
+    }
+}
+
+per_level! {
+    /// # Safety
+    /// As for [`OperandB::load`].
+    unsafe load_b(columns: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) => load_b_body
+}
+
+/// The even (`odd == 0`) or odd FMA chain of `N` rows x 16 columns.
+#[inline(always)]
+fn chains<const N: usize>(
+    rows: &[[f32; STEP]; N],
+    columns: &[[f32; LANES]; TILE],
+    odd: usize,
+) -> [[f32; LANES]; N] {
+    let mut sums = [[0f32; LANES]; N];
+    for (i, column) in columns.iter().enumerate() {
+        for n in 0..N {
+            let x = rows[n][2 * i + odd];
+            for lane in 0..LANES {
+                sums[n][lane] = column[lane].mul_add(x, sums[n][lane]);
+            }
+        }
+    }
+    sums
+}
+
+/// OperandA per register block: 4 x 16 f32 accumulators fit 16 256-bit registers together with the
+/// operands.
+const AT_ONCE: usize = 4;
+
+#[inline(always)]
+fn multiply_body(rows: &OperandA, columns: &OperandB, sums: &mut [[f32; LANES]]) {
+    for (rows, sums) in rows.0.as_chunks::<AT_ONCE>().0.iter().zip(sums.as_chunks_mut::<AT_ONCE>().0) {
+        let even = chains(rows, &columns.0[0], 0);
+        let odd = chains(rows, &columns.0[1], 1);
+        for n in 0..AT_ONCE {
+            for lane in 0..LANES {
+                sums[n][lane] += even[n][lane] + odd[n][lane];
+            }
+        }
+    }
+}
+
+per_level! { multiply_by_compiler(rows: &OperandA, columns: &OperandB, sums: &mut [[f32; LANES]]) => multiply_body }

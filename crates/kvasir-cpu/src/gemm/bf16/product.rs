@@ -1,0 +1,133 @@
+//! bf16 GEMM and GEMV: dispatch by ISA level and number of rows, and partitioning into work items.
+//!
+//! | rows | kernel |
+//! |---|---|
+//! | any, with AMX | `amx.rs` |
+//! | at least `vector_gemm::from(level)` | `vector_gemm.rs` |
+//! | fewer | `gemv.rs` (up to four rows at once) |
+//!
+//! Work items are disjoint sets of outputs (panels x row blocks). All kernels sum in the order of
+//! `weights::bf16::Bf16Panels`, so results depend neither on the kernel nor on the batch.
+
+use crate::gemm::bf16::activations::Bf16Activations;
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::bf16::amx;
+use crate::gemm::bf16::gemv::vector_panel;
+use crate::gemm::bf16::vector_gemm;
+use crate::gemm::output::Output;
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::output::token_blocks;
+use crate::isa::features::Level;
+use crate::isa::tile::{LANES, STEP, TILE};
+use crate::threads::pool::ThreadPool;
+use crate::threads::prologue::Prologue;
+use crate::weights::bf16::{Bf16Panels, Floats};
+use crate::weights::panels::{Kind, PanelReader, Room};
+use std::cell::RefCell;
+
+thread_local! {
+    /// Scratch memory for panels of matrices that are not packed yet.
+    static MADE: RefCell<[Room; vector_gemm::PANELS]> = const { RefCell::new([const { Room::new() }; vector_gemm::PANELS]) };
+}
+
+/// Target bytes of weights per work item when memory-bound.
+const PIECE: usize = 64 * 1024;
+
+/// `out[row] = w x[row]`. The prologue `first` prepares `x`; the calling thread runs it before any
+/// work item.
+pub(crate) fn matmul_bf16(
+    team: &ThreadPool,
+    level: Level,
+    w: &Bf16Panels,
+    x: &Bf16Activations,
+    out: &mut Output<'_>,
+    first: &Prologue<'_>,
+) {
+    assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.taken as u32, "rows and matrix fit");
+    w.read(team, |w| match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Amx => on_tiles(team, w, x, out, first),
+        _ if out.rows() >= vector_gemm::from(level) => many_rows(team, level, w, x, out, first),
+        _ => few_rows(team, level, w, x, out, first),
+    });
+}
+
+/// Panels per work item when memory-bound.
+fn together(w: PanelReader<'_, '_, Floats>) -> usize {
+    (PIECE / w.panels.kind.panel_bytes().max(1)).clamp(1, 64).next_multiple_of(2)
+}
+
+/// GEMV: groups of panels as work items, all rows in each.
+fn few_rows(
+    team: &ThreadPool,
+    level: Level,
+    w: PanelReader<'_, '_, Floats>,
+    x: &Bf16Activations,
+    out: &Output<'_>,
+    first: &Prologue<'_>,
+) {
+    let (all, group) = (w.panels.panels(), together(w));
+    team.each_in_order_after(first, &|item| w.packed_from(item * group), all.div_ceil(group), &|_, item| {
+        MADE.with_borrow_mut(|[made, ..]| {
+            for n in item * group..all.min((item + 1) * group) {
+                let tiles = w.panel(n, made);
+                // SAFETY: the rows exist; the outputs are exclusive to this work item.
+                unsafe { vector_panel(level, tiles, x, n * LANES, out.rows(), out) };
+            }
+        });
+    });
+}
+
+/// GEMM without AMX: groups of panels x blocks of rows as work items.
+fn many_rows(
+    team: &ThreadPool,
+    level: Level,
+    w: PanelReader<'_, '_, Floats>,
+    x: &Bf16Activations,
+    out: &Output<'_>,
+    first: &Prologue<'_>,
+) {
+    let (all, rows) = (w.panels.panels(), out.rows());
+    let groups = all.div_ceil(vector_gemm::PANELS);
+    let begins = |item: usize| w.packed_from(item % groups * vector_gemm::PANELS);
+    team.each_in_order_after(first, &begins, groups * rows.div_ceil(vector_gemm::BLOCK), &|_, item| {
+        let (first, row) = (item % groups * vector_gemm::PANELS, item / groups * vector_gemm::BLOCK);
+        let rows = row..rows.min(row + vector_gemm::BLOCK);
+        MADE.with_borrow_mut(|made| {
+            let mut at = [std::ptr::null(); vector_gemm::PANELS];
+            let some = at.iter_mut().zip(made).zip(first..all.min(first + vector_gemm::PANELS));
+            let n = some.map(|((at, room), panel)| *at = w.panel(panel, room).as_ptr()).count();
+            // SAFETY: the panels and rows exist; the outputs are exclusive to this work item.
+            unsafe {
+                vector_gemm::panels(level, (&at[..n], w.panels.kind.panel_bytes()), x, first, rows, out)
+            };
+        });
+    });
+}
+
+/// GEMM on AMX. Few rows are memory-bound and use work items of more panels.
+#[cfg(target_arch = "x86_64")]
+fn on_tiles(
+    team: &ThreadPool,
+    w: PanelReader<'_, '_, Floats>,
+    x: &Bf16Activations,
+    out: &Output<'_>,
+    first: &Prologue<'_>,
+) {
+    let (all, rows) = (w.panels.panels(), out.rows());
+    let (block, group) = match rows > 2 * TILE {
+        true => (token_blocks(rows, x.steps * STEP * 2), 4),
+        false => (rows, together(w)),
+    };
+    let groups = all.div_ceil(group);
+    let begins = |item: usize| w.packed_from(item % groups * group);
+    team.each_in_order_after(first, &begins, groups * rows.div_ceil(block.max(1)), &|_, item| {
+        let panels = item % groups * group..all.min((item % groups + 1) * group);
+        let first = item / groups * block;
+        // SAFETY: the level implies that AMX is permitted; the rows exist, and the outputs are
+        // exclusive to this work item.
+        MADE.with_borrow_mut(|made| unsafe {
+            amx::panels(&w, made, x, panels, first..rows.min(first + block), out);
+        });
+    });
+}

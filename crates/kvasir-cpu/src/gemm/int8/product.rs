@@ -1,0 +1,168 @@
+//! Integer GEMM and GEMV: dispatch and partitioning; several matrices with one operand form one
+//! parallel region.
+//!
+//! Q, K and V (or gate and up) are multiplied in one fork-join, because each one costs
+//! synchronization. Work items are ranges of panels (x row blocks for GEMM) over all matrices, with
+//! disjoint outputs. GEMV over packed matrices also feeds the prefetch tuner (`prefetch/tuner.rs`) with
+//! timings.
+
+use crate::gemm::int8::activations::QuantActivations;
+use crate::gemm::int8::gemv::{Panel, gemv};
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::int8::{
+    block::{SHORT, gemm, takes},
+    gemv_x86,
+    panel_pair::BLOCK,
+};
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::output::token_blocks;
+use crate::gemm::output::{AT_ONCE, Output};
+use crate::isa::features::Level;
+use crate::isa::tile::LANES;
+use crate::threads::pool::ThreadPool;
+use crate::threads::prologue::Prologue;
+use crate::weights::int8::format::SUPER;
+use crate::weights::int8::layouts::{Layout, with_layout};
+use crate::weights::int8::panels::{QuantPanels, QuantReader};
+use crate::weights::panels::{Kind, Room};
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Target bytes of weights per GEMV work item.
+const PIECE: usize = 32 * 1024;
+
+thread_local! {
+    /// Scratch memory for panels of matrices that are not packed yet.
+    pub(crate) static MADE: RefCell<[Room; 2]> = const { RefCell::new([Room::new(), Room::new()]) };
+}
+
+/// `out[row] = w x[row]` for at most [`AT_ONCE`] matrices with the same rows. The prologue `first`
+/// prepares `x`; the calling thread runs it before any work item.
+pub(crate) fn matmul<'a, 'o: 'a>(
+    team: &ThreadPool,
+    level: Level,
+    all: impl Iterator<Item = (&'a QuantPanels, &'a mut Output<'o>)>,
+    x: &'a QuantActivations,
+    first: &Prologue<'_>,
+) {
+    let mut products: [Option<Product<'_, '_>>; AT_ONCE] = [const { None }; AT_ONCE];
+    let mut there = 0;
+    for (w, out) in all {
+        let out = &*out;
+        assert!(fits(w, x, out.rows()), "rows and matrix fit");
+        match w.packed_reader() {
+            Some(reader) => {
+                products[there] = Some(Product::new(level, reader, x, out));
+                there += 1;
+            }
+            None => w.read(team, |w| multiply(team, &[Some(Product::new(level, w, x, out))], first)),
+        }
+    }
+    multiply(team, &products, first);
+}
+
+/// Whether `x` has room for `rows` rows with as many superblocks as the matrix.
+pub(crate) fn fits(w: &QuantPanels, x: &QuantActivations, rows: usize) -> bool {
+    x.takes(rows) && x.supers * w.kind.format.planes == w.kind.supers
+}
+
+/// Runs all work items of the products as one parallel region.
+fn multiply(team: &ThreadPool, products: &[Option<Product<'_, '_>>], first: &Prologue<'_>) {
+    let there = || products.iter().flatten();
+    let pieces = there().map(|product| product.pieces).sum();
+    // Maps a work item to its product and the index within it.
+    let find = |mut piece: usize| {
+        there().find_map(|product| {
+            let found = (piece < product.pieces).then_some((product, piece));
+            piece = piece.wrapping_sub(product.pieces);
+            found
+        })
+    };
+    let some = |pieces: Range<usize>| {
+        let begins = |n: usize| match find(pieces.start + n) {
+            Some((product, piece)) => product.w.packed_from(piece * product.panels),
+            None => &[],
+        };
+        team.each_in_order_after(first, &begins, pieces.len(), &|_, n| {
+            if let Some((product, piece)) = find(pieces.start + n) {
+                // SAFETY: products have disjoint outputs, and so have the work items of one
+                // product.
+                unsafe { product.piece(piece) };
+            }
+        });
+    };
+    #[cfg(target_arch = "x86_64")]
+    if let Some(Some(first)) = products.first()
+        && there().all(|product| product.block.is_none() && product.w.is_packed())
+    {
+        let bytes = there().map(|product| product.w.panels.bytes()).sum();
+        let format = first.w.panels.kind.format;
+        return gemv_x86::asking(format, first.x.supers, first.out.rows()).work(bytes, pieces, some);
+    }
+    some(0..pieces);
+}
+
+/// One matrix product: weights, activations, output and its partitioning.
+struct Product<'a, 'r> {
+    level: Level,
+    w: QuantReader<'a, 'r>,
+    x: &'a QuantActivations,
+    out: &'a Output<'a>,
+    /// Number of work items.
+    pieces: usize,
+    /// Panels per work item.
+    panels: usize,
+    /// Rows per work item for GEMM; `None` for GEMV, whose items have all rows.
+    block: Option<usize>,
+    /// Runs one work item, monomorphized for the matrix's layout.
+    work: unsafe fn(&Self, usize, &mut [Room; 2]),
+}
+
+impl<'a, 'r> Product<'a, 'r> {
+    /// Chooses GEMM or GEMV and the partitioning.
+    fn new(level: Level, w: QuantReader<'a, 'r>, x: &'a QuantActivations, out: &'a Output<'a>) -> Self {
+        let (all, rows) = (w.panels.panels(), out.rows());
+        let work = with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut [Room; 2]));
+        let once = (PIECE / w.panels.kind.panel_bytes().max(1)).clamp(1, 64);
+        #[cfg(target_arch = "x86_64")]
+        if takes(level, w.panels.kind.format, rows) {
+            let block = token_blocks(rows, x.supers * SUPER).min(BLOCK);
+            let panels = if rows <= SHORT { once.next_multiple_of(2) } else { 2 };
+            let pieces = all.div_ceil(panels) * rows.div_ceil(block);
+            return Self { level, w, x, out, pieces, panels, block: Some(block), work };
+        }
+        let _ = rows;
+        Self { level, w, x, out, pieces: all.div_ceil(once), panels: once, block: None, work }
+    }
+
+    /// Runs one work item.
+    ///
+    /// # Safety
+    /// No other thread may write the outputs of its panels concurrently.
+    unsafe fn piece(&self, piece: usize) {
+        // SAFETY: the function is that of the matrix's layout; the rest is upheld by the caller.
+        MADE.with_borrow_mut(|made| unsafe { (self.work)(self, piece, made) });
+    }
+
+    /// # Safety
+    /// As for [`piece`](Self::piece); the matrix must have the layout.
+    unsafe fn piece_of<L: Layout>(&self, piece: usize, made: &mut [Room; 2]) {
+        let Self { level, w, x, out, .. } = *self;
+        let all = w.panels.panels();
+        let some = |group: usize| -> Range<usize> { group * self.panels..all.min((group + 1) * self.panels) };
+        #[cfg(target_arch = "x86_64")]
+        if let Some(block) = self.block {
+            let groups = all.div_ceil(self.panels);
+            let (first, panels) = (piece / groups * block, some(piece % groups));
+            let rows = first..out.rows().min(first + block);
+            // SAFETY: `takes` held for this level and row count, and the rows exist; the
+            // caller guarantees the outputs.
+            return unsafe { gemm::<L>(level, (w, panels), x, rows, made, out) };
+        }
+        for n in some(piece) {
+            let panel = Panel { bytes: w.panel(n, &mut made[0]), first: n * LANES };
+            // SAFETY: the rows exist; the caller guarantees the outputs.
+            unsafe { gemv::<L>(level, &panel, x, out) };
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Linear layers: prepares activations once per operand (int8, bf16 or f32) and dispatches to the
+//! kernel family.
+//!
+//! Matrices that share an operand (Q, K, V; gate, up) share its quantized rows: `quant_of` and
+//! `bf16_of` name the value that the buffers hold. For few rows the preparation is the prologue
+//! (`Prologue`) of the product and runs on the calling thread while the workers prefetch weights. For
+//! many rows it is a parallel region of its own, because parallel regions do not nest. Results
+//! equal those of preparing each operand anew.
+
+use crate::gemm::bf16::activations::{Bf16Activations, Taken};
+use crate::gemm::bf16::product::matmul_bf16;
+use crate::gemm::f32::product::matmul_f32;
+use crate::gemm::int8::activations::QuantActivations;
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::int8::gated::Gated;
+use crate::gemm::int8::product::matmul as matmul_quant;
+use crate::gemm::output::Output;
+use crate::isa::features::Level;
+use crate::threads::pool::ThreadPool;
+use crate::threads::prologue::Prologue;
+use crate::threads::rows::{by_caller, by_rows};
+use crate::weights::linear::{Linear, Packed};
+use kvasir_program::{Activation, ValueId};
+use std::cell::RefCell;
+use std::io;
+
+/// The activations that a matrix is multiplied with.
+pub(crate) enum Operand<'a> {
+    /// Rows in memory and their stride in numbers.
+    Rows(&'a [f32], usize),
+    /// Rows computed on demand: `make(row, out)`. Not supported by f32 matrices.
+    Made(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
+}
+
+impl Operand<'_> {
+    /// Calls `take` with row `row`, `width` numbers.
+    fn with(&self, row: usize, width: usize, take: impl FnOnce(&[f32])) {
+        thread_local! {
+            static MADE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        }
+        match self {
+            Self::Rows(x, stride) => take(&x[row * stride..row * stride + width]),
+            Self::Made(make) => MADE.with_borrow_mut(|made| {
+                // The buffer never shrinks: growing zeroes memory that is then overwritten.
+                if made.len() < width {
+                    made.resize(width, 0.0);
+                }
+                make(row, &mut made[..width]);
+                take(&made[..width]);
+            }),
+        }
+    }
+}
+
+/// Quantizes one row to int8.
+fn integers<'a>(
+    level: Level,
+    inputs: usize,
+    x: &'a Operand<'_>,
+    quant: &'a QuantActivations,
+) -> impl Fn(usize) + Sync + 'a {
+    // SAFETY: each row is written by one thread, and the buffer fits all rows.
+    move |row| x.with(row, inputs, |x| unsafe { quant.write_row(level, row, x) })
+}
+
+/// Records `of` as the prepared operand; returns whether its rows must be prepared. An unnamed
+/// operand always must.
+fn is_new(last: &mut Option<ValueId>, of: Option<ValueId>) -> bool {
+    std::mem::replace(last, of) != of || of.is_none()
+}
+
+/// The preparation of `n` rows as a prologue. Few rows run on the calling thread as part of the
+/// next parallel region; many rows run now in a parallel region of their own, because regions do
+/// not nest.
+fn before<'a>(wanted: bool, n: usize, make: &'a (dyn Fn() + Sync)) -> Prologue<'a> {
+    match wanted {
+        true if by_caller(n) => Prologue::of(make),
+        true => {
+            make();
+            Prologue::nothing()
+        }
+        false => Prologue::nothing(),
+    }
+}
+
+/// Prepared activations in the operand formats of the kernels, shared by all matrices with the same
+/// operand.
+pub(crate) struct Prepared {
+    quant: QuantActivations,
+    /// Output of the fused gate and up projection, while `quant` is its input.
+    gated: QuantActivations,
+    bf16: Bf16Activations,
+    quant_of: Option<ValueId>,
+    bf16_of: Option<ValueId>,
+}
+
+impl Prepared {
+    /// Buffers for `rows` rows of up to `inputs` numbers; bf16 kernels use the `taken` number of
+    /// terms.
+    pub(crate) fn new(rows: usize, inputs: usize, taken: Taken) -> io::Result<Self> {
+        let quant = || QuantActivations::new(rows, inputs);
+        let bf16 = Bf16Activations::new(rows, inputs, taken)?;
+        Ok(Self { quant: quant()?, gated: quant()?, bf16, quant_of: None, bf16_of: None })
+    }
+
+    /// Invalidates all prepared operands.
+    pub(crate) fn forget(&mut self) {
+        (self.quant_of, self.bf16_of) = (None, None);
+    }
+
+    /// Returns whether `of` must be quantized, and shapes the buffer for `n` rows of it if so.
+    fn begin_quant(&mut self, inputs: usize, of: Option<ValueId>, n: usize) -> bool {
+        let wanted = is_new(&mut self.quant_of, of);
+        if wanted {
+            self.quant.reshape(inputs, n);
+        }
+        wanted
+    }
+
+    /// Fused `out = act(gate x) * (up x)`, left quantized as the next operand; its f32 values are
+    /// not stored. Returns false, with nothing done, if the kernel does not support or does not pay
+    /// for `n` rows.
+    pub(crate) fn gate(
+        &mut self,
+        all: (&ThreadPool, Level),
+        (gate, up, activation): (&Linear, &Linear, Activation),
+        (of, x): (ValueId, Operand<'_>),
+        n: usize,
+        out: ValueId,
+    ) -> bool {
+        let (Packed::Quant(w), Packed::Quant(partner)) = (&gate.packed, &up.packed) else { return false };
+        #[cfg(target_arch = "x86_64")]
+        {
+            let gated = Gated { gate: w, up: partner, activation };
+            if gated.takes(all.1, n) {
+                if self.begin_quant(gate.inputs, Some(of), n) {
+                    by_rows(all.0, n, &integers(all.1, gate.inputs, &x, &self.quant));
+                }
+                self.gated.reshape(gate.outputs, n);
+                gated.multiply(all.0, all.1, &self.quant, n, &self.gated);
+                std::mem::swap(&mut self.quant, &mut self.gated);
+                self.quant_of = Some(out);
+                return true;
+            }
+        }
+        // Other architectures have no fused kernel.
+        let _ = (all, w, partner, activation, of, x, n, out);
+        false
+    }
+
+    /// `out = W x + bias` for each matrix in `wanted`, all with the same rows. `of` names the
+    /// operand, so that later calls can reuse its prepared rows.
+    pub(crate) fn multiply(
+        &mut self,
+        units: (&ThreadPool, Level),
+        wanted: &mut [Option<(&Linear, Output<'_>)>],
+        of: Option<ValueId>,
+        x: &Operand<'_>,
+    ) {
+        let form = |wanted: &Option<(&Linear, _)>| wanted.as_ref().map(|(l, _)| l.packed.form());
+        for wanted in wanted.chunk_by_mut(|a, b| form(a) == form(b)) {
+            self.multiply_alike(units, wanted, of, x);
+            for (l, out) in wanted.iter_mut().flatten() {
+                if let Some(bias) = &l.bias {
+                    out.add(bias);
+                }
+            }
+        }
+    }
+
+    /// The products of matrices of one kernel family.
+    fn multiply_alike(
+        &mut self,
+        (team, level): (&ThreadPool, Level),
+        wanted: &mut [Option<(&Linear, Output<'_>)>],
+        of: Option<ValueId>,
+        x: &Operand<'_>,
+    ) {
+        let Some(Some((first, out))) = wanted.first() else { return };
+        let (inputs, n) = (first.inputs, out.rows());
+        match &first.packed {
+            Packed::Quant(_) => {
+                let wanted_rows = self.begin_quant(inputs, of, n);
+                let quant = &self.quant;
+                let matrices = wanted.iter_mut().flatten().filter_map(|(l, out)| match &l.packed {
+                    Packed::Quant(w) => Some((w, out)),
+                    _ => None,
+                });
+                let make = || by_rows(team, n, &integers(level, inputs, x, quant));
+                matmul_quant(team, level, matrices, quant, &before(wanted_rows, n, &make));
+            }
+            Packed::Bf16(_) => {
+                let wanted_rows = is_new(&mut self.bf16_of, of);
+                if wanted_rows {
+                    self.bf16.reshape(inputs, n);
+                }
+                let bf16 = &self.bf16;
+                let make = || {
+                    by_rows(team, n, &|row| {
+                        // SAFETY: each row is written by one thread, and the buffer fits all rows.
+                        x.with(row, inputs, |x| unsafe { bf16.write_row(level, row, x) });
+                    });
+                };
+                let first = before(wanted_rows, n, &make);
+                for (l, out) in wanted.iter_mut().flatten() {
+                    if let Packed::Bf16(w) = &l.packed {
+                        matmul_bf16(team, level, w, bf16, out, &first);
+                    }
+                }
+            }
+            Packed::F32(_) => {
+                let Operand::Rows(x, stride) = x else {
+                    unreachable!("rows are made only for matrices that take them in another form")
+                };
+                for (l, out) in wanted.iter_mut().flatten() {
+                    if let Packed::F32(w) = &l.packed {
+                        matmul_f32(team, level, w, (x, *stride), out);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Matrix products `y = W x + bias`: GEMV for few rows (decode), GEMM for many (prefill, batches).
+//!
+//! - `int8/`: block-quantized weights x int8 activations. `bf16/`: bf16 x bf16. `f32/`: f32
+//!   arithmetic on any stored width.
+//! - `output.rs`: the rows that threads write in disjoint pieces. `linear.rs`: linear layers, which
+//!   prepare activations once per operand and pick the family.
+//!
+//! Knows no op of a program and no attention; builds on `weights`, `prefetch`, `memory`, `threads`.
+
+pub(crate) mod bf16;
+pub(crate) mod f32;
+pub(crate) mod int8;
+pub(crate) mod linear;
+pub(crate) mod output;
+#[cfg(test)]
+mod tests;

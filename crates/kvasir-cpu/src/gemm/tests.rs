@@ -1,0 +1,118 @@
+//! Tests of the float GEMM and GEMV: every ISA level and row count gives the same bits, close to an
+//! f64 reference; in-place matrices give the bits of packed ones.
+#![allow(clippy::unwrap_used)]
+
+use crate::gemm::bf16::activations::{Bf16Activations, Taken};
+use crate::gemm::bf16::product::matmul_bf16;
+use crate::gemm::f32::product::matmul_f32;
+use crate::gemm::output::Output;
+use crate::isa::features::Level;
+use crate::isa::float16::{bf16, round_bf16};
+use crate::threads::pool::ThreadPool;
+use crate::threads::prologue::Prologue;
+use crate::weights::bf16::Bf16Panels;
+use crate::weights::f32::panels::F32Panels;
+use crate::weights::f32::width::Width;
+use crate::weights::panels::tests::Lines;
+use kvasir_formats::{DType, encoding};
+
+fn value(i: usize) -> f32 {
+    let mut x = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^= x >> 29;
+    x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    ((x >> 40) as f32 / (1 << 24) as f32 - 0.5) * 3.0
+}
+
+#[test]
+fn every_level_and_number_of_rows_gives_the_same_bits() {
+    for (outputs, inputs) in [(40, 96), (16, 32), (77, 200)] {
+        let team = ThreadPool::new(2);
+        let row = |n: usize, out: &mut [f32]| {
+            out.iter_mut().enumerate().for_each(|(i, v)| *v = value(n * 7919 + i))
+        };
+        let w = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
+        let wide = F32Panels::numbers(&team, (outputs, inputs), Width::F32, &row).unwrap();
+        let values: Vec<f32> = (0..70 * inputs).map(|i| value(i + 1_000_000)).collect();
+        let [once, twice] = [Taken::Once, Taken::Twice].map(|taken| {
+            let x = Bf16Activations::new(70, inputs, taken).unwrap();
+            for (r, v) in values.chunks_exact(inputs).enumerate() {
+                // SAFETY: single-threaded; row indices are below the allocated count.
+                unsafe { x.write_row(Level::detect(), r, v) };
+            }
+            x
+        });
+        let run = |level, rows: usize| {
+            let mut out = vec![f32::NAN; rows * outputs * 3];
+            let (a, rest) = out.split_at_mut(rows * outputs);
+            let (b, c) = rest.split_at_mut(rows * outputs);
+            let output = |out| Output::new(out, rows, outputs, outputs);
+            matmul_bf16(&team, level, &w, &once, &mut output(a), &Prologue::nothing());
+            matmul_bf16(&team, level, &w, &twice, &mut output(c), &Prologue::nothing());
+            matmul_f32(&team, level, &wide, (&values, inputs), &mut output(b));
+            [a.to_vec(), b.to_vec(), c.to_vec()]
+        };
+        let reference = run(Level::Portable, 70);
+        for level in Level::available() {
+            for rows in [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 25, 32, 33, 70] {
+                let got = run(level, rows);
+                for (got, want) in got.iter().zip(&reference) {
+                    assert!(got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()), "{level} {rows}");
+                }
+            }
+        }
+        let exact = |weight: &dyn Fn(usize) -> f32, r: usize, o: usize| -> f64 {
+            let product = |i| f64::from(weight(o * 7919 + i)) * f64::from(values[r * inputs + i]);
+            (0..inputs).map(product).sum()
+        };
+        let narrow = |i| bf16(round_bf16(value(i)));
+        for i in 0..70 * outputs {
+            let (r, o) = (i / outputs, i % outputs);
+            let [once, wide, twice] = reference.each_ref().map(|all| f64::from(all[i]));
+            let (want, narrow) = (exact(&value, r, o), exact(&narrow, r, o));
+            assert!((once - want).abs() < 0.15, "bf16: {once} {want}");
+            assert!((wide - want).abs() < 1e-4, "f32: {wide} {want}");
+            assert!((twice - narrow).abs() < 1e-3, "bf16 times what is taken twice: {twice} {narrow}");
+        }
+    }
+}
+
+#[test]
+fn rows_where_they_lie_give_the_bits_of_packed_ones() {
+    let (outputs, team) = (77, ThreadPool::new(2));
+    for (dtype, inputs) in [(DType::BF16, 200), (DType::BF16, 96), (DType::F16, 200)] {
+        let values: Vec<f32> = (0..outputs * inputs).map(value).collect();
+        let mut bytes = Vec::new();
+        for row in values.chunks_exact(inputs) {
+            encoding::quantize(dtype, row, inputs, &mut bytes).unwrap();
+        }
+        let mut stored = vec![0.0; values.len()];
+        encoding::dequantize(dtype, &bytes, &mut stored).unwrap();
+        let row = |n: usize, out: &mut [f32]| out.copy_from_slice(&stored[n * inputs..][..inputs]);
+        let packed = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
+        let w = Bf16Panels::floats(dtype, (outputs, inputs), Lines { step: bytes.len() / outputs, bytes });
+        let x = Bf16Activations::new(70, inputs, Taken::Once).unwrap();
+        for r in 0..70 {
+            let row: Vec<f32> = (0..inputs).map(|i| value(r * inputs + i + 1_000_000)).collect();
+            // SAFETY: single-threaded; row indices are below the allocated count.
+            unsafe { x.write_row(Level::detect(), r, &row) };
+        }
+        for part in 0..3 {
+            for level in Level::available() {
+                for rows in [1, 5, 16, 40, 70] {
+                    let run = |w: &Bf16Panels| {
+                        let mut out = vec![f32::NAN; rows * outputs];
+                        let mut output = Output::new(&mut out, rows, outputs, outputs);
+                        matmul_bf16(&team, level, w, &x, &mut output, &Prologue::nothing());
+                        out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                    };
+                    assert!(run(&w) == run(&packed), "{dtype} {level} {rows} rows, part {part}");
+                }
+            }
+            assert_eq!(w.is_packed(), part == 2);
+            match part {
+                0 => assert!(w.pack_some(&team, 1).unwrap() > 0),
+                _ => while w.pack_some(&team, usize::MAX).unwrap() > 0 {},
+            }
+        }
+    }
+}

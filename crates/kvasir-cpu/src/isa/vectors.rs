@@ -1,0 +1,239 @@
+//! Thin wrappers over AVX-512 and AVX2 intrinsics under the same names, so that kernels are written
+//! once for both.
+//!
+//! `operations!` and `memory!` define functions with the right `target_feature`; a kernel module
+//! imports `v512` or `v256`. `Words` are integer vectors, `Numbers` f32 vectors.
+
+/// Defines safe functions compiled with these target features.
+macro_rules! operations {
+    ($features:literal: $($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {
+        $(
+            $(#[$doc])*
+            #[inline]
+            #[target_feature(enable = $features)]
+            pub(crate) fn $name($($arg: $type),*) -> $result { $body }
+        )*
+    };
+}
+pub(crate) use operations;
+
+/// Defines unaligned loads and stores of integer and f32 vectors.
+macro_rules! memory {
+    ($features:literal: $load:ident, $store:ident, $load_numbers:ident, $store_numbers:ident) => {
+        /// # Safety
+        /// A whole vector must be readable at `at`.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn load(at: *const u8) -> Words {
+            // SAFETY: the caller's bytes, a whole vector.
+            unsafe { $load(at.cast()) }
+        }
+
+        /// # Safety
+        /// A whole vector must be writable at `at`.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn store(at: *mut u8, v: Words) {
+            // SAFETY: as above.
+            unsafe { $store(at.cast(), v) }
+        }
+
+        /// # Safety
+        /// As for [`load`].
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn load_numbers(at: *const f32) -> Numbers {
+            // SAFETY: as above.
+            unsafe { $load_numbers(at) }
+        }
+
+        /// # Safety
+        /// As for [`store`].
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn store_numbers(at: *mut f32, v: Numbers) {
+            // SAFETY: as above.
+            unsafe { $store_numbers(at, v) }
+        }
+    };
+}
+
+pub(crate) mod v512 {
+    use std::arch::x86_64::*;
+
+    /// Integer vector.
+    pub(crate) type Words = __m512i;
+    /// f32 vector.
+    pub(crate) type Numbers = __m512;
+    /// 32-bit words per vector: bf16 pairs or f32.
+    pub(crate) const WORDS: usize = 16;
+    /// Passes over the inputs: the chains of even and odd positions fit the registers together.
+    pub(crate) const PHASES: usize = 1;
+
+    operations! { "avx512f,avx512bw,avx512vl,avx512dq":
+        /// Byte shuffle (`vpshufb`) within each 16-byte lane. Inline assembly, because compilers
+        /// that see constant indices emit two instructions instead.
+        fn picked(v: Words, places: Words) -> Words = {
+            let to;
+            // SAFETY: a pure register instruction.
+            unsafe {
+                std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(zmm_reg) to, in(zmm_reg) v, in(zmm_reg) places, options(pure, nomem, nostack, preserves_flags));
+            }
+            to
+        };
+        fn zero() -> Words = _mm512_setzero_si512();
+        fn none() -> Numbers = _mm512_setzero_ps();
+        fn all(v: f32) -> Numbers = _mm512_set1_ps(v);
+        fn plus(a: Numbers, b: Numbers) -> Numbers = _mm512_add_ps(a, b);
+        /// `a * b + c`
+        fn fused(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm512_fmadd_ps(a, b, c);
+        /// Widens bf16 pairs to f32: the even elements, then the odd ones.
+        fn widened(pairs: Words) -> [Numbers; 2] = [
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)),
+            _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32))),
+        ];
+        /// Widens bf16 to f32: of each 16-byte lane the first four, then the last four.
+        fn fours(v: Words) -> [Numbers; 2] = [
+            _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_setzero_si512(), v)),
+            _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_setzero_si512(), v)),
+        ];
+        /// Transposes 4 x 4 words within each 16-byte lane. Half of the work avoids shuffles, which
+        /// have one port on Intel CPUs.
+        fn turned(r: [Words; 4]) -> [Words; 4] = {
+            const UPPER: __mmask16 = 0xaaaa;
+            let two = |a, b| {
+                let first = _mm512_mask_blend_epi32(UPPER, a, _mm512_rol_epi64::<32>(b));
+                (first, _mm512_mask_blend_epi32(UPPER, _mm512_rol_epi64::<32>(a), b))
+            };
+            let ((a, b), (c, d)) = (two(r[0], r[1]), two(r[2], r[3]));
+            [
+                _mm512_unpacklo_epi64(a, c),
+                _mm512_unpacklo_epi64(b, d),
+                _mm512_unpackhi_epi64(a, c),
+                _mm512_unpackhi_epi64(b, d),
+            ]
+        };
+        /// Transposes 4 x 4 words within each 16-byte lane with shuffles alone, which are fewer
+        /// operations.
+        fn turned_by_permutations(r: [Words; 4]) -> [Words; 4] = {
+            let (a, b) = (_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[0], r[1]));
+            let (c, d) = (_mm512_unpacklo_epi32(r[2], r[3]), _mm512_unpackhi_epi32(r[2], r[3]));
+            [
+                _mm512_unpacklo_epi64(a, c),
+                _mm512_unpackhi_epi64(a, c),
+                _mm512_unpacklo_epi64(b, d),
+                _mm512_unpackhi_epi64(b, d),
+            ]
+        };
+        /// Transposes a square of words.
+        fn transposed(r: [Words; WORDS]) -> [Words; WORDS] = {
+            let mut q = r;
+            for four in q.as_chunks_mut().0 {
+                *four = turned(*four);
+            }
+            let mut to = q;
+            for j in 0..4 {
+                let a = _mm512_shuffle_i32x4::<0x88>(q[j], q[4 + j]);
+                let b = _mm512_shuffle_i32x4::<0xdd>(q[j], q[4 + j]);
+                let c = _mm512_shuffle_i32x4::<0x88>(q[8 + j], q[12 + j]);
+                let d = _mm512_shuffle_i32x4::<0xdd>(q[8 + j], q[12 + j]);
+                to[j] = _mm512_shuffle_i32x4::<0x88>(a, c);
+                to[j + 4] = _mm512_shuffle_i32x4::<0x88>(b, d);
+                to[j + 8] = _mm512_shuffle_i32x4::<0xdd>(a, c);
+                to[j + 12] = _mm512_shuffle_i32x4::<0xdd>(b, d);
+            }
+            to
+        };
+    }
+
+    /// `sum + a.upper * b.upper + a.lower * b.lower` per 32-bit lane, rounded after each addition.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub(crate) fn add_pairs(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
+        // SAFETY: vectors of 512 bits.
+        let [a, b] = [a, b].map(|v| unsafe { std::mem::transmute::<__m512i, __m512bh>(v) });
+        _mm512_dpbf16_ps(sum, a, b)
+    }
+
+    operations! { "avx512f,avx512bw":
+        /// Sign-extends bytes to 16 bits: even bytes, then odd bytes.
+        fn words_of(bytes: Words) -> [Words; 2] =
+            [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)];
+        /// Inverse of `words_of`: interleaves even and odd bytes.
+        fn bytes(words: [Words; 2]) -> Words = {
+            let odd = _mm512_slli_epi16::<8>(words[1]);
+            _mm512_ternarylogic_epi32::<0xf8>(odd, words[0], _mm512_set1_epi16(0xff))
+        };
+    }
+
+    memory! { "avx512f,avx512bw,avx512vl,avx512dq": _mm512_loadu_si512, _mm512_storeu_si512, _mm512_loadu_ps, _mm512_storeu_ps }
+}
+
+pub(crate) mod v256 {
+    use std::arch::x86_64::*;
+
+    /// Integer vector.
+    pub(crate) type Words = __m256i;
+    /// f32 vector.
+    pub(crate) type Numbers = __m256;
+    /// 32-bit words per vector: bf16 pairs or f32.
+    pub(crate) const WORDS: usize = 8;
+    /// Passes over the inputs: the chains of even and odd positions fit the registers only one
+    /// after the other.
+    pub(crate) const PHASES: usize = 2;
+
+    operations! { "avx2,fma,f16c":
+        /// Byte shuffle (`vpshufb`) within each 16-byte lane. Inline assembly, because compilers
+        /// that see constant indices emit two instructions instead.
+        fn picked(v: Words, places: Words) -> Words = {
+            let to;
+            // SAFETY: a pure register instruction.
+            unsafe {
+                std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(ymm_reg) to, in(ymm_reg) v, in(ymm_reg) places, options(pure, nomem, nostack, preserves_flags));
+            }
+            to
+        };
+        fn zero() -> Words = _mm256_setzero_si256();
+        fn none() -> Numbers = _mm256_setzero_ps();
+        fn all(v: f32) -> Numbers = _mm256_set1_ps(v);
+        fn plus(a: Numbers, b: Numbers) -> Numbers = _mm256_add_ps(a, b);
+        /// `a * b + c`
+        fn fused(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm256_fmadd_ps(a, b, c);
+        /// Widens bf16 pairs to f32: the even elements, then the odd ones.
+        fn widened(pairs: Words) -> [Numbers; 2] = [
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)),
+            _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32))),
+        ];
+        /// Widens bf16 to f32: of each 16-byte lane the first four, then the last four.
+        fn fours(v: Words) -> [Numbers; 2] = [
+            _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), v)),
+            _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), v)),
+        ];
+        /// Transposes 4 x 4 words within each 16-byte lane.
+        fn turned(r: [Words; 4]) -> [Words; 4] = {
+            let (a, b) = (_mm256_unpacklo_epi32(r[0], r[1]), _mm256_unpackhi_epi32(r[0], r[1]));
+            let (c, d) = (_mm256_unpacklo_epi32(r[2], r[3]), _mm256_unpackhi_epi32(r[2], r[3]));
+            [
+                _mm256_unpacklo_epi64(a, c),
+                _mm256_unpackhi_epi64(a, c),
+                _mm256_unpacklo_epi64(b, d),
+                _mm256_unpackhi_epi64(b, d),
+            ]
+        };
+        /// Transposes a square of words.
+        fn transposed(r: [Words; WORDS]) -> [Words; WORDS] = {
+            let mut q = r;
+            for four in q.as_chunks_mut().0 {
+                *four = turned(*four);
+            }
+            let mut to = q;
+            for j in 0..4 {
+                to[j] = _mm256_permute2x128_si256::<0x20>(q[j], q[4 + j]);
+                to[j + 4] = _mm256_permute2x128_si256::<0x31>(q[j], q[4 + j]);
+            }
+            to
+        };
+    }
+
+    memory! { "avx2,fma,f16c": _mm256_loadu_si256, _mm256_storeu_si256, _mm256_loadu_ps, _mm256_storeu_ps }
+}

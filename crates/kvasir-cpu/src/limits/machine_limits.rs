@@ -1,0 +1,180 @@
+//! Measures the machine limits of the roofline model: memory bandwidth and peak int8, bf16 and f32
+//! throughput of a thread pool.
+//!
+//! Each limit is the best of several repetitions, as every disturbance makes it slower.
+//! `kvasir bench` and `kvasir doctor` compare speeds with them.
+
+use crate::isa::dispatch::per_level;
+use crate::isa::features::Level;
+#[cfg(target_arch = "aarch64")]
+use crate::isa::neon::{Sdot, WideningMultiply};
+#[cfg(target_arch = "aarch64")]
+use crate::limits::arm;
+#[cfg(target_arch = "x86_64")]
+use crate::limits::x86;
+use crate::memory::buffer::Buffer;
+use crate::threads::pool::ThreadPool;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Roofline limits of this machine with the threads of a pool.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peaks {
+    /// Read bandwidth of memory, in bytes per second.
+    pub bandwidth: f64,
+    /// int8 operations per second; a multiply-add counts as two.
+    pub int8: f64,
+    /// bf16 operations per second; a multiply-add counts as two.
+    pub bf16: f64,
+    /// f32 operations per second; a multiply-add counts as two.
+    pub f32: f64,
+}
+
+/// Repetitions; the best one counts, because every disturbance makes it slower.
+const TRIES: usize = 7;
+/// Parts of the memory that are read one after the other.
+const PARTS: usize = 8;
+
+/// The microbenchmark: a thread pool and 1 GB of memory, more than the caches hold.
+pub struct PeakMeter<'t> {
+    team: &'t ThreadPool,
+    level: Level,
+    memory: Buffer,
+}
+
+impl<'t> PeakMeter<'t> {
+    /// Allocates 1 GB and writes to all of it, so that every page is backed.
+    pub fn new(team: &'t ThreadPool) -> io::Result<Self> {
+        const BYTES: usize = 1 << 30;
+        let mut memory = Buffer::in_large_pages(BYTES)?;
+        let numbers = random_bytes();
+        for part in memory.bytes_mut().chunks_mut(numbers.len()) {
+            part.copy_from_slice(&numbers[..part.len()]);
+        }
+        Ok(Self { team, level: Level::detect(), memory })
+    }
+
+    /// Measures all limits; takes about a tenth of a second.
+    pub fn measure(&self) -> Peaks {
+        let Self { team, level, .. } = *self;
+        let bandwidth = self.bandwidth();
+        let best = |job: &(dyn Fn() -> f64 + Sync)| {
+            let all = (0..TRIES).map(|_| {
+                let started = Instant::now();
+                let operations = AtomicU64::new(0);
+                team.each(team.len(), &|_, _| {
+                    operations.fetch_add(job() as u64, Ordering::Relaxed);
+                });
+                operations.into_inner() as f64 / started.elapsed().as_secs_f64()
+            });
+            all.fold(0.0, f64::max)
+        };
+        let f32 = best(&|| match level {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level was detected on this machine.
+            Level::Avx512Vnni | Level::Avx512Bf16 | Level::Amx => unsafe { x86::floats_16() },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Avx2 | Level::AvxVnni => unsafe { x86::floats_8() },
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon | Level::NeonDotprod => arm::floats(),
+            _ => multiply_add(),
+        });
+        let mut peaks = Peaks { bandwidth, int8: f32, bf16: f32, f32 };
+        #[cfg(target_arch = "x86_64")]
+        {
+            let numbers = random_bytes();
+            let n = &numbers;
+            match level {
+                Level::Portable | Level::Neon | Level::NeonDotprod => {}
+                // SAFETY: the level was detected on this machine.
+                Level::Avx2 => peaks.int8 = best(&|| unsafe { x86::pairs_of_bytes(n) }),
+                // SAFETY: as above.
+                Level::AvxVnni => peaks.int8 = best(&|| unsafe { x86::bytes_32(n) }),
+                // SAFETY: as above.
+                Level::Avx512Vnni | Level::Avx512Bf16 => peaks.int8 = best(&|| unsafe { x86::bytes(n) }),
+                // SAFETY: as above.
+                Level::Amx => peaks.int8 = best(&|| unsafe { x86::tiles_i8(n) }),
+            }
+            let mut floats = random_bytes();
+            // Numbers between 1 and 2: no denormals, infinities or NaNs.
+            floats.chunks_exact_mut(2).for_each(|v| (v[0], v[1]) = (v[0] & 0x7f | 0x80, 0x3f));
+            match level {
+                // SAFETY: as above.
+                Level::Avx512Bf16 => peaks.bf16 = best(&|| unsafe { x86::pairs_bf16(&floats) }),
+                // SAFETY: as above.
+                Level::Amx => peaks.bf16 = best(&|| unsafe { x86::tiles_bf16(&floats) }),
+                _ => {}
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            let numbers = random_bytes();
+            match level {
+                // SAFETY: the level was detected on this machine.
+                Level::Neon => peaks.int8 = best(&|| unsafe { arm::bytes::<WideningMultiply>(&numbers) }),
+                Level::NeonDotprod => {
+                    // SAFETY: as above.
+                    peaks.int8 = best(&|| unsafe { arm::bytes::<Sdot>(&numbers) });
+                }
+                _ => {}
+            }
+        }
+        peaks
+    }
+
+    /// Best read bandwidth over parts of the memory, each read by all threads; together they exceed
+    /// the caches.
+    fn bandwidth(&self) -> f64 {
+        let bytes = self.memory.bytes();
+        let mut best = 0f64;
+        for part in bytes.chunks(bytes.len() / PARTS) {
+            let each = (part.len() / self.team.len()) & !4095;
+            let started = Instant::now();
+            self.team.each(self.team.len(), &|_, thread| {
+                let mut sink = 0;
+                read(self.level, &part[thread * each..(thread + 1) * each], &mut sink);
+                std::hint::black_box(sink);
+            });
+            best = best.max((each * self.team.len()) as f64 / started.elapsed().as_secs_f64());
+        }
+        best
+    }
+}
+
+/// Random operands: processors run faster on zeros.
+fn random_bytes() -> [u8; 4096] {
+    let mut seed = 1u64;
+    let mut next = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 56) as u8
+    };
+    std::array::from_fn(|_| next())
+}
+
+#[inline(always)]
+fn read_body(bytes: &[u8], sink: &mut u64) {
+    let mut sums = [0u64; 64];
+    for part in bytes.as_chunks::<512>().0 {
+        for (sum, v) in sums.iter_mut().zip(part.as_chunks::<8>().0) {
+            *sum ^= u64::from_le_bytes(*v);
+        }
+    }
+    *sink = sums.iter().fold(0, |a, b| a ^ b);
+}
+
+per_level! { read(bytes: &[u8], sink: &mut u64) => read_body }
+
+/// f32 multiply-adds as the compiler vectorizes them for the baseline target.
+fn multiply_add() -> f64 {
+    const ROUNDS: usize = 250_000;
+    const CHAINS: usize = 32;
+    let mut sums = [1f32; CHAINS];
+    let (x, y) = (std::hint::black_box(1.000_01f32), std::hint::black_box(0.9f32));
+    for _ in 0..ROUNDS {
+        sums.iter_mut().for_each(|s| *s = *s * x + y);
+    }
+    std::hint::black_box(sums);
+    (ROUNDS * CHAINS * 2) as f64
+}

@@ -1,0 +1,7 @@
+//! Memory: mapped buffers, lists aligned to cache lines, and the KV cache pools.
+//!
+//! Knows no kernel; builds on `isa`.
+
+pub(crate) mod aligned;
+pub(crate) mod buffer;
+pub(crate) mod kv_pool;

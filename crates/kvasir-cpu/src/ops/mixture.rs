@@ -1,0 +1,175 @@
+//! Mixture of experts (MoE): router top-k, then gather, expert FFN and weighted scatter, expert by
+//! expert.
+//!
+//! 1. `route` turns a token's router scores into `(expert, weight)` pairs (softmax or sigmoid,
+//!    group-limited top-k).
+//! 2. For each expert with tokens: gather their rows, gate and up GEMM with activation, down GEMM,
+//!    and `y[token] += weight * out`.
+//!
+//! Each expert's weights are read once per step. Experts run in ascending order, so a token's sum
+//! does not depend on the rest of the batch.
+
+use crate::gemm::bf16::activations::Taken;
+use crate::gemm::linear::{Operand, Prepared};
+use crate::gemm::output::Output;
+use crate::isa::features::Level;
+use crate::memory::buffer::Buffer;
+use crate::rowwise::gate::gate as activate;
+use crate::threads::pool::ThreadPool;
+use crate::threads::rows::{Parts, by_rows};
+use crate::weights::linear::{Linear, Packed};
+use kvasir_program::{Activation, Op, Program, Routing, Score, ValueId};
+use std::io;
+
+/// Selected experts of one token with their routing weights.
+pub(crate) type Routes = Vec<(u32, f32)>;
+
+/// Selects a token's experts. `correction` is added for the selection only, not to the routing
+/// weights.
+pub(crate) fn route(scores: &[f32], routing: &Routing, correction: Option<&[f32]>) -> Routes {
+    let mut shares = scores.to_vec();
+    match routing.score {
+        Score::Softmax => {
+            let most = shares.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            shares.iter_mut().for_each(|s| *s = (*s - most).exp());
+            let sum: f32 = shares.iter().sum();
+            shares.iter_mut().for_each(|s| *s /= sum);
+        }
+        Score::Sigmoid => shares.iter_mut().for_each(|s| *s = 1.0 / (1.0 + (-*s).exp())),
+    }
+    let mut choice = shares.clone();
+    if let Some(correction) = correction {
+        choice.iter_mut().zip(correction).for_each(|(c, add)| *c += add);
+    }
+    if let Some(groups) = routing.groups {
+        let size = (choice.len() / groups.count.max(1)).max(1);
+        let worth = |group: &[f32]| best(group, 2).iter().map(|&i| group[i]).sum::<f32>();
+        let worths: Vec<f32> = choice.chunks(size).map(worth).collect();
+        let kept = best(&worths, groups.keep);
+        for (group, choice) in choice.chunks_mut(size).enumerate() {
+            if !kept.contains(&group) {
+                choice.fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+    let mut routes: Routes =
+        best(&choice, routing.top_k).into_iter().map(|e| (e as u32, shares[e])).collect();
+    if let Some(eps) = routing.renormalise {
+        let sum = routes.iter().map(|(_, share)| share).sum::<f32>() + eps;
+        routes.iter_mut().for_each(|(_, share)| *share /= sum);
+    }
+    routes.iter_mut().for_each(|(_, share)| *share *= routing.scale);
+    routes
+}
+
+/// Indices of the `k` largest values, largest first; the lower index wins ties.
+fn best(values: &[f32], k: usize) -> Vec<usize> {
+    let mut ids: Vec<usize> = (0..values.len()).collect();
+    ids.sort_by(|&a, &b| values[b].total_cmp(&values[a]).then(a.cmp(&b)));
+    ids.truncate(k);
+    ids
+}
+
+/// Scratch buffers for the tokens of one expert.
+pub(crate) struct MixtureMemory {
+    x: Buffer,
+    gate: Buffer,
+    up: Buffer,
+    inner: Buffer,
+    out: Buffer,
+    prepared: Prepared,
+}
+
+impl MixtureMemory {
+    /// Buffers for up to `tokens` tokens in any MoE layer of the program.
+    pub(crate) fn new(program: &Program, tokens: usize, taken: Taken) -> io::Result<Self> {
+        let sizes = program.ops.iter().filter_map(|op| match op {
+            Op::Mixture { experts, .. } => Some((experts.gate.first.inputs, experts.gate.first.outputs)),
+            _ => None,
+        });
+        let (outer, inner) = sizes.fold((0, 0), |(a, b), (outer, inner)| (a.max(outer), b.max(inner)));
+        let rows = |width: usize| Buffer::new(width * tokens * 4);
+        Ok(Self {
+            x: rows(outer)?,
+            gate: rows(inner)?,
+            up: rows(inner)?,
+            inner: rows(inner)?,
+            out: rows(outer)?,
+            prepared: Prepared::new(if outer == 0 { 0 } else { tokens }, outer.max(inner), taken)?,
+        })
+    }
+}
+
+/// A buffer as f32.
+fn floats(buffer: &mut Buffer) -> &mut [f32] {
+    let len = buffer.len() / 4;
+    // SAFETY: the buffer is page-aligned and borrowed exclusively; every bit pattern is a valid
+    // f32.
+    unsafe { std::slice::from_raw_parts_mut(buffer.bytes_mut().as_mut_ptr().cast(), len) }
+}
+
+/// Reserved value ids of an expert's operands, so that each operand is quantized only once.
+const GATHERED: ValueId = ValueId(u32::MAX);
+const ACTIVATED: ValueId = ValueId(u32::MAX - 1);
+
+/// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))`. Experts run in ascending order,
+/// so a token's sum does not depend on other tokens.
+pub(crate) fn mixture(
+    (team, level): (&ThreadPool, Level),
+    [gate, up, down]: [&[Linear]; 3],
+    activation: Activation,
+    x: &[f32],
+    routes: &[Routes],
+    m: &mut MixtureMemory,
+    (y, width): (&mut [f32], usize),
+) {
+    y.fill(0.0);
+    for expert in 0..gate.len() {
+        let chosen = routes.iter().enumerate().flat_map(|(token, routes)| {
+            routes.iter().filter(|(e, _)| *e as usize == expert).map(move |(_, share)| (token, *share))
+        });
+        let chosen: Vec<(usize, f32)> = chosen.collect();
+        let n = chosen.len();
+        if n == 0 {
+            continue;
+        }
+        let [gate, up, down] = [&gate[expert], &up[expert], &down[expert]];
+        let (outer, inner) = (gate.inputs, gate.outputs);
+        let rows_x = floats(&mut m.x);
+        let gathered = Parts::new(rows_x, outer);
+        by_rows(team, n, &|row| {
+            // SAFETY: each row is written by one thread.
+            unsafe { gathered.row(row) }.copy_from_slice(&x[chosen[row].0 * outer..][..outer]);
+        });
+        m.prepared.forget();
+        let all = (team, level);
+        // Fused gate and up projection whose activation is already quantized for the down
+        // projection, if there are no biases.
+        let alone = gate.bias.is_none() && up.bias.is_none() && matches!(down.packed, Packed::Quant(_));
+        let x = || Operand::Rows(rows_x, outer);
+        let together = alone && m.prepared.gate(all, (gate, up, activation), (GATHERED, x()), n, ACTIVATED);
+        if !together {
+            let mut both = [(gate, floats(&mut m.gate)), (up, floats(&mut m.up))]
+                .map(|(l, out)| Some((l, Output::new(out, n, inner, inner))));
+            m.prepared.multiply(all, &mut both, Some(GATHERED), &x());
+            let (g, u, activated) =
+                (floats(&mut m.gate), floats(&mut m.up), Parts::new(floats(&mut m.inner), inner));
+            by_rows(team, n, &|row| {
+                let at = row * inner..(row + 1) * inner;
+                // SAFETY: as above.
+                activate(level, &g[at.clone()], &u[at], activation, unsafe { activated.row(row) });
+            });
+        }
+        let activated = Operand::Rows(floats(&mut m.inner), inner);
+        let name = together.then_some(ACTIVATED);
+        let out = Output::new(floats(&mut m.out), n, outer, outer);
+        m.prepared.multiply(all, &mut [Some((down, out))], name, &activated);
+        let (out, sums) = (floats(&mut m.out), Parts::new(y, width));
+        by_rows(team, n, &|row| {
+            let (token, share) = chosen[row];
+            // SAFETY: as above; a token selects an expert at most once.
+            let sum = unsafe { sums.row(token) };
+            sum.iter_mut().zip(&out[row * outer..(row + 1) * outer]).for_each(|(y, v)| *y += share * v);
+        });
+    }
+}

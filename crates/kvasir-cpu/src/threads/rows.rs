@@ -1,0 +1,62 @@
+//! Parallel loops over rows, and disjoint mutable row slices of one buffer for them.
+
+use crate::threads::pool::ThreadPool;
+use std::marker::PhantomData;
+
+/// Rows per work item; up to this many run on the calling thread alone.
+const TOGETHER: usize = 4;
+
+/// Whether `by_rows` runs `n` rows on the calling thread only, without a parallel region.
+pub(crate) fn by_caller(n: usize) -> bool {
+    n <= TOGETHER
+}
+
+/// Runs `job` for each row, in parallel if there are more than a few.
+pub(crate) fn by_rows(team: &ThreadPool, n: usize, job: &(dyn Fn(usize) + Sync)) {
+    if by_caller(n) {
+        return (0..n).for_each(job);
+    }
+    team.each(n.div_ceil(TOGETHER), &|_, item| (item * TOGETHER..n.min((item + 1) * TOGETHER)).for_each(job));
+}
+
+/// A mutable slice of rows that several threads write in disjoint parts.
+pub(crate) struct Parts<'a> {
+    base: *mut f32,
+    len: usize,
+    stride: usize,
+    of: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: references to parts are handed out by unsafe methods whose callers guarantee that they
+// are disjoint.
+unsafe impl Sync for Parts<'_> {}
+
+impl<'a> Parts<'a> {
+    /// Rows of `stride` numbers each in `out`.
+    pub(crate) fn new(out: &'a mut [f32], stride: usize) -> Self {
+        Self { base: out.as_mut_ptr(), len: out.len(), stride, of: PhantomData }
+    }
+
+    /// Numbers `at .. at + len` of a row. Panics if they lie outside the slice.
+    ///
+    /// # Safety
+    /// No other reference to any of them may exist.
+    #[allow(clippy::mut_from_ref)] // hands out disjoint parts of one slice
+    pub(crate) unsafe fn part(&self, row: usize, at: usize, len: usize) -> &mut [f32] {
+        let start = row * self.stride + at;
+        assert!(start + len <= self.len, "a part lies outside its slice");
+        // SAFETY: within the slice this was made from; the caller guarantees that parts are
+        // disjoint.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }
+    }
+
+    /// A whole row of `stride` numbers.
+    ///
+    /// # Safety
+    /// No other reference to any of it may exist.
+    #[allow(clippy::mut_from_ref)] // as above
+    pub(crate) unsafe fn row(&self, row: usize) -> &mut [f32] {
+        // SAFETY: upheld by the caller.
+        unsafe { self.part(row, 0, self.stride) }
+    }
+}

@@ -1,0 +1,129 @@
+//! bf16 weight panels in VNNI tile layout (the B operand of AMX), packed from rows of any encoding.
+//!
+//! bf16 rows are only transposed; other encodings are dequantized to f32 and rounded to bf16 first.
+//! A panel is a pure function of its rows, so an in-place (not yet packed) matrix gives the same
+//! bits as a packed one.
+
+use crate::isa::features::Level;
+use crate::isa::float16::narrow;
+use crate::isa::tile::{LANES, STEP, transpose_rows};
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
+use crate::threads::pool::ThreadPool;
+use crate::weights::panels::{Encoded, EncodedRows, Kind, Panels, ahead};
+use kvasir_formats::{DType, encoding};
+use std::cell::RefCell;
+use std::io;
+
+/// Panel layout: tiles of 32 inputs x 16 outputs, each 16 rows of bf16 input pairs (VNNI).
+pub(crate) struct Floats {
+    /// Encoding of the stored rows; `None` if the matrix was packed from computed values.
+    stored: Option<DType>,
+    pub(crate) steps: usize,
+}
+
+/// A bf16 weight matrix.
+///
+/// Summation order at every ISA level, that of AMX: per tile one FMA chain over the even inputs and
+/// one over the odd inputs; their sum is added to the accumulator.
+pub(crate) type Bf16Panels = Panels<Floats>;
+
+/// Bytes of a tile.
+const TILE_BYTES: usize = 1024;
+/// Bytes of one source row's part of a tile.
+const LINE: usize = 64;
+
+impl Kind for Floats {
+    fn panel_bytes(&self) -> usize {
+        self.steps * TILE_BYTES
+    }
+
+    fn make(&self, rows: &Encoded<'_>, out: &mut [u8]) {
+        let level = Level::detect();
+        let Some(dtype) = self.stored.filter(|dtype| *dtype != DType::BF16) else {
+            return lay(level, rows, out);
+        };
+        self.round(level, out, |lane, values| {
+            // Row lengths were checked against the type when the file was opened. Rows past the end
+            // of the matrix are empty.
+            let row = rows[lane];
+            let inputs = row.len() / dtype.block_bytes() * dtype.block_len();
+            if encoding::dequantize(dtype, row, &mut values[..inputs]).is_err() {
+                values.fill(f32::NAN);
+            }
+        });
+    }
+}
+
+impl Floats {
+    /// Builds a panel from the f32 values that `row(lane, values)` writes, rounded to bf16.
+    fn round(&self, level: Level, out: &mut [u8], row: impl Fn(usize, &mut [f32])) {
+        thread_local! {
+            static MADE: RefCell<(Vec<f32>, Vec<u16>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+        }
+        MADE.with_borrow_mut(|(values, bits)| {
+            let len = self.steps * STEP;
+            values.resize(len, 0.0);
+            bits.resize(LANES * len, 0);
+            let mut rows: Encoded<'_> = [&[]; LANES];
+            for (lane, (bits, bytes)) in bits.chunks_exact_mut(len).zip(&mut rows).enumerate() {
+                values.fill(0.0);
+                row(lane, values);
+                narrow(level, values, bits);
+                // SAFETY: u16 has no padding, so its bytes are initialized.
+                *bytes = unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), size_of_val(bits)) };
+            }
+            lay(level, &rows, out);
+        });
+    }
+}
+
+impl Bf16Panels {
+    /// A matrix of `outputs` rows of `inputs` floats that is read in place until it is packed.
+    pub(crate) fn floats(
+        dtype: DType,
+        (outputs, inputs): (usize, usize),
+        rows: impl EncodedRows + 'static,
+    ) -> Self {
+        Self::of(Floats { stored: Some(dtype), steps: inputs.div_ceil(STEP) }, outputs, rows)
+    }
+
+    /// Packs a matrix whose row `n` is written by `row(n, values)`, rounded to bf16.
+    pub(crate) fn rounded(
+        team: &ThreadPool,
+        (outputs, inputs): (usize, usize),
+        row: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> io::Result<Self> {
+        let kind = Floats { stored: None, steps: inputs.div_ceil(STEP) };
+        let level = Level::detect();
+        Self::packed(kind, outputs, team, |kind, panel, out| {
+            kind.round(level, out, |lane, values| {
+                if panel * LANES + lane < outputs {
+                    row(panel * LANES + lane, &mut values[..inputs]);
+                }
+            });
+        })
+    }
+}
+
+/// Transposes 16 bf16 rows into panel layout; prefetches the rows of the next panel at their likely
+/// addresses.
+fn lay(level: Level, rows: &Encoded<'_>, out: &mut [u8]) {
+    let ahead = ahead(rows);
+    // Zero-padded copies of partial lines, at the end of rows and for absent rows.
+    let mut rests = [[0u8; LINE]; LANES];
+    for (step, out) in out.chunks_exact_mut(TILE_BYTES).enumerate() {
+        let mut lines = [std::ptr::null(); LANES];
+        for ((row, rest), line) in rows.iter().zip(&mut rests).zip(&mut lines) {
+            let part = &row[row.len().min(step * LINE)..row.len().min((step + 1) * LINE)];
+            prefetch_line(CacheLevel::L2, part.as_ptr().wrapping_add(ahead));
+            *line = part.as_ptr();
+            if part.len() < LINE {
+                rest.fill(0);
+                rest[..part.len()].copy_from_slice(part);
+                *line = rest.as_ptr();
+            }
+        }
+        // SAFETY: each pointer has 64 readable bytes, and `out` is a whole tile.
+        unsafe { transpose_rows(level, &lines, out.as_mut_ptr()) };
+    }
+}

@@ -1,0 +1,62 @@
+//! f32-arithmetic weight panels: packed on construction at their stored width, never read in place.
+
+use crate::isa::features::Level;
+use crate::isa::tile::LANES;
+use crate::threads::pool::ThreadPool;
+use crate::weights::f32::PART;
+use crate::weights::f32::width::{Width, encode_row};
+use crate::weights::panels::{Kind, Panels};
+use std::cell::RefCell;
+use std::io;
+
+/// Panel layout: parts of [`PART`] inputs x 16 outputs, in the stored width.
+#[derive(Clone, Copy)]
+pub(crate) struct F32Layout {
+    pub(crate) inputs: usize,
+    pub(crate) width: Width,
+}
+
+/// A matrix multiplied in f32 arithmetic. It is packed on construction, never read in place.
+pub(crate) type F32Panels = Panels<F32Layout>;
+
+impl Kind for F32Layout {
+    fn panel_bytes(&self) -> usize {
+        self.inputs.div_ceil(PART) * self.width.bytes()
+    }
+}
+
+impl F32Panels {
+    /// Packs `size = (outputs, inputs)`; `row(n, values)` writes row `n`, whose values must be
+    /// exact in `width`.
+    pub(crate) fn numbers(
+        team: &ThreadPool,
+        size: (usize, usize),
+        width: Width,
+        row: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> io::Result<Self> {
+        thread_local! {
+            static MADE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        }
+        let level = Level::detect();
+        Self::codes(team, size, width, &|n, lane, panel| {
+            MADE.with_borrow_mut(|values| {
+                values.resize(size.1, 0.0);
+                row(n, values);
+                encode_row(level, width, lane, values, panel);
+            });
+        })
+    }
+
+    /// Packs encoded rows: `put(n, lane, panel)` writes row `n` into lane `lane` of its panel.
+    pub(crate) fn codes(
+        team: &ThreadPool,
+        (outputs, inputs): (usize, usize),
+        width: Width,
+        put: &(dyn Fn(usize, usize, &mut [u8]) + Sync),
+    ) -> io::Result<Self> {
+        Self::packed(F32Layout { inputs, width }, outputs, team, |_, panel, out| {
+            let first = panel * LANES;
+            (0..LANES.min(outputs - first)).for_each(|lane| put(first + lane, lane, out));
+        })
+    }
+}

@@ -1,0 +1,308 @@
+//! Decodes superblocks of 16 rows from GGUF and MXFP4 encodings to integer codes, scales and mins.
+//!
+//! K types keep their stored integers. The 32-weight types (Q4_0 to Q8_0, IQ4_NL) have a float
+//! scale per block; these become integer multiples of a bf16 unit per superblock (`whole`). MXFP4
+//! scales become `64 >> (largest - own)`.
+
+use crate::isa::float16::{ROUND, half, high_half};
+use crate::isa::tile::LANES;
+use crate::weights::int8::format::{Codes, Format, SUPER};
+use kvasir_formats::DType;
+use kvasir_formats::encoding::{iq4_xs_scale, q3_k_scale, q45_k_scale_min};
+
+/// Decoded superblocks of 16 rows. Signed codes are in two's complement, in the low bits of their
+/// bytes.
+pub(crate) struct Supers {
+    pub(crate) code: [[u8; SUPER]; LANES],
+    /// Scales: `[sub-block][row]`.
+    pub(crate) scale: [[i16; LANES]; 16],
+    pub(crate) min: [[i16; LANES]; 16],
+    pub(crate) d: [u16; LANES],
+    pub(crate) dmin: [u16; LANES],
+}
+
+impl Supers {
+    pub(crate) const fn new() -> Self {
+        let (scale, min) = ([[0; LANES]; 16], [[0; LANES]; 16]);
+        Self { code: [[0; SUPER]; LANES], scale, min, d: [0; LANES], dmin: [0; LANES] }
+    }
+
+    /// Decodes the superblocks in `rows`, 256 weights each, or fewer at the end of a row. Absent
+    /// weights are zero.
+    #[inline(always)]
+    pub(crate) fn read(&mut self, dtype: DType, format: Format, rows: &[&[u8]; LANES]) {
+        match dtype {
+            DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K | DType::Iq4Xs => {
+                self.k_rows(dtype, format, rows)
+            }
+            DType::Q8_0 => self.legacy::<34>(format, rows),
+            DType::Q4_0 | DType::Iq4Nl => self.legacy::<18>(format, rows),
+            DType::Q4_1 => self.legacy::<20>(format, rows),
+            DType::Q5_0 => self.legacy::<22>(format, rows),
+            DType::Mxfp4 => self.mxfp4(format, rows),
+            _ => self.legacy::<24>(format, rows),
+        }
+    }
+
+    /// K types and IQ4_XS: superblocks of 256 weights with integer scales.
+    #[inline(always)]
+    fn k_rows(&mut self, dtype: DType, format: Format, rows: &[&[u8]; LANES]) {
+        for (lane, bytes) in rows.iter().enumerate() {
+            let mut row = Row { code: &mut self.code[lane], scale: [0; 16], min: [0; 16], d: 0, dmin: 0 };
+            // No function pointers: they would not be compiled with the ISA level's target
+            // features.
+            if bytes.len() < dtype.block_bytes() {
+                row.code.fill(0);
+            } else if dtype == DType::Q2K {
+                q2_k(bytes, &mut row);
+            } else if dtype == DType::Q3K {
+                q3_k(bytes, &mut row);
+            } else if dtype == DType::Q4K {
+                q45_k(bytes, 16, None, &mut row);
+            } else if dtype == DType::Q5K {
+                q45_k(bytes, 48, bytes.get(16..48), &mut row);
+            } else if dtype == DType::Q6K {
+                q6_k(bytes, &mut row);
+            } else {
+                iq4_xs(bytes, &mut row);
+            }
+            (self.d[lane], self.dmin[lane]) = (row.d, row.dmin);
+            for i in 0..format.subs() {
+                (self.scale[i][lane], self.min[i][lane]) = (row.scale[i], row.min[i]);
+            }
+        }
+    }
+
+    /// 32-weight types: eight blocks of `B` bytes per row, each with a float scale.
+    #[inline(always)]
+    fn legacy<const B: usize>(&mut self, format: Format, rows: &[&[u8]; LANES]) {
+        let (mut d, mut m) = ([[0u16; LANES]; 8], [[0u16; LANES]; 8]);
+        for (lane, bytes) in rows.iter().enumerate() {
+            let blocks = bytes.as_chunks::<B>().0;
+            let codes = self.code[lane].as_chunks_mut::<32>().0;
+            for (b, code) in codes.iter_mut().enumerate() {
+                let Some(block) = blocks.get(b) else {
+                    code.fill(0);
+                    continue;
+                };
+                d[b][lane] = bits_at(block, 0);
+                if format.has_min {
+                    m[b][lane] = bits_at(block, 2);
+                }
+                match format.bits {
+                    8 => code.copy_from_slice(&block[2..]),
+                    _ => nibbles_of(block, format, code),
+                }
+            }
+        }
+        if format.is_open() {
+            self.d = whole(&d, FINE, &mut self.scale);
+            self.open();
+        } else {
+            self.d = whole(&d, COARSE, &mut self.scale);
+        }
+        if format.has_min {
+            self.dmin = whole(&m, COARSE, &mut self.min);
+        }
+    }
+
+    /// MXFP4: eight blocks per row with power-of-two scales; the largest becomes 64 units.
+    #[inline(always)]
+    fn mxfp4(&mut self, format: Format, rows: &[&[u8]; LANES]) {
+        for (lane, bytes) in rows.iter().enumerate() {
+            let blocks = bytes.as_chunks::<17>().0;
+            let mut largest = 0;
+            for block in blocks {
+                largest = block[0].max(largest);
+            }
+            let codes = self.code[lane].as_chunks_mut::<32>().0;
+            for (b, code) in codes.iter_mut().enumerate() {
+                let Some(block) = blocks.get(b) else {
+                    code.fill(0);
+                    continue;
+                };
+                nibbles_of(block, format, code);
+                self.scale[b][lane] = 64 >> (largest - block[0]).min(7);
+            }
+            // bf16 of `2^(largest - 128) / 64`; zero if that is not normal.
+            self.d[lane] = u16::from(largest.saturating_sub(7)) << 7;
+        }
+    }
+
+    /// Unpacks 8-bit codes to `v + 128`: `code * scale >> 15`, rounded.
+    #[inline(always)]
+    fn open(&mut self) {
+        for (lane, codes) in self.code.iter_mut().enumerate() {
+            for (codes, scale) in codes.as_chunks_mut::<32>().0.iter_mut().zip(&self.scale) {
+                let scale = i32::from(scale[lane]);
+                for c in codes {
+                    *c = ((i32::from(*c as i8) * scale + (1 << 14)) >> 15) as u8 ^ 0x80;
+                }
+            }
+        }
+    }
+}
+
+/// One row's decoded superblock.
+struct Row<'a> {
+    code: &'a mut [u8; SUPER],
+    scale: [i16; 16],
+    min: [i16; 16],
+    d: u16,
+    dmin: u16,
+}
+
+/// 1 in every byte of a u128. SIMD within a register: the compiler would otherwise gather bytes one
+/// by one.
+pub(crate) const ONES: u128 = u128::MAX / 255;
+
+/// Loads 32 bytes as two u128.
+#[inline(always)]
+fn numbers(bytes: &[u8], at: usize) -> [u128; 2] {
+    let part = bytes[at..at + 32].as_chunks::<16>().0;
+    [u128::from_le_bytes(part[0]), u128::from_le_bytes(part[1])]
+}
+
+/// Stores two u128 as 32 codes.
+#[inline(always)]
+fn put(code: &mut [u8; 32], numbers: [u128; 2]) {
+    code.as_chunks_mut::<16>().0.iter_mut().zip(numbers).for_each(|(c, n)| *c = n.to_le_bytes());
+}
+
+/// 4-bit codes, and the fifth bits of 5-bit types.
+#[inline(always)]
+fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 32]) {
+    let Some(stored) = block.last_chunk::<16>() else { return };
+    let stored = u128::from_le_bytes(*stored);
+    // Subtracting half of the range is flipping the highest bit.
+    let highest = if format.codes == Codes::Signed { ONES << (format.bits - 1) } else { 0 };
+    put(code, [stored, stored >> 4].map(|q| q & (ONES * 15) ^ highest));
+    if format.bits == 5 {
+        let at = if format.has_min { 4 } else { 2 };
+        let Some(&bits) = block[at..].first_chunk::<4>() else { return };
+        let bits = u32::from_le_bytes(bits);
+        code.iter_mut().enumerate().for_each(|(j, c)| *c ^= ((bits >> j & 1) << 4) as u8);
+    }
+}
+
+/// Q2_K: 2-bit codes, 4-bit scales and mins per 16 weights. `dmin` changes sign, because mins are
+/// subtracted there.
+#[inline(always)]
+fn q2_k(b: &[u8], row: &mut Row<'_>) {
+    for (i, &s) in b.iter().enumerate().take(16) {
+        (row.scale[i], row.min[i]) = (i16::from(s & 15), i16::from(s >> 4));
+    }
+    for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let from = numbers(b, 16 + part / 4 * 32);
+        put(code, from.map(|q| q >> (part % 4 * 2) & (ONES * 3)));
+    }
+    (row.d, row.dmin) = (bits_at(b, 80), bits_at(b, 82) ^ SIGN);
+}
+
+/// Q3_K: 2 low bits and 1 high bit, less 4; 6-bit scales per 16 weights.
+#[inline(always)]
+fn q3_k(b: &[u8], row: &mut Row<'_>) {
+    for (i, scale) in row.scale.iter_mut().enumerate() {
+        *scale = i16::from(q3_k_scale(i, &b[96..108]));
+    }
+    for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (low, high) = (numbers(b, 32 + part / 4 * 32), numbers(b, 0));
+        let codes = |i: usize| low[i] >> (part % 4 * 2) & (ONES * 3) | (high[i] >> part & ONES) << 2;
+        // Subtracts 4 from each byte; bit 7 absorbs the borrow, so that bytes do not affect each
+        // other.
+        put(code, [0, 1].map(|i| ((codes(i) | (ONES * 128)) - ONES * 4) ^ (ONES * 128)));
+    }
+    row.d = bits_at(b, 108);
+}
+
+/// Q4_K and Q5_K: nibbles, for Q5_K with `high` fifth bits; 6-bit scales and mins per 32 weights.
+#[inline(always)]
+fn q45_k(b: &[u8], nibbles: usize, high: Option<&[u8]>, row: &mut Row<'_>) {
+    for i in 0..8 {
+        let (scale, min) = q45_k_scale_min(i, &b[4..16]);
+        (row.scale[i], row.min[i]) = (i16::from(scale), i16::from(min));
+    }
+    for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let mut codes = numbers(b, nibbles + part / 2 * 32).map(|q| q >> (part % 2 * 4) & (ONES * 15));
+        if let Some(high) = high {
+            codes.iter_mut().zip(numbers(high, 0)).for_each(|(c, h)| *c |= (h >> part & ONES) << 4);
+        }
+        put(code, codes);
+    }
+    (row.d, row.dmin) = (bits_at(b, 0), bits_at(b, 2) ^ SIGN);
+}
+
+/// Q6_K: 4 low bits and 2 high bits, less 32; int8 scales per 16 weights.
+#[inline(always)]
+fn q6_k(b: &[u8], row: &mut Row<'_>) {
+    for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (half, quarter) = (part / 4, part % 4);
+        let (low, high) = (numbers(b, half * 64 + quarter % 2 * 32), numbers(b, 128 + half * 32));
+        let low = low.map(|q| q >> (quarter / 2 * 4) & (ONES * 15));
+        let high = high.map(|h| (h >> (quarter * 2) & (ONES * 3)) << 4);
+        put(code, [0, 1].map(|i| (low[i] | high[i]) ^ (ONES * 32)));
+    }
+    row.scale.iter_mut().zip(&b[192..208]).for_each(|(scale, &s)| *scale = i16::from(s as i8));
+    row.d = bits_at(b, 208);
+}
+
+/// IQ4_XS: 4-bit table codes; 6-bit scales per 32 weights.
+#[inline(always)]
+fn iq4_xs(b: &[u8], row: &mut Row<'_>) {
+    let Some(block) = b.first_chunk() else { return };
+    let stored = block[8..].as_chunks::<16>().0;
+    for (i, (code, stored)) in row.code.as_chunks_mut::<32>().0.iter_mut().zip(stored).enumerate() {
+        row.scale[i] = i16::from(iq4_xs_scale(i, block));
+        let stored = u128::from_le_bytes(*stored);
+        put(code, [stored, stored >> 4].map(|q| q & (ONES * 15)));
+    }
+    row.d = bits_at(b, 0);
+}
+
+/// Sign bit of a 16-bit float.
+const SIGN: u16 = 0x8000;
+
+/// A little-endian u16.
+#[inline(always)]
+fn bits_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+/// Largest integer scale: where scales are stored (int8), and where they are only used for
+/// unpacking (below).
+const COARSE: f32 = 127.0;
+/// Largest 16-bit scale: `128 * FINE >> 15`, rounded, is still below 128.
+pub(crate) const FINE: f32 = 32511.0;
+
+/// Writes eight blocks' scales as integer multiples, at most `most`, of a bf16 unit per row;
+/// returns the units.
+#[inline(always)]
+fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) -> [u16; LANES] {
+    let (mut values, mut largest) = ([[0f32; LANES]; 8], [0f32; LANES]);
+    for (values, scales) in values.iter_mut().zip(scales) {
+        for lane in 0..LANES {
+            values[lane] = half(scales[lane]);
+            largest[lane] = largest[lane].max(values[lane].abs());
+        }
+    }
+    let (mut units, mut inverse) = ([0u16; LANES], [0f32; LANES]);
+    for lane in 0..LANES {
+        let (one, inverse_of_one) = unit(largest[lane] / most);
+        (units[lane], inverse[lane]) = (high_half(one), inverse_of_one);
+    }
+    for (out, values) in out.iter_mut().zip(&values) {
+        for lane in 0..LANES {
+            // `min` and `max` return the other operand for NaN.
+            let whole = most.min((values[lane] * inverse[lane]).max(-most));
+            out[lane] = (whole + ROUND).to_bits() as i16;
+        }
+    }
+    units
+}
+
+/// The smallest bf16 not below `exact`, and its inverse; zeros if it is not normal.
+#[inline(always)]
+pub(crate) fn unit(exact: f32) -> (f32, f32) {
+    let one = f32::from_bits(exact.to_bits().wrapping_add(0xffff) & 0xffff_0000);
+    if one.is_normal() { (one, 1.0 / one) } else { (0.0, 0.0) }
+}

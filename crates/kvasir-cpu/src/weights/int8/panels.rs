@@ -1,0 +1,59 @@
+//! Quantized weight matrices as panels of superblocks, read in place until they are packed.
+
+use crate::isa::features::Level;
+use crate::weights::int8::format::{Format, SUPER};
+use crate::weights::int8::pack::pack;
+use crate::weights::panels::{Encoded, EncodedRows, Kind, PanelReader, Panels};
+use kvasir_formats::DType;
+
+/// Panel layout: superblocks one after the other. 6- and 8-bit codes have four inputs of 16 outputs
+/// per vector; 4- and 5-bit codes are stored by output.
+pub(crate) struct Integers {
+    pub(crate) dtype: DType,
+    pub(crate) format: Format,
+    /// Superblocks per panel, all planes counted.
+    pub(crate) supers: usize,
+}
+
+impl Kind for Integers {
+    fn panel_bytes(&self) -> usize {
+        self.supers * self.format.bytes()
+    }
+
+    fn make(&self, rows: &Encoded<'_>, out: &mut [u8]) {
+        let level = Level::detect();
+        pack(level, self.dtype, self.format, rows, level, out);
+    }
+}
+
+/// A block-quantized weight matrix.
+pub(crate) type QuantPanels = Panels<Integers>;
+
+/// Panel access for one multiplication.
+pub(crate) type QuantReader<'a, 'r> = PanelReader<'a, 'r, Integers>;
+
+impl QuantPanels {
+    /// A matrix of `outputs` rows of `inputs` weights, not packed yet. Returns the rows for
+    /// encodings that are not block-quantized integers.
+    pub(crate) fn quantised<R: EncodedRows + 'static>(
+        dtype: DType,
+        (outputs, inputs): (usize, usize),
+        rows: R,
+    ) -> Result<Self, R> {
+        match Format::for_matrix(dtype, outputs * inputs) {
+            Some(format) => Ok(Self::in_format(format, dtype, (outputs, inputs), rows)),
+            None => Err(rows),
+        }
+    }
+
+    /// As [`quantised`](Self::quantised), in a given format, which the encoding must support.
+    pub(crate) fn in_format(
+        format: Format,
+        dtype: DType,
+        (outputs, inputs): (usize, usize),
+        rows: impl EncodedRows + 'static,
+    ) -> Self {
+        let supers = inputs.div_ceil(SUPER) * format.planes;
+        Self::of(Integers { dtype, format, supers }, outputs, rows)
+    }
+}

@@ -1,0 +1,261 @@
+//! Chooses the kernel family of each weight matrix and packs it from its source.
+//!
+//! | precision and stored type | kernel family |
+//! |---|---|
+//! | `Exact`, router weights, or stored f32 | f32 panels at the stored width (FP8, MXFP4: codes) |
+//! | `Close`, not stored as bf16 | f32 panels |
+//! | block-quantized integers (GGUF types, MXFP4) | integer panels |
+//! | all else | bf16 panels |
+//!
+//! Matrices whose rows are whole stored rows are read in place until they are packed, a part at
+//! each step (`where_they_lie`). Transposed or strided views are dequantized as a whole first
+//! (`pack_dense`). Pages of the file are released once a matrix is packed.
+
+use crate::threads::pool::ThreadPool;
+use crate::weights::bf16::Bf16Panels;
+use crate::weights::f32::panels::F32Panels;
+use crate::weights::f32::width::Width;
+use crate::weights::f32::{PART, fp8, mxfp4};
+use crate::weights::int8::panels::QuantPanels;
+use crate::weights::linear::{Linear, Packed};
+use crate::weights::panels::{EncodedRows, RowBytes};
+use crate::weights::precision::Precision;
+use crate::weights::source::{Scaled, Source};
+use kvasir_formats::{DType, Error};
+use kvasir_program::{Matrix, Program, Role, Vector, WeightId};
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+/// Rows `first + n * step` of a stored weight, looked up by name whenever they are read.
+struct FileRows {
+    source: Arc<Source>,
+    name: String,
+    shape: Vec<usize>,
+    first: usize,
+    step: usize,
+}
+
+impl EncodedRows for FileRows {
+    fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
+        // The weight was present in this shape when the model was loaded.
+        let stored = self.source.stored(&self.name, &self.shape).ok().flatten();
+        match &stored {
+            Some(stored) => to(&|n| (stored.row)(self.first + n * self.step)),
+            None => to(&|_| &[]),
+        }
+    }
+
+    fn bring(&self, rows: Range<usize>) {
+        self.source.bring(&self.name, self.in_file(rows));
+    }
+
+    fn let_go(&self, rows: Range<usize>) {
+        self.source.let_go(&self.name, self.in_file(rows));
+    }
+}
+
+impl FileRows {
+    /// Row numbers of the stored weight for rows of this matrix.
+    fn in_file(&self, rows: Range<usize>) -> Range<usize> {
+        self.first + rows.start * self.step..self.first + rows.end * self.step
+    }
+}
+
+/// Packs matrices. Caches the last weight that was dequantized as a whole: the next matrices are
+/// often other views of it.
+pub(crate) struct Packer<'a> {
+    pub(crate) team: &'a ThreadPool,
+    pub(crate) program: &'a Program,
+    pub(crate) source: &'a Arc<Source>,
+    pub(crate) precision: Precision,
+    unpacked: Option<(WeightId, Vec<f32>)>,
+}
+
+impl<'a> Packer<'a> {
+    pub(crate) fn new(
+        team: &'a ThreadPool,
+        program: &'a Program,
+        source: &'a Arc<Source>,
+        precision: Precision,
+    ) -> Self {
+        Self { team, program, source, precision, unpacked: None }
+    }
+
+    /// Dequantizes a whole weight to f32 and releases its file pages.
+    pub(crate) fn numbers(&self, id: WeightId) -> Result<Vec<f32>, Error> {
+        let weight = self.program.weight(self.program.resolve(id));
+        let values = self.source.dense(&weight.name, &weight.shape)?;
+        if values.len() != weight.shape.iter().product::<usize>() {
+            return Err(Error::at(
+                format!("tensor {}", weight.name),
+                format!("is not of shape {:?}", weight.shape),
+            ));
+        }
+        self.source.let_go(&weight.name, 0..usize::MAX);
+        Ok(values)
+    }
+
+    /// Checks that rows of an embedding table can be read one by one.
+    pub(crate) fn look_into(&self, table: WeightId) -> Result<(), Error> {
+        let weight = self.program.weight(self.program.resolve(table));
+        let mut row = vec![0.0; weight.shape.last().copied().unwrap_or(0)];
+        self.source.row(&weight.name, &weight.shape, 0, &mut row)?;
+        self.source.let_go(&weight.name, 0..1);
+        Ok(())
+    }
+
+    /// A bias or norm vector of `len` numbers, possibly strided or part of a stacked weight.
+    fn vector(&self, v: &Vector, len: usize) -> Result<Vec<f32>, Error> {
+        let weight = self.program.weight(self.program.resolve(v.weight));
+        let row_len = weight.shape.last().copied().unwrap_or(1).max(1);
+        let pick = |values: &[f32], from: usize| -> Vec<f32> {
+            (0..len).map(|i| values.get(from + i * v.stride).copied().unwrap_or_default()).collect()
+        };
+        // Reads one row of a stacked expert weight instead of the whole stack.
+        let (row, from) = (v.offset / row_len, v.offset % row_len);
+        if from + len.saturating_sub(1) * v.stride < row_len {
+            let mut values = vec![0.0; row_len];
+            if self.source.row(&weight.name, &weight.shape, row, &mut values).is_ok() {
+                self.source.let_go(&weight.name, row..row + 1);
+                return Ok(pick(&values, from));
+            }
+        }
+        Ok(pick(&self.numbers(v.weight)?, v.offset))
+    }
+
+    /// Builds one linear layer's matrix. Its file pages are released if it is packed already.
+    pub(crate) fn linear(&mut self, m: &Matrix) -> Result<Linear, Error> {
+        let weight = self.program.weight(self.program.resolve(m.weight));
+        let bias = m.bias.as_ref().map(|v| self.vector(v, m.outputs)).transpose()?;
+        let (name, shape) = (&weight.name, &weight.shape);
+        let dtype = self.source.dtype(name, shape)?;
+        let exact = self.precision == Precision::Exact || weight.role == Role::Router;
+        let close = self.precision == Precision::Close && dtype != Some(DType::BF16);
+        let wide = exact || close || dtype == Some(DType::F32);
+        let row_len = shape.last().copied().unwrap_or(1);
+        let stored_bytes = dtype.map_or(Ok(row_len), |dtype| dtype.row_bytes(row_len))? * m.outputs;
+        let lies = m.stored_rows(row_len);
+        let packed = match dtype.zip(lies) {
+            None => self.pack_dense(m, wide, dtype)?,
+            Some((dtype, (first, step))) => {
+                let stored = self.source.stored(name, shape)?;
+                let rows = stored.as_ref().map_or_else(|| shape.iter().rev().skip(1).product(), |s| s.rows);
+                if first + step * m.outputs.saturating_sub(1) >= rows {
+                    return Err(Error::at(format!("tensor {name}"), "has too few rows"));
+                }
+                let codes = if wide { self.pack_codes(name, m, (first, step))? } else { None };
+                match codes {
+                    Some(packed) => packed,
+                    None if !wide && stored.is_some() => self.where_they_lie(dtype, m, (first, step))?,
+                    None => {
+                        let failed = OnceLock::new();
+                        let packed = self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
+                            if let Err(why) = self.source.row(name, shape, first + n * step, out) {
+                                // The first error is reported; later rows of a failed matrix do not
+                                // matter.
+                                let _ = failed.set(why);
+                            }
+                        })?;
+                        failed.into_inner().map_or(Ok(packed), Err)?
+                    }
+                }
+            }
+        };
+        if let Some((first, step)) = lies.filter(|_| packed.is_packed()) {
+            self.source.let_go(name, first..first + step * m.outputs);
+        }
+        Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes })
+    }
+
+    /// A matrix that is read in place until it is packed. It is packed at once if the source does
+    /// not stay readable.
+    fn where_they_lie(
+        &self,
+        dtype: DType,
+        m: &Matrix,
+        (first, step): (usize, usize),
+    ) -> Result<Packed, Error> {
+        let weight = self.program.weight(self.program.resolve(m.weight));
+        let (name, shape, source) = (weight.name.clone(), weight.shape.clone(), Arc::clone(self.source));
+        let rows = FileRows { source, name, shape, first, step };
+        let size = (m.outputs, m.inputs);
+        let packed = match QuantPanels::quantised(dtype, size, rows) {
+            Ok(panels) => Packed::Quant(panels),
+            Err(rows) => Packed::Bf16(Bf16Panels::floats(dtype, size, rows)),
+        };
+        while !self.source.stays() && !packed.is_packed() {
+            packed.pack_some(self.team, usize::MAX).map_err(out_of_memory)?;
+        }
+        Ok(packed)
+    }
+
+    /// Packs the rows that `row` writes: in f32 arithmetic at the given width, or as bf16 if there
+    /// is none.
+    fn pack(
+        &self,
+        wide: Option<Width>,
+        m: &Matrix,
+        row: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Result<Packed, Error> {
+        let size = (m.outputs, m.inputs);
+        let packed = match wide {
+            Some(width) => F32Panels::numbers(self.team, size, width, row).map(Packed::F32),
+            None => Bf16Panels::rounded(self.team, size, row).map(Packed::Bf16),
+        };
+        packed.map_err(out_of_memory)
+    }
+
+    /// Packs FP8 or MXFP4 codes with their scales, without dequantization; `None` if the weight is
+    /// of another type.
+    fn pack_codes(
+        &self,
+        name: &str,
+        m: &Matrix,
+        (first, step): (usize, usize),
+    ) -> Result<Option<Packed>, Error> {
+        let (team, size) = (self.team, (m.outputs, m.inputs));
+        let whole = |w: &Scaled<'_>| w.codes.row_len == m.inputs && w.block.1.is_multiple_of(PART);
+        let packed = if let Some(w) = self.source.nibbles(name)?.filter(|w| w.row_len == m.inputs) {
+            F32Panels::codes(team, size, Width::Mxfp4, &|n, lane, panel| {
+                mxfp4::put_codes(lane, (w.row)(first + n * step), panel);
+            })
+        } else if let Some(w) = self.source.scaled(name)?.filter(whole) {
+            F32Panels::codes(team, size, Width::Fp8, &|n, lane, panel| {
+                let row = first + n * step;
+                fp8::put_codes(lane, (w.codes.row)(row), |part| w.scale(row, part * PART), panel);
+            })
+        } else {
+            return Ok(None);
+        };
+        packed.map(|packed| Some(Packed::F32(packed))).map_err(out_of_memory)
+    }
+
+    /// Packs a view that does not consist of whole stored rows, from the dequantized weight.
+    fn pack_dense(&mut self, m: &Matrix, wide: bool, dtype: Option<DType>) -> Result<Packed, Error> {
+        let id = self.program.resolve(m.weight);
+        if self.unpacked.as_ref().is_none_or(|(have, _)| *have != id) {
+            self.unpacked = None;
+            self.unpacked = Some((id, self.numbers(id)?));
+        }
+        let values = self.unpacked.as_ref().map_or(&[][..], |(_, values)| values);
+        let last =
+            m.offset + (m.outputs.max(1) - 1) * m.output_stride + (m.inputs.max(1) - 1) * m.input_stride;
+        if last >= values.len() {
+            return Err(Error::at(
+                format!("tensor {}", self.program.weight(id).name),
+                "is too small for its matrix",
+            ));
+        }
+        let fill = |n: usize, out: &mut [f32]| {
+            let from = &values[m.offset + n * m.output_stride..];
+            out.iter_mut().zip(from.iter().step_by(m.input_stride.max(1))).for_each(|(o, &v)| *o = v);
+        };
+        // Block-scaled widths do not fit strided inputs.
+        let width = dtype.filter(|dtype| dtype.block_len() == 1).map_or(Width::F32, Width::of);
+        self.pack(wide.then_some(width), m, &fill)
+    }
+}
+
+pub(crate) fn out_of_memory(e: std::io::Error) -> Error {
+    Error::at("", format!("no memory for weights: {e}"))
+}

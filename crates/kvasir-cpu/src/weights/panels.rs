@@ -1,0 +1,303 @@
+//! Packed weight panels: a matrix in panels of 16 outputs, in the order in which GEMM and GEMV
+//! kernels stream them.
+//!
+//! A matrix starts unpacked: each panel is made on the fly from the stored rows (mapped file), into
+//! scratch. `pack_some` packs a prefix of the panels and releases the pages behind it.
+//! Packed and on-the-fly panels have the same bytes (decision 0017).
+//!
+//! Ordering: `packing` admits one packer. It writes panels `done ..` and then stores `done` with
+//! Release. Readers load `done` with Acquire and touch packed panels below it only, which are never
+//! written again.
+
+use crate::isa::tile::LANES;
+use crate::memory::aligned::Lines;
+use crate::memory::buffer::Buffer;
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
+use crate::threads::pool::ThreadPool;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Maps a row index to the row's stored bytes.
+pub(crate) type RowBytes<'a> = dyn Fn(usize) -> &'a [u8] + Sync + 'a;
+
+/// The stored rows of a panel; empty slices past the last row of the matrix.
+pub(crate) type Encoded<'a> = [&'a [u8]; LANES];
+
+/// Estimated distance in bytes from a row to the same row of the next panel.
+#[inline(always)]
+pub(crate) fn ahead(rows: &Encoded<'_>) -> usize {
+    (rows[1].as_ptr() as usize).wrapping_sub(rows[0].as_ptr() as usize).wrapping_mul(LANES)
+}
+
+/// Prefetches into L2 as many bytes as `bytes` has, from `ahead` bytes after its start.
+#[inline(always)]
+pub(crate) fn fetch(bytes: &[u8], ahead: usize) {
+    for at in (0..bytes.len()).step_by(64) {
+        prefetch_line(CacheLevel::L2, bytes.as_ptr().wrapping_add(ahead).wrapping_add(at));
+    }
+}
+
+/// Scratch for a panel made on the fly.
+pub(crate) type Room = Lines<u8>;
+
+/// A matrix's rows in their stored (checkpoint) encoding.
+pub(crate) trait EncodedRows: Send + Sync {
+    /// Calls `to` once with access to the rows. A missing row is empty.
+    fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>));
+    /// Hint: these rows are read soon (page them in).
+    fn bring(&self, _rows: Range<usize>) {}
+    /// Hint: these rows are no longer needed (pages may be released).
+    fn let_go(&self, _rows: Range<usize>) {}
+}
+
+/// The row source of a matrix that is fully packed.
+struct Nothing;
+
+impl EncodedRows for Nothing {
+    fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
+        to(&|_| &[]);
+    }
+}
+
+/// A panel format: its size, and how to pack stored rows into it.
+pub(crate) trait Kind: Send + Sync {
+    /// Bytes of one panel.
+    fn panel_bytes(&self) -> usize;
+    /// Packs a panel from its stored rows. Never called for a matrix that was packed at creation.
+    fn make(&self, _rows: &Encoded<'_>, _out: &mut [u8]) {
+        unreachable!("it is packed");
+    }
+}
+
+/// The weight panels of one matrix.
+pub(crate) struct Panels<K> {
+    /// Unique id of the matrix within the process, never reused.
+    number: u64,
+    pub(crate) kind: K,
+    pub(crate) outputs: usize,
+    rows: Box<dyn EncodedRows>,
+    /// Memory of all panels, once allocated.
+    packed: OnceLock<Buffer>,
+    /// Length of the packed prefix, in panels; these are never written again.
+    done: AtomicUsize,
+    /// Held while packing.
+    packing: Mutex<()>,
+    /// Whether the rows were paged in before being read in place.
+    brought: AtomicBool,
+}
+
+/// Bytes packed before the pages of the stored rows are released.
+const AT_ONCE: usize = 16 << 20;
+/// Bytes of panels whose stored rows a thread pages in at a time.
+const BROUGHT: usize = 1 << 20;
+
+impl<K: Kind> Panels<K> {
+    /// A matrix that is not packed yet.
+    pub(crate) fn of(kind: K, outputs: usize, rows: impl EncodedRows + 'static) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (rows, packed) = (Box::new(rows), OnceLock::new());
+        let (done, packing) = (AtomicUsize::new(0), Mutex::new(()));
+        Self { number, kind, outputs, rows, packed, done, packing, brought: AtomicBool::new(false) }
+    }
+
+    /// A matrix packed at once, in parallel: `make` fills one panel.
+    pub(crate) fn packed(
+        kind: K,
+        outputs: usize,
+        team: &ThreadPool,
+        make: impl Fn(&K, usize, &mut [u8]) + Sync,
+    ) -> io::Result<Self> {
+        let all = Self::of(kind, outputs, Nothing);
+        let buffer = Buffer::in_large_pages(all.bytes())?;
+        all.fill(&buffer, team, 0..all.panels(), &|panel, out| make(&all.kind, panel, out));
+        // The value is not shared yet.
+        let _ = all.packed.set(buffer);
+        all.done.store(all.panels(), Ordering::Release);
+        Ok(all)
+    }
+
+    /// Packs at least one more panel, up to about `bytes` bytes, and returns the number of bytes.
+    /// Returns 0 if all are packed. Kernels use the packed panels from then on.
+    pub(crate) fn pack_some(&self, team: &ThreadPool, bytes: usize) -> io::Result<usize> {
+        let _packing = self.packing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (len, all, from) = (self.kind.panel_bytes(), self.panels(), self.done());
+        if from == all {
+            return Ok(0);
+        }
+        if self.packed.get().is_none() {
+            // Cannot fail: the lock is held, and only this function sets it.
+            let _ = self.packed.set(Buffer::in_large_pages(self.bytes())?);
+        }
+        let Some(buffer) = self.packed.get() else { return Ok(0) };
+        let end = all.min(from + (bytes.min(AT_ONCE) / len.max(1)).max(1));
+        self.rows.lend(&mut |rows| {
+            self.fill(buffer, team, from..end, &|panel, out| self.make(panel, rows, out));
+        });
+        self.done.store(end, Ordering::Release);
+        self.rows.let_go(from * LANES..self.outputs.min(end * LANES));
+        Ok((end - from) * len)
+    }
+
+    /// Packs a range of panels in parallel. No reader may have access to them yet.
+    fn fill(
+        &self,
+        buffer: &Buffer,
+        team: &ThreadPool,
+        panels: Range<usize>,
+        make: &(dyn Fn(usize, &mut [u8]) + Sync),
+    ) {
+        let (len, base) = (self.kind.panel_bytes(), buffer.ptr() as usize);
+        team.each_in_order(panels.len(), &|_, n| {
+            let panel = panels.start + n;
+            // SAFETY: the panel lies within the buffer; it is not read before `done` covers it, and
+            // one thread writes it.
+            let out = unsafe { std::slice::from_raw_parts_mut((base + panel * len) as *mut u8, len) };
+            make(panel, out);
+        });
+    }
+
+    fn done(&self) -> usize {
+        self.done.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_packed(&self) -> bool {
+        self.done() == self.panels()
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.outputs.div_ceil(LANES)
+    }
+
+    /// Bytes of all panels.
+    pub(crate) fn bytes(&self) -> usize {
+        self.panels() * self.kind.panel_bytes()
+    }
+
+    fn make(&self, panel: usize, rows: &RowBytes<'_>, out: &mut [u8]) {
+        let mut encoded: Encoded<'_> = [&[]; LANES];
+        for (n, row) in (panel * LANES..self.outputs).zip(&mut encoded) {
+            *row = rows(n);
+        }
+        self.kind.make(&encoded, out);
+    }
+
+    /// A reader of the panels, if all are packed.
+    pub(crate) fn packed_reader(&self) -> Option<PanelReader<'_, '_, K>> {
+        let done = self.is_packed().then(|| self.panels())?;
+        Some(PanelReader { panels: self, packed: self.packed.get(), done, rows: &|_| &[] })
+    }
+
+    /// Calls `job` with a reader of the panels; the first call of an unpacked matrix pages its rows
+    /// in, in parallel.
+    pub(crate) fn read(&self, team: &ThreadPool, mut job: impl FnMut(PanelReader<'_, '_, K>)) {
+        if let Some(reader) = self.packed_reader() {
+            return job(reader);
+        }
+        if !self.brought.swap(true, Ordering::Relaxed) {
+            let together = (BROUGHT / self.kind.panel_bytes().max(1)).max(1) * LANES;
+            let first = self.done() * LANES;
+            team.each_in_order(self.outputs.saturating_sub(first).div_ceil(together), &|_, n| {
+                let from = first + n * together;
+                self.rows.bring(from..self.outputs.min(from + together));
+            });
+        }
+        self.rows.lend(&mut |rows| {
+            job(PanelReader { panels: self, packed: self.packed.get(), done: self.done(), rows });
+        });
+    }
+}
+
+/// Identity and address of a panel. Equal values of packed panels are the same panel at any time,
+/// so a kernel can recognize a panel that is still unpacked in its scratch.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct PanelAt {
+    /// Id of the matrix.
+    matrix: u64,
+    pub(crate) at: *const u8,
+}
+
+/// A snapshot of a matrix's panels for one GEMM or GEMV.
+pub(crate) struct PanelReader<'a, 'r, K> {
+    pub(crate) panels: &'a Panels<K>,
+    pub(crate) packed: Option<&'a Buffer>,
+    /// Length of the packed prefix when the reader was made.
+    pub(crate) done: usize,
+    /// The stored rows behind the other panels.
+    pub(crate) rows: &'a RowBytes<'r>,
+}
+
+impl<K> Clone for PanelReader<'_, '_, K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K> Copy for PanelReader<'_, '_, K> {}
+
+impl<'a, K: Kind> PanelReader<'a, '_, K> {
+    /// Whether all panels are read packed, as one contiguous stream. Packing after the reader was
+    /// made does not count.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.done == self.panels.panels()
+    }
+
+    /// Panel `n` if it exists and is packed.
+    pub(crate) fn packed_at(&self, n: usize) -> Option<PanelAt> {
+        let buffer = self.packed.filter(|_| n < self.done)?;
+        let at = buffer.ptr().wrapping_add(n * self.panels.kind.panel_bytes());
+        Some(PanelAt { matrix: self.panels.number, at })
+    }
+
+    /// All packed panels from `n` on.
+    pub(crate) fn packed_from(&self, n: usize) -> &'a [u8] {
+        let Some(first) = self.packed_at(n) else { return &[] };
+        let len = (self.done - n) * self.panels.kind.panel_bytes();
+        // SAFETY: these panels lie within the buffer and are never written again.
+        unsafe { std::slice::from_raw_parts(first.at, len) }
+    }
+
+    /// Panel `n` with its identity; see [`panel`](Self::panel).
+    pub(crate) fn panel_at(&self, n: usize, room: &mut Room) -> PanelAt {
+        PanelAt { matrix: self.panels.number, at: self.panel(n, room).as_ptr() }
+    }
+
+    /// Panel `n`. `room` is the scratch for a panel made on the fly; it is freed once panels are
+    /// packed.
+    pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Room) -> &'p [u8] {
+        let len = self.panels.kind.panel_bytes();
+        match self.packed_from(n).get(..len) {
+            Some(packed) => {
+                if !room.is_empty() {
+                    *room = Room::new();
+                }
+                packed
+            }
+            None => {
+                room.grow(len);
+                let out = &mut room[..len];
+                self.panels.make(n, self.rows, out);
+                out
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use crate::weights::panels::{EncodedRows, RowBytes};
+
+    /// Stored rows in memory.
+    pub(crate) struct Lines {
+        pub(crate) bytes: Vec<u8>,
+        pub(crate) step: usize,
+    }
+
+    impl EncodedRows for Lines {
+        fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
+            to(&|n| &self.bytes[n * self.step..(n + 1) * self.step]);
+        }
+    }
+}

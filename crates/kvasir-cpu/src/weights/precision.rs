@@ -1,0 +1,46 @@
+//! The arithmetic precision of a model's matrices, and the default chosen from its checkpoint.
+
+use crate::weights::int8::format::Format;
+use crate::weights::source::WeightSource;
+use kvasir_formats::{DType, Error};
+use kvasir_program::{Op, Program, Role};
+
+/// Arithmetic precision of matrix products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Precision {
+    /// f32 arithmetic on the weights as stored.
+    Exact,
+    /// bf16 weights times activations split into two bf16 terms (at least 16 bits); all else in
+    /// f32.
+    Close,
+    /// The fastest kernels that are batch-invariant: int8 or bf16 activations.
+    #[default]
+    Auto,
+}
+
+impl Precision {
+    /// The minimum precision of a program with these weights:
+    ///
+    /// - `Exact` if all matrices are stored as f32: such checkpoints serve as references.
+    /// - `Close` for MoE models with float experts: router scores lie close together, and rounded
+    ///   activations would select other experts. Large MXFP4 experts are exempt, because their
+    ///   users expect integer speed.
+    /// - `Auto` otherwise.
+    pub(crate) fn least(program: &Program, source: &dyn WeightSource) -> Result<Self, Error> {
+        let routed = program.ops.iter().any(|op| matches!(op, Op::Route { .. }));
+        let mut least = Self::Exact;
+        for weight in program.weights.iter().filter(|w| matches!(w.role, Role::Matrix | Role::Experts)) {
+            let dtype = source.stored(&weight.name, &weight.shape)?.map(|stored| stored.dtype);
+            let integers = dtype.is_some_and(|dtype| {
+                let format = Format::for_matrix(dtype, weight.shape.iter().product());
+                format.is_some() && !(dtype == DType::Mxfp4 && format == Some(Format::FINE))
+            });
+            match dtype {
+                Some(DType::F32) => {}
+                _ if !routed || integers => return Ok(Self::Auto),
+                _ => least = Self::Close,
+            }
+        }
+        Ok(least)
+    }
+}
