@@ -1,21 +1,19 @@
 //! Reference implementations of attention for tests: scalar, without staging, fusion or SIMD.
 //!
-//! `naive` is softmax attention in f64 over the stored rows. `in_pairs` repeats the order of
-//! summation of the bf16 dot-product kernels (`pairs.rs`) number by number, for bit-exact
+//! `naive` is softmax attention in f64 over the stored rows. `bf16_dot_order` repeats the order of
+//! summation of the bf16 dot-product kernels (`gemm/avx512_bf16.rs`) number by number, for bit-exact
 //! comparison.
 
-use crate::attention::Attend;
-use crate::attention::scratch::finished;
-use crate::attention::softmax::{Entries, Scores, Sharing, Sight, exp2};
-use crate::attention::views::CHUNK;
+use crate::attention::layer::LayerAttention;
+use crate::attention::scratch::normalization;
+use crate::attention::softmax::state::{ChunkEntries, MaskBounds, OnlineSoftmax, Scores, exp2};
 use crate::isa::features::Level;
-use crate::isa::float16::bf16;
-use crate::isa::float16::narrow;
+use crate::isa::float16::{bf16, narrow};
 use crate::isa::tile::{LANES, STEP};
-use crate::memory::kv_pool::rows::Rows;
+use crate::memory::kv_pool::rows::{CHUNK, Rows};
 
 /// Naive attention in f64 on the stored K and V rows.
-pub(super) fn naive(a: &Attend<'_>, out: &mut [f32]) {
+pub(crate) fn naive(a: &LayerAttention<'_>, out: &mut [f32]) {
     let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
     let read = |rows: &Rows, slot, head, width| {
         let mut row = vec![0f32; width];
@@ -46,10 +44,10 @@ pub(super) fn naive(a: &Attend<'_>, out: &mut [f32]) {
                 })
                 .collect();
             let sink = a.sinks.map(|sinks| f64::from(sinks[head]));
-            let most = seen.iter().map(|(s, _)| *s).chain(sink).fold(f64::NEG_INFINITY, f64::max);
-            let total: f64 = seen.iter().map(|(s, _)| *s).chain(sink).map(|s| (s - most).exp()).sum();
+            let max = seen.iter().map(|(s, _)| *s).chain(sink).fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = seen.iter().map(|(s, _)| *s).chain(sink).map(|s| (s - max).exp()).sum();
             for i in 0..vd {
-                let sum: f64 = seen.iter().map(|(s, v)| (s - most).exp() * f64::from(v[i])).sum();
+                let sum: f64 = seen.iter().map(|(s, v)| (s - max).exp() * f64::from(v[i])).sum();
                 out[(token * a.heads + head) * vd + i] = (sum / total) as f32;
             }
         }
@@ -79,8 +77,8 @@ fn by_halves(mut chains: Vec<f32>) -> f32 {
     chains[0]
 }
 
-/// Attention in the summation order of [`pairs`](crate::attention::bf16_dot), number by number.
-pub(super) fn in_pairs(a: &Attend<'_>, out: &mut [f32]) {
+/// Attention in the summation order of `gemm/avx512_bf16.rs`, number by number.
+pub(crate) fn bf16_dot_order(a: &LayerAttention<'_>, out: &mut [f32]) {
     let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
     let read = |rows: &Rows, slot, head, width: usize| {
         let (mut wide, mut row) = (vec![0f32; width], vec![0u16; width]);
@@ -96,15 +94,15 @@ pub(super) fn in_pairs(a: &Attend<'_>, out: &mut [f32]) {
             narrow(Level::Portable, &a.q[token * a.q_stride + head * kd..][..kd], &mut q);
             q.resize(kd.next_multiple_of(STEP), 0);
             let q: Vec<f32> = q.into_iter().map(bf16).collect();
-            let mut sharing = Sharing::NOTHING;
-            sharing.run.most = [f32::NEG_INFINITY; LANES];
+            let mut softmax = OnlineSoftmax::NONE;
+            softmax.run.max = [f32::NEG_INFINITY; LANES];
             let mut sums = vec![0f32; vd];
             for chunk in a.views.chunks(view) {
                 let mut scores: Scores = [[0.0; LANES]; CHUNK];
                 let mut values = vec![vec![0f32; vd.next_multiple_of(STEP)]; CHUNK];
                 // Masks by entry: 0 is visible, 1 is not.
-                let mut rows = Entries { entry: [1; CHUNK], position: [0; CHUNK] };
-                let sight = Sight { visible: [1; LANES], from: [0; LANES] };
+                let mut rows = ChunkEntries { entry: [1; CHUNK], position: [0; CHUNK] };
+                let bounds = MaskBounds { visible: [1; LANES], from: [0; LANES] };
                 for (number, (pool, slot, position)) in (chunk.first as usize..).zip(a.views.entries(chunk)) {
                     if number < view.visible(query) && position >= from {
                         let (pool, row) = (a.pool(pool), position as usize % CHUNK);
@@ -113,22 +111,23 @@ pub(super) fn in_pairs(a: &Attend<'_>, out: &mut [f32]) {
                         values[row] = read(pool.read_as_values(), slot, kv_head, vd);
                     }
                 }
-                sharing.begin(Level::Portable, &mut scores, &rows, Some(&sight), a.rule());
-                let shares = scores.map(|row| exp2(row[0].mul_add(sharing.scale, -sharing.base[0])));
+                softmax.begin(Level::Portable, &mut scores, &rows, Some(&bounds), a.scaling());
+                let weights = scores.map(|row| exp2(row[0].mul_add(softmax.scale, -softmax.base[0])));
                 // An accumulator for each position modulo 16, reduced by halves.
-                let chain = |place| (place..CHUNK).step_by(LANES).map(|row| shares[row]).reduce(|a, b| a + b);
+                let chain =
+                    |place| (place..CHUNK).step_by(LANES).map(|row| weights[row]).reduce(|a, b| a + b);
                 let total = by_halves((0..LANES).filter_map(chain).collect());
-                sharing.run.sum[0] = sharing.run.sum[0].mul_add(sharing.run.fade[0], total);
-                let rounded = |share: f32| bf16(((share.to_bits() + 0x8000) >> 16) as u16);
+                softmax.run.sum[0] = softmax.run.sum[0].mul_add(softmax.run.rescale[0], total);
+                let rounded = |weight: f32| bf16(((weight.to_bits() + 0x8000) >> 16) as u16);
                 for (d, sum) in sums.iter_mut().enumerate() {
-                    *sum *= sharing.run.fade[0];
-                    for (pair, values) in shares.as_chunks::<2>().0.iter().zip(values.as_chunks::<2>().0) {
+                    *sum *= softmax.run.rescale[0];
+                    for (pair, values) in weights.as_chunks::<2>().0.iter().zip(values.as_chunks::<2>().0) {
                         *sum = add_pair(*sum, pair.map(rounded), values.each_ref().map(|row| row[d]));
                     }
                 }
             }
             let sink = a.sinks.map(|sinks| sinks[head]);
-            let factor = finished(sharing.run.most[0], sharing.run.sum[0], sink);
+            let factor = normalization(softmax.run.max[0], softmax.run.sum[0], sink);
             let to = &mut out[(token * a.heads + head) * vd..][..vd];
             to.iter_mut().zip(&sums).for_each(|(to, sum)| *to = sum * factor);
         }

@@ -3,70 +3,50 @@
 //!
 //! 1. Sort the views by their runs of slots, so that views with a common prefix are neighbors.
 //! 2. Neighbors that share at least the first chunk form a group, of at most 64 views.
-//! 3. Cut each group recursively, like a radix tree: a stretch is a range of chunks that a range of
+//! 3. Cut each group recursively, like a radix tree: a span is a range of chunks that a range of
 //!    views all read.
 //!
 //! Sharing is detected from the plan alone: forks, siblings, prefix-cache hits and draft trees look
 //! alike (decision 0016). Each row keeps its own m and l and meets its chunks in the same order, so
 //! results are bit-identical to separate reads.
 
-use crate::attention::views::{Chunk, View, Views};
+use crate::attention::views::{Chunk, ChunkSpan, PrefixGroup, View, Views};
 use std::cmp::Ordering;
 
-/// A view of more tokens than this has enough arithmetic intensity alone.
-const FEW: usize = 16;
+/// A view of more tokens than this has enough arithmetic intensity alone, and is not grouped.
+const MAX_TOKENS: usize = 16;
 /// Views per group at most: their accumulators must stay in a cache.
-const MOST: usize = 64;
+const MAX_VIEWS: usize = 64;
 
-/// Views whose first chunks are the same (branches of one prefix), or a single view.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Group {
-    /// Its views, as a range of [`Views::order`].
-    pub(crate) views: (usize, usize),
-    /// Its stretches, as a range of [`Views::stretches`].
-    pub(crate) stretches: (usize, usize),
-}
-
-/// A range of chunks that neighboring views of a group all read; they are read once for all of
-/// them.
-///
-/// The stretches of one view are in order of position, so it reduces its chunks as it would alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
-    /// The views, as a range of [`Views::order`].
-    pub(crate) views: (usize, usize),
-    /// The chunks, counted from each view's first.
-    pub(crate) chunks: (usize, usize),
-}
-
-/// Groups the views by common prefix, and cuts their chunks into stretches.
-pub(crate) fn share(views: &mut Views) {
-    let (mut order, mut groups, mut stretches) = (
+/// Groups the views by common prefix, and cuts their chunks into spans.
+pub(crate) fn group_by_prefix(views: &mut Views) {
+    let (mut order, mut groups, mut spans) = (
         std::mem::take(&mut views.order),
         std::mem::take(&mut views.groups),
-        std::mem::take(&mut views.stretches),
+        std::mem::take(&mut views.spans),
     );
     order.clear();
     groups.clear();
-    stretches.clear();
+    spans.clear();
     order.extend(0..views.views.len() as u32);
     let view = |at: u32| &views.views[at as usize];
     order.sort_unstable_by(|&a, &b| {
-        let lone = |v: &View| v.tokens > FEW;
+        let lone = |v: &View| v.tokens > MAX_TOKENS;
         lone(view(a)).cmp(&lone(view(b))).then_with(|| views.compare(view(a), view(b))).then(a.cmp(&b))
     });
     let mut from = 0;
     while from < order.len() {
         let first = view(order[from]);
-        let joins =
-            |&at: &u32| first.tokens <= FEW && view(at).tokens <= FEW && views.common(first, view(at)) > 0;
-        let n = 1 + order[from + 1..].iter().take(MOST - 1).take_while(|at| joins(at)).count();
-        let start = stretches.len();
-        views.cut(&order, (from, from + n), 0, &mut stretches);
-        groups.push(Group { views: (from, from + n), stretches: (start, stretches.len()) });
+        let joins = |&at: &u32| {
+            first.tokens <= MAX_TOKENS && view(at).tokens <= MAX_TOKENS && views.common(first, view(at)) > 0
+        };
+        let n = 1 + order[from + 1..].iter().take(MAX_VIEWS - 1).take_while(|at| joins(at)).count();
+        let start = spans.len();
+        views.cut(&order, (from, from + n), 0, &mut spans);
+        groups.push(PrefixGroup { views: (from, from + n), spans: (start, spans.len()) });
         from += n;
     }
-    (views.order, views.groups, views.stretches) = (order, groups, stretches);
+    (views.order, views.groups, views.spans) = (order, groups, spans);
 }
 
 impl Views {
@@ -87,7 +67,7 @@ impl Views {
     }
 
     /// Cuts what the views `from .. to` read from chunk `done` on, recursively.
-    fn cut(&self, order: &[u32], (from, to): (usize, usize), done: usize, into: &mut Vec<Stretch>) {
+    fn cut(&self, order: &[u32], (from, to): (usize, usize), done: usize, into: &mut Vec<ChunkSpan>) {
         let view = |at: usize| &self.views[order[at] as usize];
         // The views are sorted, so the common prefix of the first and the last is that of all.
         let end = if to - from == 1 {
@@ -96,7 +76,7 @@ impl Views {
             self.common(view(from), view(to - 1))
         };
         if end > done {
-            into.push(Stretch { views: (from, to), chunks: (done, end) });
+            into.push(ChunkSpan { views: (from, to), chunks: (done, end) });
         }
         if to - from == 1 {
             return;

@@ -1,25 +1,26 @@
 //! Staging of K and V for the attention kernels: rows are used in place if they are bf16 and laid
-//! out as the kernels need them. Otherwise they are dequantized to bf16 in scratch. Also builds the
-//! prefetch lists of a chunk.
+//! out as the kernels need them. Otherwise they are dequantized to bf16 in scratch.
 
-use crate::attention::coming::Coming;
-use crate::attention::products::{Keys, open_keys};
+use crate::attention::gemm::operands::KeyRows;
+use crate::attention::gemm::products::widen_keys;
+use crate::attention::layer::{HeadShape, LayerAttention, widens};
+use crate::attention::pack_v::ValuePacking;
 use crate::attention::scratch::Scratch;
-use crate::attention::softmax::Entries;
-use crate::attention::views::{CHUNK, Chunk, Run};
-use crate::attention::{Attend, Piece, Shape, widens};
+use crate::attention::softmax::state::ChunkEntries;
+use crate::attention::views::{Chunk, Run};
+use crate::attention::work::WorkItem;
 use crate::isa::features::Level;
 use crate::isa::tile::{TILE, Tile};
 use crate::memory::aligned::Lines;
 use crate::memory::kv_pool::kv_type::KvType;
-use crate::memory::kv_pool::rows::{Rows, TOGETHER};
-use crate::prefetch::ranges::Soon;
+use crate::memory::kv_pool::rows::{CHUNK, Rows, TOGETHER};
+use crate::prefetch::ranges::PrefetchRanges;
 use std::ops::Range;
 
-impl Attend<'_> {
+impl LayerAttention<'_> {
     /// Records the entry number at each position of a chunk, for masking.
-    pub(super) fn number_entries(&self, chunk: &Chunk, s: &mut Scratch) {
-        s.entries = Entries::NONE;
+    pub(crate) fn number_entries(&self, chunk: &Chunk, s: &mut Scratch) {
+        s.entries = ChunkEntries::NONE;
         let mut number = chunk.first as i32;
         for run in self.views.runs(chunk) {
             let first = run.position as usize % CHUNK;
@@ -40,44 +41,26 @@ impl Attend<'_> {
         runs
     }
 
-    /// Prefetch list of one head's K rows of a chunk.
-    pub(super) fn soon(&self, chunk: &Chunk, head: usize) -> Soon {
-        let mut soon = Soon::NOTHING;
-        for run in self.views.runs(chunk) {
-            self.pool(run.pool).keys.stretches(run.slot, run.len, head, |at, bytes| soon.add(at, bytes));
-        }
-        soon
-    }
-
-    /// Appends one head's V rows of a chunk to a prefetch list, unless V is part of K.
-    pub(super) fn soon_values(&self, chunk: &Chunk, head: usize, mut soon: Soon) -> Soon {
-        for run in self.views.runs(chunk) {
-            if let Some(values) = &self.pool(run.pool).values {
-                values.stretches(run.slot, run.len, head, |at, bytes| soon.add(at, bytes));
-            }
-        }
-        soon
-    }
-
     /// Stages a chunk's K rows of these heads. Each 16 positions are used in place if they are bf16
     /// and contiguous; what is stored at positions without an entry is masked. Other rows are
-    /// dequantized into scratch.
-    pub(super) fn stage_keys(
+    /// dequantized into scratch. With `widen` they are also widened to f32, at levels that do.
+    pub(crate) fn stage_keys(
         &self,
         level: Level,
-        shape: Shape,
-        piece: &Piece<'_>,
-        (heads, many): (Range<usize>, bool),
+        item: &WorkItem<'_>,
+        heads: Range<usize>,
+        widen: bool,
         chunk: &Chunk,
         s: &mut Scratch,
     ) {
+        let shape = HeadShape::of(self.facts);
         let runs_of_quarter = self.runs_of_quarters(chunk);
         s.keys.clear();
-        s.open_keys.clear();
+        s.widened_keys.clear();
         let size = CHUNK * shape.key_width;
         for i in 0..heads.len() {
             let base = s.staged_keys[i * size..].as_ptr().cast::<u8>();
-            s.keys.push(Keys {
+            s.keys.push(KeyRows {
                 base: std::array::from_fn(|q| base.wrapping_add(q * TILE * shape.key_width * 2)),
                 stride: [shape.key_width * 2; 4],
             });
@@ -95,13 +78,13 @@ impl Attend<'_> {
                     let first = rows.part(slot, 0);
                     for (keys, head) in s.keys.iter_mut().zip(heads.clone()) {
                         keys.base[row / TILE] =
-                            first.wrapping_add(rows.heads().offset(piece.heads.start + head));
+                            first.wrapping_add(rows.heads().offset(item.heads.start + head));
                         keys.stride[row / TILE] = rows.part_bytes();
                     }
                     continue;
                 }
                 for (i, head) in heads.clone().enumerate() {
-                    let head = piece.heads.start + head;
+                    let head = item.heads.start + head;
                     let to = &mut s.staged_keys[i * size + row * shape.key_width..][..n * shape.key_width];
                     let wide = &mut s.wide[..self.facts.key_dim];
                     for (slot, to) in (part.slot..).zip(to.chunks_exact_mut(shape.key_width)) {
@@ -112,18 +95,17 @@ impl Attend<'_> {
                 }
             }
         }
-        // Widened to f32 once, if several query blocks use them.
-        if many && widens(level) {
+        if widen && widens(level) {
             for keys in &s.keys {
                 // SAFETY: 64 rows of whole steps, the pool's or staged.
-                unsafe { open_keys(level, keys, shape.steps(), &mut s.open_keys) };
+                unsafe { widen_keys(level, keys, shape.steps(), &mut s.widened_keys) };
             }
         }
     }
 
     /// The slot of the first of 16 positions, if they can be read in place: a run's `part` must be
     /// all that is read of them, in bf16 and within an aligned block of slots.
-    fn in_place(&self, rows: &Rows, shape: Shape, part: &Run, runs_of_quarter: &[u8; 4]) -> Option<u32> {
+    fn in_place(&self, rows: &Rows, shape: HeadShape, part: &Run, runs_of_quarter: &[u8; 4]) -> Option<u32> {
         let row = part.position as usize % CHUNK;
         let slot = part.slot.checked_sub((row % TILE) as u32)?;
         let fits = rows.kind() == KvType::Bf16
@@ -134,22 +116,22 @@ impl Attend<'_> {
     }
 
     /// Starts packing one head's V rows of a chunk into `tiles`.
-    pub(super) fn coming(
+    pub(crate) fn start_packing(
         &self,
         level: Level,
         head: usize,
         chunk: &Chunk,
-        (tiles, soon): (Lines<Tile>, Soon),
+        tiles: Lines<Tile>,
         s: &mut Scratch,
-    ) -> Coming {
+    ) -> ValuePacking {
         let mut rows = [std::ptr::null(); CHUNK];
         self.value_rows(level, head, chunk, &mut rows, s);
-        Coming { rows, width: self.facts.value_dim, tiles, done: 0, soon }
+        ValuePacking { rows, width: self.facts.value_dim, tiles, done: 0, prefetches: PrefetchRanges::NONE }
     }
 
     /// Addresses of one head's V rows of a chunk as bf16: in place if stored as bf16, else
     /// dequantized into scratch. Positions without an entry point at zeros.
-    pub(super) fn value_rows(
+    pub(crate) fn value_rows(
         &self,
         level: Level,
         head: usize,
@@ -158,12 +140,12 @@ impl Attend<'_> {
         s: &mut Scratch,
     ) {
         let vd = self.facts.value_dim;
-        *at = [s.nothing.as_ptr(); CHUNK];
+        *at = [s.zeros.as_ptr(); CHUNK];
         for run in self.views.runs(chunk) {
             let rows = self.pool(run.pool).read_as_values();
             let mut row = run.position as usize % CHUNK;
             if rows.kind() == KvType::Bf16 {
-                rows.stretches(run.slot, run.len, head, |first, bytes| {
+                rows.contiguous(run.slot, run.len, head, |first, bytes| {
                     let part = rows.part_bytes();
                     let to = &mut at[row..][..bytes / part];
                     row += to.len();

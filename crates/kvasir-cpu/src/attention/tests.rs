@@ -2,10 +2,19 @@
 //! summation is the same. They also check invariance to the KV layout, masks, chunked prefill,
 //! batch composition and shared prefixes.
 
-use crate::attention::exact::attend_exact;
-use crate::attention::*;
+use crate::attention::f32::attend_f32;
+use crate::attention::layer::{LayerAttention, uses_bf16_dot};
+use crate::attention::reference;
+use crate::attention::views::Views;
+use crate::isa::features::Level;
+use crate::memory::kv_pool::Pool;
 use crate::memory::kv_pool::kv_type::KvType;
+use crate::prefetch::kv_prefetch;
+use crate::threads::pool::ThreadPool;
+use crate::threads::rows::Parts;
 use kvasir_kv::{Layout, Mask, Plan, PlanRow, PoolId, Segment, SeqId, Span};
+use kvasir_program::LayerFacts;
+use std::sync::Arc;
 
 fn value(i: usize) -> f32 {
     let mut x = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -81,7 +90,7 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
     let mut views = Views::default();
     views.of_plan(plan);
     let width = HEADS * setup.facts.key_dim;
-    let a = Attend {
+    let a = LayerAttention {
         q,
         q_stride: width,
         heads: HEADS,
@@ -101,8 +110,8 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
         // SAFETY: plans read only what was written before.
         Way::Rounded(level) => unsafe { a.run(&ThreadPool::new(threads), level, &results) },
         // SAFETY: as above.
-        Way::Exact(level) => unsafe { attend_exact(&a, &ThreadPool::new(threads), level, &results) },
-        Way::Pairs => reference::in_pairs(&a, &mut out),
+        Way::Exact(level) => unsafe { attend_f32(&a, &ThreadPool::new(threads), level, &results) },
+        Way::Pairs => reference::bf16_dot_order(&a, &mut out),
         Way::Naive => reference::naive(&a, &mut out),
     }
     out
@@ -113,7 +122,7 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
 enum Way {
     Rounded(Level),
     Exact(Level),
-    /// The scalar reference of the bf16 pair order (see [`pairs`]).
+    /// The scalar reference of the bf16 pair order .
     Pairs,
     /// Naive softmax attention in f64.
     Naive,
@@ -122,7 +131,7 @@ enum Way {
 /// Both implementations at every level, each with the reference that it must equal bit for bit.
 fn ways() -> impl Iterator<Item = (Way, Way)> {
     Level::available().flat_map(|level| {
-        let same = if in_pairs(level) { Way::Pairs } else { Way::Rounded(Level::Portable) };
+        let same = if uses_bf16_dot(level) { Way::Pairs } else { Way::Rounded(Level::Portable) };
         [(Way::Rounded(level), same), (Way::Exact(level), Way::Exact(Level::Portable))]
     })
 }
@@ -323,9 +332,9 @@ fn chunks_that_several_rows_read_are_read_once() {
     assert_eq!(views.groups.len(), 1);
     // 31 whole chunks of the prefix together, then per branch the rest of the prefix and its own
     // tokens.
-    assert_eq!(views.stretches.len(), 9);
-    assert_eq!((views.stretches[0].views, views.stretches[0].chunks), ((0, 8), (0, 31)));
-    assert!(views.stretches[1..].iter().all(|s| s.views.1 - s.views.0 == 1 && s.chunks == (31, 32)));
+    assert_eq!(views.spans.len(), 9);
+    assert_eq!((views.spans[0].views, views.spans[0].chunks), ((0, 8), (0, 31)));
+    assert!(views.spans[1..].iter().all(|s| s.views.1 - s.views.0 == 1 && s.chunks == (31, 32)));
 }
 
 #[test]
@@ -337,7 +346,7 @@ fn what_the_next_layer_keeps_is_noted_where_it_is_alike() {
         let plan = contiguous(0, 64);
         let mut views = Views::default();
         views.of_plan(&plan);
-        let a = Attend {
+        let a = LayerAttention {
             q: &[],
             q_stride: 0,
             heads: 2,
@@ -350,7 +359,7 @@ fn what_the_next_layer_keeps_is_noted_where_it_is_alike() {
             soft_cap: None,
             sinks: None,
         };
-        a.note_next_layer(&views.chunks(&views.views[0])[0], 0..2, 99);
+        a.record_next_layer(&views.chunks(&views.views[0])[0], 0..2, 99);
         std::iter::from_fn(kv_prefetch::next).count()
     };
     // K and V of two heads: two pages each.

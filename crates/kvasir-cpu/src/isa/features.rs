@@ -3,6 +3,7 @@
 //! Invariant: inside this crate a `Level` value is proof that the machine has the features, because
 //! values come from `detect` or `available` only. The level in use is fixed once per process.
 
+use crate::isa::amx::{self, Tiles};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -64,6 +65,12 @@ impl Level {
         let best = Self::detect();
         LEVELS.iter().rev().copied().filter(move |level| *level <= best && level.is_here())
     }
+
+    /// Configures the AMX tiles of the calling thread, if the level has them.
+    pub(crate) fn configure_tiles(self) -> Option<Tiles> {
+        // SAFETY: the level implies that AMX is permitted.
+        (self == Self::Amx).then(|| unsafe { Tiles::configure() })
+    }
 }
 
 /// The best of the allowed levels that this machine supports.
@@ -120,7 +127,7 @@ impl Level {
                     && is_x86_feature_detected!("avx512vnni")
             }
             Self::Avx512Bf16 => Self::Avx512Vnni.is_here() && is_x86_feature_detected!("avx512bf16"),
-            Self::Amx => Self::Avx512Vnni.is_here() && crate::isa::amx::permitted(),
+            Self::Amx => Self::Avx512Vnni.is_here() && amx::permitted(),
             Self::Neon | Self::NeonDotprod => false,
         }
     }

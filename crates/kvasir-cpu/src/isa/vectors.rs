@@ -166,6 +166,34 @@ pub(crate) mod v512 {
         };
     }
 
+    /// Reduces four vectors to four numbers, by halves, with the operation `of` (sum or maximum).
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    pub(crate) fn reduce_by_halves(
+        [a, b, c, d]: [__m512; 4],
+        of: impl Fn(__m512, __m512) -> __m512,
+    ) -> [f32; 4] {
+        let eight = |a, b| of(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+        let (ab, cd) = (eight(a, b), eight(c, d));
+        let four = of(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+        let two = of(four, _mm512_permute_ps::<0x4e>(four));
+        let one = of(two, _mm512_permute_ps::<0xb1>(two));
+        let firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+        let mut sums = [0.0; 4];
+        // SAFETY: four numbers are written.
+        unsafe {
+            _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, one)));
+        }
+        sums
+    }
+
+    /// Elementwise sums of vectors.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(crate) fn add_each<const N: usize>(a: [__m512; N], b: [__m512; N]) -> [__m512; N] {
+        std::array::from_fn(|n| _mm512_add_ps(a[n], b[n]))
+    }
+
     memory! { "avx512f,avx512bw,avx512vl,avx512dq": _mm512_loadu_si512, _mm512_storeu_si512, _mm512_loadu_ps, _mm512_storeu_ps }
 }
 

@@ -5,34 +5,34 @@
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 
 /// Ranges of a list: a chunk's K and V in blocks of 16 slots.
-const PLACES: usize = 8;
+const CAPACITY: usize = 8;
 
 /// Address ranges to prefetch step by step, beside other work.
 #[derive(Clone, Copy)]
-pub(crate) struct Soon {
+pub(crate) struct PrefetchRanges {
     /// What is left, in lines of 64 bytes: the ranges `first .. end`.
-    places: [(*const u8, u32); PLACES],
+    ranges: [(*const u8, u32); CAPACITY],
     first: u8,
     end: u8,
     /// Lines prefetched per call.
     step: u32,
-    near: CacheLevel,
+    level: CacheLevel,
 }
 
-impl Soon {
-    pub(crate) const NOTHING: Self =
-        Self { places: [(std::ptr::null(), 0); PLACES], first: 0, end: 0, step: 0, near: CacheLevel::L1 };
+impl PrefetchRanges {
+    pub(crate) const NONE: Self =
+        Self { ranges: [(std::ptr::null(), 0); CAPACITY], first: 0, end: 0, step: 0, level: CacheLevel::L1 };
 
     /// Appends a range; contiguous ranges are merged, and those beyond the capacity are left to
     /// demand loads.
     pub(crate) fn add(&mut self, at: *const u8, bytes: usize) {
         let lines = bytes.div_ceil(64) as u32;
-        if let Some((before, n)) = self.places[..self.end as usize].last_mut()
+        if let Some((before, n)) = self.ranges[..self.end as usize].last_mut()
             && before.wrapping_add(*n as usize * 64) == at
         {
             *n += lines;
-        } else if lines > 0 && (self.end as usize) < PLACES {
-            self.places[self.end as usize] = (at, lines);
+        } else if lines > 0 && (self.end as usize) < CAPACITY {
+            self.ranges[self.end as usize] = (at, lines);
             self.end += 1;
         }
     }
@@ -40,22 +40,22 @@ impl Soon {
     /// The second half of the list; the first half is prefetched earlier, and both at once would
     /// exceed L1.
     pub(crate) fn second_half(&self) -> Self {
-        let mut half = Self::NOTHING;
-        self.part(self.lines() / 2, u32::MAX, &mut half);
+        let mut half = Self::NONE;
+        self.append_part(self.lines() / 2, u32::MAX, &mut half);
         half
     }
 
     /// The first half of the list.
     pub(crate) fn first_half(&self) -> Self {
-        let mut half = Self::NOTHING;
-        self.part(0, self.lines() / 2, &mut half);
+        let mut half = Self::NONE;
+        self.append_part(0, self.lines() / 2, &mut half);
         half
     }
 
     /// Appends lines `from .. to` of this list to another.
-    fn part(&self, from: u32, to: u32, all: &mut Self) {
+    fn append_part(&self, from: u32, to: u32, all: &mut Self) {
         let mut before = 0;
-        for &(at, lines) in self.left() {
+        for &(at, lines) in self.remaining() {
             let (start, end) = (from.saturating_sub(before).min(lines), (to - before).min(lines));
             all.add(at.wrapping_add(start as usize * 64), end.saturating_sub(start) as usize * 64);
             before += end;
@@ -66,16 +66,16 @@ impl Soon {
     }
 
     /// The same list, targeting L2.
-    pub(crate) fn far(self) -> Self {
-        Self { near: CacheLevel::L2, ..self }
+    pub(crate) fn to_l2(self) -> Self {
+        Self { level: CacheLevel::L2, ..self }
     }
 
-    fn left(&self) -> &[(*const u8, u32)] {
-        &self.places[self.first as usize..self.end as usize]
+    fn remaining(&self) -> &[(*const u8, u32)] {
+        &self.ranges[self.first as usize..self.end as usize]
     }
 
     fn lines(&self) -> u32 {
-        self.left().iter().map(|place| place.1).sum()
+        self.remaining().iter().map(|range| range.1).sum()
     }
 
     /// The same list, spread over `parts` calls of [`prefetch`](Self::prefetch).
@@ -85,7 +85,7 @@ impl Soon {
     }
 
     /// Whether anything is left to prefetch.
-    pub(crate) fn is_left(&self) -> bool {
+    pub(crate) fn is_unfinished(&self) -> bool {
         self.first < self.end
     }
 
@@ -94,9 +94,9 @@ impl Soon {
     pub(crate) fn prefetch(&mut self) {
         let mut wanted = self.step;
         while wanted > 0 && self.first < self.end {
-            let (at, lines) = &mut self.places[self.first as usize % PLACES];
+            let (at, lines) = &mut self.ranges[self.first as usize % CAPACITY];
             let n = wanted.min(*lines);
-            (0..n as usize).for_each(|line| prefetch_line(self.near, at.wrapping_add(line * 64)));
+            (0..n as usize).for_each(|line| prefetch_line(self.level, at.wrapping_add(line * 64)));
             (*at, *lines, wanted) = (at.wrapping_add(n as usize * 64), *lines - n, wanted - n);
             self.first += u8::from(*lines == 0);
         }

@@ -24,14 +24,12 @@
 //! Work is claimed by counting items. No kernel may rely on a thread index or on all threads
 //! joining. The tests at the end of the file cover late joiners, panics and wake-ups.
 
-use crate::threads::prologue::Prologue;
+use crate::threads::prologue::{Prologue, SPINS, spin_until};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
-/// Polls for work before a worker yields its core; some tens of microseconds.
-const SPINS: u32 = 2000;
 /// Yields before a worker parks.
 const YIELDS: u32 = 20;
 
@@ -225,15 +223,6 @@ impl Drop for ThreadPool {
             // A worker's panic was reported by the run in which it happened.
             let _ = worker.join();
         }
-    }
-}
-
-/// Spins, then yields, until another thread makes `done` true.
-pub(crate) fn spin_until(done: impl Fn() -> bool) {
-    let mut spins = 0u32;
-    while !done() {
-        spins = spins.saturating_add(1);
-        if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
 }
 

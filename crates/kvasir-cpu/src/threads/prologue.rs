@@ -6,7 +6,6 @@
 //! Ordering: `done` is stored with Release after the job, also when it panics, and loaded with
 //! Acquire. So whatever the job wrote is visible to every thread whose `wait` returned.
 
-use crate::threads::pool::spin_until;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,6 +15,9 @@ const AHEAD: usize = 64 * 1024;
 /// Bytes of a cache line; `LOOK` is the number of bytes read between two polls of `done`.
 const LINE: usize = 64;
 const LOOK: usize = 4 * LINE;
+
+/// Polls for work before a thread yields its core; some tens of microseconds.
+pub(crate) const SPINS: u32 = 2000;
 
 /// A job to run once before a parallel region.
 pub(crate) struct Prologue<'a> {
@@ -69,5 +71,14 @@ struct Done<'a>(&'a AtomicBool);
 impl Drop for Done<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Spins, then yields, until another thread makes `done` true.
+pub(crate) fn spin_until(done: impl Fn() -> bool) {
+    let mut spins = 0u32;
+    while !done() {
+        spins = spins.saturating_add(1);
+        if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
 }

@@ -1,8 +1,8 @@
 //! Executes `UpdateAndAttend`: writes K and V rows to the KV cache (pools), then runs attention
 //! over them.
 
-use crate::attention::Attend;
-use crate::attention::exact::attend_exact;
+use crate::attention::f32::attend_f32;
+use crate::attention::layer::LayerAttention;
 use crate::attention::views::Views;
 use crate::exec::run::Run;
 use crate::exec::run::memory::Memory;
@@ -67,7 +67,7 @@ impl Run<'_> {
             (None, None) => &m.views,
         };
         let q_stride = self.width(*q);
-        let attend = Attend {
+        let attend = LayerAttention {
             q: self.value(&m.values, *q),
             q_stride,
             heads: q_stride / facts.key_dim.max(1),
@@ -86,7 +86,7 @@ impl Run<'_> {
         // the results.
         unsafe {
             match self.model.precision {
-                Precision::Exact | Precision::Close => attend_exact(&attend, team, level, &results),
+                Precision::Exact | Precision::Close => attend_f32(&attend, team, level, &results),
                 Precision::Auto => attend.run(team, level, &results),
             }
         }

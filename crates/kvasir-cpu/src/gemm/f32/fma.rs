@@ -10,13 +10,13 @@ use crate::isa::tile::LANES;
 /// A strided view of rows: number `i` of row `n` is at `first + n * row + i * number`. Strides are
 /// in f32.
 #[derive(Clone, Copy)]
-pub(crate) struct Lying {
+pub(crate) struct StridedRows {
     pub(crate) first: *const f32,
     pub(crate) row: usize,
     pub(crate) number: usize,
 }
 
-impl Lying {
+impl StridedRows {
     /// The view without its first `n` rows.
     fn skip(self, n: usize) -> Self {
         Self { first: self.first.wrapping_add(n * self.row), ..self }
@@ -29,7 +29,7 @@ impl Lying {
 /// `rows` must have a row for each of `sums`, with a number for each of `columns`.
 pub(crate) unsafe fn add_products(
     level: Level,
-    rows: Lying,
+    rows: StridedRows,
     columns: &[[f32; LANES]],
     sums: &mut [[f32; LANES]],
 ) {
@@ -49,11 +49,15 @@ const FEW: usize = 4;
 /// # Safety
 /// As for [`add_products`].
 #[inline(always)]
-unsafe fn add_body(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) {
+unsafe fn add_body(rows: StridedRows, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) {
     /// # Safety
     /// As for [`add_products`], of `N` rows.
     #[inline(always)]
-    unsafe fn some<const N: usize>(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]; N]) {
+    unsafe fn some<const N: usize>(
+        rows: StridedRows,
+        columns: &[[f32; LANES]],
+        sums: &mut [[f32; LANES]; N],
+    ) {
         let mut all = *sums;
         for (i, column) in columns.iter().enumerate() {
             for (n, sums) in all.iter_mut().enumerate() {
@@ -81,12 +85,12 @@ unsafe fn add_body(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANE
 per_level! {
     /// # Safety
     /// As for [`add_products`].
-    unsafe by_compiler(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) => add_body
+    unsafe by_compiler(rows: StridedRows, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) => add_body
 }
 
 #[cfg(target_arch = "x86_64")]
 mod v512 {
-    use crate::gemm::f32::fma::Lying;
+    use crate::gemm::f32::fma::StridedRows;
     use crate::isa::tile::LANES;
     use std::arch::x86_64::*;
 
@@ -98,7 +102,7 @@ mod v512 {
     /// # Safety
     /// As for [`super::add_products`], and the CPU must support the target features.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(crate) unsafe fn add(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) {
+    pub(crate) unsafe fn add(rows: StridedRows, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) {
         let mut n = 0;
         // SAFETY: the caller's rows.
         unsafe {
@@ -121,7 +125,11 @@ mod v512 {
     /// As for [`add`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn some<const N: usize>(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]; N]) {
+    unsafe fn some<const N: usize>(
+        rows: StridedRows,
+        columns: &[[f32; LANES]],
+        sums: &mut [[f32; LANES]; N],
+    ) {
         let mut all = [_mm512_setzero_ps(); N];
         for (all, sums) in all.iter_mut().zip(&*sums) {
             // SAFETY: 16 floats.
@@ -175,7 +183,7 @@ mod tests {
                 }
                 for level in Level::available() {
                     let mut sums = began.clone();
-                    let rows = Lying { first: x.as_ptr(), row, number };
+                    let rows = StridedRows { first: x.as_ptr(), row, number };
                     // SAFETY: as many rows and numbers as `x` has at most.
                     unsafe { add_products(level, rows, &columns, &mut sums[..some]) };
                     assert_eq!(sums, want, "{level}, {some} rows");

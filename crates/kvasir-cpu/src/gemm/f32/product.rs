@@ -6,7 +6,7 @@
 //! and accumulates all rows. Every output is one chain of fused multiply-adds in input order,
 //! whatever the ISA level or batch, so results are batch-invariant. Guarded by `gemm/tests.rs`.
 
-use crate::gemm::f32::fma::{Lying, add_products};
+use crate::gemm::f32::fma::{StridedRows, add_products};
 use crate::gemm::output::Output;
 use crate::isa::dispatch::per_level;
 use crate::isa::features::Level;
@@ -57,7 +57,7 @@ unsafe fn f32_panels_body(
             let mut n = rows / TOGETHER * TOGETHER;
             if n > 0 {
                 let all = &x[from * stride + at..][..(n - 1) * stride + inputs];
-                let x = Lying { first: all.as_ptr(), row: stride, number: 1 };
+                let x = StridedRows { first: all.as_ptr(), row: stride, number: 1 };
                 for (dequantized, sums) in dequantized[..panels.len()].iter().zip(&mut sums) {
                     // SAFETY: `n` rows of `inputs` numbers each lie within `all`.
                     unsafe { add_products(own_level, x, &dequantized[..inputs], &mut sums[..n]) };

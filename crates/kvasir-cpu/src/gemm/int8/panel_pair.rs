@@ -5,7 +5,6 @@
 //! probably multiplies next. `unpacked_ahead` records for which panels that was done; it is ignored for any
 //! other panels or ISA level, so a wrong guess only costs time. `tests.rs` checks that.
 
-use crate::isa::amx::Tiles;
 use crate::isa::features::Level;
 use crate::isa::tile::LANES;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
@@ -81,8 +80,7 @@ thread_local! {
 /// Runs `work` with the thread's scratch memory. On AMX, tiles are configured for its duration.
 pub(crate) fn with_room(level: Level, work: impl FnOnce(&mut PairScratch)) {
     ROOM.with_borrow_mut(|room| {
-        // SAFETY: the level implies that AMX is permitted.
-        let _tiles = (level >= Level::Amx).then(|| unsafe { Tiles::configure() });
+        let _tiles = level.configure_tiles();
         if room.level.replace(level) != Some(level) {
             // ISA levels unpack weights differently.
             room.unpacked_ahead = [None; 2];

@@ -16,8 +16,12 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Positions that attention reduces together (a KV chunk); chunks begin at multiples of this,
+/// whatever the slots.
+pub(crate) const CHUNK: usize = 64;
+
 /// Slots whose rows of one head are contiguous: an aligned KV chunk is one range per head.
-pub(crate) const TOGETHER: usize = 64;
+pub(crate) const TOGETHER: usize = CHUNK;
 
 /// Slots whose rows of one layer are contiguous, so that attention over a long context reads long
 /// ranges. Pools grow by at least this.
@@ -195,7 +199,7 @@ impl Rows {
 
     /// Calls `take(address, bytes)` for each contiguous range of one head's rows of `n` slots from
     /// `slot` on.
-    pub(crate) fn stretches(&self, slot: Slot, n: u32, head: usize, mut take: impl FnMut(*const u8, usize)) {
+    pub(crate) fn contiguous(&self, slot: Slot, n: u32, head: usize, mut take: impl FnMut(*const u8, usize)) {
         let (mut at, end) = (slot as usize, (slot + n) as usize);
         while at < end {
             let next = (at + TOGETHER - at % TOGETHER).min(end);

@@ -9,49 +9,25 @@
 //! - An output number is one accumulator over all positions.
 //! - Of a pair the later number is added first, as the instruction does.
 //!
-//! [`few`](crate::attention::decode) has the decode kernels of the same order; `by_hand.rs` is the scalar
+//! `decode/bf16_dot.rs` has the decode kernels of the same order; `reference.rs` is the scalar
 //! reference.
 
-use crate::attention::products::Keys;
-use crate::attention::softmax::Scores;
+use crate::attention::gemm::operands::{ChunkTiles, KeyRows};
+use crate::attention::softmax::state::Scores;
 use crate::isa::tile::LANES;
-use crate::isa::vectors::v512::add_pairs;
+use crate::isa::vectors::v512::{add_each as add, add_pairs};
 use std::arch::x86_64::*;
 use std::array::from_fn;
-
-/// Reduces four vectors to four numbers, by halves, with the operation `of` (sum or maximum).
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn by_halves([a, b, c, d]: [__m512; 4], of: impl Fn(__m512, __m512) -> __m512) -> [f32; 4] {
-    let eight = |a, b| of(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
-    let (ab, cd) = (eight(a, b), eight(c, d));
-    let four = of(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
-    let two = of(four, _mm512_permute_ps::<0x4e>(four));
-    let one = of(two, _mm512_permute_ps::<0xb1>(two));
-    let firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-    let mut sums = [0.0; 4];
-    // SAFETY: four numbers are written.
-    unsafe {
-        _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, one)));
-    }
-    sums
-}
 
 /// K rows multiplied at once (register blocking).
 const AT_ONCE: usize = 4;
 
-/// Elementwise sums of vectors.
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(crate) fn add<const N: usize>(a: [__m512; N], b: [__m512; N]) -> [__m512; N] {
-    from_fn(|n| _mm512_add_ps(a[n], b[n]))
-}
-
-/// S = Q K^T; see [`crate::attention::products::scores`].
+/// S = Q K^T; see [`products::scores`](crate::attention::gemm::products::scores).
 ///
 /// # Safety
-/// As for [`crate::attention::products::scores`], and the machine must have the instructions.
-pub(crate) unsafe fn scores(keys: &Keys, queries: *const u8, steps: usize, out: &mut Scores) {
+/// As for [`products::scores`](crate::attention::gemm::products::scores), and the machine must have the
+/// instructions.
+pub(crate) unsafe fn scores(keys: &KeyRows, queries: *const u8, steps: usize, out: &mut Scores) {
     // SAFETY: as the caller vouches.
     unsafe {
         match steps {
@@ -65,9 +41,10 @@ pub(crate) unsafe fn scores(keys: &Keys, queries: *const u8, steps: usize, out: 
 /// S = Q K^T for rows of `S` steps of 32 numbers, or `steps` if `S` is 0.
 ///
 /// # Safety
-/// As for [`crate::attention::products::scores`], and the machine must have the instructions.
+/// As for [`products::scores`](crate::attention::gemm::products::scores), and the machine must have the
+/// instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn scores_of<const S: usize>(keys: &Keys, queries: *const u8, steps: usize, out: &mut Scores) {
+unsafe fn scores_of<const S: usize>(keys: &KeyRows, queries: *const u8, steps: usize, out: &mut Scores) {
     let steps = if S == 0 { steps } else { S };
     for (four, out) in out.as_chunks_mut::<AT_ONCE>().0.iter_mut().enumerate() {
         let (quarter, row) = (four * AT_ONCE / LANES, four * AT_ONCE % LANES);
@@ -79,10 +56,10 @@ unsafe fn scores_of<const S: usize>(keys: &Keys, queries: *const u8, steps: usiz
             for step in 0..steps {
                 // SAFETY: a row of the caller's query tile, and a word of each K row.
                 unsafe {
-                    let lanes = _mm512_loadu_si512(queries.wrapping_add(step * 1024 + place * 64).cast());
+                    let query = _mm512_loadu_si512(queries.wrapping_add(step * 1024 + place * 64).cast());
                     for n in 0..AT_ONCE {
                         let word = rows[n].wrapping_add(step * 64 + place * 4).cast::<i32>().read_unaligned();
-                        chains[n] = add_pairs(chains[n], lanes, _mm512_set1_epi32(word));
+                        chains[n] = add_pairs(chains[n], query, _mm512_set1_epi32(word));
                     }
                 }
             }
@@ -98,31 +75,32 @@ unsafe fn scores_of<const S: usize>(keys: &Keys, queries: *const u8, steps: usiz
     }
 }
 
-/// O += P V for one chunk; see [`crate::attention::products::values`].
+/// O += P V for one chunk; see [`products::values`](crate::attention::gemm::products::values).
 ///
 /// # Safety
-/// As for [`crate::attention::products::values`], and the machine must have the instructions.
+/// As for [`products::values`](crate::attention::gemm::products::values), and the machine must have the
+/// instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(crate) unsafe fn values(
-    (shares, values): crate::attention::products::Shared,
+    ChunkTiles { weights, values }: ChunkTiles,
     sums: &mut [f32],
     width: usize,
     mut during: impl FnMut(),
 ) {
-    let lanes = sums.len() / width;
+    let rows = sums.len() / width;
     for at in (0..width).step_by(2 * LANES) {
         let tiles = values.wrapping_add(at / LANES * 2048);
-        let mut lane = 0;
-        while lane < lanes {
-            let (left, shares) = (lanes - lane, shares.wrapping_add(lane * 64));
-            let sums = sums[lane * width + at..].as_mut_ptr();
+        let mut row = 0;
+        while row < rows {
+            let (left, weights) = (rows - row, weights.wrapping_add(row * 64));
+            let sums = sums[row * width + at..].as_mut_ptr();
             // SAFETY: two tiles of weights, two tiles of V for each 16 columns, and a row of O per
             // query row.
-            lane += unsafe {
+            row += unsafe {
                 match left {
-                    8.. => two_tiles::<8>(shares, tiles, sums, width),
-                    4.. => two_tiles::<4>(shares, tiles, sums, width),
-                    _ => two_tiles::<1>(shares, tiles, sums, width),
+                    8.. => two_tiles::<8>(weights, tiles, sums, width),
+                    4.. => two_tiles::<4>(weights, tiles, sums, width),
+                    _ => two_tiles::<1>(weights, tiles, sums, width),
                 }
             };
         }
@@ -139,7 +117,7 @@ pub(crate) unsafe fn values(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn two_tiles<const N: usize>(
-    shares: *const u8,
+    weights: *const u8,
     values: *const u8,
     sums: *mut f32,
     width: usize,
@@ -153,10 +131,10 @@ unsafe fn two_tiles<const N: usize>(
             let two: [_; 2] =
                 from_fn(|tile| _mm512_loadu_si512(values.wrapping_add(tile * 2048 + step + row * 64).cast()));
             for n in 0..N {
-                let word = shares.wrapping_add(step + n * 64 + row * 4).cast::<i32>().read_unaligned();
-                let share = _mm512_set1_epi32(word);
+                let word = weights.wrapping_add(step + n * 64 + row * 4).cast::<i32>().read_unaligned();
+                let weight = _mm512_set1_epi32(word);
                 for tile in 0..2 {
-                    chains[n][tile] = add_pairs(chains[n][tile], two[tile], share);
+                    chains[n][tile] = add_pairs(chains[n][tile], two[tile], weight);
                 }
             }
         }

@@ -1,46 +1,45 @@
 //! Decode attention kernels in f32 (GEMV): bf16 rows of K and V are widened once for all query
 //! rows. Generated for AVX2 and AVX-512.
 
-use crate::attention::decode::later::Later;
-use crate::attention::decode::{LINE, Lying};
-use crate::attention::products::Keys;
-use crate::attention::softmax::{Packed, Scores};
-use crate::attention::views::CHUNK;
+use crate::attention::decode::{LINE, ValueRows, VisibleKeys};
+use crate::attention::softmax::state::{PackedWeights, ScoreRows, Scores};
 use crate::gemm::bf16::operands::OperandB;
 use crate::isa::tile::LANES;
+use crate::memory::kv_pool::rows::CHUNK;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
+use crate::prefetch::next_head::NextHead;
 
 macro_rules! kernels {
-    ($vectors:ident, $features:literal, near: $near:ident) => {
-        pub(in super::super) mod $vectors {
+    ($vectors:ident, $features:literal, level: $level:ident) => {
+        pub(crate) mod $vectors {
             use super::*;
             use crate::isa::vectors::$vectors::*;
 
             /// Numbers of bf16 in a SIMD vector.
-            pub(in super::super) const HALVES: usize = 2 * WORDS;
+            pub(crate) const HALVES: usize = 2 * WORDS;
 
             /// S = Q K^T of one KV head for `N` query rows from `from` on, a SIMD vector of
-            /// positions at a time, up to position `seen`.
+            /// positions at a time, up to the last visible one.
             ///
             /// # Safety
-            /// As for [`crate::attention::decode::scores`].
+            /// As for [`gemv::scores`](crate::attention::decode::gemv::scores).
             #[target_feature(enable = $features)]
-            pub(in super::super) unsafe fn positions<const N: usize>(
-                (keys, seen): (&Keys, usize),
-                later: &Later,
+            pub(crate) unsafe fn positions<const N: usize>(
+                VisibleKeys { keys, visible }: VisibleKeys<'_>,
+                next_head: &NextHead,
                 queries: &[OperandB],
                 from: usize,
-                out: &mut Lying,
+                out: &mut ScoreRows,
             ) {
-                for first in (0..seen).step_by(WORDS) {
+                for first in (0..visible).step_by(WORDS) {
                     let (quarter, at) = (first / LANES, first % LANES);
-                    let next = keys.base.get(quarter + 1).copied().unwrap_or(later.at[0]);
+                    let next = keys.base.get(quarter + 1).copied().unwrap_or(next_head.at[0]);
                     let mut sums = [none(); N];
                     for (step, queries) in queries.iter().enumerate() {
                         // Prefetches a line for each of the rows that are read.
                         for n in at..at + WORDS {
                             let line = next.wrapping_add(step * 1024 + n * 64);
-                            prefetch_line(CacheLevel::$near, line);
+                            prefetch_line(CacheLevel::$level, line);
                         }
                         let mut chains = [[none(); 2]; N];
                         for part in 0..LANES / WORDS {
@@ -73,14 +72,14 @@ macro_rules! kernels {
 
             /// Widens attention weights to f32, a row per position.
             #[target_feature(enable = $features)]
-            pub(in super::super) fn open(packed: &Packed, shares: &mut Scores) {
-                for (pair, to) in packed.iter().zip(shares.as_chunks_mut::<2>().0) {
-                    for lane in (0..LANES).step_by(WORDS) {
+            pub(crate) fn widen_weights(packed: &PackedWeights, weights: &mut Scores) {
+                for (pair, to) in packed.iter().zip(weights.as_chunks_mut::<2>().0) {
+                    for query in (0..LANES).step_by(WORDS) {
                         // SAFETY: one vector of words, and one of numbers, within rows of 16.
                         unsafe {
-                            let both = widened(load(pair[lane..].as_ptr().cast()));
+                            let both = widened(load(pair[query..].as_ptr().cast()));
                             for (to, numbers) in to.iter_mut().zip(both) {
-                                store_numbers(to[lane..].as_mut_ptr(), numbers);
+                                store_numbers(to[query..].as_mut_ptr(), numbers);
                             }
                         }
                     }
@@ -91,19 +90,19 @@ macro_rules! kernels {
             /// head's rows into L2.
             ///
             /// # Safety
-            /// As for [`crate::attention::decode::add`].
+            /// As for [`gemv::accumulate`](crate::attention::decode::gemv::accumulate).
             #[target_feature(enable = $features)]
-            pub(in super::super) unsafe fn steps<const N: usize, const W: usize>(
-                shares: *const f32,
-                (rows, by): (&[*const u16], usize),
-                later: &Later,
+            pub(crate) unsafe fn steps<const N: usize, const W: usize>(
+                weights: *const f32,
+                ValueRows { rows, offset }: ValueRows<'_>,
+                next_head: &NextHead,
                 width: usize,
                 sums: &mut [f32],
             ) {
                 // One prefetched line for each vector of the rows that the first phase reads.
                 const { assert!(HALVES * PHASES == LINE) };
                 // Prefetches in memory order, whatever the order of the loops.
-                let mut prefetched = later.parts(width / (W * HALVES));
+                let mut prefetched = next_head.parts(width / (W * HALVES));
                 for (step, rows) in rows.chunks(LINE).enumerate() {
                     for at in (0..width).step_by(W * HALVES) {
                         // Accumulators by parity of position, query row, vector and half of a
@@ -111,9 +110,10 @@ macro_rules! kernels {
                         let mut chains = [[[[none(); 2]; W]; N]; 2];
                         for phase in 0..PHASES {
                             for (half, rows) in rows.chunks(LANES).enumerate() {
-                                let mut prefetch = match phase {
-                                    0 => prefetched.next().unwrap_or(later.at[0]),
-                                    _ => std::ptr::null(),
+                                let mut prefetch = if phase == 0 {
+                                    prefetched.next().unwrap_or(next_head.at[0])
+                                } else {
+                                    std::ptr::null()
                                 };
                                 for (pair, rows) in rows.as_chunks::<2>().0.iter().enumerate() {
                                     for odd in phase..phase + 2 / PHASES {
@@ -122,17 +122,18 @@ macro_rules! kernels {
                                             if phase == 0 {
                                                 prefetch_line(CacheLevel::L2, prefetch.wrapping_add(w * 64));
                                             }
-                                            let v =
-                                                rows[odd].wrapping_byte_add(by).wrapping_add(at + w * HALVES);
+                                            let v = rows[odd]
+                                                .wrapping_byte_add(offset)
+                                                .wrapping_add(at + w * HALVES);
                                             // SAFETY: the caller's rows.
                                             *values = fours(unsafe { load(v.cast()) });
                                         }
                                         prefetch = prefetch.wrapping_add(W * 64);
                                         let row = step * LINE + half * LANES + 2 * pair + odd;
-                                        let shares = shares.wrapping_add(row * LANES);
+                                        let weights = weights.wrapping_add(row * LANES);
                                         for n in 0..N {
                                             // SAFETY: there are weights of 64 positions.
-                                            let x = all(unsafe { *shares.add(n) });
+                                            let x = all(unsafe { *weights.add(n) });
                                             for w in 0..W {
                                                 for half in 0..2 {
                                                     let chain = &mut chains[odd][n][w][half];
@@ -144,7 +145,7 @@ macro_rules! kernels {
                                 }
                             }
                         }
-                        settle(chains, at, width, sums);
+                        add_to_sums(chains, at, width, sums);
                     }
                 }
             }
@@ -153,7 +154,7 @@ macro_rules! kernels {
             /// vector) to `sums`, from number `at` of a V row on.
             #[inline]
             #[target_feature(enable = $features)]
-            fn settle<const N: usize, const W: usize>(
+            fn add_to_sums<const N: usize, const W: usize>(
                 [even, odd]: [[[[Numbers; 2]; W]; N]; 2],
                 at: usize,
                 width: usize,
@@ -176,17 +177,17 @@ macro_rules! kernels {
 
             /// Transposes scores from a row per query row to a row per position.
             #[target_feature(enable = $features)]
-            pub(in super::super) fn stand(lying: &Lying, scores: &mut Scores) {
-                for lane in (0..LANES).step_by(WORDS) {
+            pub(crate) fn transpose_scores(rows: &ScoreRows, scores: &mut Scores) {
+                for query in (0..LANES).step_by(WORDS) {
                     for first in (0..CHUNK).step_by(WORDS) {
                         let mut columns = [zero(); WORDS];
                         for (n, column) in columns.iter_mut().enumerate() {
                             // SAFETY: one vector of words within a row of 64.
-                            *column = unsafe { load(lying[lane + n][first..].as_ptr().cast()) };
+                            *column = unsafe { load(rows[query + n][first..].as_ptr().cast()) };
                         }
                         for (row, to) in transposed(columns).into_iter().zip(&mut scores[first..]) {
                             // SAFETY: one vector of words within a row of 16.
-                            unsafe { store(to[lane..].as_mut_ptr().cast(), row) };
+                            unsafe { store(to[query..].as_mut_ptr().cast(), row) };
                         }
                     }
                 }
@@ -195,6 +196,6 @@ macro_rules! kernels {
     };
 }
 
-// The cache level that the next positions' keys are prefetched into: measured, see docs/explanation/kernels.md.
-kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq", near: L1);
-kernels!(v256, "avx2,fma,f16c", near: L2);
+// The cache level that the next positions' keys are prefetched into: measured, see docs/kernels.md.
+kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq", level: L1);
+kernels!(v256, "avx2,fma,f16c", level: L2);

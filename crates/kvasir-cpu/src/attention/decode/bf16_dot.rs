@@ -2,101 +2,101 @@
 //! place, one row at a time.
 //!
 //! - `scores`: S = Q K^T for up to 4 query rows at a time, with the queries in registers.
-//! - `add`: O += P V for up to 4 query rows, two positions per instruction.
+//! - `accumulate`: O += P V for up to 4 query rows, two positions per instruction.
 //!
-//! Sums are reduced in the order of [`pairs`](crate::attention::bf16_dot). Each loop advances its load
-//! by one row, a stride that the hardware prefetcher follows. Strides of 1 KB or more, as in a loop
-//! that transposes rows, lose half of the bandwidth. Software prefetch does not recover it. For
-//! consecutive rows only the start of the next page is prefetched.
+//! Sums are reduced in the order of [`gemm::avx512_bf16`](crate::attention::gemm::avx512_bf16). Each
+//! loop advances its load by one row, a stride that the hardware prefetcher follows. Strides of 1 KB
+//! or more, as in a loop that transposes rows, lose half of the bandwidth. Software prefetch does not
+//! recover it. For consecutive rows only the start of the next page is prefetched.
 
-use crate::attention::bf16_dot::by_halves;
-use crate::attention::decode::later::Later;
-use crate::attention::decode::{LINE, Lying};
-use crate::attention::products::{FEW, Keys};
-use crate::attention::views::CHUNK;
+use crate::attention::decode::{HeadRows, LINE, ValueRows, VisibleKeys};
+use crate::attention::gemm::operands::GEMV_ROWS;
+use crate::attention::softmax::state::ScoreRows;
 use crate::isa::tile::{LANES, STEP, Tile};
-use crate::isa::vectors::v512::add_pairs;
+use crate::isa::vectors::v512::{add_pairs, reduce_by_halves as by_halves};
+use crate::memory::kv_pool::rows::CHUNK;
 use crate::prefetch::hint::prefetch_next_page;
+use crate::prefetch::next_head::NextHead;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
-/// S = Q K^T of one KV head: its first `keys.1` positions, and the `lanes` query rows from `from`
-/// on. `queries` has a tile per step of 32 numbers, a row per query row; `out` a row per query row.
-/// Prefetches `later`.
+/// S = Q K^T of one KV head and its query rows. `queries` has a tile per step of 32 numbers, a row
+/// per query row; `out` a row per query row. Prefetches `next_head`.
 ///
 /// # Safety
 /// The machine must have the instructions of `avx512-bf16`, and the keys must be 64 rows of as many
 /// steps as there are query tiles.
 pub(crate) unsafe fn scores(
-    keys: (&Keys, usize),
-    later: &Later,
+    keys: VisibleKeys<'_>,
+    next_head: &NextHead,
     queries: &[Tile],
-    (from, lanes): (usize, usize),
-    out: &mut Lying,
+    rows: HeadRows,
+    out: &mut ScoreRows,
 ) {
-    macro_rules! some {
+    macro_rules! kernel {
         ($from:expr, $n:literal) => {
             match queries.len() {
-                2 => positions::<$n, 2>(keys, later, queries, $from, out),
-                4 => positions::<$n, 4>(keys, later, queries, $from, out),
-                _ => positions::<$n, 0>(keys, later, queries, $from, out),
+                2 => positions::<$n, 2>(keys, next_head, queries, $from, out),
+                4 => positions::<$n, 4>(keys, next_head, queries, $from, out),
+                _ => positions::<$n, 0>(keys, next_head, queries, $from, out),
             }
         };
     }
-    for first in (from..from + lanes).step_by(FEW) {
+    for first in (rows.first..rows.end()).step_by(GEMV_ROWS) {
         // SAFETY: as the caller vouches.
         unsafe {
-            match from + lanes - first {
-                1 => some!(first, 1),
-                2 => some!(first, 2),
-                3 => some!(first, 3),
-                _ => some!(first, 4),
+            match rows.end() - first {
+                1 => kernel!(first, 1),
+                2 => kernel!(first, 2),
+                3 => kernel!(first, 3),
+                _ => kernel!(first, 4),
             }
         }
     }
 }
 
-/// O += P V for some query rows of one head, over an even number of positions. `shares` has the
-/// attention weights as bf16: a row per query row from `from` on, two positions per word.
+/// O += P V for some query rows of one head, over an even number of positions. `weights` has the
+/// attention weights as bf16: a row per query row from `first` on, two positions per word.
 ///
 /// # Safety
-/// The machine must have the instructions, and each of `rows` must point at `width` numbers, a
+/// The machine must have the instructions, and each of the V rows must point at `width` numbers, a
 /// multiple of [`LINE`].
-pub(crate) unsafe fn add(
-    (shares, from): (&[Tile; 2], usize),
-    rows: (&[*const u16], usize),
-    later: &Later,
+pub(crate) unsafe fn accumulate(
+    weights: &[Tile; 2],
+    first: usize,
+    values: ValueRows<'_>,
+    next_head: &NextHead,
     width: usize,
     sums: &mut [f32],
 ) {
     let lines = width / LINE;
     // Register blocking: a row's accumulators of one line take two registers. Two rows of four
     // lines leave room for the operands, and read whole rows.
-    let at_once = if lines.is_multiple_of(4) { 2 } else { FEW };
+    let at_once = if lines.is_multiple_of(4) { 2 } else { GEMV_ROWS };
     for (n, sums) in sums.chunks_mut(at_once * width).enumerate() {
-        let lanes = sums.len() / width;
-        let lane = from + n * at_once;
-        macro_rules! some {
-            ($lanes:literal, $lines:literal) => {{
-                let shares: [Shares; $lanes] =
-                    from_fn(|n| shares.each_ref().map(|tile| tile[lane + n].as_ptr()));
-                values::<$lanes, $lines>(&shares, rows, later, width, sums.as_mut_ptr())
+        let rows = sums.len() / width;
+        let first = first + n * at_once;
+        macro_rules! kernel {
+            ($rows:literal, $lines:literal) => {{
+                let weights: [WeightRow; $rows] =
+                    from_fn(|n| weights.each_ref().map(|tile| tile[first + n].as_ptr()));
+                add_values::<$rows, $lines>(&weights, values, next_head, width, sums.as_mut_ptr())
             }};
         }
         // SAFETY: as the caller vouches.
         unsafe {
-            match (lanes, lines) {
-                (1, lines) if lines.is_multiple_of(4) => some!(1, 4),
-                (_, lines) if lines.is_multiple_of(4) => some!(2, 4),
-                (1, lines) if lines.is_multiple_of(2) => some!(1, 2),
-                (2, lines) if lines.is_multiple_of(2) => some!(2, 2),
-                (3, lines) if lines.is_multiple_of(2) => some!(3, 2),
-                (_, lines) if lines.is_multiple_of(2) => some!(4, 2),
-                (1, _) => some!(1, 1),
-                (2, _) => some!(2, 1),
-                (3, _) => some!(3, 1),
-                _ => some!(4, 1),
+            match (rows, lines) {
+                (1, lines) if lines.is_multiple_of(4) => kernel!(1, 4),
+                (_, lines) if lines.is_multiple_of(4) => kernel!(2, 4),
+                (1, lines) if lines.is_multiple_of(2) => kernel!(1, 2),
+                (2, lines) if lines.is_multiple_of(2) => kernel!(2, 2),
+                (3, lines) if lines.is_multiple_of(2) => kernel!(3, 2),
+                (_, lines) if lines.is_multiple_of(2) => kernel!(4, 2),
+                (1, _) => kernel!(1, 1),
+                (2, _) => kernel!(2, 1),
+                (3, _) => kernel!(3, 1),
+                _ => kernel!(4, 1),
             }
         }
     }
@@ -109,11 +109,11 @@ pub(crate) unsafe fn add(
 /// The machine must have the instructions, and the keys must be 64 rows of as many steps.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn positions<const N: usize, const S: usize>(
-    (keys, seen): (&Keys, usize),
-    later: &Later,
+    VisibleKeys { keys, visible }: VisibleKeys<'_>,
+    next_head: &NextHead,
     queries: &[Tile],
     from: usize,
-    out: &mut Lying,
+    out: &mut ScoreRows,
 ) {
     let query = |step: usize, n: usize| {
         // SAFETY: a tile row of 64 bytes.
@@ -121,11 +121,11 @@ unsafe fn positions<const N: usize, const S: usize>(
     };
     let held: [[__m512i; N]; S] = from_fn(|step| from_fn(|n| query(step, n)));
     let mut even = [_mm512_setzero_ps(); N];
-    for row in 0..seen.next_multiple_of(2) {
+    for row in 0..visible.next_multiple_of(2) {
         let quarter = row / LANES;
         let at = keys.base[quarter].wrapping_add(row % LANES * keys.stride[quarter]);
-        if later.is_something() {
-            later.ask_row(row, 0..queries.len());
+        if next_head.is_some() {
+            next_head.prefetch_row(row, 0..queries.len());
         } else {
             prefetch_next_page(at);
         }
@@ -154,18 +154,18 @@ unsafe fn positions<const N: usize, const S: usize>(
 }
 
 /// Attention weights of one query row: two positions per word, in two halves of a chunk.
-type Shares = [*const u32; CHUNK / STEP];
+type WeightRow = [*const u32; CHUNK / STEP];
 
 /// O += P V for `N` query rows, `W` lines of a V row at a time.
 ///
 /// # Safety
-/// The machine must have the instructions. There must be weights of all positions. Each of `rows`
+/// The machine must have the instructions. There must be weights of all positions. Each V row
 /// must point at `width` numbers, a multiple of `W` lines; `sums` must have as many per query row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn values<const N: usize, const W: usize>(
-    shares: &[Shares; N],
-    (rows, by): (&[*const u16], usize),
-    later: &Later,
+unsafe fn add_values<const N: usize, const W: usize>(
+    weights: &[WeightRow; N],
+    ValueRows { rows, offset }: ValueRows<'_>,
+    next_head: &NextHead,
     width: usize,
     sums: *mut f32,
 ) {
@@ -178,12 +178,12 @@ unsafe fn values<const N: usize, const W: usize>(
         for (half, rows) in rows.chunks(STEP).enumerate() {
             let mut even = [_mm512_setzero_si512(); W];
             for (n, row) in rows.iter().enumerate() {
-                if later.is_something() {
-                    later.ask_row(half * STEP + n, at / LINE..at / LINE + W);
+                if next_head.is_some() {
+                    next_head.prefetch_row(half * STEP + n, at / LINE..at / LINE + W);
                 } else {
-                    prefetch_next_page(row.wrapping_byte_add(by).cast());
+                    prefetch_next_page(row.wrapping_byte_add(offset).cast());
                 }
-                let line = |w| row.wrapping_byte_add(by).wrapping_add(at + w * LINE).cast();
+                let line = |w| row.wrapping_byte_add(offset).wrapping_add(at + w * LINE).cast();
                 // SAFETY: the caller's rows.
                 let now = from_fn(|w| unsafe { _mm512_loadu_si512(line(w)) });
                 if opaque(n).is_multiple_of(2) {
@@ -191,14 +191,14 @@ unsafe fn values<const N: usize, const W: usize>(
                     continue;
                 }
                 // SAFETY: the caller's weights.
-                let shares: [_; N] =
-                    from_fn(|i| unsafe { _mm512_set1_epi32(*shares[i][half].wrapping_add(n / 2).cast()) });
+                let weights: [_; N] =
+                    from_fn(|i| unsafe { _mm512_set1_epi32(*weights[i][half].wrapping_add(n / 2).cast()) });
                 for w in 0..W {
                     let halves =
                         [_mm512_unpacklo_epi16(even[w], now[w]), _mm512_unpackhi_epi16(even[w], now[w])];
                     for n in 0..N {
                         for half in 0..2 {
-                            chains[n][w][half] = add_pairs(chains[n][w][half], halves[half], shares[n]);
+                            chains[n][w][half] = add_pairs(chains[n][w][half], halves[half], weights[n]);
                         }
                     }
                 }

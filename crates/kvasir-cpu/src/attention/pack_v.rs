@@ -5,45 +5,45 @@
 //! product consumes. A few row pairs are packed beside each tile product, so that the memory
 //! latency of V is hidden behind it.
 //!
-//! Unpacking within 128-bit lanes permutes the columns of the output O (`place`). `scaled` undoes
-//! this when it writes `O * factor`.
+//! Unpacking within 128-bit lanes permutes the columns of the output O (`place`). `unpermute_scaled`
+//! undoes this when it writes `O * factor`.
 
-use crate::attention::views::CHUNK;
 use crate::isa::dispatch::per_level;
 use crate::isa::features::Level;
 use crate::isa::tile::{LANES, Tile};
 use crate::memory::aligned::Lines;
+use crate::memory::kv_pool::rows::CHUNK;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
-use crate::prefetch::ranges::Soon;
+use crate::prefetch::ranges::PrefetchRanges;
 
 /// Row pairs packed beside one product of the previous head.
-const TOGETHER: usize = 2;
+const PAIRS_PER_STEP: usize = 2;
 /// Prefetch distance in bytes: within a 4 KB page, where it also triggers the hardware prefetcher.
 const AHEAD: usize = 2048;
 
 /// One head's V rows of a chunk on their way into tiles, a few rows at a time while the previous
 /// head is multiplied.
-pub(crate) struct Coming {
+pub(crate) struct ValuePacking {
     /// Address of each position's V row.
-    pub(super) rows: [*const u16; CHUNK],
+    pub(crate) rows: [*const u16; CHUNK],
     /// Head dimension of V.
-    pub(super) width: usize,
-    pub(super) tiles: Lines<Tile>,
+    pub(crate) width: usize,
+    pub(crate) tiles: Lines<Tile>,
     /// Row pairs that are packed.
-    pub(super) done: usize,
+    pub(crate) done: usize,
     /// What to prefetch meanwhile.
-    pub(super) soon: Soon,
+    pub(crate) prefetches: PrefetchRanges,
 }
 
-impl Coming {
+impl ValuePacking {
     /// Nothing to pack, only a prefetch.
-    pub(super) fn nothing(soon: Soon) -> Self {
-        Self { rows: [std::ptr::null(); CHUNK], width: 0, tiles: Lines::new(), done: CHUNK / 2, soon }
+    pub(crate) fn only_prefetch(prefetches: PrefetchRanges) -> Self {
+        Self { rows: [std::ptr::null(); CHUNK], width: 0, tiles: Lines::new(), done: CHUNK / 2, prefetches }
     }
 
     /// Whether rows are left to pack.
     #[inline(always)]
-    pub(super) fn is_coming(&self) -> bool {
+    pub(crate) fn is_unfinished(&self) -> bool {
         self.done < CHUNK / 2
     }
 
@@ -52,10 +52,10 @@ impl Coming {
     /// # Safety
     /// Rows that are not packed yet must point at `width` numbers each.
     #[inline(always)]
-    pub(super) unsafe fn some(&mut self, level: Level) {
-        self.soon.prefetch();
+    pub(crate) unsafe fn step(&mut self, level: Level) {
+        self.prefetches.prefetch();
         let pairs = self.rows.as_chunks::<2>().0;
-        let end = pairs.len().min(self.done + TOGETHER);
+        let end = pairs.len().min(self.done + PAIRS_PER_STEP);
         if self.done < end {
             // SAFETY: the caller's rows.
             unsafe { interleave(level, &pairs[self.done..end], self.done, self.width, &mut self.tiles) };
@@ -66,8 +66,8 @@ impl Coming {
     /// Packs the remaining rows.
     ///
     /// # Safety
-    /// As for [`some`](Self::some).
-    pub(super) unsafe fn all(&mut self, level: Level) {
+    /// As for [`step`](Self::step).
+    pub(crate) unsafe fn finish(&mut self, level: Level) {
         let pairs = self.rows.as_chunks::<2>().0;
         // SAFETY: the caller's rows.
         unsafe { interleave(level, &pairs[self.done..], self.done, self.width, &mut self.tiles) };
@@ -76,24 +76,24 @@ impl Coming {
 }
 
 /// Numbers of a V row that fill one row of two neighboring tiles.
-const WIDE: usize = 2 * LANES;
+const PAIR_OF_TILES: usize = 2 * LANES;
 
-/// Tile and column of number `d` of [`WIDE`]. With this order, interleaving two vectors needs no
-/// movement across 128-bit lanes.
+/// Tile and column of number `d` of [`PAIR_OF_TILES`]. With this order, interleaving two vectors needs
+/// no movement across 128-bit lanes.
 const fn place(d: usize) -> (usize, usize) {
     (d / 4 % 2, d / 8 * 4 + d % 4)
 }
 
 #[inline(always)]
 fn scaled_body(sums: &[f32], factor: f32, to: &mut [f32]) {
-    let number = |sums: &[f32; WIDE], d: usize| {
+    let number = |sums: &[f32; PAIR_OF_TILES], d: usize| {
         let (tile, column) = place(d);
         sums[tile * LANES + column] * factor
     };
-    let (whole, rest) = to.as_chunks_mut::<WIDE>();
-    let (sums, last) = sums.as_chunks::<WIDE>().0.split_at(whole.len());
+    let (whole, rest) = to.as_chunks_mut::<PAIR_OF_TILES>();
+    let (sums, last) = sums.as_chunks::<PAIR_OF_TILES>().0.split_at(whole.len());
     for (sums, to) in sums.iter().zip(whole) {
-        for d in 0..WIDE {
+        for d in 0..PAIR_OF_TILES {
             to[d] = number(sums, d);
         }
     }
@@ -108,10 +108,10 @@ per_level! {
 }
 
 /// `to = sums * factor` in the natural column order; with AVX-512 by permutes instead of gathers.
-pub(crate) fn scaled(level: Level, sums: &[f32], factor: f32, to: &mut [f32]) {
+pub(crate) fn unpermute_scaled(level: Level, sums: &[f32], factor: f32, to: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx512Vnni {
-        let whole = to.len() / WIDE * WIDE;
+        let whole = to.len() / PAIR_OF_TILES * PAIR_OF_TILES;
         // SAFETY: the level was detected on this machine.
         unsafe { scaled_wide(&sums[..whole], factor, &mut to[..whole]) };
         return scaled_by_compiler(level, &sums[whole..], factor, &mut to[whole..]);
@@ -123,14 +123,14 @@ pub(crate) fn scaled(level: Level, sums: &[f32], factor: f32, to: &mut [f32]) {
 #[target_feature(enable = "avx512f")]
 fn scaled_wide(sums: &[f32], factor: f32, to: &mut [f32]) {
     use std::arch::x86_64::*;
-    const HALF: usize = WIDE / 2;
+    const HALF: usize = PAIR_OF_TILES / 2;
     let from: [[i32; HALF]; 2] = std::array::from_fn(|half| {
         std::array::from_fn(|d| {
             let (tile, column) = place(half * HALF + d);
             (tile * LANES + column) as i32
         })
     });
-    for (sums, to) in sums.as_chunks::<WIDE>().0.iter().zip(to.as_chunks_mut::<WIDE>().0) {
+    for (sums, to) in sums.as_chunks::<PAIR_OF_TILES>().0.iter().zip(to.as_chunks_mut::<PAIR_OF_TILES>().0) {
         // SAFETY: 16 numbers are read and written each time.
         unsafe {
             let [low, high] = [0, HALF].map(|at| _mm512_loadu_ps(sums[at..].as_ptr()));
@@ -161,19 +161,20 @@ unsafe fn interleave(
         #[cfg(target_arch = "x86_64")]
         if level >= Level::Avx512Vnni {
             // SAFETY: the level was detected on this machine; the caller's rows.
-            unsafe { interleave_wide(*at, width / WIDE, &mut tiles[step..], row) };
-            done = width / WIDE * WIDE;
+            unsafe { interleave_wide(*at, width / PAIR_OF_TILES, &mut tiles[step..], row) };
+            done = width / PAIR_OF_TILES * PAIR_OF_TILES;
         }
         // SAFETY: the caller's rows.
         let [a, b] = at.map(|row| unsafe { std::slice::from_raw_parts(row, width) });
         for d in done..width {
-            let (tile, column) = place(d % WIDE);
-            tiles[(d / WIDE * 2 + tile) * 2 + step][row][column] = u32::from(a[d]) | u32::from(b[d]) << 16;
+            let (tile, column) = place(d % PAIR_OF_TILES);
+            tiles[(d / PAIR_OF_TILES * 2 + tile) * 2 + step][row][column] =
+                u32::from(a[d]) | u32::from(b[d]) << 16;
         }
     }
 }
 
-/// Interleaves `parts` times [`WIDE`] numbers of two rows into row `row` of every other tile.
+/// Interleaves `parts` times [`PAIR_OF_TILES`] numbers of two rows into row `row` of every other tile.
 ///
 /// # Safety
 /// The machine must have the instructions, and each of `at` must point at that many numbers.
@@ -182,7 +183,7 @@ unsafe fn interleave(
 unsafe fn interleave_wide(at: [*const u16; 2], parts: usize, tiles: &mut [Tile], row: usize) {
     use std::arch::x86_64::*;
     for part in 0..parts {
-        let [a, b] = at.map(|row| row.wrapping_add(part * WIDE));
+        let [a, b] = at.map(|row| row.wrapping_add(part * PAIR_OF_TILES));
         prefetch_line(CacheLevel::L1, a.wrapping_byte_add(AHEAD).cast());
         prefetch_line(CacheLevel::L1, b.wrapping_byte_add(AHEAD).cast());
         // SAFETY: 64 bytes of each of the caller's rows, and of a tile's.

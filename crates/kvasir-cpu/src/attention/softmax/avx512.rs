@@ -1,14 +1,15 @@
-//! Online softmax in AVX-512: the hot functions of [`crate::attention::softmax`], which compilers vectorize
-//! with gathers across query rows instead of along them. The operations and their order are those
-//! of the portable functions, so the bits are equal; only [`in_pairs`] sums the attention weights
-//! in another order.
+//! Online softmax in AVX-512: the hot functions of `online.rs`, which compilers vectorize with gathers
+//! across query rows instead of along them. The operations and their order are those of the portable
+//! functions, so the bits are equal; only [`weights_in_bf16_dot_order`] sums the attention weights in
+//! another order.
 
-use crate::attention::bf16_dot::add;
-use crate::attention::softmax;
-use crate::attention::softmax::{Entries, Packed, Scores, Sharing, Sight};
-use crate::attention::views::CHUNK;
+use crate::attention::softmax::state::{
+    ChunkEntries, MaskBounds, OnlineSoftmax, PackedWeights, Scores, TERMS, TINY,
+};
 use crate::isa::float16::ROUND;
 use crate::isa::tile::LANES;
+use crate::isa::vectors::v512::add_each as add;
+use crate::memory::kv_pool::rows::CHUNK;
 use std::arch::x86_64::*;
 
 #[inline]
@@ -25,26 +26,26 @@ fn store(to: &mut [f32; LANES], v: __m512) {
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), v) }
 }
 
-/// [`softmax::exp2`] of 16 numbers, with the same bits.
+/// [`exp2`](crate::attention::softmax::state::exp2) of 16 numbers, with the same bits.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) fn exp2(x: __m512) -> __m512 {
     let round = _mm512_set1_ps(ROUND);
     let t = _mm512_add_ps(x, round);
     let f = _mm512_sub_ps(x, _mm512_sub_ps(t, round));
-    let [first, rest @ ..] = softmax::TERMS;
+    let [first, rest @ ..] = TERMS;
     let p = rest.iter().fold(_mm512_set1_ps(first), |p, &c| _mm512_fmadd_ps(p, f, _mm512_set1_ps(c)));
     let scaled = _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32::<23>(_mm512_castps_si512(t)));
-    let some = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(softmax::TINY));
-    _mm512_castsi512_ps(_mm512_maskz_mov_epi32(some, scaled))
+    let kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(TINY));
+    _mm512_castsi512_ps(_mm512_maskz_mov_epi32(kept, scaled))
 }
 
 /// Masks: scores of invisible positions become negative infinity.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn hide(scores: &mut Scores, entries: &Entries, sight: &Sight) {
+fn mask(scores: &mut Scores, entries: &ChunkEntries, bounds: &MaskBounds) {
     // SAFETY: 16 integers are read each time.
     let (visible, from) = unsafe {
-        (_mm512_loadu_si512(sight.visible.as_ptr().cast()), _mm512_loadu_si512(sight.from.as_ptr().cast()))
+        (_mm512_loadu_si512(bounds.visible.as_ptr().cast()), _mm512_loadu_si512(bounds.from.as_ptr().cast()))
     };
     for (row, (&entry, &position)) in scores.iter_mut().zip(entries.entry.iter().zip(&entries.position)) {
         let seen = _mm512_cmplt_epi32_mask(_mm512_set1_epi32(entry), visible)
@@ -56,38 +57,43 @@ fn hide(scores: &mut Scores, entries: &Entries, sight: &Sight) {
 
 /// Masks a chunk's dot products, updates the running maxima and computes the rescale factors.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn rise(sharing: &mut Sharing, scores: &mut Scores, entries: &Entries, sight: Option<&Sight>) {
-    if let Some(sight) = sight {
-        hide(scores, entries, sight);
+pub(crate) fn raise_max(
+    softmax: &mut OnlineSoftmax,
+    scores: &mut Scores,
+    entries: &ChunkEntries,
+    bounds: Option<&MaskBounds>,
+) {
+    if let Some(bounds) = bounds {
+        mask(scores, entries, bounds);
     }
     let (first, rest) = scores.as_chunks::<4>().0.split_at(1);
-    let mut most = first[0].each_ref().map(|row| load(row));
+    let mut max = first[0].each_ref().map(|row| load(row));
     for rows in rest {
-        for (most, row) in most.iter_mut().zip(rows) {
-            *most = _mm512_max_ps(load(row), *most);
+        for (max, row) in max.iter_mut().zip(rows) {
+            *max = _mm512_max_ps(load(row), *max);
         }
     }
-    let [a, b, c, d] = most;
-    risen(sharing, _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
+    let [a, b, c, d] = max;
+    raise_max_by(softmax, _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
 }
 
 /// Updates the running maxima with each query row's largest dot product, and computes the rescale
 /// factors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn risen(sharing: &mut Sharing, largest: __m512) {
-    let before = load(&sharing.run.most);
-    let most = _mm512_max_ps(_mm512_mul_ps(largest, _mm512_set1_ps(sharing.scale)), before);
-    let some = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(most, _mm512_set1_ps(f32::NEG_INFINITY));
-    let base = _mm512_maskz_mov_ps(some, most);
-    store(&mut sharing.run.most, most);
-    store(&mut sharing.base, base);
-    store(&mut sharing.run.fade, exp2(_mm512_sub_ps(before, base)));
+pub(crate) fn raise_max_by(softmax: &mut OnlineSoftmax, largest: __m512) {
+    let before = load(&softmax.run.max);
+    let max = _mm512_max_ps(_mm512_mul_ps(largest, _mm512_set1_ps(softmax.scale)), before);
+    let kept = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(max, _mm512_set1_ps(f32::NEG_INFINITY));
+    let base = _mm512_maskz_mov_ps(kept, max);
+    store(&mut softmax.run.max, max);
+    store(&mut softmax.base, base);
+    store(&mut softmax.run.rescale, exp2(_mm512_sub_ps(before, base)));
 }
 
 /// The softmax of a block in progress: the constants of the loop over pairs of positions stay in
 /// registers.
-pub(crate) struct Making<'a> {
+pub(crate) struct WeightLoop<'a> {
     scale: __m512,
     base: __m512,
     even: __m512,
@@ -96,20 +102,24 @@ pub(crate) struct Making<'a> {
     /// words by a slower permute.
     high: __m512i,
     done: usize,
-    sharing: &'a mut Sharing,
+    softmax: &'a mut OnlineSoftmax,
     scores: &'a Scores,
-    packed: &'a mut Packed,
+    packed: &'a mut PackedWeights,
 }
 
-impl<'a> Making<'a> {
-    /// Resumes where `sharing` stopped.
+impl<'a> WeightLoop<'a> {
+    /// Resumes where `softmax` stopped.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(super) fn go_on(sharing: &'a mut Sharing, scores: &'a Scores, packed: &'a mut Packed) -> Self {
-        let [even, odd] = sharing.sums.each_ref().map(|sums| load(sums));
-        let (scale, base) = (_mm512_set1_ps(sharing.scale), load(&sharing.base));
+    pub(crate) fn resume(
+        softmax: &'a mut OnlineSoftmax,
+        scores: &'a Scores,
+        packed: &'a mut PackedWeights,
+    ) -> Self {
+        let [even, odd] = softmax.sums.each_ref().map(|sums| load(sums));
+        let (scale, base) = (_mm512_set1_ps(softmax.scale), load(&softmax.base));
         let high = _mm512_set1_epi32(std::hint::black_box(0xffff_0000_u32) as i32);
-        Self { scale, base, even, odd, high, done: sharing.done, sharing, scores, packed }
+        Self { scale, base, even, odd, high, done: softmax.done, softmax, scores, packed }
     }
 
     /// Makes the attention weights of two more pairs of positions, if any are left.
@@ -117,7 +127,7 @@ impl<'a> Making<'a> {
     /// # Safety
     /// The machine must have AVX-512.
     #[inline(always)]
-    pub(super) unsafe fn some(&mut self) {
+    pub(crate) unsafe fn step(&mut self) {
         if self.done < CHUNK / 2 {
             for pair in self.done..self.done + 2 {
                 // SAFETY: as the caller vouches; pairs are made two at a time.
@@ -132,7 +142,7 @@ impl<'a> Making<'a> {
     /// Makes and packs the attention weights of one pair of positions, and returns them in f32.
     ///
     /// # Safety
-    /// As for [`some`](Self::some), and `pair` must be less than `CHUNK / 2`.
+    /// As for [`step`](Self::step), and `pair` must be less than `CHUNK / 2`.
     #[inline(always)]
     unsafe fn pair(&mut self, pair: usize) -> [__m512; 2] {
         // SAFETY: as the caller vouches.
@@ -151,38 +161,42 @@ impl<'a> Making<'a> {
     /// Stores the state, so that a later call resumes.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(super) fn leave(self) {
-        let [even, odd] = &mut self.sharing.sums;
+    pub(crate) fn suspend(self) {
+        let [even, odd] = &mut self.softmax.sums;
         store(even, self.even);
         store(odd, self.odd);
-        self.sharing.done = self.done;
+        self.softmax.done = self.done;
     }
 }
 
 /// Makes the remaining attention weights of a block.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn rest(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) {
-    let mut making = Making::go_on(sharing, scores, packed);
-    while making.done < CHUNK / 2 {
+pub(crate) fn finish_weights(softmax: &mut OnlineSoftmax, scores: &Scores, packed: &mut PackedWeights) {
+    let mut weights = WeightLoop::resume(softmax, scores, packed);
+    while weights.done < CHUNK / 2 {
         // SAFETY: this function has the target features.
-        unsafe { making.some() };
+        unsafe { weights.step() };
     }
-    making.leave();
+    weights.suspend();
 }
 
-/// Makes all attention weights of a block, summed in the order of [`crate::attention::bf16_dot`].
+/// Makes all attention weights of a block, summed in the order of `gemm::avx512_bf16`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn in_pairs(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) {
-    let mut making = Making::go_on(sharing, scores, packed);
+pub(crate) fn weights_in_bf16_dot_order(
+    softmax: &mut OnlineSoftmax,
+    scores: &Scores,
+    packed: &mut PackedWeights,
+) {
+    let mut weights = WeightLoop::resume(softmax, scores, packed);
     // Accumulators of two neighboring positions modulo 16.
     let mut one = |place: usize| {
         // SAFETY: this function has the target features.
-        let mut pair = |quarter: usize| unsafe { making.pair((quarter * LANES + place) / 2) };
+        let mut pair = |quarter: usize| unsafe { weights.pair((quarter * LANES + place) / 2) };
         (1..CHUNK / LANES).fold(pair(0), |chains, quarter| add(chains, pair(quarter)))
     };
     let mut two = |place| add(one(place), one(place + 8));
     let mut four = |place| add(two(place), two(place + 4));
-    [making.even, making.odd] = add(four(0), four(2));
-    making.done = CHUNK / 2;
-    making.leave();
+    [weights.even, weights.odd] = add(four(0), four(2));
+    weights.done = CHUNK / 2;
+    weights.suspend();
 }

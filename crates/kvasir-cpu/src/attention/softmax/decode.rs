@@ -1,39 +1,40 @@
-//! Online softmax of the decode path in bf16 pair order ([`in_pairs`](crate::attention::in_pairs)):
-//! scores are a row per query row, so nothing is transposed, and no work is spent on unused rows.
-//! The order of summation is that of [`pairs`](crate::attention::bf16_dot).
+//! Online softmax of the decode path in bf16 pair order
+//! ([`uses_bf16_dot`](crate::attention::layer::uses_bf16_dot)): scores are a row per query row, so
+//! nothing is transposed, and no work is spent on unused rows. The order of summation is that of
+//! [`gemm::avx512_bf16`](crate::attention::gemm::avx512_bf16).
 
-use crate::attention::bf16_dot::by_halves;
-use crate::attention::decode::Lying;
-use crate::attention::softmax::{Entries, Rule, Sharing, Sight};
-use crate::attention::views::CHUNK;
-use crate::attention::wide::{exp2, load, risen};
+use crate::attention::softmax::avx512::{exp2, load, raise_max_by};
+use crate::attention::softmax::state::{ChunkEntries, MaskBounds, OnlineSoftmax, ScoreRows, ScoreScaling};
 use crate::isa::features::Level;
 use crate::isa::tile::{LANES, Tile};
+use crate::isa::vectors::v512::reduce_by_halves as by_halves;
+use crate::memory::kv_pool::rows::CHUNK;
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
 /// Query rows whose maxima and sums are reduced at once.
 const AT_ONCE: usize = 4;
 
-/// [`Sharing::begin`] for the scores of `lanes` query rows.
+/// [`OnlineSoftmax::begin`] for the scores of `rows` query rows.
 ///
 /// # Safety
 /// The machine must have AVX-512.
 pub(crate) unsafe fn begin(
-    sharing: &mut Sharing,
+    softmax: &mut OnlineSoftmax,
     level: Level,
-    (scores, lanes): (&mut Lying, usize),
-    entries: &Entries,
-    sight: Option<&Sight>,
-    rule: Rule,
+    scores: &mut ScoreRows,
+    rows: usize,
+    entries: &ChunkEntries,
+    bounds: Option<&MaskBounds>,
+    scaling: ScoreScaling,
 ) {
-    sharing.scale(level, scores[..lanes].as_flattened_mut(), rule);
+    softmax.scale(level, scores[..rows].as_flattened_mut(), scaling);
     // SAFETY: as the caller vouches.
     unsafe {
-        if let Some(sight) = sight {
-            hide(&mut scores[..lanes], entries, sight);
+        if let Some(bounds) = bounds {
+            mask(&mut scores[..rows], entries, bounds);
         }
-        rise(sharing, scores);
+        raise_max(softmax, scores);
     }
 }
 
@@ -47,10 +48,10 @@ fn quarters(row: &[f32; CHUNK]) -> [__m512; CHUNK / LANES] {
 
 /// Masks: scores of invisible positions become negative infinity.
 #[target_feature(enable = "avx512f")]
-fn hide(scores: &mut [[f32; CHUNK]], entries: &Entries, sight: &Sight) {
-    for (lane, scores) in scores.iter_mut().enumerate() {
-        let visible = _mm512_set1_epi32(sight.visible[lane]);
-        let from = _mm512_set1_epi32(sight.from[lane]);
+fn mask(scores: &mut [[f32; CHUNK]], entries: &ChunkEntries, bounds: &MaskBounds) {
+    for (row, scores) in scores.iter_mut().enumerate() {
+        let visible = _mm512_set1_epi32(bounds.visible[row]);
+        let from = _mm512_set1_epi32(bounds.from[row]);
         for (quarter, scores) in scores.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             let numbers = |of: &[i32; CHUNK]| {
                 // SAFETY: 16 integers are read.
@@ -69,49 +70,55 @@ fn hide(scores: &mut [[f32; CHUNK]], entries: &Entries, sight: &Sight) {
 
 /// Updates the running maxima. The results of unused rows are not read.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn rise(sharing: &mut Sharing, scores: &Lying) {
-    let most = |a, b| _mm512_max_ps(a, b);
+fn raise_max(softmax: &mut OnlineSoftmax, scores: &ScoreRows) {
+    let max = |a, b| _mm512_max_ps(a, b);
     let mut largest = [0.0; LANES];
     for (rows, largest) in scores.as_chunks::<AT_ONCE>().0.iter().zip(largest.as_chunks_mut::<AT_ONCE>().0) {
         let each = rows.each_ref().map(|row| {
             let [a, b, c, d] = quarters(row);
-            most(most(a, b), most(c, d))
+            max(max(a, b), max(c, d))
         });
-        *largest = by_halves(each, most);
+        *largest = by_halves(each, max);
     }
-    risen(sharing, load(&largest));
+    raise_max_by(softmax, load(&largest));
 }
 
-/// Makes the attention weights P of `lanes` query rows, in bf16: a row of `shares` for each, two
+/// Makes the attention weights P of `rows` query rows, in bf16: a row of `weights` for each, two
 /// positions per word; and their sums.
 ///
 /// # Safety
 /// The machine must have AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) unsafe fn rest(sharing: &mut Sharing, (scores, lanes): (&Lying, usize), shares: &mut [Tile; 2]) {
-    let scale = _mm512_set1_ps(sharing.scale);
+pub(crate) unsafe fn finish_weights(
+    softmax: &mut OnlineSoftmax,
+    scores: &ScoreRows,
+    rows: usize,
+    weights: &mut [Tile; 2],
+) {
+    let scale = _mm512_set1_ps(softmax.scale);
     let half = _mm512_set1_epi32(0x8000);
     // Selects the upper half of each word of two vectors: bf16 of f32.
     let upper: [u16; 2 * LANES] = from_fn(|n| 2 * n as u16 + 1);
     // SAFETY: 32 numbers of 16 bits are read.
     let upper = unsafe { _mm512_loadu_si512(upper.as_ptr().cast()) };
-    for first in (0..lanes).step_by(AT_ONCE) {
+    for first in (0..rows).step_by(AT_ONCE) {
         let mut chains = [_mm512_setzero_ps(); AT_ONCE];
         // A loop: closures for each of the four rows are not inlined, and keep their constants in
         // memory.
-        for (lane, chain) in (first..LANES).zip(&mut chains) {
-            let base = _mm512_set1_ps(sharing.base[lane]);
-            let [a, b, c, d] = quarters(&scores[lane]).map(|score| exp2(_mm512_fmsub_ps(score, scale, base)));
-            for (shares, (low, high)) in shares.iter_mut().zip([(a, b), (c, d)]) {
+        for (row, chain) in (first..LANES).zip(&mut chains) {
+            let base = _mm512_set1_ps(softmax.base[row]);
+            let [a, b, c, d] = quarters(&scores[row]).map(|score| exp2(_mm512_fmsub_ps(score, scale, base)));
+            for (weights, (low, high)) in weights.iter_mut().zip([(a, b), (c, d)]) {
                 // Rounds to the nearest bf16, ties up.
-                let [low, high] = [low, high].map(|share| _mm512_add_epi32(_mm512_castps_si512(share), half));
+                let [low, high] =
+                    [low, high].map(|weight| _mm512_add_epi32(_mm512_castps_si512(weight), half));
                 let both = _mm512_permutex2var_epi16(low, upper, high);
                 // SAFETY: 16 words are written.
-                unsafe { _mm512_storeu_si512(shares[lane].as_mut_ptr().cast(), both) };
+                unsafe { _mm512_storeu_si512(weights[row].as_mut_ptr().cast(), both) };
             }
             *chain = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(a, b), c), d);
         }
         let sums = by_halves(chains, |a, b| _mm512_add_ps(a, b));
-        sharing.sums[0][first..][..AT_ONCE].copy_from_slice(&sums);
+        softmax.sums[0][first..][..AT_ONCE].copy_from_slice(&sums);
     }
 }

@@ -1,0 +1,129 @@
+//! The attention GEMMs on AMX tiles. Callbacks are inlined into these functions and may use AVX-512.
+//!
+//! As few tiles as possible are used: with hyper-threading the core can keep few results in flight
+//! besides the tiles, and with all eight in use each product waits for the one before.
+
+use crate::attention::gemm::operands::{ChunkTiles, Interleaved, ScoreOperands};
+use crate::attention::softmax::state::Scores;
+use crate::isa::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
+use crate::isa::tile::LANES;
+use crate::memory::kv_pool::rows::CHUNK;
+use crate::prefetch::hint::{CacheLevel, prefetch_tile};
+
+/// S = Q K^T for the heads of a block, with `beside` called at every tile product. What is read
+/// `behind` the last head is prefetched into L2 if it is not contiguous.
+///
+/// # Safety
+/// As for [`products::scores`](crate::attention::gemm::products::scores), for all heads; tiles must be
+/// configured for `rows_per_head` columns, or for 16 if there is one head.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(crate) unsafe fn scores(operands: ScoreOperands<'_>, out: &mut Scores, beside: &mut impl Interleaved) {
+    let ScoreOperands { keys, visible, behind, queries, rows_per_head, steps } = operands;
+    let out = out.as_mut_ptr().cast::<u8>();
+    macro_rules! take {
+        ($to:literal, $keys:expr, $quarter:expr, $step:expr) => {
+            tile_load!(2, $keys.base[$quarter].wrapping_add($step * 64), $keys.stride[$quarter]);
+            tile_dot_bf16!($to, 2, 6);
+            beside.step();
+        };
+    }
+    // SAFETY: as the caller vouches.
+    unsafe {
+        if let [keys] = keys {
+            for half in [0, 2] {
+                tile_zero!(0);
+                tile_zero!(1);
+                for step in 0..steps {
+                    beside.before(true, 2);
+                    tile_load!(6, queries.add(step * 1024), 64);
+                    take!(0, keys, half, step);
+                    take!(1, keys, half + 1, step);
+                }
+                tile_store!(0, out.add(half * 1024));
+                tile_store!(1, out.add(half * 1024 + 1024));
+            }
+            return;
+        }
+        // With several heads K streams from memory: it is read in memory order and prefetched
+        // 16 positions ahead. The products of 16 positions are stored only after those of the
+        // next were issued.
+        let quarters = visible.div_ceil(LANES);
+        let elsewhere =
+            keys.last().is_some_and(|keys| keys.base[0].wrapping_add(CHUNK * steps * 64) != behind[0]);
+        let mut ready: Option<*mut u8> = None;
+        let mut odd = false;
+        macro_rules! quarter {
+            ($to:literal, $other:literal, $keys:expr, $quarter:expr, $head:expr, $next:expr) => {
+                tile_zero!($to);
+                for step in 0..steps {
+                    let last = $head + 1 == keys.len();
+                    beside.before(last, 1);
+                    prefetch_tile(CacheLevel::L1, $next.wrapping_add(step * 1024));
+                    if last && elsewhere {
+                        prefetch_tile(CacheLevel::L2, behind[$quarter].wrapping_add(step * 1024));
+                    }
+                    tile_load!(6, queries.add(step * 1024 + $head * rows_per_head * 4), 64);
+                    take!($to, $keys, $quarter, step);
+                }
+                if let Some(ready) = ready {
+                    tile_store!($other, ready);
+                }
+            };
+        }
+        for (head, these) in keys.iter().enumerate() {
+            let next_head = keys.get(head + 1).map_or(behind[0], |keys| keys.base[0]);
+            for quarter in 0..quarters {
+                let next = if quarter + 1 < quarters { these.base[quarter + 1] } else { next_head };
+                if odd {
+                    quarter!(1, 0, these, quarter, head, next);
+                } else {
+                    quarter!(0, 1, these, quarter, head, next);
+                }
+                ready = Some(out.add(quarter * 1024 + head * rows_per_head * 4));
+                odd = !odd;
+            }
+        }
+        if let Some(ready) = ready {
+            if odd {
+                tile_store!(0, ready);
+            } else {
+                tile_store!(1, ready);
+            }
+        }
+    }
+}
+
+/// O += P V on AMX; see [`products::values`](crate::attention::gemm::products::values).
+///
+/// # Safety
+/// As for [`products::values`](crate::attention::gemm::products::values) on AMX.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(crate) unsafe fn values(chunks: &[ChunkTiles], sums: &mut [f32], width: usize, mut during: impl FnMut()) {
+    let stride = width * 4;
+    macro_rules! take {
+        ($to:literal, $values:expr) => {
+            tile_load!(6, $values, 64);
+            tile_dot_bf16!($to, 2, 6);
+            during();
+        };
+    }
+    // SAFETY: as the caller vouches; the width is a multiple of two tiles' columns.
+    unsafe {
+        for pair in 0..width / (2 * LANES) {
+            let to = sums.as_mut_ptr().add(pair * 2 * LANES);
+            tile_load!(0, to, stride);
+            tile_load!(1, to.add(LANES), stride);
+            for ChunkTiles { weights, values } in chunks {
+                let values = values.add(pair * 4096);
+                for step in [0, 1024] {
+                    tile_load!(2, weights.add(step), 64);
+                    take!(0, values.add(step));
+                    take!(1, values.add(2048 + step));
+                }
+            }
+            tile_store!(0, to, stride);
+            tile_store!(1, to.add(LANES), stride);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! `S = Q K^T` and `O += P V`: dispatch by ISA level, and f32 SIMD in the summation order of AMX.
+
+use crate::attention::gemm::operands::{ChunkTiles, GEMV_ROWS, KeyRows};
+#[cfg(target_arch = "x86_64")]
+use crate::attention::gemm::{amx, avx512_bf16};
+#[cfg(target_arch = "x86_64")]
+use crate::attention::layer::uses_bf16_dot;
+use crate::attention::softmax::state::Scores;
+use crate::gemm::bf16::gemv::dot_step;
+use crate::gemm::bf16::micro_kernel::multiply;
+use crate::gemm::bf16::operands::{OperandA, OperandB};
+use crate::isa::dispatch::per_level;
+use crate::isa::features::Level;
+use crate::isa::tile::{LANES, STEP, Tile};
+use crate::memory::kv_pool::rows::CHUNK;
+
+/// S = Q K^T of one head's chunk and 16 query rows, with a query tile per step of 32 numbers. For
+/// levels below [`Level::Amx`]; `widened` may have the keys widened to f32, per step four times 16
+/// rows.
+///
+/// # Safety
+/// `queries` must be `steps` tiles, and the keys 64 rows of as many steps.
+pub(crate) unsafe fn scores(
+    level: Level,
+    keys: &KeyRows,
+    widened: &[[OperandA; 4]],
+    queries: *const u8,
+    steps: usize,
+    out: &mut Scores,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if uses_bf16_dot(level) {
+        // SAFETY: as the caller vouches; the level was detected on this machine.
+        return unsafe { avx512_bf16::scores(keys, queries, steps, out) };
+    }
+    let (mut columns, mut rows) = (OperandB::NONE, OperandA::NONE);
+    *out = [[0.0; LANES]; CHUNK];
+    for step in 0..steps {
+        // SAFETY: as the caller vouches.
+        unsafe { columns.load(level, queries.wrapping_add(step * 1024)) };
+        for (n, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            if let Some(widened) = widened.get(step) {
+                multiply(level, &widened[n], &columns, out);
+                continue;
+            }
+            // SAFETY: as the caller vouches.
+            unsafe { rows.load(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
+            multiply(level, &rows, &columns, out);
+        }
+    }
+}
+
+/// Widens one head's K rows of a chunk to f32, once for all query blocks.
+///
+/// # Safety
+/// They must be 64 rows of `steps` times 32 numbers.
+pub(crate) unsafe fn widen_keys(level: Level, keys: &KeyRows, steps: usize, to: &mut Vec<[OperandA; 4]>) {
+    for step in 0..steps {
+        to.push([OperandA::NONE; 4]);
+        for (n, rows) in to.iter_mut().next_back().into_iter().flatten().enumerate() {
+            // SAFETY: as the caller vouches.
+            unsafe { rows.load(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
+        }
+    }
+}
+
+/// Widens one head's V tiles of a chunk to f32, once for all query blocks.
+pub(crate) fn widen_values(level: Level, values: &[Tile], to: &mut Vec<OperandB>) {
+    to.resize(values.len(), OperandB::NONE);
+    for (tile, to) in values.iter().zip(to) {
+        // SAFETY: a whole tile is readable.
+        unsafe { to.load(level, tile.as_ptr().cast()) };
+    }
+}
+
+/// # Safety
+/// As for [`gemv_values`].
+#[inline(always)]
+unsafe fn gemv_values_body(weights: *const u8, values: *const u8, sums: &mut [[f32; LANES]; GEMV_ROWS]) {
+    for step in 0..CHUNK / STEP {
+        let a = std::array::from_fn(|n| weights.wrapping_add(step * 1024 + n * 64));
+        // SAFETY: as the caller vouches.
+        unsafe { dot_step::<GEMV_ROWS>(a, values.wrapping_add(step * 1024), sums) };
+    }
+}
+
+per_level! {
+    /// O += P V for up to [`GEMV_ROWS`] query rows and 16 columns of V.
+    ///
+    /// # Safety
+    /// There must be two tiles each of weights and of V.
+    unsafe gemv_values(weights: *const u8, values: *const u8, sums: &mut [[f32; LANES]; GEMV_ROWS]) => gemv_values_body
+}
+
+/// O += P V over `chunks`, for some query rows with accumulators `sums` of `width` numbers each.
+/// `during` runs beside every tile product. Levels that widen pass the only chunk's V as f32 in
+/// `widened`, if there are more than [`GEMV_ROWS`] rows.
+///
+/// # Safety
+/// The chunks' tiles must be readable. At [`Level::Amx`] tiles must be configured, those of weights
+/// and products with as many rows as there are query rows.
+pub(crate) unsafe fn values(
+    level: Level,
+    chunks: &[ChunkTiles],
+    widened: &[OperandB],
+    sums: &mut [f32],
+    width: usize,
+    mut during: impl FnMut(),
+) {
+    #[cfg(target_arch = "x86_64")]
+    if level >= Level::Amx {
+        // SAFETY: as the caller vouches; the level was detected on this machine.
+        return unsafe { amx::values(chunks, sums, width, during) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if uses_bf16_dot(level) {
+        // SAFETY: as above.
+        return chunks
+            .iter()
+            .for_each(|chunk| unsafe { avx512_bf16::values(*chunk, sums, width, &mut during) });
+    }
+    let query_rows = sums.len() / width;
+    for ChunkTiles { weights, values } in chunks {
+        let mut rows = [OperandA::NONE; CHUNK / STEP];
+        if query_rows > GEMV_ROWS {
+            for (step, rows) in rows.iter_mut().enumerate() {
+                // SAFETY: as the caller vouches.
+                unsafe { rows.load(level, weights.wrapping_add(step * 1024), 64) };
+            }
+        }
+        let mut part = [[0.0; LANES]; LANES];
+        for tile in 0..width / LANES {
+            let at = tile * LANES;
+            for (part, sums) in part.iter_mut().zip(sums.chunks_exact(width)) {
+                part.copy_from_slice(&sums[at..at + LANES]);
+            }
+            if query_rows > GEMV_ROWS {
+                for (rows, columns) in rows.iter().zip(&widened[2 * tile..]) {
+                    multiply(level, rows, columns, &mut part);
+                }
+            } else if let Some(part) = part.first_chunk_mut() {
+                // SAFETY: as the caller vouches.
+                unsafe { gemv_values(level, *weights, values.wrapping_add(tile * 2048), part) };
+            }
+            for (part, sums) in part.iter().zip(sums.chunks_exact_mut(width)) {
+                sums[at..at + LANES].copy_from_slice(part);
+            }
+            during();
+        }
+    }
+}

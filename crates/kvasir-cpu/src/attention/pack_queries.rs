@@ -1,0 +1,152 @@
+//! Builds the query blocks of a work item: groups its query rows by 16, and packs their queries for
+//! the kernels.
+
+use crate::attention::block::QueryBlock;
+#[cfg(target_arch = "x86_64")]
+use crate::attention::decode::LINE;
+#[cfg(target_arch = "x86_64")]
+use crate::attention::gemm::operands::GEMV_ROWS;
+use crate::attention::layer::{HeadShape, LayerAttention, uses_bf16_dot, widens};
+use crate::attention::scratch::Scratch;
+use crate::attention::softmax::state::MaskBounds;
+use crate::attention::work::{CHUNKS_AT_ONCE, WorkItem};
+use crate::gemm::bf16::operands::OperandB;
+use crate::isa::features::Level;
+use crate::isa::float16::narrow;
+use crate::isa::tile::{LANES, STEP, Tile, transpose};
+use crate::prefetch::ranges::prefetch;
+use std::ops::Range;
+
+/// Query rows per KV head up to which the decode path pays without AMX, whose tiles have 16 rows
+/// whatever is used.
+#[cfg(target_arch = "x86_64")]
+const MAX_DECODE_ROWS: usize = 8;
+
+/// Query rows per KV head up to which the decode path pays.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn max_decode_rows(level: Level) -> usize {
+    if level >= Level::Amx { GEMV_ROWS } else { MAX_DECODE_ROWS }
+}
+
+impl LayerAttention<'_> {
+    /// Whether the decode kernels take this many query rows of a KV head: V is then multiplied in
+    /// place, as a GEMV.
+    pub(crate) fn uses_decode_kernels(&self, level: Level, rows: usize) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return level >= Level::Avx2
+            && rows <= max_decode_rows(level)
+            && self.facts.value_dim.is_multiple_of(LINE);
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = (level, rows);
+            false
+        }
+    }
+
+    /// Builds the blocks of these tokens' query rows, ordered by KV head, and packs their queries.
+    pub(crate) fn make_blocks(
+        &self,
+        level: Level,
+        item: &WorkItem<'_>,
+        tokens: Range<usize>,
+        s: &mut Scratch,
+    ) {
+        let (group, steps) = (self.per_head(), HeadShape::of(self.facts).steps());
+        let per_head = tokens.len() * group;
+        // In decode several KV heads share a block; each one's rows get columns of their own.
+        let decode = self.uses_decode_kernels(level, per_head);
+        let as_rows = decode && uses_bf16_dot(level);
+        let pack = if level >= Level::Amx || decode { (LANES / per_head.max(1)).max(1) } else { 1 };
+        s.blocks.clear();
+        s.queries.clear();
+        s.widened_queries.clear();
+        let mut head = 0;
+        while head < item.heads.len() {
+            let heads = head..item.heads.len().min(head + pack);
+            let mut from = 0;
+            while from < per_head {
+                let n = (per_head - from).min(LANES);
+                let queries = s.queries.len();
+                let used = heads.len() * n;
+                // Unused rows repeat the last one, so that they never force a mask.
+                let place = |row: usize| {
+                    let row = row.min(used - 1);
+                    (heads.start + row / n, tokens.start + (from + row % n) / group, (from + row % n) % group)
+                };
+                let row = |row: usize| {
+                    let (head, token, g) = place(row);
+                    ((head * s.tokens.len() + token) * group + g) as u32
+                };
+                let sees = |row: usize| s.tokens[place(row).1];
+                let bounds = MaskBounds {
+                    visible: std::array::from_fn(|row| sees(row).1),
+                    from: std::array::from_fn(|row| self.window_from(sees(row).0)),
+                };
+                let range = |all: &[i32; LANES]| {
+                    all.iter().fold((i32::MAX, i32::MIN), |(a, b), &v| (a.min(v), b.max(v)))
+                };
+                let rows = std::array::from_fn(row);
+                let block = QueryBlock {
+                    heads: heads.clone(),
+                    per_head: n,
+                    rows,
+                    consecutive: rows[..used].is_sorted_by(|a, b| a + 1 == *b),
+                    queries,
+                    bounds,
+                    visible: range(&bounds.visible),
+                    from: range(&bounds.from),
+                };
+                let query = |column: usize| {
+                    let (head, token, g) = place(column);
+                    let q_head = (item.heads.start + head) * group + g;
+                    let at = s.tokens[token].0 * self.q_stride + q_head * self.facts.key_dim;
+                    &self.q[at..at + self.facts.key_dim]
+                };
+                s.queries.grow(queries + steps);
+                if as_rows {
+                    round_queries(level, &mut s.queries[queries..], used, query);
+                } else {
+                    round_queries(level, &mut s.query_rows, used, query);
+                    for (rows, tile) in s.query_rows.iter().zip(&mut s.queries[queries..]) {
+                        transpose(level, rows, tile);
+                    }
+                }
+                s.blocks.push(block);
+                from += n;
+            }
+            head = heads.end;
+        }
+        if decode && widens(level) {
+            // Widened to f32 for the decode kernels.
+            s.widened_queries.resize(s.queries.len(), OperandB::NONE);
+            for (tile, widened) in s.queries.iter().zip(&mut s.widened_queries) {
+                // SAFETY: a whole tile is readable.
+                unsafe { widened.load(level, tile.as_ptr().cast()) };
+            }
+        }
+        s.weights.grow(CHUNKS_AT_ONCE * s.blocks.len() + 1);
+        s.rescales.resize(CHUNKS_AT_ONCE * s.blocks.len(), [0.0; LANES]);
+    }
+}
+
+/// Prefetch distance in query rows: they lie far apart, beyond the hardware prefetcher.
+const AHEAD: usize = 4;
+
+/// Rounds the queries of `used` rows to bf16, a tile per 32 numbers of the head dimension and a
+/// tile row per query row; unused rows are zeroed.
+fn round_queries<'q>(level: Level, tiles: &mut [Tile], used: usize, query: impl Fn(usize) -> &'q [f32]) {
+    for row in 0..LANES {
+        if row >= used {
+            tiles.iter_mut().for_each(|tile| tile[row] = [0; LANES]);
+            continue;
+        }
+        prefetch(query((row + AHEAD).min(used - 1)));
+        let (whole, rest) = query(row).as_chunks::<STEP>();
+        let mut last = [0.0; STEP];
+        last[..rest.len()].copy_from_slice(rest);
+        for (part, tile) in whole.iter().chain([&last]).zip(&mut *tiles) {
+            // SAFETY: a tile row is 64 bytes, and a pair of bf16 fills a word.
+            narrow(level, part, unsafe { &mut *tile[row].as_mut_ptr().cast::<[u16; STEP]>() });
+        }
+    }
+}

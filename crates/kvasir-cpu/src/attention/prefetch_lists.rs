@@ -1,0 +1,109 @@
+//! What attention prefetches: the ranges of a chunk's K and V, the next head's rows, and the same rows
+//! of the next layer.
+
+use crate::attention::layer::LayerAttention;
+#[cfg(target_arch = "x86_64")]
+use crate::attention::layer::uses_bf16_dot;
+use crate::attention::views::Chunk;
+#[cfg(target_arch = "x86_64")]
+use crate::attention::views::Run;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::features::Level;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::tile::LANES;
+#[cfg(target_arch = "x86_64")]
+use crate::memory::kv_pool::kv_type::KvType;
+#[cfg(target_arch = "x86_64")]
+use crate::memory::kv_pool::rows::{CHUNK, Rows, TOGETHER};
+use crate::prefetch::kv_prefetch;
+#[cfg(target_arch = "x86_64")]
+use crate::prefetch::next_head::NextHead;
+use crate::prefetch::ranges::PrefetchRanges;
+use std::ops::Range;
+
+impl LayerAttention<'_> {
+    /// Prefetch list of one head's K rows of a chunk.
+    pub(crate) fn key_ranges(&self, chunk: &Chunk, head: usize) -> PrefetchRanges {
+        let mut ranges = PrefetchRanges::NONE;
+        for run in self.views.runs(chunk) {
+            self.pool(run.pool).keys.contiguous(run.slot, run.len, head, |at, bytes| ranges.add(at, bytes));
+        }
+        ranges
+    }
+
+    /// Appends one head's V rows of a chunk to a prefetch list, unless V is part of K.
+    pub(crate) fn append_value_ranges(
+        &self,
+        chunk: &Chunk,
+        head: usize,
+        mut ranges: PrefetchRanges,
+    ) -> PrefetchRanges {
+        for run in self.views.runs(chunk) {
+            if let Some(values) = &self.pool(run.pool).values {
+                values.contiguous(run.slot, run.len, head, |at, bytes| ranges.add(at, bytes));
+            }
+        }
+        ranges
+    }
+
+    /// Records where these heads' K and V rows of a chunk lie in the next layer, at most `pages`
+    /// pages per layer. The last layer is followed by the first one, of the next step. Nothing is
+    /// recorded if the next layer has another shape.
+    pub(crate) fn record_next_layer(&self, chunk: &Chunk, heads: Range<usize>, pages: usize) {
+        kv_prefetch::note(self.layer, pages, |note| {
+            for run in self.views.runs(chunk) {
+                let pool = &self.pools[run.pool as usize];
+                let next = (self.layer + 1) % pool.layers.len();
+                if pool.facts()[next] == pool.facts()[self.layer] {
+                    let next = &pool.layers[next];
+                    for rows in [Some(&next.keys), next.values.as_ref()].into_iter().flatten() {
+                        heads.clone().for_each(|head| rows.contiguous(run.slot, run.len, head, &mut *note));
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl LayerAttention<'_> {
+    /// A head's K rows of a chunk and its V rows. At levels in bf16 pair order, nothing is to be
+    /// prefetched where the bf16 rows of a whole chunk are contiguous: the hardware prefetcher
+    /// follows them from head to head.
+    pub(crate) fn first_next_heads(&self, level: Level, chunk: &Chunk, head: usize) -> [NextHead; 2] {
+        let in_order = |run: &Run| {
+            run.len as usize == CHUNK
+                && (run.slot as usize).is_multiple_of(TOGETHER)
+                && self.pool(run.pool).keys.kind() == KvType::Bf16
+        };
+        match self.views.runs(chunk) {
+            [run] if uses_bf16_dot(level) && in_order(run) => [NextHead::NONE; 2],
+            _ => [self.next_keys(chunk, head), self.next_values(chunk, head)],
+        }
+    }
+
+    /// One head's K rows of a chunk.
+    pub(crate) fn next_keys(&self, chunk: &Chunk, head: usize) -> NextHead {
+        self.next_head(chunk, head, |run| &self.pool(run.pool).keys)
+    }
+
+    /// One head's V rows of a chunk.
+    fn next_values(&self, chunk: &Chunk, head: usize) -> NextHead {
+        self.next_head(chunk, head, |run| self.pool(run.pool).read_as_values())
+    }
+
+    fn next_head<'a>(&'a self, chunk: &Chunk, head: usize, rows: impl Fn(&Run) -> &'a Rows) -> NextHead {
+        let Some(first) = self.views.runs(chunk).first() else { return NextHead::NONE };
+        // Positions without rows repeat the first address.
+        let (pool, at) = (rows(first), [rows(first).part(first.slot, head); CHUNK / LANES]);
+        let mut next_head = NextHead { at, bytes: pool.part_bytes() * LANES, head, heads: pool.heads() };
+        for run in self.views.runs(chunk) {
+            let first = run.position as usize % CHUNK;
+            for quarter in first / LANES..=(first + run.len as usize - 1) / LANES {
+                let skipped = (quarter * LANES).saturating_sub(first) as u32;
+                next_head.at[quarter] = rows(run).part(run.slot + skipped, head);
+            }
+        }
+        next_head
+    }
+}
