@@ -375,7 +375,7 @@ impl WeightSource for Noting {
         self.checkpoint.row(name, shape, n, out)
     }
 
-    fn let_go(&self, name: &str, _: Range<usize>) {
+    fn release(&self, name: &str, _: Range<usize>) {
         let mut noted = self.noted.lock().unwrap();
         noted.read.remove(name);
         noted.gone.insert(name.to_owned());

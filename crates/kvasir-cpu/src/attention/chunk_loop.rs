@@ -15,7 +15,7 @@ use crate::attention::work::{CHUNKS_AT_ONCE, ChunkWork, ScoredBlock, VisibleChun
 use crate::isa::amx::Tiles;
 use crate::isa::features::Level;
 use crate::isa::tile::LANES;
-use crate::memory::aligned::Lines;
+use crate::memory::aligned::AlignedVec;
 use crate::prefetch::ranges::PrefetchRanges;
 
 impl LayerAttention<'_> {
@@ -122,7 +122,7 @@ impl LayerAttention<'_> {
                 s.prefetches = ranges.in_parts(meeting * prefetch_points(shape.steps()));
             }
             let mut packing = (!work.decode).then(|| {
-                let tiles = std::mem::replace(&mut s.values[n], Lines::new());
+                let tiles = std::mem::replace(&mut s.values[n], AlignedVec::new());
                 self.start_packing(level, head, seen.chunk, tiles, s)
             });
             for block in work.blocks.clone() {

@@ -16,11 +16,11 @@ use crate::gemm::f32::fma::{StridedRows, add_products};
 use crate::isa::dispatch::per_level;
 use crate::isa::features::Level;
 use crate::isa::tile::LANES;
-use crate::memory::aligned::Lines;
+use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::rows::CHUNK;
 use crate::rowwise::gate::exp;
 use crate::threads::pool::ThreadPool;
-use crate::threads::rows::Parts;
+use crate::threads::rows::DisjointRows;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -50,11 +50,11 @@ impl RowStates {
 struct F32Scratch {
     states: [RowStates; BLOCKS],
     /// Per block a column vector for each number of the queries; accumulators O likewise.
-    queries: Lines<[f32; LANES]>,
-    sums: Lines<[f32; LANES]>,
-    scores: Lines<Scores>,
+    queries: AlignedVec<[f32; LANES]>,
+    sums: AlignedVec<[f32; LANES]>,
+    scores: AlignedVec<Scores>,
     /// A chunk's K rows, later its V rows, dequantized to f32; and the positions of its entries.
-    rows: Lines<f32>,
+    rows: AlignedVec<f32>,
     positions: Vec<i32>,
 }
 
@@ -62,10 +62,10 @@ thread_local! {
     static ROOM: RefCell<F32Scratch> = const {
         RefCell::new(F32Scratch {
             states: [RowStates::NONE; BLOCKS],
-            queries: Lines::new(),
-            sums: Lines::new(),
-            scores: Lines::new(),
-            rows: Lines::new(),
+            queries: AlignedVec::new(),
+            sums: AlignedVec::new(),
+            scores: AlignedVec::new(),
+            rows: AlignedVec::new(),
             positions: Vec::new(),
         })
     };
@@ -83,7 +83,12 @@ struct WorkItem<'v> {
 ///
 /// # Safety
 /// As for [`LayerAttention::run`].
-pub(crate) unsafe fn attend_f32(a: &LayerAttention<'_>, team: &ThreadPool, level: Level, out: &Parts<'_>) {
+pub(crate) unsafe fn attend_f32(
+    a: &LayerAttention<'_>,
+    team: &ThreadPool,
+    level: Level,
+    out: &DisjointRows<'_>,
+) {
     let kv_heads = a.facts.kv_heads;
     let rows = |view: &View| view.tokens * a.per_head();
     let blocks: usize = a.views.views.iter().map(|view| rows(view).div_ceil(LANES) * kv_heads).sum();
@@ -105,7 +110,7 @@ pub(crate) unsafe fn attend_f32(a: &LayerAttention<'_>, team: &ThreadPool, level
 
 impl LayerAttention<'_> {
     /// Computes one work item: online softmax over the chunks of its view.
-    fn f32_item(&self, level: Level, item: &WorkItem<'_>, scratch: &mut F32Scratch, out: &Parts<'_>) {
+    fn f32_item(&self, level: Level, item: &WorkItem<'_>, scratch: &mut F32Scratch, out: &DisjointRows<'_>) {
         let (kd, vd) = (self.facts.key_dim, self.facts.value_dim);
         let blocks = item.rows.len().div_ceil(LANES);
         scratch.queries.grow(blocks * kd);
@@ -203,7 +208,7 @@ impl LayerAttention<'_> {
     }
 
     /// Writes the normalized results O / l, with the attention sink in l.
-    fn finish(&self, item: &WorkItem<'_>, scratch: &F32Scratch, out: &Parts<'_>) {
+    fn finish(&self, item: &WorkItem<'_>, scratch: &F32Scratch, out: &DisjointRows<'_>) {
         let vd = self.facts.value_dim;
         for (n, (query, head)) in self.rows(item).enumerate() {
             let (block, row) = (n / LANES, n % LANES);

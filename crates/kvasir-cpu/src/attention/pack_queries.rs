@@ -12,7 +12,7 @@ use crate::attention::softmax::state::MaskBounds;
 use crate::attention::work::{CHUNKS_AT_ONCE, WorkItem};
 use crate::gemm::bf16::operands::OperandB;
 use crate::isa::features::Level;
-use crate::isa::float16::narrow;
+use crate::isa::float16::round_to_bf16;
 use crate::isa::tile::{LANES, STEP, Tile, transpose};
 use crate::prefetch::ranges::prefetch;
 use std::ops::Range;
@@ -146,7 +146,7 @@ fn round_queries<'q>(level: Level, tiles: &mut [Tile], used: usize, query: impl 
         last[..rest.len()].copy_from_slice(rest);
         for (part, tile) in whole.iter().chain([&last]).zip(&mut *tiles) {
             // SAFETY: a tile row is 64 bytes, and a pair of bf16 fills a word.
-            narrow(level, part, unsafe { &mut *tile[row].as_mut_ptr().cast::<[u16; STEP]>() });
+            round_to_bf16(level, part, unsafe { &mut *tile[row].as_mut_ptr().cast::<[u16; STEP]>() });
         }
     }
 }

@@ -11,7 +11,7 @@
 use crate::isa::dispatch::per_level;
 use crate::isa::features::Level;
 use crate::isa::tile::{LANES, Tile};
-use crate::memory::aligned::Lines;
+use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::rows::CHUNK;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::prefetch::ranges::PrefetchRanges;
@@ -28,7 +28,7 @@ pub(crate) struct ValuePacking {
     pub(crate) rows: [*const u16; CHUNK],
     /// Head dimension of V.
     pub(crate) width: usize,
-    pub(crate) tiles: Lines<Tile>,
+    pub(crate) tiles: AlignedVec<Tile>,
     /// Row pairs that are packed.
     pub(crate) done: usize,
     /// What to prefetch meanwhile.
@@ -38,7 +38,13 @@ pub(crate) struct ValuePacking {
 impl ValuePacking {
     /// Nothing to pack, only a prefetch.
     pub(crate) fn only_prefetch(prefetches: PrefetchRanges) -> Self {
-        Self { rows: [std::ptr::null(); CHUNK], width: 0, tiles: Lines::new(), done: CHUNK / 2, prefetches }
+        Self {
+            rows: [std::ptr::null(); CHUNK],
+            width: 0,
+            tiles: AlignedVec::new(),
+            done: CHUNK / 2,
+            prefetches,
+        }
     }
 
     /// Whether rows are left to pack.

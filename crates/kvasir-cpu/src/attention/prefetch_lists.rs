@@ -14,7 +14,7 @@ use crate::isa::tile::LANES;
 #[cfg(target_arch = "x86_64")]
 use crate::memory::kv_pool::kv_type::KvType;
 #[cfg(target_arch = "x86_64")]
-use crate::memory::kv_pool::rows::{CHUNK, Rows, TOGETHER};
+use crate::memory::kv_pool::rows::{BLOCK_SLOTS, CHUNK, Rows};
 use crate::prefetch::kv_prefetch;
 #[cfg(target_arch = "x86_64")]
 use crate::prefetch::next_head::NextHead;
@@ -73,7 +73,7 @@ impl LayerAttention<'_> {
     pub(crate) fn first_next_heads(&self, level: Level, chunk: &Chunk, head: usize) -> [NextHead; 2] {
         let in_order = |run: &Run| {
             run.len as usize == CHUNK
-                && (run.slot as usize).is_multiple_of(TOGETHER)
+                && (run.slot as usize).is_multiple_of(BLOCK_SLOTS)
                 && self.pool(run.pool).keys.kind() == KvType::Bf16
         };
         match self.views.runs(chunk) {

@@ -9,7 +9,7 @@ use crate::isa::features::Level;
 use crate::isa::tile::LANES;
 use crate::prefetch::kv_prefetch;
 use crate::threads::pool::ThreadPool;
-use crate::threads::rows::Parts;
+use crate::threads::rows::DisjointRows;
 use std::cell::RefCell;
 
 thread_local! {
@@ -61,7 +61,7 @@ impl LayerAttention<'_> {
     /// # Safety
     /// The slots of the views must exist. No other thread may write them, or access the results,
     /// during the call.
-    pub(crate) unsafe fn run(&self, team: &ThreadPool, level: Level, out: &Parts<'_>) {
+    pub(crate) unsafe fn run(&self, team: &ThreadPool, level: Level, out: &DisjointRows<'_>) {
         let cut = self.cut(team);
         let kv_heads = self.facts.kv_heads;
         let items = |group: &PrefixGroup| {
@@ -100,7 +100,7 @@ impl LayerAttention<'_> {
     }
 
     /// Computes one work item: runs its spans, then writes the normalized results.
-    fn item(&self, level: Level, item: &WorkItem<'_>, s: &mut Scratch, out: &Parts<'_>) {
+    fn item(&self, level: Level, item: &WorkItem<'_>, s: &mut Scratch, out: &DisjointRows<'_>) {
         let shape = HeadShape::of(self.facts);
         s.prepare(shape, item.heads.len(), item.tokens.len() * self.per_head());
         s.tokens.clear();

@@ -14,7 +14,7 @@ use crate::attention::work::CHUNKS_AT_ONCE;
 use crate::gemm::bf16::operands::{OperandA, OperandB};
 use crate::isa::features::Level;
 use crate::isa::tile::{LANES, Tile};
-use crate::memory::aligned::Lines;
+use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::rows::CHUNK;
 #[cfg(target_arch = "x86_64")]
 use crate::prefetch::next_head::NextHead;
@@ -35,18 +35,18 @@ pub(crate) struct Scratch {
     pub(crate) blocks: Vec<QueryBlock>,
     /// Per block, a query tile for each step of 32 numbers: bf16 pairs to a word. A query row is a
     /// column, or a row in the decode path of levels in bf16 pair order.
-    pub(crate) queries: Lines<Tile>,
+    pub(crate) queries: AlignedVec<Tile>,
     /// Queries widened to f32, in the decode path of levels that widen; and scores of either decode
     /// path, a row per query row.
     pub(crate) widened_queries: Vec<OperandB>,
-    pub(crate) score_rows: Lines<[f32; CHUNK]>,
+    pub(crate) score_rows: AlignedVec<[f32; CHUNK]>,
     /// A block's queries before the transpose: a row per query row.
-    pub(crate) query_rows: Lines<Tile>,
+    pub(crate) query_rows: AlignedVec<Tile>,
     /// Online softmax state per query row: running maximum m, denominator l, and accumulators O in
     /// the column order of [`pack_v`](super::pack_v).
     pub(crate) max: Vec<f32>,
     pub(crate) sum: Vec<f32>,
-    pub(crate) sums: Lines<f32>,
+    pub(crate) sums: AlignedVec<f32>,
     /// K of a chunk, per head of a block.
     pub(crate) keys: Vec<KeyRows>,
     /// The first head's K and V rows of the chunk, where they are prefetched.
@@ -57,21 +57,21 @@ pub(crate) struct Scratch {
     /// K of a head and V of one head, widened to f32, at levels that widen.
     pub(crate) widened_keys: Vec<[OperandA; 4]>,
     pub(crate) widened_values: Vec<OperandB>,
-    pub(crate) staged_keys: Lines<u16>,
-    pub(crate) staged_values: Lines<u16>,
+    pub(crate) staged_keys: AlignedVec<u16>,
+    pub(crate) staged_values: AlignedVec<u16>,
     /// A row of zeros, for positions without an entry.
     pub(crate) zeros: Vec<u16>,
     pub(crate) wide: Vec<f32>,
     /// V tiles of one head, and of the next head or the next chunk.
-    pub(crate) values: [Lines<Tile>; CHUNKS_AT_ONCE],
+    pub(crate) values: [AlignedVec<Tile>; CHUNKS_AT_ONCE],
     /// Two score buffers: one block is scored while the other's weights are made.
-    pub(crate) scores: Lines<Scores>,
+    pub(crate) scores: AlignedVec<Scores>,
     pub(crate) softmax: [OnlineSoftmax; 2],
-    pub(crate) packed: Lines<PackedWeights>,
+    pub(crate) packed: AlignedVec<PackedWeights>,
     /// Attention weights per chunk and block, and one spare at the end, as loads may touch it.
-    pub(crate) weights: Lines<[Tile; 2]>,
+    pub(crate) weights: AlignedVec<[Tile; 2]>,
     /// A block's weights as f32, in the decode path.
-    pub(crate) widened_weights: Lines<Scores>,
+    pub(crate) widened_weights: AlignedVec<Scores>,
     /// Rescale factors exp(m_old - m_new) per chunk and block.
     pub(crate) rescales: Vec<[f32; LANES]>,
     /// Entry numbers of the chunk; made only if some query row needs a mask.
@@ -85,29 +85,29 @@ impl Default for Scratch {
             tokens: Vec::new(),
             starts: Vec::new(),
             blocks: Vec::new(),
-            queries: Lines::new(),
+            queries: AlignedVec::new(),
             widened_queries: Vec::new(),
-            score_rows: Lines::new(),
-            query_rows: Lines::new(),
+            score_rows: AlignedVec::new(),
+            query_rows: AlignedVec::new(),
             max: Vec::new(),
             sum: Vec::new(),
-            sums: Lines::new(),
+            sums: AlignedVec::new(),
             keys: Vec::new(),
             #[cfg(target_arch = "x86_64")]
             next_heads: [NextHead::NONE; 2],
             prefetches: PrefetchRanges::NONE,
             widened_keys: Vec::new(),
             widened_values: Vec::new(),
-            staged_keys: Lines::new(),
-            staged_values: Lines::new(),
+            staged_keys: AlignedVec::new(),
+            staged_values: AlignedVec::new(),
             zeros: Vec::new(),
             wide: Vec::new(),
-            values: [Lines::new(), Lines::new()],
-            scores: Lines::new(),
+            values: [AlignedVec::new(), AlignedVec::new()],
+            scores: AlignedVec::new(),
             softmax: [OnlineSoftmax::NONE; 2],
-            packed: Lines::new(),
-            weights: Lines::new(),
-            widened_weights: Lines::new(),
+            packed: AlignedVec::new(),
+            weights: AlignedVec::new(),
+            widened_weights: AlignedVec::new(),
             rescales: Vec::new(),
             entries: ChunkEntries::NONE,
         }

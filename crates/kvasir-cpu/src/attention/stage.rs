@@ -11,9 +11,9 @@ use crate::attention::views::{Chunk, Run};
 use crate::attention::work::WorkItem;
 use crate::isa::features::Level;
 use crate::isa::tile::{TILE, Tile};
-use crate::memory::aligned::Lines;
+use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::kv_type::KvType;
-use crate::memory::kv_pool::rows::{CHUNK, Rows, TOGETHER};
+use crate::memory::kv_pool::rows::{BLOCK_SLOTS, CHUNK, Rows};
 use crate::prefetch::ranges::PrefetchRanges;
 use std::ops::Range;
 
@@ -90,7 +90,7 @@ impl LayerAttention<'_> {
                     for (slot, to) in (part.slot..).zip(to.chunks_exact_mut(shape.key_width)) {
                         // SAFETY: the executor has checked the plan's slots, and writes come before
                         // reads.
-                        unsafe { rows.narrow(level, slot, head, wide, &mut to[..self.facts.key_dim]) };
+                        unsafe { rows.read_bf16(level, slot, head, wide, &mut to[..self.facts.key_dim]) };
                     }
                 }
             }
@@ -110,7 +110,7 @@ impl LayerAttention<'_> {
         let slot = part.slot.checked_sub((row % TILE) as u32)?;
         let fits = rows.kind() == KvType::Bf16
             && self.facts.key_dim == shape.key_width
-            && slot as usize % TOGETHER <= TOGETHER - TILE
+            && slot as usize % BLOCK_SLOTS <= BLOCK_SLOTS - TILE
             && runs_of_quarter[row / TILE] == 1;
         fits.then_some(slot)
     }
@@ -121,7 +121,7 @@ impl LayerAttention<'_> {
         level: Level,
         head: usize,
         chunk: &Chunk,
-        tiles: Lines<Tile>,
+        tiles: AlignedVec<Tile>,
         s: &mut Scratch,
     ) -> ValuePacking {
         let mut rows = [std::ptr::null(); CHUNK];
@@ -156,7 +156,7 @@ impl LayerAttention<'_> {
             for slot in run.slot..run.slot + run.len {
                 let to = &mut s.staged_values[row * vd..][..vd];
                 // SAFETY: the executor has checked the plan's slots, and writes come before reads.
-                unsafe { rows.narrow(level, slot, head, &mut s.wide[..vd], to) };
+                unsafe { rows.read_bf16(level, slot, head, &mut s.wide[..vd], to) };
                 at[row] = to.as_ptr();
                 row += 1;
             }

@@ -11,7 +11,7 @@ use crate::memory::kv_pool::Pool;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::prefetch::kv_prefetch;
 use crate::threads::pool::ThreadPool;
-use crate::threads::rows::Parts;
+use crate::threads::rows::DisjointRows;
 use kvasir_kv::{Layout, Mask, Plan, PlanRow, PoolId, Segment, SeqId, Span};
 use kvasir_program::LayerFacts;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
     };
     let row = HEADS * setup.facts.value_dim;
     let mut out = vec![f32::NAN; plan.positions.len() * row];
-    let results = Parts::new(&mut out, row);
+    let results = DisjointRows::new(&mut out, row);
     match way {
         // SAFETY: plans read only what was written before.
         Way::Rounded(level) => unsafe { a.run(&ThreadPool::new(threads), level, &results) },

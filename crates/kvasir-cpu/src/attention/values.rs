@@ -11,7 +11,7 @@ use crate::attention::work::{CHUNKS_AT_ONCE, ChunkWork, VisibleChunk, WorkItem};
 use crate::isa::amx::Tiles;
 use crate::isa::features::Level;
 use crate::isa::tile::LANES;
-use crate::memory::aligned::Lines;
+use crate::memory::aligned::AlignedVec;
 use crate::prefetch::ranges::PrefetchRanges;
 
 impl LayerAttention<'_> {
@@ -29,7 +29,7 @@ impl LayerAttention<'_> {
         let last = &work.chunks[work.chunks.len() - 1];
         for (i, head) in work.heads.clone().enumerate() {
             let mut packing = if head + 1 < work.heads.end {
-                let tiles = std::mem::replace(&mut s.values[1], Lines::new());
+                let tiles = std::mem::replace(&mut s.values[1], AlignedVec::new());
                 self.start_packing(level, item.heads.start + head + 1, last.chunk, tiles, s)
             } else {
                 let first = item.heads.start + work.heads.start;

@@ -29,7 +29,7 @@ pub(crate) struct Lowered {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Runs {
     /// Fused into the next op.
-    Inside,
+    Fused,
     /// First of this many matrices that are multiplied in one pass.
     Together(usize),
     /// First of the [`GATE`] ops of a gated MLP that run as one where that pays; otherwise
@@ -48,7 +48,7 @@ impl Lowered {
         let merged = merged(program, weights, keep);
         let buffers = Buffers::plan_merged(program, keep, &merged);
         let runs = |at: usize| match siblings(program, weights, &buffers, at) {
-            _ if merged[at] => Runs::Inside,
+            _ if merged[at] => Runs::Fused,
             0 => Runs::Alone,
             together if begins_gate(program, weights, &merged, keep, at) => Runs::Gate { together },
             together => Runs::Together(together),

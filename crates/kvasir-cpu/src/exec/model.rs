@@ -2,7 +2,7 @@
 //!
 //! 1. `load` maps matrices that are multiplied as integers or bf16. Their panels are at first made
 //!    on the fly from the stored rows, so that time to first token does not wait for packing.
-//! 2. `settle` packs a quarter of the weights before each step after the first.
+//! 2. `pack_before_step` packs a quarter of the weights before each step after the first.
 //! 3. `pack` packs everything at once.
 //!
 //! Packed and unpacked panels have the same bytes, so results do not change. Mapped pages are
@@ -78,7 +78,7 @@ impl CpuModel {
             let op = &program.ops[at];
             weights[at] = op_weights(op, &mut packer)?;
             if let Op::Embed { table, .. } = op {
-                packer.look_into(*table)?;
+                packer.check_row_access(*table)?;
             }
             for id in vectors_of(op) {
                 if let std::collections::btree_map::Entry::Vacant(place) = vectors.entry(id) {
@@ -113,7 +113,7 @@ impl CpuModel {
 
     /// Packs some matrices before a step, unless it is the first step or another thread is packing.
     /// If memory runs out, the rest stays unpacked and is read in place.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn pack_before_step(&self) {
         if !self.used.swap(true, Ordering::Relaxed) {
             return;
         }

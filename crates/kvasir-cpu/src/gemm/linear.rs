@@ -7,7 +7,7 @@
 //! many rows it is a parallel region of its own, because parallel regions do not nest. Results
 //! equal those of preparing each operand anew.
 
-use crate::gemm::bf16::activations::{Bf16Activations, Taken};
+use crate::gemm::bf16::activations::{Bf16Activations, Bf16Terms};
 use crate::gemm::bf16::product::matmul_bf16;
 use crate::gemm::f32::product::matmul_f32;
 use crate::gemm::int8::activations::QuantActivations;
@@ -18,7 +18,7 @@ use crate::gemm::output::Output;
 use crate::isa::features::Level;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
-use crate::threads::rows::{by_caller, by_rows};
+use crate::threads::rows::{for_each_row, runs_on_caller};
 use crate::weights::linear::{Linear, Packed};
 use kvasir_program::{Activation, ValueId};
 use std::cell::RefCell;
@@ -74,12 +74,12 @@ fn is_new(last: &mut Option<ValueId>, of: Option<ValueId>) -> bool {
 /// not nest.
 fn before<'a>(wanted: bool, n: usize, make: &'a (dyn Fn() + Sync)) -> Prologue<'a> {
     match wanted {
-        true if by_caller(n) => Prologue::of(make),
+        true if runs_on_caller(n) => Prologue::of(make),
         true => {
             make();
-            Prologue::nothing()
+            Prologue::none()
         }
-        false => Prologue::nothing(),
+        false => Prologue::none(),
     }
 }
 
@@ -95,16 +95,16 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Buffers for `rows` rows of up to `inputs` numbers; bf16 kernels use the `taken` number of
-    /// terms.
-    pub(crate) fn new(rows: usize, inputs: usize, taken: Taken) -> io::Result<Self> {
+    /// Buffers for `rows` rows of up to `inputs` numbers; bf16 kernels take
+    /// `terms` per activation.
+    pub(crate) fn new(rows: usize, inputs: usize, terms: Bf16Terms) -> io::Result<Self> {
         let quant = || QuantActivations::new(rows, inputs);
-        let bf16 = Bf16Activations::new(rows, inputs, taken)?;
+        let bf16 = Bf16Activations::new(rows, inputs, terms)?;
         Ok(Self { quant: quant()?, gated: quant()?, bf16, quant_of: None, bf16_of: None })
     }
 
     /// Invalidates all prepared operands.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn invalidate(&mut self) {
         (self.quant_of, self.bf16_of) = (None, None);
     }
 
@@ -134,7 +134,7 @@ impl Prepared {
             let gated = Gated { gate: w, up: partner, activation };
             if gated.takes(all.1, n) {
                 if self.begin_quant(gate.inputs, Some(of), n) {
-                    by_rows(all.0, n, &integers(all.1, gate.inputs, &x, &self.quant));
+                    for_each_row(all.0, n, &integers(all.1, gate.inputs, &x, &self.quant));
                 }
                 self.gated.reshape(gate.outputs, n);
                 gated.multiply(all.0, all.1, &self.quant, n, &self.gated);
@@ -186,7 +186,7 @@ impl Prepared {
                     Packed::Quant(w) => Some((w, out)),
                     _ => None,
                 });
-                let make = || by_rows(team, n, &integers(level, inputs, x, quant));
+                let make = || for_each_row(team, n, &integers(level, inputs, x, quant));
                 matmul_quant(team, level, matrices, quant, &before(wanted_rows, n, &make));
             }
             Packed::Bf16(_) => {
@@ -196,7 +196,7 @@ impl Prepared {
                 }
                 let bf16 = &self.bf16;
                 let make = || {
-                    by_rows(team, n, &|row| {
+                    for_each_row(team, n, &|row| {
                         // SAFETY: each row is written by one thread, and the buffer fits all rows.
                         x.with(row, inputs, |x| unsafe { bf16.write_row(level, row, x) });
                     });

@@ -48,7 +48,7 @@ impl<'a> Output<'a> {
 
     /// Prefetches outputs `first .. first + 16` of a row for writing (`prefetchw`).
     #[inline(always)]
-    pub(crate) fn fetch(&self, row: usize, first: usize) {
+    pub(crate) fn prefetch(&self, row: usize, first: usize) {
         #[cfg(target_arch = "x86_64")]
         if row < self.rows && first < self.width {
             // SAFETY: the address lies within the slice; CPUs without the instruction treat it as a
@@ -64,10 +64,10 @@ impl<'a> Output<'a> {
     /// that store vectors themselves. They must not write rows past the end, and otherwise follow
     /// the contract of [`store`](Self::store).
     #[inline(always)]
-    pub(crate) fn place(&self, row: usize, first: usize) -> Place {
+    pub(crate) fn destination(&self, row: usize, first: usize) -> Destination {
         let lanes = self.width.saturating_sub(first).min(LANES);
         let at = self.base.wrapping_add(row * self.stride + first);
-        Place { at, step: self.stride, lanes: ((1u32 << lanes) - 1) as u16 }
+        Destination { at, step: self.stride, lanes: ((1u32 << lanes) - 1) as u16 }
     }
 
     /// Stores outputs `first .. first + 16` of a row; lanes past `width` and rows past the end are
@@ -96,7 +96,7 @@ impl<'a> Output<'a> {
 /// A destination of 16 lanes per row, rows `step` numbers apart; bit `i` of `lanes` enables lane
 /// `i`.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct Destination {
     pub(crate) at: *mut f32,
     pub(crate) step: usize,
     pub(crate) lanes: u16,

@@ -2,7 +2,7 @@
 //! f64 reference; in-place matrices give the bits of packed ones.
 #![allow(clippy::unwrap_used)]
 
-use crate::gemm::bf16::activations::{Bf16Activations, Taken};
+use crate::gemm::bf16::activations::{Bf16Activations, Bf16Terms};
 use crate::gemm::bf16::product::matmul_bf16;
 use crate::gemm::f32::product::matmul_f32;
 use crate::gemm::output::Output;
@@ -13,7 +13,7 @@ use crate::threads::prologue::Prologue;
 use crate::weights::bf16::Bf16Panels;
 use crate::weights::f32::panels::F32Panels;
 use crate::weights::f32::width::Width;
-use crate::weights::panels::tests::Lines;
+use crate::weights::panels::tests::MemoryRows;
 use kvasir_formats::{DType, encoding};
 
 fn value(i: usize) -> f32 {
@@ -33,8 +33,8 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
         let w = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
         let wide = F32Panels::numbers(&team, (outputs, inputs), Width::F32, &row).unwrap();
         let values: Vec<f32> = (0..70 * inputs).map(|i| value(i + 1_000_000)).collect();
-        let [once, twice] = [Taken::Once, Taken::Twice].map(|taken| {
-            let x = Bf16Activations::new(70, inputs, taken).unwrap();
+        let [once, twice] = [Bf16Terms::One, Bf16Terms::Two].map(|terms| {
+            let x = Bf16Activations::new(70, inputs, terms).unwrap();
             for (r, v) in values.chunks_exact(inputs).enumerate() {
                 // SAFETY: single-threaded; row indices are below the allocated count.
                 unsafe { x.write_row(Level::detect(), r, v) };
@@ -46,8 +46,8 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
             let (a, rest) = out.split_at_mut(rows * outputs);
             let (b, c) = rest.split_at_mut(rows * outputs);
             let output = |out| Output::new(out, rows, outputs, outputs);
-            matmul_bf16(&team, level, &w, &once, &mut output(a), &Prologue::nothing());
-            matmul_bf16(&team, level, &w, &twice, &mut output(c), &Prologue::nothing());
+            matmul_bf16(&team, level, &w, &once, &mut output(a), &Prologue::none());
+            matmul_bf16(&team, level, &w, &twice, &mut output(c), &Prologue::none());
             matmul_f32(&team, level, &wide, (&values, inputs), &mut output(b));
             [a.to_vec(), b.to_vec(), c.to_vec()]
         };
@@ -71,7 +71,7 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
             let (want, narrow) = (exact(&value, r, o), exact(&narrow, r, o));
             assert!((once - want).abs() < 0.15, "bf16: {once} {want}");
             assert!((wide - want).abs() < 1e-4, "f32: {wide} {want}");
-            assert!((twice - narrow).abs() < 1e-3, "bf16 times what is taken twice: {twice} {narrow}");
+            assert!((twice - narrow).abs() < 1e-3, "bf16 times what is terms twice: {twice} {narrow}");
         }
     }
 }
@@ -89,8 +89,9 @@ fn rows_where_they_lie_give_the_bits_of_packed_ones() {
         encoding::dequantize(dtype, &bytes, &mut stored).unwrap();
         let row = |n: usize, out: &mut [f32]| out.copy_from_slice(&stored[n * inputs..][..inputs]);
         let packed = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
-        let w = Bf16Panels::floats(dtype, (outputs, inputs), Lines { step: bytes.len() / outputs, bytes });
-        let x = Bf16Activations::new(70, inputs, Taken::Once).unwrap();
+        let w =
+            Bf16Panels::floats(dtype, (outputs, inputs), MemoryRows { step: bytes.len() / outputs, bytes });
+        let x = Bf16Activations::new(70, inputs, Bf16Terms::One).unwrap();
         for r in 0..70 {
             let row: Vec<f32> = (0..inputs).map(|i| value(r * inputs + i + 1_000_000)).collect();
             // SAFETY: single-threaded; row indices are below the allocated count.
@@ -102,7 +103,7 @@ fn rows_where_they_lie_give_the_bits_of_packed_ones() {
                     let run = |w: &Bf16Panels| {
                         let mut out = vec![f32::NAN; rows * outputs];
                         let mut output = Output::new(&mut out, rows, outputs, outputs);
-                        matmul_bf16(&team, level, w, &x, &mut output, &Prologue::nothing());
+                        matmul_bf16(&team, level, w, &x, &mut output, &Prologue::none());
                         out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                     };
                     assert!(run(&w) == run(&packed), "{dtype} {level} {rows} rows, part {part}");

@@ -40,13 +40,13 @@ pub(crate) fn round_bf16(v: f32) -> u16 {
 }
 
 #[inline(always)]
-fn narrow_body(x: &[f32], bits: &mut [u16]) {
+fn round_to_bf16_body(x: &[f32], bits: &mut [u16]) {
     bits.iter_mut().zip(x).for_each(|(b, &v)| *b = round_bf16(v));
 }
 
 per_level! {
     /// Rounds to the nearest bf16.
-    narrow(x: &[f32], bits: &mut [u16]) => narrow_body
+    round_to_bf16(x: &[f32], bits: &mut [u16]) => round_to_bf16_body
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ mod vectors {
                             // SAFETY: one vector's words of the caller's 16.
                             *row = unsafe { load(rows[i + n].wrapping_add(j * 4)) };
                         }
-                        for (n, row) in transposed(square).into_iter().enumerate() {
+                        for (n, row) in transpose_square(square).into_iter().enumerate() {
                             // SAFETY: as above.
                             unsafe { store(to.wrapping_add((j + n) * LANES * 4 + i * 4), row) };
                         }

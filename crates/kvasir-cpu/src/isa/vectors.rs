@@ -73,7 +73,7 @@ pub(crate) mod v512 {
     operations! { "avx512f,avx512bw,avx512vl,avx512dq":
         /// Byte shuffle (`vpshufb`) within each 16-byte lane. Inline assembly, because compilers
         /// that see constant indices emit two instructions instead.
-        fn picked(v: Words, places: Words) -> Words = {
+        fn shuffle_bytes(v: Words, places: Words) -> Words = {
             let to;
             // SAFETY: a pure register instruction.
             unsafe {
@@ -83,23 +83,23 @@ pub(crate) mod v512 {
         };
         fn zero() -> Words = _mm512_setzero_si512();
         fn none() -> Numbers = _mm512_setzero_ps();
-        fn all(v: f32) -> Numbers = _mm512_set1_ps(v);
-        fn plus(a: Numbers, b: Numbers) -> Numbers = _mm512_add_ps(a, b);
+        fn splat(v: f32) -> Numbers = _mm512_set1_ps(v);
+        fn add(a: Numbers, b: Numbers) -> Numbers = _mm512_add_ps(a, b);
         /// `a * b + c`
-        fn fused(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm512_fmadd_ps(a, b, c);
+        fn fma(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm512_fmadd_ps(a, b, c);
         /// Widens bf16 pairs to f32: the even elements, then the odd ones.
-        fn widened(pairs: Words) -> [Numbers; 2] = [
+        fn widen_bf16(pairs: Words) -> [Numbers; 2] = [
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)),
             _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32))),
         ];
         /// Widens bf16 to f32: of each 16-byte lane the first four, then the last four.
-        fn fours(v: Words) -> [Numbers; 2] = [
+        fn widen_fours(v: Words) -> [Numbers; 2] = [
             _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_setzero_si512(), v)),
             _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_setzero_si512(), v)),
         ];
         /// Transposes 4 x 4 words within each 16-byte lane. Half of the work avoids shuffles, which
         /// have one port on Intel CPUs.
-        fn turned(r: [Words; 4]) -> [Words; 4] = {
+        fn transpose_4x4(r: [Words; 4]) -> [Words; 4] = {
             const UPPER: __mmask16 = 0xaaaa;
             let two = |a, b| {
                 let first = _mm512_mask_blend_epi32(UPPER, a, _mm512_rol_epi64::<32>(b));
@@ -115,7 +115,7 @@ pub(crate) mod v512 {
         };
         /// Transposes 4 x 4 words within each 16-byte lane with shuffles alone, which are fewer
         /// operations.
-        fn turned_by_permutations(r: [Words; 4]) -> [Words; 4] = {
+        fn transpose_4x4_by_shuffles(r: [Words; 4]) -> [Words; 4] = {
             let (a, b) = (_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[0], r[1]));
             let (c, d) = (_mm512_unpacklo_epi32(r[2], r[3]), _mm512_unpackhi_epi32(r[2], r[3]));
             [
@@ -126,10 +126,10 @@ pub(crate) mod v512 {
             ]
         };
         /// Transposes a square of words.
-        fn transposed(r: [Words; WORDS]) -> [Words; WORDS] = {
+        fn transpose_square(r: [Words; WORDS]) -> [Words; WORDS] = {
             let mut q = r;
             for four in q.as_chunks_mut().0 {
-                *four = turned(*four);
+                *four = transpose_4x4(*four);
             }
             let mut to = q;
             for j in 0..4 {
@@ -213,7 +213,7 @@ pub(crate) mod v256 {
     operations! { "avx2,fma,f16c":
         /// Byte shuffle (`vpshufb`) within each 16-byte lane. Inline assembly, because compilers
         /// that see constant indices emit two instructions instead.
-        fn picked(v: Words, places: Words) -> Words = {
+        fn shuffle_bytes(v: Words, places: Words) -> Words = {
             let to;
             // SAFETY: a pure register instruction.
             unsafe {
@@ -223,22 +223,22 @@ pub(crate) mod v256 {
         };
         fn zero() -> Words = _mm256_setzero_si256();
         fn none() -> Numbers = _mm256_setzero_ps();
-        fn all(v: f32) -> Numbers = _mm256_set1_ps(v);
-        fn plus(a: Numbers, b: Numbers) -> Numbers = _mm256_add_ps(a, b);
+        fn splat(v: f32) -> Numbers = _mm256_set1_ps(v);
+        fn add(a: Numbers, b: Numbers) -> Numbers = _mm256_add_ps(a, b);
         /// `a * b + c`
-        fn fused(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm256_fmadd_ps(a, b, c);
+        fn fma(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm256_fmadd_ps(a, b, c);
         /// Widens bf16 pairs to f32: the even elements, then the odd ones.
-        fn widened(pairs: Words) -> [Numbers; 2] = [
+        fn widen_bf16(pairs: Words) -> [Numbers; 2] = [
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)),
             _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32))),
         ];
         /// Widens bf16 to f32: of each 16-byte lane the first four, then the last four.
-        fn fours(v: Words) -> [Numbers; 2] = [
+        fn widen_fours(v: Words) -> [Numbers; 2] = [
             _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), v)),
             _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), v)),
         ];
         /// Transposes 4 x 4 words within each 16-byte lane.
-        fn turned(r: [Words; 4]) -> [Words; 4] = {
+        fn transpose_4x4(r: [Words; 4]) -> [Words; 4] = {
             let (a, b) = (_mm256_unpacklo_epi32(r[0], r[1]), _mm256_unpackhi_epi32(r[0], r[1]));
             let (c, d) = (_mm256_unpacklo_epi32(r[2], r[3]), _mm256_unpackhi_epi32(r[2], r[3]));
             [
@@ -249,10 +249,10 @@ pub(crate) mod v256 {
             ]
         };
         /// Transposes a square of words.
-        fn transposed(r: [Words; WORDS]) -> [Words; WORDS] = {
+        fn transpose_square(r: [Words; WORDS]) -> [Words; WORDS] = {
             let mut q = r;
             for four in q.as_chunks_mut().0 {
-                *four = turned(*four);
+                *four = transpose_4x4(*four);
             }
             let mut to = q;
             for j in 0..4 {

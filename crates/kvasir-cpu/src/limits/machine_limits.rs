@@ -47,7 +47,7 @@ impl<'t> PeakMeter<'t> {
     /// Allocates 1 GB and writes to all of it, so that every page is backed.
     pub fn new(team: &'t ThreadPool) -> io::Result<Self> {
         const BYTES: usize = 1 << 30;
-        let mut memory = Buffer::in_large_pages(BYTES)?;
+        let mut memory = Buffer::in_huge_pages(BYTES)?;
         let numbers = random_bytes();
         for part in memory.bytes_mut().chunks_mut(numbers.len()) {
             part.copy_from_slice(&numbers[..part.len()]);

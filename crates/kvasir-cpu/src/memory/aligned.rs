@@ -28,13 +28,13 @@ struct Line([u8; 64]);
 
 /// A `Vec` aligned to 64 bytes. A vector or tile row that straddles two cache lines takes twice as
 /// long to load.
-pub(crate) struct Lines<T: Plain> {
+pub(crate) struct AlignedVec<T: Plain> {
     lines: Vec<Line>,
     len: usize,
     of: PhantomData<T>,
 }
 
-impl<T: Plain> Lines<T> {
+impl<T: Plain> AlignedVec<T> {
     pub(crate) const fn new() -> Self {
         Self { lines: Vec::new(), len: 0, of: PhantomData }
     }
@@ -54,7 +54,7 @@ impl<T: Plain> Lines<T> {
     }
 }
 
-impl<T: Plain> Deref for Lines<T> {
+impl<T: Plain> Deref for AlignedVec<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -63,7 +63,7 @@ impl<T: Plain> Deref for Lines<T> {
     }
 }
 
-impl<T: Plain> DerefMut for Lines<T> {
+impl<T: Plain> DerefMut for AlignedVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above, and borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }

@@ -32,13 +32,13 @@ const TAIL: usize = 256;
 /// Minimum size of a region that huge-page buffers share.
 const REGION: usize = 256 << 20;
 /// Size of a transparent huge page.
-const LARGE_PAGE: usize = 2 << 20;
+const HUGE_PAGE: usize = 2 << 20;
 /// Granularity of buffers within a region: the largest base page of the target's systems, because
 /// dropping works on whole pages.
 const PAGE: usize = if cfg!(target_arch = "x86_64") { 4096 } else { 64 << 10 };
 
 /// The region being filled: mapping, next free offset, end.
-static OPEN: Mutex<Option<(Arc<MmapMut>, usize, usize)>> = Mutex::new(None);
+static FILLING: Mutex<Option<(Arc<MmapMut>, usize, usize)>> = Mutex::new(None);
 
 impl Buffer {
     /// A buffer in a mapping of its own, in base pages.
@@ -49,16 +49,16 @@ impl Buffer {
 
     /// A buffer in transparent huge pages if the system has them, for data that is streamed once
     /// per step.
-    pub(crate) fn in_large_pages(len: usize) -> io::Result<Self> {
+    pub(crate) fn in_huge_pages(len: usize) -> io::Result<Self> {
         let taken = len.checked_add(TAIL).ok_or_else(|| too_large(len))?.next_multiple_of(PAGE);
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = FILLING.lock().unwrap_or_else(PoisonError::into_inner);
         if open.as_ref().is_none_or(|(_, at, end)| end - at < taken) {
-            let size = taken.max(REGION).checked_add(LARGE_PAGE).ok_or_else(|| too_large(len))?;
+            let size = taken.max(REGION).checked_add(HUGE_PAGE).ok_or_else(|| too_large(len))?;
             let map = map(size)?;
             #[cfg(target_os = "linux")]
             // A hint: it affects speed only.
             let _ = map.advise(memmap2::Advice::HugePage);
-            let start = map.as_ptr().align_offset(LARGE_PAGE).min(LARGE_PAGE);
+            let start = map.as_ptr().align_offset(HUGE_PAGE).min(HUGE_PAGE);
             *open = Some((Arc::new(map), start, size));
         }
         let Some((region, at, _)) = open.as_mut() else { return Err(too_large(len)) };
@@ -69,12 +69,12 @@ impl Buffer {
 
     /// Advises huge pages for `range`, which is about to be filled. Only whole huge pages within
     /// the buffer are advised, so that no memory outside is committed.
-    pub(crate) fn expect(&self, range: std::ops::Range<usize>) {
+    pub(crate) fn advise_huge_pages(&self, range: std::ops::Range<usize>) {
         let offset = self.base as usize - self.region.as_ptr() as usize;
         let address = |at: usize| self.base as usize + at;
-        let start = range.start + (address(range.start).next_multiple_of(LARGE_PAGE) - address(range.start));
+        let start = range.start + (address(range.start).next_multiple_of(HUGE_PAGE) - address(range.start));
         let end =
-            (address(range.end.min(self.len)) / LARGE_PAGE * LARGE_PAGE).saturating_sub(self.base as usize);
+            (address(range.end.min(self.len)) / HUGE_PAGE * HUGE_PAGE).saturating_sub(self.base as usize);
         #[cfg(target_os = "linux")]
         if start < end {
             // A hint: it affects speed only.
@@ -144,8 +144,8 @@ mod tests {
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     fn what_is_dropped_takes_no_memory_beside_what_stays() {
         const LEN: usize = 8 << 20;
-        let mut stays = Buffer::in_large_pages(LEN).unwrap();
-        let mut goes = Buffer::in_large_pages(LEN).unwrap();
+        let mut stays = Buffer::in_huge_pages(LEN).unwrap();
+        let mut goes = Buffer::in_huge_pages(LEN).unwrap();
         stays.bytes_mut().fill(1);
         goes.bytes_mut().fill(2);
         let at = goes.ptr() as usize;

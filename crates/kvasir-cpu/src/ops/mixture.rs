@@ -9,14 +9,14 @@
 //! Each expert's weights are read once per step. Experts run in ascending order, so a token's sum
 //! does not depend on the rest of the batch.
 
-use crate::gemm::bf16::activations::Taken;
+use crate::gemm::bf16::activations::Bf16Terms;
 use crate::gemm::linear::{Operand, Prepared};
 use crate::gemm::output::Output;
 use crate::isa::features::Level;
 use crate::memory::buffer::Buffer;
 use crate::rowwise::gate::gate as activate;
 use crate::threads::pool::ThreadPool;
-use crate::threads::rows::{Parts, by_rows};
+use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::{Linear, Packed};
 use kvasir_program::{Activation, Op, Program, Routing, Score, ValueId};
 use std::io;
@@ -27,17 +27,17 @@ pub(crate) type Routes = Vec<(u32, f32)>;
 /// Selects a token's experts. `correction` is added for the selection only, not to the routing
 /// weights.
 pub(crate) fn route(scores: &[f32], routing: &Routing, correction: Option<&[f32]>) -> Routes {
-    let mut shares = scores.to_vec();
+    let mut probabilities = scores.to_vec();
     match routing.score {
         Score::Softmax => {
-            let most = shares.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            shares.iter_mut().for_each(|s| *s = (*s - most).exp());
-            let sum: f32 = shares.iter().sum();
-            shares.iter_mut().for_each(|s| *s /= sum);
+            let max = probabilities.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            probabilities.iter_mut().for_each(|s| *s = (*s - max).exp());
+            let sum: f32 = probabilities.iter().sum();
+            probabilities.iter_mut().for_each(|s| *s /= sum);
         }
-        Score::Sigmoid => shares.iter_mut().for_each(|s| *s = 1.0 / (1.0 + (-*s).exp())),
+        Score::Sigmoid => probabilities.iter_mut().for_each(|s| *s = 1.0 / (1.0 + (-*s).exp())),
     }
-    let mut choice = shares.clone();
+    let mut choice = probabilities.clone();
     if let Some(correction) = correction {
         choice.iter_mut().zip(correction).for_each(|(c, add)| *c += add);
     }
@@ -53,12 +53,12 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, correction: Option<&[f32]
         }
     }
     let mut routes: Routes =
-        best(&choice, routing.top_k).into_iter().map(|e| (e as u32, shares[e])).collect();
+        best(&choice, routing.top_k).into_iter().map(|e| (e as u32, probabilities[e])).collect();
     if let Some(eps) = routing.renormalise {
-        let sum = routes.iter().map(|(_, share)| share).sum::<f32>() + eps;
-        routes.iter_mut().for_each(|(_, share)| *share /= sum);
+        let sum = routes.iter().map(|(_, weight)| weight).sum::<f32>() + eps;
+        routes.iter_mut().for_each(|(_, weight)| *weight /= sum);
     }
-    routes.iter_mut().for_each(|(_, share)| *share *= routing.scale);
+    routes.iter_mut().for_each(|(_, weight)| *weight *= routing.scale);
     routes
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct MixtureMemory {
 
 impl MixtureMemory {
     /// Buffers for up to `tokens` tokens in any MoE layer of the program.
-    pub(crate) fn new(program: &Program, tokens: usize, taken: Taken) -> io::Result<Self> {
+    pub(crate) fn new(program: &Program, tokens: usize, terms: Bf16Terms) -> io::Result<Self> {
         let sizes = program.ops.iter().filter_map(|op| match op {
             Op::Mixture { experts, .. } => Some((experts.gate.first.inputs, experts.gate.first.outputs)),
             _ => None,
@@ -95,7 +95,7 @@ impl MixtureMemory {
             up: rows(inner)?,
             inner: rows(inner)?,
             out: rows(outer)?,
-            prepared: Prepared::new(if outer == 0 { 0 } else { tokens }, outer.max(inner), taken)?,
+            prepared: Prepared::new(if outer == 0 { 0 } else { tokens }, outer.max(inner), terms)?,
         })
     }
 }
@@ -126,7 +126,7 @@ pub(crate) fn mixture(
     y.fill(0.0);
     for expert in 0..gate.len() {
         let chosen = routes.iter().enumerate().flat_map(|(token, routes)| {
-            routes.iter().filter(|(e, _)| *e as usize == expert).map(move |(_, share)| (token, *share))
+            routes.iter().filter(|(e, _)| *e as usize == expert).map(move |(_, weight)| (token, *weight))
         });
         let chosen: Vec<(usize, f32)> = chosen.collect();
         let n = chosen.len();
@@ -136,12 +136,12 @@ pub(crate) fn mixture(
         let [gate, up, down] = [&gate[expert], &up[expert], &down[expert]];
         let (outer, inner) = (gate.inputs, gate.outputs);
         let rows_x = floats(&mut m.x);
-        let gathered = Parts::new(rows_x, outer);
-        by_rows(team, n, &|row| {
+        let gathered = DisjointRows::new(rows_x, outer);
+        for_each_row(team, n, &|row| {
             // SAFETY: each row is written by one thread.
             unsafe { gathered.row(row) }.copy_from_slice(&x[chosen[row].0 * outer..][..outer]);
         });
-        m.prepared.forget();
+        m.prepared.invalidate();
         let all = (team, level);
         // Fused gate and up projection whose activation is already quantized for the down
         // projection, if there are no biases.
@@ -153,8 +153,8 @@ pub(crate) fn mixture(
                 .map(|(l, out)| Some((l, Output::new(out, n, inner, inner))));
             m.prepared.multiply(all, &mut both, Some(GATHERED), &x());
             let (g, u, activated) =
-                (floats(&mut m.gate), floats(&mut m.up), Parts::new(floats(&mut m.inner), inner));
-            by_rows(team, n, &|row| {
+                (floats(&mut m.gate), floats(&mut m.up), DisjointRows::new(floats(&mut m.inner), inner));
+            for_each_row(team, n, &|row| {
                 let at = row * inner..(row + 1) * inner;
                 // SAFETY: as above.
                 activate(level, &g[at.clone()], &u[at], activation, unsafe { activated.row(row) });
@@ -164,12 +164,12 @@ pub(crate) fn mixture(
         let name = together.then_some(ACTIVATED);
         let out = Output::new(floats(&mut m.out), n, outer, outer);
         m.prepared.multiply(all, &mut [Some((down, out))], name, &activated);
-        let (out, sums) = (floats(&mut m.out), Parts::new(y, width));
-        by_rows(team, n, &|row| {
-            let (token, share) = chosen[row];
+        let (out, sums) = (floats(&mut m.out), DisjointRows::new(y, width));
+        for_each_row(team, n, &|row| {
+            let (token, weight) = chosen[row];
             // SAFETY: as above; a token selects an expert at most once.
             let sum = unsafe { sums.row(token) };
-            sum.iter_mut().zip(&out[row * outer..(row + 1) * outer]).for_each(|(y, v)| *y += share * v);
+            sum.iter_mut().zip(&out[row * outer..(row + 1) * outer]).for_each(|(y, v)| *y += weight * v);
         });
     }
 }

@@ -5,7 +5,7 @@
 //! with periodic exploration):
 //!
 //! 1. Explore: the candidates (`CANDIDATES`) take turns, `TRIES` measurements each, in seconds per byte.
-//!    Jobs above `PART` bytes are split, and each part is one measurement.
+//!    Jobs above `PART_BYTES` bytes are split, and each part is one measurement.
 //! 2. Decide: a candidate's slowdown against the round's best median is added to its decayed
 //!    slowdown of earlier rounds. The smallest total wins.
 //! 3. Exploit: the winner is used until `PERIOD` measurements have passed since the round began.
@@ -68,17 +68,17 @@ const TRIES: usize = 21;
 /// Measurements from the start of one round to the next.
 const PERIOD: usize = 8192;
 /// Decay factor of the slowdowns of earlier rounds.
-const KEPT: f64 = 0.75;
+const DECAY: f64 = 0.75;
 /// Bytes below which a job is not measured: it may run from the caches.
-const ENOUGH: usize = 1 << 20;
+const MIN_BYTES: usize = 1 << 20;
 /// Bytes per measurement of a larger job: the LM head runs once per token, and a round should not
 /// take a hundred tokens.
-const PART: usize = 2 << 20;
+const PART_BYTES: usize = 2 << 20;
 
 /// The prefetch tuner of one kind of kernel and shape.
 pub(crate) struct PrefetchTuner {
     /// Index of the candidate in use.
-    way: AtomicUsize,
+    candidate: AtomicUsize,
     trials: Mutex<Trials>,
 }
 
@@ -95,38 +95,38 @@ struct Trials {
 
 impl Trials {
     /// Whether the next measurement belongs to the exploration phase.
-    fn trying(&self) -> bool {
+    fn exploring(&self) -> bool {
         self.work < TRIES * CANDIDATES.len()
     }
 
     /// The candidate for the next measurement. The rotation shifts by one each round trip, so that
     /// every candidate meets every position of a periodic sequence of jobs.
-    fn way(&self) -> usize {
-        match self.trying() {
+    fn candidate(&self) -> usize {
+        match self.exploring() {
             true => (self.work + self.work / CANDIDATES.len()) % CANDIDATES.len(),
             false => self.best,
         }
     }
 
     /// Records a measurement in seconds per byte, and decides at the end of the exploration phase.
-    fn note(&mut self, time: f64) {
-        let (way, tried) = (self.way(), self.trying());
-        if tried {
-            self.times[way][self.work / CANDIDATES.len()] = time;
+    fn record(&mut self, time: f64) {
+        let (candidate, explored) = (self.candidate(), self.exploring());
+        if explored {
+            self.times[candidate][self.work / CANDIDATES.len()] = time;
         }
         self.work = (self.work + 1) % PERIOD;
-        if tried && !self.trying() {
-            let middle = |way: usize| {
-                let mut times = self.times[way];
+        if explored && !self.exploring() {
+            let middle = |candidate: usize| {
+                let mut times = self.times[candidate];
                 times.sort_by(f64::total_cmp);
                 times[TRIES / 2]
             };
             let middles: [f64; CANDIDATES.len()] = std::array::from_fn(middle);
             let least = middles.into_iter().fold(f64::INFINITY, f64::min);
             for (slower, middle) in self.slower.iter_mut().zip(middles) {
-                *slower = *slower * KEPT + middle / least - 1.0;
+                *slower = *slower * DECAY + middle / least - 1.0;
             }
-            let slower = |way: &usize| self.slower[*way];
+            let slower = |candidate: &usize| self.slower[*candidate];
             self.best = (0..CANDIDATES.len()).min_by(|a, b| slower(a).total_cmp(&slower(b))).unwrap_or(0);
         }
     }
@@ -140,19 +140,19 @@ impl PrefetchTuner {
             slower: [0.0; CANDIDATES.len()],
             best: 0,
         };
-        Self { way: AtomicUsize::new(0), trials: Mutex::new(trials) }
+        Self { candidate: AtomicUsize::new(0), trials: Mutex::new(trials) }
     }
 
     /// The candidate in use.
     #[inline]
-    pub(crate) fn ahead(&self) -> PrefetchDistance {
-        CANDIDATES[self.way.load(Ordering::Relaxed)]
+    pub(crate) fn distance(&self) -> PrefetchDistance {
+        CANDIDATES[self.candidate.load(Ordering::Relaxed)]
     }
 
     /// Runs `job` over `pieces` items that read `bytes` bytes in all, and measures it. `job`
     /// receives all items at once, or consecutive ranges of them during exploration.
-    pub(crate) fn work(&self, bytes: usize, pieces: usize, job: impl Fn(Range<usize>)) {
-        if bytes < ENOUGH {
+    pub(crate) fn run(&self, bytes: usize, pieces: usize, job: impl Fn(Range<usize>)) {
+        if bytes < MIN_BYTES {
             return job(0..pieces);
         }
         // One at a time: a concurrent engine would disturb the measurement, and the candidate must
@@ -162,16 +162,16 @@ impl PrefetchTuner {
             Err(TryLockError::Poisoned(trials)) => trials.into_inner(),
             Err(TryLockError::WouldBlock) => return job(0..pieces),
         };
-        let parts = (bytes / PART).clamp(1, pieces.max(1));
+        let parts = (bytes / PART_BYTES).clamp(1, pieces.max(1));
         let bound = |part: usize| part * pieces / parts;
         let mut done = 0;
         while done < parts {
-            let end = if trials.trying() { done + 1 } else { parts };
+            let end = if trials.exploring() { done + 1 } else { parts };
             let started = Instant::now();
             job(bound(done)..bound(end));
             let read = bytes as f64 * (end - done) as f64 / parts as f64;
-            trials.note(started.elapsed().as_secs_f64() / read);
-            self.way.store(trials.way(), Ordering::Relaxed);
+            trials.record(started.elapsed().as_secs_f64() / read);
+            self.candidate.store(trials.candidate(), Ordering::Relaxed);
             done = end;
         }
     }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
 
-    /// Records `pieces` measurements; `time(n, way)` gives their values. Returns how often each
+    /// Records `pieces` measurements; `time(n, candidate)` gives their values. Returns how often each
     /// candidate was used.
     fn work(
         trials: &mut Trials,
@@ -191,9 +191,9 @@ mod tests {
     ) -> [usize; CANDIDATES.len()] {
         let mut gone = [0; CANDIDATES.len()];
         for n in 0..pieces {
-            let way = trials.way();
-            gone[way] += 1;
-            trials.note(time(n, way));
+            let candidate = trials.candidate();
+            gone[candidate] += 1;
+            trials.record(time(n, candidate));
         }
         gone
     }
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn the_fastest_way_is_found_and_found_anew() {
         let tuner = PrefetchTuner::new();
-        assert_eq!(tuner.ahead(), CANDIDATES[0]);
+        assert_eq!(tuner.distance(), CANDIDATES[0]);
         let mut trials = tuner.trials.into_inner().unwrap();
         // Seven matrix formats in rotation, one of which takes twice as long per byte, and
         // occasional disturbances.
@@ -210,14 +210,15 @@ mod tests {
         for fastest in [2, 1, 4, 0, 3] {
             // Earlier rounds count for a while.
             for _ in 0..4 {
-                work(&mut trials, PERIOD, |n, way| {
-                    of_kind(n) * if way == fastest { 1.0 } else { 1.05 } + disturbed(n)
+                work(&mut trials, PERIOD, |n, candidate| {
+                    of_kind(n) * if candidate == fastest { 1.0 } else { 1.05 } + disturbed(n)
                 });
             }
             assert_eq!(trials.best, fastest);
             // While all candidates are alike the choice holds.
             for _ in 0..4 {
-                let alike = |n, way| of_kind(n) * (1.0 + (way * 7 + n / PERIOD) as f64 % 5.0 * 1e-4);
+                let alike =
+                    |n, candidate| of_kind(n) * (1.0 + (candidate * 7 + n / PERIOD) as f64 % 5.0 * 1e-4);
                 let gone = work(&mut trials, PERIOD, alike);
                 assert_eq!(trials.best, fastest);
                 assert_eq!(gone.iter().sum::<usize>() - gone[fastest], TRIES * (CANDIDATES.len() - 1));
@@ -231,38 +232,44 @@ mod tests {
         let counted = || tuner.trials.try_lock().map_or(usize::MAX, |trials| trials.work);
         let done = Cell::new(0);
         let more = |pieces: Range<usize>| done.set(done.get() + pieces.len());
-        tuner.work(ENOUGH - 1, 1, more);
+        tuner.run(MIN_BYTES - 1, 1, more);
         assert_eq!((done.get(), counted()), (1, 0));
-        tuner.work(ENOUGH, 1, |pieces| {
+        tuner.run(MIN_BYTES, 1, |pieces| {
             more(pieces);
-            let way = tuner.way.load(Ordering::Relaxed);
+            let candidate = tuner.candidate.load(Ordering::Relaxed);
             // A concurrent engine's job, while this one is measured.
-            tuner.work(ENOUGH, 1, more);
-            assert_eq!(way, tuner.way.load(Ordering::Relaxed));
+            tuner.run(MIN_BYTES, 1, more);
+            assert_eq!(candidate, tuner.candidate.load(Ordering::Relaxed));
         });
         assert_eq!((done.get(), counted()), (3, 1));
         let trials = tuner.trials.try_lock().unwrap();
-        assert_eq!(tuner.ahead(), CANDIDATES[trials.way()]);
+        assert_eq!(tuner.distance(), CANDIDATES[trials.candidate()]);
         assert!(trials.times[0][0] > 0.0);
     }
 
     #[test]
     fn all_ways_are_tried_on_parts_of_one_large_work_and_the_rest_goes_the_best() {
         let tuner = PrefetchTuner::new();
-        let tried = TRIES * CANDIDATES.len();
-        let (done, ways) = (Cell::new(0), RefCell::new(Vec::new()));
-        tuner.work((tried + 10) * PART, 1000, |pieces| {
+        let explored = TRIES * CANDIDATES.len();
+        let (done, candidates) = (Cell::new(0), RefCell::new(Vec::new()));
+        tuner.run((explored + 10) * PART_BYTES, 1000, |pieces| {
             assert_eq!(pieces.start, done.replace(pieces.end));
-            ways.borrow_mut().push(tuner.way.load(Ordering::Relaxed));
+            candidates.borrow_mut().push(tuner.candidate.load(Ordering::Relaxed));
         });
         assert_eq!(done.get(), 1000);
-        let (mut ways, best) = (ways.into_inner(), tuner.trials.try_lock().unwrap().best);
-        assert_eq!((ways.len(), ways.pop()), (tried + 1, Some(best)));
-        assert!((0..CANDIDATES.len()).all(|way| ways.iter().filter(|tried| **tried == way).count() == TRIES));
+        let (mut candidates, best) = (candidates.into_inner(), tuner.trials.try_lock().unwrap().best);
+        assert_eq!((candidates.len(), candidates.pop()), (explored + 1, Some(best)));
+        assert!(
+            (0..CANDIDATES.len()).all(|candidate| candidates
+                .iter()
+                .filter(|explored| **explored == candidate)
+                .count()
+                == TRIES)
+        );
         // A job is never split into more parts than it has items.
         tuner.trials.try_lock().unwrap().work = 0;
-        tuner.work(10 * PART, 3, |pieces| assert_eq!(pieces.len(), 1));
-        tuner.work(10 * PART, 0, |pieces| assert!(pieces.is_empty()));
+        tuner.run(10 * PART_BYTES, 3, |pieces| assert_eq!(pieces.len(), 1));
+        tuner.run(10 * PART_BYTES, 0, |pieces| assert!(pieces.is_empty()));
     }
 
     #[test]
@@ -271,8 +278,8 @@ mod tests {
             let mut at = vec![[0; CANDIDATES.len()]; row];
             let mut trials = PrefetchTuner::new().trials.into_inner().unwrap();
             for n in 0..TRIES * CANDIDATES.len() {
-                at[n % row][trials.way()] += 1;
-                trials.note(1.0);
+                at[n % row][trials.candidate()] += 1;
+                trials.record(1.0);
             }
             assert!(at.as_flattened().iter().all(|&n| n > 0), "{row}: {at:?}");
         }

@@ -6,18 +6,18 @@ use kvasir_program::Pairs;
 /// Which elements of a row RoPE rotates: in each head of `group` numbers, from `start` on, paired
 /// as `pairs` says.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Turn {
+pub(crate) struct RotaryPart {
     pub(crate) group: usize,
     pub(crate) start: usize,
     pub(crate) pairs: Pairs,
 }
 
 #[inline(always)]
-fn rotate_body(y: &mut [f32], turn: Turn, cos: &[f32], sin: &[f32]) {
+fn rotate_body(y: &mut [f32], rotary: RotaryPart, cos: &[f32], sin: &[f32]) {
     let half = cos.len();
-    for head in y.chunks_exact_mut(turn.group) {
-        let part = &mut head[turn.start..turn.start + 2 * half];
-        match turn.pairs {
+    for head in y.chunks_exact_mut(rotary.group) {
+        let part = &mut head[rotary.start..rotary.start + 2 * half];
+        match rotary.pairs {
             Pairs::Half => {
                 let (first, second) = part.split_at_mut(half);
                 for ((a, b), (c, s)) in first.iter_mut().zip(second).zip(cos.iter().zip(sin)) {
@@ -35,5 +35,5 @@ fn rotate_body(y: &mut [f32], turn: Turn, cos: &[f32], sin: &[f32]) {
 
 per_level! {
     /// Applies RoPE to every head of a row: `(a, b) = (a cos - b sin, b cos + a sin)`.
-    rotate(y: &mut [f32], turn: Turn, cos: &[f32], sin: &[f32]) => rotate_body
+    rotate(y: &mut [f32], rotary: RotaryPart, cos: &[f32], sin: &[f32]) => rotate_body
 }

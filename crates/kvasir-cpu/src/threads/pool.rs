@@ -3,19 +3,19 @@
 //! The caller participates as thread 0. Workers that have not joined by the time all items are
 //! claimed are skipped, so a preempted worker on a busy machine delays nothing.
 //!
-//! `gate` is one `u64`: the run number (epoch, upper 32 bits), the `OPEN` bit, and how many workers
+//! `state` is one `u64`: the run number (epoch, upper 32 bits), the `OPEN` bit, and how many workers
 //! are inside. Its states are:
 //!
-//! 1. Closed and empty: `OPEN` is clear and the count is 0. Only the caller that holds `turn` may
+//! 1. Closed and empty: `OPEN` is clear and the count is 0. Only the thread that holds `caller` may
 //!    write `job`.
-//! 2. Open: the caller adds `NEXT + OPEN`, which publishes `job`. A worker joins by a
+//! 2. Open: the caller adds `EPOCH + OPEN`, which publishes `job`. A worker joins by a
 //!    compare-and-swap that checks the epoch and `OPEN` and increments the count.
 //! 3. Draining: the caller clears `OPEN`, after which no worker can join, and spins until the count
 //!    is 0. Only then may `job` and what it borrows end.
 //!
 //! Ordering: the join reads the value that the open wrote, so the worker sees `job`. The caller's
 //! load of count 0 reads the workers' decrements, so it sees all their writes and none still uses
-//! `job`. Both guards (`Close`, `Done`) run on unwinding too.
+//! `job`. Both guards (`JoinGuard`, `LeaveGuard`) run on unwinding too.
 //!
 //! Sleep and wake-up are a store-load handshake and need `SeqCst`. A worker sets `asleep`, then
 //! re-reads the epoch; the caller advances the epoch, then reads `asleep`. At least one of them
@@ -45,13 +45,13 @@ pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     /// Held during a run: two callers take turns.
-    turn: Mutex<()>,
+    caller: Mutex<()>,
 }
 
 struct Shared {
     /// The epoch (upper 32 bits; a change is the call to work), [`OPEN`], and the number of workers
     /// inside.
-    gate: AtomicU64,
+    state: AtomicU64,
     /// The job of the current run; see the module's states.
     job: UnsafeCell<Option<Job>>,
     /// Tells workers to exit.
@@ -67,9 +67,9 @@ const OPEN: u64 = 1 << 31;
 /// Mask of the number of workers inside.
 const INSIDE: u64 = OPEN - 1;
 /// Increment of the epoch.
-const NEXT: u64 = 1 << 32;
+const EPOCH: u64 = 1 << 32;
 
-// SAFETY: `job` is written only while the gate is closed and empty, and read only by workers
+// SAFETY: `job` is written only while the run is closed and empty, and read only by workers
 // inside.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is to a `Sync` closure that outlives the run.
@@ -81,7 +81,7 @@ impl ThreadPool {
     pub fn new(threads: usize) -> Self {
         let helpers = threads.clamp(1, 1024) - 1;
         let shared = Arc::new(Shared {
-            gate: AtomicU64::new(0),
+            state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
@@ -93,7 +93,7 @@ impl ThreadPool {
             builder.spawn(move || shared.work(index)).ok()
         };
         let workers = (0..helpers).map_while(spawn).collect();
-        Self { shared, workers, turn: Mutex::new(()) }
+        Self { shared, workers, caller: Mutex::new(()) }
     }
 
     /// A pool of as many threads as the system reports as available parallelism.
@@ -117,29 +117,29 @@ impl ThreadPool {
         if self.workers.is_empty() {
             return job(0);
         }
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let caller = self.caller.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime is changed; `Close` below keeps this function from ending, even
+        // SAFETY: only the lifetime is changed; `JoinGuard` below keeps this function from ending, even
         // by unwinding, before all workers have left.
         let job_for_all: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        // SAFETY: the gate is closed and no worker is inside, so none reads the cell.
+        // SAFETY: the run is closed and no worker is inside, so none reads the cell.
         unsafe { *shared.job.get() = Some(job_for_all) };
         // The previous run may have unwound by its own panic before it looked at a worker's
         // failure.
         shared.failed.store(false, Ordering::Relaxed);
-        // A closed and empty gate holds the epoch alone, so this addition sets `OPEN`.
-        shared.gate.fetch_add(NEXT + OPEN, Ordering::SeqCst);
+        // A closed and empty state is the epoch alone, so this addition sets `OPEN`.
+        shared.state.fetch_add(EPOCH + OPEN, Ordering::SeqCst);
         for (worker, asleep) in self.workers.iter().zip(&shared.asleep) {
             if asleep.load(Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
-        let close = Close(shared);
+        let close = JoinGuard(shared);
         job(0);
         drop(close);
         let failed = shared.failed.swap(false, Ordering::Relaxed);
-        drop(turn);
-        assert!(!failed, "a worker thread of the team failed");
+        drop(caller);
+        assert!(!failed, "a worker thread of the pool failed");
     }
 
     /// Dynamic scheduling: runs `job(thread, item)` for every item below `count`, claimed one by
@@ -164,35 +164,35 @@ impl ThreadPool {
     /// order, then helps other threads from the ends of their ranges. Streams of memory stay
     /// sequential per thread.
     pub fn each_in_order(&self, count: usize, job: &(dyn Fn(usize, usize) + Sync)) {
-        self.each_in_order_after(&Prologue::nothing(), &|_| &[], count, job);
+        self.each_in_order_after(&Prologue::none(), &|_| &[], count, job);
     }
 
     /// `each_in_order` after a prologue: the caller runs `first`, while the other threads warm up
-    /// the bytes `begins(item)` of their first item.
+    /// the bytes `first_bytes(item)` of their first item.
     pub(crate) fn each_in_order_after<'b>(
         &self,
         first: &Prologue<'_>,
-        begins: &(dyn Fn(usize) -> &'b [u8] + Sync),
+        first_bytes: &(dyn Fn(usize) -> &'b [u8] + Sync),
         count: usize,
         job: &(dyn Fn(usize, usize) + Sync),
     ) {
-        const MOST: usize = 16;
+        const MAX_THREADS: usize = 16;
         let threads = self.len();
-        if count <= 1 || threads == 1 || threads > MOST {
+        if count <= 1 || threads == 1 || threads > MAX_THREADS {
             first.run();
             return self.each(count, job);
         }
-        let taken = [const { Taken(AtomicU64::new(0)) }; MOST];
-        let bound = |stretch: usize| stretch * count / threads;
+        let claims = [const { Claims(AtomicU64::new(0)) }; MAX_THREADS];
+        let bound = |range: usize| range * count / threads;
         self.run(&|thread| {
             match thread {
                 0 => first.run(),
                 _ if first.is_done() => {}
-                _ => first.wait(begins(bound(thread))),
+                _ => first.wait(first_bytes(bound(thread))),
             }
-            for stretch in (thread..threads).chain(0..thread) {
-                let (first, end) = (bound(stretch), bound(stretch + 1));
-                while let Some(i) = taken[stretch].take(stretch == thread, end - first) {
+            for range in (thread..threads).chain(0..thread) {
+                let (first, end) = (bound(range), bound(range + 1));
+                while let Some(i) = claims[range].take(range == thread, end - first) {
                     job(thread, first + i);
                 }
             }
@@ -203,13 +203,13 @@ impl ThreadPool {
 /// Claims of one thread's range: from its front in the lower half, from its back (stealing) in the
 /// upper half. Padded against false sharing.
 #[repr(align(128))]
-struct Taken(AtomicU64);
+struct Claims(AtomicU64);
 
-impl Taken {
+impl Claims {
     /// Claims one of `count` items: the first unclaimed one, or the last.
     fn take(&self, first: bool, count: usize) -> Option<usize> {
-        let taken = self.0.fetch_add(if first { 1 } else { 1 << 32 }, Ordering::Relaxed);
-        let (before, behind) = (taken as u32 as usize, (taken >> 32) as usize);
+        let claims = self.0.fetch_add(if first { 1 } else { 1 << 32 }, Ordering::Relaxed);
+        let (before, behind) = (claims as u32 as usize, (claims >> 32) as usize);
         (before + behind < count).then(|| if first { before } else { count - 1 - behind })
     }
 }
@@ -217,7 +217,7 @@ impl Taken {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.gate.fetch_add(NEXT, Ordering::SeqCst);
+        self.shared.state.fetch_add(EPOCH, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             Thread::unpark(worker.thread());
             // A worker's panic was reported by the run in which it happened.
@@ -226,30 +226,30 @@ impl Drop for ThreadPool {
     }
 }
 
-/// Join guard of the caller: closes the gate and waits for the workers inside, when dropped.
-struct Close<'a>(&'a Shared);
+/// Join guard of the caller: closes the run and waits for the workers inside, when dropped.
+struct JoinGuard<'a>(&'a Shared);
 
-impl Drop for Close<'_> {
+impl Drop for JoinGuard<'_> {
     fn drop(&mut self) {
-        self.0.gate.fetch_and(!OPEN, Ordering::SeqCst);
-        spin_until(|| self.0.gate.load(Ordering::SeqCst) & INSIDE == 0);
+        self.0.state.fetch_and(!OPEN, Ordering::SeqCst);
+        spin_until(|| self.0.state.load(Ordering::SeqCst) & INSIDE == 0);
     }
 }
 
 /// Leave guard of a worker: decrements the count and records a panic, when dropped.
-struct Done<'a>(&'a Shared);
+struct LeaveGuard<'a>(&'a Shared);
 
-impl Drop for Done<'_> {
+impl Drop for LeaveGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.failed.store(true, Ordering::Relaxed);
         }
-        self.0.gate.fetch_sub(1, Ordering::SeqCst);
+        self.0.state.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-fn number(gate: u64) -> u32 {
-    (gate / NEXT) as u32
+fn epoch_of(state: u64) -> u32 {
+    (state / EPOCH) as u32
 }
 
 impl Shared {
@@ -268,7 +268,7 @@ impl Shared {
             // leaves.
             let job = unsafe { (*self.job.get()).map(|job| &*job) };
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                let _done = Done(self);
+                let _done = LeaveGuard(self);
                 if let Some(job) = job {
                     job(index + 1);
                 }
@@ -278,15 +278,15 @@ impl Shared {
 
     /// Joins run `run` if it is still open.
     fn enter(&self, run: u32) -> bool {
-        let open = |gate: u64| (number(gate) == run && gate & OPEN != 0).then_some(gate + 1);
-        self.gate.fetch_update(Ordering::SeqCst, Ordering::SeqCst, open).is_ok()
+        let open = |state: u64| (epoch_of(state) == run && state & OPEN != 0).then_some(state + 1);
+        self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, open).is_ok()
     }
 
     /// Waits for an epoch other than `seen` by spinning, yielding and then parking; returns it.
     fn await_run(&self, index: usize, seen: u32) -> u32 {
         let mut waited = 0u32;
         loop {
-            let run = number(self.gate.load(Ordering::SeqCst));
+            let run = epoch_of(self.state.load(Ordering::SeqCst));
             if run != seen {
                 return run;
             }
@@ -298,7 +298,7 @@ impl Shared {
             } else {
                 let Some(asleep) = self.asleep.get(index) else { continue };
                 asleep.store(true, Ordering::SeqCst);
-                if number(self.gate.load(Ordering::SeqCst)) == seen {
+                if epoch_of(self.state.load(Ordering::SeqCst)) == seen {
                     std::thread::park();
                 }
                 asleep.store(false, Ordering::SeqCst);
@@ -316,13 +316,13 @@ mod tests {
     #[test]
     fn every_item_runs_once_on_any_number_of_threads() {
         for threads in [1, 2, 3, 8] {
-            let team = ThreadPool::new(threads);
+            let pool = ThreadPool::new(threads);
             for round in 0..200 {
                 let sum = AtomicU64::new(0);
-                team.each(round, &|_, i| {
+                pool.each(round, &|_, i| {
                     sum.fetch_add(i as u64 + 1, Ordering::Relaxed);
                 });
-                team.each_in_order(round, &|_, i| {
+                pool.each_in_order(round, &|_, i| {
                     sum.fetch_add(i as u64 + 1, Ordering::Relaxed);
                 });
                 assert_eq!(sum.into_inner(), (round * (round + 1)) as u64);
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn what_comes_first_is_done_once_and_before_any_item() {
         for threads in [1, 2, 3, 8] {
-            let team = ThreadPool::new(threads);
+            let pool = ThreadPool::new(threads);
             for count in 0..50 {
                 let (before, seen) = (AtomicU32::new(0), AtomicU64::new(0));
                 let job = || {
@@ -341,7 +341,7 @@ mod tests {
                 };
                 let first = Prologue::of(&job);
                 for round in 1..=2 {
-                    team.each_in_order_after(&first, &|_| &[7; 1000], count, &|_, i| {
+                    pool.each_in_order_after(&first, &|_| &[7; 1000], count, &|_, i| {
                         assert_eq!(before.load(Ordering::Relaxed), 1);
                         seen.fetch_add(i as u64 + 1, Ordering::Relaxed);
                     });
@@ -354,25 +354,25 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_what_fails_first() {
-        let team = ThreadPool::new(2);
+        let pool = ThreadPool::new(2);
         for _ in 0..100 {
             let job = || panic!("on purpose");
-            let fails = || team.each_in_order_after(&Prologue::of(&job), &|_| &[], 64, &|_, _| {});
+            let fails = || pool.each_in_order_after(&Prologue::of(&job), &|_| &[], 64, &|_, _| {});
             assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(fails)).is_err());
-            team.each_in_order(8, &|_, _| {});
+            pool.each_in_order(8, &|_, _| {});
         }
     }
 
     #[test]
     fn two_callers_take_turns() {
-        let team = ThreadPool::new(3);
+        let pool = ThreadPool::new(3);
         let inside = [AtomicU32::new(0), AtomicU32::new(0)];
         std::thread::scope(|s| {
             for caller in 0..2 {
-                let (team, inside) = (&team, &inside);
+                let (pool, inside) = (&pool, &inside);
                 s.spawn(move || {
                     for _ in 0..20 {
-                        team.each(3, &|_, _| {
+                        pool.each(3, &|_, _| {
                             inside[caller].fetch_add(1, Ordering::SeqCst);
                             std::thread::sleep(Duration::from_micros(100));
                             assert_eq!(inside[1 - caller].load(Ordering::SeqCst), 0);
@@ -386,15 +386,15 @@ mod tests {
 
     #[test]
     fn sleepers_wake() {
-        let team = ThreadPool::new(2);
+        let pool = ThreadPool::new(2);
         for _ in 0..3 {
-            while !team.shared.asleep[0].load(Ordering::SeqCst) {
+            while !pool.shared.asleep[0].load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
             // Neither item ends before the other has begun, so the worker must wake up.
             let here = AtomicU32::new(0);
             let patience = std::time::Instant::now() + Duration::from_secs(60);
-            team.each(2, &|_, _| {
+            pool.each(2, &|_, _| {
                 here.fetch_add(1, Ordering::SeqCst);
                 while here.load(Ordering::SeqCst) < 2 {
                     assert!(std::time::Instant::now() < patience, "nobody woke");
@@ -406,34 +406,36 @@ mod tests {
 
     #[test]
     fn a_failed_run_does_not_fail_the_next() {
-        let team = ThreadPool::new(2);
+        let pool = ThreadPool::new(2);
         for _ in 0..100 {
-            let fails = std::panic::AssertUnwindSafe(|| team.each(64, &|_, _| panic!("on purpose")));
+            let fails = std::panic::AssertUnwindSafe(|| pool.each(64, &|_, _| panic!("on purpose")));
             assert!(std::panic::catch_unwind(fails).is_err());
-            team.each(8, &|_, _| {});
+            pool.each(8, &|_, _| {});
         }
     }
 
     #[test]
     fn who_comes_late_is_not_let_in_and_not_waited_for() {
-        let team = ThreadPool::new(2);
+        let pool = ThreadPool::new(2);
         for _ in 0..1000 {
-            team.each(3, &|_, _| {});
-            let gate = team.shared.gate.load(Ordering::SeqCst);
-            assert_eq!(gate & (OPEN | INSIDE), 0);
+            pool.each(3, &|_, _| {});
+            let state = pool.shared.state.load(Ordering::SeqCst);
+            assert_eq!(state & (OPEN | INSIDE), 0);
             // What a worker does that is scheduled only now, and one that is still at the previous
             // run.
-            assert!(!team.shared.enter(number(gate)) && !team.shared.enter(number(gate).wrapping_sub(1)));
+            assert!(
+                !pool.shared.enter(epoch_of(state)) && !pool.shared.enter(epoch_of(state).wrapping_sub(1))
+            );
         }
     }
 
     #[test]
     #[should_panic(expected = "worker thread")]
     fn a_failing_worker_fails_the_run_and_nothing_hangs() {
-        let team = ThreadPool::new(2);
+        let pool = ThreadPool::new(2);
         // Repeats until the worker has joined once.
         for _ in 0..10_000 {
-            team.each(2, &|thread, _| {
+            pool.each(2, &|thread, _| {
                 std::thread::sleep(Duration::from_micros(200));
                 assert_ne!(thread, 1);
             });

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Bytes that a waiting thread reads ahead at most: about what memory delivers during a short
 /// prologue, and it fits L2.
 const AHEAD: usize = 64 * 1024;
-/// Bytes of a cache line; `LOOK` is the number of bytes read between two polls of `done`.
+/// Bytes of a cache line; `POLL_BYTES` is the number of bytes read between two polls of `done`.
 const LINE: usize = 64;
-const LOOK: usize = 4 * LINE;
+const POLL_BYTES: usize = 4 * LINE;
 
 /// Polls for work before a thread yields its core; some tens of microseconds.
 pub(crate) const SPINS: u32 = 2000;
@@ -27,7 +27,7 @@ pub(crate) struct Prologue<'a> {
 
 impl<'a> Prologue<'a> {
     /// No prologue: `is_done` is true at once.
-    pub(crate) fn nothing() -> Self {
+    pub(crate) fn none() -> Self {
         Self { job: None, done: AtomicBool::new(true) }
     }
 
@@ -49,10 +49,10 @@ impl<'a> Prologue<'a> {
         }
     }
 
-    /// Waits until another thread has run the job, and reads ahead in `soon` meanwhile. Only a
+    /// Waits until another thread has run the job, and reads `ahead` meanwhile. Only a
     /// warm-up: no result depends on the bytes.
-    pub(crate) fn wait(&self, soon: &[u8]) {
-        for lines in soon[..soon.len().min(AHEAD)].chunks(LOOK) {
+    pub(crate) fn wait(&self, ahead: &[u8]) {
+        for lines in ahead[..ahead.len().min(AHEAD)].chunks(POLL_BYTES) {
             if self.is_done() {
                 return;
             }

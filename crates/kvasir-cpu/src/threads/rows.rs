@@ -4,23 +4,25 @@ use crate::threads::pool::ThreadPool;
 use std::marker::PhantomData;
 
 /// Rows per work item; up to this many run on the calling thread alone.
-const TOGETHER: usize = 4;
+const ROWS_PER_ITEM: usize = 4;
 
-/// Whether `by_rows` runs `n` rows on the calling thread only, without a parallel region.
-pub(crate) fn by_caller(n: usize) -> bool {
-    n <= TOGETHER
+/// Whether `for_each_row` runs `n` rows on the calling thread only, without a parallel region.
+pub(crate) fn runs_on_caller(n: usize) -> bool {
+    n <= ROWS_PER_ITEM
 }
 
 /// Runs `job` for each row, in parallel if there are more than a few.
-pub(crate) fn by_rows(team: &ThreadPool, n: usize, job: &(dyn Fn(usize) + Sync)) {
-    if by_caller(n) {
+pub(crate) fn for_each_row(threads: &ThreadPool, n: usize, job: &(dyn Fn(usize) + Sync)) {
+    if runs_on_caller(n) {
         return (0..n).for_each(job);
     }
-    team.each(n.div_ceil(TOGETHER), &|_, item| (item * TOGETHER..n.min((item + 1) * TOGETHER)).for_each(job));
+    threads.each(n.div_ceil(ROWS_PER_ITEM), &|_, item| {
+        (item * ROWS_PER_ITEM..n.min((item + 1) * ROWS_PER_ITEM)).for_each(job)
+    });
 }
 
 /// A mutable slice of rows that several threads write in disjoint parts.
-pub(crate) struct Parts<'a> {
+pub(crate) struct DisjointRows<'a> {
     base: *mut f32,
     len: usize,
     stride: usize,
@@ -29,9 +31,9 @@ pub(crate) struct Parts<'a> {
 
 // SAFETY: references to parts are handed out by unsafe methods whose callers guarantee that they
 // are disjoint.
-unsafe impl Sync for Parts<'_> {}
+unsafe impl Sync for DisjointRows<'_> {}
 
-impl<'a> Parts<'a> {
+impl<'a> DisjointRows<'a> {
     /// Rows of `stride` numbers each in `out`.
     pub(crate) fn new(out: &'a mut [f32], stride: usize) -> Self {
         Self { base: out.as_mut_ptr(), len: out.len(), stride, of: PhantomData }

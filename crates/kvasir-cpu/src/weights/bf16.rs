@@ -5,17 +5,17 @@
 //! bits as a packed one.
 
 use crate::isa::features::Level;
-use crate::isa::float16::narrow;
+use crate::isa::float16::round_to_bf16;
 use crate::isa::tile::{LANES, STEP, transpose_rows};
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
-use crate::weights::panels::{Encoded, EncodedRows, Kind, Panels, ahead};
+use crate::weights::panels::{EncodedPanel, EncodedRows, PanelLayout, Panels, next_panel_distance};
 use kvasir_formats::{DType, encoding};
 use std::cell::RefCell;
 use std::io;
 
 /// Panel layout: tiles of 32 inputs x 16 outputs, each 16 rows of bf16 input pairs (VNNI).
-pub(crate) struct Floats {
+pub(crate) struct Bf16Layout {
     /// Encoding of the stored rows; `None` if the matrix was packed from computed values.
     stored: Option<DType>,
     pub(crate) steps: usize,
@@ -25,19 +25,19 @@ pub(crate) struct Floats {
 ///
 /// Summation order at every ISA level, that of AMX: per tile one FMA chain over the even inputs and
 /// one over the odd inputs; their sum is added to the accumulator.
-pub(crate) type Bf16Panels = Panels<Floats>;
+pub(crate) type Bf16Panels = Panels<Bf16Layout>;
 
 /// Bytes of a tile.
 const TILE_BYTES: usize = 1024;
 /// Bytes of one source row's part of a tile.
 const LINE: usize = 64;
 
-impl Kind for Floats {
+impl PanelLayout for Bf16Layout {
     fn panel_bytes(&self) -> usize {
         self.steps * TILE_BYTES
     }
 
-    fn make(&self, rows: &Encoded<'_>, out: &mut [u8]) {
+    fn make(&self, rows: &EncodedPanel<'_>, out: &mut [u8]) {
         let level = Level::detect();
         let Some(dtype) = self.stored.filter(|dtype| *dtype != DType::BF16) else {
             return lay(level, rows, out);
@@ -54,7 +54,7 @@ impl Kind for Floats {
     }
 }
 
-impl Floats {
+impl Bf16Layout {
     /// Builds a panel from the f32 values that `row(lane, values)` writes, rounded to bf16.
     fn round(&self, level: Level, out: &mut [u8], row: impl Fn(usize, &mut [f32])) {
         thread_local! {
@@ -64,11 +64,11 @@ impl Floats {
             let len = self.steps * STEP;
             values.resize(len, 0.0);
             bits.resize(LANES * len, 0);
-            let mut rows: Encoded<'_> = [&[]; LANES];
+            let mut rows: EncodedPanel<'_> = [&[]; LANES];
             for (lane, (bits, bytes)) in bits.chunks_exact_mut(len).zip(&mut rows).enumerate() {
                 values.fill(0.0);
                 row(lane, values);
-                narrow(level, values, bits);
+                round_to_bf16(level, values, bits);
                 // SAFETY: u16 has no padding, so its bytes are initialized.
                 *bytes = unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), size_of_val(bits)) };
             }
@@ -84,7 +84,7 @@ impl Bf16Panels {
         (outputs, inputs): (usize, usize),
         rows: impl EncodedRows + 'static,
     ) -> Self {
-        Self::of(Floats { stored: Some(dtype), steps: inputs.div_ceil(STEP) }, outputs, rows)
+        Self::unpacked(Bf16Layout { stored: Some(dtype), steps: inputs.div_ceil(STEP) }, outputs, rows)
     }
 
     /// Packs a matrix whose row `n` is written by `row(n, values)`, rounded to bf16.
@@ -93,7 +93,7 @@ impl Bf16Panels {
         (outputs, inputs): (usize, usize),
         row: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> io::Result<Self> {
-        let kind = Floats { stored: None, steps: inputs.div_ceil(STEP) };
+        let kind = Bf16Layout { stored: None, steps: inputs.div_ceil(STEP) };
         let level = Level::detect();
         Self::packed(kind, outputs, team, |kind, panel, out| {
             kind.round(level, out, |lane, values| {
@@ -107,8 +107,8 @@ impl Bf16Panels {
 
 /// Transposes 16 bf16 rows into panel layout; prefetches the rows of the next panel at their likely
 /// addresses.
-fn lay(level: Level, rows: &Encoded<'_>, out: &mut [u8]) {
-    let ahead = ahead(rows);
+fn lay(level: Level, rows: &EncodedPanel<'_>, out: &mut [u8]) {
+    let ahead = next_panel_distance(rows);
     // Zero-padded copies of partial lines, at the end of rows and for absent rows.
     let mut rests = [[0u8; LINE]; LANES];
     for (step, out) in out.chunks_exact_mut(TILE_BYTES).enumerate() {

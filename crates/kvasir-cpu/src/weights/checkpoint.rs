@@ -1,8 +1,8 @@
 //! `WeightSource` for a `Checkpoint`: mapped safetensors or GGUF files, FP8 with block scales, and
 //! MXFP4.
 //!
-//! Rows are slices of the mapping, so matrices can be read in place before they are packed. `bring`
-//! and `let_go` pass on to the mapping's prefetch and release hints. Shapes are validated when a
+//! Rows are slices of the mapping, so matrices can be read in place before they are packed. `will_read`
+//! and `release` pass on to the mapping's prefetch and release hints. Shapes are validated when a
 //! weight is looked up, so reading a row cannot fail.
 
 use crate::weights::source::{Nibbles, Scaled, Stored, WeightSource};
@@ -66,15 +66,15 @@ impl WeightSource for Checkpoint {
         self.dense_row(name, n, out)
     }
 
-    fn stays(&self) -> bool {
+    fn reads_in_place(&self) -> bool {
         true
     }
 
-    fn bring(&self, name: &str, rows: Range<usize>) {
+    fn will_read(&self, name: &str, rows: Range<usize>) {
         Checkpoint::bring(self, name, rows);
     }
 
-    fn let_go(&self, name: &str, rows: Range<usize>) {
+    fn release(&self, name: &str, rows: Range<usize>) {
         Checkpoint::let_go(self, name, rows);
     }
 }

@@ -8,7 +8,7 @@
 //! | all else | bf16 panels |
 //!
 //! Matrices whose rows are whole stored rows are read in place until they are packed, a part at
-//! each step (`where_they_lie`). Transposed or strided views are dequantized as a whole first
+//! each step (`in_place`). Transposed or strided views are dequantized as a whole first
 //! (`pack_dense`). Pages of the file are released once a matrix is packed.
 
 use crate::threads::pool::ThreadPool;
@@ -45,12 +45,12 @@ impl EncodedRows for FileRows {
         }
     }
 
-    fn bring(&self, rows: Range<usize>) {
-        self.source.bring(&self.name, self.in_file(rows));
+    fn will_read(&self, rows: Range<usize>) {
+        self.source.will_read(&self.name, self.in_file(rows));
     }
 
-    fn let_go(&self, rows: Range<usize>) {
-        self.source.let_go(&self.name, self.in_file(rows));
+    fn release(&self, rows: Range<usize>) {
+        self.source.release(&self.name, self.in_file(rows));
     }
 }
 
@@ -91,16 +91,16 @@ impl<'a> Packer<'a> {
                 format!("is not of shape {:?}", weight.shape),
             ));
         }
-        self.source.let_go(&weight.name, 0..usize::MAX);
+        self.source.release(&weight.name, 0..usize::MAX);
         Ok(values)
     }
 
     /// Checks that rows of an embedding table can be read one by one.
-    pub(crate) fn look_into(&self, table: WeightId) -> Result<(), Error> {
+    pub(crate) fn check_row_access(&self, table: WeightId) -> Result<(), Error> {
         let weight = self.program.weight(self.program.resolve(table));
         let mut row = vec![0.0; weight.shape.last().copied().unwrap_or(0)];
         self.source.row(&weight.name, &weight.shape, 0, &mut row)?;
-        self.source.let_go(&weight.name, 0..1);
+        self.source.release(&weight.name, 0..1);
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl<'a> Packer<'a> {
         if from + len.saturating_sub(1) * v.stride < row_len {
             let mut values = vec![0.0; row_len];
             if self.source.row(&weight.name, &weight.shape, row, &mut values).is_ok() {
-                self.source.let_go(&weight.name, row..row + 1);
+                self.source.release(&weight.name, row..row + 1);
                 return Ok(pick(&values, from));
             }
         }
@@ -146,7 +146,7 @@ impl<'a> Packer<'a> {
                 let codes = if wide { self.pack_codes(name, m, (first, step))? } else { None };
                 match codes {
                     Some(packed) => packed,
-                    None if !wide && stored.is_some() => self.where_they_lie(dtype, m, (first, step))?,
+                    None if !wide && stored.is_some() => self.in_place(dtype, m, (first, step))?,
                     None => {
                         let failed = OnceLock::new();
                         let packed = self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
@@ -162,19 +162,14 @@ impl<'a> Packer<'a> {
             }
         };
         if let Some((first, step)) = lies.filter(|_| packed.is_packed()) {
-            self.source.let_go(name, first..first + step * m.outputs);
+            self.source.release(name, first..first + step * m.outputs);
         }
         Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes })
     }
 
     /// A matrix that is read in place until it is packed. It is packed at once if the source does
     /// not stay readable.
-    fn where_they_lie(
-        &self,
-        dtype: DType,
-        m: &Matrix,
-        (first, step): (usize, usize),
-    ) -> Result<Packed, Error> {
+    fn in_place(&self, dtype: DType, m: &Matrix, (first, step): (usize, usize)) -> Result<Packed, Error> {
         let weight = self.program.weight(self.program.resolve(m.weight));
         let (name, shape, source) = (weight.name.clone(), weight.shape.clone(), Arc::clone(self.source));
         let rows = FileRows { source, name, shape, first, step };
@@ -183,7 +178,7 @@ impl<'a> Packer<'a> {
             Ok(panels) => Packed::Quant(panels),
             Err(rows) => Packed::Bf16(Bf16Panels::floats(dtype, size, rows)),
         };
-        while !self.source.stays() && !packed.is_packed() {
+        while !self.source.reads_in_place() && !packed.is_packed() {
             packed.pack_some(self.team, usize::MAX).map_err(out_of_memory)?;
         }
         Ok(packed)

@@ -10,7 +10,7 @@
 //! written again.
 
 use crate::isa::tile::LANES;
-use crate::memory::aligned::Lines;
+use crate::memory::aligned::AlignedVec;
 use crate::memory::buffer::Buffer;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
@@ -23,50 +23,50 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 pub(crate) type RowBytes<'a> = dyn Fn(usize) -> &'a [u8] + Sync + 'a;
 
 /// The stored rows of a panel; empty slices past the last row of the matrix.
-pub(crate) type Encoded<'a> = [&'a [u8]; LANES];
+pub(crate) type EncodedPanel<'a> = [&'a [u8]; LANES];
 
 /// Estimated distance in bytes from a row to the same row of the next panel.
 #[inline(always)]
-pub(crate) fn ahead(rows: &Encoded<'_>) -> usize {
+pub(crate) fn next_panel_distance(rows: &EncodedPanel<'_>) -> usize {
     (rows[1].as_ptr() as usize).wrapping_sub(rows[0].as_ptr() as usize).wrapping_mul(LANES)
 }
 
 /// Prefetches into L2 as many bytes as `bytes` has, from `ahead` bytes after its start.
 #[inline(always)]
-pub(crate) fn fetch(bytes: &[u8], ahead: usize) {
+pub(crate) fn prefetch_bytes(bytes: &[u8], ahead: usize) {
     for at in (0..bytes.len()).step_by(64) {
         prefetch_line(CacheLevel::L2, bytes.as_ptr().wrapping_add(ahead).wrapping_add(at));
     }
 }
 
 /// Scratch for a panel made on the fly.
-pub(crate) type Room = Lines<u8>;
+pub(crate) type PanelScratch = AlignedVec<u8>;
 
 /// A matrix's rows in their stored (checkpoint) encoding.
 pub(crate) trait EncodedRows: Send + Sync {
     /// Calls `to` once with access to the rows. A missing row is empty.
     fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>));
     /// Hint: these rows are read soon (page them in).
-    fn bring(&self, _rows: Range<usize>) {}
+    fn will_read(&self, _rows: Range<usize>) {}
     /// Hint: these rows are no longer needed (pages may be released).
-    fn let_go(&self, _rows: Range<usize>) {}
+    fn release(&self, _rows: Range<usize>) {}
 }
 
 /// The row source of a matrix that is fully packed.
-struct Nothing;
+struct NoRows;
 
-impl EncodedRows for Nothing {
+impl EncodedRows for NoRows {
     fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
         to(&|_| &[]);
     }
 }
 
 /// A panel format: its size, and how to pack stored rows into it.
-pub(crate) trait Kind: Send + Sync {
+pub(crate) trait PanelLayout: Send + Sync {
     /// Bytes of one panel.
     fn panel_bytes(&self) -> usize;
     /// Packs a panel from its stored rows. Never called for a matrix that was packed at creation.
-    fn make(&self, _rows: &Encoded<'_>, _out: &mut [u8]) {
+    fn make(&self, _rows: &EncodedPanel<'_>, _out: &mut [u8]) {
         unreachable!("it is packed");
     }
 }
@@ -93,9 +93,9 @@ const AT_ONCE: usize = 16 << 20;
 /// Bytes of panels whose stored rows a thread pages in at a time.
 const BROUGHT: usize = 1 << 20;
 
-impl<K: Kind> Panels<K> {
+impl<K: PanelLayout> Panels<K> {
     /// A matrix that is not packed yet.
-    pub(crate) fn of(kind: K, outputs: usize, rows: impl EncodedRows + 'static) -> Self {
+    pub(crate) fn unpacked(kind: K, outputs: usize, rows: impl EncodedRows + 'static) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let (rows, packed) = (Box::new(rows), OnceLock::new());
@@ -110,8 +110,8 @@ impl<K: Kind> Panels<K> {
         team: &ThreadPool,
         make: impl Fn(&K, usize, &mut [u8]) + Sync,
     ) -> io::Result<Self> {
-        let all = Self::of(kind, outputs, Nothing);
-        let buffer = Buffer::in_large_pages(all.bytes())?;
+        let all = Self::unpacked(kind, outputs, NoRows);
+        let buffer = Buffer::in_huge_pages(all.bytes())?;
         all.fill(&buffer, team, 0..all.panels(), &|panel, out| make(&all.kind, panel, out));
         // The value is not shared yet.
         let _ = all.packed.set(buffer);
@@ -129,7 +129,7 @@ impl<K: Kind> Panels<K> {
         }
         if self.packed.get().is_none() {
             // Cannot fail: the lock is held, and only this function sets it.
-            let _ = self.packed.set(Buffer::in_large_pages(self.bytes())?);
+            let _ = self.packed.set(Buffer::in_huge_pages(self.bytes())?);
         }
         let Some(buffer) = self.packed.get() else { return Ok(0) };
         let end = all.min(from + (bytes.min(AT_ONCE) / len.max(1)).max(1));
@@ -137,7 +137,7 @@ impl<K: Kind> Panels<K> {
             self.fill(buffer, team, from..end, &|panel, out| self.make(panel, rows, out));
         });
         self.done.store(end, Ordering::Release);
-        self.rows.let_go(from * LANES..self.outputs.min(end * LANES));
+        self.rows.release(from * LANES..self.outputs.min(end * LANES));
         Ok((end - from) * len)
     }
 
@@ -177,7 +177,7 @@ impl<K: Kind> Panels<K> {
     }
 
     fn make(&self, panel: usize, rows: &RowBytes<'_>, out: &mut [u8]) {
-        let mut encoded: Encoded<'_> = [&[]; LANES];
+        let mut encoded: EncodedPanel<'_> = [&[]; LANES];
         for (n, row) in (panel * LANES..self.outputs).zip(&mut encoded) {
             *row = rows(n);
         }
@@ -201,7 +201,7 @@ impl<K: Kind> Panels<K> {
             let first = self.done() * LANES;
             team.each_in_order(self.outputs.saturating_sub(first).div_ceil(together), &|_, n| {
                 let from = first + n * together;
-                self.rows.bring(from..self.outputs.min(from + together));
+                self.rows.will_read(from..self.outputs.min(from + together));
             });
         }
         self.rows.lend(&mut |rows| {
@@ -237,7 +237,7 @@ impl<K> Clone for PanelReader<'_, '_, K> {
 
 impl<K> Copy for PanelReader<'_, '_, K> {}
 
-impl<'a, K: Kind> PanelReader<'a, '_, K> {
+impl<'a, K: PanelLayout> PanelReader<'a, '_, K> {
     /// Whether all panels are read packed, as one contiguous stream. Packing after the reader was
     /// made does not count.
     pub(crate) fn is_packed(&self) -> bool {
@@ -260,18 +260,18 @@ impl<'a, K: Kind> PanelReader<'a, '_, K> {
     }
 
     /// Panel `n` with its identity; see [`panel`](Self::panel).
-    pub(crate) fn panel_at(&self, n: usize, room: &mut Room) -> PanelAt {
+    pub(crate) fn panel_at(&self, n: usize, room: &mut PanelScratch) -> PanelAt {
         PanelAt { matrix: self.panels.number, at: self.panel(n, room).as_ptr() }
     }
 
     /// Panel `n`. `room` is the scratch for a panel made on the fly; it is freed once panels are
     /// packed.
-    pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Room) -> &'p [u8] {
+    pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut PanelScratch) -> &'p [u8] {
         let len = self.panels.kind.panel_bytes();
         match self.packed_from(n).get(..len) {
             Some(packed) => {
                 if !room.is_empty() {
-                    *room = Room::new();
+                    *room = PanelScratch::new();
                 }
                 packed
             }
@@ -290,12 +290,12 @@ pub(crate) mod tests {
     use crate::weights::panels::{EncodedRows, RowBytes};
 
     /// Stored rows in memory.
-    pub(crate) struct Lines {
+    pub(crate) struct MemoryRows {
         pub(crate) bytes: Vec<u8>,
         pub(crate) step: usize,
     }
 
-    impl EncodedRows for Lines {
+    impl EncodedRows for MemoryRows {
         fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
             to(&|n| &self.bytes[n * self.step..(n + 1) * self.step]);
         }

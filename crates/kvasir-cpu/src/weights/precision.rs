@@ -33,7 +33,7 @@ impl Precision {
             let dtype = source.stored(&weight.name, &weight.shape)?.map(|stored| stored.dtype);
             let integers = dtype.is_some_and(|dtype| {
                 let format = Format::for_matrix(dtype, weight.shape.iter().product());
-                format.is_some() && !(dtype == DType::Mxfp4 && format == Some(Format::FINE))
+                format.is_some() && !(dtype == DType::Mxfp4 && format == Some(Format::INT16))
             });
             match dtype {
                 Some(DType::F32) => {}

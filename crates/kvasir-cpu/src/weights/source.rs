@@ -80,11 +80,11 @@ pub trait WeightSource: Sync {
     }
     /// Whether rows may be read repeatedly where they are stored, so that kernels can multiply
     /// before packing.
-    fn stays(&self) -> bool {
+    fn reads_in_place(&self) -> bool {
         false
     }
     /// Hint: all of these rows are about to be read (file readahead).
-    fn bring(&self, _name: &str, _rows: Range<usize>) {}
+    fn will_read(&self, _name: &str, _rows: Range<usize>) {}
     /// Hint: these rows are not needed for now, and their pages may be released.
-    fn let_go(&self, _name: &str, _rows: Range<usize>) {}
+    fn release(&self, _name: &str, _rows: Range<usize>) {}
 }

@@ -1,4 +1,4 @@
-//! Decode attention kernels in f32 (GEMV): bf16 rows of K and V are widened once for all query
+//! Decode attention kernels in f32 (GEMV): bf16 rows of K and V are widen_bf16 once for all query
 //! rows. Generated for AVX2 and AVX-512.
 
 use crate::attention::decode::{LINE, ValueRows, VisibleKeys};
@@ -50,17 +50,17 @@ macro_rules! kernels {
                                 // SAFETY: as the caller vouches.
                                 *row = unsafe { load(line.wrapping_add(part * WORDS * 4)) };
                             }
-                            for (pair, keys) in transposed(rows).into_iter().enumerate() {
-                                for (odd, keys) in widened(keys).into_iter().enumerate() {
+                            for (pair, keys) in transpose_square(rows).into_iter().enumerate() {
+                                for (odd, keys) in widen_bf16(keys).into_iter().enumerate() {
                                     for n in 0..N {
-                                        let query = all(queries.number(odd, part * WORDS + pair, from + n));
-                                        chains[n][odd] = fused(keys, query, chains[n][odd]);
+                                        let query = splat(queries.number(odd, part * WORDS + pair, from + n));
+                                        chains[n][odd] = fma(keys, query, chains[n][odd]);
                                     }
                                 }
                             }
                         }
                         for n in 0..N {
-                            sums[n] = plus(sums[n], plus(chains[n][0], chains[n][1]));
+                            sums[n] = add(sums[n], add(chains[n][0], chains[n][1]));
                         }
                     }
                     for n in 0..N {
@@ -77,7 +77,7 @@ macro_rules! kernels {
                     for query in (0..LANES).step_by(WORDS) {
                         // SAFETY: one vector of words, and one of numbers, within rows of 16.
                         unsafe {
-                            let both = widened(load(pair[query..].as_ptr().cast()));
+                            let both = widen_bf16(load(pair[query..].as_ptr().cast()));
                             for (to, numbers) in to.iter_mut().zip(both) {
                                 store_numbers(to[query..].as_mut_ptr(), numbers);
                             }
@@ -126,18 +126,18 @@ macro_rules! kernels {
                                                 .wrapping_byte_add(offset)
                                                 .wrapping_add(at + w * HALVES);
                                             // SAFETY: the caller's rows.
-                                            *values = fours(unsafe { load(v.cast()) });
+                                            *values = widen_fours(unsafe { load(v.cast()) });
                                         }
                                         prefetch = prefetch.wrapping_add(W * 64);
                                         let row = step * LINE + half * LANES + 2 * pair + odd;
                                         let weights = weights.wrapping_add(row * LANES);
                                         for n in 0..N {
                                             // SAFETY: there are weights of 64 positions.
-                                            let x = all(unsafe { *weights.add(n) });
+                                            let x = splat(unsafe { *weights.add(n) });
                                             for w in 0..W {
                                                 for half in 0..2 {
                                                     let chain = &mut chains[odd][n][w][half];
-                                                    *chain = fused(values[w][half], x, *chain);
+                                                    *chain = fma(values[w][half], x, *chain);
                                                 }
                                             }
                                         }
@@ -167,9 +167,9 @@ macro_rules! kernels {
                             let at = at + w * HALVES;
                             let place = at / LINE * LINE + half * LANES + at % LINE / 2;
                             let to = sums[n * width + place..][..WORDS].as_mut_ptr();
-                            let sum = plus(even[n][w][half], odd[n][w][half]);
+                            let sum = add(even[n][w][half], odd[n][w][half]);
                             // SAFETY: one vector of numbers.
-                            unsafe { store_numbers(to, plus(load_numbers(to), sum)) };
+                            unsafe { store_numbers(to, add(load_numbers(to), sum)) };
                         }
                     }
                 }
@@ -185,7 +185,7 @@ macro_rules! kernels {
                             // SAFETY: one vector of words within a row of 64.
                             *column = unsafe { load(rows[query + n][first..].as_ptr().cast()) };
                         }
-                        for (row, to) in transposed(columns).into_iter().zip(&mut scores[first..]) {
+                        for (row, to) in transpose_square(columns).into_iter().zip(&mut scores[first..]) {
                             // SAFETY: one vector of words within a row of 16.
                             unsafe { store(to[query..].as_mut_ptr().cast(), row) };
                         }

@@ -2,7 +2,7 @@
 //!
 //! A step goes through these stages:
 //!
-//! 1. Validate (`take_in`): sizes, slots and tokens are checked before anything is changed.
+//! 1. Validate (`validate`): sizes, slots and tokens are checked before anything is changed.
 //! 2. Pack some weights, grow the pool, and apply the plan's slot copies.
 //! 3. Forward pass (`run`).
 //! 4. Sample every row's tokens in parallel, verify drafts, and copy logits and hidden states out.
@@ -10,7 +10,7 @@
 //! A step runs synchronously inside `submit`. On a validation error the pool and the samplers are
 //! unchanged. `tests/plans.rs` and `tests/no_allocation.rs` guard it.
 
-pub(crate) mod take_in;
+pub(crate) mod validate;
 
 use crate::exec::model::CpuModel;
 use crate::exec::run::Run;
@@ -164,7 +164,7 @@ impl CpuExecutor {
     }
 
     /// Appends the final hidden state of every row that requests it.
-    fn tell_hidden(&self, batch: &Batch, states: &[f32], into: &mut Vec<f32>) {
+    fn append_hidden(&self, batch: &Batch, states: &[f32], into: &mut Vec<f32>) {
         let width = self.model.program.hidden;
         for row in batch.rows.iter().filter(|row| row.wants_hidden()) {
             let end = self.place(row.tokens.range().end) * width;
@@ -203,11 +203,11 @@ impl CpuExecutor {
         if hidden.len() != wanted {
             return Err(StepError::Failed(format!("{wanted} hidden numbers wanted, {} given", hidden.len())));
         }
-        self.take_in(step)?;
-        self.model.settle();
+        self.validate(step)?;
+        self.model.pack_before_step();
         let Step { batch, plan, output } = step;
         self.own.grow(plan.read_bound);
-        // SAFETY: `take_in` has checked that the slots exist; only this executor writes its pool,
+        // SAFETY: `validate` has checked that the slots exist; only this executor writes its pool,
         // and it runs nothing else now.
         unsafe { self.own.apply(&plan.moves, &mut self.memory.kept) };
         let run = Run {
@@ -221,7 +221,7 @@ impl CpuExecutor {
             pools: &self.pools,
             ranks: self.ranks.as_deref(),
         };
-        // SAFETY: `take_in` has validated the step; only this executor writes its pool, and frozen
+        // SAFETY: `validate` has validated the step; only this executor writes its pool, and frozen
         // pools are never written.
         unsafe { run.all(&mut self.memory) };
         self.last = self.tokens.len();
@@ -231,7 +231,7 @@ impl CpuExecutor {
             let state = &self.rows[row.pool_row.0 as usize];
             output.push(state.lock().unwrap_or_else(PoisonError::into_inner).drawn());
         }
-        self.tell_hidden(batch, states, &mut output.hidden);
+        self.append_hidden(batch, states, &mut output.hidden);
         if batch.logits {
             output.logits.extend_from_slice(logits);
         }

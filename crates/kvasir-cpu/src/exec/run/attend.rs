@@ -7,7 +7,7 @@ use crate::attention::views::Views;
 use crate::exec::run::Run;
 use crate::exec::run::memory::Memory;
 use crate::memory::kv_pool::rows::Rows as PoolRows;
-use crate::threads::rows::{Parts, by_rows};
+use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::precision::Precision;
 use kvasir_kv::Slot;
 use kvasir_program::{Op, ValueId};
@@ -15,7 +15,7 @@ use kvasir_program::{Op, ValueId};
 impl Run<'_> {
     /// Builds the views of sliding-window layers whose KV cache is a ring buffer, once per window
     /// size.
-    pub(crate) fn look_into_rings(&self, m: &mut Memory) {
+    pub(crate) fn build_ring_views(&self, m: &mut Memory) {
         let layers = self.pools[0].layers.iter().zip(&self.model.program.layers);
         let mut seen = 0;
         for (window, ring) in layers.filter_map(|(pool, facts)| facts.window.zip(pool.ring)) {
@@ -33,9 +33,9 @@ impl Run<'_> {
 
     /// Writes each token's K and V rows to its KV slot, or to its position modulo the ring of a
     /// sliding-window layer.
-    pub(crate) fn keep(&self, ring: Option<Slot>, all: &[Option<(&PoolRows, &[f32])>]) {
+    pub(crate) fn write_kv(&self, ring: Option<Slot>, all: &[Option<(&PoolRows, &[f32])>]) {
         let tokens = self.tokens.len().max(1);
-        by_rows(&self.model.team, self.writes.len(), &|i| {
+        for_each_row(&self.model.team, self.writes.len(), &|i| {
             let (slot, row) = self.writes[i];
             let slot = ring.map_or(slot, |ring| self.plan.positions[row as usize] % ring);
             for (pool, x) in all.iter().flatten() {
@@ -58,7 +58,7 @@ impl Run<'_> {
         let pool = &self.pools[0].layers[layer.0 as usize];
         let x = |v: ValueId| self.value(&m.values, v);
         let values = pool.values.as_ref().zip(*v);
-        self.keep(pool.ring, &[Some((&pool.keys, x(*k))), values.map(|(rows, v)| (rows, x(v)))]);
+        self.write_kv(pool.ring, &[Some((&pool.keys, x(*k))), values.map(|(rows, v)| (rows, x(v)))]);
         let selected = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
         let in_ring =
             pool.ring.and(facts.window).and_then(|window| m.rings.iter().find(|(of, _)| *of == window));
@@ -80,7 +80,7 @@ impl Run<'_> {
             soft_cap: *soft_cap,
             sinks: sinks.map(|s| &self.model.vectors[&s][..]),
         };
-        let results = Parts::new(y, width);
+        let results = DisjointRows::new(y, width);
         let (team, level) = (&*self.model.team, self.model.level);
         // SAFETY: the plan's slots were checked, and writes come before reads; only this op writes
         // the results.

@@ -2,7 +2,7 @@
 
 use crate::attention::views::Views;
 use crate::exec::model::CpuModel;
-use crate::gemm::bf16::activations::Taken;
+use crate::gemm::bf16::activations::Bf16Terms;
 use crate::gemm::linear::Prepared;
 use crate::memory::buffer::Buffer;
 use crate::ops::mixture::{MixtureMemory, Routes};
@@ -24,7 +24,7 @@ pub(crate) struct Memory {
     /// Read lists of sparse key selection (DSA), by value.
     pub(crate) selections: Vec<(ValueId, Views)>,
     /// Rotary tables, per rope and token: cosines, then sines.
-    pub(crate) turns: Vec<Vec<f32>>,
+    pub(crate) rotary_tables: Vec<Vec<f32>>,
     /// Scratch of slot copies.
     pub(crate) kept: Vec<u8>,
 }
@@ -32,19 +32,19 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(model: &CpuModel, tokens: usize) -> io::Result<Self> {
         let widest = model.program.values.iter().map(|v| v.width()).max().unwrap_or(0);
-        let taken = if model.precision == Precision::Close { Taken::Twice } else { Taken::Once };
+        let terms = if model.precision == Precision::Close { Bf16Terms::Two } else { Bf16Terms::One };
         // In huge pages: GEMMs write columns of rows that lie pages apart, which costs TLB misses
         // otherwise.
-        let size = |(width, _): &(usize, Rows)| Buffer::in_large_pages(width * tokens * 4);
+        let size = |(width, _): &(usize, Rows)| Buffer::in_huge_pages(width * tokens * 4);
         Ok(Self {
             values: model.how.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
-            prepared: Prepared::new(tokens, widest, taken)?,
-            mixture: MixtureMemory::new(&model.program, tokens, taken)?,
+            prepared: Prepared::new(tokens, widest, terms)?,
+            mixture: MixtureMemory::new(&model.program, tokens, terms)?,
             views: Views::default(),
             rings: Vec::new(),
             routes: Vec::new(),
             selections: Vec::new(),
-            turns: vec![Vec::new(); model.program.ropes.len()],
+            rotary_tables: vec![Vec::new(); model.program.ropes.len()],
             kept: Vec::new(),
         })
     }

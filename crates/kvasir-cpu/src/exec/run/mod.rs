@@ -1,7 +1,7 @@
 //! The forward pass: runs a program's ops one after the other over one step (batch).
 //!
 //! Each op is a parallel region on the thread pool, so its writes are visible to the next op. The
-//! step was validated by the executor (`executor/take_in.rs`); nothing here checks slots again.
+//! step was validated by the executor (`executor/validate.rs`); nothing here checks slots again.
 
 pub(crate) mod attend;
 pub(crate) mod memory;
@@ -14,7 +14,7 @@ use crate::exec::run::memory::Memory;
 use crate::gemm::linear::Operand;
 use crate::gemm::output::{AT_ONCE, Output};
 use crate::memory::kv_pool::Pool;
-use crate::threads::rows::{Parts, by_rows};
+use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_exec::Ranks;
 use kvasir_kv::{Plan, Slot, Token};
@@ -49,11 +49,11 @@ impl Run<'_> {
     /// `m` must have been made for the model and as many tokens. No other thread may write the KV
     /// rows that are read, or access those that are written, during the call.
     pub(crate) unsafe fn all(&self, m: &mut Memory) {
-        m.prepared.forget();
+        m.prepared.invalidate();
         m.routes.clear();
         m.selections.clear();
-        m.turns.iter_mut().for_each(Vec::clear);
-        self.look_into_rings(m);
+        m.rotary_tables.iter_mut().for_each(Vec::clear);
+        self.build_ring_views(m);
         let mut at = 0;
         while let Some(op) = self.model.program.ops.get(at) {
             let weights = &self.model.weights[at];
@@ -61,7 +61,7 @@ impl Run<'_> {
             // weights.
             let idle = !matches!(weights, OpWeights::None) && self.rows(op.out()) == 0;
             at += match self.model.how.runs[at] {
-                Runs::Inside => 1,
+                Runs::Fused => 1,
                 _ if idle => 1,
                 Runs::Gate { .. } if self.gate(at, m) => GATE,
                 Runs::Gate { together } | Runs::Together(together) => {
@@ -78,8 +78,8 @@ impl Run<'_> {
 
     /// The op that is fused into op `at`.
     fn before(&self, at: usize) -> Option<&Op> {
-        let inside = |before: &usize| matches!(self.model.how.runs[*before], Runs::Inside);
-        at.checked_sub(1).filter(inside).map(|before| &self.model.program.ops[before])
+        let fused = |before: &usize| matches!(self.model.how.runs[*before], Runs::Fused);
+        at.checked_sub(1).filter(fused).map(|before| &self.model.program.ops[before])
     }
 
     /// Runs neighboring GEMMs that read the same rows in one pass, with the op fused into them.
@@ -110,8 +110,8 @@ impl Run<'_> {
         m.prepared.multiply(units, &mut wanted, Some(x), &rows);
         if let Op::Head { out, soft_cap: Some(cap), .. } = &self.model.program.ops[ops.start] {
             // SAFETY: only this writes the logits now.
-            let parts = Parts::new(unsafe { self.value_mut(values, *out) }, self.width(*out));
-            by_rows(units.0, self.rows(*out), &|row| {
+            let parts = DisjointRows::new(unsafe { self.value_mut(values, *out) }, self.width(*out));
+            for_each_row(units.0, self.rows(*out), &|row| {
                 // SAFETY: each row goes to one thread.
                 unsafe { parts.row(row) }.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
             });

@@ -11,8 +11,8 @@ use crate::ops::indexer::select;
 use crate::ops::mixture::{mixture, route};
 use crate::rowwise::gate::gate as activate;
 use crate::rowwise::norm::{add, norm};
-use crate::rowwise::rotary::{Turn, rotate};
-use crate::threads::rows::{Parts, by_rows};
+use crate::rowwise::rotary::{RotaryPart, rotate};
+use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_kv::Token;
 use kvasir_program::{Collective, Holds, Op, RopeId, ValueId, WeightId};
@@ -43,16 +43,16 @@ impl Run<'_> {
         let x = |v: ValueId| self.value(values, v);
         // SAFETY: only this op writes its output now.
         let y = unsafe { self.value_mut(values, out) };
-        let parts = Parts::new(y, width);
-        // SAFETY: `by_rows` hands each row to one thread.
+        let parts = DisjointRows::new(y, width);
+        // SAFETY: `for_each_row` hands each row to one thread.
         let row_of = |row: usize| unsafe { parts.row(row) };
         match op {
             Op::Embed { table, scale, .. } => {
-                by_rows(team, n, &|row| self.embed(*table, self.tokens[row], *scale, row_of(row)))
+                for_each_row(team, n, &|row| self.embed(*table, self.tokens[row], *scale, row_of(row)))
             }
             Op::Hidden { .. } => y.copy_from_slice(self.hidden),
             Op::Norm { .. } | Op::Gate { .. } | Op::Add { .. } => {
-                by_rows(team, n, &|row| self.row(op, values, row, row_of(row)));
+                for_each_row(team, n, &|row| self.row(op, values, row, row_of(row)));
             }
             // Run by `products`.
             Op::Linear { .. } | Op::Head { .. } => {}
@@ -66,11 +66,11 @@ impl Run<'_> {
                     m.prepared.multiply((team, level), &mut [Some((l, out))], None, &x);
                     (from, to) = (from + l.inputs, to + l.outputs);
                 }
-                m.prepared.forget();
+                m.prepared.invalidate();
             }
             Op::Slice { x: v, groups, start, width: part, .. } => {
                 let (x, from) = (x(*v), self.width(*v));
-                by_rows(team, n, &|row| {
+                for_each_row(team, n, &|row| {
                     let x = x[row * from..(row + 1) * from].chunks_exact(from / groups);
                     for (y, x) in row_of(row).chunks_exact_mut(*part).zip(x) {
                         y.copy_from_slice(&x[*start..start + part]);
@@ -80,7 +80,7 @@ impl Run<'_> {
             Op::Concat { a, b, groups, .. } => {
                 let (a_width, b_width) = (self.width(*a), self.width(*b));
                 let (a, b) = (x(*a), x(*b));
-                by_rows(team, n, &|row| {
+                for_each_row(team, n, &|row| {
                     let a = a[row * a_width..(row + 1) * a_width].chunks_exact(a_width / groups);
                     let b = b[row * b_width..(row + 1) * b_width].chunks_exact(b_width / groups);
                     for (y, (a, b)) in row_of(row).chunks_exact_mut(width / groups).zip(a.zip(b)) {
@@ -90,24 +90,24 @@ impl Run<'_> {
                 });
             }
             Op::Rotary { x: v, groups, start, rope, pairs, .. } => {
-                self.make_turns(*rope, &mut m.turns);
+                self.fill_rotary_table(*rope, &mut m.rotary_tables);
                 let x = x(*v);
                 let dims = self.model.program.ropes[rope.0 as usize].dims();
-                let turns = &m.turns[rope.0 as usize];
-                let turn = Turn { group: width / groups, start: *start, pairs: *pairs };
-                by_rows(team, n, &|row| {
+                let rotary_tables = &m.rotary_tables[rope.0 as usize];
+                let part = RotaryPart { group: width / groups, start: *start, pairs: *pairs };
+                for_each_row(team, n, &|row| {
                     let y = row_of(row);
                     match before {
                         Some(before) => self.row(before, values, row, y),
                         None => y.copy_from_slice(&x[row * width..(row + 1) * width]),
                     }
-                    let (cos, sin) = turns[row * dims..(row + 1) * dims].split_at(dims / 2);
-                    rotate(level, y, turn, cos, sin);
+                    let (cos, sin) = rotary_tables[row * dims..(row + 1) * dims].split_at(dims / 2);
+                    rotate(level, y, part, cos, sin);
                 });
             }
             Op::SelectKeys { q, k, weights, layer, top_k, .. } => {
                 let Some(index) = &self.pools[0].layers[layer.0 as usize].index else { return };
-                self.keep(None, &[Some((index, x(*k)))]);
+                self.write_kv(None, &[Some((index, x(*k)))]);
                 let operands =
                     [(*q, self.width(*q)), (*weights, self.width(*weights))].map(|(v, w)| (x(v), w));
                 let facts = &self.model.program.layers[layer.0 as usize];
@@ -173,15 +173,15 @@ impl Run<'_> {
 
     /// Fills the rotary table (cosines and sines of all tokens) of one rope; a no-op if it is
     /// filled.
-    fn make_turns(&self, id: RopeId, turns: &mut [Vec<f32>]) {
+    fn fill_rotary_table(&self, id: RopeId, rotary_tables: &mut [Vec<f32>]) {
         let rope = &self.model.program.ropes[id.0 as usize];
-        let turns = &mut turns[id.0 as usize];
-        if !turns.is_empty() {
+        let rotary_tables = &mut rotary_tables[id.0 as usize];
+        if !rotary_tables.is_empty() {
             return;
         }
-        turns.resize(self.tokens.len() * rope.dims(), 0.0);
-        let parts = Parts::new(turns, rope.dims());
-        by_rows(&self.model.team, self.tokens.len(), &|row| {
+        rotary_tables.resize(self.tokens.len() * rope.dims(), 0.0);
+        let parts = DisjointRows::new(rotary_tables, rope.dims());
+        for_each_row(&self.model.team, self.tokens.len(), &|row| {
             // SAFETY: each row goes to one thread.
             let (cos, sin) = unsafe { parts.row(row) }.split_at_mut(rope.dims() / 2);
             let frequencies = rope.frequencies(self.final_lens[row]);

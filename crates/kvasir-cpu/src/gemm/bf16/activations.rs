@@ -1,12 +1,12 @@
 //! bf16 activations in AMX tile layout: the A operand of the bf16 GEMM.
 //!
-//! Each f32 activation is stored as one bf16, or as a sum of two bf16 (`Taken::Twice`) for nearly
+//! Each f32 activation is stored as one bf16, or as a sum of two bf16 (`Bf16Terms::Two`) for nearly
 //! f32 precision at twice the multiply-adds. Rows are written independently, so the values of a row
 //! do not depend on the batch.
 
 use crate::isa::dispatch::per_level;
 use crate::isa::features::Level;
-use crate::isa::float16::{bf16, narrow, round_bf16};
+use crate::isa::float16::{bf16, round_bf16, round_to_bf16};
 use crate::isa::tile::{STEP, TILE};
 use crate::memory::buffer::Buffer;
 use std::io;
@@ -14,8 +14,8 @@ use std::io;
 /// bf16 activations in tiles of 16 rows x 32 inputs (1 KiB), the steps of a tile row one after the
 /// other.
 pub(crate) struct Bf16Activations {
-    pub(crate) taken: Taken,
-    /// Tiles along the K dimension; twice as many with `Taken::Twice`.
+    pub(crate) terms: Bf16Terms,
+    /// Tiles along the K dimension; twice as many with `Bf16Terms::Two`.
     pub(crate) steps: usize,
     tiles: usize,
     bytes: Buffer,
@@ -23,25 +23,25 @@ pub(crate) struct Bf16Activations {
 
 /// How many bf16 terms represent one f32 activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum Bf16Terms {
     /// One: the nearest bf16.
-    Once,
+    One,
     /// Two: the nearest bf16 and the bf16 nearest to the remainder, at least 16 significant bits in
     /// all. The tile of remainders follows the tile of leading terms.
-    Twice,
+    Two,
 }
 
 impl Bf16Activations {
     /// Allocates `rows` rows of `inputs` numbers.
-    pub(crate) fn new(rows: usize, inputs: usize, taken: Taken) -> io::Result<Self> {
-        let (tiles, steps) = (rows.div_ceil(TILE).next_multiple_of(2), inputs.div_ceil(STEP) << taken as u32);
-        Ok(Self { taken, steps, tiles, bytes: Buffer::in_large_pages(tiles * steps * 1024)? })
+    pub(crate) fn new(rows: usize, inputs: usize, terms: Bf16Terms) -> io::Result<Self> {
+        let (tiles, steps) = (rows.div_ceil(TILE).next_multiple_of(2), inputs.div_ceil(STEP) << terms as u32);
+        Ok(Self { terms, steps, tiles, bytes: Buffer::in_huge_pages(tiles * steps * 1024)? })
     }
 
     /// Reinterprets the same memory as at least `rows` rows of `inputs` numbers. Panics if they do
     /// not fit.
     pub(crate) fn reshape(&mut self, inputs: usize, rows: usize) {
-        self.steps = inputs.div_ceil(STEP) << self.taken as u32;
+        self.steps = inputs.div_ceil(STEP) << self.terms as u32;
         self.tiles = (self.bytes.len() / 1024 / self.steps.max(1)) & !1;
         assert!(self.takes(rows), "rows fit");
     }
@@ -65,14 +65,14 @@ impl Bf16Activations {
         let place = |step| self.tile(row / TILE, step).wrapping_add(row % TILE * 64).cast_mut();
         for (n, numbers) in x.chunks(STEP).enumerate() {
             let mut bits = [[0u16; STEP]; 2];
-            match self.taken {
-                Taken::Once => narrow(level, numbers, &mut bits[0]),
-                Taken::Twice => split(level, numbers, &mut bits),
+            match self.terms {
+                Bf16Terms::One => round_to_bf16(level, numbers, &mut bits[0]),
+                Bf16Terms::Two => split(level, numbers, &mut bits),
             }
-            for (part, bits) in bits.iter().enumerate().take(1 << self.taken as u32) {
+            for (part, bits) in bits.iter().enumerate().take(1 << self.terms as u32) {
                 // SAFETY: 64 bytes that belong to this row alone.
                 unsafe {
-                    place((n << self.taken as u32) + part).cast::<[u16; STEP]>().write_unaligned(*bits)
+                    place((n << self.terms as u32) + part).cast::<[u16; STEP]>().write_unaligned(*bits)
                 };
             }
         }
@@ -81,7 +81,7 @@ impl Bf16Activations {
     /// Byte offset within a panel of the weight tile that activation tile `step` multiplies.
     #[inline(always)]
     pub(crate) fn weights_of(&self, step: usize) -> usize {
-        (step >> self.taken as u32) * 1024
+        (step >> self.terms as u32) * 1024
     }
 }
 

@@ -10,8 +10,8 @@ use crate::gemm::output::Output;
 use crate::isa::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
 use crate::isa::tile::{LANES, TILE};
 use crate::prefetch::hint::{CacheLevel, prefetch_tile};
-use crate::weights::bf16::Floats;
-use crate::weights::panels::{PanelReader, Room};
+use crate::weights::bf16::Bf16Layout;
+use crate::weights::panels::{PanelReader, PanelScratch};
 use std::ops::Range;
 
 /// Accumulators of 2 x 2 products: `[2 * tile + panel][row][output]`.
@@ -24,8 +24,8 @@ struct Sums([[[f32; LANES]; TILE]; 4]);
 /// AMX must be permitted, the panels and rows must exist, and no other thread may write their
 /// outputs concurrently.
 pub(crate) unsafe fn panels(
-    w: &PanelReader<'_, '_, Floats>,
-    [one, two, ..]: &mut [Room; PANELS],
+    w: &PanelReader<'_, '_, Bf16Layout>,
+    [one, two, ..]: &mut [PanelScratch; PANELS],
     x: &Bf16Activations,
     panels: Range<usize>,
     rows: Range<usize>,
@@ -43,7 +43,7 @@ pub(crate) unsafe fn panels(
         while row < rows.end {
             let two_tiles = rows.end - row > TILE;
             for r in row..rows.end.min(row + 2 * TILE) {
-                (panel..panels.end.min(panel + 2)).for_each(|panel| out.fetch(r, panel * LANES));
+                (panel..panels.end.min(panel + 2)).for_each(|panel| out.prefetch(r, panel * LANES));
             }
             // SAFETY: tiles are configured, the panels exist, activations come in pairs of tiles.
             unsafe {

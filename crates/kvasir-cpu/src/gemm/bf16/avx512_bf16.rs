@@ -8,7 +8,7 @@
 
 use crate::gemm::bf16::operands::{OperandA, OperandB};
 use crate::isa::tile::{LANES, TILE};
-use crate::isa::vectors::v512::{add_pairs, picked};
+use crate::isa::vectors::v512::{add_pairs, shuffle_bytes};
 use std::arch::x86_64::*;
 
 /// 32-bit words (two inputs each) per chain and step.
@@ -32,7 +32,7 @@ fn apart(first: __m512i, second: __m512i) -> [__m512i; 2] {
 fn row_apart(row: __m512i) -> __m512i {
     let fours = _mm512_set1_epi64(0x0302_0706_0100_0504);
     let order = _mm512_or_si512(fours, _mm512_set4_epi32(0x0808_0808, 0x0808_0808, 0, 0));
-    picked(row, order)
+    shuffle_bytes(row, order)
 }
 
 /// `OperandA::load`: alternating words of even and odd inputs, one cache line per row.

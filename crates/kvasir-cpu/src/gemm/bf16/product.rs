@@ -21,17 +21,17 @@ use crate::isa::features::Level;
 use crate::isa::tile::{LANES, STEP, TILE};
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
-use crate::weights::bf16::{Bf16Panels, Floats};
-use crate::weights::panels::{Kind, PanelReader, Room};
+use crate::weights::bf16::{Bf16Layout, Bf16Panels};
+use crate::weights::panels::{PanelLayout, PanelReader, PanelScratch};
 use std::cell::RefCell;
 
 thread_local! {
     /// Scratch memory for panels of matrices that are not packed yet.
-    static MADE: RefCell<[Room; vector_gemm::PANELS]> = const { RefCell::new([const { Room::new() }; vector_gemm::PANELS]) };
+    static MADE: RefCell<[PanelScratch; vector_gemm::PANELS]> = const { RefCell::new([const { PanelScratch::new() }; vector_gemm::PANELS]) };
 }
 
 /// Target bytes of weights per work item when memory-bound.
-const PIECE: usize = 64 * 1024;
+const ITEM_BYTES: usize = 64 * 1024;
 
 /// `out[row] = w x[row]`. The prologue `first` prepares `x`; the calling thread runs it before any
 /// work item.
@@ -43,30 +43,30 @@ pub(crate) fn matmul_bf16(
     out: &mut Output<'_>,
     first: &Prologue<'_>,
 ) {
-    assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.taken as u32, "rows and matrix fit");
+    assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.terms as u32, "rows and matrix fit");
     w.read(team, |w| match level {
         #[cfg(target_arch = "x86_64")]
-        Level::Amx => on_tiles(team, w, x, out, first),
-        _ if out.rows() >= vector_gemm::from(level) => many_rows(team, level, w, x, out, first),
-        _ => few_rows(team, level, w, x, out, first),
+        Level::Amx => gemm_by_tiles(team, w, x, out, first),
+        _ if out.rows() >= vector_gemm::from(level) => gemm_by_vectors(team, level, w, x, out, first),
+        _ => gemv(team, level, w, x, out, first),
     });
 }
 
 /// Panels per work item when memory-bound.
-fn together(w: PanelReader<'_, '_, Floats>) -> usize {
-    (PIECE / w.panels.kind.panel_bytes().max(1)).clamp(1, 64).next_multiple_of(2)
+fn panels_per_item(w: PanelReader<'_, '_, Bf16Layout>) -> usize {
+    (ITEM_BYTES / w.panels.kind.panel_bytes().max(1)).clamp(1, 64).next_multiple_of(2)
 }
 
 /// GEMV: groups of panels as work items, all rows in each.
-fn few_rows(
+fn gemv(
     team: &ThreadPool,
     level: Level,
-    w: PanelReader<'_, '_, Floats>,
+    w: PanelReader<'_, '_, Bf16Layout>,
     x: &Bf16Activations,
     out: &Output<'_>,
     first: &Prologue<'_>,
 ) {
-    let (all, group) = (w.panels.panels(), together(w));
+    let (all, group) = (w.panels.panels(), panels_per_item(w));
     team.each_in_order_after(first, &|item| w.packed_from(item * group), all.div_ceil(group), &|_, item| {
         MADE.with_borrow_mut(|[made, ..]| {
             for n in item * group..all.min((item + 1) * group) {
@@ -79,10 +79,10 @@ fn few_rows(
 }
 
 /// GEMM without AMX: groups of panels x blocks of rows as work items.
-fn many_rows(
+fn gemm_by_vectors(
     team: &ThreadPool,
     level: Level,
-    w: PanelReader<'_, '_, Floats>,
+    w: PanelReader<'_, '_, Bf16Layout>,
     x: &Bf16Activations,
     out: &Output<'_>,
     first: &Prologue<'_>,
@@ -107,9 +107,9 @@ fn many_rows(
 
 /// GEMM on AMX. Few rows are memory-bound and use work items of more panels.
 #[cfg(target_arch = "x86_64")]
-fn on_tiles(
+fn gemm_by_tiles(
     team: &ThreadPool,
-    w: PanelReader<'_, '_, Floats>,
+    w: PanelReader<'_, '_, Bf16Layout>,
     x: &Bf16Activations,
     out: &Output<'_>,
     first: &Prologue<'_>,
@@ -117,7 +117,7 @@ fn on_tiles(
     let (all, rows) = (w.panels.panels(), out.rows());
     let (block, group) = match rows > 2 * TILE {
         true => (token_blocks(rows, x.steps * STEP * 2), 4),
-        false => (rows, together(w)),
+        false => (rows, panels_per_item(w)),
     };
     let groups = all.div_ceil(group);
     let begins = |item: usize| w.packed_from(item % groups * group);

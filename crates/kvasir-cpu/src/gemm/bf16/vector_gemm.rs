@@ -97,7 +97,7 @@ pub(crate) unsafe fn panels(
             for (n, (panel, sums)) in panels.iter().zip(&mut room.sums).enumerate() {
                 let first_output = (first_panel + n) * LANES;
                 if last {
-                    rows.clone().for_each(|row| out.fetch(row, first_output));
+                    rows.clone().for_each(|row| out.prefetch(row, first_output));
                 }
                 let mut opened = std::ptr::null();
                 let mut page = None;

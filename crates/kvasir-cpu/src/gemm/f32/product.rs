@@ -15,7 +15,7 @@ use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
 use crate::weights::f32::panels::{F32Layout, F32Panels};
 use crate::weights::f32::{Dequantized, PART};
-use crate::weights::panels::Room;
+use crate::weights::panels::PanelScratch;
 
 /// Panels per work item: independent FMA chains that hide the latency of a single row.
 const PANELS: usize = 4;
@@ -111,7 +111,7 @@ pub(crate) fn matmul_f32(
     let (out, all) = (&*out, w.panels());
     w.read(team, |reader| {
         team.each_in_order(all.div_ceil(PANELS), &|_, n| {
-            let (first, mut unused) = (n * PANELS, [const { Room::new() }; PANELS]);
+            let (first, mut unused) = (n * PANELS, [const { PanelScratch::new() }; PANELS]);
             let mut panels: [&[u8]; PANELS] = [&[]; PANELS];
             let there = first..all.min(first + PANELS);
             for ((panel, room), n) in panels.iter_mut().zip(&mut unused).zip(there.clone()) {

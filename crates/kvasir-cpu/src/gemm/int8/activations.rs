@@ -12,16 +12,16 @@
 //! - one bf16 tile with the sums of 16 inputs, each as two exact parts, for AMX;
 //! - `Words` (16-bit codes), for the first `FEW` rows of the batch only.
 
-use crate::gemm::int8::quantize::{FEW, Places, Sums, Words, quantize};
+use crate::gemm::int8::quantize::{Destinations, FEW, Sums, Words, quantize};
 use crate::isa::features::Level;
 use crate::isa::tile::TILE;
 use crate::memory::buffer::Buffer;
-use crate::weights::int8::format::SUPER;
+use crate::weights::int8::format::SUPERBLOCK;
 use std::io;
 
 /// Rows of int8 activations; the module documentation has the layout.
 pub(crate) struct QuantActivations {
-    pub(crate) supers: usize,
+    pub(crate) superblocks: usize,
     tiles: usize,
     codes: Buffer,
     scales: Buffer,
@@ -33,27 +33,27 @@ pub(crate) struct QuantActivations {
 impl QuantActivations {
     /// Allocates `rows` rows of `inputs` numbers.
     pub(crate) fn new(rows: usize, inputs: usize) -> io::Result<Self> {
-        let (tiles, supers) = (rows.div_ceil(TILE).next_multiple_of(2), inputs.div_ceil(SUPER));
-        let n = tiles * supers;
+        let (tiles, superblocks) = (rows.div_ceil(TILE).next_multiple_of(2), inputs.div_ceil(SUPERBLOCK));
+        let n = tiles * superblocks;
         Ok(Self {
-            supers,
+            superblocks,
             tiles,
-            codes: Buffer::in_large_pages(n * 4096)?,
-            scales: Buffer::in_large_pages(n * 64)?,
-            sums: Buffer::in_large_pages(n * TILE * size_of::<Sums>())?,
-            parts: Buffer::in_large_pages(n * 1024)?,
+            codes: Buffer::in_huge_pages(n * 4096)?,
+            scales: Buffer::in_huge_pages(n * 64)?,
+            sums: Buffer::in_huge_pages(n * TILE * size_of::<Sums>())?,
+            parts: Buffer::in_huge_pages(n * 1024)?,
             // There are at least two tiles, so this bounds the superblocks of a row whatever
             // `reshape` makes of them.
-            words: Buffer::in_large_pages(n / 2 * size_of::<[Words; FEW]>())?,
+            words: Buffer::in_huge_pages(n / 2 * size_of::<[Words; FEW]>())?,
         })
     }
 
     /// Reinterprets the same memory as at least `rows` rows of `inputs` numbers. Panics if they do
     /// not fit.
     pub(crate) fn reshape(&mut self, inputs: usize, rows: usize) {
-        let supers = inputs.div_ceil(SUPER);
-        self.tiles = (self.codes.len() / 4096 / supers.max(1)) & !1;
-        self.supers = supers;
+        let superblocks = inputs.div_ceil(SUPERBLOCK);
+        self.tiles = (self.codes.len() / 4096 / superblocks.max(1)) & !1;
+        self.superblocks = superblocks;
         assert!(self.takes(rows), "rows fit");
     }
 
@@ -64,8 +64,8 @@ impl QuantActivations {
 
     /// Index of a tile's superblock in the buffers.
     fn at(&self, tile: usize, s: usize) -> usize {
-        debug_assert!(tile < self.tiles && s < self.supers);
-        tile * self.supers + s
+        debug_assert!(tile < self.tiles && s < self.superblocks);
+        tile * self.superblocks + s
     }
 
     /// Four tiles of int8 codes.
@@ -90,7 +90,7 @@ impl QuantActivations {
 
     /// The 16-bit codes of one of the first [`FEW`] rows; the following rows are contiguous.
     pub(crate) fn words(&self, row: usize, s: usize) -> *const Words {
-        debug_assert!(row < FEW && s < self.supers);
+        debug_assert!(row < FEW && s < self.superblocks);
         self.words.ptr().cast::<Words>().wrapping_add(s * FEW + row)
     }
 
@@ -99,13 +99,13 @@ impl QuantActivations {
     /// # Safety
     /// No other thread may access the same row concurrently, and `takes(row + 1)` must hold.
     pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
-        let (whole, rest) = x.as_chunks::<SUPER>();
-        let mut last = [0f32; SUPER];
+        let (whole, rest) = x.as_chunks::<SUPERBLOCK>();
+        let mut last = [0f32; SUPERBLOCK];
         last[..rest.len()].copy_from_slice(rest);
         let parts = whole.iter().chain((!rest.is_empty()).then_some(&last));
-        for (s, part) in parts.enumerate().take(self.supers) {
+        for (s, part) in parts.enumerate().take(self.superblocks) {
             // SAFETY: upheld by the caller.
-            unsafe { self.write_super(level, row, s, part) };
+            unsafe { self.write_superblock(level, row, s, part) };
         }
     }
 
@@ -113,18 +113,18 @@ impl QuantActivations {
     ///
     /// # Safety
     /// As for [`write_row`](Self::write_row), for this superblock.
-    pub(crate) unsafe fn write_super(&self, level: Level, row: usize, s: usize, x: &[f32; SUPER]) {
+    pub(crate) unsafe fn write_superblock(&self, level: Level, row: usize, s: usize, x: &[f32; SUPERBLOCK]) {
         let (tile, r) = (row / TILE, row % TILE);
         // SAFETY: the destinations belong to this row alone and lie within the buffers.
         unsafe {
-            let places = Places {
+            let to = Destinations {
                 codes: self.codes(tile, s).add(r * 64).cast_mut(),
                 scale: self.scales(tile, s).add(r).cast_mut(),
                 sums: self.sums(tile, s).add(r).cast_mut(),
                 parts: self.parts(tile, s).add(r * 64).cast_mut().cast(),
                 words: (row < FEW).then(|| self.words(row, s).cast_mut()),
             };
-            quantize(level, x, &places);
+            quantize(level, x, &to);
         }
     }
 }

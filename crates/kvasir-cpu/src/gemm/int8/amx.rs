@@ -15,7 +15,7 @@ use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::panel_pair::{BLOCK, Pair, PairScratch, prefetch};
 use crate::gemm::int8::unpack::PARTS;
 use crate::gemm::int8::unpack::v512::{float_scales, lines, units};
-use crate::gemm::output::{Output, Place};
+use crate::gemm::output::{Destination, Output};
 use crate::isa::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
 use crate::isa::tile::{LANES, TILE};
 use crate::weights::int8::format::Format;
@@ -104,7 +104,7 @@ pub(crate) unsafe fn panels<L: Layout, const P: usize>(
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
     let f = L::FORMAT;
-    let blocks = x.supers * f.planes;
+    let blocks = x.superblocks * f.planes;
     let unpacked: [*mut u8; P] = std::array::from_fn(|p| room.tiles.unpacked[p].as_mut_ptr());
     let sums: [*mut [f32; LANES]; P] = std::array::from_fn(|p| room.sums[p].as_mut_ptr());
     let products = room.tiles.products.each_mut().map(|p| p.as_mut_ptr());
@@ -119,8 +119,8 @@ pub(crate) unsafe fn panels<L: Layout, const P: usize>(
                 let from = products[t % 2].add(p * 1024);
                 let sums = sums[p].add(t * TILE).cast::<f32>();
                 let to = match out.filter(|_| last && (t + 1) * TILE <= rows.len()) {
-                    Some((out, first)) => out.place(rows.start + t * TILE, first + p * LANES),
-                    None => Place { at: sums, step: LANES, lanes: u16::MAX },
+                    Some((out, first)) => out.destination(rows.start + t * TILE, first + p * LANES),
+                    None => Destination { at: sums, step: LANES, lanes: u16::MAX },
                 };
                 let before = (block > 0).then_some(sums.cast_const());
                 fold_tile::<L>(from, unpacked[p].add(SCALES), x.scales(tile + t, s), before, to);
@@ -254,7 +254,7 @@ unsafe fn fold_tile<L: Layout>(
     scales: *const u8,
     row_scales: *const f32,
     before: Option<*const f32>,
-    to: Place,
+    to: Destination,
 ) {
     // SAFETY: one tile of products, with the scales, sums and destinations of its rows.
     unsafe {

@@ -9,7 +9,7 @@ use crate::isa::tile::LANES;
 use crate::weights::int8::format::Format;
 use crate::weights::int8::layouts::Layout;
 use crate::weights::int8::panels::QuantReader;
-use crate::weights::panels::Room;
+use crate::weights::panels::PanelScratch;
 use std::ops::Range;
 
 /// Row count up to which a panel pair takes so little time that several form one work item.
@@ -18,8 +18,8 @@ pub(crate) const SHORT: usize = 64;
 /// Whether `rows` rows are multiplied by this GEMM rather than by the GEMV kernels.
 pub(crate) fn takes(level: Level, format: Format, rows: usize) -> bool {
     let from = match level {
-        Level::Amx if format.is_open() => 5,
-        Level::AvxVnni if !format.is_open() => 3,
+        Level::Amx if format.stores_unpacked() => 5,
+        Level::AvxVnni if !format.stores_unpacked() => 3,
         Level::Avx512Vnni | Level::Avx512Bf16 => 5,
         Level::Amx | Level::AvxVnni | Level::Avx2 => 4,
         _ => return false,
@@ -64,7 +64,7 @@ pub(crate) unsafe fn gemm<L: Layout>(
     (w, panels): (QuantReader<'_, '_>, Range<usize>),
     x: &QuantActivations,
     rows: Range<usize>,
-    [made, next_made]: &mut [Room; 2],
+    [made, next_made]: &mut [PanelScratch; 2],
     out: &Output<'_>,
 ) {
     // AVX2 multiplies only four rows at once, so little time passes per superblock with few rows:

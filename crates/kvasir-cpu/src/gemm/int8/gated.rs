@@ -15,10 +15,10 @@ use crate::isa::features::Level;
 use crate::isa::tile::LANES;
 use crate::rowwise::gate::gate as activate;
 use crate::threads::pool::ThreadPool;
-use crate::weights::int8::format::SUPER;
+use crate::weights::int8::format::SUPERBLOCK;
 use crate::weights::int8::layouts::with_layout;
 use crate::weights::int8::panels::{QuantPanels, QuantReader};
-use crate::weights::panels::Room;
+use crate::weights::panels::PanelScratch;
 use kvasir_program::Activation;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -33,7 +33,7 @@ pub(crate) struct Gated<'w> {
 /// Per-thread results: one activated panel, and a superblock of outputs for each row.
 struct Results {
     panel: Vec<f32>,
-    rows: Vec<[f32; SUPER]>,
+    rows: Vec<[f32; SUPERBLOCK]>,
 }
 
 thread_local! {
@@ -45,7 +45,7 @@ impl Gated<'_> {
     pub(crate) fn takes(&self, level: Level, rows: usize) -> bool {
         takes(level, self.gate.kind.format, rows)
             && self.gate.kind.format == self.up.kind.format
-            && (self.gate.kind.supers, self.gate.outputs) == (self.up.kind.supers, self.up.outputs)
+            && (self.gate.kind.superblocks, self.gate.outputs) == (self.up.kind.superblocks, self.up.outputs)
     }
 
     /// `to[row] = quantize(act(gate x[row]) * (up x[row]))` for the first `rows` rows. The bits are
@@ -59,12 +59,15 @@ impl Gated<'_> {
         to: &QuantActivations,
     ) {
         assert!(self.takes(level, rows) && fits(self.gate, x, rows), "rows and matrices fit");
-        assert!(to.takes(rows) && to.supers == self.gate.outputs.div_ceil(SUPER), "and what comes of them");
-        let block = token_blocks(rows, x.supers * SUPER).min(BLOCK);
+        assert!(
+            to.takes(rows) && to.superblocks == self.gate.outputs.div_ceil(SUPERBLOCK),
+            "and what comes of them"
+        );
+        let block = token_blocks(rows, x.superblocks * SUPERBLOCK).min(BLOCK);
         self.gate.read(team, |gate| {
             self.up.read(team, |up| {
-                team.each_in_order(to.supers * rows.div_ceil(block), &|_, item| {
-                    let (first, s) = (item / to.supers * block, item % to.supers);
+                team.each_in_order(to.superblocks * rows.div_ceil(block), &|_, item| {
+                    let (first, s) = (item / to.superblocks * block, item % to.superblocks);
                     let rows = first..rows.min(first + block);
                     RESULTS
                         .with_borrow_mut(|made| self.superblock(level, (gate, up), (s, rows), x, made, to));
@@ -84,9 +87,9 @@ impl Gated<'_> {
         to: &QuantActivations,
     ) {
         made.panel.resize(BLOCK * LANES, 0.0);
-        made.rows.resize(BLOCK, [0.0; SUPER]);
-        let panels = s * SUPER / LANES..self.gate.panels().min((s + 1) * SUPER / LANES);
-        let mut multiply = |panel: usize, [a, b]: &mut [Room; 2], room: &mut PairScratch| {
+        made.rows.resize(BLOCK, [0.0; SUPERBLOCK]);
+        let panels = s * SUPERBLOCK / LANES..self.gate.panels().min((s + 1) * SUPERBLOCK / LANES);
+        let mut multiply = |panel: usize, [a, b]: &mut [PanelScratch; 2], room: &mut PairScratch| {
             let both = [gate.panel_at(panel, a), up.panel_at(panel, b)];
             let next = gate.packed_at(panel + 1).zip(up.packed_at(panel + 1));
             let pair = Pair { panels: both, next: next.map(<[_; 2]>::from) };
@@ -117,7 +120,7 @@ impl Gated<'_> {
         }
         for (row, y) in rows.zip(&made.rows) {
             // SAFETY: this work item alone writes this superblock of these rows, and the rows fit.
-            unsafe { to.write_super(level, row, s, y) };
+            unsafe { to.write_superblock(level, row, s, y) };
         }
     }
 }

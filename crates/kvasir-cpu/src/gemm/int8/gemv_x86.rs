@@ -23,19 +23,19 @@ use crate::weights::int8::layouts::Layout;
 /// Prefetch tuners by row count, whether there are mins, bits of a code, and panel length: these
 /// change the time spent per cache line. For 6-bit codes, and 4-bit codes with mins, the best
 /// distance also depends on the panel length.
-static ASKING: [[[[PrefetchTuner; LENGTHS]; 9]; 2]; 3] =
-    [const { [const { [const { [const { PrefetchTuner::new() }; LENGTHS] }; 9] }; 2] }; 3];
+static TUNERS: [[[[PrefetchTuner; LENGTH_CLASSES]; 9]; 2]; 3] =
+    [const { [const { [const { [const { PrefetchTuner::new() }; LENGTH_CLASSES] }; 9] }; 2] }; 3];
 
 /// Classes of panel length by the logarithm of superblocks: up to 256 inputs, below 1,024, below
 /// 2,048, and so on.
-const LENGTHS: usize = 8;
+const LENGTH_CLASSES: usize = 8;
 
-/// The prefetch tuner for panels of `supers` superblocks and `rows` rows (classes: one, two or
+/// The prefetch tuner for panels of `superblocks` superblocks and `rows` rows (classes: one, two or
 /// three, more).
-pub(crate) fn asking(format: Format, supers: usize, rows: usize) -> &'static PrefetchTuner {
+pub(crate) fn tuner(format: Format, superblocks: usize, rows: usize) -> &'static PrefetchTuner {
     let rows = rows.max(1).ilog2().min(2) as usize;
-    let length = (supers.max(1).ilog2() as usize).min(LENGTHS - 1);
-    &ASKING[rows][usize::from(format.has_min)][format.bits][length]
+    let length = (superblocks.max(1).ilog2() as usize).min(LENGTH_CLASSES - 1);
+    &TUNERS[rows][usize::from(format.has_min)][format.bits][length]
 }
 
 macro_rules! kernels {
@@ -61,8 +61,8 @@ macro_rules! kernels {
                 let (tile, r) = (row / TILE, row % TILE);
                 assert!(row + N <= FEW || f.bits != 6, "rows are few");
                 let mut sums = [[zero_floats(); N]; HALVES];
-                let ahead = asking(f, x.supers, N).ahead();
-                for at in 0..x.supers * f.planes {
+                let ahead = tuner(f, x.superblocks, N).distance();
+                for at in 0..x.superblocks * f.planes {
                     let s = at / f.planes;
                     // SAFETY: superblock `at` of the panel, superblock `s` of rows `r .. r + N` of
                     // the tile.
@@ -78,7 +78,7 @@ macro_rules! kernels {
                             };
                             let totals = if f.by_output() {
                                 lanes::<L, N>(block, (half, ahead), codes, all)
-                            } else if f.is_open() {
+                            } else if f.stores_unpacked() {
                                 fours::<L, N>(block, (half, ahead), codes, all)
                             } else {
                                 pairs::<L, N>(block, (half, ahead), &*x.words(row, s).cast())
@@ -87,9 +87,9 @@ macro_rules! kernels {
                                 let mut t = times(floats(totals[n]), units::<L>(block, half));
                                 if f.has_min {
                                     let dmin = float_scales::<L>(block.add(32 + half * 16));
-                                    t = fused_less(floats(mins[n]), dmin, t);
+                                    t = fnma(floats(mins[n]), dmin, t);
                                 }
-                                *sum = fused(t, all_floats(*x.scales(tile, s).add(r + n)), *sum);
+                                *sum = fma(t, splat_floats(*x.scales(tile, s).add(r + n)), *sum);
                             }
                         }
                     }
@@ -118,13 +118,13 @@ macro_rules! kernels {
                 for i in 0..16 {
                     prefetch::<L, 16>(block, half, i, ahead);
                     // SAFETY: the caller's superblock.
-                    let weights = unsafe { open::<L>(block, half, i) };
+                    let weights = unsafe { unpack_16bit::<L>(block, half, i) };
                     for (j, line) in weights.into_iter().enumerate() {
                         for (odd, w) in line.into_iter().enumerate() {
                             for (n, words) in words.iter().enumerate() {
                                 let total = &mut totals[(j * 2 + odd) % chains(N)][n];
                                 let [low, high] = words[odd][i * 4 + j].map(|word| word as u16 as i32);
-                                *total = add_pairs(*total, w, all32(low | high << 16));
+                                *total = add_pairs(*total, w, splat32(low | high << 16));
                             }
                         }
                     }
@@ -157,7 +157,7 @@ macro_rules! kernels {
                             for (i, tables) in tables.into_iter().enumerate() {
                                 let w = of_tables::<L>(block, (half, part, four), i > 0, tables);
                                 for (n, words) in words.iter_mut().enumerate() {
-                                    let x = in_each_lane(x.add(n * 64 + i * 16).cast());
+                                    let x = broadcast_lane(x.add(n * 64 + i * 16).cast());
                                     words[four] = add::<L>(words[four], w, x);
                                 }
                             }
@@ -197,7 +197,7 @@ macro_rules! kernels {
                             let x = codes.add(i / 4 * 1024 + i % 4 * 16 + j * 4).cast::<i32>();
                             for n in 0..N {
                                 let total = &mut totals[j % chains(N)][n];
-                                *total = add::<L>(*total, w, all32(*x.add(n * 16)));
+                                *total = add::<L>(*total, w, splat32(*x.add(n * 16)));
                             }
                         }
                     }
@@ -254,7 +254,7 @@ macro_rules! kernels {
                     // SAFETY: sub-blocks of the caller's superblock.
                     let mins = unsafe { mins::<L>(block, half, two) };
                     for (total, sums) in totals.iter_mut().zip(sums) {
-                        *total = add_pairs(*total, mins, all32(sums.pair(L::FORMAT, two)));
+                        *total = add_pairs(*total, mins, splat32(sums.pair(L::FORMAT, two)));
                     }
                 }
                 totals

@@ -16,7 +16,7 @@ use std::arch::asm;
 /// # Safety
 /// `block` must point at a superblock of layout `L`, and `i` be below 16.
 #[inline(always)]
-unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -> [[int8x16_t; 4]; 4] {
+unsafe fn unpack<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -> [[int8x16_t; 4]; 4] {
     let f = L::FORMAT;
     if f.by_output() {
         // SAFETY: the caller's superblock.
@@ -38,7 +38,7 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
             // SAFETY: the offsets are those of the layout.
             *bytes = unsafe {
                 let codes = block.add(f.codes_at() + v * 16);
-                if f.is_open() {
+                if f.stores_unpacked() {
                     let stored = vld1q_u8(codes.add((i * 4 + j) * 64));
                     *bytes = vreinterpretq_s8_u8(veorq_u8(stored, vdupq_n_u8(128)));
                     continue;
@@ -69,7 +69,7 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
 /// then a transpose.
 ///
 /// # Safety
-/// As for [`open`].
+/// As for [`unpack`].
 #[inline(always)]
 unsafe fn by_output<L: Layout>(block: *const u8, i: usize) -> [[int8x16_t; 4]; 4] {
     let f = L::FORMAT;
@@ -193,7 +193,7 @@ pub(crate) unsafe fn dot<L: Layout, D: Int8Dot, const N: usize>(
     let (tile, r) = (row / TILE, row % TILE);
     // SAFETY: NEON is part of the aarch64 baseline.
     let mut acc = [[unsafe { vdupq_n_f32(0.0) }; 4]; N];
-    for at in 0..x.supers * f.planes {
+    for at in 0..x.superblocks * f.planes {
         let s = at / f.planes;
         // SAFETY: superblock `at` of the panel, and `s` of rows `r .. r + N` of the tile.
         unsafe {
@@ -243,7 +243,7 @@ unsafe fn superblock<L: Layout, D: Int8Dot, const N: usize>(
         for sub in 0..f.subs() {
             let scales = scales::<L>(block, sub);
             for i in sub * f.sub / 16..(sub + 1) * f.sub / 16 {
-                let w = open::<L>(block, i, &scales);
+                let w = unpack::<L>(block, i, &scales);
                 for (n, totals) in totals.iter_mut().enumerate() {
                     let x = vreinterpretq_s32_s8(vld1q_s8(codes.add(i / 4 * 1024 + i % 4 * 16 + n * 64)));
                     let x = [

@@ -2,7 +2,7 @@
 
 use crate::gemm::int8::activations::QuantActivations;
 use crate::isa::tile::{LANES, TILE};
-use crate::weights::int8::format::{Format, SUPER};
+use crate::weights::int8::format::{Format, SUPERBLOCK};
 use half::{bf16, f16};
 
 /// `out = panel x[row]`: 16 outputs.
@@ -21,19 +21,19 @@ pub(crate) unsafe fn dot(
 ) {
     let (tile, r) = (row / TILE, row % TILE);
     *out = [0.0; LANES];
-    for (at, block) in panel.chunks_exact(format.bytes()).enumerate().take(x.supers * format.planes) {
+    for (at, block) in panel.chunks_exact(format.bytes()).enumerate().take(x.superblocks * format.planes) {
         let s = at / format.planes;
         // SAFETY: a superblock of the caller's row.
         let (codes, scale, sums) = unsafe {
-            let mut codes = [0i8; SUPER];
+            let mut codes = [0i8; SUPERBLOCK];
             for (step, part) in codes.as_chunks_mut::<64>().0.iter_mut().enumerate() {
                 *part = x.codes(tile, s).add(step * 1024 + r * 64).cast::<[i8; 64]>().read();
             }
             (codes, x.scales(tile, s).add(r).read(), x.sums(tile, s).add(r).read())
         };
         let (mut total, mut mins) = ([0i32; LANES], [0i32; LANES]);
-        for i in 0..SUPER / 4 {
-            let bytes = opened(format, block, i);
+        for i in 0..SUPERBLOCK / 4 {
+            let bytes = unpacked(format, block, i);
             for (lane, total) in total.iter_mut().enumerate() {
                 for j in 0..4 {
                     *total += i32::from(bytes[lane * 4 + j]) * i32::from(codes[i * 4 + j]);
@@ -58,11 +58,11 @@ pub(crate) unsafe fn dot(
 }
 
 /// Unpacks inputs `4i .. 4i + 4` of all 16 outputs to int8.
-fn opened(format: Format, block: &[u8], i: usize) -> [i8; 64] {
+fn unpacked(format: Format, block: &[u8], i: usize) -> [i8; 64] {
     let codes = &block[format.codes_at()..];
     let high = &block[format.high_at()..];
     std::array::from_fn(|j| {
-        if format.is_open() {
+        if format.stores_unpacked() {
             return (codes[i * 64 + j] ^ 0x80) as i8;
         }
         let six = |n: usize| codes[(i / 4 * 3 + n) * 64 + j];

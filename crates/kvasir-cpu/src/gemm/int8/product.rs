@@ -21,19 +21,19 @@ use crate::isa::features::Level;
 use crate::isa::tile::LANES;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
-use crate::weights::int8::format::SUPER;
+use crate::weights::int8::format::SUPERBLOCK;
 use crate::weights::int8::layouts::{Layout, with_layout};
 use crate::weights::int8::panels::{QuantPanels, QuantReader};
-use crate::weights::panels::{Kind, Room};
+use crate::weights::panels::{PanelLayout, PanelScratch};
 use std::cell::RefCell;
 use std::ops::Range;
 
 /// Target bytes of weights per GEMV work item.
-const PIECE: usize = 32 * 1024;
+const ITEM_BYTES: usize = 32 * 1024;
 
 thread_local! {
     /// Scratch memory for panels of matrices that are not packed yet.
-    pub(crate) static MADE: RefCell<[Room; 2]> = const { RefCell::new([Room::new(), Room::new()]) };
+    pub(crate) static MADE: RefCell<[PanelScratch; 2]> = const { RefCell::new([PanelScratch::new(), PanelScratch::new()]) };
 }
 
 /// `out[row] = w x[row]` for at most [`AT_ONCE`] matrices with the same rows. The prologue `first`
@@ -63,7 +63,7 @@ pub(crate) fn matmul<'a, 'o: 'a>(
 
 /// Whether `x` has room for `rows` rows with as many superblocks as the matrix.
 pub(crate) fn fits(w: &QuantPanels, x: &QuantActivations, rows: usize) -> bool {
-    x.takes(rows) && x.supers * w.kind.format.planes == w.kind.supers
+    x.takes(rows) && x.superblocks * w.kind.format.planes == w.kind.superblocks
 }
 
 /// Runs all work items of the products as one parallel region.
@@ -97,7 +97,7 @@ fn multiply(team: &ThreadPool, products: &[Option<Product<'_, '_>>], first: &Pro
     {
         let bytes = there().map(|product| product.w.panels.bytes()).sum();
         let format = first.w.panels.kind.format;
-        return gemv_x86::asking(format, first.x.supers, first.out.rows()).work(bytes, pieces, some);
+        return gemv_x86::tuner(format, first.x.superblocks, first.out.rows()).run(bytes, pieces, some);
     }
     some(0..pieces);
 }
@@ -115,18 +115,18 @@ struct Product<'a, 'r> {
     /// Rows per work item for GEMM; `None` for GEMV, whose items have all rows.
     block: Option<usize>,
     /// Runs one work item, monomorphized for the matrix's layout.
-    work: unsafe fn(&Self, usize, &mut [Room; 2]),
+    work: unsafe fn(&Self, usize, &mut [PanelScratch; 2]),
 }
 
 impl<'a, 'r> Product<'a, 'r> {
     /// Chooses GEMM or GEMV and the partitioning.
     fn new(level: Level, w: QuantReader<'a, 'r>, x: &'a QuantActivations, out: &'a Output<'a>) -> Self {
         let (all, rows) = (w.panels.panels(), out.rows());
-        let work = with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut [Room; 2]));
-        let once = (PIECE / w.panels.kind.panel_bytes().max(1)).clamp(1, 64);
+        let work = with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut [PanelScratch; 2]));
+        let once = (ITEM_BYTES / w.panels.kind.panel_bytes().max(1)).clamp(1, 64);
         #[cfg(target_arch = "x86_64")]
         if takes(level, w.panels.kind.format, rows) {
-            let block = token_blocks(rows, x.supers * SUPER).min(BLOCK);
+            let block = token_blocks(rows, x.superblocks * SUPERBLOCK).min(BLOCK);
             let panels = if rows <= SHORT { once.next_multiple_of(2) } else { 2 };
             let pieces = all.div_ceil(panels) * rows.div_ceil(block);
             return Self { level, w, x, out, pieces, panels, block: Some(block), work };
@@ -146,7 +146,7 @@ impl<'a, 'r> Product<'a, 'r> {
 
     /// # Safety
     /// As for [`piece`](Self::piece); the matrix must have the layout.
-    unsafe fn piece_of<L: Layout>(&self, piece: usize, made: &mut [Room; 2]) {
+    unsafe fn piece_of<L: Layout>(&self, piece: usize, made: &mut [PanelScratch; 2]) {
         let Self { level, w, x, out, .. } = *self;
         let all = w.panels.panels();
         let some = |group: usize| -> Range<usize> { group * self.panels..all.min((group + 1) * self.panels) };

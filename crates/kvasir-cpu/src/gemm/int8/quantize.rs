@@ -7,11 +7,11 @@
 use crate::isa::dispatch::per_level;
 use crate::isa::features::Level;
 use crate::isa::float16::ROUND;
-use crate::weights::int8::format::{Format, SUPER};
+use crate::weights::int8::format::{Format, SUPERBLOCK};
 
 /// A row's superblock as 16-bit integers, for GEMV with 6-bit weights: of each four codes the first
 /// and third, then the second and fourth.
-pub(crate) type Words = [[[i16; 2]; SUPER / 4]; 2];
+pub(crate) type Words = [[[i16; 2]; SUPERBLOCK / 4]; 2];
 
 /// Largest row count of the GEMV kernels.
 pub(crate) const FEW: usize = 4;
@@ -21,9 +21,9 @@ pub(crate) const FEW: usize = 4;
 #[repr(C, align(64))]
 pub(crate) struct Sums {
     /// Per 16 inputs.
-    pub(crate) of_16: [i16; SUPER / 16],
+    pub(crate) of_16: [i16; SUPERBLOCK / 16],
     /// Per 32 inputs.
-    pub(crate) of_32: [i16; SUPER / 32],
+    pub(crate) of_32: [i16; SUPERBLOCK / 32],
     /// 128 times the sum over all inputs: the correction for weights that are
     /// [lifted](Format::lift) by 128.
     pub(crate) lifted: i32,
@@ -45,7 +45,7 @@ impl Sums {
 }
 
 /// Destinations of one row's quantized superblock.
-pub(crate) struct Places {
+pub(crate) struct Destinations {
     /// Four lines of 64 codes, a tile (1024 bytes) apart.
     pub(crate) codes: *mut i8,
     pub(crate) scale: *mut f32,
@@ -62,7 +62,7 @@ pub(crate) struct Places {
 /// # Safety
 /// All destinations must be valid for writes and exclusive to this call. Codes and parts may be
 /// unaligned.
-pub(crate) unsafe fn quantize(level: Level, x: &[f32; SUPER], to: &Places) {
+pub(crate) unsafe fn quantize(level: Level, x: &[f32; SUPERBLOCK], to: &Destinations) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx512Vnni {
         // SAFETY: the caller's destinations; the level was detected on this machine.
@@ -83,14 +83,14 @@ fn scales(largest: f32) -> (f32, f32) {
 /// # Safety
 /// As for [`quantize`].
 #[inline(always)]
-unsafe fn body(x: &[f32; SUPER], to: &Places) {
+unsafe fn body(x: &[f32; SUPERBLOCK], to: &Destinations) {
     // 16 lanes at a time, so that the loop vectorizes.
-    let mut most = [0f32; 16];
+    let mut max = [0f32; 16];
     for x in x.as_chunks::<16>().0 {
-        most.iter_mut().zip(x).for_each(|(most, v)| *most = if v.abs() > *most { v.abs() } else { *most });
+        max.iter_mut().zip(x).for_each(|(max, v)| *max = if v.abs() > *max { v.abs() } else { *max });
     }
-    let (scale, inverse) = scales(most.into_iter().fold(0f32, f32::max));
-    let codes: [i8; SUPER] = std::array::from_fn(|i| (x[i] * inverse + ROUND).to_bits() as u8 as i8);
+    let (scale, inverse) = scales(max.into_iter().fold(0f32, f32::max));
+    let codes: [i8; SUPERBLOCK] = std::array::from_fn(|i| (x[i] * inverse + ROUND).to_bits() as u8 as i8);
     let mut sums = Sums::default();
     let mut parts = [0u16; 32];
     for (i, sub) in codes.as_chunks::<16>().0.iter().enumerate() {
@@ -121,20 +121,20 @@ unsafe fn body(x: &[f32; SUPER], to: &Places) {
 per_level! {
     /// # Safety
     /// As for [`quantize`].
-    unsafe by_compiler(x: &[f32; SUPER], to: &Places) => body
+    unsafe by_compiler(x: &[f32; SUPERBLOCK], to: &Destinations) => body
 }
 
 #[cfg(target_arch = "x86_64")]
 mod wide {
-    use crate::gemm::int8::quantize::{Places, scales};
+    use crate::gemm::int8::quantize::{Destinations, scales};
     use crate::isa::float16::ROUND;
-    use crate::weights::int8::format::SUPER;
+    use crate::weights::int8::format::SUPERBLOCK;
     use std::arch::x86_64::*;
 
     /// # Safety
     /// As for [`super::quantize`], and the CPU must support the target features.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(crate) unsafe fn quantize(x: &[f32; SUPER], to: &Places) {
+    pub(crate) unsafe fn quantize(x: &[f32; SUPERBLOCK], to: &Destinations) {
         let mut largest = [_mm512_setzero_ps(); 4];
         let x = x.as_chunks::<16>().0;
         for (i, x) in x.iter().enumerate() {
@@ -217,10 +217,10 @@ mod tests {
         words: Words,
     }
 
-    fn make(x: &[f32; SUPER], level: Level) -> Made {
+    fn make(x: &[f32; SUPERBLOCK], level: Level) -> Made {
         let (mut codes, mut scale) = (vec![0i8; 4096], f32::NAN);
         let (mut sums, mut parts, mut words) = (Sums::default(), [0; 32], [[[0; 2]; 64]; 2]);
-        let places = Places {
+        let to = Destinations {
             codes: codes.as_mut_ptr(),
             scale: &mut scale,
             sums: &mut sums,
@@ -228,7 +228,7 @@ mod tests {
             words: Some(&mut words),
         };
         // SAFETY: all destinations are local to this function.
-        unsafe { quantize(level, x, &places) };
+        unsafe { quantize(level, x, &to) };
         Made { codes, scale: scale.to_bits(), sums, parts, words }
     }
 
@@ -239,15 +239,15 @@ mod tests {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
         };
-        let mut rows: Vec<[f32; SUPER]> = (0..200).map(|_| std::array::from_fn(|_| next())).collect();
+        let mut rows: Vec<[f32; SUPERBLOCK]> = (0..200).map(|_| std::array::from_fn(|_| next())).collect();
         // Ties, all zeros, a single value, extremes, NaNs.
         rows.push(std::array::from_fn(|i| if i == 0 { 127.0 } else { i as f32 / 2.0 - 63.5 }));
-        rows.push([0.0; SUPER]);
+        rows.push([0.0; SUPERBLOCK]);
         rows.push(std::array::from_fn(|i| if i == 77 { -3.0 } else { 0.0 }));
-        rows.push([127.0; SUPER]);
-        rows.push([-127.0; SUPER]);
-        rows.push([1e-42; SUPER]);
-        rows.push([f32::MAX; SUPER]);
+        rows.push([127.0; SUPERBLOCK]);
+        rows.push([-127.0; SUPERBLOCK]);
+        rows.push([1e-42; SUPERBLOCK]);
+        rows.push([f32::MAX; SUPERBLOCK]);
         rows.push(std::array::from_fn(|i| if i % 3 == 0 { f32::NAN } else { 1.0 }));
         for x in &rows {
             let reference = make(x, Level::Portable);
@@ -258,7 +258,7 @@ mod tests {
         let made = make(&std::array::from_fn(|i| i as f32 - 128.0), Level::Portable);
         let code = |i: usize| i16::from(made.codes[i / 64 * 1024 + i % 64]);
         assert_eq!((made.words[0][9], made.words[1][63]), ([code(36), code(38)], [code(253), code(255)]));
-        let sums = make(&[127.0; SUPER], Level::Portable).sums;
+        let sums = make(&[127.0; SUPERBLOCK], Level::Portable).sums;
         assert_eq!((sums.of_16[3], sums.of_32[3], sums.lifted), (-127 * 16, -127 * 32, -127 * 256 * 128));
     }
 }

@@ -9,7 +9,7 @@ use crate::gemm::int8::product::matmul;
 use crate::gemm::int8::{
     block::{gemm, takes},
     gated::Gated,
-    gemv_x86::asking,
+    gemv_x86::tuner,
 };
 use crate::gemm::output::Output;
 use crate::isa::features::Level;
@@ -22,8 +22,8 @@ use crate::weights::int8::format::Format;
 #[cfg(target_arch = "x86_64")]
 use crate::weights::int8::layouts::with_layout;
 use crate::weights::int8::panels::QuantPanels;
-use crate::weights::panels::Room;
-use crate::weights::panels::tests::Lines;
+use crate::weights::panels::PanelScratch;
+use crate::weights::panels::tests::MemoryRows;
 use crate::weights::random::scales_at;
 use kvasir_formats::{DType, encoding};
 
@@ -84,7 +84,7 @@ struct Case {
 /// Every encoding in its own format, and some in the 16-bit format of small matrices.
 fn formats() -> impl Iterator<Item = (DType, Format)> {
     let own = TYPES.into_iter().filter_map(|dtype| Some((dtype, Format::of(dtype)?)));
-    own.chain([DType::Q8_0, DType::Q4K].map(|dtype| (dtype, Format::FINE)))
+    own.chain([DType::Q8_0, DType::Q4K].map(|dtype| (dtype, Format::INT16)))
 }
 
 fn case(format: Format, dtype: DType, outputs: usize, inputs: usize, rows: usize) -> Case {
@@ -92,7 +92,7 @@ fn case(format: Format, dtype: DType, outputs: usize, inputs: usize, rows: usize
     let bytes = random_rows(&mut rng, dtype, outputs, inputs);
     let mut dense = vec![0.0; outputs * inputs];
     encoding::dequantize(dtype, &bytes, &mut dense).unwrap();
-    let rows_of = Lines { step: bytes.len() / outputs, bytes };
+    let rows_of = MemoryRows { step: bytes.len() / outputs, bytes };
     let w = QuantPanels::in_format(format, dtype, (outputs, inputs), rows_of);
     let values: Vec<f32> = (0..rows * inputs).map(|_| rng.normal()).collect();
     let x = QuantActivations::new(rows, inputs).unwrap();
@@ -113,7 +113,7 @@ fn run(case: &Case, level: Level, rows: usize, threads: usize) -> Vec<f32> {
         level,
         [(&case.w, &mut output)].into_iter(),
         &case.x,
-        &Prologue::nothing(),
+        &Prologue::none(),
     );
     out
 }
@@ -178,7 +178,7 @@ fn what_is_opened_ahead_serves_its_own_panels_alone() {
         both.iter().for_each(|case| while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {});
         let wanted = both.each_ref().map(|case| run(case, Level::Portable, rows, 1));
         let levels: Vec<Level> = Level::available().filter(|level| takes(*level, format, rows)).collect();
-        let mut made = [Room::new(), Room::new()];
+        let mut made = [PanelScratch::new(), PanelScratch::new()];
         let pieces = [(0, 0), (0, 2), (1, 2), (1, 4), (0, 4), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (1, 6)];
         // One ISA level for all work items, and alternating levels.
         for turn in 0..2 * levels.len() {
@@ -231,7 +231,7 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
                     level,
                     [(w, &mut output)].into_iter(),
                     &gate.x,
-                    &Prologue::nothing(),
+                    &Prologue::none(),
                 );
                 out
             };
@@ -249,7 +249,7 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
                     level,
                     [(&down.w, &mut output)].into_iter(),
                     x,
-                    &Prologue::nothing(),
+                    &Prologue::none(),
                 );
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
@@ -268,7 +268,7 @@ fn column(case: &Case, input: usize) -> Vec<f32> {
     unsafe { x.write_row(Level::detect(), 0, &row) };
     let mut got = vec![f32::NAN; outputs];
     let mut out = Output::new(&mut got, 1, outputs, outputs);
-    matmul(&ThreadPool::new(1), Level::detect(), [(&case.w, &mut out)].into_iter(), &x, &Prologue::nothing());
+    matmul(&ThreadPool::new(1), Level::detect(), [(&case.w, &mut out)].into_iter(), &x, &Prologue::none());
     got
 }
 
@@ -284,7 +284,7 @@ fn floats_of_four_bits_keep_their_values_within_three_powers_of_two() {
     }
     let mut dense = vec![0.0; outputs * inputs];
     encoding::dequantize(DType::Mxfp4, &bytes, &mut dense).unwrap();
-    let rows = Lines { step: bytes.len() / outputs, bytes };
+    let rows = MemoryRows { step: bytes.len() / outputs, bytes };
     let w = QuantPanels::in_format(Format::MXFP4, DType::Mxfp4, (outputs, inputs), rows);
     let case = Case { w, x: QuantActivations::new(1, inputs).unwrap(), dense, inputs: Vec::new() };
     for input in [0, 1, 31, 32, 255, 256, 300, inputs - 1] {
@@ -299,9 +299,9 @@ fn floats_of_four_bits_keep_their_values_within_three_powers_of_two() {
 fn sixteen_bits_are_the_decoded_weights() {
     for dtype in TYPES {
         let (outputs, inputs) = (35, if dtype.block_len() == 32 { 416 } else { 512 });
-        let case = case(Format::FINE, dtype, outputs, inputs, 1);
-        assert_eq!(Format::for_matrix(dtype, outputs * inputs), Some(Format::FINE));
-        assert_ne!(Format::for_matrix(dtype, 1 << 20), Some(Format::FINE));
+        let case = case(Format::INT16, dtype, outputs, inputs, 1);
+        assert_eq!(Format::for_matrix(dtype, outputs * inputs), Some(Format::INT16));
+        assert_ne!(Format::for_matrix(dtype, 1 << 20), Some(Format::INT16));
         for i in [0, 1, 255, 256, 300, inputs - 1] {
             let got = column(&case, i);
             for (o, (w, got)) in case.dense.chunks_exact(inputs).zip(got).enumerate() {
@@ -335,7 +335,7 @@ fn a_reader_knows_what_was_packed_when_it_was_made() {
 #[test]
 fn one_row_does_not_ask_as_many_do() {
     let format = Format::of(DType::Q8_0).unwrap();
-    let of = |supers, rows| std::ptr::from_ref(asking(format, supers, rows));
+    let of = |superblocks, rows| std::ptr::from_ref(tuner(format, superblocks, rows));
     let same = |a, b| of(4, a) == of(4, b);
     assert!(same(1, 1) && same(2, 3) && same(4, 8) && same(8, 32));
     assert!(!same(1, 2) && !same(3, 4));

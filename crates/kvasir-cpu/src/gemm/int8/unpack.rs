@@ -4,7 +4,7 @@
 //! | codes | method |
 //! |---|---|
 //! | 4 and 5 bits | `tables` scales all code values; `of_tables` looks up 16 codes (`pshufb`) |
-//! | 6 bits | `open` multiplies shifted codes by the scale (`pmulhrsw`) to 16 bits |
+//! | 6 bits | `unpack_16bit` multiplies shifted codes by the scale (`pmulhrsw`) to 16 bits |
 //! | 8 bits | `stored` loads weights that were unpacked at packing time |
 //!
 //! `lift` is 0 or 128 and makes weights unsigned for `vpdpbusd`. Compiled for 512-bit and 256-bit
@@ -15,7 +15,7 @@ use crate::weights::int8::layouts::Layout;
 /// Parts of a superblock for unpacking: 32 inputs each.
 pub(crate) const PARTS: usize = 8;
 
-macro_rules! opening {
+macro_rules! unpacking {
     ($vectors:ident, $features:literal) => {
         pub(crate) mod $vectors {
             use super::*;
@@ -32,7 +32,7 @@ macro_rules! opening {
                 let f = L::FORMAT;
                 // SAFETY: the offset is that of the layout.
                 let scale = unsafe { widen(block.add(f.scales_at() + sub * 16 + half * 8)) };
-                if f.times == 1 { scale } else { times16(scale, all16(f.times)) }
+                if f.times == 1 { scale } else { mullo16(scale, splat16(f.times)) }
             }
 
             /// Lookup tables for 4- and 5-bit codes of inputs `32 part .. 32 part + 32`: first and
@@ -55,16 +55,19 @@ macro_rules! opening {
                 for (sub, tables) in all.iter_mut().enumerate().take(subs) {
                     let at = block.wrapping_add(L::FORMAT.scales_at() + (part * subs + sub) * 16);
                     // SAFETY: the scales of a sub-block of the caller's superblock.
-                    let scale = spread(unsafe { in_each_lane(at) }, half, n);
+                    let scale = spread(unsafe { broadcast_lane(at) }, half, n);
                     for (table, values) in
                         tables.iter_mut().zip(values.as_chunks::<2>().0).take(L::FORMAT.bits - 3)
                     {
                         // SAFETY: eight 16-bit integers each.
                         let (low, high) = unsafe {
-                            (in_each_lane(values[0].as_ptr().cast()), in_each_lane(values[1].as_ptr().cast()))
+                            (
+                                broadcast_lane(values[0].as_ptr().cast()),
+                                broadcast_lane(values[1].as_ptr().cast()),
+                            )
                         };
-                        let products = narrowed(high_product(scale, low), high_product(scale, high));
-                        *table = xor(products, all8(lift as i8));
+                        let products = pack_saturated(mulhrs(scale, low), mulhrs(scale, high));
+                        *table = xor(products, splat8(lift as i8));
                     }
                 }
                 if subs == 1 { [all[0]; 2] } else { all }
@@ -87,12 +90,12 @@ macro_rules! opening {
                 // SAFETY: lines of the layout.
                 unsafe {
                     let codes = load(block.add(f.codes_at() + half * 32 + (part * 4 + n) * 64));
-                    let places = and(if last { right16(codes, 4) } else { codes }, all8(15));
+                    let places = and(if last { right16(codes, 4) } else { codes }, splat8(15));
                     if f.bits == 4 {
-                        return looked_up(tables[0], places);
+                        return lookup(tables[0], places);
                     }
                     let fifths = load(block.add(f.high_at() + half * 32 + part * 64));
-                    looked_up_in(tables, places, fifths, n * 2 + last as usize)
+                    lookup_in(tables, places, fifths, n * 2 + last as usize)
                 }
             }
 
@@ -103,7 +106,11 @@ macro_rules! opening {
             /// As for [`scale_words`]; `i` must be below 16.
             #[inline]
             #[target_feature(enable = $features)]
-            pub(crate) unsafe fn open<L: Layout>(block: *const u8, half: usize, i: usize) -> [[Ints; 2]; 4] {
+            pub(crate) unsafe fn unpack_16bit<L: Layout>(
+                block: *const u8,
+                half: usize,
+                i: usize,
+            ) -> [[Ints; 2]; 4] {
                 let at = L::FORMAT.codes_at() + half * 32 + i * 192;
                 // SAFETY: the layout's lines, and the scales of a sub-block.
                 let (mut lines, scale) = unsafe {
@@ -112,7 +119,7 @@ macro_rules! opening {
                     (sixes([line(0), line(1), line(2)]), pair(scale, scale))
                 };
                 for word in lines.as_flattened_mut() {
-                    *word = high_product(*word, scale);
+                    *word = mulhrs(*word, scale);
                 }
                 lines
             }
@@ -123,8 +130,8 @@ macro_rules! opening {
             #[target_feature(enable = $features)]
             fn sixes(v: [Ints; 3]) -> [[Ints; 2]; 4] {
                 let apart =
-                    |v, mask: u16| [and(left16(v, 8), all16(mask as i16)), and(v, all16(mask as i16))];
-                let two = |n: usize, mask| and(left16(v[n], 2 + 2 * n as i32), all8(mask));
+                    |v, mask: u16| [and(left16(v, 8), splat16(mask as i16)), and(v, splat16(mask as i16))];
+                let two = |n: usize, mask| and(left16(v[n], 2 + 2 * n as i32), splat8(mask));
                 let fourth = or(or(two(0, 0x0c), two(1, 0x30)), two(2, 0xc0_u8 as i8));
                 [apart(v[0], 0xfc00), apart(v[1], 0xfc00), apart(v[2], 0xfc00), apart(fourth, 0xff00)]
             }
@@ -143,7 +150,7 @@ macro_rules! opening {
             ) -> Ints {
                 // SAFETY: the caller's line.
                 let v = unsafe { load(block.add(L::FORMAT.codes_at() + half * 32 + line * 64)) };
-                xor(v, all8((lift - 128) as i8))
+                xor(v, splat8((lift - 128) as i8))
             }
 
             /// Unpacks inputs `32 part .. 32 part + 32` to bytes plus `lift`, and calls `put` for
@@ -163,7 +170,7 @@ macro_rules! opening {
                 // Plain loops: closures mapped over arrays are not inlined here.
                 // SAFETY: the caller's superblock.
                 unsafe {
-                    if f.is_open() {
+                    if f.stores_unpacked() {
                         for line in part * 8..(part + 1) * 8 {
                             put(line, stored::<L>(block, (half, line), lift));
                         }
@@ -176,14 +183,14 @@ macro_rules! opening {
                             }
                         }
                         for (i, four) in lines.into_iter().enumerate() {
-                            for (j, v) in turned(four).into_iter().enumerate() {
+                            for (j, v) in transpose_4x4(four).into_iter().enumerate() {
                                 put(part * 8 + i * 4 + j, v);
                             }
                         }
                     } else {
                         for i in part * 2..part * 2 + 2 {
-                            for (j, words) in open::<L>(block, half, i).into_iter().enumerate() {
-                                put(i * 4 + j, xor(bytes(words), all8(lift as i8)));
+                            for (j, words) in unpack_16bit::<L>(block, half, i).into_iter().enumerate() {
+                                put(i * 4 + j, xor(bytes(words), splat8(lift as i8)));
                             }
                         }
                     }
@@ -221,12 +228,12 @@ macro_rules! opening {
             #[target_feature(enable = $features)]
             pub(crate) unsafe fn units<L: Layout>(block: *const u8, half: usize) -> Floats {
                 // SAFETY: d is at the start of the superblock.
-                times(unsafe { float_scales::<L>(block.add(half * 16)) }, all_floats(L::FORMAT.factor()))
+                times(unsafe { float_scales::<L>(block.add(half * 16)) }, splat_floats(L::FORMAT.factor()))
             }
         }
     };
 }
 
-opening!(v512_bf16, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
-opening!(v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
-opening!(v256, "avx2,fma,f16c");
+unpacking!(v512_bf16, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+unpacking!(v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+unpacking!(v256, "avx2,fma,f16c");

@@ -39,7 +39,7 @@ macro_rules! products {
         #[inline]
         #[target_feature(enable = $features)]
         pub(crate) fn unlifted<L: Layout>(sums: &Sums) -> Ints {
-            if lift::<L>() == 0 { zero() } else { all32(sums.lifted) }
+            if lift::<L>() == 0 { zero() } else { splat32(sums.lifted) }
         }
 
         /// `sum + dot4(w, x)` per 32-bit lane; `w` is lifted.
@@ -57,8 +57,8 @@ pub(crate) mod v512 {
     use std::arch::x86_64::*;
 
     pub(crate) use crate::isa::vectors::v512::{
-        Numbers as Floats, Words as Ints, all as all_floats, bytes, fused, load, load_numbers as load_floats,
-        none as zero_floats, picked, store, store_numbers as store_floats, turned, zero,
+        Numbers as Floats, Words as Ints, bytes, fma, load, load_numbers as load_floats, none as zero_floats,
+        shuffle_bytes, splat as splat_floats, store, store_numbers as store_floats, transpose_4x4, zero,
     };
     /// Vectors per line of a panel.
     pub(crate) const HALVES: usize = 1;
@@ -69,28 +69,28 @@ pub(crate) mod v512 {
     pub(crate) use self::{add_fours as add_signed, add_fours as add_unsigned};
 
     operations! { "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni":
-        fn all16(v: i16) -> Ints = _mm512_set1_epi16(v);
-        fn all32(v: i32) -> Ints = _mm512_set1_epi32(v);
+        fn splat16(v: i16) -> Ints = _mm512_set1_epi16(v);
+        fn splat32(v: i32) -> Ints = _mm512_set1_epi32(v);
         fn and(a: Ints, b: Ints) -> Ints = _mm512_and_si512(a, b);
         fn or(a: Ints, b: Ints) -> Ints = _mm512_or_si512(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm512_sll_epi16(v, _mm_cvtsi32_si128(by));
         fn right16(v: Ints, by: i32) -> Ints = _mm512_srl_epi16(v, _mm_cvtsi32_si128(by));
         /// Narrows 16-bit integers that fit to bytes: in each lane those of `a`, then those of `b`.
-        fn narrowed(a: Ints, b: Ints) -> Ints = _mm512_packs_epi16(a, b);
+        fn pack_saturated(a: Ints, b: Ints) -> Ints = _mm512_packs_epi16(a, b);
         /// Table lookup (`pshufb`) within each 16-byte lane; indices must be below 16.
-        fn looked_up(table: Ints, places: Ints) -> Ints = _mm512_shuffle_epi8(table, places);
+        fn lookup(table: Ints, places: Ints) -> Ints = _mm512_shuffle_epi8(table, places);
         /// Lookup in the second table where bit `bit` of `bytes` is set, else in the first.
-        fn looked_up_in(tables: [Ints; 2], places: Ints, bytes: Ints, bit: usize) -> Ints = {
-            let second = _mm512_test_epi8_mask(bytes, all8((1u8 << bit) as i8));
-            _mm512_mask_shuffle_epi8(looked_up(tables[0], places), second, tables[1], places)
+        fn lookup_in(tables: [Ints; 2], places: Ints, bytes: Ints, bit: usize) -> Ints = {
+            let second = _mm512_test_epi8_mask(bytes, splat8((1u8 << bit) as i8));
+            _mm512_mask_shuffle_epi8(lookup(tables[0], places), second, tables[1], places)
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
         /// Packs the low 16 bits of `a` and `b` into each 32-bit word.
-        fn pair(a: Ints, b: Ints) -> Ints = or(and(a, all32(0xffff)), left32(b, 16));
-        fn times16(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi16(a, b);
+        fn pair(a: Ints, b: Ints) -> Ints = or(and(a, splat32(0xffff)), left32(b, 16));
+        fn mullo16(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi16(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm512_add_epi32(a, b);
         /// `(a * b + 2^14) >> 15` in 16 bits (`pmulhrsw`).
-        fn high_product(a: Ints, b: Ints) -> Ints = _mm512_mulhrs_epi16(a, b);
+        fn mulhrs(a: Ints, b: Ints) -> Ints = _mm512_mulhrs_epi16(a, b);
         /// `sum + dot2(a, b)`: 16-bit pairs to 32 bits.
         fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpwssd_epi32(sum, a, b);
         /// `sum + dot4(a, b)`: unsigned bytes `a`, signed bytes `b` (`vpdpbusd`).
@@ -103,11 +103,11 @@ pub(crate) mod v512 {
             let (first, last) = (two(v[0], v[1]), two(v[2], v[3]));
             add32(_mm512_unpacklo_epi64(first, last), _mm512_unpackhi_epi64(first, last))
         };
-        fn all8(v: i8) -> Ints = _mm512_set1_epi8(v);
+        fn splat8(v: i8) -> Ints = _mm512_set1_epi8(v);
         fn floats(v: Ints) -> Floats = _mm512_cvtepi32_ps(v);
         fn times(a: Floats, b: Floats) -> Floats = _mm512_mul_ps(a, b);
         /// `c - a * b`
-        fn fused_less(a: Floats, b: Floats, c: Floats) -> Floats = _mm512_fnmadd_ps(a, b, c);
+        fn fnma(a: Floats, b: Floats, c: Floats) -> Floats = _mm512_fnmadd_ps(a, b, c);
         fn bf16s(bits: __m256i) -> Floats =
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)));
         fn f16s(bits: __m256i) -> Floats = _mm512_cvtph_ps(bits);
@@ -132,7 +132,7 @@ pub(crate) mod v512 {
     /// 16 bytes must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(crate) unsafe fn in_each_lane(at: *const u8) -> Ints {
+    pub(crate) unsafe fn broadcast_lane(at: *const u8) -> Ints {
         // SAFETY: the caller's bytes.
         unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(at.cast())) }
     }
@@ -142,7 +142,7 @@ pub(crate) mod v512 {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(crate) fn spread(v: Ints, _: usize, n: usize) -> Ints {
         // SAFETY: 64 bytes.
-        picked(v, unsafe { load(super::PLACES[n].0.as_flattened().as_ptr()) })
+        shuffle_bytes(v, unsafe { load(super::PLACES[n].0.as_flattened().as_ptr()) })
     }
 
     /// Sign-extends 16 bytes, one per output, to 32 bits.
@@ -196,7 +196,7 @@ pub(crate) mod v512 {
 /// several ports.
 pub(crate) mod v512_bf16 {
     pub(crate) use super::v512::*;
-    pub(crate) use crate::isa::vectors::v512::turned_by_permutations as turned;
+    pub(crate) use crate::isa::vectors::v512::transpose_4x4_by_shuffles as transpose_4x4;
 }
 
 /// AVX2: an unpacked vector of 32 bytes holds four inputs of eight of a panel's outputs.
@@ -205,8 +205,8 @@ pub(crate) mod v256 {
     use std::arch::x86_64::*;
 
     pub(crate) use crate::isa::vectors::v256::{
-        Numbers as Floats, Words as Ints, all as all_floats, fused, load, load_numbers as load_floats,
-        none as zero_floats, picked, store, store_numbers as store_floats, turned, zero,
+        Numbers as Floats, Words as Ints, fma, load, load_numbers as load_floats, none as zero_floats,
+        shuffle_bytes, splat as splat_floats, store, store_numbers as store_floats, transpose_4x4, zero,
     };
     /// Vectors per line of a panel.
     pub(crate) const HALVES: usize = 2;
@@ -216,8 +216,8 @@ pub(crate) mod v256 {
     pub(crate) const LIFT: i32 = 0;
 
     operations! { "avx2,fma,f16c":
-        fn all16(v: i16) -> Ints = _mm256_set1_epi16(v);
-        fn all32(v: i32) -> Ints = _mm256_set1_epi32(v);
+        fn splat16(v: i16) -> Ints = _mm256_set1_epi16(v);
+        fn splat32(v: i32) -> Ints = _mm256_set1_epi32(v);
         fn and(a: Ints, b: Ints) -> Ints = _mm256_and_si256(a, b);
         fn or(a: Ints, b: Ints) -> Ints = _mm256_or_si256(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm256_sll_epi16(v, _mm_cvtsi32_si128(by));
@@ -225,28 +225,28 @@ pub(crate) mod v256 {
         /// Interleaves bytes from 16-bit elements: even bytes of `words[0]`, odd bytes of
         /// `words[1]`.
         fn bytes(words: [Ints; 2]) -> Ints =
-            _mm256_or_si256(_mm256_slli_epi16::<8>(words[1]), and(words[0], all16(0xff)));
+            _mm256_or_si256(_mm256_slli_epi16::<8>(words[1]), and(words[0], splat16(0xff)));
         /// Narrows 16-bit integers that fit to bytes: in each lane those of `a`, then those of `b`.
-        fn narrowed(a: Ints, b: Ints) -> Ints = _mm256_packs_epi16(a, b);
+        fn pack_saturated(a: Ints, b: Ints) -> Ints = _mm256_packs_epi16(a, b);
         /// Table lookup (`pshufb`) within each 16-byte lane; indices must be below 16.
-        fn looked_up(table: Ints, places: Ints) -> Ints = _mm256_shuffle_epi8(table, places);
+        fn lookup(table: Ints, places: Ints) -> Ints = _mm256_shuffle_epi8(table, places);
         /// Lookup in the second table where bit `bit` of `bytes` is set, else in the first.
-        fn looked_up_in(tables: [Ints; 2], places: Ints, bytes: Ints, bit: usize) -> Ints = {
+        fn lookup_in(tables: [Ints; 2], places: Ints, bytes: Ints, bit: usize) -> Ints = {
             let second = left16(bytes, 7 - bit as i32);
-            _mm256_blendv_epi8(looked_up(tables[0], places), looked_up(tables[1], places), second)
+            _mm256_blendv_epi8(lookup(tables[0], places), lookup(tables[1], places), second)
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm256_sll_epi32(v, _mm_cvtsi32_si128(by));
         /// Packs the low 16 bits of `a` and `b` into each 32-bit word.
-        fn pair(a: Ints, b: Ints) -> Ints = or(and(a, all32(0xffff)), left32(b, 16));
-        fn times16(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi16(a, b);
+        fn pair(a: Ints, b: Ints) -> Ints = or(and(a, splat32(0xffff)), left32(b, 16));
+        fn mullo16(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi16(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm256_add_epi32(a, b);
         /// `(a * b + 2^14) >> 15` in 16 bits (`pmulhrsw`).
-        fn high_product(a: Ints, b: Ints) -> Ints = _mm256_mulhrs_epi16(a, b);
+        fn mulhrs(a: Ints, b: Ints) -> Ints = _mm256_mulhrs_epi16(a, b);
         /// `sum + dot2(a, b)`: 16-bit pairs to 32 bits.
         fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
         /// `sum + dot4(a, b)` for `a <= 128` and `b > -128`: pairs of products fit 16 bits.
         fn add_unsigned(sum: Ints, a: Ints, b: Ints) -> Ints =
-            add32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), all16(1)));
+            add32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), splat16(1)));
         /// `sum + dot4(a, b)` for signed bytes, as `|a| * sign(b, a)`.
         fn add_signed(sum: Ints, a: Ints, b: Ints) -> Ints =
             add_unsigned(sum, _mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
@@ -258,11 +258,11 @@ pub(crate) mod v256 {
             let (first, last) = (two(v[0], v[1]), two(v[2], v[3]));
             add32(_mm256_unpacklo_epi64(first, last), _mm256_unpackhi_epi64(first, last))
         };
-        fn all8(v: i8) -> Ints = _mm256_set1_epi8(v);
+        fn splat8(v: i8) -> Ints = _mm256_set1_epi8(v);
         fn floats(v: Ints) -> Floats = _mm256_cvtepi32_ps(v);
         fn times(a: Floats, b: Floats) -> Floats = _mm256_mul_ps(a, b);
         /// `c - a * b`
-        fn fused_less(a: Floats, b: Floats, c: Floats) -> Floats = _mm256_fnmadd_ps(a, b, c);
+        fn fnma(a: Floats, b: Floats, c: Floats) -> Floats = _mm256_fnmadd_ps(a, b, c);
         fn bf16s(bits: __m128i) -> Floats =
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)));
         fn f16s(bits: __m128i) -> Floats = _mm256_cvtph_ps(bits);
@@ -283,7 +283,7 @@ pub(crate) mod v256 {
                 return _mm256_storeu_ps(at, v);
             }
             let bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-            let there = _mm256_cmpeq_epi32(_mm256_and_si256(all32(i32::from(lanes)), bits), bits);
+            let there = _mm256_cmpeq_epi32(_mm256_and_si256(splat32(i32::from(lanes)), bits), bits);
             _mm256_maskstore_ps(at, there, v);
         }
     }
@@ -294,7 +294,7 @@ pub(crate) mod v256 {
     /// 16 bytes must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(crate) unsafe fn in_each_lane(at: *const u8) -> Ints {
+    pub(crate) unsafe fn broadcast_lane(at: *const u8) -> Ints {
         // SAFETY: the caller's bytes.
         unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(at.cast())) }
     }
@@ -305,7 +305,7 @@ pub(crate) mod v256 {
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(crate) fn spread(v: Ints, half: usize, n: usize) -> Ints {
         // SAFETY: 32 bytes.
-        picked(v, unsafe { load(super::PLACES[n].0[half * 2].as_ptr()) })
+        shuffle_bytes(v, unsafe { load(super::PLACES[n].0[half * 2].as_ptr()) })
     }
 
     /// Sign-extends eight bytes, one per output, to 32 bits.

@@ -17,7 +17,7 @@ use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::panel_pair::{BLOCK, Pair, PairScratch, UnpackedSuperblock};
 use crate::gemm::int8::quantize::Sums;
 use crate::gemm::int8::unpack::PARTS;
-use crate::gemm::output::{Output, Place};
+use crate::gemm::output::{Destination, Output};
 use crate::isa::features::Level;
 use crate::isa::tile::{LANES, TILE};
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
@@ -30,27 +30,27 @@ use std::ops::Range;
 const LINES: usize = 8;
 
 macro_rules! kernels {
-    ($vectors:ident, $unpack:ident, $features:literal, $most:literal rows and then $less:literal, at $level:ident) => {
+    ($vectors:ident, $unpack:ident, $features:literal, $first:literal rows and then $next:literal, at $level:ident) => {
         pub(crate) mod $vectors {
             use super::*;
             use crate::gemm::int8::unpack::$unpack::*;
             use crate::gemm::int8::vectors::$vectors::*;
 
             /// Rows per register block: the first block of a tile, and the ones after it.
-            const MOST: usize = $most;
-            const LESS: usize = $less;
+            const FIRST_ROWS: usize = $first;
+            const NEXT_ROWS: usize = $next;
             /// Whether the KV cache of the next layer is prefetched alongside.
             const KV_PREFETCH: bool = kv_prefetch::gains(Level::$level);
 
             /// Whether weights are multiplied straight from the panel: they are stored as dot
             /// products need them.
             const fn in_place<L: Layout>() -> bool {
-                L::FORMAT.is_open() && lift::<L>() == 128
+                L::FORMAT.stores_unpacked() && lift::<L>() == 128
             }
 
             /// Rows of the next register block, from row `first` of a tile with `left` rows left.
             fn at_once(first: usize, left: usize) -> usize {
-                if first == 0 && left > LESS { MOST } else { LESS }
+                if first == 0 && left > NEXT_ROWS { FIRST_ROWS } else { NEXT_ROWS }
             }
 
             /// A superblock that is unpacked part by part between the products of another one: dot
@@ -182,7 +182,7 @@ macro_rules! kernels {
                                 *w = load(weights.add(line * 64 + half * 32));
                             }
                             for n in 0..R {
-                                let x = all32(*codes.add(line + n * 16));
+                                let x = splat32(*codes.add(line + n * 16));
                                 for half in 0..HALVES {
                                     totals[half][n] = add::<L>(totals[half][n], w[half], x);
                                 }
@@ -212,14 +212,15 @@ macro_rules! kernels {
             ) {
                 debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
                 let f = L::FORMAT;
-                let blocks = x.supers * f.planes;
+                let blocks = x.superblocks * f.planes;
                 let at = |p: usize, block: usize| pair.at(p, block, blocks, f.bytes());
                 let PairScratch { vectors: [first, second], sums, in_second, unpacked_ahead, .. } = room;
                 let near = Page::of(first.as_ptr().cast());
                 // With few rows, weights that are stored unpacked leave no memory bandwidth to
                 // spare.
-                let few =
-                    KV_PREFETCH && kv_prefetch::fits(rows.len()) && (rows.len() > LESS || !in_place::<L>());
+                let few = KV_PREFETCH
+                    && kv_prefetch::fits(rows.len())
+                    && (rows.len() > NEXT_ROWS || !in_place::<L>());
                 let page = || if few { kv_prefetch::next() } else { None }.unwrap_or(near);
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
                 if !pair.take_unpacked(unpacked_ahead) {
@@ -248,7 +249,7 @@ macro_rules! kernels {
                             let work =
                                 Work { unpacked: &now[p], weights, rows: (tile, r), block: block / f.planes };
                             let sums = &mut sums[p][first..];
-                            let to = to.map(|(out, at)| out.place(rows.start + first, at + p * LANES));
+                            let to = to.map(|(out, at)| out.destination(rows.start + first, at + p * LANES));
                             // The first row block unpacks the next superblock.
                             let next = (first == 0 && (!last || pair.next.is_some())).then(|| Unpacking {
                                 block: at(p, block + 1),
@@ -259,15 +260,15 @@ macro_rules! kernels {
                             // SAFETY: activations are whole tiles; `sums` covers a block, and `to`
                             // is set only if all its rows exist.
                             unsafe {
-                                match (n == MOST, next) {
+                                match (n == FIRST_ROWS, next) {
                                     (true, Some(next)) => {
-                                        work.add::<L, MOST>(x, block == 0, sums, to, Some(next))
+                                        work.add::<L, FIRST_ROWS>(x, block == 0, sums, to, Some(next))
                                     }
-                                    (true, None) => work.add::<L, MOST>(x, block == 0, sums, to, None),
+                                    (true, None) => work.add::<L, FIRST_ROWS>(x, block == 0, sums, to, None),
                                     (false, Some(next)) => {
-                                        work.add::<L, LESS>(x, block == 0, sums, to, Some(next))
+                                        work.add::<L, NEXT_ROWS>(x, block == 0, sums, to, Some(next))
                                     }
-                                    (false, None) => work.add::<L, LESS>(x, block == 0, sums, to, None),
+                                    (false, None) => work.add::<L, NEXT_ROWS>(x, block == 0, sums, to, None),
                                 }
                             }
                         }
@@ -307,13 +308,13 @@ macro_rules! kernels {
                     x: &QuantActivations,
                     is_first: bool,
                     sums: &mut [[f32; LANES]],
-                    to: Option<Place>,
+                    to: Option<Destination>,
                     next: Option<Unpacking<'_>>,
                 ) {
                     let f = L::FORMAT;
                     let ((tile, r), s) = (self.rows, self.block);
                     let before = sums.as_mut_ptr().cast::<f32>();
-                    let to = to.unwrap_or(Place { at: before, step: LANES, lanes: u16::MAX });
+                    let to = to.unwrap_or(Destination { at: before, step: LANES, lanes: u16::MAX });
                     // SAFETY: upheld by the caller.
                     unsafe {
                         let codes = x.codes(tile, s).add(r * 64).cast();
@@ -329,15 +330,15 @@ macro_rules! kernels {
                                     let mut mins = zero();
                                     for two in 0..f.subs() / 2 {
                                         let min = load(self.unpacked.mins[two].as_ptr().add(at).cast());
-                                        mins = add_pairs(mins, min, all32(of_rows[n].pair(f, two)));
+                                        mins = add_pairs(mins, min, splat32(of_rows[n].pair(f, two)));
                                     }
-                                    t = fused_less(floats(mins), dmin, t);
+                                    t = fnma(floats(mins), dmin, t);
                                 }
                                 let before = match is_first {
                                     true => zero_floats(),
                                     false => load_floats(before.add(n * LANES + at)),
                                 };
-                                let sum = fused(t, all_floats(*x.scales(tile, s).add(r + n)), before);
+                                let sum = fma(t, splat_floats(*x.scales(tile, s).add(r + n)), before);
                                 store_some(to.at.wrapping_add(n * to.step + at), to.lanes >> at, sum);
                             }
                         }

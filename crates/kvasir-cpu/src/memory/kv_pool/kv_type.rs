@@ -213,9 +213,9 @@ fn half_at(group: &[u8], at: usize) -> f32 {
 }
 
 #[inline(always)]
-fn narrow_body(kind: KvType, bytes: &[u8], room: &mut [f32], out: &mut [u16]) {
-    decode_body(kind, bytes, room);
-    out.iter_mut().zip(room).for_each(|(o, v)| *o = round_bf16(*v));
+fn decode_bf16_body(kind: KvType, bytes: &[u8], scratch: &mut [f32], out: &mut [u16]) {
+    decode_body(kind, bytes, scratch);
+    out.iter_mut().zip(scratch).for_each(|(o, v)| *o = round_bf16(*v));
 }
 
 per_level! {
@@ -223,8 +223,8 @@ per_level! {
     decode(kind: KvType, bytes: &[u8], out: &mut [f32]) => decode_body
 }
 per_level! {
-    /// Dequantizes and rounds to bf16; `room` is scratch of the same length.
-    narrow(kind: KvType, bytes: &[u8], room: &mut [f32], out: &mut [u16]) => narrow_body
+    /// Dequantizes and rounds to bf16; `scratch` has the same length.
+    decode_bf16(kind: KvType, bytes: &[u8], scratch: &mut [f32], out: &mut [u16]) => decode_bf16_body
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub(crate) mod rows;
 
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::memory::kv_pool::rows::Rows;
-use crate::memory::kv_pool::rows::{Field, GROUP, Place};
+use crate::memory::kv_pool::rows::{GROUP, Placement, Region};
 
 use crate::isa::features::Level;
 use kvasir_kv::{Slot, SlotCopy};
@@ -54,7 +54,7 @@ impl LayerPool {
 /// prefetcher: two stripes serve two threads. More threads read shorter ranges, and heads of one
 /// stripe share per-chunk work. One stripe with AMX, where all heads of a layer share a block, and
 /// at levels where it was not measured.
-const fn strips(level: Level, facts: &LayerFacts) -> usize {
+const fn stripes(level: Level, facts: &LayerFacts) -> usize {
     match level {
         Level::Avx512Bf16
             if facts.kv_heads > 0 && facts.kv_heads.is_multiple_of(2) && facts.index_dim == 0 =>
@@ -70,7 +70,7 @@ pub struct Pool {
     pub(crate) layers: Vec<LayerPool>,
     facts: Vec<LayerFacts>,
     /// Backing memory of the layers' rows, one region per number of slots.
-    fields: Vec<Arc<Field>>,
+    regions: Vec<Arc<Region>>,
     pub(crate) slots: usize,
     kind: KvType,
     /// Slots committed so far.
@@ -99,28 +99,28 @@ impl Pool {
             Some(ring).filter(|ring| (*ring as usize) < slots)
         };
         // Layers with equally many slots share a region, in which each has its offset.
-        let mut fields = Vec::<(Option<Slot>, Arc<Field>, usize)>::new();
+        let mut regions = Vec::<(Option<Slot>, Arc<Region>, usize)>::new();
         let mut made = Vec::with_capacity(layers.len());
         for facts in layers {
             let wanted = ring(facts);
-            let at = match fields.iter().position(|(ring, ..)| *ring == wanted) {
+            let at = match regions.iter().position(|(ring, ..)| *ring == wanted) {
                 Some(at) => at,
                 None => {
                     let alike = layers.iter().filter(|facts| ring(facts) == wanted);
                     let row = alike.map(|facts| kind.slot_bytes(std::slice::from_ref(facts))).sum();
-                    let field = Field::new(wanted.map_or(slots, |ring| ring as usize), row)?;
-                    fields.push((wanted, Arc::new(field), 0));
-                    fields.len() - 1
+                    let region = Region::new(wanted.map_or(slots, |ring| ring as usize), row)?;
+                    regions.push((wanted, Arc::new(region), 0));
+                    regions.len() - 1
                 }
             };
-            let (_, field, taken) = &mut fields[at];
+            let (_, region, taken) = &mut regions[at];
             let layer = kind.slot_bytes(std::slice::from_ref(facts));
-            let strips = strips(Level::detect(), facts);
-            let mut place = Place { layers: *taken, strips, strip: layer / strips, before: 0 };
+            let stripes = stripes(Level::detect(), facts);
+            let mut placement = Placement { layers: *taken, stripes, stripe: layer / stripes, before: 0 };
             *taken += layer;
             let mut rows = |heads: usize, width: usize| {
-                let rows = Rows::new(kind, heads, width, place, field);
-                place.before += rows.row_bytes() / strips;
+                let rows = Rows::new(kind, heads, width, placement, region);
+                placement.before += rows.row_bytes() / stripes;
                 rows
             };
             made.push(LayerPool {
@@ -131,8 +131,8 @@ impl Pool {
                 ring: wanted,
             });
         }
-        let fields = fields.into_iter().map(|(_, field, _)| field).collect();
-        Ok(Self { layers: made, facts: layers.to_vec(), fields, slots, kind, grown: AtomicUsize::new(0) })
+        let regions = regions.into_iter().map(|(_, region, _)| region).collect();
+        Ok(Self { layers: made, facts: layers.to_vec(), regions, slots, kind, grown: AtomicUsize::new(0) })
     }
 
     /// Shapes of the layers that it was made for.
@@ -164,7 +164,7 @@ impl Pool {
         }
         let want = (bound as usize).max(FIRST).checked_next_power_of_two().unwrap_or(self.slots);
         let want = want.min(self.slots);
-        self.fields.iter().for_each(|field| field.grow(have..want));
+        self.regions.iter().for_each(|region| region.grow(have..want));
         self.grown.store(want, Ordering::Relaxed);
     }
 
@@ -173,14 +173,17 @@ impl Pool {
         self.layers.iter().any(|layer| layer.ring.is_some())
     }
 
-    /// Carries out a plan's slot copies in all layers; `kept` is scratch.
+    /// Carries out a plan's slot copies in all layers. `scratch` is reused between calls.
     ///
     /// # Safety
     /// The slots must exist, and no other thread may access them during the call.
-    pub(crate) unsafe fn apply(&self, moves: &[SlotCopy], kept: &mut Vec<u8>) {
+    pub(crate) unsafe fn apply(&self, moves: &[SlotCopy], scratch: &mut Vec<u8>) {
         if !moves.is_empty() {
             // SAFETY: as the caller vouches.
-            self.layers.iter().flat_map(LayerPool::all).for_each(|rows| unsafe { rows.apply(moves, kept) });
+            self.layers
+                .iter()
+                .flat_map(LayerPool::all)
+                .for_each(|rows| unsafe { rows.apply(moves, scratch) });
         }
     }
 }

@@ -21,26 +21,26 @@ use std::sync::Arc;
 pub(crate) const CHUNK: usize = 64;
 
 /// Slots whose rows of one head are contiguous: an aligned KV chunk is one range per head.
-pub(crate) const TOGETHER: usize = CHUNK;
+pub(crate) const BLOCK_SLOTS: usize = CHUNK;
 
 /// Slots whose rows of one layer are contiguous, so that attention over a long context reads long
 /// ranges. Pools grow by at least this.
-pub(crate) const GROUP: usize = 8 * TOGETHER;
+pub(crate) const GROUP: usize = 8 * BLOCK_SLOTS;
 
 /// The memory region of all layers with equally many slots: per [`GROUP`] slots the rows of the
 /// first layer, of the second, and so on. Within a layer come the rows of its first stripe of
-/// heads, then those of the second: K and V of [`TOGETHER`] slots, then of the next.
+/// heads, then those of the second: K and V of [`BLOCK_SLOTS`] slots, then of the next.
 ///
 /// Address space for the capacity is reserved at once; memory is committed when a row is first
 /// written. A row moves only by a plan's slot copies.
-pub(crate) struct Field {
+pub(crate) struct Region {
     pub(crate) slots: usize,
     /// Bytes of a slot in all layers of the region.
     row: usize,
     bytes: Buffer,
 }
 
-impl Field {
+impl Region {
     /// A region of `slots` slots of `row` bytes.
     pub(crate) fn new(slots: usize, row: usize) -> io::Result<Self> {
         let len = slots.checked_next_multiple_of(GROUP).and_then(|slots| slots.checked_mul(row));
@@ -54,20 +54,21 @@ impl Field {
     pub(crate) fn grow(&self, slots: Range<usize>) {
         let at = |slot: usize| slot.min(self.slots).next_multiple_of(GROUP) * self.row;
         if slots.end > GROUP {
-            self.bytes.expect(if slots.start > GROUP { at(slots.start) } else { 0 }..at(slots.end));
+            self.bytes
+                .advise_huge_pages(if slots.start > GROUP { at(slots.start) } else { 0 }..at(slots.end));
         }
     }
 }
 
 /// Where rows lie in a region, in bytes per slot.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct Placement {
     /// Bytes of the layers before.
     pub(crate) layers: usize,
     /// Number of stripes of the layer, 1 or 2.
-    pub(crate) strips: usize,
+    pub(crate) stripes: usize,
     /// Bytes of one stripe of the layer.
-    pub(crate) strip: usize,
+    pub(crate) stripe: usize,
     /// Bytes before these rows in their stripe.
     pub(crate) before: usize,
 }
@@ -105,35 +106,41 @@ pub(crate) struct Rows {
     /// Bytes of one head of a row.
     part: usize,
     parts: Heads,
-    place: Place,
-    field: Arc<Field>,
+    placement: Placement,
+    region: Arc<Region>,
 }
 
 impl Rows {
-    pub(crate) fn new(kind: KvType, heads: usize, width: usize, place: Place, field: &Arc<Field>) -> Self {
+    pub(crate) fn new(
+        kind: KvType,
+        heads: usize,
+        width: usize,
+        placement: Placement,
+        region: &Arc<Region>,
+    ) -> Self {
         let part = kind.bytes(width);
-        let strip = heads / place.strips;
-        debug_assert!(place.strips <= 2 && strip * place.strips == heads);
-        debug_assert!(place.before + part * strip <= place.strip);
-        debug_assert!(place.layers + place.strips * place.strip <= field.row);
-        let each = TOGETHER * part;
-        let more = if place.strips > 1 { GROUP * place.strip - strip * each } else { 0 };
-        let parts = Heads { each, second: strip, more };
-        Self { kind, heads, width, part, parts, place, field: Arc::clone(field) }
+        let stripe = heads / placement.stripes;
+        debug_assert!(placement.stripes <= 2 && stripe * placement.stripes == heads);
+        debug_assert!(placement.before + part * stripe <= placement.stripe);
+        debug_assert!(placement.layers + placement.stripes * placement.stripe <= region.row);
+        let each = BLOCK_SLOTS * part;
+        let more = if placement.stripes > 1 { GROUP * placement.stripe - stripe * each } else { 0 };
+        let parts = Heads { each, second: stripe, more };
+        Self { kind, heads, width, part, parts, placement, region: Arc::clone(region) }
     }
 
     /// Address of one head of a row.
     pub(crate) fn part(&self, slot: Slot, head: usize) -> *const u8 {
-        debug_assert!((slot as usize) < self.field.slots && head < self.heads);
-        let Place { layers, strip, before, .. } = self.place;
-        let (slot, row) = (slot as usize / TOGETHER * TOGETHER, slot as usize % TOGETHER);
-        let group = slot / GROUP * GROUP * self.field.row + layers * GROUP;
-        let at = group + slot % GROUP * strip + before * TOGETHER + row * self.part;
-        self.field.bytes.ptr().wrapping_add(at + self.parts.offset(head))
+        debug_assert!((slot as usize) < self.region.slots && head < self.heads);
+        let Placement { layers, stripe, before, .. } = self.placement;
+        let (slot, row) = (slot as usize / BLOCK_SLOTS * BLOCK_SLOTS, slot as usize % BLOCK_SLOTS);
+        let group = slot / GROUP * GROUP * self.region.row + layers * GROUP;
+        let at = group + slot % GROUP * stripe + before * BLOCK_SLOTS + row * self.part;
+        self.region.bytes.ptr().wrapping_add(at + self.parts.offset(head))
     }
 
     /// Bytes of one head: the stride between neighboring slots within an aligned block of
-    /// [`TOGETHER`].
+    /// [`BLOCK_SLOTS`].
     pub(crate) fn part_bytes(&self) -> usize {
         self.part
     }
@@ -179,7 +186,7 @@ impl Rows {
     ///
     /// # Safety
     /// As for [`read`](Self::read).
-    pub(crate) unsafe fn narrow(
+    pub(crate) unsafe fn read_bf16(
         &self,
         level: Level,
         slot: Slot,
@@ -194,7 +201,7 @@ impl Rows {
             let stored = part.as_chunks::<2>().0;
             return out.iter_mut().zip(stored).for_each(|(o, b)| *o = u16::from_le_bytes(*b));
         }
-        kv_type::narrow(level, self.kind, part, wide, out);
+        kv_type::decode_bf16(level, self.kind, part, wide, out);
     }
 
     /// Calls `take(address, bytes)` for each contiguous range of one head's rows of `n` slots from
@@ -202,7 +209,7 @@ impl Rows {
     pub(crate) fn contiguous(&self, slot: Slot, n: u32, head: usize, mut take: impl FnMut(*const u8, usize)) {
         let (mut at, end) = (slot as usize, (slot + n) as usize);
         while at < end {
-            let next = (at + TOGETHER - at % TOGETHER).min(end);
+            let next = (at + BLOCK_SLOTS - at % BLOCK_SLOTS).min(end);
             take(self.part(at as Slot, head), (next - at) * self.part);
             at = next;
         }
@@ -212,15 +219,16 @@ impl Rows {
     ///
     /// # Safety
     /// The slots must exist, and no other thread may access them during the call.
-    pub(crate) unsafe fn apply(&self, moves: &[SlotCopy], kept: &mut Vec<u8>) {
-        kept.clear();
+    pub(crate) unsafe fn apply(&self, moves: &[SlotCopy], scratch: &mut Vec<u8>) {
+        scratch.clear();
         for (m, head) in moves.iter().flat_map(|m| (0..self.heads).map(move |head| (m, head))) {
             // SAFETY: the part lies in the buffer; as the caller vouches.
-            kept.extend_from_slice(unsafe { std::slice::from_raw_parts(self.part(m.from, head), self.part) });
+            scratch
+                .extend_from_slice(unsafe { std::slice::from_raw_parts(self.part(m.from, head), self.part) });
         }
         let parts = moves.iter().flat_map(|m| (0..self.heads).map(move |head| (m, head)));
-        for ((m, head), bytes) in parts.zip(kept.chunks_exact(self.part.max(1))) {
-            // SAFETY: as above; `kept` does not overlap the pool.
+        for ((m, head), bytes) in parts.zip(scratch.chunks_exact(self.part.max(1))) {
+            // SAFETY: as above; `scratch` does not overlap the pool.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.part(m.to, head).cast_mut(), self.part);
             }

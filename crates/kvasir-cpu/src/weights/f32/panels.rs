@@ -5,7 +5,7 @@ use crate::isa::tile::LANES;
 use crate::threads::pool::ThreadPool;
 use crate::weights::f32::PART;
 use crate::weights::f32::width::{Width, encode_row};
-use crate::weights::panels::{Kind, Panels};
+use crate::weights::panels::{PanelLayout, Panels};
 use std::cell::RefCell;
 use std::io;
 
@@ -19,7 +19,7 @@ pub(crate) struct F32Layout {
 /// A matrix multiplied in f32 arithmetic. It is packed on construction, never read in place.
 pub(crate) type F32Panels = Panels<F32Layout>;
 
-impl Kind for F32Layout {
+impl PanelLayout for F32Layout {
     fn panel_bytes(&self) -> usize {
         self.inputs.div_ceil(PART) * self.width.bytes()
     }

@@ -1,19 +1,19 @@
 //! Decodes superblocks of 16 rows from GGUF and MXFP4 encodings to integer codes, scales and mins.
 //!
 //! K types keep their stored integers. The 32-weight types (Q4_0 to Q8_0, IQ4_NL) have a float
-//! scale per block; these become integer multiples of a bf16 unit per superblock (`whole`). MXFP4
+//! scale per block; these become integer multiples of a bf16 unit per superblock (`integer_scales`). MXFP4
 //! scales become `64 >> (largest - own)`.
 
 use crate::isa::float16::{ROUND, half, high_half};
 use crate::isa::tile::LANES;
-use crate::weights::int8::format::{Codes, Format, SUPER};
+use crate::weights::int8::format::{Codes, Format, SUPERBLOCK};
 use kvasir_formats::DType;
 use kvasir_formats::encoding::{iq4_xs_scale, q3_k_scale, q45_k_scale_min};
 
 /// Decoded superblocks of 16 rows. Signed codes are in two's complement, in the low bits of their
 /// bytes.
-pub(crate) struct Supers {
-    pub(crate) code: [[u8; SUPER]; LANES],
+pub(crate) struct Superblocks {
+    pub(crate) code: [[u8; SUPERBLOCK]; LANES],
     /// Scales: `[sub-block][row]`.
     pub(crate) scale: [[i16; LANES]; 16],
     pub(crate) min: [[i16; LANES]; 16],
@@ -21,10 +21,10 @@ pub(crate) struct Supers {
     pub(crate) dmin: [u16; LANES],
 }
 
-impl Supers {
+impl Superblocks {
     pub(crate) const fn new() -> Self {
         let (scale, min) = ([[0; LANES]; 16], [[0; LANES]; 16]);
-        Self { code: [[0; SUPER]; LANES], scale, min, d: [0; LANES], dmin: [0; LANES] }
+        Self { code: [[0; SUPERBLOCK]; LANES], scale, min, d: [0; LANES], dmin: [0; LANES] }
     }
 
     /// Decodes the superblocks in `rows`, 256 weights each, or fewer at the end of a row. Absent
@@ -95,14 +95,14 @@ impl Supers {
                 }
             }
         }
-        if format.is_open() {
-            self.d = whole(&d, FINE, &mut self.scale);
-            self.open();
+        if format.stores_unpacked() {
+            self.d = integer_scales(&d, MAX_SCALE_16BIT, &mut self.scale);
+            self.unpack_bytes();
         } else {
-            self.d = whole(&d, COARSE, &mut self.scale);
+            self.d = integer_scales(&d, MAX_SCALE_8BIT, &mut self.scale);
         }
         if format.has_min {
-            self.dmin = whole(&m, COARSE, &mut self.min);
+            self.dmin = integer_scales(&m, MAX_SCALE_8BIT, &mut self.min);
         }
     }
 
@@ -131,7 +131,7 @@ impl Supers {
 
     /// Unpacks 8-bit codes to `v + 128`: `code * scale >> 15`, rounded.
     #[inline(always)]
-    fn open(&mut self) {
+    fn unpack_bytes(&mut self) {
         for (lane, codes) in self.code.iter_mut().enumerate() {
             for (codes, scale) in codes.as_chunks_mut::<32>().0.iter_mut().zip(&self.scale) {
                 let scale = i32::from(scale[lane]);
@@ -145,7 +145,7 @@ impl Supers {
 
 /// One row's decoded superblock.
 struct Row<'a> {
-    code: &'a mut [u8; SUPER],
+    code: &'a mut [u8; SUPERBLOCK],
     scale: [i16; 16],
     min: [i16; 16],
     d: u16,
@@ -270,14 +270,14 @@ fn bits_at(bytes: &[u8], at: usize) -> u16 {
 
 /// Largest integer scale: where scales are stored (int8), and where they are only used for
 /// unpacking (below).
-const COARSE: f32 = 127.0;
-/// Largest 16-bit scale: `128 * FINE >> 15`, rounded, is still below 128.
-pub(crate) const FINE: f32 = 32511.0;
+const MAX_SCALE_8BIT: f32 = 127.0;
+/// Largest 16-bit scale: `128 * MAX_SCALE_16BIT >> 15`, rounded, is still below 128.
+pub(crate) const MAX_SCALE_16BIT: f32 = 32511.0;
 
-/// Writes eight blocks' scales as integer multiples, at most `most`, of a bf16 unit per row;
+/// Writes eight blocks' scales as integer multiples, at most `max`, of a bf16 unit per row;
 /// returns the units.
 #[inline(always)]
-fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) -> [u16; LANES] {
+fn integer_scales(scales: &[[u16; LANES]; 8], max: f32, out: &mut [[i16; LANES]; 16]) -> [u16; LANES] {
     let (mut values, mut largest) = ([[0f32; LANES]; 8], [0f32; LANES]);
     for (values, scales) in values.iter_mut().zip(scales) {
         for lane in 0..LANES {
@@ -287,13 +287,13 @@ fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) ->
     }
     let (mut units, mut inverse) = ([0u16; LANES], [0f32; LANES]);
     for lane in 0..LANES {
-        let (one, inverse_of_one) = unit(largest[lane] / most);
+        let (one, inverse_of_one) = unit(largest[lane] / max);
         (units[lane], inverse[lane]) = (high_half(one), inverse_of_one);
     }
     for (out, values) in out.iter_mut().zip(&values) {
         for lane in 0..LANES {
             // `min` and `max` return the other operand for NaN.
-            let whole = most.min((values[lane] * inverse[lane]).max(-most));
+            let whole = max.min((values[lane] * inverse[lane]).max(-max));
             out[lane] = (whole + ROUND).to_bits() as i16;
         }
     }

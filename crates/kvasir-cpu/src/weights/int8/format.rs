@@ -16,7 +16,7 @@ use kvasir_formats::DType;
 use kvasir_formats::encoding::{E2M1_DOUBLED, IQ4_VALUES};
 
 /// Inputs per superblock; they share one f32 scale.
-pub(crate) const SUPER: usize = 256;
+pub(crate) const SUPERBLOCK: usize = 256;
 
 /// Matrices with fewer weights are kept in 16 bits: they cost no bandwidth, and small models suffer
 /// most from rounding.
@@ -30,9 +30,9 @@ pub(crate) enum Codes {
     /// A two's complement integer.
     Signed,
     /// An E2M1 float, doubled.
-    Floats,
+    E2m1,
     /// An entry of the IQ4 non-linear table.
-    Curve,
+    Iq4,
 }
 
 impl Codes {
@@ -41,8 +41,8 @@ impl Codes {
         match self {
             Self::Unsigned => code as i16,
             Self::Signed => ((code << (8 - bits)) as i8 >> (8 - bits)) as i16,
-            Self::Floats => E2M1_DOUBLED[code as usize] as i16,
-            Self::Curve => IQ4_VALUES[code as usize] as i16,
+            Self::E2m1 => E2M1_DOUBLED[code as usize] as i16,
+            Self::Iq4 => IQ4_VALUES[code as usize] as i16,
         }
     }
 }
@@ -83,14 +83,14 @@ impl Format {
     pub(crate) const Q6_K: Self = Self::k(6, 16, false, -1);
 
     /// Scales are powers of two; those within a factor of eight of the largest are exact.
-    pub(crate) const MXFP4: Self = Self { codes: Codes::Floats, times: 2, ..Self::Q4_0 };
+    pub(crate) const MXFP4: Self = Self { codes: Codes::E2m1, times: 2, ..Self::Q4_0 };
 
-    pub(crate) const IQ4_NL: Self = Self { codes: Codes::Curve, ..Self::Q4_0 };
-    pub(crate) const IQ4_XS: Self = Self { codes: Codes::Curve, ..Self::k(4, 32, false, 4) };
+    pub(crate) const IQ4_NL: Self = Self { codes: Codes::Iq4, ..Self::Q4_0 };
+    pub(crate) const IQ4_XS: Self = Self { codes: Codes::Iq4, ..Self::k(4, 32, false, 4) };
 
     /// 16-bit weights from any encoding: the rounded high byte, then the remainder in units of
     /// 1/256.
-    pub(crate) const FINE: Self = Self { planes: 2, ..Self::Q8_0 };
+    pub(crate) const INT16: Self = Self { planes: 2, ..Self::Q8_0 };
 
     /// A type with blocks of 32 weights and float scales, which become integer scales with a bf16
     /// unit.
@@ -129,11 +129,11 @@ impl Format {
     /// encodings.
     pub(crate) fn for_matrix(dtype: DType, weights: usize) -> Option<Self> {
         let format = Self::of(dtype)?;
-        Some(if weights < SMALL { Self::FINE } else { format })
+        Some(if weights < SMALL { Self::INT16 } else { format })
     }
 
     /// Whether weights are unpacked to int8 at packing time.
-    pub(crate) const fn is_open(self) -> bool {
+    pub(crate) const fn stores_unpacked(self) -> bool {
         self.bits == 8
     }
 
@@ -142,13 +142,13 @@ impl Format {
     pub(crate) const fn shift(self) -> usize {
         if self.planes > 1 {
             0
-        } else if self.is_open() {
+        } else if self.stores_unpacked() {
             15
         } else {
             match self.codes {
-                Codes::Unsigned | Codes::Floats => self.bits,
+                Codes::Unsigned | Codes::E2m1 => self.bits,
                 Codes::Signed => self.bits - 1,
-                Codes::Curve => 7,
+                Codes::Iq4 => 7,
             }
         }
     }
@@ -188,7 +188,7 @@ impl Format {
 
     /// Sub-blocks per superblock.
     pub(crate) const fn subs(self) -> usize {
-        SUPER / self.sub
+        SUPERBLOCK / self.sub
     }
 
     /// Byte offset of the integer scales, after d and dmin.
@@ -198,7 +198,7 @@ impl Format {
 
     /// Byte offset of the mins.
     pub(crate) const fn mins_at(self) -> usize {
-        self.scales_at() + if self.is_open() { 0 } else { self.subs() * LANES }
+        self.scales_at() + if self.stores_unpacked() { 0 } else { self.subs() * LANES }
     }
 
     /// Byte offset of the codes: the low four bits, all six, or all eight bits of `v`.
@@ -209,11 +209,11 @@ impl Format {
     /// Byte offset of the fifth bits of 5-bit codes.
     pub(crate) const fn high_at(self) -> usize {
         let together = if self.bits == 5 { 4 } else { self.bits };
-        self.codes_at() + SUPER * LANES * together / 8
+        self.codes_at() + SUPERBLOCK * LANES * together / 8
     }
 
     /// Bytes of one superblock of a panel.
     pub(crate) const fn bytes(self) -> usize {
-        self.high_at() + if self.bits == 5 { SUPER * LANES / 8 } else { 0 }
+        self.high_at() + if self.bits == 5 { SUPERBLOCK * LANES / 8 } else { 0 }
     }
 }

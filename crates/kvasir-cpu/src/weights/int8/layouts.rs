@@ -10,67 +10,22 @@ pub(crate) trait Layout {
 
 /// Runs `$body` with the type alias `$L` bound to the layout type of `$format`.
 macro_rules! with_layout {
-    ($format:expr, $L:ident => $body:expr) => {{
+    (@ [$($name:ident)*] $format:expr, $L:ident => $body:expr) => {{
         use $crate::weights::int8::layouts::*;
         match $format {
-            f if f == Nibbles::FORMAT => {
-                type $L = Nibbles;
+            $(f if f == $name::FORMAT => {
+                type $L = $name;
                 $body
-            }
-            f if f == NibblesMin::FORMAT => {
-                type $L = NibblesMin;
-                $body
-            }
-            f if f == NibbleFloats::FORMAT => {
-                type $L = NibbleFloats;
-                $body
-            }
-            f if f == Curve::FORMAT => {
-                type $L = Curve;
-                $body
-            }
-            f if f == KCurve::FORMAT => {
-                type $L = KCurve;
-                $body
-            }
-            f if f == Fives::FORMAT => {
-                type $L = Fives;
-                $body
-            }
-            f if f == FivesMin::FORMAT => {
-                type $L = FivesMin;
-                $body
-            }
-            f if f == Bytes::FORMAT => {
-                type $L = Bytes;
-                $body
-            }
-            f if f == Fine::FORMAT => {
-                type $L = Fine;
-                $body
-            }
-            f if f == KTwo::FORMAT => {
-                type $L = KTwo;
-                $body
-            }
-            f if f == KThree::FORMAT => {
-                type $L = KThree;
-                $body
-            }
-            f if f == KFour::FORMAT => {
-                type $L = KFour;
-                $body
-            }
-            f if f == KFive::FORMAT => {
-                type $L = KFive;
-                $body
-            }
+            })*
             _ => {
-                type $L = KSix;
+                type $L = Q6K;
                 $body
             }
         }
     }};
+    ($format:expr, $L:ident => $body:expr) => {
+        with_layout!(@ [Q4_0 Q4_1 Mxfp4 Iq4Nl Iq4Xs Q5_0 Q5_1 Q8_0 Int16 Q2K Q3K Q4K Q5K] $format, $L => $body)
+    };
 }
 pub(crate) use with_layout;
 
@@ -83,17 +38,17 @@ macro_rules! layout {
     };
 }
 
-layout!(Nibbles, Q4_0);
-layout!(NibblesMin, Q4_1);
-layout!(NibbleFloats, MXFP4);
-layout!(Curve, IQ4_NL);
-layout!(KCurve, IQ4_XS);
-layout!(Fives, Q5_0);
-layout!(FivesMin, Q5_1);
-layout!(Bytes, Q8_0);
-layout!(Fine, FINE);
-layout!(KTwo, Q2_K);
-layout!(KThree, Q3_K);
-layout!(KFour, Q4_K);
-layout!(KFive, Q5_K);
-layout!(KSix, Q6_K);
+layout!(Q4_0, Q4_0);
+layout!(Q4_1, Q4_1);
+layout!(Mxfp4, MXFP4);
+layout!(Iq4Nl, IQ4_NL);
+layout!(Iq4Xs, IQ4_XS);
+layout!(Q5_0, Q5_0);
+layout!(Q5_1, Q5_1);
+layout!(Q8_0, Q8_0);
+layout!(Int16, INT16);
+layout!(Q2K, Q2_K);
+layout!(Q3K, Q3_K);
+layout!(Q4K, Q4_K);
+layout!(Q5K, Q5_K);
+layout!(Q6K, Q6_K);

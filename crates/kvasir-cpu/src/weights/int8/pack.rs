@@ -12,32 +12,32 @@ use crate::isa::dispatch::per_level;
 use crate::isa::features::Level;
 use crate::isa::float16::high_half;
 use crate::isa::tile::LANES;
-use crate::weights::int8::decode::{ONES, Supers, unit};
-use crate::weights::int8::format::{Format, SUPER};
+use crate::weights::int8::decode::{ONES, Superblocks, unit};
+use crate::weights::int8::format::{Format, SUPERBLOCK};
 use crate::weights::int8::transpose::transpose;
-use crate::weights::panels::{Encoded, ahead, fetch};
+use crate::weights::panels::{EncodedPanel, next_panel_distance, prefetch_bytes};
 use kvasir_formats::{DType, encoding};
 
 per_level! {
     /// Packs `rows` into the panel `out`; prefetches the rows of the next panel at their likely
     /// addresses.
-    pack(dtype: DType, format: Format, rows: &Encoded<'_>, own_level: Level, out: &mut [u8]) => pack_body
+    pack(dtype: DType, format: Format, rows: &EncodedPanel<'_>, own_level: Level, out: &mut [u8]) => pack_body
 }
 
 #[inline(always)]
-fn pack_body(dtype: DType, format: Format, rows: &Encoded<'_>, level: Level, out: &mut [u8]) {
-    let step = SUPER / dtype.block_len() * dtype.block_bytes();
-    let ahead = ahead(rows);
-    let mut supers = Supers::new();
+fn pack_body(dtype: DType, format: Format, rows: &EncodedPanel<'_>, level: Level, out: &mut [u8]) {
+    let step = SUPERBLOCK / dtype.block_len() * dtype.block_bytes();
+    let ahead = next_panel_distance(rows);
+    let mut superblocks = Superblocks::new();
     let mut lines = [[0u8; 64]; 64];
     for (s, out) in out.chunks_exact_mut(format.bytes() * format.planes).enumerate() {
-        let mut parts: Encoded<'_> = [&[]; LANES];
+        let mut parts: EncodedPanel<'_> = [&[]; LANES];
         for (to, row) in parts.iter_mut().zip(rows) {
             let end = row.len().min((s + 1) * step);
             *to = &row[end.min(s * step)..end];
-            fetch(to, ahead);
+            prefetch_bytes(to, ahead);
         }
-        if format == Format::FINE {
+        if format == Format::INT16 {
             pack_16bit(dtype, &parts, out);
             continue;
         }
@@ -48,28 +48,28 @@ fn pack_body(dtype: DType, format: Format, rows: &Encoded<'_>, level: Level, out
                 continue;
             }
         }
-        supers.read(dtype, format, &parts);
+        superblocks.read(dtype, format, &parts);
         let (head, codes) = out.split_at_mut(format.codes_at());
-        write_head(format, &supers, head);
+        write_head(format, &superblocks, head);
         if format.by_output() {
-            write_by_output(format, &supers, codes);
+            write_by_output(format, &superblocks, codes);
             continue;
         }
-        transpose(level, &supers.code, &mut lines);
+        transpose(level, &superblocks.code, &mut lines);
         write_lines(format, &lines, codes);
     }
 }
 
 /// Writes d, dmin, scales and mins.
 #[inline(always)]
-fn write_head(format: Format, supers: &Supers, head: &mut [u8]) {
+fn write_head(format: Format, superblocks: &Superblocks, head: &mut [u8]) {
     let (scales, mins) = head.split_at_mut(format.mins_at());
     let (floats, scales) = scales.split_at_mut(format.scales_at());
     let floats = floats.as_chunks_mut::<2>().0;
-    for (to, v) in floats.iter_mut().zip(supers.d.iter().chain(&supers.dmin)) {
+    for (to, v) in floats.iter_mut().zip(superblocks.d.iter().chain(&superblocks.dmin)) {
         *to = v.to_le_bytes();
     }
-    for (bytes, of) in [(scales, &supers.scale), (mins, &supers.min)] {
+    for (bytes, of) in [(scales, &superblocks.scale), (mins, &superblocks.min)] {
         for (to, from) in bytes.as_chunks_mut::<LANES>().0.iter_mut().zip(of) {
             to.iter_mut().zip(from).for_each(|(to, v)| *to = *v as u8);
         }
@@ -80,21 +80,23 @@ fn write_head(format: Format, supers: &Supers, head: &mut [u8]) {
 /// holds one of the first 16 inputs (low half) and one of the last 16. One vector holds the fifth
 /// bits of four such vectors.
 #[inline(always)]
-fn write_by_output(format: Format, supers: &Supers, codes: &mut [u8]) {
+fn write_by_output(format: Format, superblocks: &Superblocks, codes: &mut [u8]) {
     let (codes, high) = codes.split_at_mut(format.high_at() - format.codes_at());
     // The first and the last 16 inputs of a part.
-    let halves = |code: &[u8; SUPER], part: usize| {
+    let halves = |code: &[u8; SUPERBLOCK], part: usize| {
         [0, 1].map(|last| u128::from_le_bytes(code.as_chunks().0[part * 2 + last]))
     };
     for (part, lines) in codes.as_chunks_mut::<64>().0.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        for (output, code) in supers.code.iter().enumerate() {
+        for (output, code) in superblocks.code.iter().enumerate() {
             let [first, last] = halves(code, part).map(|codes| codes & (ONES * 15));
             let lane = output / 4 * 16;
             lines[output % 4][lane..lane + 16].copy_from_slice(&(first | last << 4).to_le_bytes());
         }
     }
     for (part, fifths) in high.as_chunks_mut::<64>().0.iter_mut().enumerate() {
-        for (lane, codes) in fifths.as_chunks_mut::<16>().0.iter_mut().zip(supers.code.as_chunks::<4>().0) {
+        for (lane, codes) in
+            fifths.as_chunks_mut::<16>().0.iter_mut().zip(superblocks.code.as_chunks::<4>().0)
+        {
             let mut bits = 0;
             for (n, code) in codes.iter().enumerate() {
                 let [first, last] = halves(code, part).map(|codes| codes >> 4 & ONES);
@@ -125,27 +127,27 @@ fn write_lines(format: Format, lines: &[[u8; 64]; 64], codes: &mut [u8]) {
 }
 
 /// Largest 16-bit code whose rounded high byte is still below 128.
-const MOST: f32 = 32_639.0;
+const MAX_CODE_16BIT: f32 = 32_639.0;
 
 /// Packs both planes of 256 inputs of `rows` into `out`. Absent weights and NaNs become zero.
 #[inline(always)]
-fn pack_16bit(dtype: DType, rows: &Encoded<'_>, out: &mut [u8]) {
-    let (high, low) = out.split_at_mut(Format::FINE.bytes());
+fn pack_16bit(dtype: DType, rows: &EncodedPanel<'_>, out: &mut [u8]) {
+    let (high, low) = out.split_at_mut(Format::INT16.bytes());
     for (lane, row) in rows.iter().enumerate() {
-        let mut weights = [0f32; SUPER];
+        let mut weights = [0f32; SUPERBLOCK];
         let there = row.len() / dtype.block_bytes() * dtype.block_len();
         if encoding::dequantize(dtype, row, &mut weights[..there]).is_err() {
             weights.fill(0.0);
         }
-        let largest = weights.iter().fold(0f32, |most, w| most.max(w.abs()));
-        let (one, inverse) = unit(largest / MOST);
+        let largest = weights.iter().fold(0f32, |max, w| max.max(w.abs()));
+        let (one, inverse) = unit(largest / MAX_CODE_16BIT);
         set_unit(high, lane, one * 256.0);
         set_unit(low, lane, one);
         for (i, w) in weights.iter().enumerate() {
             // The cast turns NaN into zero.
             let whole = (w * inverse).round_ties_even() as i32;
             let rounded = (whole + 128) >> 8;
-            let at = Format::FINE.codes_at() + i / 4 * 64 + lane * 4 + i % 4;
+            let at = Format::INT16.codes_at() + i / 4 * 64 + lane * 4 + i % 4;
             (high[at], low[at]) = (rounded as u8 ^ 0x80, (whole - rounded * 256) as u8 ^ 0x80);
         }
     }

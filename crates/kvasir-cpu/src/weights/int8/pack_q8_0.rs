@@ -6,10 +6,10 @@
 
 use crate::isa::float16::ROUND;
 use crate::isa::tile::LANES;
-use crate::isa::vectors::v512::{bytes, transposed, words_of};
-use crate::weights::int8::decode::FINE;
+use crate::isa::vectors::v512::{bytes, transpose_square, words_of};
+use crate::weights::int8::decode::MAX_SCALE_16BIT;
 use crate::weights::int8::format::Format;
-use crate::weights::panels::Encoded;
+use crate::weights::panels::EncodedPanel;
 use kvasir_formats::DType;
 use std::arch::x86_64::*;
 
@@ -21,7 +21,7 @@ const WHOLE: usize = 8 * BLOCK;
 /// is unchanged then.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn pack(rows: &Encoded<'_>, out: &mut [u8]) -> bool {
+pub(crate) fn pack(rows: &EncodedPanel<'_>, out: &mut [u8]) -> bool {
     let Some(format) = Format::of(DType::Q8_0).filter(|format| out.len() == format.bytes()) else {
         return false;
     };
@@ -50,8 +50,8 @@ pub(crate) fn pack(rows: &Encoded<'_>, out: &mut [u8]) -> bool {
             };
             *codes = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(one), two);
         }
-        for (i, (line, column)) in lines.iter_mut().zip(transposed(codes)).enumerate() {
-            let v = opened(column, whole[pair * 2 + i / 8]);
+        for (i, (line, column)) in lines.iter_mut().zip(transpose_square(codes)).enumerate() {
+            let v = unpacked(column, whole[pair * 2 + i / 8]);
             // SAFETY: 64 bytes.
             unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), v) };
         }
@@ -85,7 +85,7 @@ unsafe fn block_scales(at: &[*const u8; LANES]) -> [__m512; 8] {
 /// `((code * scale) >> 15, rounded) + 128`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn opened(codes: __m512i, scale: __m512i) -> __m512i {
+fn unpacked(codes: __m512i, scale: __m512i) -> __m512i {
     let [even, odd] = words_of(codes);
     let v = bytes([_mm512_mulhrs_epi16(even, scale), _mm512_mulhrs_epi16(odd, scale)]);
     _mm512_xor_si512(v, _mm512_set1_epi8(-128))
@@ -96,14 +96,14 @@ fn opened(codes: __m512i, scale: __m512i) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn whole_scales(blocks: &[__m512; 8]) -> (__m256i, [__m512i; 8]) {
-    let most = _mm512_set1_ps(FINE);
+    let max = _mm512_set1_ps(MAX_SCALE_16BIT);
     let mut largest = _mm512_setzero_ps();
     for scale in blocks {
         // `vmaxps` returns the second operand if one is NaN.
         largest = _mm512_max_ps(_mm512_abs_ps(*scale), largest);
     }
     // The smallest bf16 not below it, if normal.
-    let exact = _mm512_castps_si512(_mm512_div_ps(largest, most));
+    let exact = _mm512_castps_si512(_mm512_div_ps(largest, max));
     let up = _mm512_srli_epi32::<16>(_mm512_add_epi32(exact, _mm512_set1_epi32(0xffff)));
     let normal = _mm512_cmpge_epu32_mask(up, _mm512_set1_epi32(0x80))
         & _mm512_cmplt_epu32_mask(up, _mm512_set1_epi32(0x7f80));
@@ -111,8 +111,8 @@ fn whole_scales(blocks: &[__m512; 8]) -> (__m256i, [__m512i; 8]) {
     let inverse = _mm512_maskz_div_ps(normal, _mm512_set1_ps(1.0), unit);
     let mut out = [_mm512_setzero_si512(); 8];
     for (out, scale) in out.iter_mut().zip(blocks) {
-        let v = _mm512_max_ps(_mm512_mul_ps(*scale, inverse), _mm512_sub_ps(_mm512_setzero_ps(), most));
-        let v = _mm512_add_ps(_mm512_min_ps(v, most), _mm512_set1_ps(ROUND));
+        let v = _mm512_max_ps(_mm512_mul_ps(*scale, inverse), _mm512_sub_ps(_mm512_setzero_ps(), max));
+        let v = _mm512_add_ps(_mm512_min_ps(v, max), _mm512_set1_ps(ROUND));
         let v = _mm512_castps_si512(v);
         *out = _mm512_mask_blend_epi16(0xaaaa_aaaa, v, _mm512_slli_epi32::<16>(v));
     }
@@ -151,7 +151,7 @@ mod tests {
             if case % 5 == 0 {
                 rows.truncate(7);
             }
-            let mut encoded: Encoded<'_> = [&[]; LANES];
+            let mut encoded: EncodedPanel<'_> = [&[]; LANES];
             encoded.iter_mut().zip(&rows).for_each(|(to, row)| *to = row);
             let packed = |level| {
                 let mut out = vec![0; 3 * format.bytes()];

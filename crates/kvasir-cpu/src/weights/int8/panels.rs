@@ -1,36 +1,36 @@
 //! Quantized weight matrices as panels of superblocks, read in place until they are packed.
 
 use crate::isa::features::Level;
-use crate::weights::int8::format::{Format, SUPER};
+use crate::weights::int8::format::{Format, SUPERBLOCK};
 use crate::weights::int8::pack::pack;
-use crate::weights::panels::{Encoded, EncodedRows, Kind, PanelReader, Panels};
+use crate::weights::panels::{EncodedPanel, EncodedRows, PanelLayout, PanelReader, Panels};
 use kvasir_formats::DType;
 
 /// Panel layout: superblocks one after the other. 6- and 8-bit codes have four inputs of 16 outputs
 /// per vector; 4- and 5-bit codes are stored by output.
-pub(crate) struct Integers {
+pub(crate) struct SuperblockLayout {
     pub(crate) dtype: DType,
     pub(crate) format: Format,
     /// Superblocks per panel, all planes counted.
-    pub(crate) supers: usize,
+    pub(crate) superblocks: usize,
 }
 
-impl Kind for Integers {
+impl PanelLayout for SuperblockLayout {
     fn panel_bytes(&self) -> usize {
-        self.supers * self.format.bytes()
+        self.superblocks * self.format.bytes()
     }
 
-    fn make(&self, rows: &Encoded<'_>, out: &mut [u8]) {
+    fn make(&self, rows: &EncodedPanel<'_>, out: &mut [u8]) {
         let level = Level::detect();
         pack(level, self.dtype, self.format, rows, level, out);
     }
 }
 
 /// A block-quantized weight matrix.
-pub(crate) type QuantPanels = Panels<Integers>;
+pub(crate) type QuantPanels = Panels<SuperblockLayout>;
 
 /// Panel access for one multiplication.
-pub(crate) type QuantReader<'a, 'r> = PanelReader<'a, 'r, Integers>;
+pub(crate) type QuantReader<'a, 'r> = PanelReader<'a, 'r, SuperblockLayout>;
 
 impl QuantPanels {
     /// A matrix of `outputs` rows of `inputs` weights, not packed yet. Returns the rows for
@@ -53,7 +53,7 @@ impl QuantPanels {
         (outputs, inputs): (usize, usize),
         rows: impl EncodedRows + 'static,
     ) -> Self {
-        let supers = inputs.div_ceil(SUPER) * format.planes;
-        Self::of(Integers { dtype, format, supers }, outputs, rows)
+        let superblocks = inputs.div_ceil(SUPERBLOCK) * format.planes;
+        Self::unpacked(SuperblockLayout { dtype, format, superblocks }, outputs, rows)
     }
 }

@@ -19,7 +19,7 @@ fn failed(why: String) -> StepError {
 impl CpuExecutor {
     /// Rejects an inconsistent step; otherwise prepares its write list, its read views and its
     /// resolved tokens.
-    pub(crate) fn take_in(&mut self, step: &Step) -> Result<(), StepError> {
+    pub(crate) fn validate(&mut self, step: &Step) -> Result<(), StepError> {
         let (batch, plan) = (&step.batch, &step.plan);
         let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
         self.model.program.check_ranks(ranks).map_err(failed)?;
@@ -34,7 +34,7 @@ impl CpuExecutor {
         self.writes.dedup_by_key(|(slot, _)| *slot);
         self.memory.views.of_plan(plan);
         self.check_reads()?;
-        self.take_tokens(batch)
+        self.collect_tokens(batch)
     }
 
     /// Checks written and copied slots against the pool's size.
@@ -82,7 +82,7 @@ impl CpuExecutor {
     }
 
     /// Collects the step's tokens, with tokens in flight resolved, and which of them need logits.
-    fn take_tokens(&mut self, batch: &Batch) -> Result<(), StepError> {
+    fn collect_tokens(&mut self, batch: &Batch) -> Result<(), StepError> {
         self.tokens.clear();
         self.final_lens.clear();
         self.sampled.clear();
