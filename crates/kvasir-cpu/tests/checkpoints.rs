@@ -181,7 +181,7 @@ fn logits_and_greedy_continuations_are_as_recorded() {
 }
 
 #[test]
-fn floats_of_four_bits_in_gguf_lose_nothing_in_a_small_model() {
+fn mxfp4_in_gguf_loses_nothing_in_a_small_model() {
     let case = cases().into_iter().find(|case| case.ends_with("gpt_oss_mxfp4")).unwrap();
     let expected: Json =
         serde_json::from_str(&std::fs::read_to_string(case.join("expected.json")).unwrap()).unwrap();
@@ -201,7 +201,7 @@ fn floats_of_four_bits_in_gguf_lose_nothing_in_a_small_model() {
 }
 
 #[test]
-fn a_row_has_the_same_bits_in_any_chunking_company_and_number_of_threads() {
+fn rows_are_invariant_to_batch_chunking_and_threads() {
     for case in cases() {
         let name = case.file_name().unwrap().to_string_lossy().into_owned();
         let expected: Json =
@@ -278,7 +278,7 @@ fn drafts(case: &Path, precision: Precision, ids: &[Token], greedy: &[Token]) ->
 }
 
 #[test]
-fn prediction_layers_propose_what_is_recorded() {
+fn mtp_layers_propose_the_recorded_drafts() {
     let mut seen = 0;
     for case in cases() {
         let text = std::fs::read_to_string(case.join("expected.json")).unwrap();
@@ -303,7 +303,7 @@ fn prediction_layers_propose_what_is_recorded() {
 }
 
 #[test]
-fn values_that_are_kept_have_the_bits_of_any_run() {
+fn tapped_values_have_the_bits_of_any_run() {
     let case = cases().into_iter().find(|case| case.ends_with("qwen3_bf16")).unwrap();
     let ids: Vec<Token> = (0..40).map(|i| i * 7 % 500).collect();
     let logits = |model: CpuModel| {
@@ -383,7 +383,7 @@ impl WeightSource for Noting {
 }
 
 #[test]
-fn a_weight_is_let_go_before_the_next_one_is_read() {
+fn a_weight_is_released_before_the_next_is_read() {
     for case in cases() {
         let checkpoint = Checkpoint::open(&case).unwrap();
         let program = Model::build(&checkpoint.source()).unwrap().target;
@@ -429,7 +429,7 @@ impl WeightSource for Lacking {
 }
 
 #[test]
-fn a_row_that_cannot_be_read_is_told_when_the_model_is_loaded() {
+fn unreadable_rows_fail_the_load() {
     let case = cases().into_iter().find(|case| case.ends_with("qwen3_bf16")).unwrap();
     for weight in ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"] {
         for precision in [Precision::Auto, Precision::Exact] {

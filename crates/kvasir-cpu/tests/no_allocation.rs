@@ -150,7 +150,7 @@ fn steady(threads: usize, parts: usize) -> Taken {
 /// that grows when the thread first meets a larger work item; on a busy machine a worker may join
 /// late, but it too grows once per size.
 #[test]
-fn a_steady_decode_step_takes_no_memory() {
+fn a_steady_decode_step_allocates_nothing() {
     let alone = steady(1, 1);
     assert!(alone.steps.len() <= 2, "steps that took memory on one thread: {:?}", alone.steps);
     let two = steady(2, 1);

@@ -174,7 +174,7 @@ fn a_frozen_prefix_in_front() {
 }
 
 #[test]
-fn trees_and_the_rows_that_a_commit_moves() {
+fn draft_trees_and_slot_copies_of_a_commit() {
     for (about, model, kv) in setups() {
         for cells in [false, true] {
             let mut cache: Box<dyn Cache> = if cells {
@@ -207,7 +207,7 @@ fn trees_and_the_rows_that_a_commit_moves() {
 }
 
 #[test]
-fn redirected_writes_beside_blocks_in_any_place() {
+fn redirected_writes_beside_scattered_blocks() {
     for (about, model, kv) in setups() {
         let mut executor = executor(&model, kv);
         let config = BlockConfig { block_size: 8, blocks: 32, dummy: true, ..BlockConfig::default() };
@@ -234,7 +234,7 @@ fn redirected_writes_beside_blocks_in_any_place() {
 }
 
 #[test]
-fn cells_that_a_window_has_left_behind() {
+fn cells_behind_a_sliding_window() {
     for (model, kv) in [(exact("mistral", 2), KvType::F32), (narrow("mistral", 2), KvType::Q8a)] {
         let window = model.program().layers[0].window;
         assert!(model.program().layers.iter().all(|layer| layer.window == window && window.is_some()));
@@ -259,7 +259,7 @@ fn cells_that_a_window_has_left_behind() {
 }
 
 #[test]
-fn rings_in_place_of_rows_that_a_window_has_left_behind() {
+fn rings_in_place_of_rows_behind_a_window() {
     for (about, model, kv) in setups() {
         let windows: Vec<u32> = model.program().layers.iter().filter_map(|layer| layer.window).collect();
         if windows.is_empty() {

@@ -141,7 +141,7 @@ fn contiguous(first: usize, queries: usize) -> Plan {
 }
 
 #[test]
-fn levels_agree_to_the_bit_and_with_exact_arithmetic() {
+fn instruction_sets_agree_bitwise_and_with_f64() {
     let sinks: Vec<f32> = (0..HEADS).map(value).collect();
     for (window, key_dim, kind) in [
         (None, 64, KvType::Bf16),
@@ -170,7 +170,7 @@ fn levels_agree_to_the_bit_and_with_exact_arithmetic() {
 }
 
 #[test]
-fn a_token_gets_the_same_bits_however_its_rows_lie_and_whoever_is_with_it() {
+fn attention_is_invariant_to_kv_layout_chunking_and_masks() {
     let level = Level::detect();
     let ways = [Way::Rounded(level), Way::Exact(level)];
     for (window, way) in [None, Some(50)].into_iter().flat_map(|window| ways.map(|way| (window, way))) {
@@ -208,7 +208,7 @@ fn a_token_gets_the_same_bits_however_its_rows_lie_and_whoever_is_with_it() {
 }
 
 #[test]
-fn a_token_alone_gets_the_bits_it_gets_in_a_prompt_whatever_the_lanes_of_a_head() {
+fn decode_has_the_bits_of_prefill_for_any_group_size() {
     for kv_heads in [6, 3, 2, 1] {
         for (value_dim, kind) in
             [(128, KvType::Bf16), (96, KvType::Bf16), (64, KvType::Q8_0), (40, KvType::F16)]
@@ -279,7 +279,7 @@ fn full_pool(facts: &LayerFacts, kind: KvType) -> Arc<Pool> {
 }
 
 #[test]
-fn branches_get_the_bits_that_they_get_alone() {
+fn shared_prefixes_do_not_change_bits() {
     let trunk = |n: u32| (0..n).collect::<Vec<u32>>();
     let from =
         |trunk: Vec<u32>, own: std::ops::Range<u32>| trunk.into_iter().chain(own).collect::<Vec<u32>>();
@@ -324,7 +324,7 @@ fn branches_get_the_bits_that_they_get_alone() {
 }
 
 #[test]
-fn chunks_that_several_rows_read_are_read_once() {
+fn chunks_of_a_shared_prefix_are_read_once() {
     let rows: Vec<(Vec<u32>, usize)> =
         (0..8).map(|i| ((0..2000).chain(2100 + i * 80..2116 + i * 80).collect(), 1)).collect();
     let mut views = Views::default();
@@ -338,7 +338,7 @@ fn chunks_that_several_rows_read_are_read_once() {
 }
 
 #[test]
-fn what_the_next_layer_keeps_is_noted_where_it_is_alike() {
+fn next_layer_is_recorded_only_if_its_shape_is_equal() {
     let wide = |kv_heads, width| LayerFacts { kv_heads, key_dim: width, value_dim: width, ..facts(None, 0) };
     let noted = |next: LayerFacts| {
         let now = wide(2, 64);

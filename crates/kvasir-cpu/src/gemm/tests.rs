@@ -77,7 +77,7 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
 }
 
 #[test]
-fn rows_where_they_lie_give_the_bits_of_packed_ones() {
+fn rows_read_in_place_give_the_bits_of_packed_ones() {
     let (outputs, team) = (77, ThreadPool::new(2));
     for (dtype, inputs) in [(DType::BF16, 200), (DType::BF16, 96), (DType::F16, 200)] {
         let values: Vec<f32> = (0..outputs * inputs).map(value).collect();

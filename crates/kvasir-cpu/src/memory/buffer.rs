@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-    fn what_is_dropped_takes_no_memory_beside_what_stays() {
+    fn dropped_buffers_return_memory_of_a_shared_region() {
         const LEN: usize = 8 << 20;
         let mut stays = Buffer::in_huge_pages(LEN).unwrap();
         let mut goes = Buffer::in_huge_pages(LEN).unwrap();

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_come_in_order_until_another_layer_is_noted() {
+    fn pages_come_in_order_until_another_layer_is_recorded() {
         let at = |n: usize| std::ptr::without_provenance::<u8>(n);
         note(3, 9, |note| note(at(0x10_0000), 2 * PAGE + PAGE / 2));
         note(3, 9, |note| {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_wait_while_there_is_time_for_all_of_them_later() {
+    fn pages_wait_for_the_latest_point_that_fits_all() {
         const WANTED: usize = 2 * EARLY;
         let note_two = |layer| note(layer, 9, |note| note(std::ptr::without_provenance(0x10_0000), 2 * PAGE));
         let came = || (0..WANTED).map(|_| next().is_some()).collect::<Vec<_>>();

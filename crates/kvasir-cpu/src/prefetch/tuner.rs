@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_way_is_found_and_found_anew() {
+    fn fastest_candidate_is_found_and_found_again() {
         let tuner = PrefetchTuner::new();
         assert_eq!(tuner.distance(), CANDIDATES[0]);
         let mut trials = tuner.trials.into_inner().unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_done_and_counts_if_it_is_much_and_nobody_elses_counts() {
+    fn large_jobs_are_measured_one_at_a_time() {
         let tuner = PrefetchTuner::new();
         let counted = || tuner.trials.try_lock().map_or(usize::MAX, |trials| trials.work);
         let done = Cell::new(0);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ways_are_tried_on_parts_of_one_large_work_and_the_rest_goes_the_best() {
+    fn one_large_job_tries_all_candidates_then_uses_the_best() {
         let tuner = PrefetchTuner::new();
         let explored = TRIES * CANDIDATES.len();
         let (done, candidates) = (Cell::new(0), RefCell::new(Vec::new()));
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_take_turns_whatever_the_row_of_works_is() {
+    fn candidates_rotate_over_any_period_of_jobs() {
         for row in 1..=8 {
             let mut at = vec![[0; CANDIDATES.len()]; row];
             let mut trials = PrefetchTuner::new().trials.into_inner().unwrap();

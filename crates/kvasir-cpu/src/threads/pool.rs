@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_first_is_done_once_and_before_any_item() {
+    fn prologue_runs_once_before_any_item() {
         for threads in [1, 2, 3, 8] {
             let pool = ThreadPool::new(threads);
             for count in 0..50 {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_what_fails_first() {
+    fn a_failing_prologue_releases_all_threads() {
         let pool = ThreadPool::new(2);
         for _ in 0..100 {
             let job = || panic!("on purpose");
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn sleepers_wake() {
+    fn parked_workers_wake() {
         let pool = ThreadPool::new(2);
         for _ in 0..3 {
             while !pool.shared.asleep[0].load(Ordering::SeqCst) {
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_is_not_let_in_and_not_waited_for() {
+    fn late_workers_cannot_join_and_are_not_awaited() {
         let pool = ThreadPool::new(2);
         for _ in 0..1000 {
             pool.each(3, &|_, _| {});

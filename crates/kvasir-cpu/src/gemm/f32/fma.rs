@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_chains_on_every_level_whatever_the_rows_are() {
+    fn sums_are_fma_chains_in_input_order() {
         let value = |i: usize| ((i as u32).wrapping_mul(0x9e37_79b9) >> 8) as f32 / (1 << 23) as f32 - 1.0;
         let (rows, numbers) = (23, 37);
         let x: Vec<f32> = (0..rows * numbers).map(value).collect();

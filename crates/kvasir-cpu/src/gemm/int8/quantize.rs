@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_make_what_the_plain_function_makes() {
+    fn vectors_quantize_as_the_plain_function_does() {
         let mut state = 1u64;
         let mut next = || {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

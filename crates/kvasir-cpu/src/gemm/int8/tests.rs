@@ -170,7 +170,7 @@ fn results_are_those_of_the_decoded_weights() {
 /// another ISA level.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn what_is_opened_ahead_serves_its_own_panels_alone() {
+fn superblocks_unpacked_ahead_serve_only_their_panels() {
     let rows = 16;
     for (dtype, format) in formats() {
         let both = [96, 97].map(|outputs| case(format, dtype, outputs, 768, rows));
@@ -205,7 +205,7 @@ fn what_is_opened_ahead_serves_its_own_panels_alone() {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
+fn fused_gate_and_up_have_the_bits_of_separate_steps() {
     let level = Level::detect();
     for (dtype, format) in formats() {
         let inner = if dtype.block_len() == 32 { 288 } else { 512 };
@@ -273,7 +273,7 @@ fn column(case: &Case, input: usize) -> Vec<f32> {
 }
 
 #[test]
-fn floats_of_four_bits_keep_their_values_within_three_powers_of_two() {
+fn mxfp4_is_exact_within_three_powers_of_two() {
     let (outputs, inputs) = (35, 416);
     let mut bytes = random_rows(&mut Rng(7), DType::Mxfp4, outputs, inputs);
     for (n, block) in bytes.chunks_exact_mut(17).enumerate() {
@@ -296,7 +296,7 @@ fn floats_of_four_bits_keep_their_values_within_three_powers_of_two() {
 }
 
 #[test]
-fn sixteen_bits_are_the_decoded_weights() {
+fn int16_weights_equal_the_decoded_weights() {
     for dtype in TYPES {
         let (outputs, inputs) = (35, if dtype.block_len() == 32 { 416 } else { 512 });
         let case = case(Format::INT16, dtype, outputs, inputs, 1);
@@ -333,7 +333,7 @@ fn a_reader_knows_what_was_packed_when_it_was_made() {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn one_row_does_not_ask_as_many_do() {
+fn prefetch_tuners_differ_by_rows_and_panel_length() {
     let format = Format::of(DType::Q8_0).unwrap();
     let of = |superblocks, rows| std::ptr::from_ref(tuner(format, superblocks, rows));
     let same = |a, b| of(4, a) == of(4, b);

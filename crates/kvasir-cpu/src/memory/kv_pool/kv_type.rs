@@ -233,7 +233,7 @@ mod tests {
     use crate::isa::features::Level;
 
     #[test]
-    fn what_is_stored_comes_back_as_well_as_its_bits_allow_on_every_level() {
+    fn kv_types_round_trip_alike_on_every_instruction_set() {
         for width in [128, 64, 48, 80] {
             let x: Vec<f32> = (0..width).map(|i| ((i * 37 % 101) as f32 / 50.0 - 1.0) * 3.0).collect();
             for kind in KvType::ALL {

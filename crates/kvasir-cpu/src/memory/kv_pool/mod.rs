@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_takes_what_is_foretold_and_the_pool_at_most_twice_its_tokens() {
+    fn tokens_take_predicted_bytes_and_pools_at_most_double() {
         let layers = [facts(false, 0), facts(true, 32)];
         for kind in KvType::ALL {
             let pool = Pool::new(&layers, kind, 100_000).unwrap();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_parts_share_a_byte() {
+    fn no_two_head_rows_share_a_byte() {
         let layers = [facts(false, 0), facts(false, 32), LayerFacts { kv_heads: 6, ..facts(false, 0) }];
         let (slots, kind) = (700, KvType::Q8_0);
         let pool = Pool::new(&layers, kind, slots).unwrap();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn no_row_moves_when_a_pool_grows_and_moved_rows_are_copied_to_the_byte() {
+    fn growing_moves_no_row_and_slot_copies_are_exact() {
         let layers = [facts(false, 0)];
         for kind in KvType::ALL {
             let pool = Pool::new(&layers, kind, 5_000).unwrap();

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_is_what_is_opened() {
+    fn dequantize_inverts_encode() {
         for dtype in [DType::F32, DType::BF16, DType::F16, DType::Mxfp4] {
             let width = Width::of(dtype);
             for seed in 0..256u32 {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_of_eight_bits_are_their_codes_times_their_scales() {
+    fn fp8_weights_are_codes_times_scales() {
         // Includes scales whose products are subnormal, infinite or NaN.
         for scale in [1.0, 0.012_345, -3.7e-5, 2f32.powi(-126), 1e-44, 1e37, f32::INFINITY, f32::NAN] {
             for from in (0..=255u8).step_by(PART) {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_of_four_bits_are_their_codes_times_their_scales() {
+    fn mxfp4_weights_are_codes_times_scales() {
         for seed in 0..64u32 {
             let byte = |i: usize| ((i as u32 + 1).wrapping_mul(0x9e37_79b9 ^ seed << 7) >> 21) as u8;
             let codes: Vec<u8> = (0..LANES * PART / 2).map(byte).collect();

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vectors_turn_as_the_plain_loop_does() {
+    fn vectors_transpose_as_the_plain_loop_does() {
         let mut code = [[0u8; SUPERBLOCK]; LANES];
         let bytes = code.as_flattened_mut();
         bytes.iter_mut().enumerate().for_each(|(i, b)| *b = (i * 7 + i / 251) as u8);
