@@ -20,7 +20,7 @@ pub(crate) struct Cli {
     pub(crate) print_config: bool,
     /// Use no better instructions than these: portable, avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx, on Arm neon or neon-dotprod [default: the machine's best]
     #[arg(long, global = true, env = "KVASIR_INSTRUCTIONS", value_name = "LEVEL")]
-    pub(crate) instructions: Option<kvasir_cpu::Level>,
+    pub(crate) instructions: Option<kvasir_cpu::Isa>,
 }
 
 impl Cli {

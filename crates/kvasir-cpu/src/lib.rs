@@ -6,7 +6,7 @@
 //! 1. `isa`: instruction sets, AMX tiles, vectors. `rowwise`: norms, gates, rotary embeddings.
 //! 2. `threads`: the pool. `memory`: buffers, KV pools. `prefetch`: hints and their tuning.
 //! 3. `weights`: sources, formats, packed panels.
-//! 4. `gemm`: matrix products, in int8, bf16 and f32.
+//! 4. `kernels`: which kernel runs. `gemm`: matrix products, in int8, bf16 and f32.
 //! 5. `attention`: over the KV pools. `ops`: mixture of experts, indexer.
 //! 6. `exec`: model, forward pass, executor. `limits`, beside: the roofline of the machine.
 //!
@@ -22,6 +22,7 @@ mod attention;
 mod exec;
 mod gemm;
 mod isa;
+mod kernels;
 mod limits;
 mod memory;
 mod ops;
@@ -32,7 +33,7 @@ mod weights;
 
 pub use exec::executor::{CpuExecutor, Limits};
 pub use exec::model::CpuModel;
-pub use isa::features::Level;
+pub use isa::features::Isa;
 pub use limits::machine_limits::{PeakMeter, Peaks};
 pub use memory::kv_pool::Pool;
 pub use memory::kv_pool::kv_type::KvType;

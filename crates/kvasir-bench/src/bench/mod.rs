@@ -195,7 +195,7 @@ pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Resu
         bound: if arithmetic > ideal.bytes / usual.bandwidth { "arithmetic" } else { "bandwidth" },
         bandwidth: usual.bandwidth,
         peaks: Arithmetic { int8: usual.int8, bf16: usual.bf16, f32: usual.f32 },
-        level: model.level().to_string(),
+        level: model.isa().to_string(),
         threads: model.team().len(),
     })
 }

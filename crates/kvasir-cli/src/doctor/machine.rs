@@ -1,7 +1,7 @@
 //! `doctor` checks of the machine: instruction set, threads, memory, roofline, system limits.
 
 use crate::doctor::check::Check;
-use kvasir_cpu::{Level, PeakMeter, Peaks, ThreadPool};
+use kvasir_cpu::{Isa, PeakMeter, Peaks, ThreadPool};
 use std::{env::consts::ARCH, fs, path::Path, thread};
 
 const GB: f64 = 1e9;
@@ -12,14 +12,14 @@ const ROOM_TO_MEASURE: u64 = 2 << 30;
 const FILES: u64 = 4096 + 512;
 
 pub(crate) fn processor() -> Check {
-    let level = Level::detect();
-    let found = format!("{level} kernels on {ARCH}");
-    let check = match (level, ARCH) {
-        (Level::Portable, "x86_64") => Check::warn("processor", found)
+    let isa = Isa::detect();
+    let found = format!("{isa} kernels on {ARCH}");
+    let check = match (isa, ARCH) {
+        (Isa::PORTABLE, "x86_64") => Check::warn("processor", found)
             .advise("this processor has no AVX2, or the system hides it; answers will be slow"),
         _ => Check::ok("processor", found),
     };
-    check.value("level", level.to_string()).value("architecture", ARCH)
+    check.value("level", isa.to_string()).value("architecture", ARCH)
 }
 
 pub(crate) fn threads() -> Check {

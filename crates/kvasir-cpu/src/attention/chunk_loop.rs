@@ -13,25 +13,29 @@ use crate::attention::scratch::Scratch;
 use crate::attention::views::{Chunk, ChunkSpan};
 use crate::attention::work::{CHUNKS_AT_ONCE, ChunkWork, ScoredBlock, VisibleChunk, WorkItem};
 use crate::isa::amx::Tiles;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
+use crate::kernels::AttentionGemm;
 use crate::memory::aligned::AlignedVec;
 use crate::prefetch::ranges::PrefetchRanges;
 
 impl LayerAttention<'_> {
     /// Runs all query rows of a span's views over its chunks.
-    pub(crate) fn span(&self, level: Level, item: &WorkItem<'_>, span: &ChunkSpan, s: &mut Scratch) {
+    pub(crate) fn span(&self, isa: Isa, item: &WorkItem<'_>, span: &ChunkSpan, s: &mut Scratch) {
         let first_view = span.views.0 - item.group.views.0;
         let last_view = span.views.1 - item.group.views.0;
         let of = |at: usize| at.clamp(item.tokens.start, item.tokens.end) - item.tokens.start;
         let tokens = of(s.starts[first_view])..of(s.starts[last_view]);
-        self.make_blocks(level, item, tokens, s);
+        self.make_blocks(isa, item, tokens, s);
         let view = &self.views.views[self.views.order[span.views.0] as usize];
         let mut chunks = &self.views.chunks(view)[span.chunks.0..span.chunks.1];
-        let mut tiles = level.configure_tiles();
+        let mut tiles = isa.configure_tiles();
         // With many query rows per head, loading and storing O dominates; with few, memory
         // bandwidth does, and K and V are read in order.
-        let at_once = if level >= Level::Amx && item.heads.len() == 1 && s.blocks.len() > 1 {
+        let at_once = if AttentionGemm::of(isa) == AttentionGemm::Tiles
+            && item.heads.len() == 1
+            && s.blocks.len() > 1
+        {
             CHUNKS_AT_ONCE
         } else {
             1
@@ -44,16 +48,16 @@ impl LayerAttention<'_> {
             while at < s.blocks.len() {
                 let heads = s.blocks[at].heads.clone();
                 let next = at + s.blocks[at..].iter().take_while(|b| b.heads == heads).count();
-                let decode = next - at == 1 && self.uses_decode_kernels(level, s.blocks[at].per_head);
+                let decode = next - at == 1 && self.uses_decode_kernels(isa, s.blocks[at].per_head);
                 let work = ChunkWork { chunks: &taken[..n], blocks: at..next, heads, decode };
-                self.scores_and_weights(level, item, &work, &mut tiles, s);
+                self.scores_and_weights(isa, item, &work, &mut tiles, s);
                 at = next;
                 #[cfg(target_arch = "x86_64")]
                 if decode {
-                    self.accumulate_decode(level, item, &work, s);
+                    self.accumulate_decode(isa, item, &work, s);
                     continue;
                 }
-                self.accumulate_gemm(level, item, &work, &mut tiles, s);
+                self.accumulate_gemm(isa, item, &work, &mut tiles, s);
             }
         }
     }
@@ -79,7 +83,7 @@ impl LayerAttention<'_> {
     /// of its keys.
     fn scores_and_weights(
         &self,
-        level: Level,
+        isa: Isa,
         item: &WorkItem<'_>,
         work: &ChunkWork<'_>,
         tiles: &mut Option<Tiles>,
@@ -99,9 +103,9 @@ impl LayerAttention<'_> {
                 self.number_entries(seen.chunk, s);
             }
             // Keys are widened once, if several query blocks use them.
-            self.stage_keys(level, item, work.heads.clone(), many, seen.chunk, s);
+            self.stage_keys(isa, item, work.heads.clone(), many, seen.chunk, s);
             #[cfg(target_arch = "x86_64")]
-            (s.next_heads = self.first_next_heads(level, seen.chunk, head));
+            (s.next_heads = self.first_next_heads(isa, seen.chunk, head));
             if work.decode && item.pages > 0 {
                 self.record_next_layer(seen.chunk, head..item.heads.start + work.heads.end, item.pages);
             }
@@ -123,7 +127,7 @@ impl LayerAttention<'_> {
             }
             let mut packing = (!work.decode).then(|| {
                 let tiles = std::mem::replace(&mut s.values[n], AlignedVec::new());
-                self.start_packing(level, head, seen.chunk, tiles, s)
+                self.start_packing(isa, head, seen.chunk, tiles, s)
             });
             for block in work.blocks.clone() {
                 if !s.blocks[block].meets(seen) {
@@ -133,18 +137,18 @@ impl LayerAttention<'_> {
                 let now = ScoredBlock { block, chunk: n, seen: seen.len(), place };
                 // SAFETY: blocks and keys were made, and tiles are configured; the rows are the
                 // pool's or staged.
-                unsafe { s.score(level, shape, now, before, packing.as_mut()) };
-                s.begin_softmax(level, now, seen, self.scaling(), work.decode);
+                unsafe { s.score(isa, shape, now, before, packing.as_mut()) };
+                s.begin_softmax(isa, now, seen, self.scaling(), work.decode);
                 before = Some(now);
             }
             if let Some(mut packing) = packing {
                 // SAFETY: the rows are the pool's or staged.
-                unsafe { packing.finish(level) };
+                unsafe { packing.finish(isa) };
                 s.values[n] = packing.tiles;
             }
         }
         if let Some(before) = before {
-            s.end_softmax(level, before, work.decode);
+            s.end_softmax(isa, before, work.decode);
         }
     }
 }

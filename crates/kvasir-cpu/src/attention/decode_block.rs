@@ -7,13 +7,14 @@
 //! scores are computed for a SIMD vector of positions at a time, instead of 16 query rows.
 
 use crate::attention::decode::{HeadRows, ValueRows, VisibleKeys, bf16_dot, gemv};
-use crate::attention::layer::{HeadShape, LayerAttention, uses_bf16_dot};
+use crate::attention::layer::{HeadShape, LayerAttention};
 use crate::attention::scratch::Scratch;
 use crate::attention::softmax::online::rescale;
 use crate::attention::views::{Chunk, Run};
 use crate::attention::work::{ChunkWork, ScoredBlock, WorkItem};
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
+use crate::kernels::AttentionGemm;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::memory::kv_pool::rows::{CHUNK, Heads};
 
@@ -21,7 +22,7 @@ impl LayerAttention<'_> {
     /// O = O * exp(m_old - m_new) + P V for one chunk, head by head, with V rows read in place.
     pub(crate) fn accumulate_decode(
         &self,
-        level: Level,
+        isa: Isa,
         item: &WorkItem<'_>,
         work: &ChunkWork<'_>,
         s: &mut Scratch,
@@ -40,7 +41,7 @@ impl LayerAttention<'_> {
                 Some(heads) if i > 0 && seen.chunk.len as usize == CHUNK => {
                     offset += heads.to_next(item.heads.start + head - 1);
                 }
-                _ => self.value_rows(level, item.heads.start + head, seen.chunk, &mut rows, s),
+                _ => self.value_rows(isa, item.heads.start + head, seen.chunk, &mut rows, s),
             }
             let last = head + 1 == work.heads.end;
             next_head = match seen.next {
@@ -54,17 +55,17 @@ impl LayerAttention<'_> {
             let at = block.rows[head_rows.first] as usize * width;
             let sums = &mut s.sums[at..][..head_rows.count * width];
             let rescales = &s.rescales[work.blocks.start][head_rows.first..head_rows.end()];
-            rescale(level, sums, width, rescales);
+            rescale(isa, sums, width, rescales);
             // Positions past the last entry have weight 0 and are skipped.
             let values = ValueRows { rows: &rows[..seen.len().next_multiple_of(2)], offset };
-            // SAFETY: the level was detected on this machine; the rows are the pool's or staged.
+            // SAFETY: the instruction set was detected on this machine; the rows are the pool's or staged.
             unsafe {
-                if uses_bf16_dot(level) {
+                if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot {
                     let weights = &s.weights[work.blocks.start];
                     bf16_dot::accumulate(weights, head_rows.first, values, &next_head, width, sums);
                 } else {
                     let weights = &s.widened_weights[0];
-                    gemv::accumulate(level, weights, head_rows, values, &next_head, width, sums);
+                    gemv::accumulate(isa, weights, head_rows, values, &next_head, width, sums);
                 }
             }
         }
@@ -81,12 +82,12 @@ impl LayerAttention<'_> {
 }
 
 impl Scratch {
-    /// S = Q K^T of a decode block and a chunk, at levels without AMX.
+    /// S = Q K^T of a decode block and a chunk, without AMX.
     ///
     /// # Safety
-    /// The machine must have the level's instructions; the block's queries and the keys must have
+    /// The machine must have the instruction set; the block's queries and the keys must have
     /// been made.
-    pub(crate) unsafe fn decode_scores(&mut self, level: Level, shape: HeadShape, now: ScoredBlock) {
+    pub(crate) unsafe fn decode_scores(&mut self, isa: Isa, shape: HeadShape, now: ScoredBlock) {
         let block = &self.blocks[now.block];
         let Some(out) = self.score_rows.first_chunk_mut::<LANES>() else { return };
         let [mut next, values] = self.next_heads;
@@ -97,18 +98,18 @@ impl Scratch {
             let rows = HeadRows { first: i * block.per_head, count: block.per_head };
             // SAFETY: as the caller vouches.
             unsafe {
-                if uses_bf16_dot(level) {
+                if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot {
                     let queries = &self.queries[block.queries..][..shape.steps()];
                     bf16_dot::scores(keys, &next, queries, rows, out);
                 } else {
                     let queries = &self.widened_queries[block.queries..][..shape.steps()];
-                    gemv::scores(level, keys, &next, queries, rows, out);
+                    gemv::scores(isa, keys, &next, queries, rows, out);
                 }
             }
         }
-        if !uses_bf16_dot(level) {
+        if AttentionGemm::of(isa) != AttentionGemm::Bf16Dot {
             // SAFETY: as above.
-            unsafe { gemv::transpose_scores(level, out, &mut self.scores[now.place]) };
+            unsafe { gemv::transpose_scores(isa, out, &mut self.scores[now.place]) };
         }
     }
 }

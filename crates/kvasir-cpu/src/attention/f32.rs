@@ -13,8 +13,8 @@
 use crate::attention::layer::LayerAttention;
 use crate::attention::views::{Chunk, View};
 use crate::gemm::f32::fma::{StridedRows, add_products};
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::rows::CHUNK;
@@ -83,12 +83,7 @@ struct WorkItem<'v> {
 ///
 /// # Safety
 /// As for [`LayerAttention::run`].
-pub(crate) unsafe fn attend_f32(
-    a: &LayerAttention<'_>,
-    team: &ThreadPool,
-    level: Level,
-    out: &DisjointRows<'_>,
-) {
+pub(crate) unsafe fn attend_f32(a: &LayerAttention<'_>, team: &ThreadPool, isa: Isa, out: &DisjointRows<'_>) {
     let kv_heads = a.facts.kv_heads;
     let rows = |view: &View| view.tokens * a.per_head();
     let blocks: usize = a.views.views.iter().map(|view| rows(view).div_ceil(LANES) * kv_heads).sum();
@@ -101,7 +96,7 @@ pub(crate) unsafe fn attend_f32(
                 let first = item / kv_heads * at_most;
                 let rows = first..rows(view).min(first + at_most);
                 let item = WorkItem { view, head: item % kv_heads, rows };
-                return ROOM.with_borrow_mut(|scratch| a.f32_item(level, &item, scratch, out));
+                return ROOM.with_borrow_mut(|scratch| a.f32_item(isa, &item, scratch, out));
             }
             item -= items(view);
         }
@@ -110,7 +105,7 @@ pub(crate) unsafe fn attend_f32(
 
 impl LayerAttention<'_> {
     /// Computes one work item: online softmax over the chunks of its view.
-    fn f32_item(&self, level: Level, item: &WorkItem<'_>, scratch: &mut F32Scratch, out: &DisjointRows<'_>) {
+    fn f32_item(&self, isa: Isa, item: &WorkItem<'_>, scratch: &mut F32Scratch, out: &DisjointRows<'_>) {
         let (kd, vd) = (self.facts.key_dim, self.facts.value_dim);
         let blocks = item.rows.len().div_ceil(LANES);
         scratch.queries.grow(blocks * kd);
@@ -132,30 +127,23 @@ impl LayerAttention<'_> {
             if last.is_some_and(|(.., position)| (position as i32) < from) {
                 continue;
             }
-            self.stage(level, item, chunk, n, true, scratch);
+            self.stage(isa, item, chunk, n, true, scratch);
             for block in 0..blocks {
                 let scores = &mut scratch.scores[block][..n];
                 scores.fill([0.0; LANES]);
                 let rows = StridedRows { first: scratch.rows.as_ptr(), row: kd, number: 1 };
                 // SAFETY: as many rows were staged.
-                unsafe { add_products(level, rows, &scratch.queries[block * kd..][..kd], scores) };
+                unsafe { add_products(isa, rows, &scratch.queries[block * kd..][..kd], scores) };
                 let sums = &mut scratch.sums[block * vd..][..vd];
                 let at = (chunk.first as i32, &scratch.positions[..]);
-                softmax_step(
-                    level,
-                    scores,
-                    at,
-                    (self.scale, self.soft_cap),
-                    &mut scratch.states[block],
-                    sums,
-                );
+                softmax_step(isa, scores, at, (self.scale, self.soft_cap), &mut scratch.states[block], sums);
             }
-            self.stage(level, item, chunk, n, false, scratch);
+            self.stage(isa, item, chunk, n, false, scratch);
             for block in 0..blocks {
                 let rows = StridedRows { first: scratch.rows.as_ptr(), row: 1, number: vd };
                 let sums = &mut scratch.sums[block * vd..][..vd];
                 // SAFETY: as above; here V is read as its transpose.
-                unsafe { add_products(level, rows, &scratch.scores[block][..n], sums) };
+                unsafe { add_products(isa, rows, &scratch.scores[block][..n], sums) };
             }
         }
         self.finish(item, scratch, out);
@@ -188,7 +176,7 @@ impl LayerAttention<'_> {
     /// Dequantizes the first `n` K or V rows of a chunk.
     fn stage(
         &self,
-        level: Level,
+        isa: Isa,
         item: &WorkItem<'_>,
         chunk: &Chunk,
         n: usize,
@@ -202,7 +190,7 @@ impl LayerAttention<'_> {
             let pool = self.pool(pool);
             let rows = if keys { &pool.keys } else { pool.read_as_values() };
             // SAFETY: the executor has checked the plan's slots, and writes come before reads.
-            unsafe { rows.read(level, slot, item.head, row) };
+            unsafe { rows.read(isa, slot, item.head, row) };
             scratch.positions.push(position as i32);
         }
     }
@@ -272,6 +260,6 @@ fn softmax_step_body(
     }
 }
 
-per_level! {
+per_isa! {
     softmax_step(scores: &mut [[f32; LANES]], at: (i32, &[i32]), rule: (f32, Option<f32>), states: &mut RowStates, sums: &mut [[f32; LANES]]) => softmax_step_body
 }

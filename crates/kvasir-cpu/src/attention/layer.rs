@@ -2,7 +2,6 @@
 
 use crate::attention::softmax::state::ScoreScaling;
 use crate::attention::views::Views;
-use crate::isa::features::Level;
 use crate::isa::tile::{LANES, STEP};
 use crate::memory::kv_pool::{LayerPool, Pool};
 use kvasir_kv::Position;
@@ -68,15 +67,4 @@ impl HeadShape {
     pub(crate) fn steps(self) -> usize {
         self.key_width / STEP
     }
-}
-
-/// Whether a level multiplies bf16 pairs in the order of `gemm::avx512_bf16`, without widening or
-/// transposing. All other levels use the summation order of AMX.
-pub(crate) const fn uses_bf16_dot(level: Level) -> bool {
-    matches!(level, Level::Avx512Bf16)
-}
-
-/// Whether a level multiplies in f32, so that bf16 operands are widened first.
-pub(crate) fn widens(level: Level) -> bool {
-    level < Level::Amx && !uses_bf16_dot(level)
 }

@@ -2,61 +2,37 @@
 //! the kernels.
 
 use crate::attention::block::QueryBlock;
-#[cfg(target_arch = "x86_64")]
-use crate::attention::decode::LINE;
-#[cfg(target_arch = "x86_64")]
-use crate::attention::gemm::operands::GEMV_ROWS;
-use crate::attention::layer::{HeadShape, LayerAttention, uses_bf16_dot, widens};
+use crate::attention::layer::{HeadShape, LayerAttention};
 use crate::attention::scratch::Scratch;
 use crate::attention::softmax::state::MaskBounds;
 use crate::attention::work::{CHUNKS_AT_ONCE, WorkItem};
 use crate::gemm::bf16::operands::OperandB;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::float16::round_to_bf16;
 use crate::isa::tile::{LANES, STEP, Tile, transpose};
+use crate::kernels::{AttentionGemm, max_decode_rows};
 use crate::prefetch::ranges::prefetch;
 use std::ops::Range;
 
-/// Query rows per KV head up to which the decode path pays without AMX, whose tiles have 16 rows
-/// whatever is used.
-#[cfg(target_arch = "x86_64")]
-const MAX_DECODE_ROWS: usize = 8;
-
-/// Query rows per KV head up to which the decode path pays.
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn max_decode_rows(level: Level) -> usize {
-    if level >= Level::Amx { GEMV_ROWS } else { MAX_DECODE_ROWS }
-}
-
 impl LayerAttention<'_> {
     /// Whether the decode kernels take this many query rows of a KV head: V is then multiplied in
-    /// place, as a GEMV.
-    pub(crate) fn uses_decode_kernels(&self, level: Level, rows: usize) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return level >= Level::Avx2
-            && rows <= max_decode_rows(level)
-            && self.facts.value_dim.is_multiple_of(LINE);
-        #[cfg(not(target_arch = "x86_64"))]
-        {
-            let _ = (level, rows);
-            false
-        }
+    /// place, as a GEMV. They read V by whole cache lines.
+    pub(crate) fn uses_decode_kernels(&self, isa: Isa, rows: usize) -> bool {
+        rows <= max_decode_rows(isa) && self.facts.value_dim.is_multiple_of(STEP)
     }
 
     /// Builds the blocks of these tokens' query rows, ordered by KV head, and packs their queries.
-    pub(crate) fn make_blocks(
-        &self,
-        level: Level,
-        item: &WorkItem<'_>,
-        tokens: Range<usize>,
-        s: &mut Scratch,
-    ) {
+    pub(crate) fn make_blocks(&self, isa: Isa, item: &WorkItem<'_>, tokens: Range<usize>, s: &mut Scratch) {
         let (group, steps) = (self.per_head(), HeadShape::of(self.facts).steps());
         let per_head = tokens.len() * group;
         // In decode several KV heads share a block; each one's rows get columns of their own.
-        let decode = self.uses_decode_kernels(level, per_head);
-        let as_rows = decode && uses_bf16_dot(level);
-        let pack = if level >= Level::Amx || decode { (LANES / per_head.max(1)).max(1) } else { 1 };
+        let decode = self.uses_decode_kernels(isa, per_head);
+        let as_rows = decode && AttentionGemm::of(isa) == AttentionGemm::Bf16Dot;
+        let pack = if AttentionGemm::of(isa) == AttentionGemm::Tiles || decode {
+            (LANES / per_head.max(1)).max(1)
+        } else {
+            1
+        };
         s.blocks.clear();
         s.queries.clear();
         s.widened_queries.clear();
@@ -104,11 +80,11 @@ impl LayerAttention<'_> {
                 };
                 s.queries.grow(queries + steps);
                 if as_rows {
-                    round_queries(level, &mut s.queries[queries..], used, query);
+                    round_queries(isa, &mut s.queries[queries..], used, query);
                 } else {
-                    round_queries(level, &mut s.query_rows, used, query);
+                    round_queries(isa, &mut s.query_rows, used, query);
                     for (rows, tile) in s.query_rows.iter().zip(&mut s.queries[queries..]) {
-                        transpose(level, rows, tile);
+                        transpose(isa, rows, tile);
                     }
                 }
                 s.blocks.push(block);
@@ -116,12 +92,12 @@ impl LayerAttention<'_> {
             }
             head = heads.end;
         }
-        if decode && widens(level) {
+        if decode && AttentionGemm::of(isa) == AttentionGemm::Widened {
             // Widened to f32 for the decode kernels.
             s.widened_queries.resize(s.queries.len(), OperandB::NONE);
             for (tile, widened) in s.queries.iter().zip(&mut s.widened_queries) {
                 // SAFETY: a whole tile is readable.
-                unsafe { widened.load(level, tile.as_ptr().cast()) };
+                unsafe { widened.load(isa, tile.as_ptr().cast()) };
             }
         }
         s.weights.grow(CHUNKS_AT_ONCE * s.blocks.len() + 1);
@@ -134,7 +110,7 @@ const AHEAD: usize = 4;
 
 /// Rounds the queries of `used` rows to bf16, a tile per 32 numbers of the head dimension and a
 /// tile row per query row; unused rows are zeroed.
-fn round_queries<'q>(level: Level, tiles: &mut [Tile], used: usize, query: impl Fn(usize) -> &'q [f32]) {
+fn round_queries<'q>(isa: Isa, tiles: &mut [Tile], used: usize, query: impl Fn(usize) -> &'q [f32]) {
     for row in 0..LANES {
         if row >= used {
             tiles.iter_mut().for_each(|tile| tile[row] = [0; LANES]);
@@ -146,7 +122,7 @@ fn round_queries<'q>(level: Level, tiles: &mut [Tile], used: usize, query: impl 
         last[..rest.len()].copy_from_slice(rest);
         for (part, tile) in whole.iter().chain([&last]).zip(&mut *tiles) {
             // SAFETY: a tile row is 64 bytes, and a pair of bf16 fills a word.
-            round_to_bf16(level, part, unsafe { &mut *tile[row].as_mut_ptr().cast::<[u16; STEP]>() });
+            round_to_bf16(isa, part, unsafe { &mut *tile[row].as_mut_ptr().cast::<[u16; STEP]>() });
         }
     }
 }

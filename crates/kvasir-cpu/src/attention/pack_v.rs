@@ -8,8 +8,8 @@
 //! Unpacking within 128-bit lanes permutes the columns of the output O (`place`). `unpermute_scaled`
 //! undoes this when it writes `O * factor`.
 
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
+use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, Tile};
 use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::rows::CHUNK;
@@ -58,13 +58,13 @@ impl ValuePacking {
     /// # Safety
     /// Rows that are not packed yet must point at `width` numbers each.
     #[inline(always)]
-    pub(crate) unsafe fn step(&mut self, level: Level) {
+    pub(crate) unsafe fn step(&mut self, isa: Isa) {
         self.prefetches.prefetch();
         let pairs = self.rows.as_chunks::<2>().0;
         let end = pairs.len().min(self.done + PAIRS_PER_STEP);
         if self.done < end {
             // SAFETY: the caller's rows.
-            unsafe { interleave(level, &pairs[self.done..end], self.done, self.width, &mut self.tiles) };
+            unsafe { interleave(isa, &pairs[self.done..end], self.done, self.width, &mut self.tiles) };
             self.done = end;
         }
     }
@@ -73,10 +73,10 @@ impl ValuePacking {
     ///
     /// # Safety
     /// As for [`step`](Self::step).
-    pub(crate) unsafe fn finish(&mut self, level: Level) {
+    pub(crate) unsafe fn finish(&mut self, isa: Isa) {
         let pairs = self.rows.as_chunks::<2>().0;
         // SAFETY: the caller's rows.
-        unsafe { interleave(level, &pairs[self.done..], self.done, self.width, &mut self.tiles) };
+        unsafe { interleave(isa, &pairs[self.done..], self.done, self.width, &mut self.tiles) };
         self.done = pairs.len();
     }
 }
@@ -108,21 +108,21 @@ fn scaled_body(sums: &[f32], factor: f32, to: &mut [f32]) {
     }
 }
 
-per_level! {
+per_isa! {
     /// `to = sums * factor`, undoing the column order of the tiles.
     scaled_by_compiler(sums: &[f32], factor: f32, to: &mut [f32]) => scaled_body
 }
 
 /// `to = sums * factor` in the natural column order; with AVX-512 by permutes instead of gathers.
-pub(crate) fn unpermute_scaled(level: Level, sums: &[f32], factor: f32, to: &mut [f32]) {
+pub(crate) fn unpermute_scaled(isa: Isa, sums: &[f32], factor: f32, to: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx512Vnni {
+    if isa.has_avx512() {
         let whole = to.len() / PAIR_OF_TILES * PAIR_OF_TILES;
-        // SAFETY: the level was detected on this machine.
+        // SAFETY: the instruction set was detected on this machine.
         unsafe { scaled_wide(&sums[..whole], factor, &mut to[..whole]) };
-        return scaled_by_compiler(level, &sums[whole..], factor, &mut to[whole..]);
+        return scaled_by_compiler(isa, &sums[whole..], factor, &mut to[whole..]);
     }
-    scaled_by_compiler(level, sums, factor, to);
+    scaled_by_compiler(isa, sums, factor, to);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -154,19 +154,13 @@ fn scaled_wide(sums: &[f32], factor: f32, to: &mut [f32]) {
 ///
 /// # Safety
 /// Each row must be `width` numbers.
-unsafe fn interleave(
-    level: Level,
-    pairs: &[[*const u16; 2]],
-    first: usize,
-    width: usize,
-    tiles: &mut [Tile],
-) {
+unsafe fn interleave(isa: Isa, pairs: &[[*const u16; 2]], first: usize, width: usize, tiles: &mut [Tile]) {
     for (pair, at) in (first..).zip(pairs) {
         let (step, row) = (pair / LANES, pair % LANES);
         let mut done = 0;
         #[cfg(target_arch = "x86_64")]
-        if level >= Level::Avx512Vnni {
-            // SAFETY: the level was detected on this machine; the caller's rows.
+        if isa.has_avx512() {
+            // SAFETY: the instruction set was detected on this machine; the caller's rows.
             unsafe { interleave_wide(*at, width / PAIR_OF_TILES, &mut tiles[step..], row) };
             done = width / PAIR_OF_TILES * PAIR_OF_TILES;
         }

@@ -2,15 +2,14 @@
 //! of the next layer.
 
 use crate::attention::layer::LayerAttention;
-#[cfg(target_arch = "x86_64")]
-use crate::attention::layer::uses_bf16_dot;
 use crate::attention::views::Chunk;
 #[cfg(target_arch = "x86_64")]
 use crate::attention::views::Run;
 #[cfg(target_arch = "x86_64")]
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::tile::LANES;
+use crate::kernels::AttentionGemm;
 #[cfg(target_arch = "x86_64")]
 use crate::memory::kv_pool::kv_type::KvType;
 #[cfg(target_arch = "x86_64")]
@@ -67,17 +66,17 @@ impl LayerAttention<'_> {
 
 #[cfg(target_arch = "x86_64")]
 impl LayerAttention<'_> {
-    /// A head's K rows of a chunk and its V rows. At levels in bf16 pair order, nothing is to be
+    /// A head's K rows of a chunk and its V rows. In bf16 pair order, nothing is to be
     /// prefetched where the bf16 rows of a whole chunk are contiguous: the hardware prefetcher
     /// follows them from head to head.
-    pub(crate) fn first_next_heads(&self, level: Level, chunk: &Chunk, head: usize) -> [NextHead; 2] {
+    pub(crate) fn first_next_heads(&self, isa: Isa, chunk: &Chunk, head: usize) -> [NextHead; 2] {
         let in_order = |run: &Run| {
             run.len as usize == CHUNK
                 && (run.slot as usize).is_multiple_of(BLOCK_SLOTS)
                 && self.pool(run.pool).keys.kind() == KvType::Bf16
         };
         match self.views.runs(chunk) {
-            [run] if uses_bf16_dot(level) && in_order(run) => [NextHead::NONE; 2],
+            [run] if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot && in_order(run) => [NextHead::NONE; 2],
             _ => [self.next_keys(chunk, head), self.next_values(chunk, head)],
         }
     }

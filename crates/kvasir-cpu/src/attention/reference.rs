@@ -7,7 +7,7 @@
 use crate::attention::layer::LayerAttention;
 use crate::attention::scratch::normalization;
 use crate::attention::softmax::state::{ChunkEntries, MaskBounds, OnlineSoftmax, Scores, exp2};
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::float16::{bf16, round_to_bf16};
 use crate::isa::tile::{LANES, STEP};
 use crate::memory::kv_pool::rows::{CHUNK, Rows};
@@ -18,7 +18,7 @@ pub(crate) fn naive(a: &LayerAttention<'_>, out: &mut [f32]) {
     let read = |rows: &Rows, slot, head, width| {
         let mut row = vec![0f32; width];
         // SAFETY: the tests' slots exist, and no thread writes them.
-        unsafe { rows.read(Level::Portable, slot, head, &mut row) };
+        unsafe { rows.read(Isa::PORTABLE, slot, head, &mut row) };
         row
     };
     for view in &a.views.views {
@@ -83,7 +83,7 @@ pub(crate) fn bf16_dot_order(a: &LayerAttention<'_>, out: &mut [f32]) {
     let read = |rows: &Rows, slot, head, width: usize| {
         let (mut wide, mut row) = (vec![0f32; width], vec![0u16; width]);
         // SAFETY: the tests' slots exist, and no thread writes them.
-        unsafe { rows.read_bf16(Level::Portable, slot, head, &mut wide, &mut row) };
+        unsafe { rows.read_bf16(Isa::PORTABLE, slot, head, &mut wide, &mut row) };
         row.into_iter().map(bf16).chain(std::iter::repeat(0.0)).take(width.next_multiple_of(STEP)).collect()
     };
     for view in &a.views.views {
@@ -91,7 +91,7 @@ pub(crate) fn bf16_dot_order(a: &LayerAttention<'_>, out: &mut [f32]) {
             let token = view.token + query;
             let (from, kv_head) = (a.window_from(token) as u32, head / a.per_head());
             let mut q = vec![0u16; kd];
-            round_to_bf16(Level::Portable, &a.q[token * a.q_stride + head * kd..][..kd], &mut q);
+            round_to_bf16(Isa::PORTABLE, &a.q[token * a.q_stride + head * kd..][..kd], &mut q);
             q.resize(kd.next_multiple_of(STEP), 0);
             let q: Vec<f32> = q.into_iter().map(bf16).collect();
             let mut softmax = OnlineSoftmax::NONE;
@@ -111,7 +111,7 @@ pub(crate) fn bf16_dot_order(a: &LayerAttention<'_>, out: &mut [f32]) {
                         values[row] = read(pool.read_as_values(), slot, kv_head, vd);
                     }
                 }
-                softmax.begin(Level::Portable, &mut scores, &rows, Some(&bounds), a.scaling());
+                softmax.begin(Isa::PORTABLE, &mut scores, &rows, Some(&bounds), a.scaling());
                 let weights = scores.map(|row| exp2(row[0].mul_add(softmax.scale, -softmax.base[0])));
                 // An accumulator for each position modulo 16, reduced by halves.
                 let chain =

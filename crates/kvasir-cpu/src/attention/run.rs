@@ -5,9 +5,9 @@ use crate::attention::layer::{HeadShape, LayerAttention};
 use crate::attention::scratch::{SCRATCH, Scratch};
 use crate::attention::views::PrefixGroup;
 use crate::attention::work::WorkItem;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
-use crate::prefetch::kv_prefetch;
+use crate::kernels::kv_prefetch_pages;
 use crate::threads::pool::ThreadPool;
 use crate::threads::rows::DisjointRows;
 use std::cell::RefCell;
@@ -61,7 +61,7 @@ impl LayerAttention<'_> {
     /// # Safety
     /// The slots of the views must exist. No other thread may write them, or access the results,
     /// during the call.
-    pub(crate) unsafe fn run(&self, team: &ThreadPool, level: Level, out: &DisjointRows<'_>) {
+    pub(crate) unsafe fn run(&self, team: &ThreadPool, isa: Isa, out: &DisjointRows<'_>) {
         let cut = self.cut(team);
         let kv_heads = self.facts.kv_heads;
         let items = |group: &PrefixGroup| {
@@ -78,7 +78,7 @@ impl LayerAttention<'_> {
                 end
             }));
             let ends = &*ends;
-            let pages = kv_prefetch::most(level, self.positions.len(), team.len());
+            let pages = kv_prefetch_pages(isa, self.positions.len(), team.len());
             let each = |_, item| {
                 let at = ends.partition_point(|end| *end <= item);
                 let (all, tokens, heads, count) = items(&groups[at]);
@@ -88,7 +88,7 @@ impl LayerAttention<'_> {
                 let heads = h..kv_heads.min(h + heads);
                 let tokens = t..all.min(t + tokens);
                 let work = WorkItem { group: &groups[at], heads, tokens, pages };
-                SCRATCH.with_borrow_mut(|scratch| self.item(level, &work, scratch, out));
+                SCRATCH.with_borrow_mut(|scratch| self.item(isa, &work, scratch, out));
             };
             if pages > 0 {
                 // In static order: a thread should meet the rows that it prefetched a layer
@@ -100,7 +100,7 @@ impl LayerAttention<'_> {
     }
 
     /// Computes one work item: runs its spans, then writes the normalized results.
-    fn item(&self, level: Level, item: &WorkItem<'_>, s: &mut Scratch, out: &DisjointRows<'_>) {
+    fn item(&self, isa: Isa, item: &WorkItem<'_>, s: &mut Scratch, out: &DisjointRows<'_>) {
         let shape = HeadShape::of(self.facts);
         s.prepare(shape, item.heads.len(), item.tokens.len() * self.per_head());
         s.tokens.clear();
@@ -116,7 +116,7 @@ impl LayerAttention<'_> {
         s.starts.push(at);
         let (first, last) = item.group.spans;
         for span in &self.views.spans[first..last] {
-            self.span(level, item, span, s);
+            self.span(isa, item, span, s);
         }
         for (h, head) in item.heads.clone().enumerate() {
             for (t, &(token, _)) in s.tokens.iter().enumerate() {
@@ -125,7 +125,7 @@ impl LayerAttention<'_> {
                     // SAFETY: a query row belongs to one work item.
                     let to = unsafe { out.part(token, q_head * self.facts.value_dim, self.facts.value_dim) };
                     let row = (h * s.tokens.len() + t) * self.per_head() + g;
-                    s.finish(level, shape, row, self.sinks.map(|sinks| sinks[q_head]), to);
+                    s.finish(isa, shape, row, self.sinks.map(|sinks| sinks[q_head]), to);
                 }
             }
         }

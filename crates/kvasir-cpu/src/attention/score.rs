@@ -16,16 +16,15 @@ use crate::attention::gemm::{
     operands::{Interleaved, ScoreOperands},
 };
 use crate::attention::layer::HeadShape;
-#[cfg(target_arch = "x86_64")]
-use crate::attention::layer::uses_bf16_dot;
 use crate::attention::pack_v::ValuePacking;
 use crate::attention::scratch::Scratch;
 use crate::attention::softmax::state::ScoreScaling;
 #[cfg(target_arch = "x86_64")]
 use crate::attention::softmax::{self, avx512::WeightLoop};
 use crate::attention::work::{ScoredBlock, VisibleChunk};
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::transpose;
+use crate::kernels::AttentionGemm;
 use crate::prefetch::ranges::PrefetchRanges;
 
 /// What is interleaved with the tile products of a block's keys.
@@ -51,7 +50,7 @@ impl Interleaved for SoftmaxBeside<'_> {
         self.prefetches.prefetch();
         if last && let Some(packing) = self.packing.as_mut().filter(|packing| packing.is_unfinished()) {
             // SAFETY: the caller vouches for the instructions; the rows are the pool's or staged.
-            (0..products).for_each(|_| unsafe { packing.step(Level::Amx) });
+            (0..products).for_each(|_| unsafe { packing.step(Isa::AMX) });
         }
     }
 }
@@ -62,34 +61,34 @@ impl Scratch {
     /// place.
     ///
     /// # Safety
-    /// The blocks must have been made and the keys staged at this level, and the rows of `packing`
+    /// The blocks must have been made and the keys staged for this instruction set, and the rows of `packing`
     /// must be readable. With AMX, tiles must be configured for these products.
     pub(crate) unsafe fn score(
         &mut self,
-        level: Level,
+        isa: Isa,
         shape: HeadShape,
         now: ScoredBlock,
         before: Option<ScoredBlock>,
         packing: Option<&mut ValuePacking>,
     ) {
         let queries = self.queries[self.blocks[now.block].queries..].as_ptr().cast();
-        match level {
+        match AttentionGemm::of(isa) {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level was detected on this machine; the block has a query tile per step,
-            // keys are 64 rows each; as the caller vouches.
-            Level::Amx => unsafe { self.score_beside(shape, queries, now, packing) },
+            // SAFETY: the instruction set was detected on this machine; the block has a query tile
+            // per step, keys are 64 rows each; as the caller vouches.
+            AttentionGemm::Tiles => unsafe { self.score_beside(shape, queries, now, packing) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            _ if packing.is_none() => unsafe { self.decode_scores(level, shape, now) },
+            _ if packing.is_none() => unsafe { self.decode_scores(isa, shape, now) },
             _ => {
                 let (keys, widened) = (&self.keys[0], &self.widened_keys[..]);
                 let out = &mut self.scores[now.place];
                 // SAFETY: as above.
-                unsafe { products::scores(level, keys, widened, queries, shape.steps(), out) };
+                unsafe { products::scores(isa, keys, widened, queries, shape.steps(), out) };
             }
         }
         if let Some(before) = before {
-            self.end_softmax(level, before, false);
+            self.end_softmax(isa, before, false);
         }
     }
 
@@ -129,7 +128,7 @@ impl Scratch {
     /// Starts the online softmax of a scored block: mask, running maximum, rescale factor.
     pub(crate) fn begin_softmax(
         &mut self,
-        level: Level,
+        isa: Isa,
         ScoredBlock { block, place, .. }: ScoredBlock,
         seen: &VisibleChunk<'_>,
         scaling: ScoreScaling,
@@ -141,31 +140,31 @@ impl Scratch {
         softmax.run.sum = block.gather(&self.sum);
         let bounds = (!block.sees_all(seen.chunk, seen.first)).then_some(&block.bounds);
         #[cfg(target_arch = "x86_64")]
-        if decode && uses_bf16_dot(level) {
+        if decode && AttentionGemm::of(isa) == AttentionGemm::Bf16Dot {
             let Some(rows) = self.score_rows.first_chunk_mut() else { return };
-            // SAFETY: the level was detected on this machine.
+            // SAFETY: the instruction set was detected on this machine.
             return unsafe {
-                softmax::decode::begin(softmax, level, rows, block.used(), &self.entries, bounds, scaling)
+                softmax::decode::begin(softmax, isa, rows, block.used(), &self.entries, bounds, scaling)
             };
         }
-        softmax.begin(level, &mut self.scores[place], &self.entries, bounds, scaling);
+        softmax.begin(isa, &mut self.scores[place], &self.entries, bounds, scaling);
     }
 
     /// Finishes the online softmax of a block: attention weights, running maximum and denominator.
-    pub(crate) fn end_softmax(&mut self, level: Level, scored: ScoredBlock, decode: bool) {
+    pub(crate) fn end_softmax(&mut self, isa: Isa, scored: ScoredBlock, decode: bool) {
         let number = scored.number(self.blocks.len());
         if decode {
             #[cfg(target_arch = "x86_64")]
-            self.decode_weights(level, scored);
+            self.decode_weights(isa, scored);
         } else {
             let packed = &mut self.packed[0];
-            self.softmax[scored.place].finish_weights(level, &self.scores[scored.place], packed);
+            self.softmax[scored.place].finish_weights(isa, &self.scores[scored.place], packed);
             for (part, tile) in packed.as_chunks().0.iter().zip(&mut self.weights[number]) {
-                transpose(level, part, tile);
+                transpose(isa, part, tile);
             }
         }
         let softmax = &mut self.softmax[scored.place];
-        softmax.finish(level);
+        softmax.finish(isa);
         let block = &self.blocks[scored.block];
         block.scatter(&softmax.run.max, &mut self.max);
         block.scatter(&softmax.run.sum, &mut self.sum);
@@ -174,20 +173,20 @@ impl Scratch {
 
     /// The remaining attention weights of a decode block (few query rows per KV head).
     #[cfg(target_arch = "x86_64")]
-    fn decode_weights(&mut self, level: Level, scored: ScoredBlock) {
+    fn decode_weights(&mut self, isa: Isa, scored: ScoredBlock) {
         let number = scored.number(self.blocks.len());
         let softmax = &mut self.softmax[scored.place];
-        if uses_bf16_dot(level) {
+        if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot {
             let Some(rows) = self.score_rows.first_chunk() else { return };
             let used = self.blocks[scored.block].used();
-            // SAFETY: the level was detected on this machine.
+            // SAFETY: the instruction set was detected on this machine.
             return unsafe {
                 softmax::decode::finish_weights(softmax, rows, used, &mut self.weights[number])
             };
         }
-        softmax.finish_weights(level, &self.scores[scored.place], &mut self.packed[0]);
-        // SAFETY: the level was detected on this machine, and is at least AVX2, as only those have
+        softmax.finish_weights(isa, &self.scores[scored.place], &mut self.packed[0]);
+        // SAFETY: the instruction set was detected on this machine, and is at least AVX2, as only those have
         // a decode path.
-        unsafe { gemv::widen_weights(level, &self.packed[0], &mut self.widened_weights[0]) };
+        unsafe { gemv::widen_weights(isa, &self.packed[0], &mut self.widened_weights[0]) };
     }
 }

@@ -12,7 +12,7 @@ use crate::attention::softmax::state::{
 };
 use crate::attention::work::CHUNKS_AT_ONCE;
 use crate::gemm::bf16::operands::{OperandA, OperandB};
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, Tile};
 use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::rows::CHUNK;
@@ -34,9 +34,9 @@ pub(crate) struct Scratch {
     pub(crate) starts: Vec<usize>,
     pub(crate) blocks: Vec<QueryBlock>,
     /// Per block, a query tile for each step of 32 numbers: bf16 pairs to a word. A query row is a
-    /// column, or a row in the decode path of levels in bf16 pair order.
+    /// column, or a row in the decode path in bf16 pair order.
     pub(crate) queries: AlignedVec<Tile>,
-    /// Queries widened to f32, in the decode path of levels that widen; and scores of either decode
+    /// Queries widened to f32, in the decode path where operands are widened; and scores of either decode
     /// path, a row per query row.
     pub(crate) widened_queries: Vec<OperandB>,
     pub(crate) score_rows: AlignedVec<[f32; CHUNK]>,
@@ -54,7 +54,7 @@ pub(crate) struct Scratch {
     pub(crate) next_heads: [NextHead; 2],
     /// Prefetch list while a single head's keys are multiplied.
     pub(crate) prefetches: PrefetchRanges,
-    /// K of a head and V of one head, widened to f32, at levels that widen.
+    /// K of a head and V of one head, widened to f32, where operands are widened.
     pub(crate) widened_keys: Vec<[OperandA; 4]>,
     pub(crate) widened_values: Vec<OperandB>,
     pub(crate) staged_keys: AlignedVec<u16>,
@@ -153,16 +153,9 @@ impl Scratch {
     }
 
     /// Writes a query row's result: O / l.
-    pub(crate) fn finish(
-        &self,
-        level: Level,
-        shape: HeadShape,
-        row: usize,
-        sink: Option<f32>,
-        to: &mut [f32],
-    ) {
+    pub(crate) fn finish(&self, isa: Isa, shape: HeadShape, row: usize, sink: Option<f32>, to: &mut [f32]) {
         let factor = normalization(self.max[row], self.sum[row], sink);
-        unpermute_scaled(level, &self.sums[row * shape.value_width..][..shape.value_width], factor, to);
+        unpermute_scaled(isa, &self.sums[row * shape.value_width..][..shape.value_width], factor, to);
     }
 }
 

@@ -3,14 +3,15 @@
 
 use crate::attention::gemm::operands::KeyRows;
 use crate::attention::gemm::products::widen_keys;
-use crate::attention::layer::{HeadShape, LayerAttention, widens};
+use crate::attention::layer::{HeadShape, LayerAttention};
 use crate::attention::pack_v::ValuePacking;
 use crate::attention::scratch::Scratch;
 use crate::attention::softmax::state::ChunkEntries;
 use crate::attention::views::{Chunk, Run};
 use crate::attention::work::WorkItem;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::{TILE, Tile};
+use crate::kernels::AttentionGemm;
 use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::memory::kv_pool::rows::{BLOCK_SLOTS, CHUNK, Rows};
@@ -43,10 +44,10 @@ impl LayerAttention<'_> {
 
     /// Stages a chunk's K rows of these heads. Each 16 positions are used in place if they are bf16
     /// and contiguous; what is stored at positions without an entry is masked. Other rows are
-    /// dequantized into scratch. With `widen` they are also widened to f32, at levels that do.
+    /// dequantized into scratch. With `widen` they are also widened to f32, where operands are.
     pub(crate) fn stage_keys(
         &self,
-        level: Level,
+        isa: Isa,
         item: &WorkItem<'_>,
         heads: Range<usize>,
         widen: bool,
@@ -90,15 +91,15 @@ impl LayerAttention<'_> {
                     for (slot, to) in (part.slot..).zip(to.chunks_exact_mut(shape.key_width)) {
                         // SAFETY: the executor has checked the plan's slots, and writes come before
                         // reads.
-                        unsafe { rows.read_bf16(level, slot, head, wide, &mut to[..self.facts.key_dim]) };
+                        unsafe { rows.read_bf16(isa, slot, head, wide, &mut to[..self.facts.key_dim]) };
                     }
                 }
             }
         }
-        if widen && widens(level) {
+        if widen && AttentionGemm::of(isa) == AttentionGemm::Widened {
             for keys in &s.keys {
                 // SAFETY: 64 rows of whole steps, the pool's or staged.
-                unsafe { widen_keys(level, keys, shape.steps(), &mut s.widened_keys) };
+                unsafe { widen_keys(isa, keys, shape.steps(), &mut s.widened_keys) };
             }
         }
     }
@@ -118,14 +119,14 @@ impl LayerAttention<'_> {
     /// Starts packing one head's V rows of a chunk into `tiles`.
     pub(crate) fn start_packing(
         &self,
-        level: Level,
+        isa: Isa,
         head: usize,
         chunk: &Chunk,
         tiles: AlignedVec<Tile>,
         s: &mut Scratch,
     ) -> ValuePacking {
         let mut rows = [std::ptr::null(); CHUNK];
-        self.value_rows(level, head, chunk, &mut rows, s);
+        self.value_rows(isa, head, chunk, &mut rows, s);
         ValuePacking { rows, width: self.facts.value_dim, tiles, done: 0, prefetches: PrefetchRanges::NONE }
     }
 
@@ -133,7 +134,7 @@ impl LayerAttention<'_> {
     /// dequantized into scratch. Positions without an entry point at zeros.
     pub(crate) fn value_rows(
         &self,
-        level: Level,
+        isa: Isa,
         head: usize,
         chunk: &Chunk,
         at: &mut [*const u16; CHUNK],
@@ -156,7 +157,7 @@ impl LayerAttention<'_> {
             for slot in run.slot..run.slot + run.len {
                 let to = &mut s.staged_values[row * vd..][..vd];
                 // SAFETY: the executor has checked the plan's slots, and writes come before reads.
-                unsafe { rows.read_bf16(level, slot, head, &mut s.wide[..vd], to) };
+                unsafe { rows.read_bf16(isa, slot, head, &mut s.wide[..vd], to) };
                 at[row] = to.as_ptr();
                 row += 1;
             }

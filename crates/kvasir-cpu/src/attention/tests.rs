@@ -1,12 +1,14 @@
-//! Attention tests: every ISA level and kernel against references, bit for bit where the order of
+//! Attention tests: every instruction set and kernel against references, bit for bit where the order of
 //! summation is the same. They also check invariance to the KV layout, masks, chunked prefill,
 //! batch composition and shared prefixes.
 
 use crate::attention::f32::attend_f32;
-use crate::attention::layer::{LayerAttention, uses_bf16_dot};
+use crate::attention::layer::LayerAttention;
 use crate::attention::reference;
 use crate::attention::views::Views;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
+use crate::isa::features::tests::isas;
+use crate::kernels::AttentionGemm;
 use crate::memory::kv_pool::Pool;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::prefetch::kv_prefetch;
@@ -39,9 +41,9 @@ fn pool(facts: &LayerFacts, kind: KvType, slot: &dyn Fn(usize) -> u32) -> Arc<Po
         let layer = &pool.layers[0];
         // SAFETY: one thread; the slots are below 1024.
         unsafe {
-            layer.keys.write(Level::Portable, slot(p), &row(facts.key_width(), 0));
+            layer.keys.write(Isa::PORTABLE, slot(p), &row(facts.key_width(), 0));
             layer.values.as_ref().unwrap().write(
-                Level::Portable,
+                Isa::PORTABLE,
                 slot(p),
                 &row(facts.value_width(), 5_000_000),
             );
@@ -108,9 +110,9 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
     let results = DisjointRows::new(&mut out, row);
     match way {
         // SAFETY: plans read only what was written before.
-        Way::Rounded(level) => unsafe { a.run(&ThreadPool::new(threads), level, &results) },
+        Way::Rounded(isa) => unsafe { a.run(&ThreadPool::new(threads), isa, &results) },
         // SAFETY: as above.
-        Way::Exact(level) => unsafe { attend_f32(&a, &ThreadPool::new(threads), level, &results) },
+        Way::Exact(isa) => unsafe { attend_f32(&a, &ThreadPool::new(threads), isa, &results) },
         Way::Pairs => reference::bf16_dot_order(&a, &mut out),
         Way::Naive => reference::naive(&a, &mut out),
     }
@@ -120,19 +122,23 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
 /// The attention implementation under test.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    Rounded(Level),
-    Exact(Level),
+    Rounded(Isa),
+    Exact(Isa),
     /// The scalar reference of the bf16 pair order .
     Pairs,
     /// Naive softmax attention in f64.
     Naive,
 }
 
-/// Both implementations at every level, each with the reference that it must equal bit for bit.
+/// Both implementations on every instruction set, each with the reference that it must equal bit for bit.
 fn ways() -> impl Iterator<Item = (Way, Way)> {
-    Level::available().flat_map(|level| {
-        let same = if uses_bf16_dot(level) { Way::Pairs } else { Way::Rounded(Level::Portable) };
-        [(Way::Rounded(level), same), (Way::Exact(level), Way::Exact(Level::Portable))]
+    isas().into_iter().flat_map(|isa| {
+        let same = if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot {
+            Way::Pairs
+        } else {
+            Way::Rounded(Isa::PORTABLE)
+        };
+        [(Way::Rounded(isa), same), (Way::Exact(isa), Way::Exact(Isa::PORTABLE))]
     })
 }
 
@@ -171,8 +177,8 @@ fn instruction_sets_agree_bitwise_and_with_f64() {
 
 #[test]
 fn attention_is_invariant_to_kv_layout_chunking_and_masks() {
-    let level = Level::detect();
-    let ways = [Way::Rounded(level), Way::Exact(level)];
+    let isa = Isa::detect();
+    let ways = [Way::Rounded(isa), Way::Exact(isa)];
     for (window, way) in [None, Some(50)].into_iter().flat_map(|window| ways.map(|way| (window, way))) {
         let facts = facts(window, 64);
         let straight = pool(&facts, KvType::Bf16, &|p| p as u32);
@@ -270,9 +276,9 @@ fn full_pool(facts: &LayerFacts, kind: KvType) -> Arc<Pool> {
         let layer = &pool.layers[0];
         // SAFETY: one thread; the slots are below 1024.
         unsafe {
-            layer.keys.write(Level::Portable, slot, &row(facts.key_width(), 0));
+            layer.keys.write(Isa::PORTABLE, slot, &row(facts.key_width(), 0));
             let values = layer.values.as_ref().unwrap();
-            values.write(Level::Portable, slot, &row(facts.value_width(), 5_000_000));
+            values.write(Isa::PORTABLE, slot, &row(facts.value_width(), 5_000_000));
         }
     }
     Arc::new(pool)

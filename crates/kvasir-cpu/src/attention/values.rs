@@ -1,16 +1,17 @@
 //! O += P V as a GEMM, for KV heads with many query rows: V packed into tiles, multiplied with the
 //! attention weights P. Packing of the next head's V overlaps with the products.
 
-use crate::attention::gemm::operands::{ChunkTiles, GEMV_ROWS};
+use crate::attention::gemm::operands::ChunkTiles;
 use crate::attention::gemm::products;
-use crate::attention::layer::{HeadShape, LayerAttention, widens};
+use crate::attention::layer::{HeadShape, LayerAttention};
 use crate::attention::pack_v::ValuePacking;
 use crate::attention::scratch::Scratch;
 use crate::attention::softmax::online::rescale as softmax_rescale;
 use crate::attention::work::{CHUNKS_AT_ONCE, ChunkWork, VisibleChunk, WorkItem};
 use crate::isa::amx::Tiles;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
+use crate::kernels::{AttentionGemm, GEMV_ROWS};
 use crate::memory::aligned::AlignedVec;
 use crate::prefetch::ranges::PrefetchRanges;
 
@@ -19,7 +20,7 @@ impl LayerAttention<'_> {
     /// beside the last head the next chunk's keys are prefetched.
     pub(crate) fn accumulate_gemm(
         &self,
-        level: Level,
+        isa: Isa,
         item: &WorkItem<'_>,
         work: &ChunkWork<'_>,
         tiles: &mut Option<Tiles>,
@@ -30,7 +31,7 @@ impl LayerAttention<'_> {
         for (i, head) in work.heads.clone().enumerate() {
             let mut packing = if head + 1 < work.heads.end {
                 let tiles = std::mem::replace(&mut s.values[1], AlignedVec::new());
-                self.start_packing(level, item.heads.start + head + 1, last.chunk, tiles, s)
+                self.start_packing(isa, item.heads.start + head + 1, last.chunk, tiles, s)
             } else {
                 let first = item.heads.start + work.heads.start;
                 let next = last.next.filter(|_| work.blocks.len() == 1);
@@ -38,8 +39,10 @@ impl LayerAttention<'_> {
                     next.map_or(PrefetchRanges::NONE, |next| self.key_ranges(next, first).first_half());
                 ValuePacking::only_prefetch(keys.in_parts(s.values[0].len()))
             };
-            if widens(level) && s.blocks[work.blocks.start].per_head > GEMV_ROWS {
-                products::widen_values(level, &s.values[0], &mut s.widened_values);
+            if AttentionGemm::of(isa) == AttentionGemm::Widened
+                && s.blocks[work.blocks.start].per_head > GEMV_ROWS
+            {
+                products::widen_values(isa, &s.values[0], &mut s.widened_values);
             }
             for block in work.blocks.clone() {
                 if let Some(tiles) = tiles {
@@ -47,10 +50,10 @@ impl LayerAttention<'_> {
                 }
                 // SAFETY: weights and V tiles were made, and tiles are configured; the rows are the
                 // pool's or staged.
-                unsafe { s.accumulate_block(level, shape, block, i, work.chunks, &mut packing) };
+                unsafe { s.accumulate_block(isa, shape, block, i, work.chunks, &mut packing) };
             }
             // SAFETY: the rows are the pool's or staged.
-            unsafe { packing.finish(level) };
+            unsafe { packing.finish(isa) };
             if head + 1 < work.heads.end {
                 s.values[1] = std::mem::replace(&mut s.values[0], packing.tiles);
             }
@@ -62,12 +65,12 @@ impl Scratch {
     /// O = O * exp(m_old - m_new) + P V for head `head` of a block.
     ///
     /// # Safety
-    /// The chunks' weights and V tiles must have been made, with V widened at levels that widen.
+    /// The chunks' weights and V tiles must have been made, with V widened where operands are widened.
     /// The rows of `packing` must be readable. With AMX, tiles must be configured for the block's
     /// rows.
     unsafe fn accumulate_block(
         &mut self,
-        level: Level,
+        isa: Isa,
         shape: HeadShape,
         block: usize,
         head: usize,
@@ -97,16 +100,16 @@ impl Scratch {
             let steady =
                 |c: &usize| block.meets(&chunks[*c]) && rescale(*c).iter().all(|rescale| *rescale == 1.0);
             let end = at + 1 + (at + 1..chunks.len()).take_while(steady).count();
-            softmax_rescale(level, sums, shape.value_width, rescale(at));
+            softmax_rescale(isa, sums, shape.value_width, rescale(at));
             let all: [ChunkTiles; CHUNKS_AT_ONCE] = std::array::from_fn(|n| operands((at + n).min(end - 1)));
             // SAFETY: two tiles of weights and one spare behind them, two tiles of V for each 16
             // columns; as the caller vouches.
             unsafe {
                 let (chunks, widened) = (&all[..end - at], &self.widened_values[..]);
                 if interleaves {
-                    products::values(level, chunks, widened, sums, shape.value_width, || packing.step(level));
+                    products::values(isa, chunks, widened, sums, shape.value_width, || packing.step(isa));
                 } else {
-                    products::values(level, chunks, widened, sums, shape.value_width, || ());
+                    products::values(isa, chunks, widened, sums, shape.value_width, || ());
                 }
             }
             at = end;

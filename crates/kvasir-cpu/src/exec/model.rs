@@ -11,7 +11,7 @@
 //! `tests/checkpoints.rs` compares every recorded checkpoint.
 
 use crate::exec::lowering::Lowered;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::threads::pool::ThreadPool;
 use crate::weights::linear::{Linear, OpWeights};
@@ -42,7 +42,7 @@ pub struct CpuModel {
     pub(crate) vectors: BTreeMap<WeightId, Vec<f32>>,
     pub(crate) source: Arc<dyn WeightSource + Send + Sync>,
     pub(crate) precision: Precision,
-    pub(crate) level: Level,
+    pub(crate) isa: Isa,
     pub(crate) team: Arc<ThreadPool>,
     /// Whether a step has run: the first one reads unpacked matrices in place.
     used: AtomicBool,
@@ -97,7 +97,7 @@ impl CpuModel {
             vectors,
             source,
             precision,
-            level: Level::detect(),
+            isa: Isa::detect(),
             team,
             used: AtomicBool::new(false),
             packed: Mutex::new(false),
@@ -171,8 +171,8 @@ impl CpuModel {
     }
 
     /// The instruction set that its kernels use.
-    pub fn level(&self) -> Level {
-        self.level
+    pub fn isa(&self) -> Isa {
+        self.isa
     }
 
     /// The default KV cache data type: bf16 where attention is computed in bf16, f32 otherwise.

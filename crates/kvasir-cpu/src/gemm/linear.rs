@@ -15,7 +15,7 @@ use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::gated::Gated;
 use crate::gemm::int8::product::matmul as matmul_quant;
 use crate::gemm::output::Output;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
 use crate::threads::rows::{for_each_row, runs_on_caller};
@@ -54,13 +54,13 @@ impl Operand<'_> {
 
 /// Quantizes one row to int8.
 fn integers<'a>(
-    level: Level,
+    isa: Isa,
     inputs: usize,
     x: &'a Operand<'_>,
     quant: &'a QuantActivations,
 ) -> impl Fn(usize) + Sync + 'a {
     // SAFETY: each row is written by one thread, and the buffer fits all rows.
-    move |row| x.with(row, inputs, |x| unsafe { quant.write_row(level, row, x) })
+    move |row| x.with(row, inputs, |x| unsafe { quant.write_row(isa, row, x) })
 }
 
 /// Records `of` as the prepared operand; returns whether its rows must be prepared. An unnamed
@@ -122,7 +122,7 @@ impl Prepared {
     /// for `n` rows.
     pub(crate) fn gate(
         &mut self,
-        all: (&ThreadPool, Level),
+        all: (&ThreadPool, Isa),
         (gate, up, activation): (&Linear, &Linear, Activation),
         (of, x): (ValueId, Operand<'_>),
         n: usize,
@@ -131,13 +131,12 @@ impl Prepared {
         let (Packed::Quant(w), Packed::Quant(partner)) = (&gate.packed, &up.packed) else { return false };
         #[cfg(target_arch = "x86_64")]
         {
-            let gated = Gated { gate: w, up: partner, activation };
-            if gated.takes(all.1, n) {
+            if let Some(gated) = Gated::new(all.1, [w, partner], activation, n) {
                 if self.begin_quant(gate.inputs, Some(of), n) {
                     for_each_row(all.0, n, &integers(all.1, gate.inputs, &x, &self.quant));
                 }
                 self.gated.reshape(gate.outputs, n);
-                gated.multiply(all.0, all.1, &self.quant, n, &self.gated);
+                gated.multiply(all.0, &self.quant, n, &self.gated);
                 std::mem::swap(&mut self.quant, &mut self.gated);
                 self.quant_of = Some(out);
                 return true;
@@ -152,7 +151,7 @@ impl Prepared {
     /// operand, so that later calls can reuse its prepared rows.
     pub(crate) fn multiply(
         &mut self,
-        units: (&ThreadPool, Level),
+        units: (&ThreadPool, Isa),
         wanted: &mut [Option<(&Linear, Output<'_>)>],
         of: Option<ValueId>,
         x: &Operand<'_>,
@@ -171,7 +170,7 @@ impl Prepared {
     /// The products of matrices of one kernel family.
     fn multiply_alike(
         &mut self,
-        (team, level): (&ThreadPool, Level),
+        (team, isa): (&ThreadPool, Isa),
         wanted: &mut [Option<(&Linear, Output<'_>)>],
         of: Option<ValueId>,
         x: &Operand<'_>,
@@ -186,8 +185,8 @@ impl Prepared {
                     Packed::Quant(w) => Some((w, out)),
                     _ => None,
                 });
-                let make = || for_each_row(team, n, &integers(level, inputs, x, quant));
-                matmul_quant(team, level, matrices, quant, &before(wanted_rows, n, &make));
+                let make = || for_each_row(team, n, &integers(isa, inputs, x, quant));
+                matmul_quant(team, isa, matrices, quant, &before(wanted_rows, n, &make));
             }
             Packed::Bf16(_) => {
                 let wanted_rows = is_new(&mut self.bf16_of, of);
@@ -198,13 +197,13 @@ impl Prepared {
                 let make = || {
                     for_each_row(team, n, &|row| {
                         // SAFETY: each row is written by one thread, and the buffer fits all rows.
-                        x.with(row, inputs, |x| unsafe { bf16.write_row(level, row, x) });
+                        x.with(row, inputs, |x| unsafe { bf16.write_row(isa, row, x) });
                     });
                 };
                 let first = before(wanted_rows, n, &make);
                 for (l, out) in wanted.iter_mut().flatten() {
                     if let Packed::Bf16(w) = &l.packed {
-                        matmul_bf16(team, level, w, bf16, out, &first);
+                        matmul_bf16(team, isa, w, bf16, out, &first);
                     }
                 }
             }
@@ -214,7 +213,7 @@ impl Prepared {
                 };
                 for (l, out) in wanted.iter_mut().flatten() {
                     if let Packed::F32(w) = &l.packed {
-                        matmul_f32(team, level, w, (x, *stride), out);
+                        matmul_f32(team, isa, w, (x, *stride), out);
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! Tests of the float GEMM and GEMV: every ISA level and row count gives the same bits, close to an
+//! Tests of the float GEMM and GEMV: every instruction set and row count gives the same bits, close to an
 //! f64 reference; in-place matrices give the bits of packed ones.
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +6,8 @@ use crate::gemm::bf16::activations::{Bf16Activations, Bf16Terms};
 use crate::gemm::bf16::product::matmul_bf16;
 use crate::gemm::f32::product::matmul_f32;
 use crate::gemm::output::Output;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
+use crate::isa::features::tests::isas;
 use crate::isa::float16::{bf16, round_bf16};
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
@@ -37,26 +38,26 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
             let x = Bf16Activations::new(70, inputs, terms).unwrap();
             for (r, v) in values.chunks_exact(inputs).enumerate() {
                 // SAFETY: single-threaded; row indices are below the allocated count.
-                unsafe { x.write_row(Level::detect(), r, v) };
+                unsafe { x.write_row(Isa::detect(), r, v) };
             }
             x
         });
-        let run = |level, rows: usize| {
+        let run = |isa, rows: usize| {
             let mut out = vec![f32::NAN; rows * outputs * 3];
             let (a, rest) = out.split_at_mut(rows * outputs);
             let (b, c) = rest.split_at_mut(rows * outputs);
             let output = |out| Output::new(out, rows, outputs, outputs);
-            matmul_bf16(&team, level, &w, &once, &mut output(a), &Prologue::none());
-            matmul_bf16(&team, level, &w, &twice, &mut output(c), &Prologue::none());
-            matmul_f32(&team, level, &wide, (&values, inputs), &mut output(b));
+            matmul_bf16(&team, isa, &w, &once, &mut output(a), &Prologue::none());
+            matmul_bf16(&team, isa, &w, &twice, &mut output(c), &Prologue::none());
+            matmul_f32(&team, isa, &wide, (&values, inputs), &mut output(b));
             [a.to_vec(), b.to_vec(), c.to_vec()]
         };
-        let reference = run(Level::Portable, 70);
-        for level in Level::available() {
+        let reference = run(Isa::PORTABLE, 70);
+        for isa in isas() {
             for rows in [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 25, 32, 33, 70] {
-                let got = run(level, rows);
+                let got = run(isa, rows);
                 for (got, want) in got.iter().zip(&reference) {
-                    assert!(got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()), "{level} {rows}");
+                    assert!(got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()), "{isa} {rows}");
                 }
             }
         }
@@ -95,18 +96,18 @@ fn rows_read_in_place_give_the_bits_of_packed_ones() {
         for r in 0..70 {
             let row: Vec<f32> = (0..inputs).map(|i| value(r * inputs + i + 1_000_000)).collect();
             // SAFETY: single-threaded; row indices are below the allocated count.
-            unsafe { x.write_row(Level::detect(), r, &row) };
+            unsafe { x.write_row(Isa::detect(), r, &row) };
         }
         for part in 0..3 {
-            for level in Level::available() {
+            for isa in isas() {
                 for rows in [1, 5, 16, 40, 70] {
                     let run = |w: &Bf16Panels| {
                         let mut out = vec![f32::NAN; rows * outputs];
                         let mut output = Output::new(&mut out, rows, outputs, outputs);
-                        matmul_bf16(&team, level, w, &x, &mut output, &Prologue::none());
+                        matmul_bf16(&team, isa, w, &x, &mut output, &Prologue::none());
                         out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                     };
-                    assert!(run(&w) == run(&packed), "{dtype} {level} {rows} rows, part {part}");
+                    assert!(run(&w) == run(&packed), "{dtype} {isa} {rows} rows, part {part}");
                 }
             }
             assert_eq!(w.is_packed(), part == 2);

@@ -18,7 +18,7 @@ impl Tiles {
     /// # Safety
     /// Must not be called.
     pub(crate) unsafe fn configure() -> Self {
-        unreachable!("no level of this architecture has tiles")
+        unreachable!("no isa of this architecture has tiles")
     }
 
     pub(crate) fn of_shape(&mut self, _: usize, _: usize) {

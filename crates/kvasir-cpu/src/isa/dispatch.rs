@@ -1,49 +1,58 @@
-//! Multiversioning by CPU feature: dispatch of autovectorized functions.
+//! Multiversioning by CPU feature: dispatch of functions to the build for the instruction set.
 //!
-//! `per_level!` compiles one portable function body for AVX-512, for AVX2 + FMA and for the
-//! baseline target, and dispatches on the ISA level at run time. All builds execute the same
-//! operations in the same order, so results are bit-identical on every level. The macro relies on
-//! `Level` values being supported by the machine (see `machine.rs`).
+//! `per_isa!` compiles one portable function body for AVX-512, for AVX2 + FMA and for the baseline
+//! target, and dispatches on the instruction set at run time. A version for AVX-512 may be written
+//! by hand. All builds execute the same operations in the same order, so results are bit-identical.
+//! The macro relies on `Isa` values being supported by the machine (see `features.rs`).
 
-/// `per_level! { name(args) => body }` makes `name(level, args)`, which runs `body(args)` compiled
-/// for the SIMD features of `level`. With `unsafe` before the name, the body and the generated
-/// function are unsafe.
-macro_rules! per_level {
-    (@ [$($unsafe:tt)?] $(#[$doc:meta])* $name:ident ( $($arg:ident : $ty:ty),* ) => $body:path) => {
+/// `per_isa! { name(args) => body }` makes `name(isa, args)`, which runs `body(args)` compiled for
+/// the SIMD features of `isa`. With `unsafe` before the name, the body and the generated function
+/// are unsafe. With `, avx512: path` the function at `path` is the build for AVX-512.
+macro_rules! per_isa {
+    (@ [$($unsafe:tt)?] $(#[$doc:meta])* $name:ident ( $($arg:ident : $ty:ty),* ) => $body:path $(, avx512: $wide:path)?) => {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
-        pub(crate) $($unsafe)? fn $name(level: $crate::isa::features::Level, $($arg: $ty),*) {
+        pub(crate) $($unsafe)? fn $name(isa: $crate::isa::features::Isa, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
-                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-                $($unsafe)? fn wide($($arg: $ty),*) {
-                    // SAFETY: as the caller vouches.
-                    $($unsafe)? { $body($($arg),*) }
-                }
+                $crate::isa::dispatch::per_isa! { @avx512 [$($unsafe)?] isa ( $($arg : $ty),* ) $body $(, $wide)? }
                 #[target_feature(enable = "avx2,fma,f16c")]
                 $($unsafe)? fn middle($($arg: $ty),*) {
                     // SAFETY: as the caller vouches.
                     $($unsafe)? { $body($($arg),*) }
                 }
-                if level >= $crate::isa::features::Level::Avx512Vnni {
-                    // SAFETY: the level implies these instructions; as the caller vouches.
-                    return unsafe { wide($($arg),*) };
-                }
-                if level >= $crate::isa::features::Level::Avx2 {
-                    // SAFETY: as above.
+                if isa.has_avx2() {
+                    // SAFETY: the set implies these instructions; as the caller vouches.
                     return unsafe { middle($($arg),*) };
                 }
             }
-            let _ = level;
+            let _ = isa;
             // SAFETY: as the caller vouches.
             $($unsafe)? { $body($($arg),*) }
         }
     };
+    (@avx512 [$($unsafe:tt)?] $isa:ident ( $($arg:ident : $ty:ty),* ) $body:path) => {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+        $($unsafe)? fn wide($($arg: $ty),*) {
+            // SAFETY: as the caller vouches.
+            $($unsafe)? { $body($($arg),*) }
+        }
+        if $isa.has_avx512() {
+            // SAFETY: the set implies these instructions; as the caller vouches.
+            return unsafe { wide($($arg),*) };
+        }
+    };
+    (@avx512 [$($unsafe:tt)?] $isa:ident ( $($arg:ident : $ty:ty),* ) $body:path, $wide:path) => {
+        if $isa.has_avx512() {
+            // SAFETY: the set implies these instructions; as the caller vouches.
+            return unsafe { $wide($($arg),*) };
+        }
+    };
     ($(#[$doc:meta])* unsafe $($function:tt)*) => {
-        $crate::isa::dispatch::per_level! { @ [unsafe] $(#[$doc])* $($function)* }
+        $crate::isa::dispatch::per_isa! { @ [unsafe] $(#[$doc])* $($function)* }
     };
     ($(#[$doc:meta])* $name:ident $($function:tt)*) => {
-        $crate::isa::dispatch::per_level! { @ [] $(#[$doc])* $name $($function)* }
+        $crate::isa::dispatch::per_isa! { @ [] $(#[$doc])* $name $($function)* }
     };
 }
-pub(crate) use per_level;
+pub(crate) use per_isa;

@@ -1,163 +1,241 @@
-//! CPU feature detection: which SIMD instruction set (ISA level) the kernels dispatch to.
+//! CPU feature detection: which instructions the kernels may use.
 //!
-//! Invariant: inside this crate a `Level` value is proof that the machine has the features, because
-//! values come from `detect` or `available` only. The level in use is fixed once per process.
+//! Invariant: inside this crate an `Isa` value is proof that the machine has the features, because
+//! values come from `detect` or `available` only. The set in use is fixed once per process.
 
 use crate::isa::amx::{self, Tiles};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-/// The level in use; set once.
-static USED: OnceLock<Level> = OnceLock::new();
+/// The instruction set in use; set once.
+static USED: OnceLock<Isa> = OnceLock::new();
 
-/// The best instruction set that the kernels may use, from scalar code over AVX2, AVX-512 VNNI and
-/// bf16 to AMX. Each x86 level includes the ones before it, except that AVX-512 levels do not imply
-/// AVX-VNNI, and AMX does not imply bf16 dot products.
+/// SIMD vectors that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum VectorWidth {
+    /// The target's baseline: the reference that all others are tested against.
+    Baseline,
+    /// Arm NEON.
+    Bits128,
+    /// AVX2 with FMA and F16C.
+    Bits256,
+    /// AVX-512 F, BW, VL and DQ.
+    Bits512,
+}
+
+/// A set of instructions that kernels may use: a vector width, and which products the machine has.
 ///
-/// Kernels take a `Level` as proof that the machine has the instructions. Inside this crate every
+/// Kernels take an `Isa` as proof that the machine has the instructions. Inside this crate every
 /// value comes from [`detect`](Self::detect) or [`available`](Self::available); no public API
 /// passes one to a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// The target's baseline: the reference that other levels are tested against.
-    Portable,
-    /// Arm NEON, 128-bit SIMD.
-    Neon,
-    /// NEON with int8 dot products (`sdot`).
-    NeonDotprod,
-    /// AVX2 with FMA and F16C, 256-bit SIMD.
-    Avx2,
-    /// AVX2 with int8 dot products (AVX-VNNI, `vpdpbusd`).
-    AvxVnni,
-    /// AVX-512 with int8 dot products (VNNI).
-    Avx512Vnni,
-    /// AVX-512 VNNI with bf16 pair dot products (`vdpbf16ps`).
-    Avx512Bf16,
-    /// AMX: tile matrix multiplication of int8 and bf16.
-    Amx,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Isa {
+    pub(crate) vectors: VectorWidth,
+    /// int8 dot products: `vpdpbusd` (VNNI), or `sdot`.
+    pub(crate) int8_dot: bool,
+    /// bf16 pair dot products (`vdpbf16ps`). AMX does not imply them.
+    pub(crate) bf16_dot: bool,
+    /// AMX: tile products of int8 and bf16.
+    pub(crate) tiles: bool,
 }
 
-/// Levels of the target architecture, the weakest first.
+/// The sets of the target architecture, the weakest first.
 #[cfg(target_arch = "x86_64")]
-const LEVELS: [Level; 6] =
-    [Level::Portable, Level::Avx2, Level::AvxVnni, Level::Avx512Vnni, Level::Avx512Bf16, Level::Amx];
+const SETS: [Isa; 6] =
+    [Isa::PORTABLE, Isa::AVX2, Isa::AVX_VNNI, Isa::AVX512_VNNI, Isa::AVX512_BF16, Isa::AMX];
 #[cfg(target_arch = "aarch64")]
-const LEVELS: [Level; 3] = [Level::Portable, Level::Neon, Level::NeonDotprod];
+const SETS: [Isa; 3] = [Isa::PORTABLE, Isa::NEON, Isa::NEON_DOTPROD];
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-const LEVELS: [Level; 1] = [Level::Portable];
+const SETS: [Isa; 1] = [Isa::PORTABLE];
 
-impl Level {
-    /// The best profitable level of this machine, or what [`limit`](Self::limit) has set; detected
+impl Isa {
+    /// The target's baseline.
+    pub const PORTABLE: Self = Self::of(VectorWidth::Baseline);
+    /// Arm NEON.
+    pub const NEON: Self = Self::of(VectorWidth::Bits128);
+    /// NEON with int8 dot products.
+    pub const NEON_DOTPROD: Self = Self { int8_dot: true, ..Self::NEON };
+    /// AVX2 with FMA and F16C.
+    pub const AVX2: Self = Self::of(VectorWidth::Bits256);
+    /// AVX2 with int8 dot products (AVX-VNNI).
+    pub const AVX_VNNI: Self = Self { int8_dot: true, ..Self::AVX2 };
+    /// AVX-512 with int8 dot products (VNNI).
+    pub const AVX512_VNNI: Self = Self { int8_dot: true, ..Self::of(VectorWidth::Bits512) };
+    /// AVX-512 VNNI with bf16 pair dot products.
+    pub const AVX512_BF16: Self = Self { bf16_dot: true, ..Self::AVX512_VNNI };
+    /// AVX-512 VNNI with AMX.
+    pub const AMX: Self = Self { tiles: true, ..Self::AVX512_VNNI };
+
+    const fn of(vectors: VectorWidth) -> Self {
+        Self { vectors, int8_dot: false, bf16_dot: false, tiles: false }
+    }
+
+    /// The best profitable set of this machine, or what [`limit`](Self::limit) has chosen; detected
     /// once per process.
     pub fn detect() -> Self {
-        *USED.get_or_init(|| best(|level| level.pays()))
+        *USED.get_or_init(|| best(|isa| isa.pays()))
     }
 
-    /// Caps the level for this process, for benchmarks or to exercise the code paths of weaker
-    /// machines; returns the level in use. Has no effect once any level was detected.
+    /// Caps the instruction set of this process, for benchmarks or to exercise the code paths of
+    /// weaker machines; returns the set in use. Has no effect once any set was detected.
     pub fn limit(self) -> Self {
-        *USED.get_or_init(|| best(|level| level == self || level < self && level.pays()))
+        *USED.get_or_init(|| best(|isa| isa == self || isa.rank() < self.rank() && isa.pays()))
     }
 
-    /// Every level up to the one in use that this machine supports, best first.
+    /// Every set up to the one in use that this machine supports, best first.
     pub fn available() -> impl Iterator<Item = Self> {
-        let best = Self::detect();
-        LEVELS.iter().rev().copied().filter(move |level| *level <= best && level.is_here())
+        let best = Self::detect().rank();
+        SETS.iter().rev().copied().filter(move |isa| isa.rank() <= best && isa.is_here())
     }
 
-    /// Configures the AMX tiles of the calling thread, if the level has them.
+    /// Place among the sets of the target; 0 for those of other targets.
+    fn rank(self) -> usize {
+        SETS.iter().position(|isa| *isa == self).unwrap_or(0)
+    }
+
+    #[inline]
+    pub(crate) fn has_avx2(self) -> bool {
+        self.vectors >= VectorWidth::Bits256
+    }
+
+    #[inline]
+    pub(crate) fn has_avx512(self) -> bool {
+        self.vectors == VectorWidth::Bits512
+    }
+
+    /// Configures the AMX tiles of the calling thread, if the set has them.
     pub(crate) fn configure_tiles(self) -> Option<Tiles> {
-        // SAFETY: the level implies that AMX is permitted.
-        (self == Self::Amx).then(|| unsafe { Tiles::configure() })
+        // SAFETY: the set implies that AMX is permitted.
+        self.tiles.then(|| unsafe { Tiles::configure() })
     }
 }
 
-/// The best of the allowed levels that this machine supports.
-fn best(allowed: impl Fn(Level) -> bool) -> Level {
-    let here = LEVELS.into_iter().rev().find(|level| allowed(*level) && level.is_here());
-    here.unwrap_or(Level::Portable)
+/// The best of the allowed sets that this machine supports.
+fn best(allowed: impl Fn(Isa) -> bool) -> Isa {
+    let here = SETS.into_iter().rev().find(|isa| allowed(*isa) && isa.is_here());
+    here.unwrap_or(Isa::PORTABLE)
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Portable => "portable",
-            Self::Neon => "neon",
-            Self::NeonDotprod => "neon-dotprod",
-            Self::Avx2 => "avx2",
-            Self::AvxVnni => "avx-vnni",
-            Self::Avx512Vnni => "avx512-vnni",
-            Self::Avx512Bf16 => "avx512-bf16",
-            Self::Amx => "amx",
+        f.write_str(match (self.vectors, self.int8_dot) {
+            (VectorWidth::Baseline, _) => "portable",
+            (VectorWidth::Bits128, false) => "neon",
+            (VectorWidth::Bits128, true) => "neon-dotprod",
+            (VectorWidth::Bits256, false) => "avx2",
+            (VectorWidth::Bits256, true) => "avx-vnni",
+            (VectorWidth::Bits512, _) if self.tiles => "amx",
+            (VectorWidth::Bits512, _) if self.bf16_dot => "avx512-bf16",
+            (VectorWidth::Bits512, _) => "avx512-vnni",
         })
     }
 }
 
-impl FromStr for Level {
+impl FromStr for Isa {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let names = || LEVELS.map(|level| level.to_string()).join(", ");
-        LEVELS
-            .into_iter()
-            .find(|level| level.to_string() == name)
+        let names = || SETS.map(|isa| isa.to_string()).join(", ");
+        SETS.into_iter()
+            .find(|isa| isa.to_string() == name)
             .ok_or_else(|| format!("{name} is none of {}", names()))
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Level {
+impl Isa {
     /// Whether this machine has the instructions.
     fn is_here(self) -> bool {
-        match self {
-            Self::Portable => true,
-            Self::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
-            Self::AvxVnni => Self::Avx2.is_here() && is_x86_feature_detected!("avxvnni"),
-            Self::Avx512Vnni => {
-                Self::Avx2.is_here()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vnni")
-            }
-            Self::Avx512Bf16 => Self::Avx512Vnni.is_here() && is_x86_feature_detected!("avx512bf16"),
-            Self::Amx => Self::Avx512Vnni.is_here() && amx::permitted(),
-            Self::Neon | Self::NeonDotprod => false,
-        }
+        let vectors = match self.vectors {
+            VectorWidth::Baseline => true,
+            VectorWidth::Bits128 => false,
+            VectorWidth::Bits256 => avx2(),
+            VectorWidth::Bits512 => avx2() && avx512(),
+        };
+        let int8 = match self.vectors {
+            VectorWidth::Bits512 => is_x86_feature_detected!("avx512vnni"),
+            _ => is_x86_feature_detected!("avxvnni"),
+        };
+        vectors
+            && (!self.int8_dot || int8)
+            && (!self.bf16_dot || is_x86_feature_detected!("avx512bf16"))
+            && (!self.tiles || amx::permitted())
     }
 
-    /// Whether the level is faster than the one below. On Intel `vdpbf16ps` has a quarter of the
+    /// Whether the set is faster than the one before it. On Intel `vdpbf16ps` has a quarter of the
     /// throughput of a multiply-add, so it does not pay there.
     fn pays(self) -> bool {
         let vendor = std::arch::x86_64::__cpuid(0);
         let is_intel =
             [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel";
-        self != Self::Avx512Bf16 || !is_intel
+        !self.bf16_dot || !is_intel
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+fn avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+}
+
 #[cfg(not(target_arch = "x86_64"))]
-impl Level {
+impl Isa {
     /// Whether this machine has the instructions.
     fn is_here(self) -> bool {
         match self {
-            Self::Portable => true,
+            Self::PORTABLE => true,
             #[cfg(target_arch = "aarch64")]
-            Self::Neon => true,
+            Self::NEON => true,
             #[cfg(target_arch = "aarch64")]
-            Self::NeonDotprod => std::arch::is_aarch64_feature_detected!("dotprod"),
+            Self::NEON_DOTPROD => std::arch::is_aarch64_feature_detected!("dotprod"),
             _ => false,
         }
     }
 
-    /// Whether the level is faster than the one below.
+    /// Whether the set is faster than the one before it.
     fn pays(self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::sync::Once;
+
+    /// The sets that tests run on, best first. Prints them once, and fails if a set that
+    /// `KVASIR_REQUIRE_ISA` names (`amx,avx512-vnni`) is not among them.
+    pub(crate) fn isas() -> Vec<Isa> {
+        static PRINTED: Once = Once::new();
+        let isas: Vec<Isa> = Isa::available().collect();
+        let names: Vec<String> = isas.iter().map(Isa::to_string).collect();
+        PRINTED.call_once(|| {
+            // Past the capture of the test harness.
+            let _ = writeln!(std::io::stderr(), "instruction sets under test: {}", names.join(", "));
+        });
+        let required = std::env::var("KVASIR_REQUIRE_ISA").unwrap_or_default();
+        for name in required.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            assert!(names.iter().any(|have| have == name), "this machine cannot test `{name}`: {names:?}");
+        }
+        isas
+    }
+
+    #[test]
+    fn names_parse_and_amx_implies_no_bf16_dot() {
+        for isa in SETS {
+            assert_eq!(isa.to_string().parse(), Ok(isa));
+        }
+        const { assert!(Isa::AMX.tiles && Isa::AMX.int8_dot && !Isa::AMX.bf16_dot) };
+        assert!("avx9".parse::<Isa>().is_err());
+        assert_eq!(isas().last(), Some(&Isa::PORTABLE));
     }
 }

@@ -1,9 +1,9 @@
 //! Conversion of 16-bit floats: f16 and bf16 to f32, f32 to bf16 with rounding to nearest even.
 //!
 //! Everything is branch-free integer or exact f32 arithmetic, so that loops over it vectorize and
-//! results are the same at every ISA level.
+//! results are the same on every instruction set.
 
-use crate::isa::dispatch::per_level;
+use crate::isa::dispatch::per_isa;
 
 /// Adding `1.5 * 2^23` rounds an f32 to an integer, ties to even, and leaves the integer in the low
 /// bits.
@@ -44,7 +44,7 @@ fn round_to_bf16_body(x: &[f32], bits: &mut [u16]) {
     bits.iter_mut().zip(x).for_each(|(b, &v)| *b = round_bf16(v));
 }
 
-per_level! {
+per_isa! {
     /// Rounds to the nearest bf16.
     round_to_bf16(x: &[f32], bits: &mut [u16]) => round_to_bf16_body
 }

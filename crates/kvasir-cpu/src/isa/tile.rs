@@ -1,7 +1,7 @@
 //! Tile geometry shared by all kernels (16 lanes, 16 rows, 32 bf16), and the 16 x 16 transpose of
 //! 32-bit words.
 
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 
 /// Lanes of a vector: outputs of a panel and columns of a tile.
 pub(crate) const LANES: usize = 16;
@@ -14,11 +14,11 @@ pub(crate) const STEP: usize = 32;
 pub(crate) type Tile = [[u32; LANES]; LANES];
 
 /// Transposes a tile.
-pub(crate) fn transpose(level: Level, from: &Tile, to: &mut Tile) {
+pub(crate) fn transpose(isa: Isa, from: &Tile, to: &mut Tile) {
     let mut rows = [std::ptr::null(); LANES];
     rows.iter_mut().zip(from).for_each(|(at, row)| *at = row.as_ptr().cast());
     // SAFETY: 16 rows of 64 bytes each.
-    unsafe { transpose_rows(level, &rows, to.as_mut_ptr().cast()) };
+    unsafe { transpose_rows(isa, &rows, to.as_mut_ptr().cast()) };
 }
 
 /// Transposes 16 rows of 16 words into a tile. Words keep their bytes.
@@ -26,16 +26,16 @@ pub(crate) fn transpose(level: Level, from: &Tile, to: &mut Tile) {
 /// # Safety
 /// 64 bytes must be readable at each of `rows`, and 1,024 be writable at `to`, all possibly
 /// unaligned.
-pub(crate) unsafe fn transpose_rows(level: Level, rows: &[*const u8; LANES], to: *mut u8) {
-    // SAFETY: the level was detected on this machine; the caller's memory.
+pub(crate) unsafe fn transpose_rows(isa: Isa, rows: &[*const u8; LANES], to: *mut u8) {
+    // SAFETY: the instruction set was detected on this machine; the caller's memory.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        match level {
-            Level::Avx512Vnni | Level::Avx512Bf16 | Level::Amx => return vectors::v512(rows, to),
-            Level::Avx2 | Level::AvxVnni => return vectors::v256(rows, to),
-            _ => {}
+        if isa.has_avx512() {
+            return vectors::v512(rows, to);
+        } else if isa.has_avx2() {
+            return vectors::v256(rows, to);
         }
-        let _ = level;
+        let _ = isa;
         for (lane, row) in rows.iter().enumerate() {
             let row = row.cast::<[u32; LANES]>().read_unaligned();
             for (i, word) in row.into_iter().enumerate() {

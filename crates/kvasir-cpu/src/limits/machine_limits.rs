@@ -4,8 +4,8 @@
 //! Each limit is the best of several repetitions, as every disturbance makes it slower.
 //! `kvasir bench` and `kvasir doctor` compare speeds with them.
 
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
+use crate::isa::features::Isa;
 #[cfg(target_arch = "aarch64")]
 use crate::isa::neon::{Sdot, WideningMultiply};
 #[cfg(target_arch = "aarch64")]
@@ -39,7 +39,7 @@ const PARTS: usize = 8;
 /// The microbenchmark: a thread pool and 1 GB of memory, more than the caches hold.
 pub struct PeakMeter<'t> {
     team: &'t ThreadPool,
-    level: Level,
+    isa: Isa,
     memory: Buffer,
 }
 
@@ -52,12 +52,12 @@ impl<'t> PeakMeter<'t> {
         for part in memory.bytes_mut().chunks_mut(numbers.len()) {
             part.copy_from_slice(&numbers[..part.len()]);
         }
-        Ok(Self { team, level: Level::detect(), memory })
+        Ok(Self { team, isa: Isa::detect(), memory })
     }
 
     /// Measures all limits; takes about a tenth of a second.
     pub fn measure(&self) -> Peaks {
-        let Self { team, level, .. } = *self;
+        let Self { team, isa, .. } = *self;
         let bandwidth = self.bandwidth();
         let best = |job: &(dyn Fn() -> f64 + Sync)| {
             let all = (0..TRIES).map(|_| {
@@ -70,57 +70,60 @@ impl<'t> PeakMeter<'t> {
             });
             all.fold(0.0, f64::max)
         };
-        let f32 = best(&|| match level {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level was detected on this machine.
-            Level::Avx512Vnni | Level::Avx512Bf16 | Level::Amx => unsafe { x86::floats_16() },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Level::Avx2 | Level::AvxVnni => unsafe { x86::floats_8() },
-            #[cfg(target_arch = "aarch64")]
-            Level::Neon | Level::NeonDotprod => arm::floats(),
-            _ => multiply_add(),
-        });
-        let mut peaks = Peaks { bandwidth, int8: f32, bf16: f32, f32 };
         #[cfg(target_arch = "x86_64")]
-        {
-            let numbers = random_bytes();
-            let n = &numbers;
-            match level {
-                Level::Portable | Level::Neon | Level::NeonDotprod => {}
-                // SAFETY: the level was detected on this machine.
-                Level::Avx2 => peaks.int8 = best(&|| unsafe { x86::pairs_of_bytes(n) }),
-                // SAFETY: as above.
-                Level::AvxVnni => peaks.int8 = best(&|| unsafe { x86::bytes_32(n) }),
-                // SAFETY: as above.
-                Level::Avx512Vnni | Level::Avx512Bf16 => peaks.int8 = best(&|| unsafe { x86::bytes(n) }),
-                // SAFETY: as above.
-                Level::Amx => peaks.int8 = best(&|| unsafe { x86::tiles_i8(n) }),
+        // SAFETY: the instruction set was detected on this machine.
+        let f32 = best(&|| unsafe {
+            if isa.has_avx512() {
+                x86::floats_16()
+            } else if isa.has_avx2() {
+                x86::floats_8()
+            } else {
+                multiply_add()
             }
+        });
+        #[cfg(target_arch = "aarch64")]
+        let f32 = best(&|| if isa == Isa::PORTABLE { multiply_add() } else { arm::floats() });
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let f32 = best(&multiply_add);
+        let mut peaks = Peaks { bandwidth, int8: f32, bf16: f32, f32 };
+        let numbers = random_bytes();
+        #[cfg(target_arch = "x86_64")]
+        if isa.has_avx2() {
+            // SAFETY: as above.
+            peaks.int8 = best(&|| unsafe {
+                if isa.tiles {
+                    x86::tiles_i8(&numbers)
+                } else if !isa.int8_dot {
+                    x86::pairs_of_bytes(&numbers)
+                } else if isa.has_avx512() {
+                    x86::bytes(&numbers)
+                } else {
+                    x86::bytes_32(&numbers)
+                }
+            });
+        }
+        #[cfg(target_arch = "x86_64")]
+        if isa.tiles || isa.bf16_dot {
             let mut floats = random_bytes();
             // Numbers between 1 and 2: no denormals, infinities or NaNs.
             floats.chunks_exact_mut(2).for_each(|v| (v[0], v[1]) = (v[0] & 0x7f | 0x80, 0x3f));
-            match level {
-                // SAFETY: as above.
-                Level::Avx512Bf16 => peaks.bf16 = best(&|| unsafe { x86::pairs_bf16(&floats) }),
-                // SAFETY: as above.
-                Level::Amx => peaks.bf16 = best(&|| unsafe { x86::tiles_bf16(&floats) }),
-                _ => {}
-            }
+            // SAFETY: as above.
+            peaks.bf16 = best(&|| unsafe {
+                if isa.tiles { x86::tiles_bf16(&floats) } else { x86::pairs_bf16(&floats) }
+            });
         }
         #[cfg(target_arch = "aarch64")]
-        {
-            let numbers = random_bytes();
-            match level {
-                // SAFETY: the level was detected on this machine.
-                Level::Neon => peaks.int8 = best(&|| unsafe { arm::bytes::<WideningMultiply>(&numbers) }),
-                Level::NeonDotprod => {
-                    // SAFETY: as above.
-                    peaks.int8 = best(&|| unsafe { arm::bytes::<Sdot>(&numbers) });
+        if isa != Isa::PORTABLE {
+            // SAFETY: the instruction set was detected on this machine.
+            peaks.int8 = best(&|| unsafe {
+                if isa.int8_dot {
+                    arm::bytes::<Sdot>(&numbers)
+                } else {
+                    arm::bytes::<WideningMultiply>(&numbers)
                 }
-                _ => {}
-            }
+            });
         }
+        let _ = (isa, numbers);
         peaks
     }
 
@@ -134,7 +137,7 @@ impl<'t> PeakMeter<'t> {
             let started = Instant::now();
             self.team.each(self.team.len(), &|_, thread| {
                 let mut sink = 0;
-                read(self.level, &part[thread * each..(thread + 1) * each], &mut sink);
+                read(self.isa, &part[thread * each..(thread + 1) * each], &mut sink);
                 std::hint::black_box(sink);
             });
             best = best.max((each * self.team.len()) as f64 / started.elapsed().as_secs_f64());
@@ -164,7 +167,7 @@ fn read_body(bytes: &[u8], sink: &mut u64) {
     *sink = sums.iter().fold(0, |a, b| a ^ b);
 }
 
-per_level! { read(bytes: &[u8], sink: &mut u64) => read_body }
+per_isa! { read(bytes: &[u8], sink: &mut u64) => read_body }
 
 /// f32 multiply-adds as the compiler vectorizes them for the baseline target.
 fn multiply_add() -> f64 {

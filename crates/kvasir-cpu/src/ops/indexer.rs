@@ -5,7 +5,7 @@
 //! order is fixed, so the selection does not depend on the batch.
 
 use crate::attention::views::Views;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::memory::kv_pool::Pool;
 use crate::threads::pool::ThreadPool;
 use kvasir_kv::{Plan, PlanRow};
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 /// The KV slots that the plan reads must exist, and no other thread may write them concurrently.
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn select(
-    (team, level): (&ThreadPool, Level),
+    (team, isa): (&ThreadPool, Isa),
     plan: &Plan,
     pools: &[Arc<Pool>],
     layer: usize,
@@ -49,7 +49,7 @@ pub(crate) unsafe fn select(
                 continue;
             }
             // SAFETY: one of the slots that the caller guarantees.
-            unsafe { rows.read(level, slot, 0, &mut key) };
+            unsafe { rows.read(isa, slot, 0, &mut key) };
             let head = |q: &[f32]| q.iter().zip(&key).map(|(a, b)| a * b).sum::<f32>().max(0.0);
             let score = q.chunks_exact(facts.index_dim.max(1)).zip(weights).map(|(q, w)| w * head(q)).sum();
             scored.push((score, i));

@@ -12,7 +12,7 @@
 use crate::gemm::bf16::activations::Bf16Terms;
 use crate::gemm::linear::{Operand, Prepared};
 use crate::gemm::output::Output;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::memory::buffer::Buffer;
 use crate::rowwise::gate::gate as activate;
 use crate::threads::pool::ThreadPool;
@@ -115,7 +115,7 @@ const ACTIVATED: ValueId = ValueId(u32::MAX - 1);
 /// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))`. Experts run in ascending order,
 /// so a token's sum does not depend on other tokens.
 pub(crate) fn mixture(
-    (team, level): (&ThreadPool, Level),
+    (team, isa): (&ThreadPool, Isa),
     [gate, up, down]: [&[Linear]; 3],
     activation: Activation,
     x: &[f32],
@@ -142,7 +142,7 @@ pub(crate) fn mixture(
             unsafe { gathered.row(row) }.copy_from_slice(&x[chosen[row].0 * outer..][..outer]);
         });
         m.prepared.invalidate();
-        let all = (team, level);
+        let all = (team, isa);
         // Fused gate and up projection whose activation is already quantized for the down
         // projection, if there are no biases.
         let alone = gate.bias.is_none() && up.bias.is_none() && matches!(down.packed, Packed::Quant(_));
@@ -157,7 +157,7 @@ pub(crate) fn mixture(
             for_each_row(team, n, &|row| {
                 let at = row * inner..(row + 1) * inner;
                 // SAFETY: as above.
-                activate(level, &g[at.clone()], &u[at], activation, unsafe { activated.row(row) });
+                activate(isa, &g[at.clone()], &u[at], activation, unsafe { activated.row(row) });
             });
         }
         let activated = Operand::Rows(floats(&mut m.inner), inner);

@@ -14,11 +14,9 @@
 //!
 //! No result depends on it. Decision 0022 has the measurements.
 
-use crate::isa::features::Level;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::ops::RangeInclusive;
 
 /// Cache lines per page.
 const LINES: usize = 64;
@@ -27,35 +25,10 @@ const LINE: usize = 64;
 const PAGE: usize = LINES * LINE;
 /// Budget of all threads together, in pages (16 MB): prefetched rows must still be in L3 when
 /// attention reads them.
-const MOST: usize = 4096;
+pub(crate) const BUDGET: usize = 4096;
 /// Margin in pages before the latest possible start: a thread may meet fewer prefetch points than
 /// in the previous step.
 const EARLY: usize = 128;
-/// Tokens per step for which the GEMMs are compute-bound and attention is memory-bound.
-const TOKENS: RangeInclusive<usize> = 5..=64;
-
-/// Whether a step of `tokens` tokens (or rows of one GEMM) is in the range that gains from the
-/// prefetch.
-pub(crate) fn fits(tokens: usize) -> bool {
-    TOKENS.contains(&tokens)
-}
-
-/// Whether the ISA level gains. With AMX the GEMMs are memory-bound themselves; other levels were
-/// not measured.
-pub(crate) const fn gains(level: Level) -> bool {
-    matches!(level, Level::Avx512Bf16)
-}
-
-/// Whether steps of `tokens` tokens gain at this ISA level.
-pub(crate) fn pays(level: Level, tokens: usize) -> bool {
-    gains(level) && fits(tokens)
-}
-
-/// Budget of one thread in pages, for a step of `tokens` tokens; 0 turns the prefetch off.
-pub(crate) fn most(level: Level, tokens: usize, threads: usize) -> usize {
-    if pays(level, tokens) { MOST / threads } else { 0 }
-}
-
 /// One thread's prefetch queue for the next layer's K and V.
 struct Pages {
     /// The layer whose attention recorded the pages.

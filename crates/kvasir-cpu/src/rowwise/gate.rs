@@ -1,11 +1,11 @@
 //! Activation gates of gated MLPs (SwiGLU, GeGLU, clamped SwiGLU), and the `exp` that they share with
 //! attention in f32.
 
-use crate::isa::dispatch::per_level;
+use crate::isa::dispatch::per_isa;
 use crate::isa::float16::ROUND;
 use kvasir_program::Activation;
 
-/// `e^x` to a few ulp, clamped to `[-87, 88]`, with the same bits at every ISA level.
+/// `e^x` to a few ulp, clamped to `[-87, 88]`, with the same bits on every instruction set.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let x = x.clamp(-87.0, 88.0);
@@ -44,7 +44,7 @@ fn gate_body(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) {
     }
 }
 
-per_level! {
+per_isa! {
     /// `y = act(gate) * up`: SwiGLU, GeGLU (tanh) or clamped SwiGLU.
     gate(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) => gate_body
 }

@@ -1,6 +1,6 @@
 //! RMSNorm and LayerNorm of a row, and the residual addition.
 
-use crate::isa::dispatch::per_level;
+use crate::isa::dispatch::per_isa;
 use kvasir_program::NormKind;
 
 #[inline(always)]
@@ -64,7 +64,7 @@ fn by_halves(mut lanes: [f32; 16]) -> f32 {
     lanes[0]
 }
 
-per_level! {
+per_isa! {
     /// RMSNorm or LayerNorm over each group of `group` numbers of a row.
     norm(x: &[f32], y: &mut [f32], group: usize, kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) => norm_body
 }
@@ -74,7 +74,7 @@ fn add_body(a: &[f32], b: &[f32], y: &mut [f32]) {
     y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (a, b))| *y = a + b);
 }
 
-per_level! {
+per_isa! {
     /// `y = a + b`, the residual addition.
     add(a: &[f32], b: &[f32], y: &mut [f32]) => add_body
 }

@@ -1,6 +1,6 @@
 //! Rotary position embeddings (RoPE) of a row.
 
-use crate::isa::dispatch::per_level;
+use crate::isa::dispatch::per_isa;
 use kvasir_program::Pairs;
 
 /// Which elements of a row RoPE rotates: in each head of `group` numbers, from `start` on, paired
@@ -33,7 +33,7 @@ fn rotate_body(y: &mut [f32], rotary: RotaryPart, cos: &[f32], sin: &[f32]) {
     }
 }
 
-per_level! {
+per_isa! {
     /// Applies RoPE to every head of a row: `(a, b) = (a cos - b sin, b cos + a sin)`.
     rotate(y: &mut [f32], rotary: RotaryPart, cos: &[f32], sin: &[f32]) => rotate_body
 }

@@ -4,7 +4,7 @@
 //! A panel is a pure function of its rows, so an in-place (not yet packed) matrix gives the same
 //! bits as a packed one.
 
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::float16::round_to_bf16;
 use crate::isa::tile::{LANES, STEP, transpose_rows};
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
@@ -23,7 +23,7 @@ pub(crate) struct Bf16Layout {
 
 /// A bf16 weight matrix.
 ///
-/// Summation order at every ISA level, that of AMX: per tile one FMA chain over the even inputs and
+/// Summation order on every instruction set, that of AMX: per tile one FMA chain over the even inputs and
 /// one over the odd inputs; their sum is added to the accumulator.
 pub(crate) type Bf16Panels = Panels<Bf16Layout>;
 
@@ -38,11 +38,11 @@ impl PanelLayout for Bf16Layout {
     }
 
     fn make(&self, rows: &EncodedPanel<'_>, out: &mut [u8]) {
-        let level = Level::detect();
+        let isa = Isa::detect();
         let Some(dtype) = self.stored.filter(|dtype| *dtype != DType::BF16) else {
-            return lay(level, rows, out);
+            return lay(isa, rows, out);
         };
-        self.round(level, out, |lane, values| {
+        self.round(isa, out, |lane, values| {
             // Row lengths were checked against the type when the file was opened. Rows past the end
             // of the matrix are empty.
             let row = rows[lane];
@@ -56,7 +56,7 @@ impl PanelLayout for Bf16Layout {
 
 impl Bf16Layout {
     /// Builds a panel from the f32 values that `row(lane, values)` writes, rounded to bf16.
-    fn round(&self, level: Level, out: &mut [u8], row: impl Fn(usize, &mut [f32])) {
+    fn round(&self, isa: Isa, out: &mut [u8], row: impl Fn(usize, &mut [f32])) {
         thread_local! {
             static MADE: RefCell<(Vec<f32>, Vec<u16>)> = const { RefCell::new((Vec::new(), Vec::new())) };
         }
@@ -68,11 +68,11 @@ impl Bf16Layout {
             for (lane, (bits, bytes)) in bits.chunks_exact_mut(len).zip(&mut rows).enumerate() {
                 values.fill(0.0);
                 row(lane, values);
-                round_to_bf16(level, values, bits);
+                round_to_bf16(isa, values, bits);
                 // SAFETY: u16 has no padding, so its bytes are initialized.
                 *bytes = unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), size_of_val(bits)) };
             }
-            lay(level, &rows, out);
+            lay(isa, &rows, out);
         });
     }
 }
@@ -94,9 +94,9 @@ impl Bf16Panels {
         row: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> io::Result<Self> {
         let kind = Bf16Layout { stored: None, steps: inputs.div_ceil(STEP) };
-        let level = Level::detect();
+        let isa = Isa::detect();
         Self::packed(kind, outputs, team, |kind, panel, out| {
-            kind.round(level, out, |lane, values| {
+            kind.round(isa, out, |lane, values| {
                 if panel * LANES + lane < outputs {
                     row(panel * LANES + lane, &mut values[..inputs]);
                 }
@@ -107,7 +107,7 @@ impl Bf16Panels {
 
 /// Transposes 16 bf16 rows into panel layout; prefetches the rows of the next panel at their likely
 /// addresses.
-fn lay(level: Level, rows: &EncodedPanel<'_>, out: &mut [u8]) {
+fn lay(isa: Isa, rows: &EncodedPanel<'_>, out: &mut [u8]) {
     let ahead = next_panel_distance(rows);
     // Zero-padded copies of partial lines, at the end of rows and for absent rows.
     let mut rests = [[0u8; LINE]; LANES];
@@ -124,6 +124,6 @@ fn lay(level: Level, rows: &EncodedPanel<'_>, out: &mut [u8]) {
             }
         }
         // SAFETY: each pointer has 64 readable bytes, and `out` is a whole tile.
-        unsafe { transpose_rows(level, &lines, out.as_mut_ptr()) };
+        unsafe { transpose_rows(isa, &lines, out.as_mut_ptr()) };
     }
 }

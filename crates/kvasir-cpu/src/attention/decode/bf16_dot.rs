@@ -10,10 +10,10 @@
 //! recover it. For consecutive rows only the start of the next page is prefetched.
 
 use crate::attention::decode::{HeadRows, LINE, ValueRows, VisibleKeys};
-use crate::attention::gemm::operands::GEMV_ROWS;
 use crate::attention::softmax::state::ScoreRows;
 use crate::isa::tile::{LANES, STEP, Tile};
 use crate::isa::vectors::v512::{add_pairs, reduce_by_halves as by_halves};
+use crate::kernels::GEMV_ROWS;
 use crate::memory::kv_pool::rows::CHUNK;
 use crate::prefetch::hint::prefetch_next_page;
 use crate::prefetch::next_head::NextHead;

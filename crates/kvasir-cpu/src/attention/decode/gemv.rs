@@ -1,25 +1,22 @@
 //! The decode kernels in f32, by SIMD width and number of query rows.
 
 use crate::attention::decode::{HeadRows, LINE, ValueRows, VisibleKeys, widened};
-use crate::attention::gemm::operands::GEMV_ROWS;
 use crate::attention::softmax::state::{PackedWeights, ScoreRows, Scores};
 use crate::gemm::bf16::operands::OperandB;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
+use crate::kernels::GEMV_ROWS;
 use crate::prefetch::next_head::NextHead;
 
-/// Runs `$body` with `$v` as the [`widened`] kernels of the level's SIMD width.
+/// Runs `$body` with `$v` as the [`widened`] kernels of the SIMD width.
 macro_rules! in_vectors {
-    ($level:expr, $v:ident => $body:expr) => {
-        match $level {
-            Level::Avx2 | Level::AvxVnni => {
-                use crate::attention::decode::widened::v256 as $v;
-                $body
-            }
-            _ => {
-                use crate::attention::decode::widened::v512 as $v;
-                $body
-            }
+    ($isa:expr, $v:ident => $body:expr) => {
+        if $isa.has_avx512() {
+            use crate::attention::decode::widened::v512 as $v;
+            $body
+        } else {
+            use crate::attention::decode::widened::v256 as $v;
+            $body
         }
     };
 }
@@ -27,10 +24,10 @@ macro_rules! in_vectors {
 /// S = Q K^T of one KV head and its query rows. `queries` has their numbers per step of 32.
 ///
 /// # Safety
-/// The machine must have the level's instructions, and `keys` must be 64 rows of as many steps as
+/// The machine must have the instruction set, and `keys` must be 64 rows of as many steps as
 /// `queries`.
 pub(crate) unsafe fn scores(
-    level: Level,
+    isa: Isa,
     keys: VisibleKeys<'_>,
     next_head: &NextHead,
     queries: &[OperandB],
@@ -41,7 +38,7 @@ pub(crate) unsafe fn scores(
     for first in (rows.first..rows.end()).step_by(GEMV_ROWS) {
         // SAFETY: as the caller vouches.
         unsafe {
-            in_vectors!(level, v => match rows.end() - first {
+            in_vectors!(isa, v => match rows.end() - first {
                 1 => v::positions::<1>(keys, next_head, queries, first, out),
                 2 => v::positions::<2>(keys, next_head, queries, first, out),
                 3 => v::positions::<3>(keys, next_head, queries, first, out),
@@ -54,10 +51,10 @@ pub(crate) unsafe fn scores(
 /// Widens attention weights to f32.
 ///
 /// # Safety
-/// The level must be at least [`Level::Avx2`], and the machine must have its instructions.
-pub(crate) unsafe fn widen_weights(level: Level, packed: &PackedWeights, weights: &mut Scores) {
+/// The instruction set must have AVX2.
+pub(crate) unsafe fn widen_weights(isa: Isa, packed: &PackedWeights, weights: &mut Scores) {
     // SAFETY: as the caller vouches.
-    unsafe { in_vectors!(level, v => v::widen_weights(packed, weights)) };
+    unsafe { in_vectors!(isa, v => v::widen_weights(packed, weights)) };
 }
 
 /// O += P V for some query rows of one head, over an even number of positions with `width` numbers
@@ -65,10 +62,10 @@ pub(crate) unsafe fn widen_weights(level: Level, packed: &PackedWeights, weights
 /// `next_head`.
 ///
 /// # Safety
-/// The machine must have the level's instructions, and each of the V rows must point at `width`
+/// The machine must have the instruction set, and each of the V rows must point at `width`
 /// numbers, a multiple of [`LINE`].
 pub(crate) unsafe fn accumulate(
-    level: Level,
+    isa: Isa,
     weights: &Scores,
     rows: HeadRows,
     values: ValueRows<'_>,
@@ -90,19 +87,19 @@ pub(crate) unsafe fn accumulate(
         }
         // SAFETY: as the caller vouches.
         unsafe {
-            match (level, sums.len() / width, width / LINE) {
-                (Level::Avx2 | Level::AvxVnni, 1, lines) if lines.is_multiple_of(2) => steps!(v256, 1, 4),
-                (Level::Avx2 | Level::AvxVnni, 1, _) => steps!(v256, 1, 2),
-                (Level::Avx2 | Level::AvxVnni, 2, _) => steps!(v256, 2, 2),
-                (Level::Avx2 | Level::AvxVnni, 3, _) => steps!(v256, 3, 1),
-                (Level::Avx2 | Level::AvxVnni, ..) => steps!(v256, GEMV_ROWS, 1),
-                (_, 1, lines) if lines.is_multiple_of(4) => steps!(v512, 1, 4),
-                (_, 1, lines) if lines.is_multiple_of(2) => steps!(v512, 1, 2),
-                (_, 2, lines) if lines.is_multiple_of(2) => steps!(v512, 2, 2),
-                (_, 1, _) => steps!(v512, 1, 1),
-                (_, 2, _) => steps!(v512, 2, 1),
-                (_, 3, _) => steps!(v512, 3, 1),
-                _ => steps!(v512, GEMV_ROWS, 1),
+            match (isa.has_avx512(), sums.len() / width, width / LINE) {
+                (false, 1, lines) if lines.is_multiple_of(2) => steps!(v256, 1, 4),
+                (false, 1, _) => steps!(v256, 1, 2),
+                (false, 2, _) => steps!(v256, 2, 2),
+                (false, 3, _) => steps!(v256, 3, 1),
+                (false, ..) => steps!(v256, GEMV_ROWS, 1),
+                (true, 1, lines) if lines.is_multiple_of(4) => steps!(v512, 1, 4),
+                (true, 1, lines) if lines.is_multiple_of(2) => steps!(v512, 1, 2),
+                (true, 2, lines) if lines.is_multiple_of(2) => steps!(v512, 2, 2),
+                (true, 1, _) => steps!(v512, 1, 1),
+                (true, 2, _) => steps!(v512, 2, 1),
+                (true, 3, _) => steps!(v512, 3, 1),
+                (true, ..) => steps!(v512, GEMV_ROWS, 1),
             }
         }
     }
@@ -111,8 +108,8 @@ pub(crate) unsafe fn accumulate(
 /// Transposes scores from a row per query row to a row per position.
 ///
 /// # Safety
-/// The level must be at least [`Level::Avx2`], and the machine must have its instructions.
-pub(crate) unsafe fn transpose_scores(level: Level, rows: &ScoreRows, scores: &mut Scores) {
+/// The instruction set must have AVX2.
+pub(crate) unsafe fn transpose_scores(isa: Isa, rows: &ScoreRows, scores: &mut Scores) {
     // SAFETY: as the caller vouches.
-    unsafe { in_vectors!(level, v => v::transpose_scores(rows, scores)) };
+    unsafe { in_vectors!(isa, v => v::transpose_scores(rows, scores)) };
 }

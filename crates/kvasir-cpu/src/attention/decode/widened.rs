@@ -10,7 +10,7 @@ use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::prefetch::next_head::NextHead;
 
 macro_rules! kernels {
-    ($vectors:ident, $features:literal, level: $level:ident) => {
+    ($vectors:ident, $features:literal, into: $cache:ident) => {
         pub(crate) mod $vectors {
             use super::*;
             use crate::isa::vectors::$vectors::*;
@@ -39,7 +39,7 @@ macro_rules! kernels {
                         // Prefetches a line for each of the rows that are read.
                         for n in at..at + WORDS {
                             let line = next.wrapping_add(step * 1024 + n * 64);
-                            prefetch_line(CacheLevel::$level, line);
+                            prefetch_line(CacheLevel::$cache, line);
                         }
                         let mut chains = [[none(); 2]; N];
                         for part in 0..LANES / WORDS {
@@ -197,5 +197,5 @@ macro_rules! kernels {
 }
 
 // The cache level that the next positions' keys are prefetched into: measured, see docs/kernels.md.
-kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq", level: L1);
-kernels!(v256, "avx2,fma,f16c", level: L2);
+kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq", into: L1);
+kernels!(v256, "avx2,fma,f16c", into: L2);

@@ -28,9 +28,6 @@ pub(crate) fn prefetch_points(steps: usize) -> usize {
     2 * steps
 }
 
-/// Up to this many query rows, computing all 16 of a tile is not worth it.
-pub(crate) const GEMV_ROWS: usize = 4;
-
 /// Operands of `O += P V` for one chunk: two tiles of attention weights P, and two tiles of V for
 /// each 16 columns.
 #[derive(Clone, Copy)]

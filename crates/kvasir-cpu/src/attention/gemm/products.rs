@@ -1,27 +1,25 @@
-//! `S = Q K^T` and `O += P V`: dispatch by ISA level, and f32 SIMD in the summation order of AMX.
+//! `S = Q K^T` and `O += P V`: dispatch by instruction set, and f32 SIMD in the summation order of AMX.
 
-use crate::attention::gemm::operands::{ChunkTiles, GEMV_ROWS, KeyRows};
+use crate::attention::gemm::operands::{ChunkTiles, KeyRows};
 #[cfg(target_arch = "x86_64")]
 use crate::attention::gemm::{amx, avx512_bf16};
-#[cfg(target_arch = "x86_64")]
-use crate::attention::layer::uses_bf16_dot;
 use crate::attention::softmax::state::Scores;
 use crate::gemm::bf16::gemv::dot_step;
 use crate::gemm::bf16::micro_kernel::multiply;
 use crate::gemm::bf16::operands::{OperandA, OperandB};
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
+use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, STEP, Tile};
+use crate::kernels::{AttentionGemm, GEMV_ROWS};
 use crate::memory::kv_pool::rows::CHUNK;
 
-/// S = Q K^T of one head's chunk and 16 query rows, with a query tile per step of 32 numbers. For
-/// levels below [`Level::Amx`]; `widened` may have the keys widened to f32, per step four times 16
-/// rows.
+/// S = Q K^T of one head's chunk and 16 query rows, with a query tile per step of 32 numbers. Not
+/// for AMX. `widened` may have the keys widened to f32, per step four times 16 rows.
 ///
 /// # Safety
 /// `queries` must be `steps` tiles, and the keys 64 rows of as many steps.
 pub(crate) unsafe fn scores(
-    level: Level,
+    isa: Isa,
     keys: &KeyRows,
     widened: &[[OperandA; 4]],
     queries: *const u8,
@@ -29,23 +27,23 @@ pub(crate) unsafe fn scores(
     out: &mut Scores,
 ) {
     #[cfg(target_arch = "x86_64")]
-    if uses_bf16_dot(level) {
-        // SAFETY: as the caller vouches; the level was detected on this machine.
+    if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot {
+        // SAFETY: as the caller vouches; the instruction set was detected on this machine.
         return unsafe { avx512_bf16::scores(keys, queries, steps, out) };
     }
     let (mut columns, mut rows) = (OperandB::NONE, OperandA::NONE);
     *out = [[0.0; LANES]; CHUNK];
     for step in 0..steps {
         // SAFETY: as the caller vouches.
-        unsafe { columns.load(level, queries.wrapping_add(step * 1024)) };
+        unsafe { columns.load(isa, queries.wrapping_add(step * 1024)) };
         for (n, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             if let Some(widened) = widened.get(step) {
-                multiply(level, &widened[n], &columns, out);
+                multiply(isa, &widened[n], &columns, out);
                 continue;
             }
             // SAFETY: as the caller vouches.
-            unsafe { rows.load(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
-            multiply(level, &rows, &columns, out);
+            unsafe { rows.load(isa, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
+            multiply(isa, &rows, &columns, out);
         }
     }
 }
@@ -54,22 +52,22 @@ pub(crate) unsafe fn scores(
 ///
 /// # Safety
 /// They must be 64 rows of `steps` times 32 numbers.
-pub(crate) unsafe fn widen_keys(level: Level, keys: &KeyRows, steps: usize, to: &mut Vec<[OperandA; 4]>) {
+pub(crate) unsafe fn widen_keys(isa: Isa, keys: &KeyRows, steps: usize, to: &mut Vec<[OperandA; 4]>) {
     for step in 0..steps {
         to.push([OperandA::NONE; 4]);
         for (n, rows) in to.iter_mut().next_back().into_iter().flatten().enumerate() {
             // SAFETY: as the caller vouches.
-            unsafe { rows.load(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
+            unsafe { rows.load(isa, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
         }
     }
 }
 
 /// Widens one head's V tiles of a chunk to f32, once for all query blocks.
-pub(crate) fn widen_values(level: Level, values: &[Tile], to: &mut Vec<OperandB>) {
+pub(crate) fn widen_values(isa: Isa, values: &[Tile], to: &mut Vec<OperandB>) {
     to.resize(values.len(), OperandB::NONE);
     for (tile, to) in values.iter().zip(to) {
         // SAFETY: a whole tile is readable.
-        unsafe { to.load(level, tile.as_ptr().cast()) };
+        unsafe { to.load(isa, tile.as_ptr().cast()) };
     }
 }
 
@@ -84,7 +82,7 @@ unsafe fn gemv_values_body(weights: *const u8, values: *const u8, sums: &mut [[f
     }
 }
 
-per_level! {
+per_isa! {
     /// O += P V for up to [`GEMV_ROWS`] query rows and 16 columns of V.
     ///
     /// # Safety
@@ -93,14 +91,14 @@ per_level! {
 }
 
 /// O += P V over `chunks`, for some query rows with accumulators `sums` of `width` numbers each.
-/// `during` runs beside every tile product. Levels that widen pass the only chunk's V as f32 in
+/// `during` runs beside every tile product. Instruction sets that widen pass the only chunk's V as f32 in
 /// `widened`, if there are more than [`GEMV_ROWS`] rows.
 ///
 /// # Safety
-/// The chunks' tiles must be readable. At [`Level::Amx`] tiles must be configured, those of weights
+/// The chunks' tiles must be readable. On AMX tiles must be configured, those of weights
 /// and products with as many rows as there are query rows.
 pub(crate) unsafe fn values(
-    level: Level,
+    isa: Isa,
     chunks: &[ChunkTiles],
     widened: &[OperandB],
     sums: &mut [f32],
@@ -108,16 +106,15 @@ pub(crate) unsafe fn values(
     mut during: impl FnMut(),
 ) {
     #[cfg(target_arch = "x86_64")]
-    if level >= Level::Amx {
-        // SAFETY: as the caller vouches; the level was detected on this machine.
-        return unsafe { amx::values(chunks, sums, width, during) };
-    }
-    #[cfg(target_arch = "x86_64")]
-    if uses_bf16_dot(level) {
-        // SAFETY: as above.
-        return chunks
-            .iter()
-            .for_each(|chunk| unsafe { avx512_bf16::values(*chunk, sums, width, &mut during) });
+    // SAFETY: as the caller vouches; the instruction set was detected on this machine.
+    unsafe {
+        match AttentionGemm::of(isa) {
+            AttentionGemm::Tiles => return amx::values(chunks, sums, width, during),
+            AttentionGemm::Bf16Dot => {
+                return chunks.iter().for_each(|c| avx512_bf16::values(*c, sums, width, &mut during));
+            }
+            AttentionGemm::Widened => {}
+        }
     }
     let query_rows = sums.len() / width;
     for ChunkTiles { weights, values } in chunks {
@@ -125,7 +122,7 @@ pub(crate) unsafe fn values(
         if query_rows > GEMV_ROWS {
             for (step, rows) in rows.iter_mut().enumerate() {
                 // SAFETY: as the caller vouches.
-                unsafe { rows.load(level, weights.wrapping_add(step * 1024), 64) };
+                unsafe { rows.load(isa, weights.wrapping_add(step * 1024), 64) };
             }
         }
         let mut part = [[0.0; LANES]; LANES];
@@ -136,11 +133,11 @@ pub(crate) unsafe fn values(
             }
             if query_rows > GEMV_ROWS {
                 for (rows, columns) in rows.iter().zip(&widened[2 * tile..]) {
-                    multiply(level, rows, columns, &mut part);
+                    multiply(isa, rows, columns, &mut part);
                 }
             } else if let Some(part) = part.first_chunk_mut() {
                 // SAFETY: as the caller vouches.
-                unsafe { gemv_values(level, *weights, values.wrapping_add(tile * 2048), part) };
+                unsafe { gemv_values(isa, *weights, values.wrapping_add(tile * 2048), part) };
             }
             for (part, sums) in part.iter().zip(sums.chunks_exact_mut(width)) {
                 sums[at..at + LANES].copy_from_slice(part);

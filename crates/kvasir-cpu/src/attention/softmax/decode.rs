@@ -5,7 +5,7 @@
 
 use crate::attention::softmax::avx512::{exp2, load, raise_max_by};
 use crate::attention::softmax::state::{ChunkEntries, MaskBounds, OnlineSoftmax, ScoreRows, ScoreScaling};
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, Tile};
 use crate::isa::vectors::v512::reduce_by_halves as by_halves;
 use crate::memory::kv_pool::rows::CHUNK;
@@ -21,14 +21,14 @@ const AT_ONCE: usize = 4;
 /// The machine must have AVX-512.
 pub(crate) unsafe fn begin(
     softmax: &mut OnlineSoftmax,
-    level: Level,
+    isa: Isa,
     scores: &mut ScoreRows,
     rows: usize,
     entries: &ChunkEntries,
     bounds: Option<&MaskBounds>,
     scaling: ScoreScaling,
 ) {
-    softmax.scale(level, scores[..rows].as_flattened_mut(), scaling);
+    softmax.scale(isa, scores[..rows].as_flattened_mut(), scaling);
     // SAFETY: as the caller vouches.
     unsafe {
         if let Some(bounds) = bounds {

@@ -5,9 +5,11 @@ use crate::attention::softmax::avx512;
 use crate::attention::softmax::state::{
     ChunkEntries, MaskBounds, OnlineSoftmax, PackedWeights, RunningState, ScoreScaling, Scores, exp2,
 };
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::AttentionGemm;
 use crate::memory::kv_pool::rows::CHUNK;
 
 /// Masks: scores of invisible positions become negative infinity.
@@ -21,7 +23,7 @@ fn mask_body(scores: &mut Scores, entries: &ChunkEntries, bounds: &MaskBounds) {
     }
 }
 
-per_level! { mask_by_compiler(scores: &mut Scores, entries: &ChunkEntries, bounds: &MaskBounds) => mask_body }
+per_isa! { mask_by_compiler(scores: &mut Scores, entries: &ChunkEntries, bounds: &MaskBounds) => mask_body }
 
 /// Soft cap: `cap * tanh(s * scale / cap)`, in base-2 units.
 #[inline(always)]
@@ -30,7 +32,7 @@ fn cap_body(scores: &mut [f32], scale: f32, cap: f32) {
     scores.iter_mut().for_each(|s| *s = capped(*s));
 }
 
-per_level! { cap_scores(scores: &mut [f32], scale: f32, cap: f32) => cap_body }
+per_isa! { cap_scores(scores: &mut [f32], scale: f32, cap: f32) => cap_body }
 
 /// Largest dot product of each query row.
 #[inline(always)]
@@ -43,7 +45,7 @@ fn max_body(scores: &Scores, max: &mut [f32; LANES]) {
     }
 }
 
-per_level! { max_by_compiler(scores: &Scores, max: &mut [f32; LANES]) => max_body }
+per_isa! { max_by_compiler(scores: &Scores, max: &mut [f32; LANES]) => max_body }
 
 /// Attention weights P of some positions, rounded to bf16 and packed; adds them to the chunk sums.
 #[inline(always)]
@@ -62,7 +64,7 @@ fn weights_body(softmax: &mut OnlineSoftmax, scores: &[[f32; LANES]], packed: &m
     }
 }
 
-per_level! { weights_by_compiler(softmax: &mut OnlineSoftmax, scores: &[[f32; LANES]], packed: &mut [[u32; LANES]]) => weights_body }
+per_isa! { weights_by_compiler(softmax: &mut OnlineSoftmax, scores: &[[f32; LANES]], packed: &mut [[u32; LANES]]) => weights_body }
 
 #[inline(always)]
 fn raise_max_body(largest: &[f32; LANES], scale: f32, run: &mut RunningState, base: &mut [f32; LANES]) {
@@ -79,7 +81,7 @@ fn raise_max_body(largest: &[f32; LANES], scale: f32, run: &mut RunningState, ba
     }
 }
 
-per_level! {
+per_isa! {
     /// Raises the running maxima by a chunk's largest dot products, and computes the rescale
     /// factors.
     raise_max_by_compiler(largest: &[f32; LANES], scale: f32, run: &mut RunningState, base: &mut [f32; LANES]) => raise_max_body
@@ -93,40 +95,40 @@ fn add_sums_body([even, odd]: &[[f32; LANES]; 2], run: &mut RunningState) {
     }
 }
 
-per_level! { add_sums(sums: &[[f32; LANES]; 2], run: &mut RunningState) => add_sums_body }
+per_isa! { add_sums(sums: &[[f32; LANES]; 2], run: &mut RunningState) => add_sums_body }
 
 impl OnlineSoftmax {
     /// Scales and masks a chunk's dot products and updates the running maxima. Without `bounds`
     /// every row sees the whole chunk.
     pub(crate) fn begin(
         &mut self,
-        level: Level,
+        isa: Isa,
         scores: &mut Scores,
         entries: &ChunkEntries,
         bounds: Option<&MaskBounds>,
         scaling: ScoreScaling,
     ) {
-        self.scale(level, scores.as_flattened_mut(), scaling);
+        self.scale(isa, scores.as_flattened_mut(), scaling);
         #[cfg(target_arch = "x86_64")]
-        if level >= Level::Avx512Vnni {
-            // SAFETY: the level was detected on this machine.
+        if isa.has_avx512() {
+            // SAFETY: the instruction set was detected on this machine.
             return unsafe { avx512::raise_max(self, scores, entries, bounds) };
         }
         if let Some(bounds) = bounds {
-            mask_by_compiler(level, scores, entries, bounds);
+            mask_by_compiler(isa, scores, entries, bounds);
         }
         let mut largest = [0.0; LANES];
-        max_by_compiler(level, scores, &mut largest);
-        raise_max_by_compiler(level, &largest, self.scale, &mut self.run, &mut self.base);
+        max_by_compiler(isa, scores, &mut largest);
+        raise_max_by_compiler(isa, &largest, self.scale, &mut self.run, &mut self.base);
     }
 
     /// Sets the factor of the dot products; a soft cap (`cap * tanh(s / cap)`) is applied at once,
     /// with factor 1.
-    pub(crate) fn scale(&mut self, level: Level, scores: &mut [f32], scaling: ScoreScaling) {
+    pub(crate) fn scale(&mut self, isa: Isa, scores: &mut [f32], scaling: ScoreScaling) {
         self.scale = match scaling.soft_cap {
             None => ScoreScaling::to_base2(scaling.scale),
             Some(cap) => {
-                cap_scores(level, scores, scaling.scale, cap);
+                cap_scores(isa, scores, scaling.scale, cap);
                 1.0
             }
         };
@@ -136,22 +138,22 @@ impl OnlineSoftmax {
     }
 
     /// Makes the remaining attention weights, as bf16 with two positions per word of `packed`.
-    pub(crate) fn finish_weights(&mut self, level: Level, scores: &Scores, packed: &mut PackedWeights) {
-        match level {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level was detected on this machine.
-            Level::Avx512Bf16 => unsafe { avx512::weights_in_bf16_dot_order(self, scores, packed) },
-            #[cfg(target_arch = "x86_64")]
+    pub(crate) fn finish_weights(&mut self, isa: Isa, scores: &Scores, packed: &mut PackedWeights) {
+        #[cfg(target_arch = "x86_64")]
+        if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot {
+            // SAFETY: the instruction set was detected on this machine.
+            return unsafe { avx512::weights_in_bf16_dot_order(self, scores, packed) };
+        } else if isa.has_avx512() {
             // SAFETY: as above.
-            Level::Avx512Vnni | Level::Amx => unsafe { avx512::finish_weights(self, scores, packed) },
-            _ => weights_by_compiler(level, self, &scores[2 * self.done..], &mut packed[self.done..]),
+            return unsafe { avx512::finish_weights(self, scores, packed) };
         }
+        weights_by_compiler(isa, self, &scores[2 * self.done..], &mut packed[self.done..]);
         self.done = CHUNK / 2;
     }
 
     /// `l = l * rescale + sum(P)`.
-    pub(crate) fn finish(&mut self, level: Level) {
-        add_sums(level, &self.sums, &mut self.run);
+    pub(crate) fn finish(&mut self, isa: Isa) {
+        add_sums(isa, &self.sums, &mut self.run);
     }
 }
 
@@ -165,7 +167,7 @@ fn rescale_body(sums: &mut [f32], width: usize, rescale: &[f32]) {
     }
 }
 
-per_level! {
+per_isa! {
     /// Rescale: `sums[row] *= rescale[row]`; accumulators lie `width` apart.
     rescale(sums: &mut [f32], width: usize, rescale: &[f32]) => rescale_body
 }

@@ -43,7 +43,7 @@ impl Run<'_> {
                 let x = &x[row as usize * width..][..width];
                 // SAFETY: slots were checked, and each is named once; so is each ring slot, as a
                 // ring is no shorter than a step.
-                unsafe { pool.write(self.model.level, slot, x) };
+                unsafe { pool.write(self.model.isa, slot, x) };
             }
         });
     }
@@ -81,13 +81,13 @@ impl Run<'_> {
             sinks: sinks.map(|s| &self.model.vectors[&s][..]),
         };
         let results = DisjointRows::new(y, width);
-        let (team, level) = (&*self.model.team, self.model.level);
+        let (team, isa) = (&*self.model.team, self.model.isa);
         // SAFETY: the plan's slots were checked, and writes come before reads; only this op writes
         // the results.
         unsafe {
             match self.model.precision {
-                Precision::Exact | Precision::Close => attend_f32(&attend, team, level, &results),
-                Precision::Auto => attend.run(team, level, &results),
+                Precision::Exact | Precision::Close => attend_f32(&attend, team, isa, &results),
+                Precision::Auto => attend.run(team, isa, &results),
             }
         }
     }

@@ -106,7 +106,7 @@ impl Run<'_> {
             Some(make) => Operand::Made(make),
             None => Operand::Rows(self.value(values, x), first.inputs),
         };
-        let units = (&*self.model.team, self.model.level);
+        let units = (&*self.model.team, self.model.isa);
         m.prepared.multiply(units, &mut wanted, Some(x), &rows);
         if let Op::Head { out, soft_cap: Some(cap), .. } = &self.model.program.ops[ops.start] {
             // SAFETY: only this writes the logits now.
@@ -131,7 +131,7 @@ impl Run<'_> {
                 Some(make) => Operand::Made(make),
                 None => Operand::Rows(self.value(values, *x), gate.inputs),
             };
-            let units = (&*self.model.team, self.model.level);
+            let units = (&*self.model.team, self.model.isa);
             return m.prepared.gate(units, (gate, up, *activation), (*x, rows), self.rows(*out), *out);
         }
         false

@@ -20,22 +20,22 @@ use kvasir_program::{Collective, Holds, Op, RopeId, ValueId, WeightId};
 impl Run<'_> {
     /// Computes row `row` of a row-wise op (norm, gate, add) into `y`.
     pub(crate) fn row(&self, op: &Op, values: &[Buffer], row: usize, y: &mut [f32]) {
-        let (level, width) = (self.model.level, y.len());
+        let (isa, width) = (self.model.isa, y.len());
         let x = |v: ValueId| &self.value(values, v)[row * width..(row + 1) * width];
         match op {
             Op::Norm { x: v, kind, weight, bias, eps, groups, .. } => {
                 let (w, b) = (&self.model.vectors[weight], bias.as_ref().map(|b| &self.model.vectors[b][..]));
-                norm(level, x(*v), y, width / groups, *kind, w, b, *eps);
+                norm(isa, x(*v), y, width / groups, *kind, w, b, *eps);
             }
-            Op::Gate { gate, up, activation, .. } => activate(level, x(*gate), x(*up), *activation, y),
-            Op::Add { a, b, .. } => add(level, x(*a), x(*b), y),
+            Op::Gate { gate, up, activation, .. } => activate(isa, x(*gate), x(*up), *activation, y),
+            Op::Add { a, b, .. } => add(isa, x(*a), x(*b), y),
             _ => {}
         }
     }
 
     /// Runs op `op`, and inside it the op `before` it if that is fused into it.
     pub(crate) fn op(&self, (op, before): (&Op, Option<&Op>), weights: &OpWeights, m: &mut Memory) {
-        let (team, level) = (&*self.model.team, self.model.level);
+        let (team, isa) = (&*self.model.team, self.model.isa);
         let out = op.out();
         let width = self.width(out);
         let n = self.rows(out);
@@ -63,7 +63,7 @@ impl Run<'_> {
                 for l in all {
                     let x = Operand::Rows(&x[from..], stride);
                     let out = Output::new(&mut y[to..], n, width, l.outputs);
-                    m.prepared.multiply((team, level), &mut [Some((l, out))], None, &x);
+                    m.prepared.multiply((team, isa), &mut [Some((l, out))], None, &x);
                     (from, to) = (from + l.inputs, to + l.outputs);
                 }
                 m.prepared.invalidate();
@@ -102,7 +102,7 @@ impl Run<'_> {
                         None => y.copy_from_slice(&x[row * width..(row + 1) * width]),
                     }
                     let (cos, sin) = rotary_tables[row * dims..(row + 1) * dims].split_at(dims / 2);
-                    rotate(level, y, part, cos, sin);
+                    rotate(isa, y, part, cos, sin);
                 });
             }
             Op::SelectKeys { q, k, weights, layer, top_k, .. } => {
@@ -115,7 +115,7 @@ impl Run<'_> {
                 let layer = layer.0 as usize;
                 // SAFETY: the plan's slots were checked, and writes come before reads.
                 unsafe {
-                    select((team, level), self.plan, self.pools, layer, facts, operands, *top_k, &mut views);
+                    select((team, isa), self.plan, self.pools, layer, facts, operands, *top_k, &mut views);
                 }
                 m.selections.push((out, views));
             }
@@ -130,15 +130,7 @@ impl Run<'_> {
                 let OpWeights::Experts { gate, up, down } = weights else { return };
                 let Some((_, routes)) = m.routes.iter().find(|(of, _)| of == routes) else { return };
                 let activation = experts.activation;
-                mixture(
-                    (team, level),
-                    [gate, up, down],
-                    activation,
-                    x(*v),
-                    routes,
-                    &mut m.mixture,
-                    (y, width),
-                );
+                mixture((team, isa), [gate, up, down], activation, x(*v), routes, &mut m.mixture, (y, width));
             }
             Op::Collect { x: v, how, .. } => match (how, self.ranks) {
                 (Collective::Join, Some(ranks)) => ranks.join(x(*v), self.width(*v), y),

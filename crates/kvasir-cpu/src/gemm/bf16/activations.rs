@@ -4,8 +4,8 @@
 //! f32 precision at twice the multiply-adds. Rows are written independently, so the values of a row
 //! do not depend on the batch.
 
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
+use crate::isa::features::Isa;
 use crate::isa::float16::{bf16, round_bf16, round_to_bf16};
 use crate::isa::tile::{STEP, TILE};
 use crate::memory::buffer::Buffer;
@@ -61,13 +61,13 @@ impl Bf16Activations {
     ///
     /// # Safety
     /// No other thread may access the same row concurrently, and `takes(row + 1)` must hold.
-    pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
+    pub(crate) unsafe fn write_row(&self, isa: Isa, row: usize, x: &[f32]) {
         let place = |step| self.tile(row / TILE, step).wrapping_add(row % TILE * 64).cast_mut();
         for (n, numbers) in x.chunks(STEP).enumerate() {
             let mut bits = [[0u16; STEP]; 2];
             match self.terms {
-                Bf16Terms::One => round_to_bf16(level, numbers, &mut bits[0]),
-                Bf16Terms::Two => split(level, numbers, &mut bits),
+                Bf16Terms::One => round_to_bf16(isa, numbers, &mut bits[0]),
+                Bf16Terms::Two => split(isa, numbers, &mut bits),
             }
             for (part, bits) in bits.iter().enumerate().take(1 << self.terms as u32) {
                 // SAFETY: 64 bytes that belong to this row alone.
@@ -93,7 +93,7 @@ fn split_body(x: &[f32], [upper, lower]: &mut [[u16; STEP]; 2]) {
     }
 }
 
-per_level! {
+per_isa! {
     /// Splits each f32 into two bf16 whose sum approximates it.
     split(x: &[f32], parts: &mut [[u16; STEP]; 2]) => split_body
 }

@@ -4,7 +4,7 @@
 //! and rounds again. One 32-bit word therefore carries two consecutive inputs of one chain, the
 //! earlier one in the upper half. `load_a` and `load_b` regroup neighboring pairs `(x0 x1)
 //! (x2 x3)` into an even word `(x0 x2)` and an odd word `(x1 x3)`. The results have the bits of
-//! `micro_kernel::multiply` at all other ISA levels.
+//! `micro_kernel::multiply` at all other instruction sets.
 
 use crate::gemm::bf16::operands::{OperandA, OperandB};
 use crate::isa::tile::{LANES, TILE};

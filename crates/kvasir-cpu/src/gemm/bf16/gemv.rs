@@ -2,7 +2,7 @@
 
 use crate::gemm::bf16::activations::Bf16Activations;
 use crate::gemm::output::Output;
-use crate::isa::dispatch::per_level;
+use crate::isa::dispatch::per_isa;
 use crate::isa::tile::{LANES, TILE};
 
 /// `c += a b` for one weight tile and `N` rows, in the order of AMX. Each `a[n]` is a row of 32
@@ -74,7 +74,7 @@ unsafe fn vector_panel_body(tiles: &[u8], x: &Bf16Activations, first: usize, row
     }
 }
 
-per_level! {
+per_isa! {
     /// GEMV kernel: one panel times all rows; `first` is the index of the panel's first output.
     ///
     /// # Safety

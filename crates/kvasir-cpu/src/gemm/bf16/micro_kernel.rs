@@ -1,37 +1,39 @@
 //! bf16 GEMM micro-kernel for CPUs without AMX, bit-identical to the AMX instruction `tdpbf16ps`.
 //! The bf16 GEMM and attention (`Q K^T` and `P V`) use it.
 //!
-//! `C[16 x 16] += A[16 x 32] B[32 x 16]` per step. Summation order, identical at every ISA level:
+//! `C[16 x 16] += A[16 x 32] B[32 x 16]` per step. Summation order, identical on every instruction set:
 //!
 //! 1. one chain of fused multiply-adds over the even inputs of the step, starting at zero;
 //! 2. one chain over the odd inputs;
 //! 3. `c += even + odd`.
 //!
-//! Operands are converted once to the form that the ISA level multiplies (`load`) and then reused:
+//! Operands are converted once to the form that the instruction set multiplies (`load`) and then reused:
 //! widened to f32 (`avx512.rs`), or left as bf16 pairs for `vdpbf16ps` (`avx512_bf16.rs`). The order
-//! is guarded by `gemm/tests.rs`, which compares all levels bit by bit.
+//! is guarded by `gemm/tests.rs`, which compares all instruction sets bit by bit.
 
 use crate::gemm::bf16::operands::{OperandA, OperandB};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::bf16::{avx512, avx512_bf16};
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
+use crate::isa::features::Isa;
 use crate::isa::float16::bf16;
 use crate::isa::tile::{LANES, STEP, TILE};
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::Bf16MicroKernel;
 
 impl OperandA {
     /// Converts 16 bf16 rows that start at `base` and are `stride` bytes apart.
     ///
     /// # Safety
     /// 16 rows of 64 bytes must be readable.
-    pub(crate) unsafe fn load(&mut self, level: Level, base: *const u8, stride: usize) {
+    pub(crate) unsafe fn load(&mut self, isa: Isa, base: *const u8, stride: usize) {
         #[cfg(target_arch = "x86_64")]
-        if level == Level::Avx512Bf16 {
-            // SAFETY: the level was detected on this machine; the caller's rows.
+        if Bf16MicroKernel::of(isa) == Bf16MicroKernel::Avx512Bf16 {
+            // SAFETY: the instruction set was detected on this machine; the caller's rows.
             return unsafe { avx512_bf16::load_a(self, base, stride) };
         }
         // SAFETY: the caller's rows.
-        unsafe { load_a(level, &mut self.0, base, stride) };
+        unsafe { load_a(isa, &mut self.0, base, stride) };
     }
 }
 
@@ -40,35 +42,33 @@ impl OperandB {
     ///
     /// # Safety
     /// 1024 bytes must be readable at `tile`.
-    pub(crate) unsafe fn load(&mut self, level: Level, tile: *const u8) {
+    pub(crate) unsafe fn load(&mut self, isa: Isa, tile: *const u8) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the level was detected on this machine; the caller's tile.
+        // SAFETY: the instruction set was detected on this machine; the caller's tile.
         unsafe {
-            match level {
-                Level::Avx512Bf16 => return avx512_bf16::load_b(self, tile),
-                Level::Avx512Vnni | Level::Amx => return avx512::load_b(self, tile),
-                _ => {}
+            match Bf16MicroKernel::of(isa) {
+                Bf16MicroKernel::Avx512Bf16 => return avx512_bf16::load_b(self, tile),
+                Bf16MicroKernel::Avx512 => return avx512::load_b(self, tile),
+                Bf16MicroKernel::Widened => {}
             }
         }
         // SAFETY: the caller's tile.
-        unsafe { load_b(level, &mut self.0, tile) };
+        unsafe { load_b(isa, &mut self.0, tile) };
     }
 }
 
 /// `sums[row] += rows[row] * columns` for the first `sums.len()` rows, a multiple of eight.
-pub(crate) fn multiply(level: Level, rows: &OperandA, columns: &OperandB, sums: &mut [[f32; LANES]]) {
+pub(crate) fn multiply(isa: Isa, rows: &OperandA, columns: &OperandB, sums: &mut [[f32; LANES]]) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the level was detected on this machine.
+    // SAFETY: the instruction set was detected on this machine.
     unsafe {
-        match level {
-            Level::Avx512Bf16 => return avx512_bf16::multiply(rows, columns, sums),
-            Level::Avx512Vnni | Level::Amx => {
-                return avx512::multiply(rows, columns, sums);
-            }
-            _ => {}
+        match Bf16MicroKernel::of(isa) {
+            Bf16MicroKernel::Avx512Bf16 => return avx512_bf16::multiply(rows, columns, sums),
+            Bf16MicroKernel::Avx512 => return avx512::multiply(rows, columns, sums),
+            Bf16MicroKernel::Widened => {}
         }
     }
-    multiply_by_compiler(level, rows, columns, sums);
+    multiply_by_compiler(isa, rows, columns, sums);
 }
 
 /// # Safety
@@ -84,7 +84,7 @@ unsafe fn load_a_body(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: u
     }
 }
 
-per_level! {
+per_isa! {
     /// # Safety
     /// As for [`OperandA::load`].
     unsafe load_a(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: usize) => load_a_body
@@ -104,7 +104,7 @@ unsafe fn load_b_body([even, odd]: &mut [[[f32; LANES]; TILE]; 2], tile: *const 
     }
 }
 
-per_level! {
+per_isa! {
     /// # Safety
     /// As for [`OperandB::load`].
     unsafe load_b(columns: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) => load_b_body
@@ -146,4 +146,4 @@ fn multiply_body(rows: &OperandA, columns: &OperandB, sums: &mut [[f32; LANES]])
     }
 }
 
-per_level! { multiply_by_compiler(rows: &OperandA, columns: &OperandB, sums: &mut [[f32; LANES]]) => multiply_body }
+per_isa! { multiply_by_compiler(rows: &OperandA, columns: &OperandB, sums: &mut [[f32; LANES]]) => multiply_body }

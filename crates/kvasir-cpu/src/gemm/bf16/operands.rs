@@ -1,4 +1,4 @@
-//! Operands of the bf16 micro-kernel: one step of 32 inputs, in the form that the ISA level
+//! Operands of the bf16 micro-kernel: one step of 32 inputs, in the form that the instruction set
 //! multiplies (widened to f32, or bf16 pairs for `vdpbf16ps`).
 
 use crate::isa::tile::{LANES, STEP, TILE};
@@ -23,7 +23,7 @@ impl OperandA {
 impl OperandB {
     pub(crate) const NONE: Self = Self([[[0.0; LANES]; TILE]; 2]);
 
-    /// Input `2 * pair + odd` of a column. Valid only at levels that widen to f32 (not AVX-512
+    /// Input `2 * pair + odd` of a column. Valid only where operands are widened to f32 (not AVX-512
     /// BF16).
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]

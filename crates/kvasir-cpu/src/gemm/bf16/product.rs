@@ -1,10 +1,4 @@
-//! bf16 GEMM and GEMV: dispatch by ISA level and number of rows, and partitioning into work items.
-//!
-//! | rows | kernel |
-//! |---|---|
-//! | any, with AMX | `amx.rs` |
-//! | at least `vector_gemm::from(level)` | `vector_gemm.rs` |
-//! | fewer | `gemv.rs` (up to four rows at once) |
+//! bf16 GEMM and GEMV: partitioning into work items.
 //!
 //! Work items are disjoint sets of outputs (panels x row blocks). All kernels sum in the order of
 //! `weights::bf16::Bf16Panels`, so results depend neither on the kernel nor on the batch.
@@ -17,8 +11,9 @@ use crate::gemm::bf16::vector_gemm;
 use crate::gemm::output::Output;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::output::token_blocks;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, STEP, TILE};
+use crate::kernels::Bf16Matmul;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
 use crate::weights::bf16::{Bf16Layout, Bf16Panels};
@@ -37,18 +32,18 @@ const ITEM_BYTES: usize = 64 * 1024;
 /// work item.
 pub(crate) fn matmul_bf16(
     team: &ThreadPool,
-    level: Level,
+    isa: Isa,
     w: &Bf16Panels,
     x: &Bf16Activations,
     out: &mut Output<'_>,
     first: &Prologue<'_>,
 ) {
     assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.terms as u32, "rows and matrix fit");
-    w.read(team, |w| match level {
+    w.read(team, |w| match Bf16Matmul::of(isa, out.rows()) {
         #[cfg(target_arch = "x86_64")]
-        Level::Amx => gemm_by_tiles(team, w, x, out, first),
-        _ if out.rows() >= vector_gemm::from(level) => gemm_by_vectors(team, level, w, x, out, first),
-        _ => gemv(team, level, w, x, out, first),
+        Bf16Matmul::Tiles => gemm_by_tiles(team, w, x, out, first),
+        Bf16Matmul::Vectors => gemm_by_vectors(team, isa, w, x, out, first),
+        _ => gemv(team, isa, w, x, out, first),
     });
 }
 
@@ -60,7 +55,7 @@ fn panels_per_item(w: PanelReader<'_, '_, Bf16Layout>) -> usize {
 /// GEMV: groups of panels as work items, all rows in each.
 fn gemv(
     team: &ThreadPool,
-    level: Level,
+    isa: Isa,
     w: PanelReader<'_, '_, Bf16Layout>,
     x: &Bf16Activations,
     out: &Output<'_>,
@@ -72,7 +67,7 @@ fn gemv(
             for n in item * group..all.min((item + 1) * group) {
                 let tiles = w.panel(n, made);
                 // SAFETY: the rows exist; the outputs are exclusive to this work item.
-                unsafe { vector_panel(level, tiles, x, n * LANES, out.rows(), out) };
+                unsafe { vector_panel(isa, tiles, x, n * LANES, out.rows(), out) };
             }
         });
     });
@@ -81,7 +76,7 @@ fn gemv(
 /// GEMM without AMX: groups of panels x blocks of rows as work items.
 fn gemm_by_vectors(
     team: &ThreadPool,
-    level: Level,
+    isa: Isa,
     w: PanelReader<'_, '_, Bf16Layout>,
     x: &Bf16Activations,
     out: &Output<'_>,
@@ -98,9 +93,7 @@ fn gemm_by_vectors(
             let some = at.iter_mut().zip(made).zip(first..all.min(first + vector_gemm::PANELS));
             let n = some.map(|((at, room), panel)| *at = w.panel(panel, room).as_ptr()).count();
             // SAFETY: the panels and rows exist; the outputs are exclusive to this work item.
-            unsafe {
-                vector_gemm::panels(level, (&at[..n], w.panels.kind.panel_bytes()), x, first, rows, out)
-            };
+            unsafe { vector_gemm::panels(isa, (&at[..n], w.panels.kind.panel_bytes()), x, first, rows, out) };
         });
     });
 }
@@ -124,7 +117,7 @@ fn gemm_by_tiles(
     team.each_in_order_after(first, &begins, groups * rows.div_ceil(block.max(1)), &|_, item| {
         let panels = item % groups * group..all.min((item % groups + 1) * group);
         let first = item / groups * block;
-        // SAFETY: the level implies that AMX is permitted; the rows exist, and the outputs are
+        // SAFETY: the instruction set implies that AMX is permitted; the rows exist, and the outputs are
         // exclusive to this work item.
         MADE.with_borrow_mut(|made| unsafe {
             amx::panels(&w, made, x, panels, first..rows.min(first + block), out);

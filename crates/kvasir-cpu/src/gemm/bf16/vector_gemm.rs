@@ -15,21 +15,16 @@ use crate::gemm::bf16::activations::Bf16Activations;
 use crate::gemm::bf16::micro_kernel::multiply;
 use crate::gemm::bf16::operands::{Accumulators, OperandA, OperandB};
 use crate::gemm::output::Output;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, TILE};
+use crate::kernels::kv_prefetch_pays;
 use crate::prefetch::hint::{CacheLevel, prefetch_tile};
 use crate::prefetch::kv_prefetch;
 use std::cell::RefCell;
 use std::mem::offset_of;
 use std::ops::Range;
 
-/// Smallest row count for which this GEMM beats the GEMV path. With bf16 dot products, half a row
-/// tile is enough.
-pub(crate) fn from(level: Level) -> usize {
-    if level == Level::Avx512Bf16 { 5 } else { 9 }
-}
-
-/// OperandA per work item.
+/// Rows per work item.
 pub(crate) const BLOCK: usize = 128;
 /// Panels that share the same converted activations.
 pub(crate) const PANELS: usize = 8;
@@ -41,7 +36,7 @@ const ROWS: usize = 32;
 const PARTS: usize = 8;
 
 /// L1 prefetch distance in bytes: the tile after the next one.
-const SOON: usize = 2048;
+const L1_AHEAD: usize = 2048;
 
 /// Per-thread scratch memory.
 #[repr(C, align(64))]
@@ -67,7 +62,7 @@ thread_local! {
 /// # Safety
 /// The panels and the rows must exist, and no other thread may write their outputs concurrently.
 pub(crate) unsafe fn panels(
-    level: Level,
+    isa: Isa,
     (panels, bytes): (&[*const u8], usize),
     x: &Bf16Activations,
     first_panel: usize,
@@ -78,7 +73,7 @@ pub(crate) unsafe fn panels(
     let (first, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
     // The last row tile is computed by halves.
     let taken = rows.len().next_multiple_of(TILE / 2);
-    let few = kv_prefetch::pays(level, rows.len());
+    let prefetches_kv = kv_prefetch_pays(isa, rows.len());
     ROOM.with_borrow_mut(|room| {
         for sums in &mut room.sums[..panels.len()] {
             sums[..tiles].fill([[0.0; LANES]; TILE]);
@@ -90,7 +85,7 @@ pub(crate) unsafe fn panels(
             for (step, rows) in some.clone().zip(room.rows.chunks_exact_mut(tiles)) {
                 for (t, rows) in rows.iter_mut().enumerate() {
                     // SAFETY: activations are whole tiles.
-                    unsafe { rows.load(level, x.tile(first + t, step), 64) };
+                    unsafe { rows.load(isa, x.tile(first + t, step), 64) };
                 }
             }
             let last = from + at_once >= x.steps;
@@ -102,7 +97,7 @@ pub(crate) unsafe fn panels(
                 let mut opened = std::ptr::null();
                 let mut page = None;
                 for (step, rows) in some.clone().zip(room.rows.chunks_exact(tiles)) {
-                    if few {
+                    if prefetches_kv {
                         if step % PARTS == 0 {
                             page = kv_prefetch::next();
                         }
@@ -115,13 +110,13 @@ pub(crate) unsafe fn panels(
                         // Prefetch the same tile of the next panel, then the tile after the next of
                         // this one.
                         prefetch_tile(CacheLevel::L2, tile.wrapping_add(bytes));
-                        prefetch_tile(CacheLevel::L1, tile.wrapping_add(SOON));
+                        prefetch_tile(CacheLevel::L1, tile.wrapping_add(L1_AHEAD));
                         // SAFETY: a tile of the panel.
-                        unsafe { columns.load(level, tile) };
+                        unsafe { columns.load(isa, tile) };
                         opened = tile;
                     }
                     for (rows, sums) in rows.iter().zip(sums.as_flattened_mut()[..taken].chunks_mut(TILE)) {
-                        multiply(level, rows, &columns, sums);
+                        multiply(isa, rows, &columns, sums);
                     }
                 }
                 if last {

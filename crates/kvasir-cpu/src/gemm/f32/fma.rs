@@ -1,10 +1,9 @@
 //! f32 micro-kernel: `sums[n][lane] += sum over i of rows[n][i] * columns[i][lane]`, 16 lanes.
 //!
-//! Every sum is one chain of fused multiply-adds in input order at every ISA level; the test
-//! compares all levels with a scalar chain. Used by the f32 GEMM and by attention in f32.
+//! Every sum is one chain of fused multiply-adds in input order on every instruction set; the test
+//! compares all instruction sets with a scalar chain. Used by the f32 GEMM and by attention in f32.
 
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
 use crate::isa::tile::LANES;
 
 /// A strided view of rows: number `i` of row `n` is at `first + n * row + i * number`. Strides are
@@ -21,25 +20,6 @@ impl StridedRows {
     fn skip(self, n: usize) -> Self {
         Self { first: self.first.wrapping_add(n * self.row), ..self }
     }
-}
-
-/// `sums[n][lane] += sum over i of rows(n)[i] * columns[i][lane]`.
-///
-/// # Safety
-/// `rows` must have a row for each of `sums`, with a number for each of `columns`.
-pub(crate) unsafe fn add_products(
-    level: Level,
-    rows: StridedRows,
-    columns: &[[f32; LANES]],
-    sums: &mut [[f32; LANES]],
-) {
-    #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx512Vnni {
-        // SAFETY: the level was detected on this machine; the caller's rows.
-        return unsafe { v512::add(rows, columns, sums) };
-    }
-    // SAFETY: the caller's rows.
-    unsafe { by_compiler(level, rows, columns, sums) };
 }
 
 /// Rows per register block: 4 x 16 f32 accumulators fit 16 256-bit registers together with the
@@ -82,10 +62,12 @@ unsafe fn add_body(rows: StridedRows, columns: &[[f32; LANES]], sums: &mut [[f32
     }
 }
 
-per_level! {
+per_isa! {
+    /// `sums[n][lane] += sum over i of rows(n)[i] * columns[i][lane]`.
+    ///
     /// # Safety
-    /// As for [`add_products`].
-    unsafe by_compiler(rows: StridedRows, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) => add_body
+    /// `rows` must have a row for each of `sums`, with a number for each of `columns`.
+    unsafe add_products(rows: StridedRows, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) => add_body, avx512: v512::add
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -160,6 +142,7 @@ mod v512 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::features::tests::isas;
 
     #[test]
     fn sums_are_fma_chains_in_input_order() {
@@ -181,12 +164,12 @@ mod tests {
                         }
                     }
                 }
-                for level in Level::available() {
+                for isa in isas() {
                     let mut sums = began.clone();
                     let rows = StridedRows { first: x.as_ptr(), row, number };
                     // SAFETY: as many rows and numbers as `x` has at most.
-                    unsafe { add_products(level, rows, &columns, &mut sums[..some]) };
-                    assert_eq!(sums, want, "{level}, {some} rows");
+                    unsafe { add_products(isa, rows, &columns, &mut sums[..some]) };
+                    assert_eq!(sums, want, "{isa}, {some} rows");
                 }
             }
         }

@@ -4,12 +4,12 @@
 //! Weights stay in their stored width (`Width`). Per block of `ROWS` activation rows the kernel
 //! walks the K dimension in parts of `PART` inputs, dequantizes the part of up to `PANELS` panels,
 //! and accumulates all rows. Every output is one chain of fused multiply-adds in input order,
-//! whatever the ISA level or batch, so results are batch-invariant. Guarded by `gemm/tests.rs`.
+//! whatever the instruction set or batch, so results are batch-invariant. Guarded by `gemm/tests.rs`.
 
 use crate::gemm::f32::fma::{StridedRows, add_products};
 use crate::gemm::output::Output;
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
@@ -34,7 +34,7 @@ unsafe fn f32_panels_body(
     panels: &[&[u8]],
     (x, stride): (&[f32], usize),
     first: usize,
-    own_level: Level,
+    own_isa: Isa,
     out: &Output<'_>,
 ) {
     let (F32Layout { inputs: all, width }, rows) = (kind, out.rows());
@@ -49,7 +49,7 @@ unsafe fn f32_panels_body(
                 for line in (0..bytes).step_by(64) {
                     prefetch_line(CacheLevel::L2, part.as_ptr().wrapping_add(AHEAD + line));
                 }
-                width.dequantize(own_level, part, dequantized);
+                width.dequantize(own_isa, part, dequantized);
             }
             let inputs = PART.min(all - at);
             let row = |n: usize| &x[(from + n) * stride + at..][..inputs];
@@ -60,7 +60,7 @@ unsafe fn f32_panels_body(
                 let x = StridedRows { first: all.as_ptr(), row: stride, number: 1 };
                 for (dequantized, sums) in dequantized[..panels.len()].iter().zip(&mut sums) {
                     // SAFETY: `n` rows of `inputs` numbers each lie within `all`.
-                    unsafe { add_products(own_level, x, &dequantized[..inputs], &mut sums[..n]) };
+                    unsafe { add_products(own_isa, x, &dequantized[..inputs], &mut sums[..n]) };
                 }
             }
             while n < rows {
@@ -91,19 +91,19 @@ fn add_row(w: &[Dequantized; PANELS], x: &[f32], row: usize, sums: &mut [[[f32; 
     (0..PANELS).for_each(|panel| sums[panel][row] = all[panel]);
 }
 
-per_level! {
+per_isa! {
     /// `out[row] = panels x[row]` for all rows, at most [`PANELS`] panels, starting with panel
     /// `first` of the matrix.
     ///
     /// # Safety
     /// No other thread may write the outputs of these panels concurrently.
-    unsafe f32_panels(kind: F32Layout, panels: &[&[u8]], x: (&[f32], usize), first: usize, own_level: Level, out: &Output<'_>) => f32_panels_body
+    unsafe f32_panels(kind: F32Layout, panels: &[&[u8]], x: (&[f32], usize), first: usize, own_isa: Isa, out: &Output<'_>) => f32_panels_body
 }
 
 /// `out[row] = w x[row]`; `x` is the activations and their row stride in numbers.
 pub(crate) fn matmul_f32(
     team: &ThreadPool,
-    level: Level,
+    isa: Isa,
     w: &F32Panels,
     x: (&[f32], usize),
     out: &mut Output<'_>,
@@ -118,7 +118,7 @@ pub(crate) fn matmul_f32(
                 *panel = reader.panel(n, room);
             }
             // SAFETY: the outputs are exclusive to this work item.
-            unsafe { f32_panels(level, w.kind, &panels[..there.len()], x, first, level, out) };
+            unsafe { f32_panels(isa, w.kind, &panels[..there.len()], x, first, isa, out) };
         });
     });
 }

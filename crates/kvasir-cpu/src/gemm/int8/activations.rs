@@ -13,7 +13,7 @@
 //! - `Words` (16-bit codes), for the first `FEW` rows of the batch only.
 
 use crate::gemm::int8::quantize::{Destinations, FEW, Sums, Words, quantize};
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::TILE;
 use crate::memory::buffer::Buffer;
 use crate::weights::int8::format::SUPERBLOCK;
@@ -98,14 +98,14 @@ impl QuantActivations {
     ///
     /// # Safety
     /// No other thread may access the same row concurrently, and `takes(row + 1)` must hold.
-    pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
+    pub(crate) unsafe fn write_row(&self, isa: Isa, row: usize, x: &[f32]) {
         let (whole, rest) = x.as_chunks::<SUPERBLOCK>();
         let mut last = [0f32; SUPERBLOCK];
         last[..rest.len()].copy_from_slice(rest);
         let parts = whole.iter().chain((!rest.is_empty()).then_some(&last));
         for (s, part) in parts.enumerate().take(self.superblocks) {
             // SAFETY: upheld by the caller.
-            unsafe { self.write_superblock(level, row, s, part) };
+            unsafe { self.write_superblock(isa, row, s, part) };
         }
     }
 
@@ -113,7 +113,7 @@ impl QuantActivations {
     ///
     /// # Safety
     /// As for [`write_row`](Self::write_row), for this superblock.
-    pub(crate) unsafe fn write_superblock(&self, level: Level, row: usize, s: usize, x: &[f32; SUPERBLOCK]) {
+    pub(crate) unsafe fn write_superblock(&self, isa: Isa, row: usize, s: usize, x: &[f32; SUPERBLOCK]) {
         let (tile, r) = (row / TILE, row % TILE);
         // SAFETY: the destinations belong to this row alone and lie within the buffers.
         unsafe {
@@ -124,7 +124,7 @@ impl QuantActivations {
                 parts: self.parts(tile, s).add(r * 64).cast_mut().cast(),
                 words: (row < FEW).then(|| self.words(row, s).cast_mut()),
             };
-            quantize(level, x, &to);
+            quantize(isa, x, &to);
         }
     }
 }

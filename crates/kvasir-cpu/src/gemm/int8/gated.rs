@@ -7,12 +7,13 @@
 //! equal those of the separate steps; `tests.rs` checks this.
 
 use crate::gemm::int8::activations::QuantActivations;
-use crate::gemm::int8::block::{pair_times_rows, takes};
+use crate::gemm::int8::block::pair_times_rows;
 use crate::gemm::int8::panel_pair::{BLOCK, Pair, PairScratch, with_room};
 use crate::gemm::int8::product::{MADE, fits};
 use crate::gemm::output::token_blocks;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
+use crate::kernels::Int8Gemm;
 use crate::rowwise::gate::gate as activate;
 use crate::threads::pool::ThreadPool;
 use crate::weights::int8::format::SUPERBLOCK;
@@ -23,11 +24,13 @@ use kvasir_program::Activation;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Gate and up matrices of one format and shape, and the activation that joins them.
+/// Gate and up matrices of one format and shape, the activation that joins them, and the kernel.
 pub(crate) struct Gated<'w> {
-    pub(crate) gate: &'w QuantPanels,
-    pub(crate) up: &'w QuantPanels,
-    pub(crate) activation: Activation,
+    gate: &'w QuantPanels,
+    up: &'w QuantPanels,
+    activation: Activation,
+    isa: Isa,
+    kernel: Int8Gemm,
 }
 
 /// Per-thread results: one activated panel, and a superblock of outputs for each row.
@@ -40,12 +43,18 @@ thread_local! {
     static RESULTS: RefCell<Results> = const { RefCell::new(Results { panel: Vec::new(), rows: Vec::new() }) };
 }
 
-impl Gated<'_> {
-    /// Whether the fused kernel supports these matrices and pays for `rows` rows.
-    pub(crate) fn takes(&self, level: Level, rows: usize) -> bool {
-        takes(level, self.gate.kind.format, rows)
-            && self.gate.kind.format == self.up.kind.format
-            && (self.gate.kind.superblocks, self.gate.outputs) == (self.up.kind.superblocks, self.up.outputs)
+impl<'w> Gated<'w> {
+    /// The fused product, if there is a kernel for these matrices that pays for `rows` rows.
+    pub(crate) fn new(
+        isa: Isa,
+        [gate, up]: [&'w QuantPanels; 2],
+        activation: Activation,
+        rows: usize,
+    ) -> Option<Self> {
+        let alike = gate.kind.format == up.kind.format
+            && (gate.kind.superblocks, gate.outputs) == (up.kind.superblocks, up.outputs);
+        let kernel = Int8Gemm::of(gate.kind.format, isa, rows).filter(|_| alike)?;
+        Some(Self { gate, up, activation, isa, kernel })
     }
 
     /// `to[row] = quantize(act(gate x[row]) * (up x[row]))` for the first `rows` rows. The bits are
@@ -53,12 +62,11 @@ impl Gated<'_> {
     pub(crate) fn multiply(
         &self,
         team: &ThreadPool,
-        level: Level,
         x: &QuantActivations,
         rows: usize,
         to: &QuantActivations,
     ) {
-        assert!(self.takes(level, rows) && fits(self.gate, x, rows), "rows and matrices fit");
+        assert!(fits(self.gate, x, rows), "rows and matrices fit");
         assert!(
             to.takes(rows) && to.superblocks == self.gate.outputs.div_ceil(SUPERBLOCK),
             "and what comes of them"
@@ -69,8 +77,7 @@ impl Gated<'_> {
                 team.each_in_order(to.superblocks * rows.div_ceil(block), &|_, item| {
                     let (first, s) = (item / to.superblocks * block, item % to.superblocks);
                     let rows = first..rows.min(first + block);
-                    RESULTS
-                        .with_borrow_mut(|made| self.superblock(level, (gate, up), (s, rows), x, made, to));
+                    RESULTS.with_borrow_mut(|made| self.superblock((gate, up), (s, rows), x, made, to));
                 });
             });
         });
@@ -79,7 +86,6 @@ impl Gated<'_> {
     /// Computes superblock `s` of the outputs for a block of rows.
     fn superblock(
         &self,
-        level: Level,
         (gate, up): (QuantReader<'_, '_>, QuantReader<'_, '_>),
         (s, rows): (usize, Range<usize>),
         x: &QuantActivations,
@@ -93,13 +99,13 @@ impl Gated<'_> {
             let both = [gate.panel_at(panel, a), up.panel_at(panel, b)];
             let next = gate.packed_at(panel + 1).zip(up.packed_at(panel + 1));
             let pair = Pair { panels: both, next: next.map(<[_; 2]>::from) };
-            // SAFETY: the level supports the row count, the rows exist and begin with a tile, and
+            // SAFETY: the kernel was chosen for this machine, the rows exist and begin with a tile, and
             // both panels have layout `L`.
             with_layout!(self.gate.kind.format, L => unsafe {
-                pair_times_rows::<L, 2>(level, &pair, x, rows.clone(), room, None);
+                pair_times_rows::<L, 2>(self.kernel, &pair, x, rows.clone(), room, None);
             });
             let [gate, up] = room.sums.each_ref().map(|sums| &sums.as_flattened()[..rows.len() * LANES]);
-            activate(level, gate, up, self.activation, &mut made.panel[..rows.len() * LANES]);
+            activate(self.isa, gate, up, self.activation, &mut made.panel[..rows.len() * LANES]);
             let at = (panel - panels.start) * LANES;
             for (row, y) in made.rows.iter_mut().zip(made.panel[..rows.len() * LANES].as_chunks::<LANES>().0)
             {
@@ -109,7 +115,7 @@ impl Gated<'_> {
             }
         };
         MADE.with_borrow_mut(|made| {
-            with_room(level, |room| {
+            with_room(self.kernel, |room| {
                 panels.clone().for_each(|panel| multiply(panel, made, room));
             });
         });
@@ -120,7 +126,7 @@ impl Gated<'_> {
         }
         for (row, y) in rows.zip(&made.rows) {
             // SAFETY: this work item alone writes this superblock of these rows, and the rows fit.
-            unsafe { to.write_superblock(level, row, s, y) };
+            unsafe { to.write_superblock(self.isa, row, s, y) };
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Integer GEMV: one panel times all rows, up to four at a time.
+//! Integer GEMV: one panel times all rows, some at a time.
 
 use crate::gemm::int8::activations::QuantActivations;
 #[cfg(target_arch = "x86_64")]
@@ -7,10 +7,10 @@ use crate::gemm::int8::gemv_x86;
 use crate::gemm::int8::neon;
 use crate::gemm::int8::portable;
 use crate::gemm::output::Output;
-use crate::isa::features::Level;
 #[cfg(target_arch = "aarch64")]
 use crate::isa::neon::{Int8Dot, Sdot, WideningMultiply};
 use crate::isa::tile::LANES;
+use crate::kernels::Int8Gemv;
 use crate::weights::int8::layouts::Layout;
 
 /// One packed panel and the index of its first output.
@@ -25,8 +25,7 @@ pub(crate) struct Panel<'a> {
 macro_rules! some_rows {
     ($name:ident, $kernel:path $(, $D:ident: $bound:path)?) => {
         /// # Safety
-        /// As for `gemv`; the ISA level must have the kernel's instructions, and rows `row ..
-        /// row + N` be in one tile.
+        /// As for `gemv`; rows `row .. row + N` must be in one tile.
         unsafe fn $name<L: Layout, $($D: $bound,)? const N: usize>(
             w: &Panel<'_>,
             x: &QuantActivations,
@@ -34,7 +33,7 @@ macro_rules! some_rows {
             out: &Output<'_>,
         ) {
             let mut sums = [[0.0; LANES]; N];
-            // SAFETY: the level was detected on this machine; the panel has the layout of its
+            // SAFETY: as the caller vouches; the panel has the layout of its
             // format; the caller's rows.
             unsafe { $kernel(w.bytes.as_ptr(), x, row, &mut sums) };
             // SAFETY: the caller's outputs.
@@ -43,90 +42,68 @@ macro_rules! some_rows {
     };
 }
 
-/// GEMV: one panel times all rows, up to four at a time.
+/// GEMV: one panel times all rows, some at a time.
 ///
 /// # Safety
-/// The rows must exist, and no other thread may write the panel's outputs concurrently.
-#[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn gemv<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
-    some_rows!(wide, gemv_x86::v512::dot::<L, N>);
-    some_rows!(middle, gemv_x86::v256::dot::<L, N>);
-    some_rows!(middle_dots, gemv_x86::v256_dots::dot::<L, N>);
-    if level < Level::Avx2 {
-        // SAFETY: upheld by the caller.
-        return unsafe { reference::<L>(w, x, out) };
-    }
+/// The machine must have the kernel's instructions, the rows must exist, and no other thread may
+/// write the panel's outputs concurrently.
+pub(crate) unsafe fn gemv<L: Layout>(
+    kernel: Int8Gemv,
+    w: &Panel<'_>,
+    x: &QuantActivations,
+    out: &Output<'_>,
+) {
+    #[cfg(target_arch = "x86_64")]
+    some_rows!(avx512_vnni, gemv_x86::v512::dot::<L, N>);
+    #[cfg(target_arch = "x86_64")]
+    some_rows!(avx2, gemv_x86::v256::dot::<L, N>);
+    #[cfg(target_arch = "x86_64")]
+    some_rows!(avx_vnni, gemv_x86::v256_dots::dot::<L, N>);
+    #[cfg(target_arch = "aarch64")]
+    some_rows!(neon, neon::dot::<L, D, N>, D: Int8Dot);
     let (mut row, rows) = (0, out.rows());
     while row < rows {
-        let n = (rows - row).min(4);
-        // Half as many registers of half the width hold the sums of two rows.
-        let n = if level < Level::Avx512Vnni { n.min(2) } else { n };
+        let n = kernel.rows_at_once(rows - row);
         // SAFETY: upheld by the caller.
         unsafe {
-            match (level, n) {
-                (Level::Avx2, 1) => middle::<L, 1>(w, x, row, out),
-                (Level::Avx2, _) => middle::<L, 2>(w, x, row, out),
-                (Level::AvxVnni, 1) => middle_dots::<L, 1>(w, x, row, out),
-                (Level::AvxVnni, _) => middle_dots::<L, 2>(w, x, row, out),
-                (_, 1) => wide::<L, 1>(w, x, row, out),
-                (_, 2) => wide::<L, 2>(w, x, row, out),
-                (_, 3) => wide::<L, 3>(w, x, row, out),
-                _ => wide::<L, 4>(w, x, row, out),
+            match (kernel, n) {
+                #[cfg(target_arch = "x86_64")]
+                (Int8Gemv::Avx2, 1) => avx2::<L, 1>(w, x, row, out),
+                #[cfg(target_arch = "x86_64")]
+                (Int8Gemv::Avx2, _) => avx2::<L, 2>(w, x, row, out),
+                #[cfg(target_arch = "x86_64")]
+                (Int8Gemv::AvxVnni, 1) => avx_vnni::<L, 1>(w, x, row, out),
+                #[cfg(target_arch = "x86_64")]
+                (Int8Gemv::AvxVnni, _) => avx_vnni::<L, 2>(w, x, row, out),
+                #[cfg(target_arch = "x86_64")]
+                (Int8Gemv::Avx512Vnni, 1) => avx512_vnni::<L, 1>(w, x, row, out),
+                #[cfg(target_arch = "x86_64")]
+                (Int8Gemv::Avx512Vnni, 2) => avx512_vnni::<L, 2>(w, x, row, out),
+                #[cfg(target_arch = "x86_64")]
+                (Int8Gemv::Avx512Vnni, 3) => avx512_vnni::<L, 3>(w, x, row, out),
+                #[cfg(target_arch = "x86_64")]
+                (Int8Gemv::Avx512Vnni, _) => avx512_vnni::<L, 4>(w, x, row, out),
+                #[cfg(target_arch = "aarch64")]
+                (Int8Gemv::NeonDotprod, 1) => neon::<L, Sdot, 1>(w, x, row, out),
+                #[cfg(target_arch = "aarch64")]
+                (Int8Gemv::NeonDotprod, 2) => neon::<L, Sdot, 2>(w, x, row, out),
+                #[cfg(target_arch = "aarch64")]
+                (Int8Gemv::NeonDotprod, _) => neon::<L, Sdot, 4>(w, x, row, out),
+                #[cfg(target_arch = "aarch64")]
+                (Int8Gemv::Neon, 1) => neon::<L, WideningMultiply, 1>(w, x, row, out),
+                #[cfg(target_arch = "aarch64")]
+                (Int8Gemv::Neon, 2) => neon::<L, WideningMultiply, 2>(w, x, row, out),
+                #[cfg(target_arch = "aarch64")]
+                (Int8Gemv::Neon, _) => neon::<L, WideningMultiply, 4>(w, x, row, out),
+                _ => {
+                    let mut sums = [0.0; LANES];
+                    (row..row + n).for_each(|row| {
+                        portable::dot(L::FORMAT, w.bytes, x, row, &mut sums);
+                        out.store(row, w.first, &sums);
+                    });
+                }
             }
         }
         row += n;
-    }
-}
-
-/// GEMV: one panel times all rows, up to four at a time.
-///
-/// # Safety
-/// The rows must exist, and no other thread may write the panel's outputs concurrently.
-#[cfg(target_arch = "aarch64")]
-pub(crate) unsafe fn gemv<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
-    some_rows!(some, neon::dot::<L, D, N>, D: Int8Dot);
-    let (mut row, rows) = (0, out.rows());
-    while row < rows {
-        let n = match rows - row {
-            1 => 1,
-            2 | 3 => 2,
-            _ => 4,
-        };
-        // SAFETY: upheld by the caller.
-        unsafe {
-            match (level, n) {
-                (Level::NeonDotprod, 1) => some::<L, Sdot, 1>(w, x, row, out),
-                (Level::NeonDotprod, 2) => some::<L, Sdot, 2>(w, x, row, out),
-                (Level::NeonDotprod, _) => some::<L, Sdot, 4>(w, x, row, out),
-                (Level::Neon, 1) => some::<L, WideningMultiply, 1>(w, x, row, out),
-                (Level::Neon, 2) => some::<L, WideningMultiply, 2>(w, x, row, out),
-                (Level::Neon, _) => some::<L, WideningMultiply, 4>(w, x, row, out),
-                _ => return reference::<L>(w, x, out),
-            }
-        }
-        row += n;
-    }
-}
-
-/// GEMV with the portable kernel: one panel times all rows.
-///
-/// # Safety
-/// The rows must exist, and no other thread may write the panel's outputs concurrently.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub(crate) unsafe fn gemv<L: Layout>(_: Level, w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
-    // SAFETY: upheld by the caller.
-    unsafe { reference::<L>(w, x, out) };
-}
-
-/// # Safety
-/// As for [`gemv`].
-unsafe fn reference<L: Layout>(w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
-    let mut sums = [0.0; LANES];
-    for row in 0..out.rows() {
-        // SAFETY: the caller's rows and outputs.
-        unsafe {
-            portable::dot(L::FORMAT, w.bytes, x, row, &mut sums);
-            out.store(row, w.first, &sums);
-        }
     }
 }

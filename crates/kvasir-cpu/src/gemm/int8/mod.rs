@@ -7,7 +7,7 @@
 //!
 //! Sums within a superblock are exact integers; across superblocks there is one f32 FMA chain per
 //! output, in order. Hence every kernel gives the bits of `portable.rs`, and a row's result does
-//! not depend on the batch. `tests.rs` compares all formats, ISA levels and row counts.
+//! not depend on the batch. `tests.rs` compares all formats, instruction sets and row counts.
 //!
 //! - `activations.rs`, `quantize.rs`: quantization of activations to int8.
 //! - `vectors.rs`, `unpack.rs`: vector operations, and unpacking of weights in registers.

@@ -3,10 +3,11 @@
 //! One or two panels are multiplied by a block of up to `BLOCK` rows, so that each superblock is
 //! unpacked once per block. A kernel may unpack the first superblocks of the panels that the thread
 //! probably multiplies next. `unpacked_ahead` records for which panels that was done; it is ignored for any
-//! other panels or ISA level, so a wrong guess only costs time. `tests.rs` checks that.
+//! other panels or kernel, so a wrong guess only costs time. `tests.rs` checks that.
 
-use crate::isa::features::Level;
+use crate::isa::amx::Tiles;
 use crate::isa::tile::LANES;
+use crate::kernels::Int8Gemm;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::weights::int8::layouts::Layout;
 use crate::weights::panels::PanelAt;
@@ -59,8 +60,8 @@ pub(crate) struct PairScratch {
     pub(crate) in_second: bool,
     /// Panels whose first superblocks were unpacked ahead, if any.
     pub(crate) unpacked_ahead: [Option<PanelAt>; 2],
-    /// ISA level that last used this memory.
-    level: Option<Level>,
+    /// Kernel that last used this memory.
+    kernel: Option<Int8Gemm>,
 }
 
 // Kernels load sums as whole cache lines.
@@ -73,16 +74,17 @@ thread_local! {
         sums: [[[0.0; LANES]; BLOCK]; 2],
         in_second: false,
         unpacked_ahead: [None; 2],
-        level: None,
+        kernel: None,
     }));
 }
 
 /// Runs `work` with the thread's scratch memory. On AMX, tiles are configured for its duration.
-pub(crate) fn with_room(level: Level, work: impl FnOnce(&mut PairScratch)) {
+pub(crate) fn with_room(kernel: Int8Gemm, work: impl FnOnce(&mut PairScratch)) {
     ROOM.with_borrow_mut(|room| {
-        let _tiles = level.configure_tiles();
-        if room.level.replace(level) != Some(level) {
-            // ISA levels unpack weights differently.
+        // SAFETY: the kernel is chosen only where AMX is permitted.
+        let _tiles = (kernel == Int8Gemm::Amx).then(|| unsafe { Tiles::configure() });
+        if room.kernel.replace(kernel) != Some(kernel) {
+            // Kernels unpack weights differently.
             room.unpacked_ahead = [None; 2];
         }
         work(room);

@@ -9,16 +9,15 @@
 use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::gemv::{Panel, gemv};
 #[cfg(target_arch = "x86_64")]
-use crate::gemm::int8::{
-    block::{SHORT, gemm, takes},
-    gemv_x86,
-    panel_pair::BLOCK,
-};
+use crate::gemm::int8::{block::gemm, gemv_x86, panel_pair::BLOCK};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::output::token_blocks;
 use crate::gemm::output::{AT_ONCE, Output};
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::SHORT;
+use crate::kernels::{Int8Gemm, Int8Gemv};
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
 use crate::weights::int8::format::SUPERBLOCK;
@@ -40,7 +39,7 @@ thread_local! {
 /// prepares `x`; the calling thread runs it before any work item.
 pub(crate) fn matmul<'a, 'o: 'a>(
     team: &ThreadPool,
-    level: Level,
+    isa: Isa,
     all: impl Iterator<Item = (&'a QuantPanels, &'a mut Output<'o>)>,
     x: &'a QuantActivations,
     first: &Prologue<'_>,
@@ -52,10 +51,10 @@ pub(crate) fn matmul<'a, 'o: 'a>(
         assert!(fits(w, x, out.rows()), "rows and matrix fit");
         match w.packed_reader() {
             Some(reader) => {
-                products[there] = Some(Product::new(level, reader, x, out));
+                products[there] = Some(Product::new(isa, reader, x, out));
                 there += 1;
             }
-            None => w.read(team, |w| multiply(team, &[Some(Product::new(level, w, x, out))], first)),
+            None => w.read(team, |w| multiply(team, &[Some(Product::new(isa, w, x, out))], first)),
         }
     }
     multiply(team, &products, first);
@@ -93,7 +92,7 @@ fn multiply(team: &ThreadPool, products: &[Option<Product<'_, '_>>], first: &Pro
     };
     #[cfg(target_arch = "x86_64")]
     if let Some(Some(first)) = products.first()
-        && there().all(|product| product.block.is_none() && product.w.is_packed())
+        && there().all(|product| product.gemm.is_none() && product.w.is_packed())
     {
         let bytes = there().map(|product| product.w.panels.bytes()).sum();
         let format = first.w.panels.kind.format;
@@ -102,9 +101,17 @@ fn multiply(team: &ThreadPool, products: &[Option<Product<'_, '_>>], first: &Pro
     some(0..pieces);
 }
 
+/// How a product is multiplied as a GEMM.
+#[derive(Clone, Copy)]
+struct Gemm {
+    kernel: Int8Gemm,
+    /// Rows per work item.
+    block: usize,
+}
+
 /// One matrix product: weights, activations, output and its partitioning.
 struct Product<'a, 'r> {
-    level: Level,
+    isa: Isa,
     w: QuantReader<'a, 'r>,
     x: &'a QuantActivations,
     out: &'a Output<'a>,
@@ -112,27 +119,27 @@ struct Product<'a, 'r> {
     pieces: usize,
     /// Panels per work item.
     panels: usize,
-    /// Rows per work item for GEMM; `None` for GEMV, whose items have all rows.
-    block: Option<usize>,
+    /// `None` for GEMV, whose items have all rows.
+    gemm: Option<Gemm>,
     /// Runs one work item, monomorphized for the matrix's layout.
     work: unsafe fn(&Self, usize, &mut [PanelScratch; 2]),
 }
 
 impl<'a, 'r> Product<'a, 'r> {
     /// Chooses GEMM or GEMV and the partitioning.
-    fn new(level: Level, w: QuantReader<'a, 'r>, x: &'a QuantActivations, out: &'a Output<'a>) -> Self {
+    fn new(isa: Isa, w: QuantReader<'a, 'r>, x: &'a QuantActivations, out: &'a Output<'a>) -> Self {
         let (all, rows) = (w.panels.panels(), out.rows());
         let work = with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut [PanelScratch; 2]));
         let once = (ITEM_BYTES / w.panels.kind.panel_bytes().max(1)).clamp(1, 64);
         #[cfg(target_arch = "x86_64")]
-        if takes(level, w.panels.kind.format, rows) {
+        if let Some(kernel) = Int8Gemm::of(w.panels.kind.format, isa, rows) {
             let block = token_blocks(rows, x.superblocks * SUPERBLOCK).min(BLOCK);
             let panels = if rows <= SHORT { once.next_multiple_of(2) } else { 2 };
             let pieces = all.div_ceil(panels) * rows.div_ceil(block);
-            return Self { level, w, x, out, pieces, panels, block: Some(block), work };
+            return Self { isa, w, x, out, pieces, panels, gemm: Some(Gemm { kernel, block }), work };
         }
         let _ = rows;
-        Self { level, w, x, out, pieces: all.div_ceil(once), panels: once, block: None, work }
+        Self { isa, w, x, out, pieces: all.div_ceil(once), panels: once, gemm: None, work }
     }
 
     /// Runs one work item.
@@ -147,22 +154,23 @@ impl<'a, 'r> Product<'a, 'r> {
     /// # Safety
     /// As for [`piece`](Self::piece); the matrix must have the layout.
     unsafe fn piece_of<L: Layout>(&self, piece: usize, made: &mut [PanelScratch; 2]) {
-        let Self { level, w, x, out, .. } = *self;
+        let Self { isa, w, x, out, .. } = *self;
         let all = w.panels.panels();
         let some = |group: usize| -> Range<usize> { group * self.panels..all.min((group + 1) * self.panels) };
         #[cfg(target_arch = "x86_64")]
-        if let Some(block) = self.block {
+        if let Some(Gemm { kernel, block }) = self.gemm {
             let groups = all.div_ceil(self.panels);
             let (first, panels) = (piece / groups * block, some(piece % groups));
             let rows = first..out.rows().min(first + block);
-            // SAFETY: `takes` held for this level and row count, and the rows exist; the
-            // caller guarantees the outputs.
-            return unsafe { gemm::<L>(level, (w, panels), x, rows, made, out) };
+            // SAFETY: the kernel was chosen for this machine, and the rows exist; the caller
+            // guarantees the outputs.
+            return unsafe { gemm::<L>(kernel, (w, panels), x, rows, made, out) };
         }
+        let kernel = Int8Gemv::of(isa);
         for n in some(piece) {
             let panel = Panel { bytes: w.panel(n, &mut made[0]), first: n * LANES };
             // SAFETY: the rows exist; the caller guarantees the outputs.
-            unsafe { gemv::<L>(level, &panel, x, out) };
+            unsafe { gemv::<L>(kernel, &panel, x, out) };
         }
     }
 }

@@ -4,8 +4,7 @@
 //! Also writes the negated code sums that kernels need. The AVX-512 version has the bits of the
 //! plain loop; the test compares them on ties, extremes and NaNs.
 
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
 use crate::isa::float16::ROUND;
 use crate::weights::int8::format::{Format, SUPERBLOCK};
 
@@ -56,22 +55,6 @@ pub(crate) struct Destinations {
     pub(crate) words: Option<*mut Words>,
 }
 
-/// Writes codes in `-127..=127`, their scale and their sums. Ties round to even; NaNs do not affect
-/// the scale.
-///
-/// # Safety
-/// All destinations must be valid for writes and exclusive to this call. Codes and parts may be
-/// unaligned.
-pub(crate) unsafe fn quantize(level: Level, x: &[f32; SUPERBLOCK], to: &Destinations) {
-    #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx512Vnni {
-        // SAFETY: the caller's destinations; the level was detected on this machine.
-        return unsafe { wide::quantize(x, to) };
-    }
-    // SAFETY: the caller's destinations.
-    unsafe { by_compiler(level, x, to) };
-}
-
 /// The scale for a maximum absolute value, and its inverse; both 0 if the scale would not be
 /// normal.
 #[inline(always)]
@@ -118,10 +101,14 @@ unsafe fn body(x: &[f32; SUPERBLOCK], to: &Destinations) {
     }
 }
 
-per_level! {
+per_isa! {
+    /// Writes codes in `-127..=127`, their scale and their sums. Ties round to even; NaNs do not
+    /// affect the scale.
+    ///
     /// # Safety
-    /// As for [`quantize`].
-    unsafe by_compiler(x: &[f32; SUPERBLOCK], to: &Destinations) => body
+    /// All destinations must be valid for writes and exclusive to this call. Codes and parts may be
+    /// unaligned.
+    unsafe quantize(x: &[f32; SUPERBLOCK], to: &Destinations) => body, avx512: wide::quantize
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -207,6 +194,8 @@ mod wide {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::features::Isa;
+    use crate::isa::features::tests::isas;
 
     #[derive(Debug, PartialEq)]
     struct Made {
@@ -217,7 +206,7 @@ mod tests {
         words: Words,
     }
 
-    fn make(x: &[f32; SUPERBLOCK], level: Level) -> Made {
+    fn make(x: &[f32; SUPERBLOCK], isa: Isa) -> Made {
         let (mut codes, mut scale) = (vec![0i8; 4096], f32::NAN);
         let (mut sums, mut parts, mut words) = (Sums::default(), [0; 32], [[[0; 2]; 64]; 2]);
         let to = Destinations {
@@ -228,7 +217,7 @@ mod tests {
             words: Some(&mut words),
         };
         // SAFETY: all destinations are local to this function.
-        unsafe { quantize(level, x, &to) };
+        unsafe { quantize(isa, x, &to) };
         Made { codes, scale: scale.to_bits(), sums, parts, words }
     }
 
@@ -250,15 +239,15 @@ mod tests {
         rows.push([f32::MAX; SUPERBLOCK]);
         rows.push(std::array::from_fn(|i| if i % 3 == 0 { f32::NAN } else { 1.0 }));
         for x in &rows {
-            let reference = make(x, Level::Portable);
-            for level in Level::available() {
-                assert_eq!(make(x, level), reference, "{level}");
+            let reference = make(x, Isa::PORTABLE);
+            for isa in isas() {
+                assert_eq!(make(x, isa), reference, "{isa}");
             }
         }
-        let made = make(&std::array::from_fn(|i| i as f32 - 128.0), Level::Portable);
+        let made = make(&std::array::from_fn(|i| i as f32 - 128.0), Isa::PORTABLE);
         let code = |i: usize| i16::from(made.codes[i / 64 * 1024 + i % 64]);
         assert_eq!((made.words[0][9], made.words[1][63]), ([code(36), code(38)], [code(253), code(255)]));
-        let sums = make(&[127.0; SUPERBLOCK], Level::Portable).sums;
+        let sums = make(&[127.0; SUPERBLOCK], Isa::PORTABLE).sums;
         assert_eq!((sums.of_16[3], sums.of_32[3], sums.lifted), (-127 * 16, -127 * 32, -127 * 256 * 128));
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the integer GEMM and GEMV: every format, ISA level, row count and packing state gives
+//! Tests of the integer GEMM and GEMV: every format, instruction set, row count and packing state gives
 //! the bits of the portable kernel, close to an f64 product with the dequantized weights. Also:
 //! unpacking ahead, the fused gate and up projection, MXFP4 and 16-bit accuracy, and the classes of
 //! prefetch tuners.
@@ -6,14 +6,13 @@
 use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::product::matmul;
 #[cfg(target_arch = "x86_64")]
-use crate::gemm::int8::{
-    block::{gemm, takes},
-    gated::Gated,
-    gemv_x86::tuner,
-};
+use crate::gemm::int8::{block::gemm, gated::Gated, gemv_x86::tuner};
 use crate::gemm::output::Output;
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
+use crate::isa::features::tests::isas;
 use crate::isa::tile::LANES;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::Int8Gemm;
 #[cfg(target_arch = "x86_64")]
 use crate::rowwise::gate::gate as activate;
 use crate::threads::pool::ThreadPool;
@@ -98,23 +97,17 @@ fn case(format: Format, dtype: DType, outputs: usize, inputs: usize, rows: usize
     let x = QuantActivations::new(rows, inputs).unwrap();
     for (r, row) in values.chunks_exact(inputs).enumerate() {
         // SAFETY: single-threaded; row indices are below the allocated count.
-        unsafe { x.write_row(Level::detect(), r, row) };
+        unsafe { x.write_row(Isa::detect(), r, row) };
     }
     Case { w, x, dense, inputs: values }
 }
 
 /// The product of a case's first `rows` rows.
-fn run(case: &Case, level: Level, rows: usize, threads: usize) -> Vec<f32> {
+fn run(case: &Case, isa: Isa, rows: usize, threads: usize) -> Vec<f32> {
     let n = case.w.outputs;
     let mut out = vec![f32::NAN; rows * n];
     let mut output = Output::new(&mut out, rows, n, n);
-    matmul(
-        &ThreadPool::new(threads),
-        level,
-        [(&case.w, &mut output)].into_iter(),
-        &case.x,
-        &Prologue::none(),
-    );
+    matmul(&ThreadPool::new(threads), isa, [(&case.w, &mut output)].into_iter(), &case.x, &Prologue::none());
     out
 }
 
@@ -123,15 +116,15 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
     for (dtype, format) in formats() {
         for (outputs, inputs) in [(35, 512), (16, 256), (64, 768)] {
             let case = case(format, dtype, outputs, inputs, 70);
-            let reference = run(&case, Level::Portable, 70, 1);
+            let reference = run(&case, Isa::PORTABLE, 70, 1);
             // First read in place, then partly packed, then packed.
             for packed in 0..3 {
-                for level in Level::available() {
+                for isa in isas() {
                     for rows in [1, 2, 3, 4, 5, 7, 16, 17, 32, 33, 48, 49, 70] {
-                        let got = run(&case, level, rows, 1 + rows % 2);
+                        let got = run(&case, isa, rows, 1 + rows % 2);
                         for (i, (a, b)) in got.iter().zip(&reference).enumerate() {
                             let bits = (a.to_bits(), b.to_bits());
-                            assert_eq!(bits.0, bits.1, "{dtype} {level} rows {rows} packed {packed} at {i}");
+                            assert_eq!(bits.0, bits.1, "{dtype} {isa} rows {rows} packed {packed} at {i}");
                         }
                     }
                 }
@@ -151,7 +144,7 @@ fn results_are_those_of_the_decoded_weights() {
     for (dtype, format) in formats() {
         let inputs = if dtype.block_len() == 32 { 416 } else { 512 };
         let case = case(format, dtype, 40, inputs, 3);
-        let got = run(&case, Level::detect(), 3, 2);
+        let got = run(&case, Isa::detect(), 3, 2);
         let mut worst = 0f64;
         for (row, x) in case.inputs.chunks_exact(inputs).enumerate() {
             for (o, w) in case.dense.chunks_exact(inputs).enumerate() {
@@ -167,7 +160,7 @@ fn results_are_those_of_the_decoded_weights() {
 }
 
 /// Kernels unpack the probable next panels ahead. The thread may multiply other panels next, at
-/// another ISA level.
+/// another instruction set.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn superblocks_unpacked_ahead_serve_only_their_panels() {
@@ -176,27 +169,32 @@ fn superblocks_unpacked_ahead_serve_only_their_panels() {
         let both = [96, 97].map(|outputs| case(format, dtype, outputs, 768, rows));
         let team = ThreadPool::new(1);
         both.iter().for_each(|case| while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {});
-        let wanted = both.each_ref().map(|case| run(case, Level::Portable, rows, 1));
-        let levels: Vec<Level> = Level::available().filter(|level| takes(*level, format, rows)).collect();
+        let wanted = both.each_ref().map(|case| run(case, Isa::PORTABLE, rows, 1));
+        let kernels: Vec<Int8Gemm> =
+            isas().into_iter().filter_map(|isa| Int8Gemm::of(format, isa, rows)).collect();
         let mut made = [PanelScratch::new(), PanelScratch::new()];
         let pieces = [(0, 0), (0, 2), (1, 2), (1, 4), (0, 4), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (1, 6)];
-        // One ISA level for all work items, and alternating levels.
-        for turn in 0..2 * levels.len() {
+        // One kernel for all work items, and alternating kernels.
+        for turn in 0..2 * kernels.len() {
             for (n, (which, first)) in pieces.into_iter().enumerate() {
                 let (case, wanted) = (&both[which], &wanted[which]);
-                let level = levels[(turn / 2 + n * (turn % 2)) % levels.len()];
+                let kernel = kernels[(turn / 2 + n * (turn % 2)) % kernels.len()];
                 let (outputs, end) = (case.w.outputs, case.w.panels().min(first + 2));
                 let mut out = vec![f32::NAN; rows * outputs];
                 let to = Output::new(&mut out, rows, outputs, outputs);
                 let some = (case.w.packed_reader().unwrap(), first..end);
-                // SAFETY: the level supports the row count, the rows exist, and no other thread has
-                // the outputs.
+                // SAFETY: the machine has the kernel's instructions, the rows exist, and no other
+                // thread has the outputs.
                 with_layout!(format, L => unsafe {
-                    gemm::<L>(level, some, &case.x, 0..rows, &mut made, &to);
+                    gemm::<L>(kernel, some, &case.x, 0..rows, &mut made, &to);
                 });
                 for (out, wanted) in out.chunks_exact(outputs).zip(wanted.chunks_exact(outputs)) {
                     let some = first * LANES..outputs.min(end * LANES);
-                    assert_eq!(out[some.clone()], wanted[some], "{dtype} {level}, piece {n} of turn {turn}");
+                    assert_eq!(
+                        out[some.clone()],
+                        wanted[some],
+                        "{dtype} {kernel:?}, piece {n} of turn {turn}"
+                    );
                 }
             }
         }
@@ -206,51 +204,37 @@ fn superblocks_unpacked_ahead_serve_only_their_panels() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn fused_gate_and_up_have_the_bits_of_separate_steps() {
-    let level = Level::detect();
-    for (dtype, format) in formats() {
+    for (isa, (dtype, format)) in isas().into_iter().flat_map(|isa| formats().map(move |f| (isa, f))) {
         let inner = if dtype.block_len() == 32 { 288 } else { 512 };
         let (gate, up, down) = (
             case(format, dtype, inner, 256, 70),
             case(format, dtype, inner, 256, 71),
             case(format, dtype, 35, inner, 70),
         );
-        let gated = Gated { gate: &gate.w, up: &up.w, activation: kvasir_program::Activation::Silu };
+        let activation = kvasir_program::Activation::Silu;
         for rows in [8, 9, 16, 17, 40, 70] {
-            assert!(rows < 40 || gated.takes(level, rows) == (level >= Level::Avx2));
-            if !gated.takes(level, rows) {
-                continue;
-            }
+            let gated = Gated::new(isa, [&gate.w, &up.w], activation, rows);
+            assert!(rows < 40 || gated.is_some() == isa.has_avx2());
+            let Some(gated) = gated else { continue };
             let (apart, together) =
                 (QuantActivations::new(rows, inner).unwrap(), QuantActivations::new(rows, inner).unwrap());
-            gated.multiply(&ThreadPool::new(2), level, &gate.x, rows, &together);
+            gated.multiply(&ThreadPool::new(2), &gate.x, rows, &together);
             let product = |w: &QuantPanels| {
                 let mut out = vec![f32::NAN; rows * inner];
                 let mut output = Output::new(&mut out, rows, inner, inner);
-                matmul(
-                    &ThreadPool::new(2),
-                    level,
-                    [(w, &mut output)].into_iter(),
-                    &gate.x,
-                    &Prologue::none(),
-                );
+                matmul(&ThreadPool::new(2), isa, [(w, &mut output)].into_iter(), &gate.x, &Prologue::none());
                 out
             };
             let mut y = vec![f32::NAN; rows * inner];
-            activate(level, &product(&gate.w), &product(&up.w), gated.activation, &mut y);
+            activate(isa, &product(&gate.w), &product(&up.w), activation, &mut y);
             for (r, row) in y.chunks_exact(inner).enumerate() {
                 // SAFETY: single-threaded; row indices are below the allocated count.
-                unsafe { apart.write_row(level, r, row) };
+                unsafe { apart.write_row(isa, r, row) };
             }
             let of = |x: &QuantActivations| {
                 let mut out = vec![f32::NAN; rows * 35];
                 let mut output = Output::new(&mut out, rows, 35, 35);
-                matmul(
-                    &ThreadPool::new(1),
-                    level,
-                    [(&down.w, &mut output)].into_iter(),
-                    x,
-                    &Prologue::none(),
-                );
+                matmul(&ThreadPool::new(1), isa, [(&down.w, &mut output)].into_iter(), x, &Prologue::none());
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             assert_eq!(of(&together), of(&apart), "{dtype} rows {rows}");
@@ -265,10 +249,10 @@ fn column(case: &Case, input: usize) -> Vec<f32> {
     let mut row = vec![0.0; inputs];
     row[input] = 1.0;
     // SAFETY: single-threaded, the only row.
-    unsafe { x.write_row(Level::detect(), 0, &row) };
+    unsafe { x.write_row(Isa::detect(), 0, &row) };
     let mut got = vec![f32::NAN; outputs];
     let mut out = Output::new(&mut got, 1, outputs, outputs);
-    matmul(&ThreadPool::new(1), Level::detect(), [(&case.w, &mut out)].into_iter(), &x, &Prologue::none());
+    matmul(&ThreadPool::new(1), Isa::detect(), [(&case.w, &mut out)].into_iter(), &x, &Prologue::none());
     got
 }
 

@@ -18,8 +18,8 @@ use crate::gemm::int8::panel_pair::{BLOCK, Pair, PairScratch, UnpackedSuperblock
 use crate::gemm::int8::quantize::Sums;
 use crate::gemm::int8::unpack::PARTS;
 use crate::gemm::output::{Destination, Output};
-use crate::isa::features::Level;
 use crate::isa::tile::{LANES, TILE};
+use crate::kernels::{Int8Gemm, kv_prefetch_fits};
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::prefetch::kv_prefetch;
 use crate::prefetch::kv_prefetch::Page;
@@ -30,7 +30,7 @@ use std::ops::Range;
 const LINES: usize = 8;
 
 macro_rules! kernels {
-    ($vectors:ident, $unpack:ident, $features:literal, $first:literal rows and then $next:literal, at $level:ident) => {
+    ($vectors:ident, $unpack:ident, $features:literal, $first:literal rows and then $next:literal, as $kernel:ident) => {
         pub(crate) mod $vectors {
             use super::*;
             use crate::gemm::int8::unpack::$unpack::*;
@@ -40,7 +40,7 @@ macro_rules! kernels {
             const FIRST_ROWS: usize = $first;
             const NEXT_ROWS: usize = $next;
             /// Whether the KV cache of the next layer is prefetched alongside.
-            const KV_PREFETCH: bool = kv_prefetch::gains(Level::$level);
+            const KV_PREFETCH: bool = Int8Gemm::$kernel.prefetches_kv();
 
             /// Whether weights are multiplied straight from the panel: they are stored as dot
             /// products need them.
@@ -218,10 +218,10 @@ macro_rules! kernels {
                 let near = Page::of(first.as_ptr().cast());
                 // With few rows, weights that are stored unpacked leave no memory bandwidth to
                 // spare.
-                let few = KV_PREFETCH
-                    && kv_prefetch::fits(rows.len())
+                let prefetches_kv = KV_PREFETCH
+                    && kv_prefetch_fits(rows.len())
                     && (rows.len() > NEXT_ROWS || !in_place::<L>());
-                let page = || if few { kv_prefetch::next() } else { None }.unwrap_or(near);
+                let page = || if prefetches_kv { kv_prefetch::next() } else { None }.unwrap_or(near);
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
                 if !pair.take_unpacked(unpacked_ahead) {
                     for p in 0..P {
@@ -349,7 +349,7 @@ macro_rules! kernels {
     };
 }
 
-kernels!(v512, v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8, at Avx512Vnni);
-kernels!(v512_bf16, v512_bf16, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8, at Avx512Bf16);
-kernels!(v256_dots, v256, "avx2,fma,f16c,avxvnni", 6 rows and then 5, at AvxVnni);
-kernels!(v256, v256, "avx2,fma,f16c", 4 rows and then 4, at Avx2);
+kernels!(v512, v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8, as Avx512Vnni);
+kernels!(v512_bf16, v512_bf16, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8, as Avx512Bf16);
+kernels!(v256_dots, v256, "avx2,fma,f16c,avxvnni", 6 rows and then 5, as AvxVnni);
+kernels!(v256, v256, "avx2,fma,f16c", 4 rows and then 4, as Avx2);

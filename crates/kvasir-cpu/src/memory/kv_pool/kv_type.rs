@@ -7,9 +7,9 @@
 //! - `q8a`, `q4a`: 64 numbers, an f16 scale and an f16 bias, then codes; `x = scale * q + bias`.
 //!
 //! Of 4-bit codes the first half of a block is in the low nibbles. The functions are autovectorized
-//! per ISA level and give the same bytes on each, which the tests below check.
+//! per instruction set and give the same bytes on each, which the tests below check.
 
-use crate::isa::dispatch::per_level;
+use crate::isa::dispatch::per_isa;
 use crate::isa::float16::{bf16, half, round_bf16};
 use half::f16;
 use kvasir_program::LayerFacts;
@@ -152,7 +152,7 @@ fn affine<const B: usize>(group: &mut [u8; B], x: &[f32; 64], most: f32) -> impl
     move |v| ((v - bias) * inverse).round_ties_even().clamp(0.0, most) as u8
 }
 
-per_level! {
+per_isa! {
     /// Quantizes or rounds a row into its stored form.
     encode(kind: KvType, x: &[f32], out: &mut [u8]) => encode_body
 }
@@ -218,11 +218,11 @@ fn decode_bf16_body(kind: KvType, bytes: &[u8], scratch: &mut [f32], out: &mut [
     out.iter_mut().zip(scratch).for_each(|(o, v)| *o = round_bf16(*v));
 }
 
-per_level! {
+per_isa! {
     /// Dequantizes the first `out.len()` numbers of a stored row.
     decode(kind: KvType, bytes: &[u8], out: &mut [f32]) => decode_body
 }
-per_level! {
+per_isa! {
     /// Dequantizes and rounds to bf16; `scratch` has the same length.
     decode_bf16(kind: KvType, bytes: &[u8], scratch: &mut [f32], out: &mut [u16]) => decode_bf16_body
 }
@@ -230,7 +230,8 @@ per_level! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::features::Level;
+    use crate::isa::features::Isa;
+    use crate::isa::features::tests::isas;
 
     #[test]
     fn kv_types_round_trip_alike_on_every_instruction_set() {
@@ -249,15 +250,15 @@ mod tests {
                     KvType::Q4a => 6.0 / 30.0 + 6.0 / 1024.0,
                 };
                 let mut reference = None;
-                for level in Level::available() {
+                for isa in isas() {
                     let mut bytes = vec![0; kind.bytes(width)];
-                    encode(level, kind, &x, &mut bytes);
+                    encode(isa, kind, &x, &mut bytes);
                     let mut back = vec![0.0; width];
-                    decode(level, kind, &bytes, &mut back);
+                    decode(isa, kind, &bytes, &mut back);
                     let worst = x.iter().zip(&back).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
                     assert!(worst <= allowed, "{kind} {width}: {worst} > {allowed}");
                     let reference = reference.get_or_insert((bytes.clone(), back.clone()));
-                    assert_eq!(*reference, (bytes, back), "{kind} on {level}");
+                    assert_eq!(*reference, (bytes, back), "{kind} on {isa}");
                 }
             }
         }
@@ -268,9 +269,9 @@ mod tests {
         for kind in KvType::ALL {
             for v in [0.0, -2.0, 0.25] {
                 let (x, mut bytes) = ([v; 64], vec![1; kind.bytes(64)]);
-                encode(Level::Portable, kind, &x, &mut bytes);
+                encode(Isa::PORTABLE, kind, &x, &mut bytes);
                 let mut back = [9.0; 64];
-                decode(Level::Portable, kind, &bytes, &mut back);
+                decode(Isa::PORTABLE, kind, &bytes, &mut back);
                 assert!(back.iter().all(|b| (b - v).abs() <= v.abs() / 250.0), "{kind} {v}: {back:?}");
             }
         }

@@ -17,7 +17,7 @@ use crate::memory::kv_pool::kv_type::KvType;
 use crate::memory::kv_pool::rows::Rows;
 use crate::memory::kv_pool::rows::{GROUP, Placement, Region};
 
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use kvasir_kv::{Slot, SlotCopy};
 use kvasir_program::LayerFacts;
 use std::io;
@@ -53,15 +53,13 @@ impl LayerPool {
 /// between threads, and a thread that reads without gaps gets the most from the hardware
 /// prefetcher: two stripes serve two threads. More threads read shorter ranges, and heads of one
 /// stripe share per-chunk work. One stripe with AMX, where all heads of a layer share a block, and
-/// at levels where it was not measured.
-const fn stripes(level: Level, facts: &LayerFacts) -> usize {
-    match level {
-        Level::Avx512Bf16
-            if facts.kv_heads > 0 && facts.kv_heads.is_multiple_of(2) && facts.index_dim == 0 =>
-        {
-            2
-        }
-        _ => 1,
+/// where it was not measured.
+const fn stripes(isa: Isa, facts: &LayerFacts) -> usize {
+    let measured = isa.bf16_dot && !isa.tiles;
+    if measured && facts.kv_heads > 0 && facts.kv_heads.is_multiple_of(2) && facts.index_dim == 0 {
+        2
+    } else {
+        1
     }
 }
 
@@ -115,7 +113,7 @@ impl Pool {
             };
             let (_, region, taken) = &mut regions[at];
             let layer = kind.slot_bytes(std::slice::from_ref(facts));
-            let stripes = stripes(Level::detect(), facts);
+            let stripes = stripes(Isa::detect(), facts);
             let mut placement = Placement { layers: *taken, stripes, stripe: layer / stripes, before: 0 };
             *taken += layer;
             let mut rows = |heads: usize, width: usize| {
@@ -191,7 +189,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::features::Level;
+    use crate::isa::features::Isa;
 
     fn facts(value_in_key: bool, index_dim: usize) -> LayerFacts {
         LayerFacts { kv_heads: 2, key_dim: 96, value_dim: 48, value_in_key, window: None, index_dim }
@@ -247,7 +245,7 @@ mod tests {
             };
             pool.grow(64);
             // SAFETY: one thread; the slots exist.
-            unsafe { rows.write(Level::Portable, 63, &x) };
+            unsafe { rows.write(Isa::PORTABLE, 63, &x) };
             let (at, before) = (rows.part(63, 1), stored(63));
             pool.grow(4_999);
             assert_eq!((rows.part(63, 1), stored(63)), (at, before.clone()), "{kind}");

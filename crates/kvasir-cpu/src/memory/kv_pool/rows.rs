@@ -7,7 +7,7 @@
 //! Unsafe code relies on the caller (the executor) for valid slots, and on the plan for not writing
 //! a row while it is read.
 
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::memory::buffer::Buffer;
 use crate::memory::kv_pool::kv_type;
 use crate::memory::kv_pool::kv_type::KvType;
@@ -162,12 +162,12 @@ impl Rows {
     ///
     /// # Safety
     /// The slot must exist, and no other thread may access it during the call.
-    pub(crate) unsafe fn write(&self, level: Level, slot: Slot, x: &[f32]) {
+    pub(crate) unsafe fn write(&self, isa: Isa, slot: Slot, x: &[f32]) {
         debug_assert_eq!(x.len(), self.width * self.heads);
         for (head, x) in x.chunks_exact(self.width.max(1)).enumerate() {
             // SAFETY: the part lies in the buffer; the caller excludes other accesses.
             let part = unsafe { std::slice::from_raw_parts_mut(self.part(slot, head).cast_mut(), self.part) };
-            kv_type::encode(level, self.kind, x, part);
+            kv_type::encode(isa, self.kind, x, part);
         }
     }
 
@@ -175,11 +175,11 @@ impl Rows {
     ///
     /// # Safety
     /// The slot must exist, and no thread may write it during the call.
-    pub(crate) unsafe fn read(&self, level: Level, slot: Slot, head: usize, out: &mut [f32]) {
+    pub(crate) unsafe fn read(&self, isa: Isa, slot: Slot, head: usize, out: &mut [f32]) {
         debug_assert!(out.len() <= self.width);
         // SAFETY: the part lies in the buffer.
         let part = unsafe { std::slice::from_raw_parts(self.part(slot, head), self.part) };
-        kv_type::decode(level, self.kind, part, out);
+        kv_type::decode(isa, self.kind, part, out);
     }
 
     /// Reads one head rounded to bf16; `wide` is scratch of the same length.
@@ -188,7 +188,7 @@ impl Rows {
     /// As for [`read`](Self::read).
     pub(crate) unsafe fn read_bf16(
         &self,
-        level: Level,
+        isa: Isa,
         slot: Slot,
         head: usize,
         wide: &mut [f32],
@@ -201,7 +201,7 @@ impl Rows {
             let stored = part.as_chunks::<2>().0;
             return out.iter_mut().zip(stored).for_each(|(o, b)| *o = u16::from_le_bytes(*b));
         }
-        kv_type::decode_bf16(level, self.kind, part, wide, out);
+        kv_type::decode_bf16(isa, self.kind, part, wide, out);
     }
 
     /// Calls `take(address, bytes)` for each contiguous range of one head's rows of `n` slots from

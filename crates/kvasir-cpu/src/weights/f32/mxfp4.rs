@@ -2,7 +2,7 @@
 //!
 //! Layout of a part (32 inputs x 16 outputs): 16 scale bytes, then four lines of codes. A line
 //! holds eight inputs of 16 outputs, one 32-bit word per output. Dequantized values are exact;
-//! `width.rs` tests every ISA level.
+//! `width.rs` tests every instruction set.
 
 use crate::isa::tile::LANES;
 use crate::weights::f32::{Dequantized, PART};

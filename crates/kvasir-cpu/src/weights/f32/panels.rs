@@ -1,6 +1,6 @@
 //! f32-arithmetic weight panels: packed on construction at their stored width, never read in place.
 
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::threads::pool::ThreadPool;
 use crate::weights::f32::PART;
@@ -37,12 +37,12 @@ impl F32Panels {
         thread_local! {
             static MADE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
-        let level = Level::detect();
+        let isa = Isa::detect();
         Self::codes(team, size, width, &|n, lane, panel| {
             MADE.with_borrow_mut(|values| {
                 values.resize(size.1, 0.0);
                 row(n, values);
-                encode_row(level, width, lane, values, panel);
+                encode_row(isa, width, lane, values, panel);
             });
         })
     }

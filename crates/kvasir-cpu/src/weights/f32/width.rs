@@ -2,10 +2,10 @@
 //! without loss.
 //!
 //! `encode_row` packs a row, `Width::dequantize` unpacks one part to f32. The tests check both
-//! against `kvasir_formats::encoding` at every ISA level.
+//! against `kvasir_formats::encoding` on every instruction set.
 
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
+use crate::isa::features::Isa;
 use crate::isa::float16::{bf16, half, high_half};
 use crate::isa::tile::LANES;
 use crate::weights::f32::{Dequantized, PART, fp8, mxfp4};
@@ -73,18 +73,18 @@ impl Width {
 
     /// Dequantizes a part.
     #[inline(always)]
-    pub(crate) fn dequantize(self, level: Level, part: &[u8], out: &mut Dequantized) {
+    pub(crate) fn dequantize(self, isa: Isa, part: &[u8], out: &mut Dequantized) {
         #[cfg(target_arch = "x86_64")]
-        if level >= Level::Avx512Vnni {
+        if isa.has_avx512() {
             match self {
-                // SAFETY: the level implies the instructions.
+                // SAFETY: the instruction set implies the instructions.
                 Self::Fp8 => return unsafe { fp8::dequantize_512(part, out) },
                 // SAFETY: as above.
                 Self::Mxfp4 => return unsafe { mxfp4::dequantize_512(part, out) },
                 _ => {}
             }
         }
-        let _ = level;
+        let _ = isa;
         match self {
             Self::F32 => {
                 for (out, bytes) in out.iter_mut().zip(part.as_chunks::<{ LANES * 4 }>().0) {
@@ -127,7 +127,7 @@ fn encode_row_body(width: Width, lane: usize, values: &[f32], panel: &mut [u8]) 
     }
 }
 
-per_level! {
+per_isa! {
     /// Encodes one output's row into lane `lane` of its panel, zero-padded to whole parts.
     encode_row(width: Width, lane: usize, values: &[f32], panel: &mut [u8]) => encode_row_body
 }
@@ -135,19 +135,20 @@ per_level! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::features::tests::isas;
     use kvasir_formats::encoding;
 
-    /// Checks that every ISA level dequantizes `part` to `values(lane, input)`.
+    /// Checks thon every instruction set dequantizes `part` to `values(lane, input)`.
     fn check(width: Width, part: &[u8], values: impl Fn(usize, usize) -> f32) {
-        for level in Level::available() {
+        for isa in isas() {
             let mut out = [[f32::NAN; LANES]; PART];
-            width.dequantize(level, part, &mut out);
+            width.dequantize(isa, part, &mut out);
             for (i, out) in out.iter().enumerate() {
                 for (lane, got) in out.iter().enumerate() {
                     let want = values(lane, i);
                     let same = got.to_bits() == want.to_bits() || *got == 0.0 && want == 0.0;
                     let same = same || want.is_nan() && got.is_nan();
-                    assert!(same, "{width:?} {level} {lane} {i}: {want} {got}");
+                    assert!(same, "{width:?} {isa} {lane} {i}: {want} {got}");
                 }
             }
         }
@@ -168,7 +169,7 @@ mod tests {
                 encoding::dequantize(dtype, &bytes, &mut values).unwrap();
                 let mut part = vec![0; width.bytes()];
                 for (lane, values) in values.chunks_exact(PART).enumerate() {
-                    encode_row(Level::detect(), width, lane, values, &mut part);
+                    encode_row(Isa::detect(), width, lane, values, &mut part);
                 }
                 check(width, &part, |lane, i| values[lane * PART + i]);
             }

@@ -49,7 +49,7 @@ impl Superblocks {
     fn k_rows(&mut self, dtype: DType, format: Format, rows: &[&[u8]; LANES]) {
         for (lane, bytes) in rows.iter().enumerate() {
             let mut row = Row { code: &mut self.code[lane], scale: [0; 16], min: [0; 16], d: 0, dmin: 0 };
-            // No function pointers: they would not be compiled with the ISA level's target
+            // No function pointers: they would not be compiled with the instruction set's target
             // features.
             if bytes.len() < dtype.block_bytes() {
                 row.code.fill(0);

@@ -1,15 +1,15 @@
 //! Packs 16 encoded rows into a panel: read superblocks, rearrange the codes, write head and codes.
 //!
 //! Runs at load time or while a matrix is still read in place, so it is vectorized and prefetches
-//! the next panel's rows. Every ISA level writes the same bytes.
+//! the next panel's rows. Every instruction set writes the same bytes.
 //!
 //! Small matrices get 16-bit weights, requantized from any encoding: two int8 planes per
 //! superblock, `w = unit * (256 * high + low)`. Each plane is an ordinary superblock of unpacked
 //! bytes, so kernels need no special case: both planes meet the same activations, and their sums
 //! add up.
 
-use crate::isa::dispatch::per_level;
-use crate::isa::features::Level;
+use crate::isa::dispatch::per_isa;
+use crate::isa::features::Isa;
 use crate::isa::float16::high_half;
 use crate::isa::tile::LANES;
 use crate::weights::int8::decode::{ONES, Superblocks, unit};
@@ -18,14 +18,14 @@ use crate::weights::int8::transpose::transpose;
 use crate::weights::panels::{EncodedPanel, next_panel_distance, prefetch_bytes};
 use kvasir_formats::{DType, encoding};
 
-per_level! {
+per_isa! {
     /// Packs `rows` into the panel `out`; prefetches the rows of the next panel at their likely
     /// addresses.
-    pack(dtype: DType, format: Format, rows: &EncodedPanel<'_>, own_level: Level, out: &mut [u8]) => pack_body
+    pack(dtype: DType, format: Format, rows: &EncodedPanel<'_>, own_isa: Isa, out: &mut [u8]) => pack_body
 }
 
 #[inline(always)]
-fn pack_body(dtype: DType, format: Format, rows: &EncodedPanel<'_>, level: Level, out: &mut [u8]) {
+fn pack_body(dtype: DType, format: Format, rows: &EncodedPanel<'_>, isa: Isa, out: &mut [u8]) {
     let step = SUPERBLOCK / dtype.block_len() * dtype.block_bytes();
     let ahead = next_panel_distance(rows);
     let mut superblocks = Superblocks::new();
@@ -42,8 +42,8 @@ fn pack_body(dtype: DType, format: Format, rows: &EncodedPanel<'_>, level: Level
             continue;
         }
         #[cfg(target_arch = "x86_64")]
-        if dtype == DType::Q8_0 && level >= Level::Avx512Vnni {
-            // SAFETY: the level was detected on this machine.
+        if dtype == DType::Q8_0 && isa.has_avx512() {
+            // SAFETY: the instruction set was detected on this machine.
             if unsafe { crate::weights::int8::pack_q8_0::pack(&parts, out) } {
                 continue;
             }
@@ -55,7 +55,7 @@ fn pack_body(dtype: DType, format: Format, rows: &EncodedPanel<'_>, level: Level
             write_by_output(format, &superblocks, codes);
             continue;
         }
-        transpose(level, &superblocks.code, &mut lines);
+        transpose(isa, &superblocks.code, &mut lines);
         write_lines(format, &lines, codes);
     }
 }

@@ -122,7 +122,8 @@ fn whole_scales(blocks: &[__m512; 8]) -> (__m256i, [__m512i; 8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::features::Level;
+    use crate::isa::features::Isa;
+    use crate::isa::features::tests::isas;
     use crate::weights::int8::pack::pack as pack_panel;
 
     #[test]
@@ -153,14 +154,14 @@ mod tests {
             }
             let mut encoded: EncodedPanel<'_> = [&[]; LANES];
             encoded.iter_mut().zip(&rows).for_each(|(to, row)| *to = row);
-            let packed = |level| {
+            let packed = |isa| {
                 let mut out = vec![0; 3 * format.bytes()];
-                pack_panel(level, DType::Q8_0, format, &encoded, level, &mut out);
+                pack_panel(isa, DType::Q8_0, format, &encoded, isa, &mut out);
                 out
             };
-            let expected = packed(Level::Portable);
-            for level in Level::available() {
-                assert!(packed(level) == expected, "{level} case {case}");
+            let expected = packed(Isa::PORTABLE);
+            for isa in isas() {
+                assert!(packed(isa) == expected, "{isa} case {case}");
             }
         }
     }

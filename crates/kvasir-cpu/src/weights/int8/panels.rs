@@ -1,6 +1,6 @@
 //! Quantized weight matrices as panels of superblocks, read in place until they are packed.
 
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::weights::int8::format::{Format, SUPERBLOCK};
 use crate::weights::int8::pack::pack;
 use crate::weights::panels::{EncodedPanel, EncodedRows, PanelLayout, PanelReader, Panels};
@@ -21,8 +21,8 @@ impl PanelLayout for SuperblockLayout {
     }
 
     fn make(&self, rows: &EncodedPanel<'_>, out: &mut [u8]) {
-        let level = Level::detect();
-        pack(level, self.dtype, self.format, rows, level, out);
+        let isa = Isa::detect();
+        pack(isa, self.dtype, self.format, rows, isa, out);
     }
 }
 

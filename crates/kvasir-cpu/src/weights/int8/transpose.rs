@@ -1,19 +1,19 @@
 //! Transposes the codes of 16 rows to lines of four inputs x 16 outputs, the layout of byte dot
 //! products.
 
-use crate::isa::features::Level;
+use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::weights::int8::format::SUPERBLOCK;
 
 /// Line `i` gets inputs `4 i .. 4 i + 4` of each row.
 #[inline(always)]
-pub(crate) fn transpose(level: Level, code: &[[u8; SUPERBLOCK]; LANES], lines: &mut [[u8; 64]; 64]) {
+pub(crate) fn transpose(isa: Isa, code: &[[u8; SUPERBLOCK]; LANES], lines: &mut [[u8; 64]; 64]) {
     #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx512Vnni {
-        // SAFETY: the level was detected on this machine.
+    if isa.has_avx512() {
+        // SAFETY: the instruction set was detected on this machine.
         return unsafe { wide::transpose(code, lines) };
     }
-    let _ = level;
+    let _ = isa;
     plain(code, lines);
 }
 
@@ -53,6 +53,7 @@ mod wide {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::features::tests::isas;
 
     #[test]
     fn vectors_transpose_as_the_plain_loop_does() {
@@ -61,10 +62,10 @@ mod tests {
         bytes.iter_mut().enumerate().for_each(|(i, b)| *b = (i * 7 + i / 251) as u8);
         let mut expected = [[0; 64]; 64];
         plain(&code, &mut expected);
-        for level in Level::available() {
+        for isa in isas() {
             let mut lines = [[0; 64]; 64];
-            transpose(level, &code, &mut lines);
-            assert_eq!(lines, expected, "{level}");
+            transpose(isa, &code, &mut lines);
+            assert_eq!(lines, expected, "{isa}");
         }
     }
 }
