@@ -4,7 +4,7 @@
 //! `Allowance` holds the limits, `Clients` the registry of open answers. `Allowance::ever` rejects
 //! with 400 what can never fit; `Clients::admit` rejects with 429 what does not fit now.
 
-use crate::{ApiError, call::Call, mail::Mailbox, metrics::Rejected};
+use crate::{ApiError, call::Call, metrics::Rejected, token_buffer::Mailbox};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},

@@ -5,19 +5,22 @@
 //! before its end aborts the request. Backpressure: the backlog of a client that does not read is
 //! bounded by its own token limit. The engine's thread never touches JSON, text or sockets.
 
+pub(crate) use crate::engine_errors::refused;
 use crate::{
     ApiError,
     call::Call,
     clients::{Client, Clients},
     kept::Kept,
-    mail::{Mailbox, Post, locked},
+    mail::Post,
     metrics::{Eyes, Metrics, Rejected},
     report::Reports,
     stall_detector::{Listener, StallDetector},
+    token_buffer::{Mailbox, locked},
 };
-pub use crate::{clients::Allowance, mail::Piece};
-use kvasir_engine::{Engine, Exit, Fault, Finish, Message, Refusal, Request};
+pub use crate::{clients::Allowance, engine_errors::failure, token_buffer::Piece};
+use kvasir_engine::{Engine, Exit, Message, Request, SessionId};
 use kvasir_exec::Executor;
+
 use std::{
     future::poll_fn,
     sync::{
@@ -194,6 +197,51 @@ impl Host {
     }
 }
 
+impl Host {
+    /// Cached tokens of a session.
+    pub fn kept(&self, session: SessionId) -> u32 {
+        self.kept.tokens(session)
+    }
+
+    /// Starts new sessions with the first `at` tokens of another (copy-on-write), and waits for the
+    /// engine's confirmation.
+    pub async fn fork(&self, from: SessionId, into: &[SessionId], at: u32) -> Result<(), ApiError> {
+        self.tell_and_hear(into, Message::Fork { from, into: into.to_vec(), at }).await
+    }
+
+    /// Truncates a session to `to` tokens, and waits for the engine's confirmation.
+    pub async fn rewind(&self, session: SessionId, to: u32) -> Result<(), ApiError> {
+        self.tell_and_hear(&[session], Message::Rewind { session, to }).await
+    }
+
+    /// Sends a message, and waits until the engine has reported the state of these sessions.
+    async fn tell_and_hear(&self, of: &[SessionId], message: Message) -> Result<(), ApiError> {
+        let reports = self.kept.reports_on(of);
+        self.tell(message)?;
+        for report in reports {
+            report.await.map_err(|_| gone())?;
+        }
+        Ok(())
+    }
+
+    /// Ends a session; the engine releases its K/V.
+    pub fn end_session(&self, session: SessionId) {
+        // A stopped engine retains nothing.
+        let _ = self.tell(Message::EndSession(session));
+    }
+
+    fn tell(&self, message: Message) -> Result<(), ApiError> {
+        match self.inbox.send(message).is_ok() && self.exit().is_none() {
+            true => Ok(()),
+            false => Err(gone()),
+        }
+    }
+}
+
+fn gone() -> ApiError {
+    ApiError::unavailable("the engine has stopped")
+}
+
 /// An engine request with its admission cost.
 #[derive(Clone, Debug)]
 pub struct Order {
@@ -256,36 +304,5 @@ impl Drop for Answers {
         if self.host.inbox.send(Message::Abort { tag: self.tag }).is_err() {
             drop(locked(&self.host.clients).remove(self.tag));
         }
-    }
-}
-
-/// Maps the engine's refusal to an API error.
-pub(crate) fn refused(refusal: Refusal) -> ApiError {
-    let why = refusal.to_string();
-    match refusal {
-        Refusal::EmptyPrompt => ApiError::param("prompt", "the prompt has no token"),
-        Refusal::WithinPrefix { .. } => ApiError::param("prompt", why),
-        Refusal::TooLong { .. } | Refusal::NeverFits { .. } | Refusal::OverBudget { .. } => {
-            ApiError::too_long("messages", why)
-        }
-        Refusal::NoState => ApiError::param("model", why),
-        Refusal::QueueFull { .. } => ApiError::too_many(why),
-        Refusal::BadParameter(which) => ApiError::param(which.name(), why),
-    }
-}
-
-/// Maps a finish to an API error; `None` if the answer ended normally.
-pub fn failure(finish: Finish) -> Option<ApiError> {
-    let message = finish.to_string();
-    match finish {
-        Finish::Refused(refusal) => Some(refused(refusal)),
-        Finish::Failed(fault @ (Fault::Constraint | Fault::NotFinite)) => {
-            Some(ApiError::failed(fault.to_string()))
-        }
-        Finish::Failed(fault) => {
-            Some(ApiError::failed(format!("the step that ran this request failed ({fault:?})")))
-        }
-        Finish::Aborted => Some(ApiError::unavailable(message)),
-        _ => None,
     }
 }

@@ -1,8 +1,8 @@
-//! Tracks how many tokens of K/V the engine retains per session, and awaits its confirmation of
-//! session operations.
+//! Tracks how many tokens of K/V the engine retains per session, and awaits its reports on session
+//! operations.
 
-use crate::{ApiError, host::Host};
-use kvasir_engine::{Message, Outbox, SessionId};
+use kvasir_engine::{Outbox, SessionId};
+
 use std::{
     collections::HashMap,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -27,6 +27,21 @@ impl Kept {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Retained tokens of a session.
+    pub(crate) fn tokens(&self, session: SessionId) -> u32 {
+        self.told().tokens.get(&session).copied().unwrap_or_default()
+    }
+
+    /// Awaits the engine's next report on each of these sessions.
+    pub(crate) fn reports_on(&self, sessions: &[SessionId]) -> Vec<oneshot::Receiver<()>> {
+        let report = |session: &SessionId| {
+            let (send, receive) = oneshot::channel();
+            self.told().waiting.insert(*session, send);
+            receive
+        };
+        sessions.iter().map(report).collect()
+    }
+
     /// Applies the session updates of an outbox and wakes waiting operations.
     pub(crate) fn hear(&self, outbox: &Outbox) {
         if outbox.kept.is_empty() {
@@ -49,54 +64,4 @@ impl Kept {
     pub(crate) fn close(&self) {
         *self.told() = Told::default();
     }
-}
-
-impl Host {
-    /// Cached tokens of a session.
-    pub fn kept(&self, session: SessionId) -> u32 {
-        self.kept.told().tokens.get(&session).copied().unwrap_or_default()
-    }
-
-    /// Starts new sessions with the first `at` tokens of another (copy-on-write), and waits for the
-    /// engine's confirmation.
-    pub async fn fork(&self, from: SessionId, into: &[SessionId], at: u32) -> Result<(), ApiError> {
-        self.tell_and_hear(into, Message::Fork { from, into: into.to_vec(), at }).await
-    }
-
-    /// Truncates a session to `to` tokens, and waits for the engine's confirmation.
-    pub async fn rewind(&self, session: SessionId, to: u32) -> Result<(), ApiError> {
-        self.tell_and_hear(&[session], Message::Rewind { session, to }).await
-    }
-
-    /// Sends a message, and waits until the engine has reported the state of these sessions.
-    async fn tell_and_hear(&self, of: &[SessionId], message: Message) -> Result<(), ApiError> {
-        let mut told = Vec::with_capacity(of.len());
-        for session in of {
-            let (send, receive) = oneshot::channel();
-            self.kept.told().waiting.insert(*session, send);
-            told.push(receive);
-        }
-        self.tell(message)?;
-        for one in told {
-            one.await.map_err(|_| gone())?;
-        }
-        Ok(())
-    }
-
-    /// Ends a session; the engine releases its K/V.
-    pub fn end_session(&self, session: SessionId) {
-        // A stopped engine retains nothing.
-        let _ = self.tell(Message::EndSession(session));
-    }
-
-    fn tell(&self, message: Message) -> Result<(), ApiError> {
-        match self.inbox.send(message).is_ok() && self.exit().is_none() {
-            true => Ok(()),
-            false => Err(gone()),
-        }
-    }
-}
-
-fn gone() -> ApiError {
-    ApiError::unavailable("the engine has stopped")
 }

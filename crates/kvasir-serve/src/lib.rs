@@ -17,6 +17,7 @@ pub mod answer;
 mod aside;
 mod call;
 mod clients;
+mod engine_errors;
 mod error;
 mod folded;
 pub mod grammar;
@@ -30,7 +31,9 @@ mod raw_arguments;
 pub mod report;
 pub mod request;
 pub mod session;
+mod session_recorder;
 mod stall_detector;
+mod token_buffer;
 mod tool_grammars;
 mod watch;
 

@@ -3,7 +3,7 @@
 //!
 //! `dialect.rs` puts a dialect's markers around them.
 
-use super::{schema::admits, tagged_calls::Tags};
+use super::{markers::Tags, schema::admits};
 use crate::{
     grammar::{Part, Raw, text_patterns},
     request::Tool,

@@ -101,8 +101,13 @@ pub struct Scanner {
     reasoning: Option<(&'static str, &'static str)>,
 }
 
-const TO_FUNCTION: &str = "to=functions.";
-const MESSAGE: &str = "<|message|>";
+pub(super) const TO_FUNCTION: &str = "to=functions.";
+
+pub(super) const MESSAGE: &str = "<|message|>";
+
+/// Markers that end a message.
+pub(super) const ENDS: &[&str] = &["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
+
 /// Separators between two unmarked calls.
 const BETWEEN: &[u8] = b"],; \n\r\t";
 
@@ -308,7 +313,7 @@ impl Scanner {
     }
 
     fn message(&mut self) -> Option<Opened> {
-        let ends = super::harmony::ENDS.iter().copied();
+        let ends = ENDS.iter().copied();
         match ends.clone().filter_map(|end| Some((find(&self.tail, end)?, end))).min() {
             Some((at, end)) => {
                 self.tail.drain(..at + end.len());

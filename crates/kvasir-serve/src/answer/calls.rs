@@ -8,32 +8,11 @@
 //! pieces. `calls/tests.rs` checks both for every dialect.
 
 use super::{
-    ToolDialect, dialect::Reading, json_calls::JsonCalls, pythonic_calls::PythonicCalls,
+    ToolDialect, events::CallEvent, json_calls::JsonCalls, markers::Reading, pythonic_calls::PythonicCalls,
     tagged_calls::TaggedCalls,
 };
 use crate::request::Tool;
 use std::sync::Arc;
-
-/// An event of the streaming tool call parser.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CallEvent {
-    /// Visible text.
-    Text(String),
-    /// A tool call begins.
-    Begin {
-        /// Zero-based index of the call in the answer.
-        index: usize,
-        /// Name of the function.
-        name: String,
-    },
-    /// A fragment of the call's arguments, as JSON text.
-    Arguments {
-        /// Zero-based index of the call in the answer.
-        index: usize,
-        /// The fragment.
-        text: String,
-    },
-}
 
 /// Streaming tool call parser for any dialect except harmony.
 #[derive(Clone, Debug)]

@@ -10,32 +10,9 @@
 //! Invariant: the concatenated deltas do not depend on how the text is split; the tests here check
 //! every split.
 
-use super::{CallEvent, Calls, Harmony, Part, Reasoning, ReasoningDialect, StopFilter, ToolDialect};
+use super::{Calls, Delta, Harmony, Part, Reasoning, ReasoningDialect, StopFilter, ToolDialect};
 use crate::request::Tool;
 use std::sync::Arc;
-
-/// A delta of one choice.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Delta {
-    /// Visible text (`content`).
-    Content(String),
-    /// Reasoning text (`reasoning_content`).
-    Reasoning(String),
-    /// A tool call begins.
-    CallBegin {
-        /// Zero-based index of the call in the answer.
-        index: usize,
-        /// Name of the function.
-        name: String,
-    },
-    /// A fragment of a call's arguments.
-    CallArguments {
-        /// Zero-based index of the call in the answer.
-        index: usize,
-        /// The next characters of the JSON text.
-        text: String,
-    },
-}
 
 /// Parsing options of one choice.
 #[derive(Clone, Debug, Default)]
@@ -163,16 +140,6 @@ fn read_part(part: Part, calls: &mut Option<Calls>) -> Vec<Delta> {
         (Part::Text(text), None) if text.is_empty() => Vec::new(),
         (Part::Text(text), None) => vec![Delta::Content(text)],
         (Part::Text(text), Some(calls)) => calls.push(&text).into_iter().map(Delta::from).collect(),
-    }
-}
-
-impl From<CallEvent> for Delta {
-    fn from(event: CallEvent) -> Self {
-        match event {
-            CallEvent::Text(text) => Self::Content(text),
-            CallEvent::Begin { index, name } => Self::CallBegin { index, name },
-            CallEvent::Arguments { index, text } => Self::CallArguments { index, text },
-        }
     }
 }
 

@@ -6,7 +6,8 @@
 //! call. A message to any other recipient is treated as reasoning. The tests are in `choice.rs`.
 
 use super::{
-    Delta,
+    call_start::{ENDS, MESSAGE, TO_FUNCTION},
+    events::Delta,
     hold::{take, take_to_mark},
 };
 
@@ -31,15 +32,7 @@ enum Place {
     Call,
 }
 
-const MESSAGE: &str = "<|message|>";
-/// Markers that end a message.
-pub(super) const ENDS: &[&str] = &["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
-
 impl Harmony {
-    /// Control tokens that detokenization must keep.
-    pub(super) const MARKS: &[&str] =
-        &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"];
-
     /// A parser at the start of an answer; `calls` tells whether tool calls are parsed.
     pub(super) fn new(calls: bool) -> Self {
         Self { held: String::new(), place: Place::default(), count: 0, calls }
@@ -78,7 +71,7 @@ impl Harmony {
         let Some(at) = self.held.find(MESSAGE) else { return false };
         let header = take(&mut self.held, at);
         self.held.drain(..MESSAGE.len());
-        let function = header.split("to=functions.").nth(1);
+        let function = header.split(TO_FUNCTION).nth(1);
         let name = function
             .map(|rest| rest.split(|c: char| c.is_whitespace() || c == '<').next().unwrap_or_default());
         self.place = match name.filter(|name| self.calls && !name.is_empty()) {

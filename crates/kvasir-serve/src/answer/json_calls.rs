@@ -12,51 +12,25 @@
 //! is emitted, a broken call is not retracted. `calls/tests.rs` checks both under every split.
 
 use super::{
-    CallEvent,
+    events::{CallEvent, Said},
     hold::{take, take_to_mark},
     json_text::{Extent, Head, extent, head},
-    said::Said,
+    markers::{Body, Marks},
 };
 use crate::request::Tool;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Marker table of a dialect whose call arguments are JSON.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Marks {
-    /// Start markers of a call, or of a run of calls.
-    pub(super) open: &'static [&'static str],
-    /// End marker. In dialects without one, anything that is not a call ends the run.
-    pub(super) close: Option<&'static str>,
-    /// Decorative markers around calls, skipped.
-    pub(super) beside: &'static [&'static str],
-    /// An unmarked object at the start of the answer may be a call.
-    pub(super) bare: bool,
-    /// Layout of one call.
-    pub(super) body: Body,
-}
-
-/// Layout of one call.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Body {
-    /// A JSON object with name and arguments. Several may follow each other, as a list or not.
-    Object,
-    /// The bare name, then the arguments. `before` may precede the name; one of `between`, or the
-    /// arguments directly, follows it.
-    Named {
-        /// Optional text before the name.
-        before: &'static str,
-        /// Alternatives between name and arguments.
-        between: &'static [&'static str],
-    },
-}
-
 /// Separators before the first call of a run (`BEFORE`) and between two calls (`BETWEEN`).
 const BEFORE: &[char] = &['[', ' ', '\n', '\r', '\t'];
+
 const BETWEEN: &[char] = &[']', ',', ';', ' ', '\n', '\r', '\t'];
+
 const SPACE: &[char] = &[' ', '\n', '\r', '\t'];
+
 /// Leftovers of a call without an end marker.
 const TAIL: &[char] = &['}', ']', ',', ';', '`', ' ', '\n', '\r', '\t'];
+
 /// Longest function name accepted, in bytes.
 const LONGEST_NAME: usize = 128;
 

@@ -8,30 +8,35 @@
 //! [`ReasoningDialect`] describe model families, [`Items`] groups deltas into items, and
 //! [`Scanner`] triggers constrained tool calls.
 
+mod call_layout;
 mod call_parts;
 mod call_start;
 mod calls;
 mod choice;
 mod dialect;
+mod events;
 mod harmony;
 mod hold;
 mod items;
 mod json_calls;
 mod json_text;
+mod markers;
 mod python;
 mod pythonic_calls;
 mod reasoning;
-mod said;
+mod reasoning_dialect;
 mod schema;
 mod stop;
 mod tagged_calls;
 
 pub(crate) use call_parts::takes_objects;
 pub use call_start::{Bare, CallSyntax, Next, Opened, Scanner};
-pub use calls::{CallEvent, Calls};
-pub use choice::{Choice, Delta, Reading};
+pub use calls::Calls;
+pub use choice::{Choice, Reading};
 pub use dialect::ToolDialect;
+pub use events::{CallEvent, Delta};
 use harmony::Harmony;
 pub use items::{Item, ItemEvent, ItemKind, Items};
-pub use reasoning::{Part, Reasoning, ReasoningDialect};
+pub use reasoning::{Part, Reasoning};
+pub use reasoning_dialect::ReasoningDialect;
 pub use stop::StopFilter;

@@ -5,10 +5,10 @@
 //! complete, and parsed as a whole: text that only resembles a call list stays text.
 
 use super::{
-    CallEvent,
+    events::{CallEvent, Said},
     hold::{possible_start, take},
+    markers::PYTHON_FENCE,
     python::calls,
-    said::Said,
 };
 
 /// Streaming parser of Python-style calls (`[get(city="Paris")]`): a list at the start of the
@@ -30,7 +30,6 @@ enum Place {
     Fence,
 }
 
-pub(super) const OPEN: &str = "```tool_code";
 const CLOSE: &str = "```";
 
 impl PythonicCalls {
@@ -52,7 +51,7 @@ impl PythonicCalls {
     pub(super) fn finish(&mut self) -> Vec<CallEvent> {
         let mut events = Vec::new();
         let held = std::mem::take(&mut self.held);
-        let fence = if self.place == Place::Fence { OPEN } else { "" };
+        let fence = if self.place == Place::Fence { PYTHON_FENCE } else { "" };
         if fence.is_empty() || !self.take_calls(&held, &mut events) {
             self.said.say(&format!("{fence}{held}"), &mut events);
         }
@@ -86,12 +85,12 @@ impl PythonicCalls {
     }
 
     fn text(&mut self, events: &mut Vec<CallEvent>) -> bool {
-        let at = self.held.find(OPEN);
-        let sure = at.unwrap_or_else(|| self.held.len() - possible_start(&self.held, OPEN));
+        let at = self.held.find(PYTHON_FENCE);
+        let sure = at.unwrap_or_else(|| self.held.len() - possible_start(&self.held, PYTHON_FENCE));
         let text = take(&mut self.held, sure);
         self.said.say(&text, events);
         if at.is_some() {
-            self.held.drain(..OPEN.len());
+            self.held.drain(..PYTHON_FENCE.len());
             self.place = Place::Fence;
         }
         at.is_some()
@@ -102,7 +101,7 @@ impl PythonicCalls {
         let body = take(&mut self.held, end);
         self.held.drain(..CLOSE.len());
         if !self.take_calls(&body, events) {
-            self.said.say(&format!("{OPEN}{body}{CLOSE}"), events);
+            self.said.say(&format!("{PYTHON_FENCE}{body}{CLOSE}"), events);
         }
         self.place = Place::Text;
         true

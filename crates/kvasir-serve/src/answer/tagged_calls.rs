@@ -7,39 +7,14 @@
 //! `calls/tests.rs` checks every dialect under every split.
 
 use super::{
-    CallEvent,
+    events::{CallEvent, Said},
     hold::{take, take_to_mark},
-    said::Said,
+    markers::Tags,
     schema::admits,
 };
 use crate::request::Tool;
 use serde_json::Value;
 use std::sync::Arc;
-
-/// Marker table of a dialect with one tag per argument.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Tags {
-    /// Starts a call; the name follows.
-    pub(super) open: &'static str,
-    /// End markers of the name. One that begins with `<` is not consumed.
-    pub(super) name_end: &'static [&'static str],
-    /// Starts an argument; the key follows.
-    pub(super) key: &'static str,
-    /// Ends the key.
-    pub(super) key_end: &'static str,
-    /// Starts the value.
-    pub(super) value: &'static str,
-    /// Ends the value.
-    pub(super) value_end: &'static str,
-    /// Ends the call.
-    pub(super) close: &'static str,
-    /// Decorative markers around calls, skipped.
-    pub(super) beside: &'static [&'static str],
-    /// A value is on lines of its own: one line break on each side is padding.
-    pub(super) padded: bool,
-    /// The tag of an argument says whether its value is a string.
-    pub(super) says_kind: bool,
-}
 
 /// Streaming parser of tagged calls; assembles their arguments into JSON.
 #[derive(Clone, Debug)]

@@ -20,19 +20,20 @@
 //! tool's schema.
 
 use super::{
-    Refused, Vocabulary,
     helper::{Helper, LookAhead, locked},
+    lark::calls_grammar,
     matcher_watchdog::{MatcherWatchdog, Watched},
-    shape::calls_grammar,
-    vocabulary::bits_without,
+    vocabulary::{Refused, Vocabulary, bits_without, on_deep_stack},
 };
 use crate::answer::{CallSyntax, Opened, Scanner};
 use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
+
 use llguidance::{
     Matcher,
     toktrie::{SimpleVob, TokEnv, TokTrie},
 };
+
 use std::{
     collections::HashMap,
     fmt,
@@ -60,6 +61,7 @@ pub struct CallGrammars {
 
 /// Capacity of the mask cache, in scanner states.
 const REMEMBERED: usize = 1024;
+
 /// Text tokens between two checkpoints.
 const STRIDE: usize = 64;
 
@@ -157,6 +159,18 @@ impl CallGrammars {
         }
         exclusions.insert(scanner.clone(), mask.clone());
         mask
+    }
+}
+
+impl Vocabulary {
+    /// Compiles tool call grammars that apply from the start of a call. `spelled` are the control
+    /// tokens that detokenization keeps.
+    pub fn compile_calls(
+        &self,
+        syntax: CallSyntax,
+        spelled: Vec<(Token, String)>,
+    ) -> Result<CallGrammars, Refused> {
+        on_deep_stack(|| CallGrammars::new(self, syntax, spelled))
     }
 }
 

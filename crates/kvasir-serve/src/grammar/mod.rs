@@ -15,13 +15,14 @@ mod closed;
 mod ebnf;
 mod follow;
 mod helper;
+mod lark;
 mod limits;
 mod matcher_watchdog;
-mod shape;
+mod spec;
 mod vocabulary;
 
 pub use budget::Budget;
 pub use call_grammars::{BehindLast, CallGrammars, CallsBeginning};
-pub(crate) use shape::text_patterns;
-pub use shape::{Calls, Part, Raw, Shape};
+pub(crate) use lark::text_patterns;
+pub use spec::{Calls, Part, Raw, Shape};
 pub use vocabulary::{Refused, Vocabulary};

@@ -4,12 +4,17 @@
 //! Compilation runs on a thread with a deep stack (`STACK`), under the watchdog's time limit. It
 //! rejects grammars that allow no token or whose forced text has no end.
 
-use super::{CallGrammars, Part, Shape, follow::Form, helper::Helper, matcher_watchdog::MatcherWatchdog};
-use crate::answer::CallSyntax;
+use super::{
+    follow::Form,
+    helper::Helper,
+    matcher_watchdog::MatcherWatchdog,
+    spec::{Part, Shape},
+};
 use kvasir_formats::Tokenizer;
 use kvasir_kv::Token;
 use kvasir_sample::{Constrained, Constraint};
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
+
 use llguidance::{
     Cancelled, Matcher, ParserFactory,
     api::{StopReason, TopLevelGrammar},
@@ -41,8 +46,10 @@ impl std::error::Error for Refused {}
 /// Stack size of the compile thread, in bytes of address space: enough for a rule in every few
 /// bytes of the largest grammar.
 const STACK: usize = 256 << 20;
+
 /// Longest token in the trie, in bytes: the trie has a node per byte.
 const LONGEST_TOKEN: usize = 1024;
+
 /// Longest library message, in characters, that an error repeats.
 const SHOWN: usize = 300;
 
@@ -87,16 +94,6 @@ impl Vocabulary {
     /// chains of rules recurse deeply. Rejects what cannot be followed or would allow nothing.
     pub fn compile(&self, shape: &Shape, lead: &[Part]) -> Result<Constrained, Refused> {
         Ok(Constrained(Some(on_deep_stack(|| self.compile_here(shape, lead))?)))
-    }
-
-    /// Compiles tool call grammars that apply from the start of a call. `spelled` are the control
-    /// tokens that detokenization keeps.
-    pub fn compile_calls(
-        &self,
-        syntax: CallSyntax,
-        spelled: Vec<(Token, String)>,
-    ) -> Result<CallGrammars, Refused> {
-        on_deep_stack(|| CallGrammars::new(self, syntax, spelled))
     }
 
     fn compile_here(&self, shape: &Shape, lead: &[Part]) -> Result<Arc<dyn Constraint>, Refused> {
@@ -165,7 +162,9 @@ impl Vocabulary {
 }
 
 /// Runs a compilation on a thread with a deep stack. A panic becomes an error.
-fn on_deep_stack<T: Send>(compile: impl FnOnce() -> Result<T, Refused> + Send) -> Result<T, Refused> {
+pub(super) fn on_deep_stack<T: Send>(
+    compile: impl FnOnce() -> Result<T, Refused> + Send,
+) -> Result<T, Refused> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("forms".into()).stack_size(STACK);
         let job = thread.spawn_scoped(scope, compile);
@@ -227,6 +226,7 @@ impl TokenizerEnv for Words {
 }
 
 const NOTHING: &str = "allows nothing that this model can write";
+
 const ENDLESS: &str = "cannot be followed: what it leaves no choice about is too long, or has no end";
 
 /// Maps a library error at the start of a grammar.

@@ -1,17 +1,18 @@
 //! Outer HTTP middleware: request id, access log, trace context, and the `x-kvasir-ignored`
 //! header.
 
-use super::App;
-use crate::{Call, call::sane_id, report::Told, request::IgnoredFields};
+use super::app::App;
 use axum::{
     extract::{Request, State},
     http::HeaderValue,
     middleware::Next,
     response::Response,
 };
+
+use crate::{Call, call::sane_id, report::Told, request::IgnoredFields};
+
 use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Instant, SystemTime},
 };
 
@@ -51,22 +52,5 @@ fn call(app: &App, request: &Request) -> Call {
         route: request.uri().path().chars().take(256).collect(),
         parent: header("traceparent").and_then(Call::parse_parent),
         ignored: IgnoredFields::default(),
-    }
-}
-
-/// Maximum number of distinct field names logged.
-const MAX_SEEN: usize = 1024;
-
-/// Names of ignored fields that have been logged, each once per process.
-#[derive(Debug, Default)]
-pub(super) struct Seen(Mutex<HashSet<String>>);
-
-impl Seen {
-    fn first_time(&self, mut names: Vec<String>) -> Vec<String> {
-        if !names.is_empty() {
-            let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            names.retain(|name| seen.len() < MAX_SEEN && seen.insert(name.clone()));
-        }
-        names
     }
 }

@@ -1,8 +1,16 @@
 //! Submits a chat request to the engine: prompt rendering, constraint, admission and response
 //! stream, for all chat endpoints.
 
-use super::{App, reply::Reply, sessions::Note, speaker::Speaker};
-use crate::{ApiError, Call, answer::Reading, report::Told, request::ChatRequest};
+use super::{app::App, reply::Reply, speaker::Speaker};
+use crate::session_recorder::Note;
+use crate::{
+    ApiError, Call,
+    answer::Reading,
+    report::Told,
+    request::{ChatRequest, IgnoredFields, Reader, UnknownFields},
+};
+
+use serde_json::{Map, Value};
 use std::{sync::Arc, time::SystemTime};
 
 /// Submits a conversation. `param` is the endpoint's name of the conversation, for errors.
@@ -43,4 +51,16 @@ pub(super) fn ask_noting(
         }
     };
     Ok(Reply::new(answers.into_iter().map(speaker).collect(), sampling.n as usize, prompt_tokens))
+}
+
+impl App {
+    /// Submits one chat request in this process, with the fields, checks and parsing of
+    /// `/v1/chat/completions`. Unknown fields are rejected.
+    pub fn talk(self: &Arc<Self>, body: &Map<String, Value>) -> Result<Speaker, ApiError> {
+        let facts = &self.model.facts;
+        let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);
+        let request = ChatRequest::read(&Reader::new(body, &ignored), &facts.sampling, facts.vocab)?;
+        let speaker = ask(self, 0, &request, "messages")?.into_speakers().pop();
+        speaker.ok_or_else(|| ApiError::param("n", "must be 1"))
+    }
 }

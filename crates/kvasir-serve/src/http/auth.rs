@@ -1,19 +1,7 @@
-//! API key authentication, and the access rules of the server: keys, CORS origins and host names.
+//! API key authentication.
 
-use super::{Hosts, Origins};
 use crate::ApiError;
 use axum::http::{HeaderMap, header::AUTHORIZATION};
-
-/// Access rules of the server.
-#[derive(Clone, Debug, Default)]
-pub struct AccessControl {
-    /// Accepted API keys.
-    pub keys: Keys,
-    /// Allowed CORS origins.
-    pub origins: Origins,
-    /// Accepted `host` names.
-    pub hosts: Hosts,
-}
 
 /// Accepted API keys; an empty list disables authentication.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +40,10 @@ impl Keys {
         }
     }
 }
+
+/// Index of the authenticated API key, as a request extension.
+#[derive(Clone, Copy)]
+pub(super) struct Caller(pub(super) u64);
 
 /// Constant-time comparison: the time depends on the lengths alone.
 fn same(key: &[u8], shown: &[u8]) -> bool {

@@ -1,7 +1,7 @@
 //! Reads request bodies: JSON only, bounded in size and time, charged to a memory budget shared by
 //! all bodies.
 
-use super::{App, Caller, listen::Patience};
+use super::{app::App, auth::Caller, connection::Patience};
 use crate::{
     ApiError, Call,
     aside::{LONG, aside},

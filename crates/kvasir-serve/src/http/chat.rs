@@ -2,18 +2,26 @@
 //! SSE chunks.
 
 use super::{
-    App,
+    app::{App, seconds},
     ask::ask_noting,
+    body::read_body,
     reply::{Reply, Writer},
-    sessions::Note,
     speaker::Gain,
-    sse::{self, Frames},
+    sse::{self, Frames, event_stream},
     usage::Usage,
 };
+
 use crate::{
     ApiError,
     answer::Delta,
-    request::{ChatRequest, Reader, StreamOptions},
+    request::{CHAT, ChatRequest, Reader, StreamOptions},
+    session_recorder::Note,
+};
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
 };
 use futures_util::Stream;
 use serde_json::{Value, json};
@@ -44,7 +52,7 @@ impl Chat {
         };
         let reply = ask_noting(app, key, &request, "messages", note)?;
         Ok(Self {
-            head: json!({"id": format!("chatcmpl-{id}"), "created": super::seconds(), "model": app.model.name}),
+            head: json!({"id": format!("chatcmpl-{id}"), "created": seconds(), "model": app.model.name}),
             reply,
             ids,
             stream: request.stream,
@@ -194,5 +202,18 @@ impl Whole {
         }
         let logprobs = if self.logprobs.is_empty() { Value::Null } else { json!({"content": self.logprobs}) };
         json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": self.reason})
+    }
+}
+
+pub(super) async fn chat_completions(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (key, body) = read_body(&app, request, CHAT).await?;
+    let chat = Chat::begin(&app, key, &body.reader())?;
+    drop(body);
+    match chat.stream {
+        Some(options) => Ok(event_stream(chat.events(options))),
+        None => Ok(Json(chat.whole().await?).into_response()),
     }
 }

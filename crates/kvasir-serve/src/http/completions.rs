@@ -1,17 +1,25 @@
 //! OpenAI `/v1/completions`: raw text completion with `n`, `echo` and log-probabilities.
 
 use super::{
-    App,
+    app::{App, seconds},
+    body::read_body,
     reply::{Reply, Writer},
-    sessions::Note,
     speaker::{Gain, Speaker},
-    sse::{self, Frames},
+    sse::{self, Frames, event_stream},
     usage::Usage,
 };
+
 use crate::{
     ApiError,
     answer::{Delta, Reading},
-    request::{CompletionRequest, Prompt, Reader, StreamOptions},
+    request::{COMPLETIONS, CompletionRequest, Prompt, Reader, StreamOptions},
+    session_recorder::Note,
+};
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
 };
 use futures_util::Stream;
 use kvasir_kv::Token;
@@ -83,7 +91,7 @@ impl Completion {
             });
             echoes.push(echoed[index / n].clone());
         }
-        let (id, created) = (format!("cmpl-{}", app.new_id()), super::seconds());
+        let (id, created) = (format!("cmpl-{}", app.new_id()), seconds());
         let head = json!({"id": id, "object": "text_completion", "created": created, "model": model.name});
         let reply = Reply::new(speakers, n, prompt_tokens);
         let scores_echo = request.echo && request.sampling.sampling.logprobs.is_some();
@@ -228,5 +236,18 @@ impl Logprobs {
                 "top_logprobs": self.top, "text_offset": self.offsets,
             }),
         }
+    }
+}
+
+pub(super) async fn text_completions(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (key, body) = read_body(&app, request, COMPLETIONS).await?;
+    let completion = Completion::begin(&app, key, &body.reader())?;
+    drop(body);
+    match completion.stream {
+        Some(options) => Ok(event_stream(completion.events(options))),
+        None => Ok(Json(completion.whole().await?).into_response()),
     }
 }

@@ -3,7 +3,7 @@
 //! Each input runs as a one-token request through the engine; its hidden state is returned beside
 //! the token.
 
-use super::{App, read_body};
+use super::{app::App, body::read_body};
 use crate::{
     ApiError,
     host::{Order, Piece, failure},

@@ -1,6 +1,6 @@
 //! Host header validation against DNS rebinding, for servers without API keys.
 
-use super::Origins;
+use super::origins::Origins;
 use axum::http::{HeaderMap, Uri, header};
 use std::net::IpAddr;
 

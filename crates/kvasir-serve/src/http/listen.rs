@@ -3,9 +3,10 @@
 //! Shutdown: stop accepting, drain the engine for at most `grace`, abort remaining answers, notify
 //! clients, flush logs and traces.
 
-use super::{App, Gate, gate::Connection};
+use super::{app::App, connection::Connection, gate::Gate};
 use axum::{Extension, Router, serve::Listener};
 use hyper::server::conn::http1;
+
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
@@ -14,12 +15,9 @@ use hyper_util::{
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 use tokio::time::{interval, timeout};
 
-/// Read timeout within a request; `Duration::MAX` if absent.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Patience(pub(super) Duration);
-
 /// Time for clients to receive the error after their answers were aborted.
 const FAREWELL: Duration = Duration::from_secs(5);
+
 /// Time for the log and the trace collector to flush.
 const LAST_WORDS: Duration = Duration::from_secs(30);
 

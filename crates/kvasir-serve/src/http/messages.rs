@@ -2,21 +2,34 @@
 //! SSE events.
 
 use super::{
-    App,
+    app::App,
     ask::ask,
+    body::read_body,
     reply::{Reply, Writer},
     speaker::{Ended, Gain},
-    sse,
+    sse::{self, event_stream},
     usage::Usage,
 };
+
 use crate::{
     ApiError,
     answer::{Item, ItemEvent, ItemKind, Items},
-    request::{MessagesRequest, Reader},
+    request::{COUNT_TOKENS, MESSAGES, MessagesRequest, Reader},
+};
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
 };
 use futures_util::Stream;
 use serde_json::{Value, json};
 use std::sync::Arc;
+
+/// Paths of Anthropic's endpoints, which have an error format of their own.
+pub(super) const MESSAGES_PATH: &str = "/v1/messages";
+
+pub(super) const COUNT_TOKENS_PATH: &str = "/v1/messages/count_tokens";
 
 /// A Messages API request that has been submitted to the engine.
 pub(super) struct Messages {
@@ -198,4 +211,25 @@ impl Writer for Events {
         sse::typed(out, &json!({"type": "message_delta", "delta": delta, "usage": tokens(usage)}));
         sse::typed(out, &json!({"type": "message_stop"}));
     }
+}
+
+pub(super) async fn anthropic_messages(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (key, body) = read_body(&app, request, MESSAGES).await?;
+    let message = Messages::begin(&app, key, &body.reader())?;
+    drop(body);
+    match message.stream {
+        true => Ok(event_stream(message.events())),
+        false => Ok(Json(message.whole().await?).into_response()),
+    }
+}
+
+pub(super) async fn count_tokens(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (_, body) = read_body(&app, request, COUNT_TOKENS).await?;
+    Ok(Json(count(&app, &body.reader())?))
 }

@@ -10,7 +10,7 @@
 //!
 //! `tests/http/probes.rs` guards this.
 
-use super::gate::{Connection, Stream};
+use super::connection::{Connection, Stream};
 use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

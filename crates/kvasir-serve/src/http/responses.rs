@@ -1,17 +1,25 @@
 //! OpenAI `/v1/responses`: response object with output items, and its numbered SSE events.
 
 use super::{
-    App,
+    app::{App, seconds},
     ask::ask,
+    body::read_body,
     reply::{Reply, Writer},
     speaker::{Ended, Gain},
-    sse,
+    sse::{self, event_stream},
     usage::Usage,
 };
+
 use crate::{
     ApiError,
     answer::{Delta, Item, ItemEvent, ItemKind, Items},
-    request::{ChatRequest, Reader, ResponsesRequest, ToolKind, custom_input},
+    request::{ChatRequest, RESPONSES, Reader, ResponsesRequest, ToolKind, custom_input},
+};
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
 };
 use futures_util::Stream;
 use serde_json::{Value, json};
@@ -65,7 +73,7 @@ fn describe(app: &App, request: &ChatRequest, body: &Reader) -> Value {
     let sampling = &request.sampling.sampling;
     json!({
         "object": "response",
-        "created_at": super::seconds(),
+        "created_at": seconds(),
         "status": "in_progress",
         "background": false,
         "error": null,
@@ -349,5 +357,18 @@ impl Writer for Events {
         let name =
             if response["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
         self.tell(out, name, json!({"response": response}));
+    }
+}
+
+pub(super) async fn responses_create(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (key, body) = read_body(&app, request, RESPONSES).await?;
+    let response = Responses::begin(&app, key, &body.reader())?;
+    drop(body);
+    match response.stream {
+        true => Ok(event_stream(response.events())),
+        false => Ok(Json(response.whole().await?).into_response()),
     }
 }

@@ -6,17 +6,22 @@
 //! a `Turn`, which commits only if the answer ends normally; a failed one leaves the session
 //! unchanged.
 
-use super::{App, Caller, read_body};
+use super::{
+    app::{App, seconds},
+    auth::Caller,
+    body::read_body,
+};
+
 use crate::{
     ApiError,
-    answer::Delta,
     host::Piece,
     request::{
-        Begin, Body, ChatRequest, FORK, ForkRequest, IgnoredFields, Place, Prompt, REWIND, Reader, SESSIONS,
+        Begin, Body, ChatRequest, FORK, ForkRequest, IgnoredFields, Place, REWIND, Reader, SESSIONS,
         SamplingFields, SessionRequest, read_rewind,
     },
-    session::{self, Said, Session, Tokens, Turn},
+    session::{self, Said, Session, Tokens},
 };
+
 use axum::{
     Extension, Json,
     extract::{Path, Request, State},
@@ -195,7 +200,7 @@ fn object(app: &App, id: SessionId, session: &Session) -> Value {
         "messages": session.messages().map(<[Value]>::len),
         "cached": (app.host.kept(id) as usize).min(length),
         "ttl": session.ttl.as_secs(),
-        "expires": super::seconds() + session.left().as_secs(),
+        "expires": seconds() + session.left().as_secs(),
     })
 }
 
@@ -243,162 +248,5 @@ fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said,
         (Place::Message(_), Said::Text | Said::Nothing) => {
             Err(ApiError::param(param, format!("`{param}` counts messages, and this session has none")))
         }
-    }
-}
-
-/// A chat body with the session's messages prepended, their number, and the turn.
-type InSession = (Map<String, Value>, usize, Turn);
-
-impl App {
-    /// Removes sessions whose TTL has elapsed.
-    pub(super) fn expire_sessions(&self) {
-        self.sessions.expire().into_iter().for_each(|id| self.host.end_session(id));
-    }
-
-    fn new_session(&self) -> SessionId {
-        loop {
-            let id = SessionId(self.noise());
-            if !self.sessions.holds(id) {
-                return id;
-            }
-        }
-    }
-
-    pub(super) fn ids(&self, prompt: &Prompt, begins: bool) -> Result<Vec<Token>, ApiError> {
-        match prompt {
-            Prompt::Text(text) => self.model.encode(text, begins),
-            Prompt::Ids(ids) => Ok(ids.clone()),
-        }
-    }
-
-    /// Begins a turn in the session named by a chat request, if any.
-    pub(super) fn chat_in_session(&self, key: u64, reader: &Reader) -> Result<Option<InSession>, ApiError> {
-        let Some(name) = reader.text("session")? else { return Ok(None) };
-        alone(reader)?;
-        if reader.flag("continue_final_message", false)? {
-            return Err(reader.error("continue_final_message", "cannot be combined with `session`"));
-        }
-        self.expire_sessions();
-        self.sessions.room()?;
-        let own = reader.list("messages", usize::MAX)?.unwrap_or_default();
-        let (turn, earlier) = self.sessions.begin(name, key, |session| {
-            let earlier = session.messages().map(<[Value]>::to_vec);
-            earlier.ok_or_else(|| reader.error("session", "holds a text, to which completions append"))
-        })?;
-        let mut fields = reader.fields().clone();
-        fields.insert("messages".into(), earlier.iter().chain(own).cloned().collect());
-        Ok(Some((fields, earlier.len(), turn)))
-    }
-
-    /// Begins a turn in the session named by a completion request, if any; returns its tokens so
-    /// far.
-    pub(super) fn text_in_session(
-        &self,
-        key: u64,
-        reader: &Reader,
-    ) -> Result<Option<(Turn, Vec<Token>)>, ApiError> {
-        let Some(name) = reader.text("session")? else { return Ok(None) };
-        alone(reader)?;
-        if reader.flag("echo", false)? {
-            return Err(reader.error("echo", "cannot be combined with `session`"));
-        }
-        self.expire_sessions();
-        let begun = self.sessions.begin(name, key, |session| match session.said {
-            Said::Messages(_) => Err(reader.error("session", "holds messages, to which chats append")),
-            Said::Text | Said::Nothing => Ok(session.tokens.to_vec()),
-        })?;
-        Ok(Some(begun))
-    }
-}
-
-/// Sessions append a single answer, so `n` must be 1.
-fn alone(reader: &Reader) -> Result<(), ApiError> {
-    match reader.integer("n", i64::MIN..=i64::MAX)? {
-        Some(n) if n != 1 => Err(reader.error("n", "must be 1 in a session: fork it for several answers")),
-        _ => Ok(()),
-    }
-}
-
-/// Collects what a normally ended answer appends to its session.
-pub(super) struct Note {
-    turn: Turn,
-    /// Prompt tokens, then answer tokens.
-    tokens: Vec<Token>,
-    /// The conversation; `None` for a raw text session.
-    messages: Option<Vec<Value>>,
-    call_ids: String,
-    content: String,
-    reasoning: String,
-    calls: Vec<(String, String)>,
-}
-
-impl Note {
-    /// For a chat with this body; tool call ids have the prefix `call_ids`.
-    pub(super) fn of_chat(turn: Turn, body: &Map<String, Value>, call_ids: String) -> Self {
-        let messages = body.get("messages").and_then(Value::as_array).cloned();
-        Self { messages: Some(messages.unwrap_or_default()), call_ids, ..Self::of_text(turn) }
-    }
-
-    /// For a raw completion.
-    pub(super) fn of_text(turn: Turn) -> Self {
-        let (tokens, call_ids, content, reasoning, calls) = Default::default();
-        Self { turn, tokens, messages: None, call_ids, content, reasoning, calls }
-    }
-
-    /// Binds the engine request to the session.
-    pub(super) fn follow(&mut self, request: &mut kvasir_engine::Request) {
-        request.params.session = Some(self.turn.id());
-        self.tokens.clone_from(&request.prompt);
-    }
-
-    pub(super) fn token(&mut self, token: Token) {
-        self.tokens.push(token);
-    }
-
-    pub(super) fn deltas(&mut self, deltas: &[Delta]) {
-        for delta in deltas {
-            match delta {
-                Delta::Content(text) => self.content += text,
-                Delta::Reasoning(text) => self.reasoning += text,
-                Delta::CallBegin { name, .. } => self.calls.push((name.clone(), String::new())),
-                Delta::CallArguments { text, .. } => {
-                    if let Some((_, arguments)) = self.calls.last_mut() {
-                        *arguments += text;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Commits the turn. `by_token`: the answer ended with an end-of-sequence or stop token.
-    pub(super) fn end(mut self, by_token: bool) {
-        let Some(mut messages) = self.messages.take() else {
-            // An end-of-sequence token is not part of a text that will be continued.
-            if by_token {
-                self.tokens.pop();
-            }
-            return self.turn.finish(Said::Text, self.tokens.into());
-        };
-        let call = |(i, (name, arguments)): (usize, (String, String))| {
-            let id = format!("{}_{i}", self.call_ids);
-            // A truncated call cannot be answered, and no template could render it.
-            let whole = serde_json::from_str::<Map<String, Value>>(&arguments).is_ok();
-            whole.then(
-                || json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
-            )
-        };
-        let calls: Vec<Value> = self.calls.into_iter().enumerate().filter_map(call).collect();
-        let content =
-            if self.content.is_empty() && !calls.is_empty() { Value::Null } else { self.content.into() };
-        let mut message = json!({"role": "assistant", "content": content});
-        if !self.reasoning.is_empty() {
-            message["reasoning_content"] = self.reasoning.into();
-        }
-        if !calls.is_empty() {
-            message["tool_calls"] = calls.into();
-        }
-        messages.push(message);
-        let said = self.turn.messages(messages);
-        self.turn.finish(said, self.tokens.into());
     }
 }

@@ -5,7 +5,7 @@
 //! pieces, not more. After a stop sequence, further tokens are ignored and the engine is told to
 //! stop. Log-probabilities are released with the text they belong to.
 
-use super::sessions::Note;
+use crate::session_recorder::Note;
 use crate::{
     ApiError,
     answer::{Choice, Delta, Reading},

@@ -2,8 +2,15 @@
 
 use super::usage::Usage;
 use crate::{ApiError, request::StreamOptions};
+
+use axum::{
+    body::Body,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use futures_util::{Stream, StreamExt};
 use serde_json::Value;
-use std::fmt::Write;
+use std::{convert::Infallible, fmt::Write};
 
 /// An untyped event with this JSON text.
 pub(super) fn event(json: &str) -> String {
@@ -85,4 +92,15 @@ impl Frames {
         }
         out.push_str(DONE);
     }
+}
+
+pub(super) fn event_stream(events: impl Stream<Item = String> + Send + 'static) -> Response {
+    let body = Body::from_stream(events.map(Ok::<_, Infallible>));
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+        // Disables response buffering in proxies such as nginx.
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, body).into_response()
 }

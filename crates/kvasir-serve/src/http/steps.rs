@@ -1,6 +1,9 @@
 //! `GET /v1/engine/steps`: live engine steps as server-sent events, for the web UI's engine view.
 
-use super::{App, event_stream, sse};
+use super::{
+    app::App,
+    sse::{self, event_stream},
+};
 use crate::{ApiError, Sight, Sights};
 use axum::{extract::State, response::Response};
 use futures_util::{StreamExt, stream};

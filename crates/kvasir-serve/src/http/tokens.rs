@@ -1,6 +1,6 @@
 //! `/tokenize`, `/detokenize` and `/tokenizer_info`, compatible with vLLM's routes.
 
-use super::{App, read_body};
+use super::{app::App, body::read_body};
 use crate::{
     ApiError,
     request::{ChatRequest, DETOKENIZE, Reader, TOKENIZE},

@@ -112,6 +112,16 @@ impl Histogram {
     }
 }
 
+/// Prefix of metric names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Names {
+    /// `kvasir:`.
+    #[default]
+    Own,
+    /// `vllm:`, for gateways and dashboards made for vLLM.
+    Vllm,
+}
+
 /// Writer of Prometheus' text format. Every name begins with `prefix`.
 pub(crate) struct Page {
     pub(crate) text: String,

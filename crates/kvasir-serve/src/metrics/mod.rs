@@ -11,7 +11,7 @@ use kvasir_engine::{Core, DeferReason, Finish, Nanos, Observer, Refusal, Summary
 use kvasir_exec::{Phase, Step, StepError};
 use std::sync::Arc;
 
-pub use page::Names;
+pub use kinds::Names;
 
 /// All metrics of a server.
 #[derive(Debug)]

@@ -1,16 +1,9 @@
 //! The `/metrics` page: names and help texts of all metric families, in Kvasir's or vLLM's naming.
 
-use super::{FINISHED, HELD, Metrics, REJECTED, kinds::Page};
-
-/// Prefix of metric names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Names {
-    /// `kvasir:`.
-    #[default]
-    Own,
-    /// `vllm:`, for gateways and dashboards made for vLLM.
-    Vllm,
-}
+use super::{
+    FINISHED, HELD, Metrics, REJECTED,
+    kinds::{Names, Page},
+};
 
 impl Metrics {
     /// All metrics in Prometheus' text format. `open` is the number of open answers.

@@ -1,6 +1,6 @@
 //! Request log on stderr, as text or JSON lines. Never contains prompt or answer text.
 
-use super::Told;
+use super::event::Told;
 use crate::call::Call;
 use kvasir_engine::{Finish, Nanos, Summary};
 use serde_json::{Map, Value, json};

@@ -2,7 +2,7 @@
 //!
 //! Each request becomes a root span with children `queued`, `prefill` and `decode`.
 
-use super::Told;
+use super::event::Told;
 use crate::call::Call;
 use kvasir_engine::{Finish, Nanos, Summary};
 use serde_json::{Value, json};

@@ -2,7 +2,10 @@
 //! endpoints.
 
 use super::{
-    AskedForm, CHAT, Reader, SamplingFields, Tool, ToolChoice, json::Budget, message::no_text, sampling,
+    AskedForm, CHAT, Reader, SamplingFields, Tool, ToolChoice,
+    json::Budget,
+    message::{Content, Message, Role, no_text},
+    sampling,
 };
 use crate::{ApiError, aside::LONG};
 use kvasir_sample::Sampling;
@@ -10,41 +13,6 @@ use serde_json::{Map, Value, json};
 
 /// Maximum messages per request.
 const MAX_MESSAGES: usize = 4096;
-
-/// Role of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// System prompt; `developer` is an alias.
-    System,
-    /// The user.
-    User,
-    /// The model.
-    Assistant,
-    /// The result of a tool call.
-    Tool,
-}
-
-/// Content of a message.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum Content {
-    /// No content.
-    #[default]
-    Empty,
-    /// Text; several text parts are concatenated.
-    Text(String),
-}
-
-/// One message of a chat.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Message {
-    /// Its role.
-    pub role: Role,
-    /// Its content.
-    pub content: Content,
-    /// The message as the chat template sees it: content as one string, tool call arguments as
-    /// objects.
-    pub source: Value,
-}
 
 /// `stream_options`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

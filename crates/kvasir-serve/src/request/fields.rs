@@ -90,6 +90,7 @@ const MESSAGE: &[&str] = &[
     "audio",
     "function_call",
 ];
+
 /// Fields of the `input` items of `/v1/responses`.
 const ITEM: &[&str] = &[
     "type",
@@ -109,19 +110,30 @@ const ITEM: &[&str] = &[
     "output",
     "tools",
 ];
+
 /// Fields of an Anthropic message.
 const TURN: &[&str] = &["role", "content"];
 
 const LABEL: &str = "a label for the provider's own records; none are kept here";
+
 const MEDIA: &str = "the engine reads and writes text only";
+
 const ONE_TIER: &str = "there is one tier";
+
 const FOUND: &str = "prefixes are found by content; no key is needed to find them";
+
 const AS_SENT: &str = "the conversation is used as it was sent";
+
 const NOT_KEPT: &str = "responses are not kept; send all items in `input`";
+
 const MAX_TOKENS: &str = "it is `max_tokens` here";
+
 const NO_BEAMS: &str = "there is no beam search; tokens are sampled one by one";
+
 const NO_ADAPTERS: &str = "one model is served, without adapters";
+
 const NO_JUDGE: &str = "no model here judges what is said";
+
 const NO_TOOLS: &str = "the engine runs no tools; give functions in `tools` and run them";
 
 /// Fields of `/v1/chat/completions`.
@@ -362,3 +374,50 @@ pub const TOKENIZE: &[Field] = &[
 
 /// Fields of `/detokenize`.
 pub const DETOKENIZE: &[Field] = &[yes("model"), yes("tokens")];
+
+/// An endpoint as documented to clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// HTTP method in lower case.
+    pub method: &'static str,
+    /// Path; names in braces are parameters.
+    pub path: &'static str,
+    /// One-line summary.
+    pub summary: &'static str,
+    /// Fields of its body; empty if it takes none.
+    pub fields: &'static [Field],
+}
+
+const fn get(path: &'static str, summary: &'static str) -> Endpoint {
+    Endpoint { method: "get", path, summary, fields: &[] }
+}
+
+const fn post(path: &'static str, summary: &'static str, fields: &'static [Field]) -> Endpoint {
+    Endpoint { method: "post", path, summary, fields }
+}
+
+/// Every route except the web UI's files.
+pub const ENDPOINTS: &[Endpoint] = &[
+    get("/live", "Whether the process is there; needs no key"),
+    get("/health", "Whether requests can be answered"),
+    get("/metrics", "What is counted, in Prometheus' text"),
+    get("/openapi.json", "This description"),
+    get("/v1/models", "The model"),
+    get("/v1/models/{id}", "The model, by its name"),
+    get("/v1/engine/steps", "Every step of the engine as it happens, as server-sent events"),
+    post("/v1/chat/completions", "Answers a chat", CHAT),
+    post("/v1/completions", "Goes on with texts or token ids", COMPLETIONS),
+    post("/v1/embeddings", "The vectors of texts or token ids", EMBEDDINGS),
+    post("/v1/responses", "Answers a list of items", RESPONSES),
+    post("/v1/messages", "Answers a chat in Anthropic's form", MESSAGES),
+    post("/v1/messages/count_tokens", "Counts the tokens of a chat in Anthropic's form", COUNT_TOKENS),
+    get("/v1/sessions", "The caller's sessions"),
+    post("/v1/sessions", "Begins a session", SESSIONS),
+    get("/v1/sessions/{id}", "One session"),
+    Endpoint { method: "delete", path: "/v1/sessions/{id}", summary: "Ends a session", fields: &[] },
+    post("/v1/sessions/{id}/fork", "Branches a session, with no copying", FORK),
+    post("/v1/sessions/{id}/rewind", "Shortens a session", REWIND),
+    post("/tokenize", "The token ids of a text or a chat", TOKENIZE),
+    post("/detokenize", "The text of token ids", DETOKENIZE),
+    get("/tokenizer_info", "Control tokens and the chat template, for clients that render chats"),
+];

@@ -5,40 +5,15 @@
 //! which the provider would run itself, are left out and recorded as ignored. [`ToolKind`] tells
 //! how a call is reported to the client.
 
-use super::{Reader, Tool};
+use super::{Reader, Tool, tools::ToolKind};
 use crate::ApiError;
 use serde_json::{Value, json};
 
 /// Maximum tools per namespace.
 const MAX_TOOLS: usize = 128;
+
 /// Maximum length of a function name, in bytes.
 const MAX_NAME: usize = 64;
-
-/// Client-side kind of a function offered to the model.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ToolKind {
-    /// A plain function.
-    #[default]
-    Function,
-    /// A free-form tool: its input is the function's only argument.
-    Custom,
-    /// A function in a namespace.
-    Namespaced {
-        /// The namespace.
-        namespace: String,
-        /// Name within the namespace.
-        name: String,
-        /// Whether it is free-form.
-        is_custom: bool,
-    },
-}
-
-impl ToolKind {
-    /// Whether its calls go back with an input instead of arguments.
-    pub fn is_custom(&self) -> bool {
-        matches!(self, Self::Custom | Self::Namespaced { is_custom: true, .. })
-    }
-}
 
 /// The flat function name of a namespaced tool, as the model sees it.
 pub(super) fn flat_name(namespace: &str, name: &str) -> String {

@@ -1,9 +1,44 @@
-//! Constructs chat messages for templates: text messages, tool results, and assistant turns
-//! assembled from parts.
+//! Chat messages as chat templates see them: text messages, tool results, and assistant turns assembled
+//! from parts.
 
-use super::{Content, Message, Reader, Role};
+use super::Reader;
 use crate::ApiError;
 use serde_json::{Value, json};
+
+/// Role of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// System prompt; `developer` is an alias.
+    System,
+    /// The user.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a tool call.
+    Tool,
+}
+
+/// Content of a message.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Content {
+    /// No content.
+    #[default]
+    Empty,
+    /// Text; several text parts are concatenated.
+    Text(String),
+}
+
+/// One message of a chat.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    /// Its role.
+    pub role: Role,
+    /// Its content.
+    pub content: Content,
+    /// The message as the chat template sees it: content as one string, tool call arguments as
+    /// objects.
+    pub source: Value,
+}
 
 impl Message {
     /// A text message without tool calls.

@@ -7,7 +7,6 @@ mod anthropic;
 mod chat;
 mod completion;
 mod embeddings;
-mod endpoints;
 mod fields;
 mod form;
 mod freeform;
@@ -22,21 +21,22 @@ mod tools;
 mod unknown;
 
 pub use anthropic::MessagesRequest;
-pub use chat::{ChatRequest, Content, Message, Role, StreamOptions, ThinkingBudget};
+pub use chat::{ChatRequest, StreamOptions, ThinkingBudget};
 pub use completion::{CompletionRequest, Prompt};
 pub use embeddings::{EmbeddingsRequest, Encoding};
-pub use endpoints::{ENDPOINTS, Endpoint};
 pub use fields::{
-    CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, EMBEDDINGS, FORK, Field, MESSAGES, RESPONSES, REWIND,
-    SESSIONS, TOKENIZE,
+    CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, EMBEDDINGS, ENDPOINTS, Endpoint, FORK, Field,
+    MESSAGES, RESPONSES, REWIND, SESSIONS, TOKENIZE,
 };
 pub use form::AskedForm;
-pub use freeform::{ToolKind, custom_input};
+pub use freeform::custom_input;
 pub use json::Body;
 pub(crate) use memory::BodyMemory;
+pub use message::{Content, Message, Role};
 pub use reader::Reader;
 pub use responses::ResponsesRequest;
 pub use sampling::{Length, SamplingFields};
 pub use session::{Begin, ForkRequest, Place, SessionRequest, read_rewind};
-pub use tools::{Tool, ToolChoice};
+pub use tools::{Tool, ToolChoice, ToolKind};
+pub(crate) use unknown::SeenFields;
 pub use unknown::{IgnoredFields, UnknownFields};

@@ -1,11 +1,12 @@
 //! Parses tools (function definitions) and `tool_choice`.
 
-use super::{Reader, ToolKind};
+use super::Reader;
 use crate::ApiError;
 use serde_json::{Value, json};
 
 /// Maximum tools per request.
 const MAX_TOOLS: usize = 128;
+
 /// Maximum length of a tool name, in bytes.
 const MAX_NAME: usize = 64;
 
@@ -24,6 +25,32 @@ pub struct Tool {
     pub strict: bool,
     /// Its client-side kind.
     pub kind: ToolKind,
+}
+
+/// Client-side kind of a function offered to the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolKind {
+    /// A plain function.
+    #[default]
+    Function,
+    /// A free-form tool: its input is the function's only argument.
+    Custom,
+    /// A function in a namespace.
+    Namespaced {
+        /// The namespace.
+        namespace: String,
+        /// Name within the namespace.
+        name: String,
+        /// Whether it is free-form.
+        is_custom: bool,
+    },
+}
+
+impl ToolKind {
+    /// Whether its calls go back with an input instead of arguments.
+    pub fn is_custom(&self) -> bool {
+        matches!(self, Self::Custom | Self::Namespaced { is_custom: true, .. })
+    }
 }
 
 /// Which tool the model must call, if any.

@@ -5,10 +5,15 @@
 //! Clients introduce new fields often, so unknown fields are accepted by default.
 
 use crate::ApiError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 /// Maximum names recorded per request.
 const MAX_NAMES: usize = 32;
+
 /// Maximum length of a recorded name, in bytes.
 const MAX_NAME: usize = 96;
 
@@ -84,6 +89,23 @@ fn header_name(path: &str) -> String {
         }
     }
     name
+}
+
+/// Maximum number of distinct field names logged.
+const MAX_SEEN: usize = 1024;
+
+/// Names of ignored fields that have been logged, each once per process.
+#[derive(Debug, Default)]
+pub(crate) struct SeenFields(Mutex<HashSet<String>>);
+
+impl SeenFields {
+    pub(crate) fn first_time(&self, mut names: Vec<String>) -> Vec<String> {
+        if !names.is_empty() {
+            let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            names.retain(|name| seen.len() < MAX_SEEN && seen.insert(name.clone()));
+        }
+        names
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,250 @@
+//! State shared by all handlers: the served model, the engine, access rules, sessions.
+//!
+//! Builds engine requests from sampling parameters, submits them, and looks up sessions.
+
+use super::AccessControl;
+use crate::{
+    ApiError, Watch,
+    error::Overflow,
+    host::{Answers, Host, Order, refused},
+    metrics::Names,
+    model::Model,
+    request::{Prompt, Reader, SamplingFields, SeenFields, UnknownFields},
+    session::{Said, Sessions, Turn},
+};
+use kvasir_engine::SessionId;
+use kvasir_kv::Token;
+use serde_json::{Map, Value};
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// Answer tokens that admission charges for a request without `max_tokens`: few answers are as long
+/// as the model allows.
+const OPEN_ANSWER: u32 = 1024;
+
+/// State shared by all handlers.
+pub struct App {
+    pub(crate) model: Arc<Model>,
+    pub(crate) host: Arc<Host>,
+    pub(super) door: AccessControl,
+    pub(super) live: Live,
+    pub(super) sessions: Arc<Sessions>,
+    pub(super) names: Names,
+    pub(crate) rules: ClientRules,
+    pub(super) seen: SeenFields,
+    pub(super) ids: AtomicU64,
+    pub(super) random: RandomState,
+    /// Start time in seconds since 1970, reported as the model's creation time.
+    pub(super) since: u64,
+}
+
+/// Compatibility options for clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientRules {
+    /// Further names of the model; `*` accepts any.
+    pub aliases: Vec<String>,
+    /// Handling of unknown fields.
+    pub unknown_fields: UnknownFields,
+    /// Strips Claude Code's billing header from system prompts: it changes with every request and
+    /// would defeat the prefix cache.
+    pub strip_billing_header: bool,
+}
+
+impl Default for ClientRules {
+    fn default() -> Self {
+        Self { aliases: Vec::new(), unknown_fields: UnknownFields::default(), strip_billing_header: true }
+    }
+}
+
+/// Live view of the engine's steps.
+pub struct Live {
+    /// The step subscription service.
+    pub watch: Watch,
+    /// The engine's configuration, in the trace page's format.
+    pub setup: Value,
+}
+
+impl App {
+    /// An app that serves `model`, run by `host`, under the access rules `door`.
+    pub fn new(
+        model: Arc<Model>,
+        host: Arc<Host>,
+        door: AccessControl,
+        live: Live,
+        names: Names,
+        rules: ClientRules,
+    ) -> Arc<Self> {
+        let (sessions, random) = (Arc::default(), RandomState::new());
+        let (ids, since) = (AtomicU64::new(1), seconds());
+        let seen = SeenFields::default();
+        Arc::new(Self { model, host, door, live, sessions, names, rules, seen, ids, random, since })
+    }
+
+    pub(super) fn answers_to(&self, name: &str) -> bool {
+        name == self.model.name || self.rules.aliases.iter().any(|alias| alias == "*" || alias == name)
+    }
+
+    pub(super) fn known_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        match asked {
+            Some(name) if !self.answers_to(name) => Err(ApiError::not_found(
+                "model",
+                format!(
+                    "there is no model `{name}`; this is `{}`, and --model-name gives it more names",
+                    self.model.name
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Builds the engine request; checks its length against the context length.
+    pub(super) fn order(
+        &self,
+        param: &str,
+        prompt: Vec<Token>,
+        fields: &SamplingFields,
+        key: u64,
+    ) -> Result<Order, ApiError> {
+        let longest = self.model.facts.max_len;
+        let used = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        if used == 0 {
+            return Err(ApiError::param(param, format!("`{param}` has no token")));
+        }
+        if used >= longest {
+            return Err(ApiError::overflow(param, Overflow { prompt: used, asked: None, limit: longest }));
+        }
+        if fields.sampling.logprobs.is_some() || fields.prompt_logprobs.is_some() {
+            self.model.computes("probability")?;
+        }
+        let left = longest - used;
+        if let Some(asked) = fields.length.max_tokens.filter(|asked| *asked > left) {
+            let overflow = Overflow { prompt: used, asked: Some(asked), limit: longest };
+            return Err(ApiError::overflow(param, overflow));
+        }
+        let most = self.model.facts.max_new_tokens.unwrap_or(left).max(fields.length.min_tokens);
+        let mut params = fields.params(fields.length.max_tokens.unwrap_or(left).min(most));
+        if fields.seed.is_none() {
+            params.sampling.seed = self.noise();
+        }
+        params.eos = self.model.facts.eos.clone();
+        params.key = key;
+        // The salt isolates prefix caches by key: no hits, and no timing side channel, across keys.
+        let final_len = used.saturating_add(params.max_tokens).min(longest);
+        params.salt =
+            self.salt(key, fields.cache_salt.as_deref()) << 1 | (self.model.facts.prefix_salt)(final_len);
+        // Checked before streaming starts, so that the error has an HTTP status.
+        params.check().map_err(refused)?;
+        let expected = fields.length.max_tokens.unwrap_or(params.max_tokens.min(OPEN_ANSWER));
+        let tokens = u64::from(used) + u64::from(expected);
+        Ok(Order { request: kvasir_engine::Request { tag: 0, prompt, params }, tokens })
+    }
+
+    /// Submits orders of one key to the engine, each with `n` answers.
+    pub(super) fn submit(&self, orders: Vec<Order>, n: u32) -> Result<Vec<Answers>, ApiError> {
+        let sessions: Vec<_> = orders.iter().filter_map(|order| order.request.params.session).collect();
+        let answers = self.host.submit(orders, n)?;
+        // A session deleted while its turn was prepared: the engine saw the deletion too early, so
+        // it is repeated.
+        let deleted = sessions.into_iter().filter(|id| !self.sessions.holds(*id));
+        deleted.for_each(|id| self.host.end_session(id));
+        Ok(answers)
+    }
+
+    pub(super) fn salt(&self, key: u64, text: Option<&str>) -> u64 {
+        match (key, text) {
+            (0, None) => 0,
+            both => self.random.hash_one(both),
+        }
+    }
+
+    pub(super) fn noise(&self) -> u64 {
+        self.random.hash_one(self.ids.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(super) fn new_id(&self) -> String {
+        format!("{:016x}", self.noise())
+    }
+
+    /// Removes sessions whose TTL has elapsed.
+    pub(super) fn expire_sessions(&self) {
+        self.sessions.expire().into_iter().for_each(|id| self.host.end_session(id));
+    }
+
+    pub(super) fn new_session(&self) -> SessionId {
+        loop {
+            let id = SessionId(self.noise());
+            if !self.sessions.holds(id) {
+                return id;
+            }
+        }
+    }
+
+    pub(super) fn ids(&self, prompt: &Prompt, begins: bool) -> Result<Vec<Token>, ApiError> {
+        match prompt {
+            Prompt::Text(text) => self.model.encode(text, begins),
+            Prompt::Ids(ids) => Ok(ids.clone()),
+        }
+    }
+
+    /// Begins a turn in the session named by a chat request, if any.
+    pub(super) fn chat_in_session(&self, key: u64, reader: &Reader) -> Result<Option<InSession>, ApiError> {
+        let Some(name) = reader.text("session")? else { return Ok(None) };
+        alone(reader)?;
+        if reader.flag("continue_final_message", false)? {
+            return Err(reader.error("continue_final_message", "cannot be combined with `session`"));
+        }
+        self.expire_sessions();
+        self.sessions.room()?;
+        let own = reader.list("messages", usize::MAX)?.unwrap_or_default();
+        let (turn, earlier) = self.sessions.begin(name, key, |session| {
+            let earlier = session.messages().map(<[Value]>::to_vec);
+            earlier.ok_or_else(|| reader.error("session", "holds a text, to which completions append"))
+        })?;
+        let mut fields = reader.fields().clone();
+        fields.insert("messages".into(), earlier.iter().chain(own).cloned().collect());
+        Ok(Some((fields, earlier.len(), turn)))
+    }
+
+    /// Begins a turn in the session named by a completion request, if any; returns its tokens so
+    /// far.
+    pub(super) fn text_in_session(
+        &self,
+        key: u64,
+        reader: &Reader,
+    ) -> Result<Option<(Turn, Vec<Token>)>, ApiError> {
+        let Some(name) = reader.text("session")? else { return Ok(None) };
+        alone(reader)?;
+        if reader.flag("echo", false)? {
+            return Err(reader.error("echo", "cannot be combined with `session`"));
+        }
+        self.expire_sessions();
+        let begun = self.sessions.begin(name, key, |session| match session.said {
+            Said::Messages(_) => Err(reader.error("session", "holds messages, to which chats append")),
+            Said::Text | Said::Nothing => Ok(session.tokens.to_vec()),
+        })?;
+        Ok(Some(begun))
+    }
+}
+
+/// A chat body with the session's messages prepended, their number, and the turn.
+type InSession = (Map<String, Value>, usize, Turn);
+
+/// Sessions append a single answer, so `n` must be 1.
+fn alone(reader: &Reader) -> Result<(), ApiError> {
+    match reader.integer("n", i64::MIN..=i64::MAX)? {
+        Some(n) if n != 1 => Err(reader.error("n", "must be 1 in a session: fork it for several answers")),
+        _ => Ok(()),
+    }
+}
+
+/// Unix time in seconds.
+pub(super) fn seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,73 @@
+//! Routes of the server, with their middleware.
+//!
+//! Outermost first: CORS (`cors`), request context and access log (`announce`), authentication and host
+//! check (`authorize`).
+
+use super::{
+    announce::announce,
+    app::App,
+    authorize::authorize,
+    chat, completions,
+    cors::share,
+    embeddings, messages,
+    messages::{COUNT_TOKENS_PATH, MESSAGES_PATH},
+    openapi, page, responses, sessions, status, steps, tokens,
+};
+use crate::ApiError;
+
+use axum::{
+    Router,
+    middleware::from_fn_with_state,
+    routing::{get, post},
+};
+use std::sync::Arc;
+
+impl App {
+    /// All routes with their middleware.
+    pub fn router(self: &Arc<Self>) -> Router {
+        let keyed = Router::new()
+            .route("/health", get(status::health))
+            .route("/openapi.json", get(openapi::openapi))
+            .route("/metrics", get(status::metrics))
+            .route("/v1/models", get(status::models))
+            .route("/v1/models/{id}", get(status::model))
+            .route("/v1/chat/completions", post(chat::chat_completions))
+            .route("/v1/completions", post(completions::text_completions))
+            .route("/v1/embeddings", post(embeddings::embeddings))
+            .route("/v1/responses", post(responses::responses_create))
+            .route(MESSAGES_PATH, post(messages::anthropic_messages))
+            .route(COUNT_TOKENS_PATH, post(messages::count_tokens))
+            .route("/v1/sessions", get(sessions::list).post(sessions::create))
+            .route("/v1/sessions/{id}", get(sessions::show).delete(sessions::delete))
+            .route("/v1/sessions/{id}/fork", post(sessions::fork))
+            .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
+            .route("/tokenize", post(tokens::tokenize))
+            .route("/detokenize", post(tokens::detokenize))
+            .route("/tokenizer_info", get(tokens::tokenizer_info))
+            .route("/v1/engine/steps", get(steps::steps))
+            .fallback(async || ApiError::not_found("path", "no such route"))
+            .method_not_allowed_fallback(async || ApiError {
+                status: 405,
+                code: Some("method_not_allowed"),
+                ..ApiError::not_found("method", "this route takes another method")
+            })
+            .layer(from_fn_with_state(self.clone(), authorize))
+            .layer(from_fn_with_state(self.clone(), announce))
+            .with_state(self.clone());
+        // Without authentication: liveness probes, and the web page, which asks for a key itself.
+        let open = Router::new().route("/live", get(async || "live")).merge(page::routes());
+        open.merge(keyed).layer(from_fn_with_state(self.clone(), share))
+    }
+
+    /// Routes of the probe listener: `/live` and `/health` without a key, and `/metrics` if no keys
+    /// are configured.
+    pub fn probes(self: &Arc<Self>) -> Router {
+        let probes = Router::new().route("/live", get(async || "live")).route("/health", get(status::health));
+        let counted = Router::new().route("/metrics", get(status::metrics));
+        // The host check applies to metrics, as on the main listener.
+        let counted = counted.route_layer(from_fn_with_state(self.clone(), authorize));
+        let probes = if self.door.keys.is_empty() { probes.merge(counted) } else { probes };
+        let not_found = async || ApiError::not_found("path", "this listener has /live and /health only");
+        probes.fallback(not_found).with_state(self.clone())
+    }
+}

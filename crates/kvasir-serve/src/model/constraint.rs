@@ -1,0 +1,189 @@
+//! Constraints of chat answers: required calls, the requested response format, voluntary calls, and the
+//! reasoning budget.
+
+use crate::{
+    ApiError,
+    answer::{ReasoningDialect, ToolDialect},
+    aside::aside,
+    grammar::{BehindLast, Budget, CallsBeginning, Part, Refused, Shape, Vocabulary},
+    model::Model,
+    request::{AskedForm, ChatRequest, ThinkingBudget, Tool, ToolChoice},
+    tool_grammars::{Compiler, StrictRefused},
+};
+use kvasir_kv::Token;
+use kvasir_sample::Constrained;
+
+/// Constraint of a chat answer.
+#[derive(Debug, Default)]
+pub(crate) struct ChatConstraint {
+    pub(crate) constrained: Constrained,
+    /// Whether tool calls are constrained from their start.
+    pub(crate) calls: bool,
+    /// Paths of tool schemas that cannot be compiled, when met for the first time.
+    pub(crate) loosened: Vec<String>,
+}
+
+impl Model {
+    /// Constraint of a chat answer: required calls, else the requested response format, else lazily
+    /// constrained voluntary calls; plus the reasoning budget.
+    pub(crate) fn chat_constraint(
+        &self,
+        request: &ChatRequest,
+        prompt: &[Token],
+    ) -> Result<ChatConstraint, ApiError> {
+        let all: Vec<&Tool> = request.tools.iter().collect();
+        let calls = |tools: &[&Tool], several: bool, param: &str| AskedForm {
+            shape: Shape::Calls(self.tool_dialect.form(tools, several)),
+            param: param.to_owned(),
+        };
+        let asked = match &request.tool_choice {
+            ToolChoice::Required => Some(calls(&all, request.parallel_tool_calls, "tools")),
+            ToolChoice::Named(name) => {
+                let at = all.iter().position(|tool| tool.name == *name).unwrap_or_default();
+                Some(calls(all.get(at..at + 1).unwrap_or_default(), false, "tool_choice"))
+            }
+            ToolChoice::Auto | ToolChoice::None => request.form.clone(),
+        };
+        let mut constraint = match asked {
+            None if request.tool_choice == ToolChoice::Auto => self.free_calls(request, prompt)?,
+            None => ChatConstraint::default(),
+            Some(asked) => {
+                asked.check_lengths(&request.sampling)?;
+                let is_call = matches!(asked.shape, Shape::Calls(_));
+                let form = self.constraint(&asked, &self.lead(prompt, is_call));
+                let constrained = form.map_err(|error| match is_call {
+                    true => all.iter().find_map(|tool| self.fault_of(tool)).unwrap_or(error),
+                    false => error,
+                })?;
+                ChatConstraint { constrained, ..ChatConstraint::default() }
+            }
+        };
+        if let Some(thinking) = request.thinking {
+            constraint.constrained = self.thinking(thinking, constraint.constrained, prompt)?;
+        }
+        Ok(constraint)
+    }
+
+    /// Constraint of voluntary calls.
+    fn free_calls(&self, request: &ChatRequest, prompt: &[Token]) -> Result<ChatConstraint, ApiError> {
+        // The simulated device computes no logits to constrain.
+        let is_off = !self.constrain_calls || request.tools.is_empty() || self.facts.hidden.is_none();
+        let Some(dialect) = self.dialect_of_calls().filter(|_| !is_off) else {
+            return Ok(ChatConstraint::default());
+        };
+        let compiled = aside(|| {
+            let vocabulary = match self.vocabulary() {
+                Ok(vocabulary) => vocabulary,
+                Err(why) => {
+                    let strict = request.tools.iter().find(|tool| tool.strict);
+                    let refused = |tool: &Tool| StrictRefused { schema: tool.schema.clone(), why };
+                    return strict.map(refused).map_or(Ok(None), Err);
+                }
+            };
+            let compiler = Compiler { vocabulary, dialect, spelled: &self.kept };
+            self.tool_grammars.of(&compiler, &request.tools, request.parallel_tool_calls).map(Some)
+        });
+        let refused = |StrictRefused { schema, why }| ApiError::param(&schema, format!("`{schema}` {why}"));
+        let Some(compiled) = compiled.map_err(refused)? else { return Ok(ChatConstraint::default()) };
+        let Some(grammars) = compiled.grammars else { return Ok(ChatConstraint::default()) };
+        let length = request.sampling.length.min_tokens;
+        let beginning = CallsBeginning {
+            reasoning: self.reasoning.map(ReasoningDialect::marks),
+            is_reasoning: self.reasoning.is_some_and(|dialect| self.ends_with(prompt, dialect.marks().0)),
+            one_call: !request.parallel_tool_calls,
+            // An answer with a minimum length continues after its call.
+            behind_last: match request.sampling.ignore_eos || length > 0 {
+                true => BehindLast::Anything,
+                false => BehindLast::End,
+            },
+        };
+        Ok(ChatConstraint {
+            constrained: grammars.constraint(beginning),
+            calls: true,
+            loosened: if compiled.is_new { compiled.loosened } else { Vec::new() },
+        })
+    }
+
+    /// The dialect in which calls are parsed, if any: harmony calls are parsed exactly where
+    /// harmony reasoning is.
+    fn dialect_of_calls(&self) -> Option<ToolDialect> {
+        match (self.reasoning, self.tool_dialect) {
+            (Some(ReasoningDialect::Harmony), _) => Some(ToolDialect::Harmony),
+            (_, ToolDialect::Harmony) => None,
+            (_, dialect) => Some(dialect),
+        }
+    }
+
+    fn vocabulary(&self) -> Result<&Vocabulary, Refused> {
+        let vocabulary = || Vocabulary::new(self.tokenizer.clone(), self.facts.vocab, &self.facts.eos);
+        self.vocabulary.get_or_init(vocabulary).as_ref().map_err(Refused::clone)
+    }
+
+    /// The error of a tool's schema, if it cannot be compiled.
+    fn fault_of(&self, tool: &Tool) -> Option<ApiError> {
+        let shape = Shape::JsonSchema(tool.parameters.clone()?);
+        self.constraint(&AskedForm { shape, param: tool.schema.clone() }, &[]).err()
+    }
+
+    /// Adds a reasoning budget to a constraint; no-op for models that do not reason.
+    fn thinking(
+        &self,
+        asked: ThinkingBudget,
+        form: Constrained,
+        prompt: &[Token],
+    ) -> Result<Constrained, ApiError> {
+        let Some(dialect) = self.reasoning else { return Ok(form) };
+        self.computes("a budget of reasoning")?;
+        let (open, close) = dialect.marks();
+        let token = |mark: &str| match self.encode(mark, false)?.as_slice() {
+            [one] => Ok(*one),
+            _ => {
+                Err(ApiError::unsupported(asked.param, "this model marks its reasoning with several tokens"))
+            }
+        };
+        let budget = Budget {
+            tokens: asked.tokens as usize,
+            open: token(open)?,
+            close: token(close)?,
+            is_begun: self.ends_with(prompt, open),
+            vocab: self.facts.vocab,
+        };
+        Ok(budget.within(form))
+    }
+
+    /// Rejects features that need logits on the simulated device.
+    pub(crate) fn computes(&self, what: &str) -> Result<(), ApiError> {
+        match self.facts.hidden {
+            Some(_) => Ok(()),
+            None => Err(ApiError::not_offered(format!(
+                "there is no {what}: the simulated device computes nothing"
+            ))),
+        }
+    }
+
+    /// Compiles a requested response format, preceded by `lead`.
+    pub fn constraint(&self, asked: &AskedForm, lead: &[Part]) -> Result<Constrained, ApiError> {
+        self.computes("form of answers")?;
+        let compiled = aside(|| self.vocabulary().and_then(|v| v.compile(&asked.shape, lead)));
+        compiled.map_err(|why| ApiError::param(&asked.param, format!("`{}` {why}", asked.param)))
+    }
+
+    /// Grammar parts before the constrained text: an optional reasoning block, unless the prompt
+    /// has closed it.
+    fn lead(&self, prompt: &[Token], is_call: bool) -> Vec<Part> {
+        let Some(dialect) = self.reasoning else { return Vec::new() };
+        let (open, close) = dialect.marks();
+        let text = |text: &str| Part::Text(text.to_owned());
+        let until = Part::Until(close.to_owned());
+        match dialect {
+            ReasoningDialect::Harmony => {
+                let thought = Part::Optional(vec![text(open), until, text("<|start|>assistant")]);
+                let channel = (!is_call).then(|| text("<|channel|>final<|message|>"));
+                [thought].into_iter().chain(channel).collect()
+            }
+            _ if self.ends_with(prompt, close) => Vec::new(),
+            _ if self.ends_with(prompt, open) => vec![until, Part::Gap],
+            _ => vec![Part::Optional(vec![text(open), until, Part::Gap])],
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! A served model: tokenizer, chat template, output dialects, limits, and compiled grammars.
+//!
+//! `prompt` renders conversations, `constraint` builds the constraints of answers.
+
+mod constraint;
+mod prompt;
+
+use crate::{
+    ApiError,
+    answer::{Reading, ReasoningDialect, ToolDialect},
+    aside::{LONG, aside},
+    grammar::{Refused, Vocabulary},
+    request::{ChatRequest, ToolChoice},
+    tool_grammars::ToolGrammars,
+};
+use kvasir_template::ChatTemplate;
+use kvasir_formats::{TextFiles, TextStream, Tokenizer};
+use kvasir_kv::Token;
+use kvasir_sample::Sampling;
+use serde_json::{Map, Value};
+use std::sync::{Arc, OnceLock};
+
+/// Facts about a model and its engine that requests depend on.
+pub struct Facts {
+    /// Vocabulary size.
+    pub vocab: u32,
+    /// Context length in tokens, prompt and answer together.
+    pub max_len: u32,
+    /// Cap on answer tokens, if configured.
+    pub max_new_tokens: Option<u32>,
+    /// Hidden size; `None` for the simulated device, which computes nothing.
+    pub hidden: Option<u32>,
+    /// End-of-sequence tokens.
+    pub eos: Vec<Token>,
+    /// Default sampling parameters.
+    pub sampling: Sampling,
+    /// Prefix cache salt by final sequence length: prefixes are shared only between sequences with
+    /// equal salts.
+    pub prefix_salt: Box<dyn Fn(u32) -> u64 + Send + Sync>,
+}
+
+/// A served model.
+pub struct Model {
+    /// Its public name.
+    pub name: String,
+    /// Facts about it.
+    pub facts: Facts,
+    tokenizer: Arc<Tokenizer>,
+    /// Chat template; without one, only raw completions are served.
+    template: Option<ChatTemplate>,
+    /// Source of the template, for clients that render chats themselves.
+    template_source: Option<String>,
+    /// Template variables: `bos_token` and the like.
+    variables: Map<String, Value>,
+    /// Spellings of control tokens.
+    specials: Vec<String>,
+    /// Its tool call dialect.
+    tool_dialect: ToolDialect,
+    /// Its reasoning dialect, if it reasons.
+    reasoning: Option<ReasoningDialect>,
+    /// Control tokens kept in detokenized text, because they mark calls or reasoning.
+    kept: Vec<(Token, String)>,
+    /// Compiled token vocabulary, built on first use of structured output.
+    vocabulary: OnceLock<Result<Vocabulary, Refused>>,
+    /// Whether voluntary tool calls (`tool_choice: auto`) are constrained.
+    constrain_calls: bool,
+    tool_grammars: ToolGrammars,
+}
+
+impl Model {
+    /// Loads tokenizer and template; detects the dialects from the template.
+    pub fn new(name: String, text: &TextFiles, facts: Facts) -> Result<Self, kvasir_formats::Error> {
+        let tokenizer = text.tokenizer()?;
+        let source = text.template_source(None)?;
+        let template = source.as_ref().map(|_| text.template(None)).transpose()?;
+        let dialects = source.as_deref().unwrap_or_default();
+        let (tools, reasoning) =
+            (ToolDialect::of_template(dialects), ReasoningDialect::of_template(dialects));
+        Ok(Self {
+            name,
+            facts,
+            specials: tokenizer.specials().map(|(_, text)| text).collect(),
+            tokenizer: Arc::new(tokenizer),
+            template,
+            template_source: source,
+            variables: text.template_variables(),
+            tool_dialect: ToolDialect::default(),
+            reasoning: None,
+            kept: Vec::new(),
+            vocabulary: OnceLock::new(),
+            constrain_calls: true,
+            tool_grammars: ToolGrammars::default(),
+        }
+        .speaking(tools, reasoning))
+    }
+
+    /// Sets the dialects in which answers are parsed.
+    pub fn speaking(mut self, tools: ToolDialect, reasoning: Option<ReasoningDialect>) -> Self {
+        let think = reasoning.map(|dialect| dialect.marks());
+        let marks: Vec<&str> =
+            tools.marks().into_iter().chain(think.into_iter().flat_map(|(a, b)| [a, b])).collect();
+        // A marker may span several tokens: `<｜DSML｜` may be one of them.
+        let counts = |text: &str| marks.iter().any(|mark| mark.contains(text));
+        let kept = |(id, text): &(Token, String)| counts(text) && !self.facts.eos.contains(id);
+        self.kept = self.tokenizer.specials().filter(kept).collect();
+        self.tool_dialect = tools;
+        self.reasoning = reasoning;
+        self
+    }
+
+    /// Enables or disables constraints of voluntary tool calls.
+    pub fn constraining_calls(mut self, on: bool) -> Self {
+        self.constrain_calls = on;
+        self
+    }
+
+    /// Its tool call dialect.
+    pub fn tool_dialect(&self) -> ToolDialect {
+        self.tool_dialect
+    }
+
+    /// Its reasoning dialect, if it reasons.
+    pub fn reasoning_dialect(&self) -> Option<ReasoningDialect> {
+        self.reasoning
+    }
+
+    /// Tokenizes a text.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
+        let encode = || self.tokenizer.encode(text, add_special);
+        let ids = if text.len() < LONG { encode() } else { aside(encode) };
+        ids.map_err(|e| ApiError::param("prompt", e.to_string()))
+    }
+
+    /// Detokenizes ids.
+    pub fn decode(&self, ids: &[Token]) -> String {
+        self.tokenizer.decode(ids, false).unwrap_or_default()
+    }
+
+    /// Template variables (`bos_token` and the like) and the template's source.
+    pub fn template_facts(&self) -> (&Map<String, Value>, Option<&str>) {
+        (&self.variables, self.template_source.as_deref())
+    }
+
+    /// A token's full spelling.
+    pub fn spelling(&self, token: Token) -> Option<String> {
+        self.tokenizer.spelling(token)
+    }
+
+    /// A token's bytes.
+    pub fn token_bytes(&self, token: Token) -> Vec<u8> {
+        self.tokenizer.bytes(token).unwrap_or_default()
+    }
+
+    /// Streaming detokenizer of an answer. `marked` keeps the control tokens that mark calls and
+    /// reasoning; `goes_on` means that the answer continues a text.
+    pub fn detokenizer(self: &Arc<Self>, marked: bool, goes_on: bool) -> Detokenizer {
+        let text = if goes_on { TextStream::going_on(true) } else { TextStream::new(true) };
+        Detokenizer { model: self.clone(), text, marked }
+    }
+
+    /// Output parsing options of a chat answer.
+    pub fn reading(&self, request: &ChatRequest, prompt: &[Token]) -> Reading {
+        let offers_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
+        Reading {
+            stop: request.sampling.stop.clone(),
+            unstopped: request.sampling.length.min_tokens,
+            goes_on: request.continue_final_message,
+            calls: offers_tools.then(|| (self.tool_dialect, request.tools.clone().into())),
+            reasoning: self.reasoning.map(|dialect| (dialect, self.ends_with(prompt, dialect.marks().0))),
+            constrained: false,
+            one_call: !request.parallel_tool_calls,
+        }
+    }
+
+    fn ends_with(&self, prompt: &[Token], mark: &str) -> bool {
+        let tail = &prompt[prompt.len().saturating_sub(16)..];
+        self.decode(tail).trim_end().ends_with(mark)
+    }
+}
+
+/// Streaming detokenizer of one answer.
+pub struct Detokenizer {
+    model: Arc<Model>,
+    text: TextStream,
+    marked: bool,
+}
+
+impl Detokenizer {
+    /// Feeds a token; returns the text that it completes.
+    pub fn push(&mut self, token: Token) -> String {
+        match self.model.kept.iter().find(|(id, _)| self.marked && *id == token) {
+            Some((_, spelling)) => self.text.finish() + spelling,
+            None => self.text.push(&self.model.tokenizer, token),
+        }
+    }
+
+    /// Flushes incomplete bytes at the end.
+    pub fn finish(&mut self) -> String {
+        self.text.finish()
+    }
+}

@@ -1,0 +1,128 @@
+//! Prompt rendering: from a conversation to tokens, by the model's chat template.
+//!
+//! A control token's spelling in client text is split by a guard character before rendering, and text is
+//! encoded piecewise between guards. So client text never becomes a control token. Templates that reject a
+//! conversation as sent get it folded (`folded`) and with wrapped arguments (`raw_arguments`).
+
+use crate::{
+    ApiError,
+    aside::aside,
+    folded::{fold, shows_late_system},
+    model::Model,
+    raw_arguments::{MARK, RawArguments},
+    request::{ChatRequest, ToolChoice},
+};
+use kvasir_template::ChatTemplate;
+use kvasir_kv::Token;
+use serde_json::{Map, Value};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Inserted into a control token's spelling in client text, so that it stays text.
+const GUARD: char = '\u{fdd0}';
+
+/// Appended to the last message's text to find where its continuation begins
+/// (`continue_final_message`).
+const END: char = '\u{fdd1}';
+
+impl Model {
+    /// Renders a chat with the template and tokenizes it.
+    pub fn chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
+        match request.is_long() {
+            true => aside(|| self.rendered(request)),
+            false => self.rendered(request),
+        }
+    }
+
+    fn rendered(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
+        let template = self.template.as_ref();
+        let template =
+            template.ok_or_else(|| ApiError::param("messages", "this model has no chat template"))?;
+        let mut variables = self.variables.clone();
+        let own = request.template_kwargs.iter();
+        variables.extend(own.map(|(name, value)| (name.clone(), self.guarded(value))));
+        let mut messages: Vec<Value> =
+            request.messages.iter().map(|message| self.guarded(&message.source)).collect();
+        if let Some(last) = messages.last_mut().filter(|_| request.continue_final_message) {
+            let said = last["content"].as_str().unwrap_or_default().trim_end();
+            last["content"] = format!("{said}{END}").into();
+        }
+        let tools = match request.tools.is_empty() || request.tool_choice == ToolChoice::None {
+            true => Value::Null,
+            false => request.tools.iter().map(|tool| self.guarded(&tool.source)).collect(),
+        };
+        variables.insert("tools".into(), tools);
+        variables.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
+        let mut text = self.render_messages(template, variables, messages)?;
+        if let Some(end) = text.rfind(END).filter(|_| request.continue_final_message) {
+            text.truncate(end);
+        }
+        let mut ids = Vec::new();
+        for part in text.split(GUARD) {
+            let encoded = self.encode(part, false);
+            ids.extend(encoded.map_err(|error| ApiError { param: Some("messages".into()), ..error })?);
+        }
+        Ok(ids)
+    }
+
+    /// Renders the conversation as sent. If the template fails or drops a late system message,
+    /// renders it folded; then with non-object arguments wrapped in objects.
+    fn render_messages(
+        &self,
+        template: &ChatTemplate,
+        mut variables: Map<String, Value>,
+        mut messages: Vec<Value>,
+    ) -> Result<String, ApiError> {
+        let raw = RawArguments::take(&mut messages);
+        let render =
+            |variables: &Map<String, Value>| self.render(template, variables).map(|text| raw.restore(text));
+        variables.insert("messages".into(), messages.into());
+        let as_sent = render(&variables);
+        let sent = variables["messages"].as_array().map_or(&[][..], Vec::as_slice);
+        if let Ok(text) = &as_sent
+            && shows_late_system(sent, text)
+        {
+            return as_sent;
+        }
+        let (mut messages, mut folded) = (sent.to_vec(), fold(sent.to_vec()));
+        let mut render_messages = |messages: &[Value]| {
+            variables.insert("messages".into(), messages.into());
+            render(&variables)
+        };
+        let mut as_folded = render_messages(&folded);
+        if as_folded.is_err() && !raw.is_empty() {
+            raw.as_objects(&mut messages);
+            raw.as_objects(&mut folded);
+            as_folded = render_messages(&messages).or_else(|_| render_messages(&folded));
+        }
+        // Errors refer to the conversation as sent.
+        as_folded.or(as_sent)
+    }
+
+    fn render(&self, template: &ChatTemplate, variables: &Map<String, Value>) -> Result<String, ApiError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        template.render(variables, now).map_err(|e| ApiError::param("messages", e.to_string()))
+    }
+
+    /// Guards every control token's spelling in the strings of a value.
+    fn guarded(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => self.guarded_text(text).into(),
+            Value::Array(items) => items.iter().map(|item| self.guarded(item)).collect(),
+            Value::Object(map) => Value::Object(
+                map.iter().map(|(key, item)| (self.guarded_text(key), self.guarded(item))).collect(),
+            ),
+            other => other.clone(),
+        }
+    }
+
+    fn guarded_text(&self, text: &str) -> String {
+        let text = text.replace([GUARD, END, MARK], "\u{fffd}");
+        self.specials.iter().fold(text, |text, special| {
+            let mut chars = special.chars();
+            match chars.next().filter(|_| text.contains(special)) {
+                Some(first) => text.replace(special, &format!("{first}{GUARD}{}", chars.as_str())),
+                None => text,
+            }
+        })
+    }
+}

@@ -1,0 +1,71 @@
+//! Report sinks: bounded queues to the threads of the log and of the trace exporter.
+//!
+//! Reports are dropped and counted when a thread falls behind; requests never wait.
+
+use crate::report::{event::Told, log::Log, otlp::Collector};
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+/// Queue capacity per thread.
+const WAITING: usize = 4096;
+
+/// Report sinks. Without a log and a collector, reporting costs nothing.
+#[derive(Debug, Default)]
+pub struct Reports {
+    log: Option<SyncSender<Told>>,
+    traces: Option<SyncSender<Told>>,
+    dropped: AtomicU64,
+}
+
+impl Reports {
+    /// Spawns a thread per configured sink.
+    pub fn start(log: Option<Log>, collector: Option<Collector>) -> io::Result<Arc<Self>> {
+        let spawn = |name: &str, run: Box<dyn FnOnce(Receiver<Told>) + Send>| {
+            let (send, receive) = sync_channel(WAITING);
+            thread::Builder::new().name(name.into()).spawn(move || run(receive)).map(|_| send)
+        };
+        Ok(Arc::new(Self {
+            log: log.map(|log| spawn("log", Box::new(move |told| log.run(&told)))).transpose()?,
+            traces: collector
+                .map(|collector| spawn("traces", Box::new(move |told| collector.run(&told))))
+                .transpose()?,
+            dropped: AtomicU64::new(0),
+        }))
+    }
+
+    /// Whether any sink is configured.
+    pub fn is_wanted(&self) -> bool {
+        self.log.is_some() || self.traces.is_some()
+    }
+
+    /// Enqueues a report to all sinks; never blocks.
+    pub fn tell(&self, told: Told) {
+        for listener in [&self.log, &self.traces].into_iter().flatten() {
+            if listener.try_send(told.clone()).is_err() {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Waits until all earlier reports are written, for at most `patience`.
+    pub fn flush(&self, patience: Duration) {
+        let (held, dropped) = sync_channel(0);
+        self.tell(Told::Flush(held));
+        // No message ever arrives: the disconnect of the other end is the signal.
+        let _ = dropped.recv_timeout(patience);
+    }
+
+    /// Number of reports dropped because a queue was full.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
