@@ -1,42 +1,39 @@
 //! HTTP server of Kvasir: OpenAI- and Anthropic-compatible APIs, streaming, output parsing,
 //! structured output, metrics.
 //!
-//! Layers:
+//! Folders in reading order; each imports only from those before it:
 //!
-//! - `http`: routes and middleware.
-//! - `request`: parses and validates bodies.
-//! - `model`: renders prompts and builds constraints.
-//! - `grammar`: compiles grammars.
+//! - `error`, `blocking`, `context`: API errors, CPU-bound work, the context of one HTTP request.
+//! - `metrics`, `report`: Prometheus metrics; access log and traces.
+//! - `scan`: incremental scanners of generated text.
+//! - `grammar`: structured output, compiled to token masks.
+//! - `request`: parses and validates bodies, one file per API.
+//! - `dialect`: how model families write reasoning and tool calls.
+//! - `answer`: parses output: stop sequences, reasoning, tool calls.
+//! - `model`: renders prompts and builds the constraints of answers.
 //! - `host`: runs the engine on its thread.
-//! - `answer`: parses output (stop sequences, reasoning, tool calls).
+//! - `session`: conversations kept across requests.
+//! - `http`: sockets, access rules, handlers and routes.
 //!
 //! Must not know kernels, KV cache slots or scheduling policies.
+
 #![forbid(unsafe_code)]
 
 pub mod answer;
-mod aside;
-mod call;
-mod clients;
-mod engine_errors;
+mod blocking;
+mod context;
+mod dialect;
 mod error;
-mod folded;
 pub mod grammar;
 pub mod host;
 pub mod http;
-mod kept;
-mod mail;
 pub mod metrics;
 pub mod model;
-mod raw_arguments;
 pub mod report;
 pub mod request;
+mod scan;
 pub mod session;
-mod session_recorder;
-mod stall_detector;
-mod token_buffer;
-mod tool_grammars;
-mod watch;
 
-pub use call::Call;
-pub use error::ApiError;
-pub use watch::{Sight, Sights, Watch};
+pub use crate::context::call::Call;
+pub use crate::error::ApiError;
+pub use crate::host::step_subscription::{Sight, Sights, Watch};

@@ -7,11 +7,16 @@
 //! no model output is lost. The concatenated events do not depend on how the text is split into
 //! pieces. `calls/tests.rs` checks both for every dialect.
 
-use super::{
-    ToolDialect, events::CallEvent, json_calls::JsonCalls, markers::Reading, pythonic_calls::PythonicCalls,
-    tagged_calls::TaggedCalls,
+#[cfg(test)]
+mod tests;
+
+use crate::{
+    answer::{
+        events::CallEvent, json_calls::JsonCalls, pythonic_calls::PythonicCalls, tagged_calls::TaggedCalls,
+    },
+    dialect::{markers::Reading, tool_calls::ToolDialect},
+    request::tools::Tool,
 };
-use crate::request::Tool;
 use std::sync::Arc;
 
 /// Streaming tool call parser for any dialect except harmony.
@@ -29,7 +34,7 @@ impl Calls {
     /// A parser for `dialect`, or `None` for harmony, whose calls are messages of their own.
     /// `tools` supply the schemas that decide whether an argument is a string, and the names that
     /// make an unmarked object a call. With `constrained`, calls were generated under
-    /// [`CallSyntax`](super::CallSyntax), so an unmarked object is a call only if it begins with
+    /// [`CallSyntax`](crate::grammar::call_scanner::CallSyntax), so an unmarked object is a call only if it begins with
     /// its name.
     pub fn new(dialect: ToolDialect, tools: Arc<[Tool]>, constrained: bool) -> Option<Self> {
         Some(Self(match dialect.reading() {
@@ -67,6 +72,3 @@ impl Calls {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -10,8 +10,17 @@
 //! Invariant: the concatenated deltas do not depend on how the text is split; the tests here check
 //! every split.
 
-use super::{Calls, Delta, Harmony, Part, Reasoning, ReasoningDialect, StopFilter, ToolDialect};
-use crate::request::Tool;
+use crate::{
+    answer::{
+        calls::Calls,
+        events::Delta,
+        harmony::Harmony,
+        reasoning::{Part, Reasoning},
+        stop_sequences::StopFilter,
+    },
+    dialect::{reasoning::ReasoningDialect, tool_calls::ToolDialect},
+    request::tools::Tool,
+};
 use std::sync::Arc;
 
 /// Parsing options of one choice.

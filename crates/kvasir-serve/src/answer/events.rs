@@ -57,7 +57,7 @@ impl From<CallEvent> for Delta {
 /// The text between calls. Trailing white space is held back and emitted only if more text follows,
 /// so white space around calls is dropped.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Said {
+pub(crate) struct Said {
     space: String,
     said: bool,
 }

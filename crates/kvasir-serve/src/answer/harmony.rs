@@ -5,16 +5,16 @@
 //! `analysis` channel is reasoning, `final` is content, and a message to `functions.NAME` is a tool
 //! call. A message to any other recipient is treated as reasoning. The tests are in `choice.rs`.
 
-use super::{
-    call_start::{ENDS, MESSAGE, TO_FUNCTION},
-    events::Delta,
-    hold::{take, take_to_mark},
+use crate::{
+    answer::events::Delta,
+    grammar::call_scanner::{ENDS, MESSAGE, TO_FUNCTION},
+    scan::hold_back::{take, take_to_mark},
 };
 
 /// Streaming harmony parser: `<|channel|>analysis<|message|>…<|end|>` is reasoning, `final` is
 /// content, and a message to a function is a tool call.
 #[derive(Clone, Debug)]
-pub(super) struct Harmony {
+pub(crate) struct Harmony {
     held: String,
     place: Place,
     count: usize,

@@ -4,7 +4,7 @@
 //! Invariant: only the last item grows; an item emits `Begin`, then `More`s, then exactly one
 //! `End`. OpenAI's Responses API and Anthropic's Messages API stream items.
 
-use super::Delta;
+use crate::answer::events::Delta;
 
 /// The kind of an output item.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,13 +11,15 @@
 //! Invariants: a candidate that is not a call is emitted as text, markers included. Once its name
 //! is emitted, a broken call is not retracted. `calls/tests.rs` checks both under every split.
 
-use super::{
-    events::{CallEvent, Said},
-    hold::{take, take_to_mark},
-    json_text::{Extent, Head, extent, head},
-    markers::{Body, Marks},
+use crate::{
+    answer::events::{CallEvent, Said},
+    dialect::markers::{Body, Marks},
+    request::tools::Tool,
+    scan::{
+        hold_back::{take, take_to_mark},
+        json_prefix::{Extent, Head, extent, head},
+    },
 };
-use crate::request::Tool;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -38,7 +40,7 @@ const LONGEST_NAME: usize = 128;
 ///
 /// A candidate that is not a call is emitted as text, markers included.
 #[derive(Clone, Debug)]
-pub(super) struct JsonCalls {
+pub(crate) struct JsonCalls {
     marks: &'static Marks,
     tools: Arc<[Tool]>,
     held: String,

@@ -4,17 +4,19 @@
 //! States: `Start` (only white space so far), `Text`, `Fence`. A list is held back until it is
 //! complete, and parsed as a whole: text that only resembles a call list stays text.
 
-use super::{
-    events::{CallEvent, Said},
-    hold::{possible_start, take},
-    markers::PYTHON_FENCE,
-    python::calls,
+use crate::{
+    answer::events::{CallEvent, Said},
+    dialect::markers::PYTHON_FENCE,
+    scan::{
+        hold_back::{possible_start, take},
+        python_calls::calls,
+    },
 };
 
 /// Streaming parser of Python-style calls (`[get(city="Paris")]`): a list at the start of the
 /// answer, or the body of a fence.
 #[derive(Clone, Debug, Default)]
-pub(super) struct PythonicCalls {
+pub(crate) struct PythonicCalls {
     held: String,
     place: Place,
     said: Said,

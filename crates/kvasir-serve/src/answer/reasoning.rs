@@ -5,8 +5,10 @@
 //! at the start of the answer, or where the prompt has opened it. Line breaks next to the markers
 //! belong to neither part. The test here checks every split of the text.
 
-use super::hold::{possible_start, take};
-use super::reasoning_dialect::ReasoningDialect;
+use crate::{
+    dialect::reasoning::ReasoningDialect,
+    scan::hold_back::{possible_start, take},
+};
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]

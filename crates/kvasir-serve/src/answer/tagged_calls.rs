@@ -6,19 +6,19 @@
 //! call's end closes a value. The tool's JSON schema decides whether an unquoted value is a string.
 //! `calls/tests.rs` checks every dialect under every split.
 
-use super::{
-    events::{CallEvent, Said},
-    hold::{take, take_to_mark},
-    markers::Tags,
-    schema::admits,
+use crate::{
+    answer::events::{CallEvent, Said},
+    dialect::markers::Tags,
+    dialect::schema_types::admits,
+    request::tools::Tool,
+    scan::hold_back::{take, take_to_mark},
 };
-use crate::request::Tool;
 use serde_json::Value;
 use std::sync::Arc;
 
 /// Streaming parser of tagged calls; assembles their arguments into JSON.
 #[derive(Clone, Debug)]
-pub(super) struct TaggedCalls {
+pub(crate) struct TaggedCalls {
     tags: &'static Tags,
     tools: Arc<[Tool]>,
     held: String,

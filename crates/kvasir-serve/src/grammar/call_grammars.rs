@@ -19,21 +19,22 @@
 //! `call_grammars/tests.rs` generates random answers and checks that every parsed call fits its
 //! tool's schema.
 
-use super::{
-    helper::{Helper, LookAhead, locked},
+#[cfg(test)]
+mod tests;
+
+use crate::grammar::{
+    call_scanner::{CallSyntax, Opened, Scanner},
     lark::calls_grammar,
+    mask_threads::{Helper, LookAhead, locked},
     matcher_watchdog::{MatcherWatchdog, Watched},
     vocabulary::{Refused, Vocabulary, bits_without, on_deep_stack},
 };
-use crate::answer::{CallSyntax, Opened, Scanner};
 use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
-
 use llguidance::{
     Matcher,
     toktrie::{SimpleVob, TokEnv, TokTrie},
 };
-
 use std::{
     collections::HashMap,
     fmt,
@@ -435,6 +436,3 @@ impl LookAhead for State {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

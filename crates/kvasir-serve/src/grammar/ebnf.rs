@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 /// Whether a grammar is in EBNF: some line begins with `name ::=`.
-pub(super) fn is_ebnf(text: &str) -> bool {
+pub(crate) fn is_ebnf(text: &str) -> bool {
     let mut lines = text.lines().map(|line| line.trim_start());
     lines.any(|line| {
         let name = line.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
@@ -13,7 +13,7 @@ pub(super) fn is_ebnf(text: &str) -> bool {
 }
 
 /// Converts EBNF to Lark; `root` becomes `start`. Errors name the line.
-pub(super) fn to_lark(text: &str) -> Result<String, String> {
+pub(crate) fn to_lark(text: &str) -> Result<String, String> {
     let mut reader = Reader { rest: text, line: 1 };
     let mut out = String::new();
     let mut names = Vec::new();

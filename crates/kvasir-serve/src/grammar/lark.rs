@@ -1,10 +1,9 @@
 //! Translates structured output specifications to llguidance grammars (Lark notation).
 
-use super::{
-    closed, ebnf, limits,
+use crate::grammar::{
+    closed_objects, ebnf, limits,
     spec::{Calls, Part, Raw, Shape},
 };
-
 use llguidance::{
     JsonCompileOptions,
     api::{GrammarWithLexer, TopLevelGrammar},
@@ -72,7 +71,7 @@ fn json_schema(schema: &Value) -> Result<Value, String> {
         Value::Object(_) => schema.clone(),
         _ => return Err("must be an object".into()),
     };
-    closed::close(&mut schema);
+    closed_objects::close(&mut schema);
     let options =
         JsonCompileOptions { whitespace_pattern: Some(SPACE.into()), ..JsonCompileOptions::default() };
     // Overrides options within the schema: they could disable checks.
@@ -120,7 +119,7 @@ impl Calls {
 
 /// The grammar of calls in any of these layouts. `literal` quotes a text that may hold control
 /// tokens.
-pub(super) fn calls_grammar(
+pub(crate) fn calls_grammar(
     ways: &[Calls],
     literal: impl Fn(&str) -> String,
 ) -> Result<TopLevelGrammar, String> {

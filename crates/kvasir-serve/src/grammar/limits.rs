@@ -4,9 +4,9 @@
 use serde_json::Value;
 
 /// Maximum size of a grammar, or of a schema as text, in bytes.
-pub(super) const MAX_BYTES: usize = 256 << 10;
+pub(crate) const MAX_BYTES: usize = 256 << 10;
 /// Maximum size of a regular expression, in bytes.
-pub(super) const MAX_PATTERN: usize = 16 << 10;
+pub(crate) const MAX_PATTERN: usize = 16 << 10;
 /// Maximum nesting depth of a schema, a grammar or a regular expression.
 pub(super) const MAX_DEPTH: usize = 64;
 /// Maximum number of grammar rules: an error at the end of a chain of rules is reported through all
@@ -15,7 +15,7 @@ const MAX_RULES: usize = 1024;
 /// Maximum total number of properties in a schema; optional ones cost the square of their number.
 const MAX_PROPERTIES: usize = 2048;
 /// Maximum number of alternatives of a choice.
-pub(super) const MAX_CHOICES: usize = 4096;
+pub(crate) const MAX_CHOICES: usize = 4096;
 /// Largest repetition count or length bound in a schema.
 const MAX_COUNT: f64 = 65_536.0;
 
@@ -30,7 +30,7 @@ struct Size {
 }
 
 /// Rejects a schema that is too large to compile.
-pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
+pub(crate) fn check_schema(schema: &Value) -> Result<(), String> {
     let mut size = Size::default();
     walk(schema, 0, &mut size)?;
     if size.bytes > MAX_BYTES {
@@ -69,7 +69,7 @@ fn walk(value: &Value, depth: usize, size: &mut Size) -> Result<(), String> {
 }
 
 /// Rejects a grammar that is too large to compile.
-pub(super) fn check_grammar(text: &str) -> Result<(), String> {
+pub(crate) fn check_grammar(text: &str) -> Result<(), String> {
     check_text(text, MAX_BYTES)?;
     // Counts lines with a colon: every rule has one, so the count is an upper bound.
     match text.lines().filter(|line| line.contains(':')).count() > MAX_RULES {
@@ -79,7 +79,7 @@ pub(super) fn check_grammar(text: &str) -> Result<(), String> {
 }
 
 /// Rejects a text that is too long, or nested too deeply for a recursive parser.
-pub(super) fn check_text(text: &str, most: usize) -> Result<(), String> {
+pub(crate) fn check_text(text: &str, most: usize) -> Result<(), String> {
     if text.len() > most {
         return Err(format!("may have at most {most} bytes"));
     }

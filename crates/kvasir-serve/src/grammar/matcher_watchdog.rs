@@ -12,7 +12,7 @@
 //! compare-exchange, so it cannot overwrite the reset to 0. A cancellation that races with the end
 //! of work at worst ends a matcher that ran for seconds.
 
-use super::helper::locked;
+use crate::grammar::mask_threads::locked;
 use llguidance::{CancellationHandle, Matcher};
 use std::{
     sync::{
@@ -31,7 +31,7 @@ const LOOKS: u32 = 30;
 
 /// Cancels matcher work that takes seconds. Its thread runs only while matchers exist.
 #[derive(Clone, Default)]
-pub(super) struct MatcherWatchdog(Arc<Mutex<Wards>>);
+pub(crate) struct MatcherWatchdog(Arc<Mutex<Wards>>);
 
 #[derive(Default)]
 struct Wards {
@@ -46,7 +46,7 @@ struct Ward {
 }
 
 /// A matcher whose work is bounded in time.
-pub(super) struct Watched {
+pub(crate) struct Watched {
     matcher: Matcher,
     ward: Arc<Ward>,
 }

@@ -6,23 +6,24 @@
 //! constraint with a matcher of its own. Token masks are computed on helper threads while the step
 //! that needs them runs.
 //!
-//! Built on `llguidance`. `benches/masks.rs` measures the cost of a mask per token;
-//! `crates/kvasir-cli/tests/forms` checks answers against random schemas.
+//! Knows no request, no dialect and no socket; builds on `scan` and on the `llguidance` library.
+//! `benches/masks.rs` measures the cost of a mask per token; `crates/kvasir-cli/tests/structured_output` checks answers
+//! against random schemas.
 
-mod budget;
-mod call_grammars;
-mod closed;
-mod ebnf;
-mod follow;
-mod helper;
-mod lark;
-mod limits;
-mod matcher_watchdog;
-mod spec;
-mod vocabulary;
+pub(crate) mod answer_constraint;
+pub(crate) mod call_grammars;
+pub(crate) mod call_scanner;
+pub(crate) mod closed_objects;
+pub(crate) mod ebnf;
+pub(crate) mod lark;
+pub(crate) mod limits;
+pub(crate) mod mask_threads;
+pub(crate) mod matcher_watchdog;
+pub(crate) mod reasoning_budget;
+pub(crate) mod spec;
+pub(crate) mod vocabulary;
 
-pub use budget::Budget;
-pub use call_grammars::{BehindLast, CallGrammars, CallsBeginning};
-pub(crate) use lark::text_patterns;
-pub use spec::{Calls, Part, Raw, Shape};
-pub use vocabulary::{Refused, Vocabulary};
+pub use crate::grammar::call_grammars::{BehindLast, CallGrammars, CallsBeginning};
+pub use crate::grammar::reasoning_budget::Budget;
+pub use crate::grammar::spec::{Calls, Part, Raw, Shape};
+pub use crate::grammar::vocabulary::{Refused, Vocabulary};

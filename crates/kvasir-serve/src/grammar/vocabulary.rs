@@ -4,9 +4,9 @@
 //! Compilation runs on a thread with a deep stack (`STACK`), under the watchdog's time limit. It
 //! rejects grammars that allow no token or whose forced text has no end.
 
-use super::{
-    follow::Form,
-    helper::Helper,
+use crate::grammar::{
+    answer_constraint::Form,
+    mask_threads::Helper,
     matcher_watchdog::MatcherWatchdog,
     spec::{Part, Shape},
 };
@@ -14,7 +14,6 @@ use kvasir_formats::Tokenizer;
 use kvasir_kv::Token;
 use kvasir_sample::{Constrained, Constraint};
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
-
 use llguidance::{
     Cancelled, Matcher, ParserFactory,
     api::{StopReason, TopLevelGrammar},
@@ -162,7 +161,7 @@ impl Vocabulary {
 }
 
 /// Runs a compilation on a thread with a deep stack. A panic becomes an error.
-pub(super) fn on_deep_stack<T: Send>(
+pub(crate) fn on_deep_stack<T: Send>(
     compile: impl FnOnce() -> Result<T, Refused> + Send,
 ) -> Result<T, Refused> {
     thread::scope(|scope| {
@@ -175,7 +174,7 @@ pub(super) fn on_deep_stack<T: Send>(
 }
 
 /// Token mask of all ids below `size` except `excluded`.
-pub(super) fn bits_without(size: usize, excluded: &[Token]) -> Arc<[u32]> {
+pub(crate) fn bits_without(size: usize, excluded: &[Token]) -> Arc<[u32]> {
     let mut bits = vec![u32::MAX; size.div_ceil(32)];
     for id in excluded {
         if let Some(word) = bits.get_mut(*id as usize / 32) {

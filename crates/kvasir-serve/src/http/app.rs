@@ -2,20 +2,23 @@
 //!
 //! Builds engine requests from sampling parameters, submits them, and looks up sessions.
 
-use super::AccessControl;
 use crate::{
-    ApiError, Watch,
-    error::Overflow,
-    host::{Answers, Host, Order, refused},
-    metrics::Names,
+    context::ignored_fields::{SeenFields, UnknownFields},
+    error::{ApiError, Overflow},
+    host::{
+        engine_thread::{Answers, Host, Order},
+        errors::refused,
+        step_subscription::Watch,
+    },
+    http::access::AccessControl,
+    metrics::kinds::Names,
     model::Model,
-    request::{Prompt, Reader, SamplingFields, SeenFields, UnknownFields},
-    session::{Said, Sessions, Turn},
+    request::{completions::Prompt, reader::Reader, sampling::SamplingFields},
+    session::store::{Said, Sessions, Turn},
 };
 use kvasir_engine::SessionId;
 use kvasir_kv::Token;
 use serde_json::{Map, Value};
-
 use std::{
     hash::{BuildHasher, RandomState},
     sync::{
@@ -245,6 +248,6 @@ fn alone(reader: &Reader) -> Result<(), ApiError> {
 }
 
 /// Unix time in seconds.
-pub(super) fn seconds() -> u64 {
+pub(crate) fn seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -1,11 +1,12 @@
 //! Reads request bodies: JSON only, bounded in size and time, charged to a memory budget shared by
 //! all bodies.
 
-use super::{app::App, auth::Caller, connection::Patience};
 use crate::{
-    ApiError, Call,
-    aside::{LONG, aside},
-    request::{self, BodyMemory, Field},
+    blocking::{LONG, aside},
+    context::call::Call,
+    error::ApiError,
+    http::{access::api_keys::Caller, app::App, transport::connection::Patience},
+    request::{body, body_memory::BodyMemory, fields::Field},
 };
 use axum::{
     body::{Body, BodyDataStream, Bytes},
@@ -29,11 +30,11 @@ const MAX_DROPPED: usize = 8 * MAX_BODY;
 /// table.
 ///
 /// Handlers must drop the body before they wait for the engine, which may take minutes.
-pub(super) async fn read_body(
+pub(crate) async fn read_body(
     app: &App,
     request: Request,
     table: &'static [Field],
-) -> Result<(u64, request::Body), ApiError> {
+) -> Result<(u64, body::Body), ApiError> {
     let (head, body) = request.into_parts();
     let key = head.extensions.get::<Caller>().map_or(0, |caller| caller.0);
     json_type(&head.headers)?;
@@ -41,7 +42,7 @@ pub(super) async fn read_body(
     let whole = timeout(patience.saturating_mul(PIECES), body_bytes(&head.headers, body, patience));
     let (bytes, _memory) = whole.await.map_err(|_| ApiError::too_slow())??;
     let ignored = Call::current().ignored.with_rule(app.rules.unknown_fields);
-    let parse = || request::Body::parse(&bytes, table, ignored);
+    let parse = || body::Body::parse(&bytes, table, ignored);
     Ok((key, if bytes.len() < LONG { parse() } else { aside(parse) }?))
 }
 

@@ -1,7 +1,6 @@
 //! API errors as HTTP responses, in the error format of the endpoint's API.
 
-use crate::ApiError;
-
+use crate::error::ApiError;
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -27,4 +26,11 @@ impl ApiError {
         response.extensions_mut().insert(self);
         response
     }
+}
+
+/// Rewrites an error of this server as Anthropic's error object; other responses stay as they are.
+pub(crate) fn in_anthropic_format(mut response: Response) -> Response {
+    let Some(error) = response.extensions_mut().remove::<ApiError>() else { return response };
+    let body = error.to_anthropic();
+    error.with_body(body)
 }

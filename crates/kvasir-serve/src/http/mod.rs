@@ -1,49 +1,29 @@
-//! HTTP layer (axum): routes and handlers of the OpenAI- and Anthropic-compatible APIs, sessions,
-//! tokenization and metrics.
+//! HTTP layer (axum): sockets, access rules, routes and handlers of the OpenAI- and
+//! Anthropic-compatible APIs.
 //!
-//! Each handler parses and validates its body, submits an engine request, drops the body, and then
-//! writes the response as JSON or SSE.
+//! In reading order: `transport` (listener, TLS), `access` (keys, origins, hosts), `app` (shared state),
+//! `body`, `answers` (from tokens to increments), `api` (one file per endpoint), `middleware`, `router`,
+//! `server`. Each handler parses and validates its body, submits an engine request, drops the body, and
+//! then writes the response as JSON or SSE.
 
-mod access;
-mod announce;
-mod app;
-mod ask;
-mod auth;
-mod authorize;
-mod body;
-mod chat;
-mod completions;
-mod connection;
-mod cors;
-mod embeddings;
-mod error_response;
-mod gate;
-mod hosts;
-mod listen;
-mod messages;
-mod openapi;
-mod origins;
-mod page;
-mod reply;
-mod reserve;
-mod responses;
-mod router;
-mod sessions;
-mod speaker;
-mod sse;
-mod status;
-mod steps;
-mod tls;
-mod tokens;
-mod usage;
+pub(crate) mod access;
+pub(crate) mod answers;
+pub(crate) mod api;
+pub(crate) mod app;
+pub(crate) mod body;
+pub(crate) mod error_response;
+pub(crate) mod middleware;
+pub(crate) mod router;
+pub(crate) mod server;
+pub(crate) mod transport;
 
-pub use access::AccessControl;
-pub use app::{App, ClientRules, Live};
-pub use auth::Keys;
-pub use gate::Gate;
-pub use hosts::Hosts;
-pub use listen::{serve, serve_probes};
-pub use origins::Origins;
-pub use speaker::{Ended, Gain, Speaker};
-pub use tls::tls;
+pub use crate::http::access::AccessControl;
+pub use crate::http::access::api_keys::Keys;
+pub use crate::http::access::hosts::Hosts;
+pub use crate::http::access::origins::Origins;
+pub use crate::http::answers::answer_stream::{Ended, Gain, Speaker};
+pub use crate::http::app::{App, ClientRules, Live};
+pub use crate::http::server::{serve, serve_probes};
+pub use crate::http::transport::limit_listener::Gate;
+pub use crate::http::transport::tls::tls;
 pub use tokio_rustls::TlsAcceptor;

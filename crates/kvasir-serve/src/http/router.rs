@@ -3,18 +3,18 @@
 //! Outermost first: CORS (`cors`), request context and access log (`announce`), authentication and host
 //! check (`authorize`).
 
-use super::{
-    announce::announce,
-    app::App,
-    authorize::authorize,
-    chat, completions,
-    cors::share,
-    embeddings, messages,
-    messages::{COUNT_TOKENS_PATH, MESSAGES_PATH},
-    openapi, page, responses, sessions, status, steps, tokens,
+use crate::{
+    error::ApiError,
+    http::{
+        api::{
+            chat, completions, embeddings,
+            messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH},
+            openapi, responses, sessions, status, steps, tokens, web_ui,
+        },
+        app::App,
+        middleware::{authorize::authorize, cors::share, request_context::announce},
+    },
 };
-use crate::ApiError;
-
 use axum::{
     Router,
     middleware::from_fn_with_state,
@@ -55,7 +55,7 @@ impl App {
             .layer(from_fn_with_state(self.clone(), announce))
             .with_state(self.clone());
         // Without authentication: liveness probes, and the web page, which asks for a key itself.
-        let open = Router::new().route("/live", get(async || "live")).merge(page::routes());
+        let open = Router::new().route("/live", get(async || "live")).merge(web_ui::routes());
         open.merge(keyed).layer(from_fn_with_state(self.clone(), share))
     }
 

@@ -1,17 +1,16 @@
 //! Server metrics (Prometheus): latency histograms, token counters, KV cache usage, admission
 //! rejections.
 //!
-//! Updates from the engine's thread take no lock and allocate nothing.
+//! Updates from the engine's thread take no lock and allocate nothing. Knows no request.
 
-mod kinds;
-mod page;
+pub(crate) mod kinds;
+pub(crate) mod page;
 
-use kinds::{Counter, Gauge, Histogram, LONG, SECOND, SHORT, TOKENS};
+pub use crate::metrics::kinds::Names;
+use crate::metrics::kinds::{Counter, Gauge, Histogram, LONG, SECOND, SHORT, TOKENS};
 use kvasir_engine::{Core, DeferReason, Finish, Nanos, Observer, Refusal, Summary};
 use kvasir_exec::{Phase, Step, StepError};
 use std::sync::Arc;
-
-pub use kinds::Names;
 
 /// All metrics of a server.
 #[derive(Debug)]

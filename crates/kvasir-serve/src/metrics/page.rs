@@ -1,6 +1,6 @@
 //! The `/metrics` page: names and help texts of all metric families, in Kvasir's or vLLM's naming.
 
-use super::{
+use crate::metrics::{
     FINISHED, HELD, Metrics, REJECTED,
     kinds::{Names, Page},
 };

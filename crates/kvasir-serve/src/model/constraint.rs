@@ -2,13 +2,24 @@
 //! reasoning budget.
 
 use crate::{
-    ApiError,
-    answer::{ReasoningDialect, ToolDialect},
-    aside::aside,
-    grammar::{BehindLast, Budget, CallsBeginning, Part, Refused, Shape, Vocabulary},
-    model::Model,
-    request::{AskedForm, ChatRequest, ThinkingBudget, Tool, ToolChoice},
-    tool_grammars::{Compiler, StrictRefused},
+    blocking::aside,
+    dialect::{reasoning::ReasoningDialect, tool_calls::ToolDialect},
+    error::ApiError,
+    grammar::{
+        call_grammars::{BehindLast, CallsBeginning},
+        reasoning_budget::Budget,
+        spec::{Part, Shape},
+        vocabulary::{Refused, Vocabulary},
+    },
+    model::{
+        Model,
+        tool_grammars::{Compiler, StrictRefused},
+    },
+    request::{
+        chat::{ChatRequest, ThinkingBudget},
+        response_format::AskedForm,
+        tools::{Tool, ToolChoice},
+    },
 };
 use kvasir_kv::Token;
 use kvasir_sample::Constrained;

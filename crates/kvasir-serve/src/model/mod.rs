@@ -1,17 +1,23 @@
 //! A served model: tokenizer, chat template, output dialects, limits, and compiled grammars.
 //!
 //! `prompt` renders conversations, `constraint` builds the constraints of answers.
+//!
+//! Knows no engine and no socket; builds on `request`, `grammar`, `dialect` and `answer`.
 
-mod constraint;
-mod prompt;
+pub(crate) mod constraint;
+pub(crate) mod folded_conversation;
+pub(crate) mod prompt;
+pub(crate) mod raw_arguments;
+pub(crate) mod tool_grammars;
 
 use crate::{
-    ApiError,
-    answer::{Reading, ReasoningDialect, ToolDialect},
-    aside::{LONG, aside},
-    grammar::{Refused, Vocabulary},
-    request::{ChatRequest, ToolChoice},
-    tool_grammars::ToolGrammars,
+    answer::choice::Reading,
+    blocking::{LONG, aside},
+    dialect::{reasoning::ReasoningDialect, tool_calls::ToolDialect},
+    error::ApiError,
+    grammar::vocabulary::{Refused, Vocabulary},
+    model::tool_grammars::ToolGrammars,
+    request::{chat::ChatRequest, tools::ToolChoice},
 };
 use kvasir_template::ChatTemplate;
 use kvasir_formats::{TextFiles, TextStream, Tokenizer};

@@ -5,12 +5,14 @@
 //! conversation as sent get it folded (`folded`) and with wrapped arguments (`raw_arguments`).
 
 use crate::{
-    ApiError,
-    aside::aside,
-    folded::{fold, shows_late_system},
-    model::Model,
-    raw_arguments::{MARK, RawArguments},
-    request::{ChatRequest, ToolChoice},
+    blocking::aside,
+    error::ApiError,
+    model::{
+        Model,
+        folded_conversation::{fold, shows_late_system},
+        raw_arguments::{MARK, RawArguments},
+    },
+    request::{chat::ChatRequest, tools::ToolChoice},
 };
 use kvasir_template::ChatTemplate;
 use kvasir_kv::Token;

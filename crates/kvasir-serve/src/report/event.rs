@@ -1,8 +1,7 @@
 //! Events that the server reports: ended and answered requests, ignored fields, loosened schemas.
 
-use crate::call::Call;
+use crate::context::call::Call;
 use kvasir_engine::Summary;
-
 use std::{
     sync::{Arc, mpsc::SyncSender},
     time::SystemTime,

@@ -1,7 +1,6 @@
 //! Request log on stderr, as text or JSON lines. Never contains prompt or answer text.
 
-use super::event::Told;
-use crate::call::Call;
+use crate::{context::call::Call, report::event::Told};
 use kvasir_engine::{Finish, Nanos, Summary};
 use serde_json::{Map, Value, json};
 use std::{

@@ -1,14 +1,14 @@
 //! Request reporting: access log and OpenTelemetry traces, written on background threads.
 //!
 //! Queues are bounded. Reports are dropped and counted when a thread falls behind; requests never
-//! wait.
+//! wait. Builds on `context`; no prompt or answer text is ever reported.
 
-mod event;
-mod log;
-mod otlp;
-mod sinks;
+pub(crate) mod event;
+pub(crate) mod log;
+pub(crate) mod otlp;
+pub(crate) mod sinks;
 
-pub use event::Told;
-pub use log::{Format, Level, Log};
-pub use otlp::Collector;
-pub use sinks::Reports;
+pub use crate::report::event::Told;
+pub use crate::report::log::{Format, Level, Log};
+pub use crate::report::otlp::Collector;
+pub use crate::report::sinks::Reports;

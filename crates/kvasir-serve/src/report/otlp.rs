@@ -2,8 +2,7 @@
 //!
 //! Each request becomes a root span with children `queued`, `prefill` and `decode`.
 
-use super::event::Told;
-use crate::call::Call;
+use crate::{context::call::Call, report::event::Told};
 use kvasir_engine::{Finish, Nanos, Summary};
 use serde_json::{Value, json};
 use std::{
@@ -201,7 +200,7 @@ fn spans(call: &Call, summary: &Summary, at: SystemTime, ids: &mut Ids) -> Vec<V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Reports;
+    use crate::report::sinks::Reports;
     use kvasir_engine::{RequestId, Timings};
     use std::{io::BufRead, net::TcpListener, sync::Arc};
 

@@ -3,7 +3,6 @@
 //! Reports are dropped and counted when a thread falls behind; requests never wait.
 
 use crate::report::{event::Told, log::Log, otlp::Collector};
-
 use std::{
     io,
     sync::{

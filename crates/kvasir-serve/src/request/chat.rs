@@ -1,13 +1,22 @@
 //! Parses OpenAI `/v1/chat/completions` requests; `ChatRequest` is the common form of all chat
 //! endpoints.
 
-use super::{
-    AskedForm, CHAT, Reader, SamplingFields, Tool, ToolChoice,
-    json::Budget,
-    message::{Content, Message, Role, no_text},
-    sampling,
+#[cfg(test)]
+mod tests;
+
+use crate::{
+    blocking::LONG,
+    error::ApiError,
+    request::{
+        body::Budget,
+        conversation::{Content, Message, Role, no_text},
+        fields::CHAT,
+        reader::Reader,
+        response_format::AskedForm,
+        sampling::{self, SamplingFields},
+        tools::{Tool, ToolChoice},
+    },
 };
-use crate::{ApiError, aside::LONG};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 
@@ -123,7 +132,7 @@ impl ChatRequest {
     }
 }
 
-pub(super) fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
+pub(crate) fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
     let wanted = body.flag("stream", false)?;
     match body.object("stream_options")? {
         Some(_) if !wanted => Err(body.error("stream_options", "needs `stream` to be true")),
@@ -141,7 +150,7 @@ pub(super) fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
 
 /// Rejects `include_obfuscation`: padding against traffic analysis is not implemented, and silence
 /// would be misleading.
-pub(super) fn no_obfuscation(options: &Reader) -> Result<(), ApiError> {
+pub(crate) fn no_obfuscation(options: &Reader) -> Result<(), ApiError> {
     match options.flag("include_obfuscation", false)? {
         true => Err(ApiError::unsupported(
             options.name("include_obfuscation"),
@@ -153,7 +162,7 @@ pub(super) fn no_obfuscation(options: &Reader) -> Result<(), ApiError> {
 
 /// Reasoning effort as template variables: `reasoning_effort`, and `enable_thinking`, which is off
 /// for `none` and `minimal`.
-pub(super) fn effort(body: &Reader, field: &str, kwargs: &mut Map<String, Value>) -> Result<(), ApiError> {
+pub(crate) fn effort(body: &Reader, field: &str, kwargs: &mut Map<String, Value>) -> Result<(), ApiError> {
     let words = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
     if let Some(word) = effort_word(body, field, &words, kwargs)? {
         kwargs.entry("enable_thinking").or_insert((!matches!(word, "none" | "minimal")).into());
@@ -162,7 +171,7 @@ pub(super) fn effort(body: &Reader, field: &str, kwargs: &mut Map<String, Value>
 }
 
 /// Reads the effort, one of `words`, and sets `reasoning_effort` only.
-pub(super) fn effort_word<'a>(
+pub(crate) fn effort_word<'a>(
     body: &Reader<'a>,
     field: &str,
     words: &[&str],
@@ -193,7 +202,7 @@ const RESERVED: &[&str] = &[
     "strftime_now",
 ];
 
-pub(super) fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiError> {
+pub(crate) fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiError> {
     let Some(value) = body.get("chat_template_kwargs") else { return Ok(Map::new()) };
     let map = value.as_object().ok_or_else(|| body.error("chat_template_kwargs", "must be an object"))?;
     match map.keys().find(|key| RESERVED.contains(&key.as_str())) {
@@ -306,6 +315,3 @@ fn calls(reader: &Reader, budget: &Budget) -> Result<Vec<Value>, ApiError> {
     };
     items.map(read).collect()
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,7 +1,14 @@
 //! Parses OpenAI `/v1/embeddings` requests.
 
-use super::{EMBEDDINGS, Prompt, Reader, SamplingFields, completion::prompts};
-use crate::ApiError;
+use crate::{
+    error::ApiError,
+    request::{
+        completions::{Prompt, prompts},
+        fields::EMBEDDINGS,
+        reader::Reader,
+        sampling::SamplingFields,
+    },
+};
 use kvasir_sample::Sampling;
 
 /// Maximum inputs per request.
@@ -54,7 +61,7 @@ impl EmbeddingsRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::IgnoredFields;
+    use crate::context::ignored_fields::IgnoredFields;
     use serde_json::{Value, json};
 
     fn read(body: Value) -> Result<EmbeddingsRequest, String> {

@@ -1,42 +1,41 @@
 //! Request parsing and validation: from JSON bodies to typed requests, for all endpoints.
 //!
 //! Every field of every endpoint is classified once, in `fields`. Bodies are parsed within a memory
-//! budget (`json`, `memory`), and errors name the field by its path (`reader`).
+//! budget (`body`, `body_memory`), and errors name the field by its path (`reader`).
+//!
+//! Knows no model and no socket; builds on `context` and on the specifications of `grammar`.
 
-mod anthropic;
-mod chat;
-mod completion;
-mod embeddings;
-mod fields;
-mod form;
-mod freeform;
-mod json;
-mod memory;
-mod message;
-mod reader;
-mod responses;
-mod sampling;
-mod session;
-mod tools;
-mod unknown;
+pub(crate) mod body;
+pub(crate) mod body_memory;
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod conversation;
+pub(crate) mod embeddings;
+pub(crate) mod fields;
+pub(crate) mod messages;
+pub(crate) mod reader;
+pub(crate) mod response_format;
+pub(crate) mod responses;
+pub(crate) mod responses_tools;
+pub(crate) mod sampling;
+pub(crate) mod sessions;
+pub(crate) mod tools;
 
-pub use anthropic::MessagesRequest;
-pub use chat::{ChatRequest, StreamOptions, ThinkingBudget};
-pub use completion::{CompletionRequest, Prompt};
-pub use embeddings::{EmbeddingsRequest, Encoding};
-pub use fields::{
+pub use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
+pub use crate::request::body::Body;
+pub use crate::request::chat::{ChatRequest, StreamOptions, ThinkingBudget};
+pub use crate::request::completions::{CompletionRequest, Prompt};
+pub use crate::request::conversation::{Content, Message, Role};
+pub use crate::request::embeddings::{EmbeddingsRequest, Encoding};
+pub use crate::request::fields::{
     CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, EMBEDDINGS, ENDPOINTS, Endpoint, FORK, Field,
     MESSAGES, RESPONSES, REWIND, SESSIONS, TOKENIZE,
 };
-pub use form::AskedForm;
-pub use freeform::custom_input;
-pub use json::Body;
-pub(crate) use memory::BodyMemory;
-pub use message::{Content, Message, Role};
-pub use reader::Reader;
-pub use responses::ResponsesRequest;
-pub use sampling::{Length, SamplingFields};
-pub use session::{Begin, ForkRequest, Place, SessionRequest, read_rewind};
-pub use tools::{Tool, ToolChoice, ToolKind};
-pub(crate) use unknown::SeenFields;
-pub use unknown::{IgnoredFields, UnknownFields};
+pub use crate::request::messages::MessagesRequest;
+pub use crate::request::reader::Reader;
+pub use crate::request::response_format::AskedForm;
+pub use crate::request::responses::ResponsesRequest;
+pub use crate::request::responses_tools::custom_input;
+pub use crate::request::sampling::{Length, SamplingFields};
+pub use crate::request::sessions::{Begin, ForkRequest, Place, SessionRequest, read_rewind};
+pub use crate::request::tools::{Tool, ToolChoice, ToolKind};

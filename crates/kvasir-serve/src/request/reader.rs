@@ -1,7 +1,10 @@
 //! Typed access to the fields of a JSON object; every error names the field by its path.
 
-use super::{Class, Field, IgnoredFields};
-use crate::ApiError;
+use crate::{
+    context::ignored_fields::IgnoredFields,
+    error::ApiError,
+    request::fields::{Class, Field},
+};
 use serde_json::{Map, Value};
 use std::{fmt::Display, ops::RangeInclusive};
 

@@ -4,15 +4,24 @@
 //! Responses are not stored, so `store`, `background` and references to earlier responses are
 //! rejected.
 
-use super::{
-    AskedForm, ChatRequest, Message, RESPONSES, Reader, Role, SamplingFields, StreamOptions, Tool,
-    ToolChoice, chat, freeform,
-    json::Budget,
-    message::AssistantTurn,
-    message::{left_out, no_text},
-    sampling,
+#[cfg(test)]
+mod tests;
+
+use crate::{
+    error::ApiError,
+    grammar::spec::Shape,
+    request::{
+        body::Budget,
+        chat::{self, ChatRequest, StreamOptions},
+        conversation::{AssistantTurn, Message, Role, left_out, no_text},
+        fields::RESPONSES,
+        reader::Reader,
+        response_format::AskedForm,
+        responses_tools,
+        sampling::{self, SamplingFields},
+        tools::{Tool, ToolChoice},
+    },
 };
-use crate::{ApiError, grammar::Shape};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 
@@ -39,7 +48,7 @@ impl ResponsesRequest {
         let logprobs = wants_logprobs(body)?;
         let top = sampling::top_logprobs(body)?;
         sampling.sampling.logprobs = (logprobs || top.is_some_and(|top| top > 0)).then_some(top.unwrap_or(0));
-        let tools = freeform::all(body)?;
+        let tools = responses_tools::all(body)?;
         let mut messages = Vec::new();
         messages.extend(body.text("instructions")?.map(|text| Message::said(Role::System, text.to_owned())));
         conversation(body, &mut messages)?;
@@ -147,14 +156,16 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
                 let id = needed(&item, "call_id")?;
                 let arguments = budget.arguments(needed(&item, "arguments")?);
                 let name = needed(&item, "name")?;
-                let flat = item.text("namespace")?.map(|namespace| freeform::flat_name(namespace, name));
+                let flat =
+                    item.text("namespace")?.map(|namespace| responses_tools::flat_name(namespace, name));
                 turn.call(id, flat.as_deref().unwrap_or(name), arguments);
                 calls.push(id);
             }
             Some("custom_tool_call") => {
                 item.only(&["type", "id", "call_id", "name", "namespace", "input", "status"])?;
                 let (id, name) = (needed(&item, "call_id")?, needed(&item, "name")?);
-                let flat = item.text("namespace")?.map(|namespace| freeform::flat_name(namespace, name));
+                let flat =
+                    item.text("namespace")?.map(|namespace| responses_tools::flat_name(namespace, name));
                 turn.call(id, flat.as_deref().unwrap_or(name), json!({"input": needed(&item, "input")?}));
                 calls.push(id);
             }
@@ -178,7 +189,9 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
             Some("item_reference") => {
                 return Err(ApiError::unsupported(item.name("type"), "items are not kept; send the item"));
             }
-            Some(freeform::ADDITIONAL_TOOLS) => item.only(&["type", "id", "role", "tools", "status"])?,
+            Some(responses_tools::ADDITIONAL_TOOLS) => {
+                item.only(&["type", "id", "role", "tools", "status"])?
+            }
             // Results of hosted tools and encrypted items carry nothing for a model.
             Some("compaction" | "compaction_summary") => item.ignore("compaction"),
             Some(hosted) if hosted.ends_with("_call") => item.ignore(hosted),
@@ -269,6 +282,3 @@ fn format(body: &Reader) -> Result<Option<AskedForm>, ApiError> {
         _ => Err(format.error("type", "must be text, json_object or json_schema")),
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,8 +1,7 @@
 //! Parses sampling parameters shared by all generation endpoints: temperature, top-p, top-k,
 //! penalties, stop, seed, logit bias, logprobs.
 
-use super::Reader;
-use crate::ApiError;
+use crate::{error::ApiError, request::reader::Reader};
 use kvasir_engine::Params;
 use kvasir_sample::Sampling;
 
@@ -18,7 +17,7 @@ const MAX_BIAS: usize = 1024;
 /// Maximum ids in `stop_token_ids`.
 const MAX_STOP_IDS: usize = 128;
 /// Upper bound of any token count; the model's context length is checked elsewhere.
-pub(super) const MAX_TOKENS: i64 = 1 << 24;
+pub(crate) const MAX_TOKENS: i64 = 1 << 24;
 
 /// Length limits of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,7 +122,7 @@ fn prompt_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
 }
 
 /// Rejects streaming and `n > 1` with prompt log-probabilities.
-pub(super) fn whole_prompt_scores(body: &Reader) -> Result<(), ApiError> {
+pub(crate) fn whole_prompt_scores(body: &Reader) -> Result<(), ApiError> {
     let why = "does not go with log-probabilities of the prompt";
     if body.flag("stream", false)? {
         return Err(body.error("stream", why));
@@ -135,7 +134,7 @@ pub(super) fn whole_prompt_scores(body: &Reader) -> Result<(), ApiError> {
 }
 
 /// `logprobs` (a flag in chats) with `top_logprobs`.
-pub(super) fn chat_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
+pub(crate) fn chat_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
     let top = top_logprobs(body)?;
     match (body.flag("logprobs", false)?, top) {
         (false, Some(1..)) => Err(body.error("top_logprobs", "needs `logprobs` to be true")),
@@ -145,12 +144,12 @@ pub(super) fn chat_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
 }
 
 /// `top_logprobs`.
-pub(super) fn top_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
+pub(crate) fn top_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
     Ok(body.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?.map(|top| top as u32))
 }
 
 /// The maximum answer tokens, in the endpoint's field.
-pub(super) fn max_tokens(body: &Reader, field: &str) -> Result<Option<u32>, ApiError> {
+pub(crate) fn max_tokens(body: &Reader, field: &str) -> Result<Option<u32>, ApiError> {
     Ok(body.integer(field, 1..=MAX_TOKENS)?.map(|n| n as u32))
 }
 
@@ -172,7 +171,7 @@ fn length(body: &Reader) -> Result<Length, ApiError> {
 }
 
 /// Stop sequences: a string or a list.
-pub(super) fn stops(body: &Reader, field: &str) -> Result<Vec<String>, ApiError> {
+pub(crate) fn stops(body: &Reader, field: &str) -> Result<Vec<String>, ApiError> {
     let stop = |text: &str| match text.len() {
         0 => Err(body.error(field, "must not be empty")),
         1..=MAX_STOP_BYTES => Ok(text.to_owned()),

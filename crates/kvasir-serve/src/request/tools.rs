@@ -1,7 +1,6 @@
 //! Parses tools (function definitions) and `tool_choice`.
 
-use super::Reader;
-use crate::ApiError;
+use crate::{error::ApiError, request::reader::Reader};
 use serde_json::{Value, json};
 
 /// Maximum tools per request.

@@ -1,7 +1,7 @@
 //! Tests of the streaming tool call parsers: every dialect, read whole and under every split of the
 //! text.
 
-use super::*;
+use crate::answer::calls::*;
 use serde_json::{Value, json};
 
 fn tools() -> Arc<[Tool]> {

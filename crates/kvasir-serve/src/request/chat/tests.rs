@@ -1,7 +1,9 @@
 //! Tests of chat request parsing: bounds of every parameter, message and tool validation.
 
-use super::*;
-use crate::request::{Body, CHAT, IgnoredFields, UnknownFields};
+use crate::{
+    context::ignored_fields::{IgnoredFields, UnknownFields},
+    request::{body::Body, chat::*, fields::CHAT},
+};
 
 fn read(body: Value) -> Result<ChatRequest, ApiError> {
     let body = Body::parse(

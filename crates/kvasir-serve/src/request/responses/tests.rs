@@ -1,8 +1,10 @@
 //! Tests of `/v1/responses` request parsing: items to template messages, errors by field, coding
 //! agents' history.
 
-use super::*;
-use crate::request::{IgnoredFields, UnknownFields};
+use crate::{
+    context::ignored_fields::{IgnoredFields, UnknownFields},
+    request::responses::*,
+};
 use serde_json::json;
 
 fn read(extra: Value) -> Result<ResponsesRequest, ApiError> {

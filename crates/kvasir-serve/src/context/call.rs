@@ -1,0 +1,88 @@
+//! Per-request context (request id, API key index, route, trace parent), stored as a task-local
+//! value.
+//!
+//! Handlers do not pass it on: `Call::current` reads it anywhere within the request's task.
+
+use crate::context::ignored_fields::IgnoredFields;
+use std::{future::Future, sync::Arc};
+
+/// Context of one HTTP request, for logs and traces. Never holds prompt text.
+#[derive(Clone, Debug, Default)]
+pub struct Call {
+    /// Request id, returned as `x-request-id`.
+    pub id: String,
+    /// One-based index of the API key; 0 without keys.
+    pub key: u64,
+    /// The path of the request.
+    pub route: String,
+    /// W3C trace context: trace id and parent span id.
+    pub parent: Option<(u128, u64)>,
+    /// Names of ignored fields of the body.
+    pub ignored: IgnoredFields,
+}
+
+tokio::task_local! {
+    static CALL: Arc<Call>;
+}
+
+impl Call {
+    /// Runs `work` with this call as the task-local context.
+    pub(crate) async fn scope<F: Future>(self: Arc<Self>, work: F) -> F::Output {
+        CALL.scope(self, work).await
+    }
+
+    /// The current call; a blank one outside of any request.
+    pub(crate) fn current() -> Arc<Self> {
+        CALL.try_with(Arc::clone).unwrap_or_default()
+    }
+
+    /// Parses trace id and span id of a W3C `traceparent` header.
+    pub(crate) fn parse_parent(header: &str) -> Option<(u128, u64)> {
+        let mut parts = header.trim().split('-');
+        let (version, trace, span) = (parts.next()?, parts.next()?, parts.next()?);
+        let is_hex = |text: &str, n| text.len() == n && text.bytes().all(|b| b.is_ascii_hexdigit());
+        if !is_hex(version, 2) || version == "ff" || !is_hex(trace, 32) || !is_hex(span, 16) {
+            return None;
+        }
+        let ids = (u128::from_str_radix(trace, 16).ok()?, u64::from_str_radix(span, 16).ok()?);
+        (ids.0 != 0 && ids.1 != 0).then_some(ids)
+    }
+}
+
+/// Accepts a client-supplied id if it is safe in headers and logs: at most 128 plain ASCII
+/// characters.
+pub(crate) fn sane_id(text: &str) -> Option<&str> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+    (!text.is_empty() && text.len() <= 128 && text.chars().all(plain)).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parents_are_read_as_the_standard_has_them() {
+        let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        assert_eq!(
+            Call::parse_parent(good),
+            Some((0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c, 0xb7ad_6b71_6920_3331))
+        );
+        for bad in [
+            "",
+            "00-0-0-01",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "00-0af7651916cd43dd8448eb211c80319é-b7ad6b7169203331-01",
+        ] {
+            assert_eq!(Call::parse_parent(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn ids_that_could_break_a_line_are_not_taken_over() {
+        assert_eq!(sane_id("req-1_a.b:c"), Some("req-1_a.b:c"));
+        assert!(sane_id("").is_none() && sane_id("a b").is_none() && sane_id("a\nb").is_none());
+        assert!(sane_id(&"x".repeat(129)).is_none());
+    }
+}

@@ -1,0 +1,120 @@
+//! Tool call dialects: which there are, how a chat template tells its dialect, and how each writes calls.
+//!
+//! A dialect is detected from the chat template (`of_template`) or named as vLLM and SGLang name their
+//! parsers (`named`). `reading` selects the parser and its marker table, `marks` the control tokens that
+//! detokenization must keep; `call_layout` builds the grammars of calls.
+
+use crate::dialect::markers::{
+    Body, DEEPSEEK, DSML, GLM, HARMONY_MARKS, HERMES, LLAMA3, MISTRAL, PHI4, QWEN3_CODER, Reading,
+};
+
+/// A tool call dialect: how a model family writes tool calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ToolDialect {
+    /// `<tool_call>{"name": .., "arguments": ..}</tool_call>`: Hermes, Qwen.
+    #[default]
+    Hermes,
+    /// `{"name": .., "parameters": ..}`, also after `<|python_tag|>`: Llama 3.
+    Llama3Json,
+    /// `[f(a=1)]`: Llama 3.2 and 4, Gemma (also in a `tool_code` fence).
+    Pythonic,
+    /// `[TOOL_CALLS][{..}]`, or `[TOOL_CALLS]name[ARGS]{..}`.
+    Mistral,
+    /// `name`, then arguments in a code fence, between DeepSeek's markers: V3, R1.
+    DeepSeekV3,
+    /// `name`, then arguments, between DeepSeek's markers: V3.1.
+    DeepSeekV31,
+    /// XML-like tags with DeepSeek's own prefix (DSML): V3.2.
+    DeepSeekV32,
+    /// `<tool_call>name<arg_key>..</arg_key><arg_value>..</arg_value></tool_call>`: GLM-4.5 and later.
+    Glm45,
+    /// `<function=name><parameter=key>..</parameter></function>`: Qwen3-Coder.
+    Qwen3Coder,
+    /// `<|tool_call|>[{..}]<|/tool_call|>` or `functools[{..}]`: Phi-4.
+    Phi4,
+    /// Messages to functions in harmony channels: gpt-oss.
+    Harmony,
+}
+
+/// Tool parser names, as other inference engines spell them.
+const NAMES: &[(&str, ToolDialect)] = &[
+    ("hermes", ToolDialect::Hermes),
+    ("llama3_json", ToolDialect::Llama3Json),
+    ("pythonic", ToolDialect::Pythonic),
+    ("mistral", ToolDialect::Mistral),
+    ("deepseek_v3", ToolDialect::DeepSeekV3),
+    ("deepseek_v31", ToolDialect::DeepSeekV31),
+    ("deepseek_v32", ToolDialect::DeepSeekV32),
+    ("glm45", ToolDialect::Glm45),
+    ("qwen3_coder", ToolDialect::Qwen3Coder),
+    ("phi4_mini_json", ToolDialect::Phi4),
+    ("openai", ToolDialect::Harmony),
+];
+
+impl ToolDialect {
+    /// The dialect with this parser name.
+    pub fn named(name: &str) -> Option<Self> {
+        NAMES.iter().find(|(known, _)| *known == name).map(|(_, dialect)| *dialect)
+    }
+
+    /// All parser names.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        NAMES.iter().map(|(name, _)| *name)
+    }
+
+    /// Detects the dialect from the text of a chat template; Hermes if nothing matches.
+    pub fn of_template(template: &str) -> Self {
+        let has = |mark: &str| template.contains(mark);
+        match () {
+            () if has("<|channel|>") && has("<|message|>") => Self::Harmony,
+            () if has("｜DSML｜") => Self::DeepSeekV32,
+            () if has("<｜tool▁calls▁begin｜>") && has("```json") => Self::DeepSeekV3,
+            () if has("<｜tool▁calls▁begin｜>") => Self::DeepSeekV31,
+            () if has("<arg_key>") => Self::Glm45,
+            () if has("<function=") && has("<parameter=") => Self::Qwen3Coder,
+            () if has("<tool_call>") => Self::Hermes,
+            () if has("[TOOL_CALLS]") => Self::Mistral,
+            () if has("<|tool_call|>") || has("functools") => Self::Phi4,
+            () if has("<|python_tag|>") => Self::Llama3Json,
+            // Templates of Llama 3.2 and 4 show the object without a marker.
+            () if (has("<|start_header_id|>") || has("<|header_start|>")) && has("\"parameters\"") => {
+                Self::Llama3Json
+            }
+            () if has("<start_of_turn>") || has("pythonic") => Self::Pythonic,
+            () => Self::Hermes,
+        }
+    }
+
+    pub(crate) fn reading(self) -> Reading {
+        match self {
+            Self::Hermes => Reading::Json(&HERMES),
+            Self::Llama3Json => Reading::Json(&LLAMA3),
+            Self::Mistral => Reading::Json(&MISTRAL),
+            Self::DeepSeekV3 | Self::DeepSeekV31 => Reading::Json(&DEEPSEEK),
+            Self::Phi4 => Reading::Json(&PHI4),
+            Self::Glm45 => Reading::Tagged(&GLM),
+            Self::Qwen3Coder => Reading::Tagged(&QWEN3_CODER),
+            Self::DeepSeekV32 => Reading::Tagged(&DSML),
+            Self::Pythonic => Reading::Pythonic,
+            Self::Harmony => Reading::Harmony,
+        }
+    }
+
+    /// Control tokens that detokenization must keep, because they mark calls.
+    pub fn marks(self) -> Vec<&'static str> {
+        match self.reading() {
+            Reading::Json(marks) => {
+                let Body::Named { before: _, between } = &marks.body else {
+                    return marks.open.iter().chain(marks.beside).copied().chain(marks.close).collect();
+                };
+                marks.open.iter().chain(marks.beside).chain(*between).copied().chain(marks.close).collect()
+            }
+            Reading::Tagged(t) => {
+                let own = [t.open, t.key, t.key_end, t.value, t.value_end, t.close, "｜DSML｜"];
+                own.into_iter().chain(t.beside.iter().copied()).collect()
+            }
+            Reading::Pythonic => Vec::new(),
+            Reading::Harmony => HARMONY_MARKS.to_vec(),
+        }
+    }
+}

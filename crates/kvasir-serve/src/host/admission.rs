@@ -1,0 +1,151 @@
+//! Admission control of the server: open answers per server and per API key, and their token
+//! budget.
+//!
+//! `Allowance` holds the limits, `Clients` the registry of open answers. `Allowance::ever` rejects
+//! with 400 what can never fit; `Clients::admit` rejects with 429 what does not fit now.
+
+use crate::{context::call::Call, error::ApiError, host::token_buffer::Mailbox, metrics::Rejected};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+/// Limits on concurrent work, running and queued; requests beyond them get status 429.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance {
+    /// Open answers of all keys.
+    pub answers: usize,
+    /// Open answers per API key.
+    pub answers_per_key: usize,
+    /// Total tokens of prompts and expected answers.
+    pub tokens: u64,
+}
+
+impl Default for Allowance {
+    fn default() -> Self {
+        Self { answers: 4096, answers_per_key: 4096, tokens: 1 << 26 }
+    }
+}
+
+impl Allowance {
+    /// Rejects a request that can never fit: `n` answers to each of `prompts` prompts, `tokens` in
+    /// total.
+    pub(crate) fn ever(&self, prompts: u64, n: u64, tokens: u64) -> Result<(), ApiError> {
+        let (asked, answers) = (prompts * n, self.answers.min(self.answers_per_key) as u64);
+        if asked > answers {
+            let param = if prompts > 1 { "prompt" } else { "n" };
+            let why =
+                format!("{asked} answers are asked for; the server lets {answers} be under way at once");
+            return Err(ApiError::param(param, why));
+        }
+        if tokens > self.tokens {
+            let param = match (prompts, n) {
+                (2.., _) => "prompt",
+                (_, 2..) => "n",
+                _ => "max_tokens",
+            };
+            let why = format!(
+                "prompts and answers may come to {tokens} tokens; the server lets {} be under way at once",
+                self.tokens
+            );
+            return Err(ApiError::param(param, why));
+        }
+        Ok(())
+    }
+}
+
+/// One open answer: its mailbox and what it counts toward the limits.
+pub(crate) struct Client {
+    pub(crate) mailbox: Arc<Mutex<Mailbox>>,
+    pub(crate) call: Arc<Call>,
+    pub(crate) key: u64,
+    pub(crate) tokens: u64,
+}
+
+/// Registry of open answers, with totals per key.
+#[derive(Default)]
+pub(crate) struct Clients {
+    pub(crate) by_tag: HashMap<u64, Client>,
+    by_key: HashMap<u64, usize>,
+    tokens: u64,
+}
+
+impl Clients {
+    pub(crate) fn insert(&mut self, tag: u64, client: Client) {
+        *self.by_key.entry(client.key).or_default() += 1;
+        self.tokens += client.tokens;
+        self.by_tag.insert(tag, client);
+    }
+
+    pub(crate) fn remove(&mut self, tag: u64) -> Option<Client> {
+        let client = self.by_tag.remove(&tag)?;
+        self.tokens -= client.tokens;
+        if let Some(open) = self.by_key.get_mut(&client.key) {
+            *open -= 1;
+            if *open == 0 {
+                self.by_key.remove(&client.key);
+            }
+        }
+        Some(client)
+    }
+
+    /// Whether `n` more answers of this key, with `tokens` in total, fit the limits now.
+    pub(crate) fn admit(
+        &self,
+        allowed: &Allowance,
+        key: u64,
+        n: usize,
+        tokens: u64,
+    ) -> Result<(), (Rejected, String)> {
+        if self.by_tag.len() + n > allowed.answers {
+            let why =
+                format!("{} answers are under way already; {} may be", self.by_tag.len(), allowed.answers);
+            return Err((Rejected::QueueFull, why));
+        }
+        let own = self.by_key.get(&key).copied().unwrap_or(0);
+        if own + n > allowed.answers_per_key {
+            let why = format!("{own} answers of this key are under way; {} may be", allowed.answers_per_key);
+            return Err((Rejected::KeyLimit, why));
+        }
+        if self.tokens.saturating_add(tokens) > allowed.tokens {
+            let why =
+                format!("requests under way may come to {} tokens; {} may be", self.tokens, allowed.tokens);
+            return Err((Rejected::TokensWaiting, why));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(key: u64, tokens: u64) -> Client {
+        Client { mailbox: Arc::default(), call: Arc::default(), key, tokens }
+    }
+
+    #[test]
+    fn what_is_allowed_is_counted_in_answers_keys_and_tokens_and_given_back() {
+        let allowed = Allowance { answers: 3, answers_per_key: 2, tokens: 100 };
+        let never =
+            |prompts, n, tokens| allowed.ever(prompts, n, tokens).map_err(|error| error.param.unwrap()).err();
+        assert_eq!((never(1, 2, 100), never(1, 3, 1)), (None, Some("n".into())));
+        assert_eq!((never(1, 1, 101), never(1, 2, 101)), (Some("max_tokens".into()), Some("n".into())));
+        assert_eq!((never(2, 1, 100), never(3, 1, 1)), (None, Some("prompt".into())));
+        assert_eq!((never(2, 1, 101), never(2, 2, 1)), (Some("prompt".into()), Some("prompt".into())));
+        let mut clients = Clients::default();
+        let refused = |clients: &Clients, key, n, tokens| {
+            clients.admit(&allowed, key, n, tokens).err().map(|(why, _)| why)
+        };
+        clients.insert(1, client(7, 40));
+        clients.insert(2, client(7, 40));
+        assert_eq!(refused(&clients, 7, 1, 1), Some(Rejected::KeyLimit));
+        assert_eq!(refused(&clients, 8, 1, 20), None);
+        assert_eq!(refused(&clients, 8, 1, 21), Some(Rejected::TokensWaiting));
+        assert_eq!(refused(&clients, 8, 2, 1), Some(Rejected::QueueFull));
+        assert!(clients.remove(1).is_some() && clients.remove(1).is_none());
+        assert_eq!(refused(&clients, 7, 1, 60), None);
+        assert!(clients.remove(2).is_some());
+        assert_eq!((clients.tokens, clients.by_key.len(), clients.by_tag.len()), (0, 0, 0));
+    }
+}

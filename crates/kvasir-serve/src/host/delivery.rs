@@ -1,0 +1,95 @@
+//! Delivers engine output to the readers of answers, on the engine's thread.
+//!
+//! All wakers run after the last output of a step is stored, so woken tasks do not compete with this
+//! thread.
+
+use crate::{
+    context::call::Call,
+    host::{admission::Clients, token_buffer::locked},
+    metrics::Metrics,
+    report::{event::Told, sinks::Reports},
+};
+use kvasir_engine::{Outbox, Summary};
+use std::{
+    sync::{Arc, Mutex},
+    task::Waker,
+    time::{Instant, SystemTime},
+};
+
+/// Delivers engine events to mailboxes; runs on the engine's thread.
+pub(crate) struct Post {
+    metrics: Arc<Metrics>,
+    reports: Arc<Reports>,
+    /// Wakers to run after all mail of a step is stored: woken tasks share the processor with this
+    /// thread.
+    wakers: Vec<Waker>,
+}
+
+impl Post {
+    pub(crate) fn new(metrics: Arc<Metrics>, reports: Arc<Reports>) -> Self {
+        Self { metrics, reports, wakers: Vec::new() }
+    }
+
+    pub(crate) fn deliver(&mut self, clients: &Mutex<Clients>, outbox: &Outbox) {
+        let now = Instant::now();
+        let mut clients = locked(clients);
+        let mut ended = outbox.ended.iter().peekable();
+        // All three lists are in the order of the events.
+        let mut logprobs = outbox.logprobs.iter().peekable();
+        let mut scores = outbox.scores.iter().peekable();
+        let mut hidden = outbox.hidden.iter().peekable();
+        for (index, (event, tokens)) in outbox.iter().enumerate() {
+            let summary = match event.finish {
+                Some(_) => ended.next_if(|summary| summary.tag == event.tag).copied(),
+                None => None,
+            };
+            summary.iter().for_each(|summary| self.metrics.ended(summary));
+            let end = event.tokens.range().end;
+            let own = std::iter::from_fn(|| logprobs.next_if(|(at, _)| (*at as usize) < end));
+            let scored = scores.next_if(|(at, _)| *at as usize == index);
+            let state = hidden.next_if(|(at, _)| *at as usize == index);
+            // A disconnected client's request is aborted when its stream is dropped.
+            let Some(client) = clients.by_tag.get(&event.tag) else {
+                own.for_each(drop);
+                continue;
+            };
+            let mut mail = locked(&client.mailbox);
+            mail.piece.tokens.extend_from_slice(tokens);
+            mail.piece.logprobs.extend(own.map(|(_, logprobs)| logprobs.clone()));
+            mail.piece.scores.extend(scored.into_iter().flat_map(|(_, list)| list.iter().cloned()));
+            mail.piece.hidden.extend(state.into_iter().flat_map(|(_, state)| state));
+            mail.piece.ended = summary;
+            if let Some(before) = mail.left.replace(now).filter(|_| !tokens.is_empty()) {
+                let gap = now.saturating_duration_since(before).as_nanos();
+                self.metrics.gap(u64::try_from(gap).unwrap_or(u64::MAX));
+            }
+            self.wakers.extend(mail.waker.take());
+            drop(mail);
+            if event.finish.is_some() {
+                let client = clients.remove(event.tag);
+                if let (Some(client), Some(summary)) = (client, summary) {
+                    self.tell(client.call, summary);
+                }
+            }
+        }
+        drop(clients);
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+
+    fn tell(&self, call: Arc<Call>, summary: Summary) {
+        if self.reports.is_wanted() {
+            self.reports.tell(Told::Ended { call, summary, at: SystemTime::now() });
+        }
+    }
+
+    /// Closes all mailboxes, when the engine has stopped.
+    pub(crate) fn close(&mut self, clients: &Mutex<Clients>) {
+        let all = std::mem::take(&mut *locked(clients));
+        for client in all.by_tag.values() {
+            let mut mail = locked(&client.mailbox);
+            mail.closed = true;
+            self.wakers.extend(mail.waker.take());
+        }
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,18 @@
+//! The engine on its own thread, and what connects it to HTTP handlers: admission of clients, token
+//! streams, sessions that retain K/V, stall detection, step subscriptions.
+//!
+//! Knows no JSON, text or socket; builds on `context`, `metrics` and `report`.
+
+pub(crate) mod admission;
+pub(crate) mod delivery;
+pub(crate) mod engine_thread;
+pub(crate) mod errors;
+pub(crate) mod retained_sessions;
+pub(crate) mod stall_detector;
+pub(crate) mod step_subscription;
+pub(crate) mod token_buffer;
+
+pub use crate::host::admission::Allowance;
+pub use crate::host::engine_thread::{Answers, Host, Order};
+pub use crate::host::errors::failure;
+pub use crate::host::token_buffer::Piece;

@@ -1,0 +1,20 @@
+//! Access rules of the server: API keys, CORS origins and host names.
+//!
+//! Knows no route; middleware applies them.
+
+pub(crate) mod api_keys;
+pub(crate) mod hosts;
+pub(crate) mod origins;
+
+use crate::http::access::{api_keys::Keys, hosts::Hosts, origins::Origins};
+
+/// Access rules of the server.
+#[derive(Clone, Debug, Default)]
+pub struct AccessControl {
+    /// Accepted API keys.
+    pub keys: Keys,
+    /// Allowed CORS origins.
+    pub origins: Origins,
+    /// Accepted `host` names.
+    pub hosts: Hosts,
+}

@@ -1,0 +1,104 @@
+//! Server-sent events (SSE): event framing and the chunk format of OpenAI's streaming APIs.
+
+use crate::{error::ApiError, http::answers::usage::Usage, request::chat::StreamOptions};
+use axum::{
+    body::Body,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use futures_util::{Stream, StreamExt};
+use serde_json::Value;
+use std::{convert::Infallible, fmt::Write};
+
+/// An untyped event with this JSON text.
+pub(crate) fn event(json: &str) -> String {
+    format!("data: {json}\n\n")
+}
+
+/// Writes a typed event: its `type` is both the event name and a field of the data.
+pub(crate) fn typed(out: &mut String, value: &Value) {
+    let name = value["type"].as_str().unwrap_or_default();
+    // Writing to a String cannot fail.
+    let _ = write!(out, "event: {name}\ndata: {value}\n\n");
+}
+
+/// Terminator of OpenAI's streams.
+const DONE: &str = "data: [DONE]\n\n";
+
+/// Error event in mid-stream.
+pub(crate) fn error(error: &ApiError) -> String {
+    event(&error.to_json().to_string())
+}
+
+/// Chunk template: the constant JSON around each delta is serialized once per stream.
+#[derive(Clone, Debug)]
+pub(crate) struct Frames {
+    head: String,
+    tail: String,
+    options: StreamOptions,
+    prompt: u64,
+}
+
+impl Frames {
+    /// `head` is the chunk object without `choices`; `prompt` is the number of prompt tokens.
+    pub(crate) fn new(head: &Value, options: StreamOptions, prompt: u64) -> Self {
+        let text = head.to_string();
+        let open = text.strip_suffix('}').unwrap_or(&text);
+        Self {
+            head: format!("data: {open},\"choices\":["),
+            tail: if options.include_usage { ",\"usage\":null}\n\n".into() } else { "}\n\n".into() },
+            options,
+            prompt,
+        }
+    }
+
+    /// Writes a chunk with one choice. `part` is the `delta` of a chat or the `text` of a
+    /// completion, as JSON text with its key.
+    pub(crate) fn chunk(
+        &self,
+        out: &mut String,
+        index: usize,
+        part: &str,
+        logprobs: Option<&Value>,
+        finish: Option<&str>,
+    ) {
+        let logprobs = logprobs.map_or_else(|| "null".into(), Value::to_string);
+        let finish = finish.map_or_else(|| "null".into(), |reason| format!("\"{reason}\""));
+        // Writing to a String cannot fail.
+        let _ = write!(
+            out,
+            "{}{{\"index\":{index},{part},\"logprobs\":{logprobs},\"finish_reason\":{finish}}}]{}",
+            self.head, self.tail
+        );
+    }
+
+    /// Sets the answer's token count for following chunks, with `continuous_usage_stats`.
+    pub(crate) fn so_far(&mut self, tokens: u32) {
+        if self.options.continuous_usage {
+            let usage = Usage { prompt: self.prompt, completion: tokens.into(), ..Usage::default() };
+            self.tail = format!(",\"usage\":{}}}\n\n", usage.to_json());
+        }
+    }
+
+    /// Writes the end: a chunk without choices that carries usage, if requested, then [`DONE`].
+    pub(crate) fn close(&self, out: &mut String, usage: &Usage) {
+        if self.options.include_usage {
+            out.push_str(&self.head);
+            out.push_str("],\"usage\":");
+            out.push_str(&usage.to_json().to_string());
+            out.push_str("}\n\n");
+        }
+        out.push_str(DONE);
+    }
+}
+
+pub(crate) fn event_stream(events: impl Stream<Item = String> + Send + 'static) -> Response {
+    let body = Body::from_stream(events.map(Ok::<_, Infallible>));
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+        // Disables response buffering in proxies such as nginx.
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, body).into_response()
+}

@@ -1,0 +1,223 @@
+//! OpenAI `/v1/chat/completions`: builds the request, and writes the response as one object or as
+//! SSE chunks.
+
+use crate::{
+    answer::events::Delta,
+    error::ApiError,
+    http::{
+        answers::{
+            answer_stream::Gain,
+            reply::{Reply, Writer},
+            sse::{self, Frames, event_stream},
+            submit_chat::ask_noting,
+            usage::Usage,
+        },
+        app::{App, seconds},
+        body::read_body,
+    },
+    request::{
+        chat::{ChatRequest, StreamOptions},
+        fields::CHAT,
+        reader::Reader,
+    },
+    session::recorder::Note,
+};
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use futures_util::Stream;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// A chat completion that has been submitted to the engine.
+pub(crate) struct Chat {
+    head: Value,
+    reply: Reply,
+    ids: CallIds,
+    pub(crate) stream: Option<StreamOptions>,
+}
+
+impl Chat {
+    /// Validates and submits the request.
+    pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
+        let facts = &app.model.facts;
+        let id = app.new_id();
+        let ids = CallIds(format!("call_{id}"));
+        let in_session = app.chat_in_session(key, body)?;
+        let (request, note) = match in_session {
+            None => (ChatRequest::read(body, &facts.sampling, facts.vocab)?, None),
+            Some((fields, earlier, turn)) => {
+                let body = body.beside(&fields);
+                let request = ChatRequest::read_after(earlier, &body, &facts.sampling, facts.vocab)?;
+                (request, Some(Note::of_chat(turn, &fields, ids.answer(0))))
+            }
+        };
+        let reply = ask_noting(app, key, &request, "messages", note)?;
+        Ok(Self {
+            head: json!({"id": format!("chatcmpl-{id}"), "created": seconds(), "model": app.model.name}),
+            reply,
+            ids,
+            stream: request.stream,
+        })
+    }
+
+    /// The non-streaming response.
+    pub(crate) async fn whole(self) -> Result<Value, ApiError> {
+        let mut choices: Vec<_> = (0..self.reply.len()).map(|_| Whole::default()).collect();
+        let mut prompt_logprobs = None;
+        let take = |index: usize, mut gain: Gain| {
+            prompt_logprobs = prompt_logprobs.take().or(gain.prompt.take().map(|prompt| prompt.by_id));
+            choices[index].take(gain);
+        };
+        let usage = self.reply.whole(take).await?;
+        let (ids, mut object) = (self.ids, self.head);
+        object["object"] = "chat.completion".into();
+        object["choices"] =
+            choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index, &ids)).collect();
+        object["usage"] = usage.to_json();
+        if let Some(list) = prompt_logprobs {
+            object["prompt_logprobs"] = list;
+        }
+        Ok(object)
+    }
+
+    /// The response as server-sent events. Chunks of `n` choices are interleaved, each with its
+    /// index.
+    pub(crate) fn events(mut self, options: StreamOptions) -> impl Stream<Item = String> + Send {
+        self.head["object"] = "chat.completion.chunk".into();
+        let frames = Frames::new(&self.head, options, self.reply.prompt_tokens());
+        let answers = self.reply.len();
+        self.reply.events(Chunks { frames, answers, ids: self.ids })
+    }
+}
+
+/// Generates tool call ids.
+struct CallIds(String);
+
+impl CallIds {
+    /// Prefix of the call ids of one choice.
+    fn answer(&self, answer: usize) -> String {
+        format!("{}_{answer}", self.0)
+    }
+
+    fn of(&self, answer: usize, call: usize) -> String {
+        format!("{}_{call}", self.answer(answer))
+    }
+}
+
+/// Writes `chat.completion.chunk` events.
+struct Chunks {
+    frames: Frames,
+    answers: usize,
+    ids: CallIds,
+}
+
+impl Writer for Chunks {
+    fn open(&mut self, out: &mut String) {
+        for index in 0..self.answers {
+            self.frames.chunk(out, index, r#""delta":{"role":"assistant","content":""}"#, None, None);
+        }
+    }
+
+    fn gain(&mut self, out: &mut String, index: usize, gain: Gain) {
+        self.frames.so_far(gain.tokens);
+        let logprobs = (!gain.logprobs.is_empty()).then(|| json!({"content": gain.logprobs}));
+        let mut logprobs = logprobs.as_ref();
+        for delta in &gain.deltas {
+            self.frames.chunk(out, index, &self.delta(index, delta), logprobs.take(), None);
+        }
+        if let Some(ended) = gain.ended {
+            self.frames.chunk(out, index, r#""delta":{}"#, logprobs.take(), Some(ended.reason));
+        }
+    }
+
+    fn fail(&mut self, out: &mut String, error: &ApiError) {
+        out.push_str(&sse::error(error));
+    }
+
+    fn close(&mut self, out: &mut String, usage: &Usage) {
+        self.frames.close(out, usage);
+    }
+}
+
+impl Chunks {
+    fn delta(&self, answer: usize, delta: &Delta) -> String {
+        let quoted = |text: &str| Value::from(text).to_string();
+        match delta {
+            Delta::Content(text) => format!(r#""delta":{{"content":{}}}"#, quoted(text)),
+            Delta::Reasoning(text) => format!(r#""delta":{{"reasoning_content":{}}}"#, quoted(text)),
+            Delta::CallBegin { index, name } => format!(
+                r#""delta":{{"tool_calls":[{{"index":{index},"id":"{}","type":"function","function":{{"name":{},"arguments":""}}}}]}}"#,
+                self.ids.of(answer, *index),
+                quoted(name)
+            ),
+            Delta::CallArguments { index, text } => format!(
+                r#""delta":{{"tool_calls":[{{"index":{index},"function":{{"arguments":{}}}}}]}}"#,
+                quoted(text)
+            ),
+        }
+    }
+}
+
+/// Accumulates one choice of a non-streaming response.
+#[derive(Default)]
+struct Whole {
+    content: String,
+    reasoning: String,
+    calls: Vec<(String, String)>,
+    logprobs: Vec<Value>,
+    reason: &'static str,
+}
+
+impl Whole {
+    fn take(&mut self, gain: Gain) {
+        if let Some(ended) = gain.ended {
+            self.reason = ended.reason;
+        }
+        self.logprobs.extend(gain.logprobs);
+        for delta in gain.deltas {
+            match delta {
+                Delta::Content(text) => self.content += &text,
+                Delta::Reasoning(text) => self.reasoning += &text,
+                Delta::CallBegin { name, .. } => self.calls.push((name, String::new())),
+                Delta::CallArguments { text, .. } => {
+                    if let Some((_, arguments)) = self.calls.last_mut() {
+                        *arguments += &text;
+                    }
+                }
+            }
+        }
+    }
+
+    fn into_json(self, index: usize, ids: &CallIds) -> Value {
+        let content = match self.content.is_empty() && !self.calls.is_empty() {
+            true => Value::Null,
+            false => self.content.into(),
+        };
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if !self.reasoning.is_empty() {
+            message["reasoning_content"] = self.reasoning.into();
+        }
+        if !self.calls.is_empty() {
+            let call = |(i, (name, arguments)): (usize, (String, String))| json!({"id": ids.of(index, i), "type": "function", "function": {"name": name, "arguments": arguments}});
+            message["tool_calls"] = self.calls.into_iter().enumerate().map(call).collect();
+        }
+        let logprobs = if self.logprobs.is_empty() { Value::Null } else { json!({"content": self.logprobs}) };
+        json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": self.reason})
+    }
+}
+
+pub(crate) async fn chat_completions(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (key, body) = read_body(&app, request, CHAT).await?;
+    let chat = Chat::begin(&app, key, &body.reader())?;
+    drop(body);
+    match chat.stream {
+        Some(options) => Ok(event_stream(chat.events(options))),
+        None => Ok(Json(chat.whole().await?).into_response()),
+    }
+}

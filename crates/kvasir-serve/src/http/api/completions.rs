@@ -1,0 +1,258 @@
+//! OpenAI `/v1/completions`: raw text completion with `n`, `echo` and log-probabilities.
+
+use crate::{
+    answer::{choice::Reading, events::Delta},
+    error::ApiError,
+    http::{
+        answers::{
+            answer_stream::{Gain, Speaker},
+            reply::{Reply, Writer},
+            sse::{self, Frames, event_stream},
+            usage::Usage,
+        },
+        app::{App, seconds},
+        body::read_body,
+    },
+    request::{
+        chat::StreamOptions,
+        completions::{CompletionRequest, Prompt},
+        fields::COMPLETIONS,
+        reader::Reader,
+    },
+    session::recorder::Note,
+};
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use futures_util::Stream;
+use kvasir_kv::Token;
+use kvasir_sample::Constrained;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// A completion that has been submitted to the engine: `n` choices per prompt, indexed prompt by
+/// prompt.
+pub(crate) struct Completion {
+    head: Value,
+    reply: Reply,
+    /// Text in front of each choice: its prompt with `echo`, else empty.
+    echoes: Vec<String>,
+    /// Whether the echoed prompt gets log-probabilities.
+    scores_echo: bool,
+    pub(crate) stream: Option<StreamOptions>,
+}
+
+impl Completion {
+    /// Validates and submits the request.
+    pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
+        let model = app.model.clone();
+        let request = CompletionRequest::read(body, &model.facts.sampling, model.facts.vocab)?;
+        app.known_model(request.model.as_deref())?;
+        let mut constraint = Constrained::default();
+        if let Some(form) = &request.form {
+            form.check_lengths(&request.sampling)?;
+            constraint = model.constraint(form, &[])?;
+        }
+        let (mut note, earlier) = match app.text_in_session(key, body)? {
+            Some(_) if request.prompts.len() != 1 => {
+                return Err(ApiError::param("prompt", "`prompt` must be one prompt in a session"));
+            }
+            Some((turn, tokens)) => (Some(Note::of_text(turn)), tokens),
+            None => (None, Vec::new()),
+        };
+        let mut prompt_tokens = 0;
+        let mut orders = Vec::with_capacity(request.prompts.len());
+        for prompt in &request.prompts {
+            let mut ids = earlier.clone();
+            ids.extend(app.ids(prompt, earlier.is_empty())?);
+            prompt_tokens += ids.len() as u64;
+            let mut order = app.order("prompt", ids, &request.sampling, key)?;
+            order.request.params.constraint = constraint.clone();
+            if let Some(note) = &mut note {
+                note.follow(&mut order.request);
+            }
+            orders.push(order);
+        }
+        let (stop, unstopped) = (request.sampling.stop.clone(), request.sampling.length.min_tokens);
+        let reading = Reading { stop, unstopped, goes_on: true, ..Reading::default() };
+        let scored = request.sampling.prompt_logprobs.is_some();
+        let ids: Vec<Option<Vec<Token>>> =
+            orders.iter().map(|order| scored.then(|| order.request.prompt.clone())).collect();
+        let echo = |prompt: &Prompt| match (request.echo, prompt) {
+            (false, _) => String::new(),
+            (true, Prompt::Text(text)) => text.clone(),
+            (true, Prompt::Ids(ids)) => model.decode(ids),
+        };
+        let echoed: Vec<String> = request.prompts.iter().map(echo).collect();
+        let n = request.sampling.n as usize;
+        let (mut speakers, mut echoes) = (Vec::new(), Vec::new());
+        for (index, answers) in app.submit(orders, request.sampling.n)?.into_iter().enumerate() {
+            let speaker = Speaker::new(model.clone(), answers, reading.clone()).noting(note.take());
+            speakers.push(match &ids[index / n] {
+                Some(ids) => speaker.scoring(ids.clone()),
+                None => speaker,
+            });
+            echoes.push(echoed[index / n].clone());
+        }
+        let (id, created) = (format!("cmpl-{}", app.new_id()), seconds());
+        let head = json!({"id": id, "object": "text_completion", "created": created, "model": model.name});
+        let reply = Reply::new(speakers, n, prompt_tokens);
+        let scores_echo = request.echo && request.sampling.sampling.logprobs.is_some();
+        Ok(Self { head, reply, echoes, scores_echo, stream: request.stream })
+    }
+
+    /// The non-streaming response.
+    pub(crate) async fn whole(self) -> Result<Value, ApiError> {
+        let whole = |text| Whole { text, scores_echo: self.scores_echo, ..Whole::default() };
+        let mut choices: Vec<_> = self.echoes.into_iter().map(whole).collect();
+        let usage = self.reply.whole(|index, gain| choices[index].take(gain)).await?;
+        let mut object = self.head;
+        object["choices"] =
+            choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index)).collect();
+        object["usage"] = usage.to_json();
+        Ok(object)
+    }
+
+    /// The response as server-sent events.
+    pub(crate) fn events(self, options: StreamOptions) -> impl Stream<Item = String> + Send {
+        let frames = Frames::new(&self.head, options, self.reply.prompt_tokens());
+        let logprobs = self.echoes.iter().map(|_| Logprobs::default()).collect();
+        self.reply.events(Chunks { frames, echoes: self.echoes, logprobs })
+    }
+}
+
+/// Writes `text_completion` events.
+struct Chunks {
+    frames: Frames,
+    echoes: Vec<String>,
+    logprobs: Vec<Logprobs>,
+}
+
+impl Writer for Chunks {
+    fn open(&mut self, out: &mut String) {
+        for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
+            self.frames.chunk(out, index, &text_part(echo), None, None);
+        }
+    }
+
+    fn gain(&mut self, out: &mut String, index: usize, gain: Gain) {
+        self.frames.so_far(gain.tokens);
+        let logprobs = &mut self.logprobs[index];
+        logprobs.take(gain.logprobs);
+        let (text, reason) = (text_part(&said(&gain.deltas)), gain.ended.as_ref().map(|ended| ended.reason));
+        self.frames.chunk(out, index, &text, logprobs.drain().as_ref(), reason);
+    }
+
+    fn fail(&mut self, out: &mut String, error: &ApiError) {
+        out.push_str(&sse::error(error));
+    }
+
+    fn close(&mut self, out: &mut String, usage: &Usage) {
+        self.frames.close(out, usage);
+    }
+}
+
+/// Accumulates one choice of a non-streaming response.
+#[derive(Default)]
+struct Whole {
+    text: String,
+    scores_echo: bool,
+    logprobs: Logprobs,
+    prompt_logprobs: Value,
+    reason: &'static str,
+}
+
+impl Whole {
+    fn take(&mut self, gain: Gain) {
+        if let Some(prompt) = gain.prompt {
+            if self.scores_echo {
+                self.logprobs.take(prompt.listed);
+            }
+            self.prompt_logprobs = prompt.by_id;
+        }
+        self.text.push_str(&said(&gain.deltas));
+        self.logprobs.take(gain.logprobs);
+        if let Some(ended) = gain.ended {
+            self.reason = ended.reason;
+        }
+    }
+
+    fn into_json(self, index: usize) -> Value {
+        let logprobs = self.logprobs.into_json();
+        let mut choice =
+            json!({"index": index, "text": self.text, "logprobs": logprobs, "finish_reason": self.reason});
+        if !self.prompt_logprobs.is_null() {
+            choice["prompt_logprobs"] = self.prompt_logprobs;
+        }
+        choice
+    }
+}
+
+fn said(deltas: &[Delta]) -> String {
+    let text = |delta: &Delta| match delta {
+        Delta::Content(text) => text.clone(),
+        _ => String::new(),
+    };
+    deltas.iter().map(text).collect()
+}
+
+fn text_part(text: &str) -> String {
+    format!("\"text\":{}", Value::from(text))
+}
+
+/// Log-probabilities in this endpoint's layout: four parallel lists.
+#[derive(Default)]
+struct Logprobs {
+    tokens: Vec<Value>,
+    chosen: Vec<Value>,
+    top: Vec<Value>,
+    offsets: Vec<Value>,
+    offset: usize,
+}
+
+impl Logprobs {
+    fn take(&mut self, entries: Vec<Value>) {
+        for entry in entries {
+            self.offsets.push(self.offset.into());
+            self.offset += entry["token"].as_str().map_or(0, |text| text.chars().count());
+            let top = entry["top_logprobs"].as_array().map(|list| {
+                let one = |one: &Value| Some((one["token"].as_str()?.to_owned(), one["logprob"].clone()));
+                Value::Object(list.iter().filter_map(one).collect())
+            });
+            self.top.push(top.unwrap_or_default());
+            self.chosen.push(entry["logprob"].clone());
+            self.tokens.push(entry["token"].clone());
+        }
+    }
+
+    fn drain(&mut self) -> Option<Value> {
+        let offset = self.offset;
+        let lists = std::mem::replace(self, Self { offset, ..Self::default() });
+        Some(lists.into_json()).filter(|value| !value.is_null())
+    }
+
+    fn into_json(self) -> Value {
+        match self.tokens.is_empty() {
+            true => Value::Null,
+            false => json!({
+                "tokens": self.tokens, "token_logprobs": self.chosen,
+                "top_logprobs": self.top, "text_offset": self.offsets,
+            }),
+        }
+    }
+}
+
+pub(crate) async fn text_completions(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (key, body) = read_body(&app, request, COMPLETIONS).await?;
+    let completion = Completion::begin(&app, key, &body.reader())?;
+    drop(body);
+    match completion.stream {
+        Some(options) => Ok(event_stream(completion.events(options))),
+        None => Ok(Json(completion.whole().await?).into_response()),
+    }
+}

@@ -1,0 +1,149 @@
+//! OpenAI `/v1/embeddings`: L2-normalized last-token hidden state per input.
+//!
+//! Each input runs as a one-token request through the engine; its hidden state is returned beside
+//! the token.
+
+use crate::{
+    error::ApiError,
+    host::{engine_thread::Order, errors::failure, token_buffer::Piece},
+    http::{app::App, body::read_body},
+    request::{
+        embeddings::{EmbeddingsRequest, Encoding},
+        fields::EMBEDDINGS,
+        sampling::{Length, SamplingFields},
+    },
+};
+use axum::{Json, extract::Request, extract::State};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Maximum number of inputs of one request in the engine at once.
+const AT_ONCE: usize = 64;
+
+/// `{"input", "encoding_format"?}` → per input a unit vector: the normalized hidden state of its
+/// last token.
+pub(crate) async fn embeddings(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (key, body) = read_body(&app, request, EMBEDDINGS).await?;
+    let asked = EmbeddingsRequest::read(&body.reader(), app.model.facts.vocab)?;
+    drop(body);
+    app.known_model(asked.model.as_deref())?;
+    app.model.computes("embedding")?;
+    let width = app.model.facts.hidden.unwrap_or_default();
+    if let Some(other) = asked.dimensions.filter(|asked| *asked != width) {
+        let why = format!("`dimensions` must be {width}, the length of this model's vectors, not {other}");
+        return Err(ApiError::param("dimensions", why));
+    }
+    let orders = orders(&app, &asked, key)?;
+    // Within the admission limits: beyond them, submission would fail forever.
+    let longest = orders.iter().map(|order| order.tokens).max().unwrap_or(0);
+    let at_once = app.host.at_once(longest).clamp(1, AT_ONCE);
+    let vectors: Vec<(Vec<f32>, u32)> =
+        stream::iter(orders).map(|order| embed(&app, order)).buffered(at_once).try_collect().await?;
+    let tokens: u64 = vectors.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
+    let data: Vec<Value> = vectors.into_iter().zip(0..).map(|((vector, _), index)| {
+        json!({"object": "embedding", "index": index, "embedding": written(&vector, asked.encoding)})
+    }).collect();
+    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+    Ok(Json(json!({"object": "list", "model": app.model.name, "data": data, "usage": usage})))
+}
+
+/// Builds all orders first, so that an invalid input is rejected before anything is computed.
+fn orders(app: &App, asked: &EmbeddingsRequest, key: u64) -> Result<Vec<Order>, ApiError> {
+    let mut fields = SamplingFields {
+        length: Length { max_tokens: Some(1), min_tokens: 0 },
+        ignore_eos: true,
+        ..asked.sampling.clone()
+    };
+    fields.sampling.hidden = true;
+    let one = |(i, input)| {
+        let name = if asked.inputs.len() == 1 { "input".to_owned() } else { format!("input[{i}]") };
+        let ids = app.ids(input, true).map_err(|error| ApiError { param: Some(name.clone()), ..error })?;
+        if ids.is_empty() {
+            return Err(ApiError::param(&name, format!("`{name}` has no token")));
+        }
+        app.order(&name, ids, &fields, key)
+    };
+    asked.inputs.iter().enumerate().map(one).collect()
+}
+
+/// The vector of one input, and its number of tokens.
+async fn embed(app: &Arc<App>, order: Order) -> Result<(Vec<f32>, u32), ApiError> {
+    let gone = || ApiError::unavailable("the engine has stopped");
+    let mut answer = app.submit(vec![order], 1)?.pop().ok_or_else(gone)?;
+    let (mut piece, mut state) = (Piece::default(), Vec::new());
+    let ended = loop {
+        answer.next(&mut piece).await?;
+        state.append(&mut piece.hidden);
+        if let Some(ended) = piece.ended {
+            break ended;
+        }
+    };
+    match failure(ended.finish) {
+        Some(error) => Err(error),
+        None => Ok((unit(state)?, ended.prompt)),
+    }
+}
+
+/// L2 normalization: `v / |v|`.
+fn unit(mut vector: Vec<f32>) -> Result<Vec<f32>, ApiError> {
+    let length = vector.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
+    if length == 0.0 || !length.is_finite() {
+        return Err(ApiError::failed("the input has no direction: its hidden state is zero or no number"));
+    }
+    vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+    Ok(vector)
+}
+
+fn written(vector: &[f32], encoding: Encoding) -> Value {
+    match encoding {
+        Encoding::Float => vector.into(),
+        Encoding::Base64 => {
+            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            base64(&bytes).into()
+        }
+    }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let bits = (0..3).fold(0, |bits, i| bits << 8 | group.get(i).map_or(0, |byte| usize::from(*byte)));
+        for place in 0..4 {
+            // `n` bytes fill `n + 1` digits.
+            let digit = DIGITS[bits >> (18 - 6 * place) & 63];
+            text.push(if place <= group.len() { digit.into() } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_as_its_standard_shows_it() {
+        for (bytes, text) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("\u{ff}\u{fe}", "w7/Dvg=="),
+        ] {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
+
+    #[test]
+    fn vectors_have_length_one_or_are_refused() {
+        assert_eq!(unit(vec![3.0, 0.0, -4.0]), Ok(vec![0.6, 0.0, -0.8]));
+        assert!(unit(vec![1e30, 1e30]).is_ok_and(|v| (v[0] - 0.5f32.sqrt()).abs() < 1e-6));
+        assert!(unit(vec![0.0; 3]).is_err() && unit(vec![f32::NAN]).is_err() && unit(vec![]).is_err());
+    }
+}

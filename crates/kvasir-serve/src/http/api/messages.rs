@@ -1,0 +1,239 @@
+//! Anthropic `/v1/messages` and `/v1/messages/count_tokens`: responses as one object or as typed
+//! SSE events.
+
+use crate::{
+    answer::items::{Item, ItemEvent, ItemKind, Items},
+    error::ApiError,
+    http::{
+        answers::{
+            answer_stream::{Ended, Gain},
+            reply::{Reply, Writer},
+            sse::{self, event_stream},
+            submit_chat::ask,
+            usage::Usage,
+        },
+        app::App,
+        body::read_body,
+    },
+    request::{
+        fields::{COUNT_TOKENS, MESSAGES},
+        messages::MessagesRequest,
+        reader::Reader,
+    },
+};
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use futures_util::Stream;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Paths of Anthropic's endpoints, which have an error format of their own.
+pub(crate) const MESSAGES_PATH: &str = "/v1/messages";
+
+pub(crate) const COUNT_TOKENS_PATH: &str = "/v1/messages/count_tokens";
+
+/// A Messages API request that has been submitted to the engine.
+pub(crate) struct Messages {
+    head: Head,
+    reply: Reply,
+    pub(crate) stream: bool,
+}
+
+impl Messages {
+    /// Validates and submits the request.
+    pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
+        let facts = &app.model.facts;
+        let request =
+            MessagesRequest::read(body, &facts.sampling, facts.vocab, app.rules.strip_billing_header)?.chat;
+        let reply = ask(app, key, &request, "messages")?;
+        let head = Head { id: app.new_id(), model: app.model.name.clone() };
+        Ok(Self { head, reply, stream: request.stream.is_some() })
+    }
+
+    /// The non-streaming response.
+    pub(crate) async fn whole(self) -> Result<Value, ApiError> {
+        let (mut items, mut ended) = (Items::default(), None);
+        let usage = self.reply.whole(|_, gain| {
+            for delta in gain.deltas {
+                items.push(delta);
+            }
+            ended = gain.ended.or(ended.take());
+        });
+        let usage = usage.await?;
+        let blocks = items.all().iter().enumerate().map(|(index, item)| self.head.block(index, item, true));
+        let (reason, sequence) = stop(ended.as_ref());
+        Ok(self.head.message(blocks.collect(), reason, sequence, tokens(&usage)))
+    }
+
+    /// The response as server-sent events.
+    pub(crate) fn events(self) -> impl Stream<Item = String> + Send {
+        let prompt = self.reply.prompt_tokens();
+        self.reply.events(Events {
+            head: self.head,
+            prompt,
+            items: Items::default(),
+            ended: None,
+            failed: false,
+        })
+    }
+}
+
+/// `/v1/messages/count_tokens`.
+pub(crate) fn count(app: &App, body: &Reader) -> Result<Value, ApiError> {
+    let facts = &app.model.facts;
+    let request =
+        MessagesRequest::read_for_count(body, &facts.sampling, facts.vocab, app.rules.strip_billing_header)?
+            .chat;
+    app.known_model(request.model.as_deref())?;
+    Ok(json!({"input_tokens": app.model.chat_prompt(&request)?.len()}))
+}
+
+/// Usage object; in this API, prefix cache hits do not count as input tokens.
+fn tokens(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt.saturating_sub(usage.cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+    })
+}
+
+/// `stop_reason` and `stop_sequence`.
+fn stop(ended: Option<&Ended>) -> (Value, Value) {
+    match ended {
+        None => (Value::Null, Value::Null),
+        Some(Ended { stop: Some(text), .. }) => ("stop_sequence".into(), text.as_str().into()),
+        Some(Ended { reason, .. }) => {
+            let reason = match *reason {
+                "length" => "max_tokens",
+                "tool_calls" => "tool_use",
+                _ => "end_turn",
+            };
+            (reason.into(), Value::Null)
+        }
+    }
+}
+
+struct Head {
+    id: String,
+    model: String,
+}
+
+impl Head {
+    fn message(&self, content: Vec<Value>, reason: Value, sequence: Value, usage: Value) -> Value {
+        json!({
+            "id": format!("msg_{}", self.id), "type": "message", "role": "assistant", "model": self.model,
+            "content": content, "stop_reason": reason, "stop_sequence": sequence, "usage": usage,
+        })
+    }
+
+    /// A content block: empty at its start, or with its whole text.
+    fn block(&self, index: usize, item: &Item, whole: bool) -> Value {
+        let text = if whole { item.text.as_str() } else { "" };
+        match &item.kind {
+            ItemKind::Text => json!({"type": "text", "text": text}),
+            // Signatures cannot be verified here, so none is issued.
+            ItemKind::Reasoning => json!({"type": "thinking", "thinking": text, "signature": ""}),
+            ItemKind::Call(name) => {
+                let input = serde_json::from_str(text).ok().filter(Value::is_object);
+                let input = input.unwrap_or_else(|| json!({}));
+                json!({"type": "tool_use", "id": format!("toolu_{}_{index}", self.id), "name": name, "input": input})
+            }
+        }
+    }
+}
+
+/// Writes the SSE events of a message.
+struct Events {
+    head: Head,
+    prompt: u64,
+    items: Items,
+    ended: Option<Ended>,
+    failed: bool,
+}
+
+impl Events {
+    fn item(&self, out: &mut String, index: usize, event: &ItemEvent) {
+        let Some(item) = self.items.all().get(index) else { return };
+        let value = match event {
+            ItemEvent::Begin => {
+                let block = self.head.block(index, item, false);
+                json!({"type": "content_block_start", "index": index, "content_block": block})
+            }
+            ItemEvent::More(text) => {
+                let delta = match item.kind {
+                    ItemKind::Text => json!({"type": "text_delta", "text": text}),
+                    ItemKind::Reasoning => json!({"type": "thinking_delta", "thinking": text}),
+                    ItemKind::Call(_) => json!({"type": "input_json_delta", "partial_json": text}),
+                };
+                json!({"type": "content_block_delta", "index": index, "delta": delta})
+            }
+            ItemEvent::End => json!({"type": "content_block_stop", "index": index}),
+        };
+        sse::typed(out, &value);
+    }
+}
+
+impl Writer for Events {
+    fn open(&mut self, out: &mut String) {
+        let usage = tokens(&Usage { prompt: self.prompt, ..Usage::default() });
+        let message = self.head.message(Vec::new(), Value::Null, Value::Null, usage);
+        sse::typed(out, &json!({"type": "message_start", "message": message}));
+    }
+
+    fn gain(&mut self, out: &mut String, _: usize, gain: Gain) {
+        for delta in gain.deltas {
+            for (index, event) in self.items.push(delta) {
+                self.item(out, index, &event);
+            }
+        }
+        self.ended = gain.ended;
+    }
+
+    fn ping(&mut self, out: &mut String) {
+        sse::typed(out, &json!({"type": "ping"}));
+    }
+
+    fn fail(&mut self, out: &mut String, error: &ApiError) {
+        self.failed = true;
+        sse::typed(out, &error.to_anthropic());
+    }
+
+    fn close(&mut self, out: &mut String, usage: &Usage) {
+        // The error event was the last one.
+        if self.failed {
+            return;
+        }
+        if let Some((index, event)) = self.items.finish() {
+            self.item(out, index, &event);
+        }
+        let (reason, sequence) = stop(self.ended.as_ref());
+        let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+        sse::typed(out, &json!({"type": "message_delta", "delta": delta, "usage": tokens(usage)}));
+        sse::typed(out, &json!({"type": "message_stop"}));
+    }
+}
+
+pub(crate) async fn anthropic_messages(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (key, body) = read_body(&app, request, MESSAGES).await?;
+    let message = Messages::begin(&app, key, &body.reader())?;
+    drop(body);
+    match message.stream {
+        true => Ok(event_stream(message.events())),
+        false => Ok(Json(message.whole().await?).into_response()),
+    }
+}
+
+pub(crate) async fn count_tokens(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (_, body) = read_body(&app, request, COUNT_TOKENS).await?;
+    Ok(Json(count(&app, &body.reader())?))
+}

@@ -1,0 +1,15 @@
+//! One file per endpoint or family of endpoints: reads the request, submits it, writes the response.
+//!
+//! Knows no socket and no middleware; builds on `http::body` and `http::answers`.
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod embeddings;
+pub(crate) mod messages;
+pub(crate) mod openapi;
+pub(crate) mod responses;
+pub(crate) mod sessions;
+pub(crate) mod status;
+pub(crate) mod steps;
+pub(crate) mod tokens;
+pub(crate) mod web_ui;

@@ -1,0 +1,380 @@
+//! OpenAI `/v1/responses`: response object with output items, and its numbered SSE events.
+
+use crate::{
+    answer::{
+        events::Delta,
+        items::{Item, ItemEvent, ItemKind, Items},
+    },
+    error::ApiError,
+    http::{
+        answers::{
+            answer_stream::{Ended, Gain},
+            reply::{Reply, Writer},
+            sse::{self, event_stream},
+            submit_chat::ask,
+            usage::Usage,
+        },
+        app::{App, seconds},
+        body::read_body,
+    },
+    request::{
+        chat::ChatRequest, fields::RESPONSES, reader::Reader, responses::ResponsesRequest,
+        responses_tools::custom_input, tools::ToolKind,
+    },
+};
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use futures_util::Stream;
+use serde_json::{Value, json};
+use std::{collections::HashMap, sync::Arc};
+
+/// A response request that has been submitted to the engine.
+pub(crate) struct Responses {
+    form: Form,
+    reply: Reply,
+    pub(crate) stream: bool,
+}
+
+impl Responses {
+    /// Validates and submits the request.
+    pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
+        let facts = &app.model.facts;
+        let request = ResponsesRequest::read(body, &facts.sampling, facts.vocab)?;
+        let reply = ask(app, key, &request.chat, "input")?;
+        let kinds = request.chat.tools.iter().filter(|tool| tool.kind != ToolKind::Function);
+        let form = Form {
+            id: app.new_id(),
+            response: describe(app, &request.chat, body),
+            kinds: kinds.map(|tool| (tool.name.clone(), tool.kind.clone())).collect(),
+            logprobs: HashMap::new(),
+        };
+        Ok(Self { form, reply, stream: request.chat.stream.is_some() })
+    }
+
+    /// The non-streaming response.
+    pub(crate) async fn whole(mut self) -> Result<Value, ApiError> {
+        let (mut items, mut ended) = (Items::default(), None);
+        let form = &mut self.form;
+        let usage = self.reply.whole(|_, gain| {
+            form.take(&mut items, gain.deltas, gain.logprobs);
+            ended = gain.ended.or(ended.take());
+        });
+        let usage = usage.await?;
+        Ok(self.form.finished(&items, ended.as_ref(), &usage))
+    }
+
+    /// The response as server-sent events.
+    pub(crate) fn events(self) -> impl Stream<Item = String> + Send {
+        let Self { form, reply, .. } = self;
+        reply.events(Events { form, items: Items::default(), ended: None, sequence: 0, failed: false })
+    }
+}
+
+/// The initial response object, which echoes the request's parameters.
+fn describe(app: &App, request: &ChatRequest, body: &Reader) -> Value {
+    let asked = |name: &str, default: Value| body.get(name).cloned().unwrap_or(default);
+    let sampling = &request.sampling.sampling;
+    json!({
+        "object": "response",
+        "created_at": seconds(),
+        "status": "in_progress",
+        "background": false,
+        "error": null,
+        "incomplete_details": null,
+        "instructions": asked("instructions", Value::Null),
+        "max_output_tokens": asked("max_output_tokens", Value::Null),
+        "max_tool_calls": null,
+        "metadata": asked("metadata", json!({})),
+        "model": app.model.name,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": null,
+        "reasoning": asked("reasoning", json!({"effort": null, "summary": null})),
+        "service_tier": "default",
+        "store": false,
+        "temperature": asked("temperature", sampling.temperature.into()),
+        "text": asked("text", json!({"format": {"type": "text"}})),
+        "tool_choice": asked("tool_choice", "auto".into()),
+        "tools": asked("tools", json!([])),
+        "top_logprobs": asked("top_logprobs", 0.into()),
+        "top_p": asked("top_p", sampling.top_p.into()),
+        "truncation": "disabled",
+        "usage": null,
+        "user": asked("user", Value::Null),
+    })
+}
+
+/// Serializes the response object and its items.
+struct Form {
+    id: String,
+    response: Value,
+    /// Client-side kind of tools that are not plain functions, by name.
+    kinds: HashMap<String, ToolKind>,
+    /// Log-probabilities of text items, by item index.
+    logprobs: HashMap<usize, Vec<Value>>,
+}
+
+/// Item index, event, and the log-probabilities that belong to it.
+type Happened = (usize, ItemEvent, Vec<Value>);
+
+impl Form {
+    /// Feeds deltas into the items. Log-probabilities that arrive together attach to the first text
+    /// among their deltas.
+    fn take(&mut self, items: &mut Items, deltas: Vec<Delta>, mut logprobs: Vec<Value>) -> Vec<Happened> {
+        let mut happened = Vec::new();
+        for delta in deltas {
+            for (index, event) in items.push(delta) {
+                let is_text = items.all().get(index).is_some_and(|item| item.kind == ItemKind::Text);
+                let own = match event {
+                    ItemEvent::More(_) if is_text => std::mem::take(&mut logprobs),
+                    _ => Vec::new(),
+                };
+                self.logprobs.entry(index).or_default().extend(own.iter().cloned());
+                happened.push((index, event, own));
+            }
+        }
+        happened
+    }
+
+    fn response(&self) -> Value {
+        let mut response = self.response.clone();
+        response["id"] = format!("resp_{}", self.id).into();
+        response
+    }
+
+    fn finished(&self, items: &Items, ended: Option<&Ended>, usage: &Usage) -> Value {
+        let cut = ended.is_some_and(|ended| ended.reason == "length");
+        let status = if cut { "incomplete" } else { "completed" };
+        let mut response = self.response();
+        response["status"] = status.into();
+        if cut {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        let last = items.all().len().saturating_sub(1);
+        let output = items.all().iter().enumerate().map(|(index, item)| {
+            let status = if cut && index == last { "incomplete" } else { "completed" };
+            self.item(index, item, status)
+        });
+        response["output"] = output.collect();
+        response["usage"] = json!({
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached},
+            "output_tokens": usage.completion,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+            "total_tokens": usage.prompt + usage.completion,
+        });
+        response
+    }
+
+    fn item_id(&self, index: usize, item: &Item) -> String {
+        let kind = match item.kind {
+            ItemKind::Reasoning => "rs",
+            ItemKind::Text => "msg",
+            ItemKind::Call(_) if self.is_custom(item) => "ctc",
+            ItemKind::Call(_) => "fc",
+        };
+        format!("{kind}_{}_{index}", self.id)
+    }
+
+    /// An output item; its content is empty while `in_progress`.
+    fn item(&self, index: usize, item: &Item, status: &str) -> Value {
+        let begun = status == "in_progress";
+        let content = if begun { json!([]) } else { json!([self.part(index, item, &item.text)]) };
+        let id = self.item_id(index, item);
+        match &item.kind {
+            ItemKind::Reasoning => {
+                json!({"id": id, "type": "reasoning", "status": status, "summary": [], "content": content})
+            }
+            ItemKind::Text => {
+                json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
+            }
+            ItemKind::Call(name) => {
+                let call = format!("call_{}_{index}", self.id);
+                let arguments = if begun { "" } else { item.text.as_str() };
+                let (name, namespace) = self.called(name);
+                let mut object = json!({
+                    "id": id, "type": "function_call", "status": status, "call_id": call, "name": name,
+                });
+                if let Some(namespace) = namespace {
+                    object["namespace"] = namespace.into();
+                }
+                if self.is_custom(item) {
+                    object["type"] = "custom_tool_call".into();
+                    object["input"] = custom_input(arguments).into();
+                } else {
+                    object["arguments"] = arguments.into();
+                }
+                object
+            }
+        }
+    }
+
+    /// The name and namespace of a called function, as the client offered them.
+    fn called<'a>(&'a self, function: &'a str) -> (&'a str, Option<&'a str>) {
+        match self.kinds.get(function) {
+            Some(ToolKind::Namespaced { namespace, name, .. }) => (name, Some(namespace)),
+            _ => (function, None),
+        }
+    }
+
+    fn is_custom(&self, item: &Item) -> bool {
+        matches!(&item.kind, ItemKind::Call(name) if self.kinds.get(name).is_some_and(ToolKind::is_custom))
+    }
+
+    fn logprobs_of(&self, index: usize) -> &[Value] {
+        self.logprobs.get(&index).map_or(&[], Vec::as_slice)
+    }
+
+    fn part(&self, index: usize, item: &Item, text: &str) -> Value {
+        match item.kind {
+            ItemKind::Reasoning => json!({"type": "reasoning_text", "text": text}),
+            _ => {
+                let logprobs = if text.is_empty() { &[] } else { self.logprobs_of(index) };
+                json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
+            }
+        }
+    }
+}
+
+/// Writes the SSE events of a response, numbered from 0.
+struct Events {
+    form: Form,
+    items: Items,
+    ended: Option<Ended>,
+    sequence: u64,
+    failed: bool,
+}
+
+impl Events {
+    fn tell(&mut self, out: &mut String, name: &str, mut event: Value) {
+        event["type"] = name.into();
+        event["sequence_number"] = self.sequence.into();
+        self.sequence += 1;
+        sse::typed(out, &event);
+    }
+
+    /// Writes the events of one item event, including those of its single content part.
+    fn item(&mut self, out: &mut String, index: usize, event: ItemEvent, logprobs: &[Value]) {
+        let Some(item) = self.items.all().get(index).cloned() else { return };
+        let place = |mut event: Value| {
+            event["item_id"] = self.form.item_id(index, &item).into();
+            event["output_index"] = index.into();
+            if !matches!(item.kind, ItemKind::Call(_)) {
+                event["content_index"] = 0.into();
+            }
+            event
+        };
+        let stem = match item.kind {
+            ItemKind::Reasoning => "response.reasoning_text",
+            ItemKind::Text => "response.output_text",
+            ItemKind::Call(_) if self.form.is_custom(&item) => "response.custom_tool_call_input",
+            ItemKind::Call(_) => "response.function_call_arguments",
+        };
+        let is_custom = self.form.is_custom(&item);
+        let is_call = matches!(item.kind, ItemKind::Call(_));
+        let mut events = Vec::new();
+        match event {
+            ItemEvent::Begin => {
+                let begun = self.form.item(index, &item, "in_progress");
+                events.push((
+                    "response.output_item.added".into(),
+                    json!({"output_index": index, "item": begun}),
+                ));
+                if !is_call {
+                    let part = place(json!({"part": self.form.part(index, &item, "")}));
+                    events.push(("response.content_part.added".into(), part));
+                }
+            }
+            // A custom tool's input is nested in the JSON arguments, so it is sent once they are
+            // complete.
+            ItemEvent::More(_) if is_custom => {}
+            ItemEvent::More(text) => {
+                let mut delta = place(json!({"delta": text}));
+                if item.kind == ItemKind::Text {
+                    delta["logprobs"] = logprobs.into();
+                }
+                events.push((format!("{stem}.delta"), delta));
+            }
+            ItemEvent::End => {
+                if is_custom {
+                    let input = place(json!({"delta": custom_input(&item.text)}));
+                    events.push((format!("{stem}.delta"), input));
+                }
+                let done = match &item.kind {
+                    ItemKind::Call(_) if is_custom => json!({"input": custom_input(&item.text)}),
+                    ItemKind::Call(name) => json!({"name": self.form.called(name).0, "arguments": item.text}),
+                    ItemKind::Text => json!({"text": item.text, "logprobs": self.form.logprobs_of(index)}),
+                    ItemKind::Reasoning => json!({"text": item.text}),
+                };
+                events.push((format!("{stem}.done"), place(done)));
+                if !is_call {
+                    let part = place(json!({"part": self.form.part(index, &item, &item.text)}));
+                    events.push(("response.content_part.done".into(), part));
+                }
+                let cut = self.ended.as_ref().is_some_and(|ended| ended.reason == "length");
+                let whole = self.form.item(index, &item, if cut { "incomplete" } else { "completed" });
+                events.push((
+                    "response.output_item.done".into(),
+                    json!({"output_index": index, "item": whole}),
+                ));
+            }
+        }
+        for (name, event) in events {
+            self.tell(out, &name, event);
+        }
+    }
+}
+
+impl Writer for Events {
+    fn open(&mut self, out: &mut String) {
+        for name in ["response.created", "response.in_progress"] {
+            let response = self.form.response();
+            self.tell(out, name, json!({"response": response}));
+        }
+    }
+
+    fn gain(&mut self, out: &mut String, _: usize, gain: Gain) {
+        for (index, event, logprobs) in self.form.take(&mut self.items, gain.deltas, gain.logprobs) {
+            self.item(out, index, event, &logprobs);
+        }
+        self.ended = gain.ended;
+    }
+
+    fn fail(&mut self, out: &mut String, error: &ApiError) {
+        self.failed = true;
+        let mut response = self.form.response();
+        response["status"] = "failed".into();
+        response["error"] = json!({"code": "server_error", "message": error.message});
+        self.tell(out, "response.failed", json!({"response": response}));
+    }
+
+    fn close(&mut self, out: &mut String, usage: &Usage) {
+        // The failure event was the last one.
+        if self.failed {
+            return;
+        }
+        if let Some((index, event)) = self.items.finish() {
+            self.item(out, index, event, &[]);
+        }
+        let response = self.form.finished(&self.items, self.ended.as_ref(), usage);
+        let name =
+            if response["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
+        self.tell(out, name, json!({"response": response}));
+    }
+}
+
+pub(crate) async fn responses_create(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (key, body) = read_body(&app, request, RESPONSES).await?;
+    let response = Responses::begin(&app, key, &body.reader())?;
+    drop(body);
+    match response.stream {
+        true => Ok(event_stream(response.events())),
+        false => Ok(Json(response.whole().await?).into_response()),
+    }
+}

@@ -1,0 +1,255 @@
+//! `/v1/sessions` (create, list, show, delete, fork, rewind), and chats and completions within a
+//! session.
+//!
+//! A session retains a conversation and its KV cache across requests. The server keeps messages and
+//! tokens (`crate::session::store`); the engine keeps K/V under the same id. A request in a session holds
+//! a `Turn`, which commits only if the answer ends normally; a failed one leaves the session
+//! unchanged.
+
+use crate::{
+    context::ignored_fields::IgnoredFields,
+    error::ApiError,
+    host::{errors::failure, token_buffer::Piece},
+    http::{
+        access::api_keys::Caller,
+        app::{App, seconds},
+        body::read_body,
+    },
+    request::{
+        body::Body,
+        chat::ChatRequest,
+        fields::{FORK, REWIND, SESSIONS},
+        reader::Reader,
+        sampling::SamplingFields,
+        sessions::{Begin, ForkRequest, Place, SessionRequest, read_rewind},
+    },
+    session::store::{self, Said, Session, Tokens},
+};
+use axum::{
+    Extension, Json,
+    extract::{Path, Request, State},
+};
+use kvasir_engine::SessionId;
+use kvasir_kv::Token;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+type Answer = Result<Json<Value>, ApiError>;
+
+/// `POST /v1/sessions`
+pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Answer {
+    let (key, body) = read_body(&app, request, SESSIONS).await?;
+    let ignored = body.ignored.clone();
+    let request = SessionRequest::read(&body.reader(), app.model.facts.vocab)?;
+    drop(body);
+    app.known_model(request.model.as_deref())?;
+    app.expire_sessions();
+    app.sessions.room()?;
+    let (said, tokens, param) = match request.begin {
+        Begin::Empty => (Said::Nothing, Tokens::default(), "prompt"),
+        Begin::Prompt(prompt) => (Said::Text, app.ids(&prompt, true)?.into(), "prompt"),
+        Begin::Messages(messages) => {
+            let tokens = rendered(&app, &messages, &ignored)?;
+            (app.sessions.messages(messages), tokens, "messages")
+        }
+    };
+    let id = app.new_session();
+    let name = store::name(id);
+    let new = Fresh::insert(&app, vec![(id, Session::new(key, request.ttl))])?;
+    fill(&app, key, &name, param, said, tokens).await?;
+    new.keep();
+    one(&app, key, &name)
+}
+
+/// New sessions not yet reported to the client. Dropping this removes them again, when the request
+/// fails or the client disconnects.
+struct Fresh<'a> {
+    app: &'a App,
+    ids: Vec<SessionId>,
+}
+
+impl<'a> Fresh<'a> {
+    fn insert(app: &'a App, sessions: Vec<(SessionId, Session)>) -> Result<Self, ApiError> {
+        let ids = sessions.iter().map(|(id, _)| *id).collect();
+        app.sessions.insert(sessions)?;
+        Ok(Self { app, ids })
+    }
+
+    /// Commits the sessions: the client now learns their ids.
+    fn keep(mut self) {
+        self.ids.clear();
+    }
+}
+
+impl Drop for Fresh<'_> {
+    fn drop(&mut self) {
+        self.app.sessions.forget(&self.ids);
+        self.ids.iter().for_each(|id| self.app.host.end_session(*id));
+    }
+}
+
+/// Prefills the initial tokens of a new session.
+async fn fill(
+    app: &Arc<App>,
+    key: u64,
+    name: &str,
+    param: &str,
+    said: Said,
+    tokens: Tokens,
+) -> Result<(), ApiError> {
+    let (turn, ()) = app.sessions.begin(name, key, |_| Ok(()))?;
+    if !tokens.is_empty() {
+        let facts = &app.model.facts;
+        let mut fields = SamplingFields::read(&Body::default().reader(), &facts.sampling, facts.vocab)?;
+        fields.length.max_tokens = Some(0);
+        let mut order = app.order(param, tokens.to_vec(), &fields, key)?;
+        order.request.params.session = Some(turn.id());
+        for mut answer in app.submit(vec![order], 1)? {
+            let mut piece = Piece::default();
+            let summary = loop {
+                answer.next(&mut piece).await?;
+                if let Some(summary) = piece.ended {
+                    break summary;
+                }
+            };
+            failure(summary.finish).map_or(Ok(()), Err)?;
+        }
+    }
+    turn.finish(said, tokens);
+    Ok(())
+}
+
+/// `GET /v1/sessions`
+pub(crate) async fn list(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Answer {
+    app.expire_sessions();
+    let data: Vec<Value> =
+        app.sessions.of(caller.0).iter().map(|(id, session)| object(&app, *id, session)).collect();
+    Ok(Json(json!({"object": "list", "data": data})))
+}
+
+/// `GET /v1/sessions/ID`
+pub(crate) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Answer {
+    app.expire_sessions();
+    one(&app, caller.0, &name)
+}
+
+/// `DELETE /v1/sessions/ID`
+pub(crate) async fn delete(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Answer {
+    app.expire_sessions();
+    app.host.end_session(app.sessions.remove(&name, caller.0)?);
+    Ok(Json(json!({"id": name, "object": "session", "deleted": true})))
+}
+
+/// `POST /v1/sessions/ID/fork`
+pub(crate) async fn fork(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Answer {
+    let (key, body) = read_body(&app, request, FORK).await?;
+    let request = ForkRequest::read(&body.reader())?;
+    drop(body);
+    app.expire_sessions();
+    let (from, source) = app.sessions.get(&name, key)?;
+    let (said, tokens) = match request.at {
+        None => (source.said.clone(), source.tokens.clone()),
+        Some(place) => cut(&app, &source, place, "at")?,
+    };
+    let forks: Vec<SessionId> = (0..request.n).map(|_| app.new_session()).collect();
+    let branch = |id: &SessionId| (*id, source.branch(said.clone(), tokens.clone()));
+    let new = Fresh::insert(&app, forks.iter().map(branch).collect())?;
+    app.host.fork(from, &forks, common(&source.tokens, &tokens)).await?;
+    new.keep();
+    let data: Result<Vec<Value>, ApiError> = forks
+        .iter()
+        .map(|id| app.sessions.get(&store::name(*id), key).map(|(id, session)| object(&app, id, &session)))
+        .collect();
+    Ok(Json(json!({"object": "list", "data": data?})))
+}
+
+/// `POST /v1/sessions/ID/rewind`
+pub(crate) async fn rewind(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> Answer {
+    let (key, body) = read_body(&app, request, REWIND).await?;
+    let place = read_rewind(&body.reader())?;
+    drop(body);
+    app.expire_sessions();
+    let (turn, source) = app.sessions.begin(&name, key, |session| Ok(session.clone()))?;
+    let (said, tokens) = cut(&app, &source, place, "to")?;
+    app.host.rewind(turn.id(), common(&source.tokens, &tokens)).await?;
+    turn.finish(said, tokens);
+    one(&app, key, &name)
+}
+
+fn one(app: &App, key: u64, name: &str) -> Answer {
+    let (id, session) = app.sessions.get(name, key)?;
+    Ok(Json(object(app, id, &session)))
+}
+
+fn object(app: &App, id: SessionId, session: &Session) -> Value {
+    let length = session.tokens.len();
+    json!({
+        "id": store::name(id),
+        "object": "session",
+        "model": app.model.name,
+        "length": length,
+        "messages": session.messages().map(<[Value]>::len),
+        "cached": (app.host.kept(id) as usize).min(length),
+        "ttl": session.ttl.as_secs(),
+        "expires": seconds() + session.left().as_secs(),
+    })
+}
+
+/// Length of the common token prefix.
+fn common(a: &[Token], b: &[Token]) -> u32 {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count() as u32
+}
+
+/// Tokens of a conversation rendered without a generation prompt.
+fn rendered(app: &App, messages: &[Value], ignored: &IgnoredFields) -> Result<Tokens, ApiError> {
+    let mut body = Map::new();
+    body.insert("messages".into(), messages.into());
+    body.insert("add_generation_prompt".into(), false.into());
+    let facts = &app.model.facts;
+    Ok(app
+        .model
+        .chat_prompt(&ChatRequest::read(&Reader::new(&body, ignored), &facts.sampling, facts.vocab)?)?
+        .into())
+}
+
+/// The session's content truncated at a place.
+fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said, Tokens), ApiError> {
+    let beyond = |what: &str, n: u32, all: usize| {
+        ApiError::param(param, format!("`{param}` counts {n} {what}; of those the session has {all}"))
+    };
+    let length = session.tokens.len();
+    match (place, &session.said) {
+        (Place::Token(n), _) if n as usize > length => Err(beyond("tokens", n, length)),
+        (Place::Token(0) | Place::Message(0), _) => Ok((Said::Nothing, Tokens::default())),
+        (Place::Token(n), _) if n as usize == length => Ok((session.said.clone(), session.tokens.clone())),
+        (Place::Token(n), Said::Text | Said::Nothing) => {
+            Ok((Said::Text, session.tokens[..n as usize].into()))
+        }
+        (Place::Token(_), Said::Messages(_)) => Err(ApiError::param(
+            param,
+            format!("`{param}` counts tokens, and this is a session of messages: give {{\"message\": k}}"),
+        )),
+        (Place::Message(k), Said::Messages(messages)) => match messages.get(..k as usize) {
+            None => Err(beyond("messages", k, messages.len())),
+            Some(all) if all.len() == messages.len() => Ok((session.said.clone(), session.tokens.clone())),
+            Some(kept) => {
+                Ok((app.sessions.messages(kept.to_vec()), rendered(app, kept, &IgnoredFields::default())?))
+            }
+        },
+        (Place::Message(_), Said::Text | Said::Nothing) => {
+            Err(ApiError::param(param, format!("`{param}` counts messages, and this session has none")))
+        }
+    }
+}

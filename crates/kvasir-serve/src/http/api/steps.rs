@@ -1,0 +1,55 @@
+//! `GET /v1/engine/steps`: live engine steps as server-sent events, for the web UI's engine view.
+
+use crate::{
+    error::ApiError,
+    host::step_subscription::{Sight, Sights},
+    http::{
+        answers::sse::{self, event_stream},
+        app::App,
+    },
+};
+use axum::{extract::State, response::Response};
+use futures_util::{StreamExt, stream};
+use serde_json::json;
+use std::{sync::Arc, time::Duration};
+use tokio::time::timeout;
+
+/// Heartbeat interval. The page reports the server as unreachable soon after two missing
+/// heartbeats.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// Maximum number of steps per write.
+const AT_ONCE: usize = 256;
+
+/// Streams every engine step. `begin` events carry the configuration and reset the drawing; all
+/// others are steps in the trace page's format.
+pub(crate) async fn steps(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let sights = app.live.watch.begin()?;
+    let setup = json!({"title": app.model.name, "setup": app.live.setup}).to_string();
+    let begin = format!("event: begin\n{}", sse::event(&setup));
+    let first = begin.clone();
+    let rest = stream::unfold((sights, begin), |(mut sights, begin)| async move {
+        let text = written(&mut sights, &begin).await?;
+        Some((text, (sights, begin)))
+    });
+    Ok(event_stream(stream::iter([first]).chain(rest)))
+}
+
+/// Available events, or a heartbeat; `None` at the end.
+async fn written(sights: &mut Sights, begin: &str) -> Option<String> {
+    let Ok(first) = timeout(SILENCE, sights.next()).await else { return Some(": quiet\n\n".into()) };
+    let mut out = sight(first?, begin);
+    for _ in 1..AT_ONCE {
+        let Some(next) = sights.ready() else { break };
+        out.push_str(&sight(next, begin));
+    }
+    Some(out)
+}
+
+fn sight(sight: Sight, begin: &str) -> String {
+    match sight {
+        Sight::Begin => begin.to_owned(),
+        // Serialization of plain numbers and strings cannot fail.
+        Sight::Step(step) => sse::event(&serde_json::to_string(&step).unwrap_or_default()),
+    }
+}

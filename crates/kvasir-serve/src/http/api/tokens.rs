@@ -1,0 +1,95 @@
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`, compatible with vLLM's routes.
+
+use crate::{
+    error::ApiError,
+    http::{app::App, body::read_body},
+    request::{
+        chat::ChatRequest,
+        fields::{DETOKENIZE, TOKENIZE},
+        reader::Reader,
+    },
+};
+use axum::{Json, extract::Request, extract::State};
+use kvasir_kv::Token;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Maximum number of ids per `/detokenize`.
+const MAX_IDS: usize = 1 << 20;
+
+/// `POST /tokenize`: `{"prompt": text, "add_special_tokens"?: bool}` or `{"messages": [..],
+/// "tools"?: [..], ..}` → `{"tokens", "count", "max_model_len"}`. `"return_token_strs": true` adds
+/// `"token_strs"`.
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let (_, body) = read_body(&app, request, TOKENIZE).await?;
+    let body = body.reader();
+    body.classify(TOKENIZE)?;
+    app.known_model(body.text("model")?)?;
+    let spelt = body.flag("return_token_strs", false)?;
+    let tokens = match body.get("messages") {
+        Some(_) => chat(&app, &body)?,
+        None => text(&app, &body)?,
+    };
+    let mut answer = json!({"count": tokens.len(), "max_model_len": app.model.facts.max_len});
+    if spelt {
+        answer["token_strs"] = tokens.iter().map(|id| app.model.spelling(*id)).collect();
+    }
+    answer["tokens"] = tokens.into();
+    Ok(Json(answer))
+}
+
+/// Fields of chats, invalid with `prompt`.
+const OF_CHATS: &[&str] =
+    &["tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"];
+/// Fields of texts, invalid with `messages`.
+const OF_TEXTS: &[&str] = &["prompt", "add_special_tokens"];
+
+fn text(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
+    if let Some(field) = OF_CHATS.iter().find(|field| body.get(field).is_some()) {
+        return Err(body.error(field, "needs `messages`"));
+    }
+    let text = body.text("prompt")?.ok_or_else(|| body.error("prompt", "is missing"))?;
+    app.model.encode(text, body.flag("add_special_tokens", true)?)
+}
+
+fn chat(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
+    if let Some(field) = OF_TEXTS.iter().find(|field| body.get(field).is_some()) {
+        return Err(body.error(field, "does not go with `messages`"));
+    }
+    let own = ["messages"].into_iter().chain(OF_CHATS.iter().copied());
+    let own = own.filter_map(|name| Some((name.to_owned(), body.get(name)?.clone())));
+    let chat: Map<String, Value> = own.collect();
+    let facts = &app.model.facts;
+    app.model.chat_prompt(&ChatRequest::read(&body.beside(&chat), &facts.sampling, facts.vocab)?)
+}
+
+/// `POST /detokenize`: `{"tokens": [id]}` → `{"prompt": text}`.
+pub(crate) async fn detokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (_, body) = read_body(&app, request, DETOKENIZE).await?;
+    let body = body.reader();
+    body.classify(DETOKENIZE)?;
+    app.known_model(body.text("model")?)?;
+    let items = body.list("tokens", MAX_IDS)?.ok_or_else(|| body.error("tokens", "is missing"))?;
+    let vocab = app.model.facts.vocab;
+    let id = |item: &Value| item.as_u64().filter(|id| *id < u64::from(vocab)).map(|id| id as u32);
+    let ids: Option<Vec<u32>> = items.iter().map(id).collect();
+    let ids = ids.ok_or_else(|| body.error("tokens", format!("must hold token ids below {vocab}")))?;
+    Ok(Json(json!({"prompt": app.model.decode(&ids)})))
+}
+
+/// `GET /tokenizer_info`: `{"tokenizer_class", "eos_token", "bos_token", "chat_template", …}`, for
+/// clients such as `lm-eval` that render chats and count tokens themselves.
+pub(crate) async fn tokenizer_info(State(app): State<Arc<App>>) -> Json<Value> {
+    let (variables, template) = app.model.template_facts();
+    let mut info = variables.clone();
+    let ends = app.model.facts.eos.first().and_then(|id| app.model.spelling(*id));
+    info.entry("eos_token").or_insert_with(|| ends.into());
+    info.entry("bos_token").or_insert(Value::Null);
+    info.insert("chat_template".into(), template.into());
+    info.insert("model_max_length".into(), app.model.facts.max_len.into());
+    info.insert("tokenizer_class".into(), "kvasir".into());
+    Json(info.into())
+}

@@ -1,0 +1,84 @@
+//! Serves the embedded web UI under a strict Content-Security-Policy.
+
+use axum::{
+    Router,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+
+/// The page may run its own scripts and contact its own server only. Style attributes come from
+/// drawing code alone; model output is escaped before it becomes HTML.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src 'self'; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// Path, content type and text of each file.
+const FILES: &[(&str, &str, &str)] = &[
+    ("/", HTML, include_str!("../../page/index.html")),
+    ("/page/icon.svg", "image/svg+xml", include_str!("../../page/icon.svg")),
+    ("/page/style.css", CSS, include_str!("../../page/style.css")),
+    ("/page/main.js", SCRIPT, include_str!("../../page/main.js")),
+    ("/page/api.js", SCRIPT, include_str!("../../page/api.js")),
+    ("/page/clipboard.js", SCRIPT, include_str!("../../page/clipboard.js")),
+    ("/page/link.js", SCRIPT, include_str!("../../page/link.js")),
+    ("/page/chat.js", SCRIPT, include_str!("../../page/chat.js")),
+    ("/page/engine.js", SCRIPT, include_str!("../../page/engine.js")),
+    ("/page/markdown.js", SCRIPT, include_str!("../../page/markdown.js")),
+    ("/page/message.js", SCRIPT, include_str!("../../page/message.js")),
+    ("/page/sessions.js", SCRIPT, include_str!("../../page/sessions.js")),
+    ("/page/settings.js", SCRIPT, include_str!("../../page/settings.js")),
+    ("/page/tools.js", SCRIPT, include_str!("../../page/tools.js")),
+    ("/page/tree.js", SCRIPT, include_str!("../../page/tree.js")),
+];
+
+/// Routes of the web UI. It needs no key itself and holds nothing secret.
+pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    let files = FILES.iter().fold(Router::new(), |router, (path, kind, text)| {
+        router.route(path, get(async move || file(kind, *text)))
+    });
+    files
+        .route("/page/view.css", get(async || file(CSS, kvasir_view::STYLE)))
+        .route("/page/view.js", get(async || file(SCRIPT, kvasir_view::script())))
+}
+
+fn file(kind: &'static str, text: impl IntoResponse) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        // The page changes with the server's version.
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (StatusCode::OK, headers, text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_holds_all_that_it_names_and_names_nothing_elsewhere() {
+        let held = |path: &str| {
+            FILES.iter().any(|(file, ..)| *file == path)
+                || ["/page/view.css", "/page/view.js"].contains(&path)
+        };
+        for (name, _, text) in FILES {
+            for quote in ['"', '\''] {
+                for part in text.split(&format!("{quote}/page/")).skip(1) {
+                    let path = format!("/page/{}", part.split(quote).next().unwrap());
+                    assert!(held(&path), "{name} names {path}");
+                }
+            }
+            for elsewhere in
+                ["src=\"http", "href=\"http", "@import", "url(", "eval(", "onclick=", " style=\"color"]
+            {
+                assert!(!text.contains(elsewhere), "{name} has {elsewhere}");
+            }
+        }
+    }
+}

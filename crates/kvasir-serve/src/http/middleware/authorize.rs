@@ -1,0 +1,32 @@
+//! Middleware that checks the host name and the API key of a request.
+
+use crate::{
+    error::ApiError,
+    http::{
+        access::{AccessControl, api_keys::Caller},
+        api::messages::{COUNT_TOKENS_PATH, MESSAGES_PATH},
+        app::App,
+        error_response::in_anthropic_format,
+    },
+};
+use axum::{
+    extract::{Request, State},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use std::sync::Arc;
+
+/// Checks host name and API key; errors on Anthropic's paths get their API's format.
+pub(crate) async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let anthropic = matches!(request.uri().path(), MESSAGES_PATH | COUNT_TOKENS_PATH);
+    let AccessControl { keys, origins, hosts } = &app.door;
+    let known = hosts.check(request.uri(), request.headers(), origins).map_err(ApiError::unknown_host);
+    let response = match known.and_then(|()| keys.check(request.headers())) {
+        Ok(key) => {
+            request.extensions_mut().insert(Caller(key));
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    };
+    if anthropic { in_anthropic_format(response) } else { response }
+}

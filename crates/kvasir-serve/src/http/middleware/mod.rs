@@ -1,0 +1,7 @@
+//! What wraps every request, outermost first: CORS, request context and access log, authentication.
+//!
+//! Builds on `http::app` and `http::access`.
+
+pub(crate) mod authorize;
+pub(crate) mod cors;
+pub(crate) mod request_context;

@@ -1,0 +1,161 @@
+//! Parses OpenAI `/v1/completions` requests: prompts as text or token ids.
+
+use crate::{
+    error::ApiError,
+    request::{
+        chat::{self, StreamOptions},
+        fields::COMPLETIONS,
+        reader::Reader,
+        response_format::AskedForm,
+        sampling::{self, SamplingFields},
+    },
+};
+use kvasir_sample::Sampling;
+use serde_json::Value;
+
+/// Maximum prompts per request.
+const MAX_PROMPTS: usize = 1024;
+/// Default `max_tokens` of this endpoint, by OpenAI's contract.
+const MAX_TOKENS: u32 = 16;
+/// Maximum log-probabilities per token.
+const MAX_LOGPROBS: i64 = 20;
+
+/// One prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text to be tokenized.
+    Text(String),
+    /// Token ids, used verbatim.
+    Ids(Vec<u32>),
+}
+
+/// A validated `/v1/completions` request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CompletionRequest {
+    /// The requested model.
+    pub model: Option<String>,
+    /// The prompts; each gets `n` choices.
+    pub prompts: Vec<Prompt>,
+    /// Sampling parameters, length limits and stop conditions.
+    pub sampling: SamplingFields,
+    /// Prepend the prompt to the answer.
+    pub echo: bool,
+    /// Required response format (structured output).
+    pub form: Option<AskedForm>,
+    /// `Some` for a streamed answer.
+    pub stream: Option<StreamOptions>,
+}
+
+impl CompletionRequest {
+    /// Parses and validates a body.
+    pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        body.classify(COMPLETIONS)?;
+        // Only the type of `session` is checked here; the session layer resolves it.
+        body.text("session")?;
+        let mut sampling = SamplingFields::read(body, defaults, vocab)?;
+        sampling.length.max_tokens.get_or_insert(MAX_TOKENS.max(sampling.length.min_tokens));
+        sampling.sampling.logprobs = body.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as u32);
+        let echo = body.flag("echo", false)?;
+        let wanted = sampling.sampling.logprobs.filter(|_| echo);
+        if wanted.is_some() {
+            sampling::whole_prompt_scores(body)?;
+            sampling.prompt_logprobs = sampling.prompt_logprobs.max(wanted);
+        }
+        Ok(Self {
+            model: body.text("model")?.map(str::to_owned),
+            prompts: prompts(body, "prompt", MAX_PROMPTS, vocab)?,
+            sampling,
+            echo,
+            form: AskedForm::read(body)?,
+            stream: chat::stream(body)?,
+        })
+    }
+}
+
+/// Parses one text, one list of token ids, or a list of at most `most` of either.
+pub(crate) fn prompts(body: &Reader, field: &str, most: usize, vocab: u32) -> Result<Vec<Prompt>, ApiError> {
+    let value = body.need(field)?;
+    if let Some(text) = value.as_str() {
+        return Ok(vec![Prompt::Text(text.to_owned())]);
+    }
+    let items =
+        value.as_array().ok_or_else(|| body.error(field, "must be a text, a list of texts, or token ids"))?;
+    match items.first() {
+        None => Err(body.error(field, "must not be empty")),
+        Some(Value::Number(_)) => Ok(vec![ids(body, field, items, vocab)?]),
+        Some(_) if items.len() > most => {
+            Err(body.error(field, format!("may have at most {most} items, not {}", items.len())))
+        }
+        Some(_) => {
+            let prompt = |(i, item): (usize, &Value)| match item {
+                Value::String(text) => Ok(Prompt::Text(text.clone())),
+                Value::Array(list) => ids(body, &format!("{field}[{i}]"), list, vocab),
+                _ => Err(body.error(&format!("{field}[{i}]"), "must be a text or token ids")),
+            };
+            items.iter().enumerate().map(prompt).collect()
+        }
+    }
+}
+
+/// Parses the prompt of an endpoint that takes exactly one.
+pub(crate) fn one_prompt(body: &Reader, vocab: u32) -> Result<Prompt, ApiError> {
+    let mut all = prompts(body, "prompt", MAX_PROMPTS, vocab)?;
+    match (all.pop(), all.is_empty()) {
+        (Some(prompt), true) => Ok(prompt),
+        _ => Err(body.error("prompt", "must be one text or one list of token ids")),
+    }
+}
+
+fn ids(body: &Reader, name: &str, items: &[Value], vocab: u32) -> Result<Prompt, ApiError> {
+    if items.is_empty() {
+        return Err(body.error(name, "must not be empty"));
+    }
+    let id = |item: &Value| {
+        let id = item.as_u64().filter(|id| *id < u64::from(vocab)).map(|id| id as u32);
+        id.ok_or_else(|| body.error(name, format!("must hold token ids below {vocab}")))
+    };
+    Ok(Prompt::Ids(items.iter().map(id).collect::<Result<_, _>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::ignored_fields::IgnoredFields;
+    use serde_json::json;
+
+    fn read(prompt: Value) -> Result<Vec<Prompt>, String> {
+        let body = json!({"prompt": prompt});
+        let request = CompletionRequest::read(
+            &Reader::new(body.as_object().unwrap(), &IgnoredFields::default()),
+            &Sampling::default(),
+            100,
+        );
+        request.map(|request| request.prompts).map_err(|error| error.param.unwrap())
+    }
+
+    #[test]
+    fn prompts_come_in_four_forms() {
+        assert_eq!(read(json!("a")).unwrap(), [Prompt::Text("a".into())]);
+        assert_eq!(read(json!(["a", "b"])).unwrap().len(), 2);
+        assert_eq!(read(json!([1, 2])).unwrap(), [Prompt::Ids(vec![1, 2])]);
+        assert_eq!(read(json!([[1], [2, 3]])).unwrap(), [Prompt::Ids(vec![1]), Prompt::Ids(vec![2, 3])]);
+    }
+
+    #[test]
+    fn bad_prompts_are_refused() {
+        for bad in [
+            json!(null),
+            json!([]),
+            json!([-1]),
+            json!([100]),
+            json!([2147483648u64]),
+            json!(7),
+            json!([1, "a"]),
+        ] {
+            assert_eq!(read(bad.clone()), Err("prompt".into()), "{bad}");
+        }
+        assert_eq!(read(json!([[1], []])), Err("prompt[1]".into()));
+        assert_eq!(read(json!([[[1]]])), Err("prompt[0]".into()));
+        assert_eq!(read(json!(vec!["a"; 1025])), Err("prompt".into()));
+    }
+}

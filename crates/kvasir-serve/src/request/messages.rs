@@ -1,0 +1,433 @@
+//! Parses Anthropic `/v1/messages` and `count_tokens` requests into a `ChatRequest`.
+//!
+//! Conversation rule: each `tool_use` of an assistant message must be answered by a `tool_result`
+//! of the next message. A final assistant message is continued (prefilled answer). Content that the
+//! model cannot read is replaced by a note or rejected, never dropped silently.
+
+#[cfg(test)]
+mod tests;
+
+use crate::{
+    error::ApiError,
+    request::{
+        body::Budget,
+        chat::{ChatRequest, StreamOptions, ThinkingBudget, effort_word},
+        conversation::{AssistantTurn, Message, Role, left_out, no_text},
+        fields::{COUNT_TOKENS, MESSAGES},
+        reader::Reader,
+        response_format::AskedForm,
+        sampling::{self, SamplingFields},
+        tools::{Tool, ToolChoice},
+    },
+};
+use kvasir_sample::Sampling;
+use serde_json::{Map, Value};
+
+/// Maximum messages per request, and blocks per message.
+const MAX_MESSAGES: usize = 4096;
+
+/// A validated `/v1/messages` request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MessagesRequest {
+    /// The request in the form common to all chat endpoints.
+    pub chat: ChatRequest,
+}
+
+impl MessagesRequest {
+    /// Parses and validates a body.
+    pub fn read(
+        body: &Reader,
+        defaults: &Sampling,
+        vocab: u32,
+        strip_billing_header: bool,
+    ) -> Result<Self, ApiError> {
+        no_threads(body)?;
+        body.classify(MESSAGES)?;
+        body.need("max_tokens")?;
+        Self::checked(body, defaults, vocab, strip_billing_header)
+    }
+
+    /// Parses and validates the body of `/v1/messages/count_tokens`, which lacks all fields that
+    /// shape the answer.
+    pub fn read_for_count(
+        body: &Reader,
+        defaults: &Sampling,
+        vocab: u32,
+        strip_billing_header: bool,
+    ) -> Result<Self, ApiError> {
+        no_threads(body)?;
+        body.classify(COUNT_TOKENS)?;
+        Self::checked(body, defaults, vocab, strip_billing_header)
+    }
+
+    fn checked(
+        body: &Reader,
+        defaults: &Sampling,
+        vocab: u32,
+        strip_billing_header: bool,
+    ) -> Result<Self, ApiError> {
+        let mut sampling = SamplingFields::read(body, defaults, vocab)?;
+        sampling.stop = sampling::stops(body, "stop_sequences")?;
+        let tools = tools(body)?;
+        let tools = loaded(body, tools);
+        let (tool_choice, parallel_tool_calls) = tool_choice(body, &tools)?;
+        let mut messages: Vec<Message> = system(body, strip_billing_header)?.into_iter().collect();
+        let goes_on = conversation(body, &mut messages)?;
+        edit_context(body, &mut messages)?;
+        let (mut template_kwargs, thinking) = thinking(body)?;
+        let form = output_config(body, &mut template_kwargs)?;
+        Ok(Self {
+            chat: ChatRequest {
+                model: Some(body.text("model")?.ok_or_else(|| body.error("model", "is missing"))?.to_owned()),
+                messages,
+                sampling,
+                tools,
+                tool_choice,
+                parallel_tool_calls,
+                form,
+                stream: body.flag("stream", false)?.then(StreamOptions::default),
+                thinking,
+                template_kwargs,
+                add_generation_prompt: !goes_on,
+                continue_final_message: goes_on,
+            },
+        })
+    }
+}
+
+/// Rejects Anthropic's threads: conversations are not stored under a thread id.
+fn no_threads(body: &Reader) -> Result<(), ApiError> {
+    match body.get("thread") {
+        Some(_) => Err(ApiError::no_threads()),
+        None => Ok(()),
+    }
+}
+
+/// Maximum number of context edits.
+const MAX_EDITS: usize = 16;
+
+/// Applies `context_management`: clears reasoning of earlier turns as requested. Edits that clear
+/// tool results are recorded as ignored: they only save tokens.
+fn edit_context(body: &Reader, messages: &mut [Message]) -> Result<(), ApiError> {
+    let Some(management) = body.object("context_management")? else { return Ok(()) };
+    management.only(&["edits"])?;
+    for (i, edit) in management.list("edits", MAX_EDITS)?.unwrap_or(&[]).iter().enumerate() {
+        let edit = management.item("edits", i, edit)?;
+        let kind = needed(&edit, "type")?;
+        if kind != CLEAR_THINKING {
+            edit.ignore(kind);
+            continue;
+        }
+        edit.only(&["type", "keep"])?;
+        // The documented default: the last turn with reasoning keeps it.
+        let turns = match edit.get("keep") {
+            Some(Value::String(all)) if all == "all" => continue,
+            None => 1,
+            Some(Value::Object(_)) => {
+                let keep = edit.object("keep")?;
+                let turns = keep.map(|keep| keep.integer("value", 1..=i64::MAX)).transpose()?.flatten();
+                turns.unwrap_or(1)
+            }
+            Some(_) => return Err(edit.error("keep", "must be all or an object with a number of turns")),
+        };
+        keep_thinking(messages, usize::try_from(turns).unwrap_or(usize::MAX));
+    }
+    Ok(())
+}
+
+/// The supported edit of `context_management`.
+const CLEAR_THINKING: &str = "clear_thinking_20251015";
+
+/// Clears reasoning of all but the last `turns` assistant messages that have any.
+fn keep_thinking(messages: &mut [Message], turns: usize) {
+    let thought = |message: &&mut Message| message.source.get("reasoning_content").is_some();
+    for message in messages.iter_mut().rev().filter(thought).skip(turns) {
+        if let Some(source) = message.source.as_object_mut() {
+            source.shift_remove("reasoning_content");
+        }
+    }
+}
+
+/// A string, or the concatenation of text blocks. In the result of a call, a note replaces images
+/// and documents.
+fn text_of(reader: &Reader, field: &str, is_result: bool) -> Result<Option<String>, ApiError> {
+    match reader.get(field) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(_) => {
+            let mut text = String::new();
+            for block in blocks(reader, field)? {
+                match block.text("type")? {
+                    Some("text") => text.push_str(needed(&block, "text")?),
+                    Some("tool_reference") if is_result => text.push_str(needed(&block, "tool_name")?),
+                    Some(kind) if is_result && MEDIA.contains(&kind) => {
+                        text.push_str(&left_out(&block, kind));
+                    }
+                    kind => return Err(no_text(&block, kind)),
+                }
+            }
+            Ok(Some(text))
+        }
+    }
+}
+
+/// Blocks that a note replaces in the result of a call.
+const MEDIA: &[&str] = &["image", "document", "search_result"];
+
+fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiError> {
+    let items = reader.list(field, MAX_MESSAGES)?.unwrap_or(&[]).iter().enumerate();
+    let block = |(i, item): (usize, &'a Value)| {
+        let block = reader.item(field, i, item)?;
+        let own: &[&str] = match block.text("type")? {
+            Some("text") => &["text"],
+            Some("thinking") => &["thinking", "signature"],
+            Some("redacted_thinking") => &["data"],
+            Some("tool_use") => &["id", "name", "input", "caller"],
+            Some("tool_result") => &["tool_use_id", "content", "is_error"],
+            Some("tool_reference") => &["tool_name"],
+            // Only valid in tool results, where a note replaces it.
+            Some(kind) if MEDIA.contains(&kind) => return Ok(block),
+            kind => return Err(no_text(&block, kind)),
+        };
+        // Cache and citation markers do not change the content.
+        block.only(&[own, &["type", "cache_control", "citations"]].concat())?;
+        Ok(block)
+    };
+    items.map(block).collect()
+}
+
+fn needed<'a>(reader: &Reader<'a>, field: &str) -> Result<&'a str, ApiError> {
+    reader.text(field)?.ok_or_else(|| reader.error(field, "is missing"))
+}
+
+/// Prefix of Claude Code's billing line. It comes first in the system prompt, in a block or line of
+/// its own, and some versions change it with every request.
+const BILLING_HEADER: &str = "x-anthropic-billing-header:";
+
+/// The system prompt. If it begins with the billing header, that block, or that line of a longer
+/// block, is cut.
+fn system(body: &Reader, strip_billing_header: bool) -> Result<Option<Message>, ApiError> {
+    let Some(text) = text_of(body, "system", false)? else { return Ok(None) };
+    let strip = strip_billing_header && text.starts_with(BILLING_HEADER);
+    let text = if strip { text[billing_header_len(body, &text)..].to_owned() } else { text };
+    Ok((!strip || !text.is_empty()).then(|| Message::said(Role::System, text)))
+}
+
+/// Length of the billing header in bytes.
+fn billing_header_len(body: &Reader, text: &str) -> usize {
+    let first = body.get("system").and_then(|system| system.get(0)?.get("text")?.as_str());
+    let block = first.map_or(text.len(), str::len);
+    text[..block].find('\n').map_or(block, |end| end + 1)
+}
+
+/// Parses `messages`; returns whether the last one is the assistant's, to be continued by the
+/// answer.
+fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiError> {
+    let items = body.list("messages", MAX_MESSAGES)?.ok_or_else(|| body.error("messages", "is missing"))?;
+    if items.is_empty() {
+        return Err(body.error("messages", "must not be empty"));
+    }
+    let mut calls = Calls::default();
+    for (i, item) in items.iter().enumerate() {
+        let reader = body.item("messages", i, item)?;
+        reader.only(&["role", "content"])?;
+        reader.need("content")?;
+        match reader.text("role")? {
+            Some("user") => user(&reader, &mut calls, messages)?,
+            Some("assistant") => {
+                calls.all_answered(body)?;
+                messages.push(assistant(&reader, &mut calls, i)?);
+            }
+            Some("system") => {
+                let text = text_of(&reader, "content", false)?.unwrap_or_default();
+                messages.push(Message::said(Role::System, text));
+            }
+            _ => return Err(reader.error("role", "must be user, assistant or system")),
+        }
+    }
+    calls.all_answered(body)?;
+    Ok(messages.last().is_some_and(|last| last.role == Role::Assistant))
+}
+
+/// Pending tool calls of the last assistant message, and the budget of all.
+#[derive(Default)]
+struct Calls {
+    ids: Vec<String>,
+    /// Index of that message.
+    message: usize,
+    /// Memory of all arguments of the request that are parsed from text.
+    budget: Budget,
+}
+
+impl Calls {
+    fn all_answered(&self, body: &Reader) -> Result<(), ApiError> {
+        let Some(id) = self.ids.first() else { return Ok(()) };
+        let path = format!("messages[{}].content", self.message);
+        Err(body
+            .error(&path, format!("has the call `{id}`, which no `tool_result` of the next message answers")))
+    }
+}
+
+fn user(reader: &Reader, calls: &mut Calls, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+    if let Some(text) = reader.get("content").and_then(Value::as_str) {
+        messages.push(Message::said(Role::User, text.to_owned()));
+        return Ok(());
+    }
+    let blocks = blocks(reader, "content")?;
+    if blocks.is_empty() {
+        return Err(reader.error("content", "must not be empty"));
+    }
+    let mut said: Option<String> = None;
+    for block in blocks {
+        match block.text("type")? {
+            Some("tool_result") => {
+                let id = needed(&block, "tool_use_id")?;
+                let Some(at) = calls.ids.iter().position(|call| call == id) else {
+                    return Err(block.error("tool_use_id", "answers no open call of the message before"));
+                };
+                calls.ids.remove(at);
+                // Templates have no place for the error flag; the result's text conveys it.
+                block.flag("is_error", false)?;
+                messages.extend(said.take().map(|text| Message::said(Role::User, text)));
+                messages.push(Message::result(id, text_of(&block, "content", true)?.unwrap_or_default()));
+            }
+            Some("text") => said.get_or_insert_default().push_str(needed(&block, "text")?),
+            // Claude Code removes these blocks from its conversation when it reads this wording.
+            Some("image") => {
+                return Err(block.error("type", "is `image`: could not process image, the engine reads text"));
+            }
+            Some("document") => {
+                return Err(block
+                    .error("type", "is `document`: the engine reads text and does not support PDF input"));
+            }
+            kind @ Some("search_result") => return Err(no_text(&block, kind)),
+            _ => return Err(block.error("type", "must be text or tool_result in a message of the user")),
+        }
+    }
+    messages.extend(said.map(|text| Message::said(Role::User, text)));
+    Ok(())
+}
+
+/// An assistant message. An empty answer comes back as a message without blocks.
+fn assistant(reader: &Reader, calls: &mut Calls, message: usize) -> Result<Message, ApiError> {
+    if let Some(text) = reader.get("content").and_then(Value::as_str) {
+        return Ok(Message::said(Role::Assistant, text.to_owned()));
+    }
+    let mut turn = AssistantTurn::default();
+    calls.message = message;
+    for block in blocks(reader, "content")? {
+        match block.text("type")? {
+            Some("text") => turn.say(needed(&block, "text")?),
+            Some("thinking") => turn.think(needed(&block, "thinking")?),
+            // Encrypted; only its provider can read it.
+            Some("redacted_thinking") => {}
+            Some("tool_use") => {
+                let (id, name) = (needed(&block, "id")?, needed(&block, "name")?);
+                let input = match block.need("input")? {
+                    Value::String(text) => calls.budget.arguments(text),
+                    object @ Value::Object(_) => object.clone(),
+                    other => other.to_string().into(),
+                };
+                turn.call(id, name, input);
+                calls.ids.push(id.to_owned());
+            }
+            _ => return Err(block.error("type", "must not stand in a message of the assistant")),
+        }
+    }
+    Ok(turn.take().unwrap_or_else(|| Message::said(Role::Assistant, String::new())))
+}
+
+fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
+    Tool::all(body, "name", |tool| {
+        if !matches!(tool.text("type")?, None | Some("custom")) {
+            return Err(tool.error("type", "must be `custom`; the engine has no tools of its own"));
+        }
+        // `eager_input_streaming` is accepted: arguments are always streamed.
+        tool.only(&[
+            "type",
+            "name",
+            "description",
+            "input_schema",
+            "cache_control",
+            "strict",
+            "eager_input_streaming",
+            "defer_loading",
+        ])?;
+        tool.need("input_schema")?;
+        Ok(vec![Tool::of(tool, "input_schema")?])
+    })
+}
+
+/// Drops tools with deferred loading that no tool search result refers to.
+fn loaded(body: &Reader, mut tools: Vec<Tool>) -> Vec<Tool> {
+    fn list(value: Option<&Value>) -> std::slice::Iter<'_, Value> {
+        value.and_then(Value::as_array).map_or(&[][..], Vec::as_slice).iter()
+    }
+    let is_deferred = |tool: &&Value| tool["defer_loading"] == true;
+    let deferred: Vec<&Value> =
+        list(body.get("tools")).filter(is_deferred).map(|tool| &tool["name"]).collect();
+    if deferred.is_empty() {
+        return tools;
+    }
+    let results = list(body.get("messages")).flat_map(|message| list(message.get("content")));
+    let references = results.flat_map(|result| list(result.get("content"))).map(|part| &part["tool_name"]);
+    let referenced: Vec<&Value> = references.filter(|name| deferred.contains(name)).collect();
+    let is_named = |names: &[&Value], tool: &Tool| names.iter().any(|name| **name == tool.name);
+    tools.retain(|tool| !is_named(&deferred, tool) || is_named(&referenced, tool));
+    // Loaded tools go last, so that the prompt prefix stays unchanged.
+    tools.sort_by_key(|tool| is_named(&deferred, tool));
+    tools
+}
+
+/// The tool choice, and whether parallel calls are allowed.
+fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {
+    let Some(choice) = body.object("tool_choice")? else { return Ok((ToolChoice::Auto, true)) };
+    choice.only(&["type", "name", "disable_parallel_tool_use"])?;
+    let parallel = !choice.flag("disable_parallel_tool_use", false)?;
+    let choice = match choice.text("type")? {
+        Some("auto") => ToolChoice::Auto,
+        Some("none") => ToolChoice::None,
+        Some("any") => ToolChoice::Required,
+        Some("tool") => ToolChoice::named(&choice, tools)?,
+        _ => return Err(choice.error("type", "must be auto, any, tool or none")),
+    };
+    match tools.is_empty() && choice == ToolChoice::Required {
+        true => Err(body.error("tool_choice", "needs `tools`")),
+        false => Ok((choice, parallel)),
+    }
+}
+
+/// `thinking`: template variables and the reasoning budget.
+fn thinking(body: &Reader) -> Result<(Map<String, Value>, Option<ThinkingBudget>), ApiError> {
+    let Some(thinking) = body.object("thinking")? else { return Ok((Map::new(), None)) };
+    thinking.only(&["type", "budget_tokens", "display"])?;
+    let mut budget = None;
+    let enabled = match thinking.text("type")? {
+        Some("enabled") => {
+            let most = body.integer("max_tokens", 1..=i64::MAX)?.unwrap_or(sampling::MAX_TOKENS);
+            let most = most.saturating_sub(1).clamp(1, sampling::MAX_TOKENS);
+            thinking.need("budget_tokens")?;
+            let tokens = thinking.integer("budget_tokens", 1..=most)?;
+            budget = tokens.map(|n| ThinkingBudget { tokens: n as u32, param: "thinking.budget_tokens" });
+            true
+        }
+        Some("adaptive") => true,
+        Some("disabled") => false,
+        _ => return Err(thinking.error("type", "must be enabled, adaptive or disabled")),
+    };
+    Ok((Map::from_iter([("enable_thinking".to_owned(), enabled.into())]), budget))
+}
+
+/// `output_config`: response format, and reasoning effort for templates that support it.
+fn output_config(body: &Reader, kwargs: &mut Map<String, Value>) -> Result<Option<AskedForm>, ApiError> {
+    let Some(config) = body.object("output_config")? else { return Ok(None) };
+    config.only(&["format", "effort"])?;
+    // Whether to reason at all is decided by `thinking`.
+    effort_word(&config, "effort", &["low", "medium", "high", "xhigh", "max"], kwargs)?;
+    let Some(format) = config.object("format")? else { return Ok(None) };
+    format.only(&["type", "schema"])?;
+    match format.text("type")? {
+        Some("json_schema") => AskedForm::schema(&format).map(Some),
+        _ => Err(format.error("type", "must be json_schema")),
+    }
+}

@@ -1,0 +1,123 @@
+//! Parses structured output parameters: `response_format`, `structured_outputs` and vLLM's older
+//! `guided_*`.
+
+use crate::{
+    error::ApiError,
+    grammar::spec::Shape,
+    request::{reader::Reader, sampling::SamplingFields},
+};
+use serde_json::Value;
+
+/// Maximum number of choices; the compiler has limits of its own.
+const MAX_CHOICES: usize = 4096;
+
+/// A requested response format, and the parameter that requested it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AskedForm {
+    /// The specification.
+    pub shape: Shape,
+    /// Name of the parameter, for errors.
+    pub param: String,
+}
+
+impl AskedForm {
+    /// Parses `response_format`, `structured_outputs` and `guided_*`; at most one may be set.
+    pub fn read(body: &Reader) -> Result<Option<Self>, ApiError> {
+        let mut asked = Vec::new();
+        asked.extend(response_format(body)?);
+        if let Some(outer) = body.object("structured_outputs")? {
+            outer.only(&["json", "json_object", "regex", "choice", "grammar"])?;
+            asked.extend(constraint(&outer, "")?);
+        }
+        asked.extend(constraint(body, "guided_")?);
+        match asked.len() {
+            0 => Ok(None),
+            1 => Ok(asked.pop()),
+            _ => Err(ApiError::param(
+                &asked[1].param,
+                format!("`{}` and `{}` exclude each other", asked[1].param, asked[0].param),
+            )),
+        }
+    }
+
+    /// Parses the schema in the field `schema`. Schemas are always enforced or rejected, whatever
+    /// `strict` says.
+    pub(super) fn schema(outer: &Reader) -> Result<Self, ApiError> {
+        let schema = outer.need("schema")?;
+        outer.flag("strict", false)?;
+        match schema.is_object() || schema.is_boolean() {
+            true => Ok(Self { shape: Shape::JsonSchema(schema.clone()), param: outer.name("schema") }),
+            false => Err(outer.error("schema", "must be an object")),
+        }
+    }
+
+    /// Rejects `ignore_eos` and `min_tokens`: a constrained answer ends where its grammar does.
+    pub fn check_lengths(&self, sampling: &SamplingFields) -> Result<(), ApiError> {
+        let clash = |param: &str| {
+            ApiError::param(
+                param,
+                format!(
+                    "`{param}` cannot be kept with `{}`: the answer ends where its form does",
+                    self.param
+                ),
+            )
+        };
+        match (sampling.ignore_eos, sampling.length.min_tokens) {
+            (true, _) => Err(clash("ignore_eos")),
+            (_, 1..) => Err(clash("min_tokens")),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn response_format(body: &Reader) -> Result<Option<AskedForm>, ApiError> {
+    let Some(format) = body.object("response_format")? else { return Ok(None) };
+    let text = |field: &str| {
+        let text = format.text(field)?.ok_or_else(|| format.error(field, "is missing"))?;
+        Ok::<String, ApiError>(text.to_owned())
+    };
+    let asked = |field: &str, shape: Shape| Ok(Some(AskedForm { shape, param: format.name(field) }));
+    match format.text("type")? {
+        Some("text") => Ok(None),
+        Some("json_object") => asked("type", Shape::JsonObject),
+        Some("json_schema") => {
+            let outer =
+                format.object("json_schema")?.ok_or_else(|| format.error("json_schema", "is missing"))?;
+            AskedForm::schema(&outer).map(Some)
+        }
+        Some("grammar") => asked("grammar", Shape::Grammar(text("grammar")?)),
+        Some("regex") => asked("regex", Shape::Regex(text("regex")?)),
+        _ => Err(format.error("type", "must be text, json_object, json_schema, grammar or regex")),
+    }
+}
+
+/// Parses the constraints whose names have this prefix.
+fn constraint(body: &Reader, prefix: &str) -> Result<Vec<AskedForm>, ApiError> {
+    let field = |name: &str| format!("{prefix}{name}");
+    let mut asked = Vec::new();
+    let mut add = |name: &str, shape: Shape| asked.push(AskedForm { shape, param: body.name(&field(name)) });
+    match body.get(&field("json")) {
+        None => {}
+        // A schema may be given as a JSON string.
+        Some(Value::String(text)) => match serde_json::from_str(text) {
+            Ok(schema) => add("json", Shape::JsonSchema(schema)),
+            Err(error) => return Err(body.error(&field("json"), format!("is no JSON: {error}"))),
+        },
+        Some(schema) => add("json", Shape::JsonSchema(schema.clone())),
+    }
+    if body.flag(&field("json_object"), false)? {
+        add("json_object", Shape::JsonObject);
+    }
+    if let Some(pattern) = body.text(&field("regex"))? {
+        add("regex", Shape::Regex(pattern.to_owned()));
+    }
+    if let Some(text) = body.text(&field("grammar"))? {
+        add("grammar", Shape::Grammar(text.to_owned()));
+    }
+    if let Some(items) = body.list(&field("choice"), MAX_CHOICES)? {
+        let texts: Option<Vec<String>> = items.iter().map(|item| item.as_str().map(str::to_owned)).collect();
+        let texts = texts.ok_or_else(|| body.error(&field("choice"), "must hold texts"))?;
+        add("choice", Shape::Choice(texts));
+    }
+    Ok(asked)
+}

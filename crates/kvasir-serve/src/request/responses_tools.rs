@@ -1,0 +1,162 @@
+//! Tools of `/v1/responses`: functions, free-form (custom) tools, namespaces, and hosted tools.
+//!
+//! Models are offered plain functions only. A `custom` tool becomes a function with one string
+//! argument, `input`. Tools of a namespace become functions named `NAMESPACE__NAME`. Hosted tools,
+//! which the provider would run itself, are left out and recorded as ignored. [`ToolKind`] tells
+//! how a call is reported to the client.
+
+use crate::{
+    error::ApiError,
+    request::{
+        reader::Reader,
+        tools::{Tool, ToolKind},
+    },
+};
+use serde_json::{Value, json};
+
+/// Maximum tools per namespace.
+const MAX_TOOLS: usize = 128;
+
+/// Maximum length of a function name, in bytes.
+const MAX_NAME: usize = 64;
+
+/// The flat function name of a namespaced tool, as the model sees it.
+pub(crate) fn flat_name(namespace: &str, name: &str) -> String {
+    let flat = format!("{}__{name}", namespace.trim_end_matches("__"));
+    if flat.len() <= MAX_NAME { flat } else { name.to_owned() }
+}
+
+/// The functions that a request offers: in `tools`, and in items of `input` of type `additional_tools`.
+pub(crate) fn all(body: &Reader) -> Result<Vec<Tool>, ApiError> {
+    let mut tools = Tool::all(body, "name", read)?;
+    let items = body.get("input").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    for (i, item) in items.iter().enumerate() {
+        if item["type"] == ADDITIONAL_TOOLS {
+            let more = Tool::all(&body.item("input", i, item)?, "name", read)?;
+            let is_new = |tool: &Tool| tools.iter().all(|other| other.name != tool.name);
+            let new: Vec<Tool> = more.into_iter().filter(is_new).collect();
+            tools.extend(new);
+        }
+    }
+    Ok(tools)
+}
+
+/// The item of `input` that offers tools.
+pub(crate) const ADDITIONAL_TOOLS: &str = "additional_tools";
+
+/// Parses one entry of `tools` into functions.
+pub(super) fn read(tool: &Reader) -> Result<Vec<Tool>, ApiError> {
+    match tool.text("type")? {
+        Some("function") => Ok(vec![function(tool)?]),
+        Some("custom") => Ok(vec![custom(tool)?]),
+        Some("namespace") => namespace(tool),
+        Some(hosted) => {
+            tool.ignore(hosted);
+            Ok(Vec::new())
+        }
+        None => Err(tool.error("type", "is missing")),
+    }
+}
+
+fn function(tool: &Reader) -> Result<Tool, ApiError> {
+    tool.only(&["type", "name", "description", "parameters", "strict"])?;
+    Tool::of(tool, "parameters")
+}
+
+fn custom(tool: &Reader) -> Result<Tool, ApiError> {
+    tool.only(&["type", "name", "description", "format"])?;
+    let mut description = tool.text("description")?.unwrap_or_default().to_owned();
+    if let Some(format) = tool.object("format")?
+        && format.text("type")? == Some("grammar")
+    {
+        let definition = format.text("definition")?.unwrap_or_default();
+        let syntax = format.text("syntax")?.unwrap_or("lark");
+        description.push_str(&format!("\nThe input follows this {syntax} grammar:\n{definition}"));
+    }
+    let parameters = json!({
+        "type": "object", "properties": {"input": {"type": "string"}},
+        "required": ["input"], "additionalProperties": false,
+    });
+    Ok(Tool { kind: ToolKind::Custom, ..Tool::of(tool, "parameters")?.offering(&description, parameters) })
+}
+
+fn namespace(outer: &Reader) -> Result<Vec<Tool>, ApiError> {
+    outer.only(&["type", "name", "description", "tools"])?;
+    let namespace = outer.text("name")?.ok_or_else(|| outer.error("name", "is missing"))?;
+    let items = outer.list("tools", MAX_TOOLS)?.unwrap_or(&[]);
+    let mut tools = Vec::with_capacity(items.len());
+    for (i, item) in items.iter().enumerate() {
+        let inner = outer.item("tools", i, item)?;
+        if inner.text("type")? == Some("namespace") {
+            return Err(inner.error("type", "must not be another namespace"));
+        }
+        for tool in read(&inner)? {
+            let (name, flat) = (tool.name.clone(), flat_name(namespace, &tool.name));
+            let is_custom = tool.kind.is_custom();
+            let kind = ToolKind::Namespaced { namespace: namespace.to_owned(), name, is_custom };
+            tools.push(Tool { kind, ..tool.renamed(flat) });
+        }
+    }
+    Ok(tools)
+}
+
+/// The input of a custom tool call, extracted from the model's arguments.
+pub fn custom_input(arguments: &str) -> String {
+    let parsed: Option<Value> = serde_json::from_str(arguments).ok();
+    let input = parsed.as_ref().and_then(|value| value.get("input")?.as_str());
+    input.unwrap_or(arguments).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
+
+    fn read_one(tool: Value) -> (Result<Vec<Tool>, ApiError>, Vec<String>) {
+        let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);
+        let map = json!({"tools": [tool]});
+        let body = Reader::new(map.as_object().unwrap(), &ignored);
+        let tool = body.at(map["tools"][0].as_object().unwrap(), "tools[0]");
+        (read(&tool), ignored.names())
+    }
+
+    #[test]
+    fn tools_of_a_namespace_become_functions_with_its_name() {
+        let close =
+            json!({"type": "function", "name": "close", "strict": false, "parameters": {"type": "object"}});
+        let (tools, ignored) =
+            read_one(json!({"type": "namespace", "name": "agents", "description": "d", "tools": [close]}));
+        let tools = tools.unwrap();
+        assert_eq!((tools.len(), tools[0].name.as_str(), ignored.len()), (1, "agents__close", 0));
+        assert_eq!(tools[0].source["function"]["name"], "agents__close");
+        assert_eq!(
+            tools[0].kind,
+            ToolKind::Namespaced { namespace: "agents".into(), name: "close".into(), is_custom: false }
+        );
+        assert_eq!(flat_name("mcp__files__", "read"), "mcp__files__read");
+        assert_eq!(flat_name(&"n".repeat(60), "read"), "read", "no longer than a name may be");
+    }
+
+    #[test]
+    fn a_free_form_tool_takes_one_text() {
+        let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: /x+/"});
+        let (tools, _) =
+            read_one(json!({"type": "custom", "name": "patch", "description": "Patches.", "format": format}));
+        let tool = tools.unwrap().remove(0);
+        assert_eq!(tool.kind, ToolKind::Custom);
+        let description = tool.source["function"]["description"].as_str().unwrap();
+        assert!(description.starts_with("Patches.") && description.contains("start: /x+/"));
+        assert_eq!(tool.parameters.as_ref().unwrap()["required"], json!(["input"]));
+        assert_eq!(custom_input(r#"{"input": "a\nb"}"#), "a\nb");
+        assert_eq!(custom_input("plain"), "plain");
+    }
+
+    #[test]
+    fn tools_of_the_provider_are_left_out_and_named() {
+        for kind in ["web_search", "local_shell", "image_generation", "mcp"] {
+            let (tools, ignored) = read_one(json!({"type": kind, "external_web_access": false}));
+            assert_eq!((tools.unwrap().len(), ignored), (0, vec![format!("tools[].{kind}")]));
+        }
+        assert_eq!(read_one(json!({"name": "x"})).0.unwrap_err().param.as_deref(), Some("tools[0].type"));
+    }
+}

@@ -1,0 +1,8 @@
+//! Sessions: conversations kept across requests, and what an answer appends to them.
+//!
+//! Knows no API and no socket; builds on `answer`. The engine retains their K/V (`host`).
+
+pub(crate) mod recorder;
+pub(crate) mod store;
+
+pub use crate::session::store::{MAX_SESSIONS, Messages, Said, Session, Sessions, Tokens, Turn, name};

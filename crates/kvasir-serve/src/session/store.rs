@@ -1,0 +1,406 @@
+//! Session store: conversations kept across requests, with owner, TTL and limits. The engine keeps
+//! their K/V.
+//!
+//! Invariants: a key sees only its own sessions. At most one request (a `Turn`) appends to a
+//! session at a time, and it commits only in `finish`; dropping it changes nothing. Message memory
+//! is counted once across forks, which share it (copy-on-write).
+
+use crate::error::ApiError;
+use kvasir_engine::SessionId;
+use kvasir_kv::Token;
+use serde_json::Value;
+use std::{
+    collections::HashMap,
+    ops::Deref,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Maximum sessions over all keys.
+pub const MAX_SESSIONS: usize = 4096;
+/// Maximum sessions per key, so that one key cannot exhaust the store.
+const MAX_OF_KEY: usize = MAX_SESSIONS / 2;
+/// Bytes of all messages beyond which no session may grow.
+const MAX_BYTES: usize = 1 << 30;
+
+/// Content of a session. Text or messages, fixed by the first turn.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Said {
+    /// Empty.
+    #[default]
+    Nothing,
+    /// Raw text, to which completions append tokens.
+    Text,
+    /// Chat messages. Forks share them (copy-on-write).
+    Messages(Arc<Messages>),
+}
+
+/// Tokens of a session. Forks share them (copy-on-write).
+pub type Tokens = Arc<[Token]>;
+
+/// Messages in API format; their memory is counted until drop.
+#[derive(Debug)]
+pub struct Messages {
+    list: Vec<Value>,
+    bytes: usize,
+    held: Arc<AtomicUsize>,
+}
+
+impl Deref for Messages {
+    type Target = [Value];
+
+    fn deref(&self) -> &[Value] {
+        &self.list
+    }
+}
+
+impl PartialEq for Messages {
+    fn eq(&self, other: &Self) -> bool {
+        self.list == other.list
+    }
+}
+
+impl Drop for Messages {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Estimated heap size of a value.
+fn bytes_of(value: &Value) -> usize {
+    /// Overhead of a map entry.
+    const ENTRY: usize = 48;
+    let inside = match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(bytes_of).sum(),
+        Value::Object(map) => map.iter().map(|(key, item)| key.len() + ENTRY + bytes_of(item)).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    size_of::<Value>() + inside
+}
+
+/// A session.
+#[derive(Clone, Debug)]
+pub struct Session {
+    /// Its content.
+    pub said: Said,
+    /// Its tokens, as of the last turn.
+    pub tokens: Tokens,
+    /// Time to live while idle.
+    pub ttl: Duration,
+    owner: u64,
+    used: Instant,
+    /// A turn is in progress.
+    busy: bool,
+}
+
+impl Session {
+    /// An empty session of this key.
+    pub fn new(owner: u64, ttl: Duration) -> Self {
+        Self { said: Said::Nothing, tokens: Tokens::default(), ttl, owner, used: Instant::now(), busy: false }
+    }
+
+    /// A fork with this content.
+    pub fn branch(&self, said: Said, tokens: Tokens) -> Self {
+        Self { said, tokens, used: Instant::now(), busy: false, ..*self }
+    }
+
+    /// Remaining time to live.
+    pub fn left(&self) -> Duration {
+        self.ttl.saturating_sub(self.used.elapsed())
+    }
+
+    /// Its messages; `None` for raw text.
+    pub fn messages(&self) -> Option<&[Value]> {
+        match &self.said {
+            Said::Nothing => Some(&[]),
+            Said::Messages(messages) => Some(messages),
+            Said::Text => None,
+        }
+    }
+}
+
+/// Public name of a session.
+pub fn name(id: SessionId) -> String {
+    format!("sess_{:016x}", id.0)
+}
+
+fn id_of(name: &str) -> Option<SessionId> {
+    let digits = name.strip_prefix("sess_").filter(|digits| digits.len() == 16)?;
+    let id = SessionId(u64::from_str_radix(digits, 16).ok()?);
+    (self::name(id) == name).then_some(id)
+}
+
+/// The session store.
+#[derive(Debug, Default)]
+pub struct Sessions {
+    table: Mutex<HashMap<SessionId, Session>>,
+    /// Bytes of all live messages.
+    held: Arc<AtomicUsize>,
+}
+
+impl Sessions {
+    fn table(&self) -> MutexGuard<'_, HashMap<SessionId, Session>> {
+        // No holder of the lock can leave it half changed.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wraps messages so that their memory is counted.
+    pub fn messages(&self, list: Vec<Value>) -> Said {
+        let (bytes, held) = (list.iter().map(bytes_of).sum(), self.held.clone());
+        held.fetch_add(bytes, Ordering::Relaxed);
+        Said::Messages(Arc::new(Messages { list, bytes, held }))
+    }
+
+    /// Rejects growth while messages exceed the memory limit.
+    pub fn room(&self) -> Result<(), ApiError> {
+        match self.held.load(Ordering::Relaxed) {
+            held if held > MAX_BYTES => Err(ApiError::too_many(format!(
+                "the messages of all sessions take {held} bytes and may take {MAX_BYTES}: delete some sessions"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes expired sessions; returns their ids.
+    pub fn expire(&self) -> Vec<SessionId> {
+        let mut table = self.table();
+        let over = |session: &Session| !session.busy && session.left().is_zero();
+        let gone: Vec<SessionId> =
+            table.iter().filter(|(_, session)| over(session)).map(|(id, _)| *id).collect();
+        gone.iter().for_each(|id| drop(table.remove(id)));
+        gone
+    }
+
+    /// Inserts sessions of one key, all or none.
+    pub fn insert(&self, sessions: Vec<(SessionId, Session)>) -> Result<(), ApiError> {
+        let mut table = self.table();
+        if table.len() + sessions.len() > MAX_SESSIONS {
+            return Err(ApiError::too_many(format!(
+                "there are {} sessions and may be {MAX_SESSIONS}",
+                table.len()
+            )));
+        }
+        let owner = sessions.first().map(|(_, session)| session.owner);
+        let own = table.values().filter(|session| Some(session.owner) == owner).count();
+        if own + sessions.len() > MAX_OF_KEY {
+            return Err(ApiError::too_many(format!("this key has {own} sessions and may have {MAX_OF_KEY}")));
+        }
+        table.extend(sessions);
+        Ok(())
+    }
+
+    /// Removes sessions unconditionally: busy or not, of any key.
+    pub fn forget(&self, ids: &[SessionId]) {
+        let mut table = self.table();
+        ids.iter().for_each(|id| drop(table.remove(id)));
+    }
+
+    /// Whether this id exists.
+    pub fn holds(&self, id: SessionId) -> bool {
+        self.table().contains_key(&id)
+    }
+
+    /// Looks up a key's session by name. Other keys' sessions are reported as not found.
+    pub fn get(&self, name: &str, owner: u64) -> Result<(SessionId, Session), ApiError> {
+        self.with(name, owner, |session| Ok(session.clone()))
+    }
+
+    /// All sessions of a key, ordered by id.
+    pub fn of(&self, owner: u64) -> Vec<(SessionId, Session)> {
+        let table = self.table();
+        let own = table.iter().filter(|(_, session)| session.owner == owner);
+        let mut own: Vec<_> = own.map(|(id, session)| (*id, session.clone())).collect();
+        own.sort_by_key(|(id, _)| *id);
+        own
+    }
+
+    /// Modifies a session unless a turn is in progress (409). Counts as a use.
+    pub fn change<R>(
+        &self,
+        name: &str,
+        owner: u64,
+        work: impl FnOnce(&mut Session) -> Result<R, ApiError>,
+    ) -> Result<(SessionId, R), ApiError> {
+        self.with(name, owner, |session| {
+            if session.busy {
+                return Err(ApiError::conflict("session", "a request is being answered in this session"));
+            }
+            let done = work(session)?;
+            session.used = Instant::now();
+            Ok(done)
+        })
+    }
+
+    fn with<R>(
+        &self,
+        name: &str,
+        owner: u64,
+        work: impl FnOnce(&mut Session) -> Result<R, ApiError>,
+    ) -> Result<(SessionId, R), ApiError> {
+        let id = id_of(name);
+        let mut table = self.table();
+        let session = id.and_then(|id| table.get_mut(&id)).filter(|session| session.owner == owner);
+        match (id, session) {
+            (Some(id), Some(session)) => work(session).map(|done| (id, done)),
+            _ => Err(ApiError::not_found("session", format!("there is no session `{}`", shortened(name)))),
+        }
+    }
+
+    /// Removes a session, busy or not.
+    pub fn remove(&self, name: &str, owner: u64) -> Result<SessionId, ApiError> {
+        let (id, ()) = self.with(name, owner, |_| Ok(()))?;
+        self.table().remove(&id);
+        Ok(id)
+    }
+
+    /// Begins a turn: other turns are rejected until it ends. Also returns the result of `work` on
+    /// the session.
+    pub fn begin<R>(
+        self: &Arc<Self>,
+        name: &str,
+        owner: u64,
+        work: impl FnOnce(&Session) -> Result<R, ApiError>,
+    ) -> Result<(Turn, R), ApiError> {
+        let (id, made) = self.change(name, owner, |session| {
+            let made = work(session)?;
+            session.busy = true;
+            Ok(made)
+        })?;
+        Ok((Turn { sessions: self.clone(), id }, made))
+    }
+}
+
+fn shortened(name: &str) -> String {
+    name.chars().take(40).collect()
+}
+
+/// An exclusive turn in a session. The session changes only in `finish`; dropping the turn leaves
+/// it unchanged.
+#[derive(Debug)]
+pub struct Turn {
+    sessions: Arc<Sessions>,
+    id: SessionId,
+}
+
+impl Turn {
+    /// Id of the session.
+    pub fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// Wraps messages so that their memory is counted.
+    pub fn messages(&self, list: Vec<Value>) -> Said {
+        self.sessions.messages(list)
+    }
+
+    /// Commits the new content.
+    pub fn finish(self, said: Said, tokens: Tokens) {
+        if let Some(session) = self.sessions.table().get_mut(&self.id) {
+            (session.said, session.tokens) = (said, tokens);
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(session) = self.sessions.table().get_mut(&self.id) {
+            session.busy = false;
+            session.used = Instant::now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(owner: u64, ttl: u64) -> (Arc<Sessions>, String) {
+        let sessions = Arc::new(Sessions::default());
+        let id = SessionId(7);
+        sessions.insert(vec![(id, Session::new(owner, Duration::from_secs(ttl)))]).unwrap();
+        (sessions, name(id))
+    }
+
+    fn status<T>(result: Result<T, ApiError>) -> u16 {
+        result.err().map_or(200, |error| error.status)
+    }
+
+    #[test]
+    fn a_key_sees_its_own_sessions_only() {
+        let (sessions, name) = one(1, 60);
+        assert_eq!(status(sessions.get(&name, 1)), 200);
+        assert_eq!(status(sessions.get(&name, 2)), 404);
+        assert_eq!(status(sessions.remove(&name, 2)), 404);
+        assert_eq!((sessions.of(1).len(), sessions.of(2).len()), (1, 0));
+        for wrong in
+            ["", "sess_7", "sess_000000000000000g", "sess_+000000000000007", "sess_0000000000000007x"]
+        {
+            assert_eq!(status(sessions.get(wrong, 1)), 404, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_turn_is_alone_and_leaves_a_trace_only_when_it_is_finished() {
+        let (sessions, name) = one(0, 60);
+        let (turn, ()) = sessions.begin(&name, 0, |_| Ok(())).unwrap();
+        assert_eq!(status(sessions.begin(&name, 0, |_| Ok(()))), 409);
+        assert_eq!(status(sessions.change(&name, 0, |_| Ok(()))), 409);
+        drop(turn);
+        assert_eq!(sessions.get(&name, 0).unwrap().1.said, Said::Nothing);
+        let (turn, ()) = sessions.begin(&name, 0, |_| Ok(())).unwrap();
+        turn.finish(Said::Text, [1, 2].into());
+        assert_eq!(*sessions.get(&name, 0).unwrap().1.tokens, [1, 2]);
+        let refused = sessions.begin(&name, 0, |_| Err::<(), _>(ApiError::param("x", "y")));
+        assert_eq!(status(refused), 400);
+        let (turn, ()) = sessions.begin(&name, 0, |_| Ok(())).unwrap();
+        sessions.remove(&name, 0).unwrap();
+        turn.finish(Said::Text, [1].into());
+        assert!(sessions.of(0).is_empty(), "what was ended meanwhile does not come back");
+    }
+
+    #[test]
+    fn who_lies_idle_too_long_goes_and_who_works_stays() {
+        let (sessions, name) = one(0, 0);
+        let (turn, ()) = sessions.begin(&name, 0, |_| Ok(())).unwrap();
+        assert!(sessions.expire().is_empty());
+        drop(turn);
+        assert_eq!(sessions.expire(), [SessionId(7)]);
+        assert_eq!(status(sessions.get(&name, 0)), 404);
+    }
+
+    #[test]
+    fn there_may_be_so_many_and_no_more() {
+        let sessions = Sessions::default();
+        let new = |owner, id| (SessionId(id), Session::new(owner, Duration::from_secs(9)));
+        let some = |owner, ids: std::ops::Range<u64>| {
+            status(sessions.insert(ids.map(|id| new(owner, id)).collect()))
+        };
+        let most = MAX_OF_KEY as u64;
+        assert_eq!((some(0, 0..most + 1), some(0, 0..most), some(0, 9_000..9_001)), (429, 200, 429));
+        assert_eq!((some(1, most..2 * most - 1), some(2, 9_000..9_002)), (200, 429));
+        assert_eq!((some(2, 9_000..9_001), some(3, 9_002..9_003)), (200, 429));
+    }
+
+    #[test]
+    fn messages_count_once_however_many_forks_hold_them_and_until_the_last_goes() {
+        let sessions = Arc::new(Sessions::default());
+        let said = sessions.messages(vec![serde_json::json!({"content": "x".repeat(MAX_BYTES / 2)})]);
+        let held = || sessions.held.load(Ordering::Relaxed);
+        let one = held();
+        assert!(one > MAX_BYTES / 2 && one < MAX_BYTES / 2 + 1000);
+        let trunk = Session::new(0, Duration::from_secs(9));
+        let forks = (0..100).map(|id| (SessionId(id), trunk.branch(said.clone(), Tokens::default())));
+        sessions.insert(forks.collect()).unwrap();
+        assert_eq!((held(), status(sessions.room())), (one, 200));
+        let other = sessions.messages(vec![serde_json::json!(["y".repeat(MAX_BYTES / 2)])]);
+        assert_eq!(status(sessions.room()), 429);
+        drop((said, other));
+        assert_eq!((held(), status(sessions.room())), (one, 200));
+        sessions.forget(&(0..100).map(SessionId).collect::<Vec<_>>());
+        assert_eq!(held(), 0);
+    }
+}
