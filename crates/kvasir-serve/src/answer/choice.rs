@@ -82,10 +82,7 @@ impl Choice {
             _ => self.stop.pass(text),
         };
         self.unstopped = self.unstopped.saturating_sub(1);
-        match sure.is_empty() {
-            true => Vec::new(),
-            false => self.read(&sure),
-        }
+        if sure.is_empty() { Vec::new() } else { self.read(&sure) }
     }
 
     /// Ends the text and flushes what was held back.

@@ -267,9 +267,10 @@ impl JsonCalls {
         if let Some(text) = self.held.get(from..end).filter(|text| !text.is_empty()) {
             events.push(CallEvent::Arguments { index: self.count, text: text.to_owned() });
         }
-        self.place = match whole {
-            true => Place::Behind { from: end, inside },
-            false => Place::Arguments { start, sent, inside },
+        self.place = if whole {
+            Place::Behind { from: end, inside }
+        } else {
+            Place::Arguments { start, sent, inside }
         };
         whole
     }

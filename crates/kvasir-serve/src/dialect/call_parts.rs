@@ -191,10 +191,7 @@ pub(crate) fn tagged(
             pairs.push(before(key, is_text).into_iter().chain(value).chain([Part::Gap]).collect());
         }
         let pair = if pairs.len() == 1 { pairs.pop().unwrap_or_default() } else { vec![Part::Either(pairs)] };
-        match required {
-            true => parts.extend(pair),
-            false => parts.push(Part::Optional(pair)),
-        }
+        if required { parts.extend(pair) } else { parts.push(Part::Optional(pair)) }
     }
     if takes_any(schema) {
         let any = before(ANY_KEY, true).into_iter().flat_map(with_any_key);

@@ -119,12 +119,11 @@ impl CallGrammars {
     /// The bytes that a token adds to the detokenized answer.
     fn bytes(&self, token: Token) -> &[u8] {
         let bytes = self.words.tok_trie().token(token);
-        match is_text(bytes) {
-            true => bytes,
-            false => {
-                let spelled = self.spelled.iter().find(|(id, _)| *id == token);
-                spelled.map_or(&[], |(_, spelling)| spelling.as_bytes())
-            }
+        if is_text(bytes) {
+            bytes
+        } else {
+            let spelled = self.spelled.iter().find(|(id, _)| *id == token);
+            spelled.map_or(&[], |(_, spelling)| spelling.as_bytes())
         }
     }
 

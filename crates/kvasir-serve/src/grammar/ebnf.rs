@@ -35,10 +35,7 @@ pub(crate) fn to_lark(text: &str) -> Result<String, String> {
             Some(Piece::Suffix(text)) => out += &text,
         }
     }
-    match names.iter().any(|name| name == "root") {
-        true => Ok(out),
-        false => Err("has no rule `root`".into()),
-    }
+    if names.iter().any(|name| name == "root") { Ok(out) } else { Err("has no rule `root`".into()) }
 }
 
 /// Lark rule names are lower case without dashes. The encoding is injective, so names that differ
@@ -89,10 +86,10 @@ impl Reader<'_> {
         loop {
             let space = self.rest.len() - self.rest.trim_start().len();
             self.take(space);
-            match self.rest.starts_with('#') {
-                true => drop(self.take(self.rest.find('\n').unwrap_or(self.rest.len())).len()),
-                false => return,
+            if !self.rest.starts_with('#') {
+                return;
             }
+            self.take(self.rest.find('\n').unwrap_or(self.rest.len()));
         }
     }
 
@@ -191,9 +188,10 @@ impl Reader<'_> {
             None => number(inner),
             Some((low, high)) => (low.is_empty() || number(low)) && (high.is_empty() || number(high)),
         };
-        match fits && inner != "," {
-            true => Ok(text),
-            false => Err(self.error(&format!("`{text}` is no count up to 4096"))),
+        if fits && inner != "," {
+            Ok(text)
+        } else {
+            Err(self.error(&format!("`{text}` is no count up to 4096")))
         }
     }
 }

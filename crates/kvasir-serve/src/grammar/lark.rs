@@ -55,10 +55,11 @@ impl Shape {
 
 /// Any text up to `close`, as a rule body and the rule that it needs.
 fn until(name: &str, close: &str) -> String {
-    match close.starts_with("<[") {
+    if close.starts_with("<[") {
         // A control token never matches text, so the text ends by itself.
-        true => format!("/(?s:.*)/ {close}\n"),
-        false => format!("{name}\n{name}[suffix={}]: /(?s:.*)/\n", close.trim()),
+        format!("/(?s:.*)/ {close}\n")
+    } else {
+        format!("{name}\n{name}[suffix={}]: /(?s:.*)/\n", close.trim())
     }
 }
 
@@ -222,13 +223,10 @@ impl Raw {
         let text = text.join(" & ");
         let pad =
             if self.pad.is_empty() { String::new() } else { Value::from(self.pad.as_str()).to_string() };
-        match is_token {
-            true => format!(
-                "{terminal}_TEXT: {text}\n{terminal}: {terminal}_TEXT {pad}\n{name}: {terminal} {end}"
-            ),
-            false => format!(
-                "{terminal}_TEXT: {text}\n{terminal}: {terminal}_TEXT {pad} {end}\n{name}: {terminal}"
-            ),
+        if is_token {
+            format!("{terminal}_TEXT: {text}\n{terminal}: {terminal}_TEXT {pad}\n{name}: {terminal} {end}")
+        } else {
+            format!("{terminal}_TEXT: {text}\n{terminal}: {terminal}_TEXT {pad} {end}\n{name}: {terminal}")
         }
     }
 }
@@ -302,9 +300,10 @@ fn escaped(text: &str) -> String {
 /// `n`.
 fn some(name: &str, separator: &str, items: &[String], rules: &mut String) {
     for (n, item) in items.iter().enumerate() {
-        let (more, later) = match n + 1 == items.len() {
-            true => (String::new(), String::new()),
-            false => (format!("{name}_more_{}", n + 1), format!(" | {name}_any_{}", n + 1)),
+        let (more, later) = if n + 1 == items.len() {
+            (String::new(), String::new())
+        } else {
+            (format!("{name}_more_{}", n + 1), format!(" | {name}_any_{}", n + 1))
         };
         let _ = writeln!(rules, "{name}_item_{n}: {item}");
         let _ = writeln!(rules, "{name}_any_{n}: {name}_item_{n} {more}{later}");

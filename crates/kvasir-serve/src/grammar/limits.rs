@@ -36,9 +36,10 @@ pub(crate) fn check_schema(schema: &Value) -> Result<(), String> {
     if size.bytes > MAX_BYTES {
         return Err(format!("may have at most {MAX_BYTES} bytes"));
     }
-    match size.properties > MAX_PROPERTIES {
-        true => Err(format!("may have at most {MAX_PROPERTIES} properties, not {}", size.properties)),
-        false => Ok(()),
+    if size.properties > MAX_PROPERTIES {
+        Err(format!("may have at most {MAX_PROPERTIES} properties, not {}", size.properties))
+    } else {
+        Ok(())
     }
 }
 
@@ -72,9 +73,10 @@ fn walk(value: &Value, depth: usize, size: &mut Size) -> Result<(), String> {
 pub(crate) fn check_grammar(text: &str) -> Result<(), String> {
     check_text(text, MAX_BYTES)?;
     // Counts lines with a colon: every rule has one, so the count is an upper bound.
-    match text.lines().filter(|line| line.contains(':')).count() > MAX_RULES {
-        true => Err(format!("may have at most {MAX_RULES} rules")),
-        false => Ok(()),
+    if text.lines().filter(|line| line.contains(':')).count() > MAX_RULES {
+        Err(format!("may have at most {MAX_RULES} rules"))
+    } else {
+        Ok(())
     }
 }
 

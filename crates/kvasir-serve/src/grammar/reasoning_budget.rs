@@ -36,9 +36,10 @@ impl Budget {
 
     /// Whether the block is open and its budget spent.
     fn is_spent(&self, output: &[Token]) -> bool {
-        let begin = match self.is_begun {
-            true => Some(0),
-            false => output.iter().position(|token| *token == self.open).map(|at| at + 1),
+        let begin = if self.is_begun {
+            Some(0)
+        } else {
+            output.iter().position(|token| *token == self.open).map(|at| at + 1)
         };
         let thought = begin.and_then(|begin| output.get(begin..)).unwrap_or(&[]);
         begin.is_some() && thought.len() >= self.tokens && !thought.contains(&self.close)

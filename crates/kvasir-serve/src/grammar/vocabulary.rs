@@ -64,14 +64,13 @@ impl Vocabulary {
         let mut words = Vec::with_capacity(size as usize);
         for id in 0..size {
             let is_control = tokenizer.is_special(id) || eos.contains(&id);
-            words.push(match is_control {
-                true => {
-                    let spelling = tokenizer.spelling(id).unwrap_or_default();
-                    let word = [&[TokTrie::SPECIAL_TOKEN_MARKER], spelling.as_bytes()].concat();
-                    specials.push((spelling, id));
-                    word
-                }
-                false => tokenizer.bytes(id).filter(|bytes| is_text(bytes)).unwrap_or_default(),
+            words.push(if is_control {
+                let spelling = tokenizer.spelling(id).unwrap_or_default();
+                let word = [&[TokTrie::SPECIAL_TOKEN_MARKER], spelling.as_bytes()].concat();
+                specials.push((spelling, id));
+                word
+            } else {
+                tokenizer.bytes(id).filter(|bytes| is_text(bytes)).unwrap_or_default()
             });
         }
         specials.retain(|(spelling, _)| !spelling.is_empty());
@@ -212,9 +211,12 @@ impl TokenizerEnv for Words {
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<Token> {
         let greedy = |text: &str| self.trie.greedy_tokenize(text.as_bytes());
-        let whole = |text: &str| match self.is_exact {
-            true => self.tokenizer.encode(text, false).unwrap_or_else(|_| greedy(text)),
-            false => greedy(text),
+        let whole = |text: &str| {
+            if self.is_exact {
+                self.tokenizer.encode(text, false).unwrap_or_else(|_| greedy(text))
+            } else {
+                greedy(text)
+            }
         };
         self.trie.tokenize_with_greedy_fallback(bytes, whole)
     }

@@ -133,9 +133,10 @@ impl Host {
         }
         drop(clients);
         let sent = messages.into_iter().all(|message| self.inbox.send(message).is_ok());
-        match sent && self.exit().is_none() {
-            true => Ok(streams),
-            false => Err(ApiError::unavailable("the engine has stopped")),
+        if sent && self.exit().is_none() {
+            Ok(streams)
+        } else {
+            Err(ApiError::unavailable("the engine has stopped"))
         }
     }
 
@@ -230,10 +231,7 @@ impl Host {
     }
 
     fn tell(&self, message: Message) -> Result<(), ApiError> {
-        match self.inbox.send(message).is_ok() && self.exit().is_none() {
-            true => Ok(()),
-            false => Err(gone()),
-        }
+        if self.inbox.send(message).is_ok() && self.exit().is_none() { Ok(()) } else { Err(gone()) }
     }
 }
 
@@ -280,9 +278,10 @@ impl Answers {
             }
             Poll::Pending
         });
-        match there.await {
-            true => self.ended = piece.ended.is_some(),
-            false => return Err(ApiError::unavailable("the engine has stopped")),
+        if there.await {
+            self.ended = piece.ended.is_some()
+        } else {
+            return Err(ApiError::unavailable("the engine has stopped"));
         }
         Ok(())
     }

@@ -97,8 +97,9 @@ fn json_type(headers: &HeaderMap) -> Result<(), ApiError> {
     if !matches!(text(header::CONTENT_ENCODING), "" | "identity") {
         return wrong("the body must not be packed");
     }
-    match main.eq_ignore_ascii_case("application/json") {
-        true => Ok(()),
-        false => wrong("the content type must be application/json"),
+    if main.eq_ignore_ascii_case("application/json") {
+        Ok(())
+    } else {
+        wrong("the content type must be application/json")
     }
 }

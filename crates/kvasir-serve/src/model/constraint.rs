@@ -62,9 +62,12 @@ impl Model {
                 asked.check_lengths(&request.sampling)?;
                 let is_call = matches!(asked.shape, Shape::Calls(_));
                 let form = self.constraint(&asked, &self.lead(prompt, is_call));
-                let constrained = form.map_err(|error| match is_call {
-                    true => all.iter().find_map(|tool| self.fault_of(tool)).unwrap_or(error),
-                    false => error,
+                let constrained = form.map_err(|error| {
+                    if is_call {
+                        all.iter().find_map(|tool| self.fault_of(tool)).unwrap_or(error)
+                    } else {
+                        error
+                    }
                 })?;
                 ChatConstraint { constrained, ..ChatConstraint::default() }
             }
@@ -103,9 +106,10 @@ impl Model {
             is_reasoning: self.reasoning.is_some_and(|dialect| self.ends_with(prompt, dialect.marks().0)),
             one_call: !request.parallel_tool_calls,
             // An answer with a minimum length continues after its call.
-            behind_last: match request.sampling.ignore_eos || length > 0 {
-                true => BehindLast::Anything,
-                false => BehindLast::End,
+            behind_last: if request.sampling.ignore_eos || length > 0 {
+                BehindLast::Anything
+            } else {
+                BehindLast::End
             },
         };
         Ok(ChatConstraint {

@@ -29,10 +29,7 @@ const END: char = '\u{fdd1}';
 impl Model {
     /// Renders a chat with the template and tokenizes it.
     pub fn chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
-        match request.is_long() {
-            true => aside(|| self.rendered(request)),
-            false => self.rendered(request),
-        }
+        if request.is_long() { aside(|| self.rendered(request)) } else { self.rendered(request) }
     }
 
     fn rendered(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
@@ -48,9 +45,10 @@ impl Model {
             let said = last["content"].as_str().unwrap_or_default().trim_end();
             last["content"] = format!("{said}{END}").into();
         }
-        let tools = match request.tools.is_empty() || request.tool_choice == ToolChoice::None {
-            true => Value::Null,
-            false => request.tools.iter().map(|tool| self.guarded(&tool.source)).collect(),
+        let tools = if request.tools.is_empty() || request.tool_choice == ToolChoice::None {
+            Value::Null
+        } else {
+            request.tools.iter().map(|tool| self.guarded(&tool.source)).collect()
         };
         variables.insert("tools".into(), tools);
         variables.insert("add_generation_prompt".into(), request.add_generation_prompt.into());

@@ -39,11 +39,10 @@ impl Collector {
         let has_port = authority
             .rsplit_once(':')
             .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-        match has_port {
-            true => {
-                Ok(Self { authority: authority.into(), path: format!("/{path}"), service: service.into() })
-            }
-            false => Err(format!("`{text}` names no port")),
+        if has_port {
+            Ok(Self { authority: authority.into(), path: format!("/{path}"), service: service.into() })
+        } else {
+            Err(format!("`{text}` names no port"))
         }
     }
 

@@ -151,12 +151,10 @@ pub(crate) fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
 /// Rejects `include_obfuscation`: padding against traffic analysis is not implemented, and silence
 /// would be misleading.
 pub(crate) fn no_obfuscation(options: &Reader) -> Result<(), ApiError> {
-    match options.flag("include_obfuscation", false)? {
-        true => Err(ApiError::unsupported(
-            options.name("include_obfuscation"),
-            "use TLS and padding in front of it",
-        )),
-        false => Ok(()),
+    if options.flag("include_obfuscation", false)? {
+        Err(ApiError::unsupported(options.name("include_obfuscation"), "use TLS and padding in front of it"))
+    } else {
+        Ok(())
     }
 }
 

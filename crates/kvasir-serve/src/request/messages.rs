@@ -391,9 +391,10 @@ fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiE
         Some("tool") => ToolChoice::named(&choice, tools)?,
         _ => return Err(choice.error("type", "must be auto, any, tool or none")),
     };
-    match tools.is_empty() && choice == ToolChoice::Required {
-        true => Err(body.error("tool_choice", "needs `tools`")),
-        false => Ok((choice, parallel)),
+    if tools.is_empty() && choice == ToolChoice::Required {
+        Err(body.error("tool_choice", "needs `tools`"))
+    } else {
+        Ok((choice, parallel))
     }
 }
 

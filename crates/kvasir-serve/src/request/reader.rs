@@ -67,10 +67,7 @@ impl<'a> Reader<'a> {
 
     /// Full path of a field.
     pub fn name(&self, field: &str) -> String {
-        match self.path.is_empty() {
-            true => field.to_owned(),
-            false => format!("{}.{field}", self.path),
-        }
+        if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
 
     /// A 400 error about a field.
@@ -144,9 +141,10 @@ impl<'a> Reader<'a> {
     pub fn list(&self, field: &str, most: usize) -> Result<Option<&'a [Value]>, ApiError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let items = value.as_array().ok_or_else(|| self.error(field, "must be a list"))?;
-        match items.len() <= most {
-            true => Ok(Some(items)),
-            false => Err(self.error(field, format!("may have at most {most} items, not {}", items.len()))),
+        if items.len() <= most {
+            Ok(Some(items))
+        } else {
+            Err(self.error(field, format!("may have at most {most} items, not {}", items.len())))
         }
     }
 

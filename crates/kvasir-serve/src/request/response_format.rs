@@ -45,9 +45,10 @@ impl AskedForm {
     pub(super) fn schema(outer: &Reader) -> Result<Self, ApiError> {
         let schema = outer.need("schema")?;
         outer.flag("strict", false)?;
-        match schema.is_object() || schema.is_boolean() {
-            true => Ok(Self { shape: Shape::JsonSchema(schema.clone()), param: outer.name("schema") }),
-            false => Err(outer.error("schema", "must be an object")),
+        if schema.is_object() || schema.is_boolean() {
+            Ok(Self { shape: Shape::JsonSchema(schema.clone()), param: outer.name("schema") })
+        } else {
+            Err(outer.error("schema", "must be an object"))
         }
     }
 

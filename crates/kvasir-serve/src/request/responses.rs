@@ -200,9 +200,10 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
         }
     }
     messages.extend(turn.take());
-    match messages.is_empty() {
-        true => Err(body.error("input", "says nothing: there is no message in it")),
-        false => Ok(()),
+    if messages.is_empty() {
+        Err(body.error("input", "says nothing: there is no message in it"))
+    } else {
+        Ok(())
     }
 }
 

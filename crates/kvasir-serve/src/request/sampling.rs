@@ -155,9 +155,10 @@ pub(crate) fn max_tokens(body: &Reader, field: &str) -> Result<Option<u32>, ApiE
 
 fn length(body: &Reader) -> Result<Length, ApiError> {
     // With `echo`, `max_tokens: 0` is valid.
-    let old = match body.flag("echo", false)? && body.integer("max_tokens", 0..=MAX_TOKENS)? == Some(0) {
-        true => Some(0),
-        false => max_tokens(body, "max_tokens")?,
+    let old = if body.flag("echo", false)? && body.integer("max_tokens", 0..=MAX_TOKENS)? == Some(0) {
+        Some(0)
+    } else {
+        max_tokens(body, "max_tokens")?
     };
     let max_tokens = max_tokens(body, "max_completion_tokens")?.or(old);
     let min_tokens = body.integer("min_tokens", 0..=MAX_TOKENS)?.unwrap_or(0) as u32;

@@ -154,18 +154,16 @@ impl ToolChoice {
                 Self::named(&function, tools)?
             }
         };
-        match tools.is_empty() {
-            true => Err(body.error("tool_choice", "needs `tools`")),
-            false => Ok(choice),
-        }
+        if tools.is_empty() { Err(body.error("tool_choice", "needs `tools`")) } else { Ok(choice) }
     }
 
     /// Parses the tool named by the field `name`.
     pub(super) fn named(reader: &Reader, tools: &[Tool]) -> Result<Self, ApiError> {
         let name = reader.text("name")?.ok_or_else(|| reader.error("name", "is missing"))?;
-        match tools.iter().any(|tool| tool.name == name) {
-            true => Ok(Self::Named(name.to_owned())),
-            false => Err(reader.error("name", "is none of `tools`")),
+        if tools.iter().any(|tool| tool.name == name) {
+            Ok(Self::Named(name.to_owned()))
+        } else {
+            Err(reader.error("name", "is none of `tools`"))
         }
     }
 }

@@ -29,10 +29,7 @@ impl Keys {
         let bearer = text(AUTHORIZATION.as_str()).and_then(|value| value.strip_prefix("Bearer "));
         let shown = bearer.or_else(|| text("x-api-key")).unwrap_or_default();
         let found = self.0.iter().zip(1..).fold(0, |found, (key, number)| {
-            match same(key.as_bytes(), shown.as_bytes()) {
-                true => number,
-                false => found,
-            }
+            if same(key.as_bytes(), shown.as_bytes()) { number } else { found }
         });
         match found {
             0 => Err(ApiError::unauthorized()),

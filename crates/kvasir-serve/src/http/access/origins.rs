@@ -53,9 +53,10 @@ impl Origins {
     /// Value of `access-control-allow-origin` for a request; `None` if its origin is not allowed.
     pub(crate) fn answer(&self, asked: &HeaderMap) -> Option<HeaderValue> {
         let origin = asked.get(header::ORIGIN)?;
-        match self.any {
-            true => Some(HeaderValue::from_static("*")),
-            false => self.named.contains(origin).then(|| origin.clone()),
+        if self.any {
+            Some(HeaderValue::from_static("*"))
+        } else {
+            self.named.contains(origin).then(|| origin.clone())
         }
     }
 }

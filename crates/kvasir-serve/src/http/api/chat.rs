@@ -192,10 +192,8 @@ impl Whole {
     }
 
     fn into_json(self, index: usize, ids: &CallIds) -> Value {
-        let content = match self.content.is_empty() && !self.calls.is_empty() {
-            true => Value::Null,
-            false => self.content.into(),
-        };
+        let content =
+            if self.content.is_empty() && !self.calls.is_empty() { Value::Null } else { self.content.into() };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
         if !self.reasoning.is_empty() {
             message["reasoning_content"] = self.reasoning.into();

@@ -234,12 +234,13 @@ impl Logprobs {
     }
 
     fn into_json(self) -> Value {
-        match self.tokens.is_empty() {
-            true => Value::Null,
-            false => json!({
+        if self.tokens.is_empty() {
+            Value::Null
+        } else {
+            json!({
                 "tokens": self.tokens, "token_logprobs": self.chosen,
                 "top_logprobs": self.top, "text_offset": self.offsets,
-            }),
+            })
         }
     }
 }

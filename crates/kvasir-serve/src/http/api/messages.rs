@@ -224,9 +224,10 @@ pub(crate) async fn anthropic_messages(
     let (key, body) = read_body(&app, request, MESSAGES).await?;
     let message = Messages::begin(&app, key, &body.reader())?;
     drop(body);
-    match message.stream {
-        true => Ok(event_stream(message.events())),
-        false => Ok(Json(message.whole().await?).into_response()),
+    if message.stream {
+        Ok(event_stream(message.events()))
+    } else {
+        Ok(Json(message.whole().await?).into_response())
     }
 }
 

@@ -373,8 +373,9 @@ pub(crate) async fn responses_create(
     let (key, body) = read_body(&app, request, RESPONSES).await?;
     let response = Responses::begin(&app, key, &body.reader())?;
     drop(body);
-    match response.stream {
-        true => Ok(event_stream(response.events())),
-        false => Ok(Json(response.whole().await?).into_response()),
+    if response.stream {
+        Ok(event_stream(response.events()))
+    } else {
+        Ok(Json(response.whole().await?).into_response())
     }
 }
