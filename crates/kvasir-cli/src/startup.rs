@@ -7,8 +7,8 @@ use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
 use kvasir::Loaded;
 use kvasir_serve::{
-    Watch,
-    host::{Allowance, Host},
+    StepFeed,
+    host::{AdmissionLimits, Host},
     http::{AccessControl, App, ClientRules, Live},
     metrics::Names,
     model::{self, Model},
@@ -22,7 +22,7 @@ pub(crate) struct Service {
     /// Access rules.
     pub(crate) door: AccessControl,
     /// Admission limits, from pool slots and maximum sequence length.
-    pub(crate) allowed: Box<dyn FnOnce(u32, u32) -> Allowance>,
+    pub(crate) allowed: Box<dyn FnOnce(u32, u32) -> AdmissionLimits>,
     /// Log and trace sinks.
     pub(crate) reports: Arc<Reports>,
     /// Metric naming.
@@ -38,7 +38,7 @@ impl Service {
     pub(crate) fn at_a_desk() -> Self {
         Self {
             door: AccessControl::default(),
-            allowed: Box::new(|_, _| Allowance::default()),
+            allowed: Box::new(|_, _| AdmissionLimits::default()),
             reports: Arc::default(),
             names: Names::Own,
             patience: Duration::MAX,
@@ -71,7 +71,7 @@ impl Started {
         let slots = loaded.desk_slots(options.memory_share()?);
         let settled = options.settle(&Facts::of(&loaded, slots))?;
         let (overlap, mut setup) = (settled.overlap, settled.setup.clone());
-        let (watch, observer) = Watch::new();
+        let (feed, observer) = StepFeed::new();
         let engine = loaded.engine(settled.core(), overlap)?.observe(observer);
         let slots = engine.core().cache().capacity();
         let max_len = engine.core().limits().max_model_len.min(slots);
@@ -82,7 +82,7 @@ impl Started {
         let Service { door, allowed, reports, names, patience, rules } = service;
         let host = Host::start(engine, allowed(slots, max_len), reports, patience);
         let host = host.map_err(Failure::failed)?;
-        let live = Live { watch, setup: Value::Object(setup) };
+        let live = Live { feed, setup: Value::Object(setup) };
         let app = App::new(Arc::new(served), host, door, live, names, rules);
         Ok(Self { app, name, backend, slots, max_len })
     }

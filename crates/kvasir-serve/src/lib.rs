@@ -34,6 +34,6 @@ pub mod request;
 mod scan;
 pub mod session;
 
-pub use crate::context::call::Call;
+pub use crate::context::request_context::RequestContext;
 pub use crate::error::ApiError;
-pub use crate::host::step_subscription::{Sight, Sights, Watch};
+pub use crate::host::step_subscription::{StepEvent, StepFeed, StepSubscription};

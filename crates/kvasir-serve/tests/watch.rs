@@ -4,12 +4,12 @@
 
 use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, StepTrace};
 use kvasir_kv::{Radix, Token, blocks::BlockConfig};
-use kvasir_serve::{Sight, Sights, Watch};
+use kvasir_serve::{StepEvent, StepFeed, StepSubscription};
 use kvasir_sim::Toy;
 use std::collections::BTreeMap;
 
-fn engine() -> (Watch, Engine<Toy>) {
-    let (watch, observer) = Watch::new();
+fn engine() -> (StepFeed, Engine<Toy>) {
+    let (feed, observer) = StepFeed::new();
     let limits = Limits { max_model_len: 8192, ..Limits::default() };
     let cache = Radix::new(BlockConfig { block_size: 4, blocks: 8192, ..BlockConfig::default() }).unwrap();
     let policy = Chunked::new(64, Mixing::Off);
@@ -19,7 +19,7 @@ fn engine() -> (Watch, Engine<Toy>) {
         now += 1;
         now
     };
-    (watch, Engine::new(core, Toy::new(), clock).observe(observer))
+    (feed, Engine::new(core, Toy::new(), clock).observe(observer))
 }
 
 fn add(engine: &mut Engine<Toy>, tag: u64, prompt: Token, max_tokens: u32) {
@@ -27,18 +27,18 @@ fn add(engine: &mut Engine<Toy>, tag: u64, prompt: Token, max_tokens: u32) {
     engine.add_request(Request { tag, prompt: (10..10 + prompt).collect(), params }).unwrap();
 }
 
-fn seen(sights: &mut Sights) -> Vec<Sight> {
-    std::iter::from_fn(|| sights.ready()).collect()
+fn seen(subscription: &mut StepSubscription) -> Vec<StepEvent> {
+    std::iter::from_fn(|| subscription.try_next()).collect()
 }
 
 /// Per request tag, from the steps after the last `Begin`: tokens reported, and whether it has
 /// ended.
-fn told(sights: &[Sight]) -> BTreeMap<u64, (u32, bool)> {
-    let begin = sights.iter().rposition(|sight| *sight == Sight::Begin).unwrap();
+fn told(subscription: &[StepEvent]) -> BTreeMap<u64, (u32, bool)> {
+    let begin = subscription.iter().rposition(|sight| *sight == StepEvent::Begin).unwrap();
     let mut tags = BTreeMap::new();
     let mut told = BTreeMap::new();
-    for sight in &sights[begin + 1..] {
-        let Sight::Step(step) = sight else { unreachable!() };
+    for sight in &subscription[begin + 1..] {
+        let StepEvent::Step(step) = sight else { unreachable!() };
         let StepTrace { arrived, spoke, outputs, ended, .. } = &**step;
         for (number, _, _, tag) in arrived {
             tags.insert(*number, *tag);
@@ -58,26 +58,26 @@ fn told(sights: &[Sight]) -> BTreeMap<u64, (u32, bool)> {
 
 #[test]
 fn who_comes_in_mid_run_sees_everybody_who_is_there() {
-    let (watch, mut engine) = engine();
+    let (feed, mut engine) = engine();
     add(&mut engine, 1, 100, 20);
     add(&mut engine, 2, 30, 4);
     for _ in 0..6 {
         engine.step().unwrap();
     }
-    let mut sights = watch.begin().unwrap();
+    let mut subscription = feed.subscribe().unwrap();
     add(&mut engine, 3, 9, 7);
     engine.drain().unwrap();
-    let sights = seen(&mut sights);
-    assert_eq!(sights[0], Sight::Begin);
+    let subscription = seen(&mut subscription);
+    assert_eq!(subscription[0], StepEvent::Begin);
     // The last step is reported although none follows it.
-    assert_eq!(told(&sights)[&1], (20, true));
-    assert_eq!(told(&sights)[&3], (7, true));
+    assert_eq!(told(&subscription)[&1], (20, true));
+    assert_eq!(told(&subscription)[&3], (7, true));
 }
 
 #[test]
 fn who_reads_too_slowly_misses_steps_and_begins_anew() {
-    let (watch, mut engine) = engine();
-    let (mut slow, mut quick) = (watch.begin().unwrap(), watch.begin().unwrap());
+    let (feed, mut engine) = engine();
+    let (mut slow, mut quick) = (feed.subscribe().unwrap(), feed.subscribe().unwrap());
     add(&mut engine, 1, 5, 3000);
     let mut quickly = Vec::new();
     for _ in 0..2000 {
@@ -88,16 +88,16 @@ fn who_reads_too_slowly_misses_steps_and_begins_anew() {
     assert_eq!(first.len(), 1024, "what waits is bounded");
     engine.drain().unwrap();
     let second = seen(&mut slow);
-    assert_eq!(second[0], Sight::Begin, "after a gap it begins anew");
+    assert_eq!(second[0], StepEvent::Begin, "after a gap it begins anew");
     assert!(second.len() <= 1024);
     quickly.extend(seen(&mut quick));
-    assert_eq!(quickly.iter().filter(|sight| **sight == Sight::Begin).count(), 1, "others miss nothing");
+    assert_eq!(quickly.iter().filter(|sight| **sight == StepEvent::Begin).count(), 1, "others miss nothing");
 }
 
 #[test]
 fn a_state_after_a_gap_adds_up_with_what_follows() {
-    let (watch, mut engine) = engine();
-    let mut slow = watch.begin().unwrap();
+    let (feed, mut engine) = engine();
+    let mut slow = feed.subscribe().unwrap();
     add(&mut engine, 1, 5, 2000);
     for _ in 0..1500 {
         engine.step().unwrap();
@@ -113,15 +113,15 @@ fn a_state_after_a_gap_adds_up_with_what_follows() {
 
 #[test]
 fn only_so_many_watch_and_places_come_back() {
-    let (watch, mut engine) = engine();
-    let watching: Vec<_> = std::iter::from_fn(|| watch.begin().ok()).collect();
+    let (feed, mut engine) = engine();
+    let watching: Vec<_> = std::iter::from_fn(|| feed.subscribe().ok()).collect();
     assert_eq!(watching.len(), 16);
-    assert_eq!(watch.begin().err().unwrap().status, 429);
+    assert_eq!(feed.subscribe().err().unwrap().status, 429);
     drop(watching);
-    let mut sights = watch.begin().unwrap();
+    let mut subscription = feed.subscribe().unwrap();
     add(&mut engine, 1, 3, 2);
     engine.drain().unwrap();
-    assert_eq!(told(&seen(&mut sights))[&1], (2, true));
+    assert_eq!(told(&seen(&mut subscription))[&1], (2, true));
     drop(engine);
-    assert_eq!(watch.begin().err().unwrap().status, 503, "nobody watches an engine that is gone");
+    assert_eq!(feed.subscribe().err().unwrap().status, 503, "nobody watches an engine that is gone");
 }

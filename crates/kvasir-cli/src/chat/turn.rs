@@ -5,7 +5,7 @@ use crate::chat::screen::Screen;
 use kvasir_serve::{
     ApiError,
     answer::Delta,
-    http::{App, Ended},
+    http::{AnswerOutcome, App},
 };
 use serde_json::{Map, Value, json};
 use std::{io, sync::Arc};
@@ -17,7 +17,7 @@ pub(crate) struct Turn {
     /// Tool calls: name and arguments.
     calls: Vec<(String, String)>,
     /// Outcome; `None` if the user stopped it.
-    pub(super) ended: Option<Ended>,
+    pub(super) ended: Option<AnswerOutcome>,
 }
 
 /// Why there is no answer.
@@ -49,16 +49,16 @@ impl Turn {
         screen: &mut Screen,
         mut answering: Option<Answering>,
     ) -> Result<Self, NoTurn> {
-        let mut speaker = app.talk(body)?;
+        let mut stream = app.submit_chat(body)?;
         let mut writing = Writing::default();
         loop {
-            let gain = tokio::select! {
-                gain = speaker.next() => gain?,
+            let increment = tokio::select! {
+                increment = stream.next() => increment?,
                 () = stopped(&mut answering) => None,
             };
-            let Some(gain) = gain else { break };
-            writing.take(gain.deltas, screen)?;
-            writing.ended = gain.ended;
+            let Some(increment) = increment else { break };
+            writing.take(increment.deltas, screen)?;
+            writing.ended = increment.ended;
             if writing.ended.is_some() {
                 break;
             }
@@ -103,7 +103,7 @@ struct Writing {
     content: String,
     calls: Vec<(String, String)>,
     thinking: bool,
-    ended: Option<Ended>,
+    ended: Option<AnswerOutcome>,
 }
 
 impl Writing {

@@ -7,8 +7,11 @@ use crate::options::sampling::SamplingArgs;
 use crate::options::switch::Switch;
 use crate::startup::{Service, Started};
 use kvasir_serve::{
-    host::Allowance,
-    http::{AccessControl, ClientRules, Gate, Hosts, Keys, Origins, TlsAcceptor, serve, serve_probes, tls},
+    host::AdmissionLimits,
+    http::{
+        AccessControl, ClientRules, Hosts, Keys, LimitListener, Origins, TlsAcceptor, serve, serve_probes,
+        tls,
+    },
     metrics::Names,
     report::{Collector, Format, Level, Log, Reports},
     request::UnknownFields,
@@ -102,9 +105,9 @@ struct LimitArgs {
 }
 
 impl LimitArgs {
-    fn allowance(&self, slots: u32, max_len: u32) -> Allowance {
+    fn allowance(&self, slots: u32, max_len: u32) -> AdmissionLimits {
         let answers = self.max_requests as usize;
-        Allowance {
+        AdmissionLimits {
             answers,
             answers_per_key: self.max_requests_per_key.map_or(answers, |n| n as usize),
             // A request of maximum length always fits.
@@ -241,13 +244,13 @@ impl Args {
                 let gate = listen(SocketAddr::new(self.host, port), PROBES, None, "--health-port")?;
                 let address = gate.address().map_err(Failure::failed)?;
                 probes = format!(", probes at http://{address}");
-                tokio::spawn(serve_probes(app.clone(), gate.waiting(PROBE_TIMEOUT)));
+                tokio::spawn(serve_probes(app.clone(), gate.with_read_timeout(PROBE_TIMEOUT)));
             }
             eprintln!(
                 "kvasir: {name} on {backend}, {slots} slots, {scheme}://{address}, ready after {:.2} s{probes}",
                 started.elapsed().as_secs_f64()
             );
-            let gate = gate.waiting(patience);
+            let gate = gate.with_read_timeout(patience);
             let cut = serve(app, gate, told_to_stop(), Duration::from_secs(self.grace)).await;
             if cut > 0 {
                 let grace = self.grace;
@@ -267,9 +270,9 @@ fn listen(
     places: usize,
     tls: Option<TlsAcceptor>,
     option: &str,
-) -> Result<Gate, Failure> {
+) -> Result<LimitListener, Failure> {
     let why = |error| format!("cannot listen on {address}: {error}; {option} and --host take another place");
-    Gate::open(address, places, tls).map_err(|error| Failure::failed(why(error)))
+    LimitListener::open(address, places, tls).map_err(|error| Failure::failed(why(error)))
 }
 
 async fn told_to_stop() {

@@ -25,14 +25,10 @@ use std::sync::Arc;
 
 /// Separators before the first call of a run (`BEFORE`) and between two calls (`BETWEEN`).
 const BEFORE: &[char] = &['[', ' ', '\n', '\r', '\t'];
-
 const BETWEEN: &[char] = &[']', ',', ';', ' ', '\n', '\r', '\t'];
-
 const SPACE: &[char] = &[' ', '\n', '\r', '\t'];
-
 /// Leftovers of a call without an end marker.
 const TAIL: &[char] = &['}', ']', ',', ';', '`', ' ', '\n', '\r', '\t'];
-
 /// Longest function name accepted, in bytes.
 const LONGEST_NAME: usize = 128;
 

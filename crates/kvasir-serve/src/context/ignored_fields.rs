@@ -12,7 +12,6 @@ use std::{
 
 /// Maximum names recorded per request.
 const MAX_NAMES: usize = 32;
-
 /// Maximum length of a recorded name, in bytes.
 const MAX_NAME: usize = 96;
 
@@ -91,17 +90,17 @@ fn header_name(path: &str) -> String {
 }
 
 /// Maximum number of distinct field names logged.
-const MAX_SEEN: usize = 1024;
+const MAX_LOGGED: usize = 1024;
 
 /// Names of ignored fields that have been logged, each once per process.
 #[derive(Debug, Default)]
-pub(crate) struct SeenFields(Mutex<HashSet<String>>);
+pub(crate) struct LoggedFields(Mutex<HashSet<String>>);
 
-impl SeenFields {
+impl LoggedFields {
     pub(crate) fn first_time(&self, mut names: Vec<String>) -> Vec<String> {
         if !names.is_empty() {
-            let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            names.retain(|name| seen.len() < MAX_SEEN && seen.insert(name.clone()));
+            let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            names.retain(|name| logged.len() < MAX_LOGGED && logged.insert(name.clone()));
         }
         names
     }

@@ -2,5 +2,5 @@
 //!
 //! Knows no endpoint and no body; builds on `error`.
 
-pub(crate) mod call;
 pub(crate) mod ignored_fields;
+pub(crate) mod request_context;

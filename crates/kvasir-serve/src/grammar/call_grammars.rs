@@ -62,7 +62,6 @@ pub struct CallGrammars {
 
 /// Capacity of the mask cache, in scanner states.
 const REMEMBERED: usize = 1024;
-
 /// Text tokens between two checkpoints.
 const STRIDE: usize = 64;
 

@@ -104,12 +104,9 @@ pub struct Scanner {
 }
 
 pub(crate) const TO_FUNCTION: &str = "to=functions.";
-
 pub(crate) const MESSAGE: &str = "<|message|>";
-
 /// Markers that end a message.
 pub(crate) const ENDS: &[&str] = &["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
-
 /// Separators between two unmarked calls.
 const BETWEEN: &[u8] = b"],; \n\r\t";
 

@@ -18,7 +18,6 @@ const MAX_PROPERTIES: usize = 2048;
 pub(crate) const MAX_CHOICES: usize = 4096;
 /// Largest repetition count or length bound in a schema.
 const MAX_COUNT: f64 = 65_536.0;
-
 /// Schema keywords whose count the grammar must unroll.
 const COUNTS: &[&str] = &["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
 

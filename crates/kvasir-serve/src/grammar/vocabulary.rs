@@ -45,10 +45,8 @@ impl std::error::Error for Refused {}
 /// Stack size of the compile thread, in bytes of address space: enough for a rule in every few
 /// bytes of the largest grammar.
 const STACK: usize = 256 << 20;
-
 /// Longest token in the trie, in bytes: the trie has a node per byte.
 const LONGEST_TOKEN: usize = 1024;
-
 /// Longest library message, in characters, that an error repeats.
 const SHOWN: usize = 300;
 
@@ -227,7 +225,6 @@ impl TokenizerEnv for Words {
 }
 
 const NOTHING: &str = "allows nothing that this model can write";
-
 const ENDLESS: &str = "cannot be followed: what it leaves no choice about is too long, or has no end";
 
 /// Maps a library error at the start of a grammar.

@@ -1,10 +1,14 @@
 //! Admission control of the server: open answers per server and per API key, and their token
 //! budget.
 //!
-//! `Allowance` holds the limits, `Clients` the registry of open answers. `Allowance::ever` rejects
-//! with 400 what can never fit; `Clients::admit` rejects with 429 what does not fit now.
+//! `AdmissionLimits` holds the limits, `Clients` the registry of open answers.
+//! `AdmissionLimits::check_feasible` rejects with 400 what can never fit; `Clients::admit` rejects with
+//! 429 what does not fit now.
 
-use crate::{context::call::Call, error::ApiError, host::token_buffer::Mailbox, metrics::Rejected};
+use crate::{
+    context::request_context::RequestContext, error::ApiError, host::token_buffer::TokenBuffer,
+    metrics::Rejected,
+};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
@@ -12,7 +16,7 @@ use std::{
 
 /// Limits on concurrent work, running and queued; requests beyond them get status 429.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allowance {
+pub struct AdmissionLimits {
     /// Open answers of all keys.
     pub answers: usize,
     /// Open answers per API key.
@@ -21,16 +25,16 @@ pub struct Allowance {
     pub tokens: u64,
 }
 
-impl Default for Allowance {
+impl Default for AdmissionLimits {
     fn default() -> Self {
         Self { answers: 4096, answers_per_key: 4096, tokens: 1 << 26 }
     }
 }
 
-impl Allowance {
+impl AdmissionLimits {
     /// Rejects a request that can never fit: `n` answers to each of `prompts` prompts, `tokens` in
     /// total.
-    pub(crate) fn ever(&self, prompts: u64, n: u64, tokens: u64) -> Result<(), ApiError> {
+    pub(crate) fn check_feasible(&self, prompts: u64, n: u64, tokens: u64) -> Result<(), ApiError> {
         let (asked, answers) = (prompts * n, self.answers.min(self.answers_per_key) as u64);
         if asked > answers {
             let param = if prompts > 1 { "prompt" } else { "n" };
@@ -54,10 +58,10 @@ impl Allowance {
     }
 }
 
-/// One open answer: its mailbox and what it counts toward the limits.
+/// One open answer: its buffer and what it counts toward the limits.
 pub(crate) struct Client {
-    pub(crate) mailbox: Arc<Mutex<Mailbox>>,
-    pub(crate) call: Arc<Call>,
+    pub(crate) buffer: Arc<Mutex<TokenBuffer>>,
+    pub(crate) context: Arc<RequestContext>,
     pub(crate) key: u64,
     pub(crate) tokens: u64,
 }
@@ -92,24 +96,24 @@ impl Clients {
     /// Whether `n` more answers of this key, with `tokens` in total, fit the limits now.
     pub(crate) fn admit(
         &self,
-        allowed: &Allowance,
+        limits: &AdmissionLimits,
         key: u64,
         n: usize,
         tokens: u64,
     ) -> Result<(), (Rejected, String)> {
-        if self.by_tag.len() + n > allowed.answers {
+        if self.by_tag.len() + n > limits.answers {
             let why =
-                format!("{} answers are under way already; {} may be", self.by_tag.len(), allowed.answers);
+                format!("{} answers are under way already; {} may be", self.by_tag.len(), limits.answers);
             return Err((Rejected::QueueFull, why));
         }
         let own = self.by_key.get(&key).copied().unwrap_or(0);
-        if own + n > allowed.answers_per_key {
-            let why = format!("{own} answers of this key are under way; {} may be", allowed.answers_per_key);
+        if own + n > limits.answers_per_key {
+            let why = format!("{own} answers of this key are under way; {} may be", limits.answers_per_key);
             return Err((Rejected::KeyLimit, why));
         }
-        if self.tokens.saturating_add(tokens) > allowed.tokens {
+        if self.tokens.saturating_add(tokens) > limits.tokens {
             let why =
-                format!("requests under way may come to {} tokens; {} may be", self.tokens, allowed.tokens);
+                format!("requests under way may come to {} tokens; {} may be", self.tokens, limits.tokens);
             return Err((Rejected::TokensWaiting, why));
         }
         Ok(())
@@ -121,21 +125,22 @@ mod tests {
     use super::*;
 
     fn client(key: u64, tokens: u64) -> Client {
-        Client { mailbox: Arc::default(), call: Arc::default(), key, tokens }
+        Client { buffer: Arc::default(), context: Arc::default(), key, tokens }
     }
 
     #[test]
     fn what_is_allowed_is_counted_in_answers_keys_and_tokens_and_given_back() {
-        let allowed = Allowance { answers: 3, answers_per_key: 2, tokens: 100 };
-        let never =
-            |prompts, n, tokens| allowed.ever(prompts, n, tokens).map_err(|error| error.param.unwrap()).err();
+        let limits = AdmissionLimits { answers: 3, answers_per_key: 2, tokens: 100 };
+        let never = |prompts, n, tokens| {
+            limits.check_feasible(prompts, n, tokens).map_err(|error| error.param.unwrap()).err()
+        };
         assert_eq!((never(1, 2, 100), never(1, 3, 1)), (None, Some("n".into())));
         assert_eq!((never(1, 1, 101), never(1, 2, 101)), (Some("max_tokens".into()), Some("n".into())));
         assert_eq!((never(2, 1, 100), never(3, 1, 1)), (None, Some("prompt".into())));
         assert_eq!((never(2, 1, 101), never(2, 2, 1)), (Some("prompt".into()), Some("prompt".into())));
         let mut clients = Clients::default();
         let refused = |clients: &Clients, key, n, tokens| {
-            clients.admit(&allowed, key, n, tokens).err().map(|(why, _)| why)
+            clients.admit(&limits, key, n, tokens).err().map(|(why, _)| why)
         };
         clients.insert(1, client(7, 40));
         clients.insert(2, client(7, 40));

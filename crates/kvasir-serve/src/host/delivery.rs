@@ -4,10 +4,10 @@
 //! thread.
 
 use crate::{
-    context::call::Call,
+    context::request_context::RequestContext,
     host::{admission::Clients, token_buffer::locked},
     metrics::Metrics,
-    report::{event::Told, sinks::Reports},
+    report::{event::ReportEvent, sinks::Reports},
 };
 use kvasir_engine::{Outbox, Summary};
 use std::{
@@ -16,16 +16,16 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-/// Delivers engine events to mailboxes; runs on the engine's thread.
-pub(crate) struct Post {
+/// Delivers engine events to token buffers; runs on the engine's thread.
+pub(crate) struct Delivery {
     metrics: Arc<Metrics>,
     reports: Arc<Reports>,
-    /// Wakers to run after all mail of a step is stored: woken tasks share the processor with this
+    /// Wakers to run after all output of a step is stored: woken tasks share the processor with this
     /// thread.
     wakers: Vec<Waker>,
 }
 
-impl Post {
+impl Delivery {
     pub(crate) fn new(metrics: Arc<Metrics>, reports: Arc<Reports>) -> Self {
         Self { metrics, reports, wakers: Vec::new() }
     }
@@ -53,22 +53,22 @@ impl Post {
                 own.for_each(drop);
                 continue;
             };
-            let mut mail = locked(&client.mailbox);
-            mail.piece.tokens.extend_from_slice(tokens);
-            mail.piece.logprobs.extend(own.map(|(_, logprobs)| logprobs.clone()));
-            mail.piece.scores.extend(scored.into_iter().flat_map(|(_, list)| list.iter().cloned()));
-            mail.piece.hidden.extend(state.into_iter().flat_map(|(_, state)| state));
-            mail.piece.ended = summary;
-            if let Some(before) = mail.left.replace(now).filter(|_| !tokens.is_empty()) {
-                let gap = now.saturating_duration_since(before).as_nanos();
-                self.metrics.gap(u64::try_from(gap).unwrap_or(u64::MAX));
+            let mut buffer = locked(&client.buffer);
+            buffer.output.tokens.extend_from_slice(tokens);
+            buffer.output.logprobs.extend(own.map(|(_, logprobs)| logprobs.clone()));
+            buffer.output.scores.extend(scored.into_iter().flat_map(|(_, list)| list.iter().cloned()));
+            buffer.output.hidden.extend(state.into_iter().flat_map(|(_, state)| state));
+            buffer.output.ended = summary;
+            if let Some(before) = buffer.delivered_at.replace(now).filter(|_| !tokens.is_empty()) {
+                let inter_token = now.saturating_duration_since(before).as_nanos();
+                self.metrics.inter_token(u64::try_from(inter_token).unwrap_or(u64::MAX));
             }
-            self.wakers.extend(mail.waker.take());
-            drop(mail);
+            self.wakers.extend(buffer.waker.take());
+            drop(buffer);
             if event.finish.is_some() {
                 let client = clients.remove(event.tag);
                 if let (Some(client), Some(summary)) = (client, summary) {
-                    self.tell(client.call, summary);
+                    self.report(client.context, summary);
                 }
             }
         }
@@ -76,19 +76,19 @@ impl Post {
         self.wakers.drain(..).for_each(Waker::wake);
     }
 
-    fn tell(&self, call: Arc<Call>, summary: Summary) {
+    fn report(&self, context: Arc<RequestContext>, summary: Summary) {
         if self.reports.is_wanted() {
-            self.reports.tell(Told::Ended { call, summary, at: SystemTime::now() });
+            self.reports.send(ReportEvent::Ended { context, summary, at: SystemTime::now() });
         }
     }
 
-    /// Closes all mailboxes, when the engine has stopped.
+    /// Closes all buffers, when the engine has stopped.
     pub(crate) fn close(&mut self, clients: &Mutex<Clients>) {
         let all = std::mem::take(&mut *locked(clients));
         for client in all.by_tag.values() {
-            let mut mail = locked(&client.mailbox);
-            mail.closed = true;
-            self.wakers.extend(mail.waker.take());
+            let mut buffer = locked(&client.buffer);
+            buffer.closed = true;
+            self.wakers.extend(buffer.waker.take());
         }
         self.wakers.drain(..).for_each(Waker::wake);
     }

@@ -12,7 +12,7 @@ pub(crate) mod stall_detector;
 pub(crate) mod step_subscription;
 pub(crate) mod token_buffer;
 
-pub use crate::host::admission::Allowance;
-pub use crate::host::engine_thread::{Answers, Host, Order};
+pub use crate::host::admission::AdmissionLimits;
+pub use crate::host::engine_thread::{Host, Submission, TokenStream};
 pub use crate::host::errors::failure;
-pub use crate::host::token_buffer::Piece;
+pub use crate::host::token_buffer::RequestOutput;

@@ -19,36 +19,36 @@ use std::{
 pub(crate) struct StallDetector {
     started: Instant,
     /// Nanoseconds since `started`.
-    last: AtomicU64,
+    last_progress: AtomicU64,
     patience: Duration,
 }
 
 impl StallDetector {
     pub(crate) fn new(patience: Duration) -> Arc<Self> {
-        Arc::new(Self { started: Instant::now(), last: AtomicU64::new(0), patience })
+        Arc::new(Self { started: Instant::now(), last_progress: AtomicU64::new(0), patience })
     }
 
-    pub(crate) fn beat(&self) {
+    pub(crate) fn record_progress(&self) {
         let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.last.store(now, Ordering::Relaxed);
+        self.last_progress.store(now, Ordering::Relaxed);
     }
 
     /// Time since the last progress, if it exceeds the limit.
     pub(crate) fn silence(&self) -> Option<Duration> {
-        let last = Duration::from_nanos(self.last.load(Ordering::Relaxed));
-        Some(self.started.elapsed().saturating_sub(last)).filter(|silence| *silence > self.patience)
+        let last_progress = Duration::from_nanos(self.last_progress.load(Ordering::Relaxed));
+        Some(self.started.elapsed().saturating_sub(last_progress)).filter(|silence| *silence > self.patience)
     }
 }
 
 /// Engine observer that records completed steps.
-pub(crate) struct Listener(pub(crate) Arc<StallDetector>);
+pub(crate) struct StallObserver(pub(crate) Arc<StallDetector>);
 
-impl Observer for Listener {
+impl Observer for StallObserver {
     fn scheduled(&mut self, _: &Core, _: &Step) {}
 
     fn completed(&mut self, _: &Core, _: &Step, result: &Result<(), StepError>, _: Nanos) {
         if result.is_ok() {
-            self.0.beat();
+            self.0.record_progress();
         }
     }
 }

@@ -17,13 +17,12 @@ use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
 
 /// Queue capacity per subscriber, in steps; a subscriber further behind misses some.
 const BACKLOG: usize = 1024;
-
 /// Maximum number of subscribers.
-const MAX_WATCHING: usize = 16;
+const MAX_SUBSCRIBERS: usize = 16;
 
 /// An event of a subscription.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Sight {
+pub enum StepEvent {
     /// A new snapshot follows: the next step describes all live requests.
     Begin,
     /// A step.
@@ -32,111 +31,111 @@ pub enum Sight {
 
 /// Handle to subscribe.
 #[derive(Clone)]
-pub struct Watch {
-    door: mpsc::Sender<Watcher>,
-    watching: Arc<AtomicUsize>,
+pub struct StepFeed {
+    sender: mpsc::Sender<Subscriber>,
+    count: Arc<AtomicUsize>,
 }
 
 /// A subscription: events in order. Dropping it unsubscribes.
-pub struct Sights {
-    sights: Receiver<Sight>,
-    watching: Arc<AtomicUsize>,
+pub struct StepSubscription {
+    events: Receiver<StepEvent>,
+    count: Arc<AtomicUsize>,
 }
 
-impl Watch {
+impl StepFeed {
     /// A subscription handle, and the observer that must be installed in the engine.
     pub fn new() -> (Self, Box<dyn Observer>) {
-        let (door, newcomers) = mpsc::channel();
-        let watch = Self { door, watching: Arc::default() };
-        (watch, Box::new(Gallery { newcomers, watchers: Vec::new() }))
+        let (sender, receiver) = mpsc::channel();
+        let feed = Self { sender, count: Arc::default() };
+        (feed, Box::new(Subscribers { receiver, subscribers: Vec::new() }))
     }
 
     /// Subscribes from the next step on.
-    pub fn begin(&self) -> Result<Sights, ApiError> {
-        if self.watching.fetch_add(1, Ordering::Relaxed) >= MAX_WATCHING {
-            self.watching.fetch_sub(1, Ordering::Relaxed);
-            return Err(ApiError::too_many(format!("{MAX_WATCHING} clients watch the engine already")));
+    pub fn subscribe(&self) -> Result<StepSubscription, ApiError> {
+        if self.count.fetch_add(1, Ordering::Relaxed) >= MAX_SUBSCRIBERS {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+            return Err(ApiError::too_many(format!("{MAX_SUBSCRIBERS} clients watch the engine already")));
         }
-        let (send, sights) = channel(BACKLOG);
-        let sights = Sights { sights, watching: self.watching.clone() };
-        let watcher = Watcher { send, tracer: None };
-        self.door.send(watcher).map_err(|_| ApiError::unavailable("the engine has stopped"))?;
-        Ok(sights)
+        let (send, events) = channel(BACKLOG);
+        let events = StepSubscription { events, count: self.count.clone() };
+        let subscriber = Subscriber { send, tracer: None };
+        self.sender.send(subscriber).map_err(|_| ApiError::unavailable("the engine has stopped"))?;
+        Ok(events)
     }
 }
 
-impl Sights {
+impl StepSubscription {
     /// The next event; `None` after the engine has stopped.
-    pub async fn next(&mut self) -> Option<Sight> {
-        self.sights.recv().await
+    pub async fn next(&mut self) -> Option<StepEvent> {
+        self.events.recv().await
     }
 
     /// The next event, if already queued.
-    pub fn ready(&mut self) -> Option<Sight> {
-        self.sights.try_recv().ok()
+    pub fn try_next(&mut self) -> Option<StepEvent> {
+        self.events.try_recv().ok()
     }
 }
 
-impl Drop for Sights {
+impl Drop for StepSubscription {
     fn drop(&mut self) {
-        self.watching.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// The subscribers, on the engine's thread. Without any, a step costs one check of an empty queue.
-struct Gallery {
-    newcomers: mpsc::Receiver<Watcher>,
-    watchers: Vec<Watcher>,
+struct Subscribers {
+    receiver: mpsc::Receiver<Subscriber>,
+    subscribers: Vec<Subscriber>,
 }
 
-struct Watcher {
-    send: Sender<Sight>,
+struct Subscriber {
+    send: Sender<StepEvent>,
     /// `None` while the subscriber is behind.
-    tracer: Option<Tracer<Eye>>,
+    tracer: Option<Tracer<SubscriberQueue>>,
 }
 
 /// Trace sink of one subscriber's queue.
-struct Eye {
-    send: Sender<Sight>,
+struct SubscriberQueue {
+    send: Sender<StepEvent>,
     missed: bool,
 }
 
-impl TraceSink for Eye {
+impl TraceSink for SubscriberQueue {
     fn write(&mut self, step: &StepTrace) {
-        if let Err(TrySendError::Full(_)) = self.send.try_send(Sight::Step(Box::new(step.clone()))) {
+        if let Err(TrySendError::Full(_)) = self.send.try_send(StepEvent::Step(Box::new(step.clone()))) {
             self.missed = true;
         }
     }
 }
 
-impl Watcher {
+impl Subscriber {
     /// The subscriber's tracer. Starts it, or restarts it after a gap once half the queue is read.
-    fn tracer(&mut self) -> Option<&mut Tracer<Eye>> {
+    fn tracer(&mut self) -> Option<&mut Tracer<SubscriberQueue>> {
         if self.tracer.as_ref().is_some_and(|tracer| tracer.sink().missed) {
             self.tracer = None;
         }
         if self.tracer.is_none()
             && self.send.capacity() >= BACKLOG / 2
-            && self.send.try_send(Sight::Begin).is_ok()
+            && self.send.try_send(StepEvent::Begin).is_ok()
         {
-            let eye = Eye { send: self.send.clone(), missed: false };
-            self.tracer = Some(Tracer::joining(eye));
+            let queue = SubscriberQueue { send: self.send.clone(), missed: false };
+            self.tracer = Some(Tracer::joining(queue));
         }
         self.tracer.as_mut()
     }
 }
 
-impl Observer for Gallery {
+impl Observer for Subscribers {
     fn scheduled(&mut self, core: &Core, step: &Step) {
-        self.watchers.extend(self.newcomers.try_iter());
-        self.watchers.retain(|watcher| !watcher.send.is_closed());
-        for tracer in self.watchers.iter_mut().filter_map(Watcher::tracer) {
+        self.subscribers.extend(self.receiver.try_iter());
+        self.subscribers.retain(|subscriber| !subscriber.send.is_closed());
+        for tracer in self.subscribers.iter_mut().filter_map(Subscriber::tracer) {
             tracer.scheduled(core, step);
         }
     }
 
     fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, now: Nanos) {
-        for tracer in self.watchers.iter_mut().filter_map(|watcher| watcher.tracer.as_mut()) {
+        for tracer in self.subscribers.iter_mut().filter_map(|subscriber| subscriber.tracer.as_mut()) {
             tracer.completed(core, step, result, now);
             if core.is_idle() {
                 tracer.settle();

@@ -1,6 +1,6 @@
 //! Buffer between the engine's thread and the reader of one answer.
 //!
-//! Output accumulates until it is read, so a slow reader gets one larger piece. Buffers are reused.
+//! Output accumulates until it is read, so a slow reader gets more at once. Buffers are reused.
 
 use kvasir_engine::Summary;
 use kvasir_exec::TokenLogprobs;
@@ -13,21 +13,21 @@ use std::{
 
 /// Output of one answer since it was last read. Its buffers are reused.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Piece {
+pub struct RequestOutput {
     /// New tokens.
     pub tokens: Vec<Token>,
     /// Their log-probabilities, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Log-probabilities of the prompt's tokens from the second on, in the first piece if
+    /// Log-probabilities of the prompt's tokens from the second on, with the first output if
     /// requested.
     pub scores: Vec<TokenLogprobs>,
-    /// Hidden state of the prompt's last token, in the first piece if requested.
+    /// Hidden state of the prompt's last token, with the first output if requested.
     pub hidden: Vec<f32>,
-    /// The outcome, in the last piece.
+    /// The outcome, with the last output.
     pub ended: Option<Summary>,
 }
 
-impl Piece {
+impl RequestOutput {
     pub(crate) fn clear(&mut self) {
         self.tokens.clear();
         self.logprobs.clear();
@@ -43,13 +43,13 @@ impl Piece {
 
 /// Accumulates an answer's output, and holds the waker of its reader.
 #[derive(Default)]
-pub(crate) struct Mailbox {
-    pub(crate) piece: Piece,
+pub(crate) struct TokenBuffer {
+    pub(crate) output: RequestOutput,
     pub(crate) waker: Option<Waker>,
     /// No more output: the engine has stopped.
     pub(crate) closed: bool,
     /// Time of the last delivery, for inter-token latency.
-    pub(crate) left: Option<Instant>,
+    pub(crate) delivered_at: Option<Instant>,
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -3,18 +3,18 @@
 //! Builds engine requests from sampling parameters, submits them, and looks up sessions.
 
 use crate::{
-    context::ignored_fields::{SeenFields, UnknownFields},
+    context::ignored_fields::{LoggedFields, UnknownFields},
     error::{ApiError, Overflow},
     host::{
-        engine_thread::{Answers, Host, Order},
+        engine_thread::{Host, Submission, TokenStream},
         errors::refused,
-        step_subscription::Watch,
+        step_subscription::StepFeed,
     },
     http::access::AccessControl,
     metrics::kinds::Names,
     model::Model,
     request::{completions::Prompt, reader::Reader, sampling::SamplingFields},
-    session::store::{Said, Sessions, Turn},
+    session::store::{SessionContent, Sessions, Turn},
 };
 use kvasir_engine::SessionId;
 use kvasir_kv::Token;
@@ -30,18 +30,18 @@ use std::{
 
 /// Answer tokens that admission charges for a request without `max_tokens`: few answers are as long
 /// as the model allows.
-const OPEN_ANSWER: u32 = 1024;
+const EXPECTED_ANSWER: u32 = 1024;
 
 /// State shared by all handlers.
 pub struct App {
     pub(crate) model: Arc<Model>,
     pub(crate) host: Arc<Host>,
-    pub(super) door: AccessControl,
+    pub(super) access: AccessControl,
     pub(super) live: Live,
     pub(super) sessions: Arc<Sessions>,
     pub(super) names: Names,
     pub(crate) rules: ClientRules,
-    pub(super) seen: SeenFields,
+    pub(super) logged_fields: LoggedFields,
     pub(super) ids: AtomicU64,
     pub(super) random: RandomState,
     /// Start time in seconds since 1970, reported as the model's creation time.
@@ -69,32 +69,44 @@ impl Default for ClientRules {
 /// Live view of the engine's steps.
 pub struct Live {
     /// The step subscription service.
-    pub watch: Watch,
+    pub feed: StepFeed,
     /// The engine's configuration, in the trace page's format.
     pub setup: Value,
 }
 
 impl App {
-    /// An app that serves `model`, run by `host`, under the access rules `door`.
+    /// An app that serves `model`, run by `host`, under these access rules.
     pub fn new(
         model: Arc<Model>,
         host: Arc<Host>,
-        door: AccessControl,
+        access: AccessControl,
         live: Live,
         names: Names,
         rules: ClientRules,
     ) -> Arc<Self> {
         let (sessions, random) = (Arc::default(), RandomState::new());
-        let (ids, since) = (AtomicU64::new(1), seconds());
-        let seen = SeenFields::default();
-        Arc::new(Self { model, host, door, live, sessions, names, rules, seen, ids, random, since })
+        let (ids, since) = (AtomicU64::new(1), unix_seconds());
+        let logged_fields = LoggedFields::default();
+        Arc::new(Self {
+            model,
+            host,
+            access,
+            live,
+            sessions,
+            names,
+            rules,
+            logged_fields,
+            ids,
+            random,
+            since,
+        })
     }
 
     pub(super) fn answers_to(&self, name: &str) -> bool {
         name == self.model.name || self.rules.aliases.iter().any(|alias| alias == "*" || alias == name)
     }
 
-    pub(super) fn known_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
+    pub(super) fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
         match asked {
             Some(name) if !self.answers_to(name) => Err(ApiError::not_found(
                 "model",
@@ -108,13 +120,13 @@ impl App {
     }
 
     /// Builds the engine request; checks its length against the context length.
-    pub(super) fn order(
+    pub(super) fn submission(
         &self,
         param: &str,
         prompt: Vec<Token>,
         fields: &SamplingFields,
         key: u64,
-    ) -> Result<Order, ApiError> {
+    ) -> Result<Submission, ApiError> {
         let longest = self.model.facts.max_len;
         let used = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         if used == 0 {
@@ -134,7 +146,7 @@ impl App {
         let most = self.model.facts.max_new_tokens.unwrap_or(left).max(fields.length.min_tokens);
         let mut params = fields.params(fields.length.max_tokens.unwrap_or(left).min(most));
         if fields.seed.is_none() {
-            params.sampling.seed = self.noise();
+            params.sampling.seed = self.random_u64();
         }
         params.eos = self.model.facts.eos.clone();
         params.key = key;
@@ -144,18 +156,19 @@ impl App {
             self.salt(key, fields.cache_salt.as_deref()) << 1 | (self.model.facts.prefix_salt)(final_len);
         // Checked before streaming starts, so that the error has an HTTP status.
         params.check().map_err(refused)?;
-        let expected = fields.length.max_tokens.unwrap_or(params.max_tokens.min(OPEN_ANSWER));
+        let expected = fields.length.max_tokens.unwrap_or(params.max_tokens.min(EXPECTED_ANSWER));
         let tokens = u64::from(used) + u64::from(expected);
-        Ok(Order { request: kvasir_engine::Request { tag: 0, prompt, params }, tokens })
+        Ok(Submission { request: kvasir_engine::Request { tag: 0, prompt, params }, tokens })
     }
 
     /// Submits orders of one key to the engine, each with `n` answers.
-    pub(super) fn submit(&self, orders: Vec<Order>, n: u32) -> Result<Vec<Answers>, ApiError> {
-        let sessions: Vec<_> = orders.iter().filter_map(|order| order.request.params.session).collect();
-        let answers = self.host.submit(orders, n)?;
+    pub(super) fn submit(&self, submissions: Vec<Submission>, n: u32) -> Result<Vec<TokenStream>, ApiError> {
+        let sessions: Vec<_> =
+            submissions.iter().filter_map(|submission| submission.request.params.session).collect();
+        let answers = self.host.submit(submissions, n)?;
         // A session deleted while its turn was prepared: the engine saw the deletion too early, so
         // it is repeated.
-        let deleted = sessions.into_iter().filter(|id| !self.sessions.holds(*id));
+        let deleted = sessions.into_iter().filter(|id| !self.sessions.contains(*id));
         deleted.for_each(|id| self.host.end_session(id));
         Ok(answers)
     }
@@ -167,12 +180,12 @@ impl App {
         }
     }
 
-    pub(super) fn noise(&self) -> u64 {
+    pub(super) fn random_u64(&self) -> u64 {
         self.random.hash_one(self.ids.fetch_add(1, Ordering::Relaxed))
     }
 
     pub(super) fn new_id(&self) -> String {
-        format!("{:016x}", self.noise())
+        format!("{:016x}", self.random_u64())
     }
 
     /// Removes sessions whose TTL has elapsed.
@@ -182,8 +195,8 @@ impl App {
 
     pub(super) fn new_session(&self) -> SessionId {
         loop {
-            let id = SessionId(self.noise());
-            if !self.sessions.holds(id) {
+            let id = SessionId(self.random_u64());
+            if !self.sessions.contains(id) {
                 return id;
             }
         }
@@ -197,14 +210,14 @@ impl App {
     }
 
     /// Begins a turn in the session named by a chat request, if any.
-    pub(super) fn chat_in_session(&self, key: u64, reader: &Reader) -> Result<Option<InSession>, ApiError> {
+    pub(super) fn begin_chat_turn(&self, key: u64, reader: &Reader) -> Result<Option<SessionBody>, ApiError> {
         let Some(name) = reader.text("session")? else { return Ok(None) };
-        alone(reader)?;
+        require_single_answer(reader)?;
         if reader.flag("continue_final_message", false)? {
             return Err(reader.error("continue_final_message", "cannot be combined with `session`"));
         }
         self.expire_sessions();
-        self.sessions.room()?;
+        self.sessions.check_memory()?;
         let own = reader.list("messages", usize::MAX)?.unwrap_or_default();
         let (turn, earlier) = self.sessions.begin(name, key, |session| {
             let earlier = session.messages().map(<[Value]>::to_vec);
@@ -217,30 +230,32 @@ impl App {
 
     /// Begins a turn in the session named by a completion request, if any; returns its tokens so
     /// far.
-    pub(super) fn text_in_session(
+    pub(super) fn begin_text_turn(
         &self,
         key: u64,
         reader: &Reader,
     ) -> Result<Option<(Turn, Vec<Token>)>, ApiError> {
         let Some(name) = reader.text("session")? else { return Ok(None) };
-        alone(reader)?;
+        require_single_answer(reader)?;
         if reader.flag("echo", false)? {
             return Err(reader.error("echo", "cannot be combined with `session`"));
         }
         self.expire_sessions();
-        let begun = self.sessions.begin(name, key, |session| match session.said {
-            Said::Messages(_) => Err(reader.error("session", "holds messages, to which chats append")),
-            Said::Text | Said::Nothing => Ok(session.tokens.to_vec()),
+        let begun = self.sessions.begin(name, key, |session| match session.content {
+            SessionContent::Messages(_) => {
+                Err(reader.error("session", "holds messages, to which chats append"))
+            }
+            SessionContent::Text | SessionContent::Empty => Ok(session.tokens.to_vec()),
         })?;
         Ok(Some(begun))
     }
 }
 
 /// A chat body with the session's messages prepended, their number, and the turn.
-type InSession = (Map<String, Value>, usize, Turn);
+type SessionBody = (Map<String, Value>, usize, Turn);
 
 /// Sessions append a single answer, so `n` must be 1.
-fn alone(reader: &Reader) -> Result<(), ApiError> {
+fn require_single_answer(reader: &Reader) -> Result<(), ApiError> {
     match reader.integer("n", i64::MIN..=i64::MAX)? {
         Some(n) if n != 1 => Err(reader.error("n", "must be 1 in a session: fork it for several answers")),
         _ => Ok(()),
@@ -248,6 +263,6 @@ fn alone(reader: &Reader) -> Result<(), ApiError> {
 }
 
 /// Unix time in seconds.
-pub(crate) fn seconds() -> u64 {
+pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -2,10 +2,10 @@
 //! all bodies.
 
 use crate::{
-    blocking::{LONG, aside},
-    context::call::Call,
+    blocking::{BLOCKING_BYTES, run_blocking},
+    context::request_context::RequestContext,
     error::ApiError,
-    http::{access::api_keys::Caller, app::App, transport::connection::Patience},
+    http::{access::api_keys::Caller, app::App, transport::connection::ReadTimeout},
     request::{body, body_memory::BodyMemory, fields::Field},
 };
 use axum::{
@@ -19,12 +19,10 @@ use tokio::time::timeout;
 
 /// Maximum body size in bytes.
 const MAX_BODY: usize = 32 << 20;
-
 /// Time limit of a whole body, as a multiple of that of one chunk.
-const PIECES: u32 = 10;
-
+const BODY_TIMEOUT_FACTOR: u32 = 10;
 /// Bytes of an oversized body that are drained before the connection closes.
-const MAX_DROPPED: usize = 8 * MAX_BODY;
+const MAX_DRAINED: usize = 8 * MAX_BODY;
 
 /// The API key index and the parsed body of a request, validated against the endpoint's field
 /// table.
@@ -38,52 +36,59 @@ pub(crate) async fn read_body(
     let (head, body) = request.into_parts();
     let key = head.extensions.get::<Caller>().map_or(0, |caller| caller.0);
     json_type(&head.headers)?;
-    let patience = head.extensions.get::<Patience>().map_or(Duration::MAX, |patience| patience.0);
-    let whole = timeout(patience.saturating_mul(PIECES), body_bytes(&head.headers, body, patience));
+    let read_timeout =
+        head.extensions.get::<ReadTimeout>().map_or(Duration::MAX, |read_timeout| read_timeout.0);
+    let whole = timeout(
+        read_timeout.saturating_mul(BODY_TIMEOUT_FACTOR),
+        body_bytes(&head.headers, body, read_timeout),
+    );
     let (bytes, _memory) = whole.await.map_err(|_| ApiError::too_slow())??;
-    let ignored = Call::current().ignored.with_rule(app.rules.unknown_fields);
+    let ignored = RequestContext::current().ignored.with_rule(app.rules.unknown_fields);
     let parse = || body::Body::parse(&bytes, table, ignored);
-    Ok((key, if bytes.len() < LONG { parse() } else { aside(parse) }?))
+    Ok((key, if bytes.len() < BLOCKING_BYTES { parse() } else { run_blocking(parse) }?))
 }
 
 /// Reads the whole body. An oversized one is rejected as early as possible.
 async fn body_bytes(
     headers: &HeaderMap,
     body: Body,
-    patience: Duration,
+    read_timeout: Duration,
 ) -> Result<(Vec<u8>, BodyMemory), ApiError> {
-    let promised = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let mut pieces = body.into_data_stream();
+    let content_length =
+        headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let mut chunks = body.into_data_stream();
     let (mut bytes, mut memory) = (Vec::new(), BodyMemory::default());
-    if promised.unwrap_or(0) <= MAX_BODY {
+    if content_length.unwrap_or(0) <= MAX_BODY {
         loop {
-            let Some(piece) = next_piece(&mut pieces, patience).await? else { return Ok((bytes, memory)) };
-            if bytes.len() + piece.len() > MAX_BODY {
+            let Some(chunk) = next_chunk(&mut chunks, read_timeout).await? else {
+                return Ok((bytes, memory));
+            };
+            if bytes.len() + chunk.len() > MAX_BODY {
                 break;
             }
-            memory.grow_to(bytes.len() + piece.len())?;
-            bytes.extend_from_slice(&piece);
+            memory.grow_to(bytes.len() + chunk.len())?;
+            bytes.extend_from_slice(&chunk);
         }
     }
     // With `expect: 100-continue`, the client gets the response before it sends.
     if !headers.contains_key(header::EXPECT) {
-        tokio::spawn(drop_rest(pieces, patience));
+        tokio::spawn(drain(chunks, read_timeout));
     }
     Err(ApiError::too_large(MAX_BODY))
 }
 
-async fn next_piece(pieces: &mut BodyDataStream, patience: Duration) -> Result<Option<Bytes>, ApiError> {
-    let piece = timeout(patience, pieces.next()).await.map_err(|_| ApiError::too_slow())?;
-    piece.transpose().map_err(|error| ApiError::body(format!("the body could not be read: {error}")))
+async fn next_chunk(chunks: &mut BodyDataStream, read_timeout: Duration) -> Result<Option<Bytes>, ApiError> {
+    let chunk = timeout(read_timeout, chunks.next()).await.map_err(|_| ApiError::too_slow())?;
+    chunk.transpose().map_err(|error| ApiError::body(format!("the body could not be read: {error}")))
 }
 
 /// Drains the rest of a rejected body: a client that is still writing when the connection closes
 /// never sees the response.
-async fn drop_rest(mut pieces: BodyDataStream, patience: Duration) {
+async fn drain(mut chunks: BodyDataStream, read_timeout: Duration) {
     let mut dropped = 0;
-    while let Ok(Some(piece)) = next_piece(&mut pieces, patience).await {
-        dropped += piece.len();
-        if dropped > MAX_DROPPED {
+    while let Ok(Some(chunk)) = next_chunk(&mut chunks, read_timeout).await {
+        dropped += chunk.len();
+        if dropped > MAX_DRAINED {
             return;
         }
     }

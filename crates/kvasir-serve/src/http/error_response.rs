@@ -19,8 +19,8 @@ impl ApiError {
     pub(super) fn with_body(self, body: Value) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, Json(body)).into_response();
-        if let Some(seconds) = self.retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        if let Some(unix_seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(unix_seconds));
         }
         // Middleware needs the error value, not only its text.
         response.extensions_mut().insert(self);

@@ -1,6 +1,6 @@
 //! Routes of the server, with their middleware.
 //!
-//! Outermost first: CORS (`cors`), request context and access log (`announce`), authentication and host
+//! Outermost first: CORS (`cors`), request context and access log (`request_context`), authentication and host
 //! check (`authorize`).
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
             openapi, responses, sessions, status, steps, tokens, web_ui,
         },
         app::App,
-        middleware::{authorize::authorize, cors::share, request_context::announce},
+        middleware::{authorize::authorize, cors::cors, request_context::request_context},
     },
 };
 use axum::{
@@ -52,11 +52,11 @@ impl App {
                 ..ApiError::not_found("method", "this route takes another method")
             })
             .layer(from_fn_with_state(self.clone(), authorize))
-            .layer(from_fn_with_state(self.clone(), announce))
+            .layer(from_fn_with_state(self.clone(), request_context))
             .with_state(self.clone());
         // Without authentication: liveness probes, and the web page, which asks for a key itself.
         let open = Router::new().route("/live", get(async || "live")).merge(web_ui::routes());
-        open.merge(keyed).layer(from_fn_with_state(self.clone(), share))
+        open.merge(keyed).layer(from_fn_with_state(self.clone(), cors))
     }
 
     /// Routes of the probe listener: `/live` and `/health` without a key, and `/metrics` if no keys
@@ -66,7 +66,7 @@ impl App {
         let counted = Router::new().route("/metrics", get(status::metrics));
         // The host check applies to metrics, as on the main listener.
         let counted = counted.route_layer(from_fn_with_state(self.clone(), authorize));
-        let probes = if self.door.keys.is_empty() { probes.merge(counted) } else { probes };
+        let probes = if self.access.keys.is_empty() { probes.merge(counted) } else { probes };
         let not_found = async || ApiError::not_found("path", "this listener has /live and /health only");
         probes.fallback(not_found).with_state(self.clone())
     }

@@ -5,7 +5,7 @@
 
 use crate::http::{
     app::App,
-    transport::{connection::Connection, limit_listener::Gate},
+    transport::{connection::Connection, limit_listener::LimitListener},
 };
 use axum::{Extension, Router, serve::Listener};
 use hyper::server::conn::http1;
@@ -18,27 +18,26 @@ use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 use tokio::time::{interval, timeout};
 
 /// Time for clients to receive the error after their answers were aborted.
-const FAREWELL: Duration = Duration::from_secs(5);
-
+const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for the log and the trace collector to flush.
-const LAST_WORDS: Duration = Duration::from_secs(30);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// HTTP service of the connections of one gate.
+/// HTTP service of the connections of one listener.
 struct Connections {
     service: TowerToHyperService<Router>,
     http: http1::Builder,
-    /// Without keep-alive, for probes on reserve places.
+    /// Without keep-alive, for probes on permits of the reserve.
     once: http1::Builder,
     open: GracefulShutdown,
 }
 
 impl Connections {
-    fn new(router: Router, gate: &Gate) -> Self {
-        let patience = gate.patience();
-        let service = TowerToHyperService::new(router.layer(Extension(patience)));
+    fn new(router: Router, listener: &LimitListener) -> Self {
+        let read_timeout = listener.read_timeout();
+        let service = TowerToHyperService::new(router.layer(Extension(read_timeout)));
         let mut http = http1::Builder::new();
         // Also the idle timeout of a kept-alive connection.
-        http.timer(TokioTimer::new()).header_read_timeout(patience.0);
+        http.timer(TokioTimer::new()).header_read_timeout(read_timeout.0);
         let mut once = http.clone();
         once.keep_alive(false);
         Self { service, http, once, open: GracefulShutdown::new() }
@@ -57,40 +56,45 @@ impl Connections {
 
 /// Serves `/live`, `/health` and, without API keys, `/metrics` on a separate listener for the
 /// lifetime of the process, including graceful shutdown.
-pub async fn serve_probes(app: Arc<App>, mut gate: Gate) {
-    let connections = Connections::new(app.probes(), &gate);
+pub async fn serve_probes(app: Arc<App>, mut listener: LimitListener) {
+    let connections = Connections::new(app.probes(), &listener);
     loop {
-        let (connection, _) = gate.accept().await;
+        let (connection, _) = listener.accept().await;
         connections.serve(connection);
     }
 }
 
 /// Serves until `stop` resolves, then shuts down gracefully within `grace`. Returns the number of
 /// answers that were aborted.
-pub async fn serve(app: Arc<App>, mut gate: Gate, stop: impl Future<Output = ()>, grace: Duration) -> usize {
-    let connections = Connections::new(app.router(), &gate);
+pub async fn serve(
+    app: Arc<App>,
+    mut listener: LimitListener,
+    stop: impl Future<Output = ()>,
+    grace: Duration,
+) -> usize {
+    let connections = Connections::new(app.router(), &listener);
     let mut stop = pin!(stop);
-    let mut seconds = interval(Duration::from_secs(1));
+    let mut unix_seconds = interval(Duration::from_secs(1));
     loop {
         tokio::select! {
-            (connection, _) = gate.accept() => connections.serve(connection),
+            (connection, _) = listener.accept() => connections.serve(connection),
             // Expires sessions even without requests, because their KV cache is needed by others.
-            _ = seconds.tick() => app.expire_sessions(),
+            _ = unix_seconds.tick() => app.expire_sessions(),
             () = &mut stop => break,
         }
     }
     app.host.drain();
-    drop(gate);
+    drop(listener);
     let mut all_gone = pin!(connections.open.shutdown());
-    let cut = match timeout(grace, &mut all_gone).await {
+    let aborted = match timeout(grace, &mut all_gone).await {
         Ok(()) => 0,
         // Aborts the remaining answers; connected clients receive an error.
         Err(_) => {
-            let cut = app.host.cut();
-            let _ = timeout(FAREWELL, all_gone).await;
-            cut
+            let aborted = app.host.abort_all();
+            let _ = timeout(ABORT_TIMEOUT, all_gone).await;
+            aborted
         }
     };
-    app.host.reports().flush(LAST_WORDS);
-    cut
+    app.host.reports().flush(FLUSH_TIMEOUT);
+    aborted
 }

@@ -46,7 +46,7 @@ pub(crate) struct Histogram {
 }
 
 /// Latency buckets from 1 ms to minutes, in nanoseconds.
-pub(crate) const LONG: &[u64] = &[
+pub(crate) const REQUEST_BUCKETS: &[u64] = &[
     1_000_000,
     5_000_000,
     10_000_000,
@@ -68,7 +68,7 @@ pub(crate) const LONG: &[u64] = &[
 ];
 
 /// Per-token latency buckets, in nanoseconds.
-pub(crate) const SHORT: &[u64] = &[
+pub(crate) const TOKEN_BUCKETS: &[u64] = &[
     100_000,
     250_000,
     500_000,
@@ -91,11 +91,11 @@ pub(crate) const SHORT: &[u64] = &[
 ];
 
 /// Token count buckets.
-pub(crate) const TOKENS: &[u64] =
+pub(crate) const COUNT_BUCKETS: &[u64] =
     &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
 
 /// Nanoseconds in a second.
-pub(crate) const SECOND: f64 = 1e9;
+pub(crate) const NANOS_PER_SECOND: f64 = 1e9;
 
 impl Histogram {
     pub(crate) fn new(bounds: &'static [u64], per: f64) -> Self {
@@ -103,7 +103,7 @@ impl Histogram {
         Self { bounds, counts, sum: AtomicU64::new(0), per }
     }
 
-    pub(crate) fn see(&self, value: u64) {
+    pub(crate) fn observe(&self, value: u64) {
         let at = self.bounds.partition_point(|bound| *bound < value);
         if let Some(count) = self.counts.get(at) {
             count.fetch_add(1, Ordering::Relaxed);
@@ -123,7 +123,7 @@ pub enum Names {
 }
 
 /// Writer of Prometheus' text format. Every name begins with `prefix`.
-pub(crate) struct Page {
+pub(crate) struct TextExposition {
     pub(crate) text: String,
     prefix: &'static str,
     /// Labels of every sample, as `a="b",c="d"`.
@@ -135,7 +135,7 @@ pub(crate) fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-impl Page {
+impl TextExposition {
     pub(crate) fn new(prefix: &'static str, model: &str) -> Self {
         Self { text: String::new(), prefix, labels: format!("model_name=\"{}\"", escaped(model)) }
     }
@@ -201,9 +201,9 @@ mod tests {
 
     #[test]
     fn the_text_is_prometheus() {
-        let histogram = Histogram::new(&[1_000_000, 1_000_000_000], SECOND);
-        [500_000, 1_000_000, 2_000_000, 5_000_000_000].iter().for_each(|ns| histogram.see(*ns));
-        let mut page = Page::new("kvasir:", "a\"b");
+        let histogram = Histogram::new(&[1_000_000, 1_000_000_000], NANOS_PER_SECOND);
+        [500_000, 1_000_000, 2_000_000, 5_000_000_000].iter().for_each(|ns| histogram.observe(*ns));
+        let mut page = TextExposition::new("kvasir:", "a\"b");
         page.gauge("running", "Who runs.", 2.0);
         page.histogram("took_seconds", "How long.", &histogram);
         assert_eq!(

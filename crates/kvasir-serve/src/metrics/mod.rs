@@ -7,7 +7,9 @@ pub(crate) mod kinds;
 pub(crate) mod page;
 
 pub use crate::metrics::kinds::Names;
-use crate::metrics::kinds::{Counter, Gauge, Histogram, LONG, SECOND, SHORT, TOKENS};
+use crate::metrics::kinds::{
+    COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, REQUEST_BUCKETS, TOKEN_BUCKETS,
+};
 use kvasir_engine::{Core, DeferReason, Finish, Nanos, Observer, Refusal, Summary};
 use kvasir_exec::{Phase, Step, StepError};
 use std::sync::Arc;
@@ -31,11 +33,11 @@ pub struct Metrics {
     computed_tokens: Counter,
     generation_tokens: Counter,
     preemptions: Counter,
-    held: [Counter; HELD.len()],
+    deferred: [Counter; DEFERRED.len()],
     finished: [Counter; FINISHED.len()],
     rejected: [Counter; REJECTED.len()],
     ttft: Histogram,
-    gap: Histogram,
+    inter_token: Histogram,
     tpot: Histogram,
     e2e: Histogram,
     queue: Histogram,
@@ -46,7 +48,7 @@ pub struct Metrics {
 }
 
 /// Labels of the reasons why a queued request was deferred, in groups.
-const HELD: [&str; 4] = ["room", "budget", "order", "other"];
+const DEFERRED: [&str; 4] = ["room", "budget", "order", "other"];
 /// `finished_reason` labels, as other servers' dashboards expect them.
 const FINISHED: [&str; 5] = ["stop", "length", "abort", "error", "refused"];
 /// Labels of rejection reasons, in the order of [`Rejected`].
@@ -67,7 +69,7 @@ pub enum Rejected {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let long = || Histogram::new(LONG, SECOND);
+        let long = || Histogram::new(REQUEST_BUCKETS, NANOS_PER_SECOND);
         Self {
             running: Gauge::default(),
             waiting: Gauge::default(),
@@ -77,26 +79,26 @@ impl Default for Metrics {
             slots_cached: Gauge::default(),
             steps: Counter::default(),
             failed_steps: Counter::default(),
-            step_time: Histogram::new(SHORT, SECOND),
-            step_tokens: Histogram::new(TOKENS, 1.0),
+            step_time: Histogram::new(TOKEN_BUCKETS, NANOS_PER_SECOND),
+            step_tokens: Histogram::new(COUNT_BUCKETS, 1.0),
             prefix_queries: Counter::default(),
             prefix_hits: Counter::default(),
             prompt_tokens: Counter::default(),
             computed_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             preemptions: Counter::default(),
-            held: Default::default(),
+            deferred: Default::default(),
             finished: Default::default(),
             rejected: Default::default(),
             ttft: long(),
-            gap: Histogram::new(SHORT, SECOND),
-            tpot: Histogram::new(SHORT, SECOND),
+            inter_token: Histogram::new(TOKEN_BUCKETS, NANOS_PER_SECOND),
+            tpot: Histogram::new(TOKEN_BUCKETS, NANOS_PER_SECOND),
             e2e: long(),
             queue: long(),
             prefill: long(),
             decode: long(),
-            prompts: Histogram::new(TOKENS, 1.0),
-            answers: Histogram::new(TOKENS, 1.0),
+            prompts: Histogram::new(COUNT_BUCKETS, 1.0),
+            answers: Histogram::new(COUNT_BUCKETS, 1.0),
         }
     }
 }
@@ -114,9 +116,9 @@ impl Metrics {
         }
     }
 
-    /// Records inter-token latency: time between two pieces of one answer, in nanoseconds.
-    pub(crate) fn gap(&self, gap: Nanos) {
-        self.gap.see(gap);
+    /// Records inter-token latency: time between two deliveries of one answer, in nanoseconds.
+    pub(crate) fn inter_token(&self, inter_token: Nanos) {
+        self.inter_token.observe(inter_token);
     }
 
     /// Records an ended request.
@@ -139,21 +141,21 @@ impl Metrics {
         }
         let times = &summary.timings;
         let between = |from: Option<Nanos>, to: Option<Nanos>| Some(to?.saturating_sub(from?));
-        let see =
-            |histogram: &Histogram, time: Option<Nanos>| time.into_iter().for_each(|t| histogram.see(t));
-        see(&self.ttft, summary.ttft());
-        see(&self.tpot, summary.tpot());
-        see(&self.e2e, between(Some(times.arrived), times.finished));
-        see(&self.queue, between(Some(times.arrived), times.admitted));
-        see(&self.prefill, between(times.admitted, times.first_token));
-        see(&self.decode, between(times.first_token, times.finished));
-        self.prompts.see(summary.prompt.into());
-        self.answers.see(summary.outputs.into());
+        let observe =
+            |histogram: &Histogram, time: Option<Nanos>| time.into_iter().for_each(|t| histogram.observe(t));
+        observe(&self.ttft, summary.ttft());
+        observe(&self.tpot, summary.tpot());
+        observe(&self.e2e, between(Some(times.arrived), times.finished));
+        observe(&self.queue, between(Some(times.arrived), times.admitted));
+        observe(&self.prefill, between(times.admitted, times.first_token));
+        observe(&self.decode, between(times.first_token, times.finished));
+        self.prompts.observe(summary.prompt.into());
+        self.answers.observe(summary.outputs.into());
         self.prompt_tokens.add(summary.prompt.into());
     }
 
     /// Updates the gauges.
-    fn levels(&self, core: &Core) {
+    fn update_gauges(&self, core: &Core) {
         let ((waiting, running), cache) = (core.counts(), core.cache());
         let room = cache.room();
         self.waiting.set(waiting as u64);
@@ -166,7 +168,7 @@ impl Metrics {
 
     fn scheduled(&self, core: &Core, step: &Step) {
         let record = core.record();
-        self.levels(core);
+        self.update_gauges(core);
         self.steps.add(1);
         self.preemptions.add(record.preempted.len() as u64);
         for admission in &record.admitted {
@@ -177,17 +179,17 @@ impl Metrics {
         let (_, prompt) = step.batch.count(Phase::Prefill);
         let (_, decode) = step.batch.count(Phase::Decode);
         self.computed_tokens.add(prompt as u64);
-        self.step_tokens.see((prompt + decode) as u64);
-        for held in &record.held {
-            if let Some(counter) = self.held.get(family(held.reason)) {
+        self.step_tokens.observe((prompt + decode) as u64);
+        for deferred in &record.held {
+            if let Some(counter) = self.deferred.get(deferral_group(deferred.reason)) {
                 counter.add(1);
             }
         }
     }
 }
 
-/// Index into [`HELD`].
-fn family(reason: DeferReason) -> usize {
+/// Index into [`DEFERRED`].
+fn deferral_group(reason: DeferReason) -> usize {
     match reason {
         DeferReason::NoRoom { .. }
         | DeferReason::Reserved { .. }
@@ -206,9 +208,9 @@ fn family(reason: DeferReason) -> usize {
 }
 
 /// Engine observer that updates the metrics.
-pub(crate) struct Eyes(pub(crate) Arc<Metrics>);
+pub(crate) struct MetricsObserver(pub(crate) Arc<Metrics>);
 
-impl Observer for Eyes {
+impl Observer for MetricsObserver {
     fn scheduled(&mut self, core: &Core, step: &Step) {
         self.0.scheduled(core, step);
     }
@@ -216,15 +218,15 @@ impl Observer for Eyes {
     fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, _: Nanos) {
         match result {
             Ok(()) => {
-                self.0.step_time.see(step.output.device_ns);
+                self.0.step_time.observe(step.output.device_ns);
                 self.0.generation_tokens.add(step.output.tokens.len() as u64);
             }
             Err(_) => self.0.failed_steps.add(1),
         }
-        self.0.levels(core);
+        self.0.update_gauges(core);
     }
 
     fn idle(&mut self, core: &Core) {
-        self.0.levels(core);
+        self.0.update_gauges(core);
     }
 }

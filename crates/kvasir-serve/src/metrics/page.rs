@@ -1,8 +1,8 @@
 //! The `/metrics` page: names and help texts of all metric families, in Kvasir's or vLLM's naming.
 
 use crate::metrics::{
-    FINISHED, HELD, Metrics, REJECTED,
-    kinds::{Names, Page},
+    DEFERRED, FINISHED, Metrics, REJECTED,
+    kinds::{Names, TextExposition},
 };
 
 impl Metrics {
@@ -12,14 +12,14 @@ impl Metrics {
             Names::Own => "kvasir:",
             Names::Vllm => "vllm:",
         };
-        let mut page = Page::new(prefix, model);
+        let mut page = TextExposition::new(prefix, model);
         self.gauges(&mut page, open);
         self.counters(&mut page);
         self.histograms(&mut page);
         page.text
     }
 
-    fn gauges(&self, page: &mut Page, open: usize) {
+    fn gauges(&self, page: &mut TextExposition, open: usize) {
         let capacity = self.capacity.get();
         let usage = self.slots_held.get() as f64 / capacity.max(1) as f64;
         page.gauge("num_requests_running", "Requests that run.", self.running.get() as f64);
@@ -41,7 +41,7 @@ impl Metrics {
         page.info("build_info", "What is running.", &format!("version=\"{}\"", env!("CARGO_PKG_VERSION")));
     }
 
-    fn counters(&self, page: &mut Page) {
+    fn counters(&self, page: &mut TextExposition) {
         page.counter(
             "prompt_tokens_total",
             "Tokens of the prompts of requests that have ended.",
@@ -77,18 +77,18 @@ impl Metrics {
             "Requests that were turned away, by why.",
             by("reason", &REJECTED).zip(values),
         );
-        let values = self.held.iter().map(|counter| counter.get());
+        let values = self.deferred.iter().map(|counter| counter.get());
         page.counters(
             "held_total",
             "Times that a request was looked at and did not run, by why.",
-            by("reason", &HELD).zip(values),
+            by("reason", &DEFERRED).zip(values),
         );
     }
 
-    fn histograms(&self, page: &mut Page) {
+    fn histograms(&self, page: &mut TextExposition) {
         for (name, help, histogram) in [
             ("time_to_first_token_seconds", "From arrival to the first token.", &self.ttft),
-            ("inter_token_latency_seconds", "Between two pieces of one answer.", &self.gap),
+            ("inter_token_latency_seconds", "Between two pieces of one answer.", &self.inter_token),
             (
                 "request_time_per_output_token_seconds",
                 "Per token after the first, of each request.",

@@ -2,7 +2,7 @@
 //! reasoning budget.
 
 use crate::{
-    blocking::aside,
+    blocking::run_blocking,
     dialect::{reasoning::ReasoningDialect, tool_calls::ToolDialect},
     error::ApiError,
     grammar::{
@@ -85,7 +85,7 @@ impl Model {
         let Some(dialect) = self.dialect_of_calls().filter(|_| !is_off) else {
             return Ok(ChatConstraint::default());
         };
-        let compiled = aside(|| {
+        let compiled = run_blocking(|| {
             let vocabulary = match self.vocabulary() {
                 Ok(vocabulary) => vocabulary,
                 Err(why) => {
@@ -179,7 +179,7 @@ impl Model {
     /// Compiles a requested response format, preceded by `lead`.
     pub fn constraint(&self, asked: &AskedForm, lead: &[Part]) -> Result<Constrained, ApiError> {
         self.computes("form of answers")?;
-        let compiled = aside(|| self.vocabulary().and_then(|v| v.compile(&asked.shape, lead)));
+        let compiled = run_blocking(|| self.vocabulary().and_then(|v| v.compile(&asked.shape, lead)));
         compiled.map_err(|why| ApiError::param(&asked.param, format!("`{}` {why}", asked.param)))
     }
 

@@ -12,7 +12,7 @@ pub(crate) mod tool_grammars;
 
 use crate::{
     answer::choice::Reading,
-    blocking::{LONG, aside},
+    blocking::{BLOCKING_BYTES, run_blocking},
     dialect::{reasoning::ReasoningDialect, tool_calls::ToolDialect},
     error::ApiError,
     grammar::vocabulary::{Refused, Vocabulary},
@@ -133,7 +133,7 @@ impl Model {
     /// Tokenizes a text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
         let encode = || self.tokenizer.encode(text, add_special);
-        let ids = if text.len() < LONG { encode() } else { aside(encode) };
+        let ids = if text.len() < BLOCKING_BYTES { encode() } else { run_blocking(encode) };
         ids.map_err(|e| ApiError::param("prompt", e.to_string()))
     }
 

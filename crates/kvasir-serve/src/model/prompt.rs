@@ -5,7 +5,7 @@
 //! conversation as sent get it folded (`folded`) and with wrapped arguments (`raw_arguments`).
 
 use crate::{
-    blocking::aside,
+    blocking::run_blocking,
     error::ApiError,
     model::{
         Model,
@@ -21,7 +21,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Inserted into a control token's spelling in client text, so that it stays text.
 const GUARD: char = '\u{fdd0}';
-
 /// Appended to the last message's text to find where its continuation begins
 /// (`continue_final_message`).
 const END: char = '\u{fdd1}';
@@ -29,7 +28,7 @@ const END: char = '\u{fdd1}';
 impl Model {
     /// Renders a chat with the template and tokenizes it.
     pub fn chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
-        if request.is_long() { aside(|| self.rendered(request)) } else { self.rendered(request) }
+        if request.is_long() { run_blocking(|| self.rendered(request)) } else { self.rendered(request) }
     }
 
     fn rendered(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {

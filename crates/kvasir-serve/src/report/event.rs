@@ -1,6 +1,6 @@
 //! Events that the server reports: ended and answered requests, ignored fields, loosened schemas.
 
-use crate::context::call::Call;
+use crate::context::request_context::RequestContext;
 use kvasir_engine::Summary;
 use std::{
     sync::{Arc, mpsc::SyncSender},
@@ -9,11 +9,11 @@ use std::{
 
 /// A report.
 #[derive(Clone, Debug)]
-pub enum Told {
+pub enum ReportEvent {
     /// The engine has ended a request.
     Ended {
         /// Its context.
-        call: Arc<Call>,
+        context: Arc<RequestContext>,
         /// The outcome.
         summary: Summary,
         /// Time of the event.
@@ -22,7 +22,7 @@ pub enum Told {
     /// An HTTP request has been answered.
     Answered {
         /// Its context.
-        call: Arc<Call>,
+        context: Arc<RequestContext>,
         /// HTTP status.
         status: u16,
         /// Microseconds until the response head.
@@ -33,7 +33,7 @@ pub enum Told {
     /// Ignored fields of a request, named for the first time.
     Ignored {
         /// Its context.
-        call: Arc<Call>,
+        context: Arc<RequestContext>,
         /// Names of the fields.
         names: Vec<String>,
         /// Time of the event.
@@ -42,7 +42,7 @@ pub enum Told {
     /// Tool schemas that cannot be compiled: arguments of these tools may be any object.
     Loosened {
         /// Context of the request.
-        call: Arc<Call>,
+        context: Arc<RequestContext>,
         /// Paths of the schemas in the request.
         schemas: Vec<String>,
         /// Time of the event.

@@ -1,6 +1,6 @@
 //! Request log on stderr, as text or JSON lines. Never contains prompt or answer text.
 
-use crate::{context::call::Call, report::event::Told};
+use crate::{context::request_context::RequestContext, report::event::ReportEvent};
 use kvasir_engine::{Finish, Nanos, Summary};
 use serde_json::{Map, Value, json};
 use std::{
@@ -54,39 +54,41 @@ pub struct Log {
 }
 
 impl Log {
-    pub(super) fn run(self, told: &Receiver<Told>) {
-        while let Ok(first) = told.recv() {
+    pub(super) fn run(self, events: &Receiver<ReportEvent>) {
+        while let Ok(first) = events.recv() {
             let mut text = String::new();
-            let together: Vec<Told> = std::iter::once(first).chain(told.try_iter().take(256)).collect();
-            together.iter().for_each(|told| self.line(&mut text, told));
+            let batch: Vec<ReportEvent> = std::iter::once(first).chain(events.try_iter().take(256)).collect();
+            batch.iter().for_each(|event| self.line(&mut text, event));
             // A failure to write the log cannot be reported anywhere.
             let _ = io::stderr().lock().write_all(text.as_bytes());
         }
     }
 
-    fn line(self, out: &mut String, told: &Told) {
-        let (level, at, fields) = match told {
-            Told::Flush(_) => return,
-            Told::Ended { call, summary, at } => (grade(summary.finish), *at, ended(call, summary)),
-            Told::Loosened { call, schemas, at } => {
-                let mut fields = about(call);
+    fn line(self, out: &mut String, event: &ReportEvent) {
+        let (level, at, fields) = match event {
+            ReportEvent::Flush(_) => return,
+            ReportEvent::Ended { context, summary, at } => {
+                (grade(summary.finish), *at, ended(context, summary))
+            }
+            ReportEvent::Loosened { context, schemas, at } => {
+                let mut fields = about(context);
                 fields.insert("unconstrained".into(), schemas.join(",").into());
                 fields.insert("why".into(), "schema-cannot-be-compiled".into());
                 (Level::Warn, *at, fields)
             }
-            Told::Answered { call, status, micros, at } => {
+            ReportEvent::Answered { context, status, micros, at } => {
                 let level = match status {
                     500.. => Level::Error,
                     400.. => Level::Warn,
                     _ => Level::Debug,
                 };
-                let mut fields = about(call);
+                let mut fields = about(context);
                 fields.insert("status".into(), (*status).into());
                 fields.insert("total_ms".into(), (*micros as f64 / 1e3).into());
                 (level, *at, fields)
             }
-            Told::Ignored { call, names, at } => {
-                let mut fields = about(call);
+            ReportEvent::Ignored { context, names, at } => {
+                let mut fields = about(context);
                 fields.insert("ignored_fields".into(), names.join(",").into());
                 (Level::Warn, *at, fields)
             }
@@ -122,24 +124,24 @@ fn grade(finish: Finish) -> Level {
     }
 }
 
-fn about(call: &Call) -> Map<String, Value> {
+fn about(context: &RequestContext) -> Map<String, Value> {
     let mut fields = Map::new();
-    fields.insert("request".into(), call.id.as_str().into());
-    fields.insert("route".into(), call.route.as_str().into());
-    fields.insert("key".into(), call.key.into());
-    if let Some((trace, _)) = call.parent {
+    fields.insert("request".into(), context.id.as_str().into());
+    fields.insert("route".into(), context.route.as_str().into());
+    fields.insert("key".into(), context.key.into());
+    if let Some((trace, _)) = context.parent {
         fields.insert("trace".into(), format!("{trace:032x}").into());
     }
     fields
 }
 
-fn ended(call: &Call, summary: &Summary) -> Map<String, Value> {
+fn ended(context: &RequestContext, summary: &Summary) -> Map<String, Value> {
     let times = &summary.timings;
     let ms = |from: Option<Nanos>, to: Option<Nanos>| match (from, to) {
         (Some(from), Some(to)) => json!(to.saturating_sub(from) as f64 / 1e6),
         _ => Value::Null,
     };
-    let mut fields = about(call);
+    let mut fields = about(context);
     fields.extend([
         ("answer".to_owned(), json!(summary.tag)),
         ("finish".to_owned(), summary.finish.to_string().into()),
@@ -200,17 +202,18 @@ mod tests {
 
     #[test]
     fn a_line_is_one_line_and_graver_levels_say_less() {
-        let call = Arc::new(Call {
+        let context = Arc::new(RequestContext {
             id: "r1".into(),
             key: 2,
             route: "/v1/x".into(),
             parent: Some((5, 6)),
-            ..Call::default()
+            ..RequestContext::default()
         });
-        let told = |status| Told::Answered { call: call.clone(), status, micros: 1500, at: UNIX_EPOCH };
+        let event =
+            |status| ReportEvent::Answered { context: context.clone(), status, micros: 1500, at: UNIX_EPOCH };
         let lines = |format, level| {
             let mut text = String::new();
-            [200, 404, 500].iter().for_each(|status| Log { format, level }.line(&mut text, &told(*status)));
+            [200, 404, 500].iter().for_each(|status| Log { format, level }.line(&mut text, &event(*status)));
             text
         };
         assert_eq!(lines(Format::Text, Level::Debug).lines().count(), 3);
@@ -221,7 +224,7 @@ mod tests {
         );
         let schemas = vec!["tools[0].function.parameters".to_owned()];
         let mut text = String::new();
-        let loosened = Told::Loosened { call: call.clone(), schemas, at: UNIX_EPOCH };
+        let loosened = ReportEvent::Loosened { context: context.clone(), schemas, at: UNIX_EPOCH };
         Log { format: Format::Text, level: Level::Warn }.line(&mut text, &loosened);
         let said = "unconstrained=tools[0].function.parameters why=schema-cannot-be-compiled\n";
         assert!(text.contains(" warn ") && text.ends_with(said), "{text}");

@@ -8,7 +8,7 @@ pub(crate) mod log;
 pub(crate) mod otlp;
 pub(crate) mod sinks;
 
-pub use crate::report::event::Told;
+pub use crate::report::event::ReportEvent;
 pub use crate::report::log::{Format, Level, Log};
 pub use crate::report::otlp::Collector;
 pub use crate::report::sinks::Reports;

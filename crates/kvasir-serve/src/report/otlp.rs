@@ -2,7 +2,7 @@
 //!
 //! Each request becomes a root span with children `queued`, `prefill` and `decode`.
 
-use crate::{context::call::Call, report::event::Told};
+use crate::{context::request_context::RequestContext, report::event::ReportEvent};
 use kvasir_engine::{Finish, Nanos, Summary};
 use serde_json::{Value, json};
 use std::{
@@ -14,12 +14,12 @@ use std::{
 };
 
 /// Batch size, and how long the first report of a batch waits for others.
-const TOGETHER: usize = 128;
+const BATCH: usize = 128;
 const WAIT: Duration = Duration::from_secs(1);
 /// Timeouts of connect, write and read.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum response size that is read, in bytes.
-const LONGEST: u64 = 1 << 16;
+const MAX_RESPONSE: u64 = 1 << 16;
 
 /// `--otlp-endpoint`: a trace collector that accepts OTLP/JSON over plain HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,25 +47,25 @@ impl Collector {
     }
 
     /// Exports until all senders are dropped, then sends the rest.
-    pub(super) fn run(self, told: &Receiver<Told>) {
+    pub(super) fn run(self, events: &Receiver<ReportEvent>) {
         let mut ids = Ids::default();
-        let mut complained = false;
-        while let Ok(first) = told.recv() {
+        let mut has_reported_outage = false;
+        while let Ok(first) = events.recv() {
             let until = Instant::now() + WAIT;
-            let mut together = vec![first];
-            while together.len() < TOGETHER && !matches!(together.last(), Some(Told::Flush(_))) {
-                match told.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                    Ok(next) => together.push(next),
+            let mut batch = vec![first];
+            while batch.len() < BATCH && !matches!(batch.last(), Some(ReportEvent::Flush(_))) {
+                match events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                    Ok(next) => batch.push(next),
                     Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
                 }
             }
-            let spans: Vec<Value> = together.iter().flat_map(|told| self.of(told, &mut ids)).collect();
+            let spans: Vec<Value> = batch.iter().flat_map(|event| self.of(event, &mut ids)).collect();
             if spans.is_empty() {
                 continue;
             }
             match self.send(&self.body(spans).to_string()) {
-                Ok(()) => complained = false,
-                Err(_) if complained => {}
+                Ok(()) => has_reported_outage = false,
+                Err(_) if has_reported_outage => {}
                 Err(error) => {
                     // Logged once per outage.
                     let _ = writeln!(
@@ -74,18 +74,19 @@ impl Collector {
                         self.authority,
                         self.path
                     );
-                    complained = true;
+                    has_reported_outage = true;
                 }
             }
         }
     }
 
-    fn of(&self, told: &Told, ids: &mut Ids) -> Vec<Value> {
-        match told {
-            Told::Ended { call, summary, at } => spans(call, summary, *at, ids),
-            Told::Answered { .. } | Told::Ignored { .. } | Told::Loosened { .. } | Told::Flush(_) => {
-                Vec::new()
-            }
+    fn of(&self, event: &ReportEvent, ids: &mut Ids) -> Vec<Value> {
+        match event {
+            ReportEvent::Ended { context, summary, at } => spans(context, summary, *at, ids),
+            ReportEvent::Answered { .. }
+            | ReportEvent::Ignored { .. }
+            | ReportEvent::Loosened { .. }
+            | ReportEvent::Flush(_) => Vec::new(),
         }
     }
 
@@ -102,9 +103,9 @@ impl Collector {
     fn send(&self, body: &str) -> io::Result<()> {
         let mut addresses = self.authority.to_socket_addrs()?;
         let address = addresses.next().ok_or_else(|| io::Error::other("the name has no address"))?;
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         write!(
             stream,
             "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
@@ -114,17 +115,17 @@ impl Collector {
         )?;
         let mut answer = [0; 12];
         stream.read_exact(&mut answer)?;
-        if !is_thanks(&answer) {
+        if !is_success(&answer) {
             return Err(io::Error::other(format!("it answered `{}`", String::from_utf8_lossy(&answer))));
         }
         // Drains the response so that the collector can finish. The spans are delivered either way.
-        let _ = io::copy(&mut stream.take(LONGEST), &mut io::sink());
+        let _ = io::copy(&mut stream.take(MAX_RESPONSE), &mut io::sink());
         Ok(())
     }
 }
 
 /// Whether a response head is an HTTP 2xx status.
-fn is_thanks(answer: &[u8; 12]) -> bool {
+fn is_success(answer: &[u8; 12]) -> bool {
     matches!(answer, [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'0' | b'1', b' ', b'2', ..])
 }
 
@@ -152,13 +153,13 @@ fn number(key: &str, value: u64) -> Value {
 }
 
 /// The spans of a request: root, queue, prefill, decode.
-fn spans(call: &Call, summary: &Summary, at: SystemTime, ids: &mut Ids) -> Vec<Value> {
+fn spans(context: &RequestContext, summary: &Summary, at: SystemTime, ids: &mut Ids) -> Vec<Value> {
     let times = &summary.timings;
     let ended = times.finished.unwrap_or(times.arrived);
     let wall =
         u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_nanos()).unwrap_or(u64::MAX);
     let unix = |time: Nanos| wall.saturating_sub(ended.saturating_sub(time)).to_string();
-    let (trace, parent) = match call.parent {
+    let (trace, parent) = match context.parent {
         Some((trace, span)) => (trace, Some(span)),
         None => (u128::from(ids.next()) << 64 | u128::from(ids.next()), None),
     };
@@ -172,10 +173,10 @@ fn spans(call: &Call, summary: &Summary, at: SystemTime, ids: &mut Ids) -> Vec<V
     };
     let mut request = span("request", 2, root, parent, times.arrived, ended);
     request["attributes"] = json!([
-        text("kvasir.request", &call.id),
-        text("http.route", &call.route),
+        text("kvasir.request", &context.id),
+        text("http.route", &context.route),
         text("kvasir.finish", &summary.finish.to_string()),
-        number("kvasir.key", call.key),
+        number("kvasir.key", context.key),
         number("gen_ai.usage.input_tokens", summary.prompt.into()),
         number("gen_ai.usage.output_tokens", summary.outputs.into()),
         number("kvasir.cached_tokens", summary.cached.into()),
@@ -203,7 +204,7 @@ mod tests {
     use kvasir_engine::{RequestId, Timings};
     use std::{io::BufRead, net::TcpListener, sync::Arc};
 
-    fn ended() -> Told {
+    fn ended() -> ReportEvent {
         let timings = Timings {
             arrived: 1_000,
             admitted: Some(3_000),
@@ -221,14 +222,18 @@ mod tests {
             preemptions: 0,
             timings,
         };
-        let call = Call {
+        let context = RequestContext {
             id: "r9".into(),
             key: 1,
             route: "/v1/completions".into(),
             parent: Some((0xabc, 0xdef)),
-            ..Call::default()
+            ..RequestContext::default()
         };
-        Told::Ended { call: Arc::new(call), summary, at: UNIX_EPOCH + Duration::from_micros(1_000_000) }
+        ReportEvent::Ended {
+            context: Arc::new(context),
+            summary,
+            at: UNIX_EPOCH + Duration::from_micros(1_000_000),
+        }
     }
 
     #[test]
@@ -238,7 +243,7 @@ mod tests {
         let reports =
             Reports::start(None, Some(Collector::parse(&format!("http://{address}"), "test").unwrap()));
         let reports = reports.unwrap();
-        reports.tell(ended());
+        reports.send(ended());
         // With all senders dropped, pending spans are sent at once.
         drop(reports);
         let (stream, _) = listener.accept().unwrap();
@@ -280,7 +285,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let collector = Collector::parse(&format!("http://{address}"), "test").unwrap();
         let reports = Reports::start(None, Some(collector)).unwrap();
-        reports.tell(ended());
+        reports.send(ended());
         // The collector never responds, so sending takes its full timeout.
         reports.flush(Duration::from_secs(600));
         listener.set_nonblocking(true).unwrap();
@@ -295,7 +300,7 @@ mod tests {
             (b"HTTP/1.1 503", false),
             (b"SSH-2.0-2.00", false),
         ] {
-            assert_eq!(is_thanks(answer), is_well, "{}", String::from_utf8_lossy(answer));
+            assert_eq!(is_success(answer), is_well, "{}", String::from_utf8_lossy(answer));
         }
     }
 

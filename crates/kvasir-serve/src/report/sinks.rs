@@ -2,7 +2,7 @@
 //!
 //! Reports are dropped and counted when a thread falls behind; requests never wait.
 
-use crate::report::{event::Told, log::Log, otlp::Collector};
+use crate::report::{event::ReportEvent, log::Log, otlp::Collector};
 use std::{
     io,
     sync::{
@@ -15,27 +15,27 @@ use std::{
 };
 
 /// Queue capacity per thread.
-const WAITING: usize = 4096;
+const QUEUE_CAPACITY: usize = 4096;
 
 /// Report sinks. Without a log and a collector, reporting costs nothing.
 #[derive(Debug, Default)]
 pub struct Reports {
-    log: Option<SyncSender<Told>>,
-    traces: Option<SyncSender<Told>>,
+    log: Option<SyncSender<ReportEvent>>,
+    traces: Option<SyncSender<ReportEvent>>,
     dropped: AtomicU64,
 }
 
 impl Reports {
     /// Spawns a thread per configured sink.
     pub fn start(log: Option<Log>, collector: Option<Collector>) -> io::Result<Arc<Self>> {
-        let spawn = |name: &str, run: Box<dyn FnOnce(Receiver<Told>) + Send>| {
-            let (send, receive) = sync_channel(WAITING);
+        let spawn = |name: &str, run: Box<dyn FnOnce(Receiver<ReportEvent>) + Send>| {
+            let (send, receive) = sync_channel(QUEUE_CAPACITY);
             thread::Builder::new().name(name.into()).spawn(move || run(receive)).map(|_| send)
         };
         Ok(Arc::new(Self {
-            log: log.map(|log| spawn("log", Box::new(move |told| log.run(&told)))).transpose()?,
+            log: log.map(|log| spawn("log", Box::new(move |events| log.run(&events)))).transpose()?,
             traces: collector
-                .map(|collector| spawn("traces", Box::new(move |told| collector.run(&told))))
+                .map(|collector| spawn("traces", Box::new(move |events| collector.run(&events))))
                 .transpose()?,
             dropped: AtomicU64::new(0),
         }))
@@ -47,9 +47,9 @@ impl Reports {
     }
 
     /// Enqueues a report to all sinks; never blocks.
-    pub fn tell(&self, told: Told) {
-        for listener in [&self.log, &self.traces].into_iter().flatten() {
-            if listener.try_send(told.clone()).is_err() {
+    pub fn send(&self, event: ReportEvent) {
+        for sink in [&self.log, &self.traces].into_iter().flatten() {
+            if sink.try_send(event.clone()).is_err() {
                 self.dropped.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -58,7 +58,7 @@ impl Reports {
     /// Waits until all earlier reports are written, for at most `patience`.
     pub fn flush(&self, patience: Duration) {
         let (held, dropped) = sync_channel(0);
-        self.tell(Told::Flush(held));
+        self.send(ReportEvent::Flush(held));
         // No message ever arrives: the disconnect of the other end is the signal.
         let _ = dropped.recv_timeout(patience);
     }

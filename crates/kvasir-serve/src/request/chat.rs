@@ -5,7 +5,7 @@
 mod tests;
 
 use crate::{
-    blocking::LONG,
+    blocking::BLOCKING_BYTES,
     error::ApiError,
     request::{
         body::Budget,
@@ -128,7 +128,7 @@ impl ChatRequest {
             Content::Text(text) => text.len(),
             Content::Empty => 0,
         });
-        !self.tools.is_empty() || said.sum::<usize>() >= LONG
+        !self.tools.is_empty() || said.sum::<usize>() >= BLOCKING_BYTES
     }
 }
 

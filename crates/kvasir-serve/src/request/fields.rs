@@ -113,27 +113,16 @@ const ITEM: &[&str] = &[
 
 /// Fields of an Anthropic message.
 const TURN: &[&str] = &["role", "content"];
-
 const LABEL: &str = "a label for the provider's own records; none are kept here";
-
 const MEDIA: &str = "the engine reads and writes text only";
-
 const ONE_TIER: &str = "there is one tier";
-
 const FOUND: &str = "prefixes are found by content; no key is needed to find them";
-
 const AS_SENT: &str = "the conversation is used as it was sent";
-
 const NOT_KEPT: &str = "responses are not kept; send all items in `input`";
-
 const MAX_TOKENS: &str = "it is `max_tokens` here";
-
 const NO_BEAMS: &str = "there is no beam search; tokens are sampled one by one";
-
 const NO_ADAPTERS: &str = "one model is served, without adapters";
-
 const NO_JUDGE: &str = "no model here judges what is said";
-
 const NO_TOOLS: &str = "the engine runs no tools; give functions in `tools` and run them";
 
 /// Fields of `/v1/chat/completions`.
@@ -352,10 +341,8 @@ pub const EMBEDDINGS: &[Field] = &[
 
 /// Fields of `POST /v1/sessions`.
 pub const SESSIONS: &[Field] = &[yes("model"), list("messages", MESSAGE), yes("prompt"), yes("ttl")];
-
 /// Fields of `POST /v1/sessions/ID/fork`.
 pub const FORK: &[Field] = &[yes("n"), yes("at")];
-
 /// Fields of `POST /v1/sessions/ID/rewind`.
 pub const REWIND: &[Field] = &[yes("to")];
 

@@ -37,5 +37,5 @@ pub use crate::request::response_format::AskedForm;
 pub use crate::request::responses::ResponsesRequest;
 pub use crate::request::responses_tools::custom_input;
 pub use crate::request::sampling::{Length, SamplingFields};
-pub use crate::request::sessions::{Begin, ForkRequest, Place, SessionRequest, read_rewind};
+pub use crate::request::sessions::{Begin, ForkRequest, SessionPosition, SessionRequest, read_rewind};
 pub use crate::request::tools::{Tool, ToolChoice, ToolKind};

@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 
 /// Maximum tools per namespace.
 const MAX_TOOLS: usize = 128;
-
 /// Maximum length of a function name, in bytes.
 const MAX_NAME: usize = 64;
 

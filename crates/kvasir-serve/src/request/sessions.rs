@@ -41,7 +41,7 @@ pub enum Begin {
 
 /// A position in a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum SessionPosition {
     /// After this many tokens.
     Token(u32),
     /// After this many messages.
@@ -54,7 +54,7 @@ pub struct ForkRequest {
     /// Number of forks.
     pub n: u32,
     /// Fork position; the end if absent.
-    pub at: Option<Place>,
+    pub at: Option<SessionPosition>,
 }
 
 impl SessionRequest {
@@ -80,17 +80,17 @@ impl ForkRequest {
     pub fn read(body: &Reader) -> Result<Self, ApiError> {
         body.classify(FORK)?;
         let n = body.integer("n", 1..=MAX_FORKS)?.map_or(1, |n| n as u32);
-        Ok(Self { n, at: place(body, "at")? })
+        Ok(Self { n, at: position(body, "at")? })
     }
 }
 
 /// Parses the target position of `POST /v1/sessions/ID/rewind`.
-pub fn read_rewind(body: &Reader) -> Result<Place, ApiError> {
+pub fn read_rewind(body: &Reader) -> Result<SessionPosition, ApiError> {
     body.classify(REWIND)?;
-    place(body, "to")?.ok_or_else(|| body.error("to", "is missing"))
+    position(body, "to")?.ok_or_else(|| body.error("to", "is missing"))
 }
 
-fn place(body: &Reader, field: &str) -> Result<Option<Place>, ApiError> {
+fn position(body: &Reader, field: &str) -> Result<Option<SessionPosition>, ApiError> {
     let most = i64::from(u32::MAX);
     match body.get(field) {
         None => Ok(None),
@@ -99,9 +99,9 @@ fn place(body: &Reader, field: &str) -> Result<Option<Place>, ApiError> {
             object.only(&["message"])?;
             let message = object.integer("message", 0..=most)?;
             let message = message.ok_or_else(|| object.error("message", "is missing"))?;
-            Ok(Some(Place::Message(message as u32)))
+            Ok(Some(SessionPosition::Message(message as u32)))
         }
-        Some(_) => Ok(body.integer(field, 0..=most)?.map(|token| Place::Token(token as u32))),
+        Some(_) => Ok(body.integer(field, 0..=most)?.map(|token| SessionPosition::Token(token as u32))),
     }
 }
 
@@ -124,8 +124,8 @@ mod tests {
         let fork = |body: Value| ForkRequest::read(&Reader::new(body.as_object().unwrap(), &refusing()));
         assert_eq!(fork(json!({})).unwrap(), ForkRequest { n: 1, at: None });
         let at = |body| fork(body).unwrap().at;
-        assert_eq!(at(json!({"at": 5})), Some(Place::Token(5)));
-        assert_eq!(at(json!({"n": 8, "at": {"message": 2}})), Some(Place::Message(2)));
+        assert_eq!(at(json!({"at": 5})), Some(SessionPosition::Token(5)));
+        assert_eq!(at(json!({"n": 8, "at": {"message": 2}})), Some(SessionPosition::Message(2)));
         assert_eq!(param(fork(json!({"n": 0}))), "n");
         assert_eq!(param(fork(json!({"n": 129}))), "n");
         assert_eq!(param(fork(json!({"at": -1}))), "at");
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(param(fork(json!({"at": {"message": 1, "x": 1}}))), "at.x");
         assert_eq!(param(fork(json!({"to": 1}))), "to");
         let rewind = |body: Value| read_rewind(&Reader::new(body.as_object().unwrap(), &refusing()));
-        assert_eq!(rewind(json!({"to": 0})).unwrap(), Place::Token(0));
+        assert_eq!(rewind(json!({"to": 0})).unwrap(), SessionPosition::Token(0));
         assert_eq!(param(rewind(json!({}))), "to");
     }
 

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 
 /// Maximum tools per request.
 const MAX_TOOLS: usize = 128;
-
 /// Maximum length of a tool name, in bytes.
 const MAX_NAME: usize = 64;
 

@@ -5,4 +5,6 @@
 pub(crate) mod recorder;
 pub(crate) mod store;
 
-pub use crate::session::store::{MAX_SESSIONS, Messages, Said, Session, Sessions, Tokens, Turn, name};
+pub use crate::session::store::{
+    MAX_SESSIONS, Messages, Session, SessionContent, Sessions, Tokens, Turn, name,
+};

@@ -2,13 +2,13 @@
 
 use crate::{
     answer::events::Delta,
-    session::store::{Said, Turn},
+    session::store::{SessionContent, Turn},
 };
 use kvasir_kv::Token;
 use serde_json::{Map, Value, json};
 
 /// Collects what a normally ended answer appends to its session.
-pub(crate) struct Note {
+pub(crate) struct TurnRecorder {
     turn: Turn,
     /// Prompt tokens, then answer tokens.
     tokens: Vec<Token>,
@@ -20,7 +20,7 @@ pub(crate) struct Note {
     calls: Vec<(String, String)>,
 }
 
-impl Note {
+impl TurnRecorder {
     /// For a chat with this body; tool call ids have the prefix `call_ids`.
     pub(crate) fn of_chat(turn: Turn, body: &Map<String, Value>, call_ids: String) -> Self {
         let messages = body.get("messages").and_then(Value::as_array).cloned();
@@ -34,16 +34,16 @@ impl Note {
     }
 
     /// Binds the engine request to the session.
-    pub(crate) fn follow(&mut self, request: &mut kvasir_engine::Request) {
+    pub(crate) fn bind(&mut self, request: &mut kvasir_engine::Request) {
         request.params.session = Some(self.turn.id());
         self.tokens.clone_from(&request.prompt);
     }
 
-    pub(crate) fn token(&mut self, token: Token) {
+    pub(crate) fn push_token(&mut self, token: Token) {
         self.tokens.push(token);
     }
 
-    pub(crate) fn deltas(&mut self, deltas: &[Delta]) {
+    pub(crate) fn push_deltas(&mut self, deltas: &[Delta]) {
         for delta in deltas {
             match delta {
                 Delta::Content(text) => self.content += text,
@@ -59,13 +59,13 @@ impl Note {
     }
 
     /// Commits the turn. `by_token`: the answer ended with an end-of-sequence or stop token.
-    pub(crate) fn end(mut self, by_token: bool) {
+    pub(crate) fn commit(mut self, by_token: bool) {
         let Some(mut messages) = self.messages.take() else {
             // An end-of-sequence token is not part of a text that will be continued.
             if by_token {
                 self.tokens.pop();
             }
-            return self.turn.finish(Said::Text, self.tokens.into());
+            return self.turn.finish(SessionContent::Text, self.tokens.into());
         };
         let call = |(i, (name, arguments)): (usize, (String, String))| {
             let id = format!("{}_{i}", self.call_ids);
@@ -86,7 +86,7 @@ impl Note {
             message["tool_calls"] = calls.into();
         }
         messages.push(message);
-        let said = self.turn.messages(messages);
-        self.turn.finish(said, self.tokens.into());
+        let content = self.turn.messages(messages);
+        self.turn.finish(content, self.tokens.into());
     }
 }

@@ -28,10 +28,10 @@ const MAX_BYTES: usize = 1 << 30;
 
 /// Content of a session. Text or messages, fixed by the first turn.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Said {
+pub enum SessionContent {
     /// Empty.
     #[default]
-    Nothing,
+    Empty,
     /// Raw text, to which completions append tokens.
     Text,
     /// Chat messages. Forks share them (copy-on-write).
@@ -46,7 +46,7 @@ pub type Tokens = Arc<[Token]>;
 pub struct Messages {
     list: Vec<Value>,
     bytes: usize,
-    held: Arc<AtomicUsize>,
+    bytes_held: Arc<AtomicUsize>,
 }
 
 impl Deref for Messages {
@@ -65,7 +65,7 @@ impl PartialEq for Messages {
 
 impl Drop for Messages {
     fn drop(&mut self) {
-        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.bytes_held.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -86,7 +86,7 @@ fn bytes_of(value: &Value) -> usize {
 #[derive(Clone, Debug)]
 pub struct Session {
     /// Its content.
-    pub said: Said,
+    pub content: SessionContent,
     /// Its tokens, as of the last turn.
     pub tokens: Tokens,
     /// Time to live while idle.
@@ -100,25 +100,32 @@ pub struct Session {
 impl Session {
     /// An empty session of this key.
     pub fn new(owner: u64, ttl: Duration) -> Self {
-        Self { said: Said::Nothing, tokens: Tokens::default(), ttl, owner, used: Instant::now(), busy: false }
+        Self {
+            content: SessionContent::Empty,
+            tokens: Tokens::default(),
+            ttl,
+            owner,
+            used: Instant::now(),
+            busy: false,
+        }
     }
 
     /// A fork with this content.
-    pub fn branch(&self, said: Said, tokens: Tokens) -> Self {
-        Self { said, tokens, used: Instant::now(), busy: false, ..*self }
+    pub fn fork(&self, content: SessionContent, tokens: Tokens) -> Self {
+        Self { content, tokens, used: Instant::now(), busy: false, ..*self }
     }
 
     /// Remaining time to live.
-    pub fn left(&self) -> Duration {
+    pub fn remaining_ttl(&self) -> Duration {
         self.ttl.saturating_sub(self.used.elapsed())
     }
 
     /// Its messages; `None` for raw text.
     pub fn messages(&self) -> Option<&[Value]> {
-        match &self.said {
-            Said::Nothing => Some(&[]),
-            Said::Messages(messages) => Some(messages),
-            Said::Text => None,
+        match &self.content {
+            SessionContent::Empty => Some(&[]),
+            SessionContent::Messages(messages) => Some(messages),
+            SessionContent::Text => None,
         }
     }
 }
@@ -139,7 +146,7 @@ fn id_of(name: &str) -> Option<SessionId> {
 pub struct Sessions {
     table: Mutex<HashMap<SessionId, Session>>,
     /// Bytes of all live messages.
-    held: Arc<AtomicUsize>,
+    bytes_held: Arc<AtomicUsize>,
 }
 
 impl Sessions {
@@ -149,17 +156,17 @@ impl Sessions {
     }
 
     /// Wraps messages so that their memory is counted.
-    pub fn messages(&self, list: Vec<Value>) -> Said {
-        let (bytes, held) = (list.iter().map(bytes_of).sum(), self.held.clone());
-        held.fetch_add(bytes, Ordering::Relaxed);
-        Said::Messages(Arc::new(Messages { list, bytes, held }))
+    pub fn messages(&self, list: Vec<Value>) -> SessionContent {
+        let (bytes, bytes_held) = (list.iter().map(bytes_of).sum(), self.bytes_held.clone());
+        bytes_held.fetch_add(bytes, Ordering::Relaxed);
+        SessionContent::Messages(Arc::new(Messages { list, bytes, bytes_held }))
     }
 
     /// Rejects growth while messages exceed the memory limit.
-    pub fn room(&self) -> Result<(), ApiError> {
-        match self.held.load(Ordering::Relaxed) {
-            held if held > MAX_BYTES => Err(ApiError::too_many(format!(
-                "the messages of all sessions take {held} bytes and may take {MAX_BYTES}: delete some sessions"
+    pub fn check_memory(&self) -> Result<(), ApiError> {
+        match self.bytes_held.load(Ordering::Relaxed) {
+            bytes_held if bytes_held > MAX_BYTES => Err(ApiError::too_many(format!(
+                "the messages of all sessions take {bytes_held} bytes and may take {MAX_BYTES}: delete some sessions"
             ))),
             _ => Ok(()),
         }
@@ -168,7 +175,7 @@ impl Sessions {
     /// Removes expired sessions; returns their ids.
     pub fn expire(&self) -> Vec<SessionId> {
         let mut table = self.table();
-        let over = |session: &Session| !session.busy && session.left().is_zero();
+        let over = |session: &Session| !session.busy && session.remaining_ttl().is_zero();
         let gone: Vec<SessionId> =
             table.iter().filter(|(_, session)| over(session)).map(|(id, _)| *id).collect();
         gone.iter().for_each(|id| drop(table.remove(id)));
@@ -194,13 +201,13 @@ impl Sessions {
     }
 
     /// Removes sessions unconditionally: busy or not, of any key.
-    pub fn forget(&self, ids: &[SessionId]) {
+    pub fn remove_all(&self, ids: &[SessionId]) {
         let mut table = self.table();
         ids.iter().for_each(|id| drop(table.remove(id)));
     }
 
     /// Whether this id exists.
-    pub fn holds(&self, id: SessionId) -> bool {
+    pub fn contains(&self, id: SessionId) -> bool {
         self.table().contains_key(&id)
     }
 
@@ -210,7 +217,7 @@ impl Sessions {
     }
 
     /// All sessions of a key, ordered by id.
-    pub fn of(&self, owner: u64) -> Vec<(SessionId, Session)> {
+    pub fn owned_by(&self, owner: u64) -> Vec<(SessionId, Session)> {
         let table = self.table();
         let own = table.iter().filter(|(_, session)| session.owner == owner);
         let mut own: Vec<_> = own.map(|(id, session)| (*id, session.clone())).collect();
@@ -219,7 +226,7 @@ impl Sessions {
     }
 
     /// Modifies a session unless a turn is in progress (409). Counts as a use.
-    pub fn change<R>(
+    pub fn modify<R>(
         &self,
         name: &str,
         owner: u64,
@@ -265,7 +272,7 @@ impl Sessions {
         owner: u64,
         work: impl FnOnce(&Session) -> Result<R, ApiError>,
     ) -> Result<(Turn, R), ApiError> {
-        let (id, made) = self.change(name, owner, |session| {
+        let (id, made) = self.modify(name, owner, |session| {
             let made = work(session)?;
             session.busy = true;
             Ok(made)
@@ -293,14 +300,14 @@ impl Turn {
     }
 
     /// Wraps messages so that their memory is counted.
-    pub fn messages(&self, list: Vec<Value>) -> Said {
+    pub fn messages(&self, list: Vec<Value>) -> SessionContent {
         self.sessions.messages(list)
     }
 
     /// Commits the new content.
-    pub fn finish(self, said: Said, tokens: Tokens) {
+    pub fn finish(self, content: SessionContent, tokens: Tokens) {
         if let Some(session) = self.sessions.table().get_mut(&self.id) {
-            (session.said, session.tokens) = (said, tokens);
+            (session.content, session.tokens) = (content, tokens);
         }
     }
 }
@@ -335,7 +342,7 @@ mod tests {
         assert_eq!(status(sessions.get(&name, 1)), 200);
         assert_eq!(status(sessions.get(&name, 2)), 404);
         assert_eq!(status(sessions.remove(&name, 2)), 404);
-        assert_eq!((sessions.of(1).len(), sessions.of(2).len()), (1, 0));
+        assert_eq!((sessions.owned_by(1).len(), sessions.owned_by(2).len()), (1, 0));
         for wrong in
             ["", "sess_7", "sess_000000000000000g", "sess_+000000000000007", "sess_0000000000000007x"]
         {
@@ -348,18 +355,18 @@ mod tests {
         let (sessions, name) = one(0, 60);
         let (turn, ()) = sessions.begin(&name, 0, |_| Ok(())).unwrap();
         assert_eq!(status(sessions.begin(&name, 0, |_| Ok(()))), 409);
-        assert_eq!(status(sessions.change(&name, 0, |_| Ok(()))), 409);
+        assert_eq!(status(sessions.modify(&name, 0, |_| Ok(()))), 409);
         drop(turn);
-        assert_eq!(sessions.get(&name, 0).unwrap().1.said, Said::Nothing);
+        assert_eq!(sessions.get(&name, 0).unwrap().1.content, SessionContent::Empty);
         let (turn, ()) = sessions.begin(&name, 0, |_| Ok(())).unwrap();
-        turn.finish(Said::Text, [1, 2].into());
+        turn.finish(SessionContent::Text, [1, 2].into());
         assert_eq!(*sessions.get(&name, 0).unwrap().1.tokens, [1, 2]);
         let refused = sessions.begin(&name, 0, |_| Err::<(), _>(ApiError::param("x", "y")));
         assert_eq!(status(refused), 400);
         let (turn, ()) = sessions.begin(&name, 0, |_| Ok(())).unwrap();
         sessions.remove(&name, 0).unwrap();
-        turn.finish(Said::Text, [1].into());
-        assert!(sessions.of(0).is_empty(), "what was ended meanwhile does not come back");
+        turn.finish(SessionContent::Text, [1].into());
+        assert!(sessions.owned_by(0).is_empty(), "what was ended meanwhile does not come back");
     }
 
     #[test]
@@ -388,19 +395,19 @@ mod tests {
     #[test]
     fn messages_count_once_however_many_forks_hold_them_and_until_the_last_goes() {
         let sessions = Arc::new(Sessions::default());
-        let said = sessions.messages(vec![serde_json::json!({"content": "x".repeat(MAX_BYTES / 2)})]);
-        let held = || sessions.held.load(Ordering::Relaxed);
-        let one = held();
+        let content = sessions.messages(vec![serde_json::json!({"content": "x".repeat(MAX_BYTES / 2)})]);
+        let bytes_held = || sessions.bytes_held.load(Ordering::Relaxed);
+        let one = bytes_held();
         assert!(one > MAX_BYTES / 2 && one < MAX_BYTES / 2 + 1000);
         let trunk = Session::new(0, Duration::from_secs(9));
-        let forks = (0..100).map(|id| (SessionId(id), trunk.branch(said.clone(), Tokens::default())));
+        let forks = (0..100).map(|id| (SessionId(id), trunk.fork(content.clone(), Tokens::default())));
         sessions.insert(forks.collect()).unwrap();
-        assert_eq!((held(), status(sessions.room())), (one, 200));
+        assert_eq!((bytes_held(), status(sessions.check_memory())), (one, 200));
         let other = sessions.messages(vec![serde_json::json!(["y".repeat(MAX_BYTES / 2)])]);
-        assert_eq!(status(sessions.room()), 429);
-        drop((said, other));
-        assert_eq!((held(), status(sessions.room())), (one, 200));
-        sessions.forget(&(0..100).map(SessionId).collect::<Vec<_>>());
-        assert_eq!(held(), 0);
+        assert_eq!(status(sessions.check_memory()), 429);
+        drop((content, other));
+        assert_eq!((bytes_held(), status(sessions.check_memory())), (one, 200));
+        sessions.remove_all(&(0..100).map(SessionId).collect::<Vec<_>>());
+        assert_eq!(bytes_held(), 0);
     }
 }

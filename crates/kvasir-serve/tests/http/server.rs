@@ -12,9 +12,9 @@ use kvasir_formats::TextFiles;
 use kvasir_kv::{CacheConfig, CacheKind, build};
 use kvasir_sample::Sampling;
 use kvasir_serve::{
-    Watch,
-    host::{Allowance, Host},
-    http::{AccessControl, App, ClientRules, Gate, Keys, Live, serve, serve_probes},
+    StepFeed,
+    host::{AdmissionLimits, Host},
+    http::{AccessControl, App, ClientRules, Keys, LimitListener, Live, serve, serve_probes},
     metrics::Names,
     model::{Facts, Model},
     report::Reports,
@@ -70,14 +70,14 @@ impl Server {
         device: Toy,
         kind: CacheKind,
         slots: u32,
-        door: AccessControl,
+        access: AccessControl,
         patience: Duration,
     ) -> Self {
         let blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
         let limits = Limits { max_model_len: LONGEST, prefix_cache: blocks, ..Limits::default() };
         let cache = build(kind, &CacheConfig::new(slots)).unwrap();
         let policy = Box::new(Chunked::new(256, Mixing::Off));
-        let (watch, observer) = Watch::new();
+        let (feed, observer) = StepFeed::new();
         let core = Core::new(limits, Order::Fcfs, policy, cache);
         let engine = Engine::new(core, device, || 0).observe(observer);
         let words =
@@ -93,31 +93,31 @@ impl Server {
         };
         let model = Model::new("tiny".into(), &TextFiles::open(&words).unwrap(), facts).unwrap();
         let reports = Reports::start(None, None).unwrap();
-        let host = Host::start(engine, Allowance::default(), reports, patience).unwrap();
-        let live = Live { watch, setup: Value::Null };
-        let app = App::new(Arc::new(model), host, door, live, Names::Own, ClientRules::default());
+        let host = Host::start(engine, AdmissionLimits::default(), reports, patience).unwrap();
+        let live = Live { feed, setup: Value::Null };
+        let app = App::new(Arc::new(model), host, access, live, Names::Own, ClientRules::default());
         Self { router: app.router(), app, runtime: Runtime::new().unwrap() }
     }
 
     /// Serves on a socket with this connection limit.
     pub(crate) fn listen(&self, places: usize) -> SocketAddr {
-        let gate = self.gate(places);
-        let address = gate.address().unwrap();
-        self.runtime.spawn(serve(self.app.clone(), gate, pending(), Duration::ZERO));
+        let listener = self.listener(places);
+        let address = listener.address().unwrap();
+        self.runtime.spawn(serve(self.app.clone(), listener, pending(), Duration::ZERO));
         address
     }
 
     /// Serves probes on a socket with this connection limit.
     pub(crate) fn listen_for_probes(&self, places: usize) -> SocketAddr {
-        let gate = self.gate(places);
-        let address = gate.address().unwrap();
-        self.runtime.spawn(serve_probes(self.app.clone(), gate));
+        let listener = self.listener(places);
+        let address = listener.address().unwrap();
+        self.runtime.spawn(serve_probes(self.app.clone(), listener));
         address
     }
 
-    fn gate(&self, places: usize) -> Gate {
+    fn listener(&self, places: usize) -> LimitListener {
         let _inside = self.runtime.enter();
-        Gate::open(([127, 0, 0, 1], 0).into(), places, None).unwrap()
+        LimitListener::open(([127, 0, 0, 1], 0).into(), places, None).unwrap()
     }
 
     /// Concurrent clients that disconnect after a number of response pieces; with 0, before any.

@@ -27,9 +27,9 @@ impl Keys {
         }
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let bearer = text(AUTHORIZATION.as_str()).and_then(|value| value.strip_prefix("Bearer "));
-        let shown = bearer.or_else(|| text("x-api-key")).unwrap_or_default();
+        let presented = bearer.or_else(|| text("x-api-key")).unwrap_or_default();
         let found = self.0.iter().zip(1..).fold(0, |found, (key, number)| {
-            if same(key.as_bytes(), shown.as_bytes()) { number } else { found }
+            if eq_constant_time(key.as_bytes(), presented.as_bytes()) { number } else { found }
         });
         match found {
             0 => Err(ApiError::unauthorized()),
@@ -43,10 +43,10 @@ impl Keys {
 pub(crate) struct Caller(pub(crate) u64);
 
 /// Constant-time comparison: the time depends on the lengths alone.
-fn same(key: &[u8], shown: &[u8]) -> bool {
+fn eq_constant_time(key: &[u8], presented: &[u8]) -> bool {
     let differ =
-        (0..key.len()).fold(0, |differ, i| differ | key[i] ^ shown.get(i).copied().unwrap_or(!key[i]));
-    std::hint::black_box(differ) == 0 && key.len() == shown.len()
+        (0..key.len()).fold(0, |differ, i| differ | key[i] ^ presented.get(i).copied().unwrap_or(!key[i]));
+    std::hint::black_box(differ) == 0 && key.len() == presented.len()
 }
 
 #[cfg(test)]

@@ -30,9 +30,9 @@ impl Hosts {
         headers: &'r HeaderMap,
         origins: &Origins,
     ) -> Result<(), &'r str> {
-        let said = headers.get(header::HOST).map(|host| host.to_str().unwrap_or("?"));
-        match uri.authority().map(|authority| authority.as_str()).or(said) {
-            Some(host) if self == Self::Private && !is_private(host) && !origins.name_host(host) => Err(host),
+        let header = headers.get(header::HOST).map(|host| host.to_str().unwrap_or("?"));
+        match uri.authority().map(|authority| authority.as_str()).or(header) {
+            Some(host) if self == Self::Private && !is_private(host) && !origins.have_host(host) => Err(host),
             _ => Ok(()),
         }
     }

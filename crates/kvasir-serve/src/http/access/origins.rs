@@ -38,12 +38,12 @@ impl Origins {
         Ok(parsed)
     }
 
-    pub(crate) fn are_none(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         !self.any && self.named.is_empty()
     }
 
     /// Whether an allowed origin has this host (with its port, unless it is the default).
-    pub(crate) fn name_host(&self, host: &str) -> bool {
+    pub(crate) fn have_host(&self, host: &str) -> bool {
         let is_of = |origin: &HeaderValue| {
             origin.to_str().ok().and_then(|origin| origin.split_once("://")).is_some_and(|(_, of)| of == host)
         };
@@ -51,7 +51,7 @@ impl Origins {
     }
 
     /// Value of `access-control-allow-origin` for a request; `None` if its origin is not allowed.
-    pub(crate) fn answer(&self, asked: &HeaderMap) -> Option<HeaderValue> {
+    pub(crate) fn allow_origin(&self, asked: &HeaderMap) -> Option<HeaderValue> {
         let origin = asked.get(header::ORIGIN)?;
         if self.any {
             Some(HeaderValue::from_static("*"))

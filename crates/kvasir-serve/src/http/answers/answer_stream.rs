@@ -1,8 +1,8 @@
 //! One answer's pipeline: tokens → detokenizer → output parsing → deltas, log-probabilities and
 //! usage.
 //!
-//! `Speaker::next` consumes a backlog of tokens as one increment, so a slow client gets larger
-//! pieces, not more. After a stop sequence, further tokens are ignored and the engine is told to
+//! `AnswerStream::next` consumes a backlog of tokens as one increment, so a slow client gets larger
+//! increments, not more. After a stop sequence, further tokens are ignored and the engine is told to
 //! stop. Log-probabilities are released with the text they belong to.
 
 use crate::{
@@ -11,9 +11,9 @@ use crate::{
         events::Delta,
     },
     error::ApiError,
-    host::{engine_thread::Answers, errors::failure, token_buffer::Piece},
+    host::{engine_thread::TokenStream, errors::failure, token_buffer::RequestOutput},
     model::{Detokenizer, Model},
-    session::recorder::Note,
+    session::recorder::TurnRecorder,
 };
 use kvasir_engine::{Finish, Summary};
 use kvasir_exec::TokenLogprobs;
@@ -22,11 +22,11 @@ use serde_json::{Value, json};
 use std::{sync::Arc, time::Duration};
 
 /// One answer, from tokens to deltas. Dropping it before its end aborts the request.
-pub struct Speaker {
+pub struct AnswerStream {
     model: Arc<Model>,
-    answers: Answers,
-    /// Reused buffer for the next piece.
-    piece: Piece,
+    answers: TokenStream,
+    /// Reused buffer for the next output.
+    output: RequestOutput,
     detokenizer: Detokenizer,
     choice: Choice,
     /// Answer tokens so far, up to a stop sequence.
@@ -42,13 +42,13 @@ pub struct Speaker {
     /// Log-probabilities received of the prompt's tokens, from the second on.
     scores: Vec<TokenLogprobs>,
     /// Session update to commit at the end.
-    note: Option<Note>,
+    recorder: Option<TurnRecorder>,
     over: bool,
 }
 
 /// Outcome of an answer.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct AnswerOutcome {
     /// `stop`, `length` or `tool_calls`.
     pub reason: &'static str,
     /// The stop sequence that ended it.
@@ -69,7 +69,7 @@ pub struct Ended {
 
 /// Increment of an answer.
 #[derive(Debug, Default)]
-pub struct Gain {
+pub struct AnswerIncrement {
     /// New text and tool call fragments.
     pub deltas: Vec<Delta>,
     /// Log-probabilities that belong to `deltas`.
@@ -77,22 +77,22 @@ pub struct Gain {
     /// Answer tokens so far.
     pub tokens: u32,
     /// Prompt log-probabilities, in the first increment if requested.
-    pub prompt: Option<PromptScores>,
+    pub prompt: Option<PromptLogprobs>,
     /// The outcome, in the last increment.
-    pub ended: Option<Ended>,
+    pub ended: Option<AnswerOutcome>,
 }
 
 /// Log-probabilities of a prompt's tokens; the first token has none.
 #[derive(Debug)]
-pub struct PromptScores {
+pub struct PromptLogprobs {
     /// In the format of an answer's log-probabilities.
     pub listed: Vec<Value>,
     /// By token id, in vLLM's `prompt_logprobs` format.
     pub by_id: Value,
 }
 
-impl Gain {
-    /// Appends a delta; merges adjacent text, so a client that is behind gets larger pieces, not
+impl AnswerIncrement {
+    /// Appends a delta; merges adjacent text, so a client that is behind gets larger increments, not
     /// more.
     fn add(&mut self, delta: Delta) {
         match (self.deltas.last_mut(), delta) {
@@ -103,14 +103,14 @@ impl Gain {
     }
 }
 
-impl Speaker {
-    pub(crate) fn new(model: Arc<Model>, answers: Answers, reading: Reading) -> Self {
+impl AnswerStream {
+    pub(crate) fn new(model: Arc<Model>, answers: TokenStream, reading: Reading) -> Self {
         let marked = reading.calls.is_some() || reading.reasoning.is_some();
         let detokenizer = model.detokenizer(marked, reading.goes_on);
         Self {
             model,
             answers,
-            piece: Piece::default(),
+            output: RequestOutput::default(),
             detokenizer,
             choice: Choice::new(reading),
             tokens: 0,
@@ -119,35 +119,35 @@ impl Speaker {
             text: 0,
             prompt: None,
             scores: Vec::new(),
-            note: None,
+            recorder: None,
             over: false,
         }
     }
 
     /// Commits the answer to a session, if there is one.
-    pub(crate) fn noting(self, note: Option<Note>) -> Self {
-        Self { note, ..self }
+    pub(crate) fn recording(self, recorder: Option<TurnRecorder>) -> Self {
+        Self { recorder, ..self }
     }
 
     /// The next increment; `None` after the end.
-    pub async fn next(&mut self) -> Result<Option<Gain>, ApiError> {
+    pub async fn next(&mut self) -> Result<Option<AnswerIncrement>, ApiError> {
         if self.over {
             return Ok(None);
         }
         loop {
-            let mut piece = std::mem::take(&mut self.piece);
-            self.answers.next(&mut piece).await?;
-            let mut gain = Gain::default();
-            self.scores.append(&mut piece.scores);
-            let mut logprobs = piece.logprobs.drain(..);
-            for token in piece.tokens.iter().copied() {
+            let mut output = std::mem::take(&mut self.output);
+            self.answers.next(&mut output).await?;
+            let mut increment = AnswerIncrement::default();
+            self.scores.append(&mut output.scores);
+            let mut logprobs = output.logprobs.drain(..);
+            for token in output.tokens.iter().copied() {
                 // Tokens after a stop sequence were in flight when it was found.
                 if self.choice.stopped().is_some() {
                     break;
                 }
                 self.tokens += 1;
-                if let Some(note) = &mut self.note {
-                    note.token(token);
+                if let Some(recorder) = &mut self.recorder {
+                    recorder.push_token(token);
                 }
                 let text = self.detokenizer.push(token);
                 self.logprobs.extend(logprobs.next().map(|l| (self.text, self.logprob(token, &l))));
@@ -156,52 +156,52 @@ impl Speaker {
                 if deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_))) {
                     self.reasoning = self.tokens;
                 }
-                deltas.into_iter().for_each(|delta| gain.add(delta));
+                deltas.into_iter().for_each(|delta| increment.add(delta));
                 if self.choice.stopped().is_some() {
                     self.answers.stop_at(self.tokens);
                 }
             }
             drop(logprobs);
-            let ended = piece.ended;
-            self.piece = piece;
+            let ended = output.ended;
+            self.output = output;
             if let Some(summary) = ended {
                 if let Some(error) = failure(summary.finish) {
                     return Err(error);
                 }
-                return Ok(Some(self.end(gain, summary)));
+                return Ok(Some(self.end(increment, summary)));
             }
-            if !gain.deltas.is_empty() {
-                if let Some(note) = &mut self.note {
-                    note.deltas(&gain.deltas);
+            if !increment.deltas.is_empty() {
+                if let Some(recorder) = &mut self.recorder {
+                    recorder.push_deltas(&increment.deltas);
                 }
-                gain.tokens = self.tokens;
-                gain.logprobs = self.sure_logprobs();
-                gain.prompt = self.prompt_scores();
-                return Ok(Some(gain));
+                increment.tokens = self.tokens;
+                increment.logprobs = self.sure_logprobs();
+                increment.prompt = self.prompt_logprobs();
+                return Ok(Some(increment));
             }
         }
     }
 
-    fn end(&mut self, mut gain: Gain, summary: Summary) -> Gain {
+    fn end(&mut self, mut increment: AnswerIncrement, summary: Summary) -> AnswerIncrement {
         let stop = self.choice.stopped().map(|(_, text)| text.to_owned());
         let cut = stop.is_some();
         if !cut {
             let rest = self.detokenizer.finish();
-            gain.deltas.extend(self.choice.push(&rest));
+            increment.deltas.extend(self.choice.push(&rest));
         }
-        gain.deltas.extend(self.choice.finish());
-        gain.logprobs = self.sure_logprobs();
+        increment.deltas.extend(self.choice.finish());
+        increment.logprobs = self.sure_logprobs();
         if !cut {
-            gain.logprobs.extend(self.logprobs.drain(..).map(|(_, logprob)| logprob));
+            increment.logprobs.extend(self.logprobs.drain(..).map(|(_, logprob)| logprob));
         }
-        gain.prompt = self.prompt_scores();
+        increment.prompt = self.prompt_logprobs();
         let reason = match summary.finish {
             Finish::MaxTokens | Finish::ModelLength | Finish::Capacity if !cut => "length",
             _ if self.choice.has_calls() => "tool_calls",
             _ => "stop",
         };
-        gain.tokens = self.tokens;
-        gain.ended = Some(Ended {
+        increment.tokens = self.tokens;
+        increment.ended = Some(AnswerOutcome {
             reason,
             stop,
             tokens: self.tokens,
@@ -211,13 +211,13 @@ impl Speaker {
             ttft: Duration::from_nanos(summary.ttft().unwrap_or(0)),
             spoke: Duration::from_nanos(summary.spoke().unwrap_or(0)),
         });
-        if let Some(mut note) = self.note.take() {
-            note.deltas(&gain.deltas);
+        if let Some(mut recorder) = self.recorder.take() {
+            recorder.push_deltas(&increment.deltas);
             // Text after a stop sequence was not recorded.
-            note.end(!cut && matches!(summary.finish, Finish::Eos | Finish::StopId(_)));
+            recorder.commit(!cut && matches!(summary.finish, Finish::Eos | Finish::StopId(_)));
         }
         self.over = true;
-        gain
+        increment
     }
 
     /// Releases log-probabilities of tokens whose text is (partly) certain, never of a stop
@@ -229,13 +229,13 @@ impl Speaker {
     }
 
     /// Requests prompt log-probabilities in the first increment.
-    pub(crate) fn scoring(mut self, prompt: Vec<Token>) -> Self {
+    pub(crate) fn with_prompt_logprobs(mut self, prompt: Vec<Token>) -> Self {
         self.prompt = Some(prompt);
         self
     }
 
     /// The prompt's log-probabilities, once.
-    fn prompt_scores(&mut self) -> Option<PromptScores> {
+    fn prompt_logprobs(&mut self) -> Option<PromptLogprobs> {
         let (prompt, scores) = (self.prompt.take()?, std::mem::take(&mut self.scores));
         let first = prompt.first().map(|token| {
             let bytes = self.model.token_bytes(*token);
@@ -247,7 +247,7 @@ impl Speaker {
         let by_id =
             [Value::Null].into_iter().chain(rest().map(|(token, logprobs)| self.by_id(*token, logprobs)));
         let by_id = by_id.collect();
-        Some(PromptScores { listed, by_id })
+        Some(PromptLogprobs { listed, by_id })
     }
 
     /// One position's log-probabilities by token id: the chosen token and the top ones.

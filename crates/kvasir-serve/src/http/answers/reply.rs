@@ -1,12 +1,12 @@
 //! Merges the answer streams of one request into a JSON response or one SSE stream, with keep-alive
 //! events.
 //!
-//! A `Writer` implements the event format of each API.
+//! An `EventWriter` implements the event format of each API.
 
 use crate::{
     error::ApiError,
     http::answers::{
-        answer_stream::{Gain, Speaker},
+        answer_stream::{AnswerIncrement, AnswerStream},
         usage::Usage,
     },
 };
@@ -21,11 +21,11 @@ use tokio::time::timeout;
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// Event format of one streaming API. Text put into `out` is sent at once.
-pub(crate) trait Writer: Send + 'static {
+pub(crate) trait EventWriter: Send + 'static {
     /// Writes the events before the first token.
     fn open(&mut self, out: &mut String);
     /// Writes an increment of one answer.
-    fn gain(&mut self, out: &mut String, answer: usize, gain: Gain);
+    fn increment(&mut self, out: &mut String, answer: usize, increment: AnswerIncrement);
     /// Writes a keep-alive.
     fn ping(&mut self, out: &mut String) {
         out.push_str(": still here\n\n");
@@ -38,20 +38,20 @@ pub(crate) trait Writer: Send + 'static {
 
 /// All answers to one request, prompt by prompt.
 pub(crate) struct Reply {
-    speakers: Vec<Speaker>,
+    streams: Vec<AnswerStream>,
     per_prompt: usize,
     prompt_tokens: u64,
 }
 
 impl Reply {
     /// `per_prompt` answers per prompt; `prompt_tokens` is the total over all prompts.
-    pub(crate) fn new(speakers: Vec<Speaker>, per_prompt: usize, prompt_tokens: u64) -> Self {
-        Self { speakers, per_prompt: per_prompt.max(1), prompt_tokens }
+    pub(crate) fn new(streams: Vec<AnswerStream>, per_prompt: usize, prompt_tokens: u64) -> Self {
+        Self { streams, per_prompt: per_prompt.max(1), prompt_tokens }
     }
 
     /// Number of answers.
     pub(crate) fn len(&self) -> usize {
-        self.speakers.len()
+        self.streams.len()
     }
 
     /// Total prompt tokens.
@@ -60,47 +60,50 @@ impl Reply {
     }
 
     /// The answer streams.
-    pub(crate) fn into_speakers(self) -> Vec<Speaker> {
-        self.speakers
+    pub(crate) fn into_streams(self) -> Vec<AnswerStream> {
+        self.streams
     }
 
     /// Collects all answers in order; `take` receives each increment with the answer's index.
-    pub(crate) async fn whole(mut self, mut take: impl FnMut(usize, Gain)) -> Result<Usage, ApiError> {
+    pub(crate) async fn whole(
+        mut self,
+        mut take: impl FnMut(usize, AnswerIncrement),
+    ) -> Result<Usage, ApiError> {
         let mut usage = Usage::default();
-        for (index, speaker) in self.speakers.iter_mut().enumerate() {
-            while let Some(gain) = speaker.next().await? {
-                if let Some(ended) = &gain.ended {
+        for (index, stream) in self.streams.iter_mut().enumerate() {
+            while let Some(increment) = stream.next().await? {
+                if let Some(ended) = &increment.ended {
                     usage = usage.add(index % self.per_prompt == 0, ended);
                 }
-                take(index, gain);
+                take(index, increment);
             }
         }
         Ok(usage)
     }
 
     /// Streams all answers interleaved, as they are generated.
-    pub(crate) fn events(self, mut writer: impl Writer) -> impl Stream<Item = String> + Send {
+    pub(crate) fn events(self, mut writer: impl EventWriter) -> impl Stream<Item = String> + Send {
         let mut first = String::new();
         writer.open(&mut first);
-        let gains = stream::select_all(self.speakers.into_iter().enumerate().map(gains));
-        let running = Running { gains, writer, usage: Usage::default(), per_prompt: self.per_prompt };
+        let increments = stream::select_all(self.streams.into_iter().enumerate().map(increments));
+        let running = Running { increments, writer, usage: Usage::default(), per_prompt: self.per_prompt };
         let rest = stream::unfold(Some(running), |running| async move {
             let mut out = String::new();
             let running = running?.next(&mut out).await;
             Some((out, running))
         });
-        // An empty piece would be an empty HTTP chunk, which terminates the body.
-        stream::iter([first]).chain(rest).filter(|piece| ready(!piece.is_empty()))
+        // An empty string would be an empty HTTP chunk, which terminates the body.
+        stream::iter([first]).chain(rest).filter(|output| ready(!output.is_empty()))
     }
 }
 
-type Gained = (usize, Result<Gain, ApiError>);
+type Received = (usize, Result<AnswerIncrement, ApiError>);
 
-fn gains((index, speaker): (usize, Speaker)) -> BoxStream<'static, Gained> {
-    stream::unfold(Some(speaker), move |speaker| async move {
-        let mut speaker = speaker?;
-        match speaker.next().await {
-            Ok(gain) => Some(((index, Ok(gain?)), Some(speaker))),
+fn increments((index, stream): (usize, AnswerStream)) -> BoxStream<'static, Received> {
+    stream::unfold(Some(stream), move |stream| async move {
+        let mut stream = stream?;
+        match stream.next().await {
+            Ok(increment) => Some(((index, Ok(increment?)), Some(stream))),
             Err(error) => Some(((index, Err(error)), None)),
         }
     })
@@ -109,22 +112,22 @@ fn gains((index, speaker): (usize, Speaker)) -> BoxStream<'static, Gained> {
 
 /// State of a streamed reply.
 struct Running<W> {
-    gains: SelectAll<BoxStream<'static, Gained>>,
+    increments: SelectAll<BoxStream<'static, Received>>,
     writer: W,
     usage: Usage,
     per_prompt: usize,
 }
 
-impl<W: Writer> Running<W> {
+impl<W: EventWriter> Running<W> {
     /// Writes the next event; `None` after the end.
     async fn next(mut self, out: &mut String) -> Option<Self> {
-        match timeout(SILENCE, self.gains.next()).await {
+        match timeout(SILENCE, self.increments.next()).await {
             Err(_) => self.writer.ping(out),
-            Ok(Some((index, Ok(gain)))) => {
-                if let Some(ended) = &gain.ended {
+            Ok(Some((index, Ok(increment)))) => {
+                if let Some(ended) = &increment.ended {
                     self.usage = self.usage.add(index % self.per_prompt == 0, ended);
                 }
-                self.writer.gain(out, index, gain);
+                self.writer.increment(out, index, increment);
             }
             Ok(Some((_, Err(error)))) => self.writer.fail(out, &error),
             Ok(None) => {

@@ -32,14 +32,14 @@ pub(crate) fn error(error: &ApiError) -> String {
 
 /// Chunk template: the constant JSON around each delta is serialized once per stream.
 #[derive(Clone, Debug)]
-pub(crate) struct Frames {
+pub(crate) struct ChunkTemplate {
     head: String,
     tail: String,
     options: StreamOptions,
     prompt: u64,
 }
 
-impl Frames {
+impl ChunkTemplate {
     /// `head` is the chunk object without `choices`; `prompt` is the number of prompt tokens.
     pub(crate) fn new(head: &Value, options: StreamOptions, prompt: u64) -> Self {
         let text = head.to_string();
@@ -73,7 +73,7 @@ impl Frames {
     }
 
     /// Sets the answer's token count for following chunks, with `continuous_usage_stats`.
-    pub(crate) fn so_far(&mut self, tokens: u32) {
+    pub(crate) fn set_usage(&mut self, tokens: u32) {
         if self.options.continuous_usage {
             let usage = Usage { prompt: self.prompt, completion: tokens.into(), ..Usage::default() };
             self.tail = format!(",\"usage\":{}}}\n\n", usage.to_json());

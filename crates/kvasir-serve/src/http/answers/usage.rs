@@ -1,6 +1,6 @@
 //! Token usage of a request, summed over its answers.
 
-use crate::http::answers::answer_stream::Ended;
+use crate::http::answers::answer_stream::AnswerOutcome;
 use serde_json::{Value, json};
 
 /// Token counts of a request, over all its answers.
@@ -18,7 +18,7 @@ pub(crate) struct Usage {
 
 impl Usage {
     /// Adds an ended answer; a prompt counts once, with its first answer.
-    pub(crate) fn add(self, first: bool, ended: &Ended) -> Self {
+    pub(crate) fn add(self, first: bool, ended: &AnswerOutcome) -> Self {
         let once = |n: u32| if first { u64::from(n) } else { 0 };
         Self {
             prompt: self.prompt + once(ended.prompt),

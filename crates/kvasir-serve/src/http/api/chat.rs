@@ -6,13 +6,13 @@ use crate::{
     error::ApiError,
     http::{
         answers::{
-            answer_stream::Gain,
-            reply::{Reply, Writer},
-            sse::{self, Frames, event_stream},
-            submit_chat::ask_noting,
+            answer_stream::AnswerIncrement,
+            reply::{EventWriter, Reply},
+            sse::{self, ChunkTemplate, event_stream},
+            submit_chat::submit_recorded,
             usage::Usage,
         },
-        app::{App, seconds},
+        app::{App, unix_seconds},
         body::read_body,
     },
     request::{
@@ -20,7 +20,7 @@ use crate::{
         fields::CHAT,
         reader::Reader,
     },
-    session::recorder::Note,
+    session::recorder::TurnRecorder,
 };
 use axum::{
     Json,
@@ -45,18 +45,18 @@ impl Chat {
         let facts = &app.model.facts;
         let id = app.new_id();
         let ids = CallIds(format!("call_{id}"));
-        let in_session = app.chat_in_session(key, body)?;
-        let (request, note) = match in_session {
+        let in_session = app.begin_chat_turn(key, body)?;
+        let (request, recorder) = match in_session {
             None => (ChatRequest::read(body, &facts.sampling, facts.vocab)?, None),
             Some((fields, earlier, turn)) => {
                 let body = body.beside(&fields);
                 let request = ChatRequest::read_after(earlier, &body, &facts.sampling, facts.vocab)?;
-                (request, Some(Note::of_chat(turn, &fields, ids.answer(0))))
+                (request, Some(TurnRecorder::of_chat(turn, &fields, ids.answer(0))))
             }
         };
-        let reply = ask_noting(app, key, &request, "messages", note)?;
+        let reply = submit_recorded(app, key, &request, "messages", recorder)?;
         Ok(Self {
-            head: json!({"id": format!("chatcmpl-{id}"), "created": seconds(), "model": app.model.name}),
+            head: json!({"id": format!("chatcmpl-{id}"), "created": unix_seconds(), "model": app.model.name}),
             reply,
             ids,
             stream: request.stream,
@@ -67,9 +67,9 @@ impl Chat {
     pub(crate) async fn whole(self) -> Result<Value, ApiError> {
         let mut choices: Vec<_> = (0..self.reply.len()).map(|_| Whole::default()).collect();
         let mut prompt_logprobs = None;
-        let take = |index: usize, mut gain: Gain| {
-            prompt_logprobs = prompt_logprobs.take().or(gain.prompt.take().map(|prompt| prompt.by_id));
-            choices[index].take(gain);
+        let take = |index: usize, mut increment: AnswerIncrement| {
+            prompt_logprobs = prompt_logprobs.take().or(increment.prompt.take().map(|prompt| prompt.by_id));
+            choices[index].take(increment);
         };
         let usage = self.reply.whole(take).await?;
         let (ids, mut object) = (self.ids, self.head);
@@ -87,9 +87,9 @@ impl Chat {
     /// index.
     pub(crate) fn events(mut self, options: StreamOptions) -> impl Stream<Item = String> + Send {
         self.head["object"] = "chat.completion.chunk".into();
-        let frames = Frames::new(&self.head, options, self.reply.prompt_tokens());
+        let template = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
         let answers = self.reply.len();
-        self.reply.events(Chunks { frames, answers, ids: self.ids })
+        self.reply.events(Chunks { template, answers, ids: self.ids })
     }
 }
 
@@ -109,27 +109,27 @@ impl CallIds {
 
 /// Writes `chat.completion.chunk` events.
 struct Chunks {
-    frames: Frames,
+    template: ChunkTemplate,
     answers: usize,
     ids: CallIds,
 }
 
-impl Writer for Chunks {
+impl EventWriter for Chunks {
     fn open(&mut self, out: &mut String) {
         for index in 0..self.answers {
-            self.frames.chunk(out, index, r#""delta":{"role":"assistant","content":""}"#, None, None);
+            self.template.chunk(out, index, r#""delta":{"role":"assistant","content":""}"#, None, None);
         }
     }
 
-    fn gain(&mut self, out: &mut String, index: usize, gain: Gain) {
-        self.frames.so_far(gain.tokens);
-        let logprobs = (!gain.logprobs.is_empty()).then(|| json!({"content": gain.logprobs}));
+    fn increment(&mut self, out: &mut String, index: usize, increment: AnswerIncrement) {
+        self.template.set_usage(increment.tokens);
+        let logprobs = (!increment.logprobs.is_empty()).then(|| json!({"content": increment.logprobs}));
         let mut logprobs = logprobs.as_ref();
-        for delta in &gain.deltas {
-            self.frames.chunk(out, index, &self.delta(index, delta), logprobs.take(), None);
+        for delta in &increment.deltas {
+            self.template.chunk(out, index, &self.delta(index, delta), logprobs.take(), None);
         }
-        if let Some(ended) = gain.ended {
-            self.frames.chunk(out, index, r#""delta":{}"#, logprobs.take(), Some(ended.reason));
+        if let Some(ended) = increment.ended {
+            self.template.chunk(out, index, r#""delta":{}"#, logprobs.take(), Some(ended.reason));
         }
     }
 
@@ -138,7 +138,7 @@ impl Writer for Chunks {
     }
 
     fn close(&mut self, out: &mut String, usage: &Usage) {
-        self.frames.close(out, usage);
+        self.template.close(out, usage);
     }
 }
 
@@ -172,12 +172,12 @@ struct Whole {
 }
 
 impl Whole {
-    fn take(&mut self, gain: Gain) {
-        if let Some(ended) = gain.ended {
+    fn take(&mut self, increment: AnswerIncrement) {
+        if let Some(ended) = increment.ended {
             self.reason = ended.reason;
         }
-        self.logprobs.extend(gain.logprobs);
-        for delta in gain.deltas {
+        self.logprobs.extend(increment.logprobs);
+        for delta in increment.deltas {
             match delta {
                 Delta::Content(text) => self.content += &text,
                 Delta::Reasoning(text) => self.reasoning += &text,

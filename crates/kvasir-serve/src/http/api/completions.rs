@@ -5,12 +5,12 @@ use crate::{
     error::ApiError,
     http::{
         answers::{
-            answer_stream::{Gain, Speaker},
-            reply::{Reply, Writer},
-            sse::{self, Frames, event_stream},
+            answer_stream::{AnswerIncrement, AnswerStream},
+            reply::{EventWriter, Reply},
+            sse::{self, ChunkTemplate, event_stream},
             usage::Usage,
         },
-        app::{App, seconds},
+        app::{App, unix_seconds},
         body::read_body,
     },
     request::{
@@ -19,7 +19,7 @@ use crate::{
         fields::COMPLETIONS,
         reader::Reader,
     },
-    session::recorder::Note,
+    session::recorder::TurnRecorder,
 };
 use axum::{
     Json,
@@ -49,37 +49,39 @@ impl Completion {
     pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let model = app.model.clone();
         let request = CompletionRequest::read(body, &model.facts.sampling, model.facts.vocab)?;
-        app.known_model(request.model.as_deref())?;
+        app.check_model(request.model.as_deref())?;
         let mut constraint = Constrained::default();
         if let Some(form) = &request.form {
             form.check_lengths(&request.sampling)?;
             constraint = model.constraint(form, &[])?;
         }
-        let (mut note, earlier) = match app.text_in_session(key, body)? {
+        let (mut recorder, earlier) = match app.begin_text_turn(key, body)? {
             Some(_) if request.prompts.len() != 1 => {
                 return Err(ApiError::param("prompt", "`prompt` must be one prompt in a session"));
             }
-            Some((turn, tokens)) => (Some(Note::of_text(turn)), tokens),
+            Some((turn, tokens)) => (Some(TurnRecorder::of_text(turn)), tokens),
             None => (None, Vec::new()),
         };
         let mut prompt_tokens = 0;
-        let mut orders = Vec::with_capacity(request.prompts.len());
+        let mut submissions = Vec::with_capacity(request.prompts.len());
         for prompt in &request.prompts {
             let mut ids = earlier.clone();
             ids.extend(app.ids(prompt, earlier.is_empty())?);
             prompt_tokens += ids.len() as u64;
-            let mut order = app.order("prompt", ids, &request.sampling, key)?;
-            order.request.params.constraint = constraint.clone();
-            if let Some(note) = &mut note {
-                note.follow(&mut order.request);
+            let mut submission = app.submission("prompt", ids, &request.sampling, key)?;
+            submission.request.params.constraint = constraint.clone();
+            if let Some(recorder) = &mut recorder {
+                recorder.bind(&mut submission.request);
             }
-            orders.push(order);
+            submissions.push(submission);
         }
         let (stop, unstopped) = (request.sampling.stop.clone(), request.sampling.length.min_tokens);
         let reading = Reading { stop, unstopped, goes_on: true, ..Reading::default() };
-        let scored = request.sampling.prompt_logprobs.is_some();
-        let ids: Vec<Option<Vec<Token>>> =
-            orders.iter().map(|order| scored.then(|| order.request.prompt.clone())).collect();
+        let scored_prompt = request.sampling.prompt_logprobs.is_some();
+        let ids: Vec<Option<Vec<Token>>> = submissions
+            .iter()
+            .map(|submission| scored_prompt.then(|| submission.request.prompt.clone()))
+            .collect();
         let echo = |prompt: &Prompt| match (request.echo, prompt) {
             (false, _) => String::new(),
             (true, Prompt::Text(text)) => text.clone(),
@@ -87,18 +89,19 @@ impl Completion {
         };
         let echoed: Vec<String> = request.prompts.iter().map(echo).collect();
         let n = request.sampling.n as usize;
-        let (mut speakers, mut echoes) = (Vec::new(), Vec::new());
-        for (index, answers) in app.submit(orders, request.sampling.n)?.into_iter().enumerate() {
-            let speaker = Speaker::new(model.clone(), answers, reading.clone()).noting(note.take());
-            speakers.push(match &ids[index / n] {
-                Some(ids) => speaker.scoring(ids.clone()),
-                None => speaker,
+        let (mut streams, mut echoes) = (Vec::new(), Vec::new());
+        for (index, answers) in app.submit(submissions, request.sampling.n)?.into_iter().enumerate() {
+            let stream =
+                AnswerStream::new(model.clone(), answers, reading.clone()).recording(recorder.take());
+            streams.push(match &ids[index / n] {
+                Some(ids) => stream.with_prompt_logprobs(ids.clone()),
+                None => stream,
             });
             echoes.push(echoed[index / n].clone());
         }
-        let (id, created) = (format!("cmpl-{}", app.new_id()), seconds());
+        let (id, created) = (format!("cmpl-{}", app.new_id()), unix_seconds());
         let head = json!({"id": id, "object": "text_completion", "created": created, "model": model.name});
-        let reply = Reply::new(speakers, n, prompt_tokens);
+        let reply = Reply::new(streams, n, prompt_tokens);
         let scores_echo = request.echo && request.sampling.sampling.logprobs.is_some();
         Ok(Self { head, reply, echoes, scores_echo, stream: request.stream })
     }
@@ -107,7 +110,7 @@ impl Completion {
     pub(crate) async fn whole(self) -> Result<Value, ApiError> {
         let whole = |text| Whole { text, scores_echo: self.scores_echo, ..Whole::default() };
         let mut choices: Vec<_> = self.echoes.into_iter().map(whole).collect();
-        let usage = self.reply.whole(|index, gain| choices[index].take(gain)).await?;
+        let usage = self.reply.whole(|index, increment| choices[index].take(increment)).await?;
         let mut object = self.head;
         object["choices"] =
             choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index)).collect();
@@ -117,32 +120,33 @@ impl Completion {
 
     /// The response as server-sent events.
     pub(crate) fn events(self, options: StreamOptions) -> impl Stream<Item = String> + Send {
-        let frames = Frames::new(&self.head, options, self.reply.prompt_tokens());
+        let template = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
         let logprobs = self.echoes.iter().map(|_| Logprobs::default()).collect();
-        self.reply.events(Chunks { frames, echoes: self.echoes, logprobs })
+        self.reply.events(Chunks { template, echoes: self.echoes, logprobs })
     }
 }
 
 /// Writes `text_completion` events.
 struct Chunks {
-    frames: Frames,
+    template: ChunkTemplate,
     echoes: Vec<String>,
     logprobs: Vec<Logprobs>,
 }
 
-impl Writer for Chunks {
+impl EventWriter for Chunks {
     fn open(&mut self, out: &mut String) {
         for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
-            self.frames.chunk(out, index, &text_part(echo), None, None);
+            self.template.chunk(out, index, &text_part(echo), None, None);
         }
     }
 
-    fn gain(&mut self, out: &mut String, index: usize, gain: Gain) {
-        self.frames.so_far(gain.tokens);
+    fn increment(&mut self, out: &mut String, index: usize, increment: AnswerIncrement) {
+        self.template.set_usage(increment.tokens);
         let logprobs = &mut self.logprobs[index];
-        logprobs.take(gain.logprobs);
-        let (text, reason) = (text_part(&said(&gain.deltas)), gain.ended.as_ref().map(|ended| ended.reason));
-        self.frames.chunk(out, index, &text, logprobs.drain().as_ref(), reason);
+        logprobs.take(increment.logprobs);
+        let (text, reason) =
+            (text_part(&visible_text(&increment.deltas)), increment.ended.as_ref().map(|ended| ended.reason));
+        self.template.chunk(out, index, &text, logprobs.drain().as_ref(), reason);
     }
 
     fn fail(&mut self, out: &mut String, error: &ApiError) {
@@ -150,7 +154,7 @@ impl Writer for Chunks {
     }
 
     fn close(&mut self, out: &mut String, usage: &Usage) {
-        self.frames.close(out, usage);
+        self.template.close(out, usage);
     }
 }
 
@@ -165,16 +169,16 @@ struct Whole {
 }
 
 impl Whole {
-    fn take(&mut self, gain: Gain) {
-        if let Some(prompt) = gain.prompt {
+    fn take(&mut self, increment: AnswerIncrement) {
+        if let Some(prompt) = increment.prompt {
             if self.scores_echo {
                 self.logprobs.take(prompt.listed);
             }
             self.prompt_logprobs = prompt.by_id;
         }
-        self.text.push_str(&said(&gain.deltas));
-        self.logprobs.take(gain.logprobs);
-        if let Some(ended) = gain.ended {
+        self.text.push_str(&visible_text(&increment.deltas));
+        self.logprobs.take(increment.logprobs);
+        if let Some(ended) = increment.ended {
             self.reason = ended.reason;
         }
     }
@@ -190,7 +194,7 @@ impl Whole {
     }
 }
 
-fn said(deltas: &[Delta]) -> String {
+fn visible_text(deltas: &[Delta]) -> String {
     let text = |delta: &Delta| match delta {
         Delta::Content(text) => text.clone(),
         _ => String::new(),

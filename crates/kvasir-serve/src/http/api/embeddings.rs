@@ -5,7 +5,7 @@
 
 use crate::{
     error::ApiError,
-    host::{engine_thread::Order, errors::failure, token_buffer::Piece},
+    host::{engine_thread::Submission, errors::failure, token_buffer::RequestOutput},
     http::{app::App, body::read_body},
     request::{
         embeddings::{EmbeddingsRequest, Encoding},
@@ -30,19 +30,22 @@ pub(crate) async fn embeddings(
     let (key, body) = read_body(&app, request, EMBEDDINGS).await?;
     let asked = EmbeddingsRequest::read(&body.reader(), app.model.facts.vocab)?;
     drop(body);
-    app.known_model(asked.model.as_deref())?;
+    app.check_model(asked.model.as_deref())?;
     app.model.computes("embedding")?;
     let width = app.model.facts.hidden.unwrap_or_default();
     if let Some(other) = asked.dimensions.filter(|asked| *asked != width) {
         let why = format!("`dimensions` must be {width}, the length of this model's vectors, not {other}");
         return Err(ApiError::param("dimensions", why));
     }
-    let orders = orders(&app, &asked, key)?;
+    let submissions = submissions(&app, &asked, key)?;
     // Within the admission limits: beyond them, submission would fail forever.
-    let longest = orders.iter().map(|order| order.tokens).max().unwrap_or(0);
+    let longest = submissions.iter().map(|submission| submission.tokens).max().unwrap_or(0);
     let at_once = app.host.at_once(longest).clamp(1, AT_ONCE);
-    let vectors: Vec<(Vec<f32>, u32)> =
-        stream::iter(orders).map(|order| embed(&app, order)).buffered(at_once).try_collect().await?;
+    let vectors: Vec<(Vec<f32>, u32)> = stream::iter(submissions)
+        .map(|submission| embed(&app, submission))
+        .buffered(at_once)
+        .try_collect()
+        .await?;
     let tokens: u64 = vectors.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
     let data: Vec<Value> = vectors.into_iter().zip(0..).map(|((vector, _), index)| {
         json!({"object": "embedding", "index": index, "embedding": written(&vector, asked.encoding)})
@@ -52,7 +55,7 @@ pub(crate) async fn embeddings(
 }
 
 /// Builds all orders first, so that an invalid input is rejected before anything is computed.
-fn orders(app: &App, asked: &EmbeddingsRequest, key: u64) -> Result<Vec<Order>, ApiError> {
+fn submissions(app: &App, asked: &EmbeddingsRequest, key: u64) -> Result<Vec<Submission>, ApiError> {
     let mut fields = SamplingFields {
         length: Length { max_tokens: Some(1), min_tokens: 0 },
         ignore_eos: true,
@@ -65,20 +68,20 @@ fn orders(app: &App, asked: &EmbeddingsRequest, key: u64) -> Result<Vec<Order>, 
         if ids.is_empty() {
             return Err(ApiError::param(&name, format!("`{name}` has no token")));
         }
-        app.order(&name, ids, &fields, key)
+        app.submission(&name, ids, &fields, key)
     };
     asked.inputs.iter().enumerate().map(one).collect()
 }
 
 /// The vector of one input, and its number of tokens.
-async fn embed(app: &Arc<App>, order: Order) -> Result<(Vec<f32>, u32), ApiError> {
+async fn embed(app: &Arc<App>, submission: Submission) -> Result<(Vec<f32>, u32), ApiError> {
     let gone = || ApiError::unavailable("the engine has stopped");
-    let mut answer = app.submit(vec![order], 1)?.pop().ok_or_else(gone)?;
-    let (mut piece, mut state) = (Piece::default(), Vec::new());
+    let mut answer = app.submit(vec![submission], 1)?.pop().ok_or_else(gone)?;
+    let (mut output, mut state) = (RequestOutput::default(), Vec::new());
     let ended = loop {
-        answer.next(&mut piece).await?;
-        state.append(&mut piece.hidden);
-        if let Some(ended) = piece.ended {
+        answer.next(&mut output).await?;
+        state.append(&mut output.hidden);
+        if let Some(ended) = output.ended {
             break ended;
         }
     };

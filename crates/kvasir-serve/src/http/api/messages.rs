@@ -6,10 +6,10 @@ use crate::{
     error::ApiError,
     http::{
         answers::{
-            answer_stream::{Ended, Gain},
-            reply::{Reply, Writer},
+            answer_stream::{AnswerIncrement, AnswerOutcome},
+            reply::{EventWriter, Reply},
             sse::{self, event_stream},
-            submit_chat::ask,
+            submit_chat::submit_chat,
             usage::Usage,
         },
         app::App,
@@ -32,7 +32,6 @@ use std::sync::Arc;
 
 /// Paths of Anthropic's endpoints, which have an error format of their own.
 pub(crate) const MESSAGES_PATH: &str = "/v1/messages";
-
 pub(crate) const COUNT_TOKENS_PATH: &str = "/v1/messages/count_tokens";
 
 /// A Messages API request that has been submitted to the engine.
@@ -48,7 +47,7 @@ impl Messages {
         let facts = &app.model.facts;
         let request =
             MessagesRequest::read(body, &facts.sampling, facts.vocab, app.rules.strip_billing_header)?.chat;
-        let reply = ask(app, key, &request, "messages")?;
+        let reply = submit_chat(app, key, &request, "messages")?;
         let head = Head { id: app.new_id(), model: app.model.name.clone() };
         Ok(Self { head, reply, stream: request.stream.is_some() })
     }
@@ -56,11 +55,11 @@ impl Messages {
     /// The non-streaming response.
     pub(crate) async fn whole(self) -> Result<Value, ApiError> {
         let (mut items, mut ended) = (Items::default(), None);
-        let usage = self.reply.whole(|_, gain| {
-            for delta in gain.deltas {
+        let usage = self.reply.whole(|_, increment| {
+            for delta in increment.deltas {
                 items.push(delta);
             }
-            ended = gain.ended.or(ended.take());
+            ended = increment.ended.or(ended.take());
         });
         let usage = usage.await?;
         let blocks = items.all().iter().enumerate().map(|(index, item)| self.head.block(index, item, true));
@@ -87,7 +86,7 @@ pub(crate) fn count(app: &App, body: &Reader) -> Result<Value, ApiError> {
     let request =
         MessagesRequest::read_for_count(body, &facts.sampling, facts.vocab, app.rules.strip_billing_header)?
             .chat;
-    app.known_model(request.model.as_deref())?;
+    app.check_model(request.model.as_deref())?;
     Ok(json!({"input_tokens": app.model.chat_prompt(&request)?.len()}))
 }
 
@@ -102,11 +101,11 @@ fn tokens(usage: &Usage) -> Value {
 }
 
 /// `stop_reason` and `stop_sequence`.
-fn stop(ended: Option<&Ended>) -> (Value, Value) {
+fn stop(ended: Option<&AnswerOutcome>) -> (Value, Value) {
     match ended {
         None => (Value::Null, Value::Null),
-        Some(Ended { stop: Some(text), .. }) => ("stop_sequence".into(), text.as_str().into()),
-        Some(Ended { reason, .. }) => {
+        Some(AnswerOutcome { stop: Some(text), .. }) => ("stop_sequence".into(), text.as_str().into()),
+        Some(AnswerOutcome { reason, .. }) => {
             let reason = match *reason {
                 "length" => "max_tokens",
                 "tool_calls" => "tool_use",
@@ -151,7 +150,7 @@ struct Events {
     head: Head,
     prompt: u64,
     items: Items,
-    ended: Option<Ended>,
+    ended: Option<AnswerOutcome>,
     failed: bool,
 }
 
@@ -177,20 +176,20 @@ impl Events {
     }
 }
 
-impl Writer for Events {
+impl EventWriter for Events {
     fn open(&mut self, out: &mut String) {
         let usage = tokens(&Usage { prompt: self.prompt, ..Usage::default() });
         let message = self.head.message(Vec::new(), Value::Null, Value::Null, usage);
         sse::typed(out, &json!({"type": "message_start", "message": message}));
     }
 
-    fn gain(&mut self, out: &mut String, _: usize, gain: Gain) {
-        for delta in gain.deltas {
+    fn increment(&mut self, out: &mut String, _: usize, increment: AnswerIncrement) {
+        for delta in increment.deltas {
             for (index, event) in self.items.push(delta) {
                 self.item(out, index, &event);
             }
         }
-        self.ended = gain.ended;
+        self.ended = increment.ended;
     }
 
     fn ping(&mut self, out: &mut String) {

@@ -8,13 +8,13 @@ use crate::{
     error::ApiError,
     http::{
         answers::{
-            answer_stream::{Ended, Gain},
-            reply::{Reply, Writer},
+            answer_stream::{AnswerIncrement, AnswerOutcome},
+            reply::{EventWriter, Reply},
             sse::{self, event_stream},
-            submit_chat::ask,
+            submit_chat::submit_chat,
             usage::Usage,
         },
-        app::{App, seconds},
+        app::{App, unix_seconds},
         body::read_body,
     },
     request::{
@@ -33,7 +33,7 @@ use std::{collections::HashMap, sync::Arc};
 
 /// A response request that has been submitted to the engine.
 pub(crate) struct Responses {
-    form: Form,
+    object: ResponseObject,
     reply: Reply,
     pub(crate) stream: bool,
 }
@@ -43,43 +43,43 @@ impl Responses {
     pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
         let request = ResponsesRequest::read(body, &facts.sampling, facts.vocab)?;
-        let reply = ask(app, key, &request.chat, "input")?;
+        let reply = submit_chat(app, key, &request.chat, "input")?;
         let kinds = request.chat.tools.iter().filter(|tool| tool.kind != ToolKind::Function);
-        let form = Form {
+        let object = ResponseObject {
             id: app.new_id(),
-            response: describe(app, &request.chat, body),
+            response: initial_response(app, &request.chat, body),
             kinds: kinds.map(|tool| (tool.name.clone(), tool.kind.clone())).collect(),
             logprobs: HashMap::new(),
         };
-        Ok(Self { form, reply, stream: request.chat.stream.is_some() })
+        Ok(Self { object, reply, stream: request.chat.stream.is_some() })
     }
 
     /// The non-streaming response.
     pub(crate) async fn whole(mut self) -> Result<Value, ApiError> {
         let (mut items, mut ended) = (Items::default(), None);
-        let form = &mut self.form;
-        let usage = self.reply.whole(|_, gain| {
-            form.take(&mut items, gain.deltas, gain.logprobs);
-            ended = gain.ended.or(ended.take());
+        let object = &mut self.object;
+        let usage = self.reply.whole(|_, increment| {
+            object.take(&mut items, increment.deltas, increment.logprobs);
+            ended = increment.ended.or(ended.take());
         });
         let usage = usage.await?;
-        Ok(self.form.finished(&items, ended.as_ref(), &usage))
+        Ok(self.object.finished(&items, ended.as_ref(), &usage))
     }
 
     /// The response as server-sent events.
     pub(crate) fn events(self) -> impl Stream<Item = String> + Send {
-        let Self { form, reply, .. } = self;
-        reply.events(Events { form, items: Items::default(), ended: None, sequence: 0, failed: false })
+        let Self { object, reply, .. } = self;
+        reply.events(Events { object, items: Items::default(), ended: None, sequence: 0, failed: false })
     }
 }
 
 /// The initial response object, which echoes the request's parameters.
-fn describe(app: &App, request: &ChatRequest, body: &Reader) -> Value {
+fn initial_response(app: &App, request: &ChatRequest, body: &Reader) -> Value {
     let asked = |name: &str, default: Value| body.get(name).cloned().unwrap_or(default);
     let sampling = &request.sampling.sampling;
     json!({
         "object": "response",
-        "created_at": seconds(),
+        "created_at": unix_seconds(),
         "status": "in_progress",
         "background": false,
         "error": null,
@@ -108,7 +108,7 @@ fn describe(app: &App, request: &ChatRequest, body: &Reader) -> Value {
 }
 
 /// Serializes the response object and its items.
-struct Form {
+struct ResponseObject {
     id: String,
     response: Value,
     /// Client-side kind of tools that are not plain functions, by name.
@@ -118,13 +118,13 @@ struct Form {
 }
 
 /// Item index, event, and the log-probabilities that belong to it.
-type Happened = (usize, ItemEvent, Vec<Value>);
+type IndexedEvent = (usize, ItemEvent, Vec<Value>);
 
-impl Form {
+impl ResponseObject {
     /// Feeds deltas into the items. Log-probabilities that arrive together attach to the first text
     /// among their deltas.
-    fn take(&mut self, items: &mut Items, deltas: Vec<Delta>, mut logprobs: Vec<Value>) -> Vec<Happened> {
-        let mut happened = Vec::new();
+    fn take(&mut self, items: &mut Items, deltas: Vec<Delta>, mut logprobs: Vec<Value>) -> Vec<IndexedEvent> {
+        let mut events = Vec::new();
         for delta in deltas {
             for (index, event) in items.push(delta) {
                 let is_text = items.all().get(index).is_some_and(|item| item.kind == ItemKind::Text);
@@ -133,10 +133,10 @@ impl Form {
                     _ => Vec::new(),
                 };
                 self.logprobs.entry(index).or_default().extend(own.iter().cloned());
-                happened.push((index, event, own));
+                events.push((index, event, own));
             }
         }
-        happened
+        events
     }
 
     fn response(&self) -> Value {
@@ -145,7 +145,7 @@ impl Form {
         response
     }
 
-    fn finished(&self, items: &Items, ended: Option<&Ended>, usage: &Usage) -> Value {
+    fn finished(&self, items: &Items, ended: Option<&AnswerOutcome>, usage: &Usage) -> Value {
         let cut = ended.is_some_and(|ended| ended.reason == "length");
         let status = if cut { "incomplete" } else { "completed" };
         let mut response = self.response();
@@ -194,7 +194,7 @@ impl Form {
             ItemKind::Call(name) => {
                 let call = format!("call_{}_{index}", self.id);
                 let arguments = if begun { "" } else { item.text.as_str() };
-                let (name, namespace) = self.called(name);
+                let (name, namespace) = self.client_name(name);
                 let mut object = json!({
                     "id": id, "type": "function_call", "status": status, "call_id": call, "name": name,
                 });
@@ -213,7 +213,7 @@ impl Form {
     }
 
     /// The name and namespace of a called function, as the client offered them.
-    fn called<'a>(&'a self, function: &'a str) -> (&'a str, Option<&'a str>) {
+    fn client_name<'a>(&'a self, function: &'a str) -> (&'a str, Option<&'a str>) {
         match self.kinds.get(function) {
             Some(ToolKind::Namespaced { namespace, name, .. }) => (name, Some(namespace)),
             _ => (function, None),
@@ -241,15 +241,15 @@ impl Form {
 
 /// Writes the SSE events of a response, numbered from 0.
 struct Events {
-    form: Form,
+    object: ResponseObject,
     items: Items,
-    ended: Option<Ended>,
+    ended: Option<AnswerOutcome>,
     sequence: u64,
     failed: bool,
 }
 
 impl Events {
-    fn tell(&mut self, out: &mut String, name: &str, mut event: Value) {
+    fn write_event(&mut self, out: &mut String, name: &str, mut event: Value) {
         event["type"] = name.into();
         event["sequence_number"] = self.sequence.into();
         self.sequence += 1;
@@ -260,7 +260,7 @@ impl Events {
     fn item(&mut self, out: &mut String, index: usize, event: ItemEvent, logprobs: &[Value]) {
         let Some(item) = self.items.all().get(index).cloned() else { return };
         let place = |mut event: Value| {
-            event["item_id"] = self.form.item_id(index, &item).into();
+            event["item_id"] = self.object.item_id(index, &item).into();
             event["output_index"] = index.into();
             if !matches!(item.kind, ItemKind::Call(_)) {
                 event["content_index"] = 0.into();
@@ -270,21 +270,21 @@ impl Events {
         let stem = match item.kind {
             ItemKind::Reasoning => "response.reasoning_text",
             ItemKind::Text => "response.output_text",
-            ItemKind::Call(_) if self.form.is_custom(&item) => "response.custom_tool_call_input",
+            ItemKind::Call(_) if self.object.is_custom(&item) => "response.custom_tool_call_input",
             ItemKind::Call(_) => "response.function_call_arguments",
         };
-        let is_custom = self.form.is_custom(&item);
+        let is_custom = self.object.is_custom(&item);
         let is_call = matches!(item.kind, ItemKind::Call(_));
         let mut events = Vec::new();
         match event {
             ItemEvent::Begin => {
-                let begun = self.form.item(index, &item, "in_progress");
+                let begun = self.object.item(index, &item, "in_progress");
                 events.push((
                     "response.output_item.added".into(),
                     json!({"output_index": index, "item": begun}),
                 ));
                 if !is_call {
-                    let part = place(json!({"part": self.form.part(index, &item, "")}));
+                    let part = place(json!({"part": self.object.part(index, &item, "")}));
                     events.push(("response.content_part.added".into(), part));
                 }
             }
@@ -305,17 +305,19 @@ impl Events {
                 }
                 let done = match &item.kind {
                     ItemKind::Call(_) if is_custom => json!({"input": custom_input(&item.text)}),
-                    ItemKind::Call(name) => json!({"name": self.form.called(name).0, "arguments": item.text}),
-                    ItemKind::Text => json!({"text": item.text, "logprobs": self.form.logprobs_of(index)}),
+                    ItemKind::Call(name) => {
+                        json!({"name": self.object.client_name(name).0, "arguments": item.text})
+                    }
+                    ItemKind::Text => json!({"text": item.text, "logprobs": self.object.logprobs_of(index)}),
                     ItemKind::Reasoning => json!({"text": item.text}),
                 };
                 events.push((format!("{stem}.done"), place(done)));
                 if !is_call {
-                    let part = place(json!({"part": self.form.part(index, &item, &item.text)}));
+                    let part = place(json!({"part": self.object.part(index, &item, &item.text)}));
                     events.push(("response.content_part.done".into(), part));
                 }
                 let cut = self.ended.as_ref().is_some_and(|ended| ended.reason == "length");
-                let whole = self.form.item(index, &item, if cut { "incomplete" } else { "completed" });
+                let whole = self.object.item(index, &item, if cut { "incomplete" } else { "completed" });
                 events.push((
                     "response.output_item.done".into(),
                     json!({"output_index": index, "item": whole}),
@@ -323,32 +325,34 @@ impl Events {
             }
         }
         for (name, event) in events {
-            self.tell(out, &name, event);
+            self.write_event(out, &name, event);
         }
     }
 }
 
-impl Writer for Events {
+impl EventWriter for Events {
     fn open(&mut self, out: &mut String) {
         for name in ["response.created", "response.in_progress"] {
-            let response = self.form.response();
-            self.tell(out, name, json!({"response": response}));
+            let response = self.object.response();
+            self.write_event(out, name, json!({"response": response}));
         }
     }
 
-    fn gain(&mut self, out: &mut String, _: usize, gain: Gain) {
-        for (index, event, logprobs) in self.form.take(&mut self.items, gain.deltas, gain.logprobs) {
+    fn increment(&mut self, out: &mut String, _: usize, increment: AnswerIncrement) {
+        for (index, event, logprobs) in
+            self.object.take(&mut self.items, increment.deltas, increment.logprobs)
+        {
             self.item(out, index, event, &logprobs);
         }
-        self.ended = gain.ended;
+        self.ended = increment.ended;
     }
 
     fn fail(&mut self, out: &mut String, error: &ApiError) {
         self.failed = true;
-        let mut response = self.form.response();
+        let mut response = self.object.response();
         response["status"] = "failed".into();
         response["error"] = json!({"code": "server_error", "message": error.message});
-        self.tell(out, "response.failed", json!({"response": response}));
+        self.write_event(out, "response.failed", json!({"response": response}));
     }
 
     fn close(&mut self, out: &mut String, usage: &Usage) {
@@ -359,10 +363,10 @@ impl Writer for Events {
         if let Some((index, event)) = self.items.finish() {
             self.item(out, index, event, &[]);
         }
-        let response = self.form.finished(&self.items, self.ended.as_ref(), usage);
+        let response = self.object.finished(&self.items, self.ended.as_ref(), usage);
         let name =
             if response["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
-        self.tell(out, name, json!({"response": response}));
+        self.write_event(out, name, json!({"response": response}));
     }
 }
 

@@ -9,10 +9,10 @@
 use crate::{
     context::ignored_fields::IgnoredFields,
     error::ApiError,
-    host::{errors::failure, token_buffer::Piece},
+    host::{errors::failure, token_buffer::RequestOutput},
     http::{
         access::api_keys::Caller,
-        app::{App, seconds},
+        app::{App, unix_seconds},
         body::read_body,
     },
     request::{
@@ -21,9 +21,9 @@ use crate::{
         fields::{FORK, REWIND, SESSIONS},
         reader::Reader,
         sampling::SamplingFields,
-        sessions::{Begin, ForkRequest, Place, SessionRequest, read_rewind},
+        sessions::{Begin, ForkRequest, SessionPosition, SessionRequest, read_rewind},
     },
-    session::store::{self, Said, Session, Tokens},
+    session::store::{self, Session, SessionContent, Tokens},
 };
 use axum::{
     Extension, Json,
@@ -42,12 +42,12 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Ans
     let ignored = body.ignored.clone();
     let request = SessionRequest::read(&body.reader(), app.model.facts.vocab)?;
     drop(body);
-    app.known_model(request.model.as_deref())?;
+    app.check_model(request.model.as_deref())?;
     app.expire_sessions();
-    app.sessions.room()?;
-    let (said, tokens, param) = match request.begin {
-        Begin::Empty => (Said::Nothing, Tokens::default(), "prompt"),
-        Begin::Prompt(prompt) => (Said::Text, app.ids(&prompt, true)?.into(), "prompt"),
+    app.sessions.check_memory()?;
+    let (content, tokens, param) = match request.begin {
+        Begin::Empty => (SessionContent::Empty, Tokens::default(), "prompt"),
+        Begin::Prompt(prompt) => (SessionContent::Text, app.ids(&prompt, true)?.into(), "prompt"),
         Begin::Messages(messages) => {
             let tokens = rendered(&app, &messages, &ignored)?;
             (app.sessions.messages(messages), tokens, "messages")
@@ -55,20 +55,20 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Ans
     };
     let id = app.new_session();
     let name = store::name(id);
-    let new = Fresh::insert(&app, vec![(id, Session::new(key, request.ttl))])?;
-    fill(&app, key, &name, param, said, tokens).await?;
-    new.keep();
-    one(&app, key, &name)
+    let new = NewSessions::insert(&app, vec![(id, Session::new(key, request.ttl))])?;
+    prefill(&app, key, &name, param, content, tokens).await?;
+    new.commit();
+    session_response(&app, key, &name)
 }
 
 /// New sessions not yet reported to the client. Dropping this removes them again, when the request
 /// fails or the client disconnects.
-struct Fresh<'a> {
+struct NewSessions<'a> {
     app: &'a App,
     ids: Vec<SessionId>,
 }
 
-impl<'a> Fresh<'a> {
+impl<'a> NewSessions<'a> {
     fn insert(app: &'a App, sessions: Vec<(SessionId, Session)>) -> Result<Self, ApiError> {
         let ids = sessions.iter().map(|(id, _)| *id).collect();
         app.sessions.insert(sessions)?;
@@ -76,25 +76,25 @@ impl<'a> Fresh<'a> {
     }
 
     /// Commits the sessions: the client now learns their ids.
-    fn keep(mut self) {
+    fn commit(mut self) {
         self.ids.clear();
     }
 }
 
-impl Drop for Fresh<'_> {
+impl Drop for NewSessions<'_> {
     fn drop(&mut self) {
-        self.app.sessions.forget(&self.ids);
+        self.app.sessions.remove_all(&self.ids);
         self.ids.iter().for_each(|id| self.app.host.end_session(*id));
     }
 }
 
 /// Prefills the initial tokens of a new session.
-async fn fill(
+async fn prefill(
     app: &Arc<App>,
     key: u64,
     name: &str,
     param: &str,
-    said: Said,
+    content: SessionContent,
     tokens: Tokens,
 ) -> Result<(), ApiError> {
     let (turn, ()) = app.sessions.begin(name, key, |_| Ok(()))?;
@@ -102,20 +102,20 @@ async fn fill(
         let facts = &app.model.facts;
         let mut fields = SamplingFields::read(&Body::default().reader(), &facts.sampling, facts.vocab)?;
         fields.length.max_tokens = Some(0);
-        let mut order = app.order(param, tokens.to_vec(), &fields, key)?;
-        order.request.params.session = Some(turn.id());
-        for mut answer in app.submit(vec![order], 1)? {
-            let mut piece = Piece::default();
+        let mut submission = app.submission(param, tokens.to_vec(), &fields, key)?;
+        submission.request.params.session = Some(turn.id());
+        for mut answer in app.submit(vec![submission], 1)? {
+            let mut output = RequestOutput::default();
             let summary = loop {
-                answer.next(&mut piece).await?;
-                if let Some(summary) = piece.ended {
+                answer.next(&mut output).await?;
+                if let Some(summary) = output.ended {
                     break summary;
                 }
             };
             failure(summary.finish).map_or(Ok(()), Err)?;
         }
     }
-    turn.finish(said, tokens);
+    turn.finish(content, tokens);
     Ok(())
 }
 
@@ -123,7 +123,7 @@ async fn fill(
 pub(crate) async fn list(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Answer {
     app.expire_sessions();
     let data: Vec<Value> =
-        app.sessions.of(caller.0).iter().map(|(id, session)| object(&app, *id, session)).collect();
+        app.sessions.owned_by(caller.0).iter().map(|(id, session)| object(&app, *id, session)).collect();
     Ok(Json(json!({"object": "list", "data": data})))
 }
 
@@ -134,7 +134,7 @@ pub(crate) async fn show(
     Path(name): Path<String>,
 ) -> Answer {
     app.expire_sessions();
-    one(&app, caller.0, &name)
+    session_response(&app, caller.0, &name)
 }
 
 /// `DELETE /v1/sessions/ID`
@@ -155,15 +155,15 @@ pub(crate) async fn fork(State(app): State<Arc<App>>, Path(name): Path<String>, 
     drop(body);
     app.expire_sessions();
     let (from, source) = app.sessions.get(&name, key)?;
-    let (said, tokens) = match request.at {
-        None => (source.said.clone(), source.tokens.clone()),
-        Some(place) => cut(&app, &source, place, "at")?,
+    let (content, tokens) = match request.at {
+        None => (source.content.clone(), source.tokens.clone()),
+        Some(position) => truncated(&app, &source, position, "at")?,
     };
     let forks: Vec<SessionId> = (0..request.n).map(|_| app.new_session()).collect();
-    let branch = |id: &SessionId| (*id, source.branch(said.clone(), tokens.clone()));
-    let new = Fresh::insert(&app, forks.iter().map(branch).collect())?;
-    app.host.fork(from, &forks, common(&source.tokens, &tokens)).await?;
-    new.keep();
+    let branch = |id: &SessionId| (*id, source.fork(content.clone(), tokens.clone()));
+    let new = NewSessions::insert(&app, forks.iter().map(branch).collect())?;
+    app.host.fork(from, &forks, common_prefix(&source.tokens, &tokens)).await?;
+    new.commit();
     let data: Result<Vec<Value>, ApiError> = forks
         .iter()
         .map(|id| app.sessions.get(&store::name(*id), key).map(|(id, session)| object(&app, id, &session)))
@@ -178,17 +178,17 @@ pub(crate) async fn rewind(
     request: Request,
 ) -> Answer {
     let (key, body) = read_body(&app, request, REWIND).await?;
-    let place = read_rewind(&body.reader())?;
+    let position = read_rewind(&body.reader())?;
     drop(body);
     app.expire_sessions();
     let (turn, source) = app.sessions.begin(&name, key, |session| Ok(session.clone()))?;
-    let (said, tokens) = cut(&app, &source, place, "to")?;
-    app.host.rewind(turn.id(), common(&source.tokens, &tokens)).await?;
-    turn.finish(said, tokens);
-    one(&app, key, &name)
+    let (content, tokens) = truncated(&app, &source, position, "to")?;
+    app.host.rewind(turn.id(), common_prefix(&source.tokens, &tokens)).await?;
+    turn.finish(content, tokens);
+    session_response(&app, key, &name)
 }
 
-fn one(app: &App, key: u64, name: &str) -> Answer {
+fn session_response(app: &App, key: u64, name: &str) -> Answer {
     let (id, session) = app.sessions.get(name, key)?;
     Ok(Json(object(app, id, &session)))
 }
@@ -201,14 +201,14 @@ fn object(app: &App, id: SessionId, session: &Session) -> Value {
         "model": app.model.name,
         "length": length,
         "messages": session.messages().map(<[Value]>::len),
-        "cached": (app.host.kept(id) as usize).min(length),
+        "cached": (app.host.retained_tokens(id) as usize).min(length),
         "ttl": session.ttl.as_secs(),
-        "expires": seconds() + session.left().as_secs(),
+        "expires": unix_seconds() + session.remaining_ttl().as_secs(),
     })
 }
 
 /// Length of the common token prefix.
-fn common(a: &[Token], b: &[Token]) -> u32 {
+fn common_prefix(a: &[Token], b: &[Token]) -> u32 {
     a.iter().zip(b).take_while(|(a, b)| a == b).count() as u32
 }
 
@@ -224,31 +224,41 @@ fn rendered(app: &App, messages: &[Value], ignored: &IgnoredFields) -> Result<To
         .into())
 }
 
-/// The session's content truncated at a place.
-fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said, Tokens), ApiError> {
+/// The session's content truncated at a position.
+fn truncated(
+    app: &App,
+    session: &Session,
+    position: SessionPosition,
+    param: &str,
+) -> Result<(SessionContent, Tokens), ApiError> {
     let beyond = |what: &str, n: u32, all: usize| {
         ApiError::param(param, format!("`{param}` counts {n} {what}; of those the session has {all}"))
     };
     let length = session.tokens.len();
-    match (place, &session.said) {
-        (Place::Token(n), _) if n as usize > length => Err(beyond("tokens", n, length)),
-        (Place::Token(0) | Place::Message(0), _) => Ok((Said::Nothing, Tokens::default())),
-        (Place::Token(n), _) if n as usize == length => Ok((session.said.clone(), session.tokens.clone())),
-        (Place::Token(n), Said::Text | Said::Nothing) => {
-            Ok((Said::Text, session.tokens[..n as usize].into()))
+    match (position, &session.content) {
+        (SessionPosition::Token(n), _) if n as usize > length => Err(beyond("tokens", n, length)),
+        (SessionPosition::Token(0) | SessionPosition::Message(0), _) => {
+            Ok((SessionContent::Empty, Tokens::default()))
         }
-        (Place::Token(_), Said::Messages(_)) => Err(ApiError::param(
+        (SessionPosition::Token(n), _) if n as usize == length => {
+            Ok((session.content.clone(), session.tokens.clone()))
+        }
+        (SessionPosition::Token(n), SessionContent::Text | SessionContent::Empty) => {
+            Ok((SessionContent::Text, session.tokens[..n as usize].into()))
+        }
+        (SessionPosition::Token(_), SessionContent::Messages(_)) => Err(ApiError::param(
             param,
             format!("`{param}` counts tokens, and this is a session of messages: give {{\"message\": k}}"),
         )),
-        (Place::Message(k), Said::Messages(messages)) => match messages.get(..k as usize) {
+        (SessionPosition::Message(k), SessionContent::Messages(messages)) => match messages.get(..k as usize)
+        {
             None => Err(beyond("messages", k, messages.len())),
-            Some(all) if all.len() == messages.len() => Ok((session.said.clone(), session.tokens.clone())),
+            Some(all) if all.len() == messages.len() => Ok((session.content.clone(), session.tokens.clone())),
             Some(kept) => {
                 Ok((app.sessions.messages(kept.to_vec()), rendered(app, kept, &IgnoredFields::default())?))
             }
         },
-        (Place::Message(_), Said::Text | Said::Nothing) => {
+        (SessionPosition::Message(_), SessionContent::Text | SessionContent::Empty) => {
             Err(ApiError::param(param, format!("`{param}` counts messages, and this session has none")))
         }
     }

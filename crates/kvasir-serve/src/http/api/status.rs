@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Readiness probe: the engine's thread runs, and completes steps while answers are pending.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    match app.host.trouble() {
+    match app.host.why_not_ready() {
         None => Ok(Json(json!({"status": "ok"}))),
         Some(why) => Err(ApiError::unavailable(why)),
     }
@@ -43,6 +43,6 @@ pub(crate) async fn model(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    app.known_model(Some(&id))?;
+    app.check_model(Some(&id))?;
     Ok(Json(model_object(&app, &id)))
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     error::ApiError,
-    host::step_subscription::{Sight, Sights},
+    host::step_subscription::{StepEvent, StepSubscription},
     http::{
         answers::sse::{self, event_stream},
         app::App,
@@ -17,39 +17,38 @@ use tokio::time::timeout;
 /// Heartbeat interval. The page reports the server as unreachable soon after two missing
 /// heartbeats.
 const SILENCE: Duration = Duration::from_secs(1);
-
 /// Maximum number of steps per write.
 const AT_ONCE: usize = 256;
 
 /// Streams every engine step. `begin` events carry the configuration and reset the drawing; all
 /// others are steps in the trace page's format.
 pub(crate) async fn steps(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let sights = app.live.watch.begin()?;
+    let subscription = app.live.feed.subscribe()?;
     let setup = json!({"title": app.model.name, "setup": app.live.setup}).to_string();
     let begin = format!("event: begin\n{}", sse::event(&setup));
     let first = begin.clone();
-    let rest = stream::unfold((sights, begin), |(mut sights, begin)| async move {
-        let text = written(&mut sights, &begin).await?;
-        Some((text, (sights, begin)))
+    let rest = stream::unfold((subscription, begin), |(mut subscription, begin)| async move {
+        let text = written(&mut subscription, &begin).await?;
+        Some((text, (subscription, begin)))
     });
     Ok(event_stream(stream::iter([first]).chain(rest)))
 }
 
 /// Available events, or a heartbeat; `None` at the end.
-async fn written(sights: &mut Sights, begin: &str) -> Option<String> {
-    let Ok(first) = timeout(SILENCE, sights.next()).await else { return Some(": quiet\n\n".into()) };
-    let mut out = sight(first?, begin);
+async fn written(subscription: &mut StepSubscription, begin: &str) -> Option<String> {
+    let Ok(first) = timeout(SILENCE, subscription.next()).await else { return Some(": quiet\n\n".into()) };
+    let mut out = written_event(first?, begin);
     for _ in 1..AT_ONCE {
-        let Some(next) = sights.ready() else { break };
-        out.push_str(&sight(next, begin));
+        let Some(next) = subscription.try_next() else { break };
+        out.push_str(&written_event(next, begin));
     }
     Some(out)
 }
 
-fn sight(sight: Sight, begin: &str) -> String {
-    match sight {
-        Sight::Begin => begin.to_owned(),
+fn written_event(event: StepEvent, begin: &str) -> String {
+    match event {
+        StepEvent::Begin => begin.to_owned(),
         // Serialization of plain numbers and strings cannot fail.
-        Sight::Step(step) => sse::event(&serde_json::to_string(&step).unwrap_or_default()),
+        StepEvent::Step(step) => sse::event(&serde_json::to_string(&step).unwrap_or_default()),
     }
 }

@@ -24,7 +24,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
     let (_, body) = read_body(&app, request, TOKENIZE).await?;
     let body = body.reader();
     body.classify(TOKENIZE)?;
-    app.known_model(body.text("model")?)?;
+    app.check_model(body.text("model")?)?;
     let spelt = body.flag("return_token_strs", false)?;
     let tokens = match body.get("messages") {
         Some(_) => chat(&app, &body)?,
@@ -71,7 +71,7 @@ pub(crate) async fn detokenize(
     let (_, body) = read_body(&app, request, DETOKENIZE).await?;
     let body = body.reader();
     body.classify(DETOKENIZE)?;
-    app.known_model(body.text("model")?)?;
+    app.check_model(body.text("model")?)?;
     let items = body.list("tokens", MAX_IDS)?.ok_or_else(|| body.error("tokens", "is missing"))?;
     let vocab = app.model.facts.vocab;
     let id = |item: &Value| item.as_u64().filter(|id| *id < u64::from(vocab)).map(|id| id as u32);

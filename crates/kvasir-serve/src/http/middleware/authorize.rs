@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// Checks host name and API key; errors on Anthropic's paths get their API's format.
 pub(crate) async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let anthropic = matches!(request.uri().path(), MESSAGES_PATH | COUNT_TOKENS_PATH);
-    let AccessControl { keys, origins, hosts } = &app.door;
+    let AccessControl { keys, origins, hosts } = &app.access;
     let known = hosts.check(request.uri(), request.headers(), origins).map_err(ApiError::unknown_host);
     let response = match known.and_then(|()| keys.check(request.headers())) {
         Ok(key) => {

@@ -11,24 +11,22 @@ use std::sync::Arc;
 
 /// Response headers that a page may read beyond the safelisted ones.
 const EXPOSED: &str = "x-request-id, retry-after";
-
 const METHODS: &str = "GET, POST, DELETE";
-
 /// Cache time of a preflight response, in seconds.
-const REMEMBERED: &str = "600";
+const PREFLIGHT_MAX_AGE: &str = "600";
 
 /// CORS middleware: answers preflight requests, which carry no key, and adds headers to all
 /// responses.
-pub(crate) async fn share(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let origins = &app.door.origins;
-    if origins.are_none() {
+pub(crate) async fn cors(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let origins = &app.access.origins;
+    if origins.is_empty() {
         return next.run(request).await;
     }
-    let allowed = origins.answer(request.headers());
-    let asks_before = request.method() == Method::OPTIONS
+    let allowed = origins.allow_origin(request.headers());
+    let is_preflight = request.method() == Method::OPTIONS
         && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response = match (&allowed, asks_before) {
-        (Some(_), true) => may_ask(request.headers()),
+    let mut response = match (&allowed, is_preflight) {
+        (Some(_), true) => preflight_response(request.headers()),
         _ => next.run(request).await,
     };
     let headers = response.headers_mut();
@@ -45,12 +43,12 @@ pub(crate) async fn share(State(app): State<Arc<App>>, request: Request, next: N
 
 /// Preflight response. Echoes the requested header names: clients send their own
 /// (`x-stainless-os`), and `*` would exclude `authorization`.
-fn may_ask(asked: &HeaderMap) -> Response {
+fn preflight_response(asked: &HeaderMap) -> Response {
     let fixed = |name: HeaderName, text: &'static str| (name, HeaderValue::from_static(text));
     let mut response = StatusCode::NO_CONTENT.into_response();
     response.headers_mut().extend([
         fixed(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS),
-        fixed(header::ACCESS_CONTROL_MAX_AGE, REMEMBERED),
+        fixed(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_MAX_AGE),
     ]);
     if let Some(names) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
         response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());

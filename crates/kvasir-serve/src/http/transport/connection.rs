@@ -1,6 +1,6 @@
 //! A client's connection, plain or TLS, with a timeout of stalled writes.
 //!
-//! A write that makes no progress for `STALLED` times the read timeout closes the connection.
+//! A write that makes no progress for `WRITE_TIMEOUT_FACTOR` times the read timeout closes the connection.
 
 use std::{
     future::Future,
@@ -19,10 +19,10 @@ use tokio_rustls::server::TlsStream;
 
 /// Read timeout within a request; `Duration::MAX` if absent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience(pub(crate) Duration);
+pub(crate) struct ReadTimeout(pub(crate) Duration);
 
 /// Write timeout as a multiple of the read timeout: a client may display a stream in a pager.
-const STALLED: u32 = 4;
+const WRITE_TIMEOUT_FACTOR: u32 = 4;
 
 /// A client's socket, plain or TLS.
 pub(crate) enum Stream {
@@ -84,49 +84,53 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// A client's connection. Dropping it frees its place.
+/// A client's connection. Dropping it frees its permit.
 pub struct Connection {
     stream: Stream,
     /// Request head of a probe, already consumed for classification and replayed from here.
     head: io::Cursor<Vec<u8>>,
     is_probe: bool,
-    patience: Duration,
+    read_timeout: Duration,
     /// Deadline of a stalled write.
-    stalled: Option<Pin<Box<Sleep>>>,
-    _place: OwnedSemaphorePermit,
+    write_deadline: Option<Pin<Box<Sleep>>>,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    pub(crate) fn new(stream: Stream, patience: Duration, place: OwnedSemaphorePermit) -> Self {
+    pub(crate) fn new(stream: Stream, read_timeout: Duration, permit: OwnedSemaphorePermit) -> Self {
         let head = io::Cursor::default();
-        Self { stream, head, is_probe: false, patience, stalled: None, _place: place }
+        Self { stream, head, is_probe: false, read_timeout, write_deadline: None, _permit: permit }
     }
 
     /// A connection of the reserve whose request head is a probe's.
     pub(crate) fn probe(
         stream: Stream,
         head: Vec<u8>,
-        patience: Duration,
-        place: OwnedSemaphorePermit,
+        read_timeout: Duration,
+        permit: OwnedSemaphorePermit,
     ) -> Self {
-        Self { head: io::Cursor::new(head), is_probe: true, ..Self::new(stream, patience, place) }
+        Self { head: io::Cursor::new(head), is_probe: true, ..Self::new(stream, read_timeout, permit) }
     }
 
-    /// Whether it holds a reserve place and so is closed after one response.
+    /// Whether it holds a permit of the reserve and so is closed after one response.
     pub(crate) fn is_probe(&self) -> bool {
         self.is_probe
     }
 
     /// Passes on the result of a write; fails with `TimedOut` once writes have stalled for too
     /// long.
-    fn said<T>(&mut self, cx: &mut Context<'_>, tried: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if tried.is_ready() {
-            self.stalled = None;
-            return tried;
+    fn with_write_timeout<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        result: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if result.is_ready() {
+            self.write_deadline = None;
+            return result;
         }
-        let limit = self.patience.saturating_mul(STALLED);
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(limit)));
-        stalled.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        let limit = self.read_timeout.saturating_mul(WRITE_TIMEOUT_FACTOR);
+        let write_deadline = self.write_deadline.get_or_insert_with(|| Box::pin(sleep(limit)));
+        write_deadline.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -148,8 +152,8 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let tried = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.said(cx, tried)
+        let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.with_write_timeout(cx, result)
     }
 
     fn poll_write_vectored(
@@ -157,8 +161,8 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let tried = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.said(cx, tried)
+        let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.with_write_timeout(cx, result)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -166,12 +170,12 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let tried = Pin::new(&mut self.stream).poll_flush(cx);
-        self.said(cx, tried)
+        let result = Pin::new(&mut self.stream).poll_flush(cx);
+        self.with_write_timeout(cx, result)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let tried = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.said(cx, tried)
+        let result = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.with_write_timeout(cx, result)
     }
 }

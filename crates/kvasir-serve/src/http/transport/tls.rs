@@ -39,7 +39,7 @@ pub fn tls(certificates: &Path, key: &Path) -> Result<TlsAcceptor, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::transport::limit_listener::Gate;
+    use crate::http::transport::limit_listener::LimitListener;
     use axum::{Router, routing::get};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -65,14 +65,16 @@ mod tests {
         assert!(wrong(&cert, &cert).contains("test-cert.pem"));
     }
 
-    /// Response to a client that trusts the certificate, for `path`, from a server with `places`
-    /// connection places.
+    /// Response to a client that trusts the certificate, for `path`, from a server that allows
+    /// `places` connections.
     async fn answer(places: usize, path: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let acceptor = tls(&data("test-cert.pem"), &data("test-key.pem")).unwrap();
         let router = Router::new().route("/live", get(async || "under TLS"));
-        tokio::spawn(async move { axum::serve(Gate::new(listener, places, Some(acceptor)), router).await });
+        tokio::spawn(async move {
+            axum::serve(LimitListener::new(listener, places, Some(acceptor)), router).await
+        });
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(data("test-cert.pem")).unwrap()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))

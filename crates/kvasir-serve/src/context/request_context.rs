@@ -1,14 +1,14 @@
 //! Per-request context (request id, API key index, route, trace parent), stored as a task-local
 //! value.
 //!
-//! Handlers do not pass it on: `Call::current` reads it anywhere within the request's task.
+//! Handlers do not pass it on: `RequestContext::current` reads it anywhere within the request's task.
 
 use crate::context::ignored_fields::IgnoredFields;
 use std::{future::Future, sync::Arc};
 
 /// Context of one HTTP request, for logs and traces. Never holds prompt text.
 #[derive(Clone, Debug, Default)]
-pub struct Call {
+pub struct RequestContext {
     /// Request id, returned as `x-request-id`.
     pub id: String,
     /// One-based index of the API key; 0 without keys.
@@ -22,18 +22,18 @@ pub struct Call {
 }
 
 tokio::task_local! {
-    static CALL: Arc<Call>;
+    static CURRENT: Arc<RequestContext>;
 }
 
-impl Call {
-    /// Runs `work` with this call as the task-local context.
+impl RequestContext {
+    /// Runs `work` with this context as the task-local context.
     pub(crate) async fn scope<F: Future>(self: Arc<Self>, work: F) -> F::Output {
-        CALL.scope(self, work).await
+        CURRENT.scope(self, work).await
     }
 
-    /// The current call; a blank one outside of any request.
+    /// The current context; a blank one outside of any request.
     pub(crate) fn current() -> Arc<Self> {
-        CALL.try_with(Arc::clone).unwrap_or_default()
+        CURRENT.try_with(Arc::clone).unwrap_or_default()
     }
 
     /// Parses trace id and span id of a W3C `traceparent` header.
@@ -64,7 +64,7 @@ mod tests {
     fn parents_are_read_as_the_standard_has_them() {
         let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         assert_eq!(
-            Call::parse_parent(good),
+            RequestContext::parse_parent(good),
             Some((0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c, 0xb7ad_6b71_6920_3331))
         );
         for bad in [
@@ -75,7 +75,7 @@ mod tests {
             "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
             "00-0af7651916cd43dd8448eb211c80319é-b7ad6b7169203331-01",
         ] {
-            assert_eq!(Call::parse_parent(bad), None, "{bad}");
+            assert_eq!(RequestContext::parse_parent(bad), None, "{bad}");
         }
     }
 
