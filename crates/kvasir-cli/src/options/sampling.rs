@@ -58,6 +58,6 @@ impl SamplingArgs {
             None => model.reasoning_dialect(),
             Some(name) => ReasoningDialect::named(name),
         };
-        model.speaking(tools, reasoning).constraining_calls(self.constrain_tool_calls.is_on())
+        model.with_dialects(tools, reasoning).with_constrained_calls(self.constrain_tool_calls.is_on())
     }
 }

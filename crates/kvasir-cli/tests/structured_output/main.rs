@@ -12,7 +12,7 @@ use kvasir_kv::{Radix, blocks::BlockConfig};
 use kvasir_sample::{Allowed, Constrained, Sampling};
 use kvasir_serve::{
     answer::ToolDialect,
-    grammar::{BehindLast, Budget, CallsBeginning, Part, Shape, Vocabulary},
+    grammar::{BehindLast, CallsBeginning, Part, ReasoningBudget, Shape, Vocabulary},
     request::Tool,
 };
 use kvasir_testkit::{
@@ -167,7 +167,8 @@ fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
     for done in done.iter().map(|done| done.as_ref().unwrap()) {
         let text = house.text(done);
         let mut reader =
-            kvasir_serve::answer::Calls::new(ToolDialect::Hermes, tools.clone().into(), true).unwrap();
+            kvasir_serve::answer::ToolCallParser::new(ToolDialect::Hermes, tools.clone().into(), true)
+                .unwrap();
         let mut calls: Vec<(String, String)> = Vec::new();
         for event in reader.push(&text).into_iter().chain(reader.finish()) {
             match event {
@@ -201,7 +202,7 @@ fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
 fn reasoning_ends_when_its_budget_is_used_up() {
     let house = House::new();
     let close = house.tokenizer.encode("</think>", false).unwrap()[0];
-    let budget = |tokens| Budget { tokens, open: 510, close, is_begun: true, vocab: 512 };
+    let budget = |tokens| ReasoningBudget { tokens, open: 510, close, is_begun: true, vocab: 512 };
     let shape = Shape::JsonSchema(json!({"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}));
     let lead = [Part::Until("</think>".into()), Part::Gap];
     for (seed, tokens) in [(1, 0), (2, 1), (3, 9), (4, 40)] {
@@ -323,7 +324,9 @@ fn calls_are_read_back(house: &House) {
     let all: Vec<&Tool> = tools.iter().collect();
     for name in ToolDialect::names() {
         let dialect = ToolDialect::named(name).unwrap();
-        let Some(mut reader) = kvasir_serve::answer::Calls::new(dialect, tools.clone().into(), false) else {
+        let Some(mut reader) =
+            kvasir_serve::answer::ToolCallParser::new(dialect, tools.clone().into(), false)
+        else {
             continue;
         };
         let form = dialect.form(&all, true);

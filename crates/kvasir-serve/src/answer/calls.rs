@@ -10,65 +10,65 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{
-    answer::{
-        events::CallEvent, json_calls::JsonCalls, pythonic_calls::PythonicCalls, tagged_calls::TaggedCalls,
-    },
-    dialect::{markers::Reading, tool_calls::ToolDialect},
-    request::tools::Tool,
-};
+use crate::answer::events::CallEvent;
+use crate::answer::json_calls::JsonCalls;
+use crate::answer::pythonic_calls::PythonicCalls;
+use crate::answer::tagged_calls::TaggedCalls;
+use crate::dialect::markers::CallFormat;
+use crate::dialect::tool_calls::ToolDialect;
+use crate::request::tools::Tool;
 use std::sync::Arc;
 
 /// Streaming tool call parser for any dialect except harmony.
 #[derive(Clone, Debug)]
-pub struct Calls(Kind);
+pub struct ToolCallParser(Parser);
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum Parser {
     Json(JsonCalls),
     Tagged(TaggedCalls),
     Pythonic(PythonicCalls),
 }
 
-impl Calls {
+impl ToolCallParser {
     /// A parser for `dialect`, or `None` for harmony, whose calls are messages of their own.
     /// `tools` supply the schemas that decide whether an argument is a string, and the names that
     /// make an unmarked object a call. With `constrained`, calls were generated under
     /// [`CallSyntax`](crate::grammar::call_scanner::CallSyntax), so an unmarked object is a call only if it begins with
     /// its name.
     pub fn new(dialect: ToolDialect, tools: Arc<[Tool]>, constrained: bool) -> Option<Self> {
-        Some(Self(match dialect.reading() {
-            Reading::Json(marks) => Kind::Json(JsonCalls::new(marks, tools, constrained)),
-            Reading::Tagged(tags) => Kind::Tagged(TaggedCalls::new(tags, tools)),
-            Reading::Pythonic => Kind::Pythonic(PythonicCalls::default()),
-            Reading::Harmony => return None,
+        Some(Self(match dialect.call_format() {
+            CallFormat::Json(marks) => Parser::Json(JsonCalls::new(marks, tools, constrained)),
+            CallFormat::Tagged(tags) => Parser::Tagged(TaggedCalls::new(tags, tools)),
+            CallFormat::Pythonic => Parser::Pythonic(PythonicCalls::default()),
+            CallFormat::Harmony => return None,
         }))
     }
 
     /// Feeds more text; returns the events that no later text can change.
     pub fn push(&mut self, text: &str) -> Vec<CallEvent> {
         match &mut self.0 {
-            Kind::Json(calls) => calls.push(text),
-            Kind::Tagged(calls) => calls.push(text),
-            Kind::Pythonic(calls) => calls.push(text),
+            Parser::Json(calls) => calls.push(text),
+            Parser::Tagged(calls) => calls.push(text),
+            Parser::Pythonic(calls) => calls.push(text),
         }
     }
 
     /// Ends the text: an incomplete call is emitted as text unless its name was already emitted.
     pub fn finish(&mut self) -> Vec<CallEvent> {
         match &mut self.0 {
-            Kind::Json(calls) => calls.finish(),
-            Kind::Tagged(calls) => calls.finish(),
-            Kind::Pythonic(calls) => calls.finish(),
+            Parser::Json(calls) => calls.finish(),
+            Parser::Tagged(calls) => calls.finish(),
+            Parser::Pythonic(calls) => calls.finish(),
         }
     }
 
     /// Number of calls parsed so far.
     pub fn count(&self) -> usize {
         match &self.0 {
-            Kind::Json(calls) => calls.count(),
-            Kind::Tagged(calls) => calls.count(),
-            Kind::Pythonic(calls) => calls.count(),
+            Parser::Json(calls) => calls.count(),
+            Parser::Tagged(calls) => calls.count(),
+            Parser::Pythonic(calls) => calls.count(),
         }
     }
 }

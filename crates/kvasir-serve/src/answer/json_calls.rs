@@ -1,6 +1,6 @@
 //! Streaming parser of tool calls with JSON arguments: Hermes, Llama 3, Mistral, DeepSeek, Phi-4.
 //!
-//! A table (`Marks`) describes each dialect. States:
+//! A table (`JsonMarkers`) describes each dialect. States:
 //!
 //! 1. `Outside`: text up to a start marker, or an unmarked object at the start of the answer.
 //! 2. `Before`: a call may begin here; the consumed text is kept in case it is not a call.
@@ -11,15 +11,11 @@
 //! Invariants: a candidate that is not a call is emitted as text, markers included. Once its name
 //! is emitted, a broken call is not retracted. `calls/tests.rs` checks both under every split.
 
-use crate::{
-    answer::events::{CallEvent, Said},
-    dialect::markers::{Body, Marks},
-    request::tools::Tool,
-    scan::{
-        hold_back::{take, take_to_mark},
-        json_prefix::{Extent, Head, extent, head},
-    },
-};
+use crate::answer::events::{CallEvent, TextBetweenCalls};
+use crate::dialect::markers::{CallBody, JsonMarkers};
+use crate::request::tools::Tool;
+use crate::scan::hold_back::{take, take_to_marker};
+use crate::scan::json_prefix::{Extent, Head, extent, head};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -37,11 +33,11 @@ const LONGEST_NAME: usize = 128;
 /// A candidate that is not a call is emitted as text, markers included.
 #[derive(Clone, Debug)]
 pub(crate) struct JsonCalls {
-    marks: &'static Marks,
+    marks: &'static JsonMarkers,
     tools: Arc<[Tool]>,
     held: String,
-    place: Place,
-    said: Said,
+    state: State,
+    text: TextBetweenCalls,
     count: usize,
     /// Only white space so far.
     fresh: bool,
@@ -50,7 +46,7 @@ pub(crate) struct JsonCalls {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum State {
     Outside,
     /// Where a call may begin. Holds the text consumed since the marker, in case no call follows.
     Before(String),
@@ -74,13 +70,13 @@ enum Place {
 
 impl JsonCalls {
     /// A parser for `marks`. An unmarked object is a call only if it names one of `tools`.
-    pub(super) fn new(marks: &'static Marks, tools: Arc<[Tool]>, name_first: bool) -> Self {
+    pub(super) fn new(marks: &'static JsonMarkers, tools: Arc<[Tool]>, name_first: bool) -> Self {
         Self {
             marks,
             tools,
             held: String::new(),
-            place: Place::Outside,
-            said: Said::default(),
+            state: State::Outside,
+            text: TextBetweenCalls::default(),
             count: 0,
             fresh: true,
             name_first,
@@ -102,13 +98,13 @@ impl JsonCalls {
         let mut events = Vec::new();
         while self.advance(&mut events, true) {}
         let held = std::mem::take(&mut self.held);
-        match std::mem::replace(&mut self.place, Place::Outside) {
-            Place::Outside => self.said.say(&held, &mut events),
-            Place::Before(taken) => self.said.say(&(taken + &held), &mut events),
+        match std::mem::replace(&mut self.state, State::Outside) {
+            State::Outside => self.text.push(&held, &mut events),
+            State::Before(taken) => self.text.push(&(taken + &held), &mut events),
             // Once its name is emitted, a broken call cannot be retracted.
-            Place::Arguments { .. } => self.end_call(),
-            Place::Behind { from, .. } => self.end_open_call(&held[from..], &mut events),
-            Place::After { .. } => self.end_open_call(&held, &mut events),
+            State::Arguments { .. } => self.end_call(),
+            State::Behind { from, .. } => self.end_open_call(&held[from..], &mut events),
+            State::After { .. } => self.end_open_call(&held, &mut events),
         }
         events
     }
@@ -118,29 +114,29 @@ impl JsonCalls {
         self.end_call();
         let text = behind.trim_start_matches(TAIL);
         if !self.marks.close.is_some_and(|close| close.starts_with(text)) {
-            self.said.say(text, events);
+            self.text.push(text, events);
         }
     }
 
     /// One state transition; false if it needs more text. With `over`, none will come.
-    fn advance(&mut self, events: &mut Vec<CallEvent>, over: bool) -> bool {
-        match self.place.clone() {
-            Place::Outside => self.outside(events),
-            Place::Before(taken) => self.before(taken, events, over),
-            Place::Arguments { start, sent, inside } => self.arguments(start, sent, inside, events),
-            Place::Behind { from, inside } => self.behind(from, inside),
-            Place::After { object } => self.after(object, events),
+    fn advance(&mut self, events: &mut Vec<CallEvent>, is_end: bool) -> bool {
+        match self.state.clone() {
+            State::Outside => self.outside(events),
+            State::Before(taken) => self.before(taken, events, is_end),
+            State::Arguments { start, sent, inside } => self.arguments(start, sent, inside, events),
+            State::Behind { from, inside } => self.behind(from, inside),
+            State::After { object } => self.after(object, events),
         }
     }
 
     fn outside(&mut self, events: &mut Vec<CallEvent>) -> bool {
-        if self.fresh && self.marks.bare {
+        if self.fresh && self.marks.unmarked {
             let text = self.held.trim_start();
             if text.starts_with('{') {
                 let before = self.held.len() - text.len();
                 let space = take(&mut self.held, before);
                 self.fresh = false;
-                self.place = Place::Before(space);
+                self.state = State::Before(space);
                 return true;
             }
             if text.is_empty() {
@@ -148,55 +144,55 @@ impl JsonCalls {
             }
         }
         self.fresh &= self.held.trim_start().is_empty();
-        let marks = self.marks.open.iter().chain(self.marks.beside).copied();
-        let (text, mark) = take_to_mark(&mut self.held, marks);
-        self.said.say(&text, events);
+        let marks = self.marks.open.iter().chain(self.marks.decoration).copied();
+        let (text, mark) = take_to_marker(&mut self.held, marks);
+        self.text.push(&text, events);
         let Some(mark) = mark else { return false };
         self.held.drain(..mark.len());
         if self.marks.open.contains(&mark) {
-            self.place = Place::Before(mark.to_owned());
+            self.state = State::Before(mark.to_owned());
         }
         true
     }
 
-    fn before(&mut self, mut taken: String, events: &mut Vec<CallEvent>, over: bool) -> bool {
-        let is_list = self.marks.body == Body::Object || self.held.trim_start().starts_with(['[', '{']);
+    fn before(&mut self, mut taken: String, events: &mut Vec<CallEvent>, is_end: bool) -> bool {
+        let is_list = self.marks.body == CallBody::Object || self.held.trim_start().starts_with(['[', '{']);
         let space = if is_list { BEFORE } else { SPACE };
         let n = self.held.len() - self.held.trim_start_matches(space).len();
         taken += &take(&mut self.held, n);
-        self.place = Place::Before(taken);
+        self.state = State::Before(taken);
         if self.held.is_empty() {
             return false;
         }
         if let Some(close) = self.marks.close {
             if self.held.starts_with(close) {
-                return self.no_call(close.len(), events);
+                return self.emit_as_text(close.len(), events);
             }
-            if close.starts_with(self.held.as_str()) && !over {
+            if close.starts_with(self.held.as_str()) && !is_end {
                 return false;
             }
         }
         match &self.marks.body {
-            _ if self.held.starts_with('{') => self.object(events, over),
-            Body::Object => self.something_else(events),
-            Body::Named { before, between } => self.named(before, between, events, over),
+            _ if self.held.starts_with('{') => self.object(events, is_end),
+            CallBody::Object => self.not_a_call(events),
+            CallBody::Named { before, between } => self.named(before, between, events, is_end),
         }
     }
 
     /// Parses a JSON call object.
-    fn object(&mut self, events: &mut Vec<CallEvent>, over: bool) -> bool {
-        let unmarked = matches!(&self.place, Place::Before(taken) if taken.trim().is_empty());
-        let bare = self.marks.bare && unmarked;
+    fn object(&mut self, events: &mut Vec<CallEvent>, is_end: bool) -> bool {
+        let unmarked = matches!(&self.state, State::Before(taken) if taken.trim().is_empty());
+        let bare = self.marks.unmarked && unmarked;
         let is_offered = |name: &str| !bare || self.tools.iter().any(|tool| tool.name == name);
         match head(&self.held) {
             Head::Call(name, start) if is_offered(&name) => {
                 events.push(CallEvent::Begin { index: self.count, name });
-                self.place = Place::Arguments { start, sent: Extent::default(), inside: true };
+                self.state = State::Arguments { start, sent: Extent::default(), inside: true };
                 return true;
             }
-            Head::Perhaps if !over => return false,
-            _ if bare && self.name_first => return self.no_call(0, events),
-            Head::Call(..) | Head::Perhaps | Head::Other => {}
+            Head::Incomplete if !is_end => return false,
+            _ if bare && self.name_first => return self.emit_as_text(0, events),
+            Head::Call(..) | Head::Incomplete | Head::Other => {}
         }
         // Keys in another order, or no arguments: only the complete object decides.
         let (len, whole) = extent(&self.held);
@@ -209,25 +205,25 @@ impl JsonCalls {
                 events.push(CallEvent::Begin { index: self.count, name });
                 events.push(CallEvent::Arguments { index: self.count, text });
                 self.held.drain(..len);
-                self.place = Place::After { object: true };
+                self.state = State::After { object: true };
                 true
             }
-            None => self.no_call(len, events),
+            None => self.emit_as_text(len, events),
         }
     }
 
-    fn named(&mut self, before: &str, between: &[&str], events: &mut Vec<CallEvent>, over: bool) -> bool {
-        if !before.is_empty() && before.starts_with(self.held.as_str()) && !over {
+    fn named(&mut self, before: &str, between: &[&str], events: &mut Vec<CallEvent>, is_end: bool) -> bool {
+        if !before.is_empty() && before.starts_with(self.held.as_str()) && !is_end {
             return false;
         }
         let skip = if self.held.starts_with(before) { before.len() } else { 0 };
         let rest = &self.held[skip..];
         let ends = between.iter().copied().chain(["{"]).filter_map(|mark| Some((rest.find(mark)?, mark)));
         let Some((at, mark)) = ends.min_by_key(|(at, _)| *at) else {
-            return if rest.len() > LONGEST_NAME { self.something_else(events) } else { false };
+            return if rest.len() > LONGEST_NAME { self.not_a_call(events) } else { false };
         };
         if at > LONGEST_NAME {
-            return self.something_else(events);
+            return self.not_a_call(events);
         }
         let name = rest[..at].trim().to_owned();
         let start = match mark {
@@ -237,14 +233,14 @@ impl JsonCalls {
         // White space, a code fence or decorative markers may precede the arguments.
         let gap = self.held[start..].find('{');
         match gap {
-            _ if name.is_empty() => self.something_else(events),
-            None if over => self.something_else(events),
-            None if self.held.len() - start > LONGEST_NAME => self.something_else(events),
+            _ if name.is_empty() => self.not_a_call(events),
+            None if is_end => self.not_a_call(events),
+            None if self.held.len() - start > LONGEST_NAME => self.not_a_call(events),
             None => false,
-            Some(gap) if gap > LONGEST_NAME => self.something_else(events),
+            Some(gap) if gap > LONGEST_NAME => self.not_a_call(events),
             Some(gap) => {
                 events.push(CallEvent::Begin { index: self.count, name });
-                self.place = Place::Arguments { start: start + gap, sent: Extent::default(), inside: false };
+                self.state = State::Arguments { start: start + gap, sent: Extent::default(), inside: false };
                 true
             }
         }
@@ -263,10 +259,10 @@ impl JsonCalls {
         if let Some(text) = self.held.get(from..end).filter(|text| !text.is_empty()) {
             events.push(CallEvent::Arguments { index: self.count, text: text.to_owned() });
         }
-        self.place = if whole {
-            Place::Behind { from: end, inside }
+        self.state = if whole {
+            State::Behind { from: end, inside }
         } else {
-            Place::Arguments { start, sent, inside }
+            State::Arguments { start, sent, inside }
         };
         whole
     }
@@ -280,7 +276,7 @@ impl JsonCalls {
             return false;
         };
         self.held.drain(..end);
-        self.place = Place::After { object: inside };
+        self.state = State::After { object: inside };
         true
     }
 
@@ -290,7 +286,7 @@ impl JsonCalls {
         if object && next.starts_with('{') {
             self.held = next.to_owned();
             self.end_call();
-            self.place = Place::Before(String::new());
+            self.state = State::Before(String::new());
             return true;
         }
         match self.marks.close {
@@ -316,24 +312,24 @@ impl JsonCalls {
 
     fn end_call(&mut self) {
         self.count += 1;
-        self.said.call();
-        self.place = Place::Outside;
+        self.text.call();
+        self.state = State::Outside;
     }
 
     /// Emits the candidate consumed so far as text.
-    fn no_call(&mut self, len: usize, events: &mut Vec<CallEvent>) -> bool {
-        let Place::Before(taken) = std::mem::replace(&mut self.place, Place::Outside) else { return false };
+    fn emit_as_text(&mut self, len: usize, events: &mut Vec<CallEvent>) -> bool {
+        let State::Before(taken) = std::mem::replace(&mut self.state, State::Outside) else { return false };
         let text = taken + &take(&mut self.held, len);
-        self.said.say(&text, events);
+        self.text.push(&text, events);
         true
     }
 
     /// Emits text in the position of a call: up to the end marker, or all that follows.
-    fn something_else(&mut self, events: &mut Vec<CallEvent>) -> bool {
+    fn not_a_call(&mut self, events: &mut Vec<CallEvent>) -> bool {
         match self.marks.close {
-            None => self.no_call(0, events),
+            None => self.emit_as_text(0, events),
             Some(close) => match self.held.find(close) {
-                Some(at) => self.no_call(at + close.len(), events),
+                Some(at) => self.emit_as_text(at + close.len(), events),
                 None => false,
             },
         }

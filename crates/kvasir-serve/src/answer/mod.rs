@@ -19,12 +19,12 @@ pub(crate) mod reasoning;
 pub(crate) mod stop_sequences;
 pub(crate) mod tagged_calls;
 
-pub use crate::answer::calls::Calls;
-pub use crate::answer::choice::{Choice, Reading};
+pub use crate::answer::calls::ToolCallParser;
+pub use crate::answer::choice::{Choice, ParseOptions};
 pub use crate::answer::events::{CallEvent, Delta};
 pub use crate::answer::items::{Item, ItemEvent, ItemKind, Items};
-pub use crate::answer::reasoning::{Part, Reasoning};
+pub use crate::answer::reasoning::{Reasoning, ReasoningPart};
 pub use crate::answer::stop_sequences::StopFilter;
 pub use crate::dialect::reasoning::ReasoningDialect;
 pub use crate::dialect::tool_calls::ToolDialect;
-pub use crate::grammar::call_scanner::{Bare, CallSyntax, Next, Opened, Scanner};
+pub use crate::grammar::call_scanner::{CallScanner, CallStart, CallSyntax, NextObject, Unmarked};

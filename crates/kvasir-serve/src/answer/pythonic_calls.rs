@@ -4,27 +4,23 @@
 //! States: `Start` (only white space so far), `Text`, `Fence`. A list is held back until it is
 //! complete, and parsed as a whole: text that only resembles a call list stays text.
 
-use crate::{
-    answer::events::{CallEvent, Said},
-    dialect::markers::PYTHON_FENCE,
-    scan::{
-        hold_back::{possible_start, take},
-        python_calls::calls,
-    },
-};
+use crate::answer::events::{CallEvent, TextBetweenCalls};
+use crate::dialect::markers::PYTHON_FENCE;
+use crate::scan::hold_back::{possible_start, take};
+use crate::scan::python_calls::calls;
 
 /// Streaming parser of Python-style calls (`[get(city="Paris")]`): a list at the start of the
 /// answer, or the body of a fence.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PythonicCalls {
     held: String,
-    place: Place,
-    said: Said,
+    state: State,
+    text: TextBetweenCalls,
     count: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum State {
     /// Only white space so far.
     #[default]
     Start,
@@ -42,10 +38,10 @@ impl PythonicCalls {
     pub(super) fn push(&mut self, text: &str) -> Vec<CallEvent> {
         self.held.push_str(text);
         let mut events = Vec::new();
-        while match self.place {
-            Place::Start => self.start(&mut events),
-            Place::Text => self.text(&mut events),
-            Place::Fence => self.fence(&mut events),
+        while match self.state {
+            State::Start => self.start(&mut events),
+            State::Text => self.text(&mut events),
+            State::Fence => self.fence(&mut events),
         } {}
         events
     }
@@ -53,9 +49,9 @@ impl PythonicCalls {
     pub(super) fn finish(&mut self) -> Vec<CallEvent> {
         let mut events = Vec::new();
         let held = std::mem::take(&mut self.held);
-        let fence = if self.place == Place::Fence { PYTHON_FENCE } else { "" };
+        let fence = if self.state == State::Fence { PYTHON_FENCE } else { "" };
         if fence.is_empty() || !self.take_calls(&held, &mut events) {
-            self.said.say(&format!("{fence}{held}"), &mut events);
+            self.text.push(&format!("{fence}{held}"), &mut events);
         }
         events
     }
@@ -64,7 +60,7 @@ impl PythonicCalls {
         let text = self.held.trim_start();
         if !text.starts_with('[') {
             if !text.is_empty() {
-                self.place = Place::Text;
+                self.state = State::Text;
             }
             return !text.is_empty();
         }
@@ -72,7 +68,7 @@ impl PythonicCalls {
         match list_end(text) {
             Some(end) => {
                 let list = text[..end].to_owned();
-                self.place = Place::Text;
+                self.state = State::Text;
                 if self.take_calls(&list, events) {
                     self.held.drain(..space + end);
                 }
@@ -80,7 +76,7 @@ impl PythonicCalls {
             }
             None if could_be_list(text) => false,
             None => {
-                self.place = Place::Text;
+                self.state = State::Text;
                 true
             }
         }
@@ -90,10 +86,10 @@ impl PythonicCalls {
         let at = self.held.find(PYTHON_FENCE);
         let sure = at.unwrap_or_else(|| self.held.len() - possible_start(&self.held, PYTHON_FENCE));
         let text = take(&mut self.held, sure);
-        self.said.say(&text, events);
+        self.text.push(&text, events);
         if at.is_some() {
             self.held.drain(..PYTHON_FENCE.len());
-            self.place = Place::Fence;
+            self.state = State::Fence;
         }
         at.is_some()
     }
@@ -103,9 +99,9 @@ impl PythonicCalls {
         let body = take(&mut self.held, end);
         self.held.drain(..CLOSE.len());
         if !self.take_calls(&body, events) {
-            self.said.say(&format!("{PYTHON_FENCE}{body}{CLOSE}"), events);
+            self.text.push(&format!("{PYTHON_FENCE}{body}{CLOSE}"), events);
         }
-        self.place = Place::Text;
+        self.state = State::Text;
         true
     }
 
@@ -116,7 +112,7 @@ impl PythonicCalls {
             events.push(CallEvent::Arguments { index: self.count, text: arguments.to_string() });
             self.count += 1;
         }
-        self.said.call();
+        self.text.call();
         true
     }
 }

@@ -1,18 +1,16 @@
 //! Streaming reasoning parser: separates the reasoning block (`<think>…</think>`) from visible
 //! text.
 //!
-//! States: `Start` → `Opening` → `Thinking` → `Between` → `Saying`. A reasoning block counts only
+//! States: `Start` → `Opening` → `Thinking` → `Between` → `Answering`. A reasoning block counts only
 //! at the start of the answer, or where the prompt has opened it. Line breaks next to the markers
 //! belong to neither part. The test here checks every split of the text.
 
-use crate::{
-    dialect::reasoning::ReasoningDialect,
-    scan::hold_back::{possible_start, take},
-};
+use crate::dialect::reasoning::ReasoningDialect;
+use crate::scan::hold_back::{possible_start, take};
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ReasoningPart {
     /// Reasoning text.
     Reasoning(String),
     /// Visible text.
@@ -37,7 +35,7 @@ enum State {
     Thinking,
     /// Skips line breaks between reasoning and text.
     Between,
-    Saying,
+    Answering,
 }
 
 impl Reasoning {
@@ -48,7 +46,7 @@ impl Reasoning {
     }
 
     /// Feeds more text; returns the pieces that no later text can change.
-    pub fn push(&mut self, text: &str) -> Vec<Part> {
+    pub fn push(&mut self, text: &str) -> Vec<ReasoningPart> {
         self.held.push_str(text);
         let mut parts = Vec::new();
         loop {
@@ -57,11 +55,11 @@ impl Reasoning {
                 State::Start => self.start(),
                 State::Thinking => self.think(&mut parts),
                 State::Opening => self.skip_line_ends(State::Thinking),
-                State::Between => self.skip_line_ends(State::Saying),
-                State::Saying if !self.held.is_empty() => {
-                    parts.push(Part::Text(std::mem::take(&mut self.held)))
+                State::Between => self.skip_line_ends(State::Answering),
+                State::Answering if !self.held.is_empty() => {
+                    parts.push(ReasoningPart::Text(std::mem::take(&mut self.held)))
                 }
-                State::Saying => {}
+                State::Answering => {}
             }
             if before == (self.state, self.held.len()) {
                 return parts;
@@ -75,7 +73,7 @@ impl Reasoning {
             self.held = rest.to_owned();
             self.state = State::Opening;
         } else if !self.open.starts_with(said) {
-            self.state = State::Saying;
+            self.state = State::Answering;
         }
     }
 
@@ -86,7 +84,7 @@ impl Reasoning {
         }
     }
 
-    fn think(&mut self, parts: &mut Vec<Part>) {
+    fn think(&mut self, parts: &mut Vec<ReasoningPart>) {
         let end = self.held.find(self.close);
         let sure = end.unwrap_or_else(|| {
             // Line breaks just before the end marker belong to it, so they are held back.
@@ -96,7 +94,7 @@ impl Reasoning {
         let thought = take(&mut self.held, sure);
         let thought = if end.is_some() { thought.trim_end_matches('\n').to_owned() } else { thought };
         if !thought.is_empty() {
-            parts.push(Part::Reasoning(thought));
+            parts.push(ReasoningPart::Reasoning(thought));
         }
         if end.is_some() {
             self.held.drain(..self.close.len());
@@ -105,12 +103,12 @@ impl Reasoning {
     }
 
     /// Ends the text and flushes what was held back.
-    pub fn finish(&mut self) -> Option<Part> {
+    pub fn finish(&mut self) -> Option<ReasoningPart> {
         let held = std::mem::take(&mut self.held);
         match self.state {
             _ if held.is_empty() => None,
-            State::Thinking => Some(Part::Reasoning(held)),
-            _ => Some(Part::Text(held)),
+            State::Thinking => Some(ReasoningPart::Reasoning(held)),
+            _ => Some(ReasoningPart::Text(held)),
         }
     }
 }
@@ -122,9 +120,9 @@ mod tests {
     fn in_pieces(text: &str, cuts: &[usize]) -> (String, String) {
         let mut reasoning = Reasoning::new(ReasoningDialect::Think, false);
         let (mut thought, mut said, mut from) = (String::new(), String::new(), 0);
-        let mut add = |part: Part| match part {
-            Part::Reasoning(text) => thought += &text,
-            Part::Text(text) => said += &text,
+        let mut add = |part: ReasoningPart| match part {
+            ReasoningPart::Reasoning(text) => thought += &text,
+            ReasoningPart::Text(text) => said += &text,
         };
         for &to in cuts.iter().chain([&text.len()]) {
             reasoning.push(&text[from..to]).into_iter().for_each(&mut add);

@@ -1,14 +1,14 @@
 //! Streaming stop-sequence filter: cuts text at the first stop string and holds back a possible
 //! prefix of one.
 
-use crate::scan::hold_back::take_to_mark;
+use crate::scan::hold_back::take_to_marker;
 
 /// Ends a text at the first of several stop sequences, which is not part of the output.
 #[derive(Clone, Debug, Default)]
 pub struct StopFilter {
     stops: Vec<String>,
     held: String,
-    given: usize,
+    emitted: usize,
     stopped: Option<(usize, String)>,
 }
 
@@ -24,10 +24,10 @@ impl StopFilter {
             return String::new();
         }
         self.held.push_str(text);
-        let (sure, stop) = take_to_mark(&mut self.held, self.stops.iter().map(String::as_str));
-        self.given += sure.len();
+        let (sure, stop) = take_to_marker(&mut self.held, self.stops.iter().map(String::as_str));
+        self.emitted += sure.len();
         if let Some(stop) = stop {
-            self.stopped = Some((self.given, stop.to_owned()));
+            self.stopped = Some((self.emitted, stop.to_owned()));
             self.held.clear();
         }
         sure
@@ -35,18 +35,18 @@ impl StopFilter {
 
     /// Passes text through without matching stop sequences. Must precede any `push`.
     pub fn pass(&mut self, text: &str) -> String {
-        self.given += text.len();
+        self.emitted += text.len();
         text.to_owned()
     }
 
     /// Bytes emitted so far.
-    pub fn given(&self) -> usize {
-        self.given
+    pub fn emitted(&self) -> usize {
+        self.emitted
     }
 
     /// Ends the text and flushes what was held back.
     pub fn finish(&mut self) -> String {
-        self.given += self.held.len();
+        self.emitted += self.held.len();
         std::mem::take(&mut self.held)
     }
 

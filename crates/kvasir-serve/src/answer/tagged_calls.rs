@@ -1,42 +1,47 @@
 //! Streaming parser of XML-like tool calls (GLM-4.5, Qwen3-Coder, DeepSeek V3.2): one tag per
 //! argument, converted to JSON.
 //!
-//! A table (`Tags`) describes each dialect. States: `Outside` → `Name` → `Arguments`. An argument
+//! A table (`TagMarkers`) describes each dialect. States: `Outside` → `Name` → `Arguments`. An argument
 //! is emitted once its value is complete. Missing end tags are tolerated: the next argument or the
 //! call's end closes a value. The tool's JSON schema decides whether an unquoted value is a string.
 //! `calls/tests.rs` checks every dialect under every split.
 
-use crate::{
-    answer::events::{CallEvent, Said},
-    dialect::markers::Tags,
-    dialect::schema_types::admits,
-    request::tools::Tool,
-    scan::hold_back::{take, take_to_mark},
-};
+use crate::answer::events::{CallEvent, TextBetweenCalls};
+use crate::dialect::markers::TagMarkers;
+use crate::dialect::schema_types::admits;
+use crate::request::tools::Tool;
+use crate::scan::hold_back::{take, take_to_marker};
 use serde_json::Value;
 use std::sync::Arc;
 
 /// Streaming parser of tagged calls; assembles their arguments into JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct TaggedCalls {
-    tags: &'static Tags,
+    tags: &'static TagMarkers,
     tools: Arc<[Tool]>,
     held: String,
-    place: Place,
-    said: Said,
+    state: State,
+    text: TextBetweenCalls,
     count: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum State {
     Outside,
     Name,
     Arguments { name: String, first: bool },
 }
 
 impl TaggedCalls {
-    pub(super) fn new(tags: &'static Tags, tools: Arc<[Tool]>) -> Self {
-        Self { tags, tools, held: String::new(), place: Place::Outside, said: Said::default(), count: 0 }
+    pub(super) fn new(tags: &'static TagMarkers, tools: Arc<[Tool]>) -> Self {
+        Self {
+            tags,
+            tools,
+            held: String::new(),
+            state: State::Outside,
+            text: TextBetweenCalls::default(),
+            count: 0,
+        }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -46,10 +51,10 @@ impl TaggedCalls {
     pub(super) fn push(&mut self, text: &str) -> Vec<CallEvent> {
         self.held.push_str(text);
         let mut events = Vec::new();
-        while match self.place.clone() {
-            Place::Outside => self.outside(&mut events),
-            Place::Name => self.name(&mut events),
-            Place::Arguments { name, first } => self.argument(&name, first, &mut events),
+        while match self.state.clone() {
+            State::Outside => self.outside(&mut events),
+            State::Name => self.name(&mut events),
+            State::Arguments { name, first } => self.argument(&name, first, &mut events),
         } {}
         events
     }
@@ -57,14 +62,15 @@ impl TaggedCalls {
     pub(super) fn finish(&mut self) -> Vec<CallEvent> {
         let mut events = Vec::new();
         let held = std::mem::take(&mut self.held);
-        match std::mem::replace(&mut self.place, Place::Outside) {
-            Place::Outside => self.said.say(&held, &mut events),
-            Place::Name => self.said.say(&format!("{}{held}", self.tags.open), &mut events),
+        match std::mem::replace(&mut self.state, State::Outside) {
+            State::Outside => self.text.push(&held, &mut events),
+            State::Name => self.text.push(&format!("{}{held}", self.tags.open), &mut events),
             // Once its name is emitted, a broken call cannot be retracted. A truncated one stays
             // visibly incomplete JSON.
-            Place::Arguments { first, .. } => {
-                let begun = self.begun(&held, first);
-                events.extend(begun.map(|text| CallEvent::Arguments { index: self.count, text }));
+            State::Arguments { first, .. } => {
+                let truncated_argument = self.truncated_argument(&held, first);
+                events
+                    .extend(truncated_argument.map(|text| CallEvent::Arguments { index: self.count, text }));
                 self.count += 1;
             }
         }
@@ -72,13 +78,13 @@ impl TaggedCalls {
     }
 
     fn outside(&mut self, events: &mut Vec<CallEvent>) -> bool {
-        let marks = self.tags.beside.iter().copied().chain([self.tags.open]);
-        let (text, mark) = take_to_mark(&mut self.held, marks);
-        self.said.say(&text, events);
+        let marks = self.tags.decoration.iter().copied().chain([self.tags.open]);
+        let (text, mark) = take_to_marker(&mut self.held, marks);
+        self.text.push(&text, events);
         let Some(mark) = mark else { return false };
         self.held.drain(..mark.len());
         if mark == self.tags.open {
-            self.place = Place::Name;
+            self.state = State::Name;
         }
         true
     }
@@ -92,14 +98,14 @@ impl TaggedCalls {
         let name = rest[..at].trim().to_owned();
         if name.is_empty() || name.contains(|c: char| c.is_whitespace() || "{}<>\"".contains(c)) {
             let text = format!("{}{}", self.tags.open, take(&mut self.held, space + at));
-            self.said.say(&text, events);
-            self.place = Place::Outside;
+            self.text.push(&text, events);
+            self.state = State::Outside;
             return true;
         }
         self.held.drain(..space + at + if mark.starts_with('<') { 0 } else { mark.len() });
         events.push(CallEvent::Begin { index: self.count, name: name.clone() });
         events.push(CallEvent::Arguments { index: self.count, text: "{".into() });
-        self.place = Place::Arguments { name, first: true };
+        self.state = State::Arguments { name, first: true };
         true
     }
 
@@ -110,15 +116,15 @@ impl TaggedCalls {
                 let text = format!("{}{}: {value}", separator(first), Value::from(key));
                 events.push(CallEvent::Arguments { index: self.count, text });
                 self.held.drain(..len);
-                self.place = Place::Arguments { name: name.to_owned(), first: false };
+                self.state = State::Arguments { name: name.to_owned(), first: false };
                 true
             }
             (_, Some((_, behind))) => {
                 events.push(CallEvent::Arguments { index: self.count, text: "}".into() });
                 self.held.drain(..behind);
                 self.count += 1;
-                self.said.call();
-                self.place = Place::Outside;
+                self.text.call();
+                self.state = State::Outside;
                 true
             }
             _ => false,
@@ -129,7 +135,7 @@ impl TaggedCalls {
     /// forgot that, at the next marker that cannot be part of the call.
     fn call_end(&self, text: &str) -> Option<(usize, usize)> {
         let tags = self.tags;
-        let others = tags.beside.iter().filter(|mark| mark.starts_with("</")).chain([&tags.open]);
+        let others = tags.decoration.iter().filter(|mark| mark.starts_with("</")).chain([&tags.open]);
         let others = others.filter_map(|mark| text.find(mark).map(|at| (at, at)));
         let own = text.find(tags.close).map(|at| (at, at + tags.close.len()));
         own.into_iter().chain(others).min()
@@ -166,7 +172,7 @@ impl TaggedCalls {
     }
 
     /// The visible part of a truncated argument.
-    fn begun(&self, held: &str, first: bool) -> Option<String> {
+    fn truncated_argument(&self, held: &str, first: bool) -> Option<String> {
         let (key, attributes, from) = self.head(held, held.find(self.tags.key)?)?;
         let value = self.json(key, attributes, &held[from..]);
         Some(format!(
@@ -184,17 +190,17 @@ impl TaggedCalls {
         let value = serde_json::from_str::<Value>(text.trim()).ok().filter(|value| match attributes {
             a if a.contains("string=\"true\"") => false,
             a if a.contains("string=\"false\"") => true,
-            _ => self.reads_as(key, value),
+            _ => self.is_not_string(key, value),
         });
         value.map_or_else(|| Value::from(text).to_string(), |_| text.trim().to_owned())
     }
 
     /// Whether a text that parses as `value` is that value rather than a string, by the running
     /// call's schema.
-    fn reads_as(&self, key: &str, value: &Value) -> bool {
+    fn is_not_string(&self, key: &str, value: &Value) -> bool {
         let tool = |name: &str| self.tools.iter().find(|tool| tool.name == name)?.parameters.as_ref();
-        let parameters = match &self.place {
-            Place::Arguments { name, .. } => tool(name),
+        let parameters = match &self.state {
+            State::Arguments { name, .. } => tool(name),
             _ => None,
         };
         let schema = parameters.and_then(|root| Some((root, root.get("properties")?.get(key)?)));

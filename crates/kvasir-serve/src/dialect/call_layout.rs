@@ -4,18 +4,12 @@
 //! Parser and grammar must agree: text generated under the grammar parses to a call that fits its tool's
 //! schema. `grammar/call_grammars/tests.rs` checks this on random answers.
 
-use crate::{
-    dialect::{
-        call_parts::{arguments, behind, object, object_behind_brace, pythonic, tagged},
-        markers::{DEEPSEEK, DSML, GLM, PYTHON_FENCE, QWEN3_CODER, Reading},
-        tool_calls::ToolDialect,
-    },
-    grammar::{
-        call_scanner::{Bare, CallSyntax, Next},
-        spec::{Calls, Part},
-    },
-    request::tools::Tool,
-};
+use crate::dialect::call_parts::{arguments, behind, object, object_behind_brace, pythonic, tagged};
+use crate::dialect::markers::{CallFormat, DEEPSEEK, DSML, GLM, PYTHON_FENCE, QWEN3_CODER};
+use crate::dialect::tool_calls::ToolDialect;
+use crate::grammar::call_scanner::{CallSyntax, NextObject, Unmarked};
+use crate::grammar::spec::{Calls, Part};
+use crate::request::tools::Tool;
 
 impl ToolDialect {
     /// Grammar parts of an answer that consists only of calls of `tools`, as this dialect writes
@@ -82,8 +76,8 @@ impl ToolDialect {
                         vec![calls("", "", "", &behind_brace(&["parameters", "arguments"]))],
                     ],
                     openings: vec![("<|python_tag|>", 0)],
-                    bare: Some((Bare::Json, 1)),
-                    next: if several { Next::Bare } else { Next::Text },
+                    unmarked: Some((Unmarked::Json, 1)),
+                    next: if several { NextObject::Unmarked } else { NextObject::Text },
                     ..CallSyntax::default()
                 }
             }
@@ -103,7 +97,7 @@ impl ToolDialect {
                         ],
                     ],
                     openings: vec![(PYTHON_FENCE, 1)],
-                    bare: Some((Bare::Python, 0)),
+                    unmarked: Some((Unmarked::Python, 0)),
                     ..CallSyntax::default()
                 }
             }
@@ -134,7 +128,7 @@ impl ToolDialect {
                         vec![calls("", "", "", &behind_brace(&["arguments"]))],
                     ],
                     openings: vec![("[TOOL_CALLS]", 0)],
-                    next: Next::Call(1),
+                    next: NextObject::Call(1),
                     ..CallSyntax::default()
                 }
             }
@@ -145,7 +139,7 @@ impl ToolDialect {
                     vec![calls("", "", "", &behind_brace(&["arguments"]))],
                 ],
                 openings: vec![("<|tool_call|>", 0), ("functools[", 1)],
-                next: Next::Call(2),
+                next: NextObject::Call(2),
                 ..CallSyntax::default()
             },
             Self::Harmony => {
@@ -175,12 +169,12 @@ impl ToolDialect {
             Self::Glm45 => own(GLM.open),
             Self::Qwen3Coder => own(QWEN3_CODER.open),
         };
-        let beside = match self.reading() {
-            Reading::Json(marks) => marks.beside,
-            Reading::Tagged(tags) => tags.beside,
-            Reading::Pythonic | Reading::Harmony => &[],
+        let decoration = match self.call_format() {
+            CallFormat::Json(marks) => marks.decoration,
+            CallFormat::Tagged(tags) => tags.decoration,
+            CallFormat::Pythonic | CallFormat::Harmony => &[],
         };
-        CallSyntax { beside: beside.to_vec(), names, ..syntax }
+        CallSyntax { decoration: decoration.to_vec(), names, ..syntax }
     }
 
     fn call(self, tool: &Tool) -> Vec<Part> {

@@ -3,14 +3,11 @@
 //!
 //! `dialect.rs` puts a dialect's markers around them.
 
-use crate::{
-    dialect::{markers::Tags, schema_types::admits},
-    grammar::{
-        lark::text_patterns,
-        spec::{Part, Raw},
-    },
-    request::tools::Tool,
-};
+use crate::dialect::markers::TagMarkers;
+use crate::dialect::schema_types::admits;
+use crate::grammar::lark::text_patterns;
+use crate::grammar::spec::{Part, Raw};
+use crate::request::tools::Tool;
 use serde_json::{Value, json};
 
 /// Whether the schema of a tool's arguments admits objects, possibly among other types.
@@ -38,7 +35,7 @@ pub(crate) fn arguments(tool: &Tool) -> Value {
 /// Resolves a chain of local `$ref`s, and keeps the definitions of `root`.
 fn resolved(root: &Value, schema: &Value) -> Value {
     let mut found = schema;
-    for _ in 0..LONGEST_CHAIN {
+    for _ in 0..MAX_REFERENCES {
         let reference = found["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
         let Some(next) = reference.and_then(|path| root.pointer(path)) else { break };
         found = next;
@@ -53,7 +50,7 @@ fn resolved(root: &Value, schema: &Value) -> Value {
 }
 
 /// Longest chain of `$ref`s that is followed.
-const LONGEST_CHAIN: usize = 8;
+const MAX_REFERENCES: usize = 8;
 
 /// The parts of a call after the marker `mark`.
 pub(crate) fn behind(mark: &str, mut parts: Vec<Part>) -> Vec<Part> {
@@ -100,7 +97,7 @@ fn properties(schema: &Value) -> impl Iterator<Item = (&String, Value, bool)> {
 }
 
 /// The strings of an `enum` or `const`, if it lists only strings.
-fn listed(schema: &Value) -> Option<Vec<String>> {
+fn string_options(schema: &Value) -> Option<Vec<String>> {
     let texts = match (schema.get("const"), schema.get("enum")) {
         (Some(text), _) => vec![text.as_str()],
         (None, Some(list)) => list.as_array()?.iter().map(Value::as_str).collect(),
@@ -110,7 +107,7 @@ fn listed(schema: &Value) -> Option<Vec<String>> {
 }
 
 /// How an argument value is written inside a tag.
-enum Tagged {
+enum ValueForm {
     /// An unquoted string that matches all of these regular expressions.
     Text(Vec<String>),
     /// One of these strings, unquoted.
@@ -122,46 +119,48 @@ enum Tagged {
 /// The ways to write values of a schema inside a tag. With `says_kind`, the tag states whether it
 /// holds a string. Otherwise the parser reads anything that is not other JSON as a string, so
 /// strings are never quoted.
-fn ways(property: &Value, says_kind: bool) -> Vec<Tagged> {
+fn value_forms(property: &Value, states_type: bool) -> Vec<ValueForm> {
     let schema = resolved(property, property);
-    if let Some(texts) = listed(&schema) {
-        return vec![Tagged::Listed(texts)];
+    if let Some(texts) = string_options(&schema) {
+        return vec![ValueForm::Listed(texts)];
     }
     if schema["type"] == "string" {
-        return vec![Tagged::Text(text_patterns(&schema))];
+        return vec![ValueForm::Text(text_patterns(&schema))];
     }
-    if says_kind || !admits(property, property, &Value::from("")) {
-        return vec![Tagged::Json(property.clone())];
+    if states_type || !admits(property, property, &Value::from("")) {
+        return vec![ValueForm::Json(property.clone())];
     }
     if let Some(values) = schema["enum"].as_array() {
         let written = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        return vec![Tagged::Listed(values.iter().map(written).collect())];
+        return vec![ValueForm::Listed(values.iter().map(written).collect())];
     }
     if let Some(kinds) = schema["type"].as_array() {
         let others: Vec<Value> = kinds.iter().filter(|kind| *kind != "string").cloned().collect();
         let mut rest = schema.clone();
         rest["type"] = others.clone().into();
-        let rest = (!others.is_empty()).then_some(Tagged::Json(rest));
-        return [Tagged::Text(text_patterns(&schema))].into_iter().chain(rest).collect();
+        let rest = (!others.is_empty()).then_some(ValueForm::Json(rest));
+        return [ValueForm::Text(text_patterns(&schema))].into_iter().chain(rest).collect();
     }
     let options = ["anyOf", "oneOf"].iter().find_map(|key| schema[*key].as_array());
     let single = |option: &Value| match resolved(&schema, option) {
-        text if text["type"] == "string" && listed(&text).is_none() => Tagged::Text(text_patterns(&text)),
-        other => match listed(&other) {
-            Some(texts) => Tagged::Listed(texts),
-            None => Tagged::Json(other),
+        text if text["type"] == "string" && string_options(&text).is_none() => {
+            ValueForm::Text(text_patterns(&text))
+        }
+        other => match string_options(&other) {
+            Some(texts) => ValueForm::Listed(texts),
+            None => ValueForm::Json(other),
         },
     };
     match options {
         Some(options) => options.iter().map(single).collect(),
-        None => vec![Tagged::Text(Vec::new())],
+        None => vec![ValueForm::Text(Vec::new())],
     }
 }
 
 /// Grammar parts of a call with one tag per argument: strings unquoted, all else as JSON. Models of
 /// one family differ in the line breaks between tags, hence `Part::Gap`.
 pub(crate) fn tagged(
-    tags: &Tags,
+    tags: &TagMarkers,
     open: &str,
     close: &str,
     schema: &Value,
@@ -169,7 +168,7 @@ pub(crate) fn tagged(
 ) -> Vec<Part> {
     let mut parts = vec![Part::Text(open.into()), Part::Gap];
     let pad = if tags.padded { "\n" } else { "" };
-    let closing = tags.beside.iter().filter(|mark| mark.starts_with("</"));
+    let closing = tags.decoration.iter().filter(|mark| mark.starts_with("</"));
     let without = [tags.key, tags.close, tags.open, tags.value_end].into_iter().chain(closing.copied());
     let without: Vec<String> = without.map(str::to_owned).collect();
     let text = |patterns: Vec<String>| {
@@ -179,21 +178,21 @@ pub(crate) fn tagged(
         Part::Raw(Raw { patterns, without: without.clone(), pad: pad.into(), end: tags.value_end.into() })
     };
     let end = Part::Text(format!("{pad}{}", tags.value_end));
-    let value = |way: Tagged| match way {
-        Tagged::Text(patterns) => (true, vec![text(patterns)]),
-        Tagged::Listed(texts) => (true, vec![Part::OneOf(texts), end.clone()]),
-        Tagged::Json(schema) => (false, vec![Part::Json(schema), end.clone()]),
+    let value = |way: ValueForm| match way {
+        ValueForm::Text(patterns) => (true, vec![text(patterns)]),
+        ValueForm::Listed(texts) => (true, vec![Part::OneOf(texts), end.clone()]),
+        ValueForm::Json(schema) => (false, vec![Part::Json(schema), end.clone()]),
     };
     for (key, property, required) in properties(schema) {
         let mut pairs: Vec<Vec<Part>> = Vec::new();
-        for way in ways(&property, tags.says_kind) {
+        for way in value_forms(&property, tags.states_type) {
             let (is_text, value) = value(way);
             pairs.push(before(key, is_text).into_iter().chain(value).chain([Part::Gap]).collect());
         }
         let pair = if pairs.len() == 1 { pairs.pop().unwrap_or_default() } else { vec![Part::Either(pairs)] };
         if required { parts.extend(pair) } else { parts.push(Part::Optional(pair)) }
     }
-    if takes_any(schema) {
+    if takes_unlisted(schema) {
         let any = before(ANY_KEY, true).into_iter().flat_map(with_any_key);
         parts.push(Part::Many(any.chain([text(Vec::new()), Part::Gap]).collect()));
     }
@@ -223,7 +222,7 @@ const KEY: &str = "[A-Za-z_][A-Za-z0-9_]{0,40}";
 
 /// Whether arguments may have arbitrary names: no `properties`, and `additionalProperties` is not
 /// false.
-fn takes_any(schema: &Value) -> bool {
+fn takes_unlisted(schema: &Value) -> bool {
     schema.get("properties").is_none() && schema.get("additionalProperties") != Some(&Value::Bool(false))
 }
 
@@ -235,7 +234,7 @@ pub(crate) fn pythonic(name: &str, schema: &Value) -> Vec<Part> {
     let (needed, free): (Vec<_>, Vec<_>) = properties(schema).partition(|(_, _, required)| *required);
     let comma = || Part::Text(", ".into());
     let mut parts = vec![Part::Text(format!("{name}("))];
-    if takes_any(schema) {
+    if takes_unlisted(schema) {
         let any = [Part::Regex(KEY.into()), Part::Text("=".into()), Part::Json(json!({}))];
         let more = [comma()].into_iter().chain(any.clone()).collect();
         parts.push(Part::Optional(any.into_iter().chain([Part::Many(more)]).collect()));

@@ -4,22 +4,22 @@
 
 /// Marker table of a dialect whose call arguments are JSON.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Marks {
+pub(crate) struct JsonMarkers {
     /// Start markers of a call, or of a run of calls.
     pub(crate) open: &'static [&'static str],
     /// End marker. In dialects without one, anything that is not a call ends the run.
     pub(crate) close: Option<&'static str>,
     /// Decorative markers around calls, skipped.
-    pub(crate) beside: &'static [&'static str],
+    pub(crate) decoration: &'static [&'static str],
     /// An unmarked object at the start of the answer may be a call.
-    pub(crate) bare: bool,
+    pub(crate) unmarked: bool,
     /// Layout of one call.
-    pub(crate) body: Body,
+    pub(crate) body: CallBody,
 }
 
 /// Layout of one call.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Body {
+pub(crate) enum CallBody {
     /// A JSON object with name and arguments. Several may follow each other, as a list or not.
     Object,
     /// The bare name, then the arguments. `before` may precede the name; one of `between`, or the
@@ -34,7 +34,7 @@ pub(crate) enum Body {
 
 /// Marker table of a dialect with one tag per argument.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Tags {
+pub(crate) struct TagMarkers {
     /// Starts a call; the name follows.
     pub(crate) open: &'static str,
     /// End markers of the name. One that begins with `<` is not consumed.
@@ -50,49 +50,54 @@ pub(crate) struct Tags {
     /// Ends the call.
     pub(crate) close: &'static str,
     /// Decorative markers around calls, skipped.
-    pub(crate) beside: &'static [&'static str],
+    pub(crate) decoration: &'static [&'static str],
     /// A value is on lines of its own: one line break on each side is padding.
     pub(crate) padded: bool,
     /// The tag of an argument says whether its value is a string.
-    pub(crate) says_kind: bool,
+    pub(crate) states_type: bool,
 }
 
-pub(crate) const HERMES: Marks = Marks {
+pub(crate) const HERMES: JsonMarkers = JsonMarkers {
     open: &["<tool_call>"],
     close: Some("</tool_call>"),
-    beside: &[],
-    bare: false,
-    body: Body::Object,
+    decoration: &[],
+    unmarked: false,
+    body: CallBody::Object,
 };
 
-pub(crate) const LLAMA3: Marks =
-    Marks { open: &["<|python_tag|>"], close: None, beside: &[], bare: true, body: Body::Object };
+pub(crate) const LLAMA3: JsonMarkers = JsonMarkers {
+    open: &["<|python_tag|>"],
+    close: None,
+    decoration: &[],
+    unmarked: true,
+    body: CallBody::Object,
+};
 
-pub(crate) const MISTRAL: Marks = Marks {
+pub(crate) const MISTRAL: JsonMarkers = JsonMarkers {
     open: &["[TOOL_CALLS]"],
     close: None,
-    beside: &[],
-    bare: false,
-    body: Body::Named { before: "", between: &["[CALL_ID]", "[ARGS]"] },
+    decoration: &[],
+    unmarked: false,
+    body: CallBody::Named { before: "", between: &["[CALL_ID]", "[ARGS]"] },
 };
 
-pub(crate) const DEEPSEEK: Marks = Marks {
+pub(crate) const DEEPSEEK: JsonMarkers = JsonMarkers {
     open: &["<｜tool▁call▁begin｜>"],
     close: Some("<｜tool▁call▁end｜>"),
-    beside: &["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
-    bare: false,
-    body: Body::Named { before: "function<｜tool▁sep｜>", between: &["<｜tool▁sep｜>", "\n"] },
+    decoration: &["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
+    unmarked: false,
+    body: CallBody::Named { before: "function<｜tool▁sep｜>", between: &["<｜tool▁sep｜>", "\n"] },
 };
 
-pub(crate) const PHI4: Marks = Marks {
+pub(crate) const PHI4: JsonMarkers = JsonMarkers {
     open: &["<|tool_call|>", "functools["],
     close: None,
-    beside: &["<|/tool_call|>"],
-    bare: false,
-    body: Body::Object,
+    decoration: &["<|/tool_call|>"],
+    unmarked: false,
+    body: CallBody::Object,
 };
 
-pub(crate) const GLM: Tags = Tags {
+pub(crate) const GLM: TagMarkers = TagMarkers {
     open: "<tool_call>",
     name_end: &["\n", "<arg_key>", "</tool_call>"],
     key: "<arg_key>",
@@ -100,12 +105,12 @@ pub(crate) const GLM: Tags = Tags {
     value: "<arg_value>",
     value_end: "</arg_value>",
     close: "</tool_call>",
-    beside: &[],
+    decoration: &[],
     padded: false,
-    says_kind: false,
+    states_type: false,
 };
 
-pub(crate) const QWEN3_CODER: Tags = Tags {
+pub(crate) const QWEN3_CODER: TagMarkers = TagMarkers {
     open: "<function=",
     name_end: &[">"],
     key: "<parameter=",
@@ -113,12 +118,12 @@ pub(crate) const QWEN3_CODER: Tags = Tags {
     value: "",
     value_end: "</parameter>",
     close: "</function>",
-    beside: &["<tool_call>", "</tool_call>"],
+    decoration: &["<tool_call>", "</tool_call>"],
     padded: true,
-    says_kind: false,
+    states_type: false,
 };
 
-pub(crate) const DSML: Tags = Tags {
+pub(crate) const DSML: TagMarkers = TagMarkers {
     open: "<｜DSML｜invoke name=\"",
     name_end: &["\">"],
     key: "<｜DSML｜parameter name=\"",
@@ -126,22 +131,22 @@ pub(crate) const DSML: Tags = Tags {
     value: ">",
     value_end: "</｜DSML｜parameter>",
     close: "</｜DSML｜invoke>",
-    beside: &["<｜DSML｜function_calls>", "</｜DSML｜function_calls>"],
+    decoration: &["<｜DSML｜function_calls>", "</｜DSML｜function_calls>"],
     padded: false,
-    says_kind: true,
+    states_type: true,
 };
 
 /// Starts the code fence of Python-style calls.
 pub(crate) const PYTHON_FENCE: &str = "```tool_code";
 
 /// Control tokens of harmony channels that detokenization must keep.
-pub(crate) const HARMONY_MARKS: &[&str] =
+pub(crate) const HARMONY_MARKERS: &[&str] =
     &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"];
 
 /// How a dialect writes calls, with its marker table.
-pub(crate) enum Reading {
-    Json(&'static Marks),
-    Tagged(&'static Tags),
+pub(crate) enum CallFormat {
+    Json(&'static JsonMarkers),
+    Tagged(&'static TagMarkers),
     Pythonic,
     Harmony,
 }

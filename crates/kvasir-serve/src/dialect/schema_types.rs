@@ -4,12 +4,12 @@
 use serde_json::Value;
 
 /// Maximum depth of nested references and alternatives.
-const DEPTH: usize = 16;
+const MAX_DEPTH: usize = 16;
 
 /// Whether `schema` admits values of this type. `root` resolves `$ref`s. Keywords that are not
 /// understood admit everything.
 pub(crate) fn admits(root: &Value, schema: &Value, value: &Value) -> bool {
-    within(root, schema, value, DEPTH)
+    within(root, schema, value, MAX_DEPTH)
 }
 
 fn within(root: &Value, schema: &Value, value: &Value, depth: usize) -> bool {

@@ -5,7 +5,7 @@
 //! detokenization must keep; `call_layout` builds the grammars of calls.
 
 use crate::dialect::markers::{
-    Body, DEEPSEEK, DSML, GLM, HARMONY_MARKS, HERMES, LLAMA3, MISTRAL, PHI4, QWEN3_CODER, Reading,
+    CallBody, CallFormat, DEEPSEEK, DSML, GLM, HARMONY_MARKERS, HERMES, LLAMA3, MISTRAL, PHI4, QWEN3_CODER,
 };
 
 /// A tool call dialect: how a model family writes tool calls.
@@ -85,36 +85,43 @@ impl ToolDialect {
         }
     }
 
-    pub(crate) fn reading(self) -> Reading {
+    pub(crate) fn call_format(self) -> CallFormat {
         match self {
-            Self::Hermes => Reading::Json(&HERMES),
-            Self::Llama3Json => Reading::Json(&LLAMA3),
-            Self::Mistral => Reading::Json(&MISTRAL),
-            Self::DeepSeekV3 | Self::DeepSeekV31 => Reading::Json(&DEEPSEEK),
-            Self::Phi4 => Reading::Json(&PHI4),
-            Self::Glm45 => Reading::Tagged(&GLM),
-            Self::Qwen3Coder => Reading::Tagged(&QWEN3_CODER),
-            Self::DeepSeekV32 => Reading::Tagged(&DSML),
-            Self::Pythonic => Reading::Pythonic,
-            Self::Harmony => Reading::Harmony,
+            Self::Hermes => CallFormat::Json(&HERMES),
+            Self::Llama3Json => CallFormat::Json(&LLAMA3),
+            Self::Mistral => CallFormat::Json(&MISTRAL),
+            Self::DeepSeekV3 | Self::DeepSeekV31 => CallFormat::Json(&DEEPSEEK),
+            Self::Phi4 => CallFormat::Json(&PHI4),
+            Self::Glm45 => CallFormat::Tagged(&GLM),
+            Self::Qwen3Coder => CallFormat::Tagged(&QWEN3_CODER),
+            Self::DeepSeekV32 => CallFormat::Tagged(&DSML),
+            Self::Pythonic => CallFormat::Pythonic,
+            Self::Harmony => CallFormat::Harmony,
         }
     }
 
     /// Control tokens that detokenization must keep, because they mark calls.
     pub fn marks(self) -> Vec<&'static str> {
-        match self.reading() {
-            Reading::Json(marks) => {
-                let Body::Named { before: _, between } = &marks.body else {
-                    return marks.open.iter().chain(marks.beside).copied().chain(marks.close).collect();
+        match self.call_format() {
+            CallFormat::Json(marks) => {
+                let CallBody::Named { before: _, between } = &marks.body else {
+                    return marks.open.iter().chain(marks.decoration).copied().chain(marks.close).collect();
                 };
-                marks.open.iter().chain(marks.beside).chain(*between).copied().chain(marks.close).collect()
+                marks
+                    .open
+                    .iter()
+                    .chain(marks.decoration)
+                    .chain(*between)
+                    .copied()
+                    .chain(marks.close)
+                    .collect()
             }
-            Reading::Tagged(t) => {
+            CallFormat::Tagged(t) => {
                 let own = [t.open, t.key, t.key_end, t.value, t.value_end, t.close, "｜DSML｜"];
-                own.into_iter().chain(t.beside.iter().copied()).collect()
+                own.into_iter().chain(t.decoration.iter().copied()).collect()
             }
-            Reading::Pythonic => Vec::new(),
-            Reading::Harmony => HARMONY_MARKS.to_vec(),
+            CallFormat::Pythonic => Vec::new(),
+            CallFormat::Harmony => HARMONY_MARKERS.to_vec(),
         }
     }
 }

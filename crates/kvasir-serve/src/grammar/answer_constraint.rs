@@ -8,8 +8,8 @@
 //! that differ, or restarts it from the beginning.
 
 use crate::grammar::{
-    mask_threads::{Helper, LookAhead, locked},
-    matcher_watchdog::{MatcherWatchdog, Watched},
+    mask_threads::{LookAhead, MaskThreads, locked},
+    matcher_watchdog::{MatcherWatchdog, WatchedMatcher},
 };
 use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constraint, Follower};
@@ -21,58 +21,58 @@ use std::{
 };
 
 /// A compiled grammar, shared by the sequences of a request.
-pub(crate) struct Form {
+pub(crate) struct AnswerConstraint {
     /// Matcher at the start of an answer. Locked only to be cloned.
     start: Arc<Mutex<Matcher>>,
-    helper: Arc<Helper>,
+    mask_threads: Arc<MaskThreads>,
     watchdog: MatcherWatchdog,
 }
 
-impl Form {
-    pub(super) fn new(start: Matcher, helper: Arc<Helper>, watchdog: MatcherWatchdog) -> Self {
-        Self { start: Arc::new(Mutex::new(start)), helper, watchdog }
+impl AnswerConstraint {
+    pub(super) fn new(start: Matcher, mask_threads: Arc<MaskThreads>, watchdog: MatcherWatchdog) -> Self {
+        Self { start: Arc::new(Mutex::new(start)), mask_threads, watchdog }
     }
 }
 
-impl fmt::Debug for Form {
+impl fmt::Debug for AnswerConstraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Form")
     }
 }
 
-impl Constraint for Form {
+impl Constraint for AnswerConstraint {
     fn follow(&self) -> Box<dyn Follower> {
         let state = State {
             start: self.start.clone(),
             matcher: self.watchdog.watch(locked(&self.start).clone()),
             watchdog: self.watchdog.clone(),
-            taken: Vec::new(),
+            consumed: Vec::new(),
             mask: None,
             expected: Vec::new(),
             is_expecting: false,
         };
-        Box::new(Following {
+        Box::new(AnswerFollower {
             state: Arc::new(Mutex::new(state)),
-            helper: self.helper.clone(),
+            mask_threads: self.mask_threads.clone(),
             bits: Vec::new(),
         })
     }
 }
 
 /// The per-sequence follower.
-struct Following {
+struct AnswerFollower {
     state: Arc<Mutex<State>>,
-    helper: Arc<Helper>,
+    mask_threads: Arc<MaskThreads>,
     bits: Vec<u32>,
 }
 
-impl fmt::Debug for Following {
+impl fmt::Debug for AnswerFollower {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Following")
     }
 }
 
-impl Follower for Following {
+impl Follower for AnswerFollower {
     fn allowed(&mut self, output: &[Token]) -> Allowed<'_> {
         let mut state = locked(&self.state);
         let Some(mask) = state.allowed(output) else { return Allowed::Nothing };
@@ -87,17 +87,17 @@ impl Follower for Following {
         state.expected.extend_from_slice(output);
         state.is_expecting = true;
         drop(state);
-        self.helper.ask(self.state.clone());
+        self.mask_threads.enqueue(self.state.clone());
     }
 }
 
 /// Matcher state of one sequence.
 struct State {
     start: Arc<Mutex<Matcher>>,
-    matcher: Watched,
+    matcher: WatchedMatcher,
     watchdog: MatcherWatchdog,
     /// The tokens that `matcher` has consumed.
-    taken: Vec<Token>,
+    consumed: Vec<Token>,
     /// Token mask after `taken`, once computed.
     mask: Option<SimpleVob>,
     /// The output announced for the next `allowed`.
@@ -129,17 +129,17 @@ impl State {
     /// Moves the matcher to `output`: rolls back tokens that are not in it, then consumes the new
     /// ones. False if `output` violates the grammar.
     fn go_to(&mut self, output: &[Token]) -> bool {
-        let mut same = self.taken.iter().zip(output).take_while(|(a, b)| a == b).count();
-        let wrong = self.taken.len() - same;
+        let mut same = self.consumed.iter().zip(output).take_while(|(a, b)| a == b).count();
+        let wrong = self.consumed.len() - same;
         let is_lost = self.matcher.matcher().is_error();
         if is_lost || wrong > 0 && self.matcher.work(|matcher| matcher.rollback(wrong)).is_err() {
             self.matcher = self.watchdog.watch(locked(&self.start).clone());
             same = 0;
         }
-        if same < self.taken.len() || same < output.len() {
+        if same < self.consumed.len() || same < output.len() {
             self.mask = None;
         }
-        self.taken.truncate(same);
+        self.consumed.truncate(same);
         for token in &output[same..] {
             let take = |matcher: &mut Matcher| {
                 !matcher.is_stopped() && matches!(matcher.try_consume_tokens(&[*token]), Ok(1))
@@ -147,7 +147,7 @@ impl State {
             if !self.matcher.work(take) {
                 return false;
             }
-            self.taken.push(*token);
+            self.consumed.push(*token);
         }
         true
     }

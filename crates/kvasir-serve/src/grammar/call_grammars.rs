@@ -3,7 +3,7 @@
 //!
 //! A sequence alternates between two states:
 //!
-//! 1. *Text.* A [`Scanner`] reads the bytes of each token. Every token is allowed and no mask is
+//! 1. *Text.* A [`CallScanner`] reads the bytes of each token. Every token is allowed and no mask is
 //!    made, with one exception: a token that would complete a call start and continue with bytes
 //!    that no call begins with. Such tokens are excluded, because the parser would read a call that
 //!    no continuation could make valid. Their masks depend on the scanner state alone, and are
@@ -23,11 +23,11 @@
 mod tests;
 
 use crate::grammar::{
-    call_scanner::{CallSyntax, Opened, Scanner},
+    call_scanner::{CallScanner, CallStart, CallSyntax},
     lark::calls_grammar,
-    mask_threads::{Helper, LookAhead, locked},
-    matcher_watchdog::{MatcherWatchdog, Watched},
-    vocabulary::{Refused, Vocabulary, bits_without, on_deep_stack},
+    mask_threads::{LookAhead, MaskThreads, locked},
+    matcher_watchdog::{MatcherWatchdog, WatchedMatcher},
+    vocabulary::{GrammarError, Vocabulary, bits_without, on_deep_stack},
 };
 use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
@@ -47,23 +47,23 @@ pub struct CallGrammars {
     syntax: CallSyntax,
     /// Matcher after a call start, one per grammar. Locked only to be cloned.
     starts: Vec<Mutex<Matcher>>,
-    words: TokEnv,
+    tok_env: TokEnv,
     /// Control tokens that detokenization keeps, with their spelling.
     spelled: Vec<(Token, String)>,
     /// Text tokens that can complete a call start.
     closers: Vec<Token>,
     /// Cache: token mask of a scanner state, `None` if it excludes no token.
-    exclusions: Mutex<HashMap<Scanner, Option<Arc<[u32]>>>>,
+    masks: Mutex<HashMap<CallScanner, Option<Arc<[u32]>>>>,
     /// Token mask that allows only end-of-sequence tokens.
     ends: Arc<[u32]>,
-    helper: Arc<Helper>,
+    mask_threads: Arc<MaskThreads>,
     watchdog: MatcherWatchdog,
 }
 
 /// Capacity of the mask cache, in scanner states.
-const REMEMBERED: usize = 1024;
+const MASK_CACHE_CAPACITY: usize = 1024;
 /// Text tokens between two checkpoints.
-const STRIDE: usize = 64;
+const CHECKPOINT_INTERVAL: usize = 64;
 
 impl fmt::Debug for CallGrammars {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -78,15 +78,15 @@ impl CallGrammars {
         vocabulary: &Vocabulary,
         syntax: CallSyntax,
         spelled: Vec<(Token, String)>,
-    ) -> Result<Self, Refused> {
-        let (words, helper, watchdog) = vocabulary.parts();
+    ) -> Result<Self, GrammarError> {
+        let (tok_env, mask_threads, watchdog) = vocabulary.parts();
         let mut starts = Vec::with_capacity(syntax.grammars.len());
-        for ways in &syntax.grammars {
-            let grammar = calls_grammar(ways, |text| vocabulary.literal(text)).map_err(Refused)?;
+        for layouts in &syntax.grammars {
+            let grammar = calls_grammar(layouts, |text| vocabulary.literal(text)).map_err(GrammarError)?;
             starts.push(Mutex::new(vocabulary.start(grammar)?));
         }
         let closing = syntax.closers();
-        let trie = words.tok_trie();
+        let trie = tok_env.tok_trie();
         let size = trie.vocab_size() as Token;
         let is_closer = |id: &Token| {
             let bytes = trie.token(*id);
@@ -97,18 +97,18 @@ impl CallGrammars {
             ends: trie.eos_token_set().as_slice().into(),
             syntax,
             starts,
-            words,
+            tok_env,
             spelled,
-            exclusions: Mutex::default(),
-            helper,
+            masks: Mutex::default(),
+            mask_threads,
             watchdog,
         })
     }
 
     /// The constraint of one answer.
     pub fn constraint(self: &Arc<Self>, beginning: CallsBeginning) -> Constrained {
-        let scanner = Scanner::new(&self.syntax, beginning.reasoning, beginning.is_reasoning);
-        Constrained(Some(Arc::new(Triggered {
+        let scanner = CallScanner::new(&self.syntax, beginning.reasoning, beginning.is_reasoning);
+        Constrained(Some(Arc::new(LazyCallConstraint {
             grammars: self.clone(),
             scanner,
             behind_last: beginning.one_call.then_some(beginning.behind_last),
@@ -117,7 +117,7 @@ impl CallGrammars {
 
     /// The bytes that a token adds to the detokenized answer.
     fn bytes(&self, token: Token) -> &[u8] {
-        let bytes = self.words.tok_trie().token(token);
+        let bytes = self.tok_env.tok_trie().token(token);
         if is_text(bytes) {
             bytes
         } else {
@@ -128,35 +128,35 @@ impl CallGrammars {
 
     /// A matcher that has consumed the bytes generated after the trigger. `None` if they do not fit
     /// the grammar.
-    fn begin(&self, opened: &Opened) -> Option<Matcher> {
-        let mut matcher = locked(self.starts.get(opened.grammar?)?).clone();
-        let trie = self.words.tok_trie();
-        let tokens = trie.greedy_tokenize(&opened.bytes);
+    fn begin(&self, start: &CallStart) -> Option<Matcher> {
+        let mut matcher = locked(self.starts.get(start.grammar?)?).clone();
+        let trie = self.tok_env.tok_trie();
+        let tokens = trie.greedy_tokenize(&start.bytes);
         // `greedy_tokenize` skips bytes that no token spells.
-        let is_whole = tokens.iter().map(|id| trie.token_len(*id)).sum::<usize>() == opened.bytes.len();
-        let taken = if is_whole { matcher.try_consume_tokens(&tokens).ok() } else { None };
-        (taken == Some(tokens.len())).then_some(matcher)
+        let is_whole = tokens.iter().map(|id| trie.token_len(*id)).sum::<usize>() == start.bytes.len();
+        let consumed = if is_whole { matcher.try_consume_tokens(&tokens).ok() } else { None };
+        (consumed == Some(tokens.len())).then_some(matcher)
     }
 
     /// The cached token mask of a scanner state; `None` if every token is allowed.
-    fn exclusion(&self, scanner: &Scanner) -> Option<Arc<[u32]>> {
-        if let Some(found) = locked(&self.exclusions).get(scanner) {
+    fn text_mask(&self, scanner: &CallScanner) -> Option<Arc<[u32]>> {
+        if let Some(found) = locked(&self.masks).get(scanner) {
             return found.clone();
         }
         let begins_none = |id: &Token| {
             let bytes = self.bytes(*id);
             let may_open = scanner.may_open(&self.syntax, bytes);
-            let opened = may_open.then(|| scanner.clone().push(&self.syntax, bytes)).flatten();
-            opened.is_some_and(|opened| self.begin(&opened).is_none())
+            let start = may_open.then(|| scanner.clone().push(&self.syntax, bytes)).flatten();
+            start.is_some_and(|start| self.begin(&start).is_none())
         };
         let excluded: Vec<Token> = self.closers.iter().copied().filter(begins_none).collect();
         let mask =
-            (!excluded.is_empty()).then(|| bits_without(self.words.tok_trie().vocab_size(), &excluded));
-        let mut exclusions = locked(&self.exclusions);
-        if exclusions.len() >= REMEMBERED {
-            exclusions.clear();
+            (!excluded.is_empty()).then(|| bits_without(self.tok_env.tok_trie().vocab_size(), &excluded));
+        let mut masks = locked(&self.masks);
+        if masks.len() >= MASK_CACHE_CAPACITY {
+            masks.clear();
         }
-        exclusions.insert(scanner.clone(), mask.clone());
+        masks.insert(scanner.clone(), mask.clone());
         mask
     }
 }
@@ -168,7 +168,7 @@ impl Vocabulary {
         &self,
         syntax: CallSyntax,
         spelled: Vec<(Token, String)>,
-    ) -> Result<CallGrammars, Refused> {
+    ) -> Result<CallGrammars, GrammarError> {
         on_deep_stack(|| CallGrammars::new(self, syntax, spelled))
     }
 }
@@ -202,36 +202,36 @@ pub enum BehindLast {
 
 /// The `Constraint` of one request over shared [`CallGrammars`].
 #[derive(Debug)]
-struct Triggered {
+struct LazyCallConstraint {
     grammars: Arc<CallGrammars>,
-    scanner: Scanner,
+    scanner: CallScanner,
     behind_last: Option<BehindLast>,
 }
 
-impl Constraint for Triggered {
+impl Constraint for LazyCallConstraint {
     fn follow(&self) -> Box<dyn Follower> {
         let state = State {
             grammars: self.grammars.clone(),
             behind_last: self.behind_last,
-            taken: Vec::new(),
+            consumed: Vec::new(),
             checkpoints: vec![(0, self.scanner.clone())],
-            place: Place::Text(self.scanner.clone()),
+            mode: Mode::Text(self.scanner.clone()),
             mask: None,
             expected: Vec::new(),
             is_expecting: false,
         };
-        Box::new(Following { state: Arc::new(Mutex::new(state)), bits: Vec::new() })
+        Box::new(CallFollower { state: Arc::new(Mutex::new(state)), bits: Vec::new() })
     }
 }
 
 /// The per-sequence follower.
 #[derive(Debug)]
-struct Following {
+struct CallFollower {
     state: Arc<Mutex<State>>,
     bits: Vec<u32>,
 }
 
-impl Follower for Following {
+impl Follower for CallFollower {
     fn allowed(&mut self, output: &[Token]) -> Allowed<'_> {
         let mut state = locked(&self.state);
         let mask = match state.allowed(output) {
@@ -247,26 +247,26 @@ impl Follower for Following {
     fn expect(&mut self, output: &[Token]) {
         let mut state = locked(&self.state);
         // Scanning text inline is cheaper than waking a helper thread.
-        if matches!(state.place, Place::Text(_)) && state.go_to(output) && state.is_answered() {
+        if matches!(state.mode, Mode::Text(_)) && state.go_to(output) && state.is_answered() {
             return;
         }
         state.expected.clear();
         state.expected.extend_from_slice(output);
         state.is_expecting = true;
-        let helper = state.grammars.helper.clone();
+        let mask_threads = state.grammars.mask_threads.clone();
         drop(state);
-        helper.ask(self.state.clone());
+        mask_threads.enqueue(self.state.clone());
     }
 }
 
 /// Decoding state of a sequence.
-enum Place {
-    Text(Scanner),
+enum Mode {
+    Text(CallScanner),
     /// Inside a call; the matcher has consumed the tokens from index `from` on.
     Call {
-        matcher: Box<Watched>,
+        matcher: Box<WatchedMatcher>,
         from: usize,
-        scanner: Scanner,
+        scanner: CallScanner,
         /// Bytes after the trigger within the same token.
         bytes: Vec<u8>,
     },
@@ -274,7 +274,7 @@ enum Place {
     End,
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(scanner) => write!(f, "Text({scanner:?})"),
@@ -289,10 +289,10 @@ struct State {
     grammars: Arc<CallGrammars>,
     behind_last: Option<BehindLast>,
     /// The output that `place` has consumed.
-    taken: Vec<Token>,
+    consumed: Vec<Token>,
     /// Scanner states by output length, ascending. The first is the initial state.
-    checkpoints: Vec<(usize, Scanner)>,
-    place: Place,
+    checkpoints: Vec<(usize, CallScanner)>,
+    mode: Mode,
     /// Mask after `taken` inside a call, once computed.
     mask: Option<Arc<[u32]>>,
     /// The output announced for the next `allowed`.
@@ -303,10 +303,10 @@ struct State {
 impl State {
     /// Whether the next mask is already computed.
     fn is_answered(&self) -> bool {
-        match &self.place {
-            Place::Text(scanner) => locked(&self.grammars.exclusions).contains_key(scanner),
-            Place::Call { .. } => self.mask.is_some(),
-            Place::End => true,
+        match &self.mode {
+            Mode::Text(scanner) => locked(&self.grammars.masks).contains_key(scanner),
+            Mode::Call { .. } => self.mask.is_some(),
+            Mode::End => true,
         }
     }
 
@@ -315,13 +315,13 @@ impl State {
         if !self.go_to(output) {
             return Allowed::Nothing;
         }
-        match &mut self.place {
-            Place::Text(scanner) => {
-                self.mask = self.grammars.exclusion(scanner);
+        match &mut self.mode {
+            Mode::Text(scanner) => {
+                self.mask = self.grammars.text_mask(scanner);
                 self.mask.as_deref().map_or(Allowed::Any, Allowed::Only)
             }
-            Place::End => Allowed::Only(&self.grammars.ends),
-            Place::Call { matcher, .. } => {
+            Mode::End => Allowed::Only(&self.grammars.ends),
+            Mode::Call { matcher, .. } => {
                 if self.mask.is_none() {
                     // A grammar that exceeds the matcher's limits fails here; the sequence ends
                     // with an error.
@@ -337,51 +337,55 @@ impl State {
     /// ones. False if a call in it violates its grammar.
     fn go_to(&mut self, output: &[Token]) -> bool {
         // The common case is one more token, decided by a plain memory comparison.
-        let goes_on = output.starts_with(&self.taken);
-        let common = || self.taken.iter().zip(output).take_while(|(a, b)| a == b).count();
-        let same = if goes_on { self.taken.len() } else { common() };
-        if !goes_on && !self.take_back(same) {
+        let goes_on = output.starts_with(&self.consumed);
+        let common = || self.consumed.iter().zip(output).take_while(|(a, b)| a == b).count();
+        let same = if goes_on { self.consumed.len() } else { common() };
+        if !goes_on && !self.roll_back(same) {
             return false;
         }
         output[same..].iter().all(|token| self.take(*token))
     }
 
     /// Rolls back to the first `len` tokens.
-    fn take_back(&mut self, len: usize) -> bool {
+    fn roll_back(&mut self, len: usize) -> bool {
         self.mask = None;
-        if let Place::Call { matcher, from, .. } = &mut self.place
+        if let Mode::Call { matcher, from, .. } = &mut self.mode
             && len >= *from
             && !matcher.matcher().is_error()
-            && matcher.work(|matcher| matcher.rollback(self.taken.len() - len)).is_ok()
+            && matcher.work(|matcher| matcher.rollback(self.consumed.len() - len)).is_ok()
         {
-            self.taken.truncate(len);
+            self.consumed.truncate(len);
             return true;
         }
         while self.checkpoints.len() > 1 && self.checkpoints.last().is_some_and(|(at, _)| *at > len) {
             self.checkpoints.pop();
         }
         let Some((at, scanner)) = self.checkpoints.last().cloned() else { return false };
-        let again: Vec<Token> = self.taken.drain(at..).take(len - at).collect();
-        self.place = Place::Text(scanner);
+        let again: Vec<Token> = self.consumed.drain(at..).take(len - at).collect();
+        self.mode = Mode::Text(scanner);
         again.into_iter().all(|token| self.take(token))
     }
 
     fn take(&mut self, token: Token) -> bool {
-        match &mut self.place {
-            Place::End => {}
-            Place::Text(scanner) => {
-                let opened = scanner.push(&self.grammars.syntax, self.grammars.bytes(token));
-                let begun = opened.and_then(|opened| Some((self.grammars.begin(&opened)?, opened.bytes)));
+        match &mut self.mode {
+            Mode::End => {}
+            Mode::Text(scanner) => {
+                let start = scanner.push(&self.grammars.syntax, self.grammars.bytes(token));
+                let begun = start.and_then(|start| Some((self.grammars.begin(&start)?, start.bytes)));
                 // Bytes that fit no call were masked out. If they appear anyway, they are text.
                 if let Some((begun, bytes)) = begun {
-                    let (from, scanner) = (self.taken.len() + 1, scanner.clone());
+                    let (from, scanner) = (self.consumed.len() + 1, scanner.clone());
                     let matcher = Box::new(self.grammars.watchdog.watch(begun));
-                    self.place = Place::Call { matcher, from, scanner, bytes };
-                } else if self.checkpoints.last().is_none_or(|(at, _)| self.taken.len() + 1 >= at + STRIDE) {
-                    self.checkpoints.push((self.taken.len() + 1, scanner.clone()));
+                    self.mode = Mode::Call { matcher, from, scanner, bytes };
+                } else if self
+                    .checkpoints
+                    .last()
+                    .is_none_or(|(at, _)| self.consumed.len() + 1 >= at + CHECKPOINT_INTERVAL)
+                {
+                    self.checkpoints.push((self.consumed.len() + 1, scanner.clone()));
                 }
             }
-            Place::Call { matcher, .. } => {
+            Mode::Call { matcher, .. } => {
                 let takes = |matcher: &mut Matcher| {
                     !matcher.is_stopped() && matches!(matcher.try_consume_tokens(&[token]), Ok(1))
                 };
@@ -391,36 +395,36 @@ impl State {
             }
         }
         self.mask = None;
-        self.taken.push(token);
+        self.consumed.push(token);
         self.end_call();
         true
     }
 
     /// Leaves the call state once its grammar has matched as a whole.
     fn end_call(&mut self) {
-        let Place::Call { matcher, scanner, from, bytes } = &mut self.place else { return };
+        let Mode::Call { matcher, scanner, from, bytes } = &mut self.mode else { return };
         if matcher.matcher().is_error() || !matcher.matcher().is_stopped() {
             return;
         }
-        let later = self.taken[*from..].iter().map(|token| self.grammars.bytes(*token));
+        let later = self.consumed[*from..].iter().map(|token| self.grammars.bytes(*token));
         let mut text = std::iter::once(bytes.as_slice()).chain(later).flatten();
         let first = text.find(|byte| !byte.is_ascii_whitespace()).copied();
         let mut scanner = scanner.clone();
         // In harmony, a message to a function ends the turn.
         let behind = if self.grammars.syntax.channels { Some(BehindLast::End) } else { self.behind_last };
-        self.place = match behind {
-            Some(BehindLast::End) => Place::End,
+        self.mode = match behind {
+            Some(BehindLast::End) => Mode::End,
             Some(BehindLast::Anything) => {
                 scanner.close();
-                Place::Text(scanner)
+                Mode::Text(scanner)
             }
             None => {
                 scanner.resume(&self.grammars.syntax, first);
-                Place::Text(scanner)
+                Mode::Text(scanner)
             }
         };
-        if let Place::Text(scanner) = &self.place {
-            self.checkpoints.push((self.taken.len(), scanner.clone()));
+        if let Mode::Text(scanner) = &self.mode {
+            self.checkpoints.push((self.consumed.len(), scanner.clone()));
         }
     }
 }

@@ -5,20 +5,16 @@
 //! ([`CallGrammars`](crate::grammar::call_grammars::CallGrammars)); the scanner resumes after the call.
 //!
 //! States: `Start` (a reasoning block may open) → `Reasoning` → `Fresh` (only white space so far) →
-//! `Text`; `Bare` and `Behind` for dialects with unmarked calls; `Header` and `Message` for harmony
-//! channels; `Over` after `close`.
+//! `Text`; `Unmarked` and `AfterCall` for dialects with unmarked calls; `Header` and `Message` for harmony
+//! channels; `Closed` after `close`.
 //!
 //! Invariants: the state is small, `Eq + Hash` and a function of the bytes alone, so token masks
 //! are cached by it. The scanner and the parser must agree where a call begins.
 //! `every_call_that_is_read_fits_its_tool` in `grammar/call_grammars/tests.rs` guards both.
 
-use crate::{
-    grammar::spec::Calls,
-    scan::{
-        json_prefix::{Named, named},
-        python_calls,
-    },
-};
+use crate::grammar::spec::Calls;
+use crate::scan::json_prefix::{ScannedName, named};
+use crate::scan::python_calls;
 
 /// The trigger syntax of a tool call dialect: which markers start a call and which grammar follows
 /// each.
@@ -30,11 +26,11 @@ pub struct CallSyntax {
     /// Markers that start a call anywhere in text, with the index of the grammar that follows.
     pub openings: Vec<(&'static str, usize)>,
     /// Decorative markers around calls. They carry no meaning and are skipped.
-    pub beside: Vec<&'static str>,
+    pub decoration: Vec<&'static str>,
     /// An unmarked call at the start of the answer, with the index of its grammar.
-    pub bare: Option<(Bare, usize)>,
+    pub unmarked: Option<(Unmarked, usize)>,
     /// How a JSON object right after a call is read.
-    pub next: Next,
+    pub next: NextObject,
     /// Calls are messages in harmony channels.
     pub channels: bool,
     /// Names of the tools offered in the request.
@@ -43,7 +39,7 @@ pub struct CallSyntax {
 
 /// How an unmarked call begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bare {
+pub enum Unmarked {
     /// `{"name": "f"`: the grammar starts after the brace.
     Json,
     /// `[f(`: the grammar starts after the bracket.
@@ -52,19 +48,19 @@ pub enum Bare {
 
 /// How a JSON object right after a call is read, in dialects whose calls have no end marker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Next {
+pub enum NextObject {
     /// As plain text.
     #[default]
     Text,
     /// As another call if it begins like an unmarked one.
-    Bare,
+    Unmarked,
     /// As another call, whose grammar (by index) starts after the brace.
     Call(usize),
 }
 
 /// A detected tool call start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct CallStart {
     /// Index of the grammar to follow; `None` if the parser would read a call of a tool that is not
     /// offered.
     pub grammar: Option<usize>,
@@ -72,9 +68,9 @@ pub struct Opened {
     pub bytes: Vec<u8>,
 }
 
-/// State of a `Scanner`.
+/// State of a `CallScanner`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Place {
+enum State {
     /// A reasoning block may open the answer.
     Start,
     Reasoning,
@@ -82,21 +78,21 @@ enum Place {
     Fresh,
     Text,
     /// After the bracket of a possible unmarked call.
-    Bare,
+    Unmarked,
     /// After a call that has no end marker.
-    Behind,
+    AfterCall,
     /// In the header of a channel message.
     Header,
     /// In a channel message that is not a call.
     Message,
     /// Closed: no further call is detected.
-    Over,
+    Closed,
 }
 
 /// Streaming state machine that reads an answer up to the next tool call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Scanner {
-    place: Place,
+pub struct CallScanner {
+    state: State,
     /// Bytes not classified yet: a possible prefix of a marker or name.
     tail: Vec<u8>,
     /// Start and end markers of the reasoning block.
@@ -110,17 +106,17 @@ pub(crate) const ENDS: &[&str] = &["<|end|>", "<|call|>", "<|return|>", "<|start
 /// Separators between two unmarked calls.
 const BETWEEN: &[u8] = b"],; \n\r\t";
 
-impl Scanner {
+impl CallScanner {
     /// A scanner at the start of an answer. `reasoning` holds the start and end markers; `begun` is
     /// true when the prompt ends inside the reasoning block.
     pub fn new(syntax: &CallSyntax, reasoning: Option<(&'static str, &'static str)>, begun: bool) -> Self {
-        let place = match (syntax.channels, reasoning) {
-            (true, _) => Place::Header,
-            (false, Some(_)) if begun => Place::Reasoning,
-            (false, Some(_)) => Place::Start,
-            (false, None) => Place::Fresh,
+        let state = match (syntax.channels, reasoning) {
+            (true, _) => State::Header,
+            (false, Some(_)) if begun => State::Reasoning,
+            (false, Some(_)) => State::Start,
+            (false, None) => State::Fresh,
         };
-        Self { place, tail: Vec::new(), reasoning }
+        Self { state, tail: Vec::new(), reasoning }
     }
 
     /// Resumes after a finished call. `first` is the first non-space byte that the grammar matched.
@@ -129,37 +125,37 @@ impl Scanner {
     pub fn resume(&mut self, syntax: &CallSyntax, first: Option<u8>) {
         let is_name = first.is_some_and(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
         self.tail.clear();
-        self.place = if is_name || syntax.next == Next::Text { Place::Text } else { Place::Behind };
+        self.state = if is_name || syntax.next == NextObject::Text { State::Text } else { State::AfterCall };
     }
 
     /// Stops detection: the rest of the answer is text.
     pub fn close(&mut self) {
         self.tail.clear();
-        self.place = Place::Over;
+        self.state = State::Closed;
     }
 
     /// Feeds the bytes of one token. Returns the call start if they complete one; the scanner then
     /// waits for `resume`.
-    pub fn push(&mut self, syntax: &CallSyntax, bytes: &[u8]) -> Option<Opened> {
-        if self.place == Place::Over {
+    pub fn push(&mut self, syntax: &CallSyntax, bytes: &[u8]) -> Option<CallStart> {
+        if self.state == State::Closed {
             return None;
         }
         self.tail.extend_from_slice(bytes);
         loop {
-            let place = self.place;
-            let opened = match place {
-                Place::Start => self.start(),
-                Place::Reasoning => self.reason(),
-                Place::Fresh => self.fresh(syntax),
-                Place::Text => self.text(syntax),
-                Place::Bare => self.bare(syntax),
-                Place::Behind => self.behind(syntax),
-                Place::Header => self.header(),
-                Place::Message => self.message(),
-                Place::Over => None,
+            let state = self.state;
+            let start = match state {
+                State::Start => self.start(),
+                State::Reasoning => self.reason(),
+                State::Fresh => self.fresh(syntax),
+                State::Text => self.text(syntax),
+                State::Unmarked => self.unmarked(syntax),
+                State::AfterCall => self.after_call(syntax),
+                State::Header => self.header(),
+                State::Message => self.message(),
+                State::Closed => None,
             };
-            if opened.is_some() || place == self.place {
-                return opened;
+            if start.is_some() || state == self.state {
+                return start;
             }
         }
     }
@@ -169,65 +165,67 @@ impl Scanner {
     pub fn may_open(&self, syntax: &CallSyntax, bytes: &[u8]) -> bool {
         let has = |closer: u8| bytes.contains(&closer);
         let has_mark = || syntax.openings.iter().any(|(mark, _)| mark.bytes().last().is_some_and(has));
-        let bracket = syntax.bare.map(|(bare, _)| bare.bracket());
-        match self.place {
-            Place::Text => has_mark(),
-            Place::Bare => syntax.bare.is_some_and(|(bare, _)| has(bare.closer())) || has_mark(),
-            Place::Fresh => has_mark() || bracket.is_some() && trimmed(bytes).first().copied() == bracket,
-            Place::Behind => has(b'{') || has_mark(),
-            Place::Header | Place::Message => has(b'.'),
-            Place::Start | Place::Reasoning => true,
-            Place::Over => false,
+        let bracket = syntax.unmarked.map(|(unmarked, _)| unmarked.bracket());
+        match self.state {
+            State::Text => has_mark(),
+            State::Unmarked => {
+                syntax.unmarked.is_some_and(|(unmarked, _)| has(unmarked.closer())) || has_mark()
+            }
+            State::Fresh => has_mark() || bracket.is_some() && trimmed(bytes).first().copied() == bracket,
+            State::AfterCall => has(b'{') || has_mark(),
+            State::Header | State::Message => has(b'.'),
+            State::Start | State::Reasoning => true,
+            State::Closed => false,
         }
     }
 
-    fn start(&mut self) -> Option<Opened> {
-        let said = trimmed(&self.tail);
+    fn start(&mut self) -> Option<CallStart> {
+        let text = trimmed(&self.tail);
         match self.reasoning {
-            Some((open, _)) if said.starts_with(open.as_bytes()) => {
-                let taken = self.tail.len() - said.len() + open.len();
+            Some((open, _)) if text.starts_with(open.as_bytes()) => {
+                let taken = self.tail.len() - text.len() + open.len();
                 self.tail.drain(..taken);
-                self.place = Place::Reasoning;
+                self.state = State::Reasoning;
             }
-            Some((open, _)) if open.as_bytes().starts_with(said) => {}
-            _ => self.place = Place::Fresh,
+            Some((open, _)) if open.as_bytes().starts_with(text) => {}
+            _ => self.state = State::Fresh,
         }
         None
     }
 
-    fn reason(&mut self) -> Option<Opened> {
+    fn reason(&mut self) -> Option<CallStart> {
         let (_, close) = self.reasoning?;
         match find(&self.tail, close) {
             Some(at) => {
                 self.tail.drain(..at + close.len());
-                self.place = Place::Fresh;
+                self.state = State::Fresh;
             }
             None => self.keep_start_of([close].into_iter()),
         }
         None
     }
 
-    fn fresh(&mut self, syntax: &CallSyntax) -> Option<Opened> {
-        let Some((bare, _)) = syntax.bare else {
-            self.place = Place::Text;
+    fn fresh(&mut self, syntax: &CallSyntax) -> Option<CallStart> {
+        let Some((unmarked, _)) = syntax.unmarked else {
+            self.state = State::Text;
             return None;
         };
-        let said = trimmed(&self.tail);
-        let space = self.tail.len() - said.len();
-        match said.first() {
+        let text = trimmed(&self.tail);
+        let space = self.tail.len() - text.len();
+        match text.first() {
             None => self.tail.clear(),
-            Some(first) if *first == bare.bracket() => {
+            Some(first) if *first == unmarked.bracket() => {
                 self.tail.drain(..=space);
-                self.place = Place::Bare;
+                self.state = State::Unmarked;
             }
-            Some(_) => self.place = Place::Text,
+            Some(_) => self.state = State::Text,
         }
         None
     }
 
-    fn bare(&mut self, syntax: &CallSyntax) -> Option<Opened> {
-        let Some((bare, grammar)) = syntax.bare else {
-            self.place = Place::Text;
+    fn unmarked(&mut self, syntax: &CallSyntax) -> Option<CallStart> {
+        let Some((unmarked, grammar)) = syntax.unmarked else {
+            self.state = State::Text;
             return None;
         };
         if std::str::from_utf8(&self.tail).is_err_and(|error| error.error_len().is_none()) {
@@ -235,31 +233,31 @@ impl Scanner {
             return None;
         }
         let text = String::from_utf8_lossy(&self.tail);
-        let found = match bare {
-            Bare::Json => named(&format!("{{{text}")),
-            Bare::Python => python_calls::named(&text),
+        let found = match unmarked {
+            Unmarked::Json => named(&format!("{{{text}")),
+            Unmarked::Python => python_calls::named(&text),
         };
         let is_offered = |name: &String| syntax.names.contains(name);
         match found {
-            Named::Perhaps => None,
-            Named::Name(name) if is_offered(&name) => {
-                Some(Opened { grammar: Some(grammar), bytes: std::mem::take(&mut self.tail) })
+            ScannedName::Incomplete => None,
+            ScannedName::Name(name) if is_offered(&name) => {
+                Some(CallStart { grammar: Some(grammar), bytes: std::mem::take(&mut self.tail) })
             }
             // The parser reads a Python list of calls with any names; a JSON object counts only
             // with an offered name.
-            Named::Name(_) if bare == Bare::Python => {
-                Some(Opened { grammar: None, bytes: std::mem::take(&mut self.tail) })
+            ScannedName::Name(_) if unmarked == Unmarked::Python => {
+                Some(CallStart { grammar: None, bytes: std::mem::take(&mut self.tail) })
             }
-            Named::Name(_) | Named::Other => {
-                self.place = Place::Text;
+            ScannedName::Name(_) | ScannedName::Other => {
+                self.state = State::Text;
                 None
             }
         }
     }
 
-    fn text(&mut self, syntax: &CallSyntax) -> Option<Opened> {
+    fn text(&mut self, syntax: &CallSyntax) -> Option<CallStart> {
         let openings = syntax.openings.iter().map(|(mark, grammar)| (*mark, Some(*grammar)));
-        let marks = openings.chain(syntax.beside.iter().map(|mark| (*mark, None)));
+        let marks = openings.chain(syntax.decoration.iter().map(|mark| (*mark, None)));
         loop {
             let found =
                 marks.clone().filter_map(|(mark, grammar)| Some((find(&self.tail, mark)?, mark, grammar)));
@@ -271,52 +269,52 @@ impl Scanner {
                 Some((at, mark, grammar)) => {
                     self.tail.drain(..at + mark.len());
                     if grammar.is_some() {
-                        return Some(Opened { grammar, bytes: std::mem::take(&mut self.tail) });
+                        return Some(CallStart { grammar, bytes: std::mem::take(&mut self.tail) });
                     }
                 }
             }
         }
     }
 
-    fn behind(&mut self, syntax: &CallSyntax) -> Option<Opened> {
+    fn after_call(&mut self, syntax: &CallSyntax) -> Option<CallStart> {
         let space = self.tail.iter().take_while(|byte| BETWEEN.contains(byte)).count();
         self.tail.drain(..space);
         match (self.tail.first(), syntax.next) {
             (None, _) => {}
-            (Some(b'{'), Next::Bare) => {
+            (Some(b'{'), NextObject::Unmarked) => {
                 self.tail.remove(0);
-                self.place = Place::Bare;
+                self.state = State::Unmarked;
             }
-            (Some(b'{'), Next::Call(grammar)) => {
+            (Some(b'{'), NextObject::Call(grammar)) => {
                 self.tail.remove(0);
-                return Some(Opened { grammar: Some(grammar), bytes: std::mem::take(&mut self.tail) });
+                return Some(CallStart { grammar: Some(grammar), bytes: std::mem::take(&mut self.tail) });
             }
-            (Some(_), _) => self.place = Place::Text,
+            (Some(_), _) => self.state = State::Text,
         }
         None
     }
 
-    fn header(&mut self) -> Option<Opened> {
+    fn header(&mut self) -> Option<CallStart> {
         match (find(&self.tail, TO_FUNCTION), find(&self.tail, MESSAGE)) {
             (Some(to), message) if message.is_none_or(|message| to < message) => {
                 self.tail.drain(..to + TO_FUNCTION.len());
-                return Some(Opened { grammar: Some(0), bytes: std::mem::take(&mut self.tail) });
+                return Some(CallStart { grammar: Some(0), bytes: std::mem::take(&mut self.tail) });
             }
             (_, Some(message)) => {
                 self.tail.drain(..message + MESSAGE.len());
-                self.place = Place::Message;
+                self.state = State::Message;
             }
             (_, None) => self.keep_start_of([TO_FUNCTION, MESSAGE].into_iter()),
         }
         None
     }
 
-    fn message(&mut self) -> Option<Opened> {
+    fn message(&mut self) -> Option<CallStart> {
         let ends = ENDS.iter().copied();
         match ends.clone().filter_map(|end| Some((find(&self.tail, end)?, end))).min() {
             Some((at, end)) => {
                 self.tail.drain(..at + end.len());
-                self.place = Place::Header;
+                self.state = State::Header;
             }
             None => self.keep_start_of(ends),
         }
@@ -330,7 +328,7 @@ impl Scanner {
     }
 }
 
-impl Bare {
+impl Unmarked {
     fn bracket(self) -> u8 {
         match self {
             Self::Json => b'{',
@@ -351,10 +349,10 @@ impl CallSyntax {
     /// Bytes that can complete a call start. A token without any of them cannot trigger one.
     pub fn closers(&self) -> Vec<u8> {
         let marks = self.openings.iter().filter_map(|(mark, _)| mark.bytes().last());
-        let bare = self.bare.map(|(bare, _)| bare.closer());
-        let next = matches!(self.next, Next::Call(_)).then_some(b'{');
+        let unmarked = self.unmarked.map(|(unmarked, _)| unmarked.closer());
+        let next = matches!(self.next, NextObject::Call(_)).then_some(b'{');
         let channel = self.channels.then_some(b'.');
-        marks.chain(bare).chain(next).chain(channel).collect()
+        marks.chain(unmarked).chain(next).chain(channel).collect()
     }
 }
 

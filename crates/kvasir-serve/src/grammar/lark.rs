@@ -121,12 +121,12 @@ impl Calls {
 /// The grammar of calls in any of these layouts. `literal` quotes a text that may hold control
 /// tokens.
 pub(crate) fn calls_grammar(
-    ways: &[Calls],
+    layouts: &[Calls],
     literal: impl Fn(&str) -> String,
 ) -> Result<TopLevelGrammar, String> {
     let mut text = String::from("start: ");
     let mut rules = String::new();
-    for (n, calls) in ways.iter().enumerate() {
+    for (n, calls) in layouts.iter().enumerate() {
         let _ = write!(text, "{}way_{n}", if n > 0 { " | " } else { "" });
         let _ = writeln!(rules, "way_{n}: {}", calls.rules(&format!("call{n}"), &literal)?);
     }
@@ -168,7 +168,7 @@ fn parts(
                     parts(item, &format!("{name}_{n}"), literal, &mut one, rules)?;
                     written.push(one);
                 }
-                some(&name, &literal(separator), &written, rules);
+                ordered_subset(&name, &literal(separator), &written, rules);
                 if !written.is_empty() {
                     let _ = write!(body, "({name}_any_0)? ");
                 }
@@ -298,7 +298,7 @@ fn escaped(text: &str) -> String {
 
 /// Rules of an ordered subset: `_any_n` starts with an item from `n` on, `_more_n` continues from
 /// `n`.
-fn some(name: &str, separator: &str, items: &[String], rules: &mut String) {
+fn ordered_subset(name: &str, separator: &str, items: &[String], rules: &mut String) {
     for (n, item) in items.iter().enumerate() {
         let (more, later) = if n + 1 == items.len() {
             (String::new(), String::new())

@@ -13,12 +13,12 @@ use std::{
 
 /// A pool of mask threads with one FIFO queue. Dropping it ends the threads.
 #[derive(Debug)]
-pub(crate) struct Helper(Arc<Desk>);
+pub(crate) struct MaskThreads(Arc<MaskQueue>);
 
 #[derive(Debug, Default)]
-struct Desk {
+struct MaskQueue {
     jobs: Mutex<Jobs>,
-    come: Condvar,
+    is_filled: Condvar,
 }
 
 /// Per-sequence state whose next mask can be computed in advance.
@@ -30,7 +30,7 @@ pub(crate) trait LookAhead: Debug + Send {
 #[derive(Debug, Default)]
 struct Jobs {
     waiting: VecDeque<Arc<Mutex<dyn LookAhead>>>,
-    over: bool,
+    is_closed: bool,
 }
 
 /// Locks, ignoring poisoning. The grammar library catches its own panics, so guarded state is never
@@ -39,41 +39,41 @@ pub(crate) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Helper {
+impl MaskThreads {
     pub(super) fn new(threads: usize) -> std::io::Result<Self> {
-        let helper = Self(Arc::default());
+        let mask_threads = Self(Arc::default());
         for _ in 0..threads {
-            let desk = helper.0.clone();
-            thread::Builder::new().name("masks".into()).spawn(move || desk.work())?;
+            let queue = mask_threads.0.clone();
+            thread::Builder::new().name("masks".into()).spawn(move || queue.work())?;
         }
-        Ok(helper)
+        Ok(mask_threads)
     }
 
     /// Enqueues `state` to compute its next mask.
-    pub(super) fn ask(&self, state: Arc<Mutex<dyn LookAhead>>) {
+    pub(super) fn enqueue(&self, state: Arc<Mutex<dyn LookAhead>>) {
         locked(&self.0.jobs).waiting.push_back(state);
-        self.0.come.notify_one();
+        self.0.is_filled.notify_one();
     }
 }
 
-impl Drop for Helper {
+impl Drop for MaskThreads {
     fn drop(&mut self) {
-        locked(&self.0.jobs).over = true;
-        self.0.come.notify_all();
+        locked(&self.0.jobs).is_closed = true;
+        self.0.is_filled.notify_all();
     }
 }
 
-impl Desk {
+impl MaskQueue {
     fn work(&self) {
         let mut jobs = locked(&self.jobs);
-        while !jobs.over {
+        while !jobs.is_closed {
             match jobs.waiting.pop_front() {
                 Some(state) => {
                     drop(jobs);
                     locked(&state).look_ahead();
                     jobs = locked(&self.jobs);
                 }
-                None => jobs = self.come.wait(jobs).unwrap_or_else(PoisonError::into_inner),
+                None => jobs = self.is_filled.wait(jobs).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! A matcher expands forced text to its end, and a hostile grammar may have none.
 //!
-//! Algorithm: `Watched::work` sets a counter to 1 and back to 0 when done. A thread polls every 100
+//! Algorithm: `WatchedMatcher::work` sets a counter to 1 and back to 0 when done. A thread polls every 100
 //! ms and increments non-zero counters; after 30 polls it cancels the matcher. The watchdog counts
 //! polls, not time, so a suspended VM does not cancel work. The thread exits when no matcher is
 //! left.
@@ -24,77 +24,79 @@ use std::{
 };
 
 /// Polling interval.
-const EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Polls after which work is cancelled. Polls are counted, not time, so a suspended VM does not
 /// cancel work.
-const LOOKS: u32 = 30;
+const MAX_POLLS: u32 = 30;
 
 /// Cancels matcher work that takes seconds. Its thread runs only while matchers exist.
 #[derive(Clone, Default)]
-pub(crate) struct MatcherWatchdog(Arc<Mutex<Wards>>);
+pub(crate) struct MatcherWatchdog(Arc<Mutex<WatchList>>);
 
 #[derive(Default)]
-struct Wards {
-    list: Vec<Weak<Ward>>,
+struct WatchList {
+    list: Vec<Weak<WatchedWork>>,
     has_thread: bool,
 }
 
-struct Ward {
+struct WatchedWork {
     handle: CancellationHandle,
     /// Polls of the current work, plus one; 0 while idle.
-    seen: AtomicU32,
+    polls: AtomicU32,
 }
 
 /// A matcher whose work is bounded in time.
-pub(crate) struct Watched {
+pub(crate) struct WatchedMatcher {
     matcher: Matcher,
-    ward: Arc<Ward>,
+    work_state: Arc<WatchedWork>,
 }
 
 impl MatcherWatchdog {
     /// Registers a matcher, and starts the thread if needed.
-    pub(super) fn watch(&self, matcher: Matcher) -> Watched {
+    pub(super) fn watch(&self, matcher: Matcher) -> WatchedMatcher {
         let matcher = matcher.into_cancellable();
         let handle = matcher.cancellation_handle().unwrap_or_default();
-        let ward = Arc::new(Ward { handle, seen: AtomicU32::new(0) });
-        let mut wards = locked(&self.0);
-        wards.list.push(Arc::downgrade(&ward));
-        if !wards.has_thread {
+        let work_state = Arc::new(WatchedWork { handle, polls: AtomicU32::new(0) });
+        let mut watch_list = locked(&self.0);
+        watch_list.list.push(Arc::downgrade(&work_state));
+        if !watch_list.has_thread {
             let all = self.0.clone();
             let thread = thread::Builder::new().name("forms-in-time".into());
-            wards.has_thread = thread.spawn(move || while look(&all) {}).is_ok();
+            watch_list.has_thread = thread.spawn(move || while poll(&all) {}).is_ok();
         }
-        Watched { matcher, ward }
+        WatchedMatcher { matcher, work_state }
     }
 }
 
-/// One poll of all matchers, after `EVERY`. False when none is left.
-fn look(wards: &Mutex<Wards>) -> bool {
-    thread::sleep(EVERY);
-    let mut wards = locked(wards);
-    wards.list.retain(|ward| ward.upgrade().inspect(|ward| ward.look()).is_some());
-    wards.has_thread = !wards.list.is_empty();
-    wards.has_thread
+/// One poll of all matchers, after `POLL_INTERVAL`. False when none is left.
+fn poll(watch_list: &Mutex<WatchList>) -> bool {
+    thread::sleep(POLL_INTERVAL);
+    let mut watch_list = locked(watch_list);
+    watch_list
+        .list
+        .retain(|work_state| work_state.upgrade().inspect(|work_state| work_state.poll()).is_some());
+    watch_list.has_thread = !watch_list.list.is_empty();
+    watch_list.has_thread
 }
 
-impl Ward {
-    fn look(&self) {
-        let seen = self.seen.load(Ordering::Relaxed);
-        if seen > LOOKS {
+impl WatchedWork {
+    fn poll(&self) {
+        let polls = self.polls.load(Ordering::Relaxed);
+        if polls > MAX_POLLS {
             self.handle.cancel();
-        } else if seen > 0 {
+        } else if polls > 0 {
             // Work that has ended meanwhile stays at 0.
-            let _ = self.seen.compare_exchange(seen, seen + 1, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self.polls.compare_exchange(polls, polls + 1, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }
 
-impl Watched {
+impl WatchedMatcher {
     /// Runs `work` under the time limit. After a cancellation, the matcher is in an error state.
     pub(super) fn work<T>(&mut self, work: impl FnOnce(&mut Matcher) -> T) -> T {
-        self.ward.seen.store(1, Ordering::Relaxed);
+        self.work_state.polls.store(1, Ordering::Relaxed);
         let done = work(&mut self.matcher);
-        self.ward.seen.store(0, Ordering::Relaxed);
+        self.work_state.polls.store(0, Ordering::Relaxed);
         done
     }
 

@@ -24,6 +24,6 @@ pub(crate) mod spec;
 pub(crate) mod vocabulary;
 
 pub use crate::grammar::call_grammars::{BehindLast, CallGrammars, CallsBeginning};
-pub use crate::grammar::reasoning_budget::Budget;
+pub use crate::grammar::reasoning_budget::ReasoningBudget;
 pub use crate::grammar::spec::{Calls, Part, Raw, Shape};
-pub use crate::grammar::vocabulary::{Refused, Vocabulary};
+pub use crate::grammar::vocabulary::{GrammarError, Vocabulary};

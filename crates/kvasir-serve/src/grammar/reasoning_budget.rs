@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Limits reasoning to `tokens` tokens: once they are spent, the mask allows only the end marker.
 #[derive(Clone, Debug)]
-pub struct Budget {
+pub struct ReasoningBudget {
     /// Maximum number of reasoning tokens.
     pub tokens: usize,
     /// Token that starts the reasoning block.
@@ -23,7 +23,7 @@ pub struct Budget {
     pub vocab: u32,
 }
 
-impl Budget {
+impl ReasoningBudget {
     /// Wraps `inner`, if it holds a constraint, in a constraint that enforces the budget.
     pub fn within(self, inner: Constrained) -> Constrained {
         let words = self.vocab.div_ceil(32) as usize;
@@ -31,7 +31,7 @@ impl Budget {
         if let Some(word) = closing.get_mut(self.close as usize / 32) {
             *word = 1 << (self.close % 32);
         }
-        Constrained(Some(Arc::new(Bounded { budget: self, inner, closing: closing.into() })))
+        Constrained(Some(Arc::new(BudgetConstraint { budget: self, inner, closing: closing.into() })))
     }
 
     /// Whether the block is open and its budget spent.
@@ -47,16 +47,16 @@ impl Budget {
 }
 
 #[derive(Debug)]
-struct Bounded {
-    budget: Budget,
+struct BudgetConstraint {
+    budget: ReasoningBudget,
     inner: Constrained,
     /// Token mask that allows only the end marker.
     closing: Arc<[u32]>,
 }
 
-impl Constraint for Bounded {
+impl Constraint for BudgetConstraint {
     fn follow(&self) -> Box<dyn Follower> {
-        Box::new(Following {
+        Box::new(BudgetFollower {
             budget: self.budget.clone(),
             inner: self.inner.0.as_ref().map(|inner| inner.follow()),
             closing: self.closing.clone(),
@@ -65,13 +65,13 @@ impl Constraint for Bounded {
 }
 
 #[derive(Debug)]
-struct Following {
-    budget: Budget,
+struct BudgetFollower {
+    budget: ReasoningBudget,
     inner: Option<Box<dyn Follower>>,
     closing: Arc<[u32]>,
 }
 
-impl Follower for Following {
+impl Follower for BudgetFollower {
     fn allowed(&mut self, output: &[Token]) -> Allowed<'_> {
         match &mut self.inner {
             _ if self.budget.is_spent(output) => Allowed::Only(&self.closing),
@@ -95,7 +95,7 @@ mod tests {
     const CLOSE: Token = 41;
 
     fn follower(tokens: usize, is_begun: bool) -> Box<dyn Follower> {
-        let budget = Budget { tokens, open: OPEN, close: CLOSE, is_begun, vocab: 50 };
+        let budget = ReasoningBudget { tokens, open: OPEN, close: CLOSE, is_begun, vocab: 50 };
         budget.within(Constrained::default()).0.unwrap().follow()
     }
 

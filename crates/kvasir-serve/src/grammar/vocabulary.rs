@@ -1,12 +1,12 @@
 //! Grammar compiler front end: a model's token vocabulary for llguidance, and compilation of
 //! specifications into constraints.
 //!
-//! Compilation runs on a thread with a deep stack (`STACK`), under the watchdog's time limit. It
+//! Compilation runs on a thread with a deep stack (`COMPILE_STACK`), under the watchdog's time limit. It
 //! rejects grammars that allow no token or whose forced text has no end.
 
 use crate::grammar::{
-    answer_constraint::Form,
-    mask_threads::Helper,
+    answer_constraint::AnswerConstraint,
+    mask_threads::MaskThreads,
     matcher_watchdog::MatcherWatchdog,
     spec::{Part, Shape},
 };
@@ -24,7 +24,7 @@ use std::{fmt, sync::Arc, thread};
 /// A model's vocabulary as a token trie, with the grammar compiler built on it.
 pub struct Vocabulary {
     factory: ParserFactory,
-    helper: Arc<Helper>,
+    mask_threads: Arc<MaskThreads>,
     watchdog: MatcherWatchdog,
     /// Spellings of control tokens, longest first.
     specials: Vec<(String, Token)>,
@@ -32,37 +32,37 @@ pub struct Vocabulary {
 
 /// Why a specification cannot be compiled or followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused(pub String);
+pub struct GrammarError(pub String);
 
-impl fmt::Display for Refused {
+impl fmt::Display for GrammarError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for GrammarError {}
 
 /// Stack size of the compile thread, in bytes of address space: enough for a rule in every few
 /// bytes of the largest grammar.
-const STACK: usize = 256 << 20;
+const COMPILE_STACK: usize = 256 << 20;
 /// Longest token in the trie, in bytes: the trie has a node per byte.
-const LONGEST_TOKEN: usize = 1024;
+const MAX_TOKEN: usize = 1024;
 /// Longest library message, in characters, that an error repeats.
-const SHOWN: usize = 300;
+const MAX_MESSAGE: usize = 300;
 
 impl Vocabulary {
     /// The vocabulary of a model with `size` token ids whose answers end with one of `eos`. Spawns
     /// the mask threads.
-    pub fn new(tokenizer: Arc<Tokenizer>, size: u32, eos: &[Token]) -> Result<Self, Refused> {
+    pub fn new(tokenizer: Arc<Tokenizer>, size: u32, eos: &[Token]) -> Result<Self, GrammarError> {
         let eos: Vec<Token> = eos.iter().copied().filter(|id| *id < size).collect();
         let Some(first) = eos.first() else {
-            return Err(Refused("needs a model that says which token ends an answer".into()));
+            return Err(GrammarError("needs a model that says which token ends an answer".into()));
         };
         let mut specials = Vec::new();
-        let mut words = Vec::with_capacity(size as usize);
+        let mut tok_env = Vec::with_capacity(size as usize);
         for id in 0..size {
             let is_control = tokenizer.is_special(id) || eos.contains(&id);
-            words.push(if is_control {
+            tok_env.push(if is_control {
                 let spelling = tokenizer.spelling(id).unwrap_or_default();
                 let word = [&[TokTrie::SPECIAL_TOKEN_MARKER], spelling.as_bytes()].concat();
                 specials.push((spelling, id));
@@ -73,48 +73,53 @@ impl Vocabulary {
         }
         specials.retain(|(spelling, _)| !spelling.is_empty());
         specials.sort_by_key(|(spelling, _)| std::cmp::Reverse(spelling.len()));
-        let trie = TokTrie::from(&TokRxInfo::new(size, *first), &words).with_eos_tokens(&eos);
+        let trie = TokTrie::from(&TokRxInfo::new(size, *first), &tok_env).with_eos_tokens(&eos);
         let is_exact = is_exact(&tokenizer);
-        let words: TokEnv = Arc::new(Words { trie, tokenizer, is_exact });
+        let tok_env: TokEnv = Arc::new(TokenizerAdapter { trie, tokenizer, is_exact });
         let slices = SlicedBiasComputer::general_slices();
-        let factory = ParserFactory::new(&words, InferenceCapabilities::default(), &slices);
-        let mut factory = factory.map_err(|error| Refused(short(&error.to_string())))?;
+        let factory = ParserFactory::new(&tok_env, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.map_err(|error| GrammarError(short(&error.to_string())))?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
         let threads = thread::available_parallelism().map_or(1, |n| n.get() / 4).clamp(1, 4);
-        let helper = Helper::new(threads).map_err(|error| Refused(error.to_string()))?;
-        Ok(Self { factory, helper: Arc::new(helper), watchdog: MatcherWatchdog::default(), specials })
+        let mask_threads = MaskThreads::new(threads).map_err(|error| GrammarError(error.to_string()))?;
+        Ok(Self {
+            factory,
+            mask_threads: Arc::new(mask_threads),
+            watchdog: MatcherWatchdog::default(),
+            specials,
+        })
     }
 
     /// Compiles a specification, preceded by `lead`. Runs on a thread of its own, because long
     /// chains of rules recurse deeply. Rejects what cannot be followed or would allow nothing.
-    pub fn compile(&self, shape: &Shape, lead: &[Part]) -> Result<Constrained, Refused> {
+    pub fn compile(&self, shape: &Shape, lead: &[Part]) -> Result<Constrained, GrammarError> {
         Ok(Constrained(Some(on_deep_stack(|| self.compile_here(shape, lead))?)))
     }
 
-    fn compile_here(&self, shape: &Shape, lead: &[Part]) -> Result<Arc<dyn Constraint>, Refused> {
+    fn compile_here(&self, shape: &Shape, lead: &[Part]) -> Result<Arc<dyn Constraint>, GrammarError> {
         if !lead.is_empty() {
             // Checks the specification alone first: behind `lead`, its errors would show only once
             // it begins.
             self.begin(shape, &[])?;
         }
         let start = self.begin(shape, lead)?;
-        Ok(Arc::new(Form::new(start, self.helper.clone(), self.watchdog.clone())))
+        Ok(Arc::new(AnswerConstraint::new(start, self.mask_threads.clone(), self.watchdog.clone())))
     }
 
     /// A matcher at the start of a specification.
-    fn begin(&self, shape: &Shape, lead: &[Part]) -> Result<Matcher, Refused> {
-        let grammar = shape.grammar(lead, |text| self.literal(text)).map_err(Refused)?;
+    fn begin(&self, shape: &Shape, lead: &[Part]) -> Result<Matcher, GrammarError> {
+        let grammar = shape.grammar(lead, |text| self.literal(text)).map_err(GrammarError)?;
         self.start(grammar)
     }
 
     /// A matcher at the start of a grammar. Rejects grammars that allow no token.
-    pub(super) fn start(&self, grammar: TopLevelGrammar) -> Result<Matcher, Refused> {
+    pub(super) fn start(&self, grammar: TopLevelGrammar) -> Result<Matcher, GrammarError> {
         let mut start = self.watchdog.watch(Matcher::new(self.factory.create_parser(grammar)));
-        let mask = start.work(Matcher::compute_mask).map_err(|error| refused(&error.to_string()))?;
+        let mask = start.work(Matcher::compute_mask).map_err(|error| grammar_error(&error.to_string()))?;
         let start = start.matcher().clone();
         if start.is_error() || mask.is_zero() {
-            return Err(Refused(NOTHING.into()));
+            return Err(GrammarError(NOTHING.into()));
         }
         if let (1, Some(forced)) = (mask.num_set(), mask.first_bit_set()) {
             // Whether forced text has an end shows only at the second token.
@@ -123,14 +128,14 @@ impl Vocabulary {
                 matcher.consume_token(forced as Token)?;
                 matcher.compute_mask_or_eos()
             });
-            goes_on.map_err(|_| Refused(ENDLESS.into()))?;
+            goes_on.map_err(|_| GrammarError(ENDLESS.into()))?;
         }
         Ok(start)
     }
 
     /// What all followers share: token trie, mask threads, watchdog.
-    pub(super) fn parts(&self) -> (TokEnv, Arc<Helper>, MatcherWatchdog) {
-        (self.factory.tok_env().clone(), self.helper.clone(), self.watchdog.clone())
+    pub(super) fn parts(&self) -> (TokEnv, Arc<MaskThreads>, MatcherWatchdog) {
+        (self.factory.tok_env().clone(), self.mask_threads.clone(), self.watchdog.clone())
     }
 
     /// Quotes a text for a grammar: control tokens by id (`<[id]>`), the rest as string literals.
@@ -159,14 +164,14 @@ impl Vocabulary {
 
 /// Runs a compilation on a thread with a deep stack. A panic becomes an error.
 pub(crate) fn on_deep_stack<T: Send>(
-    compile: impl FnOnce() -> Result<T, Refused> + Send,
-) -> Result<T, Refused> {
+    compile: impl FnOnce() -> Result<T, GrammarError> + Send,
+) -> Result<T, GrammarError> {
     thread::scope(|scope| {
-        let thread = thread::Builder::new().name("forms".into()).stack_size(STACK);
+        let thread = thread::Builder::new().name("forms".into()).stack_size(COMPILE_STACK);
         let job = thread.spawn_scoped(scope, compile);
-        job.map_err(|error| Refused(error.to_string()))?
+        job.map_err(|error| GrammarError(error.to_string()))?
             .join()
-            .unwrap_or_else(|_| Err(Refused("cannot be compiled".into())))
+            .unwrap_or_else(|_| Err(GrammarError("cannot be compiled".into())))
     })
 }
 
@@ -184,7 +189,7 @@ pub(crate) fn bits_without(size: usize, excluded: &[Token]) -> Arc<[u32]> {
 /// Whether a token belongs in the trie as text: bytes that collide with control tokens or are too
 /// long are left out.
 fn is_text(bytes: &[u8]) -> bool {
-    bytes.first().is_some_and(|first| *first != TokTrie::SPECIAL_TOKEN_MARKER) && bytes.len() <= LONGEST_TOKEN
+    bytes.first().is_some_and(|first| *first != TokTrie::SPECIAL_TOKEN_MARKER) && bytes.len() <= MAX_TOKEN
 }
 
 /// Whether encoding is byte-exact, so that forced text can be tokenized canonically.
@@ -196,13 +201,13 @@ fn is_exact(tokenizer: &Tokenizer) -> bool {
 }
 
 /// Adapter of the tokenizer to llguidance.
-struct Words {
+struct TokenizerAdapter {
     trie: TokTrie,
     tokenizer: Arc<Tokenizer>,
     is_exact: bool,
 }
 
-impl TokenizerEnv for Words {
+impl TokenizerEnv for TokenizerAdapter {
     fn tok_trie(&self) -> &TokTrie {
         &self.trie
     }
@@ -228,9 +233,9 @@ const NOTHING: &str = "allows nothing that this model can write";
 const ENDLESS: &str = "cannot be followed: what it leaves no choice about is too long, or has no end";
 
 /// Maps a library error at the start of a grammar.
-fn refused(error: &str) -> Refused {
+fn grammar_error(error: &str) -> GrammarError {
     let is = |reason: StopReason| error == reason.to_string();
-    Refused(match error {
+    GrammarError(match error {
         _ if is(StopReason::NoExtensionBias) => NOTHING.into(),
         _ if error == Cancelled.to_string() => ENDLESS.into(),
         _ => short(error),
@@ -246,7 +251,7 @@ pub(super) fn short(error: &str) -> String {
             let why =
                 if line.ends_with(':') { lines.find_map(|line| line.strip_prefix("error: ")) } else { None };
             let all = why.map_or_else(|| line.to_owned(), |why| format!("{line} {why}"));
-            all.chars().take(SHOWN).collect()
+            all.chars().take(MAX_MESSAGE).collect()
         }
         _ => "cannot be compiled".into(),
     }

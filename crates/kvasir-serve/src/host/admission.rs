@@ -5,10 +5,10 @@
 //! `AdmissionLimits::check_feasible` rejects with 400 what can never fit; `Clients::admit` rejects with
 //! 429 what does not fit now.
 
-use crate::{
-    context::request_context::RequestContext, error::ApiError, host::token_buffer::TokenBuffer,
-    metrics::Rejected,
-};
+use crate::context::request_context::RequestContext;
+use crate::error::ApiError;
+use crate::host::token_buffer::TokenBuffer;
+use crate::metrics::Rejected;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},

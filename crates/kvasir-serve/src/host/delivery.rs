@@ -3,12 +3,12 @@
 //! All wakers run after the last output of a step is stored, so woken tasks do not compete with this
 //! thread.
 
-use crate::{
-    context::request_context::RequestContext,
-    host::{admission::Clients, token_buffer::locked},
-    metrics::Metrics,
-    report::{event::ReportEvent, sinks::Reports},
-};
+use crate::context::request_context::RequestContext;
+use crate::host::admission::Clients;
+use crate::host::token_buffer::locked;
+use crate::metrics::Metrics;
+use crate::report::event::ReportEvent;
+use crate::report::sinks::Reports;
 use kvasir_engine::{Outbox, Summary};
 use std::{
     sync::{Arc, Mutex},

@@ -5,19 +5,15 @@
 //! before its end aborts the request. Backpressure: the backlog of a client that does not read is
 //! bounded by its own token limit. The engine's thread never touches JSON, text or sockets.
 
-use crate::{
-    context::request_context::RequestContext,
-    error::ApiError,
-    host::{
-        admission::{AdmissionLimits, Client, Clients},
-        delivery::Delivery,
-        retained_sessions::RetainedSessions,
-        stall_detector::{StallDetector, StallObserver},
-        token_buffer::{RequestOutput, TokenBuffer, locked},
-    },
-    metrics::{Metrics, MetricsObserver, Rejected},
-    report::sinks::Reports,
-};
+use crate::context::request_context::RequestContext;
+use crate::error::ApiError;
+use crate::host::admission::{AdmissionLimits, Client, Clients};
+use crate::host::delivery::Delivery;
+use crate::host::retained_sessions::RetainedSessions;
+use crate::host::stall_detector::{StallDetector, StallObserver};
+use crate::host::token_buffer::{RequestOutput, TokenBuffer, locked};
+use crate::metrics::{Metrics, MetricsObserver, Rejected};
+use crate::report::sinks::Reports;
 use kvasir_engine::{Engine, Exit, Message, Request, SessionId};
 use kvasir_exec::Executor;
 use std::{

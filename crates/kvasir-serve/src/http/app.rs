@@ -2,20 +2,18 @@
 //!
 //! Builds engine requests from sampling parameters, submits them, and looks up sessions.
 
-use crate::{
-    context::ignored_fields::{LoggedFields, UnknownFields},
-    error::{ApiError, Overflow},
-    host::{
-        engine_thread::{Host, Submission, TokenStream},
-        errors::refused,
-        step_subscription::StepFeed,
-    },
-    http::access::AccessControl,
-    metrics::kinds::Names,
-    model::Model,
-    request::{completions::Prompt, reader::Reader, sampling::SamplingFields},
-    session::store::{SessionContent, Sessions, Turn},
-};
+use crate::context::ignored_fields::{LoggedFields, UnknownFields};
+use crate::error::{ApiError, Overflow};
+use crate::host::engine_thread::{Host, Submission, TokenStream};
+use crate::host::errors::refused;
+use crate::host::step_subscription::StepFeed;
+use crate::http::access::AccessControl;
+use crate::metrics::kinds::Names;
+use crate::model::Model;
+use crate::request::completions::Prompt;
+use crate::request::reader::Reader;
+use crate::request::sampling::SamplingFields;
+use crate::session::store::{SessionContent, Sessions, Turn};
 use kvasir_engine::SessionId;
 use kvasir_kv::Token;
 use serde_json::{Map, Value};
@@ -136,7 +134,7 @@ impl App {
             return Err(ApiError::overflow(param, Overflow { prompt: used, asked: None, limit: longest }));
         }
         if fields.sampling.logprobs.is_some() || fields.prompt_logprobs.is_some() {
-            self.model.computes("probability")?;
+            self.model.require_logits("probability")?;
         }
         let left = longest - used;
         if let Some(asked) = fields.length.max_tokens.filter(|asked| *asked > left) {

@@ -1,13 +1,15 @@
 //! Reads request bodies: JSON only, bounded in size and time, charged to a memory budget shared by
 //! all bodies.
 
-use crate::{
-    blocking::{BLOCKING_BYTES, run_blocking},
-    context::request_context::RequestContext,
-    error::ApiError,
-    http::{access::api_keys::Caller, app::App, transport::connection::ReadTimeout},
-    request::{body, body_memory::BodyMemory, fields::Field},
-};
+use crate::blocking::{BLOCKING_BYTES, run_blocking};
+use crate::context::request_context::RequestContext;
+use crate::error::ApiError;
+use crate::http::access::api_keys::Caller;
+use crate::http::app::App;
+use crate::http::transport::connection::ReadTimeout;
+use crate::request::body;
+use crate::request::body_memory::BodyMemory;
+use crate::request::fields::Field;
 use axum::{
     body::{Body, BodyDataStream, Bytes},
     extract::Request,

@@ -3,18 +3,15 @@
 //! Outermost first: CORS (`cors`), request context and access log (`request_context`), authentication and host
 //! check (`authorize`).
 
-use crate::{
-    error::ApiError,
-    http::{
-        api::{
-            chat, completions, embeddings,
-            messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH},
-            openapi, responses, sessions, status, steps, tokens, web_ui,
-        },
-        app::App,
-        middleware::{authorize::authorize, cors::cors, request_context::request_context},
-    },
+use crate::error::ApiError;
+use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
+use crate::http::api::{
+    chat, completions, embeddings, openapi, responses, sessions, status, steps, tokens, web_ui,
 };
+use crate::http::app::App;
+use crate::http::middleware::authorize::authorize;
+use crate::http::middleware::cors::cors;
+use crate::http::middleware::request_context::request_context;
 use axum::{
     Router,
     middleware::from_fn_with_state,

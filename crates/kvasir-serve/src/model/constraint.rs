@@ -1,26 +1,19 @@
 //! Constraints of chat answers: required calls, the requested response format, voluntary calls, and the
 //! reasoning budget.
 
-use crate::{
-    blocking::run_blocking,
-    dialect::{reasoning::ReasoningDialect, tool_calls::ToolDialect},
-    error::ApiError,
-    grammar::{
-        call_grammars::{BehindLast, CallsBeginning},
-        reasoning_budget::Budget,
-        spec::{Part, Shape},
-        vocabulary::{Refused, Vocabulary},
-    },
-    model::{
-        Model,
-        tool_grammars::{Compiler, StrictRefused},
-    },
-    request::{
-        chat::{ChatRequest, ThinkingBudget},
-        response_format::AskedForm,
-        tools::{Tool, ToolChoice},
-    },
-};
+use crate::blocking::run_blocking;
+use crate::dialect::reasoning::ReasoningDialect;
+use crate::dialect::tool_calls::ToolDialect;
+use crate::error::ApiError;
+use crate::grammar::call_grammars::{BehindLast, CallsBeginning};
+use crate::grammar::reasoning_budget::ReasoningBudget;
+use crate::grammar::spec::{Part, Shape};
+use crate::grammar::vocabulary::{GrammarError, Vocabulary};
+use crate::model::Model;
+use crate::model::tool_grammars::{Compiler, StrictToolError};
+use crate::request::chat::{ChatRequest, ThinkingBudget};
+use crate::request::response_format::ResponseFormat;
+use crate::request::tools::{Tool, ToolChoice};
 use kvasir_kv::Token;
 use kvasir_sample::Constrained;
 
@@ -43,7 +36,7 @@ impl Model {
         prompt: &[Token],
     ) -> Result<ChatConstraint, ApiError> {
         let all: Vec<&Tool> = request.tools.iter().collect();
-        let calls = |tools: &[&Tool], several: bool, param: &str| AskedForm {
+        let calls = |tools: &[&Tool], several: bool, param: &str| ResponseFormat {
             shape: Shape::Calls(self.tool_dialect.form(tools, several)),
             param: param.to_owned(),
         };
@@ -56,7 +49,7 @@ impl Model {
             ToolChoice::Auto | ToolChoice::None => request.form.clone(),
         };
         let mut constraint = match asked {
-            None if request.tool_choice == ToolChoice::Auto => self.free_calls(request, prompt)?,
+            None if request.tool_choice == ToolChoice::Auto => self.voluntary_calls(request, prompt)?,
             None => ChatConstraint::default(),
             Some(asked) => {
                 asked.check_lengths(&request.sampling)?;
@@ -64,7 +57,7 @@ impl Model {
                 let form = self.constraint(&asked, &self.lead(prompt, is_call));
                 let constrained = form.map_err(|error| {
                     if is_call {
-                        all.iter().find_map(|tool| self.fault_of(tool)).unwrap_or(error)
+                        all.iter().find_map(|tool| self.schema_error(tool)).unwrap_or(error)
                     } else {
                         error
                     }
@@ -73,16 +66,16 @@ impl Model {
             }
         };
         if let Some(thinking) = request.thinking {
-            constraint.constrained = self.thinking(thinking, constraint.constrained, prompt)?;
+            constraint.constrained = self.with_reasoning_budget(thinking, constraint.constrained, prompt)?;
         }
         Ok(constraint)
     }
 
     /// Constraint of voluntary calls.
-    fn free_calls(&self, request: &ChatRequest, prompt: &[Token]) -> Result<ChatConstraint, ApiError> {
+    fn voluntary_calls(&self, request: &ChatRequest, prompt: &[Token]) -> Result<ChatConstraint, ApiError> {
         // The simulated device computes no logits to constrain.
         let is_off = !self.constrain_calls || request.tools.is_empty() || self.facts.hidden.is_none();
-        let Some(dialect) = self.dialect_of_calls().filter(|_| !is_off) else {
+        let Some(dialect) = self.call_dialect().filter(|_| !is_off) else {
             return Ok(ChatConstraint::default());
         };
         let compiled = run_blocking(|| {
@@ -90,14 +83,16 @@ impl Model {
                 Ok(vocabulary) => vocabulary,
                 Err(why) => {
                     let strict = request.tools.iter().find(|tool| tool.strict);
-                    let refused = |tool: &Tool| StrictRefused { schema: tool.schema.clone(), why };
+                    let refused = |tool: &Tool| StrictToolError { schema: tool.schema.clone(), why };
                     return strict.map(refused).map_or(Ok(None), Err);
                 }
             };
-            let compiler = Compiler { vocabulary, dialect, spelled: &self.kept };
-            self.tool_grammars.of(&compiler, &request.tools, request.parallel_tool_calls).map(Some)
+            let compiler = Compiler { vocabulary, dialect, spelled: &self.marker_tokens };
+            self.tool_grammars
+                .get_or_compile(&compiler, &request.tools, request.parallel_tool_calls)
+                .map(Some)
         });
-        let refused = |StrictRefused { schema, why }| ApiError::param(&schema, format!("`{schema}` {why}"));
+        let refused = |StrictToolError { schema, why }| ApiError::param(&schema, format!("`{schema}` {why}"));
         let Some(compiled) = compiled.map_err(refused)? else { return Ok(ChatConstraint::default()) };
         let Some(grammars) = compiled.grammars else { return Ok(ChatConstraint::default()) };
         let length = request.sampling.length.min_tokens;
@@ -121,7 +116,7 @@ impl Model {
 
     /// The dialect in which calls are parsed, if any: harmony calls are parsed exactly where
     /// harmony reasoning is.
-    fn dialect_of_calls(&self) -> Option<ToolDialect> {
+    fn call_dialect(&self) -> Option<ToolDialect> {
         match (self.reasoning, self.tool_dialect) {
             (Some(ReasoningDialect::Harmony), _) => Some(ToolDialect::Harmony),
             (_, ToolDialect::Harmony) => None,
@@ -129,26 +124,26 @@ impl Model {
         }
     }
 
-    fn vocabulary(&self) -> Result<&Vocabulary, Refused> {
+    fn vocabulary(&self) -> Result<&Vocabulary, GrammarError> {
         let vocabulary = || Vocabulary::new(self.tokenizer.clone(), self.facts.vocab, &self.facts.eos);
-        self.vocabulary.get_or_init(vocabulary).as_ref().map_err(Refused::clone)
+        self.vocabulary.get_or_init(vocabulary).as_ref().map_err(GrammarError::clone)
     }
 
     /// The error of a tool's schema, if it cannot be compiled.
-    fn fault_of(&self, tool: &Tool) -> Option<ApiError> {
+    fn schema_error(&self, tool: &Tool) -> Option<ApiError> {
         let shape = Shape::JsonSchema(tool.parameters.clone()?);
-        self.constraint(&AskedForm { shape, param: tool.schema.clone() }, &[]).err()
+        self.constraint(&ResponseFormat { shape, param: tool.schema.clone() }, &[]).err()
     }
 
     /// Adds a reasoning budget to a constraint; no-op for models that do not reason.
-    fn thinking(
+    fn with_reasoning_budget(
         &self,
         asked: ThinkingBudget,
         form: Constrained,
         prompt: &[Token],
     ) -> Result<Constrained, ApiError> {
         let Some(dialect) = self.reasoning else { return Ok(form) };
-        self.computes("a budget of reasoning")?;
+        self.require_logits("a budget of reasoning")?;
         let (open, close) = dialect.marks();
         let token = |mark: &str| match self.encode(mark, false)?.as_slice() {
             [one] => Ok(*one),
@@ -156,7 +151,7 @@ impl Model {
                 Err(ApiError::unsupported(asked.param, "this model marks its reasoning with several tokens"))
             }
         };
-        let budget = Budget {
+        let budget = ReasoningBudget {
             tokens: asked.tokens as usize,
             open: token(open)?,
             close: token(close)?,
@@ -167,7 +162,7 @@ impl Model {
     }
 
     /// Rejects features that need logits on the simulated device.
-    pub(crate) fn computes(&self, what: &str) -> Result<(), ApiError> {
+    pub(crate) fn require_logits(&self, what: &str) -> Result<(), ApiError> {
         match self.facts.hidden {
             Some(_) => Ok(()),
             None => Err(ApiError::not_offered(format!(
@@ -177,8 +172,8 @@ impl Model {
     }
 
     /// Compiles a requested response format, preceded by `lead`.
-    pub fn constraint(&self, asked: &AskedForm, lead: &[Part]) -> Result<Constrained, ApiError> {
-        self.computes("form of answers")?;
+    pub fn constraint(&self, asked: &ResponseFormat, lead: &[Part]) -> Result<Constrained, ApiError> {
+        self.require_logits("form of answers")?;
         let compiled = run_blocking(|| self.vocabulary().and_then(|v| v.compile(&asked.shape, lead)));
         compiled.map_err(|why| ApiError::param(&asked.param, format!("`{}` {why}", asked.param)))
     }

@@ -10,15 +10,15 @@ pub(crate) mod prompt;
 pub(crate) mod raw_arguments;
 pub(crate) mod tool_grammars;
 
-use crate::{
-    answer::choice::Reading,
-    blocking::{BLOCKING_BYTES, run_blocking},
-    dialect::{reasoning::ReasoningDialect, tool_calls::ToolDialect},
-    error::ApiError,
-    grammar::vocabulary::{Refused, Vocabulary},
-    model::tool_grammars::ToolGrammars,
-    request::{chat::ChatRequest, tools::ToolChoice},
-};
+use crate::answer::choice::ParseOptions;
+use crate::blocking::{BLOCKING_BYTES, run_blocking};
+use crate::dialect::reasoning::ReasoningDialect;
+use crate::dialect::tool_calls::ToolDialect;
+use crate::error::ApiError;
+use crate::grammar::vocabulary::{GrammarError, Vocabulary};
+use crate::model::tool_grammars::ToolGrammars;
+use crate::request::chat::ChatRequest;
+use crate::request::tools::ToolChoice;
 use kvasir_template::ChatTemplate;
 use kvasir_formats::{TextFiles, TextStream, Tokenizer};
 use kvasir_kv::Token;
@@ -65,9 +65,9 @@ pub struct Model {
     /// Its reasoning dialect, if it reasons.
     reasoning: Option<ReasoningDialect>,
     /// Control tokens kept in detokenized text, because they mark calls or reasoning.
-    kept: Vec<(Token, String)>,
+    marker_tokens: Vec<(Token, String)>,
     /// Compiled token vocabulary, built on first use of structured output.
-    vocabulary: OnceLock<Result<Vocabulary, Refused>>,
+    vocabulary: OnceLock<Result<Vocabulary, GrammarError>>,
     /// Whether voluntary tool calls (`tool_choice: auto`) are constrained.
     constrain_calls: bool,
     tool_grammars: ToolGrammars,
@@ -92,30 +92,30 @@ impl Model {
             variables: text.template_variables(),
             tool_dialect: ToolDialect::default(),
             reasoning: None,
-            kept: Vec::new(),
+            marker_tokens: Vec::new(),
             vocabulary: OnceLock::new(),
             constrain_calls: true,
             tool_grammars: ToolGrammars::default(),
         }
-        .speaking(tools, reasoning))
+        .with_dialects(tools, reasoning))
     }
 
     /// Sets the dialects in which answers are parsed.
-    pub fn speaking(mut self, tools: ToolDialect, reasoning: Option<ReasoningDialect>) -> Self {
+    pub fn with_dialects(mut self, tools: ToolDialect, reasoning: Option<ReasoningDialect>) -> Self {
         let think = reasoning.map(|dialect| dialect.marks());
         let marks: Vec<&str> =
             tools.marks().into_iter().chain(think.into_iter().flat_map(|(a, b)| [a, b])).collect();
         // A marker may span several tokens: `<｜DSML｜` may be one of them.
         let counts = |text: &str| marks.iter().any(|mark| mark.contains(text));
         let kept = |(id, text): &(Token, String)| counts(text) && !self.facts.eos.contains(id);
-        self.kept = self.tokenizer.specials().filter(kept).collect();
+        self.marker_tokens = self.tokenizer.specials().filter(kept).collect();
         self.tool_dialect = tools;
         self.reasoning = reasoning;
         self
     }
 
     /// Enables or disables constraints of voluntary tool calls.
-    pub fn constraining_calls(mut self, on: bool) -> Self {
+    pub fn with_constrained_calls(mut self, on: bool) -> Self {
         self.constrain_calls = on;
         self
     }
@@ -159,18 +159,18 @@ impl Model {
 
     /// Streaming detokenizer of an answer. `marked` keeps the control tokens that mark calls and
     /// reasoning; `goes_on` means that the answer continues a text.
-    pub fn detokenizer(self: &Arc<Self>, marked: bool, goes_on: bool) -> Detokenizer {
-        let text = if goes_on { TextStream::going_on(true) } else { TextStream::new(true) };
+    pub fn detokenizer(self: &Arc<Self>, marked: bool, continues: bool) -> Detokenizer {
+        let text = if continues { TextStream::going_on(true) } else { TextStream::new(true) };
         Detokenizer { model: self.clone(), text, marked }
     }
 
     /// Output parsing options of a chat answer.
-    pub fn reading(&self, request: &ChatRequest, prompt: &[Token]) -> Reading {
+    pub fn parse_options(&self, request: &ChatRequest, prompt: &[Token]) -> ParseOptions {
         let offers_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
-        Reading {
+        ParseOptions {
             stop: request.sampling.stop.clone(),
-            unstopped: request.sampling.length.min_tokens,
-            goes_on: request.continue_final_message,
+            min_tokens: request.sampling.length.min_tokens,
+            continues: request.continue_final_message,
             calls: offers_tools.then(|| (self.tool_dialect, request.tools.clone().into())),
             reasoning: self.reasoning.map(|dialect| (dialect, self.ends_with(prompt, dialect.marks().0))),
             constrained: false,
@@ -194,7 +194,7 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// Feeds a token; returns the text that it completes.
     pub fn push(&mut self, token: Token) -> String {
-        match self.model.kept.iter().find(|(id, _)| self.marked && *id == token) {
+        match self.model.marker_tokens.iter().find(|(id, _)| self.marked && *id == token) {
             Some((_, spelling)) => self.text.finish() + spelling,
             None => self.text.push(&self.model.tokenizer, token),
         }

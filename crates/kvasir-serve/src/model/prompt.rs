@@ -4,16 +4,13 @@
 //! encoded piecewise between guards. So client text never becomes a control token. Templates that reject a
 //! conversation as sent get it folded (`folded`) and with wrapped arguments (`raw_arguments`).
 
-use crate::{
-    blocking::run_blocking,
-    error::ApiError,
-    model::{
-        Model,
-        folded_conversation::{fold, shows_late_system},
-        raw_arguments::{MARK, RawArguments},
-    },
-    request::{chat::ChatRequest, tools::ToolChoice},
-};
+use crate::blocking::run_blocking;
+use crate::error::ApiError;
+use crate::model::Model;
+use crate::model::folded_conversation::{fold, shows_late_system};
+use crate::model::raw_arguments::{PLACEHOLDER, RawArguments};
+use crate::request::chat::ChatRequest;
+use crate::request::tools::ToolChoice;
 use kvasir_template::ChatTemplate;
 use kvasir_kv::Token;
 use serde_json::{Map, Value};
@@ -28,10 +25,14 @@ const END: char = '\u{fdd1}';
 impl Model {
     /// Renders a chat with the template and tokenizes it.
     pub fn chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
-        if request.is_long() { run_blocking(|| self.rendered(request)) } else { self.rendered(request) }
+        if request.is_long() {
+            run_blocking(|| self.render_prompt(request))
+        } else {
+            self.render_prompt(request)
+        }
     }
 
-    fn rendered(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
+    fn render_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
         let template = self.template.as_ref();
         let template =
             template.ok_or_else(|| ApiError::param("messages", "this model has no chat template"))?;
@@ -115,7 +116,7 @@ impl Model {
     }
 
     fn guarded_text(&self, text: &str) -> String {
-        let text = text.replace([GUARD, END, MARK], "\u{fffd}");
+        let text = text.replace([GUARD, END, PLACEHOLDER], "\u{fffd}");
         self.specials.iter().fold(text, |text, special| {
             let mut chars = special.chars();
             match chars.next().filter(|_| text.contains(special)) {

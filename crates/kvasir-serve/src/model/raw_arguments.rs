@@ -9,7 +9,7 @@
 use serde_json::{Value, json};
 
 /// Encloses a placeholder's index. A noncharacter, which is removed from client text.
-pub(crate) const MARK: char = '\u{fdd2}';
+pub(crate) const PLACEHOLDER: char = '\u{fdd2}';
 
 /// The replaced texts, in the order of their calls.
 pub(crate) struct RawArguments(Vec<String>);
@@ -20,7 +20,7 @@ impl RawArguments {
         let mut texts = Vec::new();
         for arguments in all_arguments(messages) {
             if let Value::String(text) = arguments {
-                let mark = format!("{MARK}{}{MARK}", texts.len());
+                let mark = format!("{PLACEHOLDER}{}{PLACEHOLDER}", texts.len());
                 texts.push(std::mem::replace(text, mark));
             }
         }
@@ -39,7 +39,7 @@ impl RawArguments {
             return rendered;
         }
         // Text and placeholder indices alternate between marks.
-        let mut pieces = rendered.split(MARK);
+        let mut pieces = rendered.split(PLACEHOLDER);
         let mut restored = pieces.next().unwrap_or_default().to_owned();
         while let (Some(index), Some(behind)) = (pieces.next(), pieces.next()) {
             let text = index.parse().ok().and_then(|i: usize| self.0.get(i));

@@ -3,20 +3,17 @@
 //! Fallback: a tool whose schema cannot be compiled takes any object as arguments, unless it is
 //! `strict`, which rejects the request.
 
-use crate::{
-    dialect::{call_parts::takes_objects, tool_calls::ToolDialect},
-    grammar::{
-        call_grammars::CallGrammars,
-        vocabulary::{Refused, Vocabulary},
-    },
-    request::tools::Tool,
-};
+use crate::dialect::call_parts::takes_objects;
+use crate::dialect::tool_calls::ToolDialect;
+use crate::grammar::call_grammars::CallGrammars;
+use crate::grammar::vocabulary::{GrammarError, Vocabulary};
+use crate::request::tools::Tool;
 use kvasir_kv::Token;
 use serde_json::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Capacity of the cache, in tool sets.
-const KEPT: usize = 32;
+const CACHE_CAPACITY: usize = 32;
 
 /// Compiled grammars by tool set, most recently used last.
 #[derive(Debug, Default)]
@@ -54,10 +51,10 @@ pub(crate) struct Compiled {
 
 /// A strict tool whose schema cannot be compiled.
 #[derive(Debug)]
-pub(crate) struct StrictRefused {
+pub(crate) struct StrictToolError {
     /// Path of its schema in the request.
     pub(crate) schema: String,
-    pub(crate) why: Refused,
+    pub(crate) why: GrammarError,
 }
 
 /// Inputs of compilation besides the tools.
@@ -71,38 +68,38 @@ pub(crate) struct Compiler<'a> {
 impl ToolGrammars {
     /// Returns cached grammars of these tools, or compiles them. With `several`, an answer may hold
     /// more than one call.
-    pub(crate) fn of(
+    pub(crate) fn get_or_compile(
         &self,
         compiler: &Compiler<'_>,
         tools: &[Tool],
         several: bool,
-    ) -> Result<Compiled, StrictRefused> {
+    ) -> Result<Compiled, StrictToolError> {
         if let Some(found) = self.find(tools, several) {
             return Ok(found);
         }
         let compiled = compiler.compile(tools, several)?;
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() >= KEPT {
-            kept.remove(0);
+        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if cached.len() >= CACHE_CAPACITY {
+            cached.remove(0);
         }
         let of_tool = |tool: &Tool| (tool.name.clone(), tool.parameters.clone(), tool.strict);
         let key = Key { tools: tools.iter().map(of_tool).collect(), several };
-        kept.push((key, Compiled { is_new: false, ..compiled.clone() }));
+        cached.push((key, Compiled { is_new: false, ..compiled.clone() }));
         Ok(compiled)
     }
 
     fn find(&self, tools: &[Tool], several: bool) -> Option<Compiled> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept.iter().position(|(key, _)| key.is_of(tools, several))?;
-        let found = kept.remove(at);
+        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = cached.iter().position(|(key, _)| key.is_of(tools, several))?;
+        let found = cached.remove(at);
         let compiled = found.1.clone();
-        kept.push(found);
+        cached.push(found);
         Some(compiled)
     }
 }
 
 impl Compiler<'_> {
-    fn compile(&self, tools: &[Tool], several: bool) -> Result<Compiled, StrictRefused> {
+    fn compile(&self, tools: &[Tool], several: bool) -> Result<Compiled, StrictToolError> {
         let done =
             |grammars, loosened| Compiled { grammars: Some(Arc::new(grammars)), loosened, is_new: true };
         if let Ok(grammars) = self.grammars(tools, several) {
@@ -113,7 +110,7 @@ impl Compiler<'_> {
         for tool in &mut tools {
             let Err(why) = self.grammars(std::slice::from_ref(tool), several) else { continue };
             if tool.strict {
-                return Err(StrictRefused { schema: tool.schema.clone(), why });
+                return Err(StrictToolError { schema: tool.schema.clone(), why });
             }
             tool.parameters = None;
             loosened.push(tool.schema.clone());
@@ -123,8 +120,8 @@ impl Compiler<'_> {
         }
         // Each compiles alone but not all together: they are too large.
         if let Some(tool) = tools.iter().find(|tool| tool.strict) {
-            let why = Refused("cannot be compiled beside the other tools".into());
-            return Err(StrictRefused { schema: tool.schema.clone(), why });
+            let why = GrammarError("cannot be compiled beside the other tools".into());
+            return Err(StrictToolError { schema: tool.schema.clone(), why });
         }
         tools.iter_mut().for_each(|tool| tool.parameters = None);
         let loosened = tools.iter().map(|tool| tool.schema.clone()).collect();
@@ -132,10 +129,10 @@ impl Compiler<'_> {
         Ok(Compiled { grammars, loosened, is_new: true })
     }
 
-    fn grammars(&self, tools: &[Tool], several: bool) -> Result<CallGrammars, Refused> {
+    fn grammars(&self, tools: &[Tool], several: bool) -> Result<CallGrammars, GrammarError> {
         let all: Vec<&Tool> = tools.iter().collect();
         if !tools.iter().all(takes_objects) {
-            return Err(Refused("describes no object".into()));
+            return Err(GrammarError("describes no object".into()));
         }
         self.vocabulary.compile_calls(self.dialect.syntax(&all, several), self.spelled.to_vec())
     }

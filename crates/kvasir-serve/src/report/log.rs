@@ -1,6 +1,7 @@
 //! Request log on stderr, as text or JSON lines. Never contains prompt or answer text.
 
-use crate::{context::request_context::RequestContext, report::event::ReportEvent};
+use crate::context::request_context::RequestContext;
+use crate::report::event::ReportEvent;
 use kvasir_engine::{Finish, Nanos, Summary};
 use serde_json::{Map, Value, json};
 use std::{

@@ -2,7 +2,8 @@
 //!
 //! Each request becomes a root span with children `queued`, `prefill` and `decode`.
 
-use crate::{context::request_context::RequestContext, report::event::ReportEvent};
+use crate::context::request_context::RequestContext;
+use crate::report::event::ReportEvent;
 use kvasir_engine::{Finish, Nanos, Summary};
 use serde_json::{Value, json};
 use std::{

@@ -8,15 +8,11 @@
 //! Rejected: invalid JSON, nesting beyond serde_json's 128 levels, more than [`MAX_PARSED`] once
 //! parsed, and duplicate keys.
 
-use crate::{
-    context::ignored_fields::IgnoredFields,
-    error::ApiError,
-    request::{
-        body_memory::BodyMemory,
-        fields::{Class, Field},
-        reader::Reader,
-    },
-};
+use crate::context::ignored_fields::IgnoredFields;
+use crate::error::ApiError;
+use crate::request::body_memory::BodyMemory;
+use crate::request::fields::{Class, Field};
+use crate::request::reader::Reader;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use std::{
@@ -48,7 +44,7 @@ pub struct Body {
 impl Body {
     /// Parses the body of an endpoint with this field table.
     pub fn parse(bytes: &[u8], table: &'static [Field], ignored: IgnoredFields) -> Result<Self, ApiError> {
-        let budget = Budget::default();
+        let budget = ParseBudget::default();
         let parsed = budget.run(bytes, Scope::Body(table, &ignored));
         let value = parsed.map_err(|error| match budget.refusal.take() {
             Some(refusal) => refusal,
@@ -68,7 +64,7 @@ impl Body {
 
 /// Charges parsed values against [`MAX_PARSED`] and the shared budget of all bodies.
 #[derive(Default)]
-pub(crate) struct Budget {
+pub(crate) struct ParseBudget {
     used: Cell<usize>,
     granted: Cell<usize>,
     memory: RefCell<BodyMemory>,
@@ -79,7 +75,7 @@ pub(crate) struct Budget {
 /// Granularity of the grant from the shared budget, in bytes.
 const GRANT: usize = 256 << 10;
 
-impl Budget {
+impl ParseBudget {
     /// Parses a JSON text nested in a body.
     pub(super) fn parse(&self, bytes: &[u8]) -> serde_json::Result<Value> {
         self.run(bytes, Scope::Value)
@@ -143,7 +139,7 @@ enum Scope<'a> {
 /// Deserializer of one value; `None` if it is skipped.
 #[derive(Clone, Copy)]
 struct Node<'a> {
-    budget: &'a Budget,
+    budget: &'a ParseBudget,
     scope: Scope<'a>,
 }
 
@@ -268,10 +264,8 @@ impl<'de> Visitor<'de> for Node<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        context::ignored_fields::UnknownFields,
-        request::fields::{CHAT, DETOKENIZE, TOKENIZE},
-    };
+    use crate::context::ignored_fields::UnknownFields;
+    use crate::request::fields::{CHAT, DETOKENIZE, TOKENIZE};
     use serde_json::json;
 
     fn parse(text: &str) -> Result<Body, ApiError> {

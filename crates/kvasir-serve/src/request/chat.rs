@@ -4,19 +4,15 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{
-    blocking::BLOCKING_BYTES,
-    error::ApiError,
-    request::{
-        body::Budget,
-        conversation::{Content, Message, Role, no_text},
-        fields::CHAT,
-        reader::Reader,
-        response_format::AskedForm,
-        sampling::{self, SamplingFields},
-        tools::{Tool, ToolChoice},
-    },
-};
+use crate::blocking::BLOCKING_BYTES;
+use crate::error::ApiError;
+use crate::request::body::ParseBudget;
+use crate::request::conversation::{Content, Message, Role, unsupported_part};
+use crate::request::fields::CHAT;
+use crate::request::reader::Reader;
+use crate::request::response_format::ResponseFormat;
+use crate::request::sampling::{self, SamplingFields};
+use crate::request::tools::{Tool, ToolChoice};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 
@@ -57,7 +53,7 @@ pub struct ChatRequest {
     /// Whether an answer may hold several tool calls.
     pub parallel_tool_calls: bool,
     /// Required response format (structured output).
-    pub form: Option<AskedForm>,
+    pub form: Option<ResponseFormat>,
     /// Reasoning budget.
     pub thinking: Option<ThinkingBudget>,
     /// `Some` for a streamed answer.
@@ -111,7 +107,7 @@ impl ChatRequest {
             tool_choice: ToolChoice::read(body, &tools)?,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
-            form: AskedForm::read(body)?,
+            form: ResponseFormat::read(body)?,
             thinking: thinking(body)?,
             stream: stream(body)?,
             template_kwargs,
@@ -215,7 +211,7 @@ fn messages(body: &Reader, earlier: usize) -> Result<Vec<Message>, ApiError> {
         return Err(body.error("messages", "must not be empty"));
     }
     let mut open_calls: Vec<String> = Vec::new();
-    let budget = Budget::default();
+    let budget = ParseBudget::default();
     let mut messages = Vec::with_capacity(items.len());
     for (i, item) in items.iter().enumerate() {
         let reader = match i.checked_sub(earlier) {
@@ -227,8 +223,8 @@ fn messages(body: &Reader, earlier: usize) -> Result<Vec<Message>, ApiError> {
     Ok(messages)
 }
 
-fn message(reader: &Reader, open_calls: &mut Vec<String>, budget: &Budget) -> Result<Message, ApiError> {
-    let role = match reader.text("role")?.ok_or_else(|| reader.error("role", "is missing"))? {
+fn message(reader: &Reader, open_calls: &mut Vec<String>, budget: &ParseBudget) -> Result<Message, ApiError> {
+    let role = match reader.need_text("role")? {
         "system" | "developer" => Role::System,
         "user" => Role::User,
         "assistant" => Role::Assistant,
@@ -259,8 +255,7 @@ fn message(reader: &Reader, open_calls: &mut Vec<String>, budget: &Budget) -> Re
             }
         }
         Role::Tool => {
-            let id =
-                reader.text("tool_call_id")?.ok_or_else(|| reader.error("tool_call_id", "is missing"))?;
+            let id = reader.need_text("tool_call_id")?;
             if !open_calls.iter().any(|open| open == id) {
                 return Err(reader.error("tool_call_id", "answers no call of an earlier message"));
             }
@@ -283,9 +278,9 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
                 let part = reader.item("content", i, part)?;
                 match part.text("type")? {
                     Some("text" | "input_text" | "output_text") => {
-                        text.push_str(part.text("text")?.ok_or_else(|| part.error("text", "is missing"))?);
+                        text.push_str(part.need_text("text")?);
                     }
-                    kind => return Err(no_text(&part, kind)),
+                    kind => return Err(unsupported_part(&part, kind)),
                 }
             }
             Ok(Content::Text(text))
@@ -296,13 +291,13 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
 
 /// Tool calls of an assistant message, with arguments as objects, as templates expect. Arguments
 /// that are not an object stay a string: history is never rejected for what a model wrote.
-fn calls(reader: &Reader, budget: &Budget) -> Result<Vec<Value>, ApiError> {
+fn calls(reader: &Reader, budget: &ParseBudget) -> Result<Vec<Value>, ApiError> {
     let items = reader.list("tool_calls", 1024)?.unwrap_or(&[]).iter().enumerate();
     let read = |(i, item): (usize, &Value)| {
         let call = reader.item("tool_calls", i, item)?;
-        let id = call.text("id")?.ok_or_else(|| call.error("id", "is missing"))?;
-        let function = call.object("function")?.ok_or_else(|| call.error("function", "is missing"))?;
-        let name = function.text("name")?.ok_or_else(|| function.error("name", "is missing"))?;
+        let id = call.need_text("id")?;
+        let function = call.need_object("function")?;
+        let name = function.need_text("name")?;
         let arguments = match function.get("arguments") {
             None => json!({}),
             Some(Value::String(text)) => budget.arguments(text),

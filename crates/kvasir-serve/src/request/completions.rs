@@ -1,15 +1,11 @@
 //! Parses OpenAI `/v1/completions` requests: prompts as text or token ids.
 
-use crate::{
-    error::ApiError,
-    request::{
-        chat::{self, StreamOptions},
-        fields::COMPLETIONS,
-        reader::Reader,
-        response_format::AskedForm,
-        sampling::{self, SamplingFields},
-    },
-};
+use crate::error::ApiError;
+use crate::request::chat::{self, StreamOptions};
+use crate::request::fields::COMPLETIONS;
+use crate::request::reader::Reader;
+use crate::request::response_format::ResponseFormat;
+use crate::request::sampling::{self, SamplingFields};
 use kvasir_sample::Sampling;
 use serde_json::Value;
 
@@ -41,7 +37,7 @@ pub struct CompletionRequest {
     /// Prepend the prompt to the answer.
     pub echo: bool,
     /// Required response format (structured output).
-    pub form: Option<AskedForm>,
+    pub form: Option<ResponseFormat>,
     /// `Some` for a streamed answer.
     pub stream: Option<StreamOptions>,
 }
@@ -66,7 +62,7 @@ impl CompletionRequest {
             prompts: prompts(body, "prompt", MAX_PROMPTS, vocab)?,
             sampling,
             echo,
-            form: AskedForm::read(body)?,
+            form: ResponseFormat::read(body)?,
             stream: chat::stream(body)?,
         })
     }

@@ -1,7 +1,8 @@
 //! Chat messages as chat templates see them: text messages, tool results, and assistant turns assembled
 //! from parts.
 
-use crate::{error::ApiError, request::reader::Reader};
+use crate::error::ApiError;
+use crate::request::reader::Reader;
 use serde_json::{Value, json};
 
 /// Role of a message.
@@ -41,7 +42,7 @@ pub struct Message {
 
 impl Message {
     /// A text message without tool calls.
-    pub fn said(role: Role, text: String) -> Self {
+    pub fn text(role: Role, text: String) -> Self {
         let name = match role {
             Role::System => "system",
             Role::User => "user",
@@ -104,13 +105,13 @@ impl AssistantTurn {
 
 /// The note that takes the place of a part that is no text in the result of a call, so that the
 /// conversation continues. The part is recorded as ignored.
-pub(crate) fn left_out(part: &Reader, kind: &str) -> String {
+pub(crate) fn omission_note(part: &Reader, kind: &str) -> String {
     part.ignore(kind);
     format!("[{} left out]", kind.trim_start_matches("input_"))
 }
 
 /// The error for a content part that is not text.
-pub(crate) fn no_text(part: &Reader, kind: Option<&str>) -> ApiError {
+pub(crate) fn unsupported_part(part: &Reader, kind: Option<&str>) -> ApiError {
     const MEDIA: &[&str] = &[
         "image_url",
         "input_image",

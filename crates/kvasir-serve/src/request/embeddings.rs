@@ -1,14 +1,10 @@
 //! Parses OpenAI `/v1/embeddings` requests.
 
-use crate::{
-    error::ApiError,
-    request::{
-        completions::{Prompt, prompts},
-        fields::EMBEDDINGS,
-        reader::Reader,
-        sampling::SamplingFields,
-    },
-};
+use crate::error::ApiError;
+use crate::request::completions::{Prompt, prompts};
+use crate::request::fields::EMBEDDINGS;
+use crate::request::reader::Reader;
+use crate::request::sampling::SamplingFields;
 use kvasir_sample::Sampling;
 
 /// Maximum inputs per request.

@@ -7,19 +7,15 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{
-    error::ApiError,
-    request::{
-        body::Budget,
-        chat::{ChatRequest, StreamOptions, ThinkingBudget, effort_word},
-        conversation::{AssistantTurn, Message, Role, left_out, no_text},
-        fields::{COUNT_TOKENS, MESSAGES},
-        reader::Reader,
-        response_format::AskedForm,
-        sampling::{self, SamplingFields},
-        tools::{Tool, ToolChoice},
-    },
-};
+use crate::error::ApiError;
+use crate::request::body::ParseBudget;
+use crate::request::chat::{ChatRequest, StreamOptions, ThinkingBudget, effort_word};
+use crate::request::conversation::{AssistantTurn, Message, Role, omission_note, unsupported_part};
+use crate::request::fields::{COUNT_TOKENS, MESSAGES};
+use crate::request::reader::Reader;
+use crate::request::response_format::ResponseFormat;
+use crate::request::sampling::{self, SamplingFields};
+use crate::request::tools::{Tool, ToolChoice};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value};
 
@@ -69,16 +65,16 @@ impl MessagesRequest {
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
         sampling.stop = sampling::stops(body, "stop_sequences")?;
         let tools = tools(body)?;
-        let tools = loaded(body, tools);
+        let tools = without_deferred(body, tools);
         let (tool_choice, parallel_tool_calls) = tool_choice(body, &tools)?;
         let mut messages: Vec<Message> = system(body, strip_billing_header)?.into_iter().collect();
-        let goes_on = conversation(body, &mut messages)?;
+        let continues = conversation(body, &mut messages)?;
         edit_context(body, &mut messages)?;
         let (mut template_kwargs, thinking) = thinking(body)?;
         let form = output_config(body, &mut template_kwargs)?;
         Ok(Self {
             chat: ChatRequest {
-                model: Some(body.text("model")?.ok_or_else(|| body.error("model", "is missing"))?.to_owned()),
+                model: Some(body.need_text("model")?.to_owned()),
                 messages,
                 sampling,
                 tools,
@@ -88,8 +84,8 @@ impl MessagesRequest {
                 stream: body.flag("stream", false)?.then(StreamOptions::default),
                 thinking,
                 template_kwargs,
-                add_generation_prompt: !goes_on,
-                continue_final_message: goes_on,
+                add_generation_prompt: !continues,
+                continue_final_message: continues,
             },
         })
     }
@@ -113,7 +109,7 @@ fn edit_context(body: &Reader, messages: &mut [Message]) -> Result<(), ApiError>
     management.only(&["edits"])?;
     for (i, edit) in management.list("edits", MAX_EDITS)?.unwrap_or(&[]).iter().enumerate() {
         let edit = management.item("edits", i, edit)?;
-        let kind = needed(&edit, "type")?;
+        let kind = edit.need_text("type")?;
         if kind != CLEAR_THINKING {
             edit.ignore(kind);
             continue;
@@ -158,12 +154,12 @@ fn text_of(reader: &Reader, field: &str, is_result: bool) -> Result<Option<Strin
             let mut text = String::new();
             for block in blocks(reader, field)? {
                 match block.text("type")? {
-                    Some("text") => text.push_str(needed(&block, "text")?),
-                    Some("tool_reference") if is_result => text.push_str(needed(&block, "tool_name")?),
+                    Some("text") => text.push_str(block.need_text("text")?),
+                    Some("tool_reference") if is_result => text.push_str(block.need_text("tool_name")?),
                     Some(kind) if is_result && MEDIA.contains(&kind) => {
-                        text.push_str(&left_out(&block, kind));
+                        text.push_str(&omission_note(&block, kind));
                     }
-                    kind => return Err(no_text(&block, kind)),
+                    kind => return Err(unsupported_part(&block, kind)),
                 }
             }
             Ok(Some(text))
@@ -187,17 +183,13 @@ fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiEr
             Some("tool_reference") => &["tool_name"],
             // Only valid in tool results, where a note replaces it.
             Some(kind) if MEDIA.contains(&kind) => return Ok(block),
-            kind => return Err(no_text(&block, kind)),
+            kind => return Err(unsupported_part(&block, kind)),
         };
         // Cache and citation markers do not change the content.
         block.only(&[own, &["type", "cache_control", "citations"]].concat())?;
         Ok(block)
     };
     items.map(block).collect()
-}
-
-fn needed<'a>(reader: &Reader<'a>, field: &str) -> Result<&'a str, ApiError> {
-    reader.text(field)?.ok_or_else(|| reader.error(field, "is missing"))
 }
 
 /// Prefix of Claude Code's billing line. It comes first in the system prompt, in a block or line of
@@ -210,7 +202,7 @@ fn system(body: &Reader, strip_billing_header: bool) -> Result<Option<Message>, 
     let Some(text) = text_of(body, "system", false)? else { return Ok(None) };
     let strip = strip_billing_header && text.starts_with(BILLING_HEADER);
     let text = if strip { text[billing_header_len(body, &text)..].to_owned() } else { text };
-    Ok((!strip || !text.is_empty()).then(|| Message::said(Role::System, text)))
+    Ok((!strip || !text.is_empty()).then(|| Message::text(Role::System, text)))
 }
 
 /// Length of the billing header in bytes.
@@ -227,7 +219,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
     if items.is_empty() {
         return Err(body.error("messages", "must not be empty"));
     }
-    let mut calls = Calls::default();
+    let mut calls = OpenCalls::default();
     for (i, item) in items.iter().enumerate() {
         let reader = body.item("messages", i, item)?;
         reader.only(&["role", "content"])?;
@@ -240,7 +232,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
             }
             Some("system") => {
                 let text = text_of(&reader, "content", false)?.unwrap_or_default();
-                messages.push(Message::said(Role::System, text));
+                messages.push(Message::text(Role::System, text));
             }
             _ => return Err(reader.error("role", "must be user, assistant or system")),
         }
@@ -251,15 +243,15 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
 
 /// Pending tool calls of the last assistant message, and the budget of all.
 #[derive(Default)]
-struct Calls {
+struct OpenCalls {
     ids: Vec<String>,
     /// Index of that message.
     message: usize,
     /// Memory of all arguments of the request that are parsed from text.
-    budget: Budget,
+    budget: ParseBudget,
 }
 
-impl Calls {
+impl OpenCalls {
     fn all_answered(&self, body: &Reader) -> Result<(), ApiError> {
         let Some(id) = self.ids.first() else { return Ok(()) };
         let path = format!("messages[{}].content", self.message);
@@ -268,9 +260,9 @@ impl Calls {
     }
 }
 
-fn user(reader: &Reader, calls: &mut Calls, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     if let Some(text) = reader.get("content").and_then(Value::as_str) {
-        messages.push(Message::said(Role::User, text.to_owned()));
+        messages.push(Message::text(Role::User, text.to_owned()));
         return Ok(());
     }
     let blocks = blocks(reader, "content")?;
@@ -281,17 +273,17 @@ fn user(reader: &Reader, calls: &mut Calls, messages: &mut Vec<Message>) -> Resu
     for block in blocks {
         match block.text("type")? {
             Some("tool_result") => {
-                let id = needed(&block, "tool_use_id")?;
+                let id = block.need_text("tool_use_id")?;
                 let Some(at) = calls.ids.iter().position(|call| call == id) else {
                     return Err(block.error("tool_use_id", "answers no open call of the message before"));
                 };
                 calls.ids.remove(at);
                 // Templates have no place for the error flag; the result's text conveys it.
                 block.flag("is_error", false)?;
-                messages.extend(said.take().map(|text| Message::said(Role::User, text)));
+                messages.extend(said.take().map(|text| Message::text(Role::User, text)));
                 messages.push(Message::result(id, text_of(&block, "content", true)?.unwrap_or_default()));
             }
-            Some("text") => said.get_or_insert_default().push_str(needed(&block, "text")?),
+            Some("text") => said.get_or_insert_default().push_str(block.need_text("text")?),
             // Claude Code removes these blocks from its conversation when it reads this wording.
             Some("image") => {
                 return Err(block.error("type", "is `image`: could not process image, the engine reads text"));
@@ -300,29 +292,29 @@ fn user(reader: &Reader, calls: &mut Calls, messages: &mut Vec<Message>) -> Resu
                 return Err(block
                     .error("type", "is `document`: the engine reads text and does not support PDF input"));
             }
-            kind @ Some("search_result") => return Err(no_text(&block, kind)),
+            kind @ Some("search_result") => return Err(unsupported_part(&block, kind)),
             _ => return Err(block.error("type", "must be text or tool_result in a message of the user")),
         }
     }
-    messages.extend(said.map(|text| Message::said(Role::User, text)));
+    messages.extend(said.map(|text| Message::text(Role::User, text)));
     Ok(())
 }
 
 /// An assistant message. An empty answer comes back as a message without blocks.
-fn assistant(reader: &Reader, calls: &mut Calls, message: usize) -> Result<Message, ApiError> {
+fn assistant(reader: &Reader, calls: &mut OpenCalls, message: usize) -> Result<Message, ApiError> {
     if let Some(text) = reader.get("content").and_then(Value::as_str) {
-        return Ok(Message::said(Role::Assistant, text.to_owned()));
+        return Ok(Message::text(Role::Assistant, text.to_owned()));
     }
     let mut turn = AssistantTurn::default();
     calls.message = message;
     for block in blocks(reader, "content")? {
         match block.text("type")? {
-            Some("text") => turn.say(needed(&block, "text")?),
-            Some("thinking") => turn.think(needed(&block, "thinking")?),
+            Some("text") => turn.say(block.need_text("text")?),
+            Some("thinking") => turn.think(block.need_text("thinking")?),
             // Encrypted; only its provider can read it.
             Some("redacted_thinking") => {}
             Some("tool_use") => {
-                let (id, name) = (needed(&block, "id")?, needed(&block, "name")?);
+                let (id, name) = (block.need_text("id")?, block.need_text("name")?);
                 let input = match block.need("input")? {
                     Value::String(text) => calls.budget.arguments(text),
                     object @ Value::Object(_) => object.clone(),
@@ -334,7 +326,7 @@ fn assistant(reader: &Reader, calls: &mut Calls, message: usize) -> Result<Messa
             _ => return Err(block.error("type", "must not stand in a message of the assistant")),
         }
     }
-    Ok(turn.take().unwrap_or_else(|| Message::said(Role::Assistant, String::new())))
+    Ok(turn.take().unwrap_or_else(|| Message::text(Role::Assistant, String::new())))
 }
 
 fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
@@ -359,7 +351,7 @@ fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
 }
 
 /// Drops tools with deferred loading that no tool search result refers to.
-fn loaded(body: &Reader, mut tools: Vec<Tool>) -> Vec<Tool> {
+fn without_deferred(body: &Reader, mut tools: Vec<Tool>) -> Vec<Tool> {
     fn list(value: Option<&Value>) -> std::slice::Iter<'_, Value> {
         value.and_then(Value::as_array).map_or(&[][..], Vec::as_slice).iter()
     }
@@ -420,7 +412,7 @@ fn thinking(body: &Reader) -> Result<(Map<String, Value>, Option<ThinkingBudget>
 }
 
 /// `output_config`: response format, and reasoning effort for templates that support it.
-fn output_config(body: &Reader, kwargs: &mut Map<String, Value>) -> Result<Option<AskedForm>, ApiError> {
+fn output_config(body: &Reader, kwargs: &mut Map<String, Value>) -> Result<Option<ResponseFormat>, ApiError> {
     let Some(config) = body.object("output_config")? else { return Ok(None) };
     config.only(&["format", "effort"])?;
     // Whether to reason at all is decided by `thinking`.
@@ -428,7 +420,7 @@ fn output_config(body: &Reader, kwargs: &mut Map<String, Value>) -> Result<Optio
     let Some(format) = config.object("format")? else { return Ok(None) };
     format.only(&["type", "schema"])?;
     match format.text("type")? {
-        Some("json_schema") => AskedForm::schema(&format).map(Some),
+        Some("json_schema") => ResponseFormat::schema(&format).map(Some),
         _ => Err(format.error("type", "must be json_schema")),
     }
 }

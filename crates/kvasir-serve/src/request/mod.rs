@@ -33,9 +33,11 @@ pub use crate::request::fields::{
 };
 pub use crate::request::messages::MessagesRequest;
 pub use crate::request::reader::Reader;
-pub use crate::request::response_format::AskedForm;
+pub use crate::request::response_format::ResponseFormat;
 pub use crate::request::responses::ResponsesRequest;
 pub use crate::request::responses_tools::custom_input;
 pub use crate::request::sampling::{Length, SamplingFields};
-pub use crate::request::sessions::{Begin, ForkRequest, SessionPosition, SessionRequest, read_rewind};
+pub use crate::request::sessions::{
+    ForkRequest, InitialContent, SessionPosition, SessionRequest, read_rewind,
+};
 pub use crate::request::tools::{Tool, ToolChoice, ToolKind};

@@ -1,10 +1,8 @@
 //! Typed access to the fields of a JSON object; every error names the field by its path.
 
-use crate::{
-    context::ignored_fields::IgnoredFields,
-    error::ApiError,
-    request::fields::{Class, Field},
-};
+use crate::context::ignored_fields::IgnoredFields;
+use crate::error::ApiError;
+use crate::request::fields::{Class, Field};
 use serde_json::{Map, Value};
 use std::{fmt::Display, ops::RangeInclusive};
 
@@ -100,6 +98,11 @@ impl<'a> Reader<'a> {
         self.get(field).map(text).transpose()
     }
 
+    /// A required string field.
+    pub fn need_text(&self, field: &str) -> Result<&'a str, ApiError> {
+        self.text(field)?.ok_or_else(|| self.error(field, "is missing"))
+    }
+
     /// A boolean field.
     pub fn flag(&self, field: &str, default: bool) -> Result<bool, ApiError> {
         let flag = |value: &Value| value.as_bool().ok_or_else(|| self.error(field, "must be true or false"));
@@ -155,6 +158,11 @@ impl<'a> Reader<'a> {
             Ok(self.at(map, self.name(field)))
         };
         self.get(field).map(object).transpose()
+    }
+
+    /// A required object field.
+    pub fn need_object(&self, field: &str) -> Result<Reader<'a>, ApiError> {
+        self.object(field)?.ok_or_else(|| self.error(field, "is missing"))
     }
 
     /// All fields.

@@ -1,11 +1,10 @@
 //! Parses structured output parameters: `response_format`, `structured_outputs` and vLLM's older
 //! `guided_*`.
 
-use crate::{
-    error::ApiError,
-    grammar::spec::Shape,
-    request::{reader::Reader, sampling::SamplingFields},
-};
+use crate::error::ApiError;
+use crate::grammar::spec::Shape;
+use crate::request::reader::Reader;
+use crate::request::sampling::SamplingFields;
 use serde_json::Value;
 
 /// Maximum number of choices; the compiler has limits of its own.
@@ -13,29 +12,29 @@ const MAX_CHOICES: usize = 4096;
 
 /// A requested response format, and the parameter that requested it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AskedForm {
+pub struct ResponseFormat {
     /// The specification.
     pub shape: Shape,
     /// Name of the parameter, for errors.
     pub param: String,
 }
 
-impl AskedForm {
+impl ResponseFormat {
     /// Parses `response_format`, `structured_outputs` and `guided_*`; at most one may be set.
     pub fn read(body: &Reader) -> Result<Option<Self>, ApiError> {
-        let mut asked = Vec::new();
-        asked.extend(response_format(body)?);
+        let mut formats = Vec::new();
+        formats.extend(response_format(body)?);
         if let Some(outer) = body.object("structured_outputs")? {
             outer.only(&["json", "json_object", "regex", "choice", "grammar"])?;
-            asked.extend(constraint(&outer, "")?);
+            formats.extend(constraint(&outer, "")?);
         }
-        asked.extend(constraint(body, "guided_")?);
-        match asked.len() {
+        formats.extend(constraint(body, "guided_")?);
+        match formats.len() {
             0 => Ok(None),
-            1 => Ok(asked.pop()),
+            1 => Ok(formats.pop()),
             _ => Err(ApiError::param(
-                &asked[1].param,
-                format!("`{}` and `{}` exclude each other", asked[1].param, asked[0].param),
+                &formats[1].param,
+                format!("`{}` and `{}` exclude each other", formats[1].param, formats[0].param),
             )),
         }
     }
@@ -71,32 +70,32 @@ impl AskedForm {
     }
 }
 
-fn response_format(body: &Reader) -> Result<Option<AskedForm>, ApiError> {
+fn response_format(body: &Reader) -> Result<Option<ResponseFormat>, ApiError> {
     let Some(format) = body.object("response_format")? else { return Ok(None) };
     let text = |field: &str| {
-        let text = format.text(field)?.ok_or_else(|| format.error(field, "is missing"))?;
+        let text = format.need_text(field)?;
         Ok::<String, ApiError>(text.to_owned())
     };
-    let asked = |field: &str, shape: Shape| Ok(Some(AskedForm { shape, param: format.name(field) }));
+    let found = |field: &str, shape: Shape| Ok(Some(ResponseFormat { shape, param: format.name(field) }));
     match format.text("type")? {
         Some("text") => Ok(None),
-        Some("json_object") => asked("type", Shape::JsonObject),
+        Some("json_object") => found("type", Shape::JsonObject),
         Some("json_schema") => {
-            let outer =
-                format.object("json_schema")?.ok_or_else(|| format.error("json_schema", "is missing"))?;
-            AskedForm::schema(&outer).map(Some)
+            let outer = format.need_object("json_schema")?;
+            ResponseFormat::schema(&outer).map(Some)
         }
-        Some("grammar") => asked("grammar", Shape::Grammar(text("grammar")?)),
-        Some("regex") => asked("regex", Shape::Regex(text("regex")?)),
+        Some("grammar") => found("grammar", Shape::Grammar(text("grammar")?)),
+        Some("regex") => found("regex", Shape::Regex(text("regex")?)),
         _ => Err(format.error("type", "must be text, json_object, json_schema, grammar or regex")),
     }
 }
 
 /// Parses the constraints whose names have this prefix.
-fn constraint(body: &Reader, prefix: &str) -> Result<Vec<AskedForm>, ApiError> {
+fn constraint(body: &Reader, prefix: &str) -> Result<Vec<ResponseFormat>, ApiError> {
     let field = |name: &str| format!("{prefix}{name}");
-    let mut asked = Vec::new();
-    let mut add = |name: &str, shape: Shape| asked.push(AskedForm { shape, param: body.name(&field(name)) });
+    let mut formats = Vec::new();
+    let mut add =
+        |name: &str, shape: Shape| formats.push(ResponseFormat { shape, param: body.name(&field(name)) });
     match body.get(&field("json")) {
         None => {}
         // A schema may be given as a JSON string.
@@ -120,5 +119,5 @@ fn constraint(body: &Reader, prefix: &str) -> Result<Vec<AskedForm>, ApiError> {
         let texts = texts.ok_or_else(|| body.error(&field("choice"), "must hold texts"))?;
         add("choice", Shape::Choice(texts));
     }
-    Ok(asked)
+    Ok(formats)
 }

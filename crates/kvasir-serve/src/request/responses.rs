@@ -7,21 +7,17 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{
-    error::ApiError,
-    grammar::spec::Shape,
-    request::{
-        body::Budget,
-        chat::{self, ChatRequest, StreamOptions},
-        conversation::{AssistantTurn, Message, Role, left_out, no_text},
-        fields::RESPONSES,
-        reader::Reader,
-        response_format::AskedForm,
-        responses_tools,
-        sampling::{self, SamplingFields},
-        tools::{Tool, ToolChoice},
-    },
-};
+use crate::error::ApiError;
+use crate::grammar::spec::Shape;
+use crate::request::body::ParseBudget;
+use crate::request::chat::{self, ChatRequest, StreamOptions};
+use crate::request::conversation::{AssistantTurn, Message, Role, omission_note, unsupported_part};
+use crate::request::fields::RESPONSES;
+use crate::request::reader::Reader;
+use crate::request::response_format::ResponseFormat;
+use crate::request::responses_tools;
+use crate::request::sampling::{self, SamplingFields};
+use crate::request::tools::{Tool, ToolChoice};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 
@@ -39,7 +35,7 @@ impl ResponsesRequest {
     /// Parses and validates a body.
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         body.classify(RESPONSES)?;
-        nothing_kept(body)?;
+        reject_stored(body)?;
         // Only type-checked here: both are echoed in the response.
         body.object("metadata")?;
         body.text("user")?;
@@ -50,7 +46,7 @@ impl ResponsesRequest {
         sampling.sampling.logprobs = (logprobs || top.is_some_and(|top| top > 0)).then_some(top.unwrap_or(0));
         let tools = responses_tools::all(body)?;
         let mut messages = Vec::new();
-        messages.extend(body.text("instructions")?.map(|text| Message::said(Role::System, text.to_owned())));
+        messages.extend(body.text("instructions")?.map(|text| Message::text(Role::System, text.to_owned())));
         conversation(body, &mut messages)?;
         let chat = ChatRequest {
             model: body.text("model")?.map(str::to_owned),
@@ -71,7 +67,7 @@ impl ResponsesRequest {
 }
 
 /// Rejects parameters that need stored responses.
-fn nothing_kept(body: &Reader) -> Result<(), ApiError> {
+fn reject_stored(body: &Reader) -> Result<(), ApiError> {
     for (field, why) in [
         ("store", "responses are not kept; send all items again in `input`"),
         ("background", "a response is made while its request is open"),
@@ -127,7 +123,7 @@ fn wants_logprobs(body: &Reader) -> Result<bool, ApiError> {
 
 fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     if let Some(text) = body.need("input")?.as_str() {
-        messages.push(Message::said(Role::User, text.to_owned()));
+        messages.push(Message::text(Role::User, text.to_owned()));
         return Ok(());
     }
     if !body.need("input")?.is_array() {
@@ -140,7 +136,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
     // Templates take the items of one assistant turn as one message.
     let mut turn = AssistantTurn::default();
     let mut calls: Vec<&str> = Vec::new();
-    let budget = Budget::default();
+    let budget = ParseBudget::default();
     for (i, item) in items.iter().enumerate() {
         let item = body.item("input", i, item)?;
         match item.text("type")? {
@@ -153,9 +149,9 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
             }
             Some("function_call") => {
                 item.only(&["type", "id", "call_id", "name", "namespace", "arguments", "status"])?;
-                let id = needed(&item, "call_id")?;
-                let arguments = budget.arguments(needed(&item, "arguments")?);
-                let name = needed(&item, "name")?;
+                let id = item.need_text("call_id")?;
+                let arguments = budget.arguments(item.need_text("arguments")?);
+                let name = item.need_text("name")?;
                 let flat =
                     item.text("namespace")?.map(|namespace| responses_tools::flat_name(namespace, name));
                 turn.call(id, flat.as_deref().unwrap_or(name), arguments);
@@ -163,21 +159,21 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
             }
             Some("custom_tool_call") => {
                 item.only(&["type", "id", "call_id", "name", "namespace", "input", "status"])?;
-                let (id, name) = (needed(&item, "call_id")?, needed(&item, "name")?);
+                let (id, name) = (item.need_text("call_id")?, item.need_text("name")?);
                 let flat =
                     item.text("namespace")?.map(|namespace| responses_tools::flat_name(namespace, name));
-                turn.call(id, flat.as_deref().unwrap_or(name), json!({"input": needed(&item, "input")?}));
+                turn.call(id, flat.as_deref().unwrap_or(name), json!({"input": item.need_text("input")?}));
                 calls.push(id);
             }
             Some("local_shell_call") => {
                 item.only(&["type", "id", "call_id", "action", "status"])?;
-                let id = item.text("call_id")?.map_or_else(|| needed(&item, "id"), Ok)?;
+                let id = item.text("call_id")?.map_or_else(|| item.need_text("id"), Ok)?;
                 turn.call(id, "local_shell", item.get("action").cloned().unwrap_or_else(|| json!({})));
                 calls.push(id);
             }
             Some("function_call_output" | "custom_tool_call_output" | "local_shell_call_output") => {
                 item.only(&["type", "id", "call_id", "output", "status"])?;
-                let id = item.text("call_id")?.map_or_else(|| needed(&item, "id"), Ok)?;
+                let id = item.text("call_id")?.map_or_else(|| item.need_text("id"), Ok)?;
                 if !calls.contains(&id) {
                     return Err(item.error("call_id", "answers no call of an earlier item"));
                 }
@@ -224,7 +220,7 @@ fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>)
         Role::Assistant => turn.say(&text),
         role => {
             messages.extend(turn.take());
-            messages.push(Message::said(role, text));
+            messages.push(Message::text(role, text));
         }
     }
     Ok(())
@@ -244,17 +240,13 @@ fn text_of(item: &Reader, field: &str, types: &[&str], media: &[&str]) -> Result
     for (i, part) in parts.iter().enumerate() {
         let part = item.item(field, i, part)?;
         match part.text("type")? {
-            Some("refusal") if types.contains(&"refusal") => text.push_str(needed(&part, "refusal")?),
-            Some(kind) if types.contains(&kind) => text.push_str(needed(&part, "text")?),
-            Some(kind) if media.contains(&kind) => text.push_str(&left_out(&part, kind)),
-            kind => return Err(no_text(&part, kind)),
+            Some("refusal") if types.contains(&"refusal") => text.push_str(part.need_text("refusal")?),
+            Some(kind) if types.contains(&kind) => text.push_str(part.need_text("text")?),
+            Some(kind) if media.contains(&kind) => text.push_str(&omission_note(&part, kind)),
+            kind => return Err(unsupported_part(&part, kind)),
         }
     }
     Ok(Some(text))
-}
-
-fn needed<'a>(reader: &Reader<'a>, field: &str) -> Result<&'a str, ApiError> {
-    reader.text(field)?.ok_or_else(|| reader.error(field, "is missing"))
 }
 
 fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
@@ -271,15 +263,17 @@ fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
     }
 }
 
-fn format(body: &Reader) -> Result<Option<AskedForm>, ApiError> {
+fn format(body: &Reader) -> Result<Option<ResponseFormat>, ApiError> {
     let Some(text) = body.object("text")? else { return Ok(None) };
     text.only(&["format", "verbosity"])?;
     let Some(format) = text.object("format")? else { return Ok(None) };
     format.only(&["type", "name", "description", "schema", "strict"])?;
     match format.text("type")? {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(AskedForm { shape: Shape::JsonObject, param: format.name("type") })),
-        Some("json_schema") => AskedForm::schema(&format).map(Some),
+        Some("json_object") => {
+            Ok(Some(ResponseFormat { shape: Shape::JsonObject, param: format.name("type") }))
+        }
+        Some("json_schema") => ResponseFormat::schema(&format).map(Some),
         _ => Err(format.error("type", "must be text, json_object or json_schema")),
     }
 }

@@ -5,13 +5,9 @@
 //! which the provider would run itself, are left out and recorded as ignored. [`ToolKind`] tells
 //! how a call is reported to the client.
 
-use crate::{
-    error::ApiError,
-    request::{
-        reader::Reader,
-        tools::{Tool, ToolKind},
-    },
-};
+use crate::error::ApiError;
+use crate::request::reader::Reader;
+use crate::request::tools::{Tool, ToolKind};
 use serde_json::{Value, json};
 
 /// Maximum tools per namespace.
@@ -81,7 +77,7 @@ fn custom(tool: &Reader) -> Result<Tool, ApiError> {
 
 fn namespace(outer: &Reader) -> Result<Vec<Tool>, ApiError> {
     outer.only(&["type", "name", "description", "tools"])?;
-    let namespace = outer.text("name")?.ok_or_else(|| outer.error("name", "is missing"))?;
+    let namespace = outer.need_text("name")?;
     let items = outer.list("tools", MAX_TOOLS)?.unwrap_or(&[]);
     let mut tools = Vec::with_capacity(items.len());
     for (i, item) in items.iter().enumerate() {

@@ -1,7 +1,8 @@
 //! Parses sampling parameters shared by all generation endpoints: temperature, top-p, top-k,
 //! penalties, stop, seed, logit bias, logprobs.
 
-use crate::{error::ApiError, request::reader::Reader};
+use crate::error::ApiError;
+use crate::request::reader::Reader;
 use kvasir_engine::Params;
 use kvasir_sample::Sampling;
 

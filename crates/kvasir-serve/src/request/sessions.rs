@@ -1,13 +1,9 @@
 //! Parses `/v1/sessions` requests: create, fork and rewind.
 
-use crate::{
-    error::ApiError,
-    request::{
-        completions::{self, Prompt},
-        fields::{FORK, REWIND, SESSIONS},
-        reader::Reader,
-    },
-};
+use crate::error::ApiError;
+use crate::request::completions::{self, Prompt};
+use crate::request::fields::{FORK, REWIND, SESSIONS};
+use crate::request::reader::Reader;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -23,14 +19,14 @@ pub struct SessionRequest {
     /// The requested model.
     pub model: Option<String>,
     /// Initial content.
-    pub begin: Begin,
+    pub initial: InitialContent,
     /// Time to live while idle.
     pub ttl: Duration,
 }
 
 /// Initial content of a session.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Begin {
+pub enum InitialContent {
     /// Empty.
     Empty,
     /// Chat messages.
@@ -61,17 +57,17 @@ impl SessionRequest {
     /// Parses and validates a body.
     pub fn read(body: &Reader, vocab: u32) -> Result<Self, ApiError> {
         body.classify(SESSIONS)?;
-        let begin = match (body.get("messages"), body.get("prompt")) {
+        let initial = match (body.get("messages"), body.get("prompt")) {
             (Some(_), Some(_)) => return Err(body.error("prompt", "and `messages` cannot both be given")),
-            (None, None) => Begin::Empty,
+            (None, None) => InitialContent::Empty,
             (Some(_), None) => {
-                Begin::Messages(body.list("messages", usize::MAX)?.unwrap_or_default().to_vec())
+                InitialContent::Messages(body.list("messages", usize::MAX)?.unwrap_or_default().to_vec())
             }
-            (None, Some(_)) => Begin::Prompt(completions::one_prompt(body, vocab)?),
+            (None, Some(_)) => InitialContent::Prompt(completions::one_prompt(body, vocab)?),
         };
         let ttl = body.integer("ttl", 1..=MAX_TTL)?.unwrap_or(TTL);
         let ttl = Duration::from_secs(ttl.unsigned_abs());
-        Ok(Self { model: body.text("model")?.map(str::to_owned), begin, ttl })
+        Ok(Self { model: body.text("model")?.map(str::to_owned), initial, ttl })
     }
 }
 
@@ -143,8 +139,11 @@ mod tests {
         let read =
             |body: Value| SessionRequest::read(&Reader::new(body.as_object().unwrap(), &refusing()), 100);
         let empty = read(json!({})).unwrap();
-        assert_eq!((empty.begin, empty.ttl), (Begin::Empty, Duration::from_secs(3600)));
-        assert_eq!(read(json!({"prompt": [1, 2]})).unwrap().begin, Begin::Prompt(Prompt::Ids(vec![1, 2])));
+        assert_eq!((empty.initial, empty.ttl), (InitialContent::Empty, Duration::from_secs(3600)));
+        assert_eq!(
+            read(json!({"prompt": [1, 2]})).unwrap().initial,
+            InitialContent::Prompt(Prompt::Ids(vec![1, 2]))
+        );
         assert_eq!(param(read(json!({"prompt": "a", "messages": []}))), "prompt");
         assert_eq!(param(read(json!({"prompt": ["a", "b"]}))), "prompt");
         assert_eq!(param(read(json!({"prompt": [100]}))), "prompt");

@@ -1,6 +1,7 @@
 //! Parses tools (function definitions) and `tool_choice`.
 
-use crate::{error::ApiError, request::reader::Reader};
+use crate::error::ApiError;
+use crate::request::reader::Reader;
 use serde_json::{Value, json};
 
 /// Maximum tools per request.
@@ -72,7 +73,7 @@ impl Tool {
             if tool.text("type")? != Some("function") {
                 return Err(tool.error("type", "must be `function`"));
             }
-            let function = tool.object("function")?.ok_or_else(|| tool.error("function", "is missing"))?;
+            let function = tool.need_object("function")?;
             Ok(vec![Self { source: tool.to_value(), ..Self::of(&function, "parameters")? }])
         })
     }
@@ -100,7 +101,7 @@ impl Tool {
 
     /// Parses a function: name, description, and the argument schema in the field `schema`.
     pub(super) fn of(function: &Reader, schema: &str) -> Result<Self, ApiError> {
-        let name = function.text("name")?.ok_or_else(|| function.error("name", "is missing"))?;
+        let name = function.need_text("name")?;
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(plain) {
             return Err(
@@ -148,8 +149,7 @@ impl ToolChoice {
                 let object = body
                     .object("tool_choice")?
                     .ok_or_else(|| body.error("tool_choice", "must be an object"))?;
-                let function =
-                    object.object("function")?.ok_or_else(|| object.error("function", "is missing"))?;
+                let function = object.need_object("function")?;
                 Self::named(&function, tools)?
             }
         };
@@ -158,7 +158,7 @@ impl ToolChoice {
 
     /// Parses the tool named by the field `name`.
     pub(super) fn named(reader: &Reader, tools: &[Tool]) -> Result<Self, ApiError> {
-        let name = reader.text("name")?.ok_or_else(|| reader.error("name", "is missing"))?;
+        let name = reader.need_text("name")?;
         if tools.iter().any(|tool| tool.name == name) {
             Ok(Self::Named(name.to_owned()))
         } else {

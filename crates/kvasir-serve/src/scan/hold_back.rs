@@ -15,7 +15,7 @@ pub(crate) fn possible_start(text: &str, mark: &str) -> usize {
 /// Splits off the text before the first of `marks`, and returns that marker: the longest where
 /// several match at one position. The marker stays in `text`. Without a match, splits off all but a
 /// suffix that may be the start of a marker.
-pub(crate) fn take_to_mark<'m>(
+pub(crate) fn take_to_marker<'m>(
     text: &mut String,
     marks: impl Iterator<Item = &'m str> + Clone,
 ) -> (String, Option<&'m str>) {

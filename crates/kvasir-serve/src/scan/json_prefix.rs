@@ -50,54 +50,54 @@ pub(crate) enum Head {
     /// `{"name": "f", "arguments": {`: the name, and the offset of the inner object.
     Call(String, usize),
     /// Undecided: more text is needed.
-    Perhaps,
+    Incomplete,
     /// Not a call head.
     Other,
 }
 
 /// Result of reading a name at the start of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Named {
+pub(crate) enum ScannedName {
     /// A complete name.
     Name(String),
     /// Undecided: more text is needed.
-    Perhaps,
+    Incomplete,
     /// No name.
     Other,
 }
 
 /// The name of an object that begins with one: `{"name": "f"`.
-pub(crate) fn named(text: &str) -> Named {
-    let mut rest = Rest { text, at: 0 };
+pub(crate) fn named(text: &str) -> ScannedName {
+    let mut rest = Cursor { text, at: 0 };
     let name = rest.expect("{").and_then(|()| rest.expect("\"name\"")).and_then(|()| rest.expect(":"));
     match name.and_then(|()| rest.string()) {
-        Ok(name) => Named::Name(name),
-        Err(Missing) if rest.at >= text.len() => Named::Perhaps,
-        Err(Missing) => Named::Other,
+        Ok(name) => ScannedName::Name(name),
+        Err(Mismatch) if rest.at >= text.len() => ScannedName::Incomplete,
+        Err(Mismatch) => ScannedName::Other,
     }
 }
 
 /// Classifies the start of an object as a call head.
 pub(crate) fn head(text: &str) -> Head {
-    let mut rest = Rest { text, at: 0 };
+    let mut rest = Cursor { text, at: 0 };
     match rest.head() {
         Ok(found) => found,
-        Err(Missing) if rest.at >= text.len() => Head::Perhaps,
-        Err(Missing) => Head::Other,
+        Err(Mismatch) if rest.at >= text.len() => Head::Incomplete,
+        Err(Mismatch) => Head::Other,
     }
 }
 
 /// The expected text is missing. The cursor is at the end of the text if more of it could
 /// change that.
-struct Missing;
+struct Mismatch;
 
-struct Rest<'a> {
+struct Cursor<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl Rest<'_> {
-    fn head(&mut self) -> Result<Head, Missing> {
+impl Cursor<'_> {
+    fn head(&mut self) -> Result<Head, Mismatch> {
         self.expect("{")?;
         self.expect("\"name\"")?;
         self.expect(":")?;
@@ -106,7 +106,7 @@ impl Rest<'_> {
         let before = self.at;
         if self.expect("\"arguments\"").is_err() {
             if self.at >= self.text.len() {
-                return Err(Missing);
+                return Err(Mismatch);
             }
             self.at = before;
             self.expect("\"parameters\"")?;
@@ -124,7 +124,7 @@ impl Rest<'_> {
         self.at += self.rest().len() - self.rest().trim_start().len();
     }
 
-    fn expect(&mut self, mark: &str) -> Result<(), Missing> {
+    fn expect(&mut self, mark: &str) -> Result<(), Mismatch> {
         self.space();
         let rest = self.rest();
         if rest.starts_with(mark) {
@@ -134,14 +134,14 @@ impl Rest<'_> {
         if mark.starts_with(rest) {
             self.at = self.text.len();
         }
-        Err(Missing)
+        Err(Mismatch)
     }
 
-    fn string(&mut self) -> Result<String, Missing> {
+    fn string(&mut self) -> Result<String, Mismatch> {
         self.space();
         let rest = self.rest();
         if !rest.is_empty() && !rest.starts_with('"') {
-            return Err(Missing);
+            return Err(Mismatch);
         }
         let mut escaped = false;
         let end = rest.bytes().enumerate().skip(1).find(|(_, byte)| {
@@ -151,9 +151,9 @@ impl Rest<'_> {
         });
         let Some((end, _)) = end else {
             self.at = self.text.len();
-            return Err(Missing);
+            return Err(Mismatch);
         };
-        let name = serde_json::from_str(&rest[..=end]).map_err(|_| Missing)?;
+        let name = serde_json::from_str(&rest[..=end]).map_err(|_| Mismatch)?;
         self.at += end + 1;
         Ok(name)
     }
@@ -168,7 +168,7 @@ mod tests {
         let text = "{ \"name\" : \"a\\\"b\", \"parameters\": {\"x\": 1}}";
         let inner = text.find("{\"x").unwrap_or(0);
         for end in 0..text.len() {
-            let want = if end <= inner { Head::Perhaps } else { Head::Call("a\"b".into(), inner) };
+            let want = if end <= inner { Head::Incomplete } else { Head::Call("a\"b".into(), inner) };
             assert_eq!(head(&text[..end]), want, "{}", &text[..end]);
         }
         for other in [
@@ -187,11 +187,11 @@ mod tests {
     fn a_name_is_known_at_its_closing_quote() {
         let text = "{ \"name\": \"a\\\"b\"";
         for end in 0..text.len() {
-            assert_eq!(named(&text[..end]), Named::Perhaps, "{}", &text[..end]);
+            assert_eq!(named(&text[..end]), ScannedName::Incomplete, "{}", &text[..end]);
         }
-        assert_eq!(named(&format!("{text}, ")), Named::Name("a\"b".into()));
+        assert_eq!(named(&format!("{text}, ")), ScannedName::Name("a\"b".into()));
         for other in ["[", "{\"a\"", "{\"name\": 3", "{}"] {
-            assert_eq!(named(other), Named::Other, "{other}");
+            assert_eq!(named(other), ScannedName::Other, "{other}");
         }
     }
 

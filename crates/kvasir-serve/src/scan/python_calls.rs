@@ -1,7 +1,7 @@
 //! Parser of Python-style tool calls (`[f(a=1)]`): literals become JSON arguments. Also accepts a
 //! JSON call object.
 
-use crate::scan::json_prefix::Named;
+use crate::scan::json_prefix::ScannedName;
 use serde_json::{Map, Value};
 use std::str::CharIndices;
 
@@ -33,14 +33,14 @@ pub(crate) fn calls(text: &str) -> Option<Vec<(String, Value)>> {
 }
 
 /// Name of the function called at the start of `text`: `f(`.
-pub(crate) fn named(text: &str) -> Named {
+pub(crate) fn named(text: &str) -> ScannedName {
     let mut reader = Reader { rest: text };
     let name = reader.name();
     reader.rest = reader.rest.trim_start();
     match name {
-        _ if reader.rest.is_empty() => Named::Perhaps,
-        Some(name) if reader.rest.starts_with('(') => Named::Name(name.to_owned()),
-        _ => Named::Other,
+        _ if reader.rest.is_empty() => ScannedName::Incomplete,
+        Some(name) if reader.rest.starts_with('(') => ScannedName::Name(name.to_owned()),
+        _ => ScannedName::Other,
     }
 }
 

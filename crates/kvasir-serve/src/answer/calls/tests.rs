@@ -28,7 +28,7 @@ type Sum = (String, Vec<(String, String)>);
 
 /// Concatenated text and calls of an answer fed in pieces.
 fn in_pieces(dialect: ToolDialect, text: &str, cuts: &[usize]) -> Sum {
-    let mut calls = Calls::new(dialect, tools(), false).unwrap();
+    let mut calls = ToolCallParser::new(dialect, tools(), false).unwrap();
     let (mut said, mut made, mut from) = (String::new(), Vec::<(String, String)>::new(), 0);
     let mut add = |event: CallEvent| match event {
         CallEvent::Text(text) => said += &text,
@@ -259,11 +259,11 @@ fn phi() {
 
 #[test]
 fn arguments_stream_before_the_call_ends() {
-    let mut calls = Calls::new(ToolDialect::Hermes, tools(), false).unwrap();
+    let mut calls = ToolCallParser::new(ToolDialect::Hermes, tools(), false).unwrap();
     let events = calls.push(r#"<tool_call>{"name": "f", "arguments": {"city": "Par"#);
     assert_eq!(events.len(), 2);
     assert_eq!(events[1], CallEvent::Arguments { index: 0, text: r#"{"city": "Par"#.into() });
-    let mut calls = Calls::new(ToolDialect::Glm45, tools(), false).unwrap();
+    let mut calls = ToolCallParser::new(ToolDialect::Glm45, tools(), false).unwrap();
     let events = calls.push("<tool_call>get\n<arg_key>n</arg_key><arg_value>2</arg_value>");
     assert_eq!(events.last(), Some(&CallEvent::Arguments { index: 0, text: "\"n\": 2".into() }));
 }

@@ -4,10 +4,8 @@
 //! `KVASIR_WORKLOADS` sets the number of random rounds.
 
 use super::*;
-use crate::{
-    answer::{Choice, Delta, Reading, ReasoningDialect, ToolDialect},
-    request::Tool,
-};
+use crate::answer::{Choice, Delta, ParseOptions, ReasoningDialect, ToolDialect};
+use crate::request::Tool;
 use kvasir_formats::{TextFiles, Tokenizer};
 use kvasir_testkit::{
     Random,
@@ -331,8 +329,8 @@ impl Writer<'_> {
             let (mask, is_free): (Vec<u32>, bool) = match follower.allowed(&output) {
                 Allowed::Any => (vec![u32::MAX; self.size.div_ceil(32) as usize], true),
                 Allowed::Only(mask) => {
-                    let exclusions = locked(&grammars.exclusions);
-                    (mask.to_vec(), exclusions.values().flatten().any(|excluding| **excluding == *mask))
+                    let masks = locked(&grammars.masks);
+                    (mask.to_vec(), masks.values().flatten().any(|excluding| **excluding == *mask))
                 }
                 Allowed::Nothing => panic!("nothing after {:?}", self.tokenizer.decode(&output, false)),
             };
@@ -372,7 +370,7 @@ impl Writer<'_> {
 }
 
 /// The calls parsed from an answer.
-fn read(reading: &Reading, text: &str) -> Vec<(String, String)> {
+fn read(reading: &ParseOptions, text: &str) -> Vec<(String, String)> {
     let mut choice = Choice::new(reading.clone());
     let mut deltas = choice.push(text);
     deltas.extend(choice.finish());
@@ -475,7 +473,8 @@ fn every_call_that_is_read_fits_its_tool() {
                 behind_last: BehindLast::End,
             };
             let calls = Some((dialect, tools.to_vec().into()));
-            let reading = Reading { calls, reasoning, constrained: true, one_call, ..Reading::default() };
+            let reading =
+                ParseOptions { calls, reasoning, constrained: true, one_call, ..ParseOptions::default() };
             let writer = Writer {
                 tokenizer,
                 size: vocabulary.parts().0.tok_trie().vocab_size() as u32,

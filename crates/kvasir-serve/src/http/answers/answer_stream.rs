@@ -5,16 +5,14 @@
 //! increments, not more. After a stop sequence, further tokens are ignored and the engine is told to
 //! stop. Log-probabilities are released with the text they belong to.
 
-use crate::{
-    answer::{
-        choice::{Choice, Reading},
-        events::Delta,
-    },
-    error::ApiError,
-    host::{engine_thread::TokenStream, errors::failure, token_buffer::RequestOutput},
-    model::{Detokenizer, Model},
-    session::recorder::TurnRecorder,
-};
+use crate::answer::choice::{Choice, ParseOptions};
+use crate::answer::events::Delta;
+use crate::error::ApiError;
+use crate::host::engine_thread::TokenStream;
+use crate::host::errors::failure;
+use crate::host::token_buffer::RequestOutput;
+use crate::model::{Detokenizer, Model};
+use crate::session::recorder::TurnRecorder;
 use kvasir_engine::{Finish, Summary};
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::Token;
@@ -104,15 +102,15 @@ impl AnswerIncrement {
 }
 
 impl AnswerStream {
-    pub(crate) fn new(model: Arc<Model>, answers: TokenStream, reading: Reading) -> Self {
-        let marked = reading.calls.is_some() || reading.reasoning.is_some();
-        let detokenizer = model.detokenizer(marked, reading.goes_on);
+    pub(crate) fn new(model: Arc<Model>, answers: TokenStream, options: ParseOptions) -> Self {
+        let marked = options.calls.is_some() || options.reasoning.is_some();
+        let detokenizer = model.detokenizer(marked, options.continues);
         Self {
             model,
             answers,
             output: RequestOutput::default(),
             detokenizer,
-            choice: Choice::new(reading),
+            choice: Choice::new(options),
             tokens: 0,
             reasoning: 0,
             logprobs: Vec::new(),
@@ -175,7 +173,7 @@ impl AnswerStream {
                     recorder.push_deltas(&increment.deltas);
                 }
                 increment.tokens = self.tokens;
-                increment.logprobs = self.sure_logprobs();
+                increment.logprobs = self.released_logprobs();
                 increment.prompt = self.prompt_logprobs();
                 return Ok(Some(increment));
             }
@@ -190,7 +188,7 @@ impl AnswerStream {
             increment.deltas.extend(self.choice.push(&rest));
         }
         increment.deltas.extend(self.choice.finish());
-        increment.logprobs = self.sure_logprobs();
+        increment.logprobs = self.released_logprobs();
         if !cut {
             increment.logprobs.extend(self.logprobs.drain(..).map(|(_, logprob)| logprob));
         }
@@ -222,9 +220,9 @@ impl AnswerStream {
 
     /// Releases log-probabilities of tokens whose text is (partly) certain, never of a stop
     /// sequence.
-    fn sure_logprobs(&mut self) -> Vec<Value> {
-        let sure = self.choice.sure();
-        let n = self.logprobs.partition_point(|(start, _)| *start < sure);
+    fn released_logprobs(&mut self) -> Vec<Value> {
+        let released = self.choice.released();
+        let n = self.logprobs.partition_point(|(start, _)| *start < released);
         self.logprobs.drain(..n).map(|(_, logprob)| logprob).collect()
     }
 

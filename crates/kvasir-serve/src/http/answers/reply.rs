@@ -3,13 +3,9 @@
 //!
 //! An `EventWriter` implements the event format of each API.
 
-use crate::{
-    error::ApiError,
-    http::answers::{
-        answer_stream::{AnswerIncrement, AnswerStream},
-        usage::Usage,
-    },
-};
+use crate::error::ApiError;
+use crate::http::answers::answer_stream::{AnswerIncrement, AnswerStream};
+use crate::http::answers::usage::Usage;
 use futures_util::{
     Stream, StreamExt,
     stream::{self, BoxStream, SelectAll},

@@ -1,6 +1,8 @@
 //! Server-sent events (SSE): event framing and the chunk format of OpenAI's streaming APIs.
 
-use crate::{error::ApiError, http::answers::usage::Usage, request::chat::StreamOptions};
+use crate::error::ApiError;
+use crate::http::answers::usage::Usage;
+use crate::request::chat::StreamOptions;
 use axum::{
     body::Body,
     http::header,

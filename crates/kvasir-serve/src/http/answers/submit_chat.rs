@@ -1,21 +1,17 @@
 //! Submits a chat request to the engine: prompt rendering, constraint, admission and response
 //! stream, for all chat endpoints.
 
-use crate::{
-    answer::choice::Reading,
-    context::{
-        ignored_fields::{IgnoredFields, UnknownFields},
-        request_context::RequestContext,
-    },
-    error::ApiError,
-    http::{
-        answers::{answer_stream::AnswerStream, reply::Reply},
-        app::App,
-    },
-    report::event::ReportEvent,
-    request::{chat::ChatRequest, reader::Reader},
-    session::recorder::TurnRecorder,
-};
+use crate::answer::choice::ParseOptions;
+use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
+use crate::context::request_context::RequestContext;
+use crate::error::ApiError;
+use crate::http::answers::answer_stream::AnswerStream;
+use crate::http::answers::reply::Reply;
+use crate::http::app::App;
+use crate::report::event::ReportEvent;
+use crate::request::chat::ChatRequest;
+use crate::request::reader::Reader;
+use crate::session::recorder::TurnRecorder;
 use serde_json::{Map, Value};
 use std::{sync::Arc, time::SystemTime};
 
@@ -46,7 +42,7 @@ pub(crate) fn submit_recorded(
         let (context, schemas) = (RequestContext::current(), constraint.loosened);
         app.host.reports().send(ReportEvent::Loosened { context, schemas, at: SystemTime::now() });
     }
-    let reading = Reading { constrained: constraint.calls, ..model.reading(request, &prompt) };
+    let options = ParseOptions { constrained: constraint.calls, ..model.parse_options(request, &prompt) };
     let scored_prompt = sampling.prompt_logprobs.map(|_| prompt.clone());
     let mut submission = app.submission(param, prompt, sampling, key)?;
     submission.request.params.constraint = constraint.constrained;
@@ -55,7 +51,7 @@ pub(crate) fn submit_recorded(
     }
     let answers = app.submit(vec![submission], sampling.n)?;
     let stream = |answers| {
-        let stream = AnswerStream::new(model.clone(), answers, reading.clone()).recording(recorder.take());
+        let stream = AnswerStream::new(model.clone(), answers, options.clone()).recording(recorder.take());
         match &scored_prompt {
             Some(prompt) => stream.with_prompt_logprobs(prompt.clone()),
             None => stream,

@@ -1,27 +1,19 @@
 //! OpenAI `/v1/chat/completions`: builds the request, and writes the response as one object or as
 //! SSE chunks.
 
-use crate::{
-    answer::events::Delta,
-    error::ApiError,
-    http::{
-        answers::{
-            answer_stream::AnswerIncrement,
-            reply::{EventWriter, Reply},
-            sse::{self, ChunkTemplate, event_stream},
-            submit_chat::submit_recorded,
-            usage::Usage,
-        },
-        app::{App, unix_seconds},
-        body::read_body,
-    },
-    request::{
-        chat::{ChatRequest, StreamOptions},
-        fields::CHAT,
-        reader::Reader,
-    },
-    session::recorder::TurnRecorder,
-};
+use crate::answer::events::Delta;
+use crate::error::ApiError;
+use crate::http::answers::answer_stream::AnswerIncrement;
+use crate::http::answers::reply::{EventWriter, Reply};
+use crate::http::answers::sse::{self, ChunkTemplate, event_stream};
+use crate::http::answers::submit_chat::submit_recorded;
+use crate::http::answers::usage::Usage;
+use crate::http::app::{App, unix_seconds};
+use crate::http::body::read_body;
+use crate::request::chat::{ChatRequest, StreamOptions};
+use crate::request::fields::CHAT;
+use crate::request::reader::Reader;
+use crate::session::recorder::TurnRecorder;
 use axum::{
     Json,
     extract::{Request, State},

@@ -1,26 +1,19 @@
 //! OpenAI `/v1/completions`: raw text completion with `n`, `echo` and log-probabilities.
 
-use crate::{
-    answer::{choice::Reading, events::Delta},
-    error::ApiError,
-    http::{
-        answers::{
-            answer_stream::{AnswerIncrement, AnswerStream},
-            reply::{EventWriter, Reply},
-            sse::{self, ChunkTemplate, event_stream},
-            usage::Usage,
-        },
-        app::{App, unix_seconds},
-        body::read_body,
-    },
-    request::{
-        chat::StreamOptions,
-        completions::{CompletionRequest, Prompt},
-        fields::COMPLETIONS,
-        reader::Reader,
-    },
-    session::recorder::TurnRecorder,
-};
+use crate::answer::choice::ParseOptions;
+use crate::answer::events::Delta;
+use crate::error::ApiError;
+use crate::http::answers::answer_stream::{AnswerIncrement, AnswerStream};
+use crate::http::answers::reply::{EventWriter, Reply};
+use crate::http::answers::sse::{self, ChunkTemplate, event_stream};
+use crate::http::answers::usage::Usage;
+use crate::http::app::{App, unix_seconds};
+use crate::http::body::read_body;
+use crate::request::chat::StreamOptions;
+use crate::request::completions::{CompletionRequest, Prompt};
+use crate::request::fields::COMPLETIONS;
+use crate::request::reader::Reader;
+use crate::session::recorder::TurnRecorder;
 use axum::{
     Json,
     extract::{Request, State},
@@ -75,8 +68,8 @@ impl Completion {
             }
             submissions.push(submission);
         }
-        let (stop, unstopped) = (request.sampling.stop.clone(), request.sampling.length.min_tokens);
-        let reading = Reading { stop, unstopped, goes_on: true, ..Reading::default() };
+        let (stop, min_tokens) = (request.sampling.stop.clone(), request.sampling.length.min_tokens);
+        let options = ParseOptions { stop, min_tokens, continues: true, ..ParseOptions::default() };
         let scored_prompt = request.sampling.prompt_logprobs.is_some();
         let ids: Vec<Option<Vec<Token>>> = submissions
             .iter()
@@ -92,7 +85,7 @@ impl Completion {
         let (mut streams, mut echoes) = (Vec::new(), Vec::new());
         for (index, answers) in app.submit(submissions, request.sampling.n)?.into_iter().enumerate() {
             let stream =
-                AnswerStream::new(model.clone(), answers, reading.clone()).recording(recorder.take());
+                AnswerStream::new(model.clone(), answers, options.clone()).recording(recorder.take());
             streams.push(match &ids[index / n] {
                 Some(ids) => stream.with_prompt_logprobs(ids.clone()),
                 None => stream,

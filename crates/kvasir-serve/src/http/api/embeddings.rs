@@ -3,16 +3,15 @@
 //! Each input runs as a one-token request through the engine; its hidden state is returned beside
 //! the token.
 
-use crate::{
-    error::ApiError,
-    host::{engine_thread::Submission, errors::failure, token_buffer::RequestOutput},
-    http::{app::App, body::read_body},
-    request::{
-        embeddings::{EmbeddingsRequest, Encoding},
-        fields::EMBEDDINGS,
-        sampling::{Length, SamplingFields},
-    },
-};
+use crate::error::ApiError;
+use crate::host::engine_thread::Submission;
+use crate::host::errors::failure;
+use crate::host::token_buffer::RequestOutput;
+use crate::http::app::App;
+use crate::http::body::read_body;
+use crate::request::embeddings::{EmbeddingsRequest, Encoding};
+use crate::request::fields::EMBEDDINGS;
+use crate::request::sampling::{Length, SamplingFields};
 use axum::{Json, extract::Request, extract::State};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
@@ -31,7 +30,7 @@ pub(crate) async fn embeddings(
     let asked = EmbeddingsRequest::read(&body.reader(), app.model.facts.vocab)?;
     drop(body);
     app.check_model(asked.model.as_deref())?;
-    app.model.computes("embedding")?;
+    app.model.require_logits("embedding")?;
     let width = app.model.facts.hidden.unwrap_or_default();
     if let Some(other) = asked.dimensions.filter(|asked| *asked != width) {
         let why = format!("`dimensions` must be {width}, the length of this model's vectors, not {other}");

@@ -1,26 +1,18 @@
 //! Anthropic `/v1/messages` and `/v1/messages/count_tokens`: responses as one object or as typed
 //! SSE events.
 
-use crate::{
-    answer::items::{Item, ItemEvent, ItemKind, Items},
-    error::ApiError,
-    http::{
-        answers::{
-            answer_stream::{AnswerIncrement, AnswerOutcome},
-            reply::{EventWriter, Reply},
-            sse::{self, event_stream},
-            submit_chat::submit_chat,
-            usage::Usage,
-        },
-        app::App,
-        body::read_body,
-    },
-    request::{
-        fields::{COUNT_TOKENS, MESSAGES},
-        messages::MessagesRequest,
-        reader::Reader,
-    },
-};
+use crate::answer::items::{Item, ItemEvent, ItemKind, Items};
+use crate::error::ApiError;
+use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
+use crate::http::answers::reply::{EventWriter, Reply};
+use crate::http::answers::sse::{self, event_stream};
+use crate::http::answers::submit_chat::submit_chat;
+use crate::http::answers::usage::Usage;
+use crate::http::app::App;
+use crate::http::body::read_body;
+use crate::request::fields::{COUNT_TOKENS, MESSAGES};
+use crate::request::messages::MessagesRequest;
+use crate::request::reader::Reader;
 use axum::{
     Json,
     extract::{Request, State},

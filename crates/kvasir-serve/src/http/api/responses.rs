@@ -1,27 +1,21 @@
 //! OpenAI `/v1/responses`: response object with output items, and its numbered SSE events.
 
-use crate::{
-    answer::{
-        events::Delta,
-        items::{Item, ItemEvent, ItemKind, Items},
-    },
-    error::ApiError,
-    http::{
-        answers::{
-            answer_stream::{AnswerIncrement, AnswerOutcome},
-            reply::{EventWriter, Reply},
-            sse::{self, event_stream},
-            submit_chat::submit_chat,
-            usage::Usage,
-        },
-        app::{App, unix_seconds},
-        body::read_body,
-    },
-    request::{
-        chat::ChatRequest, fields::RESPONSES, reader::Reader, responses::ResponsesRequest,
-        responses_tools::custom_input, tools::ToolKind,
-    },
-};
+use crate::answer::events::Delta;
+use crate::answer::items::{Item, ItemEvent, ItemKind, Items};
+use crate::error::ApiError;
+use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
+use crate::http::answers::reply::{EventWriter, Reply};
+use crate::http::answers::sse::{self, event_stream};
+use crate::http::answers::submit_chat::submit_chat;
+use crate::http::answers::usage::Usage;
+use crate::http::app::{App, unix_seconds};
+use crate::http::body::read_body;
+use crate::request::chat::ChatRequest;
+use crate::request::fields::RESPONSES;
+use crate::request::reader::Reader;
+use crate::request::responses::ResponsesRequest;
+use crate::request::responses_tools::custom_input;
+use crate::request::tools::ToolKind;
 use axum::{
     Json,
     extract::{Request, State},

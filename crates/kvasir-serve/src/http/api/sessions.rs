@@ -6,25 +6,20 @@
 //! a `Turn`, which commits only if the answer ends normally; a failed one leaves the session
 //! unchanged.
 
-use crate::{
-    context::ignored_fields::IgnoredFields,
-    error::ApiError,
-    host::{errors::failure, token_buffer::RequestOutput},
-    http::{
-        access::api_keys::Caller,
-        app::{App, unix_seconds},
-        body::read_body,
-    },
-    request::{
-        body::Body,
-        chat::ChatRequest,
-        fields::{FORK, REWIND, SESSIONS},
-        reader::Reader,
-        sampling::SamplingFields,
-        sessions::{Begin, ForkRequest, SessionPosition, SessionRequest, read_rewind},
-    },
-    session::store::{self, Session, SessionContent, Tokens},
-};
+use crate::context::ignored_fields::IgnoredFields;
+use crate::error::ApiError;
+use crate::host::errors::failure;
+use crate::host::token_buffer::RequestOutput;
+use crate::http::access::api_keys::Caller;
+use crate::http::app::{App, unix_seconds};
+use crate::http::body::read_body;
+use crate::request::body::Body;
+use crate::request::chat::ChatRequest;
+use crate::request::fields::{FORK, REWIND, SESSIONS};
+use crate::request::reader::Reader;
+use crate::request::sampling::SamplingFields;
+use crate::request::sessions::{ForkRequest, InitialContent, SessionPosition, SessionRequest, read_rewind};
+use crate::session::store::{self, Session, SessionContent, Tokens};
 use axum::{
     Extension, Json,
     extract::{Path, Request, State},
@@ -45,10 +40,10 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Ans
     app.check_model(request.model.as_deref())?;
     app.expire_sessions();
     app.sessions.check_memory()?;
-    let (content, tokens, param) = match request.begin {
-        Begin::Empty => (SessionContent::Empty, Tokens::default(), "prompt"),
-        Begin::Prompt(prompt) => (SessionContent::Text, app.ids(&prompt, true)?.into(), "prompt"),
-        Begin::Messages(messages) => {
+    let (content, tokens, param) = match request.initial {
+        InitialContent::Empty => (SessionContent::Empty, Tokens::default(), "prompt"),
+        InitialContent::Prompt(prompt) => (SessionContent::Text, app.ids(&prompt, true)?.into(), "prompt"),
+        InitialContent::Messages(messages) => {
             let tokens = rendered(&app, &messages, &ignored)?;
             (app.sessions.messages(messages), tokens, "messages")
         }

@@ -1,6 +1,7 @@
 //! `/health`, `/metrics` and `/v1/models`: state and description of the server.
 
-use crate::{error::ApiError, http::app::App};
+use crate::error::ApiError;
+use crate::http::app::App;
 use axum::{
     Json,
     extract::{Path, State},

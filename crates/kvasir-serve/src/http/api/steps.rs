@@ -1,13 +1,9 @@
 //! `GET /v1/engine/steps`: live engine steps as server-sent events, for the web UI's engine view.
 
-use crate::{
-    error::ApiError,
-    host::step_subscription::{StepEvent, StepSubscription},
-    http::{
-        answers::sse::{self, event_stream},
-        app::App,
-    },
-};
+use crate::error::ApiError;
+use crate::host::step_subscription::{StepEvent, StepSubscription};
+use crate::http::answers::sse::{self, event_stream};
+use crate::http::app::App;
 use axum::{extract::State, response::Response};
 use futures_util::{StreamExt, stream};
 use serde_json::json;

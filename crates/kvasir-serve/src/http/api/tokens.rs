@@ -1,14 +1,11 @@
 //! `/tokenize`, `/detokenize` and `/tokenizer_info`, compatible with vLLM's routes.
 
-use crate::{
-    error::ApiError,
-    http::{app::App, body::read_body},
-    request::{
-        chat::ChatRequest,
-        fields::{DETOKENIZE, TOKENIZE},
-        reader::Reader,
-    },
-};
+use crate::error::ApiError;
+use crate::http::app::App;
+use crate::http::body::read_body;
+use crate::request::chat::ChatRequest;
+use crate::request::fields::{DETOKENIZE, TOKENIZE};
+use crate::request::reader::Reader;
 use axum::{Json, extract::Request, extract::State};
 use kvasir_kv::Token;
 use serde_json::{Map, Value, json};
@@ -48,7 +45,7 @@ fn text(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
     if let Some(field) = OF_CHATS.iter().find(|field| body.get(field).is_some()) {
         return Err(body.error(field, "needs `messages`"));
     }
-    let text = body.text("prompt")?.ok_or_else(|| body.error("prompt", "is missing"))?;
+    let text = body.need_text("prompt")?;
     app.model.encode(text, body.flag("add_special_tokens", true)?)
 }
 

@@ -1,14 +1,11 @@
 //! Middleware that checks the host name and the API key of a request.
 
-use crate::{
-    error::ApiError,
-    http::{
-        access::{AccessControl, api_keys::Caller},
-        api::messages::{COUNT_TOKENS_PATH, MESSAGES_PATH},
-        app::App,
-        error_response::in_anthropic_format,
-    },
-};
+use crate::error::ApiError;
+use crate::http::access::AccessControl;
+use crate::http::access::api_keys::Caller;
+use crate::http::api::messages::{COUNT_TOKENS_PATH, MESSAGES_PATH};
+use crate::http::app::App;
+use crate::http::error_response::in_anthropic_format;
 use axum::{
     extract::{Request, State},
     middleware::Next,

@@ -1,14 +1,10 @@
 //! Outer HTTP middleware: request id, access log, trace context, and the `x-kvasir-ignored`
 //! header.
 
-use crate::{
-    context::{
-        ignored_fields::IgnoredFields,
-        request_context::{RequestContext, sane_id},
-    },
-    http::app::App,
-    report::event::ReportEvent,
-};
+use crate::context::ignored_fields::IgnoredFields;
+use crate::context::request_context::{RequestContext, sane_id};
+use crate::http::app::App;
+use crate::report::event::ReportEvent;
 use axum::{
     extract::{Request, State},
     http::HeaderValue,

@@ -1,9 +1,9 @@
 //! Tests of chat request parsing: bounds of every parameter, message and tool validation.
 
-use crate::{
-    context::ignored_fields::{IgnoredFields, UnknownFields},
-    request::{body::Body, chat::*, fields::CHAT},
-};
+use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
+use crate::request::body::Body;
+use crate::request::chat::*;
+use crate::request::fields::CHAT;
 
 fn read(body: Value) -> Result<ChatRequest, ApiError> {
     let body = Body::parse(

@@ -1,10 +1,8 @@
 //! Tests of Anthropic request parsing: blocks to template messages, tool results, context edits,
 //! errors by field.
 
-use crate::{
-    context::ignored_fields::{IgnoredFields, UnknownFields},
-    request::messages::*,
-};
+use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
+use crate::request::messages::*;
 use serde_json::json;
 
 fn read(extra: Value) -> Result<ChatRequest, ApiError> {

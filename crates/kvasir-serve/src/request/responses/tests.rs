@@ -1,10 +1,8 @@
 //! Tests of `/v1/responses` request parsing: items to template messages, errors by field, coding
 //! agents' history.
 
-use crate::{
-    context::ignored_fields::{IgnoredFields, UnknownFields},
-    request::responses::*,
-};
+use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
+use crate::request::responses::*;
 use serde_json::json;
 
 fn read(extra: Value) -> Result<ResponsesRequest, ApiError> {
