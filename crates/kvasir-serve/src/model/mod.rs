@@ -19,10 +19,10 @@ use crate::grammar::vocabulary::{GrammarError, Vocabulary};
 use crate::model::tool_grammars::ToolGrammars;
 use crate::request::chat::ChatRequest;
 use crate::request::tools::ToolChoice;
-use kvasir_template::ChatTemplate;
 use kvasir_formats::{TextFiles, TextStream, Tokenizer};
 use kvasir_kv::Token;
 use kvasir_sample::Sampling;
+use kvasir_template::ChatTemplate;
 use serde_json::{Map, Value};
 use std::sync::{Arc, OnceLock};
 

@@ -11,8 +11,8 @@ use crate::model::folded_conversation::{fold, shows_late_system};
 use crate::model::raw_arguments::{PLACEHOLDER, RawArguments};
 use crate::request::chat::ChatRequest;
 use crate::request::tools::ToolChoice;
-use kvasir_template::ChatTemplate;
 use kvasir_kv::Token;
+use kvasir_template::ChatTemplate;
 use serde_json::{Map, Value};
 use std::time::{SystemTime, UNIX_EPOCH};
 
