@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_share_is_of_what_was_wanted_and_idle_time_is_not() {
+    fn steal_share_excludes_idle_time() {
         let of = |user, idle, stolen| {
             Ticks::parse(&format!("cpu  {user} 2 3 {idle} 5 0 6 {stolen} 0 0\ncpu0 1 1 1 1 1 1 1 1\n"))
         };

@@ -248,7 +248,7 @@ fn faults_and_aborts_leave_nothing_behind() {
 
 /// A burst larger than the queue limit is held back by the driver; no request is refused.
 #[test]
-fn who_finds_the_queue_full_waits_in_front_of_it() {
+fn arrivals_at_a_full_queue_wait_in_order() {
     let limits = Limits { max_num_seqs: 64, max_model_len: 4096, max_waiting: 8, ..Limits::default() };
     let knobs = Knobs { rate: f64::INFINITY, ..KNOBS };
     for overlap in [true, false] {
@@ -258,7 +258,7 @@ fn who_finds_the_queue_full_waits_in_front_of_it() {
 }
 
 #[test]
-fn what_can_never_run_is_a_refusal_in_the_results() {
+fn requests_too_large_to_run_are_refused_in_the_report() {
     let text = r#"{"format": "kvasir-scenario/1", "requests": [
         {"id": "too long", "prompt_len": 5000, "max_tokens": 5},
         {"id": "fine", "prompt_len": 50, "max_tokens": 5},

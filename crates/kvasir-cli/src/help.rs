@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_s_own_pace_is_told_as_it_is() {
+    fn serve_help_shows_its_own_step_target() {
         let mut cli = arranged(crate::cli::Cli::command());
         let help = cli.find_subcommand_mut("serve").unwrap().render_long_help().to_string();
         assert!(help.contains(&format!("serve {}]", crate::options::SERVING_TIMES)), "{help}");

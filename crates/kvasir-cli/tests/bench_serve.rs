@@ -49,7 +49,7 @@ fn bench(url: &str, args: &[&str]) -> Value {
 /// Regression: agents requested up to 4,096 words and more, of which a small vocabulary makes twice
 /// as many tokens.
 #[test]
-fn what_a_workload_asks_for_fits_the_servers_model() {
+fn workload_prompts_fit_the_served_context() {
     let (_server, url) = Server::start();
     let agents = bench(&url, &["--workload", "agents", "--requests", "80", "--rate", "100"]);
     assert_eq!(agents["server"]["context"], 4096);

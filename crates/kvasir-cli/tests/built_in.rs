@@ -17,7 +17,7 @@ fn says(prompt: &str) -> String {
 /// Without sampling parameters, decoding is greedy: at temperature 1 a model this small is often
 /// wrong.
 #[test]
-fn a_chat_gets_what_it_is_surest_of() {
+fn chat_with_the_built_in_model_is_greedy() {
     for _ in 0..5 {
         let mut chat = Command::new(env!("CARGO_BIN_EXE_kvasir"))
             .arg("chat")
@@ -40,7 +40,7 @@ fn it_knows_its_small_world() {
 
 /// Without the chat template a question yields an empty completion; the user is told why.
 #[test]
-fn who_asks_without_a_template_is_told_of_the_chat() {
+fn generate_on_a_chat_model_hints_at_chat() {
     let generate = |prompt: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
         let out = command.args(["generate", "--max-tokens", "8", "--prompt", prompt]).output().unwrap();
@@ -54,7 +54,7 @@ fn who_asks_without_a_template_is_told_of_the_chat() {
 
 /// The template renders exactly the training format. Regression: line breaks after template blocks.
 #[test]
-fn its_template_renders_what_it_was_trained_on() {
+fn the_built_in_template_renders_the_training_format() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir/kvasir-mini.gguf");
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
     let mut child = command

@@ -58,7 +58,7 @@ fn roles(file: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_branch_asks_again_and_finds_what_it_shares_in_the_cache() {
+fn a_branch_hits_the_cache_on_its_shared_prefix() {
     let folder = Folder::new("branch");
     let question = "hello ".repeat(40);
     let (code, said, beside) =
@@ -83,7 +83,7 @@ fn a_branch_asks_again_and_finds_what_it_shares_in_the_cache() {
 }
 
 #[test]
-fn what_is_saved_can_be_rewound_and_loaded_again() {
+fn a_saved_chat_rewinds_and_loads() {
     let folder = Folder::new("save");
     let (all, less, again) =
         (folder.0.join("all.json"), folder.0.join("less.json"), folder.0.join("again.json"));
@@ -105,7 +105,7 @@ fn what_is_saved_can_be_rewound_and_loaded_again() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_and_the_chat_goes_on() {
+fn command_errors_do_not_end_the_chat() {
     let folder = Folder::new("wrong");
     let lines = "/nothing\n/rewind\n/fork 1\n/save nowhere.json\n/set temperature 9\n/load nowhere.json\n/branch 7\n/set stream true\nhello\n";
     let (code, said, beside) = folder.chat(&[], lines);

@@ -64,7 +64,7 @@ fn rings_give_the_recorded_tokens() {
 }
 
 #[test]
-fn an_offline_run_is_told_and_drawn() {
+fn bench_offline_prints_a_report_and_a_page() {
     let page = std::env::temp_dir().join(format!("kvasir-offline-{}.html", std::process::id()));
     let path = model("qwen3");
     let args = ["bench", "offline", &path, "--requests", "2", "--kv-capacity", "4096"];
@@ -170,7 +170,7 @@ fn logits_that_are_no_numbers_end_a_request_by_name() {
 }
 
 #[test]
-fn mistakes_are_one_line_and_say_which() {
+fn usage_errors_are_one_line_and_name_the_option() {
     let path = model("qwen3");
     let said = |args: &[&str], code: i32, what: &str| {
         let output = run(args);

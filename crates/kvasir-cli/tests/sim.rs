@@ -74,7 +74,7 @@ fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
 }
 
 #[test]
-fn what_cannot_be_written_is_refused_before_anything_runs() {
+fn unwritable_outputs_are_refused_before_the_run() {
     let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "sim-unwritable");
     // Neither file nor folder, like a device: must not be replaced.
     let socket = folder.join("socket");
@@ -98,7 +98,7 @@ fn what_cannot_be_written_is_refused_before_anything_runs() {
 }
 
 #[test]
-fn who_stops_reading_sees_no_panic() {
+fn a_closed_pipe_causes_no_panic() {
     let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir-bench/scenarios/prefix-1.json");
     let cases = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir-conformance/cases/own.json");
     for args in [["sim", scenario], ["replay", cases]] {

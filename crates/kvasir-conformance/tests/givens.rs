@@ -178,7 +178,7 @@ fn a_pool_that_no_machine_holds_is_refused() {
 
 /// A small case file must not request unbounded memory or time.
 #[test]
-fn what_would_take_all_memory_or_time_is_refused() {
+fn cases_beyond_size_limits_are_refused() {
     let parse = |cases: Value| {
         Suite::parse(&json!({ "format": "kvasir-conformance/1", "cases": cases }).to_string())
             .map_err(|error| error.to_string())

@@ -85,7 +85,7 @@ fn only_allowed_ids_are_drawn_step_by_step_and_again() {
 }
 
 #[test]
-fn drafts_are_judged_by_what_is_allowed_after_them() {
+fn drafts_are_verified_under_the_constraint() {
     let mut state = bound(&[]);
     assert_eq!(draw(&mut state, &[1, 2], 0, 0, &[]), [10]);
     // 11 and 12 are accepted; 35 violates the constraint, so the token sampled after it does not
@@ -99,7 +99,7 @@ fn drafts_are_judged_by_what_is_allowed_after_them() {
 }
 
 #[test]
-fn a_dead_end_draws_nothing_and_leaves_the_next_step_whole() {
+fn a_row_without_allowed_tokens_samples_nothing() {
     let mut state = bound(&[28, 29]);
     assert_eq!(draw(&mut state, &[29], 3, 0, &[]), [0u32; 0]);
     assert!(!newest(&state).is_empty(), "a step that is under way does not fail for the others in it");

@@ -108,7 +108,7 @@ fn hidden_states(case: &Path, name: &str, model: &PlainModel, expected: &Json) {
 }
 
 #[test]
-fn prediction_layers_propose_what_is_recorded() {
+fn mtp_layers_propose_the_recorded_drafts() {
     let mut seen = 0;
     for case in cases() {
         let text = std::fs::read_to_string(case.join("expected.json")).unwrap();

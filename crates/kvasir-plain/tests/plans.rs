@@ -224,7 +224,7 @@ fn a_step_that_makes_no_sense_fails_and_the_next_one_runs() {
 }
 
 #[test]
-fn penalties_count_what_was_fed_and_accepted() {
+fn penalties_count_fed_and_accepted_tokens() {
     let model = model("qwen3");
     let start = prompt(12, 7);
     let sampling = Sampling { repetition_penalty: 1.3, frequency_penalty: 0.7, ..Sampling::default() };

@@ -21,7 +21,7 @@ fn every_checkpoint_has_its_programs() {
 }
 
 #[test]
-fn what_is_missing_misshapen_or_unused_is_named() {
+fn missing_misshapen_and_unused_tensors_are_named() {
     for case in cases() {
         let source = Checkpoint::open(&case).unwrap().source();
         let names: Vec<String> = source.tensors.iter().flatten().map(|(name, _)| name.clone()).collect();

@@ -111,7 +111,7 @@ fn phi_3_mini_128k_has_two_kinds_of_angles() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() {
+fn unsupported_configs_are_refused_by_name() {
     let with = |key: &str, value: Json| {
         let mut config = json!({
             "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 160,

@@ -71,7 +71,7 @@ fn without(architecture: &str, key: &str, more: Json) -> Model {
 }
 
 #[test]
-fn silence_means_what_the_architecture_means_by_it() {
+fn absent_config_keys_get_the_architecture_defaults() {
     for (architecture, key, means) in [
         ("MistralForCausalLM", "sliding_window", json!(4096)),
         ("Qwen2ForCausalLM", "max_window_layers", json!(28)),
@@ -159,7 +159,7 @@ fn experts_are_counted_under_any_of_their_names() {
 }
 
 #[test]
-fn a_rope_that_somebody_scales_by_hand_is_scaled() {
+fn explicit_rope_scaling_is_applied() {
     let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256});
     let plain = json!({"rope_type": "default", "rope_theta": 1e6});
     let rope = |more: Json| small("LlamaForCausalLM", more).unwrap().target.ropes.remove(0);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_lowest_of_equals_and_no_nan() {
+    fn greedy_takes_the_lowest_tied_id_and_no_nan() {
         assert_eq!(draw(&mut LOGITS.clone(), &Sampling::default(), &Context::default()), 1);
         let context = Context { suppressed: &[1], ..Context::default() };
         assert_eq!(draw(&mut LOGITS.clone(), &Sampling::default(), &context), 2);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_allowed_is_drawn() {
+    fn sampling_draws_only_allowed_tokens() {
         let with = |allowed: &'static [u32]| Context { allowed: Some(allowed), ..Context::default() };
         let of_seventy = |bits| draw_from(&[1.0; 70], &Sampling::default(), &with(bits), &mut Vec::new());
         for params in

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_takes_the_longer_of_its_bytes_and_its_operations_and_its_start() {
+    fn step_time_is_the_roofline_maximum_plus_launches() {
         let mut device = device("h200:qwen3-0.6b");
         let Preset { machine, shape } = device.preset;
         let weights = 2.0 * (shape.layer_weights() + shape.head_weights());
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_run_one_after_the_other_while_the_host_goes_on() {
+    fn steps_queue_on_the_device_while_the_host_runs() {
         let mut device = device("fixed:2ms");
         let first = device.submit(step(StepKind::Decode, 1, 1, 8)).unwrap();
         device.clock.advance(1_500_000);

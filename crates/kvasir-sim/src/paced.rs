@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_takes_its_time_for_real() {
+    fn paced_steps_take_real_time() {
         let preset = Preset::parse("fixed:20ms").unwrap();
         let mut device = Paced::new(preset, Words::new(vec![5]));
         let started = Instant::now();

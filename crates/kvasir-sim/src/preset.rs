@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_takes_its_share_of_what_the_weights_leave() {
+    fn a_pool_gets_its_share_of_free_memory() {
         let preset = Preset::parse("h200:qwen3-14b").unwrap();
         // 40 layers, 8 KV heads of 128, K and V, two bytes each; 14.8 billion weights of two bytes,
         // embedding table included.

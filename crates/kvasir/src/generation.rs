@@ -61,7 +61,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_the_file_says_counts_and_the_rest_is_open() {
+    fn generation_config_sets_only_its_own_fields() {
         let file =
             json!({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": true, "eos_token_id": 3});
         let want = Sampling { temperature: 0.6, top_k: 20, top_p: 0.95, ..Sampling::default() };
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_on_answers_is_a_whole_number() {
+    fn max_new_tokens_must_be_an_integer() {
         assert_eq!(max_new_tokens(&json!({"max_new_tokens": 2048})).ok(), Some(Some(2048)));
         assert_eq!(max_new_tokens(&json!({"max_new_tokens": null})).ok(), Some(None));
         for bad in [json!(0), json!(1.5), json!("9"), json!(1e12)] {

@@ -132,7 +132,7 @@ fn say_behind(mut session: Session, in_front: &[Token]) -> Vec<Bits> {
 }
 
 #[test]
-fn sessions_of_every_kind_share_a_frozen_prefix_and_say_what_they_would_alone() {
+fn sessions_on_a_shared_prefix_answer_as_without_it() {
     let kvasir = tiny();
     for (kv, in_parts) in [(KvType::F32, false), (KvType::Q8_0, true)] {
         let prefix = frozen(&kvasir, kv, in_parts);
@@ -167,7 +167,7 @@ fn the_plain_backend_shares_prefixes_too() {
 }
 
 #[test]
-fn a_small_cache_behind_a_prefix_holds_what_only_the_prefix_makes_large() {
+fn a_small_cache_suffices_behind_a_long_prefix() {
     let kvasir = tiny();
     let prefix = frozen(&kvasir, KvType::F32, false);
     // 16 slots, two blocks of 8: three conversations of 45 + 8 tokens take turns.
@@ -185,7 +185,7 @@ fn a_small_cache_behind_a_prefix_holds_what_only_the_prefix_makes_large() {
 }
 
 #[test]
-fn what_a_shared_prefix_cannot_do_is_refused_by_name() {
+fn unsupported_shared_prefix_options_are_refused_by_name() {
     let kvasir = tiny();
     let prefix = frozen(&kvasir, KvType::Q8_0, false);
     let other = CacheOptions::new(CacheKind::Cells).kv(KvType::F16).capacity(64);
@@ -284,7 +284,7 @@ fn branches_share_their_trunk_and_a_full_cache_loses_no_branch() {
 }
 
 #[test]
-fn a_dropped_stream_cancels_and_others_hear_what_is_theirs() {
+fn dropping_a_stream_cancels_only_its_request() {
     let mut kvasir = tiny();
     let whole = kvasir.generate([5, 6, 7], &params(12)).unwrap();
     let other = kvasir.add_request([8, 9], &params(4)).unwrap();
@@ -309,7 +309,7 @@ fn a_dropped_stream_cancels_and_others_hear_what_is_theirs() {
 }
 
 #[test]
-fn a_session_keeps_what_a_dropped_stream_has_said() {
+fn a_session_keeps_tokens_of_a_dropped_stream() {
     let mut session = tiny().session(CacheOptions::new(CacheKind::Contiguous).capacity(128)).unwrap();
     let main = session.main();
     session.append(main, [5, 6, 7]).unwrap();
@@ -336,7 +336,7 @@ fn texts_go_in_and_come_out() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
+fn invalid_session_calls_are_refused_and_change_nothing() {
     let mut kvasir = tiny();
     assert!(asked(kvasir.generate("a text", &params(4))).contains("no tokenizer"));
     assert!(asked(kvasir.generate(Vec::new(), &params(4))).contains("empty"));
@@ -363,7 +363,7 @@ fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
 
 /// Layers with a window of 16 keep 16 + 5 rows; the conversation is many times longer.
 #[test]
-fn rings_do_not_show_but_in_what_is_computed_again() {
+fn ring_buffers_change_only_what_is_recomputed() {
     let options = Options { threads: Some(2), ..Options::default() };
     let kvasir = Kvasir::load(root().join("testdata/models/gemma3"), options).unwrap();
     let contiguous = CacheOptions::new(CacheKind::Contiguous).capacity(256);

@@ -115,7 +115,7 @@ fn plain(model: &Model, program: &Program, dir: &Path) -> PlainExecutor {
 }
 
 #[test]
-fn ranks_together_compute_what_one_alone_does() {
+fn tensor_parallel_ranks_compute_the_same_bits() {
     for case in ["qwen3", "llama", "llama_linear_bias", "qwen2"] {
         let dir = kvasir_testkit::paths::model(case);
         let model = Model::build(&Checkpoint::open(&dir).unwrap().source()).unwrap();

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_told_apart_wherever_the_text_is_cut() {
+    fn sse_events_parse_at_every_chunk_boundary() {
         let whole = concat!(
             ": a comment\n\n",
             "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",

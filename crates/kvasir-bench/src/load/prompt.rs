@@ -213,7 +213,7 @@ mod tests {
     use crate::workload::text::Passage;
 
     #[test]
-    fn a_turn_contains_what_was_really_said() {
+    fn a_turn_contains_the_actual_previous_answer() {
         let text = |text, to| Part::Text(Passage { text, from: 0, to });
         let answer = Answer::new(9, 5);
         let prompt = Prompt::Parts(vec![text(1, 3), text(2, 2), Part::Said(answer, 5), text(3, 1)]);

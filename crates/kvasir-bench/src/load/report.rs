@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_are_read_and_held_against_every_answer() {
+    fn goodput_checks_every_answer_against_its_goals() {
         let goal = Goal::default().with("ttft:100").unwrap().with("tpot:10").unwrap();
         assert!(goal.holds(&ended(100, 200, 11)));
         assert!(!goal.holds(&ended(101, 200, 11)));

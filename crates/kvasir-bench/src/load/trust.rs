@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_is_asked_under_tls_if_its_certificate_is_trusted() {
+    async fn tls_connects_only_to_trusted_certificates() {
         let trust = Trust::of(Some(&data("test-cert.pem"))).unwrap();
         assert_eq!(ask(&trust).await.unwrap(), b"under");
         let nobody = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))

@@ -71,7 +71,7 @@ mod tests {
     use crate::workload::dice::Dice;
 
     #[test]
-    fn gaps_have_the_mean_and_the_spread_asked_for() {
+    fn arrival_gaps_have_the_requested_mean_and_spread() {
         for shape in [0.25, 1.0, 4.0] {
             let mut dice = Dice::new(1);
             let gaps: Vec<f64> = (0..200_000).map(|_| dice.gamma(shape, 2.0)).collect();

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_name() {
+    fn invalid_scenarios_are_refused_by_name() {
         for (requests, named) in [
             (
                 r#"[{"prompt_len": -1, "max_tokens": 1}]"#,

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_are_of_one_size_and_share_what_they_should() {
+    fn steady_prompts_have_one_size_and_share_the_prefix() {
         let knobs = Knobs {
             requests: 3,
             rate: f64::INFINITY,

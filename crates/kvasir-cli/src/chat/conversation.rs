@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn rewinding_gives_the_earliest_question_taken_back() {
+    fn rewind_returns_the_earliest_removed_question() {
         let mut talk = talked();
         assert_eq!(talk.rewind(2), Ok("two?".into()));
         assert_eq!((talk.said(), talk.system()), (2, Some("Be brief.")));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_is_loaded_and_what_cannot_be_said_is_refused() {
+    fn saved_chats_load_and_invalid_ones_are_refused() {
         let talk = talked();
         let mut other = Conversation::new(None);
         other.load(&talk.to_json().to_string()).unwrap();

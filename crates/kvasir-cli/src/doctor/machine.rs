@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_says_is_read_and_what_it_does_not_say_is_no_failure() {
+    fn missing_proc_files_are_no_failure() {
         let folder = std::env::temp_dir().join(format!("kvasir-doctor-{}", std::process::id()));
         fs::create_dir_all(folder.join("self")).unwrap();
         assert_eq!((free_memory(&folder), open_files(&folder)), (None, None));

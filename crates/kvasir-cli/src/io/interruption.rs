@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_interrupted_writes_no_more() {
+    fn an_interrupted_answer_writes_nothing_more() {
         let (mut bytes, interruption) = (Vec::new(), Interruption::default());
         let mut to = interruption.stopping(&mut bytes);
         to.write_all(b"abc").unwrap();

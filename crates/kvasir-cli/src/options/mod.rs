@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_fills_in_what_was_not_said_and_nothing_else() {
+    fn serving_defaults_fill_only_absent_options() {
         let served = |mixed, ms, times, policy| {
             let options =
                 Options { mixed, step_target_ms: ms, step_target_times: times, policy, ..Options::default() };

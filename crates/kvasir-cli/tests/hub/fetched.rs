@@ -26,7 +26,7 @@ fn a_model_is_fetched_once() {
 }
 
 #[test]
-fn what_was_interrupted_goes_on_when_asked_again() {
+fn interrupted_downloads_resume() {
     let (cache, broken, whole) = (folder("broken"), Hub::new(Wrong::Breaks), Hub::new(Wrong::Nothing));
     for name in ["acme/tiny".to_owned(), format!("acme/tiny@{COMMIT}")] {
         let out = inspect(&cache, &broken.endpoint, &name);
@@ -45,7 +45,7 @@ fn what_was_interrupted_goes_on_when_asked_again() {
 }
 
 #[test]
-fn what_the_hub_lists_is_what_must_come() {
+fn downloads_must_match_the_hub_listing() {
     for (wrong, words) in [
         (Wrong::Lies, "did not send the config.json that it lists"),
         (Wrong::LeadsOutside, "nor a GGUF file"),

@@ -33,7 +33,7 @@ fn unknown_fields_are_served_without_and_named() {
 }
 
 #[test]
-fn history_is_not_refused_for_what_a_model_wrote() {
+fn history_of_invalid_tool_calls_is_accepted() {
     let server = server("wrote", &[]);
     for arguments in ["", "no json", "{\"a\": ", "[1]"] {
         let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}});
@@ -214,7 +214,7 @@ fn deferred_tools_are_offered_once_they_are_referenced() {
 }
 
 #[test]
-fn overflows_are_told_in_words_that_claude_code_parses() {
+fn overflow_errors_use_the_wording_claude_code_parses() {
     let server = server("overflow", &["--max-model-len", "512"]);
     let mut body = claude("0", &[]);
     body["max_tokens"] = 32_000.into();
@@ -234,7 +234,7 @@ fn overflows_are_told_in_words_that_claude_code_parses() {
 }
 
 #[test]
-fn tool_runners_are_told_to_go_on_without_threads() {
+fn threads_are_refused_with_the_code_tool_runners_expect() {
     let server = server("threads", &[]);
     let mut body = claude("0", &[]);
     body["thread"] = json!({"type": "create"});

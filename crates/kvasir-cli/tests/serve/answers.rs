@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 
 #[test]
-fn a_stream_says_what_the_whole_answer_says() {
+fn streamed_and_whole_answers_are_equal() {
     let server = Server::start("stream", &[]);
     let (status, whole) = server.post("/v1/chat/completions", &chat(json!({})));
     assert_eq!((status, whole["object"].as_str()), (200, Some("chat.completion")));
@@ -166,7 +166,7 @@ fn control_tokens_in_a_message_stay_text() {
 
 /// Including texts that also occur in the template's suffix, and an empty one.
 #[test]
-fn an_answer_goes_on_with_the_last_message() {
+fn a_last_assistant_message_is_continued() {
     let server = Server::start("continued", &[]);
     for begun in ["The", "end", "|", ""] {
         let messages = json!([{"role": "user", "content": "hello"}, {"role": "assistant", "content": begun}]);
@@ -226,7 +226,7 @@ fn answers_under_way_end_after_sigterm() {
 }
 
 #[test]
-fn an_answer_has_the_form_that_was_asked_for() {
+fn answers_fit_the_requested_response_format() {
     let server = Server::start("forms", &["--reasoning-parser", "none"]);
     let schema = json!({"type": "object", "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 31}, "minItems": 2, "maxItems": 2}}, "required": ["unit", "days"], "additionalProperties": false});
     let format =
@@ -338,7 +338,7 @@ fn a_prompt_can_be_scored() {
 }
 
 #[test]
-fn nothing_of_a_stop_text_is_told_in_log_probabilities_either() {
+fn logprobs_leave_out_stop_text() {
     let server = Server::start("stops", &[]);
     let asked = |extra: Value| {
         let mut body = chat(json!({"logprobs": true, "ignore_eos": true, "max_tokens": 24}));

@@ -269,7 +269,7 @@ fn parameters_out_of_bounds() {
 }
 
 #[test]
-fn forms_that_cannot_be_kept_to() {
+fn unsupported_response_formats_are_refused() {
     let mut server = server("grammars");
     let bystander = Bystander::begin(&server);
     let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}});

@@ -34,7 +34,7 @@ fn a_model_may_bound_its_answers() {
 }
 
 #[test]
-fn a_budget_of_reasoning_is_kept_to_or_refused() {
+fn reasoning_budgets_hold_or_are_refused() {
     let server = Server::start("budget", &[]);
     let (status, answer) = server.post(CHAT, &chat(json!({"thinking_token_budget": 3})));
     assert_eq!(status, 200, "{answer}");

@@ -17,7 +17,7 @@ fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
 }
 
 #[test]
-fn a_machine_that_is_well_is_told_what_it_can_do() {
+fn doctor_reports_a_sound_machine_and_its_limits() {
     let folder = model("doctor");
     let (report, is_well) = examine(&[folder.to_str().unwrap(), "--port", "0"], &[]);
     assert!(is_well, "{report}");
@@ -36,7 +36,7 @@ fn a_machine_that_is_well_is_told_what_it_can_do() {
 }
 
 #[test]
-fn what_will_not_work_is_told_with_what_to_do() {
+fn doctor_reports_each_problem_with_advice() {
     let folder = model("patient");
     let file = folder.join("kvasir.toml");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -113,7 +113,7 @@ fn more_inputs_than_may_be_under_way_take_turns() {
 }
 
 #[test]
-fn what_cannot_be_embedded_is_refused_by_name() {
+fn invalid_embedding_inputs_are_refused_by_name() {
     let server = Server::start("embed-bad", &["--max-model-len", "64"]);
     let refused = |body: Value| {
         let answer = server.exchange("POST", EMBEDDINGS, JSON, &body.to_string());

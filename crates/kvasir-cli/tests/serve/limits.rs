@@ -38,7 +38,7 @@ fn metric(server: &Server, headers: &str, name: &str) -> f64 {
 }
 
 #[test]
-fn requests_beyond_the_limits_are_told_when_to_come_again() {
+fn requests_beyond_limits_get_retry_after() {
     let server =
         slow("limits", &["--api-key", "one,two,three", "--max-requests", "2", "--max-requests-per-key", "1"]);
     let first = server.streaming(&key("one"), json!({"max_tokens": 900}));
@@ -72,7 +72,7 @@ fn tokens_under_way_are_bounded_too() {
 }
 
 #[test]
-fn a_connection_too_many_is_told_so() {
+fn a_connection_beyond_the_limit_gets_503() {
     let server = slow("connections-limit", &["--max-connections", "1"]);
     let first = server.streaming("", json!({"max_tokens": 900}));
     // A client with a large body can write it completely before it reads the error.

@@ -109,7 +109,7 @@ fn every_call_fits_its_tool_and_can_be_sent_back() {
 }
 
 #[test]
-fn switched_off_calls_are_what_the_model_writes() {
+fn unconstrained_calls_are_returned_as_written() {
     for (options, environment) in
         [(&["--constrain-tool-calls", "off"][..], &[][..]), (&[], &[("KVASIR_CONSTRAIN_TOOL_CALLS", "off")])]
     {
@@ -124,7 +124,7 @@ fn switched_off_calls_are_what_the_model_writes() {
 }
 
 #[test]
-fn likeliest_answers_do_not_change() {
+fn greedy_answers_do_not_change() {
     let (free, constrained) =
         (server("free", &["--constrain-tool-calls", "off"], &[]), server("bound", &[], &[]));
     for question in QUESTIONS.into_iter().chain(["Hello!", "What is the capital of France?", "Sort 3, 1, 2"])

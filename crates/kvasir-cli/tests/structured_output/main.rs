@@ -91,7 +91,7 @@ impl House {
 }
 
 #[test]
-fn two_hundred_schemas_are_kept_to() {
+fn answers_fit_two_hundred_random_schemas() {
     let house = House::new();
     let mut random = Random::new(7);
     let schemas: Vec<Value> = (0..200).map(|_| schema(&mut random)).collect();
@@ -251,7 +251,7 @@ fn siblings_follow_one_form_each_on_its_own() {
 }
 
 #[test]
-fn patterns_choices_and_grammars_are_kept_to() {
+fn answers_match_patterns_choices_and_grammars() {
     let house = House::new();
     for seed in 0..5 {
         let text = house.answer(&Shape::Regex("(yes|no), [0-9]{3}/[a-f]+!".into()), &[], seed);
@@ -381,7 +381,7 @@ fn of_arguments_that_need_not_be_there_any_may() {
 }
 
 #[test]
-fn what_cannot_be_kept_to_is_refused() {
+fn unsupported_schemas_are_refused() {
     let house = House::new();
     let refused = |shape: Shape| match house.compile(&shape) {
         Ok(_) => panic!("{shape:?} was taken"),

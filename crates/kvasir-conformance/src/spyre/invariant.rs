@@ -108,7 +108,7 @@ mod tests {
 
     /// Reference values from an independent simulator of the same rules.
     #[test]
-    fn the_long_workloads_come_to_what_is_on_record() {
+    fn long_workloads_match_the_recorded_results() {
         let suite = Suite::parse(include_str!("../../cases/spyre.json")).unwrap();
         let runs = |pausing: bool| {
             let cases = suite.cases.iter().filter(|case| case.kind == "spyre.volume_invariant");

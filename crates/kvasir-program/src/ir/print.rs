@@ -175,7 +175,7 @@ mod tests {
     use crate::ir::rope::LongRope;
 
     #[test]
-    fn ropes_say_their_base_and_what_is_not_plain() {
+    fn printed_ropes_show_base_and_scaling() {
         let of = |base: f64, stretch: f64| -> Vec<f32> {
             (0..64).map(|i| (base.powf(f64::from(-i) / 64.0) / stretch) as f32).collect()
         };

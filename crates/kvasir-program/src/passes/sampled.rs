@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_last_attention_is_computed_for_sampled_rows_only() {
+    fn ops_behind_the_last_attention_run_for_sampled_rows_only() {
         let whole = program();
         let early = whole.sampled_early(&[]);
         let last =
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_kept_stay_whole() {
+    fn tapped_values_keep_all_rows() {
         let whole = program();
         let tap = whole.tap(Tap::FinalNorm).unwrap();
         assert_eq!(whole.sampled_early(&[tap]), whole);

@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_paths_are_told_apart() {
+    fn hub_names_are_distinguished_from_paths() {
         let name = HubName::parse("acme/tiny-1.5@refs/pr/1:Q8_0").unwrap();
         assert_eq!((name.owner.as_str(), name.name.as_str()), ("acme", "tiny-1.5"));
         assert_eq!((name.revision.as_deref(), name.tag.as_deref()), (Some("refs/pr/1"), Some("Q8_0")));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_that_are_missing_are_told() {
+    fn missing_shards_are_named() {
         let files = |names: &[&str]| names.iter().map(|f| (*f).to_owned()).collect::<Vec<_>>();
         let of = |names: &[&str]| {
             let names = files(names);

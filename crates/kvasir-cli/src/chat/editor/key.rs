@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_told_apart() {
+    fn escape_sequences_decode_to_keys() {
         assert_eq!(keys("aé€😀".as_bytes()), "aé€😀".chars().map(Key::Char).collect::<Vec<_>>());
         assert_eq!(
             keys(b"\x1b[A\x1b[1;5D\x1bOC\x1b[3~\x1b\r\x1b[13;2u\r"),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paste_is_one_however_long_it_is_and_takes_as_long_as_it_takes() {
+    fn a_long_paste_is_one_key_and_bounded() {
         let mut long = b"\x1b[200~".to_vec();
         long.extend(vec![b'x'; MAX_PASTE + 1000]);
         long.extend(b"\ry\x1b[201~z");
