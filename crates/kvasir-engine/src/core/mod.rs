@@ -21,25 +21,26 @@
 pub(crate) mod amend;
 
 use crate::request::event::{Event, Outbox};
-use crate::request::finish::{Fault, Finish, Refusal};
+use crate::request::finish::{Fault, Finish, Parameter, Refusal};
 use crate::request::ids::RequestId;
 use crate::request::params::Request;
 use crate::request::sequence::{Sequence, Status};
 use crate::request::stop::FastStop;
 use crate::request::timings::{Nanos, Timings};
-use crate::scheduler::budget::{Budget, StateSlots};
 use crate::scheduler::defer_reason::DeferReason;
+use crate::scheduler::kv_manager::KvManager;
 use crate::scheduler::limits::{Costs, Limits};
 use crate::scheduler::policy::Policy;
-use crate::scheduler::queue::{Order, Queue};
-use crate::scheduler::record::{Arrival, Deferral, StepRecord};
-use crate::scheduler::retained_sessions::{RetainedSessions, Shortage};
-use crate::scheduler::slab::Slab;
-use crate::scheduler::state::World;
+use crate::scheduler::queue::Order;
+use crate::scheduler::record::{Arrival, StepRecord};
+use crate::scheduler::requests::Requests;
+use crate::scheduler::state::SchedulerState;
 use crate::scheduler::view::SchedulerView;
+use crate::step::build::StepBuilder;
+use crate::step::commit::StepCommitter;
 use crate::step::drafts::DraftStats;
-use kvasir_exec::{PoolRow, SequenceSpec, Step};
-use kvasir_kv::{Cache, StepId, Token};
+use kvasir_exec::{PoolRow, SequenceSpec, Step, StepError};
+use kvasir_kv::{Cache, Token};
 
 /// The scheduler: a policy, the KV cache, the waiting queue and the table of sequences. It decides;
 /// an executor runs.
@@ -49,74 +50,25 @@ use kvasir_kv::{Cache, StepId, Token};
 /// flight and must return in order. The caller passes the time in. After the first steps, decoding
 /// the same sequences makes no heap allocation.
 pub struct Core {
-    pub(crate) world: World,
+    state: SchedulerState,
     policy: Box<dyn Policy>,
+    builder: StepBuilder,
+    committer: StepCommitter,
     costs: Costs,
-    next_step: StepId,
     next_number: u64,
-    /// Free list of steps. They stay boxed, so that handing one over moves a pointer.
-    #[allow(clippy::vec_box)]
-    spare: Vec<Box<Step>>,
-    /// Most draft tokens of a decode row (speculative decoding).
-    spec_steps: u32,
-    pub(crate) frontier: Vec<i32>,
-    pub(crate) accepted: Vec<u32>,
-    pub(crate) stats: DraftStats,
 }
 
 impl Core {
     /// A core without requests.
     pub fn new(limits: Limits, order: Order, policy: Box<dyn Policy>, cache: Box<dyn Cache>) -> Self {
-        let mut cache = cache;
-        let rows = (0..limits.max_num_seqs).rev().map(PoolRow).collect();
-        let world = World {
-            block: cache.block_size().max(1),
-            budget: Budget::new(cache.block_size()),
-            base: cache.base(),
-            // With larger blocks a fork would have to copy the rows of the partly filled last
-            // block.
-            forks: cache.block_size() == 1 && cache.sequences().is_ok() && !policy.redirects(),
-            scattered: false,
-            has_prefix: limits.prefix_cache && cache.prefix().is_ok(),
-            publish_at: policy.publish_at(),
-            cache,
-            limits,
-            slab: Slab::default(),
-            retained: RetainedSessions::default(),
-            queue: Queue::new(order),
-            running: Vec::new(),
-            free_rows: rows,
-            state_slots: StateSlots::new(limits.state_slots),
-            rows: Vec::new(),
-            scheduled_tokens: 0,
-            prefilling: 0,
-            record: StepRecord::default(),
-            arrived: Vec::new(),
-            outbox: Outbox::default(),
-            binds: Vec::new(),
-            claim_rows: Vec::new(),
-            due: Vec::new(),
-            speculates: false,
-            drafted: false,
-            coalescing: false,
-            in_flight: 0,
-            moves_due: false,
-            table_blocks: 0,
-            unswept: false,
-            retired: StepId(0),
-            round: 0,
-        };
+        let kv = KvManager::new(cache, &limits, policy.publish_at(), policy.redirects());
         Self {
-            world,
+            state: SchedulerState::new(limits, Requests::new(order, &limits), kv),
             policy,
+            builder: StepBuilder::default(),
+            committer: StepCommitter::default(),
             costs: Costs::default(),
-            next_step: StepId(1),
             next_number: 1,
-            spare: Vec::new(),
-            spec_steps: 0,
-            frontier: Vec::new(),
-            accepted: Vec::new(),
-            stats: DraftStats::default(),
         }
     }
 
@@ -128,31 +80,26 @@ impl Core {
     /// Defers admissions while any request runs: prefill coalescing, as decided by a `Coalescer`
     /// for the next step.
     pub fn defer_admissions(&mut self, defer: bool) {
-        self.world.coalescing = defer;
+        self.state.coalescing = defer;
     }
 
     /// Enables speculative decoding with up to `tokens` drafts per decode row. A sequence is then
     /// not fed while its sampled token is still in flight.
     pub fn set_spec_steps(&mut self, tokens: u32) {
-        self.spec_steps = tokens;
-        self.world.speculates = tokens > 0;
+        self.builder.set_spec_steps(tokens);
+        self.state.speculates = tokens > 0;
     }
 
     /// Sets the drafts of a request's next decode. With `parents` they form a tree whose node 0 is
     /// the newest committed token. Ignored if the request is not running or `parents` is malformed.
     pub fn set_drafts(&mut self, id: RequestId, drafts: &[Token], parents: &[i32]) {
         let sane = parents.iter().zip(1i32..).all(|(parent, node)| (0..node).contains(parent));
-        if let Some(entry) = self.world.slab.find(id)
-            && self.world.slab[entry].status == Status::Running
+        if let Some(entry) = self.state.requests.find(id)
+            && self.state.requests[entry].status == Status::Running
             && sane
             && (parents.is_empty() || parents.len() == drafts.len())
         {
-            self.world.drafted = true;
-            let sequence = &mut self.world.slab[entry];
-            sequence.drafts.clear();
-            sequence.drafts.extend_from_slice(drafts);
-            sequence.cold.parents.clear();
-            sequence.cold.parents.extend_from_slice(parents);
+            self.state.requests.set_drafts(entry, drafts, parents);
         }
     }
 
@@ -168,7 +115,7 @@ impl Core {
     /// it. All are queued, or all are refused, each with an event.
     pub fn add_siblings(&mut self, request: Request, n: u32, now: Nanos) -> Result<Vec<RequestId>, Refusal> {
         if n == 0 {
-            return Err(Refusal::BadParameter(crate::request::finish::Parameter::N));
+            return Err(Refusal::BadParameter(Parameter::N));
         }
         let refused = self.check(&request, n).err();
         let mut ids: Vec<RequestId> = Vec::new();
@@ -180,8 +127,8 @@ impl Core {
                 sibling.params.sampling.seed = sibling.params.sampling.seed.wrapping_add(i as u64);
             }
             let Ok(id) = self.admit(sibling, refused, now) else { continue };
-            if i > 0 && (self.world.has_prefix || self.world.forks) {
-                self.world.slab[id.index()].cold.leader = Some(ids[0]);
+            if i > 0 && self.state.kv.shares_prompts() {
+                self.state.requests[id.index()].cold.leader = Some(ids[0]);
             }
             ids.push(id);
         }
@@ -198,10 +145,10 @@ impl Core {
         let id = self.enter(request, now);
         let entry = id.index();
         if let Some(refusal) = refused {
-            self.world.refuse(entry, refusal, now);
+            self.state.refuse(entry, refusal, now);
             return Err(refusal);
         }
-        self.world.queue.push(entry, &self.world.slab[entry]);
+        self.state.requests.enqueue(entry);
         Ok(id)
     }
 
@@ -212,14 +159,14 @@ impl Core {
         let number = self.next_number;
         self.next_number += 1;
         let mut sequence = Sequence::new(request);
-        let room = self.world.limits.max_model_len.saturating_sub(prompt_len).max(1);
+        let room = self.state.limits.max_model_len.saturating_sub(prompt_len).max(1);
         sequence.stops = FastStop::of(&sequence.cold.params, room);
         sequence.cold.room = room;
         sequence.cold.timings = Timings { arrived: now, ..Timings::default() };
         sequence.cold.number = number;
-        let entry = self.world.slab.insert(sequence);
-        let sequence = &self.world.slab[entry];
-        self.world.arrived.push(Arrival {
+        let entry = self.state.requests.insert(sequence);
+        let sequence = &self.state.requests[entry];
+        self.state.arrived.push(Arrival {
             request: sequence.id,
             number,
             tag: sequence.tag,
@@ -232,7 +179,7 @@ impl Core {
     /// Admission-independent validation: prompt length, KV capacity, queue limit, parameters,
     /// policy.
     fn check(&self, request: &Request, n: u32) -> Result<(), Refusal> {
-        let limits = &self.world.limits;
+        let limits = &self.state.limits;
         let tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
         if tokens == 0 {
             return Err(Refusal::EmptyPrompt);
@@ -240,17 +187,17 @@ impl Core {
         if tokens > limits.longest_prompt() {
             return Err(Refusal::TooLong { tokens, limit: limits.longest_prompt() });
         }
-        if tokens <= self.world.base {
-            return Err(Refusal::WithinPrefix { tokens, prefix: self.world.base });
+        if tokens <= self.state.kv.base() {
+            return Err(Refusal::WithinPrefix { tokens, prefix: self.state.kv.base() });
         }
-        let (needed, capacity) = (self.world.own_slots(tokens), self.world.cache.capacity());
+        let (needed, capacity) = (self.state.kv.own_slots(tokens), self.state.kv.cache().capacity());
         if needed > capacity {
             return Err(Refusal::NeverFits { needed, capacity });
         }
         if request.params.stateful && limits.state_slots == Some(0) {
             return Err(Refusal::NoState);
         }
-        if self.world.queue.len() + n as usize > limits.max_waiting as usize {
+        if self.state.requests.waiting().len() + n as usize > limits.max_waiting as usize {
             return Err(Refusal::QueueFull { limit: limits.max_waiting });
         }
         request.params.check()?;
@@ -271,9 +218,9 @@ impl Core {
     /// Preempts a running request by recomputation: it returns to the front of the queue and keeps
     /// its tokens. False if it does not run.
     pub fn preempt(&mut self, id: RequestId) -> bool {
-        match self.world.slab.find(id) {
-            Some(entry) if self.world.slab[entry].status == Status::Running => {
-                self.world.preempt(entry);
+        match self.state.requests.find(id) {
+            Some(entry) if self.state.requests[entry].status == Status::Running => {
+                self.state.preempt(entry);
                 true
             }
             _ => false,
@@ -282,8 +229,8 @@ impl Core {
 
     /// Ends a live request, truncating its outputs to `keep`. False if it has ended already.
     fn end(&mut self, id: RequestId, keep: Option<u32>, finish: Finish, now: Nanos) -> bool {
-        let Some(entry) = self.world.slab.find(id) else { return false };
-        let sequence = &mut self.world.slab[entry];
+        let Some(entry) = self.state.requests.find(id) else { return false };
+        let sequence = &mut self.state.requests[entry];
         if sequence.status == Status::Finished {
             return false;
         }
@@ -294,121 +241,77 @@ impl Core {
             sequence.computed = sequence.computed.min(sequence.prompt_len + keep);
             sequence.truncate(sequence.prompt_len + keep);
         }
-        self.world.finish(entry, finish, None, seen, now);
-        self.world.sweep();
+        self.state.finish(entry, finish, None, seen, now);
+        self.state.requests.sweep();
         true
     }
 
     /// Builds the next step, or returns none if nothing can run now. The step is in flight from
     /// here on; see the module doc.
     pub fn schedule(&mut self, now: Nanos) -> Option<Box<Step>> {
-        let world = &mut self.world;
-        world.record.reset(now, &mut world.arrived);
-        world.record.costs = self.costs;
-        world.compact();
-        let mut step = self.spare.pop().unwrap_or_default();
-        let id = self.next_step;
-        let mut made = self.try_schedule(id, &mut step, now);
+        self.state.record.begin(now, self.costs, &mut self.state.arrived);
+        self.state.compact();
+        let mut step = self.builder.take();
+        let mut built = self.try_schedule(&mut step, now);
         // Each try evicts, preempts or ends at least one request or session, so the loop
         // terminates.
-        let mut tries = self.world.running.len() + self.world.retained.iter().count();
-        while !made && tries > 0 && self.is_stuck() {
-            self.preempt_for_space(now);
-            made = self.try_schedule(id, &mut step, now);
+        let mut tries = self.state.requests.running().len() + self.state.kv.retained().len();
+        while !built && tries > 0 && self.state.is_stuck() {
+            self.state.preempt_for_space(now);
+            built = self.try_schedule(&mut step, now);
             tries -= 1;
         }
-        if !made {
-            self.spare.push(step);
-            self.close_record(None);
+        if !built {
+            self.builder.recycle(step);
+            self.state.end_record(None);
             return None;
         }
-        self.next_step = StepId(id.0 + 1);
-        self.fill(&mut step, self.spec_steps);
-        self.close_record(Some(&step));
+        self.builder.fill(&mut self.state, &mut step);
+        self.state.end_record(Some((step.batch.step, step.batch.kind)));
         Some(step)
     }
 
     /// One scheduling attempt: policy, then claim and plan. False if no row can run.
-    fn try_schedule(&mut self, id: StepId, step: &mut Step, now: Nanos) -> bool {
-        let world = &mut self.world;
-        world.round += 1;
-        world.rows.clear();
-        world.scheduled_tokens = 0;
-        world.budget.begin_step();
-        world.record.held.clear();
-        world.record.rectangle.reset();
-        self.policy.schedule(&mut SchedulerView { world, now, costs: self.costs });
-        self.expect_tables(step);
-        self.claim(id, step)
+    fn try_schedule(&mut self, step: &mut Step, now: Nanos) -> bool {
+        self.state.begin_attempt();
+        self.policy.schedule(&mut SchedulerView::new(&mut self.state, now, self.costs));
+        self.builder.claim(&mut self.state, step, now)
     }
 
-    /// Reserves host memory in the plan for the longest block tables of the running requests, so
-    /// that steady decode steps do not allocate.
-    fn expect_tables(&mut self, step: &mut Step) {
-        let world = &mut self.world;
-        if !world.record.admitted.is_empty() {
-            let blocks = |entry: &u32| world.slab[*entry].longest().div_ceil(world.block) as usize;
-            let most = 2 * (world.cache.capacity() / world.block) as usize;
-            world.table_blocks = world.running.iter().map(blocks).sum::<usize>().min(most);
-        }
-        step.plan.expect(world.table_blocks, world.running.len());
+    /// Retires a step that has run, before its tokens are known: its K/V is valid and may be
+    /// published. `Core::postprocess` does this itself if it was not called.
+    pub fn landed(&mut self, step: &Step) {
+        self.committer.landed(&mut self.state, step);
     }
 
-    /// Deadlock check: a running request lacks KV slots and no step is in flight that could free
-    /// any.
-    fn is_stuck(&self) -> bool {
-        let world = &self.world;
-        let no_room = |deferral: &Deferral| {
-            let entry = world.slab.find(deferral.request);
-            entry.is_some_and(|entry| world.slab[entry].status == Status::Running)
-                && matches!(deferral.reason, DeferReason::NoRoom { .. } | DeferReason::Lease { .. })
-        };
-        world.in_flight == 0 && world.record.held.iter().any(no_room)
+    /// Commits the results of a step, or fails its sequences. Steps must come back in the order
+    /// they were scheduled.
+    pub fn postprocess(&mut self, step: &Step, result: &Result<(), StepError>, now: Nanos) {
+        self.committer.postprocess(&mut self.state, step, result, now);
     }
 
-    /// Breaks a deadlock: evicts retained session K/V if that frees slots, else preempts the
-    /// request admitted last. A request that runs alone is too large for the cache and ends with
-    /// the outputs it has. Slots leased with no step in flight wait for row moves, which a
-    /// preemption makes unnecessary.
-    fn preempt_for_space(&mut self, now: Nanos) {
-        let world = &mut self.world;
-        if world.find_victims(Shortage { slots: 1, leased_too: true, ..Shortage::default() }) {
-            return world.evict_victims();
-        }
-        match world.running.as_slice() {
-            [] => {}
-            [alone] if world.cache.room().leased == 0 => {
-                let (alone, first) = (*alone, world.slab[*alone].outputs_len());
-                world.finish(alone, Finish::Capacity, None, first, now);
-                world.sweep();
-            }
-            [.., last] => world.preempt(*last),
-        }
+    /// Cancels the newest step, which was not run. Restores everything except admissions.
+    pub fn cancel(&mut self, step: &Step) {
+        self.committer.cancel(&mut self.state, step);
     }
 
-    /// Writes the step, queue lengths and pool usage into the step record.
-    fn close_record(&mut self, step: Option<&Step>) {
-        let world = &mut self.world;
-        world.record.step = step.map(|step| step.batch.step);
-        world.record.kind = step.map_or(world.record.kind, |step| step.batch.kind);
-        world.record.waiting = world.queue.len() as u32;
-        world.record.running = world.running.len() as u32;
-        world.record.room = world.cache.room();
-        world.record.reserved = world.budget.reserved();
+    /// Cancels the newest step, which the executor refused, and fails its sequences.
+    pub fn reject(&mut self, step: &Step, error: &StepError, now: Nanos) {
+        self.committer.reject(&mut self.state, step, error, now);
     }
 
     /// The decisions of the last `Core::schedule` call.
     pub fn record(&self) -> &StepRecord {
-        &self.world.record
+        &self.state.record
     }
 
     /// Why the last step deferred a request; none if it ran or is unknown.
     pub fn reason(&self, id: RequestId) -> Option<DeferReason> {
         let sequence = self.sequence(id)?;
-        let record = &self.world.record;
+        let record = &self.state.record;
         let held = record.held.iter().rev().find(|held| held.request == id).map(|held| held.reason);
         held.or(match sequence.status {
-            _ if sequence.seen_in == self.world.round => None,
+            _ if self.state.schedule.is_settled(sequence) => None,
             Status::Waiting => Some(record.rest_waiting.unwrap_or(DeferReason::Behind)),
             Status::Running => record.rest_running,
             Status::Finished => None,
@@ -417,43 +320,45 @@ impl Core {
 
     /// Returns a step for reuse of its memory.
     pub fn recycle(&mut self, step: Box<Step>) {
-        self.spare.push(step);
+        self.builder.recycle(step);
     }
 
     /// Undelivered events. The caller clears the outbox after delivery.
     pub fn outbox(&mut self) -> &mut Outbox {
-        &mut self.world.outbox
+        let (retained, _) = self.state.kv.retained_mut();
+        self.state.outbox.kept.extend(retained.take_reports());
+        &mut self.state.outbox
     }
 
     /// The events of the outbox.
     pub fn events(&self) -> &[Event] {
-        &self.world.outbox.events
+        &self.state.outbox.events
     }
 
     /// Executor rows bound to sequences since the last call. The executor must bind them before the
     /// next step is submitted.
     pub fn take_binds(&mut self) -> std::vec::Drain<'_, (PoolRow, SequenceSpec)> {
-        self.world.binds.drain(..)
+        self.state.binds.drain(..)
     }
 
     /// A live request; none once it has been reaped.
     pub fn sequence(&self, id: RequestId) -> Option<&Sequence> {
-        self.world.slab.find(id).map(|entry| &self.world.slab[entry])
+        self.state.requests.find(id).map(|entry| &self.state.requests[entry])
     }
 
     /// Running requests in order of admission.
     pub fn running(&self) -> impl Iterator<Item = &Sequence> {
-        self.world.running.iter().map(|entry| &self.world.slab[*entry])
+        self.state.requests.running().iter().map(|entry| &self.state.requests[*entry])
     }
 
     /// Waiting requests in the order of the queue.
     pub fn waiting(&self) -> impl Iterator<Item = &Sequence> {
-        self.world.queue.iter().map(|entry| &self.world.slab[entry])
+        self.state.requests.waiting().iter().map(|entry| &self.state.requests[entry])
     }
 
     /// Number of waiting and of running requests.
     pub fn counts(&self) -> (usize, usize) {
-        (self.world.queue.len(), self.world.running.len())
+        (self.state.requests.waiting().len(), self.state.requests.running().len())
     }
 
     /// Arrival time of the oldest waiting request, an input of `Coalescer`.
@@ -469,22 +374,24 @@ impl Core {
 
     /// Whether nothing waits, runs or is in flight.
     pub fn is_idle(&self) -> bool {
-        self.world.queue.len() == 0 && self.world.running.is_empty() && self.world.in_flight == 0
+        self.state.requests.waiting().len() == 0
+            && self.state.requests.running().is_empty()
+            && self.state.steps_in_flight == 0
     }
 
     /// Steps scheduled and not yet postprocessed or canceled.
     pub fn steps_in_flight(&self) -> u32 {
-        self.world.in_flight
+        self.state.steps_in_flight
     }
 
     /// The KV cache.
     pub fn cache(&self) -> &dyn Cache {
-        &*self.world.cache
+        self.state.kv.cache()
     }
 
     /// The KV cache, for direct operations between steps.
     pub fn cache_mut(&mut self) -> &mut dyn Cache {
-        &mut *self.world.cache
+        self.state.kv.cache_mut()
     }
 
     /// The policy's name.
@@ -494,22 +401,22 @@ impl Core {
 
     /// The scheduler limits.
     pub fn limits(&self) -> &Limits {
-        &self.world.limits
+        &self.state.limits
     }
 
     /// Draft acceptance statistics.
     pub fn draft_stats(&self) -> &DraftStats {
-        &self.stats
+        self.committer.stats()
     }
 
     /// Fails every request and drops all retained sessions, because the executor is gone.
     pub fn fail_all(&mut self, fault: Fault, now: Nanos) {
-        self.world.fail_all(fault, now);
+        self.state.fail_all(fault, now);
     }
 
     /// Runs the consistency checker and returns the first violation. Cost: linear in live sequences
     /// times running ones.
     pub fn check_invariants(&self) -> Result<(), String> {
-        crate::scheduler::invariants::check(&self.world)
+        self.state.check_invariants()
     }
 }

@@ -35,9 +35,9 @@ pub enum Status {
     Finished,
 }
 
-/// State of the K/V row moves that bring a sequence's accepted tree drafts into place.
+/// State of the slot copies that bring the K/V of a sequence's accepted tree drafts into place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Moves {
+pub(crate) enum SlotCopies {
     #[default]
     None,
     /// Carried by the next step, whichever sequences it has.
@@ -59,7 +59,7 @@ pub struct Sequence {
     /// Its cache sequence while it runs.
     pub(crate) cache: Option<SeqId>,
     /// Number of the newest scheduling attempt that scheduled or deferred it.
-    pub(crate) seen_in: u64,
+    pub(crate) attempt: u64,
     pub(crate) prompt_len: u32,
     /// Tokens with KV slots, including those that steps in flight will write.
     pub(crate) claimed: u32,
@@ -98,8 +98,8 @@ pub struct Sequence {
     pub(crate) tag: u64,
     /// When its newest output was committed; copied to `timings` when it ends.
     pub(crate) last_token: Option<Nanos>,
-    /// Pending K/V row moves of accepted drafts.
-    pub(crate) moves: Moves,
+    /// Pending slot copies of accepted drafts.
+    pub(crate) copies: SlotCopies,
     /// Drafts for its next decode.
     pub(crate) drafts: Vec<Token>,
 
@@ -258,10 +258,6 @@ impl Sequence {
             && self.outputs_len() == 0
             && (self.cold.scores.len() as u32) < self.prompt_len.saturating_sub(1)
     }
-    /// Drafts for its next decode.
-    pub fn drafts(&self) -> &[Token] {
-        &self.drafts
-    }
     /// Outputs left until its token limit; tokens in flight count as produced.
     pub fn outputs_left(&self) -> u32 {
         let had = self.len().saturating_sub(self.prompt_len);
@@ -282,14 +278,6 @@ impl Sequence {
     /// Cache-hit tokens of its latest admission.
     pub fn hit(&self) -> u32 {
         self.cold.hit
-    }
-    /// Cache-hit tokens of its first admission.
-    pub fn first_hit(&self) -> u32 {
-        self.cold.first_hit
-    }
-    /// Number of preemptions.
-    pub fn preemptions(&self) -> u32 {
-        self.cold.preemptions
     }
     /// Timestamps; `last_token` is set only when it has ended.
     pub fn timings(&self) -> &Timings {

@@ -6,9 +6,9 @@
 //! - *reserved*: granted to a running sequence and not yet claimed.
 //! - *scheduled*: to be claimed by rows of the step under construction.
 //!
-//! Admission reserves slots, scheduling a row commits some of them, and the cache's claim makes them
-//! the sequence's own. A row that is dropped before the claim is rolled back. A sequence that gives
-//! up its K/V (preemption, end) gives up its reservation.
+//! Admission reserves slots, scheduling a row commits some of them, and the cache's claim makes
+//! them the sequence's own. A row that is dropped before the claim is rolled back. A sequence that
+//! gives up its K/V (preemption, end) gives up its reservation.
 //!
 //! Invariant: `Budget::reserved` is the sum of `Sequence::reserved` over all sequences. Only this
 //! file changes either.

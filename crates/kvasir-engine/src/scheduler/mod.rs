@@ -3,15 +3,18 @@
 //!
 //! Builds on `request`. Knows no executor and builds no batch.
 
+pub(crate) mod admission;
 pub(crate) mod budget;
-pub(crate) mod compact;
 pub(crate) mod defer_reason;
 pub(crate) mod invariants;
+pub(crate) mod kv_manager;
 pub(crate) mod limits;
 pub(crate) mod policy;
 pub(crate) mod queue;
 pub(crate) mod record;
+pub(crate) mod requests;
 pub(crate) mod retained_sessions;
+pub(crate) mod schedule;
 pub(crate) mod slab;
 pub(crate) mod state;
 pub(crate) mod view;

@@ -41,7 +41,7 @@ impl fmt::Display for Order {
 const QUANTUM: i64 = 1024;
 
 /// Waiting requests in admission order. Preempted requests go to the front.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Queue {
     order: Order,
     /// All requests under `Fcfs` and `Priority`.
@@ -79,14 +79,7 @@ impl Ticket {
 
 impl Queue {
     pub(crate) fn new(order: Order) -> Self {
-        Self {
-            order,
-            line: VecDeque::new(),
-            lanes: BTreeMap::new(),
-            round: VecDeque::new(),
-            granted: None,
-            len: 0,
-        }
+        Self { order, ..Self::default() }
     }
 
     pub(crate) fn len(&self) -> usize {

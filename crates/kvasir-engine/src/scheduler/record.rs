@@ -1,8 +1,5 @@
 //! The decision record of one `Core::schedule` call: arrivals, admissions, preemptions, deferrals,
 //! pool usage and costs.
-//!
-//! `reset` keeps its memory, so that recording a step does not allocate. Arrivals accumulate until
-//! a step is built.
 
 use crate::request::ids::RequestId;
 use crate::request::timings::Nanos;
@@ -83,7 +80,10 @@ pub struct StepRecord {
 }
 
 impl StepRecord {
-    pub(crate) fn reset(&mut self, at: Nanos, arrived: &mut Vec<Arrival>) {
+    /// Begins a call of `schedule`. `arrived` are the requests that arrived since the last one;
+    /// they accumulate until a step is built. Keeps its memory, so that recording a step does not
+    /// allocate.
+    pub(crate) fn begin(&mut self, at: Nanos, costs: Costs, arrived: &mut Vec<Arrival>) {
         if self.step.is_some() {
             self.arrived.clear();
         }
@@ -93,9 +93,15 @@ impl StepRecord {
         self.kind = StepKind::Decode;
         self.admitted.clear();
         self.preempted.clear();
-        self.held.clear();
         self.rest_running = None;
         self.rest_waiting = None;
+        self.costs = costs;
+        self.begin_attempt();
+    }
+
+    /// Begins an attempt of the call: deferrals of an earlier attempt are dropped.
+    pub(crate) fn begin_attempt(&mut self) {
+        self.held.clear();
         self.rectangle.reset();
     }
 }
@@ -181,7 +187,7 @@ impl RectangleRecord {
         u64::from(self.rows) * u64::from(self.tkv)
     }
 
-    pub(crate) fn reset(&mut self) {
+    fn reset(&mut self) {
         self.tkv = 0;
         self.rows = 0;
         self.width = 0;

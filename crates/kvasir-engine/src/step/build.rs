@@ -11,170 +11,199 @@
 //!
 //! Must not know the policy or the executor.
 
-use crate::core::Core;
 use crate::request::finish::{Fault, Finish};
-use crate::request::sequence::{Moves, Sequence};
+use crate::request::sequence::Sequence;
+use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::state::ScheduledRow;
+use crate::scheduler::schedule::ScheduledRow;
+use crate::scheduler::state::SchedulerState;
 use kvasir_exec::{Batch, BatchRow, Drafts, IN_FLIGHT, Phase, Step, StepKind};
 use kvasir_kv::blocks::BlockSize;
-use kvasir_kv::{CacheError, ClaimRow, Span, StepId, Token};
+use kvasir_kv::{CacheError, ClaimRow, SeqId, Span, StepId, Token};
 
-impl Core {
+/// Builds steps. It owns the memory of the steps that are not in use, and scratch memory.
+#[derive(Debug, Default)]
+pub(crate) struct StepBuilder {
+    /// The newest step.
+    newest: StepId,
+    /// Free list of steps. They stay boxed, so that handing one over moves a pointer.
+    #[allow(clippy::vec_box)]
+    spare: Vec<Box<Step>>,
+    /// Most draft tokens of a decode row (speculative decoding).
+    spec_steps: u32,
+    /// Upper bound on block-table entries of all running requests, for memory reservation.
+    table_blocks: usize,
+    claims: Vec<ClaimRow>,
+    frontier: Vec<i32>,
+}
+
+impl StepBuilder {
+    /// Sets the most draft tokens of a decode row.
+    pub(crate) fn set_spec_steps(&mut self, tokens: u32) {
+        self.spec_steps = tokens;
+    }
+
+    /// An unused step.
+    pub(crate) fn take(&mut self) -> Box<Step> {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// Takes a step back for reuse of its memory.
+    pub(crate) fn recycle(&mut self, step: Box<Step>) {
+        self.spare.push(step);
+    }
+
     /// Claims KV slots for the scheduled rows and plans the step. If the cache is full, the last
     /// row is deferred and the claim is retried. False if no row is left.
-    pub(crate) fn claim(&mut self, id: StepId, step: &mut Step) -> bool {
-        while !self.world.rows.is_empty() {
-            self.list_claims();
-            let claimed =
-                self.propose_trees().and_then(|()| self.world.cache.claim(id, &self.world.claim_rows));
-            match claimed {
-                Ok(()) => match self.world.cache.plan(id, &mut step.plan) {
+    pub(crate) fn claim(&mut self, state: &mut SchedulerState, step: &mut Step, now: Nanos) -> bool {
+        self.expect_tables(state, step);
+        let id = StepId(self.newest.0 + 1);
+        while !state.schedule.rows().is_empty() {
+            self.list_claims(state);
+            let proposed = self.propose_trees(state);
+            match proposed.and_then(|()| state.kv.cache_mut().claim(id, &self.claims)) {
+                Ok(()) => match state.kv.cache().plan(id, &mut step.plan) {
                     Ok(()) => return true,
                     Err(_) => {
-                        let cancelled = self.world.cache.cancel(id);
-                        debug_assert!(cancelled.is_ok(), "{cancelled:?}");
-                        self.drop_trees();
-                        self.fail_rows();
+                        let canceled = state.kv.cache_mut().cancel(id);
+                        debug_assert!(canceled.is_ok(), "{canceled:?}");
+                        withdraw_trees(state);
+                        fail_rows(state, now);
                     }
                 },
                 Err(CacheError::Full { needed, available }) => {
-                    self.drop_trees();
-                    self.drop_last_row(DeferReason::NoRoom { needed, available });
+                    withdraw_trees(state);
+                    drop_last_row(state, DeferReason::NoRoom { needed, available });
                 }
                 Err(_) => {
-                    self.drop_trees();
-                    self.fail_rows();
+                    withdraw_trees(state);
+                    fail_rows(state, now);
                 }
             }
         }
         false
     }
 
-    /// Fills `claim_rows` from the scheduled rows; drafts count as tokens to write.
-    fn list_claims(&mut self) {
-        let world = &mut self.world;
-        world.claim_rows.clear();
-        world.claim_rows.extend(world.rows.iter().map(|scheduled| ClaimRow {
-            seq: scheduled.seq,
-            redirected: scheduled.redirected,
-            tokens: scheduled.tokens + scheduled.drafts,
+    /// Reserves host memory in the plan for the longest block tables of the running requests, so
+    /// that steady decode steps do not allocate.
+    fn expect_tables(&mut self, state: &SchedulerState, step: &mut Step) {
+        let running = state.requests.running();
+        if !state.record.admitted.is_empty() {
+            let block = state.kv.block();
+            let blocks = |entry: &u32| state.requests[*entry].longest().div_ceil(block) as usize;
+            let most = 2 * (state.kv.cache().capacity() / block) as usize;
+            self.table_blocks = running.iter().map(blocks).sum::<usize>().min(most);
+        }
+        step.plan.expect(self.table_blocks, running.len());
+    }
+
+    /// Lists the claims of the scheduled rows; drafts count as tokens to write.
+    fn list_claims(&mut self, state: &SchedulerState) {
+        self.claims.clear();
+        self.claims.extend(state.schedule.rows().iter().map(|row| ClaimRow {
+            seq: row.seq,
+            redirected: row.redirected,
+            tokens: row.tokens + row.drafts,
         }));
     }
 
-    fn is_tree(&self, scheduled: &ScheduledRow) -> bool {
-        scheduled.drafts > 0 && !self.world.slab[scheduled.entry].cold.parents.is_empty()
-    }
-
     /// Announces the draft trees of this step to the cache, before the claim.
-    fn propose_trees(&mut self) -> Result<(), CacheError> {
-        for i in 0..self.world.rows.len() {
-            let scheduled = self.world.rows[i];
-            if !self.is_tree(&scheduled) {
-                continue;
-            }
-            let sequence = &self.world.slab[scheduled.entry];
-            self.frontier.clear();
-            self.frontier.push(-1);
-            self.frontier.extend_from_slice(&sequence.cold.parents);
-            if let Some(seq) = sequence.cache {
-                self.world.cache.tree()?.propose(seq, &self.frontier)?;
+    fn propose_trees(&mut self, state: &mut SchedulerState) -> Result<(), CacheError> {
+        let SchedulerState { requests, kv, schedule, .. } = state;
+        for row in schedule.rows() {
+            let sequence = &requests[row.entry];
+            if let Some(seq) = tree_of(row, sequence) {
+                self.frontier.clear();
+                self.frontier.push(-1);
+                self.frontier.extend_from_slice(&sequence.cold.parents);
+                kv.cache_mut().tree()?.propose(seq, &self.frontier)?;
             }
         }
         Ok(())
     }
 
-    /// Withdraws the draft trees proposed for a claim that failed.
-    fn drop_trees(&mut self) {
-        for i in 0..self.world.rows.len() {
-            let scheduled = self.world.rows[i];
-            if self.is_tree(&scheduled)
-                && let Some(seq) = self.world.slab[scheduled.entry].cache
-                && let Ok(tree) = self.world.cache.tree()
-            {
-                let withdrawn = tree.propose(seq, &[]);
-                debug_assert!(withdrawn.is_ok(), "{withdrawn:?}");
-            }
-        }
-    }
-
-    /// Unschedules the last row, restores its reservation and defers it.
-    fn drop_last_row(&mut self, reason: DeferReason) {
-        let world = &mut self.world;
-        let Some(scheduled) = world.rows.pop() else { return };
-        world.budget.roll_back(&mut world.slab[scheduled.entry], scheduled.commitment);
-        world.scheduled_tokens -= scheduled.tokens + scheduled.drafts + scheduled.redirected;
-        world.defer(scheduled.entry, reason);
-    }
-
-    /// Fails all scheduled rows after an unexpected cache error. This is a bug in this crate; the
-    /// other requests go on.
-    fn fail_rows(&mut self) {
-        let world = &mut self.world;
-        let now = world.record.at;
-        while let Some(scheduled) = world.rows.pop() {
-            world.budget.roll_back(&mut world.slab[scheduled.entry], scheduled.commitment);
-            let first = world.slab[scheduled.entry].outputs_len();
-            world.finish(scheduled.entry, Finish::Failed(Fault::Internal), None, first, now);
-        }
-        world.sweep();
-    }
-
     /// Fills the batch of a claimed step, advances the sequences' counters and counts the step as
     /// in flight.
-    pub(crate) fn fill(&mut self, step: &mut Step, spec_steps: u32) {
-        let world = &mut self.world;
+    pub(crate) fn fill(&mut self, state: &mut SchedulerState, step: &mut Step) {
+        self.newest = step.plan.step;
+        let SchedulerState { requests, kv, schedule, .. } = state;
+        let (scheduled, block) = (schedule.rows(), kv.budget().block());
         let batch = &mut step.batch;
         // Old rows are reused: in steady decode only their lengths change.
         let mut rows = std::mem::take(&mut batch.rows);
         batch.reset(step.plan.step);
-        batch.spec_steps = spec_steps;
+        batch.spec_steps = self.spec_steps;
         step.output.reset();
         let mut decodes = 0;
-        for (i, scheduled) in world.rows.iter().enumerate() {
-            let sequence = &mut world.slab[scheduled.entry];
+        for (i, row) in scheduled.iter().enumerate() {
+            let sequence = &mut requests[row.entry];
             if rows.len() == i {
                 rows.push(BatchRow::default());
             }
-            let row = &mut rows[i];
-            match scheduled.is_one_token() && sequence.to_feed() == 1 && !sequence.prefilling {
-                true => decode_row(sequence, scheduled, world.budget.block(), &mut batch.tokens, row),
-                false => *row = any_row(sequence, scheduled, world.budget.block(), batch),
+            let filled = &mut rows[i];
+            match row.is_one_token() && sequence.to_feed() == 1 && !sequence.prefilling {
+                true => decode_row(sequence, row, block, &mut batch.tokens, filled),
+                false => *filled = any_row(sequence, row, block, batch),
             }
-            let samples = row.samples();
+            let samples = filled.samples();
+            let (prefilled, spills) = (sequence.prefilling && samples, sequence.tokens.is_due());
             decodes += usize::from(!sequence.prefilling);
-            sequence.claimed += scheduled.tokens;
+            sequence.claimed += row.tokens;
             sequence.in_flight += u32::from(samples);
             sequence.steps_in_flight += 1;
-            if sequence.prefilling && samples {
-                sequence.prefilling = false;
-                world.prefilling -= 1;
+            sequence.verifying = row.drafts > 0;
+            if prefilled {
+                requests.set_prefilling(row.entry, false);
             }
-            sequence.verifying = scheduled.drafts > 0;
-            if sequence.tokens.is_due() {
-                world.due.push(scheduled.entry);
+            if spills {
+                requests.note_spill(row.entry);
             }
-            if scheduled.left_pad_blocks > 0
-                && let Some(row) = step.plan.rows.get_mut(i)
+            if row.left_pad_blocks > 0
+                && let Some(planned) = step.plan.rows.get_mut(i)
             {
-                row.left_pad_blocks = scheduled.left_pad_blocks;
+                planned.left_pad_blocks = row.left_pad_blocks;
             }
         }
-        rows.truncate(world.rows.len());
+        rows.truncate(scheduled.len());
         batch.rows = rows;
         batch.kind = match decodes {
             0 => StepKind::Prefill,
-            _ if decodes == world.rows.len() => StepKind::Decode,
+            _ if decodes == scheduled.len() => StepKind::Decode,
             _ => StepKind::Mixed,
         };
-        world.in_flight += 1;
-        if std::mem::take(&mut world.moves_due) {
-            for entry in &world.running {
-                let moves = &mut world.slab[*entry].moves;
-                *moves = if *moves == Moves::Due { Moves::In(batch.step) } else { *moves };
-            }
-        }
+        requests.send_copies(batch.step);
+        state.steps_in_flight += 1;
     }
+}
+
+/// The cache sequence of a row with a draft tree.
+fn tree_of(row: &ScheduledRow, sequence: &Sequence) -> Option<SeqId> {
+    sequence.cache.filter(|_| row.drafts > 0 && !sequence.cold.parents.is_empty())
+}
+
+/// Withdraws the draft trees proposed for a claim that failed.
+fn withdraw_trees(state: &mut SchedulerState) {
+    let SchedulerState { requests, kv, schedule, .. } = state;
+    let trees = schedule.rows().iter().filter_map(|row| tree_of(row, &requests[row.entry]));
+    trees.for_each(|seq| kv.withdraw_tree(seq));
+}
+
+/// Drops the last row from the step, rolls its slots back and defers it.
+fn drop_last_row(state: &mut SchedulerState, reason: DeferReason) {
+    if let Some(row) = state.schedule.pop() {
+        state.kv.budget_mut().roll_back(&mut state.requests[row.entry], row.commitment);
+        state.defer(row.entry, reason);
+    }
+}
+
+/// Fails all scheduled rows after an unexpected cache error. This is a bug in this crate; the other
+/// requests go on.
+fn fail_rows(state: &mut SchedulerState, now: Nanos) {
+    while let Some(row) = state.schedule.pop() {
+        state.kv.budget_mut().roll_back(&mut state.requests[row.entry], row.commitment);
+        state.finish_now(row.entry, Finish::Failed(Fault::Internal), now);
+    }
+    state.requests.sweep();
 }
 
 /// Decode fast path: a row that feeds the newest token of a decoding sequence.

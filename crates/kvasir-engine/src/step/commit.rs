@@ -3,22 +3,22 @@
 //!
 //! 1. `retire` ends the cache's lease of the step: its slots may be published, reused and freed.
 //! 2. A row with one plain token of a sequence that does not stop takes the fast path
-//!    `World::commit_decode`.
+//!    `commit_decode`.
 //! 3. Every other row goes through `end_row` → `commit_row`: prompt log-probabilities, hidden
 //!    states, `verify` for speculative decoding, then `commit_outputs`.
-//! 4. A failed step fails its sequences and those whose accepted-draft row moves it carried.
+//! 4. A failed step fails its sequences and those whose slot copies it carried.
 //!
 //! Invariants: steps are postprocessed in the order they were scheduled. Results for a request that
 //! has finished are dropped. A sequence preempted while its step was in flight keeps its sampled
 //! token.
 
-use crate::core::Core;
 use crate::request::finish::{Fault, Finish};
 use crate::request::ids::RequestId;
-use crate::request::sequence::{Moves, Sequence, Status};
+use crate::request::sequence::{Sequence, SlotCopies, Status};
 use crate::request::stop;
 use crate::request::timings::Nanos;
-use crate::scheduler::state::{PublishAt, World};
+use crate::scheduler::state::SchedulerState;
+use crate::step::drafts::{DraftStats, depth};
 use kvasir_exec::{BatchRow, Phase, Step, StepError};
 use kvasir_kv::{StepId, Token};
 use kvasir_sample::accept;
@@ -50,127 +50,124 @@ fn fault(error: &StepError) -> Fault {
     }
 }
 
-impl World {
-    /// Postprocess fast path: commits the one token of a decode row whose sequence does not stop.
-    /// Returns false and changes nothing if any condition of the fast path fails.
-    fn commit_decode(&mut self, row: &BatchRow, token: Token, step: StepId, now: Nanos) -> bool {
-        let Some(sequence) = self.slab.get_mut(RequestId(row.request)) else { return false };
-        let first = sequence.outputs_len();
-        let continues_after = row.is_one_decode() && sequence.stops.continues_after(token, first + 1);
-        if !continues_after || first == 0 || sequence.logprobs || sequence.cache != Some(row.seq) {
-            return false;
-        }
-        sequence.steps_in_flight -= 1;
-        sequence.in_flight -= 1;
-        sequence.computed = sequence.computed.max(row.context_len);
-        sequence.tokens.push(token);
-        sequence.last_token = Some(now);
-        self.outbox.push_one(sequence.id, sequence.tag, step, first, token);
-        if self.publish_at == PublishAt::EveryBlock && sequence.computed >= sequence.published + self.block {
-            self.publish(RequestId(row.request).index(), false);
-        }
-        true
+/// Decode fast path: commits the one token of a decode row whose sequence does not stop. False, and
+/// nothing changes, if any condition of the fast path fails.
+#[inline]
+fn commit_decode(state: &mut SchedulerState, row: &BatchRow, token: Token, step: StepId, now: Nanos) -> bool {
+    let Some(sequence) = state.requests.get_mut(RequestId(row.request)) else { return false };
+    let first = sequence.outputs_len();
+    let continues = row.is_one_decode() && sequence.stops.continues_after(token, first + 1);
+    if !continues || first == 0 || sequence.logprobs || sequence.cache != Some(row.seq) {
+        return false;
     }
+    sequence.steps_in_flight -= 1;
+    sequence.in_flight -= 1;
+    sequence.computed = sequence.computed.max(row.context_len);
+    sequence.tokens.push(token);
+    sequence.last_token = Some(now);
+    state.outbox.push_one(sequence.id, sequence.tag, step, first, token);
+    if state.kv.publishes_block(sequence) {
+        state.kv.publish(sequence, false);
+    }
+    true
 }
 
-impl Core {
-    /// Retires a step that has run, before its tokens are known: its K/V is valid and may be
-    /// published. `Core::postprocess` does this itself if it was not called.
-    pub fn landed(&mut self, step: &Step) {
-        if !self.retire(step) {
+/// Commits or undoes steps, and verifies drafts.
+#[derive(Debug, Default)]
+pub(crate) struct StepCommitter {
+    /// The newest retired step.
+    retired: StepId,
+    /// Accepted draft nodes of one row.
+    accepted: Vec<u32>,
+    stats: DraftStats,
+}
+
+impl StepCommitter {
+    /// Draft acceptance statistics.
+    pub(crate) fn stats(&self) -> &DraftStats {
+        &self.stats
+    }
+
+    /// Retires a step that has run, before its tokens are known.
+    pub(crate) fn landed(&mut self, state: &mut SchedulerState, step: &Step) {
+        if !self.retire(state, step) {
             return;
         }
         for row in step.batch.rows.iter().filter(|row| row.drafts.count == 0) {
-            if let Some(entry) = self.world.slab.find(RequestId(row.request))
-                && self.world.slab[entry].cache == Some(row.seq)
+            if let Some(entry) = state.requests.find(RequestId(row.request))
+                && state.requests[entry].cache == Some(row.seq)
             {
-                self.world.slab[entry].computed = row.context_len;
-                self.world.publish(entry, row.samples() && row.phase == Phase::Prefill);
+                state.requests[entry].computed = row.context_len;
+                state.publish(entry, row.samples() && row.phase == Phase::Prefill);
             }
         }
     }
 
     /// Ends the step's lease in the cache. False if it was retired already.
-    fn retire(&mut self, step: &Step) -> bool {
-        if step.batch.step <= self.world.retired {
-            return false;
+    fn retire(&mut self, state: &mut SchedulerState, step: &Step) -> bool {
+        let retires = step.batch.step > self.retired;
+        if retires {
+            self.retired = step.batch.step;
+            state.kv.retire(step.batch.step);
         }
-        self.world.retired = step.batch.step;
-        if self.world.cache.room().leased > 0 {
-            self.world.retained.note_change();
-        }
-        self.world.retained.note_step();
-        let retired = self.world.cache.retire(step.batch.step);
-        debug_assert!(retired.is_ok(), "{retired:?}");
-        true
+        retires
     }
 
-    /// Commits the results of a step, or fails its sequences. Steps must come back in the order
-    /// they were scheduled.
-    pub fn postprocess(&mut self, step: &Step, result: &Result<(), StepError>, now: Nanos) {
-        self.world.in_flight = self.world.in_flight.saturating_sub(1);
-        self.retire(step);
-        // Touched in one loop, so that the cache misses overlap.
-        self.world.due.drain(..).for_each(|entry| self.world.slab[entry].tokens.touch_end());
+    /// Commits the results of a step, or fails its sequences.
+    pub(crate) fn postprocess(
+        &mut self,
+        state: &mut SchedulerState,
+        step: &Step,
+        result: &Result<(), StepError>,
+        now: Nanos,
+    ) {
+        state.steps_in_flight = state.steps_in_flight.saturating_sub(1);
+        self.retire(state, step);
+        state.requests.touch_spills();
         for (i, row) in step.batch.rows.iter().enumerate() {
             let token = if result.is_ok() { step.output.only_token(i) } else { None };
-            if !token.is_some_and(|token| self.world.commit_decode(row, token, step.batch.step, now)) {
-                self.end_row(i, row, step, result, now);
+            if !token.is_some_and(|token| commit_decode(state, row, token, step.batch.step, now)) {
+                self.end_row(state, i, row, step, result, now);
             }
         }
         if let Err(error) = result {
-            self.fail_moved(step, error, now);
+            fail_copies(state, step, error, now);
         }
-        self.world.sweep_if_marked();
+        state.requests.sweep();
     }
 
     /// Slow path of one row: commits or fails it, and reaps a request that ended while the step was
     /// in flight.
-    fn end_row(&mut self, i: usize, row: &BatchRow, step: &Step, result: &Result<(), StepError>, now: Nanos) {
-        let Some(entry) = self.world.slab.find(RequestId(row.request)) else { return };
-        let sequence = &mut self.world.slab[entry];
+    fn end_row(
+        &mut self,
+        state: &mut SchedulerState,
+        i: usize,
+        row: &BatchRow,
+        step: &Step,
+        result: &Result<(), StepError>,
+        now: Nanos,
+    ) {
+        let Some(entry) = state.requests.find(RequestId(row.request)) else { return };
+        let sequence = &mut state.requests[entry];
         sequence.steps_in_flight -= 1;
         if sequence.status == Status::Finished {
-            self.world.release_row(entry);
-            return self.world.reap(entry);
+            state.requests.release_row(entry);
+            return state.requests.reap(entry);
         }
         sequence.in_flight -= u32::from(row.samples());
         match result {
-            Ok(()) => self.commit_row(entry, i, row, step, now),
-            Err(error) => self.fail_row(entry, row, error, now),
+            Ok(()) => self.commit_row(state, entry, i, step, now),
+            Err(error) => fail_row(state, entry, row, error, now),
         }
-        self.world.release_row(entry);
+        state.requests.release_row(entry);
     }
 
-    /// Fails sequences whose row moves a failed step carried: the moves may not have been made.
-    /// Such a sequence need not have a row in the step.
-    fn fail_moved(&mut self, step: &Step, error: &StepError, now: Nanos) {
-        for i in 0..self.world.running.len() {
-            let entry = self.world.running[i];
-            let sequence = &self.world.slab[entry];
-            if sequence.status == Status::Running && sequence.moves == Moves::In(step.batch.step) {
-                let first = sequence.outputs_len();
-                self.world.finish(entry, Finish::Failed(fault(error)), None, first, now);
-            }
-        }
-    }
-
-    /// Fails a row's sequence unless it was preempted since.
-    fn fail_row(&mut self, entry: u32, row: &BatchRow, error: &StepError, now: Nanos) {
-        let sequence = &mut self.world.slab[entry];
-        sequence.verifying = false;
-        // A sequence preempted in the meantime lost nothing: it is recomputed anyway.
-        if sequence.cache == Some(row.seq) {
-            let first = sequence.outputs_len();
-            self.world.finish(entry, Finish::Failed(fault(error)), None, first, now);
-        }
-    }
-
-    /// Commits one row of a successful step: K/V progress, prompt log-probabilities, hidden state,
+    /// Commits row `i` of a successful step: K/V progress, prompt log-probabilities, hidden state,
     /// sampled or verified tokens, stop rule, prefix publishing. A missing output fails the
     /// request.
-    fn commit_row(&mut self, entry: u32, i: usize, row: &BatchRow, step: &Step, now: Nanos) {
-        let sequence = &mut self.world.slab[entry];
+    fn commit_row(&mut self, state: &mut SchedulerState, entry: u32, i: usize, step: &Step, now: Nanos) {
+        let Some(row) = step.batch.rows.get(i) else { return };
+        let sequence = &mut state.requests[entry];
         let owns = sequence.cache == Some(row.seq);
         if owns {
             sequence.computed = sequence.computed.max(row.context_len - row.drafts.count);
@@ -180,7 +177,7 @@ impl Core {
         }
         let milestone = row.samples() && row.phase == Phase::Prefill;
         if !row.samples() {
-            self.world.publish(entry, false);
+            state.publish(entry, false);
             return;
         }
         let span = step.output.rows.get(i).map(|out| out.tokens).unwrap_or_default();
@@ -196,30 +193,35 @@ impl Core {
                 true if sequence.cold.params.constraint.0.is_some() => Fault::Constraint,
                 _ => Fault::Internal,
             };
-            self.world.finish(entry, Finish::Failed(fault), None, first, now);
-            return;
+            return state.finish_now(entry, Finish::Failed(fault), now);
         }
         if row.wants_hidden() && first == 0 {
-            let state = hidden(i, step);
-            if state.is_empty() {
+            let hidden = hidden(i, step);
+            if hidden.is_empty() {
                 // The executor returned no hidden states.
-                return self.world.finish(entry, Finish::Failed(Fault::Internal), None, 0, now);
+                return state.finish_now(entry, Finish::Failed(Fault::Internal), now);
             }
-            self.world.outbox.hidden.push((self.world.outbox.events.len() as u32, state.to_vec()));
+            state.outbox.hidden.push((state.outbox.events.len() as u32, hidden.to_vec()));
         }
         if row.drafts.count == 0 {
             sequence.append(sampled);
-        } else if !self.verify(entry, row, step, sampled, owns) {
-            self.world.finish(entry, Finish::Failed(Fault::Internal), None, first, now);
-            return;
+        } else if !self.verify(state, entry, row, step, sampled) {
+            return state.finish(entry, Finish::Failed(Fault::Internal), None, first, now);
         }
-        self.commit_outputs(entry, first, step, span.start, now);
-        self.world.publish(entry, milestone);
+        commit_outputs(state, entry, first, step, span.start, now);
+        state.publish(entry, milestone);
     }
 
     /// Verifies drafts (speculative decoding): commits the accepted prefix or tree path plus the
     /// bonus token, and removes rejected drafts from the cache. False if the cache failed.
-    fn verify(&mut self, entry: u32, row: &BatchRow, step: &Step, sampled: &[u32], owns: bool) -> bool {
+    fn verify(
+        &mut self,
+        state: &mut SchedulerState,
+        entry: u32,
+        row: &BatchRow,
+        step: &Step,
+        sampled: &[u32],
+    ) -> bool {
         let count = row.drafts.count as usize;
         let fed = step.batch.tokens.get(row.tokens.range()).unwrap_or(&[]);
         let drafts = fed.get(fed.len().saturating_sub(count)..).unwrap_or(&[]);
@@ -229,9 +231,9 @@ impl Core {
             None => accept::chain(drafts, sampled, &mut self.accepted),
             Some(parents) => accept::tree(drafts, parents, sampled, &mut self.accepted),
         }
-        self.stats.count(parents.map_or(count, crate::step::drafts::depth), self.accepted.len());
-        let world = &mut self.world;
-        let sequence = &mut world.slab[entry];
+        self.stats.count(parents.map_or(count, depth), self.accepted.len());
+        let SchedulerState { requests, kv, .. } = state;
+        let sequence = &mut requests[entry];
         sequence.verifying = false;
         sequence.drafts.clear();
         sequence.cold.parents.clear();
@@ -240,7 +242,7 @@ impl Core {
             let token = sampled.get(*node as usize).copied();
             sequence.append(token.as_slice());
         }
-        if !owns {
+        if sequence.cache != Some(row.seq) {
             return true;
         }
         let right = self.accepted.len() as u32;
@@ -249,119 +251,127 @@ impl Core {
         sequence.computed = length;
         let resolved = match parents {
             None if (right as usize) < count => {
-                world.cache.rewind().and_then(|face| face.rewind_to(row.seq, length))
+                kv.cache_mut().rewind().and_then(|face| face.rewind_to(row.seq, length)).map(|()| 0)
             }
-            None => Ok(()),
+            None => Ok(0),
             Some(_) => {
                 self.accepted.insert(0, 0);
-                let moves =
-                    world.cache.tree().and_then(|face| face.commit(row.seq, &self.accepted).map(<[_]>::len));
-                if moves.as_ref().is_ok_and(|moves| *moves > 0) {
-                    world.slab[entry].moves = Moves::Due;
-                    world.moves_due = true;
-                }
-                moves.map(|_| ())
+                kv.cache_mut().tree().and_then(|face| face.commit(row.seq, &self.accepted).map(<[_]>::len))
             }
         };
-        world.budget.renew(&mut world.slab[entry]);
+        kv.budget_mut().renew(sequence);
+        if resolved.as_ref().is_ok_and(|copies| *copies > 0) {
+            requests.copies_are_due(entry);
+        }
         resolved.is_ok()
     }
 
-    /// Applies the stop rule to the outputs from `first` on and emits the event: a token delta or
-    /// the end.
-    fn commit_outputs(&mut self, entry: u32, first: u32, step: &Step, at: u32, now: Nanos) {
-        let world = &mut self.world;
-        let sequence = &mut world.slab[entry];
-        let outputs = sequence.outputs_len();
-        let stop =
-            if first + 1 == outputs && sequence.stops.continues_after(sequence.tokens.newest(), outputs) {
-                None
-            } else {
-                let outputs = sequence.tokens.since(sequence.prompt_len);
-                stop::find(outputs, first as usize, &sequence.cold.params, sequence.cold.room)
-            };
-        let kept = stop.map_or(outputs, |stop| stop.keep as u32);
-        if stop.is_some() {
-            sequence.truncate(sequence.prompt_len + kept);
-        }
-        if kept > first {
-            if first == 0 {
-                sequence.cold.timings.first_token = Some(now);
-            }
-            sequence.last_token = Some(now);
-        }
-        if sequence.logprobs {
-            let logprobs = step.output.logprobs.get(at as usize..).unwrap_or(&[]);
-            let base = world.outbox.tokens.len() as u32;
-            let logprobs = logprobs.iter().take(kept.saturating_sub(first) as usize).zip(base..);
-            world.outbox.logprobs.extend(logprobs.filter_map(|(one, index)| Some((index, one.clone()?))));
-        }
-        if first == 0 && sequence.sampling.prompt_logprobs.is_some() && !sequence.cold.scores.is_empty() {
-            let index = world.outbox.events.len() as u32;
-            world.outbox.scores.push((index, std::mem::take(&mut sequence.cold.scores)));
-        }
-        match stop {
-            Some(stop) => world.finish(entry, stop.finish, Some(step.batch.step), first, now),
-            None => {
-                let newest = [sequence.tokens.newest()];
-                let new = match outputs - first {
-                    1 => &newest,
-                    _ => sequence.tokens.since(sequence.prompt_len + first),
-                };
-                world.outbox.push(sequence.id, sequence.tag, Some(step.batch.step), first, new, None);
-            }
-        }
-    }
-
-    /// Cancels the newest step, which was not run. Restores everything except admissions.
-    pub fn cancel(&mut self, step: &Step) {
-        let cancelled = self.world.cache.cancel(step.batch.step);
-        debug_assert!(cancelled.is_ok(), "{cancelled:?}");
-        self.world.retained.note_change();
-        self.world.in_flight = self.world.in_flight.saturating_sub(1);
+    /// Undoes the newest step, which was not run. Restores everything except admissions.
+    pub(crate) fn cancel(&mut self, state: &mut SchedulerState, step: &Step) {
         let id = step.batch.step;
-        for i in 0..self.world.running.len() {
-            let entry = self.world.running[i];
-            if self.world.slab[entry].moves == Moves::In(id) {
-                self.world.slab[entry].moves = Moves::Due;
-                self.world.moves_due = true;
-            }
-        }
+        state.kv.cancel(id);
+        state.steps_in_flight = state.steps_in_flight.saturating_sub(1);
+        state.requests.recall_copies(id);
+        let SchedulerState { requests, kv, .. } = state;
         for row in step.batch.rows.iter().rev() {
-            let Some(entry) = self.world.slab.find(RequestId(row.request)) else { continue };
-            let sequence = &mut self.world.slab[entry];
+            let Some(entry) = requests.find(RequestId(row.request)) else { continue };
+            let sequence = &mut requests[entry];
             sequence.steps_in_flight -= 1;
             sequence.in_flight -= u32::from(row.samples());
             sequence.verifying = false;
             if sequence.cache == Some(row.seq) {
                 sequence.claimed = row.cached;
                 if sequence.ahead > 0 {
-                    sequence.ahead = self.world.cache.take_ahead(row.seq, 0).unwrap_or(0);
+                    sequence.ahead = kv.cache_mut().take_ahead(row.seq, 0).unwrap_or(0);
                 }
-                if row.drafts.tree.is_some()
-                    && let Ok(tree) = self.world.cache.tree()
-                {
+                if row.drafts.tree.is_some() {
                     // The canceled tree must not be proposed again; the next decode proposes a new
                     // one.
-                    let withdrawn = tree.propose(row.seq, &[]);
-                    debug_assert!(withdrawn.is_ok(), "{withdrawn:?}");
+                    kv.withdraw_tree(row.seq);
                 }
-                self.world.set_prefilling(entry, row.phase == Phase::Prefill);
-                self.world.budget.renew(&mut self.world.slab[entry]);
+                kv.budget_mut().renew(sequence);
+                requests.set_prefilling(entry, row.phase == Phase::Prefill);
             }
-            self.world.release_row(entry);
-            self.world.reap(entry);
+            requests.release_row(entry);
+            requests.reap(entry);
         }
     }
 
-    /// Cancels the newest step, which the executor refused, and fails its sequences.
-    pub fn reject(&mut self, step: &Step, error: &StepError, now: Nanos) {
-        self.cancel(step);
+    /// Undoes the newest step, which the executor refused, and fails its sequences.
+    pub(crate) fn reject(&mut self, state: &mut SchedulerState, step: &Step, error: &StepError, now: Nanos) {
+        self.cancel(state, step);
         for row in &step.batch.rows {
-            if let Some(entry) = self.world.slab.find(RequestId(row.request)) {
-                self.fail_row(entry, row, error, now);
+            if let Some(entry) = state.requests.find(RequestId(row.request)) {
+                fail_row(state, entry, row, error, now);
             }
         }
-        self.world.sweep();
+        state.requests.sweep();
+    }
+}
+
+/// Fails sequences whose slot copies a failed step carried: the copies may not have been made. Such
+/// a sequence need not have a row in the step.
+fn fail_copies(state: &mut SchedulerState, step: &Step, error: &StepError, now: Nanos) {
+    for i in 0..state.requests.running().len() {
+        let entry = state.requests.running()[i];
+        let sequence = &state.requests[entry];
+        if sequence.status == Status::Running && sequence.copies == SlotCopies::In(step.batch.step) {
+            state.finish_now(entry, Finish::Failed(fault(error)), now);
+        }
+    }
+}
+
+/// Fails a row's sequence unless it was preempted since.
+fn fail_row(state: &mut SchedulerState, entry: u32, row: &BatchRow, error: &StepError, now: Nanos) {
+    let sequence = &mut state.requests[entry];
+    sequence.verifying = false;
+    // A sequence preempted in the meantime lost nothing: it is recomputed anyway.
+    if sequence.cache == Some(row.seq) {
+        state.finish_now(entry, Finish::Failed(fault(error)), now);
+    }
+}
+
+/// Applies the stop rule to the outputs from `first` on and emits the event: a token delta or the
+/// end.
+fn commit_outputs(state: &mut SchedulerState, entry: u32, first: u32, step: &Step, at: u32, now: Nanos) {
+    let SchedulerState { requests, outbox, .. } = state;
+    let sequence = &mut requests[entry];
+    let outputs = sequence.outputs_len();
+    let stop = if first + 1 == outputs && sequence.stops.continues_after(sequence.tokens.newest(), outputs) {
+        None
+    } else {
+        let outputs = sequence.tokens.since(sequence.prompt_len);
+        stop::find(outputs, first as usize, &sequence.cold.params, sequence.cold.room)
+    };
+    let kept = stop.map_or(outputs, |stop| stop.keep as u32);
+    if stop.is_some() {
+        sequence.truncate(sequence.prompt_len + kept);
+    }
+    if kept > first {
+        if first == 0 {
+            sequence.cold.timings.first_token = Some(now);
+        }
+        sequence.last_token = Some(now);
+    }
+    if sequence.logprobs {
+        let logprobs = step.output.logprobs.get(at as usize..).unwrap_or(&[]);
+        let base = outbox.tokens.len() as u32;
+        let logprobs = logprobs.iter().take(kept.saturating_sub(first) as usize).zip(base..);
+        outbox.logprobs.extend(logprobs.filter_map(|(one, index)| Some((index, one.clone()?))));
+    }
+    if first == 0 && sequence.sampling.prompt_logprobs.is_some() && !sequence.cold.scores.is_empty() {
+        let index = outbox.events.len() as u32;
+        outbox.scores.push((index, std::mem::take(&mut sequence.cold.scores)));
+    }
+    match stop {
+        Some(stop) => state.finish(entry, stop.finish, Some(step.batch.step), first, now),
+        None => {
+            let newest = [sequence.tokens.newest()];
+            let new = match outputs - first {
+                1 => &newest,
+                _ => sequence.tokens.since(sequence.prompt_len + first),
+            };
+            outbox.push(sequence.id, sequence.tag, Some(step.batch.step), first, new, None);
+        }
     }
 }

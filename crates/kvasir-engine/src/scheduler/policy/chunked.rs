@@ -11,11 +11,13 @@
 
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
+use crate::scheduler::kv_manager::Admit;
+use crate::scheduler::kv_manager::PublishAt;
 use crate::scheduler::limits::Costs;
 use crate::scheduler::policy::Policy;
 use crate::scheduler::policy::decode_pass::{decode_running, never_fits};
-use crate::scheduler::state::PublishAt;
-use crate::scheduler::view::{Admit, Feed, SchedulerView};
+use crate::scheduler::schedule::Feed;
+use crate::scheduler::view::SchedulerView;
 
 /// Whether a step may mix prefill chunks and decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

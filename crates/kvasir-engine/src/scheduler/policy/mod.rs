@@ -7,8 +7,8 @@ pub(crate) mod prefill_first;
 pub(crate) mod rectangular;
 
 use crate::request::finish::Refusal;
+use crate::scheduler::kv_manager::PublishAt;
 use crate::scheduler::limits::Limits;
-use crate::scheduler::state::PublishAt;
 use crate::scheduler::view::SchedulerView;
 
 /// A scheduling policy: decides what runs in the next step.

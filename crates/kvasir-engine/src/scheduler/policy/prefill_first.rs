@@ -8,10 +8,12 @@
 use crate::request::finish::Refusal;
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
+use crate::scheduler::kv_manager::Admit;
 use crate::scheduler::limits::Limits;
 use crate::scheduler::policy::Policy;
 use crate::scheduler::policy::decode_pass::{decode_running, never_fits};
-use crate::scheduler::view::{Admit, Feed, SchedulerView};
+use crate::scheduler::schedule::Feed;
+use crate::scheduler::view::SchedulerView;
 
 /// Whether prompts are split into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,6 +28,7 @@ pub(crate) mod rules;
 
 use crate::request::ids::RequestId;
 use crate::scheduler::defer_reason::DeferReason;
+use crate::scheduler::kv_manager::Admit;
 use crate::scheduler::policy::Policy;
 use crate::scheduler::policy::rectangular::admission::{Decoder, Newcomer, length_allows};
 use crate::scheduler::policy::rectangular::config::RectangularConfig;
@@ -35,7 +36,8 @@ use crate::scheduler::policy::rectangular::prefill::{HitPlan, PrefillShape};
 use crate::scheduler::policy::rectangular::rectangle::Rectangle;
 use crate::scheduler::policy::rectangular::rotation::{Turn, rotate};
 use crate::scheduler::record::{ChunkRecord, Skipped};
-use crate::scheduler::view::{Admit, Feed, SchedulerView};
+use crate::scheduler::schedule::Feed;
+use crate::scheduler::view::SchedulerView;
 
 /// An admitted request.
 #[derive(Clone, Copy, Debug)]

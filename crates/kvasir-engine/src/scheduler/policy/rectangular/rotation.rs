@@ -19,8 +19,8 @@ pub struct Turn {
 }
 
 /// Chooses the rows that decode when not all fit the volume limit: longest starved first, then
-/// fewest decoded tokens (most with `long_first`), then the lower index (`Turn::who`). Rows are kept
-/// greedily while the volume stays within `limit`.
+/// fewest decoded tokens (most with `long_first`), then the lower index (`Turn::who`). Rows are
+/// kept greedily while the volume stays within `limit`.
 ///
 /// `turns` lists paused rows, then decoding rows, each in order; `Turn::who` is its index. It is
 /// sorted by turn. Returns the shape of the kept rows.

@@ -1,0 +1,486 @@
+//! The KV cache and all that decides over its slots: the budget, retained sessions, prefix caching
+//! and compaction.
+//!
+//! Admission: `grant` tests whether a request fits and changes nothing; `admit` carries the grant
+//! out and evicts the victims that the test found. Growth: `find_space` makes slots available for a
+//! running sequence. Both count against `Budget`, through which every other use of slots goes, too.
+//!
+//! Knows neither queue nor running list; `Activity` is all that it is told of them.
+
+use crate::request::sequence::{Sequence, SlotCopies};
+use crate::scheduler::budget::Budget;
+use crate::scheduler::defer_reason::DeferReason;
+use crate::scheduler::limits::Limits;
+use crate::scheduler::retained_sessions::{RetainedSessions, Shortage};
+use kvasir_kv::{Cache, CacheError, Hit, SeqId, StepId};
+use serde::{Deserialize, Serialize};
+
+/// When computed blocks are published to the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PublishAt {
+    /// As soon as a block is full.
+    EveryBlock,
+    /// At the end of prefill, at preemption and at the end of the request.
+    Milestones,
+}
+
+/// Admission terms of a waiting sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admit {
+    /// Length, in tokens, up to which KV slots must be available now and are reserved.
+    pub reserve_to: u32,
+    /// Most tokens of a prefix-cache hit to reuse.
+    pub hit_limit: u32,
+}
+
+/// The result of a successful admission test, valid until the KV cache changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    pub(crate) hit: Hit,
+    /// Tokens of the hit that come from the session's retained K/V. If 0, the hit is a prefix-cache
+    /// match or a fork of the sibling that computed the prompt.
+    retained: u32,
+    reserve_to: u32,
+    /// Slots of the whole sequence up to `reserve_to`, in whole blocks.
+    slots: u32,
+}
+
+/// The cache sequence of a sibling's leader, and the number of prompt tokens to fork from it.
+pub(crate) type Fork = Option<(SeqId, u32)>;
+
+/// What else keeps the KV cache busy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Activity {
+    /// Some request runs.
+    pub(crate) running: bool,
+    pub(crate) steps_in_flight: u32,
+}
+
+impl Activity {
+    fn is_idle(self) -> bool {
+        !self.running && self.steps_in_flight == 0
+    }
+}
+
+/// The KV cache with its budget and the retained sessions.
+pub(crate) struct KvManager {
+    cache: Box<dyn Cache>,
+    budget: Budget,
+    retained: RetainedSessions,
+    /// Length in tokens of the frozen shared prefix that every sequence starts with; whole blocks.
+    base: u32,
+    /// Prefix caching is on and the cache has a prefix index.
+    has_prefix: bool,
+    /// Siblings can fork their leader's sequence (blocks of one slot). Used only if the cache has
+    /// no prefix index.
+    forks: bool,
+    publish_at: PublishAt,
+    /// Slots that admission keeps free while a request runs.
+    watermark: u32,
+    /// A sequence released slots since the last compaction.
+    scattered: bool,
+}
+
+impl KvManager {
+    /// Takes over an empty cache. With `redirects`, the policy recomputes cached tokens, which a
+    /// fork does not survive.
+    pub(crate) fn new(
+        mut cache: Box<dyn Cache>,
+        limits: &Limits,
+        publish_at: PublishAt,
+        redirects: bool,
+    ) -> Self {
+        let block = cache.block_size().max(1);
+        Self {
+            budget: Budget::new(block),
+            retained: RetainedSessions::new(block),
+            base: cache.base(),
+            has_prefix: limits.prefix_cache && cache.prefix().is_ok(),
+            // With larger blocks a fork would have to copy the rows of the partly filled last
+            // block.
+            forks: cache.block_size() == 1 && cache.sequences().is_ok() && !redirects,
+            publish_at,
+            watermark: (u64::from(cache.capacity()) * u64::from(limits.watermark) / 1000) as u32,
+            scattered: false,
+            cache,
+        }
+    }
+
+    /// The cache.
+    pub(crate) fn cache(&self) -> &dyn Cache {
+        &*self.cache
+    }
+
+    /// The cache, for operations that release nothing.
+    #[inline]
+    pub(crate) fn cache_mut(&mut self) -> &mut dyn Cache {
+        &mut *self.cache
+    }
+
+    /// The budget.
+    #[inline]
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// The budget.
+    #[inline]
+    pub(crate) fn budget_mut(&mut self) -> &mut Budget {
+        &mut self.budget
+    }
+
+    /// The retained sessions.
+    pub(crate) fn retained(&self) -> &RetainedSessions {
+        &self.retained
+    }
+
+    /// The retained sessions, with the cache that their methods need.
+    pub(crate) fn retained_mut(&mut self) -> (&mut RetainedSessions, &mut dyn Cache) {
+        (&mut self.retained, &mut *self.cache)
+    }
+
+    /// Slots per block.
+    #[inline]
+    pub(crate) fn block(&self) -> u32 {
+        self.budget.block().rows()
+    }
+
+    /// Length in tokens of the frozen shared prefix.
+    pub(crate) fn base(&self) -> u32 {
+        self.base
+    }
+
+    /// Slots, in whole blocks, of a sequence of `tokens`, excluding the frozen shared prefix.
+    pub(crate) fn own_slots(&self, tokens: u32) -> u32 {
+        self.budget.block().whole(tokens).saturating_sub(self.base)
+    }
+
+    /// Whether siblings of parallel sampling share their prompt, by prefix cache or by fork.
+    pub(crate) fn shares_prompts(&self) -> bool {
+        self.has_prefix || self.forks
+    }
+
+    /// Whether siblings fork their leader's sequence, because the cache has no prefix index.
+    pub(crate) fn forks_siblings(&self) -> bool {
+        !self.has_prefix && self.forks
+    }
+
+    /// The hit of a waiting sequence outside its own session: the sibling to fork, or the prefix
+    /// cache. Cost: may hash or compare the whole prompt.
+    fn find_prefix(&mut self, sequence: &mut Sequence, fork: Fork) -> Hit {
+        if let Some((_, tokens)) = fork {
+            return Hit { tokens: tokens.max(self.base), ..Hit::default() };
+        }
+        // A prompt that wants log-probabilities skips the prefix cache: cached tokens produce no
+        // logits.
+        match self.cache.prefix() {
+            Ok(prefix) if self.has_prefix && !sequence.wants_scores() => {
+                prefix.lookup(sequence.tokens.gather(), sequence.cold.params.salt)
+            }
+            _ => Hit { tokens: self.base, ..Hit::default() },
+        }
+    }
+
+    /// The prefix-cache hit of a waiting sequence, or its session's retained K/V if that is at
+    /// least as long.
+    pub(crate) fn lookup(&mut self, sequence: &mut Sequence, fork: Fork) -> Hit {
+        let found = self.find_prefix(sequence, fork);
+        match self.retained.hit(sequence) {
+            tokens if tokens > 0 && tokens >= found.tokens => Hit { tokens, ..Hit::default() },
+            _ => found,
+        }
+    }
+
+    /// Admission test: whether the KV slots suffice, and which retained sequences must be evicted.
+    /// Changes nothing but that victim list, which `admit` evicts.
+    pub(crate) fn grant(
+        &mut self,
+        sequence: &mut Sequence,
+        fork: Fork,
+        terms: Admit,
+        activity: Activity,
+    ) -> Result<Grant, DeferReason> {
+        let granted = self.grant_with_hit(sequence, fork, terms, activity);
+        // If only part of a hit is taken over, a cache may count too much of it as in use. With
+        // nothing running, waiting would not help, so the request is tested without the hit.
+        let waits_in_vain = activity.is_idle() && self.retained.len() > 0;
+        if granted.is_err() && waits_in_vain && terms.hit_limit > self.base {
+            let without = Admit { hit_limit: self.base, ..terms };
+            return self.grant_with_hit(sequence, fork, without, activity);
+        }
+        granted
+    }
+
+    /// The slot arithmetic of `grant`: `needed = reserve_to - hit + idle`, in whole blocks, against
+    /// unreserved slots above the watermark, then against LRU victims.
+    fn grant_with_hit(
+        &mut self,
+        sequence: &mut Sequence,
+        fork: Fork,
+        terms: Admit,
+        activity: Activity,
+    ) -> Result<Grant, DeferReason> {
+        let found = self.find_prefix(sequence, fork);
+        let retained = self.retained.reusable(&mut *self.cache, sequence, found.tokens, terms.hit_limit);
+        let hit = match retained {
+            0 => {
+                let most = terms.hit_limit;
+                Hit { tokens: found.tokens.min(most), idle: found.idle.min(most), ..found }
+            }
+            tokens => Hit { tokens, ..Hit::default() },
+        };
+        let slots = self.budget.block().whole(terms.reserve_to.max(sequence.len()));
+        let grant = Grant { hit, retained, reserve_to: terms.reserve_to, slots };
+        let needed = slots.saturating_sub(hit.tokens / self.block() * self.block()) + hit.idle;
+        let low = if activity.running { self.watermark } else { 0 };
+        let usage = self.cache.room();
+        let unreserved = self.budget.unreserved(usage);
+        let available = unreserved.saturating_sub(low);
+        if needed <= available {
+            self.retained.clear_victims();
+            return Ok(grant);
+        }
+        if usage.leased > 0 && needed <= unreserved + usage.leased {
+            return Err(DeferReason::Lease { slots: usage.leased });
+        }
+        let own = sequence.cold.params.session.map(|session| (session, retained));
+        let slots = self.budget.missing(usage, needed.saturating_add(low));
+        let shortage = Shortage { slots, hit, own, leased_too: false };
+        let idle = activity.is_idle();
+        if self.retained.find_victims_for(&mut *self.cache, sequence.id, shortage, idle) {
+            return Ok(grant);
+        }
+        Err(match needed <= usage.available() {
+            true => DeferReason::Reserved { needed, available },
+            false => DeferReason::NoRoom { needed, available: usage.available() },
+        })
+    }
+
+    /// Carries out a grant: evicts its victims, gives the request a cache sequence with its hit,
+    /// and reserves slots up to the granted length. Returns the hit that was attached.
+    ///
+    /// On error nothing has changed: that the cache has a sequence left, or a retained one to close
+    /// for it, is checked before anything is evicted.
+    pub(crate) fn admit(
+        &mut self,
+        sequence: &mut Sequence,
+        fork: Fork,
+        grant: Grant,
+    ) -> Result<Hit, DeferReason> {
+        let opened = if grant.retained == 0 { self.cache.open().ok() } else { None };
+        if grant.retained == 0 && opened.is_none() && self.retained.len() == 0 {
+            return Err(DeferReason::CacheSequences);
+        }
+        self.retained.evict_victims(&mut *self.cache);
+        let session = sequence.cold.params.session;
+        let taken = session.and_then(|session| self.retained.take(&mut *self.cache, session, grant.retained));
+        let (seq, hit) = match (taken, opened) {
+            (Some((seq, tokens)), _) => (seq, Hit { tokens, ..Hit::default() }),
+            (None, Some(seq)) => (seq, self.attach(sequence, seq, fork, grant.hit)),
+            (None, None) => {
+                let seq = self.open_sequence()?;
+                (seq, self.attach(sequence, seq, fork, grant.hit))
+            }
+        };
+        sequence.cache = Some(seq);
+        sequence.computed = hit.tokens;
+        sequence.claimed = hit.tokens;
+        sequence.published = hit.tokens / self.block() * self.block();
+        sequence.cold.hit = hit.tokens;
+        sequence.cold.reserve_to = grant.reserve_to;
+        self.cache.expect(seq, sequence.longest());
+        let held = self.budget.block().whole(hit.tokens);
+        self.budget.reserve(sequence, grant.slots.saturating_sub(held));
+        Ok(hit)
+    }
+
+    /// Opens a cache sequence, evicting LRU retained sessions while the cache is at its sequence
+    /// limit.
+    fn open_sequence(&mut self) -> Result<SeqId, DeferReason> {
+        loop {
+            match self.cache.open() {
+                Ok(seq) => return Ok(seq),
+                Err(_) if self.retained.evict_oldest(&mut *self.cache) => {}
+                Err(_) => return Err(DeferReason::CacheSequences),
+            }
+        }
+    }
+
+    /// Attaches a cache hit to a fresh sequence: a fork of the leader, or a prefix-cache match of
+    /// at most `hit.tokens`. Called even for an empty hit, so that the cache learns the prefix the
+    /// sequence will publish.
+    fn attach(&mut self, sequence: &mut Sequence, seq: SeqId, fork: Fork, hit: Hit) -> Hit {
+        let limit = hit.tokens;
+        let attached = match fork.filter(|_| limit > 0) {
+            Some((leader, tokens)) => {
+                let copied =
+                    self.cache.sequences().and_then(|face| face.copy(leader, seq, 0..tokens.min(limit)));
+                copied.and_then(|()| Ok(Hit { tokens: self.cache.len(seq)?, ..Hit::default() }))
+            }
+            None => {
+                let salt = sequence.cold.params.salt;
+                let tokens = sequence.tokens.gather();
+                self.cache.prefix().and_then(|prefix| prefix.attach(seq, tokens, salt, limit, hit.lookup))
+            }
+        };
+        attached.unwrap_or(Hit { tokens: self.base, ..Hit::default() })
+    }
+
+    /// Ensures that a running sequence may claim `slots`, evicting retained session K/V if that
+    /// suffices.
+    pub(crate) fn find_space(&mut self, sequence: &Sequence, slots: u32) -> Result<(), DeferReason> {
+        let beyond = slots.saturating_sub(sequence.reserved);
+        let missing = self.budget.missing(self.cache.room(), beyond);
+        if missing == 0 || self.evict_for(missing, false) {
+            return Ok(());
+        }
+        // Waiting for the slots that a step in flight releases is cheaper than preempting.
+        let leased = self.cache.room().leased;
+        match missing.saturating_sub(leased) {
+            0 => Err(DeferReason::Lease { slots: leased }),
+            beyond if self.evict_for(beyond, true) => {
+                Err(DeferReason::Lease { slots: self.cache.room().leased })
+            }
+            _ => {
+                let available = self.budget.unreserved(self.cache.room()) + sequence.reserved;
+                Err(DeferReason::NoRoom { needed: slots, available })
+            }
+        }
+    }
+
+    /// Evicts LRU retained sessions that free `slots`; with `leased_too`, slots that a step in
+    /// flight still leases count as freed. False, with nothing evicted, if all are not enough.
+    pub(crate) fn evict_for(&mut self, slots: u32, leased_too: bool) -> bool {
+        let shortage = Shortage { slots, leased_too, ..Shortage::default() };
+        let found = self.retained.find_victims(&mut *self.cache, shortage);
+        if found {
+            self.retained.evict_victims(&mut *self.cache);
+        }
+        found
+    }
+
+    /// Evicts all retained sessions.
+    pub(crate) fn evict_all(&mut self) {
+        while self.retained.evict_oldest(&mut *self.cache) {}
+    }
+
+    /// Allocates slots for `tokens` more tokens of a running sequence now, out of its reservation.
+    pub(crate) fn preallocate(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<(), DeferReason> {
+        let Some(seq) = sequence.cache else { return Ok(()) };
+        match self.cache.take_ahead(seq, sequence.claimed + tokens) {
+            Ok(upto) => sequence.ahead = upto,
+            Err(CacheError::Full { needed, available }) => {
+                return Err(DeferReason::NoRoom { needed, available });
+            }
+            Err(_) => return Err(DeferReason::CacheSequences),
+        }
+        let granted = self.budget.block().whole(sequence.cold.reserve_to);
+        let left = granted.saturating_sub(sequence.ahead).min(sequence.reserved);
+        self.budget.reserve(sequence, left);
+        Ok(())
+    }
+
+    /// Whether a sequence has a full block to publish, and full blocks are published at once.
+    #[inline]
+    pub(crate) fn publishes_block(&self, sequence: &Sequence) -> bool {
+        self.publish_at == PublishAt::EveryBlock && sequence.computed >= sequence.published + self.block()
+    }
+
+    /// Publishes the computed whole blocks of a sequence to the prefix cache. Under
+    /// `PublishAt::Milestones` only if `milestone`.
+    pub(crate) fn publish(&mut self, sequence: &mut Sequence, milestone: bool) {
+        let wanted = match self.publish_at {
+            PublishAt::EveryBlock => true,
+            PublishAt::Milestones => milestone,
+        };
+        let Some(seq) = sequence.cache else { return };
+        if !self.has_prefix || !wanted || sequence.computed < sequence.published + self.block() {
+            return;
+        }
+        let whole = sequence.computed / self.block() * self.block();
+        let computed = sequence.computed.min(sequence.tokens.len());
+        if let Ok(prefix) = self.cache.prefix()
+            && prefix.publish(seq, sequence.tokens.gather(), computed).is_ok()
+        {
+            sequence.published = whole;
+        }
+    }
+
+    /// Rewinds a running sequence to `len` tokens of K/V and renews its reservation.
+    pub(crate) fn rewind(&mut self, sequence: &mut Sequence, len: u32) {
+        sequence.claimed = len;
+        sequence.computed = sequence.computed.min(len);
+        sequence.published = sequence.published.min(len / self.block() * self.block());
+        if let Some(seq) = sequence.cache {
+            let rewound = self.cache.rewind().and_then(|face| face.rewind_to(seq, len));
+            debug_assert!(rewound.is_ok(), "{rewound:?}");
+        }
+        self.budget.renew(sequence);
+    }
+
+    /// Releases all K/V of a sequence and its reservation. Slots named by steps in flight stay
+    /// leased until those retire.
+    pub(crate) fn release(&mut self, sequence: &mut Sequence) {
+        self.budget.reserve(sequence, 0);
+        sequence.claimed = 0;
+        sequence.computed = 0;
+        sequence.ahead = 0;
+        sequence.published = 0;
+        sequence.cold.hit = 0;
+        sequence.copies = SlotCopies::None;
+        sequence.drafts.clear();
+        sequence.cold.parents.clear();
+        if let Some(seq) = sequence.cache.take() {
+            self.scattered = true;
+            // The id is open and owned by this sequence, so closing cannot fail.
+            let closed = self.cache.close(seq);
+            debug_assert!(closed.is_ok(), "{closed:?}");
+            self.retained.note_change();
+        }
+    }
+
+    /// Retains the K/V of a finishing request for its session, if it has one.
+    pub(crate) fn retain(&mut self, sequence: &mut Sequence, steps_in_flight: u32) {
+        self.retained.retain(&mut *self.cache, sequence, steps_in_flight);
+    }
+
+    /// Ends the cache's lease of a step that ran.
+    pub(crate) fn retire(&mut self, step: StepId) {
+        if self.cache.room().leased > 0 {
+            self.retained.note_change();
+        }
+        self.retained.note_step();
+        let retired = self.cache.retire(step);
+        debug_assert!(retired.is_ok(), "{retired:?}");
+    }
+
+    /// Undoes the claim of the newest step, which was not run.
+    pub(crate) fn cancel(&mut self, step: StepId) {
+        let canceled = self.cache.cancel(step);
+        debug_assert!(canceled.is_ok(), "{canceled:?}");
+        self.retained.note_change();
+    }
+
+    /// Withdraws the draft tree proposed for the next claim of a sequence.
+    pub(crate) fn withdraw_tree(&mut self, seq: SeqId) {
+        if let Ok(tree) = self.cache.tree() {
+            let withdrawn = tree.propose(seq, &[]);
+            debug_assert!(withdrawn.is_ok(), "{withdrawn:?}");
+        }
+    }
+
+    /// Whether a sequence released slots since the last compaction.
+    pub(crate) fn is_scattered(&self) -> bool {
+        self.scattered
+    }
+
+    /// Compacts the cache if the only running sequence, if there is one, owns every held slot and
+    /// slot copies are possible. True if the next step must carry copies.
+    pub(crate) fn compact(&mut self, alone: Option<&Sequence>) -> bool {
+        self.scattered = false;
+        // Retained sequences would silently lose rows if the step that carries the copies failed.
+        alone.is_some_and(|alone| self.cache.room().held == alone.claimed)
+            && self.cache.compact().is_ok_and(|copies| copies > 0)
+    }
+}
