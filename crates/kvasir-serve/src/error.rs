@@ -35,7 +35,7 @@ pub struct Overflow {
     /// Prompt tokens.
     pub prompt: u32,
     /// Requested answer tokens; `None` where the prompt alone is too long.
-    pub asked: Option<u32>,
+    pub requested: Option<u32>,
     /// Context length in tokens.
     pub limit: u32,
 }
@@ -43,10 +43,10 @@ pub struct Overflow {
 impl Overflow {
     /// Anthropic's wording, which its clients parse in order to retry with less.
     fn to_anthropic(self) -> String {
-        let Self { prompt, asked, limit } = self;
-        match asked {
-            Some(asked) => format!(
-                "input length and `max_tokens` exceed context limit: {prompt} + {asked} > {limit}, decrease input length or `max_tokens` and try again"
+        let Self { prompt, requested, limit } = self;
+        match requested {
+            Some(requested) => format!(
+                "input length and `max_tokens` exceed context limit: {prompt} + {requested} > {limit}, decrease input length or `max_tokens` and try again"
             ),
             None => format!("prompt is too long: {prompt} tokens > {limit} maximum"),
         }
@@ -89,10 +89,10 @@ impl ApiError {
 
     /// 400: prompt and answer exceed the context length, with their sizes.
     pub fn overflow(param: &str, overflow: Overflow) -> Self {
-        let Overflow { prompt, asked, limit } = overflow;
-        let message = match asked {
-            Some(asked) => format!(
-                "the prompt has {prompt} tokens and {asked} are asked for; the model takes {limit} together"
+        let Overflow { prompt, requested, limit } = overflow;
+        let message = match requested {
+            Some(requested) => format!(
+                "the prompt has {prompt} tokens and {requested} are asked for; the model takes {limit} together"
             ),
             None => format!("the prompt has {prompt} tokens; the model takes {limit} with the answer"),
         };

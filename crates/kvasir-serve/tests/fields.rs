@@ -76,7 +76,7 @@ fn values() -> [Value; 7] {
 }
 
 #[test]
-fn every_field_is_what_the_table_says() {
+fn every_field_matches_its_class() {
     for Read { fields, body, read } in endpoints() {
         let read = |map: &Map<String, Value>| read_by(UnknownFields::Refuse, map, read).0;
         let plain = read(body.as_object().unwrap()).unwrap();

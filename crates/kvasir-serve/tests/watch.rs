@@ -57,7 +57,7 @@ fn told(subscription: &[StepEvent]) -> BTreeMap<u64, (u32, bool)> {
 }
 
 #[test]
-fn who_comes_in_mid_run_sees_everybody_who_is_there() {
+fn late_subscribers_get_a_full_snapshot() {
     let (feed, mut engine) = engine();
     add(&mut engine, 1, 100, 20);
     add(&mut engine, 2, 30, 4);
@@ -75,7 +75,7 @@ fn who_comes_in_mid_run_sees_everybody_who_is_there() {
 }
 
 #[test]
-fn who_reads_too_slowly_misses_steps_and_begins_anew() {
+fn slow_subscribers_miss_steps_and_restart() {
     let (feed, mut engine) = engine();
     let (mut slow, mut quick) = (feed.subscribe().unwrap(), feed.subscribe().unwrap());
     add(&mut engine, 1, 5, 3000);
@@ -95,7 +95,7 @@ fn who_reads_too_slowly_misses_steps_and_begins_anew() {
 }
 
 #[test]
-fn a_state_after_a_gap_adds_up_with_what_follows() {
+fn snapshot_after_a_gap_is_consistent() {
     let (feed, mut engine) = engine();
     let mut slow = feed.subscribe().unwrap();
     add(&mut engine, 1, 5, 2000);
@@ -112,7 +112,7 @@ fn a_state_after_a_gap_adds_up_with_what_follows() {
 }
 
 #[test]
-fn only_so_many_watch_and_places_come_back() {
+fn subscriber_count_is_limited() {
     let (feed, mut engine) = engine();
     let watching: Vec<_> = std::iter::from_fn(|| feed.subscribe().ok()).collect();
     assert_eq!(watching.len(), 16);

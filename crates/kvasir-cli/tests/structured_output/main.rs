@@ -329,7 +329,7 @@ fn calls_are_read_back(house: &House) {
         else {
             continue;
         };
-        let form = dialect.form(&all, true);
+        let form = dialect.calls_only(&all, true);
         let mut calls: Vec<(String, String)> = Vec::new();
         let mut answer = house.answer(&Shape::Calls(form), &[], 11);
         let mut events = reader.push(&answer);
@@ -366,7 +366,7 @@ fn of_arguments_that_need_not_be_there_any_may() {
         kind: Default::default(),
         strict: false,
     };
-    let shape = Shape::Calls(ToolDialect::Pythonic.form(&[&look], false));
+    let shape = Shape::Calls(ToolDialect::Pythonic.calls_only(&[&look], false));
     let mut seen = std::collections::BTreeSet::new();
     for seed in 0..60 {
         let answer = house.answer(&shape, &[], seed);

@@ -34,8 +34,8 @@ impl ToolCallParser {
     /// A parser for `dialect`, or `None` for harmony, whose calls are messages of their own.
     /// `tools` supply the schemas that decide whether an argument is a string, and the names that
     /// make an unmarked object a call. With `constrained`, calls were generated under
-    /// [`CallSyntax`](crate::grammar::call_scanner::CallSyntax), so an unmarked object is a call only if it begins with
-    /// its name.
+    /// [`CallSyntax`](crate::grammar::call_scanner::CallSyntax), so an unmarked object is a call
+    /// only if it begins with its name.
     pub fn new(dialect: ToolDialect, tools: Arc<[Tool]>, constrained: bool) -> Option<Self> {
         Some(Self(match dialect.call_format() {
             CallFormat::Json(marks) => Parser::Json(JsonCalls::new(marks, tools, constrained)),

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn all_three_readings_together() {
+    fn stop_reasoning_and_calls_compose() {
         let text = "<think>hm</think>\nSure.\n<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\
                     <tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>STOPmore";
         let options = ParseOptions {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn no_stop_counts_before_the_least_length() {
+    fn stop_sequences_are_ignored_before_min_tokens() {
         let options = ParseOptions { stop: vec!["ab".into()], min_tokens: 2, ..ParseOptions::default() };
         let mut choice = Choice::new(options);
         let said: Vec<Vec<Delta>> = ["ab", "xa", "b", "ab."].map(|text| choice.push(text)).into();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_call_makes_no_call() {
+    fn calls_without_offered_tools_stay_reasoning() {
         let options =
             ParseOptions { reasoning: Some((ReasoningDialect::Harmony, false)), ..ParseOptions::default() };
         let text = "<|channel|>commentary to=functions.f<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Hm.";

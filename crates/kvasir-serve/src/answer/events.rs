@@ -69,9 +69,9 @@ impl TextBetweenCalls {
         self.space = text[kept..].to_owned();
         if kept > 0 {
             // The line break between a call and the text after it is dropped.
-            let said = if self.has_text { &text[..kept] } else { text[..kept].trim_start_matches('\n') };
+            let visible = if self.has_text { &text[..kept] } else { text[..kept].trim_start_matches('\n') };
             self.has_text = true;
-            events.push(CallEvent::Text(said.to_owned()));
+            events.push(CallEvent::Text(visible.to_owned()));
         }
     }
 

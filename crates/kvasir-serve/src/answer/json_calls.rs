@@ -5,7 +5,7 @@
 //! 1. `Outside`: text up to a start marker, or an unmarked object at the start of the answer.
 //! 2. `Before`: a call may begin here; the consumed text is kept in case it is not a call.
 //! 3. `Arguments`: the JSON object of arguments is streamed as it arrives.
-//! 4. `Behind`: the rest of the enclosing object, up to its brace or the end marker.
+//! 4. `RestOfObject`: the rest of the enclosing object, up to its brace or the end marker.
 //! 5. `After`: the end marker, or the next call of a run.
 //!
 //! Invariants: a candidate that is not a call is emitted as text, markers included. Once its name
@@ -58,7 +58,7 @@ enum State {
         inside: bool,
     },
     /// After the arguments, which end at offset `from` of `held`.
-    Behind {
+    RestOfObject {
         from: usize,
         inside: bool,
     },
@@ -103,16 +103,16 @@ impl JsonCalls {
             State::Before(taken) => self.text.push(&(taken + &held), &mut events),
             // Once its name is emitted, a broken call cannot be retracted.
             State::Arguments { .. } => self.end_call(),
-            State::Behind { from, .. } => self.end_open_call(&held[from..], &mut events),
+            State::RestOfObject { from, .. } => self.end_open_call(&held[from..], &mut events),
             State::After { .. } => self.end_open_call(&held, &mut events),
         }
         events
     }
 
     /// Ends a call that has all its arguments but no end marker; the text after it is text.
-    fn end_open_call(&mut self, behind: &str, events: &mut Vec<CallEvent>) {
+    fn end_open_call(&mut self, after: &str, events: &mut Vec<CallEvent>) {
         self.end_call();
-        let text = behind.trim_start_matches(TAIL);
+        let text = after.trim_start_matches(TAIL);
         if !self.marks.close.is_some_and(|close| close.starts_with(text)) {
             self.text.push(text, events);
         }
@@ -124,7 +124,7 @@ impl JsonCalls {
             State::Outside => self.outside(events),
             State::Before(taken) => self.before(taken, events, is_end),
             State::Arguments { start, sent, inside } => self.arguments(start, sent, inside, events),
-            State::Behind { from, inside } => self.behind(from, inside),
+            State::RestOfObject { from, inside } => self.rest_of_object(from, inside),
             State::After { object } => self.after(object, events),
         }
     }
@@ -260,7 +260,7 @@ impl JsonCalls {
             events.push(CallEvent::Arguments { index: self.count, text: text.to_owned() });
         }
         self.state = if whole {
-            State::Behind { from: end, inside }
+            State::RestOfObject { from: end, inside }
         } else {
             State::Arguments { start, sent, inside }
         };
@@ -269,7 +269,7 @@ impl JsonCalls {
 
     /// Consumes the rest of the enclosing object. The end marker also ends it, in case the model
     /// forgot the brace.
-    fn behind(&mut self, from: usize, inside: bool) -> bool {
+    fn rest_of_object(&mut self, from: usize, inside: bool) -> bool {
         let (len, whole) = if inside { extent(&self.held) } else { (from, true) };
         let close = self.marks.close.filter(|_| inside).and_then(|close| self.held[from..].find(close));
         let Some(end) = close.map(|at| from + at).into_iter().chain(whole.then_some(len)).min() else {

@@ -1,9 +1,9 @@
 //! Streaming reasoning parser: separates the reasoning block (`<think>…</think>`) from visible
 //! text.
 //!
-//! States: `Start` → `Opening` → `Thinking` → `Between` → `Answering`. A reasoning block counts only
-//! at the start of the answer, or where the prompt has opened it. Line breaks next to the markers
-//! belong to neither part. The test here checks every split of the text.
+//! States: `Start` → `Opening` → `Thinking` → `Between` → `Answering`. A reasoning block counts
+//! only at the start of the answer, or where the prompt has opened it. Line breaks next to the
+//! markers belong to neither part. The test here checks every split of the text.
 
 use crate::dialect::reasoning::ReasoningDialect;
 use crate::scan::hold_back::{possible_start, take};
@@ -68,11 +68,11 @@ impl Reasoning {
     }
 
     fn start(&mut self) {
-        let said = self.held.trim_start();
-        if let Some(rest) = said.strip_prefix(self.open) {
+        let answer = self.held.trim_start();
+        if let Some(rest) = answer.strip_prefix(self.open) {
             self.held = rest.to_owned();
             self.state = State::Opening;
-        } else if !self.open.starts_with(said) {
+        } else if !self.open.starts_with(answer) {
             self.state = State::Answering;
         }
     }
@@ -119,22 +119,22 @@ mod tests {
 
     fn in_pieces(text: &str, cuts: &[usize]) -> (String, String) {
         let mut reasoning = Reasoning::new(ReasoningDialect::Think, false);
-        let (mut thought, mut said, mut from) = (String::new(), String::new(), 0);
+        let (mut thought, mut answer, mut from) = (String::new(), String::new(), 0);
         let mut add = |part: ReasoningPart| match part {
             ReasoningPart::Reasoning(text) => thought += &text,
-            ReasoningPart::Text(text) => said += &text,
+            ReasoningPart::Text(text) => answer += &text,
         };
         for &to in cuts.iter().chain([&text.len()]) {
             reasoning.push(&text[from..to]).into_iter().for_each(&mut add);
             from = to;
         }
         reasoning.finish().into_iter().for_each(&mut add);
-        (thought, said)
+        (thought, answer)
     }
 
     #[test]
     fn every_split_gives_the_same() {
-        for (text, thought, said) in [
+        for (text, thought, answer) in [
             ("<think>\na < b\n\nso\n</think>\n\nYes.\n", "a < b\n\nso", "Yes.\n"),
             ("plain <think> text", "", "plain <think> text"),
             ("<thin air", "", "<thin air"),
@@ -145,7 +145,7 @@ mod tests {
                 for b in a..=text.len() {
                     assert_eq!(
                         in_pieces(text, &[a, b]),
-                        (thought.into(), said.into()),
+                        (thought.into(), answer.into()),
                         "{text:?} cut at {a}, {b}"
                     );
                 }

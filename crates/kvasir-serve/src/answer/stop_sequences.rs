@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_that_never_comes_costs_nothing() {
+    fn unmatched_stop_prefixes_are_released() {
         assert_eq!(in_pieces("ab EN", &["END"], &[4]), ("ab EN".into(), None));
         let mut filter = StopFilter::new(vec!["xyz".into()]);
         assert_eq!(filter.push("hello x"), "hello ");

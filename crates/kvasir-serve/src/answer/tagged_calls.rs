@@ -1,10 +1,10 @@
 //! Streaming parser of XML-like tool calls (GLM-4.5, Qwen3-Coder, DeepSeek V3.2): one tag per
 //! argument, converted to JSON.
 //!
-//! A table (`TagMarkers`) describes each dialect. States: `Outside` → `Name` → `Arguments`. An argument
-//! is emitted once its value is complete. Missing end tags are tolerated: the next argument or the
-//! call's end closes a value. The tool's JSON schema decides whether an unquoted value is a string.
-//! `calls/tests.rs` checks every dialect under every split.
+//! A table (`TagMarkers`) describes each dialect. States: `Outside` → `Name` → `Arguments`. An
+//! argument is emitted once its value is complete. Missing end tags are tolerated: the next
+//! argument or the call's end closes a value. The tool's JSON schema decides whether an unquoted
+//! value is a string. `calls/tests.rs` checks every dialect under every split.
 
 use crate::answer::events::{CallEvent, TextBetweenCalls};
 use crate::dialect::markers::TagMarkers;
@@ -119,9 +119,9 @@ impl TaggedCalls {
                 self.state = State::Arguments { name: name.to_owned(), first: false };
                 true
             }
-            (_, Some((_, behind))) => {
+            (_, Some((_, after))) => {
                 events.push(CallEvent::Arguments { index: self.count, text: "}".into() });
-                self.held.drain(..behind);
+                self.held.drain(..after);
                 self.count += 1;
                 self.text.call();
                 self.state = State::Outside;
@@ -167,8 +167,8 @@ impl TaggedCalls {
         // If the model forgot the end tag, the next argument or the call's end closes the value.
         let next = value.find(tags.key).map(|at| (at, at));
         let end = self.call_end(value).map(|(at, _)| (at, at));
-        let (to, behind) = own.into_iter().chain(next).chain(end).min()?;
-        Some((key.to_owned(), self.json(key, attributes, &value[..to]), from + behind))
+        let (to, after) = own.into_iter().chain(next).chain(end).min()?;
+        Some((key.to_owned(), self.json(key, attributes, &value[..to]), from + after))
     }
 
     /// The visible part of a truncated argument.

@@ -1,7 +1,8 @@
 //! Per-request context (request id, API key index, route, trace parent), stored as a task-local
 //! value.
 //!
-//! Handlers do not pass it on: `RequestContext::current` reads it anywhere within the request's task.
+//! Handlers do not pass it on: `RequestContext::current` reads it anywhere within the request's
+//! task.
 
 use crate::context::ignored_fields::IgnoredFields;
 use std::{future::Future, sync::Arc};
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parents_are_read_as_the_standard_has_them() {
+    fn traceparent_follows_w3c() {
         let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         assert_eq!(
             RequestContext::parse_parent(good),
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_could_break_a_line_are_not_taken_over() {
+    fn unsafe_request_ids_are_rejected() {
         assert_eq!(sane_id("req-1_a.b:c"), Some("req-1_a.b:c"));
         assert!(sane_id("").is_none() && sane_id("a b").is_none() && sane_id("a\nb").is_none());
         assert!(sane_id(&"x".repeat(129)).is_none());

@@ -1,10 +1,10 @@
-//! How each dialect writes tool calls, as grammars: answers that consist of calls only, and calls in free
-//! text with the triggers that start them.
+//! How each dialect writes tool calls, as grammars: answers that consist of calls only, and calls
+//! in free text with the triggers that start them.
 //!
-//! Parser and grammar must agree: text generated under the grammar parses to a call that fits its tool's
-//! schema. `grammar/call_grammars/tests.rs` checks this on random answers.
+//! Parser and grammar must agree: text generated under the grammar parses to a call that fits its
+//! tool's schema. `grammar/call_grammars/tests.rs` checks this on random answers.
 
-use crate::dialect::call_parts::{arguments, behind, object, object_behind_brace, pythonic, tagged};
+use crate::dialect::call_parts::{after, arguments, object, object_after_brace, pythonic, tagged};
 use crate::dialect::markers::{CallFormat, DEEPSEEK, DSML, GLM, PYTHON_FENCE, QWEN3_CODER};
 use crate::dialect::tool_calls::ToolDialect;
 use crate::grammar::call_scanner::{CallSyntax, NextObject, Unmarked};
@@ -14,7 +14,7 @@ use crate::request::tools::Tool;
 impl ToolDialect {
     /// Grammar parts of an answer that consists only of calls of `tools`, as this dialect writes
     /// them. With `several`, more than one call is allowed.
-    pub fn form(self, tools: &[&Tool], several: bool) -> Calls {
+    pub fn calls_only(self, tools: &[&Tool], several: bool) -> Calls {
         let (begin, separator, end) = match self {
             Self::Hermes | Self::Glm45 | Self::Qwen3Coder => ("", "\n", ""),
             Self::Llama3Json => ("", "; ", ""),
@@ -48,9 +48,9 @@ impl ToolDialect {
         };
         let object = |key: &'static [&'static str]| move |tool: &Tool| object(tool, key);
         // After the opening brace, which the scanner has already consumed.
-        let behind_brace = |key: &'static [&'static str]| move |tool: &Tool| object_behind_brace(tool, key);
+        let after_brace = |key: &'static [&'static str]| move |tool: &Tool| object_after_brace(tool, key);
         let own = |mark: &'static str| CallSyntax {
-            grammars: vec![vec![calls("", "", "", &|tool| behind(mark, self.call(tool)))]],
+            grammars: vec![vec![calls("", "", "", &|tool| after(mark, self.call(tool)))]],
             openings: vec![(mark, 0)],
             ..CallSyntax::default()
         };
@@ -73,7 +73,7 @@ impl ToolDialect {
                 CallSyntax {
                     grammars: vec![
                         vec![calls("", "", "", &marked)],
-                        vec![calls("", "", "", &behind_brace(&["parameters", "arguments"]))],
+                        vec![calls("", "", "", &after_brace(&["parameters", "arguments"]))],
                     ],
                     openings: vec![("<|python_tag|>", 0)],
                     unmarked: Some((Unmarked::Json, 1)),
@@ -125,7 +125,7 @@ impl ToolDialect {
                             calls("[", ", ", "]", &listed),
                             calls(" [", ", ", "]", &listed),
                         ],
-                        vec![calls("", "", "", &behind_brace(&["arguments"]))],
+                        vec![calls("", "", "", &after_brace(&["arguments"]))],
                     ],
                     openings: vec![("[TOOL_CALLS]", 0)],
                     next: NextObject::Call(1),
@@ -136,7 +136,7 @@ impl ToolDialect {
                 grammars: vec![
                     vec![calls("[", ", ", "]", &object(&["arguments"]))],
                     vec![calls("", ", ", "]", &object(&["arguments"]))],
-                    vec![calls("", "", "", &behind_brace(&["arguments"]))],
+                    vec![calls("", "", "", &after_brace(&["arguments"]))],
                 ],
                 openings: vec![("<|tool_call|>", 0), ("functools[", 1)],
                 next: NextObject::Call(2),

@@ -1,7 +1,7 @@
 //! Grammar parts of a tool call, from the JSON schema of the tool's arguments: as a JSON object, as
 //! one tag per argument, or as a Python call.
 //!
-//! `dialect.rs` puts a dialect's markers around them.
+//! `call_layout` puts a dialect's markers around them.
 
 use crate::dialect::markers::TagMarkers;
 use crate::dialect::schema_types::admits;
@@ -53,7 +53,7 @@ fn resolved(root: &Value, schema: &Value) -> Value {
 const MAX_REFERENCES: usize = 8;
 
 /// The parts of a call after the marker `mark`.
-pub(crate) fn behind(mark: &str, mut parts: Vec<Part>) -> Vec<Part> {
+pub(crate) fn after(mark: &str, mut parts: Vec<Part>) -> Vec<Part> {
     if let Some(Part::Text(first)) = parts.first_mut()
         && let Some((_, rest)) = first.split_once(mark)
     {
@@ -64,12 +64,12 @@ pub(crate) fn behind(mark: &str, mut parts: Vec<Part>) -> Vec<Part> {
 
 /// Grammar parts of a call as a JSON object, with the arguments under one of `keys`.
 pub(crate) fn object(tool: &Tool, keys: &[&str]) -> Vec<Part> {
-    [Part::Text("{".into())].into_iter().chain(object_behind_brace(tool, keys)).collect()
+    [Part::Text("{".into())].into_iter().chain(object_after_brace(tool, keys)).collect()
 }
 
 /// Grammar parts of a JSON call object after its opening brace. The white space before the closing
 /// brace is a part of its own.
-pub(crate) fn object_behind_brace(tool: &Tool, keys: &[&str]) -> Vec<Part> {
+pub(crate) fn object_after_brace(tool: &Tool, keys: &[&str]) -> Vec<Part> {
     let text = |text: &str| Part::Text(text.into());
     let key = match keys {
         [one] => text(&format!("\"{one}\"")),

@@ -50,7 +50,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn kinds_are_told_through_alternatives_and_references() {
+    fn types_are_resolved_through_alternatives_and_references() {
         let root = json!({"$defs": {"name": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}});
         let kinds = |schema: Value| -> String {
             let values = [json!("a"), json!(1), json!(1.5), json!(true), Value::Null, json!([]), json!({})];

@@ -1,8 +1,9 @@
-//! Tool call dialects: which there are, how a chat template tells its dialect, and how each writes calls.
+//! Tool call dialects: which there are, how a chat template tells its dialect, and how each writes
+//! calls.
 //!
-//! A dialect is detected from the chat template (`of_template`) or named as vLLM and SGLang name their
-//! parsers (`named`). `reading` selects the parser and its marker table, `marks` the control tokens that
-//! detokenization must keep; `call_layout` builds the grammars of calls.
+//! A dialect is detected from the chat template (`of_template`) or named as vLLM and SGLang name
+//! their parsers (`named`). `call_format` selects the parser and its marker table, `marks` the
+//! control tokens that detokenization must keep; `call_layout` builds the grammars of calls.
 
 use crate::dialect::markers::{
     CallBody, CallFormat, DEEPSEEK, DSML, GLM, HARMONY_MARKERS, HERMES, LLAMA3, MISTRAL, PHI4, QWEN3_CODER,
@@ -26,7 +27,8 @@ pub enum ToolDialect {
     DeepSeekV31,
     /// XML-like tags with DeepSeek's own prefix (DSML): V3.2.
     DeepSeekV32,
-    /// `<tool_call>name<arg_key>..</arg_key><arg_value>..</arg_value></tool_call>`: GLM-4.5 and later.
+    /// `<tool_call>name<arg_key>..</arg_key><arg_value>..</arg_value></tool_call>`: GLM-4.5 and
+    /// later.
     Glm45,
     /// `<function=name><parameter=key>..</parameter></function>`: Qwen3-Coder.
     Qwen3Coder,

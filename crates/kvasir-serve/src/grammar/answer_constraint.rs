@@ -98,7 +98,7 @@ struct State {
     watchdog: MatcherWatchdog,
     /// The tokens that `matcher` has consumed.
     consumed: Vec<Token>,
-    /// Token mask after `taken`, once computed.
+    /// Token mask after `consumed`, once computed.
     mask: Option<SimpleVob>,
     /// The output announced for the next `allowed`.
     expected: Vec<Token>,

@@ -3,8 +3,8 @@
 //!
 //! A sequence alternates between two states:
 //!
-//! 1. *Text.* A [`CallScanner`] reads the bytes of each token. Every token is allowed and no mask is
-//!    made, with one exception: a token that would complete a call start and continue with bytes
+//! 1. *Text.* A [`CallScanner`] reads the bytes of each token. Every token is allowed and no mask
+//!    is made, with one exception: a token that would complete a call start and continue with bytes
 //!    that no call begins with. Such tokens are excluded, because the parser would read a call that
 //!    no continuation could make valid. Their masks depend on the scanner state alone, and are
 //!    cached by it.
@@ -49,7 +49,7 @@ pub struct CallGrammars {
     starts: Vec<Mutex<Matcher>>,
     tok_env: TokEnv,
     /// Control tokens that detokenization keeps, with their spelling.
-    spelled: Vec<(Token, String)>,
+    control_tokens: Vec<(Token, String)>,
     /// Text tokens that can complete a call start.
     closers: Vec<Token>,
     /// Cache: token mask of a scanner state, `None` if it excludes no token.
@@ -72,12 +72,12 @@ impl fmt::Debug for CallGrammars {
 }
 
 impl CallGrammars {
-    /// Compiles the grammars that follow a call start. `spelled` are the control tokens that
+    /// Compiles the grammars that follow a call start. `control_tokens` are the control tokens that
     /// detokenization keeps.
     pub(super) fn new(
         vocabulary: &Vocabulary,
         syntax: CallSyntax,
-        spelled: Vec<(Token, String)>,
+        control_tokens: Vec<(Token, String)>,
     ) -> Result<Self, GrammarError> {
         let (tok_env, mask_threads, watchdog) = vocabulary.parts();
         let mut starts = Vec::with_capacity(syntax.grammars.len());
@@ -98,7 +98,7 @@ impl CallGrammars {
             syntax,
             starts,
             tok_env,
-            spelled,
+            control_tokens,
             masks: Mutex::default(),
             mask_threads,
             watchdog,
@@ -121,8 +121,8 @@ impl CallGrammars {
         if is_text(bytes) {
             bytes
         } else {
-            let spelled = self.spelled.iter().find(|(id, _)| *id == token);
-            spelled.map_or(&[], |(_, spelling)| spelling.as_bytes())
+            let control_tokens = self.control_tokens.iter().find(|(id, _)| *id == token);
+            control_tokens.map_or(&[], |(_, spelling)| spelling.as_bytes())
         }
     }
 
@@ -162,14 +162,14 @@ impl CallGrammars {
 }
 
 impl Vocabulary {
-    /// Compiles tool call grammars that apply from the start of a call. `spelled` are the control
+    /// Compiles tool call grammars that apply from the start of a call. `control_tokens` are the control
     /// tokens that detokenization keeps.
     pub fn compile_calls(
         &self,
         syntax: CallSyntax,
-        spelled: Vec<(Token, String)>,
+        control_tokens: Vec<(Token, String)>,
     ) -> Result<CallGrammars, GrammarError> {
-        on_deep_stack(|| CallGrammars::new(self, syntax, spelled))
+        on_deep_stack(|| CallGrammars::new(self, syntax, control_tokens))
     }
 }
 
@@ -288,12 +288,12 @@ impl fmt::Debug for Mode {
 struct State {
     grammars: Arc<CallGrammars>,
     behind_last: Option<BehindLast>,
-    /// The output that `place` has consumed.
+    /// The output that `mode` has consumed.
     consumed: Vec<Token>,
     /// Scanner states by output length, ascending. The first is the initial state.
     checkpoints: Vec<(usize, CallScanner)>,
     mode: Mode,
-    /// Mask after `taken` inside a call, once computed.
+    /// Mask after `consumed` inside a call, once computed.
     mask: Option<Arc<[u32]>>,
     /// The output announced for the next `allowed`.
     expected: Vec<Token>,
@@ -337,10 +337,10 @@ impl State {
     /// ones. False if a call in it violates its grammar.
     fn go_to(&mut self, output: &[Token]) -> bool {
         // The common case is one more token, decided by a plain memory comparison.
-        let goes_on = output.starts_with(&self.consumed);
+        let continues = output.starts_with(&self.consumed);
         let common = || self.consumed.iter().zip(output).take_while(|(a, b)| a == b).count();
-        let same = if goes_on { self.consumed.len() } else { common() };
-        if !goes_on && !self.roll_back(same) {
+        let same = if continues { self.consumed.len() } else { common() };
+        if !continues && !self.roll_back(same) {
             return false;
         }
         output[same..].iter().all(|token| self.take(*token))

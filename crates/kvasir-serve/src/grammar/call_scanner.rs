@@ -2,11 +2,12 @@
 //!
 //! The scanner reads text as this module's parsers do, up to the start of a call: reasoning block
 //! first, then call markers. From there a grammar constrains decoding
-//! ([`CallGrammars`](crate::grammar::call_grammars::CallGrammars)); the scanner resumes after the call.
+//! ([`CallGrammars`](crate::grammar::call_grammars::CallGrammars)); the scanner resumes after the
+//! call.
 //!
 //! States: `Start` (a reasoning block may open) → `Reasoning` → `Fresh` (only white space so far) →
-//! `Text`; `Unmarked` and `AfterCall` for dialects with unmarked calls; `Header` and `Message` for harmony
-//! channels; `Closed` after `close`.
+//! `Text`; `Unmarked` and `AfterCall` for dialects with unmarked calls; `Header` and `Message` for
+//! harmony channels; `Closed` after `close`.
 //!
 //! Invariants: the state is small, `Eq + Hash` and a function of the bytes alone, so token masks
 //! are cached by it. The scanner and the parser must agree where a call begins.
@@ -20,7 +21,7 @@ use crate::scan::python_calls;
 /// each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CallSyntax {
-    /// Grammars of a call after its start, each a list of alternatives. `openings`, `bare` and
+    /// Grammars of a call after its start, each a list of alternatives. `openings`, `unmarked` and
     /// `next` refer to them by index.
     pub grammars: Vec<Vec<Calls>>,
     /// Markers that start a call anywhere in text, with the index of the grammar that follows.
@@ -364,8 +365,8 @@ fn find(bytes: &[u8], mark: &str) -> Option<usize> {
 
 /// Length of the longest suffix of `bytes` that is a proper prefix of `mark`.
 fn possible_start_of(bytes: &[u8], mark: &[u8]) -> usize {
-    let most = bytes.len().min(mark.len().saturating_sub(1));
-    (1..=most).rev().find(|n| mark.starts_with(&bytes[bytes.len() - n..])).unwrap_or(0)
+    let max = bytes.len().min(mark.len().saturating_sub(1));
+    (1..=max).rev().find(|n| mark.starts_with(&bytes[bytes.len() - n..])).unwrap_or(0)
 }
 
 /// Trims leading white space. An incomplete UTF-8 character is not white space.

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_with_named_properties_are_closed_wherever_they_stand() {
+    fn nested_objects_with_properties_are_closed() {
         let inner = json!({"properties": {"properties": {"type": "string"}}});
         let mut shut = inner.clone();
         shut["additionalProperties"] = false.into();
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_more_of_its_properties_is_left_as_it_is() {
+    fn schemas_with_additional_properties_are_unchanged() {
         for schema in [
             json!({"type": "object"}),
             json!({"properties": {"a": {}}, "additionalProperties": true}),

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_grammar_is_rewritten_piece_by_piece() {
+    fn ebnf_is_translated_to_lark() {
         let text = "# sums\nroot ::= Term-1 (\" + \" Term-1)*  # end\nTerm-1 ::= [0-9]{1,3} | 'x\\'y' |\n  [^\\]/]+ .";
         assert!(is_ebnf(text));
         let lark = to_lark(text).unwrap();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_where() {
+    fn errors_name_the_line() {
         let refused = |text: &str| to_lark(text).unwrap_err();
         assert!(refused("root ::= \"a\nb").contains("line 1"));
         assert!(refused("root ::= \"a\"\n\nb ::= [x").contains("line 3"));

@@ -24,7 +24,7 @@ impl Shape {
         lead: &[Part],
         literal: impl Fn(&str) -> String,
     ) -> Result<TopLevelGrammar, String> {
-        let mut form = match self {
+        let mut grammar = match self {
             Self::JsonObject => GrammarWithLexer::from_json_schema(json_schema(&json!({"type": "object"}))?),
             Self::JsonSchema(schema) => GrammarWithLexer::from_json_schema(json_schema(schema)?),
             Self::Regex(pattern) => {
@@ -42,14 +42,14 @@ impl Shape {
             Self::Choice(texts) => GrammarWithLexer::from_lark(choice(texts)?),
             Self::Calls(calls) => GrammarWithLexer::from_lark(calls.lark(&literal)?),
         };
-        form.name = Some("form".into());
+        grammar.name = Some("form".into());
         if lead.is_empty() {
-            return Ok(TopLevelGrammar::from_grammar(form));
+            return Ok(TopLevelGrammar::from_grammar(grammar));
         }
         let (mut body, mut rules) = (String::new(), String::new());
         parts(lead, "lead", &literal, &mut body, &mut rules)?;
         let top = GrammarWithLexer::from_lark(format!("start: {body}@form\n{rules}"));
-        Ok(TopLevelGrammar { grammars: vec![top, form], max_tokens: None })
+        Ok(TopLevelGrammar { grammars: vec![top, grammar], max_tokens: None })
     }
 }
 

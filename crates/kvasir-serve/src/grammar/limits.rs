@@ -80,9 +80,9 @@ pub(crate) fn check_grammar(text: &str) -> Result<(), String> {
 }
 
 /// Rejects a text that is too long, or nested too deeply for a recursive parser.
-pub(crate) fn check_text(text: &str, most: usize) -> Result<(), String> {
-    if text.len() > most {
-        return Err(format!("may have at most {most} bytes"));
+pub(crate) fn check_text(text: &str, max: usize) -> Result<(), String> {
+    if text.len() > max {
+        return Err(format!("may have at most {max} bytes"));
     }
     let mut depth = 0usize;
     for byte in text.bytes() {

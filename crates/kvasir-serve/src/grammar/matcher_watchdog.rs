@@ -3,10 +3,10 @@
 //!
 //! A matcher expands forced text to its end, and a hostile grammar may have none.
 //!
-//! Algorithm: `WatchedMatcher::work` sets a counter to 1 and back to 0 when done. A thread polls every 100
-//! ms and increments non-zero counters; after 30 polls it cancels the matcher. The watchdog counts
-//! polls, not time, so a suspended VM does not cancel work. The thread exits when no matcher is
-//! left.
+//! Algorithm: `WatchedMatcher::work` sets a counter to 1 and back to 0 when done. A thread polls
+//! every 100 ms and increments non-zero counters; after 30 polls it cancels the matcher. The
+//! watchdog counts polls, not time, so a suspended VM does not cancel work. The thread exits when
+//! no matcher is left.
 //!
 //! Ordering: all accesses are `Relaxed`; a counter publishes no other data. The increment is a
 //! compare-exchange, so it cannot overwrite the reset to 0. A cancellation that races with the end

@@ -7,8 +7,8 @@
 //! that needs them runs.
 //!
 //! Knows no request, no dialect and no socket; builds on `scan` and on the `llguidance` library.
-//! `benches/masks.rs` measures the cost of a mask per token; `crates/kvasir-cli/tests/structured_output` checks answers
-//! against random schemas.
+//! `benches/masks.rs` measures the cost of a mask per token; `structured_output` of `kvasir-cli` checks
+//! answers against random schemas.
 
 pub(crate) mod answer_constraint;
 pub(crate) mod call_grammars;

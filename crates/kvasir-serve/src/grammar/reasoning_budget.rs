@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_that_has_used_up_its_tokens_must_end() {
+    fn spent_reasoning_budget_forces_the_end_marker() {
         let mut begun = follower(2, true);
         for (output, want) in [
             (&[][..], false),

@@ -1,8 +1,8 @@
 //! Grammar compiler front end: a model's token vocabulary for llguidance, and compilation of
 //! specifications into constraints.
 //!
-//! Compilation runs on a thread with a deep stack (`COMPILE_STACK`), under the watchdog's time limit. It
-//! rejects grammars that allow no token or whose forced text has no end.
+//! Compilation runs on a thread with a deep stack (`COMPILE_STACK`), under the watchdog's time
+//! limit. It rejects grammars that allow no token or whose forced text has no end.
 
 use crate::grammar::{
     answer_constraint::AnswerConstraint,
@@ -124,11 +124,11 @@ impl Vocabulary {
         if let (1, Some(forced)) = (mask.num_set(), mask.first_bit_set()) {
             // Whether forced text has an end shows only at the second token.
             let mut second = self.watchdog.watch(start.clone());
-            let goes_on = second.work(|matcher| {
+            let continues = second.work(|matcher| {
                 matcher.consume_token(forced as Token)?;
                 matcher.compute_mask_or_eos()
             });
-            goes_on.map_err(|_| GrammarError(ENDLESS.into()))?;
+            continues.map_err(|_| GrammarError(ENDLESS.into()))?;
         }
         Ok(start)
     }

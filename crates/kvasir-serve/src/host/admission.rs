@@ -2,8 +2,8 @@
 //! budget.
 //!
 //! `AdmissionLimits` holds the limits, `Clients` the registry of open answers.
-//! `AdmissionLimits::check_feasible` rejects with 400 what can never fit; `Clients::admit` rejects with
-//! 429 what does not fit now.
+//! `AdmissionLimits::check_feasible` rejects with 400 what can never fit; `Clients::admit` rejects
+//! with 429 what does not fit now.
 
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
@@ -35,11 +35,11 @@ impl AdmissionLimits {
     /// Rejects a request that can never fit: `n` answers to each of `prompts` prompts, `tokens` in
     /// total.
     pub(crate) fn check_feasible(&self, prompts: u64, n: u64, tokens: u64) -> Result<(), ApiError> {
-        let (asked, answers) = (prompts * n, self.answers.min(self.answers_per_key) as u64);
-        if asked > answers {
+        let (requested, answers) = (prompts * n, self.answers.min(self.answers_per_key) as u64);
+        if requested > answers {
             let param = if prompts > 1 { "prompt" } else { "n" };
             let why =
-                format!("{asked} answers are asked for; the server lets {answers} be under way at once");
+                format!("{requested} answers are asked for; the server lets {answers} be under way at once");
             return Err(ApiError::param(param, why));
         }
         if tokens > self.tokens {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_is_counted_in_answers_keys_and_tokens_and_given_back() {
+    fn admission_counts_answers_keys_and_tokens() {
         let limits = AdmissionLimits { answers: 3, answers_per_key: 2, tokens: 100 };
         let never = |prompts, n, tokens| {
             limits.check_feasible(prompts, n, tokens).map_err(|error| error.param.unwrap()).err()

@@ -1,7 +1,7 @@
 //! Delivers engine output to the readers of answers, on the engine's thread.
 //!
-//! All wakers run after the last output of a step is stored, so woken tasks do not compete with this
-//! thread.
+//! All wakers run after the last output of a step is stored, so woken tasks do not compete with
+//! this thread.
 
 use crate::context::request_context::RequestContext;
 use crate::host::admission::Clients;
@@ -20,8 +20,8 @@ use std::{
 pub(crate) struct Delivery {
     metrics: Arc<Metrics>,
     reports: Arc<Reports>,
-    /// Wakers to run after all output of a step is stored: woken tasks share the processor with this
-    /// thread.
+    /// Wakers to run after all output of a step is stored: woken tasks share the processor with
+    /// this thread.
     wakers: Vec<Waker>,
 }
 

@@ -8,7 +8,7 @@ use crate::host::engine_thread::{Host, Submission, TokenStream};
 use crate::host::errors::refused;
 use crate::host::step_subscription::StepFeed;
 use crate::http::access::AccessControl;
-use crate::metrics::kinds::Names;
+use crate::metrics::prometheus::Names;
 use crate::model::Model;
 use crate::request::completions::Prompt;
 use crate::request::reader::Reader;
@@ -104,8 +104,8 @@ impl App {
         name == self.model.name || self.rules.aliases.iter().any(|alias| alias == "*" || alias == name)
     }
 
-    pub(super) fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
-        match asked {
+    pub(super) fn check_model(&self, requested: Option<&str>) -> Result<(), ApiError> {
+        match requested {
             Some(name) if !self.answers_to(name) => Err(ApiError::not_found(
                 "model",
                 format!(
@@ -131,18 +131,21 @@ impl App {
             return Err(ApiError::param(param, format!("`{param}` has no token")));
         }
         if used >= longest {
-            return Err(ApiError::overflow(param, Overflow { prompt: used, asked: None, limit: longest }));
+            return Err(ApiError::overflow(
+                param,
+                Overflow { prompt: used, requested: None, limit: longest },
+            ));
         }
         if fields.sampling.logprobs.is_some() || fields.prompt_logprobs.is_some() {
             self.model.require_logits("probability")?;
         }
         let left = longest - used;
-        if let Some(asked) = fields.length.max_tokens.filter(|asked| *asked > left) {
-            let overflow = Overflow { prompt: used, asked: Some(asked), limit: longest };
+        if let Some(requested) = fields.length.max_tokens.filter(|requested| *requested > left) {
+            let overflow = Overflow { prompt: used, requested: Some(requested), limit: longest };
             return Err(ApiError::overflow(param, overflow));
         }
-        let most = self.model.facts.max_new_tokens.unwrap_or(left).max(fields.length.min_tokens);
-        let mut params = fields.params(fields.length.max_tokens.unwrap_or(left).min(most));
+        let max_new_tokens = self.model.facts.max_new_tokens.unwrap_or(left).max(fields.length.min_tokens);
+        let mut params = fields.params(fields.length.max_tokens.unwrap_or(left).min(max_new_tokens));
         if fields.seed.is_none() {
             params.sampling.seed = self.random_u64();
         }

@@ -1,10 +1,10 @@
 //! HTTP layer (axum): sockets, access rules, routes and handlers of the OpenAI- and
 //! Anthropic-compatible APIs.
 //!
-//! In reading order: `transport` (listener, TLS), `access` (keys, origins, hosts), `app` (shared state),
-//! `body`, `answers` (from tokens to increments), `api` (one file per endpoint), `middleware`, `router`,
-//! `server`. Each handler parses and validates its body, submits an engine request, drops the body, and
-//! then writes the response as JSON or SSE.
+//! In reading order: `transport` (listener, TLS), `access` (keys, origins, hosts), `app` (shared
+//! state), `body`, `answers` (from tokens to increments), `api` (one file per endpoint),
+//! `middleware`, `router`, `server`. Each handler parses and validates its body, submits an engine
+//! request, drops the body, and then writes the response as JSON or SSE.
 
 pub(crate) mod access;
 pub(crate) mod answers;

@@ -1,7 +1,7 @@
 //! Routes of the server, with their middleware.
 //!
-//! Outermost first: CORS (`cors`), request context and access log (`request_context`), authentication and host
-//! check (`authorize`).
+//! Outermost first: CORS (`cors`), request context and access log (`request_context`),
+//! authentication and host check (`authorize`).
 
 use crate::error::ApiError;
 use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};

@@ -3,11 +3,11 @@
 //!
 //! Updates from the engine's thread take no lock and allocate nothing. Knows no request.
 
-pub(crate) mod kinds;
 pub(crate) mod page;
+pub(crate) mod prometheus;
 
-pub use crate::metrics::kinds::Names;
-use crate::metrics::kinds::{
+pub use crate::metrics::prometheus::Names;
+use crate::metrics::prometheus::{
     COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, REQUEST_BUCKETS, TOKEN_BUCKETS,
 };
 use kvasir_engine::{Core, DeferReason, Finish, Nanos, Observer, Refusal, Summary};

@@ -2,7 +2,7 @@
 
 use crate::metrics::{
     DEFERRED, FINISHED, Metrics, REJECTED,
-    kinds::{Names, TextExposition},
+    prometheus::{Names, TextExposition},
 };
 
 impl Metrics {
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_family_is_there_once_under_both_names() {
+    fn every_metric_family_appears_once_per_naming() {
         let metrics = Metrics::default();
         for (names, prefix) in [(Names::Own, "kvasir:"), (Names::Vllm, "vllm:")] {
             let text = metrics.page(names, "m", 3);

@@ -1,5 +1,5 @@
-//! Constraints of chat answers: required calls, the requested response format, voluntary calls, and the
-//! reasoning budget.
+//! Constraints of chat answers: required calls, the requested response format, voluntary calls, and
+//! the reasoning budget.
 
 use crate::blocking::run_blocking;
 use crate::dialect::reasoning::ReasoningDialect;
@@ -37,25 +37,25 @@ impl Model {
     ) -> Result<ChatConstraint, ApiError> {
         let all: Vec<&Tool> = request.tools.iter().collect();
         let calls = |tools: &[&Tool], several: bool, param: &str| ResponseFormat {
-            shape: Shape::Calls(self.tool_dialect.form(tools, several)),
+            shape: Shape::Calls(self.tool_dialect.calls_only(tools, several)),
             param: param.to_owned(),
         };
-        let asked = match &request.tool_choice {
+        let requested = match &request.tool_choice {
             ToolChoice::Required => Some(calls(&all, request.parallel_tool_calls, "tools")),
             ToolChoice::Named(name) => {
                 let at = all.iter().position(|tool| tool.name == *name).unwrap_or_default();
                 Some(calls(all.get(at..at + 1).unwrap_or_default(), false, "tool_choice"))
             }
-            ToolChoice::Auto | ToolChoice::None => request.form.clone(),
+            ToolChoice::Auto | ToolChoice::None => request.response_format.clone(),
         };
-        let mut constraint = match asked {
+        let mut constraint = match requested {
             None if request.tool_choice == ToolChoice::Auto => self.voluntary_calls(request, prompt)?,
             None => ChatConstraint::default(),
-            Some(asked) => {
-                asked.check_lengths(&request.sampling)?;
-                let is_call = matches!(asked.shape, Shape::Calls(_));
-                let form = self.constraint(&asked, &self.lead(prompt, is_call));
-                let constrained = form.map_err(|error| {
+            Some(requested) => {
+                requested.check_lengths(&request.sampling)?;
+                let is_call = matches!(requested.shape, Shape::Calls(_));
+                let compiled = self.constraint(&requested, &self.lead(prompt, is_call));
+                let constrained = compiled.map_err(|error| {
                     if is_call {
                         all.iter().find_map(|tool| self.schema_error(tool)).unwrap_or(error)
                     } else {
@@ -87,7 +87,7 @@ impl Model {
                     return strict.map(refused).map_or(Ok(None), Err);
                 }
             };
-            let compiler = Compiler { vocabulary, dialect, spelled: &self.marker_tokens };
+            let compiler = Compiler { vocabulary, dialect, control_tokens: &self.marker_tokens };
             self.tool_grammars
                 .get_or_compile(&compiler, &request.tools, request.parallel_tool_calls)
                 .map(Some)
@@ -138,27 +138,28 @@ impl Model {
     /// Adds a reasoning budget to a constraint; no-op for models that do not reason.
     fn with_reasoning_budget(
         &self,
-        asked: ThinkingBudget,
-        form: Constrained,
+        requested: ThinkingBudget,
+        inner: Constrained,
         prompt: &[Token],
     ) -> Result<Constrained, ApiError> {
-        let Some(dialect) = self.reasoning else { return Ok(form) };
+        let Some(dialect) = self.reasoning else { return Ok(inner) };
         self.require_logits("a budget of reasoning")?;
         let (open, close) = dialect.marks();
         let token = |mark: &str| match self.encode(mark, false)?.as_slice() {
             [one] => Ok(*one),
-            _ => {
-                Err(ApiError::unsupported(asked.param, "this model marks its reasoning with several tokens"))
-            }
+            _ => Err(ApiError::unsupported(
+                requested.param,
+                "this model marks its reasoning with several tokens",
+            )),
         };
         let budget = ReasoningBudget {
-            tokens: asked.tokens as usize,
+            tokens: requested.tokens as usize,
             open: token(open)?,
             close: token(close)?,
             is_begun: self.ends_with(prompt, open),
             vocab: self.facts.vocab,
         };
-        Ok(budget.within(form))
+        Ok(budget.within(inner))
     }
 
     /// Rejects features that need logits on the simulated device.
@@ -172,10 +173,10 @@ impl Model {
     }
 
     /// Compiles a requested response format, preceded by `lead`.
-    pub fn constraint(&self, asked: &ResponseFormat, lead: &[Part]) -> Result<Constrained, ApiError> {
+    pub fn constraint(&self, requested: &ResponseFormat, lead: &[Part]) -> Result<Constrained, ApiError> {
         self.require_logits("form of answers")?;
-        let compiled = run_blocking(|| self.vocabulary().and_then(|v| v.compile(&asked.shape, lead)));
-        compiled.map_err(|why| ApiError::param(&asked.param, format!("`{}` {why}", asked.param)))
+        let compiled = run_blocking(|| self.vocabulary().and_then(|v| v.compile(&requested.shape, lead)));
+        compiled.map_err(|why| ApiError::param(&requested.param, format!("`{}` {why}", requested.param)))
     }
 
     /// Grammar parts before the constrained text: an optional reasoning block, unless the prompt

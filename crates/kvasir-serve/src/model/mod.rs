@@ -158,7 +158,7 @@ impl Model {
     }
 
     /// Streaming detokenizer of an answer. `marked` keeps the control tokens that mark calls and
-    /// reasoning; `goes_on` means that the answer continues a text.
+    /// reasoning; `continues` means that the answer continues a text.
     pub fn detokenizer(self: &Arc<Self>, marked: bool, continues: bool) -> Detokenizer {
         let text = if continues { TextStream::going_on(true) } else { TextStream::new(true) };
         Detokenizer { model: self.clone(), text, marked }

@@ -1,8 +1,9 @@
 //! Prompt rendering: from a conversation to tokens, by the model's chat template.
 //!
-//! A control token's spelling in client text is split by a guard character before rendering, and text is
-//! encoded piecewise between guards. So client text never becomes a control token. Templates that reject a
-//! conversation as sent get it folded (`folded`) and with wrapped arguments (`raw_arguments`).
+//! A control token's spelling in client text is split by a guard character before rendering, and
+//! text is encoded piecewise between guards. So client text never becomes a control token.
+//! Templates that reject a conversation as sent get it folded (`folded_conversation`) and with
+//! wrapped arguments (`raw_arguments`).
 
 use crate::blocking::run_blocking;
 use crate::error::ApiError;

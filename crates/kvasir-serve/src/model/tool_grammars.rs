@@ -62,7 +62,7 @@ pub(crate) struct Compiler<'a> {
     pub(crate) vocabulary: &'a Vocabulary,
     pub(crate) dialect: ToolDialect,
     /// Control tokens that detokenization keeps.
-    pub(crate) spelled: &'a [(Token, String)],
+    pub(crate) control_tokens: &'a [(Token, String)],
 }
 
 impl ToolGrammars {
@@ -134,6 +134,6 @@ impl Compiler<'_> {
         if !tools.iter().all(takes_objects) {
             return Err(GrammarError("describes no object".into()));
         }
-        self.vocabulary.compile_calls(self.dialect.syntax(&all, several), self.spelled.to_vec())
+        self.vocabulary.compile_calls(self.dialect.syntax(&all, several), self.control_tokens.to_vec())
     }
 }

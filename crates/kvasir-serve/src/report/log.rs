@@ -193,7 +193,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn dates_are_the_calendars() {
+    fn dates_follow_the_calendar() {
         let at = |seconds| stamp(UNIX_EPOCH + Duration::from_millis(seconds));
         assert_eq!(at(0), "1970-01-01T00:00:00.000Z");
         assert_eq!(at(951_782_400_000), "2000-02-29T00:00:00.000Z");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_one_line_and_graver_levels_say_less() {
+    fn log_lines_are_single_and_filtered_by_level() {
         let context = Arc::new(RequestContext {
             id: "r1".into(),
             key: 2,

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_gets_a_span_for_each_part_of_a_request() {
+    fn collector_receives_a_span_per_phase() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let reports =
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_before_a_flush_has_been_sent_after_it() {
+    fn flush_sends_all_earlier_reports() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let collector = Collector::parse(&format!("http://{address}"), "test").unwrap();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_may_speak_the_older_protocol() {
+    fn http_1_0_collectors_are_accepted() {
         for (answer, is_well) in [
             (b"HTTP/1.1 200", true),
             (b"HTTP/1.0 202", true),

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn known_fields_are_kept_whole() {
+    fn known_fields_are_stored_whole() {
         let tools = r#"[{"a": [1, -2, 0.5, true, null, "x"], "b": {"c": 18446744073709551615}}]"#;
         let body = parse(&format!(r#"{{"tools": {tools}, "stream": true}}"#)).unwrap();
         assert_eq!(body.fields["tools"], serde_json::from_str::<Value>(tools).unwrap());

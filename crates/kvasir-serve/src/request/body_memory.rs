@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_share_one_budget_and_return_their_part() {
+    fn bodies_share_one_memory_budget() {
         let budget: &'static Semaphore = Box::leak(Box::new(Semaphore::new(8)));
         let part = || BodyMemory { budget, held: None };
         let (mut one, mut other) = (part(), part());

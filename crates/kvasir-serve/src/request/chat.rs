@@ -53,7 +53,7 @@ pub struct ChatRequest {
     /// Whether an answer may hold several tool calls.
     pub parallel_tool_calls: bool,
     /// Required response format (structured output).
-    pub form: Option<ResponseFormat>,
+    pub response_format: Option<ResponseFormat>,
     /// Reasoning budget.
     pub thinking: Option<ThinkingBudget>,
     /// `Some` for a streamed answer.
@@ -107,7 +107,7 @@ impl ChatRequest {
             tool_choice: ToolChoice::read(body, &tools)?,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
-            form: ResponseFormat::read(body)?,
+            response_format: ResponseFormat::read(body)?,
             thinking: thinking(body)?,
             stream: stream(body)?,
             template_kwargs,

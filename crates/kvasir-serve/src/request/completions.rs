@@ -37,7 +37,7 @@ pub struct CompletionRequest {
     /// Prepend the prompt to the answer.
     pub echo: bool,
     /// Required response format (structured output).
-    pub form: Option<ResponseFormat>,
+    pub response_format: Option<ResponseFormat>,
     /// `Some` for a streamed answer.
     pub stream: Option<StreamOptions>,
 }
@@ -62,14 +62,14 @@ impl CompletionRequest {
             prompts: prompts(body, "prompt", MAX_PROMPTS, vocab)?,
             sampling,
             echo,
-            form: ResponseFormat::read(body)?,
+            response_format: ResponseFormat::read(body)?,
             stream: chat::stream(body)?,
         })
     }
 }
 
-/// Parses one text, one list of token ids, or a list of at most `most` of either.
-pub(crate) fn prompts(body: &Reader, field: &str, most: usize, vocab: u32) -> Result<Vec<Prompt>, ApiError> {
+/// Parses one text, one list of token ids, or a list of at most `max` of either.
+pub(crate) fn prompts(body: &Reader, field: &str, max: usize, vocab: u32) -> Result<Vec<Prompt>, ApiError> {
     let value = body.need(field)?;
     if let Some(text) = value.as_str() {
         return Ok(vec![Prompt::Text(text.to_owned())]);
@@ -79,8 +79,8 @@ pub(crate) fn prompts(body: &Reader, field: &str, most: usize, vocab: u32) -> Re
     match items.first() {
         None => Err(body.error(field, "must not be empty")),
         Some(Value::Number(_)) => Ok(vec![ids(body, field, items, vocab)?]),
-        Some(_) if items.len() > most => {
-            Err(body.error(field, format!("may have at most {most} items, not {}", items.len())))
+        Some(_) if items.len() > max => {
+            Err(body.error(field, format!("may have at most {max} items, not {}", items.len())))
         }
         Some(_) => {
             let prompt = |(i, item): (usize, &Value)| match item {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_come_in_four_forms() {
+    fn prompts_are_texts_or_token_ids() {
         assert_eq!(read(json!("a")).unwrap(), [Prompt::Text("a".into())]);
         assert_eq!(read(json!(["a", "b"])).unwrap().len(), 2);
         assert_eq!(read(json!([1, 2])).unwrap(), [Prompt::Ids(vec![1, 2])]);

@@ -1,5 +1,5 @@
-//! Chat messages as chat templates see them: text messages, tool results, and assistant turns assembled
-//! from parts.
+//! Chat messages as chat templates see them: text messages, tool results, and assistant turns
+//! assembled from parts.
 
 use crate::error::ApiError;
 use crate::request::reader::Reader;

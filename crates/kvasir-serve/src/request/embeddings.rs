@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_come_in_four_forms() {
+    fn inputs_are_texts_or_token_ids() {
         for (input, count) in
             [(json!("a"), 1), (json!(["a", "b"]), 2), (json!([1, 2]), 1), (json!([[1], [2, 3], [4]]), 3)]
         {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_are_written_in_two_ways() {
+    fn vectors_are_floats_or_base64() {
         let read = |extra: Value| read(json!({"input": "a", "encoding_format": extra}));
         assert_eq!(read(Value::Null).unwrap().encoding, Encoding::Float);
         assert_eq!(read("base64".into()).unwrap().encoding, Encoding::Base64);

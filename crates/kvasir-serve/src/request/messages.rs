@@ -71,7 +71,7 @@ impl MessagesRequest {
         let continues = conversation(body, &mut messages)?;
         edit_context(body, &mut messages)?;
         let (mut template_kwargs, thinking) = thinking(body)?;
-        let form = output_config(body, &mut template_kwargs)?;
+        let response_format = output_config(body, &mut template_kwargs)?;
         Ok(Self {
             chat: ChatRequest {
                 model: Some(body.need_text("model")?.to_owned()),
@@ -80,7 +80,7 @@ impl MessagesRequest {
                 tools,
                 tool_choice,
                 parallel_tool_calls,
-                form,
+                response_format,
                 stream: body.flag("stream", false)?.then(StreamOptions::default),
                 thinking,
                 template_kwargs,
@@ -397,10 +397,10 @@ fn thinking(body: &Reader) -> Result<(Map<String, Value>, Option<ThinkingBudget>
     let mut budget = None;
     let enabled = match thinking.text("type")? {
         Some("enabled") => {
-            let most = body.integer("max_tokens", 1..=i64::MAX)?.unwrap_or(sampling::MAX_TOKENS);
-            let most = most.saturating_sub(1).clamp(1, sampling::MAX_TOKENS);
+            let max = body.integer("max_tokens", 1..=i64::MAX)?.unwrap_or(sampling::MAX_TOKENS);
+            let max = max.saturating_sub(1).clamp(1, sampling::MAX_TOKENS);
             thinking.need("budget_tokens")?;
-            let tokens = thinking.integer("budget_tokens", 1..=most)?;
+            let tokens = thinking.integer("budget_tokens", 1..=max)?;
             budget = tokens.map(|n| ThinkingBudget { tokens: n as u32, param: "thinking.budget_tokens" });
             true
         }

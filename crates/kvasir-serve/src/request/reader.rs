@@ -25,7 +25,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A reader over another body derived from this one.
-    pub fn beside<'b>(&'b self, map: &'b Map<String, Value>) -> Reader<'b> {
+    pub fn derived<'b>(&'b self, map: &'b Map<String, Value>) -> Reader<'b> {
         Reader::new(map, self.ignored)
     }
 
@@ -140,14 +140,14 @@ impl<'a> Reader<'a> {
         self.get(field).map(number).transpose()
     }
 
-    /// A list field with at most `most` items.
-    pub fn list(&self, field: &str, most: usize) -> Result<Option<&'a [Value]>, ApiError> {
+    /// A list field with at most `max` items.
+    pub fn list(&self, field: &str, max: usize) -> Result<Option<&'a [Value]>, ApiError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let items = value.as_array().ok_or_else(|| self.error(field, "must be a list"))?;
-        if items.len() <= most {
+        if items.len() <= max {
             Ok(Some(items))
         } else {
-            Err(self.error(field, format!("may have at most {most} items, not {}", items.len())))
+            Err(self.error(field, format!("may have at most {max} items, not {}", items.len())))
         }
     }
 

@@ -54,7 +54,7 @@ impl ResponsesRequest {
             tool_choice: tool_choice(body, &tools)?,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
-            form: format(body)?,
+            response_format: format(body)?,
             thinking: None,
             stream: stream(body)?,
             template_kwargs: template_kwargs(body)?,

@@ -21,7 +21,8 @@ pub(crate) fn flat_name(namespace: &str, name: &str) -> String {
     if flat.len() <= MAX_NAME { flat } else { name.to_owned() }
 }
 
-/// The functions that a request offers: in `tools`, and in items of `input` of type `additional_tools`.
+/// The functions that a request offers: in `tools`, and in items of `input` of type
+/// `additional_tools`.
 pub(crate) fn all(body: &Reader) -> Result<Vec<Tool>, ApiError> {
     let mut tools = Tool::all(body, "name", read)?;
     let items = body.get("input").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_of_a_namespace_become_functions_with_its_name() {
+    fn namespaced_tools_become_prefixed_functions() {
         let close =
             json!({"type": "function", "name": "close", "strict": false, "parameters": {"type": "object"}});
         let (tools, ignored) =
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_form_tool_takes_one_text() {
+    fn custom_tools_take_one_string() {
         let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: /x+/"});
         let (tools, _) =
             read_one(json!({"type": "custom", "name": "patch", "description": "Patches.", "format": format}));
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_of_the_provider_are_left_out_and_named() {
+    fn hosted_tools_are_dropped_and_recorded() {
         for kind in ["web_search", "local_shell", "image_generation", "mcp"] {
             let (tools, ignored) = read_one(json!({"type": kind, "external_web_access": false}));
             assert_eq!((tools.unwrap().len(), ignored), (0, vec![format!("tools[].{kind}")]));

@@ -87,17 +87,17 @@ pub fn read_rewind(body: &Reader) -> Result<SessionPosition, ApiError> {
 }
 
 fn position(body: &Reader, field: &str) -> Result<Option<SessionPosition>, ApiError> {
-    let most = i64::from(u32::MAX);
+    let max = i64::from(u32::MAX);
     match body.get(field) {
         None => Ok(None),
         Some(Value::Object(_)) => {
             let Some(object) = body.object(field)? else { return Ok(None) };
             object.only(&["message"])?;
-            let message = object.integer("message", 0..=most)?;
+            let message = object.integer("message", 0..=max)?;
             let message = message.ok_or_else(|| object.error("message", "is missing"))?;
             Ok(Some(SessionPosition::Message(message as u32)))
         }
-        Some(_) => Ok(body.integer(field, 0..=most)?.map(|token| SessionPosition::Token(token as u32))),
+        Some(_) => Ok(body.integer(field, 0..=max)?.map(|token| SessionPosition::Token(token as u32))),
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_tokens_or_messages() {
+    fn positions_are_tokens_or_messages() {
         let fork = |body: Value| ForkRequest::read(&Reader::new(body.as_object().unwrap(), &refusing()));
         assert_eq!(fork(json!({})).unwrap(), ForkRequest { n: 1, at: None });
         let at = |body| fork(body).unwrap().at;
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_begins_with_one_thing() {
+    fn sessions_start_with_messages_or_a_prompt() {
         let read =
             |body: Value| SessionRequest::read(&Reader::new(body.as_object().unwrap(), &refusing()), 100);
         let empty = read(json!({})).unwrap();

@@ -4,12 +4,12 @@
 /// Length of the longest suffix of `text` that is a proper prefix of `mark`. It must be held back
 /// until more text decides.
 pub(crate) fn possible_start(text: &str, mark: &str) -> usize {
-    let most = text.len().min(mark.len().saturating_sub(1));
+    let max = text.len().min(mark.len().saturating_sub(1));
     let fits = |n: &usize| {
         text.is_char_boundary(text.len() - n)
             && mark.as_bytes().starts_with(&text.as_bytes()[text.len() - n..])
     };
-    (1..=most).rev().find(fits).unwrap_or(0)
+    (1..=max).rev().find(fits).unwrap_or(0)
 }
 
 /// Splits off the text before the first of `marks`, and returns that marker: the longest where

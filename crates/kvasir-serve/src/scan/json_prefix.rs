@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_known_as_soon_as_it_is_there() {
+    fn call_heads_are_detected_at_once() {
         let text = "{ \"name\" : \"a\\\"b\", \"parameters\": {\"x\": 1}}";
         let inner = text.find("{\"x").unwrap_or(0);
         for end in 0..text.len() {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_known_at_its_closing_quote() {
+    fn names_are_detected_at_the_closing_quote() {
         let text = "{ \"name\": \"a\\\"b\"";
         for end in 0..text.len() {
             assert_eq!(named(&text[..end]), ScannedName::Incomplete, "{}", &text[..end]);
@@ -196,13 +196,13 @@ mod tests {
     }
 
     #[test]
-    fn an_extent_minds_strings() {
+    fn extents_respect_strings() {
         assert_eq!(extent(r#"{"a": "}\"}", "b": [1]} x"#), (23, true));
         assert_eq!(extent(r#"{"a": "}"#), (8, false));
     }
 
     #[test]
-    fn an_extent_is_the_same_however_its_text_comes() {
+    fn extents_do_not_depend_on_splits() {
         let text = r#"{"a\\\"": "}\"", "b": [1, {}]} x"#;
         let mut read = Extent::default();
         let ends: Vec<_> = (1..text.len()).take_while(|end| !read.read(&text[..*end])).collect();

@@ -1,7 +1,8 @@
-//! Incremental scanners of generated text: incomplete markers, prefixes of JSON, Python-style calls.
+//! Incremental scanners of generated text: incomplete markers, prefixes of JSON, Python-style
+//! calls.
 //!
-//! Knows no dialect. The call scanner (`grammar`) and the parsers (`answer`) build on it, so that both
-//! read a call alike.
+//! Knows no dialect. The call scanner (`grammar`) and the parsers (`answer`) build on it, so that
+//! both read a call alike.
 
 pub(crate) mod hold_back;
 pub(crate) mod json_prefix;

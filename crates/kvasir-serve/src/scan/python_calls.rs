@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_call_is_refused() {
+    fn other_text_is_not_a_call() {
         let deep = format!("[f(a={}1{})]", "[".repeat(1000), "]".repeat(1000));
         for text in [
             "",

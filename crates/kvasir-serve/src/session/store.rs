@@ -175,11 +175,11 @@ impl Sessions {
     /// Removes expired sessions; returns their ids.
     pub fn expire(&self) -> Vec<SessionId> {
         let mut table = self.table();
-        let over = |session: &Session| !session.busy && session.remaining_ttl().is_zero();
-        let gone: Vec<SessionId> =
-            table.iter().filter(|(_, session)| over(session)).map(|(id, _)| *id).collect();
-        gone.iter().for_each(|id| drop(table.remove(id)));
-        gone
+        let is_expired = |session: &Session| !session.busy && session.remaining_ttl().is_zero();
+        let expired: Vec<SessionId> =
+            table.iter().filter(|(_, session)| is_expired(session)).map(|(id, _)| *id).collect();
+        expired.iter().for_each(|id| drop(table.remove(id)));
+        expired
     }
 
     /// Inserts sessions of one key, all or none.
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_alone_and_leaves_a_trace_only_when_it_is_finished() {
+    fn turns_are_exclusive_and_commit_only_when_finished() {
         let (sessions, name) = one(0, 60);
         let (turn, ()) = sessions.begin(&name, 0, |_| Ok(())).unwrap();
         assert_eq!(status(sessions.begin(&name, 0, |_| Ok(()))), 409);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lies_idle_too_long_goes_and_who_works_stays() {
+    fn idle_sessions_expire_and_busy_ones_stay() {
         let (sessions, name) = one(0, 0);
         let (turn, ()) = sessions.begin(&name, 0, |_| Ok(())).unwrap();
         assert!(sessions.expire().is_empty());
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn there_may_be_so_many_and_no_more() {
+    fn session_counts_are_limited() {
         let sessions = Sessions::default();
         let new = |owner, id| (SessionId(id), Session::new(owner, Duration::from_secs(9)));
         let some = |owner, ids: std::ops::Range<u64>| {
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_count_once_however_many_forks_hold_them_and_until_the_last_goes() {
+    fn forks_count_shared_messages_once() {
         let sessions = Arc::new(Sessions::default());
         let content = sessions.messages(vec![serde_json::json!({"content": "x".repeat(MAX_BYTES / 2)})]);
         let bytes_held = || sessions.bytes_held.load(Ordering::Relaxed);

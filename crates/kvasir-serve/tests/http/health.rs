@@ -12,7 +12,7 @@ fn complete(server: &Server) -> (u16, Value) {
 }
 
 #[test]
-fn a_step_that_fails_is_its_requests_matter() {
+fn failed_steps_fail_their_requests_only() {
     let mut device = Toy::new();
     device.fail_next(false);
     let server = Server::on(device, CacheKind::Radix, 512, &[]);
@@ -23,7 +23,7 @@ fn a_step_that_fails_is_its_requests_matter() {
 }
 
 #[test]
-fn an_engine_that_cannot_step_is_not_healthy() {
+fn stopped_engine_is_unhealthy() {
     let mut device = Toy::new();
     device.lose_next();
     let server = Server::on(device, CacheKind::Radix, 512, &[]);
@@ -39,7 +39,7 @@ fn an_engine_that_cannot_step_is_not_healthy() {
 }
 
 #[test]
-fn an_engine_whose_step_hangs_is_not_healthy_until_it_comes_back() {
+fn hung_step_is_unhealthy_until_it_completes() {
     let mut device = Toy::new();
     let release = device.hang_next();
     let server = Server::watched(device, CacheKind::Radix, 512, &[], Duration::ZERO);

@@ -12,7 +12,7 @@ fn roll(dice: &mut u64, sides: u64) -> u64 {
 }
 
 #[test]
-fn ten_thousand_clients_leave_each_at_another_point_and_the_pool_is_whole() {
+fn ten_thousand_disconnects_leak_no_slots() {
     const SLOTS: u32 = 160;
     let server = Server::start(CacheKind::Radix, SLOTS, &[]);
     let dice = &mut 1;
@@ -55,7 +55,7 @@ fn metric(server: &Server, name: &str) -> f64 {
 }
 
 #[test]
-fn a_server_that_its_last_client_has_left_does_not_look_busy() {
+fn gauges_drop_after_the_last_disconnect() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let body = json!({"prompt": [20, 21, 22], "stream": true, "max_tokens": 400, "ignore_eos": true});
     server.leave("/v1/completions", vec![(body, 2)]);

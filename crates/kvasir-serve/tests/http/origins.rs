@@ -12,8 +12,8 @@ const ROUTE: &str = "/v1/chat/completions";
 fn server(origins: &[&str]) -> Server {
     let origins: Vec<String> = origins.iter().map(|origin| origin.to_string()).collect();
     let (keys, origins) = (Keys::new(vec!["secret".into()]), Origins::parse(&origins).unwrap());
-    let door = AccessControl { keys, origins, ..AccessControl::default() };
-    Server::behind(Toy::new(), CacheKind::Radix, 512, door, Duration::from_secs(3600))
+    let access = AccessControl { keys, origins, ..AccessControl::default() };
+    Server::behind(Toy::new(), CacheKind::Radix, 512, access, Duration::from_secs(3600))
 }
 
 /// Status of a response to a page of this origin, and the value of its header `name`.
@@ -30,7 +30,7 @@ fn told(server: &Server, origin: &str, (method, path): (&str, &str), name: &str)
 }
 
 #[test]
-fn a_page_that_may_ask_is_told_so_without_a_key() {
+fn allowed_origins_get_preflight_without_a_key() {
     for (origins, allowed) in [(["http://other.example", PAGE], PAGE), (["*", "http://other.example"], "*")] {
         let server = server(&origins);
         let asked = |name| told(&server, PAGE, ("OPTIONS", ROUTE), name);
@@ -56,7 +56,7 @@ fn a_page_that_may_ask_is_told_so_without_a_key() {
 }
 
 #[test]
-fn a_page_that_may_not_ask_is_told_nothing() {
+fn other_origins_get_no_cors_headers() {
     for origins in [&[][..], &["http://page.example", "https://page.example:8443"]] {
         let server = server(origins);
         for request in [("OPTIONS", ROUTE), ("GET", "/v1/models"), ("GET", "/live")] {
@@ -68,7 +68,7 @@ fn a_page_that_may_not_ask_is_told_nothing() {
 }
 
 #[test]
-fn a_question_that_is_none_of_a_browser_is_answered_as_ever() {
+fn options_without_origin_is_method_not_allowed() {
     let server = server(&["*"]);
     let (status, head) = server.head("OPTIONS", ROUTE, &[("authorization", "Bearer secret")]);
     assert!(status == 405 && !head.contains_key("access-control-allow-origin"), "{status}");
@@ -76,10 +76,10 @@ fn a_question_that_is_none_of_a_browser_is_answered_as_ever() {
 
 /// DNS rebinding: a page whose name resolves to this machine shares the server's origin.
 #[test]
-fn a_server_without_keys_is_not_called_by_a_public_name() {
+fn keyless_servers_reject_public_host_names() {
     let origins = Origins::parse(&["http://chat.example:8000".into()]).unwrap();
-    let door = AccessControl { origins, hosts: Hosts::Private, ..AccessControl::default() };
-    let server = Server::behind(Toy::new(), CacheKind::Radix, 512, door, Duration::from_secs(3600));
+    let access = AccessControl { origins, hosts: Hosts::Private, ..AccessControl::default() };
+    let server = Server::behind(Toy::new(), CacheKind::Radix, 512, access, Duration::from_secs(3600));
     let called = |host| server.head("GET", "/v1/models", &[("host", host)]).0;
     assert_eq!(called("127.0.0.1:8000"), 200);
     assert_eq!(called("localhost:8000"), 200);

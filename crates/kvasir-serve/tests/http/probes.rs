@@ -40,7 +40,7 @@ fn silent(address: SocketAddr) -> Vec<TcpStream> {
 }
 
 #[test]
-fn probes_find_a_place_when_silent_connections_hold_all() {
+fn probes_are_answered_beyond_silent_connections() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let address = server.listen(PLACES);
     let opened = Instant::now();
@@ -68,7 +68,7 @@ fn probes_find_a_place_when_silent_connections_hold_all() {
 }
 
 #[test]
-fn a_probe_in_the_reserve_needs_the_key_that_it_needs_elsewhere() {
+fn reserve_probes_need_the_same_key() {
     let server = Server::start(CacheKind::Radix, 512, &["secret"]);
     let address = server.listen(PLACES);
     let _silent = silent(address);
@@ -78,7 +78,7 @@ fn a_probe_in_the_reserve_needs_the_key_that_it_needs_elsewhere() {
 }
 
 #[test]
-fn a_listener_for_probes_has_no_other_routes() {
+fn probe_listener_has_no_other_routes() {
     for (keys, metrics) in [(&[][..], 200), (&["secret"][..], 404)] {
         let server = Server::start(CacheKind::Radix, 512, keys);
         let (main, probes) = (server.listen(PLACES), server.listen_for_probes(PLACES));

@@ -55,7 +55,7 @@ fn trunk() -> Vec<u32> {
 }
 
 #[test]
-fn branches_of_a_text_go_on_from_one_trunk_and_say_what_they_say_without_a_session() {
+fn forks_answer_as_without_a_session() {
     for cache in [CacheKind::Radix, CacheKind::Cells, CacheKind::Contiguous] {
         let server = Server::start(cache, 1024, &[]);
         let session = server.ok("/v1/sessions", json!({"model": "tiny", "prompt": trunk(), "ttl": 600}));
@@ -86,7 +86,7 @@ fn branches_of_a_text_go_on_from_one_trunk_and_say_what_they_say_without_a_sessi
 }
 
 #[test]
-fn a_chat_sends_only_what_is_new() {
+fn chats_send_only_new_messages() {
     let server = Server::start(CacheKind::Radix, 1024, &[]);
     let session = id(&server.ok("/v1/sessions", json!({"messages": [user(&"hello ".repeat(30))]})));
     let say = |session: &str, extra: Value| {
@@ -126,7 +126,7 @@ fn a_chat_sends_only_what_is_new() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_the_session_stays_as_it_was() {
+fn invalid_requests_leave_the_session_unchanged() {
     let server = Server::start(CacheKind::Radix, 256, &[]);
     let text = id(&server.ok("/v1/sessions", json!({"prompt": trunk()})));
     let chat = id(&server.ok("/v1/sessions", json!({"messages": [user("hello")]})));
@@ -216,7 +216,7 @@ fn a_key_sees_its_own_sessions_only() {
 }
 
 #[test]
-fn a_session_whose_client_leaves_before_it_is_told_of_it_goes_too() {
+fn sessions_of_disconnected_creators_are_removed() {
     let mut device = Toy::new();
     let release = device.hang_next();
     let server = Server::on(device, CacheKind::Radix, 512, &[]);

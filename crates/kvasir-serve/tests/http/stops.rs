@@ -11,7 +11,7 @@ fn asked(extra: Value) -> Value {
 }
 
 #[test]
-fn no_stop_text_ends_an_answer_before_its_least_length() {
+fn stop_sequences_respect_min_tokens_over_http() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let count = |answer: &Value| answer["usage"]["completion_tokens"].as_u64().unwrap();
     let (_, answer) = server.post("/v1/completions", &asked(json!({})));

@@ -103,7 +103,7 @@ fn hermes() {
 }
 
 #[test]
-fn a_call_that_was_not_ended_takes_nothing_along() {
+fn unfinished_calls_swallow_no_text() {
     let d = ToolDialect::Hermes;
     let (get, now) = (("get", json!({"n": 1})), ("now", json!({})));
     let open = "<tool_call>{\"name\": \"get\", \"arguments\": {\"n\": 1}";
@@ -194,7 +194,7 @@ fn tags() {
 }
 
 #[test]
-fn values_in_tags_are_what_the_schema_says_and_none_of_their_lines_is_lost() {
+fn tag_values_follow_the_schema_and_keep_lines() {
     let glm = |key: &str, value: &str| {
         format!("<tool_call>send\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>")
     };
@@ -211,7 +211,7 @@ fn values_in_tags_are_what_the_schema_says_and_none_of_their_lines_is_lost() {
 }
 
 #[test]
-fn tags_that_were_forgotten_take_nothing_along() {
+fn missing_tags_swallow_no_text() {
     let get = |more: Value| [("get", more)];
     for text in [
         "<function=get>\n<parameter=city>\n1\n<parameter=n>\n2\n</parameter>\n</function>",

@@ -99,8 +99,8 @@ fn long(marks: &[&str]) -> (Arc<Tokenizer>, Vocabulary, Vec<(Token, String)>) {
     std::fs::remove_dir_all(to).unwrap();
     let size = SIZE + (LONG.len() + marks.len()) as u32;
     let vocabulary = Vocabulary::new(tokenizer.clone(), size, &[EOS]).unwrap();
-    let spelled = tokenizer.specials().filter(|(_, text)| marks.contains(&text.as_str())).collect();
-    (tokenizer, vocabulary, spelled)
+    let control_tokens = tokenizer.specials().filter(|(_, text)| marks.contains(&text.as_str())).collect();
+    (tokenizer, vocabulary, control_tokens)
 }
 
 fn tool(name: &str, parameters: Value) -> Tool {
@@ -120,8 +120,8 @@ fn grammars(dialect: ToolDialect, several: bool) -> Arc<CallGrammars> {
     let schema = json!({"type": "object", "properties": {"n": number}, "required": ["n"]});
     let tools = [tool("get", schema), tool("now", json!({"type": "object", "properties": {}}))];
     let tools: Vec<&Tool> = tools.iter().collect();
-    let spelled = tokenizer().specials().filter(|(id, _)| *id != EOS).collect();
-    Arc::new(vocabulary().compile_calls(dialect.syntax(&tools, several), spelled).unwrap())
+    let control_tokens = tokenizer().specials().filter(|(id, _)| *id != EOS).collect();
+    Arc::new(vocabulary().compile_calls(dialect.syntax(&tools, several), control_tokens).unwrap())
 }
 
 fn beginning() -> CallsBeginning {
@@ -153,7 +153,7 @@ fn is_allowed(follower: &mut Box<dyn Follower>, output: &[Token], id: Token) -> 
 }
 
 #[test]
-fn text_has_no_masks_and_calls_have() {
+fn text_is_unmasked_and_calls_are_masked() {
     let grammars = grammars(ToolDialect::Hermes, true);
     let mut follower = follower(&grammars, beginning());
     let text = "a < b, <tool_cal <tool_call>";
@@ -172,7 +172,7 @@ fn text_has_no_masks_and_calls_have() {
 }
 
 #[test]
-fn what_is_allowed_follows_from_the_output_alone() {
+fn masks_depend_on_the_output_alone() {
     let grammars = grammars(ToolDialect::Hermes, true);
     let call = "<tool_call>{\"name\": \"get\", \"arguments\": {\"n\": 7}}</tool_call>";
     let output = spelt(&format!("{}{call}and{call}.", "x".repeat(150)));
@@ -194,7 +194,7 @@ fn what_is_allowed_follows_from_the_output_alone() {
 }
 
 #[test]
-fn a_token_beyond_the_mark_must_go_on_as_a_call_does() {
+fn tokens_across_a_call_start_must_fit_the_call() {
     let (tokenizer, vocabulary, _) = long(&[]);
     let now = tool("now", json!({"type": "object", "properties": {}}));
     for (dialect, before, kept, excluded) in [
@@ -258,7 +258,7 @@ fn the_only_call_ends_the_answer_or_is_followed_by_anything() {
 }
 
 #[test]
-fn objects_without_a_mark_are_calls_by_their_name() {
+fn unmarked_objects_are_calls_by_name() {
     let grammars = grammars(ToolDialect::Llama3Json, true);
     let mut follower = follower(&grammars, beginning());
     for (text, is_call) in [
@@ -282,7 +282,7 @@ fn objects_without_a_mark_are_calls_by_their_name() {
 }
 
 #[test]
-fn an_object_behind_a_call_is_one_only_behind_objects() {
+fn objects_after_a_call_continue_object_calls_only() {
     let grammars = grammars(ToolDialect::Mistral, true);
     let mut follower = follower(&grammars, beginning());
     let named = "[TOOL_CALLS]now[ARGS]{}";
@@ -295,7 +295,7 @@ fn an_object_behind_a_call_is_one_only_behind_objects() {
 }
 
 #[test]
-fn lists_call_no_other_functions_than_those_on_offer() {
+fn lists_call_offered_functions_only() {
     let grammars = grammars(ToolDialect::Pythonic, true);
     let mut follower = follower(&grammars, beginning());
     let bracket = spelt("(")[0];
@@ -453,13 +453,13 @@ fn every_call_that_is_read_fits_its_tool() {
         let models = [long(&[]), long(&marks)];
         let mut read_calls = 0;
         for round in 0..rounds {
-            let (tokenizer, vocabulary, spelled) = &models[round as usize / 2 % 2];
+            let (tokenizer, vocabulary, control_tokens) = &models[round as usize / 2 % 2];
             let tools = drawn_tools(dialect, &mut random);
             let all: Vec<&Tool> = tools.iter().collect();
             let one_call = round % 4 == 3;
             let syntax = dialect.syntax(&all, !one_call);
             let bits = bits(dialect, &syntax);
-            let grammars = vocabulary.compile_calls(syntax, spelled.clone());
+            let grammars = vocabulary.compile_calls(syntax, control_tokens.clone());
             let grammars = Arc::new(grammars.unwrap_or_else(|why| panic!("{name}: {why}: {tools:?}")));
             let reasoning = match dialect {
                 ToolDialect::Harmony => Some((ReasoningDialect::Harmony, false)),

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_keys_open() {
+    fn only_whole_keys_authenticate() {
         assert_eq!(check(&[], "authorization", "x"), Ok(0));
         assert_eq!(check(&["abc", "def"], "authorization", "Bearer def"), Ok(2));
         assert_eq!(check(&["abc"], "x-api-key", "abc"), Ok(1));

@@ -51,8 +51,8 @@ impl Origins {
     }
 
     /// Value of `access-control-allow-origin` for a request; `None` if its origin is not allowed.
-    pub(crate) fn allow_origin(&self, asked: &HeaderMap) -> Option<HeaderValue> {
-        let origin = asked.get(header::ORIGIN)?;
+    pub(crate) fn allow_origin(&self, requested: &HeaderMap) -> Option<HeaderValue> {
+        let origin = requested.get(header::ORIGIN)?;
         if self.any {
             Some(HeaderValue::from_static("*"))
         } else {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_is_written_as_browsers_write_it() {
+    fn origins_are_written_as_browsers_do() {
         let parse = |text: &str| Origins::parse(&[text.to_owned()]).is_ok();
         for right in [
             "*",

@@ -2,8 +2,8 @@
 //! usage.
 //!
 //! `AnswerStream::next` consumes a backlog of tokens as one increment, so a slow client gets larger
-//! increments, not more. After a stop sequence, further tokens are ignored and the engine is told to
-//! stop. Log-probabilities are released with the text they belong to.
+//! increments, not more. After a stop sequence, further tokens are ignored and the engine is told
+//! to stop. Log-probabilities are released with the text they belong to.
 
 use crate::answer::choice::{Choice, ParseOptions};
 use crate::answer::events::Delta;
@@ -41,7 +41,7 @@ pub struct AnswerStream {
     scores: Vec<TokenLogprobs>,
     /// Session update to commit at the end.
     recorder: Option<TurnRecorder>,
-    over: bool,
+    has_ended: bool,
 }
 
 /// Outcome of an answer.
@@ -90,8 +90,8 @@ pub struct PromptLogprobs {
 }
 
 impl AnswerIncrement {
-    /// Appends a delta; merges adjacent text, so a client that is behind gets larger increments, not
-    /// more.
+    /// Appends a delta; merges adjacent text, so a client that is behind gets larger increments,
+    /// not more.
     fn add(&mut self, delta: Delta) {
         match (self.deltas.last_mut(), delta) {
             (Some(Delta::Content(text)), Delta::Content(more))
@@ -118,7 +118,7 @@ impl AnswerStream {
             prompt: None,
             scores: Vec::new(),
             recorder: None,
-            over: false,
+            has_ended: false,
         }
     }
 
@@ -129,7 +129,7 @@ impl AnswerStream {
 
     /// The next increment; `None` after the end.
     pub async fn next(&mut self) -> Result<Option<AnswerIncrement>, ApiError> {
-        if self.over {
+        if self.has_ended {
             return Ok(None);
         }
         loop {
@@ -214,7 +214,7 @@ impl AnswerStream {
             // Text after a stop sequence was not recorded.
             recorder.commit(!cut && matches!(summary.finish, Finish::Eos | Finish::StopId(_)));
         }
-        self.over = true;
+        self.has_ended = true;
         increment
     }
 

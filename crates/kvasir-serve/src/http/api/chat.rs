@@ -41,7 +41,7 @@ impl Chat {
         let (request, recorder) = match in_session {
             None => (ChatRequest::read(body, &facts.sampling, facts.vocab)?, None),
             Some((fields, earlier, turn)) => {
-                let body = body.beside(&fields);
+                let body = body.derived(&fields);
                 let request = ChatRequest::read_after(earlier, &body, &facts.sampling, facts.vocab)?;
                 (request, Some(TurnRecorder::of_chat(turn, &fields, ids.answer(0))))
             }

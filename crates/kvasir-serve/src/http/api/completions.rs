@@ -44,9 +44,9 @@ impl Completion {
         let request = CompletionRequest::read(body, &model.facts.sampling, model.facts.vocab)?;
         app.check_model(request.model.as_deref())?;
         let mut constraint = Constrained::default();
-        if let Some(form) = &request.form {
-            form.check_lengths(&request.sampling)?;
-            constraint = model.constraint(form, &[])?;
+        if let Some(response_format) = &request.response_format {
+            response_format.check_lengths(&request.sampling)?;
+            constraint = model.constraint(response_format, &[])?;
         }
         let (mut recorder, earlier) = match app.begin_text_turn(key, body)? {
             Some(_) if request.prompts.len() != 1 => {

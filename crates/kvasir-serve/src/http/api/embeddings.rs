@@ -27,16 +27,16 @@ pub(crate) async fn embeddings(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let (key, body) = read_body(&app, request, EMBEDDINGS).await?;
-    let asked = EmbeddingsRequest::read(&body.reader(), app.model.facts.vocab)?;
+    let requested = EmbeddingsRequest::read(&body.reader(), app.model.facts.vocab)?;
     drop(body);
-    app.check_model(asked.model.as_deref())?;
+    app.check_model(requested.model.as_deref())?;
     app.model.require_logits("embedding")?;
     let width = app.model.facts.hidden.unwrap_or_default();
-    if let Some(other) = asked.dimensions.filter(|asked| *asked != width) {
+    if let Some(other) = requested.dimensions.filter(|requested| *requested != width) {
         let why = format!("`dimensions` must be {width}, the length of this model's vectors, not {other}");
         return Err(ApiError::param("dimensions", why));
     }
-    let submissions = submissions(&app, &asked, key)?;
+    let submissions = submissions(&app, &requested, key)?;
     // Within the admission limits: beyond them, submission would fail forever.
     let longest = submissions.iter().map(|submission| submission.tokens).max().unwrap_or(0);
     let at_once = app.host.at_once(longest).clamp(1, AT_ONCE);
@@ -47,35 +47,35 @@ pub(crate) async fn embeddings(
         .await?;
     let tokens: u64 = vectors.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
     let data: Vec<Value> = vectors.into_iter().zip(0..).map(|((vector, _), index)| {
-        json!({"object": "embedding", "index": index, "embedding": written(&vector, asked.encoding)})
+        json!({"object": "embedding", "index": index, "embedding": written(&vector, requested.encoding)})
     }).collect();
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
     Ok(Json(json!({"object": "list", "model": app.model.name, "data": data, "usage": usage})))
 }
 
 /// Builds all orders first, so that an invalid input is rejected before anything is computed.
-fn submissions(app: &App, asked: &EmbeddingsRequest, key: u64) -> Result<Vec<Submission>, ApiError> {
+fn submissions(app: &App, requested: &EmbeddingsRequest, key: u64) -> Result<Vec<Submission>, ApiError> {
     let mut fields = SamplingFields {
         length: Length { max_tokens: Some(1), min_tokens: 0 },
         ignore_eos: true,
-        ..asked.sampling.clone()
+        ..requested.sampling.clone()
     };
     fields.sampling.hidden = true;
     let one = |(i, input)| {
-        let name = if asked.inputs.len() == 1 { "input".to_owned() } else { format!("input[{i}]") };
+        let name = if requested.inputs.len() == 1 { "input".to_owned() } else { format!("input[{i}]") };
         let ids = app.ids(input, true).map_err(|error| ApiError { param: Some(name.clone()), ..error })?;
         if ids.is_empty() {
             return Err(ApiError::param(&name, format!("`{name}` has no token")));
         }
         app.submission(&name, ids, &fields, key)
     };
-    asked.inputs.iter().enumerate().map(one).collect()
+    requested.inputs.iter().enumerate().map(one).collect()
 }
 
 /// The vector of one input, and its number of tokens.
 async fn embed(app: &Arc<App>, submission: Submission) -> Result<(Vec<f32>, u32), ApiError> {
-    let gone = || ApiError::unavailable("the engine has stopped");
-    let mut answer = app.submit(vec![submission], 1)?.pop().ok_or_else(gone)?;
+    let stopped = || ApiError::unavailable("the engine has stopped");
+    let mut answer = app.submit(vec![submission], 1)?.pop().ok_or_else(stopped)?;
     let (mut output, mut state) = (RequestOutput::default(), Vec::new());
     let ended = loop {
         answer.next(&mut output).await?;
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_as_its_standard_shows_it() {
+    fn base64_matches_rfc_examples() {
         for (bytes, text) in [
             ("", ""),
             ("f", "Zg=="),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_have_length_one_or_are_refused() {
+    fn vectors_are_normalized_or_refused() {
         assert_eq!(unit(vec![3.0, 0.0, -4.0]), Ok(vec![0.6, 0.0, -0.8]));
         assert!(unit(vec![1e30, 1e30]).is_ok_and(|v| (v[0] - 0.5f32.sqrt()).abs() < 1e-6));
         assert!(unit(vec![0.0; 3]).is_err() && unit(vec![f32::NAN]).is_err() && unit(vec![]).is_err());

@@ -1,4 +1,5 @@
-//! One file per endpoint or family of endpoints: reads the request, submits it, writes the response.
+//! One file per endpoint or family of endpoints: reads the request, submits it, writes the
+//! response.
 //!
 //! Knows no socket and no middleware; builds on `http::body` and `http::answers`.
 

@@ -154,7 +154,7 @@ mod tests {
 
     /// Finds undocumented routes by their `.route(` line in the router's source.
     #[test]
-    fn what_is_served_is_described_and_nothing_else() {
+    fn openapi_describes_every_route_and_no_other() {
         let source = include_str!("../router.rs");
         let routes = source.split(".route(").skip(1).map(|rest| {
             let name = rest.split(',').next().unwrap_or_default().trim();

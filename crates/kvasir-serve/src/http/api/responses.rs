@@ -69,7 +69,7 @@ impl Responses {
 
 /// The initial response object, which echoes the request's parameters.
 fn initial_response(app: &App, request: &ChatRequest, body: &Reader) -> Value {
-    let asked = |name: &str, default: Value| body.get(name).cloned().unwrap_or(default);
+    let requested = |name: &str, default: Value| body.get(name).cloned().unwrap_or(default);
     let sampling = &request.sampling.sampling;
     json!({
         "object": "response",
@@ -78,26 +78,26 @@ fn initial_response(app: &App, request: &ChatRequest, body: &Reader) -> Value {
         "background": false,
         "error": null,
         "incomplete_details": null,
-        "instructions": asked("instructions", Value::Null),
-        "max_output_tokens": asked("max_output_tokens", Value::Null),
+        "instructions": requested("instructions", Value::Null),
+        "max_output_tokens": requested("max_output_tokens", Value::Null),
         "max_tool_calls": null,
-        "metadata": asked("metadata", json!({})),
+        "metadata": requested("metadata", json!({})),
         "model": app.model.name,
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls,
         "previous_response_id": null,
-        "reasoning": asked("reasoning", json!({"effort": null, "summary": null})),
+        "reasoning": requested("reasoning", json!({"effort": null, "summary": null})),
         "service_tier": "default",
         "store": false,
-        "temperature": asked("temperature", sampling.temperature.into()),
-        "text": asked("text", json!({"format": {"type": "text"}})),
-        "tool_choice": asked("tool_choice", "auto".into()),
-        "tools": asked("tools", json!([])),
-        "top_logprobs": asked("top_logprobs", 0.into()),
-        "top_p": asked("top_p", sampling.top_p.into()),
+        "temperature": requested("temperature", sampling.temperature.into()),
+        "text": requested("text", json!({"format": {"type": "text"}})),
+        "tool_choice": requested("tool_choice", "auto".into()),
+        "tools": requested("tools", json!([])),
+        "top_logprobs": requested("top_logprobs", 0.into()),
+        "top_p": requested("top_p", sampling.top_p.into()),
         "truncation": "disabled",
         "usage": null,
-        "user": asked("user", Value::Null),
+        "user": requested("user", Value::Null),
     })
 }
 

@@ -2,7 +2,7 @@
 //! session.
 //!
 //! A session retains a conversation and its KV cache across requests. The server keeps messages and
-//! tokens (`crate::session::store`); the engine keeps K/V under the same id. A request in a session holds
+//! tokens (`session::store`); the engine keeps K/V under the same id. A request in a session holds
 //! a `Turn`, which commits only if the answer ends normally; a failed one leaves the session
 //! unchanged.
 

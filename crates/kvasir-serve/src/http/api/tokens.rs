@@ -22,13 +22,13 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
     let body = body.reader();
     body.classify(TOKENIZE)?;
     app.check_model(body.text("model")?)?;
-    let spelt = body.flag("return_token_strs", false)?;
+    let with_strings = body.flag("return_token_strs", false)?;
     let tokens = match body.get("messages") {
         Some(_) => chat(&app, &body)?,
         None => text(&app, &body)?,
     };
     let mut answer = json!({"count": tokens.len(), "max_model_len": app.model.facts.max_len});
-    if spelt {
+    if with_strings {
         answer["token_strs"] = tokens.iter().map(|id| app.model.spelling(*id)).collect();
     }
     answer["tokens"] = tokens.into();
@@ -57,7 +57,7 @@ fn chat(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
     let own = own.filter_map(|name| Some((name.to_owned(), body.get(name)?.clone())));
     let chat: Map<String, Value> = own.collect();
     let facts = &app.model.facts;
-    app.model.chat_prompt(&ChatRequest::read(&body.beside(&chat), &facts.sampling, facts.vocab)?)
+    app.model.chat_prompt(&ChatRequest::read(&body.derived(&chat), &facts.sampling, facts.vocab)?)
 }
 
 /// `POST /detokenize`: `{"tokens": [id]}` → `{"prompt": text}`.

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_holds_all_that_it_names_and_names_nothing_elsewhere() {
+    fn web_ui_refers_to_its_own_files_only() {
         let held = |path: &str| {
             FILES.iter().any(|(file, ..)| *file == path)
                 || ["/page/view.css", "/page/view.js"].contains(&path)

@@ -43,14 +43,14 @@ pub(crate) async fn cors(State(app): State<Arc<App>>, request: Request, next: Ne
 
 /// Preflight response. Echoes the requested header names: clients send their own
 /// (`x-stainless-os`), and `*` would exclude `authorization`.
-fn preflight_response(asked: &HeaderMap) -> Response {
+fn preflight_response(requested: &HeaderMap) -> Response {
     let fixed = |name: HeaderName, text: &'static str| (name, HeaderValue::from_static(text));
     let mut response = StatusCode::NO_CONTENT.into_response();
     response.headers_mut().extend([
         fixed(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS),
         fixed(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_MAX_AGE),
     ]);
-    if let Some(names) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+    if let Some(names) = requested.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
         response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
     }
     response

@@ -1,6 +1,7 @@
 //! A client's connection, plain or TLS, with a timeout of stalled writes.
 //!
-//! A write that makes no progress for `WRITE_TIMEOUT_FACTOR` times the read timeout closes the connection.
+//! A write that makes no progress for `WRITE_TIMEOUT_FACTOR` times the read timeout closes the
+//! connection.
 
 use std::{
     future::Future,

@@ -136,7 +136,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
-    async fn a_burst_of_connections_waits_to_be_taken() {
+    async fn bursts_of_connections_wait_in_the_backlog() {
         let listener = LimitListener::open("127.0.0.1:0".parse().unwrap(), 1000, None).unwrap();
         let address = listener.address().unwrap();
         let connect = |_| net::TcpStream::connect_timeout(&address, Duration::from_secs(60)).is_ok();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_take_what_it_is_told_is_left() {
+    async fn stalled_writes_close_the_connection() {
         let listener = LimitListener::open("127.0.0.1:0".parse().unwrap(), 1, None).unwrap();
         let mut listener = listener.with_read_timeout(Duration::from_millis(20));
         let mut client = TcpStream::connect(listener.address().unwrap()).await.unwrap();

@@ -1,4 +1,5 @@
-//! Sockets of clients: a listener with a connection limit, TLS, write timeouts, a reserve for probes.
+//! Sockets of clients: a listener with a connection limit, TLS, write timeouts, a reserve for
+//! probes.
 //!
 //! Knows no route and no model.
 

@@ -4,9 +4,9 @@
 //!
 //! 1. A request for `/live` or `/health` is answered, and the connection closed.
 //! 2. Any other request gets `503` with `Retry-After`, and the connection is closed.
-//! 3. A connection that is silent for [`HEAD_TIMEOUT`] is dropped. If the reserve is full, the oldest
-//!    connection without a complete head is dropped for the newest, so silent connections cannot
-//!    starve probes.
+//! 3. A connection that is silent for [`HEAD_TIMEOUT`] is dropped. If the reserve is full, the
+//!    oldest connection without a complete head is dropped for the newest, so silent connections
+//!    cannot starve probes.
 //!
 //! `tests/http/probes.rs` guards this.
 
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answer_has_the_length_that_it_says() {
+    fn content_length_matches_the_body() {
         let text = std::str::from_utf8(SERVICE_UNAVAILABLE).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("Content-Length: {}", body.len())), "{}", body.len());
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_whole_head_of_a_probe_is_one() {
+    fn only_complete_probe_heads_are_probes() {
         let probes = ["GET /live HTTP/1.1\r\n\r\n", "HEAD /health?x HTTP/1.0\r\nHost: x\r\n\r\n"];
         for head in probes {
             assert_eq!(classify(head.as_bytes()), Some(HeadKind::Probe));

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_cannot_be_used_are_named() {
+    fn unusable_tls_files_are_named() {
         let (cert, key) = (data("test-cert.pem"), data("test-key.pem"));
         assert!(tls(&cert, &key).is_ok());
         let wrong = |cert: &Path, key: &Path| tls(cert, key).err().unwrap();
@@ -94,13 +94,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_trusts_the_certificate_is_answered() {
+    async fn trusting_tls_clients_are_answered() {
         let answer = answer(8, "/live").await;
         assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("under TLS"), "{answer}");
     }
 
     #[tokio::test]
-    async fn a_probe_under_tls_needs_no_ordinary_place() {
+    async fn tls_probes_need_no_ordinary_permit() {
         let probe = answer(0, "/live").await;
         assert!(probe.starts_with("HTTP/1.1 200") && probe.ends_with("under TLS"), "{probe}");
         let other = answer(0, "/v1/models").await;

@@ -30,7 +30,7 @@ fn refused(extra: Value) -> String {
 }
 
 #[test]
-fn a_plain_chat_is_read() {
+fn plain_chats_are_parsed() {
     let chat =
         with(json!({"max_tokens": 5, "max_completion_tokens": 7, "stop": "x", "logit_bias": {"3": -100}}))
             .unwrap();

@@ -26,7 +26,7 @@ fn sources(messages: Value) -> Vec<Value> {
 }
 
 #[test]
-fn blocks_become_the_messages_that_templates_know() {
+fn content_blocks_become_template_messages() {
     let got = sources(json!([
         {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},
                                      {"type": "text", "text": "b"}]},
@@ -53,7 +53,7 @@ fn blocks_become_the_messages_that_templates_know() {
 }
 
 #[test]
-fn the_rest_of_a_request_is_read() {
+fn sampling_and_limits_are_parsed() {
     let chat = read(json!({
         "system": [{"type": "text", "text": "be brief"}], "stop_sequences": ["x"], "top_k": 5,
         "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}, "eager_input_streaming": true}],
@@ -88,7 +88,7 @@ fn results(ids: &[&str]) -> Value {
 }
 
 #[test]
-fn every_call_has_its_result() {
+fn every_tool_call_needs_a_result() {
     let error = read(json!({"messages": [said(), calls(&["t", "u"]), results(&["t"]), said()]})).unwrap_err();
     assert!(error.message.contains("`u`"), "{}", error.message);
     // Adjacent user messages count as one.
@@ -99,7 +99,7 @@ fn every_call_has_its_result() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_field() {
     for (bad, param) in [
         (json!({"max_tokens": null}), "max_tokens"),
         (json!({"model": null}), "model"),
@@ -155,7 +155,7 @@ fn thoughts(management: Value) -> Vec<bool> {
 }
 
 #[test]
-fn context_edits_clear_thinking_as_asked() {
+fn context_edits_clear_old_reasoning() {
     let clear = |keep: Value| json!({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]});
     assert_eq!(thoughts(json!({"edits": []})), [true; 3]);
     assert_eq!(thoughts(clear(json!("all"))), [true; 3]);
@@ -172,7 +172,7 @@ fn context_edits_clear_thinking_as_asked() {
 }
 
 #[test]
-fn system_messages_stand_anywhere() {
+fn system_messages_may_appear_anywhere() {
     let got = sources(json!([
         {"role": "user", "content": "a"},
         {"role": "system", "content": [{"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]},
@@ -186,7 +186,7 @@ fn system_messages_stand_anywhere() {
 }
 
 #[test]
-fn the_billing_header_is_cut_out_of_the_system_prompt() {
+fn billing_header_is_stripped_from_system_prompt() {
     let header = "x-anthropic-billing-header: cc_version=1.2.3.abc; cch=00ff1;";
     let read = |system: Value, strip: bool| {
         let map = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "system": system});
@@ -209,7 +209,7 @@ fn the_billing_header_is_cut_out_of_the_system_prompt() {
 }
 
 #[test]
-fn threads_are_refused_in_the_words_that_tool_runners_know() {
+fn threads_are_refused_in_the_sdk_format() {
     let error = read(json!({"thread": {"type": "create"}})).unwrap_err();
     let details = json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
     assert_eq!((error.status, &error.to_anthropic()["error"]["details"]), (400, &details));
@@ -217,7 +217,7 @@ fn threads_are_refused_in_the_words_that_tool_runners_know() {
 }
 
 #[test]
-fn loaded_tools_stand_behind_the_others_and_media_are_refused_by_name() {
+fn loaded_tools_come_last_and_media_are_refused() {
     let tool = |name: &str, deferred: bool| json!({"name": name, "input_schema": {"type": "object"}, "defer_loading": deferred});
     let found = json!([{"type": "tool_reference", "tool_name": "b"}]);
     let messages = json!([

@@ -18,7 +18,7 @@ fn read(extra: Value) -> Result<ResponsesRequest, ApiError> {
 }
 
 #[test]
-fn items_become_the_messages_that_templates_know() {
+fn input_items_become_template_messages() {
     let request = read(json!({
         "instructions": "be brief", "max_output_tokens": 9, "store": false,
         "input": [
@@ -46,7 +46,7 @@ fn items_become_the_messages_that_templates_know() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_field() {
     for (bad, param) in [
         (json!({"input": null}), "input"),
         (json!({"input": []}), "input"),
@@ -84,7 +84,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn history_of_a_coding_agent_is_taken() {
+fn coding_agent_history_is_accepted() {
     let request = read(json!({
         "tools": [{"type": "web_search", "external_web_access": false}, {"type": "custom", "name": "patch"},
                   {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]}],
@@ -124,7 +124,7 @@ fn history_of_a_coding_agent_is_taken() {
 }
 
 #[test]
-fn tools_stand_in_the_input_too() {
+fn input_items_may_add_tools() {
     let exec = json!({"type": "custom", "name": "exec"});
     let run = json!({"type": "function", "name": "run"});
     let offered = json!({"type": "additional_tools", "id": "at_1", "role": "developer",

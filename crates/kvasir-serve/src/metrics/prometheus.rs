@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_is_prometheus() {
+    fn exposition_is_prometheus_text() {
         let histogram = Histogram::new(&[1_000_000, 1_000_000_000], NANOS_PER_SECOND);
         [500_000, 1_000_000, 2_000_000, 5_000_000_000].iter().for_each(|ns| histogram.observe(*ns));
         let mut page = TextExposition::new("kvasir:", "a\"b");
