@@ -47,7 +47,7 @@ pub struct Host {
 impl Host {
     /// Starts `engine` on its own thread, with these admission limits; `reports` receives the
     /// outcome of each request. If no step completes within `patience` while answers are pending,
-    /// the engine counts as [stalled](Host::trouble).
+    /// the engine counts as [stalled](Host::why_not_ready).
     pub fn start<E: Executor + Send + 'static>(
         engine: Engine<E>,
         limits: AdmissionLimits,
