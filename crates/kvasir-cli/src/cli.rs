@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 
 /// One LLM inference engine for the desk and for the fleet.
 #[derive(Parser)]
-#[command(name = "kvasir", version, about, arg_required_else_help = true)]
+#[command(name = "kvasir", version, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// A TOML file of options by their names; the command line and the environment go before it
+    /// TOML file of options by their names; flags and environment variables take precedence
     #[arg(long, global = true, env = "KVASIR_CONFIG", value_name = "FILE.toml")]
     pub(crate) config: Option<PathBuf>,
-    /// Print the options as such a file instead of running
+    /// Print the options as a TOML file instead of running
     #[arg(long, global = true)]
     pub(crate) print_config: bool,
-    /// Use no better instructions than these: portable, avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx, on Arm neon or neon-dotprod [default: the machine's best]
+    /// Limit the instruction set: portable, avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx, on Arm neon or neon-dotprod [default: the machine's best]
     #[arg(long, global = true, env = "KVASIR_INSTRUCTIONS", value_name = "LEVEL")]
     pub(crate) instructions: Option<kvasir_cpu::Isa>,
 }

@@ -17,12 +17,20 @@ const GROUPS: [Group; 14] = [
         rest: &["backend", "precision", "instructions", "sim-preset"],
     },
     Group {
-        heading: "Listening",
+        heading: "Network",
         common: &["host", "port", "api-key", "model-name"],
-        rest: &["health-port", "allowed-origins", "tls-cert", "tls-key", "grace"],
+        rest: &[
+            "health-port",
+            "allowed-origins",
+            "tls-cert",
+            "tls-key",
+            "grace",
+            "unknown-fields",
+            "strip-billing-header",
+        ],
     },
     Group {
-        heading: "Answers",
+        heading: "Generation",
         common: &["system", "temperature", "max-tokens", "tools"],
         rest: &[
             "ignore-eos",
@@ -39,14 +47,14 @@ const GROUPS: [Group; 14] = [
             "constrain-tool-calls",
         ],
     },
-    Group { heading: "Form of the answer", common: &["json-schema", "regex", "grammar"], rest: &[] },
+    Group { heading: "Structured output", common: &["json-schema", "regex", "grammar"], rest: &[] },
     Group {
         heading: "Workload",
         common: &["workload", "requests", "rate", "prompt-tokens", "output-tokens"],
         rest: &["burstiness", "shared-prefix", "faults"],
     },
     Group {
-        heading: "Cache",
+        heading: "KV cache",
         common: &["kv-capacity", "max-model-len"],
         rest: &["cache", "memory-utilization", "block-size", "rings", "prefix-cache"],
     },
@@ -91,18 +99,18 @@ const GROUPS: [Group; 14] = [
         ],
     },
     Group {
-        heading: "Reports",
+        heading: "Logging and metrics",
         common: &[],
         rest: &["log-format", "log-level", "otlp-endpoint", "metrics-alias"],
     },
     Group { heading: "Output", common: &["json", "html", "trace"], rest: &["html-steps"] },
-    Group { heading: "Options from a file", common: &["config", "print-config"], rest: &[] },
+    Group { heading: "Options file", common: &["config", "print-config"], rest: &[] },
 ];
 
 /// Explained once, instead of an environment variable next to every option.
-const VARIABLES: &str = "Options of the model, the cache, the scheduling and the server are read from the environment too \
-                         (--kv-dtype from KVASIR_KV_DTYPE),\nand all from the file that --config names. A flag goes before \
-                         the environment, that before the file.";
+const VARIABLES: &str = "Options of the model, the KV cache, the scheduler and the server can also be set by environment variables \
+                         (KVASIR_KV_DTYPE\nfor --kv-dtype) and by the file of --config. Flags take precedence over the \
+                         environment, the environment over the file.";
 
 /// The command with arranged help.
 pub(crate) fn arranged(command: Command) -> Command {

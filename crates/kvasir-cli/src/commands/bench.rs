@@ -17,7 +17,7 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum What {
-    /// Read a prompt
+    /// Measure prefill of one prompt
     #[command(allow_negative_numbers = true)]
     Pp {
         #[command(flatten)]
@@ -26,19 +26,19 @@ enum What {
         #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         tokens: u32,
     },
-    /// Write behind a context
+    /// Measure decoding of one sequence behind a context
     #[command(allow_negative_numbers = true)]
     Tg {
         #[command(flatten)]
         common: Common,
-        /// Tokens to write
+        /// Tokens to generate
         #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         tokens: u32,
-        /// Length of the context
+        /// Context length in tokens
         #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
         depth: u32,
     },
-    /// Write with several sequences at once
+    /// Measure decoding of several sequences in one batch
     #[command(allow_negative_numbers = true)]
     Batch {
         #[command(flatten)]
@@ -46,19 +46,19 @@ enum What {
         /// Sequences
         #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
         streams: u32,
-        /// Tokens that all begin with, read once: a trunk that the sequences branch off. The time then counts from its end on
+        /// Length of a prefix that all sequences share; it is prefilled once, before the time starts
         #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
         shared: u32,
-        /// Prompt of each, behind what is shared
+        /// Prompt tokens of each sequence, after the shared prefix
         #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         prompt: u32,
-        /// Tokens that each writes
+        /// Tokens that each sequence generates
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         tokens: u32,
     },
-    /// Answer many prompts that are all there from the start
+    /// Measure the throughput of an offline batch of prompts
     Offline(Box<bench_offline::Args>),
-    /// Put a workload to a server that speaks OpenAI's streams, and measure what its clients meet
+    /// Load-test a server of OpenAI's streaming API: TTFT, TPOT, goodput
     Serve(Box<bench_serve::Args>),
 }
 
@@ -70,22 +70,22 @@ struct Common {
     /// A GGUF file, a directory in the Hugging Face layout, or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]
     model: Option<PathBuf>,
-    /// A known model's shape with random weights
+    /// Shape of a known model, with random weights
     #[arg(long, value_name = "NAME", requires = "dtype")]
     shape: Option<String>,
-    /// Type of the random weights
+    /// Data type of the random weights
     #[arg(long, value_name = "TYPE", requires = "shape", conflicts_with = "model")]
     dtype: Option<String>,
-    /// f32 arithmetic, or the fastest that keeps a row's bits
+    /// `exact`: f32 arithmetic; `auto`: the fastest arithmetic that is batch-invariant
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_PRECISION")]
     precision: Speed,
-    /// How K and V are stored: f32, f16, bf16, q8_0, q4_0, q8a or q4a
+    /// Data type of the KV cache: f32, f16, bf16, q8_0, q4_0, q8a or q4a
     #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
     kv_dtype: Option<KvType>,
-    /// Threads; as many as the machine runs at once unless given
+    /// Threads [default: the machine's parallelism]
     #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Repetitions that count; one before them does not
+    /// Measured repetitions, after one warm-up
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     reps: u32,
     /// Print one JSON object

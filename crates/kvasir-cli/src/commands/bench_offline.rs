@@ -16,7 +16,7 @@ use std::{path::PathBuf, process::ExitCode};
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Requests of Mini-SGLang's offline workload, which has 256 prompts of 100 to 1,024 tokens and as long answers
+    /// Requests of Mini-SGLang's offline workload: 256 prompts and answers of 100 to 1,024 tokens
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     requests: u64,
     #[command(flatten)]
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Write a page that draws it
+    /// Write the report as an HTML page
     #[arg(long, value_name = "OUT.html")]
     html: Option<PathBuf>,
 }

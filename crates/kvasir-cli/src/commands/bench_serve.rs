@@ -18,48 +18,48 @@ const LONGEST: u32 = 4096;
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
-    /// The server
+    /// URL of the server
     #[arg(value_name = "URL", default_value = "http://127.0.0.1:8000", value_parser = Address::parse)]
     address: Address,
     #[command(flatten)]
     workload: WorkloadArgs,
-    /// Requests written down (`{"format": "kvasir-scenario/1", ..}`), instead of a workload
+    /// Scenario file (`{"format": "kvasir-scenario/1", ..}`) instead of a workload
     #[arg(long, value_name = "SCENARIO.json", conflicts_with = "workload")]
     scenario: Option<PathBuf>,
-    /// Requests at once; more wait here
+    /// Concurrent requests; further ones wait in the client
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     concurrency: u32,
-    /// chat or completions, or completions with prompts as ids
+    /// Route: chat, completions, or completions with token ids
     #[arg(long, value_enum, default_value = "chat")]
     route: RouteArg,
-    /// Longest prompt and answer together that the workload may ask for [default: 4096, or what the server's model takes]
+    /// Maximum prompt plus answer tokens of a request [default: 4096, or the served model's context]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=10_000_000))]
     max_model_len: Option<u32>,
-    /// The model's name; the first that the server lists unless given
+    /// Model name [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     model_name: Option<String>,
-    /// Shown to the server as a bearer token
+    /// Bearer token
     #[arg(long, env = "KVASIR_BENCH_KEY", hide_env_values = true, value_name = "KEY")]
     key: Option<String>,
-    /// Certificates that sign for an https server, as PEM; those whom the system trusts unless given
+    /// PEM file of trusted root certificates for https [default: the system's]
     #[arg(long, env = "SSL_CERT_FILE", hide_env_values = true, value_name = "FILE.pem")]
     ca: Option<PathBuf>,
-    /// Let answers end where the model ends them
+    /// Let answers end at the model's end-of-sequence token
     #[arg(long)]
     keep_eos: bool,
-    /// Fields for every body, as a JSON object
+    /// Extra fields of every request body, as a JSON object
     #[arg(long, value_name = "JSON", value_parser = object)]
     extra: Option<Map<String, Value>>,
-    /// When an answer is good enough, in milliseconds: ttft:N, tpot:N, e2e:N; several must all hold
+    /// Goodput limits in milliseconds: ttft:N, tpot:N, e2e:N; an answer must meet all that are given
     #[arg(long, value_name = "BOUND", value_delimiter = ',')]
     goodput: Vec<String>,
-    /// An answer that takes longer has failed
+    /// Timeout of a request in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     timeout: u64,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Write a page that draws it
+    /// Write the report as an HTML page
     #[arg(long, value_name = "OUT.html")]
     html: Option<PathBuf>,
 }

@@ -14,25 +14,25 @@ use std::{path::PathBuf, process::ExitCode};
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Standing instructions
+    /// System prompt
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// 0 takes the likeliest token [default: the model's]
+    /// Sampling temperature; 0 is greedy [default: the model's]
     #[arg(long, value_name = "T")]
     temperature: Option<f64>,
-    /// Keep the likeliest until their probabilities reach this [default: the model's]
+    /// Nucleus sampling: cumulative probability that is kept [default: the model's]
     #[arg(long, value_name = "P")]
     top_p: Option<f64>,
-    /// Most tokens of an answer [default: what the model's length leaves]
+    /// Maximum tokens of an answer [default: what the context length leaves]
     #[arg(long, value_name = "N")]
     max_tokens: Option<u32>,
-    /// Key of the noise [default: another one for every answer]
+    /// Sampling seed [default: a new one for every answer]
     #[arg(long)]
     seed: Option<i64>,
-    /// Tools to offer: a JSON file with a list of them, as the API takes it
+    /// JSON file with a list of tools, in the format of the API
     #[arg(long, value_name = "FILE")]
     tools: Option<PathBuf>,
-    /// Keep what is typed in the user's state folder, on or off
+    /// Save the input history in the user's state directory, on or off
     #[arg(long, env = "KVASIR_CHAT_HISTORY", default_value = "on", value_parser = Switch::read)]
     history: Switch,
     #[command(flatten)]

@@ -15,11 +15,11 @@ pub(crate) struct Args {
     /// The GGUF file to write
     #[arg(value_name = "OUT")]
     out: PathBuf,
-    /// Encoding of the weights: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k to q6_k, mxfp4, or the mixes q4_k_m
+    /// Quantization type: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k to q6_k, mxfp4, or the mixes q4_k_m
     /// and q5_k_m
     #[arg(long, value_name = "TYPE")]
     dtype: String,
-    /// Encoding of the matrices whose GGUF names fit a pattern (`*`: any characters); the first that fits holds
+    /// Quantization type of matrices whose GGUF names match a pattern (`*`: any characters); the first match applies
     #[arg(long, value_name = "PATTERN=TYPE")]
     rule: Vec<String>,
 }

@@ -16,13 +16,13 @@ pub(crate) type FileCheck = fn(&Path) -> Result<(), Failure>;
 pub(crate) struct Args {
     #[command(flatten)]
     which: Which,
-    /// Address that a server would listen on
+    /// Address that a server would bind
     #[arg(long, default_value = "127.0.0.1", env = "KVASIR_HOST")]
     host: IpAddr,
-    /// Port that a server would listen on
+    /// Port that a server would bind
     #[arg(long, default_value_t = 8000, env = "KVASIR_PORT")]
     port: u16,
-    /// Leave out what takes time: no speeds are measured
+    /// Skip the speed measurements
     #[arg(long)]
     quick: bool,
     /// Print one JSON object

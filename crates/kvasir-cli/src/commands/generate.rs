@@ -23,21 +23,21 @@ const NOTHING: &str = "the model ended at once. It got the prompt as it stands, 
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The prompt as text; the tokenizer's special tokens are put around it
+    /// Prompt text; the tokenizer adds its special tokens
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// The prompt as ids; nothing is put in front
+    /// Prompt as token ids, used verbatim
     #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with = "prompt")]
     prompt_ids: Vec<Token>,
-    /// Most tokens to put out
+    /// Maximum tokens to generate
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
-    /// Go on after an end-of-sequence token
+    /// Do not stop at an end-of-sequence token
     #[arg(long)]
     ignore_eos: bool,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Log-probabilities of the chosen token and of this many likeliest ones
+    /// Log-probabilities of each sampled token and of the K most likely ones
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=100))]
     logprobs: Option<u32>,
     #[command(flatten)]
@@ -51,28 +51,28 @@ pub(crate) struct Args {
 
 #[derive(clap::Args)]
 struct SamplingArgs {
-    /// 0 takes the likeliest token
+    /// Sampling temperature; 0 is greedy
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
-    /// Keep the k likeliest; 0 keeps all
+    /// Top-k sampling; 0 keeps all tokens
     #[arg(long, default_value_t = 0)]
     top_k: u32,
-    /// Keep the likeliest until their probabilities reach this
+    /// Nucleus sampling: cumulative probability that is kept
     #[arg(long, default_value_t = 1.0)]
     top_p: f32,
-    /// Keep what is at least this share of the likeliest
+    /// Minimum probability, relative to the most likely token
     #[arg(long, default_value_t = 0.0)]
     min_p: f32,
-    /// Above 1 makes ids less likely that occurred
+    /// Repetition penalty; above 1 makes tokens that occurred less likely
     #[arg(long, default_value_t = 1.0)]
     repetition_penalty: f32,
-    /// Subtracted once from ids that were put out
+    /// Presence penalty: subtracted once from the logits of generated tokens
     #[arg(long, default_value_t = 0.0)]
     presence_penalty: f32,
-    /// Subtracted for each time an id was put out
+    /// Frequency penalty: subtracted per occurrence from the logits of generated tokens
     #[arg(long, default_value_t = 0.0)]
     frequency_penalty: f32,
-    /// Key of the noise
+    /// Sampling seed
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }

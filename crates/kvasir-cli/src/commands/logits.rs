@@ -9,10 +9,10 @@ use std::process::ExitCode;
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Ids of the prompt; nothing is put in front
+    /// Prompt as token ids, used verbatim
     #[arg(long, value_delimiter = ',', required = true, value_name = "IDS")]
     prompt_ids: Vec<Token>,
-    /// A list for every position, not only the last
+    /// Print the logits of every position, not only of the last
     #[arg(long)]
     all: bool,
     /// Print one JSON object

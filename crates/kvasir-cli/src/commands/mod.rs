@@ -25,29 +25,29 @@ use std::{path::PathBuf, process::ExitCode};
 /// What can be asked for; a file each.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Talk to a model in the terminal
+    /// Chat with a model in the terminal
     Chat(Box<chat::Args>),
-    /// Complete one prompt
+    /// Complete a prompt
     Generate(Box<generate::Args>),
-    /// Print what a model says of the next token
+    /// Print the logits of the next token
     Logits(logits::Args),
-    /// Show a model's architecture, program, K/V facts and memory plan
+    /// Show a model's architecture, program, KV cache layout and memory plan
     Inspect(inspect::Args),
-    /// Quantise or re-pack a model to a GGUF file
+    /// Quantize or repack a model into a GGUF file
     Convert(convert::Args),
-    /// Look at this machine, a model and a configuration, and say what is missing
+    /// Diagnose the machine, a model and a configuration
     Doctor(doctor::Args),
-    /// Measure speed, beside its distance from what the machine can do
+    /// Measure speed, and its share of the machine's limits (roofline)
     Bench(bench::Args),
     /// Run recorded operation sequences against the caches and policies and report every mismatch
     Replay(replay::Args),
-    /// Serve a model over HTTP, the way OpenAI's API does
+    /// Serve a model over HTTP: OpenAI's and Anthropic's APIs and a web page
     Serve(Box<serve::Args>),
-    /// Run the real policy and cache on a simulated device
+    /// Simulate a workload: the real scheduler and KV cache on a device with modeled step times
     Sim(Box<sim::Args>),
     /// Render a chat template over conversations from stdin
     Template(template::Args),
-    /// Turn texts from stdin into token ids
+    /// Tokenize texts from stdin
     Tokenize(tokenize::Args),
 }
 

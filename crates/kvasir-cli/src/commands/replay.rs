@@ -9,7 +9,7 @@ pub(crate) struct Args {
     /// Case files (`{"format": "kvasir-conformance/1", ..}`)
     #[arg(required = true, value_name = "CASES.json")]
     files: Vec<PathBuf>,
-    /// Run only the case of this name
+    /// Run only the case with this id
     #[arg(long, value_name = "ID")]
     case: Option<String>,
     /// Print one JSON object instead of lines

@@ -33,25 +33,25 @@ pub(crate) struct Args {
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1", env = "KVASIR_HOST")]
     host: IpAddr,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 chooses a free one
     #[arg(long, default_value_t = 8000, env = "KVASIR_PORT")]
     port: u16,
     /// Port of a second listener on the same host that answers /live and /health without a key, and /metrics if the server has no keys
     #[arg(long, env = "KVASIR_HEALTH_PORT", value_name = "PORT")]
     health_port: Option<u16>,
-    /// A key that clients must show, on every route but /live and the page; may be given several times
+    /// API key that clients must send, on every route except /live and the page; may be given several times
     #[arg(long, env = "KVASIR_API_KEY", hide_env_values = true, value_name = "KEY", value_delimiter = ',')]
     api_key: Vec<String>,
-    /// Origins whose web pages may ask, as https://example.org, or * for all; their names are also those by which a server without keys may be called [default: the server's own]
+    /// Allowed CORS origins, such as https://example.org, or * for all; a server without keys also accepts their host names [default: the server's own]
     #[arg(long, env = "KVASIR_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
     allowed_origins: Vec<String>,
-    /// What clients call the model; may be given several times, and * answers to any name [default: its file's or folder's name]
+    /// Model name in the API; may be given several times, and * accepts any name [default: the name of its file or directory]
     #[arg(long, env = "KVASIR_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
     model_name: Vec<String>,
-    /// What happens to request fields that the server does not know: ignore (and name them in the response header x-kvasir-ignored) or refuse (400)
+    /// Unknown request fields: ignore (named in the response header x-kvasir-ignored) or refuse (400)
     #[arg(long, value_enum, default_value = "ignore", env = "KVASIR_UNKNOWN_FIELDS")]
     unknown_fields: Unknown,
-    /// Cut Claude Code's billing header, which changes with every request, out of system prompts, so that their prefix is found in the cache, on or off
+    /// Remove Claude Code's billing header, which changes with every request, from system prompts, so that the prefix cache hits, on or off
     #[arg(long, default_value = "on", env = "KVASIR_STRIP_BILLING_HEADER", value_parser = Switch::read)]
     strip_billing_header: Switch,
     #[command(flatten)]
@@ -62,16 +62,16 @@ pub(crate) struct Args {
     limits: LimitArgs,
     #[command(flatten)]
     reports: ReportArgs,
-    /// PEM file of the certificate chain: answers come under TLS
+    /// PEM file of the certificate chain; enables TLS
     #[arg(long, env = "KVASIR_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// PEM file of its key
+    /// PEM file of the private key
     #[arg(long, env = "KVASIR_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Give metrics the names of another server: vllm
+    /// Export metrics under the names of another server: vllm
     #[arg(long, value_enum, env = "KVASIR_METRICS_ALIAS", value_name = "SERVER")]
     metrics_alias: Option<Alias>,
-    /// Seconds that answers under way may take after SIGTERM
+    /// Seconds that running answers may take after SIGTERM
     #[arg(long, default_value_t = 30, env = "KVASIR_GRACE", value_name = "SECONDS")]
     grace: u64,
 }
@@ -84,22 +84,22 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// What is turned away with 429 or 503.
 #[derive(clap::Args)]
 struct LimitArgs {
-    /// Answers under way and waiting at once; more get 429
+    /// Maximum open requests, running and queued; further ones get 429
     #[arg(long, default_value_t = 1024, env = "KVASIR_MAX_REQUESTS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_requests: u32,
-    /// The same for each key [default: no further limit]
+    /// Maximum open requests per API key [default: no further limit]
     #[arg(long, env = "KVASIR_MAX_REQUESTS_PER_KEY", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_requests_per_key: Option<u32>,
-    /// Tokens that prompts and answers under way and waiting may come to; more get 429 [default: eight pools]
+    /// Maximum tokens of open requests, prompts and answers together; further ones get 429 [default: eight pools]
     #[arg(long, env = "KVASIR_MAX_REQUEST_TOKENS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_request_tokens: Option<u64>,
-    /// Connections at once; more get 503
+    /// Maximum open connections; further ones get 503
     #[arg(long, default_value_t = 4096, env = "KVASIR_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
-    /// Seconds that a client may take to go on with a request that it has begun, and a connection may lie idle
+    /// Timeout in seconds for reading a request, for writing to a slow client, and for idle connections
     #[arg(long, default_value_t = 30, env = "KVASIR_CLIENT_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     client_timeout: u32,
-    /// Seconds that a step may take while answers are waited for; after that /health fails until it comes back
+    /// Seconds without a completed step, while requests are open, after which /health fails
     #[arg(long, default_value_t = 120, env = "KVASIR_STEP_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     step_timeout: u32,
 }
@@ -119,13 +119,13 @@ impl LimitArgs {
 /// What is told about requests, and to whom.
 #[derive(clap::Args)]
 struct ReportArgs {
-    /// How lines of the log look: text or json
+    /// Log format: text or json
     #[arg(long, value_enum, default_value = "text", env = "KVASIR_LOG_FORMAT")]
     log_format: LogFormat,
-    /// What is logged on stderr: off, error, warn, info (a line per request that ran) or debug
+    /// Log level on stderr: off, error, warn, info (a line per request) or debug
     #[arg(long, value_enum, default_value = "info", env = "KVASIR_LOG_LEVEL")]
     log_level: LogLevel,
-    /// Collector that traces go to as OTLP over HTTP, as http://127.0.0.1:4318
+    /// OTLP collector for traces, over HTTP, such as http://127.0.0.1:4318
     #[arg(long, env = "KVASIR_OTLP_ENDPOINT", value_name = "URL")]
     otlp_endpoint: Option<String>,
 }

@@ -31,27 +31,27 @@ struct Trouble {
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
-    /// Requests written down (`{"format": "kvasir-scenario/1", ..}`), instead of a workload
+    /// Scenario file (`{"format": "kvasir-scenario/1", ..}`) instead of a workload
     #[arg(value_name = "SCENARIO.json", conflicts_with = "workload")]
     scenario: Option<PathBuf>,
     #[command(flatten)]
     requests: WorkloadArgs,
-    /// Faults in thousandths, of the steps: refused, failed, out_of_memory, late, lost; of the requests: aborts
+    /// Injected faults per thousand steps (refused, failed, out_of_memory, late, lost) or requests (aborts)
     #[arg(long, value_name = "KIND=N,..", value_parser = parse_trouble, default_value = "", hide_default_value = true)]
     faults: Trouble,
-    /// Machine and model whose time the device takes
+    /// Machine and model shape of the cost model
     #[arg(long, value_name = "MACHINE:SHAPE", value_parser = Preset::parse, default_value = "h200:qwen3-0.6b", env = "KVASIR_SIM_PRESET")]
     sim_preset: Preset,
     /// Print the report as one JSON object
     #[arg(long)]
     json: bool,
-    /// Write a page that draws the steps
+    /// Write an HTML page that draws the steps
     #[arg(long, value_name = "OUT.html")]
     html: Option<PathBuf>,
-    /// Steps that the page shows, counted from 1; the plots are of the whole run [default: 1..2000]
+    /// Steps on the page, counted from 1; plots cover the whole run [default: 1..2000]
     #[arg(long, value_name = "FROM..TO", value_parser = parse_steps, requires = "html")]
     html_steps: Option<Range<u64>>,
-    /// Write every step as JSON lines
+    /// Write a trace: one JSON line per step
     #[arg(long, value_name = "OUT.jsonl")]
     trace: Option<PathBuf>,
     #[command(flatten)]

@@ -9,10 +9,10 @@ use std::{path::PathBuf, process::ExitCode, time::SystemTime};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The model whose chat template is rendered: a path or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
+    /// Model whose chat template is rendered: a path or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
     #[arg(value_name = "MODEL", required_unless_present = "template")]
     model: Option<PathBuf>,
-    /// Render this template instead
+    /// Render the template in this file instead
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     template: Option<PathBuf>,
     /// Read a JSON list of objects (`messages`, `tools`, `add_generation_prompt`, `bos_token`, `eos_token`, …) and

@@ -7,11 +7,11 @@ use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A GGUF file (a vocabulary alone will do), a directory in the Hugging Face layout, a tokenizer.json, or a hub name
+    /// A GGUF file (vocabulary-only suffices), a directory in the Hugging Face layout, a tokenizer.json, or a hub name
     /// (`OWNER/NAME[@REVISION][:TAG]`)
     #[arg(value_name = "MODEL")]
     model: PathBuf,
-    /// Add the special tokens that the tokenizer puts around every text
+    /// Add the tokenizer's special tokens
     #[arg(long)]
     add_special: bool,
     /// Read a JSON list of strings and print a list of id lists; without it, one text and one line of ids

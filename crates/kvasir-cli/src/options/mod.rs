@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Options {
-    /// Bookkeeping of K and V: contiguous, cells, tree, paged or radix [default: radix; paged with rectangular; generate contiguous]
+    /// KV cache: contiguous, cells, tree, paged or radix [default: radix; paged with rectangular; generate contiguous]
     #[arg(long, env = "KVASIR_CACHE", value_parser = word::<CacheKind>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<CacheKind>,
@@ -36,103 +36,103 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_ORDER", value_parser = word::<Order>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     order: Option<Order>,
-    /// Slots of the pool, a token each [default: what memory holds; chat and serve at most 32768; generate as many as it needs]
+    /// KV cache capacity in slots of one token [default: what memory holds; chat and serve at most 32768; generate as many as it needs]
     #[arg(long, env = "KVASIR_KV_CAPACITY", value_name = "SLOTS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_capacity: Option<u32>,
-    /// Share of the memory that weights leave which the pool may take [default: 0.9]
+    /// Share of the memory left by the weights that the KV cache may use [default: 0.9]
     #[arg(long, env = "KVASIR_MEMORY_UTILIZATION", value_name = "SHARE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_utilization: Option<f64>,
-    /// Slots that are handed out together, 1 to 256 [default: 16; 64 with rectangular]
+    /// Slots per KV cache block, 1 to 256 [default: 16; 64 with rectangular]
     #[arg(long, env = "KVASIR_BLOCK_SIZE", value_name = "SLOTS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     block_size: Option<u32>,
-    /// With --cache contiguous: layers with a window keep no more than it and a step reach, on or off [default: off]
+    /// With --cache contiguous: ring buffers for sliding-window layers, on or off [default: off]
     #[arg(long, env = "KVASIR_RINGS", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     rings: Option<Switch>,
-    /// Whether prompts find what earlier requests left in paged or radix, on or off [default: on]
+    /// Prefix caching in paged and radix, on or off [default: on]
     #[arg(long, env = "KVASIR_PREFIX_CACHE", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     prefix_cache: Option<Switch>,
-    /// Sequences that run at once [default: 512; 1 with contiguous and tree]
+    /// Maximum running sequences [default: 512; 1 with contiguous and tree]
     #[arg(long, env = "KVASIR_MAX_NUM_SEQS", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_num_seqs: Option<u32>,
-    /// Tokens of one step [default: 2048; sim 16384 unless its machine is a CPU]
+    /// Maximum tokens of a step [default: 2048; sim 16384 unless its machine is a CPU]
     #[arg(long, env = "KVASIR_MAX_NUM_BATCHED_TOKENS", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_num_batched_tokens: Option<u32>,
-    /// Prompt and answer together [default: the model's, at most the pool]
+    /// Maximum prompt plus answer tokens [default: the model's, at most the capacity]
     #[arg(long, env = "KVASIR_MAX_MODEL_LEN", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<u32>,
-    /// Newcomers wait until the oldest has waited so many times the last prefill's time [default: 0]
+    /// Defer new prompts until the oldest has waited this many times the last prefill's duration [default: 0]
     #[arg(long, env = "KVASIR_DELAY_FACTOR", value_name = "F")]
     #[serde(skip_serializing_if = "Option::is_none")]
     delay_factor: Option<f64>,
-    /// Cut prompts that do not fit a step, on or off [default: on]
+    /// Chunked prefill of prompts that exceed a step, on or off [default: on]
     #[arg(long, env = "KVASIR_CHUNKED_PREFILL", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     chunked_prefill: Option<Switch>,
-    /// Tokens of one prompt per step at most [default: none]
+    /// Maximum tokens of one prompt per step [default: none]
     #[arg(long, env = "KVASIR_LONG_PREFILL_CAP", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     long_prefill_cap: Option<u32>,
-    /// Share of the pool that admission leaves free [default: 0]
+    /// Share of the KV cache that admission keeps free [default: 0]
     #[arg(long, env = "KVASIR_WATERMARK", value_name = "SHARE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     watermark: Option<f64>,
-    /// Positions of a prefill step, whole blocks [default: 512]
+    /// Prefill chunk size in positions, a multiple of the block size [default: 512]
     #[arg(long, env = "KVASIR_CHUNK_SIZE", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     chunk_size: Option<u32>,
-    /// No two prefill steps in a row while sequences decode, on or off [default: on]
+    /// Alternate prefill and decode steps while sequences decode, on or off [default: on]
     #[arg(long, env = "KVASIR_INTERLEAVE", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     interleave: Option<Switch>,
-    /// Rows times largest tkv at most [default: 131072]
+    /// Maximum rows times tkv of a decode batch [default: 131072]
     #[arg(long, env = "KVASIR_MAX_BATCH_TKV", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_batch_tkv: Option<u64>,
-    /// Rows of a decode step at most [default: 32]
+    /// Maximum rows of a decode step [default: 32]
     #[arg(long, env = "KVASIR_MAX_BATCH", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_batch: Option<u32>,
-    /// The document's rules or the later code's [default: document]
+    /// Rule set: document or later [default: document]
     #[arg(long, env = "KVASIR_RULES", value_parser = word::<Rules>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     rules: Option<Rules>,
-    /// Admit without looking ahead and let decodes take turns, on or off [default: off]
+    /// Admit without looking ahead, and rotate decodes when not all fit, on or off [default: off]
     #[arg(long, env = "KVASIR_PAUSING", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pausing: Option<Switch>,
-    /// With --pausing on: the sequence with the most output goes first, on or off [default: off]
+    /// With --pausing on: prefer the sequence with the most output tokens, on or off [default: off]
     #[arg(long, env = "KVASIR_LONG_OUTPUT_FIRST", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     long_output_first: Option<Switch>,
-    /// Make the next step while one runs, on or off; shows with --backend sim only: a CPU is busy with the step itself [default: on]
+    /// Overlap scheduling: schedule the next step while one runs, on or off; effective with --backend sim only, since the CPU backend runs steps synchronously [default: on]
     #[arg(long, env = "KVASIR_OVERLAP", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     overlap: Option<Switch>,
-    /// Rows of the largest recorded decode step [default: 256]
+    /// Largest decode batch with a captured graph [default: 256]
     #[arg(long, env = "KVASIR_GRAPH_MAX_BATCH", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     graph_max_batch: Option<u32>,
-    /// Prompt tokens of one step at most [default: 8192]
+    /// Maximum prompt tokens of a step [default: 8192]
     #[arg(long, env = "KVASIR_MAX_EXTEND_TOKENS", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_extend_tokens: Option<u32>,
-    /// Prompts and decodes in one step, on or off [default: off; serve on]
+    /// Mix prefill chunks and decodes in one step, on or off [default: off; serve on]
     #[arg(long, env = "KVASIR_MIXED", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     mixed: Option<Switch>,
-    /// With --mixed on: milliseconds that a step with decodes should take at most [default: none]
+    /// With --mixed on: target duration in milliseconds of a step with decodes [default: none]
     #[arg(long, env = "KVASIR_STEP_TARGET_MS", value_name = "MS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     step_target_ms: Option<f64>,
-    /// With --mixed on: times that a step with decodes may take of what they take alone [default: none; serve 4]
+    /// With --mixed on: target duration of a step with decodes, relative to the decodes alone [default: none; serve 4]
     #[arg(long, env = "KVASIR_STEP_TARGET_TIMES", value_name = "F")]
     #[serde(skip_serializing_if = "Option::is_none")]
     step_target_times: Option<f64>,

@@ -33,20 +33,20 @@ impl Which {
 pub(crate) struct ModelArgs {
     #[command(flatten)]
     which: Which,
-    /// What computes
+    /// Backend
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_BACKEND")]
     backend: Backend,
-    /// `exact`: f32 arithmetic on the weights as stored; `auto`: the fastest that gives every request the same tokens
-    /// whatever else runs
+    /// `exact`: f32 arithmetic on the weights as stored; `auto`: the fastest arithmetic that gives each request the same
+    /// tokens in any batch
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_PRECISION")]
     precision: Precision,
-    /// Threads of the cpu backend; as many as the machine runs at once unless given
+    /// Threads of the cpu backend [default: the machine's parallelism]
     #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// How K and V are stored: f32, f16, bf16, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
+    /// Data type of the KV cache: f32, f16, bf16, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
     #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
     kv_dtype: Option<KvType>,
-    /// What the sim backend is as fast as: instant, fixed:5ms, or a machine and a model's shape as h200:qwen3-14b
+    /// Speed of the sim backend: instant, fixed:5ms, or machine and model shape, such as h200:qwen3-14b
     #[arg(long, env = "KVASIR_SIM_PRESET", value_name = "PRESET")]
     sim_preset: Option<String>,
 }
@@ -59,13 +59,13 @@ pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Backend {
-    /// The fastest that there is
+    /// The fastest available
     Auto,
-    /// Kernels for this processor
+    /// Optimized CPU kernels
     Cpu,
-    /// f32 and explicit masks only: slow, and what the others are checked against
+    /// Reference backend in f32 with explicit masks: slow
     Plain,
-    /// Says anything and computes nothing, for load tests
+    /// Simulated device that outputs arbitrary tokens, for load tests
     Sim,
 }
 

@@ -13,16 +13,16 @@ use kvasir_serve::{
 /// Sampling defaults and output parsers of the served model.
 #[derive(clap::Args)]
 pub(crate) struct SamplingArgs {
-    /// How to draw where a request leaves it open: as the model's generation_config.json says, or `none` of it
+    /// Default sampling parameters: `auto` reads the model's generation_config.json, `none` ignores it
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_GENERATION_CONFIG")]
     generation_config: GenerationConfig,
-    /// How the model writes calls of tools; as its chat template shows unless given
+    /// Tool call format of the model [default: detected from its chat template]
     #[arg(long, env = "KVASIR_TOOL_PARSER", value_name = "NAME", value_parser = PossibleValuesParser::new(ToolDialect::names()))]
     tool_parser: Option<String>,
-    /// How the model marks its reasoning; as its chat template shows unless given
+    /// Reasoning format of the model [default: detected from its chat template]
     #[arg(long, env = "KVASIR_REASONING_PARSER", value_name = "NAME", value_parser = PossibleValuesParser::new(ReasoningDialect::names().chain(["none"])))]
     reasoning_parser: Option<String>,
-    /// Constrain tool calls that the model makes of its own accord to the tools' JSON schemas, on or off
+    /// Constrain tool calls to the tools' JSON schemas under `tool_choice: auto`, on or off
     #[arg(long, env = "KVASIR_CONSTRAIN_TOOL_CALLS", default_value = "on", value_parser = Switch::read)]
     constrain_tool_calls: Switch,
 }

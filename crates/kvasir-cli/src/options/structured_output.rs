@@ -10,13 +10,13 @@ use std::{fs, path::Path, path::PathBuf, sync::Arc};
 #[derive(clap::Args)]
 #[group(multiple = false)]
 pub(crate) struct FormArgs {
-    /// The answer is JSON that the schema in this file describes
+    /// Constrain the answer to the JSON schema in this file
     #[arg(long, value_name = "FILE", conflicts_with = "ignore_eos")]
     json_schema: Option<PathBuf>,
-    /// The answer is what this regular expression matches as a whole
+    /// Constrain the answer to this regular expression
     #[arg(long, value_name = "REGEX", conflicts_with = "ignore_eos")]
     regex: Option<String>,
-    /// The answer is what the grammar in this file describes: Lark's notation, or EBNF with `::=`
+    /// Constrain the answer to the grammar in this file: Lark, or EBNF with `::=`
     #[arg(long, value_name = "FILE", conflicts_with = "ignore_eos")]
     grammar: Option<PathBuf>,
 }

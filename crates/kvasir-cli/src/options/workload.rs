@@ -8,7 +8,7 @@ use kvasir_bench::workload::{Agents, Chat, Knobs, Offline, Poisson, Steady, Work
 pub(crate) enum Kind {
     /// Chats of several turns on shared system prompts
     Chat,
-    /// Tasks with a long trunk, branches at once, and tool calls
+    /// Agents: a long shared trunk, parallel branches and tool calls
     Agents,
     /// Mini-SGLang's offline benchmark, to the token
     Offline,
@@ -24,28 +24,28 @@ const MOST_OFFLINE: u64 = 100_000;
 /// Which requests come, and when.
 #[derive(clap::Args)]
 pub(crate) struct WorkloadArgs {
-    /// Requests made from a seed [default: bench serve steady; sim none]
+    /// Synthetic workload [default: bench serve steady; sim none]
     #[arg(long, value_enum)]
     pub(crate) workload: Option<Kind>,
-    /// How many requests the workload has [default: 256]
+    /// Number of requests [default: 256]
     #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     requests: Option<u64>,
-    /// Requests per second; inf sends all at once [default: 8; steady inf]
+    /// Arrival rate in requests per second; inf sends all at once [default: 8; steady inf]
     #[arg(long, value_name = "R", requires = "workload")]
     rate: Option<f64>,
-    /// Shape of the gaps between arrivals: 1 is Poisson, less is burstier [default: 1]
+    /// Gamma shape of arrival gaps: 1 is Poisson, less is burstier [default: 1]
     #[arg(long, value_name = "SHAPE", requires = "workload")]
     burstiness: Option<f64>,
-    /// Median tokens of what a user writes or a tool returns [default: 64; agents 160; poisson and steady 512]
+    /// Median tokens of a user message or tool result [default: 64; agents 160; poisson and steady 512]
     #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     prompt_tokens: Option<u32>,
     /// Median tokens of an answer [default: 160; agents 80; poisson and steady 128]
     #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     output_tokens: Option<u32>,
-    /// steady: tokens that all prompts begin with [default: 0]
+    /// steady: length of the prefix that all prompts share [default: 0]
     #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     shared_prefix: Option<u32>,
-    /// Seed of the workload, and of faults where there are some
+    /// Seed of the workload and of injected faults
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
 }
