@@ -160,7 +160,7 @@ pub struct Arithmetic {
 /// Runs one warm-up repetition and `reps` timed ones. Fails if the model's context is too short.
 pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Result<Measured, String> {
     work.check(model.program().max_positions)?;
-    let meter = PeakMeter::new(model.team()).map_err(|e| e.to_string())?;
+    let meter = PeakMeter::new(model.threads()).map_err(|e| e.to_string())?;
     let mut runner = Runner::new(model, kv, work)?;
     let ideal = Ideal::of(model, work, runner.token_bytes());
     let mut stretches = Stretches::new(|| meter.measure());
@@ -196,7 +196,7 @@ pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Resu
         bandwidth: usual.bandwidth,
         peaks: Arithmetic { int8: usual.int8, bf16: usual.bf16, f32: usual.f32 },
         level: model.isa().to_string(),
-        threads: model.team().len(),
+        threads: model.threads().len(),
     })
 }
 

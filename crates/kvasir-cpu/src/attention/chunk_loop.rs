@@ -13,26 +13,31 @@ use crate::attention::scratch::Scratch;
 use crate::attention::views::{Chunk, ChunkSpan};
 use crate::attention::work::{CHUNKS_AT_ONCE, ChunkWork, ScoredBlock, VisibleChunk, WorkItem};
 use crate::isa::amx::Tiles;
-use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::kernels::AttentionGemm;
-use crate::memory::aligned::AlignedVec;
+use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::prefetch::ranges::PrefetchRanges;
 
 impl LayerAttention<'_> {
     /// Runs all query rows of a span's views over its chunks.
-    pub(crate) fn span(&self, isa: Isa, item: &WorkItem<'_>, span: &ChunkSpan, s: &mut Scratch) {
+    pub(crate) fn span(
+        &self,
+        item: &WorkItem<'_>,
+        span: &ChunkSpan,
+        s: &mut Scratch,
+        next_layer: &mut KvPrefetchQueue,
+    ) {
         let first_view = span.views.0 - item.group.views.0;
         let last_view = span.views.1 - item.group.views.0;
         let of = |at: usize| at.clamp(item.tokens.start, item.tokens.end) - item.tokens.start;
         let tokens = of(s.starts[first_view])..of(s.starts[last_view]);
-        self.make_blocks(isa, item, tokens, s);
+        self.make_blocks(item, tokens, s);
         let view = &self.views.views[self.views.order[span.views.0] as usize];
         let mut chunks = &self.views.chunks(view)[span.chunks.0..span.chunks.1];
-        let mut tiles = isa.configure_tiles();
+        let mut tiles = self.isa.configure_tiles();
         // With many query rows per head, loading and storing O dominates; with few, memory
         // bandwidth does, and K and V are read in order.
-        let at_once = if AttentionGemm::of(isa) == AttentionGemm::Tiles
+        let at_once = if AttentionGemm::of(self.isa) == AttentionGemm::Tiles
             && item.heads.len() == 1
             && s.blocks.len() > 1
         {
@@ -48,16 +53,21 @@ impl LayerAttention<'_> {
             while at < s.blocks.len() {
                 let heads = s.blocks[at].heads.clone();
                 let next = at + s.blocks[at..].iter().take_while(|b| b.heads == heads).count();
-                let decode = next - at == 1 && self.uses_decode_kernels(isa, s.blocks[at].per_head);
+                let decode = next - at == 1 && self.uses_decode_kernels(s.blocks[at].per_head);
                 let work = ChunkWork { chunks: &taken[..n], blocks: at..next, heads, decode };
-                self.scores_and_weights(isa, item, &work, &mut tiles, s);
+                if decode && item.pages > 0 {
+                    let first = item.heads.start;
+                    let heads = first + work.heads.start..first + work.heads.end;
+                    self.record_next_layer(seen.chunk, heads, item.pages, next_layer);
+                }
+                self.scores_and_weights(item, &work, &mut tiles, s);
                 at = next;
                 #[cfg(target_arch = "x86_64")]
                 if decode {
-                    self.accumulate_decode(isa, item, &work, s);
+                    self.accumulate_decode(item, &work, s);
                     continue;
                 }
-                self.accumulate_gemm(isa, item, &work, &mut tiles, s);
+                self.accumulate_gemm(item, &work, &mut tiles, s);
             }
         }
     }
@@ -83,7 +93,6 @@ impl LayerAttention<'_> {
     /// of its keys.
     fn scores_and_weights(
         &self,
-        isa: Isa,
         item: &WorkItem<'_>,
         work: &ChunkWork<'_>,
         tiles: &mut Option<Tiles>,
@@ -103,22 +112,18 @@ impl LayerAttention<'_> {
                 self.number_entries(seen.chunk, s);
             }
             // Keys are widened once, if several query blocks use them.
-            self.stage_keys(isa, item, work.heads.clone(), many, seen.chunk, s);
-            #[cfg(target_arch = "x86_64")]
-            (s.next_heads = self.first_next_heads(isa, seen.chunk, head));
-            if work.decode && item.pages > 0 {
-                self.record_next_layer(seen.chunk, head..item.heads.start + work.heads.end, item.pages);
-            }
-            s.prefetches = PrefetchRanges::NONE;
+            self.stage_keys(item, work.heads.clone(), many, seen.chunk, s);
+            s.next_heads = self.first_next_heads(seen.chunk, head);
+            s.prefetches = PrefetchRanges::default();
             if work.heads.len() == 1 {
                 let meeting = s.blocks[work.blocks.clone()].iter().filter(|b| b.meets(seen)).count();
                 let ranges = match seen.next {
                     Some(next) if many => {
                         self.append_value_ranges(next, head, self.key_ranges(next, head)).to_l2()
                     }
-                    _ if many => PrefetchRanges::NONE,
+                    _ if many => PrefetchRanges::default(),
                     _ if work.decode => {
-                        self.append_value_ranges(seen.chunk, head, PrefetchRanges::NONE).to_l2()
+                        self.append_value_ranges(seen.chunk, head, PrefetchRanges::default()).to_l2()
                     }
                     // The first half was prefetched beside the previous chunk's values.
                     _ => self.key_ranges(seen.chunk, head).second_half(),
@@ -126,8 +131,8 @@ impl LayerAttention<'_> {
                 s.prefetches = ranges.in_parts(meeting * prefetch_points(shape.steps()));
             }
             let mut packing = (!work.decode).then(|| {
-                let tiles = std::mem::replace(&mut s.values[n], AlignedVec::new());
-                self.start_packing(isa, head, seen.chunk, tiles, s)
+                let tiles = std::mem::take(&mut s.values[n]);
+                self.start_packing(head, seen.chunk, tiles, s)
             });
             for block in work.blocks.clone() {
                 if !s.blocks[block].meets(seen) {
@@ -137,18 +142,18 @@ impl LayerAttention<'_> {
                 let now = ScoredBlock { block, chunk: n, seen: seen.len(), place };
                 // SAFETY: blocks and keys were made, and tiles are configured; the rows are the
                 // pool's or staged.
-                unsafe { s.score(isa, shape, now, before, packing.as_mut()) };
-                s.begin_softmax(isa, now, seen, self.scaling(), work.decode);
+                unsafe { s.score(self.isa, shape, now, before, packing.as_mut()) };
+                s.begin_softmax(self.isa, now, seen, self.scaling(), work.decode);
                 before = Some(now);
             }
             if let Some(mut packing) = packing {
                 // SAFETY: the rows are the pool's or staged.
-                unsafe { packing.finish(isa) };
+                unsafe { packing.finish(self.isa) };
                 s.values[n] = packing.tiles;
             }
         }
         if let Some(before) = before {
-            s.end_softmax(isa, before, work.decode);
+            s.end_softmax(self.isa, before, work.decode);
         }
     }
 }

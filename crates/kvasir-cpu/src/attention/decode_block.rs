@@ -20,13 +20,7 @@ use crate::memory::kv_pool::rows::{CHUNK, Heads};
 
 impl LayerAttention<'_> {
     /// O = O * exp(m_old - m_new) + P V for one chunk, head by head, with V rows read in place.
-    pub(crate) fn accumulate_decode(
-        &self,
-        isa: Isa,
-        item: &WorkItem<'_>,
-        work: &ChunkWork<'_>,
-        s: &mut Scratch,
-    ) {
+    pub(crate) fn accumulate_decode(&self, item: &WorkItem<'_>, work: &ChunkWork<'_>, s: &mut Scratch) {
         let width = self.facts.value_dim;
         let seen = &work.chunks[0];
         let mut rows = [std::ptr::null::<u16>(); CHUNK];
@@ -41,7 +35,7 @@ impl LayerAttention<'_> {
                 Some(heads) if i > 0 && seen.chunk.len as usize == CHUNK => {
                     offset += heads.to_next(item.heads.start + head - 1);
                 }
-                _ => self.value_rows(isa, item.heads.start + head, seen.chunk, &mut rows, s),
+                _ => self.value_rows(item.heads.start + head, seen.chunk, &mut rows, s),
             }
             let last = head + 1 == work.heads.end;
             next_head = match seen.next {
@@ -55,17 +49,17 @@ impl LayerAttention<'_> {
             let at = block.rows[head_rows.first] as usize * width;
             let sums = &mut s.sums[at..][..head_rows.count * width];
             let rescales = &s.rescales[work.blocks.start][head_rows.first..head_rows.end()];
-            rescale(isa, sums, width, rescales);
+            rescale(self.isa, sums, width, rescales);
             // Positions past the last entry have weight 0 and are skipped.
             let values = ValueRows { rows: &rows[..seen.len().next_multiple_of(2)], offset };
             // SAFETY: the instruction set was detected on this machine; the rows are the pool's or staged.
             unsafe {
-                if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot {
+                if AttentionGemm::of(self.isa) == AttentionGemm::Bf16Dot {
                     let weights = &s.weights[work.blocks.start];
                     bf16_dot::accumulate(weights, head_rows.first, values, &next_head, width, sums);
                 } else {
                     let weights = &s.widened_weights[0];
-                    gemv::accumulate(isa, weights, head_rows, values, &next_head, width, sums);
+                    gemv::accumulate(self.isa, weights, head_rows, values, &next_head, width, sums);
                 }
             }
         }

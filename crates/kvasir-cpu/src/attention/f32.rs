@@ -14,14 +14,12 @@ use crate::attention::layer::LayerAttention;
 use crate::attention::views::{Chunk, View};
 use crate::gemm::f32::fma::{StridedRows, add_products};
 use crate::isa::dispatch::per_isa;
-use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::rows::CHUNK;
 use crate::rowwise::gate::exp;
 use crate::threads::pool::ThreadPool;
 use crate::threads::rows::DisjointRows;
-use std::cell::RefCell;
 use std::ops::Range;
 
 /// Query blocks per work item; they share each read of K and V.
@@ -46,9 +44,10 @@ impl RowStates {
         Self { visible: [0; LANES], from: [0; LANES], max: [f32::NEG_INFINITY; LANES], sum: [0.0; LANES] };
 }
 
-/// Scratch of one thread.
+/// Scratch of one worker.
+#[derive(Default)]
 struct F32Scratch {
-    states: [RowStates; BLOCKS],
+    states: Vec<RowStates>,
     /// Per block a column vector for each number of the queries; accumulators O likewise.
     queries: AlignedVec<[f32; LANES]>,
     sums: AlignedVec<[f32; LANES]>,
@@ -56,19 +55,6 @@ struct F32Scratch {
     /// A chunk's K rows, later its V rows, dequantized to f32; and the positions of its entries.
     rows: AlignedVec<f32>,
     positions: Vec<i32>,
-}
-
-thread_local! {
-    static ROOM: RefCell<F32Scratch> = const {
-        RefCell::new(F32Scratch {
-            states: [RowStates::NONE; BLOCKS],
-            queries: AlignedVec::new(),
-            sums: AlignedVec::new(),
-            scores: AlignedVec::new(),
-            rows: AlignedVec::new(),
-            positions: Vec::new(),
-        })
-    };
 }
 
 /// A work item: some query rows of one KV head of a view, numbered token by token.
@@ -83,20 +69,20 @@ struct WorkItem<'v> {
 ///
 /// # Safety
 /// As for [`LayerAttention::run`].
-pub(crate) unsafe fn attend_f32(a: &LayerAttention<'_>, team: &ThreadPool, isa: Isa, out: &DisjointRows<'_>) {
+pub(crate) unsafe fn attend_f32(a: &LayerAttention<'_>, threads: &ThreadPool, out: &DisjointRows<'_>) {
     let kv_heads = a.facts.kv_heads;
     let rows = |view: &View| view.tokens * a.per_head();
     let blocks: usize = a.views.views.iter().map(|view| rows(view).div_ceil(LANES) * kv_heads).sum();
     // As many blocks per work item as leave enough items for all threads.
-    let at_most = (blocks / (4 * team.len())).clamp(1, BLOCKS) * LANES;
+    let at_most = (blocks / (4 * threads.len())).clamp(1, BLOCKS) * LANES;
     let items = |view: &View| rows(view).div_ceil(at_most) * kv_heads;
-    team.each(a.views.views.iter().map(items).sum(), &|_, mut item| {
+    threads.each(a.views.views.iter().map(items).sum(), &|worker, mut item| {
         for view in &a.views.views {
             if item < items(view) {
                 let first = item / kv_heads * at_most;
                 let rows = first..rows(view).min(first + at_most);
                 let item = WorkItem { view, head: item % kv_heads, rows };
-                return ROOM.with_borrow_mut(|scratch| a.f32_item(isa, &item, scratch, out));
+                return a.f32_item(&item, worker.scratch(), out);
             }
             item -= items(view);
         }
@@ -105,7 +91,7 @@ pub(crate) unsafe fn attend_f32(a: &LayerAttention<'_>, team: &ThreadPool, isa: 
 
 impl LayerAttention<'_> {
     /// Computes one work item: online softmax over the chunks of its view.
-    fn f32_item(&self, isa: Isa, item: &WorkItem<'_>, scratch: &mut F32Scratch, out: &DisjointRows<'_>) {
+    fn f32_item(&self, item: &WorkItem<'_>, scratch: &mut F32Scratch, out: &DisjointRows<'_>) {
         let (kd, vd) = (self.facts.key_dim, self.facts.value_dim);
         let blocks = item.rows.len().div_ceil(LANES);
         scratch.queries.grow(blocks * kd);
@@ -114,7 +100,7 @@ impl LayerAttention<'_> {
         scratch.rows.grow(CHUNK * kd.max(vd));
         scratch.sums[..blocks * vd].fill([0.0; LANES]);
         self.begin(item, scratch);
-        let states = &scratch.states[..blocks];
+        let states = &scratch.states;
         let visible = states.iter().flat_map(|states| states.visible).max().unwrap_or(0);
         let seen = (0..item.rows.len()).map(|n| states[n / LANES].from[n % LANES]);
         let from = seen.min().unwrap_or(0);
@@ -127,23 +113,30 @@ impl LayerAttention<'_> {
             if last.is_some_and(|(.., position)| (position as i32) < from) {
                 continue;
             }
-            self.stage(isa, item, chunk, n, true, scratch);
+            self.stage(item, chunk, n, true, scratch);
             for block in 0..blocks {
                 let scores = &mut scratch.scores[block][..n];
                 scores.fill([0.0; LANES]);
                 let rows = StridedRows { first: scratch.rows.as_ptr(), row: kd, number: 1 };
                 // SAFETY: as many rows were staged.
-                unsafe { add_products(isa, rows, &scratch.queries[block * kd..][..kd], scores) };
+                unsafe { add_products(self.isa, rows, &scratch.queries[block * kd..][..kd], scores) };
                 let sums = &mut scratch.sums[block * vd..][..vd];
                 let at = (chunk.first as i32, &scratch.positions[..]);
-                softmax_step(isa, scores, at, (self.scale, self.soft_cap), &mut scratch.states[block], sums);
+                softmax_step(
+                    self.isa,
+                    scores,
+                    at,
+                    (self.scale, self.soft_cap),
+                    &mut scratch.states[block],
+                    sums,
+                );
             }
-            self.stage(isa, item, chunk, n, false, scratch);
+            self.stage(item, chunk, n, false, scratch);
             for block in 0..blocks {
                 let rows = StridedRows { first: scratch.rows.as_ptr(), row: 1, number: vd };
                 let sums = &mut scratch.sums[block * vd..][..vd];
                 // SAFETY: as above; here V is read as its transpose.
-                unsafe { add_products(isa, rows, &scratch.scores[block][..n], sums) };
+                unsafe { add_products(self.isa, rows, &scratch.scores[block][..n], sums) };
             }
         }
         self.finish(item, scratch, out);
@@ -158,8 +151,9 @@ impl LayerAttention<'_> {
     /// Loads the queries and masks, and resets the softmax state.
     fn begin(&self, item: &WorkItem<'_>, scratch: &mut F32Scratch) {
         let kd = self.facts.key_dim;
-        scratch.states.fill(RowStates::NONE);
         let blocks = item.rows.len().div_ceil(LANES);
+        scratch.states.clear();
+        scratch.states.resize(blocks, RowStates::NONE);
         scratch.queries[..blocks * kd].fill([0.0; LANES]);
         for (n, (query, head)) in self.rows(item).enumerate() {
             let token = item.view.token + query;
@@ -174,15 +168,7 @@ impl LayerAttention<'_> {
     }
 
     /// Dequantizes the first `n` K or V rows of a chunk.
-    fn stage(
-        &self,
-        isa: Isa,
-        item: &WorkItem<'_>,
-        chunk: &Chunk,
-        n: usize,
-        keys: bool,
-        scratch: &mut F32Scratch,
-    ) {
+    fn stage(&self, item: &WorkItem<'_>, chunk: &Chunk, n: usize, keys: bool, scratch: &mut F32Scratch) {
         let width = if keys { self.facts.key_dim } else { self.facts.value_dim };
         scratch.positions.clear();
         let places = scratch.rows.chunks_exact_mut(width.max(1));
@@ -190,7 +176,7 @@ impl LayerAttention<'_> {
             let pool = self.pool(pool);
             let rows = if keys { &pool.keys } else { pool.read_as_values() };
             // SAFETY: the executor has checked the plan's slots, and writes come before reads.
-            unsafe { rows.read(isa, slot, item.head, row) };
+            unsafe { rows.read(self.isa, slot, item.head, row) };
             scratch.positions.push(position as i32);
         }
     }

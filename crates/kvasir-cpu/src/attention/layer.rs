@@ -2,6 +2,7 @@
 
 use crate::attention::softmax::state::ScoreScaling;
 use crate::attention::views::Views;
+use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, STEP};
 use crate::memory::kv_pool::{LayerPool, Pool};
 use kvasir_kv::Position;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 /// One layer's attention in one step.
 pub(crate) struct LayerAttention<'a> {
+    pub(crate) isa: Isa,
     /// Queries: a row per token, split by query head.
     pub(crate) q: &'a [f32],
     pub(crate) q_stride: usize,

@@ -17,18 +17,18 @@ use std::ops::Range;
 impl LayerAttention<'_> {
     /// Whether the decode kernels take this many query rows of a KV head: V is then multiplied in
     /// place, as a GEMV. They read V by whole cache lines.
-    pub(crate) fn uses_decode_kernels(&self, isa: Isa, rows: usize) -> bool {
-        rows <= max_decode_rows(isa) && self.facts.value_dim.is_multiple_of(STEP)
+    pub(crate) fn uses_decode_kernels(&self, rows: usize) -> bool {
+        rows <= max_decode_rows(self.isa) && self.facts.value_dim.is_multiple_of(STEP)
     }
 
     /// Builds the blocks of these tokens' query rows, ordered by KV head, and packs their queries.
-    pub(crate) fn make_blocks(&self, isa: Isa, item: &WorkItem<'_>, tokens: Range<usize>, s: &mut Scratch) {
+    pub(crate) fn make_blocks(&self, item: &WorkItem<'_>, tokens: Range<usize>, s: &mut Scratch) {
         let (group, steps) = (self.per_head(), HeadShape::of(self.facts).steps());
         let per_head = tokens.len() * group;
         // In decode several KV heads share a block; each one's rows get columns of their own.
-        let decode = self.uses_decode_kernels(isa, per_head);
-        let as_rows = decode && AttentionGemm::of(isa) == AttentionGemm::Bf16Dot;
-        let pack = if AttentionGemm::of(isa) == AttentionGemm::Tiles || decode {
+        let decode = self.uses_decode_kernels(per_head);
+        let as_rows = decode && AttentionGemm::of(self.isa) == AttentionGemm::Bf16Dot;
+        let pack = if AttentionGemm::of(self.isa) == AttentionGemm::Tiles || decode {
             (LANES / per_head.max(1)).max(1)
         } else {
             1
@@ -80,11 +80,11 @@ impl LayerAttention<'_> {
                 };
                 s.queries.grow(queries + steps);
                 if as_rows {
-                    round_queries(isa, &mut s.queries[queries..], used, query);
+                    round_queries(self.isa, &mut s.queries[queries..], used, query);
                 } else {
-                    round_queries(isa, &mut s.query_rows, used, query);
+                    round_queries(self.isa, &mut s.query_rows, used, query);
                     for (rows, tile) in s.query_rows.iter().zip(&mut s.queries[queries..]) {
-                        transpose(isa, rows, tile);
+                        transpose(self.isa, rows, tile);
                     }
                 }
                 s.blocks.push(block);
@@ -92,12 +92,12 @@ impl LayerAttention<'_> {
             }
             head = heads.end;
         }
-        if decode && AttentionGemm::of(isa) == AttentionGemm::Widened {
+        if decode && AttentionGemm::of(self.isa) == AttentionGemm::Widened {
             // Widened to f32 for the decode kernels.
             s.widened_queries.resize(s.queries.len(), OperandB::NONE);
             for (tile, widened) in s.queries.iter().zip(&mut s.widened_queries) {
                 // SAFETY: a whole tile is readable.
-                unsafe { widened.load(isa, tile.as_ptr().cast()) };
+                unsafe { widened.load(self.isa, tile.as_ptr().cast()) };
             }
         }
         s.weights.grow(CHUNKS_AT_ONCE * s.blocks.len() + 1);

@@ -3,19 +3,12 @@
 
 use crate::attention::layer::LayerAttention;
 use crate::attention::views::Chunk;
-#[cfg(target_arch = "x86_64")]
 use crate::attention::views::Run;
-#[cfg(target_arch = "x86_64")]
-use crate::isa::features::Isa;
-#[cfg(target_arch = "x86_64")]
 use crate::isa::tile::LANES;
 use crate::kernels::AttentionGemm;
-#[cfg(target_arch = "x86_64")]
 use crate::memory::kv_pool::kv_type::KvType;
-#[cfg(target_arch = "x86_64")]
 use crate::memory::kv_pool::rows::{BLOCK_SLOTS, CHUNK, Rows};
-use crate::prefetch::kv_prefetch;
-#[cfg(target_arch = "x86_64")]
+use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::prefetch::next_head::NextHead;
 use crate::prefetch::ranges::PrefetchRanges;
 use std::ops::Range;
@@ -23,7 +16,7 @@ use std::ops::Range;
 impl LayerAttention<'_> {
     /// Prefetch list of one head's K rows of a chunk.
     pub(crate) fn key_ranges(&self, chunk: &Chunk, head: usize) -> PrefetchRanges {
-        let mut ranges = PrefetchRanges::NONE;
+        let mut ranges = PrefetchRanges::default();
         for run in self.views.runs(chunk) {
             self.pool(run.pool).keys.contiguous(run.slot, run.len, head, |at, bytes| ranges.add(at, bytes));
         }
@@ -48,35 +41,40 @@ impl LayerAttention<'_> {
     /// Records where these heads' K and V rows of a chunk lie in the next layer, at most `pages`
     /// pages per layer. The last layer is followed by the first one, of the next step. Nothing is
     /// recorded if the next layer has another shape.
-    pub(crate) fn record_next_layer(&self, chunk: &Chunk, heads: Range<usize>, pages: usize) {
-        kv_prefetch::note(self.layer, pages, |note| {
+    pub(crate) fn record_next_layer(
+        &self,
+        chunk: &Chunk,
+        heads: Range<usize>,
+        pages: usize,
+        to: &mut KvPrefetchQueue,
+    ) {
+        to.record(self.layer, pages, |record| {
             for run in self.views.runs(chunk) {
                 let pool = &self.pools[run.pool as usize];
                 let next = (self.layer + 1) % pool.layers.len();
                 if pool.facts()[next] == pool.facts()[self.layer] {
                     let next = &pool.layers[next];
                     for rows in [Some(&next.keys), next.values.as_ref()].into_iter().flatten() {
-                        heads.clone().for_each(|head| rows.contiguous(run.slot, run.len, head, &mut *note));
+                        heads.clone().for_each(|head| rows.contiguous(run.slot, run.len, head, &mut *record));
                     }
                 }
             }
         });
     }
-}
 
-#[cfg(target_arch = "x86_64")]
-impl LayerAttention<'_> {
     /// A head's K rows of a chunk and its V rows. In bf16 pair order, nothing is to be
     /// prefetched where the bf16 rows of a whole chunk are contiguous: the hardware prefetcher
     /// follows them from head to head.
-    pub(crate) fn first_next_heads(&self, isa: Isa, chunk: &Chunk, head: usize) -> [NextHead; 2] {
+    pub(crate) fn first_next_heads(&self, chunk: &Chunk, head: usize) -> [NextHead; 2] {
         let in_order = |run: &Run| {
             run.len as usize == CHUNK
                 && (run.slot as usize).is_multiple_of(BLOCK_SLOTS)
                 && self.pool(run.pool).keys.kind() == KvType::Bf16
         };
         match self.views.runs(chunk) {
-            [run] if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot && in_order(run) => [NextHead::NONE; 2],
+            [run] if AttentionGemm::of(self.isa) == AttentionGemm::Bf16Dot && in_order(run) => {
+                Default::default()
+            }
             _ => [self.next_keys(chunk, head), self.next_values(chunk, head)],
         }
     }
@@ -92,7 +90,7 @@ impl LayerAttention<'_> {
     }
 
     fn next_head<'a>(&'a self, chunk: &Chunk, head: usize, rows: impl Fn(&Run) -> &'a Rows) -> NextHead {
-        let Some(first) = self.views.runs(chunk).first() else { return NextHead::NONE };
+        let Some(first) = self.views.runs(chunk).first() else { return NextHead::default() };
         // Positions without rows repeat the first address.
         let (pool, at) = (rows(first), [rows(first).part(first.slot, head); CHUNK / LANES]);
         let mut next_head = NextHead { at, bytes: pool.part_bytes() * LANES, head, heads: pool.heads() };

@@ -94,7 +94,7 @@ pub(crate) fn bf16_dot_order(a: &LayerAttention<'_>, out: &mut [f32]) {
             round_to_bf16(Isa::PORTABLE, &a.q[token * a.q_stride + head * kd..][..kd], &mut q);
             q.resize(kd.next_multiple_of(STEP), 0);
             let q: Vec<f32> = q.into_iter().map(bf16).collect();
-            let mut softmax = OnlineSoftmax::NONE;
+            let mut softmax = OnlineSoftmax::default();
             softmax.run.max = [f32::NEG_INFINITY; LANES];
             let mut sums = vec![0f32; vd];
             for chunk in a.views.chunks(view) {

@@ -2,19 +2,21 @@
 //! thread pool.
 
 use crate::attention::layer::{HeadShape, LayerAttention};
-use crate::attention::scratch::{SCRATCH, Scratch};
+use crate::attention::scratch::Scratch;
 use crate::attention::views::PrefixGroup;
 use crate::attention::work::WorkItem;
-use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::kernels::kv_prefetch_pages;
+use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::threads::pool::ThreadPool;
 use crate::threads::rows::DisjointRows;
-use std::cell::RefCell;
+use crate::threads::worker::Worker;
 
-thread_local! {
+/// Memory that attention keeps from one layer to the next.
+#[derive(Default)]
+pub(crate) struct AttentionMemory {
     /// Cumulative number of work items behind each group.
-    static ENDS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    ends: Vec<usize>,
 }
 
 /// Query blocks of one work item at most: their accumulators stay in L2.
@@ -30,12 +32,12 @@ struct Granularity {
 
 impl LayerAttention<'_> {
     /// Chooses enough work items for all threads, each as large as the cache allows.
-    fn cut(&self, team: &ThreadPool) -> Granularity {
+    fn cut(&self, threads: &ThreadPool) -> Granularity {
         let kv_heads = self.facts.kv_heads;
         let rows: usize = self.views.views.iter().map(|v| v.tokens * self.heads).sum();
-        let blocks = (rows.div_ceil(LANES) / (2 * team.len())).clamp(1, BLOCKS);
+        let blocks = (rows.div_ceil(LANES) / (2 * threads.len())).clamp(1, BLOCKS);
         // Heads with few query rows share blocks, so as many as possible go together.
-        let heads = (kv_heads * self.views.groups.len() / team.len()).clamp(1, kv_heads);
+        let heads = (kv_heads * self.views.groups.len() / threads.len()).clamp(1, kv_heads);
         Granularity { tokens: (blocks * LANES / self.per_head()).max(1), heads }
     }
 
@@ -61,46 +63,55 @@ impl LayerAttention<'_> {
     /// # Safety
     /// The slots of the views must exist. No other thread may write them, or access the results,
     /// during the call.
-    pub(crate) unsafe fn run(&self, team: &ThreadPool, isa: Isa, out: &DisjointRows<'_>) {
-        let cut = self.cut(team);
+    pub(crate) unsafe fn run(
+        &self,
+        threads: &ThreadPool,
+        memory: &mut AttentionMemory,
+        out: &DisjointRows<'_>,
+    ) {
+        let cut = self.cut(threads);
         let kv_heads = self.facts.kv_heads;
         let items = |group: &PrefixGroup| {
             let all = self.tokens_of(group);
             let (tokens, heads) = self.size(group, all, &cut);
             (all, tokens, heads, all.div_ceil(tokens.max(1)) * kv_heads.div_ceil(heads))
         };
-        ENDS.with_borrow_mut(|ends| {
-            let groups = &self.views.groups;
-            let mut end = 0;
-            ends.clear();
-            ends.extend(groups.iter().map(|group| {
-                end += items(group).3;
-                end
-            }));
-            let ends = &*ends;
-            let pages = kv_prefetch_pages(isa, self.positions.len(), team.len());
-            let each = |_, item| {
-                let at = ends.partition_point(|end| *end <= item);
-                let (all, tokens, heads, count) = items(&groups[at]);
-                let item = item + count - ends[at];
-                let by_heads = kv_heads.div_ceil(heads);
-                let (t, h) = (item / by_heads * tokens, item % by_heads * heads);
-                let heads = h..kv_heads.min(h + heads);
-                let tokens = t..all.min(t + tokens);
-                let work = WorkItem { group: &groups[at], heads, tokens, pages };
-                SCRATCH.with_borrow_mut(|scratch| self.item(isa, &work, scratch, out));
-            };
-            if pages > 0 {
-                // In static order: a thread should meet the rows that it prefetched a layer
-                // earlier.
-                return team.each_in_order(end, &each);
-            }
-            team.each(end, &each);
-        });
+        let (groups, ends) = (&self.views.groups, &mut memory.ends);
+        let mut end = 0;
+        ends.clear();
+        ends.extend(groups.iter().map(|group| {
+            end += items(group).3;
+            end
+        }));
+        let pages = kv_prefetch_pages(self.isa, self.positions.len(), threads.len());
+        let each = |worker: &mut Worker, item| {
+            let at = ends.partition_point(|end| *end <= item);
+            let (all, tokens, heads, count) = items(&groups[at]);
+            let item = item + count - ends[at];
+            let by_heads = kv_heads.div_ceil(heads);
+            let (t, h) = (item / by_heads * tokens, item % by_heads * heads);
+            let heads = h..kv_heads.min(h + heads);
+            let tokens = t..all.min(t + tokens);
+            let item = WorkItem { group: &groups[at], heads, tokens, pages };
+            let (scratch, next_layer) = worker.scratches();
+            self.item(&item, scratch, next_layer, out);
+        };
+        if pages > 0 {
+            // In static order: a thread should meet the rows that it prefetched a layer
+            // earlier.
+            return threads.each_in_order(end, &each);
+        }
+        threads.each(end, &each);
     }
 
     /// Computes one work item: runs its spans, then writes the normalized results.
-    fn item(&self, isa: Isa, item: &WorkItem<'_>, s: &mut Scratch, out: &DisjointRows<'_>) {
+    fn item(
+        &self,
+        item: &WorkItem<'_>,
+        s: &mut Scratch,
+        next_layer: &mut KvPrefetchQueue,
+        out: &DisjointRows<'_>,
+    ) {
         let shape = HeadShape::of(self.facts);
         s.prepare(shape, item.heads.len(), item.tokens.len() * self.per_head());
         s.tokens.clear();
@@ -116,7 +127,7 @@ impl LayerAttention<'_> {
         s.starts.push(at);
         let (first, last) = item.group.spans;
         for span in &self.views.spans[first..last] {
-            self.span(isa, item, span, s);
+            self.span(item, span, s, next_layer);
         }
         for (h, head) in item.heads.clone().enumerate() {
             for (t, &(token, _)) in s.tokens.iter().enumerate() {
@@ -125,7 +136,7 @@ impl LayerAttention<'_> {
                     // SAFETY: a query row belongs to one work item.
                     let to = unsafe { out.part(token, q_head * self.facts.value_dim, self.facts.value_dim) };
                     let row = (h * s.tokens.len() + t) * self.per_head() + g;
-                    s.finish(isa, shape, row, self.sinks.map(|sinks| sinks[q_head]), to);
+                    s.finish(self.isa, shape, row, self.sinks.map(|sinks| sinks[q_head]), to);
                 }
             }
         }

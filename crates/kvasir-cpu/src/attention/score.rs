@@ -9,12 +9,10 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::attention::decode::gemv;
-use crate::attention::gemm::products;
 #[cfg(target_arch = "x86_64")]
-use crate::attention::gemm::{
-    amx,
-    operands::{Interleaved, ScoreOperands},
-};
+use crate::attention::gemm::amx;
+use crate::attention::gemm::operands::{Interleaved, ScoreOperands};
+use crate::attention::gemm::products;
 use crate::attention::layer::HeadShape;
 use crate::attention::pack_v::ValuePacking;
 use crate::attention::scratch::Scratch;

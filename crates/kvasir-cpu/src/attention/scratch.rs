@@ -1,4 +1,4 @@
-//! Thread-local scratch of attention: queries, softmax state (m, l), accumulators O, staged K and
+//! Scratch of attention, one per worker: queries, softmax state (m, l), accumulators O, staged K and
 //! V, scores and attention weights.
 //!
 //! Buffers grow to the largest work item and stay, so a steady decode step does not allocate.
@@ -16,16 +16,11 @@ use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, Tile};
 use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::rows::CHUNK;
-#[cfg(target_arch = "x86_64")]
 use crate::prefetch::next_head::NextHead;
 use crate::prefetch::ranges::PrefetchRanges;
-use std::cell::RefCell;
 
-thread_local! {
-    pub(crate) static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
-}
-
-/// Scratch of one thread; grows to the largest work item and stays.
+/// Scratch of one worker; grows to the largest work item and stays.
+#[derive(Default)]
 pub(crate) struct Scratch {
     shape: Option<HeadShape>,
     /// The work item's tokens by their index in the step, and how many entries each sees.
@@ -50,7 +45,6 @@ pub(crate) struct Scratch {
     /// K of a chunk, per head of a block.
     pub(crate) keys: Vec<KeyRows>,
     /// The first head's K and V rows of the chunk, where they are prefetched.
-    #[cfg(target_arch = "x86_64")]
     pub(crate) next_heads: [NextHead; 2],
     /// Prefetch list while a single head's keys are multiplied.
     pub(crate) prefetches: PrefetchRanges,
@@ -78,41 +72,9 @@ pub(crate) struct Scratch {
     pub(crate) entries: ChunkEntries,
 }
 
-impl Default for Scratch {
-    fn default() -> Self {
-        Self {
-            shape: None,
-            tokens: Vec::new(),
-            starts: Vec::new(),
-            blocks: Vec::new(),
-            queries: AlignedVec::new(),
-            widened_queries: Vec::new(),
-            score_rows: AlignedVec::new(),
-            query_rows: AlignedVec::new(),
-            max: Vec::new(),
-            sum: Vec::new(),
-            sums: AlignedVec::new(),
-            keys: Vec::new(),
-            #[cfg(target_arch = "x86_64")]
-            next_heads: [NextHead::NONE; 2],
-            prefetches: PrefetchRanges::NONE,
-            widened_keys: Vec::new(),
-            widened_values: Vec::new(),
-            staged_keys: AlignedVec::new(),
-            staged_values: AlignedVec::new(),
-            zeros: Vec::new(),
-            wide: Vec::new(),
-            values: [AlignedVec::new(), AlignedVec::new()],
-            scores: AlignedVec::new(),
-            softmax: [OnlineSoftmax::NONE; 2],
-            packed: AlignedVec::new(),
-            weights: AlignedVec::new(),
-            widened_weights: AlignedVec::new(),
-            rescales: Vec::new(),
-            entries: ChunkEntries::NONE,
-        }
-    }
-}
+// SAFETY: its addresses are those of a work item's rows, written by the item before it reads through
+// them.
+unsafe impl Send for Scratch {}
 
 impl Scratch {
     /// Starts a work item of `heads` KV heads with `rows` query rows each: grows buffers and

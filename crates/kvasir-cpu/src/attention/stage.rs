@@ -9,7 +9,6 @@ use crate::attention::scratch::Scratch;
 use crate::attention::softmax::state::ChunkEntries;
 use crate::attention::views::{Chunk, Run};
 use crate::attention::work::WorkItem;
-use crate::isa::features::Isa;
 use crate::isa::tile::{TILE, Tile};
 use crate::kernels::AttentionGemm;
 use crate::memory::aligned::AlignedVec;
@@ -21,7 +20,7 @@ use std::ops::Range;
 impl LayerAttention<'_> {
     /// Records the entry number at each position of a chunk, for masking.
     pub(crate) fn number_entries(&self, chunk: &Chunk, s: &mut Scratch) {
-        s.entries = ChunkEntries::NONE;
+        s.entries = ChunkEntries::default();
         let mut number = chunk.first as i32;
         for run in self.views.runs(chunk) {
             let first = run.position as usize % CHUNK;
@@ -47,7 +46,6 @@ impl LayerAttention<'_> {
     /// dequantized into scratch. With `widen` they are also widened to f32, where operands are.
     pub(crate) fn stage_keys(
         &self,
-        isa: Isa,
         item: &WorkItem<'_>,
         heads: Range<usize>,
         widen: bool,
@@ -91,15 +89,15 @@ impl LayerAttention<'_> {
                     for (slot, to) in (part.slot..).zip(to.chunks_exact_mut(shape.key_width)) {
                         // SAFETY: the executor has checked the plan's slots, and writes come before
                         // reads.
-                        unsafe { rows.read_bf16(isa, slot, head, wide, &mut to[..self.facts.key_dim]) };
+                        unsafe { rows.read_bf16(self.isa, slot, head, wide, &mut to[..self.facts.key_dim]) };
                     }
                 }
             }
         }
-        if widen && AttentionGemm::of(isa) == AttentionGemm::Widened {
+        if widen && AttentionGemm::of(self.isa) == AttentionGemm::Widened {
             for keys in &s.keys {
                 // SAFETY: 64 rows of whole steps, the pool's or staged.
-                unsafe { widen_keys(isa, keys, shape.steps(), &mut s.widened_keys) };
+                unsafe { widen_keys(self.isa, keys, shape.steps(), &mut s.widened_keys) };
             }
         }
     }
@@ -119,22 +117,26 @@ impl LayerAttention<'_> {
     /// Starts packing one head's V rows of a chunk into `tiles`.
     pub(crate) fn start_packing(
         &self,
-        isa: Isa,
         head: usize,
         chunk: &Chunk,
         tiles: AlignedVec<Tile>,
         s: &mut Scratch,
     ) -> ValuePacking {
         let mut rows = [std::ptr::null(); CHUNK];
-        self.value_rows(isa, head, chunk, &mut rows, s);
-        ValuePacking { rows, width: self.facts.value_dim, tiles, done: 0, prefetches: PrefetchRanges::NONE }
+        self.value_rows(head, chunk, &mut rows, s);
+        ValuePacking {
+            rows,
+            width: self.facts.value_dim,
+            tiles,
+            done: 0,
+            prefetches: PrefetchRanges::default(),
+        }
     }
 
     /// Addresses of one head's V rows of a chunk as bf16: in place if stored as bf16, else
     /// dequantized into scratch. Positions without an entry point at zeros.
     pub(crate) fn value_rows(
         &self,
-        isa: Isa,
         head: usize,
         chunk: &Chunk,
         at: &mut [*const u16; CHUNK],
@@ -157,7 +159,7 @@ impl LayerAttention<'_> {
             for slot in run.slot..run.slot + run.len {
                 let to = &mut s.staged_values[row * vd..][..vd];
                 // SAFETY: the executor has checked the plan's slots, and writes come before reads.
-                unsafe { rows.read_bf16(isa, slot, head, &mut s.wide[..vd], to) };
+                unsafe { rows.read_bf16(self.isa, slot, head, &mut s.wide[..vd], to) };
                 at[row] = to.as_ptr();
                 row += 1;
             }

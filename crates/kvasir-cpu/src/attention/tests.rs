@@ -5,13 +5,14 @@
 use crate::attention::f32::attend_f32;
 use crate::attention::layer::LayerAttention;
 use crate::attention::reference;
+use crate::attention::run::AttentionMemory;
 use crate::attention::views::Views;
 use crate::isa::features::Isa;
 use crate::isa::features::tests::isas;
 use crate::kernels::AttentionGemm;
 use crate::memory::kv_pool::Pool;
 use crate::memory::kv_pool::kv_type::KvType;
-use crate::prefetch::kv_prefetch;
+use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::threads::pool::ThreadPool;
 use crate::threads::rows::DisjointRows;
 use kvasir_kv::{Layout, Mask, Plan, PlanRow, PoolId, Segment, SeqId, Span};
@@ -92,7 +93,12 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
     let mut views = Views::default();
     views.of_plan(plan);
     let width = HEADS * setup.facts.key_dim;
+    let isa = match way {
+        Way::Rounded(isa) | Way::Exact(isa) => isa,
+        Way::Pairs | Way::Naive => Isa::PORTABLE,
+    };
     let a = LayerAttention {
+        isa,
         q,
         q_stride: width,
         heads: HEADS,
@@ -110,9 +116,11 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
     let results = DisjointRows::new(&mut out, row);
     match way {
         // SAFETY: plans read only what was written before.
-        Way::Rounded(isa) => unsafe { a.run(&ThreadPool::new(threads), isa, &results) },
+        Way::Rounded(_) => unsafe {
+            a.run(&ThreadPool::new(threads), &mut AttentionMemory::default(), &results)
+        },
         // SAFETY: as above.
-        Way::Exact(isa) => unsafe { attend_f32(&a, &ThreadPool::new(threads), isa, &results) },
+        Way::Exact(_) => unsafe { attend_f32(&a, &ThreadPool::new(threads), &results) },
         Way::Pairs => reference::bf16_dot_order(&a, &mut out),
         Way::Naive => reference::naive(&a, &mut out),
     }
@@ -346,13 +354,14 @@ fn chunks_of_a_shared_prefix_are_read_once() {
 #[test]
 fn next_layer_is_recorded_only_if_its_shape_is_equal() {
     let wide = |kv_heads, width| LayerFacts { kv_heads, key_dim: width, value_dim: width, ..facts(None, 0) };
-    let noted = |next: LayerFacts| {
+    let recorded = |next: LayerFacts| {
         let now = wide(2, 64);
         let pool = Arc::new(Pool::new(&[now, next], KvType::Bf16, 64).unwrap());
         let plan = contiguous(0, 64);
         let mut views = Views::default();
         views.of_plan(&plan);
         let a = LayerAttention {
+            isa: Isa::PORTABLE,
             q: &[],
             q_stride: 0,
             heads: 2,
@@ -365,11 +374,12 @@ fn next_layer_is_recorded_only_if_its_shape_is_equal() {
             soft_cap: None,
             sinks: None,
         };
-        a.record_next_layer(&views.chunks(&views.views[0])[0], 0..2, 99);
-        std::iter::from_fn(kv_prefetch::next).count()
+        let mut queue = KvPrefetchQueue::default();
+        a.record_next_layer(&views.chunks(&views.views[0])[0], 0..2, 99, &mut queue);
+        std::iter::from_fn(|| queue.next()).count()
     };
     // K and V of two heads: two pages each.
-    assert_eq!(noted(wide(2, 64)), 8);
+    assert_eq!(recorded(wide(2, 64)), 8);
     // A row of equally many bytes, but of one head.
-    assert_eq!(noted(wide(1, 128)), 0);
+    assert_eq!(recorded(wide(1, 128)), 0);
 }

@@ -12,7 +12,6 @@ use crate::isa::amx::Tiles;
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::kernels::{AttentionGemm, GEMV_ROWS};
-use crate::memory::aligned::AlignedVec;
 use crate::prefetch::ranges::PrefetchRanges;
 
 impl LayerAttention<'_> {
@@ -20,7 +19,6 @@ impl LayerAttention<'_> {
     /// beside the last head the next chunk's keys are prefetched.
     pub(crate) fn accumulate_gemm(
         &self,
-        isa: Isa,
         item: &WorkItem<'_>,
         work: &ChunkWork<'_>,
         tiles: &mut Option<Tiles>,
@@ -30,19 +28,19 @@ impl LayerAttention<'_> {
         let last = &work.chunks[work.chunks.len() - 1];
         for (i, head) in work.heads.clone().enumerate() {
             let mut packing = if head + 1 < work.heads.end {
-                let tiles = std::mem::replace(&mut s.values[1], AlignedVec::new());
-                self.start_packing(isa, item.heads.start + head + 1, last.chunk, tiles, s)
+                let tiles = std::mem::take(&mut s.values[1]);
+                self.start_packing(item.heads.start + head + 1, last.chunk, tiles, s)
             } else {
                 let first = item.heads.start + work.heads.start;
                 let next = last.next.filter(|_| work.blocks.len() == 1);
                 let keys =
-                    next.map_or(PrefetchRanges::NONE, |next| self.key_ranges(next, first).first_half());
+                    next.map_or(PrefetchRanges::default(), |next| self.key_ranges(next, first).first_half());
                 ValuePacking::only_prefetch(keys.in_parts(s.values[0].len()))
             };
-            if AttentionGemm::of(isa) == AttentionGemm::Widened
+            if AttentionGemm::of(self.isa) == AttentionGemm::Widened
                 && s.blocks[work.blocks.start].per_head > GEMV_ROWS
             {
-                products::widen_values(isa, &s.values[0], &mut s.widened_values);
+                products::widen_values(self.isa, &s.values[0], &mut s.widened_values);
             }
             for block in work.blocks.clone() {
                 if let Some(tiles) = tiles {
@@ -50,10 +48,10 @@ impl LayerAttention<'_> {
                 }
                 // SAFETY: weights and V tiles were made, and tiles are configured; the rows are the
                 // pool's or staged.
-                unsafe { s.accumulate_block(isa, shape, block, i, work.chunks, &mut packing) };
+                unsafe { s.accumulate_block(self.isa, shape, block, i, work.chunks, &mut packing) };
             }
             // SAFETY: the rows are the pool's or staged.
-            unsafe { packing.finish(isa) };
+            unsafe { packing.finish(self.isa) };
             if head + 1 < work.heads.end {
                 s.values[1] = std::mem::replace(&mut s.values[0], packing.tiles);
             }

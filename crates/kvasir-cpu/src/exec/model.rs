@@ -43,7 +43,7 @@ pub struct CpuModel {
     pub(crate) source: Arc<dyn WeightSource + Send + Sync>,
     pub(crate) precision: Precision,
     pub(crate) isa: Isa,
-    pub(crate) team: Arc<ThreadPool>,
+    pub(crate) threads: Arc<ThreadPool>,
     /// Whether a step has run: the first one reads unpacked matrices in place.
     used: AtomicBool,
     /// Whether all matrices are packed; held while packing.
@@ -62,12 +62,12 @@ impl CpuModel {
         program: &Program,
         source: Arc<dyn WeightSource + Send + Sync>,
         precision: Precision,
-        team: Arc<ThreadPool>,
+        threads: Arc<ThreadPool>,
     ) -> Result<Self, Error> {
         let whole = program;
         let program = whole.sampled_early(&[]);
         let precision = precision.min(Precision::least(whole, &*source)?);
-        let mut packer = Packer::new(&team, whole, &source, precision);
+        let mut packer = Packer::new(&threads, whole, &source, precision);
         let mut weights: Vec<_> = program.ops.iter().map(|_| OpWeights::None).collect();
         let mut vectors = BTreeMap::new();
         // Mapped pages are released once packed, so a model is never in memory twice. The LM head,
@@ -98,7 +98,7 @@ impl CpuModel {
             source,
             precision,
             isa: Isa::detect(),
-            team,
+            threads,
             used: AtomicBool::new(false),
             packed: Mutex::new(false),
         })
@@ -132,7 +132,7 @@ impl CpuModel {
                 if left == 0 {
                     return Ok(false);
                 }
-                left = left.saturating_sub(l.packed.pack_some(&self.team, left)?);
+                left = left.saturating_sub(l.packed.pack_some(&self.threads, left)?);
             }
         }
         Ok(true)
@@ -166,8 +166,8 @@ impl CpuModel {
     }
 
     /// The thread pool that its kernels run on.
-    pub fn team(&self) -> &Arc<ThreadPool> {
-        &self.team
+    pub fn threads(&self) -> &Arc<ThreadPool> {
+        &self.threads
     }
 
     /// The instruction set that its kernels use.

@@ -9,9 +9,8 @@
 
 use crate::gemm::bf16::activations::{Bf16Activations, Bf16Terms};
 use crate::gemm::bf16::product::matmul_bf16;
-use crate::gemm::f32::product::matmul_f32;
+use crate::gemm::f32::product::{ActivationRows, matmul_f32};
 use crate::gemm::int8::activations::QuantActivations;
-#[cfg(target_arch = "x86_64")]
 use crate::gemm::int8::gated::Gated;
 use crate::gemm::int8::product::matmul as matmul_quant;
 use crate::gemm::output::Output;
@@ -19,9 +18,9 @@ use crate::isa::features::Isa;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
 use crate::threads::rows::{for_each_row, runs_on_caller};
+use crate::threads::worker::Worker;
 use crate::weights::linear::{Linear, Packed};
 use kvasir_program::{Activation, ValueId};
-use std::cell::RefCell;
 use std::io;
 
 /// The activations that a matrix is multiplied with.
@@ -32,35 +31,26 @@ pub(crate) enum Operand<'a> {
     Made(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
 }
 
+/// Scratch for a row that is computed on demand.
+#[derive(Default)]
+struct MadeRow(Vec<f32>);
+
 impl Operand<'_> {
     /// Calls `take` with row `row`, `width` numbers.
-    fn with(&self, row: usize, width: usize, take: impl FnOnce(&[f32])) {
-        thread_local! {
-            static MADE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-        }
+    fn with(&self, row: usize, width: usize, worker: &mut Worker, take: impl FnOnce(&[f32])) {
         match self {
             Self::Rows(x, stride) => take(&x[row * stride..row * stride + width]),
-            Self::Made(make) => MADE.with_borrow_mut(|made| {
+            Self::Made(make) => {
+                let MadeRow(made) = worker.scratch();
                 // The buffer never shrinks: growing zeroes memory that is then overwritten.
                 if made.len() < width {
                     made.resize(width, 0.0);
                 }
                 make(row, &mut made[..width]);
                 take(&made[..width]);
-            }),
+            }
         }
     }
-}
-
-/// Quantizes one row to int8.
-fn integers<'a>(
-    isa: Isa,
-    inputs: usize,
-    x: &'a Operand<'_>,
-    quant: &'a QuantActivations,
-) -> impl Fn(usize) + Sync + 'a {
-    // SAFETY: each row is written by one thread, and the buffer fits all rows.
-    move |row| x.with(row, inputs, |x| unsafe { quant.write_row(isa, row, x) })
 }
 
 /// Records `of` as the prepared operand; returns whether its rows must be prepared. An unnamed
@@ -72,20 +62,29 @@ fn is_new(last: &mut Option<ValueId>, of: Option<ValueId>) -> bool {
 /// The preparation of `n` rows as a prologue. Few rows run on the calling thread as part of the
 /// next parallel region; many rows run now in a parallel region of their own, because regions do
 /// not nest.
-fn before<'a>(wanted: bool, n: usize, make: &'a (dyn Fn() + Sync)) -> Prologue<'a> {
-    match wanted {
-        true if runs_on_caller(n) => Prologue::of(make),
-        true => {
-            make();
-            Prologue::none()
-        }
-        false => Prologue::none(),
+fn prologue<'a>(
+    threads: &ThreadPool,
+    n: usize,
+    prepare: &'a (dyn Fn(&mut Worker, usize) + Sync),
+) -> Prologue<'a> {
+    if runs_on_caller(n) {
+        return Prologue::of(n, prepare);
     }
+    for_each_row(threads, n, prepare);
+    Prologue::none()
+}
+
+/// Gate and up projection of a feed-forward block, and the activation that joins them.
+pub(crate) struct GateAndUp<'w> {
+    pub(crate) gate: &'w Linear,
+    pub(crate) up: &'w Linear,
+    pub(crate) activation: Activation,
 }
 
 /// Prepared activations in the operand formats of the kernels, shared by all matrices with the same
 /// operand.
 pub(crate) struct Prepared {
+    isa: Isa,
     quant: QuantActivations,
     /// Output of the fused gate and up projection, while `quant` is its input.
     gated: QuantActivations,
@@ -97,10 +96,10 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// Buffers for `rows` rows of up to `inputs` numbers; bf16 kernels take
     /// `terms` per activation.
-    pub(crate) fn new(rows: usize, inputs: usize, terms: Bf16Terms) -> io::Result<Self> {
+    pub(crate) fn new(isa: Isa, rows: usize, inputs: usize, terms: Bf16Terms) -> io::Result<Self> {
         let quant = || QuantActivations::new(rows, inputs);
         let bf16 = Bf16Activations::new(rows, inputs, terms)?;
-        Ok(Self { quant: quant()?, gated: quant()?, bf16, quant_of: None, bf16_of: None })
+        Ok(Self { isa, quant: quant()?, gated: quant()?, bf16, quant_of: None, bf16_of: None })
     }
 
     /// Invalidates all prepared operands.
@@ -110,11 +109,17 @@ impl Prepared {
 
     /// Returns whether `of` must be quantized, and shapes the buffer for `n` rows of it if so.
     fn begin_quant(&mut self, inputs: usize, of: Option<ValueId>, n: usize) -> bool {
-        let wanted = is_new(&mut self.quant_of, of);
-        if wanted {
+        let new = is_new(&mut self.quant_of, of);
+        if new {
             self.quant.reshape(inputs, n);
         }
-        wanted
+        new
+    }
+
+    /// Quantizes one row to int8.
+    fn quantize(&self, x: &Operand<'_>, inputs: usize, row: usize, worker: &mut Worker) {
+        // SAFETY: each row is written by one thread, and the buffer fits all rows.
+        x.with(row, inputs, worker, |x| unsafe { self.quant.write_row(self.isa, row, x) });
     }
 
     /// Fused `out = act(gate x) * (up x)`, left quantized as the next operand; its f32 values are
@@ -122,44 +127,38 @@ impl Prepared {
     /// for `n` rows.
     pub(crate) fn gate(
         &mut self,
-        all: (&ThreadPool, Isa),
-        (gate, up, activation): (&Linear, &Linear, Activation),
-        (of, x): (ValueId, Operand<'_>),
+        threads: &ThreadPool,
+        GateAndUp { gate, up, activation }: GateAndUp<'_>,
+        of: ValueId,
+        x: &Operand<'_>,
         n: usize,
         out: ValueId,
     ) -> bool {
         let (Packed::Quant(w), Packed::Quant(partner)) = (&gate.packed, &up.packed) else { return false };
-        #[cfg(target_arch = "x86_64")]
-        {
-            if let Some(gated) = Gated::new(all.1, [w, partner], activation, n) {
-                if self.begin_quant(gate.inputs, Some(of), n) {
-                    for_each_row(all.0, n, &integers(all.1, gate.inputs, &x, &self.quant));
-                }
-                self.gated.reshape(gate.outputs, n);
-                gated.multiply(all.0, &self.quant, n, &self.gated);
-                std::mem::swap(&mut self.quant, &mut self.gated);
-                self.quant_of = Some(out);
-                return true;
-            }
+        let Some(gated) = Gated::new(self.isa, [w, partner], activation, n) else { return false };
+        if self.begin_quant(gate.inputs, Some(of), n) {
+            for_each_row(threads, n, &|worker, row| self.quantize(x, gate.inputs, row, worker));
         }
-        // Other architectures have no fused kernel.
-        let _ = (all, w, partner, activation, of, x, n, out);
-        false
+        self.gated.reshape(gate.outputs, n);
+        gated.multiply(threads, &self.quant, n, &self.gated);
+        std::mem::swap(&mut self.quant, &mut self.gated);
+        self.quant_of = Some(out);
+        true
     }
 
-    /// `out = W x + bias` for each matrix in `wanted`, all with the same rows. `of` names the
+    /// `out = W x + bias` for each of these matrices, all with the same rows. `of` names the
     /// operand, so that later calls can reuse its prepared rows.
     pub(crate) fn multiply(
         &mut self,
-        units: (&ThreadPool, Isa),
-        wanted: &mut [Option<(&Linear, Output<'_>)>],
+        threads: &ThreadPool,
+        products: &mut [Option<(&Linear, Output<'_>)>],
         of: Option<ValueId>,
         x: &Operand<'_>,
     ) {
-        let form = |wanted: &Option<(&Linear, _)>| wanted.as_ref().map(|(l, _)| l.packed.form());
-        for wanted in wanted.chunk_by_mut(|a, b| form(a) == form(b)) {
-            self.multiply_alike(units, wanted, of, x);
-            for (l, out) in wanted.iter_mut().flatten() {
+        let form = |product: &Option<(&Linear, _)>| product.as_ref().map(|(l, _)| l.packed.form());
+        for products in products.chunk_by_mut(|a, b| form(a) == form(b)) {
+            self.multiply_alike(threads, products, of, x);
+            for (l, out) in products.iter_mut().flatten() {
                 if let Some(bias) = &l.bias {
                     out.add(bias);
                 }
@@ -170,50 +169,49 @@ impl Prepared {
     /// The products of matrices of one kernel family.
     fn multiply_alike(
         &mut self,
-        (team, isa): (&ThreadPool, Isa),
-        wanted: &mut [Option<(&Linear, Output<'_>)>],
+        threads: &ThreadPool,
+        products: &mut [Option<(&Linear, Output<'_>)>],
         of: Option<ValueId>,
         x: &Operand<'_>,
     ) {
-        let Some(Some((first, out))) = wanted.first() else { return };
-        let (inputs, n) = (first.inputs, out.rows());
+        let Some(Some((first, out))) = products.first() else { return };
+        let (isa, inputs, n) = (self.isa, first.inputs, out.rows());
         match &first.packed {
             Packed::Quant(_) => {
-                let wanted_rows = self.begin_quant(inputs, of, n);
-                let quant = &self.quant;
-                let matrices = wanted.iter_mut().flatten().filter_map(|(l, out)| match &l.packed {
+                let new = self.begin_quant(inputs, of, n);
+                let matrices = products.iter_mut().flatten().filter_map(|(l, out)| match &l.packed {
                     Packed::Quant(w) => Some((w, out)),
                     _ => None,
                 });
-                let make = || for_each_row(team, n, &integers(isa, inputs, x, quant));
-                matmul_quant(team, isa, matrices, quant, &before(wanted_rows, n, &make));
+                let quantize = |worker: &mut Worker, row| self.quantize(x, inputs, row, worker);
+                let first = if new { prologue(threads, n, &quantize) } else { Prologue::none() };
+                matmul_quant(threads, isa, matrices, &self.quant, &first);
             }
             Packed::Bf16(_) => {
-                let wanted_rows = is_new(&mut self.bf16_of, of);
-                if wanted_rows {
+                let new = is_new(&mut self.bf16_of, of);
+                if new {
                     self.bf16.reshape(inputs, n);
                 }
                 let bf16 = &self.bf16;
-                let make = || {
-                    for_each_row(team, n, &|row| {
-                        // SAFETY: each row is written by one thread, and the buffer fits all rows.
-                        x.with(row, inputs, |x| unsafe { bf16.write_row(isa, row, x) });
-                    });
+                let round = |worker: &mut Worker, row| {
+                    // SAFETY: each row is written by one thread, and the buffer fits all rows.
+                    x.with(row, inputs, worker, |x| unsafe { bf16.write_row(isa, row, x) });
                 };
-                let first = before(wanted_rows, n, &make);
-                for (l, out) in wanted.iter_mut().flatten() {
+                let first = if new { prologue(threads, n, &round) } else { Prologue::none() };
+                for (l, out) in products.iter_mut().flatten() {
                     if let Packed::Bf16(w) = &l.packed {
-                        matmul_bf16(team, isa, w, bf16, out, &first);
+                        matmul_bf16(threads, isa, w, bf16, out, &first);
                     }
                 }
             }
             Packed::F32(_) => {
-                let Operand::Rows(x, stride) = x else {
+                let Operand::Rows(values, stride) = *x else {
                     unreachable!("rows are made only for matrices that take them in another form")
                 };
-                for (l, out) in wanted.iter_mut().flatten() {
+                let x = ActivationRows { values, stride };
+                for (l, out) in products.iter_mut().flatten() {
                     if let Packed::F32(w) = &l.packed {
-                        matmul_f32(team, isa, w, (x, *stride), out);
+                        matmul_f32(threads, isa, w, x, out);
                     }
                 }
             }

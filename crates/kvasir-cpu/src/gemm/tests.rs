@@ -4,7 +4,7 @@
 
 use crate::gemm::bf16::activations::{Bf16Activations, Bf16Terms};
 use crate::gemm::bf16::product::matmul_bf16;
-use crate::gemm::f32::product::matmul_f32;
+use crate::gemm::f32::product::{ActivationRows, matmul_f32};
 use crate::gemm::output::Output;
 use crate::isa::features::Isa;
 use crate::isa::features::tests::isas;
@@ -27,12 +27,12 @@ fn value(i: usize) -> f32 {
 #[test]
 fn every_level_and_number_of_rows_gives_the_same_bits() {
     for (outputs, inputs) in [(40, 96), (16, 32), (77, 200)] {
-        let team = ThreadPool::new(2);
+        let threads = ThreadPool::new(2);
         let row = |n: usize, out: &mut [f32]| {
             out.iter_mut().enumerate().for_each(|(i, v)| *v = value(n * 7919 + i))
         };
-        let w = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
-        let wide = F32Panels::numbers(&team, (outputs, inputs), Width::F32, &row).unwrap();
+        let w = Bf16Panels::rounded(&threads, (outputs, inputs), &row).unwrap();
+        let wide = F32Panels::numbers(&threads, (outputs, inputs), Width::F32, &row).unwrap();
         let values: Vec<f32> = (0..70 * inputs).map(|i| value(i + 1_000_000)).collect();
         let [once, twice] = [Bf16Terms::One, Bf16Terms::Two].map(|terms| {
             let x = Bf16Activations::new(70, inputs, terms).unwrap();
@@ -47,9 +47,10 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
             let (a, rest) = out.split_at_mut(rows * outputs);
             let (b, c) = rest.split_at_mut(rows * outputs);
             let output = |out| Output::new(out, rows, outputs, outputs);
-            matmul_bf16(&team, isa, &w, &once, &mut output(a), &Prologue::none());
-            matmul_bf16(&team, isa, &w, &twice, &mut output(c), &Prologue::none());
-            matmul_f32(&team, isa, &wide, (&values, inputs), &mut output(b));
+            let rows_f32 = ActivationRows { values: &values, stride: inputs };
+            matmul_bf16(&threads, isa, &w, &once, &mut output(a), &Prologue::none());
+            matmul_bf16(&threads, isa, &w, &twice, &mut output(c), &Prologue::none());
+            matmul_f32(&threads, isa, &wide, rows_f32, &mut output(b));
             [a.to_vec(), b.to_vec(), c.to_vec()]
         };
         let reference = run(Isa::PORTABLE, 70);
@@ -79,7 +80,7 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
 
 #[test]
 fn rows_read_in_place_give_the_bits_of_packed_ones() {
-    let (outputs, team) = (77, ThreadPool::new(2));
+    let (outputs, threads) = (77, ThreadPool::new(2));
     for (dtype, inputs) in [(DType::BF16, 200), (DType::BF16, 96), (DType::F16, 200)] {
         let values: Vec<f32> = (0..outputs * inputs).map(value).collect();
         let mut bytes = Vec::new();
@@ -89,7 +90,7 @@ fn rows_read_in_place_give_the_bits_of_packed_ones() {
         let mut stored = vec![0.0; values.len()];
         encoding::dequantize(dtype, &bytes, &mut stored).unwrap();
         let row = |n: usize, out: &mut [f32]| out.copy_from_slice(&stored[n * inputs..][..inputs]);
-        let packed = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
+        let packed = Bf16Panels::rounded(&threads, (outputs, inputs), &row).unwrap();
         let w =
             Bf16Panels::floats(dtype, (outputs, inputs), MemoryRows { step: bytes.len() / outputs, bytes });
         let x = Bf16Activations::new(70, inputs, Bf16Terms::One).unwrap();
@@ -104,7 +105,7 @@ fn rows_read_in_place_give_the_bits_of_packed_ones() {
                     let run = |w: &Bf16Panels| {
                         let mut out = vec![f32::NAN; rows * outputs];
                         let mut output = Output::new(&mut out, rows, outputs, outputs);
-                        matmul_bf16(&team, isa, w, &x, &mut output, &Prologue::none());
+                        matmul_bf16(&threads, isa, w, &x, &mut output, &Prologue::none());
                         out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                     };
                     assert!(run(&w) == run(&packed), "{dtype} {isa} {rows} rows, part {part}");
@@ -112,8 +113,8 @@ fn rows_read_in_place_give_the_bits_of_packed_ones() {
             }
             assert_eq!(w.is_packed(), part == 2);
             match part {
-                0 => assert!(w.pack_some(&team, 1).unwrap() > 0),
-                _ => while w.pack_some(&team, usize::MAX).unwrap() > 0 {},
+                0 => assert!(w.pack_some(&threads, 1).unwrap() > 0),
+                _ => while w.pack_some(&threads, usize::MAX).unwrap() > 0 {},
             }
         }
     }

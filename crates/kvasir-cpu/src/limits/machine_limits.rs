@@ -38,32 +38,32 @@ const PARTS: usize = 8;
 
 /// The microbenchmark: a thread pool and 1 GB of memory, more than the caches hold.
 pub struct PeakMeter<'t> {
-    team: &'t ThreadPool,
+    threads: &'t ThreadPool,
     isa: Isa,
     memory: Buffer,
 }
 
 impl<'t> PeakMeter<'t> {
     /// Allocates 1 GB and writes to all of it, so that every page is backed.
-    pub fn new(team: &'t ThreadPool) -> io::Result<Self> {
+    pub fn new(threads: &'t ThreadPool) -> io::Result<Self> {
         const BYTES: usize = 1 << 30;
         let mut memory = Buffer::in_huge_pages(BYTES)?;
         let numbers = random_bytes();
         for part in memory.bytes_mut().chunks_mut(numbers.len()) {
             part.copy_from_slice(&numbers[..part.len()]);
         }
-        Ok(Self { team, isa: Isa::detect(), memory })
+        Ok(Self { threads, isa: Isa::detect(), memory })
     }
 
     /// Measures all limits; takes about a tenth of a second.
     pub fn measure(&self) -> Peaks {
-        let Self { team, isa, .. } = *self;
+        let Self { threads, isa, .. } = *self;
         let bandwidth = self.bandwidth();
         let best = |job: &(dyn Fn() -> f64 + Sync)| {
             let all = (0..TRIES).map(|_| {
                 let started = Instant::now();
                 let operations = AtomicU64::new(0);
-                team.each(team.len(), &|_, _| {
+                threads.each(threads.len(), &|_, _| {
                     operations.fetch_add(job() as u64, Ordering::Relaxed);
                 });
                 operations.into_inner() as f64 / started.elapsed().as_secs_f64()
@@ -133,14 +133,14 @@ impl<'t> PeakMeter<'t> {
         let bytes = self.memory.bytes();
         let mut best = 0f64;
         for part in bytes.chunks(bytes.len() / PARTS) {
-            let each = (part.len() / self.team.len()) & !4095;
+            let each = (part.len() / self.threads.len()) & !4095;
             let started = Instant::now();
-            self.team.each(self.team.len(), &|_, thread| {
+            self.threads.each(self.threads.len(), &|_, thread| {
                 let mut sink = 0;
                 read(self.isa, &part[thread * each..(thread + 1) * each], &mut sink);
                 std::hint::black_box(sink);
             });
-            best = best.max((each * self.team.len()) as f64 / started.elapsed().as_secs_f64());
+            best = best.max((each * self.threads.len()) as f64 / started.elapsed().as_secs_f64());
         }
         best
     }

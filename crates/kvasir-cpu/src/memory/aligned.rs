@@ -54,6 +54,12 @@ impl<T: Plain> AlignedVec<T> {
     }
 }
 
+impl<T: Plain> Default for AlignedVec<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<T: Plain> Deref for AlignedVec<T> {
     type Target = [T];
 

@@ -19,7 +19,8 @@ use std::sync::{Arc, Mutex};
 /// The KV slots that the plan reads must exist, and no other thread may write them concurrently.
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn select(
-    (team, isa): (&ThreadPool, Isa),
+    threads: &ThreadPool,
+    isa: Isa,
     plan: &Plan,
     pools: &[Arc<Pool>],
     layer: usize,
@@ -34,7 +35,7 @@ pub(crate) unsafe fn select(
         .flat_map(|row| (0..row.queries.len as usize).map(move |query| (row, query)))
         .collect();
     let chosen: Vec<Mutex<Vec<u32>>> = queries.iter().map(|_| Mutex::default()).collect();
-    team.each(queries.len(), &|_, item| {
+    threads.each(queries.len(), &|_, item| {
         let (row, query) = queries[item];
         let token = row.queries.start as usize + query;
         let position = plan.positions[token];

@@ -10,7 +10,7 @@
 //! does not depend on the rest of the batch.
 
 use crate::gemm::bf16::activations::Bf16Terms;
-use crate::gemm::linear::{Operand, Prepared};
+use crate::gemm::linear::{GateAndUp, Operand, Prepared};
 use crate::gemm::output::Output;
 use crate::isa::features::Isa;
 use crate::memory::buffer::Buffer;
@@ -82,7 +82,7 @@ pub(crate) struct MixtureMemory {
 
 impl MixtureMemory {
     /// Buffers for up to `tokens` tokens in any MoE layer of the program.
-    pub(crate) fn new(program: &Program, tokens: usize, terms: Bf16Terms) -> io::Result<Self> {
+    pub(crate) fn new(isa: Isa, program: &Program, tokens: usize, terms: Bf16Terms) -> io::Result<Self> {
         let sizes = program.ops.iter().filter_map(|op| match op {
             Op::Mixture { experts, .. } => Some((experts.gate.first.inputs, experts.gate.first.outputs)),
             _ => None,
@@ -95,7 +95,7 @@ impl MixtureMemory {
             up: rows(inner)?,
             inner: rows(inner)?,
             out: rows(outer)?,
-            prepared: Prepared::new(if outer == 0 { 0 } else { tokens }, outer.max(inner), terms)?,
+            prepared: Prepared::new(isa, if outer == 0 { 0 } else { tokens }, outer.max(inner), terms)?,
         })
     }
 }
@@ -112,19 +112,28 @@ fn floats(buffer: &mut Buffer) -> &mut [f32] {
 const GATHERED: ValueId = ValueId(u32::MAX);
 const ACTIVATED: ValueId = ValueId(u32::MAX - 1);
 
+/// The experts of one MoE layer.
+pub(crate) struct Experts<'w> {
+    pub(crate) gate: &'w [Linear],
+    pub(crate) up: &'w [Linear],
+    pub(crate) down: &'w [Linear],
+    pub(crate) activation: Activation,
+}
+
 /// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))`. Experts run in ascending order,
 /// so a token's sum does not depend on other tokens.
 pub(crate) fn mixture(
-    (team, isa): (&ThreadPool, Isa),
-    [gate, up, down]: [&[Linear]; 3],
-    activation: Activation,
+    threads: &ThreadPool,
+    isa: Isa,
+    experts: &Experts<'_>,
     x: &[f32],
     routes: &[Routes],
     m: &mut MixtureMemory,
-    (y, width): (&mut [f32], usize),
+    y: &mut [f32],
 ) {
     y.fill(0.0);
-    for expert in 0..gate.len() {
+    let activation = experts.activation;
+    for expert in 0..experts.gate.len() {
         let chosen = routes.iter().enumerate().flat_map(|(token, routes)| {
             routes.iter().filter(|(e, _)| *e as usize == expert).map(move |(_, weight)| (token, *weight))
         });
@@ -133,28 +142,28 @@ pub(crate) fn mixture(
         if n == 0 {
             continue;
         }
-        let [gate, up, down] = [&gate[expert], &up[expert], &down[expert]];
+        let [gate, up, down] = [experts.gate, experts.up, experts.down].map(|matrices| &matrices[expert]);
         let (outer, inner) = (gate.inputs, gate.outputs);
         let rows_x = floats(&mut m.x);
         let gathered = DisjointRows::new(rows_x, outer);
-        for_each_row(team, n, &|row| {
+        for_each_row(threads, n, &|_, row| {
             // SAFETY: each row is written by one thread.
             unsafe { gathered.row(row) }.copy_from_slice(&x[chosen[row].0 * outer..][..outer]);
         });
         m.prepared.invalidate();
-        let all = (team, isa);
         // Fused gate and up projection whose activation is already quantized for the down
         // projection, if there are no biases.
         let alone = gate.bias.is_none() && up.bias.is_none() && matches!(down.packed, Packed::Quant(_));
         let x = || Operand::Rows(rows_x, outer);
-        let together = alone && m.prepared.gate(all, (gate, up, activation), (GATHERED, x()), n, ACTIVATED);
+        let together = alone
+            && m.prepared.gate(threads, GateAndUp { gate, up, activation }, GATHERED, &x(), n, ACTIVATED);
         if !together {
             let mut both = [(gate, floats(&mut m.gate)), (up, floats(&mut m.up))]
                 .map(|(l, out)| Some((l, Output::new(out, n, inner, inner))));
-            m.prepared.multiply(all, &mut both, Some(GATHERED), &x());
+            m.prepared.multiply(threads, &mut both, Some(GATHERED), &x());
             let (g, u, activated) =
                 (floats(&mut m.gate), floats(&mut m.up), DisjointRows::new(floats(&mut m.inner), inner));
-            for_each_row(team, n, &|row| {
+            for_each_row(threads, n, &|_, row| {
                 let at = row * inner..(row + 1) * inner;
                 // SAFETY: as above.
                 activate(isa, &g[at.clone()], &u[at], activation, unsafe { activated.row(row) });
@@ -163,9 +172,9 @@ pub(crate) fn mixture(
         let activated = Operand::Rows(floats(&mut m.inner), inner);
         let name = together.then_some(ACTIVATED);
         let out = Output::new(floats(&mut m.out), n, outer, outer);
-        m.prepared.multiply(all, &mut [Some((down, out))], name, &activated);
-        let (out, sums) = (floats(&mut m.out), DisjointRows::new(y, width));
-        for_each_row(team, n, &|row| {
+        m.prepared.multiply(threads, &mut [Some((down, out))], name, &activated);
+        let (out, sums) = (floats(&mut m.out), DisjointRows::new(y, outer));
+        for_each_row(threads, n, &|_, row| {
             let (token, weight) = chosen[row];
             // SAFETY: as above; a token selects an expert at most once.
             let sum = unsafe { sums.row(token) };

@@ -5,7 +5,7 @@
 //! rows lie in the next layer. The GEMM kernels in between prefetch those pages into L2, so that
 //! attention then reads from the caches.
 //!
-//! 1. `note` (attention) appends the pages of one KV chunk to a thread-local queue, up to a budget.
+//! 1. `record` (attention) appends the pages of one KV chunk to the worker's queue, up to a budget.
 //! 2. `next` (GEMM kernels) is called at every possible prefetch point and pops a page when it is
 //!    due.
 //! 3. The queue delays its pages to the latest point at which all of them can still be issued. The
@@ -15,7 +15,6 @@
 //! No result depends on it. Decision 0022 has the measurements.
 
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
-use std::cell::RefCell;
 use std::collections::VecDeque;
 
 /// Cache lines per page.
@@ -29,67 +28,64 @@ pub(crate) const BUDGET: usize = 4096;
 /// Margin in pages before the latest possible start: a thread may meet fewer prefetch points than
 /// in the previous step.
 const EARLY: usize = 128;
-/// One thread's prefetch queue for the next layer's K and V.
-struct Pages {
+
+/// One worker's prefetch queue for the next layer's K and V.
+#[derive(Default)]
+pub(crate) struct KvPrefetchQueue {
     /// The layer whose attention recorded the pages.
-    layer: usize,
-    left: VecDeque<Page>,
+    layer: Option<usize>,
+    pages: VecDeque<Page>,
     /// Prefetch points since the queue was filled.
-    wanted: usize,
+    points: usize,
     /// Prefetch points behind each layer in the previous step.
-    before: Vec<usize>,
+    points_before: Vec<usize>,
 }
 
-impl Pages {
-    const NONE: Self = Self { layer: usize::MAX, left: VecDeque::new(), wanted: 0, before: Vec::new() };
+impl KvPrefetchQueue {
+    /// Records what is read in the next layer: at most `budget` pages, in the order in which `layer`
+    /// reads its own. `ranges` receives a callback that takes an address and a length in bytes.
+    pub(crate) fn record(
+        &mut self,
+        layer: usize,
+        budget: usize,
+        ranges: impl FnOnce(&mut dyn FnMut(*const u8, usize)),
+    ) {
+        if self.layer != Some(layer) {
+            self.begin(layer);
+        }
+        let mut left = budget.saturating_sub(self.pages.len());
+        // Reserved once: a steady decode step must not allocate.
+        self.pages.reserve(left);
+        ranges(&mut |at, bytes| {
+            // A trailing half page counts as a whole page; less than half is left to demand loads.
+            let count = ((bytes + PAGE / 2) / PAGE).min(left);
+            self.pages.extend((0..count).map(|n| Page(at.wrapping_add(n * PAGE))));
+            left -= count;
+        });
+    }
 
     /// Stores the count of prefetch points of the previous layer and empties the queue.
     fn begin(&mut self, layer: usize) {
-        if self.layer != usize::MAX {
-            let layers = self.before.len().max(self.layer + 1);
-            self.before.resize(layers, 0);
-            self.before[self.layer] = self.wanted;
+        if let Some(before) = self.layer.replace(layer) {
+            let layers = self.points_before.len().max(before + 1);
+            self.points_before.resize(layers, 0);
+            self.points_before[before] = self.points;
         }
-        self.left.clear();
-        (self.layer, self.wanted) = (layer, 0);
+        self.pages.clear();
+        self.points = 0;
     }
 
     /// Whether enough prefetch points remain after this one for all queued pages plus `EARLY`.
     fn can_wait(&self) -> bool {
-        let all = self.before.get(self.layer).copied().unwrap_or(0);
-        self.wanted + self.left.len() + EARLY < all
+        let all = self.layer.and_then(|layer| self.points_before.get(layer)).copied().unwrap_or(0);
+        self.points + self.pages.len() + EARLY < all
     }
-}
 
-thread_local! {
-    static PAGES: RefCell<Pages> = const { RefCell::new(Pages::NONE) };
-}
-
-/// Records what is read in the next layer: at most `most` pages, in the order in which `layer`
-/// reads its own. `note` receives a callback that takes an address and a length in bytes.
-pub(crate) fn note(layer: usize, most: usize, note: impl FnOnce(&mut dyn FnMut(*const u8, usize))) {
-    PAGES.with_borrow_mut(|pages| {
-        if pages.layer != layer {
-            pages.begin(layer);
-        }
-        let mut room = most.saturating_sub(pages.left.len());
-        // Reserved once: a steady decode step must not allocate.
-        pages.left.reserve(room);
-        note(&mut |at, bytes| {
-            // A trailing half page counts as a whole page; less than half is left to demand loads.
-            let count = ((bytes + PAGE / 2) / PAGE).min(room);
-            pages.left.extend((0..count).map(|n| Page(at.wrapping_add(n * PAGE))));
-            room -= count;
-        });
-    });
-}
-
-/// Pops the next page to prefetch, if it is due.
-pub(crate) fn next() -> Option<Page> {
-    PAGES.with_borrow_mut(|pages| {
-        pages.wanted += 1;
-        if pages.can_wait() { None } else { pages.left.pop_front() }
-    })
+    /// Pops the next page to prefetch, if it is due.
+    pub(crate) fn next(&mut self) -> Option<Page> {
+        self.points += 1;
+        if self.can_wait() { None } else { self.pages.pop_front() }
+    }
 }
 
 /// A page, prefetched a few lines at a time: a core has some 50 fill buffers and drops prefetches
@@ -97,10 +93,12 @@ pub(crate) fn next() -> Option<Page> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Page(*const u8);
 
+// SAFETY: a page is an address for prefetch hints; no memory is accessed through it.
+unsafe impl Send for Page {}
+
 impl Page {
     /// A stand-in where no page is due. Prefetching memory that is in L1 is free, so kernels need
     /// no branch.
-    #[cfg(target_arch = "x86_64")]
     pub(crate) fn of(near: *const u8) -> Self {
         Self(near)
     }
@@ -122,38 +120,35 @@ mod tests {
     #[test]
     fn pages_come_in_order_until_another_layer_is_recorded() {
         let at = |n: usize| std::ptr::without_provenance::<u8>(n);
-        note(3, 9, |note| note(at(0x10_0000), 2 * PAGE + PAGE / 2));
-        note(3, 9, |note| {
-            note(at(0x20_0000), PAGE / 2 - 1);
-            note(at(0x30_0000), PAGE);
+        let mut queue = KvPrefetchQueue::default();
+        queue.record(3, 9, |record| record(at(0x10_0000), 2 * PAGE + PAGE / 2));
+        queue.record(3, 9, |record| {
+            record(at(0x20_0000), PAGE / 2 - 1);
+            record(at(0x30_0000), PAGE);
         });
-        let some = || next().map(|page| page.0 as usize);
+        let mut some = || queue.next().map(|page| page.0 as usize);
         assert_eq!([some(), some()], [Some(0x10_0000), Some(0x10_0000 + PAGE)]);
         assert_eq!([some(), some(), some()], [Some(0x10_0000 + 2 * PAGE), Some(0x30_0000), None]);
-        note(4, 9, |note| note(at(0x40_0000), usize::MAX / 2));
-        assert_eq!(std::iter::from_fn(next).count(), 9);
-        note(5, 9, |note| note(at(0x50_0000), PAGE));
-        assert_eq!([next(), next()], [Some(Page(at(0x50_0000))), None]);
+        queue.record(4, 9, |record| record(at(0x40_0000), usize::MAX / 2));
+        assert_eq!(std::iter::from_fn(|| queue.next()).count(), 9);
+        queue.record(5, 9, |record| record(at(0x50_0000), PAGE));
+        assert_eq!([queue.next(), queue.next()], [Some(Page(at(0x50_0000))), None]);
     }
 
     #[test]
     fn pages_wait_for_the_latest_point_that_fits_all() {
-        const WANTED: usize = 2 * EARLY;
-        let note_two = |layer| note(layer, 9, |note| note(std::ptr::without_provenance(0x10_0000), 2 * PAGE));
-        let came = || (0..WANTED).map(|_| next().is_some()).collect::<Vec<_>>();
-        let at_once = |n: usize| n < 2;
-        let late = |n: usize| (WANTED - EARLY - 3..WANTED - EARLY - 1).contains(&n);
+        const POINTS: usize = 2 * EARLY;
+        let mut queue = KvPrefetchQueue::default();
+        // Which points of a layer prefetch one of its two pages.
+        let mut due_points = |layer| {
+            queue.record(layer, 9, |record| record(std::ptr::without_provenance(0x10_0000), 2 * PAGE));
+            (0..POINTS).filter(|_| queue.next().is_some()).collect::<Vec<_>>()
+        };
         for layer in [0, 1] {
-            note_two(layer);
-            assert_eq!(
-                came(),
-                (0..WANTED).map(at_once).collect::<Vec<_>>(),
-                "how many will be wanted is not known"
-            );
+            assert_eq!(due_points(layer), [0, 1], "how many points there are is not known");
         }
         for layer in [0, 1, 0] {
-            note_two(layer);
-            assert_eq!(came(), (0..WANTED).map(late).collect::<Vec<_>>());
+            assert_eq!(due_points(layer), [POINTS - EARLY - 3, POINTS - EARLY - 2]);
         }
     }
 }

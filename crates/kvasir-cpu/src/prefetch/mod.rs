@@ -9,8 +9,6 @@
 
 pub(crate) mod hint;
 pub(crate) mod kv_prefetch;
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod next_head;
 pub(crate) mod ranges;
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod tuner;

@@ -20,10 +20,13 @@ pub(crate) struct NextHead {
     pub(crate) heads: Heads,
 }
 
-impl NextHead {
-    pub(crate) const NONE: Self =
-        Self { at: [std::ptr::null(); CHUNK / LANES], bytes: 0, head: 0, heads: Heads::NONE };
+impl Default for NextHead {
+    fn default() -> Self {
+        Self { at: [std::ptr::null(); CHUNK / LANES], bytes: 0, head: 0, heads: Heads::default() }
+    }
+}
 
+impl NextHead {
     /// Whether there is anything to prefetch.
     #[inline(always)]
     pub(crate) fn is_some(&self) -> bool {

@@ -19,10 +19,13 @@ pub(crate) struct PrefetchRanges {
     level: CacheLevel,
 }
 
-impl PrefetchRanges {
-    pub(crate) const NONE: Self =
-        Self { ranges: [(std::ptr::null(), 0); CAPACITY], first: 0, end: 0, step: 0, level: CacheLevel::L1 };
+impl Default for PrefetchRanges {
+    fn default() -> Self {
+        Self { ranges: [(std::ptr::null(), 0); CAPACITY], first: 0, end: 0, step: 0, level: CacheLevel::L1 }
+    }
+}
 
+impl PrefetchRanges {
     /// Appends a range; contiguous ranges are merged, and those beyond the capacity are left to
     /// demand loads.
     pub(crate) fn add(&mut self, at: *const u8, bytes: usize) {
@@ -40,14 +43,14 @@ impl PrefetchRanges {
     /// The second half of the list; the first half is prefetched earlier, and both at once would
     /// exceed L1.
     pub(crate) fn second_half(&self) -> Self {
-        let mut half = Self::NONE;
+        let mut half = Self::default();
         self.append_part(self.lines() / 2, u32::MAX, &mut half);
         half
     }
 
     /// The first half of the list.
     pub(crate) fn first_half(&self) -> Self {
-        let mut half = Self::NONE;
+        let mut half = Self::default();
         self.append_part(0, self.lines() / 2, &mut half);
         half
     }

@@ -1,8 +1,9 @@
-//! Threads: the fork-join pool (`pool`), the job that its caller runs before all items (`prologue`),
-//! and parallel loops over rows (`rows`).
+//! Threads: the fork-join pool (`pool`), what a thread of it hands to its jobs (`worker`), the rows
+//! that its caller prepares before all items (`prologue`), and parallel loops over rows (`rows`).
 //!
-//! Knows no kernel and no memory of theirs.
+//! Knows no kernel; their scratch memory is known by type only.
 
 pub(crate) mod pool;
 pub(crate) mod prologue;
 pub(crate) mod rows;
+pub(crate) mod worker;

@@ -25,15 +25,16 @@
 //! joining. The tests at the end of the file cover late joiners, panics and wake-ups.
 
 use crate::threads::prologue::{Prologue, SPINS, spin_until};
+use crate::threads::worker::Worker;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
 /// Yields before a worker parks.
 const YIELDS: u32 = 20;
 
-type Job = *const (dyn Fn(usize) + Sync);
+type Job = *const (dyn Fn(&mut Worker) + Sync);
 
 /// A fork-join thread pool. The caller participates; workers that have not joined by the time all
 /// items are claimed are skipped.
@@ -44,8 +45,8 @@ type Job = *const (dyn Fn(usize) + Sync);
 pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Held during a run: two callers take turns.
-    caller: Mutex<()>,
+    /// Thread 0, whichever thread calls. Held during a run: two callers take turns.
+    caller: Mutex<Worker>,
 }
 
 struct Shared {
@@ -93,7 +94,7 @@ impl ThreadPool {
             builder.spawn(move || shared.work(index)).ok()
         };
         let workers = (0..helpers).map_while(spawn).collect();
-        Self { shared, workers, caller: Mutex::new(()) }
+        Self { shared, workers, caller: Mutex::new(Worker::new(0)) }
     }
 
     /// A pool of as many threads as the system reports as available parallelism.
@@ -111,17 +112,21 @@ impl ThreadPool {
         false
     }
 
-    /// Runs `job(thread)` on the caller and on every worker that joins before the caller's own call
+    fn caller(&self) -> MutexGuard<'_, Worker> {
+        self.caller.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `job` on the caller and on every worker that joins before the caller's own call
     /// returns; returns when all of them have finished. Panics if a worker panicked.
-    fn run(&self, job: &(dyn Fn(usize) + Sync)) {
+    fn run(&self, job: &(dyn Fn(&mut Worker) + Sync)) {
+        let mut caller = self.caller();
         if self.workers.is_empty() {
-            return job(0);
+            return job(&mut caller);
         }
-        let caller = self.caller.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
         // SAFETY: only the lifetime is changed; `JoinGuard` below keeps this function from ending, even
         // by unwinding, before all workers have left.
-        let job_for_all: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
+        let job_for_all: Job = unsafe { std::mem::transmute::<&(dyn Fn(&mut Worker) + Sync), Job>(job) };
         // SAFETY: the run is closed and no worker is inside, so none reads the cell.
         unsafe { *shared.job.get() = Some(job_for_all) };
         // The previous run may have unwound by its own panic before it looked at a worker's
@@ -135,27 +140,27 @@ impl ThreadPool {
             }
         }
         let close = JoinGuard(shared);
-        job(0);
+        job(&mut caller);
         drop(close);
         let failed = shared.failed.swap(false, Ordering::Relaxed);
         drop(caller);
         assert!(!failed, "a worker thread of the pool failed");
     }
 
-    /// Dynamic scheduling: runs `job(thread, item)` for every item below `count`, claimed one by
+    /// Dynamic scheduling: runs `job(worker, item)` for every item below `count`, claimed one by
     /// one from a shared counter.
-    pub fn each(&self, count: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+    pub(crate) fn each(&self, count: usize, job: &(dyn Fn(&mut Worker, usize) + Sync)) {
         if count <= 1 {
-            return (0..count).for_each(|i| job(0, i));
+            return (0..count).for_each(|i| job(&mut self.caller(), i));
         }
         let next = AtomicUsize::new(0);
-        self.run(&|thread| {
+        self.run(&|worker| {
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 if i >= count {
                     break;
                 }
-                job(thread, i);
+                job(worker, i);
             }
         });
     }
@@ -163,7 +168,7 @@ impl ThreadPool {
     /// Static scheduling with work stealing: each thread walks a contiguous range of items in
     /// order, then helps other threads from the ends of their ranges. Streams of memory stay
     /// sequential per thread.
-    pub fn each_in_order(&self, count: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+    pub(crate) fn each_in_order(&self, count: usize, job: &(dyn Fn(&mut Worker, usize) + Sync)) {
         self.each_in_order_after(&Prologue::none(), &|_| &[], count, job);
     }
 
@@ -174,26 +179,27 @@ impl ThreadPool {
         first: &Prologue<'_>,
         first_bytes: &(dyn Fn(usize) -> &'b [u8] + Sync),
         count: usize,
-        job: &(dyn Fn(usize, usize) + Sync),
+        job: &(dyn Fn(&mut Worker, usize) + Sync),
     ) {
         const MAX_THREADS: usize = 16;
         let threads = self.len();
         if count <= 1 || threads == 1 || threads > MAX_THREADS {
-            first.run();
+            first.run(&mut self.caller());
             return self.each(count, job);
         }
         let claims = [const { Claims(AtomicU64::new(0)) }; MAX_THREADS];
         let bound = |range: usize| range * count / threads;
-        self.run(&|thread| {
+        self.run(&|worker| {
+            let thread = worker.index;
             match thread {
-                0 => first.run(),
+                0 => first.run(worker),
                 _ if first.is_done() => {}
                 _ => first.wait(first_bytes(bound(thread))),
             }
             for range in (thread..threads).chain(0..thread) {
                 let (first, end) = (bound(range), bound(range + 1));
                 while let Some(i) = claims[range].take(range == thread, end - first) {
-                    job(thread, first + i);
+                    job(worker, first + i);
                 }
             }
         });
@@ -255,7 +261,7 @@ fn epoch_of(state: u64) -> u32 {
 impl Shared {
     /// The main loop of a worker.
     fn work(&self, index: usize) {
-        let mut seen = 0;
+        let (mut seen, mut worker) = (0, Worker::new(index + 1));
         loop {
             seen = self.await_run(index, seen);
             if self.stop.load(Ordering::SeqCst) {
@@ -270,7 +276,7 @@ impl Shared {
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let _done = LeaveGuard(self);
                 if let Some(job) = job {
-                    job(index + 1);
+                    job(&mut worker);
                 }
             }));
         }
@@ -336,10 +342,10 @@ mod tests {
             let pool = ThreadPool::new(threads);
             for count in 0..50 {
                 let (before, seen) = (AtomicU32::new(0), AtomicU64::new(0));
-                let job = || {
+                let job = |_: &mut Worker, _| {
                     before.fetch_add(1, Ordering::Relaxed);
                 };
-                let first = Prologue::of(&job);
+                let first = Prologue::of(1, &job);
                 for round in 1..=2 {
                     pool.each_in_order_after(&first, &|_| &[7; 1000], count, &|_, i| {
                         assert_eq!(before.load(Ordering::Relaxed), 1);
@@ -356,8 +362,8 @@ mod tests {
     fn a_failing_prologue_releases_all_threads() {
         let pool = ThreadPool::new(2);
         for _ in 0..100 {
-            let job = || panic!("on purpose");
-            let fails = || pool.each_in_order_after(&Prologue::of(&job), &|_| &[], 64, &|_, _| {});
+            let job = |_: &mut Worker, _| panic!("on purpose");
+            let fails = || pool.each_in_order_after(&Prologue::of(1, &job), &|_| &[], 64, &|_, _| {});
             assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(fails)).is_err());
             pool.each_in_order(8, &|_, _| {});
         }
@@ -397,7 +403,7 @@ mod tests {
             pool.each(2, &|_, _| {
                 here.fetch_add(1, Ordering::SeqCst);
                 while here.load(Ordering::SeqCst) < 2 {
-                    assert!(std::time::Instant::now() < patience, "nobody woke");
+                    assert!(std::time::Instant::now() < patience, "no worker woke");
                     std::thread::yield_now();
                 }
             });
@@ -435,9 +441,9 @@ mod tests {
         let pool = ThreadPool::new(2);
         // Repeats until the worker has joined once.
         for _ in 0..10_000 {
-            pool.each(2, &|thread, _| {
+            pool.each(2, &|worker, _| {
                 std::thread::sleep(Duration::from_micros(200));
-                assert_ne!(thread, 1);
+                assert_ne!(worker.index, 1);
             });
         }
     }

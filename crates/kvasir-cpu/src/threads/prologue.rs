@@ -6,6 +6,7 @@
 //! Ordering: `done` is stored with Release after the job, also when it panics, and loaded with
 //! Acquire. So whatever the job wrote is visible to every thread whose `wait` returned.
 
+use crate::threads::worker::Worker;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,20 +20,21 @@ const POLL_BYTES: usize = 4 * LINE;
 /// Polls for work before a thread yields its core; some tens of microseconds.
 pub(crate) const SPINS: u32 = 2000;
 
-/// A job to run once before a parallel region.
+/// A job to run once for each of a few rows, before a parallel region.
 pub(crate) struct Prologue<'a> {
-    job: Option<&'a (dyn Fn() + Sync)>,
+    rows: usize,
+    job: &'a (dyn Fn(&mut Worker, usize) + Sync),
     done: AtomicBool,
 }
 
 impl<'a> Prologue<'a> {
     /// No prologue: `is_done` is true at once.
     pub(crate) fn none() -> Self {
-        Self { job: None, done: AtomicBool::new(true) }
+        Self { rows: 0, job: &|_, _| {}, done: AtomicBool::new(true) }
     }
 
-    pub(crate) fn of(job: &'a (dyn Fn() + Sync)) -> Self {
-        Self { job: Some(job), done: AtomicBool::new(false) }
+    pub(crate) fn of(rows: usize, job: &'a (dyn Fn(&mut Worker, usize) + Sync)) -> Self {
+        Self { rows, job, done: AtomicBool::new(false) }
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -40,12 +42,10 @@ impl<'a> Prologue<'a> {
     }
 
     /// Runs the job unless it has run. Only one thread may call this.
-    pub(crate) fn run(&self) {
+    pub(crate) fn run(&self, worker: &mut Worker) {
         if !self.is_done() {
             let _done = Done(&self.done);
-            if let Some(job) = self.job {
-                job();
-            }
+            (0..self.rows).for_each(|row| (self.job)(worker, row));
         }
     }
 

@@ -1,6 +1,7 @@
 //! Parallel loops over rows, and disjoint mutable row slices of one buffer for them.
 
 use crate::threads::pool::ThreadPool;
+use crate::threads::worker::Worker;
 use std::marker::PhantomData;
 
 /// Rows per work item; up to this many run on the calling thread alone.
@@ -12,12 +13,9 @@ pub(crate) fn runs_on_caller(n: usize) -> bool {
 }
 
 /// Runs `job` for each row, in parallel if there are more than a few.
-pub(crate) fn for_each_row(threads: &ThreadPool, n: usize, job: &(dyn Fn(usize) + Sync)) {
-    if runs_on_caller(n) {
-        return (0..n).for_each(job);
-    }
-    threads.each(n.div_ceil(ROWS_PER_ITEM), &|_, item| {
-        (item * ROWS_PER_ITEM..n.min((item + 1) * ROWS_PER_ITEM)).for_each(job)
+pub(crate) fn for_each_row(threads: &ThreadPool, n: usize, job: &(dyn Fn(&mut Worker, usize) + Sync)) {
+    threads.each(n.div_ceil(ROWS_PER_ITEM), &|worker, item| {
+        (item * ROWS_PER_ITEM..n.min((item + 1) * ROWS_PER_ITEM)).for_each(|row| job(worker, row));
     });
 }
 

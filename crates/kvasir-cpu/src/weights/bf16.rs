@@ -9,9 +9,10 @@ use crate::isa::float16::round_to_bf16;
 use crate::isa::tile::{LANES, STEP, transpose_rows};
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
-use crate::weights::panels::{EncodedPanel, EncodedRows, PanelLayout, Panels, next_panel_distance};
+use crate::weights::panels::{
+    EncodedPanel, EncodedRows, PanelLayout, Panels, RowScratch, next_panel_distance,
+};
 use kvasir_formats::{DType, encoding};
-use std::cell::RefCell;
 use std::io;
 
 /// Panel layout: tiles of 32 inputs x 16 outputs, each 16 rows of bf16 input pairs (VNNI).
@@ -37,12 +38,12 @@ impl PanelLayout for Bf16Layout {
         self.steps * TILE_BYTES
     }
 
-    fn make(&self, rows: &EncodedPanel<'_>, out: &mut [u8]) {
+    fn make(&self, rows: &EncodedPanel<'_>, out: &mut [u8], scratch: &mut RowScratch) {
         let isa = Isa::detect();
         let Some(dtype) = self.stored.filter(|dtype| *dtype != DType::BF16) else {
             return lay(isa, rows, out);
         };
-        self.round(isa, out, |lane, values| {
+        self.round(isa, out, scratch, |lane, values| {
             // Row lengths were checked against the type when the file was opened. Rows past the end
             // of the matrix are empty.
             let row = rows[lane];
@@ -56,24 +57,19 @@ impl PanelLayout for Bf16Layout {
 
 impl Bf16Layout {
     /// Builds a panel from the f32 values that `row(lane, values)` writes, rounded to bf16.
-    fn round(&self, isa: Isa, out: &mut [u8], row: impl Fn(usize, &mut [f32])) {
-        thread_local! {
-            static MADE: RefCell<(Vec<f32>, Vec<u16>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    fn round(&self, isa: Isa, out: &mut [u8], scratch: &mut RowScratch, row: impl Fn(usize, &mut [f32])) {
+        let (len, RowScratch { values, bits }) = (self.steps * STEP, scratch);
+        values.resize(len, 0.0);
+        bits.resize(LANES * len, 0);
+        let mut rows: EncodedPanel<'_> = [&[]; LANES];
+        for (lane, (bits, bytes)) in bits.chunks_exact_mut(len).zip(&mut rows).enumerate() {
+            values.fill(0.0);
+            row(lane, values);
+            round_to_bf16(isa, values, bits);
+            // SAFETY: u16 has no padding, so its bytes are initialized.
+            *bytes = unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), size_of_val(bits)) };
         }
-        MADE.with_borrow_mut(|(values, bits)| {
-            let len = self.steps * STEP;
-            values.resize(len, 0.0);
-            bits.resize(LANES * len, 0);
-            let mut rows: EncodedPanel<'_> = [&[]; LANES];
-            for (lane, (bits, bytes)) in bits.chunks_exact_mut(len).zip(&mut rows).enumerate() {
-                values.fill(0.0);
-                row(lane, values);
-                round_to_bf16(isa, values, bits);
-                // SAFETY: u16 has no padding, so its bytes are initialized.
-                *bytes = unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), size_of_val(bits)) };
-            }
-            lay(isa, &rows, out);
-        });
+        lay(isa, &rows, out);
     }
 }
 
@@ -89,14 +85,14 @@ impl Bf16Panels {
 
     /// Packs a matrix whose row `n` is written by `row(n, values)`, rounded to bf16.
     pub(crate) fn rounded(
-        team: &ThreadPool,
+        threads: &ThreadPool,
         (outputs, inputs): (usize, usize),
         row: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> io::Result<Self> {
         let kind = Bf16Layout { stored: None, steps: inputs.div_ceil(STEP) };
         let isa = Isa::detect();
-        Self::packed(kind, outputs, team, |kind, panel, out| {
-            kind.round(isa, out, |lane, values| {
+        Self::packed(kind, outputs, threads, |kind, panel, out, scratch| {
+            kind.round(isa, out, scratch, |lane, values| {
                 if panel * LANES + lane < outputs {
                     row(panel * LANES + lane, &mut values[..inputs]);
                 }

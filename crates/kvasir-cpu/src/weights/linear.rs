@@ -39,11 +39,11 @@ pub(crate) enum Packed {
 impl Packed {
     /// Packs about `bytes` more of a matrix that is still read in place. Returns the bytes packed;
     /// zero if all is packed.
-    pub(crate) fn pack_some(&self, team: &ThreadPool, bytes: usize) -> std::io::Result<usize> {
+    pub(crate) fn pack_some(&self, threads: &ThreadPool, bytes: usize) -> std::io::Result<usize> {
         match self {
-            Self::Quant(w) => w.pack_some(team, bytes),
-            Self::Bf16(w) => w.pack_some(team, bytes),
-            Self::F32(w) => w.pack_some(team, bytes),
+            Self::Quant(w) => w.pack_some(threads, bytes),
+            Self::Bf16(w) => w.pack_some(threads, bytes),
+            Self::F32(w) => w.pack_some(threads, bytes),
         }
     }
 

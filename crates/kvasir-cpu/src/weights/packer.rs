@@ -64,7 +64,7 @@ impl FileRows {
 /// Packs matrices. Caches the last weight that was dequantized as a whole: the next matrices are
 /// often other views of it.
 pub(crate) struct Packer<'a> {
-    pub(crate) team: &'a ThreadPool,
+    pub(crate) threads: &'a ThreadPool,
     pub(crate) program: &'a Program,
     pub(crate) source: &'a Arc<Source>,
     pub(crate) precision: Precision,
@@ -73,12 +73,12 @@ pub(crate) struct Packer<'a> {
 
 impl<'a> Packer<'a> {
     pub(crate) fn new(
-        team: &'a ThreadPool,
+        threads: &'a ThreadPool,
         program: &'a Program,
         source: &'a Arc<Source>,
         precision: Precision,
     ) -> Self {
-        Self { team, program, source, precision, unpacked: None }
+        Self { threads, program, source, precision, unpacked: None }
     }
 
     /// Dequantizes a whole weight to f32 and releases its file pages.
@@ -179,7 +179,7 @@ impl<'a> Packer<'a> {
             Err(rows) => Packed::Bf16(Bf16Panels::floats(dtype, size, rows)),
         };
         while !self.source.reads_in_place() && !packed.is_packed() {
-            packed.pack_some(self.team, usize::MAX).map_err(out_of_memory)?;
+            packed.pack_some(self.threads, usize::MAX).map_err(out_of_memory)?;
         }
         Ok(packed)
     }
@@ -194,8 +194,8 @@ impl<'a> Packer<'a> {
     ) -> Result<Packed, Error> {
         let size = (m.outputs, m.inputs);
         let packed = match wide {
-            Some(width) => F32Panels::numbers(self.team, size, width, row).map(Packed::F32),
-            None => Bf16Panels::rounded(self.team, size, row).map(Packed::Bf16),
+            Some(width) => F32Panels::numbers(self.threads, size, width, row).map(Packed::F32),
+            None => Bf16Panels::rounded(self.threads, size, row).map(Packed::Bf16),
         };
         packed.map_err(out_of_memory)
     }
@@ -208,14 +208,14 @@ impl<'a> Packer<'a> {
         m: &Matrix,
         (first, step): (usize, usize),
     ) -> Result<Option<Packed>, Error> {
-        let (team, size) = (self.team, (m.outputs, m.inputs));
+        let (threads, size) = (self.threads, (m.outputs, m.inputs));
         let whole = |w: &Scaled<'_>| w.codes.row_len == m.inputs && w.block.1.is_multiple_of(PART);
         let packed = if let Some(w) = self.source.nibbles(name)?.filter(|w| w.row_len == m.inputs) {
-            F32Panels::codes(team, size, Width::Mxfp4, &|n, lane, panel| {
+            F32Panels::codes(threads, size, Width::Mxfp4, |n, lane, panel, _| {
                 mxfp4::put_codes(lane, (w.row)(first + n * step), panel);
             })
         } else if let Some(w) = self.source.scaled(name)?.filter(whole) {
-            F32Panels::codes(team, size, Width::Fp8, &|n, lane, panel| {
+            F32Panels::codes(threads, size, Width::Fp8, |n, lane, panel, _| {
                 let row = first + n * step;
                 fp8::put_codes(lane, (w.codes.row)(row), |part| w.scale(row, part * PART), panel);
             })

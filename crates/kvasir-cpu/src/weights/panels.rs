@@ -40,7 +40,18 @@ pub(crate) fn prefetch_bytes(bytes: &[u8], ahead: usize) {
 }
 
 /// Scratch for a panel made on the fly.
-pub(crate) type PanelScratch = AlignedVec<u8>;
+#[derive(Default)]
+pub(crate) struct PanelScratch {
+    panel: AlignedVec<u8>,
+    pub(crate) rows: RowScratch,
+}
+
+/// Scratch of panel layouts that compute rows before they pack them: a row in f32, and rows in bf16.
+#[derive(Default)]
+pub(crate) struct RowScratch {
+    pub(crate) values: Vec<f32>,
+    pub(crate) bits: Vec<u16>,
+}
 
 /// A matrix's rows in their stored (checkpoint) encoding.
 pub(crate) trait EncodedRows: Send + Sync {
@@ -66,7 +77,7 @@ pub(crate) trait PanelLayout: Send + Sync {
     /// Bytes of one panel.
     fn panel_bytes(&self) -> usize;
     /// Packs a panel from its stored rows. Never called for a matrix that was packed at creation.
-    fn make(&self, _rows: &EncodedPanel<'_>, _out: &mut [u8]) {
+    fn make(&self, _rows: &EncodedPanel<'_>, _out: &mut [u8], _scratch: &mut RowScratch) {
         unreachable!("it is packed");
     }
 }
@@ -107,12 +118,14 @@ impl<K: PanelLayout> Panels<K> {
     pub(crate) fn packed(
         kind: K,
         outputs: usize,
-        team: &ThreadPool,
-        make: impl Fn(&K, usize, &mut [u8]) + Sync,
+        threads: &ThreadPool,
+        make: impl Fn(&K, usize, &mut [u8], &mut RowScratch) + Sync,
     ) -> io::Result<Self> {
         let all = Self::unpacked(kind, outputs, NoRows);
         let buffer = Buffer::in_huge_pages(all.bytes())?;
-        all.fill(&buffer, team, 0..all.panels(), &|panel, out| make(&all.kind, panel, out));
+        all.fill(&buffer, threads, 0..all.panels(), &|panel, out, scratch| {
+            make(&all.kind, panel, out, scratch)
+        });
         // The value is not shared yet.
         let _ = all.packed.set(buffer);
         all.done.store(all.panels(), Ordering::Release);
@@ -121,7 +134,7 @@ impl<K: PanelLayout> Panels<K> {
 
     /// Packs at least one more panel, up to about `bytes` bytes, and returns the number of bytes.
     /// Returns 0 if all are packed. Kernels use the packed panels from then on.
-    pub(crate) fn pack_some(&self, team: &ThreadPool, bytes: usize) -> io::Result<usize> {
+    pub(crate) fn pack_some(&self, threads: &ThreadPool, bytes: usize) -> io::Result<usize> {
         let _packing = self.packing.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, all, from) = (self.kind.panel_bytes(), self.panels(), self.done());
         if from == all {
@@ -134,7 +147,9 @@ impl<K: PanelLayout> Panels<K> {
         let Some(buffer) = self.packed.get() else { return Ok(0) };
         let end = all.min(from + (bytes.min(AT_ONCE) / len.max(1)).max(1));
         self.rows.lend(&mut |rows| {
-            self.fill(buffer, team, from..end, &|panel, out| self.make(panel, rows, out));
+            self.fill(buffer, threads, from..end, &|panel, out, scratch| {
+                self.make(panel, rows, out, scratch)
+            });
         });
         self.done.store(end, Ordering::Release);
         self.rows.release(from * LANES..self.outputs.min(end * LANES));
@@ -145,17 +160,17 @@ impl<K: PanelLayout> Panels<K> {
     fn fill(
         &self,
         buffer: &Buffer,
-        team: &ThreadPool,
+        threads: &ThreadPool,
         panels: Range<usize>,
-        make: &(dyn Fn(usize, &mut [u8]) + Sync),
+        make: &(dyn Fn(usize, &mut [u8], &mut RowScratch) + Sync),
     ) {
         let (len, base) = (self.kind.panel_bytes(), buffer.ptr() as usize);
-        team.each_in_order(panels.len(), &|_, n| {
+        threads.each_in_order(panels.len(), &|worker, n| {
             let panel = panels.start + n;
             // SAFETY: the panel lies within the buffer; it is not read before `done` covers it, and
             // one thread writes it.
             let out = unsafe { std::slice::from_raw_parts_mut((base + panel * len) as *mut u8, len) };
-            make(panel, out);
+            make(panel, out, worker.scratch());
         });
     }
 
@@ -176,12 +191,12 @@ impl<K: PanelLayout> Panels<K> {
         self.panels() * self.kind.panel_bytes()
     }
 
-    fn make(&self, panel: usize, rows: &RowBytes<'_>, out: &mut [u8]) {
+    fn make(&self, panel: usize, rows: &RowBytes<'_>, out: &mut [u8], scratch: &mut RowScratch) {
         let mut encoded: EncodedPanel<'_> = [&[]; LANES];
         for (n, row) in (panel * LANES..self.outputs).zip(&mut encoded) {
             *row = rows(n);
         }
-        self.kind.make(&encoded, out);
+        self.kind.make(&encoded, out, scratch);
     }
 
     /// A reader of the panels, if all are packed.
@@ -192,14 +207,14 @@ impl<K: PanelLayout> Panels<K> {
 
     /// Calls `job` with a reader of the panels; the first call of an unpacked matrix pages its rows
     /// in, in parallel.
-    pub(crate) fn read(&self, team: &ThreadPool, mut job: impl FnMut(PanelReader<'_, '_, K>)) {
+    pub(crate) fn read(&self, threads: &ThreadPool, mut job: impl FnMut(PanelReader<'_, '_, K>)) {
         if let Some(reader) = self.packed_reader() {
             return job(reader);
         }
         if !self.brought.swap(true, Ordering::Relaxed) {
             let together = (BROUGHT / self.kind.panel_bytes().max(1)).max(1) * LANES;
             let first = self.done() * LANES;
-            team.each_in_order(self.outputs.saturating_sub(first).div_ceil(together), &|_, n| {
+            threads.each_in_order(self.outputs.saturating_sub(first).div_ceil(together), &|_, n| {
                 let from = first + n * together;
                 self.rows.will_read(from..self.outputs.min(from + together));
             });
@@ -218,6 +233,9 @@ pub(crate) struct PanelAt {
     matrix: u64,
     pub(crate) at: *const u8,
 }
+
+// SAFETY: only an address; kernels that read through it vouch for the panel.
+unsafe impl Send for PanelAt {}
 
 /// A snapshot of a matrix's panels for one GEMM or GEMV.
 pub(crate) struct PanelReader<'a, 'r, K> {
@@ -260,25 +278,24 @@ impl<'a, K: PanelLayout> PanelReader<'a, '_, K> {
     }
 
     /// Panel `n` with its identity; see [`panel`](Self::panel).
-    pub(crate) fn panel_at(&self, n: usize, room: &mut PanelScratch) -> PanelAt {
-        PanelAt { matrix: self.panels.number, at: self.panel(n, room).as_ptr() }
+    pub(crate) fn panel_at(&self, n: usize, scratch: &mut PanelScratch) -> PanelAt {
+        PanelAt { matrix: self.panels.number, at: self.panel(n, scratch).as_ptr() }
     }
 
-    /// Panel `n`. `room` is the scratch for a panel made on the fly; it is freed once panels are
-    /// packed.
-    pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut PanelScratch) -> &'p [u8] {
+    /// Panel `n`. `scratch` is for a panel made on the fly; it is freed once panels are packed.
+    pub(crate) fn panel<'p>(&'p self, n: usize, scratch: &'p mut PanelScratch) -> &'p [u8] {
         let len = self.panels.kind.panel_bytes();
         match self.packed_from(n).get(..len) {
             Some(packed) => {
-                if !room.is_empty() {
-                    *room = PanelScratch::new();
+                if !scratch.panel.is_empty() {
+                    *scratch = PanelScratch::default();
                 }
                 packed
             }
             None => {
-                room.grow(len);
-                let out = &mut room[..len];
-                self.panels.make(n, self.rows, out);
+                scratch.panel.grow(len);
+                let out = &mut scratch.panel[..len];
+                self.panels.make(n, self.rows, out, &mut scratch.rows);
                 out
             }
         }

@@ -8,7 +8,6 @@ use crate::attention::softmax::state::{
 use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
-#[cfg(target_arch = "x86_64")]
 use crate::kernels::AttentionGemm;
 use crate::memory::kv_pool::rows::CHUNK;
 

@@ -35,8 +35,10 @@ pub(crate) struct ChunkEntries {
     pub(crate) position: [i32; CHUNK],
 }
 
-impl ChunkEntries {
-    pub(crate) const NONE: Self = Self { entry: [i32::MAX; CHUNK], position: [0; CHUNK] };
+impl Default for ChunkEntries {
+    fn default() -> Self {
+        Self { entry: [i32::MAX; CHUNK], position: [0; CHUNK] }
+    }
 }
 
 /// Mask bounds per query row: place `r` of a chunk is visible if `entry[r] < visible` and
@@ -48,7 +50,7 @@ pub(crate) struct MaskBounds {
 }
 
 /// Online softmax state per query row: running maximum m, and denominator l.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RunningState {
     pub(crate) max: [f32; LANES],
     pub(crate) sum: [f32; LANES],
@@ -89,12 +91,9 @@ pub(crate) struct OnlineSoftmax {
     pub(crate) done: usize,
 }
 
-impl OnlineSoftmax {
-    pub(crate) const NONE: Self = Self {
-        scale: 0.0,
-        base: [0.0; LANES],
-        sums: [[0.0; LANES]; 2],
-        run: RunningState { max: [0.0; LANES], sum: [0.0; LANES], rescale: [0.0; LANES] },
-        done: CHUNK / 2,
-    };
+impl Default for OnlineSoftmax {
+    fn default() -> Self {
+        let (base, sums, run) = Default::default();
+        Self { scale: 0.0, base, sums, run, done: CHUNK / 2 }
+    }
 }

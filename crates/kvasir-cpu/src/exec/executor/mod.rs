@@ -44,6 +44,10 @@ pub struct Limits {
     pub ring: Option<u32>,
 }
 
+/// Sampler scratch for one row of logits.
+#[derive(Default)]
+struct SamplerScratch(Vec<f32>);
+
 /// Runs steps of one program over a KV cache pool of its own.
 pub struct CpuExecutor {
     model: Arc<CpuModel>,
@@ -55,8 +59,6 @@ pub struct CpuExecutor {
     pools: Vec<Arc<Pool>>,
     /// Sampler state by pool row.
     rows: Vec<Mutex<SamplerRow>>,
-    /// Per thread: sampler scratch for one row of logits.
-    work: Vec<Mutex<Vec<f32>>>,
     memory: Memory,
     /// Tokens of the step, with those in flight resolved.
     tokens: Vec<Token>,
@@ -79,7 +81,6 @@ impl CpuExecutor {
         let own =
             Arc::new(Pool::with_rings(&model.program.layers, limits.kv, limits.slots as usize, limits.ring)?);
         let memory = Memory::new(&model, limits.tokens as usize)?;
-        let threads = model.team.len();
         Ok(Self {
             model,
             limits,
@@ -87,7 +88,6 @@ impl CpuExecutor {
             own,
             frozen: Vec::new(),
             rows: (0..limits.rows).map(|_| Mutex::default()).collect(),
-            work: (0..threads).map(|_| Mutex::default()).collect(),
             memory,
             tokens: Vec::new(),
             final_lens: Vec::new(),
@@ -175,15 +175,15 @@ impl CpuExecutor {
     /// Samples every row's tokens and verifies its drafts, in parallel over the rows.
     fn draw(&self, batch: &Batch, plan: &Plan, logits: &[f32]) {
         let vocab = self.model.program.vocab;
-        self.model.team.each(batch.rows.len(), &|thread, item| {
+        self.model.threads.each(batch.rows.len(), &|worker, item| {
             let row = &batch.rows[item];
             let span = row.tokens.range();
             let mine = &logits[self.place(span.start) * vocab..self.place(span.end) * vocab];
             let parents = row.drafts.tree.map_or(&[][..], |tree| &batch.parents[tree.range()]);
             let (tokens, positions) = (&self.tokens[span.clone()], &plan.positions[span]);
-            let mut work = self.work[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            let SamplerScratch(scratch) = worker.scratch();
             let mut state = self.rows[row.pool_row.0 as usize].lock().unwrap_or_else(PoisonError::into_inner);
-            state.draw(row, tokens, positions, parents, mine, vocab, &mut work);
+            state.draw(row, tokens, positions, parents, mine, vocab, scratch);
         });
     }
 

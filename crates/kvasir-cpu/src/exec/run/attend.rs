@@ -35,7 +35,7 @@ impl Run<'_> {
     /// sliding-window layer.
     pub(crate) fn write_kv(&self, ring: Option<Slot>, all: &[Option<(&PoolRows, &[f32])>]) {
         let tokens = self.tokens.len().max(1);
-        for_each_row(&self.model.team, self.writes.len(), &|i| {
+        for_each_row(&self.model.threads, self.writes.len(), &|_, i| {
             let (slot, row) = self.writes[i];
             let slot = ring.map_or(slot, |ring| self.plan.positions[row as usize] % ring);
             for (pool, x) in all.iter().flatten() {
@@ -48,10 +48,9 @@ impl Run<'_> {
         });
     }
 
-    /// Appends the step's K and V rows to the KV cache, then computes attention of op `op` into
-    /// `y`.
-    pub(crate) fn attend(&self, op: &Op, m: &Memory, y: &mut [f32], width: usize) {
-        let Op::UpdateAndAttend { q, k, v, layer, scale, soft_cap, sinks, selection, .. } = op else {
+    /// Appends the step's K and V rows to the KV cache, then computes attention of op `op`.
+    pub(crate) fn attend(&self, op: &Op, m: &mut Memory) {
+        let Op::UpdateAndAttend { q, k, v, layer, scale, soft_cap, sinks, selection, out, .. } = op else {
             return;
         };
         let facts = &self.model.program.layers[layer.0 as usize];
@@ -68,6 +67,7 @@ impl Run<'_> {
         };
         let q_stride = self.width(*q);
         let attend = LayerAttention {
+            isa: self.model.isa,
             q: self.value(&m.values, *q),
             q_stride,
             heads: q_stride / facts.key_dim.max(1),
@@ -80,14 +80,15 @@ impl Run<'_> {
             soft_cap: *soft_cap,
             sinks: sinks.map(|s| &self.model.vectors[&s][..]),
         };
-        let results = DisjointRows::new(y, width);
-        let (team, isa) = (&*self.model.team, self.model.isa);
+        // SAFETY: only this op writes its output now.
+        let results = DisjointRows::new(unsafe { self.value_mut(&m.values, *out) }, self.width(*out));
+        let threads = &*self.model.threads;
         // SAFETY: the plan's slots were checked, and writes come before reads; only this op writes
         // the results.
         unsafe {
             match self.model.precision {
-                Precision::Exact | Precision::Close => attend_f32(&attend, team, isa, &results),
-                Precision::Auto => attend.run(team, isa, &results),
+                Precision::Exact | Precision::Close => attend_f32(&attend, threads, &results),
+                Precision::Auto => attend.run(threads, &mut m.attention, &results),
             }
         }
     }

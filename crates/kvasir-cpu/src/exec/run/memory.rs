@@ -1,5 +1,6 @@
 //! Activation buffers and scratch of one executor.
 
+use crate::attention::run::AttentionMemory;
 use crate::attention::views::Views;
 use crate::exec::model::CpuModel;
 use crate::gemm::bf16::activations::Bf16Terms;
@@ -15,14 +16,15 @@ pub(crate) struct Memory {
     pub(crate) values: Vec<Buffer>,
     pub(crate) prepared: Prepared,
     pub(crate) mixture: MixtureMemory,
+    /// Views of the plan, for layers without a ring.
     pub(crate) views: Views,
-    /// Read lists of the plan, for layers without a ring.
     /// Views of ring buffers, by window size.
     pub(crate) rings: Vec<(u32, Views)>,
     /// MoE routing of the step, by value.
     pub(crate) routes: Vec<(ValueId, Vec<Routes>)>,
     /// Read lists of sparse key selection (DSA), by value.
     pub(crate) selections: Vec<(ValueId, Views)>,
+    pub(crate) attention: AttentionMemory,
     /// Rotary tables, per rope and token: cosines, then sines.
     pub(crate) rotary_tables: Vec<Vec<f32>>,
     /// Scratch of slot copies.
@@ -38,12 +40,13 @@ impl Memory {
         let size = |(width, _): &(usize, Rows)| Buffer::in_huge_pages(width * tokens * 4);
         Ok(Self {
             values: model.how.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
-            prepared: Prepared::new(tokens, widest, terms)?,
-            mixture: MixtureMemory::new(&model.program, tokens, terms)?,
+            prepared: Prepared::new(model.isa, tokens, widest, terms)?,
+            mixture: MixtureMemory::new(model.isa, &model.program, tokens, terms)?,
             views: Views::default(),
             rings: Vec::new(),
             routes: Vec::new(),
             selections: Vec::new(),
+            attention: AttentionMemory::default(),
             rotary_tables: vec![Vec::new(); model.program.ropes.len()],
             kept: Vec::new(),
         })

@@ -11,7 +11,7 @@ pub(crate) mod values;
 use crate::exec::lowering::{GATE, Runs};
 use crate::exec::model::CpuModel;
 use crate::exec::run::memory::Memory;
-use crate::gemm::linear::Operand;
+use crate::gemm::linear::{GateAndUp, Operand};
 use crate::gemm::output::{AT_ONCE, Output};
 use crate::memory::kv_pool::Pool;
 use crate::threads::rows::{DisjointRows, for_each_row};
@@ -106,12 +106,11 @@ impl Run<'_> {
             Some(make) => Operand::Made(make),
             None => Operand::Rows(self.value(values, x), first.inputs),
         };
-        let units = (&*self.model.team, self.model.isa);
-        m.prepared.multiply(units, &mut wanted, Some(x), &rows);
+        m.prepared.multiply(&self.model.threads, &mut wanted, Some(x), &rows);
         if let Op::Head { out, soft_cap: Some(cap), .. } = &self.model.program.ops[ops.start] {
             // SAFETY: only this writes the logits now.
             let parts = DisjointRows::new(unsafe { self.value_mut(values, *out) }, self.width(*out));
-            for_each_row(units.0, self.rows(*out), &|row| {
+            for_each_row(&self.model.threads, self.rows(*out), &|_, row| {
                 // SAFETY: each row goes to one thread.
                 unsafe { parts.row(row) }.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
             });
@@ -131,8 +130,8 @@ impl Run<'_> {
                 Some(make) => Operand::Made(make),
                 None => Operand::Rows(self.value(values, *x), gate.inputs),
             };
-            let units = (&*self.model.team, self.model.isa);
-            return m.prepared.gate(units, (gate, up, *activation), (*x, rows), self.rows(*out), *out);
+            let both = GateAndUp { gate, up, activation: *activation };
+            return m.prepared.gate(&self.model.threads, both, *x, &rows, self.rows(*out), *out);
         }
         false
     }

@@ -8,7 +8,7 @@ use crate::gemm::linear::Operand;
 use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
 use crate::ops::indexer::select;
-use crate::ops::mixture::{mixture, route};
+use crate::ops::mixture::{Experts, mixture, route};
 use crate::rowwise::gate::gate as activate;
 use crate::rowwise::norm::{add, norm};
 use crate::rowwise::rotary::{RotaryPart, rotate};
@@ -35,7 +35,7 @@ impl Run<'_> {
 
     /// Runs op `op`, and inside it the op `before` it if that is fused into it.
     pub(crate) fn op(&self, (op, before): (&Op, Option<&Op>), weights: &OpWeights, m: &mut Memory) {
-        let (team, isa) = (&*self.model.team, self.model.isa);
+        let (threads, isa) = (&*self.model.threads, self.model.isa);
         let out = op.out();
         let width = self.width(out);
         let n = self.rows(out);
@@ -48,11 +48,11 @@ impl Run<'_> {
         let row_of = |row: usize| unsafe { parts.row(row) };
         match op {
             Op::Embed { table, scale, .. } => {
-                for_each_row(team, n, &|row| self.embed(*table, self.tokens[row], *scale, row_of(row)))
+                for_each_row(threads, n, &|_, row| self.embed(*table, self.tokens[row], *scale, row_of(row)))
             }
             Op::Hidden { .. } => y.copy_from_slice(self.hidden),
             Op::Norm { .. } | Op::Gate { .. } | Op::Add { .. } => {
-                for_each_row(team, n, &|row| self.row(op, values, row, row_of(row)));
+                for_each_row(threads, n, &|_, row| self.row(op, values, row, row_of(row)));
             }
             // Run by `products`.
             Op::Linear { .. } | Op::Head { .. } => {}
@@ -63,14 +63,14 @@ impl Run<'_> {
                 for l in all {
                     let x = Operand::Rows(&x[from..], stride);
                     let out = Output::new(&mut y[to..], n, width, l.outputs);
-                    m.prepared.multiply((team, isa), &mut [Some((l, out))], None, &x);
+                    m.prepared.multiply(threads, &mut [Some((l, out))], None, &x);
                     (from, to) = (from + l.inputs, to + l.outputs);
                 }
                 m.prepared.invalidate();
             }
             Op::Slice { x: v, groups, start, width: part, .. } => {
                 let (x, from) = (x(*v), self.width(*v));
-                for_each_row(team, n, &|row| {
+                for_each_row(threads, n, &|_, row| {
                     let x = x[row * from..(row + 1) * from].chunks_exact(from / groups);
                     for (y, x) in row_of(row).chunks_exact_mut(*part).zip(x) {
                         y.copy_from_slice(&x[*start..start + part]);
@@ -80,7 +80,7 @@ impl Run<'_> {
             Op::Concat { a, b, groups, .. } => {
                 let (a_width, b_width) = (self.width(*a), self.width(*b));
                 let (a, b) = (x(*a), x(*b));
-                for_each_row(team, n, &|row| {
+                for_each_row(threads, n, &|_, row| {
                     let a = a[row * a_width..(row + 1) * a_width].chunks_exact(a_width / groups);
                     let b = b[row * b_width..(row + 1) * b_width].chunks_exact(b_width / groups);
                     for (y, (a, b)) in row_of(row).chunks_exact_mut(width / groups).zip(a.zip(b)) {
@@ -95,7 +95,7 @@ impl Run<'_> {
                 let dims = self.model.program.ropes[rope.0 as usize].dims();
                 let rotary_tables = &m.rotary_tables[rope.0 as usize];
                 let part = RotaryPart { group: width / groups, start: *start, pairs: *pairs };
-                for_each_row(team, n, &|row| {
+                for_each_row(threads, n, &|_, row| {
                     let y = row_of(row);
                     match before {
                         Some(before) => self.row(before, values, row, y),
@@ -115,11 +115,11 @@ impl Run<'_> {
                 let layer = layer.0 as usize;
                 // SAFETY: the plan's slots were checked, and writes come before reads.
                 unsafe {
-                    select((team, isa), self.plan, self.pools, layer, facts, operands, *top_k, &mut views);
+                    select(threads, isa, self.plan, self.pools, layer, facts, operands, *top_k, &mut views);
                 }
                 m.selections.push((out, views));
             }
-            Op::UpdateAndAttend { .. } => self.attend(op, m, y, width),
+            Op::UpdateAndAttend { .. } => self.attend(op, m),
             Op::Route { scores, routing, .. } => {
                 let from = self.width(*scores);
                 let correction = routing.correction.map(|c| &self.model.vectors[&c][..]);
@@ -129,8 +129,8 @@ impl Run<'_> {
             Op::Mixture { x: v, routes, experts, .. } => {
                 let OpWeights::Experts { gate, up, down } = weights else { return };
                 let Some((_, routes)) = m.routes.iter().find(|(of, _)| of == routes) else { return };
-                let activation = experts.activation;
-                mixture((team, isa), [gate, up, down], activation, x(*v), routes, &mut m.mixture, (y, width));
+                let experts = Experts { gate, up, down, activation: experts.activation };
+                mixture(threads, isa, &experts, x(*v), routes, &mut m.mixture, y);
             }
             Op::Collect { x: v, how, .. } => match (how, self.ranks) {
                 (Collective::Join, Some(ranks)) => ranks.join(x(*v), self.width(*v), y),
@@ -173,7 +173,7 @@ impl Run<'_> {
         }
         rotary_tables.resize(self.tokens.len() * rope.dims(), 0.0);
         let parts = DisjointRows::new(rotary_tables, rope.dims());
-        for_each_row(&self.model.team, self.tokens.len(), &|row| {
+        for_each_row(&self.model.threads, self.tokens.len(), &|_, row| {
             // SAFETY: each row goes to one thread.
             let (cos, sin) = unsafe { parts.row(row) }.split_at_mut(rope.dims() / 2);
             let frequencies = rope.frequencies(self.final_lens[row]);

@@ -5,11 +5,11 @@
 //! prefetches weights into L2.
 
 use crate::gemm::bf16::activations::Bf16Activations;
-use crate::gemm::bf16::vector_gemm::PANELS;
 use crate::gemm::output::Output;
 use crate::isa::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
 use crate::isa::tile::{LANES, TILE};
 use crate::prefetch::hint::{CacheLevel, prefetch_tile};
+use crate::threads::worker::Worker;
 use crate::weights::bf16::Bf16Layout;
 use crate::weights::panels::{PanelReader, PanelScratch};
 use std::ops::Range;
@@ -25,37 +25,38 @@ struct Sums([[[f32; LANES]; TILE]; 4]);
 /// outputs concurrently.
 pub(crate) unsafe fn panels(
     w: &PanelReader<'_, '_, Bf16Layout>,
-    [one, two, ..]: &mut [PanelScratch; PANELS],
-    x: &Bf16Activations,
     panels: Range<usize>,
+    x: &Bf16Activations,
     rows: Range<usize>,
+    worker: &mut Worker,
     out: &Output<'_>,
 ) {
     // SAFETY: upheld by the caller.
     let _tiles = unsafe { Tiles::configure() };
+    let [one, two] = worker.scratch::<[PanelScratch; 2]>();
     let mut sums = Sums([[[0.0; LANES]; TILE]; 4]);
     let mut panel = panels.start;
     while panel < panels.end {
-        let two_panels = panel + 1 < panels.end;
+        let n_panels = (panels.end - panel).min(2);
         let first = w.panel(panel, one).as_ptr();
-        let b = [first, if two_panels { w.panel(panel + 1, two).as_ptr() } else { first }];
+        let b = [first, if n_panels == 2 { w.panel(panel + 1, two).as_ptr() } else { first }];
         let mut row = rows.start;
         while row < rows.end {
-            let two_tiles = rows.end - row > TILE;
+            let n_tiles = if rows.end - row > TILE { 2 } else { 1 };
             for r in row..rows.end.min(row + 2 * TILE) {
-                (panel..panels.end.min(panel + 2)).for_each(|panel| out.prefetch(r, panel * LANES));
+                (panel..panel + n_panels).for_each(|panel| out.prefetch(r, panel * LANES));
             }
             // SAFETY: tiles are configured, the panels exist, activations come in pairs of tiles.
             unsafe {
-                match (two_tiles, two_panels) {
-                    (true, true) => dot::<2, 2>(b, x, row / TILE, &mut sums),
-                    (true, false) => dot::<2, 1>(b, x, row / TILE, &mut sums),
-                    (false, true) => dot::<1, 2>(b, x, row / TILE, &mut sums),
-                    (false, false) => dot::<1, 1>(b, x, row / TILE, &mut sums),
+                match (n_tiles, n_panels) {
+                    (1, 1) => dot::<1, 1>(b, x, row / TILE, &mut sums),
+                    (1, _) => dot::<1, 2>(b, x, row / TILE, &mut sums),
+                    (_, 1) => dot::<2, 1>(b, x, row / TILE, &mut sums),
+                    _ => dot::<2, 2>(b, x, row / TILE, &mut sums),
                 }
             }
-            for t in 0..1 + usize::from(two_tiles) {
-                for p in 0..1 + usize::from(two_panels) {
+            for t in 0..n_tiles {
+                for p in 0..n_panels {
                     let first = row + t * TILE;
                     let n = rows.end.min(first + TILE) - first;
                     for (i, s) in sums.0[t * 2 + p].iter().enumerate().take(n) {
@@ -64,9 +65,9 @@ pub(crate) unsafe fn panels(
                     }
                 }
             }
-            row += TILE * (1 + usize::from(two_tiles));
+            row += TILE * n_tiles;
         }
-        panel += 1 + usize::from(two_panels);
+        panel += n_panels;
     }
 }
 

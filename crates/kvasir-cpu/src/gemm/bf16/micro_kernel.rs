@@ -18,7 +18,6 @@ use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
 use crate::isa::float16::bf16;
 use crate::isa::tile::{LANES, STEP, TILE};
-#[cfg(target_arch = "x86_64")]
 use crate::kernels::Bf16MicroKernel;
 
 impl OperandA {

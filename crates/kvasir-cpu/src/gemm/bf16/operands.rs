@@ -25,7 +25,6 @@ impl OperandB {
 
     /// Input `2 * pair + odd` of a column. Valid only where operands are widened to f32 (not AVX-512
     /// BF16).
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn number(&self, odd: usize, pair: usize, column: usize) -> f32 {
         self.0[odd][pair][column]

@@ -8,9 +8,7 @@ use crate::gemm::bf16::activations::Bf16Activations;
 use crate::gemm::bf16::amx;
 use crate::gemm::bf16::gemv::vector_panel;
 use crate::gemm::bf16::vector_gemm;
-use crate::gemm::output::Output;
-#[cfg(target_arch = "x86_64")]
-use crate::gemm::output::token_blocks;
+use crate::gemm::output::{Output, token_blocks};
 use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, STEP, TILE};
 use crate::kernels::Bf16Matmul;
@@ -18,12 +16,6 @@ use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
 use crate::weights::bf16::{Bf16Layout, Bf16Panels};
 use crate::weights::panels::{PanelLayout, PanelReader, PanelScratch};
-use std::cell::RefCell;
-
-thread_local! {
-    /// Scratch memory for panels of matrices that are not packed yet.
-    static MADE: RefCell<[PanelScratch; vector_gemm::PANELS]> = const { RefCell::new([const { PanelScratch::new() }; vector_gemm::PANELS]) };
-}
 
 /// Target bytes of weights per work item when memory-bound.
 const ITEM_BYTES: usize = 64 * 1024;
@@ -31,7 +23,7 @@ const ITEM_BYTES: usize = 64 * 1024;
 /// `out[row] = w x[row]`. The prologue `first` prepares `x`; the calling thread runs it before any
 /// work item.
 pub(crate) fn matmul_bf16(
-    team: &ThreadPool,
+    threads: &ThreadPool,
     isa: Isa,
     w: &Bf16Panels,
     x: &Bf16Activations,
@@ -39,11 +31,11 @@ pub(crate) fn matmul_bf16(
     first: &Prologue<'_>,
 ) {
     assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.terms as u32, "rows and matrix fit");
-    w.read(team, |w| match Bf16Matmul::of(isa, out.rows()) {
+    w.read(threads, |w| match Bf16Matmul::of(isa, out.rows()) {
         #[cfg(target_arch = "x86_64")]
-        Bf16Matmul::Tiles => gemm_by_tiles(team, w, x, out, first),
-        Bf16Matmul::Vectors => gemm_by_vectors(team, isa, w, x, out, first),
-        _ => gemv(team, isa, w, x, out, first),
+        Bf16Matmul::Tiles => gemm_by_tiles(threads, w, x, out, first),
+        Bf16Matmul::Vectors => gemm_by_vectors(threads, isa, w, x, out, first),
+        _ => gemv(threads, isa, w, x, out, first),
     });
 }
 
@@ -54,7 +46,7 @@ fn panels_per_item(w: PanelReader<'_, '_, Bf16Layout>) -> usize {
 
 /// GEMV: groups of panels as work items, all rows in each.
 fn gemv(
-    team: &ThreadPool,
+    threads: &ThreadPool,
     isa: Isa,
     w: PanelReader<'_, '_, Bf16Layout>,
     x: &Bf16Activations,
@@ -62,20 +54,24 @@ fn gemv(
     first: &Prologue<'_>,
 ) {
     let (all, group) = (w.panels.panels(), panels_per_item(w));
-    team.each_in_order_after(first, &|item| w.packed_from(item * group), all.div_ceil(group), &|_, item| {
-        MADE.with_borrow_mut(|[made, ..]| {
+    threads.each_in_order_after(
+        first,
+        &|item| w.packed_from(item * group),
+        all.div_ceil(group),
+        &|worker, item| {
+            let scratch = worker.scratch::<PanelScratch>();
             for n in item * group..all.min((item + 1) * group) {
-                let tiles = w.panel(n, made);
+                let tiles = w.panel(n, scratch);
                 // SAFETY: the rows exist; the outputs are exclusive to this work item.
                 unsafe { vector_panel(isa, tiles, x, n * LANES, out.rows(), out) };
             }
-        });
-    });
+        },
+    );
 }
 
 /// GEMM without AMX: groups of panels x blocks of rows as work items.
 fn gemm_by_vectors(
-    team: &ThreadPool,
+    threads: &ThreadPool,
     isa: Isa,
     w: PanelReader<'_, '_, Bf16Layout>,
     x: &Bf16Activations,
@@ -85,42 +81,43 @@ fn gemm_by_vectors(
     let (all, rows) = (w.panels.panels(), out.rows());
     let groups = all.div_ceil(vector_gemm::PANELS);
     let begins = |item: usize| w.packed_from(item % groups * vector_gemm::PANELS);
-    team.each_in_order_after(first, &begins, groups * rows.div_ceil(vector_gemm::BLOCK), &|_, item| {
-        let (first, row) = (item % groups * vector_gemm::PANELS, item / groups * vector_gemm::BLOCK);
-        let rows = row..rows.min(row + vector_gemm::BLOCK);
-        MADE.with_borrow_mut(|made| {
-            let mut at = [std::ptr::null(); vector_gemm::PANELS];
-            let some = at.iter_mut().zip(made).zip(first..all.min(first + vector_gemm::PANELS));
-            let n = some.map(|((at, room), panel)| *at = w.panel(panel, room).as_ptr()).count();
+    threads.each_in_order_after(
+        first,
+        &begins,
+        groups * rows.div_ceil(vector_gemm::BLOCK),
+        &|worker, item| {
+            let (first, row) = (item % groups * vector_gemm::PANELS, item / groups * vector_gemm::BLOCK);
+            let panels = first..all.min(first + vector_gemm::PANELS);
             // SAFETY: the panels and rows exist; the outputs are exclusive to this work item.
-            unsafe { vector_gemm::panels(isa, (&at[..n], w.panels.kind.panel_bytes()), x, first, rows, out) };
-        });
-    });
+            unsafe {
+                vector_gemm::panels(isa, &w, panels, x, row..rows.min(row + vector_gemm::BLOCK), worker, out)
+            };
+        },
+    );
 }
 
 /// GEMM on AMX. Few rows are memory-bound and use work items of more panels.
 #[cfg(target_arch = "x86_64")]
 fn gemm_by_tiles(
-    team: &ThreadPool,
+    threads: &ThreadPool,
     w: PanelReader<'_, '_, Bf16Layout>,
     x: &Bf16Activations,
     out: &Output<'_>,
     first: &Prologue<'_>,
 ) {
     let (all, rows) = (w.panels.panels(), out.rows());
-    let (block, group) = match rows > 2 * TILE {
-        true => (token_blocks(rows, x.steps * STEP * 2), 4),
-        false => (rows, panels_per_item(w)),
+    let (block, group) = if rows > 2 * TILE {
+        (token_blocks(rows, x.steps * STEP * 2), 4)
+    } else {
+        (rows, panels_per_item(w))
     };
     let groups = all.div_ceil(group);
     let begins = |item: usize| w.packed_from(item % groups * group);
-    team.each_in_order_after(first, &begins, groups * rows.div_ceil(block.max(1)), &|_, item| {
+    threads.each_in_order_after(first, &begins, groups * rows.div_ceil(block.max(1)), &|worker, item| {
         let panels = item % groups * group..all.min((item % groups + 1) * group);
         let first = item / groups * block;
         // SAFETY: the instruction set implies that AMX is permitted; the rows exist, and the outputs are
         // exclusive to this work item.
-        MADE.with_borrow_mut(|made| unsafe {
-            amx::panels(&w, made, x, panels, first..rows.min(first + block), out);
-        });
+        unsafe { amx::panels(&w, panels, x, first..rows.min(first + block), worker, out) };
     });
 }

@@ -19,8 +19,10 @@ use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, TILE};
 use crate::kernels::kv_prefetch_pays;
 use crate::prefetch::hint::{CacheLevel, prefetch_tile};
-use crate::prefetch::kv_prefetch;
-use std::cell::RefCell;
+use crate::prefetch::kv_prefetch::KvPrefetchQueue;
+use crate::threads::worker::Worker;
+use crate::weights::bf16::Bf16Layout;
+use crate::weights::panels::{PanelLayout, PanelReader, PanelScratch};
 use std::mem::offset_of;
 use std::ops::Range;
 
@@ -38,35 +40,41 @@ const PARTS: usize = 8;
 /// L1 prefetch distance in bytes: the tile after the next one.
 const L1_AHEAD: usize = 2048;
 
-/// Per-thread scratch memory.
+/// Scratch of one worker.
 #[repr(C, align(64))]
-struct Room {
+struct GemmScratch {
     /// Converted activations: all row tiles of a step, then those of the next step.
     rows: [OperandA; ROWS],
     sums: [[Accumulators; BLOCK / TILE]; PANELS],
+    /// Panels that are made on the fly.
+    panels: [PanelScratch; PANELS],
 }
 
 // A vector load that straddles two cache lines takes twice as long.
-const _: () = assert!(offset_of!(Room, sums).is_multiple_of(64));
+const _: () = assert!(offset_of!(GemmScratch, sums).is_multiple_of(64));
 
-thread_local! {
-    static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {
-        rows: [OperandA::NONE; ROWS],
-        sums: [[[[0.0; LANES]; TILE]; BLOCK / TILE]; PANELS],
-    }));
+impl Default for GemmScratch {
+    fn default() -> Self {
+        Self {
+            rows: [OperandA::NONE; ROWS],
+            sums: [[[[0.0; LANES]; TILE]; BLOCK / TILE]; PANELS],
+            panels: Default::default(),
+        }
+    }
 }
 
-/// At most [`PANELS`] panels of `bytes` bytes each, starting with panel `first_panel` of the
-/// matrix, times at most [`BLOCK`] rows. `rows.start` must be a multiple of the tile height.
+/// At most [`PANELS`] panels times at most [`BLOCK`] rows. `rows.start` must be a multiple of the
+/// tile height.
 ///
 /// # Safety
 /// The panels and the rows must exist, and no other thread may write their outputs concurrently.
 pub(crate) unsafe fn panels(
     isa: Isa,
-    (panels, bytes): (&[*const u8], usize),
+    w: &PanelReader<'_, '_, Bf16Layout>,
+    panels: Range<usize>,
     x: &Bf16Activations,
-    first_panel: usize,
     rows: Range<usize>,
+    worker: &mut Worker,
     out: &Output<'_>,
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK && panels.len() <= PANELS);
@@ -74,58 +82,60 @@ pub(crate) unsafe fn panels(
     // The last row tile is computed by halves.
     let taken = rows.len().next_multiple_of(TILE / 2);
     let prefetches_kv = kv_prefetch_pays(isa, rows.len());
-    ROOM.with_borrow_mut(|room| {
-        for sums in &mut room.sums[..panels.len()] {
-            sums[..tiles].fill([[0.0; LANES]; TILE]);
-        }
-        let mut columns = OperandB::NONE;
-        let at_once = ROWS / tiles.max(1);
-        for from in (0..x.steps).step_by(at_once) {
-            let some = from..x.steps.min(from + at_once);
-            for (step, rows) in some.clone().zip(room.rows.chunks_exact_mut(tiles)) {
-                for (t, rows) in rows.iter_mut().enumerate() {
-                    // SAFETY: activations are whole tiles.
-                    unsafe { rows.load(isa, x.tile(first + t, step), 64) };
-                }
-            }
-            let last = from + at_once >= x.steps;
-            for (n, (panel, sums)) in panels.iter().zip(&mut room.sums).enumerate() {
-                let first_output = (first_panel + n) * LANES;
-                if last {
-                    rows.clone().for_each(|row| out.prefetch(row, first_output));
-                }
-                let mut opened = std::ptr::null();
-                let mut page = None;
-                for (step, rows) in some.clone().zip(room.rows.chunks_exact(tiles)) {
-                    if prefetches_kv {
-                        if step % PARTS == 0 {
-                            page = kv_prefetch::next();
-                        }
-                        if let Some(page) = page {
-                            page.prefetch(step % PARTS, PARTS);
-                        }
-                    }
-                    let tile = panel.wrapping_add(x.weights_of(step));
-                    if tile != opened {
-                        // Prefetch the same tile of the next panel, then the tile after the next of
-                        // this one.
-                        prefetch_tile(CacheLevel::L2, tile.wrapping_add(bytes));
-                        prefetch_tile(CacheLevel::L1, tile.wrapping_add(L1_AHEAD));
-                        // SAFETY: a tile of the panel.
-                        unsafe { columns.load(isa, tile) };
-                        opened = tile;
-                    }
-                    for (rows, sums) in rows.iter().zip(sums.as_flattened_mut()[..taken].chunks_mut(TILE)) {
-                        multiply(isa, rows, &columns, sums);
-                    }
-                }
-                if last {
-                    for (row, sums) in rows.clone().zip(sums.as_flattened()) {
-                        // SAFETY: the caller's outputs.
-                        unsafe { out.store(row, first_output, sums) };
-                    }
-                }
+    let (scratch, next_layer) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
+    let mut addresses = [std::ptr::null(); PANELS];
+    for ((at, scratch), panel) in addresses.iter_mut().zip(&mut scratch.panels).zip(panels.clone()) {
+        *at = w.panel(panel, scratch).as_ptr();
+    }
+    for sums in &mut scratch.sums[..panels.len()] {
+        sums[..tiles].fill([[0.0; LANES]; TILE]);
+    }
+    let mut columns = OperandB::NONE;
+    let at_once = ROWS / tiles.max(1);
+    for from in (0..x.steps).step_by(at_once) {
+        let some = from..x.steps.min(from + at_once);
+        for (step, rows) in some.clone().zip(scratch.rows.chunks_exact_mut(tiles)) {
+            for (t, rows) in rows.iter_mut().enumerate() {
+                // SAFETY: activations are whole tiles.
+                unsafe { rows.load(isa, x.tile(first + t, step), 64) };
             }
         }
-    });
+        let last = from + at_once >= x.steps;
+        for ((n, at), sums) in panels.clone().zip(&addresses).zip(&mut scratch.sums) {
+            if last {
+                rows.clone().for_each(|row| out.prefetch(row, n * LANES));
+            }
+            let mut converted = std::ptr::null();
+            let mut page = None;
+            for (step, rows) in some.clone().zip(scratch.rows.chunks_exact(tiles)) {
+                if prefetches_kv {
+                    if step % PARTS == 0 {
+                        page = next_layer.next();
+                    }
+                    if let Some(page) = page {
+                        page.prefetch(step % PARTS, PARTS);
+                    }
+                }
+                let tile = at.wrapping_add(x.weights_of(step));
+                if tile != converted {
+                    // Prefetch the same tile of the next panel, then the tile after the next of
+                    // this one.
+                    prefetch_tile(CacheLevel::L2, tile.wrapping_add(w.panels.kind.panel_bytes()));
+                    prefetch_tile(CacheLevel::L1, tile.wrapping_add(L1_AHEAD));
+                    // SAFETY: a tile of the panel.
+                    unsafe { columns.load(isa, tile) };
+                    converted = tile;
+                }
+                for (rows, sums) in rows.iter().zip(sums.as_flattened_mut()[..taken].chunks_mut(TILE)) {
+                    multiply(isa, rows, &columns, sums);
+                }
+            }
+            if last {
+                for (row, sums) in rows.clone().zip(sums.as_flattened()) {
+                    // SAFETY: the caller's outputs.
+                    unsafe { out.store(row, n * LANES, sums) };
+                }
+            }
+        }
+    }
 }

@@ -26,13 +26,20 @@ const TOGETHER: usize = 4;
 /// Software prefetch distance in bytes, from the part that is being dequantized.
 const AHEAD: usize = 2048;
 
+/// Rows of activations, `stride` numbers apart.
+#[derive(Clone, Copy)]
+pub(crate) struct ActivationRows<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) stride: usize,
+}
+
 /// # Safety
 /// As for [`f32_panels`].
 #[inline(always)]
 unsafe fn f32_panels_body(
     kind: F32Layout,
     panels: &[&[u8]],
-    (x, stride): (&[f32], usize),
+    ActivationRows { values: x, stride }: ActivationRows<'_>,
     first: usize,
     own_isa: Isa,
     out: &Output<'_>,
@@ -97,25 +104,25 @@ per_isa! {
     ///
     /// # Safety
     /// No other thread may write the outputs of these panels concurrently.
-    unsafe f32_panels(kind: F32Layout, panels: &[&[u8]], x: (&[f32], usize), first: usize, own_isa: Isa, out: &Output<'_>) => f32_panels_body
+    unsafe f32_panels(kind: F32Layout, panels: &[&[u8]], x: ActivationRows<'_>, first: usize, own_isa: Isa, out: &Output<'_>) => f32_panels_body
 }
 
-/// `out[row] = w x[row]`; `x` is the activations and their row stride in numbers.
+/// `out[row] = w x[row]`.
 pub(crate) fn matmul_f32(
-    team: &ThreadPool,
+    threads: &ThreadPool,
     isa: Isa,
     w: &F32Panels,
-    x: (&[f32], usize),
+    x: ActivationRows<'_>,
     out: &mut Output<'_>,
 ) {
     let (out, all) = (&*out, w.panels());
-    w.read(team, |reader| {
-        team.each_in_order(all.div_ceil(PANELS), &|_, n| {
-            let (first, mut unused) = (n * PANELS, [const { PanelScratch::new() }; PANELS]);
+    w.read(threads, |reader| {
+        threads.each_in_order(all.div_ceil(PANELS), &|_, n| {
+            let (first, mut unused) = (n * PANELS, <[PanelScratch; PANELS]>::default());
             let mut panels: [&[u8]; PANELS] = [&[]; PANELS];
             let there = first..all.min(first + PANELS);
-            for ((panel, room), n) in panels.iter_mut().zip(&mut unused).zip(there.clone()) {
-                *panel = reader.panel(n, room);
+            for ((panel, scratch), n) in panels.iter_mut().zip(&mut unused).zip(there.clone()) {
+                *panel = reader.panel(n, scratch);
             }
             // SAFETY: the outputs are exclusive to this work item.
             unsafe { f32_panels(isa, w.kind, &panels[..there.len()], x, first, isa, out) };

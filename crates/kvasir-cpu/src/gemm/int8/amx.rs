@@ -99,15 +99,15 @@ pub(crate) unsafe fn panels<L: Layout, const P: usize>(
     pair: &Pair<P>,
     x: &QuantActivations,
     rows: Range<usize>,
-    room: &mut PairScratch,
+    scratch: &mut PairScratch,
     out: Option<(&Output<'_>, usize)>,
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
     let f = L::FORMAT;
     let blocks = x.superblocks * f.planes;
-    let unpacked: [*mut u8; P] = std::array::from_fn(|p| room.tiles.unpacked[p].as_mut_ptr());
-    let sums: [*mut [f32; LANES]; P] = std::array::from_fn(|p| room.sums[p].as_mut_ptr());
-    let products = room.tiles.products.each_mut().map(|p| p.as_mut_ptr());
+    let unpacked: [*mut u8; P] = std::array::from_fn(|p| scratch.tiles.unpacked[p].as_mut_ptr());
+    let sums: [*mut [f32; LANES]; P] = std::array::from_fn(|p| scratch.sums[p].as_mut_ptr());
+    let products = scratch.tiles.products.each_mut().map(|p| p.as_mut_ptr());
     let (tile, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
     for block in 0..blocks {
         let (s, last) = (block / f.planes, block + 1 == blocks);
@@ -159,7 +159,7 @@ pub(crate) unsafe fn panels<L: Layout, const P: usize>(
     // The rows of a partial last tile.
     for r in rows.len() / TILE * TILE..rows.len() {
         // SAFETY: the caller's outputs.
-        (0..P).for_each(|p| unsafe { out.store(rows.start + r, first + p * LANES, &room.sums[p][r]) });
+        (0..P).for_each(|p| unsafe { out.store(rows.start + r, first + p * LANES, &scratch.sums[p][r]) });
     }
 }
 

@@ -1,21 +1,24 @@
 //! Integer GEMM of one work item: a range of panels times a block of rows.
 
 use crate::gemm::int8::activations::QuantActivations;
-use crate::gemm::int8::panel_pair::{Pair, PairScratch, with_room};
+use crate::gemm::int8::panel_pair::{GemmScratch, Pair, PairScratch};
+#[cfg(target_arch = "x86_64")]
 use crate::gemm::int8::{amx, vnni};
 use crate::gemm::output::Output;
 use crate::isa::tile::LANES;
 use crate::kernels::Int8Gemm;
+use crate::prefetch::kv_prefetch::KvPrefetchQueue;
+use crate::threads::worker::Worker;
 use crate::weights::int8::layouts::Layout;
 use crate::weights::int8::panels::QuantReader;
-use crate::weights::panels::PanelScratch;
 use std::ops::Range;
 
-/// `panels x rows` for a block of at most [`BLOCK`] rows that begins with a tile. The sums go to
-/// `out`, from the given output on; without `out` they stay in `room.sums`.
+/// `panels x rows` for a block of at most [`BLOCK`](super::panel_pair::BLOCK) rows that begins with a tile. The sums go to
+/// `out`, from the given output on; without `out` they stay in `scratch.sums`. The KV cache of the next layer may be
+/// prefetched alongside.
 ///
 /// # Safety
-/// The machine must have the kernel's instructions, and `room` must come from [`with_room`] for it. The
+/// The machine must have the kernel's instructions, and `scratch` must have begun with it. The
 /// panels must have layout `L`, the rows must exist, and no other thread may write their outputs of the panels
 /// concurrently.
 pub(crate) unsafe fn pair_times_rows<L: Layout, const P: usize>(
@@ -23,17 +26,19 @@ pub(crate) unsafe fn pair_times_rows<L: Layout, const P: usize>(
     pair: &Pair<P>,
     x: &QuantActivations,
     rows: Range<usize>,
-    room: &mut PairScratch,
+    scratch: &mut PairScratch,
+    next_layer: &mut KvPrefetchQueue,
     out: Option<(&Output, usize)>,
 ) {
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: upheld by the caller.
     unsafe {
         match kernel {
-            Int8Gemm::Amx => amx::panels::<L, P>(pair, x, rows, room, out),
-            Int8Gemm::Avx512Vnni => vnni::v512::panels::<L, P>(pair, x, rows, room, out),
-            Int8Gemm::Avx512Bf16 => vnni::v512_bf16::panels::<L, P>(pair, x, rows, room, out),
-            Int8Gemm::AvxVnni => vnni::v256_dots::panels::<L, P>(pair, x, rows, room, out),
-            Int8Gemm::Avx2 => vnni::v256::panels::<L, P>(pair, x, rows, room, out),
+            Int8Gemm::Amx => amx::panels::<L, P>(pair, x, rows, scratch, out),
+            Int8Gemm::Avx512Vnni => vnni::v512::panels::<L, P>(pair, x, rows, scratch, next_layer, out),
+            Int8Gemm::Avx512Bf16 => vnni::v512_bf16::panels::<L, P>(pair, x, rows, scratch, next_layer, out),
+            Int8Gemm::AvxVnni => vnni::v256_dots::panels::<L, P>(pair, x, rows, scratch, next_layer, out),
+            Int8Gemm::Avx2 => vnni::v256::panels::<L, P>(pair, x, rows, scratch, next_layer, out),
         }
     }
 }
@@ -45,29 +50,31 @@ pub(crate) unsafe fn pair_times_rows<L: Layout, const P: usize>(
 /// No other thread may write these outputs concurrently.
 pub(crate) unsafe fn gemm<L: Layout>(
     kernel: Int8Gemm,
-    (w, panels): (QuantReader<'_, '_>, Range<usize>),
+    w: QuantReader<'_, '_>,
+    panels: Range<usize>,
     x: &QuantActivations,
     rows: Range<usize>,
-    [made, next_made]: &mut [PanelScratch; 2],
+    worker: &mut Worker,
     out: &Output<'_>,
 ) {
     let at_once = kernel.panels_at_once(rows.len());
-    with_room(kernel, |room| {
-        for panel in panels.clone().step_by(at_once) {
-            let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
-            let one = w.panel_at(panel, made);
-            // SAFETY: upheld by the caller; the panels have layout `L`.
-            unsafe {
-                if at_once == 2 && panel + 1 < panels.end {
-                    let both = [one, w.panel_at(panel + 1, next_made)];
-                    let next = w.packed_at(panel + 2).zip(w.packed_at(panel + 3));
-                    let pair = Pair { panels: both, next: next.map(<[_; 2]>::from) };
-                    pair_times_rows::<L, 2>(kernel, &pair, x, rows, room, to);
-                } else {
-                    let next = w.packed_at(panel + 1).map(|next| [next]);
-                    pair_times_rows::<L, 1>(kernel, &Pair { panels: [one], next }, x, rows, room, to);
-                }
+    let (scratch, next_layer) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
+    let GemmScratch { panels: [first, second], pair: scratch, .. } = scratch;
+    let _tiles = scratch.begin(kernel);
+    for panel in panels.clone().step_by(at_once) {
+        let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
+        let one = w.panel_at(panel, first);
+        // SAFETY: upheld by the caller; the panels have layout `L`.
+        unsafe {
+            if at_once == 2 && panel + 1 < panels.end {
+                let both = [one, w.panel_at(panel + 1, second)];
+                let next = w.packed_at(panel + 2).zip(w.packed_at(panel + 3));
+                let pair = Pair { panels: both, next: next.map(<[_; 2]>::from) };
+                pair_times_rows::<L, 2>(kernel, &pair, x, rows, scratch, next_layer, to);
+            } else {
+                let pair = Pair { panels: [one], next: w.packed_at(panel + 1).map(|next| [next]) };
+                pair_times_rows::<L, 1>(kernel, &pair, x, rows, scratch, next_layer, to);
             }
         }
-    });
+    }
 }

@@ -8,20 +8,20 @@
 
 use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::block::pair_times_rows;
-use crate::gemm::int8::panel_pair::{BLOCK, Pair, PairScratch, with_room};
-use crate::gemm::int8::product::{MADE, fits};
+use crate::gemm::int8::panel_pair::{BLOCK, GemmScratch, Pair};
+use crate::gemm::int8::product::fits;
 use crate::gemm::output::token_blocks;
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::kernels::Int8Gemm;
+use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::rowwise::gate::gate as activate;
 use crate::threads::pool::ThreadPool;
+use crate::threads::worker::Worker;
 use crate::weights::int8::format::SUPERBLOCK;
 use crate::weights::int8::layouts::with_layout;
 use crate::weights::int8::panels::{QuantPanels, QuantReader};
-use crate::weights::panels::PanelScratch;
 use kvasir_program::Activation;
-use std::cell::RefCell;
 use std::ops::Range;
 
 /// Gate and up matrices of one format and shape, the activation that joins them, and the kernel.
@@ -33,14 +33,12 @@ pub(crate) struct Gated<'w> {
     kernel: Int8Gemm,
 }
 
-/// Per-thread results: one activated panel, and a superblock of outputs for each row.
-struct Results {
-    panel: Vec<f32>,
-    rows: Vec<[f32; SUPERBLOCK]>,
-}
-
-thread_local! {
-    static RESULTS: RefCell<Results> = const { RefCell::new(Results { panel: Vec::new(), rows: Vec::new() }) };
+/// One work item: a superblock of outputs x a block of rows.
+struct WorkItem<'a, 'g, 'u> {
+    gate: QuantReader<'a, 'g>,
+    up: QuantReader<'a, 'u>,
+    superblock: usize,
+    rows: Range<usize>,
 }
 
 impl<'w> Gated<'w> {
@@ -61,7 +59,7 @@ impl<'w> Gated<'w> {
     /// those of product, activation and quantization one after the other.
     pub(crate) fn multiply(
         &self,
-        team: &ThreadPool,
+        threads: &ThreadPool,
         x: &QuantActivations,
         rows: usize,
         to: &QuantActivations,
@@ -72,61 +70,61 @@ impl<'w> Gated<'w> {
             "and what comes of them"
         );
         let block = token_blocks(rows, x.superblocks * SUPERBLOCK).min(BLOCK);
-        self.gate.read(team, |gate| {
-            self.up.read(team, |up| {
-                team.each_in_order(to.superblocks * rows.div_ceil(block), &|_, item| {
-                    let (first, s) = (item / to.superblocks * block, item % to.superblocks);
+        self.gate.read(threads, |gate| {
+            self.up.read(threads, |up| {
+                threads.each_in_order(to.superblocks * rows.div_ceil(block), &|worker, item| {
+                    let first = item / to.superblocks * block;
                     let rows = first..rows.min(first + block);
-                    RESULTS.with_borrow_mut(|made| self.superblock((gate, up), (s, rows), x, made, to));
+                    let item = WorkItem { gate, up, superblock: item % to.superblocks, rows };
+                    self.multiply_item(item, x, worker, to);
                 });
             });
         });
     }
 
-    /// Computes superblock `s` of the outputs for a block of rows.
-    fn superblock(
+    /// Computes a superblock of the outputs for a block of rows.
+    fn multiply_item(
         &self,
-        (gate, up): (QuantReader<'_, '_>, QuantReader<'_, '_>),
-        (s, rows): (usize, Range<usize>),
+        item: WorkItem<'_, '_, '_>,
         x: &QuantActivations,
-        made: &mut Results,
+        worker: &mut Worker,
         to: &QuantActivations,
     ) {
-        made.panel.resize(BLOCK * LANES, 0.0);
-        made.rows.resize(BLOCK, [0.0; SUPERBLOCK]);
-        let panels = s * SUPERBLOCK / LANES..self.gate.panels().min((s + 1) * SUPERBLOCK / LANES);
-        let mut multiply = |panel: usize, [a, b]: &mut [PanelScratch; 2], room: &mut PairScratch| {
-            let both = [gate.panel_at(panel, a), up.panel_at(panel, b)];
+        let WorkItem { gate, up, superblock, rows } = item;
+        let (scratch, next_layer) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
+        let GemmScratch { panels: [gate_panel, up_panel], pair: scratch, activated, gated_rows } = scratch;
+        activated.resize(BLOCK * LANES, 0.0);
+        gated_rows.resize(BLOCK, [0.0; SUPERBLOCK]);
+        let first = superblock * SUPERBLOCK / LANES;
+        let panels = first..self.gate.panels().min(first + SUPERBLOCK / LANES);
+        let _tiles = scratch.begin(self.kernel);
+        for panel in panels.clone() {
+            let both = [gate.panel_at(panel, gate_panel), up.panel_at(panel, up_panel)];
             let next = gate.packed_at(panel + 1).zip(up.packed_at(panel + 1));
             let pair = Pair { panels: both, next: next.map(<[_; 2]>::from) };
             // SAFETY: the kernel was chosen for this machine, the rows exist and begin with a tile, and
             // both panels have layout `L`.
             with_layout!(self.gate.kind.format, L => unsafe {
-                pair_times_rows::<L, 2>(self.kernel, &pair, x, rows.clone(), room, None);
+                pair_times_rows::<L, 2>(self.kernel, &pair, x, rows.clone(), scratch, next_layer, None);
             });
-            let [gate, up] = room.sums.each_ref().map(|sums| &sums.as_flattened()[..rows.len() * LANES]);
-            activate(self.isa, gate, up, self.activation, &mut made.panel[..rows.len() * LANES]);
+            let [gate, up] = scratch.sums.each_ref().map(|sums| &sums.as_flattened()[..rows.len() * LANES]);
+            let activated = &mut activated[..rows.len() * LANES];
+            activate(self.isa, gate, up, self.activation, activated);
             let at = (panel - panels.start) * LANES;
-            for (row, y) in made.rows.iter_mut().zip(made.panel[..rows.len() * LANES].as_chunks::<LANES>().0)
-            {
+            for (row, y) in gated_rows.iter_mut().zip(activated.as_chunks::<LANES>().0) {
                 if let Some(part) = row[at..].first_chunk_mut() {
                     *part = *y;
                 }
             }
-        };
-        MADE.with_borrow_mut(|made| {
-            with_room(self.kernel, |room| {
-                panels.clone().for_each(|panel| multiply(panel, made, room));
-            });
-        });
+        }
         // Outputs past the last are zero: padding weights of a panel are zero, and absent panels
         // are cleared here.
-        for row in &mut made.rows[..rows.len()] {
+        for row in &mut gated_rows[..rows.len()] {
             row[panels.len() * LANES..].fill(0.0);
         }
-        for (row, y) in rows.zip(&made.rows) {
+        for (row, y) in rows.zip(gated_rows) {
             // SAFETY: this work item alone writes this superblock of these rows, and the rows fit.
-            unsafe { to.write_superblock(self.isa, row, s, y) };
+            unsafe { to.write_superblock(self.isa, row, superblock, y) };
         }
     }
 }

@@ -20,16 +20,13 @@
 pub(crate) mod activations;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod block;
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod gated;
 pub(crate) mod gemv;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod gemv_x86;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod panel_pair;
 pub(crate) mod portable;
 pub(crate) mod product;

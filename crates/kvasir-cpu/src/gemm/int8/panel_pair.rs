@@ -9,9 +9,9 @@ use crate::isa::amx::Tiles;
 use crate::isa::tile::LANES;
 use crate::kernels::Int8Gemm;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
+use crate::weights::int8::format::SUPERBLOCK;
 use crate::weights::int8::layouts::Layout;
-use crate::weights::panels::PanelAt;
-use std::cell::RefCell;
+use crate::weights::panels::{PanelAt, PanelScratch};
 use std::mem::offset_of;
 use std::ops::Range;
 
@@ -30,10 +30,6 @@ pub(crate) struct AmxScratch {
     pub(crate) products: [[u8; 4 * 1024]; 2],
 }
 
-impl AmxScratch {
-    pub(crate) const NONE: Self = Self { unpacked: [[0; UNPACKED]; 2], products: [[0; 4 * 1024]; 2] };
-}
-
 /// One unpacked superblock of a panel. A word of `mins` holds those of two neighboring sub-blocks.
 #[repr(C, align(64))]
 pub(crate) struct UnpackedSuperblock {
@@ -48,7 +44,19 @@ impl UnpackedSuperblock {
         Self { weights: [[0; 64]; 64], mins: [[0; LANES]; 8], d: [0.0; LANES], dmin: [0.0; LANES] };
 }
 
-/// Scratch of the integer GEMM.
+/// Scratch of one worker for the integer GEMM.
+#[derive(Default)]
+pub(crate) struct GemmScratch {
+    /// Panels that are made on the fly.
+    pub(crate) panels: [PanelScratch; 2],
+    pub(crate) pair: PairScratch,
+    /// Of the fused gate and up projection: one activated panel, and a superblock of outputs for
+    /// each row.
+    pub(crate) activated: Vec<f32>,
+    pub(crate) gated_rows: Vec<[f32; SUPERBLOCK]>,
+}
+
+/// Scratch of the kernels that multiply a pair of panels.
 #[repr(C, align(64))]
 pub(crate) struct PairScratch {
     pub(crate) tiles: AmxScratch,
@@ -67,28 +75,30 @@ pub(crate) struct PairScratch {
 // Kernels load sums as whole cache lines.
 const _: () = assert!(offset_of!(PairScratch, sums).is_multiple_of(64));
 
-thread_local! {
-    static ROOM: RefCell<Box<PairScratch>> = RefCell::new(Box::new(PairScratch {
-        tiles: AmxScratch::NONE,
-        vectors: [const { [UnpackedSuperblock::NONE; 2] }; 2],
-        sums: [[[0.0; LANES]; BLOCK]; 2],
-        in_second: false,
-        unpacked_ahead: [None; 2],
-        kernel: None,
-    }));
+impl Default for PairScratch {
+    fn default() -> Self {
+        Self {
+            tiles: AmxScratch { unpacked: [[0; UNPACKED]; 2], products: [[0; 4 * 1024]; 2] },
+            vectors: [const { [UnpackedSuperblock::NONE; 2] }; 2],
+            sums: [[[0.0; LANES]; BLOCK]; 2],
+            in_second: false,
+            unpacked_ahead: [None; 2],
+            kernel: None,
+        }
+    }
 }
 
-/// Runs `work` with the thread's scratch memory. On AMX, tiles are configured for its duration.
-pub(crate) fn with_room(kernel: Int8Gemm, work: impl FnOnce(&mut PairScratch)) {
-    ROOM.with_borrow_mut(|room| {
-        // SAFETY: the kernel is chosen only where AMX is permitted.
-        let _tiles = (kernel == Int8Gemm::Amx).then(|| unsafe { Tiles::configure() });
-        if room.kernel.replace(kernel) != Some(kernel) {
+impl PairScratch {
+    /// Makes the scratch ready for a kernel. On AMX, tiles are configured until the result is
+    /// dropped.
+    pub(crate) fn begin(&mut self, kernel: Int8Gemm) -> Option<Tiles> {
+        if self.kernel.replace(kernel) != Some(kernel) {
             // Kernels unpack weights differently.
-            room.unpacked_ahead = [None; 2];
+            self.unpacked_ahead = [None; 2];
         }
-        work(room);
-    });
+        // SAFETY: the kernel is chosen only where AMX is permitted.
+        (kernel == Int8Gemm::Amx).then(|| unsafe { Tiles::configure() })
+    }
 }
 
 /// One or two panels that are multiplied together, and the probable next ones.

@@ -7,38 +7,31 @@
 //! timings.
 
 use crate::gemm::int8::activations::QuantActivations;
+use crate::gemm::int8::block::gemm;
 use crate::gemm::int8::gemv::{Panel, gemv};
 #[cfg(target_arch = "x86_64")]
-use crate::gemm::int8::{block::gemm, gemv_x86, panel_pair::BLOCK};
-#[cfg(target_arch = "x86_64")]
-use crate::gemm::output::token_blocks;
-use crate::gemm::output::{AT_ONCE, Output};
+use crate::gemm::int8::gemv_x86;
+use crate::gemm::int8::panel_pair::BLOCK;
+use crate::gemm::output::{AT_ONCE, Output, token_blocks};
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
-#[cfg(target_arch = "x86_64")]
-use crate::kernels::SHORT;
-use crate::kernels::{Int8Gemm, Int8Gemv};
+use crate::kernels::{Int8Gemm, Int8Gemv, SHORT};
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
+use crate::threads::worker::Worker;
 use crate::weights::int8::format::SUPERBLOCK;
 use crate::weights::int8::layouts::{Layout, with_layout};
 use crate::weights::int8::panels::{QuantPanels, QuantReader};
 use crate::weights::panels::{PanelLayout, PanelScratch};
-use std::cell::RefCell;
 use std::ops::Range;
 
 /// Target bytes of weights per GEMV work item.
 const ITEM_BYTES: usize = 32 * 1024;
 
-thread_local! {
-    /// Scratch memory for panels of matrices that are not packed yet.
-    pub(crate) static MADE: RefCell<[PanelScratch; 2]> = const { RefCell::new([PanelScratch::new(), PanelScratch::new()]) };
-}
-
 /// `out[row] = w x[row]` for at most [`AT_ONCE`] matrices with the same rows. The prologue `first`
 /// prepares `x`; the calling thread runs it before any work item.
 pub(crate) fn matmul<'a, 'o: 'a>(
-    team: &ThreadPool,
+    threads: &ThreadPool,
     isa: Isa,
     all: impl Iterator<Item = (&'a QuantPanels, &'a mut Output<'o>)>,
     x: &'a QuantActivations,
@@ -54,10 +47,10 @@ pub(crate) fn matmul<'a, 'o: 'a>(
                 products[there] = Some(Product::new(isa, reader, x, out));
                 there += 1;
             }
-            None => w.read(team, |w| multiply(team, &[Some(Product::new(isa, w, x, out))], first)),
+            None => w.read(threads, |w| multiply(threads, &[Some(Product::new(isa, w, x, out))], first)),
         }
     }
-    multiply(team, &products, first);
+    multiply(threads, &products, first);
 }
 
 /// Whether `x` has room for `rows` rows with as many superblocks as the matrix.
@@ -66,7 +59,7 @@ pub(crate) fn fits(w: &QuantPanels, x: &QuantActivations, rows: usize) -> bool {
 }
 
 /// Runs all work items of the products as one parallel region.
-fn multiply(team: &ThreadPool, products: &[Option<Product<'_, '_>>], first: &Prologue<'_>) {
+fn multiply(threads: &ThreadPool, products: &[Option<Product<'_, '_>>], first: &Prologue<'_>) {
     let there = || products.iter().flatten();
     let pieces = there().map(|product| product.pieces).sum();
     // Maps a work item to its product and the index within it.
@@ -82,11 +75,11 @@ fn multiply(team: &ThreadPool, products: &[Option<Product<'_, '_>>], first: &Pro
             Some((product, piece)) => product.w.packed_from(piece * product.panels),
             None => &[],
         };
-        team.each_in_order_after(first, &begins, pieces.len(), &|_, n| {
+        threads.each_in_order_after(first, &begins, pieces.len(), &|worker, n| {
             if let Some((product, piece)) = find(pieces.start + n) {
-                // SAFETY: products have disjoint outputs, and so have the work items of one
-                // product.
-                unsafe { product.piece(piece) };
+                // SAFETY: the function is that of the matrix's layout; products have disjoint outputs,
+                // and so have the work items of one product.
+                unsafe { (product.work)(product, piece, worker) };
             }
         });
     };
@@ -122,53 +115,44 @@ struct Product<'a, 'r> {
     /// `None` for GEMV, whose items have all rows.
     gemm: Option<Gemm>,
     /// Runs one work item, monomorphized for the matrix's layout.
-    work: unsafe fn(&Self, usize, &mut [PanelScratch; 2]),
+    work: unsafe fn(&Self, usize, &mut Worker),
 }
 
 impl<'a, 'r> Product<'a, 'r> {
     /// Chooses GEMM or GEMV and the partitioning.
     fn new(isa: Isa, w: QuantReader<'a, 'r>, x: &'a QuantActivations, out: &'a Output<'a>) -> Self {
         let (all, rows) = (w.panels.panels(), out.rows());
-        let work = with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut [PanelScratch; 2]));
+        let work = with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut Worker));
         let once = (ITEM_BYTES / w.panels.kind.panel_bytes().max(1)).clamp(1, 64);
-        #[cfg(target_arch = "x86_64")]
         if let Some(kernel) = Int8Gemm::of(w.panels.kind.format, isa, rows) {
             let block = token_blocks(rows, x.superblocks * SUPERBLOCK).min(BLOCK);
             let panels = if rows <= SHORT { once.next_multiple_of(2) } else { 2 };
             let pieces = all.div_ceil(panels) * rows.div_ceil(block);
             return Self { isa, w, x, out, pieces, panels, gemm: Some(Gemm { kernel, block }), work };
         }
-        let _ = rows;
         Self { isa, w, x, out, pieces: all.div_ceil(once), panels: once, gemm: None, work }
     }
 
     /// Runs one work item.
     ///
     /// # Safety
-    /// No other thread may write the outputs of its panels concurrently.
-    unsafe fn piece(&self, piece: usize) {
-        // SAFETY: the function is that of the matrix's layout; the rest is upheld by the caller.
-        MADE.with_borrow_mut(|made| unsafe { (self.work)(self, piece, made) });
-    }
-
-    /// # Safety
-    /// As for [`piece`](Self::piece); the matrix must have the layout.
-    unsafe fn piece_of<L: Layout>(&self, piece: usize, made: &mut [PanelScratch; 2]) {
+    /// The matrix must have the layout. No other thread may write the outputs of the item's panels
+    /// concurrently.
+    unsafe fn piece_of<L: Layout>(&self, piece: usize, worker: &mut Worker) {
         let Self { isa, w, x, out, .. } = *self;
         let all = w.panels.panels();
         let some = |group: usize| -> Range<usize> { group * self.panels..all.min((group + 1) * self.panels) };
-        #[cfg(target_arch = "x86_64")]
         if let Some(Gemm { kernel, block }) = self.gemm {
             let groups = all.div_ceil(self.panels);
             let (first, panels) = (piece / groups * block, some(piece % groups));
             let rows = first..out.rows().min(first + block);
             // SAFETY: the kernel was chosen for this machine, and the rows exist; the caller
             // guarantees the outputs.
-            return unsafe { gemm::<L>(kernel, (w, panels), x, rows, made, out) };
+            return unsafe { gemm::<L>(kernel, w, panels, x, rows, worker, out) };
         }
-        let kernel = Int8Gemv::of(isa);
+        let (kernel, scratch) = (Int8Gemv::of(isa), worker.scratch::<PanelScratch>());
         for n in some(piece) {
-            let panel = Panel { bytes: w.panel(n, &mut made[0]), first: n * LANES };
+            let panel = Panel { bytes: w.panel(n, scratch), first: n * LANES };
             // SAFETY: the rows exist; the caller guarantees the outputs.
             unsafe { gemv::<L>(kernel, &panel, x, out) };
         }

@@ -4,24 +4,23 @@
 //! prefetch tuners.
 
 use crate::gemm::int8::activations::QuantActivations;
-use crate::gemm::int8::product::matmul;
+use crate::gemm::int8::block::gemm;
+use crate::gemm::int8::gated::Gated;
 #[cfg(target_arch = "x86_64")]
-use crate::gemm::int8::{block::gemm, gated::Gated, gemv_x86::tuner};
+use crate::gemm::int8::gemv_x86::tuner;
+use crate::gemm::int8::product::matmul;
 use crate::gemm::output::Output;
 use crate::isa::features::Isa;
 use crate::isa::features::tests::isas;
 use crate::isa::tile::LANES;
-#[cfg(target_arch = "x86_64")]
 use crate::kernels::Int8Gemm;
-#[cfg(target_arch = "x86_64")]
 use crate::rowwise::gate::gate as activate;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
+use crate::threads::worker::Worker;
 use crate::weights::int8::format::Format;
-#[cfg(target_arch = "x86_64")]
 use crate::weights::int8::layouts::with_layout;
 use crate::weights::int8::panels::QuantPanels;
-use crate::weights::panels::PanelScratch;
 use crate::weights::panels::tests::MemoryRows;
 use crate::weights::random::scales_at;
 use kvasir_formats::{DType, encoding};
@@ -129,10 +128,10 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
                     }
                 }
                 assert_eq!(case.w.is_packed(), packed == 2 || packed == 1 && case.w.panels() == 1);
-                let team = ThreadPool::new(2);
+                let threads = ThreadPool::new(2);
                 match packed {
-                    0 => assert!(case.w.pack_some(&team, 1).unwrap() > 0),
-                    _ => while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {},
+                    0 => assert!(case.w.pack_some(&threads, 1).unwrap() > 0),
+                    _ => while case.w.pack_some(&threads, usize::MAX).unwrap() > 0 {},
                 }
             }
         }
@@ -161,18 +160,17 @@ fn results_are_those_of_the_decoded_weights() {
 
 /// Kernels unpack the probable next panels ahead. The thread may multiply other panels next, at
 /// another instruction set.
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn superblocks_unpacked_ahead_serve_only_their_panels() {
     let rows = 16;
     for (dtype, format) in formats() {
         let both = [96, 97].map(|outputs| case(format, dtype, outputs, 768, rows));
-        let team = ThreadPool::new(1);
-        both.iter().for_each(|case| while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {});
+        let threads = ThreadPool::new(1);
+        both.iter().for_each(|case| while case.w.pack_some(&threads, usize::MAX).unwrap() > 0 {});
         let wanted = both.each_ref().map(|case| run(case, Isa::PORTABLE, rows, 1));
         let kernels: Vec<Int8Gemm> =
             isas().into_iter().filter_map(|isa| Int8Gemm::of(format, isa, rows)).collect();
-        let mut made = [PanelScratch::new(), PanelScratch::new()];
+        let mut worker = Worker::new(0);
         let pieces = [(0, 0), (0, 2), (1, 2), (1, 4), (0, 4), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (1, 6)];
         // One kernel for all work items, and alternating kernels.
         for turn in 0..2 * kernels.len() {
@@ -182,11 +180,11 @@ fn superblocks_unpacked_ahead_serve_only_their_panels() {
                 let (outputs, end) = (case.w.outputs, case.w.panels().min(first + 2));
                 let mut out = vec![f32::NAN; rows * outputs];
                 let to = Output::new(&mut out, rows, outputs, outputs);
-                let some = (case.w.packed_reader().unwrap(), first..end);
+                let w = case.w.packed_reader().unwrap();
                 // SAFETY: the machine has the kernel's instructions, the rows exist, and no other
                 // thread has the outputs.
                 with_layout!(format, L => unsafe {
-                    gemm::<L>(kernel, some, &case.x, 0..rows, &mut made, &to);
+                    gemm::<L>(kernel, w, first..end, &case.x, 0..rows, &mut worker, &to);
                 });
                 for (out, wanted) in out.chunks_exact(outputs).zip(wanted.chunks_exact(outputs)) {
                     let some = first * LANES..outputs.min(end * LANES);
@@ -201,7 +199,6 @@ fn superblocks_unpacked_ahead_serve_only_their_panels() {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn fused_gate_and_up_have_the_bits_of_separate_steps() {
     for (isa, (dtype, format)) in isas().into_iter().flat_map(|isa| formats().map(move |f| (isa, f))) {
@@ -306,13 +303,13 @@ fn int16_weights_equal_the_decoded_weights() {
 #[test]
 fn a_reader_knows_what_was_packed_when_it_was_made() {
     let case = case(Format::Q4_0, DType::Q4_0, 64, 256, 16);
-    let team = ThreadPool::new(1);
-    case.w.read(&team, |reader| {
+    let threads = ThreadPool::new(1);
+    case.w.read(&threads, |reader| {
         // As another engine may do between two work items of this one.
-        while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {}
+        while case.w.pack_some(&threads, usize::MAX).unwrap() > 0 {}
         assert!(case.w.is_packed() && !reader.is_packed());
     });
-    case.w.read(&team, |reader| assert!(reader.is_packed()));
+    case.w.read(&threads, |reader| assert!(reader.is_packed()));
 }
 
 #[cfg(target_arch = "x86_64")]

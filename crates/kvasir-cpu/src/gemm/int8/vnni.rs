@@ -21,8 +21,7 @@ use crate::gemm::output::{Destination, Output};
 use crate::isa::tile::{LANES, TILE};
 use crate::kernels::{Int8Gemm, kv_prefetch_fits};
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
-use crate::prefetch::kv_prefetch;
-use crate::prefetch::kv_prefetch::Page;
+use crate::prefetch::kv_prefetch::{KvPrefetchQueue, Page};
 use crate::weights::int8::layouts::Layout;
 use std::ops::Range;
 
@@ -207,21 +206,22 @@ macro_rules! kernels {
                 pair: &Pair<P>,
                 x: &QuantActivations,
                 rows: Range<usize>,
-                room: &mut PairScratch,
+                scratch: &mut PairScratch,
+                next_layer: &mut KvPrefetchQueue,
                 out: Option<(&Output, usize)>,
             ) {
                 debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
                 let f = L::FORMAT;
                 let blocks = x.superblocks * f.planes;
                 let at = |p: usize, block: usize| pair.at(p, block, blocks, f.bytes());
-                let PairScratch { vectors: [first, second], sums, in_second, unpacked_ahead, .. } = room;
+                let PairScratch { vectors: [first, second], sums, in_second, unpacked_ahead, .. } = scratch;
                 let near = Page::of(first.as_ptr().cast());
                 // With few rows, weights that are stored unpacked leave no memory bandwidth to
                 // spare.
                 let prefetches_kv = KV_PREFETCH
                     && kv_prefetch_fits(rows.len())
                     && (rows.len() > NEXT_ROWS || !in_place::<L>());
-                let page = || if prefetches_kv { kv_prefetch::next() } else { None }.unwrap_or(near);
+                let mut page = || if prefetches_kv { next_layer.next() } else { None }.unwrap_or(near);
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
                 if !pair.take_unpacked(unpacked_ahead) {
                     for p in 0..P {

@@ -74,7 +74,7 @@ pub(crate) struct Placement {
 }
 
 /// Offsets of a slot's heads.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Heads {
     /// Bytes from one head to the next within a stripe.
     each: usize,
@@ -84,8 +84,6 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    pub(crate) const NONE: Self = Self { each: 0, second: 0, more: 0 };
-
     /// Bytes from head 0 to `head`.
     pub(crate) fn offset(self, head: usize) -> usize {
         head * self.each + if head >= self.second { self.more } else { 0 }

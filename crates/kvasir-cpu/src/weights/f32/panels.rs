@@ -6,7 +6,6 @@ use crate::threads::pool::ThreadPool;
 use crate::weights::f32::PART;
 use crate::weights::f32::width::{Width, encode_row};
 use crate::weights::panels::{PanelLayout, Panels};
-use std::cell::RefCell;
 use std::io;
 
 /// Panel layout: parts of [`PART`] inputs x 16 outputs, in the stored width.
@@ -29,34 +28,32 @@ impl F32Panels {
     /// Packs `size = (outputs, inputs)`; `row(n, values)` writes row `n`, whose values must be
     /// exact in `width`.
     pub(crate) fn numbers(
-        team: &ThreadPool,
+        threads: &ThreadPool,
         size: (usize, usize),
         width: Width,
         row: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> io::Result<Self> {
-        thread_local! {
-            static MADE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-        }
         let isa = Isa::detect();
-        Self::codes(team, size, width, &|n, lane, panel| {
-            MADE.with_borrow_mut(|values| {
-                values.resize(size.1, 0.0);
-                row(n, values);
-                encode_row(isa, width, lane, values, panel);
-            });
+        Self::codes(threads, size, width, |n, lane, panel, values| {
+            values.resize(size.1, 0.0);
+            row(n, values);
+            encode_row(isa, width, lane, values, panel);
         })
     }
 
-    /// Packs encoded rows: `put(n, lane, panel)` writes row `n` into lane `lane` of its panel.
+    /// Packs encoded rows: `put(n, lane, panel, values)` writes row `n` into lane `lane` of its
+    /// panel; `values` is scratch.
     pub(crate) fn codes(
-        team: &ThreadPool,
+        threads: &ThreadPool,
         (outputs, inputs): (usize, usize),
         width: Width,
-        put: &(dyn Fn(usize, usize, &mut [u8]) + Sync),
+        put: impl Fn(usize, usize, &mut [u8], &mut Vec<f32>) + Sync,
     ) -> io::Result<Self> {
-        Self::packed(F32Layout { inputs, width }, outputs, team, |_, panel, out| {
+        Self::packed(F32Layout { inputs, width }, outputs, threads, |_, panel, out, scratch| {
             let first = panel * LANES;
-            (0..LANES.min(outputs - first)).for_each(|lane| put(first + lane, lane, out));
+            for lane in 0..LANES.min(outputs - first) {
+                put(first + lane, lane, out, &mut scratch.values);
+            }
         })
     }
 }

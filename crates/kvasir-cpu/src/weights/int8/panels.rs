@@ -3,7 +3,7 @@
 use crate::isa::features::Isa;
 use crate::weights::int8::format::{Format, SUPERBLOCK};
 use crate::weights::int8::pack::pack;
-use crate::weights::panels::{EncodedPanel, EncodedRows, PanelLayout, PanelReader, Panels};
+use crate::weights::panels::{EncodedPanel, EncodedRows, PanelLayout, PanelReader, Panels, RowScratch};
 use kvasir_formats::DType;
 
 /// Panel layout: superblocks one after the other. 6- and 8-bit codes have four inputs of 16 outputs
@@ -20,7 +20,7 @@ impl PanelLayout for SuperblockLayout {
         self.superblocks * self.format.bytes()
     }
 
-    fn make(&self, rows: &EncodedPanel<'_>, out: &mut [u8]) {
+    fn make(&self, rows: &EncodedPanel<'_>, out: &mut [u8], _scratch: &mut RowScratch) {
         let isa = Isa::detect();
         pack(isa, self.dtype, self.format, rows, isa, out);
     }
