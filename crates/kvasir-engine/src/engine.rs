@@ -61,7 +61,7 @@ pub enum Turn {
     /// A step was submitted or completed.
     Ran,
     /// Requests are waiting, but none can run now.
-    Held,
+    Deferred,
     /// No requests.
     Idle,
 }
@@ -108,7 +108,9 @@ pub struct Engine<E: Executor> {
 }
 
 impl<E: Executor> Engine<E> {
-    /// An idle engine. `clock` returns the time in nanoseconds.
+    /// An idle engine. `clock` returns the time in nanoseconds. The core's limits must be within
+    /// the executor's abilities (`Limits::within`), and its cache must plan for the executor's KV
+    /// pool.
     pub fn new(core: Core, executor: E, clock: impl FnMut() -> Nanos + Send + 'static) -> Self {
         Self {
             depth: executor.abilities().depth.max(1) as usize,
@@ -133,7 +135,7 @@ impl<E: Executor> Engine<E> {
     }
 
     /// Enables speculative decoding with `drafter`. Fails if it proposes trees and the cache does
-    /// not support them.
+    /// not support them. Call it before the first request is added.
     pub fn draft(mut self, drafter: Box<dyn Drafter>) -> Result<Self, CacheError> {
         if drafter.proposes_trees() {
             self.core.cache_mut().tree()?;
@@ -154,7 +156,7 @@ impl<E: Executor> Engine<E> {
         &self.core
     }
 
-    /// The core, to add requests and read events.
+    /// The core, to add requests and read events. Scheduling is left to `Engine::step`.
     pub fn core_mut(&mut self) -> &mut Core {
         &mut self.core
     }
@@ -164,7 +166,7 @@ impl<E: Executor> Engine<E> {
         &self.executor
     }
 
-    /// The executor, between steps.
+    /// The executor, between steps. Steps may be in flight on it.
     pub fn executor_mut(&mut self) -> &mut E {
         &mut self.executor
     }
@@ -187,7 +189,7 @@ impl<E: Executor> Engine<E> {
     }
 
     /// One turn: schedules a step if one can be built, and completes the oldest steps in flight
-    /// beyond the overlap.
+    /// beyond the overlap. After `Exit::DeviceLost` every later call returns it again.
     pub fn step(&mut self) -> Result<Turn, Exit> {
         if let Some(why) = &self.lost {
             return Err(Exit::DeviceLost(why.clone()));
@@ -203,7 +205,7 @@ impl<E: Executor> Engine<E> {
             return Ok(Turn::Ran);
         }
         if !self.core.is_idle() {
-            return Ok(Turn::Held);
+            return Ok(Turn::Deferred);
         }
         for observer in &mut self.observers {
             observer.idle(&self.core);
@@ -312,7 +314,7 @@ impl<E: Executor> Engine<E> {
     pub fn drain(&mut self) -> Result<(), Exit> {
         loop {
             match self.step()? {
-                Turn::Ran | Turn::Held => {}
+                Turn::Ran | Turn::Deferred => {}
                 Turn::Idle => return Ok(()),
             }
         }

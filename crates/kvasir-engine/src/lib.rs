@@ -7,6 +7,46 @@
 //! - `Engine` runs a `Core` over an `Executor` and overlaps host scheduling with device execution.
 //!   `Engine::serve` is the loop behind an inbox of messages.
 //!
+//! The life of a step:
+//!
+//! 1. *schedule*: the policy admits waiting requests and schedules rows (prefill chunks, decodes)
+//!    through a `SchedulerView`. Every row commits KV slots of the `Budget`.
+//! 2. *claim* and *plan*: the cache allocates the slots and writes where the step reads and writes.
+//! 3. *fill*: the batch gets its tokens. Those still on the device are marked `IN_FLIGHT`.
+//! 4. *submit* and *wait*: the executor runs the step. The next one may be scheduled meanwhile.
+//! 5. *retire*: the step's K/V is valid, and slots that only the step still named are free.
+//! 6. *commit*: sampled tokens are appended, drafts verified, and the stop rule applied. The outbox
+//!    gets the events.
+//!
+//! ```
+//! use kvasir_engine::{Chunked, Core, Engine, Finish, Limits, Mixing, Order, Params, Request};
+//! use kvasir_kv::{CacheConfig, CacheKind, build};
+//! use kvasir_sim::Toy;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let cache = build(CacheKind::Paged, &CacheConfig::new(1024))?;
+//! let policy = Box::new(Chunked::new(256, Mixing::On { target: None }));
+//! let core = Core::new(Limits::default(), Order::Fcfs, policy, cache);
+//! // The tokens of this executor depend on every KV slot that it reads.
+//! let mut engine = Engine::new(core, Toy::new(), || 0);
+//!
+//! let prompts = [vec![1, 2, 3], vec![4; 100]];
+//! let params = Params { max_tokens: 8, ..Params::default() };
+//! let requests = prompts.iter().map(|prompt| Request {
+//!     prompt: prompt.clone(),
+//!     params: params.clone(),
+//!     ..Request::default()
+//! });
+//! for (answer, prompt) in engine.generate(requests.collect())?.into_iter().zip(&prompts) {
+//!     let answer = answer?;
+//!     assert_eq!(answer.summary.finish, Finish::MaxTokens);
+//!     // Batched together, each answer is that of its request run alone.
+//!     assert_eq!(answer.tokens, Toy::alone(prompt, 8, true));
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Folders in reading order; each imports only from those before it:
 //!
 //! 1. `request`: a request, its sequence of tokens, its end and its events.

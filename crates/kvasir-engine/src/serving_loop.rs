@@ -88,7 +88,7 @@ impl<E: Executor> Engine<E> {
             match turn {
                 Err(exit) => return exit,
                 Ok(Turn::Ran) => {}
-                Ok(Turn::Held) => serving.pause(self, inbox.recv_timeout(NAP)),
+                Ok(Turn::Deferred) => serving.pause(self, inbox.recv_timeout(NAP)),
                 Ok(Turn::Idle) if serving.draining => return Exit::Asked,
                 Ok(Turn::Idle) => {
                     if let Err(why) = self.core().check_invariants() {

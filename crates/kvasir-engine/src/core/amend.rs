@@ -87,15 +87,15 @@ impl Core {
         (sequence.status != Status::Finished && sequence.in_flight == 0).then_some(entry)
     }
 
-    /// Removes the row of `id` from a step whose token for it will never arrive. The request
-    /// continues from its newest token, which is fed again; it must not be in a later step. False
-    /// if it has no row in the step.
+    /// Removes the row of `id` from a step in flight whose token for it will never arrive. The
+    /// request continues from its newest token, which is fed again; it must not be in a later step.
+    /// False if it has no row in the step.
     pub fn withhold(&mut self, step: &mut Step, id: RequestId) -> bool {
         self.take_out(step, id, |kv, sequence| kv.rewind(sequence, sequence.tokens.len().saturating_sub(1)))
     }
 
-    /// Removes the row of `id` from a step whose token arrives by another path and is committed
-    /// with `Core::append`. False if it has no row in the step.
+    /// Removes the row of `id` from a step in flight whose token arrives by another path and is
+    /// committed with `Core::append`. False if it has no row in the step.
     pub fn take_over(&mut self, step: &mut Step, id: RequestId) -> bool {
         self.take_out(step, id, |_, _| ())
     }
@@ -129,8 +129,8 @@ impl Core {
     }
 
     /// Forks a session without copying K/V: `into` starts with the first `at` retained tokens of
-    /// `from`, in whole blocks. Returns the shared length, which may be 0, and reports it in the
-    /// outbox.
+    /// `from`, in whole blocks; what `into` retained before is dropped. Returns the shared length,
+    /// which may be 0, and reports it in the outbox.
     pub fn fork_session(&mut self, from: SessionId, into: SessionId, at: u32) -> u32 {
         let steps_in_flight = self.state.steps_in_flight;
         let (retained, cache) = self.state.kv.retained_mut();

@@ -49,6 +49,35 @@ use kvasir_kv::{Cache, Token};
 /// `Core::postprocess`; pass a step that was never run to `Core::cancel`. Several steps may be in
 /// flight and must return in order. The caller passes the time in. After the first steps, decoding
 /// the same sequences makes no heap allocation.
+///
+/// ```
+/// # use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Request};
+/// # use kvasir_exec::Executor;
+/// # use kvasir_kv::{CacheConfig, CacheKind, build};
+/// # use kvasir_sim::Toy;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let policy = Box::new(Chunked::new(256, Mixing::Off));
+/// # let cache = build(CacheKind::Radix, &CacheConfig::new(256))?;
+/// # let mut executor = Toy::new();
+/// let mut core = Core::new(Limits::default(), Order::Fcfs, policy, cache);
+/// core.add(Request { prompt: vec![1, 2, 3], ..Request::default() }, 0)?;
+/// while let Some(step) = core.schedule(0) {
+///     for (row, spec) in core.take_binds() {
+///         executor.bind(row, spec);
+///     }
+///     let pending = executor.submit(step).map_err(|refused| refused.error)?;
+///     let (step, result) = executor.wait(pending);
+///     core.postprocess(&step, &result, 0);
+///     for (event, tokens) in core.outbox().iter() {
+///         println!("{}: {tokens:?} {:?}", event.tag, event.finish);
+///     }
+///     core.outbox().clear();
+///     core.recycle(step);
+/// }
+/// assert!(core.is_idle());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Core {
     state: SchedulerState,
     policy: Box<dyn Policy>,
@@ -59,7 +88,8 @@ pub struct Core {
 }
 
 impl Core {
-    /// A core without requests.
+    /// A core without requests. The cache must have no open sequence, and a dummy block if the
+    /// policy redirects writes.
     pub fn new(limits: Limits, order: Order, policy: Box<dyn Policy>, cache: Box<dyn Cache>) -> Self {
         let kv = KvManager::new(cache, &limits, policy.publish_at(), policy.redirects());
         Self {
@@ -246,8 +276,11 @@ impl Core {
         true
     }
 
-    /// Builds the next step, or returns none if nothing can run now. The step is in flight from
-    /// here on; see the module doc.
+    /// Builds the next step, or returns none if nothing can run now; see the module doc.
+    ///
+    /// The step is in flight from here on and must come back to exactly one of
+    /// `Core::postprocess`, `Core::cancel` and `Core::reject`. Bind `Core::take_binds` before it is
+    /// submitted. Cost: linear in running requests and in the blocks of the rows.
     pub fn schedule(&mut self, now: Nanos) -> Option<Box<Step>> {
         self.state.record.begin(now, self.costs, &mut self.state.arrived);
         self.state.compact();
@@ -279,18 +312,20 @@ impl Core {
     }
 
     /// Retires a step that has run, before its tokens are known: its K/V is valid and may be
-    /// published. `Core::postprocess` does this itself if it was not called.
+    /// published. `Core::postprocess` does this itself if it was not called. Steps must be retired
+    /// in the order they were scheduled.
     pub fn landed(&mut self, step: &Step) {
         self.committer.landed(&mut self.state, step);
     }
 
     /// Commits the results of a step, or fails its sequences. Steps must come back in the order
-    /// they were scheduled.
+    /// they were scheduled, each once, and after `Ok` with their outputs filled in; a request whose
+    /// output is missing fails.
     pub fn postprocess(&mut self, step: &Step, result: &Result<(), StepError>, now: Nanos) {
         self.committer.postprocess(&mut self.state, step, result, now);
     }
 
-    /// Cancels the newest step, which was not run. Restores everything except admissions.
+    /// Cancels the newest step, which must not have run. Restores everything except admissions.
     pub fn cancel(&mut self, step: &Step) {
         self.committer.cancel(&mut self.state, step);
     }
@@ -318,7 +353,7 @@ impl Core {
         })
     }
 
-    /// Returns a step for reuse of its memory.
+    /// Returns a step that is no longer in flight, for reuse of its memory.
     pub fn recycle(&mut self, step: Box<Step>) {
         self.builder.recycle(step);
     }
@@ -389,7 +424,8 @@ impl Core {
         self.state.kv.cache()
     }
 
-    /// The KV cache, for direct operations between steps.
+    /// The KV cache, for direct operations between steps. The caller must leave the sequences of
+    /// live requests and sessions as they are.
     pub fn cache_mut(&mut self) -> &mut dyn Cache {
         self.state.kv.cache_mut()
     }

@@ -64,7 +64,7 @@ impl<'a> SchedulerView<'a> {
     pub fn steps_in_flight(&self) -> u32 {
         self.state.steps_in_flight
     }
-    /// The sequence at `entry`.
+    /// The sequence at `entry`, which must be live.
     pub fn sequence(&self, entry: u32) -> &Sequence {
         &self.state.requests[entry]
     }
@@ -142,8 +142,8 @@ impl<'a> SchedulerView<'a> {
     }
 
     /// Admits a waiting sequence: attaches its cache hit, binds an executor row and reserves slots
-    /// up to `admit.reserve_to`. Retained K/V of sessions is evicted only if that makes the
-    /// sequence fit.
+    /// up to `admit.reserve_to`. `entry` must be waiting. Retained K/V of sessions is evicted only
+    /// if that makes the sequence fit.
     ///
     /// Returns the hit that was attached. On error the sequence stays in the queue, and nothing has
     /// changed.
@@ -153,7 +153,7 @@ impl<'a> SchedulerView<'a> {
 
     /// Most tokens of one prefill chunk. A chunk whose prompt log-probabilities are wanted needs a
     /// row of logits per token.
-    pub fn at_once(&self, entry: u32) -> u32 {
+    pub fn chunk_limit(&self, entry: u32) -> u32 {
         const SCORED: u32 = 128;
         if self.sequence(entry).wants_scores() { SCORED } else { u32::MAX }
     }
@@ -169,15 +169,15 @@ impl<'a> SchedulerView<'a> {
         }
     }
 
-    /// Schedules a prefill chunk of `entry`: the next `feed.tokens` of what it has to be fed. On
-    /// error the row is not scheduled.
+    /// Schedules a prefill chunk of `entry`: the next `feed.tokens` of what it has to be fed.
+    /// `entry` must be running and not settled. On error the row is not scheduled.
     pub fn feed(&mut self, entry: u32, feed: Feed) -> Result<(), DeferReason> {
         self.schedule_row(entry, feed, 0)
     }
 
     /// Schedules a decode of `entry`: its newest token and, with speculative decoding, as many
-    /// drafts as fit. On error the row is not scheduled. `left_pad_blocks` is padding for
-    /// static-shape executors.
+    /// drafts as fit. `entry` must be running and not settled. On error the row is not scheduled.
+    /// `left_pad_blocks` is padding for static-shape executors.
     #[inline]
     pub fn decode(&mut self, entry: u32, left_pad_blocks: u32) -> Result<(), DeferReason> {
         let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };

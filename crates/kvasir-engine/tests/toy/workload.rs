@@ -257,7 +257,7 @@ fn drive(setup: &Setup, dice: &mut Dice, seen: &mut Seen) -> Result<(), String> 
         if let Some(broken) = engine.executor().violations().first() {
             return Err(format!("turn {turn}: {broken}"));
         }
-        if turn_done == Turn::Held {
+        if turn_done == Turn::Deferred {
             reasons.ask(engine.core(), None);
         }
         if let Some(missing) = reasons.missing() {

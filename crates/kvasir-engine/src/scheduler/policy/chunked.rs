@@ -138,7 +138,8 @@ impl Chunked {
     /// Schedules the next chunk of one prompt; defers it and returns false if that fails.
     fn feed(&self, view: &mut SchedulerView<'_>, entry: u32, budget: &mut PrefillBudget) -> bool {
         let (costs, at) = (view.costs(), view.sequence(entry).claimed());
-        let tokens = view.sequence(entry).to_feed().min(budget.tokens(&costs, at)).min(view.at_once(entry));
+        let tokens =
+            view.sequence(entry).to_feed().min(budget.tokens(&costs, at)).min(view.chunk_limit(entry));
         let fed = match tokens {
             0 => Err(budget.short()),
             _ => view.feed(entry, Feed { tokens, ..Feed::default() }),

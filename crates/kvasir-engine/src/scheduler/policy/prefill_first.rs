@@ -91,7 +91,7 @@ impl PrefillFirst {
             view.defer(entry, DeferReason::Sliver);
             return false;
         };
-        let tokens = tokens.min(view.at_once(entry));
+        let tokens = tokens.min(view.chunk_limit(entry));
         match view.feed(entry, Feed { tokens, ..Feed::default() }) {
             Ok(()) => true,
             Err(reason) => {
