@@ -128,7 +128,7 @@ impl Cache for Contiguous {
         self.line.claim_rows(step, row)
     }
 
-    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+    fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         let row = self.line.row(step)?;
         self.line.begin_plan(step, plan, PlanKind::Contiguous);
         plan.positions.extend(row.start..row.end);

@@ -53,7 +53,9 @@ pub use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 pub use crate::contract::kind::{CacheKind, Capability};
 pub use crate::contract::lowering::Lowering;
 pub use crate::contract::mask::Mask;
-pub use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
+pub use crate::contract::plan::{
+    Layout, Plan, PlanKind, PlanRow, PlanTable, PoolId, Segment, SlotCopy, Span,
+};
 pub use crate::contract::rings::Rings;
 pub use crate::metadata::{ConfigFacts, Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
 pub use crate::prefixed::Prefixed;
@@ -64,7 +66,6 @@ pub use crate::registry::sessions::{
 pub use crate::registry::{Builders, CacheBuilder, CacheConfig, RegistryError, build};
 pub use crate::shared::in_flight::{Flight, InFlight};
 pub use crate::shared::nodes::Nodes;
-pub use crate::shared::plan_cache::PlanCache;
 pub use crate::shared::sequence_table::SeqTable;
 pub use crate::shared::slot_copies::Moves;
 pub use crate::shared::tail_buffered::TailBuffered;

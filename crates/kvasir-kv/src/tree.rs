@@ -64,7 +64,7 @@ impl TreeCache {
         if order.is_sorted() {
             push_run(plan, base, row.end, base, Some(0));
         } else {
-            plan.table.extend(order.iter().map(|&node| base + node));
+            plan.table.make_mut().extend(order.iter().map(|&node| base + node));
             let layout = Layout::Table { at: 0, block: 1, offset: 0 };
             plan.segments.push(Segment {
                 pool: PoolId(0),
@@ -177,7 +177,7 @@ impl Cache for TreeCache {
         Ok(())
     }
 
-    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+    fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         let row = self.line.row(step)?;
         if row.written == Written::Nodes && row.end > self.nodes.unsettled() {
             return Err(CacheError::RowGone(row.seq));

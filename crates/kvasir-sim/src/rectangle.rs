@@ -173,7 +173,7 @@ mod tests {
             sampling: Default::default(),
         });
         let layout = Layout::Table { at: plan.table.len() as u32, block: 4, offset: 0 };
-        plan.table.extend_from_slice(table);
+        plan.table.make_mut().extend_from_slice(table);
         plan.segments.push(Segment { pool: PoolId(0), layout, len, first: 0, sparse: None });
         plan.positions.extend(len - queries..len);
         plan.write_slots.extend((len - queries..len).map(|at| table[at as usize / 4] * 4 + at % 4));

@@ -69,7 +69,7 @@ fn plan(layout: Layout, table: Vec<u32>, first: usize, queries: usize, mask: Mas
         rows: vec![row],
         positions: (first as u32..end as u32).collect(),
         segments: vec![segment],
-        table,
+        table: table.into(),
         mask_words: words,
         ..Plan::default()
     }
@@ -268,7 +268,7 @@ fn branches(rows: &[(Vec<u32>, usize)]) -> Plan {
             first: 0,
             sparse: None,
         });
-        all.table.extend(slots);
+        all.table.make_mut().extend(slots);
         all.positions.extend(first as u32..slots.len() as u32);
     }
     all

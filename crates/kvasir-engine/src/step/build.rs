@@ -56,13 +56,13 @@ impl StepBuilder {
     /// Claims KV slots for the scheduled rows and plans the step. If the cache is full, the last
     /// row is deferred and the claim is retried. False if no row is left.
     pub(crate) fn claim(&mut self, state: &mut SchedulerState, step: &mut Step, now: Nanos) -> bool {
-        self.expect_tables(state, step);
+        self.expect_tables(state);
         let id = StepId(self.newest.0 + 1);
         while !state.schedule.rows().is_empty() {
             self.list_claims(state);
             let proposed = self.propose_trees(state);
             match proposed.and_then(|()| state.kv.cache_mut().claim(id, &self.claims)) {
-                Ok(()) => match state.kv.cache().plan(id, &mut step.plan) {
+                Ok(()) => match state.kv.cache_mut().plan(id, &mut step.plan) {
                     Ok(()) => return true,
                     Err(_) => {
                         let canceled = state.kv.cache_mut().cancel(id);
@@ -84,9 +84,9 @@ impl StepBuilder {
         false
     }
 
-    /// Reserves host memory in the plan for the longest block tables of the running requests, so
+    /// Reserves host memory for plans with the longest block tables of the running requests, so
     /// that steady decode steps do not allocate.
-    fn expect_tables(&mut self, state: &SchedulerState, step: &mut Step) {
+    fn expect_tables(&mut self, state: &mut SchedulerState) {
         let running = state.requests.running();
         if !state.record.admitted.is_empty() {
             let block = state.kv.block();
@@ -94,7 +94,8 @@ impl StepBuilder {
             let most = 2 * (state.kv.cache().capacity() / block) as usize;
             self.table_blocks = running.iter().map(blocks).sum::<usize>().min(most);
         }
-        step.plan.expect(self.table_blocks, running.len());
+        let rows = running.len();
+        state.kv.cache_mut().expect_plan(self.table_blocks, rows);
     }
 
     /// Lists the claims of the scheduled rows; drafts count as tokens to write.

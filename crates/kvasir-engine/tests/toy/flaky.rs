@@ -69,6 +69,9 @@ impl Cache for Flaky {
     fn expect(&mut self, seq: SeqId, tokens: u32) {
         self.inner.expect(seq, tokens);
     }
+    fn expect_plan(&mut self, blocks: usize, rows: usize) {
+        self.inner.expect_plan(blocks, rows);
+    }
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
         self.inner.survey(blocks);
     }
@@ -87,7 +90,7 @@ impl Cache for Flaky {
             false => self.inner.claim(step, rows),
         }
     }
-    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+    fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         self.inner.plan(step, plan)
     }
     fn retire(&mut self, step: StepId) -> Result<(), CacheError> {

@@ -81,6 +81,10 @@ impl<I: Index> Cache for BlockCache<I> {
         }
     }
 
+    fn expect_plan(&mut self, blocks: usize, rows: usize) {
+        self.writer.reserve(blocks, rows);
+    }
+
     fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
         self.take_blocks_ahead(seq, upto)
     }
@@ -107,7 +111,7 @@ impl<I: Index> Cache for BlockCache<I> {
         self.claim_rows(step, rows)
     }
 
-    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+    fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         self.write_plan(step, plan)
     }
 

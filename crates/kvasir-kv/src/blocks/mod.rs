@@ -51,7 +51,7 @@ use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, SeqId};
 use crate::contract::plan::SlotCopy;
 use crate::shared::in_flight::InFlight;
-use crate::shared::plan_cache::Identity;
+use crate::shared::plan_writer::PlanWriter;
 use crate::shared::sequence_table::SeqTable;
 use crate::shared::victims::OwnerChanges;
 use std::borrow::Cow;
@@ -97,8 +97,6 @@ impl BlockConfig {
 #[derive(Clone, Debug)]
 pub struct BlockCache<I> {
     config: BlockConfig,
-    /// Tells plans which cache wrote their memory.
-    identity: Identity,
     size: BlockSize,
     /// Reference counts and the index.
     ledger: Ledger<I>,
@@ -129,13 +127,13 @@ pub struct BlockCache<I> {
     far: Vec<usize>,
     rows: Vec<SlotCopy>,
     owner_changes: OwnerChanges,
+    writer: PlanWriter,
 }
 
 impl<I: Index> BlockCache<I> {
     pub(crate) fn over(index: I, config: BlockConfig) -> Result<Self, CacheError> {
         Ok(Self {
             config,
-            identity: Identity::default(),
             size: BlockSize::new(config.block_size),
             ledger: Ledger::new(index, config.ids()?.end),
             seqs: SeqTable::new(config.max_sequences),
@@ -153,6 +151,7 @@ impl<I: Index> BlockCache<I> {
             far: Vec::new(),
             rows: Vec::new(),
             owner_changes: OwnerChanges::default(),
+            writer: PlanWriter::default(),
         })
     }
 

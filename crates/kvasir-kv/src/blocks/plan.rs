@@ -1,13 +1,13 @@
 //! Plans of a block cache: slot mapping, block-table segments and masks for each claimed batch row.
 //!
-//! - A batch row of one token that continues the last plan in the same memory takes the decode fast
-//!   path (`goes_on`).
+//! - A batch row of one token takes the decode fast path if only the end of its table is new
+//!   (`extend_segments`).
 //! - A single row in blocks 0, 1, 2 .. is reclassified as contiguous.
 //! - A draft tree reads the committed rows, then its nodes in order of position, under an ancestor
 //!   mask.
 //!
-//! Block tables are copied incrementally by `PlanCache`. `tests/blocks/plans.rs` compares plans in
-//! reused and in fresh memory.
+//! Block tables are written incrementally by `PlanWriter`. `tests/blocks/plans.rs` compares them
+//! with tables written in full.
 
 use crate::blocks::BlockCache;
 use crate::blocks::claims::Pending;
@@ -17,18 +17,18 @@ use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, SeqId, StepId};
 use crate::contract::mask::Mask;
 use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
-use crate::shared::plan_cache::Places;
+use crate::shared::plan_writer::{OpenPlan, Placed};
 use std::ops::Range;
 
 impl<I: Index> BlockCache<I> {
     /// Writes the plan of a claimed step; see `Cache::plan`.
-    pub(super) fn write_plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+    pub(super) fn write_plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         let flight = self.inflight.get(step)?;
-        plan.begin(step, self.generation, &self.identity);
-        plan.kind = PlanKind::Ragged;
-        self.far.iter().for_each(|&row| plan.kept.touch_end(row, &plan.table));
-        flight.rows.iter().try_for_each(|row| self.write_row(step, row, plan))?;
-        plan.end();
+        let mut open = self.writer.begin(step, self.generation, plan);
+        open.plan.kind = PlanKind::Ragged;
+        self.far.iter().for_each(|&row| open.prefetch_end(row));
+        flight.rows.iter().try_for_each(|row| self.write_row(step, row, &mut open))?;
+        self.writer.end(open, plan);
         self.classify(plan);
         if !self.moves.is_empty() {
             plan.moves.extend_from_slice(self.moves.of(step));
@@ -58,40 +58,38 @@ impl<I: Index> BlockCache<I> {
             });
             row.segments = Span::new(0, 1);
             plan.kind = PlanKind::Contiguous;
-            plan.kept.forget_rows();
         }
     }
 
-    fn write_row(&self, step: StepId, row: &ClaimedRow, plan: &mut Plan) -> Result<(), CacheError> {
+    fn write_row(&self, step: StepId, row: &ClaimedRow, open: &mut OpenPlan) -> Result<(), CacheError> {
         let seq = self.seqs.get(row.seq)?;
         let claimed = seq.claimed_rows(step, row)?;
         if claimed.is_tree {
-            self.write_frontier(row, seq, claimed, plan);
+            self.write_frontier(row, seq, claimed, open);
             return Ok(());
         }
+        let (end, plan) = (claimed.end, &mut open.plan);
         plan.read_bound = plan.read_bound.max(seq.bound * self.config.block_size);
-        let queries = Span::new(plan.positions.len(), (row.redirected + row.tokens) as usize);
-        if queries.len == 1 && row.redirected == 0 {
+        let (first, queries) = (plan.segments.len(), (row.redirected + row.tokens) as usize);
+        let queries = Span::new(plan.positions.len(), queries);
+        let is_decode = queries.len == 1 && row.redirected == 0;
+        if is_decode {
             plan.positions.push(claimed.start);
             plan.write_slots.push(self.slot(seq, claimed.start));
-            if self.goes_on(row.seq, seq, claimed.end, plan) {
-                return Ok(());
-            }
         } else {
-            plan.positions.extend(claimed.start - row.redirected..claimed.end);
+            plan.positions.extend(claimed.start - row.redirected..end);
             let redirected = claimed.start - row.redirected..claimed.start;
             plan.write_slots.extend(redirected.map(|position| self.size.within(position)));
-            self.write_slots(seq, claimed.start, claimed.end, plan);
+            self.write_slots(seq, claimed.start, end, plan);
         }
-        let segments = plan.next_segment();
-        let read_len = self.write_segments(row.seq, seq, claimed.end, plan);
-        if seq.holes.is_empty() && claimed.end > 0 {
-            plan.kept.note_plain();
-        }
-        plan.push_row(PlanRow {
+        let read_len = match is_decode && self.extend_segments(row.seq, seq, end, open) {
+            true => end,
+            false => self.write_segments(row.seq, seq, end, open),
+        };
+        open.plan.rows.push(PlanRow {
             seq: row.seq,
             queries,
-            segments: Span::new(segments, plan.next_segment() - segments),
+            segments: Span::new(first, open.plan.segments.len() - first),
             read_len,
             mask: if queries.len == 1 { Mask::None } else { Mask::Causal },
             left_pad_blocks: 0,
@@ -100,31 +98,51 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
-    /// Decode fast path for a batch row of one token that continues the last plan in this memory.
+    /// Decode fast path of `write_segments`: the table differs from the last plan's only by its
+    /// end. Returns false, with nothing written, if that is not so.
     #[inline]
-    fn goes_on(&self, id: SeqId, seq: &Seq, end: u32, plan: &mut Plan) -> bool {
+    fn extend_segments(&self, id: SeqId, seq: &Seq, end: u32, open: &mut OpenPlan) -> bool {
         let blocks = seq.table.blocks();
-        seq.holes.is_empty()
-            && self.size.holding(end) == blocks.len()
-            && plan.go_on(id, seq.table.changes(), blocks.far().len(), blocks.near(), end)
+        let (heap, tail) = (blocks.far().len(), blocks.near());
+        if !seq.holes.is_empty() || self.size.holding(end) != blocks.len() {
+            return false;
+        }
+        let placed = open.place_tail(id, seq.table.changes(), heap, tail);
+        let Some(placed) = placed else { return false };
+        self.push_whole(placed, heap as u32, end, &mut open.plan.segments);
+        true
+    }
+
+    /// Segments of a table without holes up to `end`: heap part, then inline part.
+    #[inline]
+    fn push_whole(&self, placed: Placed, heap: u32, end: u32, segments: &mut Vec<Segment>) {
+        let cut = (heap * self.size.rows()).min(end);
+        if cut > 0 {
+            segments.push(self.segment(0..cut, placed.heap, 0));
+        }
+        if cut < end {
+            segments.push(self.segment(cut..end, placed.tail, 0));
+        }
     }
 
     /// A draft tree: the committed rows, then the nodes in order of position, under an ancestor
     /// mask.
-    fn write_frontier(&self, row: &ClaimedRow, seq: &Seq, claimed: Pending, plan: &mut Plan) {
+    fn write_frontier(&self, row: &ClaimedRow, seq: &Seq, claimed: Pending, open: &mut OpenPlan) {
         let block_size = self.config.block_size;
+        let plan = &mut open.plan;
         let nodes = &seq.nodes;
         let frontier = claimed.start - seq.next..claimed.end - seq.next;
         plan.kind = PlanKind::Explicit;
         let queries = Span::new(plan.positions.len(), row.tokens as usize);
         plan.positions.extend(frontier.clone().map(|node| seq.next + nodes.depth(node)));
         self.write_slots(seq, claimed.start, claimed.end, plan);
-        let segments = plan.next_segment();
-        let prefix = self.write_segments(row.seq, seq, seq.next, plan);
+        let segments = plan.segments.len();
+        let prefix = self.write_segments(row.seq, seq, seq.next, open);
         let order = nodes.order(frontier.end);
         let slots = order.iter().map(|&node| self.slot(seq, seq.next + node));
-        let at = plan.lay(slots);
-        plan.push_segment(Segment {
+        let at = open.place_once(slots);
+        let plan = &mut open.plan;
+        plan.segments.push(Segment {
             pool: PoolId::default(),
             layout: Layout::Table { at, block: 1, offset: 0 },
             len: frontier.end,
@@ -135,10 +153,10 @@ impl<I: Index> BlockCache<I> {
         let at = plan.mask_words.len() as u32;
         let read_len = prefix + frontier.end;
         let words_per_query = nodes.write_mask(frontier, prefix, None, |_| 0, &mut plan.mask_words);
-        plan.push_row(PlanRow {
+        plan.rows.push(PlanRow {
             seq: row.seq,
             queries,
-            segments: Span::new(segments, plan.next_segment() - segments),
+            segments: Span::new(segments, plan.segments.len() - segments),
             read_len,
             mask: Mask::Explicit { at, words_per_query },
             left_pad_blocks: 0,
@@ -168,36 +186,37 @@ impl<I: Index> BlockCache<I> {
     /// Writes block-table segments for the owned ranges below `end`: heap part, then inline part.
     /// Returns the number of entries.
     #[inline]
-    fn write_segments(&self, id: SeqId, seq: &Seq, end: u32, plan: &mut Plan) -> u32 {
+    fn write_segments(&self, id: SeqId, seq: &Seq, end: u32, open: &mut OpenPlan) -> u32 {
         let count = self.size.holding(end) as usize;
         let (far, near) = (seq.table.blocks().far(), seq.table.blocks().near());
         let far = &far[..count.min(far.len())];
         let near = &near[..count - far.len()];
-        let places = plan.place(id, seq.table.changes(), far, near);
+        let placed = open.place(id, seq.table.changes(), far, near);
+        let segments = &mut open.plan.segments;
         let first_near = far.len() as u32;
         if !seq.holes.is_empty() || end == 0 {
-            seq.owned(end).for_each(|owned| self.push_segments(places, first_near, owned, plan));
+            seq.owned(end).for_each(|owned| self.push_segments(placed, first_near, owned, segments));
             return seq.owned(end).map(|owned| owned.end - owned.start).sum();
         }
-        let cut = (first_near * self.size.rows()).min(end);
-        if cut > 0 {
-            plan.push_segment(self.segment(0..cut, places.far, 0));
-        }
-        if cut < end {
-            plan.push_segment(self.segment(cut..end, places.near, 0));
-        }
+        self.push_whole(placed, first_near, end, segments);
         end
     }
 
     /// Segments of one owned range: its share of the heap part and of the inline part.
-    fn push_segments(&self, places: Places, first_near: u32, owned: Range<Position>, plan: &mut Plan) {
+    fn push_segments(
+        &self,
+        placed: Placed,
+        first_near: u32,
+        owned: Range<Position>,
+        segments: &mut Vec<Segment>,
+    ) {
         let cut = (first_near * self.size.rows()).clamp(owned.start, owned.end);
-        let parts = [(owned.start..cut, places.far, 0), (cut..owned.end, places.near, first_near)];
+        let parts = [(owned.start..cut, placed.heap, 0), (cut..owned.end, placed.tail, first_near)];
         for (part, at, first) in parts {
             if !part.is_empty() {
                 let at = at + self.size.of(part.start) - first;
                 let offset = self.size.within(part.start);
-                plan.push_segment(self.segment(part, at, offset));
+                segments.push(self.segment(part, at, offset));
             }
         }
     }

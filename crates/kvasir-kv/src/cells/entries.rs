@@ -75,6 +75,11 @@ impl Entries {
         self.lead
     }
 
+    /// Position of the first entry of the last run.
+    pub(crate) fn first_position(&self) -> Position {
+        self.last.first
+    }
+
     /// Whether its positions are one run, without holes behind the first entry.
     pub(crate) fn is_one_run(&self) -> bool {
         self.last.index == 0

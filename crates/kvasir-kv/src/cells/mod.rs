@@ -28,7 +28,7 @@ use crate::contract::kind::CacheKind;
 use crate::contract::plan::Plan;
 use crate::shared::in_flight::{Flight, InFlight};
 use crate::shared::nodes::{Nodes, RareNodes};
-use crate::shared::plan_cache::Identity;
+use crate::shared::plan_writer::PlanWriter;
 use crate::shared::sequence_table::SeqTable;
 use crate::shared::slot_copies::Moves;
 use crate::shared::victims::OwnerChanges;
@@ -81,8 +81,6 @@ struct Sequence {
 /// defragments.
 #[derive(Debug)]
 pub struct Cells {
-    /// Tells plans which cache wrote their memory.
-    identity: Identity,
     capacity: u32,
     /// Sliding window of every layer.
     window: Option<u32>,
@@ -100,6 +98,7 @@ pub struct Cells {
     rows: Vec<Row>,
     far: Vec<SeqId>,
     owner_changes: OwnerChanges,
+    writer: PlanWriter,
 }
 
 impl Cells {
@@ -110,7 +109,6 @@ impl Cells {
             return Err(CacheError::BadConfig("a window must be at least 1"));
         }
         Ok(Self {
-            identity: Identity::default(),
             capacity,
             window,
             cells: CellTable::new(capacity),
@@ -123,6 +121,7 @@ impl Cells {
             rows: Vec::new(),
             far: Vec::new(),
             owner_changes: OwnerChanges::default(),
+            writer: PlanWriter::default(),
         })
     }
 
@@ -309,6 +308,10 @@ impl Cache for Cells {
         }
     }
 
+    fn expect_plan(&mut self, blocks: usize, rows: usize) {
+        self.writer.reserve(blocks, rows);
+    }
+
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
         self.retired(seq)
     }
@@ -353,7 +356,7 @@ impl Cache for Cells {
         Ok(())
     }
 
-    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+    fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         self.write_plan(step, plan)
     }
 

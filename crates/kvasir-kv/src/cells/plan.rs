@@ -6,15 +6,16 @@
 //! - *Explicit*: a draft tree, or a window that cuts into a row with several queries.
 //! - *Ragged*: everything else, read through slot tables.
 //!
-//! Without a window, slot tables are copied incrementally by `PlanCache`; with a window the read
+//! Without a window, slot tables are written incrementally by `PlanWriter`; with a window the read
 //! begins later in every step.
 
 use crate::cells::entries::Entries;
 use crate::cells::{Cells, Row, Sequence, Written};
 use crate::contract::error::CacheError;
-use crate::contract::ids::{Position, SeqId, StepId};
+use crate::contract::ids::{Position, StepId};
 use crate::contract::mask::{Mask, set_range, words_for};
 use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::shared::plan_writer::{OpenPlan, Placed};
 use std::ops::Range;
 
 /// Least number of leading consecutive cells that become a run segment of their own.
@@ -22,23 +23,23 @@ const LEAD_WORTH: u32 = 32;
 
 impl Cells {
     /// Writes the plan of a claimed step and classifies it.
-    pub(super) fn write_plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+    pub(super) fn write_plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         let flight = self.inflight.get(step)?;
-        match self.window {
-            None => plan.begin(step, self.generation, &self.identity),
-            // With a window the read begins later in every step, so tables are not kept.
-            Some(_) => plan.reset(step, self.generation),
+        let mut open = self.writer.begin(step, self.generation, plan);
+        if self.window.is_some() {
+            // With a window the read begins later in every step.
+            open.forget();
         }
-        plan.kind = PlanKind::Ragged;
-        plan.moves.extend_from_slice(self.moves.of(step));
+        open.plan.kind = PlanKind::Ragged;
+        open.plan.moves.extend_from_slice(self.moves.of(step));
         for row in &flight.rows {
             let seq = self.seqs.get(row.seq)?;
             match row.written {
-                Written::Positions => self.plan_positions(row, seq, plan)?,
-                Written::Nodes => self.plan_nodes(row, seq, plan)?,
+                Written::Positions => self.plan_positions(row, seq, &mut open)?,
+                Written::Nodes => self.plan_nodes(row, seq, &mut open)?,
             }
         }
-        plan.end();
+        self.writer.end(open, plan);
         let moved = plan.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
         let mut bound = self.cells.high_water();
         if let ([row], [segment]) = (&flight.rows[..], &plan.segments[..])
@@ -55,17 +56,18 @@ impl Cells {
 
     /// Plans a batch row of tokens; a sliding window that cuts into several queries needs an
     /// explicit mask.
-    fn plan_positions(&self, row: &Row, seq: &Sequence, plan: &mut Plan) -> Result<(), CacheError> {
-        let entries = &seq.entries;
+    fn plan_positions(&self, row: &Row, seq: &Sequence, open: &mut OpenPlan) -> Result<(), CacheError> {
+        let (entries, plan) = (&seq.entries, &mut open.plan);
         let queries = Span::new(plan.positions.len(), row.tokens as usize);
         let is_newest = row.tokens == 1 && row.end == row.start + 1 && row.end == entries.next_position();
         if is_newest {
             plan.positions.push(row.start);
             plan.write_slots.push(entries.slots().newest());
-            if self.goes_on(row.seq, entries, plan) {
+            if self.plan_decode(row, entries, queries, open) {
                 return Ok(());
             }
         }
+        let plan = &mut open.plan;
         let (start, end) = (entries.index_of(row.start), entries.index_of(row.end));
         if row.end.saturating_sub(row.start) != row.tokens || end - start != row.tokens {
             return Err(CacheError::RowGone(row.seq));
@@ -93,19 +95,16 @@ impl Cells {
             }
             Mask::Explicit { at: at as u32, words_per_query: per_query as u32 }
         };
-        let first_segment = plan.next_segment();
-        self.push_entries(row, seq, read.clone(), plan);
-        let split = split(entries, &read);
-        if entries.is_one_run() && split < read.end && split as usize <= entries.slots().far().len() {
-            plan.kept.note_plain();
-        }
-        push_row(row, queries, first_segment, read.end - read.start, mask, plan);
+        let first_segment = plan.segments.len();
+        self.push_entries(row, seq, read.clone(), open);
+        push_row(row, queries, first_segment, read.end - read.start, mask, &mut open.plan);
         Ok(())
     }
 
     /// A draft tree: the owned entries, then the nodes in order of position, under an ancestor
     /// mask.
-    fn plan_nodes(&self, row: &Row, seq: &Sequence, plan: &mut Plan) -> Result<(), CacheError> {
+    fn plan_nodes(&self, row: &Row, seq: &Sequence, open: &mut OpenPlan) -> Result<(), CacheError> {
+        let plan = &mut open.plan;
         let (entries, frontier) = (&seq.entries, row.start..row.end);
         let Some(slots) = seq.node_slots.get(row.start as usize..row.end as usize) else {
             return Err(CacheError::RowGone(row.seq));
@@ -120,14 +119,16 @@ impl Cells {
         let lowest = frontier.clone().map(|node| seq.nodes.depth(node)).min().unwrap_or(0);
         let read = from(lowest)..entries.len();
         let prefix = read.end - read.start;
-        let first_segment = plan.next_segment();
-        self.push_entries(row, seq, read.clone(), plan);
+        let first_segment = plan.segments.len();
+        self.push_entries(row, seq, read.clone(), open);
         let order = seq.nodes.order(row.end);
         let slots = order.iter().map(|&node| seq.node_slots[node as usize]);
-        let (at, sparse) = (plan.lay(slots), Some(plan.read_positions.len() as u32));
+        let at = open.place_once(slots);
+        let plan = &mut open.plan;
+        let sparse = Some(plan.read_positions.len() as u32);
         plan.read_positions.extend(order.iter().map(|&node| position(node)));
         let layout = Layout::Table { at, block: 1, offset: 0 };
-        plan.push_segment(Segment { pool: PoolId(0), layout, len: row.end, first: base, sparse });
+        plan.segments.push(Segment { pool: PoolId(0), layout, len: row.end, first: base, sparse });
         let at = plan.mask_words.len() as u32;
         let prefix_from = |depth: u32| from(depth) - read.start;
         let words_per_query =
@@ -137,46 +138,38 @@ impl Cells {
         Ok(())
     }
 
-    /// Appends the segments of a read: a long consecutive beginning as a run, the rest as slot
-    /// tables (heap part, inline part).
-    fn push_entries(&self, row: &Row, seq: &Sequence, read: Range<u32>, plan: &mut Plan) {
+    /// Appends the segments of a read, run by run of consecutive positions.
+    fn push_entries(&self, row: &Row, seq: &Sequence, read: Range<u32>, open: &mut OpenPlan) {
         let entries = &seq.entries;
-        let (far, near) = (entries.slots().far(), entries.slots().near());
-        let first_near = far.len() as u32;
+        let (heap, tail) = (entries.slots().far(), entries.slots().near());
         for (first, run) in entries.runs(read) {
             let split = split(entries, &run);
-            let cut = first_near.clamp(split, run.end);
-            let position = |entry: u32| first + (entry - run.start);
-            if run.start < split {
-                let start = entries.first() + run.start;
-                push_segment(Layout::Run { start }, position(run.start), split - run.start, plan);
-            }
-            if split == run.end {
-                continue;
-            }
-            let far = far.get(split as usize..cut as usize).unwrap_or(&[]);
-            let (from, to) = (cut.saturating_sub(first_near), run.end.saturating_sub(first_near));
-            let places = plan.place(row.seq, entries.changes(), far, &near[from as usize..to as usize]);
-            let table = |at| Layout::Table { at, block: 1, offset: 0 };
-            if split < cut {
-                push_segment(table(places.far), position(split), cut - split, plan);
-            }
-            if cut < run.end {
-                push_segment(table(places.near), position(cut), run.end - cut, plan);
-            }
+            let cut = (heap.len() as u32).clamp(split, run.end);
+            let in_tail = [cut, run.end].map(|entry| entry.saturating_sub(heap.len() as u32) as usize);
+            let heap = heap.get(split as usize..cut as usize).unwrap_or(&[]);
+            let placed = match split < run.end {
+                true => open.place(row.seq, entries.changes(), heap, &tail[in_tail[0]..in_tail[1]]),
+                false => Placed::default(),
+            };
+            push_run(entries, first, run, split, placed, &mut open.plan);
         }
     }
 
-    /// Decode fast path for one token at the end of a sequence that continues the last plan in this
-    /// memory.
+    /// Decode fast path: one token at the end of a sequence whose list differs from the last plan's
+    /// only by its end. Returns false, with nothing written, if the fast path does not apply.
     #[inline]
-    fn goes_on(&self, seq: SeqId, entries: &Entries, plan: &mut Plan) -> bool {
-        let (far, near) = (entries.slots().far().len(), entries.slots().near());
-        let split = split(entries, &(0..entries.len())) as usize;
-        self.window.is_none()
-            && entries.is_one_run()
-            && split <= far
-            && plan.go_on(seq, entries.changes(), far - split, near, entries.len())
+    fn plan_decode(&self, row: &Row, entries: &Entries, queries: Span, open: &mut OpenPlan) -> bool {
+        let (heap, tail) = (entries.slots().far().len() as u32, entries.slots().near());
+        let split = split(entries, &(0..entries.len()));
+        if self.window.is_some() || !entries.is_one_run() || split > heap || split == entries.len() {
+            return false;
+        }
+        let placed = open.place_tail(row.seq, entries.changes(), (heap - split) as usize, tail);
+        let Some(placed) = placed else { return false };
+        let first_segment = open.plan.segments.len();
+        push_run(entries, entries.first_position(), 0..entries.len(), split, placed, &mut open.plan);
+        push_row(row, queries, first_segment, entries.len(), Mask::None, &mut open.plan);
+        true
     }
 
     /// Lowest position that a token at `position` sees (sliding window).
@@ -194,15 +187,43 @@ fn split(entries: &Entries, run: &Range<u32>) -> u32 {
     }
 }
 
-fn push_segment(layout: Layout, first: Position, len: u32, plan: &mut Plan) {
-    plan.push_segment(Segment { pool: PoolId(0), layout, len, first, sparse: None });
+/// Appends the segments of a run of consecutive positions from `first` on: a run of slots up to
+/// entry `split`, then slot tables (heap part, inline tail).
+#[inline(always)]
+fn push_run(
+    entries: &Entries,
+    first: Position,
+    run: Range<u32>,
+    split: u32,
+    placed: Placed,
+    plan: &mut Plan,
+) {
+    let cut = (entries.slots().far().len() as u32).clamp(split, run.end);
+    let position = |entry: u32| first + (entry - run.start);
+    if run.start < split {
+        let start = entries.first() + run.start;
+        push_segment(Layout::Run { start }, position(run.start), split - run.start, plan);
+    }
+    let table = |at| Layout::Table { at, block: 1, offset: 0 };
+    if split < cut {
+        push_segment(table(placed.heap), position(split), cut - split, plan);
+    }
+    if cut < run.end {
+        push_segment(table(placed.tail), position(cut), run.end - cut, plan);
+    }
 }
 
+#[inline(always)]
+fn push_segment(layout: Layout, first: Position, len: u32, plan: &mut Plan) {
+    plan.segments.push(Segment { pool: PoolId(0), layout, len, first, sparse: None });
+}
+
+#[inline(always)]
 fn push_row(row: &Row, queries: Span, first_segment: usize, read_len: u32, mask: Mask, plan: &mut Plan) {
-    plan.push_row(PlanRow {
+    plan.rows.push(PlanRow {
         seq: row.seq,
         queries,
-        segments: Span::new(first_segment, plan.next_segment() - first_segment),
+        segments: Span::new(first_segment, plan.segments.len() - first_segment),
         read_len,
         mask,
         left_pad_blocks: 0,

@@ -100,7 +100,7 @@ pub struct VictimSearch<'a> {
 /// The contract of every KV cache. The life of a step: *claim → plan → submit → retire*.
 ///
 /// - `claim` allocates slots for every token of the step, or fails and changes nothing.
-/// - `plan` only reads and may be repeated.
+/// - `plan` changes nothing that another call reports, and may be repeated.
 /// - `retire` publishes lengths, is idempotent per step, and ends the step's leases.
 /// - `cancel` undoes a claim that was never submitted.
 ///
@@ -156,6 +156,10 @@ pub trait Cache: Send {
     fn expect(&mut self, seq: SeqId, tokens: u32) {
         let _ = (seq, tokens);
     }
+    /// Reserves host memory for plans of `rows` rows whose sequences own `blocks` blocks together.
+    fn expect_plan(&mut self, blocks: usize, rows: usize) {
+        let _ = (blocks, rows);
+    }
     /// Appends the blocks of a sequence in order of position, preallocated ones included. For
     /// inspection. In token-granular caches a block is one slot.
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError>;
@@ -170,7 +174,7 @@ pub trait Cache: Send {
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError>;
     /// Writes the plan of a claimed step into `plan`, reusing its memory. Fails with `RowGone` if a
     /// claimed row was truncated since; such a step can only be cancelled.
-    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError>;
+    fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError>;
     /// Ends a step that ran: publishes its lengths and performs the releases deferred to it.
     /// Idempotent; steps retire in order.
     fn retire(&mut self, step: StepId) -> Result<(), CacheError>;

@@ -54,7 +54,7 @@ impl Lowering {
                 true => Layout::Run { start },
                 false => {
                     let at = out.table.len() as u32;
-                    out.table.extend(stretch.iter().map(|entry| entry.2));
+                    out.table.make_mut().extend(stretch.iter().map(|entry| entry.2));
                     Layout::Table { at, block: 1, offset: 0 }
                 }
             };

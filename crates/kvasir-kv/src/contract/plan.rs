@@ -6,15 +6,16 @@
 //! of position. A segment is a run of slots or a slice of the flat block table, in the session's
 //! own pool or in a frozen prefix's pool.
 //!
-//! The vectors are reused from step to step. `PlanCache` records what stands in the memory, so the
-//! next plan of the same cache rewrites only what changed; rows and segments are overwritten in
-//! place. Plain data in deterministic order; `tests/oracle/device.rs` checks the form of every
-//! plan.
+//! Plain data in deterministic order: a clone is independent of its original, and two plans are
+//! equal if they say the same in the same places. A caller reuses the vectors from step to step.
+//! The block tables may be shared with the cache that wrote them (`PlanTable`).
+//! `tests/oracle/device.rs` checks the form of every plan.
 
 use crate::contract::ids::{Position, SeqId, Slot, StepId};
 use crate::contract::mask::Mask;
-use crate::shared::plan_cache::{Identity, Places, PlanCache, Progress};
 use serde::{Deserialize, Serialize};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 /// A range of one of the flat lists of a plan or a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,6 +119,66 @@ pub enum PlanKind {
     Explicit,
 }
 
+/// A flat block table with value semantics. Clones share memory until one is changed
+/// (copy-on-write), which lets the cache that wrote a table extend it for a later plan.
+#[derive(Clone, Debug, Default, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<u32>", into = "Vec<u32>")]
+pub struct PlanTable(Option<Arc<Vec<u32>>>);
+
+impl PlanTable {
+    /// Shares the entries of a table.
+    pub(crate) fn shared(entries: &Arc<Vec<u32>>) -> Self {
+        Self(Some(Arc::clone(entries)))
+    }
+
+    /// Drops all entries; keeps the memory unless it is shared.
+    pub fn clear(&mut self) {
+        match self.0.as_mut().and_then(Arc::get_mut) {
+            Some(entries) => entries.clear(),
+            None => self.0 = None,
+        }
+    }
+
+    /// The entries, mutable; copies them if they are shared.
+    pub fn make_mut(&mut self) -> &mut Vec<u32> {
+        Arc::make_mut(self.0.get_or_insert_default())
+    }
+}
+
+impl Deref for PlanTable {
+    type Target = [u32];
+    #[inline]
+    fn deref(&self) -> &[u32] {
+        self.0.as_deref().map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Equal if the entries are; an empty table may or may not own memory.
+impl PartialEq for PlanTable {
+    fn eq(&self, other: &Self) -> bool {
+        self[..] == other[..]
+    }
+}
+
+/// Copies the entries first if they are shared.
+impl DerefMut for PlanTable {
+    fn deref_mut(&mut self) -> &mut [u32] {
+        self.make_mut()
+    }
+}
+
+impl From<Vec<u32>> for PlanTable {
+    fn from(entries: Vec<u32>) -> Self {
+        Self(Some(Arc::new(entries)))
+    }
+}
+
+impl From<PlanTable> for Vec<u32> {
+    fn from(table: PlanTable) -> Self {
+        table.0.map_or_else(Vec::new, Arc::unwrap_or_clone)
+    }
+}
+
 /// Attention metadata of one claimed step: slot copies, slot mapping, block tables and masks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
@@ -138,7 +199,7 @@ pub struct Plan {
     /// The segments of all batch rows.
     pub segments: Vec<Segment>,
     /// Block tables of all segments, flat. Entries that no segment names are meaningless.
-    pub table: Vec<u32>,
+    pub table: PlanTable,
     /// Positions of the entries of sparse segments.
     pub read_positions: Vec<Position>,
     /// Bits of all explicit masks.
@@ -146,115 +207,20 @@ pub struct Plan {
     /// Exclusive upper bound of every slot of the session's own pool that is read, written or
     /// copied.
     pub read_bound: Slot,
-    /// What stands where in `table`, for the next plan in this memory. Code that changes `table`,
-    /// `segments` or `rows` (except `left_pad_blocks`) must call [`Plan::reset`] before the next
-    /// plan.
-    #[serde(skip)]
-    pub kept: PlanCache,
 }
 
 impl Plan {
-    /// Empties the plan for the next step, keeping its memory; the next block tables are written in
-    /// full.
+    /// Empties the plan for a step, keeping its memory.
     pub fn reset(&mut self, step: StepId, generation: u64) {
-        self.empty(step, generation);
-        self.rows.clear();
-        self.segments.clear();
-        self.table.clear();
-        self.kept.clear();
-    }
-
-    /// Begins the next plan of `cache`. Keeps the block tables that this cache wrote, and rows and
-    /// segments, which the next ones overwrite in place.
-    pub(crate) fn begin(&mut self, step: StepId, generation: u64, cache: &Identity) {
-        self.empty(step, generation);
-        if !self.kept.begin(cache, &mut self.table) {
-            self.rows.clear();
-            self.segments.clear();
-        }
-    }
-
-    /// Ends a begun plan: drops rows and segments that were not overwritten.
-    pub(crate) fn end(&mut self) {
-        self.rows.truncate(self.kept.written.rows);
-        self.segments.truncate(self.kept.written.segments);
-        self.kept.end();
-    }
-
-    /// Index of the next segment to be written.
-    pub(crate) fn next_segment(&self) -> usize {
-        self.kept.written.segments
-    }
-
-    pub(crate) fn push_segment(&mut self, segment: Segment) {
-        write_over(&mut self.segments, &mut self.kept.written.segments, segment);
-    }
-
-    pub(crate) fn push_row(&mut self, row: PlanRow) {
-        write_over(&mut self.rows, &mut self.kept.written.rows, row);
-    }
-
-    /// Decode fast path: writes the row of one query, whose position and write slot are already
-    /// pushed, if it differs from the last plan only by its end. `far` and `near` are the heap and
-    /// inline parts of the block table that it reads, `read_len` the entries in all. Returns false,
-    /// with nothing changed, if the fast path does not apply.
-    #[inline]
-    pub(crate) fn go_on(
-        &mut self,
-        seq: SeqId,
-        changes: u32,
-        far: usize,
-        near: &[u32],
-        read_len: u32,
-    ) -> bool {
-        let written = self.kept.written;
-        let Some(row) = self.rows.get_mut(written.rows) else { return false };
-        let segments = row.segments;
-        if row.seq != seq || segments.start as usize != written.segments {
-            return false;
-        }
-        let end = segments.range().end;
-        let Some(last) = self.segments.get_mut(end - 1) else { return false };
-        if !self.kept.go_on(seq, changes, far, near, &mut self.table) {
-            return false;
-        }
-        last.len = last.len + read_len - row.read_len;
-        let queries = Span::new(self.positions.len() - 1, 1);
-        *row =
-            PlanRow { seq, queries, segments, read_len, mask: Mask::None, left_pad_blocks: 0, redirected: 0 };
-        self.kept.written = Progress { rows: written.rows + 1, segments: end };
-        true
-    }
-
-    /// Reserves host memory for the block tables of steps whose `rows` rows own `blocks` blocks
-    /// together.
-    pub fn expect(&mut self, blocks: usize, rows: usize) {
-        let entries = PlanCache::most_entries(blocks, rows);
-        self.table.reserve(entries.saturating_sub(self.table.len()));
-    }
-
-    /// Copies what is new of a sequence's block table (heap part `far`, inline part `near`) into
-    /// `table`; returns where both begin.
-    #[inline]
-    pub(crate) fn place(&mut self, seq: SeqId, changes: u32, far: &[u32], near: &[u32]) -> Places {
-        self.kept.place(seq, changes, far, near, &mut self.table)
-    }
-
-    /// Lays out entries that only this step needs in the scratch region; returns where they begin.
-    pub(crate) fn lay(&mut self, entries: impl ExactSizeIterator<Item = u32>) -> u32 {
-        let at = self.kept.lay(entries.len() as u32, &mut self.table);
-        let places = &mut self.table[at as usize..at as usize + entries.len()];
-        places.iter_mut().zip(entries).for_each(|(place, entry)| *place = entry);
-        at
-    }
-
-    fn empty(&mut self, step: StepId, generation: u64) {
         self.step = step;
         self.generation = generation;
         self.kind = PlanKind::Contiguous;
         self.moves.clear();
+        self.rows.clear();
         self.positions.clear();
         self.write_slots.clear();
+        self.segments.clear();
+        self.table.clear();
         self.read_positions.clear();
         self.mask_words.clear();
         self.read_bound = 0;
@@ -298,13 +264,4 @@ impl Plan {
             }
         }
     }
-}
-
-/// Overwrites the next element of a list kept from the last plan, or appends it.
-fn write_over<T>(list: &mut Vec<T>, written: &mut usize, one: T) {
-    match list.get_mut(*written) {
-        Some(place) => *place = one,
-        None => list.push(one),
-    }
-    *written += 1;
 }

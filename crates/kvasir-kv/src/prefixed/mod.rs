@@ -224,6 +224,10 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
         self.inner.expect(seq, tokens.saturating_sub(self.base));
     }
 
+    fn expect_plan(&mut self, blocks: usize, rows: usize) {
+        self.inner.expect_plan(blocks, rows);
+    }
+
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
         self.inner.blocks_of(seq, into)
     }
@@ -244,10 +248,9 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
         self.inner.claim(step, rows)
     }
 
-    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+    fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         self.inner.plan(step, plan)?;
         self.lift(plan);
-        plan.kept.forget_rows();
         Ok(())
     }
 

@@ -88,8 +88,8 @@ fn a_last_block_that_is_shared_again_is_copied_again() {
         }
         cache.claim(StepId(4), &[ClaimRow::new(fork, 1)]).unwrap();
         cache.claim(StepId(5), &[ClaimRow::new(a, 1)]).unwrap();
-        let slots =
-            plan_of(cache, 5).entries(&plan_of(cache, 5).rows[0]).map(|entry| entry.1).collect::<Vec<_>>();
+        let plan = plan_of(cache, 5);
+        let slots = plan.entries(&plan.rows[0]).map(|entry| entry.1).collect::<Vec<_>>();
         assert!(!slots.contains(&plan_of(cache, 4).write_slots[0]), "what it writes is its own");
     });
 }

@@ -9,9 +9,12 @@ mod forks;
 mod plans;
 mod sharing;
 
-use common::plan_of;
+use common::{meaning, plan_of};
 use kvasir_kv::blocks::BlockConfig;
-use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, PoolUsage, Radix, SeqId, SlotCopy, StepId, Token};
+use kvasir_kv::{
+    Cache, CacheConfig, CacheError, ClaimRow, Paged, Plan, PoolUsage, Radix, SeqId, SlotCopy, StepId, Token,
+    build,
+};
 
 const SMALL: BlockConfig =
     BlockConfig { block_size: 4, blocks: 8, max_sequences: 8, sharing: true, dummy: false };
