@@ -149,8 +149,7 @@ impl Bf16MicroKernel {
 pub(crate) enum AttentionGemm {
     /// AMX tiles.
     Tiles,
-    /// bf16 pair dot products, in an order of summation of their own: nothing is widened or
-    /// transposed.
+    /// bf16 pair dot products in an order of their own: nothing is widened or transposed.
     Bf16Dot,
     /// f32 in the order of summation of AMX: bf16 operands are widened first.
     Widened,

@@ -21,7 +21,8 @@ pub(crate) struct QueryBlock {
     pub(crate) rows: [u32; LANES],
     /// Whether the used row indices are consecutive.
     pub(crate) consecutive: bool,
-    /// Index of its first query tile, of one per [`HeadShape::steps`](super::layer::HeadShape::steps).
+    /// Index of its first query tile, of one per
+    /// [`HeadShape::steps`](super::layer::HeadShape::steps).
     pub(crate) queries: usize,
     pub(crate) bounds: MaskBounds,
     /// Minimum and maximum of `bounds`: the number of visible entries, and the first visible
@@ -58,8 +59,7 @@ impl QueryBlock {
         self.visible.1 > chunk.first as i32 && self.from.0 <= last
     }
 
-    /// Whether every row sees the whole chunk, which begins at position `first`: then no mask is
-    /// applied.
+    /// Whether every row sees the whole chunk, from position `first` on: no mask is applied.
     pub(crate) fn sees_all(&self, chunk: &Chunk, first: i32) -> bool {
         chunk.len as usize == CHUNK
             && self.visible.0 >= (chunk.first + chunk.len) as i32

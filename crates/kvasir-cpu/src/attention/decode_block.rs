@@ -1,10 +1,11 @@
 //! The decode path of attention (GEMV) for one block: S = Q K^T, and O += P V with V read in place.
 //!
-//! Used up to [`max_decode_rows`](crate::attention::pack_queries::max_decode_rows) query rows per KV head: decode, small GQA groups and short draft
-//! verification. Needs AVX2 and a V dimension of whole cache lines. With AMX only P V takes this
-//! path; S = Q K^T stays on tiles. V is not packed into tiles: with so few rows of P a tile product
-//! costs nearly as much as a full one, and packing V costs more than multiplying it. Without AMX the
-//! scores are computed for a SIMD vector of positions at a time, instead of 16 query rows.
+//! Used up to [`max_decode_rows`](crate::kernels::max_decode_rows) query rows per
+//! KV head: decode, small GQA groups and short draft verification. Needs AVX2 and a V dimension of
+//! whole cache lines. With AMX only P V takes this path; S = Q K^T stays on tiles. V is not packed
+//! into tiles: with so few rows of P a tile product costs nearly as much as a full one, and packing
+//! V costs more than multiplying it. Without AMX the scores are computed for a SIMD vector of
+//! positions at a time, instead of 16 query rows.
 
 use crate::attention::decode::{HeadRows, ValueRows, VisibleKeys, bf16_dot, gemv};
 use crate::attention::layer::{HeadShape, LayerAttention};
@@ -52,7 +53,7 @@ impl LayerAttention<'_> {
             rescale(self.isa, sums, width, rescales);
             // Positions past the last entry have weight 0 and are skipped.
             let values = ValueRows { rows: &rows[..seen.len().next_multiple_of(2)], offset };
-            // SAFETY: the instruction set was detected on this machine; the rows are the pool's or staged.
+            // SAFETY: the machine has the instruction set; the rows are the pool's or staged.
             unsafe {
                 if AttentionGemm::of(self.isa) == AttentionGemm::Bf16Dot {
                     let weights = &s.weights[work.blocks.start];
@@ -79,8 +80,7 @@ impl Scratch {
     /// S = Q K^T of a decode block and a chunk, without AMX.
     ///
     /// # Safety
-    /// The machine must have the instruction set; the block's queries and the keys must have
-    /// been made.
+    /// The machine must have the instruction set; queries and keys must have been made.
     pub(crate) unsafe fn decode_scores(&mut self, isa: Isa, shape: HeadShape, now: ScoredBlock) {
         let block = &self.blocks[now.block];
         let Some(out) = self.score_rows.first_chunk_mut::<LANES>() else { return };

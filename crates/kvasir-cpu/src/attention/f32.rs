@@ -11,13 +11,14 @@
 //! on batch composition.
 
 use crate::attention::layer::LayerAttention;
+use crate::attention::softmax::state::ScoreScaling;
 use crate::attention::views::{Chunk, View};
 use crate::gemm::f32::fma::{StridedRows, add_products};
 use crate::isa::dispatch::per_isa;
 use crate::isa::tile::LANES;
 use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::rows::CHUNK;
-use crate::rowwise::gate::exp;
+use crate::rowwise::exp;
 use crate::threads::pool::ThreadPool;
 use crate::threads::rows::DisjointRows;
 use std::ops::Range;
@@ -121,15 +122,8 @@ impl LayerAttention<'_> {
                 // SAFETY: as many rows were staged.
                 unsafe { add_products(self.isa, rows, &scratch.queries[block * kd..][..kd], scores) };
                 let sums = &mut scratch.sums[block * vd..][..vd];
-                let at = (chunk.first as i32, &scratch.positions[..]);
-                softmax_step(
-                    self.isa,
-                    scores,
-                    at,
-                    (self.scale, self.soft_cap),
-                    &mut scratch.states[block],
-                    sums,
-                );
+                let (states, first) = (&mut scratch.states[block], chunk.first as i32);
+                softmax_step(self.isa, scores, first, &scratch.positions, self.scaling(), states, sums);
             }
             self.stage(item, chunk, n, false, scratch);
             for block in 0..blocks {
@@ -206,13 +200,14 @@ impl LayerAttention<'_> {
 #[inline(always)]
 fn softmax_step_body(
     scores: &mut [[f32; LANES]],
-    (first, positions): (i32, &[i32]),
-    (scale, cap): (f32, Option<f32>),
+    first: i32,
+    positions: &[i32],
+    ScoreScaling { scale, soft_cap }: ScoreScaling,
     states: &mut RowStates,
     sums: &mut [[f32; LANES]],
 ) {
     let all = scores.as_flattened_mut().iter_mut();
-    match cap {
+    match soft_cap {
         Some(cap) => all.for_each(|s| *s = cap * (*s * scale / cap).tanh()),
         None => all.for_each(|s| *s *= scale),
     }
@@ -247,5 +242,5 @@ fn softmax_step_body(
 }
 
 per_isa! {
-    softmax_step(scores: &mut [[f32; LANES]], at: (i32, &[i32]), rule: (f32, Option<f32>), states: &mut RowStates, sums: &mut [[f32; LANES]]) => softmax_step_body
+    softmax_step(scores: &mut [[f32; LANES]], first: i32, positions: &[i32], scaling: ScoreScaling, states: &mut RowStates, sums: &mut [[f32; LANES]]) => softmax_step_body
 }

@@ -13,8 +13,8 @@
 //! 6. The result is `O / l`, where the denominator `l` includes the attention sink.
 //!
 //! Kernels: `gemm` (AMX tiles, bf16 dot products, or the order of summation of AMX in SIMD),
-//! `decode` (GEMV), `softmax`. `f32` is attention in f32 arithmetic, `reference` the scalar reference
-//! of the tests.
+//! `decode` (GEMV), `softmax`. `f32` is attention in f32 arithmetic, `reference` the scalar
+//! reference of the tests.
 //!
 //! Batch invariance: a row's KV entries are reduced in rising order of position, in chunks aligned
 //! to multiples of 64. So every cache layout, mask and batch composition gives the same bits.

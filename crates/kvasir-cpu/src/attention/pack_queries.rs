@@ -1,5 +1,4 @@
-//! Builds the query blocks of a work item: groups its query rows by 16, and packs their queries for
-//! the kernels.
+//! Builds the query blocks of a work item: groups its query rows by 16, and packs their queries.
 
 use crate::attention::block::QueryBlock;
 use crate::attention::layer::{HeadShape, LayerAttention};

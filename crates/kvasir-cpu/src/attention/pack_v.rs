@@ -5,8 +5,8 @@
 //! product consumes. A few row pairs are packed beside each tile product, so that the memory
 //! latency of V is hidden behind it.
 //!
-//! Unpacking within 128-bit lanes permutes the columns of the output O (`place`). `unpermute_scaled`
-//! undoes this when it writes `O * factor`.
+//! Unpacking within 128-bit lanes permutes the columns of the output O (`place`).
+//! `unpermute_scaled` undoes this when it writes `O * factor`.
 
 use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
@@ -84,8 +84,8 @@ impl ValuePacking {
 /// Numbers of a V row that fill one row of two neighboring tiles.
 const PAIR_OF_TILES: usize = 2 * LANES;
 
-/// Tile and column of number `d` of [`PAIR_OF_TILES`]. With this order, interleaving two vectors needs
-/// no movement across 128-bit lanes.
+/// Tile and column of number `d` of [`PAIR_OF_TILES`]. With this order, interleaving two vectors
+/// needs no movement across 128-bit lanes.
 const fn place(d: usize) -> (usize, usize) {
     (d / 4 % 2, d / 8 * 4 + d % 4)
 }
@@ -174,7 +174,8 @@ unsafe fn interleave(isa: Isa, pairs: &[[*const u16; 2]], first: usize, width: u
     }
 }
 
-/// Interleaves `parts` times [`PAIR_OF_TILES`] numbers of two rows into row `row` of every other tile.
+/// Interleaves `parts` times [`PAIR_OF_TILES`] numbers of two rows into row `row` of every other
+/// tile.
 ///
 /// # Safety
 /// The machine must have the instructions, and each of `at` must point at that many numbers.

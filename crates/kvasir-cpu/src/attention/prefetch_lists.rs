@@ -1,9 +1,8 @@
-//! What attention prefetches: the ranges of a chunk's K and V, the next head's rows, and the same rows
-//! of the next layer.
+//! What attention prefetches: the ranges of a chunk's K and V, the next head's rows, and the same
+//! rows of the next layer.
 
 use crate::attention::layer::LayerAttention;
-use crate::attention::views::Chunk;
-use crate::attention::views::Run;
+use crate::attention::views::{Chunk, Run};
 use crate::isa::tile::LANES;
 use crate::kernels::AttentionGemm;
 use crate::memory::kv_pool::kv_type::KvType;

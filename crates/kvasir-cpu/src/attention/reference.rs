@@ -1,8 +1,8 @@
 //! Reference implementations of attention for tests: scalar, without staging, fusion or SIMD.
 //!
 //! `naive` is softmax attention in f64 over the stored rows. `bf16_dot_order` repeats the order of
-//! summation of the bf16 dot-product kernels (`gemm/avx512_bf16.rs`) number by number, for bit-exact
-//! comparison.
+//! summation of the bf16 dot-product kernels (`gemm/avx512_bf16.rs`) number by number, for
+//! bit-exact comparison.
 
 use crate::attention::layer::LayerAttention;
 use crate::attention::scratch::normalization;

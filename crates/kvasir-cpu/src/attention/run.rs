@@ -1,5 +1,5 @@
-//! Runs one layer's attention: cuts the prefix groups into work items by KV heads and tokens, for the
-//! thread pool.
+//! Runs one layer's attention: cuts the prefix groups into work items by KV heads and tokens, for
+//! the thread pool.
 
 use crate::attention::layer::{HeadShape, LayerAttention};
 use crate::attention::scratch::Scratch;
@@ -12,13 +12,6 @@ use crate::threads::pool::ThreadPool;
 use crate::threads::rows::DisjointRows;
 use crate::threads::worker::Worker;
 
-/// Memory that attention keeps from one layer to the next.
-#[derive(Default)]
-pub(crate) struct AttentionMemory {
-    /// Cumulative number of work items behind each group.
-    ends: Vec<usize>,
-}
-
 /// Query blocks of one work item at most: their accumulators stay in L2.
 const BLOCKS: usize = 32;
 
@@ -28,6 +21,18 @@ struct Granularity {
     tokens: usize,
     /// KV heads per work item where query rows are few (decode).
     heads: usize,
+}
+
+/// How a group is cut into work items.
+struct GroupItems {
+    /// Tokens of the group.
+    all: usize,
+    /// Tokens and KV heads per work item.
+    tokens: usize,
+    heads: usize,
+    /// Work items per range of tokens, and of the group.
+    by_heads: usize,
+    count: usize,
 }
 
 impl LayerAttention<'_> {
@@ -41,64 +46,48 @@ impl LayerAttention<'_> {
         Granularity { tokens: (blocks * LANES / self.per_head()).max(1), heads }
     }
 
-    fn tokens_of(&self, group: &PrefixGroup) -> usize {
+    fn cut_group(&self, group: &PrefixGroup, cut: &Granularity) -> GroupItems {
         let views = &self.views.order[group.views.0..group.views.1];
-        views.iter().map(|&v| self.views.views[v as usize].tokens).sum()
-    }
-
-    /// Tokens and KV heads per work item of a group with `tokens` tokens.
-    fn size(&self, group: &PrefixGroup, tokens: usize, cut: &Granularity) -> (usize, usize) {
-        let alone = group.views.1 - group.views.0 == 1;
-        if tokens * self.per_head() < LANES {
-            (tokens, cut.heads)
-        } else if alone {
+        let all = views.iter().map(|&v| self.views.views[v as usize].tokens).sum();
+        let (tokens, heads) = if all * self.per_head() < LANES {
+            (all, cut.heads)
+        } else if views.len() == 1 {
             (cut.tokens, 1)
         } else {
-            (tokens, 1)
-        }
+            (all, 1)
+        };
+        let by_heads = self.facts.kv_heads.div_ceil(heads);
+        GroupItems { all, tokens, heads, by_heads, count: all.div_ceil(tokens.max(1)) * by_heads }
     }
 
-    /// Computes all tokens' attention results on the thread pool.
+    /// Computes all tokens' attention results on the thread pool. `ends` is scratch: the number of
+    /// work items up to the end of each group.
     ///
     /// # Safety
     /// The slots of the views must exist. No other thread may write them, or access the results,
     /// during the call.
-    pub(crate) unsafe fn run(
-        &self,
-        threads: &ThreadPool,
-        memory: &mut AttentionMemory,
-        out: &DisjointRows<'_>,
-    ) {
-        let cut = self.cut(threads);
-        let kv_heads = self.facts.kv_heads;
-        let items = |group: &PrefixGroup| {
-            let all = self.tokens_of(group);
-            let (tokens, heads) = self.size(group, all, &cut);
-            (all, tokens, heads, all.div_ceil(tokens.max(1)) * kv_heads.div_ceil(heads))
-        };
-        let (groups, ends) = (&self.views.groups, &mut memory.ends);
+    pub(crate) unsafe fn run(&self, threads: &ThreadPool, ends: &mut Vec<usize>, out: &DisjointRows<'_>) {
+        let (groups, cut) = (&self.views.groups, self.cut(threads));
         let mut end = 0;
         ends.clear();
         ends.extend(groups.iter().map(|group| {
-            end += items(group).3;
+            end += self.cut_group(group, &cut).count;
             end
         }));
         let pages = kv_prefetch_pages(self.isa, self.positions.len(), threads.len());
         let each = |worker: &mut Worker, item| {
             let at = ends.partition_point(|end| *end <= item);
-            let (all, tokens, heads, count) = items(&groups[at]);
+            let GroupItems { all, tokens, heads, by_heads, count } = self.cut_group(&groups[at], &cut);
             let item = item + count - ends[at];
-            let by_heads = kv_heads.div_ceil(heads);
             let (t, h) = (item / by_heads * tokens, item % by_heads * heads);
-            let heads = h..kv_heads.min(h + heads);
+            let heads = h..self.facts.kv_heads.min(h + heads);
             let tokens = t..all.min(t + tokens);
             let item = WorkItem { group: &groups[at], heads, tokens, pages };
             let (scratch, next_layer) = worker.scratches();
             self.item(&item, scratch, next_layer, out);
         };
         if pages > 0 {
-            // In static order: a thread should meet the rows that it prefetched a layer
-            // earlier.
+            // In static order: a thread should meet the rows that it prefetched a layer earlier.
             return threads.each_in_order(end, &each);
         }
         threads.each(end, &each);

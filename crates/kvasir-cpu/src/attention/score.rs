@@ -59,8 +59,8 @@ impl Scratch {
     /// place.
     ///
     /// # Safety
-    /// The blocks must have been made and the keys staged for this instruction set, and the rows of `packing`
-    /// must be readable. With AMX, tiles must be configured for these products.
+    /// The blocks must have been made and the keys staged for this instruction set, and the rows of
+    /// `packing` must be readable. With AMX, tiles must be configured for these products.
     pub(crate) unsafe fn score(
         &mut self,
         isa: Isa,
@@ -183,8 +183,8 @@ impl Scratch {
             };
         }
         softmax.finish_weights(isa, &self.scores[scored.place], &mut self.packed[0]);
-        // SAFETY: the instruction set was detected on this machine, and is at least AVX2, as only those have
-        // a decode path.
+        // SAFETY: the instruction set was detected on this machine, and is at least AVX2, as only
+        // those have a decode path.
         unsafe { gemv::widen_weights(isa, &self.packed[0], &mut self.widened_weights[0]) };
     }
 }

@@ -1,5 +1,5 @@
-//! Scratch of attention, one per worker: queries, softmax state (m, l), accumulators O, staged K and
-//! V, scores and attention weights.
+//! Scratch of attention, one per worker: queries, softmax state (m, l), accumulators O, staged K
+//! and V, scores and attention weights.
 //!
 //! Buffers grow to the largest work item and stay, so a steady decode step does not allocate.
 
@@ -31,8 +31,8 @@ pub(crate) struct Scratch {
     /// Per block, a query tile for each step of 32 numbers: bf16 pairs to a word. A query row is a
     /// column, or a row in the decode path in bf16 pair order.
     pub(crate) queries: AlignedVec<Tile>,
-    /// Queries widened to f32, in the decode path where operands are widened; and scores of either decode
-    /// path, a row per query row.
+    /// Queries widened to f32, in the decode path where operands are widened; and scores of either
+    /// decode path, a row per query row.
     pub(crate) widened_queries: Vec<OperandB>,
     pub(crate) score_rows: AlignedVec<[f32; CHUNK]>,
     /// A block's queries before the transpose: a row per query row.
@@ -72,8 +72,7 @@ pub(crate) struct Scratch {
     pub(crate) entries: ChunkEntries,
 }
 
-// SAFETY: its addresses are those of a work item's rows, written by the item before it reads through
-// them.
+// SAFETY: its addresses are of a work item's rows; each item writes them before it reads there.
 unsafe impl Send for Scratch {}
 
 impl Scratch {

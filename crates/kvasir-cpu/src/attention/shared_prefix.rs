@@ -42,7 +42,7 @@ pub(crate) fn group_by_prefix(views: &mut Views) {
         };
         let n = 1 + order[from + 1..].iter().take(MAX_VIEWS - 1).take_while(|at| joins(at)).count();
         let start = spans.len();
-        views.cut(&order, (from, from + n), 0, &mut spans);
+        views.cut(&order, from, from + n, 0, &mut spans);
         groups.push(PrefixGroup { views: (from, from + n), spans: (start, spans.len()) });
         from += n;
     }
@@ -67,7 +67,7 @@ impl Views {
     }
 
     /// Cuts what the views `from .. to` read from chunk `done` on, recursively.
-    fn cut(&self, order: &[u32], (from, to): (usize, usize), done: usize, into: &mut Vec<ChunkSpan>) {
+    fn cut(&self, order: &[u32], from: usize, to: usize, done: usize, into: &mut Vec<ChunkSpan>) {
         let view = |at: usize| &self.views[order[at] as usize];
         // The views are sorted, so the common prefix of the first and the last is that of all.
         let end = if to - from == 1 {
@@ -87,7 +87,7 @@ impl Views {
             let longer = |at: usize| self.common(first, view(at)) > end;
             let stop = (start + 1..to).find(|&at| !longer(at)).unwrap_or(to);
             if self.chunks(first).len() > end {
-                self.cut(order, (start, stop), end, into);
+                self.cut(order, start, stop, end, into);
             }
             start = stop;
         }

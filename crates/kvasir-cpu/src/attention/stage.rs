@@ -87,8 +87,7 @@ impl LayerAttention<'_> {
                     let to = &mut s.staged_keys[i * size + row * shape.key_width..][..n * shape.key_width];
                     let wide = &mut s.wide[..self.facts.key_dim];
                     for (slot, to) in (part.slot..).zip(to.chunks_exact_mut(shape.key_width)) {
-                        // SAFETY: the executor has checked the plan's slots, and writes come before
-                        // reads.
+                        // SAFETY: the plan's slots were checked, and writes come before reads.
                         unsafe { rows.read_bf16(self.isa, slot, head, wide, &mut to[..self.facts.key_dim]) };
                     }
                 }

@@ -1,14 +1,13 @@
-//! Attention tests: every instruction set and kernel against references, bit for bit where the order of
-//! summation is the same. They also check invariance to the KV layout, masks, chunked prefill,
-//! batch composition and shared prefixes.
+//! Attention tests: every instruction set and kernel against references, bit for bit where the
+//! order of summation is the same. They also check invariance to the KV layout, masks, chunked
+//! prefill, batch composition and shared prefixes.
 
 use crate::attention::f32::attend_f32;
 use crate::attention::layer::LayerAttention;
 use crate::attention::reference;
-use crate::attention::run::AttentionMemory;
 use crate::attention::views::Views;
 use crate::isa::features::Isa;
-use crate::isa::features::tests::isas;
+use crate::isa::features::tests::{isas, value};
 use crate::kernels::AttentionGemm;
 use crate::memory::kv_pool::Pool;
 use crate::memory::kv_pool::kv_type::KvType;
@@ -19,13 +18,6 @@ use kvasir_kv::{Layout, Mask, Plan, PlanRow, PoolId, Segment, SeqId, Span};
 use kvasir_program::LayerFacts;
 use std::sync::Arc;
 
-fn value(i: usize) -> f32 {
-    let mut x = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x ^= x >> 29;
-    x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    ((x >> 40) as f32 / (1 << 24) as f32 - 0.5) * 3.0
-}
-
 const HISTORY: usize = 200;
 const HEADS: usize = 6;
 
@@ -35,8 +27,12 @@ fn facts(window: Option<u32>, key_dim: usize) -> LayerFacts {
 
 /// A pool in which the rows of position `p` are in slot `slot(p)`.
 fn pool(facts: &LayerFacts, kind: KvType, slot: &dyn Fn(usize) -> u32) -> Arc<Pool> {
+    pool_of(HISTORY, facts, kind, slot)
+}
+
+fn pool_of(positions: usize, facts: &LayerFacts, kind: KvType, slot: &dyn Fn(usize) -> u32) -> Arc<Pool> {
     let pool = Pool::new(&[*facts], kind, 1024).unwrap();
-    for p in 0..HISTORY {
+    for p in 0..positions {
         let row =
             |width: usize, salt: usize| (0..width).map(|i| value(p * 10_007 + i + salt)).collect::<Vec<_>>();
         let layer = &pool.layers[0];
@@ -89,36 +85,43 @@ fn attend(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize) -> Vec<f32> 
     attend_with(way, setup, plan, threads, &q)
 }
 
-fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f32]) -> Vec<f32> {
-    let mut views = Views::default();
-    views.of_plan(plan);
-    let width = HEADS * setup.facts.key_dim;
-    let isa = match way {
-        Way::Rounded(isa) | Way::Exact(isa) => isa,
-        Way::Pairs | Way::Naive => Isa::PORTABLE,
-    };
-    let a = LayerAttention {
+fn layer_attention<'a>(
+    isa: Isa,
+    setup: &Setup<'a>,
+    plan: &'a Plan,
+    views: &'a Views,
+    q: &'a [f32],
+) -> LayerAttention<'a> {
+    LayerAttention {
         isa,
         q,
-        q_stride: width,
+        q_stride: HEADS * setup.facts.key_dim,
         heads: HEADS,
         facts: setup.facts,
         layer: 0,
         pools: std::slice::from_ref(setup.pool),
-        views: &views,
+        views,
         positions: &plan.positions,
         scale: 0.2,
         soft_cap: setup.soft_cap,
         sinks: setup.sinks,
+    }
+}
+
+fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f32]) -> Vec<f32> {
+    let mut views = Views::default();
+    views.of_plan(plan);
+    let isa = match way {
+        Way::Rounded(isa) | Way::Exact(isa) => isa,
+        Way::Pairs | Way::Naive => Isa::PORTABLE,
     };
+    let a = layer_attention(isa, setup, plan, &views, q);
     let row = HEADS * setup.facts.value_dim;
     let mut out = vec![f32::NAN; plan.positions.len() * row];
     let results = DisjointRows::new(&mut out, row);
     match way {
         // SAFETY: plans read only what was written before.
-        Way::Rounded(_) => unsafe {
-            a.run(&ThreadPool::new(threads), &mut AttentionMemory::default(), &results)
-        },
+        Way::Rounded(_) => unsafe { a.run(&ThreadPool::new(threads), &mut Vec::new(), &results) },
         // SAFETY: as above.
         Way::Exact(_) => unsafe { attend_f32(&a, &ThreadPool::new(threads), &results) },
         Way::Pairs => reference::bf16_dot_order(&a, &mut out),
@@ -138,7 +141,7 @@ enum Way {
     Naive,
 }
 
-/// Both implementations on every instruction set, each with the reference that it must equal bit for bit.
+/// Both implementations on every instruction set, each with the reference whose bits it must have.
 fn ways() -> impl Iterator<Item = (Way, Way)> {
     isas().into_iter().flat_map(|isa| {
         let same = if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot {
@@ -245,8 +248,7 @@ fn decode_has_the_bits_of_prefill_for_any_group_size() {
     }
 }
 
-/// Rows with shared prefixes, as a plan: each row's slots by position, and its number of query
-/// tokens.
+/// Rows with shared prefixes, as a plan: each row's slots by position, and its query tokens.
 fn branches(rows: &[(Vec<u32>, usize)]) -> Plan {
     let mut all = Plan::default();
     for (slots, queries) in rows {
@@ -274,24 +276,6 @@ fn branches(rows: &[(Vec<u32>, usize)]) -> Plan {
     all
 }
 
-/// A pool with made-up rows in all of its slots.
-fn full_pool(facts: &LayerFacts, kind: KvType) -> Arc<Pool> {
-    let pool = Pool::new(&[*facts], kind, 1024).unwrap();
-    for slot in 0..1024u32 {
-        let row = |width: usize, salt: usize| {
-            (0..width).map(|i| value(slot as usize * 10_007 + i + salt)).collect::<Vec<_>>()
-        };
-        let layer = &pool.layers[0];
-        // SAFETY: one thread; the slots are below 1024.
-        unsafe {
-            layer.keys.write(Isa::PORTABLE, slot, &row(facts.key_width(), 0));
-            let values = layer.values.as_ref().unwrap();
-            values.write(Isa::PORTABLE, slot, &row(facts.value_width(), 5_000_000));
-        }
-    }
-    Arc::new(pool)
-}
-
 #[test]
 fn shared_prefixes_do_not_change_bits() {
     let trunk = |n: u32| (0..n).collect::<Vec<u32>>();
@@ -314,7 +298,7 @@ fn shared_prefixes_do_not_change_bits() {
         [(None, KvType::Bf16), (Some(50), KvType::Bf16), (None, KvType::Q8_0), (None, KvType::Q4a)]
     {
         let facts = facts(window, 64);
-        let pool = full_pool(&facts, kind);
+        let pool = pool_of(1024, &facts, kind, &|p| p as u32);
         let setup = Setup { facts: &facts, pool: &pool, sinks: None, soft_cap: None };
         for (way, _) in ways() {
             let together = branches(&rows);
@@ -344,8 +328,7 @@ fn chunks_of_a_shared_prefix_are_read_once() {
     let mut views = Views::default();
     views.of_plan(&branches(&rows));
     assert_eq!(views.groups.len(), 1);
-    // 31 whole chunks of the prefix together, then per branch the rest of the prefix and its own
-    // tokens.
+    // 31 whole chunks of the prefix together, then per branch the rest of it and its own tokens.
     assert_eq!(views.spans.len(), 9);
     assert_eq!((views.spans[0].views, views.spans[0].chunks), ((0, 8), (0, 31)));
     assert!(views.spans[1..].iter().all(|s| s.views.1 - s.views.0 == 1 && s.chunks == (31, 32)));
@@ -360,20 +343,8 @@ fn next_layer_is_recorded_only_if_its_shape_is_equal() {
         let plan = contiguous(0, 64);
         let mut views = Views::default();
         views.of_plan(&plan);
-        let a = LayerAttention {
-            isa: Isa::PORTABLE,
-            q: &[],
-            q_stride: 0,
-            heads: 2,
-            facts: &now,
-            layer: 0,
-            pools: std::slice::from_ref(&pool),
-            views: &views,
-            positions: &plan.positions,
-            scale: 1.0,
-            soft_cap: None,
-            sinks: None,
-        };
+        let setup = Setup { facts: &now, pool: &pool, sinks: None, soft_cap: None };
+        let a = layer_attention(Isa::PORTABLE, &setup, &plan, &views, &[]);
         let mut queue = KvPrefetchQueue::default();
         a.record_next_layer(&views.chunks(&views.views[0])[0], 0..2, 99, &mut queue);
         std::iter::from_fn(|| queue.next()).count()

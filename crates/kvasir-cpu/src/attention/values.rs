@@ -63,9 +63,9 @@ impl Scratch {
     /// O = O * exp(m_old - m_new) + P V for head `head` of a block.
     ///
     /// # Safety
-    /// The chunks' weights and V tiles must have been made, with V widened where operands are widened.
-    /// The rows of `packing` must be readable. With AMX, tiles must be configured for the block's
-    /// rows.
+    /// The chunks' weights and V tiles must have been made, with V widened where operands are
+    /// widened. The rows of `packing` must be readable. With AMX, tiles must be configured for the
+    /// block's rows.
     unsafe fn accumulate_block(
         &mut self,
         isa: Isa,

@@ -53,8 +53,7 @@ pub(crate) struct PrefixGroup {
     pub(crate) spans: (usize, usize),
 }
 
-/// A range of chunks that neighboring views of a group all read; they are read once for all of
-/// them.
+/// A range of chunks that neighboring views of a group all read; they are read once.
 ///
 /// The spans of one view are in order of position, so it reduces its chunks as it would alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Units of attention work: a thread's work item, a visible KV chunk, and the query blocks that meet it.
+//! Units of attention work: a work item, a visible KV chunk, and the query blocks that meet it.
 
 use crate::attention::views::{Chunk, PrefixGroup};
 use crate::memory::kv_pool::rows::CHUNK;

@@ -2,9 +2,7 @@
 //! benchmarks of `kvasir-bench` compare them with the measured limits of `peaks`.
 
 use crate::exec::model::CpuModel;
-use crate::weights::linear::Form;
-use crate::weights::linear::Linear;
-use crate::weights::linear::OpWeights;
+use crate::weights::linear::{Form, Linear, OpWeights};
 use kvasir_program::{Op, Rows};
 use std::collections::BTreeMap;
 

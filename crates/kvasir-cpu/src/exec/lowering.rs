@@ -1,5 +1,4 @@
-//! Operator fusion: decides how each op of a program runs on this backend, and where its values
-//! live.
+//! Operator fusion: decides how each op of a program runs on this backend, and where values live.
 //!
 //! - A norm or an activation gate whose result only matrices read is fused into the GEMM that
 //!   follows: each row is computed just before it is quantized, and never stored.
@@ -12,9 +11,7 @@
 //! that taps keep are never fused away.
 
 use crate::gemm::output::AT_ONCE;
-use crate::weights::linear::Form;
-use crate::weights::linear::OpWeights;
-use crate::weights::linear::Packed;
+use crate::weights::linear::{Form, OpWeights, Packed};
 use kvasir_program::{Buffers, Op, Program, ValueId};
 
 /// A program's execution plan on this backend.
@@ -57,8 +54,7 @@ impl Lowered {
     }
 }
 
-/// Which ops are fused into the next one: their rows are computed where they are read, and never
-/// stored.
+/// Which ops are fused into the next one: their rows are computed where read, and never stored.
 ///
 /// A norm or a gate that only matrices read produces each row just before it is quantized; a norm
 /// before a rotary embedding writes in its buffer. The arithmetic is the same, so results are

@@ -1,10 +1,9 @@
-//! Linear layers: prepares activations once per operand (int8, bf16 or f32) and dispatches to the
-//! kernel family.
+//! Linear layers: prepares activations once per operand (int8, bf16 or f32) and picks the kernels.
 //!
 //! Matrices that share an operand (Q, K, V; gate, up) share its quantized rows: `quant_of` and
 //! `bf16_of` name the value that the buffers hold. For few rows the preparation is the prologue
-//! (`Prologue`) of the product and runs on the calling thread while the workers prefetch weights. For
-//! many rows it is a parallel region of its own, because parallel regions do not nest. Results
+//! (`Prologue`) of the product and runs on the calling thread while the workers prefetch weights.
+//! For many rows it is a parallel region of its own, because parallel regions do not nest. Results
 //! equal those of preparing each operand anew.
 
 use crate::gemm::bf16::activations::{Bf16Activations, Bf16Terms};
@@ -81,8 +80,7 @@ pub(crate) struct GateAndUp<'w> {
     pub(crate) activation: Activation,
 }
 
-/// Prepared activations in the operand formats of the kernels, shared by all matrices with the same
-/// operand.
+/// Prepared activations in the formats of the kernels, shared by all matrices with one operand.
 pub(crate) struct Prepared {
     isa: Isa,
     quant: QuantActivations,

@@ -93,6 +93,13 @@ impl<'a> Output<'a> {
     }
 }
 
+/// The outputs from `first` on.
+#[derive(Clone, Copy)]
+pub(crate) struct OutputsFrom<'a> {
+    pub(crate) out: &'a Output<'a>,
+    pub(crate) first: usize,
+}
+
 /// A destination of 16 lanes per row, rows `step` numbers apart; bit `i` of `lanes` enables lane
 /// `i`.
 #[derive(Clone, Copy)]

@@ -1,5 +1,5 @@
-//! Tests of the float GEMM and GEMV: every instruction set and row count gives the same bits, close to an
-//! f64 reference; in-place matrices give the bits of packed ones.
+//! Tests of the float GEMM and GEMV: every instruction set and row count gives the same bits, close
+//! to an f64 reference; in-place matrices give the bits of packed ones.
 #![allow(clippy::unwrap_used)]
 
 use crate::gemm::bf16::activations::{Bf16Activations, Bf16Terms};
@@ -7,7 +7,7 @@ use crate::gemm::bf16::product::matmul_bf16;
 use crate::gemm::f32::product::{ActivationRows, matmul_f32};
 use crate::gemm::output::Output;
 use crate::isa::features::Isa;
-use crate::isa::features::tests::isas;
+use crate::isa::features::tests::{isas, value};
 use crate::isa::float16::{bf16, round_bf16};
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
@@ -16,13 +16,6 @@ use crate::weights::f32::panels::F32Panels;
 use crate::weights::f32::width::Width;
 use crate::weights::panels::tests::MemoryRows;
 use kvasir_formats::{DType, encoding};
-
-fn value(i: usize) -> f32 {
-    let mut x = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x ^= x >> 29;
-    x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    ((x >> 40) as f32 / (1 << 24) as f32 - 0.5) * 3.0
-}
 
 #[test]
 fn every_level_and_number_of_rows_gives_the_same_bits() {

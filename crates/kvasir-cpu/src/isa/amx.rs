@@ -51,8 +51,8 @@ mod x86_64 {
         rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
     };
 
-    /// Whether the CPU has AMX (int8 and bf16) and the kernel grants this process its tile state. The
-    /// permission is process-wide and holds for threads created afterwards.
+    /// Whether the CPU has AMX (int8 and bf16) and the kernel grants this process its tile state.
+    /// The permission is process-wide and holds for threads created afterwards.
     pub(crate) fn permitted() -> bool {
         const TILE_BITS: u32 = 1 << 22 | 1 << 24 | 1 << 25;
         let leaves = __cpuid(0).eax;
@@ -128,8 +128,8 @@ mod x86_64 {
             options(nostack, preserves_flags, readonly))
     };
 }
-    /// `tile_store!(n, pointer)` stores 16 contiguous rows of 64 bytes; with `stride`, rows `stride`
-    /// bytes apart.
+    /// `tile_store!(n, pointer)` stores 16 contiguous rows of 64 bytes; with `stride`, rows
+    /// `stride` bytes apart.
     macro_rules! tile_store {
     ($n:literal, $p:expr, $stride:expr) => {
         std::arch::asm!(concat!("tilestored [{p} + {s}*1], tmm", $n), p = in(reg) $p, s = in(reg) ($stride as usize),

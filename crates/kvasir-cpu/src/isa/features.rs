@@ -25,10 +25,7 @@ pub(crate) enum VectorWidth {
 }
 
 /// A set of instructions that kernels may use: a vector width, and which products the machine has.
-///
-/// Kernels take an `Isa` as proof that the machine has the instructions. Inside this crate every
-/// value comes from [`detect`](Self::detect) or [`available`](Self::available); no public API
-/// passes one to a kernel.
+/// No public API passes one to a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa {
     pub(crate) vectors: VectorWidth,
@@ -136,10 +133,8 @@ impl FromStr for Isa {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let names = || SETS.map(|isa| isa.to_string()).join(", ");
-        SETS.into_iter()
-            .find(|isa| isa.to_string() == name)
-            .ok_or_else(|| format!("{name} is none of {}", names()))
+        let found = SETS.into_iter().find(|isa| isa.to_string() == name);
+        found.ok_or_else(|| format!("{name} is none of {}", SETS.map(|isa| isa.to_string()).join(", ")))
     }
 }
 
@@ -227,6 +222,14 @@ pub(crate) mod tests {
             assert!(names.iter().any(|have| have == name), "this machine cannot test `{name}`: {names:?}");
         }
         isas
+    }
+
+    /// A reproducible number between -1.5 and 1.5.
+    pub(crate) fn value(i: usize) -> f32 {
+        let mut x = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x ^= x >> 29;
+        x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((x >> 40) as f32 / (1 << 24) as f32 - 0.5) * 3.0
     }
 
     #[test]

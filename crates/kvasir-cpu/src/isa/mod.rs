@@ -1,5 +1,5 @@
-//! Instruction sets: detection, AMX tiles, vectors under one set of names, and dispatch of functions
-//! that the compiler vectorizes.
+//! Instruction sets: detection, AMX tiles, vectors under one set of names, and dispatch of
+//! functions that the compiler vectorizes.
 //!
 //! Knows no weight, cache or thread. Everything else builds on it.
 

@@ -42,8 +42,8 @@ pub(crate) struct KvPrefetchQueue {
 }
 
 impl KvPrefetchQueue {
-    /// Records what is read in the next layer: at most `budget` pages, in the order in which `layer`
-    /// reads its own. `ranges` receives a callback that takes an address and a length in bytes.
+    /// Records what is read in the next layer: at most `budget` pages, in the order of reading.
+    /// `ranges` receives a callback that takes an address and a length in bytes.
     pub(crate) fn record(
         &mut self,
         layer: usize,

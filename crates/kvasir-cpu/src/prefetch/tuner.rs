@@ -102,9 +102,10 @@ impl Trials {
     /// The candidate for the next measurement. The rotation shifts by one each round trip, so that
     /// every candidate meets every position of a periodic sequence of jobs.
     fn candidate(&self) -> usize {
-        match self.exploring() {
-            true => (self.work + self.work / CANDIDATES.len()) % CANDIDATES.len(),
-            false => self.best,
+        if self.exploring() {
+            (self.work + self.work / CANDIDATES.len()) % CANDIDATES.len()
+        } else {
+            self.best
         }
     }
 
@@ -182,8 +183,8 @@ mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
 
-    /// Records `pieces` measurements; `time(n, candidate)` gives their values. Returns how often each
-    /// candidate was used.
+    /// Records `pieces` measurements; `time(n, candidate)` gives their values. Returns how often
+    /// each candidate was used.
     fn work(
         trials: &mut Trials,
         pieces: usize,

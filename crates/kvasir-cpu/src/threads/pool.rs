@@ -3,8 +3,8 @@
 //! The caller participates as thread 0. Workers that have not joined by the time all items are
 //! claimed are skipped, so a preempted worker on a busy machine delays nothing.
 //!
-//! `state` is one `u64`: the run number (epoch, upper 32 bits), the `OPEN` bit, and how many workers
-//! are inside. Its states are:
+//! `state` is one `u64`: the run number (epoch, upper 32 bits), the `OPEN` bit, and how many
+//! workers are inside. Its states are:
 //!
 //! 1. Closed and empty: `OPEN` is clear and the count is 0. Only the thread that holds `caller` may
 //!    write `job`.
@@ -124,8 +124,8 @@ impl ThreadPool {
             return job(&mut caller);
         }
         let shared = &*self.shared;
-        // SAFETY: only the lifetime is changed; `JoinGuard` below keeps this function from ending, even
-        // by unwinding, before all workers have left.
+        // SAFETY: only the lifetime is changed; `JoinGuard` below keeps this function from ending,
+        // even by unwinding, before all workers have left.
         let job_for_all: Job = unsafe { std::mem::transmute::<&(dyn Fn(&mut Worker) + Sync), Job>(job) };
         // SAFETY: the run is closed and no worker is inside, so none reads the cell.
         unsafe { *shared.job.get() = Some(job_for_all) };

@@ -42,3 +42,17 @@ impl Worker {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scratch_is_kept_by_type() {
+        let mut worker = Worker::new(0);
+        worker.scratch::<Vec<u8>>().push(7);
+        worker.scratch::<Vec<u32>>().push(1);
+        let (bytes, words) = worker.scratches::<Vec<u8>, Vec<u32>>();
+        assert_eq!((&bytes[..], &words[..]), (&[7][..], &[1][..]));
+    }
+}

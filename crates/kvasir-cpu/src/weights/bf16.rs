@@ -24,8 +24,8 @@ pub(crate) struct Bf16Layout {
 
 /// A bf16 weight matrix.
 ///
-/// Summation order on every instruction set, that of AMX: per tile one FMA chain over the even inputs and
-/// one over the odd inputs; their sum is added to the accumulator.
+/// Summation order on every instruction set, that of AMX: per tile one FMA chain over the even
+/// inputs and one over the odd inputs; their sum is added to the accumulator.
 pub(crate) type Bf16Panels = Panels<Bf16Layout>;
 
 /// Bytes of a tile.

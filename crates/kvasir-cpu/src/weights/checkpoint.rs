@@ -1,9 +1,9 @@
 //! `WeightSource` for a `Checkpoint`: mapped safetensors or GGUF files, FP8 with block scales, and
 //! MXFP4.
 //!
-//! Rows are slices of the mapping, so matrices can be read in place before they are packed. `will_read`
-//! and `release` pass on to the mapping's prefetch and release hints. Shapes are validated when a
-//! weight is looked up, so reading a row cannot fail.
+//! Rows are slices of the mapping, so matrices can be read in place before they are packed.
+//! `will_read` and `release` pass on to the mapping's prefetch and release hints. Shapes are
+//! validated when a weight is looked up, so reading a row cannot fail.
 
 use crate::weights::source::{Nibbles, Scaled, Stored, WeightSource};
 use kvasir_formats::{Checkpoint, DType, Error, TensorView, encoding};

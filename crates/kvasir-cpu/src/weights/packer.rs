@@ -143,10 +143,10 @@ impl<'a> Packer<'a> {
                 if first + step * m.outputs.saturating_sub(1) >= rows {
                     return Err(Error::at(format!("tensor {name}"), "has too few rows"));
                 }
-                let codes = if wide { self.pack_codes(name, m, (first, step))? } else { None };
+                let codes = if wide { self.pack_codes(name, m, first, step)? } else { None };
                 match codes {
                     Some(packed) => packed,
-                    None if !wide && stored.is_some() => self.in_place(dtype, m, (first, step))?,
+                    None if !wide && stored.is_some() => self.in_place(dtype, m, first, step)?,
                     None => {
                         let failed = OnceLock::new();
                         let packed = self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
@@ -169,7 +169,7 @@ impl<'a> Packer<'a> {
 
     /// A matrix that is read in place until it is packed. It is packed at once if the source does
     /// not stay readable.
-    fn in_place(&self, dtype: DType, m: &Matrix, (first, step): (usize, usize)) -> Result<Packed, Error> {
+    fn in_place(&self, dtype: DType, m: &Matrix, first: usize, step: usize) -> Result<Packed, Error> {
         let weight = self.program.weight(self.program.resolve(m.weight));
         let (name, shape, source) = (weight.name.clone(), weight.shape.clone(), Arc::clone(self.source));
         let rows = FileRows { source, name, shape, first, step };
@@ -202,12 +202,7 @@ impl<'a> Packer<'a> {
 
     /// Packs FP8 or MXFP4 codes with their scales, without dequantization; `None` if the weight is
     /// of another type.
-    fn pack_codes(
-        &self,
-        name: &str,
-        m: &Matrix,
-        (first, step): (usize, usize),
-    ) -> Result<Option<Packed>, Error> {
+    fn pack_codes(&self, name: &str, m: &Matrix, first: usize, step: usize) -> Result<Option<Packed>, Error> {
         let (threads, size) = (self.threads, (m.outputs, m.inputs));
         let whole = |w: &Scaled<'_>| w.codes.row_len == m.inputs && w.block.1.is_multiple_of(PART);
         let packed = if let Some(w) = self.source.nibbles(name)?.filter(|w| w.row_len == m.inputs) {

@@ -46,7 +46,7 @@ pub(crate) struct PanelScratch {
     pub(crate) rows: RowScratch,
 }
 
-/// Scratch of panel layouts that compute rows before they pack them: a row in f32, and rows in bf16.
+/// Scratch of layouts that compute rows before they pack them: a row in f32, and rows in bf16.
 #[derive(Default)]
 pub(crate) struct RowScratch {
     pub(crate) values: Vec<f32>,

@@ -4,10 +4,11 @@
 //! - `scores`: S = Q K^T for up to 4 query rows at a time, with the queries in registers.
 //! - `accumulate`: O += P V for up to 4 query rows, two positions per instruction.
 //!
-//! Sums are reduced in the order of [`gemm::avx512_bf16`](crate::attention::gemm::avx512_bf16). Each
-//! loop advances its load by one row, a stride that the hardware prefetcher follows. Strides of 1 KB
-//! or more, as in a loop that transposes rows, lose half of the bandwidth. Software prefetch does not
-//! recover it. For consecutive rows only the start of the next page is prefetched.
+//! Sums are reduced in the order of [`gemm::avx512_bf16`](crate::attention::gemm::avx512_bf16).
+//! Each loop advances its load by one row, a stride that the hardware prefetcher follows. Strides
+//! of 1 KB or more, as in a loop that transposes rows, lose half of the bandwidth. Software
+//! prefetch does not recover it. For consecutive rows only the start of the next page is
+//! prefetched.
 
 use crate::attention::decode::{HeadRows, LINE, ValueRows, VisibleKeys};
 use crate::attention::softmax::state::ScoreRows;

@@ -1,4 +1,4 @@
-//! Kernels of the decode path of attention (GEMV): few query rows per KV head, K and V read in place.
+//! Decode kernels of attention (GEMV): few query rows per KV head, K and V read in place.
 //!
 //! - `widened.rs`: operands widened to f32, in the summation order of AMX. Per 32 numbers one FMA
 //!   chain runs over the even and one over the odd; the two are added, then added to the sum.

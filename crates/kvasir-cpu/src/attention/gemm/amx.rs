@@ -1,4 +1,4 @@
-//! The attention GEMMs on AMX tiles. Callbacks are inlined into these functions and may use AVX-512.
+//! The attention GEMMs on AMX tiles. Callbacks are inlined, and may use AVX-512.
 //!
 //! As few tiles as possible are used: with hyper-threading the core can keep few results in flight
 //! besides the tiles, and with all eight in use each product waits for the one before.
@@ -14,8 +14,8 @@ use crate::prefetch::hint::{CacheLevel, prefetch_tile};
 /// `behind` the last head is prefetched into L2 if it is not contiguous.
 ///
 /// # Safety
-/// As for [`products::scores`](crate::attention::gemm::products::scores), for all heads; tiles must be
-/// configured for `rows_per_head` columns, or for 16 if there is one head.
+/// As for [`products::scores`](crate::attention::gemm::products::scores), for all heads; tiles must
+/// be configured for `rows_per_head` columns, or for 16 if there is one head.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) unsafe fn scores(operands: ScoreOperands<'_>, out: &mut Scores, beside: &mut impl Interleaved) {

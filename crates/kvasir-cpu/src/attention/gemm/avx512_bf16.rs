@@ -25,8 +25,8 @@ const AT_ONCE: usize = 4;
 /// S = Q K^T; see [`products::scores`](crate::attention::gemm::products::scores).
 ///
 /// # Safety
-/// As for [`products::scores`](crate::attention::gemm::products::scores), and the machine must have the
-/// instructions.
+/// As for [`products::scores`](crate::attention::gemm::products::scores), and the machine must have
+/// the instructions.
 pub(crate) unsafe fn scores(keys: &KeyRows, queries: *const u8, steps: usize, out: &mut Scores) {
     // SAFETY: as the caller vouches.
     unsafe {
@@ -41,8 +41,8 @@ pub(crate) unsafe fn scores(keys: &KeyRows, queries: *const u8, steps: usize, ou
 /// S = Q K^T for rows of `S` steps of 32 numbers, or `steps` if `S` is 0.
 ///
 /// # Safety
-/// As for [`products::scores`](crate::attention::gemm::products::scores), and the machine must have the
-/// instructions.
+/// As for [`products::scores`](crate::attention::gemm::products::scores), and the machine must have
+/// the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn scores_of<const S: usize>(keys: &KeyRows, queries: *const u8, steps: usize, out: &mut Scores) {
     let steps = if S == 0 { steps } else { S };
@@ -78,8 +78,8 @@ unsafe fn scores_of<const S: usize>(keys: &KeyRows, queries: *const u8, steps: u
 /// O += P V for one chunk; see [`products::values`](crate::attention::gemm::products::values).
 ///
 /// # Safety
-/// As for [`products::values`](crate::attention::gemm::products::values), and the machine must have the
-/// instructions.
+/// As for [`products::values`](crate::attention::gemm::products::values), and the machine must have
+/// the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(crate) unsafe fn values(
     ChunkTiles { weights, values }: ChunkTiles,

@@ -1,4 +1,4 @@
-//! Operands of the attention GEMMs, and the work that is interleaved with them (software pipelining).
+//! Operands of the attention GEMMs, and the work interleaved with them (software pipelining).
 
 /// K rows of a chunk: four times 16 rows of bf16, each padded to whole steps of 32 numbers.
 #[derive(Clone, Copy)]

@@ -1,4 +1,4 @@
-//! `S = Q K^T` and `O += P V`: dispatch by instruction set, and f32 SIMD in the summation order of AMX.
+//! `S = Q K^T` and `O += P V`: dispatch by instruction set, and f32 SIMD in the order of AMX.
 
 use crate::attention::gemm::operands::{ChunkTiles, KeyRows};
 #[cfg(target_arch = "x86_64")]
@@ -91,8 +91,8 @@ per_isa! {
 }
 
 /// O += P V over `chunks`, for some query rows with accumulators `sums` of `width` numbers each.
-/// `during` runs beside every tile product. Instruction sets that widen pass the only chunk's V as f32 in
-/// `widened`, if there are more than [`GEMV_ROWS`] rows.
+/// `during` runs beside every tile product. Instruction sets that widen pass the only chunk's V as
+/// f32 in `widened`, if there are more than [`GEMV_ROWS`] rows.
 ///
 /// # Safety
 /// The chunks' tiles must be readable. On AMX tiles must be configured, those of weights

@@ -1,7 +1,7 @@
-//! Online softmax in AVX-512: the hot functions of `online.rs`, which compilers vectorize with gathers
-//! across query rows instead of along them. The operations and their order are those of the portable
-//! functions, so the bits are equal; only [`weights_in_bf16_dot_order`] sums the attention weights in
-//! another order.
+//! Online softmax in AVX-512: the hot functions of `online.rs`, which compilers vectorize with
+//! gathers across query rows instead of along them. The operations and their order are those of the
+//! portable functions, so the bits are equal; only [`weights_in_bf16_dot_order`] sums the attention
+//! weights in another order.
 
 use crate::attention::softmax::state::{
     ChunkEntries, MaskBounds, OnlineSoftmax, PackedWeights, Scores, TERMS, TINY,

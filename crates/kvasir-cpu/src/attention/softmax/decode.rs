@@ -1,5 +1,5 @@
 //! Online softmax of the decode path in bf16 pair order
-//! ([`uses_bf16_dot`](crate::attention::layer::uses_bf16_dot)): scores are a row per query row, so
+//! ([`AttentionGemm::Bf16Dot`](crate::kernels::AttentionGemm::Bf16Dot)): scores are a row per query row, so
 //! nothing is transposed, and no work is spent on unused rows. The order of summation is that of
 //! [`gemm::avx512_bf16`](crate::attention::gemm::avx512_bf16).
 

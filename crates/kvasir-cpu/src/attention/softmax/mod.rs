@@ -8,8 +8,8 @@
 //! 3. `finish`: `l = l * rescale + sum(P)`. The caller rescales: `O = O * rescale + P V`.
 //!
 //! Everything is in base 2: scores are multiplied by log2(e), and `exp2` is a polynomial with the
-//! same bits on every instruction set. `avx512.rs` has the AVX-512 versions, `decode.rs` those of the decode
-//! path; `attention/tests.rs` checks that instruction sets agree.
+//! same bits on every instruction set. `avx512.rs` has the AVX-512 versions, `decode.rs` those of
+//! the decode path; `attention/tests.rs` checks that instruction sets agree.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;

@@ -64,8 +64,8 @@ pub(crate) const TERMS: [f32; 5] = [9.582_853e-3, 5.590_643e-2, 2.402_41e-1, 6.9
 /// products stay clear of the denormals that AMX flushes and SIMD does not.
 pub(crate) const TINY: f32 = -64.0;
 
-/// 2^x for x <= 0 with the same bits on every instruction set; accurate to 2⁻¹⁸, exactly 1 at 0 and exactly 0
-/// below [`TINY`].
+/// 2^x for x <= 0 with the same bits on every instruction set; accurate to 2⁻¹⁸, exactly 1 at 0 and
+/// exactly 0 below [`TINY`].
 #[inline(always)]
 pub(crate) fn exp2(x: f32) -> f32 {
     let t = x + ROUND;

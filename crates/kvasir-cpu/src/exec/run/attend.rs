@@ -1,5 +1,4 @@
-//! Executes `UpdateAndAttend`: writes K and V rows to the KV cache (pools), then runs attention
-//! over them.
+//! Executes `UpdateAndAttend`: writes K and V rows to the KV cache, then runs attention on them.
 
 use crate::attention::f32::attend_f32;
 use crate::attention::layer::LayerAttention;
@@ -83,12 +82,12 @@ impl Run<'_> {
         // SAFETY: only this op writes its output now.
         let results = DisjointRows::new(unsafe { self.value_mut(&m.values, *out) }, self.width(*out));
         let threads = &*self.model.threads;
-        // SAFETY: the plan's slots were checked, and writes come before reads; only this op writes
-        // the results.
+        // SAFETY: the plan's slots were checked; writes come before reads; only this op writes
+        // `out`.
         unsafe {
             match self.model.precision {
                 Precision::Exact | Precision::Close => attend_f32(&attend, threads, &results),
-                Precision::Auto => attend.run(threads, &mut m.attention, &results),
+                Precision::Auto => attend.run(threads, &mut m.group_ends, &results),
             }
         }
     }

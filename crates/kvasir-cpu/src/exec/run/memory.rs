@@ -1,6 +1,5 @@
 //! Activation buffers and scratch of one executor.
 
-use crate::attention::run::AttentionMemory;
 use crate::attention::views::Views;
 use crate::exec::model::CpuModel;
 use crate::gemm::bf16::activations::Bf16Terms;
@@ -24,7 +23,8 @@ pub(crate) struct Memory {
     pub(crate) routes: Vec<(ValueId, Vec<Routes>)>,
     /// Read lists of sparse key selection (DSA), by value.
     pub(crate) selections: Vec<(ValueId, Views)>,
-    pub(crate) attention: AttentionMemory,
+    /// Scratch of attention: ends of its groups of work items.
+    pub(crate) group_ends: Vec<usize>,
     /// Rotary tables, per rope and token: cosines, then sines.
     pub(crate) rotary_tables: Vec<Vec<f32>>,
     /// Scratch of slot copies.
@@ -35,8 +35,7 @@ impl Memory {
     pub(crate) fn new(model: &CpuModel, tokens: usize) -> io::Result<Self> {
         let widest = model.program.values.iter().map(|v| v.width()).max().unwrap_or(0);
         let terms = if model.precision == Precision::Close { Bf16Terms::Two } else { Bf16Terms::One };
-        // In huge pages: GEMMs write columns of rows that lie pages apart, which costs TLB misses
-        // otherwise.
+        // In huge pages: GEMMs write columns of rows pages apart, which would cost TLB misses.
         let size = |(width, _): &(usize, Rows)| Buffer::in_huge_pages(width * tokens * 4);
         Ok(Self {
             values: model.how.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
@@ -46,7 +45,7 @@ impl Memory {
             rings: Vec::new(),
             routes: Vec::new(),
             selections: Vec::new(),
-            attention: AttentionMemory::default(),
+            group_ends: Vec::new(),
             rotary_tables: vec![Vec::new(); model.program.ropes.len()],
             kept: Vec::new(),
         })

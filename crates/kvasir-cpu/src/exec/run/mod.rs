@@ -57,8 +57,7 @@ impl Run<'_> {
         let mut at = 0;
         while let Some(op) = self.model.program.ops.get(at) {
             let weights = &self.model.weights[at];
-            // A prefill chunk may sample nothing: a GEMM over zero rows would still read its
-            // weights.
+            // A prefill chunk may sample nothing: a GEMM over no rows would read its weights.
             let idle = !matches!(weights, OpWeights::None) && self.rows(op.out()) == 0;
             at += match self.model.how.runs[at] {
                 Runs::Fused => 1,
@@ -69,7 +68,7 @@ impl Run<'_> {
                     together
                 }
                 Runs::Alone => {
-                    self.op((op, self.before(at)), weights, m);
+                    self.op(op, self.before(at), weights, m);
                     1
                 }
             };

@@ -1,17 +1,13 @@
-//! Dispatch of one op to its kernel: embedding, norms, rotary, attention, MoE routing and experts,
-//! collectives.
+//! Dispatch of one op to its kernel: embedding, norms, rotary, attention, MoE, collectives.
 
-use crate::attention::views::Views;
 use crate::exec::run::Run;
 use crate::exec::run::memory::Memory;
 use crate::gemm::linear::Operand;
 use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
-use crate::ops::indexer::select;
+use crate::ops::indexer::{Indexer, select};
 use crate::ops::mixture::{Experts, mixture, route};
-use crate::rowwise::gate::gate as activate;
-use crate::rowwise::norm::{add, norm};
-use crate::rowwise::rotary::{RotaryPart, rotate};
+use crate::rowwise::{RotaryPart, add, gate as activate, norm, rotate};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_kv::Token;
@@ -34,7 +30,7 @@ impl Run<'_> {
     }
 
     /// Runs op `op`, and inside it the op `before` it if that is fused into it.
-    pub(crate) fn op(&self, (op, before): (&Op, Option<&Op>), weights: &OpWeights, m: &mut Memory) {
+    pub(crate) fn op(&self, op: &Op, before: Option<&Op>, weights: &OpWeights, m: &mut Memory) {
         let (threads, isa) = (&*self.model.threads, self.model.isa);
         let out = op.out();
         let width = self.width(out);
@@ -108,15 +104,19 @@ impl Run<'_> {
             Op::SelectKeys { q, k, weights, layer, top_k, .. } => {
                 let Some(index) = &self.pools[0].layers[layer.0 as usize].index else { return };
                 self.write_kv(None, &[Some((index, x(*k)))]);
-                let operands =
-                    [(*q, self.width(*q)), (*weights, self.width(*weights))].map(|(v, w)| (x(v), w));
-                let facts = &self.model.program.layers[layer.0 as usize];
-                let mut views = Views::default();
-                let layer = layer.0 as usize;
+                let indexer = Indexer {
+                    plan: self.plan,
+                    pools: self.pools,
+                    layer: layer.0 as usize,
+                    facts: &self.model.program.layers[layer.0 as usize],
+                    q: x(*q),
+                    q_width: self.width(*q),
+                    weights: x(*weights),
+                    heads: self.width(*weights),
+                    top_k: *top_k,
+                };
                 // SAFETY: the plan's slots were checked, and writes come before reads.
-                unsafe {
-                    select(threads, isa, self.plan, self.pools, layer, facts, operands, *top_k, &mut views);
-                }
+                let views = unsafe { select(threads, isa, &indexer) };
                 m.selections.push((out, views));
             }
             Op::UpdateAndAttend { .. } => self.attend(op, m),
@@ -163,8 +163,7 @@ impl Run<'_> {
         }
     }
 
-    /// Fills the rotary table (cosines and sines of all tokens) of one rope; a no-op if it is
-    /// filled.
+    /// Fills the rotary table (cosines and sines of all tokens) of a rope, unless it is filled.
     fn fill_rotary_table(&self, id: RopeId, rotary_tables: &mut [Vec<f32>]) {
         let rope = &self.model.program.ropes[id.0 as usize];
         let rotary_tables = &mut rotary_tables[id.0 as usize];

@@ -71,11 +71,10 @@ pub(crate) unsafe fn load_b(columns: &mut OperandB, tile: *const u8) {
     }
 }
 
-/// OperandA per register block: with two chains per row, eight rows hide the latency of the dot
-/// product.
+/// Rows per register block: with two chains each, eight rows hide the latency of the dot product.
 const AT_ONCE: usize = 8;
 
-/// `micro_kernel::multiply`. `rows` and `columns` must have been converted by this file's functions.
+/// `micro_kernel::multiply`. `rows` and `columns` must have been converted by this file.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(crate) fn multiply(rows: &OperandA, columns: &OperandB, sums: &mut [[f32; LANES]]) {

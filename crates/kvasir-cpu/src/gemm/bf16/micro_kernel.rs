@@ -1,15 +1,15 @@
 //! bf16 GEMM micro-kernel for CPUs without AMX, bit-identical to the AMX instruction `tdpbf16ps`.
 //! The bf16 GEMM and attention (`Q K^T` and `P V`) use it.
 //!
-//! `C[16 x 16] += A[16 x 32] B[32 x 16]` per step. Summation order, identical on every instruction set:
+//! `C[16 x 16] += A[16 x 32] B[32 x 16]` per step. Order of summation on every instruction set:
 //!
 //! 1. one chain of fused multiply-adds over the even inputs of the step, starting at zero;
 //! 2. one chain over the odd inputs;
 //! 3. `c += even + odd`.
 //!
-//! Operands are converted once to the form that the instruction set multiplies (`load`) and then reused:
-//! widened to f32 (`avx512.rs`), or left as bf16 pairs for `vdpbf16ps` (`avx512_bf16.rs`). The order
-//! is guarded by `gemm/tests.rs`, which compares all instruction sets bit by bit.
+//! Operands are converted once to the form that the instruction set multiplies (`load`) and then
+//! reused: widened to f32 (`avx512.rs`), or left as bf16 pairs for `vdpbf16ps` (`avx512_bf16.rs`).
+//! The order is guarded by `gemm/tests.rs`, which compares all instruction sets bit by bit.
 
 use crate::gemm::bf16::operands::{OperandA, OperandB};
 #[cfg(target_arch = "x86_64")]
@@ -128,8 +128,7 @@ fn chains<const N: usize>(
     sums
 }
 
-/// OperandA per register block: 4 x 16 f32 accumulators fit 16 256-bit registers together with the
-/// operands.
+/// Rows per register block: 4 x 16 f32 accumulators fit 16 256-bit registers with the operands.
 const AT_ONCE: usize = 4;
 
 #[inline(always)]

@@ -23,8 +23,8 @@ impl OperandA {
 impl OperandB {
     pub(crate) const NONE: Self = Self([[[0.0; LANES]; TILE]; 2]);
 
-    /// Input `2 * pair + odd` of a column. Valid only where operands are widened to f32 (not AVX-512
-    /// BF16).
+    /// Input `2 * pair + odd` of a column. Valid only where operands are widened to f32 (not
+    /// AVX-512 BF16).
     #[inline(always)]
     pub(crate) fn number(&self, odd: usize, pair: usize, column: usize) -> f32 {
         self.0[odd][pair][column]

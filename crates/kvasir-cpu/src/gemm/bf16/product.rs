@@ -14,14 +14,15 @@ use crate::isa::tile::{LANES, STEP, TILE};
 use crate::kernels::Bf16Matmul;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
+use crate::threads::worker::Worker;
 use crate::weights::bf16::{Bf16Layout, Bf16Panels};
 use crate::weights::panels::{PanelLayout, PanelReader, PanelScratch};
+use std::ops::Range;
 
 /// Target bytes of weights per work item when memory-bound.
 const ITEM_BYTES: usize = 64 * 1024;
 
-/// `out[row] = w x[row]`. The prologue `first` prepares `x`; the calling thread runs it before any
-/// work item.
+/// `out[row] = w x[row]`. The prologue `first` prepares `x` before any work item.
 pub(crate) fn matmul_bf16(
     threads: &ThreadPool,
     isa: Isa,
@@ -31,93 +32,84 @@ pub(crate) fn matmul_bf16(
     first: &Prologue<'_>,
 ) {
     assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.terms as u32, "rows and matrix fit");
-    w.read(threads, |w| match Bf16Matmul::of(isa, out.rows()) {
-        #[cfg(target_arch = "x86_64")]
-        Bf16Matmul::Tiles => gemm_by_tiles(threads, w, x, out, first),
-        Bf16Matmul::Vectors => gemm_by_vectors(threads, isa, w, x, out, first),
-        _ => gemv(threads, isa, w, x, out, first),
+    w.read(threads, |w| {
+        let product = Product { threads, isa, w, x, out, first };
+        match Bf16Matmul::of(isa, out.rows()) {
+            #[cfg(target_arch = "x86_64")]
+            Bf16Matmul::Tiles => product.gemm_by_tiles(),
+            Bf16Matmul::Vectors => product.gemm_by_vectors(),
+            _ => product.gemv(),
+        }
     });
 }
 
-/// Panels per work item when memory-bound.
-fn panels_per_item(w: PanelReader<'_, '_, Bf16Layout>) -> usize {
-    (ITEM_BYTES / w.panels.kind.panel_bytes().max(1)).clamp(1, 64).next_multiple_of(2)
+/// One matrix product.
+struct Product<'a, 'r> {
+    threads: &'a ThreadPool,
+    isa: Isa,
+    w: PanelReader<'a, 'r, Bf16Layout>,
+    x: &'a Bf16Activations,
+    out: &'a Output<'a>,
+    first: &'a Prologue<'a>,
 }
 
-/// GEMV: groups of panels as work items, all rows in each.
-fn gemv(
-    threads: &ThreadPool,
-    isa: Isa,
-    w: PanelReader<'_, '_, Bf16Layout>,
-    x: &Bf16Activations,
-    out: &Output<'_>,
-    first: &Prologue<'_>,
-) {
-    let (all, group) = (w.panels.panels(), panels_per_item(w));
-    threads.each_in_order_after(
-        first,
-        &|item| w.packed_from(item * group),
-        all.div_ceil(group),
-        &|worker, item| {
+impl Product<'_, '_> {
+    /// Panels per work item when memory-bound.
+    fn panels_per_item(&self) -> usize {
+        (ITEM_BYTES / self.w.panels.kind.panel_bytes().max(1)).clamp(1, 64).next_multiple_of(2)
+    }
+
+    /// Runs `job(worker, panels, rows)` for groups of `group` panels x blocks of `block` rows.
+    fn each_item(
+        &self,
+        group: usize,
+        block: usize,
+        job: impl Fn(&mut Worker, Range<usize>, Range<usize>) + Sync,
+    ) {
+        let (all, rows) = (self.w.panels.panels(), self.out.rows());
+        let groups = all.div_ceil(group);
+        let begins = |item: usize| self.w.packed_from(item % groups * group);
+        let items = groups * rows.div_ceil(block.max(1));
+        self.threads.each_in_order_after(self.first, &begins, items, &|worker, item| {
+            let (panel, row) = (item % groups * group, item / groups * block);
+            job(worker, panel..all.min(panel + group), row..rows.min(row + block));
+        });
+    }
+
+    /// GEMV: all rows in each work item.
+    fn gemv(&self) {
+        let (isa, x, out) = (self.isa, self.x, self.out);
+        self.each_item(self.panels_per_item(), out.rows(), |worker, panels, rows| {
             let scratch = worker.scratch::<PanelScratch>();
-            for n in item * group..all.min((item + 1) * group) {
-                let tiles = w.panel(n, scratch);
+            for n in panels {
+                let tiles = self.w.panel(n, scratch);
                 // SAFETY: the rows exist; the outputs are exclusive to this work item.
-                unsafe { vector_panel(isa, tiles, x, n * LANES, out.rows(), out) };
+                unsafe { vector_panel(isa, tiles, x, n * LANES, rows.end, out) };
             }
-        },
-    );
-}
+        });
+    }
 
-/// GEMM without AMX: groups of panels x blocks of rows as work items.
-fn gemm_by_vectors(
-    threads: &ThreadPool,
-    isa: Isa,
-    w: PanelReader<'_, '_, Bf16Layout>,
-    x: &Bf16Activations,
-    out: &Output<'_>,
-    first: &Prologue<'_>,
-) {
-    let (all, rows) = (w.panels.panels(), out.rows());
-    let groups = all.div_ceil(vector_gemm::PANELS);
-    let begins = |item: usize| w.packed_from(item % groups * vector_gemm::PANELS);
-    threads.each_in_order_after(
-        first,
-        &begins,
-        groups * rows.div_ceil(vector_gemm::BLOCK),
-        &|worker, item| {
-            let (first, row) = (item % groups * vector_gemm::PANELS, item / groups * vector_gemm::BLOCK);
-            let panels = first..all.min(first + vector_gemm::PANELS);
+    /// GEMM without AMX.
+    fn gemm_by_vectors(&self) {
+        self.each_item(vector_gemm::PANELS, vector_gemm::BLOCK, |worker, panels, rows| {
             // SAFETY: the panels and rows exist; the outputs are exclusive to this work item.
-            unsafe {
-                vector_gemm::panels(isa, &w, panels, x, row..rows.min(row + vector_gemm::BLOCK), worker, out)
-            };
-        },
-    );
-}
+            unsafe { vector_gemm::panels(self.isa, &self.w, panels, self.x, rows, worker, self.out) };
+        });
+    }
 
-/// GEMM on AMX. Few rows are memory-bound and use work items of more panels.
-#[cfg(target_arch = "x86_64")]
-fn gemm_by_tiles(
-    threads: &ThreadPool,
-    w: PanelReader<'_, '_, Bf16Layout>,
-    x: &Bf16Activations,
-    out: &Output<'_>,
-    first: &Prologue<'_>,
-) {
-    let (all, rows) = (w.panels.panels(), out.rows());
-    let (block, group) = if rows > 2 * TILE {
-        (token_blocks(rows, x.steps * STEP * 2), 4)
-    } else {
-        (rows, panels_per_item(w))
-    };
-    let groups = all.div_ceil(group);
-    let begins = |item: usize| w.packed_from(item % groups * group);
-    threads.each_in_order_after(first, &begins, groups * rows.div_ceil(block.max(1)), &|worker, item| {
-        let panels = item % groups * group..all.min((item % groups + 1) * group);
-        let first = item / groups * block;
-        // SAFETY: the instruction set implies that AMX is permitted; the rows exist, and the outputs are
-        // exclusive to this work item.
-        unsafe { amx::panels(&w, panels, x, first..rows.min(first + block), worker, out) };
-    });
+    /// GEMM on AMX. Few rows are memory-bound and use work items of more panels.
+    #[cfg(target_arch = "x86_64")]
+    fn gemm_by_tiles(&self) {
+        let rows = self.out.rows();
+        let (block, group) = if rows > 2 * TILE {
+            (token_blocks(rows, self.x.steps * STEP * 2), 4)
+        } else {
+            (rows, self.panels_per_item())
+        };
+        self.each_item(group, block, |worker, panels, rows| {
+            // SAFETY: the instruction set implies that AMX is permitted; the rows exist, and the
+            // outputs are exclusive to this work item.
+            unsafe { amx::panels(&self.w, panels, self.x, rows, worker, self.out) };
+        });
+    }
 }

@@ -118,8 +118,7 @@ pub(crate) unsafe fn panels(
                 }
                 let tile = at.wrapping_add(x.weights_of(step));
                 if tile != converted {
-                    // Prefetch the same tile of the next panel, then the tile after the next of
-                    // this one.
+                    // Prefetch the same tile of the next panel, then the second next of this one.
                     prefetch_tile(CacheLevel::L2, tile.wrapping_add(w.panels.kind.panel_bytes()));
                     prefetch_tile(CacheLevel::L1, tile.wrapping_add(L1_AHEAD));
                     // SAFETY: a tile of the panel.

@@ -4,7 +4,8 @@
 //! Weights stay in their stored width (`Width`). Per block of `ROWS` activation rows the kernel
 //! walks the K dimension in parts of `PART` inputs, dequantizes the part of up to `PANELS` panels,
 //! and accumulates all rows. Every output is one chain of fused multiply-adds in input order,
-//! whatever the instruction set or batch, so results are batch-invariant. Guarded by `gemm/tests.rs`.
+//! whatever the instruction set or batch, so results are batch-invariant. Guarded by
+//! `gemm/tests.rs`.
 
 use crate::gemm::f32::fma::{StridedRows, add_products};
 use crate::gemm::output::Output;

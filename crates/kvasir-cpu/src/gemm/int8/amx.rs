@@ -15,7 +15,7 @@ use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::panel_pair::{BLOCK, Pair, PairScratch, prefetch};
 use crate::gemm::int8::unpack::PARTS;
 use crate::gemm::int8::unpack::v512::{float_scales, lines, units};
-use crate::gemm::output::{Destination, Output};
+use crate::gemm::output::{Destination, OutputsFrom};
 use crate::isa::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
 use crate::isa::tile::{LANES, TILE};
 use crate::weights::int8::format::Format;
@@ -40,7 +40,7 @@ const PREFETCHED_WHILE_UNPACKING: usize = 3;
 ///
 /// # Safety
 /// The CPU must support the target features. `block` must be a superblock of the layout, and `to`
-/// must be 64-byte aligned with room for [`UNPACKED`] bytes.
+/// must be 64-byte aligned with room for `panel_pair::UNPACKED` bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn unpack_superblock<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) {
     let f = L::FORMAT;
@@ -52,7 +52,7 @@ unsafe fn unpack_superblock<L: Layout>(block: *const u8, next: *const u8, to: *m
                 PREFETCHED_WHILE_UNPACKING * part..PREFETCHED_WHILE_UNPACKING * (part + 1),
                 8 * PARTS,
             );
-            lines::<L>(block, (0, part), 0, |line, bytes| {
+            lines::<L>(block, 0, part, 0, |line, bytes| {
                 _mm512_store_si512(to.add(line * 64).cast(), bytes);
             });
         }
@@ -100,7 +100,7 @@ pub(crate) unsafe fn panels<L: Layout, const P: usize>(
     x: &QuantActivations,
     rows: Range<usize>,
     scratch: &mut PairScratch,
-    out: Option<(&Output<'_>, usize)>,
+    out: Option<OutputsFrom<'_>>,
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
     let f = L::FORMAT;
@@ -119,7 +119,9 @@ pub(crate) unsafe fn panels<L: Layout, const P: usize>(
                 let from = products[t % 2].add(p * 1024);
                 let sums = sums[p].add(t * TILE).cast::<f32>();
                 let to = match out.filter(|_| last && (t + 1) * TILE <= rows.len()) {
-                    Some((out, first)) => out.destination(rows.start + t * TILE, first + p * LANES),
+                    Some(OutputsFrom { out, first }) => {
+                        out.destination(rows.start + t * TILE, first + p * LANES)
+                    }
                     None => Destination { at: sums, step: LANES, lanes: u16::MAX },
                 };
                 let before = (block > 0).then_some(sums.cast_const());
@@ -155,7 +157,7 @@ pub(crate) unsafe fn panels<L: Layout, const P: usize>(
         }
         (0..P).for_each(|p| fold(tiles - 1, p));
     }
-    let Some((out, first)) = out else { return };
+    let Some(OutputsFrom { out, first }) = out else { return };
     // The rows of a partial last tile.
     for r in rows.len() / TILE * TILE..rows.len() {
         // SAFETY: the caller's outputs.

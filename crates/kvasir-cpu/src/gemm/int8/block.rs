@@ -4,7 +4,7 @@ use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::panel_pair::{GemmScratch, Pair, PairScratch};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::int8::{amx, vnni};
-use crate::gemm::output::Output;
+use crate::gemm::output::{Output, OutputsFrom};
 use crate::isa::tile::LANES;
 use crate::kernels::Int8Gemm;
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
@@ -13,14 +13,14 @@ use crate::weights::int8::layouts::Layout;
 use crate::weights::int8::panels::QuantReader;
 use std::ops::Range;
 
-/// `panels x rows` for a block of at most [`BLOCK`](super::panel_pair::BLOCK) rows that begins with a tile. The sums go to
-/// `out`, from the given output on; without `out` they stay in `scratch.sums`. The KV cache of the next layer may be
-/// prefetched alongside.
+/// `panels x rows` for a block of at most [`BLOCK`](super::panel_pair::BLOCK) rows that begins with
+/// a tile. The sums go to `out`, from the given output on; without `out` they stay in
+/// `scratch.sums`. The KV cache of the next layer may be prefetched alongside.
 ///
 /// # Safety
 /// The machine must have the kernel's instructions, and `scratch` must have begun with it. The
-/// panels must have layout `L`, the rows must exist, and no other thread may write their outputs of the panels
-/// concurrently.
+/// panels must have layout `L`, the rows must exist, and no other thread may write their outputs of
+/// the panels concurrently.
 pub(crate) unsafe fn pair_times_rows<L: Layout, const P: usize>(
     kernel: Int8Gemm,
     pair: &Pair<P>,
@@ -28,7 +28,7 @@ pub(crate) unsafe fn pair_times_rows<L: Layout, const P: usize>(
     rows: Range<usize>,
     scratch: &mut PairScratch,
     next_layer: &mut KvPrefetchQueue,
-    out: Option<(&Output, usize)>,
+    out: Option<OutputsFrom<'_>>,
 ) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: upheld by the caller.
@@ -62,7 +62,7 @@ pub(crate) unsafe fn gemm<L: Layout>(
     let GemmScratch { panels: [first, second], pair: scratch, .. } = scratch;
     let _tiles = scratch.begin(kernel);
     for panel in panels.clone().step_by(at_once) {
-        let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
+        let (rows, to) = (rows.clone(), Some(OutputsFrom { out, first: panel * LANES }));
         let one = w.panel_at(panel, first);
         // SAFETY: upheld by the caller; the panels have layout `L`.
         unsafe {

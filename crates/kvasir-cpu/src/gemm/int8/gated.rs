@@ -1,5 +1,4 @@
-//! Fused gate and up projection (SwiGLU) for GEMM: `out = act(gate x) * (up x)`, quantized to int8
-//! in cache.
+//! Fused gate and up projection (SwiGLU) for GEMM: `out = act(gate x) * (up x)`, quantized to int8.
 //!
 //! One work item is a superblock of 256 outputs x a block of rows. For each of its panels the gate
 //! and up panels are multiplied as a pair and activated; the finished superblock is quantized
@@ -15,7 +14,7 @@ use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::kernels::Int8Gemm;
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
-use crate::rowwise::gate::gate as activate;
+use crate::rowwise::gate as activate;
 use crate::threads::pool::ThreadPool;
 use crate::threads::worker::Worker;
 use crate::weights::int8::format::SUPERBLOCK;
@@ -102,8 +101,8 @@ impl<'w> Gated<'w> {
             let both = [gate.panel_at(panel, gate_panel), up.panel_at(panel, up_panel)];
             let next = gate.packed_at(panel + 1).zip(up.packed_at(panel + 1));
             let pair = Pair { panels: both, next: next.map(<[_; 2]>::from) };
-            // SAFETY: the kernel was chosen for this machine, the rows exist and begin with a tile, and
-            // both panels have layout `L`.
+            // SAFETY: the kernel was chosen for this machine, the rows exist and begin with a tile,
+            // and both panels have layout `L`.
             with_layout!(self.gate.kind.format, L => unsafe {
                 pair_times_rows::<L, 2>(self.kernel, &pair, x, rows.clone(), scratch, next_layer, None);
             });

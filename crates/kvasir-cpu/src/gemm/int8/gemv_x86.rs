@@ -9,12 +9,12 @@
 //! - `pairs` (6-bit): 16-bit weights and `vpdpwssd` or `vpmaddwd`.
 //!
 //! GEMV is bound by memory bandwidth. The software prefetch distance is tuned at run time by
-//! `prefetch/tuner.rs`, one tuner per (row count, mins, code bits, panel length). One source is compiled
-//! for AVX-512 VNNI, AVX-VNNI and AVX2.
+//! `prefetch/tuner.rs`, one tuner per (row count, mins, code bits, panel length). One source is
+//! compiled for AVX-512 VNNI, AVX-VNNI and AVX2.
 
 use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::quantize::{FEW, Sums, Words};
-use crate::gemm::int8::unpack::PARTS;
+use crate::gemm::int8::unpack::{OutputLine, PARTS};
 use crate::isa::tile::TILE;
 use crate::prefetch::tuner::{PrefetchDistance, PrefetchTuner};
 use crate::weights::int8::format::Format;
@@ -72,16 +72,14 @@ macro_rules! kernels {
                         let all = &*x.sums(tile, s).add(r).cast::<[Sums; N]>();
                         for (half, sums) in sums.iter_mut().enumerate() {
                             // Mins are stored before codes: this keeps memory access sequential.
-                            let mins = match f.has_min {
-                                true => of_mins::<L, N>(block, half, all),
-                                false => [zero(); N],
-                            };
+                            let mins =
+                                if f.has_min { of_mins::<L, N>(block, half, all) } else { [zero(); N] };
                             let totals = if f.by_output() {
-                                lanes::<L, N>(block, (half, ahead), codes, all)
+                                lanes::<L, N>(block, half, ahead, codes, all)
                             } else if f.stores_unpacked() {
-                                fours::<L, N>(block, (half, ahead), codes, all)
+                                fours::<L, N>(block, half, ahead, codes, all)
                             } else {
-                                pairs::<L, N>(block, (half, ahead), &*x.words(row, s).cast())
+                                pairs::<L, N>(block, half, ahead, &*x.words(row, s).cast())
                             };
                             for (n, sum) in sums.iter_mut().enumerate() {
                                 let mut t = times(floats(totals[n]), units::<L>(block, half));
@@ -111,7 +109,8 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             unsafe fn pairs<L: Layout, const N: usize>(
                 block: *const u8,
-                (half, ahead): (usize, PrefetchDistance),
+                half: usize,
+                ahead: PrefetchDistance,
                 words: &[Words; N],
             ) -> [Ints; N] {
                 let mut totals = [[zero(); N]; CHAINS];
@@ -141,7 +140,8 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             unsafe fn lanes<L: Layout, const N: usize>(
                 block: *const u8,
-                (half, ahead): (usize, PrefetchDistance),
+                half: usize,
+                ahead: PrefetchDistance,
                 codes: *const i8,
                 sums: &[Sums; N],
             ) -> [Ints; N] {
@@ -152,13 +152,14 @@ macro_rules! kernels {
                     // SAFETY: the caller's superblock and rows.
                     unsafe {
                         let x = codes.add(part / 2 * 1024 + part % 2 * 32);
-                        for four in 0..4 {
-                            let tables = tables::<L>(block, (half, part, four), lift);
+                        for n in 0..4 {
+                            let line = OutputLine { half, part, n };
+                            let tables = tables::<L>(block, line, lift);
                             for (i, tables) in tables.into_iter().enumerate() {
-                                let w = of_tables::<L>(block, (half, part, four), i > 0, tables);
-                                for (n, words) in words.iter_mut().enumerate() {
-                                    let x = broadcast_lane(x.add(n * 64 + i * 16).cast());
-                                    words[four] = add::<L>(words[four], w, x);
+                                let w = of_tables::<L>(block, line, i > 0, tables);
+                                for (row, words) in words.iter_mut().enumerate() {
+                                    let x = broadcast_lane(x.add(row * 64 + i * 16).cast());
+                                    words[n] = add::<L>(words[n], w, x);
                                 }
                             }
                         }
@@ -180,7 +181,8 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             unsafe fn fours<L: Layout, const N: usize>(
                 block: *const u8,
-                (half, ahead): (usize, PrefetchDistance),
+                half: usize,
+                ahead: PrefetchDistance,
                 codes: *const i8,
                 sums: &[Sums; N],
             ) -> [Ints; N] {
@@ -193,7 +195,7 @@ macro_rules! kernels {
                     for j in 0..4 {
                         // SAFETY: line `4 i + j` of the superblock; the caller's rows.
                         unsafe {
-                            let w = stored::<L>(block, (half, i * 4 + j), lift::<L>());
+                            let w = stored::<L>(block, half, i * 4 + j, lift::<L>());
                             let x = codes.add(i / 4 * 1024 + i % 4 * 16 + j * 4).cast::<i32>();
                             for n in 0..N {
                                 let total = &mut totals[j % chains(N)][n];

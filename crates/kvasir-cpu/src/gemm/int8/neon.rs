@@ -1,7 +1,7 @@
 //! Integer GEMV and GEMM on Arm NEON: 16 outputs in four 128-bit vectors, up to four rows at once.
 //!
-//! Weights are unpacked to int8 in registers and multiplied by an [`Int8Dot`]. Results have the bits
-//! of `portable.rs`.
+//! Weights are unpacked to int8 in registers and multiplied by an [`Int8Dot`]. Results have the
+//! bits of `portable.rs`.
 
 use crate::gemm::int8::activations::QuantActivations;
 use crate::isa::neon::{Int8Dot, Sdot};
@@ -198,7 +198,7 @@ pub(crate) unsafe fn dot<L: Layout, D: Int8Dot, const N: usize>(
         // SAFETY: superblock `at` of the panel, and `s` of rows `r .. r + N` of the tile.
         unsafe {
             let block = panel.add(at * f.bytes());
-            let (total, mins) = superblock::<L, D, N>(block, x, (tile, s, r));
+            let (total, mins) = superblock::<L, D, N>(block, x, tile, s, r);
             let d = float_scales::<L>(block);
             for n in 0..N {
                 let scale = vdupq_n_f32(*x.scales(tile, s).add(r + n));
@@ -233,7 +233,9 @@ type Sums<const N: usize> = [[int32x4_t; 4]; N];
 unsafe fn superblock<L: Layout, D: Int8Dot, const N: usize>(
     block: *const u8,
     x: &QuantActivations,
-    (tile, s, r): (usize, usize, usize),
+    tile: usize,
+    s: usize,
+    r: usize,
 ) -> (Sums<N>, Sums<N>) {
     let f = L::FORMAT;
     let (mut totals, mut mins) = ([[D::NONE; 4]; N], [[Sdot::NONE; 4]; N]);

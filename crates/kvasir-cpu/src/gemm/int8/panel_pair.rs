@@ -2,8 +2,8 @@
 //!
 //! One or two panels are multiplied by a block of up to `BLOCK` rows, so that each superblock is
 //! unpacked once per block. A kernel may unpack the first superblocks of the panels that the thread
-//! probably multiplies next. `unpacked_ahead` records for which panels that was done; it is ignored for any
-//! other panels or kernel, so a wrong guess only costs time. `tests.rs` checks that.
+//! probably multiplies next. `unpacked_ahead` records for which panels that was done; it is ignored
+//! for any other panels or kernel, so a wrong guess only costs time. `tests.rs` checks that.
 
 use crate::isa::amx::Tiles;
 use crate::isa::tile::LANES;
@@ -50,8 +50,7 @@ pub(crate) struct GemmScratch {
     /// Panels that are made on the fly.
     pub(crate) panels: [PanelScratch; 2],
     pub(crate) pair: PairScratch,
-    /// Of the fused gate and up projection: one activated panel, and a superblock of outputs for
-    /// each row.
+    /// Of the fused gate and up projection: one activated panel, and a superblock of each row.
     pub(crate) activated: Vec<f32>,
     pub(crate) gated_rows: Vec<[f32; SUPERBLOCK]>,
 }
@@ -89,8 +88,7 @@ impl Default for PairScratch {
 }
 
 impl PairScratch {
-    /// Makes the scratch ready for a kernel. On AMX, tiles are configured until the result is
-    /// dropped.
+    /// Makes the scratch ready for a kernel; on AMX, configures tiles until the result is dropped.
     pub(crate) fn begin(&mut self, kernel: Int8Gemm) -> Option<Tiles> {
         if self.kernel.replace(kernel) != Some(kernel) {
             // Kernels unpack weights differently.

@@ -3,8 +3,8 @@
 //!
 //! Q, K and V (or gate and up) are multiplied in one fork-join, because each one costs
 //! synchronization. Work items are ranges of panels (x row blocks for GEMM) over all matrices, with
-//! disjoint outputs. GEMV over packed matrices also feeds the prefetch tuner (`prefetch/tuner.rs`) with
-//! timings.
+//! disjoint outputs. GEMV over packed matrices also feeds the prefetch tuner (`prefetch/tuner.rs`)
+//! with timings.
 
 use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::block::gemm;
@@ -77,8 +77,8 @@ fn multiply(threads: &ThreadPool, products: &[Option<Product<'_, '_>>], first: &
         };
         threads.each_in_order_after(first, &begins, pieces.len(), &|worker, n| {
             if let Some((product, piece)) = find(pieces.start + n) {
-                // SAFETY: the function is that of the matrix's layout; products have disjoint outputs,
-                // and so have the work items of one product.
+                // SAFETY: the function is that of the matrix's layout; products have disjoint
+                // outputs, and so have the work items of one product.
                 unsafe { (product.work)(product, piece, worker) };
             }
         });
@@ -136,8 +136,7 @@ impl<'a, 'r> Product<'a, 'r> {
     /// Runs one work item.
     ///
     /// # Safety
-    /// The matrix must have the layout. No other thread may write the outputs of the item's panels
-    /// concurrently.
+    /// The matrix must have the layout. No other thread may write the outputs of its panels.
     unsafe fn piece_of<L: Layout>(&self, piece: usize, worker: &mut Worker) {
         let Self { isa, w, x, out, .. } = *self;
         let all = w.panels.panels();

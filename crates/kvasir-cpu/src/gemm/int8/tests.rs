@@ -1,7 +1,7 @@
-//! Tests of the integer GEMM and GEMV: every format, instruction set, row count and packing state gives
-//! the bits of the portable kernel, close to an f64 product with the dequantized weights. Also:
-//! unpacking ahead, the fused gate and up projection, MXFP4 and 16-bit accuracy, and the classes of
-//! prefetch tuners.
+//! Tests of the integer GEMM and GEMV: every format, instruction set, row count and packing state
+//! gives the bits of the portable kernel, close to an f64 product with the dequantized weights.
+//! Also: unpacking ahead, the fused gate and up projection, MXFP4 and 16-bit accuracy, and the
+//! classes of prefetch tuners.
 
 use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::block::gemm;
@@ -14,7 +14,7 @@ use crate::isa::features::Isa;
 use crate::isa::features::tests::isas;
 use crate::isa::tile::LANES;
 use crate::kernels::Int8Gemm;
-use crate::rowwise::gate::gate as activate;
+use crate::rowwise::gate as activate;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
 use crate::threads::worker::Worker;
@@ -101,13 +101,17 @@ fn case(format: Format, dtype: DType, outputs: usize, inputs: usize, rows: usize
     Case { w, x, dense, inputs: values }
 }
 
+/// The first `rows` rows of a product.
+fn product(w: &QuantPanels, x: &QuantActivations, isa: Isa, rows: usize, threads: usize) -> Vec<f32> {
+    let mut out = vec![f32::NAN; rows * w.outputs];
+    let mut output = Output::new(&mut out, rows, w.outputs, w.outputs);
+    matmul(&ThreadPool::new(threads), isa, [(w, &mut output)].into_iter(), x, &Prologue::none());
+    out
+}
+
 /// The product of a case's first `rows` rows.
 fn run(case: &Case, isa: Isa, rows: usize, threads: usize) -> Vec<f32> {
-    let n = case.w.outputs;
-    let mut out = vec![f32::NAN; rows * n];
-    let mut output = Output::new(&mut out, rows, n, n);
-    matmul(&ThreadPool::new(threads), isa, [(&case.w, &mut output)].into_iter(), &case.x, &Prologue::none());
-    out
+    product(&case.w, &case.x, isa, rows, threads)
 }
 
 #[test]
@@ -216,24 +220,14 @@ fn fused_gate_and_up_have_the_bits_of_separate_steps() {
             let (apart, together) =
                 (QuantActivations::new(rows, inner).unwrap(), QuantActivations::new(rows, inner).unwrap());
             gated.multiply(&ThreadPool::new(2), &gate.x, rows, &together);
-            let product = |w: &QuantPanels| {
-                let mut out = vec![f32::NAN; rows * inner];
-                let mut output = Output::new(&mut out, rows, inner, inner);
-                matmul(&ThreadPool::new(2), isa, [(w, &mut output)].into_iter(), &gate.x, &Prologue::none());
-                out
-            };
+            let product_of = |w| product(w, &gate.x, isa, rows, 2);
             let mut y = vec![f32::NAN; rows * inner];
-            activate(isa, &product(&gate.w), &product(&up.w), activation, &mut y);
+            activate(isa, &product_of(&gate.w), &product_of(&up.w), activation, &mut y);
             for (r, row) in y.chunks_exact(inner).enumerate() {
                 // SAFETY: single-threaded; row indices are below the allocated count.
                 unsafe { apart.write_row(isa, r, row) };
             }
-            let of = |x: &QuantActivations| {
-                let mut out = vec![f32::NAN; rows * 35];
-                let mut output = Output::new(&mut out, rows, 35, 35);
-                matmul(&ThreadPool::new(1), isa, [(&down.w, &mut output)].into_iter(), x, &Prologue::none());
-                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-            };
+            let of = |x| product(&down.w, x, isa, rows, 1).into_iter().map(f32::to_bits).collect::<Vec<_>>();
             assert_eq!(of(&together), of(&apart), "{dtype} rows {rows}");
         }
     }
@@ -241,16 +235,13 @@ fn fused_gate_and_up_have_the_bits_of_separate_steps() {
 
 /// The effective weights of one input: a one-hot activation is quantized to 127 with scale 1/127.
 fn column(case: &Case, input: usize) -> Vec<f32> {
-    let (outputs, inputs) = (case.w.outputs, case.dense.len() / case.w.outputs);
+    let inputs = case.dense.len() / case.w.outputs;
     let x = QuantActivations::new(1, inputs).unwrap();
     let mut row = vec![0.0; inputs];
     row[input] = 1.0;
     // SAFETY: single-threaded, the only row.
     unsafe { x.write_row(Isa::detect(), 0, &row) };
-    let mut got = vec![f32::NAN; outputs];
-    let mut out = Output::new(&mut got, 1, outputs, outputs);
-    matmul(&ThreadPool::new(1), Isa::detect(), [(&case.w, &mut out)].into_iter(), &x, &Prologue::none());
-    got
+    product(&case.w, &x, Isa::detect(), 1, 1)
 }
 
 #[test]

@@ -15,6 +15,14 @@ use crate::weights::int8::layouts::Layout;
 /// Parts of a superblock for unpacking: 32 inputs each.
 pub(crate) const PARTS: usize = 8;
 
+/// A line of codes that are stored by output: line `n` of the four of part `part`.
+#[derive(Clone, Copy)]
+pub(crate) struct OutputLine {
+    pub(crate) half: usize,
+    pub(crate) part: usize,
+    pub(crate) n: usize,
+}
+
 macro_rules! unpacking {
     ($vectors:ident, $features:literal) => {
         pub(crate) mod $vectors {
@@ -46,7 +54,7 @@ macro_rules! unpacking {
             #[target_feature(enable = $features)]
             pub(crate) unsafe fn tables<L: Layout>(
                 block: *const u8,
-                (half, part, n): (usize, usize, usize),
+                OutputLine { half, part, n }: OutputLine,
                 lift: i32,
             ) -> [[Ints; 2]; 2] {
                 let values = const { L::FORMAT.values() };
@@ -82,7 +90,7 @@ macro_rules! unpacking {
             #[target_feature(enable = $features)]
             pub(crate) unsafe fn of_tables<L: Layout>(
                 block: *const u8,
-                (half, part, n): (usize, usize, usize),
+                OutputLine { half, part, n }: OutputLine,
                 last: bool,
                 tables: [Ints; 2],
             ) -> Ints {
@@ -145,7 +153,8 @@ macro_rules! unpacking {
             #[target_feature(enable = $features)]
             pub(crate) unsafe fn stored<L: Layout>(
                 block: *const u8,
-                (half, line): (usize, usize),
+                half: usize,
+                line: usize,
                 lift: i32,
             ) -> Ints {
                 // SAFETY: the caller's line.
@@ -162,7 +171,8 @@ macro_rules! unpacking {
             #[target_feature(enable = $features)]
             pub(crate) unsafe fn lines<L: Layout>(
                 block: *const u8,
-                (half, part): (usize, usize),
+                half: usize,
+                part: usize,
                 lift: i32,
                 mut put: impl FnMut(usize, Ints),
             ) {
@@ -172,14 +182,15 @@ macro_rules! unpacking {
                 unsafe {
                     if f.stores_unpacked() {
                         for line in part * 8..(part + 1) * 8 {
-                            put(line, stored::<L>(block, (half, line), lift));
+                            put(line, stored::<L>(block, half, line, lift));
                         }
                     } else if f.by_output() {
                         let mut lines = [[zero(); 4]; 2];
                         for n in 0..4 {
-                            let tables = tables::<L>(block, (half, part, n), lift);
+                            let line = OutputLine { half, part, n };
+                            let tables = tables::<L>(block, line, lift);
                             for (i, lines) in lines.iter_mut().enumerate() {
-                                lines[n] = of_tables::<L>(block, (half, part, n), i > 0, tables[i]);
+                                lines[n] = of_tables::<L>(block, line, i > 0, tables[i]);
                             }
                         }
                         for (i, four) in lines.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Integer GEMM with vector dot products (AVX-512 VNNI, AVX-VNNI, AVX2): a pair of panels times a
-//! block of rows.
+//! Integer GEMM with vector dot products (AVX-512 VNNI, AVX-VNNI, AVX2): panel pairs times blocks
+//! of rows.
 //!
 //! 1. A panel's superblock is unpacked once per block of rows into L1 (`UnpackedSuperblock`), double-buffered:
 //!    superblock `n + 1` is unpacked, and `n + 2` prefetched, between the dot products of the first
@@ -17,7 +17,7 @@ use crate::gemm::int8::activations::QuantActivations;
 use crate::gemm::int8::panel_pair::{BLOCK, Pair, PairScratch, UnpackedSuperblock};
 use crate::gemm::int8::quantize::Sums;
 use crate::gemm::int8::unpack::PARTS;
-use crate::gemm::output::{Destination, Output};
+use crate::gemm::output::{Destination, OutputsFrom};
 use crate::isa::tile::{LANES, TILE};
 use crate::kernels::{Int8Gemm, kv_prefetch_fits};
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
@@ -36,8 +36,8 @@ macro_rules! kernels {
             use crate::gemm::int8::vectors::$vectors::*;
 
             /// Rows per register block: the first block of a tile, and the ones after it.
-            const FIRST_ROWS: usize = $first;
-            const NEXT_ROWS: usize = $next;
+            const FIRST: usize = $first;
+            const NEXT: usize = $next;
             /// Whether the KV cache of the next layer is prefetched alongside.
             const KV_PREFETCH: bool = Int8Gemm::$kernel.prefetches_kv();
 
@@ -49,7 +49,7 @@ macro_rules! kernels {
 
             /// Rows of the next register block, from row `first` of a tile with `left` rows left.
             fn at_once(first: usize, left: usize) -> usize {
-                if first == 0 && left > NEXT_ROWS { FIRST_ROWS } else { NEXT_ROWS }
+                if first == 0 && left > NEXT { FIRST } else { NEXT }
             }
 
             /// A superblock that is unpacked part by part between the products of another one: dot
@@ -92,7 +92,7 @@ macro_rules! kernels {
                     for half in 0..HALVES {
                         // SAFETY: the caller's superblock; half a line is writable.
                         unsafe {
-                            lines::<L>(self.block, (half, i), lift::<L>(), |line, bytes| {
+                            lines::<L>(self.block, half, i, lift::<L>(), |line, bytes| {
                                 store(self.to.weights[line].as_mut_ptr().add(half * 32), bytes);
                             });
                         }
@@ -195,8 +195,8 @@ macro_rules! kernels {
                 totals
             }
 
-            /// `panel_pair::panels` with vector dot products: a pair of panels times a block of at most
-            /// [`BLOCK`] rows.
+            /// `panel_pair::panels` with vector dot products: a pair of panels times a block of at
+            /// most [`BLOCK`] rows.
             ///
             /// # Safety
             /// The CPU must support the target features, the panels must have layout `L`, and the
@@ -208,7 +208,7 @@ macro_rules! kernels {
                 rows: Range<usize>,
                 scratch: &mut PairScratch,
                 next_layer: &mut KvPrefetchQueue,
-                out: Option<(&Output, usize)>,
+                out: Option<OutputsFrom<'_>>,
             ) {
                 debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
                 let f = L::FORMAT;
@@ -218,9 +218,8 @@ macro_rules! kernels {
                 let near = Page::of(first.as_ptr().cast());
                 // With few rows, weights that are stored unpacked leave no memory bandwidth to
                 // spare.
-                let prefetches_kv = KV_PREFETCH
-                    && kv_prefetch_fits(rows.len())
-                    && (rows.len() > NEXT_ROWS || !in_place::<L>());
+                let prefetches_kv =
+                    KV_PREFETCH && kv_prefetch_fits(rows.len()) && (rows.len() > NEXT || !in_place::<L>());
                 let mut page = || if prefetches_kv { next_layer.next() } else { None }.unwrap_or(near);
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
                 if !pair.take_unpacked(unpacked_ahead) {
@@ -238,18 +237,20 @@ macro_rules! kernels {
                     let last = block + 1 == blocks;
                     let mut first = 0;
                     while first < rows.len() {
-                        let (tile, r) = ((rows.start + first) / TILE, first % TILE);
-                        let n = at_once(r, rows.len() - first);
+                        let (tile, row) = ((rows.start + first) / TILE, first % TILE);
+                        let n = at_once(row, rows.len() - first);
                         let to = out.filter(|_| last && first + n <= rows.len());
                         for p in 0..P {
-                            let weights = match in_place::<L>() {
-                                true => at(p, block).wrapping_add(f.codes_at()),
-                                false => now[p].weights.as_ptr().cast(),
+                            let weights = if in_place::<L>() {
+                                at(p, block).wrapping_add(f.codes_at())
+                            } else {
+                                now[p].weights.as_ptr().cast()
                             };
-                            let work =
-                                Work { unpacked: &now[p], weights, rows: (tile, r), block: block / f.planes };
+                            let (unpacked, superblock, is_first) = (&now[p], block / f.planes, block == 0);
+                            let work = Work { unpacked, weights, tile, row, superblock, is_first };
                             let sums = &mut sums[p][first..];
-                            let to = to.map(|(out, at)| out.destination(rows.start + first, at + p * LANES));
+                            let to =
+                                to.map(|to| to.out.destination(rows.start + first, to.first + p * LANES));
                             // The first row block unpacks the next superblock.
                             let next = (first == 0 && (!last || pair.next.is_some())).then(|| Unpacking {
                                 block: at(p, block + 1),
@@ -260,15 +261,11 @@ macro_rules! kernels {
                             // SAFETY: activations are whole tiles; `sums` covers a block, and `to`
                             // is set only if all its rows exist.
                             unsafe {
-                                match (n == FIRST_ROWS, next) {
-                                    (true, Some(next)) => {
-                                        work.add::<L, FIRST_ROWS>(x, block == 0, sums, to, Some(next))
-                                    }
-                                    (true, None) => work.add::<L, FIRST_ROWS>(x, block == 0, sums, to, None),
-                                    (false, Some(next)) => {
-                                        work.add::<L, NEXT_ROWS>(x, block == 0, sums, to, Some(next))
-                                    }
-                                    (false, None) => work.add::<L, NEXT_ROWS>(x, block == 0, sums, to, None),
+                                match next {
+                                    Some(next) if n == FIRST => work.add::<L, FIRST>(x, sums, to, Some(next)),
+                                    Some(next) => work.add::<L, NEXT>(x, sums, to, Some(next)),
+                                    None if n == FIRST => work.add::<L, FIRST>(x, sums, to, None),
+                                    None => work.add::<L, NEXT>(x, sums, to, None),
                                 }
                             }
                         }
@@ -278,7 +275,7 @@ macro_rules! kernels {
                     std::mem::swap(&mut now, &mut then);
                 }
                 pair.record_unpacked(unpacked_ahead);
-                let Some((out, first)) = out else { return };
+                let Some(OutputsFrom { out, first }) = out else { return };
                 for r in done..rows.len() {
                     // SAFETY: the caller's outputs.
                     (0..P).for_each(|p| unsafe { out.store(rows.start + r, first + p * LANES, &sums[p][r]) });
@@ -289,10 +286,12 @@ macro_rules! kernels {
             struct Work<'w> {
                 unpacked: &'w UnpackedSuperblock,
                 weights: *const u8,
-                /// The tile, and the first of its rows.
-                rows: (usize, usize),
-                /// The superblock of the activations.
-                block: usize,
+                /// The tile of activations, and the first of its rows.
+                tile: usize,
+                row: usize,
+                superblock: usize,
+                /// Whether it begins the sums.
+                is_first: bool,
             }
 
             impl Work<'_> {
@@ -306,37 +305,37 @@ macro_rules! kernels {
                 unsafe fn add<L: Layout, const R: usize>(
                     &self,
                     x: &QuantActivations,
-                    is_first: bool,
                     sums: &mut [[f32; LANES]],
                     to: Option<Destination>,
                     next: Option<Unpacking<'_>>,
                 ) {
                     let f = L::FORMAT;
-                    let ((tile, r), s) = (self.rows, self.block);
+                    let Self { unpacked, weights, tile, row: r, superblock: s, is_first } = *self;
                     let before = sums.as_mut_ptr().cast::<f32>();
                     let to = to.unwrap_or(Destination { at: before, step: LANES, lanes: u16::MAX });
                     // SAFETY: upheld by the caller.
                     unsafe {
                         let codes = x.codes(tile, s).add(r * 64).cast();
                         let of_rows = &*x.sums(tile, s).add(r).cast::<[Sums; R]>();
-                        let totals = superblock::<L, R>(self.weights, codes, of_rows, next);
+                        let totals = superblock::<L, R>(weights, codes, of_rows, next);
                         for half in 0..HALVES {
                             let at = half * LANES / HALVES;
-                            let d = load_floats(self.unpacked.d.as_ptr().add(at));
-                            let dmin = load_floats(self.unpacked.dmin.as_ptr().add(at));
+                            let d = load_floats(unpacked.d.as_ptr().add(at));
+                            let dmin = load_floats(unpacked.dmin.as_ptr().add(at));
                             for n in 0..R {
                                 let mut t = times(floats(totals[half][n]), d);
                                 if f.has_min {
                                     let mut mins = zero();
                                     for two in 0..f.subs() / 2 {
-                                        let min = load(self.unpacked.mins[two].as_ptr().add(at).cast());
+                                        let min = load(unpacked.mins[two].as_ptr().add(at).cast());
                                         mins = add_pairs(mins, min, splat32(of_rows[n].pair(f, two)));
                                     }
                                     t = fnma(floats(mins), dmin, t);
                                 }
-                                let before = match is_first {
-                                    true => zero_floats(),
-                                    false => load_floats(before.add(n * LANES + at)),
+                                let before = if is_first {
+                                    zero_floats()
+                                } else {
+                                    load_floats(before.add(n * LANES + at))
                                 };
                                 let sum = fma(t, splat_floats(*x.scales(tile, s).add(r + n)), before);
                                 store_some(to.at.wrapping_add(n * to.step + at), to.lanes >> at, sum);

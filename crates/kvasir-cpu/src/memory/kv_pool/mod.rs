@@ -14,8 +14,7 @@ pub(crate) mod kv_type;
 pub(crate) mod rows;
 
 use crate::memory::kv_pool::kv_type::KvType;
-use crate::memory::kv_pool::rows::Rows;
-use crate::memory::kv_pool::rows::{GROUP, Placement, Region};
+use crate::memory::kv_pool::rows::{GROUP, Placement, Region, Rows};
 
 use crate::isa::features::Isa;
 use kvasir_kv::{Slot, SlotCopy};

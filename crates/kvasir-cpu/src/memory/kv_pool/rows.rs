@@ -48,9 +48,9 @@ impl Region {
         Ok(Self { slots, row, bytes: Buffer::new(len)? })
     }
 
-    /// Requests huge pages (`madvise`) for slots that are about to be used for the first time. The first
-    /// [`GROUP`] stay in small pages until more follow: huge pages for every layer would be many
-    /// times what a short context needs, and take time to find.
+    /// Requests huge pages (`madvise`) for slots that are about to be used for the first time. The
+    /// first [`GROUP`] stay in small pages until more follow: huge pages for every layer would be
+    /// many times what a short context needs, and take time to find.
     pub(crate) fn grow(&self, slots: Range<usize>) {
         let at = |slot: usize| slot.min(self.slots).next_multiple_of(GROUP) * self.row;
         if slots.end > GROUP {

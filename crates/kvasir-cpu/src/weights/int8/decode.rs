@@ -1,8 +1,8 @@
 //! Decodes superblocks of 16 rows from GGUF and MXFP4 encodings to integer codes, scales and mins.
 //!
 //! K types keep their stored integers. The 32-weight types (Q4_0 to Q8_0, IQ4_NL) have a float
-//! scale per block; these become integer multiples of a bf16 unit per superblock (`integer_scales`). MXFP4
-//! scales become `64 >> (largest - own)`.
+//! scale per block; these become integer multiples of a bf16 unit per superblock
+//! (`integer_scales`). MXFP4 scales become `64 >> (largest - own)`.
 
 use crate::isa::float16::{ROUND, half, high_half};
 use crate::isa::tile::LANES;

@@ -1,0 +1,163 @@
+//! Row-wise f32 kernels: norms, activation gates, residual addition and rotary embeddings.
+//!
+//! Every function works on one row with a fixed order of operations, so results depend neither on
+//! the batch nor on the instruction set. Knows no tensor, op or thread; builds on `isa`.
+
+use crate::isa::dispatch::per_isa;
+use crate::isa::float16::ROUND;
+use kvasir_program::{Activation, NormKind, Pairs};
+
+#[inline(always)]
+fn norm_body(
+    x: &[f32],
+    y: &mut [f32],
+    group: usize,
+    kind: NormKind,
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    eps: f32,
+) {
+    let n = group as f32;
+    for (x, y) in x.chunks_exact(group).zip(y.chunks_exact_mut(group)) {
+        match kind {
+            NormKind::Rms | NormKind::RmsPlusOne => {
+                let plus = if kind == NormKind::RmsPlusOne { 1.0 } else { 0.0 };
+                let factor = 1.0 / (sum(x, |v| v * v) / n + eps).sqrt();
+                for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+                    *y = x * factor * (plus + w);
+                }
+            }
+            NormKind::Layer => {
+                let mean = sum(x, |v| v) / n;
+                let factor = 1.0 / (sum(x, |v| (v - mean) * (v - mean)) / n + eps).sqrt();
+                for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+                    *y = (x - mean) * factor * w;
+                }
+                if let Some(bias) = bias {
+                    y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+                }
+            }
+        }
+    }
+}
+
+/// Sum of `f(x)` in 16 lanes, reduced pairwise by halves at the end. The order is part of the
+/// numerics contract.
+#[inline(always)]
+fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+    let mut lanes = [0f32; 16];
+    let (whole, rest) = x.as_chunks::<16>();
+    for part in whole {
+        for (lane, v) in lanes.iter_mut().zip(part) {
+            *lane += f(*v);
+        }
+    }
+    for (lane, v) in lanes.iter_mut().zip(rest) {
+        *lane += f(*v);
+    }
+    by_halves(lanes)
+}
+
+/// Kept out of line: inlined, compilers split the loop before it to match this one.
+#[inline(never)]
+fn by_halves(mut lanes: [f32; 16]) -> f32 {
+    for n in [8, 4, 2, 1] {
+        let (low, high) = lanes.split_at_mut(n);
+        low.iter_mut().zip(high).for_each(|(a, b)| *a += *b);
+    }
+    lanes[0]
+}
+
+per_isa! {
+    /// RMSNorm or LayerNorm over each group of `group` numbers of a row.
+    norm(x: &[f32], y: &mut [f32], group: usize, kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) => norm_body
+}
+
+#[inline(always)]
+fn add_body(a: &[f32], b: &[f32], y: &mut [f32]) {
+    y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (a, b))| *y = a + b);
+}
+
+per_isa! {
+    /// `y = a + b`, the residual addition.
+    add(a: &[f32], b: &[f32], y: &mut [f32]) => add_body
+}
+
+/// `e^x` to a few ulp, clamped to `[-87, 88]`, with the same bits on every instruction set.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    let x = x.clamp(-87.0, 88.0);
+    let t = x.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = t - ROUND;
+    let r = n.mul_add(-0.693_359_4, x);
+    let r = n.mul_add(2.121_944_4e-4, r);
+    let p = 1.987_569_1e-4f32.mul_add(r, 1.398_2e-3);
+    let p = p.mul_add(r, 8.333_452e-3);
+    let p = p.mul_add(r, 4.166_579_6e-2);
+    let p = p.mul_add(r, 1.666_666_5e-1);
+    let p = p.mul_add(r, 0.5);
+    let p = p.mul_add(r * r, r) + 1.0;
+    f32::from_bits(p.to_bits().wrapping_add(t.to_bits().wrapping_shl(23)))
+}
+
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+#[inline(always)]
+fn gate_body(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) {
+    let operands = y.iter_mut().zip(gate.iter().zip(up));
+    match activation {
+        Activation::Silu => operands.for_each(|(y, (g, u))| *y = g * sigmoid(*g) * u),
+        Activation::GeluTanh => operands.for_each(|(y, (g, u))| {
+            // 0.5 (1 + tanh z) = sigmoid(2 z)
+            let z = 0.797_884_6 * (g + 0.044_715 * g * g * g);
+            *y = g * sigmoid(2.0 * z) * u;
+        }),
+        Activation::ClampedSwiglu { alpha, limit } => operands.for_each(|(y, (g, u))| {
+            let (g, u) = (g.min(limit), u.clamp(-limit, limit));
+            *y = g * sigmoid(alpha * g) * (u + 1.0);
+        }),
+    }
+}
+
+per_isa! {
+    /// `y = act(gate) * up`: SwiGLU, GeGLU (tanh) or clamped SwiGLU.
+    gate(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) => gate_body
+}
+
+/// Which elements of a row RoPE rotates: in each head of `group` numbers, from `start` on, paired
+/// as `pairs` says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RotaryPart {
+    pub(crate) group: usize,
+    pub(crate) start: usize,
+    pub(crate) pairs: Pairs,
+}
+
+#[inline(always)]
+fn rotate_body(y: &mut [f32], rotary: RotaryPart, cos: &[f32], sin: &[f32]) {
+    let half = cos.len();
+    for head in y.chunks_exact_mut(rotary.group) {
+        let part = &mut head[rotary.start..rotary.start + 2 * half];
+        match rotary.pairs {
+            Pairs::Half => {
+                let (first, second) = part.split_at_mut(half);
+                for ((a, b), (c, s)) in first.iter_mut().zip(second).zip(cos.iter().zip(sin)) {
+                    (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+                }
+            }
+            Pairs::Interleaved => {
+                for (pair, (c, s)) in part.as_chunks_mut::<2>().0.iter_mut().zip(cos.iter().zip(sin)) {
+                    *pair = [pair[0] * c - pair[1] * s, pair[1] * c + pair[0] * s];
+                }
+            }
+        }
+    }
+}
+
+per_isa! {
+    /// Applies RoPE to every head of a row: `(a, b) = (a cos - b sin, b cos + a sin)`.
+    rotate(y: &mut [f32], rotary: RotaryPart, cos: &[f32], sin: &[f32]) => rotate_body
+}
