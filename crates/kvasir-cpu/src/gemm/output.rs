@@ -112,6 +112,6 @@ pub(crate) struct Destination {
 /// Rows per block so that the activations of a block (`row_bytes` each) stay in L2: whole tiles,
 /// blocks of similar size.
 pub(crate) fn token_blocks(rows: usize, row_bytes: usize) -> usize {
-    let most = (1024 * 1024 / row_bytes.max(1)).clamp(64, 1024);
-    rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(32).max(32)
+    let max_rows = (1024 * 1024 / row_bytes.max(1)).clamp(64, 1024);
+    rows.div_ceil(rows.div_ceil(max_rows).max(1)).next_multiple_of(32).max(32)
 }

@@ -95,12 +95,12 @@ impl PrefetchRanges {
     /// Prefetches the next part.
     #[inline(always)]
     pub(crate) fn prefetch(&mut self) {
-        let mut wanted = self.step;
-        while wanted > 0 && self.first < self.end {
+        let mut left = self.step;
+        while left > 0 && self.first < self.end {
             let (at, lines) = &mut self.ranges[self.first as usize % CAPACITY];
-            let n = wanted.min(*lines);
+            let n = left.min(*lines);
             (0..n as usize).for_each(|line| prefetch_line(self.level, at.wrapping_add(line * 64)));
-            (*at, *lines, wanted) = (at.wrapping_add(n as usize * 64), *lines - n, wanted - n);
+            (*at, *lines, left) = (at.wrapping_add(n as usize * 64), *lines - n, left - n);
             self.first += u8::from(*lines == 0);
         }
     }

@@ -22,7 +22,7 @@ impl RandomWeights {
     }
 
     /// The pool of random rows of a length, generated on first use from a fixed seed.
-    fn made(&self, dtype: DType, row_len: usize) -> Result<&'static [u8], Error> {
+    fn random_rows(&self, dtype: DType, row_len: usize) -> Result<&'static [u8], Error> {
         let mut rows = self.rows.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(bytes) = rows.get(&row_len) {
             return Ok(bytes);
@@ -80,7 +80,7 @@ impl WeightSource for RandomWeights {
     fn stored<'a>(&'a self, _: &'a str, shape: &'a [usize]) -> Result<Option<Stored<'a>>, Error> {
         let Some((&row_len, outer)) = shape.split_last() else { return Ok(None) };
         let dtype = if row_len.is_multiple_of(self.dtype.block_len()) { self.dtype } else { DType::BF16 };
-        let bytes = self.made(dtype, row_len)?;
+        let bytes = self.random_rows(dtype, row_len)?;
         let len = dtype.row_bytes(row_len)?;
         let row = move |n: usize| bytes.get(n % ROWS * len..(n % ROWS + 1) * len).unwrap_or_default();
         Ok(Some(Stored { dtype, row_len, rows: outer.iter().product(), row: Box::new(row) }))

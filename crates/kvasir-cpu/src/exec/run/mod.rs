@@ -97,15 +97,15 @@ impl Run<'_> {
             Some((l, Output::new(y, self.rows(*out), self.width(*out), l.outputs)))
         };
         // An array, not a `Vec`: a steady decode step must not allocate.
-        let mut wanted = [const { None }; AT_ONCE];
-        wanted.iter_mut().zip(ops.clone()).for_each(|(wanted, at)| *wanted = product(at));
-        let [Some((first, _)), ..] = &wanted else { return };
+        let mut products = [const { None }; AT_ONCE];
+        products.iter_mut().zip(ops.clone()).for_each(|(to, at)| *to = product(at));
+        let [Some((first, _)), ..] = &products else { return };
         let Some(x) = self.model.program.ops[ops.start].inputs().next() else { return };
         let rows = match &make {
             Some(make) => Operand::Made(make),
             None => Operand::Rows(self.value(values, x), first.inputs),
         };
-        m.prepared.multiply(&self.model.threads, &mut wanted, Some(x), &rows);
+        m.prepared.multiply(&self.model.threads, &mut products, Some(x), &rows);
         if let Op::Head { out, soft_cap: Some(cap), .. } = &self.model.program.ops[ops.start] {
             // SAFETY: only this writes the logits now.
             let parts = DisjointRows::new(unsafe { self.value_mut(values, *out) }, self.width(*out));

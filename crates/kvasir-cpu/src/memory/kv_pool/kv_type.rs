@@ -142,14 +142,14 @@ fn groups<const B: usize, const N: usize>(out: &mut [u8], x: &[f32], f: impl Fn(
 /// Writes scale and bias of an asymmetric block, and returns the quantizer of its numbers, which
 /// uses both as stored (rounded to f16).
 #[inline(always)]
-fn affine<const B: usize>(group: &mut [u8; B], x: &[f32; 64], most: f32) -> impl Fn(f32) -> u8 + use<B> {
+fn affine<const B: usize>(group: &mut [u8; B], x: &[f32; 64], max_code: f32) -> impl Fn(f32) -> u8 + use<B> {
     let (low, high) = x.iter().fold((f32::MAX, f32::MIN), |(a, b), v| (a.min(*v), b.max(*v)));
-    let (scale, bias) = (f16::from_f32((high - low) / most), f16::from_f32(low));
+    let (scale, bias) = (f16::from_f32((high - low) / max_code), f16::from_f32(low));
     group[..2].copy_from_slice(&scale.to_le_bytes());
     group[2..4].copy_from_slice(&bias.to_le_bytes());
     let (scale, bias) = (scale.to_f32(), bias.to_f32());
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    move |v| ((v - bias) * inverse).round_ties_even().clamp(0.0, most) as u8
+    move |v| ((v - bias) * inverse).round_ties_even().clamp(0.0, max_code) as u8
 }
 
 per_isa! {
