@@ -143,7 +143,7 @@ fn logits_and_greedy_continuations_are_as_recorded() {
         let name = case.file_name().unwrap().to_string_lossy().into_owned();
         let expected: Json =
             serde_json::from_str(&std::fs::read_to_string(case.join("expected.json")).unwrap()).unwrap();
-        let (exact, auto) = (load(&case, Precision::Exact, 2), load(&case, Precision::Auto, 2));
+        let (exact, auto) = (load(&case, Precision::F32, 2), load(&case, Precision::Auto, 2));
         let bf16 = expected["transformers_in_bf16_throughout"]["final_logits_max_abs_diff"].as_f64();
         let (mut error, mut fast) = (0f32, 0f32);
         for (prompt, ids) in expected["prompts"].as_object().unwrap() {
@@ -289,7 +289,7 @@ fn mtp_layers_propose_the_recorded_drafts() {
             let ids = tokens(&expected["prompts"][prompt]);
             let greedy = tokens(&expected["greedy"][prompt]["tokens"]);
             let logits = floats(&record["first_logits"]);
-            let (ours, first) = drafts(&case, Precision::Exact, &ids, &greedy[..wanted.len()]);
+            let (ours, first) = drafts(&case, Precision::F32, &ids, &greedy[..wanted.len()]);
             let error = worst(&first, &logits);
             assert!(error < 1e-3, "{}: {error}", case.display());
             assert_eq!(ours, wanted, "{} {prompt}", case.display());
@@ -388,7 +388,7 @@ fn a_weight_is_released_before_the_next_is_read() {
         let checkpoint = Checkpoint::open(&case).unwrap();
         let program = Model::build(&checkpoint.source()).unwrap().target;
         let source = Arc::new(Noting { checkpoint, noted: Mutex::default() });
-        CpuModel::load(&program, source.clone(), Precision::Exact, Arc::new(ThreadPool::new(1))).unwrap();
+        CpuModel::load(&program, source.clone(), Precision::F32, Arc::new(ThreadPool::new(1))).unwrap();
         // Rows of an embedding table are read in place, so it is never released.
         let tables: Vec<_> = program
             .ops
@@ -432,7 +432,7 @@ impl WeightSource for Lacking {
 fn unreadable_rows_fail_the_load() {
     let case = cases().into_iter().find(|case| case.ends_with("qwen3_bf16")).unwrap();
     for weight in ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"] {
-        for precision in [Precision::Auto, Precision::Exact] {
+        for precision in [Precision::Auto, Precision::F32] {
             let checkpoint = Checkpoint::open(&case).unwrap();
             let program = Model::build(&checkpoint.source()).unwrap().target;
             let source = Arc::new(Lacking { checkpoint, weight: weight.into() });

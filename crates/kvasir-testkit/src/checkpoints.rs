@@ -7,7 +7,7 @@ use kvasir_program::{Model, Program, Role};
 use std::{collections::HashMap, sync::Arc};
 
 /// A checkpoint whose matrices are quantized to q8_0, or rounded to bf16 where a row is not a whole
-/// number of blocks. The recorded ones are mostly f32, which would force `Precision::Exact`.
+/// number of blocks. The recorded ones are mostly f32, which would force `Precision::F32`.
 pub struct Narrow {
     checkpoint: Checkpoint,
     narrowed: HashMap<String, (DType, Vec<u8>)>,
@@ -60,20 +60,20 @@ pub fn narrow(case: &str, threads: usize) -> Arc<CpuModel> {
     Arc::new(model)
 }
 
-/// The checkpoint as stored, at `Precision::Exact`.
+/// The checkpoint as stored, at `Precision::F32`.
 pub fn exact(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
     let team = Arc::new(ThreadPool::new(threads));
-    Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Exact, team).unwrap())
+    Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), Precision::F32, team).unwrap())
 }
 
-/// A mixture-of-experts checkpoint as stored, at `Precision::Close`: the fastest that does not
+/// A mixture-of-experts checkpoint as stored, at `Precision::Bf16x2`: the fastest that does not
 /// change expert routing.
 pub fn close(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
     let team = Arc::new(ThreadPool::new(threads));
     let model = CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Auto, team).unwrap();
-    assert_eq!(model.precision(), Precision::Close, "{case}");
+    assert_eq!(model.precision(), Precision::Bf16x2, "{case}");
     Arc::new(model)
 }
 

@@ -80,8 +80,8 @@ struct Seen {
 
 fn load(case: &str, arithmetic: Precision, threads: usize) -> Arc<CpuModel> {
     match arithmetic {
-        Precision::Exact => checkpoints::exact(case, threads),
-        Precision::Close => checkpoints::close(case, threads),
+        Precision::F32 => checkpoints::exact(case, threads),
+        Precision::Bf16x2 => checkpoints::close(case, threads),
         Precision::Auto => checkpoints::narrow(case, threads),
     }
 }
@@ -316,7 +316,7 @@ fn matrix(case: &str, arithmetic: Precision, kv: Option<KvType>, tight: bool) {
 
 #[test]
 fn forked_off_a_shared_prefix() {
-    for (case, arithmetic) in [("qwen3_yarn_swa", Precision::Exact), ("gpt_oss", Precision::Auto)] {
+    for (case, arithmetic) in [("qwen3_yarn_swa", Precision::F32), ("gpt_oss", Precision::Auto)] {
         let models = [load(case, arithmetic, 1), load(case, arithmetic, 2)];
         let kv = models[0].natural_kv();
         // Requests with the common prefix, of which a part that is not a whole number of blocks is
@@ -352,7 +352,7 @@ fn forked_off_a_shared_prefix() {
 
 #[test]
 fn windows_and_yarn() {
-    matrix("qwen3_yarn_swa", Precision::Exact, None, false);
+    matrix("qwen3_yarn_swa", Precision::F32, None, false);
     matrix("qwen3_yarn_swa", Precision::Auto, Some(KvType::Q8_0), true);
 }
 
@@ -368,18 +368,18 @@ fn latent_attention_that_selects_its_keys() {
 
 #[test]
 fn angles_that_follow_the_length() {
-    matrix("phi3_longrope", Precision::Exact, Some(KvType::F16), true);
+    matrix("phi3_longrope", Precision::F32, Some(KvType::F16), true);
 }
 
 #[test]
 fn experts_in_fp8() {
-    matrix("deepseek_v3_fp8", Precision::Exact, None, true);
+    matrix("deepseek_v3_fp8", Precision::F32, None, true);
 }
 
 #[test]
 fn experts_in_bf16_and_in_floats_of_four_bits() {
-    matrix("deepseek_v3_bf16", Precision::Close, None, true);
-    matrix("gpt_oss_mxfp4", Precision::Close, Some(KvType::F16), false);
+    matrix("deepseek_v3_bf16", Precision::Bf16x2, None, true);
+    matrix("gpt_oss_mxfp4", Precision::Bf16x2, Some(KvType::F16), false);
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn logits(mut executor: impl Executor, prompt: &[Token]) -> Vec<f32> {
 fn cpu(model: &Model, program: &Program, dir: &Path) -> CpuExecutor {
     let checkpoint = Arc::new(Checkpoint::open(dir).unwrap());
     assert_eq!(model.target.vocab, program.vocab);
-    let model = CpuModel::load(program, checkpoint, Precision::Exact, Arc::new(ThreadPool::new(1))).unwrap();
+    let model = CpuModel::load(program, checkpoint, Precision::F32, Arc::new(ThreadPool::new(1))).unwrap();
     let limits = kvasir_cpu::Limits { slots: 256, tokens: 64, rows: 1, kv: KvType::F32, ring: None };
     CpuExecutor::new(Arc::new(model), limits).unwrap()
 }

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 fn model(backend: BackendKind) -> Loaded {
     let path = kvasir_testkit::paths::model("qwen3");
-    Opened::open(&path).unwrap().load(backend, Precision::Exact, Some(1)).unwrap()
+    Opened::open(&path).unwrap().load(backend, Precision::F32, Some(1)).unwrap()
 }
 
 fn prompt(n: u32) -> Vec<u32> {

@@ -29,7 +29,7 @@ impl Ideal {
             let inner = inner.get(form).copied().unwrap_or_default();
             let operations = 2.0 * (inner as f64 * all + (count - inner) as f64 * heads);
             match form {
-                Form::Quantised => ideal.quantised += operations,
+                Form::Quantized => ideal.quantised += operations,
                 Form::Bf16 => ideal.bf16 += operations,
                 Form::F32 => ideal.f32 += operations,
             }
@@ -70,7 +70,7 @@ impl Ideal {
     /// Compute-bound time in seconds at the measured peaks.
     pub(super) fn arithmetic(&self, peaks: &Peaks, precision: Precision) -> f64 {
         let attention = if precision == Precision::Auto { peaks.bf16 } else { peaks.f32 };
-        let times = if precision == Precision::Close { 2.0 } else { 1.0 };
+        let times = if precision == Precision::Bf16x2 { 2.0 } else { 1.0 };
         self.quantised / peaks.int8
             + self.bf16 * times / peaks.bf16
             + self.f32 / peaks.f32

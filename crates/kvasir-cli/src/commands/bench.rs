@@ -111,7 +111,7 @@ impl Args {
             What::Serve(args) => return args.run(),
         };
         let precision = match common.precision {
-            Speed::Exact => Precision::Exact,
+            Speed::Exact => Precision::F32,
             Speed::Auto => Precision::Auto,
         };
         let path = common.model.as_deref().map(HubName::locate).transpose()?;

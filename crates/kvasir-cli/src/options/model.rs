@@ -93,7 +93,7 @@ impl ModelArgs {
         };
         let precision = match self.precision {
             Precision::Auto => kvasir::Precision::Auto,
-            Precision::Exact => kvasir::Precision::Exact,
+            Precision::Exact => kvasir::Precision::F32,
         };
         let threads = self.threads.map(|n| n as usize);
         let loaded = self.which.open()?.load(backend, precision, threads)?;

@@ -113,7 +113,7 @@ fn begins_gate(
                 && alone(*gate)
                 && alone(*up)
                 && (merged[at + 2] && integers(at) && integers(at + 1))
-                && weights.get(at + GATE).and_then(form) == Some(Form::Quantised)
+                && weights.get(at + GATE).and_then(form) == Some(Form::Quantized)
         }
         _ => false,
     }

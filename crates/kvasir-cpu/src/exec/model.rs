@@ -180,8 +180,8 @@ impl CpuModel {
         if self.precision == Precision::Auto { KvType::Bf16 } else { KvType::F32 }
     }
 
-    /// The arithmetic in use: as requested, but at least [`Precision::Exact`] for weights stored as
-    /// f32 and [`Precision::Close`] for routed experts stored as floats.
+    /// The arithmetic in use: as requested, but at least [`Precision::F32`] for weights stored as
+    /// f32 and [`Precision::Bf16x2`] for routed experts stored as floats.
     pub fn precision(&self) -> Precision {
         self.precision
     }

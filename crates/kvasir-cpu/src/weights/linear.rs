@@ -12,7 +12,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Form {
     /// Integer kernels: superblocks of codes at their stored width, int8 activations.
-    Quantised,
+    Quantized,
     /// bf16 kernels.
     Bf16,
     /// f32 arithmetic.
@@ -22,7 +22,7 @@ pub enum Form {
 impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Quantised => "integer panels",
+            Self::Quantized => "integer panels",
             Self::Bf16 => "bf16 panels",
             Self::F32 => "f32 panels",
         })
@@ -59,7 +59,7 @@ impl Packed {
     /// The kernel family.
     pub(crate) fn form(&self) -> Form {
         match self {
-            Self::Quant(_) => Form::Quantised,
+            Self::Quant(_) => Form::Quantized,
             Self::Bf16(_) => Form::Bf16,
             Self::F32(_) => Form::F32,
         }

@@ -2,8 +2,8 @@
 //!
 //! | precision and stored type | kernel family |
 //! |---|---|
-//! | `Exact`, router weights, or stored f32 | f32 panels at the stored width (FP8, MXFP4: codes) |
-//! | `Close`, not stored as bf16 | f32 panels |
+//! | `F32`, router weights, or stored f32 | f32 panels at the stored width (FP8, MXFP4: codes) |
+//! | `Bf16x2`, not stored as bf16 | f32 panels |
 //! | block-quantized integers (GGUF types, MXFP4) | integer panels |
 //! | all else | bf16 panels |
 //!
@@ -129,9 +129,9 @@ impl<'a> Packer<'a> {
         let bias = m.bias.as_ref().map(|v| self.vector(v, m.outputs)).transpose()?;
         let (name, shape) = (&weight.name, &weight.shape);
         let dtype = self.source.dtype(name, shape)?;
-        let exact = self.precision == Precision::Exact || weight.role == Role::Router;
-        let close = self.precision == Precision::Close && dtype != Some(DType::BF16);
-        let wide = exact || close || dtype == Some(DType::F32);
+        let in_f32 = self.precision == Precision::F32 || weight.role == Role::Router;
+        let in_bf16x2 = self.precision == Precision::Bf16x2 && dtype != Some(DType::BF16);
+        let wide = in_f32 || in_bf16x2 || dtype == Some(DType::F32);
         let row_len = shape.last().copied().unwrap_or(1);
         let stored_bytes = dtype.map_or(Ok(row_len), |dtype| dtype.row_bytes(row_len))? * m.outputs;
         let lies = m.stored_rows(row_len);
@@ -174,7 +174,7 @@ impl<'a> Packer<'a> {
         let (name, shape, source) = (weight.name.clone(), weight.shape.clone(), Arc::clone(self.source));
         let rows = FileRows { source, name, shape, first, step };
         let size = (m.outputs, m.inputs);
-        let packed = match QuantPanels::quantised(dtype, size, rows) {
+        let packed = match QuantPanels::quantized(dtype, size, rows) {
             Ok(panels) => Packed::Quant(panels),
             Err(rows) => Packed::Bf16(Bf16Panels::floats(dtype, size, rows)),
         };

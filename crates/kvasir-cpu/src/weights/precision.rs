@@ -9,10 +9,10 @@ use kvasir_program::{Op, Program, Role};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Precision {
     /// f32 arithmetic on the weights as stored.
-    Exact,
+    F32,
     /// bf16 weights times activations split into two bf16 terms (at least 16 bits); all else in
     /// f32.
-    Close,
+    Bf16x2,
     /// The fastest kernels that are batch-invariant: int8 or bf16 activations.
     #[default]
     Auto,
@@ -21,14 +21,14 @@ pub enum Precision {
 impl Precision {
     /// The minimum precision of a program with these weights:
     ///
-    /// - `Exact` if all matrices are stored as f32: such checkpoints serve as references.
-    /// - `Close` for MoE models with float experts: router scores lie close together, and rounded
+    /// - `F32` if all matrices are stored as f32: such checkpoints serve as references.
+    /// - `Bf16x2` for MoE models with float experts: router scores lie close together, and rounded
     ///   activations would select other experts. Large MXFP4 experts are exempt, because their
     ///   users expect integer speed.
     /// - `Auto` otherwise.
     pub(crate) fn least(program: &Program, source: &dyn WeightSource) -> Result<Self, Error> {
         let routed = program.ops.iter().any(|op| matches!(op, Op::Route { .. }));
-        let mut least = Self::Exact;
+        let mut least = Self::F32;
         for weight in program.weights.iter().filter(|w| matches!(w.role, Role::Matrix | Role::Experts)) {
             let dtype = source.stored(&weight.name, &weight.shape)?.map(|stored| stored.dtype);
             let integers = dtype.is_some_and(|dtype| {
@@ -38,7 +38,7 @@ impl Precision {
             match dtype {
                 Some(DType::F32) => {}
                 _ if !routed || integers => return Ok(Self::Auto),
-                _ => least = Self::Close,
+                _ => least = Self::Bf16x2,
             }
         }
         Ok(least)

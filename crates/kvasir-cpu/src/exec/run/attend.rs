@@ -86,7 +86,7 @@ impl Run<'_> {
         // `out`.
         unsafe {
             match self.model.precision {
-                Precision::Exact | Precision::Close => attend_f32(&attend, threads, &results),
+                Precision::F32 | Precision::Bf16x2 => attend_f32(&attend, threads, &results),
                 Precision::Auto => attend.run(threads, &mut m.group_ends, &results),
             }
         }

@@ -34,7 +34,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(model: &CpuModel, tokens: usize) -> io::Result<Self> {
         let widest = model.program.values.iter().map(|v| v.width()).max().unwrap_or(0);
-        let terms = if model.precision == Precision::Close { Bf16Terms::Two } else { Bf16Terms::One };
+        let terms = if model.precision == Precision::Bf16x2 { Bf16Terms::Two } else { Bf16Terms::One };
         // In huge pages: GEMMs write columns of rows pages apart, which would cost TLB misses.
         let size = |(width, _): &(usize, Rows)| Buffer::in_huge_pages(width * tokens * 4);
         Ok(Self {

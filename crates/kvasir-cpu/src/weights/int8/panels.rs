@@ -35,7 +35,7 @@ pub(crate) type QuantReader<'a, 'r> = PanelReader<'a, 'r, SuperblockLayout>;
 impl QuantPanels {
     /// A matrix of `outputs` rows of `inputs` weights, not packed yet. Returns the rows for
     /// encodings that are not block-quantized integers.
-    pub(crate) fn quantised<R: EncodedRows + 'static>(
+    pub(crate) fn quantized<R: EncodedRows + 'static>(
         dtype: DType,
         (outputs, inputs): (usize, usize),
         rows: R,
@@ -46,7 +46,7 @@ impl QuantPanels {
         }
     }
 
-    /// As [`quantised`](Self::quantised), in a given format, which the encoding must support.
+    /// As [`quantized`](Self::quantized), in a given format, which the encoding must support.
     pub(crate) fn in_format(
         format: Format,
         dtype: DType,
