@@ -466,7 +466,10 @@ fn trees_of_drafts_are_refused_by_name_where_the_cache_knows_none() {
     };
     let line = || Box::new(Contiguous::new(64));
     let refused = over(line()).draft(Box::new(Guess { trees: true })).err().unwrap();
-    assert_eq!(refused, CacheError::NoFace { kind: CacheKind::Contiguous, face: Capability::Tree });
+    assert_eq!(
+        refused,
+        CacheError::NoCapability { kind: CacheKind::Contiguous, capability: Capability::Tree }
+    );
     let mut chains = over(line()).draft(Box::new(Guess { trees: false })).unwrap();
     assert!(over(paged(8)).draft(Box::new(Guess { trees: true })).is_ok());
     let said = chains.generate(vec![request(&[5, 6, 7], 8)]).unwrap();

@@ -67,6 +67,6 @@ pub use crate::registry::{Builders, CacheBuilder, CacheConfig, RegistryError, bu
 pub use crate::shared::in_flight::{Flight, InFlight};
 pub use crate::shared::nodes::Nodes;
 pub use crate::shared::sequence_table::SeqTable;
-pub use crate::shared::slot_copies::Moves;
+pub use crate::shared::slot_copies::SlotCopies;
 pub use crate::shared::tail_buffered::TailBuffered;
 pub use crate::tree::TreeCache;

@@ -14,7 +14,7 @@ use crate::contract::mask::Mask;
 use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
 use crate::shared::line::{Line, LineRow, Written};
 use crate::shared::nodes::Nodes;
-use crate::shared::slot_copies::Moves;
+use crate::shared::slot_copies::SlotCopies;
 
 /// One sequence with draft trees behind it: row `i` lies in slot `i`, node `n` in the slot `n` past
 /// the last row. A commit moves the accepted nodes' KV rows down to the sequence's end.
@@ -22,7 +22,7 @@ use crate::shared::slot_copies::Moves;
 pub struct TreeCache {
     line: Line,
     nodes: Nodes,
-    moves: Moves,
+    moves: SlotCopies,
     /// Slot copies of the last commit.
     committed: Vec<SlotCopy>,
 }
@@ -30,7 +30,7 @@ pub struct TreeCache {
 impl TreeCache {
     /// A cache of `capacity` slots.
     pub fn new(capacity: u32) -> Self {
-        let (nodes, moves) = (Nodes::default(), Moves::default());
+        let (nodes, moves) = (Nodes::default(), SlotCopies::default());
         Self { line: Line::new(capacity), nodes, moves, committed: Vec::new() }
     }
 

@@ -213,7 +213,7 @@ impl Run {
         if self.model.kind == CacheKind::Cells {
             self.both(what, real, model);
         } else {
-            assert!(matches!(real(&mut *self.cache), Err(CacheError::NoFace { .. })));
+            assert!(matches!(real(&mut *self.cache), Err(CacheError::NoCapability { .. })));
         }
     }
 
@@ -226,7 +226,7 @@ impl Run {
         if self.model.kind != CacheKind::Contiguous {
             self.both(what, real, model);
         } else {
-            assert!(matches!(real(&mut *self.cache), Err(CacheError::NoFace { .. })));
+            assert!(matches!(real(&mut *self.cache), Err(CacheError::NoCapability { .. })));
         }
     }
 

@@ -189,7 +189,9 @@ impl Session {
     pub fn fork(&mut self, branch: Branch, n: usize) -> Result<Vec<Branch>, Error> {
         let kind = self.cache().kind();
         if matches!(kind, CacheKind::Contiguous | CacheKind::Tree) {
-            return Err(Error::Asked(CacheError::NoFace { kind, face: Capability::Sequences }.to_string()));
+            return Err(Error::Asked(
+                CacheError::NoCapability { kind, capability: Capability::Sequences }.to_string(),
+            ));
         }
         let tokens = self.tokens(branch)?.to_vec();
         self.fill(branch)?;

@@ -158,7 +158,7 @@ impl Pool {
         let owners = self.owners.get_mut(block as usize)?;
         *owners = owners.checked_sub(1)?;
         if *owners == 0 {
-            self.index.let_go(block);
+            self.index.release(block);
         }
         Some(())
     }

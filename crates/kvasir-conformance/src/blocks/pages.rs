@@ -79,7 +79,7 @@ pub(crate) fn run_page_allocator(case: &Case) -> Result<Outcome, CaseError> {
         match name {
             "take" => {
                 let pages = number(case, op, "pages")?;
-                if pages > index.free() + index.idle() {
+                if pages > index.free() + index.evictable() {
                     if expected.get("error").is_some() {
                         continue;
                     }
@@ -107,7 +107,7 @@ pub(crate) fn run_page_allocator(case: &Case) -> Result<Outcome, CaseError> {
                 let table = TailBuffered::new(table);
                 index.publish(Offer { table: &table, tokens: &tokens, salt: 0, from: 0 }, &mut Vec::new());
                 for id in table.iter() {
-                    index.let_go(id);
+                    index.release(id);
                     used[id as usize] = false;
                 }
             }

@@ -225,7 +225,7 @@ impl Requests {
 
     /// Touches the memory to which tokens spill in one loop, so that the cache misses overlap.
     pub(crate) fn touch_spills(&mut self) {
-        self.spilling.drain(..).for_each(|entry| self.slab[entry].tokens.touch_end());
+        self.spilling.drain(..).for_each(|entry| self.slab[entry].tokens.prefetch_end());
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::blocks::BlockCache;
 use crate::blocks::index::Index;
-use crate::blocks::seq::Seq;
+use crate::blocks::sequence::Seq;
 use crate::contract::cache::{
     BlockUse, Cache, ClaimRow, PoolUsage, Prefix, Rewind, Sequences, Tree, VictimSearch,
 };
@@ -27,7 +27,7 @@ impl<I: Index> Cache for BlockCache<I> {
 
     fn room(&self) -> PoolUsage {
         let index = &self.ledger.index;
-        let (free, evictable, leased) = (index.free(), index.idle(), self.ledger.leased());
+        let (free, evictable, leased) = (index.free(), index.evictable(), self.ledger.leased());
         let slots = |blocks: u32| blocks * self.config.block_size;
         PoolUsage {
             free: slots(free),

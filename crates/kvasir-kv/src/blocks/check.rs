@@ -4,10 +4,10 @@
 //! The model-based tests run it after every operation; it costs time in everything the cache holds.
 
 use crate::blocks::BlockCache;
-use crate::blocks::claims::Pending;
 use crate::blocks::index::Index;
 use crate::blocks::ledger::Uses;
-use crate::blocks::seq::{HOLE, Seq};
+use crate::blocks::pending::Pending;
+use crate::blocks::sequence::{HOLE, Seq};
 use crate::contract::cache::Cache;
 use crate::contract::ids::{BlockId, SeqId};
 

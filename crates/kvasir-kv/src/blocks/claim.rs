@@ -12,11 +12,11 @@
 //! batch row of one decode token with nothing unusual takes a short check (`one_token`).
 
 use crate::blocks::BlockCache;
-use crate::blocks::claims::Pending;
 use crate::blocks::index::Index;
 use crate::blocks::ledger::Ledger;
+use crate::blocks::pending::Pending;
 use crate::blocks::queue::BlockQueue;
-use crate::blocks::seq::{ClaimedRow, LONGEST, Replaced, Seq};
+use crate::blocks::sequence::{ClaimedRow, LONGEST, Replaced, Seq};
 use crate::blocks::size::BlockSize;
 use crate::contract::cache::ClaimRow;
 use crate::contract::error::CacheError;
@@ -48,7 +48,7 @@ fn one_token(id: SeqId, seq: &Seq, size: BlockSize) -> ClaimedRow {
         start: seq.next,
         from_ahead: 0,
         grows,
-        is_far: grows > 0 && (size.rows() > 1 || seq.table.grows_far(grows)),
+        grows_heap: grows > 0 && (size.rows() > 1 || seq.table.grows_heap(grows)),
         replaces: false,
     }
 }
@@ -81,7 +81,7 @@ fn check_row<I: Index>(
         start: seq.end(),
         from_ahead: grows - fresh,
         grows,
-        is_far: grows > 0 && (size.rows() > 1 || !seq.ahead.is_empty() || seq.table.grows_far(grows)),
+        grows_heap: grows > 0 && (size.rows() > 1 || !seq.ahead.is_empty() || seq.table.grows_heap(grows)),
         replaces: row.tokens > 0 && shared_tail(seq, size, ledger).is_some(),
     })
 }
@@ -113,7 +113,7 @@ fn shared_tail<I: Index>(seq: &Seq, size: BlockSize, ledger: &Ledger<I>) -> Opti
 
 /// Grows a table by any number of blocks, preallocated ones first.
 #[inline(never)]
-fn grow_far(seq: &mut Seq, row: &ClaimedRow, fresh: &mut BlockQueue) {
+fn grow_heap(seq: &mut Seq, row: &ClaimedRow, fresh: &mut BlockQueue) {
     let (ahead, bound, table) = (&mut seq.ahead, &mut seq.bound, &mut seq.table);
     ahead.edit(|ahead| {
         for block in ahead.drain(ahead.len() - row.from_ahead as usize..).rev() {
@@ -143,8 +143,8 @@ impl<I: Index> BlockCache<I> {
         self.check_room(needed)?;
         let (mut records, mut fresh) = (std::mem::take(&mut self.records), std::mem::take(&mut self.fresh));
         // Prefetch in a loop of its own, so that the cache misses overlap.
-        for &row in &self.far {
-            self.seqs.get(rows[row].seq)?.table.touch_end();
+        for &row in &self.heap_grows {
+            self.seqs.get(rows[row].seq)?.table.prefetch_end();
         }
         let bound = self.ledger.take_all(needed, &mut fresh);
         records.iter().try_for_each(|record| self.claim_row(step, record, &mut fresh, bound))?;
@@ -166,7 +166,7 @@ impl<I: Index> BlockCache<I> {
         }
         self.marks += 1;
         self.records.clear();
-        self.far.clear();
+        self.heap_grows.clear();
         let mut needed = 0u32;
         for row in rows {
             let seq = self.seqs.get_mut(row.seq)?;
@@ -179,8 +179,8 @@ impl<I: Index> BlockCache<I> {
             };
             needed = needed.saturating_add(record.grows + u32::from(record.replaces));
             needed -= record.from_ahead;
-            if record.is_far {
-                self.far.push(self.records.len());
+            if record.grows_heap {
+                self.heap_grows.push(self.records.len());
             }
             self.records.push(record);
         }
@@ -203,8 +203,8 @@ impl<I: Index> BlockCache<I> {
         let seq = self.seqs.get_mut(row.seq)?;
         if row.grows > 0 {
             seq.bound = seq.bound.max(bound);
-            if row.is_far {
-                grow_far(seq, row, fresh);
+            if row.grows_heap {
+                grow_heap(seq, row, fresh);
             } else if let Some(block) = fresh.pop() {
                 seq.table.push(block);
             }
@@ -266,7 +266,7 @@ impl<I: Index> BlockCache<I> {
         }
         self.moves.push(&mut self.ledger, &self.rows);
         self.ledger.lease(old);
-        self.let_go(last_step, old);
+        self.release(last_step, old);
         Ok(())
     }
 

@@ -1,9 +1,9 @@
 //! `Index`: the prefix-cache index of a block cache (find by content, publish, evict) together with
 //! its free list.
 //!
-//! States of a block: *used* (referenced; only the `Ledger` counts that), *idle* (unreferenced but
-//! still findable, evictable), *free*. `HashIndex` (paged) and `RadixIndex` (radix) implement it.
-//! An index must not know sequences, steps or reference counts.
+//! States of a block: *used* (referenced; only the `Ledger` counts that), *evictable* (unreferenced
+//! but still findable, evictable), *free*. `HashIndex` (paged) and `RadixIndex` (radix) implement
+//! it. An index must not know sequences, steps or reference counts.
 
 use crate::contract::ids::{BlockId, Token};
 use crate::contract::kind::CacheKind;
@@ -19,7 +19,7 @@ pub struct Found {
     /// Leading blocks of the prompt that are cached.
     pub blocks: u32,
     /// How many of them are unreferenced (evictable) now.
-    pub idle: u32,
+    pub evictable: u32,
 }
 
 /// A sequence's blocks, offered for publishing.
@@ -42,8 +42,8 @@ pub type Unpinned = HashMap<u32, u32, BuildHasherDefault<DefaultHasher>>;
 /// content, and which block is allocated next.
 ///
 /// A block is *used* while a sequence owns it or a step in flight names it; the `Ledger` counts
-/// that and reports the transitions. An unused block is *idle* if it can still be found by content,
-/// else *free*.
+/// that and reports the transitions. An unused block is *evictable* if it can still be found by
+/// content, else *free*.
 pub trait Index: Send {
     /// The kind of cache over this index.
     const KIND: CacheKind;
@@ -53,25 +53,25 @@ pub trait Index: Send {
 
     /// Number of free blocks.
     fn free(&self) -> u32;
-    /// Number of evictable blocks; a radix tree excludes idle blocks in pinned nodes.
-    fn idle(&self) -> u32;
-    /// Allocates a block: a free one, or else an idle one, which is evicted.
+    /// Number of evictable blocks; a radix tree excludes unused blocks in pinned nodes.
+    fn evictable(&self) -> u32;
+    /// Allocates a block: a free one, or else an evicted one.
     fn take(&mut self) -> Option<BlockId>;
     /// Allocates up to `count` blocks; passes them to `each` in order, as ranges.
     fn take_all(&mut self, count: u32, mut each: impl FnMut(Range<BlockId>)) {
         (0..count).map_while(|_| self.take()).for_each(|block| each(block..block + 1));
     }
-    /// Marks idle blocks as used.
+    /// Marks evictable blocks as used.
     fn hold_all(&mut self, blocks: Range<BlockId>) {
         blocks.for_each(|block| self.hold(block));
     }
-    /// Marks an idle block as used.
+    /// Marks an evictable block as used.
     fn hold(&mut self, block: BlockId);
-    /// Releases a block: it becomes idle if it is published, else free.
-    fn let_go(&mut self, block: BlockId);
+    /// Releases a block: it becomes evictable if it is published, else free.
+    fn release(&mut self, block: BlockId);
     /// Releases blocks, in this order.
-    fn let_go_all(&mut self, blocks: Range<BlockId>) {
-        blocks.for_each(|block| self.let_go(block));
+    fn release_all(&mut self, blocks: Range<BlockId>) {
+        blocks.for_each(|block| self.release(block));
     }
     /// For victim selection: how many more blocks would become available if this one were unused,
     /// given what `unpinned` counts already. Changes only `unpinned`.
@@ -97,7 +97,7 @@ pub trait Index: Send {
     /// equal content was cached before, an index may name that block instead (deduplication).
     /// Returns how many leading blocks are findable now.
     fn publish(&mut self, offer: Offer<'_>, canonical: &mut Vec<BlockId>) -> u32;
-    /// Evicts at least `blocks` idle blocks, or all; returns how many became free.
+    /// Evicts at least `blocks` blocks, or all; returns how many became free.
     fn evict(&mut self, blocks: u32) -> u32;
     /// Drops all published content; used blocks stay used.
     fn forget(&mut self);

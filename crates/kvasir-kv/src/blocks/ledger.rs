@@ -1,7 +1,7 @@
 //! `Ledger`: reference counts per block: owners (sequences) and leases (steps in flight, pending
 //! slot copies).
 //!
-//! Invariant: a block returns to its index (`Index::let_go`) exactly when both counts are zero.
+//! Invariant: a block returns to its index (`Index::release`) exactly when both counts are zero.
 //! Blocks with leases but no owners count as `leased`. Bulk operations work on ranges of block ids
 //! with equal counts, so releasing a long sequence costs a few range fills.
 
@@ -77,7 +77,7 @@ impl<I: Index> Ledger<I> {
 
     /// Blocks that can be allocated now: free plus evictable.
     pub(crate) fn available(&self) -> u32 {
-        self.index.free() + self.index.idle()
+        self.index.free() + self.index.evictable()
     }
 
     /// Whether a block may be written: one owner, not published. Otherwise it must be copied first.
@@ -117,7 +117,7 @@ impl<I: Index> Ledger<I> {
     }
 
     /// Adds an owner to each of `blocks`, all unused.
-    pub(crate) fn own_idle(&mut self, blocks: Range<BlockId>) {
+    pub(crate) fn own_unused(&mut self, blocks: Range<BlockId>) {
         debug_assert!(blocks.clone().all(|block| self.uses(block) == Uses::default()));
         self.owners[indices(&blocks)].fill(1);
         self.index.hold_all(blocks);
@@ -139,7 +139,7 @@ impl<I: Index> Ledger<I> {
     pub(crate) fn disown_all(&mut self, blocks: &[BlockId]) {
         self.change_runs(blocks, |ledger, was, same| {
             match was {
-                Uses { owners: 1, leases: 0 } => ledger.index.let_go_all(same.clone()),
+                Uses { owners: 1, leases: 0 } => ledger.index.release_all(same.clone()),
                 Uses { owners: 1, .. } => ledger.leased += same.len() as u32,
                 _ => {}
             }
@@ -160,7 +160,7 @@ impl<I: Index> Ledger<I> {
         self.change_runs(blocks, |ledger, was, same| {
             if was == (Uses { owners: 0, leases: 1 }) {
                 ledger.leased -= same.len() as u32;
-                ledger.index.let_go_all(same.clone());
+                ledger.index.release_all(same.clone());
             }
             Uses { leases: was.leases - 1, ..was }
         });
@@ -202,7 +202,7 @@ impl<I: Index> Ledger<I> {
         *owners -= 1;
         if *owners == 0 {
             match self.leases[block as usize] {
-                0 => self.index.let_go(block),
+                0 => self.index.release(block),
                 _ => self.leased += 1,
             }
         }
@@ -218,7 +218,7 @@ impl<I: Index> Ledger<I> {
         self.leases[block as usize] -= 1;
         if self.uses(block) == Uses::default() {
             self.leased -= 1;
-            self.index.let_go(block);
+            self.index.release(block);
         }
     }
 

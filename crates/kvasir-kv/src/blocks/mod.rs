@@ -22,18 +22,18 @@
 pub(crate) mod cache;
 pub(crate) mod check;
 pub(crate) mod claim;
-pub(crate) mod claims;
+pub(crate) mod fork;
 pub(crate) mod index;
-pub(crate) mod leased;
+pub(crate) mod leased_copies;
 pub(crate) mod ledger;
 pub(crate) mod paged;
+pub(crate) mod pending;
 pub(crate) mod plan;
 pub(crate) mod prefix;
 pub(crate) mod queue;
 pub(crate) mod radix;
 pub(crate) mod rewind;
-pub(crate) mod seq;
-pub(crate) mod sequences;
+pub(crate) mod sequence;
 pub(crate) mod size;
 pub(crate) mod table;
 pub(crate) mod tree;
@@ -43,8 +43,8 @@ pub use crate::blocks::index::{Found, Index, Offer, Unpinned};
 pub use crate::blocks::ledger::Ledger;
 use crate::blocks::queue::BlockQueue;
 
-use crate::blocks::leased::LeasedMoves;
-use crate::blocks::seq::{ClaimedRow, Replaced, Seq};
+use crate::blocks::leased_copies::LeasedCopies;
+use crate::blocks::sequence::{ClaimedRow, Replaced, Seq};
 pub use crate::blocks::size::BlockSize;
 use crate::contract::cache::Hit;
 use crate::contract::error::CacheError;
@@ -106,7 +106,7 @@ pub struct BlockCache<I> {
     /// Shared last blocks that claims in flight replaced by private copies (copy-on-write).
     replaced: Vec<Replaced>,
     /// Slot copies for the next step.
-    moves: LeasedMoves,
+    moves: LeasedCopies,
     /// See `Cache::generation`.
     generation: u64,
     /// Counts claims, refused ones included; marks the sequences of a claim to detect duplicates.
@@ -124,7 +124,7 @@ pub struct BlockCache<I> {
     records: Vec<ClaimedRow>,
     fresh: BlockQueue,
     /// Indices of the newest claim's rows whose tables grew in their heap part, for prefetch.
-    far: Vec<usize>,
+    heap_grows: Vec<usize>,
     rows: Vec<SlotCopy>,
     owner_changes: OwnerChanges,
     writer: PlanWriter,
@@ -139,7 +139,7 @@ impl<I: Index> BlockCache<I> {
             seqs: SeqTable::new(config.max_sequences),
             inflight: InFlight::default(),
             replaced: Vec::new(),
-            moves: LeasedMoves::new(config.block_size),
+            moves: LeasedCopies::new(config.block_size),
             generation: 0,
             marks: 0,
             families: 0,
@@ -148,7 +148,7 @@ impl<I: Index> BlockCache<I> {
             lookups: 0,
             records: Vec::new(),
             fresh: BlockQueue::default(),
-            far: Vec::new(),
+            heap_grows: Vec::new(),
             rows: Vec::new(),
             owner_changes: OwnerChanges::default(),
             writer: PlanWriter::default(),

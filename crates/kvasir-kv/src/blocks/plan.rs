@@ -10,9 +10,9 @@
 //! with tables written in full.
 
 use crate::blocks::BlockCache;
-use crate::blocks::claims::Pending;
 use crate::blocks::index::Index;
-use crate::blocks::seq::{ClaimedRow, Seq};
+use crate::blocks::pending::Pending;
+use crate::blocks::sequence::{ClaimedRow, Seq};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, SeqId, StepId};
 use crate::contract::mask::Mask;
@@ -26,7 +26,7 @@ impl<I: Index> BlockCache<I> {
         let flight = self.inflight.get(step)?;
         let mut open = self.writer.begin(step, self.generation, plan);
         open.plan.kind = PlanKind::Ragged;
-        self.far.iter().for_each(|&row| open.prefetch_end(row));
+        self.heap_grows.iter().for_each(|&row| open.prefetch_end(row));
         flight.rows.iter().try_for_each(|row| self.write_row(step, row, &mut open))?;
         self.writer.end(open, plan);
         self.classify(plan);
@@ -103,7 +103,7 @@ impl<I: Index> BlockCache<I> {
     #[inline]
     fn extend_segments(&self, id: SeqId, seq: &Seq, end: u32, open: &mut OpenPlan) -> bool {
         let blocks = seq.table.blocks();
-        let (heap, tail) = (blocks.far().len(), blocks.near());
+        let (heap, tail) = (blocks.heap().len(), blocks.inline());
         if !seq.holes.is_empty() || self.size.holding(end) != blocks.len() {
             return false;
         }
@@ -188,17 +188,17 @@ impl<I: Index> BlockCache<I> {
     #[inline]
     fn write_segments(&self, id: SeqId, seq: &Seq, end: u32, open: &mut OpenPlan) -> u32 {
         let count = self.size.holding(end) as usize;
-        let (far, near) = (seq.table.blocks().far(), seq.table.blocks().near());
-        let far = &far[..count.min(far.len())];
-        let near = &near[..count - far.len()];
-        let placed = open.place(id, seq.table.changes(), far, near);
+        let (heap, inline) = (seq.table.blocks().heap(), seq.table.blocks().inline());
+        let heap = &heap[..count.min(heap.len())];
+        let inline = &inline[..count - heap.len()];
+        let placed = open.place(id, seq.table.changes(), heap, inline);
         let segments = &mut open.plan.segments;
-        let first_near = far.len() as u32;
+        let first_inline = heap.len() as u32;
         if !seq.holes.is_empty() || end == 0 {
-            seq.owned(end).for_each(|owned| self.push_segments(placed, first_near, owned, segments));
+            seq.owned(end).for_each(|owned| self.push_segments(placed, first_inline, owned, segments));
             return seq.owned(end).map(|owned| owned.end - owned.start).sum();
         }
-        self.push_whole(placed, first_near, end, segments);
+        self.push_whole(placed, first_inline, end, segments);
         end
     }
 
@@ -206,12 +206,12 @@ impl<I: Index> BlockCache<I> {
     fn push_segments(
         &self,
         placed: Placed,
-        first_near: u32,
+        first_inline: u32,
         owned: Range<Position>,
         segments: &mut Vec<Segment>,
     ) {
-        let cut = (first_near * self.size.rows()).clamp(owned.start, owned.end);
-        let parts = [(owned.start..cut, placed.heap, 0), (cut..owned.end, placed.tail, first_near)];
+        let cut = (first_inline * self.size.rows()).clamp(owned.start, owned.end);
+        let parts = [(owned.start..cut, placed.heap, 0), (cut..owned.end, placed.tail, first_inline)];
         for (part, at, first) in parts {
             if !part.is_empty() {
                 let at = at + self.size.of(part.start) - first;

@@ -46,7 +46,7 @@ impl<I: Index> Prefix for BlockCache<I> {
             seq.bound = seq.bound.max(run.end);
             seq.table.extend(run.clone());
             match hit.idle == hit.tokens {
-                true => self.ledger.own_idle(run),
+                true => self.ledger.own_unused(run),
                 false => self.ledger.own_all(run),
             }
         }
@@ -79,7 +79,7 @@ impl<I: Index> BlockCache<I> {
         let most = tokens.len().saturating_sub(1).min(limit as usize) as u32 / self.config.block_size;
         let found = self.ledger.index.find(tokens, salt, most, &mut self.found);
         let slots = |blocks: u32| blocks * self.config.block_size;
-        Hit { tokens: slots(found.blocks), idle: slots(found.idle), lookup: Lookup::default() }
+        Hit { tokens: slots(found.blocks), idle: slots(found.evictable), lookup: Lookup::default() }
     }
 
     /// Publishes a sequence's blocks `from .. to` as far as they are full, retired and without
@@ -138,7 +138,7 @@ impl<I: Index> BlockCache<I> {
                 seq.table.edit(|blocks| blocks[at] = block);
                 seq.bound = seq.bound.max(block + 1);
                 self.ledger.own(block);
-                self.let_go(last_step, own);
+                self.release(last_step, own);
                 replaced = true;
             }
         }

@@ -3,7 +3,7 @@
 
 use crate::blocks::BlockCache;
 use crate::blocks::index::Index;
-use crate::blocks::seq::HOLE;
+use crate::blocks::sequence::HOLE;
 use crate::contract::cache::Rewind;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, SeqId, StepId};
@@ -63,9 +63,9 @@ impl<I: Index> BlockCache<I> {
         let mut table = std::mem::take(&mut seq.table);
         let gone = table.gather().get(from as usize..).unwrap_or(&[]);
         match I::FROM_END {
-            true => gone.iter().rev().for_each(|&block| self.let_go(last_step, block)),
-            false if self.moves.is_empty() && !gone.contains(&HOLE) => self.let_go_all(last_step, gone),
-            false => gone.iter().for_each(|&block| self.let_go(last_step, block)),
+            true => gone.iter().rev().for_each(|&block| self.release(last_step, block)),
+            false if self.moves.is_empty() && !gone.contains(&HOLE) => self.release_all(last_step, gone),
+            false => gone.iter().for_each(|&block| self.release(last_step, block)),
         }
         if !gone.is_empty() {
             table.edit(|blocks| blocks.truncate(from as usize));
@@ -76,7 +76,7 @@ impl<I: Index> BlockCache<I> {
 
     /// Releases blocks that are no destination of a slot copy: now, or when the last step that
     /// names the sequence retires.
-    fn let_go_all(&mut self, last_step: Option<StepId>, blocks: &[BlockId]) {
+    fn release_all(&mut self, last_step: Option<StepId>, blocks: &[BlockId]) {
         match last_step.is_some_and(|step| self.inflight.defer_all(step, blocks)) {
             true => self.ledger.disown_all_later(blocks),
             false => self.ledger.disown_all(blocks),
@@ -85,7 +85,7 @@ impl<I: Index> BlockCache<I> {
 
     /// Releases one block: now, or when the last step that names the sequence retires. Drops slot
     /// copies into it if this was its last owner.
-    pub(super) fn let_go(&mut self, last_step: Option<StepId>, block: BlockId) {
+    pub(super) fn release(&mut self, last_step: Option<StepId>, block: BlockId) {
         if block == HOLE {
             return;
         }

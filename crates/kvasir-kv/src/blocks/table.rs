@@ -43,7 +43,7 @@ impl Table {
     pub(crate) fn edit<T>(&mut self, edit: impl FnOnce(&mut Vec<BlockId>) -> T) -> T {
         let result = self.blocks.edit(edit);
         self.changes = self.changes.wrapping_add(1);
-        self.in_place = leading(self.blocks.far(), |i, &block| block == i as u32) as u32;
+        self.in_place = leading(self.blocks.heap(), |i, &block| block == i as u32) as u32;
         result
     }
 
@@ -53,13 +53,13 @@ impl Table {
     }
 
     /// Whether growth by `blocks` touches the heap part.
-    pub(crate) fn grows_far(&self, blocks: u32) -> bool {
+    pub(crate) fn grows_heap(&self, blocks: u32) -> bool {
         blocks != 1 || self.blocks.is_due()
     }
 
     /// Prefetch by a dummy load of the end of the heap part.
-    pub(crate) fn touch_end(&self) {
-        self.blocks.touch_end();
+    pub(crate) fn prefetch_end(&self) {
+        self.blocks.prefetch_end();
     }
 
     /// Number of entries.

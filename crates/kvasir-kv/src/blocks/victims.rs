@@ -7,7 +7,7 @@
 use crate::blocks::BlockCache;
 use crate::blocks::index::{Index, Unpinned};
 use crate::blocks::ledger::Ledger;
-use crate::blocks::seq::{HOLE, Seq};
+use crate::blocks::sequence::{HOLE, Seq};
 use crate::contract::cache::VictimSearch;
 use crate::contract::ids::{BlockId, SeqId};
 use crate::shared::victims::{OwnerChanges, WhatIf, choose};
@@ -69,7 +69,7 @@ impl<I: Index> BlockWhatIf<'_, I> {
 }
 
 impl<I: Index> WhatIf for BlockWhatIf<'_, I> {
-    fn let_go(&mut self, seq: SeqId, from: u32) {
+    fn release(&mut self, seq: SeqId, from: u32) {
         self.blocks_behind(seq, from, |what_if, block| {
             let owners = what_if.ledger().uses(block).owners;
             if what_if.changes.disown(block, owners) && what_if.comes_free(block) {
@@ -79,10 +79,10 @@ impl<I: Index> WhatIf for BlockWhatIf<'_, I> {
         });
     }
 
-    fn take_back(&mut self, seq: SeqId) {
+    fn undo_release(&mut self, seq: SeqId) {
         self.blocks_behind(seq, 0, |what_if, block| {
             let owners = what_if.ledger().uses(block).owners;
-            if what_if.changes.disown_not(block, owners) && what_if.comes_free(block) {
+            if what_if.changes.undo_disown(block, owners) && what_if.comes_free(block) {
                 let index = &what_if.cache.ledger.index;
                 what_if.freed -= index.used_again(block, &mut what_if.unpinned);
             }

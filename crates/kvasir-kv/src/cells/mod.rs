@@ -10,13 +10,13 @@
 //! flight is leased until that step ends. Builds on `contract` and `shared`. Guarded by
 //! `tests/random_operations.rs` (against `tests/oracle`) and `tests/lines_and_cells.rs`.
 
+pub(crate) mod capabilities;
 pub(crate) mod check;
 pub(crate) mod compact;
 pub(crate) mod entries;
 pub(crate) mod free;
 pub(crate) mod plan;
 pub(crate) mod table;
-pub(crate) mod verbs;
 pub(crate) mod victims;
 
 use crate::cells::entries::Entries;
@@ -27,10 +27,10 @@ use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::plan::Plan;
 use crate::shared::in_flight::{Flight, InFlight};
-use crate::shared::nodes::{Nodes, RareNodes};
+use crate::shared::nodes::{LazyNodes, Nodes};
 use crate::shared::plan_writer::PlanWriter;
 use crate::shared::sequence_table::SeqTable;
-use crate::shared::slot_copies::Moves;
+use crate::shared::slot_copies::SlotCopies;
 use crate::shared::victims::OwnerChanges;
 
 /// What one batch row of a step writes.
@@ -65,7 +65,7 @@ struct Sequence {
     seen: u64,
     /// The newest step that names it.
     last_step: Option<StepId>,
-    nodes: RareNodes,
+    nodes: LazyNodes,
     entries: Entries,
     /// Fork family: equal for sequences forked from one another.
     family: u64,
@@ -88,7 +88,7 @@ pub struct Cells {
     seqs: SeqTable<Sequence>,
     /// Claimed steps; a deferred release is one lease of a cell.
     inflight: InFlight<Row, Slot>,
-    moves: Moves,
+    moves: SlotCopies,
     /// Number of the newest fork family.
     families: u64,
     claims: u64,
@@ -96,7 +96,7 @@ pub struct Cells {
     /// Scratch of the current claim: its rows, and the sequences whose list grows in its heap part
     /// (for prefetch).
     rows: Vec<Row>,
-    far: Vec<SeqId>,
+    heap_grows: Vec<SeqId>,
     owner_changes: OwnerChanges,
     writer: PlanWriter,
 }
@@ -114,12 +114,12 @@ impl Cells {
             cells: CellTable::new(capacity),
             seqs: SeqTable::new(max_sequences),
             inflight: InFlight::default(),
-            moves: Moves::default(),
+            moves: SlotCopies::default(),
             families: 0,
             claims: 0,
             generation: 0,
             rows: Vec::new(),
-            far: Vec::new(),
+            heap_grows: Vec::new(),
             owner_changes: OwnerChanges::default(),
             writer: PlanWriter::default(),
         })
@@ -155,7 +155,7 @@ impl Cells {
         self.inflight.check_claim(step)?;
         self.claims += 1;
         self.rows.clear();
-        self.far.clear();
+        self.heap_grows.clear();
         let mut needed = 0u32;
         for row in rows {
             let seq = self.seqs.get_mut(row.seq)?;
@@ -171,7 +171,7 @@ impl Cells {
             let end = start.checked_add(row.tokens).ok_or(CacheError::BadClaim)?;
             needed = needed.saturating_add(row.tokens);
             if seq.entries.slots().is_due() {
-                self.far.push(row.seq);
+                self.heap_grows.push(row.seq);
             }
             let written = if proposed > 0 { Written::Nodes } else { Written::Positions };
             let (seq, tokens, before) = (row.seq, row.tokens, seq.last_step);
@@ -186,7 +186,7 @@ impl Cells {
     }
 
     /// Releases one cell of a sequence: now, or when the last step that names the sequence ends.
-    fn let_go(
+    fn release(
         cells: &mut CellTable,
         inflight: &mut InFlight<Row, Slot>,
         last_step: Option<StepId>,
@@ -199,13 +199,13 @@ impl Cells {
     }
 
     /// Releases every cell of a sequence, draft nodes included.
-    fn strip(&mut self, seq: SeqId) -> Result<(), CacheError> {
+    fn release_all(&mut self, seq: SeqId) -> Result<(), CacheError> {
         let s = self.seqs.get_mut(seq)?;
         let (cells, inflight) = (&mut self.cells, &mut self.inflight);
         let all = 0..s.entries.len();
-        s.entries.remove(all, |slot| Self::let_go(cells, inflight, s.last_step, slot));
+        s.entries.remove(all, |slot| Self::release(cells, inflight, s.last_step, slot));
         for slot in s.node_slots.drain(..) {
-            Self::let_go(cells, inflight, s.last_step, slot);
+            Self::release(cells, inflight, s.last_step, slot);
         }
         s.nodes.get_mut().into_iter().for_each(Nodes::settle);
         s.last_step = None;
@@ -226,7 +226,7 @@ impl Cells {
     }
 
     /// Undoes one batch row of a claim.
-    fn take_back(&mut self, row: Row) {
+    fn undo_row(&mut self, row: Row) {
         let Ok(s) = self.seqs.get_mut(row.seq) else { return };
         let cells = &mut self.cells;
         s.last_step = row.before;
@@ -288,7 +288,7 @@ impl Cache for Cells {
     }
 
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
-        self.strip(seq)?;
+        self.release_all(seq)?;
         self.generation += 1;
         self.seqs.close(seq)
     }
@@ -327,8 +327,8 @@ impl Cache for Cells {
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
         self.check_claim(step, rows)?;
         // Prefetch in a loop of its own, so that the cache misses overlap.
-        for &seq in &self.far {
-            self.seqs.get(seq)?.entries.slots().touch_end();
+        for &seq in &self.heap_grows {
+            self.seqs.get(seq)?.entries.slots().prefetch_end();
         }
         for row in &mut self.rows {
             let s = self.seqs.get_mut(row.seq)?;
@@ -370,7 +370,7 @@ impl Cache for Cells {
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
         let flight = self.inflight.take_newest(step)?;
         // Newest cells first, so that the high-water mark falls step by step.
-        flight.rows.iter().rev().for_each(|&row| self.take_back(row));
+        flight.rows.iter().rev().for_each(|&row| self.undo_row(row));
         self.moves.cancel(step);
         self.end(flight);
         self.generation += 1;

@@ -141,7 +141,7 @@ impl Cells {
     /// Appends the segments of a read, run by run of consecutive positions.
     fn push_entries(&self, row: &Row, seq: &Sequence, read: Range<u32>, open: &mut OpenPlan) {
         let entries = &seq.entries;
-        let (heap, tail) = (entries.slots().far(), entries.slots().near());
+        let (heap, tail) = (entries.slots().heap(), entries.slots().inline());
         for (first, run) in entries.runs(read) {
             let split = split(entries, &run);
             let cut = (heap.len() as u32).clamp(split, run.end);
@@ -159,7 +159,7 @@ impl Cells {
     /// only by its end. Returns false, with nothing written, if the fast path does not apply.
     #[inline]
     fn plan_decode(&self, row: &Row, entries: &Entries, queries: Span, open: &mut OpenPlan) -> bool {
-        let (heap, tail) = (entries.slots().far().len() as u32, entries.slots().near());
+        let (heap, tail) = (entries.slots().heap().len() as u32, entries.slots().inline());
         let split = split(entries, &(0..entries.len()));
         if self.window.is_some() || !entries.is_one_run() || split > heap || split == entries.len() {
             return false;
@@ -198,7 +198,7 @@ fn push_run(
     placed: Placed,
     plan: &mut Plan,
 ) {
-    let cut = (entries.slots().far().len() as u32).clamp(split, run.end);
+    let cut = (entries.slots().heap().len() as u32).clamp(split, run.end);
     let position = |entry: u32| first + (entry - run.start);
     if run.start < split {
         let start = entries.first() + run.start;

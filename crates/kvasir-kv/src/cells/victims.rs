@@ -44,7 +44,7 @@ impl CellWhatIf<'_> {
 }
 
 impl WhatIf for CellWhatIf<'_> {
-    fn let_go(&mut self, seq: SeqId, from: u32) {
+    fn release(&mut self, seq: SeqId, from: u32) {
         self.cells_behind(seq, from, |what_if, slot| {
             let owners = what_if.cache.cells.owners(slot);
             let is_last = what_if.changes.disown(slot, owners);
@@ -52,10 +52,10 @@ impl WhatIf for CellWhatIf<'_> {
         });
     }
 
-    fn take_back(&mut self, seq: SeqId) {
+    fn undo_release(&mut self, seq: SeqId) {
         self.cells_behind(seq, 0, |what_if, slot| {
             let owners = what_if.cache.cells.owners(slot);
-            let was_last = what_if.changes.disown_not(slot, owners);
+            let was_last = what_if.changes.undo_disown(slot, owners);
             what_if.freed -= u32::from(was_last && what_if.comes_free(slot));
         });
     }

@@ -1,9 +1,10 @@
 //! The cache traits: `Cache`, which every KV cache implements, and the optional capabilities
 //! `Rewind`, `Sequences`, `Prefix` and `Tree`.
 //!
-//! A capability that a cache lacks is refused by name (`CacheError::NoFace`), so callers need not
-//! match on the cache kind. An operation that returns an error has changed nothing. An operation
-//! that changes what an unsubmitted plan may name raises `Cache::generation`; `retire` never does.
+//! A capability that a cache lacks is refused by name (`CacheError::NoCapability`), so callers need
+//! not match on the cache kind. An operation that returns an error has changed nothing. An
+//! operation that changes what an unsubmitted plan may name raises `Cache::generation`; `retire`
+//! never does.
 
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
@@ -209,21 +210,21 @@ pub trait Cache: Send {
             false => Err(CacheError::StalePlan { plan: plan.generation, current: self.generation() }),
         }
     }
-    /// Truncation, or `NoFace`.
+    /// Truncation, or `NoCapability`.
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
-        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Rewind })
+        Err(CacheError::NoCapability { kind: self.kind(), capability: Capability::Rewind })
     }
-    /// Forks and range operations, or `NoFace`.
+    /// Forks and range operations, or `NoCapability`.
     fn sequences(&mut self) -> Result<&mut dyn Sequences, CacheError> {
-        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Sequences })
+        Err(CacheError::NoCapability { kind: self.kind(), capability: Capability::Sequences })
     }
-    /// Prefix caching, or `NoFace`.
+    /// Prefix caching, or `NoCapability`.
     fn prefix(&mut self) -> Result<&mut dyn Prefix, CacheError> {
-        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Prefix })
+        Err(CacheError::NoCapability { kind: self.kind(), capability: Capability::Prefix })
     }
-    /// Draft trees, or `NoFace`.
+    /// Draft trees, or `NoCapability`.
     fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
-        Err(CacheError::NoFace { kind: self.kind(), face: Capability::Tree })
+        Err(CacheError::NoCapability { kind: self.kind(), capability: Capability::Tree })
     }
 }
 

@@ -82,11 +82,11 @@ pub enum CacheError {
         current: u64,
     },
     /// This kind of cache lacks the capability.
-    NoFace {
+    NoCapability {
         /// The cache.
         kind: CacheKind,
         /// The missing capability.
-        face: Capability,
+        capability: Capability,
     },
     /// An invalid configuration value; the text names it.
     BadConfig(&'static str),
@@ -122,7 +122,9 @@ impl fmt::Display for CacheError {
             Self::StalePlan { plan, current } => {
                 write!(f, "plan of generation {plan}, the cache is at {current}")
             }
-            Self::NoFace { kind, face } => write!(f, "a {kind} cache has no {face} face"),
+            Self::NoCapability { kind, capability } => {
+                write!(f, "a {kind} cache has no {capability} capability")
+            }
             Self::BadConfig(what) => write!(f, "{what}"),
         }
     }

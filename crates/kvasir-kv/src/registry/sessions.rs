@@ -48,9 +48,9 @@ struct Table {
 pub struct Sessions(Arc<Mutex<Table>>);
 
 impl Sessions {
-    /// Installs a cache for a use; refused with `NoFace` if the cache lacks the capability.
+    /// Installs a cache for a use; refused with `NoCapability` if the cache lacks the capability.
     pub fn install<U: Use>(&self, mut cache: Box<dyn Cache>) -> Result<Session<U>, CacheError> {
-        U::face(&mut *cache)?;
+        U::capability(&mut *cache)?;
         let cache = HeldCache(Arc::new(Mutex::new(cache)));
         let mut table = lock(&self.0);
         table.issued += 1;
@@ -105,11 +105,11 @@ impl<U: Use> Session<U> {
     }
 
     /// Runs `work` on the capability that the session was made for.
-    pub fn face<R>(
+    pub fn capability<R>(
         &self,
         work: impl for<'a> FnOnce(&'a mut U::Capability<'a>) -> R,
     ) -> Result<R, CacheError> {
-        U::face(&mut **self.cache.lock()).map(work)
+        U::capability(&mut **self.cache.lock()).map(work)
     }
 }
 
@@ -123,8 +123,8 @@ impl<U: Use> Drop for Session<U> {
 pub trait Use {
     /// The capability trait.
     type Capability<'a>: ?Sized;
-    /// The cache's capability for this use, or `NoFace`.
-    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError>;
+    /// The cache's capability for this use, or `NoCapability`.
+    fn capability<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError>;
 }
 
 /// Single-stream decoding with truncation.
@@ -138,28 +138,28 @@ pub enum Speculating {}
 
 impl Use for Rewinding {
     type Capability<'a> = dyn Rewind + 'a;
-    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
+    fn capability<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
         cache.rewind()
     }
 }
 
 impl Use for Branching {
     type Capability<'a> = dyn Sequences + 'a;
-    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
+    fn capability<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
         cache.sequences()
     }
 }
 
 impl Use for Matching {
     type Capability<'a> = dyn Prefix + 'a;
-    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
+    fn capability<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
         cache.prefix()
     }
 }
 
 impl Use for Speculating {
     type Capability<'a> = dyn Tree + 'a;
-    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
+    fn capability<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Capability<'a>, CacheError> {
         cache.tree()
     }
 }
@@ -178,13 +178,16 @@ mod tests {
     }
 
     #[test]
-    fn asking_for_a_face_that_a_cache_lacks_fails_at_that_call_by_name() {
-        fn installs<U: Use>(face: Capability, kinds: &[CacheKind]) {
+    fn a_capability_that_a_cache_lacks_is_refused_by_name() {
+        fn installs<U: Use>(capability: Capability, kinds: &[CacheKind]) {
             let sessions = Sessions::default();
             for &kind in CacheKind::ALL {
                 let installed = sessions.install::<U>(cache(kind)).map(|_| ());
-                let expected =
-                    if kinds.contains(&kind) { Ok(()) } else { Err(CacheError::NoFace { kind, face }) };
+                let expected = if kinds.contains(&kind) {
+                    Ok(())
+                } else {
+                    Err(CacheError::NoCapability { kind, capability })
+                };
                 assert_eq!(installed, expected);
             }
             assert!(sessions.is_empty(), "a refused cache is not installed, a dropped session is removed");
@@ -204,7 +207,7 @@ mod tests {
         assert!(sessions.get(key).is_some());
         let early = || -> Result<(), CacheError> {
             let session = sessions.install::<Rewinding>(cache(CacheKind::Tree))?;
-            session.face(|face| face.rewind_to(SeqId(9), 0))??;
+            session.capability(|rewind| rewind.rewind_to(SeqId(9), 0))??;
             Ok(())
         };
         assert!(early().is_err());
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_in_flight_keeps_what_its_session_let_go_of() {
+    fn a_step_in_flight_keeps_an_erased_cache_alive() {
         let sessions = Sessions::default();
         let session = sessions.install::<Rewinding>(cache(CacheKind::Contiguous)).unwrap();
         let step = sessions.get(session.key()).unwrap();

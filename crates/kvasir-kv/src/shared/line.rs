@@ -61,12 +61,12 @@ struct LineWhatIf<'a> {
 }
 
 impl WhatIf for LineWhatIf<'_> {
-    fn let_go(&mut self, seq: SeqId, from: u32) {
+    fn release(&mut self, seq: SeqId, from: u32) {
         let is_ours = self.line.check_seq(seq).is_ok() && !(from == 0 && self.leased);
         self.freed = if is_ours { self.held.saturating_sub(from) } else { self.freed };
     }
 
-    fn take_back(&mut self, seq: SeqId) {
+    fn undo_release(&mut self, seq: SeqId) {
         self.freed = if self.line.check_seq(seq).is_ok() { 0 } else { self.freed };
     }
 

@@ -5,10 +5,10 @@
 
 pub(crate) mod id_set;
 pub(crate) mod in_flight;
+pub(crate) mod lazy_vec;
 pub(crate) mod line;
 pub(crate) mod nodes;
 pub(crate) mod plan_writer;
-pub(crate) mod rare_list;
 pub(crate) mod runs;
 pub(crate) mod sequence_table;
 pub(crate) mod slot_copies;

@@ -40,7 +40,7 @@ pub struct Nodes {
     columns: Vec<u32>,
 }
 
-/// The empty tree that [`RareNodes`] dereferences to.
+/// The empty tree that [`LazyNodes`] dereferences to.
 static NONE: Nodes = Nodes {
     parents: Vec::new(),
     depths: Vec::new(),
@@ -53,16 +53,16 @@ static NONE: Nodes = Nodes {
 /// Draft nodes stored as one pointer, null for a sequence that never had any: keeps hot structs
 /// small.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RareNodes(Option<Box<Nodes>>);
+pub(crate) struct LazyNodes(Option<Box<Nodes>>);
 
-impl Deref for RareNodes {
+impl Deref for LazyNodes {
     type Target = Nodes;
     fn deref(&self) -> &Nodes {
         self.0.as_deref().unwrap_or(&NONE)
     }
 }
 
-impl RareNodes {
+impl LazyNodes {
     /// Whether the sequence never had draft nodes.
     pub(crate) fn is_none(&self) -> bool {
         self.0.is_none()

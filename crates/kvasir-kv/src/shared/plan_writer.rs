@@ -11,8 +11,9 @@
 //!    it is garbage.
 //! 2. `place`, per batch row in order: an unchanged slice costs one comparison; growth within the
 //!    spare capacity copies the new entries; any other change rewrites the slice at the end.
-//! 3. The inline tail of each sequence's list (`TailBuffered::near`) goes into the scratch region.
-//!    A row whose tail has the offset that it had in the last step gets only the new entries.
+//! 3. The inline tail of each sequence's list (`TailBuffered::inline`) goes into the scratch
+//!    region. A row whose tail has the offset that it had in the last step gets only the new
+//!    entries.
 //! 4. `end` drops the slices of rows that this plan does not have, and hands the table to the plan.
 //!
 //! Invariant: `rows[i]` describes the slice of batch row `i` of the plan being written, and what it
@@ -109,7 +110,7 @@ impl PlanWriter {
     /// Reserves host memory for tables of plans whose `rows` rows own `blocks` blocks together.
     pub(crate) fn reserve(&mut self, blocks: usize, rows: usize) {
         // Half of a table may be garbage when a plan begins, and all may then be rewritten.
-        self.reserved = 4 * (blocks + blocks / 8 + rows * (LEAST_SPARE + TailBuffered::NEAR));
+        self.reserved = 4 * (blocks + blocks / 8 + rows * (LEAST_SPARE + TailBuffered::INLINE));
     }
 
     /// Begins a step's plan in the memory of `plan`, which is empty until the plan is ended.
@@ -199,7 +200,7 @@ impl OpenPlan {
     /// list's parts, `changes` its change counter.
     #[inline]
     pub(crate) fn place(&mut self, seq: SeqId, changes: u32, heap: &[BlockId], tail: &[BlockId]) -> Placed {
-        let at = self.take_scratch(TailBuffered::NEAR as u32);
+        let at = self.take_scratch(TailBuffered::INLINE as u32);
         let len = heap.len() as u32;
         let next = self.layout.rows.get(self.placed);
         // The common case: the heap part is unchanged.
@@ -231,12 +232,12 @@ impl OpenPlan {
         let at = self.layout.scratch.start + self.used;
         let slice = self.layout.rows.get_mut(self.placed)?;
         let is_same = (slice.seq, slice.changes, slice.len, slice.tail_at) == (seq, changes, heap as u32, at);
-        if !is_same || self.layout.scratch.len - self.used < TailBuffered::NEAR as u32 {
+        if !is_same || self.layout.scratch.len - self.used < TailBuffered::INLINE as u32 {
             return None;
         }
         let known = std::mem::replace(&mut slice.tail, tail.len() as u32) as usize;
         self.placed += 1;
-        self.used += TailBuffered::NEAR as u32;
+        self.used += TailBuffered::INLINE as u32;
         let placed = Placed { heap: slice.at, tail: at };
         let (new, from) = (tail.get(known..).unwrap_or(&[]), at as usize + known);
         let places = self.table.get_mut(from..from + new.len()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! `Moves`: the queue of slot copies (`SlotCopy`) that the next step runs before it writes K and V.
+//! `SlotCopies`: the queue of slot copies (`SlotCopy`) that the next step runs before it writes K
+//! and V.
 //!
 //! States of a batch of copies: *waiting* → *sent* with a step (`claim`) → gone (`retire`), or
 //! waiting again (`cancel`). Copies from several operations merge into one list that reads all
@@ -16,13 +17,13 @@ use std::collections::{BTreeMap, VecDeque};
 /// compaction) leaves its copies here. The next claim takes them, and that step's plan carries
 /// them, however often it is written.
 #[derive(Clone, Debug, Default)]
-pub struct Moves {
+pub struct SlotCopies {
     waiting: Vec<SlotCopy>,
     sent: VecDeque<(StepId, Vec<SlotCopy>)>,
     spare: Vec<Vec<SlotCopy>>,
 }
 
-impl Moves {
+impl SlotCopies {
     /// Adds one operation's copies, which happen after all that wait already.
     pub fn push(&mut self, moves: &[SlotCopy]) {
         if self.waiting.is_empty() {
@@ -119,7 +120,7 @@ mod tests {
         ) {
             let mut one_by_one: Vec<u32> = (100..112).collect();
             let mut at_once = one_by_one.clone();
-            let mut moves = Moves::default();
+            let mut moves = SlotCopies::default();
             for (i, batch) in batches.iter().enumerate() {
                 if i == taken {
                     moves.claim(StepId(1));
@@ -135,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_step_keeps_its_moves_until_it_ends() {
-        let mut moves = Moves::default();
+        let mut moves = SlotCopies::default();
         let (a, b) = (SlotCopy { from: 5, to: 1 }, SlotCopy { from: 6, to: 2 });
         moves.push(&[a]);
         moves.claim(StepId(1));

@@ -3,7 +3,7 @@
 //!
 //! A decode step appends one entry to thousands of lists. Without the inline tail each append would
 //! miss the cache on the end of another heap allocation. The tail is flushed when the length
-//! reaches a multiple of `NEAR`, so lists of different lengths flush in different steps. Its test
+//! reaches a multiple of `INLINE`, so lists of different lengths flush in different steps. Its test
 //! compares it with a `Vec`.
 
 use crate::shared::runs::common_prefix;
@@ -21,23 +21,23 @@ pub struct TailBuffered {
     full: u16,
     newest: u32,
     /// The heap part.
-    far: Vec<u32>,
-    near: [u32; Self::NEAR],
+    heap: Vec<u32>,
+    inline: [u32; Self::INLINE],
 }
 
 impl Default for TailBuffered {
     fn default() -> Self {
-        Self { far: Vec::new(), count: 0, full: Self::NEAR as u16, newest: 0, near: [0; Self::NEAR] }
+        Self { heap: Vec::new(), count: 0, full: Self::INLINE as u16, newest: 0, inline: [0; Self::INLINE] }
     }
 }
 
 impl TailBuffered {
     /// Inline capacity: with the three header fields in front, 128 bytes (the `Vec` not counted).
-    pub const NEAR: usize = 30;
+    pub const INLINE: usize = 30;
 
     /// A list with these entries, all in the heap part.
     pub fn new(list: Vec<u32>) -> Self {
-        let mut list = Self { far: list, ..Self::default() };
+        let mut list = Self { heap: list, ..Self::default() };
         list.note_end();
         list
     }
@@ -45,7 +45,7 @@ impl TailBuffered {
     /// Number of entries.
     #[inline]
     pub fn len(&self) -> u32 {
-        self.far.len() as u32 + u32::from(self.count)
+        self.heap.len() as u32 + u32::from(self.count)
     }
 
     /// Whether the list is empty.
@@ -61,28 +61,28 @@ impl TailBuffered {
 
     /// The heap part: the leading entries.
     #[inline]
-    pub fn far(&self) -> &[u32] {
-        &self.far
+    pub fn heap(&self) -> &[u32] {
+        &self.heap
     }
 
-    /// The inline part: everything behind [`TailBuffered::far`].
+    /// The inline part: everything behind [`TailBuffered::heap`].
     #[inline]
-    pub fn near(&self) -> &[u32] {
-        &self.near[..self.count as usize]
+    pub fn inline(&self) -> &[u32] {
+        &self.inline[..self.count as usize]
     }
 
     /// The entry at `at`, if it exists.
     pub fn get(&self, at: u32) -> Option<u32> {
-        match at.checked_sub(self.far.len() as u32) {
-            Some(at) => self.near().get(at as usize).copied(),
-            None => self.far.get(at as usize).copied(),
+        match at.checked_sub(self.heap.len() as u32) {
+            Some(at) => self.inline().get(at as usize).copied(),
+            None => self.heap.get(at as usize).copied(),
         }
     }
 
     /// Length of the common prefix with another list.
     pub fn common_prefix(&self, other: &[u32]) -> usize {
-        match common_prefix(&self.far, other) {
-            same if same == self.far.len() => same + common_prefix(self.near(), &other[same..]),
+        match common_prefix(&self.heap, other) {
+            same if same == self.heap.len() => same + common_prefix(self.inline(), &other[same..]),
             same => same,
         }
     }
@@ -94,17 +94,17 @@ impl TailBuffered {
 
     /// The entries in `range`, clamped to the list.
     pub fn range(&self, range: Range<u32>) -> impl Iterator<Item = u32> + Clone + '_ {
-        let (far, near) = self.parts(range);
-        far.iter().chain(near).copied()
+        let (heap, inline) = self.parts(range);
+        heap.iter().chain(inline).copied()
     }
 
     /// Reserves heap capacity for `more` entries.
     pub fn reserve(&mut self, more: usize) {
-        self.far.reserve(self.count as usize + more);
+        self.heap.reserve(self.count as usize + more);
     }
 
     /// Whether the next push flushes the inline part. That happens when the length reaches a
-    /// multiple of `NEAR`, so lists of different lengths flush in different steps.
+    /// multiple of `INLINE`, so lists of different lengths flush in different steps.
     #[inline]
     pub fn is_due(&self) -> bool {
         self.count == self.full
@@ -113,8 +113,8 @@ impl TailBuffered {
     /// Prefetch by a dummy load of the end of the heap part. Doing so for several lists first
     /// overlaps their cache misses.
     #[inline]
-    pub fn touch_end(&self) {
-        std::hint::black_box(self.far.last().copied());
+    pub fn prefetch_end(&self) {
+        std::hint::black_box(self.heap.last().copied());
     }
 
     /// Appends one entry; flushes the inline part when due.
@@ -123,7 +123,7 @@ impl TailBuffered {
         if self.is_due() {
             self.gather();
         }
-        if let Some(place) = self.near.get_mut(self.count as usize) {
+        if let Some(place) = self.inline.get_mut(self.count as usize) {
             *place = one;
             self.count += 1;
         }
@@ -132,23 +132,23 @@ impl TailBuffered {
 
     /// Keeps the first `len` entries.
     pub fn truncate(&mut self, len: u32) {
-        self.count = (len as usize).saturating_sub(self.far.len()).min(self.count.into()) as u16;
-        self.far.truncate(len as usize);
+        self.count = (len as usize).saturating_sub(self.heap.len()).min(self.count.into()) as u16;
+        self.heap.truncate(len as usize);
         self.note_end();
     }
 
     /// All entries as one slice; flushes the inline part.
     pub fn gather(&mut self) -> &[u32] {
-        self.far.extend_from_slice(&self.near[..self.count as usize]);
+        self.heap.extend_from_slice(&self.inline[..self.count as usize]);
         self.count = 0;
         self.note_full();
-        &self.far
+        &self.heap
     }
 
     /// Flushes, then edits the whole list as a `Vec`.
     pub fn edit<T>(&mut self, edit: impl FnOnce(&mut Vec<u32>) -> T) -> T {
         self.gather();
-        let result = edit(&mut self.far);
+        let result = edit(&mut self.heap);
         self.note_end();
         result
     }
@@ -156,52 +156,52 @@ impl TailBuffered {
     /// The entries from `from` on as one slice; flushes only if they span both parts.
     #[inline]
     pub fn since(&mut self, from: u32) -> &[u32] {
-        let far = self.far.len() as u32;
-        if from < far && self.count > 0 {
+        let heap = self.heap.len() as u32;
+        if from < heap && self.count > 0 {
             self.gather();
         }
-        match from.checked_sub(far) {
-            Some(from) if self.count > 0 => self.near().get(from as usize..).unwrap_or(&[]),
-            _ => self.far.get(from as usize..).unwrap_or(&[]),
+        match from.checked_sub(heap) {
+            Some(from) if self.count > 0 => self.inline().get(from as usize..).unwrap_or(&[]),
+            _ => self.heap.get(from as usize..).unwrap_or(&[]),
         }
     }
 
     /// The first `count` entries, as far as they lie in the heap part.
     pub fn first(&self, count: u32) -> &[u32] {
-        self.far.get(..count as usize).unwrap_or(&self.far)
+        self.heap.get(..count as usize).unwrap_or(&self.heap)
     }
 
     /// Appends the entries in `range`, clamped to the list, to `to`.
     pub fn copy(&self, range: Range<u32>, to: &mut Vec<u32>) {
-        let (far, near) = self.parts(range);
-        to.extend_from_slice(far);
-        to.extend_from_slice(near);
+        let (heap, inline) = self.parts(range);
+        to.extend_from_slice(heap);
+        to.extend_from_slice(inline);
     }
 
     /// The entries from `from` on; copies only if they reach into the inline part.
     pub fn from(&self, from: u32) -> Cow<'_, [u32]> {
         match self.parts(from..self.len()) {
-            (far, []) => Cow::Borrowed(far),
-            (far, near) => Cow::Owned([far, near].concat()),
+            (heap, []) => Cow::Borrowed(heap),
+            (heap, inline) => Cow::Owned([heap, inline].concat()),
         }
     }
 
     /// Splits a range into its heap and inline slices.
     fn parts(&self, range: Range<u32>) -> (&[u32], &[u32]) {
-        let far = self.far.len() as u32;
-        let (cut, end) = (range.end.min(far), range.end.min(self.len()));
-        let rest = range.start.max(far) - far..end.max(far) - far;
-        let near = self.near().get(rest.start as usize..rest.end as usize);
-        (self.far.get(range.start as usize..cut as usize).unwrap_or(&[]), near.unwrap_or(&[]))
+        let heap = self.heap.len() as u32;
+        let (cut, end) = (range.end.min(heap), range.end.min(self.len()));
+        let rest = range.start.max(heap) - heap..end.max(heap) - heap;
+        let inline = self.inline().get(rest.start as usize..rest.end as usize);
+        (self.heap.get(range.start as usize..cut as usize).unwrap_or(&[]), inline.unwrap_or(&[]))
     }
 
     fn note_full(&mut self) {
-        self.full = (Self::NEAR - self.far.len() % Self::NEAR) as u16;
+        self.full = (Self::INLINE - self.heap.len() % Self::INLINE) as u16;
     }
 
     fn note_end(&mut self) {
         self.note_full();
-        let newest = self.near().last().or(self.far.last());
+        let newest = self.inline().last().or(self.heap.last());
         self.newest = newest.copied().unwrap_or_default();
     }
 }
@@ -209,9 +209,9 @@ impl TailBuffered {
 impl Index<u32> for TailBuffered {
     type Output = u32;
     fn index(&self, at: u32) -> &u32 {
-        match at.checked_sub(self.far.len() as u32) {
-            Some(at) => &self.near()[at as usize],
-            None => &self.far[at as usize],
+        match at.checked_sub(self.heap.len() as u32) {
+            Some(at) => &self.inline()[at as usize],
+            None => &self.heap[at as usize],
         }
     }
 }
@@ -261,7 +261,7 @@ mod tests {
                 assert_eq!(copied[1..], model[range]);
                 assert!(list.iter().eq(model.iter().copied()));
                 assert_eq!(list.get(at), model.get(at as usize).copied());
-                assert_eq!([list.far(), list.near()].concat(), model);
+                assert_eq!([list.heap(), list.inline()].concat(), model);
                 assert_eq!(*list.from(at), *model.get(at as usize..).unwrap_or(&[]));
                 assert_eq!(list.len() as usize, len);
                 assert_eq!(list.newest(), model.last().copied().unwrap_or_default());

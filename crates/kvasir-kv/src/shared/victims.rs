@@ -16,9 +16,9 @@ use crate::contract::ids::SeqId;
 /// A model of a cache after hypothetical releases.
 pub(crate) trait WhatIf {
     /// `seq` releases its rows from `from` on; with `from` 0 it is closed.
-    fn let_go(&mut self, seq: SeqId, from: u32);
-    /// Undoes [`WhatIf::let_go`] of a closed sequence.
-    fn take_back(&mut self, seq: SeqId);
+    fn release(&mut self, seq: SeqId, from: u32);
+    /// Undoes [`WhatIf::release`] of a closed sequence.
+    fn undo_release(&mut self, seq: SeqId);
     /// Slots that have come free.
     fn freed(&self) -> u32;
 }
@@ -28,13 +28,13 @@ pub(crate) trait WhatIf {
 pub(crate) fn choose(what_if: &mut impl WhatIf, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
     victims.clear();
     if let Some((seq, len)) = search.truncate {
-        what_if.let_go(seq, len);
+        what_if.release(seq, len);
     }
     for &candidate in search.candidates {
         if what_if.freed() >= search.slots {
             break;
         }
-        what_if.let_go(candidate, 0);
+        what_if.release(candidate, 0);
         victims.push(candidate);
     }
     if what_if.freed() < search.slots {
@@ -43,11 +43,11 @@ pub(crate) fn choose(what_if: &mut impl WhatIf, search: &VictimSearch<'_>, victi
     }
     for at in (0..victims.len()).rev() {
         let victim = victims[at];
-        what_if.take_back(victim);
+        what_if.undo_release(victim);
         if what_if.freed() >= search.slots {
             victims.remove(at);
         } else {
-            what_if.let_go(victim, 0);
+            what_if.release(victim, 0);
         }
     }
     true
@@ -79,7 +79,7 @@ impl OwnerChanges {
     }
 
     /// Undoes [`OwnerChanges::disown`]; returns the same.
-    pub(crate) fn disown_not(&mut self, block: u32, owners: u32) -> bool {
+    pub(crate) fn undo_disown(&mut self, block: u32, owners: u32) -> bool {
         let Some(change) = self.0.get_mut(block as usize) else { return false };
         let was_last = i64::from(owners) + i64::from(*change) == 0;
         *change += 1;

@@ -128,7 +128,7 @@ impl Model {
     }
 
     /// Releases tags of a sequence: a step in flight that names it leases them.
-    fn let_go(&mut self, seq: SeqId, tags: Vec<u32>) {
+    fn release(&mut self, seq: SeqId, tags: Vec<u32>) {
         let named = |flight: &&mut Flight| flight.seqs.iter().any(|(s, _)| *s == seq);
         if !self.is_line()
             && let Some(flight) = self.flights.iter_mut().rev().find(named)
@@ -143,7 +143,7 @@ impl Model {
             self.line_leased_by = self.flights.back().map(|flight| flight.step);
         }
         let tags = gone.rows.values().map(|row| row.tag).chain(gone.nodes.iter().map(|node| node.tag));
-        self.let_go(seq, tags.collect());
+        self.release(seq, tags.collect());
         Ok(())
     }
 
@@ -252,7 +252,7 @@ impl Model {
         gone.iter().for_each(|(position, _)| {
             seq.rows.remove(position);
         });
-        self.let_go(id, gone.into_iter().map(|(_, tag)| tag).collect());
+        self.release(id, gone.into_iter().map(|(_, tag)| tag).collect());
         Ok(())
     }
 

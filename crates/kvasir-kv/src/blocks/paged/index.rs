@@ -69,7 +69,7 @@ struct Content {
     before: BlockId,
     after: BlockId,
     /// Whether it is in the LRU list.
-    idle: bool,
+    evictable: bool,
 }
 
 /// Published blocks by chained hash, each verified by its tokens and its parent's content.
@@ -82,7 +82,7 @@ pub struct HashIndex {
     /// Free blocks: unused and unpublished.
     vacant: IdSet,
     /// Evictable blocks: unused and published, least recently released first.
-    idle: Lru,
+    lru: Lru,
     contents: Vec<Content>,
     /// Tokens of every published block, for verification.
     tokens: Vec<Token>,
@@ -114,7 +114,7 @@ impl HashIndex {
             block_size: config.block_size as usize,
             hash,
             vacant,
-            idle: Lru::new(bound as u32),
+            lru: Lru::new(bound as u32),
             contents: vec![Content::default(); bound],
             tokens: vec![0; shared * config.block_size as usize],
             heads: HashMap::with_capacity_and_hasher(shared, BuildHasherDefault::default()),
@@ -229,12 +229,12 @@ enum Probed {
 
 /// A position in a chain of blocks: content number and hash of the last block.
 #[derive(Clone, Copy)]
-struct Place {
+struct ChainEnd {
     number: u64,
     hash: Option<u64>,
 }
 
-impl Place {
+impl ChainEnd {
     /// Beginning of a tenant's prompts: a non-zero salt takes the place of the parent hash.
     fn root(salt: u64) -> Self {
         Self { number: ROOT, hash: (salt != 0).then_some(salt) }
@@ -250,8 +250,8 @@ impl Index for HashIndex {
         self.vacant.len()
     }
 
-    fn idle(&self) -> u32 {
-        self.idle.len()
+    fn evictable(&self) -> u32 {
+        self.lru.len()
     }
 
     fn take(&mut self) -> Option<BlockId> {
@@ -259,25 +259,25 @@ impl Index for HashIndex {
             self.vacant.remove(block);
             return Some(block);
         }
-        let block = self.idle.oldest()?;
-        self.idle.remove(block);
+        let block = self.lru.oldest()?;
+        self.lru.remove(block);
         self.unlink(block);
         Some(block)
     }
 
     fn hold(&mut self, block: BlockId) {
-        if std::mem::take(&mut self.contents[block as usize].idle) {
-            self.idle.remove(block);
+        if std::mem::take(&mut self.contents[block as usize].evictable) {
+            self.lru.remove(block);
         } else {
             self.vacant.remove(block);
         }
     }
 
-    fn let_go(&mut self, block: BlockId) {
+    fn release(&mut self, block: BlockId) {
         match self.is_published(block) {
             true => {
-                self.contents[block as usize].idle = true;
-                self.idle.push(block);
+                self.contents[block as usize].evictable = true;
+                self.lru.push(block);
             }
             false => {
                 self.vacant.insert(block);
@@ -290,27 +290,27 @@ impl Index for HashIndex {
     }
 
     fn find(&mut self, tokens: &[Token], salt: u64, limit: u32, found: &mut Vec<BlockId>) -> Found {
-        let mut place = Place::root(salt);
+        let mut end = ChainEnd::root(salt);
         let mut words = std::mem::take(&mut self.words);
-        let mut idle = 0;
+        let mut evictable = 0;
         for tokens in tokens.chunks_exact(self.block_size).take(limit as usize) {
-            let hash = (self.hash)(place.hash, tokens, &mut words);
-            let Ok(block) = self.seek(hash, place.number, salt, tokens) else { break };
+            let hash = (self.hash)(end.hash, tokens, &mut words);
+            let Ok(block) = self.seek(hash, end.number, salt, tokens) else { break };
             let content = &self.contents[block as usize];
-            place = Place { number: content.number, hash: Some(hash) };
-            idle += u32::from(content.idle);
+            end = ChainEnd { number: content.number, hash: Some(hash) };
+            evictable += u32::from(content.evictable);
             found.push(block);
         }
         self.words = words;
-        Found { blocks: found.len() as u32, idle }
+        Found { blocks: found.len() as u32, evictable }
     }
 
     fn publish(&mut self, offer: Offer<'_>, _canonical: &mut Vec<BlockId>) -> u32 {
         let from = offer.from;
-        let mut place = match from.checked_sub(1).map(|before| self.contents[offer.table[before] as usize]) {
-            None => Place::root(offer.salt),
+        let mut end = match from.checked_sub(1).map(|before| self.contents[offer.table[before] as usize]) {
+            None => ChainEnd::root(offer.salt),
             Some(Content { number: UNPUBLISHED, .. }) => return 0,
-            Some(before) => Place { number: before.number, hash: Some(before.hash) },
+            Some(before) => ChainEnd { number: before.number, hash: Some(before.hash) },
         };
         let mut words = std::mem::take(&mut self.words);
         let mut first_new = None;
@@ -320,11 +320,11 @@ impl Index for HashIndex {
         for ((at, block), tokens) in blocks {
             if self.is_published(block) {
                 let content = self.contents[block as usize];
-                place = Place { number: content.number, hash: Some(content.hash) };
+                end = ChainEnd { number: content.number, hash: Some(content.hash) };
                 continue;
             }
-            let hash = (self.hash)(place.hash, tokens, &mut words);
-            let twin = match self.seek(hash, place.number, offer.salt, tokens) {
+            let hash = (self.hash)(end.hash, tokens, &mut words);
+            let twin = match self.seek(hash, end.number, offer.salt, tokens) {
                 Ok(twin) => Some(twin),
                 Err(Probed::All) => None,
                 Err(Probed::TooMany) => {
@@ -332,7 +332,7 @@ impl Index for HashIndex {
                     break;
                 }
             };
-            first_new = first_new.or(Some((at, place.hash)));
+            first_new = first_new.or(Some((at, end.hash)));
             let number = match twin {
                 Some(twin) => self.contents[twin as usize].number,
                 None => {
@@ -343,9 +343,9 @@ impl Index for HashIndex {
             let first = block as usize * self.block_size;
             self.tokens[first..first + self.block_size].copy_from_slice(tokens);
             let content =
-                Content { number, parent: place.number, salt: offer.salt, hash, ..Content::default() };
+                Content { number, parent: end.number, salt: offer.salt, hash, ..Content::default() };
             self.link(block, content, twin);
-            place = Place { number, hash: Some(hash) };
+            end = ChainEnd { number, hash: Some(hash) };
         }
         self.words = words;
         if let Some((at, parent)) = first_new {
@@ -357,9 +357,9 @@ impl Index for HashIndex {
     fn evict(&mut self, blocks: u32) -> u32 {
         let mut evicted = 0;
         while evicted < blocks
-            && let Some(block) = self.idle.oldest()
+            && let Some(block) = self.lru.oldest()
         {
-            self.idle.remove(block);
+            self.lru.remove(block);
             self.unlink(block);
             self.vacant.insert(block);
             evicted += 1;
@@ -369,8 +369,8 @@ impl Index for HashIndex {
 
     fn forget(&mut self) {
         let events = self.events.take();
-        while let Some(block) = self.idle.oldest() {
-            self.idle.remove(block);
+        while let Some(block) = self.lru.oldest() {
+            self.lru.remove(block);
             self.vacant.insert(block);
         }
         self.contents.fill(Content::default());
@@ -383,19 +383,19 @@ impl Index for HashIndex {
     }
 
     fn check(&self, used: &dyn Fn(BlockId) -> bool) -> Result<(), String> {
-        let idle: std::collections::HashSet<BlockId> = self.idle.iter().collect();
-        if idle.len() != self.idle.len() as usize {
-            return Err(format!("{} idle blocks linked, {} counted", idle.len(), self.idle.len()));
+        let evictable: std::collections::HashSet<BlockId> = self.lru.iter().collect();
+        if evictable.len() != self.lru.len() as usize {
+            return Err(format!("{} evictable blocks linked, {} counted", evictable.len(), self.lru.len()));
         }
         let mut published = 0;
-        let first = u32::from(!self.vacant.contains(0) && !used(0) && !idle.contains(&0));
+        let first = u32::from(!self.vacant.contains(0) && !used(0) && !evictable.contains(&0));
         for block in first..self.contents.len() as u32 {
-            let places = [self.vacant.contains(block), idle.contains(&block), used(block)];
+            let places = [self.vacant.contains(block), evictable.contains(&block), used(block)];
             if places.iter().filter(|&&is_there| is_there).count() != 1 {
-                return Err(format!("block {block} is vacant, idle, used: {places:?}"));
+                return Err(format!("block {block} is vacant, evictable, used: {places:?}"));
             }
             if self.is_published(block) == self.vacant.contains(block) && !used(block) {
-                return Err(format!("block {block} is vacant and published, or idle and not"));
+                return Err(format!("block {block} is vacant and published, or evictable and not"));
             }
             published += u32::from(self.is_published(block));
         }
@@ -470,10 +470,10 @@ mod tests {
         let (a, b) = (leave(&mut index, &[1, 2, 3, 4], 0), leave(&mut index, &[1, 2, 3, 4], 0));
         assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), a);
         // The second block of `a` is evicted; the second block of `b` follows the same content.
-        index.let_go(a[1]);
+        index.release(a[1]);
         assert_eq!(index.evict(1), 1);
         assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), [a[0], b[1]]);
-        index.let_go(a[0]);
+        index.release(a[0]);
         assert_eq!(index.evict(1), 1);
         assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), b);
         index.check(&|block| b.contains(&block)).unwrap();
@@ -486,8 +486,8 @@ mod tests {
         assert_eq!(index.published() as usize, MAX_PROBES);
         let found = (0..100).filter(|&n| !find(&mut index, &[n, n], 0).is_empty()).count();
         assert_eq!(found, MAX_PROBES);
-        tables.into_iter().flatten().for_each(|block| index.let_go(block));
-        assert_eq!((index.free() + index.idle(), index.idle() as usize), (100, MAX_PROBES));
+        tables.into_iter().flatten().for_each(|block| index.release(block));
+        assert_eq!((index.free() + index.evictable(), index.evictable() as usize), (100, MAX_PROBES));
         index.check(&|_| false).unwrap();
     }
 }

@@ -8,7 +8,7 @@
 use crate::blocks::BlockConfig;
 use crate::blocks::index::{Found, Index, Offer, Unpinned};
 use crate::blocks::queue::BlockQueue;
-use crate::blocks::radix::page_nodes::Places;
+use crate::blocks::radix::page_nodes::PageNodes;
 use crate::blocks::radix::tree::{NodeId, RadixTree, Reached};
 use crate::blocks::size::BlockSize;
 use crate::contract::error::CacheError;
@@ -24,7 +24,7 @@ pub struct RadixIndex {
     size: BlockSize,
     tree: RadixTree,
     /// Node of each published page.
-    places: Places,
+    page_nodes: PageNodes,
     /// Whether each page is used (referenced).
     used: Vec<bool>,
     free: BlockQueue,
@@ -43,7 +43,7 @@ impl RadixIndex {
             page: config.block_size,
             size: BlockSize::new(config.block_size),
             tree: RadixTree::new(config.block_size),
-            places: Places::new(bound),
+            page_nodes: PageNodes::new(bound),
             used: vec![false; bound],
             free,
             pages: Vec::new(),
@@ -62,11 +62,11 @@ impl RadixIndex {
 
     /// Matches `tokens`, splitting a node that matches in part; the used pages' pins move along.
     fn walk(&mut self, root: NodeId, tokens: &[Token], found: &mut Vec<BlockId>) -> Reached {
-        let Self { tree, places, used, .. } = self;
+        let Self { tree, page_nodes, used, .. } = self;
         let pins = |of: &[BlockId]| of.iter().filter(|&&page| used[page as usize]).count() as u32;
         let reached = tree.walk(root, tokens, pins, found);
         if let Some(lower) = reached.split {
-            places.split([reached.node, lower].map(|node| (node, tree.pages(node))));
+            page_nodes.split([reached.node, lower].map(|node| (node, tree.pages(node))));
         }
         reached
     }
@@ -74,7 +74,7 @@ impl RadixIndex {
 
 impl RadixIndex {
     /// Releases pages of one node (unpin) or of none (free).
-    fn let_go_of(&mut self, node: Option<NodeId>, pages: Range<BlockId>) {
+    fn release_from_node(&mut self, node: Option<NodeId>, pages: Range<BlockId>) {
         match node {
             None => self.free.push(pages),
             Some(node) => _ = self.tree.unpin(node, pages.len() as u32),
@@ -92,7 +92,7 @@ impl Index for RadixIndex {
         self.free.len()
     }
 
-    fn idle(&self) -> u32 {
+    fn evictable(&self) -> u32 {
         self.size.of(self.tree.evictable())
     }
 
@@ -120,7 +120,7 @@ impl Index for RadixIndex {
     fn hold_all(&mut self, blocks: Range<BlockId>) {
         self.used[indices(&blocks)].fill(true);
         let mut rest = blocks;
-        while let Some((node, pages)) = self.places.next_alike(&mut rest) {
+        while let Some((node, pages)) = self.page_nodes.next_alike(&mut rest) {
             // Pages of one node are pinned together.
             node.into_iter().for_each(|node| self.tree.pin(node, pages.len() as u32));
         }
@@ -128,43 +128,43 @@ impl Index for RadixIndex {
 
     fn hold(&mut self, block: BlockId) {
         self.used[block as usize] = true;
-        self.places.node(block).into_iter().for_each(|node| self.tree.pin(node, 1));
+        self.page_nodes.node(block).into_iter().for_each(|node| self.tree.pin(node, 1));
     }
 
-    fn let_go(&mut self, block: BlockId) {
+    fn release(&mut self, block: BlockId) {
         self.used[block as usize] = false;
-        self.let_go_of(self.places.node(block), block..block + 1);
+        self.release_from_node(self.page_nodes.node(block), block..block + 1);
     }
 
-    fn let_go_all(&mut self, blocks: Range<BlockId>) {
+    fn release_all(&mut self, blocks: Range<BlockId>) {
         self.used[indices(&blocks)].fill(false);
         let mut rest = blocks;
-        while let Some((node, pages)) = self.places.next_alike(&mut rest) {
-            self.let_go_of(node, pages);
+        while let Some((node, pages)) = self.page_nodes.next_alike(&mut rest) {
+            self.release_from_node(node, pages);
         }
     }
 
     fn unused(&self, block: BlockId, unpinned: &mut Unpinned) -> u32 {
-        self.places.node(block).map_or(1, |node| self.tree.count_unpin(node, unpinned))
+        self.page_nodes.node(block).map_or(1, |node| self.tree.count_unpin(node, unpinned))
     }
 
     fn used_again(&self, block: BlockId, unpinned: &mut Unpinned) -> u32 {
-        self.places.node(block).map_or(1, |node| self.tree.count_pin(node, unpinned))
+        self.page_nodes.node(block).map_or(1, |node| self.tree.count_pin(node, unpinned))
     }
 
     fn is_published(&self, block: BlockId) -> bool {
-        self.places.node(block).is_some()
+        self.page_nodes.node(block).is_some()
     }
 
     fn unpublished(&self, blocks: Range<BlockId>) -> u32 {
-        self.places.outside_of(&blocks)
+        self.page_nodes.outside_of(&blocks)
     }
 
     fn find(&mut self, tokens: &[Token], salt: u64, limit: u32, found: &mut Vec<BlockId>) -> Found {
         let most = (limit as usize).saturating_mul(self.page as usize).min(tokens.len());
         let Some(root) = self.tree.find_root(salt) else { return Found::default() };
         let reached = self.walk(root, &tokens[..most], found);
-        Found { blocks: reached.tokens / self.page, idle: reached.idle / self.page }
+        Found { blocks: reached.tokens / self.page, evictable: reached.evictable / self.page }
     }
 
     fn publish(&mut self, offer: Offer<'_>, canonical: &mut Vec<BlockId>) -> u32 {
@@ -175,14 +175,14 @@ impl Index for RadixIndex {
         // with tokens that were not its own; publishing stops before it.
         self.pages.clear();
         offer.table.copy(there as u32..offer.tokens.len() as u32 / self.page, &mut self.pages);
-        let fresh = self.places.outside(&self.pages);
+        let fresh = self.page_nodes.outside(&self.pages);
         let pages = &self.pages[..fresh];
         let at = there * self.page as usize..(there + fresh) * self.page as usize;
         let Some(leaf) = self.tree.add_leaf(reached.node, &offer.tokens[at], pages) else {
             self.tree.drop_bare_root(offer.salt);
             return there as u32;
         };
-        self.places.put(leaf, pages);
+        self.page_nodes.put(leaf, pages);
         let used = |run| self.used[indices(&run)].iter().map(|&used| u32::from(used)).sum::<u32>();
         self.tree.pin(leaf, runs(pages).map(used).sum());
         (there + fresh) as u32
@@ -195,7 +195,7 @@ impl Index for RadixIndex {
             if self.tree.evict_leaf(&mut self.pages).is_none() {
                 break;
             }
-            self.places.remove(&self.pages);
+            self.page_nodes.remove(&self.pages);
             runs(&self.pages).for_each(|run| self.free.push(run));
             evicted += self.pages.len() as u32;
         }
@@ -204,7 +204,7 @@ impl Index for RadixIndex {
 
     fn forget(&mut self) {
         self.tree = RadixTree::new(self.page);
-        self.places.clear(|page| {
+        self.page_nodes.clear(|page| {
             if !self.used[page as usize] {
                 self.free.push(page..page + 1);
             }
@@ -218,7 +218,7 @@ impl Index for RadixIndex {
                 return Err(format!("page {page} is free twice"));
             }
         }
-        let in_tree = |id: usize| self.places.node(id as BlockId).is_some();
+        let in_tree = |id: usize| self.page_nodes.node(id as BlockId).is_some();
         let first = usize::from(!is_free[0] && !self.used[0] && !in_tree(0));
         for (id, &is_used) in self.used.iter().enumerate().skip(first) {
             if is_used != used(id as BlockId) {
@@ -227,7 +227,7 @@ impl Index for RadixIndex {
             if is_free[id] == (is_used || in_tree(id)) {
                 return Err(format!("page {id} is neither free nor anywhere else, or both"));
             }
-            if let Some(node) = self.places.node(id as BlockId)
+            if let Some(node) = self.page_nodes.node(id as BlockId)
                 && !self.tree.pages(node).contains(&(id as BlockId))
             {
                 return Err(format!("page {id} is not in its node {node}"));

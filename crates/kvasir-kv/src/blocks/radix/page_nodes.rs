@@ -1,4 +1,4 @@
-//! `Places`: which tree node each page is in, through one level of labels.
+//! `PageNodes`: which tree node each page is in, through one level of labels.
 //!
 //! Pages name a label and a label names a node. Splitting a node therefore relabels only the pages
 //! of the smaller part.
@@ -16,7 +16,7 @@ const NONE: Label = Label::MAX;
 /// Which node each page is in, by one level of indirection: a split relabels only the pages of the
 /// smaller part.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
+pub(crate) struct PageNodes {
     /// The label of each page.
     pages: Vec<Label>,
     /// The node of each label.
@@ -25,7 +25,7 @@ pub(crate) struct Places {
     spare: Vec<Label>,
 }
 
-impl Places {
+impl PageNodes {
     /// Pages below `bound`, none of them in a node.
     pub(crate) fn new(bound: usize) -> Self {
         Self { pages: vec![NONE; bound], nodes: Vec::new(), spare: Vec::new() }

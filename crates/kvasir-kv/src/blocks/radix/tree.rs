@@ -50,7 +50,7 @@ pub struct Reached {
     /// Tokens from the root to it.
     pub tokens: u32,
     /// How many of them lie in unpinned (evictable) nodes.
-    pub idle: u32,
+    pub evictable: u32,
     /// The lower part of a node that was split: it keeps the id and the unmatched tokens; `node` is
     /// the new upper part.
     pub split: Option<NodeId>,
@@ -186,7 +186,7 @@ impl RadixTree {
         pages: &mut Vec<BlockId>,
     ) -> Reached {
         self.clock += 1;
-        let mut reached = Reached { node: root, tokens: 0, idle: 0, split: None };
+        let mut reached = Reached { node: root, tokens: 0, evictable: 0, split: None };
         let mut rest = tokens;
         while let Some((child, common)) = self.child(reached.node, rest) {
             let mut child = child;
@@ -201,7 +201,7 @@ impl RadixTree {
             pages.extend_from_slice(&node.pages);
             reached.node = child;
             reached.tokens += common as u32;
-            reached.idle += if node.pins == 0 { common as u32 } else { 0 };
+            reached.evictable += if node.pins == 0 { common as u32 } else { 0 };
             if reached.split.is_some() {
                 break;
             }

@@ -8,7 +8,7 @@
 use crate::blocks::BlockCache;
 use crate::blocks::claim::push_rows;
 use crate::blocks::index::Index;
-use crate::blocks::seq::{HOLE, Seq};
+use crate::blocks::sequence::{HOLE, Seq};
 use crate::contract::cache::{Cache, Sequences};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, SeqId, StepId};
@@ -64,7 +64,7 @@ impl<I: Index> Sequences for BlockCache<I> {
             let is_empty = overlaps(seq, &rows).next().is_none();
             if is_empty && let Some(block) = seq.block(at) {
                 seq.table.edit(|blocks| blocks[at as usize] = HOLE);
-                self.let_go(last_step, block);
+                self.release(last_step, block);
             }
         }
         self.changed();
@@ -249,7 +249,7 @@ impl<I: Index> BlockCache<I> {
         // The slot copies hold leases on what they read by now.
         let last_step = target.last_step;
         if let Some(had) = had.filter(|&had| had != to) {
-            self.let_go(last_step, had);
+            self.release(last_step, had);
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
-//! `Claims`: the claims in flight of one sequence, the newest two stored inline.
+//! `PendingClaims`: the claims in flight of one sequence, the newest two stored inline.
 //!
 //! An overlapped loop has at most two steps in flight, so a decode step touches no heap memory
 //! here. Retired claims are not removed eagerly: readers pass the newest retired step and skip
 //! everything up to it. The test compares it with a `VecDeque`.
 
 use crate::contract::ids::StepId;
-use crate::shared::rare_list::RareList;
+use crate::shared::lazy_vec::LazyVec;
 
 /// One claim in flight of one sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,44 +28,44 @@ impl Pending {
 /// The claims in flight of one sequence, oldest first, the newest two inline. Retired claims are
 /// removed lazily: readers name the newest retired step and skip all claims up to it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Claims {
-    near: [Option<Pending>; 2],
-    /// Index in `near` of the newest; the other is the one before it.
+pub(crate) struct PendingClaims {
+    inline: [Option<Pending>; 2],
+    /// Index in `inline` of the newest; the other is the one before it.
     newest: bool,
     /// Older ones, rare: more than two steps in flight.
-    far: RareList<Pending>,
+    older: LazyVec<Pending>,
 }
 
-impl Claims {
+impl PendingClaims {
     pub(crate) fn clear(&mut self) {
-        self.near = [None; 2];
-        self.far.take();
+        self.inline = [None; 2];
+        self.older.take();
     }
 
     #[inline]
     pub(crate) fn push(&mut self, claim: Pending, retired: Option<StepId>) {
         self.newest = !self.newest;
         let place = usize::from(self.newest);
-        if self.near[place].is_some_and(|old| Some(old.step) > retired) {
-            self.make_far(place, retired);
+        if self.inline[place].is_some_and(|old| Some(old.step) > retired) {
+            self.make_older(place, retired);
         }
-        self.near[place] = Some(claim);
+        self.inline[place] = Some(claim);
     }
 
     /// Moves the inline claim at `place` to the heap list, which drops its retired claims.
     #[cold]
-    fn make_far(&mut self, place: usize, retired: Option<StepId>) {
-        let far = self.far.make();
-        far.retain(|claim| Some(claim.step) > retired);
-        far.extend(self.near[place]);
+    fn make_older(&mut self, place: usize, retired: Option<StepId>) {
+        let older = self.older.make();
+        older.retain(|claim| Some(claim.step) > retired);
+        older.extend(self.inline[place]);
     }
 
     /// Removes the newest claim if it belongs to `step`.
     pub(crate) fn take_newest(&mut self, step: StepId) -> Option<Pending> {
-        let place = &mut self.near[usize::from(self.newest)];
+        let place = &mut self.inline[usize::from(self.newest)];
         let newest = place.take_if(|claim| claim.step == step)?;
         // The claim before it becomes the newest.
-        *place = self.far.edit(Vec::pop).flatten();
+        *place = self.older.edit(Vec::pop).flatten();
         self.newest = !self.newest;
         Some(newest)
     }
@@ -74,7 +74,7 @@ impl Claims {
     #[inline]
     pub(crate) fn of(&self, step: StepId) -> Option<&Pending> {
         // Few steps are in flight, and the newest is looked up most often.
-        match &self.near[usize::from(self.newest)] {
+        match &self.inline[usize::from(self.newest)] {
             Some(newest) if newest.step == step => Some(newest),
             _ => self.all().find(|claim| claim.step == step),
         }
@@ -87,23 +87,23 @@ impl Claims {
 
     /// All recorded claims, retired ones included, in no order, mutable.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Pending> {
-        self.far.iter_mut().chain(self.near.iter_mut().flatten())
+        self.older.iter_mut().chain(self.inline.iter_mut().flatten())
     }
 
     fn all(&self) -> impl DoubleEndedIterator<Item = &Pending> {
-        let [newest, other] = [self.newest, !self.newest].map(|which| &self.near[usize::from(which)]);
-        self.far.iter().chain([other, newest].into_iter().flatten())
+        let [newest, other] = [self.newest, !self.newest].map(|which| &self.inline[usize::from(which)]);
+        self.older.iter().chain([other, newest].into_iter().flatten())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::blocks::claims::*;
+    use crate::blocks::pending::*;
     use std::collections::VecDeque;
 
     #[test]
     fn agrees_with_a_queue() {
-        let (mut claims, mut model, mut state) = (Claims::default(), VecDeque::<Pending>::new(), 5u64);
+        let (mut claims, mut model, mut state) = (PendingClaims::default(), VecDeque::<Pending>::new(), 5u64);
         let mut retired = None;
         for step in 0..4000 {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

@@ -1,4 +1,4 @@
-//! `LeasedMoves`: slot copies that hold a lease on their source and destination blocks until the
+//! `LeasedCopies`: slot copies that hold a lease on their source and destination blocks until the
 //! step that carries them has retired.
 //!
 //! Invariant: a block that a pending copy reads or writes is never allocated again, even if its
@@ -9,13 +9,13 @@ use crate::blocks::index::Index;
 use crate::blocks::ledger::Ledger;
 use crate::contract::ids::{BlockId, StepId};
 use crate::contract::plan::SlotCopy;
-use crate::shared::slot_copies::Moves;
+use crate::shared::slot_copies::SlotCopies;
 
 /// Slot copies, each of which leases its source and destination block until the step that carries
 /// it has retired.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LeasedMoves {
-    moves: Moves,
+pub(crate) struct LeasedCopies {
+    moves: SlotCopies,
     block_size: u32,
     /// Scratch memory: the waiting copies before a change.
     before: Vec<SlotCopy>,
@@ -23,7 +23,7 @@ pub(crate) struct LeasedMoves {
     unretired: Vec<StepId>,
 }
 
-impl LeasedMoves {
+impl LeasedCopies {
     pub(crate) fn new(block_size: u32) -> Self {
         Self { block_size, ..Self::default() }
     }
@@ -108,7 +108,7 @@ impl LeasedMoves {
 
     /// Changes the waiting copies and their leases. New leases begin before old ones end, so that
     /// no block is free in between.
-    fn change<I: Index>(&mut self, ledger: &mut Ledger<I>, change: impl FnOnce(&mut Moves)) {
+    fn change<I: Index>(&mut self, ledger: &mut Ledger<I>, change: impl FnOnce(&mut SlotCopies)) {
         self.before.clear();
         self.before.extend_from_slice(self.moves.waiting());
         change(&mut self.moves);

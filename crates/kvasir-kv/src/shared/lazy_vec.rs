@@ -1,4 +1,4 @@
-//! `RareList`: a list that is almost always empty, stored as one null pointer to keep hot structs
+//! `LazyVec`: a list that is almost always empty, stored as one null pointer to keep hot structs
 //! small.
 
 use std::ops::{Deref, DerefMut};
@@ -6,15 +6,15 @@ use std::ops::{Deref, DerefMut};
 /// A list that is almost always empty: one pointer, null until first used.
 #[derive(Clone, Debug)]
 #[allow(clippy::box_collection)] // a pointer, not three words
-pub(crate) struct RareList<T>(Option<Box<Vec<T>>>);
+pub(crate) struct LazyVec<T>(Option<Box<Vec<T>>>);
 
-impl<T> Default for RareList<T> {
+impl<T> Default for LazyVec<T> {
     fn default() -> Self {
         Self(None)
     }
 }
 
-impl<T> Deref for RareList<T> {
+impl<T> Deref for LazyVec<T> {
     type Target = [T];
     #[inline]
     fn deref(&self) -> &[T] {
@@ -22,13 +22,13 @@ impl<T> Deref for RareList<T> {
     }
 }
 
-impl<T> DerefMut for RareList<T> {
+impl<T> DerefMut for LazyVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         self.0.as_deref_mut().map_or(&mut [], |list| list)
     }
 }
 
-impl<T> RareList<T> {
+impl<T> LazyVec<T> {
     /// The list, mutable, allocated on first use.
     pub(crate) fn make(&mut self) -> &mut Vec<T> {
         self.0.get_or_insert_default()

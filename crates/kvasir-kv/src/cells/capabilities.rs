@@ -21,7 +21,7 @@ impl Cells {
         }
         let (from, to) = (s.entries.index_of(range.start), s.entries.index_of(range.end));
         let (cells, inflight) = (&mut self.cells, &mut self.inflight);
-        s.entries.remove(from..to.max(from), |slot| Self::let_go(cells, inflight, s.last_step, slot));
+        s.entries.remove(from..to.max(from), |slot| Self::release(cells, inflight, s.last_step, slot));
         let next = s.entries.next_position();
         Self::cut_rows(inflight, seq, next);
         self.generation += 1;

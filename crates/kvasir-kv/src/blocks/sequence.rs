@@ -4,12 +4,12 @@
 //! Row = position, except for unsettled draft nodes, which lie behind the last position. The fields
 //! that every step reads come first, grouped by cache line.
 
-use crate::blocks::claims::{Claims, Pending};
+use crate::blocks::pending::{Pending, PendingClaims};
 use crate::blocks::table::Table;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId};
-use crate::shared::nodes::{Nodes, RareNodes};
-use crate::shared::rare_list::RareList;
+use crate::shared::lazy_vec::LazyVec;
+use crate::shared::nodes::{LazyNodes, Nodes};
 use std::ops::Range;
 
 /// Table entry where a removed range has freed a whole block.
@@ -31,16 +31,16 @@ pub(crate) struct Seq {
     /// The last claim that named it; detects sequences that a claim names twice.
     pub(crate) mark: u64,
     /// Unsettled draft nodes.
-    pub(crate) nodes: RareNodes,
+    pub(crate) nodes: LazyNodes,
     /// Holes: ranges below `next` that it does not own, sorted and not adjacent.
-    pub(crate) holes: RareList<Range<Position>>,
+    pub(crate) holes: LazyVec<Range<Position>>,
     /// Preallocated blocks, the next one last.
-    pub(crate) ahead: RareList<BlockId>,
+    pub(crate) ahead: LazyVec<BlockId>,
     /// The last step that named it.
     pub(crate) last_step: Option<StepId>,
 
     /// Its claims in flight.
-    pub(crate) pending: Claims,
+    pub(crate) pending: PendingClaims,
 
     /// Whether its partly filled last block may be shared, because it was truncated or copied. Only
     /// then is that checked before a write (copy-on-write).
@@ -183,7 +183,7 @@ pub(crate) struct ClaimedRow {
     /// Blocks that its table grows by.
     pub(crate) grows: u32,
     /// Whether its table grows in the heap part (prefetched before).
-    pub(crate) is_far: bool,
+    pub(crate) grows_heap: bool,
     /// Whether it replaces its shared last block by a private copy.
     pub(crate) replaces: bool,
 }
