@@ -5,6 +5,30 @@
 //! *submit* (the backend runs it) → *retire* (lengths become visible, deferred releases happen).
 //! The trait `Cache` is the contract; `Plan` is the attention metadata that a backend reads.
 //!
+//! ```
+//! use kvasir_kv::{Cache, CacheConfig, CacheError, CacheKind, ClaimRow, Mask, Plan, StepId, build};
+//!
+//! let mut cache = build(CacheKind::Paged, &CacheConfig::new(1024))?;
+//! let (seq, step) = (cache.open()?, StepId(1));
+//!
+//! // Claim: each of the prompt's five tokens gets a slot.
+//! cache.claim(step, &[ClaimRow::new(seq, 5)])?;
+//!
+//! // Plan: where a backend writes K and V, and what each query reads.
+//! let mut plan = Plan::default();
+//! cache.plan(step, &mut plan)?;
+//! assert_eq!(plan.write_slots, [0, 1, 2, 3, 4]);
+//! assert_eq!((plan.rows[0].read_len, plan.rows[0].mask), (5, Mask::Causal));
+//!
+//! // The backend runs the step if the plan is still fresh; then it retires.
+//! cache.check_fresh(&plan)?;
+//! assert_eq!((cache.len(seq)?, cache.claimed_len(seq)?), (0, 5));
+//! cache.retire(step)?;
+//! assert_eq!(cache.len(seq)?, 5);
+//! cache.close(seq)?;
+//! # Ok::<(), CacheError>(())
+//! ```
+//!
 //! Reading order; each folder imports only from those before it:
 //!
 //! 1. `contract`: ids, plans, masks, errors, and the traits `Cache`, `Rewind`, `Sequences`,

@@ -2,9 +2,15 @@
 //! `Rewind`, `Sequences`, `Prefix` and `Tree`.
 //!
 //! A capability that a cache lacks is refused by name (`CacheError::NoCapability`), so callers need
-//! not match on the cache kind. An operation that returns an error has changed nothing. An
-//! operation that changes what an unsubmitted plan may name raises `Cache::generation`; `retire`
-//! never does.
+//! not match on the cache kind. An operation that changes what an unsubmitted plan may name raises
+//! `Cache::generation`; `retire` never does.
+//!
+//! For every operation of these traits:
+//!
+//! - An error changes nothing that a later call reports. Memory that the call writes into is
+//!   unspecified after it.
+//! - An id that was never issued, or whose sequence is closed, is refused (`UnknownSequence`).
+//! - Where no cost is named, the call takes constant time; nothing blocks or does IO.
 
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
@@ -105,6 +111,8 @@ pub struct VictimSearch<'a> {
 /// - `retire` publishes lengths, is idempotent per step, and ends the step's leases.
 /// - `cancel` undoes a claim that was never submitted.
 ///
+/// Ids are of one cache: passing those of another is refused or names another sequence.
+///
 /// Steps retire in the order of their claims. With several steps in flight (overlapped scheduling)
 /// a claim builds on the *claimed* length; [`Cache::len`] reports the retired one.
 ///
@@ -135,10 +143,10 @@ pub trait Cache: Send {
     }
     /// Raised by every change that can make a plan stale.
     fn generation(&self) -> u64;
-    /// Opens an empty sequence; its length is [`Cache::base`].
+    /// Opens an empty sequence; its length is [`Cache::base`]. Fails with `TooManySequences`.
     fn open(&mut self) -> Result<SeqId, CacheError>;
-    /// Closes a sequence. What only it owned is freed now, or when the last step that names it
-    /// retires.
+    /// Closes a sequence, also while steps in flight name it. What only it owned is freed now, or
+    /// when the last step that names it retires. Linear in its blocks.
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError>;
     /// Selects preemption or eviction victims: which candidates to close so that enough slots come
     /// free. Returns false, and no victims, if not even all of them suffice. Changes nothing; time
@@ -147,13 +155,14 @@ pub trait Cache: Send {
     /// Whether a claim of `tokens` more for this sequence would succeed now.
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool;
     /// Preallocates slots up to length `upto`, outside a step; claims use them first. All or
-    /// nothing. Returns the length up to which the sequence holds slots; `upto` 0 only asks. The
-    /// default preallocates nothing.
+    /// nothing (`Full`). Returns the length up to which the sequence holds slots; `upto` 0 only
+    /// asks. Linear in the blocks that it takes. The default preallocates nothing.
     fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
         let _ = upto;
         self.claimed_len(seq)
     }
-    /// Reserves host memory for up to `tokens`; allocates no slots.
+    /// Reserves host memory for up to `tokens`, so that later claims do not reallocate; allocates
+    /// no slots. Ignores unknown sequences.
     fn expect(&mut self, seq: SeqId, tokens: u32) {
         let _ = (seq, tokens);
     }
@@ -162,37 +171,53 @@ pub trait Cache: Send {
         let _ = (blocks, rows);
     }
     /// Appends the blocks of a sequence in order of position, preallocated ones included. For
-    /// inspection. In token-granular caches a block is one slot.
+    /// inspection: linear in them. In token-granular caches a block is one slot.
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError>;
-    /// Retired length: tokens whose K and V have been computed.
+    /// Retired length: tokens whose K and V have been computed. Linear in the rows in flight.
     fn len(&self, seq: SeqId) -> Result<u32, CacheError>;
     /// Length including all claims in flight.
     fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError>;
     /// Position of the next claimed token; differs from the length after a range removal.
     fn next_position(&self, seq: SeqId) -> Result<Position, CacheError>;
-    /// Allocates slots for one step: all of them, or none with an error. `step` must be above every
-    /// step claimed before.
+    /// Allocates slots for one step: all of them, or none with an error. Fails with
+    ///
+    /// - `StepOutOfOrder` unless `step` is above every step ever claimed, cancelled ones included;
+    /// - `BadClaim` if there is no row, a sequence is named twice, or counts are impossible;
+    /// - `Unsettled` if a sequence has draft nodes that were not committed;
+    /// - `Full` if the slots do not suffice, evictable ones included.
+    ///
+    /// Constant time per row that decodes one token, else linear in the blocks allocated; evicts
+    /// cached blocks as needed.
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError>;
-    /// Writes the plan of a claimed step into `plan`, reusing its memory. Fails with `RowGone` if a
-    /// claimed row was truncated since; such a step can only be cancelled.
+    /// Writes the plan of a claimed step into `plan`, reusing its memory. `plan` may be any plan;
+    /// its content does not matter. Fails with `UnknownStep`, with `RowGone` if a claimed row was
+    /// truncated since, or with `UnknownSequence` if one was closed; such a step can only be
+    /// cancelled, or retired if it ran.
+    ///
+    /// Block tables are incremental: a batch like the last one costs constant time per row and its
+    /// new entries. A row that is new or was edited costs time linear in its block table.
     fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError>;
-    /// Ends a step that ran: publishes its lengths and performs the releases deferred to it.
-    /// Idempotent; steps retire in order.
+    /// Ends a step that ran: publishes its lengths and performs the releases deferred to it. Linear
+    /// in those. Idempotent; fails with `StepOutOfOrder` if an older step has not retired.
     fn retire(&mut self, step: StepId) -> Result<(), CacheError>;
-    /// Undoes the claim of a step that was not run; only the newest claim can be undone.
+    /// Undoes the claim of a step that was not run. Fails with `StepOutOfOrder` unless it is the
+    /// newest claim. Linear in what the claim took; its number is not used again.
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError>;
-    /// Closes every sequence and drops the prefix cache; refused while a step is in flight.
+    /// Closes every sequence and drops the prefix cache. Fails with `InFlight` while a step is
+    /// claimed. Linear in everything held.
     fn clear(&mut self) -> Result<(), CacheError>;
     /// Consistency check of the whole bookkeeping; reports the first violation. For tests: linear
     /// in everything held.
     fn check(&self) -> Result<(), String>;
 
     /// Defragments: queues slot copies so that contiguous plans are possible again. Returns how
-    /// many copies go out with the next plan. Refused while a step is in flight.
+    /// many copies go out with the next plan. Fails with `InFlight` while a step is claimed. Linear
+    /// in the slots in use. The default does nothing.
     fn compact(&mut self) -> Result<u32, CacheError> {
         Ok(0)
     }
-    /// Checks positions supplied by the caller: they must be consecutive from the next position on.
+    /// Checks positions supplied by the caller: they must be consecutive from the next position on
+    /// (`StartNotLength`, `NotARun`). Linear in them.
     fn check_positions(&self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
         let (next, length) = (self.next_position(seq)?, self.claimed_len(seq)?);
         match positions.first() {
@@ -203,7 +228,8 @@ pub trait Cache: Send {
             _ => Ok(()),
         }
     }
-    /// Refuses a stale plan: one whose generation is not the current one.
+    /// Refuses a stale plan (`StalePlan`): one whose generation is not the current one. The caller
+    /// checks before it submits.
     fn check_fresh(&self, plan: &Plan) -> Result<(), CacheError> {
         match plan.generation == self.generation() {
             true => Ok(()),
@@ -236,7 +262,10 @@ pub trait Rewind {
         let _ = seq;
         Ok(0)
     }
-    /// Truncates to positions below `to`, claims in flight included.
+    /// Truncates to positions below `to`, claims in flight included. Fails with `RewindOutOfRange`
+    /// unless `to` is between [`Rewind::lowest_rewind`] and the next position, and with `Unsettled`
+    /// if draft nodes are. Linear in the blocks released. A claimed row that it cuts can only be
+    /// cancelled, or retired if it ran.
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError>;
 }
 
@@ -244,13 +273,18 @@ pub trait Rewind {
 /// Copies K and V of partial blocks only; whole blocks are shared.
 pub trait Sequences {
     /// Makes `dst` an owner of `src`'s retired rows with positions in `range`; claimed rows may yet
-    /// be cancelled. Refused if `dst` owns one of the positions, or `src` owns nothing.
+    /// be cancelled. Refused if `dst` owns one of the positions (`CopyOverlaps`), holds rows of
+    /// another fork family, or has steps or draft nodes in flight, if `src` has no retired rows
+    /// (`NothingToCopy`), or if a partial block finds no slots (`Full`). Linear in the blocks.
     fn copy(&mut self, src: SeqId, dst: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
-    /// Removes the rows in `range` from `seq`; the remaining positions are never renumbered.
+    /// Removes the rows in `range` from `seq`; the remaining positions are never renumbered. A
+    /// range that ends below the next position must be retired (`InFlight`) in block caches. Linear
+    /// in the blocks.
     fn remove(&mut self, seq: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
     /// Closes every other sequence of `seq`'s fork family.
     fn keep(&mut self, seq: SeqId) -> Result<(), CacheError>;
-    /// Opens `n` sequences that share all retired rows of `seq` (copy-on-write).
+    /// Opens `n` sequences that share all retired rows of `seq` (copy-on-write): all, or none with
+    /// an error (`TooManySequences`, `Full`). Linear in `n` times the blocks.
     fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError>;
 }
 
@@ -285,11 +319,11 @@ impl Eq for Lookup {}
 pub trait Prefix {
     /// Looks up the longest cached prefix of `tokens`, at most all but the last token, whose logits
     /// are needed. `salt` isolates tenants. Allocates and evicts nothing, but counts as a use for
-    /// the eviction order.
+    /// the eviction order. Linear in the tokens found.
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit;
     /// Attaches the longest cached prefix of `tokens`, at most `limit` tokens, to `seq`, which must
-    /// be empty; its length is then the hit. If `lookup` is the newest lookup of these tokens and
-    /// nothing has changed since, its result is reused.
+    /// be empty (`CopyOverlaps`); its length is then the hit. If `lookup` is the newest lookup, of
+    /// the same tokens, and nothing has changed since, its result is reused. Linear in the hit.
     fn attach(
         &mut self,
         seq: SeqId,
@@ -298,12 +332,13 @@ pub trait Prefix {
         limit: u32,
         lookup: Lookup,
     ) -> Result<Hit, CacheError>;
-    /// Publishes `seq`'s full blocks up to `computed` tokens, whose ids are `tokens`. Only retired
-    /// rows are published, and only up to the first hole. It also refreshes the eviction order of
-    /// what was published before, so call it when a sequence ends.
+    /// Publishes `seq`'s full blocks up to `computed` tokens, whose ids are `tokens`; the caller
+    /// must pass the ids that were computed. Only retired rows are published, and only up to the
+    /// first hole. Linear in the new blocks, or in all with a radix tree. It also refreshes the
+    /// eviction order of what was published before, so call it when a sequence ends.
     fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError>;
     /// Evicts at least `slots` slots of unreferenced cached blocks, or all of them; returns how
-    /// many.
+    /// many. Linear in those.
     fn evict(&mut self, slots: u32) -> Result<u32, CacheError>;
 }
 
@@ -312,11 +347,13 @@ pub trait Prefix {
 pub trait Tree {
     /// Declares the draft nodes that the next claim of `seq` runs. `parents[i]` is the node number
     /// of the parent, over all unsettled nodes of the sequence, or −1 for the committed prefix.
-    /// Replaces a frontier that was not claimed yet; an empty one withdraws it.
+    /// Replaces a frontier that was not claimed yet; an empty one withdraws it. Fails with
+    /// `BadParent`. Linear in the nodes.
     fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError>;
     /// Commits the accepted chain (node numbers from a root on) after verification and drops all
     /// other nodes. The slot copies that this takes go out with the next plan; they are returned
-    /// for inspection.
+    /// for inspection. Fails with `NotAChain`, and with `InFlight` until the nodes' steps have
+    /// retired. Linear in the nodes.
     fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[SlotCopy], CacheError>;
     /// Number of claimed draft nodes not yet committed or dropped.
     fn unsettled(&self, seq: SeqId) -> Result<u32, CacheError>;

@@ -24,7 +24,8 @@ pub struct Lowering {
 }
 
 impl Lowering {
-    /// Writes the explicit-mask form of `plan` into `out`.
+    /// Writes the explicit-mask form of `plan` into `out`, reusing its memory. Takes time and mask
+    /// bits in proportion to queries times slots read; sorts the window.
     pub fn lower(&mut self, plan: &Plan, out: &mut Plan) {
         out.reset(plan.step, plan.generation);
         out.kind = PlanKind::Explicit;

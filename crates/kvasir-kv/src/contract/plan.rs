@@ -210,7 +210,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Empties the plan for a step, keeping its memory.
+    /// Empties the plan for a step, keeping its memory. For plans written by hand; `Cache::plan`
+    /// does so itself.
     pub fn reset(&mut self, step: StepId, generation: u64) {
         self.step = step;
         self.generation = generation;
@@ -226,15 +227,16 @@ impl Plan {
         self.read_bound = 0;
     }
 
-    /// Every entry that `row` reads, in order of position: pool, slot, position. Slow; for tests
-    /// and `Lowering`.
+    /// Every entry that `row` reads, in order of position: pool, slot, position. `row` must be of
+    /// this plan. Slow; for tests and `Lowering`.
     pub fn entries<'a>(&'a self, row: &PlanRow) -> impl Iterator<Item = (PoolId, Slot, Position)> + 'a {
         self.segments[row.segments.range()].iter().flat_map(move |segment| {
             (0..segment.len).map(move |i| (segment.pool, self.slot(segment, i), self.position(segment, i)))
         })
     }
 
-    /// Slot of entry `i` of `segment`.
+    /// Slot of entry `i` of `segment`, which must be of this plan; panics if the table ends before
+    /// it.
     pub fn slot(&self, segment: &Segment, i: u32) -> Slot {
         match segment.layout {
             Layout::Run { start } => start + i,
@@ -245,7 +247,7 @@ impl Plan {
         }
     }
 
-    /// Position of entry `i` of `segment`.
+    /// Position of entry `i` of `segment`, which must be of this plan.
     pub fn position(&self, segment: &Segment, i: u32) -> Position {
         match segment.sparse {
             Some(at) => self.read_positions[(at + i) as usize],
@@ -253,7 +255,8 @@ impl Plan {
         }
     }
 
-    /// Whether query `query` (counted within the row) sees entry `entry` of the row's read.
+    /// Whether query `query` (counted within the row) sees entry `entry` of the row's read. `row`
+    /// must be of this plan, and both numbers within it.
     pub fn sees(&self, row: &PlanRow, query: u32, entry: u32) -> bool {
         match row.mask {
             Mask::None => true,

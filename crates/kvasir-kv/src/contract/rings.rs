@@ -19,7 +19,8 @@ pub struct Rings {
 
 impl Rings {
     /// Ring buffers for layers with these windows, in a session whose steps write at most
-    /// `longest_write` tokens.
+    /// `longest_write` tokens. Fails with `BadConfig` if there is no window, or one of the numbers
+    /// is 0 or too large.
     pub fn new(windows: Vec<u32>, longest_write: u32) -> Result<Self, CacheError> {
         if windows.is_empty() {
             return Err(CacheError::BadConfig("no layer of the model has a window"));
@@ -46,7 +47,7 @@ impl Rings {
         window + self.longest_write - 1
     }
 
-    /// Ring row of a position in a layer with `window`.
+    /// Ring row of a position in a layer with `window`, which must be one of those given.
     pub fn slot(&self, window: u32, position: Position) -> Slot {
         position % self.rows(window)
     }
