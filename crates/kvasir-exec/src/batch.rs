@@ -143,7 +143,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Clears it for the next step and keeps the allocated capacity.
+    /// Clears it for the next step and keeps the allocated capacity. The kind is then `Decode`.
     pub fn reset(&mut self, step: StepId) {
         self.step = step;
         self.kind = StepKind::Decode;

@@ -5,7 +5,8 @@
 //! and return in submission order.
 //!
 //! The executor must not take scheduling decisions. A step that it refuses in `submit` comes back
-//! unchanged in [`Refused`].
+//! unchanged in [`Refused`]. [`Ran`] is the pending handle of an executor that runs each step
+//! inside `submit`.
 
 use crate::batch::{Batch, PoolRow};
 use crate::output::Output;
@@ -28,7 +29,8 @@ pub struct Step {
 }
 
 impl Step {
-    /// Checks that the batch has at most `most` tokens and that the plan describes the same rows.
+    /// Checks that the batch has at most `most` tokens and that the plan describes the same rows:
+    /// what an executor may rely on before it indexes one by the other. Linear in the rows.
     pub fn check_sizes(&self, most: u32) -> Result<(), StepError> {
         let (batch, plan, n) = (&self.batch, &self.plan, self.batch.tokens.len());
         let mut spans = batch.rows.iter().map(|row| row.tokens);
@@ -139,14 +141,44 @@ pub trait Executor {
     /// A ticket for a submitted step.
     type Pending;
 
-    /// The capabilities of this executor.
+    /// The capabilities of this executor; constant over its life.
     fn abilities(&self) -> Abilities;
-    /// Assigns a token-pool row to a sequence and resets its sampler state. No step in flight may
-    /// name the row.
+    /// Assigns a token-pool row to a sequence and resets its sampler state.
+    ///
+    /// The row must be below [`Abilities::pool_rows`], and no step in flight may name it. Every
+    /// sequence is bound before its first step, and again after a preemption, with its output.
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec);
     /// Submits a step and returns without waiting for the device.
+    ///
+    /// The step must respect [`Executor::abilities`], its plan must be fresh, its pool rows bound,
+    /// and fewer than [`Abilities::depth`] steps may be in flight. A refused step has run nothing
+    /// and comes back unchanged; earlier steps go on.
     fn submit(&mut self, step: Box<Step>) -> Result<Self::Pending, Refused>;
-    /// Waits for the oldest submitted step and returns it. The output is filled in unless the step
-    /// failed.
+    /// Waits for the oldest submitted step, whose handle `pending` must be, and returns it. Blocks
+    /// until the device has run it.
+    ///
+    /// On success the output has one entry per row of the batch. On failure it says nothing, and
+    /// the K and V that the step should have written are unspecified; later steps go on.
     fn wait(&mut self, pending: Self::Pending) -> (Box<Step>, Result<(), StepError>);
+}
+
+/// A step that has already run when `submit` returns; `wait` only unpacks it.
+///
+/// For backends that run on the calling CPU.
+pub struct Ran {
+    step: Box<Step>,
+    result: Result<(), StepError>,
+}
+
+impl Ran {
+    /// Runs `run` on the step now, for as long as it takes, and stores its result.
+    pub fn now(mut step: Box<Step>, run: impl FnOnce(&mut Step) -> Result<(), StepError>) -> Self {
+        let result = run(&mut step);
+        Self { step, result }
+    }
+
+    /// The step and its result.
+    pub fn into_parts(self) -> (Box<Step>, Result<(), StepError>) {
+        (self.step, self.result)
+    }
 }

@@ -1,10 +1,86 @@
 //! The interface between the engine and a backend: [`Batch`] plus [`Plan`](kvasir_kv::Plan) in,
 //! [`Output`] out.
 //!
-//! - `batch.rs`: the rows of one step (continuous batching: prefill, decode and draft tokens).
-//! - `executor.rs`: the [`Executor`] trait with asynchronous `submit` and `wait`, and [`Step`].
-//! - `sampler_row.rs`: per-sequence sampler state, and verification of speculative drafts.
-//! - `ranks.rs`: all-reduce and all-gather for tensor parallelism.
+//! A minimal executor, and one step through it as the engine runs it:
+//!
+//! ```
+//! use kvasir_exec::{ Abilities, BatchRow, Executor, PoolRow, Ran, Refused, SamplerRow,
+//! SequenceSpec, Step, StepError, }; use kvasir_kv::{Cache, ClaimRow, Contiguous, Span, StepId};
+//!
+//! const VOCAB: usize = 16;
+//!
+//! /// A model without weights: after token `t` the most likely one is `t + 1`.
+//! struct Counter {
+//!     rows: Vec<SamplerRow>,
+//! }
+//!
+//! impl Counter {
+//!     fn run(&mut self, step: &mut Step) -> Result<(), StepError> {
+//!         step.check_sizes(self.abilities().max_tokens)?;
+//!         step.output.reset();
+//!         let Step { batch, plan, output } = step;
+//!         for row in &batch.rows {
+//!             let (state, mut tokens) = (&mut self.rows[row.pool_row.0 as usize], Vec::new());
+//!             if !state.resolve(&batch.tokens[row.tokens.range()], &mut tokens) {
+//!                 return Err(StepError::Failed("a token was never sampled".into()));
+//!             }
+//!             // The forward pass. A real one writes K and V to `plan.write_slots` and attends to
+//!             // `plan.rows`.
+//!             let mut logits = vec![];
+//!             for token in &tokens[row.logits_from() as usize..] {
+//!                 logits.extend((0..VOCAB).map(|id| f32::from(id as u32 == token + 1)));
+//!             }
+//!             let positions = &plan.positions[row.tokens.range()];
+//!             state.draw(row, &tokens, positions, &[], &logits, VOCAB, &mut vec![]);
+//!             output.push(state.drawn());
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//!
+//! impl Executor for Counter {
+//!     type Pending = Ran;
+//!     fn abilities(&self) -> Abilities {
+//!         Abilities::all(1, 64, self.rows.len() as u32)
+//!     }
+//!     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+//!         self.rows[row.0 as usize] = SamplerRow::bind(spec);
+//!     }
+//!     fn submit(&mut self, step: Box<Step>) -> Result<Ran, Refused> {
+//!         Ok(Ran::now(step, |step| self.run(step)))
+//!     }
+//!     fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
+//!         pending.into_parts()
+//!     }
+//! }
+//!
+//! let mut executor = Counter { rows: vec![SamplerRow::default()] };
+//! executor.bind(PoolRow(0), SequenceSpec { prompt: vec![3, 4, 5], ..SequenceSpec::default() });
+//! let mut cache = Contiguous::new(8);
+//! let (seq, id, mut step) = (cache.open()?, StepId(1), Box::<Step>::default());
+//! cache.claim(id, &[ClaimRow::new(seq, 3)])?;
+//! cache.plan(id, &mut step.plan)?;
+//! step.batch.reset(id);
+//! step.batch.tokens.extend([3, 4, 5]);
+//! let tokens = Span::new(0, 3);
+//! step.batch.rows.push(BatchRow { seq, tokens, sample_from: 2, ..BatchRow::default() });
+//!
+//! let pending = executor.submit(step).map_err(|refused| refused.error)?;
+//! let (step, result) = executor.wait(pending);
+//! result?;
+//! cache.retire(id)?;
+//! assert_eq!(step.output.only_token(0), Some(6));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Reading order; each file imports only from those before it:
+//!
+//! 1. `batch.rs`: the rows of one step (continuous batching: prefill, decode and draft tokens).
+//! 2. `output.rs`: sampled tokens, log-probabilities, logits.
+//! 3. `executor.rs`: the [`Executor`] trait with asynchronous `submit` and `wait`, and [`Step`].
+//! 4. `sampler_row.rs`: per-sequence sampler state, and verification of speculative drafts.
+//!
+//! `ranks.rs` stands beside: all-reduce and all-gather for tensor parallelism.
 //!
 //! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
 //! request, a policy or a kernel.
@@ -14,13 +90,11 @@
 mod batch;
 mod executor;
 mod output;
-mod ran;
 mod ranks;
 mod sampler_row;
 
 pub use crate::batch::{Batch, BatchRow, Drafts, IN_FLIGHT, Phase, PoolRow, StepKind};
-pub use crate::executor::{Abilities, Executor, Refused, SequenceSpec, Step, StepError};
+pub use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
 pub use crate::output::{Drawn, Output, OutputRow, TokenLogprobs};
-pub use crate::ran::Ran;
 pub use crate::ranks::{Ranks, ThreadRank};
 pub use crate::sampler_row::SamplerRow;

@@ -89,7 +89,7 @@ impl Output {
         if span.len == 1 { self.tokens.get(span.start as usize).copied() } else { None }
     }
 
-    /// Appends the result of one row; `drawn` keeps its capacity.
+    /// Appends the result of the next row of the batch, in its order; `drawn` keeps its capacity.
     pub fn push(&mut self, drawn: &mut Drawn) {
         if drawn.broken {
             self.broken.push(self.rows.len() as u32);

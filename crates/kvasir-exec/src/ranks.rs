@@ -20,10 +20,10 @@ pub trait Ranks: Send + Sync {
     /// Number of ranks.
     fn count(&self) -> usize;
     /// All-reduce: replaces `rows` by the sum over all ranks, accumulated in rank order, so that
-    /// all get the same bits.
+    /// all get the same bits. All ranks must pass equally many. Blocks until every rank has called.
     fn sum(&self, rows: &mut [f32]);
     /// All-gather: concatenates the ranks' rows of `width` numbers in rank order. `all` holds
-    /// `rows.len() * count()` numbers.
+    /// `rows.len() * count()` numbers. Blocks until every rank has called.
     fn join(&self, rows: &[f32], width: usize, all: &mut [f32]);
 }
 
@@ -85,7 +85,7 @@ impl Ranks for ThreadRank {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::ranks::*;
 
     #[test]
     fn ranks_meet_again_and_again_and_all_get_the_same() {

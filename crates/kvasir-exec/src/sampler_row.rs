@@ -40,14 +40,14 @@ pub struct SamplerRow {
 }
 
 /// Output tokens for which capacity is reserved up front, at most.
-const ROOM: usize = 1 << 14;
+const MOST_RESERVED: usize = 1 << 14;
 
 impl SamplerRow {
-    /// Initial state for a sequence. Reserves capacity for its output, so that decoding does not
-    /// reallocate.
+    /// Initial state for a sequence, whose [`SequenceSpec::output`] holds what it has generated so
+    /// far. Reserves capacity for more output, so that decoding does not reallocate.
     pub fn bind(spec: SequenceSpec) -> Self {
-        let room = (spec.final_len as usize).saturating_sub(spec.prompt.len()).min(ROOM);
-        let mut output = Vec::with_capacity(room.max(spec.output.len()));
+        let outputs = (spec.final_len as usize).saturating_sub(spec.prompt.len()).min(MOST_RESERVED);
+        let mut output = Vec::with_capacity(outputs.max(spec.output.len()));
         output.extend_from_slice(&spec.output);
         let mut follower = spec.constraint.0.as_ref().map(|constraint| constraint.follow());
         if let Some(follower) = &mut follower {
@@ -58,7 +58,7 @@ impl SamplerRow {
 
     /// Appends the row's tokens to `into`, with [`IN_FLIGHT`] replaced by the newest sampled token.
     ///
-    /// Returns false if a token is in flight that was never sampled.
+    /// Returns false if a token is in flight that was never sampled; `into` is then incomplete.
     #[must_use]
     pub fn resolve(&self, tokens: &[Token], into: &mut Vec<Token>) -> bool {
         tokens.iter().all(|t| {
@@ -68,7 +68,7 @@ impl SamplerRow {
         })
     }
 
-    /// The result of the last `draw`.
+    /// The result of the last `draw`; empty before the first.
     pub fn drawn(&mut self) -> &mut Drawn {
         &mut self.drawn
     }
@@ -100,8 +100,13 @@ impl SamplerRow {
 
     /// Samples a token after each fed token from `sample_from` on, and scores prompt tokens.
     ///
-    /// `logits` holds `vocab` numbers per row from [`BatchRow::logits_from`] on. `work` is scratch
-    /// memory for one row of logits.
+    /// Requires `tokens` as [`SamplerRow::resolve`] gives them, and one position per token.
+    /// `logits` holds `vocab` numbers (at least 1) per token from [`BatchRow::logits_from`] on,
+    /// `parents` the draft tree or nothing for a chain. `work` is scratch memory for one row of
+    /// logits.
+    ///
+    /// Linear in the logits. The result is in [`SamplerRow::drawn`]: without tokens if the logits
+    /// are broken or the constraint allows none.
     #[allow(clippy::too_many_arguments)] // a row's part of a step, and memory
     pub fn draw(
         &mut self,
