@@ -133,7 +133,7 @@ fn rows_of_drafts(given: &Value) -> Result<Value, String> {
 /// `atom.sampling_params`.
 pub(crate) fn sampling_params(case: &Case) -> Result<Outcome, CaseError> {
     match case.id.get(..5) {
-        Some("sp-01") => skipped("a table; defaults are those of the endpoint; test a_plain_chat_is_read"),
+        Some("sp-01") => skipped("a table; defaults are those of the endpoint; test plain_chats_are_parsed"),
         _ => skipped(
             "a table; tests request::tests::ranges_are_checked and core_life::siblings_have_noise_of_their_own",
         ),
