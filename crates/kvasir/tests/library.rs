@@ -351,7 +351,7 @@ fn invalid_session_calls_are_refused_and_change_nothing() {
     assert!(asked(kvasir.session(none).map(|_| ())).contains("sequences 0"));
     let mut session = kvasir.session(CacheOptions::new(CacheKind::Tree).capacity(64)).unwrap();
     let main = session.main();
-    assert!(asked(session.fork(main, 2)).contains("no sequences face"));
+    assert!(asked(session.fork(main, 2)).contains("no sequences capability"));
     session.append(main, [1, 2, 3]).unwrap();
     assert!(asked(session.rewind(main, 4)).contains("3 tokens"));
     assert!(asked(session.append(main, [9999])).contains("9999"));
