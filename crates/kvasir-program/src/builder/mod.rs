@@ -259,8 +259,7 @@ impl<'a> Builder<'a> {
             let why = format!("is {}, which does not divide {heads} heads", facts.kv_heads);
             return Err(ProgramError::config("num_key_value_heads", why));
         }
-        let (q, k, v, sinks, selection, out_dtype) =
-            (a.q, a.k, a.v, a.sinks, a.selection, self.program.dtype);
+        let (q, k, v, sinks, selection) = (a.q, a.k, a.v, a.sinks, a.selection);
         let (scale, soft_cap) = (a.scale as f32, a.soft_cap.map(|cap| cap as f32));
         Ok(self.numbers(heads * facts.value_dim, |out| Op::UpdateAndAttend {
             q,
@@ -271,7 +270,6 @@ impl<'a> Builder<'a> {
             soft_cap,
             sinks,
             selection,
-            out_dtype,
             out,
         }))
     }

@@ -1,7 +1,7 @@
 //! The op set of programs: embedding, norms, GEMM/GEMV, RoPE, attention, activations, MoE routing,
 //! collectives.
 //!
-//! Every op makes one value and treats each row (token) independently. Only [`Op::UpdateAndAttend`]
+//! Every op makes one value, whose numbers are f32, and treats each row (token) independently. Only [`Op::UpdateAndAttend`]
 //! and [`Op::SelectKeys`] read other rows, through the KV cache. Shapes are not stored in ops: they
 //! follow from the values and matrices.
 //!
@@ -266,8 +266,6 @@ pub enum Op {
         sinks: Option<WeightId>,
         /// Restricts visibility further, to the entries that an indexer selected.
         selection: Option<ValueId>,
-        /// The result's number type in the reference implementation. An exact backend keeps f32.
-        out_dtype: NumberType,
         /// Result.
         out: ValueId,
     },
