@@ -231,9 +231,9 @@ impl<E: Executor> Engine<E> {
         Ok(true)
     }
 
-    /// Submits a step. A refused step is canceled and its sequences fail; a stale plan stops the
-    /// engine.
-    fn submit(&mut self, step: Box<Step>) -> Result<(), Exit> {
+    /// Submits a step, its plan rewritten if the executor does not accept its kind. A refused step is
+    /// canceled and its sequences fail; a stale plan stops the engine.
+    fn submit(&mut self, mut step: Box<Step>) -> Result<(), Exit> {
         if let Err(stale) = self.core.cache().check_fresh(&step.plan) {
             return Err(Exit::Broken(stale.to_string()));
         }

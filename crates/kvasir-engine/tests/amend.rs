@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
-use kvasir_exec::{OutputRow, Phase, Step, StepKind};
+use kvasir_exec::{OutputRow, RowKind, Step, StepKind};
 use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
 use kvasir_sim::Toy;
 
@@ -84,8 +84,8 @@ fn a_request_goes_on_from_its_newest_token_if_the_next_never_comes() {
     let step = core.schedule(0).unwrap();
     assert_eq!(step.batch.kind, StepKind::Decode);
     let fed: Vec<_> =
-        step.batch.rows.iter().map(|row| (row.phase, &step.batch.tokens[row.tokens.range()])).collect();
-    assert_eq!(fed, [(Phase::Decode, &[8][..]), (Phase::Decode, &[30][..])]);
+        step.batch.rows.iter().map(|row| (row.kind, &step.batch.tokens[row.tokens.range()])).collect();
+    assert_eq!(fed, [(RowKind::Decode, &[8][..]), (RowKind::Decode, &[30][..])]);
     assert_eq!(end(&mut core, step, 31), [(0, vec![31], None), (0, vec![31], None)]);
     // A request preempted in the meantime is recomputed at once; no token is awaited.
     let mut step = core.schedule(0).unwrap();

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
-use kvasir_exec::{Executor, OutputRow, Phase, Step};
+use kvasir_exec::{Executor, OutputRow, RowKind, Step};
 use kvasir_kv::{
     Cache, CacheError, CacheKind, Capability, Cells, Contiguous, Paged, Radix, Span, Token,
     blocks::BlockConfig,
@@ -100,15 +100,15 @@ fn rows_say_queries_and_context() {
     let mut step = core.schedule(0).unwrap();
     let row = step.batch.rows[0];
     assert_eq!(
-        (row.phase, row.cached, row.context_len, row.tokens.len, row.sample_from),
-        (Phase::Prefill, 0, 5, 5, 4)
+        (row.kind, row.cached, row.context_len, row.tokens.len, row.sample_from),
+        (RowKind::Prefill, 0, 5, 5, 4)
     );
     assert_eq!(step.plan.positions, [0, 1, 2, 3, 4]);
     answer(&mut step, 30);
     core.postprocess(&step, &Ok(()), 0);
     let step = core.schedule(0).unwrap();
     let row = step.batch.rows[0];
-    assert_eq!((row.phase, row.cached, row.context_len, row.last_block_tokens), (Phase::Decode, 5, 6, 2));
+    assert_eq!((row.kind, row.cached, row.context_len, row.last_block_tokens), (RowKind::Decode, 5, 6, 2));
     assert_eq!((step.plan.positions.as_slice(), step.batch.tokens.as_slice()), (&[5][..], &[30][..]));
 }
 
@@ -488,7 +488,7 @@ fn chunks_beside_decodes_shrink_as_their_tokens_grow_dearer() {
         core.take_binds().for_each(drop);
         answer(&mut step, 30);
         core.postprocess(&step, &Ok(()), 0);
-        let prompts = step.batch.rows.iter().filter(|row| row.phase == Phase::Prefill);
+        let prompts = step.batch.rows.iter().filter(|row| row.kind.is_prefill());
         prompts.map(|row| row.tokens.len).collect()
     };
     core.add(request(&[5], 1000), 0).unwrap();

@@ -38,15 +38,26 @@ pub enum StepKind {
     Dummy,
 }
 
-/// The phase of one row in a step.
+/// What a row does. The scheduler decides it once; the engine, the executors and the statistics read
+/// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+pub enum RowKind {
     /// Feeds known tokens: a prompt chunk, or the recomputation of a preempted sequence.
     #[default]
     Prefill,
-    /// Feeds the newest token, followed by its speculative drafts.
+    /// Plain decode: feeds the newest token alone and samples the next one.
     Decode,
+    /// Decode of several tokens: the newest one with speculative drafts, or all those that the executor
+    /// sampled by itself in the step before.
+    MultiDecode,
+}
+
+impl RowKind {
+    /// Whether the row feeds known tokens.
+    pub fn is_prefill(self) -> bool {
+        self == Self::Prefill
+    }
 }
 
 /// The speculative draft tokens of one row: the last `count` of its tokens.
@@ -70,7 +81,7 @@ pub struct BatchRow {
     /// The sequence in the cache.
     pub seq: SeqId,
     /// Prefill or decode.
-    pub phase: Phase,
+    pub kind: RowKind,
     /// Its input tokens in [`Batch::tokens`].
     pub tokens: Span,
     /// Tokens of the sequence that were in the KV cache before this step.
@@ -102,15 +113,10 @@ impl BatchRow {
         self.sample_from < self.tokens.len
     }
 
-    /// Whether the row is a plain decode: one token in, one token out, no drafts.
-    pub fn is_one_decode(&self) -> bool {
-        self.phase == Phase::Decode && self.tokens.len == 1 && self.samples() && self.drafts.count == 0
-    }
-
     /// Whether the hidden state of the row's last token is wanted: on the last prefill row of a
     /// request with `Sampling::hidden`.
     pub fn wants_hidden(&self) -> bool {
-        self.sampling.hidden && self.phase == Phase::Prefill && self.samples()
+        self.sampling.hidden && self.kind.is_prefill() && self.samples()
     }
 
     /// Index into the row's tokens of the first one whose logits are computed, for scoring or
@@ -159,14 +165,18 @@ impl Batch {
         self.kind == StepKind::Dummy
     }
 
-    /// Input tokens over all rows.
-    pub fn total_tokens(&self) -> usize {
-        self.tokens.len()
+    /// `(rows, tokens)` of the prefill rows.
+    pub fn prefills(&self) -> (usize, usize) {
+        self.count(RowKind::is_prefill)
     }
 
-    /// `(rows, tokens)` of one phase.
-    pub fn count(&self, phase: Phase) -> (usize, usize) {
-        let rows = self.rows.iter().filter(|row| row.phase == phase);
+    /// `(rows, tokens)` of the decode rows.
+    pub fn decodes(&self) -> (usize, usize) {
+        self.count(|kind| !kind.is_prefill())
+    }
+
+    fn count(&self, counts: impl Fn(RowKind) -> bool) -> (usize, usize) {
+        let rows = self.rows.iter().filter(|row| counts(row.kind));
         rows.fold((0, 0), |(n, tokens), row| (n + 1, tokens + row.tokens.len as usize))
     }
 }

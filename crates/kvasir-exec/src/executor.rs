@@ -8,7 +8,7 @@
 //! unchanged in [`Refused`]. [`Ran`] is the pending handle of an executor that runs each step
 //! inside `submit`.
 
-use crate::batch::{Batch, PoolRow};
+use crate::batch::{Batch, BatchRow, PoolRow, RowKind};
 use crate::output::Output;
 use kvasir_kv::{Plan, Token};
 use kvasir_sample::{Constrained, Sampling};
@@ -59,6 +59,10 @@ pub struct Abilities {
     pub ragged: bool,
     /// Accepts plans with explicit masks (token trees).
     pub explicit: bool,
+        let decodes = |row: &BatchRow| row.tokens.len == 1 && row.sample_from == 0 && row.drafts.count == 0;
+        if let Some(row) = batch.rows.iter().find(|row| row.kind == RowKind::Decode && !decodes(row)) {
+            return Err(StepError::Failed(format!("request {} is no plain decode", row.request)));
+        }
     /// Accepts prefill and decode rows in one step (chunked prefill).
     pub mixed: bool,
     /// Steps that may be in flight: submitted but not waited for.

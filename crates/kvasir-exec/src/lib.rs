@@ -93,7 +93,7 @@ mod output;
 mod ranks;
 mod sampler_row;
 
-pub use crate::batch::{Batch, BatchRow, Drafts, IN_FLIGHT, Phase, PoolRow, StepKind};
+pub use crate::batch::{Batch, BatchRow, Drafts, IN_FLIGHT, PoolRow, RowKind, StepKind};
 pub use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
 pub use crate::output::{Drawn, Output, OutputRow, TokenLogprobs};
 pub use crate::ranks::{Ranks, ThreadRank};

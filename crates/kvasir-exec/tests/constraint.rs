@@ -2,7 +2,7 @@
 //! ends.
 #![allow(clippy::unwrap_used)]
 
-use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, Phase, SamplerRow, SequenceSpec};
+use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, RowKind, SamplerRow, SequenceSpec};
 use kvasir_kv::Span;
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ fn logits(rows: usize) -> Vec<f32> {
 
 fn draw(state: &mut SamplerRow, tokens: &[u32], first: u32, drafts: u32, parents: &[i32]) -> Vec<u32> {
     let row = BatchRow {
-        phase: Phase::Decode,
+        kind: RowKind::Decode,
         tokens: Span::new(0, tokens.len()),
         sample_from: tokens.len() as u32 - drafts - 1,
         drafts: Drafts { count: drafts, tree: (!parents.is_empty()).then(|| Span::new(0, parents.len())) },

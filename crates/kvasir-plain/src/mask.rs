@@ -8,7 +8,7 @@
 //! 4. The plan's explicit mask has its bit set, if there is one (tree nodes of earlier steps).
 
 use kvasir_exec::{Batch, BatchRow};
-use kvasir_kv::{Mask, Plan, PlanRow, PoolId, Position, Slot};
+use kvasir_kv::{Plan, PlanRow, PoolId, Position, Slot};
 use std::collections::HashMap;
 
 /// The entries that one row of a step reads, and what each of its queries may attend to.

@@ -8,7 +8,7 @@ mod common;
 
 use common::{Stream, limits, load};
 use kvasir_exec::{
-    Batch, BatchRow, Drafts, Executor, IN_FLIGHT, Phase, PoolRow, SequenceSpec, Step, StepError, StepKind,
+    Batch, BatchRow, Drafts, Executor, IN_FLIGHT, PoolRow, RowKind, SequenceSpec, Step, StepError, StepKind,
 };
 use kvasir_kv::{
     Cache, Cells, ClaimRow, Contiguous, Paged, PoolId, SeqId, Span, StepId, Token, TreeCache,
@@ -61,7 +61,7 @@ fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
         step.batch.rows.push(BatchRow {
             request: row as u64,
             seq: SeqId(p.seq),
-            phase: Phase::Decode,
+            kind: RowKind::MultiDecode,
             tokens,
             cached: 0,
             context_len: 0,

@@ -195,7 +195,7 @@ impl Executor for CostDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_exec::{BatchRow, Phase};
+    use kvasir_exec::{BatchRow, RowKind};
     use kvasir_kv::{Mask, PlanRow, SeqId, Token};
 
     struct Silent;
@@ -214,11 +214,11 @@ mod tests {
     fn step(kind: StepKind, rows: u32, fed: u32, read: u32) -> Box<Step> {
         let mut step = Step::default();
         step.batch.kind = kind;
-        let phase = if kind == StepKind::Decode { Phase::Decode } else { Phase::Prefill };
+        let row_kind = if kind == StepKind::Decode { RowKind::Decode } else { RowKind::Prefill };
         for i in 0..rows {
             let tokens = Span { start: i * fed, len: fed };
             step.batch.rows.push(BatchRow {
-                phase,
+                kind: row_kind,
                 tokens,
                 context_len: read,
                 sample_from: fed - 1,

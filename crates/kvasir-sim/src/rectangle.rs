@@ -5,7 +5,7 @@
 //! So it can serve as the oracle of the rectangular policy. `tkv` is a row's left padding plus its
 //! length, in slots.
 
-use kvasir_exec::{Batch, BatchRow, Phase, Step};
+use kvasir_exec::{Batch, BatchRow, Step};
 use kvasir_kv::{BlockId, Layout, Mask, Plan, PlanRow, PoolId};
 
 /// The static shapes of a device: one chunk of one prompt, or one token for each row of a rectangle
@@ -37,7 +37,7 @@ impl StaticShape {
         for (row, planned) in batch.rows.iter().zip(&plan.rows) {
             self.check_row(row, planned, plan).map_err(|why| format!("request {}: {why}", row.request))?;
         }
-        match (batch.count(Phase::Prefill).0, batch.count(Phase::Decode).0) {
+        match (batch.prefills().0, batch.decodes().0) {
             (1, 0) => self.check_chunk(batch, plan),
             (0, _) => self.check_rectangle(plan),
             (prefills, decodes) => Err(format!("{prefills} prompts and {decodes} decodes in one step")),
@@ -146,14 +146,14 @@ fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_exec::PoolRow;
+    use kvasir_exec::{PoolRow, RowKind};
     use kvasir_kv::{Segment, SeqId, SlotCopy, Span};
 
     const SHAPE: StaticShape =
         StaticShape { block: 4, chunk: 8, max_rows: 2, max_volume: 30, max_model_len: 32 };
 
     /// Adds a row that reads `len` tokens through `table` and feeds the last `queries` of them.
-    fn add(step: &mut Step, phase: Phase, table: &[BlockId], len: u32, queries: u32, left: u32) {
+    fn add(step: &mut Step, kind: RowKind, table: &[BlockId], len: u32, queries: u32, left: u32) {
         let Step { batch, plan, .. } = step;
         let seq = SeqId(batch.rows.len() as u64);
         let tokens = Span::new(batch.tokens.len(), queries as usize);
@@ -161,7 +161,7 @@ mod tests {
         batch.rows.push(BatchRow {
             request: seq.0,
             seq,
-            phase,
+            kind,
             tokens,
             cached: len - queries,
             context_len: len,
@@ -190,14 +190,14 @@ mod tests {
 
     fn rectangle() -> Step {
         let mut step = Step::default();
-        add(&mut step, Phase::Decode, &[3, 1, 7], 11, 1, 0);
-        add(&mut step, Phase::Decode, &[2, 5], 7, 1, 1);
+        add(&mut step, RowKind::Decode, &[3, 1, 7], 11, 1, 0);
+        add(&mut step, RowKind::Decode, &[2, 5], 7, 1, 1);
         step
     }
 
     fn chunk() -> Step {
         let mut step = Step::default();
-        add(&mut step, Phase::Prefill, &[3, 1, 2], 10, 6, 1);
+        add(&mut step, RowKind::Prefill, &[3, 1, 2], 10, 6, 1);
         step
     }
 
@@ -225,9 +225,10 @@ mod tests {
         assert!(breaks(rectangle, |s| s.plan.moves.push(SlotCopy { from: 1, to: 2 })).contains("moves"));
         assert!(breaks(rectangle, |s| s.batch.rows[0].drafts.count = 1).contains("drafts"));
         assert!(
-            breaks(rectangle, |s| s.batch.rows[0].phase = Phase::Prefill).contains("1 prompts and 1 decodes")
+            breaks(rectangle, |s| s.batch.rows[0].kind = RowKind::Prefill)
+                .contains("1 prompts and 1 decodes")
         );
-        assert!(breaks(rectangle, |s| add(s, Phase::Decode, &[8, 9, 10], 9, 1, 0)).contains("3 rows"));
+        assert!(breaks(rectangle, |s| add(s, RowKind::Decode, &[8, 9, 10], 9, 1, 0)).contains("3 rows"));
         let wide = StaticShape { max_volume: 21, ..SHAPE };
         assert!(wide.check(&rectangle()).is_err_and(|why| why.contains("2 rows times tkv 11")));
         let short = StaticShape { max_model_len: 10, ..SHAPE };

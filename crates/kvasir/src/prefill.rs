@@ -50,7 +50,7 @@ pub(crate) fn feed(
         cache.plan(id, &mut step.plan).map_err(broken)?;
         let row = BatchRow {
             seq,
-            phase: Phase::Prefill,
+            kind: RowKind::Prefill,
             tokens: Span::new(0, chunk.len()),
             cached: start,
             context_len: start + count,

@@ -12,7 +12,7 @@ use kvasir_engine::{
     Rectangular, RectangularConfig, Request, RequestId, Turn,
 };
 use kvasir_exec::{
-    Abilities, Batch, BatchRow, Executor, Phase, PoolRow, Ran, Refused, SequenceSpec, Step, StepError,
+    Abilities, Batch, BatchRow, Executor, PoolRow, Ran, Refused, RowKind, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{
     Cache, CacheConfig, CacheKind, ClaimRow, Contiguous, PoolId, SharedPrefix, Span, StepId, Token, build,
@@ -132,7 +132,7 @@ impl Frozen {
         cache.plan(StepId(1), &mut step.plan).unwrap();
         let row = BatchRow {
             seq,
-            phase: Phase::Prefill,
+            kind: RowKind::Prefill,
             tokens: Span::new(0, tokens.len()),
             context_len: count,
             sample_from: count,

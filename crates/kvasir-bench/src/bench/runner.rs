@@ -6,7 +6,7 @@
 use crate::bench::Work;
 use crate::bench::stretches::Stretches;
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Peaks};
-use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, Phase, PoolRow, SequenceSpec, Step};
+use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, PoolRow, RowKind, SequenceSpec, Step};
 use kvasir_kv::{Cache, ClaimRow, Contiguous, Radix, SeqId, Span, StepId, Token, blocks::BlockConfig};
 use std::sync::Arc;
 
@@ -173,11 +173,11 @@ impl Runner {
         self.cache.plan(id, &mut step.plan).map_err(|e| e.to_string())?;
         let Batch { tokens: all, rows: into, .. } = &mut step.batch;
         for (seq, pool_row, tokens, from) in rows {
-            let phase = if tokens.len() == 1 { Phase::Decode } else { Phase::Prefill };
+            let kind = if tokens.len() == 1 { RowKind::Decode } else { RowKind::Prefill };
             let tokens_at = Span::new(all.len(), tokens.len());
             into.push(BatchRow {
                 seq: *seq,
-                phase,
+                kind,
                 tokens: tokens_at,
                 sample_from: *from,
                 pool_row: *pool_row,

@@ -4,7 +4,7 @@
 //! merge and the bin width doubles.
 
 use kvasir_engine::StepRecord;
-use kvasir_exec::{Phase, Step};
+use kvasir_exec::Step;
 use serde_json::{Value, json};
 
 /// Equal time bins over the run, of `width` nanoseconds.
@@ -40,7 +40,7 @@ impl Sample {
         let sampled = step.batch.rows.iter().filter(|row| row.samples()).count();
         Self {
             outputs: sampled as u64,
-            prompts: step.batch.count(Phase::Prefill).1 as u64,
+            prompts: step.batch.prefills().1 as u64,
             running: record.running.into(),
             waiting: record.waiting.into(),
             used: (record.room.held + record.room.leased).into(),

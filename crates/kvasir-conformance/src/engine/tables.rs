@@ -7,7 +7,7 @@ use crate::engine::scheduler::draft_rows;
 use crate::engine::{about, list, tokens};
 use crate::outcome::Outcome;
 use kvasir_engine::{DraftStats, prefill_chunk};
-use kvasir_exec::{Batch, BatchRow, Drafts, Phase, StepKind};
+use kvasir_exec::{Batch, BatchRow, Drafts, RowKind, StepKind};
 use kvasir_kv::Span;
 use serde_json::{Value, json};
 
@@ -69,8 +69,8 @@ fn chunk_size(given: &Value) -> Result<Value, String> {
 }
 
 fn produces_output(given: &Value) -> Result<Value, String> {
-    let row = |phase, samples: bool| BatchRow {
-        phase,
+    let row = |kind, samples: bool| BatchRow {
+        kind,
         tokens: Span { start: 0, len: 1 },
         sample_from: u32::from(!samples),
         ..BatchRow::default()
@@ -83,8 +83,8 @@ fn produces_output(given: &Value) -> Result<Value, String> {
             kind: if chunks.is_empty() { StepKind::Decode } else { StepKind::Mixed },
             ..Batch::default()
         };
-        batch.rows.extend((0..decodes).map(|_| row(Phase::Decode, true)));
-        batch.rows.extend(chunks.iter().map(|last| row(Phase::Prefill, last == true)));
+        batch.rows.extend((0..decodes).map(|_| row(RowKind::Decode, true)));
+        batch.rows.extend(chunks.iter().map(|last| row(RowKind::Prefill, last == true)));
         produces.push(batch.kind == StepKind::Decode || batch.rows.iter().any(BatchRow::samples));
     }
     Ok(json!({ "produces": produces }))

@@ -2,6 +2,7 @@
 
 use crate::request::sequence::Sequence;
 use crate::scheduler::budget::Commitment;
+use kvasir_exec::RowKind;
 use kvasir_kv::SeqId;
 
 /// What a sequence is fed in this step.
@@ -22,6 +23,7 @@ pub struct Feed {
 pub(crate) struct ScheduledRow {
     pub(crate) entry: u32,
     pub(crate) seq: SeqId,
+    pub(crate) kind: RowKind,
     /// Cached tokens that are recomputed; their writes go to the dummy slot.
     pub(crate) redirected: u32,
     /// Committed or in-flight tokens fed, without drafts.
@@ -33,11 +35,6 @@ pub(crate) struct ScheduledRow {
 }
 
 impl ScheduledRow {
-    /// Condition of the decode fast path.
-    pub(crate) fn is_one_token(&self) -> bool {
-        self.tokens == 1 && self.redirected == 0 && self.drafts == 0
-    }
-
     /// Tokens that the row takes from the step's token budget.
     fn fed(&self) -> u32 {
         self.tokens + self.redirected + self.drafts

@@ -18,6 +18,7 @@ use crate::scheduler::limits::{Costs, Limits};
 use crate::scheduler::record::RectangleRecord;
 use crate::scheduler::schedule::{Feed, ScheduledRow};
 use crate::scheduler::state::SchedulerState;
+use kvasir_exec::RowKind;
 use kvasir_kv::{Hit, SeqId};
 
 /// The scheduler view passed to a policy: its only way to read state and to act.
@@ -226,10 +227,19 @@ impl<'a> SchedulerView<'a> {
             kv.preallocate(sequence, tokens + feed.ahead)?;
             slots = kv.budget().growth(sequence, tokens + drafts);
         }
+        let redirected = feed.redirected.min(sequence.claimed);
+        let kind = if sequence.prefilling {
+            RowKind::Prefill
+        } else if sequence.to_feed() == 1 && redirected + drafts == 0 {
+            RowKind::Decode
+        } else {
+            RowKind::MultiDecode
+        };
         let row = ScheduledRow {
             entry,
             seq: sequence.cache.unwrap_or(SeqId(u64::MAX)),
-            redirected: feed.redirected.min(sequence.claimed),
+            kind,
+            redirected,
             tokens,
             drafts,
             left_pad_blocks: feed.left_pad_blocks,

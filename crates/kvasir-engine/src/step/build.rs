@@ -17,7 +17,7 @@ use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::schedule::ScheduledRow;
 use crate::scheduler::state::SchedulerState;
-use kvasir_exec::{Batch, BatchRow, Drafts, IN_FLIGHT, Phase, Step, StepKind};
+use kvasir_exec::{Batch, BatchRow, Drafts, IN_FLIGHT, RowKind, Step, StepKind};
 use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{CacheError, ClaimRow, SeqId, Span, StepId, Token};
 
@@ -142,13 +142,13 @@ impl StepBuilder {
                 rows.push(BatchRow::default());
             }
             let filled = &mut rows[i];
-            match row.is_one_token() && sequence.to_feed() == 1 && !sequence.prefilling {
-                true => decode_row(sequence, row, block, &mut batch.tokens, filled),
-                false => *filled = any_row(sequence, row, block, batch),
+            match row.kind {
+                RowKind::Decode => decode_row(sequence, row, block, &mut batch.tokens, filled),
+                _ => *filled = any_row(sequence, row, block, batch),
             }
             let samples = filled.samples();
-            let (prefilled, spills) = (sequence.prefilling && samples, sequence.tokens.is_due());
-            decodes += usize::from(!sequence.prefilling);
+            let (prefilled, spills) = (row.kind.is_prefill() && samples, sequence.tokens.is_due());
+            decodes += usize::from(!row.kind.is_prefill());
             sequence.claimed += row.tokens;
             sequence.in_flight += u32::from(samples);
             sequence.steps_in_flight += 1;
@@ -220,12 +220,12 @@ fn decode_row(
     tokens: &mut Vec<Token>,
     row: &mut BatchRow,
 ) {
-    let is_same = row.seq == scheduled.seq && row.request == sequence.id.0 && row.is_one_decode();
+    let is_same = row.seq == scheduled.seq && row.request == sequence.id.0 && row.kind == RowKind::Decode;
     if !is_same || sequence.amended {
         *row = BatchRow {
             request: sequence.id.0,
             seq: scheduled.seq,
-            phase: Phase::Decode,
+            kind: RowKind::Decode,
             pool_row: sequence.pool_row.unwrap_or_default(),
             sampling: sequence.sampling,
             ..BatchRow::default()
@@ -258,7 +258,7 @@ fn any_row(sequence: &Sequence, scheduled: &ScheduledRow, size: BlockSize, batch
     BatchRow {
         request: sequence.id.0,
         seq: scheduled.seq,
-        phase: if sequence.prefilling { Phase::Prefill } else { Phase::Decode },
+        kind: scheduled.kind,
         tokens,
         cached: sequence.claimed,
         context_len,

@@ -19,7 +19,7 @@ use crate::request::stop;
 use crate::request::timings::Nanos;
 use crate::scheduler::state::SchedulerState;
 use crate::step::drafts::{DraftStats, depth};
-use kvasir_exec::{BatchRow, Phase, Step, StepError};
+use kvasir_exec::{BatchRow, RowKind, Step, StepError};
 use kvasir_kv::{StepId, Token};
 use kvasir_sample::accept;
 
@@ -56,7 +56,7 @@ fn fault(error: &StepError) -> Fault {
 fn commit_decode(state: &mut SchedulerState, row: &BatchRow, token: Token, step: StepId, now: Nanos) -> bool {
     let Some(sequence) = state.requests.get_mut(RequestId(row.request)) else { return false };
     let first = sequence.outputs_len();
-    let continues = row.is_one_decode() && sequence.stops.continues_after(token, first + 1);
+    let continues = row.kind == RowKind::Decode && sequence.stops.continues_after(token, first + 1);
     if !continues || first == 0 || sequence.logprobs || sequence.cache != Some(row.seq) {
         return false;
     }
@@ -98,7 +98,7 @@ impl StepCommitter {
                 && state.requests[entry].cache == Some(row.seq)
             {
                 state.requests[entry].computed = row.context_len;
-                state.publish(entry, row.samples() && row.phase == Phase::Prefill);
+                state.publish(entry, row.samples() && row.kind.is_prefill());
             }
         }
     }
@@ -175,7 +175,7 @@ impl StepCommitter {
         if row.scored.len > 0 {
             store_scores(sequence, i, row, step);
         }
-        let milestone = row.samples() && row.phase == Phase::Prefill;
+        let milestone = row.samples() && row.kind.is_prefill();
         if !row.samples() {
             state.publish(entry, false);
             return;
@@ -290,7 +290,7 @@ impl StepCommitter {
                     kv.withdraw_tree(row.seq);
                 }
                 kv.budget_mut().renew(sequence);
-                requests.set_prefilling(entry, row.phase == Phase::Prefill);
+                requests.set_prefilling(entry, row.kind.is_prefill());
             }
             requests.release_row(entry);
             requests.reap(entry);

@@ -10,7 +10,7 @@
 
 use crate::request::timings::Nanos;
 use crate::scheduler::limits::Costs;
-use kvasir_exec::{Batch, Phase};
+use kvasir_exec::Batch;
 
 /// Weighted linear regression with exponential forgetting.
 #[derive(Clone, Debug)]
@@ -83,8 +83,8 @@ const SETTLED: f64 = 8.0;
 impl CostMeter {
     /// Adds a finished step that took `took` on the device.
     pub(crate) fn see(&mut self, batch: &Batch, took: Nanos) {
-        let (_, tokens) = batch.count(Phase::Prefill);
-        let (rows, _) = batch.count(Phase::Decode);
+        let (_, tokens) = batch.prefills();
+        let (rows, _) = batch.decodes();
         // The slope is per additional row, so the first row belongs to the intercept.
         let (more, took) = (rows.saturating_sub(1) as f64, took as f64);
         let (base, slope) = self.decodes.fit();
@@ -93,7 +93,7 @@ impl CostMeter {
             let most = if self.decodes.sums[0] > SETTLED { 2.0 * decodes } else { took };
             return self.decodes.see(more, took.min(most), 1.0);
         }
-        let prompts = batch.rows.iter().filter(|row| row.phase == Phase::Prefill);
+        let prompts = batch.rows.iter().filter(|row| row.kind.is_prefill());
         let longest = prompts.clone().map(|row| row.tokens.len).max().map_or(0.0, f64::from);
         let middles = prompts.map(|row| {
             let n = f64::from(row.tokens.len);
@@ -129,16 +129,16 @@ impl CostMeter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_exec::BatchRow;
+    use kvasir_exec::{BatchRow, RowKind};
     use kvasir_kv::Span;
 
     fn batch(prompt: u32, cached: u32, decodes: usize) -> Batch {
-        let row = |phase, len| BatchRow { phase, tokens: Span { start: 0, len }, ..BatchRow::default() };
+        let row = |kind, len| BatchRow { kind, tokens: Span { start: 0, len }, ..BatchRow::default() };
         let mut batch = Batch::default();
         if prompt > 0 {
-            batch.rows.push(BatchRow { cached, ..row(Phase::Prefill, prompt) });
+            batch.rows.push(BatchRow { cached, ..row(RowKind::Prefill, prompt) });
         }
-        batch.rows.extend((0..decodes).map(|_| row(Phase::Decode, 1)));
+        batch.rows.extend((0..decodes).map(|_| row(RowKind::Decode, 1)));
         batch
     }
 

@@ -10,7 +10,7 @@ use crate::request::event::Event;
 use crate::request::ids::RequestId;
 use crate::request::timings::Nanos;
 use crate::trace::step_trace::{StepTrace, TableChange};
-use kvasir_exec::{Phase, Step, StepError};
+use kvasir_exec::{RowKind, Step, StepError};
 use kvasir_kv::{BlockId, BlockUse};
 use std::{collections::HashMap, ops::Range};
 
@@ -193,14 +193,13 @@ impl<S: TraceSink> Tracer<S> {
         for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
             let Some(known) = self.live.get_mut(&RequestId(row.request)) else { continue };
             let first = step.plan.positions.get(planned.queries.start as usize).copied().unwrap_or(0);
-            let phase = u8::from(row.phase == Phase::Decode);
+            let phase = u8::from(!row.kind.is_prefill());
             let (tokens, left, drafts) = (planned.queries.len, planned.left_pad_blocks, row.drafts.count);
-            let same = phase == 1 && tokens == 1 && first == known.computed && left == known.left;
-            match same && planned.redirected == 0 {
-                true => self.again.push(known.number),
-                false => {
-                    self.now.rows.push((known.number, phase, first, tokens, planned.redirected, left, drafts))
-                }
+            if row.kind == RowKind::Decode && first == known.computed && left == known.left {
+                self.again.push(known.number);
+            } else {
+                let redirected = planned.redirected;
+                self.now.rows.push((known.number, phase, first, tokens, redirected, left, drafts));
             }
             known.computed = first + tokens - drafts;
             known.left = left;

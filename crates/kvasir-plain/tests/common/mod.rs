@@ -1,7 +1,7 @@
 //! Test helper: one sequence on a contiguous cache, driven step by step.
 #![allow(dead_code, clippy::unwrap_used)] // helpers: every test file uses its own part, and a failure is a failed test
 
-use kvasir_exec::{Batch, BatchRow, Drafts, Executor, Phase, PoolRow, SequenceSpec, Step};
+use kvasir_exec::{Batch, BatchRow, Drafts, Executor, PoolRow, RowKind, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
 use kvasir_kv::{Cache, ClaimRow, Contiguous, SeqId, Span, StepId, Token};
 use kvasir_plain::{Limits, Pass, PlainExecutor, PlainModel};
@@ -61,7 +61,7 @@ impl Stream {
         step.batch.rows.push(BatchRow {
             request: 0,
             seq: self.seq,
-            phase: Phase::Decode,
+            kind: RowKind::MultiDecode,
             tokens: Span::new(0, tokens.len()),
             cached,
             context_len: cached + n,

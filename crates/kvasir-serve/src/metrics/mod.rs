@@ -11,7 +11,7 @@ use crate::metrics::prometheus::{
     COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, REQUEST_BUCKETS, TOKEN_BUCKETS,
 };
 use kvasir_engine::{Core, DeferReason, Finish, Nanos, Observer, Refusal, Summary};
-use kvasir_exec::{Phase, Step, StepError};
+use kvasir_exec::{Step, StepError};
 use std::sync::Arc;
 
 /// All metrics of a server.
@@ -176,8 +176,8 @@ impl Metrics {
             self.prefix_queries.add(prompt.into());
             self.prefix_hits.add(admission.hit.into());
         }
-        let (_, prompt) = step.batch.count(Phase::Prefill);
-        let (_, decode) = step.batch.count(Phase::Decode);
+        let (_, prompt) = step.batch.prefills();
+        let (_, decode) = step.batch.decodes();
         self.computed_tokens.add(prompt as u64);
         self.step_tokens.observe((prompt + decode) as u64);
         for deferred in &record.held {

@@ -288,7 +288,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::cost::CostDevice;
     use crate::preset::Preset;
-    use kvasir_exec::{BatchRow, Phase, StepKind};
+    use kvasir_exec::{BatchRow, RowKind, StepKind};
     use kvasir_kv::{Cache, ClaimRow, Contiguous, SeqId, StepId};
 
     /// The step that feeds `tokens` to `seq`.
@@ -302,7 +302,7 @@ mod tests {
         step.batch.rows.push(BatchRow {
             request: 1,
             seq,
-            phase: Phase::Prefill,
+            kind: RowKind::Prefill,
             tokens: Span::new(0, tokens.len()),
             cached: 0,
             context_len: count,

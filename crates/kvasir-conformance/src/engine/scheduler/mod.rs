@@ -22,7 +22,7 @@ use crate::outcome::Outcome;
 use kvasir_engine::{
     Chunking, Core, DeferReason, Finish, Limits, Nanos, Order, PrefillFirst, Request, RequestId,
 };
-use kvasir_exec::{Batch, OutputRow, Phase, Step, StepKind};
+use kvasir_exec::{Batch, OutputRow, Step, StepKind};
 use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, VecDeque};
@@ -314,7 +314,7 @@ impl Bench {
             fed.push(&batch.tokens[row.tokens.range()]);
             let known_len =
                 self.core.sequence(RequestId(row.request)).map_or(0, |one| one.tokens().len() as u32);
-            let whole = if row.phase == Phase::Prefill { known_len } else { row.context_len };
+            let whole = if row.kind.is_prefill() { known_len } else { row.context_len };
             lasts.push((whole.max(1) - 1) % self.block + 1);
             let table = blocks_of(&step.plan, planned, self.block);
             if let Some(known) = self.known.get_mut(&name) {
