@@ -22,8 +22,8 @@ use crate::request::sequence::Status;
 use crate::request::timings::Nanos;
 use crate::step::cost_meter::CostMeter;
 use crate::step::drafts::{Drafter, Proposal};
-use kvasir_exec::{Executor, Step, StepError};
-use kvasir_kv::{CacheError, Token};
+use kvasir_exec::{Abilities, Executor, Refused, Step, StepError};
+use kvasir_kv::{CacheError, Lowering, Plan, Token};
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
@@ -95,11 +95,13 @@ pub struct Engine<E: Executor> {
     executor: E,
     clock: Box<dyn FnMut() -> Nanos + Send>,
     overlap: bool,
-    depth: usize,
-    pending: VecDeque<E::Pending>,
+    abilities: Abilities,
+    /// Steps in flight; with the original of a plan that was rewritten for the executor.
+    pending: VecDeque<(E::Pending, Option<Plan>)>,
     /// A scheduled step that is submitted once the oldest step in flight is done, because the
     /// executor's pipeline is full.
     ready: Option<Box<Step>>,
+    lowering: Lowering,
     drafter: Option<Box<dyn Drafter>>,
     proposal: Proposal,
     observers: Vec<Box<dyn Observer>>,
@@ -113,12 +115,13 @@ impl<E: Executor> Engine<E> {
     /// pool.
     pub fn new(core: Core, executor: E, clock: impl FnMut() -> Nanos + Send + 'static) -> Self {
         Self {
-            depth: executor.abilities().depth.max(1) as usize,
+            abilities: executor.abilities(),
             core,
             executor,
             clock: Box::new(clock),
             overlap: true,
             pending: VecDeque::new(),
+            lowering: Lowering::default(),
             ready: None,
             drafter: None,
             proposal: Proposal::default(),
@@ -224,7 +227,7 @@ impl<E: Executor> Engine<E> {
         for observer in &mut self.observers {
             observer.scheduled(&self.core, &step);
         }
-        match self.pending.len() < self.depth {
+        match self.pending.len() < self.abilities.depth.max(1) as usize {
             true => self.submit(step)?,
             false => self.ready = Some(step),
         }
@@ -237,7 +240,11 @@ impl<E: Executor> Engine<E> {
         if let Err(stale) = self.core.cache().check_fresh(&step.plan) {
             return Err(Exit::Broken(stale.to_string()));
         }
-        match self.executor.submit(step) {
+        let submitted = match step.lower(&self.abilities, &mut self.lowering) {
+            Ok(original) => self.executor.submit(step).map(|pending| (pending, original)),
+            Err(error) => Err(Refused { step, error }),
+        };
+        match submitted {
             Ok(pending) => {
                 self.pending.push_back(pending);
                 Ok(())
@@ -257,13 +264,16 @@ impl<E: Executor> Engine<E> {
     /// Waits for the oldest step, submits the parked one so that the device does not idle, then
     /// postprocesses.
     fn take_in(&mut self) -> Result<(), Exit> {
-        let Some(pending) = self.pending.pop_front() else {
+        let Some((pending, original)) = self.pending.pop_front() else {
             return match self.ready.take() {
                 Some(step) => self.submit(step),
                 None => Ok(()),
             };
         };
-        let (step, result) = self.executor.wait(pending);
+        let (mut step, result) = self.executor.wait(pending);
+        if let Some(plan) = original {
+            step.plan = plan;
+        }
         let handed = match self.ready.take() {
             Some(next) => self.submit(next),
             None => Ok(()),

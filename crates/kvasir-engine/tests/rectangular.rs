@@ -17,7 +17,7 @@ use kvasir_engine::{
 };
 use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
 use kvasir_kv::blocks::BlockConfig;
-use kvasir_kv::{Cache, Paged, Radix, Token};
+use kvasir_kv::{Cache, Paged, PlanKind, Radix, Token};
 use kvasir_sim::{StaticShape, Toy};
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ impl Executor for Rigid {
     type Pending = <Toy as Executor>::Pending;
 
     fn abilities(&self) -> Abilities {
-        Abilities { mixed: false, explicit: false, ..self.toy.abilities() }
+        Abilities { plans: &[PlanKind::Contiguous, PlanKind::Ragged], ..self.toy.abilities() }
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {

@@ -10,7 +10,7 @@
 
 use crate::batch::{Batch, BatchRow, PoolRow, RowKind};
 use crate::output::Output;
-use kvasir_kv::{Plan, Token};
+use kvasir_kv::{Lowering, Plan, PlanKind, Token};
 use kvasir_sample::{Constrained, Sampling};
 use std::fmt;
 
@@ -29,6 +29,24 @@ pub struct Step {
 }
 
 impl Step {
+    /// Rewrites the plan into explicit masks if an executor of these abilities does not accept its
+    /// kind, and returns the original then. Fails, and changes nothing, if it accepts neither.
+    pub fn lower(
+        &mut self,
+        abilities: &Abilities,
+        lowering: &mut Lowering,
+    ) -> Result<Option<Plan>, StepError> {
+        if abilities.plans.contains(&self.plan.kind) {
+            return Ok(None);
+        }
+        if !abilities.plans.contains(&PlanKind::Explicit) {
+            return Err(StepError::Failed("the executor accepts no explicit masks".into()));
+        }
+        let mut lowered = Plan::default();
+        lowering.lower(&self.plan, &mut lowered);
+        Ok(Some(std::mem::replace(&mut self.plan, lowered)))
+    }
+
     /// Checks that the batch has at most `most` tokens and that the plan describes the same rows:
     /// what an executor may rely on before it indexes one by the other. Linear in the rows.
     pub fn check_sizes(&self, most: u32) -> Result<(), StepError> {
@@ -41,6 +59,10 @@ impl Step {
         if n > most as usize || !same {
             return Err(StepError::Failed(format!("batch of {n} tokens and plan do not belong together")));
         }
+        let decodes = |row: &BatchRow| row.tokens.len == 1 && row.sample_from == 0 && row.drafts.count == 0;
+        if let Some(row) = batch.rows.iter().find(|row| row.kind == RowKind::Decode && !decodes(row)) {
+            return Err(StepError::Failed(format!("request {} is no plain decode", row.request)));
+        }
         let planned = plan.positions.len();
         if planned != n || plan.write_slots.len() != n {
             return Err(StepError::Failed(format!("plan of {planned} tokens for a batch of {n}")));
@@ -49,22 +71,12 @@ impl Step {
     }
 }
 
-/// The capabilities of an executor. At start-up the engine lowers or rejects, by name, what is not
-/// supported.
+/// The capabilities of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
-    /// Accepts plans of kind contiguous.
-    pub contiguous: bool,
-    /// Accepts plans of kind ragged.
-    pub ragged: bool,
-    /// Accepts plans with explicit masks (token trees).
-    pub explicit: bool,
-        let decodes = |row: &BatchRow| row.tokens.len == 1 && row.sample_from == 0 && row.drafts.count == 0;
-        if let Some(row) = batch.rows.iter().find(|row| row.kind == RowKind::Decode && !decodes(row)) {
-            return Err(StepError::Failed(format!("request {} is no plain decode", row.request)));
-        }
-    /// Accepts prefill and decode rows in one step (chunked prefill).
-    pub mixed: bool,
+    /// Kinds of plans that it accepts. All others are rewritten into [`PlanKind::Explicit`], or
+    /// refused if it lacks that, too.
+    pub plans: &'static [PlanKind],
     /// Steps that may be in flight: submitted but not waited for.
     pub depth: u32,
     /// Maximum tokens per step.
@@ -74,9 +86,10 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// An executor that accepts every kind of plan and mixed steps.
+    /// An executor that accepts every kind of plan.
     pub const fn all(depth: u32, max_tokens: u32, pool_rows: u32) -> Self {
-        Self { contiguous: true, ragged: true, explicit: true, mixed: true, depth, max_tokens, pool_rows }
+        let plans = &[PlanKind::Contiguous, PlanKind::Ragged, PlanKind::Explicit];
+        Self { plans, depth, max_tokens, pool_rows }
     }
 }
 
@@ -184,5 +197,48 @@ impl Ran {
     /// The step and its result.
     pub fn into_parts(self) -> (Box<Step>, Result<(), StepError>) {
         (self.step, self.result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{Drafts, RowKind};
+    use kvasir_kv::{Cache, CacheError, ClaimRow, Contiguous, Span, StepId};
+
+    fn planned() -> Result<Step, CacheError> {
+        let mut cache = Contiguous::new(8);
+        let (seq, mut step) = (cache.open()?, Step::default());
+        cache.claim(StepId(1), &[ClaimRow::new(seq, 3)])?;
+        cache.plan(StepId(1), &mut step.plan)?;
+        step.batch.tokens.extend([3, 4, 5]);
+        step.batch.rows.push(BatchRow { seq, tokens: Span::new(0, 3), ..BatchRow::default() });
+        Ok(step)
+    }
+
+    #[test]
+    fn plans_are_lowered_only_for_executors_that_need_it() -> Result<(), CacheError> {
+        let (mut step, mut lowering) = (planned()?, Lowering::default());
+        let plan = step.plan.clone();
+        assert_eq!(step.lower(&Abilities::all(1, 8, 1), &mut lowering), Ok(None));
+        let none = Abilities { plans: &[PlanKind::Ragged], ..Abilities::all(1, 8, 1) };
+        assert!(matches!(step.lower(&none, &mut lowering), Err(StepError::Failed(_))));
+        assert_eq!(step.plan, plan);
+        let explicit = Abilities { plans: &[PlanKind::Explicit], ..none };
+        assert_eq!(step.lower(&explicit, &mut lowering), Ok(Some(plan)));
+        assert_eq!(step.plan.kind, PlanKind::Explicit);
+        Ok(())
+    }
+
+    #[test]
+    fn a_plain_decode_has_one_token_and_no_drafts() -> Result<(), CacheError> {
+        let mut step = planned()?;
+        assert_eq!(step.check_sizes(8), Ok(()));
+        step.batch.rows[0].kind = RowKind::Decode;
+        assert!(step.check_sizes(8).is_err());
+        step.batch.rows[0].drafts = Drafts { count: 2, tree: None };
+        step.batch.rows[0].kind = RowKind::MultiDecode;
+        assert_eq!(step.check_sizes(8), Ok(()));
+        Ok(())
     }
 }

@@ -9,7 +9,7 @@ use crate::run::{Job, Run};
 use kvasir_exec::{
     Abilities, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, SamplerRow, SequenceSpec, Step, StepError,
 };
-use kvasir_kv::{PoolId, Token};
+use kvasir_kv::{PlanKind, PoolId, Token};
 use kvasir_program::{Program, Tap};
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
@@ -120,6 +120,9 @@ impl PlainExecutor {
         let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
         program.check_ranks(ranks).map_err(StepError::Failed)?;
         step.check_sizes(self.limits.tokens)?;
+        if plan.kind != PlanKind::Explicit {
+            return fail(format!("plan of kind {:?} where explicit masks are required", plan.kind));
+        }
         let n = batch.tokens.len();
         let slots = self.limits.slots;
         if plan.read_bound > slots || plan.write_slots.iter().any(|slot| *slot >= slots) {
@@ -188,7 +191,8 @@ impl Executor for PlainExecutor {
     type Pending = Ran;
 
     fn abilities(&self) -> Abilities {
-        Abilities::all(2, self.limits.tokens, self.limits.rows)
+        let (max_tokens, pool_rows) = (self.limits.tokens, self.limits.rows);
+        Abilities { plans: &[PlanKind::Explicit], depth: 2, max_tokens, pool_rows }
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {

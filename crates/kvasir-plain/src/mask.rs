@@ -1,11 +1,11 @@
-//! Builds attention masks from positions and draft trees, independently of the plan's own masks.
+//! Narrows the plan's explicit masks by positions and draft trees, so that masks are checked.
 //!
 //! An entry is visible to a query when all of these hold:
 //!
 //! 1. Causal: its position is at or before the query's.
 //! 2. Sliding window: `query - entry < window`, if the layer has one.
 //! 3. Draft tree: if this step writes it as a draft, it is the query itself or an ancestor.
-//! 4. The plan's explicit mask has its bit set, if there is one (tree nodes of earlier steps).
+//! 4. The plan's explicit mask has its bit set. The read holds the entries of all rows of the step.
 
 use kvasir_exec::{Batch, BatchRow};
 use kvasir_kv::{Plan, PlanRow, PoolId, Position, Slot};
@@ -47,9 +47,8 @@ impl Reads {
             let (pool, slot, at) = self.entries[entry];
             let in_reach = at <= position && window.is_none_or(|w| position - at < w);
             let node = if pool == PoolId(0) { self.nodes.get(&slot) } else { None };
-            let explicit = !matches!(self.row.mask, Mask::Explicit { .. })
-                || plan.sees(&self.row, query as u32, entry as u32);
-            in_reach && explicit && node.is_none_or(|node| self.descends(query, *node))
+            let is_shown = plan.sees(&self.row, query as u32, entry as u32);
+            in_reach && is_shown && node.is_none_or(|node| self.descends(query, *node))
         };
         (0..self.entries.len()).filter(|entry| sees(*entry)).map(|entry| entry as u32).collect()
     }

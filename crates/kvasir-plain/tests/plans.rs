@@ -52,6 +52,7 @@ fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
     let mut step = Step::default();
     cache.claim(StepId(id), &claims).unwrap();
     cache.plan(StepId(id), &mut step.plan).unwrap();
+    common::lower(&mut step);
     step.batch = Batch { step: StepId(id), logits: true, ..Batch::default() };
     for (row, p) in parts.iter().enumerate() {
         let tokens = Span::new(step.batch.tokens.len(), p.tokens.len());

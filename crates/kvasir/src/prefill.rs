@@ -3,8 +3,8 @@
 
 use crate::backend::AnyExecutor;
 use crate::error::Error;
-use kvasir_exec::{Batch, BatchRow, Executor, Phase, PoolRow, SequenceSpec, Step};
-use kvasir_kv::{Cache, CacheError, ClaimRow, Span, StepId, Token};
+use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, RowKind, SequenceSpec, Step};
+use kvasir_kv::{Cache, CacheError, ClaimRow, Lowering, Span, StepId, Token};
 
 /// Chunk size in tokens.
 pub(crate) const CHUNK: usize = 256;
@@ -67,7 +67,8 @@ pub(crate) fn feed(
     Ok(logits)
 }
 
-fn run(executor: &mut AnyExecutor, step: Step) -> Result<Box<Step>, Error> {
+fn run(executor: &mut AnyExecutor, mut step: Step) -> Result<Box<Step>, Error> {
+    step.lower(&executor.abilities(), &mut Lowering::default()).map_err(|e| Error::Failed(e.to_string()))?;
     let pending =
         executor.submit(Box::new(step)).map_err(|refused| Error::Failed(refused.error.to_string()))?;
     let (step, result) = executor.wait(pending);

@@ -5,7 +5,7 @@
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, ThreadPool};
 use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step, ThreadRank};
 use kvasir_formats::Checkpoint;
-use kvasir_kv::{Cache, ClaimRow, Contiguous, Span, StepId, Token};
+use kvasir_kv::{Cache, ClaimRow, Contiguous, Lowering, Span, StepId, Token};
 use kvasir_plain::{PlainExecutor, PlainModel};
 use kvasir_program::{Collective, Holds, Matrix, Model, Op, Program, ValueId};
 use std::path::Path;
@@ -87,6 +87,7 @@ fn logits(mut executor: impl Executor, prompt: &[Token]) -> Vec<f32> {
         cache.claim(id, &[ClaimRow { seq, redirected: 0, tokens: tokens.len() as u32 }]).unwrap();
         let mut step = Box::new(Step::default());
         cache.plan(id, &mut step.plan).unwrap();
+        step.lower(&executor.abilities(), &mut Lowering::default()).unwrap();
         let row =
             BatchRow { seq, tokens: Span::new(0, tokens.len()), pool_row: PoolRow(0), ..BatchRow::default() };
         step.batch =

@@ -228,7 +228,7 @@ impl Plan {
     }
 
     /// Every entry that `row` reads, in order of position: pool, slot, position. `row` must be of
-    /// this plan. Slow; for tests and `Lowering`.
+    /// this plan. Slow.
     pub fn entries<'a>(&'a self, row: &PlanRow) -> impl Iterator<Item = (PoolId, Slot, Position)> + 'a {
         self.segments[row.segments.range()].iter().flat_map(move |segment| {
             (0..segment.len).map(move |i| (segment.pool, self.slot(segment, i), self.position(segment, i)))

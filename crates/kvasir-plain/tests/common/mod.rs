@@ -3,7 +3,7 @@
 
 use kvasir_exec::{Batch, BatchRow, Drafts, Executor, PoolRow, RowKind, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
-use kvasir_kv::{Cache, ClaimRow, Contiguous, SeqId, Span, StepId, Token};
+use kvasir_kv::{Cache, ClaimRow, Contiguous, Lowering, Plan, SeqId, Span, StepId, Token};
 use kvasir_plain::{Limits, Pass, PlainExecutor, PlainModel};
 use kvasir_program::{Model, Tap};
 use kvasir_sample::Sampling;
@@ -28,6 +28,13 @@ pub(crate) fn load(case: &Path) -> PlainModel {
 
 pub(crate) fn limits() -> Limits {
     Limits { slots: 512, tokens: 256, rows: 4 }
+}
+
+/// Rewrites a cache's plan into the explicit masks that the executor accepts.
+pub(crate) fn lower(step: &mut Step) {
+    let mut lowered = Plan::default();
+    Lowering::default().lower(&step.plan, &mut lowered);
+    step.plan = lowered;
 }
 
 /// One sequence with its executor and cache.
@@ -57,6 +64,7 @@ impl Stream {
         self.cache.claim(id, &[ClaimRow { seq: self.seq, redirected: 0, tokens: n }]).unwrap();
         let mut step = Step::default();
         self.cache.plan(id, &mut step.plan).unwrap();
+        lower(&mut step);
         step.batch = Batch { step: id, tokens: tokens.to_vec(), logits: true, ..Batch::default() };
         step.batch.rows.push(BatchRow {
             request: 0,
