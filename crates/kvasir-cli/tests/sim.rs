@@ -38,7 +38,7 @@ fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
         (vec!["--workload", "chat", "--cache", "cells", "--prefix-cache", "on"], "--cache cells"),
         (vec!["--workload", "steady", "--shared-prefix", "600"], "--prompt-tokens 512"),
         (vec!["--workload", "offline", "--requests", "100000000"], "--workload offline"),
-        (vec!["--workload", "chat", "--faults", "lost=1,lost=2"], "`lost` is there twice"),
+        (vec!["--workload", "chat", "--faults", "lost=1,lost=2"], "`lost` occurs twice"),
         (vec!["--workload", "chat", "--trace", other_name], "--html and --trace"),
         (vec![fine, "--trace", fine], "--trace and SCENARIO.json"),
         (vec![fine, "--rate", "3"], "--rate cannot be combined with SCENARIO.json"),

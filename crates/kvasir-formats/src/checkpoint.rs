@@ -4,13 +4,23 @@
 //! format. Offsets, sizes and companion scales are validated at open; tensor bytes are never
 //! copied. Guarded by `tests/hostile.rs`, `tests/convert.rs` and the fuzz targets.
 
-use crate::{
-    DType, Error, Facts, Mapped, Quantization, Result, Scheme, TensorView,
-    config::{read_json, read_text},
-    encoding,
-    gguf::{self, Gguf},
-    safetensors_file, text_part,
-};
+use crate::config::from_gguf::generation_config;
+use crate::config::from_gguf::hf_config;
+use crate::config::language_model;
+use crate::config::quantization::{Quantization, Scheme};
+use crate::config::storage_layout::StorageLayout;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::files::mapped::Mapped;
+use crate::files::read::{read_json, read_text};
+use crate::gguf::names::HfName;
+use crate::gguf::names::Naming;
+use crate::gguf::reader::Gguf;
+use crate::gguf::reader::TensorInfo;
+use crate::gguf::value::Value;
+use crate::tensor::TensorView;
+use crate::{encoding, safetensors};
+use kvasir_program::{Layout, Source};
 use serde_json::Value as Json;
 use std::{
     collections::BTreeMap,
@@ -36,7 +46,7 @@ pub struct Checkpoint {
     config: Json,
     generation: Option<Json>,
     quantization: Option<Quantization>,
-    facts: Facts,
+    facts: StorageLayout,
     gguf: Option<Arc<Gguf>>,
     left_out: usize,
 }
@@ -62,7 +72,7 @@ impl Checkpoint {
         if !config.is_object() {
             return Err(Error::at(config_path.display(), "is not an object"));
         }
-        let text = text_part::config(&config).map_err(|e| e.in_file(&config_path))?;
+        let text = language_model::config(&config).map_err(|e| e.in_file(&config_path))?;
         let (joined, config) = (text.is_some(), text.unwrap_or(config));
         let quantization = Quantization::of(&config).map_err(|e| e.in_file(&config_path))?;
         let mut out = Self {
@@ -72,7 +82,7 @@ impl Checkpoint {
             generation: read_json(&dir.join("generation_config.json"))?,
             config,
             quantization,
-            facts: Facts::default(),
+            facts: StorageLayout::default(),
             gguf: None,
             left_out: 0,
         };
@@ -91,29 +101,29 @@ impl Checkpoint {
     /// the rest.
     fn keep_text(&mut self) -> Result<()> {
         for (joined, entry) in std::mem::take(&mut self.tensors) {
-            match text_part::name(&joined) {
+            match language_model::name(&joined) {
                 None => self.left_out += 1,
                 Some(name) => {
                     if self.tensors.insert(name, entry).is_some() {
-                        let fail = Error::at(format!("tensor {joined}"), "is there under two names");
+                        let fail = Error::at(format!("tensor {joined}"), "occurs under two names");
                         return Err(fail.in_file(&self.path));
                     }
                 }
             }
         }
         if let Some(q) = &mut self.quantization {
-            q.not_converted = q.not_converted.iter().filter_map(|module| text_part::name(module)).collect();
+            q.not_converted =
+                q.not_converted.iter().filter_map(|module| language_model::name(module)).collect();
         }
         Ok(())
     }
 
     fn add_shards(&mut self, dir: &Path, index: &Json) -> Result<()> {
         let map = index.get("weight_map").and_then(Json::as_object);
-        let map = map.ok_or_else(|| Error::at("weight_map", "is missing or no object"))?;
+        let map = map.ok_or_else(|| Error::at("weight_map", "is missing or not an object"))?;
         let mut names: Vec<&str> = Vec::new();
         for (tensor, file) in map {
-            let bad =
-                || Error::at(format!("weight_map.{tensor}"), "is not the name of a file beside the index");
+            let bad = || Error::at(format!("weight_map.{tensor}"), "is is not a file name beside the index");
             let file = file.as_str().ok_or_else(bad)?;
             let mut parts = Path::new(file).components();
             if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
@@ -141,10 +151,10 @@ impl Checkpoint {
     fn add_file(&mut self, path: &Path) -> Result<()> {
         let mapped = Arc::new(Mapped::open(path)?);
         let file = self.files.len();
-        for p in safetensors_file::read(&mapped)? {
+        for p in safetensors::read(&mapped)? {
             let entry = Entry { dtype: p.dtype, shape: p.shape, file, range: p.range };
             if self.tensors.insert(p.name.clone(), entry).is_some() {
-                return Err(Error::at(format!("tensor {}", p.name), "is in two files").in_file(path));
+                return Err(Error::at(format!("tensor {}", p.name), "occurs in two files").in_file(path));
             }
         }
         self.files.push(mapped);
@@ -153,9 +163,9 @@ impl Checkpoint {
 
     /// Builds a checkpoint from an opened GGUF file. Fails if the architecture is not supported.
     pub fn of_gguf(gguf: Arc<Gguf>) -> Result<Self> {
-        let (config, facts) = gguf::hf_config(&gguf)?;
-        let experts = gguf.arch("expert_count").and_then(gguf::Value::as_u64).unwrap_or(0) > 0;
-        let naming = gguf::Naming::of(gguf.architecture(), experts).ok_or_else(|| {
+        let (config, facts) = hf_config(&gguf)?;
+        let experts = gguf.arch("expert_count").and_then(Value::as_u64).unwrap_or(0) > 0;
+        let naming = Naming::of(gguf.architecture(), experts).ok_or_else(|| {
             Error::at("general.architecture", format!("{:?} is not supported", gguf.architecture()))
         })?;
         let mut tensors = BTreeMap::new();
@@ -167,7 +177,7 @@ impl Checkpoint {
             files: gguf.files().to_vec(),
             tensors,
             config,
-            generation: gguf::generation_config(&gguf)?,
+            generation: generation_config(&gguf)?,
             quantization: None,
             facts,
             gguf: Some(gguf),
@@ -196,7 +206,7 @@ impl Checkpoint {
     }
 
     /// Storage conventions (head permutation, split experts, …) that affect how weights are read.
-    pub fn facts(&self) -> &Facts {
+    pub fn facts(&self) -> &StorageLayout {
         &self.facts
     }
 
@@ -265,7 +275,7 @@ impl Checkpoint {
             let across = out.len() / 32;
             let codes = blocks.rows(n * across, across)?;
             return mxfp4_row(codes, scales.rows(n, 1)?, out).ok_or_else(|| {
-                Error::at(format!("tensor {name}"), format!("has rows of {} numbers", scales.row_len() * 32))
+                Error::at(format!("tensor {name}"), format!("has rows of {} elements", scales.row_len() * 32))
             });
         };
         let row = view.rows(n, 1)?;
@@ -281,23 +291,39 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// The input of `Model::build`: names, shapes, config and storage layout, without tensor bytes.
+    pub fn source(&self) -> Source {
+        let facts = self.facts();
+        Source {
+            config: self.config().clone(),
+            tensors: Some(self.tensors().map(|t| (t.name.to_owned(), t.shape.to_vec())).collect()),
+            layout: Layout {
+                interleaved_qk: facts.interleaved_qk,
+                norm_plus_one: facts.norm_plus_one,
+                split_kv_b: facts.split_kv_b,
+                split_gate_up: facts.split_gate_up,
+            },
+        }
+    }
+
     /// The scales of a block-scaled FP8 matrix, and the block's rows and columns. Edge blocks may
     /// be partial.
     pub fn block_scales(&self, weight: &TensorView<'_>) -> Result<(TensorView<'_>, usize, usize)> {
         let fail = |why: String| Error::at(format!("tensor {}", weight.name), why).in_file(&self.path);
         let Some(Scheme::Fp8Blocks { rows, cols }) = self.quantization.as_ref().map(|q| q.scheme) else {
-            return Err(fail(
-                "is made of 8-bit floats, but the config has no fp8 quantization_config".into(),
-            ));
+            return Err(fail("is FP8, but the config has no fp8 `quantization_config`".into()));
         };
         let scales = self.tensor(&format!("{}_scale_inv", weight.name));
-        let scales = scales.ok_or_else(|| fail("has no tensor of scales (…_scale_inv)".into()))?;
-        let [r, c] = weight.shape else { return Err(fail("is no matrix".into())) };
+        let scales = scales.ok_or_else(|| fail("has no scales tensor (`…_scale_inv`)".into()))?;
+        let [r, c] = weight.shape else { return Err(fail("is not a matrix".into())) };
         // Some checkpoints store power-of-two (E8M0) scales as plain bytes.
         let dtype = if scales.dtype == DType::U8 { DType::F8E8M0 } else { scales.dtype };
         let scales = TensorView { dtype, ..scales };
         if scales.shape != [r.div_ceil(rows), c.div_ceil(cols)] {
-            return Err(fail(format!("shape {:?} does not fit scales {:?}", weight.shape, scales.shape)));
+            return Err(fail(format!(
+                "shape {:?} does not match the shape of its scales, {:?}",
+                weight.shape, scales.shape
+            )));
         }
         Ok((scales, rows, cols))
     }
@@ -310,11 +336,14 @@ impl Checkpoint {
         let Some(blocks) = self.tensor(&format!("{name}_blocks")) else { return Ok(None) };
         let fail = |why: String| Error::at(format!("tensor {name}_blocks"), why).in_file(&self.path);
         let scales = self.tensor(&format!("{name}_scales"));
-        let scales = scales.ok_or_else(|| fail("has no tensor of scales (…_scales)".into()))?;
+        let scales = scales.ok_or_else(|| fail("has no scales tensor (`…_scales`)".into()))?;
         let fits = blocks.shape.split_last().is_some_and(|(&n, outer)| n == 16 && outer == scales.shape);
         let powers = matches!(scales.dtype, DType::U8 | DType::F8E8M0);
         if !fits || scales.shape.is_empty() || blocks.dtype != DType::U8 || !powers {
-            return Err(fail(format!("shape {:?} does not fit scales {:?}", blocks.shape, scales.shape)));
+            return Err(fail(format!(
+                "shape {:?} does not match the shape of its scales, {:?}",
+                blocks.shape, scales.shape
+            )));
         }
         Ok(Some((blocks, scales)))
     }
@@ -335,14 +364,14 @@ impl Checkpoint {
     }
 
     /// Prefaults the pages of some rows of a weight that will be read soon, in full.
-    pub fn bring(&self, name: &str, rows: Range<usize>) {
-        self.places(name, &rows).for_each(|(file, place)| file.bring(place));
+    pub fn prefault(&self, name: &str, rows: Range<usize>) {
+        self.places(name, &rows).for_each(|(file, place)| file.prefault(place));
     }
 
     /// Drops the pages of some rows from memory (`MADV_DONTNEED`); the next access reads the file
     /// again.
-    pub fn let_go(&self, name: &str, rows: Range<usize>) {
-        self.places(name, &rows).for_each(|(file, place)| file.let_go(place));
+    pub fn release(&self, name: &str, rows: Range<usize>) {
+        self.places(name, &rows).for_each(|(file, place)| file.release(place));
     }
 
     /// File and byte range of some rows of a weight.
@@ -375,11 +404,7 @@ fn mxfp4_row(codes: &[u8], scales: &[u8], out: &mut [f32]) -> Option<()> {
 const MAX_EXPERTS: usize = 4096;
 const MAX_ENTRIES: usize = 1 << 19;
 
-fn add_gguf(
-    tensors: &mut BTreeMap<String, Entry>,
-    naming: gguf::Naming,
-    info: &gguf::TensorInfo,
-) -> Result<()> {
+fn add_gguf(tensors: &mut BTreeMap<String, Entry>, naming: Naming, info: &TensorInfo) -> Result<()> {
     let fail = |why: &str| Error::at(format!("tensor {}", info.name), why);
     let entry = |shape: &[usize], range: Range<usize>| Entry {
         dtype: info.dtype,
@@ -387,23 +412,20 @@ fn add_gguf(
         file: info.file,
         range,
     };
-    let twice =
-        |old: Option<Entry>| if old.is_some() { Err(fail("is there under two names")) } else { Ok(()) };
+    let twice = |old: Option<Entry>| if old.is_some() { Err(fail("occurs under two names")) } else { Ok(()) };
     match naming.to_hf(&info.name).ok_or_else(|| fail("is not part of this architecture"))? {
-        gguf::HfName::Whole(name) => twice(tensors.insert(name, entry(&info.shape, info.range.clone()))),
-        gguf::HfName::InConfig => Ok(()),
-        gguf::HfName::PerExpert(before, after) => {
+        HfName::Whole(name) => twice(tensors.insert(name, entry(&info.shape, info.range.clone()))),
+        HfName::InConfig => Ok(()),
+        HfName::PerExpert(before, after) => {
             let Some((&experts, shape)) = info.shape.split_first() else { return Err(fail("is a scalar")) };
             if experts > MAX_EXPERTS {
-                return Err(fail(&format!("has {experts} experts; {MAX_EXPERTS} are the most")));
+                return Err(fail(&format!("has {experts} experts; at most {MAX_EXPERTS} are supported")));
             }
             let part = info.dtype.tensor_bytes(shape).ok().filter(|_| !shape.is_empty());
             let whole = part.filter(|part| part.checked_mul(experts) == Some(info.range.len()));
-            let Some(bytes) = whole else { return Err(fail("does not have a whole part for each expert")) };
+            let Some(bytes) = whole else { return Err(fail("cannot be split evenly among its experts")) };
             if tensors.len() + experts > MAX_ENTRIES {
-                return Err(fail(&format!(
-                    "is one of too many: {MAX_ENTRIES} matrices of experts are the most"
-                )));
+                return Err(fail(&format!("exceeds the limit of {MAX_ENTRIES} expert matrices")));
             }
             for e in 0..experts {
                 let start = info.range.start + e * bytes;

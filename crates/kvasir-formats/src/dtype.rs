@@ -4,7 +4,7 @@
 //! One table row per type; a test keeps the table in enum order. Size computations check for
 //! overflow.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// Storage type of a tensor's elements.
@@ -124,7 +124,10 @@ impl DType {
     pub fn row_bytes(self, len: usize) -> Result<usize> {
         let block = self.block_len();
         if !len.is_multiple_of(block) {
-            return Err(Error::at("", format!("a row of {len} is not whole blocks of {block} ({self})")));
+            return Err(Error::at(
+                "",
+                format!("a row of {len} elements is not a multiple of the block length {block} ({self})"),
+            ));
         }
         (len / block).checked_mul(self.block_bytes()).ok_or_else(|| too_large(len))
     }
@@ -155,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_the_enums_order() {
+    fn the_table_is_in_enum_order() {
         for (i, row) in TABLE.iter().enumerate() {
             assert_eq!(row.0 as usize, i, "{}", row.1);
             assert_eq!(DType::from_name(row.1), Some(row.0));

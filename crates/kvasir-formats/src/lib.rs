@@ -1,12 +1,20 @@
-//! Model file formats: safetensors, GGUF, configs, tokenizers and chat templates. All input is
-//! untrusted.
+//! Model file formats: safetensors, GGUF, configs and tokenizers. All input is untrusted.
 //!
 //! [`Checkpoint::open`] takes a Hugging Face directory or a GGUF file. It returns named tensors over
 //! memory-mapped files, under Hugging Face names, with a config in Hugging Face spelling.
 //!
 //! - Weights: `Checkpoint`, `encoding` (dequantize and quantize), `gguf`, `convert` (Hugging Face
 //!   to GGUF).
-//! - Text: `Tokenizer` (BPE, Unigram, WordPiece), `ChatTemplate` (sandboxed Jinja), `TextFiles`.
+//! - Text: `Tokenizer` (BPE, Unigram, WordPiece), and `TextFiles` (tokenizer, chat template and
+//!   special tokens of a model).
+//!
+//! Floors; each imports from those before it:
+//!
+//! 1. `error`, `files`, `dtype`, `encoding`, `tensor`
+//! 2. `gguf`, `safetensors`
+//! 3. `tokenizer`, `config`
+//! 4. `checkpoint`, `text_files`
+//! 5. `convert`
 //!
 //! Invariants: sizes are checked before memory is allocated, offsets before bytes are read, and no
 //! input panics. A bad file yields an [`Error`] that names the file and the place. Guarded by
@@ -19,27 +27,24 @@ mod convert;
 mod dtype;
 pub mod encoding;
 mod error;
-mod facts;
+mod files;
 pub mod gguf;
-mod kv_facts;
-mod map;
-mod safetensors_file;
-mod source;
+mod safetensors;
 mod tensor;
 mod text_files;
-mod text_part;
 mod tokenizer;
-mod whole_file;
 
-pub use checkpoint::Checkpoint;
-pub use config::{Quantization, Scheme};
-pub use convert::{Converted, Rules, convert, convert_to};
-pub use dtype::DType;
-pub use error::{Error, Result};
-pub use facts::Facts;
-pub use kv_facts::check_kv_facts;
-pub use map::Mapped;
-pub use tensor::TensorView;
-pub use text_files::TextFiles;
-pub use tokenizer::{TextStream, Tokenizer};
-pub use whole_file::WholeFile;
+pub use crate::checkpoint::Checkpoint;
+pub use crate::config::quantization::{Quantization, Scheme};
+pub use crate::config::storage_layout::StorageLayout;
+pub use crate::convert::rules::Rules;
+pub use crate::convert::{Converted, convert, convert_to};
+pub use crate::dtype::DType;
+pub use crate::error::{Error, Result};
+pub use crate::files::atomic_file::AtomicFile;
+pub use crate::files::mapped::Mapped;
+pub use crate::gguf::kv_metadata::check_kv_facts;
+pub use crate::tensor::TensorView;
+pub use crate::text_files::TextFiles;
+pub use crate::tokenizer::Tokenizer;
+pub use crate::tokenizer::stream::TextStream;

@@ -1,6 +1,8 @@
 //! Borrowed views of checkpoint tensors.
 
-use crate::{DType, Error, Result, encoding};
+use crate::dtype::DType;
+use crate::encoding;
+use crate::error::{Error, Result};
 
 /// A tensor of a checkpoint: borrowed bytes, row-major, slowest dimension first.
 #[derive(Debug, Clone, Copy)]

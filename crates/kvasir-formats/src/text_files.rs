@@ -1,11 +1,10 @@
 //! Text files of a model: tokenizer, chat template and special tokens, from a directory, GGUF or
 //! `tokenizer.json`.
 
-use crate::{
-    Error, Result, Tokenizer,
-    config::{read_json, read_text},
-    gguf::Gguf,
-};
+use crate::error::{Error, Result};
+use crate::files::read::{read_json, read_text};
+use crate::gguf::reader::Gguf;
+use crate::tokenizer::Tokenizer;
 use kvasir_template::ChatTemplate;
 use serde_json::{Map, Value as Json};
 use std::{
@@ -82,7 +81,7 @@ impl TextFiles {
                     Some(name) if name.chars().all(|c| c.is_alphanumeric() || "_-".contains(c)) => {
                         dir.join("additional_chat_templates").join(format!("{name}.jinja"))
                     }
-                    Some(name) => return Err(Error::at("chat template", format!("{name:?} is no name"))),
+                    Some(name) => return Err(Error::at("chat template", format!("{name:?} is not a name"))),
                 };
                 if let Some(text) = read_text(&file, MAX_TEMPLATE)? {
                     return Ok(Some(text));

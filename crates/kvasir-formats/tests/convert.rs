@@ -89,7 +89,7 @@ fn tiny(dir: &Path, poisoned: bool) {
 }
 
 #[test]
-fn a_directory_becomes_a_file_that_reads_the_same() {
+fn a_converted_directory_reads_the_same() {
     let scratch = Scratch::new("convert");
     tiny(&scratch.0, false);
     let generation = r#"{"eos_token_id":[3,5],"temperature":0.6}"#;
@@ -155,7 +155,7 @@ fn as_others_write_it(from: &Path, to: &Path) {
 }
 
 #[test]
-fn metadata_alone_tells_the_same_model() {
+fn metadata_alone_rebuilds_the_config() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
     let scratch = Scratch::new("metadata");
     let (ours, theirs) = (scratch.0.join("a.gguf"), scratch.0.join("b.gguf"));
@@ -303,7 +303,7 @@ fn spelled(merge: &Json) -> String {
 }
 
 #[test]
-fn texts_have_the_same_ids_before_and_after() {
+fn tokenization_survives_conversion() {
     let scratch = Scratch::new("convert-texts");
     tiny(&scratch.0, false);
     std::fs::remove_file(scratch.0.join("tokenizer_config.json")).unwrap();
@@ -361,12 +361,12 @@ fn texts_have_the_same_ids_before_and_after() {
 }
 
 #[test]
-fn what_a_file_cannot_say_of_texts_is_refused_by_name() {
+fn unsupported_tokenizers_are_refused_by_name() {
     let scratch = Scratch::new("convert-refuses");
     tiny(&scratch.0, false);
     let one = |kind: &str| json!({"type": kind});
     let table = [
-        ("qwen", "/normalizer", one("Lowercase"), "normalizer: Lowercase has no place in GGUF"),
+        ("qwen", "/normalizer", one("Lowercase"), "normalizer: Lowercase cannot be represented in GGUF"),
         (
             "qwen",
             "/normalizer",
@@ -386,9 +386,14 @@ fn what_a_file_cannot_say_of_texts_is_refused_by_name() {
             json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
             "add_prefix_space",
         ),
-        ("qwen", "/model/end_of_word_suffix", "</w>".into(), "model.end_of_word_suffix: has no place"),
-        ("sp", "/normalizer", Json::Null, "spaces as they are"),
-        ("sp", "/pre_tokenizer", one("Whitespace"), "pre_tokenizer: Whitespace has no place"),
+        (
+            "qwen",
+            "/model/end_of_word_suffix",
+            "</w>".into(),
+            "model.end_of_word_suffix: cannot be represented",
+        ),
+        ("sp", "/normalizer", Json::Null, "a normalizer that keeps spaces"),
+        ("sp", "/pre_tokenizer", one("Whitespace"), "pre_tokenizer: Whitespace cannot be represented"),
         ("sp", "/post_processor/special_tokens/<s>/ids/0", 512.into(), "post_processor: id 512 is beyond"),
     ];
     for (family, at, value, why) in table {

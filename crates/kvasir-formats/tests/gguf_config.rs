@@ -38,7 +38,7 @@ fn kinds(config: &Json) -> String {
 }
 
 #[test]
-fn layers_with_windows_are_those_that_the_file_says() {
+fn sliding_window_layers_come_from_metadata() {
     let window = ("attention.sliding_window", Value::U32(32));
     let pattern = |value: Value| ("attention.sliding_window_pattern", value);
     assert_eq!(kinds(&config("six", "gemma3", std::slice::from_ref(&window))), "sssssf");
@@ -49,14 +49,14 @@ fn layers_with_windows_are_those_that_the_file_says() {
 }
 
 #[test]
-fn a_cap_of_the_logits_is_kept() {
+fn logit_soft_capping_is_kept() {
     let capped = config("cap", "gemma3", &[("final_logit_softcapping", Value::F32(30.0))]);
     assert_eq!(capped["final_logit_softcapping"], json!(30.0));
     assert!(config("nocap", "gemma3", &[]).get("final_logit_softcapping").is_none());
 }
 
 #[test]
-fn a_stretch_without_a_kind_is_linear() {
+fn rope_scaling_without_a_type_is_linear() {
     let linear = json!({"rope_type": "linear", "type": "linear", "factor": 4.0});
     for key in ["rope.scaling.factor", "rope.scale_linear"] {
         assert_eq!(config(key, "llama", &[(key, Value::F32(4.0))])["rope_scaling"], linear, "{key}");

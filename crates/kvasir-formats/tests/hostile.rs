@@ -156,7 +156,7 @@ fn gguf_with_any_byte_changed() {
 }
 
 #[test]
-fn gguf_headers_that_lie() {
+fn gguf_headers_with_wrong_sizes_are_refused() {
     let scratch = Scratch::new("lies");
     let mut cases: Vec<(&str, Vec<u8>)> = Vec::new();
     for (what, version, tensors, pairs) in [
@@ -240,7 +240,7 @@ fn gguf_headers_that_lie() {
 }
 
 #[test]
-fn stacks_of_experts_are_cut_into_whole_parts() {
+fn stacked_experts_split_evenly() {
     let scratch = Scratch::new("experts");
     let open = |dtype: DType, shape: &[usize]| {
         let mut w = Writer::new();
@@ -286,7 +286,7 @@ fn stacks_of_experts_are_cut_into_whole_parts() {
 }
 
 #[test]
-fn split_files_must_be_complete_and_agree() {
+fn shards_must_be_complete_and_consistent() {
     let scratch = Scratch::new("split");
     let part = |no: u64, of: u64, name: &str| {
         let mut w = Writer::new();
@@ -322,7 +322,7 @@ fn safetensors(header: &str, data: usize) -> Vec<u8> {
 }
 
 #[test]
-fn safetensors_that_lie() {
+fn safetensors_with_wrong_headers_are_refused() {
     let scratch = Scratch::new("safe");
     let good = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[2,2],"data_offsets":[8,16]}}"#;
     let whole = safetensors(good, 16);
@@ -396,21 +396,21 @@ fn an_index_stays_in_its_directory() {
 }
 
 #[test]
-fn scales_must_fit_their_weights() {
+fn scales_must_match_their_weights() {
     let scratch = Scratch::new("scales");
     let header = r#"{"w":{"dtype":"F8_E4M3","shape":[3,200],"data_offsets":[0,600]},"w_scale_inv":{"dtype":"F32","shape":[1,1],"data_offsets":[600,604]},"e_blocks":{"dtype":"U8","shape":[1,2,1,16],"data_offsets":[604,636]},"e_scales":{"dtype":"U8","shape":[1,3],"data_offsets":[636,639]}}"#;
     let model = scratch.safetensors(&safetensors(header, 639)).unwrap();
-    assert!(model.dense("w").unwrap_err().to_string().contains("no fp8 quantization_config"));
-    assert!(model.dense("e").unwrap_err().to_string().contains("does not fit"));
+    assert!(model.dense("w").unwrap_err().to_string().contains("no fp8 `quantization_config`"));
+    assert!(model.dense("e").unwrap_err().to_string().contains("does not match"));
     assert!(model.dense("nothing").unwrap_err().to_string().contains("missing"));
     let config = r#"{"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128]}}"#;
     std::fs::write(scratch.0.join("config.json"), config).unwrap();
     let model = Checkpoint::open(&scratch.0).unwrap();
-    assert!(model.dense("w").unwrap_err().to_string().contains("does not fit scales"));
+    assert!(model.dense("w").unwrap_err().to_string().contains("does not match the shape of its scales,"));
 }
 
 #[test]
-fn scales_are_powers_of_two_with_or_without_a_type_of_their_own() {
+fn scales_may_be_stored_as_bytes_or_e8m0() {
     let scratch = Scratch::new("powers");
     let config = r#"{"quantization_config":{"quant_method":"fp8"}}"#;
     for kind in ["F8_E8M0", "U8"] {
@@ -433,7 +433,7 @@ fn scales_are_powers_of_two_with_or_without_a_type_of_their_own() {
 }
 
 #[test]
-fn tokenizers_that_lie() {
+fn malformed_tokenizers_are_refused() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tokenizers/qwen/tokenizer.json");
     let text = std::fs::read_to_string(dir).unwrap();
     for json in [
@@ -501,7 +501,7 @@ fn tokenizers_that_lie() {
 }
 
 #[test]
-fn tokenizers_that_make_texts_longer_and_longer() {
+fn tokenizers_that_expand_text_without_bound_are_refused() {
     let doubles = r#"{"type":"Replace","pattern":{"String":"a"},"content":"aa"}"#;
     let list = |step: &str, times: usize| vec![step; times].join(",");
     let json = |parts: &str| {
@@ -523,7 +523,7 @@ fn tokenizers_that_make_texts_longer_and_longer() {
         (normalizer(&list(doubles, 65)), "more than 64 steps"),
         (
             normalizer(&format!(r#"{{"type":"Prepend","prepend":"{}"}}"#, "x".repeat(300))),
-            "Prepend puts in 300",
+            "Prepend inserts 300",
         ),
         (normalizer(r#"{"type":"Precompiled","precompiled_charsmap":"AAAA"}"#), "precompiled_charsmap"),
         (normalizer(r#"{"type":"Precompiled"}"#), "precompiled_charsmap"),
@@ -533,7 +533,7 @@ fn tokenizers_that_make_texts_longer_and_longer() {
                 r#""decoder":{{"type":"Sequence","decoders":[{doubles},{}]}}"#,
                 list(r#"{"type":"Replace","pattern":{"Regex":"a"},"content":"   "}"#, 2)
             )),
-            "decoder: makes texts more than 16 times longer",
+            "decoder: makes texts more than 16 times as long",
         ),
         (
             json(&format!(
@@ -543,7 +543,7 @@ fn tokenizers_that_make_texts_longer_and_longer() {
                     30
                 )
             )),
-            "pre_tokenizer: spells bytes",
+            "pre_tokenizer: has more than four ByteLevel steps",
         ),
     ] {
         let error = Tokenizer::from_json(bad.as_bytes()).map(|_| ()).expect_err(why).to_string();

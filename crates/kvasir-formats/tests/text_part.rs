@@ -39,7 +39,7 @@ fn directory(test: &str, joined: impl Fn(&str) -> String, beside: &[&str]) -> Pa
 }
 
 #[test]
-fn both_namings_yield_the_text_model() {
+fn both_multimodal_layouts_yield_the_text_model() {
     let old = |name: &str| format!("language_model.{name}");
     let new = |name: &str| name.replacen("model.", "model.language_model.", 1);
     let dirs = [
@@ -60,7 +60,7 @@ fn both_namings_yield_the_text_model() {
 }
 
 #[test]
-fn what_is_neither_text_nor_known_to_see_is_refused() {
+fn unknown_multimodal_models_are_refused() {
     let dir = directory("unknown", |name| format!("language_model.{name}"), &["audio_tower.weight"]);
     let error = Model::build(&Checkpoint::open(&dir).unwrap().source()).unwrap_err();
     assert!(
@@ -70,6 +70,6 @@ fn what_is_neither_text_nor_known_to_see_is_refused() {
     std::fs::remove_dir_all(dir).unwrap();
     let dir = directory("twice", |name| format!("language_model.{name}"), &["lm_head.weight"]);
     let error = Checkpoint::open(&dir).unwrap_err();
-    assert!(error.to_string().contains("lm_head.weight: is there under two names"), "{error}");
+    assert!(error.to_string().contains("lm_head.weight: occurs under two names"), "{error}");
     std::fs::remove_dir_all(dir).unwrap();
 }

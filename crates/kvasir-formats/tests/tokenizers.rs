@@ -32,7 +32,7 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> String {
 }
 
 #[test]
-fn encodings_pieces_and_decodings_are_as_recorded() {
+fn tokenizations_are_as_recorded() {
     for dir in families() {
         let (expected, t) =
             (json(&dir.join("tokenizer_expected.json")), TextFiles::open(&dir).unwrap().tokenizer().unwrap());
@@ -83,7 +83,7 @@ fn chats_render_and_encode_as_recorded() {
 
 /// Streamed text is final and never contains a partial character.
 #[test]
-fn streams_only_grow() {
+fn streamed_text_is_never_retracted() {
     for dir in families() {
         let t = TextFiles::open(&dir).unwrap().tokenizer().unwrap();
         let text = "héllo 🚀 日本 \u{1f469}\u{200d}\u{1f680} e\u{301}";
@@ -136,7 +136,7 @@ fn as_gguf(dir: &Path, pre: &str, to: &Path) -> Gguf {
 }
 
 #[test]
-fn the_two_implementations_agree() {
+fn json_and_gguf_tokenizers_agree() {
     let tmp = std::env::temp_dir().join(format!("kvasir-vocab-{}.gguf", std::process::id()));
     let mut compared = 0;
     for dir in families() {
@@ -182,7 +182,7 @@ fn unmarked(name: &str, to: &Path) -> Tokenizer {
 }
 
 #[test]
-fn what_ends_a_turn_is_one_token_however_it_is_marked() {
+fn end_of_turn_is_one_token_however_it_is_marked() {
     let tmp = std::env::temp_dir().join(format!("kvasir-ends-{}.gguf", std::process::id()));
     let [plain, phi3] = ["Small", "Phi-3 Mini"].map(|name| unmarked(name, &tmp));
     std::fs::remove_file(&tmp).unwrap();
@@ -196,7 +196,7 @@ fn what_ends_a_turn_is_one_token_however_it_is_marked() {
 /// WordPiece: word starts and continuations, punctuation, accents, Chinese characters, unknown
 /// words.
 #[test]
-fn a_vocabulary_of_bert_is_cut_into_words_and_matched_from_the_left() {
+fn wordpiece_matches_the_longest_prefix() {
     let tokens = [
         "[PAD]",
         "[UNK]",
@@ -227,7 +227,7 @@ fn a_vocabulary_of_bert_is_cut_into_words_and_matched_from_the_left() {
 }
 
 #[test]
-fn white_space_that_cannot_be_cut_is_refused_and_not_cut_wrongly() {
+fn very_long_white_space_is_refused() {
     for dir in families() {
         let t = TextFiles::open(&dir).unwrap().tokenizer().unwrap();
         let (gap, wide) = (" ".repeat(1_100_000), " ".repeat(20_000));
@@ -270,7 +270,7 @@ fn added(id: u32, text: &str, special: bool, normalized: bool) -> Json {
 }
 
 #[test]
-fn added_tokens_are_spelled_like_all_others() {
+fn added_tokens_decode_like_others() {
     let t = pieces(value!([added(5, "▁▁▁▁", false, false)]));
     let ids = [1, 4, 5, 2, 0, 0, 3];
     assert_eq!(t.decode(&ids, false).unwrap(), "f\n    x  y");
@@ -278,7 +278,7 @@ fn added_tokens_are_spelled_like_all_others() {
 }
 
 #[test]
-fn control_tokens_are_found_wherever_their_ids_are_and_as_texts_have_them() {
+fn control_tokens_are_found_at_any_id() {
     let t = pieces(value!([added(6, "</s>", true, true), added(40, "<|end|>", true, false)]));
     let specials: Vec<_> = t.specials().collect();
     assert_eq!(specials, [(7, "</s>".to_owned()), (40, "<|end|>".to_owned())]);

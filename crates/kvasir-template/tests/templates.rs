@@ -139,7 +139,7 @@ fn sorting_incomparable_values_does_not_panic() {
 
 /// A finished loop queried while another loop's filter looks for its first item.
 #[test]
-fn a_loop_that_is_over_tells_no_nonsense() {
+fn loop_variables_end_with_the_loop() {
     let source = "{% set ns = namespace() %}{% for i in [1] %}{% set ns.l = loop %}{% endfor %}\
                   {% for i in [1] if ns.l.revindex0 > 5 %}{{ i }}{% endfor %}|";
     assert_eq!(render(source, &Map::new(), 0).unwrap(), "|");

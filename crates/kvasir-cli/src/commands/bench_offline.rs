@@ -1,8 +1,8 @@
 //! `kvasir bench offline`: throughput of an offline batch of prompts through the engine.
 
+use crate::io::atomic_file::AtomicFile;
 use crate::io::failure::Failure;
 use crate::io::progress;
-use crate::io::whole_file::WholeFile;
 use crate::options::Options;
 use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
@@ -39,7 +39,7 @@ impl Args {
         let mut setup = settled.setup.clone();
         setup.insert("device".into(), loaded.backend().into());
         let engine = loaded.engine(settled.core(), overlap)?;
-        let page = self.html.as_deref().map(WholeFile::create).transpose()?;
+        let page = self.html.as_deref().map(AtomicFile::create).transpose()?;
         let mut workload = Offline::new(self.requests);
         let bar = progress::bar(self.requests);
         let vocab = loaded.program().vocab as Token;
@@ -48,7 +48,7 @@ impl Args {
         let report = report.map_err(Failure::failed)?;
         if let Some(page) = page {
             page.write_plots(&report.workload, &json!(setup), &report.plots)?;
-            page.keep()?;
+            page.commit()?;
         }
         if self.json {
             println!("{}", serde_json::to_string(&report).map_err(Failure::failed)?);

@@ -1,9 +1,9 @@
 //! `kvasir bench serve`: load generator that measures TTFT, TPOT and goodput of an
 //! OpenAI-compatible server.
 
+use crate::io::atomic_file::AtomicFile;
 use crate::io::failure::Failure;
 use crate::io::progress;
-use crate::io::whole_file::WholeFile;
 use crate::options::workload::{Kind, WorkloadArgs};
 use kvasir_bench::{
     load::{self, Address, Goal, Pressure, Report, Route, Target, Trust},
@@ -99,14 +99,14 @@ impl Args {
         let no_answer = |error| Failure::failed(format!("{}: {error}", self.address.authority));
         let server = load::meet(target, Duration::from_secs(self.timeout)).map_err(no_answer)?;
         let mut workload = self.requests(server.context())?;
-        let page = self.html.as_deref().map(WholeFile::create).transpose()?;
+        let page = self.html.as_deref().map(AtomicFile::create).transpose()?;
         let bar = progress::bar(workload.total());
         let report = load::measure(server, pressure, &mut *workload, &mut |ended| bar.set_position(ended));
         bar.finish_and_clear();
         let report = report.map_err(no_answer)?;
         if let Some(page) = page {
             page.write_plots(&report.workload, &setup(&report), &report.plots)?;
-            page.keep()?;
+            page.commit()?;
         }
         self.print(&report)
     }

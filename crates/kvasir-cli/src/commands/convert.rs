@@ -1,8 +1,8 @@
 //! `kvasir convert`: quantizes or repacks a checkpoint into a GGUF file.
 
+use crate::io::atomic_file::AtomicFile;
 use crate::io::failure::Failure;
 use crate::io::interruption::Interruption;
-use crate::io::whole_file::WholeFile;
 use kvasir::HubName;
 use kvasir_formats::{Rules, convert_to};
 use std::{path::PathBuf, process::ExitCode};
@@ -27,7 +27,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let rules = Rules::parse(&self.dtype, &self.rule).map_err(Failure::usage)?;
-        let file = WholeFile::create(&self.out)?;
+        let file = AtomicFile::create(&self.out)?;
         let model = HubName::locate(&self.model)?;
         let interruption = Interruption::watch();
         let done = convert_to(&model, interruption.stopping(file.writer()?), &rules);
@@ -35,7 +35,7 @@ impl Args {
             return Err(Failure::failed("interrupted; no file was written"));
         }
         let done = done.map_err(Failure::failed)?;
-        file.keep()?;
+        file.commit()?;
         for (dtype, (tensors, bytes)) in &done.by_type {
             println!("{dtype:8} {tensors:6} tensors {:12.1} MB", *bytes as f64 / 1e6);
         }

@@ -1,9 +1,9 @@
 //! `kvasir sim`: discrete-event simulation of the real scheduler and cache on a simulated device.
 
+use crate::io::atomic_file::AtomicFile;
 use crate::io::failure::Failure;
 use crate::io::interruption::Interruption;
 use crate::io::progress;
-use crate::io::whole_file::WholeFile;
 use crate::options::Options;
 use crate::options::facts::Facts;
 use crate::options::workload::WorkloadArgs;
@@ -66,7 +66,7 @@ fn parse_trouble(text: &str) -> Result<Trouble, String> {
         let number = number.parse().ok().filter(|n| *n <= 1000);
         let number: u32 = number.ok_or_else(|| format!("`{part}`: thousandths are 0 to 1000"))?;
         if kinds.contains(&kind) {
-            return Err(format!("`{kind}` is there twice"));
+            return Err(format!("`{kind}` occurs twice"));
         }
         kinds.push(kind);
         let faults = &mut trouble.faults;
@@ -124,8 +124,8 @@ impl Args {
         setup.insert("notes".into(), self.notes().into());
         let header = Header { format: trace::FORMAT.into(), title: workload.title(), setup, first: 0 };
         self.check_files()?;
-        let page = self.html.as_deref().map(WholeFile::create).transpose()?;
-        let trace = self.trace.as_deref().map(WholeFile::create).transpose()?;
+        let page = self.html.as_deref().map(AtomicFile::create).transpose()?;
+        let trace = self.trace.as_deref().map(AtomicFile::create).transpose()?;
         let lines =
             trace.as_ref().map(|file| file.writer().map(|out| Lines::begin(out, &header))).transpose()?;
 
@@ -163,18 +163,18 @@ impl Args {
         if let (Some(file), Some(lines)) = (trace, lines) {
             lines.end(&end).map_err(|error| Failure::write(file.path(), &error))?;
             drop(lines);
-            file.keep()?;
+            file.commit()?;
         }
         if let Some(file) = page {
             self.write_page(&file, header, &finished, &end)?;
-            file.keep()?;
+            file.commit()?;
         }
         self.print(&finished.report, began.elapsed())
     }
 
     /// Rejects output paths that coincide with each other or with the input.
     fn check_files(&self) -> Result<(), Failure> {
-        let place = |path: &Option<PathBuf>| path.as_deref().map(kvasir_formats::WholeFile::place);
+        let place = |path: &Option<PathBuf>| path.as_deref().map(kvasir_formats::AtomicFile::resolve);
         let (read, html, trace) = (place(&self.scenario), place(&self.html), place(&self.trace));
         let same = |a: &Option<PathBuf>, b: &Option<PathBuf>| a.is_some() && a == b;
         let pairs = [
@@ -221,7 +221,7 @@ impl Args {
 
     fn write_page(
         &self,
-        file: &WholeFile,
+        file: &AtomicFile,
         mut header: Header,
         finished: &Finished,
         end: &End,

@@ -20,7 +20,9 @@ pub(crate) fn batch_indices(_: &Case) -> Result<Outcome, CaseError> {
 
 /// `minisgl.detokenize`, `minisgl.printable`.
 pub(crate) fn text(_: &Case) -> Result<Outcome, CaseError> {
-    skipped("a table of the peer's detokenizer; ours never takes text back; test streams_only_grow")
+    skipped(
+        "a table of the peer's detokenizer; ours never takes text back; test streamed_text_is_never_retracted",
+    )
 }
 
 /// `minisgl.div_even`, `minisgl.sharding`.

@@ -71,10 +71,10 @@ impl WeightSource for Checkpoint {
     }
 
     fn will_read(&self, name: &str, rows: Range<usize>) {
-        Checkpoint::bring(self, name, rows);
+        Checkpoint::prefault(self, name, rows);
     }
 
     fn release(&self, name: &str, rows: Range<usize>) {
-        Checkpoint::let_go(self, name, rows);
+        Checkpoint::release(self, name, rows);
     }
 }

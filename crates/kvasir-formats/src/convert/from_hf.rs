@@ -8,8 +8,11 @@
 //!
 //! A tensor without a GGUF name is refused by name. Guarded by `tests/convert.rs`.
 
-use super::parts::{Change, Output, Part};
-use crate::{Checkpoint, Error, Result, TensorView, gguf};
+use crate::checkpoint::Checkpoint;
+use crate::convert::output::{Change, Output, Part};
+use crate::error::{Error, Result};
+use crate::gguf::names::Naming;
+use crate::tensor::TensorView;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
@@ -28,7 +31,10 @@ pub(super) fn architecture(config: &Json) -> Result<&'static str> {
         "Gemma3ForCausalLM" => "gemma3",
         "Phi3ForCausalLM" => "phi3",
         other => {
-            return Err(Error::at("config.json: architectures", format!("{other:?} has no place in GGUF")));
+            return Err(Error::at(
+                "config.json: architectures",
+                format!("{other:?} cannot be represented in GGUF"),
+            ));
         }
     })
 }
@@ -39,7 +45,7 @@ pub(super) fn size(config: &Json, key: &str) -> Result<usize> {
         .and_then(Json::as_u64)
         .and_then(|n| usize::try_from(n).ok())
         .filter(|&n| n <= 1 << 24);
-    n.ok_or_else(|| Error::at(format!("config.json: {key}"), "is missing or no size"))
+    n.ok_or_else(|| Error::at(format!("config.json: {key}"), "is missing or not a positive integer"))
 }
 
 /// All output tensors, embeddings first, then layer by layer.
@@ -48,7 +54,7 @@ pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
     let arch = architecture(config)?;
     let experts = config.get("num_local_experts").is_some() && arch == "llama";
     let naming =
-        gguf::Naming::of(arch, experts).ok_or_else(|| Error::at("general.architecture", "is not known"))?;
+        Naming::of(arch, experts).ok_or_else(|| Error::at("general.architecture", "is not known"))?;
     let mut out: BTreeMap<(usize, String), Output> = BTreeMap::new();
     for view in model.tensors() {
         for (name, shape, expert, part) in placed(model, arch, naming, &view)? {
@@ -89,12 +95,7 @@ type Placed = (String, Vec<usize>, Option<usize>, Part);
 
 /// GGUF placement of one tensor. Companion scale tensors yield nothing: dequantization applies
 /// them.
-fn placed(
-    model: &Checkpoint,
-    arch: &str,
-    naming: gguf::Naming,
-    view: &TensorView<'_>,
-) -> Result<Vec<Placed>> {
+fn placed(model: &Checkpoint, arch: &str, naming: Naming, view: &TensorView<'_>) -> Result<Vec<Placed>> {
     let (name, shape) = (view.name, view.shape.to_vec());
     if name.ends_with("_scale_inv") || name.ends_with("_scales") {
         return Ok(Vec::new());
@@ -119,7 +120,7 @@ fn placed(
     }
     let found = naming.to_gguf(name);
     let (gguf_name, expert) =
-        found.ok_or_else(|| Error::at(format!("tensor {name}"), "has no place in GGUF"))?;
+        found.ok_or_else(|| Error::at(format!("tensor {name}"), "cannot be represented in GGUF"))?;
     let config = model.config();
     let heads = |key: &str| size(config, key).or_else(|_| size(config, "num_attention_heads"));
     let change = match arch {
@@ -164,7 +165,7 @@ fn gpt_oss(layer: &str, rest: &str, name: &str, shape: &[usize]) -> Result<Vec<P
             ])
         }
         "down_proj_bias" => Ok(vec![out("ffn_down_exps", "bias", shape.to_vec(), Change::None)]),
-        _ => Err(Error::at(format!("tensor {name}"), "has no place in GGUF")),
+        _ => Err(Error::at(format!("tensor {name}"), "cannot be represented in GGUF")),
     }
 }
 
@@ -174,7 +175,7 @@ fn latent(config: &Json, head: &str, name: &str, shape: &[usize]) -> Result<Vec<
         size(config, "qk_nope_head_dim")?,
         size(config, "v_head_dim")?,
     );
-    let [rows, rank] = *shape else { return Err(Error::at(format!("tensor {name}"), "is no matrix")) };
+    let [rows, rank] = *shape else { return Err(Error::at(format!("tensor {name}"), "is not a matrix")) };
     if heads.checked_mul(keys + values) != Some(rows) {
         return Err(Error::at(
             format!("tensor {name}"),

@@ -4,12 +4,15 @@
 //! The original config is also embedded verbatim (`kvasir.config`), since GGUF has no keys for some
 //! of its fields.
 
-use super::from_hf::{architecture, size};
-use crate::{
-    Checkpoint, Error, Result,
-    gguf::{self, Value, Writer},
-    kv_facts::write_kv_facts,
-};
+use crate::checkpoint::Checkpoint;
+use crate::config::from_gguf::GENERATION;
+use crate::config::from_gguf::ORIGINAL;
+use crate::convert::from_hf::{architecture, size};
+use crate::error::{Error, Result};
+use crate::gguf::kv_metadata::write_kv_facts;
+use crate::gguf::names::is_latent;
+use crate::gguf::value::Value;
+use crate::gguf::writer::Writer;
 use kvasir_program::{Architecture, Model};
 use serde_json::Value as Json;
 
@@ -34,9 +37,9 @@ pub(super) fn write(model: &Checkpoint, out: &mut Writer) -> Result<Vec<(&'stati
     if let Some(map) = original.as_object_mut() {
         map.remove("quantization_config"); // the file's tensor types apply
     }
-    out.set(gguf::ORIGINAL, Value::Str(original.to_string()));
+    out.set(ORIGINAL, Value::Str(original.to_string()));
     if let Some(generation) = model.generation_config() {
-        out.set(gguf::GENERATION, Value::Str(generation.to_string()));
+        out.set(GENERATION, Value::Str(generation.to_string()));
     }
     let mut meta = Meta { config: &spelled_out, arch, out };
     meta.dimensions()?;
@@ -95,7 +98,7 @@ impl Meta<'_> {
         }
         self.copy_uint("feed_forward_length", "intermediate_size")?;
         self.copy_float("attention.layer_norm_rms_epsilon", "rms_norm_eps");
-        if gguf::is_latent(self.arch) {
+        if is_latent(self.arch) {
             return self.latent();
         }
         let kv = size(self.config, "num_key_value_heads").unwrap_or(heads);
@@ -146,7 +149,7 @@ impl Meta<'_> {
         if self.arch == "gpt-oss" {
             self.copy_uint("expert_feed_forward_length", "intermediate_size")?;
         }
-        if !gguf::is_latent(self.arch) && self.arch != "glm4moe" {
+        if !is_latent(self.arch) && self.arch != "glm4moe" {
             return Ok(());
         }
         self.copy_uint("expert_shared_count", "n_shared_experts")?;
@@ -211,7 +214,7 @@ impl Meta<'_> {
                     let list = list.as_ref().and_then(Json::as_array).and_then(|l| {
                         l.iter().map(|v| v.as_f64().map(|f| f as f32)).collect::<Option<Vec<f32>>>()
                     });
-                    list.ok_or_else(|| Error::at(format!("config.json: {key}"), "is no list of numbers"))
+                    list.ok_or_else(|| Error::at(format!("config.json: {key}"), "is not a list of numbers"))
                 };
                 let out = vec![
                     ("rope_factors_long.weight", list("long_factor")?),
@@ -225,7 +228,9 @@ impl Meta<'_> {
                 self.set("rope.scaling.attn_factor", Value::F32(attention as f32));
                 Ok(out)
             }
-            other => Err(Error::at("config.json: rope type", format!("{other:?} has no place in GGUF"))),
+            other => {
+                Err(Error::at("config.json: rope type", format!("{other:?} cannot be represented in GGUF")))
+            }
         }
     }
 
@@ -240,7 +245,7 @@ impl Meta<'_> {
             }
         }
         let all = self.rope_value("mscale_all_dim").and_then(|v| v.as_f64());
-        if let Some(all) = all.filter(|_| gguf::is_latent(self.arch)) {
+        if let Some(all) = all.filter(|_| is_latent(self.arch)) {
             self.set("rope.scaling.yarn_log_multiplier", Value::F32((0.1 * all) as f32));
         }
     }

@@ -8,22 +8,25 @@
 //! Memory is bounded by the largest tensor. The output file is atomic: it appears complete or not
 //! at all. Guarded by `tests/convert.rs`.
 
-mod around;
-mod cuts;
 mod from_hf;
 mod metadata;
-mod parts;
-mod rules;
-mod spaces;
+mod normalizer;
+mod output;
+mod post_processor;
+mod pre_tokenizer;
+pub(crate) mod rules;
 mod vocab;
 
-use crate::{
-    Checkpoint, DType, Error, Result, TextFiles, WholeFile,
-    gguf::{Gguf, Value, Writer},
-};
-use parts::{Change, Output, Part};
-pub use rules::Rules;
-use rules::Subject;
+use crate::checkpoint::Checkpoint;
+use crate::convert::output::{Change, Output, Part, quantize_in_parallel};
+use crate::convert::rules::{Rules, Subject};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::files::atomic_file::AtomicFile;
+use crate::gguf::reader::Gguf;
+use crate::gguf::value::Value;
+use crate::gguf::writer::Writer;
+use crate::text_files::TextFiles;
 use serde_json::Value as Json;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -40,9 +43,9 @@ pub struct Converted {
 
 /// Converts `model` (a directory or a GGUF file) to the GGUF file `to`. On error `to` is unchanged.
 pub fn convert(model: &Path, to: &Path, rules: &Rules) -> Result<Converted> {
-    let file = WholeFile::create(to)?;
+    let file = AtomicFile::create(to)?;
     let done = convert_to(model, file.writer()?, rules)?;
-    file.keep()?;
+    file.commit()?;
     Ok(done)
 }
 
@@ -127,7 +130,7 @@ fn copy_metadata(gguf: &Gguf, writer: &mut Writer) {
 }
 
 fn of_gguf(gguf: &Gguf) -> Vec<Output> {
-    let output = |t: &crate::gguf::TensorInfo| Output {
+    let output = |t: &crate::gguf::reader::TensorInfo| Output {
         name: t.name.clone(),
         shape: t.shape.clone(),
         parts: vec![Part::whole(t.name.clone())],
@@ -147,7 +150,7 @@ fn repack(gguf: &Gguf, name: &str, dtype: DType, out: &mut Vec<u8>) -> Result<()
     let mut values = vec![0.0; info.shape.iter().product()];
     crate::encoding::dequantize(info.dtype, bytes, &mut values).map_err(fail)?;
     let row = info.shape.last().copied().unwrap_or(1);
-    parts::quantize_in_parallel(dtype, &values, row, out).map_err(fail)
+    quantize_in_parallel(dtype, &values, row, out).map_err(fail)
 }
 
 /// Flattens a `tokenizer.json` component: a single step, or nested sequences under the key `list`.

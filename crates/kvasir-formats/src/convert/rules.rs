@@ -1,7 +1,8 @@
 //! Chooses the encoding of each converted tensor: base type, `q4_k_m`-style mixes, and per-tensor
 //! rules.
 
-use crate::{DType, Error, Result};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 
 /// Encoding rules of a conversion.
@@ -87,7 +88,7 @@ impl Rules {
     /// Index of the first own rule that matches a tensor.
     fn own_of(&self, s: &Subject<'_>) -> Option<usize> {
         s.stem()?;
-        self.own.iter().position(|own| crate::config::matches(&own.pattern, s.name))
+        self.own.iter().position(|own| crate::config::quantization::matches(&own.pattern, s.name))
     }
 
     /// Fails if an own rule matches no tensor.
@@ -100,7 +101,7 @@ impl Rules {
             false => Err(Error::at(
                 "--rule",
                 format!(
-                    "{} holds for no tensor: none of that name whose encoding can be chosen, or earlier rules have them all",
+                    "{} matches no tensor: no convertible tensor has such a name, or earlier rules match them all",
                     unused.join(", ")
                 ),
             )),
@@ -154,7 +155,7 @@ fn weight_type(place: &str, name: &str) -> Result<DType> {
         other => other.is_quantized(),
     };
     let dtype = DType::from_name(name).filter(written);
-    dtype.ok_or_else(|| Error::at(place, format!("{name:?} is no type that weights can be converted to")))
+    dtype.ok_or_else(|| Error::at(place, format!("{name:?} is not a type that weights can be converted to")))
 }
 
 /// Layers that get more bits: the first and last eighth, and every third between (as in llama.cpp).
@@ -183,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_follow_names_shapes_and_depth() {
+    fn types_depend_on_name_shape_and_depth() {
         let rules = Rules::parse("Q4_K_M", &["blk.1.*=q8_0".into(), "*_exps*=mxfp4".into()]).unwrap();
         let dtype = |name: &str, shape: &[usize], is_head| {
             rules.dtype(&Subject { name, shape, layers: 16, is_head }).unwrap()
@@ -204,7 +205,7 @@ mod tests {
         let used = |names: &[&'static str]| rules.check_used(names.iter().map(|name| subject(name)));
         assert_eq!(used(&["blk.1.attn_v.weight", "blk.0.ffn_up_exps.weight"]), Ok(()));
         let unused = used(&["blk.1.ffn_up_exps.weight", "blk.0.attn_v.weight"]).unwrap_err().to_string();
-        assert!(unused.starts_with("--rule: *_exps*=mxfp4 holds for no tensor"), "{unused}");
+        assert!(unused.starts_with("--rule: *_exps*=mxfp4 matches no tensor"), "{unused}");
         let unused = used(&["blk.1.ffn_gate_inp.weight"]).unwrap_err().to_string();
         assert!(unused.contains("blk.1.*=q8_0, *_exps*=mxfp4"), "{unused}");
         assert!(Rules::parse("i32", &[]).is_err());

@@ -4,12 +4,15 @@
 //! Anything that GGUF cannot express is stored under our own `carried` keys or refused by name, so
 //! that token ids never change silently. Guarded by `tests/convert.rs`.
 
-use super::{around::Around, cuts::cuts, spaces};
-use crate::{
-    Error, Result, TextFiles, Tokenizer,
-    gguf::{Array, Value, Writer},
-    tokenizer::{TokenKind, carried},
-};
+use crate::convert::normalizer;
+use crate::convert::post_processor::AddedTokens;
+use crate::convert::pre_tokenizer::gguf_pre_tokenizer;
+use crate::error::{Error, Result};
+use crate::gguf::value::{Array, Value};
+use crate::gguf::writer::Writer;
+use crate::text_files::TextFiles;
+use crate::tokenizer::token_kind::TokenKind;
+use crate::tokenizer::{Tokenizer, kvasir_keys};
 use serde_json::Value as Json;
 use std::collections::HashMap;
 
@@ -48,11 +51,11 @@ fn write_around(
     rows: usize,
     out: &mut Writer,
 ) -> Result<()> {
-    let Around { before, after } = Around::of(json)?;
+    let AddedTokens { before, after } = AddedTokens::of(json)?;
     if let Some(id) = before.iter().chain(&after).find(|&&id| id as usize >= rows) {
         return Err(Error::at("post_processor", beyond(*id, rows)));
     }
-    for (name, ids, key) in [("bos", before, carried::BEFORE), ("eos", after, carried::AFTER)] {
+    for (name, ids, key) in [("bos", before, kvasir_keys::BEFORE), ("eos", after, kvasir_keys::AFTER)] {
         let one = match ids[..] {
             [id] if named(name).is_none_or(|named| named == id) => Some(id),
             _ => None,
@@ -74,7 +77,7 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
     for key in ["continuing_subword_prefix", "end_of_word_suffix"] {
         let mark = json.pointer(&format!("/model/{key}")).and_then(Json::as_str);
         if mark.is_some_and(|mark| !mark.is_empty()) {
-            return Err(Error::at(format!("model.{key}"), "has no place in GGUF"));
+            return Err(Error::at(format!("model.{key}"), "cannot be represented in GGUF"));
         }
     }
     let vocab = json.pointer("/model/vocab").and_then(Json::as_object);
@@ -101,7 +104,7 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
         // Gemma's runs of spaces are matched in text, where only normal tokens map U+2581 to a
         // space.
         let has_spaces =
-            byte_fallback && text.contains(spaces::SPACE) && vocab.is_some_and(|v| v.contains_key(text));
+            byte_fallback && text.contains(normalizer::SPACE) && vocab.is_some_and(|v| v.contains_key(text));
         if is_on("special") {
             kinds[id as usize] = TokenKind::Control;
         } else if has_spaces {
@@ -116,9 +119,11 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
             strips_right.push(id);
         }
     }
-    for (key, ids) in
-        [(carried::FOUND, found), (carried::STRIPS_LEFT, strips_left), (carried::STRIPS_RIGHT, strips_right)]
-    {
+    for (key, ids) in [
+        (kvasir_keys::FOUND, found),
+        (kvasir_keys::STRIPS_LEFT, strips_left),
+        (kvasir_keys::STRIPS_RIGHT, strips_right),
+    ] {
         if !ids.is_empty() {
             out.set(key, Value::Array(Array::of_u32(&ids)));
         }
@@ -138,15 +143,15 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
         if let Some(byte) = missing {
             return Err(Error::at("model.vocab", format!("byte_fallback without {byte}")));
         }
-        spaces::of_chars(json, out)?;
+        normalizer::of_chars(json, out)?;
         scored(&tokens, &merges, out);
     } else {
-        spaces::of_bytes(json, out)?;
-        let cuts = cuts(json)?;
+        normalizer::of_bytes(json, out)?;
+        let pre = gguf_pre_tokenizer(json)?;
         out.set("tokenizer.ggml.model", Value::Str("gpt2".into()));
-        out.set("tokenizer.ggml.pre", Value::Str(cuts.family.into()));
-        if let Some(whole) = cuts.whole_words {
-            out.set(carried::WHOLE_WORDS, Value::Bool(whole));
+        out.set("tokenizer.ggml.pre", Value::Str(pre.family.into()));
+        if let Some(whole) = pre.whole_words {
+            out.set(kvasir_keys::WHOLE_WORDS, Value::Bool(whole));
         }
     }
     out.set(
@@ -179,7 +184,7 @@ fn merges(json: &Json) -> Result<Vec<(String, String)>> {
         _ => None,
     };
     let all: Option<Vec<_>> = list.iter().map(pair).collect();
-    all.ok_or_else(|| Error::at("model.merges", "holds what is no pair"))
+    all.ok_or_else(|| Error::at("model.merges", "has an entry that is not a pair"))
 }
 
 /// SentencePiece-style scores: the negated merge rank, so that earlier merges score higher.

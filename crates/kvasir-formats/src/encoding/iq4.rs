@@ -1,6 +1,6 @@
 //! Dequantizes `IQ4_NL` and `IQ4_XS`: four-bit indices into a nonlinear codebook.
 
-use super::f16_at;
+use crate::encoding::f16_at;
 
 /// The IQ4 codebook: denser around zero, where most weights are.
 pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];

@@ -4,10 +4,8 @@
 //! `x = d * scale_g * q` for Q3_K and Q6_K; `x = d * scale_g * q - dmin * min_g` for Q2_K, Q4_K and
 //! Q5_K.
 
-use super::{
-    f16_at,
-    k_scales::{q3_k_scale, q45_k_scale_min},
-};
+use crate::encoding::f16_at;
+use crate::encoding::k_scales::{q3_k_scale, q45_k_scale_min};
 
 /// Q2_K: two-bit codes; 4-bit scale and min of 16 values share a byte.
 pub(super) fn q2_k(b: &[u8; 84], y: &mut [f32; 256]) {

@@ -3,12 +3,9 @@
 //! Per superblock: fit a scale (and min) per group (`k_fit`), quantize the scales, then requantize
 //! the values with the rounded scales.
 
-use super::{
-    f16_at,
-    k_fit::{Search, affine, nearest, one_by_one, symmetric},
-    k_scales::{put_q3_k_scale, put_q45_k_scale_min, q45_k_scale_min},
-    put_f16,
-};
+use crate::encoding::k_fit::{Search, affine, nearest, one_by_one, symmetric};
+use crate::encoding::k_scales::{put_q3_k_scale, put_q45_k_scale_min, q45_k_scale_min};
+use crate::encoding::{f16_at, put_f16};
 
 /// Packs 2-bit codes: 128 values in four planes of 32 bytes.
 fn two_bits(codes: &[u8; 256], out: &mut [u8]) {

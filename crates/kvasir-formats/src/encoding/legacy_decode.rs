@@ -3,7 +3,7 @@
 //! `x = d * (q - offset)` or `x = d * q + m`. Low nibbles hold the first half of a block, high
 //! nibbles the second.
 
-use super::f16_at;
+use crate::encoding::f16_at;
 
 /// `x = d * (q - 8)`. Layout: f16 d, 16 bytes of nibbles.
 pub(super) fn q4_0(b: &[u8; 18], y: &mut [f32; 32]) {

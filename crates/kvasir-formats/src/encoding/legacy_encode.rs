@@ -1,6 +1,6 @@
 //! Quantizes to the legacy block types (blocks of 32), bit-exact with llama.cpp's reference.
 
-use super::put_f16;
+use crate::encoding::put_f16;
 
 /// The first value of the largest magnitude.
 fn extreme(x: &[f32]) -> f32 {

@@ -14,12 +14,13 @@ mod legacy_encode;
 mod mxfp4;
 mod plain;
 
-use crate::{DType, Error, Result};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
 
-pub use iq4::{IQ4_VALUES, iq4_xs_scale};
-pub use k_scales::{q3_k_scale, q45_k_scale_min};
-pub use mxfp4::{E2M1_DOUBLED, e8m0_half};
-pub use plain::f8_e4m3;
+pub use crate::encoding::iq4::{IQ4_VALUES, iq4_xs_scale};
+pub use crate::encoding::k_scales::{q3_k_scale, q45_k_scale_min};
+pub use crate::encoding::mxfp4::{E2M1_DOUBLED, e8m0_half};
+pub use crate::encoding::plain::f8_e4m3;
 
 /// Dequantizes `out.len()` elements. `bytes` must have exactly their size; companion scales are not
 /// applied.
@@ -27,7 +28,7 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     if dtype.row_bytes(out.len())? != bytes.len() {
         return Err(Error::at(
             "",
-            format!("{} bytes are not {} elements of {dtype}", bytes.len(), out.len()),
+            format!("{} bytes do not encode {} elements of {dtype}", bytes.len(), out.len()),
         ));
     }
     match dtype {
@@ -56,7 +57,10 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
 pub fn quantize(dtype: DType, values: &[f32], row: usize, out: &mut Vec<u8>) -> Result<()> {
     dtype.row_bytes(row)?;
     if row == 0 || !values.len().is_multiple_of(row) {
-        return Err(Error::at("", format!("{} values are not whole rows of {row}", values.len())));
+        return Err(Error::at(
+            "",
+            format!("{} values are not a multiple of the row length {row}", values.len()),
+        ));
     }
     if dtype.is_quantized()
         && let Some(at) = values.iter().position(|v| !v.is_finite())

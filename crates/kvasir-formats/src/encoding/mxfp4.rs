@@ -49,10 +49,10 @@ pub(super) fn encode(x: &[f32; 32]) -> [u8; 17] {
 
 #[cfg(test)]
 mod tests {
-    use super::e8m0_half;
+    use crate::encoding::mxfp4::e8m0_half;
 
     #[test]
-    fn scales_are_powers_of_two_over_the_whole_range() {
+    fn mxfp4_scales_are_exact_over_their_range() {
         for e in 0..=255u8 {
             assert_eq!(f64::from(e8m0_half(e)), 2f64.powi(i32::from(e) - 128), "{e}");
         }

@@ -1,7 +1,7 @@
 //! Unquantized element types: f32, f16, bf16, f64, FP8 (E4M3, E8M0) and integers.
 
-use super::e8m0_half;
-use crate::DType;
+use crate::dtype::DType;
+use crate::encoding::mxfp4::e8m0_half;
 use half::{bf16, f16};
 
 /// Converts elements to f32. Integers are rounded to the nearest f32.
@@ -59,10 +59,10 @@ fn f8_e8m0(byte: u8) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{f8_e4m3, f8_e8m0};
+    use crate::encoding::plain::{f8_e4m3, f8_e8m0};
 
     #[test]
-    fn e8m0_is_powers_of_two() {
+    fn e8m0_values_are_powers_of_two() {
         for byte in 0..255u8 {
             assert_eq!(f64::from(f8_e8m0(byte)), 2f64.powi(i32::from(byte) - 127), "{byte}");
         }
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn e4m3_has_its_published_landmarks() {
+    fn e4m3_has_its_published_extremes() {
         assert_eq!(f8_e4m3(0x7e), 448.0);
         assert_eq!(f8_e4m3(0x38), 1.0);
         assert_eq!(f8_e4m3(0x01), 2f32.powi(-9));

@@ -1,6 +1,6 @@
 //! Bounds-checked little-endian reader over a file's bytes.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use std::ops::Range;
 
 /// Reads little-endian values; every error names the offset.
@@ -44,7 +44,7 @@ impl<'a> Cursor<'a> {
 
     #[cold]
     fn too_short(&self, len: u64, what: &str) -> Error {
-        self.error(format!("{what} needs {len} bytes, {} are left", self.left()))
+        self.error(format!("{what} needs {len} bytes, but {} are left: the file is truncated", self.left()))
     }
 
     #[inline]
@@ -74,7 +74,7 @@ impl<'a> Cursor<'a> {
         let start = self.clone();
         let len = self.u64(what)?;
         if len > max {
-            return Err(start.error(format!("{what} is {len} bytes long, at most {max}")));
+            return Err(start.error(format!("{what} is {len} bytes long; at most {max} are supported")));
         }
         let bytes = self.take(len, what)?;
         std::str::from_utf8(bytes).map_err(|e| start.error(format!("{what} is not UTF-8: {e}")))

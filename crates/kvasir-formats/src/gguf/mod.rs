@@ -3,15 +3,13 @@
 //!
 //! Guarded by `tests/hostile.rs`, `tests/gguf_config.rs` and the `gguf` fuzz target.
 
-mod config;
-mod cursor;
-mod names;
-mod reader;
-mod value;
-mod writer;
+pub(crate) mod cursor;
+pub(crate) mod kv_metadata;
+pub(crate) mod names;
+pub(crate) mod reader;
+pub(crate) mod value;
+pub(crate) mod writer;
 
-pub(crate) use config::{GENERATION, ORIGINAL, generation_config, hf_config};
-pub(crate) use names::{HfName, Naming, is_latent};
-pub use reader::{Gguf, TensorInfo};
-pub use value::{Array, Kind, Value};
-pub use writer::Writer;
+pub use crate::gguf::reader::{Gguf, TensorInfo};
+pub use crate::gguf::value::{Array, Kind, Value};
+pub use crate::gguf::writer::Writer;

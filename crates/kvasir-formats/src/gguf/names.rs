@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back() {
+    fn names_map_both_ways() {
         for (arch, experts) in
             [("llama", false), ("llama", true), ("gemma3", false), ("gpt-oss", false), ("phi3", false)]
         {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn names_follow_their_architecture() {
+    fn tensor_names_depend_on_the_architecture() {
         let whole = |s: &str| Some(HfName::Whole(s.into()));
         let llama = Naming::of("llama", false).unwrap();
         assert_eq!(llama.to_hf("blk.3.attn_q.weight"), whole("model.layers.3.self_attn.q_proj.weight"));

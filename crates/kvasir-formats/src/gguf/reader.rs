@@ -4,11 +4,11 @@
 //! contiguous in table order with the declared alignment, and each range is checked against the
 //! file.
 
-use super::{
-    cursor::Cursor,
-    value::{Array, Kind, Value},
-};
-use crate::{DType, Error, Mapped, Result};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::files::mapped::Mapped;
+use crate::gguf::cursor::Cursor;
+use crate::gguf::value::{Array, Kind, Value};
 use std::{
     collections::{BTreeMap, HashSet},
     ops::Range,
@@ -72,22 +72,23 @@ impl Gguf {
     fn add_siblings(&mut self, path: &Path, shards: u64) -> Result<()> {
         let fail = |why: String| Error::at("split.count", why).in_file(path);
         if shards > MAX_SHARDS {
-            return Err(fail(format!("{shards} files, at most {MAX_SHARDS}")));
+            return Err(fail(format!("{shards} shards; at most {MAX_SHARDS} are supported")));
         }
         if self.meta.get("split.no").and_then(Value::as_u64) != Some(0) {
             return Err(fail("open the first file of a split model".into()));
         }
         for no in 2..=shards {
             let sibling = shard_path(path, no, shards).ok_or_else(|| {
-                fail(format!("says {shards} files, but the name does not end in -00001-of-{shards:05}.gguf"))
+                fail(format!("has {shards} shards, but its name does not end in -00001-of-{shards:05}.gguf"))
             })?;
             self.add(Mapped::open(&sibling)?)?;
         }
         let expected = self.meta.get("split.tensors.count").and_then(Value::as_u64);
         match expected {
-            Some(n) if n != self.tensors.len() as u64 => {
-                Err(fail(format!("split.tensors.count says {n}, the files hold {}", self.tensors.len())))
-            }
+            Some(n) if n != self.tensors.len() as u64 => Err(fail(format!(
+                "`split.tensors.count` is {n}, but the shards contain {} tensors",
+                self.tensors.len()
+            ))),
             _ => Ok(()),
         }
     }
@@ -99,7 +100,7 @@ impl Gguf {
         let (meta, tensors) = parse(&file, self.files.len()).map_err(|e| e.in_file(path))?;
         let names: HashSet<&str> = self.tensors.iter().map(|t| t.name.as_str()).collect();
         if let Some(twice) = tensors.iter().find(|t| names.contains(t.name.as_str())) {
-            return Err(Error::at(format!("tensor {}", twice.name), "is in two files").in_file(path));
+            return Err(Error::at(format!("tensor {}", twice.name), "occurs in two files").in_file(path));
         }
         if self.files.is_empty() {
             self.meta = meta;
@@ -192,7 +193,10 @@ fn parse(file: &Arc<Mapped>, index: usize) -> Result<Parsed> {
         [(tensors_at, tensors, MIN_INFO, "tensors"), (pairs_at, pairs, MIN_PAIR, "keys")]
     {
         if n > cursor.left() as u64 / least {
-            return Err(Error::at(format!("offset {at}"), format!("{n} {what} do not fit into the file")));
+            return Err(Error::at(
+                format!("offset {at}"),
+                format!("{n} {what} do not fit into the file: it is corrupt or truncated"),
+            ));
         }
     }
     let mut meta = BTreeMap::new();
@@ -205,7 +209,7 @@ fn parse(file: &Arc<Mapped>, index: usize) -> Result<Parsed> {
         infos.push(info(&mut cursor)?);
     }
     let data =
-        align(cursor.at() as u64, alignment).ok_or_else(|| cursor.error("the data's offset overflows"))?;
+        align(cursor.at() as u64, alignment).ok_or_else(|| cursor.error("the data offset overflows"))?;
     Ok((meta, place(infos, data, alignment, file.bytes().len() as u64, index)?))
 }
 
@@ -218,10 +222,10 @@ fn pair(cursor: &mut Cursor<'_>, file: &Arc<Mapped>, meta: &mut BTreeMap<String,
     let in_key = |e: Error| Error::at(format!("{} (key {key})", e.place()), e.why());
     let id = cursor.clone();
     let kind = cursor.u32("a value's type").map_err(in_key)?;
-    let kind = Kind::from_id(kind).ok_or_else(|| in_key(id.error(format!("{kind} is no value type"))))?;
+    let kind = Kind::from_id(kind).ok_or_else(|| in_key(id.error(format!("{kind} is not a value type"))))?;
     let value = Value::read(kind, cursor, file).map_err(in_key)?;
     match meta.insert(key.to_owned(), value) {
-        Some(_) => Err(start.error(format!("key {key} is there twice"))),
+        Some(_) => Err(start.error(format!("key {key} occurs twice"))),
         None => Ok(()),
     }
 }
@@ -231,7 +235,7 @@ fn alignment(meta: &BTreeMap<String, Value>) -> Result<u64> {
         None => Ok(DEFAULT_ALIGNMENT),
         Some(Value::U32(n)) if n.is_power_of_two() => Ok((*n).into()),
         Some(other) => {
-            Err(Error::at("general.alignment", format!("{other:?} is no power of two of type u32")))
+            Err(Error::at("general.alignment", format!("{other:?} is not a power of two of type u32")))
         }
     }
 }
@@ -258,14 +262,14 @@ fn info(cursor: &mut Cursor<'_>) -> Result<Described> {
     let at = cursor.clone();
     let dims = cursor.u32("the number of dimensions")?;
     if dims == 0 || dims > MAX_DIMS {
-        return Err(fail(&at, format!("{dims} dimensions, 1 to {MAX_DIMS} are possible")));
+        return Err(fail(&at, format!("{dims} dimensions; 1 to {MAX_DIMS} are supported")));
     }
     let mut shape = Vec::new();
     for _ in 0..dims {
         let at = cursor.clone();
         let dim = cursor.u64("a dimension")?;
         let ok = usize::try_from(dim).ok().filter(|&d| d > 0 && d <= isize::MAX as usize);
-        shape.push(ok.ok_or_else(|| fail(&at, format!("a dimension of {dim}")))?);
+        shape.push(ok.ok_or_else(|| fail(&at, format!("dimension {dim} is zero or too large")))?);
     }
     shape.reverse(); // the file lists the fastest dimension first
     let at = cursor.clone();
@@ -282,12 +286,12 @@ fn info(cursor: &mut Cursor<'_>) -> Result<Described> {
 fn unknown_type(id: u32) -> String {
     let unsupported = |name: &str| {
         format!(
-            "type {name} is not supported; take a file of Q2_K to Q8_0, IQ4_NL, IQ4_XS, MXFP4, F16, BF16 or F32"
+            "type {name} is not supported; use a file with Q2_K to Q8_0, IQ4_NL, IQ4_XS, MXFP4, F16, BF16 or F32"
         )
     };
     match id {
         4 | 5 | 31..=33 | 36..=38 => format!("type {id} was removed from GGUF"),
-        9 | 15 => format!("type {id} is no weight type"),
+        9 | 15 => format!("type {id} is not a weight type"),
         16 => unsupported("IQ2_XXS"),
         17 => unsupported("IQ2_XS"),
         18 => unsupported("IQ3_XXS"),
@@ -317,16 +321,16 @@ fn place(
     for t in infos {
         let fail = |why: String| Error::at(format!("offset {} (tensor {})", t.at, t.name), why);
         if !names.insert(t.name.clone()) {
-            return Err(fail("is there twice".into()));
+            return Err(fail("occurs twice".into()));
         }
         if t.offset != expected {
-            return Err(fail(format!("its data is said to be at {}, expected {expected}", t.offset)));
+            return Err(fail(format!("its data offset is {}, expected {expected}", t.offset)));
         }
         let start = data.checked_add(t.offset);
         let range = start.and_then(|a| Some(a..a.checked_add(t.bytes)?)).filter(|r| r.end <= file_len);
         let range = range.ok_or_else(|| {
             fail(format!(
-                "its {} bytes at {data} + {} end after the file ({file_len} bytes)",
+                "its {} bytes at {data} + {} end beyond the file ({file_len} bytes): the file is truncated",
                 t.bytes, t.offset
             ))
         })?;

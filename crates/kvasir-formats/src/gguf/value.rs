@@ -1,7 +1,8 @@
 //! GGUF metadata values and arrays.
 
-use super::cursor::Cursor;
-use crate::{Error, Mapped, Result};
+use crate::error::{Error, Result};
+use crate::files::mapped::Mapped;
+use crate::gguf::cursor::Cursor;
 use std::{ops::Range, sync::Arc};
 
 /// GGUF value type, in the order of the format's ids.
@@ -147,7 +148,7 @@ impl Value {
             Kind::Array => Self::Array(Array::read(cursor, file)?),
             _ => {
                 let bytes = cursor.take(kind.size().unwrap_or(0) as u64, "a value")?;
-                Self::scalar(kind, bytes).ok_or_else(|| cursor.error("a flag is 0 or 1"))?
+                Self::scalar(kind, bytes).ok_or_else(|| cursor.error("a boolean must be 0 or 1"))?
             }
         })
     }
@@ -221,7 +222,7 @@ impl Array {
     fn read(cursor: &mut Cursor<'_>, file: &Arc<Mapped>) -> Result<Self> {
         let id = cursor.clone();
         let kind = cursor.u32("an array's type")?;
-        let kind = Kind::from_id(kind).ok_or_else(|| id.error(format!("{kind} is no value type")))?;
+        let kind = Kind::from_id(kind).ok_or_else(|| id.error(format!("{kind} is not a value type")))?;
         let length = cursor.clone();
         let count = cursor.u64("an array's length")?;
         let start = cursor.at();

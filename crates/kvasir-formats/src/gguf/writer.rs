@@ -1,7 +1,8 @@
 //! GGUF writer: header and tensor table first, then tensor data streamed in the same order.
 
-use super::value::{Kind, Value, write_str};
-use crate::{DType, Error, Result};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::gguf::value::{Kind, Value, write_str};
 use std::{
     collections::BTreeMap,
     io::{self, Write},
@@ -44,10 +45,10 @@ impl Writer {
         let name = name.into();
         let fail = |why: String| Error::at(format!("tensor {name}"), why);
         if dtype.gguf_id().is_none() {
-            return Err(fail(format!("{dtype} has no place in GGUF")));
+            return Err(fail(format!("{dtype} cannot be represented in GGUF")));
         }
         if shape.is_empty() || shape.len() > 4 || shape.contains(&0) {
-            return Err(fail(format!("shape {shape:?} has no place in GGUF")));
+            return Err(fail(format!("shape {shape:?} cannot be represented in GGUF")));
         }
         let bytes = dtype.tensor_bytes(shape).map_err(|e| fail(e.to_string()))?;
         self.tensors.push(Described { name, dtype, shape: shape.to_vec(), bytes });
@@ -70,7 +71,7 @@ impl Writer {
             bytes.clear();
             data(&tensor.name, &mut bytes)?;
             if bytes.len() != tensor.bytes {
-                let why = format!("{} bytes were given, {} are its size", bytes.len(), tensor.bytes);
+                let why = format!("{} bytes of data for a tensor of {} bytes", bytes.len(), tensor.bytes);
                 return Err(Error::at(format!("tensor {}", tensor.name), why));
             }
             bytes.resize(tensor.bytes.next_multiple_of(ALIGNMENT), 0);

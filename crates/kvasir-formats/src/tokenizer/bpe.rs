@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn merges_follow_ranks_not_order() {
+    fn merges_apply_by_rank() {
         // Ids: a=0 b=1 c=2 ab=3 bc=4 abc=5.
         let mut merges = Merges::default();
         merges.add(1, 2, 4);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_of_one_symbol_takes_no_quadratic_time() {
+    fn a_long_run_of_one_symbol_is_not_quadratic() {
         // Recursive pairs: every level merges the whole word.
         let mut word = vec![0; 1 << 20];
         merge(&mut word, |a, b| (a == b && a < 20).then_some((a, a + 1)));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn merging_agrees_with_doing_it_naively() {
+    fn merging_agrees_with_a_naive_loop() {
         let mut seed = 1u64;
         let mut random = move |n: u64| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

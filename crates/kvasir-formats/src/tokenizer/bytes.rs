@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_has_a_character_and_comes_back() {
+    fn every_byte_maps_to_a_character_and_back() {
         for (b, c) in byte_chars().into_iter().enumerate() {
             assert_eq!(char_byte(c).map(usize::from), Some(b), "{c:?}");
         }

@@ -17,7 +17,7 @@ pub(super) fn checked(base64: &str) -> Result<Vec<u8>, String> {
     let size = u32::from_le_bytes(*size) as usize;
     let trie = rest.get(..size).filter(|_| size.is_multiple_of(4)).ok_or("is shorter than it says")?;
     let units: Vec<u32> = trie.as_chunks::<4>().0.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
-    let texts = str::from_utf8(&rest[size..]).map_err(|_| "holds texts that are no UTF-8")?;
+    let texts = str::from_utf8(&rest[size..]).map_err(|_| "has texts that are not UTF-8")?;
     walk(&units, texts)?;
     Ok(bytes)
 }
@@ -30,7 +30,7 @@ fn walk(units: &[u32], texts: &str) -> Result<(), String> {
     let mut open = VecDeque::from([(children(*root), 0)]);
     while let Some((base, depth)) = open.pop_front() {
         if base | 0xff >= units.len() {
-            return Err(format!("points to unit {}, there are {}", base | 0xff, units.len()));
+            return Err(format!("refers to unit {} of {}", base | 0xff, units.len()));
         }
         for byte in 1..=0xff {
             let (at, unit) = (base ^ byte, units[base ^ byte]);
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_read_as_its_standard_shows_it() {
+    fn base64_decodes_the_standard_examples() {
         for (text, base64) in
             [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
         {
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_that_lead_outside_are_refused() {
+    fn character_maps_with_bad_offsets_are_refused() {
         // The root's children start at unit 256 and include `a`. The children of `a` start at 512;
         // the first is the value.
         let map = |children: u32, value: u32, texts: &str| {
@@ -88,7 +88,7 @@ mod tests {
         assert!(map(512, 9, "bc\0d\0").unwrap_err().contains("no text at 9"));
         assert!(map(1024, 0, "bc\0").unwrap_err().contains("outside"));
         assert!(map(512, 0, &"b".repeat(17)).unwrap_err().contains("makes 17 bytes of 1"));
-        assert!(walk(&[0; 255], "").unwrap_err().contains("points to unit 255, there are 255"));
+        assert!(walk(&[0; 255], "").unwrap_err().contains("refers to unit 255 of 255"));
         assert!(checked("AAAA").is_err() && checked("/////w==").is_err());
     }
 }

@@ -9,20 +9,17 @@
 //! Guarded by `tests/tokenizers.rs`, which compares with recorded encodings and with the
 //! `tokenizer.json` implementation.
 
-use super::{
-    TokenKind,
-    bpe::{NONE, merge},
-    bytes::{byte_chars, byte_token, decode_spelling},
-    carried, ends,
-    merges::{Merges, Pairs},
-    pre::{self, Family},
-    specials::{Piece, Special, Specials},
-    spellings::Spellings,
-};
-use crate::{
-    Error, Result,
-    gguf::{Array, Gguf, Value},
-};
+use crate::error::{Error, Result};
+use crate::gguf::reader::Gguf;
+use crate::gguf::value::{Array, Value};
+use crate::tokenizer::bpe::{NONE, merge};
+use crate::tokenizer::bytes::{byte_chars, byte_token, decode_spelling};
+use crate::tokenizer::merges::{Merges, Pairs};
+use crate::tokenizer::special_tokens::{Piece, Special, Specials};
+use crate::tokenizer::split_patterns::Family;
+use crate::tokenizer::string_table::StringTable;
+use crate::tokenizer::token_kind::TokenKind;
+use crate::tokenizer::{end_tokens, kvasir_keys, split_patterns};
 use std::{
     borrow::Cow,
     collections::{HashMap, HashSet},
@@ -41,7 +38,7 @@ const PHI3_PLAIN: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 /// A vocabulary read from GGUF metadata.
 #[derive(Debug)]
 pub(super) struct GgufVocab {
-    tokens: Spellings,
+    tokens: StringTable,
     kinds: Vec<TokenKind>,
     specials: Specials,
     /// Tokens with `lstrip`: preceding white space is dropped.
@@ -86,18 +83,18 @@ impl GgufVocab {
         if list.is_empty() || list.len() > MAX_TOKENS {
             return Err(Error::at(
                 "tokenizer.ggml.tokens",
-                format!("{} tokens, 1 to {MAX_TOKENS} are possible", list.len()),
+                format!("{} tokens; 1 to {MAX_TOKENS} are supported", list.len()),
             ));
         }
         let (tokens, merges) = tokens_and_merges(list, gguf.array("tokenizer.ggml.merges"));
         let tokens = tokens?;
         if tokens.len() != list.len() {
-            return Err(Error::at("tokenizer.ggml.tokens", "is no list of strings"));
+            return Err(Error::at("tokenizer.ggml.tokens", "is not a list of strings"));
         }
         let mut kinds = kinds(gguf, tokens.len())?;
-        for end in ends::SPELLINGS {
+        for end in end_tokens::SPELLINGS {
             if let Some(id) = tokens.find(end) {
-                let is_text = ends::is_text(end, |other| tokens.find(other).is_some());
+                let is_text = end_tokens::is_text(end, |other| tokens.find(other).is_some());
                 kinds[id as usize] = if is_text { TokenKind::Normal } else { TokenKind::Control };
             }
         }
@@ -116,16 +113,18 @@ impl GgufVocab {
         };
         let bos = id("bos").or_else(|| scored(1));
         let eos = id("eos").or_else(|| scored(2));
-        let before = ids(gguf, carried::BEFORE, tokens.len())?;
+        let before = ids(gguf, kvasir_keys::BEFORE, tokens.len())?;
         let before = before.unwrap_or_else(|| bos.filter(|_| add("bos", adds_bos)).into_iter().collect());
-        let after = ids(gguf, carried::AFTER, tokens.len())?;
+        let after = ids(gguf, kvasir_keys::AFTER, tokens.len())?;
         let after = after.unwrap_or_else(|| eos.filter(|_| add("eos", false)).into_iter().collect());
-        let composes = match gguf.str(carried::NORMALIZER) {
+        let composes = match gguf.str(kvasir_keys::NORMALIZER) {
             None => false,
             Some("NFC") => true,
-            Some(other) => return Err(Error::at(carried::NORMALIZER, format!("{other:?} is not supported"))),
+            Some(other) => {
+                return Err(Error::at(kvasir_keys::NORMALIZER, format!("{other:?} is not supported")));
+            }
         };
-        let strip_left = ids(gguf, carried::STRIPS_LEFT, tokens.len())?;
+        let strip_left = ids(gguf, kvasir_keys::STRIPS_LEFT, tokens.len())?;
         let strip_left = strip_left.into_iter().flatten().collect();
         Ok(Self { tokens, kinds, specials, strip_left, composes, algorithm, before, after })
     }
@@ -216,7 +215,7 @@ impl GgufVocab {
             Algorithm::ByteLevel { family, merges, bytes } => {
                 let chars = byte_chars();
                 let mut pairs = Pairs::new(merges, &self.tokens);
-                for word in pre::cut(&family.cuts, text)? {
+                for word in split_patterns::split(&family.patterns, text)? {
                     if family.whole_words {
                         let spelling: String = word.bytes().map(|b| chars[usize::from(b)]).collect();
                         if let Some(id) = self.id(&spelling) {
@@ -232,7 +231,7 @@ impl GgufVocab {
             Algorithm::RankedChars { family, merges, bytes } => {
                 let text = text.replace(' ', SPACE);
                 let mut pairs = Pairs::new(merges, &self.tokens);
-                for line in pre::cut(&family.cuts, &text)? {
+                for line in split_patterns::split(&family.patterns, &text)? {
                     let mut symbols = self.chars(line, bytes);
                     merge(&mut symbols, |a, b| pairs.get(a, b));
                     out.extend(symbols.into_iter().filter(|&id| id != NONE));
@@ -347,12 +346,12 @@ fn kinds(gguf: &Gguf, tokens: usize) -> Result<Vec<TokenKind>> {
     Ok(kinds)
 }
 
-fn specials(gguf: &Gguf, tokens: &Spellings, kinds: &[TokenKind]) -> Result<Specials> {
+fn specials(gguf: &Gguf, tokens: &StringTable, kinds: &[TokenKind]) -> Result<Specials> {
     let name = gguf.str("general.name").unwrap_or_default().to_lowercase();
     let phi3 = ["phi-3", "phi3"].iter().any(|part| name.contains(part));
     let listed = |key| Ok::<_, Error>(ids(gguf, key, tokens.len())?.map(|ids| ids.into_iter().collect()));
-    let strips: Option<HashSet<u32>> = listed(carried::STRIPS_RIGHT)?;
-    let found: HashSet<u32> = listed(carried::FOUND)?.unwrap_or_default();
+    let strips: Option<HashSet<u32>> = listed(kvasir_keys::STRIPS_RIGHT)?;
+    let found: HashSet<u32> = listed(kvasir_keys::FOUND)?.unwrap_or_default();
     let special =
         tokens.iter().zip(kinds).zip(0..).filter(|((_, kind), id)| kind.is_whole() || found.contains(id));
     Ok(Specials::new(special.map(|((text, _), id)| Special {
@@ -370,35 +369,39 @@ fn ids(gguf: &Gguf, key: &str, tokens: usize) -> Result<Option<Vec<u32>>> {
     let Some(list) = gguf.array(key) else { return Ok(None) };
     let id = |v: Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < tokens);
     let ids: Option<Vec<u32>> = list.scalars().map(id).collect();
-    ids.map(Some).ok_or_else(|| Error::at(key, "holds what is no token"))
+    ids.map(Some).ok_or_else(|| Error::at(key, "has an entry that is not a token id"))
 }
 
 /// Loads tokens and merges in parallel, since nothing else can start before both are loaded.
-fn tokens_and_merges(tokens: &Array, merges: Option<&Array>) -> (Result<Spellings>, Option<Result<Merges>>) {
+fn tokens_and_merges(
+    tokens: &Array,
+    merges: Option<&Array>,
+) -> (Result<StringTable>, Option<Result<Merges>>) {
     std::thread::scope(|scope| {
         let merges = merges.map(|list| scope.spawn(|| Merges::of(list)));
-        let tokens = Spellings::of(tokens, |_, _| Ok(()));
+        let tokens = StringTable::of(tokens, |_, _| Ok(()));
         (tokens, merges.map(|merges| merges.join().unwrap_or_else(|panic| resume_unwind(panic))))
     })
 }
 
-fn algorithm(gguf: &Gguf, tokens: &Spellings, merges: Option<Result<Merges>>) -> Result<(Algorithm, bool)> {
+fn algorithm(gguf: &Gguf, tokens: &StringTable, merges: Option<Result<Merges>>) -> Result<(Algorithm, bool)> {
     let merges = || merges.ok_or_else(|| Error::at("tokenizer.ggml.merges", "is missing"))?;
     let find = |spelling: &str| tokens.find(spelling).unwrap_or(NONE);
     let is_on = |key: &str, default| gguf.get(key).and_then(Value::as_bool).unwrap_or(default);
     let byte_tokens = || Box::new(std::array::from_fn(|b| find(&format!("<0x{b:02X}>"))));
     match gguf.str("tokenizer.ggml.model") {
         Some("gpt2") => {
-            let mut family = pre::family(gguf.str("tokenizer.ggml.pre"))?;
-            family.whole_words = is_on(carried::WHOLE_WORDS, family.whole_words);
+            let mut family = split_patterns::family(gguf.str("tokenizer.ggml.pre"))?;
+            family.whole_words = is_on(kvasir_keys::WHOLE_WORDS, family.whole_words);
             let adds_bos = family.adds_bos;
             let chars = byte_chars();
             let bytes = Box::new(chars.map(|c| find(c.encode_utf8(&mut [0; 4]))));
             Ok((Algorithm::ByteLevel { family, merges: merges()?, bytes }, adds_bos))
         }
         Some("gemma4") => {
-            let cut = fancy_regex::Regex::new(r"[^\n]+|[\n]+").map_err(|e| Error::at("cutting text", e))?;
-            let family = Family { cuts: vec![cut], whole_words: false, adds_bos: true };
+            let pattern =
+                fancy_regex::Regex::new(r"[^\n]+|[\n]+").map_err(|e| Error::at("pre-tokenizer", e))?;
+            let family = Family { patterns: vec![pattern], whole_words: false, adds_bos: true };
             Ok((Algorithm::RankedChars { family, merges: merges()?, bytes: byte_tokens() }, true))
         }
         Some("llama") => {
@@ -410,16 +413,16 @@ fn algorithm(gguf: &Gguf, tokens: &Spellings, merges: Option<Result<Merges>>) ->
                 let why = format!("{} scores for {} tokens", scores.len(), tokens.len());
                 return Err(Error::at("tokenizer.ggml.scores", why));
             }
-            let first = match gguf.str(carried::PREPENDS) {
+            let first = match gguf.str(kvasir_keys::PREPENDS) {
                 Some("always") => FirstSpace::Missing,
                 Some("first") => FirstSpace::AtStart,
                 Some(other) => {
-                    return Err(Error::at(carried::PREPENDS, format!("{other:?} is not supported")));
+                    return Err(Error::at(kvasir_keys::PREPENDS, format!("{other:?} is not supported")));
                 }
                 None if is_on("tokenizer.ggml.add_space_prefix", true) => FirstSpace::Always,
                 None => FirstSpace::Never,
             };
-            let splits = is_on(carried::SPLITS, false);
+            let splits = is_on(kvasir_keys::SPLITS, false);
             Ok((Algorithm::Scored { scores, bytes: byte_tokens(), first, splits }, true))
         }
         Some(other) => Err(Error::at("tokenizer.ggml.model", format!("{other:?} is not supported"))),

@@ -4,17 +4,19 @@
 //! The library defines the format but trusts its input. This wrapper catches its panics at load,
 //! bounds how much normalizers and decoders may expand a text, and translates regular expressions.
 
-use super::bytes::{byte_token, decode_spelling};
-use super::cuts::Cuts;
-use super::normalizer::{self, Bounded};
-use super::pre::TOO_LONG;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use crate::tokenizer::bytes::{byte_token, decode_spelling};
+use crate::tokenizer::normalizer;
+use crate::tokenizer::normalizer::Bounded;
+use crate::tokenizer::pre_tokenizer::TranslatedPreTokenizer;
+use crate::tokenizer::split_patterns::TOO_LONG;
 use serde_json::Value as Json;
 use std::{collections::HashMap, panic::catch_unwind};
 use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper, TokenizerImpl};
 
 /// The library's tokenizer, with a bounded normalizer and translated pre-tokenizer expressions.
-type Inner = TokenizerImpl<ModelWrapper, Bounded, Cuts, PostProcessorWrapper, DecoderWrapper>;
+type Inner =
+    TokenizerImpl<ModelWrapper, Bounded, TranslatedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
 
 /// A tokenizer loaded from `tokenizer.json`.
 #[derive(Debug)]
@@ -62,7 +64,7 @@ impl HfVocab {
         // The library validates most errors; a panic on the remaining ones is reported as an error
         // of this file.
         let parsed = catch_unwind(|| Inner::from_bytes(json));
-        let parsed = parsed.map_err(|_| Error::at("tokenizer.json", "cannot be read"))?;
+        let parsed = parsed.map_err(|_| Error::at("tokenizer.json", "is malformed"))?;
         let mut inner = parsed.map_err(|e| Error::at("tokenizer.json", e))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| Error::at("tokenizer.json", e))?;
@@ -78,17 +80,20 @@ impl HfVocab {
         let last = added.keys().max().map_or(0, |last| *last as usize + 1);
         let len = inner.get_vocab_size(true).max(last);
         // Serialized by the library, so that omitted defaults are explicit.
-        let cuts = inner.get_pre_tokenizer().map(|cuts| serde_json::to_string(&cuts.0)).transpose();
-        let cuts = cuts.map_err(|e| Error::at("tokenizer.json", e))?.unwrap_or_default();
+        let pre_tokenizer = inner
+            .get_pre_tokenizer()
+            .map(|pre_tokenizer| serde_json::to_string(&pre_tokenizer.0))
+            .transpose();
+        let pre_tokenizer = pre_tokenizer.map_err(|e| Error::at("tokenizer.json", e))?.unwrap_or_default();
         // Each ByteLevel step expands a byte to up to two bytes.
-        if cuts.matches(r#""type":"ByteLevel""#).count() > 4 {
-            return Err(Error::at("tokenizer.json: pre_tokenizer", "spells bytes more than four times"));
+        if pre_tokenizer.matches(r#""type":"ByteLevel""#).count() > 4 {
+            return Err(Error::at("tokenizer.json: pre_tokenizer", "has more than four ByteLevel steps"));
         }
         if growth(&decoder) > MOST_GROWTH {
-            let why = format!("makes texts more than {MOST_GROWTH} times longer");
+            let why = format!("makes texts more than {MOST_GROWTH} times as long");
             return Err(Error::at("tokenizer.json: decoder", why));
         }
-        let looks_ahead = cuts.contains("(?!") || cuts.contains(r#""use_regex":true"#);
+        let looks_ahead = pre_tokenizer.contains("(?!") || pre_tokenizer.contains(r#""use_regex":true"#);
         Ok(Self { spelling: spelling(&decoder)?, inner, added, len, looks_ahead })
     }
 

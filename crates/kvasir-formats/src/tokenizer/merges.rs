@@ -1,7 +1,8 @@
 //! Ranked BPE merges of a GGUF file, looked up lazily.
 
-use super::spellings::Spellings;
-use crate::{Error, Result, gguf::Array};
+use crate::error::{Error, Result};
+use crate::gguf::value::Array;
+use crate::tokenizer::string_table::StringTable;
 use std::collections::HashMap;
 
 /// The merge list: one pair per line, parts separated by a space.
@@ -9,16 +10,16 @@ use std::collections::HashMap;
 /// Lines are resolved only when a pair occurs; most never do.
 #[derive(Debug)]
 pub(super) struct Merges {
-    lines: Spellings,
+    lines: StringTable,
 }
 
 impl Merges {
     pub(super) fn of(list: &Array) -> Result<Self> {
         let pair = |i: usize, line: &str| match split(line) {
             Some(_) => Ok(()),
-            None => Err(Error::at("tokenizer.ggml.merges", format!("merge {i} ({line:?}) is no pair"))),
+            None => Err(Error::at("tokenizer.ggml.merges", format!("merge {i} ({line:?}) is not a pair"))),
         };
-        Ok(Self { lines: Spellings::of(list, pair)? })
+        Ok(Self { lines: StringTable::of(list, pair)? })
     }
 }
 
@@ -30,13 +31,13 @@ fn split(line: &str) -> Option<usize> {
 /// Merges keyed by token ids, with memoized lookups. One per encode call.
 pub(super) struct Pairs<'a> {
     merges: &'a Merges,
-    tokens: &'a Spellings,
+    tokens: &'a StringTable,
     known: HashMap<(u32, u32), Option<(u32, u32)>>,
     room: String,
 }
 
 impl<'a> Pairs<'a> {
-    pub(super) fn new(merges: &'a Merges, tokens: &'a Spellings) -> Self {
+    pub(super) fn new(merges: &'a Merges, tokens: &'a StringTable) -> Self {
         Self { merges, tokens, known: HashMap::new(), room: String::new() }
     }
 
@@ -45,7 +46,7 @@ impl<'a> Pairs<'a> {
         let Self { merges, tokens, known, room } = self;
         *known.entry((left, right)).or_insert_with(|| {
             let (left, right) = (tokens.get(left)?, tokens.get(right)?);
-            let mut join = |parts: &[&str], list: &Spellings| {
+            let mut join = |parts: &[&str], list: &StringTable| {
                 room.clear();
                 room.extend(parts.iter().copied());
                 list.find(room).filter(|_| parts.len() < 3 || split(room) == Some(left.len()))
@@ -62,9 +63,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pair_is_found_by_its_parts_only() {
+    fn merges_are_found_by_both_parts() {
         let tokens = ["a", "b", "ab", " ", " a", "a b", "aa b", "aab", "aa"];
-        let tokens = Spellings::of(&Array::of_strings(tokens), |_, _| Ok(())).unwrap();
+        let tokens = StringTable::of(&Array::of_strings(tokens), |_, _| Ok(())).unwrap();
         // "ba" is not a token; of a duplicate pair the first counts.
         let lines = ["b a", "a b", "  a", "a b", "a a b"];
         let merges = Merges::of(&Array::of_strings(lines)).unwrap();
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_pair_is_refused() {
+    fn a_merge_that_is_not_a_pair_is_refused() {
         for line in ["ab", "", " ab"] {
             let refused = Merges::of(&Array::of_strings([line])).unwrap_err();
             assert!(refused.to_string().contains("merge 0"), "{refused}");

@@ -9,28 +9,27 @@
 
 mod bpe;
 mod bytes;
-pub(crate) mod carried;
 mod charsmap;
-mod cuts;
-mod ends;
+pub(crate) mod end_tokens;
 mod gguf_vocab;
 mod hf_vocab;
+pub(crate) mod kvasir_keys;
 mod merges;
 mod normalizer;
 mod oniguruma;
-pub(crate) mod pre;
-mod specials;
-mod spellings;
-mod stream;
-mod token_kind;
+mod pre_tokenizer;
+mod special_tokens;
+pub(crate) mod split_patterns;
+pub(crate) mod stream;
+mod string_table;
+pub(crate) mod token_kind;
 mod wordpiece;
 
-use crate::{Result, gguf::Gguf};
-pub(crate) use ends::ends;
-use gguf_vocab::GgufVocab;
-use hf_vocab::HfVocab;
-pub use stream::TextStream;
-pub(crate) use token_kind::TokenKind;
+use crate::error::Result;
+use crate::gguf::reader::Gguf;
+use crate::tokenizer::gguf_vocab::GgufVocab;
+use crate::tokenizer::hf_vocab::HfVocab;
+use crate::tokenizer::stream::TextStream;
 
 /// A model's tokenizer. Immutable after loading.
 #[derive(Debug)]

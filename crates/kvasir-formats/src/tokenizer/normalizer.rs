@@ -2,7 +2,7 @@
 //!
 //! Each step may expand the text, and a hostile file may chain many steps.
 
-use super::{charsmap, oniguruma};
+use crate::tokenizer::{charsmap, oniguruma};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value as Json;
 use std::cell::Cell;
@@ -94,7 +94,7 @@ impl<'de> Deserialize<'de> for Bounded {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let mut steps = Vec::new();
         let mut json = Json::deserialize(from)?;
-        let read = oniguruma::spell_out(&mut json).and_then(|()| flatten(&json, &mut steps));
+        let read = oniguruma::translate(&mut json).and_then(|()| flatten(&json, &mut steps));
         read.map_err(|why| D::Error::custom(format!("normalizer: {why}")))?;
         Ok(Self(steps))
     }
@@ -130,7 +130,7 @@ fn step(json: &Json) -> Result<Step, String> {
         },
     };
     let (kind, growth) = match &run {
-        NormalizerWrapper::Sequence(_) => return Err("a Sequence must say that it is one".into()),
+        NormalizerWrapper::Sequence(_) => return Err("a Sequence must have its type field".into()),
         NormalizerWrapper::Prepend(step) => ("Prepend", Growth::Front(step.prepend.len())),
         NormalizerWrapper::Replace(step) => {
             let pattern = json.pointer("/pattern/String").and_then(Json::as_str);
@@ -159,7 +159,7 @@ fn step(json: &Json) -> Result<Step, String> {
         Growth::Front(content) | Growth::Each(_, content) | Growth::Anywhere(content)
             if content > LONGEST_CONTENT =>
         {
-            Err(format!("{kind} puts in {content} bytes, {LONGEST_CONTENT} at most are taken"))
+            Err(format!("{kind} inserts {content} bytes; at most {LONGEST_CONTENT} are supported"))
         }
         growth => Ok(Step { run, kind, growth }),
     }
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_run_in_their_order() {
+    fn normalizer_steps_run_in_order() {
         let published = json!({"type": "Sequence", "normalizers": [
             {"type": "Prepend", "prepend": "\u{2581}"},
             {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"},
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_grow_without_end_are_refused() {
+    fn normalizers_that_expand_without_bound_are_refused() {
         let doubles = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
         assert_eq!(run(sequence(doubles.clone(), 3), "ab").unwrap(), "aaaaaaaab");
         assert!(
@@ -207,6 +207,6 @@ mod tests {
         let bytes = sequence(json!({"type": "ByteLevel"}), 40);
         assert!(run(bytes, "\u{e9}").unwrap_err().contains("normalizer ByteLevel"));
         let long = json!({"type": "Prepend", "prepend": "x".repeat(100_000)});
-        assert!(run(long, "a").unwrap_err().contains("Prepend puts in 100000 bytes"));
+        assert!(run(long, "a").unwrap_err().contains("Prepend inserts 100000 bytes"));
     }
 }

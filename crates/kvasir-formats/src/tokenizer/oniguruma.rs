@@ -17,22 +17,22 @@ const NUMBERS: &str = "²³¹¼½¾";
 const LONGEST: usize = 1 << 16;
 
 /// Translates all expressions of a step and its nested steps in place.
-pub(super) fn spell_out(json: &mut Json) -> Result<(), String> {
+pub(super) fn translate(json: &mut Json) -> Result<(), String> {
     match json {
-        Json::Array(steps) => steps.iter_mut().try_for_each(spell_out),
+        Json::Array(steps) => steps.iter_mut().try_for_each(translate),
         Json::Object(fields) => {
             fields.iter_mut().try_for_each(|(name, value)| match value.get_mut("Regex") {
                 Some(Json::String(pattern)) if name == "pattern" => {
                     if pattern.len() > LONGEST {
                         return Err(format!(
-                            "an expression of {} bytes, {LONGEST} at most are taken",
+                            "an expression of {} bytes; at most {LONGEST} are supported",
                             pattern.len()
                         ));
                     }
                     *pattern = spelled_out(pattern);
                     Ok(())
                 }
-                _ => spell_out(value),
+                _ => translate(value),
             })
         }
         _ => Ok(()),
@@ -214,7 +214,7 @@ mod tests {
 
     /// Matches recorded with the reference implementation.
     #[test]
-    fn expressions_find_what_the_reference_finds() {
+    fn translated_expressions_match_as_oniguruma_does() {
         for (pattern, text, found) in [
             (r"\p{N}{1,3}+", "a1234567b", vec!["1234567"]),
             (r"\p{N}{2}+", "a1234567b", vec!["123456"]),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_stays() {
+    fn common_syntax_is_not_translated() {
         for pattern in [
             r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
             r" ?[^(\s|[.,!?…。，、।۔،])]+",

@@ -1,6 +1,6 @@
 //! Incremental detokenization for streaming output.
 
-use super::Tokenizer;
+use crate::tokenizer::Tokenizer;
 
 /// Converts tokens to text as they arrive.
 ///

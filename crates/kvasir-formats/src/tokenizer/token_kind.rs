@@ -1,6 +1,6 @@
 //! GGUF token types.
 
-use crate::gguf::Gguf;
+use crate::gguf::reader::Gguf;
 
 /// The type of a token in a GGUF vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,11 +3,11 @@
 //! Text is cleaned, split at white space and punctuation, and matched greedily, longest prefix
 //! first.
 
-use super::{TokenKind, hf_vocab::HfVocab};
-use crate::{
-    Error, Result,
-    gguf::{Gguf, Value},
-};
+use crate::error::{Error, Result};
+use crate::gguf::reader::Gguf;
+use crate::gguf::value::Value;
+use crate::tokenizer::hf_vocab::HfVocab;
+use crate::tokenizer::token_kind::TokenKind;
 use serde_json::{Map, Value as Json, json};
 
 /// `tokenizer.ggml.model` of BERT vocabularies.
@@ -41,13 +41,13 @@ fn described(gguf: &Gguf) -> Result<Json> {
     let vocab: Map<String, Json> = spelled.iter().cloned().zip((0u32..).map(Json::from)).collect();
     // Two tokens with one spelling could not be decoded unambiguously.
     if vocab.len() != spelled.len() {
-        return Err(Error::at("tokenizer.ggml.tokens", "two tokens have the same spelling"));
+        return Err(Error::at("tokenizer.ggml.tokens", "two tokens are equal"));
     }
     let named = |key: &str, default: &str| {
         let id = gguf.u64(&format!("tokenizer.ggml.{key}_token_id"));
         let name = id.and_then(|id| spelled.get(usize::try_from(id).ok()?)).map_or(default, String::as_str);
         let id = vocab.get(name).and_then(Json::as_u64);
-        let id = id.ok_or_else(|| Error::at("tokenizer.ggml.tokens", format!("there is no {name}")))?;
+        let id = id.ok_or_else(|| Error::at("tokenizer.ggml.tokens", format!("token {name} is missing")))?;
         Ok::<_, Error>((name.to_owned(), id))
     };
     let (unknown, _) = named("unknown", "[UNK]")?;

@@ -139,7 +139,7 @@ mod tests {
     use crate::values::time::strftime;
 
     #[test]
-    fn days_are_counted_right() {
+    fn dates_follow_the_gregorian_calendar() {
         assert_eq!(strftime("%d %b %Y", 0), "01 Jan 1970");
         assert_eq!(strftime("%A, %Y-%m-%d %H:%M:%S %j", 1_709_210_096), "Thursday, 2024-02-29 12:34:56 060");
         assert_eq!(strftime("%B %-d, %y %I %p %%", 1_735_689_599), "December 31, 24 11 PM %");

@@ -1,17 +1,19 @@
 //! KV cache geometry (`kv_cache.*` metadata) of GGUF files: writing and validation against the
 //! model.
 
-use crate::{
-    Error, Result,
-    gguf::{Array, Gguf, Value, Writer},
-};
+use crate::error::{Error, Result};
+use crate::gguf::reader::Gguf;
+use crate::gguf::value::{Array, Value};
+use crate::gguf::writer::Writer;
 use kvasir_kv::{Fact, KvFacts, LayerForm};
 use kvasir_program::LayerFacts;
 use std::collections::BTreeMap;
 
 /// Per-token K and V geometry of a program's layers.
 fn of_layers(layers: &[LayerFacts]) -> Result<KvFacts> {
-    let small = |n: usize| u32::try_from(n).map_err(|_| Error::at("a layer's K and V", "are too wide"));
+    let small = |n: usize| {
+        u32::try_from(n).map_err(|_| Error::at("KV cache geometry", "a layer's K or V is too wide"))
+    };
     let form = |layer: &LayerFacts| {
         Ok(LayerForm {
             n_kv_heads: small(layer.kv_heads)?,
@@ -60,7 +62,7 @@ fn fact(key: &str, value: &Value) -> Result<Fact> {
         Value::I64(n) => Ok(*n),
         value => {
             let n = value.as_u64().and_then(|n| i64::try_from(n).ok());
-            n.ok_or_else(|| Error::at(key, "must be a whole number, or a list of them"))
+            n.ok_or_else(|| Error::at(key, "must be an integer or a list of integers"))
         }
     };
     match value {

@@ -5,7 +5,7 @@
 //!
 //! Guarded by `tests/text_part.rs`.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use serde_json::Value as Json;
 
 /// A multimodal architecture with a supported language model.
@@ -36,7 +36,7 @@ pub(crate) fn config(joined: &Json) -> Result<Option<Json>> {
     let name = joined.pointer("/architectures/0").and_then(Json::as_str);
     let Some(kind) = JOINED.iter().find(|kind| Some(kind.name) == name) else { return Ok(None) };
     let text = joined.get("text_config").and_then(Json::as_object);
-    let mut text = text.cloned().ok_or_else(|| Error::at("text_config", "is missing or no object"))?;
+    let mut text = text.cloned().ok_or_else(|| Error::at("text_config", "is missing or not an object"))?;
     // The same vision architecture is also combined with unsupported language models.
     let model_type = text.get("model_type").and_then(Json::as_str).unwrap_or(kind.model_type);
     if model_type != kind.model_type {
@@ -79,7 +79,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn names_old_and_new_are_those_of_the_text_model() {
+    fn old_and_new_multimodal_names_map_to_text_names() {
         let own = |joined| name(joined).unwrap_or_default();
         assert_eq!(
             own("language_model.model.layers.0.mlp.up_proj.weight"),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_model_says_what_it_says_and_the_whole_the_rest() {
+    fn text_config_overrides_the_multimodal_config() {
         let joined = json!({
             "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "bos_token_id": 2,
             "vision_config": {"hidden_size": 1}, "tie_word_embeddings": true,

@@ -1,17 +1,17 @@
 //! Special tokens added around a text by `tokenizer.json`'s post-processor (BOS, EOS, CLS, SEP).
 
-use super::steps;
-use crate::{Error, Result};
+use crate::convert::steps;
+use crate::error::{Error, Result};
 use serde_json::Value as Json;
 
 /// Token ids added before and after every text.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Around {
+pub(super) struct AddedTokens {
     pub(super) before: Vec<u32>,
     pub(super) after: Vec<u32>,
 }
 
-impl Around {
+impl AddedTokens {
     pub(super) fn of(json: &Json) -> Result<Self> {
         let mut around = Self::default();
         for step in steps(json.get("post_processor"), "processors") {
@@ -31,9 +31,9 @@ impl Around {
                 let one = |key| Some(vec![id(step.pointer(key)?)?]);
                 one("/cls/1").zip(one("/sep/1"))
             }
-            other => return Err(format!("{other} has no place in GGUF")),
+            other => return Err(format!("{other} cannot be represented in GGUF")),
         }
-        .ok_or_else(|| format!("{kind}: its ids are not told"))?;
+        .ok_or_else(|| format!("{kind}: its ids are missing"))?;
         self.before.splice(0..0, before);
         self.after.extend(after);
         Ok(())

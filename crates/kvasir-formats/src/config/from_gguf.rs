@@ -6,8 +6,13 @@
 //!
 //! Guarded by `tests/gguf_config.rs` and `tests/convert.rs`.
 
-use super::{Gguf, Kind, Value, is_latent};
-use crate::{DType, Error, Facts, Result, tokenizer::ends};
+use crate::config::storage_layout::StorageLayout;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::gguf::names::is_latent;
+use crate::gguf::reader::Gguf;
+use crate::gguf::value::{Kind, Value};
+use crate::tokenizer::end_tokens::end_tokens;
 use serde_json::{Map, Value as Json, json};
 
 /// Metadata key of the embedded original config.
@@ -17,7 +22,7 @@ pub(crate) const GENERATION: &str = "kvasir.generation_config";
 
 /// The config and the storage conventions of the file. Unsupported architectures are refused by
 /// name.
-pub(crate) fn hf_config(gguf: &Gguf) -> Result<(Json, Facts)> {
+pub(crate) fn hf_config(gguf: &Gguf) -> Result<(Json, StorageLayout)> {
     let reader = Reader { gguf, out: Map::new() };
     reader.build().map_err(|e| e.in_file(gguf.path()))
 }
@@ -34,8 +39,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn build(mut self) -> Result<(Json, Facts)> {
-        let mut facts = Facts { gguf: true, ..Facts::default() };
+    fn build(mut self) -> Result<(Json, StorageLayout)> {
+        let mut facts = StorageLayout { gguf: true, ..StorageLayout::default() };
         self.common()?;
         let architecture = match self.gguf.architecture() {
             "llama" => {
@@ -92,7 +97,7 @@ impl Reader<'_> {
         if let Some(config) = self.original(architecture.0)? {
             return Ok((config, facts));
         }
-        match ends(self.gguf)[..] {
+        match end_tokens(self.gguf)[..] {
             [] => {}
             [end] => self.set("eos_token_id", end),
             ref ends => self.set("eos_token_id", json!(ends)),
@@ -422,6 +427,6 @@ impl Reader<'_> {
     }
 
     fn missing(&self, key: &str) -> Error {
-        Error::at(format!("{}.{key}", self.gguf.architecture()), "is missing or no number")
+        Error::at(format!("{}.{key}", self.gguf.architecture()), "is missing or not a number")
     }
 }

@@ -4,7 +4,7 @@
 //! truncated one raises SIGBUS, as for every engine that maps its weights.
 #![allow(unsafe_code)]
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use memmap2::{Mmap, UncheckedAdvice};
 use std::{
     fs::File,
@@ -33,7 +33,7 @@ impl Mapped {
         let file = File::open(path).map_err(io)?;
         let meta = file.metadata().map_err(io)?;
         if !meta.is_file() {
-            return Err(Error::at(path.display(), "not a regular file"));
+            return Err(Error::at(path.display(), "is not a regular file"));
         }
         let bytes = if meta.len() == 0 {
             Bytes::BuiltIn(&[])
@@ -68,7 +68,7 @@ impl Mapped {
     ///
     /// One call is cheaper than a fault per page. Software prefetch has no effect on pages that are
     /// not mapped yet.
-    pub fn bring(&self, range: Range<usize>) {
+    pub fn prefault(&self, range: Range<usize>) {
         // A multiple of every page size in use (4, 16 and 64 KiB).
         const PAGES: usize = 65_536;
         let Bytes::File(map) = &self.bytes else { return };
@@ -85,7 +85,7 @@ impl Mapped {
     /// again.
     ///
     /// For a loader that repacks weights: the packed copy makes the mapped pages redundant.
-    pub fn let_go(&self, range: Range<usize>) {
+    pub fn release(&self, range: Range<usize>) {
         const PAGE: usize = 4096;
         let Bytes::File(map) = &self.bytes else { return };
         // Only whole pages inside the range; neighboring tensors may still be in use.

@@ -2,7 +2,7 @@
 //!
 //! The expressions are those of each family's published tokenizer.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use fancy_regex::Regex;
 
 const CONTRACTIONS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)";
@@ -28,7 +28,7 @@ const OLD_CJK: &str = r"[\u{4e00}-\u{9fa5}\u{800}-\u{4e00}\u{ac00}-\u{d7ff}]+";
 #[derive(Debug)]
 pub(super) struct Family {
     /// Applied in order: each splits the pieces left by the one before.
-    pub(super) cuts: Vec<Regex>,
+    pub(super) patterns: Vec<Regex>,
     /// `ignore_merges`: a word that is a token bypasses merging.
     pub(super) whole_words: bool,
     /// Whether BOS is added unless the file says otherwise.
@@ -41,7 +41,7 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
     let compile =
         |cut: &String| Regex::new(cut).map_err(|e| Error::at("tokenizer.ggml.pre", format!("{name}: {e}")));
     Ok(Family {
-        cuts: expressions(name)?.iter().map(compile).collect::<Result<_>>()?,
+        patterns: expressions(name)?.iter().map(compile).collect::<Result<_>>()?,
         whole_words: takes_whole_words(name),
         adds_bos: matches!(
             name,
@@ -179,19 +179,19 @@ pub(crate) fn expressions(name: &str) -> Result<Vec<String>> {
         "poro-chat" | "bloom" | "gpt3-finnish" => one(r" ?[^(\s|.,!?…。，、।۔،)]+"),
         "viking" => vec![r" ?[^(\s|.,!?…。，、।۔،)]+".into(), r"\p{N}".into()],
         other => {
-            return Err(Error::at("tokenizer.ggml.pre", format!("{other:?} is not a known way to cut text")));
+            return Err(Error::at("tokenizer.ggml.pre", format!("{other:?} is not a known pre-tokenizer")));
         }
     })
 }
 
 /// Error text when the regex engine gives up: lookahead backtracks over a whole run of one class.
 pub(super) const TOO_LONG: &str =
-    "the text has a stretch of one kind, such as white space, that is too long to be cut into words";
+    "the text has a run of one character class, such as white space, that is too long to pre-tokenize";
 
 /// Splits text with one expression after another; text between matches forms pieces too.
-pub(super) fn cut<'a>(cuts: &[Regex], text: &'a str) -> Result<Vec<&'a str>> {
+pub(super) fn split<'a>(patterns: &[Regex], text: &'a str) -> Result<Vec<&'a str>> {
     let mut pieces = vec![text];
-    for regex in cuts {
+    for regex in patterns {
         let mut next = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let mut at = 0;

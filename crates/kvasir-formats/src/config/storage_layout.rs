@@ -5,7 +5,7 @@
 /// All unset for Hugging Face checkpoints. GGUF converters change some tensors; names are mapped
 /// back by this crate, tensor bytes are not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct StorageLayout {
     /// The checkpoint is a GGUF file.
     pub gguf: bool,
     /// Rows of each head of `q_proj` and `k_proj` are permuted for interleaved RoPE: pairs are (2i,

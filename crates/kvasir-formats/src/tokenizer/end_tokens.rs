@@ -2,7 +2,7 @@
 //!
 //! A file names one or a few by key; most that chat models use are recognized by their spelling.
 
-use crate::gguf::Gguf;
+use crate::gguf::reader::Gguf;
 
 /// Spellings of end-of-turn or end-of-text tokens. Old or faulty conversions list them as normal
 /// tokens.
@@ -45,7 +45,7 @@ pub(super) fn is_text(spelling: &str, has: impl Fn(&str) -> bool) -> bool {
 }
 
 /// All ids that end generation, EOS first.
-pub(crate) fn ends(gguf: &Gguf) -> Vec<u32> {
+pub(crate) fn end_tokens(gguf: &Gguf) -> Vec<u32> {
     let tokens = gguf.array("tokenizer.ggml.tokens");
     let count = tokens.map_or(u64::MAX, |tokens| tokens.len() as u64);
     let named = |key| gguf.u64(&format!("tokenizer.ggml.{key}_token_id")).filter(|id| *id < count);
@@ -73,7 +73,8 @@ pub(crate) fn ends(gguf: &Gguf) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gguf::{Array, Value, Writer};
+    use crate::gguf::value::{Array, Value};
+    use crate::gguf::writer::Writer;
 
     fn ends_of(name: &str, tokens: &[&str], named: &[(&str, u32)]) -> Vec<u32> {
         let to = std::env::temp_dir().join(format!("kvasir-{name}-{}.gguf", std::process::id()));
@@ -84,13 +85,13 @@ mod tests {
             writer.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(*id));
         }
         writer.write(std::fs::File::create(&to).unwrap(), |_, _| Ok(())).unwrap();
-        let ends = ends(&Gguf::open(&to).unwrap());
+        let ends = end_tokens(&Gguf::open(&to).unwrap());
         std::fs::remove_file(&to).unwrap();
         ends
     }
 
     #[test]
-    fn turns_end_with_what_is_named_and_with_what_is_spelled_so() {
+    fn end_tokens_are_found_by_key_and_by_spelling() {
         let chat = ["<|endoftext|>", "a", "<|im_start|>", "<|im_end|>", "<turn", "b"];
         assert_eq!(ends_of("chat", &chat, &[("eos", 3), ("eot", 5)]), [3, 5, 0]);
         assert_eq!(ends_of("few", &["a", "b"], &[("eos", 1), ("eom", 7)]), [1]);

@@ -2,7 +2,9 @@
 //!
 //! The `safetensors` crate checks that tensors are contiguous without gaps or overlaps, that sizes
 //! match shapes, and that the last tensor ends with the file. Ranges are checked again here.
-use crate::{DType, Error, Mapped, Result};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::files::mapped::Mapped;
 use safetensors::{Dtype as Stored, SafeTensors};
 use std::ops::Range;
 
@@ -30,14 +32,15 @@ pub(crate) fn read(file: &Mapped) -> Result<Vec<Placed>> {
         let dtype =
             dtype(info.dtype).ok_or_else(|| fail(format!("type {:?} is not supported", info.dtype)))?;
         if info.shape.len() > MAX_DIMS {
-            return Err(fail(format!("{} dimensions, at most {MAX_DIMS}", info.shape.len())));
+            return Err(fail(format!("{} dimensions; at most {MAX_DIMS} are supported", info.shape.len())));
         }
         let (a, b) = info.data_offsets;
         let range = start.checked_add(a).zip(start.checked_add(b)).map(|(a, b)| a..b);
         let range = range.filter(|r| bytes.get(r.clone()).is_some());
-        let range = range.ok_or_else(|| fail(format!("bytes {a} to {b} are outside the file")))?;
+        let range =
+            range.ok_or_else(|| fail(format!("bytes {a} to {b} are outside the file: it is truncated")))?;
         if dtype.tensor_bytes(&info.shape).map_err(|e| fail(e.to_string()))? != range.len() {
-            return Err(fail("its size does not fit its shape".into()));
+            return Err(fail("its size does not match its shape".into()));
         }
         placed.push(Placed { name: name.clone(), dtype, shape: info.shape.clone(), range });
     }

@@ -4,15 +4,15 @@ use crate::io::failure::Failure;
 use serde_json::{Value, json};
 use std::{io::Write, path::Path};
 
-/// A [`kvasir_formats::WholeFile`] with command line errors.
+/// A [`kvasir_formats::AtomicFile`] with command line errors.
 #[derive(Debug)]
-pub(crate) struct WholeFile(kvasir_formats::WholeFile);
+pub(crate) struct AtomicFile(kvasir_formats::AtomicFile);
 
-impl WholeFile {
+impl AtomicFile {
     /// Creates a temporary file next to the target, so an unwritable target is detected before the
     /// work.
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
-        kvasir_formats::WholeFile::create(path).map(Self).map_err(Failure::usage)
+        kvasir_formats::AtomicFile::create(path).map(Self).map_err(Failure::usage)
     }
 
     /// The target path.
@@ -37,7 +37,7 @@ impl WholeFile {
     }
 
     /// Renames it to the target path.
-    pub(crate) fn keep(self) -> Result<(), Failure> {
-        self.0.keep().map_err(Failure::failed)
+    pub(crate) fn commit(self) -> Result<(), Failure> {
+        self.0.commit().map_err(Failure::failed)
     }
 }

@@ -8,11 +8,9 @@
 //!
 //! Anything else is refused by name: a wrong pre-tokenizer would silently change token ids.
 
-use super::steps;
-use crate::{
-    Error, Result,
-    tokenizer::pre::{GPT2, expressions, takes_whole_words},
-};
+use crate::convert::steps;
+use crate::error::{Error, Result};
+use crate::tokenizer::split_patterns::{GPT2, expressions, takes_whole_words};
 use serde_json::Value as Json;
 
 /// GGUF pre-tokenizer names. Among those with equal expressions the first that agrees on
@@ -44,7 +42,7 @@ const FAMILIES: [&str; 22] = [
 
 /// A GGUF pre-tokenizer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Cuts {
+pub(super) struct GgufPreTokenizer {
     pub(super) family: &'static str,
     /// Whether vocabulary words bypass merges (`ignore_merges`), where the family does not imply
     /// it.
@@ -52,34 +50,35 @@ pub(super) struct Cuts {
 }
 
 /// The GGUF pre-tokenizer of a byte-level `tokenizer.json`. All steps must be those of one family.
-pub(super) fn cuts(json: &Json) -> Result<Cuts> {
+pub(super) fn gguf_pre_tokenizer(json: &Json) -> Result<GgufPreTokenizer> {
     let refused = |why: String| Error::at("pre_tokenizer", why);
     let steps = steps(json.get("pre_tokenizer"), "pretokenizers");
     let Some((bytes, before)) = steps.split_last().filter(|(last, _)| kind(last) == "ByteLevel") else {
         return Err(refused(
-            "its way to cut text has no name in GGUF: it does not end with ByteLevel".into(),
+            "has no GGUF name (`tokenizer.ggml.pre`): it does not end with ByteLevel".into(),
         ));
     };
     let mut wanted = before.iter().map(|step| expression(step)).collect::<Result<Vec<_>>>()?;
     let is_on = |key: &str| bytes.get(key).and_then(Json::as_bool);
     if is_on("add_prefix_space") == Some(true) {
-        return Err(refused("ByteLevel: add_prefix_space has no place in GGUF".into()));
+        return Err(refused("ByteLevel: add_prefix_space cannot be represented in GGUF".into()));
     }
     if is_on("use_regex") != Some(false) {
         wanted.push(GPT2.into());
     }
     let whole = json.pointer("/model/ignore_merges").and_then(Json::as_bool) == Some(true);
     let alike = |name: &&str| {
-        expressions(name).is_ok_and(|cuts| cuts.iter().map(|cut| plain(cut)).eq(wanted.iter().cloned()))
+        expressions(name)
+            .is_ok_and(|ours| ours.iter().map(|pattern| plain(pattern)).eq(wanted.iter().cloned()))
     };
     let alike: Vec<&'static str> = FAMILIES.into_iter().filter(alike).collect();
     match alike.iter().find(|name| takes_whole_words(name) == whole) {
-        Some(family) => Ok(Cuts { family, whole_words: None }),
+        Some(family) => Ok(GgufPreTokenizer { family, whole_words: None }),
         None => match alike.first() {
-            Some(family) => Ok(Cuts { family, whole_words: Some(whole) }),
+            Some(family) => Ok(GgufPreTokenizer { family, whole_words: Some(whole) }),
             None => {
                 let kinds: Vec<&str> = steps.iter().map(|step| kind(step)).collect();
-                Err(refused(format!("its way to cut text has no name in GGUF: {}", kinds.join(", "))))
+                Err(refused(format!("has no GGUF name (`tokenizer.ggml.pre`): {}", kinds.join(", "))))
             }
         },
     }
@@ -99,16 +98,17 @@ fn expression(step: &Json) -> Result<String> {
         "Digits" => Ok(r"\p{N}+".into()),
         "Split" => {
             let regex = step.pointer("/pattern/Regex").and_then(Json::as_str);
-            let regex = regex.ok_or_else(|| refused("Split: its pattern has no place in GGUF".into()))?;
+            let regex =
+                regex.ok_or_else(|| refused("Split: its pattern cannot be represented in GGUF".into()))?;
             let behavior = step.get("behavior").and_then(Json::as_str).unwrap_or_default();
             let inverted = step.get("invert").and_then(Json::as_bool) == Some(true);
             match (behavior, inverted) {
                 ("Isolated", _) => Ok(plain(regex)),
                 ("Removed", true) if finds_all(regex) => Ok(plain(regex)),
-                _ => Err(refused(format!("Split: the behavior {behavior:?} has no place in GGUF"))),
+                _ => Err(refused(format!("Split: the behavior {behavior:?} cannot be represented in GGUF"))),
             }
         }
-        other => Err(refused(format!("{other} has no place in GGUF"))),
+        other => Err(refused(format!("{other} cannot be represented in GGUF"))),
     }
 }
 
@@ -190,12 +190,14 @@ mod tests {
 
     const CONTRACTIONS: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?";
 
-    fn found(pre_tokenizer: &Json, ignore_merges: bool) -> Result<Cuts> {
-        cuts(&json!({"pre_tokenizer": pre_tokenizer, "model": {"ignore_merges": ignore_merges}}))
+    fn found(pre_tokenizer: &Json, ignore_merges: bool) -> Result<GgufPreTokenizer> {
+        gguf_pre_tokenizer(
+            &json!({"pre_tokenizer": pre_tokenizer, "model": {"ignore_merges": ignore_merges}}),
+        )
     }
 
     #[test]
-    fn what_published_files_do_has_a_name() {
+    fn published_pre_tokenizers_have_a_gguf_name() {
         let o200k = cased("", CONTRACTIONS, "{1,3}", "/");
         let kimi = format!(r"[\p{{Han}}]+|{}", cased(r"&&[^\p{Han}]", CONTRACTIONS, "{1,3}", ""));
         let deepseek = [
@@ -243,7 +245,7 @@ mod tests {
         for (pre_tokenizer, ignore_merges, family, whole_words) in table {
             assert_eq!(
                 found(&pre_tokenizer, ignore_merges).unwrap(),
-                Cuts { family, whole_words },
+                GgufPreTokenizer { family, whole_words },
                 "{pre_tokenizer}"
             );
         }
@@ -254,22 +256,22 @@ mod tests {
     }
 
     #[test]
-    fn what_no_family_does_is_refused_by_name() {
+    fn unknown_pre_tokenizers_are_refused_by_name() {
         let removed = |regex: &str, invert: bool| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Removed", "invert": invert});
         let table = [
             (Json::Null, "does not end with ByteLevel"),
-            (bytes(false), "no name in GGUF: ByteLevel"),
+            (bytes(false), "no GGUF name (`tokenizer.ggml.pre`): ByteLevel"),
             (json!({"type": "ByteLevel", "add_prefix_space": true, "use_regex": true}), "add_prefix_space"),
-            (sequence(vec![json!({"type": "Whitespace"})]), "Whitespace has no place"),
-            (sequence(vec![json!({"type": "WhitespaceSplit"})]), "WhitespaceSplit has no place"),
-            (sequence(vec![json!({"type": "BertPreTokenizer"})]), "BertPreTokenizer has no place"),
-            (sequence(vec![json!({"type": "UnicodeScripts"})]), "UnicodeScripts has no place"),
+            (sequence(vec![json!({"type": "Whitespace"})]), "Whitespace cannot be represented"),
+            (sequence(vec![json!({"type": "WhitespaceSplit"})]), "WhitespaceSplit cannot be represented"),
+            (sequence(vec![json!({"type": "BertPreTokenizer"})]), "BertPreTokenizer cannot be represented"),
+            (sequence(vec![json!({"type": "UnicodeScripts"})]), "UnicodeScripts cannot be represented"),
             (
                 sequence(vec![json!({"type": "Punctuation", "behavior": "Contiguous"})]),
-                "Punctuation has no place",
+                "Punctuation cannot be represented",
             ),
-            (sequence(vec![digits(true)]), "no name in GGUF: Digits, ByteLevel"),
-            (sequence(vec![digits(false), bytes(true)]), "ByteLevel has no place"),
+            (sequence(vec![digits(true)]), "no GGUF name (`tokenizer.ggml.pre`): Digits, ByteLevel"),
+            (sequence(vec![digits(false), bytes(true)]), "ByteLevel cannot be represented"),
             (
                 json!({"type": "Sequence", "pretokenizers": [bytes(true), digits(true)]}),
                 "does not end with ByteLevel",
@@ -277,12 +279,12 @@ mod tests {
             // BLOOM's expression.
             (
                 sequence(vec![split(" ?[^(\\s|[.,!?\u{2026}\u{3002}\u{ff0c}])]+")]),
-                "no name in GGUF: Split, ByteLevel",
+                "no GGUF name (`tokenizer.ggml.pre`): Split, ByteLevel",
             ),
             // Expressions of two families in sequence.
             (
                 sequence(vec![split(&llama3("")), split(&llama3("{1,3}"))]),
-                "no name in GGUF: Split, Split, ByteLevel",
+                "no GGUF name (`tokenizer.ggml.pre`): Split, Split, ByteLevel",
             ),
             (sequence(vec![removed(&llama3(""), false)]), r#"the behavior "Removed""#),
             (sequence(vec![removed(r"\p{N}+", true)]), r#"the behavior "Removed""#),

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn white_space_is_dropped_after_tokens_that_want_it() {
+    fn white_space_is_stripped_beside_tokens_that_ask_for_it() {
         let got = specials(&["<a>"], true).split("x <a> \n\x0b y<a>\u{a0}<a> ");
         let expected = [
             Piece::Text("x "),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_at_the_leftmost_place_wins() {
+    fn the_leftmost_longest_special_token_wins() {
         let specials = specials(&["<a>", "<a><b>", "é"], false);
         let got = specials.split("x<a><b>y<a>é<");
         let expected = [

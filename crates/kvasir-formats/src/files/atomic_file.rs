@@ -1,6 +1,6 @@
 //! Atomic file creation: write to a temporary file, then rename.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use std::{
     fs::{self, File},
     io::{BufWriter, Write},
@@ -9,18 +9,18 @@ use std::{
 
 /// A file that appears under its final name only when complete.
 ///
-/// States: created as `NAME.PID.part`, written, then renamed by `keep`. Dropping it before deletes
+/// States: created as `NAME.PID.part`, written, then renamed by `commit`. Dropping it before deletes
 /// the temporary file.
 #[derive(Debug)]
-pub struct WholeFile {
+pub struct AtomicFile {
     path: PathBuf,
-    draft: PathBuf,
-    kept: bool,
+    temporary: PathBuf,
+    committed: bool,
 }
 
-impl WholeFile {
+impl AtomicFile {
     /// Resolves symbolic links, so that the target and not the link is replaced.
-    pub fn place(path: &Path) -> PathBuf {
+    pub fn resolve(path: &Path) -> PathBuf {
         let beside = || {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             let folder = fs::canonicalize(folder.unwrap_or(Path::new("."))).ok()?;
@@ -33,18 +33,18 @@ impl WholeFile {
     /// work is done.
     pub fn create(path: &Path) -> Result<Self> {
         let fail = |why: &str| Err(Error::at(path.display(), why));
-        let place = Self::place(path);
-        let Some(name) = place.file_name() else { return fail("not the name of a file") };
-        let mut draft = name.to_owned();
-        draft.push(format!(".{}.part", std::process::id()));
-        match fs::metadata(&place) {
+        let target = Self::resolve(path);
+        let Some(name) = target.file_name() else { return fail("is not a file name") };
+        let mut temporary = name.to_owned();
+        temporary.push(format!(".{}.part", std::process::id()));
+        match fs::metadata(&target) {
             Ok(there) if there.is_dir() => return fail("is a directory"),
-            Ok(there) if !there.is_file() => return fail("is no file that could be replaced"),
-            Err(_) if place.is_symlink() => return fail("is a link that leads nowhere"),
+            Ok(there) if !there.is_file() => return fail("is not a regular file"),
+            Err(_) if target.is_symlink() => return fail("is a dangling symbolic link"),
             _ => {}
         }
-        let file = Self { draft: place.with_file_name(draft), path: place, kept: false };
-        File::create(&file.draft).map_err(|error| Error::at(path.display(), error))?;
+        let file = Self { temporary: target.with_file_name(temporary), path: target, committed: false };
+        File::create(&file.temporary).map_err(|error| Error::at(path.display(), error))?;
         Ok(file)
     }
 
@@ -55,7 +55,7 @@ impl WholeFile {
 
     /// A buffered writer on the temporary file, truncated first.
     pub fn writer(&self) -> Result<BufWriter<File>> {
-        let file = File::create(&self.draft).map_err(|error| self.error(error))?;
+        let file = File::create(&self.temporary).map_err(|error| self.error(error))?;
         Ok(BufWriter::with_capacity(1 << 20, file))
     }
 
@@ -66,9 +66,9 @@ impl WholeFile {
     }
 
     /// Renames the temporary file to its final name.
-    pub fn keep(mut self) -> Result<()> {
-        fs::rename(&self.draft, &self.path).map_err(|error| self.error(error))?;
-        self.kept = true;
+    pub fn commit(mut self) -> Result<()> {
+        fs::rename(&self.temporary, &self.path).map_err(|error| self.error(error))?;
+        self.committed = true;
         Ok(())
     }
 
@@ -77,11 +77,11 @@ impl WholeFile {
     }
 }
 
-impl Drop for WholeFile {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.committed {
             // The file may be gone already; errors on drop cannot be reported.
-            let _ = fs::remove_file(&self.draft);
+            let _ = fs::remove_file(&self.temporary);
         }
     }
 }

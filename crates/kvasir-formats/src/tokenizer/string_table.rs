@@ -1,6 +1,7 @@
 //! A compact string table with lookup by index and by text, for vocabularies and merge lists.
 
-use crate::{Error, Result, gguf::Array};
+use crate::error::{Error, Result};
+use crate::gguf::value::Array;
 use std::hash::{BuildHasher, RandomState};
 
 /// An indexed string list with an open-addressing hash table.
@@ -8,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 /// All texts share one buffer and the table holds indices only: 150,000 tokens load in a few
 /// milliseconds.
 #[derive(Debug)]
-pub(super) struct Spellings {
+pub(super) struct StringTable {
     text: String,
     /// End offset of each text.
     ends: Vec<u32>,
@@ -18,7 +19,7 @@ pub(super) struct Spellings {
     hashes: RandomState,
 }
 
-impl Spellings {
+impl StringTable {
     /// Builds the table from an array; of equal strings the first is found. `check` validates each
     /// string.
     pub(super) fn of(list: &Array, check: impl Fn(usize, &str) -> Result<()>) -> Result<Self> {
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_found_as_in_a_map() {
+    fn lookups_agree_with_a_map() {
         let mut seed = 7u64;
         let mut random = move |n: u64| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -94,21 +95,21 @@ mod tests {
         for n in [0u64, 1, 2, 3, 700] {
             let texts: Vec<String> = (0..n).map(|_| format!("{:x}", random(n * 2))).collect();
             let list = Array::of_strings(texts.iter().map(String::as_str));
-            let spellings = Spellings::of(&list, |_, _| Ok(())).unwrap();
-            assert_eq!(spellings.len(), texts.len());
-            assert!(spellings.iter().eq(texts.iter()));
+            let strings = StringTable::of(&list, |_, _| Ok(())).unwrap();
+            assert_eq!(strings.len(), texts.len());
+            assert!(strings.iter().eq(texts.iter()));
             for wanted in (0..n * 2 + 1).map(|i| format!("{i:x}")).chain([String::new()]) {
                 let first = texts.iter().position(|text| *text == wanted).map(|i| i as u32);
-                assert_eq!(spellings.find(&wanted), first, "{wanted}");
+                assert_eq!(strings.find(&wanted), first, "{wanted}");
             }
-            assert_eq!(spellings.get(n as u32), None);
+            assert_eq!(strings.get(n as u32), None);
         }
     }
 
     #[test]
-    fn what_a_check_refuses_is_refused() {
+    fn a_failed_check_fails_the_table() {
         let list = Array::of_strings(["a", "b"]);
-        let refused = Spellings::of(&list, |i, _| if i == 1 { Err(Error::at("b", "no")) } else { Ok(()) });
+        let refused = StringTable::of(&list, |i, _| if i == 1 { Err(Error::at("b", "no")) } else { Ok(()) });
         assert_eq!(refused.unwrap_err().place(), "b");
     }
 }

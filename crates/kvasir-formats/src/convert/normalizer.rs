@@ -2,12 +2,11 @@
 //!
 //! Normalizers without a GGUF equivalent are refused by name.
 
-use super::steps;
-use crate::{
-    Error, Result,
-    gguf::{Value, Writer},
-    tokenizer::carried,
-};
+use crate::convert::steps;
+use crate::error::{Error, Result};
+use crate::gguf::value::Value;
+use crate::gguf::writer::Writer;
+use crate::tokenizer::kvasir_keys;
 use serde_json::Value as Json;
 
 /// SentencePiece's space symbol, U+2581.
@@ -30,7 +29,9 @@ impl Changes {
                 "NFC" => changes.composes = true,
                 "Replace" if replaced(step) && text("/content") == Some(SPACE) => changes.replaces = true,
                 "Prepend" if text("/prepend") == Some(SPACE) => changes.prepends = true,
-                other => return Err(Error::at("normalizer", format!("{other} has no place in GGUF"))),
+                other => {
+                    return Err(Error::at("normalizer", format!("{other} cannot be represented in GGUF")));
+                }
             }
         }
         Ok(changes)
@@ -38,7 +39,7 @@ impl Changes {
 
     fn write(&self, out: &mut Writer) {
         if self.composes {
-            out.set(carried::NORMALIZER, Value::Str("NFC".into()));
+            out.set(kvasir_keys::NORMALIZER, Value::Str("NFC".into()));
         }
     }
 }
@@ -54,7 +55,7 @@ pub(super) fn of_bytes(json: &Json, out: &mut Writer) -> Result<()> {
     if changes.replaces || changes.prepends {
         return Err(Error::at(
             "normalizer",
-            "Replace and Prepend have no place in GGUF without byte_fallback",
+            "Replace and Prepend cannot be represented in GGUF without byte_fallback",
         ));
     }
     changes.write(out);
@@ -76,21 +77,23 @@ pub(super) fn of_chars(json: &Json, out: &mut Writer) -> Result<()> {
                 let default = if legacy == Some(false) { "never" } else { "always" };
                 let scheme = text("prepend_scheme").unwrap_or(default);
                 if scheme != "never" && !changes.prepends {
-                    out.set(carried::PREPENDS, Value::Str(scheme.to_owned()));
+                    out.set(kvasir_keys::PREPENDS, Value::Str(scheme.to_owned()));
                     changes.prepends = true;
                 }
                 if step.get("split").and_then(Json::as_bool) != Some(false) {
-                    out.set(carried::SPLITS, Value::Bool(true));
+                    out.set(kvasir_keys::SPLITS, Value::Bool(true));
                 }
             }
             // Gemma's split step is a no-op: the normalizer has replaced all spaces.
             "Split"
                 if changes.replaces && replaced(step) && step.get("invert") != Some(&Json::Bool(true)) => {}
-            other => return Err(Error::at("pre_tokenizer", format!("{other} has no place in GGUF"))),
+            other => {
+                return Err(Error::at("pre_tokenizer", format!("{other} cannot be represented in GGUF")));
+            }
         }
     }
     if !changes.replaces {
-        return Err(Error::at("normalizer", "spaces as they are have no place in GGUF"));
+        return Err(Error::at("normalizer", "a normalizer that keeps spaces cannot be represented in GGUF"));
     }
     out.set("tokenizer.ggml.add_space_prefix", Value::Bool(changes.prepends));
     Ok(())

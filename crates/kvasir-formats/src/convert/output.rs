@@ -1,6 +1,9 @@
 //! Output tensors of a conversion: source tensors, layout changes, dequantize and quantize.
 
-use crate::{Checkpoint, DType, Error, Result, encoding};
+use crate::checkpoint::Checkpoint;
+use crate::dtype::DType;
+use crate::encoding;
+use crate::error::{Error, Result};
 
 /// One output tensor and the source tensors that it is made of.
 #[derive(Debug, Clone)]
@@ -80,7 +83,7 @@ impl Part {
         let values = self.changed(values, inner);
         quantize_in_parallel(dtype, &values, row, out)
             .map_err(|e| Error::at(format!("tensor {}", self.source), e))?;
-        model.let_go(&self.source, 0..usize::MAX);
+        model.release(&self.source, 0..usize::MAX);
         Ok(())
     }
 
