@@ -33,6 +33,9 @@ pub struct Metrics {
     computed_tokens: Counter,
     generation_tokens: Counter,
     preemptions: Counter,
+    /// Pauses and resumes of decode rows under the `rectangular` policy.
+    pauses: Gauge,
+    resumes: Gauge,
     deferred: [Counter; DEFERRED.len()],
     finished: [Counter; FINISHED.len()],
     rejected: [Counter; REJECTED.len()],
@@ -87,6 +90,8 @@ impl Default for Metrics {
             computed_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             preemptions: Counter::default(),
+            pauses: Gauge::default(),
+            resumes: Gauge::default(),
             deferred: Default::default(),
             finished: Default::default(),
             rejected: Default::default(),
@@ -171,6 +176,8 @@ impl Metrics {
         self.update_gauges(core);
         self.steps.add(1);
         self.preemptions.add(record.preempted.len() as u64);
+        self.pauses.set(record.rectangle.pause_events);
+        self.resumes.set(record.rectangle.resume_events);
         for admission in &record.admitted {
             let prompt = core.sequence(admission.request).map_or(0, |sequence| sequence.len());
             self.prefix_queries.add(prompt.into());

@@ -60,6 +60,12 @@ impl Metrics {
         );
         page.counter("prefix_cache_hits_total", "Tokens that were found there.", self.prefix_hits.get());
         page.counter("num_preemptions_total", "Requests sent back to the queue.", self.preemptions.get());
+        page.counter(
+            "num_pauses_total",
+            "Decode rows paused by the rectangular policy, net of swaps within a step.",
+            self.pauses.get(),
+        );
+        page.counter("num_resumes_total", "Paused decode rows that were resumed.", self.resumes.get());
         page.counter("steps_total", "Steps that were made.", self.steps.get());
         page.counter("failed_steps_total", "Steps that failed.", self.failed_steps.get());
         let by = |label: &'static str, names: &'static [&'static str]| {
