@@ -1,5 +1,5 @@
 //! The step loop: runs a `Core` over an `Executor`, with overlapped scheduling (asynchronous
-//! execution), drafting, observers and offline `generate`.
+//! execution), drafting and observers.
 //!
 //! One turn with overlap:
 //!
@@ -14,8 +14,7 @@
 //! `Observer` (recorder, metrics) sees every scheduled and completed step and changes nothing.
 
 use crate::core::Core;
-use crate::request::event::Summary;
-use crate::request::finish::{Fault, Finish, Refusal};
+use crate::request::finish::{Fault, Refusal};
 use crate::request::ids::RequestId;
 use crate::request::params::Request;
 use crate::request::sequence::Status;
@@ -23,11 +22,8 @@ use crate::request::timings::Nanos;
 use crate::step::cost_meter::CostMeter;
 use crate::step::drafts::{Drafter, Proposal};
 use kvasir_exec::{Abilities, Executor, Refused, Step, StepError};
-use kvasir_kv::{CacheError, Lowering, Plan, Token};
-use std::{
-    collections::{HashMap, VecDeque},
-    fmt,
-};
+use kvasir_kv::{CacheError, Lowering, Plan};
+use std::{collections::VecDeque, fmt};
 
 /// Why an engine has stopped permanently.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,15 +60,6 @@ pub enum Turn {
     Deferred,
     /// No requests.
     Idle,
-}
-
-/// A completed request of `Engine::generate`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Completion {
-    /// Its output tokens.
-    pub tokens: Vec<Token>,
-    /// Its final statistics.
-    pub summary: Summary,
 }
 
 /// Sees every step, to record or count. It must not block: it runs on the engine's thread.
@@ -318,49 +305,5 @@ impl<E: Executor> Engine<E> {
         self.lost = Some(why.clone());
         self.core.fail_all(Fault::DeviceLost, now);
         Exit::DeviceLost(why)
-    }
-
-    /// Runs until all requests have ended.
-    pub fn drain(&mut self) -> Result<(), Exit> {
-        loop {
-            match self.step()? {
-                Turn::Ran | Turn::Deferred => {}
-                Turn::Idle => return Ok(()),
-            }
-        }
-    }
-
-    /// Offline batch inference: completes all `requests` and returns results in their order,
-    /// refusals included. Events of other requests that end meanwhile are dropped.
-    pub fn generate(&mut self, requests: Vec<Request>) -> Result<Vec<Result<Completion, Refusal>>, Exit> {
-        let mut index = HashMap::new();
-        let mut results: Vec<Result<Completion, Refusal>> = Vec::with_capacity(requests.len());
-        for request in requests {
-            let added = self.add_request(request);
-            if let Ok(id) = added {
-                index.insert(id, results.len());
-            }
-            let blank = |id| Summary::blank(id, Finish::Aborted);
-            results.push(added.map(|id| Completion { tokens: Vec::new(), summary: blank(id) }));
-        }
-        let mut left = index.len();
-        while left > 0 {
-            let turn = self.step();
-            let outbox = self.core.outbox();
-            for (event, tokens) in outbox.iter() {
-                if let Some(Ok(completion)) = index.get(&event.request).and_then(|i| results.get_mut(*i)) {
-                    completion.tokens.extend_from_slice(tokens);
-                }
-            }
-            for summary in &outbox.ended {
-                if let Some(Ok(completion)) = index.get(&summary.request).and_then(|i| results.get_mut(*i)) {
-                    completion.summary = *summary;
-                    left -= 1;
-                }
-            }
-            outbox.clear();
-            turn?;
-        }
-        Ok(results)
     }
 }

@@ -19,7 +19,7 @@
 //!    gets the events.
 //!
 //! ```
-//! use kvasir_engine::{Chunked, Core, Engine, Finish, Limits, Mixing, Order, Params, Request};
+//! use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, Turn};
 //! use kvasir_kv::{CacheConfig, CacheKind, build};
 //! use kvasir_sim::Toy;
 //!
@@ -32,17 +32,19 @@
 //!
 //! let prompts = [vec![1, 2, 3], vec![4; 100]];
 //! let params = Params { max_tokens: 8, ..Params::default() };
-//! let requests = prompts.iter().map(|prompt| Request {
-//!     prompt: prompt.clone(),
-//!     params: params.clone(),
-//!     ..Request::default()
-//! });
-//! for (answer, prompt) in engine.generate(requests.collect())?.into_iter().zip(&prompts) {
-//!     let answer = answer?;
-//!     assert_eq!(answer.summary.finish, Finish::MaxTokens);
-//!     // Batched together, each answer is that of its request run alone.
-//!     assert_eq!(answer.tokens, Toy::alone(prompt, 8, true));
+//! for (tag, prompt) in (0..).zip(&prompts) {
+//!     engine.add_request(Request { tag, prompt: prompt.clone(), params: params.clone() })?;
 //! }
+//! let mut answers = [vec![], vec![]];
+//! while engine.step()? != Turn::Idle {
+//!     let outbox = engine.core_mut().outbox();
+//!     for (event, tokens) in outbox.iter() {
+//!         answers[event.tag as usize].extend_from_slice(tokens);
+//!     }
+//!     outbox.clear();
+//! }
+//! // Batched together, each answer is that of its request run alone.
+//! assert_eq!(answers, prompts.map(|prompt| Toy::alone(&prompt, 8, true)));
 //! # Ok(())
 //! # }
 //! ```
@@ -72,7 +74,7 @@ pub(crate) mod step;
 pub(crate) mod trace;
 
 pub use crate::core::Core;
-pub use crate::engine::{Completion, Engine, Exit, Observer, Turn};
+pub use crate::engine::{Engine, Exit, Observer, Turn};
 pub use crate::replicas::coalescer::{Coalescer, Coalescing, LocalState, ReplicaState};
 pub use crate::replicas::router::{Balance, Charge, Load, Router, UnknownReplica};
 pub use crate::request::event::{Event, Outbox, Summary};

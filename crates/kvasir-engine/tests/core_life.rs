@@ -9,6 +9,7 @@ use kvasir_kv::{
     blocks::BlockConfig,
 };
 use kvasir_sim::Toy;
+use kvasir_testkit::complete::{complete, complete_all};
 use std::sync::mpsc::channel;
 
 fn paged(blocks: u32) -> Box<dyn Cache> {
@@ -131,24 +132,22 @@ fn a_decode_feeds_the_newest_token_and_its_drafts() {
     core.check_invariants().unwrap();
 }
 
+/// Inputs of a `Coalescer`.
 #[test]
-fn the_oldest_waiting_request() {
-    let mut core = core(paged(8));
-    assert_eq!(core.oldest_waiting(), None);
-    core.add(request(&[1], 1), 999_000).unwrap();
-    core.add(request(&[1], 1), 997_500).unwrap();
-    assert_eq!(core.oldest_waiting(), Some(997_500));
-}
-
-#[test]
-fn prompt_tokens_left() {
+fn live_sequences_tell_oldest_arrival_and_pending_prompt_tokens() {
     let limits = Limits { max_num_batched_tokens: 8, ..Limits::default() };
     let policy = PrefillFirst::new(Chunking::On { cap: None }, 0.0);
     let mut core = Core::new(limits, Order::Fcfs, Box::new(policy), paged(16));
-    core.add(request(&[1; 20], 1), 0).unwrap();
-    assert_eq!(core.prompt_tokens_left(), 0);
+    let oldest = |core: &Core| core.waiting().map(|one| one.timings().arrived).min();
+    let pending = |core: &Core| -> u32 {
+        core.running().filter(|one| one.is_prefilling()).map(|one| one.to_feed()).sum()
+    };
+    assert_eq!((oldest(&core), pending(&core)), (None, 0));
+    core.add(request(&[1; 20], 1), 999_000).unwrap();
+    core.add(request(&[1], 1), 997_500).unwrap();
+    assert_eq!((oldest(&core), pending(&core)), (Some(997_500), 0));
     turn(&mut core, 5);
-    assert_eq!(core.prompt_tokens_left(), 12);
+    assert_eq!((oldest(&core), pending(&core)), (Some(997_500), 12));
 }
 
 #[test]
@@ -384,7 +383,7 @@ fn engine() -> Engine<Toy> {
 fn generate_completes_in_order() {
     let mut engine = engine();
     let prompts: [&[Token]; 3] = [&[103], &[100; 6], &[]];
-    let results = engine.generate(prompts.map(|prompt| request(prompt, 11)).to_vec()).unwrap();
+    let results = complete_all(&mut engine, prompts.map(|prompt| request(prompt, 11)).to_vec());
     for (prompt, result) in prompts.iter().zip(&results).take(2) {
         let completion = result.as_ref().unwrap();
         assert_eq!(completion.tokens, Toy::alone(prompt, 11, false));
@@ -472,8 +471,8 @@ fn trees_of_drafts_are_refused_by_name_where_the_cache_knows_none() {
     );
     let mut chains = over(line()).draft(Box::new(Guess { trees: false })).unwrap();
     assert!(over(paged(8)).draft(Box::new(Guess { trees: true })).is_ok());
-    let said = chains.generate(vec![request(&[5, 6, 7], 8)]).unwrap();
-    assert_eq!(said[0].as_ref().unwrap().tokens, Toy::alone(&[5, 6, 7], 8, false));
+    let answer = complete(&mut chains, request(&[5, 6, 7], 8));
+    assert_eq!(answer.tokens, Toy::alone(&[5, 6, 7], 8, false));
 }
 
 #[test]

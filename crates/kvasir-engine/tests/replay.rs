@@ -38,19 +38,19 @@ fn what_ends_a_request_can_be_changed_while_it_runs_and_its_room_cannot_grow() {
         let mut core = core(order);
         let id = core.add(request(1, &[5, 6, 7]), 0).unwrap();
         let step = core.schedule(0).unwrap();
-        assert_eq!(core.change(id, |params| params.ignore_eos = true), Ok(true));
+        assert_eq!(core.change_params(id, |params| params.ignore_eos = true), Ok(true));
         assert_eq!(end(&mut core, step, Toy::EOS), [(1, vec![Toy::EOS], None)]);
-        let raised = core.change(id, |params| params.max_tokens = 10);
+        let raised = core.change_params(id, |params| params.max_tokens = 10);
         assert_eq!(raised, Err(Refusal::BadParameter(Parameter::MaxTokens)));
-        assert!(core.change(id, |params| params.sampling.temperature = -1.0).is_err());
-        core.change(id, |params| (params.max_tokens, params.sampling.temperature) = (2, 0.5)).unwrap();
+        assert!(core.change_params(id, |params| params.sampling.temperature = -1.0).is_err());
+        core.change_params(id, |params| (params.max_tokens, params.sampling.temperature) = (2, 0.5)).unwrap();
         let step = core.schedule(0).unwrap();
         assert_eq!(step.batch.rows[0].sampling.temperature, 0.5);
         assert_eq!(end(&mut core, step, 9), [(1, vec![9], Some(Finish::MaxTokens))]);
-        assert_eq!(core.change(id, |_| ()), Ok(false));
+        assert_eq!(core.change_params(id, |_| ()), Ok(false));
         let waits = core.add(request(2, &[5]), 0).unwrap();
         assert_eq!(
-            core.change(waits, |params| params.max_tokens = 99),
+            core.change_params(waits, |params| params.max_tokens = 99),
             Ok(true),
             "nothing was promised to it"
         );
@@ -62,7 +62,7 @@ fn every_step_after_a_change_is_drawn_as_it_says() {
     let mut core = core(Order::Fcfs);
     let id = core.add(request(1, &[5, 6, 7]), 0).unwrap();
     for temperature in [0.0, 0.25, 0.5, 0.75] {
-        core.change(id, |params| params.sampling.temperature = temperature).unwrap();
+        core.change_params(id, |params| params.sampling.temperature = temperature).unwrap();
         // In the second step the batch row is reused from the first.
         for _ in 0..2 {
             let step = core.schedule(0).unwrap();
@@ -78,8 +78,8 @@ fn a_request_goes_on_from_its_newest_token_if_the_next_never_comes() {
     // The first prompt fills its block, which is then published to the prefix cache.
     let ids = [[5, 6, 7, 8], [9, 10, 11, 12]].map(|prompt| core.add(request(0, &prompt), 0).unwrap());
     let mut step = core.schedule(0).unwrap();
-    core.landed(&step);
-    assert!(core.withhold(&mut step, ids[0]) && !core.withhold(&mut step, ids[0]));
+    core.retire(&step);
+    assert!(core.remove_row(&mut step, ids[0], true) && !core.remove_row(&mut step, ids[0], true));
     assert_eq!(end(&mut core, step, 30), [(0, vec![30], None)]);
     let step = core.schedule(0).unwrap();
     assert_eq!(step.batch.kind, StepKind::Decode);
@@ -89,7 +89,7 @@ fn a_request_goes_on_from_its_newest_token_if_the_next_never_comes() {
     assert_eq!(end(&mut core, step, 31), [(0, vec![31], None), (0, vec![31], None)]);
     // A request preempted in the meantime is recomputed at once; no token is awaited.
     let mut step = core.schedule(0).unwrap();
-    assert!(core.withhold(&mut step, ids[1]) && core.preempt(ids[1]));
+    assert!(core.remove_row(&mut step, ids[1], true) && core.preempt(ids[1]));
     end(&mut core, step, 32);
     let step = core.schedule(0).unwrap();
     assert_eq!(&step.batch.tokens[..], [30, 31], "found but for the tail");

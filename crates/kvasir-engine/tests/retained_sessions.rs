@@ -5,6 +5,7 @@
 use kvasir_engine::*;
 use kvasir_kv::{CacheConfig, CacheKind, Token, build};
 use kvasir_sim::Toy;
+use kvasir_testkit::complete::{complete, drain};
 
 const FORKING: [CacheKind; 3] = [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix];
 
@@ -24,7 +25,7 @@ fn request(prompt: &[Token], max_tokens: u32, session: Option<u64>) -> Request {
 }
 
 fn run(engine: &mut Engine<Toy>, prompt: &[Token], session: u64) {
-    let done = engine.generate(vec![request(prompt, 0, Some(session))]).unwrap().remove(0).unwrap();
+    let done = complete(engine, request(prompt, 0, Some(session)));
     assert_eq!(done.summary.finish, Finish::MaxTokens);
 }
 
@@ -40,7 +41,7 @@ fn status(engine: &Engine<Toy>, id: RequestId) -> Option<Status> {
 
 /// Retained tokens of each session.
 fn retained(engine: &Engine<Toy>, sessions: std::ops::RangeInclusive<u64>) -> Vec<u32> {
-    sessions.map(|session| engine.core().kept(SessionId(session))).collect()
+    sessions.map(|session| engine.core().retained_len(SessionId(session))).collect()
 }
 
 #[test]
@@ -64,7 +65,7 @@ fn an_aborted_turn_that_waited_for_room_leaves_its_session_as_it_was() {
             assert_eq!(status(&engine, turn), Some(Status::Waiting), "{kind}");
             assert_eq!(retained(&engine, 1..=1), [40], "{kind}: while its turn waits");
             assert!(engine.core_mut().abort(turn, 0));
-            engine.drain().unwrap();
+            drain(&mut engine);
             assert_eq!(retained(&engine, 1..=1), [40], "{kind}: after its turn was aborted");
         }
     }
@@ -95,7 +96,7 @@ fn a_request_without_room_evicts_nothing_until_it_can_be_admitted() {
             // 112 slots are free then, and six sessions hold the 88 that are missing.
             let kept = retained(&engine, 1..=9);
             assert_eq!(kept, [0, 0, 0, 0, 0, 0, 16, 16, 16], "{kind}, prefix cache {prefix_cache}");
-            engine.drain().unwrap();
+            drain(&mut engine);
         }
     }
 }
@@ -110,7 +111,7 @@ fn forked(kind: CacheKind) -> Engine<Toy> {
         prompt.extend([fork as Token + 10; 8]);
         // The salt of a fork is that of its trunk.
         let params = Params { session: Some(SessionId(fork)), salt: 1, max_tokens: 0, ..Params::default() };
-        engine.generate(vec![Request { tag: 1, prompt, params }]).unwrap().remove(0).unwrap();
+        complete(&mut engine, Request { tag: 1, prompt, params });
     }
     assert_eq!(engine.core().cache().room().held, 104, "{kind}");
     engine
@@ -132,7 +133,7 @@ fn forks_of_a_trunk_count_it_once() {
             assert_eq!(status(&engine, large), Some(Status::Waiting), "{kind}");
             assert_eq!(retained(&engine, 1..=9), before, "{kind}");
         }
-        engine.drain().unwrap();
+        drain(&mut engine);
     }
 }
 
@@ -152,7 +153,7 @@ fn eviction_passes_over_sessions_that_would_free_nothing() {
         step(&mut engine);
         assert_eq!(status(&engine, id), Some(Status::Running), "{kind}");
         assert_eq!(retained(&engine, 1..=9), [trunk, 0, 0, fork, fork, fork, fork, fork, fork], "{kind}");
-        engine.drain().unwrap();
+        drain(&mut engine);
     }
 }
 
@@ -170,7 +171,7 @@ fn a_turn_counts_what_its_own_session_gives_up() {
         assert_eq!(status(&engine, turn), Some(Status::Running), "{kind}");
         assert_eq!(engine.core().sequence(turn).unwrap().computed(), 20, "{kind}");
         assert_eq!(retained(&engine, 2..=2), [16], "{kind}: the other session's stay");
-        engine.drain().unwrap();
+        drain(&mut engine);
     }
 }
 
@@ -193,6 +194,6 @@ fn an_admission_at_the_sequence_limit_evicts_one_session() {
         step(&mut engine);
         assert_eq!(status(&engine, id), Some(Status::Running), "{kind}");
         assert_eq!(retained(&engine, 1..=2), [0, before[1]], "{kind}: the older one is enough");
-        engine.drain().unwrap();
+        drain(&mut engine);
     }
 }

@@ -8,6 +8,7 @@
 use kvasir_engine::*;
 use kvasir_kv::{CacheConfig, CacheKind, Token, build};
 use kvasir_sim::Toy;
+use kvasir_testkit::complete::{complete, complete_all, drain};
 use std::collections::BTreeMap;
 
 struct Dice(u64);
@@ -125,7 +126,7 @@ impl World {
                 let into = self.begin(Conversation { tokens: tokens[..at].to_vec(), salt, expected: None });
                 let core = self.engine.core_mut();
                 let got = core.fork_session(SessionId(from), SessionId(into), at as u32);
-                assert!(got <= at as u32 && got == core.kept(SessionId(into)));
+                assert!(got <= at as u32 && got == core.retained_len(SessionId(into)));
                 seen.forks_shared += u64::from(got > 0);
             }
             (3, Some(key)) => {
@@ -133,7 +134,7 @@ impl World {
                 let to = 1 + self.dice.below(conversation.tokens.len() as u64) as usize;
                 conversation.tokens.truncate(to);
                 self.engine.core_mut().rewind_session(SessionId(key), to as u32);
-                assert!(self.engine.core().kept(SessionId(key)) as usize <= to);
+                assert!(self.engine.core().retained_len(SessionId(key)) as usize <= to);
             }
             (4, Some(key)) if self.dice.below(3) == 0 => {
                 self.engine.core_mut().end_session(SessionId(key));
@@ -163,7 +164,7 @@ impl World {
 
     fn step(&mut self, seen: &mut Seen) -> Turn {
         let retained = |engine: &Engine<Toy>| -> Vec<u32> {
-            self.conversations.keys().map(|key| engine.core().kept(SessionId(*key))).collect()
+            self.conversations.keys().map(|key| engine.core().retained_len(SessionId(*key))).collect()
         };
         let before = retained(&self.engine);
         let turn = self.engine.step().unwrap_or_else(|exit| panic!("{}: {exit}", self.about));
@@ -210,7 +211,12 @@ impl World {
             assert!(turns < 5000, "{}: no end in sight, {:?} {:?}", self.about, core.counts(), core.record());
         }
         for (session, len) in &self.told {
-            assert_eq!(self.engine.core().kept(*session), *len, "{}: as the outbox told it", self.about);
+            assert_eq!(
+                self.engine.core().retained_len(*session),
+                *len,
+                "{}: as the outbox told it",
+                self.about
+            );
         }
         let keys: Vec<u64> = self.conversations.keys().copied().collect();
         keys.iter().for_each(|key| self.engine.core_mut().end_session(SessionId(*key)));
@@ -265,7 +271,7 @@ fn ask(prompt: &[Token], max_tokens: u32, session: Option<u64>, salt: u64) -> Re
 }
 
 fn cached(engine: &mut Engine<Toy>, request: Request) -> u32 {
-    let done = engine.generate(vec![request]).unwrap().remove(0).unwrap();
+    let done = complete(engine, request);
     done.summary.cached
 }
 
@@ -286,7 +292,7 @@ fn a_trunk_is_held_once_whoever_branches_off_it() {
             prompt.extend([branch as Token; 4]);
             ask(&prompt, 3, Some(branch), 0)
         });
-        for done in engine.generate(requests.collect()).unwrap() {
+        for done in complete_all(&mut engine, requests.collect()) {
             assert_eq!(done.unwrap().summary.cached, 40, "{kind}");
         }
     }
@@ -296,12 +302,12 @@ fn a_trunk_is_held_once_whoever_branches_off_it() {
 fn what_sessions_left_goes_before_anybody_has_to_wait() {
     let mut engine = small(CacheKind::Paged, 64, false);
     assert_eq!(cached(&mut engine, ask(&[5; 40], 0, Some(1), 0)), 0);
-    assert_eq!(engine.core().kept(SessionId(1)), 40);
+    assert_eq!(engine.core().retained_len(SessionId(1)), 40);
     assert_eq!(cached(&mut engine, ask(&[6; 40], 0, Some(2), 0)), 0);
-    assert_eq!(engine.core().kept(SessionId(1)), 0, "the older one made room");
-    assert_eq!(engine.core().kept(SessionId(2)), 40);
+    assert_eq!(engine.core().retained_len(SessionId(1)), 0, "the older one made room");
+    assert_eq!(engine.core().retained_len(SessionId(2)), 40);
     // The conversation survives the eviction: the same tokens give the same answer.
-    let answer = engine.generate(vec![ask(&[5; 40], 8, Some(1), 0)]).unwrap().remove(0).unwrap();
+    let answer = complete(&mut engine, ask(&[5; 40], 8, Some(1), 0));
     assert_eq!(answer.tokens, Toy::alone(&[5; 40], 8, true));
 }
 
@@ -327,6 +333,6 @@ fn an_ended_session_leaves_nothing_even_while_it_runs() {
     engine.add_request(ask(&[5; 8], 6, Some(1), 0)).unwrap();
     engine.step().unwrap();
     engine.core_mut().end_session(SessionId(1));
-    engine.drain().unwrap();
-    assert_eq!((engine.core().kept(SessionId(1)), engine.core().cache().room().held), (0, 0));
+    drain(&mut engine);
+    assert_eq!((engine.core().retained_len(SessionId(1)), engine.core().cache().room().held), (0, 0));
 }

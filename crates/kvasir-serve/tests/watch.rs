@@ -6,6 +6,7 @@ use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Reques
 use kvasir_kv::{Radix, Token, blocks::BlockConfig};
 use kvasir_serve::{StepEvent, StepFeed, StepSubscription};
 use kvasir_sim::Toy;
+use kvasir_testkit::complete::drain;
 use std::collections::BTreeMap;
 
 fn engine() -> (StepFeed, Engine<Toy>) {
@@ -66,7 +67,7 @@ fn late_subscribers_get_a_full_snapshot() {
     }
     let mut subscription = feed.subscribe().unwrap();
     add(&mut engine, 3, 9, 7);
-    engine.drain().unwrap();
+    drain(&mut engine);
     let subscription = seen(&mut subscription);
     assert_eq!(subscription[0], StepEvent::Begin);
     // The last step is reported although none follows it.
@@ -86,7 +87,7 @@ fn slow_subscribers_miss_steps_and_restart() {
     }
     let first = seen(&mut slow);
     assert_eq!(first.len(), 1024, "what waits is bounded");
-    engine.drain().unwrap();
+    drain(&mut engine);
     let second = seen(&mut slow);
     assert_eq!(second[0], StepEvent::Begin, "after a gap it begins anew");
     assert!(second.len() <= 1024);
@@ -120,7 +121,7 @@ fn subscriber_count_is_limited() {
     drop(watching);
     let mut subscription = feed.subscribe().unwrap();
     add(&mut engine, 1, 3, 2);
-    engine.drain().unwrap();
+    drain(&mut engine);
     assert_eq!(told(&seen(&mut subscription))[&1], (2, true));
     drop(engine);
     assert_eq!(feed.subscribe().err().unwrap().status, 503, "nobody watches an engine that is gone");

@@ -3,6 +3,7 @@
 //! - `random`: a seeded generator, so that every random test can be repeated.
 //! - `paths`: the repository's test models, and scratch folders.
 //! - `schemas`: random JSON schemas as clients send them, and a validator for answers.
+//! - `complete` (feature `engine`): an engine's answers to a list of requests.
 //! - `checkpoints` (feature `cpu`): the test models on the CPU backend, in each precision.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // tests call it
@@ -10,6 +11,8 @@
 
 #[cfg(feature = "cpu")]
 pub mod checkpoints;
+#[cfg(feature = "engine")]
+pub mod complete;
 pub mod paths;
 pub mod random;
 pub mod schemas;

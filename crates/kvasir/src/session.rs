@@ -102,7 +102,7 @@ impl Session {
 
     /// Tokens of a branch whose K/V is cached.
     pub fn cached(&self, branch: Branch) -> Result<u32, Error> {
-        let kept = self.runner.engine.core().kept(SessionId(branch.0));
+        let kept = self.runner.engine.core().retained_len(SessionId(branch.0));
         self.tokens(branch).map(|_| kept.max(self.cache().base()))
     }
 

@@ -4,8 +4,7 @@
 
 use kvasir::{AnyExecutor, BackendKind, Loaded, Opened, Precision};
 use kvasir_engine::{
-    Chunked, Chunking, Completion, Core, Engine, Finish, Limits, Mixing, Order, Params, Policy, PrefillFirst,
-    Request,
+    Chunked, Chunking, Core, Engine, Finish, Limits, Mixing, Order, Params, Policy, PrefillFirst, Request,
 };
 use kvasir_formats::{TextFiles, Tokenizer};
 use kvasir_kv::{Radix, blocks::BlockConfig};
@@ -17,6 +16,7 @@ use kvasir_serve::{
 };
 use kvasir_testkit::{
     Random,
+    complete::{Completion, complete, complete_all},
     schemas::{misfit, schema},
 };
 use serde_json::{Map, Value, json};
@@ -86,7 +86,7 @@ impl House {
         let mut engine = self.engine(Box::new(Chunked::new(64, Mixing::On { target: None })), 256, true);
         let mut request = self.request(seed, constraint);
         request.params.max_tokens = max_tokens;
-        engine.generate(vec![request]).unwrap().pop().unwrap().unwrap()
+        complete(&mut engine, request)
     }
 }
 
@@ -104,7 +104,7 @@ fn answers_fit_two_hundred_random_schemas() {
     };
     let mut roomy = house.engine(Box::new(Chunked::new(64, Mixing::On { target: None })), 2048, true);
     let free = roomy.core().cache().room();
-    let done = roomy.generate(requests(&house)).unwrap();
+    let done = complete_all(&mut roomy, requests(&house));
     for (schema, done) in schemas.iter().zip(&done) {
         let done = done.as_ref().unwrap();
         let text = house.text(done);
@@ -117,7 +117,7 @@ fn answers_fit_two_hundred_random_schemas() {
 
     // With preemption and recomputation in a small pool, without overlap: the same answers.
     let mut small = house.engine(Box::new(PrefillFirst::new(Chunking::On { cap: Some(24) }, 0.0)), 96, false);
-    let again = small.generate(requests(&house)).unwrap();
+    let again = complete_all(&mut small, requests(&house));
     let preemptions: u32 = again.iter().map(|done| done.as_ref().unwrap().summary.preemptions).sum();
     assert!(preemptions > 0);
     for (a, b) in done.iter().zip(&again) {
@@ -162,7 +162,7 @@ fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
         (0..24).map(one).collect()
     };
     let mut roomy = house.engine(Box::new(Chunked::new(64, Mixing::On { target: None })), 2048, true);
-    let done = roomy.generate(requests()).unwrap();
+    let done = complete_all(&mut roomy, requests());
     let mut made = 0;
     for done in done.iter().map(|done| done.as_ref().unwrap()) {
         let text = house.text(done);
@@ -191,7 +191,7 @@ fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
     }
     assert!(made > 10, "{made}");
     let mut small = house.engine(Box::new(PrefillFirst::new(Chunking::On { cap: Some(24) }, 0.0)), 96, false);
-    let again = small.generate(requests()).unwrap();
+    let again = complete_all(&mut small, requests());
     assert!(again.iter().map(|done| done.as_ref().unwrap().summary.preemptions).sum::<u32>() > 0);
     for (a, b) in done.iter().zip(&again) {
         assert_eq!(a.as_ref().unwrap().tokens, b.as_ref().unwrap().tokens);
@@ -212,7 +212,7 @@ fn reasoning_ends_when_its_budget_is_used_up() {
             house.request(seed, budget(tokens).within(form)),
         ];
         let mut engine = house.engine(Box::new(Chunked::new(64, Mixing::On { target: None })), 256, true);
-        let mut done = engine.generate(requests).unwrap().into_iter().map(Result::unwrap);
+        let mut done = complete_all(&mut engine, requests).into_iter().map(Result::unwrap);
         let (free, formed) = (done.next().unwrap(), done.next().unwrap());
         for done in [&free, &formed] {
             let ends = done.tokens.iter().position(|token| *token == close);

@@ -8,6 +8,7 @@ use crate::compare::compare;
 use crate::engine::{about, number, tokens};
 use crate::outcome::Outcome;
 use kvasir_engine::{Params, Request, Sequence};
+use kvasir_kv::Token;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -129,7 +130,7 @@ fn step(held: &mut BTreeMap<String, Held>, op: &Value, block: u32) -> Result<Val
             set(&mut one.params, op["field"].as_str().unwrap_or_default(), &op["value"])?;
             Ok(json!({ "returns": null, "state": state(name, &one.sequence) }))
         }
-        "block" => Ok(match one.sequence.block(number(op, "i", 0)?, block) {
+        "block" => Ok(match block_tokens(&one.sequence, number(op, "i", 0)?, block) {
             Some(tokens) => json!({ "returns": tokens }),
             None => json!({ "raises": "no such block" }),
         }),
@@ -144,6 +145,11 @@ fn state(name: &str, sequence: &Sequence) -> Value {
 /// The f64 with the shortest decimal form of an f32, so that 0.1 compares equal to 0.1.
 fn decimal(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, |number| json!(number))
+}
+
+/// The tokens of the `i`-th block; none beyond the last.
+pub(crate) fn block_tokens(sequence: &Sequence, i: u32, block: u32) -> Option<Vec<Token>> {
+    sequence.tokens().chunks(block as usize).nth(i as usize).map(<[Token]>::to_vec)
 }
 
 /// Reads a sequence field by its recorded name.
@@ -165,8 +171,8 @@ pub(crate) fn field(
         "last_token" => json!(sequence.tokens().last()),
         "num_cached_tokens" => json!(sequence.computed().min(sequence.prompt_len())),
         "num_hashed_tokens" => json!(sequence.published()),
-        "num_blocks" => json!(sequence.blocks(block)),
-        "last_block_num_tokens" => json!(sequence.last_block_tokens(block)),
+        "num_blocks" => json!(sequence.tokens().len().div_ceil(block as usize)),
+        "last_block_num_tokens" => json!(sequence.tokens().len().saturating_sub(1) % block as usize + 1),
         "is_partial_prefill" => json!(sequence.cache_id().is_some() && sequence.is_prefilling()),
         "is_finished" => json!(sequence.finish().is_some()),
         "status" if sequence.finish().is_some() => json!("FINISHED"),

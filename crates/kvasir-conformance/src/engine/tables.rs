@@ -23,8 +23,16 @@ pub(crate) fn function(case: &Case) -> Result<Outcome, CaseError> {
         Some("fn-04") => spec_stats,
         Some("fn-08") => rows_of_drafts,
         Some("fn-02") => return skipped("a table; test limits::tests::decode_bound"),
-        Some("fn-05") => return skipped("a table; test core_life::the_oldest_waiting_request"),
-        Some("fn-06") => return skipped("a table; test core_life::prompt_tokens_left"),
+        Some("fn-05") => {
+            return skipped(
+                "a table; test core_life::live_sequences_tell_oldest_arrival_and_pending_prompt_tokens",
+            );
+        }
+        Some("fn-06") => {
+            return skipped(
+                "a table; test core_life::live_sequences_tell_oldest_arrival_and_pending_prompt_tokens",
+            );
+        }
         Some("fn-07") => {
             return skipped(
                 "a table; a trace keeps q and kv of every row, sums are the reader's; test core_life::rows_say_queries_and_context",

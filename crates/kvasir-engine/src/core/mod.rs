@@ -18,7 +18,8 @@
 //! clock or know the executor. Guarded by `tests/core_life.rs` and `tests/toy`; `benches/step.rs`
 //! measures the host cost.
 
-pub(crate) mod amend;
+pub(crate) mod replay;
+pub(crate) mod sessions;
 
 use crate::request::event::{Event, Outbox};
 use crate::request::finish::{Fault, Finish, Parameter, Refusal};
@@ -245,18 +246,6 @@ impl Core {
         self.end(id, Some(keep), Finish::StopText, now)
     }
 
-    /// Preempts a running request by recomputation: it returns to the front of the queue and keeps
-    /// its tokens. False if it does not run.
-    pub fn preempt(&mut self, id: RequestId) -> bool {
-        match self.state.requests.find(id) {
-            Some(entry) if self.state.requests[entry].status == Status::Running => {
-                self.state.preempt(entry);
-                true
-            }
-            _ => false,
-        }
-    }
-
     /// Ends a live request, truncating its outputs to `keep`. False if it has ended already.
     fn end(&mut self, id: RequestId, keep: Option<u32>, finish: Finish, now: Nanos) -> bool {
         let Some(entry) = self.state.requests.find(id) else { return false };
@@ -309,13 +298,6 @@ impl Core {
         self.state.begin_attempt();
         self.policy.schedule(&mut SchedulerView::new(&mut self.state, now, self.costs));
         self.builder.claim(&mut self.state, step, now)
-    }
-
-    /// Retires a step that has run, before its tokens are known: its K/V is valid and may be
-    /// published. `Core::postprocess` does this itself if it was not called. Steps must be retired
-    /// in the order they were scheduled.
-    pub fn landed(&mut self, step: &Step) {
-        self.committer.landed(&mut self.state, step);
     }
 
     /// Commits the results of a step, or fails its sequences. Steps must come back in the order
@@ -394,17 +376,6 @@ impl Core {
     /// Number of waiting and of running requests.
     pub fn counts(&self) -> (usize, usize) {
         (self.state.requests.waiting().len(), self.state.requests.running().len())
-    }
-
-    /// Arrival time of the oldest waiting request, an input of `Coalescer`.
-    pub fn oldest_waiting(&self) -> Option<Nanos> {
-        self.waiting().map(|sequence| sequence.cold.timings.arrived).min()
-    }
-
-    /// Tokens still to be fed of running requests in prefill.
-    pub fn prompt_tokens_left(&self) -> u64 {
-        let partial = self.running().filter(|sequence| sequence.is_prefilling());
-        partial.map(|sequence| u64::from(sequence.to_feed())).sum()
     }
 
     /// Whether nothing waits, runs or is in flight.

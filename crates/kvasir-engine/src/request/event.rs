@@ -52,12 +52,6 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// A placeholder until the request has ended.
-    pub(crate) fn blank(request: RequestId, finish: Finish) -> Self {
-        let timings = Timings::default();
-        Self { request, tag: 0, finish, prompt: 0, outputs: 0, cached: 0, preemptions: 0, timings }
-    }
-
     pub(crate) fn of(sequence: &Sequence, finish: Finish) -> Self {
         Self {
             request: sequence.id,

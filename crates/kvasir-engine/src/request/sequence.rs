@@ -157,24 +157,6 @@ impl Sequence {
         self.tokens.truncate(len.max(self.prompt_len));
     }
 
-    /// Blocks of `block_size` occupied by committed tokens.
-    pub fn blocks(&self, block_size: u32) -> u32 {
-        self.tokens.len().div_ceil(block_size)
-    }
-
-    /// Tokens in the last block.
-    pub fn last_block_tokens(&self, block_size: u32) -> u32 {
-        self.tokens.len().saturating_sub(1) % block_size + 1
-    }
-
-    /// Copy of the `i`-th block of tokens; none beyond the last.
-    pub fn block(&self, i: u32, block_size: u32) -> Option<Vec<Token>> {
-        let start = i.checked_mul(block_size).filter(|&start| start < self.tokens.len())?;
-        let mut block = Vec::new();
-        self.tokens.copy(start..start.saturating_add(block_size), &mut block);
-        Some(block)
-    }
-
     /// Its id.
     pub fn id(&self) -> RequestId {
         self.id

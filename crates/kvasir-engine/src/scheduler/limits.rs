@@ -15,7 +15,7 @@ pub struct Limits {
     pub max_num_batched_tokens: u32,
     /// Context length: most tokens of prompt and outputs together.
     pub max_model_len: u32,
-    /// Longest prompt; none means `max_model_len - 1`.
+    /// Longest prompt; none means `max_model_len - 1`. Set by replays of recorded cases only.
     pub max_prompt: Option<u32>,
     /// Most waiting requests; more are refused (backpressure).
     pub max_waiting: u32,

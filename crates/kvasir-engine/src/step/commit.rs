@@ -89,7 +89,7 @@ impl StepCommitter {
     }
 
     /// Retires a step that has run, before its tokens are known.
-    pub(crate) fn landed(&mut self, state: &mut SchedulerState, step: &Step) {
+    pub(crate) fn retire_early(&mut self, state: &mut SchedulerState, step: &Step) {
         if !self.retire(state, step) {
             return;
         }

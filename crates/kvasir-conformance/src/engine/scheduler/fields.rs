@@ -3,7 +3,7 @@
 
 use crate::engine::scheduler::{Bench, end};
 use crate::engine::{number, sequence, tokens};
-use kvasir_engine::{Core, Finish, RequestId, Sequence};
+use kvasir_engine::{Finish, RequestId, Sequence};
 use kvasir_exec::Step;
 use serde_json::{Value, json};
 
@@ -39,7 +39,8 @@ impl Bench {
 
     pub(super) fn get_block(&mut self, op: &Value) -> Result<Value, String> {
         let i = number(op, "i", 0)?;
-        let found = json!(self.seen(op["seq"].as_str().unwrap_or_default())?.block(i, self.block));
+        let found =
+            json!(sequence::block_tokens(&self.seen(op["seq"].as_str().unwrap_or_default())?, i, self.block));
         self.refused = found.is_null();
         Ok(found)
     }
@@ -64,8 +65,8 @@ impl Bench {
                 if sequence.tokens().len() <= number(op, "value", 0)? as usize => {}
             (Some((id, _)), "num_tokens") => {
                 let len = number(op, "value", 0)?;
-                self.clear_flight(id, Core::withhold);
-                self.refused = !self.core.cut(id, len);
+                self.clear_flight(id, true);
+                self.refused = !self.core.truncate(id, len);
                 if !self.refused {
                     self.named(op)?.truncate(len);
                 }
@@ -73,7 +74,7 @@ impl Bench {
             (None, "num_tokens") => self.named(op)?.truncate(number(op, "value", 0)?),
             (Some((id, _)), _) => {
                 let mut set = Ok(());
-                let changed = self.core.change(id, |params| set = sequence::set(params, field, value));
+                let changed = self.core.change_params(id, |params| set = sequence::set(params, field, value));
                 set?;
                 changed.map_err(|refusal| refusal.to_string())?;
             }
@@ -88,7 +89,7 @@ impl Bench {
         let new = tokens(&op["tokens"])?;
         let known = self.named(op)?;
         if let Some(id) = known.id.filter(|_| known.finish.is_none()) {
-            self.clear_flight(id, Core::take_over);
+            self.clear_flight(id, false);
             self.refused = !self.core.append(id, &new);
         }
         if !self.refused {
@@ -97,12 +98,13 @@ impl Bench {
         Ok(Value::Null)
     }
 
-    /// Removes a sequence from the steps in flight that sample it, after they have completed.
-    fn clear_flight(&mut self, id: RequestId, take: impl Fn(&mut Core, &mut Step, RequestId) -> bool) {
+    /// Removes a sequence from the steps in flight that sample it, after they have completed. With
+    /// `discard`, the sampled tokens are dropped.
+    fn clear_flight(&mut self, id: RequestId, discard: bool) {
         let samples = |step: &Step| step.batch.rows.iter().any(|row| row.request == id.0 && row.samples());
         for step in self.steps.iter_mut().filter(|step| samples(step)) {
-            self.core.landed(step);
-            take(&mut self.core, step, id);
+            self.core.retire(step);
+            self.core.remove_row(step, id, discard);
         }
     }
 
@@ -154,7 +156,7 @@ impl Bench {
     /// Marks the KV writes of all steps in flight for `id` as completed.
     fn land(&mut self, id: RequestId) {
         for step in self.steps.iter().filter(|step| step.batch.rows.iter().any(|row| row.request == id.0)) {
-            self.core.landed(step);
+            self.core.retire(step);
         }
     }
 
@@ -167,16 +169,16 @@ impl Bench {
             return self.core.preempt(id);
         }
         for step in &mut self.steps {
-            self.core.withhold(step, id);
+            self.core.remove_row(step, id, true);
         }
         let done = self.core.preempt(id);
-        self.steps.iter().for_each(|step| self.core.landed(step));
+        self.steps.iter().for_each(|step| self.core.retire(step));
         done
     }
 
     /// Withholds the sampled token of every sequence that has no entry in the recorded `outputs`.
     pub(super) fn withhold(&mut self, step: &mut Step, outputs: &Value) {
-        self.core.landed(step);
+        self.core.retire(step);
         let sampled = step.batch.rows.iter().filter(|row| row.samples());
         let lacking = sampled.map(|row| RequestId(row.request)).filter(|id| {
             let alone = self.core.sequence(*id).is_some_and(|one| one.steps_in_flight() == 1);
@@ -184,7 +186,7 @@ impl Bench {
             alone && given.is_none_or(Vec::is_empty)
         });
         for id in lacking.collect::<Vec<_>>() {
-            self.core.withhold(step, id);
+            self.core.remove_row(step, id, true);
         }
     }
 }

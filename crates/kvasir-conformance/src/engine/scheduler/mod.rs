@@ -369,7 +369,7 @@ impl Bench {
         }
         // Deferred output arrives one step late, after the newest step has completed too.
         if deferred && let Some(newest) = self.steps.front() {
-            self.core.landed(newest);
+            self.core.retire(newest);
         }
         for (name, drafts) in op["drafts"].as_object().into_iter().flatten() {
             let id = self.known.get(name).and_then(|known| known.id);

@@ -21,6 +21,7 @@ pub enum Chunking {
     /// `--chunked-prefill off`: a prompt runs whole or waits.
     Off,
     /// Only the first prompt of a step is split, at the token budget; others that do not fit wait.
+    /// The rule of nano-vllm, for the replay of its recorded cases; no flag selects it.
     First,
     /// `--chunked-prefill on`: a prompt that exceeds the token budget is split.
     On {

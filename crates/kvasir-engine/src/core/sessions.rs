@@ -1,0 +1,44 @@
+//! Operations on the retained K/V of sessions between steps: fork, truncate and end.
+
+use crate::core::Core;
+use crate::request::ids::SessionId;
+use crate::request::sequence::Sequence;
+
+impl Core {
+    /// Retained tokens of a session; 0 while one of its requests runs.
+    pub fn retained_len(&self, session: SessionId) -> u32 {
+        self.state.kv.retained().len_of(session)
+    }
+
+    /// Forks a session without copying K/V: `into` starts with the first `at` retained tokens of
+    /// `from`, in whole blocks; what `into` retained before is dropped. Returns the shared length,
+    /// which may be 0, and reports it in the outbox.
+    pub fn fork_session(&mut self, from: SessionId, into: SessionId, at: u32) -> u32 {
+        let steps_in_flight = self.state.steps_in_flight;
+        let (retained, cache) = self.state.kv.retained_mut();
+        let len = retained.fork(cache, from, into, at, steps_in_flight);
+        retained.report(into);
+        len
+    }
+
+    /// Truncates a session's retained K/V to `to` tokens and reports the resulting length in the
+    /// outbox.
+    pub fn rewind_session(&mut self, session: SessionId, to: u32) {
+        let (retained, cache) = self.state.kv.retained_mut();
+        retained.truncate(cache, session, to);
+        retained.report(session);
+    }
+
+    /// Ends a session: drops its retained K/V, and its running requests will retain nothing.
+    pub fn end_session(&mut self, session: SessionId) {
+        let (retained, cache) = self.state.kv.retained_mut();
+        retained.evict(cache, session);
+        retained.report(session);
+        let requests = &mut self.state.requests;
+        let of_it = |(entry, sequence): (u32, &Sequence)| {
+            (sequence.cold.params.session == Some(session)).then_some(entry)
+        };
+        let entries: Vec<u32> = requests.iter().filter_map(of_it).collect();
+        entries.into_iter().for_each(|entry| requests[entry].cold.params.session = None);
+    }
+}
