@@ -28,8 +28,8 @@ use std::{collections::VecDeque, fmt};
 /// Why an engine has stopped permanently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// Requested: `Message::Exit`, or `Message::Drain` once all requests have ended.
-    Asked,
+    /// `Message::Exit`, or `Message::Drain` once all requests have ended.
+    Requested,
     /// All senders of its inbox are gone.
     Closed,
     /// The executor is lost; every request has been failed.
@@ -41,10 +41,10 @@ pub enum Exit {
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Asked => write!(f, "asked to leave"),
-            Self::Closed => write!(f, "nobody is left to serve"),
+            Self::Requested => write!(f, "exit requested"),
+            Self::Closed => write!(f, "all senders of the inbox are gone"),
             Self::DeviceLost(why) => write!(f, "device lost: {why}"),
-            Self::Broken(why) => write!(f, "bookkeeping does not add up: {why}"),
+            Self::Broken(why) => write!(f, "invariant violated: {why}"),
         }
     }
 }
@@ -184,11 +184,11 @@ impl<E: Executor> Engine<E> {
         if let Some(why) = &self.lost {
             return Err(Exit::DeviceLost(why.clone()));
         }
-        let made = self.make()?;
-        let keep = if self.overlap && made { 1 } else { 0 };
-        let mut ran = made;
-        while self.pending.len() + usize::from(self.ready.is_some()) > keep {
-            self.take_in()?;
+        let scheduled = self.schedule_next()?;
+        let allowed = if self.overlap && scheduled { 1 } else { 0 };
+        let mut ran = scheduled;
+        while self.pending.len() + usize::from(self.ready.is_some()) > allowed {
+            self.complete_oldest()?;
             ran = true;
         }
         if ran {
@@ -204,7 +204,7 @@ impl<E: Executor> Engine<E> {
     }
 
     /// Schedules the next step and submits it, or parks it until the executor can take it.
-    fn make(&mut self) -> Result<bool, Exit> {
+    fn schedule_next(&mut self) -> Result<bool, Exit> {
         let now = self.now();
         self.core.set_costs(self.meter.costs());
         let Some(step) = self.core.schedule(now) else { return Ok(false) };
@@ -250,7 +250,7 @@ impl<E: Executor> Engine<E> {
 
     /// Waits for the oldest step, submits the parked one so that the device does not idle, then
     /// postprocesses.
-    fn take_in(&mut self) -> Result<(), Exit> {
+    fn complete_oldest(&mut self) -> Result<(), Exit> {
         let Some((pending, original)) = self.pending.pop_front() else {
             return match self.ready.take() {
                 Some(step) => self.submit(step),
@@ -261,7 +261,7 @@ impl<E: Executor> Engine<E> {
         if let Some(plan) = original {
             step.plan = plan;
         }
-        let handed = match self.ready.take() {
+        let submitted = match self.ready.take() {
             Some(next) => self.submit(next),
             None => Ok(()),
         };
@@ -277,7 +277,7 @@ impl<E: Executor> Engine<E> {
         self.core.recycle(step);
         match result {
             Err(StepError::Lost(why)) => Err(self.lose(why)),
-            _ => handed,
+            _ => submitted,
         }
     }
 

@@ -85,7 +85,7 @@ pub use crate::request::sequence::{Sequence, Status};
 pub use crate::request::timings::{Nanos, Timings};
 pub use crate::scheduler::budget::StateSlots;
 pub use crate::scheduler::defer_reason::DeferReason;
-pub use crate::scheduler::kv_manager::{Admit, PublishAt};
+pub use crate::scheduler::kv_manager::{AdmissionTerms, PublishAt};
 pub use crate::scheduler::limits::{Costs, Limits};
 pub use crate::scheduler::policy::Policy;
 pub use crate::scheduler::policy::chunked::{Chunked, Mixing, StepTarget};
@@ -103,11 +103,11 @@ pub use crate::trace::tracer::{TraceSink, Tracer};
 
 /// Arithmetic of the `rectangular` policy, for replays of recorded steps.
 pub mod rectangular {
-    pub use crate::scheduler::policy::rectangular::admission::{Decoder, Newcomer, length_allows};
+    pub use crate::scheduler::policy::rectangular::admission::{DecodingRow, NewRow, length_allows};
     pub use crate::scheduler::policy::rectangular::config::RectangularConfig;
     pub use crate::scheduler::policy::rectangular::prefill::{HitPlan, PrefillShape};
     pub use crate::scheduler::policy::rectangular::rectangle::Rectangle;
-    pub use crate::scheduler::policy::rectangular::rotation::{Turn, rotate};
+    pub use crate::scheduler::policy::rectangular::rotation::{Candidate, select_rows};
     pub use crate::scheduler::policy::rectangular::rules::Rules;
-    pub use crate::scheduler::record::{ChunkRecord, Projection, RectangleRecord, Skipped};
+    pub use crate::scheduler::record::{ChunkRecord, Projection, RectangleRecord, SkippedPrefill};
 }

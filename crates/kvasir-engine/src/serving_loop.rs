@@ -68,7 +68,7 @@ pub enum Message {
 /// Most messages taken between two steps, so that a flood of them does not starve the device.
 const MESSAGES_PER_TURN: usize = 1024;
 /// Poll interval while waiting requests can be admitted only by the passing of time (delay factor).
-const NAP: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl<E: Executor> Engine<E> {
     /// Serves `inbox` until told to exit, and passes each non-empty outbox to `deliver`. When idle,
@@ -88,13 +88,13 @@ impl<E: Executor> Engine<E> {
             match turn {
                 Err(exit) => return exit,
                 Ok(Turn::Ran) => {}
-                Ok(Turn::Deferred) => serving.pause(self, inbox.recv_timeout(NAP)),
-                Ok(Turn::Idle) if serving.draining => return Exit::Asked,
+                Ok(Turn::Deferred) => serving.apply_received(self, inbox.recv_timeout(POLL_INTERVAL)),
+                Ok(Turn::Idle) if serving.draining => return Exit::Requested,
                 Ok(Turn::Idle) => {
                     if let Err(why) = self.core().check_invariants() {
                         return Exit::Broken(why);
                     }
-                    serving.pause(self, inbox.recv().map_err(|_| RecvTimeoutError::Disconnected));
+                    serving.apply_received(self, inbox.recv().map_err(|_| RecvTimeoutError::Disconnected));
                 }
             }
         }
@@ -122,7 +122,7 @@ impl ServingLoop {
                 break;
             }
             match inbox.try_recv() {
-                Ok(message) => self.take(engine, message),
+                Ok(message) => self.apply(engine, message),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
                     // All senders are gone: running requests have no receiver, unless the loop is
@@ -145,9 +145,13 @@ impl ServingLoop {
     }
 
     /// Handles the result of a blocking receive.
-    fn pause<E: Executor>(&mut self, engine: &mut Engine<E>, got: Result<Message, RecvTimeoutError>) {
+    fn apply_received<E: Executor>(
+        &mut self,
+        engine: &mut Engine<E>,
+        got: Result<Message, RecvTimeoutError>,
+    ) {
         match got {
-            Ok(message) => self.take(engine, message),
+            Ok(message) => self.apply(engine, message),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) if self.draining => {}
             Err(RecvTimeoutError::Disconnected) => self.exit = Some(Exit::Closed),
@@ -155,7 +159,7 @@ impl ServingLoop {
     }
 
     /// Applies one message to the engine.
-    fn take<E: Executor>(&mut self, engine: &mut Engine<E>, message: Message) {
+    fn apply<E: Executor>(&mut self, engine: &mut Engine<E>, message: Message) {
         let now: Nanos = engine.now();
         match message {
             Message::Add { request, n } => {
@@ -181,7 +185,7 @@ impl ServingLoop {
             Message::Rewind { session, to } => engine.core_mut().rewind_session(session, to),
             Message::EndSession(session) => engine.core_mut().end_session(session),
             Message::Drain => self.draining = true,
-            Message::Exit => self.exit = Some(Exit::Asked),
+            Message::Exit => self.exit = Some(Exit::Requested),
         }
     }
 

@@ -46,21 +46,22 @@ fn turn(core: &mut Core, token: Token) -> bool {
 }
 
 #[test]
-fn events_carry_tokens_and_the_reason_at_the_end() {
+fn events_carry_tokens_and_a_final_finish_reason() {
     let mut core = core(paged(8));
     core.add(request(&[5, 6, 7], 3), 0).unwrap();
     turn(&mut core, 30);
     turn(&mut core, 31);
     turn(&mut core, 2);
     let outbox = core.outbox();
-    let heard: Vec<_> = outbox.iter().map(|(event, new)| (event.first, new.to_vec(), event.finish)).collect();
-    assert_eq!(heard, [(0, vec![30], None), (1, vec![31], None), (2, vec![2], Some(Finish::Eos))]);
+    let received: Vec<_> =
+        outbox.iter().map(|(event, new)| (event.first, new.to_vec(), event.finish)).collect();
+    assert_eq!(received, [(0, vec![30], None), (1, vec![31], None), (2, vec![2], Some(Finish::Eos))]);
     assert_eq!((outbox.ended[0].tag, outbox.ended[0].outputs), (7, 3));
     assert!(core.is_idle());
 }
 
 #[test]
-fn who_keeps_state_waits_for_a_place_for_it() {
+fn stateful_requests_wait_for_a_state_slot() {
     let limits = Limits { state_slots: Some(1), ..Limits::default() };
     let policy = PrefillFirst::new(Chunking::On { cap: None }, 0.0);
     let mut core = Core::new(limits, Order::Fcfs, Box::new(policy), paged(16));
@@ -73,7 +74,7 @@ fn who_keeps_state_waits_for_a_place_for_it() {
     let step = core.schedule(0).unwrap();
     core.take_binds().for_each(drop);
     assert_eq!(step.batch.rows.iter().map(|row| row.request).collect::<Vec<_>>(), [plain.0, first.0]);
-    let held = core.record().held.iter().find(|held| held.request == second).unwrap();
+    let held = core.record().deferred.iter().find(|held| held.request == second).unwrap();
     assert_eq!(held.reason, DeferReason::NoStateSlot);
     // An aborted request frees its state slot only when the step that names it retires.
     core.abort(first, 0);
@@ -95,7 +96,7 @@ fn who_keeps_state_waits_for_a_place_for_it() {
 }
 
 #[test]
-fn rows_say_queries_and_context() {
+fn rows_have_query_and_context_lengths() {
     let mut core = core(paged(8));
     core.add(request(&[5, 6, 7, 8, 9], 4), 0).unwrap();
     let mut step = core.schedule(0).unwrap();
@@ -114,7 +115,7 @@ fn rows_say_queries_and_context() {
 }
 
 #[test]
-fn a_decode_feeds_the_newest_token_and_its_drafts() {
+fn decode_feeds_the_newest_token_and_drafts() {
     let mut core = core(paged(8));
     core.set_spec_steps(3);
     let id = core.add(request(&[5], 9), 0).unwrap();
@@ -151,7 +152,7 @@ fn live_sequences_tell_oldest_arrival_and_pending_prompt_tokens() {
 }
 
 #[test]
-fn siblings_have_noise_of_their_own() {
+fn siblings_have_their_own_seeds() {
     let mut core = core(paged(32));
     assert_eq!(core.add_siblings(request(&[1], 1), 0, 0), Err(Refusal::BadParameter(Parameter::N)));
     let ids = core.add_siblings(request(&[1, 2, 3, 4, 5, 6, 7, 8, 9], 4), 4, 0).unwrap();
@@ -167,7 +168,7 @@ fn siblings_have_noise_of_their_own() {
 }
 
 #[test]
-fn siblings_on_cells_fork_instead_of_computing_the_prompt_again() {
+fn siblings_on_cells_fork_the_prompt() {
     let mut core = core(Box::new(Cells::new(64, 8, None).unwrap()));
     let prompt: Vec<Token> = (1..=20).collect();
     let ids = core.add_siblings(request(&prompt, 4), 3, 0).unwrap();
@@ -183,7 +184,7 @@ fn siblings_on_cells_fork_instead_of_computing_the_prompt_again() {
 }
 
 #[test]
-fn whoever_is_left_alone_on_scattered_cells_takes_the_fused_path_again() {
+fn last_sequence_on_scattered_cells_is_compacted() {
     let mut core = core(Box::new(Cells::new(64, 8, None).unwrap()));
     core.add(request(&[1, 2, 3, 4, 5], 3), 0).unwrap();
     core.add(request(&[6, 7, 8], 8), 0).unwrap();
@@ -203,7 +204,7 @@ fn whoever_is_left_alone_on_scattered_cells_takes_the_fused_path_again() {
 }
 
 #[test]
-fn a_refusal_is_delivered_and_changes_nothing_else() {
+fn refusal_emits_an_event_and_changes_nothing_else() {
     let mut core = core(paged(2));
     let limits = *core.limits();
     let refused = core.add(request(&[1; 9], 1), 0).unwrap_err();
@@ -212,7 +213,7 @@ fn a_refusal_is_delivered_and_changes_nothing_else() {
     assert_eq!(core.add(request(&[], 1), 0), Err(Refusal::EmptyPrompt));
     let long = core.add(request(&vec![1; 5000], 1), 0).unwrap_err();
     assert_eq!(long, Refusal::TooLong { tokens: 5000, limit: limits.longest_prompt() });
-    assert_eq!(long.to_string(), "prompt: 5000 tokens, the model takes 4095 and needs room for one more");
+    assert_eq!(long.to_string(), "prompt: `5000` tokens exceed the limit of 4095; shorten it");
     assert!(core.is_idle());
     core.check_invariants().unwrap();
 }
@@ -224,15 +225,15 @@ fn siblings_are_all_queued_or_none() {
     let refused = core.add_siblings(Request { tag: 70, ..request(&[1, 2, 3], 4) }, 4, 0);
     assert_eq!(refused, Err(Refusal::QueueFull { limit: 3 }));
     // Each sibling gets its own refusal event.
-    let told: Vec<_> = core.events().iter().map(|event| (event.tag, event.finish)).collect();
+    let reported: Vec<_> = core.events().iter().map(|event| (event.tag, event.finish)).collect();
     let refusal = Some(Finish::Refused(Refusal::QueueFull { limit: 3 }));
-    assert_eq!((core.counts(), told), ((0, 0), (70..74).map(|tag| (tag, refusal)).collect()));
+    assert_eq!((core.counts(), reported), ((0, 0), (70..74).map(|tag| (tag, refusal)).collect()));
     assert_eq!(core.add_siblings(request(&[1, 2, 3], 4), 3, 0).map(|ids| ids.len()), Ok(3));
     core.check_invariants().unwrap();
 }
 
 #[test]
-fn nothing_is_lost_or_repeated_by_a_preemption_at_any_moment() {
+fn preemption_at_any_step_loses_and_repeats_nothing() {
     for at in 0..6 {
         let mut core = core(paged(8));
         let id = core.add(request(&[5, 6, 7, 8, 9], 6), 0).unwrap();
@@ -249,7 +250,7 @@ fn nothing_is_lost_or_repeated_by_a_preemption_at_any_moment() {
 }
 
 #[test]
-fn a_token_in_flight_survives_a_preemption() {
+fn token_in_flight_survives_preemption() {
     let mut core = core(paged(8));
     let id = core.add(request(&[5, 6, 7], 4), 0).unwrap();
     let mut first = core.schedule(0).unwrap();
@@ -268,7 +269,7 @@ fn a_token_in_flight_survives_a_preemption() {
 }
 
 #[test]
-fn results_of_a_request_that_has_ended_are_dropped() {
+fn results_of_ended_requests_are_dropped() {
     let mut core = core(paged(8));
     let id = core.add(request(&[5, 6, 7], 9), 0).unwrap();
     let mut first = core.schedule(0).unwrap();
@@ -285,7 +286,7 @@ fn results_of_a_request_that_has_ended_are_dropped() {
 }
 
 #[test]
-fn a_cancelled_step_leaves_everything_as_it_was() {
+fn canceled_step_restores_all_state() {
     for cache in [paged(8), Box::new(Cells::new(32, 8, None).unwrap())] {
         let mut core = core(cache);
         let id = core.add(request(&[5, 6, 7], 9), 0).unwrap();
@@ -301,7 +302,7 @@ fn a_cancelled_step_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn an_order_says_who_is_next() {
+fn queue_order_decides_admission() {
     let admitted = |order| {
         let limits = Limits { max_num_seqs: 1, ..Limits::default() };
         let mut core = Core::new(limits, order, Box::new(Chunked::new(64, Mixing::Off)), paged(64));
@@ -321,7 +322,7 @@ fn an_order_says_who_is_next() {
 }
 
 #[test]
-fn the_watermark_is_kept_free_while_somebody_runs() {
+fn watermark_stays_free_while_requests_run() {
     for (watermark, both) in [(0, true), (200, false)] {
         // Ten blocks of four; a fifth of them is eight slots.
         let limits = Limits { watermark, ..Limits::default() };
@@ -342,11 +343,11 @@ fn the_watermark_is_kept_free_while_somebody_runs() {
 }
 
 #[test]
-fn newcomers_wait_for_other_replicas_only_while_somebody_runs() {
+fn coalescing_defers_admission_only_while_requests_run() {
     let mut core = core(paged(8));
     core.defer_admissions(true);
     core.add(request(&[5, 6, 7], 9), 0).unwrap();
-    assert!(turn(&mut core, 30), "nobody else would run");
+    assert!(turn(&mut core, 30), "nothing else would run");
     let late = core.add(request(&[8, 9], 9), 0).unwrap();
     assert!(turn(&mut core, 31));
     assert_eq!(core.reason(late), Some(DeferReason::Coalesce));
@@ -356,7 +357,7 @@ fn newcomers_wait_for_other_replicas_only_while_somebody_runs() {
 }
 
 #[test]
-fn text_stops_truncate_to_the_position() {
+fn text_stops_truncate_outputs() {
     let mut core = core(paged(8));
     let id = core.add(request(&[5, 6, 7], 9), 0).unwrap();
     (0..3).for_each(|i| assert!(turn(&mut core, 30 + i)));
@@ -394,9 +395,9 @@ fn generate_completes_in_order() {
 }
 
 #[test]
-fn a_server_thread_answers_until_it_is_told_to_drain() {
+fn serve_completes_requests_before_draining() {
     let (send, inbox) = channel();
-    let (deliver, heard) = channel();
+    let (deliver, received) = channel();
     let mut engine = engine();
     let thread = std::thread::spawn(move || {
         engine.serve(&inbox, |outbox| {
@@ -407,8 +408,8 @@ fn a_server_thread_answers_until_it_is_told_to_drain() {
     });
     send.send(Message::Add { request: Box::new(request(&[103], 5)), n: 2 }).unwrap();
     send.send(Message::Drain).unwrap();
-    assert_eq!(thread.join().unwrap(), Exit::Asked);
-    let all: Vec<_> = heard.into_iter().collect();
+    assert_eq!(thread.join().unwrap(), Exit::Requested);
+    let all: Vec<_> = received.into_iter().collect();
     for tag in [7, 8] {
         let tokens: Vec<Token> =
             all.iter().filter(|one| one.0 == tag).flat_map(|one| one.1.clone()).collect();
@@ -418,8 +419,8 @@ fn a_server_thread_answers_until_it_is_told_to_drain() {
 }
 
 #[test]
-fn an_engine_leaves_when_asked_and_when_nobody_is_left() {
-    for asked in [true, false] {
+fn serve_exits_on_request_and_when_all_senders_are_gone() {
+    for planned in [true, false] {
         let (send, inbox) = channel();
         let mut engine = engine();
         let thread = std::thread::spawn(move || {
@@ -428,13 +429,13 @@ fn an_engine_leaves_when_asked_and_when_nobody_is_left() {
             (exit, ends)
         });
         send.send(Message::Add { request: Box::new(request(&[103], 2000)), n: 1 }).unwrap();
-        if asked {
+        if planned {
             send.send(Message::Exit).unwrap();
         }
         drop(send);
         let (exit, ends) = thread.join().unwrap();
-        assert_eq!(ends.len(), 1, "who still ran is told");
-        assert_eq!(exit, if asked { Exit::Asked } else { Exit::Closed });
+        assert_eq!(ends.len(), 1, "the running request is reported");
+        assert_eq!(exit, if planned { Exit::Requested } else { Exit::Closed });
     }
 }
 
@@ -458,7 +459,7 @@ impl Drafter for Guess {
 }
 
 #[test]
-fn trees_of_drafts_are_refused_by_name_where_the_cache_knows_none() {
+fn draft_trees_are_refused_by_caches_without_them() {
     let policy = || Box::new(Chunked::new(64, Mixing::Off));
     let over = |cache: Box<dyn Cache>| {
         Engine::new(Core::new(Limits::default(), Order::Fcfs, policy(), cache), Toy::new(), || 0)
@@ -476,9 +477,9 @@ fn trees_of_drafts_are_refused_by_name_where_the_cache_knows_none() {
 }
 
 #[test]
-fn chunks_beside_decodes_shrink_as_their_tokens_grow_dearer() {
+fn mixed_chunks_shrink_as_token_costs_grow() {
     let cache = Paged::new(BlockConfig { block_size: 4, blocks: 1024, ..BlockConfig::default() }).unwrap();
-    let target = Some(StepTarget::Hundredths(400));
+    let target = Some(StepTarget::Percent(400));
     let policy = Chunked::new(1 << 16, Mixing::On { target });
     let mut core = Core::new(Limits::default(), Order::Fcfs, Box::new(policy), Box::new(cache));
     core.set_costs(Costs { step_ns: 10_000, row_ns: 0, token_ns: 100, depth_ns: 100 });
@@ -491,7 +492,7 @@ fn chunks_beside_decodes_shrink_as_their_tokens_grow_dearer() {
         prompts.map(|row| row.tokens.len).collect()
     };
     core.add(request(&[5], 1000), 0).unwrap();
-    assert_eq!(chunks(&mut core), [1], "nobody decodes");
+    assert_eq!(chunks(&mut core), [1], "no row decodes");
     core.add(request(&[6; 1000], 1), 0).unwrap();
     core.add(request(&[7; 20], 1), 0).unwrap();
     // 30 µs are left for prefill in each step. What the first prompt leaves of the last step goes

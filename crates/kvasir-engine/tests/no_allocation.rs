@@ -98,7 +98,7 @@ fn decode(mut cache: Box<dyn Cache>, policy: Box<dyn Policy>, overlap: usize, st
 }
 
 #[test]
-fn a_steady_decode_step_takes_no_memory() {
+fn steady_decode_step_allocates_nothing() {
     let blocks = BlockConfig { block_size: 16, blocks: 2048, ..BlockConfig::default() };
     for overlap in [0, 1] {
         for kind in ["paged", "radix", "radix/1", "cells", "rectangular"] {

@@ -7,10 +7,6 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-#[path = "toy/dice.rs"]
-mod dice;
-
-use dice::Dice;
 use kvasir_engine::rectangular::Rules;
 use kvasir_engine::{
     Core, Engine, Exit, Finish, Limits, Order, Params, Rectangular, RectangularConfig, Request, Turn,
@@ -19,10 +15,11 @@ use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, Ste
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{Cache, Paged, PlanKind, Radix, Token};
 use kvasir_sim::{StaticShape, Toy};
+use kvasir_testkit::Random;
 use std::collections::BTreeMap;
 
 /// The toy device behind a static-shape check.
-struct Rigid {
+struct ShapeChecked {
     toy: Toy,
     shape: StaticShape,
     /// Counts: rows with redirected writes, rows with left padding, steps with several rows, all
@@ -30,7 +27,7 @@ struct Rigid {
     seen: [u64; 4],
 }
 
-impl Executor for Rigid {
+impl Executor for ShapeChecked {
     type Pending = <Toy as Executor>::Pending;
 
     fn abilities(&self) -> Abilities {
@@ -71,36 +68,36 @@ struct Setup {
 }
 
 impl Setup {
-    fn random(dice: &mut Dice) -> Self {
-        let block = dice.pick(&[1, 2, 4, 8]);
-        let chunk_size = block * dice.between(1, 4);
-        let length = dice.between(24, 72).next_multiple_of(block);
-        let max_batch = dice.between(1, 6);
+    fn random(random: &mut Random) -> Self {
+        let block = random.pick(&[1, 2, 4, 8]);
+        let chunk_size = block * random.between(1, 4);
+        let length = random.between(24, 72).next_multiple_of(block);
+        let max_batch = random.between(1, 6);
         let config = RectangularConfig {
             chunk_size,
             max_batch,
-            max_batch_tkv: u64::from(length + dice.between(0, length * (max_batch - 1))),
-            interleave: dice.chance(60),
-            rules: if dice.chance(50) { Rules::Document } else { Rules::Later },
-            pausing: dice.chance(40),
-            long_output_first: dice.chance(50),
+            max_batch_tkv: u64::from(length + random.between(0, length * (max_batch - 1))),
+            interleave: random.chance(60),
+            rules: if random.chance(50) { Rules::Document } else { Rules::Later },
+            pausing: random.chance(40),
+            long_output_first: random.chance(50),
         };
         let most = max_batch * length / block;
-        let blocks = if dice.chance(40) { dice.between(length / block, most) } else { most + 2 };
-        let (radix, sharing) = (dice.chance(30), dice.chance(70));
+        let blocks = if random.chance(40) { random.between(length / block, most) } else { most + 2 };
+        let (radix, sharing) = (random.chance(30), random.chance(70));
         Self {
             config,
             block,
             length,
             radix,
             sharing,
-            overlap: dice.chance(50),
+            overlap: random.chance(50),
             blocks,
-            aborts: dice.chance(30),
+            aborts: random.chance(30),
         }
     }
 
-    fn engine(&self) -> Engine<Rigid> {
+    fn engine(&self) -> Engine<ShapeChecked> {
         let blocks = BlockConfig {
             block_size: self.block,
             blocks: self.blocks,
@@ -133,67 +130,67 @@ impl Setup {
             now += 500;
             now
         };
-        Engine::new(core, Rigid { toy: Toy::new(), shape, seen: [0; 4] }, clock).overlap(self.overlap)
+        Engine::new(core, ShapeChecked { toy: Toy::new(), shape, seen: [0; 4] }, clock).overlap(self.overlap)
     }
 
     /// Whether the volume test alone bounds the volume, so that nothing is ever paused. A row that
     /// waits for its token in flight falls behind the others, which the test does not model;
     /// rotation bounds the volume then.
-    fn never_pauses(&self, asked: &[Asked]) -> bool {
-        let falls_behind = self.overlap && asked.iter().any(|one| one.request.params.serial);
+    fn never_pauses(&self, planned: &[PlannedRequest]) -> bool {
+        let falls_behind = self.overlap && planned.iter().any(|one| one.request.params.serial);
         !self.config.pausing
             && !falls_behind
             && (self.config.rules == Rules::Document || self.config.interleave)
     }
 }
 
-struct Asked {
+struct PlannedRequest {
     request: Request,
     at: u32,
     abort_at: Option<u32>,
 }
 
-fn requests(dice: &mut Dice, setup: &Setup) -> Vec<Asked> {
-    let trunk: Vec<Token> = (0..setup.length).map(|_| 100 + dice.between(0, 2)).collect();
-    let ask = |dice: &mut Dice, tag: u64| {
-        let shared = if dice.chance(60) { dice.between(0, setup.length / 2) } else { 0 };
+fn requests(random: &mut Random, setup: &Setup) -> Vec<PlannedRequest> {
+    let trunk: Vec<Token> = (0..setup.length).map(|_| 100 + random.between(0, 2)).collect();
+    let ask = |random: &mut Random, tag: u64| {
+        let shared = if random.chance(60) { random.between(0, setup.length / 2) } else { 0 };
         let mut prompt = trunk[..shared as usize].to_vec();
-        prompt.extend((0..dice.between(1, setup.length / 2 - 1)).map(|_| 100 + dice.between(0, 2)));
+        prompt.extend((0..random.between(1, setup.length / 2 - 1)).map(|_| 100 + random.between(0, 2)));
         let params = Params {
-            max_tokens: dice.between(1, 40),
-            ignore_eos: dice.chance(50),
+            max_tokens: random.between(1, 40),
+            ignore_eos: random.chance(50),
             eos: vec![Toy::EOS],
-            serial: dice.chance(10),
+            serial: random.chance(10),
             ..Params::default()
         };
         let request = Request { tag, prompt, params };
-        let abort_at = (setup.aborts && dice.chance(40)).then(|| dice.between(0, 60));
-        Asked { request, at: dice.between(0, 40), abort_at }
+        let abort_at = (setup.aborts && random.chance(40)).then(|| random.between(0, 60));
+        PlannedRequest { request, at: random.between(0, 40), abort_at }
     };
-    (0..u64::from(dice.between(1, 9))).map(|tag| ask(dice, tag)).collect()
+    (0..u64::from(random.between(1, 9))).map(|tag| ask(random, tag)).collect()
 }
 
 /// Runs one workload; returns the device's counts and the number of pauses.
 fn run(seed: u64) -> Result<([u64; 4], u64), String> {
-    let mut dice = Dice::new(seed);
-    let setup = Setup::random(&mut dice);
-    let asked = requests(&mut dice, &setup);
-    drive(&setup, &asked).map_err(|why| format!("{why}\nseed {seed}: {setup:?}"))
+    let mut random = Random::new(seed);
+    let setup = Setup::random(&mut random);
+    let planned = requests(&mut random, &setup);
+    drive(&setup, &planned).map_err(|why| format!("{why}\nseed {seed}: {setup:?}"))
 }
 
-fn drive(setup: &Setup, asked: &[Asked]) -> Result<([u64; 4], u64), String> {
+fn drive(setup: &Setup, planned: &[PlannedRequest]) -> Result<([u64; 4], u64), String> {
     let mut engine = setup.engine();
     let mut ids = BTreeMap::new();
-    let mut heard: BTreeMap<u64, (Vec<Token>, Option<Finish>)> = BTreeMap::new();
+    let mut received: BTreeMap<u64, (Vec<Token>, Option<Finish>)> = BTreeMap::new();
     let mut pauses = 0;
     for turn in 0..20_000 {
-        for one in asked.iter().filter(|one| one.at == turn) {
+        for one in planned.iter().filter(|one| one.at == turn) {
             let now = engine.now();
             if let Ok(id) = engine.core_mut().add(one.request.clone(), now) {
                 ids.insert(one.request.tag, id);
             }
         }
-        for one in asked.iter().filter(|one| one.abort_at == Some(turn)) {
+        for one in planned.iter().filter(|one| one.abort_at == Some(turn)) {
             let now = engine.now();
             ids.get(&one.request.tag).map(|id| engine.core_mut().abort(*id, now));
         }
@@ -208,14 +205,14 @@ fn drive(setup: &Setup, asked: &[Asked]) -> Result<([u64; 4], u64), String> {
         engine.core().check_invariants().map_err(|why| format!("turn {turn}: {why}"))?;
         pauses = engine.core().record().rectangle.pause_events.max(pauses);
         for (event, tokens) in engine.core_mut().outbox().iter() {
-            let one = heard.entry(event.tag).or_default();
+            let one = received.entry(event.tag).or_default();
             one.0.extend_from_slice(tokens);
             one.1 = event.finish;
         }
         engine.core_mut().outbox().clear();
-        if done == Turn::Idle && asked.iter().all(|one| one.at <= turn) {
-            judge(setup, &engine, asked, &heard)?;
-            if setup.never_pauses(asked) && pauses > 0 {
+        if done == Turn::Idle && planned.iter().all(|one| one.at <= turn) {
+            check_completions(setup, &engine, planned, &received)?;
+            if setup.never_pauses(planned) && pauses > 0 {
                 return Err(format!("{pauses} pauses although every newcomer was tested"));
             }
             return Ok((engine.executor().seen, pauses));
@@ -225,17 +222,17 @@ fn drive(setup: &Setup, asked: &[Asked]) -> Result<([u64; 4], u64), String> {
 }
 
 /// Compares every completion with that of its request run alone, and the KV pool with its baseline.
-fn judge(
+fn check_completions(
     setup: &Setup,
-    engine: &Engine<Rigid>,
-    asked: &[Asked],
-    heard: &BTreeMap<u64, (Vec<Token>, Option<Finish>)>,
+    engine: &Engine<ShapeChecked>,
+    planned: &[PlannedRequest],
+    received: &BTreeMap<u64, (Vec<Token>, Option<Finish>)>,
 ) -> Result<(), String> {
-    for one in asked {
+    for one in planned {
         let params = &one.request.params;
         let alone = Toy::alone(&one.request.prompt, params.max_tokens, params.ignore_eos);
-        let Some((got, finish)) = heard.get(&one.request.tag) else {
-            return Err(format!("request {} hears nothing", one.request.tag));
+        let Some((got, finish)) = received.get(&one.request.tag) else {
+            return Err(format!("request {} receives nothing", one.request.tag));
         };
         let right = match finish {
             Some(Finish::Eos | Finish::MaxTokens) => *got == alone,
@@ -257,7 +254,7 @@ fn judge(
 }
 
 #[test]
-fn every_step_is_a_rectangle_within_the_volume_and_every_completion_is_right() {
+fn steps_are_rectangles_within_the_volume_and_completions_are_exact() {
     let count: u64 = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000);
     let first: u64 = std::env::var("KVASIR_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
     let (mut seen, mut pauses) = ([0; 4], 0);

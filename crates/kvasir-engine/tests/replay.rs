@@ -25,15 +25,15 @@ fn end(core: &mut Core, mut step: Box<Step>, token: Token) -> Vec<(u64, Vec<Toke
         step.output.rows.push(OutputRow { tokens: Span::new(i, 1) });
     }
     core.postprocess(&step, &Ok(()), 0);
-    let heard = core.outbox().iter().map(|(event, new)| (event.tag, new.to_vec(), event.finish)).collect();
+    let received = core.outbox().iter().map(|(event, new)| (event.tag, new.to_vec(), event.finish)).collect();
     core.outbox().clear();
     core.recycle(step);
     core.check_invariants().unwrap();
-    heard
+    received
 }
 
 #[test]
-fn what_ends_a_request_can_be_changed_while_it_runs_and_its_room_cannot_grow() {
+fn stop_conditions_change_while_running_max_tokens_cannot_grow() {
     for order in [Order::Fcfs, Order::Fair] {
         let mut core = core(order);
         let id = core.add(request(1, &[5, 6, 7]), 0).unwrap();
@@ -58,7 +58,7 @@ fn what_ends_a_request_can_be_changed_while_it_runs_and_its_room_cannot_grow() {
 }
 
 #[test]
-fn every_step_after_a_change_is_drawn_as_it_says() {
+fn changed_sampling_applies_from_the_next_step() {
     let mut core = core(Order::Fcfs);
     let id = core.add(request(1, &[5, 6, 7]), 0).unwrap();
     for temperature in [0.0, 0.25, 0.5, 0.75] {
@@ -73,7 +73,7 @@ fn every_step_after_a_change_is_drawn_as_it_says() {
 }
 
 #[test]
-fn a_request_goes_on_from_its_newest_token_if_the_next_never_comes() {
+fn discarded_row_continues_from_its_newest_token() {
     let mut core = core(Order::Fcfs);
     // The first prompt fills its block, which is then published to the prefix cache.
     let ids = [[5, 6, 7, 8], [9, 10, 11, 12]].map(|prompt| core.add(request(0, &prompt), 0).unwrap());

@@ -45,7 +45,7 @@ fn retained(engine: &Engine<Toy>, sessions: std::ops::RangeInclusive<u64>) -> Ve
 }
 
 #[test]
-fn an_aborted_turn_that_waited_for_room_leaves_its_session_as_it_was() {
+fn aborted_waiting_turn_leaves_its_session_unchanged() {
     for kind in FORKING {
         for prefix_cache in [false, true] {
             let mut engine = engine(kind, 64, prefix_cache);
@@ -72,7 +72,7 @@ fn an_aborted_turn_that_waited_for_room_leaves_its_session_as_it_was() {
 }
 
 #[test]
-fn a_request_without_room_evicts_nothing_until_it_can_be_admitted() {
+fn deferred_requests_evict_nothing() {
     for kind in FORKING {
         for prefix_cache in [false, true] {
             let mut engine = engine(kind, 256, prefix_cache);
@@ -138,7 +138,7 @@ fn forks_of_a_trunk_count_it_once() {
 }
 
 #[test]
-fn eviction_passes_over_sessions_that_would_free_nothing() {
+fn eviction_skips_sessions_that_free_nothing() {
     for kind in FORKING {
         let mut engine = forked(kind);
         let (trunk, fork) = (40, 48);
@@ -158,7 +158,7 @@ fn eviction_passes_over_sessions_that_would_free_nothing() {
 }
 
 #[test]
-fn a_turn_counts_what_its_own_session_gives_up() {
+fn own_session_slots_count_as_available() {
     for kind in FORKING {
         let mut engine = engine(kind, 64, false);
         run(&mut engine, &[5; 40], 1);
@@ -176,7 +176,7 @@ fn a_turn_counts_what_its_own_session_gives_up() {
 }
 
 #[test]
-fn an_admission_at_the_sequence_limit_evicts_one_session() {
+fn admission_at_the_sequence_limit_evicts_one_session() {
     for kind in FORKING {
         let config = CacheConfig { block_size: 4, max_sequences: 2, ..CacheConfig::new(256) };
         let limits = Limits { prefix_cache: false, ..Limits::default() };

@@ -8,22 +8,14 @@
 use kvasir_engine::*;
 use kvasir_kv::{CacheConfig, CacheKind, Token, build};
 use kvasir_sim::Toy;
-use kvasir_testkit::complete::{complete, complete_all, drain};
+use kvasir_testkit::{
+    Random,
+    complete::{complete, complete_all, drain},
+};
 use std::collections::BTreeMap;
 
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ z >> 31) % n
-    }
-
-    fn tokens(&mut self, most: u64) -> Vec<Token> {
-        (0..=self.below(most)).map(|_| 100 + self.below(4) as Token).collect()
-    }
+fn tokens(random: &mut Random, most: u64) -> Vec<Token> {
+    (0..=random.below(most)).map(|_| 100 + random.below(4) as Token).collect()
 }
 
 #[derive(Default)]
@@ -35,34 +27,34 @@ struct Conversation {
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct Coverage {
     turns: u64,
-    kept_hits: u64,
+    retained_hits: u64,
     forks_shared: u64,
     evicted: u64,
     preempted: u64,
 }
 
-struct World {
+struct Harness {
     engine: Engine<Toy>,
     conversations: BTreeMap<u64, Conversation>,
     next: u64,
-    dice: Dice,
+    random: Random,
     about: String,
     /// Retained lengths as reported by the outbox.
-    told: BTreeMap<SessionId, u32>,
+    reported: BTreeMap<SessionId, u32>,
     /// The policy reserves slots for all that a request may write, so only admissions evict.
     reserves: bool,
 }
 
 /// A random engine, its description, and whether its policy reserves slots for all that a request
 /// may write.
-fn engine(kind: CacheKind, dice: &mut Dice) -> (Engine<Toy>, String, bool) {
+fn engine(kind: CacheKind, random: &mut Random) -> (Engine<Toy>, String, bool) {
     let in_blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
-    let block = if in_blocks { [1, 2, 4, 16][dice.below(4) as usize] } else { 1 };
-    let slots = if dice.below(2) == 0 { 96 } else { 1024 };
-    let sharing = in_blocks && dice.below(2) == 0;
-    let which = dice.below(if in_blocks { 4 } else { 3 });
+    let block = if in_blocks { [1, 2, 4, 16][random.below(4) as usize] } else { 1 };
+    let slots = if random.below(2) == 0 { 96 } else { 1024 };
+    let sharing = in_blocks && random.below(2) == 0;
+    let which = random.below(if in_blocks { 4 } else { 3 });
     let policy: Box<dyn Policy> = match which {
         0 => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)),
         1 => Box::new(Chunked::new(24, Mixing::Off)),
@@ -84,19 +76,19 @@ fn engine(kind: CacheKind, dice: &mut Dice) -> (Engine<Toy>, String, bool) {
         now += 500;
         now
     };
-    let overlap = dice.below(2) == 0;
+    let overlap = random.below(2) == 0;
     let about =
         format!("{kind}, block {block}, {slots} slots, sharing {sharing}, policy {which}, overlap {overlap}");
     (Engine::new(core, Toy::new(), clock).overlap(overlap), about, which != 0)
 }
 
-impl World {
+impl Harness {
     fn new(kind: CacheKind, seed: u64) -> Self {
-        let mut dice = Dice(seed);
-        let (engine, about, reserves) = engine(kind, &mut dice);
+        let mut random = Random::new(seed);
+        let (engine, about, reserves) = engine(kind, &mut random);
         let about = format!("seed {seed}: {about}");
-        let (conversations, told) = (BTreeMap::new(), BTreeMap::new());
-        Self { engine, conversations, next: 1, dice, about, told, reserves }
+        let (conversations, reported) = (BTreeMap::new(), BTreeMap::new());
+        Self { engine, conversations, next: 1, random, about, reported, reserves }
     }
 
     fn begin(&mut self, conversation: Conversation) -> u64 {
@@ -108,21 +100,21 @@ impl World {
     fn pick(&mut self) -> Option<u64> {
         let idle = self.conversations.iter().filter(|(_, c)| c.expected.is_none());
         let idle: Vec<u64> = idle.map(|(key, _)| *key).collect();
-        (!idle.is_empty()).then(|| idle[self.dice.below(idle.len() as u64) as usize])
+        (!idle.is_empty()).then(|| idle[self.random.below(idle.len() as u64) as usize])
     }
 
     /// One random client action.
-    fn act(&mut self, seen: &mut Seen) {
+    fn act(&mut self, seen: &mut Coverage) {
         let picked = self.pick();
-        match (self.dice.below(10), picked) {
+        match (self.random.below(10), picked) {
             (0, _) | (_, None) => {
-                let (tokens, salt) = (self.dice.tokens(30), self.dice.below(2));
+                let (tokens, salt) = (tokens(&mut self.random, 30), self.random.below(2));
                 self.begin(Conversation { tokens, salt, expected: None });
             }
             (1 | 2, Some(from)) => {
                 let source = &self.conversations[&from];
                 let (tokens, salt) = (source.tokens.clone(), source.salt);
-                let at = 1 + self.dice.below(tokens.len() as u64) as usize;
+                let at = 1 + self.random.below(tokens.len() as u64) as usize;
                 let into = self.begin(Conversation { tokens: tokens[..at].to_vec(), salt, expected: None });
                 let core = self.engine.core_mut();
                 let got = core.fork_session(SessionId(from), SessionId(into), at as u32);
@@ -131,12 +123,12 @@ impl World {
             }
             (3, Some(key)) => {
                 let conversation = self.conversations.get_mut(&key).unwrap();
-                let to = 1 + self.dice.below(conversation.tokens.len() as u64) as usize;
+                let to = 1 + self.random.below(conversation.tokens.len() as u64) as usize;
                 conversation.tokens.truncate(to);
                 self.engine.core_mut().rewind_session(SessionId(key), to as u32);
                 assert!(self.engine.core().retained_len(SessionId(key)) as usize <= to);
             }
-            (4, Some(key)) if self.dice.below(3) == 0 => {
+            (4, Some(key)) if self.random.below(3) == 0 => {
                 self.engine.core_mut().end_session(SessionId(key));
                 self.conversations.remove(&key);
             }
@@ -145,8 +137,8 @@ impl World {
     }
 
     fn go_on(&mut self, key: u64) {
-        let more = self.dice.tokens(12);
-        let max_tokens = self.dice.below(12) as u32;
+        let more = tokens(&mut self.random, 12);
+        let max_tokens = self.random.below(12) as u32;
         let conversation = self.conversations.get_mut(&key).unwrap();
         conversation.tokens.extend(more);
         conversation.tokens.truncate(80);
@@ -162,7 +154,7 @@ impl World {
         self.engine.add_request(request).unwrap();
     }
 
-    fn step(&mut self, seen: &mut Seen) -> Turn {
+    fn step(&mut self, seen: &mut Coverage) -> Turn {
         let retained = |engine: &Engine<Toy>| -> Vec<u32> {
             self.conversations.keys().map(|key| engine.core().retained_len(SessionId(*key))).collect()
         };
@@ -170,19 +162,19 @@ impl World {
         let turn = self.engine.step().unwrap_or_else(|exit| panic!("{}: {exit}", self.about));
         let evicts = before.iter().zip(retained(&self.engine)).any(|(before, after)| after < *before);
         let admits = !self.engine.core().record().admitted.is_empty();
-        assert!(!evicts || admits || !self.reserves, "{}: a step that admits nobody evicts", self.about);
+        assert!(!evicts || admits || !self.reserves, "{}: a step without admissions evicts", self.about);
         assert_eq!(self.engine.executor().violations().first(), None, "{}", self.about);
         self.engine.core().check_invariants().unwrap_or_else(|why| panic!("{}: {why}", self.about));
         let outbox = self.engine.core_mut().outbox();
-        for (session, len) in &outbox.kept {
+        for (session, len) in &outbox.retained {
             seen.evicted += u64::from(*len == 0);
-            self.told.insert(*session, *len);
+            self.reported.insert(*session, *len);
         }
-        let mut said: BTreeMap<u64, Vec<Token>> = BTreeMap::new();
+        let mut answered: BTreeMap<u64, Vec<Token>> = BTreeMap::new();
         for (event, tokens) in outbox.iter() {
-            said.entry(event.tag).or_default().extend(tokens);
+            answered.entry(event.tag).or_default().extend(tokens);
         }
-        for (tag, tokens) in said {
+        for (tag, tokens) in answered {
             let Some(conversation) = self.conversations.get_mut(&tag) else { continue };
             let expected = conversation.expected.as_mut().unwrap();
             assert!(expected.starts_with(&tokens), "{}: {tag} says {tokens:?}, not {expected:?}", self.about);
@@ -191,7 +183,7 @@ impl World {
         }
         for ended in outbox.ended.drain(..) {
             seen.turns += 1;
-            seen.kept_hits += u64::from(ended.cached > 0);
+            seen.retained_hits += u64::from(ended.cached > 0);
             seen.preempted += u64::from(ended.preemptions);
             let Some(conversation) = self.conversations.get_mut(&ended.tag) else { continue };
             let left = conversation.expected.take().unwrap();
@@ -203,18 +195,18 @@ impl World {
         turn
     }
 
-    fn finish(mut self, seen: &mut Seen) {
+    fn finish(mut self, seen: &mut Coverage) {
         let mut turns = 0;
         while self.step(seen) != Turn::Idle {
             turns += 1;
             let core = self.engine.core();
             assert!(turns < 5000, "{}: no end in sight, {:?} {:?}", self.about, core.counts(), core.record());
         }
-        for (session, len) in &self.told {
+        for (session, len) in &self.reported {
             assert_eq!(
                 self.engine.core().retained_len(*session),
                 *len,
-                "{}: as the outbox told it",
+                "{}: as the outbox reported it",
                 self.about
             );
         }
@@ -227,23 +219,23 @@ impl World {
     }
 }
 
-fn run(kind: CacheKind, seeds: std::ops::Range<u64>) -> Seen {
-    let mut seen = Seen::default();
+fn run(kind: CacheKind, seeds: std::ops::Range<u64>) -> Coverage {
+    let mut seen = Coverage::default();
     for seed in seeds {
-        let mut world = World::new(kind, seed);
+        let mut harness = Harness::new(kind, seed);
         for _ in 0..60 {
-            world.act(&mut seen);
-            for _ in 0..world.dice.below(4) {
-                world.step(&mut seen);
+            harness.act(&mut seen);
+            for _ in 0..harness.random.below(4) {
+                harness.step(&mut seen);
             }
         }
-        world.finish(&mut seen);
+        harness.finish(&mut seen);
     }
     seen
 }
 
 #[test]
-fn every_turn_of_every_session_says_what_its_conversation_says_alone() {
+fn every_session_turn_equals_its_conversation_run_alone() {
     let count = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(150);
     for &kind in CacheKind::ALL {
         let seen = run(kind, 0..count);
@@ -251,7 +243,7 @@ fn every_turn_of_every_session_says_what_its_conversation_says_alone() {
         let forks = !matches!(kind, CacheKind::Contiguous | CacheKind::Tree);
         // A single-sequence cache retains only the last session.
         let hits = if forks { 100 } else { 20 };
-        assert!(seen.turns > 1000 && seen.kept_hits > hits && seen.evicted > 100, "{kind}: {seen:?}");
+        assert!(seen.turns > 1000 && seen.retained_hits > hits && seen.evicted > 100, "{kind}: {seen:?}");
         assert_eq!(seen.forks_shared > 100, forks, "{kind}: {seen:?}");
     }
 }
@@ -276,7 +268,7 @@ fn cached(engine: &mut Engine<Toy>, request: Request) -> u32 {
 }
 
 #[test]
-fn a_trunk_is_held_once_whoever_branches_off_it() {
+fn forked_sessions_hold_their_trunk_once() {
     let trunk: Vec<Token> = (0..40).map(|i| 100 + i % 7).collect();
     for kind in [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix] {
         let mut engine = small(kind, 256, false);
@@ -299,7 +291,7 @@ fn a_trunk_is_held_once_whoever_branches_off_it() {
 }
 
 #[test]
-fn what_sessions_left_goes_before_anybody_has_to_wait() {
+fn retained_sessions_are_evicted_before_requests_wait() {
     let mut engine = small(CacheKind::Paged, 64, false);
     assert_eq!(cached(&mut engine, ask(&[5; 40], 0, Some(1), 0)), 0);
     assert_eq!(engine.core().retained_len(SessionId(1)), 40);
@@ -312,7 +304,7 @@ fn what_sessions_left_goes_before_anybody_has_to_wait() {
 }
 
 #[test]
-fn a_session_of_another_salt_goes_on_from_nothing() {
+fn sessions_of_another_salt_reuse_nothing() {
     let mut engine = small(CacheKind::Paged, 64, false);
     cached(&mut engine, ask(&[5; 16], 0, Some(1), 2));
     assert_eq!(cached(&mut engine, ask(&[5; 20], 0, Some(1), 3)), 0);
@@ -320,15 +312,15 @@ fn a_session_of_another_salt_goes_on_from_nothing() {
 }
 
 #[test]
-fn the_first_request_of_a_tenant_leaves_its_prefix_to_that_tenant_alone() {
+fn prefixes_are_shared_only_within_a_tenant() {
     let mut engine = small(CacheKind::Radix, 64, true);
     assert_eq!(cached(&mut engine, ask(&[5; 16], 1, None, 7)), 0);
-    assert_eq!(cached(&mut engine, ask(&[5; 16], 1, None, 0)), 0, "somebody else's");
+    assert_eq!(cached(&mut engine, ask(&[5; 16], 1, None, 0)), 0, "of another tenant");
     assert_eq!(cached(&mut engine, ask(&[5; 16], 1, None, 7)), 12);
 }
 
 #[test]
-fn an_ended_session_leaves_nothing_even_while_it_runs() {
+fn ended_sessions_retain_nothing() {
     let mut engine = small(CacheKind::Cells, 64, false);
     engine.add_request(ask(&[5; 8], 6, Some(1), 0)).unwrap();
     engine.step().unwrap();

@@ -28,7 +28,7 @@ fn step(core: &mut Core, scheduled: Nanos, tokens: &[Token], taken: Nanos) {
 }
 
 #[test]
-fn a_request_is_told_when_it_came_was_admitted_spoke_first_and_last_and_ended() {
+fn summary_has_all_timestamps_across_a_preemption() {
     let mut core = core(0);
     let id = core.add(request(3), 100).unwrap();
     step(&mut core, 110, &[8], 130);
@@ -45,12 +45,12 @@ fn a_request_is_told_when_it_came_was_admitted_spoke_first_and_last_and_ended() 
         finished: Some(190),
     };
     assert_eq!(summary.timings, timings);
-    assert_eq!((summary.ttft(), summary.spoke(), summary.tpot()), (Some(30), Some(60), Some(30)));
+    assert_eq!((summary.ttft(), summary.decode_time(), summary.tpot()), (Some(30), Some(60), Some(30)));
     assert_eq!((summary.preemptions, summary.outputs), (1, 3));
 }
 
 #[test]
-fn several_tokens_at_once_have_a_first_and_one_token_has_no_time_between() {
+fn tpot_counts_accepted_drafts_and_is_none_for_one_token() {
     let mut core = core(1);
     let id = core.add(request(3), 100).unwrap();
     step(&mut core, 100, &[8], 130);
@@ -58,12 +58,12 @@ fn several_tokens_at_once_have_a_first_and_one_token_has_no_time_between() {
     step(&mut core, 130, &[9, 10], 150);
     core.add(request(1), 200).unwrap();
     step(&mut core, 200, &[8], 240);
-    let told: Vec<_> = core.outbox().ended.iter().map(|one| (one.ttft(), one.tpot())).collect();
-    assert_eq!(told, [(Some(30), Some(10)), (Some(40), None)]);
+    let reported: Vec<_> = core.outbox().ended.iter().map(|one| (one.ttft(), one.tpot())).collect();
+    assert_eq!(reported, [(Some(30), Some(10)), (Some(40), None)]);
 }
 
 #[test]
-fn who_never_spoke_has_no_first_token() {
+fn request_without_output_has_no_first_token() {
     let mut core = core(0);
     let id = core.add(request(3), 100).unwrap();
     assert!(core.abort(id, 140));

@@ -210,7 +210,7 @@ impl Driver<'_> {
                 return Some("interrupted".into());
             }
             match turn {
-                Err(Exit::Asked | Exit::Closed) => return None,
+                Err(Exit::Requested | Exit::Closed) => return None,
                 Err(exit) => return Some(exit.to_string()),
                 Ok(Turn::Ran) => {
                     self.steps += 1;

@@ -160,7 +160,7 @@ impl Count {
     }
 
     pub(crate) fn step(&mut self, record: &StepRecord, step: &Step, block: u32) {
-        let used = record.room.held + record.room.leased;
+        let used = record.usage.held + record.usage.leased;
         self.rows += step.batch.rows.len() as u64;
         self.report.steps += 1;
         self.report.max_running = self.report.max_running.max(record.running);

@@ -43,7 +43,7 @@ impl Sample {
             prompts: step.batch.prefills().1 as u64,
             running: record.running.into(),
             waiting: record.waiting.into(),
-            used: (record.room.held + record.room.leased).into(),
+            used: (record.usage.held + record.usage.leased).into(),
         }
     }
 }

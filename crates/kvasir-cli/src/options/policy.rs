@@ -80,7 +80,7 @@ impl Options {
             "--step-target-times must be 1 to 1000".into()
         })?;
         let time = ms.map(|ms| StepTarget::Time((ms * 1e6) as u64));
-        Ok(time.or(times.map(|times| StepTarget::Hundredths((times * 100.0) as u32))))
+        Ok(time.or(times.map(|times| StepTarget::Percent((times * 100.0) as u32))))
     }
 
     pub(super) fn build_policy(

@@ -327,7 +327,7 @@ impl Manager {
             return Err(Refused("it has blocks already".into()));
         }
         let stateful = self.is_stateful(name);
-        if stateful && !self.states.has_room() {
+        if stateful && !self.states.has_free() {
             return Err(Refused("no place for its state is free".into()));
         }
         let id = self.cache.open()?;
@@ -351,7 +351,7 @@ impl Manager {
         let hit = self.cache.lookup(&tokens, 0);
         let blocks = (tokens.len() as u32).div_ceil(self.block_size);
         let (hits, idle) = (hit.tokens / self.block_size, hit.idle / self.block_size);
-        let has_state = !self.is_stateful(name) || self.states.has_room();
+        let has_state = !self.is_stateful(name) || self.states.has_free();
         json!({ "ok": has_state && blocks - hits + idle <= self.free_blocks(), "hit_blocks": hits })
     }
 
@@ -359,7 +359,7 @@ impl Manager {
         if let Some(id) = self.seqs.get_mut(name).and_then(|seq| seq.id.take()) {
             self.cache.close(id)?;
             if self.is_stateful(name) {
-                self.states.give_back();
+                self.states.release();
             }
         }
         self.names.release(name);

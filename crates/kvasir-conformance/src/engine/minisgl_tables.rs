@@ -14,7 +14,7 @@ fn skipped(reason: &str) -> Result<Outcome, CaseError> {
 /// `minisgl.batch_indices`.
 pub(crate) fn batch_indices(_: &Case) -> Result<Outcome, CaseError> {
     skipped(
-        "a table; rows name token-pool rows and plans name slots; test core_life::rows_say_queries_and_context",
+        "a table; rows name token-pool rows and plans name slots; test core_life::rows_have_query_and_context_lengths",
     )
 }
 

@@ -22,7 +22,9 @@ pub(crate) fn function(case: &Case) -> Result<Outcome, CaseError> {
         Some("fn-03") => produces_output,
         Some("fn-04") => spec_stats,
         Some("fn-08") => rows_of_drafts,
-        Some("fn-02") => return skipped("a table; test limits::tests::decode_bound"),
+        Some("fn-02") => {
+            return skipped("a table; test limits::tests::decode_bound_respects_sequences_and_token_budget");
+        }
         Some("fn-05") => {
             return skipped(
                 "a table; test core_life::live_sequences_tell_oldest_arrival_and_pending_prompt_tokens",
@@ -35,15 +37,15 @@ pub(crate) fn function(case: &Case) -> Result<Outcome, CaseError> {
         }
         Some("fn-07") => {
             return skipped(
-                "a table; a trace keeps q and kv of every row, sums are the reader's; test core_life::rows_say_queries_and_context",
+                "a table; a trace keeps q and kv of every row, sums are the reader's; test core_life::rows_have_query_and_context_lengths",
             );
         }
         Some("fn-09") => {
-            return skipped("a table; test core_life::a_decode_feeds_the_newest_token_and_its_drafts");
+            return skipped("a table; test core_life::decode_feeds_the_newest_token_and_drafts");
         }
         Some("fn-10") => {
             return skipped(
-                "a table; inputs in flight go by pool row, not by batch position; test toy::every_completion_equals_that_of_its_request_alone",
+                "a table; inputs in flight go by pool row, not by batch position; test toy::every_completion_equals_its_request_run_alone",
             );
         }
         Some("fn-11") => {
@@ -143,17 +145,17 @@ pub(crate) fn sampling_params(case: &Case) -> Result<Outcome, CaseError> {
     match case.id.get(..5) {
         Some("sp-01") => skipped("a table; defaults are those of the endpoint; test plain_chats_are_parsed"),
         _ => skipped(
-            "a table; tests request::tests::ranges_are_checked and core_life::siblings_have_noise_of_their_own",
+            "a table; tests request::tests::ranges_are_checked and core_life::siblings_have_their_own_seeds",
         ),
     }
 }
 
 /// `atom.fanout`.
 pub(crate) fn fanout(_: &Case) -> Result<Outcome, CaseError> {
-    skipped("a table; test core_life::siblings_have_noise_of_their_own")
+    skipped("a table; test core_life::siblings_have_their_own_seeds")
 }
 
 /// `atom.request_output`.
 pub(crate) fn request_output(_: &Case) -> Result<Outcome, CaseError> {
-    skipped("a table; tests stop::tests and core_life::events_carry_tokens_and_the_reason_at_the_end")
+    skipped("a table; tests stop::tests and core_life::events_carry_tokens_and_a_final_finish_reason")
 }

@@ -1,7 +1,7 @@
 //! Drives the rectangular (static shape) scheduler with scripted outputs and records each step.
 
 use crate::spyre::scenario::{EOS, output};
-use kvasir_engine::rectangular::{ChunkRecord, Skipped};
+use kvasir_engine::rectangular::{ChunkRecord, SkippedPrefill};
 use kvasir_engine::{
     Core, Limits, Order, Params, Rectangular, RectangularConfig, Request, RequestId, Status,
 };
@@ -198,7 +198,7 @@ impl Bench {
 
     /// Prompt tokens that live requests skipped by prefix cache hits.
     pub(super) fn skipped(&self) -> Vec<(usize, u32)> {
-        let here = |s: &&Skipped| !self.live(&[s.request]).is_empty();
+        let here = |s: &&SkippedPrefill| !self.live(&[s.request]).is_empty();
         let skipped = self.core.record().rectangle.skipped.iter().filter(here);
         skipped.map(|s| (self.number(s.request), s.tokens)).collect()
     }

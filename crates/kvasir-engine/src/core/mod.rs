@@ -190,9 +190,9 @@ impl Core {
         let number = self.next_number;
         self.next_number += 1;
         let mut sequence = Sequence::new(request);
-        let room = self.state.limits.max_model_len.saturating_sub(prompt_len).max(1);
-        sequence.stops = FastStop::of(&sequence.cold.params, room);
-        sequence.cold.room = room;
+        let context_left = self.state.limits.max_model_len.saturating_sub(prompt_len).max(1);
+        sequence.stops = FastStop::of(&sequence.cold.params, context_left);
+        sequence.cold.context_left = context_left;
         sequence.cold.timings = Timings { arrived: now, ..Timings::default() };
         sequence.cold.number = number;
         let entry = self.state.requests.insert(sequence);
@@ -326,7 +326,7 @@ impl Core {
     pub fn reason(&self, id: RequestId) -> Option<DeferReason> {
         let sequence = self.sequence(id)?;
         let record = &self.state.record;
-        let held = record.held.iter().rev().find(|held| held.request == id).map(|held| held.reason);
+        let held = record.deferred.iter().rev().find(|held| held.request == id).map(|held| held.reason);
         held.or(match sequence.status {
             _ if self.state.schedule.is_settled(sequence) => None,
             Status::Waiting => Some(record.rest_waiting.unwrap_or(DeferReason::Behind)),
@@ -343,7 +343,7 @@ impl Core {
     /// Undelivered events. The caller clears the outbox after delivery.
     pub fn outbox(&mut self) -> &mut Outbox {
         let (retained, _) = self.state.kv.retained_mut();
-        self.state.outbox.kept.extend(retained.take_reports());
+        self.state.outbox.retained.extend(retained.take_reports());
         &mut self.state.outbox
     }
 

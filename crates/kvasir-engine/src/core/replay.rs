@@ -66,7 +66,7 @@ impl Core {
         old.sampling = Sampling { seed, logprobs, prompt_logprobs, hidden, ..new.sampling };
         sequence.sampling = old.sampling;
         sequence.amended = true;
-        sequence.stops = FastStop::of(old, sequence.cold.room);
+        sequence.stops = FastStop::of(old, sequence.cold.context_left);
         if runs {
             let unused = before - self.state.requests[entry].outputs_left();
             self.state.requests.refund(entry, unused);
@@ -95,8 +95,9 @@ impl Core {
         let sequence = &mut self.state.requests[entry];
         sequence.prompt_len = sequence.prompt_len.min(len);
         sequence.truncate(len);
-        sequence.cold.room = self.state.limits.max_model_len.saturating_sub(sequence.prompt_len).max(1);
-        sequence.stops = FastStop::of(&sequence.cold.params, sequence.cold.room);
+        sequence.cold.context_left =
+            self.state.limits.max_model_len.saturating_sub(sequence.prompt_len).max(1);
+        sequence.stops = FastStop::of(&sequence.cold.params, sequence.cold.context_left);
         if sequence.cache.is_some() && sequence.claimed >= len {
             self.state.kv.rewind(&mut self.state.requests[entry], len - 1);
         }

@@ -70,7 +70,7 @@ pub struct LocalState {
 #[derive(Clone, Debug)]
 pub struct Coalescer {
     rules: Coalescing,
-    held: u32,
+    ticks_deferred: u32,
     stalled: u32,
     last_pending: Option<u64>,
     first: bool,
@@ -79,7 +79,7 @@ pub struct Coalescer {
 impl Coalescer {
     /// A coalescer without history; its first call always allows.
     pub fn new(rules: Coalescing) -> Self {
-        Self { rules, held: 0, stalled: 0, last_pending: None, first: true }
+        Self { rules, ticks_deferred: 0, stalled: 0, last_pending: None, first: true }
     }
 
     /// Whether prefill may run now. `replicas` lists all replicas, this one first. Advances the
@@ -90,24 +90,24 @@ impl Coalescer {
         let all_prefillable = replicas.iter().all(|replica| replica.prefillable);
         let grew = self.last_pending.is_none_or(|last| pending > last);
         self.stalled = if grew { 0 } else { self.stalled + 1 };
-        let go = first || self.must_go(replicas, local) || (all_prefillable && self.is_full(replicas));
-        match go {
-            true => (self.held, self.stalled, self.last_pending) = (0, 0, None),
-            false => (self.held, self.last_pending) = (self.held + 1, Some(pending)),
+        let allowed = first || self.is_forced(replicas, local) || (all_prefillable && self.is_full(replicas));
+        match allowed {
+            true => (self.ticks_deferred, self.stalled, self.last_pending) = (0, 0, None),
+            false => (self.ticks_deferred, self.last_pending) = (self.ticks_deferred + 1, Some(pending)),
         }
-        go
+        allowed
     }
 
     /// Whether prefill is forced: nothing to overlap with, KV usage outside its band, or a timeout.
-    fn must_go(&self, replicas: &[ReplicaState], local: LocalState) -> bool {
+    fn is_forced(&self, replicas: &[ReplicaState], local: LocalState) -> bool {
         let rules = &self.rules;
         !replicas.iter().any(|replica| replica.prefillable)
             || !replicas.iter().any(|replica| replica.running_decode > 0)
             || local.kv_usage > rules.kv_high
             || rules.kv_low.is_some_and(|low| local.kv_usage < low)
             || rules.max_queue_ms.is_some_and(|most| local.oldest_age_ms > most)
-            || self.held >= rules.ttft_max_ticks
-            || (local.has_partial && self.held >= rules.partial_max_ticks)
+            || self.ticks_deferred >= rules.ttft_max_ticks
+            || (local.has_partial && self.ticks_deferred >= rules.partial_max_ticks)
     }
 
     /// Whether every replica has enough pending tokens, or waiting no longer adds any.
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_until_every_replica_has_enough() {
+    fn prefill_waits_until_every_replica_has_enough() {
         let mut coalescer =
             Coalescer::new(Coalescing { max_num_batched_tokens: 100, ..Coalescing::default() });
         let local = LocalState { kv_usage: 0.5, ..LocalState::default() };
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_done_prompt_waits_less() {
+    fn partial_prompt_waits_less() {
         let mut coalescer =
             Coalescer::new(Coalescing { partial_max_ticks: 2, stall_ticks: 99, ..Coalescing::default() });
         let local = LocalState { kv_usage: 0.5, has_partial: true, ..LocalState::default() };

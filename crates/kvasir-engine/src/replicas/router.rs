@@ -90,8 +90,8 @@ impl Router {
 
     /// Picks a replica for a prompt of `tokens`, or the requested one, and charges it. On error
     /// nothing is charged.
-    pub fn pick(&mut self, tokens: u64, asked: Option<usize>) -> Result<Charge, UnknownReplica> {
-        let replica = match asked {
+    pub fn pick(&mut self, tokens: u64, requested: Option<usize>) -> Result<Charge, UnknownReplica> {
+        let replica = match requested {
             Some(replica) if replica < self.loads.len() => replica,
             Some(replica) => return Err(UnknownReplica(replica)),
             None => self.best(),
@@ -137,11 +137,11 @@ impl Router {
         requests: &[(u64, Option<usize>)],
         mut send: impl FnMut(usize, &Charge) -> Result<(), E>,
     ) -> Result<(Vec<Charge>, Option<E>), UnknownReplica> {
-        let asked = requests.iter().filter_map(|(_, asked)| *asked);
-        if let Some(unknown) = asked.into_iter().find(|replica| *replica >= self.loads.len()) {
+        let requested = requests.iter().filter_map(|(_, requested)| *requested);
+        if let Some(unknown) = requested.into_iter().find(|replica| *replica >= self.loads.len()) {
             return Err(UnknownReplica(unknown));
         }
-        let picked = requests.iter().map(|(tokens, asked)| self.pick(*tokens, *asked));
+        let picked = requests.iter().map(|(tokens, requested)| self.pick(*tokens, *requested));
         let picked = picked.collect::<Result<Vec<Charge>, _>>()?;
         let (mut sent, mut failed) = (Vec::new(), None);
         for (i, charge) in picked.into_iter().enumerate() {
@@ -170,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn full_ties_take_turns() {
+    fn ties_rotate() {
         let mut router = Router::new(Balance::LeastRequests, 3);
         assert_eq!(picks(&mut router, &[0, 0, 0, 0]), [0, 1, 2, 0]);
         assert_eq!(picks(&mut Router::new(Balance::RoundRobin, 2), &[9, 9, 9]), [0, 1, 0]);
     }
 
     #[test]
-    fn the_weight_of_a_request_counts_beside_its_tokens() {
+    fn request_weight_adds_to_tokens() {
         let loads = vec![Load { requests: 3, tokens: 10 }, Load { requests: 1, tokens: 100 }];
         let mut light = Router::with_loads(Balance::LeastTokens { request_weight: 0 }, loads.clone());
         let mut heavy = Router::with_loads(Balance::LeastTokens { request_weight: 100 }, loads);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_send_and_those_after_it_are_rolled_back() {
+    fn failed_send_rolls_back_it_and_later_charges() {
         let mut router = Router::new(Balance::LeastRequests, 3);
         let send = |i: usize, _: &Charge| if i == 1 { Err("gone") } else { Ok(()) };
         let (sent, failed) = router.send_all(&[(5, None); 3], send).unwrap();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_may_ask_for_replicas_that_are_there() {
+    fn groups_may_request_existing_replicas() {
         let mut router = Router::new(Balance::LeastRequests, 3);
         let send = |_: usize, charge: &Charge| if charge.replica() == 1 { Err(()) } else { Ok(()) };
         assert_eq!(router.send_all(&[(5, None), (5, Some(3))], send), Err(UnknownReplica(3)));

@@ -71,13 +71,13 @@ impl Summary {
     }
 
     /// Decode time: first output token to last.
-    pub fn spoke(&self) -> Option<Nanos> {
+    pub fn decode_time(&self) -> Option<Nanos> {
         Some(self.timings.last_token?.saturating_sub(self.timings.first_token?))
     }
 
     /// TPOT: mean time per output token after the first; none for a single token.
     pub fn tpot(&self) -> Option<Nanos> {
-        self.spoke()?.checked_div(u64::from(self.outputs.checked_sub(1)?))
+        self.decode_time()?.checked_div(u64::from(self.outputs.checked_sub(1)?))
     }
 }
 
@@ -93,7 +93,7 @@ pub struct Outbox {
     /// Log-probabilities by index into `tokens`, for requests that want them.
     pub logprobs: Vec<(u32, TokenLogprobs)>,
     /// Retained K/V length of sessions, each time it changed.
-    pub kept: Vec<(SessionId, u32)>,
+    pub retained: Vec<(SessionId, u32)>,
     /// Prompt log-probabilities from the second token on, by index into `events`.
     pub scores: Vec<(u32, Vec<TokenLogprobs>)>,
     /// Hidden states (embeddings) of prompts' last tokens, by index into `events`.
@@ -110,12 +110,12 @@ impl Outbox {
         self.scores.clear();
         self.hidden.clear();
         self.ended.clear();
-        self.kept.clear();
+        self.retained.clear();
     }
 
     /// Whether there is nothing to deliver.
     pub fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.kept.is_empty()
+        self.events.is_empty() && self.retained.is_empty()
     }
 
     /// Iterates over the events with their tokens.

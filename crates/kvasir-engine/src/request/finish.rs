@@ -50,7 +50,7 @@ impl Parameter {
             Self::PresencePenalty | Self::FrequencyPenalty => "a finite number",
             Self::LogitBias => "numbers",
             Self::Stop => "sequences of at least one token",
-            Self::MaxTokens => "no more than it was when the request began to run",
+            Self::MaxTokens => "at most its value at admission",
             Self::MinTokens => "at most max_tokens",
             Self::N => "at least 1",
         }
@@ -107,19 +107,30 @@ impl fmt::Display for Refusal {
         match self {
             Self::EmptyPrompt => write!(f, "prompt: must have at least one token"),
             Self::TooLong { tokens, limit } => {
-                write!(f, "prompt: {tokens} tokens, the model takes {limit} and needs room for one more")
+                write!(f, "prompt: `{tokens}` tokens exceed the limit of {limit}; shorten it")
             }
             Self::NeverFits { needed, capacity } => {
-                write!(f, "prompt: needs {needed} slots, the cache has {capacity}")
+                write!(
+                    f,
+                    "prompt: needs `{needed}` KV slots of {capacity}; shorten it or raise the KV capacity"
+                )
             }
             Self::WithinPrefix { tokens, prefix } => {
-                write!(f, "prompt: {tokens} tokens, the shared prefix has {prefix} and one more is needed")
+                write!(
+                    f,
+                    "prompt: `{tokens}` tokens do not extend past the shared prefix of {prefix}; append a token"
+                )
             }
             Self::OverBudget { tokens, budget } => {
-                write!(f, "prompt: {tokens} tokens, a step takes {budget} and prompts are not chunked")
+                write!(
+                    f,
+                    "prompt: `{tokens}` tokens exceed the step budget of {budget}; shorten it or enable chunked prefill"
+                )
             }
-            Self::NoState => write!(f, "it keeps state beside its K and V, and there is no place for any"),
-            Self::QueueFull { limit } => write!(f, "{limit} requests wait already"),
+            Self::NoState => write!(f, "the request needs a recurrent-state slot, and `state_slots` is 0"),
+            Self::QueueFull { limit } => {
+                write!(f, "the queue is full with {limit} waiting requests; retry later")
+            }
             Self::BadParameter(which) => write!(f, "{}: must be {}", which.name(), which.range()),
         }
     }
@@ -177,16 +188,14 @@ pub enum Finish {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Step => "the step that it was in failed",
-            Self::OutOfMemory => "memory could not be had for the step that it was in",
-            Self::DeviceLost => "the device is gone",
-            Self::Constraint => {
-                "the answer came to a place from which the form asked for cannot be followed within the engine's limits"
-            }
+            Self::Step => "its step failed on the device",
+            Self::OutOfMemory => "its step ran out of memory",
+            Self::DeviceLost => "the device is lost",
+            Self::Constraint => "the grammar allows no further token, or its matcher exceeded a limit",
             Self::NotFinite => {
-                "the model's logits are not finite numbers; its weights or its config are broken, or it overflows in this arithmetic"
+                "the logits are not finite numbers: weights or config are broken, or the arithmetic overflows"
             }
-            Self::Internal => "the step that it was in did not yield what it had to",
+            Self::Internal => "its step returned no output for it: a bug",
         })
     }
 }

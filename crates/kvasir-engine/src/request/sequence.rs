@@ -111,8 +111,8 @@ pub struct Sequence {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cold {
     pub(crate) params: Params,
-    /// Outputs until `max_model_len` is reached.
-    pub(crate) room: u32,
+    /// Outputs that fit into `max_model_len` after the prompt.
+    pub(crate) context_left: u32,
     /// Length up to which slots were reserved at admission.
     pub(crate) reserve_to: u32,
     /// Parents of tree drafts; node 0 is the newest committed token. Empty for a chain.

@@ -28,15 +28,15 @@ pub(crate) struct FastStop {
 }
 
 impl FastStop {
-    pub(crate) fn of(params: &Params, room: u32) -> Self {
+    pub(crate) fn of(params: &Params, context_left: u32) -> Self {
         Self {
             is_plain: params.stop_sequences.is_empty() && params.stop_ids.is_empty() && params.eos.len() <= 1,
             eos: params.eos.first().copied(),
-            cap: params.max_tokens.min(room),
+            cap: params.max_tokens.min(context_left),
         }
     }
 
-    /// Most outputs: `min(max_tokens, room)`.
+    /// Most outputs: `min(max_tokens, context_left)`.
     pub(crate) fn cap(self) -> u32 {
         self.cap
     }
@@ -51,10 +51,10 @@ impl FastStop {
 /// The first stop among `outputs` from index `first` on.
 ///
 /// The earliest position wins. At one position the priority is stop sequence, EOS, stop token id,
-/// `max_tokens`, model length. Before `min_tokens` outputs only the limits apply. `room` is the
+/// `max_tokens`, model length. Before `min_tokens` outputs only the limits apply. `context_left` is the
 /// number of outputs until `max_model_len`.
-pub(crate) fn find(outputs: &[Token], first: usize, params: &Params, room: u32) -> Option<Stop> {
-    let cap = params.max_tokens.min(room) as usize;
+pub(crate) fn find(outputs: &[Token], first: usize, params: &Params, context_left: u32) -> Option<Stop> {
+    let cap = params.max_tokens.min(context_left) as usize;
     if cap == 0 {
         return Some(Stop { keep: 0, finish: limit(0, params) });
     }
@@ -100,12 +100,12 @@ mod tests {
         Params { eos: vec![2], max_tokens: 5, ..Params::default() }
     }
 
-    fn at(outputs: &[Token], first: usize, params: &Params, room: u32) -> Option<(usize, String)> {
-        find(outputs, first, params, room).map(|stop| (stop.keep, stop.finish.to_string()))
+    fn at(outputs: &[Token], first: usize, params: &Params, context_left: u32) -> Option<(usize, String)> {
+        find(outputs, first, params, context_left).map(|stop| (stop.keep, stop.finish.to_string()))
     }
 
     #[test]
-    fn the_earliest_position_wins_and_priority_breaks_ties() {
+    fn earliest_stop_wins_and_priority_breaks_ties() {
         let mut p = params();
         p.stop_sequences = vec![vec![7, 8]];
         p.stop_ids = vec![9, 2];
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_by_the_short_way_has_no_stop() {
+    fn fast_stop_is_conservative() {
         let others: [fn(&mut Params); 6] = [
             |_| {},
             |p| p.ignore_eos = true,
@@ -150,16 +150,16 @@ mod tests {
             |p| p.eos = vec![2, 4],
         ];
         let mut short = 0;
-        for (change, room) in others.iter().flat_map(|change| [(change, 9), (change, 3)]) {
+        for (change, context_left) in others.iter().flat_map(|change| [(change, 9), (change, 3)]) {
             let mut p = params();
             change(&mut p);
             for token in 2..7 {
                 for count in 1..7 {
                     let outputs: Vec<Token> =
                         (0..count).map(|i| if i + 1 == count { token } else { 5 }).collect();
-                    let continues_after = FastStop::of(&p, room).continues_after(token, count);
+                    let continues_after = FastStop::of(&p, context_left).continues_after(token, count);
                     assert!(
-                        !continues_after || find(&outputs, count as usize - 1, &p, room).is_none(),
+                        !continues_after || find(&outputs, count as usize - 1, &p, context_left).is_none(),
                         "{p:?} {outputs:?}"
                     );
                     short += u32::from(continues_after);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_sequence_may_begin_in_an_earlier_step_but_never_in_the_prompt() {
+    fn stop_sequences_span_steps_but_not_the_prompt() {
         let mut p = params();
         p.stop_sequences = vec![vec![7, 8]];
         assert_eq!(at(&[7, 8], 1, &p, 99), Some((2, "stop_sequence".into())));

@@ -7,7 +7,7 @@
 use crate::request::sequence::Sequence;
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::kv_manager::{Admit, Grant};
+use crate::scheduler::kv_manager::{AdmissionTerms, Grant};
 use crate::scheduler::record::Admission;
 use crate::scheduler::state::SchedulerState;
 use kvasir_exec::SequenceSpec;
@@ -19,8 +19,8 @@ const MOST_RESERVED_OUTPUTS: usize = 1 << 16;
 impl SchedulerState {
     /// Admission test: the grant that `admit` carries out, or why the request is deferred. Changes
     /// nothing.
-    pub(crate) fn admissible(&mut self, entry: u32, terms: Admit) -> Result<Grant, DeferReason> {
-        match self.closed_to(entry) {
+    pub(crate) fn admissible(&mut self, entry: u32, terms: AdmissionTerms) -> Result<Grant, DeferReason> {
+        match self.admission_blocker(entry) {
             Some(reason) => Err(reason),
             None => {
                 let (fork, activity) = (self.fork_of(entry), self.activity());
@@ -30,7 +30,7 @@ impl SchedulerState {
     }
 
     /// The reason why `entry` cannot be admitted regardless of KV slots, if there is one.
-    fn closed_to(&self, entry: u32) -> Option<DeferReason> {
+    fn admission_blocker(&self, entry: u32) -> Option<DeferReason> {
         let requests = &self.requests;
         let sequence = &requests[entry];
         if sequence.in_flight > 0 || sequence.steps_in_flight > 0 {
@@ -45,7 +45,7 @@ impl SchedulerState {
         if requests.waits_for_leader(entry) {
             return Some(DeferReason::Sibling);
         }
-        if sequence.cold.params.stateful && !requests.state_slots().has_room() {
+        if sequence.cold.params.stateful && !requests.state_slots().has_free() {
             return Some(DeferReason::NoStateSlot);
         }
         (requests.free_rows() == 0).then_some(DeferReason::NoPoolRow)
@@ -54,7 +54,12 @@ impl SchedulerState {
     /// Admits a waiting request: attaches its cache hit, reserves slots up to `terms.reserve_to`,
     /// and binds an executor row. Returns the hit that was attached. On error the request stays in
     /// the queue, and nothing has changed.
-    pub(crate) fn try_admit(&mut self, entry: u32, terms: Admit, now: Nanos) -> Result<Hit, DeferReason> {
+    pub(crate) fn try_admit(
+        &mut self,
+        entry: u32,
+        terms: AdmissionTerms,
+        now: Nanos,
+    ) -> Result<Hit, DeferReason> {
         let grant = self.admissible(entry, terms)?;
         let fork = self.fork_of(entry);
         let hit = self.kv.admit(&mut self.requests[entry], fork, grant)?;

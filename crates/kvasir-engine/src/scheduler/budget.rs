@@ -126,7 +126,7 @@ impl StateSlots {
     }
 
     /// Whether a slot is free.
-    pub fn has_room(&self) -> bool {
+    pub fn has_free(&self) -> bool {
         self.limit.is_none_or(|limit| self.taken < limit)
     }
 
@@ -137,13 +137,13 @@ impl StateSlots {
 
     /// Takes a slot. False, and nothing changes, if none is free.
     pub fn take(&mut self) -> bool {
-        let has_room = self.has_room();
-        self.taken += u32::from(has_room);
-        has_room
+        let has_free = self.has_free();
+        self.taken += u32::from(has_free);
+        has_free
     }
 
     /// Releases a slot.
-    pub fn give_back(&mut self) {
+    pub fn release(&mut self) {
         self.taken = self.taken.saturating_sub(1);
     }
 }
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commitment_takes_the_reservation_first_and_a_roll_back_restores_it() {
+    fn commit_consumes_the_reservation_and_roll_back_restores_it() {
         let mut budget = Budget::new(4);
         let mut sequence = Sequence::new(Request::default());
         budget.reserve(&mut sequence, 8);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_reservation_covers_what_was_granted_and_not_claimed() {
+    fn renewed_reservation_covers_granted_unclaimed_slots() {
         let mut budget = Budget::new(4);
         let mut sequence = Sequence::new(Request::default());
         (sequence.cold.reserve_to, sequence.claimed) = (21, 6);
@@ -183,11 +183,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_can_be_taken_again() {
+    fn released_state_slots_can_be_taken_again() {
         let mut slots = StateSlots::new(Some(1));
         assert!(slots.take() && !slots.take());
-        slots.give_back();
-        assert!(slots.has_room() && slots.taken() == 0);
+        slots.release();
+        assert!(slots.has_free() && slots.taken() == 0);
         let mut any = StateSlots::new(None);
         assert!((0..9).all(|_| any.take()));
     }

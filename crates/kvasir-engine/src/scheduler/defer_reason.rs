@@ -17,7 +17,8 @@ pub enum DeferReason {
     /// The step's token budget is used up.
     TokenBudget,
     /// The KV cache lacks free slots.
-    NoRoom {
+    #[serde(rename = "no_room")]
+    NoSlots {
         /// Slots needed.
         needed: u32,
         /// Slots available.
@@ -59,7 +60,8 @@ pub enum DeferReason {
     /// A sibling is computing their shared prompt.
     Sibling,
     /// The token budget left is too small for a prefill chunk.
-    Sliver,
+    #[serde(rename = "sliver")]
+    ChunkTooSmall,
     /// It was preempted in this step.
     Preempted,
     /// The step would exceed its time target.

@@ -27,7 +27,7 @@ pub enum PublishAt {
 
 /// Admission terms of a waiting sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Admit {
+pub struct AdmissionTerms {
     /// Length, in tokens, up to which KV slots must be available now and are reserved.
     pub reserve_to: u32,
     /// Most tokens of a prefix-cache hit to reuse.
@@ -198,15 +198,15 @@ impl KvManager {
         &mut self,
         sequence: &mut Sequence,
         fork: Fork,
-        terms: Admit,
+        terms: AdmissionTerms,
         activity: Activity,
     ) -> Result<Grant, DeferReason> {
         let granted = self.grant_with_hit(sequence, fork, terms, activity);
         // If only part of a hit is taken over, a cache may count too much of it as in use. With
         // nothing running, waiting would not help, so the request is tested without the hit.
-        let waits_in_vain = activity.is_idle() && self.retained.len() > 0;
-        if granted.is_err() && waits_in_vain && terms.hit_limit > self.base {
-            let without = Admit { hit_limit: self.base, ..terms };
+        let cannot_wait = activity.is_idle() && self.retained.len() > 0;
+        if granted.is_err() && cannot_wait && terms.hit_limit > self.base {
+            let without = AdmissionTerms { hit_limit: self.base, ..terms };
             return self.grant_with_hit(sequence, fork, without, activity);
         }
         granted
@@ -218,7 +218,7 @@ impl KvManager {
         &mut self,
         sequence: &mut Sequence,
         fork: Fork,
-        terms: Admit,
+        terms: AdmissionTerms,
         activity: Activity,
     ) -> Result<Grant, DeferReason> {
         let found = self.find_prefix(sequence, fork);
@@ -233,10 +233,10 @@ impl KvManager {
         let slots = self.budget.block().whole(terms.reserve_to.max(sequence.len()));
         let grant = Grant { hit, retained, reserve_to: terms.reserve_to, slots };
         let needed = slots.saturating_sub(hit.tokens / self.block() * self.block()) + hit.idle;
-        let low = if activity.running { self.watermark } else { 0 };
+        let watermark = if activity.running { self.watermark } else { 0 };
         let usage = self.cache.room();
         let unreserved = self.budget.unreserved(usage);
-        let available = unreserved.saturating_sub(low);
+        let available = unreserved.saturating_sub(watermark);
         if needed <= available {
             self.retained.clear_victims();
             return Ok(grant);
@@ -245,7 +245,7 @@ impl KvManager {
             return Err(DeferReason::Lease { slots: usage.leased });
         }
         let own = sequence.cold.params.session.map(|session| (session, retained));
-        let slots = self.budget.missing(usage, needed.saturating_add(low));
+        let slots = self.budget.missing(usage, needed.saturating_add(watermark));
         let shortage = Shortage { slots, hit, own, leased_too: false };
         let idle = activity.is_idle();
         if self.retained.find_victims_for(&mut *self.cache, sequence.id, shortage, idle) {
@@ -253,7 +253,7 @@ impl KvManager {
         }
         Err(match needed <= usage.available() {
             true => DeferReason::Reserved { needed, available },
-            false => DeferReason::NoRoom { needed, available: usage.available() },
+            false => DeferReason::NoSlots { needed, available: usage.available() },
         })
     }
 
@@ -314,8 +314,10 @@ impl KvManager {
         let limit = hit.tokens;
         let attached = match fork.filter(|_| limit > 0) {
             Some((leader, tokens)) => {
-                let copied =
-                    self.cache.sequences().and_then(|face| face.copy(leader, seq, 0..tokens.min(limit)));
+                let copied = self
+                    .cache
+                    .sequences()
+                    .and_then(|capability| capability.copy(leader, seq, 0..tokens.min(limit)));
                 copied.and_then(|()| Ok(Hit { tokens: self.cache.len(seq)?, ..Hit::default() }))
             }
             None => {
@@ -344,7 +346,7 @@ impl KvManager {
             }
             _ => {
                 let available = self.budget.unreserved(self.cache.room()) + sequence.reserved;
-                Err(DeferReason::NoRoom { needed: slots, available })
+                Err(DeferReason::NoSlots { needed: slots, available })
             }
         }
     }
@@ -371,7 +373,7 @@ impl KvManager {
         match self.cache.take_ahead(seq, sequence.claimed + tokens) {
             Ok(upto) => sequence.ahead = upto,
             Err(CacheError::Full { needed, available }) => {
-                return Err(DeferReason::NoRoom { needed, available });
+                return Err(DeferReason::NoSlots { needed, available });
             }
             Err(_) => return Err(DeferReason::CacheSequences),
         }
@@ -413,7 +415,7 @@ impl KvManager {
         sequence.computed = sequence.computed.min(len);
         sequence.published = sequence.published.min(len / self.block() * self.block());
         if let Some(seq) = sequence.cache {
-            let rewound = self.cache.rewind().and_then(|face| face.rewind_to(seq, len));
+            let rewound = self.cache.rewind().and_then(|capability| capability.rewind_to(seq, len));
             debug_assert!(rewound.is_ok(), "{rewound:?}");
         }
         self.budget.renew(sequence);

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_that_fit_take_no_longer() {
+    fn tokens_in_inverts_tokens_take() {
         let costs = Costs { token_ns: 600, depth_ns: 270, ..Costs::default() };
         for (time, at) in [(0, 0), (599, 0), (100_000, 0), (100_000, 4000), (9_000_000, 123)] {
             let n = costs.tokens_in(time, at).unwrap();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn decode_bound() {
+    fn decode_bound_respects_sequences_and_token_budget() {
         let bound = |seqs, budget, tokens| {
             Limits { max_num_seqs: seqs, max_num_batched_tokens: budget, ..Limits::default() }
                 .decode_bound(tokens)

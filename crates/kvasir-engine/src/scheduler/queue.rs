@@ -45,11 +45,11 @@ const QUANTUM: i64 = 1024;
 pub(crate) struct Queue {
     order: Order,
     /// All requests under `Fcfs` and `Priority`.
-    line: VecDeque<Ticket>,
+    fifo: VecDeque<Queued>,
     /// All requests by key under `Fair`; only keys with waiting requests.
-    lanes: BTreeMap<u64, Lane>,
+    flows: BTreeMap<u64, Flow>,
     /// Keys in round-robin order; the first is being served.
-    round: VecDeque<u64>,
+    active: VecDeque<u64>,
     /// The key that has received its quantum in this turn.
     granted: Option<u64>,
     len: usize,
@@ -57,7 +57,7 @@ pub(crate) struct Queue {
 
 /// A queued request: its table entry and the copies of what its order needs.
 #[derive(Clone, Copy, Debug)]
-struct Ticket {
+struct Queued {
     entry: u32,
     priority: i32,
     cost: i64,
@@ -65,12 +65,12 @@ struct Ticket {
 
 /// The requests of one key, with its token deficit.
 #[derive(Debug, Default)]
-struct Lane {
-    line: VecDeque<Ticket>,
+struct Flow {
+    fifo: VecDeque<Queued>,
     deficit: i64,
 }
 
-impl Ticket {
+impl Queued {
     fn new(entry: u32, sequence: &Sequence) -> Self {
         let cost = i64::from(sequence.len()) + i64::from(sequence.outputs_left());
         Self { entry, priority: sequence.params().priority, cost }
@@ -88,120 +88,120 @@ impl Queue {
 
     /// Enqueues a new request. O(n) under `Priority`.
     pub(crate) fn push(&mut self, entry: u32, sequence: &Sequence) {
-        let ticket = Ticket::new(entry, sequence);
+        let queued = Queued::new(entry, sequence);
         self.len += 1;
         match self.order {
-            Order::Fcfs => self.line.push_back(ticket),
+            Order::Fcfs => self.fifo.push_back(queued),
             Order::Priority => {
-                let at = self.line.partition_point(|other| other.priority >= ticket.priority);
-                self.line.insert(at, ticket);
+                let at = self.fifo.partition_point(|other| other.priority >= queued.priority);
+                self.fifo.insert(at, queued);
             }
             Order::Fair => {
-                self.lane(sequence.params().key).line.push_back(ticket);
-                self.settle();
+                self.flow(sequence.params().key).fifo.push_back(queued);
+                self.advance();
             }
         }
     }
 
     /// Enqueues a preempted request ahead of its priority class or key, and refunds its cost.
     pub(crate) fn push_front(&mut self, entry: u32, sequence: &Sequence) {
-        let ticket = Ticket::new(entry, sequence);
+        let queued = Queued::new(entry, sequence);
         self.len += 1;
         match self.order {
-            Order::Fcfs => self.line.push_front(ticket),
+            Order::Fcfs => self.fifo.push_front(queued),
             Order::Priority => {
-                let at = self.line.partition_point(|other| other.priority > ticket.priority);
-                self.line.insert(at, ticket);
+                let at = self.fifo.partition_point(|other| other.priority > queued.priority);
+                self.fifo.insert(at, queued);
             }
             Order::Fair => {
-                let lane = self.lane(sequence.params().key);
-                lane.line.push_front(ticket);
-                lane.deficit += ticket.cost;
-                self.settle();
+                let flow = self.flow(sequence.params().key);
+                flow.fifo.push_front(queued);
+                flow.deficit += queued.cost;
+                self.advance();
             }
         }
     }
 
     /// The head of the queue.
     pub(crate) fn front(&self) -> Option<u32> {
-        let lane = || self.round.iter().find_map(|key| self.lanes.get(key)?.line.front());
-        self.line.front().or_else(lane).map(|ticket| ticket.entry)
+        let flow = || self.active.iter().find_map(|key| self.flows.get(key)?.fifo.front());
+        self.fifo.front().or_else(flow).map(|queued| queued.entry)
     }
 
     /// All waiting requests, in the order they would be considered if none were admitted.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
-        let deepest = self.lanes.values().map(|lane| lane.line.len()).max().unwrap_or(0);
+        let deepest = self.flows.values().map(|flow| flow.fifo.len()).max().unwrap_or(0);
         let by_round = (0..deepest).flat_map(move |depth| {
-            self.round.iter().filter_map(move |key| self.lanes.get(key)?.line.get(depth))
+            self.active.iter().filter_map(move |key| self.flows.get(key)?.fifo.get(depth))
         });
-        self.line.iter().chain(by_round).map(|ticket| ticket.entry)
+        self.fifo.iter().chain(by_round).map(|queued| queued.entry)
     }
 
     /// Removes an admitted request and charges its key. False if it was not queued.
     pub(crate) fn take(&mut self, entry: u32, sequence: &Sequence) -> bool {
         let key = sequence.params().key;
-        let Some(ticket) = self.pull(entry, key) else { return false };
-        if let Some(lane) = self.lanes.get_mut(&key) {
-            lane.deficit -= ticket.cost;
+        let Some(queued) = self.extract(entry, key) else { return false };
+        if let Some(flow) = self.flows.get_mut(&key) {
+            flow.deficit -= queued.cost;
         }
-        self.settle();
+        self.advance();
         true
     }
 
     /// Removes a request that ended while waiting. False if it was not queued.
     pub(crate) fn remove(&mut self, entry: u32, sequence: &Sequence) -> bool {
-        let found = self.pull(entry, sequence.params().key).is_some();
-        self.settle();
+        let found = self.extract(entry, sequence.params().key).is_some();
+        self.advance();
         found
     }
 
     /// Refunds tokens that were charged to a key and not used.
     pub(crate) fn refund(&mut self, key: u64, tokens: u32) {
-        if let Some(lane) = self.lanes.get_mut(&key) {
-            lane.deficit += i64::from(tokens);
+        if let Some(flow) = self.flows.get_mut(&key) {
+            flow.deficit += i64::from(tokens);
         }
     }
 
-    fn lane(&mut self, key: u64) -> &mut Lane {
-        if !self.lanes.contains_key(&key) {
-            self.round.push_back(key);
+    fn flow(&mut self, key: u64) -> &mut Flow {
+        if !self.flows.contains_key(&key) {
+            self.active.push_back(key);
         }
-        self.lanes.entry(key).or_default()
+        self.flows.entry(key).or_default()
     }
 
-    fn pull(&mut self, entry: u32, key: u64) -> Option<Ticket> {
-        let line = match self.order {
-            Order::Fair => &mut self.lanes.get_mut(&key)?.line,
-            Order::Fcfs | Order::Priority => &mut self.line,
+    fn extract(&mut self, entry: u32, key: u64) -> Option<Queued> {
+        let fifo = match self.order {
+            Order::Fair => &mut self.flows.get_mut(&key)?.fifo,
+            Order::Fcfs | Order::Priority => &mut self.fifo,
         };
-        let at = line.iter().position(|ticket| ticket.entry == entry)?;
-        let ticket = line.remove(at)?;
+        let at = fifo.iter().position(|queued| queued.entry == entry)?;
+        let queued = fifo.remove(at)?;
         self.len -= 1;
-        Some(ticket)
+        Some(queued)
     }
 
     /// Drops empty keys and advances the round robin to a key whose deficit covers its first
     /// request.
-    fn settle(&mut self) {
-        let lanes = &mut self.lanes;
-        self.round.retain(|key| lanes.get(key).is_some_and(|lane| !lane.line.is_empty()));
-        lanes.retain(|_, lane| !lane.line.is_empty());
-        let short = |lane: &Lane| lane.line.front().map_or(0, |head| head.cost - lane.deficit);
+    fn advance(&mut self) {
+        let flows = &mut self.flows;
+        self.active.retain(|key| flows.get(key).is_some_and(|flow| !flow.fifo.is_empty()));
+        flows.retain(|_, flow| !flow.fifo.is_empty());
+        let shortfall = |flow: &Flow| flow.fifo.front().map_or(0, |head| head.cost - flow.deficit);
         // Grant at once all full rounds in which no key could afford its first request.
-        let rounds = lanes.values().map(|lane| (short(lane) - 1).div_euclid(QUANTUM)).min().unwrap_or(0);
+        let rounds = flows.values().map(|flow| (shortfall(flow) - 1).div_euclid(QUANTUM)).min().unwrap_or(0);
         if rounds > 0 {
-            lanes.values_mut().for_each(|lane| lane.deficit += rounds * QUANTUM);
+            flows.values_mut().for_each(|flow| flow.deficit += rounds * QUANTUM);
         }
-        while let Some(&key) = self.round.front() {
-            let Some(lane) = lanes.get_mut(&key) else { return };
+        while let Some(&key) = self.active.front() {
+            let Some(flow) = flows.get_mut(&key) else { return };
             if self.granted != Some(key) {
                 self.granted = Some(key);
-                lane.deficit += QUANTUM;
+                flow.deficit += QUANTUM;
             }
-            if short(lane) <= 0 {
+            if shortfall(flow) <= 0 {
                 return;
             }
-            self.round.rotate_left(1);
+            self.active.rotate_left(1);
             self.granted = None;
         }
     }

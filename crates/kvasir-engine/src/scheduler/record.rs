@@ -58,17 +58,17 @@ pub struct StepRecord {
     /// Preemptions.
     pub preempted: Vec<RequestId>,
     /// Deferred requests with individual reasons.
-    pub held: Vec<Deferral>,
-    /// Reason for all running requests that are neither in the step nor in `held`.
+    pub deferred: Vec<Deferral>,
+    /// Reason for all running requests that are neither in the step nor in `deferred`.
     pub rest_running: Option<DeferReason>,
-    /// Reason for all waiting requests that are not in `held`.
+    /// Reason for all waiting requests that are not in `deferred`.
     pub rest_waiting: Option<DeferReason>,
     /// Waiting requests after this call.
     pub waiting: u32,
     /// Running requests after this call, including those in the step.
     pub running: u32,
     /// KV pool usage after this call.
-    pub room: PoolUsage,
+    pub usage: PoolUsage,
     /// Slots reserved for running requests and not yet claimed.
     #[serde(rename = "promised")]
     pub reserved: u32,
@@ -101,7 +101,7 @@ impl StepRecord {
 
     /// Begins an attempt of the call: deferrals of an earlier attempt are dropped.
     pub(crate) fn begin_attempt(&mut self) {
-        self.held.clear();
+        self.deferred.clear();
         self.rectangle.reset();
     }
 }
@@ -129,7 +129,7 @@ pub struct ChunkRecord {
 
 /// Prefill skipped by a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Skipped {
+pub struct SkippedPrefill {
     /// The request.
     pub request: RequestId,
     /// Tokens in chunks skipped because all their blocks were cached.
@@ -158,8 +158,8 @@ pub struct RectangleRecord {
     pub running: Vec<RequestId>,
     /// Paused requests in order of rotation.
     pub paused: Vec<RequestId>,
-    /// Skipped prefill of running and paused requests.
-    pub skipped: Vec<Skipped>,
+    /// SkippedPrefill prefill of running and paused requests.
+    pub skipped: Vec<SkippedPrefill>,
     /// Net number of pauses so far; a swap within one step counts as none.
     pub pause_events: u64,
     /// Net number of resumes so far.
@@ -171,7 +171,7 @@ pub struct RectangleRecord {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Projection {
     /// End length of the new row.
-    pub mine: u64,
+    pub own_end: u64,
     /// End lengths of the decoding rows, ascending.
     pub ends: Vec<u64>,
 }

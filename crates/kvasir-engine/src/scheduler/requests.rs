@@ -130,7 +130,7 @@ impl Requests {
         {
             self.free_rows.push(row);
             if sequence.cold.params.stateful {
-                self.state_slots.give_back();
+                self.state_slots.release();
             }
         }
     }

@@ -142,7 +142,7 @@ impl RetainedSessions {
             return;
         }
         // A step in flight may have claimed more; what it writes past `len` is never read.
-        if cache.rewind().and_then(|face| face.rewind_to(seq, len)).is_err() {
+        if cache.rewind().and_then(|capability| capability.rewind_to(seq, len)).is_err() {
             return;
         }
         self.evict(cache, session);
@@ -168,21 +168,21 @@ impl RetainedSessions {
     }
 
     /// Retained tokens that a waiting request can reuse, at most `limit`. 0 if the prefix cache has
-    /// a longer hit (`elsewhere`), or if the cache cannot rewind the sequence that far.
+    /// a longer hit (`prefix_hit`), or if the cache cannot rewind the sequence that far.
     pub(crate) fn reusable(
         &self,
         cache: &mut dyn Cache,
         sequence: &Sequence,
-        elsewhere: u32,
+        prefix_hit: u32,
         limit: u32,
     ) -> u32 {
         let hit = self.whole_blocks(self.hit(sequence).min(limit));
-        let reuses = |_: &&RetainedSequence| hit > 0 && hit >= elsewhere;
+        let reuses = |_: &&RetainedSequence| hit > 0 && hit >= prefix_hit;
         let Some(retained) = self.of(sequence).filter(reuses) else { return 0 };
         if hit as usize == retained.tokens.len() {
             return hit;
         }
-        let lowest = cache.rewind().and_then(|face| face.lowest_rewind(retained.seq));
+        let lowest = cache.rewind().and_then(|capability| capability.lowest_rewind(retained.seq));
         if lowest.is_ok_and(|lowest| lowest <= hit) { hit } else { 0 }
     }
 
@@ -206,7 +206,7 @@ impl RetainedSessions {
         if len as usize >= retained.tokens.len() {
             return;
         }
-        let rewound = cache.rewind().and_then(|face| face.rewind_to(retained.seq, len));
+        let rewound = cache.rewind().and_then(|capability| capability.rewind_to(retained.seq, len));
         if len == 0 || rewound.is_err() {
             return self.evict(cache, session);
         }
@@ -323,7 +323,7 @@ impl RetainedSessions {
             return 0;
         }
         let Ok(seq) = cache.open() else { return 0 };
-        let copied = cache.sequences().and_then(|face| face.copy(source, seq, 0..len));
+        let copied = cache.sequences().and_then(|capability| capability.copy(source, seq, 0..len));
         if copied.is_err() || cache.claimed_len(seq) != Ok(len) {
             let closed = cache.close(seq);
             debug_assert!(closed.is_ok(), "{closed:?}");

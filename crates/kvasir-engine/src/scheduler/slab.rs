@@ -80,7 +80,7 @@ mod tests {
     use crate::request::params::Request;
 
     #[test]
-    fn an_entry_is_used_again_and_what_named_it_before_finds_nothing() {
+    fn reused_entries_invalidate_old_ids() {
         let mut slab = Slab::default();
         let one = || Sequence::new(Request::default());
         let first = slab.insert(one());
@@ -89,7 +89,7 @@ mod tests {
         slab.remove(first);
         slab.remove(first);
         assert_eq!((slab.find(old), slab.iter().count()), (None, 1));
-        assert_eq!(slab.insert(one()), first, "nobody else has it");
+        assert_eq!(slab.insert(one()), first, "the entry is free");
         assert_ne!(slab[first].id, old);
         assert!(slab.find(old).is_none() && slab.get_mut(old).is_none());
         assert_eq!(slab.insert(one()), 2, "an entry that was freed twice is given once");

@@ -69,7 +69,7 @@ impl SchedulerState {
         record.kind = step.map_or(record.kind, |(_, kind)| kind);
         record.waiting = self.requests.waiting().len() as u32;
         record.running = self.requests.running().len() as u32;
-        record.room = self.kv.cache().room();
+        record.usage = self.kv.cache().room();
         record.reserved = self.kv.budget().reserved();
     }
 
@@ -87,7 +87,7 @@ impl SchedulerState {
     pub(crate) fn defer(&mut self, entry: u32, reason: DeferReason) {
         let sequence = &mut self.requests[entry];
         self.schedule.settle(sequence);
-        self.record.held.push(Deferral { request: sequence.id, reason });
+        self.record.deferred.push(Deferral { request: sequence.id, reason });
     }
 
     /// Publishes the computed whole blocks of `entry` to the prefix cache.
@@ -180,9 +180,9 @@ impl SchedulerState {
         let lacks_slots = |deferral: &Deferral| {
             let entry = self.requests.find(deferral.request);
             entry.is_some_and(|entry| self.requests[entry].status == Status::Running)
-                && matches!(deferral.reason, DeferReason::NoRoom { .. } | DeferReason::Lease { .. })
+                && matches!(deferral.reason, DeferReason::NoSlots { .. } | DeferReason::Lease { .. })
         };
-        self.steps_in_flight == 0 && self.record.held.iter().any(lacks_slots)
+        self.steps_in_flight == 0 && self.record.deferred.iter().any(lacks_slots)
     }
 
     /// Breaks a deadlock: evicts retained session K/V if that frees slots, else preempts the

@@ -13,7 +13,7 @@ use crate::request::ids::RequestId;
 use crate::request::sequence::{Sequence, Status};
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::kv_manager::Admit;
+use crate::scheduler::kv_manager::AdmissionTerms;
 use crate::scheduler::limits::{Costs, Limits};
 use crate::scheduler::record::RectangleRecord;
 use crate::scheduler::schedule::{Feed, ScheduledRow};
@@ -138,7 +138,7 @@ impl<'a> SchedulerView<'a> {
 
     /// Admission test without admission: the cache hit that `admit` would use, or why it would
     /// fail. Changes nothing. `entry` must be waiting. Cost: that of `lookup`.
-    pub fn admissible(&mut self, entry: u32, admit: Admit) -> Result<Hit, DeferReason> {
+    pub fn admissible(&mut self, entry: u32, admit: AdmissionTerms) -> Result<Hit, DeferReason> {
         self.state.admissible(entry, admit).map(|grant| grant.hit)
     }
 
@@ -148,7 +148,7 @@ impl<'a> SchedulerView<'a> {
     ///
     /// Returns the hit that was attached. On error the sequence stays in the queue, and nothing has
     /// changed.
-    pub fn admit(&mut self, entry: u32, admit: Admit) -> Result<Hit, DeferReason> {
+    pub fn admit(&mut self, entry: u32, admit: AdmissionTerms) -> Result<Hit, DeferReason> {
         self.state.try_admit(entry, admit, self.now)
     }
 

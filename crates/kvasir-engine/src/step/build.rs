@@ -73,7 +73,7 @@ impl StepBuilder {
                 },
                 Err(CacheError::Full { needed, available }) => {
                     withdraw_trees(state);
-                    drop_last_row(state, DeferReason::NoRoom { needed, available });
+                    drop_last_row(state, DeferReason::NoSlots { needed, available });
                 }
                 Err(_) => {
                     withdraw_trees(state);

@@ -250,13 +250,17 @@ impl StepCommitter {
         sequence.claimed = length;
         sequence.computed = length;
         let resolved = match parents {
-            None if (right as usize) < count => {
-                kv.cache_mut().rewind().and_then(|face| face.rewind_to(row.seq, length)).map(|()| 0)
-            }
+            None if (right as usize) < count => kv
+                .cache_mut()
+                .rewind()
+                .and_then(|capability| capability.rewind_to(row.seq, length))
+                .map(|()| 0),
             None => Ok(0),
             Some(_) => {
                 self.accepted.insert(0, 0);
-                kv.cache_mut().tree().and_then(|face| face.commit(row.seq, &self.accepted).map(<[_]>::len))
+                kv.cache_mut()
+                    .tree()
+                    .and_then(|capability| capability.commit(row.seq, &self.accepted).map(<[_]>::len))
             }
         };
         kv.budget_mut().renew(sequence);
@@ -341,7 +345,7 @@ fn commit_outputs(state: &mut SchedulerState, entry: u32, first: u32, step: &Ste
         None
     } else {
         let outputs = sequence.tokens.since(sequence.prompt_len);
-        stop::find(outputs, first as usize, &sequence.cold.params, sequence.cold.room)
+        stop::find(outputs, first as usize, &sequence.cold.params, sequence.cold.context_left)
     };
     let kept = stop.map_or(outputs, |stop| stop.keep as u32);
     if stop.is_some() {

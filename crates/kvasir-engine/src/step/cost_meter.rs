@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_linear_device_is_learnt() {
+    fn linear_device_costs_are_learned() {
         let mut meter = CostMeter::default();
         for i in 0..200 {
             let rows = 1 + i % 7;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn one_long_prompt_does_not_outweigh_the_chunks_after_it() {
+    fn one_long_prompt_does_not_outweigh_later_chunks() {
         let mut meter = CostMeter::default();
         (0..20).for_each(|_| meter.see(&batch(0, 0, 4), 1000));
         meter.see(&batch(4096, 0, 0), 4096 * 10);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_grow_dearer_are_foreseen() {
+    fn cost_growth_with_depth_is_predicted() {
         let meter = after_a_long_prompt();
         for at in [0, 1000, 4000] {
             let known = meter.costs().tokens_take(100, at as u32) + 60_000;
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_of_a_few_tokens_are_not_what_long_ones_are_judged_by() {
+    fn short_prompts_do_not_skew_token_costs() {
         let mut meter = after_a_long_prompt();
         // Tokens that fit a kernel's tile for free: alone they take less than 8 decodes, beside
         // them almost nothing.
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn short_prompts_that_come_together_are_not_what_long_ones_are_judged_by() {
+    fn batched_short_prompts_do_not_skew_token_costs() {
         let mut meter = after_a_long_prompt();
         let together = |decodes| {
             let mut batch = batch(16, 0, decodes);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slower_machine_is_noticed_within_a_few_chunks() {
+    fn costs_adapt_to_a_slower_device_within_a_few_chunks() {
         let mut meter = CostMeter::default();
         (0..20).for_each(|_| meter.see(&batch(0, 0, 8), 60_000));
         (0..40).for_each(|i| meter.see(&batch(100, i * 100, 8), dearer(100, u64::from(i) * 100)));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn one_stall_is_not_what_steps_cost() {
+    fn one_stall_does_not_skew_step_costs() {
         let mut meter = CostMeter::default();
         (0..20).for_each(|_| meter.see(&batch(0, 0, 4), 700));
         meter.see(&batch(0, 0, 4), 1_000_000);

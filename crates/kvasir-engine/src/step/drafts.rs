@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_as_deep_as_its_deepest_node() {
+    fn tree_depth_is_that_of_its_deepest_node() {
         assert_eq!(depth(&[]), 0);
         assert_eq!(depth(&[0, 0, 0]), 1);
         assert_eq!(depth(&[0, 1, 0, 2, 3]), 3);

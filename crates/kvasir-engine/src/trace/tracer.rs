@@ -47,14 +47,14 @@ pub struct Tracer<S> {
     window: Range<u64>,
     scheduled: u64,
     /// Whether the state before the window has been written.
-    begun: bool,
+    has_base: bool,
     open: bool,
-    now: StepTrace,
+    record: StepTrace,
     live: HashMap<RequestId, Known>,
     /// Block usage as last written; blocks past the end are free.
     uses: Vec<BlockUse>,
-    survey: Vec<BlockUse>,
-    mapped: bool,
+    scratch: Vec<BlockUse>,
+    has_map: bool,
     table: Vec<BlockId>,
     /// Requests that repeat their last decode shape, or emitted one token; run-length encoded when
     /// the record is written.
@@ -69,13 +69,13 @@ impl<S: TraceSink> Tracer<S> {
             sink,
             window,
             scheduled: 0,
-            begun: false,
+            has_base: false,
             open: false,
-            now: StepTrace::default(),
+            record: StepTrace::default(),
             live: HashMap::new(),
             uses: Vec::new(),
-            survey: Vec::new(),
-            mapped: false,
+            scratch: Vec::new(),
+            has_map: false,
             table: Vec::new(),
             again: Vec::new(),
             spoke: Vec::new(),
@@ -85,11 +85,6 @@ impl<S: TraceSink> Tracer<S> {
     /// Joins a running engine: the first record contains the full state of every live request.
     pub fn joining(sink: S) -> Self {
         Self { scheduled: 1, ..Self::new(sink, 1..u64::MAX) }
-    }
-
-    /// Writes the open record now, because the engine may stay idle for long.
-    pub fn settle(&mut self) {
-        self.flush();
     }
 
     /// The sink.
@@ -103,16 +98,12 @@ impl<S: TraceSink> Tracer<S> {
         self.sink
     }
 
-    /// Steps seen, including those outside the window.
-    pub fn scheduled(&self) -> u64 {
-        self.scheduled
-    }
-
-    fn flush(&mut self) {
+    /// Writes the open record now; for an engine that may stay idle for long.
+    pub fn flush(&mut self) {
         if std::mem::take(&mut self.open) {
-            push_runs(&mut self.again, &mut self.now.again);
-            push_runs(&mut self.spoke, &mut self.now.spoke);
-            self.sink.write(&self.now);
+            push_runs(&mut self.again, &mut self.record.again);
+            push_runs(&mut self.spoke, &mut self.record.spoke);
+            self.sink.write(&self.record);
         }
     }
 
@@ -122,7 +113,7 @@ impl<S: TraceSink> Tracer<S> {
 
     /// Writes the state of every request that was live before the window.
     fn begin(&mut self, core: &Core) {
-        self.begun = true;
+        self.has_base = true;
         if self.scheduled == 0 {
             return;
         }
@@ -131,17 +122,17 @@ impl<S: TraceSink> Tracer<S> {
             let known = Known { number, outputs, computed: sequence.claimed(), ..Known::default() };
             self.live.insert(sequence.id(), known);
             let max = sequence.params().max_tokens;
-            self.now.arrived.push((number, sequence.prompt_len(), max, sequence.tag()));
+            self.record.arrived.push((number, sequence.prompt_len(), max, sequence.tag()));
             if outputs > 0 {
-                self.now.outputs.push((number, outputs));
+                self.record.outputs.push((number, outputs));
             }
             let is_new = core.record().admitted.iter().any(|admission| admission.request == sequence.id());
             if sequence.cache_id().is_some() && !is_new {
-                self.now.admitted.push((number, sequence.hit()));
-                self.now.computed.push((number, sequence.claimed()));
+                self.record.admitted.push((number, sequence.hit()));
+                self.record.computed.push((number, sequence.claimed()));
             }
         }
-        self.now.arrived.sort_unstable();
+        self.record.arrived.sort_unstable();
     }
 
     /// Writes the decisions of the step record.
@@ -151,40 +142,41 @@ impl<S: TraceSink> Tracer<S> {
             let known = Known { number: arrival.number, ..Known::default() };
             if self.live.insert(arrival.request, known).is_none() {
                 let entry = (arrival.number, arrival.prompt, arrival.max_tokens, arrival.tag);
-                self.now.arrived.push(entry);
+                self.record.arrived.push(entry);
             }
         }
         for admission in &record.admitted {
             let Some(known) = self.live.get_mut(&admission.request) else { continue };
             known.computed = admission.hit;
-            self.now.admitted.push((known.number, admission.hit));
+            self.record.admitted.push((known.number, admission.hit));
         }
         for request in &record.preempted {
-            self.now.preempted.extend(self.number(*request));
+            self.record.preempted.extend(self.number(*request));
             if let Some(known) = self.live.get_mut(request) {
                 known.table.clear();
                 known.computed = 0;
             }
         }
-        for held in &record.held {
-            self.now.held.extend(self.number(held.request).map(|number| (number, held.reason)));
+        for held in &record.deferred {
+            self.record.held.extend(self.number(held.request).map(|number| (number, held.reason)));
         }
         for skipped in &record.rectangle.skipped {
-            self.now.skipped.extend(self.number(skipped.request).map(|number| (number, skipped.tokens)));
+            self.record.skipped.extend(self.number(skipped.request).map(|number| (number, skipped.tokens)));
         }
         let projected = record.rectangle.projected.and_then(|request| self.number(request));
         let projection = &record.rectangle.projection;
-        self.now.projection = projected.map(|number| (number, projection.mine, projection.ends.clone()));
-        self.now.rest_waiting = record.rest_waiting;
-        self.now.rest_running = record.rest_running;
-        let room = record.room;
-        self.now.room = (room.free, room.evictable, room.held, room.leased);
-        self.now.reserved = record.reserved;
-        self.now.tkv = record.rectangle.tkv;
-        self.now.waiting = record.waiting;
-        self.now.running = record.running;
+        self.record.projection =
+            projected.map(|number| (number, projection.own_end, projection.ends.clone()));
+        self.record.rest_waiting = record.rest_waiting;
+        self.record.rest_running = record.rest_running;
+        let room = record.usage;
+        self.record.room = (room.free, room.evictable, room.held, room.leased);
+        self.record.reserved = record.reserved;
+        self.record.tkv = record.rectangle.tkv;
+        self.record.waiting = record.waiting;
+        self.record.running = record.running;
         let costs = record.costs;
-        self.now.costs =
+        self.record.costs =
             (costs.step_ns > 0).then_some((costs.step_ns, costs.row_ns, costs.token_ns, costs.depth_ns));
     }
 
@@ -199,7 +191,7 @@ impl<S: TraceSink> Tracer<S> {
                 self.again.push(known.number);
             } else {
                 let redirected = planned.redirected;
-                self.now.rows.push((known.number, phase, first, tokens, redirected, left, drafts));
+                self.record.rows.push((known.number, phase, first, tokens, redirected, left, drafts));
             }
             known.computed = first + tokens - drafts;
             known.left = left;
@@ -219,7 +211,7 @@ impl<S: TraceSink> Tracer<S> {
             if keep < self.table.len() || keep < known.table.len() {
                 let new = self.table.get(keep..).unwrap_or(&[]);
                 let change = TableChange { request: known.number, keep: keep as u32, runs: runs(new) };
-                self.now.tables.push(change);
+                self.record.tables.push(change);
                 known.table.truncate(keep);
                 known.table.extend_from_slice(new);
             }
@@ -228,13 +220,13 @@ impl<S: TraceSink> Tracer<S> {
 
     /// Writes changes of block usage; on the first call, the usage of every block.
     fn map(&mut self, core: &Core) {
-        core.cache().survey(&mut self.survey);
-        let is_first = !std::mem::replace(&mut self.mapped, true);
+        core.cache().survey(&mut self.scratch);
+        let is_first = !std::mem::replace(&mut self.has_map, true);
         let blocks = core.cache().capacity() / core.cache().block_size().max(1);
-        let len = self.uses.len().max(self.survey.len()).max(if is_first { blocks as usize } else { 0 });
+        let len = self.uses.len().max(self.scratch.len()).max(if is_first { blocks as usize } else { 0 });
         self.uses.resize(len, BlockUse::Free);
-        self.survey.resize(len, BlockUse::Free);
-        for (i, (new, old)) in self.survey.chunks(STRIDE).zip(self.uses.chunks(STRIDE)).enumerate() {
+        self.scratch.resize(len, BlockUse::Free);
+        for (i, (new, old)) in self.scratch.chunks(STRIDE).zip(self.uses.chunks(STRIDE)).enumerate() {
             // A fold without early exit auto-vectorizes.
             let differs = new.iter().zip(old).fold(false, |differs, (new, old)| differs | (new != old));
             if !differs && !is_first {
@@ -244,15 +236,15 @@ impl<S: TraceSink> Tracer<S> {
                 if !is_first && used == *before {
                     continue;
                 }
-                match self.now.map.last_mut() {
+                match self.record.map.last_mut() {
                     Some((first, count, of)) if (*first + *count, *of) == (at as u32, used as u8) => {
                         *count += 1;
                     }
-                    _ => self.now.map.push((at as u32, 1, used as u8)),
+                    _ => self.record.map.push((at as u32, 1, used as u8)),
                 }
             }
         }
-        std::mem::swap(&mut self.uses, &mut self.survey);
+        std::mem::swap(&mut self.uses, &mut self.scratch);
         let used = self.uses.iter().rposition(|used| *used != BlockUse::Free).map_or(0, |last| last + 1);
         self.uses.truncate(used);
     }
@@ -266,12 +258,12 @@ impl<S: TraceSink> Tracer<S> {
             if total > known.outputs {
                 match total - known.outputs {
                     1 => self.spoke.push(known.number),
-                    more => self.now.outputs.push((known.number, more)),
+                    more => self.record.outputs.push((known.number, more)),
                 }
                 known.outputs = total;
             }
             if let Some(finish) = event.finish {
-                self.now.ended.push((known.number, finish));
+                self.record.ended.push((known.number, finish));
                 self.live.remove(&event.request);
             }
         }
@@ -283,14 +275,14 @@ impl<S: TraceSink> Observer for Tracer<S> {
         self.flush();
         let inside = self.window.contains(&self.scheduled);
         if inside {
-            self.now = StepTrace {
+            self.record = StepTrace {
                 step: step.batch.step.0,
                 at: core.record().at,
                 kind: step.batch.kind,
                 ..StepTrace::default()
             };
             self.open = true;
-            if !self.begun {
+            if !self.has_base {
                 self.begin(core);
             }
             self.decisions(core);
@@ -310,12 +302,12 @@ impl<S: TraceSink> Observer for Tracer<S> {
         self.events(core.events());
         let number = step.batch.step.0;
         match result {
-            Ok(()) => self.now.retired.push((number, step.output.device_ns)),
-            Err(why) => self.now.failed.push((number, why.to_string())),
+            Ok(()) => self.record.retired.push((number, step.output.device_ns)),
+            Err(why) => self.record.failed.push((number, why.to_string())),
         }
         // Blocks leased by this step alone are free now; record the state after it.
         let room = core.cache().room();
-        self.now.room = (room.free, room.evictable, room.held, room.leased);
+        self.record.room = (room.free, room.evictable, room.held, room.leased);
         self.tables(core);
         self.map(core);
     }

@@ -1,20 +1,20 @@
 //! Oracle drafter for speculative-decoding tests: proposes the correct tokens, corrupted with a
 //! given probability.
 
-use crate::dice::Dice;
 use kvasir_engine::{Drafter, Proposal, Sequence};
 use kvasir_sim::Toy;
+use kvasir_testkit::Random;
 
-/// A drafter that knows the correct continuation and corrupts some of its drafts; `honesty` is the
+/// A drafter that knows the correct continuation and corrupts some of its drafts; `accuracy` is the
 /// percentage kept.
-pub(crate) struct Liar {
-    pub(crate) dice: Dice,
+pub(crate) struct Oracle {
+    pub(crate) random: Random,
     pub(crate) width: u32,
     pub(crate) trees: bool,
-    pub(crate) honesty: u32,
+    pub(crate) accuracy: u32,
 }
 
-impl Drafter for Liar {
+impl Drafter for Oracle {
     fn width(&self) -> u32 {
         self.width
     }
@@ -27,20 +27,20 @@ impl Drafter for Liar {
         let had = sequence.outputs().len();
         let answer = Toy::alone(sequence.prompt(), had as u32 + self.width, true);
         let next = |i: usize| answer.get(had + i).copied().unwrap_or(0);
-        let width = self.dice.between(0, self.width) as usize;
+        let width = self.random.between(0, self.width) as usize;
         if !self.trees {
-            let honest = |dice: &mut Dice, honesty| dice.chance(honesty);
+            let accurate = |random: &mut Random, accuracy| random.chance(accuracy);
             for i in 0..width {
-                let right = honest(&mut self.dice, self.honesty);
+                let right = accurate(&mut self.random, self.accuracy);
                 proposal.tokens.push(if right { next(i) } else { 7 });
             }
             return;
         }
         let mut depths = vec![0usize];
         for _ in 0..width {
-            let parent = self.dice.between(0, proposal.tokens.len() as u32) as usize;
-            let right = self.dice.chance(self.honesty);
-            proposal.tokens.push(if right { next(depths[parent]) } else { self.dice.pick(&[10, 11, 12]) });
+            let parent = self.random.between(0, proposal.tokens.len() as u32) as usize;
+            let right = self.random.chance(self.accuracy);
+            proposal.tokens.push(if right { next(depths[parent]) } else { self.random.pick(&[10, 11, 12]) });
             proposal.parents.push(parent as i32);
             depths.push(depths[parent] + 1);
         }

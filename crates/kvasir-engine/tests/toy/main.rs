@@ -10,7 +10,6 @@
 
 #![allow(clippy::panic)] // a test
 
-mod dice;
 mod drafter;
 mod flaky;
 mod points;
@@ -22,12 +21,12 @@ use kvasir_kv::Contiguous;
 use kvasir_sim::Toy;
 
 #[test]
-fn every_completion_equals_that_of_its_request_alone() {
+fn every_completion_equals_its_request_run_alone() {
     let count: u64 = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000);
     let first: u64 = std::env::var("KVASIR_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
     let begin = std::time::Instant::now();
     let mut wrong = Vec::new();
-    let mut seen = workload::Seen::default();
+    let mut seen = workload::Coverage::default();
     for seed in first..first + count {
         if let Err(why) = workload::run(seed, &mut seen) {
             wrong.push(why);
@@ -42,7 +41,7 @@ fn every_completion_equals_that_of_its_request_alone() {
         shown.iter().map(|s| s.as_str()).collect::<Vec<_>>().join("\n\n")
     );
     if count >= 1000 {
-        let workload::Seen {
+        let workload::Coverage {
             completed,
             preemptions,
             hits,
@@ -61,7 +60,7 @@ fn every_completion_equals_that_of_its_request_alone() {
 /// A stale plan (cache generation changed since planning) must never be submitted. Nothing causes
 /// one; if it happened, the engine must notice.
 #[test]
-fn a_stale_plan_is_not_handed_over() {
+fn stale_plan_is_never_submitted() {
     let cache = flaky::Flaky { stale: true, ..flaky::Flaky::new(Box::new(Contiguous::new(16)), |_| false) };
     let policy = Box::new(Chunked::new(64, Mixing::Off));
     let core = Core::new(Limits::default(), Order::Fcfs, policy, Box::new(cache));
@@ -73,7 +72,7 @@ fn a_stale_plan_is_not_handed_over() {
 }
 
 #[test]
-fn whatever_goes_wrong_wherever_it_can_nothing_else_is_lost_or_said_twice() {
+fn faults_at_any_point_lose_or_repeat_no_other_token() {
     let all = std::env::var_os("KVASIR_POINTS").is_some();
     let begin = std::time::Instant::now();
     let mut runs = 0;

@@ -87,7 +87,7 @@ enum Wrong {
     Failed(bool),
     Lost,
     Late,
-    NoRoom,
+    NoSlots,
 }
 
 /// The fault to inject, and how often each site was passed.
@@ -140,7 +140,7 @@ pub(crate) fn every_point(setup: &Setup) -> Result<u32, String> {
                 .collect(),
             Site::Submit => vec![Wrong::Refused, Wrong::OutOfMemory],
             Site::Wait => vec![Wrong::Failed(true), Wrong::Failed(false), Wrong::Lost, Wrong::Late],
-            Site::Take(_) => vec![Wrong::NoRoom],
+            Site::Take(_) => vec![Wrong::NoSlots],
         };
         for at in 0..calm.passed(site) {
             for &wrong in &wrongs {
@@ -154,7 +154,7 @@ pub(crate) fn every_point(setup: &Setup) -> Result<u32, String> {
 }
 
 #[derive(Default)]
-struct Heard {
+struct Received {
     tokens: Vec<Token>,
     finish: Option<Finish>,
 }
@@ -166,7 +166,7 @@ struct Run<'a> {
     toy: Toy,
     pending: VecDeque<u64>,
     ids: Vec<RequestId>,
-    heard: BTreeMap<u64, Heard>,
+    received: BTreeMap<u64, Received>,
     /// Tags of requests in a failed step.
     hit: BTreeSet<u64>,
     now: u64,
@@ -184,9 +184,9 @@ fn run(setup: &Setup, script: &Arc<Script>) -> Result<(), String> {
             return Err(broken.clone());
         }
         run.core.check_invariants()?;
-        run.listen()?;
+        run.collect_events()?;
         if run.lost || (!ran && run.core.is_idle()) {
-            return run.judge();
+            return run.check_completions();
         }
     }
     Err(format!("no end in sight: {:?}", run.core.record()))
@@ -220,8 +220,8 @@ impl<'a> Run<'a> {
                 ..Default::default()
             })),
         };
-        let asked = Arc::clone(&script);
-        let refuses = move |taking| asked.pass(Site::Take(taking)) == Wrong::NoRoom;
+        let planned = Arc::clone(&script);
+        let refuses = move |taking| planned.pass(Site::Take(taking)) == Wrong::NoSlots;
         let cache = Box::new(Flaky::new(inner, refuses));
         let limits =
             Limits { max_num_seqs: 3, max_num_batched_tokens: 16, max_model_len: 64, ..Limits::default() };
@@ -236,7 +236,7 @@ impl<'a> Run<'a> {
             toy: Toy::new().with_depth(4),
             pending: VecDeque::new(),
             ids: Vec::new(),
-            heard: BTreeMap::new(),
+            received: BTreeMap::new(),
             hit: BTreeSet::new(),
             now: 0,
             lost: false,
@@ -353,11 +353,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn listen(&mut self) -> Result<(), String> {
+    fn collect_events(&mut self) -> Result<(), String> {
         for (event, tokens) in self.core.outbox().iter() {
-            let one = self.heard.entry(event.tag).or_default();
+            let one = self.received.entry(event.tag).or_default();
             if one.finish.is_some() || event.first as usize != one.tokens.len() {
-                return Err(format!("request {} has heard {:?}, and hears {event:?}", event.tag, one.tokens));
+                return Err(format!("request {} has received {:?}, then {event:?}", event.tag, one.tokens));
             }
             one.tokens.extend_from_slice(tokens);
             one.finish = event.finish;
@@ -368,11 +368,11 @@ impl<'a> Run<'a> {
 
     /// Checks that each request ended as the injected fault permits, and that the KV pool is back
     /// at its baseline.
-    fn judge(&self) -> Result<(), String> {
+    fn check_completions(&self) -> Result<(), String> {
         for request in requests() {
             let tag = request.tag;
             let alone = Toy::alone(&request.prompt, request.params.max_tokens, true);
-            let Some(Heard { tokens, finish: Some(finish) }) = self.heard.get(&tag) else {
+            let Some(Received { tokens, finish: Some(finish) }) = self.received.get(&tag) else {
                 return Err(format!("request {tag} never ends"));
             };
             let may_end = match finish {
@@ -382,11 +382,11 @@ impl<'a> Run<'a> {
                 Finish::Failed(Fault::DeviceLost) => self.lost,
                 Finish::Failed(Fault::Step | Fault::OutOfMemory) => self.hit.contains(&tag),
                 // A request that runs alone and is refused slots appears to own the whole pool.
-                Finish::Capacity => self.script.wrong == Wrong::NoRoom,
+                Finish::Capacity => self.script.wrong == Wrong::NoSlots,
                 _ => false,
             };
             if !may_end || !alone.starts_with(tokens) {
-                return Err(format!("request {tag} hears {tokens:?}, {finish:?}; alone {alone:?}"));
+                return Err(format!("request {tag} receives {tokens:?}, {finish:?}; alone {alone:?}"));
             }
         }
         let room = self.core.cache().room();

@@ -1,11 +1,12 @@
 //! Random workloads for `main.rs`: draws a setup and requests from a seed, drives the engine, and
 //! compares completions with those of each request run alone.
 #![allow(clippy::unwrap_used, clippy::panic)] // a harness of tests
-use crate::{dice::Dice, drafter::Liar, flaky::Flaky, reasons::Reasons};
+use crate::{drafter::Oracle, flaky::Flaky, reasons::Reasons};
 use kvasir_engine::rectangular::Rules;
 use kvasir_engine::*;
 use kvasir_kv::{Cache, Cells, Contiguous, Paged, Radix, Token, TreeCache, blocks::BlockConfig};
 use kvasir_sim::{Faults, Toy};
+use kvasir_testkit::Random;
 use std::collections::BTreeMap;
 
 /// All parameters of one random workload; printed when it fails.
@@ -30,7 +31,7 @@ pub(crate) struct Setup {
 
 /// Coverage counters of the workloads, so that a test that exercises nothing fails.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Coverage {
     pub(crate) completed: u64,
     pub(crate) preemptions: u64,
     pub(crate) hits: u64,
@@ -43,7 +44,7 @@ pub(crate) struct Seen {
 }
 
 /// A request of the workload, with the turns at which it is added, aborted and stopped.
-struct Asked {
+struct PlannedRequest {
     request: Request,
     siblings: u32,
     at_turn: u32,
@@ -52,46 +53,46 @@ struct Asked {
 }
 
 impl Setup {
-    pub(crate) fn random(seed: u64) -> (Self, Dice) {
-        let mut dice = Dice::new(seed);
-        let cache = dice.pick(CACHES);
-        let policy = dice.pick(POLICIES);
+    pub(crate) fn random(seed: u64) -> (Self, Random) {
+        let mut random = Random::new(seed);
+        let cache = random.pick(CACHES);
+        let policy = random.pick(POLICIES);
         let block = match cache {
-            "paged" | "radix" => dice.pick(&[1, 2, 3, 4, 8, 16]),
+            "paged" | "radix" => random.pick(&[1, 2, 3, 4, 8, 16]),
             _ => 1,
         };
-        let tight = dice.chance(50);
-        let blocks = if tight { dice.between(24, 48).div_ceil(block) } else { 600u32.div_ceil(block) };
-        let faulty = dice.chance(25);
-        let rare = |dice: &mut Dice| if dice.chance(50) { dice.between(0, 60) } else { 0 };
+        let tight = random.chance(50);
+        let blocks = if tight { random.between(24, 48).div_ceil(block) } else { 600u32.div_ceil(block) };
+        let faulty = random.chance(25);
+        let rare = |random: &mut Random| if random.chance(50) { random.between(0, 60) } else { 0 };
         let setup = Self {
             seed,
             cache,
             block,
             slots: blocks * block,
-            sharing: dice.chance(70),
+            sharing: random.chance(70),
             policy: policy.to_owned(),
-            order: dice.pick(&[Order::Fcfs, Order::Priority, Order::Fair]),
-            overlap: dice.chance(60),
-            depth: dice.between(1, 3),
-            drafts: dice.pick(&["off", "off", "chain", "tree"]),
-            seqs: dice.pick(&[1, 2, 3, 5, 8]),
-            budget: if policy == "rectangular" { 400 } else { dice.pick(&[8, 12, 25, 70, 400]) },
+            order: random.pick(&[Order::Fcfs, Order::Priority, Order::Fair]),
+            overlap: random.chance(60),
+            depth: random.between(1, 3),
+            drafts: random.pick(&["off", "off", "chain", "tree"]),
+            seqs: random.pick(&[1, 2, 3, 5, 8]),
+            budget: if policy == "rectangular" { 400 } else { random.pick(&[8, 12, 25, 70, 400]) },
             faults: match faulty {
                 true => Faults {
                     seed,
-                    refused: rare(&mut dice),
-                    failed: rare(&mut dice),
-                    out_of_memory: rare(&mut dice),
-                    late: rare(&mut dice),
-                    lost: if dice.chance(10) { 20 } else { 0 },
+                    refused: rare(&mut random),
+                    failed: rare(&mut random),
+                    out_of_memory: rare(&mut random),
+                    late: rare(&mut random),
+                    lost: if random.chance(10) { 20 } else { 0 },
                 },
                 false => Faults::default(),
             },
-            flaky: if faulty && dice.chance(40) { dice.between(1, 15) } else { 0 },
-            aborts: dice.chance(30),
+            flaky: if faulty && random.chance(40) { random.between(1, 15) } else { 0 },
+            aborts: random.chance(30),
         };
-        (setup, dice)
+        (setup, random)
     }
 
     fn cache(&self) -> Box<dyn Cache> {
@@ -112,29 +113,29 @@ impl Setup {
         }
     }
 
-    fn policy(&self, dice: &mut Dice) -> Box<dyn Policy> {
+    fn policy(&self, random: &mut Random) -> Box<dyn Policy> {
         match self.policy.as_str() {
             "whole" => Box::new(PrefillFirst::new(Chunking::Off, 0.0)),
             "cut" => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)),
-            "capped" => Box::new(PrefillFirst::new(Chunking::On { cap: Some(dice.between(1, 9)) }, 0.0)),
+            "capped" => Box::new(PrefillFirst::new(Chunking::On { cap: Some(random.between(1, 9)) }, 0.0)),
             "delayed" => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.5)),
-            "chunked" => Box::new(Chunked::new(dice.between(1, 30), Mixing::Off)),
-            "mixed" => Box::new(Chunked::new(dice.between(1, 30), Mixing::On { target: None })),
+            "chunked" => Box::new(Chunked::new(random.between(1, 30), Mixing::Off)),
+            "mixed" => Box::new(Chunked::new(random.between(1, 30), Mixing::On { target: None })),
             "target" => {
-                let target = match dice.between(0, 1) {
+                let target = match random.between(0, 1) {
                     0 => StepTarget::Time(1500),
-                    _ => StepTarget::Hundredths(350),
+                    _ => StepTarget::Percent(350),
                 };
-                Box::new(Chunked::new(dice.between(1, 90), Mixing::On { target: Some(target) }))
+                Box::new(Chunked::new(random.between(1, 90), Mixing::On { target: Some(target) }))
             }
             "rectangular" => Box::new(Rectangular::new(RectangularConfig {
-                chunk_size: self.block * dice.between(1, 3),
-                max_batch: dice.between(1, 6),
-                max_batch_tkv: dice.pick(&[600, 2000]),
-                interleave: dice.chance(50),
-                rules: dice.pick(&[Rules::Document, Rules::Later]),
-                pausing: dice.chance(30),
-                long_output_first: dice.chance(30),
+                chunk_size: self.block * random.between(1, 3),
+                max_batch: random.between(1, 6),
+                max_batch_tkv: random.pick(&[600, 2000]),
+                interleave: random.chance(50),
+                rules: random.pick(&[Rules::Document, Rules::Later]),
+                pausing: random.chance(30),
+                long_output_first: random.chance(30),
             })),
             other => panic!("no policy {other}"),
         }
@@ -145,59 +146,59 @@ pub(crate) const CACHES: &[&str] = &["paged", "radix", "cells", "contiguous", "t
 pub(crate) const POLICIES: &[&str] =
     &["whole", "cut", "capped", "delayed", "chunked", "mixed", "target", "rectangular"];
 
-fn requests(dice: &mut Dice, setup: &Setup) -> Vec<Asked> {
-    let trunk: Vec<Token> = (0..40).map(|_| 100 + dice.between(0, 3)).collect();
-    (0..dice.between(1, 8))
+fn requests(random: &mut Random, setup: &Setup) -> Vec<PlannedRequest> {
+    let trunk: Vec<Token> = (0..40).map(|_| 100 + random.between(0, 3)).collect();
+    (0..random.between(1, 8))
         .map(|i| {
-            let shared = if dice.chance(60) { dice.between(0, 16) } else { 0 };
-            let own = dice.between(1, 14);
+            let shared = if random.chance(60) { random.between(0, 16) } else { 0 };
+            let own = random.between(1, 14);
             let mut prompt = trunk[..shared as usize].to_vec();
-            prompt.extend((0..own).map(|_| 100 + dice.between(0, 3)));
+            prompt.extend((0..own).map(|_| 100 + random.between(0, 3)));
             let params = Params {
-                max_tokens: if dice.chance(10) { dice.between(0, 50) } else { dice.between(0, 14) },
-                ignore_eos: dice.chance(20),
+                max_tokens: if random.chance(10) { random.between(0, 50) } else { random.between(0, 14) },
+                ignore_eos: random.chance(20),
                 eos: vec![Toy::EOS],
-                priority: dice.between(0, 2) as i32,
-                key: dice.next() % 3,
-                salt: dice.next() % 2,
-                serial: dice.chance(10),
+                priority: random.between(0, 2) as i32,
+                key: random.bits() % 3,
+                salt: random.bits() % 2,
+                serial: random.chance(10),
                 ..Params::default()
             };
-            let at = |dice: &mut Dice| dice.between(0, 40);
-            Asked {
+            let at = |random: &mut Random| random.between(0, 40);
+            PlannedRequest {
                 request: Request { tag: u64::from(i) * 10, prompt, params },
-                siblings: if dice.chance(15) { dice.between(2, 3) } else { 1 },
-                at_turn: dice.between(0, 12),
-                abort_at: (setup.aborts && dice.chance(40)).then(|| at(dice)),
-                stop_at: (setup.aborts && dice.chance(20)).then(|| (at(dice), dice.between(0, 6))),
+                siblings: if random.chance(15) { random.between(2, 3) } else { 1 },
+                at_turn: random.between(0, 12),
+                abort_at: (setup.aborts && random.chance(40)).then(|| at(random)),
+                stop_at: (setup.aborts && random.chance(20)).then(|| (at(random), random.between(0, 6))),
             }
         })
         .collect()
 }
 
 /// Runs one random workload; the error describes the first violation.
-pub(crate) fn run(seed: u64, seen: &mut Seen) -> Result<(), String> {
-    let (setup, mut dice) = Setup::random(seed);
-    drive(&setup, &mut dice, seen).map_err(|why| format!("{why}\n{setup:?}"))
+pub(crate) fn run(seed: u64, seen: &mut Coverage) -> Result<(), String> {
+    let (setup, mut random) = Setup::random(seed);
+    drive(&setup, &mut random, seen).map_err(|why| format!("{why}\n{setup:?}"))
 }
 
-fn engine(setup: &Setup, dice: &mut Dice) -> Engine<Toy> {
+fn engine(setup: &Setup, random: &mut Random) -> Engine<Toy> {
     let limits = Limits {
         max_num_seqs: setup.seqs,
         max_num_batched_tokens: setup.budget,
-        max_model_len: if dice.chance(20) { dice.between(20, 40) } else { 400 },
+        max_model_len: if random.chance(20) { random.between(20, 40) } else { 400 },
         prefix_cache: setup.sharing,
-        watermark: if dice.chance(20) { dice.between(0, 200) } else { 0 },
+        watermark: if random.chance(20) { random.between(0, 200) } else { 0 },
         ..Limits::default()
     };
     let mut cache = setup.cache();
     if setup.flaky > 0 {
-        let (mut dice, percent) = (Dice::new(setup.seed ^ 77), setup.flaky);
-        cache = Box::new(Flaky::new(cache, move |_| dice.chance(percent)));
+        let (mut random, percent) = (Random::new(setup.seed ^ 77), setup.flaky);
+        cache = Box::new(Flaky::new(cache, move |_| random.chance(percent)));
     }
     let trees = setup.drafts == "tree";
     let drafting = setup.drafts != "off" && (!trees || cache.tree().is_ok());
-    let core = Core::new(limits, setup.order, setup.policy(dice), cache);
+    let core = Core::new(limits, setup.order, setup.policy(random), cache);
     let mut now = 0;
     let clock = move || {
         now += 500;
@@ -206,35 +207,35 @@ fn engine(setup: &Setup, dice: &mut Dice) -> Engine<Toy> {
     let mut engine = Engine::new(core, Toy::with_faults(setup.faults).with_depth(setup.depth), clock);
     engine = engine.overlap(setup.overlap);
     if drafting {
-        let (width, honesty) = (dice.between(1, 5), dice.between(0, 100));
-        let liar = Liar { dice: Dice::new(setup.seed ^ 99), width, trees, honesty };
-        engine = engine.draft(Box::new(liar)).unwrap();
+        let (width, accuracy) = (random.between(1, 5), random.between(0, 100));
+        let oracle = Oracle { random: Random::new(setup.seed ^ 99), width, trees, accuracy };
+        engine = engine.draft(Box::new(oracle)).unwrap();
     }
     engine
 }
 
 #[derive(Default)]
-struct Heard {
+struct Received {
     tokens: Vec<Token>,
     finish: Option<Finish>,
 }
 
 /// Runs the engine until idle, checking invariants, device violations and events after every turn.
-fn drive(setup: &Setup, dice: &mut Dice, seen: &mut Seen) -> Result<(), String> {
+fn drive(setup: &Setup, random: &mut Random, seen: &mut Coverage) -> Result<(), String> {
     let reasons = Reasons::default();
-    let mut engine = engine(setup, dice).observe(Box::new(reasons.clone()));
-    let asked = requests(dice, setup);
-    let mut heard: BTreeMap<u64, Heard> = BTreeMap::new();
+    let mut engine = engine(setup, random).observe(Box::new(reasons.clone()));
+    let planned = requests(random, setup);
+    let mut received: BTreeMap<u64, Received> = BTreeMap::new();
     let mut ids: BTreeMap<u64, RequestId> = BTreeMap::new();
     let mut lost = false;
     for turn in 0..3000 {
-        for one in asked.iter().filter(|one| one.at_turn == turn) {
+        for one in planned.iter().filter(|one| one.at_turn == turn) {
             let now = engine.now();
             if let Ok(added) = engine.core_mut().add_siblings(one.request.clone(), one.siblings, now) {
                 ids.extend((one.request.tag..).zip(added));
             }
         }
-        for one in &asked {
+        for one in &planned {
             let (Some(id), now) = (ids.get(&one.request.tag).copied(), engine.now()) else { continue };
             if one.abort_at == Some(turn) {
                 engine.core_mut().abort(id, now);
@@ -264,12 +265,12 @@ fn drive(setup: &Setup, dice: &mut Dice, seen: &mut Seen) -> Result<(), String> 
             return Err(format!("turn {turn}: {missing}"));
         }
         engine.core().check_invariants().map_err(|why| format!("turn {turn}: {why}"))?;
-        listen(&mut engine, &mut heard, seen)?;
-        let all_here = asked.iter().all(|one| one.at_turn <= turn);
+        collect_events(&mut engine, &mut received, seen)?;
+        let all_here = planned.iter().all(|one| one.at_turn <= turn);
         if lost || (all_here && turn_done == Turn::Idle) {
             seen.accepted += engine.core().draft_stats().totals().0;
             seen.lost += u64::from(lost);
-            return judge(setup, &engine, &asked, &heard, lost);
+            return check_completions(setup, &engine, &planned, &received, lost);
         }
     }
     let (waiting, running) = engine.core().counts();
@@ -278,16 +279,20 @@ fn drive(setup: &Setup, dice: &mut Dice, seen: &mut Seen) -> Result<(), String> 
 }
 
 /// Collects events; fails on a gap, a repetition or an event after the end.
-fn listen(engine: &mut Engine<Toy>, heard: &mut BTreeMap<u64, Heard>, seen: &mut Seen) -> Result<(), String> {
+fn collect_events(
+    engine: &mut Engine<Toy>,
+    received: &mut BTreeMap<u64, Received>,
+    seen: &mut Coverage,
+) -> Result<(), String> {
     let outbox = engine.core_mut().outbox();
     for (event, tokens) in outbox.iter() {
-        let one = heard.entry(event.tag).or_default();
+        let one = received.entry(event.tag).or_default();
         if one.finish.is_some() {
-            return Err(format!("request {} hears something after its end: {event:?}", event.tag));
+            return Err(format!("request {} receives an event after its end: {event:?}", event.tag));
         }
         if event.first as usize != one.tokens.len() {
             return Err(format!(
-                "request {} hears token {} after {}",
+                "request {} receives token {} after {}",
                 event.tag,
                 event.first,
                 one.tokens.len()
@@ -313,22 +318,22 @@ fn listen(engine: &mut Engine<Toy>, heard: &mut BTreeMap<u64, Heard>, seen: &mut
 }
 
 /// Compares every completion with that of its request run alone, and the KV pool with its baseline.
-fn judge(
+fn check_completions(
     setup: &Setup,
     engine: &Engine<Toy>,
-    asked: &[Asked],
-    heard: &BTreeMap<u64, Heard>,
+    planned: &[PlannedRequest],
+    received: &BTreeMap<u64, Received>,
     lost: bool,
 ) -> Result<(), String> {
-    for one in asked {
+    for one in planned {
         let params = &one.request.params;
         let alone = Toy::alone(&one.request.prompt, params.max_tokens, params.ignore_eos);
         for tag in one.request.tag..one.request.tag + u64::from(one.siblings) {
-            let Some(got) = heard.get(&tag) else {
+            let Some(got) = received.get(&tag) else {
                 if lost || one.siblings > 1 {
                     continue; // never added, or refused with its leader
                 }
-                return Err(format!("request {tag} hears nothing"));
+                return Err(format!("request {tag} receives nothing"));
             };
             let whole = match got.finish {
                 None => return Err(format!("request {tag} never ends")),
@@ -347,7 +352,7 @@ fn judge(
             let len = one.request.prompt.len() + got.tokens.len();
             let fits = len.div_ceil(setup.block as usize) * setup.block as usize <= setup.slots as usize;
             if got.finish == Some(Finish::Capacity) && fits && setup.flaky == 0 {
-                return Err(format!("request {tag} ends for want of room, with {len} tokens"));
+                return Err(format!("request {tag} ends for want of slots, with {len} tokens"));
             }
             let right = if whole { got.tokens == alone } else { alone.starts_with(&got.tokens) };
             if !right {

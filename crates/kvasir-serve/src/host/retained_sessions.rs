@@ -43,11 +43,11 @@ impl RetainedSessions {
 
     /// Applies the session updates of an outbox and wakes waiting operations.
     pub(crate) fn record(&self, outbox: &Outbox) {
-        if outbox.kept.is_empty() {
+        if outbox.retained.is_empty() {
             return;
         }
         let mut state = self.lock();
-        for (session, tokens) in &outbox.kept {
+        for (session, tokens) in &outbox.retained {
             match tokens {
                 0 => drop(state.tokens.remove(session)),
                 _ => drop(state.tokens.insert(*session, *tokens)),

@@ -138,7 +138,7 @@ impl Observer for Subscribers {
         for tracer in self.subscribers.iter_mut().filter_map(|subscriber| subscriber.tracer.as_mut()) {
             tracer.completed(core, step, result, now);
             if core.is_idle() {
-                tracer.settle();
+                tracer.flush();
             }
         }
     }

@@ -187,7 +187,7 @@ impl Metrics {
         let (_, decode) = step.batch.decodes();
         self.computed_tokens.add(prompt as u64);
         self.step_tokens.observe((prompt + decode) as u64);
-        for deferred in &record.held {
+        for deferred in &record.deferred {
             if let Some(counter) = self.deferred.get(deferral_group(deferred.reason)) {
                 counter.add(1);
             }
@@ -198,7 +198,7 @@ impl Metrics {
 /// Index into [`DEFERRED`].
 fn deferral_group(reason: DeferReason) -> usize {
     match reason {
-        DeferReason::NoRoom { .. }
+        DeferReason::NoSlots { .. }
         | DeferReason::Reserved { .. }
         | DeferReason::Lease { .. }
         | DeferReason::CacheSequences => 0,

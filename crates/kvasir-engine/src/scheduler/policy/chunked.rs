@@ -11,7 +11,7 @@
 
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::kv_manager::Admit;
+use crate::scheduler::kv_manager::AdmissionTerms;
 use crate::scheduler::kv_manager::PublishAt;
 use crate::scheduler::limits::Costs;
 use crate::scheduler::policy::Policy;
@@ -38,7 +38,7 @@ pub enum StepTarget {
     /// Absolute, in nanoseconds.
     Time(Nanos),
     /// Relative: percent of the predicted time of its decodes alone.
-    Hundredths(u32),
+    Percent(u32),
 }
 
 /// Chunked prefill under a token budget per step, with slots reserved for all that running
@@ -50,7 +50,7 @@ pub struct Chunked {
 }
 
 /// Smallest chunk beside decodes, so that a time target cannot starve prefill.
-const LEAST_CHUNK: u32 = 16;
+const MIN_CHUNK: u32 = 16;
 
 /// First chunk beside decodes while costs are unknown: large enough to learn from, small enough not
 /// to stall decodes.
@@ -61,12 +61,12 @@ const FIRST_CHUNK: u32 = 64;
 struct PrefillBudget {
     tokens: u32,
     /// Set if the step has a time target.
-    time: Option<Spare>,
+    time: Option<TimeBudget>,
 }
 
 /// Time budget left in the step.
 #[derive(Clone, Copy)]
-struct Spare {
+struct TimeBudget {
     time: Nanos,
     /// Tokens that may be fed regardless of time.
     least: u32,
@@ -76,13 +76,13 @@ impl PrefillBudget {
     /// Largest chunk of a prompt from position `at` that fits the budget.
     fn tokens(&self, costs: &Costs, at: u32) -> u32 {
         // Very small chunks are not worth it: each makes the step read all K/V before it.
-        let whole = |tokens: u32| if tokens < LEAST_CHUNK { 0 } else { tokens };
-        let fits = |spare: Spare| whole(costs.tokens_in(spare.time, at).unwrap_or(0)).max(spare.least);
+        let whole = |tokens: u32| if tokens < MIN_CHUNK { 0 } else { tokens };
+        let fits = |time: TimeBudget| whole(costs.tokens_in(time.time, at).unwrap_or(0)).max(time.least);
         self.tokens.min(self.time.map_or(u32::MAX, fits))
     }
 
     /// The reason for deferring once the budget is used up.
-    fn short(&self) -> DeferReason {
+    fn exhausted(&self) -> DeferReason {
         match self.time {
             Some(_) if self.tokens > 0 => DeferReason::CostTarget,
             _ => DeferReason::TokenBudget,
@@ -90,11 +90,11 @@ impl PrefillBudget {
     }
 
     /// Charges a scheduled chunk to the budget.
-    fn take(&mut self, costs: &Costs, at: u32, tokens: u32) {
+    fn charge(&mut self, costs: &Costs, at: u32, tokens: u32) {
         self.tokens -= tokens;
-        if let Some(spare) = &mut self.time {
-            spare.time = spare.time.saturating_sub(costs.tokens_take(tokens, at));
-            spare.least = spare.least.saturating_sub(tokens);
+        if let Some(time) = &mut self.time {
+            time.time = time.time.saturating_sub(costs.tokens_take(tokens, at));
+            time.least = time.least.saturating_sub(tokens);
         }
     }
 }
@@ -110,8 +110,8 @@ impl Chunked {
     /// used up.
     fn prefill(&self, view: &mut SchedulerView<'_>, mut budget: PrefillBudget) {
         budget.tokens = budget.tokens.min(view.token_budget());
-        let looked_at = if view.prefilling() > 0 { view.running() } else { 0 };
-        for i in 0..looked_at {
+        let visited = if view.prefilling() > 0 { view.running() } else { 0 };
+        for i in 0..visited {
             let Some(entry) = view.running_at(i) else { break };
             if view.sequence(entry).is_prefilling() && view.sequence(entry).to_feed() > 0 {
                 self.feed(view, entry, &mut budget);
@@ -123,10 +123,10 @@ impl Chunked {
                 continue;
             }
             if budget.tokens(&view.costs(), 0) == 0 {
-                return view.defer(entry, budget.short());
+                return view.defer(entry, budget.exhausted());
             }
             let reserve_to = view.sequence(entry).longest().min(view.capacity());
-            if let Err(reason) = view.admit(entry, Admit { reserve_to, hit_limit: u32::MAX }) {
+            if let Err(reason) = view.admit(entry, AdmissionTerms { reserve_to, hit_limit: u32::MAX }) {
                 return view.defer(entry, reason);
             }
             if !self.feed(view, entry, &mut budget) {
@@ -141,18 +141,18 @@ impl Chunked {
         let tokens =
             view.sequence(entry).to_feed().min(budget.tokens(&costs, at)).min(view.chunk_limit(entry));
         let fed = match tokens {
-            0 => Err(budget.short()),
+            0 => Err(budget.exhausted()),
             _ => view.feed(entry, Feed { tokens, ..Feed::default() }),
         };
         match fed {
-            Ok(()) => budget.take(&costs, at, tokens),
+            Ok(()) => budget.charge(&costs, at, tokens),
             Err(reason) => view.defer(entry, reason),
         }
         fed.is_ok()
     }
 
     /// The prefill budget beside the decodes already scheduled.
-    fn beside_decodes(&self, view: &SchedulerView<'_>, target: Option<StepTarget>) -> PrefillBudget {
+    fn prefill_budget(&self, view: &SchedulerView<'_>, target: Option<StepTarget>) -> PrefillBudget {
         let all = PrefillBudget { tokens: self.max_extend_tokens, time: None };
         let (Some(target), Some(rows)) = (target, view.scheduled_rows().checked_sub(1)) else { return all };
         let costs = view.costs();
@@ -160,15 +160,15 @@ impl Chunked {
         let is_known = costs.tokens_in(0, 0).is_some();
         let (time, is_known) = match target {
             StepTarget::Time(target) => (target.saturating_sub(alone), is_known),
-            StepTarget::Hundredths(share) => {
+            StepTarget::Percent(share) => {
                 (alone.saturating_mul(u64::from(share.saturating_sub(100))) / 100, is_known && alone > 0)
             }
         };
         match (is_known, target) {
-            (true, _) => PrefillBudget { time: Some(Spare { time, least: LEAST_CHUNK }), ..all },
+            (true, _) => PrefillBudget { time: Some(TimeBudget { time, least: MIN_CHUNK }), ..all },
             (false, StepTarget::Time(_)) => all,
-            (false, StepTarget::Hundredths(_)) => {
-                PrefillBudget { time: Some(Spare { time: 0, least: FIRST_CHUNK }), ..all }
+            (false, StepTarget::Percent(_)) => {
+                PrefillBudget { time: Some(TimeBudget { time: 0, least: FIRST_CHUNK }), ..all }
             }
         }
     }
@@ -190,7 +190,7 @@ impl Policy for Chunked {
             }
             Mixing::On { target } => {
                 decode_running(view);
-                let budget = self.beside_decodes(view, target);
+                let budget = self.prefill_budget(view, target);
                 self.prefill(view, budget);
             }
         }

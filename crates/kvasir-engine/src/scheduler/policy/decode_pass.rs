@@ -33,7 +33,7 @@ pub(crate) fn decode_running(view: &mut SchedulerView<'_>) {
         match view.decode(entry, 0) {
             Ok(()) => i += 1,
             // Reached only if slots beyond the reservation are needed.
-            Err(DeferReason::NoRoom { .. }) => {
+            Err(DeferReason::NoSlots { .. }) => {
                 if !preempt_last(view, i) {
                     return;
                 }

@@ -8,7 +8,7 @@
 use crate::request::finish::Refusal;
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::kv_manager::Admit;
+use crate::scheduler::kv_manager::AdmissionTerms;
 use crate::scheduler::limits::Limits;
 use crate::scheduler::policy::Policy;
 use crate::scheduler::policy::decode_pass::{decode_running, never_fits};
@@ -42,7 +42,7 @@ pub struct PrefillFirst {
     delay_factor: f64,
     /// Start of the last prefill step, until the next call measures its duration.
     prefill_at: Option<Nanos>,
-    prefill_took: Nanos,
+    prefill_duration: Nanos,
 }
 
 /// Chunk granularity in tokens, unless blocks are larger.
@@ -66,20 +66,20 @@ pub fn prefill_chunk(left: u32, budget: u32, block: u32, chunked: bool, empty: b
 impl PrefillFirst {
     /// A prefill-first policy; a delay factor of 0 admits immediately.
     pub fn new(chunking: Chunking, delay_factor: f64) -> Self {
-        Self { chunking, delay_factor, prefill_at: None, prefill_took: 0 }
+        Self { chunking, delay_factor, prefill_at: None, prefill_duration: 0 }
     }
 
     /// Whether the delay factor permits admissions in this step.
-    fn gate_is_open(&mut self, view: &SchedulerView<'_>) -> bool {
+    fn delay_has_passed(&mut self, view: &SchedulerView<'_>) -> bool {
         if let Some(at) = self.prefill_at.take() {
-            self.prefill_took = view.now().saturating_sub(at);
+            self.prefill_duration = view.now().saturating_sub(at);
         }
         if self.delay_factor <= 0.0 || view.running() == 0 {
             return true;
         }
         let arrived = |entry: u32| view.sequence(entry).timings().arrived;
         let Some(oldest) = view.waiting_in_order().map(arrived).min() else { return true };
-        view.now().saturating_sub(oldest) as f64 > self.delay_factor * self.prefill_took as f64
+        view.now().saturating_sub(oldest) as f64 > self.delay_factor * self.prefill_duration as f64
     }
 
     /// Schedules the next chunk of one prompt. False if no further prompt may be fed in this step.
@@ -89,7 +89,7 @@ impl PrefillFirst {
             return true;
         }
         let Some(tokens) = self.chunk(view, left) else {
-            view.defer(entry, DeferReason::Sliver);
+            view.defer(entry, DeferReason::ChunkTooSmall);
             return false;
         };
         let tokens = tokens.min(view.chunk_limit(entry));
@@ -119,15 +119,15 @@ impl PrefillFirst {
 
     /// Feeds prompts in progress, then admits waiting requests in queue order.
     fn prefill(&mut self, view: &mut SchedulerView<'_>) {
-        let open = self.gate_is_open(view);
-        let looked_at = if view.prefilling() > 0 { view.running() } else { 0 };
-        for i in 0..looked_at {
+        let admits = self.delay_has_passed(view);
+        let visited = if view.prefilling() > 0 { view.running() } else { 0 };
+        for i in 0..visited {
             let Some(entry) = view.running_at(i) else { break };
             if view.sequence(entry).is_prefilling() && !self.feed_prompt(view, entry) {
                 return;
             }
         }
-        if !open {
+        if !admits {
             view.defer_rest_waiting(DeferReason::Delay);
             return;
         }
@@ -141,7 +141,7 @@ impl PrefillFirst {
                 return;
             }
             let reserve_to = view.sequence(entry).len();
-            if let Err(reason) = view.admit(entry, Admit { reserve_to, hit_limit: u32::MAX }) {
+            if let Err(reason) = view.admit(entry, AdmissionTerms { reserve_to, hit_limit: u32::MAX }) {
                 view.defer(entry, reason);
                 return;
             }

@@ -207,7 +207,7 @@ impl AnswerStream {
             prompt: summary.prompt,
             cached: summary.cached,
             ttft: Duration::from_nanos(summary.ttft().unwrap_or(0)),
-            spoke: Duration::from_nanos(summary.spoke().unwrap_or(0)),
+            spoke: Duration::from_nanos(summary.decode_time().unwrap_or(0)),
         });
         if let Some(mut recorder) = self.recorder.take() {
             recorder.push_deltas(&increment.deltas);

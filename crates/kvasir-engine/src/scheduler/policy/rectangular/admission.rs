@@ -11,7 +11,7 @@ use crate::scheduler::record::Projection;
 
 /// A decoding row, as seen by the admission tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decoder {
+pub struct DecodingRow {
     /// Tokens with K/V.
     pub computed: u32,
     /// Outputs left, which is the number of decode steps left.
@@ -20,7 +20,7 @@ pub struct Decoder {
 
 /// A prompt about to join the decode batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Newcomer {
+pub struct NewRow {
     /// Prompt tokens.
     pub prompt: u32,
     /// Outputs left after prefill, excluding the first: its decode steps.
@@ -29,11 +29,17 @@ pub struct Newcomer {
 
 impl Projection {
     /// Projects the end lengths for a new row, reusing memory. `tkv` is that of the previous step.
-    pub fn look(&mut self, block: u32, tkv: u32, new: Newcomer, decoders: impl Iterator<Item = Decoder>) {
+    pub fn project(
+        &mut self,
+        block: u32,
+        tkv: u32,
+        new: NewRow,
+        decoders: impl Iterator<Item = DecodingRow>,
+    ) {
         let block = u64::from(block.max(1));
         let end = |at: u64, left: u32| (at + u64::from(left)).div_ceil(block) * block + block;
         let top = u64::from(tkv.max(new.prompt));
-        self.mine = end(top / block * block + u64::from(new.prompt) % block, new.left);
+        self.own_end = end(top / block * block + u64::from(new.prompt) % block, new.left);
         self.ends.clear();
         self.ends.extend(decoders.map(|d| end(top, d.left)));
         self.ends.sort_unstable();
@@ -47,11 +53,11 @@ impl Projection {
     pub fn within(&self, limit: u64) -> Result<(), u64> {
         let mut rows = self.ends.len() as u64 + 1;
         for &theirs in &self.ends {
-            let volume = rows * self.mine.min(theirs);
+            let volume = rows * self.own_end.min(theirs);
             if volume > limit {
                 return Err(volume);
             }
-            if self.mine <= theirs {
+            if self.own_end <= theirs {
                 break;
             }
             rows -= 1;
@@ -69,8 +75,8 @@ pub fn length_allows(
     max_model_len: u32,
     block: u32,
     tkv: u32,
-    new: Newcomer,
-    mut decoders: impl Iterator<Item = Decoder>,
+    new: NewRow,
+    mut decoders: impl Iterator<Item = DecodingRow>,
 ) -> bool {
     let block = block.max(1);
     let base = tkv.max(new.prompt) / block * block;
@@ -88,27 +94,27 @@ mod tests {
     fn allows(limit: u64, tkv: u32, new: (u32, u32), decoders: &[(u32, u32)]) -> bool {
         // Test notation: `new` is (prompt, total outputs), each decoder (computed, outputs
         // including the pending one).
-        let new = Newcomer { prompt: new.0, left: new.1 - 1 };
-        let decoders = decoders.iter().map(|&(computed, left)| Decoder { computed, left: left - 1 });
+        let new = NewRow { prompt: new.0, left: new.1 - 1 };
+        let decoders = decoders.iter().map(|&(computed, left)| DecodingRow { computed, left: left - 1 });
         let mut projection = Projection::default();
-        projection.look(64, tkv, new, decoders);
+        projection.project(64, tkv, new, decoders);
         projection.within(limit).is_ok()
     }
 
     #[test]
-    fn alone_it_always_fits() {
+    fn single_row_always_fits() {
         assert!(allows(1, 0, (1000, 1000), &[]));
     }
 
     #[test]
-    fn a_newcomer_that_ends_first_is_held_to_its_own_end() {
+    fn volume_is_tested_up_to_the_new_rows_end() {
         // The new row ends at up(20 + 9) + 64 = 128, the other at up(40 + 59) + 64 = 192.
         assert!(allows(256, 40, (20, 10), &[(40, 60)]));
         assert!(!allows(255, 40, (20, 10), &[(40, 60)]));
     }
 
     #[test]
-    fn one_that_outlives_others_needs_room_at_each_of_their_ends() {
+    fn volume_is_tested_at_every_earlier_end() {
         // The others end at 192 and 256, the new row at 576: 3 * 192 and 2 * 256 must fit.
         let others = [(60, 40), (60, 130)];
         assert!(allows(576, 60, (20, 500), &others));
@@ -118,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_figures_fourth_request_waits_for_volume() {
+    fn fourth_request_of_the_figure_waits_for_volume() {
         // Step 35 of the document's figure: 4 * 512 > 1536; with one decoder fewer it fits.
         let decoding = [(71, 78), (411, 98), (270, 29)];
         assert!(!allows(1536, 412, (105, 15), &decoding));
@@ -126,9 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn the_newcomer_and_every_decoder_must_fit() {
-        let new = Newcomer { prompt: 111, left: 16 };
-        let one = |computed, left| std::iter::once(Decoder { computed, left });
+    fn length_test_covers_new_and_decoding_rows() {
+        let new = NewRow { prompt: 111, left: 16 };
+        let one = |computed, left| std::iter::once(DecodingRow { computed, left });
         assert!(length_allows(128, 64, 111, new, std::iter::empty()));
         assert!(length_allows(127, 64, 111, new, std::iter::empty()));
         assert!(!length_allows(126, 64, 111, new, std::iter::empty()));
@@ -138,8 +144,8 @@ mod tests {
     }
 
     #[test]
-    fn a_long_batch_pushes_a_short_newcomer() {
-        let new = Newcomer { prompt: 10, left: 99 };
+    fn long_batch_pads_a_short_new_row() {
+        let new = NewRow { prompt: 10, left: 99 };
         assert!(length_allows(512, 64, 410, new, std::iter::empty()));
         assert!(!length_allows(512, 64, 450, new, std::iter::empty()), "448 + 10 + 99 > 512");
     }

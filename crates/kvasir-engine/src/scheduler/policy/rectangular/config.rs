@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_never_work_is_refused_by_name() {
+    fn conflicting_options_are_refused_by_name() {
         let limits = Limits { max_num_batched_tokens: 1024, max_model_len: 4096, ..Limits::default() };
         let fails = |change: fn(&mut RectangularConfig)| {
             let mut config = RectangularConfig::default();

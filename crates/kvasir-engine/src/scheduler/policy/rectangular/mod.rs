@@ -28,14 +28,14 @@ pub(crate) mod rules;
 
 use crate::request::ids::RequestId;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::kv_manager::Admit;
+use crate::scheduler::kv_manager::AdmissionTerms;
 use crate::scheduler::policy::Policy;
-use crate::scheduler::policy::rectangular::admission::{Decoder, Newcomer, length_allows};
+use crate::scheduler::policy::rectangular::admission::{DecodingRow, NewRow, length_allows};
 use crate::scheduler::policy::rectangular::config::RectangularConfig;
 use crate::scheduler::policy::rectangular::prefill::{HitPlan, PrefillShape};
 use crate::scheduler::policy::rectangular::rectangle::Rectangle;
-use crate::scheduler::policy::rectangular::rotation::{Turn, rotate};
-use crate::scheduler::record::{ChunkRecord, Skipped};
+use crate::scheduler::policy::rectangular::rotation::{Candidate, select_rows};
+use crate::scheduler::record::{ChunkRecord, SkippedPrefill};
 use crate::scheduler::schedule::Feed;
 use crate::scheduler::view::SchedulerView;
 
@@ -85,9 +85,9 @@ pub struct Rectangular {
     pause_events: u64,
     resume_events: u64,
     /// Scratch memory.
-    turns: Vec<Turn>,
+    candidates: Vec<Candidate>,
     rows: Vec<Row>,
-    decoders: Vec<Decoder>,
+    decoding_rows: Vec<DecodingRow>,
     queue: Vec<u32>,
 }
 
@@ -103,9 +103,9 @@ impl Rectangular {
             after_prefill: false,
             pause_events: 0,
             resume_events: 0,
-            turns: Vec::new(),
+            candidates: Vec::new(),
             rows: Vec::new(),
-            decoders: Vec::new(),
+            decoding_rows: Vec::new(),
             queue: Vec::new(),
         }
     }
@@ -133,39 +133,39 @@ impl Rectangular {
     }
 
     /// The reason why no prefill may run now, if there is one.
-    fn closed(&self, view: &SchedulerView<'_>) -> Option<DeferReason> {
+    fn prefill_blocked(&self, view: &SchedulerView<'_>) -> Option<DeferReason> {
         if !self.paused.is_empty() {
             return Some(DeferReason::OthersPaused);
         }
-        let turn_of_decodes =
+        let decodes_first =
             self.config.interleave && self.after_prefill && self.decoding(view).next().is_some();
-        turn_of_decodes.then_some(DeferReason::Interleave)
+        decodes_first.then_some(DeferReason::Interleave)
     }
 
     /// Collects the decoding rows for `Rectangular::may_join`.
-    fn list_decoders(&mut self, view: &SchedulerView<'_>) {
-        let mut decoders = std::mem::take(&mut self.decoders);
-        decoders.clear();
-        decoders.extend(self.decoding(view).map(|row| {
+    fn list_decoding_rows(&mut self, view: &SchedulerView<'_>) {
+        let mut decoding_rows = std::mem::take(&mut self.decoding_rows);
+        decoding_rows.clear();
+        decoding_rows.extend(self.decoding(view).map(|row| {
             let sequence = view.sequence(row.entry);
-            Decoder { computed: sequence.claimed(), left: sequence.outputs_left() }
+            DecodingRow { computed: sequence.claimed(), left: sequence.outputs_left() }
         }));
-        self.decoders = decoders;
+        self.decoding_rows = decoding_rows;
     }
 
     /// Admission test to the decode batch: a free row, and no later step that exceeds a limit.
     fn may_join(&mut self, view: &mut SchedulerView<'_>, entry: u32, prompt: u32) -> Result<(), DeferReason> {
         let RectangularConfig { max_batch, max_batch_tkv: limit, rules, pausing, .. } = self.config;
-        let decoders = || self.decoders.iter().copied();
-        if self.decoders.len() >= max_batch as usize {
+        let decoding_rows = || self.decoding_rows.iter().copied();
+        if self.decoding_rows.len() >= max_batch as usize {
             return Err(DeferReason::DecodeBatch);
         }
-        if self.decoders.is_empty() {
+        if self.decoding_rows.is_empty() {
             return Ok(());
         }
         let (block, length) = (view.block_size(), view.limits().max_model_len);
-        let new = Newcomer { prompt, left: view.sequence(entry).outputs_left().saturating_sub(1) };
-        if rules.tests_length() && !length_allows(length, block, self.tkv, new, decoders()) {
+        let new = NewRow { prompt, left: view.sequence(entry).outputs_left().saturating_sub(1) };
+        if rules.tests_length() && !length_allows(length, block, self.tkv, new, decoding_rows()) {
             return Err(DeferReason::ModelLength);
         }
         if pausing {
@@ -174,7 +174,7 @@ impl Rectangular {
         let id = view.sequence(entry).id();
         let record = view.rectangle();
         record.projected = Some(id);
-        record.projection.look(block, self.tkv, new, decoders());
+        record.projection.project(block, self.tkv, new, decoding_rows());
         record.projection.within(limit).map_err(|projected| DeferReason::Volume { projected, limit })
     }
 
@@ -195,13 +195,13 @@ impl Rectangular {
 
     /// Schedules the next chunk of the prompt in progress, row `at`.
     fn resume(&mut self, view: &mut SchedulerView<'_>, at: usize) -> Result<(), DeferReason> {
-        if let Some(reason) = self.closed(view) {
+        if let Some(reason) = self.prefill_blocked(view) {
             return Err(reason);
         }
         let Some(&row) = self.running.get(at) else { return Err(DeferReason::OnePrefill) };
         let chunk = row.shape.chunk_after(view.sequence(row.entry).claimed());
         if self.config.interleave && row.shape.is_last(chunk) {
-            self.list_decoders(view);
+            self.list_decoding_rows(view);
             self.may_join(view, row.entry, row.shape.prompt())?;
         }
         self.run_chunk(view, at)
@@ -216,16 +216,16 @@ impl Rectangular {
         let live = self.live(view);
         if live > 0 {
             let full = (live >= self.config.max_batch as usize).then_some(DeferReason::DecodeBatch);
-            if let Some(reason) = self.closed(view).or(full) {
+            if let Some(reason) = self.prefill_blocked(view).or(full) {
                 view.defer_rest_waiting(reason);
                 return false;
             }
         }
-        self.list_decoders(view);
-        let looked_at = if self.config.rules.skips_ahead() { LOOK_AHEAD } else { 1 };
+        self.list_decoding_rows(view);
+        let examined = if self.config.rules.skips_ahead() { LOOK_AHEAD } else { 1 };
         let mut queue = std::mem::take(&mut self.queue);
         queue.clear();
-        queue.extend(view.waiting_in_order().take(looked_at));
+        queue.extend(view.waiting_in_order().take(examined));
         let mut started = false;
         for &entry in &queue {
             match self.start_one(view, entry, live == 0) {
@@ -234,9 +234,9 @@ impl Rectangular {
                     started = true;
                     break;
                 }
-                Err(Refused { reason, others_too }) => {
+                Err(Refused { reason, blocks_queue }) => {
                     view.defer(entry, reason);
-                    if others_too {
+                    if blocks_queue {
                         break;
                     }
                 }
@@ -257,14 +257,14 @@ impl Rectangular {
         let sequence = view.sequence(entry);
         let reserve_to = sequence.longest().min(view.capacity());
         let shape = PrefillShape::new(sequence.len(), view.block_size(), self.config.chunk_size);
-        let admit = Admit { reserve_to, hit_limit: u32::MAX };
+        let admit = AdmissionTerms { reserve_to, hit_limit: u32::MAX };
         // KV slots are granted in strict queue order: a request without slots blocks those behind
         // it.
-        let stop = |reason| Refused { reason, others_too: true };
+        let stop = |reason| Refused { reason, blocks_queue: true };
         let found = view.admissible(entry, admit).map_err(stop)?;
         let plan = HitPlan::new(shape, found.tokens);
         if !nothing_runs && (!self.config.interleave || shape.is_last(plan.first_chunk)) {
-            let pass = |reason| Refused { reason, others_too: false };
+            let pass = |reason| Refused { reason, blocks_queue: false };
             self.may_join(view, entry, shape.prompt()).map_err(pass)?;
         }
         let hit = view.admit(entry, admit).map_err(stop)?.tokens;
@@ -313,12 +313,13 @@ impl Rectangular {
         let (mut shape, mut all) = self.shapes(view);
         // Usual case: nothing is paused and all rows fit.
         if !self.paused.is_empty() || shape.volume() > self.config.max_batch_tkv {
-            while self.take_turns(view).rows() == 0
-                && let Some(first) = self.turns.first()
+            while self.rotate(view).rows() == 0
+                && let Some(first) = self.candidates.first()
             {
-                let who = self.rows.get(first.who).map(|row| row.entry);
-                who.into_iter().for_each(|entry| view.finish_capacity(entry));
-                self.drop_gone(view);
+                if let Some(row) = self.rows.get(first.index) {
+                    view.finish_capacity(row.entry);
+                }
+                self.drop_ended(view);
             }
             (shape, all) = self.shapes(view);
         }
@@ -336,7 +337,7 @@ impl Rectangular {
             match view.feed(row.entry, feed) {
                 Ok(()) => {}
                 // Its reservation was capped at the pool's capacity, and it has outgrown that.
-                Err(DeferReason::NoRoom { .. }) if view.running() == 1 && view.steps_in_flight() == 0 => {
+                Err(DeferReason::NoSlots { .. }) if view.running() == 1 && view.steps_in_flight() == 0 => {
                     view.finish_capacity(row.entry);
                     has_ended = true;
                 }
@@ -344,7 +345,7 @@ impl Rectangular {
             }
         }
         if has_ended {
-            self.drop_gone(view);
+            self.drop_ended(view);
         }
         for row in &self.paused {
             view.defer(row.entry, DeferReason::Paused);
@@ -369,13 +370,13 @@ impl Rectangular {
     }
 
     /// Rotates rows between decoding and paused. Returns the shape of the decode batch.
-    fn take_turns(&mut self, view: &mut SchedulerView<'_>) -> Rectangle {
+    fn rotate(&mut self, view: &mut SchedulerView<'_>) -> Rectangle {
         let first_running = self.paused.len();
         self.rows.clear();
         self.rows.append(&mut self.paused);
         self.rows.append(&mut self.running);
-        self.turns.clear();
-        for (who, row) in self.rows.iter().enumerate() {
+        self.candidates.clear();
+        for (index, row) in self.rows.iter().enumerate() {
             let sequence = view.sequence(row.entry);
             if sequence.is_prefilling() {
                 continue;
@@ -383,30 +384,39 @@ impl Rectangular {
             let computed = sequence.claimed();
             if let Some(reason) = view.must_wait(row.entry) {
                 view.defer(row.entry, reason);
-                if who < first_running {
+                if index < first_running {
                     self.paused.push(*row);
                 }
                 continue;
             }
             let decoded = computed - row.shape.prompt().min(computed);
-            self.turns.push(Turn { who, computed, decoded, starved: row.starved, keep: false });
+            self.candidates.push(Candidate {
+                index,
+                computed,
+                decoded,
+                starved: row.starved,
+                selected: false,
+            });
         }
         let (limit, long_first) = (self.config.max_batch_tkv, self.config.long_output_first);
-        let shape = rotate(&mut self.turns, view.block_size(), limit, long_first);
-        for turn in &self.turns {
-            self.rows[turn.who].starved = turn.starved;
+        let shape = select_rows(&mut self.candidates, view.block_size(), limit, long_first);
+        for candidate in &self.candidates {
+            self.rows[candidate.index].starved = candidate.starved;
         }
-        let is_out = |who: usize| self.turns.iter().any(|turn| turn.who == who && !turn.keep);
-        let all_in = self.turns.iter().all(|turn| turn.keep);
-        for (who, row) in self.rows.iter().enumerate().skip(first_running) {
-            if all_in || !is_out(who) {
+        let is_out = |index: usize| {
+            self.candidates.iter().any(|candidate| candidate.index == index && !candidate.selected)
+        };
+        let all_in = self.candidates.iter().all(|candidate| candidate.selected);
+        for (index, row) in self.rows.iter().enumerate().skip(first_running) {
+            if all_in || !is_out(index) {
                 self.running.push(*row);
             }
         }
-        let resumed = self.turns.iter().filter(|turn| turn.keep && turn.who < first_running);
-        self.running.extend(resumed.map(|turn| self.rows[turn.who]));
-        let out = self.turns.iter().filter(|turn| !turn.keep);
-        self.paused.extend(out.map(|turn| self.rows[turn.who]));
+        let resumed =
+            self.candidates.iter().filter(|candidate| candidate.selected && candidate.index < first_running);
+        self.running.extend(resumed.map(|candidate| self.rows[candidate.index]));
+        let out = self.candidates.iter().filter(|candidate| !candidate.selected);
+        self.paused.extend(out.map(|candidate| self.rows[candidate.index]));
         let (before, after) = (first_running as u64, self.paused.len() as u64);
         self.pause_events += after.saturating_sub(before);
         self.resume_events += before.saturating_sub(after);
@@ -414,25 +424,25 @@ impl Rectangular {
     }
 
     /// Drops rows of requests that have ended.
-    fn drop_gone(&mut self, view: &SchedulerView<'_>) {
+    fn drop_ended(&mut self, view: &SchedulerView<'_>) {
         // Every running request has a row here, so equal counts mean that none has ended.
         if view.running() == self.running.len() + self.paused.len() {
             return;
         }
-        let is_here = |row: &Row| view.find_running(row.id).is_some();
-        self.running.retain(is_here);
-        self.paused.retain(is_here);
+        let is_running = |row: &Row| view.find_running(row.id).is_some();
+        self.running.retain(is_running);
+        self.paused.retain(is_running);
     }
 
     /// Writes the policy's state into the step record.
-    fn note(&self, view: &mut SchedulerView<'_>) {
+    fn write_record(&self, view: &mut SchedulerView<'_>) {
         let record = view.rectangle();
         record.tkv = self.tkv;
         record.limit = self.config.max_batch_tkv;
         record.running.extend(self.running.iter().map(|row| row.id));
         record.paused.extend(self.paused.iter().map(|row| row.id));
         let hits = self.running.iter().chain(&self.paused).filter(|row| row.hit > 0);
-        let skipped = hits.map(|row| Skipped { request: row.id, tokens: row.plan().usable });
+        let skipped = hits.map(|row| SkippedPrefill { request: row.id, tokens: row.plan().usable });
         record.skipped.extend(skipped.filter(|skipped| skipped.tokens > 0));
         record.pause_events = self.pause_events;
         record.resume_events = self.resume_events;
@@ -442,7 +452,7 @@ impl Rectangular {
 /// Why a prompt does not start, and whether that blocks those behind it.
 struct Refused {
     reason: DeferReason,
-    others_too: bool,
+    blocks_queue: bool,
 }
 
 impl Policy for Rectangular {
@@ -455,7 +465,7 @@ impl Policy for Rectangular {
     }
 
     fn schedule(&mut self, view: &mut SchedulerView<'_>) {
-        self.drop_gone(view);
+        self.drop_ended(view);
         let prefilled = self.prefill(view);
         if !prefilled {
             self.decode(view);
@@ -464,6 +474,6 @@ impl Policy for Rectangular {
         if view.scheduled_rows() > 0 || view.steps_in_flight() == 0 {
             self.after_prefill = prefilled;
         }
-        self.note(view);
+        self.write_record(view);
     }
 }

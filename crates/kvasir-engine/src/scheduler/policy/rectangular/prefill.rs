@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documents_two_prompts() {
+    fn prompts_of_the_document_are_padded_as_published() {
         let short = PrefillShape::new(15, 64, 128);
         assert_eq!((short.chunks(), short.left(), short.right()), (1, 64, 49));
         assert_eq!(short.tokens(0), 0..15);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_partition_every_prompt_and_padding_is_less_than_a_chunk() {
+    fn chunks_partition_prompts_with_less_padding_than_a_chunk() {
         for (block, blocks_per_chunk) in [(1, 1), (1, 5), (4, 1), (4, 3), (16, 4), (64, 2)] {
             let chunk = block * blocks_per_chunk;
             for prompt in 1..=5 * chunk + 1 {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hit_that_ends_inside_a_chunk_recomputes_the_chunk() {
+    fn hit_ending_inside_a_chunk_recomputes_the_chunk() {
         assert_eq!(plan(384, 128, 192), (1, 128, 64));
         assert_eq!(plan(384, 128, 320), (2, 256, 64));
         assert_eq!(plan(640, 256, 512), (2, 384, 128), "128 of left padding move the border to 384");
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_chunk_is_never_skipped() {
+    fn last_chunk_is_never_skipped() {
         for chunk in [64, 128, 256, 512] {
             for prompt in 1..1100 {
                 let shape = PrefillShape::new(prompt, 64, chunk);

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_tkv_is_the_maximum_over_rows() {
+    fn largest_tkv_is_the_maximum_over_rows() {
         for block in [1, 4, 64] {
             for seed in 0..500u32 {
                 let rows: Vec<u32> = (0..seed % 7 + 1).map(|i| (seed * 7919 + i * 104_729) % 300).collect();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_gains_a_block_jumps() {
+    fn row_that_gains_a_block_changes_its_padding() {
         let before = Rectangle::of(64, [63, 116]);
         assert_eq!((row_tkv(before, 63), before.tkv()), (128, 128));
         let after = Rectangle::of(64, [64, 117]);

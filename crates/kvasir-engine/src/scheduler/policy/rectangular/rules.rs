@@ -77,7 +77,7 @@ mod tests {
     use crate::scheduler::policy::rectangular::prefill::HitPlan;
 
     #[test]
-    fn blocks_are_taken_for_whole_chunks_by_the_document_and_for_tokens_later() {
+    fn document_rules_allocate_whole_chunks_later_rules_tokens() {
         let shape = PrefillShape::new(260, 64, 128);
         assert_eq!([1, 2, 3].map(|run| Rules::Document.taken(shape, 0, run)), [128, 192, 260]);
         assert_eq!([1, 2, 3].map(|run| Rules::Later.taken(shape, 0, run)), [64, 192, 260]);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn taken_covers_every_chunk_and_reaches_the_prompt_with_the_last() {
+    fn allocation_covers_every_chunk_and_ends_at_the_prompt() {
         for rules in [Rules::Document, Rules::Later] {
             for (prompt, chunk) in (1..900).flat_map(|p| [64, 128, 256].map(|c| (p, c))) {
                 let shape = PrefillShape::new(prompt, 64, chunk);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_chunk_moves_the_documents_tkv_to_the_common_block() {
+    fn last_chunk_moves_tkv_to_the_common_block() {
         let tkv = |prompt, last, alone, end| Rules::Document.prefill_tkv(prompt, 64, last, alone, end);
         assert_eq!(tkv(260, 41, false, false), 41);
         assert_eq!(tkv(260, 59, false, true), 315);
