@@ -17,46 +17,22 @@ use std::{
     time::Duration,
 };
 
-/// Messages to an engine on its own thread.
+/// Messages to an engine on its own thread. Requests are named by their tag.
+#[allow(missing_docs)] // the fields: see the variant
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
     /// Run a request `n` times with consecutive seeds. Sibling `i` has the tag `request.tag + i`;
     /// the caller must ensure that these tags are not in use.
-    Add {
-        /// The request.
-        request: Box<Request>,
-        /// Number of samples (parallel sampling).
-        n: u32,
-    },
+    Add { request: Box<Request>, n: u32 },
     /// Abort a request.
-    Abort {
-        /// Its tag.
-        tag: u64,
-    },
+    Abort { tag: u64 },
     /// The detokenizer found a stop string: end the request after `keep` outputs.
-    StopAt {
-        /// Its tag.
-        tag: u64,
-        /// Outputs that are kept.
-        keep: u32,
-    },
-    /// Fork a session's retained K/V into new sessions. The shared lengths are reported in the
-    /// outbox.
-    Fork {
-        /// Source session.
-        from: SessionId,
-        /// New sessions.
-        into: Vec<SessionId>,
-        /// Tokens to share.
-        at: u32,
-    },
-    /// Truncate a session's retained K/V.
-    Rewind {
-        /// The session.
-        session: SessionId,
-        /// Tokens that are kept.
-        to: u32,
-    },
+    StopAt { tag: u64, keep: u32 },
+    /// Fork the first `at` retained tokens of a session into new sessions. The shared lengths are
+    /// reported in the outbox.
+    Fork { from: SessionId, into: Vec<SessionId>, at: u32 },
+    /// Truncate a session's retained K/V to `to` tokens.
+    Rewind { session: SessionId, to: u32 },
     /// End a session and drop its retained K/V.
     EndSession(SessionId),
     /// Exit once all requests have ended.
@@ -144,7 +120,6 @@ impl ServingLoop {
         self.exit.take()
     }
 
-    /// Handles the result of a blocking receive.
     fn apply_received<E: Executor>(
         &mut self,
         engine: &mut Engine<E>,
@@ -158,7 +133,6 @@ impl ServingLoop {
         }
     }
 
-    /// Applies one message to the engine.
     fn apply<E: Executor>(&mut self, engine: &mut Engine<E>, message: Message) {
         let now: Nanos = engine.now();
         match message {

@@ -44,12 +44,7 @@ use kvasir_exec::{PoolRow, SequenceSpec, Step, StepError};
 use kvasir_kv::{Cache, Token};
 
 /// The scheduler: a policy, the KV cache, the waiting queue and the table of sequences. It decides;
-/// an executor runs.
-///
-/// Call `Core::add`, then `Core::schedule`. After the executor has run the step, pass it to
-/// `Core::postprocess`; pass a step that was never run to `Core::cancel`. Several steps may be in
-/// flight and must return in order. The caller passes the time in. After the first steps, decoding
-/// the same sequences makes no heap allocation.
+/// an executor runs. The caller passes the time in.
 ///
 /// ```
 /// # use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Request};
@@ -138,7 +133,7 @@ impl Core {
     /// event is emitted.
     pub fn add(&mut self, request: Request, now: Nanos) -> Result<RequestId, Refusal> {
         let refused = self.check(&request, 1).err();
-        self.admit(request, refused, now)
+        self.enter(request, refused, now)
     }
 
     /// Queues `n` requests with one prompt (parallel sampling), with consecutive tags and seeds.
@@ -157,7 +152,7 @@ impl Core {
                 sibling.params.sampling.prompt_logprobs = None;
                 sibling.params.sampling.seed = sibling.params.sampling.seed.wrapping_add(i as u64);
             }
-            let Ok(id) = self.admit(sibling, refused, now) else { continue };
+            let Ok(id) = self.enter(sibling, refused, now) else { continue };
             if i > 0 && self.state.kv.shares_prompts() {
                 self.state.requests[id.index()].cold.leader = Some(ids[0]);
             }
@@ -166,26 +161,14 @@ impl Core {
         refused.map_or(Ok(ids), Err)
     }
 
-    /// Enters the request in the table, then queues or refuses it.
-    fn admit(
+    /// Inserts a request into the table, assigns its arrival number and stop conditions, records
+    /// the arrival, and queues or refuses it.
+    fn enter(
         &mut self,
         request: Request,
         refused: Option<Refusal>,
         now: Nanos,
     ) -> Result<RequestId, Refusal> {
-        let id = self.enter(request, now);
-        let entry = id.index();
-        if let Some(refusal) = refused {
-            self.state.refuse(entry, refusal, now);
-            return Err(refusal);
-        }
-        self.state.requests.enqueue(entry);
-        Ok(id)
-    }
-
-    /// Inserts a request into the table, assigns its arrival number and stop conditions, and
-    /// records the arrival.
-    fn enter(&mut self, request: Request, now: Nanos) -> RequestId {
         let prompt_len = request.prompt.len() as u32;
         let number = self.next_number;
         self.next_number += 1;
@@ -204,7 +187,13 @@ impl Core {
             prompt: prompt_len,
             max_tokens: sequence.cold.params.max_tokens,
         });
-        sequence.id
+        let id = sequence.id;
+        if let Some(refusal) = refused {
+            self.state.refuse(entry, refusal, now);
+            return Err(refusal);
+        }
+        self.state.requests.enqueue(entry);
+        Ok(id)
     }
 
     /// Admission-independent validation: prompt length, KV capacity, queue limit, parameters,

@@ -58,46 +58,24 @@ impl Parameter {
 }
 
 /// Why a request was rejected before running.
+#[allow(missing_docs)] // the fields: what was given, and the limit
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
     /// The prompt is empty.
     EmptyPrompt,
     /// Longer than the model's context allows.
-    TooLong {
-        /// Tokens of the prompt.
-        tokens: u32,
-        /// Longest prompt allowed.
-        limit: u32,
-    },
+    TooLong { tokens: u32, limit: u32 },
     /// Needs more KV slots than the cache has.
-    NeverFits {
-        /// Slots needed.
-        needed: u32,
-        /// Slots of the cache.
-        capacity: u32,
-    },
+    NeverFits { needed: u32, capacity: u32 },
     /// The prompt does not extend past the frozen shared prefix.
-    WithinPrefix {
-        /// Tokens of the prompt.
-        tokens: u32,
-        /// Tokens of the shared prefix.
-        prefix: u32,
-    },
+    WithinPrefix { tokens: u32, prefix: u32 },
     /// It needs a recurrent-state slot, and the engine has none.
     NoState,
     /// The prompt exceeds one step's token budget, and chunked prefill is off.
-    OverBudget {
-        /// Tokens of the prompt.
-        tokens: u32,
-        /// Token budget of a step.
-        budget: u32,
-    },
+    OverBudget { tokens: u32, budget: u32 },
     /// Backpressure: the waiting queue is full.
-    QueueFull {
-        /// Most waiting requests.
-        limit: u32,
-    },
+    QueueFull { limit: u32 },
     /// A parameter is out of range.
     BadParameter(Parameter),
 }

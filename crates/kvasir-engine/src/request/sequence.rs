@@ -98,16 +98,13 @@ pub struct Sequence {
     pub(crate) tag: u64,
     /// When its newest output was committed; copied to `timings` when it ends.
     pub(crate) last_token: Option<Nanos>,
-    /// Pending slot copies of accepted drafts.
     pub(crate) copies: SlotCopies,
-    /// Drafts for its next decode.
     pub(crate) drafts: Vec<Token>,
 
     /// Copy of `Params::sampling`.
     pub(crate) sampling: Sampling,
 }
 
-/// Cold fields of `Sequence`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cold {
     pub(crate) params: Params,

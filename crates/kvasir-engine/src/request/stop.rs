@@ -9,12 +9,9 @@ use crate::request::finish::Finish;
 use crate::request::params::Params;
 use kvasir_kv::Token;
 
-/// The end of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stop {
-    /// Number of outputs kept.
     pub(crate) keep: usize,
-    /// The finish reason.
     pub(crate) finish: Finish,
 }
 

@@ -36,12 +36,10 @@ pub(crate) struct Commitment {
 }
 
 impl Budget {
-    /// A budget without reservations, in blocks of `block_size` slots.
     pub(crate) fn new(block_size: u32) -> Self {
         Self { block: BlockSize::new(block_size.max(1)), reserved: 0, scheduled: 0 }
     }
 
-    /// The block size.
     #[inline]
     pub(crate) fn block(&self) -> BlockSize {
         self.block
@@ -86,7 +84,6 @@ impl Budget {
         self.reserve(sequence, granted.saturating_sub(have));
     }
 
-    /// Begins a step: no row is scheduled.
     pub(crate) fn begin_step(&mut self) {
         self.scheduled = 0;
     }

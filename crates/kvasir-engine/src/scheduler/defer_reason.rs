@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Why a sequence was deferred in a step.
+#[allow(missing_docs)] // the fields: KV slots or volume, needed and available
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeferReason {
@@ -18,25 +19,12 @@ pub enum DeferReason {
     TokenBudget,
     /// The KV cache lacks free slots.
     #[serde(rename = "no_room")]
-    NoSlots {
-        /// Slots needed.
-        needed: u32,
-        /// Slots available.
-        available: u32,
-    },
+    NoSlots { needed: u32, available: u32 },
     /// The KV cache has free slots, but they are reserved for running sequences or below the
     /// watermark.
-    Reserved {
-        /// Slots needed.
-        needed: u32,
-        /// Slots that are not reserved.
-        available: u32,
-    },
+    Reserved { needed: u32, available: u32 },
     /// The slots it needs are leased by a step in flight and come free when that retires.
-    Lease {
-        /// Leased slots.
-        slots: u32,
-    },
+    Lease { slots: u32 },
     /// The cache is at its sequence limit.
     CacheSequences,
     /// No executor row is free.
@@ -73,12 +61,7 @@ pub enum DeferReason {
     /// The decode batch is full.
     DecodeBatch,
     /// Rows times the largest tkv would exceed the limit in a later step.
-    Volume {
-        /// Projected volume.
-        projected: u64,
-        /// Volume limit.
-        limit: u64,
-    },
+    Volume { projected: u64, limit: u64 },
     /// A row's remaining tokens would no longer fit `max_model_len`.
     ModelLength,
     /// Paused: not all decode rows fit the volume limit, and it is not its turn.

@@ -50,7 +50,6 @@ impl SchedulerState {
         Ok(())
     }
 
-    /// Checks one live request.
     fn check_request(&self, entry: u32, sequence: &Sequence) -> Result<(), String> {
         let (name, runs) = (sequence.id.0, sequence.status == Status::Running);
         let is_named = sequence.steps_in_flight > 0;

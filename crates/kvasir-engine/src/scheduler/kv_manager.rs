@@ -52,7 +52,6 @@ pub(crate) type Fork = Option<(SeqId, u32)>;
 /// What else keeps the KV cache busy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Activity {
-    /// Some request runs.
     pub(crate) running: bool,
     pub(crate) steps_in_flight: u32,
 }
@@ -107,7 +106,6 @@ impl KvManager {
         }
     }
 
-    /// The cache.
     pub(crate) fn cache(&self) -> &dyn Cache {
         &*self.cache
     }
@@ -118,19 +116,16 @@ impl KvManager {
         &mut *self.cache
     }
 
-    /// The budget.
     #[inline]
     pub(crate) fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// The budget.
     #[inline]
     pub(crate) fn budget_mut(&mut self) -> &mut Budget {
         &mut self.budget
     }
 
-    /// The retained sessions.
     pub(crate) fn retained(&self) -> &RetainedSessions {
         &self.retained
     }
@@ -140,13 +135,11 @@ impl KvManager {
         (&mut self.retained, &mut *self.cache)
     }
 
-    /// Slots per block.
     #[inline]
     pub(crate) fn block(&self) -> u32 {
         self.budget.block().rows()
     }
 
-    /// Length in tokens of the frozen shared prefix.
     pub(crate) fn base(&self) -> u32 {
         self.base
     }
@@ -362,7 +355,6 @@ impl KvManager {
         found
     }
 
-    /// Evicts all retained sessions.
     pub(crate) fn evict_all(&mut self) {
         while self.retained.evict_oldest(&mut *self.cache) {}
     }
@@ -464,7 +456,6 @@ impl KvManager {
         self.retained.note_change();
     }
 
-    /// Withdraws the draft tree proposed for the next claim of a sequence.
     pub(crate) fn withdraw_tree(&mut self, seq: SeqId) {
         if let Ok(tree) = self.cache.tree() {
             let withdrawn = tree.propose(seq, &[]);
@@ -472,7 +463,6 @@ impl KvManager {
         }
     }
 
-    /// Whether a sequence released slots since the last compaction.
     pub(crate) fn is_scattered(&self) -> bool {
         self.scattered
     }

@@ -122,7 +122,6 @@ impl Queue {
         }
     }
 
-    /// The head of the queue.
     pub(crate) fn front(&self) -> Option<u32> {
         let flow = || self.active.iter().find_map(|key| self.flows.get(key)?.fifo.front());
         self.fifo.front().or_else(flow).map(|queued| queued.entry)
@@ -155,7 +154,6 @@ impl Queue {
         found
     }
 
-    /// Refunds tokens that were charged to a key and not used.
     pub(crate) fn refund(&mut self, key: u64, tokens: u32) {
         if let Some(flow) = self.flows.get_mut(&key) {
             flow.deficit += i64::from(tokens);

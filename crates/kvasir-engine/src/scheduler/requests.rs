@@ -27,7 +27,6 @@ pub(crate) struct Requests {
     free_rows: Vec<PoolRow>,
     /// Recurrent-state slots of the requests that hold an executor row.
     state_slots: StateSlots,
-    /// Number of running requests in prefill.
     prefilling: u32,
     /// `running` contains a request that has ended.
     unswept: bool,
@@ -49,33 +48,27 @@ impl Requests {
         }
     }
 
-    /// Entries of running requests, in order of admission.
     #[inline]
     pub(crate) fn running(&self) -> &[u32] {
         &self.running
     }
 
-    /// The waiting queue.
     pub(crate) fn waiting(&self) -> &Queue {
         &self.queue
     }
 
-    /// Number of running requests in prefill.
     pub(crate) fn prefilling(&self) -> u32 {
         self.prefilling
     }
 
-    /// Number of free executor rows.
     pub(crate) fn free_rows(&self) -> usize {
         self.free_rows.len()
     }
 
-    /// The recurrent-state slots.
     pub(crate) fn state_slots(&self) -> &StateSlots {
         &self.state_slots
     }
 
-    /// Puts a new request at the end of the queue.
     pub(crate) fn enqueue(&mut self, entry: u32) {
         self.queue.push(entry, &self.slab[entry]);
     }
@@ -177,7 +170,6 @@ impl Requests {
         })
     }
 
-    /// Sets the drafts of a running request's next decode.
     pub(crate) fn set_drafts(&mut self, entry: u32, drafts: &[Token], parents: &[i32]) {
         self.drafted = true;
         let sequence = &mut self.slab[entry];
@@ -187,7 +179,6 @@ impl Requests {
         sequence.cold.parents.extend_from_slice(parents);
     }
 
-    /// Whether a request has drafts for its next decode.
     #[inline]
     pub(crate) fn has_drafts(&self, entry: u32) -> bool {
         self.drafted && !self.slab[entry].drafts.is_empty()

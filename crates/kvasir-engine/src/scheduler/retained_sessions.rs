@@ -49,7 +49,6 @@ pub(crate) struct RetainedSessions {
     victims: Vec<SeqId>,
     /// Retained lengths that changed and are not in the outbox yet.
     reports: Vec<(SessionId, u32)>,
-    /// Scratch memory.
     by_use: Vec<(u64, SeqId)>,
     candidates: Vec<SeqId>,
 }
@@ -80,12 +79,10 @@ impl RetainedSessions {
         Self { block, ..Self::default() }
     }
 
-    /// All retained sequences by session.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SessionId, &RetainedSequence)> {
         self.entries.iter().map(|(session, retained)| (*session, retained))
     }
 
-    /// Number of sessions.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -118,7 +115,6 @@ impl RetainedSessions {
         }
     }
 
-    /// `tokens` rounded down to whole blocks.
     fn whole_blocks(&self, tokens: u32) -> u32 {
         tokens / self.block * self.block
     }
@@ -152,7 +148,6 @@ impl RetainedSessions {
         self.insert(session, retained, steps_in_flight);
     }
 
-    /// What the session of a waiting request retains.
     fn of(&self, sequence: &Sequence) -> Option<&RetainedSequence> {
         sequence.cold.params.session.and_then(|session| self.entries.get(&session))
     }
@@ -284,12 +279,10 @@ impl RetainedSessions {
         found
     }
 
-    /// Clears the victims: nothing needs to be evicted.
     pub(crate) fn clear_victims(&mut self) {
         self.victims.clear();
     }
 
-    /// Evicts the victims of the last search.
     pub(crate) fn evict_victims(&mut self, cache: &mut dyn Cache) {
         let mut victims = std::mem::take(&mut self.victims);
         for seq in victims.drain(..) {

@@ -9,7 +9,6 @@ use crate::request::sequence::Sequence;
 pub(crate) struct Slab {
     /// A vacant entry has the id `VACANT`.
     entries: Vec<Sequence>,
-    /// Use count of each entry.
     uses: Vec<u32>,
     free: Vec<u32>,
 }
@@ -17,7 +16,6 @@ pub(crate) struct Slab {
 const VACANT: RequestId = RequestId(u64::MAX);
 
 impl Slab {
-    /// Inserts `sequence` and assigns its id.
     pub(crate) fn insert(&mut self, mut sequence: Sequence) -> u32 {
         let index = self.free.pop().unwrap_or(self.entries.len() as u32);
         match self.uses.get_mut(index as usize) {
@@ -43,18 +41,15 @@ impl Slab {
         }
     }
 
-    /// The entry of a live id.
     pub(crate) fn find(&self, id: RequestId) -> Option<u32> {
         let entry = self.entries.get(id.index() as usize)?;
         (entry.id == id && id != VACANT).then_some(id.index())
     }
 
-    /// The sequence of a live id.
     pub(crate) fn get_mut(&mut self, id: RequestId) -> Option<&mut Sequence> {
         self.entries.get_mut(id.index() as usize).filter(|entry| entry.id == id && id != VACANT)
     }
 
-    /// Live sequences with their entries.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Sequence)> {
         let live = self.entries.iter().enumerate().filter(|(_, entry)| entry.id != VACANT);
         live.map(|(index, entry)| (index as u32, entry))

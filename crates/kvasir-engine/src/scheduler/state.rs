@@ -55,7 +55,6 @@ impl SchedulerState {
         }
     }
 
-    /// Begins an attempt to schedule a step.
     pub(crate) fn begin_attempt(&mut self) {
         self.schedule.begin();
         self.kv.budget_mut().begin_step();
@@ -73,7 +72,6 @@ impl SchedulerState {
         record.reserved = self.kv.budget().reserved();
     }
 
-    /// What keeps the KV cache busy.
     pub(crate) fn activity(&self) -> Activity {
         Activity { running: !self.requests.running().is_empty(), steps_in_flight: self.steps_in_flight }
     }
@@ -83,14 +81,12 @@ impl SchedulerState {
         if self.kv.forks_siblings() { self.requests.leader_of(entry) } else { None }
     }
 
-    /// Defers a request in this step, with a reason.
     pub(crate) fn defer(&mut self, entry: u32, reason: DeferReason) {
         let sequence = &mut self.requests[entry];
         self.schedule.settle(sequence);
         self.record.deferred.push(Deferral { request: sequence.id, reason });
     }
 
-    /// Publishes the computed whole blocks of `entry` to the prefix cache.
     pub(crate) fn publish(&mut self, entry: u32, milestone: bool) {
         self.kv.publish(&mut self.requests[entry], milestone);
     }

@@ -135,7 +135,6 @@ impl<S: TraceSink> Tracer<S> {
         self.record.arrived.sort_unstable();
     }
 
-    /// Writes the decisions of the step record.
     fn decisions(&mut self, core: &Core) {
         let record = core.record();
         for arrival in &record.arrived {
@@ -198,7 +197,6 @@ impl<S: TraceSink> Tracer<S> {
         }
     }
 
-    /// Writes block-table changes.
     fn tables(&mut self, core: &Core) {
         for sequence in core.running() {
             let Some(known) = self.live.get_mut(&sequence.id()) else { continue };
@@ -249,7 +247,6 @@ impl<S: TraceSink> Tracer<S> {
         self.uses.truncate(used);
     }
 
-    /// Writes new tokens and ends from the outbox.
     fn events(&mut self, events: &[Event]) {
         for event in events {
             let Some(known) = self.live.get_mut(&event.request) else { continue };

@@ -11,8 +11,7 @@
 
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::kv_manager::AdmissionTerms;
-use crate::scheduler::kv_manager::PublishAt;
+use crate::scheduler::kv_manager::{AdmissionTerms, PublishAt};
 use crate::scheduler::limits::Costs;
 use crate::scheduler::policy::Policy;
 use crate::scheduler::policy::decode_pass::{decode_running, never_fits};
@@ -56,7 +55,6 @@ const MIN_CHUNK: u32 = 16;
 /// to stall decodes.
 const FIRST_CHUNK: u32 = 64;
 
-/// Prefill budget left in the step.
 #[derive(Clone, Copy)]
 struct PrefillBudget {
     tokens: u32,
@@ -64,7 +62,6 @@ struct PrefillBudget {
     time: Option<TimeBudget>,
 }
 
-/// Time budget left in the step.
 #[derive(Clone, Copy)]
 struct TimeBudget {
     time: Nanos,
@@ -81,7 +78,6 @@ impl PrefillBudget {
         self.tokens.min(self.time.map_or(u32::MAX, fits))
     }
 
-    /// The reason for deferring once the budget is used up.
     fn exhausted(&self) -> DeferReason {
         match self.time {
             Some(_) if self.tokens > 0 => DeferReason::CostTarget,
@@ -89,7 +85,6 @@ impl PrefillBudget {
         }
     }
 
-    /// Charges a scheduled chunk to the budget.
     fn charge(&mut self, costs: &Costs, at: u32, tokens: u32) {
         self.tokens -= tokens;
         if let Some(time) = &mut self.time {
