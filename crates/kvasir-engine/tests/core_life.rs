@@ -176,11 +176,11 @@ fn siblings_on_cells_fork_the_prompt() {
     assert!(turn(&mut core, 31));
     let hits: Vec<u32> = ids.iter().map(|id| core.sequence(*id).unwrap().hit()).collect();
     assert_eq!(hits, [0, 19, 19]);
-    assert_eq!(core.cache().room().held, 20 + 2, "the prompt is there once");
+    assert_eq!(core.cache().usage().held, 20 + 2, "the prompt is there once");
     while turn(&mut core, 32) {
         core.check_invariants().unwrap();
     }
-    assert_eq!(core.cache().room().free, 64);
+    assert_eq!(core.cache().usage().free, 64);
 }
 
 #[test]
@@ -291,11 +291,11 @@ fn canceled_step_restores_all_state() {
         let mut core = core(cache);
         let id = core.add(request(&[5, 6, 7], 9), 0).unwrap();
         turn(&mut core, 30);
-        let room = core.cache().room();
+        let usage = core.cache().usage();
         let step = core.schedule(0).unwrap();
         core.cancel(&step);
         core.check_invariants().unwrap();
-        assert_eq!((core.cache().room(), core.sequence(id).unwrap().claimed()), (room, 3));
+        assert_eq!((core.cache().usage(), core.sequence(id).unwrap().claimed()), (usage, 3));
         turn(&mut core, 31);
         assert_eq!(*core.sequence(id).unwrap().outputs(), [30, 31]);
     }

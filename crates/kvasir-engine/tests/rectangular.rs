@@ -246,10 +246,10 @@ fn check_completions(
             return Err(format!("request {}: {got:?} {finish:?}, alone {alone:?}", one.request.tag));
         }
     }
-    let room = engine.core().cache().room();
-    match room.available() == engine.core().cache().capacity() && room.held + room.leased == 0 {
+    let usage = engine.core().cache().usage();
+    match usage.available() == engine.core().cache().capacity() && usage.held + usage.leased == 0 {
         true => Ok(()),
-        false => Err(format!("the pool does not return to its baseline: {room:?}")),
+        false => Err(format!("the pool does not return to its baseline: {usage:?}")),
     }
 }
 

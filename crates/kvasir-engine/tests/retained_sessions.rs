@@ -113,7 +113,7 @@ fn forked(kind: CacheKind) -> Engine<Toy> {
         let params = Params { session: Some(SessionId(fork)), salt: 1, max_tokens: 0, ..Params::default() };
         complete(&mut engine, Request { tag: 1, prompt, params });
     }
-    assert_eq!(engine.core().cache().room().held, 104, "{kind}");
+    assert_eq!(engine.core().cache().usage().held, 104, "{kind}");
     engine
 }
 

@@ -213,9 +213,9 @@ impl Harness {
         let keys: Vec<u64> = self.conversations.keys().copied().collect();
         keys.iter().for_each(|key| self.engine.core_mut().end_session(SessionId(*key)));
         self.engine.core().check_invariants().unwrap();
-        let room = self.engine.core().cache().room();
+        let usage = self.engine.core().cache().usage();
         let all = self.engine.core().cache().capacity();
-        assert_eq!((room.available(), room.held, room.leased), (all, 0, 0), "{}", self.about);
+        assert_eq!((usage.available(), usage.held, usage.leased), (all, 0, 0), "{}", self.about);
     }
 }
 
@@ -273,12 +273,12 @@ fn forked_sessions_hold_their_trunk_once() {
     for kind in [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix] {
         let mut engine = small(kind, 256, false);
         assert_eq!(cached(&mut engine, ask(&trunk, 0, Some(1), 0)), 0);
-        let alone = engine.core().cache().room().held;
+        let alone = engine.core().cache().usage().held;
         assert_eq!(alone, 40, "{kind}");
         for branch in 2..10 {
             assert_eq!(engine.core_mut().fork_session(SessionId(1), SessionId(branch), 40), 40, "{kind}");
         }
-        assert_eq!(engine.core().cache().room().held, alone, "{kind}: no branch takes a slot");
+        assert_eq!(engine.core().cache().usage().held, alone, "{kind}: no branch takes a slot");
         let requests = (2..10).map(|branch| {
             let mut prompt = trunk.clone();
             prompt.extend([branch as Token; 4]);
@@ -296,7 +296,7 @@ fn retained_sessions_are_evicted_before_requests_wait() {
     assert_eq!(cached(&mut engine, ask(&[5; 40], 0, Some(1), 0)), 0);
     assert_eq!(engine.core().retained_len(SessionId(1)), 40);
     assert_eq!(cached(&mut engine, ask(&[6; 40], 0, Some(2), 0)), 0);
-    assert_eq!(engine.core().retained_len(SessionId(1)), 0, "the older one made room");
+    assert_eq!(engine.core().retained_len(SessionId(1)), 0, "the older one was evicted");
     assert_eq!(engine.core().retained_len(SessionId(2)), 40);
     // The conversation survives the eviction: the same tokens give the same answer.
     let answer = complete(&mut engine, ask(&[5; 40], 8, Some(1), 0));
@@ -326,5 +326,5 @@ fn ended_sessions_retain_nothing() {
     engine.step().unwrap();
     engine.core_mut().end_session(SessionId(1));
     drain(&mut engine);
-    assert_eq!((engine.core().retained_len(SessionId(1)), engine.core().cache().room().held), (0, 0));
+    assert_eq!((engine.core().retained_len(SessionId(1)), engine.core().cache().usage().held), (0, 0));
 }

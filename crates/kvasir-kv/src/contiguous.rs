@@ -70,17 +70,17 @@ impl Cache for Contiguous {
         self.rings.as_ref()
     }
 
-    fn room(&self) -> PoolUsage {
-        self.line.room(0)
+    fn usage(&self) -> PoolUsage {
+        self.line.usage(0)
     }
 
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
-        self.room().survey_line(blocks);
+        self.usage().survey_line(blocks);
     }
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
         self.line.check_seq(seq)?;
-        into.extend(0..self.room().held);
+        into.extend(0..self.usage().held);
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl Cache for Contiguous {
     }
 
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
-        self.line.check_seq(seq).is_ok() && tokens <= self.line.room(0).free
+        self.line.check_seq(seq).is_ok() && tokens <= self.line.usage(0).free
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {

@@ -111,17 +111,17 @@ impl Cache for TreeCache {
         1
     }
 
-    fn room(&self) -> PoolUsage {
-        self.line.room(self.nodes.unsettled())
+    fn usage(&self) -> PoolUsage {
+        self.line.usage(self.nodes.unsettled())
     }
 
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
-        self.room().survey_line(blocks);
+        self.usage().survey_line(blocks);
     }
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
         self.line.check_seq(seq)?;
-        into.extend(0..self.room().held);
+        into.extend(0..self.usage().held);
         Ok(())
     }
 
@@ -145,7 +145,7 @@ impl Cache for TreeCache {
     }
 
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
-        self.line.check_seq(seq).is_ok() && tokens <= self.room().free
+        self.line.check_seq(seq).is_ok() && tokens <= self.usage().free
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {

@@ -162,14 +162,14 @@ fn a_line_closed_in_the_middle_of_a_step_lends_nothing_until_the_step_ends() {
     cache.claim(StepId(1), &[ClaimRow::new(old, 3)]).unwrap();
     cache.close(old).unwrap();
     let new = cache.open().unwrap();
-    assert_eq!(cache.room().leased, 8);
+    assert_eq!(cache.usage().leased, 8);
     assert!(!cache.can_extend(new, 1));
     assert_eq!(
         cache.claim(StepId(2), &[ClaimRow::new(new, 1)]),
         Err(CacheError::Full { needed: 1, available: 0 })
     );
     cache.retire(StepId(1)).unwrap();
-    assert_eq!((cache.len(new), cache.room().free), (Ok(0), 8));
+    assert_eq!((cache.len(new), cache.usage().free), (Ok(0), 8));
     run(&mut cache, 3, &[ClaimRow::new(new, 1)]);
 }
 
@@ -194,7 +194,7 @@ fn rings_bound_a_write_and_what_a_rewind_may_reach() {
         Err(CacheError::RewindOutOfRange { to: 5, lowest: 6, length: 7 }),
         "what is lost stays lost"
     );
-    // A cancelled claim overwrote nothing.
+    // A canceled claim overwrote nothing.
     run(&mut cache, 4, &[ClaimRow::new(seq, 2)]);
     cache.claim(StepId(5), &[ClaimRow::new(seq, 3)]).unwrap();
     assert_eq!(cache.retained_from(), 6);
@@ -218,7 +218,7 @@ fn a_fork_reads_the_frozen_prefix_and_then_its_own_tail() {
     let mut fork = prefix.fork(4).unwrap();
     let mut other = prefix.fork(4).unwrap();
     let (seq, second) = (fork.open().unwrap(), other.open().unwrap());
-    assert_eq!((fork.len(seq), fork.room().free), (Ok(5), 4));
+    assert_eq!((fork.len(seq), fork.usage().free), (Ok(5), 4));
     let plan = run(&mut fork, 1, &[ClaimRow::new(seq, 2)]);
     assert_eq!((&plan.positions[..], &plan.write_slots[..]), (&[5, 6][..], &[0, 1][..]));
     assert_eq!(plan.rows[0].mask, Mask::Causal);
@@ -332,7 +332,7 @@ fn compaction_restores_the_fused_path_with_moves_in_the_next_plan() {
     cache.close(b).unwrap();
     assert_eq!(cache.high_water(), 16);
     assert_eq!(cache.compact(), Ok(8));
-    assert_eq!((cache.high_water(), cache.room().free), (8, 56));
+    assert_eq!((cache.high_water(), cache.usage().free), (8, 56));
     cache.claim(StepId(5), &[ClaimRow::new(a, 1)]).unwrap();
     let plan = plan_of(&mut cache, 5);
     let expected = [(2, 0), (3, 1), (6, 2), (7, 3), (10, 4), (11, 5), (14, 6), (15, 7)];
@@ -353,7 +353,7 @@ fn a_trunk_shared_by_many_forks_is_read_as_one_run() {
     let trunk = cache.open().unwrap();
     run(&mut cache, 1, &[ClaimRow::new(trunk, 500)]);
     let forks = cache.sequences().unwrap().fork(trunk, 200).unwrap();
-    assert_eq!(cache.room().held, 500, "a fork copies nothing");
+    assert_eq!(cache.usage().held, 500, "a fork copies nothing");
     let rows: Vec<_> = forks.iter().map(|&fork| ClaimRow::new(fork, 1)).collect();
     run(&mut cache, 2, &rows);
     let plan = run(&mut cache, 3, &rows);
@@ -367,7 +367,7 @@ fn a_trunk_shared_by_many_forks_is_read_as_one_run() {
         assert_eq!(slots, expected);
     }
     cache.sequences().unwrap().keep(forks[7]).unwrap();
-    assert_eq!(cache.room().held, 502);
+    assert_eq!(cache.usage().held, 502);
     assert_eq!(cache.len(trunk), Err(CacheError::UnknownSequence(trunk)));
     cache.check().unwrap();
 }

@@ -171,7 +171,7 @@ impl Twins {
     }
 
     fn compare(&mut self) {
-        assert_eq!(self.alone.room(), self.behind.room());
+        assert_eq!(self.alone.usage(), self.behind.usage());
         let (a, b) = (&self.alone, &self.behind);
         for seq in &self.ids {
             let up = |length: Result<u32, CacheError>| length.map(|length| length + self.base);

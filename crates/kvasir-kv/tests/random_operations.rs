@@ -251,9 +251,9 @@ impl Run {
 
     fn compare(&self) {
         assert_eq!(self.cache.check(), Ok(()));
-        let (room, free) = (self.cache.room(), self.model.free());
-        assert_eq!(room.available(), free);
-        assert_eq!(room.free + room.held + room.leased, self.cache.capacity());
+        let (usage, free) = (self.cache.usage(), self.model.free());
+        assert_eq!(usage.available(), free);
+        assert_eq!(usage.free + usage.held + usage.leased, self.cache.capacity());
         for id in &self.ids {
             match self.model.seqs.get(id) {
                 Some(seq) => {
@@ -277,7 +277,7 @@ impl Run {
         self.model.clear().unwrap();
         self.cache.clear().unwrap();
         self.compare();
-        assert_eq!(self.cache.room().free, self.cache.capacity());
+        assert_eq!(self.cache.usage().free, self.cache.capacity());
     }
 }
 

@@ -163,7 +163,7 @@ fn freed(mut state: State, question: &Question, close: &[usize]) -> i64 {
         while question.leased_too && state.retired + 1 < state.next {
             state.apply(&Verb::Retire);
         }
-        i64::from(state.cache.room().available())
+        i64::from(state.cache.usage().available())
     };
     let mut idle = 0;
     if let Some(prompt) = &question.prompt
@@ -229,12 +229,12 @@ fn check(kind: CacheKind, seed: u64) -> bool {
     let freed = |close: &[usize]| freed(make(), &question, close) - base;
     let most = freed(&question.candidates);
     let slots = 1 + dice.below(most.max(0) as u64 + 3) as u32;
-    let (before, generation) = (state.cache.room(), state.cache.generation());
+    let (before, generation) = (state.cache.usage(), state.cache.generation());
     let mut victims = Vec::new();
     let search = VictimSearch { slots, candidates: &candidates, truncate, hit, leased_too };
     let enough = state.cache.victims(&search, &mut victims);
     let about = format!("{kind}, seed {seed}: {slots} of {most} slots, {question:?}, {victims:?}, {verbs:?}");
-    assert_eq!((state.cache.room(), state.cache.generation()), (before, generation), "{about}");
+    assert_eq!((state.cache.usage(), state.cache.generation()), (before, generation), "{about}");
     state.cache.check().unwrap();
     // A leased page keeps its whole radix node pinned, which the search does not look into.
     let exact = !(leased_too && kind == CacheKind::Radix);

@@ -144,7 +144,7 @@ fn sessions_on_a_shared_prefix_answer_as_without_it() {
         drop(prefix);
         let threads = sessions.into_iter().map(|(kind, session)| {
             assert!(
-                session.cached(session.main()).unwrap() >= 32 && session.cache().room().held == 0,
+                session.cached(session.main()).unwrap() >= 32 && session.cache().usage().held == 0,
                 "{kind}"
             );
             (kind, thread::spawn(move || say_behind(session, &[])))
@@ -265,7 +265,7 @@ fn branches_share_their_trunk_and_a_full_cache_loses_no_branch() {
     let main = session.main();
     session.append(main, (5..69).collect::<Vec<Token>>()).unwrap();
     let branches = session.fork(main, 4).unwrap();
-    assert_eq!((session.cached(main).unwrap(), session.cache().room().held), (64, 64), "held once");
+    assert_eq!((session.cached(main).unwrap(), session.cache().usage().held), (64, 64), "held once");
     for (n, branch) in (10..).zip(&branches) {
         assert_eq!(session.cached(*branch).unwrap(), 64);
         session.append(*branch, [n]).unwrap();
@@ -301,7 +301,7 @@ fn dropping_a_stream_cancels_only_its_request() {
     while !kvasir.is_idle() {
         heard.extend(kvasir.step().unwrap());
     }
-    assert!(heard.iter().all(|piece| piece.request == other), "of the cancelled one nothing is heard");
+    assert!(heard.iter().all(|piece| piece.request == other), "of the canceled one nothing is heard");
     assert_eq!(heard.iter().find_map(|piece| piece.answer.clone()).unwrap().ids.len(), 4);
     let gone = kvasir.add_request([8, 9], &params(4)).unwrap();
     kvasir.cancel(gone);

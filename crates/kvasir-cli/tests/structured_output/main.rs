@@ -103,7 +103,7 @@ fn answers_fit_two_hundred_random_schemas() {
         schemas.iter().zip(0..).map(one).collect()
     };
     let mut roomy = house.engine(Box::new(Chunked::new(64, Mixing::On { target: None })), 2048, true);
-    let free = roomy.core().cache().room();
+    let free = roomy.core().cache().usage();
     let done = complete_all(&mut roomy, requests(&house));
     for (schema, done) in schemas.iter().zip(&done) {
         let done = done.as_ref().unwrap();
@@ -113,7 +113,7 @@ fn answers_fit_two_hundred_random_schemas() {
         assert_eq!(misfit(schema, schema, &value), None, "{text}");
     }
     while roomy.step().unwrap() != kvasir_engine::Turn::Idle {}
-    assert_eq!(roomy.core().cache().room().available(), free.available());
+    assert_eq!(roomy.core().cache().usage().available(), free.available());
 
     // With preemption and recomputation in a small pool, without overlap: the same answers.
     let mut small = house.engine(Box::new(PrefillFirst::new(Chunking::On { cap: Some(24) }, 0.0)), 96, false);
@@ -457,7 +457,7 @@ fn text_that_is_forced_without_end_is_given_up() {
     assert!(matches!(follower.allowed(&[]), Allowed::Only(_)));
     let chosen = tokenizer.encode("b", false).unwrap();
     assert_eq!(follower.allowed(&chosen), Allowed::Nothing);
-    // Other matchers are not cancelled, regardless of total time.
+    // Other matchers are not canceled, regardless of total time.
     let plain = compile(Shape::Regex("ab{1,40}".into())).unwrap();
     let mut follower = plain.0.unwrap().follow();
     assert!(matches!(follower.allowed(&tokenizer.encode("ab", false).unwrap()), Allowed::Only(_)));

@@ -158,7 +158,7 @@ impl Manager {
     }
 
     fn free_blocks(&self) -> u32 {
-        self.cache.room().available() / self.block_size
+        self.cache.usage().available() / self.block_size
     }
 
     /// The parts of the state that the case checks, in the case's block ids.

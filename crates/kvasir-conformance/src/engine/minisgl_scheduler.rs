@@ -299,7 +299,7 @@ impl Bench {
     fn after(&mut self) -> Value {
         let live: Vec<PoolRow> = self.core.running().filter_map(|one| one.pool_row()).collect();
         self.slots_of.retain(|row, _| live.contains(row));
-        let room = self.core.cache().room();
+        let usage = self.core.cache().usage();
         let (mut pending, mut running, mut inflight, mut private) = (Vec::new(), Vec::new(), 0u32, 0u32);
         for one in self.core.running() {
             let longest = one.longest();
@@ -314,9 +314,9 @@ impl Bench {
         pending.extend(self.core.waiting().map(|one| one.tag()));
         running.sort_unstable();
         json!({
-            "free_pages": room.free / self.page,
-            "evictable": room.evictable,
-            "protected": room.held - (private * self.page).min(room.held),
+            "free_pages": usage.free / self.page,
+            "evictable": usage.evictable,
+            "protected": usage.held - (private * self.page).min(usage.held),
             "free_table_slots": self.slots - self.core.counts().1 as u32,
             "pending": pending,
             "running": running,
@@ -333,8 +333,8 @@ impl Bench {
 
     fn end(&mut self) -> Value {
         let mut end = self.after();
-        let room = self.core.cache().room();
-        end["free_pages_plus_cached_pages"] = json!((room.free + room.evictable) / self.page);
+        let usage = self.core.cache().usage();
+        end["free_pages_plus_cached_pages"] = json!((usage.free + usage.evictable) / self.page);
         end
     }
 }

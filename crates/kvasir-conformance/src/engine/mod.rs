@@ -84,7 +84,7 @@ fn list<'a>(value: &'a Value, key: &str) -> Result<&'a [Value], String> {
 /// KV slots neither owned by a sequence nor reserved for one.
 fn free_slots(core: &Core) -> u32 {
     let promised: u32 = core.running().map(|sequence| sequence.reserved()).sum();
-    core.cache().room().available().saturating_sub(promised)
+    core.cache().usage().available().saturating_sub(promised)
 }
 
 /// Converts a plain error message into an error about `case`.

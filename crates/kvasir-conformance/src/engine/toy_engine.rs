@@ -119,6 +119,6 @@ fn complete(case: &Case, given: &Value, cache: &str, policy: &str, overlap: bool
     engine.core().check_invariants()?;
     let named = requests.iter().zip(&completions);
     let named = named.map(|(of, tokens)| (of["name"].as_str().unwrap_or("?").to_owned(), json!(tokens)));
-    let free = engine.core().cache().room().available() / block_size;
+    let free = engine.core().cache().usage().available() / block_size;
     Ok(json!({ "completions": named.collect::<Map<_, _>>(), "free_blocks_at_end": free }))
 }

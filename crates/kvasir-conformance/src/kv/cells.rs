@@ -121,7 +121,7 @@ impl Subject for Pool {
             "step" => self.step(&op.pairs("rows")?),
             "can_extend" => {
                 let n = op.int("n")?;
-                let ok = u32::try_from(n).is_ok_and(|n| n <= self.bench.cache.room().available());
+                let ok = u32::try_from(n).is_ok_and(|n| n <= self.bench.cache.usage().available());
                 Ok(Map::from_iter([("ok".to_owned(), json!(ok))]))
             }
             _ => self.verb(op)?,
@@ -137,7 +137,7 @@ impl Subject for Pool {
             (name.to_string(), json!({ "len": len, "next": next }))
         };
         let seqs: Map<_, _> = self.names.iter().map(seq).collect();
-        json!({ "free": cache.room().available(), "seqs": seqs })
+        json!({ "free": cache.usage().available(), "seqs": seqs })
     }
 
     fn check(&self) -> Result<(), String> {

@@ -91,7 +91,7 @@ impl Subject for Line<Contiguous> {
     }
 
     fn state(&self) -> Value {
-        json!({ "length": self.len(), "free": self.bench.cache.room().available() })
+        json!({ "length": self.len(), "free": self.bench.cache.usage().available() })
     }
 
     fn check(&self) -> Result<(), String> {
@@ -148,7 +148,7 @@ impl Subject for Line<TreeCache> {
     }
 
     fn state(&self) -> Value {
-        let free = self.bench.cache.room().available();
+        let free = self.bench.cache.usage().available();
         json!({ "length": self.len(), "unsettled": self.nodes.len(), "free": free })
     }
 

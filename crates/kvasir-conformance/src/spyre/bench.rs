@@ -222,7 +222,7 @@ impl Bench {
     }
 
     pub(super) fn free_blocks(&self) -> u32 {
-        self.core.cache().room().available() / self.block_size
+        self.core.cache().usage().available() / self.block_size
     }
 
     /// Block tables of all running requests, including paused ones.

@@ -32,7 +32,7 @@ impl SchedulerState {
         let rows = count(|sequence| sequence.pool_row.is_some());
         let states = count(|sequence| sequence.pool_row.is_some() && sequence.cold.params.stateful);
         let reserved: u32 = requests.iter().map(|(_, sequence)| sequence.reserved).sum();
-        let (granted, usage) = (self.kv.budget().reserved(), cache.room());
+        let (granted, usage) = (self.kv.budget().reserved(), cache.usage());
         for (holds, violation) in [
             (waiting == requests.waiting().len(), "the queue and the waiting requests differ"),
             (running == requests.running().len(), "the running list and the running requests differ"),

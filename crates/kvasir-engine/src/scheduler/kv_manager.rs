@@ -227,7 +227,7 @@ impl KvManager {
         let grant = Grant { hit, retained, reserve_to: terms.reserve_to, slots };
         let needed = slots.saturating_sub(hit.tokens / self.block() * self.block()) + hit.idle;
         let watermark = if activity.running { self.watermark } else { 0 };
-        let usage = self.cache.room();
+        let usage = self.cache.usage();
         let unreserved = self.budget.unreserved(usage);
         let available = unreserved.saturating_sub(watermark);
         if needed <= available {
@@ -326,19 +326,19 @@ impl KvManager {
     /// suffices.
     pub(crate) fn find_space(&mut self, sequence: &Sequence, slots: u32) -> Result<(), DeferReason> {
         let beyond = slots.saturating_sub(sequence.reserved);
-        let missing = self.budget.missing(self.cache.room(), beyond);
+        let missing = self.budget.missing(self.cache.usage(), beyond);
         if missing == 0 || self.evict_for(missing, false) {
             return Ok(());
         }
         // Waiting for the slots that a step in flight releases is cheaper than preempting.
-        let leased = self.cache.room().leased;
+        let leased = self.cache.usage().leased;
         match missing.saturating_sub(leased) {
             0 => Err(DeferReason::Lease { slots: leased }),
             beyond if self.evict_for(beyond, true) => {
-                Err(DeferReason::Lease { slots: self.cache.room().leased })
+                Err(DeferReason::Lease { slots: self.cache.usage().leased })
             }
             _ => {
-                let available = self.budget.unreserved(self.cache.room()) + sequence.reserved;
+                let available = self.budget.unreserved(self.cache.usage()) + sequence.reserved;
                 Err(DeferReason::NoSlots { needed: slots, available })
             }
         }
@@ -441,7 +441,7 @@ impl KvManager {
 
     /// Ends the cache's lease of a step that ran.
     pub(crate) fn retire(&mut self, step: StepId) {
-        if self.cache.room().leased > 0 {
+        if self.cache.usage().leased > 0 {
             self.retained.note_change();
         }
         self.retained.note_step();
@@ -472,7 +472,7 @@ impl KvManager {
     pub(crate) fn compact(&mut self, alone: Option<&Sequence>) -> bool {
         self.scattered = false;
         // Retained sequences would silently lose rows if the step that carries the copies failed.
-        alone.is_some_and(|alone| self.cache.room().held == alone.claimed)
+        alone.is_some_and(|alone| self.cache.usage().held == alone.claimed)
             && self.cache.compact().is_ok_and(|copies| copies > 0)
     }
 }

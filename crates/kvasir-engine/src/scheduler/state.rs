@@ -68,7 +68,7 @@ impl SchedulerState {
         record.kind = step.map_or(record.kind, |(_, kind)| kind);
         record.waiting = self.requests.waiting().len() as u32;
         record.running = self.requests.running().len() as u32;
-        record.usage = self.kv.cache().room();
+        record.usage = self.kv.cache().usage();
         record.reserved = self.kv.budget().reserved();
     }
 
@@ -191,7 +191,7 @@ impl SchedulerState {
         }
         match *self.requests.running() {
             [] => {}
-            [alone] if self.kv.cache().room().leased == 0 => self.finish_capacity(alone, now),
+            [alone] if self.kv.cache().usage().leased == 0 => self.finish_capacity(alone, now),
             [.., last] => self.preempt(last),
         }
     }

@@ -168,8 +168,8 @@ impl<S: TraceSink> Tracer<S> {
             projected.map(|number| (number, projection.own_end, projection.ends.clone()));
         self.record.rest_waiting = record.rest_waiting;
         self.record.rest_running = record.rest_running;
-        let room = record.usage;
-        self.record.room = (room.free, room.evictable, room.held, room.leased);
+        let usage = record.usage;
+        self.record.room = (usage.free, usage.evictable, usage.held, usage.leased);
         self.record.reserved = record.reserved;
         self.record.tkv = record.rectangle.tkv;
         self.record.waiting = record.waiting;
@@ -303,8 +303,8 @@ impl<S: TraceSink> Observer for Tracer<S> {
             Err(why) => self.record.failed.push((number, why.to_string())),
         }
         // Blocks leased by this step alone are free now; record the state after it.
-        let room = core.cache().room();
-        self.record.room = (room.free, room.evictable, room.held, room.leased);
+        let usage = core.cache().usage();
+        self.record.room = (usage.free, usage.evictable, usage.held, usage.leased);
         self.tables(core);
         self.map(core);
     }

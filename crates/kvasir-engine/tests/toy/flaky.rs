@@ -36,8 +36,8 @@ impl Cache for Flaky {
     fn block_size(&self) -> u32 {
         self.inner.block_size()
     }
-    fn room(&self) -> PoolUsage {
-        self.inner.room()
+    fn usage(&self) -> PoolUsage {
+        self.inner.usage()
     }
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
         self.inner.blocks_of(seq, into)

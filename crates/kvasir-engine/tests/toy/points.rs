@@ -389,8 +389,8 @@ impl<'a> Run<'a> {
                 return Err(format!("request {tag} receives {tokens:?}, {finish:?}; alone {alone:?}"));
             }
         }
-        let room = self.core.cache().room();
-        let all_back = room.held == 0 && (self.lost || room.available() == self.core.cache().capacity());
-        if all_back { Ok(()) } else { Err(format!("the pool does not return to its baseline: {room:?}")) }
+        let usage = self.core.cache().usage();
+        let all_back = usage.held == 0 && (self.lost || usage.available() == self.core.cache().capacity());
+        if all_back { Ok(()) } else { Err(format!("the pool does not return to its baseline: {usage:?}")) }
     }
 }

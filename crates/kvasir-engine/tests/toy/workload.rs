@@ -363,9 +363,9 @@ fn check_completions(
     if lost {
         return Ok(());
     }
-    let room = engine.core().cache().room();
-    match (room.free + room.evictable, room.held, room.leased) {
+    let usage = engine.core().cache().usage();
+    match (usage.free + usage.evictable, usage.held, usage.leased) {
         (all, 0, 0) if all == engine.core().cache().capacity() => Ok(()),
-        _ => Err(format!("the pool does not return to its baseline: {room:?}")),
+        _ => Err(format!("the pool does not return to its baseline: {usage:?}")),
     }
 }

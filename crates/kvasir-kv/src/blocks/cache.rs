@@ -25,7 +25,7 @@ impl<I: Index> Cache for BlockCache<I> {
         self.config.block_size
     }
 
-    fn room(&self) -> PoolUsage {
+    fn usage(&self) -> PoolUsage {
         let index = &self.ledger.index;
         let (free, evictable, leased) = (index.free(), index.evictable(), self.ledger.leased());
         let slots = |blocks: u32| blocks * self.config.block_size;

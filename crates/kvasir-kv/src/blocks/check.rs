@@ -33,12 +33,12 @@ impl<I: Index> BlockCache<I> {
         let kept = kept.chain(self.replaced.iter().map(|replaced| replaced.old));
         kept.chain(self.moves.leases()).try_for_each(|block| count(block, |uses| uses.leases += 1))?;
         self.ledger.check(&uses)?;
-        let room = self.room();
-        match u64::from(room.free) + u64::from(room.evictable) + u64::from(room.leased)
+        let usage = self.usage();
+        match u64::from(usage.free) + u64::from(usage.evictable) + u64::from(usage.leased)
             <= u64::from(self.config.blocks * self.config.block_size)
         {
             true => Ok(()),
-            false => Err(format!("{room:?} is more than the cache has")),
+            false => Err(format!("{usage:?} is more than the cache has")),
         }
     }
 

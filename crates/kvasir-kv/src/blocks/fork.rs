@@ -2,7 +2,7 @@
 //!
 //! Copying a range shares every block below the end of the source of which all owned rows are
 //! copied. Other rows are moved by slot copies into the destination's own block, or into a fresh
-//! one (`Part`). Only retired rows are shared, because a claimed row may yet be cancelled. All
+//! one (`Part`). Only retired rows are shared, because a claimed row may yet be canceled. All
 //! checks and the count of fresh blocks come first, so a refusal changes nothing.
 
 use crate::blocks::BlockCache;
@@ -83,7 +83,7 @@ impl<I: Index> Sequences for BlockCache<I> {
     fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
         let source = self.seqs.get(seq)?;
         let ranges: Vec<_> = source.owned(source.retired_next(self.inflight.retired())).collect();
-        if n > self.seqs.room() {
+        if n > self.seqs.remaining() {
             return Err(CacheError::TooManySequences);
         }
         let needed = self.blocks_to_copy(seq, None, &ranges)?;
@@ -127,7 +127,7 @@ impl<I: Index> BlockCache<I> {
     ) -> Result<Vec<Range<Position>>, CacheError> {
         let (source, target) = (self.seqs.get(src)?, self.seqs.get(dst)?);
         let retired = self.inflight.retired();
-        // Claimed rows may yet be cancelled, so only retired ones are shared.
+        // Claimed rows may yet be canceled, so only retired ones are shared.
         let shared = range.start..range.end.min(source.retired_next(retired));
         let ranges: Vec<_> = overlaps(source, &shared).collect();
         if source.len(retired) == 0 {

@@ -61,7 +61,7 @@ impl LeasedCopies {
         self.moves.retire(step);
     }
 
-    /// The step was cancelled: its copies wait again.
+    /// The step was canceled: its copies wait again.
     pub(crate) fn cancel<I: Index>(&mut self, ledger: &mut Ledger<I>, step: StepId) {
         self.unretired.retain(|&unretired| unretired != step);
         let carried = self.moves.of(step).to_vec();
@@ -82,7 +82,7 @@ impl LeasedCopies {
     }
 
     /// Drops waiting copies into blocks without owners: the owners closed while a step carried the
-    /// copies, and the step was cancelled.
+    /// copies, and the step was canceled.
     pub(crate) fn drop_unowned<I: Index>(&mut self, ledger: &mut Ledger<I>) {
         let into = self.moves.waiting().iter().map(|rows| rows.to / self.block_size);
         let gone: Vec<BlockId> = into.filter(|&block| ledger.uses(block).owners == 0).collect();

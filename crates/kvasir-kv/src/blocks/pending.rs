@@ -120,7 +120,7 @@ mod tests {
                         retired = model.pop_front().map(|claim| claim.step).or(retired);
                     }
                 }
-                // A retired step is never cancelled.
+                // A retired step is never canceled.
                 _ if Some(named) > retired => {
                     assert_eq!(
                         claims.take_newest(named),

@@ -57,7 +57,7 @@ impl Rewind for Cells {
 
 impl Sequences for Cells {
     fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
-        // Claimed rows may yet be cancelled, so only retired ones are shared.
+        // Claimed rows may yet be canceled, so only retired ones are shared.
         let retired = self.retired(src)?;
         let (s, d) = (self.seqs.get(src)?, self.seqs.get(dst)?);
         let entries = s.entries.index_of(range.start)..s.entries.index_of(range.end).min(retired);
@@ -99,7 +99,7 @@ impl Sequences for Cells {
 
     fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
         let retired = self.retired(seq)?;
-        if n > self.seqs.room() {
+        if n > self.seqs.remaining() {
             return Err(CacheError::TooManySequences);
         }
         let mut forks = Vec::new();
@@ -116,8 +116,8 @@ impl Sequences for Cells {
 impl Tree for Cells {
     fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError> {
         let s = self.seqs.get_mut(seq)?;
-        let room = Position::MAX - s.entries.next_position() - s.nodes.unsettled();
-        if parents.len() as u64 > u64::from(room) {
+        let positions = Position::MAX - s.entries.next_position() - s.nodes.unsettled();
+        if parents.len() as u64 > u64::from(positions) {
             return Err(CacheError::BadClaim);
         }
         s.nodes.make().propose(parents)?;

@@ -260,8 +260,8 @@ impl Cache for Cells {
         1
     }
 
-    fn room(&self) -> PoolUsage {
-        self.cells.room()
+    fn usage(&self) -> PoolUsage {
+        self.cells.usage()
     }
 
     fn survey(&self, blocks: &mut Vec<BlockUse>) {

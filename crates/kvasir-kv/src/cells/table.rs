@@ -46,7 +46,7 @@ impl CellTable {
         self.free.high_water()
     }
 
-    pub(crate) fn room(&self) -> PoolUsage {
+    pub(crate) fn usage(&self) -> PoolUsage {
         PoolUsage { free: self.free.count(), evictable: 0, held: self.held, leased: self.leased }
     }
 

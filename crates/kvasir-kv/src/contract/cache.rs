@@ -135,7 +135,7 @@ pub trait Cache: Send {
         None
     }
     /// Current pool usage, in slots.
-    fn room(&self) -> PoolUsage;
+    fn usage(&self) -> PoolUsage;
     /// Writes the state of each block by id; ids past the end are free. Writes nothing if the cache
     /// does not track it. For visualization: may cost time linear in the high-water mark.
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
@@ -181,7 +181,7 @@ pub trait Cache: Send {
     fn next_position(&self, seq: SeqId) -> Result<Position, CacheError>;
     /// Allocates slots for one step: all of them, or none with an error. Fails with
     ///
-    /// - `StepOutOfOrder` unless `step` is above every step ever claimed, cancelled ones included;
+    /// - `StepOutOfOrder` unless `step` is above every step ever claimed, canceled ones included;
     /// - `BadClaim` if there is no row, a sequence is named twice, or counts are impossible;
     /// - `Unsettled` if a sequence has draft nodes that were not committed;
     /// - `Full` if the slots do not suffice, evictable ones included.
@@ -192,7 +192,7 @@ pub trait Cache: Send {
     /// Writes the plan of a claimed step into `plan`, reusing its memory. `plan` may be any plan;
     /// its content does not matter. Fails with `UnknownStep`, with `RowGone` if a claimed row was
     /// truncated since, or with `UnknownSequence` if one was closed; such a step can only be
-    /// cancelled, or retired if it ran.
+    /// canceled, or retired if it ran.
     ///
     /// Block tables are incremental: a batch like the last one costs constant time per row and its
     /// new entries. A row that is new or was edited costs time linear in its block table.
@@ -265,7 +265,7 @@ pub trait Rewind {
     /// Truncates to positions below `to`, claims in flight included. Fails with `RewindOutOfRange`
     /// unless `to` is between [`Rewind::lowest_rewind`] and the next position, and with `Unsettled`
     /// if draft nodes are. Linear in the blocks released. A claimed row that it cuts can only be
-    /// cancelled, or retired if it ran.
+    /// canceled, or retired if it ran.
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError>;
 }
 
@@ -273,7 +273,7 @@ pub trait Rewind {
 /// Copies K and V of partial blocks only; whole blocks are shared.
 pub trait Sequences {
     /// Makes `dst` an owner of `src`'s retired rows with positions in `range`; claimed rows may yet
-    /// be cancelled. Refused if `dst` owns one of the positions (`CopyOverlaps`), holds rows of
+    /// be canceled. Refused if `dst` owns one of the positions (`CopyOverlaps`), holds rows of
     /// another fork family, or has steps or draft nodes in flight, if `src` has no retired rows
     /// (`NothingToCopy`), or if a partial block finds no slots (`Full`). Linear in the blocks.
     fn copy(&mut self, src: SeqId, dst: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;

@@ -9,9 +9,9 @@ use std::fmt;
 pub enum CacheError {
     /// The id was never issued, or its sequence is closed.
     UnknownSequence(SeqId),
-    /// The step was never claimed, or is retired or cancelled.
+    /// The step was never claimed, or is retired or canceled.
     UnknownStep(StepId),
-    /// Steps must be claimed under rising numbers, retire in order, and be cancelled newest first.
+    /// Steps must be claimed under rising numbers, retire in order, and be canceled newest first.
     StepOutOfOrder(StepId),
     /// An invalid claim: no row, a sequence twice, no tokens, a wrong draft-tree size, or a
     /// redirected write that is not possible.

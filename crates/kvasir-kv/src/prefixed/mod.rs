@@ -35,7 +35,7 @@ pub struct Prefixed<C: Cache + ?Sized> {
 
 impl<C: Cache + ?Sized> Prefixed<C> {
     pub(crate) fn new(prefix: Lease, inner: Box<C>) -> Result<Self, CacheError> {
-        if inner.room().held > 0 || inner.base() > 0 {
+        if inner.usage().held > 0 || inner.base() > 0 {
             return Err(CacheError::BadConfig("a prefix goes under a new cache only"));
         }
         if inner.rings().is_some() {
@@ -186,8 +186,8 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
         self.base
     }
 
-    fn room(&self) -> PoolUsage {
-        self.inner.room()
+    fn usage(&self) -> PoolUsage {
+        self.inner.usage()
     }
 
     fn survey(&self, blocks: &mut Vec<BlockUse>) {

@@ -1,16 +1,16 @@
 //! Steps in flight and deferred release: which steps are claimed, and which references are released
 //! only when a step ends.
 //!
-//! States of a step: *claimed* (`begin`) → *retired* (`take_oldest`) or *cancelled*
+//! States of a step: *claimed* (`begin`) → *retired* (`take_oldest`) or *canceled*
 //! (`take_newest`).
 //!
 //! Invariants:
 //!
 //! - Steps are claimed under rising numbers, retire in that order, and only the newest can be
-//!   cancelled.
+//!   canceled.
 //! - A reference that a sequence releases while a step naming the sequence is in flight stays until
 //!   that step ends. The reference itself waits, so reference counts cannot free the slot early.
-//! - Releases of a cancelled step move to the step before it.
+//! - Releases of a canceled step move to the step before it.
 //!
 //! The unit tests cover each rule; `tests/random_operations.rs` and `tests/shadow` run it under
 //! every cache.
@@ -69,7 +69,7 @@ impl<R, D> InFlight<R, D> {
         self.steps.iter_mut().flat_map(|flight| flight.rows.iter_mut())
     }
 
-    /// Whether `step` may be claimed: its number must exceed every step ever claimed, cancelled
+    /// Whether `step` may be claimed: its number must exceed every step ever claimed, canceled
     /// ones included.
     pub fn check_claim(&self, step: StepId) -> Result<(), CacheError> {
         match self.newest_claimed.is_none_or(|newest| newest < step) {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_is_cancelled() {
+    fn only_the_newest_is_canceled() {
         let mut inflight = claimed(&[1, 2]);
         assert_eq!(inflight.take_newest(StepId(1)).unwrap_err(), CacheError::StepOutOfOrder(StepId(1)));
         assert_eq!(inflight.take_newest(StepId(7)).unwrap_err(), CacheError::UnknownStep(StepId(7)));
@@ -243,9 +243,9 @@ mod tests {
     fn cancelling_hands_releases_to_the_step_before() {
         let mut inflight = claimed(&[1, 2]);
         inflight.defer(StepId(2), "row").unwrap();
-        let cancelled = inflight.take_newest(StepId(2)).unwrap();
-        assert!(cancelled.releases.is_empty());
-        inflight.recycle(cancelled);
+        let canceled = inflight.take_newest(StepId(2)).unwrap();
+        assert!(canceled.releases.is_empty());
+        inflight.recycle(canceled);
         assert_eq!(retire(&mut inflight, 1), ["row"]);
         inflight.begin(StepId(3)).unwrap();
         inflight.defer(StepId(3), "alone").unwrap();

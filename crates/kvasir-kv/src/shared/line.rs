@@ -134,7 +134,7 @@ impl Line {
 
     /// Pool usage when `extra` slots hold draft nodes. While a step of the previous sequence is in
     /// flight nothing is free, because slots are allocated from 0.
-    pub(crate) fn room(&self, extra: u32) -> PoolUsage {
+    pub(crate) fn usage(&self, extra: u32) -> PoolUsage {
         if self.is_leased() {
             return PoolUsage { leased: self.capacity, ..PoolUsage::default() };
         }
@@ -192,7 +192,7 @@ impl Line {
         if row.tokens == 0 || row.redirected > 0 {
             return Err(CacheError::BadClaim);
         }
-        let available = self.room(extra).free;
+        let available = self.usage(extra).free;
         match row.tokens <= available {
             true => Ok(row),
             false => Err(CacheError::Full { needed: row.tokens, available }),

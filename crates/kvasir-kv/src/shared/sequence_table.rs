@@ -75,7 +75,7 @@ impl<T: Default> SeqTable<T> {
     }
 
     /// Number of sequences that can still be opened.
-    pub fn room(&self) -> u32 {
+    pub fn remaining(&self) -> u32 {
         self.limit - self.live
     }
 

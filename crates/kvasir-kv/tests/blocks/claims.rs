@@ -19,7 +19,7 @@ fn a_step_writes_its_positions_and_reads_all_before_them() {
         cache.retire(StepId(2)).unwrap();
         cache.retire(StepId(2)).unwrap();
         assert_eq!(cache.len(seq), Ok(6));
-        assert_eq!(cache.room(), room(24, 0, 8, 0));
+        assert_eq!(cache.usage(), usage(24, 0, 8, 0));
     });
 }
 
@@ -28,7 +28,7 @@ fn a_claim_takes_all_or_nothing() {
     both(SMALL, |cache| {
         let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
         run(cache, 1, a, 20);
-        let (before, generation) = (cache.room(), cache.generation());
+        let (before, generation) = (cache.usage(), cache.generation());
         let full = CacheError::Full { needed: 16, available: 12 };
         assert_eq!(cache.claim(StepId(2), &[ClaimRow::new(a, 4), ClaimRow::new(b, 9)]), Err(full));
         assert_eq!(
@@ -41,7 +41,7 @@ fn a_claim_takes_all_or_nothing() {
             cache.claim(StepId(1), &[ClaimRow::new(b, 1)]),
             Err(CacheError::StepOutOfOrder(StepId(1)))
         );
-        assert_eq!((cache.room(), cache.generation()), (before, generation));
+        assert_eq!((cache.usage(), cache.generation()), (before, generation));
         assert!(cache.can_extend(b, 12) && !cache.can_extend(b, 13));
         cache.claim(StepId(2), &[ClaimRow::new(a, 4), ClaimRow::new(b, 8)]).unwrap();
         cache.check().unwrap();
@@ -55,10 +55,10 @@ fn what_a_step_in_flight_names_is_leased_when_its_owner_closes() {
         run(cache, 1, a, 5);
         cache.claim(StepId(2), &[ClaimRow::new(a, 1)]).unwrap();
         cache.close(a).unwrap();
-        assert_eq!(cache.room(), room(24, 0, 0, 8));
+        assert_eq!(cache.usage(), usage(24, 0, 0, 8));
         cache.check().unwrap();
         cache.retire(StepId(2)).unwrap();
-        assert_eq!(cache.room(), room(32, 0, 0, 0));
+        assert_eq!(cache.usage(), usage(32, 0, 0, 0));
         assert_eq!(cache.len(a), Err(CacheError::UnknownSequence(a)));
     });
 }
@@ -69,27 +69,27 @@ fn blocks_taken_ahead_are_used_first_and_come_back() {
         let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
         assert_eq!(cache.take_ahead(a, 9), Ok(12));
         assert_eq!((cache.take_ahead(a, 0), cache.claimed_len(a)), (Ok(12), Ok(0)));
-        assert_eq!(cache.room(), room(20, 0, 12, 0));
+        assert_eq!(cache.usage(), usage(20, 0, 12, 0));
         cache.check().unwrap();
         run(cache, 1, b, 4);
         cache.claim(StepId(2), &[ClaimRow::new(a, 5)]).unwrap();
         assert_eq!(plan_of(cache, 2).write_slots, [0, 1, 2, 3, 4], "the blocks before b's");
         assert_eq!(cache.take_ahead(a, 13), Ok(16));
-        assert_eq!(cache.room().free, 12);
+        assert_eq!(cache.usage().free, 12);
         let full = CacheError::Full { needed: 16, available: 12 };
         assert_eq!(cache.take_ahead(a, 32), Err(full));
         assert!(cache.can_extend(a, 23) && !cache.can_extend(a, 24));
         cache.cancel(StepId(2)).unwrap();
         cache.check().unwrap();
-        assert_eq!(cache.take_ahead(a, 0), Ok(16), "a cancelled claim's blocks are ahead again");
-        assert_eq!(cache.room().held, 20);
+        assert_eq!(cache.take_ahead(a, 0), Ok(16), "a canceled claim's blocks are ahead again");
+        assert_eq!(cache.usage().held, 20);
         cache.claim(StepId(3), &[ClaimRow::new(a, 5)]).unwrap();
         assert_eq!(plan_of(cache, 3).write_slots, [0, 1, 2, 3, 4], "in the order they had");
         cache.retire(StepId(3)).unwrap();
         cache.close(a).unwrap();
         cache.close(b).unwrap();
         cache.check().unwrap();
-        assert_eq!(cache.room().available(), 32);
+        assert_eq!(cache.usage().available(), 32);
     });
 }
 
@@ -106,7 +106,7 @@ fn clearing_raises_the_generation_and_waits_for_steps_in_flight() {
         cache.check_fresh(&plan).unwrap();
         cache.clear().unwrap();
         assert!(cache.check_fresh(&plan).is_err());
-        assert_eq!(cache.room(), room(32, 0, 0, 0));
+        assert_eq!(cache.usage(), usage(32, 0, 0, 0));
         assert_eq!(cache.prefix().unwrap().lookup(&[1, 2, 3, 4, 5], 0).tokens, 0);
         assert_ne!(cache.open().unwrap(), a);
     });

@@ -13,8 +13,8 @@ fn a_fork_that_rewinds_leaves_the_moves_of_a_shared_block_alone() {
         let moves = cache.tree().unwrap().commit(seq, &[1, 2]).unwrap().to_vec();
         assert_eq!(moves, [SlotCopy { from: 3, to: 2 }, SlotCopy { from: 4, to: 3 }]);
         assert_eq!(
-            cache.room(),
-            room(24, 0, 4, 4),
+            cache.usage(),
+            usage(24, 0, 4, 4),
             "the block that the moves read stays until they have run"
         );
         let fork = cache.sequences().unwrap().fork(seq, 1).unwrap()[0];
@@ -24,12 +24,12 @@ fn a_fork_that_rewinds_leaves_the_moves_of_a_shared_block_alone() {
         assert_eq!(plan_of(cache, 3).moves, moves);
         cache.retire(StepId(3)).unwrap();
         cache.check().unwrap();
-        assert_eq!(cache.room(), room(24, 0, 8, 0));
+        assert_eq!(cache.usage(), usage(24, 0, 8, 0));
     });
 }
 
 #[test]
-fn moves_of_a_cancelled_step_whose_owner_left_are_dropped() {
+fn moves_of_a_canceled_step_whose_owner_left_are_dropped() {
     both(SMALL, |cache| {
         let seq = cache.open().unwrap();
         run(cache, 1, seq, 2);
@@ -40,7 +40,7 @@ fn moves_of_a_cancelled_step_whose_owner_left_are_dropped() {
         cache.close(seq).unwrap();
         cache.cancel(StepId(3)).unwrap();
         cache.check().unwrap();
-        assert_eq!(cache.room(), room(32, 0, 0, 0));
+        assert_eq!(cache.usage(), usage(32, 0, 0, 0));
     });
 }
 
@@ -66,7 +66,7 @@ fn a_shared_last_block_is_copied_before_it_is_written() {
     });
 }
 
-/// A fork truncated inside a shared block writes to a copy of it. When that step is cancelled the
+/// A fork truncated inside a shared block writes to a copy of it. When that step is canceled the
 /// block is shared again, and must be copied again before the next write.
 #[test]
 fn a_last_block_that_is_shared_again_is_copied_again() {

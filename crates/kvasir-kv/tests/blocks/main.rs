@@ -37,6 +37,6 @@ fn publish(cache: &mut dyn Cache, seq: SeqId, tokens: &[Token]) {
     cache.check().unwrap();
 }
 
-fn room(free: u32, evictable: u32, held: u32, leased: u32) -> PoolUsage {
+fn usage(free: u32, evictable: u32, held: u32, leased: u32) -> PoolUsage {
     PoolUsage { free, evictable, held, leased }
 }

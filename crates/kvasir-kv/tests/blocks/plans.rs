@@ -143,6 +143,6 @@ fn a_row_that_was_cut_has_no_plan() {
         cache.close(a).unwrap();
         assert_eq!(cache.plan(StepId(3), &mut Plan::default()), Err(CacheError::UnknownSequence(a)));
         cache.retire(StepId(3)).unwrap();
-        assert_eq!(cache.room(), room(32, 0, 0, 0));
+        assert_eq!(cache.usage(), usage(32, 0, 0, 0));
     });
 }

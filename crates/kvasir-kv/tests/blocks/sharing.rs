@@ -66,12 +66,12 @@ fn a_prompt_finds_what_an_earlier_one_left() {
         assert_eq!(cache.prefix().unwrap().lookup(&prompt[..8], 0).tokens, 4, "the last token is computed");
         assert_eq!(cache.prefix().unwrap().lookup(&prompt, 1).tokens, 0, "another tenant's");
         cache.close(a).unwrap();
-        assert_eq!(cache.room(), room(24, 8, 0, 0));
+        assert_eq!(cache.usage(), usage(24, 8, 0, 0));
         let hit = cache.prefix().unwrap().lookup(&prompt, 0);
         assert_eq!((hit.tokens, hit.idle), (8, 8));
         let b = cache.open().unwrap();
         cache.prefix().unwrap().attach(b, &prompt, 0, u32::MAX, hit.lookup).unwrap();
-        assert_eq!(cache.room(), room(24, 0, 8, 0));
+        assert_eq!(cache.usage(), usage(24, 0, 8, 0));
         assert_eq!((cache.len(b), cache.next_position(b)), (Ok(8), Ok(8)));
         cache.check().unwrap();
     });
@@ -90,9 +90,9 @@ fn two_copies_of_one_prefix_become_one_in_a_radix_cache() {
     publish(&mut cache, b, &prompt);
     assert!(cache.generation() > generation);
     assert_eq!(cache.table(b).unwrap()[..2], cache.table(a).unwrap()[..2]);
-    assert_eq!(cache.room(), room(12, 0, 12, 8), "the copies wait for the step that names them");
+    assert_eq!(cache.usage(), usage(12, 0, 12, 8), "the copies wait for the step that names them");
     cache.retire(StepId(2)).unwrap();
-    assert_eq!(cache.room(), room(20, 0, 12, 0));
+    assert_eq!(cache.usage(), usage(20, 0, 12, 0));
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn without_sharing_nothing_is_kept() {
         publish(cache, a, &prompt);
         assert_eq!(cache.prefix().unwrap().lookup(&prompt, 0).tokens, 0);
         cache.close(a).unwrap();
-        assert_eq!(cache.room(), room(32, 0, 0, 0));
+        assert_eq!(cache.usage(), usage(32, 0, 0, 0));
     });
 }
 

@@ -142,7 +142,7 @@ impl<I: Index> World<I> {
     fn picture(&self) -> String {
         let ids = self.seqs.keys();
         let lens: Vec<_> = ids.map(|&id| (self.cache.len(id), self.cache.claimed_len(id))).collect();
-        format!("{:?} {} {lens:?}", self.cache.room(), self.cache.generation())
+        format!("{:?} {} {lens:?}", self.cache.usage(), self.cache.generation())
     }
 
     fn live(&mut self, verbs: u32) {
@@ -163,9 +163,9 @@ impl<I: Index> World<I> {
                 95..98 => self.commit(),
                 _ => {
                     let slots = self.dice.roll(3 * self.config.block_size);
-                    let before = self.cache.room();
+                    let before = self.cache.usage();
                     let evicted = self.cache.prefix().unwrap().evict(slots).unwrap();
-                    assert_eq!(self.cache.room().free, before.free + evicted);
+                    assert_eq!(self.cache.usage().free, before.free + evicted);
                     assert!(evicted >= slots.min(before.evictable));
                 }
             }
@@ -189,10 +189,10 @@ impl<I: Index> World<I> {
         let live: Vec<SeqId> = self.seqs.keys().copied().collect();
         live.into_iter().for_each(|seq| self.cache.close(seq).unwrap());
         self.cache.check().unwrap();
-        let room = self.cache.room();
-        assert_eq!((room.free + room.evictable, room.held, room.leased), (self.cache.capacity(), 0, 0));
+        let usage = self.cache.usage();
+        assert_eq!((usage.free + usage.evictable, usage.held, usage.leased), (self.cache.capacity(), 0, 0));
         self.cache.prefix().unwrap().evict(u32::MAX).unwrap();
-        assert_eq!(self.cache.room().free, self.cache.capacity());
+        assert_eq!(self.cache.usage().free, self.cache.capacity());
         self.cache.clear().unwrap();
         self.cache.check().unwrap();
     }

@@ -21,9 +21,9 @@ impl<I: Index> World<I> {
                 self.seqs.insert(seq, model);
                 return;
             }
-            let before = self.cache.room();
+            let before = self.cache.usage();
             let found = self.cache.prefix().unwrap().lookup(&prompt, salt);
-            let after = self.cache.room();
+            let after = self.cache.usage();
             // A split in a lookup may turn a part of a used node evictable.
             assert_eq!((after.free, after.leased), (before.free, before.leased));
             assert!(after.evictable >= before.evictable);
@@ -32,7 +32,7 @@ impl<I: Index> World<I> {
             assert!(hit.tokens < prompt.len() as u32 && hit.tokens <= limit);
             if limit == u32::MAX {
                 assert_eq!(hit, found);
-                assert_eq!(before.evictable - self.cache.room().evictable, hit.idle);
+                assert_eq!(before.evictable - self.cache.usage().evictable, hit.idle);
             }
             self.hits += hit.tokens;
             model.salt = salt;

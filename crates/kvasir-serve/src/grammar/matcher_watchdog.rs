@@ -25,7 +25,7 @@ use std::{
 
 /// Polling interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Polls after which work is cancelled. Polls are counted, not time, so a suspended VM does not
+/// Polls after which work is canceled. Polls are counted, not time, so a suspended VM does not
 /// cancel work.
 const MAX_POLLS: u32 = 30;
 

@@ -162,13 +162,13 @@ impl Metrics {
     /// Updates the gauges.
     fn update_gauges(&self, core: &Core) {
         let ((waiting, running), cache) = (core.counts(), core.cache());
-        let room = cache.room();
+        let usage = cache.usage();
         self.waiting.set(waiting as u64);
         self.running.set(running as u64);
         self.capacity.set(cache.capacity().into());
         self.block.set(cache.block_size().into());
-        self.slots_held.set(u64::from(room.held) + u64::from(room.leased));
-        self.slots_cached.set(room.evictable.into());
+        self.slots_held.set(u64::from(usage.held) + u64::from(usage.leased));
+        self.slots_cached.set(usage.evictable.into());
     }
 
     fn scheduled(&self, core: &Core, step: &Step) {
