@@ -241,7 +241,7 @@ impl<E: Executor> Engine<E> {
                 self.core.reject(&refused.step, &refused.error, now);
                 self.core.recycle(refused.step);
                 match refused.error {
-                    StepError::Lost(why) => Err(self.lose(why)),
+                    StepError::Lost(why) => Err(self.fail_device(why)),
                     StepError::Failed(_) | StepError::OutOfMemory(_) => Ok(()),
                 }
             }
@@ -268,7 +268,7 @@ impl<E: Executor> Engine<E> {
         let now = self.now();
         self.core.postprocess(&step, &result, now);
         if result.is_ok() {
-            self.meter.see(&step.batch, step.output.device_ns);
+            self.meter.observe(&step.batch, step.output.device_ns);
             self.propose(&step);
         }
         for observer in &mut self.observers {
@@ -276,7 +276,7 @@ impl<E: Executor> Engine<E> {
         }
         self.core.recycle(step);
         match result {
-            Err(StepError::Lost(why)) => Err(self.lose(why)),
+            Err(StepError::Lost(why)) => Err(self.fail_device(why)),
             _ => submitted,
         }
     }
@@ -300,7 +300,7 @@ impl<E: Executor> Engine<E> {
     }
 
     /// Marks the engine as dead: fails every request and submits nothing again.
-    fn lose(&mut self, why: String) -> Exit {
+    fn fail_device(&mut self, why: String) -> Exit {
         let now = self.now();
         self.lost = Some(why.clone());
         self.core.fail_all(Fault::DeviceLost, now);

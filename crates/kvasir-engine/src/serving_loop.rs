@@ -64,13 +64,15 @@ impl<E: Executor> Engine<E> {
             match turn {
                 Err(exit) => return exit,
                 Ok(Turn::Ran) => {}
-                Ok(Turn::Deferred) => serving.apply_received(self, inbox.recv_timeout(POLL_INTERVAL)),
+                Ok(Turn::Deferred) => {
+                    serving.receive(self, inbox.recv_timeout(POLL_INTERVAL));
+                }
                 Ok(Turn::Idle) if serving.draining => return Exit::Requested,
                 Ok(Turn::Idle) => {
                     if let Err(why) = self.core().check_invariants() {
                         return Exit::Broken(why);
                     }
-                    serving.apply_received(self, inbox.recv().map_err(|_| RecvTimeoutError::Disconnected));
+                    serving.receive(self, inbox.recv().map_err(|_| RecvTimeoutError::Disconnected));
                 }
             }
         }
@@ -97,40 +99,38 @@ impl ServingLoop {
             if self.exit.is_some() {
                 break;
             }
-            match inbox.try_recv() {
-                Ok(message) => self.apply(engine, message),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => {
-                    // All senders are gone: running requests have no receiver, unless the loop is
-                    // draining.
-                    if !self.draining {
-                        self.exit = Some(Exit::Closed);
-                    }
-                    break;
-                }
+            let received = inbox.try_recv().map_err(|error| match error {
+                TryRecvError::Empty => RecvTimeoutError::Timeout,
+                TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+            });
+            if !self.receive(engine, received) {
+                break;
             }
         }
-        if self.exit.is_some() {
-            let now = engine.now();
-            let ids: Vec<RequestId> = self.ids.values().copied().collect();
-            ids.iter().for_each(|id| {
-                engine.core_mut().abort(*id, now);
-            });
+        let exit = self.exit.take()?;
+        let now = engine.now();
+        for id in self.ids.values() {
+            engine.core_mut().abort(*id, now);
         }
-        self.exit.take()
+        Some(exit)
     }
 
-    fn apply_received<E: Executor>(
+    /// Applies a received message; false if there was none. Running requests have no receiver once
+    /// all senders are gone, unless the loop is draining.
+    fn receive<E: Executor>(
         &mut self,
         engine: &mut Engine<E>,
-        got: Result<Message, RecvTimeoutError>,
-    ) {
-        match got {
-            Ok(message) => self.apply(engine, message),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) if self.draining => {}
-            Err(RecvTimeoutError::Disconnected) => self.exit = Some(Exit::Closed),
+        received: Result<Message, RecvTimeoutError>,
+    ) -> bool {
+        match received {
+            Ok(message) => {
+                self.apply(engine, message);
+                return true;
+            }
+            Err(RecvTimeoutError::Disconnected) if !self.draining => self.exit = Some(Exit::Closed),
+            Err(_) => {}
         }
+        false
     }
 
     fn apply<E: Executor>(&mut self, engine: &mut Engine<E>, message: Message) {

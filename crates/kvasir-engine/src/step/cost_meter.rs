@@ -5,7 +5,7 @@
 //!
 //! Decode-only steps fit the first line. What a prefill or mixed step takes beyond the predicted
 //! decode time fits the second, weighted by chunk length. Outliers are clipped to twice the
-//! prediction once the fit has settled. The result is `Costs`, which `Chunked` uses to size prefill
+//! prediction once the fit has clips. The result is `Costs`, which `Chunked` uses to size prefill
 //! chunks against a step-time target.
 
 use crate::request::timings::Nanos;
@@ -14,22 +14,22 @@ use kvasir_exec::Batch;
 
 /// Weighted linear regression with exponential forgetting.
 #[derive(Clone, Debug)]
-struct Line {
+struct Regression {
     /// Forgetting factor per point of weight 1.
-    fade: f64,
+    decay: f64,
     /// Decayed sums: weight, x, y, x², x·y.
     sums: [f64; 5],
 }
 
-impl Line {
-    const fn new(fade: f64) -> Self {
-        Self { fade, sums: [0.0; 5] }
+impl Regression {
+    const fn new(decay: f64) -> Self {
+        Self { decay, sums: [0.0; 5] }
     }
 
-    /// Adds a point of weight `share`.
-    fn see(&mut self, x: f64, y: f64, share: f64) {
-        let (seen, left) = ([1.0, x, y, x * x, x * y], self.fade.powf(share));
-        self.sums.iter_mut().zip(seen).for_each(|(sum, one)| *sum = *sum * left + one * share);
+    /// Adds a point of weight `weight`.
+    fn observe(&mut self, x: f64, y: f64, weight: f64) {
+        let (point, remaining) = ([1.0, x, y, x * x, x * y], self.decay.powf(weight));
+        self.sums.iter_mut().zip(point).for_each(|(sum, one)| *sum = *sum * remaining + one * weight);
     }
 
     /// Intercept and slope, both clamped to be non-negative; zeros without data.
@@ -48,7 +48,7 @@ impl Line {
 
     /// The fit scaled by the ratio of recent observations to its prediction: shape from the long
     /// history, level from the short.
-    fn fit_through(&self, recent: &Self) -> (f64, f64) {
+    fn fit_rescaled_to(&self, recent: &Self) -> (f64, f64) {
         let ((base, slope), [n, x, y, ..]) = (self.fit(), recent.sums);
         let expected = base * n + slope * x;
         let times = if expected > 0.0 { y / expected } else { 1.0 };
@@ -60,29 +60,33 @@ impl Line {
 #[derive(Clone, Debug)]
 pub(crate) struct CostMeter {
     /// Decode-only step time over rows beyond the first.
-    decodes: Line,
+    decodes: Regression,
     /// Prefill time per token over context depth in thousands. The slope belongs to model and
     /// machine, so its history spans several prompts.
-    tokens: Line,
+    tokens: Regression,
     /// The same with a short history, for the current level.
-    tokens_now: Line,
+    tokens_now: Regression,
 }
 
 impl Default for CostMeter {
     fn default() -> Self {
-        Self { decodes: Line::new(0.98), tokens: Line::new(0.98), tokens_now: Line::new(0.8) }
+        Self {
+            decodes: Regression::new(0.98),
+            tokens: Regression::new(0.98),
+            tokens_now: Regression::new(0.8),
+        }
     }
 }
 
 /// Chunk length, in tokens, at which a point has full weight.
-const WHOLE: f64 = 64.0;
+const FULL_WEIGHT_CHUNK: f64 = 64.0;
 /// Accumulated weight after which outliers are clipped to twice the prediction, so that one stall
 /// does not distort the fit.
-const SETTLED: f64 = 8.0;
+const CLIP_FROM_WEIGHT: f64 = 8.0;
 
 impl CostMeter {
     /// Adds a finished step that took `took` on the device.
-    pub(crate) fn see(&mut self, batch: &Batch, took: Nanos) {
+    pub(crate) fn observe(&mut self, batch: &Batch, took: Nanos) {
         let (_, tokens) = batch.prefills();
         let (rows, _) = batch.decodes();
         // The slope is per additional row, so the first row belongs to the intercept.
@@ -90,38 +94,38 @@ impl CostMeter {
         let (base, slope) = self.decodes.fit();
         let decodes = base + slope * more;
         if tokens == 0 {
-            let most = if self.decodes.sums[0] > SETTLED { 2.0 * decodes } else { took };
-            return self.decodes.see(more, took.min(most), 1.0);
+            let most = if self.decodes.sums[0] > CLIP_FROM_WEIGHT { 2.0 * decodes } else { took };
+            return self.decodes.observe(more, took.min(most), 1.0);
         }
         let prompts = batch.rows.iter().filter(|row| row.kind.is_prefill());
         let longest = prompts.clone().map(|row| row.tokens.len).max().map_or(0.0, f64::from);
-        let middles = prompts.map(|row| {
+        let weighted_depths = prompts.map(|row| {
             let n = f64::from(row.tokens.len);
             n * (f64::from(row.cached) + n / 2.0)
         });
         let n = tokens as f64;
         // Short prefill-only steps are bound by reading the weights, which is free beside decodes:
         // no information.
-        if rows == 0 && longest < WHOLE {
+        if rows == 0 && longest < FULL_WEIGHT_CHUNK {
             return;
         }
         let decodes = if rows == 0 { 0.0 } else { decodes };
-        let (depth, each) = (middles.sum::<f64>() / n / 1000.0, (took - decodes).max(0.0) / n);
-        let (base, slope) = self.tokens.fit_through(&self.tokens_now);
-        let settled = self.tokens.sums[0] > SETTLED;
-        let each = each.min(if settled { 2.0 * (base + slope * depth) } else { each });
+        let (depth, each) = (weighted_depths.sum::<f64>() / n / 1000.0, (took - decodes).max(0.0) / n);
+        let (base, slope) = self.tokens.fit_rescaled_to(&self.tokens_now);
+        let clips = self.tokens.sums[0] > CLIP_FROM_WEIGHT;
+        let each = each.min(if clips { 2.0 * (base + slope * depth) } else { each });
         // In short chunks fixed costs dominate, and several short prompts hide behind the weight
         // reads of decodes. A point counts quadratically in the longest chunk, so that they do not
         // distort the estimate for long prompts.
-        let share = (longest / WHOLE).min(1.0).powi(2);
-        self.tokens.see(depth, each, share);
-        self.tokens_now.see(depth, each, share);
+        let weight = (longest / FULL_WEIGHT_CHUNK).min(1.0).powi(2);
+        self.tokens.observe(depth, each, weight);
+        self.tokens_now.observe(depth, each, weight);
     }
 
     /// Current estimates; zeros until learned.
     pub(crate) fn costs(&self) -> Costs {
         let (step, row) = self.decodes.fit();
-        let (token, depth) = self.tokens.fit_through(&self.tokens_now);
+        let (token, depth) = self.tokens.fit_rescaled_to(&self.tokens_now);
         Costs { step_ns: step as u64, row_ns: row as u64, token_ns: token as u64, depth_ns: depth as u64 }
     }
 }
@@ -147,10 +151,10 @@ mod tests {
         let mut meter = CostMeter::default();
         for i in 0..200 {
             let rows = 1 + i % 7;
-            meter.see(&batch(0, 0, rows), 1000 + 50 * (rows as u64 - 1));
+            meter.observe(&batch(0, 0, rows), 1000 + 50 * (rows as u64 - 1));
         }
         for i in 1..50 {
-            meter.see(&batch(i * 3, 0, 2), 1050 + 20 * (i as u64 * 3));
+            meter.observe(&batch(i * 3, 0, 2), 1050 + 20 * (i as u64 * 3));
         }
         let costs = meter.costs();
         assert!((990..=1010).contains(&costs.step_ns), "{costs:?}");
@@ -161,24 +165,24 @@ mod tests {
     #[test]
     fn one_long_prompt_does_not_outweigh_later_chunks() {
         let mut meter = CostMeter::default();
-        (0..20).for_each(|_| meter.see(&batch(0, 0, 4), 1000));
-        meter.see(&batch(4096, 0, 0), 4096 * 10);
-        (0..40).for_each(|_| meter.see(&batch(64, 0, 4), 1000 + 64 * 30));
+        (0..20).for_each(|_| meter.observe(&batch(0, 0, 4), 1000));
+        meter.observe(&batch(4096, 0, 0), 4096 * 10);
+        (0..40).for_each(|_| meter.observe(&batch(64, 0, 4), 1000 + 64 * 30));
         assert!(meter.costs().token_ns >= 28, "{:?}", meter.costs());
     }
 
     /// Synthetic device: nanoseconds of a step with `tokens` prefill tokens from position `at` and
     /// 8 decodes.
-    const fn dearer(tokens: u64, at: u64) -> u64 {
+    const fn synthetic_ns(tokens: u64, at: u64) -> u64 {
         60_000 + tokens * (700 + 300 * (at + tokens / 2) / 1000)
     }
 
     /// A meter that has seen decodes, then one long prompt alone in two steps.
     fn after_a_long_prompt() -> CostMeter {
         let mut meter = CostMeter::default();
-        (0..20).for_each(|_| meter.see(&batch(0, 0, 8), 60_000));
-        meter.see(&batch(2048, 0, 0), dearer(2048, 0));
-        meter.see(&batch(1952, 2048, 0), dearer(1952, 2048));
+        (0..20).for_each(|_| meter.observe(&batch(0, 0, 8), 60_000));
+        meter.observe(&batch(2048, 0, 0), synthetic_ns(2048, 0));
+        meter.observe(&batch(1952, 2048, 0), synthetic_ns(1952, 2048));
         meter
     }
 
@@ -187,7 +191,7 @@ mod tests {
         let meter = after_a_long_prompt();
         for at in [0, 1000, 4000] {
             let known = meter.costs().tokens_take(100, at as u32) + 60_000;
-            assert!(known.abs_diff(dearer(100, at)) < known / 20, "{known} at {at}");
+            assert!(known.abs_diff(synthetic_ns(100, at)) < known / 20, "{known} at {at}");
         }
     }
 
@@ -196,10 +200,10 @@ mod tests {
         let mut meter = after_a_long_prompt();
         // Tokens that fit a kernel's tile for free: alone they take less than 8 decodes, beside
         // them almost nothing.
-        (0..4).for_each(|_| meter.see(&batch(16, 0, 0), 45_000));
-        (0..4).for_each(|_| meter.see(&batch(16, 0, 4), 62_000));
+        (0..4).for_each(|_| meter.observe(&batch(16, 0, 0), 45_000));
+        (0..4).for_each(|_| meter.observe(&batch(16, 0, 4), 62_000));
         let known = meter.costs().tokens_take(200, 0) + 60_000;
-        assert!(known * 10 > dearer(200, 0) * 7, "{known} of {}", dearer(200, 0));
+        assert!(known * 10 > synthetic_ns(200, 0) * 7, "{known} of {}", synthetic_ns(200, 0));
     }
 
     #[test]
@@ -212,35 +216,37 @@ mod tests {
         };
         // 112 tokens beside one or two decodes cost little more than the weight reads of the
         // decodes.
-        (0..4).for_each(|i| meter.see(&together(1 + i % 2), 85_000));
+        (0..4).for_each(|i| meter.observe(&together(1 + i % 2), 85_000));
         let known = meter.costs().tokens_take(200, 0) + 60_000;
-        assert!(known * 10 > dearer(200, 0) * 8, "{known} of {}", dearer(200, 0));
+        assert!(known * 10 > synthetic_ns(200, 0) * 8, "{known} of {}", synthetic_ns(200, 0));
     }
 
     #[test]
     fn costs_adapt_to_a_slower_device_within_a_few_chunks() {
         let mut meter = CostMeter::default();
-        (0..20).for_each(|_| meter.see(&batch(0, 0, 8), 60_000));
-        (0..40).for_each(|i| meter.see(&batch(100, i * 100, 8), dearer(100, u64::from(i) * 100)));
-        (0..8).for_each(|i| meter.see(&batch(100, i * 100, 8), 2 * dearer(100, u64::from(i) * 100) - 60_000));
-        let (known, now) = (meter.costs().tokens_take(100, 800), 2 * (dearer(100, 800) - 60_000));
+        (0..20).for_each(|_| meter.observe(&batch(0, 0, 8), 60_000));
+        (0..40).for_each(|i| meter.observe(&batch(100, i * 100, 8), synthetic_ns(100, u64::from(i) * 100)));
+        (0..8).for_each(|i| {
+            meter.observe(&batch(100, i * 100, 8), 2 * synthetic_ns(100, u64::from(i) * 100) - 60_000)
+        });
+        let (known, now) = (meter.costs().tokens_take(100, 800), 2 * (synthetic_ns(100, 800) - 60_000));
         assert!(known * 10 > now * 8, "{known} of {now}");
     }
 
     #[test]
     fn one_stall_does_not_skew_step_costs() {
         let mut meter = CostMeter::default();
-        (0..20).for_each(|_| meter.see(&batch(0, 0, 4), 700));
-        meter.see(&batch(0, 0, 4), 1_000_000);
+        (0..20).for_each(|_| meter.observe(&batch(0, 0, 4), 700));
+        meter.observe(&batch(0, 0, 4), 1_000_000);
         assert!(meter.costs().step_ns < 800, "{:?}", meter.costs());
-        (0..200).for_each(|_| meter.see(&batch(0, 0, 4), 7000));
+        (0..200).for_each(|_| meter.observe(&batch(0, 0, 4), 7000));
         assert!(meter.costs().step_ns > 6000, "but what lasts is: {:?}", meter.costs());
     }
 
     #[test]
     fn one_batch_size_alone_gives_no_slope() {
         let mut meter = CostMeter::default();
-        (0..20).for_each(|_| meter.see(&batch(0, 0, 4), 700));
+        (0..20).for_each(|_| meter.observe(&batch(0, 0, 4), 700));
         assert_eq!(meter.costs(), Costs { step_ns: 700, ..Costs::default() });
     }
 }

@@ -83,7 +83,7 @@ impl<S: TraceSink> Tracer<S> {
     }
 
     /// Joins a running engine: the first record contains the full state of every live request.
-    pub fn joining(sink: S) -> Self {
+    pub fn for_running_engine(sink: S) -> Self {
         Self { scheduled: 1, ..Self::new(sink, 1..u64::MAX) }
     }
 

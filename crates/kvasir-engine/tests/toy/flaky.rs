@@ -5,7 +5,7 @@ use kvasir_kv::*;
 
 /// The cache operations that can be refused for lack of space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taking {
+pub(crate) enum Operation {
     Sequence,
     Claim,
     Ahead,
@@ -15,13 +15,16 @@ pub(crate) enum Taking {
 pub(crate) struct Flaky {
     pub(crate) inner: Box<dyn Cache>,
     /// Called for each such operation; true refuses it.
-    pub(crate) refuses: Box<dyn FnMut(Taking) -> bool + Send>,
+    pub(crate) refuses: Box<dyn FnMut(Operation) -> bool + Send>,
     /// Makes every plan stale immediately.
     pub(crate) stale: bool,
 }
 
 impl Flaky {
-    pub(crate) fn new(inner: Box<dyn Cache>, refuses: impl FnMut(Taking) -> bool + Send + 'static) -> Self {
+    pub(crate) fn new(
+        inner: Box<dyn Cache>,
+        refuses: impl FnMut(Operation) -> bool + Send + 'static,
+    ) -> Self {
         Self { inner, refuses: Box::new(refuses), stale: false }
     }
 }
@@ -46,7 +49,7 @@ impl Cache for Flaky {
         self.inner.generation() + u64::from(self.stale)
     }
     fn open(&mut self) -> Result<SeqId, CacheError> {
-        match (self.refuses)(Taking::Sequence) {
+        match (self.refuses)(Operation::Sequence) {
             true => Err(CacheError::TooManySequences),
             false => self.inner.open(),
         }
@@ -61,7 +64,7 @@ impl Cache for Flaky {
         self.inner.can_extend(seq, tokens)
     }
     fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
-        match upto > 0 && (self.refuses)(Taking::Ahead) {
+        match upto > 0 && (self.refuses)(Operation::Ahead) {
             true => Err(CacheError::Full { needed: 1, available: 0 }),
             false => self.inner.take_ahead(seq, upto),
         }
@@ -85,7 +88,7 @@ impl Cache for Flaky {
         self.inner.next_position(seq)
     }
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
-        match (self.refuses)(Taking::Claim) {
+        match (self.refuses)(Operation::Claim) {
             true => Err(CacheError::Full { needed: 1, available: 0 }),
             false => self.inner.claim(step, rows),
         }

@@ -8,7 +8,7 @@
 //! 3. Each run must end with correct completions for unaffected requests and an empty KV pool.
 #![allow(clippy::unwrap_used, clippy::panic)] // a harness of tests
 
-use crate::flaky::{Flaky, Taking};
+use crate::flaky::{Flaky, Operation};
 use kvasir_engine::*;
 use kvasir_exec::{Executor, Step, StepError};
 use kvasir_kv::{Cache, Cells, Contiguous, Paged, Radix, Token, TreeCache, blocks::BlockConfig};
@@ -57,7 +57,7 @@ enum Site {
     Between,
     Submit,
     Wait,
-    Take(Taking),
+    Take(Operation),
 }
 
 impl Site {
@@ -65,9 +65,9 @@ impl Site {
         Self::Between,
         Self::Submit,
         Self::Wait,
-        Self::Take(Taking::Sequence),
-        Self::Take(Taking::Claim),
-        Self::Take(Taking::Ahead),
+        Self::Take(Operation::Sequence),
+        Self::Take(Operation::Claim),
+        Self::Take(Operation::Ahead),
     ];
 
     fn place(self) -> usize {
@@ -76,7 +76,7 @@ impl Site {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrong {
+enum Failure {
     Nothing,
     Abort(u64),
     Preempt(u64),
@@ -95,19 +95,19 @@ enum Wrong {
 struct Script {
     site: Site,
     at: u32,
-    wrong: Wrong,
+    failure: Failure,
     passed: [AtomicU32; 6],
 }
 
 impl Script {
-    fn new(site: Site, at: u32, wrong: Wrong) -> Arc<Self> {
-        Arc::new(Self { site, at, wrong, passed: Default::default() })
+    fn new(site: Site, at: u32, failure: Failure) -> Arc<Self> {
+        Arc::new(Self { site, at, failure, passed: Default::default() })
     }
 
     /// Counts a passage of `site`; returns the fault to inject now.
-    fn pass(&self, site: Site) -> Wrong {
+    fn pass(&self, site: Site) -> Failure {
         let n = self.passed[site.place()].fetch_add(1, Ordering::Relaxed);
-        if site == self.site && n == self.at { self.wrong } else { Wrong::Nothing }
+        if site == self.site && n == self.at { self.failure } else { Failure::Nothing }
     }
 
     fn passed(&self, site: Site) -> u32 {
@@ -129,23 +129,23 @@ const TAGS: [u64; 3] = [0, 1, 2];
 
 /// Runs the workload once per fault and site passage; returns the number of runs.
 pub(crate) fn every_point(setup: &Setup) -> Result<u32, String> {
-    let calm = Script::new(Site::Between, u32::MAX, Wrong::Nothing);
+    let calm = Script::new(Site::Between, u32::MAX, Failure::Nothing);
     run(setup, &calm)?;
     let mut runs = 1;
     for site in Site::ALL {
-        let wrongs: Vec<Wrong> = match site {
+        let failures: Vec<Failure> = match site {
             Site::Between => TAGS
                 .into_iter()
-                .flat_map(|tag| [Wrong::Abort(tag), Wrong::Preempt(tag), Wrong::StopText(tag)])
+                .flat_map(|tag| [Failure::Abort(tag), Failure::Preempt(tag), Failure::StopText(tag)])
                 .collect(),
-            Site::Submit => vec![Wrong::Refused, Wrong::OutOfMemory],
-            Site::Wait => vec![Wrong::Failed(true), Wrong::Failed(false), Wrong::Lost, Wrong::Late],
-            Site::Take(_) => vec![Wrong::NoSlots],
+            Site::Submit => vec![Failure::Refused, Failure::OutOfMemory],
+            Site::Wait => vec![Failure::Failed(true), Failure::Failed(false), Failure::Lost, Failure::Late],
+            Site::Take(_) => vec![Failure::NoSlots],
         };
         for at in 0..calm.passed(site) {
-            for &wrong in &wrongs {
-                let script = Script::new(site, at, wrong);
-                run(setup, &script).map_err(|why| format!("{wrong:?} at {site:?} {at}: {why}"))?;
+            for &failure in &failures {
+                let script = Script::new(site, at, failure);
+                run(setup, &script).map_err(|why| format!("{failure:?} at {site:?} {at}: {why}"))?;
                 runs += 1;
             }
         }
@@ -221,7 +221,7 @@ impl<'a> Run<'a> {
             })),
         };
         let planned = Arc::clone(&script);
-        let refuses = move |taking| planned.pass(Site::Take(taking)) == Wrong::NoSlots;
+        let refuses = move |taking| planned.pass(Site::Take(taking)) == Failure::NoSlots;
         let cache = Box::new(Flaky::new(inner, refuses));
         let limits =
             Limits { max_num_seqs: 3, max_num_batched_tokens: 16, max_model_len: 64, ..Limits::default() };
@@ -248,13 +248,13 @@ impl<'a> Run<'a> {
         self.now += 1;
         let id = |tag: u64| self.ids[tag as usize];
         match self.script.pass(Site::Between) {
-            Wrong::Abort(tag) => {
+            Failure::Abort(tag) => {
                 self.core.abort(id(tag), self.now);
             }
-            Wrong::Preempt(tag) => {
+            Failure::Preempt(tag) => {
                 self.core.preempt(id(tag));
             }
-            Wrong::StopText(tag)
+            Failure::StopText(tag)
                 if self.core.sequence(id(tag)).is_some_and(|sequence| !sequence.outputs().is_empty()) =>
             {
                 self.core.stop_at(id(tag), 1, self.now);
@@ -278,11 +278,11 @@ impl<'a> Run<'a> {
         self.between();
         let mut ran = made;
         while !self.lost && self.pending.len() > usize::from(self.setup.overlap && made) {
-            let wrong = self.script.pass(Site::Wait);
-            if wrong == Wrong::Late && made {
+            let failure = self.script.pass(Site::Wait);
+            if failure == Failure::Late && made {
                 break;
             }
-            self.take_in(wrong);
+            self.complete(failure);
             ran = true;
         }
         self.between();
@@ -296,8 +296,8 @@ impl<'a> Run<'a> {
             return self.core.recycle(step);
         }
         let error = match self.script.pass(Site::Submit) {
-            Wrong::Refused => StepError::Failed("refused".into()),
-            Wrong::OutOfMemory => StepError::OutOfMemory("out of memory".into()),
+            Failure::Refused => StepError::Failed("refused".into()),
+            Failure::OutOfMemory => StepError::OutOfMemory("out of memory".into()),
             _ => return self.pending.push_back(self.toy.submit(step).unwrap()),
         };
         self.note_hit(&step);
@@ -305,10 +305,10 @@ impl<'a> Run<'a> {
         self.core.recycle(step);
     }
 
-    fn take_in(&mut self, wrong: Wrong) {
-        match wrong {
-            Wrong::Failed(wrote) => self.toy.fail_next(wrote),
-            Wrong::Lost => self.toy.lose_next(),
+    fn complete(&mut self, failure: Failure) {
+        match failure {
+            Failure::Failed(wrote) => self.toy.fail_next(wrote),
+            Failure::Lost => self.toy.lose_next(),
             _ => {}
         }
         let Some(pending) = self.pending.pop_front() else { return };
@@ -377,12 +377,14 @@ impl<'a> Run<'a> {
             };
             let may_end = match finish {
                 Finish::MaxTokens if *tokens == alone => continue,
-                Finish::Aborted => self.script.wrong == Wrong::Abort(tag),
-                Finish::StopText => self.script.wrong == Wrong::StopText(tag) && tokens.len() <= alone.len(),
+                Finish::Aborted => self.script.failure == Failure::Abort(tag),
+                Finish::StopText => {
+                    self.script.failure == Failure::StopText(tag) && tokens.len() <= alone.len()
+                }
                 Finish::Failed(Fault::DeviceLost) => self.lost,
                 Finish::Failed(Fault::Step | Fault::OutOfMemory) => self.hit.contains(&tag),
                 // A request that runs alone and is refused slots appears to own the whole pool.
-                Finish::Capacity => self.script.wrong == Wrong::NoSlots,
+                Finish::Capacity => self.script.failure == Failure::NoSlots,
                 _ => false,
             };
             if !may_end || !alone.starts_with(tokens) {

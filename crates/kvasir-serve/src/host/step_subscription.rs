@@ -119,7 +119,7 @@ impl Subscriber {
             && self.send.try_send(StepEvent::Begin).is_ok()
         {
             let queue = SubscriberQueue { send: self.send.clone(), missed: false };
-            self.tracer = Some(Tracer::joining(queue));
+            self.tracer = Some(Tracer::for_running_engine(queue));
         }
         self.tracer.as_mut()
     }
