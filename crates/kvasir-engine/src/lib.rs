@@ -55,7 +55,7 @@
 //! 2. `scheduler`: queue, KV slots, retained sessions, and the policies with the view they act
 //!    through.
 //! 3. `step`: builds a step from scheduled rows and commits its results.
-//! 4. `core`, then `engine`.
+//! 4. `core` (`replay`: operations of recorded cases only), then `engine`.
 //! 5. `serving_loop` and `trace` (step traces); `replicas` stands alone.
 //!
 //! `tests/toy` is the main test: every completion must equal that of its request run alone.

@@ -381,7 +381,7 @@ fn engine() -> Engine<Toy> {
 }
 
 #[test]
-fn generate_completes_in_order() {
+fn completions_equal_requests_run_alone_and_carry_timings() {
     let mut engine = engine();
     let prompts: [&[Token]; 3] = [&[103], &[100; 6], &[]];
     let results = complete_all(&mut engine, prompts.map(|prompt| request(prompt, 11)).to_vec());
