@@ -22,7 +22,7 @@ fn only_a_file_is_replaced_and_links_are_followed() {
     assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
     symlink(at("nowhere"), at("dangling")).unwrap();
     for (name, why) in
-        [("fifo", "no file that could be replaced"), ("dangling", "leads nowhere"), ("", "is a directory")]
+        [("fifo", "is not a regular file"), ("dangling", "dangling symbolic link"), ("", "is a directory")]
     {
         let out = convert(&at(name));
         let said = String::from_utf8(out.stderr).unwrap();
