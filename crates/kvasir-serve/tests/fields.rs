@@ -144,6 +144,7 @@ fn unknown_fields_are_named_or_refused() {
 #[test]
 fn every_endpoint_with_a_body_has_its_table() {
     for endpoint in ENDPOINTS {
-        assert_eq!(endpoint.method == "post", !endpoint.fields.is_empty(), "{}", endpoint.path);
+        let takes_body = endpoint.method == "post" && endpoint.path != "/v1/sessions/{id}/keep";
+        assert_eq!(takes_body, !endpoint.fields.is_empty(), "{}", endpoint.path);
     }
 }

@@ -38,6 +38,7 @@ impl App {
             .route("/v1/sessions/{id}", get(sessions::show).delete(sessions::delete))
             .route("/v1/sessions/{id}/fork", post(sessions::fork))
             .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
+            .route("/v1/sessions/{id}/keep", post(sessions::keep))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
             .route("/tokenizer_info", get(tokens::tokenizer_info))

@@ -404,6 +404,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
     Endpoint { method: "delete", path: "/v1/sessions/{id}", summary: "Ends a session", fields: &[] },
     post("/v1/sessions/{id}/fork", "Branches a session, with no copying", FORK),
     post("/v1/sessions/{id}/rewind", "Shortens a session", REWIND),
+    post("/v1/sessions/{id}/keep", "Ends all other forks of a session's trunk", &[]),
     post("/tokenize", "The token ids of a text or a chat", TOKENIZE),
     post("/detokenize", "The text of token ids", DETOKENIZE),
     get("/tokenizer_info", "Control tokens and the chat template, for clients that render chats"),

@@ -92,6 +92,8 @@ pub struct Session {
     /// Time to live while idle.
     pub ttl: Duration,
     owner: u64,
+    /// The session from which it was forked, directly or not; its own id otherwise.
+    family: SessionId,
     used: Instant,
     /// A turn is in progress.
     busy: bool,
@@ -99,12 +101,13 @@ pub struct Session {
 
 impl Session {
     /// An empty session of this key.
-    pub fn new(owner: u64, ttl: Duration) -> Self {
+    pub fn new(id: SessionId, owner: u64, ttl: Duration) -> Self {
         Self {
             content: SessionContent::Empty,
             tokens: Tokens::default(),
             ttl,
             owner,
+            family: id,
             used: Instant::now(),
             busy: false,
         }
@@ -264,6 +267,20 @@ impl Sessions {
         Ok(id)
     }
 
+    /// Removes all sessions that share a fork with this one, busy or not; returns their ids.
+    pub fn keep(&self, name: &str, owner: u64) -> Result<Vec<SessionId>, ApiError> {
+        let (kept, family) = self.with(name, owner, |session| {
+            session.used = Instant::now();
+            Ok(session.family)
+        })?;
+        let mut table = self.table();
+        let others = table.iter().filter(|(id, session)| session.family == family && **id != kept);
+        let mut others: Vec<SessionId> = others.map(|(id, _)| *id).collect();
+        others.iter().for_each(|id| drop(table.remove(id)));
+        others.sort();
+        Ok(others)
+    }
+
     /// Begins a turn: other turns are rejected until it ends. Also returns the result of `work` on
     /// the session.
     pub fn begin<R>(
@@ -328,7 +345,7 @@ mod tests {
     fn one(owner: u64, ttl: u64) -> (Arc<Sessions>, String) {
         let sessions = Arc::new(Sessions::default());
         let id = SessionId(7);
-        sessions.insert(vec![(id, Session::new(owner, Duration::from_secs(ttl)))]).unwrap();
+        sessions.insert(vec![(id, Session::new(id, owner, Duration::from_secs(ttl)))]).unwrap();
         (sessions, name(id))
     }
 
@@ -382,7 +399,7 @@ mod tests {
     #[test]
     fn session_counts_are_limited() {
         let sessions = Sessions::default();
-        let new = |owner, id| (SessionId(id), Session::new(owner, Duration::from_secs(9)));
+        let new = |owner, id| (SessionId(id), Session::new(SessionId(id), owner, Duration::from_secs(9)));
         let some = |owner, ids: std::ops::Range<u64>| {
             status(sessions.insert(ids.map(|id| new(owner, id)).collect()))
         };
@@ -399,7 +416,7 @@ mod tests {
         let bytes_held = || sessions.bytes_held.load(Ordering::Relaxed);
         let one = bytes_held();
         assert!(one > MAX_BYTES / 2 && one < MAX_BYTES / 2 + 1000);
-        let trunk = Session::new(0, Duration::from_secs(9));
+        let trunk = Session::new(SessionId(0), 0, Duration::from_secs(9));
         let forks = (0..100).map(|id| (SessionId(id), trunk.fork(content.clone(), Tokens::default())));
         sessions.insert(forks.collect()).unwrap();
         assert_eq!((bytes_held(), status(sessions.check_memory())), (one, 200));

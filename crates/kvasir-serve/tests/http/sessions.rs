@@ -86,6 +86,31 @@ fn forks_answer_as_without_a_session() {
 }
 
 #[test]
+fn keep_ends_the_other_forks_of_a_trunk() {
+    let server = Server::start(CacheKind::Radix, 1024, &[]);
+    let trunk = id(&server.ok("/v1/sessions", json!({"prompt": trunk()})));
+    let other = id(&server.ok("/v1/sessions", json!({"prompt": [5, 6]})));
+    let fork = |from: &str| {
+        let forks = server.ok(&format!("/v1/sessions/{from}/fork"), json!({"n": 2}));
+        forks["data"].as_array().unwrap().iter().map(id).collect::<Vec<_>>()
+    };
+    let forks = fork(&trunk);
+    let leaves = fork(&forks[0]);
+    let kept = server.ok(&format!("/v1/sessions/{}/keep", leaves[1]), json!({}));
+    assert_eq!((id(&kept), number(&kept["cached"])), (leaves[1].clone(), 64));
+    let mut deleted = [trunk, forks[0].clone(), forks[1].clone(), leaves[0].clone()];
+    deleted.sort();
+    assert_eq!(kept["deleted"], json!(deleted));
+    for gone in &deleted {
+        assert_eq!(server.send("GET", &format!("/v1/sessions/{gone}"), "", "").0, 404);
+    }
+    assert_eq!(number(&server.show(&other)["length"]), 2);
+    let again = server.ok(&format!("/v1/sessions/{}/keep", leaves[1]), json!({}));
+    assert_eq!(again["deleted"], json!([]));
+    assert_eq!(server.error("/v1/sessions/sess_0000000000000000/keep", json!({})).0, 404);
+}
+
+#[test]
 fn chats_send_only_new_messages() {
     let server = Server::start(CacheKind::Radix, 1024, &[]);
     let session = id(&server.ok("/v1/sessions", json!({"messages": [user(&"hello ".repeat(30))]})));

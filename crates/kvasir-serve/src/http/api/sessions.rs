@@ -1,4 +1,4 @@
-//! `/v1/sessions` (create, list, show, delete, fork, rewind), and chats and completions within a
+//! `/v1/sessions` (create, list, show, delete, fork, rewind, keep), and chats and completions within a
 //! session.
 //!
 //! A session retains a conversation and its KV cache across requests. The server keeps messages and
@@ -50,7 +50,7 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Ans
     };
     let id = app.new_session();
     let name = store::name(id);
-    let new = NewSessions::insert(&app, vec![(id, Session::new(key, request.ttl))])?;
+    let new = NewSessions::insert(&app, vec![(id, Session::new(id, key, request.ttl))])?;
     prefill(&app, key, &name, param, content, tokens).await?;
     new.commit();
     session_response(&app, key, &name)
@@ -181,6 +181,20 @@ pub(crate) async fn rewind(
     app.host.rewind(turn.id(), common_prefix(&source.tokens, &tokens)).await?;
     turn.finish(content, tokens);
     session_response(&app, key, &name)
+}
+
+/// `POST /v1/sessions/ID/keep`
+pub(crate) async fn keep(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Answer {
+    app.expire_sessions();
+    let deleted = app.sessions.keep(&name, caller.0)?;
+    deleted.iter().for_each(|id| app.host.end_session(*id));
+    let Json(mut session) = session_response(&app, caller.0, &name)?;
+    session["deleted"] = deleted.into_iter().map(store::name).collect();
+    Ok(Json(session))
 }
 
 fn session_response(app: &App, key: u64, name: &str) -> Answer {
