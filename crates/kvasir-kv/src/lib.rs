@@ -40,7 +40,7 @@
 //! 4. `blocks`: paged attention over two prefix-cache indices, `paged` (hash chain, LRU) and
 //!    `radix` (radix tree).
 //! 5. `prefixed`: a frozen shared prefix in a pool of its own, as cascade attention reads it.
-//! 6. `registry`: caches built by name, and sessions under keys.
+//! 6. `registry`: caches built by name.
 //!
 //! `metadata` stands beside: the KV cache shape per layer, as model files state it.
 //!
@@ -84,9 +84,6 @@ pub use crate::contract::rings::Rings;
 pub use crate::metadata::{ConfigFacts, Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
 pub use crate::prefixed::Prefixed;
 pub use crate::prefixed::shared_prefix::{PrefixWatch, SharedPrefix};
-pub use crate::registry::sessions::{
-    Branching, HeldCache, Matching, Rewinding, Session, SessionKey, Sessions, Speculating, Use,
-};
 pub use crate::registry::{Builders, CacheBuilder, CacheConfig, RegistryError, build};
 pub use crate::shared::in_flight::{Flight, InFlight};
 pub use crate::shared::nodes::Nodes;
