@@ -50,7 +50,7 @@ struct Harness {
 /// A random engine, its description, and whether its policy reserves slots for all that a request
 /// may write.
 fn engine(kind: CacheKind, random: &mut Random) -> (Engine<Toy>, String, bool) {
-    let in_blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
+    let in_blocks = kind.is_block_based();
     let block = if in_blocks { [1, 2, 4, 16][random.below(4) as usize] } else { 1 };
     let slots = if random.below(2) == 0 { 96 } else { 1024 };
     let sharing = in_blocks && random.below(2) == 0;
@@ -240,7 +240,7 @@ fn every_session_turn_equals_its_conversation_run_alone() {
     for &kind in CacheKind::ALL {
         let seen = run(kind, 0..count);
         println!("{kind}: {seen:?}");
-        let forks = !matches!(kind, CacheKind::Contiguous | CacheKind::Tree);
+        let forks = !kind.holds_one_sequence();
         // A single-sequence cache retains only the last session.
         let hits = if forks { 100 } else { 20 };
         assert!(seen.turns > 1000 && seen.retained_hits > hits && seen.evicted > 100, "{kind}: {seen:?}");

@@ -29,7 +29,7 @@ fn prefix() -> SharedPrefix {
 }
 
 fn config(kind: CacheKind) -> CacheConfig {
-    let block_size = if matches!(kind, CacheKind::Paged | CacheKind::Radix) { 4 } else { 1 };
+    let block_size = if kind.is_block_based() { 4 } else { 1 };
     CacheConfig { block_size, max_sequences: 6, ..CacheConfig::new(96) }
 }
 

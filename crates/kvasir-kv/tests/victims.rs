@@ -41,7 +41,7 @@ struct State {
 }
 
 fn config(dice: &mut Dice, kind: CacheKind) -> CacheConfig {
-    let in_blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
+    let in_blocks = kind.is_block_based();
     let block_size = if in_blocks { [1, 2, 4][dice.below(3) as usize] } else { 1 };
     CacheConfig { block_size, sharing: in_blocks && dice.below(4) > 0, ..CacheConfig::new(96) }
 }
@@ -258,7 +258,7 @@ fn closing_the_victims_frees_what_was_asked_for() {
     let count = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(2000);
     for &kind in CacheKind::ALL {
         let found = (0..count).filter(|seed| check(kind, *seed)).count() as u64;
-        let least = if matches!(kind, CacheKind::Contiguous | CacheKind::Tree) { 20 } else { 5 };
+        let least = if kind.holds_one_sequence() { 20 } else { 5 };
         assert!(found > count / least, "{kind}: victims in {found} of {count} cases");
     }
 }

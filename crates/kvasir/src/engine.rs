@@ -100,8 +100,8 @@ impl Model {
         prefix: Option<&SharedPrefix>,
     ) -> Result<Engine<AnyExecutor>, Error> {
         let asked = |e: &dyn std::fmt::Display| Error::Asked(e.to_string());
-        let in_blocks = matches!(options.kind, CacheKind::Paged | CacheKind::Radix);
-        let one_stream = matches!(options.kind, CacheKind::Contiguous | CacheKind::Tree);
+        let in_blocks = options.kind.is_block_based();
+        let one_stream = options.kind.holds_one_sequence();
         let block_size = if in_blocks { options.block_size } else { 1 };
         let capacity = options.capacity.unwrap_or_else(|| self.loaded.desk_slots(MEMORY_SHARE));
         if capacity < block_size.max(1) {

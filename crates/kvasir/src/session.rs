@@ -13,7 +13,7 @@ use crate::runner::Runner;
 use crate::shared_prefix::{Extent, SharedPrefix};
 use crate::stream::Stream;
 use kvasir_engine::{Params, SessionId};
-use kvasir_kv::{Cache, CacheError, CacheKind, Capability, Token};
+use kvasir_kv::{Cache, CacheError, Capability, Token};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// A conversation of a session; the first is [`Session::main`].
@@ -188,7 +188,7 @@ impl Session {
     /// Fails for caches that hold one sequence.
     pub fn fork(&mut self, branch: Branch, n: usize) -> Result<Vec<Branch>, Error> {
         let kind = self.cache().kind();
-        if matches!(kind, CacheKind::Contiguous | CacheKind::Tree) {
+        if kind.holds_one_sequence() {
             return Err(Error::Asked(
                 CacheError::NoCapability { kind, capability: Capability::Sequences }.to_string(),
             ));

@@ -297,7 +297,7 @@ fn matrix(case: &str, arithmetic: Precision, kv: Option<KvType>, tight: bool) {
     let mut runs = 0;
     for cache in CacheKind::ALL {
         for policy in POLICIES {
-            let blocks = matches!(cache, CacheKind::Paged | CacheKind::Radix);
+            let blocks = cache.is_block_based();
             if policy == "rectangular" && !blocks {
                 continue; // its steps are padded with blocks
             }
@@ -334,7 +334,7 @@ fn forked_off_a_shared_prefix() {
         let mut seen = Seen::default();
         for (runs, cache) in CacheKind::ALL.iter().enumerate() {
             for policy in ["whole", "prefill-first", "chunked", "mixed"] {
-                let blocks = matches!(cache, CacheKind::Paged | CacheKind::Radix);
+                let blocks = cache.is_block_based();
                 let way = Way {
                     cache: *cache,
                     policy,

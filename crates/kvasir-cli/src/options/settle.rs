@@ -49,8 +49,8 @@ impl Options {
             PolicyKind::Rectangular => CacheKind::Paged,
             _ => CacheKind::Radix,
         });
-        let in_blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
-        let one_stream = matches!(kind, CacheKind::Contiguous | CacheKind::Tree);
+        let in_blocks = kind.is_block_based();
+        let one_stream = kind.holds_one_sequence();
         rule(in_blocks || policy != PolicyKind::Rectangular, || {
             format!(
                 "--policy rectangular cannot be combined with --cache {kind}: it needs blocks (paged or radix)"

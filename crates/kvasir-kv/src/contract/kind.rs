@@ -34,6 +34,22 @@ impl CacheKind {
             Self::Radix => "radix",
         }
     }
+
+    /// Whether slots are allocated in blocks of a configurable size (paged attention).
+    pub fn is_block_based(self) -> bool {
+        match self {
+            Self::Paged | Self::Radix => true,
+            Self::Contiguous | Self::Cells | Self::Tree => false,
+        }
+    }
+
+    /// Whether it holds one sequence only, which cannot be forked.
+    pub fn holds_one_sequence(self) -> bool {
+        match self {
+            Self::Contiguous | Self::Tree => true,
+            Self::Cells | Self::Paged | Self::Radix => false,
+        }
+    }
 }
 
 impl fmt::Display for CacheKind {

@@ -100,7 +100,7 @@ impl Model {
     }
 
     fn is_line(&self) -> bool {
-        matches!(self.kind, CacheKind::Contiguous | CacheKind::Tree)
+        self.kind.holds_one_sequence()
     }
 
     fn in_flight(&self, seq: SeqId) -> bool {

@@ -73,7 +73,7 @@ impl Server {
         access: AccessControl,
         patience: Duration,
     ) -> Self {
-        let blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
+        let blocks = kind.is_block_based();
         let limits = Limits { max_model_len: LONGEST, prefix_cache: blocks, ..Limits::default() };
         let cache = build(kind, &CacheConfig::new(slots)).unwrap();
         let policy = Box::new(Chunked::new(256, Mixing::Off));
