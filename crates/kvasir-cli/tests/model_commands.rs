@@ -187,6 +187,7 @@ fn usage_errors_are_one_line_and_name_the_option() {
     said(&["generate", &path, "--prompt-ids", "1", "--prompt", "x"], 2, "--prompt");
     said(&["generate", &path, "--prompt-ids", "1", "--rings", "on"], 2, "no layer of the model has a window");
     said(&["generate", &path, "--prompt-ids", "1", "--rings", "on", "--cache", "radix"], 2, "--cache radix");
+    said(&["generate", &path, "--prompt-ids", "1", "--graph-max-batch", "8"], 2, "--graph-max-batch");
     let far = ["generate", &path, "--prompt-ids", "1", "--max-model-len", "100000"];
     said(&far, 2, "--max-model-len 100000 is more than the");
     said(&["logits", &model("none"), "--prompt-ids", "1", "--json"], 1, "none");

@@ -116,6 +116,7 @@ impl Args {
             windows: Vec::new(),
             is_cpu: self.sim_preset.machine.name.starts_with("cpu"),
             is_simulated: true,
+            has_graphs: true,
         };
         let settled = options.settle(&facts)?;
         let mut workload = self.workload(scenario, settled.limits.max_model_len)?;

@@ -15,6 +15,8 @@ pub(crate) struct Facts {
     pub(crate) is_cpu: bool,
     /// Whether the device is simulated, so that sequences may exceed the model's positions.
     pub(crate) is_simulated: bool,
+    /// Whether decode steps can run as captured graphs: on the device of `kvasir sim`.
+    pub(crate) has_graphs: bool,
 }
 
 impl Facts {
@@ -28,6 +30,7 @@ impl Facts {
             windows: program.windows(),
             is_cpu: true,
             is_simulated: model.backend() == "sim",
+            has_graphs: false,
         }
     }
 }

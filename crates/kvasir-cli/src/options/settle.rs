@@ -65,6 +65,9 @@ impl Options {
         rule(!one_stream || self.max_num_seqs.is_none_or(|n| n == 1), || {
             format!("--max-num-seqs cannot be combined with --cache {kind}: it holds one sequence")
         })?;
+        rule(facts.has_graphs || self.graph_max_batch.is_none(), || {
+            "--graph-max-batch needs a device with captured graphs: that of `kvasir sim`".into()
+        })?;
         let limits = self.limits(facts, one_stream, in_blocks)?;
         let rings = self.rings(kind, facts, limits.max_num_batched_tokens)?;
         let block = match in_blocks {
