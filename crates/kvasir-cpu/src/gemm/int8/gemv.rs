@@ -39,17 +39,20 @@ pub(crate) unsafe fn gemv<L: Layout>(
             sums.iter().enumerate().for_each(|(n, sums)| out.store(row + n, w.first, sums));
         }};
     }
+    macro_rules! portable {
+        () => {{
+            let mut sums = [0.0; LANES];
+            portable::dot(L::FORMAT, w.bytes, x, row, &mut sums);
+            out.store(row, w.first, &sums);
+        }};
+    }
     while row < rows {
         let n = kernel.rows_at_once(rows - row);
         // SAFETY: upheld by the caller; the panel has layout `L`.
         unsafe {
-            if kernel == Int8Gemv::Portable {
-                let mut sums = [0.0; LANES];
-                portable::dot(L::FORMAT, w.bytes, x, row, &mut sums);
-                out.store(row, w.first, &sums);
-            }
             #[cfg(target_arch = "x86_64")]
             match (kernel, n) {
+                (Int8Gemv::Portable, _) => portable!(),
                 (Int8Gemv::Avx2, 1) => rows!(v256::dot::<L, 1>, 1),
                 (Int8Gemv::Avx2, _) => rows!(v256::dot::<L, 2>, 2),
                 (Int8Gemv::AvxVnni, 1) => rows!(v256_dots::dot::<L, 1>, 1),
@@ -58,18 +61,23 @@ pub(crate) unsafe fn gemv<L: Layout>(
                 (Int8Gemv::Avx512Vnni, 2) => rows!(v512::dot::<L, 2>, 2),
                 (Int8Gemv::Avx512Vnni, 3) => rows!(v512::dot::<L, 3>, 3),
                 (Int8Gemv::Avx512Vnni, _) => rows!(v512::dot::<L, 4>, 4),
-                _ => {}
+                (Int8Gemv::Neon | Int8Gemv::NeonDotprod, _) => unreachable!("an Arm kernel"),
             }
             #[cfg(target_arch = "aarch64")]
             match (kernel, n) {
+                (Int8Gemv::Portable, _) => portable!(),
                 (Int8Gemv::NeonDotprod, 1) => rows!(neon::dot::<L, Sdot, 1>, 1),
                 (Int8Gemv::NeonDotprod, 2) => rows!(neon::dot::<L, Sdot, 2>, 2),
                 (Int8Gemv::NeonDotprod, _) => rows!(neon::dot::<L, Sdot, 4>, 4),
                 (Int8Gemv::Neon, 1) => rows!(neon::dot::<L, WideningMultiply, 1>, 1),
                 (Int8Gemv::Neon, 2) => rows!(neon::dot::<L, WideningMultiply, 2>, 2),
                 (Int8Gemv::Neon, _) => rows!(neon::dot::<L, WideningMultiply, 4>, 4),
-                _ => {}
+                (Int8Gemv::Avx2 | Int8Gemv::AvxVnni | Int8Gemv::Avx512Vnni, _) => {
+                    unreachable!("an x86 kernel")
+                }
             }
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+            portable!();
         }
         row += n;
     }
