@@ -1,4 +1,4 @@
-//! Workloads, benchmarks, the scheduling simulator and the replay of recorded conformance cases.
+//! Workloads, benchmarks, simulation runs with their reports, and an HTTP load generator.
 //!
 //! The crate measures and checks the engine; serving does not depend on it.
 //!
@@ -6,8 +6,6 @@
 //! - `sim`: runs the scheduler over a cost model instead of a device.
 //! - `offline`, `bench`, `load`: throughput in process, kernel speed against the roofline, and an
 //!   HTTP load generator.
-//! - `replay`: recorded operation sequences of other engines, run against our caches and
-//!   schedulers.
 //! - `trace`: the step trace file format.
 
 #![forbid(unsafe_code)]

@@ -12,6 +12,8 @@
 //!
 //! Guarded by `tests/replay_*.rs`; `tests/mutations.rs` checks that wrong cases fail.
 
+#![forbid(unsafe_code)]
+
 mod blocks;
 mod case;
 mod compare;

@@ -2,7 +2,7 @@
 //! blocks.
 //!
 //! To add an architecture: write its file, add a line to `ALL`, and add the defaults of absent
-//! config keys to `silent.rs`.
+//! config keys to `config_defaults.rs`.
 
 pub(crate) mod config_defaults;
 pub(crate) mod deepseek;
@@ -42,7 +42,7 @@ const fn predicting(
     Architecture { name, target, prediction: Some(prediction) }
 }
 
-const ALL: [Architecture; 12] = [
+const ALL: &[Architecture] = &[
     plain("Qwen3ForCausalLM", qwen::qwen3),
     plain("Qwen3MoeForCausalLM", qwen3_moe::target),
     plain("LlamaForCausalLM", llama::llama),
@@ -60,7 +60,7 @@ const ALL: [Architecture; 12] = [
 impl Architecture {
     /// All supported architectures.
     pub fn all() -> impl Iterator<Item = Self> {
-        ALL.into_iter()
+        ALL.iter().copied()
     }
 
     /// The architecture that a config names first.
