@@ -210,7 +210,20 @@ fn deferral_group(reason: DeferReason) -> usize {
         DeferReason::Behind | DeferReason::PrefillFirst | DeferReason::DecodeFirst | DeferReason::Sibling => {
             2
         }
-        _ => 3,
+        DeferReason::Delay
+        | DeferReason::Coalesce
+        | DeferReason::TokenInFlight
+        | DeferReason::LastTokenInFlight
+        | DeferReason::Verifying
+        | DeferReason::ChunkTooSmall
+        | DeferReason::Preempted
+        | DeferReason::OnePrefill
+        | DeferReason::Interleave
+        | DeferReason::DecodeBatch
+        | DeferReason::Volume { .. }
+        | DeferReason::ModelLength
+        | DeferReason::Paused
+        | DeferReason::OthersPaused => 3,
     }
 }
 

@@ -22,92 +22,112 @@ impl Metrics {
     fn gauges(&self, page: &mut TextExposition, open: usize) {
         let capacity = self.capacity.get();
         let usage = self.slots_held.get() as f64 / capacity.max(1) as f64;
-        page.gauge("num_requests_running", "Requests that run.", self.running.get() as f64);
-        page.gauge("num_requests_waiting", "Requests that wait in the queue.", self.waiting.get() as f64);
-        page.gauge("num_requests_open", "Answers that are being made or waited for.", open as f64);
-        page.gauge("kv_cache_usage_perc", "Share of the slots that requests hold, 0 to 1.", usage);
-        page.gauge("kv_cache_slots_held", "Slots that requests hold.", self.slots_held.get() as f64);
+        page.gauge("num_requests_running", "Running requests.", self.running.get() as f64);
+        page.gauge("num_requests_waiting", "Requests in the queue.", self.waiting.get() as f64);
+        page.gauge("num_requests_open", "Answers in progress or pending.", open as f64);
+        page.gauge("kv_cache_usage_perc", "Share of the KV cache held by running requests, 0 to 1.", usage);
+        page.gauge(
+            "kv_cache_slots_held",
+            "KV cache slots held by running requests.",
+            self.slots_held.get() as f64,
+        );
         page.gauge(
             "kv_cache_slots_cached",
-            "Slots of prefixes that nobody holds and that may be found.",
+            "KV cache slots of cached prefixes, evictable.",
             self.slots_cached.get() as f64,
         );
         let block = self.block.get().max(1);
         page.info(
             "cache_config_info",
-            "How the cache is laid out.",
+            "Block size and number of blocks of the KV cache.",
             &format!("block_size=\"{block}\",num_gpu_blocks=\"{}\"", capacity / block),
         );
-        page.info("build_info", "What is running.", &format!("version=\"{}\"", env!("CARGO_PKG_VERSION")));
+        page.info(
+            "build_info",
+            "Version of the server.",
+            &format!("version=\"{}\"", env!("CARGO_PKG_VERSION")),
+        );
     }
 
     fn counters(&self, page: &mut TextExposition) {
-        page.counter(
-            "prompt_tokens_total",
-            "Tokens of the prompts of requests that have ended.",
-            self.prompt_tokens.get(),
-        );
+        page.counter("prompt_tokens_total", "Prompt tokens of finished requests.", self.prompt_tokens.get());
         page.counter(
             "prompt_tokens_computed_total",
-            "Tokens of prompts that were computed.",
+            "Prompt tokens computed, not taken from the prefix cache.",
             self.computed_tokens.get(),
         );
-        page.counter("generation_tokens_total", "Tokens that were generated.", self.generation_tokens.get());
+        page.counter("generation_tokens_total", "Generated tokens.", self.generation_tokens.get());
         page.counter(
             "prefix_cache_queries_total",
-            "Tokens that were looked up in the cache.",
+            "Prompt tokens looked up in the prefix cache.",
             self.prefix_queries.get(),
         );
-        page.counter("prefix_cache_hits_total", "Tokens that were found there.", self.prefix_hits.get());
-        page.counter("num_preemptions_total", "Requests sent back to the queue.", self.preemptions.get());
+        page.counter(
+            "prefix_cache_hits_total",
+            "Prompt tokens found in the prefix cache.",
+            self.prefix_hits.get(),
+        );
+        page.counter(
+            "num_preemptions_total",
+            "Preemptions: running requests returned to the queue.",
+            self.preemptions.get(),
+        );
         page.counter(
             "num_pauses_total",
             "Decode rows paused by the rectangular policy, net of swaps within a step.",
             self.pauses.get(),
         );
         page.counter("num_resumes_total", "Paused decode rows that were resumed.", self.resumes.get());
-        page.counter("steps_total", "Steps that were made.", self.steps.get());
-        page.counter("failed_steps_total", "Steps that failed.", self.failed_steps.get());
+        page.counter("steps_total", "Engine steps.", self.steps.get());
+        page.counter("failed_steps_total", "Engine steps that failed.", self.failed_steps.get());
         let by = |label: &'static str, names: &'static [&'static str]| {
             names.iter().map(move |name| format!("{label}=\"{name}\""))
         };
         let values = self.finished.iter().map(|counter| counter.get());
         page.counters(
             "request_success_total",
-            "Requests that have ended, by how.",
+            "Finished requests by finish reason.",
             by("finished_reason", &FINISHED).zip(values),
         );
         let values = self.rejected.iter().map(|counter| counter.get());
         page.counters(
             "admission_rejections_total",
-            "Requests that were turned away, by why.",
+            "Requests rejected at admission, by reason.",
             by("reason", &REJECTED).zip(values),
         );
         let values = self.deferred.iter().map(|counter| counter.get());
         page.counters(
             "held_total",
-            "Times that a request was looked at and did not run, by why.",
+            "Deferrals: times that a request was not scheduled into a step, by reason.",
             by("reason", &DEFERRED).zip(values),
         );
     }
 
     fn histograms(&self, page: &mut TextExposition) {
         for (name, help, histogram) in [
-            ("time_to_first_token_seconds", "From arrival to the first token.", &self.ttft),
-            ("inter_token_latency_seconds", "Between two pieces of one answer.", &self.inter_token),
+            ("time_to_first_token_seconds", "Time from arrival to the first token.", &self.ttft),
+            (
+                "inter_token_latency_seconds",
+                "Time between consecutive pieces of an answer.",
+                &self.inter_token,
+            ),
             (
                 "request_time_per_output_token_seconds",
-                "Per token after the first, of each request.",
+                "Time per token after the first, per request.",
                 &self.tpot,
             ),
-            ("e2e_request_latency_seconds", "From arrival to the end.", &self.e2e),
-            ("request_queue_time_seconds", "From arrival to admission.", &self.queue),
-            ("request_prefill_time_seconds", "From admission to the first token.", &self.prefill),
-            ("request_decode_time_seconds", "From the first token to the end.", &self.decode),
+            ("e2e_request_latency_seconds", "Time from arrival to the end of a request.", &self.e2e),
+            ("request_queue_time_seconds", "Time from arrival to admission.", &self.queue),
+            ("request_prefill_time_seconds", "Time from admission to the first token.", &self.prefill),
+            (
+                "request_decode_time_seconds",
+                "Time from the first token to the end of a request.",
+                &self.decode,
+            ),
             ("step_time_seconds", "Time of a step on the device.", &self.step_time),
-            ("iteration_tokens_total", "Tokens of a step.", &self.step_tokens),
-            ("request_prompt_tokens", "Tokens of a prompt.", &self.prompts),
-            ("request_generation_tokens", "Tokens of an answer.", &self.answers),
+            ("iteration_tokens_total", "Tokens per step.", &self.step_tokens),
+            ("request_prompt_tokens", "Prompt length in tokens.", &self.prompts),
+            ("request_generation_tokens", "Answer length in tokens.", &self.answers),
         ] {
             page.histogram(name, help, histogram);
         }
