@@ -77,7 +77,7 @@ fn a_branch_hits_the_cache_on_its_shared_prefix() {
         "{beside}"
     );
     assert!(beside.contains("answers    2"), "{beside}");
-    assert!(!said.contains('\x1b') && !beside.contains('\x1b'), "no colours in a pipe");
+    assert!(!said.contains('\x1b') && !beside.contains('\x1b'), "no colors in a pipe");
     assert!(!beside.contains('›'), "no prompts in a pipe");
     assert!(!folder.0.join(".local").exists(), "nothing of a pipe is remembered");
 }

@@ -15,7 +15,7 @@ fn sim(args: &[&str]) -> Output {
 fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
     let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "sim-bad");
     let scenario = folder.join("scenario.json");
-    fs::write(&scenario, r#"{"format": "kvasir-scenario/1", "options": {"colour": 1}, "requests": []}"#)
+    fs::write(&scenario, r#"{"format": "kvasir-scenario/1", "options": {"color": 1}, "requests": []}"#)
         .unwrap();
     let scenario = scenario.to_str().unwrap();
     let page = folder.join("page.html");
@@ -26,7 +26,7 @@ fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
     fs::write(&fine, r#"{"format": "kvasir-scenario/1", "requests": []}"#).unwrap();
     let fine = fine.to_str().unwrap();
     for (args, named) in [
-        (vec![scenario], "colour"),
+        (vec![scenario], "color"),
         (vec!["--workload", "chat", "--requests", "-5"], "--requests"),
         (vec!["--workload", "chat", "--requests", "0"], "--requests"),
         (vec!["--workload", "chat", "--rate", "nan"], "--rate"),

@@ -34,7 +34,7 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Rou
     }
     let chosen = largest(&choice, routing.top_k);
     let mut routes: Routes = chosen.into_iter().map(|e| (e, shares[e as usize])).collect();
-    if let Some(eps) = routing.renormalise {
+    if let Some(eps) = routing.renormalize {
         let sum = routes.iter().map(|(_, share)| share).sum::<f32>() + eps;
         routes.iter_mut().for_each(|(_, share)| *share /= sum);
     }

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_in_every_key_are_independent() {
+    fn neighbors_in_every_key_are_independent() {
         // Mean, variance and correlation of 40,000 draws with their neighbors in id, position and
         // seed.
         let mut list = Vec::new();

@@ -50,7 +50,6 @@
 //! | `projection` | `[id, projected final length, [those of decoding requests, ascending]]` |
 //! | | what the volume test of the rectangular policy computed |
 //! | `waiting`, `running` | number of requests |
-//! | `waiting`, `running` | how many |
 #![forbid(unsafe_code)]
 
 /// The viewer's style sheet.
@@ -115,9 +114,9 @@ mod tests {
     use super::{STYLE, page, script};
 
     /// The relative luminance of a color such as `#5f6875`, by WCAG.
-    fn luminance(colour: &str) -> f64 {
+    fn luminance(color: &str) -> f64 {
         let channel = |at: usize| {
-            let value = f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap()) / 255.0;
+            let value = f64::from(u8::from_str_radix(&color[at..at + 2], 16).unwrap()) / 255.0;
             if value <= 0.03928 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
         };
         0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
@@ -129,7 +128,7 @@ mod tests {
         let themes: Vec<&str> = STYLE.split("--paper:").skip(1).collect();
         assert_eq!(themes.len(), 3);
         for theme in themes.iter().map(|rest| format!("--paper:{rest}")) {
-            let colour = |name: &str| {
+            let color = |name: &str| {
                 let at = theme.find(&format!("--{name}: #")).unwrap() + name.len() + 4;
                 luminance(&theme[at..at + 7])
             };
@@ -140,7 +139,7 @@ mod tests {
                 ("faint", "track"),
                 ("accent", "paper"),
             ] {
-                let (a, b) = (colour(text), colour(ground));
+                let (a, b) = (color(text), color(ground));
                 let contrast = (a.max(b) + 0.05) / (a.min(b) + 0.05);
                 assert!(contrast >= 4.5, "{text} on {ground}: {contrast:.2}");
             }

@@ -10,7 +10,7 @@ use kvasir_cpu::{CpuModel, Form, Peaks, Precision};
 /// Lower bounds of operations and memory traffic for one repetition.
 #[derive(Default)]
 pub(crate) struct Ideal {
-    quantised: f64,
+    quantized: f64,
     bf16: f64,
     f32: f64,
     attention: f64,
@@ -29,7 +29,7 @@ impl Ideal {
             let inner = inner.get(form).copied().unwrap_or_default();
             let operations = 2.0 * (inner as f64 * all + (count - inner) as f64 * heads);
             match form {
-                Form::Quantized => ideal.quantised += operations,
+                Form::Quantized => ideal.quantized += operations,
                 Form::Bf16 => ideal.bf16 += operations,
                 Form::F32 => ideal.f32 += operations,
             }
@@ -71,7 +71,7 @@ impl Ideal {
     pub(super) fn arithmetic(&self, peaks: &Peaks, precision: Precision) -> f64 {
         let attention = if precision == Precision::Auto { peaks.bf16 } else { peaks.f32 };
         let times = if precision == Precision::Bf16x2 { 2.0 } else { 1.0 };
-        self.quantised / peaks.int8
+        self.quantized / peaks.int8
             + self.bf16 * times / peaks.bf16
             + self.f32 / peaks.f32
             + self.attention / attention

@@ -296,7 +296,7 @@ mod tests {
                 "[{\"id\": \"a\\nb\", \"prompt_len\": 1, \"max_tokens\": 1}, {\"id\": \"a\\nb\", \"prompt_len\": 1, \"max_tokens\": 1}]",
                 "requests[1].id",
             ),
-            (r#"[{"prompt_len": 1, "max_tokens": 1, "colour": 2}]"#, "colour"),
+            (r#"[{"prompt_len": 1, "max_tokens": 1, "color": 2}]"#, "color"),
             (r#"[{"max_tokens": 1}]"#, "requests[0].prompt"),
             (r#"[{"prompt_len": 1, "prompt": [], "max_tokens": 1}]"#, "requests[0].prompt"),
             (r#"[{"prompt": [{"text": 1, "from": 5, "to": 2}], "max_tokens": 1}]"#, "from 5 to 2"),

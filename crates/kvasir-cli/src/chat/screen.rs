@@ -6,8 +6,8 @@ use std::io::{self, IsTerminal, Write};
 
 /// Writer of chat output. Colors only on terminals, and not with `NO_COLOR`.
 pub(crate) struct Screen {
-    colour_out: bool,
-    colour_err: bool,
+    color_out: bool,
+    color_err: bool,
     /// Whether stdout is at the start of a line.
     at_start: bool,
 }
@@ -33,8 +33,8 @@ impl Look {
         }
     }
 
-    fn paint(self, text: &str, colours: bool) -> String {
-        match colours && !matches!(self, Self::Plain) {
+    fn paint(self, text: &str, colors: bool) -> String {
+        match colors && !matches!(self, Self::Plain) {
             true => format!("{}{text}\x1b[0m", self.codes()),
             false => text.to_owned(),
         }
@@ -46,8 +46,8 @@ impl Screen {
     pub(super) fn new() -> Self {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Self {
-            colour_out: wanted && io::stdout().is_terminal(),
-            colour_err: wanted && io::stderr().is_terminal(),
+            color_out: wanted && io::stdout().is_terminal(),
+            color_err: wanted && io::stderr().is_terminal(),
             at_start: true,
         }
     }
@@ -58,7 +58,7 @@ impl Screen {
         }
         self.at_start = text.ends_with('\n');
         let mut out = io::stdout().lock();
-        out.write_all(look.paint(text, self.colour_out).as_bytes())?;
+        out.write_all(look.paint(text, self.color_out).as_bytes())?;
         out.flush()
     }
 
@@ -83,7 +83,7 @@ impl Screen {
     }
 
     fn err(&self, text: &str, look: Look) {
-        let text = look.paint(text, self.colour_err);
+        let text = look.paint(text, self.color_err);
         // A broken stderr cannot be reported.
         let _ = io::stderr().lock().write_all(text.as_bytes());
     }

@@ -54,7 +54,7 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, correction: Option<&[f32]
     }
     let mut routes: Routes =
         best(&choice, routing.top_k).into_iter().map(|e| (e as u32, probabilities[e])).collect();
-    if let Some(eps) = routing.renormalise {
+    if let Some(eps) = routing.renormalize {
         let sum = routes.iter().map(|(_, weight)| weight).sum::<f32>() + eps;
         routes.iter_mut().for_each(|(_, weight)| *weight /= sum);
     }

@@ -37,7 +37,7 @@ impl Grouped {
             top_k,
             correction: None,
             groups: (groups.count > 1).then_some(groups),
-            renormalise: config.flag_or("norm_topk_prob", true)?.then_some(1e-20),
+            renormalize: config.flag_or("norm_topk_prob", true)?.then_some(1e-20),
             scale: config.float_or("routed_scaling_factor", 1.0)? as f32,
         };
         let dense = FeedForward::read(config)?;

@@ -41,9 +41,9 @@ impl Routed {
 }
 
 /// Softmax top-k routing.
-pub(crate) fn by_softmax(top_k: usize, renormalise: bool) -> Routing {
-    let renormalise = renormalise.then_some(0.0);
-    Routing { score: Score::Softmax, top_k, correction: None, groups: None, renormalise, scale: 1.0 }
+pub(crate) fn by_softmax(top_k: usize, renormalize: bool) -> Routing {
+    let renormalize = renormalize.then_some(0.0);
+    Routing { score: Score::Softmax, top_k, correction: None, groups: None, renormalize, scale: 1.0 }
 }
 
 /// Router scores, one per expert.

@@ -65,7 +65,7 @@ pub struct Routing {
     /// Group-limited routing: experts may be chosen only from the best groups.
     pub groups: Option<Groups>,
     /// If set, divide the chosen weights by their sum plus this epsilon.
-    pub renormalise: Option<f32>,
+    pub renormalize: Option<f32>,
     /// Multiplies the final weights (`routed_scaling_factor`).
     pub scale: f32,
 }

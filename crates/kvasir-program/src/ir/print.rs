@@ -121,7 +121,7 @@ impl Program {
                 )?;
                 routing.groups.iter().try_for_each(|g| write!(f, " groups {} of {}", g.keep, g.count))?;
                 routing.correction.iter().try_for_each(|c| write!(f, " correction {}", self.name(*c)))?;
-                routing.renormalise.iter().try_for_each(|eps| write!(f, " renormalise {eps}"))
+                routing.renormalize.iter().try_for_each(|eps| write!(f, " renormalize {eps}"))
             }
             Op::Mixture { x, routes, experts, .. } => {
                 write!(f, "mixture {x} {routes}")?;

@@ -51,7 +51,7 @@ export function forget(tree, id) {
   for (const { meta } of tree.nodes?.values() ?? []) if (meta?.session?.id === id) delete meta.session;
 }
 
-/** Ends the sessions of a conversation that nobody will go on with. */
+/** Ends the sessions of a conversation that is not continued. */
 export function end(tree) {
   const ids = new Set([...tree.nodes.values()].map(({ meta }) => meta?.session?.id).filter(Boolean));
   for (const id of ids) remove(`/v1/sessions/${id}`).catch(() => {});

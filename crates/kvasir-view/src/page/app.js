@@ -1,7 +1,7 @@
 // Puts the panels together and moves through the steps.
 
-/** Colours that canvases need, read from the style sheet so that there is one place for them. */
-function colours() {
+/** Colors that canvases need, read from the style sheet so that there is one place for them. */
+function colors() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(name).trim();
   return {
@@ -81,7 +81,7 @@ class View {
     this.go(0);
   }
 
-  /** Draws all of it again, because its place has another size or other colours. */
+  /** Draws all of it again, because its place has another size or other colors. */
   redraw() {
     this.drawRun();
     this.draw();
@@ -158,7 +158,7 @@ class View {
   draw() {
     const { model, index } = this;
     if (!model.steps.length || !this.visible) return;
-    const css = colours();
+    const css = colors();
     const state = model.state(index), before = model.state(index - 1);
     this.drawHead(state, index);
     const fill = (name, panel) => {
@@ -199,7 +199,7 @@ class View {
   /** What does not change from step to step. */
   drawRun() {
     const { report } = this.model;
-    const css = colours();
+    const css = colors();
     const shown = report ? report.numbers : [];
     this.find("dl").innerHTML = shown.map(([name, value]) => `<div><dt>${escapeHtml(name)}</dt><dd>${escapeHtml(value)}</dd></div>`).join("");
     const plots = this.find(".plots");
@@ -221,7 +221,7 @@ class View {
   }
 }
 
-/** Rates from the steps themselves, where nobody counted over the whole run. */
+/** Rates from the steps themselves, if the run has no report. */
 function seriesOf(model) {
   const bins = Math.min(120, Math.max(2, model.steps.length >> 2));
   const from = model.steps[0]?.at ?? 0, to = Math.max(from + 1, model.steps.at(-1)?.at ?? 1);

@@ -1,4 +1,4 @@
-// The physical map: a square per block (or cell), coloured by its owner.
+// The physical map: a square per block (or cell), colored by its owner.
 
 const LABELS = ["free", "cached", "held", "leased", "dummy"];
 
@@ -78,7 +78,7 @@ function writtenNow(state, model) {
   return out;
 }
 
-/** Several owners: their colours side by side, and a dot. */
+/** Several owners: their colors side by side, and a dot. */
 function share(ctx, x, y, w, list, css) {
   const shown = list.slice(0, 4);
   shown.forEach((id, i) => {

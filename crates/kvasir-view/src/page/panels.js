@@ -59,7 +59,7 @@ function drawQueue(state, model) {
     const back = r.preemptions ? `<span class="tag warn">preempted ${r.preemptions}×</span>` : "";
     return `<div class="row">${chip(r)}<div class="why">${why}${back}</div><div class="bar thin" style="${grid(model.setup, axis)}">${bar}</div><span class="num">${count(r.prompt)} + ${count(r.max)}</span></div>`;
   });
-  return { count: ids.length, html: rows.join("") + more(ids.length - rows.length) || `<p class="none">nobody waits</p>` };
+  return { count: ids.length, html: rows.join("") + more(ids.length - rows.length) || `<p class="none">queue empty</p>` };
 }
 
 /** The stretches of a prompt: padding, cached, redirected, done, current, to come. */
@@ -95,7 +95,7 @@ function drawPrefill(state, model) {
     return `<div class="row${r.row ? "" : " held"}">${chip(r)}<div class="why">${why}</div><div class="bar" style="${grid(model.setup, axis)}">${promptBar(r, model.setup, axis)}</div><span class="num">${count(Math.min(r.computed, r.prompt))} / ${count(r.prompt)}</span></div>`;
   });
   const ran = ids.some((id) => state.reqs.get(id).row);
-  return { count: ids.length, ran, html: rows.length ? rows.join("") + more(ids.length - rows.length) + axisRow(axis) : `<p class="none">no prompt is being computed</p>` };
+  return { count: ids.length, ran, html: rows.length ? rows.join("") + more(ids.length - rows.length) + axisRow(axis) : `<p class="none">no prompt in prefill</p>` };
 }
 
 const axisRow = (axis) => `<div class="row axis"><span></span><span></span>${ruler(axis)}<span></span></div>`;
@@ -113,7 +113,7 @@ function drawDecode(state, model, before) {
   const overlay = setup.rectangular && rect.volume ? volumeBox(rect, setup, axis) : "";
   const html = rows.length
     ? `<div class="rows">${rows.join("")}${overlay}</div>` + more(ids.length - rows.length) + axisRow(axis)
-    : `<p class="none">nobody decodes</p>`;
+    : `<p class="none">no request decodes</p>`;
   return { count: ids.length, ran, html: html + drawProjection(state, model), rect };
 }
 

@@ -12,7 +12,7 @@ function canvasFor(canvas, height) {
   return { ctx, width, height };
 }
 
-/** A tick per step, coloured by what ran; the line is how many requests run. */
+/** A tick per step, colored by what ran; the line is how many requests run. */
 function drawStrip(canvas, model, index, css) {
   const { ctx, width, height } = canvasFor(canvas, 44);
   const n = model.steps.length || 1;

@@ -1,33 +1,33 @@
-// Text: why somebody waits, and numbers with units.
+// Text: defer reasons, finish reasons, and numbers with units.
 
 const REASONS = {
-  behind: "somebody ahead of it must go first",
-  sequence_limit: "as many sequences run as may",
-  token_budget: "the step is full",
-  no_room: (r) => `needs ${r.needed} slots, ${r.available} could be had`,
-  reserved: (r) => `needs ${r.needed} slots, ${r.available} are not promised to others`,
-  lease: (r) => `${r.slots} slots come back with the step in flight`,
-  cache_sequences: "the cache holds as many sequences as it can",
-  no_pool_row: "no place in the token pool is free",
-  no_state_slot: "no place for its state is free",
-  prefill_first: "prompts go first",
-  decode_first: "decodes go first",
-  delay: "held for the delay factor",
-  coalesce: "waits so that all replicas prefill together",
-  token_in_flight: "its own token is still in flight",
+  behind: "behind the head of the queue",
+  sequence_limit: "--max-num-seqs sequences are running",
+  token_budget: "the step's token budget is used up",
+  no_room: (r) => `needs ${r.needed} slots, ${r.available} are available`,
+  reserved: (r) => `needs ${r.needed} slots, ${r.available} are not reserved`,
+  lease: (r) => `${r.slots} slots are leased by the step in flight`,
+  cache_sequences: "the cache is at its sequence limit",
+  no_pool_row: "the token pool has no free row",
+  no_state_slot: "no recurrent-state slot is free",
+  prefill_first: "prefill steps go first",
+  decode_first: "decode steps go first",
+  delay: "deferred by the delay factor",
+  coalesce: "deferred so that all replicas prefill together",
+  token_in_flight: "its token is in flight",
   last_token_in_flight: "its last token is in flight",
   verifying: "its drafts are being verified",
-  sibling: "a sibling computes their common prompt",
-  sliver: "too small a chunk is left of the budget",
+  sibling: "a sibling computes the shared prompt",
+  sliver: "the remaining budget is too small for a chunk",
   preempted: "preempted in this step",
-  cost_target: "the step would take longer than its target",
-  one_prefill: "another prompt is being computed",
-  interleave: "prompts and decodes take turns",
+  cost_target: "the step would exceed its time target",
+  one_prefill: "another prompt is in prefill",
+  interleave: "prefill and decode steps alternate",
   decode_batch: "the decode batch is full",
   volume: (r) => `rows × tkv could reach ${count(r.projected)}, the limit is ${count(r.limit)}`,
-  model_length: "somebody's tokens would no longer fit the model's length",
+  model_length: "a row would exceed the model's length",
   paused: "paused: not its turn to decode",
-  others_paused: "no prompts while others are paused",
+  others_paused: "no prefill while decodes are paused",
 };
 
 const titled = (word) => word.replaceAll("_", " ");
@@ -66,5 +66,5 @@ const trim = (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixe
 
 const escapeHtml = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
-/** A colour of its own for each request. */
+/** A color of its own for each request. */
 const hue = (id) => Math.round((id * 137.508 + 205) % 360);

@@ -140,7 +140,7 @@ mod tests {
         let listener = LimitListener::open("127.0.0.1:0".parse().unwrap(), 1000, None).unwrap();
         let address = listener.address().unwrap();
         let connect = |_| net::TcpStream::connect_timeout(&address, Duration::from_secs(60)).is_ok();
-        assert!((0..300).all(connect), "nobody takes them, and the system keeps them");
+        assert!((0..300).all(connect), "the system queues connections that are not accepted");
     }
 
     #[tokio::test]
