@@ -121,7 +121,7 @@ fn steady(threads: usize, parts: usize) -> Taken {
         let final_len = each as u32;
         session.executor.bind(PoolRow(row), SequenceSpec { final_len, ..SequenceSpec::default() });
         let seq = session.cache.open().unwrap();
-        session.cache.expect(seq, final_len);
+        session.cache.reserve_memory(seq, final_len);
         claim.push(ClaimRow { seq, redirected: 0, tokens: PART as u32 });
     }
     let prompt: Vec<Token> = (0..PART as Token).collect();

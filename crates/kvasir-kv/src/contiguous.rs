@@ -3,7 +3,7 @@
 //! Its plans are always one run from slot 0 (the fastest single-stream path). Sliding-window layers
 //! may keep ring buffers (`Rings`); a rewind below what a ring still holds is refused. A cache
 //! without rings can be frozen into a `SharedPrefix` while no step is in flight. Guarded by
-//! `tests/lines_and_cells.rs` and `tests/random_operations.rs`.
+//! `tests/contiguous_tree_and_cells.rs` and `tests/random_operations.rs`.
 
 use crate::contract::cache::{BlockUse, Cache, ClaimRow, PoolUsage, Rewind, VictimSearch};
 use crate::contract::error::CacheError;
@@ -12,20 +12,20 @@ use crate::contract::kind::CacheKind;
 use crate::contract::mask::Mask;
 use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
 use crate::contract::rings::Rings;
-use crate::shared::line::Line;
+use crate::shared::single_sequence::SingleSequence;
 
 /// One sequence and a length counter: row `i` lies in slot `i`. The fastest single stream. With
 /// [`Rings`], it refuses to rewind below what a ring still holds.
 #[derive(Debug)]
 pub struct Contiguous {
-    line: Line,
+    single: SingleSequence,
     rings: Option<Rings>,
 }
 
 impl Contiguous {
     /// A cache of `capacity` slots.
     pub fn new(capacity: u32) -> Self {
-        Self { line: Line::new(capacity), rings: None }
+        Self { single: SingleSequence::new(capacity), rings: None }
     }
 
     /// A cache whose sliding-window layers keep ring buffers.
@@ -35,18 +35,18 @@ impl Contiguous {
 
     /// Lowest position that every layer still holds.
     pub fn retained_from(&self) -> Position {
-        self.rings.as_ref().map_or(0, |rings| rings.retained_from(self.line.peak()))
+        self.rings.as_ref().map_or(0, |rings| rings.retained_from(self.single.peak()))
     }
 
     /// Retired rows: K and V computed.
     pub(crate) fn rows(&self) -> u32 {
-        self.line.len()
+        self.single.len()
     }
 
     /// Rows of the prefix that `freeze` would make, or why it is refused.
     pub(crate) fn rows_to_freeze(&self) -> Result<u32, CacheError> {
         match () {
-            () if self.line.is_flying() => Err(CacheError::InFlight),
+            () if self.single.is_in_flight() => Err(CacheError::InFlight),
             () if self.rings.is_some() => Err(CacheError::BadConfig("a cache with rings cannot be frozen")),
             () => Ok(self.rows()),
         }
@@ -59,7 +59,7 @@ impl Cache for Contiguous {
     }
 
     fn capacity(&self) -> u32 {
-        self.line.capacity()
+        self.single.capacity()
     }
 
     fn block_size(&self) -> u32 {
@@ -71,47 +71,47 @@ impl Cache for Contiguous {
     }
 
     fn usage(&self) -> PoolUsage {
-        self.line.usage(0)
+        self.single.usage(0)
     }
 
-    fn survey(&self, blocks: &mut Vec<BlockUse>) {
-        self.usage().survey_line(blocks);
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        self.usage().visit_contiguous(blocks);
     }
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
-        self.line.check_seq(seq)?;
+        self.single.check_seq(seq)?;
         into.extend(0..self.usage().held);
         Ok(())
     }
 
     fn generation(&self) -> u64 {
-        self.line.generation()
+        self.single.generation()
     }
 
     fn open(&mut self) -> Result<SeqId, CacheError> {
-        self.line.open()
+        self.single.open()
     }
 
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
-        self.line.close(seq)
+        self.single.close(seq)
     }
 
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
-        self.line.victims(search, 0, victims)
+        self.single.victims(search, 0, victims)
     }
 
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
-        self.line.check_seq(seq).is_ok() && tokens <= self.line.usage(0).free
+        self.single.check_seq(seq).is_ok() && tokens <= self.single.usage(0).free
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
-        self.line.check_seq(seq)?;
-        Ok(self.line.len())
+        self.single.check_seq(seq)?;
+        Ok(self.single.len())
     }
 
     fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
-        self.line.check_seq(seq)?;
-        Ok(self.line.claimed())
+        self.single.check_seq(seq)?;
+        Ok(self.single.claimed())
     }
 
     fn next_position(&self, seq: SeqId) -> Result<Position, CacheError> {
@@ -119,18 +119,18 @@ impl Cache for Contiguous {
     }
 
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
-        let row = self.line.check_claim(step, rows, 0)?;
+        let row = self.single.check_claim(step, rows, 0)?;
         if let Some(longest) = self.rings.as_ref().map(Rings::longest_write)
             && row.tokens > longest
         {
             return Err(CacheError::WriteTooLong { tokens: row.tokens, longest });
         }
-        self.line.claim_rows(step, row)
+        self.single.claim_rows(step, row)
     }
 
     fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
-        let row = self.line.row(step)?;
-        self.line.begin_plan(step, plan, PlanKind::Contiguous);
+        let row = self.single.row(step)?;
+        self.single.begin_plan(step, plan, PlanKind::Contiguous);
         plan.positions.extend(row.start..row.end);
         plan.write_slots.extend(row.start..row.end);
         let (layout, len) = (Layout::Run { start: 0 }, row.end);
@@ -149,19 +149,19 @@ impl Cache for Contiguous {
     }
 
     fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
-        self.line.retire(step).map(|_| ())
+        self.single.retire(step).map(|_| ())
     }
 
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
-        self.line.cancel(step).map(|_| ())
+        self.single.cancel(step).map(|_| ())
     }
 
     fn clear(&mut self) -> Result<(), CacheError> {
-        self.line.clear()
+        self.single.clear()
     }
 
     fn check(&self) -> Result<(), String> {
-        self.line.check(0)
+        self.single.check(0)
     }
 
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
@@ -171,7 +171,7 @@ impl Cache for Contiguous {
 
 impl Rewind for Contiguous {
     fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
-        let lost = self.rings.as_ref().map_or(0, |rings| rings.lowest_rewind(self.line.peak()));
+        let lost = self.rings.as_ref().map_or(0, |rings| rings.lowest_rewind(self.single.peak()));
         // A rewind to the current length drops nothing and is always possible.
         Ok(lost.min(self.claimed_len(seq)?))
     }
@@ -181,7 +181,7 @@ impl Rewind for Contiguous {
         if to < lowest || to > length {
             return Err(CacheError::RewindOutOfRange { to, lowest, length });
         }
-        self.line.rewind(to);
+        self.single.rewind(to);
         Ok(())
     }
 }

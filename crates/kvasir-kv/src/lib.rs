@@ -85,8 +85,8 @@ pub use crate::metadata::{ConfigFacts, Fact, FactError, KvFacts, LayerForm, SCHE
 pub use crate::prefixed::Prefixed;
 pub use crate::prefixed::shared_prefix::{PrefixWatch, SharedPrefix};
 pub use crate::registry::{Builders, CacheBuilder, CacheConfig, RegistryError, build};
-pub use crate::shared::in_flight::{Flight, InFlight};
-pub use crate::shared::nodes::Nodes;
+pub use crate::shared::draft_nodes::DraftNodes;
+pub use crate::shared::in_flight::{InFlight, InFlightStep};
 pub use crate::shared::sequence_table::SeqTable;
 pub use crate::shared::slot_copies::SlotCopies;
 pub use crate::shared::tail_buffered::TailBuffered;

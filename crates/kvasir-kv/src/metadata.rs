@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn metadata_round_trip() {
         let uniform = KvFacts::uniform(4, 2, 16);
         let metadata = written(&uniform);
         assert_eq!(metadata.len(), 5, "a uniform model takes the four keys and no lists: {metadata:?}");
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_facts_are_derived() {
+    fn absent_metadata_is_derived_from_the_config() {
         let none = BTreeMap::new();
         assert_eq!(KvFacts::read(&none), Ok(None));
         assert_eq!(KvFacts::resolve(&none, &config()), Ok(KvFacts::uniform(4, 2, 16)));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_missing_out_of_range_or_contradicted_is_refused() {
+    fn invalid_metadata_is_refused() {
         let good = written(&KvFacts::uniform(4, 2, 16));
         let with = |key: &str, fact: Option<Fact>| {
             let mut metadata = good.clone();
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_that_makes_no_sense_is_refused_beside_good_metadata() {
+    fn an_invalid_config_is_refused_despite_valid_metadata() {
         let metadata = written(&KvFacts::uniform(4, 2, 16));
         let negative = ConfigFacts { num_key_value_heads: Some(-2), ..config() };
         let (key, value) = ("num_key_value_heads", -2);

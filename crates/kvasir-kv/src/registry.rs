@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_refuses_what_it_cannot_honour() {
+    fn a_kind_refuses_unsupported_options() {
         let window = CacheConfig { window: Some(4), ..CacheConfig::new(64) };
         let rings = CacheConfig { rings: Rings::new(vec![4], 2).ok(), ..CacheConfig::new(64) };
         for &kind in CacheKind::ALL {

@@ -12,16 +12,16 @@ use crate::contract::ids::{BlockId, Position, SeqId, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::mask::Mask;
 use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
-use crate::shared::line::{Line, LineRow, Written};
-use crate::shared::nodes::Nodes;
+use crate::shared::draft_nodes::DraftNodes;
+use crate::shared::single_sequence::{SingleSequence, SingleSequenceRow, Written};
 use crate::shared::slot_copies::SlotCopies;
 
 /// One sequence with draft trees behind it: row `i` lies in slot `i`, node `n` in the slot `n` past
 /// the last row. A commit moves the accepted nodes' KV rows down to the sequence's end.
 #[derive(Debug)]
 pub struct TreeCache {
-    line: Line,
-    nodes: Nodes,
+    single: SingleSequence,
+    nodes: DraftNodes,
     moves: SlotCopies,
     /// Slot copies of the last commit.
     committed: Vec<SlotCopy>,
@@ -30,8 +30,8 @@ pub struct TreeCache {
 impl TreeCache {
     /// A cache of `capacity` slots.
     pub fn new(capacity: u32) -> Self {
-        let (nodes, moves) = (Nodes::default(), SlotCopies::default());
-        Self { line: Line::new(capacity), nodes, moves, committed: Vec::new() }
+        let (nodes, moves) = (DraftNodes::default(), SlotCopies::default());
+        Self { single: SingleSequence::new(capacity), nodes, moves, committed: Vec::new() }
     }
 
     fn forget_nodes(&mut self) {
@@ -40,7 +40,7 @@ impl TreeCache {
     }
 
     /// A step without draft nodes: a contiguous plan.
-    fn plan_rows(&self, row: LineRow, plan: &mut Plan) {
+    fn plan_rows(&self, row: SingleSequenceRow, plan: &mut Plan) {
         plan.positions.extend(row.start..row.end);
         plan.write_slots.extend(row.start..row.end);
         push_run(plan, 0, row.end, 0, None);
@@ -50,8 +50,8 @@ impl TreeCache {
 
     /// A frontier: the committed rows, then the draft nodes in order of position, under an ancestor
     /// mask.
-    fn plan_nodes(&self, row: LineRow, plan: &mut Plan) {
-        let base = self.line.claimed();
+    fn plan_nodes(&self, row: SingleSequenceRow, plan: &mut Plan) {
+        let base = self.single.claimed();
         let frontier = row.start..row.end;
         plan.kind = PlanKind::Explicit;
         plan.positions.extend(frontier.clone().map(|node| base + self.nodes.depth(node)));
@@ -84,7 +84,7 @@ fn push_run(plan: &mut Plan, start: u32, len: u32, first: Position, sparse: Opti
     plan.segments.push(Segment { pool: PoolId(0), layout, len, first, sparse });
 }
 
-fn push_row(plan: &mut Plan, row: LineRow, read_len: u32, mask: Mask) {
+fn push_row(plan: &mut Plan, row: SingleSequenceRow, read_len: u32, mask: Mask) {
     plan.rows.push(PlanRow {
         seq: row.seq,
         queries: Span::new(0, row.tokens as usize),
@@ -104,7 +104,7 @@ impl Cache for TreeCache {
     }
 
     fn capacity(&self) -> u32 {
-        self.line.capacity()
+        self.single.capacity()
     }
 
     fn block_size(&self) -> u32 {
@@ -112,50 +112,50 @@ impl Cache for TreeCache {
     }
 
     fn usage(&self) -> PoolUsage {
-        self.line.usage(self.nodes.unsettled())
+        self.single.usage(self.nodes.unsettled())
     }
 
-    fn survey(&self, blocks: &mut Vec<BlockUse>) {
-        self.usage().survey_line(blocks);
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        self.usage().visit_contiguous(blocks);
     }
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
-        self.line.check_seq(seq)?;
+        self.single.check_seq(seq)?;
         into.extend(0..self.usage().held);
         Ok(())
     }
 
     fn generation(&self) -> u64 {
-        self.line.generation()
+        self.single.generation()
     }
 
     fn open(&mut self) -> Result<SeqId, CacheError> {
-        self.line.open()
+        self.single.open()
     }
 
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
-        self.line.close(seq)?;
+        self.single.close(seq)?;
         self.forget_nodes();
         Ok(())
     }
 
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         let extra = self.nodes.unsettled();
-        self.line.victims(search, extra, victims)
+        self.single.victims(search, extra, victims)
     }
 
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
-        self.line.check_seq(seq).is_ok() && tokens <= self.usage().free
+        self.single.check_seq(seq).is_ok() && tokens <= self.usage().free
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
-        self.line.check_seq(seq)?;
-        Ok(self.line.len())
+        self.single.check_seq(seq)?;
+        Ok(self.single.len())
     }
 
     fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
-        self.line.check_seq(seq)?;
-        Ok(self.line.claimed())
+        self.single.check_seq(seq)?;
+        Ok(self.single.claimed())
     }
 
     fn next_position(&self, seq: SeqId) -> Result<Position, CacheError> {
@@ -163,14 +163,14 @@ impl Cache for TreeCache {
     }
 
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
-        let row = self.line.check_claim(step, rows, self.nodes.unsettled())?;
+        let row = self.single.check_claim(step, rows, self.nodes.unsettled())?;
         match self.nodes.proposed() {
             0 if self.nodes.unsettled() > 0 => return Err(CacheError::Unsettled),
-            0 => self.line.claim_rows(step, row)?,
+            0 => self.single.claim_rows(step, row)?,
             proposed if proposed != row.tokens => return Err(CacheError::BadClaim),
             _ => {
                 let frontier = self.nodes.claim();
-                self.line.claim_nodes(step, row.seq, frontier)?;
+                self.single.claim_nodes(step, row.seq, frontier)?;
             }
         }
         self.moves.claim(step);
@@ -178,28 +178,28 @@ impl Cache for TreeCache {
     }
 
     fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
-        let row = self.line.row(step)?;
-        if row.written == Written::Nodes && row.end > self.nodes.unsettled() {
+        let row = self.single.row(step)?;
+        if row.written == Written::DraftNodes && row.end > self.nodes.unsettled() {
             return Err(CacheError::RowGone(row.seq));
         }
-        self.line.begin_plan(step, plan, PlanKind::Contiguous);
+        self.single.begin_plan(step, plan, PlanKind::Contiguous);
         plan.moves.extend_from_slice(self.moves.of(step));
         match row.written {
             Written::Rows => self.plan_rows(row, plan),
-            Written::Nodes => self.plan_nodes(row, plan),
+            Written::DraftNodes => self.plan_nodes(row, plan),
         }
         Ok(())
     }
 
     fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
-        self.line.retire(step)?;
+        self.single.retire(step)?;
         self.moves.retire(step);
         Ok(())
     }
 
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
-        if let Some(row) = self.line.cancel(step)?
-            && row.written == Written::Nodes
+        if let Some(row) = self.single.cancel(step)?
+            && row.written == Written::DraftNodes
         {
             self.nodes.unclaim();
         }
@@ -208,13 +208,13 @@ impl Cache for TreeCache {
     }
 
     fn clear(&mut self) -> Result<(), CacheError> {
-        self.line.clear()?;
+        self.single.clear()?;
         self.forget_nodes();
         Ok(())
     }
 
     fn check(&self) -> Result<(), String> {
-        self.line.check(self.nodes.unsettled())
+        self.single.check(self.nodes.unsettled())
     }
 
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
@@ -235,38 +235,38 @@ impl Rewind for TreeCache {
         if to > length {
             return Err(CacheError::RewindOutOfRange { to, lowest: 0, length });
         }
-        self.line.rewind(to);
+        self.single.rewind(to);
         Ok(())
     }
 }
 
 impl Tree for TreeCache {
     fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError> {
-        self.line.check_seq(seq)?;
+        self.single.check_seq(seq)?;
         self.nodes.propose(parents)?;
-        self.line.touch();
+        self.single.touch();
         Ok(())
     }
 
     fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[SlotCopy], CacheError> {
-        self.line.check_seq(seq)?;
+        self.single.check_seq(seq)?;
         self.nodes.check_chain(accepted)?;
-        if self.line.has_nodes_in_flight(seq) {
+        if self.single.has_nodes_in_flight(seq) {
             return Err(CacheError::InFlight);
         }
-        let base = self.line.claimed();
+        let base = self.single.claimed();
         let moves = accepted.iter().enumerate();
         let moves = moves.map(|(i, node)| SlotCopy { from: base + node, to: base + i as u32 });
         self.committed.clear();
         self.committed.extend(moves.filter(|m| m.from != m.to));
         self.moves.push(&self.committed);
         self.nodes.settle();
-        self.line.commit(accepted.len() as u32);
+        self.single.commit(accepted.len() as u32);
         Ok(&self.committed)
     }
 
     fn unsettled(&self, seq: SeqId) -> Result<u32, CacheError> {
-        self.line.check_seq(seq)?;
+        self.single.check_seq(seq)?;
         Ok(self.nodes.unsettled())
     }
 }

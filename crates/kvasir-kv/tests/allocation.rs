@@ -57,7 +57,7 @@ fn decode<I: Index>(mut cache: BlockCache<I>) {
 }
 
 #[test]
-fn a_steady_decode_step_takes_no_memory() {
+fn a_steady_decode_step_does_not_allocate() {
     let config = BlockConfig { blocks: 1 << 15, ..BlockConfig::default() };
     decode(Paged::new(config).unwrap());
     decode(Radix::new(config).unwrap());

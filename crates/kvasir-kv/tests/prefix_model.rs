@@ -56,7 +56,7 @@ fn keep_prefixes(block: u32, tokens: &[Token], mut keep: impl FnMut(&[Token])) {
 
 proptest! {
     #[test]
-    fn hits_are_the_longest_whole_blocks_that_were_left(lives in lives(), block_size in 1u32..6) {
+    fn hits_are_the_longest_cached_whole_blocks(lives in lives(), block_size in 1u32..6) {
         let config = BlockConfig { block_size, blocks: 4096, ..BlockConfig::default() };
         let prefixes = std::cell::RefCell::new(HashSet::<(u64, Vec<Token>)>::new());
         let longest = |salt: u64, prompt: &[Token]| {

@@ -113,7 +113,7 @@ impl Twins {
                 let forks = self.both("fork", |cache, _| cache.sequences()?.fork(seq, c % 3));
                 self.ids.extend(forks.unwrap_or_default());
             }
-            23 => drop(self.both("ahead", |cache, up| Ok(cache.take_ahead(seq, b % 40 + up)? - up))),
+            23 => drop(self.both("ahead", |cache, up| Ok(cache.preallocate_slots(seq, b % 40 + up)? - up))),
             24..=26 => {
                 let parents = [-1, 0, 0, 1, -1];
                 let parents = &parents[..1 + c as usize % parents.len()];
@@ -186,7 +186,7 @@ impl Twins {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
-    fn behind_a_prefix_every_cache_does_what_it_does_alone(
+    fn a_shared_prefix_changes_no_cache_behavior(
         kind in 0..CacheKind::ALL.len(),
         verbs in proptest::collection::vec((0u8..30, 0u32..1000, 0u32..1000, 0u32..1000), 20..90),
     ) {
@@ -196,7 +196,7 @@ proptest! {
 }
 
 #[test]
-fn the_random_verbs_meet_trees_and_plans_on_every_kind() {
+fn random_operations_cover_trees_and_plans() {
     let mut dice = 1u32;
     let mut roll = |sides: u32| {
         dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -212,7 +212,7 @@ fn the_random_verbs_meet_trees_and_plans_on_every_kind() {
 }
 
 #[test]
-fn what_lies_behind_a_prefix_is_found_by_content_in_whole_blocks() {
+fn prefix_hits_continue_behind_a_shared_prefix() {
     let prefix = prefix();
     for kind in [CacheKind::Paged, CacheKind::Radix] {
         let mut cache = prefix.under(build(kind, &config(kind)).unwrap()).unwrap();
@@ -237,7 +237,7 @@ fn what_lies_behind_a_prefix_is_found_by_content_in_whole_blocks() {
 }
 
 #[test]
-fn the_prefix_is_out_of_reach_of_every_verb() {
+fn no_operation_changes_the_shared_prefix() {
     let mut cache = prefix().under(build(CacheKind::Cells, &config(CacheKind::Cells)).unwrap()).unwrap();
     let seq = cache.open().unwrap();
     let refused = CacheError::RewindOutOfRange { to: 60, lowest: ROWS, length: ROWS };

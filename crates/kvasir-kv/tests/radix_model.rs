@@ -167,7 +167,7 @@ fn run(page: usize, ops: &[Op]) {
 
 proptest! {
     #[test]
-    fn finds_splits_and_evicts_as_the_naive_one(ops in ops(), page in 1usize..4) {
+    fn radix_tree_agrees_with_a_naive_one(ops in ops(), page in 1usize..4) {
         run(page, &ops);
     }
 }

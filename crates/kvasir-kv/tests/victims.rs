@@ -7,17 +7,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_kv::{Cache, CacheConfig, CacheKind, ClaimRow, Hit, SeqId, StepId, Token, VictimSearch, build};
-
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ z >> 31) % n
-    }
-}
+use kvasir_testkit::Random;
 
 /// An operation that leads to the state under test. Caches cannot be cloned, so each state is
 /// rebuilt for every question.
@@ -40,10 +30,10 @@ struct State {
     retired: u64,
 }
 
-fn config(dice: &mut Dice, kind: CacheKind) -> CacheConfig {
+fn config(random: &mut Random, kind: CacheKind) -> CacheConfig {
     let in_blocks = kind.is_block_based();
-    let block_size = if in_blocks { [1, 2, 4][dice.below(3) as usize] } else { 1 };
-    CacheConfig { block_size, sharing: in_blocks && dice.below(4) > 0, ..CacheConfig::new(96) }
+    let block_size = if in_blocks { [1, 2, 4][random.below(3) as usize] } else { 1 };
+    CacheConfig { block_size, sharing: in_blocks && random.below(4) > 0, ..CacheConfig::new(96) }
 }
 
 impl State {
@@ -123,27 +113,27 @@ impl State {
     }
 }
 
-fn verbs(dice: &mut Dice) -> Vec<Verb> {
-    let verb = |dice: &mut Dice| {
-        let at = dice.below(6) as usize;
-        match dice.below(16) {
+fn verbs(random: &mut Random) -> Vec<Verb> {
+    let verb = |random: &mut Random| {
+        let at = random.below(6) as usize;
+        match random.below(16) {
             0..=3 => {
-                let tokens = (0..dice.below(24) + 1).map(|_| 1 + dice.below(2) as Token).collect();
-                Verb::Open(tokens, dice.below(2) == 0)
+                let tokens = (0..random.below(24) + 1).map(|_| 1 + random.below(2) as Token).collect();
+                Verb::Open(tokens, random.below(2) == 0)
             }
             4..=7 => {
-                let mut rows: Vec<_> = (0..6).map(|at| (at, 1 + dice.below(9) as u32)).collect();
-                rows.retain(|_| dice.below(2) == 0);
+                let mut rows: Vec<_> = (0..6).map(|at| (at, 1 + random.below(9) as u32)).collect();
+                rows.retain(|_| random.below(2) == 0);
                 Verb::Run(rows)
             }
             8..=9 => Verb::Retire,
-            10..=11 => Verb::Fork(at, dice.below(20) as u32),
-            12 => Verb::Rewind(at, dice.below(20) as u32),
+            10..=11 => Verb::Fork(at, random.below(20) as u32),
+            12 => Verb::Rewind(at, random.below(20) as u32),
             13..=14 => Verb::Publish(at),
             _ => Verb::Close(at),
         }
     };
-    (0..8 + dice.below(30)).map(|_| verb(dice)).collect()
+    (0..8 + random.below(30)).map(|_| verb(random)).collect()
 }
 
 /// Input of a victim search; sequences by index in `State::seqs`.
@@ -195,8 +185,8 @@ fn freed(mut state: State, question: &Question, close: &[usize]) -> i64 {
 }
 
 fn check(kind: CacheKind, seed: u64) -> bool {
-    let mut dice = Dice(seed);
-    let (config, verbs) = (config(&mut dice, kind), verbs(&mut dice));
+    let mut random = Random::new(seed);
+    let (config, verbs) = (config(&mut random, kind), verbs(&mut random));
     let make = || {
         let mut state = State::new(kind, &config);
         verbs.iter().for_each(|verb| state.apply(verb));
@@ -204,18 +194,18 @@ fn check(kind: CacheKind, seed: u64) -> bool {
     };
     let mut state = make();
     let mut all: Vec<usize> = (0..state.seqs.len()).collect();
-    let truncate = (dice.below(2) == 0 && !all.is_empty()).then(|| {
-        let at = all.remove(dice.below(all.len() as u64) as usize);
+    let truncate = (random.below(2) == 0 && !all.is_empty()).then(|| {
+        let at = all.remove(random.below(all.len() as u64) as usize);
         let block = state.cache.block_size();
-        let len = dice.below(state.seqs[at].1.len() as u64 + 1) as u32;
+        let len = random.below(state.seqs[at].1.len() as u64 + 1) as u32;
         (at, len / block * block)
     });
-    all.retain(|_| dice.below(4) > 0);
+    all.retain(|_| random.below(4) > 0);
     all.reverse();
-    let prompt = dice.below(2) == 0 && state.cache.prefix().is_ok();
-    let prompt = prompt.then(|| (0..20).map(|_| 1 + dice.below(2) as Token).collect::<Vec<_>>());
+    let prompt = random.below(2) == 0 && state.cache.prefix().is_ok();
+    let prompt = prompt.then(|| (0..20).map(|_| 1 + random.below(2) as Token).collect::<Vec<_>>());
     // A hit may take leased blocks without loss, so the two are not combined.
-    let leased_too = prompt.is_none() && dice.below(2) == 0;
+    let leased_too = prompt.is_none() && random.below(2) == 0;
     let question = Question { candidates: all, truncate, prompt, leased_too };
     let hit = match &question.prompt {
         Some(prompt) => state.cache.prefix().unwrap().lookup(prompt, 0),
@@ -228,7 +218,7 @@ fn check(kind: CacheKind, seed: u64) -> bool {
     let base = if leased_too { freed(make(), &none, &[]) } else { 0 };
     let freed = |close: &[usize]| freed(make(), &question, close) - base;
     let most = freed(&question.candidates);
-    let slots = 1 + dice.below(most.max(0) as u64 + 3) as u32;
+    let slots = 1 + random.below(most.max(0) as u64 + 3) as u32;
     let (before, generation) = (state.cache.usage(), state.cache.generation());
     let mut victims = Vec::new();
     let search = VictimSearch { slots, candidates: &candidates, truncate, hit, leased_too };
@@ -254,7 +244,7 @@ fn check(kind: CacheKind, seed: u64) -> bool {
 }
 
 #[test]
-fn closing_the_victims_frees_what_was_asked_for() {
+fn closing_the_victims_frees_enough_slots() {
     let count = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(2000);
     for &kind in CacheKind::ALL {
         let found = (0..count).filter(|seed| check(kind, *seed)).count() as u64;

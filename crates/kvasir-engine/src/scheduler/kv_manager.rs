@@ -282,7 +282,7 @@ impl KvManager {
         sequence.published = hit.tokens / self.block() * self.block();
         sequence.cold.hit = hit.tokens;
         sequence.cold.reserve_to = grant.reserve_to;
-        self.cache.expect(seq, sequence.longest());
+        self.cache.reserve_memory(seq, sequence.longest());
         let held = self.budget.block().whole(hit.tokens);
         self.budget.reserve(sequence, grant.slots.saturating_sub(held));
         Ok(hit)
@@ -362,7 +362,7 @@ impl KvManager {
     /// Allocates slots for `tokens` more tokens of a running sequence now, out of its reservation.
     pub(crate) fn preallocate(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<(), DeferReason> {
         let Some(seq) = sequence.cache else { return Ok(()) };
-        match self.cache.take_ahead(seq, sequence.claimed + tokens) {
+        match self.cache.preallocate_slots(seq, sequence.claimed + tokens) {
             Ok(upto) => sequence.ahead = upto,
             Err(CacheError::Full { needed, available }) => {
                 return Err(DeferReason::NoSlots { needed, available });

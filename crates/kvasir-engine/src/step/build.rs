@@ -95,7 +95,7 @@ impl StepBuilder {
             self.table_blocks = running.iter().map(blocks).sum::<usize>().min(most);
         }
         let rows = running.len();
-        state.kv.cache_mut().expect_plan(self.table_blocks, rows);
+        state.kv.cache_mut().reserve_plan_memory(self.table_blocks, rows);
     }
 
     /// Lists the claims of the scheduled rows; drafts count as tokens to write.

@@ -286,7 +286,7 @@ impl StepCommitter {
             if sequence.cache == Some(row.seq) {
                 sequence.claimed = row.cached;
                 if sequence.ahead > 0 {
-                    sequence.ahead = kv.cache_mut().take_ahead(row.seq, 0).unwrap_or(0);
+                    sequence.ahead = kv.cache_mut().preallocate_slots(row.seq, 0).unwrap_or(0);
                 }
                 if row.drafts.tree.is_some() {
                     // The canceled tree must not be proposed again; the next decode proposes a new

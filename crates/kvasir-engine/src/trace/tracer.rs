@@ -218,7 +218,7 @@ impl<S: TraceSink> Tracer<S> {
 
     /// Writes changes of block usage; on the first call, the usage of every block.
     fn map(&mut self, core: &Core) {
-        core.cache().survey(&mut self.scratch);
+        core.cache().visit_blocks(&mut self.scratch);
         let is_first = !std::mem::replace(&mut self.has_map, true);
         let blocks = core.cache().capacity() / core.cache().block_size().max(1);
         let len = self.uses.len().max(self.scratch.len()).max(if is_first { blocks as usize } else { 0 });

@@ -63,20 +63,20 @@ impl Cache for Flaky {
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
         self.inner.can_extend(seq, tokens)
     }
-    fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
+    fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
         match upto > 0 && (self.refuses)(Operation::Ahead) {
             true => Err(CacheError::Full { needed: 1, available: 0 }),
-            false => self.inner.take_ahead(seq, upto),
+            false => self.inner.preallocate_slots(seq, upto),
         }
     }
-    fn expect(&mut self, seq: SeqId, tokens: u32) {
-        self.inner.expect(seq, tokens);
+    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
+        self.inner.reserve_memory(seq, tokens);
     }
-    fn expect_plan(&mut self, blocks: usize, rows: usize) {
-        self.inner.expect_plan(blocks, rows);
+    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
+        self.inner.reserve_plan_memory(blocks, rows);
     }
-    fn survey(&self, blocks: &mut Vec<BlockUse>) {
-        self.inner.survey(blocks);
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        self.inner.visit_blocks(blocks);
     }
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
         self.inner.len(seq)

@@ -37,11 +37,11 @@ impl<I: Index> Cache for BlockCache<I> {
         }
     }
 
-    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
         blocks.clear();
         blocks.extend((0..u32::from(self.config.dummy)).map(|_| BlockUse::Dummy));
         let first = blocks.len() as u32;
-        self.ledger.survey(first..first + self.config.blocks, blocks);
+        self.ledger.visit_blocks(first..first + self.config.blocks, blocks);
     }
 
     fn generation(&self) -> u64 {
@@ -74,19 +74,19 @@ impl<I: Index> Cache for BlockCache<I> {
         need.is_ok_and(|need| need <= self.ledger.available())
     }
 
-    fn expect(&mut self, seq: SeqId, tokens: u32) {
+    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
         let blocks = tokens.div_ceil(self.config.block_size).min(self.config.blocks) as usize;
         if let Ok(seq) = self.seqs.get_mut(seq) {
-            seq.table.expect(blocks);
+            seq.table.reserve(blocks);
         }
     }
 
-    fn expect_plan(&mut self, blocks: usize, rows: usize) {
+    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
         self.writer.reserve(blocks, rows);
     }
 
-    fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
-        self.take_blocks_ahead(seq, upto)
+    fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
+        self.preallocate_blocks(seq, upto)
     }
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {

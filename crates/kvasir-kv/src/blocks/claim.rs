@@ -22,7 +22,7 @@ use crate::contract::cache::ClaimRow;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, SeqId, StepId};
 use crate::contract::plan::SlotCopy;
-use crate::shared::nodes::Nodes;
+use crate::shared::draft_nodes::DraftNodes;
 use std::ops::Range;
 
 /// Appends slot copies of the given rows from one block to another, at equal offsets.
@@ -223,8 +223,8 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
-    /// Preallocates blocks up to length `upto`; see `Cache::take_ahead`.
-    pub(super) fn take_blocks_ahead(&mut self, id: SeqId, upto: u32) -> Result<u32, CacheError> {
+    /// Preallocates blocks up to length `upto`; see `Cache::preallocate_slots`.
+    pub(super) fn preallocate_blocks(&mut self, id: SeqId, upto: u32) -> Result<u32, CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get(id)?;
         let needed = self.blocks_needed(seq, upto.saturating_sub(seq.end()))?;
@@ -309,12 +309,12 @@ impl<I: Index> BlockCache<I> {
             && let Some(pending) = seq.pending.take_newest(step)
         {
             if pending.is_tree {
-                seq.nodes.get_mut().into_iter().for_each(Nodes::unclaim);
+                seq.nodes.get_mut().into_iter().for_each(DraftNodes::unclaim);
                 self.trim(row.seq)?;
             } else {
                 let to = seq.next.min(pending.start);
                 if to == row.start && row.from_ahead > 0 {
-                    seq.put_ahead(self.size.holding(to), row.from_ahead);
+                    seq.return_preallocated(self.size.holding(to), row.from_ahead);
                 }
                 self.truncate(row.seq, to)?;
             }

@@ -54,7 +54,7 @@ impl<I: Index> Sequences for BlockCache<I> {
         if range.end > seq.retired_next(self.inflight.retired()) {
             return Err(CacheError::InFlight);
         }
-        seq.punch(range.clone());
+        seq.erase(range.clone());
         seq.published = seq.published.min(range.start / block_size);
         seq.impure_from = seq.impure_from.min(range.start);
         let last_step = seq.last_step;

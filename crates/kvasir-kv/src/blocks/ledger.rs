@@ -50,19 +50,19 @@ impl<I: Index> Ledger<I> {
     }
 
     /// Appends the state of each of `blocks`.
-    pub(crate) fn survey(&self, blocks: Range<BlockId>, to: &mut Vec<BlockUse>) {
+    pub(crate) fn visit_blocks(&self, blocks: Range<BlockId>, to: &mut Vec<BlockUse>) {
         let mut rest = blocks;
         // Unused blocks mostly lie in long ranges.
         while let Some((uses, same)) = self.next_alike(&mut rest) {
             match uses {
-                Uses { owners: 0, leases: 0 } => self.survey_unused(same, to),
+                Uses { owners: 0, leases: 0 } => self.visit_unused(same, to),
                 Uses { owners: 0, .. } => to.extend(same.map(|_| BlockUse::Leased)),
                 _ => to.extend(same.map(|_| BlockUse::Held)),
             }
         }
     }
 
-    fn survey_unused(&self, blocks: Range<BlockId>, to: &mut Vec<BlockUse>) {
+    fn visit_unused(&self, blocks: Range<BlockId>, to: &mut Vec<BlockUse>) {
         let mut rest = blocks;
         while !rest.is_empty() {
             let free = self.index.unpublished(rest.clone());

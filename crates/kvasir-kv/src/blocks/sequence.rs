@@ -8,8 +8,8 @@ use crate::blocks::pending::{Pending, PendingClaims};
 use crate::blocks::table::Table;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId};
+use crate::shared::draft_nodes::{DraftNodes, LazyDraftNodes};
 use crate::shared::lazy_vec::LazyVec;
-use crate::shared::nodes::{LazyNodes, Nodes};
 use std::ops::Range;
 
 /// Table entry where a removed range has freed a whole block.
@@ -31,7 +31,7 @@ pub(crate) struct Seq {
     /// The last claim that named it; detects sequences that a claim names twice.
     pub(crate) mark: u64,
     /// Unsettled draft nodes.
-    pub(crate) nodes: LazyNodes,
+    pub(crate) nodes: LazyDraftNodes,
     /// Holes: ranges below `next` that it does not own, sorted and not adjacent.
     pub(crate) holes: LazyVec<Range<Position>>,
     /// Preallocated blocks, the next one last.
@@ -69,7 +69,7 @@ impl Seq {
         self.last_step = None;
         self.published = 0;
         self.impure_from = Position::MAX;
-        self.nodes.get_mut().into_iter().for_each(Nodes::settle);
+        self.nodes.get_mut().into_iter().for_each(DraftNodes::settle);
         self.salt = 0;
         self.family = family;
         self.bound = 0;
@@ -121,7 +121,7 @@ impl Seq {
     }
 
     /// Moves `count` blocks of its table, from entry `first` on, back to the preallocated ones.
-    pub(crate) fn put_ahead(&mut self, first: u32, count: u32) {
+    pub(crate) fn return_preallocated(&mut self, first: u32, count: u32) {
         let blocks = first as usize..(first + count) as usize;
         let ahead = self.ahead.make();
         self.table.edit(|table| {
@@ -147,7 +147,7 @@ impl Seq {
     }
 
     /// Marks a range below `next` as a hole, merged with adjacent holes.
-    pub(crate) fn punch(&mut self, range: Range<Position>) {
+    pub(crate) fn erase(&mut self, range: Range<Position>) {
         let first = self.holes.partition_point(|hole| hole.end < range.start);
         let behind = self.holes.partition_point(|hole| hole.start <= range.end);
         let touched = &self.holes[first..behind];

@@ -48,7 +48,7 @@ impl Table {
     }
 
     /// Reserves host memory for a table of `blocks`.
-    pub(crate) fn expect(&mut self, blocks: usize) {
+    pub(crate) fn reserve(&mut self, blocks: usize) {
         self.blocks.reserve(blocks.saturating_sub(self.blocks.len() as usize));
     }
 
@@ -119,7 +119,7 @@ mod tests {
     use crate::blocks::table::*;
 
     #[test]
-    fn growth_is_no_change_and_everything_else_is() {
+    fn only_growth_keeps_the_table_version() {
         let mut table = Table::default();
         assert_eq!(table.last(), None);
         table.extend(0..2);

@@ -10,10 +10,10 @@ use crate::blocks::ledger::Ledger;
 use crate::blocks::sequence::{HOLE, Seq};
 use crate::contract::cache::VictimSearch;
 use crate::contract::ids::{BlockId, SeqId};
-use crate::shared::victims::{OwnerChanges, WhatIf, choose};
+use crate::shared::victims::{OwnerChanges, TrialRelease, choose};
 
 /// The cache after hypothetical releases.
-struct BlockWhatIf<'a, I> {
+struct BlockTrial<'a, I> {
     cache: &'a BlockCache<I>,
     changes: OwnerChanges,
     unpinned: Unpinned,
@@ -33,14 +33,14 @@ impl<I: Index> BlockCache<I> {
         }
         let unpinned = Unpinned::default();
         let mut what_if =
-            BlockWhatIf { cache: self, changes, unpinned, leased_too: search.leased_too, freed: 0 };
+            BlockTrial { cache: self, changes, unpinned, leased_too: search.leased_too, freed: 0 };
         let enough = choose(&mut what_if, search, victims);
         self.owner_changes = what_if.changes;
         enough
     }
 }
 
-impl<I: Index> BlockWhatIf<'_, I> {
+impl<I: Index> BlockTrial<'_, I> {
     /// Calls `each` with the blocks that a sequence releases at once when truncated to `from`.
     fn blocks_behind(&mut self, seq: SeqId, from: u32, each: impl Fn(&mut Self, BlockId)) {
         let cache = self.cache;
@@ -68,7 +68,7 @@ impl<I: Index> BlockWhatIf<'_, I> {
     }
 }
 
-impl<I: Index> WhatIf for BlockWhatIf<'_, I> {
+impl<I: Index> TrialRelease for BlockTrial<'_, I> {
     fn release(&mut self, seq: SeqId, from: u32) {
         self.blocks_behind(seq, from, |what_if, block| {
             let owners = what_if.ledger().uses(block).owners;

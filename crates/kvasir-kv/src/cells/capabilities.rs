@@ -9,7 +9,7 @@ use crate::contract::cache::{Cache, Rewind, Sequences, Tree};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, SeqId};
 use crate::contract::plan::SlotCopy;
-use crate::shared::nodes::Nodes;
+use crate::shared::draft_nodes::DraftNodes;
 use std::ops::Range;
 
 impl Cells {
@@ -140,7 +140,7 @@ impl Tree for Cells {
             }
         }
         s.node_slots.clear();
-        s.nodes.get_mut().into_iter().for_each(Nodes::settle);
+        s.nodes.get_mut().into_iter().for_each(DraftNodes::settle);
         self.generation += 1;
         Ok(&[])
     }

@@ -47,7 +47,7 @@ impl PartialEq for Entries {
 
 impl Entries {
     /// Reserves host memory for a sequence that may grow to `len`.
-    pub(crate) fn expect(&mut self, len: usize) {
+    pub(crate) fn reserve(&mut self, len: usize) {
         self.slots.reserve(len.saturating_sub(self.slots.len() as usize));
     }
 
@@ -274,7 +274,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_map_from_positions_to_slots(model in owned(), a in 0u32..45, b in 0u32..45) {
+        fn entries_agree_with_a_map(model in owned(), a in 0u32..45, b in 0u32..45) {
             let mut list = entries(&model);
             prop_assert_eq!(list.check(), Ok(()));
             prop_assert_eq!(list.next_position(), model.last_key_value().map_or(0, |(p, _)| p + 1));

@@ -68,7 +68,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_lowest_comes_first_and_the_high_water_falls(
+        fn the_lowest_free_cell_is_allocated_first(
             capacity in 1u32..9000,
             ops in proptest::collection::vec((any::<bool>(), 1u32..600, any::<u32>()), 1..40),
         ) {

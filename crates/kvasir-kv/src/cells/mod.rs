@@ -8,7 +8,7 @@
 //!
 //! Invariants: a cell is free exactly when it has no owner and no lease; a cell named by a step in
 //! flight is leased until that step ends. Builds on `contract` and `shared`. Guarded by
-//! `tests/random_operations.rs` (against `tests/oracle`) and `tests/lines_and_cells.rs`.
+//! `tests/random_operations.rs` (against `tests/oracle`) and `tests/contiguous_tree_and_cells.rs`.
 
 pub(crate) mod capabilities;
 pub(crate) mod check;
@@ -26,8 +26,8 @@ use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::plan::Plan;
-use crate::shared::in_flight::{Flight, InFlight};
-use crate::shared::nodes::{LazyNodes, Nodes};
+use crate::shared::draft_nodes::{DraftNodes, LazyDraftNodes};
+use crate::shared::in_flight::{InFlight, InFlightStep};
 use crate::shared::plan_writer::PlanWriter;
 use crate::shared::sequence_table::SeqTable;
 use crate::shared::slot_copies::SlotCopies;
@@ -39,7 +39,7 @@ enum Written {
     /// Positions `start .. end`. A truncation lowers `end`.
     Positions,
     /// Draft nodes `start .. end`.
-    Nodes,
+    DraftNodes,
 }
 
 /// Record of one batch row of a claimed step.
@@ -65,7 +65,7 @@ struct Sequence {
     seen: u64,
     /// The newest step that names it.
     last_step: Option<StepId>,
-    nodes: LazyNodes,
+    nodes: LazyDraftNodes,
     entries: Entries,
     /// Fork family: equal for sequences forked from one another.
     family: u64,
@@ -173,7 +173,7 @@ impl Cells {
             if seq.entries.slots().is_due() {
                 self.heap_grows.push(row.seq);
             }
-            let written = if proposed > 0 { Written::Nodes } else { Written::Positions };
+            let written = if proposed > 0 { Written::DraftNodes } else { Written::Positions };
             let (seq, tokens, before) = (row.seq, row.tokens, seq.last_step);
             self.rows.push(Row { seq, written, start, end, tokens, before });
         }
@@ -207,13 +207,13 @@ impl Cells {
         for slot in s.node_slots.drain(..) {
             Self::release(cells, inflight, s.last_step, slot);
         }
-        s.nodes.get_mut().into_iter().for_each(Nodes::settle);
+        s.nodes.get_mut().into_iter().for_each(DraftNodes::settle);
         s.last_step = None;
         Ok(())
     }
 
     /// Performs the releases deferred to a step that has ended.
-    fn end(&mut self, flight: Flight<Row, Slot>) {
+    fn end(&mut self, flight: InFlightStep<Row, Slot>) {
         flight.releases.iter().for_each(|&slot| self.cells.end_lease(slot));
         self.inflight.recycle(flight);
     }
@@ -231,9 +231,9 @@ impl Cells {
         let cells = &mut self.cells;
         s.last_step = row.before;
         match row.written {
-            Written::Nodes => {
+            Written::DraftNodes => {
                 s.node_slots.drain(row.start as usize..).for_each(|slot| cells.release(slot));
-                s.nodes.get_mut().into_iter().for_each(Nodes::unclaim);
+                s.nodes.get_mut().into_iter().for_each(DraftNodes::unclaim);
             }
             Written::Positions => {
                 let claimed = s.entries.index_of(row.start)..s.entries.index_of(row.end.max(row.start));
@@ -264,9 +264,9 @@ impl Cache for Cells {
         self.cells.usage()
     }
 
-    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
         blocks.clear();
-        blocks.extend((0..self.cells.high_water()).map(|slot| self.cells.survey(slot)));
+        blocks.extend((0..self.cells.high_water()).map(|slot| self.cells.visit_blocks(slot)));
     }
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
@@ -301,14 +301,14 @@ impl Cache for Cells {
         self.seqs.get(seq).is_ok() && tokens <= self.cells.free()
     }
 
-    fn expect(&mut self, seq: SeqId, tokens: u32) {
+    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
         let tokens = tokens.min(self.capacity) as usize;
         if let Ok(seq) = self.seqs.get_mut(seq) {
-            seq.entries.expect(tokens);
+            seq.entries.reserve(tokens);
         }
     }
 
-    fn expect_plan(&mut self, blocks: usize, rows: usize) {
+    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
         self.writer.reserve(blocks, rows);
     }
 
@@ -341,7 +341,7 @@ impl Cache for Cells {
                         }
                     }
                 }
-                Written::Nodes => {
+                Written::DraftNodes => {
                     let (nodes, base) = (s.nodes.make().claim(), row.start);
                     (row.start, row.end) = (nodes.start, nodes.end);
                     let positions = nodes.map(|node| base + s.nodes.depth(node));

@@ -36,7 +36,7 @@ impl Cells {
             let seq = self.seqs.get(row.seq)?;
             match row.written {
                 Written::Positions => self.plan_positions(row, seq, &mut open)?,
-                Written::Nodes => self.plan_nodes(row, seq, &mut open)?,
+                Written::DraftNodes => self.plan_nodes(row, seq, &mut open)?,
             }
         }
         self.writer.end(open, plan);

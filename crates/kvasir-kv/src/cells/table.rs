@@ -51,7 +51,7 @@ impl CellTable {
     }
 
     /// State of a cell.
-    pub(crate) fn survey(&self, slot: Slot) -> BlockUse {
+    pub(crate) fn visit_blocks(&self, slot: Slot) -> BlockUse {
         match self.cells.get(slot as usize) {
             Some(cell) if cell.is_held() => BlockUse::Held,
             Some(cell) if cell.is_leased() => BlockUse::Leased,

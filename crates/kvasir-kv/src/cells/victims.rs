@@ -4,10 +4,10 @@
 use crate::cells::Cells;
 use crate::contract::cache::VictimSearch;
 use crate::contract::ids::{SeqId, Slot};
-use crate::shared::victims::{OwnerChanges, WhatIf, choose};
+use crate::shared::victims::{OwnerChanges, TrialRelease, choose};
 
 /// The cache after hypothetical releases.
-struct CellWhatIf<'a> {
+struct CellTrial<'a> {
     cache: &'a Cells,
     changes: OwnerChanges,
     leased_too: bool,
@@ -18,14 +18,14 @@ impl Cells {
     pub(super) fn choose_victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         let mut changes = std::mem::take(&mut self.owner_changes);
         changes.reset(self.cells.high_water() as usize);
-        let mut what_if = CellWhatIf { cache: self, changes, leased_too: search.leased_too, freed: 0 };
+        let mut what_if = CellTrial { cache: self, changes, leased_too: search.leased_too, freed: 0 };
         let enough = choose(&mut what_if, search, victims);
         self.owner_changes = what_if.changes;
         enough
     }
 }
 
-impl CellWhatIf<'_> {
+impl CellTrial<'_> {
     /// Calls `each` with the cells that a sequence releases at once when truncated to position
     /// `from`.
     fn cells_behind(&mut self, seq: SeqId, from: u32, each: impl Fn(&mut Self, Slot)) {
@@ -43,7 +43,7 @@ impl CellWhatIf<'_> {
     }
 }
 
-impl WhatIf for CellWhatIf<'_> {
+impl TrialRelease for CellTrial<'_> {
     fn release(&mut self, seq: SeqId, from: u32) {
         self.cells_behind(seq, from, |what_if, slot| {
             let owners = what_if.cache.cells.owners(slot);

@@ -60,7 +60,7 @@ impl PoolUsage {
     }
 
     /// [`Cache::survey`] of a pool that allocates from slot 0 upward.
-    pub(crate) fn survey_line(self, slots: &mut Vec<BlockUse>) {
+    pub(crate) fn visit_contiguous(self, slots: &mut Vec<BlockUse>) {
         slots.clear();
         for (n, used) in
             [(self.held, BlockUse::Held), (self.leased, BlockUse::Leased), (self.free, BlockUse::Free)]
@@ -138,7 +138,7 @@ pub trait Cache: Send {
     fn usage(&self) -> PoolUsage;
     /// Writes the state of each block by id; ids past the end are free. Writes nothing if the cache
     /// does not track it. For visualization: may cost time linear in the high-water mark.
-    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
         blocks.clear();
     }
     /// Raised by every change that can make a plan stale.
@@ -157,17 +157,17 @@ pub trait Cache: Send {
     /// Preallocates slots up to length `upto`, outside a step; claims use them first. All or
     /// nothing (`Full`). Returns the length up to which the sequence holds slots; `upto` 0 only
     /// asks. Linear in the blocks that it takes. The default preallocates nothing.
-    fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
+    fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
         let _ = upto;
         self.claimed_len(seq)
     }
     /// Reserves host memory for up to `tokens`, so that later claims do not reallocate; allocates
     /// no slots. Ignores unknown sequences.
-    fn expect(&mut self, seq: SeqId, tokens: u32) {
+    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
         let _ = (seq, tokens);
     }
     /// Reserves host memory for plans of `rows` rows whose sequences own `blocks` blocks together.
-    fn expect_plan(&mut self, blocks: usize, rows: usize) {
+    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
         let _ = (blocks, rows);
     }
     /// Appends the blocks of a sequence in order of position, preallocated ones included. For

@@ -53,7 +53,7 @@ mod tests {
     use crate::contract::mask::*;
 
     #[test]
-    fn a_range_sets_its_own_bits_only() {
+    fn set_range_sets_no_other_bits() {
         for (from, to) in [(0, 0), (0, 1), (0, 64), (3, 61), (63, 65), (64, 128), (5, 190), (191, 192)] {
             let mut words = [0; 3];
             set_range(&mut words, from, to);
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shift_moves_every_bit_and_no_other() {
+    fn shifts_move_every_bit() {
         let bits = [0x8000_0000_0000_0001_u64, 0x5];
         for by in [0, 1, 63, 64, 65, 127, 128] {
             let mut words = [0; 5];

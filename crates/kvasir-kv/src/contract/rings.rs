@@ -75,7 +75,7 @@ mod tests {
 
     /// Runs every history of writes and rewinds of a small ring on real rows.
     #[test]
-    fn the_lowest_rewind_is_the_lowest_that_finds_its_rows() {
+    fn the_lowest_rewind_still_finds_its_rows() {
         for (window, longest) in [(2, 1), (2, 3), (3, 1), (3, 2), (4, 4)] {
             let rings = Rings::new(vec![window], longest).unwrap();
             let rows = rings.rows(window);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_rings_are_refused() {
+    fn invalid_rings_are_refused() {
         assert!(Rings::new(vec![], 1).is_err());
         assert!(Rings::new(vec![0], 1).is_err());
         assert!(Rings::new(vec![1], 0).is_err());

@@ -51,7 +51,7 @@ impl<C: Cache + ?Sized> Prefixed<C> {
     }
 
     /// Shifts a plan of the inner cache behind the prefix.
-    fn lift(&self, plan: &mut Plan) {
+    fn offset_plan(&self, plan: &mut Plan) {
         if plan.kind == PlanKind::Contiguous {
             plan.kind = PlanKind::Ragged;
         }
@@ -190,8 +190,8 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
         self.inner.usage()
     }
 
-    fn survey(&self, blocks: &mut Vec<BlockUse>) {
-        self.inner.survey(blocks);
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        self.inner.visit_blocks(blocks);
     }
 
     fn generation(&self) -> u64 {
@@ -216,16 +216,16 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
         self.inner.can_extend(seq, tokens)
     }
 
-    fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
-        Ok(self.base + self.inner.take_ahead(seq, upto.saturating_sub(self.base))?)
+    fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
+        Ok(self.base + self.inner.preallocate_slots(seq, upto.saturating_sub(self.base))?)
     }
 
-    fn expect(&mut self, seq: SeqId, tokens: u32) {
-        self.inner.expect(seq, tokens.saturating_sub(self.base));
+    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
+        self.inner.reserve_memory(seq, tokens.saturating_sub(self.base));
     }
 
-    fn expect_plan(&mut self, blocks: usize, rows: usize) {
-        self.inner.expect_plan(blocks, rows);
+    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
+        self.inner.reserve_plan_memory(blocks, rows);
     }
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
@@ -250,7 +250,7 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
 
     fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         self.inner.plan(step, plan)?;
-        self.lift(plan);
+        self.offset_plan(plan);
         Ok(())
     }
 

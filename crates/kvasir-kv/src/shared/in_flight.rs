@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 
 /// One claimed step: its row records and the releases deferred to its end.
 #[derive(Clone, Debug)]
-pub struct Flight<R, D> {
+pub struct InFlightStep<R, D> {
     /// The step.
     pub step: StepId,
     /// One record per batch row of the claim, in its order.
@@ -33,15 +33,15 @@ pub struct Flight<R, D> {
 /// The claimed steps of one cache, oldest first, with deferred releases.
 ///
 /// When a sequence releases something while a step naming it is in flight, [`InFlight::defer`]
-/// attaches the release to that step. The cache that ends the step performs [`Flight::releases`].
+/// attaches the release to that step. The cache that ends the step performs [`InFlightStep::releases`].
 /// The *reference* waits, so a reference count cannot free the slot early.
 ///
 /// `R` is the record per batch row, `D` one deferred release. Ended flights are handed back with
 /// [`InFlight::recycle`], so the steady state allocates nothing.
 #[derive(Clone, Debug)]
 pub struct InFlight<R, D> {
-    steps: VecDeque<Flight<R, D>>,
-    spare: Vec<Flight<R, D>>,
+    steps: VecDeque<InFlightStep<R, D>>,
+    spare: Vec<InFlightStep<R, D>>,
     newest_claimed: Option<StepId>,
     newest_retired: Option<StepId>,
 }
@@ -59,7 +59,7 @@ impl<R, D> InFlight<R, D> {
     }
 
     /// The claimed steps, oldest first.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Flight<R, D>> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &InFlightStep<R, D>> {
         self.steps.iter()
     }
 
@@ -84,8 +84,8 @@ impl<R, D> InFlight<R, D> {
         self.check_claim(step)?;
         self.newest_claimed = Some(step);
         let flight = match self.spare.pop() {
-            Some(spare) => Flight { step, ..spare },
-            None => Flight { step, rows: Vec::new(), releases: Vec::new() },
+            Some(spare) => InFlightStep { step, ..spare },
+            None => InFlightStep { step, rows: Vec::new(), releases: Vec::new() },
         };
         self.steps.push_back(flight);
         match self.steps.back_mut() {
@@ -95,7 +95,7 @@ impl<R, D> InFlight<R, D> {
     }
 
     /// A claimed step.
-    pub fn get(&self, step: StepId) -> Result<&Flight<R, D>, CacheError> {
+    pub fn get(&self, step: StepId) -> Result<&InFlightStep<R, D>, CacheError> {
         // Few steps are in flight, and the newest is looked up most often.
         let found = self.steps.iter().rev().find(|flight| flight.step == step);
         found.ok_or(CacheError::UnknownStep(step))
@@ -139,8 +139,8 @@ impl<R, D> InFlight<R, D> {
     }
 
     /// Takes the oldest step for retirement; `None` if it has retired before. The caller performs
-    /// [`Flight::releases`] and recycles the flight.
-    pub fn take_oldest(&mut self, step: StepId) -> Result<Option<Flight<R, D>>, CacheError> {
+    /// [`InFlightStep::releases`] and recycles the flight.
+    pub fn take_oldest(&mut self, step: StepId) -> Result<Option<InFlightStep<R, D>>, CacheError> {
         if self.newest_retired.is_some_and(|newest| step <= newest) {
             return Ok(None);
         }
@@ -155,7 +155,7 @@ impl<R, D> InFlight<R, D> {
 
     /// Takes the newest step for cancellation. Its releases move to the step before it; only if
     /// there is none do they stay in the flight, for the caller to perform.
-    pub fn take_newest(&mut self, step: StepId) -> Result<Flight<R, D>, CacheError> {
+    pub fn take_newest(&mut self, step: StepId) -> Result<InFlightStep<R, D>, CacheError> {
         self.get(step)?;
         if self.steps.back().is_some_and(|flight| flight.step != step) {
             return Err(CacheError::StepOutOfOrder(step));
@@ -168,7 +168,7 @@ impl<R, D> InFlight<R, D> {
     }
 
     /// Keeps an ended flight's memory for reuse.
-    pub fn recycle(&mut self, mut flight: Flight<R, D>) {
+    pub fn recycle(&mut self, mut flight: InFlightStep<R, D>) {
         flight.rows.clear();
         flight.releases.clear();
         self.spare.push(flight);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn retiring_goes_in_order_and_twice_is_once() {
+    fn steps_retire_in_order_and_once() {
         let mut inflight = claimed(&[1, 2]);
         assert_eq!(inflight.take_oldest(StepId(2)).unwrap_err(), CacheError::StepOutOfOrder(StepId(2)));
         assert_eq!(inflight.take_oldest(StepId(9)).unwrap_err(), CacheError::UnknownStep(StepId(9)));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelling_hands_releases_to_the_step_before() {
+    fn canceling_moves_releases_to_the_previous_step() {
         let mut inflight = claimed(&[1, 2]);
         inflight.defer(StepId(2), "row").unwrap();
         let canceled = inflight.take_newest(StepId(2)).unwrap();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_flights_lend_their_memory_to_later_ones() {
+    fn memory_of_retired_steps_is_reused() {
         let mut inflight = claimed(&[1]);
         let flight = inflight.take_oldest(StepId(1)).unwrap().unwrap();
         let memory = flight.rows.as_ptr();

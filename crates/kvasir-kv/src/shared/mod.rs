@@ -3,14 +3,14 @@
 //!
 //! Builds on `contract` and knows no cache.
 
+pub(crate) mod draft_nodes;
 pub(crate) mod id_set;
 pub(crate) mod in_flight;
 pub(crate) mod lazy_vec;
-pub(crate) mod line;
-pub(crate) mod nodes;
 pub(crate) mod plan_writer;
 pub(crate) mod runs;
 pub(crate) mod sequence_table;
+pub(crate) mod single_sequence;
 pub(crate) mod slot_copies;
 pub(crate) mod tail_buffered;
 pub(crate) mod victims;

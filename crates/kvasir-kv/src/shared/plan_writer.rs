@@ -19,7 +19,7 @@
 //! Invariant: `rows[i]` describes the slice of batch row `i` of the plan being written, and what it
 //! describes is in `table`. A plan that fails half-way drops its table. Guarded by the tests that
 //! compare incremental plans with those of a writer without kept tables (`tests/blocks/plans.rs`,
-//! `tests/lines_and_cells.rs`) and by `tests/allocation.rs`.
+//! `tests/contiguous_tree_and_cells.rs`) and by `tests/allocation.rs`.
 
 use crate::contract::ids::{BlockId, SeqId, StepId};
 use crate::contract::plan::{Plan, PlanTable, Span};
@@ -299,7 +299,7 @@ mod tests {
 
     /// A plan that failed half-way has overwritten parts of the scratch region.
     #[test]
-    fn after_a_plan_that_was_not_ended_everything_is_written_anew() {
+    fn an_unfinished_plan_invalidates_the_plan_cache() {
         let (mut writer, mut plan) = (PlanWriter::default(), Plan::default());
         let whole = (vec![3, 4], vec![5, 6]);
         assert_eq!(write(&mut writer, &mut plan), whole);

@@ -61,7 +61,7 @@ mod tests {
     use crate::shared::runs::*;
 
     #[test]
-    fn every_length_of_a_stretch_is_found() {
+    fn runs_of_every_length_are_found() {
         for total in [0usize, 1, 7, 8, 9, 71, 72, 73, 200, 500] {
             for good in 0..=total {
                 let items: Vec<bool> = (0..total).map(|i| i < good || i % 3 > good % 3).collect();
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_put_together_are_the_list() {
+    fn runs_concatenate_to_the_list() {
         let mut state = 9u64;
         for _ in 0..300 {
             let (mut blocks, mut lens) = (Vec::new(), 0);

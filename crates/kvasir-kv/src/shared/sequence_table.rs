@@ -118,7 +118,7 @@ mod tests {
     use crate::shared::sequence_table::*;
 
     #[test]
-    fn an_entry_is_used_again_but_never_its_id() {
+    fn entries_are_reused_but_ids_are_not() {
         let mut table = SeqTable::<Vec<u32>>::new(2);
         let a = table.open().unwrap();
         table.get_mut(a).unwrap().push(1);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_refuses_and_a_used_up_entry_is_given_up() {
+    fn a_full_table_refuses_and_exhausted_entries_are_retired() {
         let mut table = SeqTable::<()>::new(1);
         let a = table.open().unwrap();
         assert_eq!(table.open(), Err(CacheError::TooManySequences));

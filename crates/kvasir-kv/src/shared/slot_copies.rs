@@ -114,7 +114,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn merged_moves_do_what_they_did_one_after_another(
+        fn merged_copies_equal_sequential_copies(
             batches in proptest::collection::vec(batch(), 1..6),
             taken in 0usize..6,
         ) {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_keeps_its_moves_until_it_ends() {
+    fn copies_stay_with_their_step() {
         let mut moves = SlotCopies::default();
         let (a, b) = (SlotCopy { from: 5, to: 1 }, SlotCopy { from: 6, to: 2 });
         moves.push(&[a]);

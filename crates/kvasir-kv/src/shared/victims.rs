@@ -2,7 +2,7 @@
 //! free, computed without changing anything.
 //!
 //! A slot comes free with its last owner, so the sum of the candidates' lengths overestimates where
-//! they share a prefix. `choose` counts in a `WhatIf`, a model of the cache after hypothetical
+//! they share a prefix. `choose` counts in a `TrialRelease`, a model of the cache after hypothetical
 //! releases:
 //!
 //! 1. Close the candidates in the caller's order (typically LRU) until enough slots come free.
@@ -14,10 +14,10 @@ use crate::contract::cache::VictimSearch;
 use crate::contract::ids::SeqId;
 
 /// A model of a cache after hypothetical releases.
-pub(crate) trait WhatIf {
+pub(crate) trait TrialRelease {
     /// `seq` releases its rows from `from` on; with `from` 0 it is closed.
     fn release(&mut self, seq: SeqId, from: u32);
-    /// Undoes [`WhatIf::release`] of a closed sequence.
+    /// Undoes [`TrialRelease::release`] of a closed sequence.
     fn undo_release(&mut self, seq: SeqId);
     /// Slots that have come free.
     fn freed(&self) -> u32;
@@ -25,29 +25,33 @@ pub(crate) trait WhatIf {
 
 /// Greedy selection, then pruning of superfluous victims; see the module. Returns false, and no
 /// victims, if not even all candidates suffice.
-pub(crate) fn choose(what_if: &mut impl WhatIf, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+pub(crate) fn choose(
+    trial: &mut impl TrialRelease,
+    search: &VictimSearch<'_>,
+    victims: &mut Vec<SeqId>,
+) -> bool {
     victims.clear();
     if let Some((seq, len)) = search.truncate {
-        what_if.release(seq, len);
+        trial.release(seq, len);
     }
     for &candidate in search.candidates {
-        if what_if.freed() >= search.slots {
+        if trial.freed() >= search.slots {
             break;
         }
-        what_if.release(candidate, 0);
+        trial.release(candidate, 0);
         victims.push(candidate);
     }
-    if what_if.freed() < search.slots {
+    if trial.freed() < search.slots {
         victims.clear();
         return false;
     }
     for at in (0..victims.len()).rev() {
         let victim = victims[at];
-        what_if.undo_release(victim);
-        if what_if.freed() >= search.slots {
+        trial.undo_release(victim);
+        if trial.freed() >= search.slots {
             victims.remove(at);
         } else {
-            what_if.release(victim, 0);
+            trial.release(victim, 0);
         }
     }
     true

@@ -4,7 +4,7 @@
 use crate::*;
 
 #[test]
-fn a_step_writes_its_positions_and_reads_all_before_them() {
+fn a_step_writes_its_positions_and_reads_earlier_ones() {
     both(SMALL, |cache| {
         let seq = cache.open().unwrap();
         run(cache, 1, seq, 3);
@@ -49,7 +49,7 @@ fn a_claim_takes_all_or_nothing() {
 }
 
 #[test]
-fn what_a_step_in_flight_names_is_leased_when_its_owner_closes() {
+fn blocks_of_a_step_in_flight_are_leased_on_close() {
     both(SMALL, |cache| {
         let a = cache.open().unwrap();
         run(cache, 1, a, 5);
@@ -64,24 +64,24 @@ fn what_a_step_in_flight_names_is_leased_when_its_owner_closes() {
 }
 
 #[test]
-fn blocks_taken_ahead_are_used_first_and_come_back() {
+fn preallocated_blocks_are_used_first_and_returned() {
     both(SMALL, |cache| {
         let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
-        assert_eq!(cache.take_ahead(a, 9), Ok(12));
-        assert_eq!((cache.take_ahead(a, 0), cache.claimed_len(a)), (Ok(12), Ok(0)));
+        assert_eq!(cache.preallocate_slots(a, 9), Ok(12));
+        assert_eq!((cache.preallocate_slots(a, 0), cache.claimed_len(a)), (Ok(12), Ok(0)));
         assert_eq!(cache.usage(), usage(20, 0, 12, 0));
         cache.check().unwrap();
         run(cache, 1, b, 4);
         cache.claim(StepId(2), &[ClaimRow::new(a, 5)]).unwrap();
         assert_eq!(plan_of(cache, 2).write_slots, [0, 1, 2, 3, 4], "the blocks before b's");
-        assert_eq!(cache.take_ahead(a, 13), Ok(16));
+        assert_eq!(cache.preallocate_slots(a, 13), Ok(16));
         assert_eq!(cache.usage().free, 12);
         let full = CacheError::Full { needed: 16, available: 12 };
-        assert_eq!(cache.take_ahead(a, 32), Err(full));
+        assert_eq!(cache.preallocate_slots(a, 32), Err(full));
         assert!(cache.can_extend(a, 23) && !cache.can_extend(a, 24));
         cache.cancel(StepId(2)).unwrap();
         cache.check().unwrap();
-        assert_eq!(cache.take_ahead(a, 0), Ok(16), "a canceled claim's blocks are ahead again");
+        assert_eq!(cache.preallocate_slots(a, 0), Ok(16), "a canceled claim's blocks are ahead again");
         assert_eq!(cache.usage().held, 20);
         cache.claim(StepId(3), &[ClaimRow::new(a, 5)]).unwrap();
         assert_eq!(plan_of(cache, 3).write_slots, [0, 1, 2, 3, 4], "in the order they had");
@@ -94,7 +94,7 @@ fn blocks_taken_ahead_are_used_first_and_come_back() {
 }
 
 #[test]
-fn clearing_raises_the_generation_and_waits_for_steps_in_flight() {
+fn clear_waits_for_steps_in_flight() {
     both(SMALL, |cache| {
         let a = cache.open().unwrap();
         run(cache, 1, a, 4);
@@ -137,7 +137,7 @@ fn redirected_writes_go_to_the_dummy_block() {
 }
 
 #[test]
-fn configurations_that_make_no_sense_are_refused_by_name() {
+fn invalid_configurations_are_refused_by_name() {
     let bad = |config: BlockConfig| {
         assert!(matches!(Paged::new(config), Err(CacheError::BadConfig(_))));
         assert!(matches!(Radix::new(config), Err(CacheError::BadConfig(_))));

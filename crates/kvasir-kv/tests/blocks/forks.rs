@@ -4,7 +4,7 @@
 use crate::*;
 
 #[test]
-fn a_fork_that_rewinds_leaves_the_moves_of_a_shared_block_alone() {
+fn a_rewinding_fork_keeps_copies_of_a_shared_block() {
     both(SMALL, |cache| {
         let seq = cache.open().unwrap();
         run(cache, 1, seq, 2);
@@ -29,7 +29,7 @@ fn a_fork_that_rewinds_leaves_the_moves_of_a_shared_block_alone() {
 }
 
 #[test]
-fn moves_of_a_canceled_step_whose_owner_left_are_dropped() {
+fn copies_of_a_canceled_step_without_owner_are_dropped() {
     both(SMALL, |cache| {
         let seq = cache.open().unwrap();
         run(cache, 1, seq, 2);
@@ -45,7 +45,7 @@ fn moves_of_a_canceled_step_whose_owner_left_are_dropped() {
 }
 
 #[test]
-fn a_shared_last_block_is_copied_before_it_is_written() {
+fn a_shared_last_block_is_copied_on_write() {
     both(SMALL, |cache| {
         let a = cache.open().unwrap();
         run(cache, 1, a, 8);
@@ -69,7 +69,7 @@ fn a_shared_last_block_is_copied_before_it_is_written() {
 /// A fork truncated inside a shared block writes to a copy of it. When that step is canceled the
 /// block is shared again, and must be copied again before the next write.
 #[test]
-fn a_last_block_that_is_shared_again_is_copied_again() {
+fn a_last_block_shared_again_is_copied_again() {
     both(SMALL, |cache| {
         let a = cache.open().unwrap();
         run(cache, 1, a, 8);

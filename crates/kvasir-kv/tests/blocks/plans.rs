@@ -6,7 +6,7 @@ use crate::*;
 /// Incremental block tables: a plan in reused memory equals one in fresh memory, whatever happened
 /// in between.
 #[test]
-fn a_plan_in_used_memory_says_what_a_fresh_one_says() {
+fn plans_do_not_depend_on_reused_memory() {
     both(BlockConfig { block_size: 2, blocks: 64, ..SMALL }, |cache| {
         let (mut used, mut step, mut state) = (Plan::default(), 0, 9u64);
         let (mut live, mut held) = (Vec::<SeqId>::new(), Vec::new());
@@ -93,7 +93,7 @@ const STALE: &[(&str, Verb)] = &[
 ];
 
 #[test]
-fn every_verb_that_changes_what_a_plan_may_name_makes_it_stale() {
+fn every_relevant_change_makes_plans_stale() {
     for &(name, verb) in STALE {
         for in_flight in [false, true] {
             both(BlockConfig { blocks: 16, ..SMALL }, |cache| {
@@ -130,7 +130,7 @@ fn every_verb_that_changes_what_a_plan_may_name_makes_it_stale() {
 }
 
 #[test]
-fn a_row_that_was_cut_has_no_plan() {
+fn a_truncated_row_has_no_plan() {
     both(SMALL, |cache| {
         let a = cache.open().unwrap();
         run(cache, 1, a, 4);

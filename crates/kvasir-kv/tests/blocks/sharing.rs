@@ -3,7 +3,7 @@
 use crate::*;
 
 #[test]
-fn a_lookup_is_attached_only_while_it_is_the_newest_and_nothing_has_changed() {
+fn a_stale_lookup_is_not_attached() {
     type Verb = fn(&mut dyn Cache);
     let verbs: [(&str, Verb, u32); 6] = [
         ("nothing", |_| {}, 8),
@@ -27,7 +27,7 @@ fn a_lookup_is_attached_only_while_it_is_the_newest_and_nothing_has_changed() {
             "blocks taken ahead out of what was found",
             |cache| {
                 let seq = cache.open().unwrap();
-                assert_eq!(cache.take_ahead(seq, 32), Ok(32));
+                assert_eq!(cache.preallocate_slots(seq, 32), Ok(32));
                 cache.close(seq).unwrap();
             },
             0,
@@ -56,7 +56,7 @@ fn a_lookup_is_attached_only_while_it_is_the_newest_and_nothing_has_changed() {
 }
 
 #[test]
-fn a_prompt_finds_what_an_earlier_one_left() {
+fn a_prompt_hits_an_earlier_prefix() {
     both(SMALL, |cache| {
         let prompt: Vec<Token> = (0..9).collect();
         let a = cache.open().unwrap();
@@ -78,7 +78,7 @@ fn a_prompt_finds_what_an_earlier_one_left() {
 }
 
 #[test]
-fn two_copies_of_one_prefix_become_one_in_a_radix_cache() {
+fn a_radix_cache_merges_equal_prefixes() {
     let mut cache = Radix::new(SMALL).unwrap();
     let prompt: Vec<Token> = (0..8).collect();
     let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
@@ -96,7 +96,7 @@ fn two_copies_of_one_prefix_become_one_in_a_radix_cache() {
 }
 
 #[test]
-fn a_sequence_that_had_a_hole_is_published_only_up_to_it() {
+fn publishing_stops_at_a_hole() {
     both(SMALL, |cache| {
         let prompt: Vec<Token> = (0..12).collect();
         let a = cache.open().unwrap();
@@ -121,7 +121,7 @@ fn a_sequence_that_had_a_hole_is_published_only_up_to_it() {
 }
 
 #[test]
-fn without_sharing_nothing_is_kept() {
+fn without_prefix_caching_nothing_is_retained() {
     both(BlockConfig { sharing: false, ..SMALL }, |cache| {
         let prompt: Vec<Token> = (0..9).collect();
         let a = cache.open().unwrap();
@@ -134,7 +134,7 @@ fn without_sharing_nothing_is_kept() {
 }
 
 #[test]
-fn only_what_has_retired_is_published() {
+fn only_retired_blocks_are_published() {
     both(SMALL, |cache| {
         let prompt: Vec<Token> = (0..9).collect();
         let a = cache.open().unwrap();
@@ -149,7 +149,7 @@ fn only_what_has_retired_is_published() {
 }
 
 #[test]
-fn a_block_is_published_only_when_the_moves_into_it_have_run() {
+fn a_block_is_published_after_copies_into_it() {
     both(SMALL, |cache| {
         let tokens: Vec<Token> = (0..5).collect();
         let a = cache.open().unwrap();

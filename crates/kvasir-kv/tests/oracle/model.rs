@@ -60,7 +60,7 @@ pub(crate) struct Query {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Flight {
+pub(crate) struct InFlightStep {
     pub(crate) step: u64,
     pub(crate) seqs: Vec<(SeqId, u32)>,
     /// Tags released while it was in flight.
@@ -76,7 +76,7 @@ pub(crate) struct Model {
     pub(crate) max_sequences: usize,
     pub(crate) window: Option<u32>,
     pub(crate) seqs: BTreeMap<SeqId, Seq>,
-    pub(crate) flights: VecDeque<Flight>,
+    pub(crate) flights: VecDeque<InFlightStep>,
     families: u32,
     tags: u32,
     /// The last step of the previous sequence of a single-sequence cache.
@@ -129,7 +129,7 @@ impl Model {
 
     /// Releases tags of a sequence: a step in flight that names it leases them.
     fn release(&mut self, seq: SeqId, tags: Vec<u32>) {
-        let named = |flight: &&mut Flight| flight.seqs.iter().any(|(s, _)| *s == seq);
+        let named = |flight: &&mut InFlightStep| flight.seqs.iter().any(|(s, _)| *s == seq);
         if !self.is_line()
             && let Some(flight) = self.flights.iter_mut().rev().find(named)
         {
@@ -180,7 +180,7 @@ impl Model {
             }
         }
         let seqs = rows.iter().map(|row| (row.seq, row.tokens)).collect();
-        self.flights.push_back(Flight { step, seqs, leased: Vec::new() });
+        self.flights.push_back(InFlightStep { step, seqs, leased: Vec::new() });
         Ok(())
     }
 
@@ -318,7 +318,7 @@ impl Model {
     }
 
     pub(crate) fn commit(&mut self, id: SeqId, accepted: &[u32]) -> Verdict {
-        let flying = self.in_flight(id);
+        let in_flight = self.in_flight(id);
         let seq = self.seqs.get_mut(&id).ok_or(())?;
         let mut last = -1;
         for &node in accepted {
@@ -327,7 +327,7 @@ impl Model {
             }
             last = node as i32;
         }
-        if flying && !seq.nodes.is_empty() {
+        if in_flight && !seq.nodes.is_empty() {
             return Err(());
         }
         for &node in accepted {

@@ -15,19 +15,17 @@ use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
 use kvasir_kv::{
     BlockId, Cache, CacheError, ClaimRow, Lookup, Paged, Plan, Position, Radix, SeqId, Slot, StepId, Token,
 };
+use kvasir_testkit::Random;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
-struct Dice(u64);
+struct Dice(Random);
 
 impl Dice {
     fn roll(&mut self, n: u32) -> u32 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as u32 % n.max(1)
+        self.0.below(u64::from(n.max(1))) as u32
     }
     fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
-        (!from.is_empty()).then(|| from[self.roll(from.len() as u32) as usize])
+        (!from.is_empty()).then(|| self.0.pick(from))
     }
 }
 
@@ -99,7 +97,7 @@ struct Expected {
     redirected: u32,
 }
 
-struct Flight {
+struct InFlightStep {
     step: StepId,
     plan: Plan,
     expected: Vec<Expected>,
@@ -117,7 +115,7 @@ struct World<I> {
     device: HashMap<Slot, u64>,
     seqs: BTreeMap<SeqId, ModelSeq>,
     closed: Vec<SeqId>,
-    flights: VecDeque<Flight>,
+    flights: VecDeque<InFlightStep>,
     step: u64,
     families: u64,
     hits: u32,
@@ -203,7 +201,7 @@ fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheErro
     let (mut hits, mut refused) = (0, 0);
     for seed in 1..=seeds {
         for block_size in [1, 2, 4, 16] {
-            let mut dice = Dice(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1);
+            let mut dice = Dice(Random::new(seed));
             let blocks = [6, 12, 40, 200][dice.roll(4) as usize] * if block_size == 1 { 4 } else { 1 };
             let config = BlockConfig {
                 block_size,

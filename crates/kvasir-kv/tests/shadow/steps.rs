@@ -95,7 +95,7 @@ impl<I: Index> World<I> {
         let owned = tables
             .flat_map(|(seq, table)| table.into_owned().into_iter().map(move |block| (seq, block)))
             .collect();
-        self.flights.push_back(Flight { step, plan, expected, named, owned, tree, plain });
+        self.flights.push_back(InFlightStep { step, plan, expected, named, owned, tree, plain });
     }
 
     /// A fork counts as owner of what its source owned when the steps in flight were submitted.

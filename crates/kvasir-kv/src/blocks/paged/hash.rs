@@ -23,7 +23,7 @@ mod tests {
     use crate::blocks::paged::hash::*;
 
     #[test]
-    fn the_format_is_the_documented_one() {
+    fn block_hashes_follow_the_documented_format() {
         let first = block_hash(None, &[1, 2, 3, 4]);
         assert_eq!(first, 8356527653647720045);
         assert_eq!(block_hash(Some(first), &[5, 6, 7, 8]), 610383040053763902);

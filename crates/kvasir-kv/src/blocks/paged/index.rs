@@ -40,9 +40,9 @@ type HashFn = fn(Option<u64>, &[Token], &mut Vec<u64>) -> u64;
 
 /// Identity hasher: the keys are hashes already.
 #[derive(Clone, Copy, Debug, Default)]
-struct Already(u64);
+struct PrecomputedHash(u64);
 
-impl Hasher for Already {
+impl Hasher for PrecomputedHash {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -87,7 +87,7 @@ pub struct HashIndex {
     /// Tokens of every published block, for verification.
     tokens: Vec<Token>,
     /// The first block of each hash; others with that hash are linked behind it.
-    heads: HashMap<u64, BlockId, BuildHasherDefault<Already>>,
+    heads: HashMap<u64, BlockId, BuildHasherDefault<PrecomputedHash>>,
     /// The newest content number.
     numbers: u64,
     published: u32,
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_blocks_stand_in_for_each_other() {
+    fn equal_blocks_are_interchangeable() {
         let mut index = index(8, hash_with);
         let (a, b) = (leave(&mut index, &[1, 2, 3, 4], 0), leave(&mut index, &[1, 2, 3, 4], 0));
         assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), a);
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_collisions_are_neither_searched_nor_kept_for_ever() {
+    fn forged_collisions_are_bounded() {
         let mut index = index(100, weak);
         let tables: Vec<_> = (0..100).map(|n| leave(&mut index, &[n, n], 0)).collect();
         assert_eq!(index.published() as usize, MAX_PROBES);

@@ -3,7 +3,7 @@
 
 const NOWHERE: u32 = u32::MAX;
 
-/// Nodes by last use, oldest on top: a 4-ary min-heap with the heap index of each node.
+/// DraftNodes by last use, oldest on top: a 4-ary min-heap with the heap index of each node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LruHeap {
     heap: Vec<(u64, u32)>,
@@ -34,7 +34,7 @@ impl LruHeap {
         if self.contains(node) {
             let at = self.place[node as usize] as usize;
             self.heap[at].0 = time;
-            self.sink(at);
+            self.sift_down(at);
         }
     }
 
@@ -48,7 +48,7 @@ impl LruHeap {
         if at < self.heap.len() {
             self.heap[at] = last;
             let at = self.rise(at);
-            self.sink(at);
+            self.sift_down(at);
         }
     }
 
@@ -74,7 +74,7 @@ impl LruHeap {
     }
 
     /// Sift down.
-    fn sink(&mut self, mut at: usize) {
+    fn sift_down(&mut self, mut at: usize) {
         let entry = self.heap[at];
         loop {
             let below = 4 * at + 1..(4 * at + 5).min(self.heap.len());
@@ -122,7 +122,7 @@ mod tests {
                     first.map(|node| model.remove(&node));
                 }
                 (_, false) => {
-                    // Nodes re-enter with old times when they become leaves.
+                    // DraftNodes re-enter with old times when they become leaves.
                     let time = time - state % (time + 1).min(50) / 2 * 2;
                     if !model.values().any(|&other| other == time) {
                         heap.push(node, time);

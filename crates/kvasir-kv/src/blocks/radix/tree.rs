@@ -176,7 +176,7 @@ impl RadixTree {
     }
 
     /// Matches `tokens` from `root` as far as possible in whole pages; appends the matched pages.
-    /// Nodes that match whole count as used now; one that matches in part is split. `held` counts
+    /// DraftNodes that match whole count as used now; one that matches in part is split. `held` counts
     /// the pins that belong to given pages of a node; they move along in a split.
     pub fn walk(
         &mut self,

@@ -1,10 +1,10 @@
-//! `Nodes`: draft-token trees of one sequence for speculative decoding (tree attention): parents,
+//! `DraftNodes`: draft-token trees of one sequence for speculative decoding (tree attention): parents,
 //! depths, ancestor masks.
 //!
 //! States: *proposed* (`propose`) → *claimed* by a step, unsettled (`claim`) → *settled* (`settle`,
 //! after verification).
 //!
-//! - Nodes are numbered over all frontiers since the last commit; a parent has a lower number than
+//! - DraftNodes are numbered over all frontiers since the last commit; a parent has a lower number than
 //!   its children.
 //! - Position of a node = end of the committed prefix + depth. It sees the prefix, its ancestors
 //!   and itself.
@@ -29,7 +29,7 @@ struct Frontier {
 /// The draft nodes of one sequence that are not settled: the logic behind every cache's `Tree`
 /// capability.
 #[derive(Clone, Debug, Default)]
-pub struct Nodes {
+pub struct DraftNodes {
     parents: Vec<i32>,
     depths: Vec<u32>,
     proposed: Vec<i32>,
@@ -40,8 +40,8 @@ pub struct Nodes {
     columns: Vec<u32>,
 }
 
-/// The empty tree that [`LazyNodes`] dereferences to.
-static NONE: Nodes = Nodes {
+/// The empty tree that [`LazyDraftNodes`] dereferences to.
+static NONE: DraftNodes = DraftNodes {
     parents: Vec::new(),
     depths: Vec::new(),
     proposed: Vec::new(),
@@ -53,33 +53,33 @@ static NONE: Nodes = Nodes {
 /// Draft nodes stored as one pointer, null for a sequence that never had any: keeps hot structs
 /// small.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LazyNodes(Option<Box<Nodes>>);
+pub(crate) struct LazyDraftNodes(Option<Box<DraftNodes>>);
 
-impl Deref for LazyNodes {
-    type Target = Nodes;
-    fn deref(&self) -> &Nodes {
+impl Deref for LazyDraftNodes {
+    type Target = DraftNodes;
+    fn deref(&self) -> &DraftNodes {
         self.0.as_deref().unwrap_or(&NONE)
     }
 }
 
-impl LazyNodes {
+impl LazyDraftNodes {
     /// Whether the sequence never had draft nodes.
     pub(crate) fn is_none(&self) -> bool {
         self.0.is_none()
     }
 
     /// The nodes, mutable, if the sequence ever had any.
-    pub(crate) fn get_mut(&mut self) -> Option<&mut Nodes> {
+    pub(crate) fn get_mut(&mut self) -> Option<&mut DraftNodes> {
         self.0.as_deref_mut()
     }
 
     /// The nodes, mutable, allocated on first use.
-    pub(crate) fn make(&mut self) -> &mut Nodes {
+    pub(crate) fn make(&mut self) -> &mut DraftNodes {
         self.0.get_or_insert_default()
     }
 }
 
-impl Nodes {
+impl DraftNodes {
     /// Number of claimed nodes not yet settled.
     pub fn unsettled(&self) -> u32 {
         self.parents.len() as u32
@@ -155,7 +155,7 @@ impl Nodes {
     }
 
     /// Appends the ancestor mask of the frontier `nodes` to `words`; returns the words per query.
-    /// Columns: `prefix` columns of the committed prefix, then those of [`Nodes::order`].
+    /// Columns: `prefix` columns of the committed prefix, then those of [`DraftNodes::order`].
     ///
     /// `window` is how far back a node sees, itself included; `prefix_from` gives the first prefix
     /// column that a node of a given depth sees.
@@ -219,17 +219,17 @@ impl Nodes {
 
 #[cfg(test)]
 mod tests {
-    use crate::shared::nodes::*;
+    use crate::shared::draft_nodes::*;
 
-    fn claimed(parents: &[i32]) -> (Nodes, Range<u32>) {
-        let mut nodes = Nodes::default();
+    fn claimed(parents: &[i32]) -> (DraftNodes, Range<u32>) {
+        let mut nodes = DraftNodes::default();
         nodes.propose(parents).unwrap();
         let range = nodes.claim();
         (nodes, range)
     }
 
     /// Mask columns that each query of a frontier sees.
-    fn seen(nodes: &Nodes, range: Range<u32>, prefix: u32, window: Option<u32>) -> Vec<Vec<u32>> {
+    fn seen(nodes: &DraftNodes, range: Range<u32>, prefix: u32, window: Option<u32>) -> Vec<Vec<u32>> {
         let mut words = Vec::new();
         let from =
             |depth: u32| window.map_or(0, |window| (prefix + depth + 1).saturating_sub(window).min(prefix));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_rise_with_position_whatever_the_order_of_the_parents() {
+    fn mask_columns_are_ordered_by_position() {
         let (nodes, range) = claimed(&[-1, 0, 1, 0, -1]);
         assert_eq!(nodes.order(5), [0, 4, 1, 3, 2]);
         let expected: [&[u32]; 5] = [&[0], &[0, 2], &[0, 2, 4], &[0, 3], &[1]];
@@ -258,14 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn a_window_cuts_the_prefix_and_the_ancestors() {
+    fn a_sliding_window_masks_prefix_and_ancestors() {
         let (nodes, range) = claimed(&[-1, 0, 1]);
         let expected: [&[u32]; 3] = [&[3, 4], &[4, 5], &[5, 6]];
         assert_eq!(seen(&nodes, range, 4, Some(2)), expected);
     }
 
     #[test]
-    fn later_frontiers_do_not_move_the_columns_of_earlier_ones() {
+    fn later_frontiers_keep_earlier_columns() {
         let (mut nodes, first) = claimed(&[-1, 0]);
         nodes.propose(&[-1, 1]).unwrap();
         let second = nodes.claim();
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn parents_are_earlier_nodes_or_the_prefix() {
-        let mut nodes = Nodes::default();
+        let mut nodes = DraftNodes::default();
         assert_eq!(nodes.propose(&[-1, 1]), Err(CacheError::BadParent { node: 1, parent: 1 }));
         assert_eq!(nodes.propose(&[-2]), Err(CacheError::BadParent { node: 0, parent: -2 }));
         nodes.propose(&[-1]).unwrap();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_starts_at_a_root_and_goes_from_child_to_child() {
+    fn an_accepted_chain_is_a_path_from_a_root() {
         let (nodes, _) = claimed(&[-1, 0, -1, 1]);
         assert_eq!(nodes.check_chain(&[]), Ok(()));
         assert_eq!(nodes.check_chain(&[0, 1, 3]), Ok(()));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn an_undone_claim_is_proposed_again() {
+    fn a_canceled_claim_can_be_proposed_again() {
         let (mut nodes, _) = claimed(&[-1]);
         nodes.propose(&[0, 0]).unwrap();
         nodes.claim();

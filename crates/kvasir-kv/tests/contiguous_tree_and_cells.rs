@@ -71,7 +71,7 @@ const ONE_SEQUENCE: &[Verb] = &[
 ];
 
 #[test]
-fn every_verb_of_contiguous_makes_plans_stale() {
+fn every_change_of_contiguous_makes_plans_stale() {
     goes_stale(
         || Box::new(Contiguous::new(32)),
         |cache, seq, _| drop(run(cache, 1, &[ClaimRow::new(seq, 4)])),
@@ -80,7 +80,7 @@ fn every_verb_of_contiguous_makes_plans_stale() {
 }
 
 #[test]
-fn every_verb_of_tree_makes_plans_stale() {
+fn every_change_of_tree_makes_plans_stale() {
     let make = || -> Box<dyn Cache> { Box::new(TreeCache::new(32)) };
     goes_stale(make, |cache, seq, _| drop(run(cache, 1, &[ClaimRow::new(seq, 4)])), ONE_SEQUENCE);
     // On the single sequence of a `tree` cache these come between two of its own steps.
@@ -95,7 +95,7 @@ fn every_verb_of_tree_makes_plans_stale() {
 }
 
 #[test]
-fn every_verb_of_cells_makes_plans_stale() {
+fn every_change_of_cells_makes_plans_stale() {
     let prepare: fn(&mut dyn Cache, SeqId, SeqId) = |cache, seq, other| {
         run(cache, 1, &[ClaimRow::new(other, 3), ClaimRow::new(seq, 4)]);
         cache.tree().unwrap().propose(seq, &[-1, 0]).unwrap();
@@ -137,7 +137,7 @@ fn every_verb_of_cells_makes_plans_stale() {
 }
 
 #[test]
-fn positions_of_a_write_form_a_run_from_the_length() {
+fn writes_append_at_the_length() {
     let mut cache = Contiguous::new(8);
     let seq = cache.open().unwrap();
     run(&mut cache, 1, &[ClaimRow::new(seq, 3)]);
@@ -156,7 +156,7 @@ fn positions_of_a_write_form_a_run_from_the_length() {
 }
 
 #[test]
-fn a_line_closed_in_the_middle_of_a_step_lends_nothing_until_the_step_ends() {
+fn slots_closed_during_a_step_are_leased_until_it_ends() {
     let mut cache = Contiguous::new(8);
     let old = cache.open().unwrap();
     cache.claim(StepId(1), &[ClaimRow::new(old, 3)]).unwrap();
@@ -174,7 +174,7 @@ fn a_line_closed_in_the_middle_of_a_step_lends_nothing_until_the_step_ends() {
 }
 
 #[test]
-fn rings_bound_a_write_and_what_a_rewind_may_reach() {
+fn rings_bound_writes_and_rewinds() {
     let mut cache = Contiguous::with_rings(64, Rings::new(vec![4], 3).unwrap());
     let seq = cache.open().unwrap();
     let too_long = CacheError::WriteTooLong { tokens: 4, longest: 3 };
@@ -206,7 +206,7 @@ fn rings_bound_a_write_and_what_a_rewind_may_reach() {
 }
 
 #[test]
-fn a_fork_reads_the_frozen_prefix_and_then_its_own_tail() {
+fn a_fork_reads_the_shared_prefix_then_its_tail() {
     let mut trunk = Contiguous::new(8);
     let seq = trunk.open().unwrap();
     trunk.claim(StepId(1), &[ClaimRow::new(seq, 5)]).unwrap();
@@ -263,7 +263,7 @@ fn classified(cache: &mut Cells, step: u64, seq: SeqId) -> PlanKind {
 }
 
 #[test]
-fn one_sequence_from_the_first_cell_is_the_fused_path() {
+fn one_run_from_slot_zero_is_contiguous() {
     let mut cache = cells(64);
     let seq = cache.open().unwrap();
     let plan = run(&mut cache, 1, &[ClaimRow::new(seq, 9)]);
@@ -280,7 +280,7 @@ fn one_sequence_from_the_first_cell_is_the_fused_path() {
 }
 
 #[test]
-fn what_is_not_one_run_from_the_first_cell_is_not_the_fused_path() {
+fn other_reads_are_not_contiguous() {
     // Two sequences in one step.
     let mut cache = cells(64);
     let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
@@ -304,7 +304,7 @@ fn what_is_not_one_run_from_the_first_cell_is_not_the_fused_path() {
 }
 
 #[test]
-fn a_window_that_cuts_in_leaves_the_fused_path() {
+fn a_window_inside_the_read_is_not_contiguous() {
     let mut cache = Cells::new(64, 4, Some(4)).unwrap();
     let seq = cache.open().unwrap();
     let first = run(&mut cache, 1, &[ClaimRow::new(seq, 4)]);
@@ -323,7 +323,7 @@ fn a_window_that_cuts_in_leaves_the_fused_path() {
 }
 
 #[test]
-fn compaction_restores_the_fused_path_with_moves_in_the_next_plan() {
+fn compaction_makes_the_next_plan_contiguous() {
     let mut cache = cells(64);
     let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
     for step in 1..=4 {
@@ -348,7 +348,7 @@ fn compaction_restores_the_fused_path_with_moves_in_the_next_plan() {
 }
 
 #[test]
-fn a_trunk_shared_by_many_forks_is_read_as_one_run() {
+fn a_shared_trunk_is_read_as_one_run() {
     let mut cache = Cells::new(4096, 1000, None).unwrap();
     let trunk = cache.open().unwrap();
     run(&mut cache, 1, &[ClaimRow::new(trunk, 500)]);
@@ -375,7 +375,7 @@ fn a_trunk_shared_by_many_forks_is_read_as_one_run() {
 /// Incremental slot tables: a plan in reused memory equals one in fresh memory, whatever happened
 /// in between.
 #[test]
-fn a_plan_of_cells_in_used_memory_says_what_a_fresh_one_says() {
+fn cells_plans_do_not_depend_on_reused_memory() {
     let mut cache = Cells::new(600, 16, None).unwrap();
     let (mut used, mut live, mut state) = (Plan::default(), Vec::<SeqId>::new(), 9u64);
     let mut held = Vec::new();

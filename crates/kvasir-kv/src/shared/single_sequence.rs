@@ -1,4 +1,4 @@
-//! `Line`: bookkeeping of one sequence whose row `i` lies in slot `i`, shared by the `contiguous`
+//! `SingleSequence`: bookkeeping of one sequence whose row `i` lies in slot `i`, shared by the `contiguous`
 //! and the `tree` cache.
 //!
 //! Invariants: `len <= claimed <= peak`, and `claimed` plus unsettled nodes is at most the
@@ -11,7 +11,7 @@ use crate::contract::ids::{SeqId, StepId};
 use crate::contract::plan::{Plan, PlanKind};
 use crate::shared::in_flight::InFlight;
 use crate::shared::sequence_table::SeqTable;
-use crate::shared::victims::{WhatIf, choose};
+use crate::shared::victims::{TrialRelease, choose};
 
 /// What one step writes: rows of the sequence, or draft nodes behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,12 +19,12 @@ pub(crate) enum Written {
     /// Rows `start .. end`; a rewind lowers `end`.
     Rows,
     /// Draft nodes `start .. end`.
-    Nodes,
+    DraftNodes,
 }
 
 /// Record of one claimed step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LineRow {
+pub(crate) struct SingleSequenceRow {
     pub(crate) seq: SeqId,
     pub(crate) written: Written,
     pub(crate) start: u32,
@@ -36,7 +36,7 @@ pub(crate) struct LineRow {
 
 /// One sequence whose row `i` lies in slot `i`.
 #[derive(Clone, Debug)]
-pub(crate) struct Line {
+pub(crate) struct SingleSequence {
     capacity: u32,
     seqs: SeqTable<()>,
     /// Retired rows.
@@ -45,29 +45,29 @@ pub(crate) struct Line {
     claimed: u32,
     /// Highest `claimed` since the sequence was opened: what rings may have overwritten.
     peak: u32,
-    inflight: InFlight<LineRow, ()>,
+    inflight: InFlight<SingleSequenceRow, ()>,
     /// The last step of the previous sequence, whose slots are leased until it ends.
     leased_by: Option<StepId>,
     generation: u64,
 }
 
-/// The line after a hypothetical release.
-struct LineWhatIf<'a> {
-    line: &'a Line,
+/// The sequence after a hypothetical release.
+struct SingleSequenceTrial<'a> {
+    single: &'a SingleSequence,
     held: u32,
     /// Closing the sequence frees nothing until the steps in flight retire.
     leased: bool,
     freed: u32,
 }
 
-impl WhatIf for LineWhatIf<'_> {
+impl TrialRelease for SingleSequenceTrial<'_> {
     fn release(&mut self, seq: SeqId, from: u32) {
-        let is_ours = self.line.check_seq(seq).is_ok() && !(from == 0 && self.leased);
+        let is_ours = self.single.check_seq(seq).is_ok() && !(from == 0 && self.leased);
         self.freed = if is_ours { self.held.saturating_sub(from) } else { self.freed };
     }
 
     fn undo_release(&mut self, seq: SeqId) {
-        self.freed = if self.line.check_seq(seq).is_ok() { 0 } else { self.freed };
+        self.freed = if self.single.check_seq(seq).is_ok() { 0 } else { self.freed };
     }
 
     fn freed(&self) -> u32 {
@@ -75,7 +75,7 @@ impl WhatIf for LineWhatIf<'_> {
     }
 }
 
-impl Line {
+impl SingleSequence {
     pub(crate) fn new(capacity: u32) -> Self {
         Self {
             capacity,
@@ -117,14 +117,14 @@ impl Line {
         self.peak
     }
 
-    pub(crate) fn is_flying(&self) -> bool {
+    pub(crate) fn is_in_flight(&self) -> bool {
         !self.inflight.is_empty()
     }
 
     /// Whether a claimed step writes draft nodes.
     pub(crate) fn has_nodes_in_flight(&self, seq: SeqId) -> bool {
         let mut rows = self.inflight.iter().flat_map(|flight| &flight.rows);
-        rows.any(|row| row.seq == seq && row.written == Written::Nodes)
+        rows.any(|row| row.seq == seq && row.written == Written::DraftNodes)
     }
 
     /// Refuses every id but that of the live sequence.
@@ -148,8 +148,12 @@ impl Line {
 
     /// `Cache::victims` when `extra` slots hold draft nodes.
     pub(crate) fn victims(&self, search: &VictimSearch<'_>, extra: u32, victims: &mut Vec<SeqId>) -> bool {
-        let leased = self.is_flying() && !search.leased_too;
-        choose(&mut LineWhatIf { line: self, held: self.claimed + extra, leased, freed: 0 }, search, victims)
+        let leased = self.is_in_flight() && !search.leased_too;
+        choose(
+            &mut SingleSequenceTrial { single: self, held: self.claimed + extra, leased, freed: 0 },
+            search,
+            victims,
+        )
     }
 
     pub(crate) fn open(&mut self) -> Result<SeqId, CacheError> {
@@ -165,7 +169,7 @@ impl Line {
     }
 
     pub(crate) fn clear(&mut self) -> Result<(), CacheError> {
-        if self.is_flying() {
+        if self.is_in_flight() {
             return Err(CacheError::InFlight);
         }
         let live = self.seqs.iter().next().map(|(seq, _)| seq);
@@ -204,7 +208,7 @@ impl Line {
         let (start, peak_before) = (self.claimed, self.peak);
         let end = start + row.tokens;
         let (seq, tokens, written) = (row.seq, row.tokens, Written::Rows);
-        self.inflight.begin(step)?.push(LineRow { seq, written, start, end, tokens, peak_before });
+        self.inflight.begin(step)?.push(SingleSequenceRow { seq, written, start, end, tokens, peak_before });
         self.claimed = end;
         self.peak = self.peak.max(end);
         self.touch();
@@ -220,14 +224,14 @@ impl Line {
     ) -> Result<(), CacheError> {
         let (start, end, tokens) = (nodes.start, nodes.end, nodes.end - nodes.start);
         let peak_before = self.peak;
-        let row = LineRow { seq, written: Written::Nodes, start, end, tokens, peak_before };
+        let row = SingleSequenceRow { seq, written: Written::DraftNodes, start, end, tokens, peak_before };
         self.inflight.begin(step)?.push(row);
         self.touch();
         Ok(())
     }
 
     /// The record of a step, or `RowGone` if a part of its claim was truncated.
-    pub(crate) fn row(&self, step: StepId) -> Result<LineRow, CacheError> {
+    pub(crate) fn row(&self, step: StepId) -> Result<SingleSequenceRow, CacheError> {
         let row = self.inflight.get(step)?.rows.first().copied().ok_or(CacheError::UnknownStep(step))?;
         self.check_seq(row.seq)?;
         match row.end.saturating_sub(row.start) == row.tokens {
@@ -249,7 +253,7 @@ impl Line {
     }
 
     /// Undoes a claim; returns its record if the sequence is still open.
-    pub(crate) fn cancel(&mut self, step: StepId) -> Result<Option<LineRow>, CacheError> {
+    pub(crate) fn cancel(&mut self, step: StepId) -> Result<Option<SingleSequenceRow>, CacheError> {
         let flight = self.inflight.take_newest(step)?;
         let row = flight.rows.first().copied().filter(|row| self.check_seq(row.seq).is_ok());
         if let Some(row) = row.filter(|row| row.written == Written::Rows) {
@@ -297,7 +301,7 @@ impl Line {
         if self.seqs.is_empty() && self.claimed > 0 {
             return Err(format!("{} rows without a sequence", self.claimed));
         }
-        let live = |row: &&LineRow| self.check_seq(row.seq).is_ok() && row.written == Written::Rows;
+        let live = |row: &&SingleSequenceRow| self.check_seq(row.seq).is_ok() && row.written == Written::Rows;
         let rows = self.inflight.iter().flat_map(|flight| &flight.rows).filter(live);
         match rows.map(|row| row.end).filter(|&end| end > self.claimed).max() {
             Some(end) => Err(format!("a step writes up to row {end}, only {} are claimed", self.claimed)),
