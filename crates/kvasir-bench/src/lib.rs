@@ -15,6 +15,6 @@ pub mod load;
 pub mod offline;
 mod shapes;
 pub mod sim;
-mod stolen;
+mod steal_time;
 pub mod trace;
 pub mod workload;

@@ -65,9 +65,9 @@ impl Report {
 
 /// Observer that samples each scheduled step into a time series.
 #[derive(Clone, Default)]
-struct Eyes(Arc<Mutex<Series>>);
+struct SeriesObserver(Arc<Mutex<Series>>);
 
-impl Observer for Eyes {
+impl Observer for SeriesObserver {
     fn scheduled(&mut self, core: &Core, step: &Step) {
         let record = core.record();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).add(record.at, Sample::of(record, step));
@@ -115,7 +115,7 @@ pub fn run<E: Executor>(
         requests.push(Request { tag: job.tag, prompt, params });
     }
     let total = requests.len() as u64;
-    let eyes = Eyes::default();
+    let eyes = SeriesObserver::default();
     let mut engine = engine.observe(Box::new(eyes.clone()));
     let started = Instant::now();
     for request in requests {

@@ -4,7 +4,7 @@
 
 use kvasir_bench::{
     sim::{Run, run},
-    workload::{Scenario, Speaker},
+    workload::{Scenario, ScriptedModel},
 };
 use kvasir_engine::{Core, DeferReason, Limits, Order, Rectangular, RectangularConfig, StepTrace};
 use kvasir_kv::{Paged, blocks::BlockConfig};
@@ -39,7 +39,8 @@ fn draw(text: &str) -> Vec<Drawn> {
     let blocks = option("kv-capacity") / BLOCK;
     let blocks = BlockConfig { block_size: BLOCK, blocks, dummy: true, ..BlockConfig::default() };
     let clock = Clock::default();
-    let device = CostDevice::new(Preset::parse("h200:qwen3-0.6b").unwrap(), clock.clone(), Box::new(Speaker));
+    let device =
+        CostDevice::new(Preset::parse("h200:qwen3-0.6b").unwrap(), clock.clone(), Box::new(ScriptedModel));
     let cache = Box::new(Paged::new(blocks).unwrap());
     let finished = run(
         Run {

@@ -4,7 +4,7 @@
 use kvasir_bench::{
     sim::{Finished, Outcome, Report, Run, run},
     trace::{self, End, Header, Lines},
-    workload::{Agents, Chat, Knobs, Poisson, Scenario, Speaker, Workload},
+    workload::{Agents, Chat, Poisson, Scenario, ScriptedModel, SeededParams, Workload},
 };
 use kvasir_engine::{
     Chunked, Core, Limits, Mixing, Order, Policy, Rectangular, RectangularConfig, StepTrace,
@@ -17,7 +17,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-const KNOBS: Knobs = Knobs {
+const KNOBS: SeededParams = SeededParams {
     requests: 300,
     rate: 40.0,
     burstiness: 0.5,
@@ -54,7 +54,8 @@ fn chunked(overlap: bool, blocks: u32) -> Setting {
 fn simulate(setting: Setting, workload: &mut dyn Workload) -> Finished {
     let clock = Clock::default();
     let preset = Preset::parse("h200:qwen3-0.6b").unwrap();
-    let mut device = CostDevice::new(preset, clock.clone(), Box::new(Speaker)).with_faults(setting.faults);
+    let mut device =
+        CostDevice::new(preset, clock.clone(), Box::new(ScriptedModel)).with_faults(setting.faults);
     if let Some(shape) = setting.shape {
         device = device.with_static_shapes(shape);
     }
@@ -250,7 +251,7 @@ fn faults_and_aborts_leave_nothing_behind() {
 #[test]
 fn arrivals_at_a_full_queue_wait_in_order() {
     let limits = Limits { max_num_seqs: 64, max_model_len: 4096, max_waiting: 8, ..Limits::default() };
-    let knobs = Knobs { rate: f64::INFINITY, ..KNOBS };
+    let knobs = SeededParams { rate: f64::INFINITY, ..KNOBS };
     for overlap in [true, false] {
         let report = simulate(Setting { limits, ..chunked(overlap, 2000) }, &mut Poisson::new(knobs)).report;
         assert_eq!((report.broke_off, report.finished, report.refused), (None, 300, 0));

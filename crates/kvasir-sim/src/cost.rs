@@ -10,9 +10,9 @@
 //! Steps run back to back in submission order while the host continues, as on an asynchronous GPU
 //! stream. Nothing is computed. Guarded by the tests of this module.
 
-use crate::answers::Answers;
 use crate::clock::Clock;
-use crate::fault::{Fate, Faults, Injector};
+use crate::fault::{Faults, Injector, StepOutcome};
+use crate::output_source::OutputSource;
 use crate::preset::Preset;
 use crate::rectangle::StaticShape;
 use crate::step_work::Load;
@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 
 /// Totals over all steps so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Spent {
+pub struct Totals {
     /// Device time in nanoseconds.
     pub busy_ns: u64,
     /// Bytes moved: weights once per step, K and V as read and written.
@@ -39,11 +39,11 @@ pub struct Spent {
 ///
 /// A step takes the longer of its memory time and its arithmetic time, plus the time to launch it:
 /// kernel by kernel, or as one CUDA graph for captured decode steps. Output tokens come from
-/// [`Answers`].
+/// [`OutputSource`].
 pub struct CostDevice {
     preset: Preset,
     clock: Clock,
-    answers: Box<dyn Answers>,
+    answers: Box<dyn OutputSource>,
     rows: Vec<(u64, u32)>,
     queue: VecDeque<(u64, Box<Step>, u64)>,
     next: u64,
@@ -52,12 +52,12 @@ pub struct CostDevice {
     faults: Injector,
     graph_max_batch: u32,
     shape: Option<StaticShape>,
-    spent: Spent,
+    spent: Totals,
 }
 
 impl CostDevice {
     /// A device without faults that has CUDA graphs for decode steps of up to 256 rows.
-    pub fn new(preset: Preset, clock: Clock, answers: Box<dyn Answers>) -> Self {
+    pub fn new(preset: Preset, clock: Clock, answers: Box<dyn OutputSource>) -> Self {
         Self {
             preset,
             clock,
@@ -69,7 +69,7 @@ impl CostDevice {
             faults: Injector::new(Faults::default()),
             graph_max_batch: 256,
             shape: None,
-            spent: Spent::default(),
+            spent: Totals::default(),
         }
     }
 
@@ -93,7 +93,7 @@ impl CostDevice {
     }
 
     /// Totals over all steps so far.
-    pub fn spent(&self) -> Spent {
+    pub fn spent(&self) -> Totals {
         self.spent
     }
 
@@ -181,10 +181,10 @@ impl Executor for CostDevice {
         step.output.reset();
         self.clock.advance(done);
         match self.faults.complete() {
-            Fate::Lost(error) => return (step, Err(error)),
-            Fate::Failed { error, .. } => return (step, Err(error)),
-            Fate::Late => self.clock.advance(done + took * 10),
-            Fate::InTime => {}
+            StepOutcome::Lost(error) => return (step, Err(error)),
+            StepOutcome::Failed { error, .. } => return (step, Err(error)),
+            StepOutcome::Late => self.clock.advance(done + took * 10),
+            StepOutcome::InTime => {}
         }
         self.answer(&mut step);
         step.output.device_ns = took;
@@ -200,7 +200,7 @@ mod tests {
 
     struct Silent;
 
-    impl Answers for Silent {
+    impl OutputSource for Silent {
         fn token(&self, _: u64, _: u32) -> Token {
             0
         }

@@ -26,9 +26,9 @@ pub struct Faults {
 
 /// A seeded random number generator (splitmix64).
 #[derive(Clone, Debug)]
-struct Dice(u64);
+struct FaultRandom(u64);
 
-impl Dice {
+impl FaultRandom {
     fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -46,7 +46,7 @@ impl Dice {
 
 /// The outcome of a submitted step.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum StepOutcome {
     /// The device is lost.
     Lost(StepError),
     /// It fails, with or without having written its K and V.
@@ -61,9 +61,9 @@ pub(crate) enum Fate {
 #[derive(Debug)]
 pub(crate) struct Injector {
     faults: Faults,
-    dice: Dice,
+    dice: FaultRandom,
     /// The outcome of the next completed step, if a test has set it.
-    planned: Option<Fate>,
+    planned: Option<StepOutcome>,
 }
 
 impl Default for Injector {
@@ -74,7 +74,7 @@ impl Default for Injector {
 
 impl Injector {
     pub(crate) fn new(faults: Faults) -> Self {
-        Self { faults, dice: Dice::new(faults.seed), planned: None }
+        Self { faults, dice: FaultRandom::new(faults.seed), planned: None }
     }
 
     /// Draws whether a step is accepted.
@@ -89,25 +89,25 @@ impl Injector {
     }
 
     /// Sets the outcome of the next completed step.
-    pub(crate) fn plan(&mut self, fate: Fate) {
+    pub(crate) fn plan(&mut self, fate: StepOutcome) {
         self.planned = Some(fate);
     }
 
     /// Draws the outcome of a submitted step.
-    pub(crate) fn complete(&mut self) -> Fate {
+    pub(crate) fn complete(&mut self) -> StepOutcome {
         if let Some(fate) = self.planned.take() {
             return fate;
         }
         if self.dice.throw(self.faults.lost) {
-            return Fate::Lost(StepError::Lost("injected: lost".into()));
+            return StepOutcome::Lost(StepError::Lost("injected: lost".into()));
         }
         if self.dice.throw(self.faults.failed) {
             let error = StepError::Failed("injected: failed".into());
-            return Fate::Failed { error, wrote: self.dice.throw(500) };
+            return StepOutcome::Failed { error, wrote: self.dice.throw(500) };
         }
         match self.dice.throw(self.faults.late) {
-            true => Fate::Late,
-            false => Fate::InTime,
+            true => StepOutcome::Late,
+            false => StepOutcome::InTime,
         }
     }
 }

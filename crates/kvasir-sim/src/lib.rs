@@ -12,10 +12,10 @@
 
 #![forbid(unsafe_code)]
 
-mod answers;
 mod clock;
 mod cost;
 mod fault;
+mod output_source;
 mod paced;
 mod preset;
 mod rectangle;
@@ -23,10 +23,10 @@ mod shape;
 mod step_work;
 mod toy;
 
-pub use crate::answers::{Answers, Words};
 pub use crate::clock::Clock;
-pub use crate::cost::{CostDevice, Spent};
+pub use crate::cost::{CostDevice, Totals};
 pub use crate::fault::Faults;
+pub use crate::output_source::{OutputSource, TokenList};
 pub use crate::paced::Paced;
 pub use crate::preset::{Figure, MACHINES, Machine, Preset, Recorded, Source};
 pub use crate::rectangle::StaticShape;

@@ -1,9 +1,9 @@
 //! [`Paced`]: a roofline-paced device in real time, so that a benchmark against it measures engine,
 //! server and client overhead.
 
-use crate::answers::Words;
 use crate::clock::Clock;
 use crate::cost::CostDevice;
+use crate::output_source::TokenList;
 use crate::preset::Preset;
 use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
 use std::{
@@ -20,7 +20,7 @@ pub struct Paced {
 
 impl Paced {
     /// A device as fast as `preset`, whose output consists of `words`.
-    pub fn new(preset: Preset, words: Words) -> Self {
+    pub fn new(preset: Preset, words: TokenList) -> Self {
         let clock = Clock::default();
         Self {
             device: CostDevice::new(preset, clock.clone(), Box::new(words)),
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn paced_steps_take_real_time() {
         let preset = Preset::parse("fixed:20ms").unwrap();
-        let mut device = Paced::new(preset, Words::new(vec![5]));
+        let mut device = Paced::new(preset, TokenList::new(vec![5]));
         let started = Instant::now();
         for _ in 0..3 {
             let pending = device.submit(Box::default()).unwrap();

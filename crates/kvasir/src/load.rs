@@ -10,7 +10,7 @@ use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts, gguf::Ggu
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::{Model, Program};
-use kvasir_sim::{Paced, Preset, Words};
+use kvasir_sim::{Paced, Preset, TokenList};
 use serde_json::Value as Json;
 use std::{path::Path, sync::Arc};
 
@@ -90,9 +90,9 @@ impl Opened {
     }
 
     /// Short word tokens, which the simulated device emits.
-    fn words(&self) -> Result<Words, Error> {
+    fn words(&self) -> Result<TokenList, Error> {
         let Some(tokenizer) = self.tokenizer()? else {
-            return Ok(Words::new((0..self.model.target.vocab as Token).collect()));
+            return Ok(TokenList::new((0..self.model.target.vocab as Token).collect()));
         };
         let eos = self.eos();
         let is_word = |id: &Token| {
@@ -101,7 +101,7 @@ impl Opened {
                 && !eos.contains(id)
                 && text.is_some_and(|text| text.chars().any(char::is_alphanumeric) && text.len() < 12)
         };
-        Ok(Words::new((0..self.model.target.vocab as Token).filter(is_word).collect()))
+        Ok(TokenList::new((0..self.model.target.vocab as Token).filter(is_word).collect()))
     }
 
     /// Prepares the weights for a backend.
@@ -140,7 +140,7 @@ pub struct Loaded {
 enum Weights {
     Cpu(Arc<CpuModel>),
     Plain(PlainModel),
-    Sim(Box<Preset>, Words),
+    Sim(Box<Preset>, TokenList),
 }
 
 impl Loaded {

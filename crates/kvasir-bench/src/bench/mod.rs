@@ -9,13 +9,13 @@
 
 pub(crate) mod ideal;
 pub(crate) mod runner;
-pub(crate) mod stretches;
+pub(crate) mod segments;
 
 use crate::bench::ideal::Ideal;
 use crate::bench::runner::Runner;
-use crate::bench::stretches::Stretches;
+use crate::bench::segments::Segments;
 use crate::shapes::{SHAPES, shape};
-use crate::stolen::Watch;
+use crate::steal_time::Watch;
 use kvasir_cpu::{CpuModel, KvType, PeakMeter, Peaks, Precision, RandomWeights, ThreadPool, WeightSource};
 use kvasir_formats::{Checkpoint, DType};
 use kvasir_program::{Model, Source};
@@ -163,7 +163,7 @@ pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Resu
     let meter = PeakMeter::new(model.threads()).map_err(|e| e.to_string())?;
     let mut runner = Runner::new(model, kv, work)?;
     let ideal = Ideal::of(model, work, runner.token_bytes());
-    let mut stretches = Stretches::new(|| meter.measure());
+    let mut stretches = Segments::new(|| meter.measure());
     runner.once(work, &mut stretches)?;
     let (mut samples, mut limits, mut stolen) = (Vec::new(), Vec::new(), Vec::new());
     let mut peaks = Vec::new();

@@ -4,7 +4,7 @@
 //! prefilled in chunks of at most `STEP` tokens; decode feeds one token per sequence and step.
 
 use crate::bench::Work;
-use crate::bench::stretches::Stretches;
+use crate::bench::segments::Segments;
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Peaks};
 use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, PoolRow, RowKind, SequenceSpec, Step};
 use kvasir_kv::{Cache, ClaimRow, Contiguous, Radix, SeqId, Span, StepId, Token, blocks::BlockConfig};
@@ -81,7 +81,7 @@ impl Runner {
     pub(super) fn once(
         &mut self,
         work: Work,
-        stretches: &mut Stretches<impl Fn() -> Peaks>,
+        stretches: &mut Segments<impl Fn() -> Peaks>,
     ) -> Result<(), String> {
         self.cache.clear().map_err(|e| e.to_string())?;
         let (streams, shared, prompt, tokens) = match work {

@@ -7,18 +7,18 @@
 //! The driver is single threaded: it sends due requests up to the concurrency limit, and feeds
 //! completions back to the workload, which may add follow-up requests.
 
+pub(crate) mod client;
 pub(crate) mod events;
+pub(crate) mod http;
 pub(crate) mod prompt;
 pub(crate) mod report;
-pub(crate) mod talk;
-pub(crate) mod trust;
-pub(crate) mod wire;
+pub(crate) mod tls;
 
+pub use crate::load::client::HttpClient;
+pub use crate::load::http::Address;
 pub use crate::load::prompt::Route;
 pub use crate::load::report::{Goal, Report};
-pub use crate::load::talk::Talker;
-pub use crate::load::trust::Trust;
-pub use crate::load::wire::Address;
+pub use crate::load::tls::TrustedRoots;
 
 use crate::load::prompt::Said;
 use crate::load::report::Count;
@@ -39,7 +39,7 @@ pub struct Target {
     /// Server address.
     pub address: Address,
     /// Trusted root certificates, required for `https`.
-    pub trust: Option<Trust>,
+    pub trust: Option<TrustedRoots>,
     /// API route.
     pub route: Route,
     /// Model name; by default the first one of `/v1/models`.
@@ -62,13 +62,13 @@ pub struct Pressure {
 }
 
 /// Connects to `target` and reads its model list. `timeout` also bounds every later answer.
-pub fn meet(target: Target, timeout: Duration) -> io::Result<Talker> {
-    runtime()?.block_on(Talker::meet(target, timeout))
+pub fn meet(target: Target, timeout: Duration) -> io::Result<HttpClient> {
+    runtime()?.block_on(HttpClient::meet(target, timeout))
 }
 
 /// Runs `workload` against the server to its end. `progress` receives the number of ended requests.
 pub fn measure(
-    talker: Talker,
+    talker: HttpClient,
     pressure: Pressure,
     workload: &mut dyn Workload,
     progress: &mut dyn FnMut(u64),
@@ -82,7 +82,7 @@ fn runtime() -> io::Result<tokio::runtime::Runtime> {
 }
 
 struct Driver<'a> {
-    talker: Rc<Talker>,
+    talker: Rc<HttpClient>,
     pressure: Pressure,
     workload: &'a mut dyn Workload,
     started: Instant,
@@ -97,7 +97,7 @@ struct Driver<'a> {
 }
 
 impl<'a> Driver<'a> {
-    fn new(talker: Talker, pressure: Pressure, workload: &'a mut dyn Workload) -> Self {
+    fn new(talker: HttpClient, pressure: Pressure, workload: &'a mut dyn Workload) -> Self {
         Self {
             ahead: workload.next(),
             talker: Rc::new(talker),

@@ -76,13 +76,13 @@ struct Live {
 }
 
 /// Observer that feeds the counters and the step tracers.
-struct Eyes {
+struct SeriesObserver {
     count: Arc<Mutex<Count>>,
     tracers: Vec<Tracer<Box<dyn TraceSink>>>,
     block: u32,
 }
 
-impl Observer for Eyes {
+impl Observer for SeriesObserver {
     fn scheduled(&mut self, core: &Core, step: &Step) {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         count.step(core.record(), step, self.block);
@@ -97,7 +97,7 @@ impl Observer for Eyes {
     }
 }
 
-impl Drop for Eyes {
+impl Drop for SeriesObserver {
     fn drop(&mut self) {
         // Tracers hold back their newest record until it is complete.
         self.tracers.drain(..).for_each(|tracer| drop(tracer.finish()));
@@ -106,24 +106,24 @@ impl Drop for Eyes {
 
 /// A future request, ordered by due time and then by creation.
 #[derive(Debug)]
-struct Coming {
+struct PendingArrival {
     at: u64,
     order: u64,
     job: Job,
 }
 
-impl PartialEq for Coming {
+impl PartialEq for PendingArrival {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
-impl Eq for Coming {}
-impl PartialOrd for Coming {
+impl Eq for PendingArrival {}
+impl PartialOrd for PendingArrival {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Coming {
+impl Ord for PendingArrival {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }
@@ -145,7 +145,7 @@ struct Driver<'a> {
     workload: &'a mut dyn Workload,
     /// The workload's next request, peeked but not yet due.
     ahead: Option<Job>,
-    coming: BinaryHeap<Reverse<Coming>>,
+    coming: BinaryHeap<Reverse<PendingArrival>>,
     order: u64,
     live: Vec<Live>,
     count: Arc<Mutex<Count>>,
@@ -169,7 +169,7 @@ pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64) -> bool) -> Finished {
         tracers.push(Tracer::new(Box::new(recording.clone()), run.window.clone()));
     }
     tracers.extend(run.lines.map(|lines| Tracer::new(Box::new(lines) as Box<dyn TraceSink>, 0..u64::MAX)));
-    let eyes = Eyes { count: Arc::clone(&count), tracers, block: run.core.cache().block_size() };
+    let eyes = SeriesObserver { count: Arc::clone(&count), tracers, block: run.core.cache().block_size() };
     let clock = run.clock.clone();
     let engine =
         Engine::new(run.core, run.device, move || clock.now()).overlap(run.overlap).observe(Box::new(eyes));
@@ -345,7 +345,7 @@ impl Driver<'_> {
         for job in more {
             let At::Time(at) = job.at else { continue };
             self.order += 1;
-            self.coming.push(Reverse(Coming { at, order: self.order, job }));
+            self.coming.push(Reverse(PendingArrival { at, order: self.order, job }));
         }
         if !leaving.is_empty() {
             leaving.into_iter().for_each(|id| {

@@ -5,7 +5,7 @@ use crate::sim::histogram::{Histogram, Percentiles};
 use crate::sim::series::{Sample, Series};
 use kvasir_engine::{Finish, StepRecord, Summary};
 use kvasir_exec::Step;
-use kvasir_sim::{Preset, Spent};
+use kvasir_sim::{Preset, Totals};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -172,11 +172,11 @@ impl Count {
         self.series.add(record.at, Sample::of(record, step));
     }
 
-    pub(crate) fn report(&self, now: u64, spent: Spent, preset: &Preset, capacity: u32) -> Report {
+    pub(crate) fn report(&self, now: u64, totals: Totals, preset: &Preset, capacity: u32) -> Report {
         let mut report = self.report.clone();
         let seconds = now as f64 / 1e9;
         let per = |n: f64, of: f64| if of > 0.0 { n / of } else { 0.0 };
-        let busy = spent.busy_ns as f64 / 1e9;
+        let busy = totals.busy_ns as f64 / 1e9;
         report.seconds = seconds;
         report.hit_rate = per(report.cached_tokens as f64, report.prompt_tokens as f64);
         report.output_tokens_per_second = per(report.output_tokens as f64, seconds);
@@ -189,8 +189,8 @@ impl Count {
         report.mean_rows = per(self.rows as f64, report.steps as f64);
         report.max_slots_used = per(self.most_used.into(), capacity.into());
         report.device_busy = per(busy, seconds);
-        report.bandwidth_used = per(spent.bytes, busy * preset.machine.bandwidth.value);
-        report.arithmetic_used = per(spent.operations, busy * preset.machine.operations.value);
+        report.bandwidth_used = per(totals.bytes, busy * preset.machine.bandwidth.value);
+        report.arithmetic_used = per(totals.operations, busy * preset.machine.operations.value);
         report.padding = per(self.padded as f64, (self.padded + self.read) as f64);
         report
     }

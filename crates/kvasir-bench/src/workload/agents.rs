@@ -10,7 +10,7 @@
 
 use crate::workload::dice::Dice;
 use crate::workload::text::{Answer, Passage};
-use crate::workload::{At, Job, Knobs, Part, Prompt, SECOND, Workload};
+use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams, Workload};
 use kvasir_engine::{Finish, Summary};
 use std::{collections::HashMap, ops::Range};
 
@@ -21,7 +21,7 @@ use std::{collections::HashMap, ops::Range};
 /// completion order.
 #[derive(Debug)]
 pub struct Agents {
-    knobs: Knobs,
+    knobs: SeededParams,
     dice: Dice,
     /// Number of tags allocated to branches so far.
     promised: u64,
@@ -58,7 +58,7 @@ const BEGINNING: usize = 3;
 
 impl Agents {
     /// Creates the workload; `knobs.seed` determines all requests.
-    pub fn new(knobs: Knobs) -> Self {
+    pub fn new(knobs: SeededParams) -> Self {
         let dice = Dice::new(knobs.seed);
         Self { dice, knobs, promised: 0, tasks: 0, now: 0.0, waiting: Vec::new(), live: HashMap::new() }
     }
@@ -120,7 +120,7 @@ impl Branch {
 
 impl Workload for Agents {
     fn title(&self) -> String {
-        let Knobs { requests, rate, burstiness, seed, .. } = self.knobs;
+        let SeededParams { requests, rate, burstiness, seed, .. } = self.knobs;
         format!("{requests} turns of agents, {rate} per second, burstiness {burstiness}, seed {seed}")
     }
 

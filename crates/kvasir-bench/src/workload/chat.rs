@@ -6,7 +6,7 @@
 
 use crate::workload::dice::Dice;
 use crate::workload::text::{Answer, Passage};
-use crate::workload::{At, Job, Knobs, Part, Prompt, SECOND, Workload};
+use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams, Workload};
 use kvasir_engine::{Finish, Summary};
 use std::{collections::HashMap, ops::Range};
 
@@ -16,7 +16,7 @@ use std::{collections::HashMap, ops::Range};
 /// completion order.
 #[derive(Debug)]
 pub struct Chat {
-    knobs: Knobs,
+    knobs: SeededParams,
     dice: Dice,
     /// Number of tags allocated to users so far.
     promised: u64,
@@ -50,14 +50,14 @@ const THINKING: f64 = 12.0;
 
 impl Chat {
     /// Creates the workload; `knobs.seed` determines all requests.
-    pub fn new(knobs: Knobs) -> Self {
+    pub fn new(knobs: SeededParams) -> Self {
         Self { dice: Dice::new(knobs.seed), knobs, promised: 0, people: 0, now: 0.0, live: HashMap::new() }
     }
 
     /// The next request of a user, or `None` if no tags are left.
     fn job(&mut self, mut person: Person, at: u64) -> Option<Job> {
         let tag = person.tags.next()?;
-        let Knobs { max_model_len, prompt_tokens, output_tokens, .. } = self.knobs;
+        let SeededParams { max_model_len, prompt_tokens, output_tokens, .. } = self.knobs;
         let words = person.dice.length(prompt_tokens, 0.7);
         if person.length.saturating_add(words) >= max_model_len {
             person.begin();
@@ -91,7 +91,7 @@ impl Person {
 
 impl Workload for Chat {
     fn title(&self) -> String {
-        let Knobs { requests, rate, burstiness, seed, .. } = self.knobs;
+        let SeededParams { requests, rate, burstiness, seed, .. } = self.knobs;
         format!("{requests} turns of chats, {rate} per second, burstiness {burstiness}, seed {seed}")
     }
 

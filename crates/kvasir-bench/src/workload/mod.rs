@@ -24,7 +24,7 @@ pub use crate::workload::offline::lists as offline_lists;
 pub use crate::workload::poisson::Poisson;
 pub use crate::workload::scenario::Scenario;
 pub use crate::workload::steady::Steady;
-pub use crate::workload::text::{Answer, EOS, Passage, Speaker};
+pub use crate::workload::text::{Answer, EOS, Passage, ScriptedModel};
 
 use kvasir_engine::Summary;
 use kvasir_kv::Token;
@@ -147,7 +147,7 @@ pub trait Workload {
 
 /// Parameters common to the seeded workloads.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Knobs {
+pub struct SeededParams {
     /// Number of requests.
     pub requests: u64,
     /// Mean arrival rate, in requests per second.

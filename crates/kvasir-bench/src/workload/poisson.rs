@@ -2,13 +2,13 @@
 
 use crate::workload::dice::Dice;
 use crate::workload::text::{Answer, Passage};
-use crate::workload::{At, Job, Knobs, Part, Prompt, SECOND, Workload};
+use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams, Workload};
 use kvasir_engine::Summary;
 
 /// Independent requests with no shared prefix, at random times.
 #[derive(Debug)]
 pub struct Poisson {
-    knobs: Knobs,
+    knobs: SeededParams,
     dice: Dice,
     made: u64,
     now: f64,
@@ -16,14 +16,14 @@ pub struct Poisson {
 
 impl Poisson {
     /// Creates the workload; `knobs.seed` determines all requests.
-    pub fn new(knobs: Knobs) -> Self {
+    pub fn new(knobs: SeededParams) -> Self {
         Self { dice: Dice::new(knobs.seed), knobs, made: 0, now: 0.0 }
     }
 }
 
 impl Workload for Poisson {
     fn title(&self) -> String {
-        let Knobs { requests, rate, burstiness, seed, .. } = self.knobs;
+        let SeededParams { requests, rate, burstiness, seed, .. } = self.knobs;
         format!("{requests} independent requests, {rate} per second, burstiness {burstiness}, seed {seed}")
     }
 
@@ -32,7 +32,7 @@ impl Workload for Poisson {
     }
 
     fn next(&mut self) -> Option<Job> {
-        let Knobs { requests, rate, burstiness, max_model_len, .. } = self.knobs;
+        let SeededParams { requests, rate, burstiness, max_model_len, .. } = self.knobs;
         if self.made >= requests {
             return None;
         }

@@ -2,13 +2,13 @@
 
 use crate::workload::dice::Dice;
 use crate::workload::text::{Answer, Passage};
-use crate::workload::{At, Job, Knobs, Part, Prompt, SECOND, Workload};
+use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams, Workload};
 use kvasir_engine::Summary;
 
 /// Requests with equal prompt and output lengths, for throughput measurements at one shape.
 #[derive(Debug)]
 pub struct Steady {
-    knobs: Knobs,
+    knobs: SeededParams,
     shared: u32,
     dice: Dice,
     made: u64,
@@ -17,7 +17,7 @@ pub struct Steady {
 
 impl Steady {
     /// The first `shared` tokens of every prompt are identical.
-    pub fn new(knobs: Knobs, shared: u32) -> Self {
+    pub fn new(knobs: SeededParams, shared: u32) -> Self {
         Self {
             dice: Dice::new(knobs.seed),
             shared: shared.min(knobs.prompt_tokens),
@@ -30,7 +30,7 @@ impl Steady {
 
 impl Workload for Steady {
     fn title(&self) -> String {
-        let Knobs { requests, prompt_tokens, output_tokens, .. } = self.knobs;
+        let SeededParams { requests, prompt_tokens, output_tokens, .. } = self.knobs;
         format!(
             "{requests} requests of {prompt_tokens} tokens, {} of them shared, answered with {output_tokens}",
             self.shared
@@ -42,7 +42,7 @@ impl Workload for Steady {
     }
 
     fn next(&mut self) -> Option<Job> {
-        let Knobs { requests, rate, burstiness, prompt_tokens, output_tokens, seed, .. } = self.knobs;
+        let SeededParams { requests, rate, burstiness, prompt_tokens, output_tokens, seed, .. } = self.knobs;
         if self.made >= requests {
             return None;
         }
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn steady_prompts_have_one_size_and_share_the_prefix() {
-        let knobs = Knobs {
+        let knobs = SeededParams {
             requests: 3,
             rate: f64::INFINITY,
             burstiness: 1.0,

@@ -5,7 +5,7 @@
 
 use kvasir_kv::Token;
 use kvasir_sample::{STRIDE, mix};
-use kvasir_sim::Answers;
+use kvasir_sim::OutputSource;
 
 /// The EOS token of simulated models.
 pub const EOS: Token = 2;
@@ -66,9 +66,9 @@ impl Answer {
 
 /// The scripted "model" of simulated devices: decodes the answer from the request's seed.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Speaker;
+pub struct ScriptedModel;
 
-impl Answers for Speaker {
+impl OutputSource for ScriptedModel {
     fn token(&self, seed: u64, index: u32) -> Token {
         Answer(seed).token(index)
     }

@@ -6,7 +6,7 @@ use crate::io::failure::Failure;
 use crate::io::progress;
 use crate::options::workload::{Kind, WorkloadArgs};
 use kvasir_bench::{
-    load::{self, Address, Goal, Pressure, Report, Route, Target, Trust},
+    load::{self, Address, Goal, Pressure, Report, Route, Target, TrustedRoots},
     workload::{Scenario, Workload},
 };
 use serde_json::{Map, Value, json};
@@ -83,7 +83,7 @@ impl Args {
             goal: goal.map_err(|why| Failure::usage(format!("--goodput: {why}")))?,
             ignore_eos: !self.keep_eos,
         };
-        let trust = self.address.secure.then(|| Trust::of(self.ca.as_deref())).transpose();
+        let trust = self.address.secure.then(|| TrustedRoots::of(self.ca.as_deref())).transpose();
         let target = Target {
             address: self.address.clone(),
             trust: trust.map_err(Failure::usage)?,

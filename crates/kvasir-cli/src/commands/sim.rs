@@ -10,7 +10,7 @@ use crate::options::workload::WorkloadArgs;
 use kvasir_bench::{
     sim::{self, Finished, Report, Run},
     trace::{self, End, Header, Lines},
-    workload::{Scenario, Speaker, Workload},
+    workload::{Scenario, ScriptedModel, Workload},
 };
 use kvasir_sim::{Clock, CostDevice, Faults, Preset};
 use std::{
@@ -132,7 +132,7 @@ impl Args {
 
         let clock = Clock::default();
         let faults = Faults { seed: self.requests.seed, ..self.faults.faults };
-        let mut device = CostDevice::new(self.sim_preset, clock.clone(), Box::new(Speaker))
+        let mut device = CostDevice::new(self.sim_preset, clock.clone(), Box::new(ScriptedModel))
             .with_faults(faults)
             .with_graphs(settled.graph_max_batch);
         if let Some(shape) = settled.static_shape {

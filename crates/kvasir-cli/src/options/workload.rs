@@ -1,7 +1,7 @@
 //! Workload options of `sim` and `bench serve`: kind, request count, arrival rate, lengths, seed.
 
 use crate::io::failure::Failure;
-use kvasir_bench::workload::{Agents, Chat, Knobs, Offline, Poisson, Steady, Workload};
+use kvasir_bench::workload::{Agents, Chat, Offline, Poisson, SeededParams, Steady, Workload};
 
 /// A seeded workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -61,7 +61,7 @@ impl WorkloadArgs {
             Kind::Steady => (512, 128, f64::INFINITY),
             Kind::Chat | Kind::Offline => (64, 160, 8.0),
         };
-        let knobs = Knobs {
+        let knobs = SeededParams {
             requests,
             rate: within("rate", self.rate.unwrap_or(rate), 1e-6, f64::INFINITY)?,
             burstiness: within("burstiness", self.burstiness.unwrap_or(1.0), 0.01, 1000.0)?,

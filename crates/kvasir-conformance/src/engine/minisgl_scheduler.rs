@@ -33,7 +33,7 @@ fn replay(case: &Case) -> Result<Outcome, String> {
     let overlap = given["loop"] == "overlap";
     // Overlapped and hazard cases contain recorded faults; only their final results are compared.
     let exact = !overlap && !switch(&Value::Object(case.body.clone()), "hazard", false);
-    let mut bench = Bench::new(given, overlap)?;
+    let mut bench = Harness::new(given, overlap)?;
     for (i, step) in list(given, "steps")?.iter().enumerate() {
         let recorded = &expected["after_each_step"][i];
         let got = bench.step(list(step, "msgs")?, recorded)?;
@@ -97,7 +97,7 @@ fn comparable_end(mut end: Value) -> Value {
     }
 }
 
-struct Bench {
+struct Harness {
     core: Core,
     overlap: bool,
     page: u32,
@@ -114,7 +114,7 @@ struct Bench {
     slots_of: BTreeMap<PoolRow, Value>,
 }
 
-impl Bench {
+impl Harness {
     fn new(given: &Value, overlap: bool) -> Result<Self, String> {
         let of = |key: &str, default: u32| number(given, key, default);
         let (page, pages, slots) =

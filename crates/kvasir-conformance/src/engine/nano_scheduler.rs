@@ -36,7 +36,7 @@ fn replay(case: &Case) -> Result<Outcome, String> {
     };
     let cache = Paged::new(blocks).map_err(|error| error.to_string())?;
     let policy = PrefillFirst::new(Chunking::First, 0.0);
-    let mut bench = Bench {
+    let mut bench = Harness {
         core: Core::new(limits, Order::Fcfs, Box::new(policy), Box::new(cache)),
         block,
         eos: of("eos", 999)?,
@@ -61,7 +61,7 @@ fn replay(case: &Case) -> Result<Outcome, String> {
     Ok(compare("end", &wanted, &got).err().map_or(Outcome::Passed, Outcome::Failed))
 }
 
-struct Bench {
+struct Harness {
     core: Core,
     block: u32,
     eos: Token,
@@ -70,7 +70,7 @@ struct Bench {
     blocks: BlockNames,
 }
 
-impl Bench {
+impl Harness {
     fn add(&mut self, one: &Value) -> Result<(), String> {
         let seq = one["seq"].as_u64().ok_or("`seq` must be a number")?;
         let params = Params {

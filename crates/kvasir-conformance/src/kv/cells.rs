@@ -2,7 +2,7 @@
 //! cache.
 
 use crate::case::{Case, CaseError};
-use crate::kv::bench::{Bench, Tags};
+use crate::kv::harness::{Harness, Tags};
 use crate::kv::subject;
 use crate::kv::subject::{Answer, Op, Subject, small};
 use crate::outcome::Outcome;
@@ -15,7 +15,7 @@ const MAX_SEQUENCES: u32 = 1 << 16;
 
 /// The cache and the case's sequence names. All sequences belong to one fork family.
 struct Pool {
-    bench: Bench<Cells>,
+    bench: Harness<Cells>,
     names: BTreeMap<i64, SeqId>,
     tags: Tags,
 }
@@ -31,7 +31,10 @@ pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     };
     let cells = Cells::new(subject::capacity(case)?, MAX_SEQUENCES, window);
     let cells = cells.map_err(|error| case.error(error.to_string()))?;
-    subject::run(case, &mut Pool { bench: Bench::new(cells), names: BTreeMap::new(), tags: Tags::default() })
+    subject::run(
+        case,
+        &mut Pool { bench: Harness::new(cells), names: BTreeMap::new(), tags: Tags::default() },
+    )
 }
 
 impl Pool {

@@ -4,7 +4,7 @@
 //! commit the accepted path.
 
 use crate::case::{Case, CaseError};
-use crate::kv::bench::{Bench, Tags, mask_name};
+use crate::kv::harness::{Harness, Tags, mask_name};
 use crate::kv::subject;
 use crate::kv::subject::{Answer, Op, Subject, small};
 use crate::outcome::Outcome;
@@ -12,7 +12,7 @@ use kvasir_kv::{Cache, CacheError, Contiguous, SeqId, TreeCache};
 use serde_json::{Map, Value, json};
 
 struct Line<C> {
-    bench: Bench<C>,
+    bench: Harness<C>,
     seq: SeqId,
     tags: Tags,
     /// Tags of the draft nodes that are not committed yet.
@@ -22,7 +22,7 @@ struct Line<C> {
 impl<C: Cache> Line<C> {
     fn new(case: &Case, mut cache: C) -> Result<Self, CaseError> {
         let seq = cache.open().map_err(|error| case.error(error.to_string()))?;
-        Ok(Self { bench: Bench::new(cache), seq, tags: Tags::default(), nodes: Vec::new() })
+        Ok(Self { bench: Harness::new(cache), seq, tags: Tags::default(), nodes: Vec::new() })
     }
 
     /// Operations common to both kinds.

@@ -5,8 +5,8 @@
 //!
 //! Guarded by `tests/kv.rs` and `tests/mutations.rs`.
 
-pub(crate) mod bench;
 pub(crate) mod cells;
+pub(crate) mod harness;
 pub(crate) mod line;
 pub(crate) mod metadata;
 pub(crate) mod prefix;

@@ -3,7 +3,7 @@
 //! A frozen pool is read-only and freed when its handle and all forks are gone.
 
 use crate::case::{Case, CaseError};
-use crate::kv::bench::{Bench, Tags};
+use crate::kv::harness::{Harness, Tags};
 use crate::kv::subject;
 use crate::kv::subject::{Answer, MOST_ROWS, Op, Subject, small};
 use crate::outcome::Outcome;
@@ -19,12 +19,12 @@ struct Pool {
 }
 
 struct Fork {
-    bench: Bench<Prefixed<Contiguous>>,
+    bench: Harness<Prefixed<Contiguous>>,
     seq: SeqId,
 }
 
 #[derive(Default)]
-struct World {
+struct PrefixHarness {
     pools: BTreeMap<String, Pool>,
     forks: BTreeMap<String, Fork>,
     tags: Tags,
@@ -33,7 +33,7 @@ struct World {
 
 /// Runs one `kv.shared_prefix` case.
 pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
-    subject::run(case, &mut World::default())
+    subject::run(case, &mut PrefixHarness::default())
 }
 
 /// Checks a row count against `MOST_ROWS`.
@@ -41,7 +41,7 @@ fn rows(field: &str, n: i64) -> Result<u32, String> {
     small(field, n).ok().filter(|&n| n <= MOST_ROWS).ok_or_else(|| format!("{field} {n} is out of range"))
 }
 
-impl World {
+impl PrefixHarness {
     fn freeze(&mut self, name: &str, n: i64) -> Answer {
         let rows = rows("n", n)?;
         if self.pools.get(name).is_some_and(|pool| !pool.watch.is_gone()) {
@@ -49,7 +49,7 @@ impl World {
         }
         let mut cache = Contiguous::new(rows);
         let seq = cache.open().map_err(|error| error.to_string())?;
-        let mut bench = Bench::new(cache);
+        let mut bench = Harness::new(cache);
         let tags = match rows {
             0 => Vec::new(),
             rows => bench.run_one(seq, rows, &mut self.tags).map_err(|error| error.to_string())?,
@@ -70,7 +70,7 @@ impl World {
         let handle = pool.handle.as_ref().ok_or_else(|| format!("prefix {prefix} was dropped"))?;
         let mut cache = handle.fork(capacity).map_err(|error| error.to_string())?;
         let seq = cache.open().map_err(|error| error.to_string())?;
-        let mut bench = Bench::new(cache);
+        let mut bench = Harness::new(cache);
         bench.add_pool(pool.watch.pool(), &pool.tags);
         self.forks.insert(name.to_owned(), Fork { bench, seq });
         Ok(Map::new())
@@ -104,7 +104,7 @@ impl World {
     }
 }
 
-impl Subject for World {
+impl Subject for PrefixHarness {
     fn apply(&mut self, op: &Op) -> Result<Answer, CaseError> {
         Ok(match op.name()? {
             "freeze" => self.freeze(op.text("prefix")?, op.int("n")?),

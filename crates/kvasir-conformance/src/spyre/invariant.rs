@@ -4,7 +4,7 @@
 use crate::case::{Case, CaseError};
 use crate::compare::Mismatch;
 use crate::outcome::Outcome;
-use crate::spyre::bench::Bench;
+use crate::spyre::harness::Harness;
 use crate::spyre::scenario::{MOST, MOST_REQUESTS, Scenario, stream};
 use kvasir_engine::RectangularConfig;
 use kvasir_engine::rectangular::Rules;
@@ -63,7 +63,7 @@ struct Run {
 }
 
 fn run_one(scenario: &Scenario, policy: RectangularConfig, workload: &Workload) -> Result<Run, String> {
-    let mut bench = Bench::new(policy, scenario.limits, scenario.blocks)?;
+    let mut bench = Harness::new(policy, scenario.limits, scenario.blocks)?;
     bench.watch_rows = false;
     let in_two = workload.max_tokens_1.is_some();
     let prompt = |request: usize, length: u32| {

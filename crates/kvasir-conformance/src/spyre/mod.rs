@@ -5,8 +5,8 @@
 //!
 //! Guarded by `tests/spyre.rs`, which also mutates the expectations.
 
-pub(crate) mod bench;
 pub(crate) mod blocks;
+pub(crate) mod harness;
 pub(crate) mod invariant;
 pub(crate) mod padding;
 pub(crate) mod rows;

@@ -4,8 +4,8 @@
 use crate::case::{Case, CaseError};
 use crate::compare::{Mismatch, compare};
 use crate::outcome::Outcome;
-use crate::spyre::bench::{Bench, RanRow};
 use crate::spyre::blocks::{BlockNames, TablePair, ids};
+use crate::spyre::harness::{Harness, RanRow};
 use crate::spyre::scenario::Scenario;
 use kvasir_engine::rectangular::{ChunkRecord, HitPlan, PrefillShape, Rules};
 use kvasir_kv::BlockId;
@@ -27,7 +27,7 @@ pub(crate) fn targets(row: &RanRow, chunk: &ChunkRecord, block_size: u32) -> Vec
 pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let scenario = Scenario::read(case, Rules::Later, true)?;
     let mut bench =
-        Bench::new(scenario.policy, scenario.limits, scenario.blocks).map_err(|why| case.error(why))?;
+        Harness::new(scenario.policy, scenario.limits, scenario.blocks).map_err(|why| case.error(why))?;
     let Value::Array(steps) = case.field("steps")? else {
         return Err(case.error("field `steps` must be a list"));
     };
@@ -96,7 +96,7 @@ fn plan(scenario: &Scenario, which: usize, hit: u32, step: &Value, at: &str) -> 
 }
 
 fn step_and_compare(
-    bench: &mut Bench,
+    bench: &mut Harness,
     names: &mut BlockNames,
     name: &dyn Fn(usize) -> String,
     step: &Value,
@@ -128,7 +128,7 @@ fn step_and_compare(
 }
 
 fn compare_blocks(
-    bench: &Bench,
+    bench: &Harness,
     names: &mut BlockNames,
     name: &dyn Fn(usize) -> String,
     step: &Value,

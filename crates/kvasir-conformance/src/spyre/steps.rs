@@ -4,8 +4,8 @@
 use crate::case::{Case, CaseError};
 use crate::compare::Mismatch;
 use crate::outcome::Outcome;
-use crate::spyre::bench::Bench;
 use crate::spyre::blocks::BlockNames;
+use crate::spyre::harness::Harness;
 use crate::spyre::rows::Rows;
 use crate::spyre::scenario::Scenario;
 use kvasir_engine::rectangular::Rules;
@@ -23,7 +23,7 @@ pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let scenario = Scenario::read(case, rules, rules == Rules::Later)?;
     let fails =
         |at: &str, why: String| Mismatch { at: at.into(), expected: json!("to run"), got: json!(why) };
-    let mut bench = match Bench::new(scenario.policy, scenario.limits, scenario.blocks) {
+    let mut bench = match Harness::new(scenario.policy, scenario.limits, scenario.blocks) {
         Ok(bench) => bench,
         Err(why) => return Err(case.error(why)),
     };
@@ -91,7 +91,7 @@ fn ending(
 }
 
 /// All fields that a row may assert, from the current state.
-fn observe(bench: &Bench, name: &dyn Fn(usize) -> String) -> Value {
+fn observe(bench: &Harness, name: &dyn Fn(usize) -> String) -> Value {
     let names = |numbers: &[usize]| Value::from(numbers.iter().map(|n| name(*n)).collect::<Vec<_>>());
     let ran = &bench.ran;
     let tables = bench.tables();

@@ -15,7 +15,7 @@
 pub(crate) mod model;
 pub(crate) mod shadow;
 
-use crate::fault::{Fate, Faults, Injector};
+use crate::fault::{Faults, Injector, StepOutcome};
 use crate::toy::model::{START, mix, sample};
 use crate::toy::shadow::{Cell, PoolState, digest};
 use kvasir_exec::{
@@ -68,12 +68,12 @@ impl Toy {
 
     /// Makes the next completed step fail, with or without having written its slots.
     pub fn fail_next(&mut self, wrote: bool) {
-        self.faults.plan(Fate::Failed { error: StepError::Failed("as planned".into()), wrote });
+        self.faults.plan(StepOutcome::Failed { error: StepError::Failed("as planned".into()), wrote });
     }
 
     /// Makes the next completed step report that the device is lost.
     pub fn lose_next(&mut self) {
-        self.faults.plan(Fate::Lost(StepError::Lost("as planned".into())));
+        self.faults.plan(StepOutcome::Lost(StepError::Lost("as planned".into())));
     }
 
     /// Makes the next `wait` hang until the sender sends or is dropped.
@@ -266,17 +266,17 @@ impl Executor for Toy {
         }
         let fate = self.faults.complete();
         match fate {
-            Fate::Lost(error) => return (step, Err(error)),
-            Fate::Failed { error, wrote } => {
+            StepOutcome::Lost(error) => return (step, Err(error)),
+            StepOutcome::Failed { error, wrote } => {
                 match wrote {
                     true => self.run(&mut step),
                     false => self.spoil(&step.plan),
                 }
                 return (step, Err(error));
             }
-            Fate::Late | Fate::InTime => self.run(&mut step),
+            StepOutcome::Late | StepOutcome::InTime => self.run(&mut step),
         }
-        step.output.device_ns = if fate == Fate::Late { 1_000_000 } else { 1_000 };
+        step.output.device_ns = if fate == StepOutcome::Late { 1_000_000 } else { 1_000 };
         (step, Ok(()))
     }
 }
@@ -284,9 +284,9 @@ impl Executor for Toy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answers::Answers;
     use crate::clock::Clock;
     use crate::cost::CostDevice;
+    use crate::output_source::OutputSource;
     use crate::preset::Preset;
     use kvasir_exec::{BatchRow, RowKind, StepKind};
     use kvasir_kv::{Cache, ClaimRow, Contiguous, SeqId, StepId};
@@ -331,7 +331,7 @@ mod tests {
 
     struct One;
 
-    impl Answers for One {
+    impl OutputSource for One {
         fn token(&self, _: u64, _: u32) -> Token {
             1
         }

@@ -1,13 +1,13 @@
 //! Reads and writes sequence fields by name, and applies operations outside the schedule (add,
 //! abort, preempt, append).
 
-use crate::engine::scheduler::{Bench, end};
+use crate::engine::scheduler::{Harness, end};
 use crate::engine::{number, sequence, tokens};
 use kvasir_engine::{Finish, RequestId, Sequence};
 use kvasir_exec::Step;
 use serde_json::{Value, json};
 
-impl Bench {
+impl Harness {
     /// A live sequence, or the last known state of one that has ended or was never added.
     fn seen(&self, name: &str) -> Result<Sequence, String> {
         let known = self.known.get(name).ok_or_else(|| format!("no sequence {name}"))?;

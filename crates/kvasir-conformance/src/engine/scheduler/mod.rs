@@ -10,8 +10,8 @@
 //! derived from placeholders are ignored. An operation recorded as raising must be refused and must
 //! change nothing.
 
+pub(crate) mod comparison;
 pub(crate) mod fields;
-pub(crate) mod judge;
 
 use crate::case::{Case, CaseError};
 use crate::compare::Mismatch;
@@ -40,7 +40,7 @@ fn replay(case: &Case) -> Result<Outcome, String> {
     // count.
     let neither = case.body.get("basis").and_then(Value::as_str) == Some("neither");
     let last = if neither { expected.iter().rposition(|one| one != &json!({})) } else { None };
-    let mut bench = Bench::new(case, given)?;
+    let mut bench = Harness::new(case, given)?;
     for (i, (op, expected)) in ops.iter().zip(expected).enumerate() {
         if last.is_some_and(|last| i > last) {
             break;
@@ -56,7 +56,7 @@ fn replay(case: &Case) -> Result<Outcome, String> {
         if expected.get("not_reached").is_some() {
             break;
         }
-        match bench.judge(&at, op, expected, &got) {
+        match bench.compare_op(&at, op, expected, &got) {
             Err(_) if bench.waited => return Ok(Outcome::Skipped { reason: WAITED.to_owned() }),
             Err(wrong) => return Ok(Outcome::Failed(wrong)),
             Ok(()) => {}
@@ -93,7 +93,7 @@ impl Known {
     }
 }
 
-struct Bench {
+struct Harness {
     core: Core,
     block: u32,
     drafts: u32,
@@ -116,7 +116,7 @@ struct Bench {
     produces: bool,
 }
 
-impl Bench {
+impl Harness {
     fn new(case: &Case, given: &Value) -> Result<Self, String> {
         let (config, defaults) = (&given["config"], &case.meta["defaults"]);
         let of = |key: &str, default: u32| number(config, key, number(defaults, key, default)?);

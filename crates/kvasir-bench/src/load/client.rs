@@ -3,9 +3,9 @@
 
 use crate::load::Target;
 use crate::load::events::{Event, take_events};
+use crate::load::http::{Body, Connection, Head};
 use crate::load::prompt::{IDS, Route, Said, fields};
 use crate::load::report::{Count, Ended};
-use crate::load::wire::{Body, Connection, Head};
 use crate::workload::Job;
 use kvasir_kv::Token;
 use serde_json::{Map, Value, json};
@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 const LONGEST_ERROR: usize = 16 << 10;
 
 /// A client for one server, with a pool of keep-alive connections.
-pub struct Talker {
+pub struct HttpClient {
     target: Target,
     model: String,
     context: Option<u32>,
@@ -26,7 +26,7 @@ pub struct Talker {
     idle: RefCell<Vec<Connection>>,
 }
 
-impl Talker {
+impl HttpClient {
     /// Queries `/v1/models` for the model name, context length and vocabulary size.
     pub(super) async fn meet(target: Target, timeout: Duration) -> io::Result<Self> {
         let model = target.model.clone().unwrap_or_default();

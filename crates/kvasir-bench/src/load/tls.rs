@@ -22,9 +22,9 @@ const BUNDLES: [&str; 4] = [
 
 /// Root certificates trusted to sign a server's certificate.
 #[derive(Clone, Debug)]
-pub struct Trust(Arc<ClientConfig>);
+pub struct TrustedRoots(Arc<ClientConfig>);
 
-impl Trust {
+impl TrustedRoots {
     /// Loads the roots of a PEM file, or of the system's bundle if `file` is `None`.
     pub fn of(file: Option<&Path>) -> Result<Self, String> {
         let system = || BUNDLES.iter().map(Path::new).find(|path| path.is_file());
@@ -59,7 +59,7 @@ impl Trust {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::wire::{Address, Body, Connection};
+    use crate::load::http::{Address, Body, Connection};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpListener,
@@ -92,7 +92,7 @@ mod tests {
         let _ = stream.flush().await;
     }
 
-    async fn ask(trust: &Trust) -> io::Result<Vec<u8>> {
+    async fn ask(trust: &TrustedRoots) -> io::Result<Vec<u8>> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
         let address = Address::parse(&format!("https://localhost:{port}")).map_err(io::Error::other)?;
@@ -111,20 +111,20 @@ mod tests {
 
     #[tokio::test]
     async fn tls_connects_only_to_trusted_certificates() {
-        let trust = Trust::of(Some(&data("test-cert.pem"))).unwrap();
+        let trust = TrustedRoots::of(Some(&data("test-cert.pem"))).unwrap();
         assert_eq!(ask(&trust).await.unwrap(), b"under");
         let nobody = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(RootCertStore::empty())
             .with_no_client_auth();
-        let error = ask(&Trust(Arc::new(nobody))).await.unwrap_err();
+        let error = ask(&TrustedRoots(Arc::new(nobody))).await.unwrap_err();
         assert!(error.to_string().contains("certificate"), "{error}");
     }
 
     #[test]
     fn a_file_without_certificates_is_named() {
-        let wrong = |name: &str| Trust::of(Some(&data(name))).unwrap_err();
+        let wrong = |name: &str| TrustedRoots::of(Some(&data(name))).unwrap_err();
         assert!(wrong("none.pem").contains("none.pem"));
         assert!(wrong("test-key.pem").contains("no certificate"));
     }

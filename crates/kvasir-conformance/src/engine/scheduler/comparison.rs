@@ -2,12 +2,12 @@
 //! ignored.
 
 use crate::compare::{Mismatch, compare};
-use crate::engine::scheduler::Bench;
+use crate::engine::scheduler::Harness;
 use serde_json::{Value, json};
 
-impl Bench {
+impl Harness {
     /// Compares one operation: block tables by sharing and identity, everything else exactly.
-    pub(super) fn judge(
+    pub(super) fn compare_op(
         &mut self,
         at: &str,
         op: &Value,

@@ -3,7 +3,7 @@
 use kvasir_kv::Token;
 
 /// The source of output tokens of a simulated device.
-pub trait Answers: Send {
+pub trait OutputSource: Send {
     /// Output token `index` of the request with this sampling seed. Must be a pure function of
     /// both.
     fn token(&self, seed: u64, index: u32) -> Token;
@@ -11,16 +11,16 @@ pub trait Answers: Send {
 
 /// Draws tokens from a list by a hash of seed and output index.
 #[derive(Clone, Debug)]
-pub struct Words(Vec<Token>);
+pub struct TokenList(Vec<Token>);
 
-impl Words {
+impl TokenList {
     /// Uses these tokens; if there are none, every output is token 0.
     pub fn new(tokens: Vec<Token>) -> Self {
         Self(tokens)
     }
 }
 
-impl Answers for Words {
+impl OutputSource for TokenList {
     fn token(&self, seed: u64, index: u32) -> Token {
         let mixed =
             (seed ^ u64::from(index).wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn words_follow_from_seed_and_place() {
-        let words = Words::new((10..20).collect());
+        let words = TokenList::new((10..20).collect());
         let said = |seed| (0..50).map(|i| words.token(seed, i)).collect::<Vec<_>>();
         assert_eq!(said(7), said(7));
         assert_ne!(said(7), said(8));

@@ -35,7 +35,7 @@ pub(super) struct Ran {
 }
 
 /// Core, policy and cache with scripted outputs. Requests are numbered by arrival.
-pub(crate) struct Bench {
+pub(crate) struct Harness {
     core: Core,
     block_size: u32,
     ids: Vec<RequestId>,
@@ -47,7 +47,7 @@ pub(crate) struct Bench {
     now: u64,
 }
 
-impl Bench {
+impl Harness {
     pub(super) fn new(
         policy: RectangularConfig,
         limits: Limits,

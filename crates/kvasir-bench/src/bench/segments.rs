@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_millis(250);
 
 /// The segments of one repetition.
-pub(crate) struct Stretches<M> {
+pub(crate) struct Segments<M> {
     measure: M,
     started: Instant,
     /// Limits measured before the first segment, between segments, and after the last.
@@ -19,7 +19,7 @@ pub(crate) struct Stretches<M> {
     done: Vec<(u32, f64)>,
 }
 
-impl<M: Fn() -> Peaks> Stretches<M> {
+impl<M: Fn() -> Peaks> Segments<M> {
     pub(super) fn new(measure: M) -> Self {
         Self { measure, started: Instant::now(), peaks: Vec::new(), done: Vec::new() }
     }
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn each_stretch_counts_against_the_limits_around_it() {
         let measured = Cell::new(0);
-        let mut stretches = Stretches::new(|| {
+        let mut stretches = Segments::new(|| {
             measured.set(measured.get() + 1);
             let bandwidth = [10.0, 10.0, 20.0, 40.0][measured.get() - 1];
             Peaks { bandwidth, int8: 1.0, bf16: 1.0, f32: 1.0 }

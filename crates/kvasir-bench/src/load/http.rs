@@ -4,7 +4,7 @@
 //! of the read buffer. Invariant: the body is the same however it is split into reads (unit test
 //! over every cut).
 
-use crate::load::trust::Trust;
+use crate::load::tls::TrustedRoots;
 use std::io;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -193,7 +193,7 @@ fn broken(why: impl Into<String>) -> io::Error {
 
 impl Connection {
     /// Connects. `trust` is required for an `https` address.
-    pub(super) async fn open(address: &Address, trust: Option<&Trust>) -> io::Result<Self> {
+    pub(super) async fn open(address: &Address, trust: Option<&TrustedRoots>) -> io::Result<Self> {
         let stream = TcpStream::connect(&address.authority).await?;
         stream.set_nodelay(true)?;
         let stream: Box<dyn Socket> = match trust.filter(|_| address.secure) {

@@ -22,14 +22,14 @@ impl Tags {
 const MOST_PAIRS: u64 = 1 << 23;
 
 /// A cache and the tags in its slots.
-pub(crate) struct Bench<C> {
+pub(crate) struct Harness<C> {
     pub(super) cache: C,
     slots: HashMap<(PoolId, Slot), u64>,
     step: u64,
     plan: Plan,
 }
 
-impl<C: Cache> Bench<C> {
+impl<C: Cache> Harness<C> {
     pub(super) fn new(cache: C) -> Self {
         Self { cache, slots: HashMap::new(), step: 0, plan: Plan::default() }
     }
