@@ -5,7 +5,7 @@ use crate::options::Options;
 use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
-use kvasir::Loaded;
+use kvasir::LoadedModel;
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
@@ -35,7 +35,7 @@ pub(crate) struct Service {
 
 impl Service {
     /// Configuration for a single local user: no limits, no reports.
-    pub(crate) fn at_a_desk() -> Self {
+    pub(crate) fn for_one_user() -> Self {
         Self {
             door: AccessControl::default(),
             allowed: Box::new(|_, _| AdmissionLimits::default()),
@@ -68,11 +68,11 @@ impl Started {
         service: Service,
     ) -> Result<Self, Failure> {
         let loaded = model.load()?;
-        let slots = loaded.desk_slots(options.memory_share()?);
-        let settled = options.settle(&Facts::of(&loaded, slots))?;
-        let (overlap, mut setup) = (settled.overlap, settled.setup.clone());
+        let slots = loaded.default_slots(options.memory_share()?);
+        let resolved = options.resolve(&Facts::of(&loaded, slots))?;
+        let (overlap, mut setup) = (resolved.overlap, resolved.setup.clone());
         let (feed, observer) = StepFeed::new();
-        let engine = loaded.engine(settled.core(), overlap)?.observe(observer);
+        let engine = loaded.engine(resolved.core(), overlap)?.observe(observer);
         let slots = engine.core().cache().capacity();
         let max_len = engine.core().limits().max_model_len.min(slots);
         let name = name.map_or_else(|| model.name(), str::to_owned);
@@ -91,7 +91,7 @@ impl Started {
 /// Builds the served model from the loaded one.
 fn served(
     name: String,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     sampling_args: &SamplingArgs,
     max_len: u32,
 ) -> Result<Model, Failure> {

@@ -34,7 +34,7 @@ mod weights;
 pub use exec::executor::{CpuExecutor, Limits};
 pub use exec::model::CpuModel;
 pub use isa::features::Isa;
-pub use limits::machine_limits::{PeakMeter, Peaks};
+pub use limits::machine_limits::{LimitsMeter, MachineLimits};
 pub use memory::kv_pool::Pool;
 pub use memory::kv_pool::kv_type::KvType;
 pub use threads::pool::ThreadPool;

@@ -42,8 +42,8 @@ fn load_as(
 ) -> CpuModel {
     let checkpoint = Checkpoint::open(case).unwrap();
     let model = Model::build(&checkpoint.source()).unwrap();
-    let team = Arc::new(ThreadPool::new(threads));
-    CpuModel::load(program(&model), Arc::new(checkpoint), precision, team).unwrap()
+    let thread_pool = Arc::new(ThreadPool::new(threads));
+    CpuModel::load(program(&model), Arc::new(checkpoint), precision, thread_pool).unwrap()
 }
 
 struct Session {

@@ -103,8 +103,8 @@ fn steady(threads: usize, parts: usize) -> Taken {
     let case = kvasir_testkit::paths::model("qwen3_bf16");
     let checkpoint = Checkpoint::open(&case).unwrap();
     let model = Model::build(&checkpoint.source()).unwrap();
-    let team = Arc::new(ThreadPool::new(threads));
-    let model = CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Auto, team).unwrap();
+    let thread_pool = Arc::new(ThreadPool::new(threads));
+    let model = CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Auto, thread_pool).unwrap();
     let each = parts * PART + 330;
     let blocks = 3 * each.div_ceil(16) as u32;
     let limits = Limits { slots: blocks * 16, tokens: 256, rows: 3, kv: KvType::Bf16, ring: None };

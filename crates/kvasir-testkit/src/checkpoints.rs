@@ -63,16 +63,16 @@ pub fn narrow(case: &str, threads: usize) -> Arc<CpuModel> {
 /// The checkpoint as stored, at `Precision::F32`.
 pub fn exact(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
-    let team = Arc::new(ThreadPool::new(threads));
-    Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), Precision::F32, team).unwrap())
+    let thread_pool = Arc::new(ThreadPool::new(threads));
+    Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), Precision::F32, thread_pool).unwrap())
 }
 
 /// A mixture-of-experts checkpoint as stored, at `Precision::Bf16x2`: the fastest that does not
 /// change expert routing.
 pub fn close(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
-    let team = Arc::new(ThreadPool::new(threads));
-    let model = CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Auto, team).unwrap();
+    let thread_pool = Arc::new(ThreadPool::new(threads));
+    let model = CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Auto, thread_pool).unwrap();
     assert_eq!(model.precision(), Precision::Bf16x2, "{case}");
     Arc::new(model)
 }

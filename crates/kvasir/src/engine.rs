@@ -4,7 +4,7 @@
 use crate::backend::AnyExecutor;
 use crate::cache_options::CacheOptions;
 use crate::error::Error;
-use crate::load::Loaded;
+use crate::load::LoadedModel;
 use crate::model::Model;
 use crate::shared_prefix::SharedPrefix;
 use kvasir_cpu::KvType;
@@ -17,9 +17,9 @@ const STEP_TOKENS: u32 = 2048;
 /// Share of free memory for a default KV pool.
 const MEMORY_SHARE: f64 = 0.5;
 /// Default maximum pool size, in slots.
-const DESK_SLOTS: u32 = 32768;
+const DEFAULT_SLOTS: u32 = 32768;
 
-impl Loaded {
+impl LoadedModel {
     /// An engine over the shared weights, with a KV pool of its own.
     pub fn engine(&self, core: Core, overlap: bool) -> Result<Engine<AnyExecutor>, Error> {
         self.engine_with(core, overlap, None)
@@ -62,8 +62,8 @@ impl Loaded {
     }
 
     /// Default pool size: at most 32,768 slots, within `share` of free memory.
-    pub fn desk_slots(&self, share: f64) -> u32 {
-        self.slots_in_memory(share).map_or(DESK_SLOTS, |slots| slots.min(DESK_SLOTS))
+    pub fn default_slots(&self, share: f64) -> u32 {
+        self.slots_in_memory(share).map_or(DEFAULT_SLOTS, |slots| slots.min(DEFAULT_SLOTS))
     }
 
     /// Slots that fit into `share` of free memory; `None` if unknown.
@@ -103,7 +103,7 @@ impl Model {
         let in_blocks = options.kind.is_block_based();
         let one_stream = options.kind.holds_one_sequence();
         let block_size = if in_blocks { options.block_size } else { 1 };
-        let capacity = options.capacity.unwrap_or_else(|| self.loaded.desk_slots(MEMORY_SHARE));
+        let capacity = options.capacity.unwrap_or_else(|| self.loaded.default_slots(MEMORY_SHARE));
         if capacity < block_size.max(1) {
             return Err(Error::Asked(format!(
                 "capacity {capacity} is less than a block of {block_size} slots"

@@ -1,11 +1,11 @@
 //! Default sampling parameters from a model's `generation_config.json`.
 
 use crate::error::Error;
-use crate::load::Opened;
+use crate::load::OpenedModel;
 use kvasir_sample::Sampling;
 use serde_json::Value as Json;
 
-impl Opened {
+impl OpenedModel {
     /// Default sampling: the model's `generation_config.json`, else temperature 1 over the full
     /// vocabulary, as API clients expect. Invalid values are rejected.
     pub fn sampling_defaults(&self) -> Result<Sampling, Error> {
@@ -39,7 +39,7 @@ fn max_new_tokens(config: &Json) -> Result<Option<u32>, Error> {
 }
 
 fn defaults(config: &Json) -> Result<Sampling, Error> {
-    let mut sampling = Opened::plain_sampling();
+    let mut sampling = OpenedModel::plain_sampling();
     let number = |key: &str, fits: fn(f64) -> bool| {
         number(config, key, fits).map(|found| found.map(|number| number as f32))
     };

@@ -1,6 +1,6 @@
 //! Data of `kvasir inspect`: architecture, programs, K/V facts per layer, and memory plan.
 
-use crate::load::Opened;
+use crate::load::OpenedModel;
 use kvasir_program::{Buffers, LayerFacts, Model};
 use serde::Serialize;
 use std::fmt;
@@ -56,7 +56,7 @@ pub struct MemoryPlan {
 
 impl Inspection {
     /// Inspects an opened model.
-    pub fn of(opened: &Opened) -> Self {
+    pub fn of(opened: &OpenedModel) -> Self {
         let target = &opened.model.target;
         let buffers = Buffers::plan(target, &[]);
         let kv = target.kv_width();

@@ -5,7 +5,7 @@ use crate::answer::{Answer, Piece};
 use crate::backend::BackendKind;
 use crate::cache_options::CacheOptions;
 use crate::error::Error;
-use crate::load::Opened;
+use crate::load::OpenedModel;
 use crate::model::Model;
 use crate::prompt::Prompt;
 use crate::runner::Runner;
@@ -65,7 +65,7 @@ impl Kvasir {
     /// Loads a GGUF file, a directory in the Hugging Face layout, or a model of the hub by its
     /// [name](crate::hub::HubName).
     pub fn load(path: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
-        Self::of(Opened::find(path.as_ref())?, options)
+        Self::of(OpenedModel::find(path.as_ref())?, options)
     }
 
     /// Loads the built-in model.
@@ -79,11 +79,11 @@ impl Kvasir {
     /// # Ok(()) }
     /// ```
     pub fn built_in(options: Options) -> Result<Self, Error> {
-        Self::of(Opened::built_in()?, options)
+        Self::of(OpenedModel::built_in()?, options)
     }
 
     /// Loads an opened model.
-    pub fn of(opened: Opened, options: Options) -> Result<Self, Error> {
+    pub fn of(opened: OpenedModel, options: Options) -> Result<Self, Error> {
         let model = Model::new(opened.load(options.backend, options.precision, options.threads)?)?;
         let engine = model.engine(&options.cache, None)?;
         Ok(Self { runner: Runner::new(model, engine) })

@@ -16,7 +16,7 @@
 //! - [`Session`] retains conversations with their K/V: append, fork, rewind, keep. Sessions with
 //!   different caches, K/V types and sizes share the weights.
 //! - [`SharedPrefix`] is a prefix that is prefilled once and read by any number of sessions.
-//! - [`Opened`] and [`Loaded`] are the parts from which callers build engines with their own
+//! - [`OpenedModel`] and [`LoadedModel`] are the parts from which callers build engines with their own
 //!   policy, cache and limits.
 //!
 //! Scheduling runs in the caller's thread, on demand: no server, no async runtime, no background
@@ -53,7 +53,7 @@ pub use crate::error::Error;
 pub use crate::hub::HubName;
 pub use crate::inspection::{Inspection, KvFacts, MemoryPlan};
 pub use crate::kvasir::{Kvasir, Options};
-pub use crate::load::{Loaded, Opened};
+pub use crate::load::{LoadedModel, OpenedModel};
 pub use crate::model::Model;
 pub use crate::prompt::Prompt;
 pub use crate::session::{Branch, Session};

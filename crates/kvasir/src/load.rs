@@ -1,5 +1,5 @@
-//! Opening and loading of models: checkpoint → programs (`Opened`) → weights prepared for a backend
-//! (`Loaded`).
+//! Opening and loading of models: checkpoint → programs (`OpenedModel`) → weights prepared for a backend
+//! (`LoadedModel`).
 
 use crate::backend::{AnyExecutor, BackendKind};
 use crate::built_in;
@@ -15,7 +15,7 @@ use serde_json::Value as Json;
 use std::{path::Path, sync::Arc};
 
 /// A checkpoint with its programs, validated against each other. Weights are not unpacked yet.
-pub struct Opened {
+pub struct OpenedModel {
     /// The checkpoint's files.
     pub checkpoint: Checkpoint,
     /// Programs of target and prediction layers.
@@ -24,7 +24,7 @@ pub struct Opened {
     generation: Option<Json>,
 }
 
-impl Opened {
+impl OpenedModel {
     /// Opens a directory in the Hugging Face layout, a GGUF file, or a model of the hub by its
     /// [`HubName`].
     pub fn find(name: &Path) -> Result<Self, Error> {
@@ -110,7 +110,7 @@ impl Opened {
         backend: BackendKind,
         precision: Precision,
         threads: Option<usize>,
-    ) -> Result<Loaded, Error> {
+    ) -> Result<LoadedModel, Error> {
         let weights = match backend {
             BackendKind::Auto | BackendKind::Cpu => {
                 let team = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
@@ -122,16 +122,16 @@ impl Opened {
             // The simulated device reads no weights, only words.
             BackendKind::Sim(preset) => Weights::Sim(preset, self.words()?),
         };
-        let mut loaded = Loaded { opened: self, weights, kv: KvType::F32 };
+        let mut loaded = LoadedModel { opened: self, weights, kv: KvType::F32 };
         loaded.kv = loaded.natural_kv();
         Ok(loaded)
     }
 }
 
 /// A model ready to run; any number of executors share its weights.
-pub struct Loaded {
+pub struct LoadedModel {
     /// Its checkpoint and programs.
-    pub opened: Opened,
+    pub opened: OpenedModel,
     weights: Weights,
     /// Default K/V data type.
     kv: KvType,
@@ -143,7 +143,7 @@ enum Weights {
     Sim(Box<Preset>, TokenList),
 }
 
-impl Loaded {
+impl LoadedModel {
     /// The target's program.
     pub fn program(&self) -> &Program {
         &self.opened.model.target

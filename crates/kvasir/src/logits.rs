@@ -1,12 +1,12 @@
 //! Logits of a prompt, computed without an engine.
 
 use crate::error::Error;
-use crate::load::Loaded;
+use crate::load::LoadedModel;
 use crate::prefill::{CHUNK, Wanted, feed};
 use kvasir_engine::Fault;
 use kvasir_kv::{Contiguous, Token};
 
-impl Loaded {
+impl LoadedModel {
     /// Next-token logits after the last token of a prompt, or with `all` after each token.
     pub fn logits(&self, prompt: &[Token], all: bool) -> Result<Vec<Vec<f32>>, Error> {
         self.check_prompt(prompt)?;

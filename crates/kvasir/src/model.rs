@@ -1,7 +1,7 @@
 //! A loaded model with its tokenizer, shared via `Arc`.
 
 use crate::error::Error;
-use crate::load::Loaded;
+use crate::load::LoadedModel;
 use crate::prompt::Prompt;
 use kvasir_formats::Tokenizer;
 use kvasir_kv::{Builders, CacheKind, Token};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// A loaded model with its tokenizer. Shared via [`Arc`], so the weights exist once.
 pub struct Model {
     /// Weights, prepared for a backend.
-    pub loaded: Loaded,
+    pub loaded: LoadedModel,
     /// Tokenizer; `None` if the checkpoint has no vocabulary.
     pub tokenizer: Option<Tokenizer>,
     /// End-of-sequence token ids.
@@ -21,7 +21,7 @@ pub struct Model {
 
 impl Model {
     /// Combines a loaded model with its tokenizer.
-    pub fn new(loaded: Loaded) -> Result<Arc<Self>, Error> {
+    pub fn new(loaded: LoadedModel) -> Result<Arc<Self>, Error> {
         let (tokenizer, eos) = (loaded.opened.tokenizer()?, loaded.opened.eos());
         let mut builders = Builders::default();
         builders.register_own(loaded.backend(), CacheKind::ALL).map_err(|e| Error::Failed(e.to_string()))?;

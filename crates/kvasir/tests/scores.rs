@@ -2,7 +2,7 @@
 //! preempted.
 #![allow(clippy::unwrap_used)]
 
-use kvasir::{BackendKind, Loaded, Opened, Precision};
+use kvasir::{BackendKind, LoadedModel, OpenedModel, Precision};
 use kvasir_engine::{
     Chunked, Chunking, Core, Limits, Mixing, Order, Params, Policy, PrefillFirst, Request, Turn,
 };
@@ -11,9 +11,9 @@ use kvasir_kv::{Radix, blocks::BlockConfig};
 use kvasir_sample::{Sampling, log_probability};
 use std::collections::HashMap;
 
-fn model(backend: BackendKind) -> Loaded {
+fn model(backend: BackendKind) -> LoadedModel {
     let path = kvasir_testkit::paths::model("qwen3");
-    Opened::open(&path).unwrap().load(backend, Precision::F32, Some(1)).unwrap()
+    OpenedModel::open(&path).unwrap().load(backend, Precision::F32, Some(1)).unwrap()
 }
 
 fn prompt(n: u32) -> Vec<u32> {
@@ -22,7 +22,7 @@ fn prompt(n: u32) -> Vec<u32> {
 
 /// Prompt log-probabilities by request tag, and the number of preemptions.
 fn scores(
-    model: &Loaded,
+    model: &LoadedModel,
     policy: Box<dyn Policy>,
     blocks: u32,
     overlap: bool,

@@ -5,7 +5,7 @@
 
 use crate::bench::runner::STEP;
 use crate::bench::{Work, counted};
-use kvasir_cpu::{CpuModel, Form, Peaks, Precision};
+use kvasir_cpu::{CpuModel, Form, MachineLimits, Precision};
 
 /// Lower bounds of operations and memory traffic for one repetition.
 #[derive(Default)]
@@ -68,7 +68,7 @@ impl Ideal {
     }
 
     /// Compute-bound time in seconds at the measured peaks.
-    pub(super) fn arithmetic(&self, peaks: &Peaks, precision: Precision) -> f64 {
+    pub(super) fn arithmetic(&self, peaks: &MachineLimits, precision: Precision) -> f64 {
         let attention = if precision == Precision::Auto { peaks.bf16 } else { peaks.f32 };
         let times = if precision == Precision::Bf16x2 { 2.0 } else { 1.0 };
         self.quantized / peaks.int8
@@ -78,7 +78,7 @@ impl Ideal {
     }
 
     /// Roofline time in seconds: the larger of compute time and memory time.
-    pub(super) fn seconds(&self, peaks: &Peaks, precision: Precision) -> f64 {
+    pub(super) fn seconds(&self, peaks: &MachineLimits, precision: Precision) -> f64 {
         self.arithmetic(peaks, precision).max(self.bytes / peaks.bandwidth)
     }
 }

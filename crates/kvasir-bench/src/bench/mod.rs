@@ -16,7 +16,9 @@ use crate::bench::runner::Runner;
 use crate::bench::segments::Segments;
 use crate::shapes::{SHAPES, shape};
 use crate::steal_time::Watch;
-use kvasir_cpu::{CpuModel, KvType, PeakMeter, Peaks, Precision, RandomWeights, ThreadPool, WeightSource};
+use kvasir_cpu::{
+    CpuModel, KvType, LimitsMeter, MachineLimits, Precision, RandomWeights, ThreadPool, WeightSource,
+};
 use kvasir_formats::{Checkpoint, DType};
 use kvasir_program::{Model, Source};
 use serde::Serialize;
@@ -38,7 +40,7 @@ pub fn load(
     precision: Precision,
     threads: Option<usize>,
 ) -> Result<Arc<CpuModel>, String> {
-    let team = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
+    let thread_pool = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
     let (source, weights): (Source, Arc<dyn WeightSource + Send + Sync>) = match subject {
         Subject::Checkpoint(path) => {
             let checkpoint = Checkpoint::open(path).map_err(|e| e.to_string())?;
@@ -52,7 +54,7 @@ pub fn load(
         }
     };
     let model = Model::build(&source).map_err(|e| e.to_string())?;
-    let model = CpuModel::load(&model.target, weights, precision, team).map_err(|e| e.to_string())?;
+    let model = CpuModel::load(&model.target, weights, precision, thread_pool).map_err(|e| e.to_string())?;
     // Pack now: weight repacking must not be part of the first timed repetition.
     model.pack().map_err(|e| e.to_string())?;
     Ok(Arc::new(model))
@@ -160,7 +162,7 @@ pub struct Arithmetic {
 /// Runs one warm-up repetition and `reps` timed ones. Fails if the model's context is too short.
 pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Result<Measured, String> {
     work.check(model.program().max_positions)?;
-    let meter = PeakMeter::new(model.threads()).map_err(|e| e.to_string())?;
+    let meter = LimitsMeter::new(model.threads()).map_err(|e| e.to_string())?;
     let mut runner = Runner::new(model, kv, work)?;
     let ideal = Ideal::of(model, work, runner.token_bytes());
     let mut stretches = Segments::new(|| meter.measure());
@@ -177,8 +179,8 @@ pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Resu
         limits.push(counted / stretches.least_seconds(|peaks| ideal.seconds(peaks, model.precision())));
         peaks.extend_from_slice(stretches.peaks());
     }
-    let usual = |of: fn(&Peaks) -> f64| median(peaks.iter().map(of));
-    let usual = Peaks {
+    let usual = |of: fn(&MachineLimits) -> f64| median(peaks.iter().map(of));
+    let usual = MachineLimits {
         bandwidth: usual(|p| p.bandwidth),
         int8: usual(|p| p.int8),
         bf16: usual(|p| p.bf16),

@@ -5,7 +5,7 @@
 
 use crate::bench::Work;
 use crate::bench::segments::Segments;
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Peaks};
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, MachineLimits};
 use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, PoolRow, RowKind, SequenceSpec, Step};
 use kvasir_kv::{Cache, ClaimRow, Contiguous, Radix, SeqId, Span, StepId, Token, blocks::BlockConfig};
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl Runner {
     pub(super) fn once(
         &mut self,
         work: Work,
-        stretches: &mut Segments<impl Fn() -> Peaks>,
+        stretches: &mut Segments<impl Fn() -> MachineLimits>,
     ) -> Result<(), String> {
         self.cache.clear().map_err(|e| e.to_string())?;
         let (streams, shared, prompt, tokens) = match work {

@@ -3,7 +3,7 @@
 //! Memory bandwidth of a shared machine can change by a factor of two within seconds. The roofline
 //! time therefore averages the limits on both sides of each segment.
 
-use kvasir_cpu::Peaks;
+use kvasir_cpu::MachineLimits;
 use std::time::{Duration, Instant};
 
 /// A segment ends at the first step boundary after this duration.
@@ -14,12 +14,12 @@ pub(crate) struct Segments<M> {
     measure: M,
     started: Instant,
     /// Limits measured before the first segment, between segments, and after the last.
-    peaks: Vec<Peaks>,
+    peaks: Vec<MachineLimits>,
     /// Per segment: number of steps, and duration in seconds.
     done: Vec<(u32, f64)>,
 }
 
-impl<M: Fn() -> Peaks> Segments<M> {
+impl<M: Fn() -> MachineLimits> Segments<M> {
     pub(super) fn new(measure: M) -> Self {
         Self { measure, started: Instant::now(), peaks: Vec::new(), done: Vec::new() }
     }
@@ -48,7 +48,7 @@ impl<M: Fn() -> Peaks> Segments<M> {
         self.peaks.push((self.measure)());
     }
 
-    pub(super) fn peaks(&self) -> &[Peaks] {
+    pub(super) fn peaks(&self) -> &[MachineLimits] {
         &self.peaks
     }
 
@@ -58,7 +58,7 @@ impl<M: Fn() -> Peaks> Segments<M> {
 
     /// Roofline time of the repetition: `all(limits)` weighted by steps, with the mean speed of
     /// both sides.
-    pub(super) fn least_seconds(&self, all: impl Fn(&Peaks) -> f64) -> f64 {
+    pub(super) fn least_seconds(&self, all: impl Fn(&MachineLimits) -> f64) -> f64 {
         let pieces: u32 = self.done.iter().map(|(pieces, _)| pieces).sum();
         let around = self.peaks.windows(2).zip(&self.done);
         let of_each = around.map(|(around, (pieces, _))| {
@@ -80,7 +80,7 @@ mod tests {
         let mut stretches = Segments::new(|| {
             measured.set(measured.get() + 1);
             let bandwidth = [10.0, 10.0, 20.0, 40.0][measured.get() - 1];
-            Peaks { bandwidth, int8: 1.0, bf16: 1.0, f32: 1.0 }
+            MachineLimits { bandwidth, int8: 1.0, bf16: 1.0, f32: 1.0 }
         });
         // A timed prefill that yields no token, then two segments of decode steps.
         for pieces in [0, 30, 10] {

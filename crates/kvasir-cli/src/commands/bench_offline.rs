@@ -34,11 +34,11 @@ impl Args {
         let loaded = self.model.load()?;
         let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
         let slots = loaded.slots_in_memory(self.options.memory_share()?).unwrap_or(max_model_len);
-        let settled = self.options.settle(&Facts::of(&loaded, slots))?;
-        let overlap = settled.overlap;
-        let mut setup = settled.setup.clone();
+        let resolved = self.options.resolve(&Facts::of(&loaded, slots))?;
+        let overlap = resolved.overlap;
+        let mut setup = resolved.setup.clone();
         setup.insert("device".into(), loaded.backend().into());
-        let engine = loaded.engine(settled.core(), overlap)?;
+        let engine = loaded.engine(resolved.core(), overlap)?;
         let page = self.html.as_deref().map(AtomicFile::create).transpose()?;
         let mut workload = Offline::new(self.requests);
         let bar = progress::bar(self.requests);

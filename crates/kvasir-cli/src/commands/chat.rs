@@ -58,10 +58,14 @@ impl Args {
         let (model, sampling_args, options) = (self.model, self.sampling_args, self.options);
         let beginning = Beginning {
             start: Box::new(move |path| match path {
-                Some(path) => {
-                    Started::new(&model.with_path(path), None, &sampling_args, &options, Service::at_a_desk())
-                }
-                None => Started::new(&model, None, &sampling_args, &options, Service::at_a_desk()),
+                Some(path) => Started::new(
+                    &model.with_path(path),
+                    None,
+                    &sampling_args,
+                    &options,
+                    Service::for_one_user(),
+                ),
+                None => Started::new(&model, None, &sampling_args, &options, Service::for_one_user()),
             }),
             system: self.system,
             fields,

@@ -1,6 +1,6 @@
 //! `kvasir doctor`: checks machine, model and configuration, and prints advice.
 
-use crate::doctor::{Patient, examine};
+use crate::doctor::{Subject, examine};
 use crate::io::failure::Failure;
 use crate::options::model::Which;
 use std::{
@@ -34,7 +34,7 @@ impl Args {
     /// `check` says whether a server accepts the options file.
     pub(crate) fn run(self, config: Option<PathBuf>, check: FileCheck) -> Result<ExitCode, Failure> {
         let checked = |path: PathBuf| (check(&path).map_err(|why| why.to_string()), path);
-        let report = examine(&Patient {
+        let report = examine(&Subject {
             model: self.which.open().map_err(|why| why.to_string()),
             model_name: self.which.name(),
             config: config.map(checked).map(|(found, path)| (path, found)),

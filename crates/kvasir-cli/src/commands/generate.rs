@@ -4,9 +4,9 @@ use crate::io::failure::Failure;
 use crate::options::Options;
 use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
-use crate::options::settle::Settled;
+use crate::options::resolve::ResolvedOptions;
 use crate::options::structured_output::FormArgs;
-use kvasir::{Answer, Finish, Kvasir, Loaded, Model, Params, Piece, Prompt, Sampling, Token};
+use kvasir::{Answer, Finish, Kvasir, LoadedModel, Model, Params, Piece, Prompt, Sampling, Token};
 use kvasir_exec::TokenLogprobs;
 use serde_json::{Map, Value as Json, json};
 use std::{
@@ -90,10 +90,10 @@ impl Args {
             None => Prompt::from(self.prompt_ids.as_slice()),
         };
         let prompt = model.ids(prompt, true)?;
-        let settled = self.settle(&model.loaded, prompt.len())?;
+        let resolved = self.resolve(&model.loaded, prompt.len())?;
         let params = Params { constraint: self.form.constraint(&model.loaded)?, ..self.params() };
-        let (overlap, words) = (settled.overlap, model.tokenizer.is_some());
-        let mut kvasir = Kvasir::with_core(model, settled.core(), overlap)?;
+        let (overlap, words) = (resolved.overlap, model.tokenizer.is_some());
+        let mut kvasir = Kvasir::with_core(model, resolved.core(), overlap)?;
         let mut stream = kvasir.stream(prompt, &params)?;
         let mut answer = None;
         for piece in stream.by_ref() {
@@ -153,7 +153,7 @@ impl Args {
 
     /// Settles engine options for a single request. Default: a contiguous cache as long as prompt
     /// plus limit.
-    fn settle(&self, model: &Loaded, prompt: usize) -> Result<Settled, Failure> {
+    fn resolve(&self, model: &LoadedModel, prompt: usize) -> Result<ResolvedOptions, Failure> {
         let longest = prompt.saturating_add(self.max_tokens as usize).min(model.program().max_positions);
         // A multiple of every block size.
         let wanted = (longest as u32).next_multiple_of(256);
@@ -163,7 +163,7 @@ impl Args {
             base.insert("cache".into(), "contiguous".into());
         }
         let options = self.options.over(&Options::from_map(&base)?)?;
-        options.settle(&Facts::of(model, slots))
+        options.resolve(&Facts::of(model, slots))
     }
 }
 

@@ -118,9 +118,9 @@ impl Args {
             is_simulated: true,
             has_graphs: true,
         };
-        let settled = options.settle(&facts)?;
-        let mut workload = self.workload(scenario, settled.limits.max_model_len)?;
-        let mut setup = settled.setup.clone();
+        let resolved = options.resolve(&facts)?;
+        let mut workload = self.workload(scenario, resolved.limits.max_model_len)?;
+        let mut setup = resolved.setup.clone();
         setup.insert("device".into(), self.sim_preset.to_string().into());
         setup.insert("notes".into(), self.notes().into());
         let header = Header { format: trace::FORMAT.into(), title: workload.title(), setup, first: 0 };
@@ -134,15 +134,15 @@ impl Args {
         let faults = Faults { seed: self.requests.seed, ..self.faults.faults };
         let mut device = CostDevice::new(self.sim_preset, clock.clone(), Box::new(ScriptedModel))
             .with_faults(faults)
-            .with_graphs(settled.graph_max_batch);
-        if let Some(shape) = settled.static_shape {
+            .with_graphs(resolved.graph_max_batch);
+        if let Some(shape) = resolved.static_shape {
             device = device.with_static_shapes(shape);
         }
         let began = Instant::now();
         let bar = progress::bar(workload.total());
         let run = Run {
-            overlap: settled.overlap,
-            core: settled.core(),
+            overlap: resolved.overlap,
+            core: resolved.core(),
             device,
             clock,
             workload: &mut *workload,

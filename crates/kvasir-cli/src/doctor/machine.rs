@@ -1,7 +1,7 @@
 //! `doctor` checks of the machine: instruction set, threads, memory, roofline, system limits.
 
 use crate::doctor::check::Check;
-use kvasir_cpu::{Isa, PeakMeter, Peaks, ThreadPool};
+use kvasir_cpu::{Isa, LimitsMeter, MachineLimits, ThreadPool};
 use std::{env::consts::ARCH, fs, path::Path, thread};
 
 const GB: f64 = 1e9;
@@ -51,7 +51,7 @@ pub(crate) fn memory(free: Option<u64>) -> Check {
 
 /// Measured machine limits (roofline).
 pub(crate) enum Speeds {
-    Measured(Peaks),
+    Measured(MachineLimits),
     Not(String),
 }
 
@@ -60,8 +60,8 @@ pub(crate) fn speeds(free: Option<u64>) -> Option<Speeds> {
     if free? < ROOM_TO_MEASURE {
         return Some(Speeds::Not("not measured: less than 2 GB are free".into()));
     }
-    let team = ThreadPool::of_machine();
-    Some(match PeakMeter::new(&team) {
+    let thread_pool = ThreadPool::of_machine();
+    Some(match LimitsMeter::new(&thread_pool) {
         Ok(meter) => Speeds::Measured(meter.measure()),
         Err(error) => Speeds::Not(format!("not measured: {error}")),
     })
@@ -81,7 +81,7 @@ impl Speeds {
             Self::Measured(peaks) => peaks,
             Self::Not(why) => return Check::warn("speed", why.clone()),
         };
-        let Peaks { bandwidth, int8, bf16, f32 } = *peaks;
+        let MachineLimits { bandwidth, int8, bf16, f32 } = *peaks;
         let found = format!(
             "reads {:.1} GB/s; {:.2} int8, {:.2} bf16, {:.2} f32 Tops/s",
             bandwidth / GB,

@@ -8,16 +8,16 @@ pub(crate) mod model;
 
 use crate::doctor::check::{Check, Report};
 
-use kvasir::Opened;
+use kvasir::OpenedModel;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
 };
 
 /// Inputs of the diagnosis.
-pub(crate) struct Patient<'a> {
+pub(crate) struct Subject<'a> {
     /// The model, or its error.
-    pub(crate) model: Result<Opened, String>,
+    pub(crate) model: Result<OpenedModel, String>,
     /// Name of the model.
     pub(crate) model_name: String,
     /// The options file with its check result.
@@ -31,19 +31,19 @@ pub(crate) struct Patient<'a> {
 }
 
 /// Runs all checks.
-pub(crate) fn examine(patient: &Patient<'_>) -> Report {
-    let memory = machine::free_memory(patient.proc);
-    let space = machine::address_space(patient.proc);
+pub(crate) fn examine(subject: &Subject<'_>) -> Report {
+    let memory = machine::free_memory(subject.proc);
+    let space = machine::address_space(subject.proc);
     // Memory beyond the address space limit cannot be used.
     let room = memory.map(|free| free.min(space.unwrap_or(free)));
-    let speeds = if patient.measure { machine::speeds(room) } else { None };
+    let speeds = if subject.measure { machine::speeds(room) } else { None };
     let mut checks = vec![machine::processor(), machine::threads(), machine::memory(memory)];
     checks.extend(space.map(machine::addresses));
     checks.extend(speeds.as_ref().map(machine::Speeds::check));
-    checks.extend(machine::open_files(patient.proc));
+    checks.extend(machine::open_files(subject.proc));
     let bandwidth = speeds.as_ref().and_then(machine::Speeds::bandwidth);
-    match &patient.model {
-        Ok(opened) => checks.extend(model::checks(opened, &patient.model_name, room, bandwidth)),
+    match &subject.model {
+        Ok(opened) => checks.extend(model::checks(opened, &subject.model_name, room, bandwidth)),
         Err(why) => {
             checks.push(Check::fail("model", why.clone()).advise(
                 "give a whole GGUF file (fetch one that was cut short again), a directory in the Hugging Face layout or a hub name",
@@ -51,8 +51,8 @@ pub(crate) fn examine(patient: &Patient<'_>) -> Report {
         }
     }
     checks
-        .extend(patient.config.as_ref().map(|(path, found)| crate::doctor::environment::config(path, found)));
-    checks.push(crate::doctor::environment::port(patient.address));
+        .extend(subject.config.as_ref().map(|(path, found)| crate::doctor::environment::config(path, found)));
+    checks.push(crate::doctor::environment::port(subject.address));
     checks.push(crate::doctor::environment::hub_cache());
     Report { checks }
 }

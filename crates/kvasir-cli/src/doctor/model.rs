@@ -2,13 +2,18 @@
 //! tokenizer and template.
 
 use crate::doctor::check::Check;
-use kvasir::{Inspection, KvType, Opened};
+use kvasir::{Inspection, KvType, OpenedModel};
 use kvasir_program::{Op, Role};
 use std::collections::BTreeMap;
 
 const GB: f64 = 1e9;
 
-pub(crate) fn checks(opened: &Opened, name: &str, free: Option<u64>, bandwidth: Option<f64>) -> Vec<Check> {
+pub(crate) fn checks(
+    opened: &OpenedModel,
+    name: &str,
+    free: Option<u64>,
+    bandwidth: Option<f64>,
+) -> Vec<Check> {
     let stored = Inspection::of(opened).memory.stored;
     let mut checks = vec![weights(opened, name, stored), fits(stored, free), context(opened, stored, free)];
     checks.extend(bandwidth.map(|bandwidth| reach(stored.saturating_sub(idle(opened)), bandwidth)));
@@ -16,7 +21,7 @@ pub(crate) fn checks(opened: &Opened, name: &str, free: Option<u64>, bandwidth: 
     checks
 }
 
-fn weights(opened: &Opened, name: &str, stored: u64) -> Check {
+fn weights(opened: &OpenedModel, name: &str, stored: u64) -> Check {
     let mut types: BTreeMap<String, u64> = BTreeMap::new();
     for tensor in opened.checkpoint.tensors() {
         *types.entry(tensor.dtype.to_string()).or_default() += tensor.bytes.len() as u64;
@@ -48,7 +53,7 @@ fn fits(stored: u64, free: Option<u64>) -> Check {
 }
 
 /// Context capacity: tokens of K/V per GB, and in the memory left by the weights.
-fn context(opened: &Opened, stored: u64, free: Option<u64>) -> Check {
+fn context(opened: &OpenedModel, stored: u64, free: Option<u64>) -> Check {
     let target = &opened.model.target;
     let slot = KvType::Bf16.slot_bytes(&target.layers).max(1) as u64;
     let per_gb = 1_000_000_000 / slot;
@@ -64,7 +69,7 @@ fn context(opened: &Opened, stored: u64, free: Option<u64>) -> Check {
 }
 
 /// Bytes of MoE experts that a token does not activate.
-fn idle(opened: &Opened) -> u64 {
+fn idle(opened: &OpenedModel) -> u64 {
     let program = &opened.model.target;
     let share = program.ops.iter().find_map(|op| match op {
         Op::Mixture { experts, .. } => {
@@ -85,7 +90,7 @@ fn reach(read: u64, bandwidth: f64) -> Check {
 }
 
 /// Tokenizer and chat template.
-fn words(opened: &Opened) -> Check {
+fn words(opened: &OpenedModel) -> Check {
     let files = match opened.text_files().and_then(|files| Ok((files.tokenizer()?, files))) {
         Ok((_, files)) => files,
         Err(why) => {

@@ -1,6 +1,6 @@
 //! Model and machine facts on which the defaults of engine options depend.
 
-use kvasir::Loaded;
+use kvasir::LoadedModel;
 
 /// Inputs of option defaults.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Facts {
 
 impl Facts {
     /// Facts of a model on the CPU.
-    pub(crate) fn of(model: &Loaded, slots: u32) -> Self {
+    pub(crate) fn of(model: &LoadedModel, slots: u32) -> Self {
         let program = model.program();
         let max_model_len = u32::try_from(program.max_positions).unwrap_or(u32::MAX);
         Self {

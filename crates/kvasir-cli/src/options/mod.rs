@@ -4,9 +4,9 @@
 pub(crate) mod facts;
 pub(crate) mod model;
 pub(crate) mod policy;
+pub(crate) mod resolve;
 pub(crate) mod rules;
 pub(crate) mod sampling;
-pub(crate) mod settle;
 pub(crate) mod structured_output;
 pub(crate) mod switch;
 pub(crate) mod workload;

@@ -2,7 +2,7 @@
 //! K/V type.
 
 use crate::io::failure::Failure;
-use kvasir::{BackendKind, KvType, Loaded, Opened};
+use kvasir::{BackendKind, KvType, LoadedModel, OpenedModel};
 use kvasir_sim::Preset;
 use std::path::{Path, PathBuf};
 
@@ -16,8 +16,8 @@ pub(crate) struct Which {
 }
 
 impl Which {
-    pub(crate) fn open(&self) -> Result<Opened, Failure> {
-        Ok(self.model.as_deref().map_or_else(Opened::built_in, Opened::find)?)
+    pub(crate) fn open(&self) -> Result<OpenedModel, Failure> {
+        Ok(self.model.as_deref().map_or_else(OpenedModel::built_in, OpenedModel::find)?)
     }
 
     /// Default model name: that of its file or folder.
@@ -76,7 +76,7 @@ enum Precision {
 }
 
 impl ModelArgs {
-    pub(crate) fn load(&self) -> Result<Loaded, Failure> {
+    pub(crate) fn load(&self) -> Result<LoadedModel, Failure> {
         if let (Some(preset), false) = (&self.sim_preset, matches!(self.backend, Backend::Sim)) {
             return Err(Failure::usage(format!("--sim-preset {preset} needs --backend sim")));
         }

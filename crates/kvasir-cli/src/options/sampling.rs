@@ -4,7 +4,7 @@
 use crate::io::failure::Failure;
 use crate::options::switch::Switch;
 use clap::builder::PossibleValuesParser;
-use kvasir::{Loaded, Opened, Sampling};
+use kvasir::{LoadedModel, OpenedModel, Sampling};
 use kvasir_serve::{
     answer::{ReasoningDialect, ToolDialect},
     model::Model,
@@ -35,15 +35,15 @@ enum GenerationConfig {
 
 impl SamplingArgs {
     /// Default sampling parameters.
-    pub(crate) fn sampling(&self, loaded: &Loaded) -> Result<Sampling, Failure> {
+    pub(crate) fn sampling(&self, loaded: &LoadedModel) -> Result<Sampling, Failure> {
         match self.generation_config {
             GenerationConfig::Auto => Ok(loaded.opened.sampling_defaults()?),
-            GenerationConfig::None => Ok(Opened::plain_sampling()),
+            GenerationConfig::None => Ok(OpenedModel::plain_sampling()),
         }
     }
 
     /// Cap on answer tokens from the generation config.
-    pub(crate) fn max_new_tokens(&self, loaded: &Loaded) -> Result<Option<u32>, Failure> {
+    pub(crate) fn max_new_tokens(&self, loaded: &LoadedModel) -> Result<Option<u32>, Failure> {
         match self.generation_config {
             GenerationConfig::Auto => Ok(loaded.opened.max_new_tokens()?),
             GenerationConfig::None => Ok(None),

@@ -1,7 +1,7 @@
 //! Structured output options of `kvasir generate`: JSON schema, regular expression, grammar.
 
 use crate::io::failure::Failure;
-use kvasir::Loaded;
+use kvasir::LoadedModel;
 use kvasir_sample::Constrained;
 use kvasir_serve::grammar::{Shape, Vocabulary};
 use std::{fs, path::Path, path::PathBuf, sync::Arc};
@@ -23,7 +23,7 @@ pub(crate) struct FormArgs {
 
 impl FormArgs {
     /// Compiles the requested constraint for this model.
-    pub(crate) fn constraint(&self, model: &Loaded) -> Result<Constrained, Failure> {
+    pub(crate) fn constraint(&self, model: &LoadedModel) -> Result<Constrained, Failure> {
         let (option, shape) = match (&self.json_schema, &self.regex, &self.grammar) {
             (Some(file), _, _) => {
                 let schema = serde_json::from_str(&read("--json-schema", file)?);

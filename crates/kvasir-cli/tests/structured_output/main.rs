@@ -2,7 +2,7 @@
 //! valid.
 #![allow(clippy::unwrap_used)]
 
-use kvasir::{AnyExecutor, BackendKind, Loaded, Opened, Precision};
+use kvasir::{AnyExecutor, BackendKind, LoadedModel, OpenedModel, Precision};
 use kvasir_engine::{
     Chunked, Chunking, Core, Engine, Finish, Limits, Mixing, Order, Params, Policy, PrefillFirst, Request,
 };
@@ -34,14 +34,14 @@ fn tokenizer() -> Arc<Tokenizer> {
 }
 
 struct House {
-    model: Loaded,
+    model: LoadedModel,
     tokenizer: Arc<Tokenizer>,
     vocabulary: Vocabulary,
 }
 
 impl House {
     fn new() -> Self {
-        let opened = Opened::open(&root("testdata/models/qwen3")).unwrap();
+        let opened = OpenedModel::open(&root("testdata/models/qwen3")).unwrap();
         let model = opened.load(BackendKind::Auto, Precision::Auto, Some(1)).unwrap();
         let tokenizer = tokenizer();
         let vocabulary = Vocabulary::new(tokenizer.clone(), 512, EOS).unwrap();

@@ -20,7 +20,7 @@ use std::time::Instant;
 
 /// Roofline limits of this machine with the threads of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Peaks {
+pub struct MachineLimits {
     /// Read bandwidth of memory, in bytes per second.
     pub bandwidth: f64,
     /// int8 operations per second; a multiply-add counts as two.
@@ -37,13 +37,13 @@ const TRIES: usize = 7;
 const PARTS: usize = 8;
 
 /// The microbenchmark: a thread pool and 1 GB of memory, more than the caches hold.
-pub struct PeakMeter<'t> {
+pub struct LimitsMeter<'t> {
     threads: &'t ThreadPool,
     isa: Isa,
     memory: Buffer,
 }
 
-impl<'t> PeakMeter<'t> {
+impl<'t> LimitsMeter<'t> {
     /// Allocates 1 GB and writes to all of it, so that every page is backed.
     pub fn new(threads: &'t ThreadPool) -> io::Result<Self> {
         const BYTES: usize = 1 << 30;
@@ -56,7 +56,7 @@ impl<'t> PeakMeter<'t> {
     }
 
     /// Measures all limits; takes about a tenth of a second.
-    pub fn measure(&self) -> Peaks {
+    pub fn measure(&self) -> MachineLimits {
         let Self { threads, isa, .. } = *self;
         let bandwidth = self.bandwidth();
         let best = |job: &(dyn Fn() -> f64 + Sync)| {
@@ -85,7 +85,7 @@ impl<'t> PeakMeter<'t> {
         let f32 = best(&|| if isa == Isa::PORTABLE { multiply_add() } else { arm::floats() });
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let f32 = best(&multiply_add);
-        let mut peaks = Peaks { bandwidth, int8: f32, bf16: f32, f32 };
+        let mut peaks = MachineLimits { bandwidth, int8: f32, bf16: f32, f32 };
         let numbers = random_bytes();
         #[cfg(target_arch = "x86_64")]
         if isa.has_avx2() {

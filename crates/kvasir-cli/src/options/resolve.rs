@@ -22,7 +22,7 @@ const MOST_TOKENS: u32 = 1 << 30;
 const MOST_BLOCKS: u32 = 1 << 24;
 
 /// Consistent options.
-pub(crate) struct Settled {
+pub(crate) struct ResolvedOptions {
     pub(crate) limits: Limits,
     pub(crate) overlap: bool,
     pub(crate) graph_max_batch: u32,
@@ -34,7 +34,7 @@ pub(crate) struct Settled {
     cache: Box<dyn Cache>,
 }
 
-impl Settled {
+impl ResolvedOptions {
     pub(crate) fn core(self) -> Core {
         Core::new(self.limits, self.order, self.policy, self.cache)
     }
@@ -42,7 +42,7 @@ impl Settled {
 
 impl Options {
     /// Builds limits, cache and policy; an error names the conflicting options.
-    pub(crate) fn settle(&self, facts: &Facts) -> Result<Settled, Failure> {
+    pub(crate) fn resolve(&self, facts: &Facts) -> Result<ResolvedOptions, Failure> {
         let policy = self.policy.unwrap_or(PolicyKind::Chunked);
         self.check_policy(policy)?;
         let kind = self.cache.unwrap_or(match policy {
@@ -106,7 +106,7 @@ impl Options {
             setup["chunk_size"] = rectangular.chunk_size.into();
             setup["max_batch_tkv"] = rectangular.max_batch_tkv.into();
         }
-        Ok(Settled {
+        Ok(ResolvedOptions {
             static_shape: dummy.then_some(StaticShape {
                 block,
                 chunk: rectangular.chunk_size,
