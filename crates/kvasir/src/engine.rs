@@ -5,6 +5,7 @@ use crate::backend::AnyExecutor;
 use crate::cache_options::CacheOptions;
 use crate::error::Error;
 use crate::load::LoadedModel;
+use crate::memory::available_memory;
 use crate::model::Model;
 use crate::shared_prefix::SharedPrefix;
 use kvasir_cpu::KvType;
@@ -71,17 +72,10 @@ impl LoadedModel {
         if let Some(preset) = self.simulated() {
             return Some(preset.slots(share));
         }
-        let free = free_memory()? as f64;
+        let free = available_memory()? as f64;
         let slot = self.kv().slot_bytes(&self.program().layers) as f64;
         Some((free * share / slot.max(1.0)) as u32)
     }
-}
-
-/// Available memory in bytes (`MemAvailable`), if known.
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 impl Model {

@@ -40,6 +40,7 @@ impl Args {
             config: config.map(checked).map(|(found, path)| (path, found)),
             address: SocketAddr::new(self.host, self.port),
             proc: Path::new("/proc"),
+            cgroup: Path::new("/sys/fs/cgroup"),
             measure: !self.quick,
         });
         match self.json {

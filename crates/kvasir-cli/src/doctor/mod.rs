@@ -8,7 +8,7 @@ pub(crate) mod model;
 
 use crate::doctor::check::{Check, Report};
 
-use kvasir::OpenedModel;
+use kvasir::{OpenedModel, available_memory_in};
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -26,13 +26,15 @@ pub(crate) struct Subject<'a> {
     pub(crate) address: SocketAddr,
     /// Path of procfs.
     pub(crate) proc: &'a Path,
+    /// Mount of the control groups.
+    pub(crate) cgroup: &'a Path,
     /// Whether to measure speeds, which takes seconds and 1 GB of memory.
     pub(crate) measure: bool,
 }
 
 /// Runs all checks.
 pub(crate) fn examine(subject: &Subject<'_>) -> Report {
-    let memory = machine::free_memory(subject.proc);
+    let memory = available_memory_in(subject.proc, subject.cgroup);
     let space = machine::address_space(subject.proc);
     // Memory beyond the address space limit cannot be used.
     let room = memory.map(|free| free.min(space.unwrap_or(free)));
