@@ -5,6 +5,7 @@ pub(crate) mod bench;
 pub(crate) mod bench_offline;
 pub(crate) mod bench_serve;
 pub(crate) mod chat;
+pub(crate) mod completions;
 pub(crate) mod convert;
 pub(crate) mod doctor;
 pub(crate) mod generate;
@@ -49,6 +50,10 @@ pub(crate) enum Command {
     Template(template::Args),
     /// Tokenize texts from stdin
     Tokenize(tokenize::Args),
+    /// Print a completion script for a shell
+    Completions(completions::Completions),
+    /// Write the manual pages
+    Manual(completions::Manual),
 }
 
 impl Command {
@@ -76,6 +81,8 @@ impl Command {
             Self::Serve(args) => args.run(),
             Self::Template(args) => args.run(),
             Self::Tokenize(args) => args.run(),
+            Self::Completions(args) => args.run(),
+            Self::Manual(args) => args.run(),
         }
     }
 }
