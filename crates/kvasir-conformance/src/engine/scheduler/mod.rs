@@ -4,7 +4,7 @@
 //! 1. An operation (add, schedule, postprocess, preempt, abort, get, set, …) runs on our `Core`.
 //! 2. Steps stay in flight between `schedule` and `postprocess`, which supplies scripted outputs
 //!    and drafts.
-//! 3. `judge` compares the return value and the whole state with the recorded ones.
+//! 3. `compare_op` compares the return value and the whole state with the recorded ones.
 //!
 //! The recorded engines store placeholder tokens for tokens in flight and ours do not, so fields
 //! derived from placeholders are ignored. An operation recorded as raising must be refused and must
