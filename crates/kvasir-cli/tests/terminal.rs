@@ -11,7 +11,7 @@ use rustix::{
     fd::OwnedFd,
     process::{Pid, Signal, ioctl_tiocsctty, kill_process, setsid},
     pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt},
-    termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize},
+    termios::{LocalModes, OptionalActions, Termios, Winsize, tcgetattr, tcsetattr, tcsetwinsize},
 };
 use std::{
     fs,
@@ -58,7 +58,11 @@ impl Chat {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let slave = ioctl_tiocgptpeer(&master, flags).unwrap();
         tcsetwinsize(&slave, Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
-        let before = tcgetattr(&slave).unwrap();
+        // By default a terminal discards output that is not read yet when it gets Ctrl-C: the line
+        // under an answer could be lost.
+        let mut before = tcgetattr(&slave).unwrap();
+        before.local_modes |= LocalModes::NOFLSH;
+        tcsetattr(&slave, OptionalActions::Now, &before).unwrap();
         let stdio = || Stdio::from(slave.try_clone().unwrap());
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
         command
