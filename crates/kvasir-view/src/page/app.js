@@ -1,7 +1,7 @@
 // Puts the panels together and moves through the steps.
 
 /** Colors that canvases need, read from the style sheet so that there is one place for them. */
-function colors() {
+function canvasColors() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(name).trim();
   return {
@@ -158,7 +158,7 @@ class View {
   draw() {
     const { model, index } = this;
     if (!model.steps.length || !this.visible) return;
-    const css = colors();
+    const css = canvasColors();
     const state = model.state(index), before = model.state(index - 1);
     this.drawHead(state, index);
     const fill = (name, panel) => {
@@ -199,7 +199,7 @@ class View {
   /** What does not change from step to step. */
   drawRun() {
     const { report } = this.model;
-    const css = colors();
+    const css = canvasColors();
     const shown = report ? report.numbers : [];
     this.find("dl").innerHTML = shown.map(([name, value]) => `<div><dt>${escapeHtml(name)}</dt><dd>${escapeHtml(value)}</dd></div>`).join("");
     const plots = this.find(".plots");
