@@ -84,7 +84,7 @@ pub struct Engine<E: Executor> {
     overlap: bool,
     abilities: Abilities,
     /// Steps in flight; with the original of a plan that was rewritten for the executor.
-    pending: VecDeque<(E::Pending, Option<Plan>)>,
+    pending: VecDeque<(E::Pending, Option<Box<Plan>>)>,
     /// A scheduled step that is submitted once the oldest step in flight is done, because the
     /// executor's pipeline is full.
     ready: Option<Box<Step>>,
@@ -259,7 +259,7 @@ impl<E: Executor> Engine<E> {
         };
         let (mut step, result) = self.executor.wait(pending);
         if let Some(plan) = original {
-            step.plan = plan;
+            step.plan = *plan;
         }
         let submitted = match self.ready.take() {
             Some(next) => self.submit(next),

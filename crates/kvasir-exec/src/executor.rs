@@ -35,16 +35,17 @@ impl Step {
         &mut self,
         abilities: &Abilities,
         lowering: &mut Lowering,
-    ) -> Result<Option<Plan>, StepError> {
+    ) -> Result<Option<Box<Plan>>, StepError> {
         if abilities.plans.contains(&self.plan.kind) {
             return Ok(None);
         }
         if !abilities.plans.contains(&PlanKind::Explicit) {
             return Err(StepError::Failed("the executor accepts no explicit masks".into()));
         }
-        let mut lowered = Plan::default();
-        lowering.lower(&self.plan, &mut lowered);
-        Ok(Some(std::mem::replace(&mut self.plan, lowered)))
+        let mut original = Box::<Plan>::default();
+        std::mem::swap(&mut self.plan, &mut original);
+        lowering.lower(&original, &mut self.plan);
+        Ok(Some(original))
     }
 
     /// Checks that the batch has at most `most` tokens and that the plan describes the same rows:
@@ -225,7 +226,7 @@ mod tests {
         assert!(matches!(step.lower(&none, &mut lowering), Err(StepError::Failed(_))));
         assert_eq!(step.plan, plan);
         let explicit = Abilities { plans: &[PlanKind::Explicit], ..none };
-        assert_eq!(step.lower(&explicit, &mut lowering), Ok(Some(plan)));
+        assert_eq!(step.lower(&explicit, &mut lowering), Ok(Some(Box::new(plan))));
         assert_eq!(step.plan.kind, PlanKind::Explicit);
         Ok(())
     }
