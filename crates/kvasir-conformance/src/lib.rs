@@ -46,7 +46,7 @@ pub struct Report {
 
 /// Runs every case of a suite, or only the one with the id `only`.
 ///
-/// A malformed case is reported as `Senseless` and does not stop the others. An unknown kind is an
+/// A malformed case is reported as `Invalid` and does not stop the others. An unknown kind is an
 /// error.
 pub fn run(suite: &Suite, only: Option<&str>) -> Result<Vec<Report>, CaseError> {
     let mut reports = Vec::new();
@@ -55,7 +55,7 @@ pub fn run(suite: &Suite, only: Option<&str>) -> Result<Vec<Report>, CaseError> 
         else {
             return Err(case.error(format!("unknown kind `{}`", case.kind)));
         };
-        let outcome = runner(case).unwrap_or_else(|error| Outcome::Senseless { why: error.why().to_owned() });
+        let outcome = runner(case).unwrap_or_else(|error| Outcome::Invalid { why: error.why().to_owned() });
         reports.push(Report { id: case.id.clone(), kind: case.kind.clone(), outcome });
     }
     Ok(reports)

@@ -88,7 +88,7 @@ mod tests {
         assert!(!is_met("c", &[0, 3], &[4, 7], 1));
         assert!(!is_met("a", &[0, 1, 6], &[5, 8, 4], 0), "what was in a table stays there");
         assert!(!is_met("d", &[2], &[3], 0), "b has that one");
-        assert!(is_met("e", &[7, 8], &[6], 0), "one is promised");
+        assert!(is_met("e", &[7, 8], &[6], 0), "one is reserved");
         names.release("b");
         assert!(names.meet("", "f", &json!([2]), &[9], 1).is_ok());
         assert!(names.meet("", "g", &json!([9]), &[9], 0).is_err(), "f has it");

@@ -13,7 +13,7 @@ pub enum Outcome {
     /// The first difference.
     Failed(Box<Mismatch>),
     /// The case is malformed: a missing field or an unknown operation.
-    Senseless {
+    Invalid {
         /// The reason.
         why: String,
     },

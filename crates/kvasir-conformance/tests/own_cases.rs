@@ -14,7 +14,7 @@ fn all_hold() {
 /// Deferred output with drafts: scheduling before the token is known is outside our design, and is
 /// skipped as such.
 #[test]
-fn a_case_that_differs_on_purpose_is_skipped_where_it_does() {
+fn intended_differences_are_skipped() {
     let case = |id: &str, seqs: &str| {
         format!(
             r#"{{"id": "{id}", "kind": "atom.scheduler", "given": {{"config": {{"mtp_k": 1}}, "seqs": {{"A": {{"prompt": [5, 6]}}}}, "ops": [

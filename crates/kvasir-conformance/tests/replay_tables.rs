@@ -17,7 +17,7 @@ fn sources(folder: &Path, text: &mut String) {
 }
 
 #[test]
-fn a_skipped_table_names_its_unit_test_or_why_it_is_outside() {
+fn skipped_tables_name_a_unit_test_or_a_reason() {
     let mut code = String::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), &mut code);
     let suites = [include_str!("../cases/atom.json"), include_str!("../cases/minisgl.json")];

@@ -12,6 +12,7 @@ use kvasir_kv::{
     Cache, CacheError, Cells, ClaimRow, Contiguous, Layout, Lowering, Mask, Plan, PlanKind, PoolId, Rings,
     SeqId, SlotCopy, StepId, TreeCache,
 };
+use kvasir_testkit::Random;
 
 /// One step from claim to retirement.
 fn run(cache: &mut dyn Cache, step: u64, rows: &[ClaimRow]) -> Plan {
@@ -377,13 +378,11 @@ fn a_shared_trunk_is_read_as_one_run() {
 #[test]
 fn cells_plans_do_not_depend_on_reused_memory() {
     let mut cache = Cells::new(600, 16, None).unwrap();
-    let (mut used, mut live, mut state) = (Plan::default(), Vec::<SeqId>::new(), 9u64);
+    let (mut used, mut live, mut random) = (Plan::default(), Vec::<SeqId>::new(), Random::new(9));
     let mut held = Vec::new();
     for step in (1..900).map(StepId) {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let dice = |n: u64| (state >> 33) % n;
-        let any = live.get(dice(live.len().max(1) as u64) as usize).copied();
-        match (dice(40), any) {
+        let any = live.get(random.below(live.len().max(1) as u64) as usize).copied();
+        match (random.below(40), any) {
             (0..10, _) | (_, None) if live.len() < 6 => live.push(cache.open().unwrap()),
             (10, Some(seq)) => {
                 live.retain(|other| *other != seq);
@@ -400,8 +399,8 @@ fn cells_plans_do_not_depend_on_reused_memory() {
             (14, _) => drop(cache.compact().unwrap()),
             _ => {}
         }
-        let tree = any.filter(|seq| dice(8) == 0 && live.contains(seq));
-        let tokens = if dice(9) == 1 { 40 } else { 1 };
+        let tree = any.filter(|seq| random.below(8) == 0 && live.contains(seq));
+        let tokens = if random.below(9) == 1 { 40 } else { 1 };
         let rows = live.iter().map(|&seq| ClaimRow::new(seq, if tree == Some(seq) { 2 } else { tokens }));
         let rows: Vec<_> = rows.collect();
         tree.into_iter().for_each(|seq| cache.tree().unwrap().propose(seq, &[-1, 0]).unwrap());
@@ -418,7 +417,7 @@ fn cells_plans_do_not_depend_on_reused_memory() {
         tree.into_iter().for_each(|seq| drop(cache.tree().unwrap().commit(seq, &[0]).unwrap().to_vec()));
         cache.check().unwrap();
     }
-    held.iter().for_each(|(said, plan)| assert_eq!(*said, meaning(plan), "plans that are held stay"));
+    held.iter().for_each(|(answered, plan)| assert_eq!(*answered, meaning(plan), "plans that are held stay"));
 }
 
 #[test]

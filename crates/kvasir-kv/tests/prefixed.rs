@@ -9,6 +9,7 @@ use kvasir_kv::{
     Cache, CacheConfig, CacheError, CacheKind, ClaimRow, Contiguous, Lookup, Plan, PoolId, Prefixed, SeqId,
     SharedPrefix, StepId, Token, build,
 };
+use kvasir_testkit::Random;
 use proptest::prelude::*;
 
 const ROWS: u32 = 69;
@@ -197,14 +198,11 @@ proptest! {
 
 #[test]
 fn random_operations_cover_trees_and_plans() {
-    let mut dice = 1u32;
-    let mut roll = |sides: u32| {
-        dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (dice >> 8) % sides
-    };
+    let mut random = Random::new(1);
+    let mut below = |n: u32| random.below(n.into()) as u32;
     for kind in CacheKind::ALL {
         let mut twins = Twins::new(*kind, &prefix());
-        (0..600).for_each(|_| twins.verb((roll(30) as u8, roll(1000), roll(1000), roll(1000))));
+        (0..600).for_each(|_| twins.verb((below(30) as u8, below(1000), below(1000), below(1000))));
         assert!(twins.plans > 20, "{kind}: {} plans", twins.plans);
         assert!(twins.staled > 20, "{kind}: {} looks at a stale plan", twins.staled);
         assert!(*kind == CacheKind::Contiguous || twins.explicit > 0, "{kind} ran no tree");

@@ -155,11 +155,11 @@ fn freed(mut state: State, question: &Question, close: &[usize]) -> i64 {
         }
         i64::from(state.cache.usage().available())
     };
-    let mut idle = 0;
+    let mut evictable = 0;
     if let Some(prompt) = &question.prompt
         && let Ok(prefix) = state.cache.prefix()
     {
-        idle = prefix.lookup(prompt, 0).idle;
+        evictable = prefix.lookup(prompt, 0).evictable;
     }
     // A lookup may split a radix node, of which one part is then evictable.
     let before = if question.leased_too { 0 } else { counted(&mut state) };
@@ -181,7 +181,7 @@ fn freed(mut state: State, question: &Question, close: &[usize]) -> i64 {
     }
     state.cache.check().unwrap();
     // The evictable slots that the hit takes were accounted for before.
-    counted(&mut state) + i64::from(idle) - before
+    counted(&mut state) + i64::from(evictable) - before
 }
 
 fn check(kind: CacheKind, seed: u64) -> bool {

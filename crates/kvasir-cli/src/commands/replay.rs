@@ -19,14 +19,14 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let (mut reports, mut senseless) = (Vec::new(), None);
+        let (mut reports, mut invalid) = (Vec::new(), None);
         for path in &self.files {
             let name = |e| Failure::usage(format!("{}: {e}", path.display()));
             let suite = Suite::parse(&Failure::read(path)?).map_err(name)?;
             let ran = kvasir_conformance::run(&suite, self.case.as_deref()).map_err(name)?;
-            senseless = senseless.or_else(|| {
+            invalid = invalid.or_else(|| {
                 ran.iter().find_map(|report| match &report.outcome {
-                    Outcome::Senseless { why } => {
+                    Outcome::Invalid { why } => {
                         Some(format!("{}: case {}: {why}", path.display(), report.id))
                     }
                     _ => None,
@@ -40,7 +40,7 @@ impl Args {
         let count =
             |wanted: fn(&Outcome) -> bool| reports.iter().filter(|report| wanted(&report.outcome)).count();
         let passed = count(|o| matches!(o, Outcome::Passed));
-        let failed = count(|o| matches!(o, Outcome::Failed(_) | Outcome::Senseless { .. }));
+        let failed = count(|o| matches!(o, Outcome::Failed(_) | Outcome::Invalid { .. }));
         let skipped = count(|o| matches!(o, Outcome::Skipped { .. }));
         if self.json {
             let all = serde_json::json!({
@@ -51,7 +51,7 @@ impl Args {
             reports.iter().for_each(print_line);
             println!("{passed} passed, {failed} failed, {skipped} skipped");
         }
-        match senseless {
+        match invalid {
             Some(why) => Err(Failure::usage(why)),
             None if failed > 0 => Ok(ExitCode::FAILURE),
             None => Ok(ExitCode::SUCCESS),
@@ -63,7 +63,7 @@ fn print_line(report: &Report) {
     match &report.outcome {
         Outcome::Passed => {}
         Outcome::Failed(m) => println!("FAIL {}: {} expected {} got {}", report.id, m.at, m.expected, m.got),
-        Outcome::Senseless { why } => println!("FAIL {}: {why}", report.id),
+        Outcome::Invalid { why } => println!("FAIL {}: {why}", report.id),
         Outcome::Skipped { reason } => println!("skip {}: {reason}", report.id),
     }
 }

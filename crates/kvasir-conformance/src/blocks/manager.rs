@@ -350,9 +350,9 @@ impl Manager {
         let tokens = self.tokens(name).to_vec();
         let hit = self.cache.lookup(&tokens, 0);
         let blocks = (tokens.len() as u32).div_ceil(self.block_size);
-        let (hits, idle) = (hit.tokens / self.block_size, hit.idle / self.block_size);
+        let (hits, evictable) = (hit.tokens / self.block_size, hit.evictable / self.block_size);
         let has_state = !self.is_stateful(name) || self.states.has_free();
-        json!({ "ok": has_state && blocks - hits + idle <= self.free_blocks(), "hit_blocks": hits })
+        json!({ "ok": has_state && blocks - hits + evictable <= self.free_blocks(), "hit_blocks": hits })
     }
 
     fn deallocate(&mut self, name: &str) -> Result<Value, Refused> {

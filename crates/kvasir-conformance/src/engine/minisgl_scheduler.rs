@@ -219,11 +219,11 @@ impl Harness {
                 + sequence.outputs().len() as u32
                 + sequence.outputs_left()
                 + sequence.in_flight();
-            let goes_on = row.samples() && row.context_len < end;
+            let continues = row.samples() && row.context_len < end;
             let slot = self.slot(row.pool_row, &recorded["reqs"][reqs.len()]["slot"]);
             let mut req = json!({
                 "uid": self.uid(id), "slot": slot, "cached": row.cached, "extend": row.tokens.len,
-                "write_pos": if goes_on { i64::from(row.context_len) } else { -1 },
+                "write_pos": if continues { i64::from(row.context_len) } else { -1 },
             });
             if !row.samples() {
                 req["chunked"] = json!(true);

@@ -83,8 +83,8 @@ fn list<'a>(value: &'a Value, key: &str) -> Result<&'a [Value], String> {
 
 /// KV slots neither owned by a sequence nor reserved for one.
 fn free_slots(core: &Core) -> u32 {
-    let promised: u32 = core.running().map(|sequence| sequence.reserved()).sum();
-    core.cache().usage().available().saturating_sub(promised)
+    let reserved: u32 = core.running().map(|sequence| sequence.reserved()).sum();
+    core.cache().usage().available().saturating_sub(reserved)
 }
 
 /// Converts a plain error message into an error about `case`.

@@ -96,11 +96,11 @@ impl Harness {
             let table = blocks_of(&step.plan, planned, self.block);
             let wanted = &theirs["block_table"];
             let live = self.core.sequence(RequestId(row.request));
-            let promised = live.map_or(0, |one| one.reserved() / self.block) as usize;
+            let reserved = live.map_or(0, |one| one.reserved() / self.block) as usize;
             let hit = live.map_or(0, |one| one.hit() / self.block) as usize;
             let name = theirs["seq"].to_string();
-            let at = format!("{at}: block table of {name}, {promised} promised beside it");
-            if wanted.as_array().is_some_and(|wanted| wanted.len() != table.len() + promised) {
+            let at = format!("{at}: block table of {name}, {reserved} reserved beside it");
+            if wanted.as_array().is_some_and(|wanted| wanted.len() != table.len() + reserved) {
                 return Err(Box::new(Mismatch { at, expected: wanted.clone(), got: json!(table) }));
             }
             if !wanted.is_null() {

@@ -23,7 +23,7 @@ struct Cached {
 
 /// A step with given rows; only its padding is computed.
 #[derive(Deserialize)]
-struct Given {
+struct Inputs {
     #[serde(default)]
     new: Vec<New>,
     #[serde(default)]
@@ -39,7 +39,7 @@ pub(crate) fn run(case: &Case) -> Result<Outcome, CaseError> {
     };
     let mut prompts: BTreeMap<String, u32> = BTreeMap::new();
     for (i, step) in steps.iter().enumerate() {
-        let given: Given =
+        let given: Inputs =
             serde_json::from_value(step.clone()).map_err(|error| case.error(format!("step {i}: {error}")))?;
         let mut rows = Vec::new();
         for new in given.new {

@@ -17,8 +17,8 @@ use kvasir_kv::Hit;
 const MOST_RESERVED_OUTPUTS: usize = 1 << 16;
 
 impl SchedulerState {
-    /// Admission test: the grant that `admit` carries out, or why the request is deferred. Changes
-    /// nothing.
+    /// Admission test: the grant that `admit` carries out, or why the request is deferred. Admits
+    /// and evicts nothing.
     pub(crate) fn admissible(&mut self, entry: u32, terms: AdmissionTerms) -> Result<Grant, DeferReason> {
         match self.admission_blocker(entry) {
             Some(reason) => Err(reason),

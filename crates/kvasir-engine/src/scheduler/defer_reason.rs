@@ -33,8 +33,6 @@ pub enum DeferReason {
     NoStateSlot,
     /// Decodes are deferred by a prefill step.
     PrefillFirst,
-    /// Prefill is deferred by a decode step.
-    DecodeFirst,
     /// Admission is deferred by the delay factor.
     Delay,
     /// Admission is deferred by prefill coalescing.
@@ -68,4 +66,11 @@ pub enum DeferReason {
     Paused,
     /// Prefill is deferred while decode rows are paused.
     OthersPaused,
+}
+
+impl DeferReason {
+    /// Whether a preemption, or the retirement of a step, can resolve it by freeing KV slots.
+    pub fn lacks_slots(self) -> bool {
+        matches!(self, Self::NoSlots { .. } | Self::Lease { .. })
+    }
 }

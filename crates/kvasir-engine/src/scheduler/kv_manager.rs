@@ -178,15 +178,24 @@ impl KvManager {
     /// The prefix-cache hit of a waiting sequence, or its session's retained K/V if that is at
     /// least as long.
     pub(crate) fn lookup(&mut self, sequence: &mut Sequence, fork: Fork) -> Hit {
+        self.choose_hit(sequence, fork, u32::MAX).0
+    }
+
+    /// Decides the hit of a waiting sequence, at most `limit` tokens: its session's retained K/V if
+    /// that is reusable, else the prefix cache's. Returns the hit and how much of it is retained.
+    fn choose_hit(&mut self, sequence: &mut Sequence, fork: Fork, limit: u32) -> (Hit, u32) {
         let found = self.find_prefix(sequence, fork);
-        match self.retained.hit(sequence) {
-            tokens if tokens > 0 && tokens >= found.tokens => Hit { tokens, ..Hit::default() },
-            _ => found,
+        match self.retained.reusable(&mut *self.cache, sequence, found.tokens, limit) {
+            0 => {
+                let (tokens, evictable) = (found.tokens.min(limit), found.evictable.min(limit));
+                (Hit { tokens, evictable, ..found }, 0)
+            }
+            tokens => (Hit { tokens, ..Hit::default() }, tokens),
         }
     }
 
     /// Admission test: whether the KV slots suffice, and which retained sequences must be evicted.
-    /// Changes nothing but that victim list, which `admit` evicts.
+    /// Changes nothing but that victim list, which `admit` evicts, and the LRU order of looked-up blocks.
     pub(crate) fn grant(
         &mut self,
         sequence: &mut Sequence,
@@ -205,7 +214,7 @@ impl KvManager {
         granted
     }
 
-    /// The slot arithmetic of `grant`: `needed = reserve_to - hit + idle`, in whole blocks, against
+    /// The slot arithmetic of `grant`: `needed = reserve_to - hit + evictable`, in whole blocks, against
     /// unreserved slots above the watermark, then against LRU victims.
     fn grant_with_hit(
         &mut self,
@@ -214,18 +223,10 @@ impl KvManager {
         terms: AdmissionTerms,
         activity: Activity,
     ) -> Result<Grant, DeferReason> {
-        let found = self.find_prefix(sequence, fork);
-        let retained = self.retained.reusable(&mut *self.cache, sequence, found.tokens, terms.hit_limit);
-        let hit = match retained {
-            0 => {
-                let most = terms.hit_limit;
-                Hit { tokens: found.tokens.min(most), idle: found.idle.min(most), ..found }
-            }
-            tokens => Hit { tokens, ..Hit::default() },
-        };
+        let (hit, retained) = self.choose_hit(sequence, fork, terms.hit_limit);
         let slots = self.budget.block().whole(terms.reserve_to.max(sequence.len()));
         let grant = Grant { hit, retained, reserve_to: terms.reserve_to, slots };
-        let needed = slots.saturating_sub(hit.tokens / self.block() * self.block()) + hit.idle;
+        let needed = slots.saturating_sub(hit.tokens / self.block() * self.block()) + hit.evictable;
         let watermark = if activity.running { self.watermark } else { 0 };
         let usage = self.cache.usage();
         let unreserved = self.budget.unreserved(usage);
@@ -367,7 +368,10 @@ impl KvManager {
             Err(CacheError::Full { needed, available }) => {
                 return Err(DeferReason::NoSlots { needed, available });
             }
-            Err(_) => return Err(DeferReason::CacheSequences),
+            Err(error) => {
+                debug_assert!(false, "an open sequence cannot be preallocated: {error}");
+                return Ok(());
+            }
         }
         let granted = self.budget.block().whole(sequence.cold.reserve_to);
         let left = granted.saturating_sub(sequence.ahead).min(sequence.reserved);

@@ -154,7 +154,7 @@ impl RetainedSessions {
 
     /// Tokens of a waiting request that match its session's retained K/V, in whole blocks. Excludes
     /// the last token, whose logits are always needed.
-    pub(crate) fn hit(&self, sequence: &Sequence) -> u32 {
+    fn hit(&self, sequence: &Sequence) -> u32 {
         let same_salt = |retained: &&RetainedSequence| retained.salt == sequence.cold.params.salt;
         let Some(retained) = self.of(sequence).filter(same_salt) else { return 0 };
         let most = sequence.tokens.len().saturating_sub(1);

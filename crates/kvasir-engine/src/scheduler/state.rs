@@ -176,7 +176,7 @@ impl SchedulerState {
         let lacks_slots = |deferral: &Deferral| {
             let entry = self.requests.find(deferral.request);
             entry.is_some_and(|entry| self.requests[entry].status == Status::Running)
-                && matches!(deferral.reason, DeferReason::NoSlots { .. } | DeferReason::Lease { .. })
+                && deferral.reason.lacks_slots()
         };
         self.steps_in_flight == 0 && self.record.deferred.iter().any(lacks_slots)
     }

@@ -137,7 +137,8 @@ impl<'a> SchedulerView<'a> {
     }
 
     /// Admission test without admission: the cache hit that `admit` would use, or why it would
-    /// fail. Changes nothing. `entry` must be waiting. Cost: that of `lookup`.
+    /// fail. Admits and evicts nothing; the lookup may update the LRU order of the prefix cache.
+    /// `entry` must be waiting. Cost: that of `lookup`.
     pub fn admissible(&mut self, entry: u32, admit: AdmissionTerms) -> Result<Hit, DeferReason> {
         self.state.admissible(entry, admit).map(|grant| grant.hit)
     }
@@ -170,7 +171,8 @@ impl<'a> SchedulerView<'a> {
         }
     }
 
-    /// Schedules a prefill chunk of `entry`: the next `feed.tokens` of what it has to be fed.
+    /// Schedules a row of `entry` without drafts: the next `feed.tokens` tokens that it has to be
+    /// fed, a prefill chunk or one decode token.
     /// `entry` must be running and not settled. On error the row is not scheduled.
     pub fn feed(&mut self, entry: u32, feed: Feed) -> Result<(), DeferReason> {
         self.schedule_row(entry, feed, 0)

@@ -144,7 +144,7 @@ impl StepBuilder {
             let filled = &mut rows[i];
             match row.kind {
                 RowKind::Decode => decode_row(sequence, row, block, &mut batch.tokens, filled),
-                _ => *filled = any_row(sequence, row, block, batch),
+                RowKind::Prefill | RowKind::MultiDecode => *filled = any_row(sequence, row, block, batch),
             }
             let samples = filled.samples();
             let (prefilled, spills) = (row.kind.is_prefill() && samples, sequence.tokens.is_due());

@@ -8,7 +8,7 @@ use kvasir_kv::*;
 pub(crate) enum Operation {
     Sequence,
     Claim,
-    Ahead,
+    Preallocate,
 }
 
 /// A cache wrapper that sometimes claims to be full.
@@ -64,7 +64,7 @@ impl Cache for Flaky {
         self.inner.can_extend(seq, tokens)
     }
     fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
-        match upto > 0 && (self.refuses)(Operation::Ahead) {
+        match upto > 0 && (self.refuses)(Operation::Preallocate) {
             true => Err(CacheError::Full { needed: 1, available: 0 }),
             false => self.inner.preallocate_slots(seq, upto),
         }

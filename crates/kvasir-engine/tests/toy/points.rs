@@ -67,7 +67,7 @@ impl Site {
         Self::Wait,
         Self::Take(Operation::Sequence),
         Self::Take(Operation::Claim),
-        Self::Take(Operation::Ahead),
+        Self::Take(Operation::Preallocate),
     ];
 
     fn place(self) -> usize {

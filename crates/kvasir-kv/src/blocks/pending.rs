@@ -99,14 +99,16 @@ impl PendingClaims {
 #[cfg(test)]
 mod tests {
     use crate::blocks::pending::*;
+    use kvasir_testkit::Random;
     use std::collections::VecDeque;
 
     #[test]
     fn agrees_with_a_queue() {
-        let (mut claims, mut model, mut state) = (PendingClaims::default(), VecDeque::<Pending>::new(), 5u64);
+        let (mut claims, mut model) = (PendingClaims::default(), VecDeque::<Pending>::new());
+        let mut random = Random::new(5);
         let mut retired = None;
         for step in 0..4000 {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let state = random.bits();
             let claim = Pending { step: StepId(step), ..Pending::default() };
             let named = StepId(step.saturating_sub(state >> 60));
             match state >> 40 & 3 {

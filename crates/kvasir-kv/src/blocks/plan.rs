@@ -27,8 +27,12 @@ impl<I: Index> BlockCache<I> {
         let mut open = self.writer.begin(step, self.generation, plan);
         open.plan.kind = PlanKind::Ragged;
         self.heap_grows.iter().for_each(|&row| open.prefetch_end(row));
-        flight.rows.iter().try_for_each(|row| self.write_row(step, row, &mut open))?;
-        self.writer.end(open, plan);
+        let written = flight.rows.iter().try_for_each(|row| self.write_row(step, row, &mut open));
+        if let Err(error) = written {
+            open.abandon();
+            return Err(error);
+        }
+        self.writer.end(open);
         self.classify(plan);
         if !self.moves.is_empty() {
             plan.moves.extend_from_slice(self.moves.of(step));
@@ -68,7 +72,7 @@ impl<I: Index> BlockCache<I> {
             self.write_frontier(row, seq, claimed, open);
             return Ok(());
         }
-        let (end, plan) = (claimed.end, &mut open.plan);
+        let (end, plan) = (claimed.end, &mut *open.plan);
         plan.read_bound = plan.read_bound.max(seq.bound * self.config.block_size);
         let (first, queries) = (plan.segments.len(), (row.redirected + row.tokens) as usize);
         let queries = Span::new(plan.positions.len(), queries);
@@ -129,7 +133,7 @@ impl<I: Index> BlockCache<I> {
     /// mask.
     fn write_frontier(&self, row: &ClaimedRow, seq: &Seq, claimed: Pending, open: &mut OpenPlan) {
         let block_size = self.config.block_size;
-        let plan = &mut open.plan;
+        let plan = &mut *open.plan;
         let nodes = &seq.nodes;
         let frontier = claimed.start - seq.next..claimed.end - seq.next;
         plan.kind = PlanKind::Explicit;
@@ -141,7 +145,7 @@ impl<I: Index> BlockCache<I> {
         let order = nodes.order(frontier.end);
         let slots = order.iter().map(|&node| self.slot(seq, seq.next + node));
         let at = open.place_once(slots);
-        let plan = &mut open.plan;
+        let plan = &mut *open.plan;
         plan.segments.push(Segment {
             pool: PoolId::default(),
             layout: Layout::Table { at, block: 1, offset: 0 },

@@ -45,7 +45,7 @@ impl<I: Index> Prefix for BlockCache<I> {
         for run in runs(&self.found) {
             seq.bound = seq.bound.max(run.end);
             seq.table.extend(run.clone());
-            match hit.idle == hit.tokens {
+            match hit.evictable == hit.tokens {
                 true => self.ledger.own_unused(run),
                 false => self.ledger.own_all(run),
             }
@@ -79,7 +79,7 @@ impl<I: Index> BlockCache<I> {
         let most = tokens.len().saturating_sub(1).min(limit as usize) as u32 / self.config.block_size;
         let found = self.ledger.index.find(tokens, salt, most, &mut self.found);
         let slots = |blocks: u32| blocks * self.config.block_size;
-        Hit { tokens: slots(found.blocks), idle: slots(found.evictable), lookup: Lookup::default() }
+        Hit { tokens: slots(found.blocks), evictable: slots(found.evictable), lookup: Lookup::default() }
     }
 
     /// Publishes a sequence's blocks `from .. to` as far as they are full, retired and without

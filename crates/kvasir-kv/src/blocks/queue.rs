@@ -51,13 +51,14 @@ impl BlockQueue {
 #[cfg(test)]
 mod tests {
     use crate::blocks::queue::*;
+    use kvasir_testkit::Random;
 
     #[test]
     fn agrees_with_a_queue_of_ids() {
         let (mut free, mut model) = (BlockQueue::default(), VecDeque::new());
-        let mut state = 3u64;
+        let mut random = Random::new(3);
         for _ in 0..3000 {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let state = random.bits();
             let (first, count) = ((state >> 40) as u32 % 40, (state >> 33) as u32 % 7);
             match state >> 20 & 1 {
                 0 => {

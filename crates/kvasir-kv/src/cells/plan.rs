@@ -32,14 +32,18 @@ impl Cells {
         }
         open.plan.kind = PlanKind::Ragged;
         open.plan.moves.extend_from_slice(self.moves.of(step));
-        for row in &flight.rows {
+        let written = flight.rows.iter().try_for_each(|row| {
             let seq = self.seqs.get(row.seq)?;
             match row.written {
-                Written::Positions => self.plan_positions(row, seq, &mut open)?,
-                Written::DraftNodes => self.plan_nodes(row, seq, &mut open)?,
+                Written::Positions => self.plan_positions(row, seq, &mut open),
+                Written::DraftNodes => self.plan_nodes(row, seq, &mut open),
             }
+        });
+        if let Err(error) = written {
+            open.abandon();
+            return Err(error);
         }
-        self.writer.end(open, plan);
+        self.writer.end(open);
         let moved = plan.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
         let mut bound = self.cells.high_water();
         if let ([row], [segment]) = (&flight.rows[..], &plan.segments[..])
@@ -57,7 +61,7 @@ impl Cells {
     /// Plans a batch row of tokens; a sliding window that cuts into several queries needs an
     /// explicit mask.
     fn plan_positions(&self, row: &Row, seq: &Sequence, open: &mut OpenPlan) -> Result<(), CacheError> {
-        let (entries, plan) = (&seq.entries, &mut open.plan);
+        let (entries, plan) = (&seq.entries, &mut *open.plan);
         let queries = Span::new(plan.positions.len(), row.tokens as usize);
         let is_newest = row.tokens == 1 && row.end == row.start + 1 && row.end == entries.next_position();
         if is_newest {
@@ -67,7 +71,7 @@ impl Cells {
                 return Ok(());
             }
         }
-        let plan = &mut open.plan;
+        let plan = &mut *open.plan;
         let (start, end) = (entries.index_of(row.start), entries.index_of(row.end));
         if row.end.saturating_sub(row.start) != row.tokens || end - start != row.tokens {
             return Err(CacheError::RowGone(row.seq));
@@ -97,14 +101,14 @@ impl Cells {
         };
         let first_segment = plan.segments.len();
         self.push_entries(row, seq, read.clone(), open);
-        push_row(row, queries, first_segment, read.end - read.start, mask, &mut open.plan);
+        push_row(row, queries, first_segment, read.end - read.start, mask, open.plan);
         Ok(())
     }
 
     /// A draft tree: the owned entries, then the nodes in order of position, under an ancestor
     /// mask.
     fn plan_nodes(&self, row: &Row, seq: &Sequence, open: &mut OpenPlan) -> Result<(), CacheError> {
-        let plan = &mut open.plan;
+        let plan = &mut *open.plan;
         let (entries, frontier) = (&seq.entries, row.start..row.end);
         let Some(slots) = seq.node_slots.get(row.start as usize..row.end as usize) else {
             return Err(CacheError::RowGone(row.seq));
@@ -124,7 +128,7 @@ impl Cells {
         let order = seq.nodes.order(row.end);
         let slots = order.iter().map(|&node| seq.node_slots[node as usize]);
         let at = open.place_once(slots);
-        let plan = &mut open.plan;
+        let plan = &mut *open.plan;
         let sparse = Some(plan.read_positions.len() as u32);
         plan.read_positions.extend(order.iter().map(|&node| position(node)));
         let layout = Layout::Table { at, block: 1, offset: 0 };
@@ -151,7 +155,7 @@ impl Cells {
                 true => open.place(row.seq, entries.changes(), heap, &tail[in_tail[0]..in_tail[1]]),
                 false => Placed::default(),
             };
-            push_run(entries, first, run, split, placed, &mut open.plan);
+            push_run(entries, first, run, split, placed, open.plan);
         }
     }
 
@@ -167,8 +171,8 @@ impl Cells {
         let placed = open.place_tail(row.seq, entries.changes(), (heap - split) as usize, tail);
         let Some(placed) = placed else { return false };
         let first_segment = open.plan.segments.len();
-        push_run(entries, entries.first_position(), 0..entries.len(), split, placed, &mut open.plan);
-        push_row(row, queries, first_segment, entries.len(), Mask::None, &mut open.plan);
+        push_run(entries, entries.first_position(), 0..entries.len(), split, placed, open.plan);
+        push_row(row, queries, first_segment, entries.len(), Mask::None, open.plan);
         true
     }
 

@@ -295,7 +295,7 @@ pub struct Hit {
     pub tokens: u32,
     /// Slots of the hit that are unreferenced now: attaching takes them out of
     /// [`PoolUsage::evictable`].
-    pub idle: u32,
+    pub evictable: u32,
     /// Ticket of this lookup, for [`Prefix::attach`].
     #[serde(skip)]
     pub lookup: Lookup,

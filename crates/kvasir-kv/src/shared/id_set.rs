@@ -87,15 +87,16 @@ impl IdSet {
 #[cfg(test)]
 mod tests {
     use crate::shared::id_set::*;
+    use kvasir_testkit::Random;
     use std::collections::BTreeSet;
 
     #[test]
     fn agrees_with_an_ordered_set() {
         for bound in [1, 63, 64, 65, 4096, 4097, 300_000] {
             let (mut set, mut model) = (IdSet::new(bound), BTreeSet::new());
-            let mut state = 7u64;
+            let mut random = Random::new(7);
             for _ in 0..5000 {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let state = random.bits();
                 let id = (state >> 33) as u32 % bound;
                 match state >> 20 & 1 {
                     0 => assert_eq!(set.insert(id), model.insert(id)),

@@ -92,10 +92,10 @@ pub(crate) struct Placed {
     pub(crate) tail: u32,
 }
 
-/// A plan that is being written.
+/// A plan that is being written. Its table is empty until the plan is ended.
 #[derive(Debug)]
-pub(crate) struct OpenPlan {
-    pub(crate) plan: Plan,
+pub(crate) struct OpenPlan<'p> {
+    pub(crate) plan: &'p mut Plan,
     /// The table's place, empty until the plan is ended.
     shared: Arc<Vec<BlockId>>,
     table: Vec<BlockId>,
@@ -113,13 +113,13 @@ impl PlanWriter {
         self.reserved = 4 * (blocks + blocks / 8 + rows * (LEAST_SPARE + TailBuffered::INLINE));
     }
 
-    /// Begins a step's plan in the memory of `plan`, which is empty until the plan is ended.
-    pub(crate) fn begin(&mut self, step: StepId, generation: u64, plan: &mut Plan) -> OpenPlan {
+    /// Begins a step's plan in the memory of `plan`.
+    pub(crate) fn begin<'p>(&mut self, step: StepId, generation: u64, plan: &'p mut Plan) -> OpenPlan<'p> {
         plan.reset(step, generation);
         let free = self.tables.iter_mut().rposition(|table| Arc::get_mut(&mut table.entries).is_some());
         let Table { entries: mut shared, layout } = free.map(|at| self.tables.remove(at)).unwrap_or_default();
         let table = Arc::get_mut(&mut shared).map(std::mem::take).unwrap_or_default();
-        let mut open = OpenPlan { plan: std::mem::take(plan), shared, table, layout, placed: 0, used: 0 };
+        let mut open = OpenPlan { plan, shared, table, layout, placed: 0, used: 0 };
         if open.layout.unused > open.table.len() / 2 {
             open.forget();
         }
@@ -127,10 +127,9 @@ impl PlanWriter {
         open
     }
 
-    /// Ends a plan: puts it into `plan` with its table, which a later plan extends.
-    pub(crate) fn end(&mut self, open: OpenPlan, plan: &mut Plan) {
-        let OpenPlan { plan: written, mut shared, table, mut layout, placed, .. } = open;
-        *plan = written;
+    /// Ends a plan: puts its table into it, which a later plan extends.
+    pub(crate) fn end(&mut self, open: OpenPlan<'_>) {
+        let OpenPlan { plan, mut shared, table, mut layout, placed, .. } = open;
         layout.drop_rows(placed..layout.rows.len());
         if let Some(entries) = Arc::get_mut(&mut shared) {
             *entries = table;
@@ -150,7 +149,12 @@ impl Layout {
     }
 }
 
-impl OpenPlan {
+impl OpenPlan<'_> {
+    /// Gives up a plan that failed half-way, and leaves it empty.
+    pub(crate) fn abandon(self) {
+        *self.plan = Plan::default();
+    }
+
     /// Drops all slices; this plan is written in full.
     pub(crate) fn forget(&mut self) {
         let len = self.layout.scratch.len;
@@ -292,7 +296,7 @@ mod tests {
     fn write(writer: &mut PlanWriter, plan: &mut Plan) -> (Vec<u32>, Vec<u32>) {
         let mut open = writer.begin(StepId(1), 0, plan);
         let placed = open.place(SeqId(1), 0, &[3, 4], &[5, 6]);
-        writer.end(open, plan);
+        writer.end(open);
         let part = |at: u32| plan.table[at as usize..at as usize + 2].to_vec();
         (part(placed.heap), part(placed.tail))
     }
@@ -311,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_extended_in_place_once_no_plan_holds_it() {
+    fn tables_no_plan_holds_are_extended_in_place() {
         let (mut writer, mut plan) = (PlanWriter::default(), Plan::default());
         write(&mut writer, &mut plan);
         let first = plan.table.as_ptr();

@@ -59,6 +59,7 @@ pub(crate) fn indices(blocks: &Range<BlockId>) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use crate::shared::runs::*;
+    use kvasir_testkit::Random;
 
     #[test]
     fn runs_of_every_length_are_found() {
@@ -73,11 +74,11 @@ mod tests {
 
     #[test]
     fn runs_concatenate_to_the_list() {
-        let mut state = 9u64;
+        let mut random = Random::new(9);
         for _ in 0..300 {
             let (mut blocks, mut lens) = (Vec::new(), 0);
             for _ in 0..5 {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let state = random.bits();
                 let (first, len) = ((state >> 40) as u32 % 1000, (state >> 33) as u32 % 150);
                 blocks.extend(first..first + len);
                 lens += usize::from(len > 0);

@@ -225,15 +225,16 @@ impl PartialEq for TailBuffered {
 #[cfg(test)]
 mod tests {
     use crate::shared::tail_buffered::*;
+    use kvasir_testkit::Random;
 
     #[test]
     fn agrees_with_one_list() {
-        let mut state = 7u64;
+        let mut random = Random::new(7);
         for _ in 0..200 {
             let mut model: Vec<u32> = (0..5).collect();
             let mut list = TailBuffered::new(model.clone());
             for i in 0..120 {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let state = random.bits();
                 let (at, to) = ((state >> 40) as u32 % 130, (state >> 33) as u32 % 130);
                 match state >> 60 {
                     0 => {

@@ -2,19 +2,18 @@
 //! stale.
 
 use crate::*;
+use kvasir_testkit::Random;
 
 /// Incremental block tables: a plan in reused memory equals one in fresh memory, whatever happened
 /// in between.
 #[test]
 fn plans_do_not_depend_on_reused_memory() {
     both(BlockConfig { block_size: 2, blocks: 64, ..SMALL }, |cache| {
-        let (mut used, mut step, mut state) = (Plan::default(), 0, 9u64);
+        let (mut used, mut step, mut random) = (Plan::default(), 0, Random::new(9));
         let (mut live, mut held) = (Vec::<SeqId>::new(), Vec::new());
         for _ in 0..600 {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let dice = |n: u64| (state >> 33) % n;
-            let any = live.get(dice(live.len().max(1) as u64) as usize).copied();
-            match (dice(10), any) {
+            let any = live.get(random.below(live.len().max(1) as u64) as usize).copied();
+            match (random.below(10), any) {
                 (0, _) | (_, None) if live.len() < 6 => live.push(cache.open().unwrap()),
                 (1, Some(seq)) => {
                     live.retain(|other| *other != seq);
@@ -29,7 +28,7 @@ fn plans_do_not_depend_on_reused_memory() {
                 }
                 _ => {}
             }
-            let tokens = if dice(5) == 0 { 5 } else { 1 };
+            let tokens = if random.below(5) == 0 { 5 } else { 1 };
             let rows: Vec<ClaimRow> = live.iter().map(|&seq| ClaimRow::new(seq, tokens)).collect();
             step += 1;
             if rows.is_empty() || cache.claim(StepId(step), &rows).is_err() {
@@ -42,13 +41,14 @@ fn plans_do_not_depend_on_reused_memory() {
             // A table that a plan holds is not extended, so the next fresh plan is written in full.
             held.push((meaning(&fresh), fresh));
             assert!(used.table.len() <= 16 * 64, "what is out of use is given up");
-            match dice(7) {
+            match random.below(7) {
                 0 => cache.cancel(StepId(step)).unwrap(),
                 _ => cache.retire(StepId(step)).unwrap(),
             }
             cache.check().unwrap();
         }
-        held.iter().for_each(|(said, plan)| assert_eq!(*said, meaning(plan), "plans that are held stay"));
+        held.iter()
+            .for_each(|(answered, plan)| assert_eq!(*answered, meaning(plan), "plans that are held stay"));
     });
 }
 

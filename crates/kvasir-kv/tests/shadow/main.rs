@@ -18,10 +18,10 @@ use kvasir_kv::{
 use kvasir_testkit::Random;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
-struct Dice(Random);
+struct Rng(Random);
 
-impl Dice {
-    fn roll(&mut self, n: u32) -> u32 {
+impl Rng {
+    fn below(&mut self, n: u32) -> u32 {
         self.0.below(u64::from(n.max(1))) as u32
     }
     fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
@@ -108,10 +108,10 @@ struct InFlightStep {
     plain: Vec<(SeqId, u32)>,
 }
 
-struct World<I> {
+struct Simulation<I> {
     cache: BlockCache<I>,
     config: BlockConfig,
-    dice: Dice,
+    rng: Rng,
     device: HashMap<Slot, u64>,
     seqs: BTreeMap<SeqId, ModelSeq>,
     closed: Vec<SeqId>,
@@ -123,17 +123,17 @@ struct World<I> {
     refused: u32,
 }
 
-impl<I: Index> World<I> {
+impl<I: Index> Simulation<I> {
     fn any(&mut self) -> Option<SeqId> {
         let live: Vec<SeqId> = self.seqs.keys().copied().collect();
-        self.dice.pick(&live)
+        self.rng.pick(&live)
     }
 
     fn prompt(&mut self) -> Vec<Token> {
         // Few stems and few tokens, so that prompts share prefixes of every length.
-        let (stem, len) = (self.dice.roll(3), 1 + self.dice.roll(5 * self.config.block_size + 6));
-        let cut = self.dice.roll(len + 1);
-        (0..len).map(|i| if i < cut { stem * 7 + i % 5 } else { self.dice.roll(2) + 90 }).collect()
+        let (stem, len) = (self.rng.below(3), 1 + self.rng.below(5 * self.config.block_size + 6));
+        let cut = self.rng.below(len + 1);
+        (0..len).map(|i| if i < cut { stem * 7 + i % 5 } else { self.rng.below(2) + 90 }).collect()
     }
 
     /// All observable state, to show that a refusal changed nothing.
@@ -145,7 +145,7 @@ impl<I: Index> World<I> {
 
     fn live(&mut self, verbs: u32) {
         for _ in 0..verbs {
-            let verb = self.dice.roll(100);
+            let verb = self.rng.below(100);
             match verb {
                 0..12 => self.open(),
                 12..18 => self.close(),
@@ -160,7 +160,7 @@ impl<I: Index> World<I> {
                 92..95 => self.propose(),
                 95..98 => self.commit(),
                 _ => {
-                    let slots = self.dice.roll(3 * self.config.block_size);
+                    let slots = self.rng.below(3 * self.config.block_size);
                     let before = self.cache.usage();
                     let evicted = self.cache.prefix().unwrap().evict(slots).unwrap();
                     assert_eq!(self.cache.usage().free, before.free + evicted);
@@ -201,19 +201,19 @@ fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheErro
     let (mut hits, mut refused) = (0, 0);
     for seed in 1..=seeds {
         for block_size in [1, 2, 4, 16] {
-            let mut dice = Dice(Random::new(seed));
-            let blocks = [6, 12, 40, 200][dice.roll(4) as usize] * if block_size == 1 { 4 } else { 1 };
+            let mut rng = Rng(Random::new(seed));
+            let blocks = [6, 12, 40, 200][rng.below(4) as usize] * if block_size == 1 { 4 } else { 1 };
             let config = BlockConfig {
                 block_size,
                 blocks,
                 max_sequences: 12,
-                sharing: dice.roll(8) > 0,
-                dummy: dice.roll(3) == 0,
+                sharing: rng.below(8) > 0,
+                dummy: rng.below(3) == 0,
             };
-            let mut world = World {
+            let mut simulation = Simulation {
                 cache: make(config).unwrap(),
                 config,
-                dice,
+                rng,
                 device: HashMap::new(),
                 seqs: BTreeMap::new(),
                 closed: Vec::new(),
@@ -225,15 +225,15 @@ fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheErro
                 refused: 0,
             };
             let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                world.live(200);
-                world.end();
+                simulation.live(200);
+                simulation.end();
             }));
             if let Err(cause) = run {
                 eprintln!("{name}: seed {seed}, {config:?}");
                 std::panic::resume_unwind(cause);
             }
-            hits += world.hits;
-            refused += world.refused;
+            hits += simulation.hits;
+            refused += simulation.refused;
         }
     }
     assert!(hits > 100 && refused > 10, "{name}: {hits} tokens were hits, {refused} verbs refused");

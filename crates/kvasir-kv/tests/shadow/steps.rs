@@ -3,12 +3,12 @@
 
 use crate::*;
 
-impl<I: Index> World<I> {
+impl<I: Index> Simulation<I> {
     pub(super) fn claim(&mut self) {
         let live: Vec<SeqId> = self.seqs.keys().copied().collect();
         let mut rows = Vec::new();
         for seq in live {
-            if self.dice.roll(2) == 0 {
+            if self.rng.below(2) == 0 {
                 continue;
             }
             let model = &self.seqs[&seq];
@@ -16,12 +16,12 @@ impl<I: Index> World<I> {
             if proposed == 0 && !model.nodes.is_empty() {
                 continue;
             }
-            let most = if self.dice.roll(3) == 0 { 2 * self.config.block_size + 2 } else { 2 };
-            let tokens = if proposed > 0 { proposed } else { 1 + self.dice.roll(most) };
+            let most = if self.rng.below(3) == 0 { 2 * self.config.block_size + 2 } else { 2 };
+            let tokens = if proposed > 0 { proposed } else { 1 + self.rng.below(most) };
             let tail =
                 model.rows.keys().rev().zip(1..).take_while(|(p, i)| **p + i == model.next()).count() as u32;
-            let redirects = self.config.dummy && proposed == 0 && tail > 0 && self.dice.roll(3) == 0;
-            let redirected = if redirects { 1 + self.dice.roll(tail) } else { 0 };
+            let redirects = self.config.dummy && proposed == 0 && tail > 0 && self.rng.below(3) == 0;
+            let redirected = if redirects { 1 + self.rng.below(tail) } else { 0 };
             rows.push(ClaimRow { seq, redirected, tokens });
         }
         if rows.is_empty() {
@@ -41,7 +41,7 @@ impl<I: Index> World<I> {
             Err(error) => panic!("{error}"),
         }
         assert!(self.cache.generation() > generation);
-        if self.dice.roll(12) == 0 {
+        if self.rng.below(12) == 0 {
             let mut plan = Plan::default();
             self.cache.plan(step, &mut plan).unwrap();
             self.cache.cancel(step).unwrap();
@@ -60,7 +60,7 @@ impl<I: Index> World<I> {
         self.cache.check_fresh(&plan).unwrap();
         let (mut expected, mut tree, mut plain) = (Vec::new(), Vec::new(), Vec::new());
         for row in rows {
-            let tokens: Vec<Token> = (0..row.tokens).map(|_| self.dice.roll(3) + 90).collect();
+            let tokens: Vec<Token> = (0..row.tokens).map(|_| self.rng.below(3) + 90).collect();
             let model = self.seqs.get_mut(&row.seq).unwrap();
             let mut queries = Vec::new();
             let prefix = |model: &ModelSeq, end: Position| -> Vec<(Position, u64)> {

@@ -3,17 +3,17 @@
 
 use crate::*;
 
-impl<I: Index> World<I> {
+impl<I: Index> Simulation<I> {
     pub(super) fn open(&mut self) {
         let Ok(seq) = self.cache.open() else { return };
         assert!(!self.closed.contains(&seq), "id issued twice");
         self.families += 1;
         let mut model = ModelSeq { family: self.families, ..ModelSeq::default() };
-        if self.dice.roll(4) > 0 {
-            let (prompt, salt) = (self.prompt(), u64::from(self.dice.roll(4) / 3));
-            let limit = if self.dice.roll(5) == 0 { self.dice.roll(20) } else { u32::MAX };
+        if self.rng.below(4) > 0 {
+            let (prompt, salt) = (self.prompt(), u64::from(self.rng.below(4) / 3));
+            let limit = if self.rng.below(5) == 0 { self.rng.below(20) } else { u32::MAX };
             // Sometimes attaches a lookup made before other operations, possibly stale.
-            if let Some((prompt, salt, lookup)) = self.looked_up.take().filter(|_| self.dice.roll(2) == 0) {
+            if let Some((prompt, salt, lookup)) = self.looked_up.take().filter(|_| self.rng.below(2) == 0) {
                 let hit = self.cache.prefix().unwrap().attach(seq, &prompt, salt, limit, lookup).unwrap();
                 assert!(hit.tokens < prompt.len() as u32 && hit.tokens <= limit);
                 model.salt = salt;
@@ -32,15 +32,15 @@ impl<I: Index> World<I> {
             assert!(hit.tokens < prompt.len() as u32 && hit.tokens <= limit);
             if limit == u32::MAX {
                 assert_eq!(hit, found);
-                assert_eq!(before.evictable - self.cache.usage().evictable, hit.idle);
+                assert_eq!(before.evictable - self.cache.usage().evictable, hit.evictable);
             }
             self.hits += hit.tokens;
             model.salt = salt;
             prompt[..hit.tokens as usize].iter().for_each(|&token| model.push(token));
         }
         self.seqs.insert(seq, model);
-        if self.dice.roll(2) == 0 {
-            let (prompt, salt) = (self.prompt(), u64::from(self.dice.roll(4) / 3));
+        if self.rng.below(2) == 0 {
+            let (prompt, salt) = (self.prompt(), u64::from(self.rng.below(4) / 3));
             let found = self.cache.prefix().unwrap().lookup(&prompt, salt);
             self.looked_up = Some((prompt, salt, found.lookup));
         }
@@ -59,14 +59,14 @@ impl<I: Index> World<I> {
         let model = &self.seqs[&seq];
         let tokens: Vec<Token> =
             (0..model.next()).map(|p| model.rows.get(&p).map_or(7, |row| row.0)).collect();
-        let computed = if self.dice.roll(3) == 0 { self.dice.roll(model.next() + 9) } else { model.next() };
+        let computed = if self.rng.below(3) == 0 { self.rng.below(model.next() + 9) } else { model.next() };
         self.cache.prefix().unwrap().publish(seq, &tokens, computed).unwrap();
     }
 
     pub(super) fn rewind(&mut self) {
         let Some(seq) = self.any() else { return };
         let model = self.seqs[&seq].clone();
-        let to = self.dice.roll(model.next() + 2);
+        let to = self.rng.below(model.next() + 2);
         let result = self.cache.rewind().unwrap().rewind_to(seq, to);
         if !model.nodes.is_empty() || !model.proposed.is_empty() {
             assert_eq!(result, Err(CacheError::Unsettled));
@@ -91,8 +91,8 @@ impl<I: Index> World<I> {
     pub(super) fn remove(&mut self) {
         let Some(seq) = self.any() else { return };
         let model = self.seqs[&seq].clone();
-        let from = self.dice.roll(model.next() + 1);
-        let to = from + self.dice.roll(2 * self.config.block_size + 3);
+        let from = self.rng.below(model.next() + 1);
+        let to = from + self.rng.below(2 * self.config.block_size + 3);
         let before = self.picture();
         match self.cache.sequences().unwrap().remove(seq, from..to) {
             Ok(()) if to >= model.next() => self.cut(seq, from),
@@ -112,8 +112,8 @@ impl<I: Index> World<I> {
     pub(super) fn copy(&mut self) {
         let (Some(src), Some(dst)) = (self.any(), self.any()) else { return };
         let (source, target) = (self.seqs[&src].clone(), self.seqs[&dst].clone());
-        let from = self.dice.roll(source.next() + 1);
-        let to = if self.dice.roll(2) == 0 { u32::MAX } else { from + self.dice.roll(12) };
+        let from = self.rng.below(source.next() + 1);
+        let to = if self.rng.below(2) == 0 { u32::MAX } else { from + self.rng.below(12) };
         let before = self.picture();
         let rows: Vec<_> = source.retired().filter(|(p, _)| (from..to).contains(p)).collect();
         match self.cache.sequences().unwrap().copy(src, dst, from..to) {
@@ -151,7 +151,7 @@ impl<I: Index> World<I> {
 
     pub(super) fn fork(&mut self) {
         let Some(seq) = self.any() else { return };
-        let n = self.dice.roll(3);
+        let n = self.rng.below(3);
         match self.cache.sequences().unwrap().fork(seq, n) {
             Ok(forks) => {
                 assert_eq!(forks.len(), n as usize);
@@ -186,8 +186,8 @@ impl<I: Index> World<I> {
     pub(super) fn propose(&mut self) {
         let Some(seq) = self.any() else { return };
         let first = self.seqs[&seq].nodes.len() as i32;
-        let n = self.dice.roll(6) as i32;
-        let parents: Vec<i32> = (0..n).map(|i| self.dice.roll((first + i + 1) as u32) as i32 - 1).collect();
+        let n = self.rng.below(6) as i32;
+        let parents: Vec<i32> = (0..n).map(|i| self.rng.below((first + i + 1) as u32) as i32 - 1).collect();
         self.cache.tree().unwrap().propose(seq, &parents).unwrap();
         self.seqs.get_mut(&seq).unwrap().proposed = parents;
     }
@@ -197,10 +197,10 @@ impl<I: Index> World<I> {
         let model = self.seqs[&seq].clone();
         let mut chain = Vec::new();
         let mut parent = -1;
-        while self.dice.roll(4) > 0 {
+        while self.rng.below(4) > 0 {
             let children: Vec<usize> =
                 (0..model.nodes.len()).filter(|&n| model.nodes[n].parent == parent).collect();
-            let Some(node) = self.dice.pick(&children) else { break };
+            let Some(node) = self.rng.pick(&children) else { break };
             chain.push(node as u32);
             parent = node as i32;
         }

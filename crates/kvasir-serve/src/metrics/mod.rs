@@ -3,14 +3,16 @@
 //!
 //! Updates from the engine's thread take no lock and allocate nothing. Knows no request.
 
+mod deferral_group;
 pub(crate) mod page;
 pub(crate) mod prometheus;
 
+use crate::metrics::deferral_group::DeferralGroup;
 pub use crate::metrics::prometheus::Names;
 use crate::metrics::prometheus::{
     COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, REQUEST_BUCKETS, TOKEN_BUCKETS,
 };
-use kvasir_engine::{Core, DeferReason, Finish, Nanos, Observer, Refusal, Summary};
+use kvasir_engine::{Core, Finish, Nanos, Observer, Refusal, Summary};
 use kvasir_exec::{Step, StepError};
 use std::sync::Arc;
 
@@ -36,7 +38,7 @@ pub struct Metrics {
     /// Pauses and resumes of decode rows under the `rectangular` policy.
     pauses: Gauge,
     resumes: Gauge,
-    deferred: [Counter; DEFERRED.len()],
+    deferred: [Counter; DeferralGroup::LABELS.len()],
     finished: [Counter; FINISHED.len()],
     rejected: [Counter; REJECTED.len()],
     ttft: Histogram,
@@ -50,8 +52,6 @@ pub struct Metrics {
     answers: Histogram,
 }
 
-/// Labels of the reasons why a queued request was deferred, in groups.
-const DEFERRED: [&str; 4] = ["room", "budget", "order", "other"];
 /// `finished_reason` labels, as other servers' dashboards expect them.
 const FINISHED: [&str; 5] = ["stop", "length", "abort", "error", "refused"];
 /// Labels of rejection reasons, in the order of [`Rejected`].
@@ -188,42 +188,8 @@ impl Metrics {
         self.computed_tokens.add(prompt as u64);
         self.step_tokens.observe((prompt + decode) as u64);
         for deferred in &record.deferred {
-            if let Some(counter) = self.deferred.get(deferral_group(deferred.reason)) {
-                counter.add(1);
-            }
+            self.deferred[DeferralGroup::of(deferred.reason) as usize].add(1);
         }
-    }
-}
-
-/// Index into [`DEFERRED`].
-fn deferral_group(reason: DeferReason) -> usize {
-    match reason {
-        DeferReason::NoSlots { .. }
-        | DeferReason::Reserved { .. }
-        | DeferReason::Lease { .. }
-        | DeferReason::CacheSequences => 0,
-        DeferReason::TokenBudget
-        | DeferReason::SequenceLimit
-        | DeferReason::CostTarget
-        | DeferReason::NoPoolRow
-        | DeferReason::NoStateSlot => 1,
-        DeferReason::Behind | DeferReason::PrefillFirst | DeferReason::DecodeFirst | DeferReason::Sibling => {
-            2
-        }
-        DeferReason::Delay
-        | DeferReason::Coalesce
-        | DeferReason::TokenInFlight
-        | DeferReason::LastTokenInFlight
-        | DeferReason::Verifying
-        | DeferReason::ChunkTooSmall
-        | DeferReason::Preempted
-        | DeferReason::OnePrefill
-        | DeferReason::Interleave
-        | DeferReason::DecodeBatch
-        | DeferReason::Volume { .. }
-        | DeferReason::ModelLength
-        | DeferReason::Paused
-        | DeferReason::OthersPaused => 3,
     }
 }
 

@@ -1,9 +1,8 @@
 //! The `/metrics` page: names and help texts of all metric families, in Kvasir's or vLLM's naming.
 
-use crate::metrics::{
-    DEFERRED, FINISHED, Metrics, REJECTED,
-    prometheus::{Names, TextExposition},
-};
+use crate::metrics::deferral_group::DeferralGroup;
+use crate::metrics::prometheus::{Names, TextExposition};
+use crate::metrics::{FINISHED, Metrics, REJECTED};
 
 impl Metrics {
     /// All metrics in Prometheus' text format. `open` is the number of open answers.
@@ -99,7 +98,7 @@ impl Metrics {
         page.counters(
             "held_total",
             "Deferrals: times that a request was not scheduled into a step, by reason.",
-            by("reason", &DEFERRED).zip(values),
+            by("reason", &DeferralGroup::LABELS).zip(values),
         );
     }
 

@@ -11,7 +11,6 @@ const REASONS = {
   no_pool_row: "the token pool has no free row",
   no_state_slot: "no recurrent-state slot is free",
   prefill_first: "prefill steps go first",
-  decode_first: "decode steps go first",
   delay: "deferred by the delay factor",
   coalesce: "deferred so that all replicas prefill together",
   token_in_flight: "its token is in flight",

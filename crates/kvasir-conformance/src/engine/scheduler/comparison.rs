@@ -60,9 +60,9 @@ impl Harness {
             let own = got.as_array().into_iter().flatten().filter_map(Value::as_u64);
             let own: Vec<u32> = own.map(|block| block as u32).collect();
             let live = self.known.get(&name).and_then(|known| self.core.sequence(known.id?));
-            let promised = live.map_or(0, |one| one.reserved() / self.block) as usize;
+            let reserved = live.map_or(0, |one| one.reserved() / self.block) as usize;
             let (at, theirs) = (format!("{at}: block table of {name}"), count(&expected));
-            if theirs != own.len() + promised && !own.is_empty() || own.is_empty() != (theirs == 0) {
+            if theirs != own.len() + reserved && !own.is_empty() || own.is_empty() != (theirs == 0) {
                 return Err(Box::new(Mismatch { at, expected, got }));
             }
             self.blocks.meet(&at, &name, &expected, &own, hit)?;

@@ -119,11 +119,11 @@ impl Harness {
             if known.finish.is_some() {
                 known.completion.clear();
             }
-            let said = known.completion.clone();
+            let answered = known.completion.clone();
             let added = self.core.add(request, arrived);
             self.refused |= added.is_err();
             if let Ok(id) = added {
-                self.core.append(id, &said);
+                self.core.append(id, &answered);
             }
             let known = self.named(&json!({ "seq": name }))?;
             known.id = added.ok();

@@ -459,8 +459,8 @@ mod tests {
         assert_eq!(find(&mut index, &[1, 1, 7, 7, 8, 8], 0), a);
         assert_eq!(find(&mut index, &[2, 2, 7, 7, 8, 8], 0), b);
         assert_eq!(find(&mut index, &[1, 1, 7, 7], 5), other_tenant);
-        assert_eq!(find(&mut index, &[7, 7], 0), []);
-        assert_eq!(find(&mut index, &[3, 3, 7, 7], 0), []);
+        assert_eq!(find(&mut index, &[7, 7], 0), [0; 0]);
+        assert_eq!(find(&mut index, &[3, 3, 7, 7], 0), [0; 0]);
         index.check(&|block| block < 7).unwrap();
     }
 

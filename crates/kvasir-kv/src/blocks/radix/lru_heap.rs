@@ -98,14 +98,15 @@ impl LruHeap {
 #[cfg(test)]
 mod tests {
     use crate::blocks::radix::lru_heap::*;
+    use kvasir_testkit::Random;
     use std::collections::BTreeMap;
 
     #[test]
     fn agrees_with_a_sorted_list() {
         let (mut heap, mut model) = (LruHeap::default(), BTreeMap::new());
-        let mut state = 3u64;
+        let mut random = Random::new(3);
         for time in 0..20_000 {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let state = random.bits();
             let node = (state >> 33) as u32 % 200;
             match (state >> 20 & 3, model.contains_key(&node)) {
                 (0, true) => {
@@ -122,7 +123,7 @@ mod tests {
                     first.map(|node| model.remove(&node));
                 }
                 (_, false) => {
-                    // DraftNodes re-enter with old times when they become leaves.
+                    // Nodes re-enter with old times when they become leaves.
                     let time = time - state % (time + 1).min(50) / 2 * 2;
                     if !model.values().any(|&other| other == time) {
                         heap.push(node, time);

@@ -62,6 +62,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_defer_reason_has_words_in_the_viewer() {
+        // The error of an unknown variant lists all variants.
+        let error = serde_json::from_str::<kvasir_engine::DeferReason>("\"?\"").unwrap_err().to_string();
+        let names: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
+        assert!(names.contains(&"behind") && names.contains(&"others_paused"), "{error}");
+        let script = kvasir_view::script();
+        for name in names {
+            assert!(script.contains(&format!("\n  {name}: ")), "words.js lacks `{name}`");
+        }
+    }
+
+    #[test]
     fn web_ui_refers_to_its_own_files_only() {
         let held = |path: &str| {
             FILES.iter().any(|(file, ..)| *file == path)
