@@ -123,7 +123,7 @@ impl Checkpoint {
         let map = map.ok_or_else(|| Error::at("weight_map", "is missing or not an object"))?;
         let mut names: Vec<&str> = Vec::new();
         for (tensor, file) in map {
-            let bad = || Error::at(format!("weight_map.{tensor}"), "is is not a file name beside the index");
+            let bad = || Error::at(format!("weight_map.{tensor}"), "is not a file name beside the index");
             let file = file.as_str().ok_or_else(bad)?;
             let mut parts = Path::new(file).components();
             if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
@@ -142,7 +142,7 @@ impl Checkpoint {
                 .and_then(|f| f.path().file_name())
                 .is_some_and(|n| Some(n) == file.as_str().map(AsRef::as_ref));
             if !same {
-                return Err(Error::at(format!("weight_map.{tensor}"), format!("is not in {file}")));
+                return Err(Error::at(format!("weight_map.{tensor}"), format!("is not in `{file}`")));
             }
         }
         Ok(())

@@ -1,118 +1,105 @@
 //! Tensor element types, including GGUF block quantization: names, GGUF ids, block lengths and byte
 //! sizes.
 //!
-//! One table row per type; a test keeps the table in enum order. Size computations check for
-//! overflow.
+//! One line per type. Size computations check for overflow.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Storage type of a tensor's elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[allow(missing_docs)] // names as in the file formats
-pub enum DType {
-    F32,
-    F16,
-    BF16,
-    F64,
-    /// FP8 with 4 exponent bits; block-scaled matrices store scales in a companion tensor.
-    F8E4M3,
-    /// E8M0: a power of two, used for scales.
-    F8E8M0,
-    U8,
-    I8,
-    I16,
-    I32,
-    I64,
-    Bool,
-    Q8_0,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q2K,
-    Q3K,
-    Q4K,
-    Q5K,
-    Q6K,
-    /// MXFP4 in GGUF layout: 32 four-bit floats and one power-of-two scale.
-    Mxfp4,
-    /// 32 four-bit indices into a nonlinear codebook, with one f16 scale.
-    Iq4Nl,
-    /// Superblock of 256 four-bit codebook indices, with a six-bit scale per 32.
-    Iq4Xs,
+/// Name, GGUF type id (if any), elements per block, bytes per block.
+type Row = (&'static str, Option<u32>, usize, usize);
+
+/// Declares the enum and its table from one list, so that no type lacks a row.
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $name:ident: $text:literal, $gguf:expr, $len:literal, $bytes:literal;)*) => {
+        /// Storage type of a tensor's elements.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[allow(missing_docs)] // names as in the file formats
+        pub enum DType {
+            $($(#[$doc])* $name,)*
+        }
+
+        const ALL: &[DType] = &[$(DType::$name),*];
+        const TABLE: &[Row] = &[$(($text, $gguf, $len, $bytes)),*];
+    };
 }
 
-/// Type, name, GGUF type id (if any), elements per block, bytes per block.
-type Row = (DType, &'static str, Option<u32>, usize, usize);
-
-const TABLE: [Row; 25] = [
-    (DType::F32, "f32", Some(0), 1, 4),
-    (DType::F16, "f16", Some(1), 1, 2),
-    (DType::BF16, "bf16", Some(30), 1, 2),
-    (DType::F64, "f64", Some(28), 1, 8),
-    (DType::F8E4M3, "f8_e4m3", None, 1, 1),
-    (DType::F8E8M0, "f8_e8m0", None, 1, 1),
-    (DType::U8, "u8", None, 1, 1),
-    (DType::I8, "i8", Some(24), 1, 1),
-    (DType::I16, "i16", Some(25), 1, 2),
-    (DType::I32, "i32", Some(26), 1, 4),
-    (DType::I64, "i64", Some(27), 1, 8),
-    (DType::Bool, "bool", None, 1, 1),
-    (DType::Q8_0, "q8_0", Some(8), 32, 34),
-    (DType::Q4_0, "q4_0", Some(2), 32, 18),
-    (DType::Q4_1, "q4_1", Some(3), 32, 20),
-    (DType::Q5_0, "q5_0", Some(6), 32, 22),
-    (DType::Q5_1, "q5_1", Some(7), 32, 24),
-    (DType::Q2K, "q2_k", Some(10), 256, 84),
-    (DType::Q3K, "q3_k", Some(11), 256, 110),
-    (DType::Q4K, "q4_k", Some(12), 256, 144),
-    (DType::Q5K, "q5_k", Some(13), 256, 176),
-    (DType::Q6K, "q6_k", Some(14), 256, 210),
-    (DType::Mxfp4, "mxfp4", Some(39), 32, 17),
-    (DType::Iq4Nl, "iq4_nl", Some(20), 32, 18),
-    (DType::Iq4Xs, "iq4_xs", Some(23), 256, 136),
-];
+dtypes! {
+    F32: "f32", Some(0), 1, 4;
+    F16: "f16", Some(1), 1, 2;
+    BF16: "bf16", Some(30), 1, 2;
+    F64: "f64", Some(28), 1, 8;
+    /// FP8 with 4 exponent bits; block-scaled matrices store scales in a companion tensor.
+    F8E4M3: "f8_e4m3", None, 1, 1;
+    /// E8M0: a power of two, used for scales.
+    F8E8M0: "f8_e8m0", None, 1, 1;
+    U8: "u8", None, 1, 1;
+    I8: "i8", Some(24), 1, 1;
+    I16: "i16", Some(25), 1, 2;
+    I32: "i32", Some(26), 1, 4;
+    I64: "i64", Some(27), 1, 8;
+    Bool: "bool", None, 1, 1;
+    Q8_0: "q8_0", Some(8), 32, 34;
+    Q4_0: "q4_0", Some(2), 32, 18;
+    Q4_1: "q4_1", Some(3), 32, 20;
+    Q5_0: "q5_0", Some(6), 32, 22;
+    Q5_1: "q5_1", Some(7), 32, 24;
+    Q2K: "q2_k", Some(10), 256, 84;
+    Q3K: "q3_k", Some(11), 256, 110;
+    Q4K: "q4_k", Some(12), 256, 144;
+    Q5K: "q5_k", Some(13), 256, 176;
+    Q6K: "q6_k", Some(14), 256, 210;
+    /// MXFP4 in GGUF layout: 32 four-bit floats and one power-of-two scale.
+    Mxfp4: "mxfp4", Some(39), 32, 17;
+    /// 32 four-bit indices into a nonlinear codebook, with one f16 scale.
+    Iq4Nl: "iq4_nl", Some(20), 32, 18;
+    /// Superblock of 256 four-bit codebook indices, with a six-bit scale per 32.
+    Iq4Xs: "iq4_xs", Some(23), 256, 136;
+}
 
 impl DType {
     /// All types, in table order.
-    pub fn all() -> impl Iterator<Item = Self> {
-        TABLE.iter().map(|row| row.0)
+    pub fn all() -> impl Iterator<Item = Self> + Clone {
+        ALL.iter().copied()
     }
 
     fn row(self) -> &'static Row {
-        // The table is in enum order, as a test checks.
         &TABLE[self as usize]
     }
 
     /// Lower-case name, as used on the command line.
     pub fn name(self) -> &'static str {
-        self.row().1
+        self.row().0
     }
 
     /// Parses a type name, ignoring case.
     pub fn from_name(name: &str) -> Option<Self> {
-        TABLE.iter().find(|row| row.1.eq_ignore_ascii_case(name)).map(|row| row.0)
+        Self::all().find(|dtype| dtype.name().eq_ignore_ascii_case(name))
     }
 
     /// Type id in GGUF files, if GGUF has the type.
     pub fn gguf_id(self) -> Option<u32> {
-        self.row().2
+        self.row().1
     }
 
     /// The type of a GGUF type id.
     pub fn from_gguf_id(id: u32) -> Option<Self> {
-        TABLE.iter().find(|row| row.2 == Some(id)).map(|row| row.0)
+        Self::all().find(|dtype| dtype.gguf_id() == Some(id))
     }
 
     /// Elements per block; 1 for unquantized types.
     pub fn block_len(self) -> usize {
-        self.row().3
+        self.row().2
     }
 
     /// Bytes per block.
     pub fn block_bytes(self) -> usize {
-        self.row().4
+        self.row().3
+    }
+
+    /// Whether matrices of a model are stored in this type, in GGUF or after conversion.
+    pub fn is_weight(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::BF16) || self.is_quantized()
     }
 
     /// Whether a block holds more than one element.
@@ -158,10 +145,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_enum_order() {
-        for (i, row) in TABLE.iter().enumerate() {
-            assert_eq!(row.0 as usize, i, "{}", row.1);
-            assert_eq!(DType::from_name(row.1), Some(row.0));
+    fn names_and_gguf_ids_are_unique() {
+        for dtype in DType::all() {
+            assert_eq!(DType::from_name(dtype.name()), Some(dtype));
+            assert!(dtype.gguf_id().is_none_or(|id| DType::from_gguf_id(id) == Some(dtype)), "{dtype}");
         }
     }
 

@@ -47,4 +47,4 @@ pub use crate::gguf::kv_metadata::check_kv_facts;
 pub use crate::tensor::TensorView;
 pub use crate::text_files::TextFiles;
 pub use crate::tokenizer::Tokenizer;
-pub use crate::tokenizer::stream::TextStream;
+pub use crate::tokenizer::detokenize::TextStream;

@@ -6,6 +6,7 @@ use kvasir_formats::{
     gguf::{Gguf, Writer},
 };
 use kvasir_program::Model;
+use kvasir_testkit::Random;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 
@@ -49,16 +50,11 @@ fn tiny(dir: &Path, poisoned: bool) {
             tensors.push((format!("model.layers.{l}.{name}.weight"), shape));
         }
     }
-    let mut seed = 1u64;
+    let mut random = Random::new(1);
     let mut bytes: Vec<Vec<u8>> = tensors
         .iter()
         .map(|(_, shape)| {
-            (0..shape.iter().product())
-                .flat_map(|_| {
-                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    (((seed >> 40) as f32 / (1u64 << 24) as f32) - 0.5).to_le_bytes()
-                })
-                .collect()
+            (0..shape.iter().product()).flat_map(|_| (random.unit() / 2.0).to_le_bytes()).collect()
         })
         .collect();
     if poisoned {
@@ -164,11 +160,11 @@ fn metadata_alone_rebuilds_the_config() {
     {
         convert(&models.join(case), &ours, &Rules::parse("f32", &[]).unwrap()).unwrap();
         as_others_write_it(&ours, &theirs);
-        let [said, read] = [&ours, &theirs].map(|path| Checkpoint::open(path).unwrap());
-        let [said, read] = [said, read].map(|model| Model::build(&model.source()).unwrap());
-        assert_eq!(said.target.layers, read.target.layers, "{case}");
-        assert_eq!(said.target.ops.len(), read.target.ops.len(), "{case}");
-        assert_eq!(said.predictions.len(), read.predictions.len(), "{case}");
+        let [answered, read] = [&ours, &theirs].map(|path| Checkpoint::open(path).unwrap());
+        let [answered, read] = [answered, read].map(|model| Model::build(&model.source()).unwrap());
+        assert_eq!(answered.target.layers, read.target.layers, "{case}");
+        assert_eq!(answered.target.ops.len(), read.target.ops.len(), "{case}");
+        assert_eq!(answered.predictions.len(), read.predictions.len(), "{case}");
     }
 }
 
@@ -366,18 +362,18 @@ fn unsupported_tokenizers_are_refused_by_name() {
     tiny(&scratch.0, false);
     let one = |kind: &str| json!({"type": kind});
     let table = [
-        ("qwen", "/normalizer", one("Lowercase"), "normalizer: Lowercase cannot be represented in GGUF"),
+        ("qwen", "/normalizer", one("Lowercase"), "normalizer: `Lowercase` cannot be represented in GGUF"),
         (
             "qwen",
             "/normalizer",
             json!({"type": "Sequence", "normalizers": [one("NFC"), one("NFKD")]}),
-            "normalizer: NFKD",
+            "normalizer: `NFKD`",
         ),
         (
             "qwen",
             "/normalizer",
             json!({"type": "Strip", "strip_left": true, "strip_right": true}),
-            "normalizer: Strip",
+            "normalizer: `Strip`",
         ),
         ("qwen", "/normalizer", json!({"type": "Prepend", "prepend": "\u{2581}"}), "without byte_fallback"),
         (
@@ -393,7 +389,7 @@ fn unsupported_tokenizers_are_refused_by_name() {
             "model.end_of_word_suffix: cannot be represented",
         ),
         ("sp", "/normalizer", Json::Null, "a normalizer that keeps spaces"),
-        ("sp", "/pre_tokenizer", one("Whitespace"), "pre_tokenizer: Whitespace cannot be represented"),
+        ("sp", "/pre_tokenizer", one("Whitespace"), "pre_tokenizer: `Whitespace` cannot be represented"),
         ("sp", "/post_processor/special_tokens/<s>/ids/0", 512.into(), "post_processor: id 512 is beyond"),
     ];
     for (family, at, value, why) in table {

@@ -9,6 +9,7 @@ use kvasir_formats::{
     Checkpoint, DType, TextFiles, Tokenizer,
     gguf::{Array, Gguf, Value, Writer},
 };
+use kvasir_testkit::Random;
 use std::path::{Path, PathBuf};
 
 struct Scratch(PathBuf);
@@ -137,7 +138,7 @@ fn gguf_truncated_at_every_byte() {
 #[test]
 fn gguf_with_any_byte_changed() {
     let (scratch, whole) = (Scratch::new("flip"), sample());
-    let mut seed = 9u64;
+    let mut random = Random::new(9);
     for at in 0..whole.len() - 560 {
         for with in [0x00, 0x01, 0x7f, 0x80, 0xff] {
             let mut bytes = whole.clone();
@@ -147,9 +148,8 @@ fn gguf_with_any_byte_changed() {
         // Also four bytes at once, anywhere in the header.
         let mut bytes = whole.clone();
         for _ in 0..4 {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let i = (seed >> 33) as usize % (whole.len() - 560);
-            bytes[i] = (seed >> 20) as u8;
+            let i = random.below(whole.len() as u64 - 560) as usize;
+            bytes[i] = random.bits() as u8;
         }
         let _ = scratch.gguf(&bytes);
     }
@@ -330,6 +330,7 @@ fn safetensors_with_wrong_headers_are_refused() {
     for end in 0..whole.len() {
         let error = scratch.safetensors(&whole[..end]).expect_err("cut");
         assert!(error.place().contains("model.safetensors"), "{error}");
+        assert!(error.why().contains("truncated"), "cut at {end}: {error}");
     }
     for at in 0..8 + good.len() {
         for with in [0, 1, b'9', b'-', b'"', b'{', 0x80, 0xff] {
@@ -453,13 +454,12 @@ fn malformed_tokenizers_are_refused() {
         r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"decoder":{"type":"ByteLevel","x":trqe}}"#;
     let error = Tokenizer::from_json(broken.as_bytes()).unwrap_err().to_string();
     assert!(error.contains("line 1 column"), "{error}");
-    let mut seed = 3u64;
+    let mut random = Random::new(3);
     for _ in 0..60 {
         let mut bytes = text.clone().into_bytes();
         for _ in 0..3 {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let at = (seed >> 33) as usize % bytes.len();
-            bytes[at] = b"0123456789\",:[]{}ax"[(seed >> 20) as usize % 19];
+            let at = random.below(bytes.len() as u64) as usize;
+            bytes[at] = random.pick(b"0123456789\",:[]{}ax");
         }
         if let Ok(t) = Tokenizer::from_json(&bytes)
             && let Ok(ids) = t.encode("Hello wörld 123\n", true)

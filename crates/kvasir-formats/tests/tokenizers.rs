@@ -43,7 +43,7 @@ fn tokenizations_are_as_recorded() {
             let (full, bare) = (t.encode(text, true).unwrap(), t.encode(text, false).unwrap());
             assert_eq!(full, ids(&case["ids"]), "{name} {text:?}");
             assert_eq!(bare, ids(&case["ids_no_special"]), "{name} {text:?}");
-            let pieces: Vec<String> = bare.iter().map(|&id| t.spelling(id).unwrap()).collect();
+            let pieces: Vec<String> = bare.iter().map(|&id| t.id_to_token(id).unwrap()).collect();
             assert_eq!(Json::from(pieces), case["tokens"], "{name} {text:?}");
             for (skip, key) in [(true, "decoded"), (false, "decoded_with_special")] {
                 assert_eq!(t.decode(&full, skip).unwrap(), case[key].as_str().unwrap(), "{name} {text:?}");
@@ -280,7 +280,7 @@ fn added_tokens_decode_like_others() {
 #[test]
 fn control_tokens_are_found_at_any_id() {
     let t = pieces(value!([added(6, "</s>", true, true), added(40, "<|end|>", true, false)]));
-    let specials: Vec<_> = t.specials().collect();
+    let specials: Vec<_> = t.special_tokens().collect();
     assert_eq!(specials, [(7, "</s>".to_owned()), (40, "<|end|>".to_owned())]);
     assert_eq!(t.len(), 41);
     // Padding ids of the embedding have no text and remove none.

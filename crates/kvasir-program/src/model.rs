@@ -37,11 +37,11 @@ impl Model {
         if let Some(build) = architecture.prediction {
             let facts = Config::new(config);
             let layers = facts.number("num_hidden_layers")?;
-            let promised = facts.count("num_nextn_predict_layers")?;
-            if promised > 64 {
-                return Err(facts.bad("num_nextn_predict_layers", format!("is {promised}, more than 64")));
+            let declared = facts.count("num_nextn_predict_layers")?;
+            if declared > 64 {
+                return Err(facts.bad("num_nextn_predict_layers", format!("is {declared}, more than 64")));
             }
-            for index in 0..promised {
+            for index in 0..declared {
                 let there = source.has_prefix(&format!("model.layers.{}.", layers + index));
                 if source.tensors.is_some() && !there {
                     continue;

@@ -23,13 +23,13 @@ fn spellings_of_a_rope_mean_the_same() {
     // Dynamic scaling changes nothing within the original context length.
     assert_eq!(scaled(json!({"type": "dynamic", "factor": 4.0})), rope(json!({})));
     // An absent factor follows from the context lengths; an absent original length is the model's.
-    let said = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256});
+    let answered = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256});
     assert_eq!(
         scaled(json!({"rope_type": "yarn", "original_max_position_embeddings": 256})),
-        scaled(said.clone())
+        scaled(answered.clone())
     );
-    let newer = json!({"rope_theta": null, "rope_parameters": said, "rope_scaling": null});
-    assert_eq!(rope(newer), scaled(said));
+    let newer = json!({"rope_theta": null, "rope_parameters": answered, "rope_scaling": null});
+    assert_eq!(rope(newer), scaled(answered));
     let llama3 =
         json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
     let mut whole = llama3.clone();
@@ -169,7 +169,7 @@ fn explicit_rope_scaling_is_applied() {
 }
 
 #[test]
-fn a_head_that_is_stored_is_used_though_the_config_ties_it() {
+fn a_stored_head_overrides_tied_embeddings() {
     let build = |stored: bool, tie: bool| {
         let config = json!({
             "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,

@@ -50,7 +50,7 @@ impl Runner {
             self.collect();
         }
         let id = added.map_err(|refusal| Error::Asked(refusal.to_string()))?;
-        let stream = TextStream::going_on(true);
+        let stream = TextStream::continuing(true);
         self.running
             .insert(id, Running { ids: Vec::new(), logprobs: Vec::new(), text: String::new(), stream });
         Ok(id)
@@ -115,8 +115,8 @@ impl Runner {
         for (event, ids) in outbox.iter() {
             let Some(running) = self.running.get_mut(&event.request) else { continue };
             let range = event.tokens.range();
-            let said = outbox.logprobs.iter().filter(|(at, _)| range.contains(&(*at as usize)));
-            running.logprobs.extend(said.map(|(_, logprobs)| logprobs.clone()));
+            let answered = outbox.logprobs.iter().filter(|(at, _)| range.contains(&(*at as usize)));
+            running.logprobs.extend(answered.map(|(_, logprobs)| logprobs.clone()));
             running.ids.extend_from_slice(ids);
             let mut text = match &self.model.tokenizer {
                 Some(tokenizer) => ids.iter().map(|id| running.stream.push(tokenizer, *id)).collect(),

@@ -25,7 +25,7 @@ impl LayerAttention<'_> {
         item: &WorkItem<'_>,
         span: &ChunkSpan,
         s: &mut Scratch,
-        next_layer: &mut KvPrefetchQueue,
+        kv_queue: &mut KvPrefetchQueue,
     ) {
         let first_view = span.views.0 - item.group.views.0;
         let last_view = span.views.1 - item.group.views.0;
@@ -58,7 +58,7 @@ impl LayerAttention<'_> {
                 if decode && item.pages > 0 {
                     let first = item.heads.start;
                     let heads = first + work.heads.start..first + work.heads.end;
-                    self.record_next_layer(seen.chunk, heads, item.pages, next_layer);
+                    self.queue_next_layer(seen.chunk, heads, item.pages, kv_queue);
                 }
                 self.scores_and_weights(item, &work, &mut tiles, s);
                 at = next;

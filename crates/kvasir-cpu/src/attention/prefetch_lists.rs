@@ -40,7 +40,7 @@ impl LayerAttention<'_> {
     /// Records where these heads' K and V rows of a chunk lie in the next layer, at most `pages`
     /// pages per layer. The last layer is followed by the first one, of the next step. Nothing is
     /// recorded if the next layer has another shape.
-    pub(crate) fn record_next_layer(
+    pub(crate) fn queue_next_layer(
         &self,
         chunk: &Chunk,
         heads: Range<usize>,

@@ -83,8 +83,8 @@ impl LayerAttention<'_> {
             let heads = h..self.facts.kv_heads.min(h + heads);
             let tokens = t..all.min(t + tokens);
             let item = WorkItem { group: &groups[at], heads, tokens, pages };
-            let (scratch, next_layer) = worker.scratches();
-            self.item(&item, scratch, next_layer, out);
+            let (scratch, kv_queue) = worker.scratches();
+            self.item(&item, scratch, kv_queue, out);
         };
         if pages > 0 {
             // In static order: a thread should meet the rows that it prefetched a layer earlier.
@@ -98,7 +98,7 @@ impl LayerAttention<'_> {
         &self,
         item: &WorkItem<'_>,
         s: &mut Scratch,
-        next_layer: &mut KvPrefetchQueue,
+        kv_queue: &mut KvPrefetchQueue,
         out: &DisjointRows<'_>,
     ) {
         let shape = HeadShape::of(self.facts);
@@ -116,7 +116,7 @@ impl LayerAttention<'_> {
         s.starts.push(at);
         let (first, last) = item.group.spans;
         for span in &self.views.spans[first..last] {
-            self.span(item, span, s, next_layer);
+            self.span(item, span, s, kv_queue);
         }
         for (h, head) in item.heads.clone().enumerate() {
             for (t, &(token, _)) in s.tokens.iter().enumerate() {

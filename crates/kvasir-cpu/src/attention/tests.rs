@@ -346,7 +346,7 @@ fn next_layer_is_recorded_only_if_its_shape_is_equal() {
         let setup = Setup { facts: &now, pool: &pool, sinks: None, soft_cap: None };
         let a = layer_attention(Isa::PORTABLE, &setup, &plan, &views, &[]);
         let mut queue = KvPrefetchQueue::default();
-        a.record_next_layer(&views.chunks(&views.views[0])[0], 0..2, 99, &mut queue);
+        a.queue_next_layer(&views.chunks(&views.views[0])[0], 0..2, 99, &mut queue);
         std::iter::from_fn(|| queue.next()).count()
     };
     // K and V of two heads: two pages each.

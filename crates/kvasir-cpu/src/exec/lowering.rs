@@ -28,16 +28,16 @@ pub(crate) enum Runs {
     /// Fused into the next op.
     Fused,
     /// First of this many matrices that are multiplied in one pass.
-    Together(usize),
-    /// First of the [`GATE`] ops of a gated MLP that run as one where that pays; otherwise
-    /// `together` matrices are multiplied in one pass.
-    Gate { together: usize },
+    Merged(usize),
+    /// First of the [`GATED_MLP_OPS`] ops of a gated MLP that run as one where that pays; otherwise
+    /// the first `matrices` matrices are multiplied in one pass.
+    GatedMlp { matrices: usize },
     /// By itself.
-    Alone,
+    Single,
 }
 
 /// Ops of a gated MLP: the gate matrix, the up matrix, and the activation that combines them.
-pub(crate) const GATE: usize = 3;
+pub(crate) const GATED_MLP_OPS: usize = 3;
 
 impl Lowered {
     /// Plans fusion and buffers. Values in `keep` are materialized and survive the step.
@@ -46,9 +46,9 @@ impl Lowered {
         let buffers = Buffers::plan_merged(program, keep, &merged);
         let runs = |at: usize| match siblings(program, weights, &buffers, at) {
             _ if merged[at] => Runs::Fused,
-            0 => Runs::Alone,
-            together if begins_gate(program, weights, &merged, keep, at) => Runs::Gate { together },
-            together => Runs::Together(together),
+            0 => Runs::Single,
+            matrices if begins_gated_mlp(program, weights, &merged, keep, at) => Runs::GatedMlp { matrices },
+            matrices => Runs::Merged(matrices),
         };
         Self { runs: (0..program.ops.len()).map(runs).collect(), buffers }
     }
@@ -88,7 +88,7 @@ fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Vec<boo
 /// Whether an op begins a gated MLP that can run as one op: both matrices and the down projection
 /// are quantized, and the gate's result is fused into the latter. Values in `keep` are stored,
 /// which rules it out.
-fn begins_gate(
+fn begins_gated_mlp(
     program: &Program,
     weights: &[OpWeights],
     merged: &[bool],
@@ -101,7 +101,7 @@ fn begins_gate(
         Some(OpWeights::One(l)) => matches!(l.packed, Packed::Quant(_)) && l.bias.is_none(),
         _ => false,
     };
-    match program.ops.get(at..at + GATE) {
+    match program.ops.get(at..at + GATED_MLP_OPS) {
         Some(
             [
                 Op::Linear { x: a, out: first, .. },
@@ -113,7 +113,7 @@ fn begins_gate(
                 && alone(*gate)
                 && alone(*up)
                 && (merged[at + 2] && integers(at) && integers(at + 1))
-                && weights.get(at + GATE).and_then(form) == Some(Form::Quantized)
+                && weights.get(at + GATED_MLP_OPS).and_then(form) == Some(Form::Quantized)
         }
         _ => false,
     }

@@ -33,7 +33,7 @@ pub struct CpuModel {
     whole: Program,
     pub(crate) program: Program,
     /// Fusion and buffer assignment of its ops.
-    pub(crate) how: Lowered,
+    pub(crate) lowered: Lowered,
     /// Values that stay readable after a step, for `CpuExecutor::tap`.
     pub(crate) taps: Vec<(Tap, ValueId)>,
     /// Weight matrices, one entry per op.
@@ -87,11 +87,11 @@ impl CpuModel {
             }
         }
         let keep = program.head_input();
-        let how = Lowered::new(&program, &weights, keep.as_slice());
+        let lowered = Lowered::new(&program, &weights, keep.as_slice());
         Ok(Self {
             whole: whole.clone(),
             program,
-            how,
+            lowered,
             taps: Vec::new(),
             weights,
             vectors,
@@ -155,7 +155,7 @@ impl CpuModel {
         self.weights = program.ops.iter().map(place).collect();
         self.program = program;
         let all: Vec<ValueId> = keep.iter().copied().chain(self.program.head_input()).collect();
-        self.how = Lowered::new(&self.program, &self.weights, &all);
+        self.lowered = Lowered::new(&self.program, &self.weights, &all);
         self.taps = taps.iter().copied().zip(keep).collect();
         Ok(self)
     }
@@ -203,7 +203,19 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
             up: many(&experts.up)?,
             down: many(&experts.down)?,
         },
-        _ => OpWeights::None,
+        Op::Embed { .. }
+        | Op::Hidden { .. }
+        | Op::Norm { .. }
+        | Op::Slice { .. }
+        | Op::Concat { .. }
+        | Op::Rotary { .. }
+        | Op::SelectKeys { .. }
+        | Op::UpdateAndAttend { .. }
+        | Op::Gate { .. }
+        | Op::Add { .. }
+        | Op::Route { .. }
+        | Op::Collect { .. }
+        | Op::Gather { .. } => OpWeights::None,
     })
 }
 
@@ -213,7 +225,20 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         Op::Norm { weight, bias, .. } => [Some(*weight), *bias],
         Op::UpdateAndAttend { sinks, .. } => [*sinks, None],
         Op::Route { routing, .. } => [routing.correction, None],
-        _ => [None, None],
+        Op::Embed { .. }
+        | Op::Hidden { .. }
+        | Op::Linear { .. }
+        | Op::GroupLinear { .. }
+        | Op::Slice { .. }
+        | Op::Concat { .. }
+        | Op::Rotary { .. }
+        | Op::SelectKeys { .. }
+        | Op::Gate { .. }
+        | Op::Add { .. }
+        | Op::Mixture { .. }
+        | Op::Collect { .. }
+        | Op::Gather { .. }
+        | Op::Head { .. } => [None, None],
     };
     pair.into_iter().flatten()
 }

@@ -399,11 +399,11 @@ mod tests {
             }
             // Neither item ends before the other has begun, so the worker must wake up.
             let here = AtomicU32::new(0);
-            let patience = std::time::Instant::now() + Duration::from_secs(60);
+            let deadline = std::time::Instant::now() + Duration::from_secs(60);
             pool.each(2, &|_, _| {
                 here.fetch_add(1, Ordering::SeqCst);
                 while here.load(Ordering::SeqCst) < 2 {
-                    assert!(std::time::Instant::now() < patience, "no worker woke");
+                    assert!(std::time::Instant::now() < deadline, "no worker woke");
                     std::thread::yield_now();
                 }
             });

@@ -51,7 +51,20 @@ pub(crate) fn scales_at(dtype: DType) -> &'static [usize] {
         DType::Q2K => &[80, 82],
         DType::Q3K => &[108],
         DType::Q6K => &[208],
-        _ => &[],
+        // Their scales are powers of two, or they have none.
+        DType::Mxfp4
+        | DType::F32
+        | DType::F16
+        | DType::BF16
+        | DType::F64
+        | DType::F8E4M3
+        | DType::F8E8M0
+        | DType::U8
+        | DType::I8
+        | DType::I16
+        | DType::I32
+        | DType::I64
+        | DType::Bool => &[],
     }
 }
 

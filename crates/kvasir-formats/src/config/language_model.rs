@@ -3,7 +3,7 @@
 //!
 //! Maps the nested config to a text-only config and tensor names to their text-only spelling.
 //!
-//! Guarded by `tests/text_part.rs`.
+//! Guarded by `tests/language_model.rs`.
 
 use crate::error::{Error, Result};
 use serde_json::Value as Json;
@@ -46,9 +46,9 @@ pub(crate) fn config(joined: &Json) -> Result<Option<Json>> {
     text.insert("architectures".to_owned(), Json::from(vec![kind.text]));
     for key in FOR_TEXT {
         if let Some(value) = joined.get(key).filter(|value| !value.is_null()) {
-            let said = text.entry(key).or_insert(Json::Null);
-            if said.is_null() {
-                *said = value.clone();
+            let answered = text.entry(key).or_insert(Json::Null);
+            if answered.is_null() {
+                *answered = value.clone();
             }
         }
     }

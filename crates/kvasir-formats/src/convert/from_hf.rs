@@ -79,7 +79,10 @@ pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
     let mut all: Vec<Output> = out.into_values().collect();
     for output in &mut all {
         if let Some(missing) = output.parts.iter().position(|p| p.source.is_empty()) {
-            return Err(Error::at(format!("tensor {}", output.name), format!("expert {missing} is missing")));
+            return Err(Error::at(
+                format!("tensor {}", output.name),
+                format!("expert `{missing}` is missing"),
+            ));
         }
         if output.parts.len() > 1 {
             output.shape.insert(0, output.parts.len());
@@ -137,7 +140,7 @@ fn gpt_oss(layer: &str, rest: &str, name: &str, shape: &[usize]) -> Result<Vec<P
         let source = name.strip_suffix("_blocks").unwrap_or(name).to_owned();
         (format!("blk.{layer}.{stem}.{suffix}"), shape, None, Part { source, change })
     };
-    let bad = || Error::at(format!("tensor {name}"), format!("has the shape {shape:?}"));
+    let bad = || Error::at(format!("tensor {name}"), format!("has the shape `{shape:?}`"));
     // [expert, out, in], for both the packed and the float layout.
     let logical = || match *shape {
         [e, o, blocks, 16] => Ok([e, o, blocks * 32]),

@@ -157,8 +157,8 @@ impl Meta<'_> {
         self.copy_uint("expert_group_count", "n_group")?;
         self.copy_uint("expert_group_used_count", "topk_group")?;
         self.copy_float("expert_weights_scale", "routed_scaling_factor");
-        let normalised = self.config.get("norm_topk_prob").and_then(Json::as_bool).unwrap_or(false);
-        self.set("expert_weights_norm", Value::Bool(normalised));
+        let normalized = self.config.get("norm_topk_prob").and_then(Json::as_bool).unwrap_or(false);
+        self.set("expert_weights_norm", Value::Bool(normalized));
         self.set("expert_gating_func", Value::U32(2)); // sigmoid
         let layers = size(self.config, "num_hidden_layers")?;
         let extra = size(self.config, "num_nextn_predict_layers").unwrap_or(0);

@@ -62,7 +62,7 @@ pub fn convert_to(model: &Path, to: impl Write, rules: &Rules) -> Result<Convert
         None => {
             let mut outputs = from_hf::outputs(&checkpoint)?;
             for (name, values) in metadata::write(&checkpoint, &mut writer)? {
-                let part = Part { source: name.to_owned(), change: Change::Given };
+                let part = Part { source: name.to_owned(), change: Change::Computed };
                 outputs.insert(
                     0,
                     Output { name: name.to_owned(), shape: vec![values.len()], parts: vec![part] },

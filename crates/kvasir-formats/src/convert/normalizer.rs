@@ -30,7 +30,7 @@ impl Changes {
                 "Replace" if replaced(step) && text("/content") == Some(SPACE) => changes.replaces = true,
                 "Prepend" if text("/prepend") == Some(SPACE) => changes.prepends = true,
                 other => {
-                    return Err(Error::at("normalizer", format!("{other} cannot be represented in GGUF")));
+                    return Err(Error::at("normalizer", format!("`{other}` cannot be represented in GGUF")));
                 }
             }
         }
@@ -77,7 +77,7 @@ pub(super) fn of_chars(json: &Json, out: &mut Writer) -> Result<()> {
                 let default = if legacy == Some(false) { "never" } else { "always" };
                 let scheme = text("prepend_scheme").unwrap_or(default);
                 if scheme != "never" && !changes.prepends {
-                    out.set(kvasir_keys::PREPENDS, Value::Str(scheme.to_owned()));
+                    out.set(kvasir_keys::PREFIX_SPACE, Value::Str(scheme.to_owned()));
                     changes.prepends = true;
                 }
                 if step.get("split").and_then(Json::as_bool) != Some(false) {
@@ -88,7 +88,7 @@ pub(super) fn of_chars(json: &Json, out: &mut Writer) -> Result<()> {
             "Split"
                 if changes.replaces && replaced(step) && step.get("invert") != Some(&Json::Bool(true)) => {}
             other => {
-                return Err(Error::at("pre_tokenizer", format!("{other} cannot be represented in GGUF")));
+                return Err(Error::at("pre_tokenizer", format!("`{other}` cannot be represented in GGUF")));
             }
         }
     }

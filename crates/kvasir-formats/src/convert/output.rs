@@ -45,7 +45,7 @@ pub(super) enum Change {
     /// expert.
     EverySecond(usize),
     /// Values supplied by the converter rather than a source tensor: RoPE divisors.
-    Given,
+    Computed,
 }
 
 impl Part {
@@ -65,7 +65,7 @@ impl Part {
         given: &[f32],
         out: &mut Vec<u8>,
     ) -> Result<()> {
-        if self.change == Change::Given {
+        if self.change == Change::Computed {
             return encoding::quantize(dtype, given, row, out);
         }
         let view = model.tensor(&self.source);
@@ -95,7 +95,7 @@ impl Part {
     fn changed(&self, values: Vec<f32>, inner: usize) -> Vec<f32> {
         let rows = || values.chunks_exact(inner.max(1));
         match self.change {
-            Change::None | Change::Given => values,
+            Change::None | Change::Computed => values,
             Change::PlusOne => values.into_iter().map(|v| v + 1.0).collect(),
             Change::Pairs(heads) => {
                 let all: Vec<&[f32]> =

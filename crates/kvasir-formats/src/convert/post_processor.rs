@@ -13,11 +13,11 @@ pub(super) struct AddedTokens {
 
 impl AddedTokens {
     pub(super) fn of(json: &Json) -> Result<Self> {
-        let mut around = Self::default();
+        let mut added = Self::default();
         for step in steps(json.get("post_processor"), "processors") {
-            around.add(step).map_err(|why| Error::at("post_processor", why))?;
+            added.add(step).map_err(|why| Error::at("post_processor", why))?;
         }
-        Ok(around)
+        Ok(added)
     }
 
     /// Applies one more post-processing step around the ids so far.
@@ -31,7 +31,7 @@ impl AddedTokens {
                 let one = |key| Some(vec![id(step.pointer(key)?)?]);
                 one("/cls/1").zip(one("/sep/1"))
             }
-            other => return Err(format!("{other} cannot be represented in GGUF")),
+            other => return Err(format!("`{other}` cannot be represented in GGUF")),
         }
         .ok_or_else(|| format!("{kind}: its ids are missing"))?;
         self.before.splice(0..0, before);
@@ -42,17 +42,17 @@ impl AddedTokens {
 
 /// Ids before and after the text in a `TemplateProcessing` step.
 fn template(step: &Json) -> Option<(Vec<u32>, Vec<u32>)> {
-    let (mut around, mut at) = ([Vec::new(), Vec::new()], 0);
+    let (mut parts, mut at) = ([Vec::new(), Vec::new()], 0);
     for piece in step.get("single")?.as_array()? {
         match piece.pointer("/SpecialToken/id") {
             None => at = 1,
             Some(name) => {
                 let ids = step.get("special_tokens")?.get(name.as_str()?)?.get("ids")?.as_array()?;
-                around[at].extend(ids.iter().map(id).collect::<Option<Vec<u32>>>()?);
+                parts[at].extend(ids.iter().map(id).collect::<Option<Vec<u32>>>()?);
             }
         }
     }
-    let [before, after] = around;
+    let [before, after] = parts;
     Some((before, after))
 }
 

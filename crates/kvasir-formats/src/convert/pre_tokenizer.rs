@@ -108,7 +108,7 @@ fn expression(step: &Json) -> Result<String> {
                 _ => Err(refused(format!("Split: the behavior {behavior:?} cannot be represented in GGUF"))),
             }
         }
-        other => Err(refused(format!("{other} cannot be represented in GGUF"))),
+        other => Err(refused(format!("`{other}` cannot be represented in GGUF"))),
     }
 }
 
@@ -262,16 +262,16 @@ mod tests {
             (Json::Null, "does not end with ByteLevel"),
             (bytes(false), "no GGUF name (`tokenizer.ggml.pre`): ByteLevel"),
             (json!({"type": "ByteLevel", "add_prefix_space": true, "use_regex": true}), "add_prefix_space"),
-            (sequence(vec![json!({"type": "Whitespace"})]), "Whitespace cannot be represented"),
-            (sequence(vec![json!({"type": "WhitespaceSplit"})]), "WhitespaceSplit cannot be represented"),
-            (sequence(vec![json!({"type": "BertPreTokenizer"})]), "BertPreTokenizer cannot be represented"),
-            (sequence(vec![json!({"type": "UnicodeScripts"})]), "UnicodeScripts cannot be represented"),
+            (sequence(vec![json!({"type": "Whitespace"})]), "`Whitespace` cannot be represented"),
+            (sequence(vec![json!({"type": "WhitespaceSplit"})]), "`WhitespaceSplit` cannot be represented"),
+            (sequence(vec![json!({"type": "BertPreTokenizer"})]), "`BertPreTokenizer` cannot be represented"),
+            (sequence(vec![json!({"type": "UnicodeScripts"})]), "`UnicodeScripts` cannot be represented"),
             (
                 sequence(vec![json!({"type": "Punctuation", "behavior": "Contiguous"})]),
-                "Punctuation cannot be represented",
+                "`Punctuation` cannot be represented",
             ),
             (sequence(vec![digits(true)]), "no GGUF name (`tokenizer.ggml.pre`): Digits, ByteLevel"),
-            (sequence(vec![digits(false), bytes(true)]), "ByteLevel cannot be represented"),
+            (sequence(vec![digits(false), bytes(true)]), "`ByteLevel` cannot be represented"),
             (
                 json!({"type": "Sequence", "pretokenizers": [bytes(true), digits(true)]}),
                 "does not end with ByteLevel",

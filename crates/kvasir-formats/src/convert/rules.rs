@@ -2,6 +2,7 @@
 //! rules.
 
 use crate::dtype::DType;
+use crate::encoding;
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 
@@ -65,23 +66,27 @@ impl Rules {
             (DType::Q5_1, _) => 9,
             (DType::Q2K, _) => 10,
             (DType::Q3K, _) => 11,
-            (DType::Q4K, mixed) => {
-                if mixed {
-                    15
-                } else {
-                    14
-                }
-            }
-            (DType::Q5K, mixed) => {
-                if mixed {
-                    17
-                } else {
-                    16
-                }
-            }
+            (DType::Q4K, false) => 14,
+            (DType::Q4K, true) => 15,
+            (DType::Q5K, false) => 16,
+            (DType::Q5K, true) => 17,
             (DType::Q6K, _) => 18,
             (DType::Mxfp4, _) => 38,
-            _ => 32, // bf16
+            (DType::BF16, _) => 32,
+            (DType::Iq4Nl, _) => 25,
+            (DType::Iq4Xs, _) => 30,
+            (
+                DType::F64
+                | DType::F8E4M3
+                | DType::F8E8M0
+                | DType::U8
+                | DType::I8
+                | DType::I16
+                | DType::I32
+                | DType::I64
+                | DType::Bool,
+                _,
+            ) => unreachable!("{} is not a type of weights", self.base),
         }
     }
 
@@ -147,15 +152,9 @@ impl<'a> Subject<'a> {
 }
 
 fn weight_type(place: &str, name: &str) -> Result<DType> {
-    // The nonlinear IQ4 types can be read but not written: their codebook search is not
-    // implemented.
-    let written = |d: &DType| match d {
-        DType::Iq4Nl | DType::Iq4Xs => false,
-        DType::F32 | DType::F16 | DType::BF16 => true,
-        other => other.is_quantized(),
-    };
+    let written = |d: &DType| d.is_weight() && encoding::is_written(*d);
     let dtype = DType::from_name(name).filter(written);
-    dtype.ok_or_else(|| Error::at(place, format!("{name:?} is not a type that weights can be converted to")))
+    dtype.ok_or_else(|| Error::at(place, format!("`{name}` is not a type that weights can be converted to")))
 }
 
 /// Layers that get more bits: the first and last eighth, and every third between (as in llama.cpp).
@@ -174,7 +173,7 @@ fn fitting(dtype: DType, row: usize) -> DType {
         DType::Q4K => DType::Q5_0,
         DType::Q5K => DType::Q5_1,
         DType::Q6K => DType::Q8_0,
-        _ => DType::F16,
+        other => other,
     };
     if row.is_multiple_of(smaller.block_len()) { smaller } else { DType::F16 }
 }

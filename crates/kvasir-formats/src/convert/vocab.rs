@@ -1,7 +1,7 @@
 //! Writes the vocabulary of a `tokenizer.json` as GGUF metadata: tokens, types, merges, scores,
 //! special tokens.
 //!
-//! Anything that GGUF cannot express is stored under our own `carried` keys or refused by name, so
+//! Anything that GGUF cannot express is stored under our own `kvasir_keys` or refused by name, so
 //! that token ids never change silently. Guarded by `tests/convert.rs`.
 
 use crate::convert::normalizer;
@@ -26,9 +26,10 @@ pub(super) fn write(files: &TextFiles, json: Option<&str>, rows: usize, out: &mu
     let json: Json = serde_json::from_str(text).map_err(|e| Error::at("tokenizer.json", e))?;
     // Ids come from the loaded tokenizer: added tokens may be renumbered at load.
     let tokenizer = files.tokenizer()?;
-    let named = |name: &str| files.special_token(&format!("{name}_token")).and_then(|t| tokenizer.id(&t));
-    let written =
-        write_tokens(&json, &tokenizer, rows, out).and_then(|()| write_around(&json, named, rows, out));
+    let named =
+        |name: &str| files.special_token(&format!("{name}_token")).and_then(|t| tokenizer.token_to_id(&t));
+    let written = write_tokens(&json, &tokenizer, rows, out)
+        .and_then(|()| write_post_processor(&json, named, rows, out));
     written.map_err(|e| Error::at(format!("tokenizer.json: {}", e.place()), e.why()))?;
     for (name, key) in [("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")] {
         if let Some(id) = named(name) {
@@ -44,8 +45,8 @@ pub(super) fn write(files: &TextFiles, json: Option<&str>, rows: usize, out: &mu
 /// Writes the post-processor's special tokens.
 ///
 /// GGUF can express one BOS id before and one EOS id after the text, if they equal the model's own.
-/// Other ids go to `carried` keys.
-fn write_around(
+/// Other ids go to `kvasir_keys`.
+fn write_post_processor(
     json: &Json,
     named: impl Fn(&str) -> Option<u32>,
     rows: usize,
@@ -55,7 +56,9 @@ fn write_around(
     if let Some(id) = before.iter().chain(&after).find(|&&id| id as usize >= rows) {
         return Err(Error::at("post_processor", beyond(*id, rows)));
     }
-    for (name, ids, key) in [("bos", before, kvasir_keys::BEFORE), ("eos", after, kvasir_keys::AFTER)] {
+    for (name, ids, key) in
+        [("bos", before, kvasir_keys::PREFIX_IDS), ("eos", after, kvasir_keys::SUFFIX_IDS)]
+    {
         let one = match ids[..] {
             [id] if named(name).is_none_or(|named| named == id) => Some(id),
             _ => None,
@@ -91,7 +94,7 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
     let mut kinds = vec![TokenKind::Unused; rows];
     let all = vocab.into_iter().flatten().map(|(text, _)| text.as_str());
     for text in all.chain(added.iter().map(|(_, text)| *text)) {
-        let Some(id) = tokenizer.id(text) else { continue };
+        let Some(id) = tokenizer.token_to_id(text) else { continue };
         let slot = tokens.get_mut(id as usize);
         *slot.ok_or_else(|| Error::at("model.vocab", beyond(id, rows)))? = Some(text);
         kinds[id as usize] = TokenKind::Normal;
@@ -99,7 +102,7 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
     let byte_fallback = json.pointer("/model/byte_fallback").and_then(Json::as_bool) == Some(true);
     let (mut found, mut strips_left, mut strips_right) = (Vec::new(), Vec::new(), Vec::new());
     for (token, text) in added {
-        let Some(id) = tokenizer.id(text) else { continue };
+        let Some(id) = tokenizer.token_to_id(text) else { continue };
         let is_on = |key: &str| token.get(key).and_then(Json::as_bool) == Some(true);
         // Gemma's runs of spaces are matched in text, where only normal tokens map U+2581 to a
         // space.
@@ -120,7 +123,7 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
         }
     }
     for (key, ids) in [
-        (kvasir_keys::FOUND, found),
+        (kvasir_keys::MATCHED_IDS, found),
         (kvasir_keys::STRIPS_LEFT, strips_left),
         (kvasir_keys::STRIPS_RIGHT, strips_right),
     ] {
@@ -139,7 +142,8 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
     let merges = merges(json)?;
     if byte_fallback {
         // Other readers abort on a byte that has no token.
-        let missing = (0..=u8::MAX).map(|b| format!("<0x{b:02X}>")).find(|b| tokenizer.id(b).is_none());
+        let missing =
+            (0..=u8::MAX).map(|b| format!("<0x{b:02X}>")).find(|b| tokenizer.token_to_id(b).is_none());
         if let Some(byte) = missing {
             return Err(Error::at("model.vocab", format!("byte_fallback without {byte}")));
         }

@@ -16,6 +16,7 @@ mod plain;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use half::{bf16, f16};
 
 pub use crate::encoding::iq4::{IQ4_VALUES, iq4_xs_scale};
 pub use crate::encoding::k_scales::{q3_k_scale, q45_k_scale_min};
@@ -45,7 +46,18 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
         DType::Mxfp4 => blocks(bytes, out, mxfp4::decode),
         DType::Iq4Nl => blocks(bytes, out, iq4::nl),
         DType::Iq4Xs => blocks(bytes, out, iq4::xs),
-        _ => plain::decode(dtype, bytes, out),
+        DType::F32
+        | DType::F16
+        | DType::BF16
+        | DType::F64
+        | DType::F8E4M3
+        | DType::F8E8M0
+        | DType::U8
+        | DType::I8
+        | DType::I16
+        | DType::I32
+        | DType::I64
+        | DType::Bool => plain::decode(dtype, bytes, out),
     }
     Ok(())
 }
@@ -65,7 +77,10 @@ pub fn quantize(dtype: DType, values: &[f32], row: usize, out: &mut Vec<u8>) -> 
     if dtype.is_quantized()
         && let Some(at) = values.iter().position(|v| !v.is_finite())
     {
-        return Err(Error::at(format!("value {at}"), format!("{} cannot be stored as {dtype}", values[at])));
+        return Err(Error::at(
+            format!("value {at}"),
+            format!("`{}` cannot be stored as {dtype}", values[at]),
+        ));
     }
     match dtype {
         DType::Q4_0 => each_block(values, out, legacy_encode::q4_0),
@@ -79,10 +94,29 @@ pub fn quantize(dtype: DType, values: &[f32], row: usize, out: &mut Vec<u8>) -> 
         DType::Q5K => each_block(values, out, k_encode::q5_k),
         DType::Q6K => each_block(values, out, k_encode::q6_k),
         DType::Mxfp4 => each_block(values, out, mxfp4::encode),
-        _ if plain::encode(dtype, values, out) => {}
-        _ => return Err(Error::at("", format!("values cannot be stored as {dtype}"))),
+        DType::F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+        DType::F16 => out.extend(values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes())),
+        DType::BF16 => out.extend(values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes())),
+        DType::F64
+        | DType::F8E4M3
+        | DType::F8E8M0
+        | DType::U8
+        | DType::I8
+        | DType::I16
+        | DType::I32
+        | DType::I64
+        | DType::Bool
+        | DType::Iq4Nl
+        | DType::Iq4Xs => return Err(Error::at("", format!("values cannot be stored as {dtype}"))),
     }
     Ok(())
+}
+
+/// Whether [`quantize`] can write the type. The codebook search of the nonlinear IQ4 types is not
+/// implemented, for instance.
+pub(crate) fn is_written(dtype: DType) -> bool {
+    let block = vec![0.0; dtype.block_len()];
+    quantize(dtype, &block, block.len(), &mut Vec::new()).is_ok()
 }
 
 fn each_block<const L: usize, const N: usize>(
@@ -109,9 +143,9 @@ fn blocks<const N: usize, const L: usize>(
 
 /// The little-endian f16 at byte offset `at`.
 fn f16_at(block: &[u8], at: usize) -> f32 {
-    half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
 fn put_f16(block: &mut [u8], at: usize, value: f32) {
-    block[at..at + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
+    block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
 }

@@ -1,10 +1,10 @@
-//! Unquantized element types: f32, f16, bf16, f64, FP8 (E4M3, E8M0) and integers.
+//! Decodes unquantized element types: f32, f16, bf16, f64, FP8 (E4M3, E8M0) and integers.
 
 use crate::dtype::DType;
 use crate::encoding::mxfp4::e8m0_half;
 use half::{bf16, f16};
 
-/// Converts elements to f32. Integers are rounded to the nearest f32.
+/// Converts elements to f32. Integers are rounded to the nearest f32. `dtype` must be unquantized.
 pub(super) fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         DType::F32 => each(bytes, out, f32::from_le_bytes),
@@ -17,8 +17,8 @@ pub(super) fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::I16 => each(bytes, out, |b| i16::from_le_bytes(b).into()),
         DType::I32 => each(bytes, out, |b| i32::from_le_bytes(b) as f32),
         DType::I64 => each(bytes, out, |b| i64::from_le_bytes(b) as f32),
-        // Block types never get here; the rest is one byte per element.
-        _ => each(bytes, out, |[b]| b.into()),
+        DType::U8 | DType::Bool => each(bytes, out, |[b]| b.into()),
+        _ => unreachable!("{dtype} is a block type"),
     }
 }
 
@@ -26,17 +26,6 @@ fn each<const N: usize>(bytes: &[u8], out: &mut [f32], decode: impl Fn([u8; N]) 
     for (b, v) in bytes.as_chunks::<N>().0.iter().zip(out) {
         *v = decode(*b);
     }
-}
-
-/// Converts f32 to `dtype`. Returns `false`, with `out` unchanged, if the type cannot be written.
-pub(super) fn encode(dtype: DType, values: &[f32], out: &mut Vec<u8>) -> bool {
-    match dtype {
-        DType::F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
-        DType::F16 => out.extend(values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes())),
-        DType::BF16 => out.extend(values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes())),
-        _ => return false,
-    }
-    true
 }
 
 /// FP8 E4M3: 4 exponent bits (bias 7), 3 mantissa bits; no infinities, 0x7f and 0xff are NaN.

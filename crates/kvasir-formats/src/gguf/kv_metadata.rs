@@ -31,7 +31,7 @@ pub(crate) fn write_kv_facts(layers: &[LayerFacts], out: &mut Writer) -> Result<
     let mut facts = BTreeMap::new();
     of_layers(layers)?.write(&mut facts);
     for (key, fact) in facts {
-        let small = |n: i64| u32::try_from(n).map_err(|_| Error::at(&key, format!("{n} is too large")));
+        let small = |n: i64| u32::try_from(n).map_err(|_| Error::at(&key, format!("`{n}` is too large")));
         let value = match &fact {
             Fact::One(n) => Value::U32(small(*n)?),
             Fact::PerLayer(all) => {

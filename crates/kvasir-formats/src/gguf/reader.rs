@@ -185,7 +185,7 @@ fn parse(file: &Arc<Mapped>, index: usize) -> Result<Parsed> {
         2 | 3 => {}
         1 => return Err(Error::at("offset 4", "GGUF version 1 is not supported")),
         v if v & 0xffff == 0 => return Err(Error::at("offset 4", "big-endian GGUF is not supported")),
-        v => return Err(Error::at("offset 4", format!("GGUF version {v} is not known"))),
+        v => return Err(Error::at("offset 4", format!("GGUF version `{v}` is not known"))),
     }
     let (tensors_at, tensors) = (cursor.at(), cursor.u64("the number of tensors")?);
     let (pairs_at, pairs) = (cursor.at(), cursor.u64("the number of keys")?);
@@ -222,10 +222,11 @@ fn pair(cursor: &mut Cursor<'_>, file: &Arc<Mapped>, meta: &mut BTreeMap<String,
     let in_key = |e: Error| Error::at(format!("{} (key {key})", e.place()), e.why());
     let id = cursor.clone();
     let kind = cursor.u32("a value's type").map_err(in_key)?;
-    let kind = Kind::from_id(kind).ok_or_else(|| in_key(id.error(format!("{kind} is not a value type"))))?;
+    let kind =
+        Kind::from_id(kind).ok_or_else(|| in_key(id.error(format!("`{kind}` is not a value type"))))?;
     let value = Value::read(kind, cursor, file).map_err(in_key)?;
     match meta.insert(key.to_owned(), value) {
-        Some(_) => Err(start.error(format!("key {key} occurs twice"))),
+        Some(_) => Err(start.error(format!("key `{key}` occurs twice"))),
         None => Ok(()),
     }
 }
@@ -269,7 +270,7 @@ fn info(cursor: &mut Cursor<'_>) -> Result<Described> {
         let at = cursor.clone();
         let dim = cursor.u64("a dimension")?;
         let ok = usize::try_from(dim).ok().filter(|&d| d > 0 && d <= isize::MAX as usize);
-        shape.push(ok.ok_or_else(|| fail(&at, format!("dimension {dim} is zero or too large")))?);
+        shape.push(ok.ok_or_else(|| fail(&at, format!("dimension `{dim}` is zero or too large")))?);
     }
     shape.reverse(); // the file lists the fastest dimension first
     let at = cursor.clone();
@@ -285,13 +286,13 @@ fn info(cursor: &mut Cursor<'_>) -> Result<Described> {
 
 fn unknown_type(id: u32) -> String {
     let unsupported = |name: &str| {
-        format!(
-            "type {name} is not supported; use a file with Q2_K to Q8_0, IQ4_NL, IQ4_XS, MXFP4, F16, BF16 or F32"
-        )
+        let weights = DType::all().filter(|d| d.is_weight() && d.gguf_id().is_some());
+        let names: Vec<String> = weights.map(|d| d.name().to_uppercase()).collect();
+        format!("type {name} is not supported; use a file with {}", names.join(", "))
     };
     match id {
-        4 | 5 | 31..=33 | 36..=38 => format!("type {id} was removed from GGUF"),
-        9 | 15 => format!("type {id} is not a weight type"),
+        4 | 5 | 31..=33 | 36..=38 => format!("type `{id}` was removed from GGUF"),
+        9 | 15 => format!("type `{id}` is not a weight type"),
         16 => unsupported("IQ2_XXS"),
         17 => unsupported("IQ2_XS"),
         18 => unsupported("IQ3_XXS"),
@@ -304,7 +305,7 @@ fn unknown_type(id: u32) -> String {
         40 => unsupported("NVFP4"),
         41 => unsupported("Q1_0"),
         42 => unsupported("Q2_0"),
-        _ => format!("type {id} is not known"),
+        _ => format!("type `{id}` is not known"),
     }
 }
 
@@ -324,7 +325,7 @@ fn place(
             return Err(fail("occurs twice".into()));
         }
         if t.offset != expected {
-            return Err(fail(format!("its data offset is {}, expected {expected}", t.offset)));
+            return Err(fail(format!("its data offset is `{}`, expected {expected}", t.offset)));
         }
         let start = data.checked_add(t.offset);
         let range = start.and_then(|a| Some(a..a.checked_add(t.bytes)?)).filter(|r| r.end <= file_len);

@@ -222,7 +222,7 @@ impl Array {
     fn read(cursor: &mut Cursor<'_>, file: &Arc<Mapped>) -> Result<Self> {
         let id = cursor.clone();
         let kind = cursor.u32("an array's type")?;
-        let kind = Kind::from_id(kind).ok_or_else(|| id.error(format!("{kind} is not a value type")))?;
+        let kind = Kind::from_id(kind).ok_or_else(|| id.error(format!("`{kind}` is not a value type")))?;
         let length = cursor.clone();
         let count = cursor.u64("an array's length")?;
         let start = cursor.at();

@@ -45,10 +45,10 @@ impl Writer {
         let name = name.into();
         let fail = |why: String| Error::at(format!("tensor {name}"), why);
         if dtype.gguf_id().is_none() {
-            return Err(fail(format!("{dtype} cannot be represented in GGUF")));
+            return Err(fail(format!("`{dtype}` cannot be represented in GGUF")));
         }
         if shape.is_empty() || shape.len() > 4 || shape.contains(&0) {
-            return Err(fail(format!("shape {shape:?} cannot be represented in GGUF")));
+            return Err(fail(format!("shape `{shape:?}` cannot be represented in GGUF")));
         }
         let bytes = dtype.tensor_bytes(shape).map_err(|e| fail(e.to_string()))?;
         self.tensors.push(Described { name, dtype, shape: shape.to_vec(), bytes });

@@ -63,6 +63,7 @@ pub(super) fn merge<R: Ord + Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvasir_testkit::Random;
     use std::collections::HashMap;
 
     /// A ranked merge table over ids.
@@ -102,17 +103,13 @@ mod tests {
 
     #[test]
     fn merging_agrees_with_a_naive_loop() {
-        let mut seed = 1u64;
-        let mut random = move |n: u64| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (seed >> 33) % n
-        };
+        let mut random = Random::new(1);
         for _ in 0..500 {
             let mut merges = Merges::default();
             for into in 4..24u32 {
-                merges.add(random(into.into()) as u32, random(into.into()) as u32, into);
+                merges.add(random.below(into.into()) as u32, random.below(into.into()) as u32, into);
             }
-            let mut word: Vec<u32> = (0..random(30)).map(|_| random(4) as u32).collect();
+            let mut word: Vec<u32> = (0..random.below(30)).map(|_| random.below(4) as u32).collect();
             let mut naive = word.clone();
             merge(&mut word, |a, b| merges.get(a, b));
             while let Some((_, i, into)) = (1..naive.len())

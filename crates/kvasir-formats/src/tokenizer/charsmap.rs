@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 /// Maximum expansion factor of a replacement. The longest published one yields 33 bytes from 3.
-const MOST_GROWTH: usize = 16;
+const MAX_EXPANSION: usize = 16;
 
 /// Decodes a base64 map and validates that no walk leaves it.
 pub(super) fn checked(base64: &str) -> Result<Vec<u8>, String> {
@@ -43,7 +43,7 @@ fn walk(units: &[u32], texts: &str) -> Result<(), String> {
                 let value = units.get(base).ok_or("has a value outside")? & !(1 << 31);
                 let text = texts.get(value as usize..).ok_or_else(|| format!("has no text at {value}"))?;
                 let length = text.find('\0').unwrap_or(text.len());
-                if length > MOST_GROWTH * (depth + 1) {
+                if length > MAX_EXPANSION * (depth + 1) {
                     return Err(format!("makes {length} bytes of {}", depth + 1));
                 }
             }

@@ -1,6 +1,21 @@
-//! Incremental detokenization for streaming output.
+//! Detokenization: token ids back to text, whole (`Tokenizer::decode`) or as they arrive
+//! (`TextStream`).
 
-use crate::tokenizer::Tokenizer;
+use crate::error::Result;
+use crate::tokenizer::{Tokenizer, Vocab};
+
+impl Tokenizer {
+    /// Detokenizes ids. Incomplete UTF-8 becomes U+FFFD; padding ids of the embedding yield no
+    /// text.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        if let Vocab::Hf(v) = &self.0 {
+            return v.decode(ids, skip_special);
+        }
+        let mut stream = TextStream::new(skip_special);
+        let text: String = ids.iter().map(|&id| stream.push(self, id)).collect();
+        Ok(text + &stream.finish())
+    }
+}
 
 /// Converts tokens to text as they arrive.
 ///
@@ -21,7 +36,7 @@ impl TextStream {
     }
 
     /// Continues an existing text: a leading space is preserved.
-    pub fn going_on(skip_special: bool) -> Self {
+    pub fn continuing(skip_special: bool) -> Self {
         Self { started: true, ..Self::new(skip_special) }
     }
 

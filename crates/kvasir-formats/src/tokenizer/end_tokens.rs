@@ -60,9 +60,9 @@ pub(crate) fn end_tokens(gguf: &Gguf) -> Vec<u32> {
         .collect();
     let has = |spelling: &str| found.iter().any(|(_, other)| *other == spelling);
     let in_answers = MESSAGES.iter().any(|both| both.iter().all(|one| has(one)));
-    let goes_on = |spelling: &str| (spelling == "<|end|>" && in_answers) || is_text(spelling, has);
+    let continues = |spelling: &str| (spelling == "<|end|>" && in_answers) || is_text(spelling, has);
     let mut ends = Vec::new();
-    for id in named.chain(found.iter().filter(|(_, spelling)| !goes_on(spelling)).map(|(id, _)| *id)) {
+    for id in named.chain(found.iter().filter(|(_, spelling)| !continues(spelling)).map(|(id, _)| *id)) {
         if !ends.contains(&id) {
             ends.push(id);
         }

@@ -1,8 +1,8 @@
 //! Tokenizer from GGUF metadata: byte-level BPE, ranked BPE with byte fallback, and
 //! SentencePiece-style scored BPE.
 //!
-//! 1. Split the text at special tokens (`specials`).
-//! 2. Normalize (NFC), insert a prefix space, and pre-tokenize into words (`pre`).
+//! 1. Split the text at special tokens (`special_tokens`).
+//! 2. Normalize (NFC), insert a prefix space, and pre-tokenize into words (`split_patterns`).
 //! 3. Map each word to symbols and merge them by rank or score (`bpe`).
 //! 4. Unknown characters fall back to byte tokens.
 //!
@@ -15,7 +15,7 @@ use crate::gguf::value::{Array, Value};
 use crate::tokenizer::bpe::{NONE, merge};
 use crate::tokenizer::bytes::{byte_chars, byte_token, decode_spelling};
 use crate::tokenizer::merges::{Merges, Pairs};
-use crate::tokenizer::special_tokens::{Piece, Special, Specials};
+use crate::tokenizer::special_tokens::{Piece, SpecialToken, SpecialTokens};
 use crate::tokenizer::split_patterns::Family;
 use crate::tokenizer::string_table::StringTable;
 use crate::tokenizer::token_kind::TokenKind;
@@ -40,7 +40,7 @@ const PHI3_PLAIN: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 pub(super) struct GgufVocab {
     tokens: StringTable,
     kinds: Vec<TokenKind>,
-    specials: Specials,
+    specials: SpecialTokens,
     /// Tokens with `lstrip`: preceding white space is dropped.
     strip_left: HashSet<u32>,
     /// Whether text is NFC-normalized first.
@@ -113,9 +113,9 @@ impl GgufVocab {
         };
         let bos = id("bos").or_else(|| scored(1));
         let eos = id("eos").or_else(|| scored(2));
-        let before = ids(gguf, kvasir_keys::BEFORE, tokens.len())?;
+        let before = ids(gguf, kvasir_keys::PREFIX_IDS, tokens.len())?;
         let before = before.unwrap_or_else(|| bos.filter(|_| add("bos", adds_bos)).into_iter().collect());
-        let after = ids(gguf, kvasir_keys::AFTER, tokens.len())?;
+        let after = ids(gguf, kvasir_keys::SUFFIX_IDS, tokens.len())?;
         let after = after.unwrap_or_else(|| eos.filter(|_| add("eos", false)).into_iter().collect());
         let composes = match gguf.str(kvasir_keys::NORMALIZER) {
             None => false,
@@ -133,11 +133,11 @@ impl GgufVocab {
         self.tokens.len()
     }
 
-    pub(super) fn spelling(&self, id: u32) -> Option<&str> {
+    pub(super) fn id_to_token(&self, id: u32) -> Option<&str> {
         self.tokens.get(id)
     }
 
-    pub(super) fn id(&self, token: &str) -> Option<u32> {
+    pub(super) fn token_to_id(&self, token: &str) -> Option<u32> {
         self.tokens.find(token)
     }
 
@@ -218,7 +218,7 @@ impl GgufVocab {
                 for word in split_patterns::split(&family.patterns, text)? {
                     if family.whole_words {
                         let spelling: String = word.bytes().map(|b| chars[usize::from(b)]).collect();
-                        if let Some(id) = self.id(&spelling) {
+                        if let Some(id) = self.token_to_id(&spelling) {
                             out.push(id);
                             continue;
                         }
@@ -266,7 +266,7 @@ impl GgufVocab {
         let mut buffer = [0; 4];
         for c in text.chars() {
             let c = c.encode_utf8(&mut buffer);
-            match self.id(c) {
+            match self.token_to_id(c) {
                 Some(id) => symbols.push(id),
                 None => symbols.extend(c.bytes().map(|b| bytes[usize::from(b)])),
             }
@@ -283,7 +283,7 @@ impl GgufVocab {
         let mut symbols: Vec<u32> = Vec::with_capacity(text.len());
         let mut buffer = [0; 4];
         for c in text.chars() {
-            symbols.push(self.id(c.encode_utf8(&mut buffer)).unwrap_or_else(|| {
+            symbols.push(self.token_to_id(c.encode_utf8(&mut buffer)).unwrap_or_else(|| {
                 *known.entry(c).or_insert_with(|| {
                     unknown.push(c);
                     base + unknown.len() as u32 - 1
@@ -296,12 +296,12 @@ impl GgufVocab {
             *pairs.entry((a, b)).or_insert_with(|| {
                 spelling.clear();
                 for id in [a, b] {
-                    match self.spelling(id) {
+                    match self.id_to_token(id) {
                         Some(text) => spelling.push_str(text),
                         None => spelling.extend(unknown.get((id - base) as usize)),
                     }
                 }
-                let id = self.id(&spelling)?;
+                let id = self.token_to_id(&spelling)?;
                 let score = scores.get(id as usize).copied().unwrap_or(0.0);
                 Some((Score(score), id))
             })
@@ -346,15 +346,15 @@ fn kinds(gguf: &Gguf, tokens: usize) -> Result<Vec<TokenKind>> {
     Ok(kinds)
 }
 
-fn specials(gguf: &Gguf, tokens: &StringTable, kinds: &[TokenKind]) -> Result<Specials> {
+fn specials(gguf: &Gguf, tokens: &StringTable, kinds: &[TokenKind]) -> Result<SpecialTokens> {
     let name = gguf.str("general.name").unwrap_or_default().to_lowercase();
     let phi3 = ["phi-3", "phi3"].iter().any(|part| name.contains(part));
     let listed = |key| Ok::<_, Error>(ids(gguf, key, tokens.len())?.map(|ids| ids.into_iter().collect()));
     let strips: Option<HashSet<u32>> = listed(kvasir_keys::STRIPS_RIGHT)?;
-    let found: HashSet<u32> = listed(kvasir_keys::FOUND)?.unwrap_or_default();
+    let found: HashSet<u32> = listed(kvasir_keys::MATCHED_IDS)?.unwrap_or_default();
     let special =
         tokens.iter().zip(kinds).zip(0..).filter(|((_, kind), id)| kind.is_whole() || found.contains(id));
-    Ok(Specials::new(special.map(|((text, _), id)| Special {
+    Ok(SpecialTokens::new(special.map(|((text, _), id)| SpecialToken {
         text: text.into(),
         id,
         strips_right: match &strips {
@@ -413,11 +413,11 @@ fn algorithm(gguf: &Gguf, tokens: &StringTable, merges: Option<Result<Merges>>) 
                 let why = format!("{} scores for {} tokens", scores.len(), tokens.len());
                 return Err(Error::at("tokenizer.ggml.scores", why));
             }
-            let first = match gguf.str(kvasir_keys::PREPENDS) {
+            let first = match gguf.str(kvasir_keys::PREFIX_SPACE) {
                 Some("always") => FirstSpace::Missing,
                 Some("first") => FirstSpace::AtStart,
                 Some(other) => {
-                    return Err(Error::at(kvasir_keys::PREPENDS, format!("{other:?} is not supported")));
+                    return Err(Error::at(kvasir_keys::PREFIX_SPACE, format!("{other:?} is not supported")));
                 }
                 None if is_on("tokenizer.ggml.add_space_prefix", true) => FirstSpace::Always,
                 None => FirstSpace::Never,

@@ -39,9 +39,9 @@ struct Added {
 
 /// Maximum run of white space for such expressions. The regex engine gives up at about a million,
 /// and the library then silently treats the rest as one word.
-const WHITEST: usize = 900_000;
+const MAX_WHITE_SPACE: usize = 900_000;
 /// Maximum expansion factor of a pre-tokenizer or decoder.
-const MOST_GROWTH: usize = 16;
+const MAX_EXPANSION: usize = 16;
 
 /// How token spellings map to bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,8 +89,8 @@ impl HfVocab {
         if pre_tokenizer.matches(r#""type":"ByteLevel""#).count() > 4 {
             return Err(Error::at("tokenizer.json: pre_tokenizer", "has more than four ByteLevel steps"));
         }
-        if growth(&decoder) > MOST_GROWTH {
-            let why = format!("makes texts more than {MOST_GROWTH} times as long");
+        if growth(&decoder) > MAX_EXPANSION {
+            let why = format!("makes texts more than {MAX_EXPANSION} times as long");
             return Err(Error::at("tokenizer.json: decoder", why));
         }
         let looks_ahead = pre_tokenizer.contains("(?!") || pre_tokenizer.contains(r#""use_regex":true"#);
@@ -101,14 +101,14 @@ impl HfVocab {
         self.len
     }
 
-    pub(super) fn spelling(&self, id: u32) -> Option<String> {
+    pub(super) fn id_to_token(&self, id: u32) -> Option<String> {
         match self.added.get(&id) {
             Some(added) => Some(added.text.clone()),
             None => self.inner.id_to_token(id),
         }
     }
 
-    pub(super) fn id(&self, token: &str) -> Option<u32> {
+    pub(super) fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
@@ -122,7 +122,7 @@ impl HfVocab {
 
     pub(super) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
         // Added tokens use the same spelling rules; Gemma's runs of spaces are added tokens.
-        let token = self.spelling(id)?;
+        let token = self.id_to_token(id)?;
         Some(match self.spelling {
             Spelling::ByteLevel => decode_spelling(&token).unwrap_or_else(|| token.into_bytes()),
             Spelling::SentencePiece { has_bytes, .. } => match byte_token(&token) {
@@ -136,7 +136,7 @@ impl HfVocab {
     }
 
     pub(super) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        if self.looks_ahead && text.len() > WHITEST && widest_gap(text) > WHITEST {
+        if self.looks_ahead && text.len() > MAX_WHITE_SPACE && longest_white_space(text) > MAX_WHITE_SPACE {
             return Err(Error::at("encoding", TOO_LONG));
         }
         let _ = normalizer::stopped();
@@ -153,7 +153,7 @@ impl HfVocab {
 }
 
 /// Longest run of white space, in characters.
-fn widest_gap(text: &str) -> usize {
+fn longest_white_space(text: &str) -> usize {
     text.split(|c: char| !c.is_whitespace()).map(|gap| gap.chars().count()).max().unwrap_or(0)
 }
 

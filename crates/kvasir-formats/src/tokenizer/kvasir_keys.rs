@@ -10,16 +10,16 @@ pub(crate) const NORMALIZER: &str = "kvasir.tokenizer.normalizer";
 pub(crate) const WHOLE_WORDS: &str = "kvasir.tokenizer.whole_words";
 /// Prefix space (Metaspace prepend scheme): `always` before each text part, or only before the
 /// `first`.
-pub(crate) const PREPENDS: &str = "kvasir.tokenizer.prepends";
+pub(crate) const PREFIX_SPACE: &str = "kvasir.tokenizer.prepends";
 /// Whether words are merged separately, so that no token spans a space.
 pub(crate) const SPLITS: &str = "kvasir.tokenizer.splits";
 /// Ids prepended to every text, if not just BOS.
-pub(crate) const BEFORE: &str = "kvasir.tokenizer.before";
+pub(crate) const PREFIX_IDS: &str = "kvasir.tokenizer.before";
 /// Ids appended to every text, if not just EOS.
-pub(crate) const AFTER: &str = "kvasir.tokenizer.after";
+pub(crate) const SUFFIX_IDS: &str = "kvasir.tokenizer.after";
 /// Ids of added tokens with `lstrip`: they absorb preceding white space.
 pub(crate) const STRIPS_LEFT: &str = "kvasir.tokenizer.strips_left";
 /// Ids of added tokens with `rstrip`: they absorb following white space.
 pub(crate) const STRIPS_RIGHT: &str = "kvasir.tokenizer.strips_right";
 /// Ids of normal tokens that are matched in text as a whole, like control tokens.
-pub(crate) const FOUND: &str = "kvasir.tokenizer.found";
+pub(crate) const MATCHED_IDS: &str = "kvasir.tokenizer.found";

@@ -3,13 +3,14 @@
 //! - `hf_vocab`: `tokenizer.json`, run by the `tokenizers` library.
 //! - `gguf_vocab`: BPE and SentencePiece vocabularies of GGUF files; `wordpiece`: BERT
 //!   vocabularies.
-//! - `stream`: incremental detokenization.
+//! - `detokenize`: ids back to text, whole or as a stream.
 //!
 //! Guarded by `tests/tokenizers.rs` and the `tokenizer` and `gguf` fuzz targets.
 
 mod bpe;
 mod bytes;
 mod charsmap;
+pub(crate) mod detokenize;
 pub(crate) mod end_tokens;
 mod gguf_vocab;
 mod hf_vocab;
@@ -20,7 +21,6 @@ mod oniguruma;
 mod pre_tokenizer;
 mod special_tokens;
 pub(crate) mod split_patterns;
-pub(crate) mod stream;
 mod string_table;
 pub(crate) mod token_kind;
 mod wordpiece;
@@ -29,7 +29,6 @@ use crate::error::Result;
 use crate::gguf::reader::Gguf;
 use crate::tokenizer::gguf_vocab::GgufVocab;
 use crate::tokenizer::hf_vocab::HfVocab;
-use crate::tokenizer::stream::TextStream;
 
 /// A model's tokenizer. Immutable after loading.
 #[derive(Debug)]
@@ -66,17 +65,6 @@ impl Tokenizer {
         }
     }
 
-    /// Detokenizes ids. Incomplete UTF-8 becomes U+FFFD; padding ids of the embedding yield no
-    /// text.
-    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        if let Vocab::Hf(v) = &self.0 {
-            return v.decode(ids, skip_special);
-        }
-        let mut stream = TextStream::new(skip_special);
-        let text: String = ids.iter().map(|&id| stream.push(self, id)).collect();
-        Ok(text + &stream.finish())
-    }
-
     /// Highest id plus one. Ids below it may be unassigned.
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -90,11 +78,11 @@ impl Tokenizer {
         self.len() == 0
     }
 
-    /// The token's spelling in the vocabulary, such as `Ġthe`.
-    pub fn spelling(&self, id: u32) -> Option<String> {
+    /// The token as the vocabulary spells it, such as `Ġthe`.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
         match &self.0 {
-            Vocab::Hf(v) => v.spelling(id),
-            Vocab::Gguf(v) => v.spelling(id).map(str::to_owned),
+            Vocab::Hf(v) => v.id_to_token(id),
+            Vocab::Gguf(v) => v.id_to_token(id).map(str::to_owned),
         }
     }
 
@@ -106,18 +94,18 @@ impl Tokenizer {
         }
     }
 
-    /// The id of a spelling.
-    pub fn id(&self, spelling: &str) -> Option<u32> {
+    /// The id of a token.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
         match &self.0 {
-            Vocab::Hf(v) => v.id(spelling),
-            Vocab::Gguf(v) => v.id(spelling),
+            Vocab::Hf(v) => v.token_to_id(token),
+            Vocab::Gguf(v) => v.token_to_id(token),
         }
     }
 
     /// Control tokens by ascending id, with their text.
-    pub fn specials(&self) -> impl Iterator<Item = (u32, String)> {
+    pub fn special_tokens(&self) -> impl Iterator<Item = (u32, String)> {
         let ids = (0..self.len() as u32).filter(|id| self.is_special(*id));
-        ids.filter_map(|id| Some((id, self.spelling(id).filter(|text| !text.is_empty())?)))
+        ids.filter_map(|id| Some((id, self.id_to_token(id).filter(|text| !text.is_empty())?)))
     }
 
     /// Whether the id is a control (special) token rather than text.

@@ -15,9 +15,9 @@ use tokenizers::{
 const MOST_STEPS: usize = 64;
 /// Maximum bytes that a step inserts at once.
 const LONGEST_CONTENT: usize = 256;
-/// Bound on the normalized length: `MOST_GROWTH` times the input plus `MOST_MORE` bytes.
-const MOST_GROWTH: usize = 16;
-const MOST_MORE: usize = 1 << 20;
+/// Bound on the normalized length: `MAX_EXPANSION` times the input plus `EXPANSION_ALLOWANCE` bytes.
+const MAX_EXPANSION: usize = 16;
+const EXPANSION_ALLOWANCE: usize = 1 << 20;
 
 thread_local! {
     /// The step that exceeded the bound since the last query on this thread. The library drops
@@ -72,7 +72,7 @@ impl Step {
 
 impl Normalizer for Bounded {
     fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
-        let most = text.get().len().saturating_mul(MOST_GROWTH).saturating_add(MOST_MORE);
+        let most = text.get().len().saturating_mul(MAX_EXPANSION).saturating_add(EXPANSION_ALLOWANCE);
         for step in &self.0 {
             let stop = || {
                 STOPPED.set(Some(step.kind));

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 /// Matcher for special tokens: leftmost first, longest among those at one position.
 #[derive(Debug, Default)]
-pub(super) struct Specials {
+pub(super) struct SpecialTokens {
     /// Lengths of the tokens that start with a byte, longest first. Bounds the hash lookups per
     /// position where many tokens share a prefix.
     lengths: HashMap<u8, Vec<usize>>,
@@ -19,7 +19,7 @@ struct Found {
 
 /// A token that is matched in text as a whole.
 #[derive(Debug)]
-pub(super) struct Special {
+pub(super) struct SpecialToken {
     pub(super) text: Box<str>,
     pub(super) id: u32,
     /// `rstrip`: following white space is dropped.
@@ -33,10 +33,10 @@ pub(super) enum Piece<'a> {
     Token(u32),
 }
 
-impl Specials {
-    pub(super) fn new(tokens: impl IntoIterator<Item = Special>) -> Self {
+impl SpecialTokens {
+    pub(super) fn new(tokens: impl IntoIterator<Item = SpecialToken>) -> Self {
         let mut all = Self::default();
-        for Special { text, id, strips_right } in tokens {
+        for SpecialToken { text, id, strips_right } in tokens {
             let text = text.into_boxed_bytes();
             let Some(&first) = text.first() else { continue };
             all.lengths.entry(first).or_default().push(text.len());
@@ -92,9 +92,9 @@ fn ascii_space(c: char) -> bool {
 mod tests {
     use super::*;
 
-    fn specials(tokens: &[&str], strips_right: bool) -> Specials {
-        let special = |(text, id): (&&str, u32)| Special { text: (*text).into(), id, strips_right };
-        Specials::new(tokens.iter().zip(1..).map(special))
+    fn specials(tokens: &[&str], strips_right: bool) -> SpecialTokens {
+        let special = |(text, id): (&&str, u32)| SpecialToken { text: (*text).into(), id, strips_right };
+        SpecialTokens::new(tokens.iter().zip(1..).map(special))
     }
 
     #[test]

@@ -84,16 +84,13 @@ impl StringTable {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use kvasir_testkit::Random;
 
     #[test]
     fn lookups_agree_with_a_map() {
-        let mut seed = 7u64;
-        let mut random = move |n: u64| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (seed >> 33) % n
-        };
+        let mut random = Random::new(7);
         for n in [0u64, 1, 2, 3, 700] {
-            let texts: Vec<String> = (0..n).map(|_| format!("{:x}", random(n * 2))).collect();
+            let texts: Vec<String> = (0..n).map(|_| format!("{:x}", random.below(n * 2))).collect();
             let list = Array::of_strings(texts.iter().map(String::as_str));
             let strings = StringTable::of(&list, |_, _| Ok(())).unwrap();
             assert_eq!(strings.len(), texts.len());

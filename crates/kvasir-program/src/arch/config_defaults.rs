@@ -23,9 +23,12 @@ impl Architecture {
         let unsaid = |name: &&str| map.get(*name).is_none_or(Json::is_null);
         for names in NAMES {
             if let Some(name) = names.iter().find(|name| !unsaid(name)) {
-                let said = &map[*name];
+                let answered = &map[*name];
                 all.extend(
-                    names.iter().filter(|name| unsaid(name)).map(|name| ((*name).to_owned(), said.clone())),
+                    names
+                        .iter()
+                        .filter(|name| unsaid(name))
+                        .map(|name| ((*name).to_owned(), answered.clone())),
                 );
             }
         }

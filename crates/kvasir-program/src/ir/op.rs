@@ -1,9 +1,9 @@
 //! The op set of programs: embedding, norms, GEMM/GEMV, RoPE, attention, activations, MoE routing,
 //! collectives.
 //!
-//! Every op makes one value, whose numbers are f32, and treats each row (token) independently. Only [`Op::UpdateAndAttend`]
-//! and [`Op::SelectKeys`] read other rows, through the KV cache. Shapes are not stored in ops: they
-//! follow from the values and matrices.
+//! Every op makes one value, whose numbers are f32, and treats each row (token) independently. Only
+//! [`Op::UpdateAndAttend`] and [`Op::SelectKeys`] read other rows, through the KV cache. Shapes are
+//! not stored in ops: they follow from the values and matrices.
 //!
 //! Backends may fuse ops; the reference semantics are those of `kvasir-plain/src/run.rs`.
 
@@ -159,7 +159,7 @@ pub enum Op {
         weight: WeightId,
         /// Bias of a LayerNorm.
         bias: Option<WeightId>,
-        /// Epsilon, added to the variance.
+        /// Epsilon, added to the mean square (RMSNorm) or to the variance (LayerNorm).
         eps: f32,
         /// Number of groups (heads); 1 for a norm over the whole row.
         groups: usize,
@@ -385,6 +385,30 @@ impl Op {
             | Self::Collect { out, .. }
             | Self::Gather { out, .. }
             | Self::Head { out, .. } => *out,
+        }
+    }
+
+    /// Whether each row of the result follows from the same row of the operands alone, whatever
+    /// the token's position is. Such ops may run on some of the rows.
+    pub(crate) fn is_row_wise(&self) -> bool {
+        match self {
+            Self::Norm { .. }
+            | Self::Linear { .. }
+            | Self::GroupLinear { .. }
+            | Self::Slice { .. }
+            | Self::Concat { .. }
+            | Self::Gate { .. }
+            | Self::Add { .. }
+            | Self::Route { .. }
+            | Self::Mixture { .. }
+            | Self::Collect { .. } => true,
+            Self::Embed { .. }
+            | Self::Hidden { .. }
+            | Self::Rotary { .. }
+            | Self::SelectKeys { .. }
+            | Self::UpdateAndAttend { .. }
+            | Self::Gather { .. }
+            | Self::Head { .. } => false,
         }
     }
 

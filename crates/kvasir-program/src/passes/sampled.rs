@@ -59,22 +59,9 @@ impl Program {
     fn only_for(&self, gather: usize, keep: &[ValueId]) -> Vec<usize> {
         let mut late: Vec<usize> = Vec::new();
         for (number, op) in self.ops.iter().enumerate().take(gather).rev() {
-            let by_row = matches!(
-                op,
-                Op::Norm { .. }
-                    | Op::Linear { .. }
-                    | Op::GroupLinear { .. }
-                    | Op::Slice { .. }
-                    | Op::Concat { .. }
-                    | Op::Gate { .. }
-                    | Op::Add { .. }
-                    | Op::Route { .. }
-                    | Op::Mixture { .. }
-                    | Op::Collect { .. }
-            );
             let out = op.out();
             let mut takers = (number + 1..self.ops.len()).filter(|n| self.ops[*n].inputs().any(|v| v == out));
-            if by_row && !keep.contains(&out) && takers.all(|n| n == gather || late.contains(&n)) {
+            if op.is_row_wise() && !keep.contains(&out) && takers.all(|n| n == gather || late.contains(&n)) {
                 late.push(number);
             }
         }

@@ -63,7 +63,7 @@ impl Vocabulary {
         for id in 0..size {
             let is_control = tokenizer.is_special(id) || eos.contains(&id);
             tok_env.push(if is_control {
-                let spelling = tokenizer.spelling(id).unwrap_or_default();
+                let spelling = tokenizer.id_to_token(id).unwrap_or_default();
                 let word = [&[TokTrie::SPECIAL_TOKEN_MARKER], spelling.as_bytes()].concat();
                 specials.push((spelling, id));
                 word

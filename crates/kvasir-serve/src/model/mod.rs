@@ -85,7 +85,7 @@ impl Model {
         Ok(Self {
             name,
             facts,
-            specials: tokenizer.specials().map(|(_, text)| text).collect(),
+            specials: tokenizer.special_tokens().map(|(_, text)| text).collect(),
             tokenizer: Arc::new(tokenizer),
             template,
             template_source: source,
@@ -108,7 +108,7 @@ impl Model {
         // A marker may span several tokens: `<｜DSML｜` may be one of them.
         let counts = |text: &str| marks.iter().any(|mark| mark.contains(text));
         let kept = |(id, text): &(Token, String)| counts(text) && !self.facts.eos.contains(id);
-        self.marker_tokens = self.tokenizer.specials().filter(kept).collect();
+        self.marker_tokens = self.tokenizer.special_tokens().filter(kept).collect();
         self.tool_dialect = tools;
         self.reasoning = reasoning;
         self
@@ -147,9 +147,9 @@ impl Model {
         (&self.variables, self.template_source.as_deref())
     }
 
-    /// A token's full spelling.
-    pub fn spelling(&self, token: Token) -> Option<String> {
-        self.tokenizer.spelling(token)
+    /// A token as the vocabulary spells it.
+    pub fn id_to_token(&self, token: Token) -> Option<String> {
+        self.tokenizer.id_to_token(token)
     }
 
     /// A token's bytes.
@@ -160,7 +160,7 @@ impl Model {
     /// Streaming detokenizer of an answer. `marked` keeps the control tokens that mark calls and
     /// reasoning; `continues` means that the answer continues a text.
     pub fn detokenizer(self: &Arc<Self>, marked: bool, continues: bool) -> Detokenizer {
-        let text = if continues { TextStream::going_on(true) } else { TextStream::new(true) };
+        let text = if continues { TextStream::continuing(true) } else { TextStream::new(true) };
         Detokenizer { model: self.clone(), text, marked }
     }
 

@@ -43,8 +43,8 @@ impl Model {
         let mut messages: Vec<Value> =
             request.messages.iter().map(|message| self.guarded(&message.source)).collect();
         if let Some(last) = messages.last_mut().filter(|_| request.continue_final_message) {
-            let said = last["content"].as_str().unwrap_or_default().trim_end();
-            last["content"] = format!("{said}{END}").into();
+            let answered = last["content"].as_str().unwrap_or_default().trim_end();
+            last["content"] = format!("{answered}{END}").into();
         }
         let tools = if request.tools.is_empty() || request.tool_choice == ToolChoice::None {
             Value::Null

@@ -154,7 +154,7 @@ impl CpuExecutor {
     pub fn tap(&self, tap: Tap) -> Option<&[f32]> {
         let (_, value) = self.model.taps.iter().find(|(kept, _)| *kept == tap)?;
         let width = self.model.program.value(*value).width();
-        self.memory.numbers(self.model.how.buffers.of_value[value.0 as usize]?).get(..self.last * width)
+        self.memory.numbers(self.model.lowered.buffers.of_value[value.0 as usize]?).get(..self.last * width)
     }
 
     /// Row of the logits that belongs to a token: its rank in `sampled`, the sorted list of sampled

@@ -38,7 +38,7 @@ impl Memory {
         // In huge pages: GEMMs write columns of rows pages apart, which would cost TLB misses.
         let size = |(width, _): &(usize, Rows)| Buffer::in_huge_pages(width * tokens * 4);
         Ok(Self {
-            values: model.how.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
+            values: model.lowered.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
             prepared: Prepared::new(model.isa, tokens, widest, terms)?,
             mixture: MixtureMemory::new(model.isa, &model.program, tokens, terms)?,
             views: Views::default(),

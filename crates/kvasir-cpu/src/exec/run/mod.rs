@@ -8,7 +8,7 @@ pub(crate) mod memory;
 pub(crate) mod ops;
 pub(crate) mod values;
 
-use crate::exec::lowering::{GATE, Runs};
+use crate::exec::lowering::{GATED_MLP_OPS, Runs};
 use crate::exec::model::CpuModel;
 use crate::exec::run::memory::Memory;
 use crate::gemm::linear::{GateAndUp, Operand};
@@ -59,15 +59,15 @@ impl Run<'_> {
             let weights = &self.model.weights[at];
             // A prefill chunk may sample nothing: a GEMM over no rows would read its weights.
             let idle = !matches!(weights, OpWeights::None) && self.rows(op.out()) == 0;
-            at += match self.model.how.runs[at] {
+            at += match self.model.lowered.runs[at] {
                 Runs::Fused => 1,
                 _ if idle => 1,
-                Runs::Gate { .. } if self.gate(at, m) => GATE,
-                Runs::Gate { together } | Runs::Together(together) => {
-                    self.products(at..at + together, m);
-                    together
+                Runs::GatedMlp { .. } if self.gate(at, m) => GATED_MLP_OPS,
+                Runs::GatedMlp { matrices } | Runs::Merged(matrices) => {
+                    self.products(at..at + matrices, m);
+                    matrices
                 }
-                Runs::Alone => {
+                Runs::Single => {
                     self.op(op, self.before(at), weights, m);
                     1
                 }
@@ -77,7 +77,7 @@ impl Run<'_> {
 
     /// The op that is fused into op `at`.
     fn before(&self, at: usize) -> Option<&Op> {
-        let fused = |before: &usize| matches!(self.model.how.runs[*before], Runs::Fused);
+        let fused = |before: &usize| matches!(self.model.lowered.runs[*before], Runs::Fused);
         at.checked_sub(1).filter(fused).map(|before| &self.model.program.ops[before])
     }
 
@@ -119,7 +119,7 @@ impl Run<'_> {
     /// Runs the fused gate-up GEMM with its activation, if that pays; returns whether it ran.
     fn gate(&self, at: usize, m: &mut Memory) -> bool {
         if let [Op::Linear { x, .. }, _, Op::Gate { activation, out, .. }] =
-            &self.model.program.ops[at..at + GATE]
+            &self.model.program.ops[at..at + GATED_MLP_OPS]
             && let [OpWeights::One(gate), OpWeights::One(up)] = &self.model.weights[at..at + 2]
         {
             let values = &m.values;

@@ -22,7 +22,7 @@ impl Run<'_> {
 
     /// Address of a value's rows, and how many numbers they have.
     fn place(&self, values: &[Buffer], value: ValueId) -> (*mut f32, usize) {
-        let Some(buffer) = self.model.how.buffers.of_value[value.0 as usize] else {
+        let Some(buffer) = self.model.lowered.buffers.of_value[value.0 as usize] else {
             return (std::ptr::dangling_mut(), 0);
         };
         let len = self.rows(value) * self.width(value);

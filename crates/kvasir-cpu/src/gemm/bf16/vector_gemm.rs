@@ -82,7 +82,7 @@ pub(crate) unsafe fn panels(
     // The last row tile is computed by halves.
     let taken = rows.len().next_multiple_of(TILE / 2);
     let prefetches_kv = kv_prefetch_pays(isa, rows.len());
-    let (scratch, next_layer) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
+    let (scratch, kv_queue) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
     let mut addresses = [std::ptr::null(); PANELS];
     for ((at, scratch), panel) in addresses.iter_mut().zip(&mut scratch.panels).zip(panels.clone()) {
         *at = w.panel(panel, scratch).as_ptr();
@@ -110,7 +110,7 @@ pub(crate) unsafe fn panels(
             for (step, rows) in some.clone().zip(scratch.rows.chunks_exact(tiles)) {
                 if prefetches_kv {
                     if step % PARTS == 0 {
-                        page = next_layer.next();
+                        page = kv_queue.next();
                     }
                     if let Some(page) = page {
                         page.prefetch(step % PARTS, PARTS);

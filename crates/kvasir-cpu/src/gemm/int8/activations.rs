@@ -2,8 +2,8 @@
 //!
 //! Symmetric quantization with one f32 scale per row and superblock of 256 inputs. The rule looks
 //! at one superblock of one row only, so a row's codes do not depend on the batch. Negated sums of
-//! codes are stored with them: they replace the products with mins and undo the `lift` of unsigned
-//! weights.
+//! codes are stored with them: they replace the products with mins and undo the `zero_point` of
+//! unsigned weights.
 //!
 //! Per tile (16 rows) and superblock:
 //!

@@ -27,7 +27,7 @@ pub(crate) unsafe fn pair_times_rows<L: Layout, const P: usize>(
     x: &QuantActivations,
     rows: Range<usize>,
     scratch: &mut PairScratch,
-    next_layer: &mut KvPrefetchQueue,
+    kv_queue: &mut KvPrefetchQueue,
     out: Option<OutputsFrom<'_>>,
 ) {
     #[cfg(target_arch = "x86_64")]
@@ -35,10 +35,10 @@ pub(crate) unsafe fn pair_times_rows<L: Layout, const P: usize>(
     unsafe {
         match kernel {
             Int8Gemm::Amx => amx::panels::<L, P>(pair, x, rows, scratch, out),
-            Int8Gemm::Avx512Vnni => vnni::v512::panels::<L, P>(pair, x, rows, scratch, next_layer, out),
-            Int8Gemm::Avx512Bf16 => vnni::v512_bf16::panels::<L, P>(pair, x, rows, scratch, next_layer, out),
-            Int8Gemm::AvxVnni => vnni::v256_dots::panels::<L, P>(pair, x, rows, scratch, next_layer, out),
-            Int8Gemm::Avx2 => vnni::v256::panels::<L, P>(pair, x, rows, scratch, next_layer, out),
+            Int8Gemm::Avx512Vnni => vnni::v512::panels::<L, P>(pair, x, rows, scratch, kv_queue, out),
+            Int8Gemm::Avx512Bf16 => vnni::v512_bf16::panels::<L, P>(pair, x, rows, scratch, kv_queue, out),
+            Int8Gemm::AvxVnni => vnni::v256_dots::panels::<L, P>(pair, x, rows, scratch, kv_queue, out),
+            Int8Gemm::Avx2 => vnni::v256::panels::<L, P>(pair, x, rows, scratch, kv_queue, out),
         }
     }
 }
@@ -58,7 +58,7 @@ pub(crate) unsafe fn gemm<L: Layout>(
     out: &Output<'_>,
 ) {
     let at_once = kernel.panels_at_once(rows.len());
-    let (scratch, next_layer) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
+    let (scratch, kv_queue) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
     let GemmScratch { panels: [first, second], pair: scratch, .. } = scratch;
     let _tiles = scratch.begin(kernel);
     for panel in panels.clone().step_by(at_once) {
@@ -70,10 +70,10 @@ pub(crate) unsafe fn gemm<L: Layout>(
                 let both = [one, w.panel_at(panel + 1, second)];
                 let next = w.packed_at(panel + 2).zip(w.packed_at(panel + 3));
                 let pair = Pair { panels: both, next: next.map(<[_; 2]>::from) };
-                pair_times_rows::<L, 2>(kernel, &pair, x, rows, scratch, next_layer, to);
+                pair_times_rows::<L, 2>(kernel, &pair, x, rows, scratch, kv_queue, to);
             } else {
                 let pair = Pair { panels: [one], next: w.packed_at(panel + 1).map(|next| [next]) };
-                pair_times_rows::<L, 1>(kernel, &pair, x, rows, scratch, next_layer, to);
+                pair_times_rows::<L, 1>(kernel, &pair, x, rows, scratch, kv_queue, to);
             }
         }
     }

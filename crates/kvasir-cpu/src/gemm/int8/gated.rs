@@ -90,7 +90,7 @@ impl<'w> Gated<'w> {
         to: &QuantActivations,
     ) {
         let WorkItem { gate, up, superblock, rows } = item;
-        let (scratch, next_layer) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
+        let (scratch, kv_queue) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
         let GemmScratch { panels: [gate_panel, up_panel], pair: scratch, activated, gated_rows } = scratch;
         activated.resize(BLOCK * LANES, 0.0);
         gated_rows.resize(BLOCK, [0.0; SUPERBLOCK]);
@@ -104,7 +104,7 @@ impl<'w> Gated<'w> {
             // SAFETY: the kernel was chosen for this machine, the rows exist and begin with a tile,
             // and both panels have layout `L`.
             with_layout!(self.gate.kind.format, L => unsafe {
-                pair_times_rows::<L, 2>(self.kernel, &pair, x, rows.clone(), scratch, next_layer, None);
+                pair_times_rows::<L, 2>(self.kernel, &pair, x, rows.clone(), scratch, kv_queue, None);
             });
             let [gate, up] = scratch.sums.each_ref().map(|sums| &sums.as_flattened()[..rows.len() * LANES]);
             let activated = &mut activated[..rows.len() * LANES];

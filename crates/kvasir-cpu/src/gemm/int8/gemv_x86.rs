@@ -145,7 +145,7 @@ macro_rules! kernels {
                 codes: *const i8,
                 sums: &[Sums; N],
             ) -> [Ints; N] {
-                let lift = lift::<L>();
+                let zero_point = zero_point::<L>();
                 let mut words = [[zero(); 4]; N];
                 for part in 0..PARTS {
                     prefetch::<L, PARTS>(block, half, part, ahead);
@@ -154,7 +154,7 @@ macro_rules! kernels {
                         let x = codes.add(part / 2 * 1024 + part % 2 * 32);
                         for n in 0..4 {
                             let line = OutputLine { half, part, n };
-                            let tables = tables::<L>(block, line, lift);
+                            let tables = tables::<L>(block, line, zero_point);
                             for (i, tables) in tables.into_iter().enumerate() {
                                 let w = of_tables::<L>(block, line, i > 0, tables);
                                 for (row, words) in words.iter_mut().enumerate() {
@@ -173,7 +173,7 @@ macro_rules! kernels {
             }
 
             /// Exact sums for weights that are stored unpacked. The negated sums of activations
-            /// take out the lift.
+            /// take out the zero point.
             ///
             /// # Safety
             /// As for [`lanes`].
@@ -195,7 +195,7 @@ macro_rules! kernels {
                     for j in 0..4 {
                         // SAFETY: line `4 i + j` of the superblock; the caller's rows.
                         unsafe {
-                            let w = stored::<L>(block, half, i * 4 + j, lift::<L>());
+                            let w = stored::<L>(block, half, i * 4 + j, zero_point::<L>());
                             let x = codes.add(i / 4 * 1024 + i % 4 * 16 + j * 4).cast::<i32>();
                             for n in 0..N {
                                 let total = &mut totals[j % chains(N)][n];

@@ -126,7 +126,7 @@ unsafe fn scales<L: Layout>(block: *const u8, sub: usize) -> [int16x8_t; 4] {
     unsafe {
         let [low, high] = bytes(block.add(f.scales_at() + sub * 16));
         [vzip1q_s16(low, low), vzip2q_s16(low, low), vzip1q_s16(high, high), vzip2q_s16(high, high)]
-            .map(|scale| vmulq_n_s16(scale, f.times))
+            .map(|scale| vmulq_n_s16(scale, f.multiplier))
     }
 }
 
@@ -167,7 +167,7 @@ unsafe fn float_scales<L: Layout>(at: *const u8) -> [float32x4_t; 4] {
         // SAFETY: the caller's 32 bytes.
         unsafe {
             let bits = vld1_u16(at.add(v * 8).cast());
-            if L::FORMAT.wide_d {
+            if L::FORMAT.bf16_d {
                 return vreinterpretq_f32_u32(vshll_n_u16::<16>(bits));
             }
             let wide: float32x4_t;

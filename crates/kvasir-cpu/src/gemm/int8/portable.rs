@@ -82,7 +82,7 @@ fn unpacked(format: Format, block: &[u8], i: usize) -> [i8; 64] {
         };
         let code = i32::from(format.codes.value(code, format.bits));
         let scale = block[format.scales_at() + i * 4 / format.sub * LANES + j / 4] as i8;
-        let product = code * i32::from(scale) * i32::from(format.times);
+        let product = code * i32::from(scale) * i32::from(format.multiplier);
         ((product + (1 << (format.shift() - 1))) >> format.shift()) as i8
     })
 }
@@ -90,5 +90,5 @@ fn unpacked(format: Format, block: &[u8], i: usize) -> [i8; 64] {
 /// Loads d or dmin of one output.
 fn float_scale(format: Format, block: &[u8], lane: usize) -> f32 {
     let bits = u16::from_le_bytes([block[lane * 2], block[lane * 2 + 1]]);
-    if format.wide_d { bf16::from_bits(bits).to_f32() } else { f16::from_bits(bits).to_f32() }
+    if format.bf16_d { bf16::from_bits(bits).to_f32() } else { f16::from_bits(bits).to_f32() }
 }

@@ -24,8 +24,8 @@ pub(crate) struct Sums {
     /// Per 32 inputs.
     pub(crate) of_32: [i16; SUPERBLOCK / 32],
     /// 128 times the sum over all inputs: the correction for weights that are
-    /// [lifted](Format::lift) by 128.
-    pub(crate) lifted: i32,
+    /// [offset](Format::zero_point) by 128.
+    pub(crate) zero_point: i32,
 }
 
 impl Sums {
@@ -80,7 +80,7 @@ unsafe fn body(x: &[f32; SUPERBLOCK], to: &Destinations) {
         let sum = -sub.iter().map(|&c| i16::from(c)).sum::<i16>();
         sums.of_16[i] = sum;
         sums.of_32[i / 2] += sum;
-        sums.lifted += 128 * i32::from(sum);
+        sums.zero_point += 128 * i32::from(sum);
         // Both parts have at most eight significant bits, so they are exact in bf16.
         parts[i] = f32::from(sum & !15).to_bits().wrapping_shr(16) as u16;
         parts[16 + i] = f32::from(sum & 15).to_bits().wrapping_shr(16) as u16;
@@ -161,7 +161,7 @@ mod wide {
             to.scale.write(scale);
             _mm256_storeu_si256((&raw mut (*to.sums).of_16).cast(), _mm512_cvtepi32_epi16(sums));
             _mm_storeu_si128((&raw mut (*to.sums).of_32).cast(), _mm256_cvtepi32_epi16(pairs));
-            (*to.sums).lifted = 128 * _mm512_reduce_add_epi32(sums);
+            (*to.sums).zero_point = 128 * _mm512_reduce_add_epi32(sums);
             _mm256_storeu_si256(to.parts.cast(), bits(_mm512_andnot_si512(low, sums)));
             _mm256_storeu_si256(to.parts.add(16).cast(), bits(_mm512_and_si512(low, sums)));
             if let Some(words) = to.words {
@@ -196,6 +196,7 @@ mod tests {
     use super::*;
     use crate::isa::features::Isa;
     use crate::isa::features::tests::isas;
+    use kvasir_testkit::Random;
 
     #[derive(Debug, PartialEq)]
     struct Made {
@@ -223,12 +224,9 @@ mod tests {
 
     #[test]
     fn vectors_quantize_as_the_plain_function_does() {
-        let mut state = 1u64;
-        let mut next = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-        };
-        let mut rows: Vec<[f32; SUPERBLOCK]> = (0..200).map(|_| std::array::from_fn(|_| next())).collect();
+        let mut random = Random::new(1);
+        let mut rows: Vec<[f32; SUPERBLOCK]> =
+            (0..200).map(|_| std::array::from_fn(|_| random.unit())).collect();
         // Ties, all zeros, a single value, extremes, NaNs.
         rows.push(std::array::from_fn(|i| if i == 0 { 127.0 } else { i as f32 / 2.0 - 63.5 }));
         rows.push([0.0; SUPERBLOCK]);
@@ -248,6 +246,6 @@ mod tests {
         let code = |i: usize| i16::from(made.codes[i / 64 * 1024 + i % 64]);
         assert_eq!((made.words[0][9], made.words[1][63]), ([code(36), code(38)], [code(253), code(255)]));
         let sums = make(&[127.0; SUPERBLOCK], Isa::PORTABLE).sums;
-        assert_eq!((sums.of_16[3], sums.of_32[3], sums.lifted), (-127 * 16, -127 * 32, -127 * 256 * 128));
+        assert_eq!((sums.of_16[3], sums.of_32[3], sums.zero_point), (-127 * 16, -127 * 32, -127 * 256 * 128));
     }
 }

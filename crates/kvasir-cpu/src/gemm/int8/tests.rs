@@ -24,47 +24,25 @@ use crate::weights::int8::panels::QuantPanels;
 use crate::weights::panels::tests::MemoryRows;
 use crate::weights::random::scales_at;
 use kvasir_formats::{DType, encoding};
+use kvasir_testkit::Random;
 
-/// A deterministic generator, so that cases are reproducible.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        self.0 >> 33
-    }
-    fn normal(&mut self) -> f32 {
-        (0..6).map(|_| self.next() as f32 / (1u64 << 31) as f32 - 0.5).sum::<f32>() * 1.4
-    }
+/// Roughly normally distributed, with a standard deviation of about one.
+fn normal(random: &mut Random) -> f32 {
+    (0..6).map(|_| random.unit() / 2.0).sum::<f32>() * 1.4
 }
 
-const TYPES: [DType; 13] = [
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q8_0,
-    DType::Q2K,
-    DType::Q3K,
-    DType::Q4K,
-    DType::Q5K,
-    DType::Q6K,
-    DType::Mxfp4,
-    DType::Iq4Nl,
-    DType::Iq4Xs,
-];
-
 /// Random encoded rows with scales of plausible size.
-fn random_rows(rng: &mut Rng, dtype: DType, rows: usize, inputs: usize) -> Vec<u8> {
+fn random_rows(random: &mut Random, dtype: DType, rows: usize, inputs: usize) -> Vec<u8> {
     let n = rows * inputs / dtype.block_len();
-    let mut bytes: Vec<u8> = (0..n * dtype.block_bytes()).map(|_| rng.next() as u8).collect();
+    let mut bytes: Vec<u8> = (0..n * dtype.block_bytes()).map(|_| random.bits() as u8).collect();
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         if dtype == DType::Mxfp4 {
-            block[0] = 116 + (rng.next() % 6) as u8;
+            block[0] = 116 + random.below(6) as u8;
         }
         for &at in scales_at(dtype) {
-            let sign = if rng.next().is_multiple_of(5) && dtype != DType::Q2K { -1.0 } else { 1.0 };
-            let d = half::f16::from_f32(sign * (0.5 + rng.next() as f32 / (1u64 << 31) as f32) * 0.01);
+            let sign = if random.one_in(5) && dtype != DType::Q2K { -1.0 } else { 1.0 };
+            let d =
+                half::f16::from_f32(sign * (0.5 + random.below(1 << 24) as f32 / (1 << 24) as f32) * 0.01);
             block[at..at + 2].copy_from_slice(&d.to_le_bytes());
         }
     }
@@ -81,18 +59,18 @@ struct Case {
 
 /// Every encoding in its own format, and some in the 16-bit format of small matrices.
 fn formats() -> impl Iterator<Item = (DType, Format)> {
-    let own = TYPES.into_iter().filter_map(|dtype| Some((dtype, Format::of(dtype)?)));
+    let own = DType::all().filter_map(|dtype| Some((dtype, Format::of(dtype)?)));
     own.chain([DType::Q8_0, DType::Q4K].map(|dtype| (dtype, Format::INT16)))
 }
 
 fn case(format: Format, dtype: DType, outputs: usize, inputs: usize, rows: usize) -> Case {
-    let mut rng = Rng(dtype as u64 * 1000 + (outputs * inputs + rows) as u64);
-    let bytes = random_rows(&mut rng, dtype, outputs, inputs);
+    let mut random = Random::new(dtype as u64 * 1000 + (outputs * inputs + rows) as u64);
+    let bytes = random_rows(&mut random, dtype, outputs, inputs);
     let mut dense = vec![0.0; outputs * inputs];
     encoding::dequantize(dtype, &bytes, &mut dense).unwrap();
     let rows_of = MemoryRows { step: bytes.len() / outputs, bytes };
     let w = QuantPanels::in_format(format, dtype, (outputs, inputs), rows_of);
-    let values: Vec<f32> = (0..rows * inputs).map(|_| rng.normal()).collect();
+    let values: Vec<f32> = (0..rows * inputs).map(|_| normal(&mut random)).collect();
     let x = QuantActivations::new(rows, inputs).unwrap();
     for (r, row) in values.chunks_exact(inputs).enumerate() {
         // SAFETY: single-threaded; row indices are below the allocated count.
@@ -247,7 +225,7 @@ fn column(case: &Case, input: usize) -> Vec<f32> {
 #[test]
 fn mxfp4_is_exact_within_three_powers_of_two() {
     let (outputs, inputs) = (35, 416);
-    let mut bytes = random_rows(&mut Rng(7), DType::Mxfp4, outputs, inputs);
+    let mut bytes = random_rows(&mut Random::new(7), DType::Mxfp4, outputs, inputs);
     for (n, block) in bytes.chunks_exact_mut(17).enumerate() {
         // One exponent range per row; with a largest scale byte below 8 the unit would not be a
         // normal number.
@@ -269,7 +247,7 @@ fn mxfp4_is_exact_within_three_powers_of_two() {
 
 #[test]
 fn int16_weights_equal_the_decoded_weights() {
-    for dtype in TYPES {
+    for dtype in DType::all().filter(|dtype| Format::of(*dtype).is_some()) {
         let (outputs, inputs) = (35, if dtype.block_len() == 32 { 416 } else { 512 });
         let case = case(Format::INT16, dtype, outputs, inputs, 1);
         assert_eq!(Format::for_matrix(dtype, outputs * inputs), Some(Format::INT16));

@@ -7,8 +7,8 @@
 //! | 6 bits | `unpack_16bit` multiplies shifted codes by the scale (`pmulhrsw`) to 16 bits |
 //! | 8 bits | `stored` loads weights that were unpacked at packing time |
 //!
-//! `lift` is 0 or 128 and makes weights unsigned for `vpdpbusd`. Compiled for 512-bit and 256-bit
-//! vectors. All results equal `portable.rs`, which `tests.rs` checks.
+//! `zero_point` is 0 or 128 and makes weights unsigned for `vpdpbusd`. Compiled for 512-bit and
+//! 256-bit vectors. All results equal `portable.rs`, which `tests.rs` checks.
 
 use crate::weights::int8::layouts::Layout;
 
@@ -40,13 +40,13 @@ macro_rules! unpacking {
                 let f = L::FORMAT;
                 // SAFETY: the offset is that of the layout.
                 let scale = unsafe { widen(block.add(f.scales_at() + sub * 16 + half * 8)) };
-                if f.times == 1 { scale } else { mullo16(scale, splat16(f.times)) }
+                if f.multiplier == 1 { scale } else { mullo16(scale, splat16(f.multiplier)) }
             }
 
             /// Lookup tables for 4- and 5-bit codes of inputs `32 part .. 32 part + 32`: first and
             /// last 16 inputs, then codes below 16 and the others. Each 16-byte lane belongs to one
             /// output, every fourth from the `n`th on, and holds the products of its scale with all
-            /// code values, plus `lift`.
+            /// code values, plus `zero_point`.
             ///
             /// # Safety
             /// As for [`scale_words`]; `part` must be below [`PARTS`] and `n` below 4.
@@ -55,7 +55,7 @@ macro_rules! unpacking {
             pub(crate) unsafe fn tables<L: Layout>(
                 block: *const u8,
                 OutputLine { half, part, n }: OutputLine,
-                lift: i32,
+                zero_point: i32,
             ) -> [[Ints; 2]; 2] {
                 let values = const { L::FORMAT.values() };
                 let subs = 32 / L::FORMAT.sub;
@@ -75,7 +75,7 @@ macro_rules! unpacking {
                             )
                         };
                         let products = pack_saturated(mulhrs(scale, low), mulhrs(scale, high));
-                        *table = xor(products, splat8(lift as i8));
+                        *table = xor(products, splat8(zero_point as i8));
                     }
                 }
                 if subs == 1 { [all[0]; 2] } else { all }
@@ -144,7 +144,7 @@ macro_rules! unpacking {
                 [apart(v[0], 0xfc00), apart(v[1], 0xfc00), apart(v[2], 0xfc00), apart(fourth, 0xff00)]
             }
 
-            /// One line of weights that are stored unpacked, plus `lift`.
+            /// One line of weights that are stored unpacked, plus `zero_point`.
             ///
             /// # Safety
             /// `block` must point at a superblock of layout `L` that is stored unpacked, and `line`
@@ -155,14 +155,14 @@ macro_rules! unpacking {
                 block: *const u8,
                 half: usize,
                 line: usize,
-                lift: i32,
+                zero_point: i32,
             ) -> Ints {
                 // SAFETY: the caller's line.
                 let v = unsafe { load(block.add(L::FORMAT.codes_at() + half * 32 + line * 64)) };
-                xor(v, splat8((lift - 128) as i8))
+                xor(v, splat8((zero_point - 128) as i8))
             }
 
-            /// Unpacks inputs `32 part .. 32 part + 32` to bytes plus `lift`, and calls `put` for
+            /// Unpacks inputs `32 part .. 32 part + 32` to bytes plus `zero_point`, and calls `put` for
             /// each of the eight lines.
             ///
             /// # Safety
@@ -173,7 +173,7 @@ macro_rules! unpacking {
                 block: *const u8,
                 half: usize,
                 part: usize,
-                lift: i32,
+                zero_point: i32,
                 mut put: impl FnMut(usize, Ints),
             ) {
                 let f = L::FORMAT;
@@ -182,13 +182,13 @@ macro_rules! unpacking {
                 unsafe {
                     if f.stores_unpacked() {
                         for line in part * 8..(part + 1) * 8 {
-                            put(line, stored::<L>(block, half, line, lift));
+                            put(line, stored::<L>(block, half, line, zero_point));
                         }
                     } else if f.by_output() {
                         let mut lines = [[zero(); 4]; 2];
                         for n in 0..4 {
                             let line = OutputLine { half, part, n };
-                            let tables = tables::<L>(block, line, lift);
+                            let tables = tables::<L>(block, line, zero_point);
                             for (i, lines) in lines.iter_mut().enumerate() {
                                 lines[n] = of_tables::<L>(block, line, i > 0, tables[i]);
                             }
@@ -201,7 +201,7 @@ macro_rules! unpacking {
                     } else {
                         for i in part * 2..part * 2 + 2 {
                             for (j, words) in unpack_16bit::<L>(block, half, i).into_iter().enumerate() {
-                                put(i * 4 + j, xor(bytes(words), splat8(lift as i8)));
+                                put(i * 4 + j, xor(bytes(words), splat8(zero_point as i8)));
                             }
                         }
                     }
@@ -228,7 +228,7 @@ macro_rules! unpacking {
             pub(crate) unsafe fn float_scales<L: Layout>(at: *const u8) -> Floats {
                 // SAFETY: the caller's bytes.
                 let bits = unsafe { load_halves(at) };
-                if L::FORMAT.wide_d { bf16s(bits) } else { f16s(bits) }
+                if L::FORMAT.bf16_d { bf16s(bits) } else { f16s(bits) }
             }
 
             /// `d * factor`: the f32 factor of the integer sums.

@@ -1,7 +1,7 @@
 //! Integer vector operations of the quantized kernels, under the same names for AVX-512, AVX2 and
 //! AVX-VNNI.
 //!
-//! `products!` defines the byte dot product that fits a layout. `LIFT` is what makes weights
+//! `products!` defines the byte dot product that fits a layout. `ZERO_POINT` is what makes weights
 //! unsigned: 128 for `vpdpbusd` (unsigned x signed), 0 for the AVX2 fallback, which multiplies
 //! magnitudes by sign-adjusted activations.
 
@@ -31,22 +31,23 @@ static PLACES: [Lanes; 4] = {
 macro_rules! products {
     ($features:literal) => {
         /// Offset of the weights that `add` multiplies.
-        pub(crate) const fn lift<L: Layout>() -> i32 {
-            if L::FORMAT.lift() < LIFT { L::FORMAT.lift() } else { LIFT }
+        pub(crate) const fn zero_point<L: Layout>() -> i32 {
+            if L::FORMAT.zero_point() < ZERO_POINT { L::FORMAT.zero_point() } else { ZERO_POINT }
         }
 
-        /// Initial value of a row's superblock sums: minus what the lift of its weights will add.
+        /// Initial value of a row's superblock sums: minus what the zero point of its weights will
+        /// add.
         #[inline]
         #[target_feature(enable = $features)]
         pub(crate) fn unlifted<L: Layout>(sums: &Sums) -> Ints {
-            if lift::<L>() == 0 { zero() } else { splat32(sums.lifted) }
+            if zero_point::<L>() == 0 { zero() } else { splat32(sums.zero_point) }
         }
 
-        /// `sum + dot4(w, x)` per 32-bit lane; `w` is lifted.
+        /// `sum + dot4(w, x)` per 32-bit lane; `w` is offset by the zero point.
         #[inline]
         #[target_feature(enable = $features)]
         pub(crate) fn add<L: Layout>(sum: Ints, w: Ints, x: Ints) -> Ints {
-            if L::FORMAT.lift() == 0 { add_unsigned(sum, w, x) } else { add_signed(sum, w, x) }
+            if L::FORMAT.zero_point() == 0 { add_unsigned(sum, w, x) } else { add_signed(sum, w, x) }
         }
     };
 }
@@ -65,7 +66,7 @@ pub(crate) mod v512 {
     /// Independent accumulators that hide the dot product's latency with one row.
     pub(crate) const CHAINS: usize = 4;
     /// Offset of the weights that `add_signed` multiplies: the first operand is unsigned.
-    pub(crate) const LIFT: i32 = 128;
+    pub(crate) const ZERO_POINT: i32 = 128;
     pub(crate) use self::{add_fours as add_signed, add_fours as add_unsigned};
 
     operations! { "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni":
@@ -213,7 +214,7 @@ pub(crate) mod v256 {
     /// Independent accumulators per row: one, as an addition has a latency of one cycle.
     pub(crate) const CHAINS: usize = 1;
     /// Offset of the weights that `add_signed` multiplies: none, they stay signed.
-    pub(crate) const LIFT: i32 = 0;
+    pub(crate) const ZERO_POINT: i32 = 0;
 
     operations! { "avx2,fma,f16c":
         fn splat16(v: i16) -> Ints = _mm256_set1_epi16(v);
@@ -352,7 +353,7 @@ pub(crate) mod v256_dots {
     /// Independent accumulators that hide the dot product's latency with one row.
     pub(crate) const CHAINS: usize = 4;
     /// Offset of the weights that `add_signed` multiplies: the first operand is unsigned.
-    pub(crate) const LIFT: i32 = 128;
+    pub(crate) const ZERO_POINT: i32 = 128;
     pub(crate) use self::{add_fours as add_signed, add_fours as add_unsigned};
 
     products! { "avx2,fma,f16c,avxvnni" }

@@ -10,7 +10,7 @@
 //!
 //! Unsigned x signed dot products (`vpdpbusd`): weights that may be negative are stored with 128
 //! added, and the negated sums of activations take the excess out. AVX2 has no such product, and
-//! pairs of lifted products would overflow `vpmaddubsw`; there weights stay signed, and `|w| *
+//! pairs of offset products would overflow `vpmaddubsw`; there weights stay signed, and `|w| *
 //! sign(x, w)` is multiplied.
 
 use crate::gemm::int8::activations::QuantActivations;
@@ -44,7 +44,7 @@ macro_rules! kernels {
             /// Whether weights are multiplied straight from the panel: they are stored as dot
             /// products need them.
             const fn in_place<L: Layout>() -> bool {
-                L::FORMAT.stores_unpacked() && lift::<L>() == 128
+                L::FORMAT.stores_unpacked() && zero_point::<L>() == 128
             }
 
             /// Rows of the next register block, from row `first` of a tile with `left` rows left.
@@ -92,7 +92,7 @@ macro_rules! kernels {
                     for half in 0..HALVES {
                         // SAFETY: the caller's superblock; half a line is writable.
                         unsafe {
-                            lines::<L>(self.block, half, i, lift::<L>(), |line, bytes| {
+                            lines::<L>(self.block, half, i, zero_point::<L>(), |line, bytes| {
                                 store(self.to.weights[line].as_mut_ptr().add(half * 32), bytes);
                             });
                         }
@@ -163,7 +163,7 @@ macro_rules! kernels {
                 }
                 // Without a fused dot product, the compiler must not know the trip count: it would
                 // unroll the loop, add products before they meet their sums, and spill registers.
-                let lines = if LIFT == 0 { std::hint::black_box(LINES) } else { LINES };
+                let lines = if ZERO_POINT == 0 { std::hint::black_box(LINES) } else { LINES };
                 // SAFETY: all offsets lie within the superblock and the caller's rows.
                 unsafe {
                     for part in 0..PARTS {
@@ -207,7 +207,7 @@ macro_rules! kernels {
                 x: &QuantActivations,
                 rows: Range<usize>,
                 scratch: &mut PairScratch,
-                next_layer: &mut KvPrefetchQueue,
+                kv_queue: &mut KvPrefetchQueue,
                 out: Option<OutputsFrom<'_>>,
             ) {
                 debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
@@ -220,7 +220,7 @@ macro_rules! kernels {
                 // spare.
                 let prefetches_kv =
                     KV_PREFETCH && kv_prefetch_fits(rows.len()) && (rows.len() > NEXT || !in_place::<L>());
-                let mut page = || if prefetches_kv { next_layer.next() } else { None }.unwrap_or(near);
+                let mut page = || if prefetches_kv { kv_queue.next() } else { None }.unwrap_or(near);
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
                 if !pair.take_unpacked(unpacked_ahead) {
                     for p in 0..P {

@@ -40,7 +40,19 @@ impl Superblocks {
             DType::Q4_1 => self.legacy::<20>(format, rows),
             DType::Q5_0 => self.legacy::<22>(format, rows),
             DType::Mxfp4 => self.mxfp4(format, rows),
-            _ => self.legacy::<24>(format, rows),
+            DType::Q5_1 => self.legacy::<24>(format, rows),
+            DType::F32
+            | DType::F16
+            | DType::BF16
+            | DType::F64
+            | DType::F8E4M3
+            | DType::F8E8M0
+            | DType::U8
+            | DType::I8
+            | DType::I16
+            | DType::I32
+            | DType::I64
+            | DType::Bool => unreachable!("{dtype} has no integer codes"),
         }
     }
 
@@ -63,8 +75,10 @@ impl Superblocks {
                 q45_k(bytes, 48, bytes.get(16..48), &mut row);
             } else if dtype == DType::Q6K {
                 q6_k(bytes, &mut row);
-            } else {
+            } else if dtype == DType::Iq4Xs {
                 iq4_xs(bytes, &mut row);
+            } else {
+                unreachable!("{dtype} has no superblocks");
             }
             (self.d[lane], self.dmin[lane]) = (row.d, row.dmin);
             for i in 0..format.subs() {

@@ -5,7 +5,7 @@
 //! in this order. `Format` gives the offsets, the code values and the arithmetic that all kernels
 //! share:
 //!
-//! `weight = d * factor * v + dmin * min`, with `v = (code * scale * times + rounding) >> shift` in
+//! `weight = d * factor * v + dmin * min`, with `v = (code * scale * multiplier + rounding) >> shift` in
 //! int8.
 //!
 //! Source encodings with float scales per 32 weights get integer scales and a bf16 unit per
@@ -50,7 +50,7 @@ impl Codes {
 /// Layout and arithmetic of a superblock.
 ///
 /// `weight = d * factor * v + dmin * min`: d and dmin are 16-bit floats per superblock and output;
-/// scale and min are int8 per sub-block. `v` is int8: `code * scale * times`, shifted right by
+/// scale and min are int8 per sub-block. `v` is int8: `code * scale * multiplier`, shifted right by
 /// `shift` bits and rounded half up. 8-bit codes are stored as `v + 128`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Format {
@@ -61,9 +61,9 @@ pub(crate) struct Format {
     pub(crate) sub: usize,
     pub(crate) has_min: bool,
     /// Factor on the scales, so that `v` uses the whole int8 range.
-    pub(crate) times: i16,
+    pub(crate) multiplier: i16,
     /// d and dmin are bf16 (computed while packing), else f16 (as stored).
-    pub(crate) wide_d: bool,
+    pub(crate) bf16_d: bool,
     /// Superblocks per 256 weights of a row: two if the second holds the low bytes of 16-bit
     /// weights.
     pub(crate) planes: usize,
@@ -83,7 +83,7 @@ impl Format {
     pub(crate) const Q6_K: Self = Self::k(6, 16, false, -1);
 
     /// Scales are powers of two; those within a factor of eight of the largest are exact.
-    pub(crate) const MXFP4: Self = Self { codes: Codes::E2m1, times: 2, ..Self::Q4_0 };
+    pub(crate) const MXFP4: Self = Self { codes: Codes::E2m1, multiplier: 2, ..Self::Q4_0 };
 
     pub(crate) const IQ4_NL: Self = Self { codes: Codes::Iq4, ..Self::Q4_0 };
     pub(crate) const IQ4_XS: Self = Self { codes: Codes::Iq4, ..Self::k(4, 32, false, 4) };
@@ -95,14 +95,14 @@ impl Format {
     /// A type with blocks of 32 weights and float scales, which become integer scales with a bf16
     /// unit.
     const fn legacy(bits: usize, has_min: bool) -> Self {
-        Self { wide_d: true, ..Self::k(bits, 32, has_min, 1) }
+        Self { bf16_d: true, ..Self::k(bits, 32, has_min, 1) }
     }
 
     /// A K type: sub-blocks of `sub` weights with integer scales; codes are signed if there are no
     /// mins.
-    const fn k(bits: usize, sub: usize, has_min: bool, times: i16) -> Self {
+    const fn k(bits: usize, sub: usize, has_min: bool, multiplier: i16) -> Self {
         let codes = if has_min { Codes::Unsigned } else { Codes::Signed };
-        Self { bits, codes, sub, has_min, times, wide_d: false, planes: 1 }
+        Self { bits, codes, sub, has_min, multiplier, bf16_d: false, planes: 1 }
     }
 
     /// The format of an encoding, if it is block-quantized integers.
@@ -121,7 +121,18 @@ impl Format {
             DType::Mxfp4 => Self::MXFP4,
             DType::Iq4Nl => Self::IQ4_NL,
             DType::Iq4Xs => Self::IQ4_XS,
-            _ => return None,
+            DType::F32
+            | DType::F16
+            | DType::BF16
+            | DType::F64
+            | DType::F8E4M3
+            | DType::F8E8M0
+            | DType::U8
+            | DType::I8
+            | DType::I16
+            | DType::I32
+            | DType::I64
+            | DType::Bool => return None,
         })
     }
 
@@ -137,7 +148,7 @@ impl Format {
         self.bits == 8
     }
 
-    /// Right shift of `code * scale * times`. Unsigned codes leave room for a sign, doubled E2M1
+    /// Right shift of `code * scale * multiplier`. Unsigned codes leave room for a sign, doubled E2M1
     /// has five bits, and weights unpacked at packing time have 16-bit scales.
     pub(crate) const fn shift(self) -> usize {
         if self.planes > 1 {
@@ -155,9 +166,9 @@ impl Format {
 
     /// Offset that makes weights unsigned for dot products of unsigned and signed bytes; 0 if
     /// weights are never negative.
-    pub(crate) const fn lift(self) -> i32 {
+    pub(crate) const fn zero_point(self) -> i32 {
         // K types with mins have unsigned integer scales.
-        if self.has_min && !self.wide_d { 0 } else { 128 }
+        if self.has_min && !self.bf16_d { 0 } else { 128 }
     }
 
     /// Whether a vector of codes holds many inputs of a few outputs, unpacked by a lookup table per
@@ -175,15 +186,15 @@ impl Format {
         let mut code = 0;
         while code < codes {
             let value = self.codes.value(code as u8, self.bits);
-            all[code as usize / 8][code as usize % 8] = (value * self.times) << (7 - self.shift());
+            all[code as usize / 8][code as usize % 8] = (value * self.multiplier) << (7 - self.shift());
             code += 1;
         }
         all
     }
 
-    /// `2^shift / times`: undoes the shift and `times`.
+    /// `2^shift / multiplier`: undoes the shift and `multiplier`.
     pub(crate) const fn factor(self) -> f32 {
-        (1 << self.shift()) as f32 / self.times as f32
+        (1 << self.shift()) as f32 / self.multiplier as f32
     }
 
     /// Sub-blocks per superblock.

@@ -17,14 +17,11 @@ macro_rules! with_layout {
                 type $L = $name;
                 $body
             })*
-            _ => {
-                type $L = Q6K;
-                $body
-            }
+            other => unreachable!("{other:?} has no layout"),
         }
     }};
     ($format:expr, $L:ident => $body:expr) => {
-        with_layout!(@ [Q4_0 Q4_1 Mxfp4 Iq4Nl Iq4Xs Q5_0 Q5_1 Q8_0 Int16 Q2K Q3K Q4K Q5K] $format, $L => $body)
+        with_layout!(@ [Q4_0 Q4_1 Mxfp4 Iq4Nl Iq4Xs Q5_0 Q5_1 Q8_0 Int16 Q2K Q3K Q4K Q5K Q6K] $format, $L => $body)
     };
 }
 pub(crate) use with_layout;
@@ -52,3 +49,17 @@ layout!(Q3K, Q3_K);
 layout!(Q4K, Q4_K);
 layout!(Q5K, Q5_K);
 layout!(Q6K, Q6_K);
+
+#[cfg(test)]
+mod tests {
+    use crate::weights::int8::format::Format;
+    use kvasir_formats::DType;
+
+    #[test]
+    fn every_format_has_its_layout() {
+        let formats = DType::all().filter_map(Format::of).chain([Format::INT16]);
+        for format in formats {
+            assert_eq!(with_layout!(format, L => <L as super::Layout>::FORMAT), format);
+        }
+    }
+}

@@ -125,14 +125,12 @@ mod tests {
     use crate::isa::features::Isa;
     use crate::isa::features::tests::isas;
     use crate::weights::int8::pack::pack as pack_panel;
+    use kvasir_testkit::Random;
 
     #[test]
     fn vectors_pack_what_the_plain_loops_do() {
-        let mut seed = 3u64;
-        let mut random = || {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (seed >> 40) as u16
-        };
+        let mut generator = Random::new(3);
+        let mut random = || generator.bits() as u16;
         let format = Format::of(DType::Q8_0).unwrap();
         for case in 0..200 {
             let mut rows: Vec<Vec<u8>> =

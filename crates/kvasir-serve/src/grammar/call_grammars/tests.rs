@@ -99,7 +99,8 @@ fn long(marks: &[&str]) -> (Arc<Tokenizer>, Vocabulary, Vec<(Token, String)>) {
     std::fs::remove_dir_all(to).unwrap();
     let size = SIZE + (LONG.len() + marks.len()) as u32;
     let vocabulary = Vocabulary::new(tokenizer.clone(), size, &[EOS]).unwrap();
-    let control_tokens = tokenizer.specials().filter(|(_, text)| marks.contains(&text.as_str())).collect();
+    let control_tokens =
+        tokenizer.special_tokens().filter(|(_, text)| marks.contains(&text.as_str())).collect();
     (tokenizer, vocabulary, control_tokens)
 }
 
@@ -120,7 +121,7 @@ fn grammars(dialect: ToolDialect, several: bool) -> Arc<CallGrammars> {
     let schema = json!({"type": "object", "properties": {"n": number}, "required": ["n"]});
     let tools = [tool("get", schema), tool("now", json!({"type": "object", "properties": {}}))];
     let tools: Vec<&Tool> = tools.iter().collect();
-    let control_tokens = tokenizer().specials().filter(|(id, _)| *id != EOS).collect();
+    let control_tokens = tokenizer().special_tokens().filter(|(id, _)| *id != EOS).collect();
     Arc::new(vocabulary().compile_calls(dialect.syntax(&tools, several), control_tokens).unwrap())
 }
 
@@ -243,7 +244,7 @@ fn no_call_begins_in_reasoning() {
 }
 
 #[test]
-fn the_only_call_ends_the_answer_or_is_followed_by_anything() {
+fn a_single_call_may_end_the_answer() {
     let call = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
     let grammars = grammars(ToolDialect::Hermes, false);
     let only = |behind_last| CallsBeginning { one_call: true, behind_last, ..beginning() };
@@ -253,8 +254,8 @@ fn the_only_call_ends_the_answer_or_is_followed_by_anything() {
         (0..SIZE).filter(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1).collect::<Vec<_>>(),
         [EOS]
     );
-    let mut goes_on = follower(&grammars, only(BehindLast::Anything));
-    assert_eq!(goes_on.allowed(&spelt(&format!("{call} <tool_call>"))), Allowed::Any);
+    let mut continues = follower(&grammars, only(BehindLast::Anything));
+    assert_eq!(continues.allowed(&spelt(&format!("{call} <tool_call>"))), Allowed::Any);
 }
 
 #[test]

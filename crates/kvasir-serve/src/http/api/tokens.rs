@@ -29,7 +29,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
     };
     let mut answer = json!({"count": tokens.len(), "max_model_len": app.model.facts.max_len});
     if with_strings {
-        answer["token_strs"] = tokens.iter().map(|id| app.model.spelling(*id)).collect();
+        answer["token_strs"] = tokens.iter().map(|id| app.model.id_to_token(*id)).collect();
     }
     answer["tokens"] = tokens.into();
     Ok(Json(answer))
@@ -82,7 +82,7 @@ pub(crate) async fn detokenize(
 pub(crate) async fn tokenizer_info(State(app): State<Arc<App>>) -> Json<Value> {
     let (variables, template) = app.model.template_facts();
     let mut info = variables.clone();
-    let ends = app.model.facts.eos.first().and_then(|id| app.model.spelling(*id));
+    let ends = app.model.facts.eos.first().and_then(|id| app.model.id_to_token(*id));
     info.entry("eos_token").or_insert_with(|| ends.into());
     info.entry("bos_token").or_insert(Value::Null);
     info.insert("chat_template".into(), template.into());
