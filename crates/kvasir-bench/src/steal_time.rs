@@ -36,9 +36,9 @@ impl Ticks {
 }
 
 /// Measures steal time from its creation on.
-pub(crate) struct Watch(Option<Ticks>);
+pub(crate) struct StealClock(Option<Ticks>);
 
-impl Watch {
+impl StealClock {
     pub(crate) fn start() -> Self {
         Self(Ticks::now())
     }
@@ -69,6 +69,6 @@ mod tests {
         for stat in ["", "cpu 1 2 3", "intr 1 2 3 4 5 6 7 8", "cpu  1 2 3 4 5 6 7 x"] {
             assert_eq!(Ticks::parse(stat), None, "{stat}");
         }
-        assert_eq!(Watch(None).share(), None);
+        assert_eq!(StealClock(None).share(), None);
     }
 }

@@ -251,9 +251,9 @@ fn faults_and_aborts_leave_nothing_behind() {
 #[test]
 fn arrivals_at_a_full_queue_wait_in_order() {
     let limits = Limits { max_num_seqs: 64, max_model_len: 4096, max_waiting: 8, ..Limits::default() };
-    let knobs = SeededParams { rate: f64::INFINITY, ..KNOBS };
+    let params = SeededParams { rate: f64::INFINITY, ..KNOBS };
     for overlap in [true, false] {
-        let report = simulate(Setting { limits, ..chunked(overlap, 2000) }, &mut Poisson::new(knobs)).report;
+        let report = simulate(Setting { limits, ..chunked(overlap, 2000) }, &mut Poisson::new(params)).report;
         assert_eq!((report.broke_off, report.finished, report.refused), (None, 300, 0));
     }
 }

@@ -28,9 +28,8 @@ impl Cli {
     pub(crate) fn check_file(path: &Path) -> Result<(), Failure> {
         let args = ["kvasir".into(), "serve".into(), "--config".into(), path.as_os_str().to_owned()];
         let args = with_file(Self::command(), args.into())?;
-        let read = Self::try_parse_from(args);
-        let cli =
-            read.map_err(|e| Failure::usage(format!("{}: {}", path.display(), one_line(&e.to_string()))))?;
+        let cli = Self::try_parse_from(args)
+            .map_err(|e| Failure::usage(format!("{}: {}", path.display(), one_line(&e.to_string()))))?;
         cli.command.check()
     }
 }
@@ -49,17 +48,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mistyped_word_is_answered_with_a_similar_one() {
-        let said =
+    fn mistyped_words_get_a_suggestion() {
+        let message =
             |args: &[&str]| one_line(&Cli::command().try_get_matches_from(args).unwrap_err().to_string());
         assert_eq!(
-            said(&["kvasir", "servee"]),
+            message(&["kvasir", "servee"]),
             "unrecognized subcommand 'servee'; a similar subcommand exists: 'serve'"
         );
         assert_eq!(
-            said(&["kvasir", "serve", "--prot", "1"]),
+            message(&["kvasir", "serve", "--prot", "1"]),
             "unexpected argument '--prot' found; a similar argument exists: '--port'"
         );
-        assert_eq!(said(&["kvasir", "serve", "--port", "x"]).lines().count(), 1);
+        assert_eq!(message(&["kvasir", "serve", "--port", "x"]).lines().count(), 1);
     }
 }

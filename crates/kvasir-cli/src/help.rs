@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_in_the_groups_is_a_flag_and_stands_once() {
+    fn help_groups_list_each_flag_once() {
         let mut known = BTreeSet::new();
         flags(&crate::cli::Cli::command(), &mut known);
         let mut seen = BTreeSet::new();

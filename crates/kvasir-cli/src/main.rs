@@ -18,6 +18,7 @@ mod options;
 mod startup;
 
 use crate::cli::{Cli, one_line};
+use crate::commands::CommandLine;
 use crate::io::failure::Failure;
 use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
 use std::process::ExitCode;
@@ -28,8 +29,8 @@ use std::process::ExitCode;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    let asked = config::with_file(Cli::command(), std::env::args_os().collect());
-    let ran = asked.and_then(|args| {
+    let args = config::with_file(Cli::command(), std::env::args_os().collect());
+    let result = args.and_then(|args| {
         let matches = match help::arranged(Cli::command()).try_get_matches_from(args) {
             Ok(matches) => matches,
             // A command with subcommands prints their list.
@@ -49,9 +50,13 @@ fn main() -> ExitCode {
         if let Some(level) = cli.instructions {
             level.limit();
         }
-        cli.command.run(cli.config, Cli::check_file)
+        cli.command.run(CommandLine {
+            config: cli.config,
+            check: Cli::check_file,
+            definition: Cli::command(),
+        })
     });
-    match ran {
+    match result {
         Ok(code) => code,
         Err(failure) => {
             eprintln!("kvasir: {failure}");

@@ -20,7 +20,7 @@ use std::{sync::Arc, time::Duration};
 /// Service configuration.
 pub(crate) struct Service {
     /// Access rules.
-    pub(crate) door: AccessControl,
+    pub(crate) access: AccessControl,
     /// Admission limits, from pool slots and maximum sequence length.
     pub(crate) allowed: Box<dyn FnOnce(u32, u32) -> AdmissionLimits>,
     /// Log and trace sinks.
@@ -28,7 +28,7 @@ pub(crate) struct Service {
     /// Metric naming.
     pub(crate) names: Names,
     /// Step time after which the engine counts as stalled.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
     /// Compatibility options for clients.
     pub(crate) rules: ClientRules,
 }
@@ -37,11 +37,11 @@ impl Service {
     /// Configuration for a single local user: no limits, no reports.
     pub(crate) fn for_one_user() -> Self {
         Self {
-            door: AccessControl::default(),
+            access: AccessControl::default(),
             allowed: Box::new(|_, _| AdmissionLimits::default()),
             reports: Arc::default(),
             names: Names::Own,
-            patience: Duration::MAX,
+            timeout: Duration::MAX,
             rules: ClientRules::default(),
         }
     }
@@ -79,11 +79,11 @@ impl Started {
         let (served, backend) = (served(name.clone(), &loaded, sampling_args, max_len)?, loaded.backend());
         drop(loaded);
         setup.insert("device".into(), backend.into());
-        let Service { door, allowed, reports, names, patience, rules } = service;
-        let host = Host::start(engine, allowed(slots, max_len), reports, patience);
+        let Service { access, allowed, reports, names, timeout, rules } = service;
+        let host = Host::start(engine, allowed(slots, max_len), reports, timeout);
         let host = host.map_err(Failure::failed)?;
         let live = Live { feed, setup: Value::Object(setup) };
-        let app = App::new(Arc::new(served), host, door, live, names, rules);
+        let app = App::new(Arc::new(served), host, access, live, names, rules);
         Ok(Self { app, name, backend, slots, max_len })
     }
 }

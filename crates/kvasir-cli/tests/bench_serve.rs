@@ -11,7 +11,7 @@ use std::{
 /// A simulated server: arbitrary words, no delay.
 struct Server {
     process: Child,
-    said: BufReader<ChildStderr>,
+    printed: BufReader<ChildStderr>,
 }
 
 impl Server {
@@ -21,9 +21,9 @@ impl Server {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut server = Self { said: BufReader::new(process.stderr.take().unwrap()), process };
+        let mut server = Self { printed: BufReader::new(process.stderr.take().unwrap()), process };
         let mut line = String::new();
-        server.said.read_line(&mut line).unwrap();
+        server.printed.read_line(&mut line).unwrap();
         let url = line.find("http://").map(|at| line[at..].split(',').next().unwrap().to_owned());
         (server, url.unwrap_or_else(|| panic!("{line}")))
     }

@@ -27,8 +27,8 @@ fn chat_with_the_built_in_model_is_greedy() {
             .spawn()
             .unwrap();
         chat.stdin.take().unwrap().write_all(b"Sort 5, 3, 9, 1\nSort these numbers: 17, 3, 25, 8\n").unwrap();
-        let said = String::from_utf8(chat.wait_with_output().unwrap().stdout).unwrap();
-        assert_eq!(said, "1, 3, 5, 9\n3, 8, 17, 25\n");
+        let printed = String::from_utf8(chat.wait_with_output().unwrap().stdout).unwrap();
+        assert_eq!(printed, "1, 3, 5, 9\n3, 8, 17, 25\n");
     }
 }
 
@@ -46,10 +46,10 @@ fn generate_on_a_chat_model_hints_at_chat() {
         let out = command.args(["generate", "--max-tokens", "8", "--prompt", prompt]).output().unwrap();
         (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
     };
-    let (said, beside) = generate("What is 2 + 2?");
-    assert!(said.trim().is_empty() && beside.contains("kvasir chat"), "{said}{beside}");
-    let (said, beside) = generate("The capital of France is");
-    assert!(said.contains("Paris") && beside.is_empty(), "{said}{beside}");
+    let (printed, beside) = generate("What is 2 + 2?");
+    assert!(printed.trim().is_empty() && beside.contains("kvasir chat"), "{printed}{beside}");
+    let (printed, beside) = generate("The capital of France is");
+    assert!(printed.contains("Paris") && beside.is_empty(), "{printed}{beside}");
 }
 
 /// The template renders exactly the training format. Regression: line breaks after template blocks.

@@ -61,10 +61,10 @@ fn roles(file: &Path) -> Vec<String> {
 fn a_branch_hits_the_cache_on_its_shared_prefix() {
     let folder = Folder::new("branch");
     let question = "hello ".repeat(40);
-    let (code, said, beside) =
+    let (code, printed, beside) =
         folder.chat(&[], &format!("{question}\n/fork 1\n{question}\n/branch\n/stats\n"));
     assert_eq!(code, Some(0), "{beside}");
-    let (first, second) = said.split_at(said.len() / 2);
+    let (first, second) = printed.split_at(printed.len() / 2);
     assert_eq!(first, second, "the same question in another branch has the same answer");
     assert!(!first.trim().is_empty() && first.ends_with('\n'));
     let cached: Vec<u32> = beside
@@ -77,7 +77,7 @@ fn a_branch_hits_the_cache_on_its_shared_prefix() {
         "{beside}"
     );
     assert!(beside.contains("answers    2"), "{beside}");
-    assert!(!said.contains('\x1b') && !beside.contains('\x1b'), "no colors in a pipe");
+    assert!(!printed.contains('\x1b') && !beside.contains('\x1b'), "no colors in a pipe");
     assert!(!beside.contains('›'), "no prompts in a pipe");
     assert!(!folder.0.join(".local").exists(), "nothing of a pipe is remembered");
 }
@@ -108,13 +108,13 @@ fn a_saved_chat_rewinds_and_loads() {
 fn command_errors_do_not_end_the_chat() {
     let folder = Folder::new("wrong");
     let lines = "/nothing\n/rewind\n/fork 1\n/save nowhere.json\n/set temperature 9\n/load nowhere.json\n/branch 7\n/set stream true\nhello\n";
-    let (code, said, beside) = folder.chat(&[], lines);
+    let (code, printed, beside) = folder.chat(&[], lines);
     assert_eq!(code, Some(1), "a script learns that something was wrong");
-    assert!(!said.trim().is_empty(), "it answers all the same");
+    assert!(!printed.trim().is_empty(), "it answers all the same");
     for wrong in [
         "/nothing",
         "nothing has been asked",
-        "nothing has been said",
+        "the conversation is empty",
         "temperature",
         "nowhere.json",
         "no branch 7",

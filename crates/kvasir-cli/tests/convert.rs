@@ -25,9 +25,12 @@ fn only_a_file_is_replaced_and_links_are_followed() {
         [("fifo", "is not a regular file"), ("dangling", "dangling symbolic link"), ("", "is a directory")]
     {
         let out = convert(&at(name));
-        let said = String::from_utf8(out.stderr).unwrap();
-        assert_eq!(out.status.code(), Some(2), "{said}");
-        assert!(said.contains(why) && said.contains(name) && said.trim_end().lines().count() == 1, "{said}");
+        let printed = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{printed}");
+        assert!(
+            printed.contains(why) && printed.contains(name) && printed.trim_end().lines().count() == 1,
+            "{printed}"
+        );
     }
     assert!(fs::metadata(at("fifo")).unwrap().file_type().is_fifo());
     // Temporary files carry the process id; a bare `.part` belongs to another program.

@@ -76,8 +76,8 @@ fn bench_offline_prints_a_report_and_a_page() {
     for what in ["output tokens per second", "requests running", "time to first token", "slots in use"] {
         assert!(drawn.contains(&format!("\"{what}\"")), "{what}");
     }
-    let said = String::from_utf8(run(&args).stdout).unwrap();
-    assert!(said.lines().any(|line| line.starts_with("first token p50 / p99 ")), "{said}");
+    let printed = String::from_utf8(run(&args).stdout).unwrap();
+    assert!(printed.lines().any(|line| line.starts_with("first token p50 / p99 ")), "{printed}");
 }
 
 #[test]
@@ -172,44 +172,60 @@ fn logits_that_are_no_numbers_end_a_request_by_name() {
 #[test]
 fn usage_errors_are_one_line_and_name_the_option() {
     let path = model("qwen3");
-    let said = |args: &[&str], code: i32, what: &str| {
+    let printed = |args: &[&str], code: i32, what: &str| {
         let output = run(args);
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
         assert!(stderr.contains(what), "{args:?}: {stderr}");
         assert!(output.stdout.is_empty());
     };
-    said(&["generate", &path, "--prompt-ids", "1,512"], 2, "id 512");
-    said(&["generate", &path, "--prompt", "hello"], 2, "tokenizer");
-    said(&["generate", &path, "--prompt-ids", "1", "--temperature", "-1"], 2, "temperature");
-    said(&["generate", &path, "--prompt-ids", "1", "--cache", "radix", "--block-size", "0"], 2, "block-size");
-    said(&["generate", &path, "--prompt-ids", "1", "--block-size", "16"], 2, "--cache contiguous");
-    said(&["generate", &path, "--prompt-ids", "1", "--prompt", "x"], 2, "--prompt");
-    said(&["generate", &path, "--prompt-ids", "1", "--rings", "on"], 2, "no layer of the model has a window");
-    said(&["generate", &path, "--prompt-ids", "1", "--rings", "on", "--cache", "radix"], 2, "--cache radix");
-    said(&["generate", &path, "--prompt-ids", "1", "--graph-max-batch", "8"], 2, "--graph-max-batch");
+    printed(&["generate", &path, "--prompt-ids", "1,512"], 2, "id 512");
+    printed(&["generate", &path, "--prompt", "hello"], 2, "tokenizer");
+    printed(&["generate", &path, "--prompt-ids", "1", "--temperature", "-1"], 2, "temperature");
+    printed(
+        &["generate", &path, "--prompt-ids", "1", "--cache", "radix", "--block-size", "0"],
+        2,
+        "block-size",
+    );
+    printed(&["generate", &path, "--prompt-ids", "1", "--block-size", "16"], 2, "--cache contiguous");
+    printed(&["generate", &path, "--prompt-ids", "1", "--prompt", "x"], 2, "--prompt");
+    printed(
+        &["generate", &path, "--prompt-ids", "1", "--rings", "on"],
+        2,
+        "no layer of the model has a window",
+    );
+    printed(
+        &["generate", &path, "--prompt-ids", "1", "--rings", "on", "--cache", "radix"],
+        2,
+        "--cache radix",
+    );
+    printed(&["generate", &path, "--prompt-ids", "1", "--graph-max-batch", "8"], 2, "--graph-max-batch");
     let far = ["generate", &path, "--prompt-ids", "1", "--max-model-len", "100000"];
-    said(&far, 2, "--max-model-len 100000 is more than the");
-    said(&["logits", &model("none"), "--prompt-ids", "1", "--json"], 1, "none");
-    said(&["logits", &path, "--json"], 2, "--prompt-ids");
-    said(&["generate", &path], 2, "--prompt TEXT or --prompt-ids IDS");
-    said(
+    printed(&far, 2, "--max-model-len 100000 is more than the");
+    printed(&["logits", &model("none"), "--prompt-ids", "1", "--json"], 1, "none");
+    printed(&["logits", &path, "--json"], 2, "--prompt-ids");
+    printed(&["generate", &path], 2, "--prompt TEXT or --prompt-ids IDS");
+    printed(
         &["generate", &path, "--prompt-ids", "1", "--temperature", "-1"],
         2,
         "must be a number of at least 0",
     );
-    said(
+    printed(
         &["generate", &path, "--prompt-ids", "1", "--max-model-len", "1"],
         2,
         "--max-model-len 1 leaves no room",
     );
-    said(&["generate", "--prompt", "a", "--regex", "["], 2, "unclosed character class");
+    printed(&["generate", "--prompt", "a", "--regex", "["], 2, "unclosed character class");
     let takes = "the model takes 40960";
-    said(&["bench", "pp", &path, "--tokens", "40961"], 2, &format!("the prompt has 40961 tokens, {takes}"));
-    said(&["bench", "tg", &path, "--depth", "40960", "--tokens", "1"], 2, takes);
-    said(&["bench", "batch", &path, "--prompt", "40000", "--tokens", "961"], 2, takes);
-    said(&["bench", "pp", &path, "--dtype", "q8_0"], 2, "--dtype");
-    said(&["bench", "tg", &path, "--depth", "-1"], 2, "'--depth <DEPTH>': -1 is not in 0..=1000000");
-    said(&["bench", "pp", &model("none")], 1, "none");
-    said(&["bench"], 2, "Usage: kvasir bench [OPTIONS] <COMMAND>");
+    printed(
+        &["bench", "pp", &path, "--tokens", "40961"],
+        2,
+        &format!("the prompt has 40961 tokens, {takes}"),
+    );
+    printed(&["bench", "tg", &path, "--depth", "40960", "--tokens", "1"], 2, takes);
+    printed(&["bench", "batch", &path, "--prompt", "40000", "--tokens", "961"], 2, takes);
+    printed(&["bench", "pp", &path, "--dtype", "q8_0"], 2, "--dtype");
+    printed(&["bench", "tg", &path, "--depth", "-1"], 2, "'--depth <DEPTH>': -1 is not in 0..=1000000");
+    printed(&["bench", "pp", &model("none")], 1, "none");
+    printed(&["bench"], 2, "Usage: kvasir bench [OPTIONS] <COMMAND>");
 }

@@ -12,7 +12,7 @@ fn sim(args: &[&str]) -> Output {
 }
 
 #[test]
-fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
+fn usage_errors_are_one_line_and_leave_no_file() {
     let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "sim-bad");
     let scenario = folder.join("scenario.json");
     fs::write(&scenario, r#"{"format": "kvasir-scenario/1", "options": {"color": 1}, "requests": []}"#)
@@ -65,9 +65,9 @@ fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
         let mut all = args.clone();
         all.extend(["--html", page]);
         let out = sim(&all);
-        let said = String::from_utf8(out.stderr).unwrap();
-        assert_eq!(out.status.code(), Some(2), "{args:?}: {said}");
-        assert!(said.contains(named) && said.trim_end().lines().count() == 1, "{args:?}: {said}");
+        let printed = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {printed}");
+        assert!(printed.contains(named) && printed.trim_end().lines().count() == 1, "{args:?}: {printed}");
         assert!(out.stdout.is_empty());
     }
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
@@ -81,9 +81,12 @@ fn unwritable_outputs_are_refused_before_the_run() {
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     for place in [&socket, &folder, &folder.join("nowhere").join("page.html")] {
         let out = sim(&["--workload", "chat", "--requests", "2", "--html", place.to_str().unwrap()]);
-        let said = String::from_utf8(out.stderr).unwrap();
-        assert_eq!(out.status.code(), Some(2), "{said}");
-        assert!(said.contains(place.to_str().unwrap()) && said.trim_end().lines().count() == 1, "{said}");
+        let printed = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{printed}");
+        assert!(
+            printed.contains(place.to_str().unwrap()) && printed.trim_end().lines().count() == 1,
+            "{printed}"
+        );
         assert!(out.stdout.is_empty());
     }
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
@@ -105,8 +108,8 @@ fn a_closed_pipe_causes_no_panic() {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let kvasir = Command::new(env!("CARGO_BIN_EXE_kvasir")).args(args).stdout(writer).output().unwrap();
-        let said = String::from_utf8(kvasir.stderr).unwrap();
-        assert_eq!((kvasir.status.code(), said.as_str()), (Some(1), ""), "{args:?}");
+        let printed = String::from_utf8(kvasir.stderr).unwrap();
+        assert_eq!((kvasir.status.code(), printed.as_str()), (Some(1), ""), "{args:?}");
     }
 }
 

@@ -6,6 +6,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
+use kvasir_testkit::Random;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::OwnedFd,
@@ -199,23 +200,15 @@ impl Drop for Chat {
     }
 }
 
-/// A xorshift generator with a fixed seed.
-struct Random(u64);
-
-impl Random {
-    /// A random duration up to `most`.
-    fn up_to(&mut self, most: Duration) -> Duration {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        most.mul_f64((self.0 >> 11) as f64 / (1u64 << 53) as f64)
-    }
+/// A random duration up to `most`.
+fn up_to(most: Duration, random: &mut Random) -> Duration {
+    most.mul_f64(random.below(1 << 32) as f64 / (1u64 << 32) as f64)
 }
 
 #[test]
 fn no_interrupt_during_or_around_an_answer_ends_the_chat() {
     let start = || Chat::start("interrupts", "fixed:1ms", 24);
-    let (mut chat, mut random) = (start(), Random(0x9e37_79b9_7f4a_7c15));
+    let (mut chat, mut random) = (start(), Random::new(5));
     let ms = Duration::from_millis;
     let began = Instant::now();
     assert!(chat.answers(), "{}", chat.output);
@@ -226,20 +219,20 @@ fn no_interrupt_during_or_around_an_answer_ends_the_chat() {
         let began = Instant::now();
         let alive = match i % 8 {
             // At the start of the answer.
-            0 => chat.listen(random.up_to(ms(4))),
+            0 => chat.listen(up_to(ms(4), &mut random)),
             // At its expected end.
-            1 | 2 => chat.listen(length.saturating_sub(ms(4)) + random.up_to(ms(8))),
+            1 | 2 => chat.listen(length.saturating_sub(ms(4)) + up_to(ms(8), &mut random)),
             // At its end, by the line under it.
             3 => chat.wait(Chat::is_answered),
             // Twice.
             4 => {
-                chat.listen(random.up_to(length));
+                chat.listen(up_to(length, &mut random));
                 chat.send(CTRL_C);
-                chat.listen(random.up_to(ms(12)))
+                chat.listen(up_to(ms(12), &mut random))
             }
             // At the prompt after the answer.
             5 => chat.answered(),
-            _ => chat.listen(random.up_to(length)),
+            _ => chat.listen(up_to(length, &mut random)),
         };
         chat.send(CTRL_C);
         // The pause gives a late interrupt time to act. One read by the line editor discards the

@@ -125,7 +125,7 @@ fn a_batch_of_cells_gives_every_sequence_its_own_bits() {
 }
 
 #[test]
-fn a_frozen_prefix_reads_as_if_it_were_the_sequences_own() {
+fn a_frozen_prefix_reads_like_own_rows() {
     for case in CASES {
         let model = model(case);
         let all = prompt(50, 4);
@@ -149,7 +149,7 @@ fn a_frozen_prefix_reads_as_if_it_were_the_sequences_own() {
 }
 
 #[test]
-fn a_tree_of_drafts_is_verified_in_one_step_and_its_chain_stays() {
+fn a_draft_tree_is_verified_in_one_step() {
     for case in CASES {
         let model = model(case);
         let mut executor = PlainExecutor::new(&model, limits());
@@ -193,7 +193,7 @@ fn redirected_tokens_are_computed_again_and_change_nothing() {
 }
 
 #[test]
-fn a_step_that_makes_no_sense_fails_and_the_next_one_runs() {
+fn invalid_steps_fail_and_the_next_runs() {
     let model = model("qwen3");
     let mut executor = PlainExecutor::new(&model, limits());
     let mut cache = Contiguous::new(64);

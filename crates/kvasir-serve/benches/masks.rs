@@ -12,6 +12,7 @@ use kvasir_serve::{
     grammar::{BehindLast, CallsBeginning, Shape, Vocabulary},
     request::Tool,
 };
+use kvasir_testkit::Random;
 use serde_json::{Map, Value, json};
 use std::{
     sync::Arc,
@@ -24,19 +25,10 @@ const EOS: u32 = VOCAB - 1;
 const ROWS: usize = 16;
 const STEP: Duration = Duration::from_millis(40);
 
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n
-    }
-}
-
 /// A synthetic byte-level vocabulary: made-up words, most with a leading space, plus digits and
 /// punctuation.
 fn tokenizer() -> Tokenizer {
-    let mut dice = Dice(1);
+    let mut random = Random::new(1);
     let mut vocab = Map::new();
     // The 256 bytes, as byte-level vocabularies spell them.
     let plain = (33..=126).chain(161..=172).chain(174..=255u32);
@@ -50,9 +42,9 @@ fn tokenizer() -> Tokenizer {
         "_id", "\\n", ".", ",",
     ];
     while vocab.len() < EOS as usize {
-        let mut word = String::from(["", "Ġ", "Ġ", "Ċ"][dice.below(4)]);
-        for _ in 0..1 + dice.below(4) {
-            word += syllables[dice.below(syllables.len())];
+        let mut word = String::from(random.pick(&["", "Ġ", "Ġ", "Ċ"]));
+        for _ in 0..1 + random.below(4) {
+            word += random.pick(&syllables);
         }
         let id = vocab.len();
         vocab.entry(word).or_insert(id.into());
@@ -71,9 +63,9 @@ fn schema() -> Value {
 }
 
 /// A uniformly random allowed id.
-fn draw(bits: &[u32], dice: &mut Dice) -> u32 {
+fn draw(bits: &[u32], random: &mut Random) -> u32 {
     let count: u32 = bits.iter().map(|word| word.count_ones()).sum();
-    let mut left = dice.below(count as usize) as u32;
+    let mut left = random.below(count.into()) as u32;
     for (at, word) in bits.iter().enumerate() {
         if left < word.count_ones() {
             let bit = (0..32).filter(|bit| word >> bit & 1 == 1).nth(left as usize).unwrap();
@@ -86,7 +78,7 @@ fn draw(bits: &[u32], dice: &mut Dice) -> u32 {
 
 /// Total mask time of all rows per step, in milliseconds, sorted.
 fn run(vocabulary: &Vocabulary, ahead: bool, steps: usize) -> Vec<f64> {
-    let mut dice = Dice(2);
+    let mut random = Random::new(2);
     let form = vocabulary.compile(&Shape::JsonSchema(schema()), &[]).unwrap();
     let begin = || -> (Box<dyn Follower>, Vec<u32>) { (form.0.as_ref().unwrap().follow(), Vec::new()) };
     let mut rows: Vec<_> = (0..ROWS).map(|_| begin()).collect();
@@ -100,7 +92,7 @@ fn run(vocabulary: &Vocabulary, ahead: bool, steps: usize) -> Vec<f64> {
             let started = Instant::now();
             let Allowed::Only(bits) = row.0.allowed(&row.1) else { unreachable!() };
             spent += started.elapsed();
-            let token = draw(bits, &mut dice);
+            let token = draw(bits, &mut random);
             row.1.push(token);
             if token == EOS {
                 *row = begin();
@@ -144,14 +136,14 @@ fn free_calls(vocabulary: &Vocabulary) {
             behind_last: BehindLast::End,
         };
         let mut follower = grammars.constraint(beginning).0.unwrap().follow();
-        let (mut dice, mut output) = (Dice(3), Vec::with_capacity(4000));
+        let (mut random, mut output) = (Random::new(3), Vec::with_capacity(4000));
         let (mut first, mut longest) = (Duration::ZERO, Duration::ZERO);
         let started = Instant::now();
         for n in 0..4000 {
             let asked = Instant::now();
             // No mask, or one that excludes very little.
             assert!(!matches!(follower.allowed(&output), Allowed::Nothing));
-            output.push(dice.below(EOS as usize) as u32);
+            output.push(random.below(EOS.into()) as u32);
             follower.expect(&output);
             match n {
                 0 => first = asked.elapsed(),

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_decode_steps_start_at_once_and_all_others_kernel_by_kernel() {
+    fn only_recorded_decode_steps_use_graphs() {
         let decode = |rows| step(StepKind::Decode, rows, 1, 8);
         let prompt = || step(StepKind::Prefill, 1, 1, 8);
         let with = |largest: u32, step: Box<Step>| time(&mut device("h200").with_graphs(largest), step);

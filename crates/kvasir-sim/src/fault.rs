@@ -39,7 +39,7 @@ impl FaultRandom {
     }
 
     /// True with a probability of `thousandths` / 1000.
-    fn throw(&mut self, thousandths: u32) -> bool {
+    fn happens(&mut self, thousandths: u32) -> bool {
         thousandths > 0 && self.next() % 1000 < u64::from(thousandths)
     }
 }
@@ -61,7 +61,7 @@ pub(crate) enum StepOutcome {
 #[derive(Debug)]
 pub(crate) struct Injector {
     faults: Faults,
-    dice: FaultRandom,
+    rng: FaultRandom,
     /// The outcome of the next completed step, if a test has set it.
     planned: Option<StepOutcome>,
 }
@@ -74,15 +74,15 @@ impl Default for Injector {
 
 impl Injector {
     pub(crate) fn new(faults: Faults) -> Self {
-        Self { faults, dice: FaultRandom::new(faults.seed), planned: None }
+        Self { faults, rng: FaultRandom::new(faults.seed), planned: None }
     }
 
     /// Draws whether a step is accepted.
     pub(crate) fn submit(&mut self) -> Result<(), StepError> {
-        if self.dice.throw(self.faults.refused) {
+        if self.rng.happens(self.faults.refused) {
             return Err(StepError::Failed("injected: refused".into()));
         }
-        match self.dice.throw(self.faults.out_of_memory) {
+        match self.rng.happens(self.faults.out_of_memory) {
             true => Err(StepError::OutOfMemory("injected: out of memory".into())),
             false => Ok(()),
         }
@@ -98,14 +98,14 @@ impl Injector {
         if let Some(fate) = self.planned.take() {
             return fate;
         }
-        if self.dice.throw(self.faults.lost) {
+        if self.rng.happens(self.faults.lost) {
             return StepOutcome::Lost(StepError::Lost("injected: lost".into()));
         }
-        if self.dice.throw(self.faults.failed) {
+        if self.rng.happens(self.faults.failed) {
             let error = StepError::Failed("injected: failed".into());
-            return StepOutcome::Failed { error, wrote: self.dice.throw(500) };
+            return StepOutcome::Failed { error, wrote: self.rng.happens(500) };
         }
-        match self.dice.throw(self.faults.late) {
+        match self.rng.happens(self.faults.late) {
             true => StepOutcome::Late,
             false => StepOutcome::InTime,
         }

@@ -37,9 +37,9 @@ mod tests {
     #[test]
     fn words_follow_from_seed_and_place() {
         let words = TokenList::new((10..20).collect());
-        let said = |seed| (0..50).map(|i| words.token(seed, i)).collect::<Vec<_>>();
-        assert_eq!(said(7), said(7));
-        assert_ne!(said(7), said(8));
-        assert!((10..20).all(|word| (0..50).any(|seed| said(seed).contains(&word))));
+        let answered = |seed| (0..50).map(|i| words.token(seed, i)).collect::<Vec<_>>();
+        assert_eq!(answered(7), answered(7));
+        assert_ne!(answered(7), answered(8));
+        assert!((10..20).all(|word| (0..50).any(|seed| answered(seed).contains(&word))));
     }
 }

@@ -15,7 +15,7 @@ pub enum Source {
     /// Published by others, named here.
     Published(&'static str),
     /// Given by the user (`fixed:5ms`) or by convention.
-    Given,
+    User,
 }
 
 impl fmt::Display for Source {
@@ -23,7 +23,7 @@ impl fmt::Display for Source {
         match self {
             Self::Measured => write!(f, "measured"),
             Self::Published(by) => write!(f, "published: {by}"),
-            Self::Given => write!(f, "given"),
+            Self::User => write!(f, "given"),
         }
     }
 }
@@ -46,7 +46,7 @@ const fn published(value: f64, by: &'static str) -> Figure {
 }
 
 const fn given(value: f64) -> Figure {
-    Figure { value, source: Source::Given }
+    Figure { value, source: Source::User }
 }
 
 /// The limits of a machine, as the roofline model sees it.
@@ -244,7 +244,7 @@ mod tests {
     fn every_figure_of_a_machine_was_measured_or_published() {
         for machine in MACHINES {
             for (what, figure) in machine.figures() {
-                assert_ne!(figure.source, Source::Given, "{} {what}", machine.name);
+                assert_ne!(figure.source, Source::User, "{} {what}", machine.name);
                 assert!(figure.value > 0.0, "{} {what}", machine.name);
             }
         }

@@ -28,7 +28,7 @@ fn number(config: &Json, key: &str, fits: fn(f64) -> bool) -> Result<Option<f64>
     match value.as_f64().filter(|number| fits(*number)) {
         Some(number) => Ok(Some(number)),
         None => Err(Error::Asked(format!(
-            "generation_config.json: {key} is {value}, which cannot be kept to; --generation-config none leaves the file aside"
+            "generation_config.json: `{key}` is `{value}`, which is not supported; --generation-config none ignores the file"
         ))),
     }
 }

@@ -12,14 +12,18 @@ pub struct Stream<'a> {
     runner: &'a mut Runner,
     request: RequestId,
     /// Token list of the session's branch, extended by received tokens.
-    said: Option<&'a mut Vec<Token>>,
+    answered: Option<&'a mut Vec<Token>>,
     answer: Option<Answer>,
     over: bool,
 }
 
 impl<'a> Stream<'a> {
-    pub(crate) fn new(runner: &'a mut Runner, request: RequestId, said: Option<&'a mut Vec<Token>>) -> Self {
-        Self { runner, request, said, answer: None, over: false }
+    pub(crate) fn new(
+        runner: &'a mut Runner,
+        request: RequestId,
+        answered: Option<&'a mut Vec<Token>>,
+    ) -> Self {
+        Self { runner, request, answered, answer: None, over: false }
     }
 
     /// Id of the request.
@@ -43,8 +47,8 @@ impl Iterator for Stream<'_> {
         let next = self.runner.next(self.request);
         match &next {
             Ok(piece) => {
-                if let Some(said) = &mut self.said {
-                    said.extend_from_slice(&piece.ids);
+                if let Some(answered) = &mut self.answered {
+                    answered.extend_from_slice(&piece.ids);
                 }
                 self.answer.clone_from(&piece.answer);
                 self.over = piece.answer.is_some();

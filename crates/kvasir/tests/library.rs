@@ -49,10 +49,10 @@ type Bits = Vec<(Token, u32)>;
 
 /// A multi-turn conversation, with forks where the cache supports them.
 fn converse(mut session: Session) -> Vec<Bits> {
-    let mut said: Vec<Bits> = Vec::new();
+    let mut answered: Vec<Bits> = Vec::new();
     let mut ask = |session: &mut Session, branches: &[Branch]| {
         let answers = session.generate_all(branches, &params(9)).unwrap();
-        said.extend(answers.iter().map(|answer| {
+        answered.extend(answers.iter().map(|answer| {
             assert_eq!(answer.ids.len(), answer.logprobs.len());
             answer.ids.iter().zip(&answer.logprobs).map(|(id, l)| (*id, l.chosen.to_bits())).collect::<Bits>()
         }));
@@ -70,7 +70,7 @@ fn converse(mut session: Session) -> Vec<Bits> {
         session.keep(forks[2]).unwrap();
         ask(&mut session, &[forks[2]]);
     }
-    said
+    answered
 }
 
 fn kinds() -> [CacheOptions; 4] {
@@ -83,7 +83,7 @@ fn kinds() -> [CacheOptions; 4] {
 }
 
 #[test]
-fn one_model_serves_sessions_of_every_kind_at_once_each_as_if_alone() {
+fn sessions_of_every_kind_run_as_if_alone() {
     let kvasir = tiny();
     let alone: Vec<_> = kinds().map(|options| converse(tiny().session(options).unwrap())).into();
     let sessions = kinds().map(|options| kvasir.session(options).unwrap());
@@ -105,10 +105,10 @@ fn frozen(kvasir: &Kvasir, kv: KvType, in_parts: bool) -> SharedPrefix {
 
 /// Answers of a session behind a prefix, or with the same tokens appended.
 fn say_behind(mut session: Session, in_front: &[Token]) -> Vec<Bits> {
-    let mut said = Vec::new();
+    let mut answered = Vec::new();
     let mut ask = |session: &mut Session, branches: &[Branch]| {
         for answer in session.generate_all(branches, &params(7)).unwrap() {
-            said.push(
+            answered.push(
                 answer.ids.into_iter().zip(answer.logprobs.iter().map(|l| l.chosen.to_bits())).collect(),
             );
         }
@@ -128,7 +128,7 @@ fn say_behind(mut session: Session, in_front: &[Token]) -> Vec<Bits> {
         session.append(forks[0], [210, 211]).unwrap();
         ask(&mut session, &[forks[0]]);
     }
-    said
+    answered
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn unsupported_shared_prefix_options_are_refused_by_name() {
 }
 
 #[test]
-fn a_prefix_is_not_read_at_other_angles_than_it_was_made_at() {
+fn prefixes_are_not_shared_across_rope_angles() {
     let kvasir = Kvasir::load(root().join("testdata/models/phi3_longrope"), Options::default()).unwrap();
     let first = kvasir.model().loaded.program().clone();
     let turns = (1..400).find(|n| first.prefix_salt(*n) != first.prefix_salt(1)).unwrap();
@@ -246,20 +246,20 @@ fn bookkeeping_does_not_show() {
         (first.ids, second.ids, second.logprobs)
     };
     let all = [CacheKind::Contiguous, CacheKind::Cells, CacheKind::Tree, CacheKind::Paged, CacheKind::Radix];
-    let said: Vec<_> = all.map(say).into();
-    assert!(said.windows(2).all(|pair| pair[0] == pair[1]));
+    let answered: Vec<_> = all.map(say).into();
+    assert!(answered.windows(2).all(|pair| pair[0] == pair[1]));
     // A session gives the same answer as a request without one.
     let mut prompt: Vec<Token> = (5..38).collect();
-    prompt.extend(&said[0].0);
+    prompt.extend(&answered[0].0);
     prompt.push(9);
     let cache = CacheOptions::default().kv(KvType::F32);
     let options = Options { cache, threads: Some(2), ..Options::default() };
     let mut without = Kvasir::load(root().join("testdata/models/qwen3"), options).unwrap();
-    assert_eq!(without.generate(prompt, &params(8)).unwrap().ids, said[0].1);
+    assert_eq!(without.generate(prompt, &params(8)).unwrap().ids, answered[0].1);
 }
 
 #[test]
-fn branches_share_their_trunk_and_a_full_cache_loses_no_branch() {
+fn branches_share_their_trunk() {
     let kvasir = tiny();
     let mut session = kvasir.session(CacheOptions::new(CacheKind::Cells).capacity(120)).unwrap();
     let main = session.main();
@@ -313,9 +313,9 @@ fn a_session_keeps_tokens_of_a_dropped_stream() {
     let mut session = tiny().session(CacheOptions::new(CacheKind::Contiguous).capacity(128)).unwrap();
     let main = session.main();
     session.append(main, [5, 6, 7]).unwrap();
-    let said: Vec<Token> =
+    let answered: Vec<Token> =
         session.stream(main, &params(50)).unwrap().take(3).flat_map(|piece| piece.unwrap().ids).collect();
-    assert_eq!(session.tokens(main).unwrap(), [vec![5, 6, 7], said].concat());
+    assert_eq!(session.tokens(main).unwrap(), [vec![5, 6, 7], answered].concat());
     let greedy = Params { max_tokens: 4, ..Params::default() };
     assert!(!session.generate(main, &greedy).unwrap().ids.is_empty());
 }

@@ -6,7 +6,7 @@
 //! numerics contract.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as Room, Pool, Precision};
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as PoolLimits, Pool, Precision};
 use kvasir_engine::{
     Chunked, Chunking, Core, Engine, Finish, Limits, Mixing, Order, Params, Policy, PrefillFirst,
     Rectangular, RectangularConfig, Request, RequestId, Turn,
@@ -122,7 +122,7 @@ struct Frozen {
 impl Frozen {
     fn new(model: &Arc<CpuModel>, tokens: &[Token], final_len: u32, kv: KvType) -> Self {
         let count = tokens.len() as u32;
-        let room = Room { slots: count, tokens: count, rows: 1, kv, ring: None };
+        let room = PoolLimits { slots: count, tokens: count, rows: 1, kv, ring: None };
         let mut executor = CpuExecutor::new(Arc::clone(model), room).unwrap();
         let mut cache = Contiguous::new(count);
         let seq = cache.open().unwrap();
@@ -190,7 +190,7 @@ impl Way {
             Some(prefix) => Box::new(prefix.rows.under(own).unwrap()),
             None => own,
         };
-        let room = Room { slots: cache.capacity() + 8, tokens: 400, rows: 16, kv: self.kv, ring: None };
+        let room = PoolLimits { slots: cache.capacity() + 8, tokens: 400, rows: 16, kv: self.kv, ring: None };
         let mut inner = CpuExecutor::new(Arc::clone(model), room).unwrap();
         if let Some(prefix) = prefix {
             inner.attach(PoolId(1), Arc::clone(&prefix.pool)).unwrap();
@@ -222,7 +222,7 @@ impl Way {
         seen: &mut Seen,
     ) -> BTreeMap<u64, Said> {
         let mut engine = self.engine(model, prefix);
-        let mut said: BTreeMap<u64, Said> = BTreeMap::new();
+        let mut answered: BTreeMap<u64, Said> = BTreeMap::new();
         let mut ids: BTreeMap<u64, RequestId> = BTreeMap::new();
         let mut waiting = requests.iter();
         for turn in 0.. {
@@ -235,7 +235,7 @@ impl Way {
             let done = engine.step().unwrap();
             let outbox = engine.core_mut().outbox();
             for (event, tokens) in outbox.iter() {
-                said.entry(event.tag).or_default().0.extend_from_slice(tokens);
+                answered.entry(event.tag).or_default().0.extend_from_slice(tokens);
             }
             for ended in outbox.ended.drain(..) {
                 assert_eq!(ended.finish, Finish::MaxTokens);
@@ -250,12 +250,12 @@ impl Way {
         }
         seen.in_company += engine.executor().in_company.len();
         let heard = &engine.executor().heard;
-        for (tag, said) in &mut said {
+        for (tag, answered) in &mut answered {
             let id = ids[tag].0;
             let logits = heard.range((id, 0)..=(id, u32::MAX));
-            said.1 = logits.map(|((_, position), bits)| (*position, bits.clone())).collect();
+            answered.1 = logits.map(|((_, position), bits)| (*position, bits.clone())).collect();
         }
-        said
+        answered
     }
 }
 
@@ -264,18 +264,18 @@ fn alone(case: &str, arithmetic: Precision, kv: Option<KvType>, n: u64) -> BTree
     let model = load(case, arithmetic, 1);
     let kv = kv.unwrap_or(model.natural_kv());
     let way = Way { cache: CacheKind::Contiguous, policy: "whole", slots: 200, overlap: false, kv };
-    let mut said = BTreeMap::new();
+    let mut answered = BTreeMap::new();
     for request in requests(&model) {
         for i in 0..n {
             let mut one = request.clone();
             one.tag += i;
             one.params.sampling.seed += i;
-            said.append(&mut way.run(&model, &[one], 1, &mut Seen::default()));
+            answered.append(&mut way.run(&model, &[one], 1, &mut Seen::default()));
         }
-        let (tokens, logits) = &said[&request.tag];
+        let (tokens, logits) = &answered[&request.tag];
         assert_eq!((tokens.len(), logits.len()), (request.params.max_tokens as usize, tokens.len()));
     }
-    said
+    answered
 }
 
 fn compare(about: &str, wanted: &BTreeMap<u64, Said>, got: &BTreeMap<u64, Said>) {

@@ -55,7 +55,7 @@ fn scores(
 }
 
 #[test]
-fn however_a_prompt_is_run_its_scores_are_those_of_its_logits() {
+fn prompt_scores_equal_those_of_its_logits() {
     for backend in [BackendKind::Cpu, BackendKind::Plain] {
         let model = model(backend);
         let chunked = || Box::new(Chunked::new(9, Mixing::On { target: None }));

@@ -2,7 +2,7 @@
 //!
 //! 1. Load a checkpoint, or a known shape with random weights, and pack the weights.
 //! 2. Run one uncounted warm-up repetition, then `reps` timed ones.
-//! 3. Measure bandwidth and peak FLOPs before, between and after the timed work (`stretches`).
+//! 3. Measure bandwidth and peak FLOPs before, between and after the timed work (`segments`).
 //! 4. Divide measured throughput by the roofline limit (`ideal`) of the same repetition.
 //!
 //! CPU steal time (`stolen`) is recorded with every repetition.
@@ -15,7 +15,7 @@ use crate::bench::ideal::Ideal;
 use crate::bench::runner::Runner;
 use crate::bench::segments::Segments;
 use crate::shapes::{SHAPES, shape};
-use crate::steal_time::Watch;
+use crate::steal_time::StealClock;
 use kvasir_cpu::{
     CpuModel, KvType, LimitsMeter, MachineLimits, Precision, RandomWeights, ThreadPool, WeightSource,
 };
@@ -165,19 +165,19 @@ pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Resu
     let meter = LimitsMeter::new(model.threads()).map_err(|e| e.to_string())?;
     let mut runner = Runner::new(model, kv, work)?;
     let ideal = Ideal::of(model, work, runner.token_bytes());
-    let mut stretches = Segments::new(|| meter.measure());
-    runner.once(work, &mut stretches)?;
+    let mut segments = Segments::new(|| meter.measure());
+    runner.once(work, &mut segments)?;
     let (mut samples, mut limits, mut stolen) = (Vec::new(), Vec::new(), Vec::new());
     let mut peaks = Vec::new();
     let counted = f64::from(counted(work));
     for _ in 0..reps {
-        let watch = Watch::start();
-        stretches.clear();
-        runner.once(work, &mut stretches)?;
+        let watch = StealClock::start();
+        segments.clear();
+        runner.once(work, &mut segments)?;
         stolen.push(watch.share());
-        samples.push(counted / stretches.seconds());
-        limits.push(counted / stretches.least_seconds(|peaks| ideal.seconds(peaks, model.precision())));
-        peaks.extend_from_slice(stretches.peaks());
+        samples.push(counted / segments.seconds());
+        limits.push(counted / segments.least_seconds(|peaks| ideal.seconds(peaks, model.precision())));
+        peaks.extend_from_slice(segments.peaks());
     }
     let usual = |of: fn(&MachineLimits) -> f64| median(peaks.iter().map(of));
     let usual = MachineLimits {

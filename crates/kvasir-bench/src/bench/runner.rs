@@ -77,11 +77,11 @@ impl Runner {
         self.token_bytes
     }
 
-    /// Runs one repetition; the timed parts are recorded in `stretches`.
+    /// Runs one repetition; the timed parts are recorded in `segments`.
     pub(super) fn once(
         &mut self,
         work: Work,
-        stretches: &mut Segments<impl Fn() -> MachineLimits>,
+        segments: &mut Segments<impl Fn() -> MachineLimits>,
     ) -> Result<(), String> {
         self.cache.clear().map_err(|e| e.to_string())?;
         let (streams, shared, prompt, tokens) = match work {
@@ -99,7 +99,7 @@ impl Runner {
         // Prefill is timed after a shared prefix (branches) or if nothing is decoded.
         let prompt_counts = shared > 0 || tokens == 0;
         if prompt_counts {
-            stretches.begin();
+            segments.begin();
         }
         for _ in 1..streams {
             let seq = self.cache.open().map_err(|e| e.to_string())?;
@@ -111,25 +111,25 @@ impl Runner {
         }
         self.read(&open, shared, prompt)?;
         if tokens == 0 {
-            stretches.end(1);
+            segments.end(1);
             return Ok(());
         }
         let rows: Vec<_> =
             (0..).zip(&open).map(|(row, seq)| (*seq, PoolRow(row), &[IN_FLIGHT][..], 0)).collect();
         if !prompt_counts {
-            stretches.begin();
+            segments.begin();
         }
         let mut steps = 0;
         for left in (0..tokens).rev() {
             self.run(&rows)?;
             steps += 1;
-            if left > 0 && stretches.is_long() {
-                stretches.end(steps);
-                stretches.begin();
+            if left > 0 && segments.is_long() {
+                segments.end(steps);
+                segments.begin();
                 steps = 0;
             }
         }
-        stretches.end(steps);
+        segments.end(steps);
         Ok(())
     }
 

@@ -77,23 +77,23 @@ mod tests {
     #[test]
     fn each_stretch_counts_against_the_limits_around_it() {
         let measured = Cell::new(0);
-        let mut stretches = Segments::new(|| {
+        let mut segments = Segments::new(|| {
             measured.set(measured.get() + 1);
             let bandwidth = [10.0, 10.0, 20.0, 40.0][measured.get() - 1];
             MachineLimits { bandwidth, int8: 1.0, bf16: 1.0, f32: 1.0 }
         });
         // A timed prefill that yields no token, then two segments of decode steps.
         for pieces in [0, 30, 10] {
-            stretches.begin();
-            stretches.end(pieces);
+            segments.begin();
+            segments.end(pieces);
         }
         assert_eq!(measured.get(), 4);
-        assert_eq!(stretches.peaks().len(), 4);
-        assert!(stretches.seconds() > 0.0);
+        assert_eq!(segments.peaks().len(), 4);
+        assert!(segments.seconds() > 0.0);
         // 600 bytes: three quarters of them at 15 a second, a quarter at 30.
-        let least = stretches.least_seconds(|peaks| 600.0 / peaks.bandwidth);
+        let least = segments.least_seconds(|peaks| 600.0 / peaks.bandwidth);
         assert!((least - (450.0 / 15.0 + 150.0 / 30.0)).abs() < 1e-9, "{least}");
-        stretches.clear();
-        assert_eq!((stretches.peaks().len(), stretches.seconds()), (0, 0.0));
+        segments.clear();
+        assert_eq!((segments.peaks().len(), segments.seconds()), (0, 0.0));
     }
 }

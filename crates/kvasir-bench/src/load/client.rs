@@ -63,10 +63,10 @@ impl HttpClient {
     }
 
     /// Serializes the request body of a job.
-    pub(super) fn body(&self, job: &Job, said: &Said, ignore_eos: bool) -> Vec<u8> {
+    pub(super) fn body(&self, job: &Job, answered: &Said, ignore_eos: bool) -> Vec<u8> {
         let mut body = Map::new();
         body.insert("model".into(), self.model.as_str().into());
-        let prompt = fields(self.target.route, &job.prompt, said, self.ids);
+        let prompt = fields(self.target.route, &job.prompt, answered, self.ids);
         body.extend(prompt.into_iter().map(|(k, v)| (k.to_owned(), v)));
         body.insert("max_tokens".into(), job.max_tokens.into());
         body.insert("temperature".into(), 0.into());
@@ -115,7 +115,7 @@ impl HttpClient {
     }
 
     async fn open(&self) -> io::Result<Connection> {
-        Connection::open(&self.target.address, self.target.trust.as_ref()).await
+        Connection::open(&self.target.address, self.target.roots.as_ref()).await
     }
 
     async fn connection(&self) -> io::Result<Connection> {
@@ -150,7 +150,7 @@ impl HttpClient {
             let now = Instant::now();
             let mut count = count.borrow_mut();
             take_events(&mut text, |event| match event {
-                Event::Text(said) => {
+                Event::Text(answered) => {
                     events += 1;
                     match last.replace(now) {
                         None => ended.ttft = Some(now - sent),
@@ -158,7 +158,7 @@ impl HttpClient {
                     }
                     count.event(now - run);
                     if keep_text {
-                        ended.text.push_str(&said);
+                        ended.text.push_str(&answered);
                     }
                 }
                 Event::Usage { prompt, output, cached } => {

@@ -192,12 +192,12 @@ fn broken(why: impl Into<String>) -> io::Error {
 }
 
 impl Connection {
-    /// Connects. `trust` is required for an `https` address.
-    pub(super) async fn open(address: &Address, trust: Option<&TrustedRoots>) -> io::Result<Self> {
+    /// Connects. `roots` is required for an `https` address.
+    pub(super) async fn open(address: &Address, roots: Option<&TrustedRoots>) -> io::Result<Self> {
         let stream = TcpStream::connect(&address.authority).await?;
         stream.set_nodelay(true)?;
-        let stream: Box<dyn Socket> = match trust.filter(|_| address.secure) {
-            Some(trust) => Box::new(trust.over(stream, &address.authority).await?),
+        let stream: Box<dyn Socket> = match roots.filter(|_| address.secure) {
+            Some(roots) => Box::new(roots.over(stream, &address.authority).await?),
             None if address.secure => return Err(broken("nobody is trusted to sign for this server")),
             None => Box::new(stream),
         };

@@ -39,7 +39,7 @@ pub struct Target {
     /// Server address.
     pub address: Address,
     /// Trusted root certificates, required for `https`.
-    pub trust: Option<TrustedRoots>,
+    pub roots: Option<TrustedRoots>,
     /// API route.
     pub route: Route,
     /// Model name; by default the first one of `/v1/models`.
@@ -93,7 +93,7 @@ struct Driver<'a> {
     order: u64,
     under_way: usize,
     count: Rc<RefCell<Count>>,
-    said: Said,
+    answered: Said,
 }
 
 impl<'a> Driver<'a> {
@@ -108,7 +108,7 @@ impl<'a> Driver<'a> {
             order: 0,
             under_way: 0,
             count: Rc::default(),
-            said: Said::default(),
+            answered: Said::default(),
         }
     }
 
@@ -149,7 +149,7 @@ impl<'a> Driver<'a> {
             }
             let Some(job) = self.next_job(at) else { break };
             self.under_way += 1;
-            let body = self.talker.body(&job, &self.said, self.pressure.ignore_eos);
+            let body = self.talker.body(&job, &self.answered, self.pressure.ignore_eos);
             let (talker, count, tell) = (self.talker.clone(), self.count.clone(), tell.clone());
             let started = self.started;
             tokio::task::spawn_local(async move {
@@ -181,7 +181,7 @@ impl<'a> Driver<'a> {
     fn take(&mut self, job: &Job, done: Ended) {
         self.under_way -= 1;
         self.count.borrow_mut().ended(&done);
-        self.said.keep(job.answer, done.text);
+        self.answered.keep(job.answer, done.text);
         let finish = if done.fault.is_none() { Finish::MaxTokens } else { Finish::Aborted };
         let summary = Summary {
             request: RequestId(job.tag),

@@ -49,46 +49,54 @@ impl Said {
 ///
 /// Text prompts use one word per token: each word of `WORDS` is a single token in most
 /// vocabularies. Ids are reduced modulo `ids`.
-pub(crate) fn fields(route: Route, prompt: &Prompt, said: &Said, ids: Token) -> Vec<(&'static str, Value)> {
+pub(crate) fn fields(
+    route: Route,
+    prompt: &Prompt,
+    answered: &Said,
+    ids: Token,
+) -> Vec<(&'static str, Value)> {
     match route {
         Route::Ids => {
             let ids: Vec<Token> = prompt.clone().tokens().into_iter().map(|id| id % ids).collect();
             vec![("prompt", json!(ids))]
         }
-        Route::Completions => vec![("prompt", text(prompt, said).into())],
-        Route::Chat => vec![("messages", messages(prompt, said))],
+        Route::Completions => vec![("prompt", text(prompt, answered).into())],
+        Route::Chat => vec![("messages", messages(prompt, answered))],
     }
 }
 
-fn text(prompt: &Prompt, said: &Said) -> String {
+fn text(prompt: &Prompt, answered: &Said) -> String {
     match prompt {
         Prompt::Tokens(tokens) => words(tokens.iter().copied()),
-        Prompt::Parts(parts) => parts.iter().map(|part| part_text(part, said)).collect::<Vec<_>>().join(" "),
+        Prompt::Parts(parts) => {
+            parts.iter().map(|part| part_text(part, answered)).collect::<Vec<_>>().join(" ")
+        }
     }
 }
 
-fn part_text(part: &Part, said: &Said) -> String {
+fn part_text(part: &Part, answered: &Said) -> String {
     match part {
         Part::Text(passage) => words(passage.tokens()),
-        Part::Said(answer, _) => said.of(*answer).to_owned(),
+        Part::Said(answer, _) => answered.of(*answer).to_owned(),
     }
 }
 
 /// Leading text parts form the system message, except the last one, which is the first user
 /// message. Then roles alternate.
-fn messages(prompt: &Prompt, said: &Said) -> Value {
+fn messages(prompt: &Prompt, answered: &Said) -> Value {
     let Prompt::Parts(parts) = prompt else {
-        return json!([{"role": "user", "content": text(prompt, said)}]);
+        return json!([{"role": "user", "content": text(prompt, answered)}]);
     };
     let first = parts.iter().take_while(|part| matches!(part, Part::Text(_))).count();
     let mut messages = Vec::new();
     if first > 1 {
-        let system: Vec<String> = parts.iter().take(first - 1).map(|part| part_text(part, said)).collect();
+        let system: Vec<String> =
+            parts.iter().take(first - 1).map(|part| part_text(part, answered)).collect();
         messages.push(json!({"role": "system", "content": system.join(" ")}));
     }
     for part in parts.iter().skip(first.saturating_sub(1)) {
         let role = if matches!(part, Part::Said(..)) { "assistant" } else { "user" };
-        messages.push(json!({"role": role, "content": part_text(part, said)}));
+        messages.push(json!({"role": role, "content": part_text(part, answered)}));
     }
     messages.into()
 }
@@ -217,15 +225,15 @@ mod tests {
         let text = |text, to| Part::Text(Passage { text, from: 0, to });
         let answer = Answer::new(9, 5);
         let prompt = Prompt::Parts(vec![text(1, 3), text(2, 2), Part::Said(answer, 5), text(3, 1)]);
-        let mut said = Said::default();
-        said.keep(answer, "as the server put it".into());
-        let body = fields(Route::Chat, &prompt, &said, IDS);
+        let mut answered = Said::default();
+        answered.keep(answer, "as the server put it".into());
+        let body = fields(Route::Chat, &prompt, &answered, IDS);
         let roles: Vec<&str> =
             body[0].1.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
         assert_eq!(roles, ["system", "user", "assistant", "user"]);
         assert_eq!(body[0].1[2]["content"], "as the server put it");
         assert_eq!(body[0].1[0]["content"].as_str().unwrap().split(' ').count(), 3);
-        let plain = fields(Route::Completions, &prompt, &said, IDS);
+        let plain = fields(Route::Completions, &prompt, &answered, IDS);
         assert!(plain[0].1.as_str().unwrap().contains("as the server put it"));
     }
 

@@ -84,7 +84,7 @@ mod tests {
             .with_single_cert(chain, key)
             .unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        // A client that does not trust the certificate aborts the handshake here.
+        // A client that does not roots the certificate aborts the handshake here.
         let Ok(mut stream) = TlsAcceptor::from(Arc::new(config)).accept(stream).await else { return };
         let mut request = [0; 1024];
         let _ = stream.read(&mut request).await;
@@ -92,13 +92,13 @@ mod tests {
         let _ = stream.flush().await;
     }
 
-    async fn ask(trust: &TrustedRoots) -> io::Result<Vec<u8>> {
+    async fn ask(roots: &TrustedRoots) -> io::Result<Vec<u8>> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
         let address = Address::parse(&format!("https://localhost:{port}")).map_err(io::Error::other)?;
         let (answer, ()) = tokio::join!(
             async {
-                let mut connection = Connection::open(&address, Some(trust)).await?;
+                let mut connection = Connection::open(&address, Some(roots)).await?;
                 let head = connection.request(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await?;
                 let (mut body, mut text) = (Body::new(head), Vec::new());
                 while connection.more(&mut body, &mut text).await? {}
@@ -111,8 +111,8 @@ mod tests {
 
     #[tokio::test]
     async fn tls_connects_only_to_trusted_certificates() {
-        let trust = TrustedRoots::of(Some(&data("test-cert.pem"))).unwrap();
-        assert_eq!(ask(&trust).await.unwrap(), b"under");
+        let roots = TrustedRoots::of(Some(&data("test-cert.pem"))).unwrap();
+        assert_eq!(ask(&roots).await.unwrap(), b"under");
         let nobody = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()

@@ -16,7 +16,7 @@ pub use crate::sim::report::{Outcome, Report};
 
 use crate::sim::report::Count;
 use crate::trace::{Lines, Recording};
-use crate::workload::dice::Dice;
+use crate::workload::rng::WorkloadRng;
 use crate::workload::{At, Job, Workload};
 use kvasir_engine::{
     Core, Engine, Exit, Nanos, Observer, Params, Request, StepTrace, TraceSink, Tracer, Turn,
@@ -151,7 +151,7 @@ struct Driver<'a> {
     count: Arc<Mutex<Count>>,
     names: Vec<(u64, String)>,
     aborts: u32,
-    dice: Dice,
+    rng: WorkloadRng,
     steps: u64,
     ended: u64,
 }
@@ -184,7 +184,7 @@ pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64) -> bool) -> Finished {
         count: Arc::clone(&count),
         names: Vec::new(),
         aborts: run.aborts,
-        dice: Dice::new(run.seed ^ 0xAB0127),
+        rng: WorkloadRng::new(run.seed ^ 0xAB0127),
         steps: 0,
         ended: 0,
     };
@@ -284,8 +284,8 @@ impl Driver<'_> {
             self.names.push((job.tag, name.to_owned()));
         }
         let length = job.max_tokens.max(1);
-        let leaves = self.aborts > 0 && self.dice.between(1, 1000) <= self.aborts;
-        let abort_after = job.abort_after.or(leaves.then(|| self.dice.between(0, length - 1)));
+        let leaves = self.aborts > 0 && self.rng.between(1, 1000) <= self.aborts;
+        let abort_after = job.abort_after.or(leaves.then(|| self.rng.between(0, length - 1)));
         let request = Request {
             tag: job.tag,
             prompt: job.prompt.tokens(),

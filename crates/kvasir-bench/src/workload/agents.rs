@@ -8,7 +8,7 @@
 //! Exercises prefix caching and shared-prefix (cascade) attention. Deterministic in the seed,
 //! whatever the completion order.
 
-use crate::workload::dice::Dice;
+use crate::workload::rng::WorkloadRng;
 use crate::workload::text::{Answer, Passage};
 use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams, Workload};
 use kvasir_engine::{Finish, Summary};
@@ -21,10 +21,10 @@ use std::{collections::HashMap, ops::Range};
 /// completion order.
 #[derive(Debug)]
 pub struct Agents {
-    knobs: SeededParams,
-    dice: Dice,
+    params: SeededParams,
+    rng: WorkloadRng,
     /// Number of tags allocated to branches so far.
-    promised: u64,
+    scheduled: u64,
     tasks: u64,
     now: f64,
     /// Branches of the newest task whose first request was not issued yet.
@@ -35,7 +35,7 @@ pub struct Agents {
 #[derive(Clone, Debug)]
 struct Branch {
     task: u64,
-    dice: Dice,
+    rng: WorkloadRng,
     /// Tags of the remaining requests.
     tags: Range<u64>,
     parts: Vec<Part>,
@@ -57,40 +57,40 @@ const TRUNK: u32 = 10;
 const BEGINNING: usize = 3;
 
 impl Agents {
-    /// Creates the workload; `knobs.seed` determines all requests.
-    pub fn new(knobs: SeededParams) -> Self {
-        let dice = Dice::new(knobs.seed);
-        Self { dice, knobs, promised: 0, tasks: 0, now: 0.0, waiting: Vec::new(), live: HashMap::new() }
+    /// Creates the workload; `params.seed` determines all requests.
+    pub fn new(params: SeededParams) -> Self {
+        let rng = WorkloadRng::new(params.seed);
+        Self { rng, params, scheduled: 0, tasks: 0, now: 0.0, waiting: Vec::new(), live: HashMap::new() }
     }
 
     fn text(&self, number: u64) -> u64 {
-        self.knobs.seed.wrapping_mul(1_000_003).wrapping_add(number)
+        self.params.seed.wrapping_mul(1_000_003).wrapping_add(number)
     }
 
     /// Creates a task: shared tool definitions, its task prompt, and one private prompt per branch.
     fn begin_task(&mut self) {
         let per_task = f64::from(BRANCHES.0 + BRANCHES.1) * f64::from(CALLS.0 + CALLS.1) / 4.0;
-        self.now += self.dice.gamma(self.knobs.burstiness, SECOND * per_task / self.knobs.rate);
+        self.now += self.rng.gamma(self.params.burstiness, SECOND * per_task / self.params.rate);
         let task = self.tasks;
         self.tasks += 1;
-        let room = self.knobs.max_model_len;
-        let tools = (TRUNK * self.knobs.prompt_tokens / 2).min(room / 4);
-        let trunk = self.dice.length(TRUNK * self.knobs.prompt_tokens, 0.4).min(room / 2);
-        for branch in 0..self.dice.between(BRANCHES.0, BRANCHES.1) {
-            let own = self.dice.between(8, 32).min((room / 8).max(1));
+        let room = self.params.max_model_len;
+        let tools = (TRUNK * self.params.prompt_tokens / 2).min(room / 4);
+        let trunk = self.rng.length(TRUNK * self.params.prompt_tokens, 0.4).min(room / 2);
+        for branch in 0..self.rng.between(BRANCHES.0, BRANCHES.1) {
+            let own = self.rng.between(8, 32).min((room / 8).max(1));
             let text = |number, to| Part::Text(Passage { text: number, from: 0, to });
             let parts = vec![
                 text(self.text(0), tools),
                 text(self.text(1 + (task << 8)), trunk),
                 text(self.text(2 + (task << 8) + u64::from(branch)), own),
             ];
-            let calls = u64::from(self.dice.between(CALLS.0, CALLS.1));
-            let tags = self.promised..self.knobs.requests.min(self.promised + calls);
-            let dice = Dice::new(self.dice.bits());
-            self.promised = tags.end;
+            let calls = u64::from(self.rng.between(CALLS.0, CALLS.1));
+            let tags = self.scheduled..self.params.requests.min(self.scheduled + calls);
+            let rng = WorkloadRng::new(self.rng.bits());
+            self.scheduled = tags.end;
             if !tags.is_empty() {
                 let length = tools + trunk + own;
-                self.waiting.push(Branch { task, dice, tags, parts, length, answer: Answer(0) });
+                self.waiting.push(Branch { task, rng, tags, parts, length, answer: Answer(0) });
             }
         }
         self.waiting.reverse();
@@ -99,8 +99,8 @@ impl Agents {
     /// The next request of a branch, or `None` if it has no tags left.
     fn job(&mut self, mut branch: Branch, at: u64) -> Option<Job> {
         let tag = branch.tags.next()?;
-        let room = self.knobs.max_model_len.saturating_sub(branch.length).max(1);
-        let outputs = branch.dice.length(self.knobs.output_tokens, 0.5).min(room).min(Answer::LONGEST);
+        let room = self.params.max_model_len.saturating_sub(branch.length).max(1);
+        let outputs = branch.rng.length(self.params.output_tokens, 0.5).min(room).min(Answer::LONGEST);
         branch.answer = Answer::new(tag, outputs);
         let prompt = Prompt::Parts(branch.parts.clone());
         let mut job = Job::new(At::Time(at), prompt, branch.answer, outputs, tag);
@@ -120,17 +120,17 @@ impl Branch {
 
 impl Workload for Agents {
     fn title(&self) -> String {
-        let SeededParams { requests, rate, burstiness, seed, .. } = self.knobs;
+        let SeededParams { requests, rate, burstiness, seed, .. } = self.params;
         format!("{requests} turns of agents, {rate} per second, burstiness {burstiness}, seed {seed}")
     }
 
     fn total(&self) -> u64 {
-        self.knobs.requests
+        self.params.requests
     }
 
     fn next(&mut self) -> Option<Job> {
         if self.waiting.is_empty() {
-            if self.promised == self.knobs.requests {
+            if self.scheduled == self.params.requests {
                 return None;
             }
             self.begin_task();
@@ -141,11 +141,11 @@ impl Workload for Agents {
 
     fn ended(&mut self, summary: &Summary, now: u64, more: &mut Vec<Job>) {
         let Some(mut branch) = self.live.remove(&summary.tag) else { return };
-        let result = branch.dice.length(self.knobs.prompt_tokens, 0.9);
+        let result = branch.rng.length(self.params.prompt_tokens, 0.9);
         let answered = matches!(summary.finish, Finish::Eos | Finish::MaxTokens);
         // The server's chat template may add tokens to the prompt.
         let length = branch.length.max(summary.prompt) + summary.outputs + result;
-        if answered && length < self.knobs.max_model_len {
+        if answered && length < self.params.max_model_len {
             let text = self.text(!summary.tag);
             branch.parts.push(Part::Said(branch.answer, summary.outputs));
             branch.parts.push(Part::Text(Passage { text, from: 0, to: result }));
@@ -153,7 +153,7 @@ impl Workload for Agents {
         } else {
             branch.begin();
         }
-        let at = now + (branch.dice.exponential(TOOL) * SECOND) as u64;
+        let at = now + (branch.rng.exponential(TOOL) * SECOND) as u64;
         more.extend(self.job(branch, at));
     }
 }

@@ -4,7 +4,7 @@
 //! Exercises prefix caching across turns and across users. Deterministic in the seed, whatever the
 //! completion order.
 
-use crate::workload::dice::Dice;
+use crate::workload::rng::WorkloadRng;
 use crate::workload::text::{Answer, Passage};
 use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams, Workload};
 use kvasir_engine::{Finish, Summary};
@@ -16,10 +16,10 @@ use std::{collections::HashMap, ops::Range};
 /// completion order.
 #[derive(Debug)]
 pub struct Chat {
-    knobs: SeededParams,
-    dice: Dice,
+    params: SeededParams,
+    rng: WorkloadRng,
     /// Number of tags allocated to users so far.
-    promised: u64,
+    scheduled: u64,
     people: u64,
     now: f64,
     /// Users with a request in flight, by tag.
@@ -29,7 +29,7 @@ pub struct Chat {
 #[derive(Debug)]
 struct Person {
     number: u64,
-    dice: Dice,
+    rng: WorkloadRng,
     /// Tags of the remaining requests.
     tags: Range<u64>,
     system: Passage,
@@ -49,20 +49,27 @@ const TURNS: f64 = 5.0;
 const THINKING: f64 = 12.0;
 
 impl Chat {
-    /// Creates the workload; `knobs.seed` determines all requests.
-    pub fn new(knobs: SeededParams) -> Self {
-        Self { dice: Dice::new(knobs.seed), knobs, promised: 0, people: 0, now: 0.0, live: HashMap::new() }
+    /// Creates the workload; `params.seed` determines all requests.
+    pub fn new(params: SeededParams) -> Self {
+        Self {
+            rng: WorkloadRng::new(params.seed),
+            params,
+            scheduled: 0,
+            people: 0,
+            now: 0.0,
+            live: HashMap::new(),
+        }
     }
 
     /// The next request of a user, or `None` if no tags are left.
     fn job(&mut self, mut person: Person, at: u64) -> Option<Job> {
         let tag = person.tags.next()?;
-        let SeededParams { max_model_len, prompt_tokens, output_tokens, .. } = self.knobs;
-        let words = person.dice.length(prompt_tokens, 0.7);
+        let SeededParams { max_model_len, prompt_tokens, output_tokens, .. } = self.params;
+        let words = person.rng.length(prompt_tokens, 0.7);
         if person.length.saturating_add(words) >= max_model_len {
             person.begin();
         }
-        let seed = self.knobs.seed.wrapping_mul(31);
+        let seed = self.params.seed.wrapping_mul(31);
         let text = seed.wrapping_add(1000 + (person.number << 20) + person.talks);
         let from = person.length;
         // A first turn that exceeds the context is refused by the engine and counted.
@@ -70,7 +77,7 @@ impl Chat {
         person.parts.push(Part::Text(Passage { text, from, to }));
         person.length = to;
         let room = max_model_len.saturating_sub(to).max(1);
-        let outputs = person.dice.length(output_tokens, 0.6).min(room).min(Answer::LONGEST);
+        let outputs = person.rng.length(output_tokens, 0.6).min(room).min(Answer::LONGEST);
         person.answer = Answer::new(tag, outputs);
         let prompt = Prompt::Parts(person.parts.clone());
         let mut job = Job::new(At::Time(at), prompt, person.answer, outputs, tag);
@@ -91,31 +98,31 @@ impl Person {
 
 impl Workload for Chat {
     fn title(&self) -> String {
-        let SeededParams { requests, rate, burstiness, seed, .. } = self.knobs;
+        let SeededParams { requests, rate, burstiness, seed, .. } = self.params;
         format!("{requests} turns of chats, {rate} per second, burstiness {burstiness}, seed {seed}")
     }
 
     fn total(&self) -> u64 {
-        self.knobs.requests
+        self.params.requests
     }
 
     fn next(&mut self) -> Option<Job> {
-        let left = self.knobs.requests - self.promised;
+        let left = self.params.requests - self.scheduled;
         if left == 0 {
             return None;
         }
-        self.now += self.dice.gamma(self.knobs.burstiness, SECOND * TURNS / self.knobs.rate);
+        self.now += self.rng.gamma(self.params.burstiness, SECOND * TURNS / self.params.rate);
         // Quadratic skew: low-numbered system prompts are more popular.
-        let system = (self.dice.unit().powi(2) * SYSTEM_PROMPTS as f64) as u64;
+        let system = (self.rng.unit().powi(2) * SYSTEM_PROMPTS as f64) as u64;
         let system = Passage { text: !system, from: 0, to: SYSTEM_TOKENS * (1 + system as u32) };
-        let turns = left.min(1 + self.dice.exponential(TURNS - 0.5) as u64);
-        let tags = self.promised..self.promised + turns;
-        let dice = Dice::new(self.dice.bits());
+        let turns = left.min(1 + self.rng.exponential(TURNS - 0.5) as u64);
+        let tags = self.scheduled..self.scheduled + turns;
+        let rng = WorkloadRng::new(self.rng.bits());
         let number = self.people;
         self.people += 1;
-        self.promised = tags.end;
+        self.scheduled = tags.end;
         let mut person =
-            Person { number, dice, tags, system, parts: Vec::new(), length: 0, talks: 0, answer: Answer(0) };
+            Person { number, rng, tags, system, parts: Vec::new(), length: 0, talks: 0, answer: Answer(0) };
         person.begin();
         self.job(person, self.now as u64)
     }
@@ -129,7 +136,7 @@ impl Workload for Chat {
         } else {
             person.begin();
         }
-        let at = now + (person.dice.exponential(THINKING) * SECOND) as u64;
+        let at = now + (person.rng.exponential(THINKING) * SECOND) as u64;
         more.extend(self.job(person, at));
     }
 }

@@ -8,9 +8,9 @@
 
 pub(crate) mod agents;
 pub(crate) mod chat;
-pub(crate) mod dice;
 pub(crate) mod offline;
 pub(crate) mod poisson;
+pub(crate) mod rng;
 pub(crate) mod scenario;
 pub(crate) mod steady;
 pub(crate) mod text;
@@ -18,10 +18,10 @@ pub(crate) mod twister;
 
 pub use crate::workload::agents::Agents;
 pub use crate::workload::chat::Chat;
-pub use crate::workload::dice::Dice;
 pub use crate::workload::offline::Offline;
 pub use crate::workload::offline::lists as offline_lists;
 pub use crate::workload::poisson::Poisson;
+pub use crate::workload::rng::WorkloadRng;
 pub use crate::workload::scenario::Scenario;
 pub use crate::workload::steady::Steady;
 pub use crate::workload::text::{Answer, EOS, Passage, ScriptedModel};

@@ -5,9 +5,9 @@ use kvasir_sample::{STRIDE, mix};
 
 /// A counter-based generator (SplitMix64 style); equal seeds give equal workloads.
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct WorkloadRng(u64);
 
-impl Dice {
+impl WorkloadRng {
     /// Creates the generator of a seed.
     pub fn new(seed: u64) -> Self {
         Self(mix(seed ^ 0x6B76_6173_6972))
@@ -68,13 +68,13 @@ impl Dice {
 
 #[cfg(test)]
 mod tests {
-    use crate::workload::dice::Dice;
+    use crate::workload::rng::WorkloadRng;
 
     #[test]
     fn arrival_gaps_have_the_requested_mean_and_spread() {
         for shape in [0.25, 1.0, 4.0] {
-            let mut dice = Dice::new(1);
-            let gaps: Vec<f64> = (0..200_000).map(|_| dice.gamma(shape, 2.0)).collect();
+            let mut rng = WorkloadRng::new(1);
+            let gaps: Vec<f64> = (0..200_000).map(|_| rng.gamma(shape, 2.0)).collect();
             let mean = gaps.iter().sum::<f64>() / 2e5;
             let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / 2e5;
             assert!((mean / 2.0 - 1.0).abs() < 0.03, "{shape}: {mean}");

@@ -119,10 +119,10 @@ impl Scenario {
             }
             names.push(name);
         }
-        let said = |i: usize| file.requests.get(i).map(|written| (written.answer(i), written.outputs()));
+        let answered = |i: usize| file.requests.get(i).map(|written| (written.answer(i), written.outputs()));
         let mut jobs = Vec::with_capacity(file.requests.len());
         for (i, written) in file.requests.iter().enumerate() {
-            let job = written.job(i, &index, &said).map_err(|why| format!("requests[{i}].{why}"))?;
+            let job = written.job(i, &index, &answered).map_err(|why| format!("requests[{i}].{why}"))?;
             jobs.push(job);
         }
         let tokens: u64 = jobs.iter().map(|job| job.prompt.len() as u64).sum();
@@ -165,7 +165,7 @@ impl Written {
         &self,
         i: usize,
         index: &HashMap<String, usize>,
-        said: &dyn Fn(usize) -> Option<(Answer, u32)>,
+        answered: &dyn Fn(usize) -> Option<(Answer, u32)>,
     ) -> Result<Job, String> {
         let at = match (self.arrival_step, self.arrival) {
             (Some(_), Some(_)) => return Err("arrival: arrival_step is given too".into()),
@@ -184,7 +184,7 @@ impl Written {
             (None, None) => return Err("prompt: neither it nor prompt_len is given".into()),
             (None, Some(to)) => vec![Part::Text(Passage { text: (1 << 40) + i as u64, from: 0, to })],
             (Some(segments), None) => {
-                segments.iter().map(|segment| segment.part(i, index, said)).collect::<Result<_, _>>()?
+                segments.iter().map(|segment| segment.part(i, index, answered)).collect::<Result<_, _>>()?
             }
         };
         let tokens: u64 = parts.iter().map(|part| part.len() as u64).sum();
@@ -210,7 +210,7 @@ impl Segment {
         &self,
         of: usize,
         index: &HashMap<String, usize>,
-        said: &dyn Fn(usize) -> Option<(Answer, u32)>,
+        answered: &dyn Fn(usize) -> Option<(Answer, u32)>,
     ) -> Result<Part, String> {
         match (self.text, self.from, self.to, &self.output_of, self.tokens) {
             (Some(_), Some(from), Some(to), None, None) if from > to => {
@@ -219,7 +219,7 @@ impl Segment {
             (Some(text), Some(from), Some(to), None, None) => Ok(Part::Text(Passage { text, from, to })),
             (None, None, None, Some(output_of), Some(tokens)) => {
                 let at = index.get(output_of).copied();
-                match at.and_then(|i| Some((i, said(i)?))) {
+                match at.and_then(|i| Some((i, answered(i)?))) {
                     Some((i, _)) if i >= of => {
                         Err(format!("prompt: output_of names {output_of:?}, which is not before it"))
                     }

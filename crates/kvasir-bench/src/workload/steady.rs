@@ -1,6 +1,6 @@
 //! Fixed-shape workload: exact prompt and output lengths, with an optional shared prefix.
 
-use crate::workload::dice::Dice;
+use crate::workload::rng::WorkloadRng;
 use crate::workload::text::{Answer, Passage};
 use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams, Workload};
 use kvasir_engine::Summary;
@@ -8,20 +8,20 @@ use kvasir_engine::Summary;
 /// Requests with equal prompt and output lengths, for throughput measurements at one shape.
 #[derive(Debug)]
 pub struct Steady {
-    knobs: SeededParams,
+    params: SeededParams,
     shared: u32,
-    dice: Dice,
+    rng: WorkloadRng,
     made: u64,
     now: f64,
 }
 
 impl Steady {
     /// The first `shared` tokens of every prompt are identical.
-    pub fn new(knobs: SeededParams, shared: u32) -> Self {
+    pub fn new(params: SeededParams, shared: u32) -> Self {
         Self {
-            dice: Dice::new(knobs.seed),
-            shared: shared.min(knobs.prompt_tokens),
-            knobs,
+            rng: WorkloadRng::new(params.seed),
+            shared: shared.min(params.prompt_tokens),
+            params,
             made: 0,
             now: 0.0,
         }
@@ -30,7 +30,7 @@ impl Steady {
 
 impl Workload for Steady {
     fn title(&self) -> String {
-        let SeededParams { requests, prompt_tokens, output_tokens, .. } = self.knobs;
+        let SeededParams { requests, prompt_tokens, output_tokens, .. } = self.params;
         format!(
             "{requests} requests of {prompt_tokens} tokens, {} of them shared, answered with {output_tokens}",
             self.shared
@@ -38,17 +38,17 @@ impl Workload for Steady {
     }
 
     fn total(&self) -> u64 {
-        self.knobs.requests
+        self.params.requests
     }
 
     fn next(&mut self) -> Option<Job> {
-        let SeededParams { requests, rate, burstiness, prompt_tokens, output_tokens, seed, .. } = self.knobs;
+        let SeededParams { requests, rate, burstiness, prompt_tokens, output_tokens, seed, .. } = self.params;
         if self.made >= requests {
             return None;
         }
         let tag = self.made;
         self.made += 1;
-        self.now += self.dice.gamma(burstiness, SECOND / rate);
+        self.now += self.rng.gamma(burstiness, SECOND / rate);
         let part = |text, from, to| Part::Text(Passage { text, from, to });
         let own = part(seed.wrapping_add(1 + tag), self.shared, prompt_tokens);
         let parts = match self.shared {
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn steady_prompts_have_one_size_and_share_the_prefix() {
-        let knobs = SeededParams {
+        let params = SeededParams {
             requests: 3,
             rate: f64::INFINITY,
             burstiness: 1.0,
@@ -77,7 +77,7 @@ mod tests {
             max_model_len: 100,
             seed: 5,
         };
-        let mut steady = Steady::new(knobs, 30);
+        let mut steady = Steady::new(params, 30);
         let jobs: Vec<Job> = std::iter::from_fn(|| steady.next()).collect();
         assert!(jobs.iter().all(|job| job.max_tokens == 7 && job.at == At::Time(0)));
         let prompts: Vec<_> = jobs.into_iter().map(|job| job.prompt.tokens()).collect();

@@ -71,7 +71,7 @@ impl Conversation {
     }
 
     /// Number of messages without the system prompt.
-    pub(super) fn said(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.messages().len() - usize::from(self.system().is_some())
     }
 
@@ -162,20 +162,20 @@ mod tests {
     fn rewind_returns_the_earliest_removed_question() {
         let mut talk = talked();
         assert_eq!(talk.rewind(2), Ok("two?".into()));
-        assert_eq!((talk.said(), talk.system()), (2, Some("Be brief.")));
+        assert_eq!((talk.len(), talk.system()), (2, Some("Be brief.")));
         assert!(talk.rewind(2).is_err());
-        assert_eq!(talk.said(), 2, "a refused rewind changes nothing");
+        assert_eq!(talk.len(), 2, "a refused rewind changes nothing");
     }
 
     #[test]
     fn branches_do_not_see_each_other() {
         let mut talk = talked();
         assert_eq!(talk.fork(1), Ok(2));
-        assert_eq!(talk.said(), 4);
+        assert_eq!(talk.len(), 4);
         talk.push(user("else?"));
         talk.set_system("");
         talk.switch(1).unwrap();
-        assert_eq!((talk.said(), talk.system()), (6, Some("Be brief.")));
+        assert_eq!((talk.len(), talk.system()), (6, Some("Be brief.")));
         assert_eq!(talk.overview(), (1, vec![(3, "three?".into()), (3, "else?".into())]));
         assert!(talk.switch(3).is_err() && talk.switch(0).is_err() && talk.fork(9).is_err());
     }

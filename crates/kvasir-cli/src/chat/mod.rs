@@ -254,8 +254,8 @@ impl Chat {
     fn fork(&mut self, back: usize) -> Stop {
         let before = self.conversation.overview().0;
         let number = self.conversation.fork(back)?;
-        let said = self.conversation.said();
-        self.screen.note(&format!("branch {number}, after {said} messages; /branch {before} goes back"));
+        let messages = self.conversation.len();
+        self.screen.note(&format!("branch {number}, after {messages} messages; /branch {before} goes back"));
         Ok(())
     }
 
@@ -315,7 +315,7 @@ impl Chat {
 
     fn save(&self, file: &Path) -> Stop {
         if self.conversation.messages().is_empty() {
-            return Err("nothing has been said yet".into());
+            return Err("the conversation is empty".into());
         }
         let text = format!("{:#}\n", self.conversation.to_json());
         fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))?;

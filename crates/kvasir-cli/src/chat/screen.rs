@@ -63,12 +63,12 @@ impl Screen {
     }
 
     /// Writes answer text.
-    pub(super) fn said(&mut self, text: &str) -> io::Result<()> {
+    pub(super) fn answer(&mut self, text: &str) -> io::Result<()> {
         self.out(text, Look::Plain)
     }
 
     /// Writes reasoning text, to stderr: it is not part of the answer.
-    pub(super) fn thought(&mut self, text: &str) {
+    pub(super) fn reasoning(&mut self, text: &str) {
         self.err(text, Look::Dim);
     }
 

@@ -64,7 +64,7 @@ impl Turn {
             }
         }
         if writing.thinking {
-            screen.thought("\n");
+            screen.reasoning("\n");
         }
         screen.end_line()?;
         Ok(Self { content: writing.content, calls: writing.calls, ended: writing.ended })
@@ -111,15 +111,15 @@ impl Writing {
         for delta in deltas {
             if self.thinking && !matches!(delta, Delta::Reasoning(_)) {
                 self.thinking = false;
-                screen.thought("\n\n");
+                screen.reasoning("\n\n");
             }
             match delta {
                 Delta::Reasoning(text) => {
                     self.thinking = true;
-                    screen.thought(&text);
+                    screen.reasoning(&text);
                 }
                 Delta::Content(text) => {
-                    screen.said(&text)?;
+                    screen.answer(&text)?;
                     self.content.push_str(&text);
                 }
                 Delta::CallBegin { name, .. } => {

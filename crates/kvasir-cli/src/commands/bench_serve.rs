@@ -86,7 +86,7 @@ impl Args {
         let trust = self.address.secure.then(|| TrustedRoots::of(self.ca.as_deref())).transpose();
         let target = Target {
             address: self.address.clone(),
-            trust: trust.map_err(Failure::usage)?,
+            roots: trust.map_err(Failure::usage)?,
             route: match self.route {
                 RouteArg::Chat => Route::Chat,
                 RouteArg::Completions => Route::Completions,

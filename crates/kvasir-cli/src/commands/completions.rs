@@ -1,10 +1,9 @@
 //! `kvasir completions` and `kvasir manual`: files for shells and for `man`, made from the command
 //! line's definition.
 
-use crate::cli::Cli;
 use crate::help;
 use crate::io::failure::Failure;
-use clap::CommandFactory;
+use clap::Command;
 use clap_complete::Shell;
 use std::fs;
 use std::path::PathBuf;
@@ -24,17 +23,17 @@ pub(crate) struct Manual {
 }
 
 impl Completions {
-    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        clap_complete::generate(self.shell, &mut Cli::command(), "kvasir", &mut std::io::stdout());
+    pub(crate) fn run(self, mut definition: Command) -> Result<ExitCode, Failure> {
+        clap_complete::generate(self.shell, &mut definition, "kvasir", &mut std::io::stdout());
         Ok(ExitCode::SUCCESS)
     }
 }
 
 impl Manual {
-    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+    pub(crate) fn run(self, definition: Command) -> Result<ExitCode, Failure> {
         let failed = |e| Failure::failed(format!("{}: {e}", self.directory.display()));
         fs::create_dir_all(&self.directory).map_err(failed)?;
-        clap_mangen::generate_to(help::arranged(Cli::command()), &self.directory).map_err(failed)?;
+        clap_mangen::generate_to(help::arranged(definition), &self.directory).map_err(failed)?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -23,7 +23,17 @@ use crate::io::failure::Failure;
 use clap::Subcommand;
 use std::{path::PathBuf, process::ExitCode};
 
-/// What can be asked for; a file each.
+/// What commands need of the command line as a whole, which is defined above them.
+pub(crate) struct CommandLine {
+    /// Path of the options file, whose options are merged already.
+    pub(crate) config: Option<PathBuf>,
+    /// Validates another options file.
+    pub(crate) check: FileCheck,
+    /// The definition of all commands and options.
+    pub(crate) definition: clap::Command,
+}
+
+/// The subcommands, a file each.
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Chat with a model in the terminal
@@ -65,24 +75,23 @@ impl Command {
         }
     }
 
-    /// Runs the command. `config` is the path of the options file, whose options are merged
-    /// already; `check` validates such a file.
-    pub(crate) fn run(self, config: Option<PathBuf>, check: FileCheck) -> Result<ExitCode, Failure> {
+    /// Runs the command.
+    pub(crate) fn run(self, line: CommandLine) -> Result<ExitCode, Failure> {
         match self {
             Self::Chat(args) => args.run(),
             Self::Generate(args) => args.run(),
             Self::Logits(args) => args.run(),
             Self::Inspect(args) => args.run(),
             Self::Convert(args) => args.run(),
-            Self::Doctor(args) => args.run(config, check),
+            Self::Doctor(args) => args.run(line.config, line.check),
             Self::Bench(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Sim(args) => args.run(),
             Self::Serve(args) => args.run(),
             Self::Template(args) => args.run(),
             Self::Tokenize(args) => args.run(),
-            Self::Completions(args) => args.run(),
-            Self::Manual(args) => args.run(),
+            Self::Completions(args) => args.run(line.definition),
+            Self::Manual(args) => args.run(line.definition),
         }
     }
 }

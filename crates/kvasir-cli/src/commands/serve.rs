@@ -194,26 +194,26 @@ impl Args {
         // check host names.
         let is_private = self.host.is_loopback() && self.api_key.is_empty();
         let hosts = if is_private { Hosts::Private } else { Hosts::Any };
-        let door = AccessControl { keys: Keys::new(self.api_key.clone()), origins, hosts };
+        let access = AccessControl { keys: Keys::new(self.api_key.clone()), origins, hosts };
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => Some(tls(cert, key).map_err(Failure::usage)?),
             _ => None,
         };
-        Ok((tls, door))
+        Ok((tls, access))
     }
 
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let started = Instant::now();
-        let (tls, door) = self.check()?;
+        let (tls, access) = self.check()?;
         let limits = self.limits;
-        let places = limits.max_connections as usize;
-        let patience = Duration::from_secs(limits.client_timeout.into());
+        let max_connections = limits.max_connections as usize;
+        let timeout = Duration::from_secs(limits.client_timeout.into());
         let own_name = self.model_name.iter().find(|name| *name != "*").cloned();
         let service = Service {
-            door,
+            access,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: self.reports.start()?,
-            patience: Duration::from_secs(limits.step_timeout.into()),
+            timeout: Duration::from_secs(limits.step_timeout.into()),
             rules: ClientRules {
                 aliases: self
                     .model_name
@@ -237,21 +237,21 @@ impl Args {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.map_err(Failure::failed)?.block_on(async {
             let scheme = if tls.is_some() { "https" } else { "http" };
-            let gate = listen(address, places, tls, "--port")?;
-            let address = gate.address().map_err(Failure::failed)?;
+            let listener = listen(address, max_connections, tls, "--port")?;
+            let address = listener.address().map_err(Failure::failed)?;
             let mut probes = String::new();
             if let Some(port) = self.health_port {
-                let gate = listen(SocketAddr::new(self.host, port), PROBES, None, "--health-port")?;
-                let address = gate.address().map_err(Failure::failed)?;
+                let listener = listen(SocketAddr::new(self.host, port), PROBES, None, "--health-port")?;
+                let address = listener.address().map_err(Failure::failed)?;
                 probes = format!(", probes at http://{address}");
-                tokio::spawn(serve_probes(app.clone(), gate.with_read_timeout(PROBE_TIMEOUT)));
+                tokio::spawn(serve_probes(app.clone(), listener.with_read_timeout(PROBE_TIMEOUT)));
             }
             eprintln!(
                 "kvasir: {name} on {backend}, {slots} slots, {scheme}://{address}, ready after {:.2} s{probes}",
                 started.elapsed().as_secs_f64()
             );
-            let gate = gate.with_read_timeout(patience);
-            let cut = serve(app, gate, told_to_stop(), Duration::from_secs(self.grace)).await;
+            let listener = listener.with_read_timeout(timeout);
+            let cut = serve(app, listener, shutdown_signal(), Duration::from_secs(self.grace)).await;
             if cut > 0 {
                 let grace = self.grace;
                 // stderr may be closed already, which is no failure.
@@ -267,15 +267,15 @@ impl Args {
 
 fn listen(
     address: SocketAddr,
-    places: usize,
+    max_connections: usize,
     tls: Option<TlsAcceptor>,
     option: &str,
 ) -> Result<LimitListener, Failure> {
     let why = |error| format!("cannot listen on {address}: {error}; {option} and --host take another place");
-    LimitListener::open(address, places, tls).map_err(|error| Failure::failed(why(error)))
+    LimitListener::open(address, max_connections, tls).map_err(|error| Failure::failed(why(error)))
 }
 
-async fn told_to_stop() {
+async fn shutdown_signal() {
     let interrupt = signal::ctrl_c();
     match signal::unix::signal(signal::unix::SignalKind::terminate()) {
         Ok(mut terminate) => {

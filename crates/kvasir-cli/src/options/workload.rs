@@ -61,7 +61,7 @@ impl WorkloadArgs {
             Kind::Steady => (512, 128, f64::INFINITY),
             Kind::Chat | Kind::Offline => (64, 160, 8.0),
         };
-        let knobs = SeededParams {
+        let params = SeededParams {
             requests,
             rate: within("rate", self.rate.unwrap_or(rate), 1e-6, f64::INFINITY)?,
             burstiness: within("burstiness", self.burstiness.unwrap_or(1.0), 0.01, 1000.0)?,
@@ -71,18 +71,18 @@ impl WorkloadArgs {
             seed: self.seed,
         };
         Ok(match kind {
-            Kind::Chat => Box::new(Chat::new(knobs)),
-            Kind::Agents => Box::new(Agents::new(knobs)),
-            Kind::Poisson => Box::new(Poisson::new(knobs)),
+            Kind::Chat => Box::new(Chat::new(params)),
+            Kind::Agents => Box::new(Agents::new(params)),
+            Kind::Poisson => Box::new(Poisson::new(params)),
             Kind::Steady => {
                 let shared = self.shared_prefix.unwrap_or(0);
-                if shared > knobs.prompt_tokens {
+                if shared > params.prompt_tokens {
                     return Err(Failure::usage(format!(
                         "--shared-prefix {shared} is more than --prompt-tokens {}",
-                        knobs.prompt_tokens
+                        params.prompt_tokens
                     )));
                 }
-                Box::new(Steady::new(knobs, shared))
+                Box::new(Steady::new(params, shared))
             }
             Kind::Offline => Box::new(Offline::new(requests)),
         })

@@ -46,7 +46,7 @@ fn inspect(cache: &Path, endpoint: &str, name: &str) -> Output {
     command.output().unwrap()
 }
 
-fn said(out: &Output) -> String {
+fn printed(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 
@@ -62,9 +62,12 @@ fn a_model_in_the_cache_is_used_without_a_network() {
     }
     for name in ["acme/other", "acme/tiny@v2"] {
         let out = inspect(&cache, nowhere, name);
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        let printed = String::from_utf8_lossy(&out.stderr).into_owned();
         assert!(!out.status.success());
-        assert!(said.lines().count() == 1 && said.contains(name.split('@').next().unwrap()), "{said}");
+        assert!(
+            printed.lines().count() == 1 && printed.contains(name.split('@').next().unwrap()),
+            "{printed}"
+        );
     }
     // The error names what is missing: a revision, a tag, a shard.
     let index = r#"{"weight_map": {"a": "model.safetensors", "b": "more.safetensors"}}"#;
@@ -78,14 +81,15 @@ fn a_model_in_the_cache_is_used_without_a_network() {
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
         command.args(["inspect", name]).env("HF_HUB_CACHE", &cache).env("HF_HUB_OFFLINE", "1");
-        let said = said(&command.output().unwrap());
-        let whole = said.lines().count() == 1 && said.contains(missing) && said.contains("HF_HUB_OFFLINE");
-        assert!(whole, "{name}: {said}");
+        let printed = printed(&command.output().unwrap());
+        let whole =
+            printed.lines().count() == 1 && printed.contains(missing) && printed.contains("HF_HUB_OFFLINE");
+        assert!(whole, "{name}: {printed}");
     }
     fs::create_dir_all(cache.join("outside")).unwrap();
     fs::write(of_model.join("refs/main"), "../../../outside").unwrap();
-    let said = String::from_utf8(inspect(&cache, nowhere, "acme/tiny").stderr).unwrap();
-    assert!(said.contains("refs/main: holds no commit's name"), "{said}");
+    let printed = String::from_utf8(inspect(&cache, nowhere, "acme/tiny").stderr).unwrap();
+    assert!(printed.contains("refs/main: holds no commit's name"), "{printed}");
     let _ = fs::remove_dir_all(cache);
 }
 
@@ -108,8 +112,8 @@ fn every_command_finds_a_model_by_its_name() {
         command.args(&args).env("HF_HUB_CACHE", &cache).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut running = command.stderr(Stdio::piped()).spawn().unwrap();
         running.stdin.take().unwrap().write_all(b"[]").unwrap();
-        let said = running.wait_with_output().unwrap();
-        assert!(said.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said.stderr));
+        let printed = running.wait_with_output().unwrap();
+        assert!(printed.status.success(), "{args:?}: {}", String::from_utf8_lossy(&printed.stderr));
     }
     let _ = fs::remove_dir_all(cache);
 }

@@ -23,9 +23,9 @@ fn streamed_and_whole_answers_are_equal() {
     assert_eq!(last["usage"]["completion_tokens"], usage["completion_tokens"]);
     assert!(chunks.iter().all(|chunk| chunk["usage"].is_null() && chunk["id"] == last["id"]));
     assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
-    let said: String =
+    let printed: String =
         chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
-    assert_eq!(said, text);
+    assert_eq!(printed, text);
     let reasons: Vec<_> =
         chunks.iter().filter(|chunk| !chunk["choices"][0]["finish_reason"].is_null()).collect();
     assert_eq!(reasons.len(), 1);
@@ -98,7 +98,7 @@ fn bad_requests_get_their_error_and_nothing_else_changes() {
 }
 
 #[test]
-fn a_key_finds_its_own_prefixes_and_no_other_key_does() {
+fn prefix_hits_stay_within_one_key() {
     let server = Server::start("tenants", &["--api-key", "one,two"]);
     let body = chat(json!({"messages": [{"role": "user", "content": "hello ".repeat(40)}]})).to_string();
     let cached = |key: &str| {
@@ -363,8 +363,8 @@ fn logprobs_leave_out_stop_text() {
     for three in chars.windows(3).skip(1).step_by(3) {
         let stop: String = three.iter().collect();
         let want = text.split(&stop).next().unwrap();
-        let (said, told) = whole(json!({"stop": &stop}));
-        assert_eq!(said, want, "{stop:?}");
+        let (printed, told) = whole(json!({"stop": &stop}));
+        assert_eq!(printed, want, "{stop:?}");
         // A token partly in the answer is reported whole; none after it.
         assert!(tokens.starts_with(&told) && lossy(&told).starts_with(want), "{stop:?}: {told:?}");
         assert!(lossy(&told).len() < want.len() + 8, "{stop:?}: {told:?}");
@@ -374,6 +374,6 @@ fn logprobs_leave_out_stop_text() {
             streamed.0 += &text;
             streamed.1.extend(bytes);
         }
-        assert_eq!(streamed, (said, told), "{stop:?}");
+        assert_eq!(streamed, (printed, told), "{stop:?}");
     }
 }

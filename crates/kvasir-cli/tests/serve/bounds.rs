@@ -75,7 +75,7 @@ fn a_device_that_computes_nothing_says_so() {
 }
 
 #[test]
-fn events_of_a_response_come_in_their_order_and_are_numbered() {
+fn response_events_are_ordered_and_numbered() {
     let server = Server::start("responses", &["--reasoning-parser", "none"]);
     let body =
         json!({"input": "hello", "max_output_tokens": 12, "stream": true, "temperature": 0}).to_string();
@@ -109,9 +109,9 @@ fn events_of_a_response_come_in_their_order_and_are_numbered() {
         ended,
     ];
     assert_eq!(names, order);
-    let said: String = events.iter().filter_map(|(_, event)| event["delta"].as_str()).collect();
+    let printed: String = events.iter().filter_map(|(_, event)| event["delta"].as_str()).collect();
     let whole = &events.last().unwrap().1["response"];
-    assert_eq!(whole["output"][0]["content"][0]["text"], said);
+    assert_eq!(whole["output"][0]["content"][0]["text"], printed);
     // Parameters that rely on stored responses are rejected.
     for (field, value) in
         [("previous_response_id", json!("resp_1")), ("store", json!(true)), ("background", json!(true))]

@@ -59,14 +59,14 @@ impl Bystander {
     const PATIENCE: usize = 8;
 
     pub(crate) fn begin(server: &Server) -> Self {
-        let alone = said(streaming(&server.address, "", Self::wish()));
+        let alone = printed(streaming(&server.address, "", Self::wish()));
         let steps = Steps::follow(server);
         let mut stream = streaming(&server.address, "", Self::wish());
         let over = Arc::new(AtomicBool::new(false));
         let (seen, address) = (over.clone(), server.address.clone());
         let talk = thread::spawn(move || {
             for answers in 1.. {
-                assert_eq!(said(stream), alone, "answer {answers}: whoever else is there");
+                assert_eq!(printed(stream), alone, "answer {answers}: whoever else is there");
                 if seen.load(Ordering::Relaxed) {
                     return answers;
                 }
@@ -93,7 +93,7 @@ impl Bystander {
 }
 
 /// The text of a streamed chat, including the part already read.
-fn said((mut stream, mut all): (BufReader<TcpStream>, String)) -> String {
+fn printed((mut stream, mut all): (BufReader<TcpStream>, String)) -> String {
     stream.read_to_string(&mut all).unwrap();
     assert!(!all.contains("\"error\""), "{all}");
     assert!(all.contains("\"finish_reason\":\"length\"") && all.contains("[DONE]"), "{all}");

@@ -90,7 +90,7 @@ fn a_connection_beyond_the_limit_gets_503() {
 }
 
 #[test]
-fn a_key_that_asks_for_much_does_not_keep_the_others_waiting() {
+fn keys_share_the_server_fairly() {
     let server = slow("fair", &["--api-key", "much,little", "--order", "fair", "--max-num-seqs", "1"]);
     let plug = server.streaming(&key("much"), json!({"max_tokens": 900}));
     let ask = |name: &str, max_tokens: u32| {

@@ -50,7 +50,7 @@ fn objects(count: usize) -> String {
 }
 
 #[test]
-fn small_objects_in_an_unknown_field_take_no_more_than_their_text() {
+fn unknown_fields_cost_no_more_than_their_text() {
     let junk =
         format!(r#"{{"messages": [{{"role": "king", "content": "x", "junk": [{}]}}]}}"#, objects(990_000));
     let (after, peak) = grown("memory-unknown", &junk, 400);
@@ -59,7 +59,7 @@ fn small_objects_in_an_unknown_field_take_no_more_than_their_text() {
 }
 
 #[test]
-fn small_objects_in_a_known_field_are_refused_within_the_budget() {
+fn oversized_known_fields_are_refused_within_the_budget() {
     let tools = format!(r#"{{"tools": [{}], "messages": []}}"#, objects(990_000));
     let (after, peak) = grown("memory-known", &tools, 400);
     assert!(after < 50 << 20, "{} MiB stay", after >> 20);

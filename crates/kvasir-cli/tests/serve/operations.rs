@@ -84,7 +84,7 @@ fn a_file_and_the_environment_set_up_a_server() {
 }
 
 #[test]
-fn an_origin_that_no_browser_writes_is_refused_at_the_start() {
+fn malformed_origins_are_refused_at_start() {
     let why = complaint(&kvasir(&["serve", "--allowed-origins", "*,page.example/"], &[]));
     assert!(why.contains("--allowed-origins") && why.contains("`page.example/`"), "{why}");
 }

@@ -128,7 +128,7 @@ fn answers_fit_two_hundred_random_schemas() {
 /// Voluntary tool calls of a random model biased toward the marker: valid, and independent of
 /// batching and preemption.
 #[test]
-fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
+fn free_calls_match_their_schemas_in_any_batch() {
     let house = House::new();
     let mark = house.tokenizer.encode("<tool_call>", false).unwrap()[0];
     let mut random = Random::new(13);
@@ -219,8 +219,8 @@ fn reasoning_ends_when_its_budget_is_used_up() {
             assert!(ends.is_some_and(|ends| ends <= tokens), "{tokens}: {:?}", done.tokens);
         }
         let text = house.text(&formed);
-        let said = text.split_once("</think>").unwrap().1;
-        assert!(serde_json::from_str::<Vec<String>>(said).is_ok_and(|list| list.len() <= 3), "{text}");
+        let printed = text.split_once("</think>").unwrap().1;
+        assert!(serde_json::from_str::<Vec<String>>(printed).is_ok_and(|list| list.len() <= 3), "{text}");
     }
 }
 
@@ -280,16 +280,16 @@ fn reasoning_may_come_first_and_calls_are_read_back() {
     let until = Part::Until("</think>".into());
     let begun = [until.clone(), Part::Gap];
     let answer = house.answer(&Shape::Regex("[0-9]{2}".into()), &begun, 3);
-    let (_, said) = answer.split_once("</think>").unwrap();
-    assert!(said.trim_start_matches('\n').parse::<u32>().is_ok(), "{answer}");
+    let (_, printed) = answer.split_once("</think>").unwrap();
+    assert!(printed.trim_start_matches('\n').parse::<u32>().is_ok(), "{answer}");
     let perhaps = [Part::Optional(vec![text("<think>"), until, Part::Gap])];
     for seed in 0..6 {
         let answer = house.answer(&Shape::Regex("[0-9]{2}".into()), &perhaps, seed);
-        let said = answer.split_once("</think>").map_or(answer.as_str(), |(thought, said)| {
+        let printed = answer.split_once("</think>").map_or(answer.as_str(), |(thought, printed)| {
             assert!(thought.starts_with("<think>"));
-            said.trim_start_matches('\n')
+            printed.trim_start_matches('\n')
         });
-        assert!(said.len() == 2 && said.parse::<u32>().is_ok(), "{answer}");
+        assert!(printed.len() == 2 && printed.parse::<u32>().is_ok(), "{answer}");
     }
     calls_are_read_back(&house);
 }

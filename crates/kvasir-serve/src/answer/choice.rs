@@ -158,17 +158,17 @@ mod tests {
         let mut deltas = choice.push(&text[..cut]);
         deltas.extend(choice.push(&text[cut..]));
         deltas.extend(choice.finish());
-        let (mut thought, mut said, mut calls) = (String::new(), String::new(), Vec::new());
+        let (mut thought, mut answered, mut calls) = (String::new(), String::new(), Vec::new());
         for delta in deltas {
             match delta {
                 Delta::Reasoning(text) => thought += &text,
-                Delta::Content(text) => said += &text,
+                Delta::Content(text) => answered += &text,
                 Delta::CallBegin { name, .. } => calls.push((name, String::new())),
                 Delta::CallArguments { index, text } => calls[index].1 += &text,
             }
         }
         assert_eq!(choice.has_calls(), !calls.is_empty());
-        (thought, said, calls, choice.stopped().is_some())
+        (thought, answered, calls, choice.stopped().is_some())
     }
 
     #[test]
@@ -194,10 +194,10 @@ mod tests {
     fn stop_sequences_are_ignored_before_min_tokens() {
         let options = ParseOptions { stop: vec!["ab".into()], min_tokens: 2, ..ParseOptions::default() };
         let mut choice = Choice::new(options);
-        let said: Vec<Vec<Delta>> = ["ab", "xa", "b", "ab."].map(|text| choice.push(text)).into();
+        let answered: Vec<Vec<Delta>> = ["ab", "xa", "b", "ab."].map(|text| choice.push(text)).into();
         let text = |text: &str| vec![Delta::Content(text.into())];
         // A stop sequence across the `min_tokens` border does not count either.
-        assert_eq!(said, [text("ab"), text("xa"), text("b"), vec![]]);
+        assert_eq!(answered, [text("ab"), text("xa"), text("b"), vec![]]);
         assert_eq!((choice.finish(), choice.stopped(), choice.released()), (vec![], Some((5, "ab")), 5));
     }
 

@@ -1,7 +1,7 @@
 //! Streaming reasoning parser: separates the reasoning block (`<think>…</think>`) from visible
 //! text.
 //!
-//! States: `Start` → `Opening` → `Thinking` → `Between` → `Answering`. A reasoning block counts
+//! States: `Start` → `Opened` → `Thinking` → `Between` → `Answering`. A reasoning block counts
 //! only at the start of the answer, or where the prompt has opened it. Line breaks next to the
 //! markers belong to neither part. The test here checks every split of the text.
 
@@ -31,7 +31,7 @@ enum State {
     /// Only white space so far.
     Start,
     /// Skips line breaks after the start marker.
-    Opening,
+    Opened,
     Thinking,
     /// Skips line breaks between reasoning and text.
     Between,
@@ -42,7 +42,7 @@ impl Reasoning {
     /// A parser for `dialect`; `begun` is true when the prompt ends inside the reasoning block.
     pub fn new(dialect: ReasoningDialect, begun: bool) -> Self {
         let (open, close) = dialect.marks();
-        Self { open, close, held: String::new(), state: if begun { State::Opening } else { State::Start } }
+        Self { open, close, held: String::new(), state: if begun { State::Opened } else { State::Start } }
     }
 
     /// Feeds more text; returns the pieces that no later text can change.
@@ -54,7 +54,7 @@ impl Reasoning {
             match self.state {
                 State::Start => self.start(),
                 State::Thinking => self.think(&mut parts),
-                State::Opening => self.skip_line_ends(State::Thinking),
+                State::Opened => self.skip_line_ends(State::Thinking),
                 State::Between => self.skip_line_ends(State::Answering),
                 State::Answering if !self.held.is_empty() => {
                     parts.push(ReasoningPart::Text(std::mem::take(&mut self.held)))
@@ -71,7 +71,7 @@ impl Reasoning {
         let answer = self.held.trim_start();
         if let Some(rest) = answer.strip_prefix(self.open) {
             self.held = rest.to_owned();
-            self.state = State::Opening;
+            self.state = State::Opened;
         } else if !self.open.starts_with(answer) {
             self.state = State::Answering;
         }

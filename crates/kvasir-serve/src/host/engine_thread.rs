@@ -46,20 +46,20 @@ pub struct Host {
 
 impl Host {
     /// Starts `engine` on its own thread, with these admission limits; `reports` receives the
-    /// outcome of each request. If no step completes within `patience` while answers are pending,
+    /// outcome of each request. If no step completes within `timeout` while answers are pending,
     /// the engine counts as [stalled](Host::why_not_ready).
     pub fn start<E: Executor + Send + 'static>(
         engine: Engine<E>,
         limits: AdmissionLimits,
         reports: Arc<Reports>,
-        patience: Duration,
+        timeout: Duration,
     ) -> std::io::Result<Arc<Self>>
     where
         E::Pending: Send,
     {
         let (inbox, messages) = mpsc::channel();
         let metrics = Arc::new(Metrics::default());
-        let stall_detector = StallDetector::new(patience);
+        let stall_detector = StallDetector::new(timeout);
         let observer = Box::new(MetricsObserver(metrics.clone()));
         let mut engine = engine.observe(observer).observe(Box::new(StallObserver(stall_detector.clone())));
         let host = Arc::new(Self {

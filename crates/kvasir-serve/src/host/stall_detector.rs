@@ -20,12 +20,12 @@ pub(crate) struct StallDetector {
     started: Instant,
     /// Nanoseconds since `started`.
     last_progress: AtomicU64,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl StallDetector {
-    pub(crate) fn new(patience: Duration) -> Arc<Self> {
-        Arc::new(Self { started: Instant::now(), last_progress: AtomicU64::new(0), patience })
+    pub(crate) fn new(timeout: Duration) -> Arc<Self> {
+        Arc::new(Self { started: Instant::now(), last_progress: AtomicU64::new(0), timeout })
     }
 
     pub(crate) fn record_progress(&self) {
@@ -36,7 +36,7 @@ impl StallDetector {
     /// Time since the last progress, if it exceeds the limit.
     pub(crate) fn silence(&self) -> Option<Duration> {
         let last_progress = Duration::from_nanos(self.last_progress.load(Ordering::Relaxed));
-        Some(self.started.elapsed().saturating_sub(last_progress)).filter(|silence| *silence > self.patience)
+        Some(self.started.elapsed().saturating_sub(last_progress)).filter(|silence| *silence > self.timeout)
     }
 }
 

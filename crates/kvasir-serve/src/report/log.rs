@@ -227,8 +227,8 @@ mod tests {
         let mut text = String::new();
         let loosened = ReportEvent::Loosened { context: context.clone(), schemas, at: UNIX_EPOCH };
         Log { format: Format::Text, level: Level::Warn }.line(&mut text, &loosened);
-        let said = "unconstrained=tools[0].function.parameters why=schema-cannot-be-compiled\n";
-        assert!(text.contains(" warn ") && text.ends_with(said), "{text}");
+        let answered = "unconstrained=tools[0].function.parameters why=schema-cannot-be-compiled\n";
+        assert!(text.contains(" warn ") && text.ends_with(answered), "{text}");
         for line in lines(Format::Json, Level::Debug).lines() {
             let value: Value = serde_json::from_str(line).unwrap();
             assert_eq!(value["request"], "r1");

@@ -55,12 +55,12 @@ impl Reports {
         }
     }
 
-    /// Waits until all earlier reports are written, for at most `patience`.
-    pub fn flush(&self, patience: Duration) {
+    /// Waits until all earlier reports are written, for at most `timeout`.
+    pub fn flush(&self, timeout: Duration) {
         let (held, dropped) = sync_channel(0);
         self.send(ReportEvent::Flush(held));
         // No message ever arrives: the disconnect of the other end is the signal.
-        let _ = dropped.recv_timeout(patience);
+        let _ = dropped.recv_timeout(timeout);
     }
 
     /// Number of reports dropped because a queue was full.

@@ -120,11 +120,11 @@ impl ChatRequest {
 impl ChatRequest {
     /// Whether rendering its prompt may block: much text, or tools with descriptions of any length.
     pub(crate) fn is_long(&self) -> bool {
-        let said = self.messages.iter().map(|message| match &message.content {
+        let answered = self.messages.iter().map(|message| match &message.content {
             Content::Text(text) => text.len(),
             Content::Empty => 0,
         });
-        !self.tools.is_empty() || said.sum::<usize>() >= BLOCKING_BYTES
+        !self.tools.is_empty() || answered.sum::<usize>() >= BLOCKING_BYTES
     }
 }
 

@@ -269,7 +269,7 @@ fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> 
     if blocks.is_empty() {
         return Err(reader.error("content", "must not be empty"));
     }
-    let mut said: Option<String> = None;
+    let mut answered: Option<String> = None;
     for block in blocks {
         match block.text("type")? {
             Some("tool_result") => {
@@ -280,10 +280,10 @@ fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> 
                 calls.ids.remove(at);
                 // Templates have no place for the error flag; the result's text conveys it.
                 block.flag("is_error", false)?;
-                messages.extend(said.take().map(|text| Message::text(Role::User, text)));
+                messages.extend(answered.take().map(|text| Message::text(Role::User, text)));
                 messages.push(Message::result(id, text_of(&block, "content", true)?.unwrap_or_default()));
             }
-            Some("text") => said.get_or_insert_default().push_str(block.need_text("text")?),
+            Some("text") => answered.get_or_insert_default().push_str(block.need_text("text")?),
             // Claude Code removes these blocks from its conversation when it reads this wording.
             Some("image") => {
                 return Err(block.error("type", "is `image`: could not process image, the engine reads text"));
@@ -296,7 +296,7 @@ fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> 
             _ => return Err(block.error("type", "must be text or tool_result in a message of the user")),
         }
     }
-    messages.extend(said.map(|text| Message::text(Role::User, text)));
+    messages.extend(answered.map(|text| Message::text(Role::User, text)));
     Ok(())
 }
 

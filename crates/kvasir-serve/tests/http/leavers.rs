@@ -2,32 +2,27 @@
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
+use kvasir_testkit::Random;
 use serde_json::json;
 use std::time::{Duration, Instant};
-
-/// A pseudo-random number below `sides`.
-fn roll(dice: &mut u64, sides: u64) -> u64 {
-    *dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (*dice >> 33) % sides
-}
 
 #[test]
 fn ten_thousand_disconnects_leak_no_slots() {
     const SLOTS: u32 = 160;
     let server = Server::start(CacheKind::Radix, SLOTS, &[]);
-    let dice = &mut 1;
+    let mut random = Random::new(1);
     let mut sent = 0;
     // Eight at a time, so that some are queued, some in prefill and some in decode when they
     // disconnect.
     for _ in 0..10_000 / 8 {
         let leavers: Vec<_> = (0..8)
             .map(|_| {
-                let prompt: Vec<u64> = (0..1 + roll(dice, 48)).map(|_| 10 + roll(dice, 400)).collect();
-                let n = 1 + roll(dice, 2);
+                let prompt: Vec<u64> = (0..1 + random.below(48)).map(|_| 10 + random.below(400)).collect();
+                let n = 1 + random.below(2);
                 let body = json!({
-                    "prompt": prompt, "stream": true, "n": n, "max_tokens": 20 + roll(dice, 60), "ignore_eos": true
+                    "prompt": prompt, "stream": true, "n": n, "max_tokens": 20 + random.below(60), "ignore_eos": true
                 });
-                (body, roll(dice, 3) as usize)
+                (body, random.below(3) as usize)
             })
             .collect();
         sent += leavers.len();

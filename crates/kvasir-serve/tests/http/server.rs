@@ -53,16 +53,16 @@ impl Server {
         Self::watched(device, kind, slots, keys, Duration::from_secs(3600))
     }
 
-    /// A server that counts as stalled when a step takes longer than `patience`.
+    /// A server that counts as stalled when a step takes longer than `step_timeout`.
     pub(crate) fn watched(
         device: Toy,
         kind: CacheKind,
         slots: u32,
         keys: &[&str],
-        patience: Duration,
+        step_timeout: Duration,
     ) -> Self {
         let keys = Keys::new(keys.iter().map(|key| key.to_string()).collect());
-        Self::behind(device, kind, slots, AccessControl { keys, ..AccessControl::default() }, patience)
+        Self::behind(device, kind, slots, AccessControl { keys, ..AccessControl::default() }, step_timeout)
     }
 
     /// A server with these access rules.
@@ -71,7 +71,7 @@ impl Server {
         kind: CacheKind,
         slots: u32,
         access: AccessControl,
-        patience: Duration,
+        step_timeout: Duration,
     ) -> Self {
         let blocks = kind.is_block_based();
         let limits = Limits { max_model_len: LONGEST, prefix_cache: blocks, ..Limits::default() };
@@ -93,7 +93,7 @@ impl Server {
         };
         let model = Model::new("tiny".into(), &TextFiles::open(&words).unwrap(), facts).unwrap();
         let reports = Reports::start(None, None).unwrap();
-        let host = Host::start(engine, AdmissionLimits::default(), reports, patience).unwrap();
+        let host = Host::start(engine, AdmissionLimits::default(), reports, step_timeout).unwrap();
         let live = Live { feed, setup: Value::Null };
         let app = App::new(Arc::new(model), host, access, live, Names::Own, ClientRules::default());
         Self { router: app.router(), app, runtime: Runtime::new().unwrap() }

@@ -66,10 +66,10 @@ fn forks_answer_as_without_a_session() {
         for (n, fork) in (20..).zip(forks["data"].as_array().unwrap()) {
             let shared = if cache == CacheKind::Contiguous { 0 } else { 64 };
             assert_eq!((number(&fork["length"]), number(&fork["cached"])), (64, shared), "{cache}");
-            let (said, cached) = server.text(json!({"session": id(fork), "prompt": [n, n + 1]}));
+            let (answered, cached) = server.text(json!({"session": id(fork), "prompt": [n, n + 1]}));
             assert_eq!(cached, shared, "{cache}");
             let whole: Vec<u32> = trunk().into_iter().chain([n, n + 1]).collect();
-            assert_eq!(server.text(json!({"prompt": whole})).0, said, "{cache}");
+            assert_eq!(server.text(json!({"prompt": whole})).0, answered, "{cache}");
             assert_eq!(number(&server.show(&id(fork))["length"]), 64 + 2 + 6);
         }
         // The trunk is unchanged: rewound, continued, and its output is reproduced.
@@ -124,11 +124,11 @@ fn chats_send_only_new_messages() {
     assert!(number(&first["usage"]["prompt_tokens_details"]["cached_tokens"]) >= 16);
     let second = say(&session, json!({"messages": [user("and now?")]}));
     let mut whole = vec![user(&"hello ".repeat(30))];
-    let mut said = json!({"role": "assistant", "content": message["content"]});
+    let mut answered = json!({"role": "assistant", "content": message["content"]});
     if !message["reasoning_content"].is_null() {
-        said["reasoning_content"] = message["reasoning_content"].clone();
+        answered["reasoning_content"] = message["reasoning_content"].clone();
     }
-    whole.extend([said, user("and now?")]);
+    whole.extend([answered, user("and now?")]);
     let without = server.ok("/v1/chat/completions", asked(json!({"messages": whole})));
     assert_eq!(second["choices"], without["choices"], "as if all had been sent");
     assert_eq!(second["usage"]["prompt_tokens"], without["usage"]["prompt_tokens"]);

@@ -5,7 +5,7 @@
 use crate::builtins::iterate::iterate;
 use crate::builtins::{format, methods, numbers, sequences, signatures, text_methods};
 use crate::error::{Run, TemplateError};
-use crate::state::{Given, Interp};
+use crate::state::{CallArgs, Interp};
 use crate::syntax::lexer::python_space;
 use crate::syntax::names::is_filter;
 use crate::values::json;
@@ -18,12 +18,12 @@ const MAX_INDENT: i128 = 256;
 
 impl Interp {
     /// Applies the named filter.
-    pub(crate) fn apply_filter(&mut self, name: &str, value: Value, given: &Given) -> Run<Value> {
+    pub(crate) fn apply_filter(&mut self, name: &str, value: Value, given: &CallArgs) -> Run<Value> {
         apply(self, name, value, given)
     }
 }
 
-fn apply(interp: &mut Interp, name: &str, value: Value, given: &Given) -> Run<Value> {
+fn apply(interp: &mut Interp, name: &str, value: Value, given: &CallArgs) -> Run<Value> {
     signatures::filter(name, given)?;
     if let Value::Safe(s) = value {
         return on_safe(interp, name, s, given);
@@ -98,7 +98,7 @@ fn apply(interp: &mut Interp, name: &str, value: Value, given: &Given) -> Run<Va
 
 /// Applies a filter to a safe string. Some filters preserve the safe mark, others return a plain
 /// string.
-fn on_safe(interp: &mut Interp, name: &str, text: Arc<str>, given: &Given) -> Run<Value> {
+fn on_safe(interp: &mut Interp, name: &str, text: Arc<str>, given: &CallArgs) -> Run<Value> {
     if matches!(name, "escape" | "e") {
         return Ok(Value::Safe(text)); // already escaped
     }
@@ -128,7 +128,7 @@ fn length(interp: &mut Interp, value: &Value) -> Run<Value> {
     Ok(Value::Int(n as i128))
 }
 
-fn tojson(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
+fn tojson(interp: &mut Interp, value: &Value, given: &CallArgs) -> Run<Value> {
     let indent = match given.get(1, "indent") {
         None | Some(Value::None) => None,
         Some(Value::Str(s)) => Some(s.to_string()),
@@ -162,7 +162,7 @@ fn tojson(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
     interp.text(text)
 }
 
-fn text(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Value> {
+fn text(interp: &mut Interp, name: &str, value: &Value, given: &CallArgs) -> Run<Value> {
     // `indent` and `truncate` require a string; the others convert their input.
     if value.as_str().is_none() && name == "indent" {
         let why = || TemplateError::new(format!("indent takes a string, not '{}'", value.type_name()));
@@ -196,9 +196,9 @@ fn text(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Va
         }
         "indent" => indent(interp, &s, given),
         "center" => {
-            let given = Given {
+            let given = CallArgs {
                 positional: vec![given.get(0, "width").cloned().unwrap_or(Value::Int(80))],
-                ..Given::default()
+                ..CallArgs::default()
             };
             methods::call(interp, &Value::str(s), "center", &given)
         }
@@ -248,7 +248,7 @@ fn title(s: &str) -> String {
     out
 }
 
-fn indent(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
+fn indent(interp: &mut Interp, s: &str, given: &CallArgs) -> Run<Value> {
     let by = match given.get(0, "width") {
         None => "    ".to_owned(),
         Some(Value::Str(s)) => s.to_string(),
@@ -279,7 +279,7 @@ fn indent(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
 }
 
 /// Length limit and leeway of `truncate`.
-fn cut_length(given: &Given) -> (usize, usize) {
+fn cut_length(given: &CallArgs) -> (usize, usize) {
     let size = |i: usize, name: &str, default: usize| {
         given.get(i, name).and_then(Value::as_int).map_or(default, |n| usize::try_from(n).unwrap_or(0))
     };
@@ -287,7 +287,7 @@ fn cut_length(given: &Given) -> (usize, usize) {
 }
 
 /// A sized non-string passes through if short enough; otherwise it is an error.
-fn truncate_other(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
+fn truncate_other(interp: &mut Interp, value: &Value, given: &CallArgs) -> Run<Value> {
     let (length, leeway) = cut_length(given);
     match self::length(interp, value)?.as_int().and_then(|n| usize::try_from(n).ok()) {
         Some(n) if n <= length.saturating_add(leeway) => Ok(value.clone()),
@@ -295,7 +295,7 @@ fn truncate_other(interp: &mut Interp, value: &Value, given: &Given) -> Run<Valu
     }
 }
 
-fn truncate(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
+fn truncate(interp: &mut Interp, s: &str, given: &CallArgs) -> Run<Value> {
     let (length, leeway) = cut_length(given);
     let end = given.get(2, "end").map_or_else(|| "...".to_owned(), str_of);
     let count = s.chars().count();
@@ -314,7 +314,7 @@ fn truncate(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
     interp.text(format!("{words}{end}"))
 }
 
-fn xmlattr(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
+fn xmlattr(interp: &mut Interp, value: &Value, given: &CallArgs) -> Run<Value> {
     let Value::Dict(d) = value else { return Err(TemplateError::new("xmlattr takes a mapping")) };
     let mut parts = Vec::new();
     for (key, value) in &d.map {

@@ -3,13 +3,13 @@
 use crate::builtins::operators;
 use crate::builtins::text_methods::cased;
 use crate::error::{Run, TemplateError};
-use crate::state::{Given, Interp};
+use crate::state::{CallArgs, Interp};
 use crate::syntax::ast::{Binary, Compare};
 use crate::syntax::names::{is_filter, is_test};
 use crate::values::value::Value;
 use std::sync::Arc;
 
-pub(crate) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<bool> {
+pub(crate) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &CallArgs) -> Run<bool> {
     if !is_test(name) {
         return Err(TemplateError::new(format!("no test named {name:?}")));
     }

@@ -2,7 +2,7 @@
 
 use crate::builtins::{signatures, text_methods};
 use crate::error::{Run, TemplateError};
-use crate::state::{Given, Interp};
+use crate::state::{CallArgs, Interp};
 use crate::values::value::{Value, View};
 
 const STR: [&str; 44] = [
@@ -67,7 +67,7 @@ pub(crate) fn exists(value: &Value, name: &str) -> bool {
     }
 }
 
-pub(crate) fn call(interp: &mut Interp, object: &Value, name: &str, given: &Given) -> Run<Value> {
+pub(crate) fn call(interp: &mut Interp, object: &Value, name: &str, given: &CallArgs) -> Run<Value> {
     match object {
         Value::Str(s) => text_methods::call(interp, s, name, given),
         Value::Safe(s) => Ok(match text_methods::call(interp, s, name, given)? {
@@ -137,7 +137,7 @@ pub(crate) fn call(interp: &mut Interp, object: &Value, name: &str, given: &Give
         Value::Loop(id) => loop_method(interp, *id, name, given),
         Value::Cycler(id) => {
             if name == "next" {
-                return interp.call(object, Given::default());
+                return interp.call(object, CallArgs::default());
             }
             if let Some(state) = interp.cyclers.get_mut(*id) {
                 state.1 = 0;
@@ -156,7 +156,7 @@ pub(crate) fn pairs(mapping: &Value) -> Run<Vec<Value>> {
     }
 }
 
-fn loop_method(interp: &mut Interp, id: usize, name: &str, given: &Given) -> Run<Value> {
+fn loop_method(interp: &mut Interp, id: usize, name: &str, given: &CallArgs) -> Run<Value> {
     let Some(state) = interp.loops.get_mut(id) else { return Err(TemplateError::new("the loop is over")) };
     let args = &given.positional;
     if name == "cycle" {

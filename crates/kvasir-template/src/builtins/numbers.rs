@@ -3,13 +3,13 @@
 use crate::builtins::iterate::iterate;
 use crate::builtins::{operators, sequences};
 use crate::error::{Run, TemplateError};
-use crate::state::{Given, Interp};
+use crate::state::{CallArgs, Interp};
 use crate::syntax::ast::Binary;
 use crate::syntax::lexer::python_space;
 use crate::values::value::Value;
 
 /// Applies a numeric filter.
-pub(crate) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Value> {
+pub(crate) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &CallArgs) -> Run<Value> {
     let wrong = || {
         value.missing().unwrap_or_else(|| {
             TemplateError::new(format!("{name} takes a number, not '{}'", value.type_name()))

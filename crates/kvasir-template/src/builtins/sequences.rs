@@ -3,7 +3,7 @@
 use crate::builtins::iterate::iterate;
 use crate::builtins::{is_tests, methods};
 use crate::error::{Run, TemplateError};
-use crate::state::{Given, Interp};
+use crate::state::{CallArgs, Interp};
 use crate::values::repr::str_of;
 use crate::values::sorting::sorted;
 use crate::values::value::Value;
@@ -47,7 +47,7 @@ fn sort_key(interp: &mut Interp, item: &Value, path: Option<&Value>, case_sensit
     }
 }
 
-pub(crate) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Value> {
+pub(crate) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &CallArgs) -> Run<Value> {
     if name == "dictsort" {
         return dictsort(interp, value, given);
     }
@@ -139,7 +139,7 @@ fn sort(
     Ok(keyed.into_iter().map(|(_, item)| item).collect())
 }
 
-fn dictsort(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
+fn dictsort(interp: &mut Interp, value: &Value, given: &CallArgs) -> Run<Value> {
     let by = match given.get(1, "by").map_or("key", |b| b.as_str().unwrap_or_default()) {
         "key" => 0,
         "value" => 1,
@@ -152,7 +152,7 @@ fn dictsort(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
     sort(interp, pairs, Some(&path), flag(0, "case_sensitive"), flag(2, "reverse")).and_then(Value::list)
 }
 
-fn groupby(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> {
+fn groupby(interp: &mut Interp, items: Vec<Value>, given: &CallArgs) -> Run<Value> {
     let path = given.get(0, "attribute").ok_or_else(|| TemplateError::new("groupby takes an attribute"))?;
     let case = given.get(2, "case_sensitive").is_some_and(Value::truth);
     let mut keyed = Vec::new();
@@ -177,11 +177,11 @@ fn groupby(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> 
 }
 
 /// The arguments after the first `n` positional ones.
-fn after(given: &Given, n: usize) -> Given {
-    Given { positional: given.positional.iter().skip(n).cloned().collect(), named: given.named.clone() }
+fn after(given: &CallArgs, n: usize) -> CallArgs {
+    CallArgs { positional: given.positional.iter().skip(n).cloned().collect(), named: given.named.clone() }
 }
 
-fn map(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> {
+fn map(interp: &mut Interp, items: Vec<Value>, given: &CallArgs) -> Run<Value> {
     let mut out = Vec::new();
     if given.positional.is_empty()
         && let Some(path) = given.named("attribute")
@@ -202,7 +202,7 @@ fn map(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> {
     Value::generator(out)
 }
 
-fn select(interp: &mut Interp, name: &str, items: Vec<Value>, given: &Given) -> Run<Value> {
+fn select(interp: &mut Interp, name: &str, items: Vec<Value>, given: &CallArgs) -> Run<Value> {
     let by_attribute = name.ends_with("attr");
     let wanted = name.starts_with("select");
     let path = given.positional.first().filter(|_| by_attribute);
@@ -230,7 +230,7 @@ fn select(interp: &mut Interp, name: &str, items: Vec<Value>, given: &Given) -> 
     Value::generator(out)
 }
 
-fn chunks(interp: &mut Interp, name: &str, items: Vec<Value>, given: &Given) -> Run<Value> {
+fn chunks(interp: &mut Interp, name: &str, items: Vec<Value>, given: &CallArgs) -> Run<Value> {
     let n = given
         .get(0, if name == "batch" { "linecount" } else { "slices" })
         .and_then(Value::as_int)

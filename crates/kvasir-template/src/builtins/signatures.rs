@@ -4,10 +4,10 @@
 //! silently.
 
 use crate::error::{Run, TemplateError};
-use crate::state::Given;
+use crate::state::CallArgs;
 
 /// Rejects surplus positional arguments, unknown names, and parameters given twice.
-fn fits(name: &str, params: &[&str], given: &Given) -> Run<()> {
+fn fits(name: &str, params: &[&str], given: &CallArgs) -> Run<()> {
     if given.positional.len() > params.len() {
         return Err(TemplateError::new(format!("{name} takes at most {} argument(s)", params.len())));
     }
@@ -26,7 +26,7 @@ fn fits(name: &str, params: &[&str], given: &Given) -> Run<()> {
 }
 
 /// Checks the arguments of a filter.
-pub(crate) fn filter(name: &str, given: &Given) -> Run<()> {
+pub(crate) fn filter(name: &str, given: &CallArgs) -> Run<()> {
     let params: &[&str] = match name {
         // These pass arguments on, or define the names themselves.
         "format" | "map" | "select" | "reject" | "selectattr" | "rejectattr" => return Ok(()),
@@ -57,7 +57,7 @@ pub(crate) fn filter(name: &str, given: &Given) -> Run<()> {
 }
 
 /// Checks the arguments of a string method.
-pub(crate) fn text_method(name: &str, given: &Given) -> Run<()> {
+pub(crate) fn text_method(name: &str, given: &CallArgs) -> Run<()> {
     match name {
         "format" => Ok(()),
         "split" | "rsplit" => fits(name, &["sep", "maxsplit"], given),
@@ -74,7 +74,7 @@ pub(crate) fn text_method(name: &str, given: &Given) -> Run<()> {
 }
 
 /// Rejects named arguments, and more than `most` positional ones.
-pub(crate) fn unnamed(name: &str, most: usize, given: &Given) -> Run<()> {
+pub(crate) fn unnamed(name: &str, most: usize, given: &CallArgs) -> Run<()> {
     if let Some((key, _)) = given.named.first() {
         return Err(TemplateError::new(format!("{name}() takes no keyword argument '{key}'")));
     }

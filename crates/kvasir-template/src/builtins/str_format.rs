@@ -2,7 +2,7 @@
 
 use crate::builtins::format::{Spec, digits, number, pad};
 use crate::error::{Run, TemplateError};
-use crate::state::{Given, Interp};
+use crate::state::{CallArgs, Interp};
 use crate::values::repr::{ascii, str_of, write_repr};
 use crate::values::value::Value;
 
@@ -36,14 +36,20 @@ impl Places {
 }
 
 /// Python's `text.format(…)`.
-pub(crate) fn format(interp: &mut Interp, text: &str, given: &Given) -> Run<Value> {
+pub(crate) fn format(interp: &mut Interp, text: &str, given: &CallArgs) -> Run<Value> {
     interp.work(text.len())?;
     let out = fields(interp, text, given, &mut Places::default(), 2)?;
     interp.text(out)
 }
 
 /// Expands the replacement fields of a text; a field's format spec is expanded one level deeper.
-fn fields(interp: &mut Interp, text: &str, given: &Given, places: &mut Places, levels: usize) -> Run<String> {
+fn fields(
+    interp: &mut Interp,
+    text: &str,
+    given: &CallArgs,
+    places: &mut Places,
+    levels: usize,
+) -> Run<String> {
     let mut out = String::new();
     let mut rest = text;
     while let Some(at) = rest.find(['{', '}']) {
@@ -101,7 +107,7 @@ fn closing(rest: &str) -> Option<usize> {
     None
 }
 
-fn lookup(interp: &mut Interp, field: &str, places: &mut Places, given: &Given) -> Run<Value> {
+fn lookup(interp: &mut Interp, field: &str, places: &mut Places, given: &CallArgs) -> Run<Value> {
     let end = field.find(['.', '[']).unwrap_or(field.len());
     let (name, mut path) = field.split_at(end);
     let mut value = if name.is_empty() {

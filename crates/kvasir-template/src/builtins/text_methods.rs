@@ -3,7 +3,7 @@
 use crate::builtins::iterate::iterate;
 use crate::builtins::{signatures, str_format};
 use crate::error::{Run, TemplateError};
-use crate::state::{Given, Interp};
+use crate::state::{CallArgs, Interp};
 use crate::syntax::lexer::python_space;
 use crate::values::repr::printable;
 use crate::values::value::Value;
@@ -11,7 +11,7 @@ use std::ops::Range;
 
 const MAX_WIDTH: usize = 4096;
 
-fn wanted<'a>(given: &'a Given, place: usize, name: &str) -> Run<&'a str> {
+fn wanted<'a>(given: &'a CallArgs, place: usize, name: &str) -> Run<&'a str> {
     match given.positional.get(place) {
         Some(Value::Str(s)) => Ok(s),
         Some(other) => Err(other.missing().unwrap_or_else(|| {
@@ -22,7 +22,7 @@ fn wanted<'a>(given: &'a Given, place: usize, name: &str) -> Run<&'a str> {
 }
 
 /// An optional string argument; Python's `None` counts as absent.
-fn optional<'a>(given: &'a Given, place: usize, key: &str, name: &str) -> Run<Option<&'a str>> {
+fn optional<'a>(given: &'a CallArgs, place: usize, key: &str, name: &str) -> Run<Option<&'a str>> {
     match given.get(place, key) {
         None | Some(Value::None) => Ok(None),
         Some(Value::Str(s)) => Ok(Some(s)),
@@ -33,7 +33,7 @@ fn optional<'a>(given: &'a Given, place: usize, key: &str, name: &str) -> Run<Op
 }
 
 /// An optional integer argument; Python's `None` is an error.
-fn integer(given: &Given, place: usize, key: &str) -> Run<Option<i128>> {
+fn integer(given: &CallArgs, place: usize, key: &str) -> Run<Option<i128>> {
     let wrong = |v: &Value| {
         TemplateError::new(format!("{key}: '{}' object cannot be interpreted as an integer", v.type_name()))
     };
@@ -41,7 +41,7 @@ fn integer(given: &Given, place: usize, key: &str) -> Run<Option<i128>> {
 }
 
 /// Calls a string method.
-pub(crate) fn call(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Run<Value> {
+pub(crate) fn call(interp: &mut Interp, s: &str, name: &str, given: &CallArgs) -> Run<Value> {
     signatures::text_method(name, given)?;
     interp.work(s.len())?;
     match name {
@@ -110,7 +110,7 @@ pub(crate) fn call(interp: &mut Interp, s: &str, name: &str, given: &Given) -> R
                 Value::Str(name) => Some((name.clone(), v.clone())),
                 _ => None,
             });
-            let given = Given { positional: Vec::new(), named: named.collect() };
+            let given = CallArgs { positional: Vec::new(), named: named.collect() };
             str_format::format(interp, s, &given)
         }
         _ => match search(interp, s, name, given) {
@@ -121,7 +121,7 @@ pub(crate) fn call(interp: &mut Interp, s: &str, name: &str, given: &Given) -> R
 }
 
 /// Search methods; `None` if `name` is not one of them.
-fn search(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Option<Run<Value>> {
+fn search(interp: &mut Interp, s: &str, name: &str, given: &CallArgs) -> Option<Run<Value>> {
     Some(match name {
         "partition" | "rpartition" => partition(interp, s, name, given),
         "startswith" | "endswith" => begins_or_ends(s, name, given),
@@ -131,7 +131,7 @@ fn search(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Option<Run
     })
 }
 
-fn partition(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Run<Value> {
+fn partition(interp: &mut Interp, s: &str, name: &str, given: &CallArgs) -> Run<Value> {
     let sep = wanted(given, 0, name)?;
     if sep.is_empty() {
         return Err(TemplateError::new("empty separator"));
@@ -146,7 +146,7 @@ fn partition(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Run<Val
     Value::tuple(parts.into_iter().map(Value::str).collect())
 }
 
-fn begins_or_ends(s: &str, name: &str, given: &Given) -> Run<Value> {
+fn begins_or_ends(s: &str, name: &str, given: &CallArgs) -> Run<Value> {
     let within = ranged(s, given)?.map(|range| &s[range]);
     let test = |part: &str| {
         within.is_some_and(|w| if name == "startswith" { w.starts_with(part) } else { w.ends_with(part) })
@@ -159,7 +159,7 @@ fn begins_or_ends(s: &str, name: &str, given: &Given) -> Run<Value> {
     }
 }
 
-fn count(s: &str, name: &str, given: &Given) -> Run<Value> {
+fn count(s: &str, name: &str, given: &CallArgs) -> Run<Value> {
     let part = wanted(given, 0, name)?;
     let n = ranged(s, given)?.map_or(0, |range| match &s[range] {
         within if part.is_empty() => within.chars().count() + 1,
@@ -168,7 +168,7 @@ fn count(s: &str, name: &str, given: &Given) -> Run<Value> {
     Ok(Value::Int(n as i128))
 }
 
-fn find(s: &str, name: &str, given: &Given) -> Run<Value> {
+fn find(s: &str, name: &str, given: &CallArgs) -> Run<Value> {
     let part = wanted(given, 0, name)?;
     let at = ranged(s, given)?.and_then(|range| {
         let (from, within) = (range.start, &s[range]);
@@ -207,7 +207,7 @@ fn asks(s: &str, name: &str) -> Run<Value> {
 
 /// Byte range of the optional `start` and `end` arguments; `None` if `start` is past `end` or the
 /// text.
-fn ranged(s: &str, given: &Given) -> Run<Option<Range<usize>>> {
+fn ranged(s: &str, given: &CallArgs) -> Run<Option<Range<usize>>> {
     let (Some(start), end) = (given.positional.get(1), given.positional.get(2)) else {
         return Ok(Some(0..s.len()));
     };
@@ -248,7 +248,7 @@ pub(crate) fn join(interp: &mut Interp, parts: &[Value], between: &str) -> Run<V
     Ok(Value::str(out))
 }
 
-fn split(interp: &mut Interp, s: &str, from_right: bool, given: &Given) -> Run<Value> {
+fn split(interp: &mut Interp, s: &str, from_right: bool, given: &CallArgs) -> Run<Value> {
     let sep = optional(given, 0, "sep", "split()")?;
     let max = integer(given, 1, "maxsplit")?.unwrap_or(-1);
     let max = usize::try_from(max).unwrap_or(usize::MAX);
@@ -348,7 +348,7 @@ fn title(s: &str) -> String {
     out
 }
 
-fn justify(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Run<Value> {
+fn justify(interp: &mut Interp, s: &str, name: &str, given: &CallArgs) -> Run<Value> {
     let width = given
         .positional
         .first()

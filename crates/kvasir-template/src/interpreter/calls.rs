@@ -3,7 +3,7 @@
 use crate::builtins::iterate::iterate;
 use crate::builtins::methods;
 use crate::error::{Run, TemplateError};
-use crate::state::{Given, Interp};
+use crate::state::{CallArgs, Interp};
 use crate::syntax::ast::Macro;
 use crate::values::time;
 use crate::values::value::{Key, Value};
@@ -23,7 +23,7 @@ pub(crate) fn global(name: &str) -> Option<Value> {
 }
 
 impl Interp {
-    pub(crate) fn call(&mut self, callee: &Value, given: Given) -> Run<Value> {
+    pub(crate) fn call(&mut self, callee: &Value, given: CallArgs) -> Run<Value> {
         match callee {
             Value::Function(name) => self.call_global(name, given),
             Value::Macro(node, scope) => self.call_macro(node, *scope, given),
@@ -52,7 +52,7 @@ impl Interp {
         Ok(value)
     }
 
-    fn call_global(&mut self, name: &str, given: Given) -> Run<Value> {
+    fn call_global(&mut self, name: &str, given: CallArgs) -> Run<Value> {
         match name {
             "self" => Err(TemplateError::new("'TemplateReference' object is not callable")),
             "range" => self.range(&given),
@@ -92,7 +92,7 @@ impl Interp {
         }
     }
 
-    fn range(&mut self, given: &Given) -> Run<Value> {
+    fn range(&mut self, given: &CallArgs) -> Run<Value> {
         let part = |i: usize| match given.positional.get(i) {
             None => Ok(None),
             Some(v) => v.as_int().map(Some).ok_or_else(|| {
@@ -127,7 +127,7 @@ impl Interp {
     }
 
     /// The result of `dict(…)` for a mapping or pairs, and keyword arguments.
-    fn make_dict(&mut self, given: &Given) -> Run<IndexMap<Key, Value>> {
+    fn make_dict(&mut self, given: &CallArgs) -> Run<IndexMap<Key, Value>> {
         let mut map = IndexMap::new();
         match given.positional.first() {
             None => {}
@@ -149,9 +149,9 @@ impl Interp {
         Ok(map)
     }
 
-    fn call_macro(&mut self, node: &Arc<Macro>, defined_in: usize, given: Given) -> Run<Value> {
+    fn call_macro(&mut self, node: &Arc<Macro>, defined_in: usize, given: CallArgs) -> Run<Value> {
         let scope = self.open_scope(defined_in)?;
-        let Given { positional, mut named } = given;
+        let CallArgs { positional, mut named } = given;
         let mut rest = positional.into_iter();
         let mut defaults = Vec::new();
         for (name, default) in &node.params {
@@ -202,7 +202,7 @@ impl Interp {
         self.text(out)
     }
 
-    fn call_loop(&mut self, id: usize, given: &Given) -> Run<Value> {
+    fn call_loop(&mut self, id: usize, given: &CallArgs) -> Run<Value> {
         let Some(state) = self.loops.get(id) else { return Err(TemplateError::new("the loop is over")) };
         let (node, scope, depth) = (state.node.clone(), state.scope, state.depth + 1);
         if !node.recursive {

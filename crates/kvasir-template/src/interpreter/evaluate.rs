@@ -3,15 +3,15 @@
 use crate::builtins::iterate::iterate;
 use crate::builtins::{is_tests, operators};
 use crate::error::{Run, TemplateError};
-use crate::state::{Given, Interp};
+use crate::state::{CallArgs, Interp};
 use crate::syntax::ast::{Args, Compare, Expr, ExprKind};
 use crate::values::repr::write_str;
 use crate::values::value::Value;
 use indexmap::IndexMap;
 
 impl Interp {
-    pub(crate) fn args(&mut self, args: &Args, scope: usize) -> Run<Given> {
-        let mut given = Given::default();
+    pub(crate) fn args(&mut self, args: &Args, scope: usize) -> Run<CallArgs> {
+        let mut given = CallArgs::default();
         for expr in &args.positional {
             given.positional.push(self.eval(expr, scope)?.plain());
         }

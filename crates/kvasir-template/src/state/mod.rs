@@ -62,12 +62,12 @@ pub(crate) struct LoopState {
 
 /// Evaluated positional and named arguments.
 #[derive(Default)]
-pub(crate) struct Given {
+pub(crate) struct CallArgs {
     pub(crate) positional: Vec<Value>,
     pub(crate) named: Vec<(Arc<str>, Value)>,
 }
 
-impl Given {
+impl CallArgs {
     /// The argument at this position or of this name.
     pub(crate) fn get(&self, place: usize, name: &str) -> Option<&Value> {
         self.positional.get(place).or_else(|| self.named(name))

@@ -139,6 +139,7 @@ fn width_of(line: &str, columns: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvasir_testkit::Random;
 
     #[test]
     fn the_cursor_never_stands_inside_a_character() {
@@ -156,10 +157,9 @@ mod tests {
             |d| _ = d.down(),
         ];
         let mut draft = Draft::new("äö x\n\n日本 go");
-        let mut dice = 7u64;
+        let mut random = Random::new(7);
         for _ in 0..20_000 {
-            dice = dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            acts[(dice >> 33) as usize % acts.len()](&mut draft);
+            random.pick(&acts)(&mut draft);
             assert!(draft.text.is_char_boundary(draft.at));
             if draft.text.len() > 60 {
                 draft.delete_to_start();

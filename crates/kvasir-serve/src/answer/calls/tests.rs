@@ -29,9 +29,9 @@ type Sum = (String, Vec<(String, String)>);
 /// Concatenated text and calls of an answer fed in pieces.
 fn in_pieces(dialect: ToolDialect, text: &str, cuts: &[usize]) -> Sum {
     let mut calls = ToolCallParser::new(dialect, tools(), false).unwrap();
-    let (mut said, mut made, mut from) = (String::new(), Vec::<(String, String)>::new(), 0);
+    let (mut answered, mut made, mut from) = (String::new(), Vec::<(String, String)>::new(), 0);
     let mut add = |event: CallEvent| match event {
-        CallEvent::Text(text) => said += &text,
+        CallEvent::Text(text) => answered += &text,
         CallEvent::Begin { index, name } => {
             assert_eq!(index, made.len());
             made.push((name, String::new()));
@@ -47,13 +47,13 @@ fn in_pieces(dialect: ToolDialect, text: &str, cuts: &[usize]) -> Sum {
     }
     calls.finish().into_iter().for_each(&mut add);
     assert_eq!(calls.count(), made.len(), "{text}");
-    (said, made)
+    (answered, made)
 }
 
 /// Parses `text` whole and under every split.
-fn check(dialect: ToolDialect, text: &str, said: &str, calls: &[(&str, Value)]) {
+fn check(dialect: ToolDialect, text: &str, answered: &str, calls: &[(&str, Value)]) {
     let whole = in_pieces(dialect, text, &[]);
-    assert_eq!(whole.0, said, "{dialect:?}: {text}");
+    assert_eq!(whole.0, answered, "{dialect:?}: {text}");
     let got: Vec<(&str, Value)> =
         whole.1.iter().map(|(name, text)| (name.as_str(), serde_json::from_str(text).unwrap())).collect();
     assert_eq!(got, calls, "{dialect:?}: {text}");

@@ -66,14 +66,14 @@ mod tests {
     }
 
     /// Response to a client that trusts the certificate, for `path`, from a server that allows
-    /// `places` connections.
-    async fn answer(places: usize, path: &str) -> String {
+    /// `max_connections` connections.
+    async fn answer(max_connections: usize, path: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let acceptor = tls(&data("test-cert.pem"), &data("test-key.pem")).unwrap();
         let router = Router::new().route("/live", get(async || "under TLS"));
         tokio::spawn(async move {
-            axum::serve(LimitListener::new(listener, places, Some(acceptor)), router).await
+            axum::serve(LimitListener::new(listener, max_connections, Some(acceptor)), router).await
         });
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(data("test-cert.pem")).unwrap()).unwrap();

@@ -73,7 +73,7 @@ fn sampling_and_limits_are_parsed() {
     assert!(chat.continue_final_message && !chat.add_generation_prompt, "the answer goes on with it");
 }
 
-fn said() -> Value {
+fn answered() -> Value {
     json!({"role": "user", "content": "hi"})
 }
 
@@ -89,11 +89,12 @@ fn results(ids: &[&str]) -> Value {
 
 #[test]
 fn every_tool_call_needs_a_result() {
-    let error = read(json!({"messages": [said(), calls(&["t", "u"]), results(&["t"]), said()]})).unwrap_err();
+    let error =
+        read(json!({"messages": [answered(), calls(&["t", "u"]), results(&["t"]), answered()]})).unwrap_err();
     assert!(error.message.contains("`u`"), "{}", error.message);
     // Adjacent user messages count as one.
-    for answers in [vec![results(&["u", "t"])], vec![results(&["t"]), results(&["u"]), said()]] {
-        let messages: Vec<_> = [said(), calls(&["t", "u"])].into_iter().chain(answers).collect();
+    for answers in [vec![results(&["u", "t"])], vec![results(&["t"]), results(&["u"]), answered()]] {
+        let messages: Vec<_> = [answered(), calls(&["t", "u"])].into_iter().chain(answers).collect();
         assert!(read(json!({"messages": messages})).is_ok());
     }
 }
@@ -116,15 +117,15 @@ fn errors_name_the_field() {
             json!({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]}),
             "messages[0].content[0].tool_use_id",
         ),
-        (json!({"messages": [said(), calls(&["t"])]}), "messages[1].content"),
-        (json!({"messages": [said(), calls(&["t"]), said()]}), "messages[1].content"),
-        (json!({"messages": [said(), calls(&["t", "u"]), results(&["t"])]}), "messages[1].content"),
+        (json!({"messages": [answered(), calls(&["t"])]}), "messages[1].content"),
+        (json!({"messages": [answered(), calls(&["t"]), answered()]}), "messages[1].content"),
+        (json!({"messages": [answered(), calls(&["t", "u"]), results(&["t"])]}), "messages[1].content"),
         (
-            json!({"messages": [said(), calls(&["t"]), calls(&["u"]), results(&["t", "u"])]}),
+            json!({"messages": [answered(), calls(&["t"]), calls(&["u"]), results(&["t", "u"])]}),
             "messages[1].content",
         ),
         (
-            json!({"messages": [said(), calls(&["t"]), results(&["t"]), results(&["t"])]}),
+            json!({"messages": [answered(), calls(&["t"]), results(&["t"]), results(&["t"])]}),
             "messages[3].content[0].tool_use_id",
         ),
         (json!({"stop_sequences": [""]}), "stop_sequences"),
