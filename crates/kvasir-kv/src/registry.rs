@@ -30,7 +30,8 @@ pub struct CacheConfig {
     pub sharing: bool,
     /// Whether block 0 is reserved as a dummy for redirected writes, for kinds that use blocks.
     pub dummy: bool,
-    /// Sliding window of every layer, for `cells`.
+    /// Sliding window of every layer, for `cells`. Only recorded cases set it: models have a window
+    /// per layer, which the backend applies.
     pub window: Option<u32>,
     /// Ring buffers of sliding-window layers, for `contiguous`.
     pub rings: Option<Rings>,

@@ -111,7 +111,7 @@ impl Harness {
         let kind = step.batch.kind;
         self.core.postprocess(&step, &Ok(()), 0);
         self.core.recycle(step);
-        let finished = self.hear();
+        let finished = self.drain_events();
         let running: Vec<u64> =
             self.core.running().filter(|one| !one.is_prefilling()).map(|one| one.tag()).collect();
         let partial = self.core.running().filter(|one| one.is_prefilling());
@@ -161,7 +161,7 @@ impl Harness {
         }
     }
 
-    fn hear(&mut self) -> Vec<u64> {
+    fn drain_events(&mut self) -> Vec<u64> {
         let mut finished = Vec::new();
         for (event, new) in self.core.outbox().iter() {
             self.completions.entry(event.tag).or_default().extend(new);

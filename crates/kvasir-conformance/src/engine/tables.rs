@@ -3,12 +3,11 @@
 
 use crate::case::{Case, CaseError};
 use crate::compare::compare;
-use crate::engine::scheduler::draft_rows;
 use crate::engine::{about, list, tokens};
 use crate::outcome::Outcome;
 use kvasir_engine::{DraftStats, prefill_chunk};
 use kvasir_exec::{Batch, BatchRow, Drafts, RowKind, StepKind};
-use kvasir_kv::Span;
+use kvasir_kv::{Span, Token};
 use serde_json::{Value, json};
 
 fn skipped(reason: &str) -> Result<Outcome, CaseError> {
@@ -158,4 +157,15 @@ pub(crate) fn fanout(_: &Case) -> Result<Outcome, CaseError> {
 /// `atom.request_output`.
 pub(crate) fn request_output(_: &Case) -> Result<Outcome, CaseError> {
     skipped("a table; tests stop::tests and core_life::events_carry_tokens_and_a_final_finish_reason")
+}
+
+/// Draft tokens of a batch, one row per sequence, padded with zeros to `width`.
+pub(crate) fn draft_rows(batch: &Batch, width: u32) -> Vec<Vec<Token>> {
+    let of = |row: &kvasir_exec::BatchRow| {
+        let fed = &batch.tokens[row.tokens.range()];
+        let mut drafts = fed[fed.len() - row.drafts.count as usize..].to_vec();
+        drafts.resize(width as usize, 0);
+        drafts
+    };
+    batch.rows.iter().map(of).collect()
 }

@@ -108,7 +108,7 @@ impl Budget {
 }
 
 /// Fixed-size state slots besides the KV cache, one per sequence with recurrent state. They cost no
-/// KV slots.
+/// KV slots. Only recorded cases have stateful sequences until hybrid models do.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StateSlots {
     /// None is unbounded.

@@ -338,7 +338,7 @@ pub trait Prefix {
     /// eviction order of what was published before, so call it when a sequence ends.
     fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError>;
     /// Evicts at least `slots` slots of unreferenced cached blocks, or all of them; returns how
-    /// many. Linear in those.
+    /// many. Linear in those. Claims evict by themselves: only recorded cases call this verb.
     fn evict(&mut self, slots: u32) -> Result<u32, CacheError>;
 }
 

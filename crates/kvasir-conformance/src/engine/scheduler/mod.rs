@@ -16,13 +16,14 @@ pub(crate) mod fields;
 use crate::case::{Case, CaseError};
 use crate::compare::Mismatch;
 use crate::engine::blocks::blocks_of;
+use crate::engine::tables::draft_rows;
 use crate::engine::{about, free_slots, list, number, sequence, switch, tokens};
 use crate::names::BlockNames;
 use crate::outcome::Outcome;
 use kvasir_engine::{
     Chunking, Core, DeferReason, Finish, Limits, Nanos, Order, PrefillFirst, Request, RequestId,
 };
-use kvasir_exec::{Batch, OutputRow, Step, StepKind};
+use kvasir_exec::{OutputRow, Step, StepKind};
 use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, VecDeque};
@@ -270,11 +271,11 @@ impl Harness {
         self.core.take_binds().for_each(drop);
         let waits = |id: RequestId| self.core.reason(id) == Some(DeferReason::Verifying);
         self.waited |= self.core.running().any(|one| waits(one.id()));
-        self.hear();
+        self.drain_events();
         // The recorded engine reports ended sequences in queue order.
         let added = &self.added;
         self.ended.sort_by_key(|name| added.iter().position(|other| other == name));
-        let rejected = self.tell();
+        let rejected = self.drain_ended();
         let batch = match &step {
             Some(step) => self.describe(step),
             None if busy => json!({
@@ -295,13 +296,13 @@ impl Harness {
     }
 
     /// Drains the ended sequences not reported yet, with their finish reasons.
-    fn tell(&mut self) -> Vec<Value> {
+    fn drain_ended(&mut self) -> Vec<Value> {
         let known = &self.known;
-        let told = self.ended.drain(..).filter_map(|name| {
+        let ended = self.ended.drain(..).filter_map(|name| {
             let finish = known.get(&name)?.finish.map(finish_name);
             Some(json!([name, finish]))
         });
-        told.collect()
+        ended.collect()
     }
 
     fn describe(&mut self, step: &Step) -> Value {
@@ -364,7 +365,7 @@ impl Harness {
             }
             self.fill_output(&mut step, &op["outputs"])?;
             self.core.postprocess(&step, &Ok(()), self.now);
-            stream = self.hear();
+            stream = self.drain_events();
             self.core.recycle(step);
         }
         // Deferred output arrives one step late, after the newest step has completed too.
@@ -377,7 +378,7 @@ impl Harness {
                 self.core.set_drafts(id, &tokens(drafts)?, &[]);
             }
         }
-        let finished = self.tell();
+        let finished = self.drain_ended();
         Ok(json!({ "finished": finished, "stream": stream }))
     }
 
@@ -406,7 +407,7 @@ impl Harness {
     }
 
     /// Applies the core's events and returns them in the recorded format.
-    fn hear(&mut self) -> Vec<Value> {
+    fn drain_events(&mut self) -> Vec<Value> {
         let mut stream = Vec::new();
         let names = &self.names;
         for (event, new) in self.core.outbox().iter() {
@@ -476,17 +477,6 @@ impl Harness {
         state.insert("running".into(), json!(running));
         Value::Object(state)
     }
-}
-
-/// Draft tokens of a batch, one row per sequence, padded with zeros to `width`.
-pub(crate) fn draft_rows(batch: &Batch, width: u32) -> Vec<Vec<Token>> {
-    let of = |row: &kvasir_exec::BatchRow| {
-        let fed = &batch.tokens[row.tokens.range()];
-        let mut drafts = fed[fed.len() - row.drafts.count as usize..].to_vec();
-        drafts.resize(width as usize, 0);
-        drafts
-    };
-    batch.rows.iter().map(of).collect()
 }
 
 /// Appends `name` to the ended sequences.
