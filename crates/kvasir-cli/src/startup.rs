@@ -5,13 +5,13 @@ use crate::options::Options;
 use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
-use kvasir::LoadedModel;
+use kvasir::{LoadedModel, ModelCard};
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
     http::{AccessControl, App, ClientRules, Live},
     metrics::Names,
-    model::{self, Model},
+    model::{self, Card, Model},
     report::Reports,
 };
 use serde_json::Value;
@@ -103,8 +103,20 @@ fn served(
         hidden: loaded.tells_hidden().then_some(program.hidden as u32),
         eos: loaded.opened.eos(),
         sampling: sampling_args.sampling(loaded)?,
+        card: card(&ModelCard::of(&loaded.opened)),
         prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
     };
     let model = Model::new(name, &loaded.opened.text_files()?, facts).map_err(Failure::failed)?;
     Ok(sampling_args.teach(model))
+}
+
+fn card(card: &ModelCard) -> Card {
+    Card {
+        family: card.architecture.clone(),
+        format: card.format.clone(),
+        parameters: card.parameters,
+        quantization: card.quantization.clone(),
+        bytes: card.bytes,
+        modified: card.modified,
+    }
 }

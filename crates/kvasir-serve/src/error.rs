@@ -206,6 +206,13 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// Ollama's error object: `{"error": message}`.
+    pub fn to_ollama(&self) -> Value {
+        json!({"error": self.message})
+    }
+}
+
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)

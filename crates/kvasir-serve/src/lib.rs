@@ -3,7 +3,8 @@
 //!
 //! Folders in reading order; each imports only from those before it:
 //!
-//! - `error`, `blocking`, `context`: API errors, CPU-bound work, the context of one HTTP request.
+//! - `error`, `blocking`, `timestamp`, `context`: API errors, CPU-bound work, dates, the context of one
+//!   HTTP request.
 //! - `metrics`, `report`: Prometheus metrics; access log and traces.
 //! - `scan`: incremental scanners of generated text.
 //! - `grammar`: structured output, compiled to token masks.
@@ -33,6 +34,7 @@ pub mod report;
 pub mod request;
 mod scan;
 pub mod session;
+mod timestamp;
 
 pub use crate::context::request_context::RequestContext;
 pub use crate::error::ApiError;

@@ -51,7 +51,41 @@ fn endpoints() -> Vec<Read> {
                 Ok(format!("{:?}", MessagesRequest::read_for_count(body, &Sampling::default(), VOCAB, true)?))
             },
         },
+        Read {
+            fields: OLLAMA_CHAT,
+            body: json!({"messages": messages}),
+            read: |body| ollama(body, OllamaRequest::chat(body)?),
+        },
+        Read {
+            fields: OLLAMA_GENERATE,
+            body: json!({"prompt": "hi"}),
+            read: |body| ollama(body, OllamaRequest::generate(body)?),
+        },
+        Read {
+            fields: OLLAMA_EMBED,
+            body: json!({"input": "hi"}),
+            read: |body| {
+                let fields = ollama_embed(body)?;
+                Ok(format!("{:?}", EmbeddingsRequest::read(&body.derived(&fields), VOCAB)?))
+            },
+        },
+        Read {
+            fields: OLLAMA_EMBEDDINGS,
+            body: json!({"prompt": "hi"}),
+            read: |body| {
+                let fields = ollama_embeddings(body)?;
+                Ok(format!("{:?}", EmbeddingsRequest::read(&body.derived(&fields), VOCAB)?))
+            },
+        },
     ]
+}
+
+/// Validates a translated request as its endpoint does.
+fn ollama(body: &Reader, request: OllamaRequest) -> Result<String, ApiError> {
+    if let OllamaTask::Chat(fields) = &request.task {
+        ChatRequest::read(&body.derived(fields), &Sampling::default(), VOCAB)?;
+    }
+    Ok(format!("{request:?}"))
 }
 
 fn with(body: &Value, field: &str, value: Value) -> Map<String, Value> {

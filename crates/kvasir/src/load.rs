@@ -113,9 +113,9 @@ impl OpenedModel {
     ) -> Result<LoadedModel, Error> {
         let weights = match backend {
             BackendKind::Auto | BackendKind::Cpu => {
-                let team = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
+                let pool = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
                 let source = Arc::new(self.checkpoint.clone());
-                Weights::Cpu(Arc::new(CpuModel::load(&self.model.target, source, precision, team)?))
+                Weights::Cpu(Arc::new(CpuModel::load(&self.model.target, source, precision, pool)?))
             }
             // The reference backend has one thread and one (exact) precision.
             BackendKind::Plain => Weights::Plain(PlainModel::load(&self.model, &self.checkpoint)?),

@@ -100,8 +100,18 @@ impl App {
         })
     }
 
+    /// Whether requests may name the model so. Ollama's clients append `:latest`.
     pub(super) fn answers_to(&self, name: &str) -> bool {
-        name == self.model.name || self.rules.aliases.iter().any(|alias| alias == "*" || alias == name)
+        let is_named = |name: &str| {
+            name == self.model.name || self.rules.aliases.iter().any(|alias| alias == "*" || alias == name)
+        };
+        is_named(name) || name.strip_suffix(":latest").is_some_and(is_named)
+    }
+
+    /// The model's name and its aliases, for lists.
+    pub(super) fn model_names(&self) -> impl Iterator<Item = &str> {
+        let aliases = self.rules.aliases.iter().map(String::as_str).filter(|alias| *alias != "*");
+        std::iter::once(self.model.name.as_str()).chain(aliases)
     }
 
     pub(super) fn check_model(&self, requested: Option<&str>) -> Result<(), ApiError> {

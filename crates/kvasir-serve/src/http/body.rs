@@ -26,6 +26,17 @@ const BODY_TIMEOUT_FACTOR: u32 = 10;
 /// Bytes of an oversized body that are drained before the connection closes.
 const MAX_DRAINED: usize = 8 * MAX_BODY;
 
+/// Accepted content types of a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ContentTypes {
+    /// `application/json`, for which a browser asks the server before it sends another site's
+    /// request.
+    Json,
+    /// Any, as `curl -d` and Ollama's clients send it. From browsers, which send an `origin`, JSON
+    /// only.
+    Any,
+}
+
 /// The API key index and the parsed body of a request, validated against the endpoint's field
 /// table.
 ///
@@ -35,9 +46,19 @@ pub(crate) async fn read_body(
     request: Request,
     table: &'static [Field],
 ) -> Result<(u64, body::Body), ApiError> {
+    read_body_as(ContentTypes::Json, app, request, table).await
+}
+
+/// [`read_body`] with these content types.
+pub(crate) async fn read_body_as(
+    types: ContentTypes,
+    app: &App,
+    request: Request,
+    table: &'static [Field],
+) -> Result<(u64, body::Body), ApiError> {
     let (head, body) = request.into_parts();
     let key = head.extensions.get::<Caller>().map_or(0, |caller| caller.0);
-    json_type(&head.headers)?;
+    check_type(types, &head.headers)?;
     let read_timeout =
         head.extensions.get::<ReadTimeout>().map_or(Duration::MAX, |read_timeout| read_timeout.0);
     let whole = timeout(
@@ -96,15 +117,17 @@ async fn drain(mut chunks: BodyDataStream, read_timeout: Duration) {
     }
 }
 
-/// Requires uncompressed JSON: a decompression bomb would bypass the size limit.
-fn json_type(headers: &HeaderMap) -> Result<(), ApiError> {
+/// Requires an accepted content type without compression: a decompression bomb would bypass the
+/// size limit.
+fn check_type(types: ContentTypes, headers: &HeaderMap) -> Result<(), ApiError> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let main = text(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
     let wrong = |why| Err(ApiError { status: 415, ..ApiError::body(why) });
     if !matches!(text(header::CONTENT_ENCODING), "" | "identity") {
-        return wrong("the body must not be packed");
+        return wrong("the body must not be compressed");
     }
-    if main.eq_ignore_ascii_case("application/json") {
+    let any = types == ContentTypes::Any && !headers.contains_key(header::ORIGIN);
+    if any || main.eq_ignore_ascii_case("application/json") {
         Ok(())
     } else {
         wrong("the content type must be application/json")

@@ -1,12 +1,17 @@
-//! API errors as HTTP responses, in the error format of the endpoint's API.
+//! API errors as HTTP responses, in the error format of the client's API.
 
 use crate::error::ApiError;
+use crate::http::api::messages::{COUNT_TOKENS_PATH, MESSAGES_PATH};
 use axum::{
     Json,
+    extract::Request,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde_json::Value;
+
+/// Header of Anthropic's clients.
+pub(crate) const ANTHROPIC_VERSION: &str = "anthropic-version";
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
@@ -28,9 +33,38 @@ impl ApiError {
     }
 }
 
-/// Rewrites an error of this server as Anthropic's error object; other responses stay as they are.
-pub(crate) fn in_anthropic_format(mut response: Response) -> Response {
-    let Some(error) = response.extensions_mut().remove::<ApiError>() else { return response };
-    let body = error.to_anthropic();
-    error.with_body(body)
+/// The API whose error object a client expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorFormat {
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+impl ErrorFormat {
+    /// Chosen by the path, or by the version header that Anthropic's clients send everywhere.
+    pub(crate) fn of(request: &Request) -> Self {
+        let path = request.uri().path();
+        if matches!(path, MESSAGES_PATH | COUNT_TOKENS_PATH)
+            || request.headers().contains_key(ANTHROPIC_VERSION)
+        {
+            Self::Anthropic
+        } else if path.starts_with("/api/") {
+            Self::Ollama
+        } else {
+            Self::OpenAi
+        }
+    }
+
+    /// Rewrites an error of this server in this format; other responses stay as they are.
+    pub(crate) fn apply(self, mut response: Response) -> Response {
+        let write = match self {
+            Self::OpenAi => return response,
+            Self::Anthropic => ApiError::to_anthropic,
+            Self::Ollama => ApiError::to_ollama,
+        };
+        let Some(error) = response.extensions_mut().remove::<ApiError>() else { return response };
+        let body = write(&error);
+        error.with_body(body)
+    }
 }

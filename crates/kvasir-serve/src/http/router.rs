@@ -6,7 +6,7 @@
 use crate::error::ApiError;
 use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
 use crate::http::api::{
-    chat, completions, embeddings, openapi, responses, sessions, status, steps, tokens, web_ui,
+    chat, completions, embeddings, ollama, openapi, responses, sessions, status, steps, tokens, web_ui,
 };
 use crate::http::app::App;
 use crate::http::middleware::authorize::authorize;
@@ -39,6 +39,14 @@ impl App {
             .route("/v1/sessions/{id}/fork", post(sessions::fork))
             .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
             .route("/v1/sessions/{id}/keep", post(sessions::keep))
+            .route("/api/chat", post(ollama::chat))
+            .route("/api/generate", post(ollama::generate))
+            .route("/api/embed", post(ollama::embed))
+            .route("/api/embeddings", post(ollama::embeddings))
+            .route("/api/show", post(ollama::show))
+            .route("/api/tags", get(ollama::tags))
+            .route("/api/ps", get(ollama::ps))
+            .route("/api/version", get(ollama::version))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
             .route("/tokenizer_info", get(tokens::tokenizer_info))

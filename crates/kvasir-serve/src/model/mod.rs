@@ -25,6 +25,49 @@ use kvasir_sample::Sampling;
 use kvasir_template::ChatTemplate;
 use serde_json::{Map, Value};
 use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
+
+/// Description of a model for lists and pages; nothing depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Architecture, such as `qwen3`.
+    pub family: String,
+    /// `gguf` or `safetensors`.
+    pub format: String,
+    /// Number of weights.
+    pub parameters: u64,
+    /// Type of most weights, such as `Q8_0`.
+    pub quantization: String,
+    /// Size of all tensors as stored, in bytes.
+    pub bytes: u64,
+    /// When its file was written.
+    pub modified: SystemTime,
+}
+
+impl Default for Card {
+    fn default() -> Self {
+        let text = String::default;
+        Self {
+            family: text(),
+            format: text(),
+            parameters: 0,
+            quantization: text(),
+            bytes: 0,
+            modified: SystemTime::UNIX_EPOCH,
+        }
+    }
+}
+
+impl Card {
+    /// The number of weights as people write it: `752M`, `7.6B`.
+    pub fn parameter_size(&self) -> String {
+        match self.parameters as f64 {
+            n if n >= 1e9 => format!("{:.1}B", n / 1e9),
+            n if n >= 1e6 => format!("{:.0}M", n / 1e6),
+            n => format!("{:.0}K", n / 1e3),
+        }
+    }
+}
 
 /// Facts about a model and its engine that requests depend on.
 pub struct Facts {
@@ -40,6 +83,8 @@ pub struct Facts {
     pub eos: Vec<Token>,
     /// Default sampling parameters.
     pub sampling: Sampling,
+    /// Description for lists of models.
+    pub card: Card,
     /// Prefix cache salt by final sequence length: prefixes are shared only between sequences with
     /// equal salts.
     pub prefix_salt: Box<dyn Fn(u32) -> u64 + Send + Sync>,
@@ -118,6 +163,11 @@ impl Model {
     pub fn with_constrained_calls(mut self, on: bool) -> Self {
         self.constrain_calls = on;
         self
+    }
+
+    /// Whether its chat template renders tools.
+    pub fn takes_tools(&self) -> bool {
+        self.template_source.as_deref().is_some_and(|source| source.contains("tools"))
     }
 
     /// Its tool call dialect.

@@ -46,10 +46,18 @@ impl CompletionRequest {
     /// Parses and validates a body.
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         body.classify(COMPLETIONS)?;
+        let mut request = Self::read_unlimited(body, defaults, vocab)?;
+        let least = request.sampling.length.min_tokens;
+        request.sampling.length.max_tokens.get_or_insert(MAX_TOKENS.max(least));
+        Ok(request)
+    }
+
+    /// Parses a body of this form that another endpoint made: without a default of `max_tokens`,
+    /// and its fields are classified already.
+    pub(crate) fn read_unlimited(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         // Only the type of `session` is checked here; the session layer resolves it.
         body.text("session")?;
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
-        sampling.length.max_tokens.get_or_insert(MAX_TOKENS.max(sampling.length.min_tokens));
         sampling.sampling.logprobs = body.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as u32);
         let echo = body.flag("echo", false)?;
         let wanted = sampling.sampling.logprobs.filter(|_| echo);

@@ -31,6 +31,8 @@ pub struct EmbeddingsRequest {
     pub encoding: Encoding,
     /// Requested dimension of the vectors.
     pub dimensions: Option<u32>,
+    /// Cut inputs that exceed the context, at their end, instead of refusing them.
+    pub truncate: bool,
     /// Priority and cache salt; nothing is sampled.
     pub sampling: SamplingFields,
 }
@@ -49,6 +51,7 @@ impl EmbeddingsRequest {
             inputs: prompts(body, "input", MAX_INPUTS, vocab)?,
             encoding,
             dimensions: body.integer("dimensions", 1..=1 << 24)?.map(|n| n as u32),
+            truncate: body.flag("truncate", false)?,
             sampling: SamplingFields::read(body, &Sampling::default(), vocab)?,
         })
     }

@@ -334,10 +334,70 @@ pub const EMBEDDINGS: &[Field] = &[
     yes("input"),
     yes("encoding_format"),
     yes("dimensions"),
+    yes("truncate"),
     yes("priority"),
     yes("cache_salt"),
     skip("user", LABEL),
 ];
+
+/// Fields of an Ollama message.
+const OLLAMA_MESSAGE: &[&str] =
+    &["role", "content", "thinking", "images", "tool_calls", "tool_name", "name", "tool_call_id"];
+const LOADED: &str = "the model stays loaded";
+
+/// Fields of Ollama's `/api/chat`.
+pub const OLLAMA_CHAT: &[Field] = &[
+    yes("model"),
+    list("messages", OLLAMA_MESSAGE),
+    yes("tools"),
+    yes("format"),
+    yes("options"),
+    yes("stream"),
+    yes("think"),
+    yes("logprobs"),
+    yes("top_logprobs"),
+    skip("keep_alive", LOADED),
+    skip("truncate", "a conversation that is too long is refused"),
+    skip("shift", "a conversation that is too long is refused"),
+];
+
+/// Fields of Ollama's `/api/generate`.
+pub const OLLAMA_GENERATE: &[Field] = &[
+    yes("model"),
+    yes("prompt"),
+    yes("system"),
+    yes("raw"),
+    yes("format"),
+    yes("options"),
+    yes("stream"),
+    yes("think"),
+    yes("logprobs"),
+    yes("top_logprobs"),
+    no("suffix", "no model here fills in the middle"),
+    no("images", MEDIA),
+    no("template", "the model's own template is used; `raw` uses none"),
+    skip("context", "prefixes are found by content; send the whole conversation to /api/chat"),
+    skip("keep_alive", LOADED),
+    skip("truncate", "a prompt that is too long is refused"),
+    skip("shift", "a prompt that is too long is refused"),
+];
+
+/// Fields of Ollama's `/api/embed`.
+pub const OLLAMA_EMBED: &[Field] = &[
+    yes("model"),
+    yes("input"),
+    yes("truncate"),
+    yes("dimensions"),
+    yes("options"),
+    skip("keep_alive", LOADED),
+];
+
+/// Fields of Ollama's older `/api/embeddings`.
+pub const OLLAMA_EMBEDDINGS: &[Field] =
+    &[yes("model"), yes("prompt"), yes("options"), skip("keep_alive", LOADED)];
+
+/// Fields of Ollama's `/api/show`.
+pub const OLLAMA_SHOW: &[Field] = &[yes("model"), yes("name"), skip("verbose", "all that is known is shown")];
 
 /// Fields of `POST /v1/sessions`.
 pub const SESSIONS: &[Field] = &[yes("model"), list("messages", MESSAGE), yes("prompt"), yes("ttl")];
@@ -407,5 +467,13 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/v1/sessions/{id}/keep", "Deletes all other forks of a session", &[]),
     post("/tokenize", "Tokenizes a text or a chat", TOKENIZE),
     post("/detokenize", "Detokenizes token ids", DETOKENIZE),
+    post("/api/chat", "Ollama's chat", OLLAMA_CHAT),
+    post("/api/generate", "Ollama's completion", OLLAMA_GENERATE),
+    post("/api/embed", "Ollama's embeddings", OLLAMA_EMBED),
+    post("/api/embeddings", "Ollama's older embeddings, of one text", OLLAMA_EMBEDDINGS),
+    post("/api/show", "Ollama's description of a model", OLLAMA_SHOW),
+    get("/api/tags", "Ollama's list of models"),
+    get("/api/ps", "Ollama's list of loaded models"),
+    get("/api/version", "The version, for Ollama's clients"),
     get("/tokenizer_info", "Control tokens and chat template, for clients that render chats"),
 ];

@@ -13,6 +13,7 @@ pub(crate) mod conversation;
 pub(crate) mod embeddings;
 pub(crate) mod fields;
 pub(crate) mod messages;
+pub(crate) mod ollama;
 pub(crate) mod reader;
 pub(crate) mod response_format;
 pub(crate) mod responses;
@@ -29,9 +30,11 @@ pub use crate::request::conversation::{Content, Message, Role};
 pub use crate::request::embeddings::{EmbeddingsRequest, Encoding};
 pub use crate::request::fields::{
     CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, EMBEDDINGS, ENDPOINTS, Endpoint, FORK, Field,
-    MESSAGES, RESPONSES, REWIND, SESSIONS, TOKENIZE,
+    MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_SHOW, RESPONSES, REWIND,
+    SESSIONS, TOKENIZE,
 };
 pub use crate::request::messages::MessagesRequest;
+pub use crate::request::ollama::{OllamaRequest, OllamaTask, ollama_embed, ollama_embeddings};
 pub use crate::request::reader::Reader;
 pub use crate::request::response_format::ResponseFormat;
 pub use crate::request::responses::ResponsesRequest;

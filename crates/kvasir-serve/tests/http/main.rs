@@ -4,6 +4,7 @@
 
 mod health;
 mod leavers;
+mod ollama;
 mod origins;
 mod probes;
 mod server;

@@ -16,7 +16,7 @@ use kvasir_serve::{
     host::{AdmissionLimits, Host},
     http::{AccessControl, App, ClientRules, Keys, LimitListener, Live, serve, serve_probes},
     metrics::Names,
-    model::{Facts, Model},
+    model::{Card, Facts, Model},
     report::Reports,
 };
 use kvasir_sim::Toy;
@@ -89,6 +89,7 @@ impl Server {
             hidden: None,
             eos: vec![Toy::EOS],
             sampling: Sampling::default(),
+            card: Card::default(),
             prefix_salt: Box::new(|_| 0),
         };
         let model = Model::new("tiny".into(), &TextFiles::open(&words).unwrap(), facts).unwrap();
@@ -163,6 +164,22 @@ impl Server {
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         self.send("POST", path, "", &body.to_string())
+    }
+
+    /// Status of the response to a body with these headers.
+    pub(crate) fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> u16 {
+        let request =
+            headers.iter().fold(Request::post(path), |request, (name, value)| request.header(*name, *value));
+        let asked = self.router.clone().call(request.body(Body::from(body.to_string())).unwrap());
+        let Ok(answer) = self.runtime.block_on(asked);
+        answer.status().as_u16()
+    }
+
+    /// The lines of an NDJSON response.
+    pub(crate) fn lines(&self, path: &str, body: &Value) -> Vec<Value> {
+        let (status, text) = self.ask("POST", path, "", &body.to_string());
+        assert_eq!(status, 200, "{text}");
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     pub(crate) fn events(&self, path: &str, body: &Value) -> Vec<Value> {

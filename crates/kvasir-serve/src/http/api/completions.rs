@@ -40,8 +40,19 @@ pub(crate) struct Completion {
 impl Completion {
     /// Validates and submits the request.
     pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
+        let facts = &app.model.facts;
+        let request = CompletionRequest::read(body, &facts.sampling, facts.vocab)?;
+        Self::submit(app, key, body, request)
+    }
+
+    /// Submits a validated request; `body` names its session, if any.
+    pub(crate) fn submit(
+        app: &Arc<App>,
+        key: u64,
+        body: &Reader,
+        request: CompletionRequest,
+    ) -> Result<Self, ApiError> {
         let model = app.model.clone();
-        let request = CompletionRequest::read(body, &model.facts.sampling, model.facts.vocab)?;
         app.check_model(request.model.as_deref())?;
         let mut constraint = Constrained::default();
         if let Some(response_format) = &request.response_format {
@@ -97,6 +108,11 @@ impl Completion {
         let reply = Reply::new(streams, n, prompt_tokens);
         let scores_echo = request.echo && request.sampling.sampling.logprobs.is_some();
         Ok(Self { head, reply, echoes, scores_echo, stream: request.stream })
+    }
+
+    /// Its answers, for an endpoint with another response format.
+    pub(crate) fn into_reply(self) -> Reply {
+        self.reply
     }
 
     /// The non-streaming response.

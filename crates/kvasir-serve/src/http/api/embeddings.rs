@@ -29,6 +29,21 @@ pub(crate) async fn embeddings(
     let (key, body) = read_body(&app, request, EMBEDDINGS).await?;
     let requested = EmbeddingsRequest::read(&body.reader(), app.model.facts.vocab)?;
     drop(body);
+    let encoding = requested.encoding;
+    let (vectors, tokens) = embed_all(&app, key, requested).await?;
+    let data: Vec<Value> = vectors.iter().zip(0..).map(|(vector, index)| {
+        json!({"object": "embedding", "index": index, "embedding": written(vector, encoding)})
+    }).collect();
+    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+    Ok(Json(json!({"object": "list", "model": app.model.name, "data": data, "usage": usage})))
+}
+
+/// The unit vectors of all inputs, and the number of their tokens.
+pub(crate) async fn embed_all(
+    app: &Arc<App>,
+    key: u64,
+    requested: EmbeddingsRequest,
+) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
     app.check_model(requested.model.as_deref())?;
     app.model.require_logits("embedding")?;
     let width = app.model.facts.hidden.unwrap_or_default();
@@ -36,21 +51,17 @@ pub(crate) async fn embeddings(
         let why = format!("`dimensions` must be {width}, the length of this model's vectors, not {other}");
         return Err(ApiError::param("dimensions", why));
     }
-    let submissions = submissions(&app, &requested, key)?;
+    let submissions = submissions(app, &requested, key)?;
     // Within the admission limits: beyond them, submission would fail forever.
     let longest = submissions.iter().map(|submission| submission.tokens).max().unwrap_or(0);
     let at_once = app.host.at_once(longest).clamp(1, AT_ONCE);
     let vectors: Vec<(Vec<f32>, u32)> = stream::iter(submissions)
-        .map(|submission| embed(&app, submission))
+        .map(|submission| embed(app, submission))
         .buffered(at_once)
         .try_collect()
         .await?;
-    let tokens: u64 = vectors.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
-    let data: Vec<Value> = vectors.into_iter().zip(0..).map(|((vector, _), index)| {
-        json!({"object": "embedding", "index": index, "embedding": written(&vector, requested.encoding)})
-    }).collect();
-    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
-    Ok(Json(json!({"object": "list", "model": app.model.name, "data": data, "usage": usage})))
+    let tokens = vectors.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
+    Ok((vectors.into_iter().map(|(vector, _)| vector).collect(), tokens))
 }
 
 /// Builds all orders first, so that an invalid input is rejected before anything is computed.
@@ -63,7 +74,11 @@ fn submissions(app: &App, requested: &EmbeddingsRequest, key: u64) -> Result<Vec
     fields.sampling.hidden = true;
     let one = |(i, input)| {
         let name = if requested.inputs.len() == 1 { "input".to_owned() } else { format!("input[{i}]") };
-        let ids = app.ids(input, true).map_err(|error| ApiError { param: Some(name.clone()), ..error })?;
+        let ids = app.ids(input, true).map_err(|error| ApiError { param: Some(name.clone()), ..error });
+        let mut ids = ids?;
+        if requested.truncate {
+            ids.truncate(app.model.facts.max_len as usize - 1);
+        }
         if ids.is_empty() {
             return Err(ApiError::param(&name, format!("`{name}` has no token")));
         }

@@ -34,9 +34,7 @@ fn model_object(app: &App, name: &str) -> Value {
 }
 
 pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let aliases = app.rules.aliases.iter().map(String::as_str).filter(|alias| *alias != "*");
-    let names = std::iter::once(app.model.name.as_str()).chain(aliases);
-    let data: Vec<Value> = names.map(|name| model_object(&app, name)).collect();
+    let data: Vec<Value> = app.model_names().map(|name| model_object(&app, name)).collect();
     Json(json!({"object": "list", "data": data}))
 }
 

@@ -3,9 +3,8 @@
 use crate::error::ApiError;
 use crate::http::access::AccessControl;
 use crate::http::access::api_keys::Caller;
-use crate::http::api::messages::{COUNT_TOKENS_PATH, MESSAGES_PATH};
 use crate::http::app::App;
-use crate::http::error_response::in_anthropic_format;
+use crate::http::error_response::ErrorFormat;
 use axum::{
     extract::{Request, State},
     middleware::Next,
@@ -13,9 +12,9 @@ use axum::{
 };
 use std::sync::Arc;
 
-/// Checks host name and API key; errors on Anthropic's paths get their API's format.
+/// Checks host name and API key; errors get the format of the client's API.
 pub(crate) async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let anthropic = matches!(request.uri().path(), MESSAGES_PATH | COUNT_TOKENS_PATH);
+    let format = ErrorFormat::of(&request);
     let AccessControl { keys, origins, hosts } = &app.access;
     let known = hosts.check(request.uri(), request.headers(), origins).map_err(ApiError::unknown_host);
     let response = match known.and_then(|()| keys.check(request.headers())) {
@@ -25,5 +24,5 @@ pub(crate) async fn authorize(State(app): State<Arc<App>>, mut request: Request,
         }
         Err(error) => error.into_response(),
     };
-    if anthropic { in_anthropic_format(response) } else { response }
+    format.apply(response)
 }

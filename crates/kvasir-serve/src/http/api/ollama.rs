@@ -1,0 +1,359 @@
+//! Ollama's API: chat and completion as newline-delimited JSON (NDJSON), embeddings, and the model's
+//! description.
+//!
+//! Requests are translated to OpenAI's form (`request/ollama.rs`) and run like those. One model is
+//! served and always loaded, so pulling, creating and deleting are not offered.
+
+use crate::answer::events::Delta;
+use crate::error::ApiError;
+use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
+use crate::http::answers::reply::{EventWriter, Reply};
+use crate::http::answers::submit_chat::submit_chat;
+use crate::http::answers::usage::Usage;
+use crate::http::api::completions::Completion;
+use crate::http::api::embeddings::embed_all;
+use crate::http::app::App;
+use crate::http::body::{ContentTypes, read_body_as};
+use crate::request::chat::ChatRequest;
+use crate::request::completions::CompletionRequest;
+use crate::request::embeddings::EmbeddingsRequest;
+use crate::request::fields::{OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_SHOW};
+use crate::request::ollama::{OllamaRequest, OllamaTask, ollama_embed, ollama_embeddings};
+use crate::request::reader::Reader;
+use crate::timestamp::rfc3339;
+use axum::{
+    Json,
+    body::Body,
+    extract::{Request, State},
+    http::header,
+    response::{IntoResponse, Response},
+};
+use futures_util::StreamExt;
+use serde_json::{Map, Value, json};
+use std::{
+    convert::Infallible,
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+/// `POST /api/chat`.
+pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_CHAT).await?;
+    let asked = OllamaRequest::chat(&body.reader())?;
+    let reply = submit(&app, key, &body.reader(), &asked)?;
+    drop(body);
+    answer(&app, Form::Chat, asked, reply).await
+}
+
+/// `POST /api/generate`.
+pub(crate) async fn generate(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_GENERATE).await?;
+    let asked = OllamaRequest::generate(&body.reader())?;
+    let reply = submit(&app, key, &body.reader(), &asked)?;
+    drop(body);
+    answer(&app, Form::Generate, asked, reply).await
+}
+
+/// `POST /api/embed`.
+pub(crate) async fn embed(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let began = Instant::now();
+    let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_EMBED).await?;
+    let fields = ollama_embed(&body.reader())?;
+    let (vectors, tokens) = vectors(&app, key, &body.reader(), &fields).await?;
+    Ok(Json(json!({
+        "model": app.model.name, "embeddings": vectors, "total_duration": nanos(began.elapsed()),
+        "load_duration": 0, "prompt_eval_count": tokens,
+    })))
+}
+
+/// `POST /api/embeddings`.
+pub(crate) async fn embeddings(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_EMBEDDINGS).await?;
+    let fields = ollama_embeddings(&body.reader())?;
+    let (mut vectors, _) = vectors(&app, key, &body.reader(), &fields).await?;
+    Ok(Json(json!({"embedding": vectors.pop()})))
+}
+
+async fn vectors(
+    app: &Arc<App>,
+    key: u64,
+    body: &Reader<'_>,
+    fields: &Map<String, Value>,
+) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
+    let requested = EmbeddingsRequest::read(&body.derived(fields), app.model.facts.vocab)?;
+    embed_all(app, key, requested).await
+}
+
+/// `GET /api/version`.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// `GET /api/tags`: the models that can be asked for.
+pub(crate) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"models": app.model_names().map(|name| entry(&app, name)).collect::<Vec<_>>()}))
+}
+
+/// `GET /api/ps`: the loaded models, which are all.
+pub(crate) async fn ps(State(app): State<Arc<App>>) -> Json<Value> {
+    let running = |name| {
+        let mut entry = entry(&app, name);
+        entry["expires_at"] = "9999-12-31T23:59:59Z".into();
+        entry["size_vram"] = 0.into();
+        entry["context_length"] = app.model.facts.max_len.into();
+        entry
+    };
+    Json(json!({"models": app.model_names().map(running).collect::<Vec<_>>()}))
+}
+
+/// `POST /api/show`.
+pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let (_, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_SHOW).await?;
+    let body = body.reader();
+    body.classify(OLLAMA_SHOW)?;
+    let name = body.text("model")?.or(body.text("name")?).ok_or_else(|| body.error("model", "is missing"))?;
+    app.check_model(Some(name))?;
+    let (facts, model) = (&app.model.facts, &app.model);
+    let family = &facts.card.family;
+    let mut capabilities = vec!["completion"];
+    if model.takes_tools() {
+        capabilities.push("tools");
+    }
+    if model.reasoning_dialect().is_some() {
+        capabilities.push("thinking");
+    }
+    let (_, template) = model.template_facts();
+    Ok(Json(json!({
+        "modelfile": format!("FROM {}\n", model.name),
+        "parameters": "",
+        "template": template.unwrap_or_default(),
+        "details": details(&app),
+        "model_info": {
+            "general.architecture": family,
+            "general.parameter_count": facts.card.parameters,
+            format!("{family}.context_length"): facts.max_len,
+            format!("{family}.embedding_length"): facts.hidden,
+            format!("{family}.vocab_size"): facts.vocab,
+        },
+        "capabilities": capabilities,
+        "modified_at": rfc3339(facts.card.modified),
+    })))
+}
+
+fn entry(app: &App, name: &str) -> Value {
+    let card = &app.model.facts.card;
+    // Not of the file's bytes, which would take long; equal for equal files of one name.
+    let hasher = BuildHasherDefault::<DefaultHasher>::default();
+    let digest = hasher.hash_one((&app.model.name, card.bytes, card.parameters));
+    json!({
+        "name": name, "model": name, "modified_at": rfc3339(card.modified), "size": card.bytes,
+        "digest": format!("{digest:064x}"), "details": details(app),
+    })
+}
+
+fn details(app: &App) -> Value {
+    let card = &app.model.facts.card;
+    json!({
+        "parent_model": "", "format": card.format, "family": card.family, "families": [card.family],
+        "parameter_size": card.parameter_size(), "quantization_level": card.quantization,
+    })
+}
+
+/// Submits the translated request; nothing runs to load the model.
+fn submit(app: &Arc<App>, key: u64, body: &Reader, asked: &OllamaRequest) -> Result<Option<Reply>, ApiError> {
+    app.check_model(asked.model.as_deref())?;
+    let facts = &app.model.facts;
+    match &asked.task {
+        OllamaTask::Load => Ok(None),
+        OllamaTask::Chat(fields) => {
+            let request = ChatRequest::read(&body.derived(fields), &facts.sampling, facts.vocab)?;
+            submit_chat(app, key, &request, "messages").map(Some)
+        }
+        OllamaTask::Completion(fields) => {
+            let body = body.derived(fields);
+            let request = CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)?;
+            Ok(Some(Completion::submit(app, key, &body, request)?.into_reply()))
+        }
+    }
+}
+
+/// Where an answer's text stands in a line.
+#[derive(Clone, Copy)]
+enum Form {
+    /// `message`, with content, thinking and tool calls.
+    Chat,
+    /// `response` and `thinking`.
+    Generate,
+}
+
+async fn answer(
+    app: &App,
+    form: Form,
+    asked: OllamaRequest,
+    reply: Option<Reply>,
+) -> Result<Response, ApiError> {
+    let model = asked.model.unwrap_or_else(|| app.model.name.clone());
+    let mut lines = Lines { form, model, began: Instant::now(), call: None };
+    let Some(reply) = reply else {
+        let mut line = lines.line(Piece::default(), true);
+        line["done_reason"] = "load".into();
+        return Ok(Json(line).into_response());
+    };
+    if asked.stream {
+        let body = Body::from_stream(reply.events(lines).map(Ok::<_, Infallible>));
+        return Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response());
+    }
+    let (mut whole, mut outcome) = (Piece::default(), None);
+    reply
+        .whole(|_, increment| {
+            for piece in lines.pieces(increment.deltas, increment.ended.is_some()) {
+                whole.append(piece);
+            }
+            whole.logprobs.extend(increment.logprobs);
+            outcome = increment.ended;
+        })
+        .await?;
+    let mut line = lines.line(whole, true);
+    if let Some(outcome) = outcome {
+        lines.put_outcome(&mut line, &outcome);
+    }
+    Ok(Json(line).into_response())
+}
+
+/// A part of an answer.
+#[derive(Default)]
+struct Piece {
+    content: String,
+    thinking: String,
+    calls: Vec<Value>,
+    logprobs: Vec<Value>,
+}
+
+impl Piece {
+    fn append(&mut self, other: Self) {
+        self.content += &other.content;
+        self.thinking += &other.thinking;
+        self.calls.extend(other.calls);
+    }
+}
+
+/// Writes an answer as JSON lines. A tool call is written when it is complete: its arguments are an
+/// object.
+struct Lines {
+    form: Form,
+    model: String,
+    began: Instant,
+    /// Name and arguments of the open tool call.
+    call: Option<(String, String)>,
+}
+
+impl Lines {
+    fn line(&self, piece: Piece, done: bool) -> Value {
+        let mut line = json!({"model": self.model, "created_at": rfc3339(SystemTime::now())});
+        match self.form {
+            Form::Chat => {
+                line["message"] = json!({"role": "assistant", "content": piece.content});
+                if !piece.thinking.is_empty() {
+                    line["message"]["thinking"] = piece.thinking.into();
+                }
+                if !piece.calls.is_empty() {
+                    line["message"]["tool_calls"] = piece.calls.into();
+                }
+            }
+            Form::Generate => {
+                line["response"] = piece.content.into();
+                if !piece.thinking.is_empty() {
+                    line["thinking"] = piece.thinking.into();
+                }
+            }
+        }
+        if !piece.logprobs.is_empty() {
+            line["logprobs"] = piece.logprobs.into();
+        }
+        line["done"] = done.into();
+        line
+    }
+
+    /// Splits deltas into pieces; `ended` completes an open tool call.
+    fn pieces(&mut self, deltas: Vec<Delta>, ended: bool) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for delta in deltas {
+            match delta {
+                Delta::Content(content) => pieces.push(Piece { content, ..Piece::default() }),
+                Delta::Reasoning(thinking) => pieces.push(Piece { thinking, ..Piece::default() }),
+                Delta::CallBegin { name, .. } => {
+                    pieces.extend(self.take_call());
+                    self.call = Some((name, String::new()));
+                }
+                Delta::CallArguments { text, .. } => {
+                    if let Some((_, arguments)) = &mut self.call {
+                        arguments.push_str(&text);
+                    }
+                }
+            }
+        }
+        if ended {
+            pieces.extend(self.take_call());
+        }
+        pieces
+    }
+
+    /// The open tool call. Arguments that are no object, of an unconstrained model, stay a text.
+    fn take_call(&mut self) -> Option<Piece> {
+        let (name, arguments) = self.call.take()?;
+        let object = serde_json::from_str(&arguments).ok().filter(Value::is_object);
+        let arguments = object.unwrap_or_else(|| arguments.into());
+        let call = json!({"function": {"name": name, "arguments": arguments}});
+        Some(Piece { calls: vec![call], ..Piece::default() })
+    }
+
+    fn put_outcome(&self, line: &mut Value, outcome: &AnswerOutcome) {
+        // A call ends an answer like any other end.
+        line["done_reason"] = if outcome.reason == "length" { "length" } else { "stop" }.into();
+        line["total_duration"] = nanos(self.began.elapsed()).into();
+        line["load_duration"] = 0.into();
+        line["prompt_eval_count"] = outcome.prompt.into();
+        line["prompt_eval_duration"] = nanos(outcome.ttft).into();
+        line["eval_count"] = outcome.tokens.into();
+        line["eval_duration"] = nanos(outcome.spoke).into();
+    }
+}
+
+impl EventWriter for Lines {
+    fn open(&mut self, _: &mut String) {}
+
+    fn increment(&mut self, out: &mut String, _: usize, increment: AnswerIncrement) {
+        let mut logprobs = increment.logprobs;
+        for mut piece in self.pieces(increment.deltas, increment.ended.is_some()) {
+            piece.logprobs = std::mem::take(&mut logprobs);
+            push(out, &self.line(piece, false));
+        }
+        if let Some(outcome) = increment.ended {
+            let mut line = self.line(Piece { logprobs, ..Piece::default() }, true);
+            self.put_outcome(&mut line, &outcome);
+            push(out, &line);
+        }
+    }
+
+    // The format has no keep-alive.
+    fn ping(&mut self, _: &mut String) {}
+
+    fn fail(&mut self, out: &mut String, error: &ApiError) {
+        push(out, &error.to_ollama());
+    }
+
+    fn close(&mut self, _: &mut String, _: &Usage) {}
+}
+
+fn push(out: &mut String, line: &Value) {
+    out.push_str(&line.to_string());
+    out.push('\n');
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,293 @@
+//! Translates Ollama's requests to bodies of OpenAI's form, which one parser then validates.
+//!
+//! What differs: answers stream by default, sampling parameters stand in `options`, a tool result
+//! names its tool instead of a call id, and tool call arguments are objects.
+
+use crate::error::ApiError;
+use crate::request::fields::{OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE};
+use crate::request::reader::Reader;
+use serde_json::{Map, Value, json};
+use std::collections::VecDeque;
+
+/// Maximum messages per request.
+const MAX_MESSAGES: usize = 4096;
+
+/// What a translated request asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OllamaTask {
+    /// Load the model, which always is.
+    Load,
+    /// A chat: the body of `/v1/chat/completions`.
+    Chat(Map<String, Value>),
+    /// A completion without a chat template: the body of `/v1/completions`.
+    Completion(Map<String, Value>),
+}
+
+/// A translated `/api/chat` or `/api/generate`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OllamaRequest {
+    /// The requested model.
+    pub model: Option<String>,
+    /// The translated body.
+    pub task: OllamaTask,
+    /// Whether the answer is streamed.
+    pub stream: bool,
+}
+
+impl OllamaRequest {
+    /// Translates `/api/chat`.
+    pub fn chat(body: &Reader) -> Result<Self, ApiError> {
+        body.classify(OLLAMA_CHAT)?;
+        let messages = messages(body)?;
+        let mut out = common(body)?;
+        if let Some(tools) = body.get("tools") {
+            out.insert("tools".into(), tools.clone());
+        }
+        out.insert("messages".into(), messages.into());
+        let is_load = out["messages"].as_array().is_some_and(Vec::is_empty);
+        Ok(Self {
+            model: model(body)?,
+            task: if is_load { OllamaTask::Load } else { OllamaTask::Chat(out) },
+            stream: body.flag("stream", true)?,
+        })
+    }
+
+    /// Translates `/api/generate`: one user message, or with `raw` the prompt as it is.
+    pub fn generate(body: &Reader) -> Result<Self, ApiError> {
+        body.classify(OLLAMA_GENERATE)?;
+        let prompt = body.text("prompt")?.unwrap_or_default();
+        let system = body.text("system")?.filter(|text| !text.is_empty());
+        let is_raw = body.flag("raw", false)?;
+        let mut out = common(body)?;
+        let task = if prompt.is_empty() {
+            OllamaTask::Load
+        } else if is_raw {
+            if system.is_some() {
+                return Err(body.error("system", "does not go with `raw`, which renders no template"));
+            }
+            ["chat_template_kwargs", "reasoning_effort"].iter().for_each(|name| drop(out.remove(*name)));
+            // Completions have one field for both: how many alternatives are listed.
+            let top = out.remove("top_logprobs").unwrap_or(0.into());
+            if out.remove("logprobs") == Some(true.into()) {
+                out.insert("logprobs".into(), top);
+            }
+            out.insert("prompt".into(), prompt.into());
+            OllamaTask::Completion(out)
+        } else {
+            let system = system.map(|text| json!({"role": "system", "content": text}));
+            let user = json!({"role": "user", "content": prompt});
+            out.insert("messages".into(), system.into_iter().chain([user]).collect());
+            OllamaTask::Chat(out)
+        };
+        Ok(Self { model: model(body)?, task, stream: body.flag("stream", true)? })
+    }
+}
+
+/// Translates `/api/embed` (`input`) to the body of `/v1/embeddings`.
+pub fn ollama_embed(body: &Reader) -> Result<Map<String, Value>, ApiError> {
+    body.classify(OLLAMA_EMBED)?;
+    // The length of vectors and inputs is checked by the parser of `/v1/embeddings`.
+    let mut out = Map::new();
+    for name in ["model", "input", "dimensions"] {
+        out.extend(body.get(name).map(|value| (name.to_owned(), value.clone())));
+    }
+    options(body, &mut Map::new())?;
+    out.insert("truncate".into(), body.flag("truncate", true)?.into());
+    Ok(out)
+}
+
+/// Translates the older `/api/embeddings` (`prompt`) to the body of `/v1/embeddings`.
+pub fn ollama_embeddings(body: &Reader) -> Result<Map<String, Value>, ApiError> {
+    body.classify(OLLAMA_EMBEDDINGS)?;
+    options(body, &mut Map::new())?;
+    let mut out = Map::new();
+    out.extend(model(body)?.map(|model| ("model".to_owned(), model.into())));
+    out.insert("input".into(), body.need_text("prompt")?.into());
+    out.insert("truncate".into(), true.into());
+    Ok(out)
+}
+
+fn model(body: &Reader) -> Result<Option<String>, ApiError> {
+    Ok(body.text("model")?.map(str::to_owned))
+}
+
+/// Fields that chats and completions share.
+fn common(body: &Reader) -> Result<Map<String, Value>, ApiError> {
+    let mut out = Map::new();
+    options(body, &mut out)?;
+    format(body, &mut out)?;
+    think(body, &mut out)?;
+    for name in ["logprobs", "top_logprobs"] {
+        out.extend(body.get(name).map(|value| (name.to_owned(), value.clone())));
+    }
+    Ok(out)
+}
+
+/// `options`: sampling parameters under Ollama's names. Runner options, such as `num_ctx`, have no
+/// effect: the context is the server's.
+fn options(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let Some(options) = body.object("options")? else { return Ok(()) };
+    for (name, value) in options.fields() {
+        if value.is_null() {
+            continue;
+        }
+        let field = match name.as_str() {
+            "temperature" | "top_k" | "top_p" | "min_p" | "seed" | "stop" | "presence_penalty"
+            | "frequency_penalty" => name.as_str(),
+            "repeat_penalty" => "repetition_penalty",
+            "num_predict" => {
+                // Negative: without a limit of its own.
+                let limit = options.integer(name, -2..=i64::from(i32::MAX))?;
+                out.extend(limit.filter(|n| *n > 0).map(|n| ("max_tokens".to_owned(), n.into())));
+                continue;
+            }
+            _ => {
+                options.ignore(name);
+                continue;
+            }
+        };
+        out.insert(field.to_owned(), value.clone());
+    }
+    Ok(())
+}
+
+/// `format`: `json`, or a JSON schema.
+fn format(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let format = match body.get("format") {
+        None => return Ok(()),
+        Some(Value::String(text)) if text.is_empty() => return Ok(()),
+        Some(Value::String(text)) if text == "json" => json!({"type": "json_object"}),
+        Some(schema @ Value::Object(_)) => {
+            json!({"type": "json_schema", "json_schema": {"name": "format", "schema": schema}})
+        }
+        Some(_) => return Err(body.error("format", "must be json or a JSON schema")),
+    };
+    out.insert("response_format".into(), format);
+    Ok(())
+}
+
+/// `think`: on, off, or an effort.
+fn think(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> {
+    match body.get("think") {
+        None => {}
+        Some(Value::Bool(on)) => {
+            out.insert("chat_template_kwargs".into(), json!({"enable_thinking": on}));
+        }
+        Some(Value::String(effort)) if matches!(effort.as_str(), "low" | "medium" | "high") => {
+            out.insert("reasoning_effort".into(), effort.as_str().into());
+        }
+        Some(_) => return Err(body.error("think", "must be true, false, low, medium or high")),
+    }
+    Ok(())
+}
+
+/// The conversation. Calls get ids; a tool result answers the oldest open call of its tool.
+fn messages(body: &Reader) -> Result<Vec<Value>, ApiError> {
+    let items = body.list("messages", MAX_MESSAGES)?.unwrap_or(&[]);
+    let (mut open, mut calls) = (VecDeque::<(String, String)>::new(), 0);
+    let mut messages = Vec::with_capacity(items.len());
+    for (i, item) in items.iter().enumerate() {
+        let message = body.item("messages", i, item)?;
+        let role = message.need_text("role")?;
+        if message.list("images", usize::MAX)?.is_some_and(|images| !images.is_empty()) {
+            return Err(ApiError::unsupported(
+                message.name("images"),
+                "the engine reads and writes text only",
+            ));
+        }
+        let mut out = Map::new();
+        out.insert("role".into(), role.into());
+        out.insert("content".into(), message.text("content")?.unwrap_or_default().into());
+        if let Some(thinking) = message.text("thinking")?.filter(|text| !text.is_empty()) {
+            out.insert("reasoning_content".into(), thinking.into());
+        }
+        let list = message.list("tool_calls", 1024)?.unwrap_or(&[]);
+        let mut own = Vec::with_capacity(list.len());
+        for (at, call) in list.iter().enumerate() {
+            let function = message.item("tool_calls", at, call)?.need_object("function")?;
+            let name = function.need_text("name")?;
+            let id = format!("call_{calls}");
+            calls += 1;
+            let arguments = function.get("arguments").cloned().unwrap_or_else(|| json!({}));
+            own.push(
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
+            );
+            open.push_back((name.to_owned(), id));
+        }
+        if !own.is_empty() {
+            out.insert("tool_calls".into(), own.into());
+        }
+        if role == "tool" {
+            let named = message.text("tool_name")?.or(message.text("name")?);
+            let at = named.map_or(Some(0), |named| open.iter().position(|(name, _)| name == named));
+            let answered = at.and_then(|at| open.remove(at));
+            let (_, id) = answered
+                .ok_or_else(|| message.error("tool_name", "answers no call of an earlier message"))?;
+            out.insert("tool_call_id".into(), id.into());
+        }
+        messages.push(Value::Object(out));
+    }
+    Ok(messages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::ignored_fields::IgnoredFields;
+
+    fn chat(body: Value) -> Result<OllamaRequest, String> {
+        let ignored = IgnoredFields::default();
+        OllamaRequest::chat(&Reader::new(body.as_object().unwrap(), &ignored)).map_err(|e| e.param.unwrap())
+    }
+
+    #[test]
+    fn options_become_sampling_fields() {
+        let body = json!({
+            "model": "m", "messages": [{"role": "user", "content": "hi"}], "think": false, "format": "json",
+            "options": {"temperature": 0.5, "num_predict": 9, "repeat_penalty": 1.1, "num_ctx": 4096, "stop": ["x"]},
+        });
+        let OllamaTask::Chat(chat) = chat(body).unwrap().task else { panic!("no chat") };
+        assert_eq!(
+            Value::Object(chat),
+            json!({
+                "temperature": 0.5, "max_tokens": 9, "repetition_penalty": 1.1, "stop": ["x"],
+                "response_format": {"type": "json_object"}, "chat_template_kwargs": {"enable_thinking": false},
+                "messages": [{"role": "user", "content": "hi"}],
+            })
+        );
+    }
+
+    #[test]
+    fn tool_results_find_their_calls_by_name() {
+        let call = |name: &str| json!({"function": {"name": name, "arguments": {"x": 1}}});
+        let body = json!({"messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "", "tool_calls": [call("a"), call("b")]},
+            {"role": "tool", "tool_name": "b", "content": "2"},
+            {"role": "tool", "content": "1"},
+        ]});
+        let OllamaTask::Chat(chat) = chat(body).unwrap().task else { panic!("no chat") };
+        let ids: Vec<_> =
+            chat["messages"].as_array().unwrap()[2..].iter().map(|m| &m["tool_call_id"]).collect();
+        assert_eq!(ids, ["call_1", "call_0"]);
+    }
+
+    #[test]
+    fn wrong_values_are_named() {
+        let with = |name: &str, value: Value| {
+            chat(json!({"messages": [{"role": "user", "content": "hi"}], name: value})).unwrap_err()
+        };
+        assert_eq!(with("format", json!("xml")), "format");
+        assert_eq!(with("think", json!("much")), "think");
+        assert_eq!(with("options", json!({"num_predict": "x"})), "options.num_predict");
+        let image = json!({"messages": [{"role": "user", "content": "hi", "images": ["aGk="]}]});
+        assert_eq!(chat(image).unwrap_err(), "messages[0].images");
+        let stray = json!({"messages": [{"role": "tool", "tool_name": "a", "content": "1"}]});
+        assert_eq!(chat(stray).unwrap_err(), "messages[0].tool_name");
+    }
+
+    #[test]
+    fn no_messages_load_the_model() {
+        assert_eq!(chat(json!({"model": "m"})).unwrap().task, OllamaTask::Load);
+    }
+}

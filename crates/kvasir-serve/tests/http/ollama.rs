@@ -1,0 +1,88 @@
+//! Ollama's API: lines, errors, aliases of the model, and bodies as `curl -d` sends them.
+
+use super::server::Server;
+use kvasir_kv::CacheKind;
+use serde_json::{Value, json};
+
+fn generate(extra: Value) -> Value {
+    let mut body = json!({
+        "model": "tiny:latest", "prompt": "one two", "raw": true,
+        "options": {"temperature": 0, "num_predict": 12, "seed": 1},
+    });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn streamed_lines_join_to_the_whole_answer() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let lines = server.lines("/api/generate", &generate(json!({})));
+    let (last, pieces) = lines.split_last().unwrap();
+    assert!(!pieces.is_empty() && pieces.iter().all(|line| line["done"] == false), "{lines:?}");
+    assert_eq!(
+        (&last["done"], &last["done_reason"], &last["eval_count"]),
+        (&json!(true), &json!("length"), &json!(12))
+    );
+    let streamed: String = lines.iter().map(|line| line["response"].as_str().unwrap()).collect();
+    let (status, whole) = server.post("/api/generate", &generate(json!({"stream": false})));
+    assert_eq!((status, whole["response"].as_str()), (200, Some(streamed.as_str())));
+    assert_eq!((&whole["model"], &whole["eval_count"]), (&json!("tiny:latest"), &json!(12)));
+}
+
+#[test]
+fn without_a_limit_the_answer_ends_with_the_context() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let body = generate(json!({"stream": false, "options": {"temperature": 0}}));
+    let (status, whole) = server.post("/api/generate", &body);
+    assert_eq!(status, 200, "{whole}");
+    assert!(whole["eval_count"].as_u64().unwrap() > 16, "{whole}");
+}
+
+#[test]
+fn errors_are_one_text() {
+    let server = Server::start(CacheKind::Radix, 512, &["secret"]);
+    let (status, error) = server.send("POST", "/api/generate", "", "{}");
+    assert_eq!((status, error["error"].is_string()), (401, true), "{error}");
+    let other = generate(json!({"model": "other"})).to_string();
+    let (status, error) = server.send("POST", "/api/generate", "secret", &other);
+    assert_eq!(status, 404);
+    assert!(error["error"].as_str().unwrap().contains("`other`"), "{error}");
+    let (status, error) = server.send("POST", "/api/pull", "secret", r#"{"model": "x"}"#);
+    assert_eq!((status, error["error"].is_string()), (404, true), "{error}");
+}
+
+#[test]
+fn an_empty_request_loads_the_model() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    for path in ["/api/chat", "/api/generate"] {
+        let (status, line) = server.post(path, &json!({"model": "tiny"}));
+        assert_eq!(
+            (status, &line["done"], &line["done_reason"]),
+            (200, &json!(true), &json!("load")),
+            "{path}"
+        );
+    }
+}
+
+#[test]
+fn the_model_is_listed_and_described() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    for path in ["/api/tags", "/api/ps"] {
+        let (status, list) = server.send("GET", path, "", "");
+        assert_eq!((status, &list["models"][0]["name"]), (200, &json!("tiny")), "{path}");
+        assert_eq!(list["models"][0]["digest"].as_str().unwrap().len(), 64);
+    }
+    let (status, shown) = server.post("/api/show", &json!({"model": "tiny:latest"}));
+    assert_eq!((status, &shown["capabilities"][0]), (200, &json!("completion")));
+    assert_eq!(server.send("GET", "/api/version", "", "").0, 200);
+}
+
+#[test]
+fn bodies_of_any_type_pass_unless_a_page_sends_them() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    let body = generate(json!({"stream": false}));
+    assert_eq!(server.post_with("/api/generate", &[form], &body), 200);
+    assert_eq!(server.post_with("/api/generate", &[form, ("origin", "https://a.example")], &body), 415);
+    assert_eq!(server.post_with("/v1/completions", &[form], &json!({"prompt": "a"})), 415);
+}
