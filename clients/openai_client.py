@@ -118,6 +118,24 @@ check("too long", refused(openai.BadRequestError, "messages", max_tokens=1 << 20
 image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(b"x").decode()}}
 check("media", refused(openai.BadRequestError, "messages[0].content[0].type", messages=[{"role": "user", "content": [image]}]))
 
+# Fields of vLLM and SGLang.
+def extended(**extra):
+    return client.chat.completions.create(
+        model=MODEL, messages=ask, temperature=0, max_tokens=40, extra_body=extra).choices[0]
+
+
+check("token ids", len(extended(return_token_ids=True).token_ids) == whole.usage.completion_tokens)
+check("bad words", "Paris" in said and "Paris" not in extended(bad_words=["Paris"]).message.content)
+check("allowed ids", set(extended(return_token_ids=True, allowed_token_ids=[30, 31]).token_ids) <= {30, 31})
+kept = extended(stop=["Paris"], include_stop_str_in_output=True).message.content
+check("stop text in the output", kept.endswith("Paris"))
+check("control tokens in the output", "<|im_end|>" in extended(
+    skip_special_tokens=False, include_stop_str_in_output=True).message.content)
+check("regex", extended(regex="[0-9]{3}").message.content.isdigit())
+check("template of the request", extended(
+    chat_template="{{ '<|im_start|>user\n' + messages[0].content + '<|im_end|>\n<|im_start|>assistant\n' }}",
+).message.content == said)
+
 # Leaving a stream ends its work.
 before = complete()
 stream = client.chat.completions.create(

@@ -52,6 +52,20 @@ fn endpoints() -> Vec<Read> {
             },
         },
         Read {
+            fields: LLAMA_COMPLETION,
+            body: json!({"prompt": "hi"}),
+            read: |body| llama_cpp(body, LlamaCppRequest::completion(body)?),
+        },
+        Read {
+            fields: INFILL,
+            body: json!({"input_prefix": "a", "input_suffix": "b"}),
+            read: |body| {
+                let mut request = LlamaCppRequest::infill(body)?;
+                request.body.insert("prompt".into(), json!([1]));
+                llama_cpp(body, request)
+            },
+        },
+        Read {
             fields: OLLAMA_CHAT,
             body: json!({"messages": messages}),
             read: |body| ollama(body, OllamaRequest::chat(body)?),
@@ -78,6 +92,13 @@ fn endpoints() -> Vec<Read> {
             },
         },
     ]
+}
+
+/// Validates a translated request as its endpoint does.
+fn llama_cpp(body: &Reader, request: LlamaCppRequest) -> Result<String, ApiError> {
+    let fields = &request.body;
+    CompletionRequest::read(&body.derived(fields), &Sampling::default(), VOCAB)?;
+    Ok(format!("{request:?}"))
 }
 
 /// Validates a translated request as its endpoint does.

@@ -18,6 +18,7 @@ use crate::answer::stop_sequences::StopFilter;
 use crate::dialect::reasoning::ReasoningDialect;
 use crate::dialect::tool_calls::ToolDialect;
 use crate::request::tools::Tool;
+use crate::scan::stop_regex::StopRegex;
 use std::sync::Arc;
 
 /// Parsing options of one choice.
@@ -25,6 +26,8 @@ use std::sync::Arc;
 pub struct ParseOptions {
     /// Stop sequences.
     pub stop: Vec<String>,
+    /// Regular expressions that end the answer behind their match. Valid ones.
+    pub stop_regex: Vec<String>,
     /// Number of leading tokens in which stop sequences are ignored (`min_tokens`).
     pub min_tokens: u32,
     /// The answer continues a text instead of starting one (raw completion).
@@ -43,6 +46,7 @@ pub struct ParseOptions {
 #[derive(Clone, Debug)]
 pub struct Choice {
     stop: StopFilter,
+    stop_regex: Option<StopRegex>,
     parts: Pipeline,
     one_call: bool,
     /// Remaining tokens in which stop sequences are ignored.
@@ -69,15 +73,22 @@ impl Choice {
             },
         };
         let (one_call, min_tokens) = (options.one_call, options.min_tokens);
-        Self { stop: StopFilter::new(options.stop), parts, one_call, min_tokens }
+        let stop_regex = StopRegex::new(&options.stop_regex).ok();
+        Self { stop: StopFilter::new(options.stop), stop_regex, parts, one_call, min_tokens }
     }
 
     /// Feeds the text of one token; returns the deltas that no later text can change.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
-        let released = match self.min_tokens {
+        let mut released = match self.min_tokens {
             0 => self.stop.push(text),
             _ => self.stop.pass(text),
         };
+        if self.min_tokens == 0
+            && self.stop.stopped().is_none()
+            && self.stop_regex.as_mut().is_some_and(|stop| stop.push(text))
+        {
+            released += &self.stop.stop_here();
+        }
         self.min_tokens = self.min_tokens.saturating_sub(1);
         if released.is_empty() { Vec::new() } else { self.read(&released) }
     }
@@ -177,6 +188,7 @@ mod tests {
                     <tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>STOPmore";
         let options = ParseOptions {
             stop: vec!["STOP".into()],
+            stop_regex: Vec::new(),
             min_tokens: 0,
             continues: false,
             calls: Some((ToolDialect::Hermes, Arc::new([]))),
@@ -199,6 +211,21 @@ mod tests {
         // A stop sequence across the `min_tokens` border does not count either.
         assert_eq!(answered, [text("ab"), text("xa"), text("b"), vec![]]);
         assert_eq!((choice.finish(), choice.stopped(), choice.released()), (vec![], Some((5, "ab")), 5));
+    }
+
+    #[test]
+    fn a_regular_expression_stops_behind_its_match() {
+        let options = ParseOptions {
+            stop: vec!["12!".into()],
+            stop_regex: vec![r"\d\d".into()],
+            ..ParseOptions::default()
+        };
+        let mut choice = Choice::new(options);
+        let texts: Vec<Vec<Delta>> = ["a 1", "2", "!"].map(|text| choice.push(text)).into();
+        let text = |text: &str| vec![Delta::Content(text.into())];
+        assert_eq!(texts, [text("a "), text("12"), vec![]]);
+        assert_eq!(choice.stopped(), Some((4, "")));
+        assert_eq!(choice.finish(), vec![]);
     }
 
     #[test]

@@ -44,6 +44,13 @@ impl StopFilter {
         self.emitted
     }
 
+    /// Ends the text here, for a reason that leaves no sequence to cut; returns what was held back.
+    pub fn stop_here(&mut self) -> String {
+        let rest = self.finish();
+        self.stopped = Some((self.emitted, String::new()));
+        rest
+    }
+
     /// Ends the text and flushes what was held back.
     pub fn finish(&mut self) -> String {
         self.emitted += self.held.len();

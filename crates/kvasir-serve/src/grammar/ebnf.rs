@@ -21,7 +21,7 @@ pub(crate) fn to_lark(text: &str) -> Result<String, String> {
         let pieces = reader.piece()?;
         match pieces {
             None => break,
-            Some(RequestOutput::Rule(name)) => {
+            Some(Piece::Rule(name)) => {
                 if names.contains(&name) {
                     return Err(reader.error(&format!("rule `{name}` stands twice")));
                 }
@@ -29,10 +29,10 @@ pub(crate) fn to_lark(text: &str) -> Result<String, String> {
                 names.push(name);
             }
             Some(_) if names.is_empty() => return Err(reader.error("a rule must come first")),
-            Some(RequestOutput::Name(name)) => out += &format!(" {}", rule_name(&name)),
-            Some(RequestOutput::Text(text)) => out += &format!(" {text}"),
+            Some(Piece::Name(name)) => out += &format!(" {}", rule_name(&name)),
+            Some(Piece::Text(text)) => out += &format!(" {text}"),
             // A repetition suffix attaches to the preceding item.
-            Some(RequestOutput::Suffix(text)) => out += &text,
+            Some(Piece::Suffix(text)) => out += &text,
         }
     }
     if names.iter().any(|name| name == "root") { Ok(out) } else { Err("has no rule `root`".into()) }
@@ -57,7 +57,7 @@ fn rule_name(name: &str) -> String {
     out
 }
 
-enum RequestOutput {
+enum Piece {
     /// `name ::=`
     Rule(String),
     Name(String),
@@ -93,20 +93,20 @@ impl Reader<'_> {
         }
     }
 
-    fn piece(&mut self) -> Result<Option<RequestOutput>, String> {
+    fn piece(&mut self) -> Result<Option<Piece>, String> {
         self.skip_space();
         let Some(first) = self.rest.chars().next() else { return Ok(None) };
         Ok(Some(match first {
-            '"' => RequestOutput::Text(self.quoted('"')?),
-            '\'' => RequestOutput::Text(self.quoted('\'')?),
-            '[' => RequestOutput::Text(self.class()?),
-            '(' | ')' | '|' => RequestOutput::Text(self.take(1).to_owned()),
+            '"' => Piece::Text(self.quoted('"')?),
+            '\'' => Piece::Text(self.quoted('\'')?),
+            '[' => Piece::Text(self.class()?),
+            '(' | ')' | '|' => Piece::Text(self.take(1).to_owned()),
             '.' => {
                 self.take(1);
-                RequestOutput::Text("/(?s:.)/".into())
+                Piece::Text("/(?s:.)/".into())
             }
-            '*' | '+' | '?' => RequestOutput::Suffix(self.take(1).to_owned()),
-            '{' => RequestOutput::Suffix(self.count()?),
+            '*' | '+' | '?' => Piece::Suffix(self.take(1).to_owned()),
+            '{' => Piece::Suffix(self.count()?),
             c if c.is_ascii_alphanumeric() || c == '_' => {
                 let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
                 let end = self.rest.find(|c| !is_name(c)).unwrap_or(self.rest.len());
@@ -115,9 +115,9 @@ impl Reader<'_> {
                 match after.strip_prefix("::=") {
                     Some(body) => {
                         self.take(self.rest.len() - body.len());
-                        RequestOutput::Rule(name)
+                        Piece::Rule(name)
                     }
-                    None => RequestOutput::Name(name),
+                    None => Piece::Name(name),
                 }
             }
             c => return Err(self.error(&format!("`{c}` has no meaning here"))),

@@ -21,9 +21,11 @@ pub(crate) mod mask_threads;
 pub(crate) mod matcher_watchdog;
 pub(crate) mod reasoning_budget;
 pub(crate) mod spec;
+pub(crate) mod token_rules;
 pub(crate) mod vocabulary;
 
 pub use crate::grammar::call_grammars::{BehindLast, CallGrammars, CallsBeginning};
 pub use crate::grammar::reasoning_budget::ReasoningBudget;
 pub use crate::grammar::spec::{Calls, Part, Raw, Shape};
+pub use crate::grammar::token_rules::TokenRules;
 pub use crate::grammar::vocabulary::{GrammarError, Vocabulary};

@@ -30,6 +30,9 @@ use std::{
 /// as the model allows.
 const EXPECTED_ANSWER: u32 = 1024;
 
+/// `system_fingerprint` of responses: the version, which decides the numbers.
+pub(super) const FINGERPRINT: &str = concat!("kvasir-", env!("CARGO_PKG_VERSION"));
+
 /// State shared by all handlers.
 pub struct App {
     pub(crate) model: Arc<Model>,
@@ -136,6 +139,12 @@ impl App {
         key: u64,
     ) -> Result<Submission, ApiError> {
         let longest = self.model.facts.max_len;
+        let mut prompt = prompt;
+        if let Some(keep) = fields.truncate_prompt {
+            let answer = fields.length.max_tokens.unwrap_or(1).max(1);
+            let keep = u32::try_from(keep).unwrap_or(longest.saturating_sub(answer)) as usize;
+            prompt.drain(..prompt.len().saturating_sub(keep));
+        }
         let used = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         if used == 0 {
             return Err(ApiError::param(param, format!("`{param}` has no token")));

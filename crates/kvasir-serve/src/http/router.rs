@@ -6,7 +6,8 @@
 use crate::error::ApiError;
 use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
 use crate::http::api::{
-    chat, completions, embeddings, ollama, openapi, responses, sessions, status, steps, tokens, web_ui,
+    chat, completions, embeddings, llama_cpp, ollama, openapi, responses, sessions, status, steps, tokens,
+    web_ui,
 };
 use crate::http::app::App;
 use crate::http::middleware::authorize::authorize;
@@ -39,6 +40,16 @@ impl App {
             .route("/v1/sessions/{id}/fork", post(sessions::fork))
             .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
             .route("/v1/sessions/{id}/keep", post(sessions::keep))
+            // llama.cpp's routes, and OpenAI's without a version, as it has them.
+            .route("/models", get(status::models))
+            .route("/chat/completions", post(chat::chat_completions))
+            .route("/completions", post(completions::text_completions))
+            .route("/embeddings", post(embeddings::embeddings))
+            .route("/completion", post(llama_cpp::completion))
+            .route("/infill", post(llama_cpp::infill))
+            .route("/apply-template", post(llama_cpp::apply_template))
+            .route("/props", get(llama_cpp::props))
+            .route("/slots", get(llama_cpp::slots))
             .route("/api/chat", post(ollama::chat))
             .route("/api/generate", post(ollama::generate))
             .route("/api/embed", post(ollama::embed))

@@ -8,11 +8,13 @@ use crate::error::ApiError;
 use crate::grammar::call_grammars::{BehindLast, CallsBeginning};
 use crate::grammar::reasoning_budget::ReasoningBudget;
 use crate::grammar::spec::{Part, Shape};
+use crate::grammar::token_rules::TokenRules;
 use crate::grammar::vocabulary::{GrammarError, Vocabulary};
 use crate::model::Model;
 use crate::model::tool_grammars::{Compiler, StrictToolError};
 use crate::request::chat::{ChatRequest, ThinkingBudget};
 use crate::request::response_format::ResponseFormat;
+use crate::request::sampling::SamplingFields;
 use crate::request::tools::{Tool, ToolChoice};
 use kvasir_kv::Token;
 use kvasir_sample::Constrained;
@@ -160,6 +162,28 @@ impl Model {
             vocab: self.facts.vocab,
         };
         Ok(budget.within(inner))
+    }
+
+    /// Adds `allowed_token_ids` and `bad_words` to a constraint.
+    pub(crate) fn with_token_rules(
+        &self,
+        fields: &SamplingFields,
+        inner: Constrained,
+    ) -> Result<Constrained, ApiError> {
+        let mut forbidden = Vec::new();
+        for word in &fields.bad_words {
+            let bare = self.encode(word.trim_start(), false)?;
+            // The same word behind a space is another token in most vocabularies.
+            let spaced = self.encode(&format!(" {}", word.trim_start()), false)?;
+            forbidden.extend([bare, spaced].into_iter().filter(|ids| !ids.is_empty()));
+        }
+        forbidden.dedup();
+        let rules =
+            TokenRules { allowed: fields.allowed_token_ids.clone(), forbidden, vocab: self.facts.vocab };
+        if !rules.allowed.is_empty() || !rules.forbidden.is_empty() {
+            self.require_logits("choice of tokens")?;
+        }
+        Ok(rules.within(inner))
     }
 
     /// Rejects features that need logits on the simulated device.

@@ -208,9 +208,11 @@ impl Model {
     }
 
     /// Streaming detokenizer of an answer. `marked` keeps the control tokens that mark calls and
-    /// reasoning; `continues` means that the answer continues a text.
-    pub fn detokenizer(self: &Arc<Self>, marked: bool, continues: bool) -> Detokenizer {
-        let text = if continues { TextStream::continuing(true) } else { TextStream::new(true) };
+    /// reasoning; `continues` means that the answer continues a text; `skip_special` leaves other
+    /// control tokens out.
+    pub fn detokenizer(self: &Arc<Self>, marked: bool, continues: bool, skip_special: bool) -> Detokenizer {
+        let text =
+            if continues { TextStream::continuing(skip_special) } else { TextStream::new(skip_special) };
         Detokenizer { model: self.clone(), text, marked }
     }
 
@@ -219,10 +221,14 @@ impl Model {
         let offers_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
         ParseOptions {
             stop: request.sampling.stop.clone(),
+            stop_regex: request.sampling.stop_regex.clone(),
             min_tokens: request.sampling.length.min_tokens,
             continues: request.continue_final_message,
             calls: offers_tools.then(|| (self.tool_dialect, request.tools.clone().into())),
-            reasoning: self.reasoning.map(|dialect| (dialect, self.ends_with(prompt, dialect.marks().0))),
+            reasoning: self
+                .reasoning
+                .filter(|_| request.sampling.output.separate_reasoning)
+                .map(|dialect| (dialect, self.ends_with(prompt, dialect.marks().0))),
             constrained: false,
             one_call: !request.parallel_tool_calls,
         }

@@ -23,6 +23,15 @@ const GUARD: char = '\u{fdd0}';
 /// (`continue_final_message`).
 const END: char = '\u{fdd1}';
 
+/// Control tokens before the prefix, the suffix and the middle, as model families spell them.
+const FILL_IN_MIDDLE: [[&str; 3]; 5] = [
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+    ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
+    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+    ["▁<PRE>", "▁<SUF>", "▁<MID>"],
+];
+
 impl Model {
     /// Renders a chat with the template and tokenizes it.
     pub fn chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
@@ -34,7 +43,10 @@ impl Model {
     }
 
     fn render_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
-        let template = self.template.as_ref();
+        let own = request.chat_template.as_deref().map(ChatTemplate::new).transpose();
+        let own =
+            own.map_err(|e| ApiError::param("chat_template", format!("`chat_template` is invalid: {e}")))?;
+        let template = own.as_ref().or(self.template.as_ref());
         let template =
             template.ok_or_else(|| ApiError::param("messages", "this model has no chat template"))?;
         let mut variables = self.variables.clone();
@@ -58,11 +70,29 @@ impl Model {
             text.truncate(end);
         }
         let mut ids = Vec::new();
-        for part in text.split(GUARD) {
-            let encoded = self.encode(part, false);
+        for (i, part) in text.split(GUARD).enumerate() {
+            let encoded = self.encode(part, request.add_special_tokens && i == 0);
             ids.extend(encoded.map_err(|error| ApiError { param: Some("messages".into()), ..error })?);
         }
         Ok(ids)
+    }
+
+    /// The prompt that makes the model fill the gap between two texts: prefix, suffix, middle.
+    /// Control tokens in the texts stay text.
+    pub(crate) fn fill_in_middle(&self, before: &str, after: &str) -> Result<Vec<Token>, ApiError> {
+        let marks = FILL_IN_MIDDLE.iter().find_map(|marks| {
+            let [prefix, suffix, middle] = marks.map(|mark| self.tokenizer.token_to_id(mark));
+            Some([prefix?, suffix?, middle?])
+        });
+        let [prefix, suffix, middle] = marks.ok_or_else(|| {
+            ApiError::unsupported("suffix", "the model's vocabulary has no tokens to fill in the middle")
+        })?;
+        let text = |text: &str| -> Result<Vec<Token>, ApiError> {
+            let guarded = self.guarded_text(text);
+            let parts = guarded.split(GUARD).map(|part| self.encode(part, false));
+            Ok(parts.collect::<Result<Vec<_>, _>>()?.concat())
+        };
+        Ok([vec![prefix], text(before)?, vec![suffix], text(after)?, vec![middle]].concat())
     }
 
     /// Renders the conversation as sent. If the template fails or drops a late system message,

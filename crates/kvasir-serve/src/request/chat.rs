@@ -64,6 +64,14 @@ pub struct ChatRequest {
     pub add_generation_prompt: bool,
     /// Continue the last message instead of starting a turn.
     pub continue_final_message: bool,
+    /// Add the tokenizer's special tokens, such as BOS, before the rendered template.
+    pub add_special_tokens: bool,
+    /// Repeat the last message, if it is the assistant's, in front of the answer.
+    pub echo: bool,
+    /// Chat template instead of the model's.
+    pub chat_template: Option<String>,
+    /// Whether the response has timings.
+    pub timings: bool,
 }
 
 impl ChatRequest {
@@ -95,6 +103,12 @@ impl ChatRequest {
         }
         let mut template_kwargs = template_kwargs(body)?;
         effort(body, "reasoning_effort", &mut template_kwargs)?;
+        if let Some(reasoning) = body.object("reasoning")? {
+            reasoning.only(&["effort", "enabled"])?;
+            effort(&reasoning, "effort", &mut template_kwargs)?;
+            enable_thinking(&reasoning, "enabled", &mut template_kwargs)?;
+        }
+        enable_thinking(body, "enable_thinking", &mut template_kwargs)?;
         let messages = messages(body, earlier)?;
         let last = messages.last().map(|message| message.role);
         if continue_final_message && last != Some(Role::Assistant) {
@@ -113,6 +127,10 @@ impl ChatRequest {
             template_kwargs,
             add_generation_prompt,
             continue_final_message,
+            add_special_tokens: body.flag("add_special_tokens", false)?,
+            echo: body.flag("echo", false)?,
+            chat_template: body.text("chat_template")?.map(str::to_owned),
+            timings: body.flag("timings_per_token", false)?,
         })
     }
 }
@@ -160,6 +178,14 @@ pub(crate) fn effort(body: &Reader, field: &str, kwargs: &mut Map<String, Value>
     let words = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
     if let Some(word) = effort_word(body, field, &words, kwargs)? {
         kwargs.entry("enable_thinking").or_insert((!matches!(word, "none" | "minimal")).into());
+    }
+    Ok(())
+}
+
+/// A flag that switches reasoning on or off as a template variable.
+fn enable_thinking(body: &Reader, field: &str, kwargs: &mut Map<String, Value>) -> Result<(), ApiError> {
+    if body.get(field).is_some() {
+        kwargs.insert("enable_thinking".into(), body.flag(field, true)?.into());
     }
     Ok(())
 }

@@ -36,6 +36,12 @@ pub struct CompletionRequest {
     pub sampling: SamplingFields,
     /// Prepend the prompt to the answer.
     pub echo: bool,
+    /// Text behind the gap that the answer fills, where the vocabulary has tokens for it.
+    pub suffix: Option<String>,
+    /// Whether the response has timings.
+    pub timings: bool,
+    /// Add the tokenizer's special tokens, such as BOS, to prompts of text.
+    pub add_special_tokens: bool,
     /// Required response format (structured output).
     pub response_format: Option<ResponseFormat>,
     /// `Some` for a streamed answer.
@@ -70,6 +76,9 @@ impl CompletionRequest {
             prompts: prompts(body, "prompt", MAX_PROMPTS, vocab)?,
             sampling,
             echo,
+            suffix: body.text("suffix")?.filter(|text| !text.is_empty()).map(str::to_owned),
+            timings: body.flag("timings_per_token", false)?,
+            add_special_tokens: body.flag("add_special_tokens", true)?,
             response_format: ResponseFormat::read(body)?,
             stream: chat::stream(body)?,
         })

@@ -86,6 +86,10 @@ impl MessagesRequest {
                 template_kwargs,
                 add_generation_prompt: !continues,
                 continue_final_message: continues,
+                add_special_tokens: false,
+                echo: false,
+                chat_template: None,
+                timings: false,
             },
         })
     }

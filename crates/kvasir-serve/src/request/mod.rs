@@ -12,8 +12,10 @@ pub(crate) mod completions;
 pub(crate) mod conversation;
 pub(crate) mod embeddings;
 pub(crate) mod fields;
+pub(crate) mod llama_cpp;
 pub(crate) mod messages;
 pub(crate) mod ollama;
+pub(crate) mod output_fields;
 pub(crate) mod reader;
 pub(crate) mod response_format;
 pub(crate) mod responses;
@@ -29,12 +31,14 @@ pub use crate::request::completions::{CompletionRequest, Prompt};
 pub use crate::request::conversation::{Content, Message, Role};
 pub use crate::request::embeddings::{EmbeddingsRequest, Encoding};
 pub use crate::request::fields::{
-    CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, EMBEDDINGS, ENDPOINTS, Endpoint, FORK, Field,
-    MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_SHOW, RESPONSES, REWIND,
-    SESSIONS, TOKENIZE,
+    APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, EMBEDDINGS, ENDPOINTS, Endpoint,
+    FORK, Field, INFILL, LLAMA_COMPLETION, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS,
+    OLLAMA_GENERATE, OLLAMA_SHOW, RESPONSES, REWIND, SESSIONS, TOKENIZE,
 };
+pub use crate::request::llama_cpp::LlamaCppRequest;
 pub use crate::request::messages::MessagesRequest;
 pub use crate::request::ollama::{OllamaRequest, OllamaTask, ollama_embed, ollama_embeddings};
+pub use crate::request::output_fields::OutputFields;
 pub use crate::request::reader::Reader;
 pub use crate::request::response_format::ResponseFormat;
 pub use crate::request::responses::ResponsesRequest;

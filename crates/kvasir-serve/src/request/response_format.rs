@@ -1,5 +1,6 @@
-//! Parses structured output parameters: `response_format`, `structured_outputs` and vLLM's older
-//! `guided_*`.
+//! Parses structured output parameters: `response_format`, `structured_outputs`, vLLM's older
+//! `guided_*`, SGLang's `regex` and `ebnf`, and
+//! llama.cpp's `grammar` and `json_schema`.
 
 use crate::error::ApiError;
 use crate::grammar::spec::Shape;
@@ -20,7 +21,8 @@ pub struct ResponseFormat {
 }
 
 impl ResponseFormat {
-    /// Parses `response_format`, `structured_outputs` and `guided_*`; at most one may be set.
+    /// Parses `response_format`, `structured_outputs`, `guided_*`, `regex`, `ebnf`, `grammar` and
+    /// `json_schema`; at most one may be set.
     pub fn read(body: &Reader) -> Result<Option<Self>, ApiError> {
         let mut formats = Vec::new();
         formats.extend(response_format(body)?);
@@ -29,6 +31,19 @@ impl ResponseFormat {
             formats.extend(constraint(&outer, "")?);
         }
         formats.extend(constraint(body, "guided_")?);
+        // SGLang's names, and llama.cpp's.
+        for (name, shape) in [
+            ("regex", Shape::Regex as fn(String) -> Shape),
+            ("ebnf", Shape::Grammar),
+            ("grammar", Shape::Grammar),
+        ] {
+            let text = body.text(name)?.filter(|text| !text.is_empty()).map(str::to_owned);
+            formats.extend(text.map(|text| ResponseFormat { shape: shape(text), param: body.name(name) }));
+        }
+        if let Some(schema) = body.object("json_schema")? {
+            formats
+                .push(Self { shape: Shape::JsonSchema(schema.to_value()), param: body.name("json_schema") });
+        }
         match formats.len() {
             0 => Ok(None),
             1 => Ok(formats.pop()),

@@ -60,6 +60,10 @@ impl ResponsesRequest {
             template_kwargs: template_kwargs(body)?,
             add_generation_prompt: true,
             continue_final_message: false,
+            add_special_tokens: false,
+            echo: false,
+            chat_template: None,
+            timings: false,
             sampling,
         };
         Ok(Self { chat })

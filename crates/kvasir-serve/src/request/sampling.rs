@@ -2,7 +2,9 @@
 //! penalties, stop, seed, logit bias, logprobs.
 
 use crate::error::ApiError;
+use crate::request::output_fields::OutputFields;
 use crate::request::reader::Reader;
+use crate::scan::stop_regex::StopRegex;
 use kvasir_engine::Params;
 use kvasir_sample::Sampling;
 
@@ -15,6 +17,8 @@ const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
 /// Maximum entries of `logit_bias`.
 const MAX_BIAS: usize = 1024;
+/// Maximum number of `bad_words`.
+const MAX_BAD_WORDS: usize = 128;
 /// Maximum ids in `stop_token_ids`.
 const MAX_STOP_IDS: usize = 128;
 /// Upper bound of any token count; the model's context length is checked elsewhere.
@@ -42,6 +46,8 @@ pub struct SamplingFields {
     pub n: u32,
     /// Stop sequences, excluded from the answer.
     pub stop: Vec<String>,
+    /// Regular expressions behind whose match the answer ends.
+    pub stop_regex: Vec<String>,
     /// Stop token ids.
     pub stop_token_ids: Vec<u32>,
     /// Ignore end-of-sequence tokens.
@@ -54,6 +60,14 @@ pub struct SamplingFields {
     pub prompt_logprobs: Option<u32>,
     /// Isolates its prefix cache entries from other requests'.
     pub cache_salt: Option<String>,
+    /// The only ids that may be sampled; empty allows all.
+    pub allowed_token_ids: Vec<u32>,
+    /// Texts that are never generated.
+    pub bad_words: Vec<String>,
+    /// Keep only this many tokens at the prompt's end; -1 keeps as many as fit.
+    pub truncate_prompt: Option<i32>,
+    /// How the answer is written.
+    pub output: OutputFields,
 }
 
 impl SamplingFields {
@@ -85,7 +99,8 @@ impl SamplingFields {
             length: length(body)?,
             n: body.integer("n", 1..=MAX_N)?.map_or(1, |n| n as u32),
             stop: stops(body, "stop")?,
-            stop_token_ids: stop_ids(body, vocab)?,
+            stop_regex: stop_regex(body)?,
+            stop_token_ids: token_ids(body, "stop_token_ids", MAX_STOP_IDS, vocab)?,
             ignore_eos: body.flag("ignore_eos", false)?,
             bias: bias(body, vocab)?,
             priority: body
@@ -93,6 +108,10 @@ impl SamplingFields {
                 .map_or(0, |p| p as i32),
             prompt_logprobs: prompt_logprobs(body)?,
             cache_salt: body.text("cache_salt")?.map(str::to_owned),
+            allowed_token_ids: token_ids(body, "allowed_token_ids", vocab as usize, vocab)?,
+            bad_words: bad_words(body)?,
+            truncate_prompt: body.integer("truncate_prompt_tokens", -1..=MAX_TOKENS)?.map(|n| n as i32),
+            output: OutputFields::read(body)?,
         })
     }
 }
@@ -161,6 +180,9 @@ fn length(body: &Reader) -> Result<Length, ApiError> {
     } else {
         max_tokens(body, "max_tokens")?
     };
+    // llama.cpp's name; negative without a limit of its own.
+    let predicted = body.integer("n_predict", -2..=MAX_TOKENS)?.filter(|n| *n > 0).map(|n| n as u32);
+    let old = old.or(predicted);
     let max_tokens = max_tokens(body, "max_completion_tokens")?.or(old);
     let min_tokens = body.integer("min_tokens", 0..=MAX_TOKENS)?.unwrap_or(0) as u32;
     match max_tokens {
@@ -186,13 +208,30 @@ pub(crate) fn stops(body: &Reader, field: &str) -> Result<Vec<String>, ApiError>
     items.map(|item| stop(item.as_str().ok_or_else(|| body.error(field, "must hold texts"))?)).collect()
 }
 
-fn stop_ids(body: &Reader, vocab: u32) -> Result<Vec<u32>, ApiError> {
-    let items = body.list("stop_token_ids", MAX_STOP_IDS)?.unwrap_or(&[]).iter();
+/// Regular expressions that end the answer: one or a list.
+fn stop_regex(body: &Reader) -> Result<Vec<String>, ApiError> {
+    let patterns = stops(body, "stop_regex")?;
+    StopRegex::new(&patterns).map_err(|why| body.error("stop_regex", format!("is invalid: {why}")))?;
+    Ok(patterns)
+}
+
+/// Texts that are never generated.
+fn bad_words(body: &Reader) -> Result<Vec<String>, ApiError> {
+    let items = body.list("bad_words", MAX_BAD_WORDS)?.unwrap_or(&[]).iter();
+    let word = |item: &serde_json::Value| {
+        let word = item.as_str().filter(|word| (1..=MAX_STOP_BYTES).contains(&word.trim().len()));
+        word.map(str::to_owned)
+            .ok_or_else(|| body.error("bad_words", format!("must hold texts of 1 to {MAX_STOP_BYTES} bytes")))
+    };
+    items.map(word).collect()
+}
+
+/// A list of token ids.
+fn token_ids(body: &Reader, field: &str, max: usize, vocab: u32) -> Result<Vec<u32>, ApiError> {
+    let items = body.list(field, max)?.unwrap_or(&[]).iter();
     let id = |item: &serde_json::Value| item.as_u64().filter(|id| *id < u64::from(vocab)).map(|id| id as u32);
     items
-        .map(|item| {
-            id(item).ok_or_else(|| body.error("stop_token_ids", format!("must hold token ids below {vocab}")))
-        })
+        .map(|item| id(item).ok_or_else(|| body.error(field, format!("must hold token ids below {vocab}"))))
         .collect()
 }
 

@@ -7,3 +7,4 @@
 pub(crate) mod hold_back;
 pub(crate) mod json_prefix;
 pub(crate) mod python_calls;
+pub(crate) mod stop_regex;

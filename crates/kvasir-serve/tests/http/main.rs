@@ -4,8 +4,10 @@
 
 mod health;
 mod leavers;
+mod llama_cpp;
 mod ollama;
 mod origins;
+mod output_fields;
 mod probes;
 mod server;
 mod sessions;

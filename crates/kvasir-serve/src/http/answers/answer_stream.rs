@@ -12,6 +12,7 @@ use crate::host::engine_thread::TokenStream;
 use crate::host::errors::failure;
 use crate::host::token_buffer::RequestOutput;
 use crate::model::{Detokenizer, Model};
+use crate::request::output_fields::OutputFields;
 use crate::session::recorder::TurnRecorder;
 use kvasir_engine::{Finish, Summary};
 use kvasir_exec::TokenLogprobs;
@@ -39,6 +40,10 @@ pub struct AnswerStream {
     prompt: Option<Vec<Token>>,
     /// Log-probabilities received of the prompt's tokens, from the second on.
     scores: Vec<TokenLogprobs>,
+    /// How the answer is written.
+    written: OutputFields,
+    /// Ids of tokens since the last increment.
+    ids: Vec<Token>,
     /// Session update to commit at the end.
     recorder: Option<TurnRecorder>,
     has_ended: bool,
@@ -65,6 +70,27 @@ pub struct AnswerOutcome {
     pub spoke: Duration,
 }
 
+impl AnswerOutcome {
+    /// `timings` as llama.cpp has them. The prompt's time is that to the first token.
+    pub(crate) fn timings(&self) -> Value {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let per_second = |n: u32, time: Duration| f64::from(n) / time.as_secs_f64().max(1e-9);
+        let per_token = |n: u32, time: Duration| ms(time) / f64::from(n.max(1));
+        let prompt = self.prompt.saturating_sub(self.cached);
+        json!({
+            "cache_n": self.cached,
+            "prompt_n": prompt,
+            "prompt_ms": ms(self.ttft),
+            "prompt_per_token_ms": per_token(prompt, self.ttft),
+            "prompt_per_second": per_second(prompt, self.ttft),
+            "predicted_n": self.tokens,
+            "predicted_ms": ms(self.spoke),
+            "predicted_per_token_ms": per_token(self.tokens, self.spoke),
+            "predicted_per_second": per_second(self.tokens, self.spoke),
+        })
+    }
+}
+
 /// Increment of an answer.
 #[derive(Debug, Default)]
 pub struct AnswerIncrement {
@@ -72,6 +98,8 @@ pub struct AnswerIncrement {
     pub deltas: Vec<Delta>,
     /// Log-probabilities that belong to `deltas`.
     pub logprobs: Vec<Value>,
+    /// Ids of the tokens since the last increment, if requested.
+    pub ids: Vec<Token>,
     /// Answer tokens so far.
     pub tokens: u32,
     /// Prompt log-probabilities, in the first increment if requested.
@@ -102,9 +130,14 @@ impl AnswerIncrement {
 }
 
 impl AnswerStream {
-    pub(crate) fn new(model: Arc<Model>, answers: TokenStream, options: ParseOptions) -> Self {
-        let marked = options.calls.is_some() || options.reasoning.is_some();
-        let detokenizer = model.detokenizer(marked, options.continues);
+    pub(crate) fn new(
+        model: Arc<Model>,
+        answers: TokenStream,
+        options: ParseOptions,
+        written: OutputFields,
+    ) -> Self {
+        let marked = options.calls.is_some() || options.reasoning.is_some() || !written.separate_reasoning;
+        let detokenizer = model.detokenizer(marked, options.continues, written.skip_special_tokens);
         Self {
             model,
             answers,
@@ -117,6 +150,8 @@ impl AnswerStream {
             text: 0,
             prompt: None,
             scores: Vec::new(),
+            written,
+            ids: Vec::new(),
             recorder: None,
             has_ended: false,
         }
@@ -138,7 +173,10 @@ impl AnswerStream {
             let mut increment = AnswerIncrement::default();
             self.scores.append(&mut output.scores);
             let mut logprobs = output.logprobs.drain(..);
-            for token in output.tokens.iter().copied() {
+            let by_token = |summary: &Summary| matches!(summary.finish, Finish::Eos | Finish::StopId(_));
+            let ends_by_token = output.ended.as_ref().is_some_and(by_token);
+            let count = output.tokens.len();
+            for (i, token) in output.tokens.iter().copied().enumerate() {
                 // Tokens after a stop sequence were in flight when it was found.
                 if self.choice.stopped().is_some() {
                     break;
@@ -147,7 +185,16 @@ impl AnswerStream {
                 if let Some(recorder) = &mut self.recorder {
                     recorder.push_token(token);
                 }
-                let text = self.detokenizer.push(token);
+                if self.written.token_ids {
+                    self.ids.push(token);
+                }
+                // The token that ends an answer is no part of its text, even where control tokens
+                // are written.
+                let is_end = ends_by_token && i + 1 == count;
+                let text = match is_end && !self.written.skip_special_tokens && !self.written.include_stop {
+                    true => String::new(),
+                    false => self.detokenizer.push(token),
+                };
                 self.logprobs.extend(logprobs.next().map(|l| (self.text, self.logprob(token, &l))));
                 self.text += text.len();
                 let deltas = self.choice.push(&text);
@@ -168,10 +215,12 @@ impl AnswerStream {
                 }
                 return Ok(Some(self.end(increment, summary)));
             }
+            if let Some(recorder) = &mut self.recorder {
+                recorder.push_deltas(&increment.deltas);
+            }
+            self.drop_reasoning(&mut increment);
             if !increment.deltas.is_empty() {
-                if let Some(recorder) = &mut self.recorder {
-                    recorder.push_deltas(&increment.deltas);
-                }
+                increment.ids = std::mem::take(&mut self.ids);
                 increment.tokens = self.tokens;
                 increment.logprobs = self.released_logprobs();
                 increment.prompt = self.prompt_logprobs();
@@ -188,6 +237,10 @@ impl AnswerStream {
             increment.deltas.extend(self.choice.push(&rest));
         }
         increment.deltas.extend(self.choice.finish());
+        if let Some(stop) = stop.as_ref().filter(|_| self.written.include_stop) {
+            increment.add(Delta::Content(stop.clone()));
+        }
+        increment.ids = std::mem::take(&mut self.ids);
         increment.logprobs = self.released_logprobs();
         if !cut {
             increment.logprobs.extend(self.logprobs.drain(..).map(|(_, logprob)| logprob));
@@ -214,8 +267,16 @@ impl AnswerStream {
             // Text after a stop sequence was not recorded.
             recorder.commit(!cut && matches!(summary.finish, Finish::Eos | Finish::StopId(_)));
         }
+        self.drop_reasoning(&mut increment);
         self.has_ended = true;
         increment
+    }
+
+    /// Drops reasoning that the client does not want to see.
+    fn drop_reasoning(&self, increment: &mut AnswerIncrement) {
+        if !self.written.include_reasoning {
+            increment.deltas.retain(|delta| !matches!(delta, Delta::Reasoning(_)));
+        }
     }
 
     /// Releases log-probabilities of tokens whose text is (partly) certain, never of a stop
@@ -262,7 +323,11 @@ impl AnswerStream {
     fn logprob(&self, token: Token, logprobs: &TokenLogprobs) -> Value {
         let one = |token: Token, logprob: f32| {
             let bytes = self.model.token_bytes(token);
-            json!({"token": String::from_utf8_lossy(&bytes), "logprob": logprob, "bytes": bytes})
+            let text = match self.written.tokens_as_ids {
+                true => format!("token_id:{token}").into(),
+                false => String::from_utf8_lossy(&bytes),
+            };
+            json!({"token": text, "logprob": logprob, "bytes": bytes})
         };
         let mut entry = one(token, logprobs.chosen);
         entry["top_logprobs"] = logprobs.top.iter().map(|(token, logprob)| one(*token, *logprob)).collect();

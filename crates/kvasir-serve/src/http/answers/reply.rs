@@ -10,6 +10,7 @@ use futures_util::{
     Stream, StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
+use kvasir_kv::Token;
 use std::{future::ready, time::Duration};
 use tokio::time::timeout;
 
@@ -37,12 +38,24 @@ pub(crate) struct Reply {
     streams: Vec<AnswerStream>,
     per_prompt: usize,
     prompt_tokens: u64,
+    /// Ids of each prompt, if requested.
+    prompt_ids: Vec<Vec<Token>>,
 }
 
 impl Reply {
     /// `per_prompt` answers per prompt; `prompt_tokens` is the total over all prompts.
     pub(crate) fn new(streams: Vec<AnswerStream>, per_prompt: usize, prompt_tokens: u64) -> Self {
-        Self { streams, per_prompt: per_prompt.max(1), prompt_tokens }
+        Self { streams, per_prompt: per_prompt.max(1), prompt_tokens, prompt_ids: Vec::new() }
+    }
+
+    /// Sets the ids of each prompt, which `return_token_ids` asks for.
+    pub(crate) fn with_prompt_ids(self, prompt_ids: Vec<Vec<Token>>) -> Self {
+        Self { prompt_ids, ..self }
+    }
+
+    /// Ids of the prompt of one answer, if requested.
+    pub(crate) fn prompt_ids(&self, answer: usize) -> Option<Vec<Token>> {
+        self.prompt_ids.get(answer / self.per_prompt).cloned()
     }
 
     /// Number of answers.

@@ -1,6 +1,7 @@
 //! Server-sent events (SSE): event framing and the chunk format of OpenAI's streaming APIs.
 
 use crate::error::ApiError;
+use crate::http::answers::answer_stream::AnswerOutcome;
 use crate::http::answers::usage::Usage;
 use crate::request::chat::StreamOptions;
 use axum::{
@@ -9,6 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::{Stream, StreamExt};
+use kvasir_kv::Token;
 use serde_json::Value;
 use std::{convert::Infallible, fmt::Write};
 
@@ -32,6 +34,11 @@ pub(crate) fn error(error: &ApiError) -> String {
     event(&error.to_json().to_string())
 }
 
+/// The ids of an increment as further JSON text of its choice, if they were requested.
+pub(crate) fn ids_part(ids: &[Token]) -> String {
+    if ids.is_empty() { String::new() } else { format!(",\"token_ids\":{}", Value::from(ids)) }
+}
+
 /// Chunk template: the constant JSON around each delta is serialized once per stream.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkTemplate {
@@ -39,6 +46,8 @@ pub(crate) struct ChunkTemplate {
     tail: String,
     options: StreamOptions,
     prompt: u64,
+    /// Whether the last chunk of an answer has timings.
+    pub(crate) timings: bool,
 }
 
 impl ChunkTemplate {
@@ -46,12 +55,16 @@ impl ChunkTemplate {
     pub(crate) fn new(head: &Value, options: StreamOptions, prompt: u64) -> Self {
         let text = head.to_string();
         let open = text.strip_suffix('}').unwrap_or(&text);
-        Self {
+        let mut template = Self {
             head: format!("data: {open},\"choices\":["),
             tail: if options.include_usage { ",\"usage\":null}\n\n".into() } else { "}\n\n".into() },
             options,
             prompt,
-        }
+            timings: false,
+        };
+        // Every chunk has usage, the first one, too.
+        template.set_usage(0);
+        template
     }
 
     /// Writes a chunk with one choice. `part` is the `delta` of a chat or the `text` of a
@@ -80,6 +93,23 @@ impl ChunkTemplate {
             let usage = Usage { prompt: self.prompt, completion: tokens.into(), ..Usage::default() };
             self.tail = format!(",\"usage\":{}}}\n\n", usage.to_json());
         }
+    }
+
+    /// Writes the last chunk of an answer, with its finish reason and, if requested, its timings.
+    pub(crate) fn last_chunk(
+        &mut self,
+        out: &mut String,
+        index: usize,
+        part: &str,
+        logprobs: Option<&Value>,
+        outcome: &AnswerOutcome,
+    ) {
+        let tail = self.tail.clone();
+        if self.timings {
+            self.tail = format!(",\"timings\":{}{tail}", outcome.timings());
+        }
+        self.chunk(out, index, part, logprobs, Some(outcome.reason));
+        self.tail = tail;
     }
 
     /// Writes the end: a chunk without choices that carries usage, if requested, then [`DONE`].

@@ -36,28 +36,29 @@ pub(crate) fn submit_recorded(
     let model = app.model.clone();
     app.check_model(request.model.as_deref())?;
     let prompt = model.chat_prompt(request)?;
-    let (sampling, prompt_tokens) = (&request.sampling, prompt.len() as u64);
+    let sampling = &request.sampling;
     let constraint = model.chat_constraint(request, &prompt)?;
     if !constraint.loosened.is_empty() {
         let (context, schemas) = (RequestContext::current(), constraint.loosened);
         app.host.reports().send(ReportEvent::Loosened { context, schemas, at: SystemTime::now() });
     }
     let options = ParseOptions { constrained: constraint.calls, ..model.parse_options(request, &prompt) };
-    let scored_prompt = sampling.prompt_logprobs.map(|_| prompt.clone());
     let mut submission = app.submission(param, prompt, sampling, key)?;
-    submission.request.params.constraint = constraint.constrained;
+    submission.request.params.constraint = model.with_token_rules(sampling, constraint.constrained)?;
+    let prompt_tokens = submission.request.prompt.len() as u64;
+    let prompt = Arc::new(submission.request.prompt.clone());
     if let Some(recorder) = &mut recorder {
         recorder.bind(&mut submission.request);
     }
     let answers = app.submit(vec![submission], sampling.n)?;
     let stream = |answers| {
-        let stream = AnswerStream::new(model.clone(), answers, options.clone()).recording(recorder.take());
-        match &scored_prompt {
-            Some(prompt) => stream.with_prompt_logprobs(prompt.clone()),
-            None => stream,
-        }
+        let stream = AnswerStream::new(model.clone(), answers, options.clone(), sampling.output.clone());
+        let stream = stream.recording(recorder.take());
+        if sampling.prompt_logprobs.is_some() { stream.with_prompt_logprobs(prompt.to_vec()) } else { stream }
     };
-    Ok(Reply::new(answers.into_iter().map(stream).collect(), sampling.n as usize, prompt_tokens))
+    let streams = answers.into_iter().map(stream).collect();
+    let prompt_ids = if sampling.output.token_ids { vec![prompt.to_vec()] } else { Vec::new() };
+    Ok(Reply::new(streams, sampling.n as usize, prompt_tokens).with_prompt_ids(prompt_ids))
 }
 
 impl App {

@@ -3,14 +3,15 @@
 
 use crate::answer::events::Delta;
 use crate::error::ApiError;
-use crate::http::answers::answer_stream::AnswerIncrement;
+use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
 use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, ChunkTemplate, event_stream};
 use crate::http::answers::submit_chat::submit_recorded;
 use crate::http::answers::usage::Usage;
-use crate::http::app::{App, unix_seconds};
+use crate::http::app::{App, FINGERPRINT, unix_seconds};
 use crate::http::body::read_body;
 use crate::request::chat::{ChatRequest, StreamOptions};
+use crate::request::conversation::{Content, Message, Role};
 use crate::request::fields::CHAT;
 use crate::request::reader::Reader;
 use crate::session::recorder::TurnRecorder;
@@ -20,6 +21,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::Stream;
+use kvasir_kv::Token;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -28,6 +30,9 @@ pub(crate) struct Chat {
     head: Value,
     reply: Reply,
     ids: CallIds,
+    /// Text in front of the answer: the last message, with `echo`.
+    echo: String,
+    timings: bool,
     pub(crate) stream: Option<StreamOptions>,
 }
 
@@ -48,19 +53,24 @@ impl Chat {
         };
         let reply = submit_recorded(app, key, &request, "messages", recorder)?;
         Ok(Self {
-            head: json!({"id": format!("chatcmpl-{id}"), "created": unix_seconds(), "model": app.model.name}),
+            head: json!({"id": format!("chatcmpl-{id}"), "created": unix_seconds(), "model": app.model.name, "system_fingerprint": FINGERPRINT}),
             reply,
             ids,
+            echo: echoed(&request),
+            timings: request.timings,
             stream: request.stream,
         })
     }
 
     /// The non-streaming response.
     pub(crate) async fn whole(self) -> Result<Value, ApiError> {
-        let mut choices: Vec<_> = (0..self.reply.len()).map(|_| Whole::default()).collect();
-        let mut prompt_logprobs = None;
+        let whole = |_| Whole { content: self.echo.clone(), ..Whole::default() };
+        let mut choices: Vec<_> = (0..self.reply.len()).map(whole).collect();
+        let prompt_ids = self.reply.prompt_ids(0);
+        let (mut prompt_logprobs, mut timings) = (None, None);
         let take = |index: usize, mut increment: AnswerIncrement| {
             prompt_logprobs = prompt_logprobs.take().or(increment.prompt.take().map(|prompt| prompt.by_id));
+            timings = increment.ended.as_ref().map(AnswerOutcome::timings).or(timings.take());
             choices[index].take(increment);
         };
         let usage = self.reply.whole(take).await?;
@@ -69,8 +79,12 @@ impl Chat {
         object["choices"] =
             choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index, &ids)).collect();
         object["usage"] = usage.to_json();
-        if let Some(list) = prompt_logprobs {
-            object["prompt_logprobs"] = list;
+        if let Some(timings) = timings.filter(|_| self.timings) {
+            object["timings"] = timings;
+        }
+        object["prompt_logprobs"] = prompt_logprobs.unwrap_or_default();
+        if let Some(prompt) = prompt_ids {
+            object["prompt_token_ids"] = prompt.into();
         }
         Ok(object)
     }
@@ -79,9 +93,20 @@ impl Chat {
     /// index.
     pub(crate) fn events(mut self, options: StreamOptions) -> impl Stream<Item = String> + Send {
         self.head["object"] = "chat.completion.chunk".into();
-        let template = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
-        let answers = self.reply.len();
-        self.reply.events(Chunks { template, answers, ids: self.ids })
+        let mut template = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
+        template.timings = self.timings;
+        let (answers, prompt_ids) = (self.reply.len(), self.reply.prompt_ids(0));
+        self.reply.events(Chunks { template, answers, ids: self.ids, echo: self.echo, prompt_ids })
+    }
+}
+
+/// The text that `echo` repeats: the last message, if it is the assistant's.
+fn echoed(request: &ChatRequest) -> String {
+    match request.messages.last() {
+        Some(Message { role: Role::Assistant, content: Content::Text(text), .. }) if request.echo => {
+            text.clone()
+        }
+        _ => String::new(),
     }
 }
 
@@ -104,24 +129,33 @@ struct Chunks {
     template: ChunkTemplate,
     answers: usize,
     ids: CallIds,
+    echo: String,
+    prompt_ids: Option<Vec<Token>>,
 }
 
 impl EventWriter for Chunks {
     fn open(&mut self, out: &mut String) {
+        let mut part = json!({"role": "assistant", "content": self.echo}).to_string();
+        part.insert_str(0, "\"delta\":");
+        if let Some(ids) = self.prompt_ids.take() {
+            part.push_str(&format!(",\"prompt_token_ids\":{}", Value::from(ids)));
+        }
         for index in 0..self.answers {
-            self.template.chunk(out, index, r#""delta":{"role":"assistant","content":""}"#, None, None);
+            self.template.chunk(out, index, &part, None, None);
         }
     }
 
     fn increment(&mut self, out: &mut String, index: usize, increment: AnswerIncrement) {
         self.template.set_usage(increment.tokens);
         let logprobs = (!increment.logprobs.is_empty()).then(|| json!({"content": increment.logprobs}));
-        let mut logprobs = logprobs.as_ref();
+        let (mut logprobs, mut ids) = (logprobs.as_ref(), sse::ids_part(&increment.ids));
         for delta in &increment.deltas {
-            self.template.chunk(out, index, &self.delta(index, delta), logprobs.take(), None);
+            let part = self.delta(index, delta) + &std::mem::take(&mut ids);
+            self.template.chunk(out, index, &part, logprobs.take(), None);
         }
         if let Some(ended) = increment.ended {
-            self.template.chunk(out, index, r#""delta":{}"#, logprobs.take(), Some(ended.reason));
+            let part = format!("\"delta\":{{}}{ids}");
+            self.template.last_chunk(out, index, &part, logprobs.take(), &ended);
         }
     }
 
@@ -160,6 +194,7 @@ struct Whole {
     reasoning: String,
     calls: Vec<(String, String)>,
     logprobs: Vec<Value>,
+    ids: Vec<Token>,
     reason: &'static str,
 }
 
@@ -169,6 +204,7 @@ impl Whole {
             self.reason = ended.reason;
         }
         self.logprobs.extend(increment.logprobs);
+        self.ids.extend(increment.ids);
         for delta in increment.deltas {
             match delta {
                 Delta::Content(text) => self.content += &text,
@@ -195,7 +231,12 @@ impl Whole {
             message["tool_calls"] = self.calls.into_iter().enumerate().map(call).collect();
         }
         let logprobs = if self.logprobs.is_empty() { Value::Null } else { json!({"content": self.logprobs}) };
-        json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": self.reason})
+        let mut choice =
+            json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": self.reason});
+        if !self.ids.is_empty() {
+            choice["token_ids"] = self.ids.into();
+        }
+        choice
     }
 }
 

@@ -3,11 +3,11 @@
 use crate::answer::choice::ParseOptions;
 use crate::answer::events::Delta;
 use crate::error::ApiError;
-use crate::http::answers::answer_stream::{AnswerIncrement, AnswerStream};
+use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome, AnswerStream};
 use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, ChunkTemplate, event_stream};
 use crate::http::answers::usage::Usage;
-use crate::http::app::{App, unix_seconds};
+use crate::http::app::{App, FINGERPRINT, unix_seconds};
 use crate::http::body::read_body;
 use crate::request::chat::StreamOptions;
 use crate::request::completions::{CompletionRequest, Prompt};
@@ -34,6 +34,7 @@ pub(crate) struct Completion {
     echoes: Vec<String>,
     /// Whether the echoed prompt gets log-probabilities.
     scores_echo: bool,
+    timings: bool,
     pub(crate) stream: Option<StreamOptions>,
 }
 
@@ -59,6 +60,7 @@ impl Completion {
             response_format.check_lengths(&request.sampling)?;
             constraint = model.constraint(response_format, &[])?;
         }
+        constraint = model.with_token_rules(&request.sampling, constraint)?;
         let (mut recorder, earlier) = match app.begin_text_turn(key, body)? {
             Some(_) if request.prompts.len() != 1 => {
                 return Err(ApiError::param("prompt", "`prompt` must be one prompt in a session"));
@@ -70,22 +72,34 @@ impl Completion {
         let mut submissions = Vec::with_capacity(request.prompts.len());
         for prompt in &request.prompts {
             let mut ids = earlier.clone();
-            ids.extend(app.ids(prompt, earlier.is_empty())?);
-            prompt_tokens += ids.len() as u64;
+            ids.extend(match (&request.suffix, prompt) {
+                (Some(suffix), Prompt::Text(text)) => model.fill_in_middle(text, suffix)?,
+                (Some(_), Prompt::Ids(_)) => {
+                    return Err(ApiError::param("suffix", "`suffix` needs a prompt of text"));
+                }
+                (None, prompt) => app.ids(prompt, earlier.is_empty() && request.add_special_tokens)?,
+            });
             let mut submission = app.submission("prompt", ids, &request.sampling, key)?;
             submission.request.params.constraint = constraint.clone();
+            prompt_tokens += submission.request.prompt.len() as u64;
             if let Some(recorder) = &mut recorder {
                 recorder.bind(&mut submission.request);
             }
             submissions.push(submission);
         }
-        let (stop, min_tokens) = (request.sampling.stop.clone(), request.sampling.length.min_tokens);
-        let options = ParseOptions { stop, min_tokens, continues: true, ..ParseOptions::default() };
+        let options = ParseOptions {
+            stop: request.sampling.stop.clone(),
+            stop_regex: request.sampling.stop_regex.clone(),
+            min_tokens: request.sampling.length.min_tokens,
+            continues: true,
+            ..ParseOptions::default()
+        };
         let scored_prompt = request.sampling.prompt_logprobs.is_some();
-        let ids: Vec<Option<Vec<Token>>> = submissions
-            .iter()
-            .map(|submission| scored_prompt.then(|| submission.request.prompt.clone()))
-            .collect();
+        let output = &request.sampling.output;
+        let ids: Vec<Vec<Token>> = match scored_prompt || output.token_ids {
+            true => submissions.iter().map(|submission| submission.request.prompt.clone()).collect(),
+            false => Vec::new(),
+        };
         let echo = |prompt: &Prompt| match (request.echo, prompt) {
             (false, _) => String::new(),
             (true, Prompt::Text(text)) => text.clone(),
@@ -95,19 +109,20 @@ impl Completion {
         let n = request.sampling.n as usize;
         let (mut streams, mut echoes) = (Vec::new(), Vec::new());
         for (index, answers) in app.submit(submissions, request.sampling.n)?.into_iter().enumerate() {
-            let stream =
-                AnswerStream::new(model.clone(), answers, options.clone()).recording(recorder.take());
-            streams.push(match &ids[index / n] {
+            let stream = AnswerStream::new(model.clone(), answers, options.clone(), output.clone())
+                .recording(recorder.take());
+            streams.push(match ids.get(index / n).filter(|_| scored_prompt) {
                 Some(ids) => stream.with_prompt_logprobs(ids.clone()),
                 None => stream,
             });
             echoes.push(echoed[index / n].clone());
         }
         let (id, created) = (format!("cmpl-{}", app.new_id()), unix_seconds());
-        let head = json!({"id": id, "object": "text_completion", "created": created, "model": model.name});
-        let reply = Reply::new(streams, n, prompt_tokens);
+        let head = json!({"id": id, "object": "text_completion", "created": created, "model": model.name, "system_fingerprint": FINGERPRINT});
+        let ids = if output.token_ids { ids } else { Vec::new() };
+        let reply = Reply::new(streams, n, prompt_tokens).with_prompt_ids(ids);
         let scores_echo = request.echo && request.sampling.sampling.logprobs.is_some();
-        Ok(Self { head, reply, echoes, scores_echo, stream: request.stream })
+        Ok(Self { head, reply, echoes, scores_echo, timings: request.timings, stream: request.stream })
     }
 
     /// Its answers, for an endpoint with another response format.
@@ -117,10 +132,24 @@ impl Completion {
 
     /// The non-streaming response.
     pub(crate) async fn whole(self) -> Result<Value, ApiError> {
-        let whole = |text| Whole { text, scores_echo: self.scores_echo, ..Whole::default() };
-        let mut choices: Vec<_> = self.echoes.into_iter().map(whole).collect();
-        let usage = self.reply.whole(|index, increment| choices[index].take(increment)).await?;
+        let reply = &self.reply;
+        let whole = |(index, text)| Whole {
+            text,
+            scores_echo: self.scores_echo,
+            ids: reply.prompt_ids(index).map(|prompt| (prompt, Vec::new())),
+            ..Whole::default()
+        };
+        let mut choices: Vec<_> = self.echoes.into_iter().enumerate().map(whole).collect();
+        let mut timings = None;
+        let take = |index: usize, increment: AnswerIncrement| {
+            timings = increment.ended.as_ref().map(AnswerOutcome::timings).or(timings.take());
+            choices[index].take(increment);
+        };
+        let usage = self.reply.whole(take).await?;
         let mut object = self.head;
+        if let Some(timings) = timings.filter(|_| self.timings) {
+            object["timings"] = timings;
+        }
         object["choices"] =
             choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index)).collect();
         object["usage"] = usage.to_json();
@@ -129,7 +158,8 @@ impl Completion {
 
     /// The response as server-sent events.
     pub(crate) fn events(self, options: StreamOptions) -> impl Stream<Item = String> + Send {
-        let template = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
+        let mut template = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
+        template.timings = self.timings;
         let logprobs = self.echoes.iter().map(|_| Logprobs::default()).collect();
         self.reply.events(Chunks { template, echoes: self.echoes, logprobs })
     }
@@ -153,9 +183,12 @@ impl EventWriter for Chunks {
         self.template.set_usage(increment.tokens);
         let logprobs = &mut self.logprobs[index];
         logprobs.take(increment.logprobs);
-        let (text, reason) =
-            (text_part(&visible_text(&increment.deltas)), increment.ended.as_ref().map(|ended| ended.reason));
-        self.template.chunk(out, index, &text, logprobs.drain().as_ref(), reason);
+        let text = text_part(&visible_text(&increment.deltas)) + &sse::ids_part(&increment.ids);
+        let logprobs = logprobs.drain();
+        match &increment.ended {
+            Some(ended) => self.template.last_chunk(out, index, &text, logprobs.as_ref(), ended),
+            None => self.template.chunk(out, index, &text, logprobs.as_ref(), None),
+        }
     }
 
     fn fail(&mut self, out: &mut String, error: &ApiError) {
@@ -174,11 +207,16 @@ struct Whole {
     scores_echo: bool,
     logprobs: Logprobs,
     prompt_logprobs: Value,
+    /// Ids of prompt and answer, if requested.
+    ids: Option<(Vec<Token>, Vec<Token>)>,
     reason: &'static str,
 }
 
 impl Whole {
     fn take(&mut self, increment: AnswerIncrement) {
+        if let Some((_, answer)) = &mut self.ids {
+            answer.extend(&increment.ids);
+        }
         if let Some(prompt) = increment.prompt {
             if self.scores_echo {
                 self.logprobs.take(prompt.listed);
@@ -194,16 +232,19 @@ impl Whole {
 
     fn into_json(self, index: usize) -> Value {
         let logprobs = self.logprobs.into_json();
-        let mut choice =
-            json!({"index": index, "text": self.text, "logprobs": logprobs, "finish_reason": self.reason});
-        if !self.prompt_logprobs.is_null() {
-            choice["prompt_logprobs"] = self.prompt_logprobs;
+        let mut choice = json!({
+            "index": index, "text": self.text, "logprobs": logprobs, "finish_reason": self.reason,
+            "prompt_logprobs": self.prompt_logprobs,
+        });
+        if let Some((prompt, answer)) = self.ids {
+            choice["prompt_token_ids"] = prompt.into();
+            choice["token_ids"] = answer.into();
         }
         choice
     }
 }
 
-fn visible_text(deltas: &[Delta]) -> String {
+pub(crate) fn visible_text(deltas: &[Delta]) -> String {
     let text = |delta: &Delta| match delta {
         Delta::Content(text) => text.clone(),
         _ => String::new(),

@@ -29,7 +29,8 @@ fn model_object(app: &App, name: &str) -> Value {
     let facts = &app.model.facts;
     json!({
         "id": name, "object": "model", "created": app.since, "owned_by": "kvasir",
-        "max_model_len": facts.max_len, "vocab_size": facts.vocab,
+        "max_model_len": facts.max_len, "vocab_size": facts.vocab, "root": app.model.name, "parent": null,
+        "permission": [],
     })
 }
 

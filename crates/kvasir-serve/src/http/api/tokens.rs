@@ -39,11 +39,15 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
 const OF_CHATS: &[&str] =
     &["tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"];
 /// Fields of texts, invalid with `messages`.
-const OF_TEXTS: &[&str] = &["prompt", "add_special_tokens"];
+const OF_TEXTS: &[&str] = &["prompt", "content", "add_special_tokens", "add_special"];
 
 fn text(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
     if let Some(field) = OF_CHATS.iter().find(|field| body.get(field).is_some()) {
         return Err(body.error(field, "needs `messages`"));
+    }
+    // llama.cpp's names, of which the second is off by default.
+    if let Some(text) = body.text("content")? {
+        return app.model.encode(text, body.flag("add_special", false)?);
     }
     let text = body.need_text("prompt")?;
     app.model.encode(text, body.flag("add_special_tokens", true)?)
@@ -60,7 +64,8 @@ fn chat(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
     app.model.chat_prompt(&ChatRequest::read(&body.derived(&chat), &facts.sampling, facts.vocab)?)
 }
 
-/// `POST /detokenize`: `{"tokens": [id]}` → `{"prompt": text}`.
+/// `POST /detokenize`: `{"tokens": [id]}` → `{"prompt": text, "content": text}`; llama.cpp's
+/// clients read the second.
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
@@ -74,7 +79,8 @@ pub(crate) async fn detokenize(
     let id = |item: &Value| item.as_u64().filter(|id| *id < u64::from(vocab)).map(|id| id as u32);
     let ids: Option<Vec<u32>> = items.iter().map(id).collect();
     let ids = ids.ok_or_else(|| body.error("tokens", format!("must hold token ids below {vocab}")))?;
-    Ok(Json(json!({"prompt": app.model.decode(&ids)})))
+    let text = app.model.decode(&ids);
+    Ok(Json(json!({"prompt": text, "content": text})))
 }
 
 /// `GET /tokenizer_info`: `{"tokenizer_class", "eos_token", "bos_token", "chat_template", …}`, for

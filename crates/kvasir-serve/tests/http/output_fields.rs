@@ -1,0 +1,70 @@
+//! Fields that shape the output: ids, stop sequences in the output, truncated prompts.
+
+use super::server::Server;
+use kvasir_kv::CacheKind;
+use serde_json::{Value, json};
+
+fn body(extra: Value) -> Value {
+    let mut body = json!({"prompt": [20, 21, 22], "temperature": 0, "ignore_eos": true, "max_tokens": 12});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+fn ids(value: &Value) -> Vec<u64> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
+}
+
+#[test]
+fn ids_of_prompt_and_answer_are_returned_on_request() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let (_, whole) = server.post("/v1/completions", &body(json!({"return_token_ids": true})));
+    let choice = &whole["choices"][0];
+    assert_eq!(ids(&choice["prompt_token_ids"]), [20, 21, 22]);
+    let answer = ids(&choice["token_ids"]);
+    assert_eq!(answer.len(), 12);
+    let streamed = server.events("/v1/completions", &body(json!({"return_token_ids": true, "stream": true})));
+    let parts = streamed.iter().filter(|event| event["choices"][0].get("token_ids").is_some());
+    assert_eq!(parts.flat_map(|event| ids(&event["choices"][0]["token_ids"])).collect::<Vec<_>>(), answer);
+    let (_, text) = server.post("/detokenize", &json!({"tokens": answer}));
+    assert_eq!(text["prompt"], choice["text"]);
+    let (_, plain) = server.post("/v1/completions", &body(json!({})));
+    assert!(plain["choices"][0].get("token_ids").is_none());
+    assert_eq!(plain["choices"][0]["prompt_logprobs"], Value::Null);
+}
+
+#[test]
+fn the_stop_sequence_may_stay_in_the_output() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let text = |extra: Value| {
+        let (_, whole) = server.post("/v1/completions", &body(extra));
+        whole["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let whole = text(json!({}));
+    let stop: String = whole.chars().skip(3).take(2).collect();
+    let cut = text(json!({"stop": stop}));
+    assert_eq!(text(json!({"stop": stop, "include_stop_str_in_output": true})), cut + &stop);
+}
+
+#[test]
+fn truncated_prompts_keep_their_end() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let ask = |extra: Value| server.post("/v1/completions", &body(extra));
+    let (_, cut) = ask(json!({"prompt": [90, 91, 20, 21, 22], "truncate_prompt_tokens": 3}));
+    let (_, own) = ask(json!({}));
+    assert_eq!(
+        (&cut["choices"][0]["text"], &cut["usage"]["prompt_tokens"]),
+        (&own["choices"][0]["text"], &json!(3))
+    );
+    let long: Vec<u32> = (0..2000).map(|i| 20 + i % 100).collect();
+    assert_eq!(ask(json!({"prompt": long, "truncate_prompt_tokens": -1})).0, 200);
+    assert_eq!(ask(json!({"prompt": long})).0, 400);
+}
+
+#[test]
+fn running_usage_is_in_every_chunk() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let options =
+        json!({"stream": true, "stream_options": {"include_usage": true, "continuous_usage_stats": true}});
+    let events = server.events("/v1/completions", &body(options));
+    assert!(events.iter().all(|event| event["usage"]["prompt_tokens"] == 3), "{events:?}");
+}
