@@ -20,6 +20,9 @@ const GROUPS: [Group; 14] = [
         heading: "Network",
         common: &["host", "port", "api-key", "model-name"],
         rest: &[
+            "api-key-file",
+            "metrics-key",
+            "open-health",
             "health-port",
             "allowed-origins",
             "tls-cert",

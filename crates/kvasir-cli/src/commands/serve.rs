@@ -9,13 +9,14 @@ use crate::startup::{Service, Started};
 use kvasir_serve::{
     host::AdmissionLimits,
     http::{
-        AccessControl, ClientRules, Hosts, Keys, LimitListener, Origins, TlsAcceptor, serve, serve_probes,
-        tls,
+        AccessControl, ApiKey, ClientRules, Hosts, Keys, LimitListener, Origins, TlsAcceptor, TlsFiles,
+        serve, serve_probes,
     },
     metrics::Names,
     report::{Collector, Format, Level, Log, Reports},
     request::UnknownFields,
 };
+use serde_json::Value;
 use std::{
     io::{self, Write},
     net::{IpAddr, SocketAddr},
@@ -39,9 +40,14 @@ pub(crate) struct Args {
     /// Port of a second listener on the same host that answers /live and /health without a key, and /metrics if the server has no keys
     #[arg(long, env = "KVASIR_HEALTH_PORT", value_name = "PORT")]
     health_port: Option<u16>,
-    /// API key that clients must send, on every route except /live and the page; may be given several times
-    #[arg(long, env = "KVASIR_API_KEY", hide_env_values = true, value_name = "KEY", value_delimiter = ',')]
-    api_key: Vec<String>,
+    #[command(flatten)]
+    key_args: KeyArgs,
+    /// Key that opens /metrics and /v1/engine/steps, and nothing else; API keys then do not open them
+    #[arg(long, env = "KVASIR_METRICS_KEY", hide_env_values = true, value_name = "KEY")]
+    metrics_key: Option<String>,
+    /// Answer /health, /ready and /version without a key
+    #[arg(long)]
+    open_health: bool,
     /// Allowed CORS origins, such as https://example.org, or * for all; a server without keys also accepts their host names [default: the server's own]
     #[arg(long, env = "KVASIR_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
     allowed_origins: Vec<String>,
@@ -62,7 +68,7 @@ pub(crate) struct Args {
     limits: LimitArgs,
     #[command(flatten)]
     reports: ReportArgs,
-    /// PEM file of the certificate chain; enables TLS
+    /// PEM file of the certificate chain; enables TLS; SIGHUP reloads it and its key
     #[arg(long, env = "KVASIR_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
     /// PEM file of the private key
@@ -81,8 +87,66 @@ const PROBES: usize = 32;
 /// Read and idle timeout of probe connections.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// API keys, given or in a file.
+#[derive(clap::Args, Clone)]
+struct KeyArgs {
+    /// API key that clients must send, on every route except /live, /ping and the page; may be given several times
+    #[arg(long, env = "KVASIR_API_KEY", hide_env_values = true, value_name = "KEY", value_delimiter = ',')]
+    api_key: Vec<String>,
+    /// File of API keys, one per line as NAME: KEY or KEY; logs show the name; SIGHUP reloads it
+    #[arg(long, env = "KVASIR_API_KEY_FILE", value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+}
+
+impl KeyArgs {
+    /// The keys of `--api-key` and `--api-key-file`.
+    fn keys(&self) -> Result<Vec<ApiKey>, Failure> {
+        let mut keys = Vec::new();
+        for (i, key) in self.api_key.iter().enumerate() {
+            let secret = key.trim().to_owned();
+            if secret.is_empty() {
+                return Err(Failure::usage(format!("--api-key: key {} is empty", i + 1)));
+            }
+            keys.push(ApiKey { name: None, secret });
+        }
+        if let Some(file) = &self.api_key_file {
+            let fail = |why: String| Failure::usage(format!("--api-key-file {}: {why}", file.display()));
+            let text = std::fs::read_to_string(file).map_err(|e| fail(e.to_string()))?;
+            let named = ApiKey::parse_file(&text).map_err(fail)?;
+            if named.is_empty() {
+                return Err(Failure::usage(format!("--api-key-file {}: holds no key", file.display())));
+            }
+            keys.extend(named);
+        }
+        Ok(keys)
+    }
+
+    /// Reads keys and certificates again on every SIGHUP. A file that cannot be read changes nothing.
+    async fn reload(&self, keys: Keys, tls: Option<TlsFiles>, reports: Arc<Reports>) {
+        let Ok(mut hangups) = signal::unix::signal(signal::unix::SignalKind::hangup()) else {
+            // Without a handler, nothing is ever reloaded.
+            return std::future::pending().await;
+        };
+        while hangups.recv().await.is_some() {
+            match self.keys() {
+                Ok(list) => {
+                    let count = list.len();
+                    keys.replace(list);
+                    tell(&reports, &format!("{count} API keys reloaded"), vec![("keys", count.into())]);
+                }
+                Err(failure) => tell(&reports, &format!("API keys are unchanged: {failure}"), Vec::new()),
+            }
+            match tls.as_ref().map(TlsFiles::reload) {
+                None => {}
+                Some(Ok(())) => tell(&reports, "certificates reloaded", Vec::new()),
+                Some(Err(why)) => tell(&reports, &format!("certificates are unchanged: {why}"), Vec::new()),
+            }
+        }
+    }
+}
+
 /// What is turned away with 429 or 503.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 struct LimitArgs {
     /// Maximum open requests, running and queued; further ones get 429
     #[arg(long, default_value_t = 1024, env = "KVASIR_MAX_REQUESTS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -177,10 +241,11 @@ enum Alias {
 }
 
 impl Args {
-    /// Validates options before the model is loaded; returns the TLS acceptor and access rules.
-    pub(crate) fn check(&self) -> Result<(Option<TlsAcceptor>, AccessControl), Failure> {
-        if let Some(empty) = self.api_key.iter().position(|key| key.is_empty()) {
-            return Err(Failure::usage(format!("--api-key: key {} is empty", empty + 1)));
+    /// Validates options before the model is loaded; returns the TLS files and access rules.
+    pub(crate) fn check(&self) -> Result<(Option<TlsFiles>, AccessControl), Failure> {
+        let keys = self.key_args.keys()?;
+        if self.metrics_key.as_deref().is_some_and(|key| key.trim().is_empty()) {
+            return Err(Failure::usage("--metrics-key: the key is empty"));
         }
         if self.health_port.is_some_and(|port| port != 0 && port == self.port) {
             return Err(Failure::usage(format!(
@@ -192,11 +257,17 @@ impl Args {
         let origins = origins.map_err(|why| Failure::usage(format!("--allowed-origins: {why}")))?;
         // A server on a network address, or with keys, has explicit access rules; only private ones
         // check host names.
-        let is_private = self.host.is_loopback() && self.api_key.is_empty();
+        let is_private = self.host.is_loopback() && keys.is_empty();
         let hosts = if is_private { Hosts::Private } else { Hosts::Any };
-        let access = AccessControl { keys: Keys::new(self.api_key.clone()), origins, hosts };
+        let access = AccessControl {
+            keys: Keys::new(keys),
+            origins,
+            hosts,
+            metrics_key: self.metrics_key.as_deref().map(|key| key.trim().to_owned()),
+            open_health: self.open_health,
+        };
         let tls = match (&self.tls_cert, &self.tls_key) {
-            (Some(cert), Some(key)) => Some(tls(cert, key).map_err(Failure::usage)?),
+            (Some(cert), Some(key)) => Some(TlsFiles::open(cert, key).map_err(Failure::usage)?),
             _ => None,
         };
         Ok((tls, access))
@@ -205,14 +276,16 @@ impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let started = Instant::now();
         let (tls, access) = self.check()?;
-        let limits = self.limits;
+        let (key_args, keys) = (self.key_args.clone(), access.keys.clone());
+        let reports = self.reports.start()?;
+        let limits = &self.limits;
         let max_connections = limits.max_connections as usize;
         let timeout = Duration::from_secs(limits.client_timeout.into());
         let own_name = self.model_name.iter().find(|name| *name != "*").cloned();
         let service = Service {
             access,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
-            reports: self.reports.start()?,
+            reports: reports.clone(),
             timeout: Duration::from_secs(limits.step_timeout.into()),
             rules: ClientRules {
                 aliases: self
@@ -227,7 +300,10 @@ impl Args {
                 },
                 strip_billing_header: self.strip_billing_header.is_on(),
             },
-            allowed: Box::new(move |slots, max_len| limits.allowance(slots, max_len)),
+            allowed: Box::new({
+                let limits = limits.clone();
+                move |slots, max_len| limits.allowance(slots, max_len)
+            }),
         };
         let options = self.options.for_serving();
         let Started { app, name, backend, slots, .. } =
@@ -237,7 +313,8 @@ impl Args {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.map_err(Failure::failed)?.block_on(async {
             let scheme = if tls.is_some() { "https" } else { "http" };
-            let listener = listen(address, max_connections, tls, "--port")?;
+            let acceptor = tls.as_ref().map(TlsFiles::acceptor).transpose().map_err(Failure::failed)?;
+            let listener = listen(address, max_connections, acceptor, "--port")?;
             let address = listener.address().map_err(Failure::failed)?;
             let mut probes = String::new();
             if let Some(port) = self.health_port {
@@ -246,22 +323,64 @@ impl Args {
                 probes = format!(", probes at http://{address}");
                 tokio::spawn(serve_probes(app.clone(), listener.with_read_timeout(PROBE_TIMEOUT)));
             }
-            eprintln!(
-                "kvasir: {name} on {backend}, {slots} slots, {scheme}://{address}, ready after {:.2} s{probes}",
-                started.elapsed().as_secs_f64()
+            let seconds = started.elapsed().as_secs_f64();
+            tell(
+                &reports,
+                &format!(
+                    "{name} on {backend}, {slots} slots, {scheme}://{address}, ready after {seconds:.2} s{probes}"
+                ),
+                vec![
+                    ("model", name.clone().into()),
+                    ("backend", backend.into()),
+                    ("slots", slots.into()),
+                    ("address", format!("{scheme}://{address}").into()),
+                    ("ready_s", seconds.into()),
+                ],
             );
-            let listener = listener.with_read_timeout(timeout);
-            let cut = serve(app, listener, shutdown_signal(), Duration::from_secs(self.grace)).await;
-            if cut > 0 {
-                let grace = self.grace;
-                // stderr may be closed already, which is no failure.
-                let _ = writeln!(
-                    io::stderr(),
-                    "kvasir: {cut} answers were cut after {grace} s; --grace gives them longer"
-                );
+            if !self.host.is_loopback() && keys.is_empty() {
+                let warning = "without API keys, every host that reaches this address can use the model; \
+                               --api-key or --api-key-file demand one";
+                tell(&reports, warning, Vec::new());
             }
+            let listener = listener.with_read_timeout(timeout);
+            let grace = Duration::from_secs(self.grace);
+            let stop = async {
+                shutdown_signal().await;
+                let open = app.host_open();
+                let message = match open {
+                    0 => "stopping".to_owned(),
+                    _ => format!("stopping when {open} answers have ended, within {grace:?}; again stops now"),
+                };
+                tell(&reports, &message, vec![("open_answers", open.into())]);
+            };
+            let cut = async {
+                tokio::select! {
+                    () = tokio::time::sleep(grace) => {}
+                    () = shutdown_signal() => {}
+                }
+            };
+            let cut = tokio::select! {
+                cut = serve(app.clone(), listener, stop, cut) => cut,
+                () = key_args.reload(keys, tls, reports.clone()) => 0,
+            };
+            let message = match cut {
+                0 => "stopped".to_owned(),
+                _ => format!("stopped; {cut} answers were cut, and --grace gives them longer"),
+            };
+            tell(&reports, &message, vec![("cut_answers", cut.into())]);
+            reports.flush(Duration::from_secs(1));
             Ok(ExitCode::SUCCESS)
         })
+    }
+}
+
+/// Tells an event of the server on stderr: through the log if that writes JSON, else as a line.
+fn tell(reports: &Reports, message: &str, fields: Vec<(&'static str, Value)>) {
+    if reports.logs_json() {
+        reports.send_server(message, fields);
+    } else {
+        // stderr may be closed already, which is no failure.
+        let _ = writeln!(io::stderr(), "kvasir: {message}");
     }
 }
 

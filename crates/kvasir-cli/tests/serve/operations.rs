@@ -126,3 +126,56 @@ fn an_answer_that_outlasts_the_grace_is_cut() {
     let _ = stream.read_to_string(&mut rest);
     assert!(!rest.contains("\"finish_reason\":\"length\""), "it should have taken a minute and a half");
 }
+
+#[test]
+fn a_second_signal_cuts_answers_and_says_so() {
+    let slow = ["--backend", "sim", "--sim-preset", "fixed:50ms", "--grace", "600"];
+    let mut server = Server::start("second", &slow);
+    let mut stream = server.streaming("", json!({"max_tokens": 2000}));
+    server.terminate();
+    while server.process.try_wait().unwrap().is_none() {
+        server.terminate();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let mut rest = String::new();
+    let _ = stream.read_to_string(&mut rest);
+    assert!(rest.contains("the server is stopping"), "{rest}");
+    assert!(!rest.contains("[DONE]"), "an error is the last event: {rest}");
+}
+
+#[test]
+fn the_file_of_keys_is_read_again_on_sighup() {
+    let folder = model("keys");
+    let file = folder.join("keys.txt");
+    fs::write(&file, "alice: one\n").unwrap();
+    let server = Server::start("keys", &["--api-key-file", file.to_str().unwrap()]);
+    let status =
+        |key: &str| server.send("GET", "/v1/models", &format!("Authorization: bearer {key}\r\n"), "").0;
+    assert_eq!((status("one"), status("two")), (200, 401));
+    let hang_up = || {
+        Command::new("kill").args(["-HUP", &server.process.id().to_string()]).status().unwrap();
+    };
+    fs::write(&file, "alice: one\nbob: two\n").unwrap();
+    hang_up();
+    while status("two") == 401 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    // A file that cannot be read changes nothing.
+    fs::write(&file, "no: good key\n").unwrap();
+    hang_up();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_eq!((status("one"), status("two")), (200, 200));
+    let why = complaint(&kvasir(&["serve", "--api-key-file", file.to_str().unwrap()], &[]));
+    assert!(why.contains("line 1"), "{why}");
+}
+
+#[test]
+fn requests_have_one_host() {
+    use std::io::Write;
+    let server = Server::start("host", &[]);
+    for (hosts, status) in [("", 400), ("Host: a\r\n", 200), ("Host: a\r\nHost: b\r\n", 400)] {
+        let mut stream = server.connect();
+        write!(stream, "GET /live HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n").unwrap();
+        assert_eq!(super::server::Answer::read(stream).status, status, "{hosts:?}");
+    }
+}

@@ -5,15 +5,19 @@
 //! task.
 
 use crate::context::ignored_fields::IgnoredFields;
-use std::{future::Future, sync::Arc};
+use std::{future::Future, net::IpAddr, sync::Arc};
 
 /// Context of one HTTP request, for logs and traces. Never holds prompt text.
 #[derive(Clone, Debug, Default)]
 pub struct RequestContext {
     /// Request id, returned as `x-request-id`.
     pub id: String,
-    /// One-based index of the API key; 0 without keys.
+    /// Id of the API key, from 1; 0 without keys.
     pub key: u64,
+    /// Name of the API key, if it has one.
+    pub key_name: Option<String>,
+    /// Address of the client, or of the proxy in front of it.
+    pub client: Option<IpAddr>,
     /// The path of the request.
     pub route: String,
     /// W3C trace context: trace id and parent span id.

@@ -20,7 +20,6 @@ pub(crate) fn refused(refusal: Refusal) -> ApiError {
 
 /// Maps a finish to an API error; `None` if the answer ended normally.
 pub fn failure(finish: Finish) -> Option<ApiError> {
-    let message = finish.to_string();
     match finish {
         Finish::Refused(refusal) => Some(refused(refusal)),
         Finish::Failed(fault @ (Fault::Constraint | Fault::NotFinite)) => {
@@ -29,7 +28,10 @@ pub fn failure(finish: Finish) -> Option<ApiError> {
         Finish::Failed(fault) => {
             Some(ApiError::failed(format!("the step that ran this request failed ({fault:?})")))
         }
-        Finish::Aborted => Some(ApiError::unavailable(message)),
+        // Clients that left read no error: any other was cut off by the shutdown.
+        Finish::Aborted => {
+            Some(ApiError::unavailable("the server is stopping and has cut this answer; send it again"))
+        }
         _ => None,
     }
 }

@@ -130,6 +130,11 @@ impl App {
         }
     }
 
+    /// Number of open answers.
+    pub fn host_open(&self) -> usize {
+        self.host.open()
+    }
+
     /// Builds the engine request; checks its length against the context length.
     pub(super) fn submission(
         &self,

@@ -18,12 +18,12 @@ pub(crate) mod server;
 pub(crate) mod transport;
 
 pub use crate::http::access::AccessControl;
-pub use crate::http::access::api_keys::Keys;
+pub use crate::http::access::api_keys::{ApiKey, Keys};
 pub use crate::http::access::hosts::Hosts;
 pub use crate::http::access::origins::Origins;
 pub use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome, AnswerStream};
 pub use crate::http::app::{App, ClientRules, Live};
 pub use crate::http::server::{serve, serve_probes};
 pub use crate::http::transport::limit_listener::LimitListener;
-pub use crate::http::transport::tls::tls;
+pub use crate::http::transport::tls::TlsFiles;
 pub use tokio_rustls::TlsAcceptor;

@@ -24,7 +24,6 @@ impl App {
     /// All routes with their middleware.
     pub fn router(self: &Arc<Self>) -> Router {
         let keyed = Router::new()
-            .route("/health", get(status::health))
             .route("/openapi.json", get(openapi::openapi))
             .route("/metrics", get(status::metrics))
             .route("/v1/models", get(status::models))
@@ -72,19 +71,37 @@ impl App {
             .layer(from_fn_with_state(self.clone(), request_context))
             .with_state(self.clone());
         // Without authentication: liveness probes, and the web page, which asks for a key itself.
-        let open = Router::new().route("/live", get(async || "live")).merge(web_ui::routes());
+        let open = Router::new()
+            .route("/live", get(async || "live"))
+            .route("/ping", get(async || "pong").post(async || "pong"))
+            .merge(web_ui::routes());
+        let health = Router::new()
+            .route("/health", get(status::health))
+            .route("/ready", get(status::health))
+            .route("/version", get(status::version));
+        let health = match self.access.open_health {
+            true => health,
+            false => health.route_layer(from_fn_with_state(self.clone(), authorize)),
+        };
+        let health = health.layer(from_fn_with_state(self.clone(), request_context)).with_state(self.clone());
+        let open = open.merge(health);
         open.merge(keyed).layer(from_fn_with_state(self.clone(), cors))
     }
 
-    /// Routes of the probe listener: `/live` and `/health` without a key, and `/metrics` if no keys
-    /// are configured.
+    /// Routes of the probe listener: `/live`, `/health` and `/ready` without a key, and `/metrics` if
+    /// no keys are configured, or under the metrics key.
     pub fn probes(self: &Arc<Self>) -> Router {
-        let probes = Router::new().route("/live", get(async || "live")).route("/health", get(status::health));
+        let probes = Router::new()
+            .route("/live", get(async || "live"))
+            .route("/health", get(status::health))
+            .route("/ready", get(status::health));
         let counted = Router::new().route("/metrics", get(status::metrics));
         // The host check applies to metrics, as on the main listener.
         let counted = counted.route_layer(from_fn_with_state(self.clone(), authorize));
-        let probes = if self.access.keys.is_empty() { probes.merge(counted) } else { probes };
-        let not_found = async || ApiError::not_found("path", "this listener has /live and /health only");
+        let shows_metrics = self.access.keys.is_empty() || self.access.metrics_key.is_some();
+        let probes = if shows_metrics { probes.merge(counted) } else { probes };
+        let not_found =
+            async || ApiError::not_found("path", "this listener has /live, /health and /ready only");
         probes.fallback(not_found).with_state(self.clone())
     }
 }

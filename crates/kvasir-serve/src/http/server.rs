@@ -1,20 +1,33 @@
 //! HTTP/1.1 server loop with graceful shutdown.
 //!
-//! Shutdown: stop accepting, drain the engine for at most `grace`, abort remaining answers, notify
+//! Shutdown: stop accepting, drain the engine until `cut` resolves, abort remaining answers, notify
 //! clients, flush logs and traces.
 
+use crate::error::ApiError;
 use crate::http::{
     app::App,
-    transport::{connection::Connection, limit_listener::LimitListener},
+    transport::{
+        connection::{Client, Connection},
+        limit_listener::LimitListener,
+    },
 };
-use axum::{Extension, Router, serve::Listener};
-use hyper::server::conn::http1;
+use axum::{
+    Extension, Router,
+    http::{Request, Version, header},
+    response::IntoResponse,
+    serve::Listener,
+};
+use hyper::{
+    body::Incoming,
+    server::conn::http1,
+    service::{Service, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use std::{future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{future::Future, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 use tokio::time::{interval, timeout};
 
 /// Time for clients to receive the error after their answers were aborted.
@@ -43,9 +56,20 @@ impl Connections {
         Self { service, http, once, open: GracefulShutdown::new() }
     }
 
-    fn serve(&self, connection: Connection) {
+    fn serve(&self, connection: Connection, client: SocketAddr) {
         let http = if connection.is_probe() { &self.once } else { &self.http };
-        let connection = http.serve_connection(TokioIo::new(connection), self.service.clone());
+        let service = self.service.clone();
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(Client(client.ip()));
+            let service = service.clone();
+            async move {
+                match one_host(&request) {
+                    Ok(()) => service.call(request).await,
+                    Err(error) => Ok(error.into_response()),
+                }
+            }
+        });
+        let connection = http.serve_connection(TokioIo::new(connection), service);
         let connection = self.open.watch(connection);
         tokio::spawn(async move {
             // Errors here are those of the client's connection.
@@ -59,25 +83,35 @@ impl Connections {
 pub async fn serve_probes(app: Arc<App>, mut listener: LimitListener) {
     let connections = Connections::new(app.probes(), &listener);
     loop {
-        let (connection, _) = listener.accept().await;
-        connections.serve(connection);
+        let (connection, client) = listener.accept().await;
+        connections.serve(connection, client);
     }
 }
 
-/// Serves until `stop` resolves, then shuts down gracefully within `grace`. Returns the number of
-/// answers that were aborted.
+/// Rejects HTTP/1.1 requests without a `host`, or with several, as RFC 9112 demands: servers that
+/// disagree on the host of a request can be played off against each other.
+fn one_host(request: &Request<Incoming>) -> Result<(), ApiError> {
+    let count = request.headers().get_all(header::HOST).iter().count();
+    match (request.version(), count) {
+        (_, 1) | (Version::HTTP_09 | Version::HTTP_10, 0) => Ok(()),
+        _ => Err(ApiError::body("the request must have one `host` header")),
+    }
+}
+
+/// Serves until `stop` resolves, then shuts down gracefully: running answers have until `cut`
+/// resolves. Returns the number of answers that were aborted.
 pub async fn serve(
     app: Arc<App>,
     mut listener: LimitListener,
     stop: impl Future<Output = ()>,
-    grace: Duration,
+    cut: impl Future<Output = ()>,
 ) -> usize {
     let connections = Connections::new(app.router(), &listener);
     let mut stop = pin!(stop);
     let mut unix_seconds = interval(Duration::from_secs(1));
     loop {
         tokio::select! {
-            (connection, _) = listener.accept() => connections.serve(connection),
+            (connection, client) = listener.accept() => connections.serve(connection, client),
             // Expires sessions even without requests, because their KV cache is needed by others.
             _ = unix_seconds.tick() => app.expire_sessions(),
             () = &mut stop => break,
@@ -86,10 +120,10 @@ pub async fn serve(
     app.host.drain();
     drop(listener);
     let mut all_gone = pin!(connections.open.shutdown());
-    let aborted = match timeout(grace, &mut all_gone).await {
-        Ok(()) => 0,
+    let aborted = tokio::select! {
+        () = &mut all_gone => 0,
         // Aborts the remaining answers; connected clients receive an error.
-        Err(_) => {
+        () = cut => {
             let aborted = app.host.abort_all();
             let _ = timeout(ABORT_TIMEOUT, all_gone).await;
             aborted

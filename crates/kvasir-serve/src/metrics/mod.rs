@@ -5,6 +5,7 @@
 
 mod deferral_group;
 pub(crate) mod page;
+pub(crate) mod process;
 pub(crate) mod prometheus;
 
 use crate::metrics::deferral_group::DeferralGroup;

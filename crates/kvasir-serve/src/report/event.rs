@@ -1,7 +1,9 @@
-//! Events that the server reports: ended and answered requests, ignored fields, loosened schemas.
+//! Events that the server reports: ended and answered requests, ignored fields, loosened schemas, and
+//! its own start and end.
 
 use crate::context::request_context::RequestContext;
 use kvasir_engine::Summary;
+use serde_json::Value;
 use std::{
     sync::{Arc, mpsc::SyncSender},
     time::SystemTime,
@@ -45,6 +47,15 @@ pub enum ReportEvent {
         context: Arc<RequestContext>,
         /// Paths of the schemas in the request.
         schemas: Vec<String>,
+        /// Time of the event.
+        at: SystemTime,
+    },
+    /// The server itself: started, draining, stopped, reloaded.
+    Server {
+        /// What happened, in one line.
+        message: String,
+        /// Figures, by name.
+        fields: Vec<(&'static str, Value)>,
         /// Time of the event.
         at: SystemTime,
     },

@@ -93,6 +93,12 @@ impl Log {
                 fields.insert("ignored_fields".into(), names.join(",").into());
                 (Level::Warn, *at, fields)
             }
+            ReportEvent::Server { message, fields, at } => {
+                let named = fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+                let fields =
+                    [("message".to_owned(), message.clone().into())].into_iter().chain(named).collect();
+                (Level::Info, *at, fields)
+            }
         };
         if level < self.level {
             return;
@@ -129,7 +135,10 @@ fn about(context: &RequestContext) -> Map<String, Value> {
     let mut fields = Map::new();
     fields.insert("request".into(), context.id.as_str().into());
     fields.insert("route".into(), context.route.as_str().into());
-    fields.insert("key".into(), context.key.into());
+    fields.insert("key".into(), context.key_name.clone().map_or(context.key.into(), Value::from));
+    if let Some(client) = context.client {
+        fields.insert("client".into(), client.to_string().into());
+    }
     if let Some((trace, _)) = context.parent {
         fields.insert("trace".into(), format!("{trace:032x}").into());
     }

@@ -87,6 +87,7 @@ impl Collector {
             ReportEvent::Answered { .. }
             | ReportEvent::Ignored { .. }
             | ReportEvent::Loosened { .. }
+            | ReportEvent::Server { .. }
             | ReportEvent::Flush(_) => Vec::new(),
         }
     }

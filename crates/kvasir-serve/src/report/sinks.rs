@@ -2,7 +2,10 @@
 //!
 //! Reports are dropped and counted when a thread falls behind; requests never wait.
 
-use crate::report::{event::ReportEvent, log::Log, otlp::Collector};
+use crate::report::event::ReportEvent;
+use crate::report::log::{Format, Log};
+use crate::report::otlp::Collector;
+use serde_json::Value;
 use std::{
     io,
     sync::{
@@ -11,7 +14,7 @@ use std::{
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 /// Queue capacity per thread.
@@ -23,6 +26,7 @@ pub struct Reports {
     log: Option<SyncSender<ReportEvent>>,
     traces: Option<SyncSender<ReportEvent>>,
     dropped: AtomicU64,
+    json: bool,
 }
 
 impl Reports {
@@ -38,12 +42,23 @@ impl Reports {
                 .map(|collector| spawn("traces", Box::new(move |events| collector.run(&events))))
                 .transpose()?,
             dropped: AtomicU64::new(0),
+            json: log.is_some_and(|log| log.format == Format::Json),
         }))
     }
 
     /// Whether any sink is configured.
     pub fn is_wanted(&self) -> bool {
         self.log.is_some() || self.traces.is_some()
+    }
+
+    /// Whether the log writes JSON: then all lines of the process do.
+    pub fn logs_json(&self) -> bool {
+        self.json
+    }
+
+    /// Reports an event of the server itself.
+    pub fn send_server(&self, message: &str, fields: Vec<(&'static str, Value)>) {
+        self.send(ReportEvent::Server { message: message.to_owned(), fields, at: SystemTime::now() });
     }
 
     /// Enqueues a report to all sinks; never blocks.

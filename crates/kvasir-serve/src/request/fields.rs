@@ -564,6 +564,9 @@ const fn post(path: &'static str, summary: &'static str, fields: &'static [Field
 /// Every route except the web UI's files.
 pub const ENDPOINTS: &[Endpoint] = &[
     get("/live", "Liveness: the process runs; needs no key"),
+    get("/ping", "Liveness, under another name; needs no key"),
+    get("/ready", "Readiness, under another name"),
+    get("/version", "The version"),
     get("/health", "Readiness: the model is loaded and steps complete"),
     get("/metrics", "Metrics in Prometheus' text format"),
     get("/openapi.json", "This OpenAPI description"),

@@ -2,6 +2,7 @@
 //! output depends on every token read.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
+mod access;
 mod health;
 mod leavers;
 mod llama_cpp;

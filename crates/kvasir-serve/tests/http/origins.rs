@@ -2,7 +2,7 @@
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
-use kvasir_serve::http::{AccessControl, Hosts, Keys, Origins};
+use kvasir_serve::http::{AccessControl, ApiKey, Hosts, Keys, Origins};
 use kvasir_sim::Toy;
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ const ROUTE: &str = "/v1/chat/completions";
 
 fn server(origins: &[&str]) -> Server {
     let origins: Vec<String> = origins.iter().map(|origin| origin.to_string()).collect();
-    let (keys, origins) = (Keys::new(vec!["secret".into()]), Origins::parse(&origins).unwrap());
+    let (keys, origins) =
+        (Keys::new(vec![ApiKey { name: None, secret: "secret".into() }]), Origins::parse(&origins).unwrap());
     let access = AccessControl { keys, origins, ..AccessControl::default() };
     Server::behind(Toy::new(), CacheKind::Radix, 512, access, Duration::from_secs(3600))
 }

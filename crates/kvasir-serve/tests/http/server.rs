@@ -14,7 +14,7 @@ use kvasir_sample::Sampling;
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
-    http::{AccessControl, App, ClientRules, Keys, LimitListener, Live, serve, serve_probes},
+    http::{AccessControl, ApiKey, App, ClientRules, Keys, LimitListener, Live, serve, serve_probes},
     metrics::Names,
     model::{Card, Facts, Model},
     report::Reports,
@@ -61,7 +61,8 @@ impl Server {
         keys: &[&str],
         step_timeout: Duration,
     ) -> Self {
-        let keys = Keys::new(keys.iter().map(|key| key.to_string()).collect());
+        let key = |secret: &&str| ApiKey { name: None, secret: secret.to_string() };
+        let keys = Keys::new(keys.iter().map(key).collect());
         Self::behind(device, kind, slots, AccessControl { keys, ..AccessControl::default() }, step_timeout)
     }
 
@@ -104,7 +105,7 @@ impl Server {
     pub(crate) fn listen(&self, places: usize) -> SocketAddr {
         let listener = self.listener(places);
         let address = listener.address().unwrap();
-        self.runtime.spawn(serve(self.app.clone(), listener, pending(), Duration::ZERO));
+        self.runtime.spawn(serve(self.app.clone(), listener, pending(), pending()));
         address
     }
 

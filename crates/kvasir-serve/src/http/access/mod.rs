@@ -17,4 +17,8 @@ pub struct AccessControl {
     pub origins: Origins,
     /// Accepted `host` names.
     pub hosts: Hosts,
+    /// The only key that opens `/metrics` and the engine's steps, if set.
+    pub metrics_key: Option<String>,
+    /// Whether `/health`, `/ready` and `/version` need no key.
+    pub open_health: bool,
 }

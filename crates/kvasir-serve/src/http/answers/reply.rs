@@ -29,7 +29,7 @@ pub(crate) trait EventWriter: Send + 'static {
     }
     /// Writes the failure of one answer, its last event.
     fn fail(&mut self, out: &mut String, error: &ApiError);
-    /// Writes the end of the stream.
+    /// Writes the end of the stream, if no answer has failed.
     fn close(&mut self, out: &mut String, usage: &Usage);
 }
 
@@ -95,7 +95,8 @@ impl Reply {
         let mut first = String::new();
         writer.open(&mut first);
         let increments = stream::select_all(self.streams.into_iter().enumerate().map(increments));
-        let running = Running { increments, writer, usage: Usage::default(), per_prompt: self.per_prompt };
+        let (usage, per_prompt) = (Usage::default(), self.per_prompt);
+        let running = Running { increments, writer, usage, per_prompt, failed: false };
         let rest = stream::unfold(Some(running), |running| async move {
             let mut out = String::new();
             let running = running?.next(&mut out).await;
@@ -125,6 +126,7 @@ struct Running<W> {
     writer: W,
     usage: Usage,
     per_prompt: usize,
+    failed: bool,
 }
 
 impl<W: EventWriter> Running<W> {
@@ -138,9 +140,15 @@ impl<W: EventWriter> Running<W> {
                 }
                 self.writer.increment(out, index, increment);
             }
-            Ok(Some((_, Err(error)))) => self.writer.fail(out, &error),
+            Ok(Some((_, Err(error)))) => {
+                self.failed = true;
+                self.writer.fail(out, &error);
+            }
             Ok(None) => {
-                self.writer.close(out, &self.usage);
+                // An error is the last event: a regular end would hide it.
+                if !self.failed {
+                    self.writer.close(out, &self.usage);
+                }
                 return None;
             }
         }

@@ -62,13 +62,7 @@ impl Messages {
     /// The response as server-sent events.
     pub(crate) fn events(self) -> impl Stream<Item = String> + Send {
         let prompt = self.reply.prompt_tokens();
-        self.reply.events(Events {
-            head: self.head,
-            prompt,
-            items: Items::default(),
-            ended: None,
-            failed: false,
-        })
+        self.reply.events(Events { head: self.head, prompt, items: Items::default(), ended: None })
     }
 }
 
@@ -143,7 +137,6 @@ struct Events {
     prompt: u64,
     items: Items,
     ended: Option<AnswerOutcome>,
-    failed: bool,
 }
 
 impl Events {
@@ -189,15 +182,10 @@ impl EventWriter for Events {
     }
 
     fn fail(&mut self, out: &mut String, error: &ApiError) {
-        self.failed = true;
         sse::typed(out, &error.to_anthropic());
     }
 
     fn close(&mut self, out: &mut String, usage: &Usage) {
-        // The error event was the last one.
-        if self.failed {
-            return;
-        }
         if let Some((index, event)) = self.items.finish() {
             self.item(out, index, &event);
         }

@@ -63,7 +63,7 @@ impl Responses {
     /// The response as server-sent events.
     pub(crate) fn events(self) -> impl Stream<Item = String> + Send {
         let Self { object, reply, .. } = self;
-        reply.events(Events { object, items: Items::default(), ended: None, sequence: 0, failed: false })
+        reply.events(Events { object, items: Items::default(), ended: None, sequence: 0 })
     }
 }
 
@@ -239,7 +239,6 @@ struct Events {
     items: Items,
     ended: Option<AnswerOutcome>,
     sequence: u64,
-    failed: bool,
 }
 
 impl Events {
@@ -342,7 +341,6 @@ impl EventWriter for Events {
     }
 
     fn fail(&mut self, out: &mut String, error: &ApiError) {
-        self.failed = true;
         let mut response = self.object.response();
         response["status"] = "failed".into();
         response["error"] = json!({"code": "server_error", "message": error.message});
@@ -350,10 +348,6 @@ impl EventWriter for Events {
     }
 
     fn close(&mut self, out: &mut String, usage: &Usage) {
-        // The failure event was the last one.
-        if self.failed {
-            return;
-        }
         if let Some((index, event)) = self.items.finish() {
             self.item(out, index, event, &[]);
         }

@@ -1,7 +1,8 @@
-//! `/health`, `/metrics` and `/v1/models`: state and description of the server.
+//! `/health` (`/ready`), `/version`, `/metrics` and `/v1/models`: state and description of the server.
 
 use crate::error::ApiError;
 use crate::http::app::App;
+use crate::metrics::process;
 use axum::{
     Json,
     extract::{Path, State},
@@ -19,9 +20,15 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, A
     }
 }
 
+/// `GET /version`.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
 /// Prometheus metrics.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.host.metrics().page(app.names, &app.model.name, app.host.open());
+    let mut text = app.host.metrics().page(app.names, &app.model.name, app.host.open());
+    process::append(&mut text);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 

@@ -4,6 +4,7 @@
 use crate::context::ignored_fields::IgnoredFields;
 use crate::context::request_context::{RequestContext, sane_id};
 use crate::http::app::App;
+use crate::http::transport::connection::Client;
 use crate::report::event::ReportEvent;
 use axum::{
     extract::{Request, State},
@@ -45,10 +46,13 @@ pub(crate) async fn request_context(State(app): State<Arc<App>>, request: Reques
 
 fn context_of(app: &App, request: &Request) -> RequestContext {
     let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+    // Authentication happens in another layer; here the key only labels the request.
+    let key = app.access.keys.check(request.headers()).unwrap_or(0);
     RequestContext {
         id: header("x-request-id").and_then(sane_id).map_or_else(|| app.new_id(), str::to_owned),
-        // Authentication happens in another layer; here the key only labels the request.
-        key: app.access.keys.check(request.headers()).unwrap_or(0),
+        key,
+        key_name: app.access.keys.name(key),
+        client: request.extensions().get::<Client>().map(|client| client.0),
         route: request.uri().path().chars().take(256).collect(),
         parent: header("traceparent").and_then(RequestContext::parse_parent),
         ignored: IgnoredFields::default(),

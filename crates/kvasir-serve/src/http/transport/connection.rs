@@ -6,6 +6,7 @@
 use std::{
     future::Future,
     io,
+    net::IpAddr,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -21,6 +22,10 @@ use tokio_rustls::server::TlsStream;
 /// Read timeout within a request; `Duration::MAX` if absent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadTimeout(pub(crate) Duration);
+
+/// Address of the client at the other end of the connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Client(pub(crate) IpAddr);
 
 /// Write timeout as a multiple of the read timeout: a client may display a stream in a pager.
 const WRITE_TIMEOUT_FACTOR: u32 = 4;

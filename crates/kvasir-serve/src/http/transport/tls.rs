@@ -1,17 +1,65 @@
-//! TLS configuration (rustls with `ring`) from PEM files.
+//! TLS configuration (rustls with `ring`) from PEM files, which can be read again while serving.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+};
 use tokio_rustls::{
     TlsAcceptor,
     rustls::{
         self, ServerConfig,
         crypto::ring,
         pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+        server::{ClientHello, ResolvesServerCert},
+        sign::CertifiedKey,
     },
 };
 
-/// Acceptor for TLS 1.2 and 1.3 from a PEM certificate chain and key. Errors name the file.
-pub fn tls(certificates: &Path, key: &Path) -> Result<TlsAcceptor, String> {
+/// A certificate chain and its key, from PEM files. Clones share one certificate.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    certificates: PathBuf,
+    key: PathBuf,
+    current: Arc<Current>,
+}
+
+/// The certificate that new connections get.
+#[derive(Debug)]
+struct Current(RwLock<Arc<CertifiedKey>>);
+
+impl ResolvesServerCert for Current {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+impl TlsFiles {
+    /// Reads a certificate chain and its key. Errors name the file.
+    pub fn open(certificates: &Path, key: &Path) -> Result<Self, String> {
+        let current = Arc::new(Current(RwLock::new(read(certificates, key)?)));
+        Ok(Self { certificates: certificates.to_owned(), key: key.to_owned(), current })
+    }
+
+    /// Reads the files again, for connections from now on. On error the certificate stays.
+    pub fn reload(&self) -> Result<(), String> {
+        let read = read(&self.certificates, &self.key)?;
+        *self.current.0.write().unwrap_or_else(PoisonError::into_inner) = read;
+        Ok(())
+    }
+
+    /// Acceptor for TLS 1.2 and 1.3.
+    pub fn acceptor(&self) -> Result<TlsAcceptor, String> {
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_no_client_auth()
+            .with_cert_resolver(self.current.clone());
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(TlsAcceptor::from(Arc::new(config)))
+    }
+}
+
+fn read(certificates: &Path, key: &Path) -> Result<Arc<CertifiedKey>, String> {
     let chain: Result<Vec<_>, _> =
         CertificateDer::pem_file_iter(certificates).and_then(|items| items.collect::<Result<_, _>>());
     let chain = chain.map_err(|error| format!("{}: {error}", certificates.display()))?;
@@ -19,21 +67,17 @@ pub fn tls(certificates: &Path, key: &Path) -> Result<TlsAcceptor, String> {
         return Err(format!("{}: holds no certificate", certificates.display()));
     }
     let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| format!("{}: {error}", key.display()))?;
-    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret))
-        .map_err(|error| match error {
-            rustls::Error::InconsistentKeys(_) => {
-                format!(
-                    "{} is not the key of {}; give the two that were made together",
-                    key.display(),
-                    certificates.display()
-                )
-            }
-            error => format!("{} with {}: {error}", certificates.display(), key.display()),
-        })?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
+    let certified = CertifiedKey::from_der(chain, secret, &ring::default_provider());
+    certified.map(Arc::new).map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => {
+            format!(
+                "{} is not the key of {}; give the two that were made together",
+                key.display(),
+                certificates.display()
+            )
+        }
+        error => format!("{} with {}: {error}", certificates.display(), key.display()),
+    })
 }
 
 #[cfg(test)]
@@ -57,8 +101,9 @@ mod tests {
     #[test]
     fn unusable_tls_files_are_named() {
         let (cert, key) = (data("test-cert.pem"), data("test-key.pem"));
-        assert!(tls(&cert, &key).is_ok());
-        let wrong = |cert: &Path, key: &Path| tls(cert, key).err().unwrap();
+        let files = TlsFiles::open(&cert, &key).unwrap();
+        assert!(files.acceptor().is_ok() && files.reload().is_ok());
+        let wrong = |cert: &Path, key: &Path| TlsFiles::open(cert, key).unwrap_err();
         assert!(wrong(&data("none.pem"), &key).contains("none.pem"));
         assert!(wrong(&cert, &data("none.pem")).contains("none.pem"));
         assert!(wrong(&key, &key).contains("holds no certificate"));
@@ -70,7 +115,8 @@ mod tests {
     async fn answer(max_connections: usize, path: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let acceptor = tls(&data("test-cert.pem"), &data("test-key.pem")).unwrap();
+        let files = TlsFiles::open(&data("test-cert.pem"), &data("test-key.pem")).unwrap();
+        let acceptor = files.acceptor().unwrap();
         let router = Router::new().route("/live", get(async || "under TLS"));
         tokio::spawn(async move {
             axum::serve(LimitListener::new(listener, max_connections, Some(acceptor)), router).await
