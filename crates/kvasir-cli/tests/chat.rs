@@ -127,3 +127,26 @@ fn command_errors_do_not_end_the_chat() {
     let (code, _, beside) = folder.chat(&["--tools", "nowhere.json"], "hello\n");
     assert!(code == Some(2) && beside.contains("nowhere.json"), "{beside}");
 }
+
+#[test]
+fn one_question_is_answered_and_the_chat_ends() {
+    let folder = Folder::new("one-shot");
+    let ask = |more: &[&str], stdin: &str| {
+        let options = [&["--temperature", "0", "--prompt", "hi"], more].concat();
+        folder.chat(&options, stdin)
+    };
+    let (code, text, notes) = ask(&[], "");
+    assert_eq!((code, notes.as_str()), (Some(0), ""), "{text}");
+    let json = |stdin: &str| -> Value { serde_json::from_str(&ask(&["--json"], stdin).1).unwrap() };
+    let whole = json("");
+    assert_eq!(whole["content"].as_str().unwrap().trim(), text.trim());
+    assert_eq!(
+        (&whole["finish_reason"], &whole["usage"]["completion_tokens"]),
+        (&json!("length"), &json!(6))
+    );
+    // Text on stdin belongs to the question.
+    let tokens = |whole: &Value| whole["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(tokens(&json("a longer text")) > tokens(&whole));
+    let (code, _, notes) = folder.chat(&["--prompt", ""], "");
+    assert_eq!((code, notes.lines().count()), (Some(2), 1), "{notes}");
+}

@@ -53,6 +53,7 @@ pub use crate::built_in::NAME as BUILT_IN;
 pub use crate::cache_options::CacheOptions;
 pub use crate::error::Error;
 pub use crate::hub::HubName;
+pub use crate::hub::cached::CachedModel;
 pub use crate::inspection::{Inspection, KvFacts, MemoryPlan};
 pub use crate::kvasir::{Kvasir, Options};
 pub use crate::load::{LoadedModel, OpenedModel};

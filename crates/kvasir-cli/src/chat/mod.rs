@@ -9,6 +9,7 @@ pub(crate) mod conversation;
 pub(crate) mod editor;
 pub(crate) mod input;
 pub(crate) mod interrupt;
+pub(crate) mod one_shot;
 pub(crate) mod screen;
 pub(crate) mod statistics;
 pub(crate) mod terminal;

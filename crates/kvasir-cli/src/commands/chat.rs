@@ -1,6 +1,6 @@
 //! `kvasir chat`: arguments, and start of the terminal chat.
 
-use crate::chat::{Beginning, Chat, with_tools};
+use crate::chat::{Beginning, Chat, one_shot, with_tools};
 use crate::io::failure::Failure;
 use crate::options::Options;
 use crate::options::model::ModelArgs;
@@ -14,6 +14,12 @@ use std::{path::PathBuf, process::ExitCode};
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    /// Answer this question and exit; text on stdin is appended to it
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Print the answer to --prompt as one JSON object
+    #[arg(long, requires = "prompt")]
+    json: bool,
     /// System prompt
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -42,6 +48,14 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// The same with this question; an empty one begins an interactive chat.
+    pub(crate) fn with_prompt(mut self, text: String) -> Self {
+        if !text.is_empty() {
+            self.prompt = Some(text);
+        }
+        self
+    }
+
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let given = [
             ("temperature", self.temperature.map(Into::into)),
@@ -71,6 +85,9 @@ impl Args {
             fields,
             remember: self.history.is_on(),
         };
-        Chat::begin(beginning)?.run()
+        match self.prompt {
+            Some(prompt) => one_shot::run(beginning, &prompt, self.json),
+            None => Chat::begin(beginning)?.run(),
+        }
     }
 }

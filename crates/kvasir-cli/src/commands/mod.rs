@@ -11,7 +11,9 @@ pub(crate) mod doctor;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod logits;
+pub(crate) mod models;
 pub(crate) mod replay;
+pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod sim;
 pub(crate) mod template;
@@ -38,6 +40,12 @@ pub(crate) struct CommandLine {
 pub(crate) enum Command {
     /// Chat with a model in the terminal
     Chat(Box<chat::Args>),
+    /// Chat, with the question on the command line
+    Run(Box<run::Run>),
+    /// List the models on this machine
+    Models(models::Models),
+    /// Fetch a model from the hub
+    Pull(models::Pull),
     /// Complete a prompt
     Generate(Box<generate::Args>),
     /// Print the logits of the next token
@@ -79,6 +87,9 @@ impl Command {
     pub(crate) fn run(self, line: CommandLine) -> Result<ExitCode, Failure> {
         match self {
             Self::Chat(args) => args.run(),
+            Self::Run(args) => args.run(),
+            Self::Models(args) => args.run(),
+            Self::Pull(args) => args.run(),
             Self::Generate(args) => args.run(),
             Self::Logits(args) => args.run(),
             Self::Inspect(args) => args.run(),

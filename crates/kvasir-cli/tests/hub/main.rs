@@ -117,3 +117,31 @@ fn every_command_finds_a_model_by_its_name() {
     }
     let _ = fs::remove_dir_all(cache);
 }
+
+#[test]
+fn models_of_cache_and_folder_are_listed() {
+    let (cache, _, snapshot) = cached("list");
+    let folder = folder("list-folder");
+    fs::copy(
+        kvasir_testkit::paths::repository().join("crates/kvasir/kvasir-mini.gguf"),
+        folder.join("mini.gguf"),
+    )
+    .unwrap();
+    fs::write(folder.join("notes.txt"), "no model").unwrap();
+    let list = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        let out = command.arg("models").args(args).env("HF_HUB_CACHE", &cache).output().unwrap();
+        assert!(out.status.success(), "{}", printed(&out));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let text = list(&["--models-dir", folder.to_str().unwrap()]);
+    assert_eq!(text.lines().count(), 2, "{text}");
+    assert!(text.lines().next().unwrap().starts_with("acme/tiny "), "{text}");
+    assert!(text.contains("mini.gguf") && text.contains("Q8_0") && text.contains("4096 tokens"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&list(&["--json"])).unwrap();
+    assert_eq!((&json[0]["name"], &json[0]["model"]["architecture"]), (&"acme/tiny".into(), &"qwen3".into()));
+    // What cannot be opened is listed with the reason.
+    fs::remove_file(snapshot.join("model.safetensors")).unwrap();
+    fs::write(snapshot.join("model.safetensors"), "short").unwrap();
+    assert!(list(&[]).contains("truncated"));
+}

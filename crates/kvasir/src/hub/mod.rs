@@ -4,6 +4,7 @@
 //! A complete model in the hub cache is used without network access; anything missing is fetched by
 //! the hub's own client, with the feature `hub`.
 
+pub(crate) mod cached;
 #[cfg(feature = "hub")]
 pub(crate) mod fetch;
 

@@ -1,0 +1,97 @@
+//! `kvasir models`: lists the models on this machine; `kvasir pull`: fetches one from the hub.
+
+use crate::io::failure::Failure;
+use kvasir::{CachedModel, HubName, ModelCard, OpenedModel};
+use serde_json::{Value as Json, json};
+use std::{path::PathBuf, process::ExitCode};
+
+#[derive(clap::Args)]
+pub(crate) struct Models {
+    /// List this folder's models, too: GGUF files, and folders with a config.json
+    #[arg(long, env = "KVASIR_MODELS_DIR", value_name = "DIR")]
+    models_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Pull {
+    /// Hub name: `OWNER/NAME[@REVISION][:TAG]`
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+impl Models {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let mut models = CachedModel::of_hub()?;
+        if let Some(folder) = &self.models_dir {
+            models.extend(CachedModel::of_folder(folder)?);
+        }
+        let described = models.into_iter().map(|model| {
+            let card = match model.is_partial {
+                true => Err("not all of it is here; `kvasir pull` fetches the rest".to_owned()),
+                false => OpenedModel::open(&model.path)
+                    .map(|opened| ModelCard::of(&opened))
+                    .map_err(|e| e.to_string()),
+            };
+            (model, card)
+        });
+        let described: Vec<_> = described.collect();
+        if self.json {
+            let list = described.iter().map(|(model, card)| match card {
+                Ok(card) => json!({"name": model.name, "path": model.path, "model": card}),
+                Err(why) => json!({"name": model.name, "path": model.path, "error": why}),
+            });
+            println!("{}", list.collect::<Json>());
+            return Ok(ExitCode::SUCCESS);
+        }
+        if described.is_empty() {
+            eprintln!("kvasir: no models are here; `kvasir pull OWNER/NAME` fetches one");
+        }
+        let rows: Vec<[String; 5]> = described.iter().map(|(model, card)| row(&model.name, card)).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..4).map(width).collect();
+        for [name, size, weights, dtype, context] in rows {
+            let line = format!(
+                "{name:<0$}  {size:>1$}  {weights:>2$}  {dtype:<3$}  {context}",
+                widths[0], widths[1], widths[2], widths[3]
+            );
+            println!("{}", line.trim_end());
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Name, size, number of weights, type and context, or why it cannot be opened.
+fn row(name: &str, card: &Result<ModelCard, String>) -> [String; 5] {
+    let name = name.to_owned();
+    let none = String::new;
+    match card {
+        Ok(card) => {
+            let size = match card.bytes as f64 {
+                n if n >= 1e9 => format!("{:.1} GB", n / 1e9),
+                n => format!("{:.0} MB", n / 1e6),
+            };
+            let weights = match card.parameters as f64 {
+                n if n >= 1e9 => format!("{:.1}B", n / 1e9),
+                n => format!("{:.0}M", n / 1e6),
+            };
+            [name, size, weights, card.quantization.clone(), format!("{} tokens", card.context)]
+        }
+        Err(why) => [name, none(), none(), none(), why.clone()],
+    }
+}
+
+impl Pull {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let why = || format!("{} is no hub name; give OWNER/NAME[@REVISION][:TAG]", self.name);
+        let name = HubName::parse(&self.name).ok_or_else(|| Failure::usage(why()))?;
+        let path = name.find()?;
+        let card = ModelCard::of(&OpenedModel::open(&path)?);
+        let [_, size, weights, dtype, context] = row("", &Ok(card));
+        eprintln!("kvasir: {} is here: {size}, {weights} weights, {dtype}, {context}", self.name);
+        println!("{}", path.display());
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,20 @@
+//! `kvasir run`: `kvasir chat` with the question on the command line.
+
+use crate::commands::chat;
+use crate::io::failure::Failure;
+use std::process::ExitCode;
+
+#[derive(clap::Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    chat: chat::Args,
+    /// The question; without one, an interactive chat begins
+    #[arg(value_name = "TEXT")]
+    text: Vec<String>,
+}
+
+impl Run {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        self.chat.with_prompt(self.text.join(" ")).run()
+    }
+}
