@@ -112,13 +112,71 @@ fn response_events_are_ordered_and_numbered() {
     let printed: String = events.iter().filter_map(|(_, event)| event["delta"].as_str()).collect();
     let whole = &events.last().unwrap().1["response"];
     assert_eq!(whole["output"][0]["content"][0]["text"], printed);
-    // Parameters that rely on stored responses are rejected.
-    for (field, value) in
-        [("previous_response_id", json!("resp_1")), ("store", json!(true)), ("background", json!(true))]
-    {
+    for (field, value) in [("previous_response_id", json!("resp_1")), ("background", json!(true))] {
         let mut body = json!({"input": "hello"});
         body[field] = value;
         let answer = server.exchange("POST", "/v1/responses", JSON, &body.to_string());
         assert_eq!((answer.status, answer.param().as_str()), (400, field));
     }
+}
+
+#[test]
+fn responses_are_stored_and_continued() {
+    let server = Server::start("stored", &["--kv-capacity", "4096"]);
+    let respond = |extra: Value| {
+        let mut body = json!({"model": "tiny", "max_output_tokens": 8, "temperature": 0, "input": "hello"});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.post("/v1/responses", &body)
+    };
+    let (status, first) = respond(json!({}));
+    assert_eq!((status, &first["store"], &first["previous_response_id"]), (200, &json!(true), &Value::Null));
+    let id = first["id"].as_str().unwrap();
+    let path = format!("/v1/responses/{id}");
+    let get = |path: &str| {
+        let answer = server.exchange("GET", path, "", "");
+        (answer.status, answer.json())
+    };
+    assert_eq!(get(&path), (200, first.clone()));
+    assert_eq!(get(&format!("{path}/input_items")).1["data"][0]["content"], json!("hello"));
+    // Continuing equals sending everything again.
+    let (_, second) = respond(json!({"input": "and then?", "previous_response_id": id}));
+    let mut items = vec![json!({"role": "user", "content": "hello"})];
+    items.extend(first["output"].as_array().unwrap().clone());
+    items.push(json!({"role": "user", "content": "and then?"}));
+    let (_, again) = respond(json!({"input": items, "store": false}));
+    let text = |response: &Value| response["output"][0]["content"][0]["text"].clone();
+    assert_eq!(
+        (text(&second), &second["usage"]["input_tokens"]),
+        (text(&again), &again["usage"]["input_tokens"])
+    );
+    assert_eq!(
+        get(&format!("/v1/responses/{}", again["id"].as_str().unwrap())).0,
+        404,
+        "it was not to be stored"
+    );
+    let (_, counted) =
+        server.post("/v1/responses/input_tokens", &json!({"input": "and then?", "previous_response_id": id}));
+    assert_eq!(counted["input_tokens"], second["usage"]["input_tokens"]);
+    let deleted = server.exchange("DELETE", &path, "", "");
+    assert_eq!((deleted.status, deleted.json()["deleted"].clone()), (200, json!(true)));
+    assert_eq!(get(&path).0, 404);
+    let (status, error) = respond(json!({"previous_response_id": id}));
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("previous_response_id")));
+}
+
+#[test]
+fn truncation_drops_the_oldest_messages() {
+    let server = Server::start("truncation", &["--max-model-len", "128"]);
+    let items: Vec<Value> = (0..40)
+        .map(|i| json!({"role": if i % 2 == 0 { "user" } else { "assistant" }, "content": format!("message {i}")}))
+        .chain([json!({"role": "user", "content": "the last one"})])
+        .collect();
+    let respond = |truncation: &str| {
+        let body = json!({"model": "tiny", "max_output_tokens": 8, "input": items, "truncation": truncation});
+        server.post("/v1/responses", &body)
+    };
+    assert_eq!(respond("disabled").0, 400);
+    let (status, response) = respond("auto");
+    assert_eq!((status, &response["truncation"]), (200, &json!("auto")), "{response}");
+    assert!(response["usage"]["input_tokens"].as_u64().unwrap() > 40, "{response}");
 }

@@ -13,6 +13,7 @@ use crate::model::Model;
 use crate::request::completions::Prompt;
 use crate::request::reader::Reader;
 use crate::request::sampling::SamplingFields;
+use crate::session::responses::ResponseStore;
 use crate::session::store::{SessionContent, Sessions, Turn};
 use kvasir_engine::SessionId;
 use kvasir_kv::Token;
@@ -40,6 +41,7 @@ pub struct App {
     pub(super) access: AccessControl,
     pub(super) live: Live,
     pub(super) sessions: Arc<Sessions>,
+    pub(super) responses: ResponseStore,
     pub(super) names: Names,
     pub(crate) rules: ClientRules,
     pub(super) logged_fields: LoggedFields,
@@ -94,6 +96,7 @@ impl App {
             access,
             live,
             sessions,
+            responses: ResponseStore::default(),
             names,
             rules,
             logged_fields,

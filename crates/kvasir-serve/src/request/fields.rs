@@ -119,7 +119,6 @@ const MEDIA: &str = "the engine reads and writes text only";
 const ONE_TIER: &str = "there is one tier";
 const FOUND: &str = "prefixes are found by content; no key is needed to find them";
 const AS_SENT: &str = "the conversation is used as it was sent";
-const NOT_KEPT: &str = "responses are not kept; send all items in `input`";
 const MAX_TOKENS: &str = "it is `max_tokens` here";
 const NO_BEAMS: &str = "there is no beam search; tokens are sampled one by one";
 const NO_ADAPTERS: &str = "one model is served, without adapters";
@@ -317,14 +316,14 @@ pub const RESPONSES: &[Field] = &[
     yes("metadata"),
     yes("user"),
     skip("client_metadata", LABEL),
-    skip("safety_identifier", LABEL),
-    skip("prompt_cache_key", FOUND),
+    yes("safety_identifier"),
+    yes("prompt_cache_key"),
     skip("prompt_cache_options", FOUND),
     skip("prompt_cache_retention", FOUND),
     skip("service_tier", ONE_TIER),
     skip("max_tool_calls", "bounds calls of the provider's own tools, of which there are none"),
-    no("previous_response_id", NOT_KEPT),
-    no("conversation", NOT_KEPT),
+    yes("previous_response_id"),
+    no("conversation", "name the last response in `previous_response_id`"),
     no("prompt", "no prompts are kept here; send `instructions` and `input`"),
     no("context_management", AS_SENT),
     no("moderation", NO_JUDGE),
@@ -577,6 +576,16 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/v1/completions", "Text completion of texts or token ids", COMPLETIONS),
     post("/v1/embeddings", "Embeddings of texts or token ids", EMBEDDINGS),
     post("/v1/responses", "OpenAI's Responses API", RESPONSES),
+    post("/v1/responses/input_tokens", "Counts the tokens of a response's input", RESPONSES),
+    post("/v1/responses/compact", "Not offered", &[yes("model")]),
+    get("/v1/responses/{id}", "A stored response"),
+    Endpoint {
+        method: "delete",
+        path: "/v1/responses/{id}",
+        summary: "Deletes a stored response",
+        fields: &[],
+    },
+    get("/v1/responses/{id}/input_items", "The input of a stored response"),
     post("/v1/messages", "Anthropic's Messages API", MESSAGES),
     post("/v1/messages/count_tokens", "Counts the tokens of an Anthropic request", COUNT_TOKENS),
     get("/v1/sessions", "Lists the caller's sessions"),

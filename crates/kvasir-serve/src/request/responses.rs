@@ -1,8 +1,7 @@
 //! Parses OpenAI `/v1/responses` requests into a `ChatRequest`.
 //!
 //! Consecutive reasoning, message and call items of the assistant form one assistant message.
-//! Responses are not stored, so `store`, `background` and references to earlier responses are
-//! rejected.
+//! The items of an earlier response (`previous_response_id`) are put in front of `input` before.
 
 #[cfg(test)]
 mod tests;
@@ -29,29 +28,41 @@ const MAX_ITEMS: usize = 4096;
 pub struct ResponsesRequest {
     /// The request in the form common to all chat endpoints.
     pub chat: ChatRequest,
+    /// Whether the response is stored.
+    pub store: bool,
+    /// Drop the oldest messages of a conversation that exceeds the context (`truncation: auto`).
+    pub truncate: bool,
 }
 
 impl ResponsesRequest {
     /// Parses and validates a body.
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         body.classify(RESPONSES)?;
-        reject_stored(body)?;
-        // Only type-checked here: both are echoed in the response.
+        reject_background(body)?;
+        // Only type-checked here: they are echoed in the response.
         body.object("metadata")?;
-        body.text("user")?;
+        for name in ["user", "safety_identifier", "prompt_cache_key", "previous_response_id"] {
+            body.text(name)?;
+        }
+        let truncate = match body.text("truncation")? {
+            None | Some("disabled") => false,
+            Some("auto") => true,
+            Some(_) => return Err(body.error("truncation", "must be auto or disabled")),
+        };
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
         sampling.length.max_tokens = sampling::max_tokens(body, "max_output_tokens")?;
         let logprobs = wants_logprobs(body)?;
         let top = sampling::top_logprobs(body)?;
         sampling.sampling.logprobs = (logprobs || top.is_some_and(|top| top > 0)).then_some(top.unwrap_or(0));
-        let tools = responses_tools::all(body)?;
+        let mut tools = responses_tools::all(body)?;
+        let tool_choice = tool_choice(body, &mut tools)?;
         let mut messages = Vec::new();
         messages.extend(body.text("instructions")?.map(|text| Message::text(Role::System, text.to_owned())));
         conversation(body, &mut messages)?;
         let chat = ChatRequest {
             model: body.text("model")?.map(str::to_owned),
             messages,
-            tool_choice: tool_choice(body, &tools)?,
+            tool_choice,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
             response_format: format(body)?,
@@ -66,23 +77,14 @@ impl ResponsesRequest {
             timings: false,
             sampling,
         };
-        Ok(Self { chat })
+        Ok(Self { chat, store: body.flag("store", true)?, truncate })
     }
 }
 
-/// Rejects parameters that need stored responses.
-fn reject_stored(body: &Reader) -> Result<(), ApiError> {
-    for (field, why) in [
-        ("store", "responses are not kept; send all items again in `input`"),
-        ("background", "a response is made while its request is open"),
-    ] {
-        if body.flag(field, false)? {
-            return Err(ApiError::unsupported(field, why));
-        }
-    }
-    match body.text("truncation")? {
-        None | Some("disabled") => Ok(()),
-        Some(_) => Err(body.error("truncation", "must be disabled: nothing is cut out of a conversation")),
+fn reject_background(body: &Reader) -> Result<(), ApiError> {
+    match body.flag("background", false)? {
+        true => Err(ApiError::unsupported("background", "a response is made while its request is open")),
+        false => Ok(()),
     }
 }
 
@@ -253,13 +255,28 @@ fn text_of(item: &Reader, field: &str, types: &[&str], media: &[&str]) -> Result
     Ok(Some(text))
 }
 
-fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
+/// Parses `tool_choice`; `allowed_tools` leaves only these in `tools`.
+fn tool_choice(body: &Reader, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiError> {
     match body.get("tool_choice") {
         Some(Value::Object(map)) => {
             let choice = body.at(map, "tool_choice");
             match choice.text("type")? {
+                Some("allowed_tools") => {
+                    choice.only(&["type", "mode", "tools"])?;
+                    let mut names = Vec::new();
+                    for (i, item) in choice.list("tools", 128)?.unwrap_or(&[]).iter().enumerate() {
+                        names.push(ToolChoice::named(&choice.item("tools", i, item)?, tools)?);
+                    }
+                    tools.retain(|tool| names.contains(&ToolChoice::Named(tool.name.clone())));
+                    return match choice.text("mode")? {
+                        None | Some("auto") => Ok(ToolChoice::Auto),
+                        Some("required") if !tools.is_empty() => Ok(ToolChoice::Required),
+                        Some("required") => Err(choice.error("tools", "must not be empty")),
+                        Some(_) => Err(choice.error("mode", "must be auto or required")),
+                    };
+                }
                 Some("function" | "custom") => choice.only(&["type", "name"])?,
-                _ => return Err(choice.error("type", "must be function or custom")),
+                _ => return Err(choice.error("type", "must be function, custom or allowed_tools")),
             }
             ToolChoice::named(&choice, tools)
         }

@@ -3,6 +3,7 @@
 //! Knows no API and no socket; builds on `answer`. The engine retains their K/V (`host`).
 
 pub(crate) mod recorder;
+pub(crate) mod responses;
 pub(crate) mod store;
 
 pub use crate::session::store::{

@@ -2,7 +2,8 @@
 
 use crate::answer::events::Delta;
 use crate::answer::items::{Item, ItemEvent, ItemKind, Items};
-use crate::error::ApiError;
+use crate::error::{ApiError, Detail};
+use crate::http::access::api_keys::Caller;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
 use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, event_stream};
@@ -10,42 +11,113 @@ use crate::http::answers::submit_chat::submit_chat;
 use crate::http::answers::usage::Usage;
 use crate::http::app::{App, unix_seconds};
 use crate::http::body::read_body;
-use crate::request::chat::ChatRequest;
+use crate::request::conversation::Role;
 use crate::request::fields::RESPONSES;
 use crate::request::reader::Reader;
 use crate::request::responses::ResponsesRequest;
 use crate::request::responses_tools::custom_input;
 use crate::request::tools::ToolKind;
+use crate::session::responses::Conversation;
 use axum::{
-    Json,
-    extract::{Request, State},
+    Extension, Json,
+    extract::{Path, Request, State},
     response::{IntoResponse, Response},
 };
 use futures_util::Stream;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::{collections::HashMap, sync::Arc};
 
 /// A response request that has been submitted to the engine.
 pub(crate) struct Responses {
     object: ResponseObject,
     reply: Reply,
+    storing: Option<Storing>,
     pub(crate) stream: bool,
+}
+
+/// What is needed to store a response when it has ended.
+struct Storing {
+    app: Arc<App>,
+    key: u64,
+    before: Conversation,
+    own_input: Vec<Value>,
+}
+
+impl Storing {
+    fn store(self, response: &Value) {
+        self.app.responses.insert(self.key, &self.before, self.own_input, response.clone());
+    }
+}
+
+/// The items of `input`; a text is a message of the user.
+fn input_items(body: &Reader) -> Vec<Value> {
+    match body.get("input") {
+        Some(Value::Array(items)) => items.clone(),
+        Some(Value::String(text)) => vec![json!({"type": "message", "role": "user", "content": text})],
+        _ => Vec::new(),
+    }
+}
+
+/// A body in front of whose input stand the items of an earlier conversation, and that.
+type Continued = (Map<String, Value>, Conversation);
+
+/// The body with the items of the response in `previous_response_id`, and their conversation.
+fn continued(app: &App, key: u64, body: &Reader) -> Result<Option<Continued>, ApiError> {
+    let Some(previous) = body.text("previous_response_id")? else { return Ok(None) };
+    let before = app.responses.conversation(previous, key);
+    let before = before.map_err(|error| ApiError {
+        status: 400,
+        param: Some("previous_response_id".into()),
+        ..error
+    })?;
+    let mut fields = body.fields().clone();
+    let own = input_items(body);
+    fields.insert("input".into(), before.items().cloned().chain(own).collect());
+    Ok(Some((fields, before)))
+}
+
+/// Submits a conversation; with `truncate`, drops its oldest messages until it fits the context.
+fn submit_truncated(app: &Arc<App>, key: u64, request: &mut ResponsesRequest) -> Result<Reply, ApiError> {
+    loop {
+        let error = match submit_chat(app, key, &request.chat, "input") {
+            Ok(reply) => return Ok(reply),
+            Err(error) => error,
+        };
+        let messages = &mut request.chat.messages;
+        let systems = messages.iter().take_while(|message| message.role == Role::System).count();
+        let droppable = messages.len().saturating_sub(systems + 1);
+        if !request.truncate || !matches!(error.detail, Some(Detail::Overflow(_))) || droppable == 0 {
+            return Err(error);
+        }
+        messages.drain(systems..systems + droppable.div_ceil(8));
+        // A result without its call would be refused.
+        while messages.len() > systems + 1 && messages[systems].role == Role::Tool {
+            messages.remove(systems);
+        }
+    }
 }
 
 impl Responses {
     /// Validates and submits the request.
     pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
-        let request = ResponsesRequest::read(body, &facts.sampling, facts.vocab)?;
-        let reply = submit_chat(app, key, &request.chat, "input")?;
+        let continued = continued(app, key, body)?;
+        let own_input = input_items(body);
+        let mut request = match &continued {
+            Some((fields, _)) => ResponsesRequest::read(&body.derived(fields), &facts.sampling, facts.vocab)?,
+            None => ResponsesRequest::read(body, &facts.sampling, facts.vocab)?,
+        };
+        let reply = submit_truncated(app, key, &mut request)?;
+        let before = continued.map(|(_, before)| before).unwrap_or_default();
+        let storing = request.store.then(|| Storing { app: app.clone(), key, before, own_input });
         let kinds = request.chat.tools.iter().filter(|tool| tool.kind != ToolKind::Function);
         let object = ResponseObject {
             id: app.new_id(),
-            response: initial_response(app, &request.chat, body),
+            response: initial_response(app, &request, body),
             kinds: kinds.map(|tool| (tool.name.clone(), tool.kind.clone())).collect(),
             logprobs: HashMap::new(),
         };
-        Ok(Self { object, reply, stream: request.chat.stream.is_some() })
+        Ok(Self { object, reply, storing, stream: request.chat.stream.is_some() })
     }
 
     /// The non-streaming response.
@@ -57,23 +129,33 @@ impl Responses {
             ended = increment.ended.or(ended.take());
         });
         let usage = usage.await?;
-        Ok(self.object.finished(&items, ended.as_ref(), &usage))
+        let response = self.object.finished(&items, ended.as_ref(), &usage);
+        self.storing.into_iter().for_each(|storing| storing.store(&response));
+        Ok(response)
     }
 
     /// The response as server-sent events.
     pub(crate) fn events(self) -> impl Stream<Item = String> + Send {
-        let Self { object, reply, .. } = self;
-        reply.events(Events { object, items: Items::default(), ended: None, sequence: 0 })
+        let Self { object, reply, storing, .. } = self;
+        reply.events(Events { object, storing, items: Items::default(), ended: None, sequence: 0 })
     }
 }
 
 /// The initial response object, which echoes the request's parameters.
-fn initial_response(app: &App, request: &ChatRequest, body: &Reader) -> Value {
+fn initial_response(app: &App, request: &ResponsesRequest, body: &Reader) -> Value {
     let requested = |name: &str, default: Value| body.get(name).cloned().unwrap_or(default);
-    let sampling = &request.sampling.sampling;
+    let ResponsesRequest { chat, store, truncate } = request;
+    let sampling = &chat.sampling.sampling;
+    let mut tools = requested("tools", json!([]));
+    for tool in tools.as_array_mut().into_iter().flatten() {
+        if tool["type"] == "function" && tool.get("strict").is_none_or(Value::is_null) {
+            tool["strict"] = false.into();
+        }
+    }
     json!({
         "object": "response",
         "created_at": unix_seconds(),
+        "completed_at": null,
         "status": "in_progress",
         "background": false,
         "error": null,
@@ -84,18 +166,22 @@ fn initial_response(app: &App, request: &ChatRequest, body: &Reader) -> Value {
         "metadata": requested("metadata", json!({})),
         "model": app.model.name,
         "output": [],
-        "parallel_tool_calls": request.parallel_tool_calls,
-        "previous_response_id": null,
+        "parallel_tool_calls": chat.parallel_tool_calls,
+        "presence_penalty": requested("presence_penalty", sampling.presence_penalty.into()),
+        "frequency_penalty": requested("frequency_penalty", sampling.frequency_penalty.into()),
+        "previous_response_id": requested("previous_response_id", Value::Null),
+        "prompt_cache_key": requested("prompt_cache_key", Value::Null),
+        "safety_identifier": requested("safety_identifier", Value::Null),
         "reasoning": requested("reasoning", json!({"effort": null, "summary": null})),
         "service_tier": "default",
-        "store": false,
+        "store": store,
         "temperature": requested("temperature", sampling.temperature.into()),
         "text": requested("text", json!({"format": {"type": "text"}})),
         "tool_choice": requested("tool_choice", "auto".into()),
-        "tools": requested("tools", json!([])),
+        "tools": tools,
         "top_logprobs": requested("top_logprobs", 0.into()),
         "top_p": requested("top_p", sampling.top_p.into()),
-        "truncation": "disabled",
+        "truncation": if *truncate { "auto" } else { "disabled" },
         "usage": null,
         "user": requested("user", Value::Null),
     })
@@ -144,6 +230,7 @@ impl ResponseObject {
         let status = if cut { "incomplete" } else { "completed" };
         let mut response = self.response();
         response["status"] = status.into();
+        response["completed_at"] = if cut { Value::Null } else { unix_seconds().into() };
         if cut {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
@@ -236,6 +323,7 @@ impl ResponseObject {
 /// Writes the SSE events of a response, numbered from 0.
 struct Events {
     object: ResponseObject,
+    storing: Option<Storing>,
     items: Items,
     ended: Option<AnswerOutcome>,
     sequence: u64,
@@ -354,8 +442,70 @@ impl EventWriter for Events {
         let response = self.object.finished(&self.items, self.ended.as_ref(), usage);
         let name =
             if response["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
+        self.storing.take().into_iter().for_each(|storing| storing.store(&response));
         self.write_event(out, name, json!({"response": response}));
     }
+}
+
+/// `GET /v1/responses/ID`.
+pub(crate) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(Caller(key)): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    app.responses.get(&id, key).map(Json)
+}
+
+/// `DELETE /v1/responses/ID`.
+pub(crate) async fn delete(
+    State(app): State<Arc<App>>,
+    Extension(Caller(key)): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    app.responses.remove(&id, key)?;
+    Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
+}
+
+/// `GET /v1/responses/ID/input_items`.
+pub(crate) async fn input(
+    State(app): State<Arc<App>>,
+    Extension(Caller(key)): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let mut items = app.responses.input(&id, key)?;
+    for (i, item) in items.iter_mut().enumerate() {
+        if let Some(item) = item.as_object_mut() {
+            item.entry("id").or_insert_with(|| format!("item_{i}_{id}").into());
+        }
+    }
+    let end = |item: Option<&Value>| item.map(|item| item["id"].clone());
+    Ok(Json(json!({
+        "object": "list", "first_id": end(items.first()), "last_id": end(items.last()), "has_more": false,
+        "data": items,
+    })))
+}
+
+/// `POST /v1/responses/input_tokens`: the length of the rendered input.
+pub(crate) async fn input_tokens(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (key, body) = read_body(&app, request, RESPONSES).await?;
+    let (body, facts) = (body.reader(), &app.model.facts);
+    let request = match continued(&app, key, &body)? {
+        Some((fields, _)) => ResponsesRequest::read(&body.derived(&fields), &facts.sampling, facts.vocab)?,
+        None => ResponsesRequest::read(&body, &facts.sampling, facts.vocab)?,
+    };
+    app.check_model(request.chat.model.as_deref())?;
+    let count = app.model.chat_prompt(&request.chat)?.len();
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": count})))
+}
+
+/// `POST /v1/responses/compact`: encrypted summaries are a provider's own.
+pub(crate) async fn compact() -> ApiError {
+    ApiError::not_offered(
+        "conversations are not compacted here; summarize them with a request, or send `truncation`: `auto`",
+    )
 }
 
 pub(crate) async fn responses_create(

@@ -53,7 +53,7 @@ fn errors_name_the_field() {
         (json!({"input": 5}), "input"),
         (json!({"input": [{"type": "reasoning", "summary": []}]}), "input"),
         (json!({"input": [{"role": "user", "content": []}]}), "input[0].content"),
-        (json!({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}), "tool_choice.type"),
+        (json!({"tool_choice": {"type": "hosted"}}), "tool_choice.type"),
         (json!({"input": [{"role": "king", "content": "x"}]}), "input[0].role"),
         (json!({"input": [{"role": "user"}]}), "input[0].content"),
         (
@@ -65,10 +65,13 @@ fn errors_name_the_field() {
             "input[0].call_id",
         ),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
-        (json!({"store": true}), "store"),
         (json!({"background": true}), "background"),
-        (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
-        (json!({"truncation": "auto"}), "truncation"),
+        (json!({"previous_response_id": 1}), "previous_response_id"),
+        (json!({"truncation": "middle"}), "truncation"),
+        (
+            json!({"tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "f"}]}}),
+            "tool_choice.tools[0].name",
+        ),
         (json!({"max_output_tokens": 0}), "max_output_tokens"),
         (json!({"tools": [{"name": "f"}]}), "tools[0].type"),
         (json!({"input": [{"type": "riddle"}]}), "input[0].riddle"),
@@ -78,7 +81,7 @@ fn errors_name_the_field() {
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"messages": []}), "messages"),
     ] {
-        let error = read(bad.clone()).unwrap_err();
+        let error = read(bad.clone()).expect_err(param);
         assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{bad}");
     }
 }

@@ -1,0 +1,207 @@
+//! Store of `/v1/responses`: response objects and their conversations, for `previous_response_id`.
+//!
+//! A conversation is a list of shared segments, one per response: its own input and output. So a
+//! chain of responses holds each item once. K/V is not held: a continued conversation finds it in
+//! the prefix cache.
+//!
+//! Invariants: a key sees only its own responses. The store keeps at most [`MAX_RESPONSES`] and
+//! about [`MAX_BYTES`] of JSON text, each for [`TTL`]; the oldest go first.
+
+use crate::error::ApiError;
+use serde_json::Value;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Maximum responses over all keys.
+const MAX_RESPONSES: usize = 16384;
+/// Maximum responses per key, so that one key cannot push out all others.
+const MAX_OF_KEY: usize = MAX_RESPONSES / 2;
+/// Bytes of JSON text beyond which the oldest responses are dropped.
+const MAX_BYTES: usize = 256 << 20;
+/// Time that a response is kept.
+const TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// Items that one response adds to its conversation; their memory is counted until drop.
+#[derive(Debug)]
+struct Segment {
+    items: Vec<Value>,
+    bytes: usize,
+    held: Arc<AtomicUsize>,
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A conversation up to and including a response. Clones share the items.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Conversation(Vec<Arc<Segment>>);
+
+impl Conversation {
+    /// All items, from the first input on.
+    pub(crate) fn items(&self) -> impl Iterator<Item = &Value> {
+        self.0.iter().flat_map(|segment| &segment.items)
+    }
+}
+
+#[derive(Debug)]
+struct StoredResponse {
+    owner: u64,
+    response: Value,
+    /// Items of its own input, at the front of its segment.
+    own_input: usize,
+    conversation: Conversation,
+    since: Instant,
+}
+
+/// Responses by id. Shared by all handlers.
+#[derive(Debug, Default)]
+pub(crate) struct ResponseStore {
+    table: Mutex<Table>,
+    held: Arc<AtomicUsize>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    by_id: HashMap<String, StoredResponse>,
+    /// Ids, oldest first. May name removed responses.
+    order: VecDeque<String>,
+}
+
+impl ResponseStore {
+    /// Stores a response that continues `before` by its own input and its output.
+    pub(crate) fn insert(&self, owner: u64, before: &Conversation, own_input: Vec<Value>, response: Value) {
+        let Some(id) = response["id"].as_str().map(str::to_owned) else { return };
+        let output = response["output"].as_array().cloned().unwrap_or_default();
+        let (count, mut items) = (own_input.len(), own_input);
+        items.extend(output);
+        // The output stands in the response object, too.
+        let bytes = items.iter().map(|item| item.to_string().len()).sum::<usize>() * 2;
+        self.held.fetch_add(bytes, Ordering::Relaxed);
+        let segment = Arc::new(Segment { items, bytes, held: self.held.clone() });
+        let mut conversation = before.clone();
+        conversation.0.push(segment);
+        let stored =
+            StoredResponse { owner, response, own_input: count, conversation, since: Instant::now() };
+        let mut table = self.table();
+        table.by_id.insert(id.clone(), stored);
+        table.order.push_back(id);
+        self.drop_oldest(&mut table, owner);
+    }
+
+    /// Drops expired responses, and the oldest ones while there are too many.
+    fn drop_oldest(&self, table: &mut Table, owner: u64) {
+        let of_key = table.by_id.values().filter(|stored| stored.owner == owner).count();
+        if of_key > MAX_OF_KEY {
+            let is_own = |id: &&String| table.by_id.get(*id).is_some_and(|stored| stored.owner == owner);
+            if let Some(oldest) = table.order.iter().find(is_own).cloned() {
+                table.by_id.remove(&oldest);
+            }
+        }
+        while let Some(id) = table.order.front() {
+            let keeps = table.by_id.get(id).is_some_and(|oldest| oldest.since.elapsed() < TTL);
+            let fits = table.by_id.len() <= MAX_RESPONSES && self.held.load(Ordering::Relaxed) <= MAX_BYTES;
+            // The response just stored is kept in any case.
+            if keeps && (fits || table.order.len() == 1) {
+                break;
+            }
+            let id = table.order.pop_front();
+            id.map(|id| table.by_id.remove(&id));
+        }
+    }
+
+    /// The response object.
+    pub(crate) fn get(&self, id: &str, owner: u64) -> Result<Value, ApiError> {
+        self.with(id, owner, |stored| stored.response.clone())
+    }
+
+    /// The conversation up to and including the response.
+    pub(crate) fn conversation(&self, id: &str, owner: u64) -> Result<Conversation, ApiError> {
+        self.with(id, owner, |stored| stored.conversation.clone())
+    }
+
+    /// Items that the response's request sent.
+    pub(crate) fn input(&self, id: &str, owner: u64) -> Result<Vec<Value>, ApiError> {
+        self.with(id, owner, |stored| {
+            let own = stored.conversation.0.last().map_or(&[][..], |segment| &segment.items);
+            own[..stored.own_input].to_vec()
+        })
+    }
+
+    /// Removes a response. Responses that continue it keep its items.
+    pub(crate) fn remove(&self, id: &str, owner: u64) -> Result<(), ApiError> {
+        self.with(id, owner, |_| ())?;
+        self.table().by_id.remove(id);
+        Ok(())
+    }
+
+    fn with<T>(&self, id: &str, owner: u64, read: impl FnOnce(&StoredResponse) -> T) -> Result<T, ApiError> {
+        let table = self.table();
+        let found =
+            table.by_id.get(id).filter(|stored| stored.owner == owner && stored.since.elapsed() < TTL);
+        found.map(read).ok_or_else(|| {
+            ApiError::not_found(
+                "response_id",
+                format!("there is no response `{id}`, or it is kept no longer"),
+            )
+        })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn respond(store: &ResponseStore, id: &str, before: &Conversation, text: &str) {
+        let response = json!({"id": id, "output": [{"type": "message", "text": text}]});
+        store.insert(1, before, vec![json!({"role": "user", "content": id})], response);
+    }
+
+    #[test]
+    fn a_chain_holds_each_item_once_and_survives_its_parts() {
+        let store = ResponseStore::default();
+        respond(&store, "a", &Conversation::default(), "one");
+        let first = store.held.load(Ordering::Relaxed);
+        respond(&store, "b", &store.conversation("a", 1).unwrap(), "two");
+        assert_eq!(store.held.load(Ordering::Relaxed), 2 * first);
+        let items = |id: &str| store.conversation(id, 1).unwrap().items().count();
+        assert_eq!((items("a"), items("b"), store.input("b", 1).unwrap().len()), (2, 4, 1));
+        store.remove("a", 1).unwrap();
+        assert_eq!(items("b"), 4);
+        assert_eq!(store.get("a", 1).unwrap_err().status, 404);
+        store.remove("b", 1).unwrap();
+        assert_eq!(store.held.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn other_keys_see_nothing() {
+        let store = ResponseStore::default();
+        respond(&store, "a", &Conversation::default(), "one");
+        assert!(store.get("a", 2).is_err() && store.remove("a", 2).is_err() && store.get("a", 1).is_ok());
+    }
+
+    #[test]
+    fn the_oldest_go_when_memory_is_full() {
+        let store = ResponseStore::default();
+        let long = "x".repeat(MAX_BYTES / 8);
+        for i in 0..6 {
+            respond(&store, &i.to_string(), &Conversation::default(), &long);
+        }
+        let kept: Vec<bool> = (0..6).map(|i| store.get(&i.to_string(), 1).is_ok()).collect();
+        assert!(store.held.load(Ordering::Relaxed) <= MAX_BYTES);
+        assert_eq!(kept, [false, false, false, true, true, true]);
+    }
+}
