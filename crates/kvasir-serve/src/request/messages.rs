@@ -161,7 +161,8 @@ fn text_of(reader: &Reader, field: &str, is_result: bool) -> Result<Option<Strin
                     Some("text") => text.push_str(block.need_text("text")?),
                     Some("tool_reference") if is_result => text.push_str(block.need_text("tool_name")?),
                     Some(kind) if is_result && MEDIA.contains(&kind) => {
-                        text.push_str(&omission_note(&block, kind));
+                        let own = if kind == "document" { document(&block)? } else { None };
+                        text.push_str(&own.unwrap_or_else(|| omission_note(&block, kind)));
                     }
                     kind => return Err(unsupported_part(&block, kind)),
                 }
@@ -292,16 +293,40 @@ fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> 
             Some("image") => {
                 return Err(block.error("type", "is `image`: could not process image, the engine reads text"));
             }
-            Some("document") => {
-                return Err(block
-                    .error("type", "is `document`: the engine reads text and does not support PDF input"));
-            }
+            Some("document") => match document(&block)? {
+                Some(text) => answered.get_or_insert_default().push_str(&text),
+                None => {
+                    return Err(block.error(
+                        "type",
+                        "is `document`: the engine reads text and does not support PDF input",
+                    ));
+                }
+            },
             kind @ Some("search_result") => return Err(unsupported_part(&block, kind)),
             _ => return Err(block.error("type", "must be text or tool_result in a message of the user")),
         }
     }
     messages.extend(answered.map(|text| Message::text(Role::User, text)));
     Ok(())
+}
+
+/// A document of plain text as the model reads it, with its title and context. `None` for other
+/// sources.
+fn document(block: &Reader) -> Result<Option<String>, ApiError> {
+    let Some(source) = block.object("source")? else { return Ok(None) };
+    let text = match source.text("type")? {
+        Some("text") => source.need_text("data")?.to_owned(),
+        Some("content") => text_of(&source, "content", false)?.unwrap_or_default(),
+        _ => return Ok(None),
+    };
+    let mut out = String::from("<document>\n");
+    for name in ["title", "context"] {
+        if let Some(text) = block.text(name)? {
+            out.push_str(&format!("<{name}>{text}</{name}>\n"));
+        }
+    }
+    out.push_str(&format!("{text}\n</document>\n"));
+    Ok(Some(out))
 }
 
 /// An assistant message. An empty answer comes back as a message without blocks.
@@ -415,13 +440,16 @@ fn thinking(body: &Reader) -> Result<(Map<String, Value>, Option<ThinkingBudget>
     Ok((Map::from_iter([("enable_thinking".to_owned(), enabled.into())]), budget))
 }
 
-/// `output_config`: response format, and reasoning effort for templates that support it.
+/// `output_config`, and the older `output_format`: response format, and reasoning effort for templates that support it.
 fn output_config(body: &Reader, kwargs: &mut Map<String, Value>) -> Result<Option<ResponseFormat>, ApiError> {
-    let Some(config) = body.object("output_config")? else { return Ok(None) };
-    config.only(&["format", "effort"])?;
-    // Whether to reason at all is decided by `thinking`.
-    effort_word(&config, "effort", &["low", "medium", "high", "xhigh", "max"], kwargs)?;
-    let Some(format) = config.object("format")? else { return Ok(None) };
+    let mut format = body.object("output_format")?;
+    if let Some(config) = body.object("output_config")? {
+        config.only(&["format", "effort"])?;
+        // Whether to reason at all is decided by `thinking`.
+        effort_word(&config, "effort", &["low", "medium", "high", "xhigh", "max"], kwargs)?;
+        format = config.object("format")?.or(format);
+    }
+    let Some(format) = format else { return Ok(None) };
     format.only(&["type", "schema"])?;
     match format.text("type")? {
         Some("json_schema") => ResponseFormat::schema(&format).map(Some),

@@ -2,15 +2,20 @@
 
 use crate::error::ApiError;
 use crate::http::app::App;
+use crate::http::error_response::ANTHROPIC_VERSION;
 use crate::metrics::process;
+use crate::timestamp::rfc3339;
 use axum::{
     Json,
     extract::{Path, State},
-    http::header,
+    http::{HeaderMap, header},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 /// Readiness probe: the engine's thread runs, and completes steps while answers are pending.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
@@ -41,15 +46,30 @@ fn model_object(app: &App, name: &str) -> Value {
     })
 }
 
-pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+/// The model in Anthropic's shape.
+fn anthropic_model(app: &App, name: &str) -> Value {
+    let created = SystemTime::UNIX_EPOCH + Duration::from_secs(app.since);
+    json!({"type": "model", "id": name, "display_name": name, "created_at": rfc3339(created)})
+}
+
+/// `GET /v1/models`, in Anthropic's shape for its clients.
+pub(crate) async fn models(State(app): State<Arc<App>>, headers: HeaderMap) -> Json<Value> {
+    if headers.contains_key(ANTHROPIC_VERSION) {
+        let data: Vec<Value> = app.model_names().map(|name| anthropic_model(&app, name)).collect();
+        let id = |model: Option<&Value>| model.map(|model| model["id"].clone());
+        let (first, last) = (id(data.first()), id(data.last()));
+        return Json(json!({"data": data, "has_more": false, "first_id": first, "last_id": last}));
+    }
     let data: Vec<Value> = app.model_names().map(|name| model_object(&app, name)).collect();
     Json(json!({"object": "list", "data": data}))
 }
 
 pub(crate) async fn model(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     app.check_model(Some(&id))?;
-    Ok(Json(model_object(&app, &id)))
+    let write = if headers.contains_key(ANTHROPIC_VERSION) { anthropic_model } else { model_object };
+    Ok(Json(write(&app, &id)))
 }

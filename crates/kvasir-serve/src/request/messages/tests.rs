@@ -240,3 +240,15 @@ fn loaded_tools_come_last_and_media_are_refused() {
         assert!(error.message.contains(words), "{}", error.message);
     }
 }
+
+#[test]
+fn documents_of_text_are_read() {
+    let document = json!({
+        "type": "document", "title": "Notes", "citations": {"enabled": true},
+        "source": {"type": "text", "media_type": "text/plain", "data": "one two"},
+    });
+    let content = json!([document, {"type": "text", "text": "Sum up."}]);
+    let request = read(json!({"messages": [{"role": "user", "content": content}]})).unwrap();
+    let text = &request.messages.last().unwrap().source["content"];
+    assert_eq!(*text, json!("<document>\n<title>Notes</title>\none two\n</document>\nSum up."));
+}
