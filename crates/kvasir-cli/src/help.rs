@@ -96,6 +96,8 @@ const GROUPS: [Group; 14] = [
             "max-requests",
             "max-requests-per-key",
             "max-request-tokens",
+            "rate-limit",
+            "max-priority",
             "max-connections",
             "client-timeout",
             "step-timeout",

@@ -140,6 +140,8 @@ fn inspect_shows_program_and_sizes() {
     assert_eq!(all["memory"]["kv_numbers_per_token"], 3 * (32 + 16));
     assert_eq!(all["programs"]["predictions"].as_array().unwrap().len(), 1);
     let text = String::from_utf8(run(&["inspect", &path]).stdout).unwrap();
+    assert!(text.contains("context           ") && text.contains("mostly F32"), "{text}");
+    assert!(text.contains("  layers 0-2: 1 heads, key"), "equal layers are one line: {text}");
     assert!(text.contains("update_and_attend") && text.contains("prediction 0"), "{text}");
     assert!(text.contains("kv_b_proj.weight [24, 32] from 512 1280 apart"), "{text}");
     assert!(text.contains("  rope 0 [16] frequencies 1 to "), "{text}");

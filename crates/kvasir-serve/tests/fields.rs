@@ -52,6 +52,16 @@ fn endpoints() -> Vec<Read> {
             },
         },
         Read {
+            fields: RERANK,
+            body: json!({"query": "a", "documents": ["b"]}),
+            read: |body| Ok(format!("{:?}", RerankRequest::read(body)?)),
+        },
+        Read {
+            fields: SCORE,
+            body: json!({"text_1": "a", "text_2": "b"}),
+            read: |body| Ok(format!("{:?}", ScoreRequest::read(body)?)),
+        },
+        Read {
             fields: LLAMA_COMPLETION,
             body: json!({"prompt": "hi"}),
             read: |body| llama_cpp(body, LlamaCppRequest::completion(body)?),

@@ -1,6 +1,7 @@
 //! Data of `kvasir inspect`: architecture, programs, K/V facts per layer, and memory plan.
 
 use crate::load::OpenedModel;
+use crate::model_card::ModelCard;
 use kvasir_program::{Buffers, LayerFacts, Model};
 use serde::Serialize;
 use std::fmt;
@@ -10,12 +11,38 @@ use std::fmt;
 pub struct Inspection {
     /// Name of the architecture.
     pub architecture: String,
+    /// Size, type and context.
+    pub card: ModelCard,
+    /// Whether there is a tokenizer, and a chat template.
+    pub text: TextSupport,
     /// Weight schema and programs of target and prediction layers.
     pub programs: Model,
     /// K/V per token.
     pub kv: KvFacts,
     /// Memory plan.
     pub memory: MemoryPlan,
+}
+
+/// What a model brings to read and write text.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct TextSupport {
+    /// It has a tokenizer.
+    pub tokenizer: bool,
+    /// It has a chat template.
+    pub chat_template: bool,
+    /// The chat template renders tools.
+    pub tools: bool,
+}
+
+impl TextSupport {
+    fn of(opened: &OpenedModel) -> Self {
+        let source = opened.text_files().ok().and_then(|files| files.template_source(None).ok().flatten());
+        Self {
+            tokenizer: opened.tokenizer().is_ok_and(|tokenizer| tokenizer.is_some()),
+            chat_template: source.is_some(),
+            tools: source.is_some_and(|source| source.contains("tools")),
+        }
+    }
 }
 
 /// K/V facts of the model, independent of a session.
@@ -64,6 +91,8 @@ impl Inspection {
         let (count, stored) = tensors.fold((0, 0u64), |(n, bytes), t| (n + 1, bytes + t.bytes.len() as u64));
         Self {
             architecture: target.architecture.clone(),
+            card: ModelCard::of(opened),
+            text: TextSupport::of(opened),
             programs: opened.model.clone(),
             kv: KvFacts {
                 n_layers: target.layers.len(),
@@ -89,15 +118,21 @@ impl Inspection {
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let target = &self.programs.target;
-        writeln!(f, "architecture     {}", self.architecture)?;
-        writeln!(f, "hidden size      {}", target.hidden)?;
-        writeln!(f, "vocabulary       {}", target.vocab)?;
-        writeln!(f, "longest sequence {}", target.max_positions)?;
+        let Self { card, text, .. } = self;
+        let yes = |is: bool, what: &'static str| if is { what } else { "no" };
+        writeln!(f, "architecture      {}", self.architecture)?;
+        writeln!(f, "parameters        {:.1} M, mostly {}", card.parameters as f64 / 1e6, card.quantization)?;
+        writeln!(f, "context           {} tokens", target.max_positions)?;
+        writeln!(f, "hidden size       {}", target.hidden)?;
+        writeln!(f, "vocabulary        {}", target.vocab)?;
         writeln!(f, "prediction layers {}", self.programs.predictions.len())?;
-        writeln!(f, "\nper token and layer")?;
-        for (layer, facts) in self.kv.layers.iter().enumerate() {
+        writeln!(f, "tokenizer         {}", yes(text.tokenizer, "yes"))?;
+        let template = if text.tools { "yes, with tools" } else { "yes, without tools" };
+        writeln!(f, "chat template     {}", yes(text.chat_template, template))?;
+        writeln!(f, "\nK/V per token and layer")?;
+        for (layers, facts) in groups(&self.kv.layers) {
             let LayerFacts { kv_heads, key_dim, value_dim, index_dim, .. } = facts;
-            write!(f, "  layer {layer}: {kv_heads} heads, key {key_dim}, value {value_dim}")?;
+            write!(f, "  {layers}: {kv_heads} heads, key {key_dim}, value {value_dim}")?;
             write!(f, "{}", if facts.value_in_key { " (part of the key)" } else { "" })?;
             facts.window.iter().try_for_each(|window| write!(f, ", window {window}"))?;
             writeln!(f, "{}", if *index_dim > 0 { format!(", indexer {index_dim}") } else { String::new() })?;
@@ -115,4 +150,24 @@ impl fmt::Display for Inspection {
         writeln!(f, "  {token} numbers per token of a step, {sample} per sampled token")?;
         self.programs.programs().try_for_each(|program| write!(f, "\n{program}"))
     }
+}
+
+/// Equal layers under one name: `layers 0, 2, 4-7`.
+fn groups(layers: &[LayerFacts]) -> Vec<(String, &LayerFacts)> {
+    let mut groups: Vec<(Vec<usize>, &LayerFacts)> = Vec::new();
+    for (layer, facts) in layers.iter().enumerate() {
+        match groups.iter_mut().find(|(_, other)| *other == facts) {
+            Some((of, _)) => of.push(layer),
+            None => groups.push((vec![layer], facts)),
+        }
+    }
+    let name = |layers: &[usize]| {
+        let runs = layers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+            [first, .., last] => format!("{first}-{last}"),
+            one => one.first().map_or_else(String::new, usize::to_string),
+        });
+        let word = if layers.len() == 1 { "layer" } else { "layers" };
+        format!("{word} {}", runs.collect::<Vec<_>>().join(", "))
+    };
+    groups.iter().map(|(layers, facts)| (name(layers), *facts)).collect()
 }

@@ -54,7 +54,7 @@ pub use crate::cache_options::CacheOptions;
 pub use crate::error::Error;
 pub use crate::hub::HubName;
 pub use crate::hub::cached::CachedModel;
-pub use crate::inspection::{Inspection, KvFacts, MemoryPlan};
+pub use crate::inspection::{Inspection, KvFacts, MemoryPlan, TextSupport};
 pub use crate::kvasir::{Kvasir, Options};
 pub use crate::load::{LoadedModel, OpenedModel};
 pub use crate::memory::{available_memory, available_memory_in};

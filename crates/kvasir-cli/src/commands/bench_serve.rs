@@ -114,6 +114,7 @@ impl Args {
     /// The requests for a server with this context length, if known.
     fn requests(&self, context: Option<u32>) -> Result<Box<dyn Workload>, Failure> {
         if let Some(path) = &self.scenario {
+            self.workload.check_none()?;
             let name = |why| Failure::usage(format!("{}: {why}", path.display()));
             return Ok(Box::new(Scenario::parse(&Failure::read(path)?).map_err(name)?));
         }

@@ -5,7 +5,10 @@ use crate::io::failure::Failure;
 use crate::io::interruption::Interruption;
 use kvasir::HubName;
 use kvasir_formats::{Rules, convert_to};
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -27,8 +30,15 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let rules = Rules::parse(&self.dtype, &self.rule).map_err(Failure::usage)?;
-        let file = AtomicFile::create(&self.out)?;
         let model = HubName::locate(&self.model)?;
+        let same = |path: &Path| path.canonicalize().ok().zip(self.out.canonicalize().ok());
+        if same(&model).is_some_and(|(model, out)| model == out) {
+            return Err(Failure::usage(format!(
+                "{}: is the model itself; give OUT another name",
+                self.out.display()
+            )));
+        }
+        let file = AtomicFile::create(&self.out)?;
         let interruption = Interruption::watch();
         let done = convert_to(&model, interruption.stopping(file.writer()?), &rules);
         if interruption.has_come() {

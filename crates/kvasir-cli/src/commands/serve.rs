@@ -9,8 +9,8 @@ use crate::startup::{Service, Started};
 use kvasir_serve::{
     host::AdmissionLimits,
     http::{
-        AccessControl, ApiKey, ClientRules, Hosts, Keys, LimitListener, Origins, TlsAcceptor, TlsFiles,
-        serve, serve_probes,
+        AccessControl, ApiKey, ClientRules, Hosts, Keys, LimitListener, Origins, RateLimits, TlsAcceptor,
+        TlsFiles, serve, serve_probes,
     },
     metrics::Names,
     report::{Collector, Format, Level, Log, Reports},
@@ -157,6 +157,12 @@ struct LimitArgs {
     /// Maximum tokens of open requests, prompts and answers together; further ones get 429 [default: eight pools]
     #[arg(long, env = "KVASIR_MAX_REQUEST_TOKENS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_request_tokens: Option<u64>,
+    /// Requests and tokens per minute of an API key by its name, * for all others: KEY:REQUESTS,TOKENS; may be given several times; further requests get 429
+    #[arg(long, env = "KVASIR_RATE_LIMIT", value_name = "KEY:REQUESTS,TOKENS")]
+    rate_limit: Vec<String>,
+    /// Largest `priority` that requests get, with --order priority [default: no limit]
+    #[arg(long, env = "KVASIR_MAX_PRIORITY", value_name = "N", allow_negative_numbers = true)]
+    max_priority: Option<i32>,
     /// Maximum open connections; further ones get 503
     #[arg(long, default_value_t = 4096, env = "KVASIR_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
@@ -265,6 +271,8 @@ impl Args {
             hosts,
             metrics_key: self.metrics_key.as_deref().map(|key| key.trim().to_owned()),
             open_health: self.open_health,
+            rate_limits: RateLimits::parse(&self.limits.rate_limit)
+                .map_err(|why| Failure::usage(format!("--rate-limit: {why}")))?,
         };
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => Some(TlsFiles::open(cert, key).map_err(Failure::usage)?),
@@ -299,6 +307,7 @@ impl Args {
                     Unknown::Refuse => UnknownFields::Refuse,
                 },
                 strip_billing_header: self.strip_billing_header.is_on(),
+                max_priority: limits.max_priority.unwrap_or(i32::MAX),
             },
             allowed: Box::new({
                 let limits = limits.clone();
@@ -340,6 +349,10 @@ impl Args {
             if !self.host.is_loopback() && keys.is_empty() {
                 let warning = "without API keys, every host that reaches this address can use the model; \
                                --api-key or --api-key-file demand one";
+                tell(&reports, warning, Vec::new());
+            }
+            if app.needs_tool_prompt() {
+                let warning = "the chat template renders no tools: requests with tools get a generic prompt";
                 tell(&reports, warning, Vec::new());
             }
             let listener = listener.with_read_timeout(timeout);

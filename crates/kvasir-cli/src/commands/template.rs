@@ -1,16 +1,21 @@
 //! `kvasir template`: renders a chat template over conversations from stdin.
 
 use crate::io::failure::Failure;
-use kvasir::HubName;
+use kvasir::{HubName, OpenedModel};
 use kvasir_formats::TextFiles;
 use kvasir_template::{ChatTemplate, TemplateError};
 use serde_json::{Map, Value, json};
-use std::{path::PathBuf, process::ExitCode, time::SystemTime};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::SystemTime,
+};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Model whose chat template is rendered: a path or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
-    #[arg(value_name = "MODEL", required_unless_present = "template")]
+    /// Model whose chat template is rendered: a path or a hub name (`OWNER/NAME[@REVISION][:TAG]`); the built-in model
+    /// unless given
+    #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
     /// Render the template in this file instead
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
@@ -55,14 +60,17 @@ impl Args {
     fn load(&self) -> Result<(Compiled, Map<String, Value>), Failure> {
         let (source, mut variables) = match (&self.template, &self.model) {
             (Some(file), _) => (Failure::read(file)?, Map::new()),
-            (None, Some(model)) => {
-                let files = TextFiles::open(&HubName::locate(model)?).map_err(Failure::failed)?;
+            (None, model) => {
+                let files = match model {
+                    Some(model) => TextFiles::open(&HubName::locate(model)?).map_err(Failure::failed)?,
+                    None => OpenedModel::built_in()?.text_files()?,
+                };
                 let source = files.template_source(None).map_err(Failure::failed)?;
-                let source = source
-                    .ok_or_else(|| Failure::failed(format!("{}: has no chat template", model.display())))?;
+                let name = model.as_deref().unwrap_or(Path::new(kvasir::BUILT_IN)).display();
+                let source =
+                    source.ok_or_else(|| Failure::failed(format!("{name}: has no chat template")))?;
                 (source, files.template_variables())
             }
-            (None, None) => return Err(Failure::usage("template takes a MODEL or --template FILE")),
         };
         variables.insert("tools".into(), Value::Null);
         variables.insert("add_generation_prompt".into(), Value::Bool(false));

@@ -1,16 +1,16 @@
 //! `kvasir tokenize`: turns texts from stdin into token ids.
 
 use crate::io::failure::Failure;
-use kvasir::HubName;
+use kvasir::{HubName, OpenedModel};
 use kvasir_formats::TextFiles;
 use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A GGUF file (vocabulary-only suffices), a directory in the Hugging Face layout, a tokenizer.json, or a hub name
-    /// (`OWNER/NAME[@REVISION][:TAG]`)
+    /// (`OWNER/NAME[@REVISION][:TAG]`); the built-in model unless given
     #[arg(value_name = "MODEL")]
-    model: PathBuf,
+    model: Option<PathBuf>,
     /// Add the tokenizer's special tokens
     #[arg(long)]
     add_special: bool,
@@ -21,8 +21,11 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let model = HubName::locate(&self.model)?;
-        let tokenizer = TextFiles::open(&model).and_then(|f| f.tokenizer()).map_err(Failure::failed)?;
+        let tokenizer = match &self.model {
+            Some(model) => TextFiles::open(&HubName::locate(model)?),
+            None => Ok(OpenedModel::built_in()?.text_files()?),
+        };
+        let tokenizer = tokenizer.and_then(|files| files.tokenizer()).map_err(Failure::failed)?;
         let encode = |text: &str| tokenizer.encode(text, self.add_special).map_err(Failure::failed);
         let input = Failure::read_stdin()?;
         if self.json {

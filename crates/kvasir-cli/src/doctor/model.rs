@@ -102,7 +102,12 @@ fn words(opened: &OpenedModel) -> Check {
         Err(why) => Check::fail("text", format!("the chat template cannot be read: {why}")),
         Ok(None) => Check::warn("text", "a vocabulary and no chat template")
             .advise("chats will be refused; completions work"),
-        Ok(Some(_)) => match files.template(None) {
+        Ok(Some(source)) => match files.template(None) {
+            Ok(_) if !source.contains("tools") => {
+                Check::warn("text", "a vocabulary, and a chat template that renders no tools").advise(
+                    "requests with tools get a generic prompt; a model trained on tools calls them better",
+                )
+            }
             Ok(_) => Check::ok("text", "a vocabulary and a chat template"),
             Err(why) => Check::fail("text", format!("the chat template cannot be used: {why}"))
                 .advise("chats will fail; completions work"),

@@ -28,22 +28,22 @@ pub(crate) struct WorkloadArgs {
     #[arg(long, value_enum)]
     pub(crate) workload: Option<Kind>,
     /// Number of requests [default: 256]
-    #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     requests: Option<u64>,
     /// Arrival rate in requests per second; inf sends all at once [default: 8; steady inf]
-    #[arg(long, value_name = "R", requires = "workload")]
+    #[arg(long, value_name = "R")]
     rate: Option<f64>,
     /// Gamma shape of arrival gaps: 1 is Poisson, less is burstier [default: 1]
-    #[arg(long, value_name = "SHAPE", requires = "workload")]
+    #[arg(long, value_name = "SHAPE")]
     burstiness: Option<f64>,
     /// Median tokens of a user message or tool result [default: 64; agents 160; poisson and steady 512]
-    #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     prompt_tokens: Option<u32>,
     /// Median tokens of an answer [default: 160; agents 80; poisson and steady 128]
-    #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     output_tokens: Option<u32>,
     /// steady: length of the prefix that all prompts share [default: 0]
-    #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     shared_prefix: Option<u32>,
     /// Seed of the workload and of injected faults
     #[arg(long, default_value_t = 0)]

@@ -127,7 +127,7 @@ fn invalid_embedding_inputs_are_refused_by_name() {
         (json!({"input": ["a", "b ".repeat(200)]}), 400, "input[1]"),
         (json!({"input": vec![7; 64]}), 400, "input"),
         (json!({"input": vec!["a"; 2049]}), 400, "input"),
-        (json!({"input": "a", "dimensions": 32}), 400, "dimensions"),
+        (json!({"input": "a", "dimensions": 65}), 400, "dimensions"),
         (json!({"input": "a", "encoding_format": "int8"}), 400, "encoding_format"),
         (json!({"input": "a", "model": "huge"}), 404, "model"),
     ] {
@@ -137,4 +137,35 @@ fn invalid_embedding_inputs_are_refused_by_name() {
     let sim = Server::start("embed-sim", &["--backend", "sim"]);
     let (status, answer) = sim.post(EMBEDDINGS, &json!({"input": "a"}));
     assert_eq!((status, answer["error"]["code"].as_str()), (501, Some("not_offered")));
+}
+
+#[test]
+fn shorter_vectors_are_the_leading_part() {
+    let server = Server::start("embed-short", &[]);
+    let vector = |body: Value| vectors(&server.post(EMBEDDINGS, &body).1).remove(0);
+    let (whole, short) = (vector(json!({"input": "a b"})), vector(json!({"input": "a b", "dimensions": 8})));
+    let scale = length(&whole[..8]);
+    assert_eq!(short.len(), 8);
+    assert!(short.iter().zip(&whole).all(|(short, whole)| (short - whole / scale).abs() < 1e-5));
+}
+
+#[test]
+fn documents_are_ranked_by_their_similarity() {
+    let server = Server::start("rerank", &[]);
+    let documents = ["hello there", "a b c", "one two three"];
+    let body = json!({"model": "tiny", "query": "a b c", "documents": documents, "top_n": 2});
+    let (status, ranked) = server.post("/v1/rerank", &body);
+    assert_eq!(status, 200, "{ranked}");
+    let results = ranked["results"].as_array().unwrap();
+    assert_eq!(
+        (results.len(), &results[0]["index"], &results[0]["document"]["text"]),
+        (2, &json!(1), &json!("a b c"))
+    );
+    assert!((results[0]["relevance_score"].as_f64().unwrap() - 1.0).abs() < 1e-4, "equal texts: {ranked}");
+    let (_, scored) = server.post("/v1/score", &json!({"text_1": "a b c", "text_2": documents}));
+    let scores: Vec<f64> =
+        scored["data"].as_array().unwrap().iter().map(|one| one["score"].as_f64().unwrap()).collect();
+    assert!(scores[1] > scores[0] && scores[1] > scores[2], "{scores:?}");
+    let (status, error) = server.post("/v1/rerank", &json!({"query": "a", "documents": []}));
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("documents")));
 }

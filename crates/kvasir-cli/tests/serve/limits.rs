@@ -1,7 +1,7 @@
 //! Admission limits and fairness: 429, 503, `--order fair`, probes. On a slow simulated device, so
 //! that nothing finishes early.
 
-use super::server::{Answer, COMPLETIONS, JSON, Server, chat, head};
+use super::server::{Answer, CHAT, COMPLETIONS, JSON, Server, chat, head, model};
 use serde_json::json;
 use std::{
     io::{Read, Write},
@@ -148,4 +148,29 @@ fn a_port_of_their_own_answers_probes_without_a_key() {
         assert_eq!(server.exchange("GET", path, "", "").status, status, "{path}");
     }
     server.address = main;
+}
+
+#[test]
+fn rates_are_kept_per_key_and_told_in_headers() {
+    let folder = model("rates");
+    let file = folder.join("keys.txt");
+    std::fs::write(&file, "alice: one\nbob: two\n").unwrap();
+    let options = ["--api-key-file", file.to_str().unwrap(), "--rate-limit", "alice:2,100000"];
+    let server = Server::start("rates", &options);
+    let ask = |key: &str| {
+        let headers = format!("{JSON}Authorization: Bearer {key}\r\n");
+        server.exchange("POST", CHAT, &headers, &chat(json!({})).to_string())
+    };
+    let first = ask("one");
+    assert_eq!((first.status, first.header("x-ratelimit-limit-requests")), (200, Some("2")));
+    assert_eq!(first.header("x-ratelimit-remaining-requests"), Some("1"));
+    assert_eq!(ask("one").status, 200);
+    let third = ask("one");
+    assert_eq!((third.status, third.json()["error"]["type"].clone()), (429, json!("rate_limit_error")));
+    let wait: u32 = third.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=31).contains(&wait), "{wait}");
+    for _ in 0..4 {
+        let other = ask("two");
+        assert_eq!((other.status, other.header("x-ratelimit-limit-requests")), (200, None));
+    }
 }

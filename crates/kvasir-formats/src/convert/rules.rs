@@ -154,7 +154,13 @@ impl<'a> Subject<'a> {
 fn weight_type(place: &str, name: &str) -> Result<DType> {
     let written = |d: &DType| d.is_weight() && encoding::is_written(*d);
     let dtype = DType::from_name(name).filter(written);
-    dtype.ok_or_else(|| Error::at(place, format!("`{name}` is not a type that weights can be converted to")))
+    dtype.ok_or_else(|| {
+        let types: Vec<&str> = DType::all().filter(written).map(DType::name).collect();
+        let mixes = if place == "--dtype" { ", q4_k_m, q5_k_m" } else { "" };
+        let why =
+            format!("`{name}` is not a type that weights can be converted to: {}{mixes}", types.join(", "));
+        Error::at(place, why)
+    })
 }
 
 /// Layers that get more bits: the first and last eighth, and every third between (as in llama.cpp).

@@ -5,7 +5,11 @@
 //! task.
 
 use crate::context::ignored_fields::IgnoredFields;
-use std::{future::Future, net::IpAddr, sync::Arc};
+use std::{
+    future::Future,
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// Context of one HTTP request, for logs and traces. Never holds prompt text.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +28,8 @@ pub struct RequestContext {
     pub parent: Option<(u128, u64)>,
     /// Names of ignored fields of the body.
     pub ignored: IgnoredFields,
+    /// Response headers that say what is left of the key's rate.
+    pub rate: Arc<Mutex<Vec<(&'static str, String)>>>,
 }
 
 tokio::task_local! {
@@ -39,6 +45,16 @@ impl RequestContext {
     /// The current context; a blank one outside of any request.
     pub(crate) fn current() -> Arc<Self> {
         CURRENT.try_with(Arc::clone).unwrap_or_default()
+    }
+
+    /// Sets the response headers of the key's rate.
+    pub(crate) fn set_rate(&self, headers: Vec<(&'static str, String)>) {
+        *self.rate.lock().unwrap_or_else(PoisonError::into_inner) = headers;
+    }
+
+    /// Takes the response headers of the key's rate.
+    pub(crate) fn take_rate(&self) -> Vec<(&'static str, String)> {
+        std::mem::take(&mut *self.rate.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Parses trace id and span id of a W3C `traceparent` header.

@@ -3,11 +3,13 @@
 //! Builds engine requests from sampling parameters, submits them, and looks up sessions.
 
 use crate::context::ignored_fields::{LoggedFields, UnknownFields};
+use crate::context::request_context::RequestContext;
 use crate::error::{ApiError, Overflow};
 use crate::host::engine_thread::{Host, Submission, TokenStream};
 use crate::host::errors::refused;
 use crate::host::step_subscription::StepFeed;
 use crate::http::access::AccessControl;
+use crate::http::access::rate_limits::RateLimit;
 use crate::metrics::prometheus::Names;
 use crate::model::Model;
 use crate::request::completions::Prompt;
@@ -24,7 +26,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// Answer tokens that admission charges for a request without `max_tokens`: few answers are as long
@@ -61,11 +63,18 @@ pub struct ClientRules {
     /// Strips Claude Code's billing header from system prompts: it changes with every request and
     /// would defeat the prefix cache.
     pub strip_billing_header: bool,
+    /// Largest `priority` that a request gets.
+    pub max_priority: i32,
 }
 
 impl Default for ClientRules {
     fn default() -> Self {
-        Self { aliases: Vec::new(), unknown_fields: UnknownFields::default(), strip_billing_header: true }
+        Self {
+            aliases: Vec::new(),
+            unknown_fields: UnknownFields::default(),
+            strip_billing_header: true,
+            max_priority: i32::MAX,
+        }
     }
 }
 
@@ -133,6 +142,11 @@ impl App {
         }
     }
 
+    /// Whether tools get a generic prompt, because the chat template does not render them.
+    pub fn needs_tool_prompt(&self) -> bool {
+        self.model.needs_tool_prompt()
+    }
+
     /// Number of open answers.
     pub fn host_open(&self) -> usize {
         self.host.open()
@@ -178,6 +192,7 @@ impl App {
         }
         params.eos = self.model.facts.eos.clone();
         params.key = key;
+        params.priority = params.priority.min(self.rules.max_priority);
         // The salt isolates prefix caches by key: no hits, and no timing side channel, across keys.
         let final_len = used.saturating_add(params.max_tokens).min(longest);
         params.salt =
@@ -193,12 +208,35 @@ impl App {
     pub(super) fn submit(&self, submissions: Vec<Submission>, n: u32) -> Result<Vec<TokenStream>, ApiError> {
         let sessions: Vec<_> =
             submissions.iter().filter_map(|submission| submission.request.params.session).collect();
+        self.take_rate(&submissions, n)?;
         let answers = self.host.submit(submissions, n)?;
         // A session deleted while its turn was prepared: the engine saw the deletion too early, so
         // it is repeated.
         let deleted = sessions.into_iter().filter(|id| !self.sessions.contains(*id));
         deleted.for_each(|id| self.host.end_session(id));
         Ok(answers)
+    }
+
+    /// Takes requests from the rates of their key, and notes what is left for the response's
+    /// headers.
+    fn take_rate(&self, submissions: &[Submission], n: u32) -> Result<(), ApiError> {
+        let Some(first) = submissions.first() else { return Ok(()) };
+        let key = first.request.params.key;
+        let tokens = submissions.iter().map(|submission| submission.tokens).sum::<u64>() * u64::from(n);
+        let (limits, name) = (&self.access.rate_limits, self.access.keys.name(key));
+        let Some(taken) = limits.take(key, name.as_deref(), tokens, Instant::now()) else { return Ok(()) };
+        let (state, wait) = match taken {
+            Ok(state) => (state, None),
+            Err((state, wait)) => (state, Some(wait)),
+        };
+        RequestContext::current().set_rate(state.headers());
+        let Some(wait) = wait else { return Ok(()) };
+        let seconds = wait.as_secs() as u32 + 1;
+        let RateLimit { requests, tokens } = state.limit;
+        let why = format!(
+            "the key's rate is {requests} requests and {tokens} tokens per minute; try again in {seconds} s"
+        );
+        Err(ApiError { retry_after: Some(seconds), ..ApiError::too_many(why) })
     }
 
     pub(super) fn salt(&self, key: u64, text: Option<&str>) -> u64 {

@@ -21,6 +21,7 @@ pub use crate::http::access::AccessControl;
 pub use crate::http::access::api_keys::{ApiKey, Keys};
 pub use crate::http::access::hosts::Hosts;
 pub use crate::http::access::origins::Origins;
+pub use crate::http::access::rate_limits::{RateLimit, RateLimits};
 pub use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome, AnswerStream};
 pub use crate::http::app::{App, ClientRules, Live};
 pub use crate::http::server::{serve, serve_probes};

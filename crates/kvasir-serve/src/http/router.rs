@@ -6,8 +6,8 @@
 use crate::error::ApiError;
 use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
 use crate::http::api::{
-    chat, completions, embeddings, llama_cpp, ollama, openapi, responses, sessions, status, steps, tokens,
-    web_ui,
+    chat, completions, embeddings, llama_cpp, ollama, openapi, rerank, responses, sessions, status, steps,
+    tokens, web_ui,
 };
 use crate::http::app::App;
 use crate::http::middleware::authorize::authorize;
@@ -31,6 +31,10 @@ impl App {
             .route("/v1/chat/completions", post(chat::chat_completions))
             .route("/v1/completions", post(completions::text_completions))
             .route("/v1/embeddings", post(embeddings::embeddings))
+            .route("/v1/rerank", post(rerank::rerank))
+            .route("/rerank", post(rerank::rerank))
+            .route("/v1/score", post(rerank::score))
+            .route("/score", post(rerank::score))
             .route("/v1/responses", post(responses::responses_create))
             .route("/v1/responses/input_tokens", post(responses::input_tokens))
             .route("/v1/responses/compact", post(responses::compact))

@@ -9,6 +9,7 @@ pub(crate) mod folded_conversation;
 pub(crate) mod prompt;
 pub(crate) mod raw_arguments;
 pub(crate) mod tool_grammars;
+pub(crate) mod tool_prompt;
 
 use crate::answer::choice::ParseOptions;
 use crate::blocking::{BLOCKING_BYTES, run_blocking};
@@ -165,9 +166,14 @@ impl Model {
         self
     }
 
-    /// Whether its chat template renders tools.
+    /// Whether it takes tools: every model with a chat template does.
     pub fn takes_tools(&self) -> bool {
-        self.template_source.as_deref().is_some_and(|source| source.contains("tools"))
+        self.template.is_some()
+    }
+
+    /// Whether it has a chat template that does not render tools, so that they get a generic prompt.
+    pub fn needs_tool_prompt(&self) -> bool {
+        self.template_source.as_deref().is_some_and(|source| !source.contains("tools"))
     }
 
     /// Its tool call dialect.

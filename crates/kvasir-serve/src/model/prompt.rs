@@ -3,13 +3,15 @@
 //! A control token's spelling in client text is split by a guard character before rendering, and
 //! text is encoded piecewise between guards. So client text never becomes a control token.
 //! Templates that reject a conversation as sent get it folded (`folded_conversation`) and with
-//! wrapped arguments (`raw_arguments`).
+//! wrapped arguments (`raw_arguments`). Templates that render no tools get them as text
+//! (`tool_prompt`).
 
 use crate::blocking::run_blocking;
 use crate::error::ApiError;
 use crate::model::Model;
 use crate::model::folded_conversation::{fold, shows_late_system};
 use crate::model::raw_arguments::{PLACEHOLDER, RawArguments};
+use crate::model::tool_prompt::with_tool_prompt;
 use crate::request::chat::ChatRequest;
 use crate::request::tools::ToolChoice;
 use kvasir_kv::Token;
@@ -58,12 +60,18 @@ impl Model {
             let answered = last["content"].as_str().unwrap_or_default().trim_end();
             last["content"] = format!("{answered}{END}").into();
         }
-        let tools = if request.tools.is_empty() || request.tool_choice == ToolChoice::None {
-            Value::Null
-        } else {
-            request.tools.iter().map(|tool| self.guarded(&tool.source)).collect()
+        let mut tools: Vec<Value> = match request.tool_choice {
+            ToolChoice::None => Vec::new(),
+            _ => request.tools.iter().map(|tool| self.guarded(&tool.source)).collect(),
         };
-        variables.insert("tools".into(), tools);
+        let renders_tools = match &request.chat_template {
+            Some(source) => source.contains("tools"),
+            None => !self.needs_tool_prompt(),
+        };
+        if !renders_tools {
+            messages = with_tool_prompt(messages, &std::mem::take(&mut tools));
+        }
+        variables.insert("tools".into(), if tools.is_empty() { Value::Null } else { tools.into() });
         variables.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
         let mut text = self.render_messages(template, variables, messages)?;
         if let Some(end) = text.rfind(END).filter(|_| request.continue_final_message) {

@@ -21,7 +21,7 @@ pub enum Encoding {
 }
 
 /// A validated `/v1/embeddings` request.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct EmbeddingsRequest {
     /// The requested model.
     pub model: Option<String>,

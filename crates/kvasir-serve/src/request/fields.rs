@@ -516,6 +516,19 @@ pub const OLLAMA_EMBEDDINGS: &[Field] =
 /// Fields of Ollama's `/api/show`.
 pub const OLLAMA_SHOW: &[Field] = &[yes("model"), yes("name"), skip("verbose", "all that is known is shown")];
 
+/// Fields of `/v1/rerank`.
+pub const RERANK: &[Field] = &[
+    yes("model"),
+    yes("query"),
+    yes("documents"),
+    yes("top_n"),
+    yes("return_documents"),
+    skip("user", LABEL),
+];
+
+/// Fields of `/v1/score`.
+pub const SCORE: &[Field] = &[yes("model"), yes("text_1"), yes("text_2"), skip("user", LABEL)];
+
 /// Fields of `POST /v1/sessions`.
 pub const SESSIONS: &[Field] = &[yes("model"), list("messages", MESSAGE), yes("prompt"), yes("ttl")];
 /// Fields of `POST /v1/sessions/ID/fork`.
@@ -577,6 +590,8 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/v1/chat/completions", "Chat completion", CHAT),
     post("/v1/completions", "Text completion of texts or token ids", COMPLETIONS),
     post("/v1/embeddings", "Embeddings of texts or token ids", EMBEDDINGS),
+    post("/v1/rerank", "Ranks documents by their similarity to a query", RERANK),
+    post("/v1/score", "Similarity of texts", SCORE),
     post("/v1/responses", "OpenAI's Responses API", RESPONSES),
     post("/v1/responses/input_tokens", "Counts the tokens of a response's input", RESPONSES),
     post("/v1/responses/compact", "Not offered", &[yes("model")]),
@@ -603,6 +618,8 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/chat/completions", "Chat completion, as llama.cpp has the path", CHAT),
     post("/completions", "Text completion, as llama.cpp has the path", COMPLETIONS),
     post("/embeddings", "Embeddings, as llama.cpp has the path", EMBEDDINGS),
+    post("/rerank", "Ranking, as llama.cpp has the path", RERANK),
+    post("/score", "Similarity of texts, as vLLM has the path", SCORE),
     post("/completion", "llama.cpp's completion", LLAMA_COMPLETION),
     post("/infill", "llama.cpp's fill in the middle", INFILL),
     post("/apply-template", "The prompt of a chat, as llama.cpp has it", APPLY_TEMPLATE),

@@ -17,6 +17,7 @@ pub(crate) mod messages;
 pub(crate) mod ollama;
 pub(crate) mod output_fields;
 pub(crate) mod reader;
+pub(crate) mod rerank;
 pub(crate) mod response_format;
 pub(crate) mod responses;
 pub(crate) mod responses_tools;
@@ -33,13 +34,14 @@ pub use crate::request::embeddings::{EmbeddingsRequest, Encoding};
 pub use crate::request::fields::{
     APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, EMBEDDINGS, ENDPOINTS, Endpoint,
     FORK, Field, INFILL, LLAMA_COMPLETION, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS,
-    OLLAMA_GENERATE, OLLAMA_SHOW, RESPONSES, REWIND, SESSIONS, TOKENIZE,
+    OLLAMA_GENERATE, OLLAMA_SHOW, RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
 };
 pub use crate::request::llama_cpp::LlamaCppRequest;
 pub use crate::request::messages::MessagesRequest;
 pub use crate::request::ollama::{OllamaRequest, OllamaTask, ollama_embed, ollama_embeddings};
 pub use crate::request::output_fields::OutputFields;
 pub use crate::request::reader::Reader;
+pub use crate::request::rerank::{RerankRequest, ScoreRequest};
 pub use crate::request::response_format::ResponseFormat;
 pub use crate::request::responses::ResponsesRequest;
 pub use crate::request::responses_tools::custom_input;

@@ -34,7 +34,7 @@ pub struct Length {
 }
 
 /// Parameters common to all generation endpoints.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingFields {
     /// Sampling parameters; unset ones keep the defaults.
     pub sampling: Sampling,

@@ -1,12 +1,13 @@
-//! Access rules of the server: API keys, CORS origins and host names.
+//! Access rules of the server: API keys and their rates, CORS origins and host names.
 //!
 //! Knows no route; middleware applies them.
 
 pub(crate) mod api_keys;
 pub(crate) mod hosts;
 pub(crate) mod origins;
+pub(crate) mod rate_limits;
 
-use crate::http::access::{api_keys::Keys, hosts::Hosts, origins::Origins};
+use crate::http::access::{api_keys::Keys, hosts::Hosts, origins::Origins, rate_limits::RateLimits};
 
 /// Access rules of the server.
 #[derive(Clone, Debug, Default)]
@@ -21,4 +22,6 @@ pub struct AccessControl {
     pub metrics_key: Option<String>,
     /// Whether `/health`, `/ready` and `/version` need no key.
     pub open_health: bool,
+    /// Rates of the keys.
+    pub rate_limits: RateLimits,
 }

@@ -38,6 +38,11 @@ pub(crate) async fn embeddings(
     Ok(Json(json!({"object": "list", "model": app.model.name, "data": data, "usage": usage})))
 }
 
+/// The similarity of two unit vectors: their cosine, -1 to 1.
+pub(crate) fn similarity(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
 /// The unit vectors of all inputs, and the number of their tokens.
 pub(crate) async fn embed_all(
     app: &Arc<App>,
@@ -47,8 +52,9 @@ pub(crate) async fn embed_all(
     app.check_model(requested.model.as_deref())?;
     app.model.require_logits("embedding")?;
     let width = app.model.facts.hidden.unwrap_or_default();
-    if let Some(other) = requested.dimensions.filter(|requested| *requested != width) {
-        let why = format!("`dimensions` must be {width}, the length of this model's vectors, not {other}");
+    let dimensions = requested.dimensions.unwrap_or(width);
+    if dimensions > width {
+        let why = format!("`dimensions` must be at most {width}, the length of this model's vectors");
         return Err(ApiError::param("dimensions", why));
     }
     let submissions = submissions(app, &requested, key)?;
@@ -56,7 +62,7 @@ pub(crate) async fn embed_all(
     let longest = submissions.iter().map(|submission| submission.tokens).max().unwrap_or(0);
     let at_once = app.host.at_once(longest).clamp(1, AT_ONCE);
     let vectors: Vec<(Vec<f32>, u32)> = stream::iter(submissions)
-        .map(|submission| embed(app, submission))
+        .map(|submission| embed(app, submission, dimensions as usize))
         .buffered(at_once)
         .try_collect()
         .await?;
@@ -88,7 +94,11 @@ fn submissions(app: &App, requested: &EmbeddingsRequest, key: u64) -> Result<Vec
 }
 
 /// The vector of one input, and its number of tokens.
-async fn embed(app: &Arc<App>, submission: Submission) -> Result<(Vec<f32>, u32), ApiError> {
+async fn embed(
+    app: &Arc<App>,
+    submission: Submission,
+    dimensions: usize,
+) -> Result<(Vec<f32>, u32), ApiError> {
     let stopped = || ApiError::unavailable("the engine has stopped");
     let mut answer = app.submit(vec![submission], 1)?.pop().ok_or_else(stopped)?;
     let (mut output, mut state) = (RequestOutput::default(), Vec::new());
@@ -101,7 +111,11 @@ async fn embed(app: &Arc<App>, submission: Submission) -> Result<(Vec<f32>, u32)
     };
     match failure(ended.finish) {
         Some(error) => Err(error),
-        None => Ok((unit(state)?, ended.prompt)),
+        None => {
+            // The leading part of a vector is what models trained for it (Matryoshka) shorten to.
+            state.truncate(dimensions);
+            Ok((unit(state)?, ended.prompt))
+        }
     }
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod llama_cpp;
 pub(crate) mod messages;
 pub(crate) mod ollama;
 pub(crate) mod openapi;
+pub(crate) mod rerank;
 pub(crate) mod responses;
 pub(crate) mod sessions;
 pub(crate) mod status;

@@ -25,6 +25,11 @@ pub(crate) async fn request_context(State(app): State<Arc<App>>, request: Reques
     if let Ok(id) = HeaderValue::from_str(&context.id) {
         response.headers_mut().insert("x-request-id", id);
     }
+    for (name, value) in context.take_rate() {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            response.headers_mut().insert(name, value);
+        }
+    }
     let ignored = context.ignored.names();
     if let Some(names) =
         (!ignored.is_empty()).then(|| HeaderValue::from_str(&ignored.join(", ")).ok()).flatten()
@@ -56,5 +61,6 @@ fn context_of(app: &App, request: &Request) -> RequestContext {
         route: request.uri().path().chars().take(256).collect(),
         parent: header("traceparent").and_then(RequestContext::parse_parent),
         ignored: IgnoredFields::default(),
+        rate: Arc::default(),
     }
 }

@@ -1,0 +1,157 @@
+//! Rates per API key: requests and tokens per minute, as token buckets.
+//!
+//! A bucket holds at most a minute's worth and refills evenly. A request takes one request and the
+//! tokens that admission counts: its prompt, and the answer that it may expect.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// A key's limits per minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RateLimit {
+    /// Requests per minute.
+    pub requests: u64,
+    /// Tokens per minute, of prompts and answers.
+    pub tokens: u64,
+}
+
+/// Limits by the name of a key. Clones share the buckets.
+#[derive(Clone, Debug, Default)]
+pub struct RateLimits {
+    /// Names of keys, `*` for all others, with their limits.
+    rules: Vec<(String, RateLimit)>,
+    /// By id of the key.
+    buckets: Arc<Mutex<HashMap<u64, Buckets>>>,
+}
+
+/// What is left of a key's minute, for the headers `x-ratelimit-*`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct RateState {
+    pub(crate) limit: RateLimit,
+    pub(crate) requests_left: u64,
+    pub(crate) tokens_left: u64,
+    /// Time until both buckets are full.
+    pub(crate) requests_reset: Duration,
+    pub(crate) tokens_reset: Duration,
+}
+
+impl RateState {
+    /// The headers, as other servers have them.
+    pub(crate) fn headers(&self) -> Vec<(&'static str, String)> {
+        let seconds = |time: Duration| format!("{:.3}s", time.as_secs_f64());
+        vec![
+            ("x-ratelimit-limit-requests", self.limit.requests.to_string()),
+            ("x-ratelimit-limit-tokens", self.limit.tokens.to_string()),
+            ("x-ratelimit-remaining-requests", self.requests_left.to_string()),
+            ("x-ratelimit-remaining-tokens", self.tokens_left.to_string()),
+            ("x-ratelimit-reset-requests", seconds(self.requests_reset)),
+            ("x-ratelimit-reset-tokens", seconds(self.tokens_reset)),
+        ]
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Buckets {
+    requests: f64,
+    tokens: f64,
+    at: Instant,
+}
+
+impl RateLimits {
+    /// Parses limits as `KEY:REQUESTS,TOKENS` per minute, where KEY is a key's name, or `*` for all
+    /// others.
+    pub fn parse(limits: &[String]) -> Result<Self, String> {
+        let rule = |text: &String| {
+            let wrong = || format!("`{text}` is not KEY:REQUESTS,TOKENS");
+            let (name, numbers) = text.rsplit_once(':').ok_or_else(wrong)?;
+            let (requests, tokens) = numbers.split_once(',').ok_or_else(wrong)?;
+            let number = |text: &str| text.trim().parse().ok().filter(|n| *n > 0).ok_or_else(wrong);
+            let limit = RateLimit { requests: number(requests)?, tokens: number(tokens)? };
+            Ok::<_, String>((name.trim().to_owned(), limit))
+        };
+        Ok(Self { rules: limits.iter().map(rule).collect::<Result<_, _>>()?, ..Self::default() })
+    }
+
+    /// Takes one request of `tokens` tokens from a key's buckets. `None` for a key without a limit.
+    /// On error nothing was taken; it says when to try again.
+    pub(crate) fn take(
+        &self,
+        key: u64,
+        name: Option<&str>,
+        tokens: u64,
+        now: Instant,
+    ) -> Option<Result<RateState, (RateState, Duration)>> {
+        let named = |wanted: &str| self.rules.iter().find(|(of, _)| of == wanted).map(|(_, limit)| *limit);
+        let limit = name.and_then(named).or_else(|| named("*"))?;
+        let (most_requests, most_tokens) = (limit.requests as f64, limit.tokens as f64);
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket =
+            buckets.entry(key).or_insert(Buckets { requests: most_requests, tokens: most_tokens, at: now });
+        let minutes = now.saturating_duration_since(bucket.at).as_secs_f64() / 60.0;
+        bucket.at = now;
+        bucket.requests = (bucket.requests + minutes * most_requests).min(most_requests);
+        bucket.tokens = (bucket.tokens + minutes * most_tokens).min(most_tokens);
+        // A request that is larger than a minute's worth waits for a full bucket.
+        let wanted = (tokens as f64).min(most_tokens);
+        let wait = |lacks: f64, most: f64| Duration::from_secs_f64((lacks / most * 60.0).max(0.0));
+        let lacks = wait(1.0 - bucket.requests, most_requests).max(wait(wanted - bucket.tokens, most_tokens));
+        if lacks.is_zero() {
+            bucket.requests -= 1.0;
+            bucket.tokens -= wanted;
+        }
+        let state = RateState {
+            limit,
+            requests_left: bucket.requests as u64,
+            tokens_left: bucket.tokens as u64,
+            requests_reset: wait(most_requests - bucket.requests, most_requests),
+            tokens_reset: wait(most_tokens - bucket.tokens, most_tokens),
+        };
+        Some(if lacks.is_zero() { Ok(state) } else { Err((state, lacks)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(text: &str) -> RateLimits {
+        RateLimits::parse(&[text.to_owned()]).unwrap()
+    }
+
+    #[test]
+    fn buckets_empty_and_refill() {
+        let (limits, start) = (limits("*:2,100"), Instant::now());
+        let take =
+            |tokens, seconds| limits.take(1, None, tokens, start + Duration::from_secs(seconds)).unwrap();
+        assert_eq!(take(60, 0).unwrap().tokens_left, 40);
+        let (state, wait) = take(60, 0).unwrap_err();
+        assert_eq!((state.requests_left, wait), (1, Duration::from_secs(12)), "nothing was taken");
+        assert!(take(60, 12).is_ok() && take(1, 12).is_err(), "both requests are taken");
+        assert!(take(100, 72).is_ok());
+        // Other keys have buckets of their own.
+        assert!(limits.take(2, None, 100, start).unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_request_beyond_a_minute_waits_for_a_full_bucket() {
+        let (limits, start) = (limits("*:10,100"), Instant::now());
+        assert!(limits.take(1, None, 5000, start).unwrap().is_ok());
+        assert!(limits.take(1, None, 1, start).unwrap().is_err());
+    }
+
+    #[test]
+    fn names_come_before_the_star() {
+        let limits = RateLimits::parse(&["alice:5,10".into(), "*:1,2".into()]).unwrap();
+        let limit = |key, name: Option<&str>| {
+            limits.take(key, name, 0, Instant::now()).unwrap().unwrap().limit.requests
+        };
+        assert_eq!((limit(1, Some("alice")), limit(2, Some("bob")), limit(3, None)), (5, 1, 1));
+        assert!(self::limits("bob:1,1").take(1, Some("alice"), 1, Instant::now()).is_none());
+        for wrong in ["5,10", "a:5", "a:0,1", "a:x,1"] {
+            assert!(RateLimits::parse(&[wrong.to_owned()]).unwrap_err().contains(wrong));
+        }
+    }
+}
