@@ -150,3 +150,18 @@ fn one_question_is_answered_and_the_chat_ends() {
     let (code, _, notes) = folder.chat(&["--prompt", ""], "");
     assert_eq!((code, notes.lines().count()), (Some(2), 1), "{notes}");
 }
+
+#[test]
+fn saving_overwrites_a_file_on_request_only() {
+    let folder = Folder::new("save");
+    let file = folder.0.join("talk.json");
+    let name = file.display();
+    fs::write(&file, "mine").unwrap();
+    let (code, _, notes) = folder.chat(&[], &format!("hello\n/save {name}\n"));
+    assert_eq!(code, Some(1));
+    assert!(notes.contains(&format!("{name} exists; /save {name}! overwrites it")), "{notes}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    let (code, _, notes) = folder.chat(&[], &format!("hello\n/save {name}!\n/set\n"));
+    assert_eq!((code, roles(&file)), (Some(0), vec!["user".to_owned(), "assistant".to_owned()]));
+    assert!(notes.contains("overwritten with 2 messages") && notes.contains("max_tokens"), "{notes}");
+}

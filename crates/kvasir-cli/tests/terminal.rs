@@ -182,7 +182,7 @@ impl Chat {
         let file = self.home.join("one.json");
         fs::write(&file, r#"{"messages": [{"role": "user", "content": "hello"}]}"#).unwrap();
         self.send_line(&format!("/load {}", file.display()));
-        assert!(self.wait(|chat| chat.output.contains("messages from") && chat.is_raw()));
+        assert!(self.wait(|chat| chat.output.contains("this branch now holds") && chat.is_raw()));
     }
 
     /// Waits for the process to exit.

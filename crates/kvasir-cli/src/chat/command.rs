@@ -13,7 +13,8 @@ pub(crate) enum Command {
     Retry,
     Set(Option<(String, String)>),
     Tools(Option<PathBuf>),
-    Save(PathBuf),
+    /// File, and whether an existing one is overwritten.
+    Save(PathBuf, bool),
     Load(PathBuf),
     Stats,
     Model(Option<PathBuf>),
@@ -28,9 +29,9 @@ pub(crate) const COMMANDS: &[(&str, &str, &str)] = &[
     ("/retry", "", "ask the last question again"),
     ("/fork", "[N]", "go on in a copy that ends before the last N questions; 0 copies all"),
     ("/branch", "[N]", "list the branches, or go on in branch N"),
-    ("/set", "[NAME VALUE]", "show or set temperature, top_p, max_tokens, seed, …"),
+    ("/set", "[NAME VALUE]", "list what can be set, or set it; - gives it back to the model"),
     ("/tools", "[FILE]", "offer the tools of a JSON file; without one, none"),
-    ("/save", "FILE", "write this branch as JSON, ready to be sent to the API"),
+    ("/save", "FILE[!]", "write this branch as JSON, ready to be sent to the API; ! overwrites a file"),
     ("/load", "FILE", "replace this branch by a file's messages"),
     ("/stats", "", "tokens, speed and cache hits so far"),
     ("/model", "[PATH]", "show the model, or go on with another one"),
@@ -66,7 +67,10 @@ impl Command {
                 (true, None) => Err(format!("/set {rest} needs a value")),
             },
             "/tools" => Ok(Self::Tools(text.map(PathBuf::from))),
-            "/save" => file().map(Self::Save),
+            "/save" => match rest.strip_suffix('!').filter(|name| !name.is_empty()) {
+                Some(name) => Ok(Self::Save(name.into(), true)),
+                None => file().map(|name| Self::Save(name, false)),
+            },
             "/load" => file().map(Self::Load),
             "/stats" => none(Self::Stats),
             "/model" => Ok(Self::Model(text.map(PathBuf::from))),
@@ -84,7 +88,7 @@ mod tests {
     fn every_command_in_the_help_is_read() {
         for (name, arguments, _) in COMMANDS {
             let line = match *arguments {
-                "FILE" => format!("{name} x"),
+                "FILE" | "FILE[!]" => format!("{name} x"),
                 _ => (*name).to_owned(),
             };
             assert!(Command::parse(&line).is_ok(), "{line}");

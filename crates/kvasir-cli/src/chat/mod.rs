@@ -28,8 +28,32 @@ use crate::startup::Started;
 use kvasir_sample::Sampling;
 use kvasir_serve::request::{ChatRequest, IgnoredFields, Reader, UnknownFields};
 use serde_json::{Map, Value, json};
-use std::{fs, path::Path, process::ExitCode};
+use std::{
+    fs,
+    io::{ErrorKind, Write},
+    path::Path,
+    process::ExitCode,
+};
 use tokio::runtime::Runtime;
+
+/// Settings that `/set` lists, each with the meaning of its absence.
+const SETTINGS: &[(&str, &str)] = &[
+    ("temperature", "the model's; 0 is greedy, up to 2"),
+    ("top_p", "the model's"),
+    ("top_k", "the model's"),
+    ("min_p", "the model's"),
+    ("repetition_penalty", "the model's"),
+    ("presence_penalty", "the model's"),
+    ("frequency_penalty", "the model's"),
+    ("max_tokens", "what the context leaves"),
+    ("seed", "a new one for every answer"),
+    ("stop", "none"),
+    ("stop_regex", "none"),
+    ("reasoning_effort", "the model's; none, minimal, low, medium, high, xhigh, max"),
+    ("enable_thinking", "the model's; true or false"),
+    ("thinking_token_budget", "none"),
+    ("response_format", "text"),
+];
 
 /// Maximum consecutive rounds of tool calls before control returns to the user.
 const MOST_ROUNDS: usize = 16;
@@ -203,7 +227,7 @@ impl Chat {
     fn obey(&mut self, command: Command) -> Result<Stop, Failure> {
         // File access may block (a FIFO, a slow disk).
         let may_block =
-            matches!(command, Command::Model(_) | Command::Load(_) | Command::Save(_) | Command::Tools(_));
+            matches!(command, Command::Model(_) | Command::Load(_) | Command::Save(..) | Command::Tools(_));
         let _phase = self.interrupts.as_ref().filter(|_| may_block).map(Interrupts::command);
         match command {
             Command::Help => self.help(),
@@ -231,7 +255,7 @@ impl Chat {
             Command::Set(None) => self.list_fields(),
             Command::Set(Some((name, value))) => return Ok(self.set(name, &value)),
             Command::Tools(file) => return Ok(self.offer(file.as_deref())),
-            Command::Save(file) => return Ok(self.save(&file)),
+            Command::Save(file, overwrites) => return Ok(self.save(&file, overwrites)),
             Command::Load(file) => return Ok(self.load(&file)),
             Command::Stats => {
                 for (name, text) in self.tally.lines(self.started.max_len) {
@@ -278,12 +302,14 @@ impl Chat {
     }
 
     fn list_fields(&self) {
-        if self.fields.is_empty() {
-            self.screen.note("nothing is set: the model's own settings hold");
+        for (name, what) in SETTINGS {
+            match self.fields.get(*name) {
+                Some(value) => self.screen.entry(name, &value.to_string()),
+                None => self.screen.entry(name, &format!("– {what}")),
+            }
         }
-        for (name, value) in &self.fields {
-            self.screen.entry(name, &value.to_string());
-        }
+        let others = self.fields.iter().filter(|(name, _)| SETTINGS.iter().all(|(known, _)| known != name));
+        others.for_each(|(name, value)| self.screen.entry(name, &value.to_string()));
     }
 
     /// Sets a field of later requests; `-` removes it. Unchanged on error.
@@ -314,13 +340,22 @@ impl Chat {
         Ok(())
     }
 
-    fn save(&self, file: &Path) -> Stop {
+    /// Writes the branch to a file. An existing one is overwritten on request only.
+    fn save(&self, file: &Path, overwrites: bool) -> Stop {
         if self.conversation.messages().is_empty() {
             return Err("the conversation is empty".into());
         }
         let text = format!("{:#}\n", self.conversation.to_json());
-        fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))?;
-        self.screen.note(&format!("{} messages in {}", self.conversation.messages().len(), file.display()));
+        let name = file.display();
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true).create_new(!overwrites);
+        let written = options.open(file).and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => format!("{name} exists; /save {name}! overwrites it"),
+            _ => format!("{name}: {error}"),
+        })?;
+        let what = if overwrites { "overwritten with" } else { "written with" };
+        self.screen.note(&format!("{name} {what} {}", plural(self.conversation.len() as u64, "message")));
         Ok(())
     }
 
@@ -328,7 +363,8 @@ impl Chat {
         let named = |error: String| format!("{}: {error}", file.display());
         let text = fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
         self.conversation.load(&text).map_err(named)?;
-        self.screen.note(&format!("{} messages from {}", self.conversation.messages().len(), file.display()));
+        let count = plural(self.conversation.len() as u64, "message");
+        self.screen.note(&format!("this branch now holds {count} from {}", file.display()));
         Ok(())
     }
 
