@@ -63,7 +63,7 @@ const GROUPS: [Group; 14] = [
     },
     Group {
         heading: "Scheduling",
-        common: &["policy", "order", "max-num-seqs"],
+        common: &["policy", "order", "max-num-seqs", "spec"],
         rest: &["max-num-batched-tokens", "watermark", "overlap", "graph-max-batch"],
     },
     Group {

@@ -31,6 +31,7 @@ mod rowwise;
 mod threads;
 mod weights;
 
+pub use exec::executor::draft::Drafting;
 pub use exec::executor::{CpuExecutor, Limits};
 pub use exec::model::CpuModel;
 pub use isa::features::Isa;

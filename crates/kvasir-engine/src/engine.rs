@@ -17,10 +17,12 @@ use crate::core::Core;
 use crate::request::finish::{Fault, Refusal};
 use crate::request::ids::RequestId;
 use crate::request::params::Request;
-use crate::request::sequence::Status;
+use crate::request::proposal::Proposal;
+use crate::request::sequence::{Sequence, Status};
 use crate::request::timings::Nanos;
+use crate::speculation::drafter::Drafter;
+use crate::speculation::width::DraftWidth;
 use crate::step::cost_meter::CostMeter;
-use crate::step::drafts::{Drafter, Proposal};
 use kvasir_exec::{Abilities, Executor, Refused, Step, StepError};
 use kvasir_kv::{CacheError, Lowering, Plan};
 use std::{collections::VecDeque, fmt};
@@ -91,6 +93,8 @@ pub struct Engine<E: Executor> {
     lowering: Lowering,
     drafter: Option<Box<dyn Drafter>>,
     proposal: Proposal,
+    /// Scratch of `take_proposals`.
+    numbers: Vec<i32>,
     observers: Vec<Box<dyn Observer>>,
     meter: CostMeter,
     lost: Option<String>,
@@ -112,6 +116,7 @@ impl<E: Executor> Engine<E> {
             ready: None,
             drafter: None,
             proposal: Proposal::default(),
+            numbers: Vec::new(),
             observers: Vec::new(),
             meter: CostMeter::default(),
             lost: None,
@@ -135,10 +140,33 @@ impl<E: Executor> Engine<E> {
         Ok(self)
     }
 
+    /// Takes the proposals of the executor's draft model, trees if `trees` is set, of up to `depth`
+    /// levels and `tokens` tokens. Fails if it proposes trees and the cache does not support them.
+    /// Call it before the first request is added.
+    pub fn draft_in_executor(mut self, depth: u32, tokens: u32, trees: bool) -> Result<Self, CacheError> {
+        if trees {
+            self.core.cache_mut().tree()?;
+        }
+        self.core.set_spec_steps(tokens);
+        self.core.set_model_depth(depth);
+        Ok(self)
+    }
+
+    /// How the number of drafts of a step is chosen; all that are proposed, unless this is called.
+    pub fn draft_width(mut self, width: DraftWidth) -> Self {
+        self.core.set_draft_width(width);
+        self
+    }
+
     /// Adds an observer.
     pub fn observe(mut self, observer: Box<dyn Observer>) -> Self {
-        self.observers.push(observer);
+        self.add_observer(observer);
         self
+    }
+
+    /// Adds an observer to an engine that may have run.
+    pub fn add_observer(&mut self, observer: Box<dyn Observer>) {
+        self.observers.push(observer);
     }
 
     /// The core.
@@ -269,7 +297,9 @@ impl<E: Executor> Engine<E> {
         self.core.postprocess(&step, &result, now);
         if result.is_ok() {
             self.meter.observe(&step.batch, step.output.device_ns);
+            self.core.observe_times(&step);
             self.propose(&step);
+            self.take_proposals(&step);
         }
         for observer in &mut self.observers {
             observer.completed(&self.core, &step, &result, now);
@@ -284,17 +314,38 @@ impl<E: Executor> Engine<E> {
     /// Runs the drafter for every sequence that has just sampled and has no token in flight.
     fn propose(&mut self, step: &Step) {
         let Some(drafter) = &mut self.drafter else { return };
+        let mut ended = false;
         for row in step.batch.rows.iter().filter(|row| row.samples()) {
             let id = RequestId(row.request);
             match self.core.sequence(id) {
                 Some(sequence) if sequence.status() == Status::Running && sequence.in_flight() == 0 => {
-                    self.proposal.tokens.clear();
-                    self.proposal.parents.clear();
-                    drafter.propose(sequence, &mut self.proposal);
-                    self.core.set_drafts(id, &self.proposal.tokens, &self.proposal.parents);
+                    self.proposal.clear();
+                    if sequence.params().max_drafts != Some(0) {
+                        drafter.propose(sequence, &mut self.proposal);
+                        self.core.set_drafts(id, &self.proposal);
+                    }
                 }
                 Some(_) => {}
-                None => drafter.forget(id),
+                None => ended = true,
+            }
+        }
+        if ended {
+            let core = &self.core;
+            drafter.retain(&|id| core.sequence(id).is_some());
+        }
+    }
+
+    /// Hands the proposals of the executor's draft model to their sequences.
+    fn take_proposals(&mut self, step: &Step) {
+        for proposed in &step.output.proposals {
+            let Some(row) = step.batch.rows.get(proposed.row as usize) else { continue };
+            let id = RequestId(row.request);
+            let goes_on =
+                |sequence: &&Sequence| sequence.status() == Status::Running && sequence.in_flight() == 0;
+            if self.core.sequence(id).filter(goes_on).is_some() {
+                let candidates = step.output.candidates.get(proposed.candidates.range()).unwrap_or(&[]);
+                self.proposal.take_kept(candidates, &mut self.numbers);
+                self.core.set_drafts(id, &self.proposal);
             }
         }
     }

@@ -54,9 +54,10 @@
 //! 1. `request`: a request, its sequence of tokens, its end and its events.
 //! 2. `scheduler`: queue, KV slots, retained sessions, and the policies with the view they act
 //!    through.
-//! 3. `step`: builds a step from scheduled rows and commits its results.
-//! 4. `core` (`replay`: operations of recorded cases only), then `engine`.
-//! 5. `serving_loop` and `trace` (step traces); `replicas` stands alone.
+//! 3. `speculation`: what is drafted, and how much of it a step verifies.
+//! 4. `step`: builds a step from scheduled rows and commits its results.
+//! 5. `core` (`replay`: operations of recorded cases only), then `engine`.
+//! 6. `serving_loop` and `trace` (step traces); `replicas` stands alone.
 //!
 //! `tests/toy` is the main test: every completion must equal that of its request run alone.
 //!
@@ -70,6 +71,7 @@ pub(crate) mod replicas;
 pub(crate) mod request;
 pub(crate) mod scheduler;
 pub(crate) mod serving_loop;
+pub(crate) mod speculation;
 pub(crate) mod step;
 pub(crate) mod trace;
 
@@ -81,6 +83,7 @@ pub use crate::request::event::{Event, Outbox, Summary};
 pub use crate::request::finish::{Fault, Finish, Parameter, Refusal};
 pub use crate::request::ids::{RequestId, SessionId};
 pub use crate::request::params::{Params, Request};
+pub use crate::request::proposal::{Evidence, Proposal};
 pub use crate::request::sequence::{Sequence, Status};
 pub use crate::request::timings::{Nanos, Timings};
 pub use crate::scheduler::budget::StateSlots;
@@ -97,7 +100,10 @@ pub use crate::scheduler::record::{Admission, Arrival, Deferral, StepRecord};
 pub use crate::scheduler::schedule::Feed;
 pub use crate::scheduler::view::SchedulerView;
 pub use crate::serving_loop::Message;
-pub use crate::step::drafts::{DraftStats, Drafter, Proposal};
+pub use crate::speculation::drafter::Drafter;
+pub use crate::speculation::lookup::{MOST_DRAFTS, NGRAM, NgramDrafter, SuffixDrafter};
+pub use crate::speculation::statistics::DraftStats;
+pub use crate::speculation::width::DraftWidth;
 pub use crate::trace::step_trace::{StepTrace, TableChange};
 pub use crate::trace::tracer::{TraceSink, Tracer};
 

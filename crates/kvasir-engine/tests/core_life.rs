@@ -120,7 +120,7 @@ fn decode_feeds_the_newest_token_and_drafts() {
     core.set_spec_steps(3);
     let id = core.add(request(&[5], 9), 0).unwrap();
     turn(&mut core, 14);
-    core.set_drafts(id, &[101, 102, 103], &[]);
+    core.set_drafts(id, &Proposal { tokens: vec![101, 102, 103], ..Proposal::default() });
     let mut step = core.schedule(0).unwrap();
     assert_eq!(step.batch.tokens, [14, 101, 102, 103]);
     // The first draft is accepted, the second rejected.

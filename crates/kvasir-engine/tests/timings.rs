@@ -54,7 +54,7 @@ fn tpot_counts_accepted_drafts_and_is_none_for_one_token() {
     let mut core = core(1);
     let id = core.add(request(3), 100).unwrap();
     step(&mut core, 100, &[8], 130);
-    core.set_drafts(id, &[9], &[]);
+    core.set_drafts(id, &Proposal { tokens: vec![9], ..Proposal::default() });
     step(&mut core, 130, &[9, 10], 150);
     core.add(request(1), 200).unwrap();
     step(&mut core, 200, &[8], 240);

@@ -103,6 +103,10 @@ pub struct BatchRow {
     pub pool_row: PoolRow,
     /// Its speculative drafts.
     pub drafts: Drafts,
+    /// Levels of drafts that the executor's draft model, if it has one, shall propose after this
+    /// step; see [`Output::proposals`](crate::output::Output::proposals).
+    #[serde(default)]
+    pub draft_depth: u32,
     /// Sampling parameters.
     pub sampling: Sampling,
 }

@@ -95,6 +95,6 @@ mod sampler_row;
 
 pub use crate::batch::{Batch, BatchRow, Drafts, IN_FLIGHT, PoolRow, RowKind, StepKind};
 pub use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
-pub use crate::output::{Drawn, Output, OutputRow, TokenLogprobs};
+pub use crate::output::{DraftCandidate, DraftProposal, Drawn, Output, OutputRow, TokenLogprobs};
 pub use crate::ranks::{Ranks, ThreadRank};
 pub use crate::sampler_row::SamplerRow;

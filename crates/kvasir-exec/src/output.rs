@@ -26,6 +26,32 @@ pub struct OutputRow {
     pub tokens: Span,
 }
 
+/// A token that a draft model proposes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DraftCandidate {
+    /// The token.
+    pub token: Token,
+    /// Number of the candidate of the same proposal that it continues; −1 for the newest token.
+    pub parent: i32,
+    /// Distance from the newest token, from 1.
+    pub level: u32,
+    /// Log-probability after its parent, by the draft model.
+    pub log_probability: f32,
+    /// The same with all candidates before it.
+    pub cumulative: f32,
+    /// Whether it is among those that the target is to verify. Its parent is then, too.
+    pub kept: bool,
+}
+
+/// The proposal of a draft model for the next step of one row's sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DraftProposal {
+    /// The row of the batch.
+    pub row: u32,
+    /// Its candidates in [`Output::candidates`]; a parent precedes its children.
+    pub candidates: Span,
+}
+
 /// The output of a step, in the row order of its batch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Output {
@@ -52,8 +78,18 @@ pub struct Output {
     /// tokens.
     #[serde(default)]
     pub broken: Vec<u32>,
-    /// Device time of the step in nanoseconds, by the executor's own clock.
+    /// Device time of the step in nanoseconds, by the executor's own clock; without drafting.
     pub device_ns: u64,
+    /// What the executor's draft model proposes for the rows that ask for it
+    /// ([`BatchRow::draft_depth`](crate::batch::BatchRow::draft_depth)).
+    #[serde(default)]
+    pub proposals: Vec<DraftProposal>,
+    /// The candidates of all proposals.
+    #[serde(default)]
+    pub candidates: Vec<DraftCandidate>,
+    /// Device time of the draft model after this step, in nanoseconds.
+    #[serde(default)]
+    pub draft_ns: u64,
 }
 
 /// The sampling result of one row of a step.
@@ -81,6 +117,9 @@ impl Output {
         self.hidden.clear();
         self.broken.clear();
         self.device_ns = 0;
+        self.proposals.clear();
+        self.candidates.clear();
+        self.draft_ns = 0;
     }
 
     /// The token of row `i`, if it yielded exactly one.

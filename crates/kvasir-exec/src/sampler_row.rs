@@ -68,6 +68,30 @@ impl SamplerRow {
         })
     }
 
+    /// Appends the token after each of a row's tokens: the sampled ones where it samples, and before
+    /// that those that it is fed. What is not known is the token itself.
+    pub fn successors(
+        &self,
+        row: &BatchRow,
+        tokens: &[Token],
+        positions: &[Position],
+        sampled: &[Token],
+        into: &mut Vec<Token>,
+    ) {
+        let prompt = self.spec.prompt.len();
+        let known = |position: usize| {
+            let output = || self.spec.output.get(position.checked_sub(prompt)?);
+            self.spec.prompt.get(position).or_else(output).copied()
+        };
+        let fed = tokens.len().saturating_sub(row.drafts.count as usize);
+        for (at, token) in tokens.iter().enumerate() {
+            let sampled = at.checked_sub(row.sample_from as usize).and_then(|at| sampled.get(at)).copied();
+            let next = sampled.or_else(|| tokens.get(at + 1).filter(|_| at + 1 < fed).copied());
+            let next = next.or_else(|| known(*positions.get(at)? as usize + 1));
+            into.push(next.unwrap_or(*token));
+        }
+    }
+
     /// The result of the last `draw`; empty before the first.
     pub fn drawn(&mut self) -> &mut Drawn {
         &mut self.drawn

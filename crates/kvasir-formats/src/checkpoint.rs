@@ -220,6 +220,32 @@ impl Checkpoint {
         self.gguf.as_ref()
     }
 
+    /// Adds a tensor of another checkpoint, under the name `name`, unless there is one of that name.
+    /// Both share the bytes. Fails if the other has no such tensor.
+    pub fn borrow_tensor(&mut self, name: &str, from: &Self, tensor: &str) -> Result<()> {
+        if self.tensors.contains_key(name) {
+            return Ok(());
+        }
+        let missing = || Error::at(format!("tensor {tensor}"), "is missing").in_file(&from.path);
+        let entry = from.tensors.get(tensor).ok_or_else(missing)?;
+        let held = from.files.get(entry.file).ok_or_else(missing)?;
+        self.files.push(Arc::clone(held));
+        self.tensors.insert(name.to_owned(), Entry { file: self.files.len() - 1, ..entry.clone() });
+        Ok(())
+    }
+
+    /// The elements of an integer tensor (I32 or I64); `None` if it is absent.
+    pub fn integers(&self, name: &str) -> Result<Option<Vec<i64>>> {
+        let Some(view) = self.tensor(name) else { return Ok(None) };
+        let (long, short) = (view.bytes.as_chunks::<8>().0, view.bytes.as_chunks::<4>().0);
+        match view.dtype {
+            DType::I64 => Ok(Some(long.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())),
+            DType::I32 => Ok(Some(short.iter().map(|bytes| i64::from(i32::from_le_bytes(*bytes))).collect())),
+            other => Err(Error::at(format!("tensor {name}"), format!("is {other:?}, not integers"))
+                .in_file(&self.path)),
+        }
+    }
+
     /// Reads a text file beside the model, of at most `max` bytes.
     ///
     /// `None` if it is absent or the model is a single file.

@@ -3,6 +3,7 @@
 //! A step that does not fit (sizes, slots, pools, token ids) is refused before anything is written.
 //! A failed step leaves the executor usable.
 
+use crate::draft::Drafting;
 use crate::model::{Compiled, Pass, PlainModel};
 use crate::pool::Pool;
 use crate::run::{Job, Run};
@@ -33,6 +34,7 @@ pub struct PlainExecutor {
     frozen: HashMap<PoolId, Arc<Pool>>,
     rows: Vec<SamplerRow>,
     ranks: Option<Box<dyn Ranks>>,
+    drafting: Option<Box<Drafting>>,
 }
 
 impl PlainExecutor {
@@ -47,10 +49,16 @@ impl PlainExecutor {
         model.predictions.get(index).map(|compiled| Self::of(Arc::clone(compiled), limits))
     }
 
-    fn of(compiled: Arc<Compiled>, limits: Limits) -> Self {
+    /// Runs a draft model behind each step, whose proposals go into the step's output.
+    pub fn drafting(mut self, drafting: Drafting) -> Self {
+        self.drafting = Some(Box::new(drafting));
+        self
+    }
+
+    pub(crate) fn of(compiled: Arc<Compiled>, limits: Limits) -> Self {
         let own = Pool::new(&compiled.program.layers);
         let rows = (0..limits.rows).map(|_| SamplerRow::default()).collect();
-        Self { compiled, limits, own, frozen: HashMap::new(), rows, ranks: None }
+        Self { compiled, limits, own, frozen: HashMap::new(), rows, ranks: None, drafting: None }
     }
 
     /// Makes it one rank of a tensor-parallel group; fails if the program is sharded for another
@@ -159,7 +167,8 @@ impl PlainExecutor {
             return Ok(());
         }
         let tokens = self.check(step, None)?;
-        let Pass { logits, hidden, .. } = self.run(step, &tokens, None, &[]);
+        let from = self.drafting.as_ref().and_then(|drafting| drafting.from);
+        let Pass { logits, hidden, taps } = self.run(step, &tokens, None, from.as_slice());
         let (vocab, width) = (self.compiled.program.vocab, self.compiled.program.hidden);
         let Step { batch, plan, output } = step;
         let (mut rest, mut states, mut work) = (logits.as_slice(), hidden.as_slice(), Vec::new());
@@ -183,6 +192,22 @@ impl PlainExecutor {
             output.logits = logits;
         }
         output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.draft(step, &tokens, taps.first().map_or(&[], |(_, rows)| rows))
+    }
+
+    /// Lets the draft model continue a step.
+    fn draft(&mut self, step: &mut Step, tokens: &[Token], hidden: &[f32]) -> Result<(), StepError> {
+        let Some(drafting) = &mut self.drafting else { return Ok(()) };
+        let (started, next) = (Instant::now(), &mut drafting.next);
+        next.clear();
+        for (row, output) in step.batch.rows.iter().zip(&step.output.rows) {
+            let span = row.tokens.range();
+            let sampled = &step.output.tokens[output.tokens.range()];
+            let state = &self.rows[row.pool_row.0 as usize];
+            state.successors(row, &tokens[span.clone()], &step.plan.positions[span], sampled, next);
+        }
+        drafting.drafter.propose(step, tokens, next, hidden)?;
+        step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Ok(())
     }
 }
@@ -196,6 +221,9 @@ impl Executor for PlainExecutor {
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+        if let Some(drafting) = &mut self.drafting {
+            drafting.drafter.bind(row, spec.final_len);
+        }
         if let Some(place) = self.rows.get_mut(row.0 as usize) {
             *place = SamplerRow::bind(spec);
         }

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod draft;
 mod executor;
 mod mask;
 mod math;
@@ -24,6 +25,7 @@ mod pool;
 mod run;
 mod weights;
 
+pub use crate::draft::{DraftSource, Drafting};
 pub use crate::executor::{Limits, PlainExecutor};
 pub use crate::model::{Pass, PlainModel};
 pub use crate::pool::Pool;

@@ -32,6 +32,7 @@
 mod arch;
 mod blocks;
 mod builder;
+mod eagle3;
 mod error;
 pub(crate) mod ir;
 mod model;
@@ -39,6 +40,7 @@ pub(crate) mod passes;
 
 pub use crate::arch::Architecture;
 pub use crate::builder::source::{Layout, Source};
+pub use crate::eagle3::Eagle3;
 pub use crate::error::{ProgramError, Result};
 pub use crate::ir::layer::{LayerFacts, LayerId};
 pub use crate::ir::op::{

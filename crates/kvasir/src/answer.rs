@@ -20,6 +20,10 @@ pub struct Answer {
     pub prompt: u32,
     /// Prompt tokens whose K/V was cached.
     pub cached: u32,
+    /// Drafts that were verified.
+    pub drafted: u32,
+    /// Drafts that were accepted.
+    pub accepted: u32,
     /// Time to first token (TTFT), queueing included.
     pub ttft: Option<Duration>,
     /// Time per output token (TPOT) after the first.
@@ -40,6 +44,8 @@ impl Answer {
             logprobs,
             prompt: summary.prompt,
             cached: summary.cached,
+            drafted: summary.drafted,
+            accepted: summary.accepted,
             ttft: summary.ttft().map(Duration::from_nanos),
             tpot: summary.tpot().map(Duration::from_nanos),
         }

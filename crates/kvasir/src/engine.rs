@@ -8,8 +8,11 @@ use crate::load::LoadedModel;
 use crate::memory::available_memory;
 use crate::model::Model;
 use crate::shared_prefix::SharedPrefix;
+use crate::speculation::{DraftMethod, Speculation};
 use kvasir_cpu::KvType;
-use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request};
+use kvasir_engine::{
+    Chunked, Core, Engine, Limits, Mixing, NgramDrafter, Order, Params, Request, SuffixDrafter,
+};
 use kvasir_kv::{CacheConfig, CacheKind, Rings, Token};
 use std::time::Instant;
 
@@ -45,7 +48,11 @@ impl LoadedModel {
         let overlap = overlap && self.simulated().is_some();
         let started = Instant::now();
         let clock = move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Ok(Engine::new(core, executor, clock).overlap(overlap))
+        let engine = Engine::new(core, executor, clock).overlap(overlap);
+        match self.speculation() {
+            Some(speculation) => speculating(engine, speculation),
+            None => Ok(engine),
+        }
     }
 
     /// Builds a request; rejects prompts that do not fit the model. The prefix salt separates K/V
@@ -76,6 +83,23 @@ impl LoadedModel {
         let slot = self.kv().slot_bytes(&self.program().layers) as f64;
         Some((free * share / slot.max(1.0)) as u32)
     }
+}
+
+/// Lets an engine decode speculatively. Fails if its cache lacks what that takes.
+fn speculating(engine: Engine<AnyExecutor>, speculation: &Speculation) -> Result<Engine<AnyExecutor>, Error> {
+    let (kind, shape) = (engine.core().cache().kind(), speculation.shape);
+    let tokens = shape.nodes;
+    let engine = match speculation.method {
+        DraftMethod::Ngram { n } => engine.draft(Box::new(NgramDrafter::new(n as usize, tokens))),
+        DraftMethod::Suffix => engine.draft(Box::new(SuffixDrafter::new(tokens))),
+        DraftMethod::Mtp | DraftMethod::Eagle3(_) | DraftMethod::Model(_) => {
+            engine.draft_in_executor(shape.depth, tokens, speculation.proposes_trees())
+        }
+    };
+    let engine = engine.map_err(|error| {
+        Error::Asked(format!("--spec {speculation} cannot be combined with --cache {kind}: {error}"))
+    })?;
+    Ok(engine.draft_width(speculation.width))
 }
 
 impl Model {

@@ -4,6 +4,7 @@
 use crate::answer::{Answer, Piece};
 use crate::backend::BackendKind;
 use crate::cache_options::CacheOptions;
+use crate::draft_trace::{DraftObserver, DraftTrace};
 use crate::error::Error;
 use crate::load::OpenedModel;
 use crate::model::Model;
@@ -93,6 +94,13 @@ impl Kvasir {
     pub fn with_core(model: Arc<Model>, core: Core, overlap: bool) -> Result<Self, Error> {
         let engine = model.loaded.engine(core, overlap)?;
         Ok(Self { runner: Runner::new(model, engine) })
+    }
+
+    /// Records every round of speculative decoding from now on.
+    pub fn trace_drafts(&mut self) -> DraftTrace {
+        let (observer, trace) = DraftObserver::new();
+        self.runner.engine.add_observer(Box::new(observer));
+        trace
     }
 
     /// The model, to be shared.

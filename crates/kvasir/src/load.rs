@@ -3,8 +3,10 @@
 
 use crate::backend::{AnyExecutor, BackendKind};
 use crate::built_in;
+use crate::draft_model::{DraftWeights, LoadedDraft, OpenedDraft};
 use crate::error::Error;
 use crate::hub::HubName;
+use crate::speculation::Speculation;
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, ThreadPool};
 use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts, gguf::Gguf};
 use kvasir_kv::Token;
@@ -22,6 +24,9 @@ pub struct OpenedModel {
     pub model: Model,
     /// `generation_config.json` or its equivalent.
     generation: Option<Json>,
+    /// Speculative decoding; see [`OpenedModel::speculate`].
+    pub(crate) speculation: Option<Speculation>,
+    pub(crate) draft: Option<OpenedDraft>,
 }
 
 impl OpenedModel {
@@ -56,7 +61,7 @@ impl OpenedModel {
             check_kv_facts(gguf, &model.target.layers).map_err(|error| error.in_file(path))?;
         }
         let generation = checkpoint.generation_config().cloned();
-        Ok(Self { checkpoint, model, generation })
+        Ok(Self { checkpoint, model, generation, speculation: None, draft: None })
     }
 
     /// End-of-sequence token ids: of `generation_config.json`, else of the config.
@@ -106,23 +111,36 @@ impl OpenedModel {
 
     /// Prepares the weights for a backend.
     pub fn load(
-        self,
+        mut self,
         backend: BackendKind,
         precision: Precision,
         threads: Option<usize>,
     ) -> Result<LoadedModel, Error> {
-        let weights = match backend {
+        let draft = self.draft.take();
+        let (weights, draft) = match backend {
             BackendKind::Auto | BackendKind::Cpu => {
                 let pool = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
                 let source = Arc::new(self.checkpoint.clone());
-                Weights::Cpu(Arc::new(CpuModel::load(&self.model.target, source, precision, pool)?))
+                let model = CpuModel::load(&self.model.target, source, precision, Arc::clone(&pool))?;
+                let model = match draft.as_ref().and_then(OpenedDraft::taken) {
+                    Some(tap) => model.keeping(&[tap])?,
+                    None => model,
+                };
+                let draft = draft.map(|draft| draft.load_cpu(precision, &pool)).transpose()?;
+                (Weights::Cpu(Arc::new(model)), draft)
             }
             // The reference backend has one thread and one (exact) precision.
-            BackendKind::Plain => Weights::Plain(PlainModel::load(&self.model, &self.checkpoint)?),
+            BackendKind::Plain => {
+                let weights = Weights::Plain(PlainModel::load(&self.model, &self.checkpoint)?);
+                (weights, draft.map(OpenedDraft::load_plain).transpose()?)
+            }
             // The simulated device reads no weights, only words.
-            BackendKind::Sim(preset) => Weights::Sim(preset, self.words()?),
+            BackendKind::Sim(preset) => (Weights::Sim(preset, self.words()?), None),
         };
-        let mut loaded = LoadedModel { opened: self, weights, kv: KvType::F32 };
+        let mut loaded = LoadedModel { opened: self, weights, draft, kv: KvType::F32 };
+        if let Some(speculation) = loaded.speculation() {
+            speculation.check_backend(loaded.backend())?;
+        }
         loaded.kv = loaded.natural_kv();
         Ok(loaded)
     }
@@ -133,6 +151,7 @@ pub struct LoadedModel {
     /// Its checkpoint and programs.
     pub opened: OpenedModel,
     weights: Weights,
+    draft: Option<LoadedDraft>,
     /// Default K/V data type.
     kv: KvType,
 }
@@ -200,19 +219,45 @@ impl LoadedModel {
             Weights::Cpu(model) => {
                 let kv = kv.unwrap_or(self.kv);
                 let limits = kvasir_cpu::Limits { slots, tokens, rows, kv, ring };
-                let executor = CpuExecutor::new(Arc::clone(model), limits);
-                let executor =
-                    executor.map_err(|e| Error::Asked(format!("no memory for {slots} slots: {e}")))?;
-                AnyExecutor::Cpu(Box::new(executor))
+                let no_memory = |e| Error::Asked(format!("no memory for {slots} slots: {e}"));
+                let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(no_memory)?;
+                let drafting = match &self.draft {
+                    Some(LoadedDraft { weights: DraftWeights::Cpu(model), kind, shape, taps, .. }) => {
+                        let (model, kind) = (Arc::clone(model), kind.clone());
+                        let drafting = kvasir_cpu::Drafting::new(model, kind, *shape, limits, *taps);
+                        Some(drafting.map_err(no_memory)?)
+                    }
+                    _ => None,
+                };
+                AnyExecutor::Cpu(Box::new(match drafting {
+                    Some(drafting) => executor.drafting(drafting),
+                    None => executor,
+                }))
             }
             Weights::Plain(_) if kv.is_some_and(|kv| kv != KvType::F32) => {
                 return Err(Error::Asked("the plain backend stores K and V as f32 only".into()));
             }
             Weights::Plain(model) => {
-                AnyExecutor::Plain(PlainExecutor::new(model, Limits { slots, tokens, rows }))
+                let limits = Limits { slots, tokens, rows };
+                let executor = PlainExecutor::new(model, limits);
+                let drafting = match &self.draft {
+                    Some(LoadedDraft { weights: DraftWeights::Plain(model), source, kind, shape, taps }) => {
+                        kvasir_plain::Drafting::new(model, *source, kind.clone(), *shape, limits, *taps)
+                    }
+                    _ => None,
+                };
+                AnyExecutor::Plain(match drafting {
+                    Some(drafting) => executor.drafting(drafting),
+                    None => executor,
+                })
             }
             Weights::Sim(preset, words) => AnyExecutor::Sim(Box::new(Paced::new(**preset, words.clone()))),
         })
+    }
+
+    /// Speculative decoding of engines over this model.
+    pub fn speculation(&self) -> Option<&Speculation> {
+        self.opened.speculation.as_ref()
     }
 
     /// The simulated device, if that is the backend.

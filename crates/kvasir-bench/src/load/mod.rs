@@ -191,6 +191,8 @@ impl<'a> Driver<'a> {
             outputs: done.outputs as u32,
             cached: done.cached as u32,
             preemptions: 0,
+            drafted: 0,
+            accepted: 0,
             timings: Timings::default(),
         };
         let mut more = Vec::new();

@@ -6,7 +6,10 @@ use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
 use crate::options::resolve::ResolvedOptions;
 use crate::options::structured_output::FormArgs;
-use kvasir::{Answer, Finish, Kvasir, LoadedModel, Model, Params, Piece, Prompt, Sampling, Token};
+use kvasir::{
+    Answer, DraftRound, Finish, Kvasir, LoadedModel, Model, Params, Piece, Prompt, Sampling, Speculation,
+    Token,
+};
 use kvasir_exec::TokenLogprobs;
 use serde_json::{Map, Value as Json, json};
 use std::{
@@ -47,6 +50,9 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// With --json and --spec: every round of drafts
+    #[arg(long, requires = "json", requires = "spec")]
+    spec_trace: bool,
 }
 
 #[derive(clap::Args)]
@@ -93,7 +99,9 @@ impl Args {
         let resolved = self.resolve(&model.loaded, prompt.len())?;
         let params = Params { constraint: self.form.constraint(&model.loaded)?, ..self.params() };
         let (overlap, words) = (resolved.overlap, model.tokenizer.is_some());
+        let speculates = model.loaded.speculation().is_some();
         let mut kvasir = Kvasir::with_core(model, resolved.core(), overlap)?;
+        let rounds = self.spec_trace.then(|| kvasir.trace_drafts());
         let mut stream = kvasir.stream(prompt, &params)?;
         let mut answer = None;
         for piece in stream.by_ref() {
@@ -108,7 +116,16 @@ impl Args {
             _ => {}
         }
         match self.json {
-            true => println!("{}", json_of(&answer, loaded, self.logprobs.is_some())),
+            true => {
+                let mut json = json_of(&answer, loaded, self.logprobs.is_some());
+                if speculates {
+                    json["speculation"] = json!({"drafted": answer.drafted, "accepted": answer.accepted});
+                }
+                if let Some(rounds) = rounds {
+                    json["speculation"]["rounds"] = rounds.take().iter().map(round).collect();
+                }
+                println!("{json}");
+            }
             false => println!(),
         }
         if !self.json && answer.text.is_some_and(|text| text.is_empty()) {
@@ -155,12 +172,16 @@ impl Args {
     /// plus limit.
     fn resolve(&self, model: &LoadedModel, prompt: usize) -> Result<ResolvedOptions, Failure> {
         let longest = prompt.saturating_add(self.max_tokens as usize).min(model.program().max_positions);
+        // The newest token and its drafts have slots of their own until they are verified.
+        let drafts = model.speculation().map_or(0, |spec| spec.shape.nodes as usize + 1);
+        let longest = longest.saturating_add(drafts);
         // A multiple of every block size.
         let wanted = (longest as u32).next_multiple_of(256);
         let slots = model.slots_in_memory(self.options.memory_share()?).map_or(wanted, |s| s.min(wanted));
         let mut base = Map::new();
         if !self.options.needs_blocks() {
-            base.insert("cache".into(), "contiguous".into());
+            let trees = model.speculation().is_some_and(Speculation::proposes_trees);
+            base.insert("cache".into(), if trees { "tree" } else { "contiguous" }.into());
         }
         let options = self.options.over(&Options::from_map(&base)?)?;
         options.resolve(&Facts::of(model, slots))
@@ -179,6 +200,20 @@ fn why_empty(reason: Finish, tokens: usize) -> String {
 
 fn is_limit(reason: Finish) -> bool {
     matches!(reason, Finish::MaxTokens | Finish::ModelLength | Finish::Capacity)
+}
+
+/// A round of drafts: candidates are `[token, parent or -1, level]`.
+fn round(round: &DraftRound) -> Json {
+    let candidates: Vec<Json> =
+        round.candidates.iter().map(|one| json!([one.token, one.parent, one.level])).collect();
+    json!({
+        "context_len": round.context_len,
+        "root": round.root,
+        "candidates": candidates,
+        "kept": round.kept,
+        "accepted_tokens": round.accepted,
+        "bonus": round.bonus,
+    })
 }
 
 fn json_of(answer: &Answer, load: Duration, wants_logprobs: bool) -> Json {

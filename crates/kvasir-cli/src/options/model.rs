@@ -2,7 +2,7 @@
 //! K/V type.
 
 use crate::io::failure::Failure;
-use kvasir::{BackendKind, KvType, LoadedModel, OpenedModel};
+use kvasir::{BackendKind, KvType, LoadedModel, OpenedModel, Speculation};
 use kvasir_sim::Preset;
 use std::path::{Path, PathBuf};
 
@@ -46,6 +46,10 @@ pub(crate) struct ModelArgs {
     /// Data type of the KV cache: f32, f16, bf16, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
     #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
     kv_dtype: Option<KvType>,
+    /// Speculative decoding: ngram[:n=3,tokens=16], suffix[:tokens=16], mtp[:K], eagle3:DIR[,depth=,topk=,nodes=] or
+    /// draft:MODEL[,depth=]. Without K or depth, as many drafts as pay [default: none]
+    #[arg(long, env = "KVASIR_SPEC", value_name = "METHOD")]
+    spec: Option<Speculation>,
     /// Speed of the sim backend: instant, fixed:5ms, or machine and model shape, such as h200:qwen3-14b
     #[arg(long, env = "KVASIR_SIM_PRESET", value_name = "PRESET")]
     sim_preset: Option<String>,
@@ -96,11 +100,24 @@ impl ModelArgs {
             Precision::Exact => kvasir::Precision::F32,
         };
         let threads = self.threads.map(|n| n as usize);
-        let loaded = self.which.open()?.load(backend, precision, threads)?;
+        let opened = self.which.open()?;
+        let opened = match &self.spec {
+            Some(spec) => opened.speculate(spec)?,
+            None => opened,
+        };
+        let loaded = opened.load(backend, precision, threads)?;
         Ok(match self.kv_dtype {
             Some(kv) => loaded.with_kv(kv)?,
             None => loaded,
         })
+    }
+
+    /// Refuses options of generation, for a command that generates nothing.
+    pub(crate) fn refuse_speculation(&self) -> Result<(), Failure> {
+        match &self.spec {
+            Some(spec) => Err(Failure::usage(format!("--spec {spec}: this command generates nothing"))),
+            None => Ok(()),
+        }
     }
 
     /// The same options for another model.

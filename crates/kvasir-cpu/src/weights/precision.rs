@@ -3,7 +3,7 @@
 use crate::weights::int8::format::Format;
 use crate::weights::source::WeightSource;
 use kvasir_formats::{DType, Error};
-use kvasir_program::{Op, Program, Role};
+use kvasir_program::{Op, Program, Role, Weight};
 
 /// Arithmetic precision of matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,10 +26,14 @@ impl Precision {
     ///   activations would select other experts. Large MXFP4 experts are exempt, because their
     ///   users expect integer speed.
     /// - `Auto` otherwise.
+    ///
+    /// The projection of a draft head's features does not count: it must not change the target.
     pub(crate) fn least(program: &Program, source: &dyn WeightSource) -> Result<Self, Error> {
         let routed = program.ops.iter().any(|op| matches!(op, Op::Route { .. }));
         let mut least = Self::F32;
-        for weight in program.weights.iter().filter(|w| matches!(w.role, Role::Matrix | Role::Experts)) {
+        let counts =
+            |w: &&Weight| matches!(w.role, Role::Matrix | Role::Experts) && w.name != Program::FEATURES;
+        for weight in program.weights.iter().filter(counts) {
             let dtype = source.stored(&weight.name, &weight.shape)?.map(|stored| stored.dtype);
             let integers = dtype.is_some_and(|dtype| {
                 let format = Format::for_matrix(dtype, weight.shape.iter().product());

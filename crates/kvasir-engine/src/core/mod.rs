@@ -25,6 +25,7 @@ use crate::request::event::{Event, Outbox};
 use crate::request::finish::{Fault, Finish, Parameter, Refusal};
 use crate::request::ids::RequestId;
 use crate::request::params::Request;
+use crate::request::proposal::Proposal;
 use crate::request::sequence::{Sequence, Status};
 use crate::request::stop::FastStop;
 use crate::request::timings::{Nanos, Timings};
@@ -37,11 +38,12 @@ use crate::scheduler::record::{Arrival, StepRecord};
 use crate::scheduler::requests::Requests;
 use crate::scheduler::state::SchedulerState;
 use crate::scheduler::view::SchedulerView;
+use crate::speculation::statistics::DraftStats;
+use crate::speculation::width::DraftWidth;
 use crate::step::build::StepBuilder;
 use crate::step::commit::StepCommitter;
-use crate::step::drafts::DraftStats;
 use kvasir_exec::{PoolRow, SequenceSpec, Step, StepError};
-use kvasir_kv::{Cache, Token};
+use kvasir_kv::Cache;
 
 /// The scheduler: a policy, the KV cache, the waiting queue and the table of sequences. It decides;
 /// an executor runs. The caller passes the time in.
@@ -116,16 +118,32 @@ impl Core {
         self.state.speculates = tokens > 0;
     }
 
-    /// Sets the drafts of a request's next decode. With `parents` they form a tree whose node 0 is
-    /// the newest committed token. Ignored if the request is not running or `parents` is malformed.
-    pub fn set_drafts(&mut self, id: RequestId, drafts: &[Token], parents: &[i32]) {
-        let sane = parents.iter().zip(1i32..).all(|(parent, node)| (0..node).contains(parent));
+    /// Sets how the number of drafts of a step is chosen; fixed until then.
+    pub fn set_draft_width(&mut self, width: DraftWidth) {
+        self.committer.width.width = width;
+        self.state.verifies_all_drafts = width == DraftWidth::Fixed;
+    }
+
+    /// Asks the executor's draft model for proposals of up to `depth` levels.
+    pub fn set_model_depth(&mut self, depth: u32) {
+        self.committer.width.model_depth = depth;
+    }
+
+    /// Learns the device times of a step, from which the number of drafts follows.
+    pub(crate) fn observe_times(&mut self, step: &Step) {
+        let levels = step.batch.rows.iter().map(|row| row.draft_depth).max().unwrap_or(0);
+        self.committer.width.observe_step(&step.batch, step.output.device_ns);
+        self.committer.width.observe_drafting(levels, step.output.draft_ns);
+    }
+
+    /// Sets the drafts of a request's next decode. With parents they form a tree whose node 0 is
+    /// the newest committed token. Ignored if the request is not running or a parent is malformed.
+    pub fn set_drafts(&mut self, id: RequestId, drafts: &Proposal) {
         if let Some(entry) = self.state.requests.find(id)
             && self.state.requests[entry].status == Status::Running
-            && sane
-            && (parents.is_empty() || parents.len() == drafts.len())
+            && drafts.is_sound()
         {
-            self.state.requests.set_drafts(entry, drafts, parents);
+            self.state.requests.set_drafts(entry, drafts);
         }
     }
 
@@ -262,6 +280,7 @@ impl Core {
     pub fn schedule(&mut self, now: Nanos) -> Option<Box<Step>> {
         self.state.record.begin(now, self.costs, &mut self.state.arrived);
         self.state.compact();
+        self.committer.width.choose(&mut self.state.requests);
         let mut step = self.builder.take();
         let mut built = self.try_schedule(&mut step, now);
         // Each try evicts, preempts or ends at least one request or session, so the loop
@@ -277,6 +296,8 @@ impl Core {
             self.state.end_record(None);
             return None;
         }
+        let rows = self.state.requests.running().len() as u32 - self.state.requests.prefilling();
+        self.builder.draft_depth = self.committer.width.depth(rows.max(1));
         self.builder.fill(&mut self.state, &mut step);
         self.state.end_record(Some((step.batch.step, step.batch.kind)));
         Some(step)

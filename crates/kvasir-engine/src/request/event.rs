@@ -47,6 +47,12 @@ pub struct Summary {
     pub cached: u32,
     /// Number of preemptions.
     pub preemptions: u32,
+    /// Drafts that were verified.
+    #[serde(default)]
+    pub drafted: u32,
+    /// Drafts that were accepted.
+    #[serde(default)]
+    pub accepted: u32,
     /// Lifecycle timestamps.
     pub timings: Timings,
 }
@@ -61,6 +67,8 @@ impl Summary {
             outputs: sequence.outputs_len(),
             cached: sequence.cold.first_hit,
             preemptions: sequence.cold.preemptions,
+            drafted: sequence.cold.drafted,
+            accepted: sequence.cold.accepted,
             timings: sequence.cold.timings,
         }
     }

@@ -1,5 +1,5 @@
 //! A request and what becomes of it: ids, parameters, the stop rule, finish reasons, the sequence
-//! of tokens, and events with the outbox.
+//! of tokens with its drafts, and events with the outbox.
 //!
 //! Knows no scheduler, cache state or step.
 
@@ -7,6 +7,7 @@ pub(crate) mod event;
 pub(crate) mod finish;
 pub(crate) mod ids;
 pub(crate) mod params;
+pub(crate) mod proposal;
 pub(crate) mod sequence;
 pub(crate) mod stop;
 pub(crate) mod timings;

@@ -40,6 +40,10 @@ pub struct Params {
     pub sampling: Sampling,
     /// Logit bias by token id.
     pub bias: Vec<(Token, f32)>,
+    /// Most drafts per step; 0 turns speculative decoding off for it. None is as many as pay.
+    pub max_drafts: Option<u32>,
+    /// Predicted output, which a suffix drafter proposes where it fits.
+    pub prediction: Vec<Token>,
     /// Constrained decoding: the allowed outputs. Not written to traces.
     #[serde(skip)]
     pub constraint: Constrained,
@@ -62,6 +66,8 @@ impl Default for Params {
             stateful: false,
             sampling: Sampling::default(),
             bias: Vec::new(),
+            max_drafts: None,
+            prediction: Vec::new(),
             constraint: Constrained::default(),
         }
     }

@@ -14,6 +14,7 @@
 use crate::request::finish::Finish;
 use crate::request::ids::RequestId;
 use crate::request::params::{Params, Request};
+use crate::request::proposal::Proposal;
 use crate::request::stop::FastStop;
 use crate::request::timings::{Nanos, Timings};
 use kvasir_exec::{PoolRow, TokenLogprobs};
@@ -99,7 +100,8 @@ pub struct Sequence {
     /// When its newest output was committed; copied to `timings` when it ends.
     pub(crate) last_token: Option<Nanos>,
     pub(crate) copies: SlotCopies,
-    pub(crate) drafts: Vec<Token>,
+    /// Number of drafts that its next decode may verify.
+    pub(crate) drafts: u32,
 
     /// Copy of `Params::sampling`.
     pub(crate) sampling: Sampling,
@@ -112,8 +114,13 @@ pub(crate) struct Cold {
     pub(crate) context_left: u32,
     /// Length up to which slots were reserved at admission.
     pub(crate) reserve_to: u32,
-    /// Parents of tree drafts; node 0 is the newest committed token. Empty for a chain.
-    pub(crate) parents: Vec<i32>,
+    /// Drafts of its next decode.
+    pub(crate) drafts: Proposal,
+    /// Drafts verified and accepted so far.
+    pub(crate) drafted: u32,
+    pub(crate) accepted: u32,
+    /// How well its drafts do, compared with what was expected of them.
+    pub(crate) reliability: f32,
     /// Cache-hit tokens of the latest admission.
     pub(crate) hit: u32,
     /// Cache-hit tokens of the first admission, reported to the client as cached tokens.
@@ -139,7 +146,7 @@ impl Sequence {
             logprobs: request.params.sampling.logprobs.is_some(),
             serial: request.params.serial,
             sampling: request.params.sampling,
-            cold: Box::new(Cold { params: request.params, ..Cold::default() }),
+            cold: Box::new(Cold { params: request.params, reliability: 1.0, ..Cold::default() }),
             ..Self::default()
         }
     }
@@ -265,6 +272,10 @@ impl Sequence {
     /// Finish reason, once it has ended.
     pub fn finish(&self) -> Option<Finish> {
         self.cold.finish
+    }
+    /// Drafts verified and accepted so far.
+    pub fn draft_counts(&self) -> (u32, u32) {
+        (self.cold.drafted, self.cold.accepted)
     }
     /// Arrival number.
     pub fn number(&self) -> u64 {

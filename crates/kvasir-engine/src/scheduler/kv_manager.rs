@@ -427,8 +427,8 @@ impl KvManager {
         sequence.published = 0;
         sequence.cold.hit = 0;
         sequence.copies = SlotCopies::None;
-        sequence.drafts.clear();
-        sequence.cold.parents.clear();
+        sequence.drafts = 0;
+        sequence.cold.drafts.clear();
         if let Some(seq) = sequence.cache.take() {
             self.scattered = true;
             // The id is open and owned by this sequence, so closing cannot fail.

@@ -8,13 +8,14 @@
 //!   only after the last step that names it.
 //! - An entry is freed (`reap`) once its request has finished and no step in flight names it.
 
+use crate::request::proposal::Proposal;
 use crate::request::sequence::{SlotCopies, Status};
 use crate::scheduler::budget::StateSlots;
 use crate::scheduler::limits::Limits;
 use crate::scheduler::queue::{Order, Queue};
 use crate::scheduler::slab::Slab;
 use kvasir_exec::PoolRow;
-use kvasir_kv::{SeqId, StepId, Token};
+use kvasir_kv::{SeqId, StepId};
 use std::ops::{Deref, DerefMut};
 
 /// All live requests, addressed by their entry in the table.
@@ -170,18 +171,33 @@ impl Requests {
         })
     }
 
-    pub(crate) fn set_drafts(&mut self, entry: u32, drafts: &[Token], parents: &[i32]) {
+    /// Sets the drafts of the next decode, as many as the request allows.
+    pub(crate) fn set_drafts(&mut self, entry: u32, drafts: &Proposal) {
         self.drafted = true;
+        let cold = &mut self.slab[entry].cold;
+        let own = &mut cold.drafts;
+        own.clear();
+        let most = cold.params.max_drafts.map_or(usize::MAX, |most| most as usize).min(drafts.tokens.len());
+        own.tokens.extend_from_slice(&drafts.tokens[..most]);
+        own.parents.extend(drafts.parents.iter().take(most));
+        own.evidence.extend(drafts.evidence.iter().take(most));
+        self.sync_drafts(entry);
+    }
+
+    /// Copies the number of drafts into the hot part of the sequence.
+    pub(crate) fn sync_drafts(&mut self, entry: u32) {
         let sequence = &mut self.slab[entry];
-        sequence.drafts.clear();
-        sequence.drafts.extend_from_slice(drafts);
-        sequence.cold.parents.clear();
-        sequence.cold.parents.extend_from_slice(parents);
+        sequence.drafts = sequence.cold.drafts.tokens.len() as u32;
+    }
+
+    /// Whether any request has ever been given drafts.
+    pub(crate) fn has_any_drafts(&self) -> bool {
+        self.drafted
     }
 
     #[inline]
     pub(crate) fn has_drafts(&self, entry: u32) -> bool {
-        self.drafted && !self.slab[entry].drafts.is_empty()
+        self.drafted && self.slab[entry].drafts > 0
     }
 
     /// The next step carries slot copies of `entry`.

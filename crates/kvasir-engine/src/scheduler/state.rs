@@ -34,6 +34,8 @@ pub(crate) struct SchedulerState {
     /// Speculative decoding is on: a token must reach the host, and be drafted from, before the
     /// next feed.
     pub(crate) speculates: bool,
+    /// Drafts are verified also where fewer outputs are left than they are (`DraftWidth::Fixed`).
+    pub(crate) verifies_all_drafts: bool,
     /// Admissions are deferred by prefill coalescing.
     pub(crate) coalescing: bool,
 }
@@ -51,6 +53,7 @@ impl SchedulerState {
             binds: Vec::new(),
             steps_in_flight: 0,
             speculates: false,
+            verifies_all_drafts: false,
             coalescing: false,
         }
     }

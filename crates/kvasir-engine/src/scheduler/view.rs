@@ -194,15 +194,15 @@ impl<'a> SchedulerView<'a> {
     }
 
     /// Drafts require that the newest token is committed on the host and is the only one to feed.
-    /// Their depth is bounded by the outputs left.
+    /// Unless all of them are to be verified, their depth is bounded by the outputs left.
     fn drafts_that_fit(&self, entry: u32) -> u32 {
-        let sequence = self.sequence(entry);
-        let count = sequence.drafts.len() as u32;
+        let (sequence, fixed) = (self.sequence(entry), self.state.verifies_all_drafts);
+        let left = if fixed { u32::MAX } else { sequence.outputs_left() };
         match sequence.in_flight == 0 && sequence.to_feed() == 1 {
-            true if sequence.cold.parents.is_empty() => count
-                .min(sequence.outputs_left().saturating_sub(1))
-                .min(self.token_budget().saturating_sub(1)),
-            true if sequence.outputs_left() > 1 => count,
+            true if sequence.cold.drafts.parents.is_empty() => {
+                sequence.drafts.min(left.saturating_sub(1)).min(self.token_budget().saturating_sub(1))
+            }
+            true if left > 1 => sequence.drafts,
             _ => 0,
         }
     }

@@ -31,6 +31,8 @@ pub(crate) struct StepBuilder {
     spare: Vec<Box<Step>>,
     /// Most draft tokens of a decode row (speculative decoding).
     spec_steps: u32,
+    /// Levels that the executor's draft model shall propose after the step.
+    pub(crate) draft_depth: u32,
     /// Upper bound on block-table entries of all running requests, for memory reservation.
     table_blocks: usize,
     claims: Vec<ClaimRow>,
@@ -116,7 +118,7 @@ impl StepBuilder {
             if let Some(seq) = tree_of(row, sequence) {
                 self.frontier.clear();
                 self.frontier.push(-1);
-                self.frontier.extend_from_slice(&sequence.cold.parents);
+                self.frontier.extend_from_slice(&sequence.cold.drafts.parents);
                 kv.cache_mut().tree()?.propose(seq, &self.frontier)?;
             }
         }
@@ -147,6 +149,10 @@ impl StepBuilder {
                 RowKind::Prefill | RowKind::MultiDecode => *filled = any_row(sequence, row, block, batch),
             }
             let samples = filled.samples();
+            filled.draft_depth = match sequence.cold.params.max_drafts {
+                _ if self.draft_depth == 0 || !samples => 0,
+                most => most.map_or(self.draft_depth, |most| most.min(self.draft_depth)),
+            };
             let (prefilled, spills) = (row.kind.is_prefill() && samples, sequence.tokens.is_due());
             decodes += usize::from(!row.kind.is_prefill());
             sequence.claimed += row.tokens;
@@ -179,7 +185,7 @@ impl StepBuilder {
 
 /// The cache sequence of a row with a draft tree.
 fn tree_of(row: &ScheduledRow, sequence: &Sequence) -> Option<SeqId> {
-    sequence.cache.filter(|_| row.drafts > 0 && !sequence.cold.parents.is_empty())
+    sequence.cache.filter(|_| row.drafts > 0 && !sequence.cold.drafts.parents.is_empty())
 }
 
 /// Withdraws the draft trees proposed for a claim that failed.
@@ -246,10 +252,11 @@ fn any_row(sequence: &Sequence, scheduled: &ScheduledRow, size: BlockSize, batch
     push_known(sequence, scheduled, &mut batch.tokens);
     let mut drafts = Drafts { count: scheduled.drafts, tree: None };
     if scheduled.drafts > 0 {
-        batch.tokens.extend_from_slice(&sequence.drafts[..scheduled.drafts as usize]);
-        if !sequence.cold.parents.is_empty() {
-            drafts.tree = Some(Span::new(batch.parents.len(), sequence.cold.parents.len()));
-            batch.parents.extend_from_slice(&sequence.cold.parents);
+        let proposed = &sequence.cold.drafts;
+        batch.tokens.extend_from_slice(&proposed.tokens[..scheduled.drafts as usize]);
+        if !proposed.parents.is_empty() {
+            drafts.tree = Some(Span::new(batch.parents.len(), proposed.parents.len()));
+            batch.parents.extend_from_slice(&proposed.parents);
         }
     }
     let tokens = Span::new(start, batch.tokens.len() - start);
@@ -267,6 +274,7 @@ fn any_row(sequence: &Sequence, scheduled: &ScheduledRow, size: BlockSize, batch
         scored: to_score(sequence, scheduled),
         pool_row: sequence.pool_row.unwrap_or_default(),
         drafts,
+        draft_depth: 0,
         sampling: sequence.sampling,
     }
 }

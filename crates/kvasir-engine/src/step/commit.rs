@@ -18,7 +18,8 @@ use crate::request::sequence::{Sequence, SlotCopies, Status};
 use crate::request::stop;
 use crate::request::timings::Nanos;
 use crate::scheduler::state::SchedulerState;
-use crate::step::drafts::{DraftStats, depth};
+use crate::speculation::statistics::{DraftStats, depth};
+use crate::speculation::width::WidthControl;
 use kvasir_exec::{BatchRow, RowKind, Step, StepError};
 use kvasir_kv::{StepId, Token};
 use kvasir_sample::accept;
@@ -80,6 +81,8 @@ pub(crate) struct StepCommitter {
     /// Accepted draft nodes of one row.
     accepted: Vec<u32>,
     stats: DraftStats,
+    /// Learns which drafts pay.
+    pub(crate) width: WidthControl,
 }
 
 impl StepCommitter {
@@ -234,9 +237,15 @@ impl StepCommitter {
         self.stats.count(parents.map_or(count, depth), self.accepted.len());
         let SchedulerState { requests, kv, .. } = state;
         let sequence = &mut requests[entry];
+        let cold = &mut *sequence.cold;
+        cold.drafted += count as u32;
+        cold.accepted += self.accepted.len() as u32;
+        // A chain may have been cut to the outputs left.
+        cold.drafts.retain(|draft| draft < count, &mut Vec::new());
+        self.width.observe_drafts(&cold.drafts, &self.accepted, &mut cold.reliability);
+        cold.drafts.clear();
+        sequence.drafts = 0;
         sequence.verifying = false;
-        sequence.drafts.clear();
-        sequence.cold.parents.clear();
         // Node 0 is the newest committed token; the token sampled there is committed first.
         for node in std::iter::once(&0).chain(&self.accepted) {
             let token = sampled.get(*node as usize).copied();

@@ -347,8 +347,8 @@ impl<'a> Run<'a> {
             let had = sequence.outputs().len();
             let next = Toy::alone(sequence.prompt(), had as u32 + 1, true)[had];
             match self.setup.drafts {
-                "tree" => self.core.set_drafts(id, &[7, next], &[0, 0]),
-                _ => self.core.set_drafts(id, &[next, 7], &[]),
+                "tree" => self.core.set_drafts(id, &drafts(&[7, next], &[0, 0])),
+                _ => self.core.set_drafts(id, &drafts(&[next, 7], &[])),
             }
         }
     }
@@ -395,4 +395,8 @@ impl<'a> Run<'a> {
         let all_back = usage.held == 0 && (self.lost || usage.available() == self.core.cache().capacity());
         if all_back { Ok(()) } else { Err(format!("the pool does not return to its baseline: {usage:?}")) }
     }
+}
+
+fn drafts(tokens: &[Token], parents: &[i32]) -> Proposal {
+    Proposal { tokens: tokens.to_vec(), parents: parents.to_vec(), ..Proposal::default() }
 }

@@ -68,8 +68,19 @@ impl Attention {
         rope: RopeId,
         window: Option<u32>,
     ) -> Result<ValueId> {
-        let p = format!("model.layers.{layer}.self_attn.");
-        let (q, k, v) = self.project(b, &p, x)?;
+        self.build_at(b, &format!("model.layers.{layer}.self_attn."), x, rope, window)
+    }
+
+    /// The same with the prefix of the tensor names.
+    pub(crate) fn build_at(
+        &self,
+        b: &mut Builder<'_>,
+        p: &str,
+        x: ValueId,
+        rope: RopeId,
+        window: Option<u32>,
+    ) -> Result<ValueId> {
+        let (q, k, v) = self.project(b, p, x)?;
         let pairs = if b.source.layout.interleaved_qk { Pairs::Interleaved } else { Pairs::Half };
         // The norm directly precedes the rotation that reads it, so that a backend can fuse both.
         let mut place = |x: ValueId, name: &str, heads: usize| {
@@ -100,17 +111,17 @@ impl Attention {
     }
 
     fn project(&self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<(ValueId, ValueId, ValueId)> {
-        let hidden = b.program.hidden;
+        let inputs = b.width(x);
         let (wide, narrow) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         if self.fused {
             let all = wide + 2 * narrow;
-            let matrix = b.matrix(&format!("{p}qkv_proj"), all, hidden, self.bias, Role::Matrix)?;
+            let matrix = b.matrix(&format!("{p}qkv_proj"), all, inputs, self.bias, Role::Matrix)?;
             let all = b.linear(x, matrix)?;
             let (q, k) = (b.slice(all, 1, 0, wide)?, b.slice(all, 1, wide, narrow)?);
             return Ok((q, k, b.slice(all, 1, wide + narrow, narrow)?));
         }
         let mut one = |name: &str, width: usize| {
-            let matrix = b.matrix(&format!("{p}{name}"), width, hidden, self.bias, Role::Matrix)?;
+            let matrix = b.matrix(&format!("{p}{name}"), width, inputs, self.bias, Role::Matrix)?;
             b.linear(x, matrix)
         };
         Ok((one("q_proj", wide)?, one("k_proj", narrow)?, one("v_proj", narrow)?))

@@ -63,7 +63,7 @@ pub(crate) fn prediction<'a>(
 ) -> Result<()> {
     let index = match b.program.purpose {
         Purpose::Prediction { index } => index as usize,
-        Purpose::Target => 0,
+        Purpose::Target | Purpose::DraftHead => 0,
     };
     let number = b.config.number("num_hidden_layers")? + index;
     let p = format!("model.layers.{number}.");
@@ -97,7 +97,7 @@ fn finish(
     let x = norms.row(b, x, norm)?;
     b.tap(Tap::FinalNorm, x);
     let x = b.gather(x);
-    b.head(x, head, soft_cap)?;
+    b.head(x, head, b.program.vocab, soft_cap)?;
     Ok(())
 }
 

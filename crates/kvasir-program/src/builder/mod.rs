@@ -149,8 +149,12 @@ impl<'a> Builder<'a> {
     }
 
     pub(crate) fn embed(&mut self, scale: f64) -> Result<ValueId> {
+        self.embed_from("model.embed_tokens.weight", scale)
+    }
+
+    pub(crate) fn embed_from(&mut self, name: &str, scale: f64) -> Result<ValueId> {
         let (vocab, hidden) = (self.program.vocab, self.program.hidden);
-        let table = self.weight("model.embed_tokens.weight", &[vocab, hidden], Role::Embedding)?;
+        let table = self.weight(name, &[vocab, hidden], Role::Embedding)?;
         Ok(self.numbers(hidden, |out| Op::Embed { table, scale: scale as f32, out }))
     }
 
@@ -313,8 +317,14 @@ impl<'a> Builder<'a> {
     }
 
     /// The LM head, over the rows whose logits are wanted.
-    pub(crate) fn head(&mut self, x: ValueId, weight: WeightId, soft_cap: Option<f64>) -> Result<ValueId> {
-        let matrix = Matrix::whole(weight, self.program.vocab, self.program.hidden);
+    pub(crate) fn head(
+        &mut self,
+        x: ValueId,
+        weight: WeightId,
+        vocab: usize,
+        soft_cap: Option<f64>,
+    ) -> Result<ValueId> {
+        let matrix = Matrix::whole(weight, vocab, self.program.hidden);
         self.same(self.width(x), matrix.inputs, "hidden_size")?;
         let soft_cap = soft_cap.map(|cap| cap as f32);
         let op = |out| Op::Head { x, matrix, soft_cap, out };

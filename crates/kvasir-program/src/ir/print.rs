@@ -17,6 +17,7 @@ impl Display for Program {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.purpose {
             Purpose::Target => writeln!(f, "program {}", self.architecture)?,
+            Purpose::DraftHead => writeln!(f, "draft head of {}", self.architecture)?,
             Purpose::Prediction { index } => {
                 writeln!(f, "program {} prediction {index}", self.architecture)?;
             }

@@ -22,6 +22,9 @@ pub enum Purpose {
         /// Index of the prediction layer, from 0.
         index: u32,
     },
+    /// An EAGLE-3 draft head: it predicts the next token from [features](Tap::Features) of the
+    /// target.
+    DraftHead,
 }
 
 /// An internal value that callers may request beside the logits.
@@ -34,6 +37,9 @@ pub enum Tap {
     OutOfLastLayer,
     /// The residual stream after the final norm.
     FinalNorm,
+    /// What an EAGLE-3 head continues from: a projection of three layers' inputs; see
+    /// [`Program::with_features`].
+    Features,
 }
 
 /// The frozen op list of one model, with its weights and KV cache layout. Plain data, made once.

@@ -222,6 +222,8 @@ mod tests {
             outputs: 5,
             cached: 4,
             preemptions: 0,
+            drafted: 0,
+            accepted: 0,
             timings,
         };
         let context = RequestContext {

@@ -21,7 +21,7 @@ use crate::engine::{about, free_slots, list, number, sequence, switch, tokens};
 use crate::names::BlockNames;
 use crate::outcome::Outcome;
 use kvasir_engine::{
-    Chunking, Core, DeferReason, Finish, Limits, Nanos, Order, PrefillFirst, Request, RequestId,
+    Chunking, Core, DeferReason, Finish, Limits, Nanos, Order, PrefillFirst, Proposal, Request, RequestId,
 };
 use kvasir_exec::{OutputRow, Step, StepKind};
 use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
@@ -375,7 +375,8 @@ impl Harness {
         for (name, drafts) in op["drafts"].as_object().into_iter().flatten() {
             let id = self.known.get(name).and_then(|known| known.id);
             if let Some(id) = id {
-                self.core.set_drafts(id, &tokens(drafts)?, &[]);
+                let drafts = Proposal { tokens: tokens(drafts)?, ..Proposal::default() };
+                self.core.set_drafts(id, &drafts);
             }
         }
         let finished = self.drain_ended();

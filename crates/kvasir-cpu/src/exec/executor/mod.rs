@@ -6,12 +6,15 @@
 //! 2. Pack some weights, grow the pool, and apply the plan's slot copies.
 //! 3. Forward pass (`run`).
 //! 4. Sample every row's tokens in parallel, verify drafts, and copy logits and hidden states out.
+//! 5. Run the draft model (`draft`), if there is one.
 //!
 //! A step runs synchronously inside `submit`. On a validation error the pool and the samplers are
 //! unchanged. `tests/plans.rs` and `tests/no_allocation.rs` guard it.
 
+pub(crate) mod draft;
 pub(crate) mod validate;
 
+use crate::exec::executor::draft::Drafting;
 use crate::exec::model::CpuModel;
 use crate::exec::run::Run;
 use crate::exec::run::memory::Memory;
@@ -22,7 +25,7 @@ use kvasir_exec::{
     StepError,
 };
 use kvasir_kv::{Plan, PoolId, Slot, Token};
-use kvasir_program::{Program, Tap};
+use kvasir_program::{Program, Tap, ValueId};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -72,6 +75,8 @@ pub struct CpuExecutor {
     ranks: Option<Box<dyn Ranks>>,
     /// Tokens of the last step; 0 if it failed.
     last: usize,
+    /// The draft model that runs behind each step.
+    drafting: Option<Box<Drafting>>,
 }
 
 impl CpuExecutor {
@@ -95,7 +100,14 @@ impl CpuExecutor {
             writes: Vec::new(),
             ranks: None,
             last: 0,
+            drafting: None,
         })
+    }
+
+    /// Runs a draft model behind each step, whose proposals go into the step's output.
+    pub fn drafting(mut self, drafting: Drafting) -> Self {
+        self.drafting = Some(Box::new(drafting));
+        self
     }
 
     /// Makes it one rank of a tensor-parallel group. Fails if the model's program was not split for
@@ -153,8 +165,19 @@ impl CpuExecutor {
     /// per token.
     pub fn tap(&self, tap: Tap) -> Option<&[f32]> {
         let (_, value) = self.model.taps.iter().find(|(kept, _)| *kept == tap)?;
-        let width = self.model.program.value(*value).width();
-        self.memory.numbers(self.model.lowered.buffers.of_value[value.0 as usize]?).get(..self.last * width)
+        self.rows_of(*value, self.last)
+    }
+
+    /// The first `rows` rows of a value of the last step.
+    fn rows_of(&self, value: ValueId, rows: usize) -> Option<&[f32]> {
+        let width = self.model.program.value(value).width();
+        self.memory.numbers(self.model.lowered.buffers.of_value[value.0 as usize]?).get(..rows * width)
+    }
+
+    /// The logits of the last step, a row per token that has some.
+    fn logits(&self) -> &[f32] {
+        let logits = self.model.program.logits();
+        logits.and_then(|value| self.rows_of(value, self.sampled.len())).unwrap_or(&[])
     }
 
     /// Row of the logits that belongs to a token: its rank in `sampled`, the sorted list of sampled
@@ -187,17 +210,37 @@ impl CpuExecutor {
         });
     }
 
-    /// Runs a step synchronously. `hidden` has a row per token for MTP (draft) programs, which
-    /// continue from the target's hidden states, and is empty for others. On an error the step's
-    /// output is empty.
+    /// Runs a step synchronously: the forward pass, sampling, and the draft model if there is one.
+    /// On an error the step's output is empty.
     pub fn execute(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError> {
         let started = Instant::now();
         step.output.reset();
-        self.last = 0;
         if step.batch.is_dummy() {
+            self.last = 0;
             step.output.rows.resize(step.batch.rows.len(), OutputRow::default());
             return Ok(());
         }
+        self.forward(step, hidden)?;
+        let Step { batch, plan, output } = &mut *step;
+        let states = self.model.program.head_input();
+        let states = states.and_then(|value| self.rows_of(value, self.sampled.len())).unwrap_or(&[]);
+        self.draw(batch, plan, self.logits());
+        for row in &batch.rows {
+            let state = &self.rows[row.pool_row.0 as usize];
+            output.push(state.lock().unwrap_or_else(PoisonError::into_inner).drawn());
+        }
+        self.append_hidden(batch, states, &mut output.hidden);
+        if batch.logits {
+            output.logits.extend_from_slice(self.logits());
+        }
+        output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.draft(step)
+    }
+
+    /// Runs the forward pass of a step. `hidden` has a row per token for MTP (draft) programs, which
+    /// continue from the target's hidden states, and is empty for others.
+    fn forward(&mut self, step: &Step, hidden: &[f32]) -> Result<(), StepError> {
+        self.last = 0;
         let program = &self.model.program;
         let wanted = if program.takes_hidden() { step.batch.tokens.len() * program.hidden } else { 0 };
         if hidden.len() != wanted {
@@ -205,7 +248,7 @@ impl CpuExecutor {
         }
         self.validate(step)?;
         self.model.pack_before_step();
-        let Step { batch, plan, output } = step;
+        let plan = &step.plan;
         self.own.grow(plan.read_bound);
         // SAFETY: `validate` has checked that the slots exist; only this executor writes its pool,
         // and it runs nothing else now.
@@ -225,17 +268,6 @@ impl CpuExecutor {
         // pools are never written.
         unsafe { run.all(&mut self.memory) };
         self.last = self.tokens.len();
-        let (logits, states) = (run.logits(&self.memory), run.head_input(&self.memory));
-        self.draw(batch, plan, logits);
-        for row in &batch.rows {
-            let state = &self.rows[row.pool_row.0 as usize];
-            output.push(state.lock().unwrap_or_else(PoisonError::into_inner).drawn());
-        }
-        self.append_hidden(batch, states, &mut output.hidden);
-        if batch.logits {
-            output.logits.extend_from_slice(logits);
-        }
-        output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Ok(())
     }
 }
@@ -248,6 +280,9 @@ impl Executor for CpuExecutor {
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+        if let Some(drafting) = &mut self.drafting {
+            drafting.drafter.bind(row, spec.final_len);
+        }
         if let Some(place) = self.rows.get_mut(row.0 as usize) {
             *place = Mutex::new(SamplerRow::bind(spec));
         }

@@ -1,7 +1,6 @@
 //! Where the values (activations) of a program lie in the executor's buffers.
 
 use crate::exec::run::Run;
-use crate::exec::run::memory::Memory;
 use crate::memory::buffer::Buffer;
 use kvasir_program::{Rows, ValueId};
 
@@ -47,15 +46,5 @@ impl Run<'_> {
         let (at, len) = self.place(values, value);
         // SAFETY: as for reading; the caller vouches for the rest.
         unsafe { std::slice::from_raw_parts_mut(at, len) }
-    }
-
-    /// The logits, a row per sampled token.
-    pub(crate) fn logits<'m>(&self, m: &'m Memory) -> &'m [f32] {
-        self.model.program.logits().map_or(&[], |v| self.value(&m.values, v))
-    }
-
-    /// The hidden states that the LM head read, a row per sampled token.
-    pub(crate) fn head_input<'m>(&self, m: &'m Memory) -> &'m [f32] {
-        self.model.program.head_input().map_or(&[], |v| self.value(&m.values, v))
     }
 }

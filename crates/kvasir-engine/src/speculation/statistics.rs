@@ -1,38 +1,6 @@
-//! Speculative decoding: the `Drafter` trait, its proposals (a chain or a tree of draft tokens),
-//! and acceptance statistics by draft position.
-//!
-//! The target model verifies the drafts of a sequence in one decode row; `step/commit.rs` commits
-//! those that it accepts.
+//! [`DraftStats`]: acceptance statistics by draft position.
 
-use crate::request::ids::RequestId;
-use crate::request::sequence::Sequence;
-use kvasir_kv::Token;
 use serde::{Deserialize, Serialize};
-
-/// Draft tokens for one sequence, as a chain or a tree.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Proposal {
-    /// The tokens; a parent precedes its children.
-    pub tokens: Vec<Token>,
-    /// Tree parents, empty for a chain: node 0 is the newest committed token, node `i + 1` is
-    /// `tokens[i]`.
-    pub parents: Vec<i32>,
-}
-
-/// A draft model or n-gram proposer: proposes tokens that the target model verifies in one step.
-pub trait Drafter: Send {
-    /// Most tokens per proposal; every decode row reserves space for as many.
-    fn width(&self) -> u32;
-    /// Whether proposals are trees, which needs a cache with tree support.
-    fn proposes_trees(&self) -> bool;
-    /// Writes draft tokens that continue `sequence`. `proposal` arrives empty; leaving it empty
-    /// means no drafts.
-    fn propose(&mut self, sequence: &Sequence, proposal: &mut Proposal);
-    /// The request has ended; drop its state.
-    fn forget(&mut self, request: RequestId) {
-        let _ = request;
-    }
-}
 
 /// Draft acceptance statistics by draft position (depth).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,0 +1,90 @@
+//! The draft model behind a target: an executor whose KV pool mirrors the target's, slot for slot.
+
+use crate::exec::executor::{CpuExecutor, Limits};
+use crate::exec::model::CpuModel;
+use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
+use kvasir_exec::{Executor, PoolRow, SequenceSpec, Step, StepError};
+use kvasir_kv::Token;
+use kvasir_program::Tap;
+use std::io;
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+/// A draft model, ready to run behind a target.
+pub struct Drafting {
+    pub(crate) drafter: ModelDrafter<DraftProgram>,
+    /// What it takes of the target; `None` for a model of its own.
+    from: Option<Tap>,
+    /// Tokens of the step and the token after each.
+    next: Vec<Token>,
+}
+
+/// A draft program with its executor.
+pub(crate) struct DraftProgram {
+    executor: CpuExecutor,
+    /// What it continues from while drafting.
+    state: Option<Tap>,
+}
+
+impl Drafting {
+    /// A draft model for a target of these limits. `from` is the target's tap that it takes as hidden
+    /// states, and `state` its own tap that takes the place of that while drafting; both are none for
+    /// a model of its own. The models must [keep](CpuModel::keeping) them.
+    pub fn new(
+        model: Arc<CpuModel>,
+        kind: DraftModelKind,
+        shape: TreeShape,
+        limits: Limits,
+        (from, state): (Option<Tap>, Option<Tap>),
+    ) -> io::Result<Self> {
+        let scratch = ModelDrafter::<DraftProgram>::scratch_slots(shape, limits.rows);
+        let own = Limits {
+            slots: limits.slots.saturating_add(scratch),
+            tokens: limits.tokens.max(limits.rows.saturating_mul(shape.top_k)),
+            ring: None,
+            ..limits
+        };
+        let program = DraftProgram { executor: CpuExecutor::new(model, own)?, state };
+        Ok(Self { drafter: ModelDrafter::new(program, kind, shape, limits.slots), from, next: Vec::new() })
+    }
+}
+
+impl Forward for DraftProgram {
+    fn bind(&mut self, row: PoolRow, final_len: u32) {
+        self.executor.bind(row, SequenceSpec { final_len, ..SequenceSpec::default() });
+    }
+
+    fn forward(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError> {
+        self.executor.forward(step, hidden)
+    }
+
+    fn logits(&self) -> &[f32] {
+        self.executor.logits()
+    }
+
+    fn states(&self) -> &[f32] {
+        self.state.and_then(|tap| self.executor.tap(tap)).unwrap_or(&[])
+    }
+}
+
+impl CpuExecutor {
+    /// Lets the draft model continue the step that has just run.
+    pub(crate) fn draft(&mut self, step: &mut Step) -> Result<(), StepError> {
+        let Some(mut drafting) = self.drafting.take() else { return Ok(()) };
+        let started = Instant::now();
+        let Drafting { drafter, from, next } = &mut *drafting;
+        next.clear();
+        for (row, output) in step.batch.rows.iter().zip(&step.output.rows) {
+            let span = row.tokens.range();
+            let (tokens, positions) = (&self.tokens[span.clone()], &step.plan.positions[span]);
+            let sampled = &step.output.tokens[output.tokens.range()];
+            let state = self.rows[row.pool_row.0 as usize].lock().unwrap_or_else(PoisonError::into_inner);
+            state.successors(row, tokens, positions, sampled, next);
+        }
+        let hidden = from.and_then(|tap| self.tap(tap)).unwrap_or(&[]);
+        let drafted = drafter.propose(step, &self.tokens, next, hidden);
+        self.drafting = Some(drafting);
+        step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        drafted
+    }
+}

@@ -1,0 +1,378 @@
+//! [`ModelDrafter`]: speculative decoding with a draft model that runs behind the target, in the
+//! same executor.
+//!
+//! After a step of the target, the first draft pass runs the tokens that the target has just
+//! committed, with the target's states of them, and yields the first level of each draft tree. Each
+//! further level is one pass over the frontiers of all trees. Nodes of an earlier tree are dropped:
+//! accepted tokens always run again, from the target's states.
+//!
+//! Drafts are advisory. Rows that a prefix hit or a pause of drafting left without a draft row are
+//! read as they are: this may cost acceptance, never a wrong output.
+
+use crate::plan::{DraftPlan, Visible};
+use crate::tree::{Growth, Leaf, TreeShape};
+use kvasir_exec::{Batch, BatchRow, DraftCandidate, DraftProposal, PoolRow, Step, StepError};
+use kvasir_kv::{Position, Slot, Span, Token};
+use kvasir_sample::accept;
+
+/// A draft program on a backend, with a KV pool of its own.
+pub trait Forward: Send {
+    /// Announces the final length of the sequence in a row, which long-context ropes depend on.
+    fn bind(&mut self, row: PoolRow, final_len: u32);
+    /// Runs a step without sampling. `hidden` has a row per token if the program takes hidden states.
+    fn forward(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError>;
+    /// Logits of the last pass: a row per token from `sample_from` on, over all rows of the batch.
+    fn logits(&self) -> &[f32];
+    /// Hidden states of the last pass to continue from, a row per token; empty if the program takes
+    /// none.
+    fn states(&self) -> &[f32];
+}
+
+/// How a draft model continues the target.
+#[derive(Clone, Debug, Default)]
+pub struct DraftModelKind {
+    /// Width of the target's states that it takes; 0 for a model of its own.
+    ///
+    /// Such a model runs one token ahead: its row of token `i` combines the target's state of token
+    /// `i` with the embedding of token `i + 1`.
+    pub hidden: usize,
+    /// Ids of the target by those of the draft model; `None` if they are the same.
+    pub to_target: Option<Vec<Token>>,
+}
+
+/// The tree of one sequence while it grows.
+#[derive(Clone, Debug, Default)]
+struct GrowingTree {
+    /// The row of the target's step.
+    row: usize,
+    depth: u32,
+    /// The newest token, which the target has not run yet.
+    newest: Token,
+    /// Position of the token before it.
+    at: Position,
+    /// What the token before it sees.
+    visible: Visible,
+    candidates: Vec<DraftCandidate>,
+    /// For each candidate the node that ran for it; −1 if none did.
+    nodes: Vec<i32>,
+    /// Positions and parents of the nodes that ran.
+    positions: Vec<Position>,
+    parents: Vec<i32>,
+    /// The leaves that the last pass ran and that are expanded next, each with its row in the pass.
+    frontier: Vec<(Leaf, usize)>,
+    /// The leaves that the next pass runs, each with the row of its parent in the last pass.
+    chosen: Vec<(Leaf, usize)>,
+}
+
+impl GrowingTree {
+    fn begin(
+        &mut self,
+        row: usize,
+        depth: u32,
+        newest: Token,
+        at: Position,
+        visible: Visible,
+        pass_row: usize,
+    ) {
+        self.candidates.clear();
+        self.nodes.clear();
+        self.positions.clear();
+        self.parents.clear();
+        self.frontier.clear();
+        self.chosen.clear();
+        (self.row, self.depth, self.newest, self.at, self.visible) = (row, depth, newest, at, visible);
+        self.frontier.push((Leaf { candidate: -1, cumulative: 0.0 }, pass_row));
+    }
+
+    /// The node that ran for a candidate; −1 for the committed tokens.
+    fn node_of(&self, candidate: i32) -> i32 {
+        usize::try_from(candidate).map_or(if self.runs_newest() { 0 } else { -1 }, |at| self.nodes[at])
+    }
+
+    /// Whether the newest token ran as the first node.
+    fn runs_newest(&self) -> bool {
+        self.positions.len() > self.nodes.iter().filter(|node| **node >= 0).count()
+    }
+}
+
+/// Proposes draft trees with a draft model.
+pub struct ModelDrafter<F> {
+    model: F,
+    kind: DraftModelKind,
+    shape: TreeShape,
+    /// First scratch slot.
+    scratch: u32,
+    plan: DraftPlan,
+    step: Step,
+    growth: Growth,
+    growing: Vec<GrowingTree>,
+    /// Memory of trees that are not in use.
+    spare: Vec<GrowingTree>,
+    leaves: Vec<Leaf>,
+    hidden: Vec<f32>,
+    accepted: Vec<u32>,
+    path: Vec<u32>,
+}
+
+impl<F: Forward> ModelDrafter<F> {
+    /// A drafter whose model has [`scratch_slots`](Self::scratch_slots) more slots than the target,
+    /// which has `slots`.
+    pub fn new(model: F, kind: DraftModelKind, shape: TreeShape, slots: u32) -> Self {
+        Self {
+            model,
+            kind,
+            shape,
+            scratch: slots,
+            plan: DraftPlan::default(),
+            step: Step::default(),
+            growth: Growth::default(),
+            growing: Vec::new(),
+            spare: Vec::new(),
+            leaves: Vec::new(),
+            hidden: Vec::new(),
+            accepted: Vec::new(),
+            path: Vec::new(),
+        }
+    }
+
+    /// Slots that the draft model needs beyond the target's, for steps of up to `rows` rows.
+    pub fn scratch_slots(shape: TreeShape, rows: u32) -> u32 {
+        shape.most_run().saturating_mul(rows)
+    }
+
+    /// A sequence was bound to a row.
+    pub fn bind(&mut self, row: PoolRow, final_len: u32) {
+        self.model.bind(row, final_len);
+    }
+
+    /// Continues a step that the target has run and sampled: writes proposals into its output.
+    ///
+    /// `tokens` are the step's with those in flight resolved, `next` the token after each of them,
+    /// and `hidden` the target's states, a row per token.
+    pub fn propose(
+        &mut self,
+        step: &mut Step,
+        tokens: &[Token],
+        next: &[Token],
+        hidden: &[f32],
+    ) -> Result<(), StepError> {
+        let needed = |row: &BatchRow| row.kind.is_prefill() || row.draft_depth > 0;
+        if !step.batch.rows.iter().any(needed) {
+            return Ok(());
+        }
+        self.first_pass(step, tokens, next, hidden)?;
+        self.grow(step)?;
+        for mut tree in self.growing.drain(..) {
+            let all = &mut step.output.candidates;
+            self.growth.keep(&mut tree.candidates, self.shape.nodes);
+            let candidates = Span::new(all.len(), tree.candidates.len());
+            all.extend_from_slice(&tree.candidates);
+            step.output.proposals.push(DraftProposal { row: tree.row as u32, candidates });
+            self.spare.push(tree);
+        }
+        Ok(())
+    }
+
+    /// Runs the committed tokens of the step, and starts a tree for each row that wants one.
+    fn first_pass(
+        &mut self,
+        target: &Step,
+        tokens: &[Token],
+        next: &[Token],
+        hidden: &[f32],
+    ) -> Result<(), StepError> {
+        let width = self.kind.hidden;
+        self.plan.begin(&target.plan);
+        self.step.batch.reset(target.batch.step);
+        self.step.batch.rows.clear();
+        self.hidden.clear();
+        for (i, (row, planned)) in target.batch.rows.iter().zip(&target.plan.rows).enumerate() {
+            let sampled = target.output.rows.get(i).map_or(0, |output| output.tokens.len);
+            self.find_path(target, row, tokens, i);
+            let first = row.tokens.start as usize;
+            let start = self.step.batch.tokens.len();
+            for query in &self.path {
+                let at = first + *query as usize;
+                self.step.batch.tokens.push(if width > 0 { next[at] } else { tokens[at] });
+                self.hidden.extend_from_slice(hidden.get(at * width..(at + 1) * width).unwrap_or(&[]));
+            }
+            let wanted = row.draft_depth > 0 && sampled > 0;
+            let (last, len) = (self.path.last().copied().unwrap_or(0), self.path.len());
+            let visible = match wanted || row.drafts.count > 0 {
+                true => self.plan.visible(&target.plan, planned, last),
+                false => Visible::default(),
+            };
+            match row.drafts.count {
+                0 => self.plan.copy_row(&target.plan, planned),
+                _ => self.plan.path_row(&target.plan, planned, &self.path, visible),
+            }
+            let yields = wanted && width > 0;
+            self.step.batch.rows.push(BatchRow {
+                seq: row.seq,
+                tokens: Span::new(start, len),
+                sample_from: len as u32 - u32::from(yields),
+                pool_row: row.pool_row,
+                ..BatchRow::default()
+            });
+            if wanted {
+                let at = target.plan.positions[first + last as usize];
+                let mut tree = self.spare.pop().unwrap_or_default();
+                let newest = next[first + last as usize];
+                tree.begin(i, row.draft_depth.min(self.shape.depth), newest, at, visible, start + len - 1);
+                self.growing.push(tree);
+            }
+        }
+        self.run()
+    }
+
+    /// The queries of a row whose tokens are committed: all that are no drafts, and the accepted
+    /// drafts.
+    fn find_path(&mut self, target: &Step, row: &BatchRow, tokens: &[Token], i: usize) {
+        let fed = row.tokens.len - row.drafts.count;
+        self.path.clear();
+        self.path.extend(0..fed);
+        if row.drafts.count == 0 {
+            return;
+        }
+        let drafts = &tokens[(row.tokens.start + fed) as usize..row.tokens.range().end];
+        let sampled = target.output.rows.get(i).map(|output| output.tokens).unwrap_or_default();
+        let sampled = target.output.tokens.get(sampled.range()).unwrap_or(&[]);
+        self.accepted.clear();
+        match row.drafts.tree {
+            None => accept::chain(drafts, sampled, &mut self.accepted),
+            Some(tree) => {
+                let parents = &target.batch.parents[tree.range()];
+                accept::tree(drafts, parents, sampled, &mut self.accepted);
+            }
+        }
+        self.path.extend(self.accepted.iter().map(|node| fed - 1 + node));
+    }
+
+    /// Runs the pass that stands in `plan` and `step`.
+    fn run(&mut self) -> Result<(), StepError> {
+        std::mem::swap(&mut self.step.plan, &mut self.plan.plan);
+        let ran = self.model.forward(&mut self.step, &self.hidden);
+        std::mem::swap(&mut self.step.plan, &mut self.plan.plan);
+        ran
+    }
+
+    /// Grows all trees, one level per pass.
+    fn grow(&mut self, target: &Step) -> Result<(), StepError> {
+        let deepest = self.growing.iter().map(|tree| tree.depth).max().unwrap_or(0);
+        // A model of its own has not run the newest token yet.
+        if self.kind.hidden == 0 && deepest > 0 {
+            self.run_newest(target)?;
+        }
+        for level in 1..=deepest {
+            self.expand(target, level);
+            if level < deepest {
+                self.run_level(target, level)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the newest token of each tree as its first node.
+    fn run_newest(&mut self, target: &Step) -> Result<(), StepError> {
+        self.begin_pass(target);
+        for tree in &mut self.growing {
+            let row = self.step.batch.tokens.len();
+            self.step.batch.tokens.push(tree.newest);
+            tree.positions.push(tree.at + 1);
+            tree.parents.push(-1);
+            tree.frontier[0].1 = row;
+            add_nodes(
+                &mut self.plan,
+                &mut self.step.batch,
+                &target.batch,
+                tree,
+                (self.scratch, self.shape),
+                1,
+            );
+        }
+        self.run()
+    }
+
+    /// Expands the frontiers by the logits of the last pass, and chooses what the next pass runs.
+    fn expand(&mut self, target: &Step, level: u32) {
+        let grows = |tree: &GrowingTree| tree.depth >= level;
+        let leaves: usize =
+            self.growing.iter().filter(|tree| grows(tree)).map(|tree| tree.frontier.len()).sum();
+        let logits = self.model.logits();
+        let mut logits = logits.chunks_exact((logits.len() / leaves.max(1)).max(1));
+        let (map, top_k) = (self.kind.to_target.as_deref(), self.shape.top_k);
+        for tree in self.growing.iter_mut().filter(|tree| grows(tree)) {
+            let draw = (&target.batch.rows[tree.row].sampling, tree.at + 1 + level);
+            let before = tree.candidates.len();
+            for (leaf, _) in &tree.frontier {
+                let Some(logits) = logits.next() else { break };
+                self.growth.expand(*leaf, level, top_k, logits, map, draw, &mut tree.candidates);
+            }
+            tree.nodes.resize(tree.candidates.len(), -1);
+            self.growth.frontier(&tree.candidates[before..], before as u32, top_k, &mut self.leaves);
+            tree.chosen.clear();
+            for leaf in &self.leaves {
+                let parent = tree.candidates[leaf.candidate as usize].parent;
+                let row = tree.frontier.iter().find(|(leaf, _)| leaf.candidate == parent);
+                tree.chosen.push((*leaf, row.map_or(0, |(_, row)| *row)));
+            }
+        }
+    }
+
+    /// Runs the leaves that the last level has chosen.
+    fn run_level(&mut self, target: &Step, level: u32) -> Result<(), StepError> {
+        let width = self.kind.hidden;
+        self.begin_pass(target);
+        for tree in self.growing.iter_mut().filter(|tree| tree.depth > level) {
+            tree.frontier.clear();
+            let ahead = if width > 0 { level } else { level + 1 };
+            for i in 0..tree.chosen.len() {
+                let (leaf, parent_row) = tree.chosen[i];
+                let candidate = tree.candidates[leaf.candidate as usize];
+                let state = self.model.states().get(parent_row * width..(parent_row + 1) * width);
+                self.hidden.extend_from_slice(state.unwrap_or(&[]));
+                tree.frontier.push((leaf, self.step.batch.tokens.len()));
+                self.step.batch.tokens.push(candidate.token);
+                let parent = tree.node_of(candidate.parent);
+                tree.positions.push(tree.at + ahead);
+                tree.parents.push(parent);
+                tree.nodes[leaf.candidate as usize] = tree.positions.len() as i32 - 1;
+            }
+            let queries = tree.chosen.len() as u32;
+            add_nodes(
+                &mut self.plan,
+                &mut self.step.batch,
+                &target.batch,
+                tree,
+                (self.scratch, self.shape),
+                queries,
+            );
+        }
+        self.run()
+    }
+
+    /// Empties step and plan for the next pass.
+    fn begin_pass(&mut self, target: &Step) {
+        self.plan.next_pass();
+        self.step.batch.reset(target.batch.step);
+        self.step.batch.rows.clear();
+        self.hidden.clear();
+    }
+}
+
+/// Adds the newest `queries` nodes of a tree as a row of a pass.
+fn add_nodes(
+    plan: &mut DraftPlan,
+    batch: &mut Batch,
+    target: &Batch,
+    tree: &GrowingTree,
+    (scratch, shape): (Slot, TreeShape),
+    queries: u32,
+) {
+    let row = &target.rows[tree.row];
+    let scratch = scratch + tree.row as Slot * shape.most_run();
+    plan.nodes_row(row.seq, tree.visible, scratch, &tree.positions, &tree.parents, queries);
+    let start = batch.tokens.len() - queries as usize;
+    let tokens = Span::new(start, queries as usize);
+    batch.rows.push(BatchRow { seq: row.seq, tokens, pool_row: row.pool_row, ..BatchRow::default() });
+}

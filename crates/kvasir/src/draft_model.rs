@@ -1,0 +1,165 @@
+//! The draft model of a target: opened and checked against it, then loaded for the same backend.
+
+use crate::error::Error;
+use crate::hub::HubName;
+use crate::load::OpenedModel;
+use crate::speculation::{DraftMethod, Speculation};
+use kvasir_cpu::{CpuModel, Precision, ThreadPool};
+use kvasir_draft::{DraftModelKind, TreeShape};
+use kvasir_formats::Checkpoint;
+use kvasir_kv::Token;
+use kvasir_plain::{DraftSource, PlainModel};
+use kvasir_program::{Eagle3, Model, Program, Tap};
+use std::{path::Path, sync::Arc};
+
+/// A draft model, not loaded yet.
+pub(crate) struct OpenedDraft {
+    checkpoint: Checkpoint,
+    model: Model,
+    source: DraftSource,
+    kind: DraftModelKind,
+    shape: TreeShape,
+    /// What it takes of the target, and what takes the place of that while drafting.
+    taps: (Option<Tap>, Option<Tap>),
+}
+
+/// A draft model, loaded for a backend.
+pub(crate) struct LoadedDraft {
+    pub(crate) weights: DraftWeights,
+    pub(crate) source: DraftSource,
+    pub(crate) kind: DraftModelKind,
+    pub(crate) shape: TreeShape,
+    pub(crate) taps: (Option<Tap>, Option<Tap>),
+}
+
+pub(crate) enum DraftWeights {
+    Cpu(Arc<CpuModel>),
+    Plain(PlainModel),
+}
+
+impl OpenedModel {
+    /// Prepares the draft model that `speculation` wants, if it wants one: opens it, checks it
+    /// against this model, and adds what it takes to this model's program.
+    pub fn speculate(mut self, speculation: &Speculation) -> Result<Self, Error> {
+        let shape = speculation.shape;
+        self.draft = match &speculation.method {
+            DraftMethod::Ngram { .. } | DraftMethod::Suffix => None,
+            DraftMethod::Mtp => Some(self.own_layer(shape)?),
+            DraftMethod::Eagle3(dir) => Some(self.head(dir, shape)?),
+            DraftMethod::Model(path) => Some(self.smaller_model(path, shape)?),
+        };
+        self.speculation = Some(speculation.clone());
+        Ok(self)
+    }
+
+    /// The model's own multi-token-prediction layer.
+    fn own_layer(&self, shape: TreeShape) -> Result<OpenedDraft, Error> {
+        if self.model.predictions.is_empty() {
+            return Err(Error::Asked("--spec mtp: the model has no multi-token-prediction layer".into()));
+        }
+        let kind = DraftModelKind { hidden: self.model.target.hidden, to_target: None };
+        Ok(OpenedDraft {
+            checkpoint: self.checkpoint.clone(),
+            model: self.model.clone(),
+            source: DraftSource::Prediction,
+            kind,
+            shape,
+            taps: (Some(Tap::FinalNorm), Some(Tap::FinalNorm)),
+        })
+    }
+
+    /// An EAGLE-3 head in a directory. Its projection of features becomes part of the target.
+    fn head(&mut self, dir: &Path, shape: TreeShape) -> Result<OpenedDraft, Error> {
+        let named =
+            |error: &dyn std::fmt::Display| Error::Asked(format!("--spec eagle3:{}: {error}", dir.display()));
+        let mut checkpoint = Checkpoint::open(dir).map_err(|error| named(&error))?;
+        checkpoint.borrow_tensor("embed_tokens.weight", &self.checkpoint, "model.embed_tokens.weight")?;
+        let head = Eagle3::build(&checkpoint.source(), &self.model.target).map_err(|error| named(&error))?;
+        let offsets = checkpoint.integers("d2t").map_err(|error| named(&error))?;
+        let to_target = offsets.map(|offsets| to_target(&offsets, &head, &self.model.target)).transpose();
+        let to_target = to_target.map_err(|error| named(&error))?;
+        if to_target.is_none() && head.vocab != self.model.target.vocab {
+            return Err(named(&"has a vocabulary of its own and no tensor d2t"));
+        }
+        self.checkpoint.borrow_tensor(Program::FEATURES, &checkpoint, "fc.weight")?;
+        let target = self.model.target.with_features(head.layers, head.program.hidden);
+        self.model.target = target.map_err(|error| named(&error))?;
+        Ok(OpenedDraft {
+            kind: DraftModelKind { hidden: head.program.hidden, to_target },
+            checkpoint,
+            model: Model { target: head.program, predictions: Vec::new() },
+            source: DraftSource::Target,
+            shape,
+            taps: (Some(Tap::Features), Some(Tap::OutOfLastLayer)),
+        })
+    }
+
+    /// A smaller model with the same tokenizer.
+    fn smaller_model(&self, path: &Path, shape: TreeShape) -> Result<OpenedDraft, Error> {
+        let refused = |why: String| Error::Asked(format!("--spec draft:{}: {why}", path.display()));
+        let opened = Self::open(&HubName::locate(path)?)?;
+        let (own, its) = (self.model.target.vocab, opened.model.target.vocab);
+        if let (Some(ours), Some(theirs)) = (self.tokenizer()?, opened.tokenizer()?) {
+            let differs = (0..own.max(its) as Token).find(|id| ours.bytes(*id) != theirs.bytes(*id));
+            if let Some(id) = differs {
+                return Err(refused(format!("its tokenizer is another one: token {id} differs")));
+            }
+        } else if own != its {
+            return Err(refused(format!("its vocabulary has {its} tokens, that of the model {own}")));
+        }
+        Ok(OpenedDraft {
+            checkpoint: opened.checkpoint,
+            model: Model { target: opened.model.target, predictions: Vec::new() },
+            source: DraftSource::Target,
+            kind: DraftModelKind::default(),
+            shape,
+            taps: (None, None),
+        })
+    }
+}
+
+/// Ids of the target by those of the head: `id + d2t[id]`.
+fn to_target(offsets: &[i64], head: &Eagle3, target: &Program) -> Result<Vec<Token>, String> {
+    if offsets.len() != head.vocab {
+        return Err(format!("d2t has {} entries, the head proposes {} tokens", offsets.len(), head.vocab));
+    }
+    let one = |(id, offset): (i64, &i64)| match id.checked_add(*offset) {
+        Some(to) if (0..target.vocab as i64).contains(&to) => Ok(to as Token),
+        _ => Err(format!("d2t leads from {id} beyond the vocabulary")),
+    };
+    (0..).zip(offsets).map(one).collect()
+}
+
+impl OpenedDraft {
+    /// What the target must keep for it.
+    pub(crate) fn taken(&self) -> Option<Tap> {
+        self.taps.0
+    }
+
+    pub(crate) fn load_cpu(
+        self,
+        precision: Precision,
+        threads: &Arc<ThreadPool>,
+    ) -> Result<LoadedDraft, Error> {
+        let program = match self.source {
+            DraftSource::Target => &self.model.target,
+            DraftSource::Prediction => &self.model.predictions[0],
+        };
+        let source = Arc::new(self.checkpoint.clone());
+        let model = CpuModel::load(program, source, precision, Arc::clone(threads))?;
+        let model = match self.taps.1 {
+            Some(tap) => model.keeping(&[tap])?,
+            None => model,
+        };
+        Ok(self.with(DraftWeights::Cpu(Arc::new(model))))
+    }
+
+    pub(crate) fn load_plain(self) -> Result<LoadedDraft, Error> {
+        let model = PlainModel::load(&self.model, &self.checkpoint)?;
+        Ok(self.with(DraftWeights::Plain(model)))
+    }
+
+    fn with(self, weights: DraftWeights) -> LoadedDraft {
+        LoadedDraft { weights, source: self.source, kind: self.kind, shape: self.shape, taps: self.taps }
+    }
+}
