@@ -5,7 +5,7 @@ use crate::options::Options;
 use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
-use kvasir::{LoadedModel, ModelCard};
+use kvasir::{LoadedModel, ModelCard, Speculation};
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
@@ -103,6 +103,7 @@ fn served(
         hidden: loaded.tells_hidden().then_some(program.hidden as u32),
         eos: loaded.opened.eos(),
         sampling: sampling_args.sampling(loaded)?,
+        drafter: loaded.speculation().map(Speculation::name),
         card: card(&ModelCard::of(&loaded.opened)),
         prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
     };

@@ -13,7 +13,6 @@ use crate::plan::{DraftPlan, Visible};
 use crate::tree::{Growth, Leaf, TreeShape};
 use kvasir_exec::{Batch, BatchRow, DraftCandidate, DraftProposal, PoolRow, Step, StepError};
 use kvasir_kv::{Position, Slot, Span, Token};
-use kvasir_sample::accept;
 
 /// A draft program on a backend, with a KV pool of its own.
 pub trait Forward: Send {
@@ -188,7 +187,7 @@ impl<F: Forward> ModelDrafter<F> {
         self.hidden.clear();
         for (i, (row, planned)) in target.batch.rows.iter().zip(&target.plan.rows).enumerate() {
             let sampled = target.output.rows.get(i).map_or(0, |output| output.tokens.len);
-            self.find_path(target, row, tokens, i);
+            self.find_path(target, row, i);
             let first = row.tokens.start as usize;
             let start = self.step.batch.tokens.len();
             for query in &self.path {
@@ -227,24 +226,15 @@ impl<F: Forward> ModelDrafter<F> {
 
     /// The queries of a row whose tokens are committed: all that are no drafts, and the accepted
     /// drafts.
-    fn find_path(&mut self, target: &Step, row: &BatchRow, tokens: &[Token], i: usize) {
+    fn find_path(&mut self, target: &Step, row: &BatchRow, i: usize) {
         let fed = row.tokens.len - row.drafts.count;
         self.path.clear();
         self.path.extend(0..fed);
         if row.drafts.count == 0 {
             return;
         }
-        let drafts = &tokens[(row.tokens.start + fed) as usize..row.tokens.range().end];
-        let sampled = target.output.rows.get(i).map(|output| output.tokens).unwrap_or_default();
-        let sampled = target.output.tokens.get(sampled.range()).unwrap_or(&[]);
         self.accepted.clear();
-        match row.drafts.tree {
-            None => accept::chain(drafts, sampled, &mut self.accepted),
-            Some(tree) => {
-                let parents = &target.batch.parents[tree.range()];
-                accept::tree(drafts, parents, sampled, &mut self.accepted);
-            }
-        }
+        target.accepted(i, &mut self.accepted);
         self.path.extend(self.accepted.iter().map(|node| fed - 1 + node));
     }
 

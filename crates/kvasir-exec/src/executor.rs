@@ -11,7 +11,7 @@
 use crate::batch::{Batch, BatchRow, PoolRow, RowKind};
 use crate::output::Output;
 use kvasir_kv::{Lowering, Plan, PlanKind, Token};
-use kvasir_sample::{Constrained, Sampling};
+use kvasir_sample::{Constrained, Sampling, accept};
 use std::fmt;
 
 /// One step: batch, plan and output.
@@ -46,6 +46,19 @@ impl Step {
         std::mem::swap(&mut self.plan, &mut original);
         lowering.lower(&original, &mut self.plan);
         Ok(Some(original))
+    }
+
+    /// Appends the drafts of a row that the target has accepted: nodes of its chain or tree, from 1.
+    /// Empty for a row without drafts, and before the step has run.
+    pub fn accepted(&self, row: usize, into: &mut Vec<u32>) {
+        let (Some(fed), Some(output)) = (self.batch.rows.get(row), self.output.rows.get(row)) else { return };
+        let tokens = self.batch.tokens.get(fed.tokens.range()).unwrap_or(&[]);
+        let drafts = &tokens[tokens.len().saturating_sub(fed.drafts.count as usize)..];
+        let sampled = self.output.tokens.get(output.tokens.range()).unwrap_or(&[]);
+        match fed.drafts.tree.and_then(|tree| self.batch.parents.get(tree.range())) {
+            None => accept::chain(drafts, sampled, into),
+            Some(parents) => accept::tree(drafts, parents, sampled, into),
+        }
     }
 
     /// Checks that the batch has at most `most` tokens and that the plan describes the same rows:

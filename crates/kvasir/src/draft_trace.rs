@@ -4,7 +4,6 @@
 use kvasir_engine::{Core, Nanos, Observer};
 use kvasir_exec::{DraftCandidate, Step, StepError};
 use kvasir_kv::Token;
-use kvasir_sample::accept;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -53,15 +52,13 @@ impl DraftObserver {
 
     fn observe(&mut self, step: &Step) {
         let (batch, output) = (&step.batch, &step.output);
-        for (row, out) in batch.rows.iter().zip(&output.rows).filter(|(row, _)| row.drafts.count > 0) {
+        let rows = batch.rows.iter().zip(&output.rows).enumerate();
+        for (i, (row, out)) in rows.filter(|(_, (row, _))| row.drafts.count > 0) {
             let (tokens, sampled) = (&batch.tokens[row.tokens.range()], &output.tokens[out.tokens.range()]);
             let (fed, drafts) = tokens.split_at(tokens.len() - row.drafts.count as usize);
             let parents = row.drafts.tree.map(|tree| &batch.parents[tree.range()]);
             let mut accepted = Vec::new();
-            match parents {
-                None => accept::chain(drafts, sampled, &mut accepted),
-                Some(parents) => accept::tree(drafts, parents, sampled, &mut accepted),
-            }
+            step.accepted(i, &mut accepted);
             let parent = |draft: usize| parents.map_or(draft, |parents| parents[draft] as usize);
             let candidates = self.proposed.remove(&row.request).unwrap_or_else(|| chain(drafts));
             let kept = kept(&candidates, drafts, parent);

@@ -105,7 +105,7 @@ fn spec_stats(given: &Value) -> Result<Value, String> {
         let k = one["k"].as_u64().unwrap_or(0).min(4096) as usize;
         let mut stats = DraftStats::default();
         for yielded in tokens(&one["updates"])? {
-            stats.count(k, yielded.saturating_sub(1) as usize);
+            stats.count(k, k, yielded.saturating_sub(1) as usize);
         }
         let (right, made) = stats.totals();
         drafts.push(made);

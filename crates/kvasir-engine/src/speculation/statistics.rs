@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 pub struct DraftStats {
     /// Number of verifications: decode rows with drafts.
     pub verified: u64,
+    /// Drafts verified, all nodes of trees included.
+    pub tokens: u64,
     /// Verifications that had a draft at each depth.
     pub drafted: Vec<u64>,
     /// Drafts accepted at each depth.
@@ -14,9 +16,10 @@ pub struct DraftStats {
 }
 
 impl DraftStats {
-    /// Counts one verification of drafts up to `depth`, of which `accepted` were accepted.
-    pub fn count(&mut self, depth: usize, accepted: usize) {
+    /// Counts one verification of `drafts` drafts up to `depth`, of which `accepted` were accepted.
+    pub fn count(&mut self, drafts: usize, depth: usize, accepted: usize) {
         self.verified += 1;
+        self.tokens += drafts as u64;
         if self.drafted.len() < depth {
             self.drafted.resize(depth, 0);
             self.accepted.resize(depth, 0);
@@ -61,10 +64,10 @@ mod tests {
     fn acceptance_is_counted_by_distance() {
         let mut stats = DraftStats::default();
         for (depth, accepted) in [(3, 3), (3, 1), (2, 0), (3, 2)] {
-            stats.count(depth, accepted);
+            stats.count(depth, depth, accepted);
         }
         assert_eq!((&stats.drafted[..], &stats.accepted[..]), (&[4, 4, 3][..], &[3, 2, 1][..]));
-        assert_eq!((stats.verified, stats.totals()), (4, (6, 11)));
+        assert_eq!((stats.verified, stats.tokens, stats.totals()), (4, 11, (6, 11)));
         assert!((stats.rate() - 6.0 / 11.0).abs() < 1e-12);
     }
 

@@ -22,7 +22,6 @@ use crate::speculation::statistics::{DraftStats, depth};
 use crate::speculation::width::WidthControl;
 use kvasir_exec::{BatchRow, RowKind, Step, StepError};
 use kvasir_kv::{StepId, Token};
-use kvasir_sample::accept;
 
 /// Stores the prompt log-probabilities of the step's `i`-th row.
 fn store_scores(sequence: &mut Sequence, i: usize, row: &BatchRow, step: &Step) {
@@ -208,7 +207,7 @@ impl StepCommitter {
         }
         if row.drafts.count == 0 {
             sequence.append(sampled);
-        } else if !self.verify(state, entry, row, step, sampled) {
+        } else if !self.verify(state, entry, (i, row), step, sampled) {
             return state.finish(entry, Finish::Failed(Fault::Internal), None, first, now);
         }
         commit_outputs(state, entry, first, step, span.start, now);
@@ -221,20 +220,15 @@ impl StepCommitter {
         &mut self,
         state: &mut SchedulerState,
         entry: u32,
-        row: &BatchRow,
+        (i, row): (usize, &BatchRow),
         step: &Step,
         sampled: &[u32],
     ) -> bool {
         let count = row.drafts.count as usize;
-        let fed = step.batch.tokens.get(row.tokens.range()).unwrap_or(&[]);
-        let drafts = fed.get(fed.len().saturating_sub(count)..).unwrap_or(&[]);
         let parents = row.drafts.tree.and_then(|span| step.batch.parents.get(span.range()));
         self.accepted.clear();
-        match parents {
-            None => accept::chain(drafts, sampled, &mut self.accepted),
-            Some(parents) => accept::tree(drafts, parents, sampled, &mut self.accepted),
-        }
-        self.stats.count(parents.map_or(count, depth), self.accepted.len());
+        step.accepted(i, &mut self.accepted);
+        self.stats.count(count, parents.map_or(count, depth), self.accepted.len());
         let SchedulerState { requests, kv, .. } = state;
         let sequence = &mut requests[entry];
         let cold = &mut *sequence.cold;

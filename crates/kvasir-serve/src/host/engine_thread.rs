@@ -9,6 +9,7 @@ use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
 use crate::host::admission::{AdmissionLimits, Client, Clients};
 use crate::host::delivery::Delivery;
+use crate::host::draft_log::DraftLog;
 use crate::host::retained_sessions::RetainedSessions;
 use crate::host::stall_detector::{StallDetector, StallObserver};
 use crate::host::token_buffer::{RequestOutput, TokenBuffer, locked};
@@ -61,7 +62,9 @@ impl Host {
         let metrics = Arc::new(Metrics::default());
         let stall_detector = StallDetector::new(timeout);
         let observer = Box::new(MetricsObserver(metrics.clone()));
-        let mut engine = engine.observe(observer).observe(Box::new(StallObserver(stall_detector.clone())));
+        let stalls = Box::new(StallObserver(stall_detector.clone()));
+        let drafts = Box::new(DraftLog::new(reports.clone()));
+        let mut engine = engine.observe(observer).observe(stalls).observe(drafts);
         let host = Arc::new(Self {
             inbox,
             retained: Arc::default(),

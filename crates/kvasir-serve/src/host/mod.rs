@@ -5,6 +5,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod delivery;
+pub(crate) mod draft_log;
 pub(crate) mod engine_thread;
 pub(crate) mod errors;
 pub(crate) mod retained_sessions;

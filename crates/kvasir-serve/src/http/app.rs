@@ -190,6 +190,7 @@ impl App {
         if fields.seed.is_none() {
             params.sampling.seed = self.random_u64();
         }
+        params.prediction = self.prediction(fields)?;
         params.eos = self.model.facts.eos.clone();
         params.key = key;
         params.priority = params.priority.min(self.rules.max_priority);
@@ -202,6 +203,23 @@ impl App {
         let expected = fields.length.max_tokens.unwrap_or(params.max_tokens.min(EXPECTED_ANSWER));
         let tokens = u64::from(used) + u64::from(expected);
         Ok(Submission { request: kvasir_engine::Request { tag: 0, prompt, params }, tokens })
+    }
+
+    /// The tokens of a predicted output, if the drafter can use them. A method that is not the
+    /// server's is refused.
+    fn prediction(&self, fields: &SamplingFields) -> Result<Vec<Token>, ApiError> {
+        let (asked, drafter) = (&fields.speculation, self.model.facts.drafter);
+        if let Some(method) = asked.method.as_deref().filter(|method| Some(*method) != drafter) {
+            let why = match drafter {
+                Some(own) => format!("method `{method}` is not that of this server, `{own}`"),
+                None => format!("method `{method}`: this server runs without --spec"),
+            };
+            return Err(ApiError::param("speculation.method", why));
+        }
+        match drafter {
+            Some("suffix") if !asked.prediction.is_empty() => self.model.encode(&asked.prediction, false),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Submits orders of one key to the engine, each with `n` answers.

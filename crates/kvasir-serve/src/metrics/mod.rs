@@ -36,6 +36,10 @@ pub struct Metrics {
     computed_tokens: Counter,
     generation_tokens: Counter,
     preemptions: Counter,
+    /// Speculative decoding: verifications, drafts, and drafts accepted at each position.
+    drafts: Gauge,
+    draft_tokens: Gauge,
+    accepted_by_position: [Gauge; DRAFT_POSITIONS.len()],
     /// Pauses and resumes of decode rows under the `rectangular` policy.
     pauses: Gauge,
     resumes: Gauge,
@@ -55,6 +59,9 @@ pub struct Metrics {
 
 /// `finished_reason` labels, as other servers' dashboards expect them.
 const FINISHED: [&str; 5] = ["stop", "length", "abort", "error", "refused"];
+/// Labels of draft positions; later ones are counted with the last.
+const DRAFT_POSITIONS: [&str; 16] =
+    ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"];
 /// Labels of rejection reasons, in the order of [`Rejected`].
 const REJECTED: [&str; 4] = ["queue_full", "tokens_waiting", "key_limit", "draining"];
 
@@ -91,6 +98,9 @@ impl Default for Metrics {
             computed_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             preemptions: Counter::default(),
+            drafts: Gauge::default(),
+            draft_tokens: Gauge::default(),
+            accepted_by_position: Default::default(),
             pauses: Gauge::default(),
             resumes: Gauge::default(),
             deferred: Default::default(),
@@ -172,6 +182,29 @@ impl Metrics {
         self.slots_cached.set(usage.evictable.into());
     }
 
+    /// Counts the tokens of a step; of drafts those that were accepted.
+    fn generated(&self, core: &Core, step: &Step) {
+        let drafted = step.batch.rows.iter().enumerate().filter(|(_, row)| row.drafts.count > 0);
+        let (mut rejected, mut accepted) = (0, Vec::new());
+        for (i, row) in drafted {
+            accepted.clear();
+            step.accepted(i, &mut accepted);
+            rejected += u64::from(row.drafts.count) - accepted.len() as u64;
+        }
+        self.generation_tokens.add((step.output.tokens.len() as u64).saturating_sub(rejected));
+        let stats = core.draft_stats();
+        self.drafts.set(stats.verified);
+        self.draft_tokens.set(stats.tokens);
+        let last = DRAFT_POSITIONS.len() - 1;
+        for (at, gauge) in self.accepted_by_position.iter().enumerate() {
+            let accepted = match at == last {
+                true => stats.accepted.iter().skip(last).sum(),
+                false => stats.accepted.get(at).copied().unwrap_or(0),
+            };
+            gauge.set(accepted);
+        }
+    }
+
     fn scheduled(&self, core: &Core, step: &Step) {
         let record = core.record();
         self.update_gauges(core);
@@ -206,7 +239,7 @@ impl Observer for MetricsObserver {
         match result {
             Ok(()) => {
                 self.0.step_time.observe(step.output.device_ns);
-                self.0.generation_tokens.add(step.output.tokens.len() as u64);
+                self.0.generated(core, step);
             }
             Err(_) => self.0.failed_steps.add(1),
         }

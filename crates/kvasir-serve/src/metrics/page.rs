@@ -2,7 +2,7 @@
 
 use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::prometheus::{Names, TextExposition};
-use crate::metrics::{FINISHED, Metrics, REJECTED};
+use crate::metrics::{DRAFT_POSITIONS, FINISHED, Metrics, REJECTED};
 
 impl Metrics {
     /// All metrics in Prometheus' text format. `open` is the number of open answers.
@@ -77,6 +77,20 @@ impl Metrics {
             self.pauses.get(),
         );
         page.counter("num_resumes_total", "Paused decode rows that were resumed.", self.resumes.get());
+        let by_position = self.accepted_by_position.iter().map(|gauge| gauge.get());
+        page.counter("spec_decode_num_drafts_total", "Verifications of drafts.", self.drafts.get());
+        page.counter("spec_decode_num_draft_tokens_total", "Draft tokens verified.", self.draft_tokens.get());
+        page.counter(
+            "spec_decode_num_accepted_tokens_total",
+            "Draft tokens accepted.",
+            by_position.clone().sum(),
+        );
+        let positions = DRAFT_POSITIONS.iter().map(|name| format!("position=\"{name}\""));
+        page.counters(
+            "spec_decode_num_accepted_tokens_per_pos_total",
+            "Draft tokens accepted, by position.",
+            positions.zip(by_position),
+        );
         page.counter("steps_total", "Engine steps.", self.steps.get());
         page.counter("failed_steps_total", "Engine steps that failed.", self.failed_steps.get());
         let by = |label: &'static str, names: &'static [&'static str]| {

@@ -84,6 +84,8 @@ pub struct Facts {
     pub eos: Vec<Token>,
     /// Default sampling parameters.
     pub sampling: Sampling,
+    /// Name of the drafter of speculative decoding, if there is one.
+    pub drafter: Option<&'static str>,
     /// Description for lists of models.
     pub card: Card,
     /// Prefix cache salt by final sequence length: prefixes are shared only between sequences with

@@ -159,6 +159,8 @@ fn ended(context: &RequestContext, summary: &Summary) -> Map<String, Value> {
         ("cached_tokens".to_owned(), summary.cached.into()),
         ("output_tokens".to_owned(), summary.outputs.into()),
         ("preemptions".to_owned(), summary.preemptions.into()),
+        ("drafted".to_owned(), summary.drafted.into()),
+        ("accepted".to_owned(), summary.accepted.into()),
         ("queued_ms".to_owned(), ms(Some(times.arrived), times.admitted)),
         ("ttft_ms".to_owned(), ms(Some(times.arrived), times.first_token)),
         ("total_ms".to_owned(), ms(Some(times.arrived), times.finished)),

@@ -206,7 +206,8 @@ pub const CHAT: &[Field] = &[
     skip("verbosity", "a hint to models that were trained to take it"),
     only("modalities", r#"["text"]"#, MEDIA),
     no("audio", MEDIA),
-    skip("prediction", "a hint; the answer is the same without it"),
+    yes("prediction"),
+    yes("speculation"),
     no("moderation", NO_JUDGE),
     no("web_search_options", "the engine reaches no network"),
     no("functions", "replaced by `tools`"),
@@ -279,6 +280,7 @@ pub const COMPLETIONS: &[Field] = &[
     no("use_beam_search", NO_BEAMS),
     only("length_penalty", "1", NO_BEAMS),
     no("lora_path", NO_ADAPTERS),
+    yes("speculation"),
 ];
 
 /// Fields of `/v1/responses`.
@@ -327,6 +329,7 @@ pub const RESPONSES: &[Field] = &[
     no("prompt", "no prompts are kept here; send `instructions` and `input`"),
     no("context_management", AS_SENT),
     no("moderation", NO_JUDGE),
+    yes("speculation"),
 ];
 
 /// Fields of `/v1/messages`.
@@ -355,6 +358,7 @@ pub const MESSAGES: &[Field] = &[
     no("mcp_servers", NO_TOOLS),
     yes("context_management"),
     yes("thread"),
+    yes("speculation"),
 ];
 
 /// Fields of `/v1/messages/count_tokens`.

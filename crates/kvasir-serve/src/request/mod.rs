@@ -23,6 +23,7 @@ pub(crate) mod responses;
 pub(crate) mod responses_tools;
 pub(crate) mod sampling;
 pub(crate) mod sessions;
+pub(crate) mod speculation;
 pub(crate) mod tools;
 
 pub use crate::context::ignored_fields::{IgnoredFields, UnknownFields};

@@ -4,6 +4,7 @@
 use crate::error::ApiError;
 use crate::request::output_fields::OutputFields;
 use crate::request::reader::Reader;
+use crate::request::speculation::SpeculationFields;
 use crate::scan::stop_regex::StopRegex;
 use kvasir_engine::Params;
 use kvasir_sample::Sampling;
@@ -66,6 +67,8 @@ pub struct SamplingFields {
     pub bad_words: Vec<String>,
     /// Keep only this many tokens at the prompt's end; -1 keeps as many as fit.
     pub truncate_prompt: Option<i32>,
+    /// Speculative decoding.
+    pub speculation: SpeculationFields,
     /// How the answer is written.
     pub output: OutputFields,
 }
@@ -111,6 +114,7 @@ impl SamplingFields {
             allowed_token_ids: token_ids(body, "allowed_token_ids", vocab as usize, vocab)?,
             bad_words: bad_words(body)?,
             truncate_prompt: body.integer("truncate_prompt_tokens", -1..=MAX_TOKENS)?.map(|n| n as i32),
+            speculation: SpeculationFields::read(body)?,
             output: OutputFields::read(body)?,
         })
     }
@@ -127,6 +131,7 @@ impl SamplingFields {
             priority: self.priority,
             sampling: Sampling { prompt_logprobs: self.prompt_logprobs, ..self.sampling },
             bias: self.bias.clone(),
+            max_drafts: self.speculation.max_tokens,
             ..Params::default()
         }
     }

@@ -91,6 +91,7 @@ impl Server {
             eos: vec![Toy::EOS],
             sampling: Sampling::default(),
             card: Card::default(),
+            drafter: None,
             prefix_salt: Box::new(|_| 0),
         };
         let model = Model::new("tiny".into(), &TextFiles::open(&words).unwrap(), facts).unwrap();

@@ -64,6 +64,10 @@ pub struct AnswerOutcome {
     pub prompt: u32,
     /// Prompt tokens found in the prefix cache.
     pub cached: u32,
+    /// Drafts that were verified.
+    pub drafted: u32,
+    /// Drafts that were accepted.
+    pub accepted: u32,
     /// Time to first token (TTFT), queueing included.
     pub ttft: Duration,
     /// Time from first to last token, as generated.
@@ -77,7 +81,7 @@ impl AnswerOutcome {
         let per_second = |n: u32, time: Duration| f64::from(n) / time.as_secs_f64().max(1e-9);
         let per_token = |n: u32, time: Duration| ms(time) / f64::from(n.max(1));
         let prompt = self.prompt.saturating_sub(self.cached);
-        json!({
+        let mut timings = json!({
             "cache_n": self.cached,
             "prompt_n": prompt,
             "prompt_ms": ms(self.ttft),
@@ -87,7 +91,12 @@ impl AnswerOutcome {
             "predicted_ms": ms(self.spoke),
             "predicted_per_token_ms": per_token(self.tokens, self.spoke),
             "predicted_per_second": per_second(self.tokens, self.spoke),
-        })
+        });
+        if self.drafted > 0 {
+            timings["draft_n"] = self.drafted.into();
+            timings["draft_n_accepted"] = self.accepted.into();
+        }
+        timings
     }
 }
 
@@ -259,6 +268,8 @@ impl AnswerStream {
             reasoning: self.reasoning,
             prompt: summary.prompt,
             cached: summary.cached,
+            drafted: summary.drafted,
+            accepted: summary.accepted,
             ttft: Duration::from_nanos(summary.ttft().unwrap_or(0)),
             spoke: Duration::from_nanos(summary.decode_time().unwrap_or(0)),
         });

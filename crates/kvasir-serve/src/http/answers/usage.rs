@@ -14,6 +14,9 @@ pub(crate) struct Usage {
     pub(crate) completion: u64,
     /// Reasoning tokens among them.
     pub(crate) reasoning: u64,
+    /// Drafts of speculative decoding that were verified, and those accepted.
+    pub(crate) drafted: u64,
+    pub(crate) accepted: u64,
 }
 
 impl Usage {
@@ -25,7 +28,19 @@ impl Usage {
             cached: self.cached + once(ended.cached),
             completion: self.completion + u64::from(ended.tokens),
             reasoning: self.reasoning + u64::from(ended.reasoning),
+            drafted: self.drafted + u64::from(ended.drafted),
+            accepted: self.accepted + u64::from(ended.accepted),
         }
+    }
+
+    /// Details of the answer's tokens; drafts only if there were some.
+    pub(crate) fn details(self) -> Value {
+        let mut details = json!({"reasoning_tokens": self.reasoning});
+        if self.drafted > 0 {
+            details["accepted_prediction_tokens"] = self.accepted.into();
+            details["rejected_prediction_tokens"] = (self.drafted - self.accepted).into();
+        }
+        details
     }
 
     pub(crate) fn to_json(self) -> Value {
@@ -34,7 +49,7 @@ impl Usage {
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+            "completion_tokens_details": self.details(),
         })
     }
 }

@@ -244,7 +244,7 @@ impl ResponseObject {
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached},
             "output_tokens": usage.completion,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+            "output_tokens_details": usage.details(),
             "total_tokens": usage.prompt + usage.completion,
         });
         response
