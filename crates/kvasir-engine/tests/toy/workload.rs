@@ -75,7 +75,7 @@ impl Setup {
             order: random.pick(&[Order::Fcfs, Order::Priority, Order::Fair]),
             overlap: random.chance(60),
             depth: random.between(1, 3),
-            drafts: random.pick(&["off", "off", "chain", "tree"]),
+            drafts: random.pick(&["off", "off", "chain", "tree", "suffix", "ngram"]),
             seqs: random.pick(&[1, 2, 3, 5, 8]),
             budget: if policy == "rectangular" { 400 } else { random.pick(&[8, 12, 25, 70, 400]) },
             faults: match faulty {
@@ -206,7 +206,15 @@ fn engine(setup: &Setup, random: &mut Random) -> Engine<Toy> {
     };
     let mut engine = Engine::new(core, Toy::with_faults(setup.faults).with_depth(setup.depth), clock);
     engine = engine.overlap(setup.overlap);
-    if drafting {
+    if matches!(setup.drafts, "suffix" | "ngram") {
+        let width = random.between(1, 6);
+        let drafter: Box<dyn Drafter> = match setup.drafts {
+            "suffix" => Box::new(SuffixDrafter::new(width)),
+            _ => Box::new(NgramDrafter::new(random.between(1, 3) as usize, width)),
+        };
+        engine = engine.draft(drafter).unwrap();
+        engine = engine.draft_width(random.pick(&[DraftWidth::Adaptive, DraftWidth::Fixed]));
+    } else if drafting {
         let (width, accuracy) = (random.between(1, 5), random.between(0, 100));
         let oracle = Oracle { random: Random::new(setup.seed ^ 99), width, trees, accuracy };
         engine = engine.draft(Box::new(oracle)).unwrap();

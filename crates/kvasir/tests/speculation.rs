@@ -1,0 +1,231 @@
+//! Speculative decoding on real weights: recorded rounds of EAGLE-3 heads and MTP layers, and outputs
+//! that do not depend on any drafter.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+use kvasir::{
+    Answer, BackendKind, CacheKind, DraftRound, DraftTrace, DraftWidth, Kvasir, Model, OpenedModel, Params,
+    Precision, Sampling, Speculation, Token,
+};
+use kvasir_engine::{Chunked, Core, Limits, Mixing, Order};
+use kvasir_kv::{CacheConfig, build};
+use kvasir_testkit::paths;
+use serde_json::{Value as Json, json};
+use std::path::{Path, PathBuf};
+
+fn cases() -> Vec<PathBuf> {
+    let mut all: Vec<_> =
+        std::fs::read_dir(paths::model("")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    all.sort();
+    all
+}
+
+fn json_of(path: &Path) -> Option<Json> {
+    Some(serde_json::from_str(&std::fs::read_to_string(path).ok()?).unwrap())
+}
+
+fn ids(list: &Json) -> Vec<Token> {
+    list.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as Token).collect()
+}
+
+/// A checkpoint that decodes speculatively, over a cache of this kind.
+fn engine(
+    case: &Path,
+    backend: BackendKind,
+    spec: Option<&Speculation>,
+    kind: CacheKind,
+    slots: u32,
+) -> Kvasir {
+    let opened = OpenedModel::open(case).unwrap();
+    let opened = match spec {
+        Some(spec) => opened.speculate(spec).unwrap(),
+        None => opened,
+    };
+    let model = Model::new(opened.load(backend, Precision::F32, Some(1)).unwrap()).unwrap();
+    let block_size = if kind.is_block_based() { 4 } else { 1 };
+    let cache = build(kind, &CacheConfig { block_size, ..CacheConfig::new(slots) }).unwrap();
+    let max_num_seqs = if kind.holds_one_sequence() { 1 } else { 8 };
+    let limits =
+        Limits { max_num_seqs, max_num_batched_tokens: 256, max_model_len: 512, ..Limits::default() };
+    let policy = Chunked::new(24, Mixing::On { target: None });
+    let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
+    Kvasir::with_core(model, core, false).unwrap()
+}
+
+fn spec(text: &str) -> Speculation {
+    Speculation { width: DraftWidth::Fixed, ..text.parse().unwrap() }
+}
+
+fn rounds_of(trace: &DraftTrace) -> Json {
+    let one = |round: &DraftRound| {
+        let candidates: Vec<_> =
+            round.candidates.iter().map(|c| json!([c.token, c.parent, c.level])).collect();
+        json!({"context_len": round.context_len, "root": round.root, "candidates": candidates, "kept": round.kept,
+            "accepted_tokens": round.accepted, "bonus": round.bonus})
+    };
+    trace.take().iter().map(one).collect()
+}
+
+/// The recorded rounds, without log-probabilities.
+fn recorded(rounds: &Json) -> Json {
+    let one = |round: &Json| {
+        let candidates: Vec<_> =
+            round["candidates"].as_array().unwrap().iter().map(|c| json!([c[0], c[1], c[2]])).collect();
+        json!({"context_len": round["context_len"], "root": round["root"], "candidates": candidates,
+            "kept": round["kept"], "accepted_tokens": round["accepted_tokens"], "bonus": round["bonus"]})
+    };
+    rounds.as_array().unwrap().iter().map(one).collect()
+}
+
+#[test]
+fn eagle3_rounds_are_the_recorded_ones() {
+    let mut seen = 0;
+    for case in cases() {
+        let Some(expected) = json_of(&case.join("eagle_expected.json")) else { continue };
+        let prompts = json_of(&case.join("expected.json")).unwrap()["prompts"].clone();
+        let number = |key: &str| expected[key].as_u64().unwrap();
+        let (depth, top_k, nodes) = (number("depth"), number("top_k"), number("total_draft_tokens"));
+        let draft = case.join("draft");
+        let spec = spec(&format!("eagle3:{},depth={depth},topk={top_k},nodes={nodes}", draft.display()));
+        for backend in [BackendKind::Plain, BackendKind::Cpu] {
+            for (prompt, record) in expected["prompts"].as_object().unwrap() {
+                let output = ids(&record["output"]);
+                for kind in [CacheKind::Tree, CacheKind::Radix, CacheKind::Cells] {
+                    let mut kvasir = engine(&case, backend.clone(), Some(&spec), kind, 512);
+                    let trace = kvasir.trace_drafts();
+                    let max_tokens = output.len() as u32;
+                    let params = Params { max_tokens, ignore_eos: true, ..Params::default() };
+                    let answer = kvasir.generate(ids(&prompts[prompt]).as_slice(), &params).unwrap();
+                    assert_eq!(answer.ids, output, "{} {prompt} {kind}", case.display());
+                    assert_eq!(rounds_of(&trace), recorded(&record["rounds"]), "{prompt} {backend:?} {kind}");
+                    seen += 1;
+                }
+            }
+        }
+    }
+    assert!(seen >= 36, "only {seen}");
+}
+
+#[test]
+fn mtp_layers_draft_as_recorded_and_chain_their_own_states() {
+    let mut seen = 0;
+    for case in cases() {
+        let Some(expected) = json_of(&case.join("expected.json")) else { continue };
+        let Some(prompts) = expected["mtp"]["prompts"].as_object() else { continue };
+        for (prompt, record) in prompts {
+            let (prompt_ids, greedy) =
+                (ids(&expected["prompts"][prompt]), ids(&expected["greedy"][prompt]["tokens"]));
+            let mut kvasir = engine(&case, BackendKind::Cpu, Some(&spec("mtp:3")), CacheKind::Paged, 512);
+            let trace = kvasir.trace_drafts();
+            let params = Params { max_tokens: greedy.len() as u32, ignore_eos: true, ..Params::default() };
+            assert_eq!(kvasir.generate(prompt_ids.as_slice(), &params).unwrap().ids, greedy);
+            let rounds = trace.take();
+            let drafts = ids(&record["drafts"]);
+            for round in &rounds {
+                let at = round.context_len as usize - prompt_ids.len();
+                assert!(
+                    drafts.get(at).is_none_or(|draft| *draft == round.candidates[0].token),
+                    "{prompt} {at}"
+                );
+            }
+            let chain: Vec<Token> = rounds[0].candidates.iter().map(|candidate| candidate.token).collect();
+            assert_eq!(
+                chain,
+                ids(&record["chain3_feeding_back"]["shared_head_normed"]),
+                "{}",
+                case.display()
+            );
+            seen += 1;
+        }
+    }
+    assert!(seen >= 12, "only {seen}");
+}
+
+/// Requests that share prefixes, repeat themselves, and sample in every way.
+fn requests() -> Vec<(Vec<Token>, Params)> {
+    let base: Vec<Token> = (0..40).map(|i| 20 + (i * 7) % 11).collect();
+    let with =
+        |sampling: Sampling| Params { max_tokens: 24, ignore_eos: true, sampling, ..Params::default() };
+    let warm = Sampling { temperature: 0.8, seed: 5, ..Sampling::default() };
+    let penal =
+        Sampling { repetition_penalty: 1.2, presence_penalty: 0.5, temperature: 1.1, top_k: 40, ..warm };
+    vec![
+        (base.clone(), with(Sampling::default())),
+        (base[..30].to_vec(), with(warm)),
+        ([&base[..20], &[3, 4, 5, 3, 4, 5, 3, 4]].concat(), with(penal)),
+        (vec![9, 8, 7], with(Sampling { frequency_penalty: 0.7, ..Sampling::default() })),
+    ]
+}
+
+fn outputs(kvasir: &mut Kvasir) -> Vec<Answer> {
+    let asked: Vec<_> =
+        requests().into_iter().map(|(prompt, params)| (kvasir::Prompt::Ids(prompt), params)).collect();
+    kvasir.generate_many(asked).unwrap()
+}
+
+#[test]
+fn outputs_do_not_depend_on_the_drafter() {
+    let (mut drafted, mut accepted) = ([0; 5], [0; 5]);
+    for case in cases() {
+        if !case.join("model.safetensors").exists() && !case.join("model.safetensors.index.json").exists() {
+            continue;
+        }
+        let all = |answers: Vec<Answer>| answers.into_iter().map(|answer| answer.ids).collect::<Vec<_>>();
+        let plain = all(outputs(&mut engine(&case, BackendKind::Cpu, None, CacheKind::Radix, 512)));
+        let own = format!("draft:{},depth=3", case.display());
+        let head = format!("eagle3:{},depth=3,topk=2,nodes=5", case.join("draft").display());
+        let methods = ["ngram:n=2,tokens=5", "suffix:tokens=6", "mtp:2", &head, &own];
+        for (at, method) in methods.into_iter().enumerate() {
+            let applies = match at {
+                2 => OpenedModel::open(&case).unwrap().model.predictions.len() == 1,
+                3 => case.join("draft").exists(),
+                _ => true,
+            };
+            if !applies {
+                continue;
+            }
+            // A pool that is too small for all four preempts.
+            for (kind, slots) in [(CacheKind::Radix, 512), (CacheKind::Cells, 512), (CacheKind::Paged, 120)] {
+                let mut kvasir = engine(&case, BackendKind::Cpu, Some(&spec(method)), kind, slots);
+                let answers = outputs(&mut kvasir);
+                drafted[at] += answers.iter().map(|answer| answer.drafted).sum::<u32>();
+                accepted[at] += answers.iter().map(|answer| answer.accepted).sum::<u32>();
+                assert_eq!(all(answers), plain, "{} with {method} on {kind}", case.display());
+            }
+        }
+    }
+    assert!(drafted.iter().all(|n| *n > 100) && accepted.iter().all(|n| *n > 5), "{drafted:?} {accepted:?}");
+    // A model that drafts for itself draws with the same noise. Penalties are the target's alone.
+    let share = f64::from(accepted[4]) / f64::from(drafted[4]);
+    assert!(share > 0.5, "{share}");
+}
+
+#[test]
+fn adaptive_width_changes_no_output() {
+    let case = paths::model("qwen3");
+    let plain = outputs(&mut engine(&case, BackendKind::Cpu, None, CacheKind::Radix, 512));
+    for method in ["suffix", "ngram"] {
+        let spec: Speculation = method.parse().unwrap();
+        let answers = outputs(&mut engine(&case, BackendKind::Cpu, Some(&spec), CacheKind::Radix, 512));
+        let ids = |answers: &[Answer]| answers.iter().map(|answer| answer.ids.clone()).collect::<Vec<_>>();
+        assert_eq!(ids(&answers), ids(&plain));
+    }
+}
+
+#[test]
+fn what_cannot_combine_is_refused_by_name() {
+    let open = || OpenedModel::open(&paths::model("eagle3_llama")).unwrap();
+    let refused =
+        |spec: &str| open().speculate(&spec.parse().unwrap()).err().map(|error| error.to_string()).unwrap();
+    assert!(refused("mtp").contains("no multi-token-prediction layer"));
+    assert!(refused(&format!("eagle3:{}", paths::model("qwen3").display())).contains("EAGLE-3"));
+    assert!(refused("eagle3:/nowhere").contains("/nowhere"));
+    assert!(refused(&format!("draft:{}", paths::built_in_model().display())).contains("draft:"));
+    let draft = paths::model("eagle3_llama").join("draft");
+    let spec: Speculation = format!("eagle3:{}", draft.display()).parse().unwrap();
+    let model =
+        Model::new(open().speculate(&spec).unwrap().load(BackendKind::Cpu, Precision::F32, Some(1)).unwrap());
+    let cache = build(CacheKind::Contiguous, &CacheConfig::new(64)).unwrap();
+    let core = Core::new(Limits::default(), Order::Fcfs, Box::new(Chunked::new(64, Mixing::Off)), cache);
+    let error = Kvasir::with_core(model.unwrap(), core, false).err().map(|error| error.to_string()).unwrap();
+    assert!(error.contains("--cache contiguous"), "{error}");
+}
