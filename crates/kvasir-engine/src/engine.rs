@@ -340,9 +340,9 @@ impl<E: Executor> Engine<E> {
         for proposed in &step.output.proposals {
             let Some(row) = step.batch.rows.get(proposed.row as usize) else { continue };
             let id = RequestId(row.request);
-            let goes_on =
+            let is_decoding =
                 |sequence: &&Sequence| sequence.status() == Status::Running && sequence.in_flight() == 0;
-            if self.core.sequence(id).filter(goes_on).is_some() {
+            if self.core.sequence(id).filter(is_decoding).is_some() {
                 let candidates = step.output.candidates.get(proposed.candidates.range()).unwrap_or(&[]);
                 self.proposal.take_kept(candidates, &mut self.numbers);
                 self.core.set_drafts(id, &self.proposal);

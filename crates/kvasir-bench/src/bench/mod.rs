@@ -10,6 +10,7 @@
 pub(crate) mod ideal;
 pub(crate) mod runner;
 pub(crate) mod segments;
+pub mod speculation;
 
 use crate::bench::ideal::Ideal;
 use crate::bench::runner::Runner;

@@ -4,10 +4,12 @@
 use crate::commands::{bench_offline, bench_serve};
 use crate::io::failure::Failure;
 use crate::options::model::kv_type;
-use kvasir::HubName;
+use kvasir::{HubName, OpenedModel, Token};
+use kvasir_bench::bench::speculation::{self, Method, SpeculationBench};
 use kvasir_bench::bench::{self, Subject, Work};
 use kvasir_cpu::{KvType, Precision};
-use std::{path::PathBuf, process::ExitCode};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -56,6 +58,30 @@ enum What {
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         tokens: u32,
     },
+    /// Measure speculative decoding beside plain decoding, on an output that is given
+    #[command(allow_negative_numbers = true)]
+    Spec {
+        #[command(flatten)]
+        common: Common,
+        /// Drafter
+        #[arg(long, value_enum, default_value = "suffix")]
+        method: DraftMethod,
+        /// What is written: `rewrite` repeats the prompt with three edits, `continue` continues the file, `random` is random tokens
+        #[arg(long, value_enum, default_value = "rewrite")]
+        task: Task,
+        /// Text file; it is read with the built-in model's tokenizer, whatever the model
+        #[arg(long, value_name = "FILE")]
+        file: PathBuf,
+        /// Tokens of the prompt and of the output
+        #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(16..=100_000))]
+        tokens: u32,
+        /// Sequences that decode together
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+        streams: u32,
+        /// Most drafts per step and sequence
+        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+        drafts: u32,
+    },
     /// Measure the throughput of an offline batch of prompts
     Offline(Box<bench_offline::Args>),
     /// Load-test a server of OpenAI's streaming API: TTFT, TPOT, goodput
@@ -94,6 +120,46 @@ struct Common {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
+enum DraftMethod {
+    Ngram,
+    Suffix,
+}
+
+impl From<DraftMethod> for Method {
+    fn from(method: DraftMethod) -> Self {
+        match method {
+            DraftMethod::Ngram => Self::Ngram,
+            DraftMethod::Suffix => Self::Suffix,
+        }
+    }
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Task {
+    Rewrite,
+    Continue,
+    Random,
+}
+
+impl From<Task> for speculation::Task {
+    fn from(task: Task) -> Self {
+        match task {
+            Task::Rewrite => Self::Rewrite,
+            Task::Continue => Self::Continue,
+            Task::Random => Self::Random,
+        }
+    }
+}
+
+/// The tokens of a file.
+fn text(file: &Path) -> Result<Vec<Token>, Failure> {
+    let text = Failure::read(file)?;
+    let tokenizer = OpenedModel::built_in()?.tokenizer()?;
+    let tokenizer = tokenizer.ok_or_else(|| Failure::failed("the built-in model has no tokenizer"))?;
+    tokenizer.encode(&text, false).map_err(Failure::failed)
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
 enum Speed {
     Exact,
     Auto,
@@ -101,7 +167,20 @@ enum Speed {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let mut spec = None;
         let (common, work) = match self.what {
+            What::Spec { common, method, task, file, tokens, streams, drafts } => {
+                spec = Some(SpeculationBench {
+                    task: task.into(),
+                    method: method.into(),
+                    text: text(&file)?,
+                    tokens: tokens as usize,
+                    streams: streams as usize,
+                    most_drafts: drafts,
+                    reps: common.reps as usize,
+                });
+                (common, Work::Generation { tokens, depth: 0 })
+            }
             What::Pp { common, tokens } => (common, Work::Prompt { tokens }),
             What::Tg { common, tokens, depth } => (common, Work::Generation { tokens, depth }),
             What::Batch { common, streams, shared, prompt, tokens } => {
@@ -126,6 +205,22 @@ impl Args {
             None => Failure::usage(why),
         })?;
         let kv = common.kv_dtype.unwrap_or_else(|| model.natural_kv());
+        if let Some(spec) = spec {
+            let report = spec.run(&model, kv).map_err(Failure::failed)?;
+            if common.json {
+                println!("{}", serde_json::to_string(&report).map_err(Failure::usage)?);
+            } else {
+                let speed =
+                    |samples: &[f64]| samples.iter().map(|x| format!("{x:.1}")).collect::<Vec<_>>().join(" ");
+                println!("without drafts {} tok/s", speed(&report.without));
+                println!("with drafts    {} tok/s", speed(&report.with));
+                println!(
+                    "ratio {:.2}; {} of {} drafts accepted, {:.2} tokens per step",
+                    report.ratio, report.accepted, report.drafted, report.tokens_per_step
+                );
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
         let measured = bench::bench(&model, kv, work, common.reps as usize).map_err(Failure::usage)?;
         if common.json {
             println!("{}", serde_json::to_string(&measured).map_err(Failure::usage)?);

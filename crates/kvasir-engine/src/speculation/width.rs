@@ -204,7 +204,7 @@ impl WidthControl {
 
     /// How many of the candidates, the likeliest first, give the most expected tokens per second.
     fn most_per_second(&self, rows: u32, candidates: &[Candidate]) -> usize {
-        // The time without drafts must be known before drafts can be weighed against it.
+        // Without a measured time of the plain step, there is nothing to compare drafts with.
         let Some(plain) = self.times.predict(rows).filter(|_| self.times.is_known(rows)) else { return 0 };
         let (mut best, mut most) = (0, f64::from(rows) / plain * LEAST_GAIN);
         let room = self.times.explored().saturating_sub(rows) as usize;
