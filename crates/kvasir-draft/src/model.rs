@@ -11,8 +11,9 @@
 
 use crate::plan::{DraftPlan, Visible};
 use crate::tree::{Growth, Leaf, TreeShape};
-use kvasir_exec::{Batch, BatchRow, DraftCandidate, DraftProposal, PoolRow, Step, StepError};
+use kvasir_exec::{Batch, BatchRow, DraftCandidate, DraftProposal, DrawnDrafts, PoolRow, Step, StepError};
 use kvasir_kv::{Position, Slot, Span, Token};
+use kvasir_sample::Acceptance;
 
 /// A draft program on a backend, with a KV pool of its own.
 pub trait Forward: Send {
@@ -37,6 +38,8 @@ pub struct DraftModelKind {
     pub hidden: usize,
     /// Ids of the target by those of the draft model; `None` if they are the same.
     pub to_target: Option<Vec<Token>>,
+    /// How the target accepts what is proposed.
+    pub acceptance: Acceptance,
 }
 
 /// The tree of one sequence while it grows.
@@ -61,6 +64,8 @@ struct GrowingTree {
     frontier: Vec<(Leaf, usize)>,
     /// The leaves that the next pass runs, each with the row of its parent in the last pass.
     chosen: Vec<(Leaf, usize)>,
+    /// The drafts that were drawn at random.
+    drawn: DrawnDrafts,
 }
 
 impl GrowingTree {
@@ -79,6 +84,7 @@ impl GrowingTree {
         self.parents.clear();
         self.frontier.clear();
         self.chosen.clear();
+        self.drawn.reset(at + 2);
         (self.row, self.depth, self.newest, self.at, self.visible) = (row, depth, newest, at, visible);
         self.frontier.push((Leaf { candidate: -1, cumulative: 0.0 }, pass_row));
     }
@@ -117,6 +123,7 @@ impl<F: Forward> ModelDrafter<F> {
     /// A drafter whose model has [`scratch_slots`](Self::scratch_slots) more slots than the target,
     /// which has `slots`.
     pub fn new(model: F, kind: DraftModelKind, shape: TreeShape, slots: u32) -> Self {
+        let growth = Growth::new(kind.acceptance);
         Self {
             model,
             kind,
@@ -124,7 +131,7 @@ impl<F: Forward> ModelDrafter<F> {
             scratch: slots,
             plan: DraftPlan::default(),
             step: Step::default(),
-            growth: Growth::default(),
+            growth,
             growing: Vec::new(),
             spare: Vec::new(),
             leaves: Vec::new(),
@@ -137,6 +144,12 @@ impl<F: Forward> ModelDrafter<F> {
     /// Slots that the draft model needs beyond the target's, for steps of up to `rows` rows.
     pub fn scratch_slots(shape: TreeShape, rows: u32) -> u32 {
         shape.most_run().saturating_mul(rows)
+    }
+
+    /// The drafts of the last proposals that were drawn at random, each with its row of the target's
+    /// step.
+    pub fn drawn(&mut self) -> impl Iterator<Item = (usize, &mut DrawnDrafts)> {
+        self.growing.iter_mut().map(|tree| (tree.row, &mut tree.drawn))
     }
 
     /// A sequence was bound to a row.
@@ -155,19 +168,19 @@ impl<F: Forward> ModelDrafter<F> {
         next: &[Token],
         hidden: &[f32],
     ) -> Result<(), StepError> {
+        self.spare.append(&mut self.growing);
         let needed = |row: &BatchRow| row.kind.is_prefill() || row.draft_depth > 0;
         if !step.batch.rows.iter().any(needed) {
             return Ok(());
         }
         self.first_pass(step, tokens, next, hidden)?;
         self.grow(step)?;
-        for mut tree in self.growing.drain(..) {
+        for tree in &mut self.growing {
             let all = &mut step.output.candidates;
             self.growth.keep(&mut tree.candidates, self.shape.nodes);
             let candidates = Span::new(all.len(), tree.candidates.len());
             all.extend_from_slice(&tree.candidates);
             step.output.proposals.push(DraftProposal { row: tree.row as u32, candidates });
-            self.spare.push(tree);
         }
         Ok(())
     }
@@ -296,7 +309,11 @@ impl<F: Forward> ModelDrafter<F> {
             let before = tree.candidates.len();
             for (leaf, _) in &tree.frontier {
                 let Some(logits) = logits.next() else { break };
-                self.growth.expand(*leaf, level, top_k, logits, map, draw, &mut tree.candidates);
+                let candidates = &mut tree.candidates;
+                match self.growth.draws(top_k, draw.0) {
+                    true => self.growth.draw(*leaf, level, logits, map, draw, &mut tree.drawn, candidates),
+                    false => self.growth.expand(*leaf, level, top_k, logits, map, draw, candidates),
+                }
             }
             tree.nodes.resize(tree.candidates.len(), -1);
             self.growth.frontier(&tree.candidates[before..], before as u32, top_k, &mut self.leaves);

@@ -8,10 +8,14 @@
 //! With `top_k` 1 the tree is a chain. At a temperature above 0 the target samples with Gumbel noise
 //! that is known in advance: the tree is grown from logits with the same noise, so that a draft
 //! model that agrees with the target proposes what the target will draw.
+//!
+//! Under rejection sampling a chain is drawn from the draft model's own distribution, which is kept
+//! for the verification. A tree is grown without noise: each of its nodes is then a fixed proposal,
+//! which coupled acceptance accepts with the target's probability.
 
-use kvasir_exec::DraftCandidate;
+use kvasir_exec::{DraftCandidate, DrawnDrafts};
 use kvasir_kv::{Position, Token};
-use kvasir_sample::{Noise, Sampling};
+use kvasir_sample::{Acceptance, Noise, Sampling, draw_draft};
 
 /// Size of the draft trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,15 +49,25 @@ pub(crate) struct Leaf {
     pub(crate) cumulative: f32,
 }
 
+/// Log-probability that a randomly drawn draft is given. It must not depend on the draft: what decides
+/// whether a draft is verified would otherwise change the distribution of the output.
+const DRAWN: f32 = -0.35;
+
 /// Scratch memory for growing trees.
 #[derive(Debug, Default)]
 pub(crate) struct Growth {
+    acceptance: Acceptance,
+    probabilities: Vec<f32>,
     scores: Vec<f32>,
     top: Vec<(f32, u32)>,
     order: Vec<u32>,
 }
 
 impl Growth {
+    pub(crate) fn new(acceptance: Acceptance) -> Self {
+        Self { acceptance, ..Self::default() }
+    }
+
     /// Appends the `top_k` likeliest children of a node to the candidates of its tree, which are
     /// `candidates[first..]`.
     #[allow(clippy::too_many_arguments)] // a node and its place
@@ -69,7 +83,8 @@ impl Growth {
     ) {
         let target = |id: u32| to_target.map_or(id, |map| map.get(id as usize).copied().unwrap_or(id));
         let (sampling, position) = draw;
-        let logits = match sampling.is_greedy() {
+        let coupled = self.acceptance == Acceptance::Coupled;
+        let logits = match sampling.is_greedy() || !coupled {
             true => logits,
             false => {
                 let noise = Noise::at(sampling.seed, position);
@@ -103,6 +118,52 @@ impl Growth {
                 kept: false,
             });
         }
+    }
+
+    /// Whether a node's child is drawn at random.
+    pub(crate) fn draws(&self, top_k: u32, sampling: &Sampling) -> bool {
+        self.acceptance == Acceptance::Rejection && top_k == 1 && !sampling.is_greedy()
+    }
+
+    /// Draws the child of a chain's last node, and keeps the distribution of it, by id of the target.
+    #[allow(clippy::too_many_arguments)] // a node and its place
+    pub(crate) fn draw(
+        &mut self,
+        leaf: Leaf,
+        level: u32,
+        logits: &[f32],
+        to_target: Option<&[Token]>,
+        (sampling, position): (&Sampling, Position),
+        drawn: &mut DrawnDrafts,
+        candidates: &mut Vec<DraftCandidate>,
+    ) {
+        let id = draw_draft(logits, sampling, position, &mut self.probabilities);
+        let token = match to_target {
+            None => {
+                drawn.probabilities.extend_from_slice(&self.probabilities);
+                id
+            }
+            Some(map) => {
+                let start = drawn.probabilities.len();
+                let vocab = map.iter().max().map_or(0, |most| *most as usize + 1);
+                drawn.probabilities.resize(start + vocab, 0.0);
+                for (probability, target) in self.probabilities.iter().zip(map) {
+                    drawn.probabilities[start + *target as usize] += probability;
+                }
+                map.get(id as usize).copied().unwrap_or(id)
+            }
+        };
+        drawn.tokens.push(token);
+        let cumulative = leaf.cumulative + DRAWN;
+        let parent = leaf.candidate;
+        candidates.push(DraftCandidate {
+            token,
+            parent,
+            level,
+            log_probability: DRAWN,
+            cumulative,
+            kept: false,
+        });
     }
 
     /// The next frontier: the `top_k` likeliest of `new`, whose numbers start at `first`.

@@ -97,4 +97,4 @@ pub use crate::batch::{Batch, BatchRow, Drafts, IN_FLIGHT, PoolRow, RowKind, Ste
 pub use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
 pub use crate::output::{DraftCandidate, DraftProposal, Drawn, Output, OutputRow, TokenLogprobs};
 pub use crate::ranks::{Ranks, ThreadRank};
-pub use crate::sampler_row::SamplerRow;
+pub use crate::sampler_row::{DrawnDrafts, SamplerRow};

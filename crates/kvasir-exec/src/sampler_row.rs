@@ -10,8 +10,8 @@
 //! 4. Accept the drafts that equal the sampled tokens (`kvasir_sample::accept`). The token after
 //!    the last accepted draft becomes the newest one.
 //!
-//! Invariant: the state is a function of the fed tokens and of the last `bind`, never of earlier
-//! draws. A step that runs again, or drafts that are rejected, leave nothing behind. Guarded by
+//! Invariant: the state is a function of the fed tokens, of the last `bind` and of the last proposal
+//! ([`SamplerRow::drafts`]), never of earlier draws. A step that runs again, or drafts that are rejected, leave nothing behind. Guarded by
 //! `tests/constraint.rs` and by the numerics tests of the `kvasir` crate.
 
 use crate::batch::{BatchRow, IN_FLIGHT};
@@ -19,8 +19,37 @@ use crate::executor::SequenceSpec;
 use crate::output::{Drawn, TokenLogprobs};
 use kvasir_kv::{Position, Token};
 use kvasir_sample::{
-    Allowed, Context, Follower, accept, can_be_drawn_from, draw_from, log_probability, top_log_probabilities,
+    Allowed, Context, Follower, accept, accept_or_redraw, can_be_drawn_from, draw_from, log_probability,
+    top_log_probabilities,
 };
+
+/// A chain of drafts that was drawn from a draft model, with the distribution of each, for rejection
+/// sampling.
+#[derive(Clone, Debug, Default)]
+pub struct DrawnDrafts {
+    /// Position of the first draft.
+    pub position: Position,
+    /// The drafts.
+    pub tokens: Vec<Token>,
+    /// Probabilities by id of the target, concatenated; as many for each draft.
+    pub probabilities: Vec<f32>,
+}
+
+impl DrawnDrafts {
+    /// Empties it and keeps the capacity.
+    pub fn reset(&mut self, position: Position) {
+        self.position = position;
+        self.tokens.clear();
+        self.probabilities.clear();
+    }
+
+    /// The distribution that draft `n` of `drafts`, whose first is at `position`, was drawn from.
+    fn distribution(&self, drafts: &[Token], position: Position, n: usize) -> Option<&[f32]> {
+        let known = self.position == position && self.tokens.get(..=n) == drafts.get(..=n);
+        let each = self.probabilities.len() / self.tokens.len().max(1);
+        self.probabilities.get(n * each..(n + 1) * each).filter(|each| known && !each.is_empty())
+    }
+}
 
 /// The token-pool entry of one sequence: its newest token and its sampler state.
 #[derive(Debug, Default)]
@@ -35,6 +64,8 @@ pub struct SamplerRow {
     newest: Option<Token>,
     /// State of the constrained-decoding matcher, if the sequence has a constraint.
     follower: Option<Box<dyn Follower>>,
+    /// Drafts of the next step that rejection sampling applies to.
+    drafts: DrawnDrafts,
     /// Result of the last step, kept here to reuse its capacity.
     drawn: Drawn,
 }
@@ -53,7 +84,8 @@ impl SamplerRow {
         if let Some(follower) = &mut follower {
             follower.expect(&spec.output);
         }
-        Self { output, newest: spec.output.last().copied(), follower, spec, drawn: Drawn::default() }
+        let newest = spec.output.last().copied();
+        Self { output, newest, follower, spec, drafts: DrawnDrafts::default(), drawn: Drawn::default() }
     }
 
     /// Appends the row's tokens to `into`, with [`IN_FLIGHT`] replaced by the newest sampled token.
@@ -90,6 +122,12 @@ impl SamplerRow {
             let next = next.or_else(|| known(*positions.get(at)? as usize + 1));
             into.push(next.unwrap_or(*token));
         }
+    }
+
+    /// Drafts that the next step may verify by rejection sampling. All others are accepted if they
+    /// equal the sampled token, which is the same for a draft that was not drawn at random.
+    pub fn drafts(&mut self) -> &mut DrawnDrafts {
+        &mut self.drafts
     }
 
     /// The result of the last `draw`; empty before the first.
@@ -155,6 +193,8 @@ impl SamplerRow {
         drawn.logprobs.clear();
         drawn.broken = false;
         let from = row.sample_from as usize;
+        // Whether all drafts of a chain so far are accepted.
+        let mut accepts = parents.is_empty();
         for (at, logits) in (from..tokens.len()).zip(logits.chunks_exact(vocab)) {
             if !can_be_drawn_from(logits) {
                 drawn.broken = true;
@@ -170,11 +210,14 @@ impl SamplerRow {
                 node = parent(node);
             }
             self.output.extend(path.iter().rev());
-            let Some(token) = self.draw_one(row, positions[at] + 1, logits, work, at > root) else {
+            let draft = tokens.get(at + 1).filter(|_| at >= root).copied();
+            let verified = draft.filter(|_| accepts).map(|draft| (draft, &tokens[root + 1..], at - root));
+            let Some(token) = self.draw_one(row, positions[at] + 1, logits, work, verified, at > root) else {
                 drawn.tokens.clear();
                 drawn.logprobs.clear();
                 break;
             };
+            accepts &= draft.is_none_or(|draft| draft == token);
             drawn.tokens.push(token);
             drawn.logprobs.extend(row.sampling.logprobs.map(|count| TokenLogprobs {
                 chosen: log_probability(logits, token),
@@ -194,13 +237,15 @@ impl SamplerRow {
     /// Samples one token; `None` if the constraint allows none.
     ///
     /// After a draft that violates the constraint the token does not matter: such a draft is never
-    /// accepted.
+    /// accepted. `verified` is the draft at this position with all drafts of the chain and its number,
+    /// if those before it are accepted.
     fn draw_one(
         &mut self,
         row: &BatchRow,
         position: Position,
         logits: &[f32],
         work: &mut Vec<f32>,
+        verified: Option<(Token, &[Token], usize)>,
         after_draft: bool,
     ) -> Option<Token> {
         let allowed = match self.follower.as_mut().map(|follower| follower.allowed(&self.output)) {
@@ -218,7 +263,13 @@ impl SamplerRow {
             allowed,
             position,
         };
-        Some(draw_from(logits, &row.sampling, &context, work))
+        let drawn = verified.and_then(|(draft, drafts, n)| {
+            Some((draft, self.drafts.distribution(drafts, position - n as Position, n)?))
+        });
+        Some(match drawn {
+            Some(drawn) => accept_or_redraw(logits, &row.sampling, &context, drawn, work),
+            None => draw_from(logits, &row.sampling, &context, work),
+        })
     }
 
     /// Appends the accepted drafts to the output history and sets the newest token.

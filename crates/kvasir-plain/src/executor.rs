@@ -207,6 +207,9 @@ impl PlainExecutor {
             state.successors(row, &tokens[span.clone()], &step.plan.positions[span], sampled, next);
         }
         drafting.drafter.propose(step, tokens, next, hidden)?;
+        for (i, drawn) in drafting.drafter.drawn() {
+            std::mem::swap(self.rows[step.batch.rows[i].pool_row.0 as usize].drafts(), drawn);
+        }
         step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Ok(())
     }

@@ -3,7 +3,8 @@
 //!
 //! *Coupled* acceptance: a draft is accepted exactly if it equals the token that the target samples
 //! at its position with the same noise. So the output with drafts equals the output without, at any
-//! temperature. No rejection sampling takes place.
+//! temperature. Under [rejection sampling](crate::Acceptance::Rejection) the target's token at a draft's
+//! position is made to equal the draft where it is accepted, so that the same comparison finds it.
 
 /// Accepts the longest prefix of a draft chain that matches; appends the accepted nodes, numbered
 /// from 1.

@@ -64,8 +64,17 @@ pub fn draw(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32
     }
 }
 
-/// Runs the logits processors in place, then samples.
+/// Processes the logits in place, then samples.
 fn draw_processed(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32 {
+    process(logits, params, context);
+    match params.is_greedy() {
+        true => greedy(logits),
+        false => noisiest(logits, Noise::at(params.seed, context.position)),
+    }
+}
+
+/// Runs the logits processors in place. Their softmax is then the distribution that is sampled.
+pub(crate) fn process(logits: &mut [f32], params: &Sampling, context: &Context<'_>) {
     if let Some(allowed) = context.allowed {
         processors::allow(logits, allowed);
     }
@@ -80,13 +89,12 @@ fn draw_processed(logits: &mut [f32], params: &Sampling, context: &Context<'_>) 
     }
     processors::suppress(logits, context.suppressed);
     if params.is_greedy() {
-        return greedy(logits);
+        return;
     }
     processors::temperature(logits, params.temperature);
     processors::top_k(logits, params.top_k as usize);
     processors::top_p(logits, params.top_p);
     processors::min_p(logits, params.min_p);
-    noisiest(logits, Noise::at(params.seed, context.position))
 }
 
 /// Whether no logit is NaN or +infinity. Such logits come from broken weights or from numeric
@@ -126,7 +134,7 @@ fn largest(all: &[f32]) -> f32 {
 }
 
 /// Gumbel-max: `argmax(logit + gumbel)`.
-fn noisiest(logits: &[f32], noise: Noise) -> u32 {
+pub(crate) fn noisiest(logits: &[f32], noise: Noise) -> u32 {
     let mut best = (0, f64::NEG_INFINITY);
     for (logit, id) in logits.iter().zip(0..) {
         // Skip ids whose upper bound cannot win: the exact noise costs two logarithms.

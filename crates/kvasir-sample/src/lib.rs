@@ -24,6 +24,7 @@ mod mix;
 mod noise;
 mod params;
 pub mod processors;
+mod rejection;
 
 pub use crate::constraint::{Allowed, Constrained, Constraint, Follower};
 pub use crate::draw::{Context, can_be_drawn_from, draw, draw_from};
@@ -31,3 +32,4 @@ pub use crate::logprobs::{log_probability, top_log_probabilities};
 pub use crate::mix::{STRIDE, mix};
 pub use crate::noise::Noise;
 pub use crate::params::Sampling;
+pub use crate::rejection::{Acceptance, accept_or_redraw, draw_draft};

@@ -6,6 +6,17 @@
 
 use crate::mix::{STRIDE, mix};
 
+/// What else is drawn at a position, by rejection sampling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The draft model's token.
+    Draft = 1,
+    /// Whether that token is accepted.
+    Acceptance = 2,
+    /// The token in the place of a rejected one.
+    Residual = 3,
+}
+
 /// The random numbers of one draw: a function of the request's seed, the position of the sampled
 /// token, and the id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +29,11 @@ impl Noise {
     pub fn at(seed: u64, position: u32) -> Self {
         let key = mix(seed.wrapping_add(STRIDE));
         Self { key: mix(key ^ u64::from(position).wrapping_mul(STRIDE)) }
+    }
+
+    /// Independent noise at the same position, for another purpose than drawing the target's token.
+    pub fn purpose(self, purpose: Purpose) -> Self {
+        Self { key: mix(self.key ^ mix(purpose as u64)) }
     }
 
     /// 64 hash bits for one id.

@@ -48,6 +48,9 @@ impl OpenedModel {
             DraftMethod::Eagle3(dir) => Some(self.head(dir, shape)?),
             DraftMethod::Model(path) => Some(self.smaller_model(path, shape)?),
         };
+        if let Some(draft) = &mut self.draft {
+            draft.kind.acceptance = speculation.acceptance;
+        }
         self.speculation = Some(speculation.clone());
         Ok(self)
     }
@@ -57,7 +60,7 @@ impl OpenedModel {
         if self.model.predictions.is_empty() {
             return Err(Error::Asked("--spec mtp: the model has no multi-token-prediction layer".into()));
         }
-        let kind = DraftModelKind { hidden: self.model.target.hidden, to_target: None };
+        let kind = DraftModelKind { hidden: self.model.target.hidden, ..DraftModelKind::default() };
         Ok(OpenedDraft {
             checkpoint: self.checkpoint.clone(),
             model: self.model.clone(),
@@ -85,7 +88,7 @@ impl OpenedModel {
         let target = self.model.target.with_features(head.layers, head.program.hidden);
         self.model.target = target.map_err(|error| named(&error))?;
         Ok(OpenedDraft {
-            kind: DraftModelKind { hidden: head.program.hidden, to_target },
+            kind: DraftModelKind { hidden: head.program.hidden, to_target, ..DraftModelKind::default() },
             checkpoint,
             model: Model { target: head.program, predictions: Vec::new() },
             source: DraftSource::Target,

@@ -73,4 +73,4 @@ pub use kvasir_cpu::{KvType, Precision};
 pub use kvasir_draft::TreeShape;
 pub use kvasir_engine::{DraftWidth, Finish, Params, RequestId};
 pub use kvasir_kv::{CacheKind, Token};
-pub use kvasir_sample::Sampling;
+pub use kvasir_sample::{Acceptance, Sampling};

@@ -3,6 +3,7 @@
 use crate::error::Error;
 use kvasir_draft::TreeShape;
 use kvasir_engine::{DraftWidth, MOST_DRAFTS, NGRAM};
+use kvasir_sample::Acceptance;
 use std::{fmt, path::PathBuf, str::FromStr};
 
 /// How tokens are proposed.
@@ -36,6 +37,9 @@ pub struct Speculation {
     pub shape: TreeShape,
     /// How the number of drafts of a step is chosen.
     pub width: DraftWidth,
+    /// How drafts of a draft model are accepted; not part of the text. Drafts of `ngram` and `suffix`
+    /// are not drawn at random, and both ways are the same for them.
+    pub acceptance: Acceptance,
 }
 
 /// Default size of EAGLE-3 trees on a CPU, where the target verifies few tokens for free.
@@ -95,7 +99,8 @@ impl FromStr for Speculation {
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, rest) = text.split_once(':').unwrap_or((text, ""));
         let given = |pairs: &[(&str, u32)], key: &str| pairs.iter().find(|(k, _)| *k == key).map(|(_, n)| *n);
-        let adaptive = |method, shape| Self { method, shape, width: DraftWidth::Adaptive };
+        let with = |method, shape, width| Self { method, shape, width, acceptance: Acceptance::Coupled };
+        let adaptive = |method, shape| with(method, shape, DraftWidth::Adaptive);
         // A path may contain commas: what comes before the first known key is the path.
         let path = |known: &[&str]| {
             let keys = known.iter().filter_map(|key| rest.find(&format!(",{key}=")));
@@ -119,11 +124,7 @@ impl FromStr for Speculation {
             }
             "mtp" if rest.is_empty() => Ok(adaptive(DraftMethod::Mtp, TreeShape::chain(CHAIN))),
             "mtp" => match rest.parse::<u32>() {
-                Ok(k @ 1..=16) => Ok(Self {
-                    method: DraftMethod::Mtp,
-                    shape: TreeShape::chain(k),
-                    width: DraftWidth::Fixed,
-                }),
+                Ok(k @ 1..=16) => Ok(with(DraftMethod::Mtp, TreeShape::chain(k), DraftWidth::Fixed)),
                 _ => Err(format!("mtp:{rest} is not mtp:K with K from 1 to 16")),
             },
             "eagle3" => {
@@ -135,14 +136,14 @@ impl FromStr for Speculation {
                     nodes: given(&pairs, "nodes").unwrap_or(EAGLE3.nodes),
                 };
                 let width = if depth.is_some() { DraftWidth::Fixed } else { DraftWidth::Adaptive };
-                Ok(Self { method: DraftMethod::Eagle3(path), shape, width })
+                Ok(with(DraftMethod::Eagle3(path), shape, width))
             }
             "draft" => {
                 let (path, pairs) = path(&["depth"])?;
                 let depth = given(&pairs, "depth");
                 let width = if depth.is_some() { DraftWidth::Fixed } else { DraftWidth::Adaptive };
                 let shape = TreeShape::chain(depth.unwrap_or(CHAIN));
-                Ok(Self { method: DraftMethod::Model(path), shape, width })
+                Ok(with(DraftMethod::Model(path), shape, width))
             }
             _ => Err(format!("{name} is none of ngram, suffix, mtp, eagle3:DIR, draft:MODEL")),
         }

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use kvasir::{
-    Answer, BackendKind, CacheKind, DraftRound, DraftTrace, DraftWidth, Kvasir, Model, OpenedModel, Params,
-    Precision, Sampling, Speculation, Token,
+    Acceptance, Answer, BackendKind, CacheKind, DraftRound, DraftTrace, DraftWidth, Kvasir, Model,
+    OpenedModel, Params, Precision, Sampling, Speculation, Token,
 };
 use kvasir_engine::{Chunked, Core, Limits, Mixing, Order};
 use kvasir_kv::{CacheConfig, build};
@@ -209,6 +209,80 @@ fn adaptive_width_changes_no_output() {
         let ids = |answers: &[Answer]| answers.iter().map(|answer| answer.ids.clone()).collect::<Vec<_>>();
         assert_eq!(ids(&answers), ids(&plain));
     }
+}
+
+#[test]
+fn rejection_sampling_accepts_all_of_an_equal_draft_model() {
+    let case = paths::model("qwen3");
+    let own: Speculation = spec(&format!("draft:{},depth=3", case.display()));
+    let own = Speculation { acceptance: Acceptance::Rejection, ..own };
+    for backend in [BackendKind::Cpu, BackendKind::Plain] {
+        let mut kvasir = engine(&case, backend, Some(&own), CacheKind::Radix, 512);
+        let params = |seed, temperature| Params {
+            max_tokens: 40,
+            ignore_eos: true,
+            sampling: Sampling { temperature, seed, ..Sampling::default() },
+            ..Params::default()
+        };
+        let prompt = || kvasir::Prompt::Ids(vec![5, 6, 7, 8]);
+        let asked = (0..6).map(|seed| (prompt(), params(seed, 0.9)));
+        for answer in kvasir.generate_many(asked).unwrap() {
+            assert!(answer.drafted >= 27 && answer.accepted + 1 >= answer.drafted, "{answer:?}");
+        }
+        // Greedy decoding has one right token, whatever the rule.
+        let greedy = kvasir.generate_many([(prompt(), params(0, 0.0))]).unwrap();
+        let plain = engine(&case, BackendKind::Cpu, None, CacheKind::Radix, 512)
+            .generate_many([(prompt(), params(0, 0.0))])
+            .unwrap();
+        assert_eq!(greedy[0].ids, plain[0].ids);
+    }
+}
+
+#[test]
+fn rejection_sampling_keeps_the_distribution() {
+    const REQUESTS: u64 = 4000;
+    let case = paths::model("eagle3_llama");
+    let counts = |spec: Option<&Speculation>, seeds: u64| {
+        let mut kvasir = engine(&case, BackendKind::Cpu, spec, CacheKind::Radix, 512);
+        let asked = (0..REQUESTS).map(|seed| {
+            let sampling = Sampling { temperature: 1.0, top_k: 6, seed: seeds + seed, ..Sampling::default() };
+            let params = Params { max_tokens: 4, ignore_eos: true, sampling, ..Params::default() };
+            (kvasir::Prompt::Ids(vec![5, 6, 7, 8, 9, 10, 11, 12]), params)
+        });
+        let mut counts = std::collections::HashMap::new();
+        let (mut drafted, mut accepted) = (0, 0);
+        for answer in kvasir.generate_many(asked).unwrap() {
+            *counts.entry((answer.ids[1], answer.ids[2])).or_insert(0.0) += 1.0;
+            drafted += answer.drafted;
+            accepted += answer.accepted;
+        }
+        (counts, drafted, accepted)
+    };
+    let head = spec(&format!("eagle3:{},depth=3,topk=1,nodes=3", case.join("draft").display()));
+    let head = Speculation { acceptance: Acceptance::Rejection, ..head };
+    let (plain, ..) = counts(None, 1 << 20);
+    let (drafts, drafted, accepted) = counts(Some(&head), 1 << 40);
+    assert!(accepted > 100 && accepted < drafted, "both ways are tested: {accepted} of {drafted}");
+    // Two samples of pairs of tokens; pairs that are rare in both count as one.
+    let (mut chi_squared, mut cells, mut rare) = (0.0, 0.0, (0.0, 0.0));
+    let mut pairs: Vec<_> = plain.keys().chain(drafts.keys()).collect();
+    pairs.sort_unstable();
+    pairs.dedup();
+    let term = |a: f64, b: f64| if a + b > 0.0 { (a - b).powi(2) / (a + b) } else { 0.0 };
+    for pair in pairs {
+        let at = |counts: &std::collections::HashMap<_, f64>| counts.get(pair).copied().unwrap_or(0.0);
+        let (a, b) = (at(&plain), at(&drafts));
+        if a + b < 20.0 {
+            rare = (rare.0 + a, rare.1 + b);
+        } else {
+            chi_squared += term(a, b);
+            cells += 1.0;
+        }
+    }
+    chi_squared += term(rare.0, rare.1);
+    let (a, z): (f64, f64) = (2.0 / (9.0 * cells), 3.72);
+    let limit = cells * (1.0 - a + z * a.sqrt()).powi(3);
+    assert!(chi_squared < limit, "{chi_squared} of {limit} with {cells} pairs");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! K/V type.
 
 use crate::io::failure::Failure;
-use kvasir::{BackendKind, KvType, LoadedModel, OpenedModel, Speculation};
+use kvasir::{Acceptance, BackendKind, KvType, LoadedModel, OpenedModel, Speculation};
 use kvasir_sim::Preset;
 use std::path::{Path, PathBuf};
 
@@ -50,6 +50,10 @@ pub(crate) struct ModelArgs {
     /// draft:MODEL[,depth=]. Without K or depth, as many drafts as pay [default: none]
     #[arg(long, env = "KVASIR_SPEC", value_name = "METHOD")]
     spec: Option<Speculation>,
+    /// How drafts of --spec mtp, eagle3 and draft are accepted when sampling: `coupled` gives the tokens of decoding
+    /// without drafts, `rejection` their distribution (chains only: a tree is verified as with `coupled`)
+    #[arg(long, value_enum, env = "KVASIR_ACCEPT", requires = "spec", value_name = "RULE")]
+    accept: Option<Accept>,
     /// Speed of the sim backend: instant, fixed:5ms, or machine and model shape, such as h200:qwen3-14b
     #[arg(long, env = "KVASIR_SIM_PRESET", value_name = "PRESET")]
     sim_preset: Option<String>,
@@ -71,6 +75,21 @@ enum Backend {
     Plain,
     /// Simulated device that outputs arbitrary tokens, for load tests
     Sim,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Accept {
+    Coupled,
+    Rejection,
+}
+
+impl From<Accept> for Acceptance {
+    fn from(accept: Accept) -> Self {
+        match accept {
+            Accept::Coupled => Self::Coupled,
+            Accept::Rejection => Self::Rejection,
+        }
+    }
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -102,7 +121,10 @@ impl ModelArgs {
         let threads = self.threads.map(|n| n as usize);
         let opened = self.which.open()?;
         let opened = match &self.spec {
-            Some(spec) => opened.speculate(spec)?,
+            Some(spec) => {
+                let acceptance = self.accept.map_or(spec.acceptance, Acceptance::from);
+                opened.speculate(&Speculation { acceptance, ..spec.clone() })?
+            }
             None => opened,
         };
         let loaded = opened.load(backend, precision, threads)?;

@@ -83,6 +83,11 @@ impl CpuExecutor {
         }
         let hidden = from.and_then(|tap| self.tap(tap)).unwrap_or(&[]);
         let drafted = drafter.propose(step, &self.tokens, next, hidden);
+        for (i, drawn) in drafter.drawn() {
+            let row = step.batch.rows[i].pool_row.0 as usize;
+            let mut state = self.rows[row].lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::swap(state.drafts(), drawn);
+        }
         self.drafting = Some(drafting);
         step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         drafted
