@@ -88,6 +88,13 @@ impl LoadedModel {
 /// Lets an engine decode speculatively. Fails if its cache lacks what that takes.
 fn speculating(engine: Engine<AnyExecutor>, speculation: &Speculation) -> Result<Engine<AnyExecutor>, Error> {
     let (kind, shape) = (engine.core().cache().kind(), speculation.shape);
+    if !engine.core().verifies_drafts() {
+        let policy = engine.core().policy();
+        let why = "its decode rows have one token each";
+        return Err(Error::Asked(format!(
+            "--spec {speculation} cannot be combined with --policy {policy}: {why}"
+        )));
+    }
     let tokens = shape.nodes;
     let engine = match speculation.method {
         DraftMethod::Ngram { n } => engine.draft(Box::new(NgramDrafter::new(n as usize, tokens))),
@@ -133,6 +140,12 @@ impl Model {
         let sequences = if one_stream { 1 } else { options.sequences };
         // Besides running sequences: retained ones, and ended ones named by steps in flight.
         let max_sequences = sequences.saturating_mul(4).saturating_add(64);
+        if let (Some(_), Some(speculation)) =
+            (prefix, self.loaded.speculation().filter(|speculation| speculation.needs_model()))
+        {
+            let why = "the draft model has no K and V of it";
+            return Err(Error::Asked(format!("speculation by {speculation} and a shared prefix: {why}")));
+        }
         let rings = options.rings.map(|longest| self.rings(options.kind, longest)).transpose()?;
         let step_tokens = rings.as_ref().map_or(STEP_TOKENS, |rings| rings.longest_write().min(STEP_TOKENS));
         let config = CacheConfig { max_sequences, block_size, rings, ..CacheConfig::new(capacity) };

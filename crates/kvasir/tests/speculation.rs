@@ -6,7 +6,7 @@ use kvasir::{
     Acceptance, Answer, BackendKind, CacheKind, DraftRound, DraftTrace, DraftWidth, Kvasir, Model,
     OpenedModel, Params, Precision, Sampling, Speculation, Token,
 };
-use kvasir_engine::{Chunked, Core, Limits, Mixing, Order};
+use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Rectangular, RectangularConfig};
 use kvasir_kv::{CacheConfig, build};
 use kvasir_testkit::paths;
 use serde_json::{Value as Json, json};
@@ -302,4 +302,11 @@ fn what_cannot_combine_is_refused_by_name() {
     let core = Core::new(Limits::default(), Order::Fcfs, Box::new(Chunked::new(64, Mixing::Off)), cache);
     let error = Kvasir::with_core(model.unwrap(), core, false).err().map(|error| error.to_string()).unwrap();
     assert!(error.contains("--cache contiguous"), "{error}");
+    let suffix = || open().speculate(&"suffix".parse().unwrap()).unwrap();
+    let model = Model::new(suffix().load(BackendKind::Cpu, Precision::F32, Some(1)).unwrap()).unwrap();
+    let cache = build(CacheKind::Paged, &CacheConfig { block_size: 16, ..CacheConfig::new(512) }).unwrap();
+    let policy = Rectangular::new(RectangularConfig::default());
+    let core = Core::new(Limits::default(), Order::Fcfs, Box::new(policy), cache);
+    let error = Kvasir::with_core(model, core, false).err().map(|error| error.to_string()).unwrap();
+    assert!(error.contains("--policy rectangular"), "{error}");
 }

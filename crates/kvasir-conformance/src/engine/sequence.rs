@@ -58,6 +58,10 @@ pub(crate) fn params(case: &Case, config: &Value, given: &Value) -> Result<Param
             set(&mut params, field, value)?;
         }
     }
+    // The recorded stop ids come from the model's configuration: `ignore_eos` switches them off, too.
+    if params.ignore_eos {
+        params.stop_ids.clear();
+    }
     Ok(params)
 }
 

@@ -416,6 +416,11 @@ impl Core {
         self.policy.name()
     }
 
+    /// Whether decode rows may verify drafts under its policy.
+    pub fn verifies_drafts(&self) -> bool {
+        self.policy.verifies_drafts()
+    }
+
     /// The scheduler limits.
     pub fn limits(&self) -> &Limits {
         &self.state.limits

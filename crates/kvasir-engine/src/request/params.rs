@@ -15,11 +15,11 @@ pub struct Params {
     pub max_tokens: u32,
     /// Stop tokens and stop sequences are ignored before this many outputs.
     pub min_tokens: u32,
-    /// EOS tokens and stop token ids do not end it.
+    /// EOS tokens do not end it.
     pub ignore_eos: bool,
-    /// EOS token ids.
+    /// EOS token ids, those of the model's configuration.
     pub eos: Vec<Token>,
-    /// Additional stop token ids.
+    /// Stop token ids of the request.
     pub stop_ids: Vec<Token>,
     /// Stop sequences as token ids; matched within the outputs only.
     pub stop_sequences: Vec<Vec<Token>>,

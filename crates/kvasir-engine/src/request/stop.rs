@@ -80,10 +80,7 @@ fn by_token(outputs: &[Token], params: &Params) -> Option<Finish> {
     if let Some(index) = params.stop_sequences.iter().position(|run| outputs.ends_with(run)) {
         return Some(Finish::StopSequence { index: index as u32 });
     }
-    if params.ignore_eos {
-        return None;
-    }
-    if params.eos.contains(&last) {
+    if !params.ignore_eos && params.eos.contains(&last) {
         return Some(Finish::Eos);
     }
     params.stop_ids.contains(&last).then_some(Finish::StopId(last))
@@ -126,12 +123,15 @@ mod tests {
     }
 
     #[test]
-    fn ignore_eos_leaves_stop_sequences_and_min_tokens_leaves_limits() {
+    fn ignore_eos_leaves_the_stops_of_requests_and_min_tokens_limits() {
         let mut p = params();
         p.ignore_eos = true;
         p.stop_ids = vec![9];
         p.stop_sequences = vec![vec![3]];
-        assert_eq!(at(&[2, 9, 3], 0, &p, 99), Some((3, "stop_sequence".into())));
+        assert_eq!(at(&[2, 3], 0, &p, 99), Some((2, "stop_sequence".into())));
+        assert_eq!(at(&[2, 9, 3], 0, &p, 99), Some((2, "stop_9".into())), "the request's own id");
+        p.stop_ids = vec![2];
+        assert_eq!(at(&[4, 2], 0, &p, 99), Some((2, "stop_2".into())), "although it is the model's, too");
         p.min_tokens = 5;
         assert_eq!(at(&[2, 9, 3, 3, 3], 0, &p, 99), Some((5, "max_tokens".into())));
     }

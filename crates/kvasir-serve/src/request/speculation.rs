@@ -7,7 +7,8 @@ use serde_json::Value;
 /// Most drafts per step that a request may ask for.
 const MOST_DRAFTS: i64 = 256;
 
-/// A request's wishes for speculative decoding. Its output does not depend on them.
+/// A request's wishes for speculative decoding. With coupled acceptance its output does not depend on
+/// them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpeculationFields {
     /// The drafter that it expects; it must be the server's.

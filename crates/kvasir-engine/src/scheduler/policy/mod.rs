@@ -37,6 +37,12 @@ pub trait Policy: Send {
     fn redirects(&self) -> bool {
         false
     }
+
+    /// Whether its decode rows may verify drafts.
+    fn verifies_drafts(&self) -> bool {
+        true
+    }
+
     /// When computed blocks are published to the prefix cache.
     fn publish_at(&self) -> PublishAt {
         PublishAt::EveryBlock

@@ -464,6 +464,11 @@ impl Policy for Rectangular {
         true
     }
 
+    /// A decode row has exactly one token.
+    fn verifies_drafts(&self) -> bool {
+        false
+    }
+
     fn schedule(&mut self, view: &mut SchedulerView<'_>) {
         self.drop_ended(view);
         let prefilled = self.prefill(view);
