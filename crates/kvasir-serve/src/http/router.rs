@@ -6,8 +6,8 @@
 use crate::error::ApiError;
 use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
 use crate::http::api::{
-    chat, completions, embeddings, llama_cpp, ollama, openapi, rerank, responses, sessions, status, steps,
-    tokens, web_ui,
+    chat, completions, embeddings, llama_cpp, math, ollama, openapi, rerank, responses, sessions, status,
+    steps, tokens, web_ui,
 };
 use crate::http::app::App;
 use crate::http::middleware::authorize::authorize;
@@ -69,6 +69,7 @@ impl App {
             .route("/detokenize", post(tokens::detokenize))
             .route("/tokenizer_info", get(tokens::tokenizer_info))
             .route("/v1/engine/steps", get(steps::steps))
+            .route("/page/math", post(math::math))
             .fallback(async || ApiError::not_found("path", "no such route"))
             .method_not_allowed_fallback(async || ApiError {
                 status: 405,

@@ -558,6 +558,9 @@ pub const TOKENIZE: &[Field] = &[
 /// Fields of `/detokenize`.
 pub const DETOKENIZE: &[Field] = &[yes("model"), yes("tokens")];
 
+/// Fields of `/page/math`.
+pub const MATH: &[Field] = &[list("items", &["latex", "display"])];
+
 /// An endpoint as documented to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
@@ -637,5 +640,6 @@ pub const ENDPOINTS: &[Endpoint] = &[
     get("/api/tags", "Ollama's list of models"),
     get("/api/ps", "Ollama's list of loaded models"),
     get("/api/version", "The version, for Ollama's clients"),
+    post("/page/math", "LaTeX formulas to MathML, for the web page", MATH),
     get("/tokenizer_info", "Control tokens and chat template, for clients that render chats"),
 ];

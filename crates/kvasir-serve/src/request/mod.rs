@@ -34,7 +34,7 @@ pub use crate::request::conversation::{Content, Message, Role};
 pub use crate::request::embeddings::{EmbeddingsRequest, Encoding};
 pub use crate::request::fields::{
     APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, EMBEDDINGS, ENDPOINTS, Endpoint,
-    FORK, Field, INFILL, LLAMA_COMPLETION, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS,
+    FORK, Field, INFILL, LLAMA_COMPLETION, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS,
     OLLAMA_GENERATE, OLLAMA_SHOW, RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
 };
 pub use crate::request::llama_cpp::LlamaCppRequest;

@@ -9,6 +9,7 @@ mod llama_cpp;
 mod ollama;
 mod origins;
 mod output_fields;
+mod page;
 mod probes;
 mod server;
 mod sessions;

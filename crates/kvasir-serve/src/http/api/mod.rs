@@ -7,6 +7,7 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod llama_cpp;
+pub(crate) mod math;
 pub(crate) mod messages;
 pub(crate) mod ollama;
 pub(crate) mod openapi;
