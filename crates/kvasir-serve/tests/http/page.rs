@@ -1,4 +1,4 @@
-//! Routes of the web page.
+//! Routes of the web page: formulas, and the facts of its model card.
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
@@ -40,4 +40,15 @@ fn formulas_need_a_key() {
     let body = json!({"items": [{"latex": "x"}]}).to_string();
     let status = |key: &str| server.send("POST", "/page/math", key, &body).0;
     assert_eq!((status(""), status("user")), (401, 200));
+}
+
+#[test]
+fn models_tell_what_they_are() {
+    let server = Server::start(CacheKind::Radix, 64, &[]);
+    let (_, list) = server.send("GET", "/v1/models", "", "");
+    let meta = &list["data"][0]["meta"];
+    assert!(meta["n_vocab"].as_u64().is_some_and(|vocab| vocab > 0), "{list}");
+    for flag in ["chat_template", "tools", "reasoning"] {
+        assert!(meta[flag].is_boolean(), "{flag}: {list}");
+    }
 }

@@ -42,7 +42,19 @@ fn model_object(app: &App, name: &str) -> Value {
     json!({
         "id": name, "object": "model", "created": app.since, "owned_by": "kvasir",
         "max_model_len": facts.max_len, "vocab_size": facts.vocab, "root": app.model.name, "parent": null,
-        "permission": [],
+        "permission": [], "meta": meta(app),
+    })
+}
+
+/// What the model is: llama.cpp's keys, and further ones that the web page shows.
+fn meta(app: &App) -> Value {
+    let (facts, model) = (&app.model.facts, &app.model);
+    let card = &facts.card;
+    json!({
+        "n_params": card.parameters, "size": card.bytes, "n_vocab": facts.vocab, "n_embd": facts.hidden,
+        "architecture": card.family, "format": card.format,
+        "quantization": card.quantization, "chat_template": model.template_facts().1.is_some(),
+        "tools": model.takes_tools() && !model.needs_tool_prompt(), "reasoning": model.reasoning_dialect().is_some(),
     })
 }
 
