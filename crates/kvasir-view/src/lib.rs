@@ -18,10 +18,10 @@
 //! - `names`: `[tag, name]` pairs.
 //! - `first`: number of steps omitted before the first of `steps`.
 //! - `total`: number of steps in the run.
-//! - `report`: `{numbers: [[name, text]], series: [{title, unit, points: [[x, y]]}], percentiles:
-//!   [{name, values}]}` over the whole run. `values` are quantiles at equal distances, ascending,
-//!   in nanoseconds. Without a report, rates are computed from the steps. With a report and no
-//!   steps the page shows the figures alone.
+//! - `report`: `{numbers: [[name, text]], table: {head: [text], rows: [[text]]}, series: [{title,
+//!   unit, points: [[x, y]]}], percentiles: [{name, values}]}` over the whole run. `values` are
+//!   quantiles at equal distances, ascending, in nanoseconds. Without a report, rates are computed
+//!   from the steps. With a report and no steps the page shows the figures alone, as tables.
 //!
 //! A step is what one call of `schedule` decided, and what came back before the next call. An
 //! absent key means no change:

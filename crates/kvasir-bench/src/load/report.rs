@@ -261,7 +261,8 @@ impl Count {
             .collect();
         let curve = |name: &str, histogram: &Histogram| json!({"name": name, "values": histogram.curve()});
         json!({
-            "numbers": report.numbers(),
+            "numbers": report.totals(),
+            "table": {"head": TIME_COLUMNS, "rows": report.times()},
             "series": [{"title": "text events per second", "unit": "per second", "points": points}],
             "percentiles": [
                 curve("time to first token", &self.ttft), curve("between events", &self.itl),
@@ -274,6 +275,20 @@ impl Count {
 impl Report {
     /// Labeled metrics, formatted for terminal output.
     pub fn numbers(&self) -> Vec<(String, String)> {
+        let mut rows = self.totals();
+        let line = |row: Vec<String>| {
+            let parts =
+                TIME_COLUMNS.iter().zip(&row).skip(1).map(|(column, value)| format!("{column} {value}"));
+            (row[0].clone(), parts.collect::<Vec<_>>().join(", "))
+        };
+        // After the totals of all answers, before goodput and failures.
+        let at = rows.iter().position(|(name, _)| is_outcome(name)).unwrap_or(rows.len());
+        rows.splice(at..at, self.times().into_iter().map(line));
+        rows
+    }
+
+    /// Counts and rates.
+    fn totals(&self) -> Vec<(String, String)> {
         let mut rows = vec![
             (
                 "answers".into(),
@@ -292,21 +307,6 @@ impl Report {
             ("output tokens".into(), format!("{} in {} events", self.output_tokens, self.events)),
             ("at once at most".into(), self.most_at_once.to_string()),
         ];
-        let line = |p: &Percentiles| {
-            format!(
-                "mean {:.2}, p50 {:.2}, p90 {:.2}, p99 {:.2}, most {:.2}",
-                p.mean, p.p50, p.p90, p.p99, p.max
-            )
-        };
-        for (name, percentiles) in [
-            ("time to first token, ms", &self.ttft),
-            ("time per output token, ms", &self.tpot),
-            ("between events, ms", &self.itl),
-            ("whole answer, ms", &self.e2e),
-            ("waited to be sent, ms", &self.queued),
-        ] {
-            rows.push((name.into(), line(percentiles)));
-        }
         if let Some(good) = &self.goodput {
             let text =
                 format!("{} answers, {:.2} per second, {:.1} %", good.answers, good.rate, good.share * 100.0);
@@ -319,6 +319,30 @@ impl Report {
         );
         rows
     }
+
+    /// Latencies, a row of [`TIME_COLUMNS`] each.
+    fn times(&self) -> Vec<Vec<String>> {
+        let row = |(name, p): (&str, &Percentiles)| {
+            let values = [p.mean, p.p50, p.p90, p.p99, p.max].map(|value| format!("{value:.2}"));
+            [name.to_owned()].into_iter().chain(values).collect()
+        };
+        let kinds = [
+            ("time to first token, ms", &self.ttft),
+            ("time per output token, ms", &self.tpot),
+            ("between events, ms", &self.itl),
+            ("whole answer, ms", &self.e2e),
+            ("waited to be sent, ms", &self.queued),
+        ];
+        kinds.into_iter().map(row).collect()
+    }
+}
+
+/// Columns of the table of latencies.
+const TIME_COLUMNS: [&str; 6] = ["", "mean", "p50", "p90", "p99", "most"];
+
+/// Whether a metric is listed after the latencies.
+fn is_outcome(name: &str) -> bool {
+    name == "goodput" || name.starts_with("failed: ")
 }
 
 #[cfg(test)]

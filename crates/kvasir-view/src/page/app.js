@@ -13,24 +13,24 @@ function canvasColors() {
 }
 
 const SKELETON = `
-<header><div><h1></h1><p class="setup"></p></div><button class="theme" title="dark or light (t)">◐</button></header>
-<nav class="transport">
-  <div class="buttons"><button data-go="start" title="first step (Home)">|◀</button><button data-go="back" title="one step back (←)">‹</button><button data-go="play" class="play" title="play or pause (space)">▶</button><button data-go="next" title="one step on (→)">›</button><button data-go="end" title="last step (End)">▶|</button>
+<header><div><h1></h1><p class="setup"></p></div><button class="theme" title="dark or light (t)" aria-label="dark or light">◐</button></header>
+<nav class="transport" aria-label="steps">
+  <div class="buttons"><button data-go="start" aria-label="first step" title="first step (Home)">|◀</button><button data-go="back" aria-label="one step back" title="one step back (←)">‹</button><button data-go="play" aria-label="play or pause" class="play" title="play or pause (space)">▶</button><button data-go="next" aria-label="one step on" title="one step on (→)">›</button><button data-go="end" aria-label="last step" title="last step (End)">▶|</button>
   <select class="speed" title="steps per second" aria-label="steps per second"><option>1</option><option selected>4</option><option>15</option><option>60</option></select></div>
   <div class="where"><strong class="kind"></strong> <span class="at"></span></div>
   <input type="range" class="slider" min="0" value="0" aria-label="step">
-  <div class="plot"><canvas class="strip"></canvas></div>
+  <div class="plot"><canvas class="strip" role="img" aria-label="steps of the run"></canvas></div>
 </nav>
-<main>
-  <section class="queue"><h2>Queue <small></small></h2><div class="body"></div></section>
-  <section class="prefill"><h2>Prefill <small></small></h2><div class="body"></div></section>
-  <section class="decode"><h2>Decode <small></small></h2><div class="body"></div><p class="rect"></p></section>
+<div class="panels">
+  <section class="queue"><h2>Queue <small></small></h2><div class="body" tabindex="0"></div></section>
+  <section class="prefill"><h2>Prefill <small></small></h2><div class="body" tabindex="0"></div></section>
+  <section class="decode"><h2>Decode <small></small></h2><div class="body" tabindex="0"></div><p class="rect"></p></section>
   <p class="legend bars"><span class="key pad">padding</span><span class="key cached">cached</span><span class="key redirected">again, write redirected</span><span class="key done">done</span><span class="key now">current</span><span class="key todo">to come</span><span class="key made">generated</span><span class="key reserve">may still generate</span></p>
-  <section class="memory"><h2>Memory <small></small></h2><div class="pool"></div><div class="plot"><canvas class="map"></canvas></div><p class="tip" aria-live="polite"></p></section>
-  <section class="lives"><h2>Waterfall <small><span class="key queued">queued</span> <span class="key prefilling">prefill</span> <span class="key decoding">decode</span></small></h2><div class="plot"><canvas class="waterfall"></canvas></div></section>
-  <section class="numbers"><h2>The run</h2><dl></dl><div class="plots"></div></section>
-  <section class="values"><details><summary>All values of this step as a table</summary><div class="scroll"></div></details></section>
-</main>
+  <section class="memory"><h2>Memory <small></small></h2><div class="pool"></div><div class="plot"><canvas class="map" role="img" aria-label="blocks of the cache"></canvas></div><p class="tip" aria-live="polite"></p></section>
+  <section class="lives"><h2>Waterfall <small><span class="key queued">queued</span> <span class="key prefilling">prefill</span> <span class="key decoding">decode</span></small></h2><div class="plot"><canvas class="waterfall" role="img" aria-label="requests over time"></canvas></div></section>
+  <section class="numbers"><h2>The run</h2><dl></dl><div class="report"></div><div class="plots"></div></section>
+  <section class="values"><details><summary>All values of this step as a table</summary><div class="scroll" tabindex="0"></div></details></section>
+</div>
 <footer>← → step · shift 10 · Home End · space plays · t theme · the address keeps the step</footer>`;
 
 const RUN_EVERY = 500; // ms between two drawings of a live run's rates
@@ -79,6 +79,13 @@ class View {
     this.find("h1").textContent = this.model.title;
     this.find(".setup").innerHTML = setupChips(this.model.setup);
     this.go(0);
+  }
+
+  /** Tells a live view whether the engine is idle: its newest step is then not what runs now. */
+  rest(idle) {
+    if (this.idle === idle) return;
+    this.idle = idle;
+    if (this.model.steps.length && this.visible) this.drawHead(this.model.state(this.index), this.index);
   }
 
   /** Draws all of it again, because its place has another size or other colors. */
@@ -160,6 +167,7 @@ class View {
     if (!model.steps.length || !this.visible) return;
     const css = canvasColors();
     const state = model.state(index), before = model.state(index - 1);
+    this.root.style.setProperty("--name", `${this.nameWidth(state)}px`);
     this.drawHead(state, index);
     const fill = (name, panel) => {
       this.find(`section.${name} .body`).innerHTML = panel.html;
@@ -179,9 +187,15 @@ class View {
     if (this.find("details").open) this.find(".scroll").innerHTML = drawTable(state, model);
   }
 
+  /** Width of the column of names, one for all rows, so that bars begin at the zero of their axis. It never shrinks. */
+  nameWidth({ reqs }) {
+    for (const { name } of reqs.values()) this.longest = Math.max(this.longest ?? 0, name.length);
+    return Math.min(110, Math.max(34, 14 + 7.4 * (this.longest ?? 0)));
+  }
+
   drawHead({ step, reqs }, index) {
     const { model } = this;
-    const kind = step.step == null ? "idle" : step.kind;
+    const kind = step.step == null || (this.idle && this.following) ? "idle" : step.kind;
     const slider = this.find(".slider");
     slider.max = model.steps.length - 1;
     slider.value = index;
@@ -201,7 +215,9 @@ class View {
     const { report } = this.model;
     const css = canvasColors();
     const shown = report ? report.numbers : [];
-    this.find("dl").innerHTML = shown.map(([name, value]) => `<div><dt>${escapeHtml(name)}</dt><dd>${escapeHtml(value)}</dd></div>`).join("");
+    const isTable = this.root.classList.contains("figures");
+    this.find(".report").innerHTML = isTable ? reportTables(report) : "";
+    this.find("dl").innerHTML = isTable ? "" : shown.map(([name, value]) => `<div><dt>${escapeHtml(name)}</dt><dd>${escapeHtml(value)}</dd></div>`).join("");
     const plots = this.find(".plots");
     plots.innerHTML = "";
     const add = (title) => {
@@ -219,6 +235,16 @@ class View {
     if (lists.length) drawPercentiles(add("latency by percentile"), lists, css);
     this.find(".numbers").hidden = !shown.length && !plots.children.length;
   }
+}
+
+/** Figures of a run as tables: one value per line, and latencies by percentile. */
+function reportTables({ numbers, table }) {
+  const cells = (list, tag) => list.map((value) => `<${tag}>${escapeHtml(value)}</${tag.split(" ")[0]}>`).join("");
+  const row = ([name, ...values]) => `<tr><th scope="row">${escapeHtml(name)}</th>${cells(values, "td")}</tr>`;
+  const totals = `<table class="totals"><tbody>${numbers.map(row).join("")}</tbody></table>`;
+  if (!table) return totals;
+  const [, ...columns] = table.head;
+  return `${totals}<div class="scroll" tabindex="0"><table class="times"><thead><tr><td></td>${cells(columns, 'th scope="col"')}</tr></thead><tbody>${table.rows.map(row).join("")}</tbody></table></div>`;
 }
 
 /** Rates from the steps themselves, if the run has no report. */
