@@ -1,4 +1,5 @@
 import assert from "node:assert/strict";
+import { accessible, fits } from "./axe.mjs";
 
 /** Server-sent events as a route can answer with. */
 export const sse = (...chunks) => ({
@@ -14,6 +15,25 @@ export async function ask(page, text) {
   await page.keyboard.press("Enter");
 }
 
+/** Waits until the page shows the model. */
+export const ready = (page) => page.waitForFunction(() => document.querySelector("#model span").textContent !== "");
+
+/** Records of the conversations that the browser keeps. */
+export const records = (page) => page.evaluate(() => new Promise((done, failed) => {
+  const request = indexedDB.open("kvasir");
+  request.onerror = () => failed(request.error);
+  request.onsuccess = () => {
+    const all = request.result.transaction("conversations").objectStore("conversations").getAll();
+    all.onsuccess = () => {
+      request.result.close();
+      done(all.result);
+    };
+  };
+}));
+
+/** The kept nodes of the only conversation. */
+export const nodes = async (page) => (await records(page))[0].tree.nodes;
+
 /** Waits until no answer is being made. */
 export const rest = (page) => page.waitForSelector(".composer:not(.busy)");
 
@@ -26,21 +46,6 @@ export const set = (page, name, value) => page.evaluate(([name, value]) => {
   else field.value = value;
   field.dispatchEvent(new Event("input", { bubbles: true }));
 }, [name, value]);
-
-export async function key({ page, address }) {
-  await page.goto(address);
-  await page.waitForSelector("#ask-key[open]");
-  await page.fill("#ask-key input", "wrong");
-  await page.click("#ask-key button");
-  await page.waitForSelector("#ask-key[open]");
-  await page.fill("#ask-key input", "test-key");
-  await page.click("#ask-key button");
-  await page.waitForFunction(() => document.getElementById("model").textContent !== "");
-  await page.reload();
-  await page.waitForFunction(() => document.getElementById("model").textContent !== "");
-  assert.equal(await page.locator("#ask-key[open]").count(), 0, "it is asked for once");
-  assert.deepEqual(await page.evaluate(() => Object.values(localStorage)), [], "nothing of it outlives the tab");
-}
 
 export async function talk({ page, address }) {
   const sent = [];
@@ -55,8 +60,7 @@ export async function talk({ page, address }) {
   await rest(page);
   const [first] = await answers(page);
   assert.match(await page.locator(".msg.assistant .meta").innerText(), /\d+ tokens?/);
-  const body = await page.evaluate(() => JSON.parse(sessionStorage.getItem("kvasir-chat")).nodes.length);
-  assert.equal(body, 3, "the root, a question and an answer are kept");
+  assert.equal((await nodes(page)).length, 3, "the root, a question and an answer are kept");
 
   assert.deepEqual(sent.map(([method, path]) => `${method} ${path}`), ["POST /v1/sessions", "POST /v1/chat/completions"]);
   const { session } = last();
@@ -99,8 +103,10 @@ export async function talk({ page, address }) {
   await rest(page);
   assert.equal(await page.locator(".msg.assistant .turn").textContent(), "‹2 / 2›");
   await page.reload();
+  await ready(page);
+  await page.waitForSelector(".msg.assistant");
   assert.equal(await page.locator(".msg.assistant .turn").textContent(), "‹2 / 2›", "a reload keeps the branches");
-  await page.click("[data-do=new]");
+  await page.click(".top [data-do=new]");
   await page.waitForSelector(".welcome");
   assert.deepEqual(await page.evaluate(async () => {
     const headers = { Authorization: `Bearer ${sessionStorage.getItem("kvasir-key")}` };
@@ -113,17 +119,21 @@ export async function talk({ page, address }) {
 }
 
 /** Stopped in the middle: what was said stays. The server takes so long for each token that no answer is done before. */
-export async function stopped({ page, address }) {
+export async function stopped({ page, address, shot }) {
   await page.goto(address);
+  await ready(page);
   await ask(page, "Say something very long.");
   await page.waitForFunction(() => [...document.querySelectorAll(".msg.assistant .text")].at(-1)?.textContent.length > 3);
+  await accessible(page, "an answer in progress");
+  await shot("answering");
   await page.keyboard.press("Escape");
   await rest(page);
   assert.match(await page.locator(".msg.assistant .meta").last().innerText(), /stopped/);
   assert.ok((await answers(page))[0].length > 3);
+  await accessible(page, "a stopped answer");
 }
 
-export async function shown({ page, address }) {
+export async function shown({ page, address, shot }) {
   await page.goto(address);
   const token = (token, p) => ({ token, logprob: Math.log(p), bytes: [] });
   const asked = [];
@@ -147,6 +157,9 @@ export async function shown({ page, address }) {
   assert.deepEqual(asked[0].tools.map((tool) => tool.function.name), ["calculator", "weather"]);
   assert.deepEqual([asked[0].messages[0], asked[0].logprobs, asked[0].top_logprobs], [{ role: "system", content: "Be brief." }, true, 5]);
   assert.equal(await page.locator(".call .result").innerText(), "42", "the page's own tool has run");
+  assert.match(await page.locator(".call .given").first().innerText(), /expression\s+17 \+ 25/);
+  await accessible(page, "tool calls");
+  await shot("calls");
   await page.fill(".asks input", "sunny");
   await page.click(".asks button");
   await page.waitForFunction(() => document.body.textContent.includes("It is 42."));
@@ -157,18 +170,23 @@ export async function shown({ page, address }) {
   assert.match(await page.locator(".thought").innerText(), /Two <tools>\./);
   await page.locator(".msg.assistant").last().hover();
   await page.locator("[data-act=tokens]").last().click();
+  await accessible(page, "tokens");
   await page.hover("[data-token='0']");
+  await accessible(page, "alternatives of a token");
+  await shot("tokens");
   assert.match(await page.locator(".tokentip").innerText(), /It\s+90\.0 %\s+<b>\s+10\.0 %/);
   assert.match(await page.locator(".meta").last().innerText(), /2 tokens.*32 of 40 prompt tokens cached/);
 }
 
-export async function refused({ page, address }) {
+export async function refused({ page, address, shot }) {
   await page.goto(address);
   let tries = 0;
   await page.route("**/v1/chat/completions", (route) => (tries++ ? route.fulfill(sse(chunk({ content: "Now." }), chunk({}, { finish_reason: "stop" }))) : route.fulfill({ status: 200, contentType: "text/event-stream", body: 'data: {"error": {"message": "the step <failed>"}}\n\n' })));
   await ask(page, "Hello");
   await page.waitForSelector(".msg .wrong");
   assert.match(await page.locator(".msg .wrong").innerText(), /the step <failed>/);
+  await accessible(page, "a failed answer");
+  await shot("refused");
   await page.click(".wrong [data-act=again]");
   await page.waitForFunction(() => document.body.textContent.includes("Now."));
   assert.equal(await page.locator(".msg .wrong").count(), 0);
@@ -210,15 +228,13 @@ export async function copied({ page, address, shot }) {
 /** What a person sees, for a person to look at; and that nothing is wider than the window. */
 export async function looks({ page, address, shot }) {
   await page.goto(address);
-  await page.waitForFunction(() => document.getElementById("model").textContent !== "");
+  await ready(page);
   await shot("welcome");
   const text = "It shares blocks:\n\n1. The **policy** picks rows\n2. The cache takes slots\n\n```rust\nlet plan = cache.plan(&claim)?; // a line that is longer than a telephone is wide, to see it scroll\n```\n\n| cache | shares |\n|---|---|\n| radix | yes |";
-  await page.route("**/v1/chat/completions", (route) => route.fulfill(sse(chunk({ reasoning_content: "Short." }), chunk({ content: text }), chunk({}, { finish_reason: "stop" }), { choices: [], usage: { prompt_tokens: 212, completion_tokens: 78, prompt_tokens_details: { cached_tokens: 192 } } })));
+  await page.route("**/v1/chat/completions", (route) => route.fulfill(sse(chunk({ reasoning_content: "Short." }), chunk({ content: text }), chunk({}, { finish_reason: "stop" }), { choices: [], usage: { prompt_tokens: 212, completion_tokens: 78, total_tokens: 290, prompt_tokens_details: { cached_tokens: 192 } } })));
   await ask(page, "How do two chats share their beginning?");
   await rest(page);
+  await accessible(page, "a conversation");
   await shot("chat");
-  await page.click("[data-do=settings]");
-  await shot("settings");
-  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-  assert.ok(wide <= 0, `the page is ${wide} pixels too wide`);
+  await fits(page, "a conversation");
 }

@@ -1,4 +1,7 @@
+// The live view of the engine.
+
 import assert from "node:assert/strict";
+import { accessible, fits } from "./axe.mjs";
 
 /** Several chats at once on one beginning, in the page's own name. */
 const crowd = (page, n, max_tokens) => page.evaluate(async ([n, max_tokens]) => {
@@ -16,12 +19,16 @@ const tile = (page, name) => page.locator(".tiles div", { hasText: name }).locat
 export async function live({ page, address }) {
   await page.goto(`${address}/#engine`);
   await page.waitForSelector("#resting:not([hidden])");
+  await page.waitForFunction(() => document.getElementById("pulse").textContent === "idle");
+  await accessible(page, "engine before its first step");
   const answers = await crowd(page, 6, 24);
   assert.ok(answers.every((answer) => answer.usage?.completion_tokens === 24), JSON.stringify(answers[0]));
   await page.waitForFunction(() => /24 of 24/.test(document.querySelector("#live .decode .body")?.textContent ?? ""));
   await page.waitForFunction(() => [...document.querySelectorAll(".tiles dd")].at(-1).textContent === "168");
   assert.match(await tile(page, "prompt tokens cached"), /[1-9]\d? %/);
   assert.equal(await tile(page, "running"), "0", "nobody runs any more");
+  await page.waitForFunction(() => document.querySelector("#live .kind").textContent === "idle");
+  await accessible(page, "idle engine");
   assert.match(await page.locator("#live .at").innerText(), /step \d+ of \d+/);
   // It can be moved through while it stands still, and goes on with the newest step afterwards.
   await page.click("#live [data-go=back]");
@@ -33,6 +40,27 @@ export async function live({ page, address }) {
   await page.waitForFunction(() => /eos|max tokens/.test(document.querySelector("#live .decode .body").textContent));
 }
 
+/** A key that opens the chat alone: the engine view says so, and no other key is asked for. */
+export async function refused({ page, address }) {
+  await page.route("**/v1/engine/steps", (route) => route.fulfill({ status: 401, json: { error: { message: "no" } } }));
+  await page.goto(`${address}/#engine`);
+  await page.waitForFunction(() => /key does not open/.test(document.getElementById("resting").textContent));
+  assert.equal(await page.locator("#ask-key[open]").count(), 0);
+}
+
+/** Bars begin where their axis does, whatever the length of a request's name. */
+export async function aligned(page) {
+  const edges = await page.evaluate(() => {
+    // Of names as they are after ten thousand requests, and after one.
+    const chips = document.querySelectorAll("#live .decode .chip");
+    chips.forEach((chip, i) => { if (i % 2) chip.textContent = "123456"; });
+    const bars = [...document.querySelectorAll("#live .decode .row")].map((row) => row.querySelector(".bar, .ruler"));
+    return bars.filter(Boolean).map((bar) => bar.getBoundingClientRect()).map(({ left, right }) => [Math.round(left), Math.round(right)]);
+  });
+  assert.ok(edges.length >= 2, "rows and an axis are there");
+  for (const edge of edges) assert.deepEqual(edge, edges[0], "a bar is shifted against its axis");
+}
+
 export async function looks({ page, address, shot }) {
   await page.goto(`${address}/#engine`);
   await page.waitForSelector("#resting:not([hidden])");
@@ -41,12 +69,15 @@ export async function looks({ page, address, shot }) {
   const look = async () => {
     await page.waitForFunction(() => document.querySelectorAll("#live section.decode .chip").length >= 4);
     seen = true;
+    await aligned(page);
     await shot("engine");
   };
   const ask = async () => {
     while (!seen) await crowd(page, 6, 200);
   };
   await Promise.all([look(), ask()]);
-  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-  assert.ok(wide <= 0, `the page is ${wide} pixels too wide`);
+  await fits(page, "engine");
+  await page.waitForFunction(() => document.querySelector("#live .kind").textContent === "idle");
+  await accessible(page, "engine after an answer");
+  await shot("engine-idle");
 }

@@ -1,7 +1,8 @@
 // The server dies, freezes and comes back while the page is open.
 
 import assert from "node:assert/strict";
-import { answers, ask, chunk, rest, set, sse } from "./chat.mjs";
+import { accessible, fits } from "./axe.mjs";
+import { answers, ask, chunk, nodes, ready, rest, set, sse } from "./chat.mjs";
 import { Server } from "./server.mjs";
 
 const OPTIONS = ["--api-key", "test-key", "--backend", "sim", "--sim-preset", "fixed:100ms"];
@@ -28,7 +29,7 @@ export async function killed({ page, shot }) {
   page.on("request", (request) => { if (request.url().endsWith("/v1/chat/completions")) sent.push(request.postDataJSON()); });
   try {
     await page.goto(address);
-    await page.waitForFunction(() => document.getElementById("model").textContent !== "");
+    await ready(page);
     await set(page, "max_tokens", "40");
     await ask(page, "Say something long.");
     await saidSome(page);
@@ -43,9 +44,9 @@ export async function killed({ page, shot }) {
     assert.equal(await page.inputValue("#question"), "Kept", "a question waits until it can be sent");
     await page.fill("#question", "");
     await shot("unreachable");
-    const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-    assert.ok(wide <= 0, `the page is ${wide} pixels too wide`);
-    const before = await page.evaluate(() => JSON.parse(sessionStorage.getItem("kvasir-chat")).nodes.at(-1).message.content);
+    await accessible(page, "unreachable");
+    await fits(page, "unreachable");
+    const before = (await nodes(page)).at(-1).message.content;
 
     server = await Server.start(OPTIONS, port);
     await offline(page, true);
@@ -53,7 +54,7 @@ export async function killed({ page, shot }) {
     await page.click(".wrong [data-act=continue]");
     await rest(page);
     assert.equal(await page.locator(".msg .wrong").count(), 0, "it came to its end");
-    const { message, meta } = await page.evaluate(() => JSON.parse(sessionStorage.getItem("kvasir-chat")).nodes.at(-1));
+    const { message, meta } = (await nodes(page)).at(-1);
     assert.ok(message.content.startsWith(before.trimEnd()) && message.content.length > before.length + 30, "what was said stays");
     assert.ok(meta.usage.completion_tokens > 40, "both parts are counted");
     const body = sent.at(-1);
@@ -73,6 +74,7 @@ export async function killed({ page, shot }) {
     await page.click(".tabs a[href='#engine']");
     await server.stop("SIGKILL");
     await noticed(page);
+    await accessible(page, "unreachable, engine");
     await shot("engine-unreachable");
     await page.click(".tabs a[href='#chat']");
     server = await Server.start(OPTIONS, port);
@@ -92,7 +94,7 @@ export async function frozen({ page }) {
   const server = await Server.start(OPTIONS);
   try {
     await page.goto(server.address);
-    await page.waitForFunction(() => document.getElementById("model").textContent !== "");
+    await ready(page);
     await set(page, "max_tokens", "40");
     await ask(page, "Say something long.");
     await saidSome(page);

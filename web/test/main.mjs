@@ -1,14 +1,18 @@
-// Runs every test in a browser against a server of its own. What a page writes to its console as an error fails the test.
+// Runs every test in a browser against a server of its own. Errors in the console fail the test.
 
 import { mkdirSync, rmSync } from "node:fs";
 import { chromium } from "playwright-core";
 import * as chat from "./chat.mjs";
+import * as conversations from "./conversations.mjs";
 import * as engine from "./engine.mjs";
 import * as link from "./link.mjs";
 import * as origins from "./origins.mjs";
 import * as parts from "./parts.mjs";
+import * as settings from "./settings.mjs";
+import * as text from "./text.mjs";
 import * as trace from "./trace.mjs";
 import { Server } from "./server.mjs";
+import { serveSources } from "./sources.mjs";
 
 const SHOTS = new URL("shots/", import.meta.url).pathname;
 const SIZES = { desktop: { width: 1280, height: 860 }, phone: { width: 390, height: 844 } };
@@ -25,13 +29,15 @@ let failed = 0;
 /** Runs one test on a page of its own, if its name holds what ONLY asks for. */
 async function run(name, test, { size = "desktop", colorScheme = "light", key = "test-key", at = server, expected = /401/ } = {}) {
   if (!name.includes(process.env.ONLY ?? "")) return;
-  const context = await browser.newContext({ viewport: SIZES[size], colorScheme, hasTouch: size === "phone" });
+  const context = await browser.newContext({ viewport: SIZES[size], colorScheme, hasTouch: size === "phone", reducedMotion: "reduce" });
+  if (process.env.SOURCES) await serveSources(context);
   const page = await context.newPage();
-  page.setDefaultTimeout(120_000);
+  // A developer who changes the page waits less for what does not come.
+  page.setDefaultTimeout(process.env.SOURCES ? 20_000 : 120_000);
   const errors = [];
   page.on("console", (message) => { if (message.type() === "error" && !expected.test(message.text())) errors.push(message.text()); });
   page.on("pageerror", (error) => errors.push(error.message));
-  if (key) await page.addInitScript((value) => sessionStorage.setItem("kvasir-key", value), key);
+  if (key) await context.addInitScript((value) => sessionStorage.setItem("kvasir-key", value), key);
   const shot = (what) => page.screenshot({ path: `${SHOTS}${what}-${size}-${colorScheme}.png` });
   try {
     await test({ page, address: at.address, shot });
@@ -45,13 +51,31 @@ async function run(name, test, { size = "desktop", colorScheme = "light", key = 
   await context.close();
 }
 
+/** Tests that hold at both widths and in both themes, each seen once per pair. */
+const EVERYWHERE = [
+  ["looks", chat.looks], ["tool calls and tokens", chat.shown], ["a refused request says why and can be tried again", chat.refused],
+  ["conversations are kept", conversations.kept], ["conversations are searched", conversations.searched], ["a conversation is renamed", conversations.renamed],
+  ["a deletion is undone", conversations.deleted], ["conversations are exported and imported", conversations.exported],
+  ["settings are checked and kept", settings.settings], ["the gauge counts the context", settings.gauge], ["the model has a card", settings.card],
+  ["the chat has keys", settings.keys], ["a wrong key is called one", settings.key, { key: null }],
+  ["text, formulas and code", text.rich], ["files go with a question", text.attached], ["a typed tool call is shown as a call", text.typed],
+  ["the engine looks", engine.looks],
+];
+
 try {
-  await run("the key is asked for once and kept in the tab", chat.key, { key: null });
   await run("markdown, tools and branches", parts.all);
   await run("an answer streams, is edited and asked again", chat.talk);
   await run("an answer is stopped", chat.stopped, { at: slow });
-  await run("reasoning, tools and token probabilities are shown", chat.shown);
-  await run("a refused request says why and can be tried again", chat.refused);
+  await run("an answer is stopped, phone", chat.stopped, { at: slow, size: "phone", colorScheme: "dark" });
+  await run("only MathML enters the page", text.hostileMath, { expected: /401|inline event handler/ });
+  await run("an answer goes on beside another conversation", conversations.beside, { at: slow });
+  await run("an answer goes on beside another conversation, phone", conversations.beside, { at: slow, size: "phone", colorScheme: "dark" });
+  await run("a reload in the middle of an answer keeps it", conversations.reloaded, { at: slow });
+  for (const size of ["desktop", "phone"]) {
+    for (const colorScheme of ["light", "dark"]) {
+      for (const [name, test, options] of EVERYWHERE) await run(`${name}, ${size}, ${colorScheme}`, test, { size, colorScheme, ...options });
+    }
+  }
   for (const [size, colorScheme] of [["desktop", "light"], ["phone", "dark"]]) {
     await run(`copy works on plain HTTP, and says when it does not, ${size}`, chat.copied, { size, colorScheme });
   }
@@ -62,15 +86,12 @@ try {
   }
   await run("a page of another origin asks where it may", origins.asked, { expected: /401|CORS|net::ERR_FAILED/ });
   await run("the engine is watched while it answers", engine.live);
-  for (const size of ["desktop", "phone"]) {
-    for (const colorScheme of ["light", "dark"]) {
-      await run(`looks, ${size}, ${colorScheme}`, chat.looks, { size, colorScheme });
-      await run(`the engine looks, ${size}, ${colorScheme}`, engine.looks, { size, colorScheme });
-    }
-  }
+  await run("a key that does not open the engine's steps", engine.refused);
   await run("the trace page moves through its steps", trace.moves);
   await run("the volume test of the rectangular policy is drawn", trace.projection);
   await run("the trace page on a phone", trace.looks, { size: "phone", colorScheme: "dark" });
+  await run("the report of a benchmark has tables", trace.report);
+  await run("the report of a benchmark has tables, phone", trace.report, { size: "phone", colorScheme: "dark" });
 } finally {
   await browser.close();
   await Promise.all([server.stop(), slow.stop()]);

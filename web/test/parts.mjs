@@ -14,15 +14,22 @@ async function markdown(page) {
   assert.equal(await html("a **b** *c* `d < e` ~~f~~"), "<p>a <strong>b</strong> <em>c</em> <code>d &#60; e</code> <s>f</s></p>");
   assert.equal(await html("# One\n\n- a\n- b\n  1. c\n\n> q"), "<h3>One</h3><ul><li>a</li><li>b<ol start=\"1\"><li>c</li></ol></li></ul><blockquote><p>q</p></blockquote>");
   assert.equal(await html("snake_case_name 2 * 3 * 4"), "<p>snake_case_name 2 * 3 * 4</p>");
-  assert.match(await html("```js\nlet a = 1 < 2;\n```"), /<pre><code>let a = 1 &#60; 2;<\/code><\/pre>/);
-  assert.match(await html("```\nnot closed"), /<pre><code>not closed<\/code><\/pre>/);
-  assert.match(await html("| a | b |\n|---|:-:|\n| 1 | 2 |"), /<th>a<\/th><th>b<\/th>.*<td>1<\/td><td>2<\/td>/s);
+  assert.match(await html("```js\nlet a = 1 < 2;\n```"), /<pre tabindex="0"><code><span class="t-keyword">let<\/span> a = <span class="t-number">1<\/span> &#60; <span class="t-number">2<\/span>;<\/code><\/pre>/);
+  assert.match(await html("```\nnot closed"), /<pre tabindex="0"><code>not closed<\/code><\/pre>/);
+  assert.match(await html("| a | b |\n|---|:-:|\n| 1 | 2 |"), /<th>a<\/th><th class="center">b<\/th>.*<td>1<\/td><td class="center">2<\/td>/s);
   assert.match(await html("[x](https://a.b/c_d_e?f=1&g=2)"), /^<p><a href="https:\/\/a.b\/c_d_e\?f=1&#38;g=2" target="_blank" rel="noopener noreferrer">x<\/a><\/p>$/);
+  assert.match(await html("see https://a.b/c_(d), <https://e.f/?g=1&h=2> and **https://i.j**."), /see <a href="https:\/\/a.b\/c_\(d\)"[^>]*>https:\/\/a.b\/c_\(d\)<\/a>, <a href="https:\/\/e.f\/\?g=1&#38;h=2".*<strong><a href="https:\/\/i.j".*<\/a><\/strong>\./);
+  assert.equal(await html("- [x] a\n- [ ] b"), '<ul><li class="task"><span class="tick done" role="img" aria-label="done"></span>a</li><li class="task"><span class="tick" role="img" aria-label="to do"></span>b</li></ul>');
+  assert.equal(await html("\\*not bold\\* \\$5"), "<p>*not bold* $5</p>");
+  assert.equal(await html("$5 and $10, US$3, a $x_1$ b"), '<p>$5 and $10, US$3, a <span class="math" data-latex="x_1">$x_1$</span> b</p>');
+  assert.match(await html("$$\na &= b\n$$"), /^<div class="formula"><span class="math display" data-latex="a &#38;= b">/);
+  assert.match(await html("```diff\n+a\n-b\n```"), /t-added">\+a<\/span>\n<span class="t-removed">-b/);
   // Nothing that a model says becomes a tag, an attribute or a script of its own.
   const hostile = [
     "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[x](javascript:alert(1))", "[x](https://a\" onmouseover=\"alert(1))", "![x](https://a.b/c.png)",
     "`</code><script>alert(1)</script>`", "```\n</pre><script>alert(1)</script>\n```", "```\"><img src=x>\nx\n```", "| <b> |\n|---|\n| <i onclick=x> |",
     "**<svg onload=alert(1)>**", "\u00000\u0000 `a`", "> > > > > > > > > > > deep", "- ".repeat(200), "*".repeat(5000), "_a".repeat(2000), "[".repeat(3000),
+    '$a" onclick="x$', '$a \\(b" onclick="x\\) c$', '`a` $`b` "x$', '[a $"x" onclick=y$](https://a.b)', 'https://a.b/"onclick=x', 'https://a.b/`c`d', "<https://a.b/`c`\" onclick=x>", '$$\n" onclick="x\n$$', '```js\n`</code><img src=x>${"\n```', '```html\n<img src=x onerror=alert(1)>\n```', "$".repeat(3000), "\\(".repeat(2000), "https://".repeat(500), "```rust\n" + "'".repeat(5000) + "\n```", "| a |\n|:-:|\n| \\| <img src=x> |",
   ];
   const tags = await page.evaluate(async (texts) => {
     const { markdown } = await import("/page/markdown.js");
@@ -58,15 +65,16 @@ async function tree(page) {
   const seen = await page.evaluate(async () => {
     const { Tree } = await import("/page/tree.js");
     const tree = new Tree();
-    const said = () => tree.path().map((node) => node.message);
-    const a = tree.add(0, "a"), b = tree.add(a.id, "b");
-    tree.add(b.id, "c");
-    const other = tree.add(a.id, "B");
+    const say = (content) => ({ role: "user", content });
+    const said = (of = tree) => of.path().map((node) => node.message.content);
+    const a = tree.add(0, say("a")), b = tree.add(a.id, say("b"));
+    tree.add(b.id, say("c"));
+    const other = tree.add(a.id, say("B"));
     const out = [said(), tree.place(other.id)];
     tree.turn(other.id, 1);
     out.push(said());
     const again = Tree.from(JSON.parse(JSON.stringify(tree)));
-    out.push(again.path().map((node) => node.message), again.upTo(other.id).map((node) => node.message));
+    out.push(said(again), again.upTo(other.id).map((node) => node.message.content));
     tree.remove(b.id);
     out.push(said(), tree.nodes.size);
     return out;

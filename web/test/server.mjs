@@ -29,7 +29,9 @@ export class Server {
   }
 }
 
-/** Runs another command of the binary. */
+/** Runs another command of the binary; `kvasir.input` gives it a text. */
 export function kvasir(...args) {
   return execFileSync(BINARY, args, { encoding: "utf8", stdio: ["ignore", "pipe", "pipe"] });
 }
+
+kvasir.input = (input, ...args) => execFileSync(BINARY, args, { input, encoding: "utf8", stdio: ["pipe", "pipe", "pipe"] });

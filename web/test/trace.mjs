@@ -4,7 +4,8 @@ import assert from "node:assert/strict";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { kvasir } from "./server.mjs";
+import { accessible, fits } from "./axe.mjs";
+import { Server, kvasir } from "./server.mjs";
 
 /** Writes a page and opens it as a file: it needs no network. */
 async function open(page, ...options) {
@@ -45,14 +46,15 @@ export async function moves({ page, shot }) {
   await page.keyboard.press("t");
   assert.notEqual(await page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor), before);
   await shot("trace");
+  await accessible(page, "trace");
 }
 
 export async function looks({ page, shot }) {
   await open(page, ...AGENTS);
   for (let i = 0; i < 12; i++) await page.keyboard.press("ArrowRight");
   await shot("trace");
-  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-  assert.ok(wide <= 0, `the page is ${wide} pixels too wide`);
+  await accessible(page, "trace");
+  await fits(page, "trace");
 }
 
 /** The document's example: request 4 waits, because the rectangle could grow beyond its bound. */
@@ -65,4 +67,25 @@ export async function projection({ page, shot }) {
   await shot("projection");
   await page.keyboard.press("End");
   assert.equal(await page.locator(".projection").count(), 0, "nobody is weighed when nobody waits");
+}
+
+/** The page of `bench serve` and `bench offline` has tables, and plots for eyes. */
+export async function report({ page, shot }) {
+  const folder = mkdtempSync(join(tmpdir(), "kvasir-report-"));
+  const file = join(folder, "page.html");
+  const server = await Server.start([]);
+  try {
+    kvasir("bench", "serve", server.address, "--requests", "6", "--html", file);
+    await page.goto(`file://${file}`);
+  } finally {
+    await server.stop();
+    rmSync(folder, { recursive: true });
+  }
+  assert.deepEqual(await page.locator(".times th[scope=col]").allInnerTexts(), ["mean", "p50", "p90", "p99", "most"]);
+  assert.equal(await page.locator(".times th[scope=row]").count(), 5);
+  assert.match(await page.locator(".times td:nth-child(2)").nth(1).innerText(), /^\d+\.\d\d$/);
+  assert.match(await page.locator(".totals").innerText(), /answers\s+6 in/);
+  await shot("report");
+  await accessible(page, "report");
+  await fits(page, "report");
 }

@@ -1,4 +1,4 @@
-// The engine live: the server's steps, drawn by the code of the trace page.
+// The engine live: the server's steps, drawn by the script of the trace page.
 
 import { events } from "/page/api.js";
 import { link } from "/page/link.js";
@@ -46,7 +46,7 @@ class Figures {
     return (1e9 * this.spoken.reduce((sum, [, n]) => sum + n, 0)) / span;
   }
 
-  /** Nobody runs or waits, as far as the last step knows. */
+  /** No request runs or waits, as far as the last step knows. */
   get rests() {
     const { step } = this;
     return !step || step.running + step.waiting - (step.ended?.length ?? 0) <= 0;
@@ -60,8 +60,8 @@ function ms(ns) {
 }
 
 export class Engine {
-  constructor({ root, tiles, pulse, resting, guard }) {
-    Object.assign(this, { root, tiles, pulse, resting, guard });
+  constructor({ root, tiles, pulse, resting }) {
+    Object.assign(this, { root, tiles, pulse, resting });
     this.figures = new Figures();
     this.view = null;
     setInterval(() => this.say(), 250);
@@ -78,12 +78,17 @@ export class Engine {
           else this.step(data);
         }
       } catch (error) {
-        if (this.guard(error)) return;
+        // The key is asked for when the page starts: this one opens the chat and not the steps.
+        if (error.status === 401) return this.refuse();
       }
       link.removeEventListener("change", stopIfLost);
       this.figures.lost();
       await link.pause(RETRY);
     }
+  }
+
+  refuse() {
+    this.resting.textContent = "This key does not open the engine’s steps.";
   }
 
   begin(data) {
@@ -113,7 +118,7 @@ export class Engine {
     const { step, rests } = figures;
     const room = step?.room ?? [figures.capacity, 0, 0, 0];
     const total = room.reduce((sum, n) => sum + n, 0) || 1;
-    const rate = figures.rate();
+    const rate = rests ? 0 : figures.rate();
     const tiles = [
       ["tokens per second", count(rate)],
       ["running", rests ? "0" : count(step.running)],
@@ -126,7 +131,8 @@ export class Engine {
     ];
     const html = tiles.map(([name, value]) => `<div><dt>${name}</dt><dd>${value}</dd></div>`).join("");
     if (html !== this.html) this.tiles.innerHTML = this.html = html;
-    this.pulse.textContent = rests ? "" : `${count(rate)} tok/s · ${count(step.running)} running${step.waiting ? ` · ${count(step.waiting)} waiting` : ""}`;
+    this.view?.rest(rests);
+    this.pulse.textContent = !this.view ? "" : rests ? "idle" : `${count(rate)} tok/s · ${count(step.running)} running${step.waiting ? ` · ${count(step.waiting)} waiting` : ""}`;
     this.pulse.classList.toggle("on", !rests);
   }
 }

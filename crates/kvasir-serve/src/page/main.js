@@ -1,86 +1,132 @@
-// Puts the page together: tabs, theme, the key.
+// Puts the page together: tabs, dialogs, the key, the state of the connection.
 
-import { get, key } from "/page/api.js";
+import { Attachments } from "/page/attachments.js";
 import { Chat } from "/page/chat.js";
+import { copy } from "/page/clipboard.js";
+import { Conversations } from "/page/conversations.js";
 import { Engine } from "/page/engine.js";
+import { Gauge } from "/page/gauge.js";
+import { KeyDialog } from "/page/key_dialog.js";
 import { link } from "/page/link.js";
+import { Model } from "/page/model.js";
 import { Settings } from "/page/settings.js";
+import { Shortcuts } from "/page/shortcuts.js";
+import { Sidebar } from "/page/sidebar.js";
+import { Theme } from "/page/theme.js";
+import { Toast } from "/page/toast.js";
 
 const $ = (id) => document.getElementById(id);
-const THEME = "kvasir-theme";
+
+const keyDialog = new KeyDialog($("ask-key"), () => start());
 
 /** Asks for the key if that is what was wrong. True if so. */
 function guard(error) {
   if (error.status !== 401) return false;
-  const dialog = $("ask-key");
-  if (!dialog.open) dialog.showModal();
+  keyDialog.ask();
   return true;
 }
 
-$("ask-key").addEventListener("close", () => {
-  const given = $("ask-key").querySelector("input").value.trim();
-  if (given) {
-    key.set(given);
-    location.reload();
-  }
+const toast = new Toast($("toast"));
+const model = new Model();
+const conversations = new Conversations();
+const engine = new Engine({ root: $("live"), tiles: $("tiles"), pulse: $("pulse"), resting: $("resting") });
+const theme = new Theme(() => engine.shown());
+const settings = new Settings($("settings"), { onSystem: (text) => chat.setSystem(text), onTheme: (name) => theme.choose(name), toast });
+const gauge = new Gauge({ element: $("gauge"), model, settings });
+const attachments = new Attachments({ form: $("composer"), list: $("files"), input: $("file"), say: (text) => toast.show(text), changed: () => chat.wrote() });
+const chat = new Chat({ list: $("talk"), form: $("composer"), settings, conversations, attachments, gauge, model, guard });
+const sidebar = new Sidebar({
+  root: $("sidebar"), menu: $("item-menu"), toggles: document.querySelectorAll("[data-do=sidebar]"), behind: [$("chat")], conversations, chat, toast,
 });
-$("ask-key").addEventListener("cancel", (e) => e.preventDefault());
 
-const settings = new Settings($("settings"), $("tools-wrong"));
-const chat = new Chat({ list: $("talk"), form: $("composer"), settings, guard });
-const engine = new Engine({ root: $("live"), tiles: $("tiles"), pulse: $("pulse"), resting: $("resting"), guard });
+const isChat = () => !location.hash.startsWith("#engine");
 
 function show() {
-  const tab = location.hash.startsWith("#engine") ? "engine" : "chat";
+  const tab = isChat() ? "chat" : "engine";
   for (const name of ["chat", "engine"]) $(name).hidden = name !== tab;
-  for (const link of document.querySelectorAll(".tabs a")) link.toggleAttribute("aria-current", link.hash === `#${tab}`);
+  document.body.classList.toggle("on-engine", tab === "engine");
+  for (const anchor of document.querySelectorAll(".tabs a")) {
+    if (anchor.hash === `#${tab}`) anchor.setAttribute("aria-current", "page");
+    else anchor.removeAttribute("aria-current");
+  }
   if (tab === "engine") engine.shown();
   else chat.toEnd();
 }
 
-function theme() {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-  localStorage.setItem(THEME, root.dataset.theme);
-  engine.shown();
+function toChat() {
+  if (!isChat()) location.hash = "#chat";
+}
+
+function openCard() {
+  $("card").querySelector("h2").textContent = model.name;
+  $("card").querySelector("dl").innerHTML = model.cardHtml();
+  $("card").querySelector(".strengths").textContent = model.strengths();
+  $("card").querySelector("code").textContent = `${location.origin}/v1`;
+  $("card").showModal();
 }
 
 const ACTS = {
-  new: () => { location.hash = "#chat"; chat.begin(); },
-  settings: () => settings.open(),
-  theme,
+  new: () => {
+    toChat();
+    chat.begin();
+    sidebar.chosen();
+  },
+  settings: () => settings.open({ system: chat.conversation.system, isNew: chat.conversation.isEmpty }),
+  theme: () => theme.toggle(),
+  sidebar: () => sidebar.toggle(),
+  model: () => { if (model.facts) openCard(); },
+  shortcuts: () => $("shortcuts").showModal(),
+  attach: () => $("file").click(),
+  address: (button) => copy(button, `${location.origin}/v1`, $("card").querySelector("code")),
 };
 
-document.querySelector(".top").addEventListener("click", (e) => ACTS[e.target.closest("[data-do]")?.dataset.do]?.());
+document.addEventListener("click", (e) => {
+  const button = e.target.closest("[data-do]");
+  if (button) ACTS[button.dataset.do]?.(button);
+});
+for (const dialog of [$("card"), $("shortcuts")]) dialog.addEventListener("click", (e) => { if (e.target === dialog) dialog.close(); });
+
+new Shortcuts({
+  acts: { new: ACTS.new, find: () => sidebar.find(), editLast: () => chat.editLast(), end: () => chat.toEnd(), write: () => chat.question.focus(), help: ACTS.shortcuts, stop: () => chat.stop() },
+  question: chat.question, dialog: $("shortcuts"), enabled: isChat,
+});
+
 window.addEventListener("hashchange", show);
-const chosen = localStorage.getItem(THEME);
-if (chosen) document.documentElement.dataset.theme = chosen;
+conversations.addEventListener("change", ({ detail: { id, elsewhere } }) => { if (elsewhere && id === chat.conversation.id) chat.reload(); });
+conversations.addEventListener("full", () => toast.show("The browser has no room for this conversation; it is lost with this page."));
 show();
 
-let since = null;
-
-/**
- * Shows the server's model. If the process has changed, `answer` was lost with the old one.
- */
-async function greet(answer = null) {
+/** Shows the server's model. If the process has changed, the answers of `stoppers` were lost with the old one. */
+async function greet(stoppers = []) {
   try {
-    const { data: [model] } = await get("/v1/models");
-    $("model").textContent = model?.id ?? "";
-    document.title = model ? `${model.id} · Kvasir` : "Kvasir";
-    if (since !== null && since !== model?.created) chat.lose(answer);
-    since = model?.created ?? null;
+    const changed = await model.load();
+    $("model").querySelector("span").textContent = model.name;
+    document.title = model.name ? `${model.name} · Kvasir` : "Kvasir";
+    if (changed) chat.lose(stoppers);
+    if (chat.conversation.isEmpty) chat.render();
+    else gauge.show(chat.conversation);
     return true;
   } catch (error) {
-    if (!guard(error)) $("model").textContent = "no connection";
+    if (!guard(error)) $("model").querySelector("span").textContent = "no connection";
     return error.status !== 401;
   }
+}
+
+let started = false;
+
+/** Greets the server, and follows its engine from then on. */
+async function start() {
+  if (!(await greet()) || started) return;
+  started = true;
+  engine.listen();
 }
 
 link.addEventListener("change", () => {
   $("offline").hidden = link.up;
   chat.reach();
-  if (link.up) greet(chat.stopper);
+  if (link.up) greet(conversations.running());
 });
 $("offline").hidden = link.up;
-if (await greet()) engine.listen();
+sidebar.refresh();
+chat.restore();
+start();

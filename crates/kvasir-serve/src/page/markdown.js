@@ -1,18 +1,42 @@
-// Markdown to HTML. Everything is escaped before anything is read, so no tag of a text's own can come out.
+// Markdown to HTML. The text is escaped before it is parsed, so no tag of its own can come out.
+//
+// Blocks: paragraphs, headings, lists, task lists, quotes, fenced code, tables, display math. Inline:
+// code, math, links, autolinks, emphasis. Formulas become `.math` placeholders, which `math.js` fills.
+
+import { highlight } from "/page/highlight.js";
 
 export const escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
-const LINK = /\[([^\]\n]{1,300})\]\(((?:https?:\/\/|mailto:)[^\s()]{1,2000})\)/g;
+const unescape = (text) => text.replace(/&#(\d+);/g, (_, code) => String.fromCharCode(code));
 
-/** Marks inside a line, in text that is escaped already. Code and links are put aside first: nothing is read in them. */
+const CODE = /(`+)([^`]+?)\1(?!`)/g;
+const MATH = [
+  [/\\\((.+?)\\\)/g, false],
+  [/\\\[(.+?)\\\]/g, true],
+  [/(?<!\\)\$\$(.+?)(?<!\\)\$\$/g, true],
+  // A dollar sign before a digit that closes is a price.
+  [/(?<![\\$\w])\$(?=[^\s$])([^$\n]*?[^\s\\$])\$(?![\w$])/g, false],
+];
+const ESCAPED = /\\(&#\d+;|[!-/:-@[-`{-~])/g;
+const LINK = /\[([^\]\n]{1,300})\]\(((?:https?:\/\/|mailto:)[^\s()\u0000]{1,2000})\)/g;
+const AUTOLINK = /&#60;((?:https?:\/\/|mailto:)[^\s\u0000]{1,2000}?)&#62;/g;
+const URL = /(?<![\w/])https?:\/\/(?:(?!&#(?:34|39|60|62);)[^\s\u0000]){1,2000}/g;
+
+/** Inline elements of an escaped text. Code, math and links are set aside first: nothing in them is parsed. */
 function inline(text) {
   const kept = [];
   const aside = (html) => `\u0000${kept.push(html) - 1}\u0000`;
   const back = (html) => html.replace(/\u0000(\d+)\u0000/g, (_, i) => kept[i]);
-  const marked = text
-    .replaceAll("\u0000", "")
-    .replace(/(`+)([^`]+?)\1(?!`)/g, (_, ticks, code) => aside(`<code>${code.trim()}</code>`))
-    .replace(LINK, (_, label, url) => aside(`<a href="${url}" target="_blank" rel="noopener noreferrer">${back(label)}</a>`))
+  let marked = text.replaceAll("\u0000", "").replace(CODE, (_, ticks, code) => aside(`<code>${code.trim()}</code>`));
+  for (const [pattern, display] of MATH) marked = marked.replace(pattern, (all, latex) => (latex.includes("\u0000") ? all : aside(formula(latex, display, all))));
+  marked = marked
+    .replace(LINK, (_, label, url) => aside(anchor(url, back(label))))
+    .replace(AUTOLINK, (_, url) => aside(anchor(url, url)))
+    .replace(URL, (found) => {
+      const url = found.slice(0, urlEnd(found));
+      return aside(anchor(url, url)) + found.slice(url.length);
+    })
+    .replace(ESCAPED, (_, char) => aside(char))
     .replace(/\*\*(?=\S)(.+?)(?<=\S)\*\*/g, "<strong>$1</strong>")
     .replace(/(?<![\w*])\*(?=[^\s*])([^*\n]+?)(?<=[^\s*])\*(?![\w*])/g, "<em>$1</em>")
     .replace(/(?<!\w)_(?=[^\s_])([^_\n]+?)(?<=[^\s_])_(?!\w)/g, "<em>$1</em>")
@@ -20,12 +44,35 @@ function inline(text) {
   return back(marked);
 }
 
+const anchor = (url, label) => `<a href="${url}" target="_blank" rel="noopener noreferrer">${label}</a>`;
+
+/** A place for a formula; its source stands there until the formula is drawn. */
+function formula(latex, display, source) {
+  return `<span class="math${display ? " display" : ""}" data-latex="${latex.trim()}">${source}</span>`;
+}
+
+/** Where a bare URL ends: punctuation and brackets that the sentence closes are not part of it. */
+function urlEnd(url) {
+  let end = url.length;
+  const count = (char) => url.slice(0, end).split(char).length;
+  for (;;) {
+    const last = url[end - 1];
+    const isMark = ".,:;!?*_~".includes(last) && !url.slice(0, end).endsWith("&#38;");
+    if (isMark || (last === ")" && count("(") < count(")"))) end--;
+    else return end;
+  }
+}
+
 const FENCE = /^\s{0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
 const HEADING = /^(#{1,6})\s+(.*?)\s*#*$/;
 const RULE = /^\s{0,3}([-*_])(\s*\1){2,}\s*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
+const TASK = /^\[([ xX])\]\s+(.*)$/;
 const QUOTE = /^\s{0,3}(?:>|&#62;)\s?(.*)$/;
 const TABLE_LINE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+/** First line of a formula that has lines of its own, and how its last line ends. */
+const DISPLAY = [[/^\s*\$\$/, "$$"], [/^\s*\\\[/, "\\]"]];
+const ENVIRONMENT = /^\s*\\begin\{((?:equation|align|aligned|gather|multline|cases|matrix|pmatrix|bmatrix)\*?)\}/;
 
 /** A text as HTML. */
 export function markdown(text) {
@@ -49,6 +96,8 @@ function block(lines, at, depth) {
   if (!line.trim()) return ["", at + 1];
   const fence = FENCE.exec(line);
   if (fence) return code(lines, at, fence);
+  const shown = displayMath(lines, at);
+  if (shown) return shown;
   const heading = HEADING.exec(line);
   if (heading) {
     const level = Math.min(6, heading[1].length + 2);
@@ -65,7 +114,29 @@ function code(lines, at, [, mark, language]) {
   let end = at + 1;
   while (end < lines.length && !lines[end].trim().startsWith(mark)) end++;
   const body = lines.slice(at + 1, end).join("\n");
-  return [`<div class="codebox"><div class="codehead"><span>${language || "text"}</span><button type="button" class="quiet" data-act="copy-code">copy</button></div><pre><code>${body}</code></pre></div>`, end + 1];
+  if (language === "math" && end < lines.length) return [`<div class="formula">${formula(body, true, body)}</div>`, end + 1];
+  return [codeBox(unescape(body), language), end + 1];
+}
+
+/** Code with its language and a button that copies it. */
+export function codeBox(text, language) {
+  return `<div class="codebox"><div class="codehead"><span>${escape(language || "text")}</span><button type="button" class="quiet" data-act="copy-code">copy</button></div><pre tabindex="0"><code>${highlight(text, language, escape)}</code></pre></div>`;
+}
+
+/** A formula on lines of its own, if one begins here and ends. */
+function displayMath(lines, at) {
+  const line = lines[at], environment = ENVIRONMENT.exec(line)?.[1];
+  const [start, close] = environment ? [/^/, `\\end{${environment}}`] : DISPLAY.find(([open]) => open.test(line)) ?? [];
+  if (!start) return null;
+  for (let end = at; end < Math.min(lines.length, at + 200); end++) {
+    const text = lines.slice(at, end + 1).join("\n").replace(start, "").trimEnd();
+    if (!text.endsWith(close)) continue;
+    const latex = environment ? text : text.slice(0, -close.length);
+    if (latex.includes("$$")) return null;
+    if (!latex.trim()) continue;
+    return [`<div class="formula">${formula(latex, true, latex)}</div>`, end + 1];
+  }
+  return null;
 }
 
 function quote(lines, at, depth) {
@@ -83,37 +154,46 @@ function list(lines, at, depth) {
   while (at < lines.length) {
     const item = ITEM.exec(lines[at]);
     if (!item || item[1].length > base + 1 || item[1].length < base || /\d/.test(item[2]) !== ordered) break;
-    const inner = [item[3]];
+    const task = TASK.exec(item[3]);
+    const inner = [task ? task[2] : item[3]];
     const inset = lines[at].length - item[3].length;
     at++;
     while (at < lines.length && (lines[at].trim() ? indentOf(lines[at]) > base + 1 : indentOf(lines[at + 1] ?? "") > base + 1)) {
       inner.push(lines[at].slice(Math.min(inset, indentOf(lines[at]))));
       at++;
     }
-    items.push(inner.length > 1 ? `<li>${tight(blocks(inner, depth + 1))}</li>` : `<li>${inline(inner[0])}</li>`);
+    const text = inner.length > 1 ? tight(blocks(inner, depth + 1)) : inline(inner[0]);
+    items.push(task ? `<li class="task">${tick(task[1] !== " ")}${text}</li>` : `<li>${text}</li>`);
     if (!lines[at]?.trim() && ITEM.test(lines[at + 1] ?? "") && indentOf(lines[at + 1]) === base) at++;
   }
   const start = ordered ? ` start="${parseInt(first[2], 10)}"` : "";
   return [ordered ? `<ol${start}>${items.join("")}</ol>` : `<ul>${items.join("")}</ul>`, at];
 }
 
+const tick = (done) => `<span class="tick${done ? " done" : ""}" role="img" aria-label="${done ? "done" : "to do"}"></span>`;
+
 /** An item's first paragraph stands on the item's own line. */
 const tight = (html) => html.replace(/^<p>(.*?)<\/p>/s, "$1");
 
-const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => inline(cell.trim()));
+const cells = (line) => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
+
+/** Alignment of a column by its delimiter: `:-:` or `-:`. */
+const alignment = (delimiter) => (/^:-+:$/.test(delimiter) ? "center" : /-:$/.test(delimiter) ? "right" : "");
 
 function table(lines, at) {
-  const row = (line, tag) => `<tr>${cells(line).map((cell) => `<${tag}>${cell}</${tag}>`).join("")}</tr>`;
+  const aligned = cells(lines[at + 1]).map(alignment);
+  const cell = (text, i, tag) => `<${tag}${aligned[i] ? ` class="${aligned[i]}"` : ""}>${inline(text)}</${tag}>`;
+  const row = (line, tag) => `<tr>${cells(line).map((text, i) => cell(text, i, tag)).join("")}</tr>`;
   const head = row(lines[at], "th"), body = [];
   at += 2;
   while (at < lines.length && lines[at].includes("|")) body.push(row(lines[at++], "td"));
-  return [`<div class="tablebox"><table><thead>${head}</thead><tbody>${body.join("")}</tbody></table></div>`, at];
+  return [`<div class="tablebox" tabindex="0"><table><thead>${head}</thead><tbody>${body.join("")}</tbody></table></div>`, at];
 }
 
 function paragraph(lines, at) {
   const own = [];
-  while (at < lines.length && lines[at].trim() && (own.length === 0 || !startsBlock(lines[at]))) own.push(lines[at++].trim());
+  while (at < lines.length && lines[at].trim() && (own.length === 0 || !startsBlock(lines, at))) own.push(lines[at++].trim());
   return [`<p>${own.map(inline).join("<br>")}</p>`, at];
 }
 
-const startsBlock = (line) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((kind) => kind.test(line));
+const startsBlock = (lines, at) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((kind) => kind.test(lines[at])) || displayMath(lines, at) !== null;

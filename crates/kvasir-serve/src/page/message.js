@@ -1,6 +1,8 @@
-// One message as it is drawn.
+// One message as HTML.
 
+import { drawFiles, withoutFiles } from "/page/attachments.js";
 import { escape, markdown } from "/page/markdown.js";
+import { typedCalls } from "/page/typed_call.js";
 
 const button = (act, label, title) => `<button type="button" class="quiet" data-act="${act}" title="${title}">${label}</button>`;
 
@@ -45,15 +47,45 @@ function thought(message, meta) {
   return `<details class="thought"${open}><summary>${open ? "Thinking" : "Thought"}</summary><div>${markdown(message.reasoning)}</div></details>`;
 }
 
-/** A tool call with its result, or a place for the person to give one. */
-function call({ id, function: { name, arguments: given } }, result, streaming) {
-  const said = `<div class="callhead"><span class="callname">${escape(name)}</span><code>${escape(given)}</code></div>`;
-  if (result) return `<div class="call${result.failed ? " failed" : ""}">${said}<div class="result">${escape(result.content)}</div></div>`;
-  if (streaming) return `<div class="call">${said}</div>`;
-  return `<div class="call asks">${said}<form data-call="${escape(id)}"><input name="result" placeholder="its result" aria-label="result of ${escape(name)}" autocomplete="off"><button class="quiet">give</button></form></div>`;
+/** Arguments of a call: a line per name, or the text if it is no JSON object. */
+function given(text) {
+  let value;
+  try {
+    value = JSON.parse(text);
+  } catch {
+    value = null;
+  }
+  if (value === null || typeof value !== "object" || Array.isArray(value)) return text.trim() ? `<code>${escape(text)}</code>` : "";
+  const written = (part) => (typeof part === "string" ? part : JSON.stringify(part));
+  const entries = Object.entries(value).map(([name, part]) => `<div><dt>${escape(name)}</dt><dd>${escape(written(part))}</dd></div>`);
+  return entries.length ? `<dl class="given">${entries.join("")}</dl>` : "";
 }
 
-/** Tokens side by side; the paler, the surer. */
+const callHead = (name, args) => `<div class="callhead"><span class="callname">${escape(name)}</span>${given(args)}</div>`;
+
+/** A tool call with its result, or a place for the person to give one. */
+function call({ id, function: { name, arguments: args } }, result, streaming) {
+  const said = callHead(name, args);
+  if (result) return `<div class="call${result.failed ? " failed" : ""}">${said}<div class="result">${escape(result.content)}</div></div>`;
+  if (streaming) return `<div class="call">${said}</div>`;
+  return `<div class="call asks">${said}<form data-call="${escape(id)}"><input name="result" placeholder="result of the call" aria-label="result of ${escape(name)}" autocomplete="off"><button class="quiet">send</button></form></div>`;
+}
+
+/** A call that the model wrote as text: it was not offered the tool, so nothing runs it. */
+function typedCall({ name, arguments: args }) {
+  return `<div class="call typed">${callHead(name, args)}<p class="note">The model wrote this call without being offered such a tool. Tools are in the settings.</p></div>`;
+}
+
+/** An answer's text. Calls that the model wrote as text are shown as calls, also while they are being written. */
+function answerText({ content }, streaming) {
+  const typed = typedCalls(content);
+  if (typed) return `${typed.text ? `<div class="text">${markdown(typed.text)}</div>` : ""}<div class="text calls">${typed.calls.map(typedCall).join("")}</div>`;
+  const begun = streaming ? /^([^]*?)<tool_call>/.exec(content) : null;
+  if (begun) return `<div class="text">${markdown(begun[1])}</div><div class="call typed"><p class="note">writes a tool call…</p></div>`;
+  return `<div class="text">${markdown(content)}</div>`;
+}
+
+/** Tokens side by side; the darker, the less likely. */
 function tokens(list) {
   return `<div class="tokens">${list.map((entry, i) => `<span class="tok" tabindex="0" data-token="${i}" style="--doubt:${(1 - Math.exp(entry.logprob)).toFixed(3)}">${escape(entry.token)}</span>`).join("")}</div>`;
 }
@@ -69,17 +101,23 @@ export function alternatives(entry) {
 /** What stands in an answer; `results` are those of its calls, by id. */
 export function answerBody(node, results) {
   const { message, meta } = node;
-  const text = meta.showTokens && meta.tokens?.length ? tokens(meta.tokens) : `<div class="text">${markdown(message.content ?? "")}</div>`;
+  const text = meta.showTokens && meta.tokens?.length ? tokens(meta.tokens) : answerText({ content: message.content ?? "" }, meta.streaming);
   const calls = (message.tool_calls ?? []).map((one) => call(one, results.get(one.id), meta.streaming)).join("");
   const waits = meta.streaming && !message.content && !message.reasoning && !calls ? `<div class="waits" aria-label="waiting"><i></i><i></i><i></i></div>` : "";
   const wrong = meta.error ? `<div class="wrong" role="alert"><span>${escape(meta.error).replace(/`([^`]*)`/g, "<code>$1</code>")}</span><span class="offers">${continueButton(node)}<button type="button" class="quiet" data-act="again">try again</button></span></div>` : "";
   return thought(message, meta) + text + calls + waits + wrong;
 }
 
+/** A question with its files. */
+function question(content) {
+  const text = withoutFiles(content).trim(), files = drawFiles(content);
+  return `<div class="asked">${text ? `<div class="bubble">${escape(text)}</div>` : ""}${files ? `<div class="filelist">${files}</div>` : ""}</div>`;
+}
+
 /** A whole message. One that only calls tools goes on in the next: nothing stands under it. */
 export function draw(node, tree, results, busy, goesOn) {
   const { message, meta } = node;
-  if (message.role === "user") return `<article class="msg user" data-id="${node.id}"><div class="bubble">${escape(message.content)}</div>${under(node, tree, busy)}</article>`;
+  if (message.role === "user") return `<article class="msg user" data-id="${node.id}"><h2 class="sr">You</h2>${question(message.content)}${under(node, tree, busy)}</article>`;
   const below = meta.streaming || goesOn ? "" : under(node, tree, busy);
-  return `<article class="msg assistant${goesOn ? " goes-on" : ""}" data-id="${node.id}"><div class="body_">${answerBody(node, results)}</div>${below}</article>`;
+  return `<article class="msg assistant${goesOn ? " goes-on" : ""}" data-id="${node.id}"><h2 class="sr">Answer</h2><div class="body_">${answerBody(node, results)}</div>${below}</article>`;
 }

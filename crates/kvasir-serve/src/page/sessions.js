@@ -1,5 +1,5 @@
-// Which of the server's sessions holds which branch. A branch that goes on sends only what is new; one that begins beside another
-// forks the session where the two part, so that nothing they share is computed or held twice.
+// Which of the server's sessions holds which branch. A branch that goes on sends new messages only; one
+// that begins beside another forks the session where the two part, so that both share its K/V.
 
 import { post, remove } from "/page/api.js";
 
@@ -51,8 +51,15 @@ export function forget(tree, id) {
   for (const { meta } of tree.nodes?.values() ?? []) if (meta?.session?.id === id) delete meta.session;
 }
 
-/** Ends the sessions of a conversation that is not continued. */
+/** Forgets all sessions of these nodes. */
+export function forgetSessions(nodes) {
+  for (const { meta } of nodes) for (const name of ["session", "tried"]) delete meta?.[name];
+}
+
+/** Ends the sessions of a conversation that is left. If it is continued later, a new session begins. */
 export function end(tree) {
-  const ids = new Set([...tree.nodes.values()].map(({ meta }) => meta?.session?.id).filter(Boolean));
+  const nodes = [...tree.nodes.values()];
+  const ids = new Set(nodes.map(({ meta }) => meta?.session?.id).filter(Boolean));
+  forgetSessions(nodes);
   for (const id of ids) remove(`/v1/sessions/${id}`).catch(() => {});
 }

@@ -1,72 +1,153 @@
-// What the person has set: kept in this tab, handed to every request.
+// What the person has set: checked at each field, kept in the browser, sent with every request.
 
+import { escape } from "/page/markdown.js";
+import { FIELDS, PRESETS, SAMPLED, problemOf, toolsProblem } from "/page/setting_fields.js";
 import { OWN } from "/page/tools.js";
 
 const KEY = "kvasir-settings";
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
 
-/** Reads and keeps the form. */
+/** A parameter: label, explanation, input, and a place for what is wrong. */
+function row({ name, label, hint, step, min, max, empty }) {
+  return `<div class="setting"><label for="set-${name}">${label}</label><p class="note" id="hint-${name}">${hint}</p>
+    <input id="set-${name}" name="${name}" type="text" inputmode="${step === 1 ? "numeric" : "decimal"}" autocomplete="off" placeholder="${empty ?? "model’s"}" data-min="${min}" data-max="${max}" aria-describedby="hint-${name} wrong-${name}">
+    <p class="wrong" id="wrong-${name}" role="alert"></p></div>`;
+}
+
+/** Values by name; `onSystem(text)` takes the system prompt of the conversation that is shown. */
 export class Settings {
-  constructor(dialog, wrong) {
-    this.dialog = dialog;
+  constructor(dialog, { onSystem, onTheme, toast }) {
+    Object.assign(this, { dialog, onSystem, onTheme, toast });
     this.form = dialog.querySelector("form");
-    this.wrong = wrong;
-    this.restore();
-    this.form.addEventListener("input", () => this.keep());
-    dialog.addEventListener("click", (e) => { if (e.target === dialog) dialog.close(); });
-    dialog.addEventListener("close", () => this.checkTools());
-  }
-
-  open() {
-    this.checkTools();
-    this.dialog.showModal();
-  }
-
-  value(name) {
-    const field = this.form.elements[name];
-    return field.type === "checkbox" ? field.checked : field.value.trim();
-  }
-
-  keep() {
-    const names = [...this.form.elements].map((field) => field.name).filter(Boolean);
-    sessionStorage.setItem(KEY, JSON.stringify(Object.fromEntries(names.map((name) => [name, this.value(name)]))));
-    this.checkTools();
+    dialog.querySelector("#parameters").innerHTML = FIELDS.map(row).join("");
+    dialog.querySelector("#presets").innerHTML = PRESETS.map(({ name, label }) => `<button type="button" data-preset="${name}" aria-pressed="false">${label}</button>`).join("");
+    this.values = this.restore();
+    this.fill();
+    this.form.addEventListener("input", (e) => this.change(e.target));
+    dialog.addEventListener("click", (e) => this.click(e));
   }
 
   restore() {
-    for (const [name, value] of Object.entries(JSON.parse(sessionStorage.getItem(KEY) ?? "{}"))) {
-      const field = this.form.elements[name];
-      if (field?.type === "checkbox") field.checked = value;
-      else if (field) field.value = value;
-    }
-  }
-
-  /** The person's own tools; null if the text is no list. */
-  ownTools() {
-    if (!this.value("tools")) return [];
     try {
-      const tools = JSON.parse(this.value("tools"));
-      return Array.isArray(tools) ? tools : null;
+      const kept = JSON.parse(localStorage.getItem(KEY) ?? "{}");
+      return Object.fromEntries(Object.entries(kept).filter(([name, value]) => this.form.elements[name] && ["string", "boolean"].includes(typeof value)));
     } catch {
-      return null;
+      return {};
     }
   }
 
-  checkTools() {
-    this.wrong.textContent = this.ownTools() ? "" : "This is no JSON list; these tools are not offered.";
+  save() {
+    const set = Object.entries(this.values).filter(([, value]) => value !== "" && value !== false);
+    if (set.length) localStorage.setItem(KEY, JSON.stringify(Object.fromEntries(set)));
+    else localStorage.removeItem(KEY);
   }
 
+  /** Shows the dialog. `system` is the prompt of the shown conversation, `isNew` if nothing was asked in it yet. */
+  open({ system, isNew }) {
+    this.fill();
+    this.isNew = isNew;
+    this.form.elements.system.value = system;
+    this.dialog.querySelector("#hint-system").textContent = isNew
+      ? "Tells the model how to behave. Applies to this conversation and to new ones."
+      : "Tells the model how to behave. Applies to this conversation only; its next answer reads it.";
+    this.dialog.showModal();
+  }
+
+  /** Writes the values into the form. */
+  fill() {
+    for (const field of this.form.elements) {
+      if (!field.name || field.name === "system") continue;
+      if (field.type === "checkbox") field.checked = Boolean(this.values[field.name]);
+      else if (field.name === "theme") field.value = this.values.theme || "system";
+      else field.value = this.values[field.name] ?? "";
+    }
+    this.check();
+  }
+
+  change(field) {
+    const { name } = field, value = field.type === "checkbox" ? field.checked : field.value.trim();
+    if (name === "system") {
+      if (this.isNew ?? true) this.values.system = value;
+      this.onSystem(value);
+    } else {
+      this.values[name] = value;
+    }
+    if (name === "theme") this.onTheme(value);
+    this.save();
+    this.check();
+  }
+
+  click(e) {
+    if (e.target === this.dialog) return this.dialog.close();
+    const button = e.target.closest("button");
+    if (button?.dataset.preset) this.apply(PRESETS.find(({ name }) => name === button.dataset.preset).values);
+    else if (button?.dataset.act === "reset") this.reset();
+  }
+
+  apply(preset) {
+    for (const name of SAMPLED) this.values[name] = preset[name] ?? "";
+    this.save();
+    this.fill();
+  }
+
+  /** Everything as at first; the toast offers to undo it. */
+  reset() {
+    const before = this.values, system = this.form.elements.system.value;
+    const put = (values, text) => {
+      this.values = values;
+      this.form.elements.system.value = text;
+      this.onSystem(text);
+      this.onTheme(values.theme ?? "system");
+      this.save();
+      this.fill();
+    };
+    put({}, "");
+    this.dialog.close();
+    this.toast.show("Settings are reset.", "Undo", () => put(before, system));
+  }
+
+  /** Says at each field what is wrong with it, and which preset the values are. */
+  check() {
+    for (const field of FIELDS) this.mark(field.name, problemOf(field, this.values[field.name] ?? ""));
+    this.mark("tools", toolsProblem(this.values.tools ?? ""));
+    for (const { name, values } of PRESETS) {
+      const fits = SAMPLED.every((sampled) => (this.values[sampled] ?? "") === (values[sampled] ?? ""));
+      this.dialog.querySelector(`[data-preset=${name}]`).setAttribute("aria-pressed", fits);
+    }
+  }
+
+  mark(name, problem) {
+    const note = problem && (name === "tools" ? `${problem} These tools are not offered.` : `${problem} It is not sent.`);
+    this.dialog.querySelector(`#wrong-${name}`).innerHTML = escape(note).replace(/`([^`]*)`/g, "<code>$1</code>");
+    this.form.elements[name].setAttribute("aria-invalid", Boolean(problem));
+  }
+
+  setTool(name, on) {
+    this.values[name] = on;
+    this.save();
+    this.fill();
+  }
+
+  /** System prompt of new conversations. */
   get system() {
-    return this.value("system");
+    return this.values.system ?? "";
+  }
+
+  /** The tools that are offered: the page's own, and the person's. */
+  get tools() {
+    const own = Object.keys(OWN).filter((name) => this.values[name]).map((name) => OWN[name].tool);
+    const text = this.values.tools ?? "";
+    return text && !toolsProblem(text) ? own.concat(JSON.parse(text)) : own;
   }
 
   /** Fields of a request beside its messages. */
   get fields() {
     const fields = {};
-    for (const name of NUMBERS) if (this.value(name) !== "") fields[name] = Number(this.value(name));
-    if (this.value("logprobs")) Object.assign(fields, { logprobs: true, top_logprobs: 5 });
-    const tools = Object.keys(OWN).filter((name) => this.value(name)).map((name) => OWN[name].tool).concat(this.ownTools() ?? []);
-    if (tools.length) fields.tools = tools;
+    for (const field of FIELDS) {
+      const text = this.values[field.name] ?? "";
+      if (text !== "" && !problemOf(field, text)) fields[field.name] = Number(text);
+    }
+    if (this.values.logprobs) Object.assign(fields, { logprobs: true, top_logprobs: 5 });
+    if (this.tools.length) fields.tools = this.tools;
     return fields;
   }
 }

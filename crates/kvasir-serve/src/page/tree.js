@@ -1,4 +1,6 @@
-// A conversation as a tree: to edit a message or to ask again is to begin a branch beside it.
+// A conversation as a tree: an edited question or another answer begins a branch beside the old one.
+
+const ROLES = ["user", "assistant", "tool"];
 
 export class Tree {
   constructor() {
@@ -33,7 +35,7 @@ export class Tree {
     return path;
   }
 
-  /** Where it stands among those that could stand there: [place from 0, how many]. */
+  /** Its index among its siblings, and how many they are. */
   place(id) {
     const { children } = this.nodes.get(this.nodes.get(id).parent);
     return [children.indexOf(id), children.length];
@@ -55,15 +57,53 @@ export class Tree {
     this.nodes.delete(id);
   }
 
+  /** Plain data, without token probabilities. An answer in progress counts as stopped. */
   toJSON() {
-    return { last: this.last, nodes: [...this.nodes.values()] };
+    const plain = ({ meta, ...node }) => {
+      if (!meta) return node;
+      const { tokens, showTokens, streaming, ...rest } = meta;
+      return { ...node, meta: streaming ? { ...rest, stopped: true } : rest };
+    };
+    return { last: this.last, nodes: [...this.nodes.values()].map(plain) };
   }
 
+  /** A tree from its plain data; throws an error if the data is none. */
   static from(data) {
+    if (!Array.isArray(data?.nodes) || !Number.isSafeInteger(data.last)) throw new Error("a conversation has no messages");
     const tree = new Tree();
-    if (!data?.nodes?.length) return tree;
-    tree.last = data.last;
     tree.nodes = new Map(data.nodes.map((node) => [node.id, node]));
+    tree.last = data.last;
+    for (const node of data.nodes) check(node, tree);
+    if (tree.nodes.get(0)?.parent !== null) throw new Error("the root is missing");
     return tree;
   }
+
+  /** A tree of one branch. */
+  static of(messages) {
+    const tree = new Tree();
+    let parent = 0;
+    for (const message of messages) parent = tree.add(parent, message).id;
+    return tree;
+  }
+}
+
+/** Throws an error unless a node fits its tree. Ids rise from parent to child, so there is no cycle. */
+function check({ id, parent, children, chosen, message, meta }, { nodes, last }) {
+  const isChild = (child) => nodes.get(child)?.parent === id && child > id;
+  const fits = Number.isSafeInteger(id) && id >= 0 && id <= last && Array.isArray(children) && children.every(isChild) &&
+    Number.isSafeInteger(chosen) && chosen >= 0 && chosen < Math.max(1, children.length);
+  if (!fits) throw new Error(`node ${id} has no place in the tree`);
+  if (id === 0) return;
+  if (!nodes.get(parent)?.children.includes(id) || typeof meta !== "object" || meta === null) throw new Error(`node ${id} has no place in the tree`);
+  checkMessage(message);
+}
+
+/** Throws an error unless this is a message that the page can show. */
+export function checkMessage(message) {
+  if (!ROLES.includes(message?.role)) throw new Error(`the role \`${message?.role}\` is not known`);
+  if (typeof message.content !== "string") throw new Error("a message has no text");
+  if (message.reasoning !== undefined && typeof message.reasoning !== "string") throw new Error("reasoning is no text");
+  const calls = message.tool_calls ?? [];
+  const isCall = (call) => typeof call?.id === "string" && typeof call.function?.name === "string" && typeof call.function.arguments === "string";
+  if (!Array.isArray(calls) || !calls.every(isCall)) throw new Error("a tool call lacks its id, name or arguments");
 }

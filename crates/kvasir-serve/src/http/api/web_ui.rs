@@ -21,18 +21,39 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/", HTML, include_str!("../../page/index.html")),
     ("/page/icon.svg", "image/svg+xml", include_str!("../../page/icon.svg")),
     ("/page/style.css", CSS, include_str!("../../page/style.css")),
-    ("/page/main.js", SCRIPT, include_str!("../../page/main.js")),
+    ("/page/text.css", CSS, include_str!("../../page/text.css")),
     ("/page/api.js", SCRIPT, include_str!("../../page/api.js")),
-    ("/page/clipboard.js", SCRIPT, include_str!("../../page/clipboard.js")),
-    ("/page/link.js", SCRIPT, include_str!("../../page/link.js")),
+    ("/page/attachments.js", SCRIPT, include_str!("../../page/attachments.js")),
     ("/page/chat.js", SCRIPT, include_str!("../../page/chat.js")),
+    ("/page/clipboard.js", SCRIPT, include_str!("../../page/clipboard.js")),
+    ("/page/completion.js", SCRIPT, include_str!("../../page/completion.js")),
+    ("/page/conversation.js", SCRIPT, include_str!("../../page/conversation.js")),
+    ("/page/conversations.js", SCRIPT, include_str!("../../page/conversations.js")),
     ("/page/engine.js", SCRIPT, include_str!("../../page/engine.js")),
+    ("/page/gauge.js", SCRIPT, include_str!("../../page/gauge.js")),
+    ("/page/highlight.js", SCRIPT, include_str!("../../page/highlight.js")),
+    ("/page/icons.js", SCRIPT, include_str!("../../page/icons.js")),
+    ("/page/key_dialog.js", SCRIPT, include_str!("../../page/key_dialog.js")),
+    ("/page/languages.js", SCRIPT, include_str!("../../page/languages.js")),
+    ("/page/link.js", SCRIPT, include_str!("../../page/link.js")),
+    ("/page/main.js", SCRIPT, include_str!("../../page/main.js")),
     ("/page/markdown.js", SCRIPT, include_str!("../../page/markdown.js")),
+    ("/page/math.js", SCRIPT, include_str!("../../page/math.js")),
     ("/page/message.js", SCRIPT, include_str!("../../page/message.js")),
+    ("/page/model.js", SCRIPT, include_str!("../../page/model.js")),
     ("/page/sessions.js", SCRIPT, include_str!("../../page/sessions.js")),
+    ("/page/setting_fields.js", SCRIPT, include_str!("../../page/setting_fields.js")),
     ("/page/settings.js", SCRIPT, include_str!("../../page/settings.js")),
+    ("/page/shortcuts.js", SCRIPT, include_str!("../../page/shortcuts.js")),
+    ("/page/sidebar.js", SCRIPT, include_str!("../../page/sidebar.js")),
+    ("/page/store.js", SCRIPT, include_str!("../../page/store.js")),
+    ("/page/theme.js", SCRIPT, include_str!("../../page/theme.js")),
+    ("/page/toast.js", SCRIPT, include_str!("../../page/toast.js")),
+    ("/page/token_tip.js", SCRIPT, include_str!("../../page/token_tip.js")),
     ("/page/tools.js", SCRIPT, include_str!("../../page/tools.js")),
+    ("/page/transcript.js", SCRIPT, include_str!("../../page/transcript.js")),
     ("/page/tree.js", SCRIPT, include_str!("../../page/tree.js")),
+    ("/page/typed_call.js", SCRIPT, include_str!("../../page/typed_call.js")),
 ];
 
 /// Routes of the web UI. It needs no key itself and holds nothing secret.
@@ -77,7 +98,7 @@ mod tests {
     fn web_ui_refers_to_its_own_files_only() {
         let held = |path: &str| {
             FILES.iter().any(|(file, ..)| *file == path)
-                || ["/page/view.css", "/page/view.js"].contains(&path)
+                || ["/page/view.css", "/page/view.js", "/page/math"].contains(&path)
         };
         for (name, _, text) in FILES {
             for quote in ['"', '\''] {

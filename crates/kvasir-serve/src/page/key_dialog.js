@@ -1,0 +1,47 @@
+// Asks for the API key, and says so if the server refuses it.
+
+import { get, key } from "/page/api.js";
+
+export class KeyDialog {
+  /** `accepted()` follows once the server takes a key. */
+  constructor(dialog, accepted) {
+    Object.assign(this, { dialog, accepted });
+    this.field = dialog.querySelector("input");
+    this.wrong = dialog.querySelector(".wrong");
+    dialog.addEventListener("cancel", (e) => e.preventDefault());
+    dialog.querySelector("form").addEventListener("submit", (e) => {
+      e.preventDefault();
+      this.try(this.field.value.trim());
+    });
+    this.field.addEventListener("input", () => this.say(""));
+  }
+
+  /** Shows the dialog, unless it is open. A key that this tab already has is one that was refused. */
+  ask() {
+    if (this.dialog.open) return;
+    this.say(key.get() ? "The server no longer accepts the key of this tab." : "");
+    this.dialog.showModal();
+  }
+
+  say(text) {
+    this.wrong.textContent = text;
+    this.field.setAttribute("aria-invalid", Boolean(text));
+  }
+
+  async try(value) {
+    if (!value) return;
+    const before = key.get();
+    key.set(value);
+    try {
+      await get("/v1/models");
+    } catch (error) {
+      if (error.status !== 401) return this.say(error.message);
+      key.set(before);
+      this.say("The server refused this key.");
+      return this.field.select();
+    }
+    this.field.value = "";
+    this.dialog.close();
+    this.accepted();
+  }
+}

@@ -1,0 +1,41 @@
+// Keyboard shortcuts of the chat, and the list of them.
+
+const MODIFIER = /Mac|iP/.test(navigator.platform) ? "⌘" : "Ctrl";
+
+/** Key as `KeyboardEvent.key`, with the modifiers that it needs; `free` ones work outside of text fields only. */
+const SHORTCUTS = [
+  { act: "new", key: "o", mod: true, shift: true, keys: [MODIFIER, "Shift", "O"], text: "new conversation" },
+  { act: "find", key: "k", mod: true, keys: [MODIFIER, "K"], text: "search conversations" },
+  { act: "editLast", key: "ArrowUp", empty: true, keys: ["↑"], text: "edit the last question, in an empty field" },
+  { act: "end", key: "End", free: true, keys: ["End"], text: "jump to the end" },
+  { act: "write", key: "/", free: true, keys: ["/"], text: "go to the question field" },
+  { act: "help", key: "?", free: true, keys: ["?"], text: "this list" },
+  { act: "stop", key: "Escape", keys: ["Esc"], text: "stop the answer" },
+];
+const IN_FIELD = [{ keys: ["Enter"], text: "send" }, { keys: ["Shift", "Enter"], text: "new line" }];
+
+const isField = (element) => element?.matches?.("input:not([type=checkbox], [type=range]), textarea, select");
+
+export class Shortcuts {
+  /** `acts` by name; `question` is the field of the question; `enabled()` is false where keys mean other things. */
+  constructor({ acts, question, dialog, enabled }) {
+    Object.assign(this, { acts, question, enabled });
+    dialog.querySelector("dl").innerHTML = [...IN_FIELD, ...SHORTCUTS].map(({ keys, text }) => `<div><dt>${keys.map((key) => `<kbd>${key}</kbd>`).join(" ")}</dt><dd>${text}</dd></div>`).join("");
+    document.addEventListener("keydown", (e) => this.press(e));
+  }
+
+  press(e) {
+    if (!this.enabled() || e.isComposing || document.querySelector("dialog[open]")) return;
+    const found = SHORTCUTS.find((shortcut) => this.fits(shortcut, e));
+    if (!found) return;
+    e.preventDefault();
+    this.acts[found.act]();
+  }
+
+  fits({ key, mod = false, shift, free, empty }, e) {
+    if (e.key.toLowerCase() !== key.toLowerCase() || e.altKey || (e.ctrlKey || e.metaKey) !== mod) return false;
+    if (shift !== undefined && e.shiftKey !== shift) return false;
+    if (empty) return e.target === this.question && this.question.value === "" && !e.shiftKey;
+    return !(free && isField(e.target)) || (key === "End" && e.target === this.question && this.question.value === "");
+  }
+}

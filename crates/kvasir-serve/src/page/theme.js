@@ -1,0 +1,30 @@
+// Light or dark: as the system has it, or as chosen.
+
+const KEY = "kvasir-theme";
+
+export class Theme {
+  /** `changed()` draws again what has its colors from the theme. */
+  constructor(changed) {
+    this.changed = changed;
+    const chosen = localStorage.getItem(KEY);
+    if (chosen) document.documentElement.dataset.theme = chosen;
+  }
+
+  /** `light`, `dark` or `system`. */
+  get chosen() {
+    return document.documentElement.dataset.theme ?? "system";
+  }
+
+  choose(name) {
+    const { dataset } = document.documentElement;
+    if (name === "system") delete dataset.theme;
+    else dataset.theme = name;
+    localStorage[name === "system" ? "removeItem" : "setItem"](KEY, name);
+    this.changed();
+  }
+
+  toggle() {
+    const dark = this.chosen === "system" ? matchMedia("(prefers-color-scheme: dark)").matches : this.chosen === "dark";
+    this.choose(dark ? "light" : "dark");
+  }
+}

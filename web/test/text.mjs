@@ -1,0 +1,155 @@
+// What messages show: Markdown, formulas, highlighted code, files, tool calls that a model typed.
+
+import assert from "node:assert/strict";
+import { accessible, fits } from "./axe.mjs";
+import { ask, chunk, ready, records, rest, sse } from "./chat.mjs";
+
+/** Lets the model answer with this text. */
+export const says = (page, text) => page.route("**/v1/chat/completions", (route) => route.fulfill(sse(chunk({ content: text }), chunk({}, { finish_reason: "stop" }))));
+
+const RICH = String.raw`The loss is $L = -\sum_i y_i \log p_i$ and costs $5 or $10.
+
+$$
+\operatorname{softmax}\left(\frac{QK^T}{\sqrt{d_k}}\right)V = \begin{pmatrix} a & b \\ c & d \end{pmatrix}
+$$
+
+\[ \boxed{x = \frac{-b \pm \sqrt{b^2 - 4ac}}{2a}} \]
+
+- [x] read the paper
+- [ ] write the kernel, see https://example.org/a_(b)?x=1&y=2.
+
+| cache | blocks | shares |
+|:------|-------:|:------:|
+| radix | 1,024 | yes |
+| paged \| flat | 64 | no |
+
+${"```"}rust
+/// Plans a claim.
+pub fn plan<'a>(&'a self, claim: &Claim) -> Result<Plan, Error> {
+    let slots = self.free.take(claim.tokens * 2)?; // a line that is longer than a phone is wide
+    println!("{slots:?} of {}", "all");
+    Ok(Plan::new(slots))
+}
+${"```"}
+
+${"```"}python
+async def main(n: int = 3) -> None:  # starts
+    print(f"hello {n}", 1.5e3, None)
+${"```"}
+`;
+
+export async function rich({ page, address, shot }) {
+  await says(page, RICH);
+  await page.goto(address);
+  await ready(page);
+  await ask(page, "Show me everything.");
+  await rest(page);
+  await page.waitForFunction(() => document.querySelectorAll(".math.drawn math").length === 3);
+  const text = page.locator(".msg.assistant .text");
+  assert.match(await text.locator("p").first().innerText(), /costs \$5 or \$10/);
+  assert.ok((await text.locator("math mfrac").count()) >= 2);
+  assert.ok((await text.locator("math mtable").count()) >= 2);
+  assert.deepEqual(await text.locator(".tick").evaluateAll((all) => all.map((tick) => tick.getAttribute("aria-label"))), ["done", "to do"]);
+  assert.equal(await text.locator("li a").getAttribute("href"), "https://example.org/a_(b)?x=1&y=2");
+  assert.deepEqual(await text.locator("td").evaluateAll((all) => all.slice(0, 3).map((cell) => getComputedStyle(cell).textAlign)), ["left", "right", "center"]);
+  assert.equal(await text.locator("td").nth(3).innerText(), "paged | flat");
+  for (const [kind, word] of [["keyword", "pub"], ["comment", "/// Plans a claim."], ["type", "Plan"], ["string", '"all"'], ["function", "println!"], ["keyword", "async"], ["number", "1.5e3"]]) {
+    assert.ok((await text.locator(`.t-${kind}`).allInnerTexts()).includes(word), `${word} is a ${kind}`);
+  }
+  await accessible(page, "text, formulas and code");
+  await fits(page, "text, formulas and code");
+  const scrolls = await text.locator("pre").first().evaluate((pre) => pre.scrollWidth > pre.clientWidth && getComputedStyle(pre).overflowX === "auto");
+  assert.ok(scrolls || page.viewportSize().width > 600, "code scrolls in its box");
+  await shot("text-end");
+  await page.evaluate(() => { document.querySelector(".scroller").scrollTop = 0; });
+  await shot("text");
+}
+
+/** Only MathML enters the page, whatever the server answers. */
+export async function hostileMath({ page, address }) {
+  const answers = [
+    '<math><mi>x</mi><script xmlns="http://www.w3.org/1999/xhtml">window.hit = 1</script></math>',
+    '<math><mi onclick="window.hit = 1" style="color: red; background: url(https://a.b/c)">x</mi></math>',
+    '<math><mtext><img xmlns="http://www.w3.org/1999/xhtml" src="x" onerror="window.hit = 1"/></mtext></math>',
+    '<math href="javascript:window.hit = 1"><maction actiontype="statusline#x"><mi>x</mi></maction></math>',
+    '<math><annotation-xml encoding="text/html"><p xmlns="http://www.w3.org/1999/xhtml">x</p></annotation-xml></math>',
+    "<svg onload='window.hit = 1'/>", "<math><mi>x</math>", "not even XML <", "",
+  ];
+  await page.route("**/page/math", (route) => route.fulfill({ json: { data: answers.map((mathml) => ({ mathml })) } }));
+  await says(page, answers.map((_, i) => `$x_{${i}}$`).join(" and "));
+  await page.goto(address);
+  await ready(page);
+  await ask(page, "Formulas?");
+  await rest(page);
+  await page.waitForSelector(".math.drawn");
+  const odd = await page.evaluate(() => {
+    const odd = [];
+    for (const element of document.querySelectorAll(".math *")) {
+      if (element.namespaceURI !== "http://www.w3.org/1998/Math/MathML") odd.push(element.outerHTML);
+      for (const { name, value } of element.attributes) if (/^on|href/.test(name) || /url/.test(value)) odd.push(`${name}=${value}`);
+    }
+    return [...odd, globalThis.hit].filter(Boolean);
+  });
+  assert.deepEqual(odd, []);
+  assert.equal(await page.locator(".math:not(.drawn)").count(), 4, "what is no formula stays as its source");
+}
+
+export async function attached({ page, address, shot }) {
+  const sent = [];
+  await page.route("**/v1/chat/completions", (route) => {
+    sent.push(route.request().postDataJSON());
+    return route.fulfill(sse(chunk({ content: "Read." }), chunk({}, { finish_reason: "stop" })));
+  });
+  await page.goto(address);
+  await ready(page);
+  const give = (name, buffer) => page.setInputFiles("#file", { name, mimeType: "text/plain", buffer: Buffer.from(buffer) });
+  await give("notes.md", "# Notes\r\n\n<b>bold</b> </file>\n");
+  await page.waitForSelector("#files li");
+  await give("data.csv", "a,b\n1,2");
+  await page.waitForFunction(() => document.querySelectorAll("#files li").length === 2);
+  await give("image.png", [0x89, 0x50, 0x4e, 0x47, 0, 0xff]);
+  await page.waitForFunction(() => /image.png is no text file/.test(document.getElementById("toast").textContent));
+  await give("large.txt", "x".repeat((512 << 10) + 1));
+  await page.waitForFunction(() => /larger than 512 KiB/.test(document.getElementById("toast").textContent));
+  await accessible(page, "attached files");
+  await page.evaluate(() => { document.getElementById("toast").hidden = true; });
+  await shot("files");
+  await page.click("#files li:last-child button");
+  await ask(page, "What does it say?");
+  await rest(page);
+  const content = 'What does it say?\n\n<file name="notes.md">\n# Notes\n\n<b>bold</b> <\\/file>\n</file>';
+  assert.equal(sent[0].messages[0].content, content);
+  assert.equal(await page.locator(".bubble").innerText(), "What does it say?");
+  await page.click(".file summary");
+  assert.match(await page.locator(".file pre").innerText(), /^# Notes\n\n<b>bold<\/b> <\/file>$/);
+  await accessible(page, "a question with a file");
+  await shot("file");
+  assert.equal((await records(page))[0].title, "What does it say?");
+  // An edited question keeps its files.
+  await page.locator(".msg.user").hover();
+  await page.click("[data-act=edit]");
+  assert.equal(await page.inputValue(".editing textarea"), "What does it say?");
+  await page.fill(".editing textarea", "And now?");
+  await page.click(".editing .strong");
+  await rest(page);
+  assert.ok(sent[1].messages[0].content.startsWith('And now?\n\n<file name="notes.md">'));
+}
+
+/** Calls that a model types, because it was offered no such tool, are shown as calls. */
+export async function typed({ page, address, shot }) {
+  await page.goto(address);
+  await ready(page);
+  await ask(page, "What is the weather in Oslo?");
+  await rest(page);
+  assert.equal(await page.locator(".call.typed .callname").innerText(), "weather_lookup");
+  assert.match(await page.locator(".call.typed .given").innerText(), /city\s+Oslo/);
+  assert.doesNotMatch(await page.locator(".msg.assistant").innerText(), /tool_call|[{}]/);
+  await accessible(page, "a typed call");
+  await shot("typed-call");
+  const found = await page.evaluate(async () => {
+    const { typedCalls } = await import("/page/typed_call.js");
+    return ['{"name": "a", "arguments": {"x": 1}}', '[{"name": "a", "parameters": {}}]', '```json\n{"name": "a", "arguments": {}}\n```', 'Let me see.\n<tool_call>\n{"name": "a", "arguments": "{}"}\n</tool_call>', '[TOOL_CALLS] [{"name": "a", "arguments": {}}]',
+      '{"name": "Ada", "age": 36}', '{"name": "two words", "arguments": {}}', "{}", "null", "plain", "<tool_call>\nnothing\n</tool_call>"].map((text) => typedCalls(text)?.calls.map(({ name }) => name) ?? null);
+  });
+  assert.deepEqual(found, [["a"], ["a"], ["a"], ["a"], ["a"], null, null, null, null, null, null]);
+}
