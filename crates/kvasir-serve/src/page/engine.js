@@ -131,8 +131,8 @@ export class Engine {
     ];
     const html = tiles.map(([name, value]) => `<div><dt>${name}</dt><dd>${value}</dd></div>`).join("");
     if (html !== this.html) this.tiles.innerHTML = this.html = html;
-    this.view?.rest(rests);
-    this.pulse.textContent = !this.view ? "" : rests ? "idle" : `${count(rate)} tok/s · ${count(step.running)} running${step.waiting ? ` · ${count(step.waiting)} waiting` : ""}`;
-    this.pulse.classList.toggle("on", !rests);
+    this.view?.rest(rests && link.up);
+    this.pulse.textContent = !this.view || !link.up ? "" : rests ? "idle" : `${count(rate)} tok/s · ${count(step.running)} running${step.waiting ? ` · ${count(step.waiting)} waiting` : ""}`;
+    this.pulse.classList.toggle("on", !rests && link.up);
   }
 }
