@@ -7,6 +7,7 @@ export async function all({ page, address }) {
   await markdown(page);
   await calculator(page);
   await tree(page);
+  await model(page);
 }
 
 async function markdown(page) {
@@ -80,4 +81,22 @@ async function tree(page) {
     return out;
   });
   assert.deepEqual(seen, [["a", "B"], [1, 2], ["a", "b", "c"], ["a", "b", "c"], ["a", "B"], ["a", "B"], 3]);
+}
+
+/** What the card and the empty state say of models that are not built in. */
+async function model(page) {
+  const say = (facts) => page.evaluate(async (facts) => {
+    const { Model } = await import("/page/model.js");
+    const model = new Model();
+    model.facts = facts;
+    return { strengths: model.strengths(), card: Object.fromEntries(model.card()), welcome: model.welcome() };
+  }, facts);
+  const meta = { n_params: 7.6e9, size: 4.7e9, quantization: "Q4_K", format: "gguf", architecture: "qwen2", n_vocab: 152064, tools: true, reasoning: true, chat_template: true };
+  const { strengths, card, welcome } = await say({ id: "<i>coder</i>", root: "x", max_model_len: 32768, meta });
+  assert.equal(strengths, "Good at general chat, summaries, short code and structured output. It reasons before it answers, and calls tools.");
+  assert.deepEqual(card, { Type: "qwen2", Size: "7.6 billion parameters", Weights: "Q4_K, 4.7 GB, gguf", Context: "32,768 tokens", Vocabulary: "152,064 tokens", Supports: "chat, tool calls, reasoning, structured output" });
+  assert.ok(!welcome.includes("<i>") && welcome.includes("palindrome"), "a name is text, and coders get tasks of code");
+  assert.match((await say({ id: "base", max_model_len: 10, meta: { chat_template: false } })).strengths, /cannot chat/);
+  // A server that says nothing of its model, such as an older one.
+  assert.deepEqual((await say({ id: "x", max_model_len: 10 })).card, { Context: "10 tokens", Supports: "structured output" });
 }

@@ -107,6 +107,14 @@ export async function attached({ page, address, shot }) {
   await page.waitForSelector("#files li");
   await give("data.csv", "a,b\n1,2");
   await page.waitForFunction(() => document.querySelectorAll("#files li").length === 2);
+  // Dropped, and removed again.
+  await page.evaluate(() => {
+    const dataTransfer = new DataTransfer();
+    dataTransfer.items.add(new File(["dropped"], "dropped.txt"));
+    document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+  });
+  await page.waitForFunction(() => document.querySelectorAll("#files li").length === 3);
+  await page.click("#files li:last-child button");
   await give("image.png", [0x89, 0x50, 0x4e, 0x47, 0, 0xff]);
   await page.waitForFunction(() => /image.png is no text file/.test(document.getElementById("toast").textContent));
   await give("large.txt", "x".repeat((512 << 10) + 1));
