@@ -61,6 +61,65 @@ export async function aligned(page) {
   for (const edge of edges) assert.deepEqual(edge, edges[0], "a bar is shifted against its axis");
 }
 
+/** The trees that rows verify: what was accepted is filled, what was rejected is hollow. */
+export async function drafts({ page, address, shot }) {
+  await page.goto(`${address}/#engine`);
+  await page.waitForSelector("#resting:not([hidden])");
+  const tree = [0, 0, 0, 1, 1, 2, 4, 4, 7, 8, 9, 8];
+  const row = (id, first, drafts) => [id, 1, first, 1 + drafts, 0, 0, drafts];
+  const step = (step, more) => ({ step, at: step * 1e6, kind: "decode", room: [0, 0, 64, 0], waiting: 0, running: 3, retired: [[step, 9e5]], ...more });
+  const steps = [
+    step(0, { arrived: [[0, 20, 40, 0], [1, 24, 40, 1], [2, 9, 40, 2]], admitted: [[0, 0], [1, 0], [2, 0]], computed: [[0, 20], [1, 24], [2, 9]], outputs: [[0, 1], [1, 1], [2, 1]], rows: [row(2, 9, 0)] }),
+    step(1, { rows: [row(0, 20, 12), row(1, 24, 4), row(2, 10, 3)], drafts: [[0, tree], [1, [0, 1, 2, 3]], [2, [0, 1, 2]]], accepted: [[0, [1, 4, 8, 10]], [1, []]], outputs: [[0, 5], [1, 1]] }),
+    step(2, { rows: [row(0, 25, 0)], accepted: [[2, [1, 2]]], outputs: [[2, 3]], rest_running: "token_in_flight" }),
+    step(3, { again: [[0, 1]] }),
+  ];
+  await page.evaluate((steps) => {
+    const setup = { policy: "chunked", cache: "tree", block_size: 1, capacity: 256, max_model_len: 64 };
+    const view = new KvasirView(document.getElementById("live"), { title: "drafts", setup, steps }, { deep: false });
+    globalThis.draftView = view;
+    document.getElementById("live").hidden = false;
+    view.go(1);
+  }, steps);
+  const seen = () => page.locator("#live .drafts").evaluateAll((all) => all.map((svg) => [svg.getAttribute("aria-label"), ...["accepted", "rejected", "proposed"].map((fate) => svg.querySelectorAll(`circle.${fate}`).length)]));
+  assert.deepEqual(await seen(), [["4 of 12 drafts accepted", 4, 8, 0], ["0 of 4 drafts accepted", 0, 4, 0], ["3 drafts in verification", 0, 0, 3]]);
+  // A branch stands below its sibling, and no two nodes stand on each other.
+  const places = await page.locator("#live .drafts").first().locator("circle").evaluateAll((all) => all.map((dot) => `${dot.getAttribute("cx")} ${dot.getAttribute("cy")}`));
+  assert.equal(new Set(places).size, 13);
+  assert.match(await page.locator("#live .trees").innerText(), /in verification\s*accepted\s*rejected/);
+  await page.locator("#live section.decode").scrollIntoViewIfNeeded();
+  await shot("drafts");
+  await accessible(page, "draft trees");
+  await fits(page, "draft trees");
+  await page.click("#live [data-go=next]");
+  assert.deepEqual(await seen(), [["2 of 3 drafts accepted", 2, 1, 0]], "a result that came a step later");
+  await page.click("#live [data-go=next]");
+  assert.deepEqual(await seen(), []);
+  await page.click("#live [data-go=start]");
+  assert.deepEqual(await seen(), []);
+}
+
+/** A server that speculates: its steps carry trees. */
+export async function speculates({ page, address }) {
+  await page.goto(`${address}/#engine`);
+  await page.waitForSelector("#resting:not([hidden])");
+  const words = "one two three four five six seven ".repeat(6);
+  const accepted = page.waitForFunction(() => {
+    const shown = document.querySelector("#live .drafts");
+    return shown && /of \d+ drafts? accepted/.test(shown.getAttribute("aria-label"));
+  });
+  let seen = false;
+  const ask = async () => {
+    while (!seen) {
+      await page.evaluate((content) => fetch("/v1/chat/completions", {
+        method: "POST", headers: { "Content-Type": "application/json", Authorization: `Bearer ${sessionStorage.getItem("kvasir-key")}` },
+        body: JSON.stringify({ messages: [{ role: "user", content }], max_tokens: 100, temperature: 0, ignore_eos: true, prediction: { type: "content", content } }),
+      }).then((response) => response.json()), words);
+    }
+  };
+  await Promise.all([accepted.finally(() => { seen = true; }), ask()]);
+}
+
 export async function looks({ page, address, shot }) {
   await page.goto(`${address}/#engine`);
   await page.waitForSelector("#resting:not([hidden])");

@@ -24,6 +24,7 @@ mkdirSync(SHOTS, { recursive: true });
 const browser = await chromium.launch({ executablePath: process.env.BROWSER, args: ["--no-sandbox", "--disable-gpu"], timeout: 120_000 });
 const server = await Server.start(["--api-key", "test-key"]);
 const slow = await Server.start(["--api-key", "test-key", "--backend", "sim", "--sim-preset", "fixed:100ms"]);
+const speculating = await Server.start(["--api-key", "test-key", "--spec", "suffix"]);
 let failed = 0;
 
 /** Runs one test on a page of its own, if its name holds what ONLY asks for. */
@@ -59,7 +60,7 @@ const EVERYWHERE = [
   ["settings are checked and kept", settings.settings], ["the gauge counts the context", settings.gauge], ["the model has a card", settings.card],
   ["the chat has keys", settings.keys], ["a wrong key is called one", settings.key, { key: null }],
   ["text, formulas and code", text.rich], ["files go with a question", text.attached], ["a typed tool call is shown as a call", text.typed],
-  ["the engine looks", engine.looks],
+  ["the engine looks", engine.looks], ["draft trees are drawn", engine.drafts],
 ];
 
 try {
@@ -86,6 +87,7 @@ try {
   }
   await run("a page of another origin asks where it may", origins.asked, { expected: /401|CORS|net::ERR_FAILED/ });
   await run("the engine is watched while it answers", engine.live);
+  await run("a speculating engine shows its drafts", engine.speculates, { at: speculating });
   await run("a key that does not open the engine's steps", engine.refused);
   await run("the trace page moves through its steps", trace.moves);
   await run("the volume test of the rectangular policy is drawn", trace.projection);
@@ -94,7 +96,7 @@ try {
   await run("the report of a benchmark has tables, phone", trace.report, { size: "phone", colorScheme: "dark" });
 } finally {
   await browser.close();
-  await Promise.all([server.stop(), slow.stop()]);
+  await Promise.all([server.stop(), slow.stop(), speculating.stop()]);
 }
 console.log(failed ? `${failed} failed; screenshots are in web/test/shots` : "all passed");
 process.exit(failed ? 1 : 0);

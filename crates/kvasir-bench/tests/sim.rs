@@ -207,6 +207,8 @@ fn a_trace_adds_up_and_comes_back_from_its_file() {
     let bytes = file.0.lock().unwrap().clone();
     let read = trace::read(&mut bytes.as_slice()).unwrap();
     assert_eq!(read, (header, finished.steps, end));
+    let text = String::from_utf8_lossy(&bytes);
+    assert!(!text.contains("\"drafts\"") && !text.contains("\"accepted\""), "plain decoding has no drafts");
     let cut = &bytes[..bytes.len() / 2];
     assert!(trace::read(&mut &cut[..]).unwrap_err().starts_with("line "));
 }

@@ -35,6 +35,9 @@
 //! | `rows` | `[id, phase, first token, tokens, redirected, left padding, drafts]` |
 //! | | phase: 0 prefill, 1 decode; left padding in blocks |
 //! | `again` | `[first id, count]`: requests that decode one more token, padded as the last time |
+//! | `drafts` | `[id, parent node of each draft]`: token trees that the rows verify |
+//! | | node 0 is the newest committed token, draft `i` is node `i + 1` |
+//! | `accepted` | `[id, accepted nodes]`: results of this step's trees or of an earlier step's |
 //! | `computed` | `[id, tokens in the cache before the first step]` |
 //! | `skipped` | `[id, tokens in skipped chunks]` |
 //! | `tables` | `[id, blocks kept, then new ones: an id, or [first, count]]` |
@@ -57,9 +60,10 @@ pub const STYLE: &str = include_str!("page/style.css");
 
 const PAGE: &str = include_str!("page/page.html");
 
-const SCRIPTS: [&str; 6] = [
+const SCRIPTS: [&str; 7] = [
     include_str!("page/words.js"),
     include_str!("page/model.js"),
+    include_str!("page/draft_tree.js"),
     include_str!("page/panels.js"),
     include_str!("page/map.js"),
     include_str!("page/plots.js"),

@@ -40,6 +40,13 @@ pub struct StepTrace {
     /// count).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub again: Vec<(u64, u32)>,
+    /// Draft trees of rows: request number, parent node of each draft. Node 0 is the newest committed
+    /// token, draft `i` is node `i + 1`. A chain is a tree.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub drafts: Vec<(u64, Vec<u32>)>,
+    /// Verified draft trees, of this step or of an earlier one: request number, accepted nodes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub accepted: Vec<(u64, Vec<u32>)>,
     /// Block-table changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TableChange>,

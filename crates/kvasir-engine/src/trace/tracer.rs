@@ -186,6 +186,14 @@ impl<S: TraceSink> Tracer<S> {
             let first = step.plan.positions.get(planned.queries.start as usize).copied().unwrap_or(0);
             let phase = u8::from(!row.kind.is_prefill());
             let (tokens, left, drafts) = (planned.queries.len, planned.left_pad_blocks, row.drafts.count);
+            if drafts > 0 {
+                let parents = row.drafts.tree.and_then(|tree| step.batch.parents.get(tree.range()));
+                let parents = match parents {
+                    Some(parents) => parents.iter().map(|parent| parent.unsigned_abs()).collect(),
+                    None => (0..drafts).collect(),
+                };
+                self.record.drafts.push((known.number, parents));
+            }
             if row.kind == RowKind::Decode && first == known.computed && left == known.left {
                 self.again.push(known.number);
             } else {
@@ -194,6 +202,16 @@ impl<S: TraceSink> Tracer<S> {
             }
             known.computed = first + tokens - drafts;
             known.left = left;
+        }
+    }
+
+    /// Writes which drafts the target has accepted. Rows whose request has ended meanwhile are skipped.
+    fn accepted(&mut self, step: &Step) {
+        for (i, row) in step.batch.rows.iter().enumerate().filter(|(_, row)| row.drafts.count > 0) {
+            let Some(number) = self.number(RequestId(row.request)) else { continue };
+            let mut nodes = Vec::new();
+            step.accepted(i, &mut nodes);
+            self.record.accepted.push((number, nodes));
         }
     }
 
@@ -295,6 +313,9 @@ impl<S: TraceSink> Observer for Tracer<S> {
     fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, _: Nanos) {
         if !self.open {
             return;
+        }
+        if result.is_ok() {
+            self.accepted(step);
         }
         self.events(core.events());
         let number = step.batch.step.0;

@@ -10,6 +10,7 @@
 
 #![allow(clippy::panic)] // a test
 
+mod draft_traces;
 mod drafter;
 mod flaky;
 mod points;

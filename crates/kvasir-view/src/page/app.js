@@ -26,6 +26,7 @@ const SKELETON = `
   <section class="prefill"><h2>Prefill <small></small></h2><div class="body" tabindex="0"></div></section>
   <section class="decode"><h2>Decode <small></small></h2><div class="body" tabindex="0"></div><p class="rect"></p></section>
   <p class="legend bars"><span class="key pad">padding</span><span class="key cached">cached</span><span class="key redirected">again, write redirected</span><span class="key done">done</span><span class="key now">current</span><span class="key todo">to come</span><span class="key made">generated</span><span class="key reserve">may still generate</span></p>
+  <p class="legend trees" hidden><span class="key proposed">draft in verification</span><span class="key accepted">accepted</span><span class="key rejected">rejected</span></p>
   <section class="memory"><h2>Memory <small></small></h2><div class="pool"></div><div class="plot"><canvas class="map" role="img" aria-label="blocks of the cache"></canvas></div><p class="tip" aria-live="polite"></p></section>
   <section class="lives"><h2>Waterfall <small><span class="key queued">queued</span> <span class="key prefilling">prefill</span> <span class="key decoding">decode</span></small></h2><div class="plot"><canvas class="waterfall" role="img" aria-label="requests over time"></canvas></div></section>
   <section class="numbers"><h2>The run</h2><dl></dl><div class="report"></div><div class="plots"></div></section>
@@ -178,6 +179,8 @@ class View {
     fill("prefill", drawPrefill(state, model));
     const decode = drawDecode(state, model, before);
     fill("decode", decode);
+    // Drafts come and go with each step; once there were some, their legend stays.
+    if ([...state.reqs.values()].some((r) => r.tree)) this.find(".trees").hidden = false;
     this.find(".rect").innerHTML = rectText(decode.rect, model.setup);
     this.find(".pool").innerHTML = drawRoom(state, model);
     this.find(".memory small").textContent = `${count(model.blocks)} ${model.setup.block_size > 1 ? `blocks of ${model.setup.block_size}` : "cells"}`;

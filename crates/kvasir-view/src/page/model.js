@@ -8,7 +8,7 @@ const FREE = 0, CACHED = 1, HELD = 2, LEASED = 3, DUMMY = 4;
 function newRequest([id, prompt, max, tag], at, names) {
   return {
     id, prompt, max, name: names.get(tag) ?? String(tag ?? id), arrived: at,
-    status: "waiting", hit: 0, computed: 0, outputs: 0, table: [], row: null,
+    status: "waiting", hit: 0, computed: 0, outputs: 0, table: [], row: null, tree: null,
     left: 0, chunk: 0, redirected: 0, reason: null, ended: null, preemptions: 0, isNew: true,
   };
 }
@@ -125,6 +125,7 @@ function fold(state, step, index, names) {
   for (const [id, r] of state.reqs) {
     r.row = null;
     r.reason = null;
+    if (r.tree?.accepted) r.tree = null;
     r.isNew = false;
     if (r.ended) {
       state.reqs.delete(id);
@@ -139,7 +140,7 @@ function fold(state, step, index, names) {
   for (const id of step.preempted ?? []) {
     const r = state.reqs.get(id);
     if (!r) continue;
-    Object.assign(r, { status: "waiting", computed: 0, table: [], hit: 0, left: 0, preemptions: r.preemptions + 1 });
+    Object.assign(r, { status: "waiting", computed: 0, table: [], hit: 0, left: 0, tree: null, preemptions: r.preemptions + 1 });
     drop(state.running, id);
     drop(state.queue, id);
     state.queue.unshift(id);
@@ -156,6 +157,7 @@ function fold(state, step, index, names) {
     const r = state.reqs.get(id);
     if (!r) continue;
     r.row = { phase, from, tokens, redirected, left, drafts };
+    r.tree = null;
     r.left = left;
     if (redirected) r.redirected = redirected;
     r.computed = from + tokens - drafts;
@@ -166,8 +168,17 @@ function fold(state, step, index, names) {
   }
   eachRun(step.again, (id) => {
     const r = state.reqs.get(id);
-    if (r) r.row = { phase: 1, from: r.computed++, tokens: 1, redirected: 0, left: r.left, drafts: 0 };
+    if (r) Object.assign(r, { tree: null, row: { phase: 1, from: r.computed++, tokens: 1, redirected: 0, left: r.left, drafts: 0 } });
   });
+  // States share trees, so a tree is replaced rather than changed.
+  for (const [id, parents] of step.drafts ?? []) {
+    const r = state.reqs.get(id);
+    if (r) r.tree = { parents, accepted: null };
+  }
+  for (const [id, accepted] of step.accepted ?? []) {
+    const r = state.reqs.get(id);
+    if (r?.tree) r.tree = { parents: r.tree.parents, accepted };
+  }
   for (const [id, n] of step.skipped ?? []) {
     const r = state.reqs.get(id);
     if (r) r.skipped = n;

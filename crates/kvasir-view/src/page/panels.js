@@ -121,20 +121,23 @@ function decodeRow(r, old, rect, setup, axis) {
   const start = r.left * setup.block_size;
   const known = start + r.prompt + r.outputs;
   const tkv = rect.rows.get(r.id);
+  // Rejected drafts are no output.
+  const newest = r.row ? Math.max(1, r.row.tokens - r.row.drafts + (r.tree?.accepted?.length ?? 0)) : 0;
   const bar = stretch("pad", 0, start, axis, `left padding ${start}`) +
     stretch("cached", start, start + r.hit, axis, `found in the cache ${r.hit}`) +
     stretch("done", start + r.hit, start + r.prompt, axis, `prompt ${r.prompt}`) +
     stretch("made", start + r.prompt, known, axis, `generated ${r.outputs}`) +
-    (r.row ? stretch("now", known - Math.max(1, r.row.tokens), known, axis, "the newest") : "") +
+    (r.row ? stretch("now", known - newest, known, axis, "the newest") : "") +
     stretch("reserve", known, start + r.prompt + r.max, axis, `may still generate ${r.max - r.outputs}`) +
     (setup.rectangular && tkv ? `<i class="tkv${tkv === rect.widest ? " widest" : ""}" style="left:${(100 * tkv) / axis}%" title="tkv ${tkv}"><b>${tkv}</b></i>` : "");
   let note = r.ended ? `<em class="ended">${escapeHtml(sayEnd(r.ended))}</em>`
-    : r.row ? (r.row.drafts ? `<em class="ran">${r.row.drafts} drafts</em>` : "") : `<em>${escapeHtml(sayReason(r.reason))}</em>`;
+    : r.tree ? "" : r.row ? (r.row.drafts ? `<em class="ran">${plural(r.row.drafts, "draft")}</em>` : "") : `<em>${escapeHtml(sayReason(r.reason))}</em>`;
+  if (r.tree) note += `<em class="ran">${sayTree(r.tree)}</em>`;
   if (old?.row && r.row && old.left !== r.left && old.status === "running" && !isPrefilling(old)) {
     const by = (r.left - old.left) * setup.block_size;
     note += `<span class="tag jump">${by > 0 ? "▶ +" : "◀ −"}${Math.abs(by)}</span>`;
   }
-  return `<div class="row${r.row || r.ended ? "" : " held"}">${chip(r)}<div class="why">${note}</div><div class="bar" style="${grid(setup, axis)}">${bar}</div><span class="num">${count(r.outputs)} of ${count(r.max)}</span></div>`;
+  return `<div class="row${r.row || r.ended ? "" : " held"}">${chip(r)}<div class="why">${note}</div><div class="bar" style="${grid(setup, axis)}">${bar}</div><span class="num">${count(r.outputs)} of ${count(r.max)}</span>${r.tree ? drawTree(r.tree) : ""}</div>`;
 }
 
 /** The rectangle that all rows are padded to, and how wide it may become. */
@@ -174,12 +177,12 @@ function drawProjection(state, model) {
 function drawTable(state, model) {
   const { setup } = model;
   const rect = rectangle(state, setup);
-  const head = ["request", "state", "in this step", "why it waits", "prompt", "cached", "redirected", "computed", "generated", "limit", "left padding", "tkv", "blocks"];
+  const head = ["request", "state", "in this step", "why it waits", "drafts accepted", "prompt", "cached", "redirected", "computed", "generated", "limit", "left padding", "tkv", "blocks"];
   const body = [...state.reqs.values()].slice(0, 1000).map((r) => {
     const what = r.ended ? `ended: ${sayEnd(r.ended)}` : r.status === "waiting" ? "waiting" : isPrefilling(r) ? "prefill" : "decode";
     const now = r.row ? `${r.row.phase ? "decode" : "prefill"} ${r.row.tokens} at ${r.row.from}` : "";
     const blocks = runs(r.table);
-    return [r.name, what, now, r.ended ? "" : sayReason(r.reason), r.prompt, r.hit, r.redirected, r.computed, r.outputs, r.max, r.left * setup.block_size, rect.rows.get(r.id) ?? "", blocks];
+    return [r.name, what, now, r.ended ? "" : sayReason(r.reason), r.tree?.accepted ? `${r.tree.accepted.length} of ${r.tree.parents.length}` : "", r.prompt, r.hit, r.redirected, r.computed, r.outputs, r.max, r.left * setup.block_size, rect.rows.get(r.id) ?? "", blocks];
   });
   const cells = (row, tag) => `<tr>${row.map((v) => `<${tag}>${escapeHtml(v)}</${tag}>`).join("")}</tr>`;
   return `<table><thead>${cells(head, "th")}</thead><tbody>${body.map((row) => cells(row, "td")).join("")}</tbody></table>`;
