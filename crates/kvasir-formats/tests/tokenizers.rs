@@ -7,7 +7,13 @@ use kvasir_formats::{
     gguf::{Array, Gguf, Value, Writer},
 };
 use serde_json::{Value as Json, json as value};
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 fn families() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tokenizers");
@@ -224,6 +230,36 @@ fn wordpiece_matches_the_longest_prefix() {
     assert_eq!(tokenizer.encode("[SEP]", false).unwrap(), [3]);
     assert_eq!(streamed(&tokenizer, &ids, true), "the unaffable , un \u{4e2d}");
     assert_eq!(tokenizer.decode(&ids, true).unwrap(), "the unaffable , un \u{4e2d}");
+}
+
+#[test]
+fn canceled_encoding_ends_with_an_error() {
+    let text = "one word after another ".repeat(1000);
+    let canceled = Arc::new(AtomicBool::new(false));
+    for dir in families() {
+        let t = TextFiles::open(&dir).unwrap().tokenizer().unwrap();
+        canceled.store(false, Ordering::Relaxed);
+        assert_eq!(t.encode_cancelable(&text, false, &canceled).unwrap(), t.encode(&text, false).unwrap());
+        canceled.store(true, Ordering::Relaxed);
+        let error = t.encode_cancelable(&text, false, &canceled).unwrap_err();
+        assert!(error.to_string().contains("canceled"), "{}: {error}", dir.display());
+        // Only that call was canceled.
+        assert!(t.encode(&text, false).is_ok());
+    }
+}
+
+#[test]
+fn bytes_bound_the_number_of_tokens() {
+    let texts = ["a", "hello there, hello", &" ".repeat(3000), &"e\u{301}\u{323}\u{1b5}".repeat(500), "ﬁﬁﬁ"];
+    for dir in families() {
+        let t = TextFiles::open(&dir).unwrap().tokenizer().unwrap();
+        for text in texts {
+            let (fewest, tokens) = (t.fewest_tokens(text), t.encode(text, false).unwrap().len());
+            assert!(fewest <= tokens, "{}: {fewest} of {tokens}", dir.display());
+        }
+        let long = "x1".repeat(1 << 20);
+        assert!(t.fewest_tokens(&long) > 1000, "{}", dir.display());
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ impl Tokenizer {
     /// Detokenizes ids. Incomplete UTF-8 becomes U+FFFD; padding ids of the embedding yield no
     /// text.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        if let Vocab::Hf(v) = &self.0 {
+        if let Vocab::Hf(v) = &self.vocab {
             return v.decode(ids, skip_special);
         }
         let mut stream = TextStream::new(skip_special);

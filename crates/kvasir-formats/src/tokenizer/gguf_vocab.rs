@@ -14,6 +14,7 @@ use crate::gguf::reader::Gguf;
 use crate::gguf::value::{Array, Value};
 use crate::tokenizer::bpe::{NONE, merge};
 use crate::tokenizer::bytes::{byte_chars, byte_token, decode_spelling};
+use crate::tokenizer::cancel::{CANCELED_TEXT, is_canceled};
 use crate::tokenizer::merges::{Merges, Pairs};
 use crate::tokenizer::special_tokens::{Piece, SpecialToken, SpecialTokens};
 use crate::tokenizer::split_patterns::Family;
@@ -216,6 +217,9 @@ impl GgufVocab {
                 let chars = byte_chars();
                 let mut pairs = Pairs::new(merges, &self.tokens);
                 for word in split_patterns::split(&family.patterns, text)? {
+                    if is_canceled() {
+                        return Err(Error::at("encoding", CANCELED_TEXT));
+                    }
                     if family.whole_words {
                         let spelling: String = word.bytes().map(|b| chars[usize::from(b)]).collect();
                         if let Some(id) = self.token_to_id(&spelling) {
@@ -232,6 +236,9 @@ impl GgufVocab {
                 let text = text.replace(' ', SPACE);
                 let mut pairs = Pairs::new(merges, &self.tokens);
                 for line in split_patterns::split(&family.patterns, &text)? {
+                    if is_canceled() {
+                        return Err(Error::at("encoding", CANCELED_TEXT));
+                    }
                     let mut symbols = self.chars(line, bytes);
                     merge(&mut symbols, |a, b| pairs.get(a, b));
                     out.extend(symbols.into_iter().filter(|&id| id != NONE));
@@ -250,6 +257,9 @@ impl GgufVocab {
                 }
                 let mut rest = text.as_str();
                 while !rest.is_empty() {
+                    if is_canceled() {
+                        return Err(Error::at("encoding", CANCELED_TEXT));
+                    }
                     let next = rest.char_indices().skip(1).find(|(_, c)| *splits && SPACE.starts_with(*c));
                     let (word, after) = rest.split_at(next.map_or(rest.len(), |(at, _)| at));
                     self.encode_scored(word, scores, bytes, out);

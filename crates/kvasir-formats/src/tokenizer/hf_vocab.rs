@@ -6,17 +6,18 @@
 
 use crate::error::{Error, Result};
 use crate::tokenizer::bytes::{byte_token, decode_spelling};
+use crate::tokenizer::cancel::Cancelable;
 use crate::tokenizer::normalizer;
 use crate::tokenizer::normalizer::Bounded;
 use crate::tokenizer::pre_tokenizer::TranslatedPreTokenizer;
 use crate::tokenizer::split_patterns::TOO_LONG;
 use serde_json::Value as Json;
 use std::{collections::HashMap, panic::catch_unwind};
-use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper, TokenizerImpl};
+use tokenizers::{DecoderWrapper, PostProcessorWrapper, TokenizerImpl};
 
-/// The library's tokenizer, with a bounded normalizer and translated pre-tokenizer expressions.
-type Inner =
-    TokenizerImpl<ModelWrapper, Bounded, TranslatedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
+/// The library's tokenizer, with a cancelable model, a bounded normalizer and translated pre-tokenizer
+/// expressions.
+type Inner = TokenizerImpl<Cancelable, Bounded, TranslatedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
 
 /// A tokenizer loaded from `tokenizer.json`.
 #[derive(Debug)]
@@ -114,6 +115,12 @@ impl HfVocab {
 
     pub(super) fn is_special(&self, id: u32) -> bool {
         self.added.get(&id).is_some_and(|added| added.special)
+    }
+
+    /// Whether every byte of a normalized text is in some token, so that its length bounds the number
+    /// of tokens.
+    pub(super) fn covers_bytes(&self) -> bool {
+        matches!(self.spelling, Spelling::ByteLevel | Spelling::SentencePiece { has_bytes: true, .. })
     }
 
     pub(super) fn drops_first_space(&self) -> bool {

@@ -9,6 +9,7 @@
 
 mod bpe;
 mod bytes;
+mod cancel;
 mod charsmap;
 pub(crate) mod detokenize;
 pub(crate) mod end_tokens;
@@ -29,10 +30,19 @@ use crate::error::Result;
 use crate::gguf::reader::Gguf;
 use crate::tokenizer::gguf_vocab::GgufVocab;
 use crate::tokenizer::hf_vocab::HfVocab;
+use std::sync::{Arc, OnceLock, atomic::AtomicBool};
 
 /// A model's tokenizer. Immutable after loading.
 #[derive(Debug)]
-pub struct Tokenizer(Vocab);
+pub struct Tokenizer {
+    vocab: Vocab,
+    /// Bytes of the longest token.
+    longest: OnceLock<usize>,
+}
+
+/// How much shorter normalization makes a text that is not ASCII: composition replaces at most three
+/// bytes by one, compatibility forms at most four.
+const MAX_SHRINKING: usize = 4;
 
 #[derive(Debug)]
 enum Vocab {
@@ -41,16 +51,20 @@ enum Vocab {
 }
 
 impl Tokenizer {
+    fn of(vocab: Vocab) -> Self {
+        Self { vocab, longest: OnceLock::new() }
+    }
+
     /// Loads a `tokenizer.json`, given its contents.
     pub fn from_json(json: &[u8]) -> Result<Self> {
-        HfVocab::new(json).map(|v| Self(Vocab::Hf(v.into())))
+        HfVocab::new(json).map(|v| Self::of(Vocab::Hf(v.into())))
     }
 
     /// Loads a tokenizer from GGUF metadata; a vocabulary-only file is enough.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
         match gguf.str("tokenizer.ggml.model") {
-            Some(wordpiece::MODEL) => wordpiece::read(gguf).map(|v| Self(Vocab::Hf(v.into()))),
-            _ => GgufVocab::new(gguf).map(|v| Self(Vocab::Gguf(v.into()))),
+            Some(wordpiece::MODEL) => wordpiece::read(gguf).map(|v| Self::of(Vocab::Hf(v.into()))),
+            _ => GgufVocab::new(gguf).map(|v| Self::of(Vocab::Gguf(v.into()))),
         }
     }
 
@@ -59,15 +73,38 @@ impl Tokenizer {
     /// `add_special` adds the tokens of the post-processor, such as BOS. Fails for texts that the
     /// pre-tokenizer cannot handle.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        match &self.0 {
+        match &self.vocab {
             Vocab::Hf(v) => v.encode(text, add_special),
             Vocab::Gguf(v) => v.encode(text, add_special),
         }
     }
 
+    /// [`encode`](Self::encode), which fails soon after `canceled` is set.
+    pub fn encode_cancelable(
+        &self,
+        text: &str,
+        add_special: bool,
+        canceled: &Arc<AtomicBool>,
+    ) -> Result<Vec<u32>> {
+        cancel::cancelable(canceled, || self.encode(text, add_special))
+    }
+
+    /// Lower bound on the tokens of a text, from its bytes and the longest token, without encoding it.
+    /// 0 if the vocabulary has tokens for text of any length.
+    pub fn fewest_tokens(&self, text: &str) -> usize {
+        if matches!(&self.vocab, Vocab::Hf(v) if !v.covers_bytes()) {
+            return 0;
+        }
+        let longest =
+            || (0..self.len() as u32).filter_map(|id| Some(self.bytes(id)?.len())).max().unwrap_or(0);
+        let longest = (*self.longest.get_or_init(longest)).max(1);
+        let shrinking = if text.is_ascii() { 1 } else { MAX_SHRINKING };
+        text.len() / longest / shrinking
+    }
+
     /// Highest id plus one. Ids below it may be unassigned.
     pub fn len(&self) -> usize {
-        match &self.0 {
+        match &self.vocab {
             Vocab::Hf(v) => v.len(),
             Vocab::Gguf(v) => v.len(),
         }
@@ -80,7 +117,7 @@ impl Tokenizer {
 
     /// The token as the vocabulary spells it, such as `Ġthe`.
     pub fn id_to_token(&self, id: u32) -> Option<String> {
-        match &self.0 {
+        match &self.vocab {
             Vocab::Hf(v) => v.id_to_token(id),
             Vocab::Gguf(v) => v.id_to_token(id).map(str::to_owned),
         }
@@ -88,7 +125,7 @@ impl Tokenizer {
 
     /// The bytes of a token, not necessarily whole UTF-8 characters.
     pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
-        match &self.0 {
+        match &self.vocab {
             Vocab::Hf(v) => v.bytes(id),
             Vocab::Gguf(v) => v.bytes(id),
         }
@@ -96,7 +133,7 @@ impl Tokenizer {
 
     /// The id of a token.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        match &self.0 {
+        match &self.vocab {
             Vocab::Hf(v) => v.token_to_id(token),
             Vocab::Gguf(v) => v.token_to_id(token),
         }
@@ -110,7 +147,7 @@ impl Tokenizer {
 
     /// Whether the id is a control (special) token rather than text.
     pub fn is_special(&self, id: u32) -> bool {
-        match &self.0 {
+        match &self.vocab {
             Vocab::Hf(v) => v.is_special(id),
             Vocab::Gguf(v) => v.is_special(id),
         }
@@ -118,7 +155,7 @@ impl Tokenizer {
 
     /// Whether a leading space of the first token is removed by decoding.
     fn drops_first_space(&self) -> bool {
-        match &self.0 {
+        match &self.vocab {
             Vocab::Hf(v) => v.drops_first_space(),
             Vocab::Gguf(v) => v.drops_first_space(),
         }

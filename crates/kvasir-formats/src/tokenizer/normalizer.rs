@@ -2,6 +2,7 @@
 //!
 //! Each step may expand the text, and a hostile file may chain many steps.
 
+use crate::tokenizer::cancel::{CANCELED_TEXT, is_canceled};
 use crate::tokenizer::{charsmap, oniguruma};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value as Json;
@@ -55,6 +56,10 @@ enum Growth {
 }
 
 impl Step {
+    fn is_unicode_form(&self) -> bool {
+        matches!(self.kind, "NFC" | "NFD" | "NFKC" | "NFKD")
+    }
+
     /// Upper bound on the result's length, as far as the file determines it.
     fn longest(&self, text: &str) -> usize {
         let more = match &self.growth {
@@ -78,6 +83,13 @@ impl Normalizer for Bounded {
                 STOPPED.set(Some(step.kind));
                 Err(format!("normalizer {}: the text becomes too long", step.kind).into())
             };
+            if is_canceled() {
+                return Err(CANCELED_TEXT.into());
+            }
+            // Unicode normalization leaves ASCII as it is, and takes seconds for long texts.
+            if step.is_unicode_form() && text.get().is_ascii() {
+                continue;
+            }
             if step.longest(text.get()) > most {
                 return stop();
             }
