@@ -8,7 +8,7 @@ use crate::context::ignored_fields::IgnoredFields;
 use std::{
     future::Future,
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
 };
 
 /// Context of one HTTP request, for logs and traces. Never holds prompt text.
@@ -30,6 +30,8 @@ pub struct RequestContext {
     pub ignored: IgnoredFields,
     /// Response headers that say what is left of the key's rate.
     pub rate: Arc<Mutex<Vec<(&'static str, String)>>>,
+    /// Set when the client has left: long computations for it end.
+    pub gone: Arc<AtomicBool>,
 }
 
 tokio::task_local! {

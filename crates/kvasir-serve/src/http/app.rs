@@ -286,6 +286,14 @@ impl App {
         }
     }
 
+    /// Rejects a text prompt that cannot fit the context, unless it is to be truncated.
+    pub(super) fn check_bytes(&self, param: &str, prompt: &Prompt, truncates: bool) -> Result<(), ApiError> {
+        match prompt {
+            Prompt::Text(text) if !truncates => self.model.check_bytes(param, text),
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn ids(&self, prompt: &Prompt, begins: bool) -> Result<Vec<Token>, ApiError> {
         match prompt {
             Prompt::Text(text) => self.model.encode(text, begins),

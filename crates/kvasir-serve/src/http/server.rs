@@ -8,11 +8,13 @@ use crate::http::{
     app::App,
     transport::{
         connection::{Client, Connection},
+        exchange::{ClientGone, Handling},
         limit_listener::LimitListener,
     },
 };
 use axum::{
     Extension, Router,
+    body::Body,
     http::{Request, Version, header},
     response::IntoResponse,
     serve::Listener,
@@ -27,7 +29,10 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use std::{future::Future, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible, future::Future, net::SocketAddr, panic::resume_unwind, pin::pin, sync::Arc,
+    time::Duration,
+};
 use tokio::time::{interval, timeout};
 
 /// Time for clients to receive the error after their answers were aborted.
@@ -59,14 +64,26 @@ impl Connections {
     fn serve(&self, connection: Connection, client: SocketAddr) {
         let http = if connection.is_probe() { &self.once } else { &self.http };
         let service = self.service.clone();
-        let service = service_fn(move |mut request: Request<Incoming>| {
-            request.extensions_mut().insert(Client(client.ip()));
-            let service = service.clone();
+        let exchange = connection.exchange();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (service, exchange) = (service.clone(), exchange.clone());
             async move {
-                match one_host(&request) {
-                    Ok(()) => service.call(request).await,
-                    Err(error) => Ok(error.into_response()),
-                }
+                let response = match one_host(&request) {
+                    Ok(()) => {
+                        let gone = ClientGone::default();
+                        let takes_interim = request.version() == Version::HTTP_11;
+                        let mut request = request.map(|body| exchange.begin(Body::new(body), takes_interim));
+                        request.extensions_mut().insert(Client(client.ip()));
+                        request.extensions_mut().insert(gone.clone());
+                        let mut handling = Handling { task: tokio::spawn(service.call(request)), gone };
+                        match (&mut handling.task).await {
+                            Ok(response) => response?,
+                            Err(failed) => resume_unwind(failed.into_panic()),
+                        }
+                    }
+                    Err(error) => error.into_response(),
+                };
+                Ok::<_, Infallible>(response.map(|body| exchange.respond(body)))
             }
         });
         let connection = http.serve_connection(TokioIo::new(connection), service);

@@ -13,9 +13,10 @@ pub(crate) mod tool_prompt;
 
 use crate::answer::choice::ParseOptions;
 use crate::blocking::{BLOCKING_BYTES, run_blocking};
+use crate::context::request_context::RequestContext;
 use crate::dialect::reasoning::ReasoningDialect;
 use crate::dialect::tool_calls::ToolDialect;
-use crate::error::ApiError;
+use crate::error::{ApiError, Overflow};
 use crate::grammar::vocabulary::{GrammarError, Vocabulary};
 use crate::model::tool_grammars::ToolGrammars;
 use crate::request::chat::ChatRequest;
@@ -188,9 +189,28 @@ impl Model {
         self.reasoning
     }
 
-    /// Tokenizes a text.
+    /// Rejects a prompt text whose bytes alone make it longer than the context, without encoding it.
+    pub(crate) fn check_bytes(&self, param: &str, text: &str) -> Result<(), ApiError> {
+        let limit = self.facts.max_len;
+        if text.len() < BLOCKING_BYTES {
+            return Ok(());
+        }
+        let prompt = u32::try_from(self.tokenizer.fewest_tokens(text)).unwrap_or(u32::MAX);
+        if prompt < limit {
+            return Ok(());
+        }
+        let message = format!(
+            "the prompt has {} bytes and so at least {prompt} tokens; the model takes {limit} with the answer",
+            text.len()
+        );
+        let overflow = Overflow { prompt, requested: None, limit };
+        Err(ApiError { message, ..ApiError::overflow(param, overflow) })
+    }
+
+    /// Tokenizes a text. Ends with an error when the client of this request leaves.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
-        let encode = || self.tokenizer.encode(text, add_special);
+        let gone = RequestContext::current().gone.clone();
+        let encode = || self.tokenizer.encode_cancelable(text, add_special, &gone);
         let ids = if text.len() < BLOCKING_BYTES { encode() } else { run_blocking(encode) };
         ids.map_err(|e| ApiError::param("prompt", e.to_string()))
     }

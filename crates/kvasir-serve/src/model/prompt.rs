@@ -37,14 +37,24 @@ const FILL_IN_MIDDLE: [[&str; 3]; 5] = [
 impl Model {
     /// Renders a chat with the template and tokenizes it.
     pub fn chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
+        self.prompt_of(request, false)
+    }
+
+    /// The prompt of a chat that is to be answered: one that cannot fit the context is rejected by its
+    /// bytes, before it is tokenized.
+    pub(crate) fn bounded_chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
+        self.prompt_of(request, request.sampling.truncate_prompt.is_none())
+    }
+
+    fn prompt_of(&self, request: &ChatRequest, is_bounded: bool) -> Result<Vec<Token>, ApiError> {
         if request.is_long() {
-            run_blocking(|| self.render_prompt(request))
+            run_blocking(|| self.render_prompt(request, is_bounded))
         } else {
-            self.render_prompt(request)
+            self.render_prompt(request, is_bounded)
         }
     }
 
-    fn render_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
+    fn render_prompt(&self, request: &ChatRequest, is_bounded: bool) -> Result<Vec<Token>, ApiError> {
         let own = request.chat_template.as_deref().map(ChatTemplate::new).transpose();
         let own =
             own.map_err(|e| ApiError::param("chat_template", format!("`chat_template` is invalid: {e}")))?;
@@ -76,6 +86,9 @@ impl Model {
         let mut text = self.render_messages(template, variables, messages)?;
         if let Some(end) = text.rfind(END).filter(|_| request.continue_final_message) {
             text.truncate(end);
+        }
+        if is_bounded {
+            self.check_bytes("messages", &text)?;
         }
         let mut ids = Vec::new();
         for (i, part) in text.split(GUARD).enumerate() {

@@ -35,7 +35,10 @@ pub(crate) fn submit_recorded(
 ) -> Result<Reply, ApiError> {
     let model = app.model.clone();
     app.check_model(request.model.as_deref())?;
-    let prompt = model.chat_prompt(request)?;
+    let prompt = model.bounded_chat_prompt(request).map_err(|error| match error.detail {
+        Some(_) => ApiError { param: Some(param.to_owned()), ..error },
+        None => error,
+    })?;
     let sampling = &request.sampling;
     let constraint = model.chat_constraint(request, &prompt)?;
     if !constraint.loosened.is_empty() {

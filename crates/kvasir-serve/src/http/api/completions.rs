@@ -71,6 +71,7 @@ impl Completion {
         let mut prompt_tokens = 0;
         let mut submissions = Vec::with_capacity(request.prompts.len());
         for prompt in &request.prompts {
+            app.check_bytes("prompt", prompt, request.sampling.truncate_prompt.is_some())?;
             let mut ids = earlier.clone();
             ids.extend(match (&request.suffix, prompt) {
                 (Some(suffix), Prompt::Text(text)) => model.fill_in_middle(text, suffix)?,

@@ -80,6 +80,7 @@ fn submissions(app: &App, requested: &EmbeddingsRequest, key: u64) -> Result<Vec
     fields.sampling.hidden = true;
     let one = |(i, input)| {
         let name = if requested.inputs.len() == 1 { "input".to_owned() } else { format!("input[{i}]") };
+        app.check_bytes(&name, input, requested.truncate)?;
         let ids = app.ids(input, true).map_err(|error| ApiError { param: Some(name.clone()), ..error });
         let mut ids = ids?;
         if requested.truncate {

@@ -42,7 +42,10 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Ans
     app.sessions.check_memory()?;
     let (content, tokens, param) = match request.initial {
         InitialContent::Empty => (SessionContent::Empty, Tokens::default(), "prompt"),
-        InitialContent::Prompt(prompt) => (SessionContent::Text, app.ids(&prompt, true)?.into(), "prompt"),
+        InitialContent::Prompt(prompt) => {
+            app.check_bytes("prompt", &prompt, false)?;
+            (SessionContent::Text, app.ids(&prompt, true)?.into(), "prompt")
+        }
         InitialContent::Messages(messages) => {
             let tokens = rendered(&app, &messages, &ignored)?;
             (app.sessions.messages(messages), tokens, "messages")
@@ -229,7 +232,7 @@ fn rendered(app: &App, messages: &[Value], ignored: &IgnoredFields) -> Result<To
     let facts = &app.model.facts;
     Ok(app
         .model
-        .chat_prompt(&ChatRequest::read(&Reader::new(&body, ignored), &facts.sampling, facts.vocab)?)?
+        .bounded_chat_prompt(&ChatRequest::read(&Reader::new(&body, ignored), &facts.sampling, facts.vocab)?)?
         .into())
 }
 

@@ -5,6 +5,7 @@ use crate::context::ignored_fields::IgnoredFields;
 use crate::context::request_context::{RequestContext, sane_id};
 use crate::http::app::App;
 use crate::http::transport::connection::Client;
+use crate::http::transport::exchange::ClientGone;
 use crate::report::event::ReportEvent;
 use axum::{
     extract::{Request, State},
@@ -62,5 +63,6 @@ fn context_of(app: &App, request: &Request) -> RequestContext {
         parent: header("traceparent").and_then(RequestContext::parse_parent),
         ignored: IgnoredFields::default(),
         rate: Arc::default(),
+        gone: request.extensions().get::<ClientGone>().map(|gone| gone.0.clone()).unwrap_or_default(),
     }
 }

@@ -1,13 +1,16 @@
 //! A client's connection, plain or TLS, with a timeout of stalled writes.
 //!
 //! A write that makes no progress for `WRITE_TIMEOUT_FACTOR` times the read timeout closes the
-//! connection.
+//! connection. The end of a client's stream is held back while its request is answered
+//! ([`exchange`](super::exchange)).
 
+use crate::http::transport::exchange::{Exchange, INTERIM, PROBE_INTERVAL};
 use std::{
     future::Future,
     io,
     net::IpAddr,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -34,6 +37,16 @@ const WRITE_TIMEOUT_FACTOR: u32 = 4;
 pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    /// The pending error of the socket, such as a reset, if any.
+    fn take_error(&self) -> io::Result<Option<io::Error>> {
+        match self {
+            Self::Plain(stream) => stream.take_error(),
+            Self::Tls(stream) => stream.get_ref().0.take_error(),
+        }
+    }
 }
 
 impl AsyncRead for Stream {
@@ -99,13 +112,27 @@ pub struct Connection {
     read_timeout: Duration,
     /// Deadline of a stalled write.
     write_deadline: Option<Pin<Box<Sleep>>>,
+    exchange: Arc<Exchange>,
+    /// Whether bytes were written since the last complete flush.
+    is_unflushed: bool,
+    /// Looks for the client's reset since its stream has ended, and the time of the next.
+    end_probes: Option<(u32, Pin<Box<Sleep>>)>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
     pub(crate) fn new(stream: Stream, read_timeout: Duration, permit: OwnedSemaphorePermit) -> Self {
-        let head = io::Cursor::default();
-        Self { stream, head, is_probe: false, read_timeout, write_deadline: None, _permit: permit }
+        Self {
+            stream,
+            head: io::Cursor::default(),
+            is_probe: false,
+            read_timeout,
+            write_deadline: None,
+            exchange: Arc::default(),
+            is_unflushed: false,
+            end_probes: None,
+            _permit: permit,
+        }
     }
 
     /// A connection of the reserve whose request head is a probe's.
@@ -121,6 +148,35 @@ impl Connection {
     /// Whether it holds a permit of the reserve and so is closed after one response.
     pub(crate) fn is_probe(&self) -> bool {
         self.is_probe
+    }
+
+    /// The request and response in progress.
+    pub(crate) fn exchange(&self) -> Arc<Exchange> {
+        self.exchange.clone()
+    }
+
+    /// Holds back the end of the client's stream while its request is answered; fails once the client
+    /// has turned out to have left. Ready when the end is to be passed on.
+    fn poll_held_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(error) = self.stream.take_error()? {
+            return Poll::Ready(Err(error));
+        }
+        let (probes, timer) = self.end_probes.get_or_insert_with(|| (0, Box::pin(sleep(PROBE_INTERVAL))));
+        while self.exchange.holds_end(*probes) {
+            if timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            timer.set(sleep(PROBE_INTERVAL));
+            *probes += 1;
+            if self.exchange.takes_interim() && !self.is_unflushed {
+                // Once per exchange. It fits an empty socket buffer, so it is written in one piece.
+                self.exchange.sent_interim();
+                if Pin::new(&mut self.stream).poll_write(cx, INTERIM)?.is_ready() {
+                    let _ = Pin::new(&mut self.stream).poll_flush(cx)?;
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Passes on the result of a write; fails with `TimedOut` once writes have stalled for too
@@ -152,12 +208,18 @@ impl AsyncRead for Connection {
         {
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        let is_end = matches!(read, Poll::Ready(Ok(()))) && buffer.filled().len() == before;
+        if is_end && buffer.remaining() > 0 {
+            return self.poll_held_end(cx);
+        }
+        read
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.is_unflushed = true;
         let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.with_write_timeout(cx, result)
     }
@@ -167,6 +229,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.is_unflushed = true;
         let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         self.with_write_timeout(cx, result)
     }
@@ -177,6 +240,7 @@ impl AsyncWrite for Connection {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.stream).poll_flush(cx);
+        self.is_unflushed &= !matches!(result, Poll::Ready(Ok(())));
         self.with_write_timeout(cx, result)
     }
 

@@ -1,9 +1,10 @@
-//! Sockets of clients: a listener with a connection limit, TLS, write timeouts, a reserve for
-//! probes.
+//! Sockets of clients: a listener with a connection limit, TLS, write timeouts, half-closed
+//! clients, a reserve for probes.
 //!
 //! Knows no route and no model.
 
 pub(crate) mod connection;
+pub(crate) mod exchange;
 pub(crate) mod limit_listener;
 pub(crate) mod probe_reserve;
 pub(crate) mod tls;
