@@ -447,15 +447,17 @@ fn text_that_is_forced_without_end_is_given_up() {
         Shape::Grammar("start: \"a\" start".into()),
         Shape::Grammar("start: /a+/ start".into()),
         Shape::Regex("a{100000000}".into()),
+        Shape::Grammar("start: (\"b\" | \"c\") a\na: /a+/ a".into()),
     ] {
         let why = compile(shape.clone()).unwrap_err().0;
         assert!(why.contains("no end"), "{shape:?}: {why}");
     }
-    // After a choice, endlessness shows once the choice is made.
-    let late = compile(Shape::Grammar("start: (\"b\" | \"c\") a\na: /a+/ a".into())).unwrap();
+    // Behind one choice of many, endlessness shows once that choice is made.
+    let others: String = ('b'..'y').map(|letter| format!("\"{letter}\" | ")).collect();
+    let late = compile(Shape::Grammar(format!("start: {others}\"z\" a\na: /a+/ a"))).unwrap();
     let mut follower = late.0.unwrap().follow();
     assert!(matches!(follower.allowed(&[]), Allowed::Only(_)));
-    let chosen = tokenizer.encode("b", false).unwrap();
+    let chosen = tokenizer.encode("z", false).unwrap();
     assert_eq!(follower.allowed(&chosen), Allowed::Nothing);
     // Other matchers are not canceled, regardless of total time.
     let plain = compile(Shape::Regex("ab{1,40}".into())).unwrap();

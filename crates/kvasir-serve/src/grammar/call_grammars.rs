@@ -83,7 +83,9 @@ impl CallGrammars {
         let mut starts = Vec::with_capacity(syntax.grammars.len());
         for layouts in &syntax.grammars {
             let grammar = calls_grammar(layouts, |text| vocabulary.literal(text)).map_err(GrammarError)?;
-            starts.push(Mutex::new(vocabulary.start(grammar)?));
+            let start = vocabulary.start(grammar)?;
+            vocabulary.rehearse(&start)?;
+            starts.push(Mutex::new(start));
         }
         let closing = syntax.closers();
         let trie = tok_env.tok_trie();

@@ -29,6 +29,7 @@ impl Shape {
             Self::JsonSchema(schema) => GrammarWithLexer::from_json_schema(json_schema(schema)?),
             Self::Regex(pattern) => {
                 limits::check_text(pattern, limits::MAX_PATTERN)?;
+                limits::check_escapes(pattern)?;
                 GrammarWithLexer::from_lark(format!("start: /{}/", regex_to_lark(pattern, "")))
             }
             Self::Grammar(text) => {

@@ -18,6 +18,8 @@ const MAX_PROPERTIES: usize = 2048;
 pub(crate) const MAX_CHOICES: usize = 4096;
 /// Largest repetition count or length bound in a schema.
 const MAX_COUNT: f64 = 65_536.0;
+/// Schema keywords whose values are data, not schemas.
+const DATA: &[&str] = &["const", "enum", "default", "examples"];
 /// Schema keywords whose count the grammar must unroll.
 const COUNTS: &[&str] = &["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
 
@@ -26,6 +28,8 @@ const COUNTS: &[&str] = &["minItems", "maxItems", "minLength", "maxLength", "min
 struct Size {
     bytes: usize,
     properties: usize,
+    /// Number of enclosing keywords whose values are data.
+    within_data: usize,
 }
 
 /// Rejects a schema that is too large to compile.
@@ -60,7 +64,13 @@ fn walk(value: &Value, depth: usize, size: &mut Size) -> Result<(), String> {
                 if let ("properties", Some(properties)) = (key.as_str(), item.as_object()) {
                     size.properties += properties.len();
                 }
+                let is_data = DATA.contains(&key.as_str());
+                if let ("pattern", Some(pattern), 0) = (key.as_str(), item.as_str(), size.within_data) {
+                    check_escapes(pattern).map_err(|why| format!("has a `pattern` that {why}"))?;
+                }
+                size.within_data += usize::from(is_data);
                 walk(item, depth + 1, size)?;
+                size.within_data -= usize::from(is_data);
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => size.bytes += 4,
@@ -96,4 +106,13 @@ pub(crate) fn check_text(text: &str, max: usize) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Rejects a regular expression that ends in the middle of an escape: the library drops the backslash.
+pub(super) fn check_escapes(pattern: &str) -> Result<(), String> {
+    let backslashes = pattern.bytes().rev().take_while(|byte| *byte == b'\\').count();
+    match backslashes % 2 {
+        0 => Ok(()),
+        _ => Err("ends in a backslash that escapes nothing".into()),
+    }
 }

@@ -20,6 +20,7 @@ pub(crate) mod limits;
 pub(crate) mod mask_threads;
 pub(crate) mod matcher_watchdog;
 pub(crate) mod reasoning_budget;
+pub(crate) mod rehearsal;
 pub(crate) mod spec;
 pub(crate) mod token_rules;
 pub(crate) mod vocabulary;

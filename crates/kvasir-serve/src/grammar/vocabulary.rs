@@ -8,6 +8,7 @@ use crate::grammar::{
     answer_constraint::AnswerConstraint,
     mask_threads::MaskThreads,
     matcher_watchdog::MatcherWatchdog,
+    rehearsal::rehearse,
     spec::{Part, Shape},
 };
 use kvasir_formats::Tokenizer;
@@ -98,12 +99,11 @@ impl Vocabulary {
     }
 
     fn compile_here(&self, shape: &Shape, lead: &[Part]) -> Result<Arc<dyn Constraint>, GrammarError> {
-        if !lead.is_empty() {
-            // Checks the specification alone first: behind `lead`, its errors would show only once
-            // it begins.
-            self.begin(shape, &[])?;
-        }
-        let start = self.begin(shape, lead)?;
+        // Checks the specification alone first: behind `lead`, its errors would show only once it
+        // begins.
+        let alone = self.begin(shape, &[])?;
+        self.rehearse(&alone)?;
+        let start = if lead.is_empty() { alone } else { self.begin(shape, lead)? };
         Ok(Arc::new(AnswerConstraint::new(start, self.mask_threads.clone(), self.watchdog.clone())))
     }
 
@@ -131,6 +131,15 @@ impl Vocabulary {
             continues.map_err(|_| GrammarError(ENDLESS.into()))?;
         }
         Ok(start)
+    }
+
+    /// Rejects a grammar whose masks exceed the library's limits within its first tokens.
+    pub(super) fn rehearse(&self, start: &Matcher) -> Result<(), GrammarError> {
+        let followed = rehearse(start, self.factory.tok_env().tok_trie(), &self.watchdog);
+        followed.map_err(|error| match error == Cancelled.to_string() {
+            true => GrammarError(ENDLESS.into()),
+            false => GrammarError(format!("{TOO_MUCH}: {}", short(&error))),
+        })
     }
 
     /// What all followers share: token trie, mask threads, watchdog.
@@ -231,6 +240,8 @@ impl TokenizerEnv for TokenizerAdapter {
 
 const NOTHING: &str = "allows nothing that this model can write";
 const ENDLESS: &str = "cannot be followed: what it leaves no choice about is too long, or has no end";
+
+pub(super) const TOO_MUCH: &str = "cannot be followed within the limits of a token";
 
 /// Maps a library error at the start of a grammar.
 fn grammar_error(error: &str) -> GrammarError {
