@@ -21,6 +21,7 @@ const GROUPS: [Group; 14] = [
         common: &["host", "port", "api-key", "model-name"],
         rest: &[
             "api-key-file",
+            "admin-key",
             "metrics-key",
             "open-health",
             "health-port",

@@ -38,4 +38,4 @@ mod timestamp;
 
 pub use crate::context::request_context::RequestContext;
 pub use crate::error::ApiError;
-pub use crate::host::step_subscription::{StepEvent, StepFeed, StepSubscription};
+pub use crate::host::step_subscription::{StepEvent, StepFeed, StepSubscription, Visibility};

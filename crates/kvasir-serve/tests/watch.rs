@@ -4,7 +4,7 @@
 
 use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, StepTrace};
 use kvasir_kv::{Radix, Token, blocks::BlockConfig};
-use kvasir_serve::{StepEvent, StepFeed, StepSubscription};
+use kvasir_serve::{StepEvent, StepFeed, StepSubscription, Visibility};
 use kvasir_sim::Toy;
 use kvasir_testkit::complete::drain;
 use std::collections::BTreeMap;
@@ -24,7 +24,11 @@ fn engine() -> (StepFeed, Engine<Toy>) {
 }
 
 fn add(engine: &mut Engine<Toy>, tag: u64, prompt: Token, max_tokens: u32) {
-    let params = Params { max_tokens, ignore_eos: true, ..Params::default() };
+    add_of_key(engine, 0, tag, prompt, max_tokens);
+}
+
+fn add_of_key(engine: &mut Engine<Toy>, key: u64, tag: u64, prompt: Token, max_tokens: u32) {
+    let params = Params { max_tokens, ignore_eos: true, key, ..Params::default() };
     engine.add_request(Request { tag, prompt: (10..10 + prompt).collect(), params }).unwrap();
 }
 
@@ -65,7 +69,7 @@ fn late_subscribers_get_a_full_snapshot() {
     for _ in 0..6 {
         engine.step().unwrap();
     }
-    let mut subscription = feed.subscribe().unwrap();
+    let mut subscription = feed.subscribe(Visibility::All).unwrap();
     add(&mut engine, 3, 9, 7);
     drain(&mut engine);
     let subscription = seen(&mut subscription);
@@ -78,7 +82,8 @@ fn late_subscribers_get_a_full_snapshot() {
 #[test]
 fn slow_subscribers_miss_steps_and_restart() {
     let (feed, mut engine) = engine();
-    let (mut slow, mut quick) = (feed.subscribe().unwrap(), feed.subscribe().unwrap());
+    let (mut slow, mut quick) =
+        (feed.subscribe(Visibility::All).unwrap(), feed.subscribe(Visibility::All).unwrap());
     add(&mut engine, 1, 5, 3000);
     let mut quickly = Vec::new();
     for _ in 0..2000 {
@@ -98,7 +103,7 @@ fn slow_subscribers_miss_steps_and_restart() {
 #[test]
 fn snapshot_after_a_gap_is_consistent() {
     let (feed, mut engine) = engine();
-    let mut slow = feed.subscribe().unwrap();
+    let mut slow = feed.subscribe(Visibility::All).unwrap();
     add(&mut engine, 1, 5, 2000);
     for _ in 0..1500 {
         engine.step().unwrap();
@@ -115,14 +120,57 @@ fn snapshot_after_a_gap_is_consistent() {
 #[test]
 fn subscriber_count_is_limited() {
     let (feed, mut engine) = engine();
-    let watching: Vec<_> = std::iter::from_fn(|| feed.subscribe().ok()).collect();
+    let watching: Vec<_> = std::iter::from_fn(|| feed.subscribe(Visibility::All).ok()).collect();
     assert_eq!(watching.len(), 16);
-    assert_eq!(feed.subscribe().err().unwrap().status, 429);
+    assert_eq!(feed.subscribe(Visibility::All).err().unwrap().status, 429);
     drop(watching);
-    let mut subscription = feed.subscribe().unwrap();
+    let mut subscription = feed.subscribe(Visibility::All).unwrap();
     add(&mut engine, 1, 3, 2);
     drain(&mut engine);
     assert_eq!(told(&seen(&mut subscription))[&1], (2, true));
     drop(engine);
-    assert_eq!(feed.subscribe().err().unwrap().status, 503, "nobody watches an engine that is gone");
+    assert_eq!(
+        feed.subscribe(Visibility::All).err().unwrap().status,
+        503,
+        "nobody watches an engine that is gone"
+    );
+}
+
+#[test]
+fn a_key_sees_its_own_requests_only() {
+    let (feed, mut engine) = engine();
+    add_of_key(&mut engine, 1, 10, 40, 9);
+    add_of_key(&mut engine, 2, 20, 40, 9);
+    engine.step().unwrap();
+    let mut own = feed.subscribe(Visibility::Key(1)).unwrap();
+    let mut all = feed.subscribe(Visibility::All).unwrap();
+    add_of_key(&mut engine, 2, 21, 8, 5);
+    add_of_key(&mut engine, 1, 11, 8, 5);
+    drain(&mut engine);
+    let (own, all) = (seen(&mut own), seen(&mut all));
+    assert_eq!(told(&own), BTreeMap::from([(10, (9, true)), (11, (5, true))]));
+    assert_eq!(told(&all).len(), 4);
+    // The requests of other keys have no number in the trace.
+    let numbers: Vec<u64> = own
+        .iter()
+        .flat_map(|event| match event {
+            StepEvent::Begin => Vec::new(),
+            StepEvent::Step(step) => {
+                let rows = step.rows.iter().map(|row| row.0);
+                let tables = step.tables.iter().map(|table| table.request);
+                rows.chain(tables).chain(step.admitted.iter().map(|admission| admission.0)).collect()
+            }
+        })
+        .collect();
+    assert!(!numbers.is_empty() && numbers.iter().all(|number| [1, 4].contains(number)), "{numbers:?}");
+}
+
+#[test]
+fn one_key_cannot_take_every_subscription() {
+    let (feed, _engine) = engine();
+    let own: Vec<_> = std::iter::from_fn(|| feed.subscribe(Visibility::Key(1)).ok()).collect();
+    assert_eq!(own.len(), 8);
+    assert!(feed.subscribe(Visibility::Key(2)).is_ok());
+    drop(own);
+    assert!(feed.subscribe(Visibility::Key(1)).is_ok());
 }

@@ -42,7 +42,7 @@ pub(crate) struct Args {
     health_port: Option<u16>,
     #[command(flatten)]
     key_args: KeyArgs,
-    /// Key that opens /metrics and /v1/engine/steps, and nothing else; API keys then do not open them
+    /// Key that opens /metrics and the steps of all requests, and nothing else; API keys then do not open /metrics
     #[arg(long, env = "KVASIR_METRICS_KEY", hide_env_values = true, value_name = "KEY")]
     metrics_key: Option<String>,
     /// Answer /health, /ready and /version without a key
@@ -93,7 +93,10 @@ struct KeyArgs {
     /// API key that clients must send, on every route except /live, /ping and the page; may be given several times
     #[arg(long, env = "KVASIR_API_KEY", hide_env_values = true, value_name = "KEY", value_delimiter = ',')]
     api_key: Vec<String>,
-    /// File of API keys, one per line as NAME: KEY or KEY; logs show the name; SIGHUP reloads it
+    /// API key of an administrator, which also opens /metrics and shows the steps of all keys' requests; may be given several times
+    #[arg(long, env = "KVASIR_ADMIN_KEY", hide_env_values = true, value_name = "KEY", value_delimiter = ',')]
+    admin_key: Vec<String>,
+    /// File of API keys, one per line as NAME: KEY or KEY, with a last word `admin` for an administrator's; logs show the name; SIGHUP reloads it
     #[arg(long, env = "KVASIR_API_KEY_FILE", value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 }
@@ -102,12 +105,16 @@ impl KeyArgs {
     /// The keys of `--api-key` and `--api-key-file`.
     fn keys(&self) -> Result<Vec<ApiKey>, Failure> {
         let mut keys = Vec::new();
-        for (i, key) in self.api_key.iter().enumerate() {
-            let secret = key.trim().to_owned();
-            if secret.is_empty() {
-                return Err(Failure::usage(format!("--api-key: key {} is empty", i + 1)));
+        for (option, list, is_admin) in
+            [("--api-key", &self.api_key, false), ("--admin-key", &self.admin_key, true)]
+        {
+            for (i, key) in list.iter().enumerate() {
+                let secret = key.trim().to_owned();
+                if secret.is_empty() {
+                    return Err(Failure::usage(format!("{option}: key {} is empty", i + 1)));
+                }
+                keys.push(ApiKey { name: None, secret, is_admin });
             }
-            keys.push(ApiKey { name: None, secret });
         }
         if let Some(file) = &self.api_key_file {
             let fail = |why: String| Failure::usage(format!("--api-key-file {}: {why}", file.display()));

@@ -2,7 +2,9 @@
 //! tables, block usage, events) and writes it to a sink.
 //!
 //! Invariant: the deltas add up. At every step the blocks that requests own are the blocks reported
-//! as held. A tracer that joins a running engine first writes the full state of every live request.
+//! as held. A tracer that joins a running engine first writes the full state of every live request. One
+//! that is limited to a client key writes that key's requests only: others are neither named nor
+//! described, but the pool's usage and the numbers of waiting and running requests count them.
 
 use crate::core::Core;
 use crate::engine::Observer;
@@ -45,6 +47,8 @@ struct Known {
 pub struct Tracer<S> {
     sink: S,
     window: Range<u64>,
+    /// The client key whose requests are written; `None` writes all.
+    only: Option<u64>,
     scheduled: u64,
     /// Whether the state before the window has been written.
     has_base: bool,
@@ -68,6 +72,7 @@ impl<S: TraceSink> Tracer<S> {
         Self {
             sink,
             window,
+            only: None,
             scheduled: 0,
             has_base: false,
             open: false,
@@ -85,6 +90,15 @@ impl<S: TraceSink> Tracer<S> {
     /// Joins a running engine: the first record contains the full state of every live request.
     pub fn for_running_engine(sink: S) -> Self {
         Self { scheduled: 1, ..Self::new(sink, 1..u64::MAX) }
+    }
+
+    /// Limits the trace to the requests of one client key.
+    pub fn only(self, key: u64) -> Self {
+        Self { only: Some(key), ..self }
+    }
+
+    fn shows(&self, key: u64) -> bool {
+        self.only.is_none_or(|only| only == key)
     }
 
     /// The sink.
@@ -118,6 +132,9 @@ impl<S: TraceSink> Tracer<S> {
             return;
         }
         for sequence in core.running().chain(core.waiting()) {
+            if !self.shows(sequence.params().key) {
+                continue;
+            }
             let (number, outputs) = (sequence.number(), sequence.outputs_len());
             let known = Known { number, outputs, computed: sequence.claimed(), ..Known::default() };
             self.live.insert(sequence.id(), known);
@@ -138,6 +155,11 @@ impl<S: TraceSink> Tracer<S> {
     fn decisions(&mut self, core: &Core) {
         let record = core.record();
         for arrival in &record.arrived {
+            // A request refused on arrival has no sequence, and no key is known of it.
+            let key = core.sequence(arrival.request).map(|sequence| sequence.params().key);
+            if self.only.is_some() && !key.is_some_and(|key| self.shows(key)) {
+                continue;
+            }
             let known = Known { number: arrival.number, ..Known::default() };
             if self.live.insert(arrival.request, known).is_none() {
                 let entry = (arrival.number, arrival.prompt, arrival.max_tokens, arrival.tag);
@@ -164,8 +186,9 @@ impl<S: TraceSink> Tracer<S> {
         }
         let projected = record.rectangle.projected.and_then(|request| self.number(request));
         let projection = &record.rectangle.projection;
-        self.record.projection =
-            projected.map(|number| (number, projection.own_end, projection.ends.clone()));
+        // The other ends are those of other requests.
+        let ends = if self.only.is_some() { Vec::new() } else { projection.ends.clone() };
+        self.record.projection = projected.map(|number| (number, projection.own_end, ends));
         self.record.rest_waiting = record.rest_waiting;
         self.record.rest_running = record.rest_running;
         let usage = record.usage;

@@ -4,14 +4,17 @@
 //! Backpressure: a subscriber whose queue is full misses steps, and restarts with a `Begin` event
 //! and a full snapshot once half its queue is read. A slow subscriber never delays the engine; each
 //! one costs the engine's thread one record per step. `tests/watch.rs` guards this.
+//!
+//! A subscriber with an API key sees that key's requests only, and a key has at most half of the
+//! subscriptions.
 
 use crate::error::ApiError;
+use crate::host::token_buffer::locked;
 use kvasir_engine::{Core, Nanos, Observer, StepTrace, TraceSink, Tracer};
 use kvasir_exec::{Step, StepError};
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-    mpsc,
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, mpsc},
 };
 use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
 
@@ -19,6 +22,17 @@ use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
 const BACKLOG: usize = 1024;
 /// Maximum number of subscribers.
 const MAX_SUBSCRIBERS: usize = 16;
+/// Maximum number of subscribers with one API key.
+const MAX_OF_KEY: usize = MAX_SUBSCRIBERS / 2;
+
+/// Whose requests a subscriber sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Visibility {
+    /// All requests.
+    All,
+    /// Those of this API key.
+    Key(u64),
+}
 
 /// An event of a subscription.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,32 +47,39 @@ pub enum StepEvent {
 #[derive(Clone)]
 pub struct StepFeed {
     sender: mpsc::Sender<Subscriber>,
-    count: Arc<AtomicUsize>,
+    counts: Arc<Mutex<HashMap<Visibility, usize>>>,
 }
 
 /// A subscription: events in order. Dropping it unsubscribes.
 pub struct StepSubscription {
     events: Receiver<StepEvent>,
-    count: Arc<AtomicUsize>,
+    sees: Visibility,
+    counts: Arc<Mutex<HashMap<Visibility, usize>>>,
 }
 
 impl StepFeed {
     /// A subscription handle, and the observer that must be installed in the engine.
     pub fn new() -> (Self, Box<dyn Observer>) {
         let (sender, receiver) = mpsc::channel();
-        let feed = Self { sender, count: Arc::default() };
+        let feed = Self { sender, counts: Arc::default() };
         (feed, Box::new(Subscribers { receiver, subscribers: Vec::new() }))
     }
 
     /// Subscribes from the next step on.
-    pub fn subscribe(&self) -> Result<StepSubscription, ApiError> {
-        if self.count.fetch_add(1, Ordering::Relaxed) >= MAX_SUBSCRIBERS {
-            self.count.fetch_sub(1, Ordering::Relaxed);
+    pub fn subscribe(&self, sees: Visibility) -> Result<StepSubscription, ApiError> {
+        let mut counts = locked(&self.counts);
+        if counts.values().sum::<usize>() >= MAX_SUBSCRIBERS {
             return Err(ApiError::too_many(format!("{MAX_SUBSCRIBERS} clients watch the engine already")));
         }
+        let own = counts.entry(sees).or_default();
+        if sees != Visibility::All && *own >= MAX_OF_KEY {
+            return Err(ApiError::too_many(format!("{own} clients of this key watch the engine already")));
+        }
+        *own += 1;
+        drop(counts);
         let (send, events) = channel(BACKLOG);
-        let events = StepSubscription { events, count: self.count.clone() };
-        let subscriber = Subscriber { send, tracer: None };
+        let events = StepSubscription { events, sees, counts: self.counts.clone() };
+        let subscriber = Subscriber { send, sees, tracer: None };
         self.sender.send(subscriber).map_err(|_| ApiError::unavailable("the engine has stopped"))?;
         Ok(events)
     }
@@ -78,7 +99,13 @@ impl StepSubscription {
 
 impl Drop for StepSubscription {
     fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        let mut counts = locked(&self.counts);
+        if let Some(count) = counts.get_mut(&self.sees) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.sees);
+            }
+        }
     }
 }
 
@@ -90,6 +117,7 @@ struct Subscribers {
 
 struct Subscriber {
     send: Sender<StepEvent>,
+    sees: Visibility,
     /// `None` while the subscriber is behind.
     tracer: Option<Tracer<SubscriberQueue>>,
 }
@@ -119,7 +147,11 @@ impl Subscriber {
             && self.send.try_send(StepEvent::Begin).is_ok()
         {
             let queue = SubscriberQueue { send: self.send.clone(), missed: false };
-            self.tracer = Some(Tracer::for_running_engine(queue));
+            let tracer = Tracer::for_running_engine(queue);
+            self.tracer = Some(match self.sees {
+                Visibility::All => tracer,
+                Visibility::Key(key) => tracer.only(key),
+            });
         }
         self.tracer.as_mut()
     }

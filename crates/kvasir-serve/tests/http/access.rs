@@ -7,7 +7,7 @@ use kvasir_sim::Toy;
 use std::time::Duration;
 
 fn server(access: AccessControl) -> Server {
-    let keys = Keys::new(vec![ApiKey { name: None, secret: "user".into() }]);
+    let keys = Keys::new(vec![ApiKey { name: None, secret: "user".into(), is_admin: false }]);
     Server::behind(Toy::new(), CacheKind::Paged, 256, AccessControl { keys, ..access }, Duration::MAX)
 }
 
@@ -19,8 +19,29 @@ fn the_metrics_key_opens_metrics_alone() {
         (status("/metrics", "ops"), status("/metrics", "user"), status("/metrics", "")),
         (200, 401, 401)
     );
-    assert_eq!(status("/v1/engine/steps", "user"), 401);
+    let steps = |server: &Server, key: &str| server.head("GET", "/v1/engine/steps", &[("x-api-key", key)]).0;
+    // An API key shows the steps of its own requests.
+    assert_eq!((steps(&server, "ops"), steps(&server, "user"), steps(&server, "")), (200, 200, 401));
     assert_eq!((status("/v1/models", "user"), status("/v1/models", "ops")), (200, 401));
+    let open = AccessControl { metrics_key: Some("ops".into()), ..AccessControl::default() };
+    let open = Server::behind(Toy::new(), CacheKind::Paged, 256, open, Duration::MAX);
+    assert_eq!(
+        (steps(&open, "ops"), steps(&open, "")),
+        (200, 401),
+        "without API keys, all requests are one's own"
+    );
+}
+
+#[test]
+fn admin_keys_open_everything() {
+    let key = |secret: &str, is_admin| ApiKey { name: None, secret: secret.into(), is_admin };
+    let keys = Keys::new(vec![key("user", false), key("boss", true)]);
+    let access = AccessControl { keys, ..AccessControl::default() };
+    let server = Server::behind(Toy::new(), CacheKind::Paged, 256, access, Duration::MAX);
+    let status = |path: &str, key: &str| server.head("GET", path, &[("x-api-key", key)]).0;
+    for (path, user) in [("/metrics", 401), ("/v1/engine/steps", 200), ("/v1/models", 200)] {
+        assert_eq!((status(path, "boss"), status(path, "user")), (200, user), "{path}");
+    }
 }
 
 #[test]

@@ -11,8 +11,10 @@ const ROUTE: &str = "/v1/chat/completions";
 
 fn server(origins: &[&str]) -> Server {
     let origins: Vec<String> = origins.iter().map(|origin| origin.to_string()).collect();
-    let (keys, origins) =
-        (Keys::new(vec![ApiKey { name: None, secret: "secret".into() }]), Origins::parse(&origins).unwrap());
+    let (keys, origins) = (
+        Keys::new(vec![ApiKey { name: None, secret: "secret".into(), is_admin: false }]),
+        Origins::parse(&origins).unwrap(),
+    );
     let access = AccessControl { keys, origins, ..AccessControl::default() };
     Server::behind(Toy::new(), CacheKind::Radix, 512, access, Duration::from_secs(3600))
 }

@@ -61,7 +61,7 @@ impl Server {
         keys: &[&str],
         step_timeout: Duration,
     ) -> Self {
-        let key = |secret: &&str| ApiKey { name: None, secret: secret.to_string() };
+        let key = |secret: &&str| ApiKey { name: None, secret: secret.to_string(), is_admin: false };
         let keys = Keys::new(keys.iter().map(key).collect());
         Self::behind(device, kind, slots, AccessControl { keys, ..AccessControl::default() }, step_timeout)
     }

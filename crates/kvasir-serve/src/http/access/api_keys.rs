@@ -18,11 +18,13 @@ pub struct ApiKey {
     pub name: Option<String>,
     /// What clients send.
     pub secret: String,
+    /// Whether it opens `/metrics` and shows the requests of all keys.
+    pub is_admin: bool,
 }
 
 impl ApiKey {
-    /// Parses a file of keys: one per line, as `NAME: KEY` or `KEY`. Lines that begin with `#` are
-    /// comments. Errors name the line.
+    /// Parses a file of keys: one per line, as `NAME: KEY` or `KEY`, with `admin` behind an admin's.
+    /// Lines that begin with `#` are comments. Errors name the line.
     pub fn parse_file(text: &str) -> Result<Vec<Self>, String> {
         let lines = text.lines().map(str::trim).enumerate();
         let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
@@ -31,11 +33,18 @@ impl ApiKey {
                 Some((name, secret)) => (Some(name.trim().to_owned()), secret.trim()),
                 None => (None, line),
             };
+            let (secret, is_admin) = match secret.split_once(char::is_whitespace) {
+                Some((secret, mark)) if mark.trim() == "admin" => (secret, true),
+                _ => (secret, false),
+            };
             let is_plain = secret.bytes().all(|byte| byte.is_ascii_graphic());
             if secret.is_empty() || !is_plain || name.as_deref() == Some("") {
-                return Err(format!("line {} is neither `NAME: KEY` nor `KEY`", at + 1));
+                return Err(format!(
+                    "line {} is neither `NAME: KEY` nor `KEY`, nor one with `admin`",
+                    at + 1
+                ));
             }
-            Ok(Self { name, secret: secret.to_owned() })
+            Ok(Self { name, secret: secret.to_owned(), is_admin })
         };
         lines.map(key).collect()
     }
@@ -92,6 +101,21 @@ impl Keys {
         })
     }
 
+    /// Whether an accepted key is an admin's.
+    pub fn is_admin(&self, id: u64) -> bool {
+        self.read(|list| list.accepted.iter().any(|(of, key)| *of == id && key.is_admin))
+    }
+
+    /// Whether any accepted key is an admin's.
+    pub fn has_admin(&self) -> bool {
+        self.read(|list| list.accepted.iter().any(|(_, key)| key.is_admin))
+    }
+
+    /// Number of accepted keys.
+    pub fn count(&self) -> usize {
+        self.read(|list| list.accepted.len())
+    }
+
     /// Name of an accepted key, if it has one.
     pub fn name(&self, id: u64) -> Option<String> {
         self.read(|list| list.accepted.iter().find(|(of, _)| *of == id).and_then(|(_, key)| key.name.clone()))
@@ -121,6 +145,10 @@ pub(crate) fn presents(headers: &HeaderMap, key: &str) -> bool {
 #[derive(Clone, Copy)]
 pub(crate) struct Caller(pub(crate) u64);
 
+/// Whether the caller may see the requests of all keys, as a request extension.
+#[derive(Clone, Copy)]
+pub(crate) struct SeesAll(pub(crate) bool);
+
 /// Constant-time comparison: the time depends on the lengths alone.
 fn eq_constant_time(key: &[u8], presented: &[u8]) -> bool {
     let differ =
@@ -133,7 +161,7 @@ mod tests {
     use super::*;
 
     fn key(secret: &str) -> ApiKey {
-        ApiKey { name: None, secret: secret.to_owned() }
+        ApiKey { name: None, secret: secret.to_owned(), is_admin: false }
     }
 
     fn headers(name: &'static str, value: &str) -> HeaderMap {
@@ -168,10 +196,11 @@ mod tests {
 
     #[test]
     fn files_have_a_key_per_line() {
-        let text = "# team\nalice: sk-1\n\n  sk-2  \n";
+        let text = "# team\nalice: sk-1\n\n  sk-2  \nops: sk-3  admin\n";
         let named = ApiKey { name: Some("alice".into()), ..key("sk-1") };
-        assert_eq!(ApiKey::parse_file(text), Ok(vec![named, key("sk-2")]));
-        for (wrong, line) in [("a: ", 1), ("ok\n: x", 2), ("two words", 1)] {
+        let admin = ApiKey { name: Some("ops".into()), is_admin: true, ..key("sk-3") };
+        assert_eq!(ApiKey::parse_file(text), Ok(vec![named, key("sk-2"), admin]));
+        for (wrong, line) in [("a: ", 1), ("ok\n: x", 2), ("two words", 1), ("a: admin b", 1)] {
             assert!(ApiKey::parse_file(wrong).unwrap_err().starts_with(&format!("line {line} ")), "{wrong}");
         }
     }

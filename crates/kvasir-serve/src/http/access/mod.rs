@@ -18,7 +18,7 @@ pub struct AccessControl {
     pub origins: Origins,
     /// Accepted `host` names.
     pub hosts: Hosts,
-    /// The only key that opens `/metrics` and the engine's steps, if set.
+    /// Key of `/metrics` and all steps, and of nothing else.
     pub metrics_key: Option<String>,
     /// Whether `/health`, `/ready` and `/version` need no key.
     pub open_health: bool,

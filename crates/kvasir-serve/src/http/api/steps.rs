@@ -1,10 +1,11 @@
 //! `GET /v1/engine/steps`: live engine steps as server-sent events, for the web UI's engine view.
 
 use crate::error::ApiError;
-use crate::host::step_subscription::{StepEvent, StepSubscription};
+use crate::host::step_subscription::{StepEvent, StepSubscription, Visibility};
+use crate::http::access::api_keys::{Caller, SeesAll};
 use crate::http::answers::sse::{self, event_stream};
 use crate::http::app::App;
-use axum::{extract::State, response::Response};
+use axum::{Extension, extract::State, response::Response};
 use futures_util::{StreamExt, stream};
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
@@ -16,10 +17,15 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// Maximum number of steps per write.
 const AT_ONCE: usize = 256;
 
-/// Streams every engine step. `begin` events carry the configuration and reset the drawing; all
+/// Streams every engine step, with the requests of the caller's key or, for an admin, all. `begin` events carry the configuration and reset the drawing; all
 /// others are steps in the trace page's format.
-pub(crate) async fn steps(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let subscription = app.live.feed.subscribe()?;
+pub(crate) async fn steps(
+    State(app): State<Arc<App>>,
+    Extension(Caller(key)): Extension<Caller>,
+    Extension(SeesAll(sees_all)): Extension<SeesAll>,
+) -> Result<Response, ApiError> {
+    let sees = if sees_all { Visibility::All } else { Visibility::Key(key) };
+    let subscription = app.live.feed.subscribe(sees)?;
     let setup = json!({"title": app.model.name, "setup": app.live.setup}).to_string();
     let begin = format!("event: begin\n{}", sse::event(&setup));
     let first = begin.clone();

@@ -2,7 +2,7 @@
 
 use crate::error::ApiError;
 use crate::http::access::AccessControl;
-use crate::http::access::api_keys::{Caller, presents};
+use crate::http::access::api_keys::{Caller, SeesAll, presents};
 use crate::http::app::App;
 use crate::http::error_response::ErrorFormat;
 use axum::{
@@ -17,15 +17,24 @@ pub(crate) async fn authorize(State(app): State<Arc<App>>, mut request: Request,
     let format = ErrorFormat::of(&request);
     let AccessControl { keys, origins, hosts, metrics_key, .. } = &app.access;
     let known = hosts.check(request.uri(), request.headers(), origins).map_err(ApiError::unknown_host);
-    let observed = matches!(request.uri().path(), "/metrics" | "/v1/engine/steps");
-    let caller = known.and_then(|()| match metrics_key.as_deref().filter(|_| observed) {
-        Some(key) if presents(request.headers(), key) => Ok(0),
-        Some(_) => Err(ApiError::unauthorized()),
-        None => keys.check(request.headers()),
+    let (is_metrics, is_steps) =
+        (request.uri().path() == "/metrics", request.uri().path() == "/v1/engine/steps");
+    let has_metrics_key = metrics_key.as_deref().is_some_and(|key| presents(request.headers(), key));
+    let caller = known.and_then(|()| {
+        if has_metrics_key && (is_metrics || is_steps) {
+            return Ok((0, true));
+        }
+        let key = keys.check(request.headers())?;
+        let sees_all = keys.is_admin(key) || keys.is_empty() && metrics_key.is_none();
+        // Without a key for it, every API key opens `/metrics`, which names no key.
+        let is_reserved = metrics_key.is_some() || keys.has_admin();
+        let is_reserved = is_reserved && (is_metrics || is_steps && keys.is_empty());
+        if is_reserved && !sees_all { Err(ApiError::unauthorized()) } else { Ok((key, sees_all)) }
     });
     let response = match caller {
-        Ok(key) => {
+        Ok((key, sees_all)) => {
             request.extensions_mut().insert(Caller(key));
+            request.extensions_mut().insert(SeesAll(sees_all));
             next.run(request).await
         }
         Err(error) => error.into_response(),
