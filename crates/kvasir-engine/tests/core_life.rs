@@ -322,6 +322,30 @@ fn queue_order_decides_admission() {
 }
 
 #[test]
+fn low_priority_is_not_starved() {
+    let limits = Limits { max_num_seqs: 1, ..Limits::default() };
+    let mut core = Core::new(limits, Order::Priority, Box::new(Chunked::new(64, Mixing::Off)), paged(64));
+    let add = |core: &mut Core, tag: u64, priority: i32| {
+        let mut one = request(&[1; 4], 1);
+        (one.tag, one.params.priority) = (tag, priority);
+        core.add(one, 0).unwrap();
+    };
+    // Three urgent requests wait at any time, beside three that are not.
+    (0..3).for_each(|tag| add(&mut core, tag, i32::MIN));
+    (100..103).for_each(|tag| add(&mut core, tag, i32::MAX));
+    let mut ended = Vec::new();
+    while ended.len() < 60 {
+        assert!(turn(&mut core, 30));
+        for one in std::mem::take(&mut core.outbox().ended) {
+            ended.push(one.tag);
+            add(&mut core, 100 + ended.len() as u64 + 2, i32::MAX);
+        }
+    }
+    let at = |tag: u64| ended.iter().position(|other| *other == tag);
+    assert_eq!([at(0), at(1), at(2)], [Some(16), Some(32), Some(48)]);
+}
+
+#[test]
 fn watermark_stays_free_while_requests_run() {
     for (watermark, both) in [(0, true), (200, false)] {
         // Ten blocks of four; a fifth of them is eight slots.

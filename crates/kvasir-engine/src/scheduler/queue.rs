@@ -5,6 +5,10 @@
 //! once the deficit covers its cost, which is prompt tokens plus the maximum of its output tokens.
 //! Unused output tokens are refunded. A preempted request returns to the front of its priority
 //! class or key.
+//!
+//! Priority with ageing: of every [`AGEING_INTERVAL`] admissions one goes to the request that arrived
+//! first, whatever its priority. So no priority starves, and a flood of old requests delays urgent ones
+//! by that share only.
 
 use crate::request::sequence::Sequence;
 use serde::{Deserialize, Serialize};
@@ -20,7 +24,7 @@ pub enum Order {
     /// First come, first served.
     #[default]
     Fcfs,
-    /// Higher priority first, then by arrival.
+    /// Higher priority first, then by arrival; every sixteenth admission goes to the first arrival.
     Priority,
     /// Deficit round robin over client keys: each key with waiting requests gets the same token
     /// throughput.
@@ -39,6 +43,8 @@ impl fmt::Display for Order {
 
 /// Tokens granted to a key per turn of the round robin.
 const QUANTUM: i64 = 1024;
+/// Admissions under `Priority` of which one goes to the first arrival.
+const AGEING_INTERVAL: u64 = 16;
 
 /// Waiting requests in admission order. Preempted requests go to the front.
 #[derive(Debug, Default)]
@@ -52,6 +58,8 @@ pub(crate) struct Queue {
     active: VecDeque<u64>,
     /// The key that has received its quantum in this turn.
     granted: Option<u64>,
+    /// Admissions so far.
+    admissions: u64,
     len: usize,
 }
 
@@ -59,7 +67,10 @@ pub(crate) struct Queue {
 #[derive(Clone, Copy, Debug)]
 struct Queued {
     entry: u32,
-    priority: i32,
+    /// Its priority; the largest value for the request whose turn it is by age.
+    priority: i64,
+    /// Arrival number.
+    number: u64,
     cost: i64,
 }
 
@@ -73,7 +84,7 @@ struct Flow {
 impl Queued {
     fn new(entry: u32, sequence: &Sequence) -> Self {
         let cost = i64::from(sequence.len()) + i64::from(sequence.outputs_left());
-        Self { entry, priority: sequence.params().priority, cost }
+        Self { entry, priority: sequence.params().priority.into(), number: sequence.number(), cost }
     }
 }
 
@@ -143,8 +154,20 @@ impl Queue {
         if let Some(flow) = self.flows.get_mut(&key) {
             flow.deficit -= queued.cost;
         }
+        self.admissions += 1;
+        if self.order == Order::Priority && self.admissions.is_multiple_of(AGEING_INTERVAL) {
+            self.put_first_arrival_first();
+        }
         self.advance();
         true
+    }
+
+    /// Gives the next admission to the request that arrived first.
+    fn put_first_arrival_first(&mut self) {
+        let first = self.fifo.iter().enumerate().min_by_key(|(_, queued)| queued.number);
+        let Some(mut first) = first.map(|(at, _)| at).and_then(|at| self.fifo.remove(at)) else { return };
+        first.priority = i64::MAX;
+        self.fifo.push_front(first);
     }
 
     /// Removes a request that ended while waiting. False if it was not queued.
