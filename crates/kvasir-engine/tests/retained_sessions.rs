@@ -45,6 +45,31 @@ fn retained(engine: &Engine<Toy>, sessions: std::ops::RangeInclusive<u64>) -> Ve
 }
 
 #[test]
+fn a_key_with_many_sessions_evicts_its_own_first() {
+    for kind in FORKING {
+        let mut engine = engine(kind, 64, false);
+        let turn = |engine: &mut Engine<Toy>, key: u64, session: u64| {
+            let mut request = request(&[session as Token; 12], 0, Some(session));
+            request.params.key = key;
+            complete(engine, request);
+        };
+        // The oldest session is another key's only one.
+        turn(&mut engine, 2, 1);
+        for session in 2..=5 {
+            turn(&mut engine, 1, session);
+        }
+        assert_eq!(retained(&engine, 1..=5), [12; 5], "{kind}");
+        turn(&mut engine, 1, 6);
+        assert_eq!(retained(&engine, 1..=6), [12, 0, 12, 12, 12, 12], "{kind}");
+        // Key 1 has more than its half until two of its sessions are left.
+        for session in 7..=9 {
+            turn(&mut engine, 3, session);
+        }
+        assert_eq!(retained(&engine, 1..=1), [12], "{kind}");
+    }
+}
+
+#[test]
 fn aborted_waiting_turn_leaves_its_session_unchanged() {
     for kind in FORKING {
         for prefix_cache in [false, true] {

@@ -1,5 +1,9 @@
 //! Retained K/V of sessions: the cache sequence of a session's last request stays in the KV cache
-//! for its next turn, until its slots are needed. Eviction is LRU.
+//! for its next turn, until its slots are needed.
+//!
+//! Eviction order: first what client keys retain beyond their equal share of all retained tokens, then
+//! the rest; each part least recently used first. So a key with many sessions does not evict those of
+//! others.
 //!
 //! Invariants:
 //!
@@ -7,8 +11,7 @@
 //!   `find_victims` determines this beforehand and changes nothing.
 //! - The cache counts the slots that an eviction frees: a block shared by several sessions is freed
 //!   with its last owner.
-//! - Retained sequences are evicted in least-recently-used order; one that would free nothing is
-//!   skipped.
+//! - Retained sequences are evicted in that order; one that would free nothing is skipped.
 //! - A retained sequence ends at a block boundary and is reused only under the same tenant salt.
 //!
 //! Guarded by `tests/retained_sessions.rs` and `tests/sessions.rs`.
@@ -26,6 +29,8 @@ pub(crate) struct RetainedSequence {
     /// The tokens whose K/V it holds.
     pub(crate) tokens: Vec<Token>,
     salt: u64,
+    /// The client key of its last request.
+    key: u64,
     /// LRU stamp: larger is more recent.
     used: u64,
 }
@@ -49,7 +54,9 @@ pub(crate) struct RetainedSessions {
     victims: Vec<SeqId>,
     /// Retained lengths that changed and are not in the outbox yet.
     reports: Vec<(SessionId, u32)>,
-    by_use: Vec<(u64, SeqId)>,
+    /// Eviction order: whether it is within its key's share, LRU stamp, sequence.
+    by_use: Vec<(bool, u64, SeqId)>,
+    shares: BTreeMap<u64, u64>,
     candidates: Vec<SeqId>,
 }
 
@@ -144,7 +151,8 @@ impl RetainedSessions {
         self.evict(cache, session);
         sequence.cache = None;
         let tokens = sequence.tokens.gather().iter().take(len as usize).copied().collect();
-        let retained = RetainedSequence { seq, tokens, salt: sequence.cold.params.salt, used: 0 };
+        let (salt, key) = (sequence.cold.params.salt, sequence.cold.params.key);
+        let retained = RetainedSequence { seq, tokens, salt, key, used: 0 };
         self.insert(session, retained, steps_in_flight);
     }
 
@@ -220,21 +228,43 @@ impl RetainedSessions {
         }
     }
 
-    /// Evicts the least recently used session. False if there is none.
+    /// Evicts the first session in eviction order. False if there is none.
     pub(crate) fn evict_oldest(&mut self, cache: &mut dyn Cache) -> bool {
-        let oldest = self.entries.iter().min_by_key(|(_, retained)| retained.used);
-        let oldest = oldest.map(|(session, _)| *session);
-        oldest.inspect(|session| self.evict(cache, *session)).is_some()
+        self.list_candidates(None);
+        let first = self.candidates.first().copied();
+        let first = self.entries.iter().find(|(_, retained)| Some(retained.seq) == first);
+        let first = first.map(|(session, _)| *session);
+        first.inspect(|session| self.evict(cache, *session)).is_some()
     }
 
-    /// Lists eviction candidates in LRU order: the sequences of all sessions except one.
+    /// Lists eviction candidates in order: the sequences of all sessions except one.
+    ///
+    /// Of each key, the most recently used sequences are within its share as long as their tokens are.
     fn list_candidates(&mut self, except: Option<SessionId>) {
-        self.by_use.clear();
-        let others = self.entries.iter().filter(|(session, _)| Some(**session) != except);
-        self.by_use.extend(others.map(|(_, retained)| (retained.used, retained.seq)));
-        self.by_use.sort_unstable();
-        self.candidates.clear();
-        self.candidates.extend(self.by_use.iter().map(|(_, seq)| *seq));
+        let Self { entries, by_use, shares, candidates, .. } = self;
+        shares.clear();
+        shares.extend(entries.values().map(|retained| (retained.key, 0)));
+        let tokens: u64 = entries.values().map(|retained| retained.tokens.len() as u64).sum();
+        let share = tokens / shares.len().max(1) as u64;
+        by_use.clear();
+        by_use.extend(entries.values().map(|retained| (true, retained.used, retained.seq)));
+        if shares.len() > 1 {
+            let of_seq: BTreeMap<u64, (u64, u64)> = entries
+                .values()
+                .map(|retained| (retained.used, (retained.key, retained.tokens.len() as u64)))
+                .collect();
+            by_use.sort_unstable();
+            for (is_within, used, _) in by_use.iter_mut().rev() {
+                let Some((key, len)) = of_seq.get(used) else { continue };
+                let sum = shares.entry(*key).or_default();
+                *sum += len;
+                *is_within = *sum <= share;
+            }
+        }
+        by_use.sort_unstable();
+        let except = except.and_then(|session| entries.get(&session)).map(|retained| retained.seq);
+        candidates.clear();
+        candidates.extend(by_use.iter().map(|(_, _, seq)| *seq).filter(|seq| Some(*seq) != except));
     }
 
     /// Victim search: the LRU retained sequences whose eviction frees enough slots, for
@@ -308,7 +338,8 @@ impl RetainedSessions {
         self.evict(cache, into);
         let len = self.whole_blocks(at.min(self.len_of(from)));
         let Some(source) = self.entries.get(&from).filter(|_| len > 0) else { return 0 };
-        let (tokens, salt) = (source.tokens.iter().take(len as usize).copied().collect(), source.salt);
+        let (salt, key) = (source.salt, source.key);
+        let tokens = source.tokens.iter().take(len as usize).copied().collect();
         let source = source.seq;
         // A single-sequence cache, or one at its sequence limit, cannot share; the fork recomputes
         // its K/V.
@@ -322,7 +353,7 @@ impl RetainedSessions {
             debug_assert!(closed.is_ok(), "{closed:?}");
             return 0;
         }
-        self.insert(into, RetainedSequence { seq, tokens, salt, used: 0 }, steps_in_flight);
+        self.insert(into, RetainedSequence { seq, tokens, salt, key, used: 0 }, steps_in_flight);
         len
     }
 }
