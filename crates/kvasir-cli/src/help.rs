@@ -100,6 +100,7 @@ const GROUPS: [Group; 14] = [
             "rate-limit",
             "max-priority",
             "max-connections",
+            "max-connections-per-peer",
             "client-timeout",
             "step-timeout",
         ],

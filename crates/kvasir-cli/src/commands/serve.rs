@@ -173,6 +173,9 @@ struct LimitArgs {
     /// Maximum open connections; further ones get 503
     #[arg(long, default_value_t = 4096, env = "KVASIR_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
+    /// Maximum open connections per client address, or IPv6 network of 64 bits; this machine's are not limited [default: half of --max-connections]
+    #[arg(long, env = "KVASIR_MAX_CONNECTIONS_PER_PEER", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections_per_peer: Option<u32>,
     /// Timeout in seconds for reading a request, for writing to a slow client, and for idle connections
     #[arg(long, default_value_t = 30, env = "KVASIR_CLIENT_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     client_timeout: u32,
@@ -295,6 +298,8 @@ impl Args {
         let reports = self.reports.start()?;
         let limits = &self.limits;
         let max_connections = limits.max_connections as usize;
+        let peer_connections =
+            limits.max_connections_per_peer.map_or(max_connections.div_ceil(2), |n| n as usize);
         let timeout = Duration::from_secs(limits.client_timeout.into());
         let own_name = self.model_name.iter().find(|name| *name != "*").cloned();
         let service = Service {
@@ -362,7 +367,7 @@ impl Args {
                 let warning = "the chat template renders no tools: requests with tools get a generic prompt";
                 tell(&reports, warning, Vec::new());
             }
-            let listener = listener.with_read_timeout(timeout);
+            let listener = listener.with_read_timeout(timeout).with_peer_limit(peer_connections);
             let grace = Duration::from_secs(self.grace);
             let stop = async {
                 shutdown_signal().await;

@@ -15,7 +15,7 @@ use llguidance::{Matcher, toktrie::TokTrie};
 use std::time::{Duration, Instant};
 
 /// Tokens of a walk that are followed however long they take.
-const MIN_STEPS: usize = 24;
+const MIN_STEPS: usize = 64;
 const MAX_STEPS: usize = 256;
 /// Time of both walks.
 const TIME_LIMIT: Duration = Duration::from_millis(20);

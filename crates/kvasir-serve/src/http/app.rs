@@ -309,7 +309,7 @@ impl App {
             return Err(reader.error("continue_final_message", "cannot be combined with `session`"));
         }
         self.expire_sessions();
-        self.sessions.check_memory()?;
+        self.sessions.check_memory(key)?;
         let own = reader.list("messages", usize::MAX)?.unwrap_or_default();
         let (turn, earlier) = self.sessions.begin(name, key, |session| {
             let earlier = session.messages().map(<[Value]>::to_vec);

@@ -4,6 +4,7 @@
 
 pub(crate) mod recorder;
 pub(crate) mod responses;
+pub(crate) mod shared_memory;
 pub(crate) mod store;
 
 pub use crate::session::store::{

@@ -5,16 +5,15 @@
 //! the prefix cache.
 //!
 //! Invariants: a key sees only its own responses. The store keeps at most [`MAX_RESPONSES`] and
-//! about [`MAX_BYTES`] of JSON text, each for [`TTL`]; the oldest go first.
+//! about [`MAX_BYTES`] of JSON text, each for [`TTL`]. When memory is full, the oldest responses of the key
+//! that holds most of it go first.
 
 use crate::error::ApiError;
+use crate::session::shared_memory::{HeldBytes, SharedMemory};
 use serde_json::Value;
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -31,14 +30,7 @@ const TTL: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug)]
 struct Segment {
     items: Vec<Value>,
-    bytes: usize,
-    held: Arc<AtomicUsize>,
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+    _bytes: HeldBytes,
 }
 
 /// A conversation up to and including a response. Clones share the items.
@@ -66,7 +58,7 @@ struct StoredResponse {
 #[derive(Debug, Default)]
 pub(crate) struct ResponseStore {
     table: Mutex<Table>,
-    held: Arc<AtomicUsize>,
+    memory: Arc<SharedMemory>,
 }
 
 #[derive(Debug, Default)]
@@ -85,8 +77,7 @@ impl ResponseStore {
         items.extend(output);
         // The output stands in the response object, too.
         let bytes = items.iter().map(|item| item.to_string().len()).sum::<usize>() * 2;
-        self.held.fetch_add(bytes, Ordering::Relaxed);
-        let segment = Arc::new(Segment { items, bytes, held: self.held.clone() });
+        let segment = Arc::new(Segment { items, _bytes: self.memory.hold(owner, bytes) });
         let mut conversation = before.clone();
         conversation.0.push(segment);
         let stored =
@@ -108,12 +99,20 @@ impl ResponseStore {
         }
         while let Some(id) = table.order.front() {
             let keeps = table.by_id.get(id).is_some_and(|oldest| oldest.since.elapsed() < TTL);
-            let fits = table.by_id.len() <= MAX_RESPONSES && self.held.load(Ordering::Relaxed) <= MAX_BYTES;
-            // The response just stored is kept in any case.
-            if keeps && (fits || table.order.len() == 1) {
+            if keeps && table.by_id.len() <= MAX_RESPONSES {
                 break;
             }
             let id = table.order.pop_front();
+            id.map(|id| table.by_id.remove(&id));
+        }
+        while self.memory.total() > MAX_BYTES {
+            let largest = self.memory.largest();
+            let is_of = |id: &String| table.by_id.get(id).is_some_and(|stored| Some(stored.owner) == largest);
+            // The response just stored is kept in any case.
+            let Some(at) = table.order.iter().position(is_of).filter(|at| at + 1 < table.order.len()) else {
+                break;
+            };
+            let id = table.order.remove(at);
             id.map(|id| table.by_id.remove(&id));
         }
     }
@@ -174,16 +173,16 @@ mod tests {
     fn a_chain_holds_each_item_once_and_survives_its_parts() {
         let store = ResponseStore::default();
         respond(&store, "a", &Conversation::default(), "one");
-        let first = store.held.load(Ordering::Relaxed);
+        let first = store.memory.total();
         respond(&store, "b", &store.conversation("a", 1).unwrap(), "two");
-        assert_eq!(store.held.load(Ordering::Relaxed), 2 * first);
+        assert_eq!(store.memory.total(), 2 * first);
         let items = |id: &str| store.conversation(id, 1).unwrap().items().count();
         assert_eq!((items("a"), items("b"), store.input("b", 1).unwrap().len()), (2, 4, 1));
         store.remove("a", 1).unwrap();
         assert_eq!(items("b"), 4);
         assert_eq!(store.get("a", 1).unwrap_err().status, 404);
         store.remove("b", 1).unwrap();
-        assert_eq!(store.held.load(Ordering::Relaxed), 0);
+        assert_eq!(store.memory.total(), 0);
     }
 
     #[test]
@@ -194,6 +193,21 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_fills_memory_pushes_out_its_own() {
+        let store = ResponseStore::default();
+        let respond = |owner, id: &str, text: &str| {
+            let response = json!({"id": id, "output": [{"type": "message", "text": text}]});
+            store.insert(owner, &Conversation::default(), Vec::new(), response);
+        };
+        respond(2, "other", "short");
+        let long = "x".repeat(MAX_BYTES / 8);
+        for i in 0..6 {
+            respond(1, &i.to_string(), &long);
+        }
+        assert!(store.get("other", 2).is_ok() && store.get("0", 1).is_err() && store.get("5", 1).is_ok());
+    }
+
+    #[test]
     fn the_oldest_go_when_memory_is_full() {
         let store = ResponseStore::default();
         let long = "x".repeat(MAX_BYTES / 8);
@@ -201,7 +215,7 @@ mod tests {
             respond(&store, &i.to_string(), &Conversation::default(), &long);
         }
         let kept: Vec<bool> = (0..6).map(|i| store.get(&i.to_string(), 1).is_ok()).collect();
-        assert!(store.held.load(Ordering::Relaxed) <= MAX_BYTES);
+        assert!(store.memory.total() <= MAX_BYTES);
         assert_eq!(kept, [false, false, false, true, true, true]);
     }
 }

@@ -6,16 +6,14 @@
 //! is counted once across forks, which share it (copy-on-write).
 
 use crate::error::ApiError;
+use crate::session::shared_memory::{HeldBytes, SharedMemory};
 use kvasir_engine::SessionId;
 use kvasir_kv::Token;
 use serde_json::Value;
 use std::{
     collections::HashMap,
     ops::Deref,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -23,7 +21,7 @@ use std::{
 pub const MAX_SESSIONS: usize = 4096;
 /// Maximum sessions per key, so that one key cannot exhaust the store.
 const MAX_OF_KEY: usize = MAX_SESSIONS / 2;
-/// Bytes of all messages beyond which no session may grow.
+/// Bytes of all messages beyond which sessions of keys with more than their share may not grow.
 const MAX_BYTES: usize = 1 << 30;
 
 /// Content of a session. Text or messages, fixed by the first turn.
@@ -45,8 +43,7 @@ pub type Tokens = Arc<[Token]>;
 #[derive(Debug)]
 pub struct Messages {
     list: Vec<Value>,
-    bytes: usize,
-    bytes_held: Arc<AtomicUsize>,
+    _bytes: HeldBytes,
 }
 
 impl Deref for Messages {
@@ -60,12 +57,6 @@ impl Deref for Messages {
 impl PartialEq for Messages {
     fn eq(&self, other: &Self) -> bool {
         self.list == other.list
-    }
-}
-
-impl Drop for Messages {
-    fn drop(&mut self) {
-        self.bytes_held.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -118,6 +109,11 @@ impl Session {
         Self { content, tokens, used: Instant::now(), busy: false, ..*self }
     }
 
+    /// Id of the key that owns it.
+    pub fn owner(&self) -> u64 {
+        self.owner
+    }
+
     /// Remaining time to live.
     pub fn remaining_ttl(&self) -> Duration {
         self.ttl.saturating_sub(self.used.elapsed())
@@ -149,7 +145,7 @@ fn id_of(name: &str) -> Option<SessionId> {
 pub struct Sessions {
     table: Mutex<HashMap<SessionId, Session>>,
     /// Bytes of all live messages.
-    bytes_held: Arc<AtomicUsize>,
+    memory: Arc<SharedMemory>,
 }
 
 impl Sessions {
@@ -158,20 +154,20 @@ impl Sessions {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wraps messages so that their memory is counted.
-    pub fn messages(&self, list: Vec<Value>) -> SessionContent {
-        let (bytes, bytes_held) = (list.iter().map(bytes_of).sum(), self.bytes_held.clone());
-        bytes_held.fetch_add(bytes, Ordering::Relaxed);
-        SessionContent::Messages(Arc::new(Messages { list, bytes, bytes_held }))
+    /// Wraps messages so that their memory is counted toward a key.
+    pub fn messages(&self, owner: u64, list: Vec<Value>) -> SessionContent {
+        let _bytes = self.memory.hold(owner, list.iter().map(bytes_of).sum());
+        SessionContent::Messages(Arc::new(Messages { list, _bytes }))
     }
 
-    /// Rejects growth while messages exceed the memory limit.
-    pub fn check_memory(&self) -> Result<(), ApiError> {
-        match self.bytes_held.load(Ordering::Relaxed) {
-            bytes_held if bytes_held > MAX_BYTES => Err(ApiError::too_many(format!(
-                "the messages of all sessions take {bytes_held} bytes and may take {MAX_BYTES}: delete some sessions"
+    /// Rejects growth of a key's sessions while messages exceed the memory limit and the key has more
+    /// than its share of it.
+    pub fn check_memory(&self, owner: u64) -> Result<(), ApiError> {
+        match self.memory.excess(owner, MAX_BYTES) {
+            Some(own) => Err(ApiError::too_many(format!(
+                "the messages of this key's sessions take {own} bytes, and all sessions may take {MAX_BYTES}: delete some sessions"
             ))),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -294,7 +290,7 @@ impl Sessions {
             session.busy = true;
             Ok(made)
         })?;
-        Ok((Turn { sessions: self.clone(), id }, made))
+        Ok((Turn { sessions: self.clone(), id, owner }, made))
     }
 }
 
@@ -308,6 +304,7 @@ fn shortened(name: &str) -> String {
 pub struct Turn {
     sessions: Arc<Sessions>,
     id: SessionId,
+    owner: u64,
 }
 
 impl Turn {
@@ -318,7 +315,7 @@ impl Turn {
 
     /// Wraps messages so that their memory is counted.
     pub fn messages(&self, list: Vec<Value>) -> SessionContent {
-        self.sessions.messages(list)
+        self.sessions.messages(self.owner, list)
     }
 
     /// Commits the new content.
@@ -412,19 +409,23 @@ mod tests {
     #[test]
     fn forks_count_shared_messages_once() {
         let sessions = Arc::new(Sessions::default());
-        let content = sessions.messages(vec![serde_json::json!({"content": "x".repeat(MAX_BYTES / 2)})]);
-        let bytes_held = || sessions.bytes_held.load(Ordering::Relaxed);
-        let one = bytes_held();
+        let half = |owner, letter: &str| {
+            sessions.messages(owner, vec![serde_json::json!({"content": letter.repeat(MAX_BYTES / 2)})])
+        };
+        let content = half(1, "x");
+        let one = sessions.memory.total();
         assert!(one > MAX_BYTES / 2 && one < MAX_BYTES / 2 + 1000);
-        let trunk = Session::new(SessionId(0), 0, Duration::from_secs(9));
+        let trunk = Session::new(SessionId(0), 1, Duration::from_secs(9));
         let forks = (0..100).map(|id| (SessionId(id), trunk.fork(content.clone(), Tokens::default())));
         sessions.insert(forks.collect()).unwrap();
-        assert_eq!((bytes_held(), status(sessions.check_memory())), (one, 200));
-        let other = sessions.messages(vec![serde_json::json!(["y".repeat(MAX_BYTES / 2)])]);
-        assert_eq!(status(sessions.check_memory()), 429);
-        drop((content, other));
-        assert_eq!((bytes_held(), status(sessions.check_memory())), (one, 200));
+        assert_eq!((sessions.memory.total(), status(sessions.check_memory(1))), (one, 200));
+        let other = half(1, "y");
+        // Only the key that has filled the memory is refused.
+        assert_eq!((status(sessions.check_memory(1)), status(sessions.check_memory(2))), (429, 200));
+        drop(other);
+        assert_eq!((sessions.memory.total(), status(sessions.check_memory(1))), (one, 200));
+        drop(content);
         sessions.remove_all(&(0..100).map(SessionId).collect::<Vec<_>>());
-        assert_eq!(bytes_held(), 0);
+        assert_eq!(sessions.memory.total(), 0);
     }
 }

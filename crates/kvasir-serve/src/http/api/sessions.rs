@@ -39,7 +39,7 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Ans
     drop(body);
     app.check_model(request.model.as_deref())?;
     app.expire_sessions();
-    app.sessions.check_memory()?;
+    app.sessions.check_memory(key)?;
     let (content, tokens, param) = match request.initial {
         InitialContent::Empty => (SessionContent::Empty, Tokens::default(), "prompt"),
         InitialContent::Prompt(prompt) => {
@@ -48,7 +48,7 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Ans
         }
         InitialContent::Messages(messages) => {
             let tokens = rendered(&app, &messages, &ignored)?;
-            (app.sessions.messages(messages), tokens, "messages")
+            (app.sessions.messages(key, messages), tokens, "messages")
         }
     };
     let id = app.new_session();
@@ -266,9 +266,10 @@ fn truncated(
         {
             None => Err(beyond("messages", k, messages.len())),
             Some(all) if all.len() == messages.len() => Ok((session.content.clone(), session.tokens.clone())),
-            Some(kept) => {
-                Ok((app.sessions.messages(kept.to_vec()), rendered(app, kept, &IgnoredFields::default())?))
-            }
+            Some(kept) => Ok((
+                app.sessions.messages(session.owner(), kept.to_vec()),
+                rendered(app, kept, &IgnoredFields::default())?,
+            )),
         },
         (SessionPosition::Message(_), SessionContent::Text | SessionContent::Empty) => {
             Err(ApiError::param(param, format!("`{param}` counts messages, and this session has none")))

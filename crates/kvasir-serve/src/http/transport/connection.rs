@@ -5,6 +5,7 @@
 //! ([`exchange`](super::exchange)).
 
 use crate::http::transport::exchange::{Exchange, INTERIM, PROBE_INTERVAL};
+use crate::http::transport::peers::PeerPermit;
 use std::{
     future::Future,
     io,
@@ -103,7 +104,7 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// A client's connection. Dropping it frees its permit.
+/// A client's connection. Dropping it frees its permits.
 pub struct Connection {
     stream: Stream,
     /// Request head of a probe, already consumed for classification and replayed from here.
@@ -118,6 +119,7 @@ pub struct Connection {
     /// Looks for the client's reset since its stream has ended, and the time of the next.
     end_probes: Option<(u32, Pin<Box<Sleep>>)>,
     _permit: OwnedSemaphorePermit,
+    _peer: Option<PeerPermit>,
 }
 
 impl Connection {
@@ -132,7 +134,13 @@ impl Connection {
             is_unflushed: false,
             end_probes: None,
             _permit: permit,
+            _peer: None,
         }
+    }
+
+    /// Counts it as its peer's.
+    pub(super) fn of_peer(self, peer: PeerPermit) -> Self {
+        Self { _peer: Some(peer), ..self }
     }
 
     /// A connection of the reserve whose request head is a probe's.

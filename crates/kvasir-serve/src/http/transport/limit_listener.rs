@@ -1,10 +1,11 @@
-//! Listener with a connection limit: terminates TLS, and sends overflow to a [`ProbeReserve`].
+//! Listener with limits on connections, of all and per peer: terminates TLS, and sends overflow to a [`ProbeReserve`].
 //!
 //! Each connection holds a semaphore permit, released on drop. TLS handshakes run in tasks of their
 //! own, so a slow client does not block `accept`.
 
 use crate::http::transport::{
     connection::{Connection, ReadTimeout, Stream},
+    peers::Peers,
     probe_reserve::ProbeReserve,
 };
 use axum::serve::Listener;
@@ -25,6 +26,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub struct LimitListener {
     listener: TcpListener,
     permits: Arc<Semaphore>,
+    peers: Peers,
     /// Receives connections beyond the limit.
     reserve: ProbeReserve,
     tls: Option<TlsAcceptor>,
@@ -55,6 +57,11 @@ impl LimitListener {
         Self { read_timeout: ReadTimeout(read_timeout), ..self }
     }
 
+    /// Sets the maximum number of connections per peer that is not this machine.
+    pub fn with_peer_limit(self, connections: usize) -> Self {
+        Self { peers: Peers::new(connections), ..self }
+    }
+
     pub(crate) fn read_timeout(&self) -> ReadTimeout {
         self.read_timeout
     }
@@ -69,6 +76,7 @@ impl LimitListener {
         let (ready_sender, ready) = mpsc::channel(64);
         Self {
             listener,
+            peers: Peers::new(usize::MAX),
             permits: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
             reserve: ProbeReserve::new(ready_sender.clone()),
             tls,
@@ -81,7 +89,9 @@ impl LimitListener {
     /// Returns a connection that can be served at once. TLS connections arrive via `ready` after
     /// their handshake.
     fn receive(&mut self, stream: TcpStream, from: SocketAddr) -> Option<(Connection, SocketAddr)> {
-        let Ok(permit) = self.permits.clone().try_acquire_owned() else {
+        let peer = self.peers.try_acquire(from.ip());
+        let permit = peer.and_then(|peer| Some((self.permits.clone().try_acquire_owned().ok()?, peer)));
+        let Some((permit, peer)) = permit else {
             self.reserve.take(stream, from, self.tls.clone(), self.read_timeout.0);
             return None;
         };
@@ -89,12 +99,16 @@ impl LimitListener {
         // latency only.
         let _ = stream.set_nodelay(true);
         let Some(acceptor) = self.tls.clone() else {
-            return Some((Connection::new(Stream::Plain(stream), self.read_timeout.0, permit), from));
+            return Some((
+                Connection::new(Stream::Plain(stream), self.read_timeout.0, permit).of_peer(peer),
+                from,
+            ));
         };
         let (ready_sender, read_timeout) = (self.ready_sender.clone(), self.read_timeout.0);
         tokio::spawn(async move {
             if let Ok(Ok(stream)) = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
                 let connection = Connection::new(Stream::Tls(Box::new(stream)), read_timeout, permit);
+                let connection = connection.of_peer(peer);
                 // Sending fails only during shutdown.
                 let _ = ready_sender.send((connection, from)).await;
             }

@@ -6,5 +6,6 @@
 pub(crate) mod connection;
 pub(crate) mod exchange;
 pub(crate) mod limit_listener;
+pub(crate) mod peers;
 pub(crate) mod probe_reserve;
 pub(crate) mod tls;
