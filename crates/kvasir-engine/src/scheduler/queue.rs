@@ -67,7 +67,7 @@ pub(crate) struct Queue {
 #[derive(Clone, Copy, Debug)]
 struct Queued {
     entry: u32,
-    /// Its priority; the largest value for the request whose turn it is by age.
+    /// Its priority; the largest value for the first arrival when its turn has come.
     priority: i64,
     /// Arrival number.
     number: u64,
