@@ -116,6 +116,15 @@ fn insert(mut args: Vec<OsString>, added: Vec<OsString>) -> Vec<OsString> {
     args
 }
 
+/// Whether a file sets an option whose value is a secret.
+pub(crate) fn holds_secrets(command: &Command, path: &Path) -> bool {
+    let table = Failure::read(path).ok().and_then(|text| text.parse::<Table>().ok()).unwrap_or_default();
+    let is_secret = |command: &Command| {
+        command.get_arguments().any(|arg| arg.is_hide_env_values_set() && table.contains_key(&key(arg)))
+    };
+    is_secret(command) || command.get_subcommands().any(is_secret)
+}
+
 /// Prints all options of the chosen command as a file that can be read back. Secrets are not
 /// printed.
 pub(crate) fn print(command: &Command, matches: &ArgMatches) -> String {

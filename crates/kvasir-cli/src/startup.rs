@@ -1,11 +1,12 @@
 //! Startup shared by `serve` and `chat`: loads the model, builds the engine and the HTTP app.
 
+use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
 use crate::options::Options;
 use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
-use kvasir::{LoadedModel, ModelCard, Speculation};
+use kvasir::{KvType, LoadedModel, ModelCard, Precision, Speculation};
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
@@ -16,6 +17,9 @@ use kvasir_serve::{
 };
 use serde_json::Value;
 use std::{sync::Arc, time::Duration};
+
+/// Receives predictions.
+pub(crate) type Foretell = Box<dyn FnOnce(&Forecast)>;
 
 /// Service configuration.
 pub(crate) struct Service {
@@ -31,6 +35,8 @@ pub(crate) struct Service {
     pub(crate) timeout: Duration,
     /// Compatibility options for clients.
     pub(crate) rules: ClientRules,
+    /// Receives what is predicted before the model is loaded.
+    pub(crate) foretell: Option<Foretell>,
 }
 
 impl Service {
@@ -43,6 +49,7 @@ impl Service {
             names: Names::Own,
             timeout: Duration::MAX,
             rules: ClientRules::default(),
+            foretell: None,
         }
     }
 }
@@ -56,6 +63,10 @@ pub(crate) struct Started {
     pub(crate) slots: u32,
     /// Context length: prompt and answer together.
     pub(crate) max_len: u32,
+    /// K/V data type, and bytes of a slot.
+    pub(crate) kv: (KvType, usize),
+    /// Threads and precision of the CPU backend.
+    pub(crate) arithmetic: Option<(usize, Precision)>,
 }
 
 impl Started {
@@ -67,7 +78,13 @@ impl Started {
         options: &Options,
         service: Service,
     ) -> Result<Self, Failure> {
-        let loaded = model.load()?;
+        let opened = model.open()?;
+        if let Some(foretell) = service.foretell
+            && let Some(forecast) = model.forecast(&opened, options.memory_share()?)
+        {
+            foretell(&forecast);
+        }
+        let loaded = model.load_opened(opened)?;
         let slots = loaded.default_slots(options.memory_share()?);
         let resolved = options.resolve(&Facts::of(&loaded, slots))?;
         let (overlap, mut setup) = (resolved.overlap, resolved.setup.clone());
@@ -77,14 +94,16 @@ impl Started {
         let max_len = engine.core().limits().max_model_len.min(slots);
         let name = name.map_or_else(|| model.name(), str::to_owned);
         let (served, backend) = (served(name.clone(), &loaded, sampling_args, max_len)?, loaded.backend());
+        let kv = (loaded.kv(), loaded.kv().slot_bytes(&loaded.program().layers));
+        let arithmetic = loaded.arithmetic();
         drop(loaded);
         setup.insert("device".into(), backend.into());
-        let Service { access, allowed, reports, names, timeout, rules } = service;
+        let Service { access, allowed, reports, names, timeout, rules, .. } = service;
         let host = Host::start(engine, allowed(slots, max_len), reports, timeout);
         let host = host.map_err(Failure::failed)?;
         let live = Live { feed, setup: Value::Object(setup) };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
-        Ok(Self { app, name, backend, slots, max_len })
+        Ok(Self { app, name, backend, slots, max_len, kv, arithmetic })
     }
 }
 

@@ -173,6 +173,14 @@ impl LoadedModel {
         !matches!(self.weights, Weights::Sim(..))
     }
 
+    /// Threads and arithmetic precision of the CPU backend; `None` for the others.
+    pub fn arithmetic(&self) -> Option<(usize, Precision)> {
+        match &self.weights {
+            Weights::Cpu(model) => Some((model.threads().len(), model.precision())),
+            Weights::Plain(_) | Weights::Sim(..) => None,
+        }
+    }
+
     /// Default K/V data type of engines and sessions.
     pub fn kv(&self) -> KvType {
         self.kv

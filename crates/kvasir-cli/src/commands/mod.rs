@@ -98,7 +98,7 @@ impl Command {
             Self::Bench(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Sim(args) => args.run(),
-            Self::Serve(args) => args.run(),
+            Self::Serve(args) => args.run(line.config, &line.definition),
             Self::Template(args) => args.run(),
             Self::Tokenize(args) => args.run(),
             Self::Completions(args) => args.run(line.definition),

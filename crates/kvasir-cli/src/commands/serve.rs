@@ -1,11 +1,15 @@
 //! `kvasir serve`: HTTP server options, startup, listeners and graceful shutdown.
 
+use crate::config::holds_secrets;
+use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
 use crate::options::Options;
 use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
 use crate::options::switch::Switch;
 use crate::startup::{Service, Started};
+use clap::Command;
+use kvasir::Precision;
 use kvasir_serve::{
     host::AdmissionLimits,
     http::{
@@ -20,7 +24,8 @@ use serde_json::Value;
 use std::{
     io::{self, Write},
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
     time::{Duration, Instant},
@@ -257,6 +262,41 @@ enum Alias {
 }
 
 impl Args {
+    /// Lines about the running server: what computes, access, limits.
+    fn summary(&self, started: &Started, keys: &Keys, peer_connections: usize) -> [String; 2] {
+        let Started { backend, slots, max_len, kv: (kv, slot), arithmetic, .. } = *started;
+        let computes = match arithmetic {
+            Some((1, precision)) => format!("1 thread, {}", precision_name(precision)),
+            Some((threads, precision)) => format!("{threads} threads, {}", precision_name(precision)),
+            None => format!("{backend} backend"),
+        };
+        let gigabytes = f64::from(slots) * slot as f64 / 1e9;
+        let computes =
+            format!("{computes}; K and V as {kv}, {gigabytes:.2} GB; contexts of up to {max_len} tokens");
+        let key_count = match (keys.count(), keys.has_admin()) {
+            (0, _) => "no API keys".into(),
+            (1, _) => "1 API key".into(),
+            (count, false) => format!("{count} API keys"),
+            (count, true) => format!("{count} API keys with an admin's"),
+        };
+        let tls = if self.tls_cert.is_some() { "TLS" } else { "no TLS" };
+        let AdmissionLimits { answers, tokens, .. } = self.limits.allowance(slots, max_len);
+        let limits = format!(
+            "{tls}, {key_count}; at most {answers} requests with {tokens} tokens, {} connections, {peer_connections} per peer",
+            self.limits.max_connections
+        );
+        [computes, limits]
+    }
+
+    /// Files of keys that every user of this machine can read.
+    fn exposed_files(&self, config: Option<&Path>, definition: &Command) -> Vec<PathBuf> {
+        let is_open =
+            |path: &&Path| std::fs::metadata(path).is_ok_and(|file| file.permissions().mode() & 0o004 != 0);
+        let config = config.filter(|path| holds_secrets(definition, path));
+        let others = [self.key_args.api_key_file.as_deref(), self.tls_key.as_deref()];
+        [config].into_iter().chain(others).flatten().filter(is_open).map(Path::to_owned).collect()
+    }
+
     /// Validates options before the model is loaded; returns the TLS files and access rules.
     pub(crate) fn check(&self) -> Result<(Option<TlsFiles>, AccessControl), Failure> {
         let keys = self.key_args.keys()?;
@@ -291,8 +331,9 @@ impl Args {
         Ok((tls, access))
     }
 
-    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let started = Instant::now();
+    /// Serves until stopped. `config` is the options file, `definition` the whole command line.
+    pub(crate) fn run(self, config: Option<PathBuf>, definition: &Command) -> Result<ExitCode, Failure> {
+        let began = Instant::now();
         let (tls, access) = self.check()?;
         let (key_args, keys) = (self.key_args.clone(), access.keys.clone());
         let reports = self.reports.start()?;
@@ -302,7 +343,21 @@ impl Args {
             limits.max_connections_per_peer.map_or(max_connections.div_ceil(2), |n| n as usize);
         let timeout = Duration::from_secs(limits.client_timeout.into());
         let own_name = self.model_name.iter().find(|name| *name != "*").cloned();
+        let exposed = self.exposed_files(config.as_deref(), definition);
+        let foretell = {
+            let reports = reports.clone();
+            move |forecast: &Forecast| {
+                let fields = vec![
+                    ("stored_bytes", forecast.stored.into()),
+                    ("free_bytes", forecast.free.into()),
+                    ("kv_tokens", forecast.context.into()),
+                    ("first_token_s", forecast.first_token.map(|(_, seconds)| seconds).into()),
+                ];
+                tell(&reports, &forecast.to_string(), fields);
+            }
+        };
         let service = Service {
+            foretell: Some(Box::new(foretell)),
             access,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: reports.clone(),
@@ -326,9 +381,10 @@ impl Args {
                 move |slots, max_len| limits.allowance(slots, max_len)
             }),
         };
-        let options = self.options.for_serving();
-        let Started { app, name, backend, slots, .. } =
-            Started::new(&self.model, own_name.as_deref(), &self.sampling_args, &options, service)?;
+        let options = self.options.clone().for_serving();
+        let started = Started::new(&self.model, own_name.as_deref(), &self.sampling_args, &options, service)?;
+        let summary = self.summary(&started, &keys, peer_connections);
+        let Started { app, name, backend, slots, .. } = started;
         let address = SocketAddr::new(self.host, self.port);
         // The engine runs on its own thread; two threads suffice for I/O.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -344,7 +400,7 @@ impl Args {
                 probes = format!(", probes at http://{address}");
                 tokio::spawn(serve_probes(app.clone(), listener.with_read_timeout(PROBE_TIMEOUT)));
             }
-            let seconds = started.elapsed().as_secs_f64();
+            let seconds = began.elapsed().as_secs_f64();
             tell(
                 &reports,
                 &format!(
@@ -358,6 +414,13 @@ impl Args {
                     ("ready_s", seconds.into()),
                 ],
             );
+            for line in summary {
+                tell(&reports, &line, Vec::new());
+            }
+            for path in exposed {
+                let warning = format!("{} holds keys, and every user of this machine can read it: chmod o-r", path.display());
+                tell(&reports, &warning, Vec::new());
+            }
             if !self.host.is_loopback() && keys.is_empty() {
                 let warning = "without API keys, every host that reaches this address can use the model; \
                                --api-key or --api-key-file demand one";
@@ -396,6 +459,14 @@ impl Args {
             reports.flush(Duration::from_secs(1));
             Ok(ExitCode::SUCCESS)
         })
+    }
+}
+
+fn precision_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Auto => "int8 or bf16 activations",
+        Precision::Bf16x2 => "activations of two bf16 terms",
+        Precision::F32 => "f32 activations",
     }
 }
 

@@ -48,6 +48,10 @@ impl Check {
         Self::new(State::Fail, name, found)
     }
 
+    pub(crate) fn found(self, found: impl Into<String>) -> Self {
+        Self { found: found.into(), ..self }
+    }
+
     pub(crate) fn advise(self, advice: impl Into<String>) -> Self {
         Self { advice: Some(advice.into()), ..self }
     }

@@ -61,10 +61,10 @@ pub(crate) fn speeds(free: Option<u64>) -> Option<Speeds> {
 }
 
 impl Speeds {
-    /// Read bandwidth in bytes per second.
-    pub(super) fn bandwidth(&self) -> Option<f64> {
+    /// The measured limits.
+    pub(super) fn peaks(&self) -> Option<&MachineLimits> {
         match self {
-            Self::Measured(peaks) => Some(peaks.bandwidth),
+            Self::Measured(peaks) => Some(peaks),
             Self::Not(_) => None,
         }
     }

@@ -3,6 +3,7 @@
 
 pub(crate) mod check;
 pub(crate) mod environment;
+pub(crate) mod forecast;
 pub(crate) mod machine;
 pub(crate) mod model;
 
@@ -43,9 +44,9 @@ pub(crate) fn examine(subject: &Subject<'_>) -> Report {
     checks.extend(space.map(machine::addresses));
     checks.extend(speeds.as_ref().map(machine::Speeds::check));
     checks.extend(machine::open_files(subject.proc));
-    let bandwidth = speeds.as_ref().and_then(machine::Speeds::bandwidth);
+    let peaks = speeds.as_ref().and_then(machine::Speeds::peaks);
     match &subject.model {
-        Ok(opened) => checks.extend(model::checks(opened, &subject.model_name, room, bandwidth)),
+        Ok(opened) => checks.extend(model::checks(opened, &subject.model_name, room, peaks)),
         Err(why) => {
             checks.push(Check::fail("model", why.clone()).advise(
                 "give a whole GGUF file (fetch one that was cut short again), a directory in the Hugging Face layout or a hub name",

@@ -2,21 +2,28 @@
 //! tokenizer and template.
 
 use crate::doctor::check::Check;
-use kvasir::{Inspection, KvType, OpenedModel};
-use kvasir_program::{Op, Role};
+use crate::doctor::forecast::{Forecast, Range, chosen_experts, limits_of};
+use kvasir::{KvType, OpenedModel, Precision};
+use kvasir_cpu::MachineLimits;
+use kvasir_program::Role;
 use std::collections::BTreeMap;
 
 const GB: f64 = 1e9;
+/// Default `--memory-utilization` of servers.
+const MEMORY_SHARE: f64 = 0.9;
 
 pub(crate) fn checks(
     opened: &OpenedModel,
     name: &str,
     free: Option<u64>,
-    bandwidth: Option<f64>,
+    peaks: Option<&MachineLimits>,
 ) -> Vec<Check> {
-    let stored = Inspection::of(opened).memory.stored;
-    let mut checks = vec![weights(opened, name, stored), fits(stored, free), context(opened, stored, free)];
-    checks.extend(bandwidth.map(|bandwidth| reach(stored.saturating_sub(idle(opened)), bandwidth)));
+    let limits = peaks.map(|peaks| limits_of(opened, Precision::Auto, *peaks).1);
+    let forecast = Forecast::of(opened, KvType::Bf16, free, MEMORY_SHARE, limits.as_ref());
+    let stored = forecast.stored;
+    let mut checks = vec![weights(opened, name, stored), fits(stored, free), context(opened, &forecast)];
+    checks.extend(peaks.map(|peaks| reach(stored.saturating_sub(idle(opened)), peaks.bandwidth)));
+    checks.extend(forecast.first_token.map(first_token));
     checks.push(words(opened));
     checks
 }
@@ -53,33 +60,32 @@ fn fits(stored: u64, free: Option<u64>) -> Check {
 }
 
 /// Context capacity: tokens of K/V per GB, and in the memory left by the weights.
-fn context(opened: &OpenedModel, stored: u64, free: Option<u64>) -> Check {
-    let target = &opened.model.target;
-    let slot = KvType::Bf16.slot_bytes(&target.layers).max(1) as u64;
+fn context(opened: &OpenedModel, forecast: &Forecast) -> Check {
+    let slot = KvType::Bf16.slot_bytes(&opened.model.target.layers).max(1) as u64;
     let per_gb = 1_000_000_000 / slot;
     let mut found = format!("{per_gb} tokens of K/V per GB in bf16");
-    if let Some(left) = free.map(|free| free.saturating_sub(stored)) {
-        found += &format!(
-            ", {} in what weights leave; the model takes {} at once",
-            left / slot,
-            target.max_positions
-        );
+    let mut check = Check::ok("context", "");
+    if let Some(room) = forecast.context {
+        let longest = forecast.longest as u64;
+        found += &format!(", {room} in what weights leave; contexts of up to {}", room.min(longest));
+        check = check.value("tokens", room).value("longest", room.min(longest));
     }
-    Check::ok("context", found).value("kv_bytes_per_token", slot).value("tokens_per_gb", per_gb)
+    check.found(found).value("kv_bytes_per_token", slot).value("tokens_per_gb", per_gb)
+}
+
+/// Time to the first token of a long prompt.
+fn first_token((tokens, seconds): (usize, f64)) -> Check {
+    let found = format!("of a {tokens}-token prompt after {}", Range(seconds, seconds * 2.0));
+    Check::ok("first token", found).value("prompt_tokens", tokens).value("seconds_at_least", seconds)
 }
 
 /// Bytes of MoE experts that a token does not activate.
 fn idle(opened: &OpenedModel) -> u64 {
     let program = &opened.model.target;
-    let share = program.ops.iter().find_map(|op| match op {
-        Op::Mixture { experts, .. } => {
-            Some(1.0 - program.chosen(op) as f64 / experts.gate.count.max(1) as f64)
-        }
-        _ => None,
-    });
+    let share = 1.0 - chosen_experts(program);
     let experts = program.weights.iter().filter(|weight| weight.role == Role::Experts);
     let experts: usize = experts.map(|weight| opened.checkpoint.stored_bytes(&weight.name)).sum();
-    (experts as f64 * share.unwrap_or_default()) as u64
+    (experts as f64 * share) as u64
 }
 
 /// Roofline bound of single-stream decode: each token reads all active weights once.

@@ -1,8 +1,10 @@
 //! Model and backend options shared by subcommands: path or hub name, backend, precision, threads,
 //! K/V type.
 
+use crate::doctor::forecast::{Forecast, limits_of};
 use crate::io::failure::Failure;
 use kvasir::{Acceptance, BackendKind, KvType, LoadedModel, OpenedModel, Speculation};
+use kvasir_cpu::{MachineLimits, ThreadPool};
 use kvasir_sim::Preset;
 use std::path::{Path, PathBuf};
 
@@ -100,6 +102,16 @@ enum Precision {
 
 impl ModelArgs {
     pub(crate) fn load(&self) -> Result<LoadedModel, Failure> {
+        self.load_opened(self.open()?)
+    }
+
+    /// Opens the model's files; reads headers only.
+    pub(crate) fn open(&self) -> Result<OpenedModel, Failure> {
+        self.which.open()
+    }
+
+    /// Prepares an opened model for the backend.
+    pub(crate) fn load_opened(&self, opened: OpenedModel) -> Result<LoadedModel, Failure> {
         if let (Some(preset), false) = (&self.sim_preset, matches!(self.backend, Backend::Sim)) {
             return Err(Failure::usage(format!("--sim-preset {preset} needs --backend sim")));
         }
@@ -119,7 +131,6 @@ impl ModelArgs {
             Precision::Exact => kvasir::Precision::F32,
         };
         let threads = self.threads.map(|n| n as usize);
-        let opened = self.which.open()?;
         let opened = match &self.spec {
             Some(spec) => {
                 let acceptance = self.accept.map_or(spec.acceptance, Acceptance::from);
@@ -140,6 +151,28 @@ impl ModelArgs {
             Some(spec) => Err(Failure::usage(format!("--spec {spec}: this command generates nothing"))),
             None => Ok(()),
         }
+    }
+
+    /// Predictions before loading, with this part of the free memory for K/V; `None` for the simulated
+    /// device. Measures the arithmetic of the machine, which takes some hundredths of a second.
+    pub(crate) fn forecast(&self, opened: &OpenedModel, share: f64) -> Option<Forecast> {
+        let requested = match self.precision {
+            Precision::Auto => kvasir::Precision::Auto,
+            Precision::Exact => kvasir::Precision::F32,
+        };
+        let (kv, peaks) = match self.backend {
+            Backend::Sim => return None,
+            // No limit describes its loops.
+            Backend::Plain => (KvType::F32, None),
+            Backend::Auto | Backend::Cpu => {
+                let threads =
+                    self.threads.map_or_else(ThreadPool::of_machine, |n| ThreadPool::new(n as usize));
+                let (kv, peaks) = limits_of(opened, requested, MachineLimits::of_arithmetic(&threads));
+                (kv, Some(peaks))
+            }
+        };
+        let kv = self.kv_dtype.unwrap_or(kv);
+        Some(Forecast::of(opened, kv, kvasir::available_memory(), share, peaks.as_ref()))
     }
 
     /// The same options for another model.

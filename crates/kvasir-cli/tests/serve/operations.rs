@@ -170,6 +170,59 @@ fn the_file_of_keys_is_read_again_on_sighup() {
 }
 
 #[test]
+fn the_start_tells_what_to_expect_and_which_files_are_exposed() {
+    use std::{
+        io::{BufRead, BufReader},
+        os::unix::fs::PermissionsExt,
+        process::Stdio,
+    };
+    let folder = model("start");
+    let (config, keys) = (folder.join("kvasir.toml"), folder.join("keys.txt"));
+    fs::write(&config, "api-key = [\"secret\"]\n").unwrap();
+    fs::write(&keys, "alice: one\nops: two admin\n").unwrap();
+    for (mode, is_exposed) in [(0o644, true), (0o640, false)] {
+        for file in [&config, &keys] {
+            fs::set_permissions(file, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let files = ["--config", config.to_str().unwrap(), "--api-key-file", keys.to_str().unwrap()];
+        let mut process = Command::new(env!("CARGO_BIN_EXE_kvasir"))
+            .args([
+                "serve",
+                folder.to_str().unwrap(),
+                "--port",
+                "0",
+                "--kv-capacity",
+                "2048",
+                "--threads",
+                "1",
+            ])
+            .args(files)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let expected = 4 + if is_exposed { 2 } else { 0 };
+        let told: Vec<String> = lines.by_ref().take(expected).collect();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let told = told.join("\n");
+        let parts = [
+            "fit into",
+            "first token of a",
+            "://",
+            "1 thread, f32 activations; K and V as f32, 0.00 GB",
+            "no TLS, 3 API keys with an admin's; at most 1024 requests with 16384 tokens",
+            "2048 per peer",
+        ];
+        for part in parts {
+            assert!(told.contains(part), "{part}: {told}");
+        }
+        assert_eq!(told.matches("every user of this machine can read it").count(), expected - 4, "{told}");
+    }
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
 fn requests_have_one_host() {
     use std::io::Write;
     let server = Server::start("host", &[]);

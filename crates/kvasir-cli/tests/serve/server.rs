@@ -83,8 +83,13 @@ impl Server {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        let mut stderr = BufReader::new(process.stderr.take().unwrap());
         let mut line = String::new();
-        BufReader::new(process.stderr.take().unwrap()).read_line(&mut line).unwrap();
+        // The prediction of `serve` comes first.
+        while !line.contains("://") {
+            line.clear();
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "the server has not started");
+        }
         let address = line.split("://").nth(1).unwrap_or_else(|| panic!("{line}"));
         let address = address.split(',').next().unwrap().to_owned();
         let probes = line.split(", probes at http://").nth(1).map(|address| address.trim().to_owned());

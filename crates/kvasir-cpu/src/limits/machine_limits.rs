@@ -31,34 +31,10 @@ pub struct MachineLimits {
     pub f32: f64,
 }
 
-/// Repetitions; the best one counts, because every disturbance makes it slower.
-const TRIES: usize = 7;
-/// Parts of the memory that are read one after the other.
-const PARTS: usize = 8;
-
-/// The microbenchmark: a thread pool and 1 GB of memory, more than the caches hold.
-pub struct LimitsMeter<'t> {
-    threads: &'t ThreadPool,
-    isa: Isa,
-    memory: Buffer,
-}
-
-impl<'t> LimitsMeter<'t> {
-    /// Allocates 1 GB and writes to all of it, so that every page is backed.
-    pub fn new(threads: &'t ThreadPool) -> io::Result<Self> {
-        const BYTES: usize = 1 << 30;
-        let mut memory = Buffer::in_huge_pages(BYTES)?;
-        let numbers = random_bytes();
-        for part in memory.bytes_mut().chunks_mut(numbers.len()) {
-            part.copy_from_slice(&numbers[..part.len()]);
-        }
-        Ok(Self { threads, isa: Isa::detect(), memory })
-    }
-
-    /// Measures all limits; takes about a tenth of a second.
-    pub fn measure(&self) -> MachineLimits {
-        let Self { threads, isa, .. } = *self;
-        let bandwidth = self.bandwidth();
+impl MachineLimits {
+    /// Measures the arithmetic limits alone, without memory of its own; the bandwidth counts as infinite.
+    pub fn of_arithmetic(threads: &ThreadPool) -> Self {
+        let isa = Isa::detect();
         let best = |job: &(dyn Fn() -> f64 + Sync)| {
             let all = (0..TRIES).map(|_| {
                 let started = Instant::now();
@@ -85,7 +61,7 @@ impl<'t> LimitsMeter<'t> {
         let f32 = best(&|| if isa == Isa::PORTABLE { multiply_add() } else { arm::floats() });
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let f32 = best(&multiply_add);
-        let mut peaks = MachineLimits { bandwidth, int8: f32, bf16: f32, f32 };
+        let mut peaks = Self { bandwidth: f64::INFINITY, int8: f32, bf16: f32, f32 };
         let numbers = random_bytes();
         #[cfg(target_arch = "x86_64")]
         if isa.has_avx2() {
@@ -125,6 +101,36 @@ impl<'t> LimitsMeter<'t> {
         }
         let _ = (isa, numbers);
         peaks
+    }
+}
+
+/// Repetitions; the best one counts, because every disturbance makes it slower.
+const TRIES: usize = 7;
+/// Parts of the memory that are read one after the other.
+const PARTS: usize = 8;
+
+/// The microbenchmark: a thread pool and 1 GB of memory, more than the caches hold.
+pub struct LimitsMeter<'t> {
+    threads: &'t ThreadPool,
+    isa: Isa,
+    memory: Buffer,
+}
+
+impl<'t> LimitsMeter<'t> {
+    /// Allocates 1 GB and writes to all of it, so that every page is backed.
+    pub fn new(threads: &'t ThreadPool) -> io::Result<Self> {
+        const BYTES: usize = 1 << 30;
+        let mut memory = Buffer::in_huge_pages(BYTES)?;
+        let numbers = random_bytes();
+        for part in memory.bytes_mut().chunks_mut(numbers.len()) {
+            part.copy_from_slice(&numbers[..part.len()]);
+        }
+        Ok(Self { threads, isa: Isa::detect(), memory })
+    }
+
+    /// Measures all limits; takes about a tenth of a second.
+    pub fn measure(&self) -> MachineLimits {
+        MachineLimits { bandwidth: self.bandwidth(), ..MachineLimits::of_arithmetic(self.threads) }
     }
 
     /// Best read bandwidth over parts of the memory, each read by all threads; together they exceed

@@ -28,7 +28,7 @@ impl Precision {
     /// - `Auto` otherwise.
     ///
     /// The projection of a draft head's features does not count: it must not change the target.
-    pub(crate) fn least(program: &Program, source: &dyn WeightSource) -> Result<Self, Error> {
+    pub fn least(program: &Program, source: &dyn WeightSource) -> Result<Self, Error> {
         let routed = program.ops.iter().any(|op| matches!(op, Op::Route { .. }));
         let mut least = Self::F32;
         let counts =
