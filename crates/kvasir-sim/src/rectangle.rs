@@ -170,6 +170,7 @@ mod tests {
             pool_row: PoolRow(0),
             scored: Span::default(),
             drafts: Default::default(),
+            draft_depth: 0,
             sampling: Default::default(),
         });
         let layout = Layout::Table { at: plan.table.len() as u32, block: 4, offset: 0 };
