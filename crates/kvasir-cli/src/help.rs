@@ -14,7 +14,7 @@ const GROUPS: [Group; 14] = [
     Group {
         heading: "Model and machine",
         common: &["threads", "kv-dtype"],
-        rest: &["backend", "precision", "instructions", "sim-preset"],
+        rest: &["backend", "precision", "instructions", "sim-preset", "machine"],
     },
     Group {
         heading: "Network",

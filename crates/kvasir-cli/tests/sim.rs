@@ -46,6 +46,8 @@ fn usage_errors_are_one_line_and_leave_no_file() {
         (vec!["no\nsuch.json"], "no\\nsuch.json"),
         (vec!["--workload", "chat", "--policy", "rectangular", "--chunk-size", "100"], "--block-size 64"),
         (vec!["--workload", "chat", "--sim-preset", "abacus"], "abacus"),
+        (vec!["--workload", "chat", "--sim-preset", "m1-max:qwen3-14b:fp8"], "it has bf16"),
+        (vec!["--workload", "chat", "--machine", fine], "fine.json"),
         (vec!["--workload", "chat", "--faults", "rain=1"], "rain"),
         (vec!["--workload", "chat", "--kv-capacity", "64", "--memory-utilization", "0.5"], "--kv-capacity"),
         (vec!["--workload", "chat", "--block-size", "257"], "--block-size 257"),
@@ -111,6 +113,28 @@ fn a_closed_pipe_causes_no_panic() {
         let printed = String::from_utf8(kvasir.stderr).unwrap();
         assert_eq!((kvasir.status.code(), printed.as_str()), (Some(1), ""), "{args:?}");
     }
+}
+
+#[test]
+fn a_machine_file_replaces_the_machine_and_names_its_source() {
+    let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "sim-machine");
+    let file = folder.join("board.toml");
+    let text = "bandwidth = 2e11\nmemory = 16e9\nsource = \"its maker\"\n[arithmetic]\nbf16 = 2e13\n";
+    fs::write(&file, text).unwrap();
+    let args = ["--workload", "steady", "--requests", "4", "--sim-preset", "qwen3-0.6b", "--machine"];
+    let with = |more: &[&str]| {
+        let out = sim(&[&args, more].concat());
+        assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let file = file.to_str().unwrap();
+    let report: serde_json::Value = serde_json::from_str(&with(&[file, "--json"])).unwrap();
+    let machine = &report["machine"];
+    assert_eq!((&machine["name"], &machine["shape"]), (&"board".into(), &"qwen3-0.6b".into()));
+    assert_eq!(machine["figures"][0]["source"], "published: its maker");
+    let lines = with(&[file]);
+    let found = "published: its maker: bandwidth 200 GB/s, arithmetic 20.0 Top/s, memory 16.0 GB";
+    assert!(lines.contains(found), "{lines}");
 }
 
 #[test]

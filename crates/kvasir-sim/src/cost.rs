@@ -107,7 +107,7 @@ impl CostDevice {
         let load = Load::of(step, self.shape);
         let Preset { machine, shape } = &self.preset;
         let kv = shape.kv_values() * machine.kv_bytes;
-        let bytes = (shape.layer_weights() + shape.head_weights()) * machine.weight_bytes
+        let bytes = (shape.layer_weights() + shape.head_weights()) * machine.weights.bytes()
             + (load.read + load.written + 2.0 * step.plan.moves.len() as f64) * kv;
         let operations = 2.0 * shape.layer_weights() * load.tokens
             + 2.0 * shape.head_weights() * load.sampled
@@ -115,7 +115,7 @@ impl CostDevice {
         let recorded =
             step.batch.kind == StepKind::Decode && step.batch.rows.len() <= self.graph_max_batch as usize;
         let start = machine.start(shape.layers, recorded);
-        let seconds = (bytes / machine.bandwidth.value).max(operations / machine.operations.value) + start;
+        let seconds = (bytes / machine.bandwidth.value).max(operations / machine.operations().value) + start;
         let ns = (seconds * 1e9) as u64;
         self.spent.bytes += bytes;
         self.spent.operations += operations;
@@ -266,7 +266,7 @@ mod tests {
         let prompt = time(&mut device, step(StepKind::Prefill, 1, 4096, 4096));
         let operations = device.spent().operations - 4.0 * 2.0 * (weights / 2.0);
         assert!(operations > 4096.0 * 2.0 * shape.layer_weights());
-        let least = 4096.0 * 2.0 * shape.layer_weights() / machine.operations.value * 1e9;
+        let least = 4096.0 * 2.0 * shape.layer_weights() / machine.operations().value * 1e9;
         assert!(prompt > least && prompt < 3.0 * least, "{prompt} {least}");
         assert_eq!(device.spent().steps, 2);
     }

@@ -28,7 +28,7 @@ pub use crate::cost::{CostDevice, Totals};
 pub use crate::fault::Faults;
 pub use crate::output_source::{OutputSource, TokenList};
 pub use crate::paced::Paced;
-pub use crate::preset::{Figure, MACHINES, Machine, Preset, Recorded, Source};
+pub use crate::preset::{Arithmetic, Figure, MACHINES, Machine, Preset, Recorded, Source, WeightType};
 pub use crate::rectangle::StaticShape;
 pub use crate::shape::{SHAPES, Shape};
 pub use crate::toy::Toy;

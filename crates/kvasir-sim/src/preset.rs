@@ -2,7 +2,8 @@
 //! with its source.
 //!
 //! `Preset::parse` reads `--sim-preset MACHINE:SHAPE`. Every figure of a built-in machine was
-//! measured or published; a test checks this.
+//! measured or published; a test checks this. Published peaks are those of data sheets, which no kernel
+//! reaches: times on such machines are lower bounds.
 
 use crate::shape::Shape;
 use std::fmt;
@@ -14,6 +15,8 @@ pub enum Source {
     Measured,
     /// Published by others, named here.
     Published(&'static str),
+    /// Measured by this project on another machine, named here, for lack of a figure of this one.
+    MeasuredOn(&'static str),
     /// Given by the user (`fixed:5ms`) or by convention.
     User,
 }
@@ -23,6 +26,7 @@ impl fmt::Display for Source {
         match self {
             Self::Measured => write!(f, "measured"),
             Self::Published(by) => write!(f, "published: {by}"),
+            Self::MeasuredOn(machine) => write!(f, "measured on {machine}"),
             Self::User => write!(f, "given"),
         }
     }
@@ -49,6 +53,73 @@ const fn given(value: f64) -> Figure {
     Figure { value, source: Source::User }
 }
 
+/// Number type of weights and of the products with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightType {
+    /// Two bytes per weight.
+    Bf16,
+    /// One byte per weight, floats of eight bits.
+    Fp8,
+    /// 34 bytes per 32 weights, products of eight-bit integers.
+    Q8_0,
+}
+
+impl WeightType {
+    /// All types.
+    pub const ALL: [Self; 3] = [Self::Bf16, Self::Fp8, Self::Q8_0];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+
+    /// The type of this name. The error lists the known names.
+    pub fn parse(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|known| known.name() == name);
+        found.ok_or_else(|| unknown("weight type", name, Self::ALL.into_iter().map(Self::name)))
+    }
+
+    /// Bytes per weight as stored.
+    pub fn bytes(self) -> f64 {
+        match self {
+            Self::Bf16 => 2.0,
+            Self::Fp8 => 1.0,
+            Self::Q8_0 => 34.0 / 32.0,
+        }
+    }
+}
+
+/// Peak arithmetic by the type of the weights, in operations per second; `None` where the machine has
+/// no arithmetic of that type.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Arithmetic {
+    /// bf16 or f16.
+    pub bf16: Option<Figure>,
+    /// Eight-bit floats.
+    pub fp8: Option<Figure>,
+    /// Eight-bit integers.
+    pub int8: Option<Figure>,
+}
+
+impl Arithmetic {
+    /// The peak for weights of this type.
+    pub fn of(&self, weights: WeightType) -> Option<Figure> {
+        match weights {
+            WeightType::Bf16 => self.bf16,
+            WeightType::Fp8 => self.fp8,
+            WeightType::Q8_0 => self.int8,
+        }
+    }
+
+    const fn new(bf16: Figure) -> Self {
+        Self { bf16: Some(bf16), fp8: None, int8: None }
+    }
+}
+
 /// The limits of a machine, as the roofline model sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
@@ -56,12 +127,14 @@ pub struct Machine {
     pub name: &'static str,
     /// Memory bandwidth for reading, in bytes per second.
     pub bandwidth: Figure,
-    /// Peak arithmetic in operations per second, for the number type of its weights.
-    pub operations: Figure,
+    /// Peak arithmetic per number type.
+    pub arithmetic: Arithmetic,
     /// Bytes of memory for weights and KV cache.
     pub memory: Figure,
-    /// Bytes per weight as stored; a property of the simulated model, not of the machine.
-    pub weight_bytes: f64,
+    /// Type of the weights; a property of the simulated model, not of the machine.
+    pub weights: WeightType,
+    /// Whether it is a CPU, whose steps take fewer tokens by default.
+    pub is_cpu: bool,
     /// Bytes per KV cache element.
     pub kv_bytes: f64,
     /// Seconds to launch one kernel.
@@ -82,19 +155,34 @@ pub struct Recorded {
 }
 
 impl Machine {
-    /// All figures with their names.
-    pub fn figures(&self) -> Vec<(&'static str, Figure)> {
+    /// All figures with their names and units.
+    pub fn figures(&self) -> Vec<(&'static str, &'static str, Figure)> {
         let recorded = self.recorded.map(|Recorded { start, kernel }| {
-            [("start of a recorded step", start), ("a kernel of a recorded step", kernel)]
+            [("start of a recorded step", "s", start), ("a kernel of a recorded step", "s", kernel)]
         });
         let always = [
-            ("bandwidth", self.bandwidth),
-            ("arithmetic", self.operations),
-            ("memory", self.memory),
-            ("start of a kernel", self.launch),
-            ("kernels of a layer", self.kernels_per_layer),
+            ("bandwidth", "B/s", self.bandwidth),
+            ("arithmetic", "op/s", self.operations()),
+            ("memory", "B", self.memory),
+            ("start of a kernel", "s", self.launch),
+            ("kernels of a layer", "", self.kernels_per_layer),
         ];
         always.into_iter().chain(recorded.into_iter().flatten()).collect()
+    }
+
+    /// Peak arithmetic for its weights, in operations per second. Infinite without any figure.
+    pub fn operations(&self) -> Figure {
+        self.arithmetic.of(self.weights).unwrap_or(given(f64::INFINITY))
+    }
+
+    /// The machine with weights of another type. The error names the types that it has.
+    pub fn with_weights(self, weights: WeightType) -> Result<Self, String> {
+        if self.arithmetic.of(weights).is_some() {
+            return Ok(Self { weights, ..self });
+        }
+        let has = WeightType::ALL.into_iter().filter(|known| self.arithmetic.of(*known).is_some());
+        let has: Vec<&str> = has.map(WeightType::name).collect();
+        Err(format!("`{}` has no arithmetic for {}; it has {}", self.name, weights.name(), has.join(", ")))
     }
 
     /// Launch overhead in seconds of a step of `layers` layers.
@@ -128,13 +216,17 @@ const KERNELS: &str = "Hazy Research on megakernels, about 100 kernels for 16 la
 /// - Memory that is free beside a CUDA context.
 /// - Launch overhead as the host's time per kernel, over about a hundred kernels, and per graph
 ///   launch of as many. Such a kernel reads, increments and writes one number.
-pub const MACHINES: [Machine; 2] = [
+///
+/// All others: data sheets of their makers, dense arithmetic without sparsity, and the launch overhead of
+/// the H200. Apple publishes one peak of its GPUs, for f32; f16 runs at the same rate.
+pub const MACHINES: [Machine; 8] = [
     Machine {
         name: "cpu2-amx",
         bandwidth: measured(30.6e9),
-        operations: measured(12.5e12),
+        arithmetic: Arithmetic { bf16: None, fp8: None, int8: Some(measured(12.5e12)) },
         memory: measured(25.3e9),
-        weight_bytes: 34.0 / 32.0,
+        weights: WeightType::Q8_0,
+        is_cpu: true,
         kv_bytes: 2.0,
         launch: measured(75e-9),
         recorded: None,
@@ -143,15 +235,61 @@ pub const MACHINES: [Machine; 2] = [
     Machine {
         name: "h200",
         bandwidth: measured(4.64e12),
-        operations: measured(794e12),
+        arithmetic: Arithmetic::new(measured(794e12)),
         memory: measured(149.5e9),
-        weight_bytes: 2.0,
+        weights: WeightType::Bf16,
+        is_cpu: false,
         kv_bytes: 2.0,
         launch: measured(3.6e-6),
         recorded: Some(Recorded { start: measured(1.3e-6), kernel: measured(0.73e-6) }),
         kernels_per_layer: published(100.0 / 16.0, KERNELS),
     },
+    gpu("a100", A100, 2.039e12, 80e9, [312e12, 0.0, 624e12]),
+    gpu("h100", H100, 3.35e12, 80e9, [989.5e12, 1979e12, 1979e12]),
+    gpu("l40s", L40S, 0.864e12, 48e9, [362.05e12, 733e12, 733e12]),
+    gpu("mi300x", MI300X, 5.3e12, 192e9, [1307.4e12, 2614.9e12, 2614.9e12]),
+    gpu("m1-max", M1_MAX, 0.4e12, 64e9, [10.4e12, 0.0, 0.0]),
+    gpu("m1-ultra", M1_ULTRA, 0.8e12, 128e9, [20.8e12, 0.0, 0.0]),
 ];
+
+const A100: &str = "NVIDIA A100 80GB SXM data sheet";
+const H100: &str = "NVIDIA H100 SXM data sheet, without sparsity";
+const L40S: &str = "NVIDIA L40S data sheet, without sparsity";
+const MI300X: &str = "AMD Instinct MI300X data sheet, without sparsity";
+const M1_MAX: &str = "Apple on M1 Max, October 2021";
+const M1_ULTRA: &str = "Apple on M1 Ultra, March 2022: two M1 Max";
+
+/// A GPU by its data sheet: bandwidth, memory, and arithmetic in bf16, fp8 and int8 (0: none).
+const fn gpu(
+    name: &'static str,
+    by: &'static str,
+    bandwidth: f64,
+    memory: f64,
+    arithmetic: [f64; 3],
+) -> Machine {
+    const fn peak(value: f64, by: &'static str) -> Option<Figure> {
+        if value > 0.0 { Some(published(value, by)) } else { None }
+    }
+    const fn as_h200(value: f64) -> Figure {
+        Figure { value, source: Source::MeasuredOn("h200") }
+    }
+    Machine {
+        name,
+        bandwidth: published(bandwidth, by),
+        arithmetic: Arithmetic {
+            bf16: peak(arithmetic[0], by),
+            fp8: peak(arithmetic[1], by),
+            int8: peak(arithmetic[2], by),
+        },
+        memory: published(memory, by),
+        weights: WeightType::Bf16,
+        is_cpu: false,
+        kv_bytes: 2.0,
+        launch: as_h200(3.6e-6),
+        recorded: Some(Recorded { start: as_h200(1.3e-6), kernel: as_h200(0.73e-6) }),
+        kernels_per_layer: published(100.0 / 16.0, KERNELS),
+    }
+}
 
 /// A machine and a model: `--sim-preset MACHINE:SHAPE`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -163,7 +301,8 @@ pub struct Preset {
 }
 
 impl Preset {
-    /// Parses `h200:qwen3-14b`, `instant` or `fixed:5ms`. The error lists the known names.
+    /// Parses `h200:qwen3-14b`, `h100:qwen3-14b:fp8`, a machine or a shape alone, `instant` or `fixed:5ms`.
+    /// The error lists the known names.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text == "instant" {
             return Ok(Self::fixed(0.0));
@@ -175,10 +314,21 @@ impl Preset {
                 .map(|ms| Self::fixed(ms / 1e3))
                 .ok_or_else(|| format!("`{time}` is not a time like 5ms"));
         }
-        let (machine, shape) = text.split_once(':').unwrap_or((text, "qwen3-0.6b"));
+        let (machine, shape) = match text.split_once(':') {
+            Some(both) => both,
+            None if Shape::named(text).is_some() => ("h200", text),
+            None => (text, "qwen3-0.6b"),
+        };
+        let (shape, weights) = match shape.split_once(':') {
+            Some((shape, weights)) => (shape, Some(WeightType::parse(weights)?)),
+            None => (shape, None),
+        };
         let found = MACHINES.iter().find(|known| known.name == machine).copied();
         match (found, Shape::named(shape)) {
-            (Some(machine), Some(shape)) => Ok(Self { machine, shape }),
+            (Some(machine), Some(shape)) => {
+                let machine = weights.map_or(Ok(machine), |weights| machine.with_weights(weights))?;
+                Ok(Self { machine, shape })
+            }
             (None, _) => Err(unknown(
                 "machine",
                 machine,
@@ -194,9 +344,10 @@ impl Preset {
         let machine = Machine {
             name: "fixed",
             bandwidth: given(f64::INFINITY),
-            operations: given(f64::INFINITY),
+            arithmetic: Arithmetic::new(given(f64::INFINITY)),
             memory: given(64e9),
-            weight_bytes: 2.0,
+            weights: WeightType::Bf16,
+            is_cpu: false,
             kv_bytes: 2.0,
             launch: given(seconds / f64::from(shape.layers)),
             recorded: Some(Recorded { start: given(seconds), kernel: given(0.0) }),
@@ -207,9 +358,9 @@ impl Preset {
 
     /// KV slots that fit into `share` of the memory left beside the weights.
     pub fn slots(&self, share: f64) -> u32 {
-        let Machine { memory, weight_bytes, kv_bytes, .. } = self.machine;
+        let Machine { memory, weights: stored, kv_bytes, .. } = self.machine;
         let weights = self.shape.layer_weights() + self.shape.head_weights() + self.shape.table_weights();
-        let weights = weights * weight_bytes;
+        let weights = weights * stored.bytes();
         let left = (memory.value - weights).max(0.0) * share;
         (left / (self.shape.kv_values() * kv_bytes)) as u32
     }
@@ -217,7 +368,7 @@ impl Preset {
 
 impl fmt::Display for Preset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.machine.name, self.shape.name)
+        write!(f, "{}:{}:{}", self.machine.name, self.shape.name, self.machine.weights.name())
     }
 }
 
@@ -243,11 +394,30 @@ mod tests {
     #[test]
     fn every_figure_of_a_machine_was_measured_or_published() {
         for machine in MACHINES {
-            for (what, figure) in machine.figures() {
+            for (what, _, figure) in machine.figures() {
                 assert_ne!(figure.source, Source::User, "{} {what}", machine.name);
                 assert!(figure.value > 0.0, "{} {what}", machine.name);
             }
+            assert!(machine.with_weights(machine.weights).is_ok(), "{}", machine.name);
         }
+    }
+
+    #[test]
+    fn weights_of_another_type_have_another_peak() {
+        let h100 = Preset::parse("h100").unwrap().machine;
+        let fp8 = h100.with_weights(WeightType::Fp8).unwrap();
+        assert_eq!((h100.operations().value, fp8.operations().value), (989.5e12, 1979e12));
+        assert_eq!(Preset::parse("h100:qwen3-0.6b:fp8").unwrap().machine, fp8);
+        let error = Preset::parse("m1-max:qwen3-0.6b:fp8").unwrap_err();
+        assert!(error.contains("it has bf16"), "{error}");
+        assert!(Preset::parse("h100:qwen3-0.6b:int3").unwrap_err().contains("bf16, fp8, q8_0"));
+    }
+
+    #[test]
+    fn fewer_bytes_per_weight_leave_more_slots() {
+        let slots = |text: &str| Preset::parse(text).unwrap().slots(0.9);
+        assert!(slots("h100:qwen3-32b:fp8") > slots("h100:qwen3-32b:q8_0"));
+        assert!(slots("h100:qwen3-32b:q8_0") > slots("h100:qwen3-32b"));
     }
 
     #[test]
@@ -266,7 +436,8 @@ mod tests {
     #[test]
     fn a_wrong_name_is_answered_with_the_right_ones() {
         assert!(Preset::parse("h200:qwen3-14b").is_ok());
-        assert!(Preset::parse("h100").unwrap_err().contains("cpu2-amx, h200"));
+        assert!(Preset::parse("abacus").unwrap_err().contains("cpu2-amx, h200, a100"));
+        assert_eq!(Preset::parse("qwen3-14b"), Preset::parse("h200:qwen3-14b"));
         assert!(Preset::parse("instant").is_ok() && Preset::parse("fixed:2.5ms").is_ok());
         assert!(Preset::parse("fixed:2").is_err() && Preset::parse("fixed:-1ms").is_err());
         assert!(Preset::parse("h200:gpt").unwrap_err().contains("qwen3-0.6b"));

@@ -12,7 +12,7 @@ pub(crate) mod report;
 pub(crate) mod series;
 
 pub use crate::sim::histogram::{Histogram, Percentiles};
-pub use crate::sim::report::{Outcome, Report};
+pub use crate::sim::report::{MachineFigure, Outcome, Report, SimulatedMachine};
 
 use crate::sim::report::Count;
 use crate::trace::{Lines, Recording};

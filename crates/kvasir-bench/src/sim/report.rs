@@ -7,7 +7,7 @@ use kvasir_engine::{Finish, StepRecord, Summary};
 use kvasir_exec::Step;
 use kvasir_sim::{Preset, Totals};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 /// Result of one request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -32,9 +32,86 @@ pub struct Outcome {
     pub preemptions: u32,
 }
 
+/// The simulated machine, with the sources of its figures.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct SimulatedMachine {
+    /// Its name.
+    pub name: String,
+    /// Model shape.
+    pub shape: String,
+    /// Type of the weights.
+    pub weights: String,
+    /// Figures of the cost model.
+    pub figures: Vec<MachineFigure>,
+}
+
+/// A figure of the cost model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MachineFigure {
+    /// What it measures.
+    pub name: &'static str,
+    /// The value; `null` in JSON if infinite.
+    pub value: f64,
+    /// Its unit; empty for a count.
+    pub unit: &'static str,
+    /// Source: `measured`, or the publication.
+    pub source: String,
+}
+
+impl SimulatedMachine {
+    /// The machine of a preset.
+    pub fn of(Preset { machine, shape }: &Preset) -> Self {
+        let figures = machine.figures().into_iter().map(|(name, unit, figure)| MachineFigure {
+            name,
+            value: figure.value,
+            unit,
+            source: figure.source.to_string(),
+        });
+        Self {
+            name: machine.name.into(),
+            shape: shape.name.into(),
+            weights: machine.weights.name().into(),
+            figures: figures.collect(),
+        }
+    }
+
+    /// Each source with its figures.
+    pub fn sources(&self) -> Vec<(&str, String)> {
+        let mut sources: Vec<(&str, String)> = Vec::new();
+        for figure in &self.figures {
+            let text = figure.to_string();
+            match sources.iter_mut().find(|(known, _)| *known == figure.source) {
+                Some((_, figures)) => {
+                    figures.push_str(", ");
+                    figures.push_str(&text);
+                }
+                None => sources.push((&figure.source, text)),
+            }
+        }
+        sources
+    }
+}
+
+impl fmt::Display for MachineFigure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, value, unit, .. } = self;
+        let prefixes = [(1e12, "T"), (1e9, "G"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (0.0, "n")];
+        let found = prefixes.into_iter().find(|(least, _)| *value >= *least && !unit.is_empty());
+        let (scale, prefix) = match found {
+            Some((0.0, prefix)) => (1e-9, prefix),
+            Some(found) => found,
+            None => (1.0, ""),
+        };
+        write!(f, "{name} {}", three(value / scale))?;
+        if unit.is_empty() { Ok(()) } else { write!(f, " {prefix}{unit}") }
+    }
+}
+
 /// Results of a run. Deterministic: wall time is not included, so equal runs give equal reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
+    /// The simulated machine.
+    pub machine: SimulatedMachine,
     /// Requests that ended, including refused ones.
     pub requests: u64,
     /// Requests answered completely.
@@ -177,6 +254,7 @@ impl Count {
         let seconds = now as f64 / 1e9;
         let per = |n: f64, of: f64| if of > 0.0 { n / of } else { 0.0 };
         let busy = totals.busy_ns as f64 / 1e9;
+        report.machine = SimulatedMachine::of(preset);
         report.seconds = seconds;
         report.hit_rate = per(report.cached_tokens as f64, report.prompt_tokens as f64);
         report.output_tokens_per_second = per(report.output_tokens as f64, seconds);
@@ -190,7 +268,7 @@ impl Count {
         report.max_slots_used = per(self.most_used.into(), capacity.into());
         report.device_busy = per(busy, seconds);
         report.bandwidth_used = per(totals.bytes, busy * preset.machine.bandwidth.value);
-        report.arithmetic_used = per(totals.operations, busy * preset.machine.operations.value);
+        report.arithmetic_used = per(totals.operations, busy * preset.machine.operations().value);
         report.padding = per(self.padded as f64, (self.padded + self.read) as f64);
         report
     }
@@ -264,4 +342,22 @@ fn grouped(n: u64) -> String {
         out.push(c);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_printed_with_prefixed_units_by_source() {
+        let machine = SimulatedMachine::of(&Preset::parse("h100:qwen3-14b:fp8").unwrap());
+        let sources = machine.sources();
+        let [(sheet, figures), (h200, starts), (.., kernels)] = sources.as_slice() else {
+            panic!("{sources:?}")
+        };
+        assert!(sheet.starts_with("published: NVIDIA H100") && *h200 == "measured on h200", "{sources:?}");
+        assert_eq!(figures, "bandwidth 3.35 TB/s, arithmetic 1,979 Top/s, memory 80.0 GB");
+        assert!(starts.starts_with("start of a kernel 3.60 µs"), "{starts}");
+        assert_eq!(kernels, "kernels of a layer 6.25");
+    }
 }

@@ -6,9 +6,10 @@ use crate::io::interruption::Interruption;
 use crate::io::progress;
 use crate::options::Options;
 use crate::options::facts::Facts;
+use crate::options::machine_file;
 use crate::options::workload::WorkloadArgs;
 use kvasir_bench::{
-    sim::{self, Finished, Report, Run},
+    sim::{self, Finished, Report, Run, SimulatedMachine},
     trace::{self, End, Header, Lines},
     workload::{Scenario, ScriptedModel, Workload},
 };
@@ -39,9 +40,12 @@ pub(crate) struct Args {
     /// Injected faults per thousand steps (refused, failed, out_of_memory, late, lost) or requests (aborts)
     #[arg(long, value_name = "KIND=N,..", value_parser = parse_trouble, default_value = "", hide_default_value = true)]
     faults: Trouble,
-    /// Machine and model shape of the cost model
-    #[arg(long, value_name = "MACHINE:SHAPE", value_parser = Preset::parse, default_value = "h200:qwen3-0.6b", env = "KVASIR_SIM_PRESET")]
+    /// Machine, model shape and weight type (bf16, fp8, q8_0) of the cost model
+    #[arg(long, value_name = "MACHINE[:SHAPE[:WEIGHTS]]", value_parser = Preset::parse, default_value = "h200:qwen3-0.6b", env = "KVASIR_SIM_PRESET")]
     sim_preset: Preset,
+    /// TOML file of a machine's bandwidth, arithmetic, memory and launch costs, in place of the machine of --sim-preset
+    #[arg(long, value_name = "FILE.toml")]
+    machine: Option<PathBuf>,
     /// Print the report as one JSON object
     #[arg(long)]
     json: bool,
@@ -99,7 +103,10 @@ fn parse_steps(text: &str) -> Result<Range<u64>, String> {
 }
 
 impl Args {
-    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+    pub(crate) fn run(mut self) -> Result<ExitCode, Failure> {
+        if let Some(path) = &self.machine {
+            self.sim_preset.machine = machine_file::read(path)?;
+        }
         let (scenario, written) = match &self.scenario {
             Some(path) => {
                 let name = |why: &dyn Display| Failure::usage(format!("{}: {why}", path.display()));
@@ -114,7 +121,7 @@ impl Args {
             max_model_len: self.sim_preset.shape.max_model_len,
             slots: self.sim_preset.slots(options.memory_share()?),
             windows: Vec::new(),
-            is_cpu: self.sim_preset.machine.name.starts_with("cpu"),
+            is_cpu: self.sim_preset.machine.is_cpu,
             is_simulated: true,
             has_graphs: true,
         };
@@ -202,22 +209,9 @@ impl Args {
 
     /// Notes shown on the page: the simulated machine and the sources of its figures.
     fn notes(&self) -> Vec<String> {
-        let machine = self.sim_preset.machine;
-        let mut sources: Vec<(String, Vec<&str>)> = Vec::new();
-        for (what, figure) in machine.figures() {
-            let source = figure.source.to_string();
-            match sources.iter_mut().find(|(known, _)| *known == source) {
-                Some((_, figures)) => figures.push(what),
-                None => sources.push((source, vec![what])),
-            }
-        }
-        let sources = sources.into_iter().map(|(source, figures)| format!("{} {source}", figures.join(", ")));
-        let sources = sources.collect::<Vec<_>>().join("; ");
-        vec![format!(
-            "Simulated on a machine of {:.0} GB/s and {:.0} Top/s ({sources}).",
-            machine.bandwidth.value / 1e9,
-            machine.operations.value / 1e12,
-        )]
+        let machine = SimulatedMachine::of(&self.sim_preset);
+        let sources = machine.sources().into_iter().map(|(source, figures)| format!("{figures} ({source})"));
+        vec![format!("Simulated on a machine of {}.", sources.collect::<Vec<_>>().join("; "))]
     }
 
     fn write_page(
@@ -254,6 +248,10 @@ impl Args {
             }
             for (finish, n) in &report.ended {
                 println!("ended: {finish:<19}{n}");
+            }
+            println!("{:<26}{}, {} weights", "machine", report.machine.name, report.machine.weights);
+            for (source, figures) in report.machine.sources() {
+                println!("{source}: {figures}");
             }
             eprintln!("simulated in {:.1} s", took.as_secs_f64());
         }

@@ -1,5 +1,5 @@
-//! What can be said of a model before it is loaded: whether it fits into memory, how many tokens of
-//! context are left for, and how long the first token of a long prompt takes.
+//! Predictions about a model before it is loaded: whether it fits into memory, how many tokens of context
+//! fit beside it, and how long the first token of a long prompt takes.
 //!
 //! The time is the roofline bound of a prefill, operations over the measured peak of their number type.
 //! The benchmarks reach 50 to 78 % of that peak (`docs/benchmarks.md`), so the bound and twice the bound

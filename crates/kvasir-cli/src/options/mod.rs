@@ -2,6 +2,7 @@
 //! variables and file keys, defined once.
 
 pub(crate) mod facts;
+pub(crate) mod machine_file;
 pub(crate) mod model;
 pub(crate) mod policy;
 pub(crate) mod resolve;
