@@ -4,7 +4,9 @@
 use kvasir_bench::{
     sim::{Finished, Outcome, Report, Run, run},
     trace::{self, End, Header, Lines},
-    workload::{Agents, Chat, Poisson, Scenario, ScriptedModel, SeededParams, Workload},
+    workload::{
+        AgentProfile, AgentSessions, Agents, Chat, Poisson, Scenario, ScriptedModel, SeededParams, Workload,
+    },
 };
 use kvasir_engine::{
     Chunked, Core, Limits, Mixing, Order, Policy, Rectangular, RectangularConfig, StepTrace,
@@ -217,7 +219,8 @@ fn a_trace_adds_up_and_comes_back_from_its_file() {
 fn equal_runs_are_equal_and_overlap_changes_times_only() {
     let chat = || -> Box<dyn Workload> { Box::new(Chat::new(KNOBS)) };
     let agents = || -> Box<dyn Workload> { Box::new(Agents::new(KNOBS)) };
-    for workload in [chat, agents] {
+    let coding = || -> Box<dyn Workload> { Box::new(AgentSessions::new(KNOBS, AgentProfile::CODING)) };
+    for workload in [chat, agents, coding] {
         let report = |overlap, blocks| simulate(chunked(overlap, blocks), &mut *workload()).report;
         let (first, second) = (report(true, 4000), report(true, 4000));
         assert_eq!(first, second);

@@ -47,7 +47,7 @@ struct Branch {
 const BRANCHES: (u32, u32) = (3, 8);
 const CALLS: (u32, u32) = (2, 6);
 /// Mean duration of a tool call, in seconds.
-const TOOL: f64 = 0.8;
+pub(super) const TOOL: f64 = 0.8;
 /// Median task prompt length, in multiples of the median tool result.
 ///
 /// Tool definitions are half as long. Both are capped so that a quarter of a small context is left

@@ -6,6 +6,7 @@
 //!
 //! Equal seeds give equal workloads, whatever the completion order; guarded by `tests/sim.rs`.
 
+pub(crate) mod agent_sessions;
 pub(crate) mod agents;
 pub(crate) mod chat;
 pub(crate) mod offline;
@@ -16,6 +17,7 @@ pub(crate) mod steady;
 pub(crate) mod text;
 pub(crate) mod twister;
 
+pub use crate::workload::agent_sessions::{AgentProfile, AgentSessions};
 pub use crate::workload::agents::Agents;
 pub use crate::workload::chat::Chat;
 pub use crate::workload::offline::Offline;

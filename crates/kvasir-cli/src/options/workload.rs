@@ -1,7 +1,9 @@
 //! Workload options of `sim` and `bench serve`: kind, request count, arrival rate, lengths, seed.
 
 use crate::io::failure::Failure;
-use kvasir_bench::workload::{Agents, Chat, Offline, Poisson, SeededParams, Steady, Workload};
+use kvasir_bench::workload::{
+    AgentProfile, AgentSessions, Agents, Chat, Offline, Poisson, SeededParams, Steady, Workload,
+};
 
 /// A seeded workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -10,6 +12,10 @@ pub(crate) enum Kind {
     Chat,
     /// Agents: a long shared trunk, parallel branches and tool calls
     Agents,
+    /// Coding agents: sessions of many turns on a growing context, with sub-agents
+    CodingAgents,
+    /// Agents that read 131 tokens for each that they write
+    ReadingAgents,
     /// Mini-SGLang's offline benchmark, to the token
     Offline,
     /// Independent requests of random sizes at random times
@@ -36,10 +42,10 @@ pub(crate) struct WorkloadArgs {
     /// Gamma shape of arrival gaps: 1 is Poisson, less is burstier [default: 1]
     #[arg(long, value_name = "SHAPE")]
     burstiness: Option<f64>,
-    /// Median tokens of a user message or tool result [default: 64; agents 160; poisson and steady 512]
+    /// Median tokens of a user message or tool result [default: 64; agents 160; coding-agents 3060; reading-agents 770; poisson and steady 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     prompt_tokens: Option<u32>,
-    /// Median tokens of an answer [default: 160; agents 80; poisson and steady 128]
+    /// Median tokens of an answer [default: 160; agents 80; coding-agents 444; reading-agents 300; poisson and steady 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     output_tokens: Option<u32>,
     /// steady: length of the prefix that all prompts share [default: 0]
@@ -56,6 +62,8 @@ impl WorkloadArgs {
         let requests = self.requests.unwrap_or(256);
         self.check(kind)?;
         let (prompt, output, rate) = match kind {
+            Kind::CodingAgents => (AgentProfile::CODING.result, AgentProfile::CODING.answer, 8.0),
+            Kind::ReadingAgents => (AgentProfile::READING.result, AgentProfile::READING.answer, 8.0),
             Kind::Agents => (160, 80, 8.0),
             Kind::Poisson => (512, 128, 8.0),
             Kind::Steady => (512, 128, f64::INFINITY),
@@ -73,6 +81,8 @@ impl WorkloadArgs {
         Ok(match kind {
             Kind::Chat => Box::new(Chat::new(params)),
             Kind::Agents => Box::new(Agents::new(params)),
+            Kind::CodingAgents => Box::new(AgentSessions::new(params, AgentProfile::CODING)),
+            Kind::ReadingAgents => Box::new(AgentSessions::new(params, AgentProfile::READING)),
             Kind::Poisson => Box::new(Poisson::new(params)),
             Kind::Steady => {
                 let shared = self.shared_prefix.unwrap_or(0);
