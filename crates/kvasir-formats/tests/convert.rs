@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use kvasir_formats::{
-    Checkpoint, DType, Rules, TextFiles, check_kv_facts, convert,
+    Checkpoint, DType, Rules, TextFiles, check_kv_facts, convert, convert_to,
     gguf::{Gguf, Writer},
 };
 use kvasir_program::Model;
@@ -406,4 +406,23 @@ fn unsupported_tokenizers_are_refused_by_name() {
     let error =
         convert(&scratch.0, &scratch.0.join("a.gguf"), &Rules::parse("f32", &[]).unwrap()).unwrap_err();
     assert!(error.to_string().contains("byte_fallback without <0xE6>"), "{error}");
+}
+
+#[test]
+fn a_conversion_reports_its_progress_and_can_be_stopped() {
+    let scratch = Scratch::new("progress");
+    tiny(&scratch.0, false);
+    let rules = Rules::parse("q8_0", &[]).unwrap();
+    let seen = std::sync::Mutex::new(Vec::new());
+    let report = |done, total| {
+        seen.lock().unwrap().push((done, total));
+        true
+    };
+    convert_to(&scratch.0, std::io::sink(), &rules, &report).unwrap();
+    let seen = seen.into_inner().unwrap();
+    let (last, total) = *seen.last().unwrap();
+    assert!(seen.len() > 10 && last == total && total > 512 * 64, "{seen:?}");
+    assert!(seen.iter().all(|(done, all)| done <= all && *all == total), "{seen:?}");
+    let stopped = convert_to(&scratch.0, std::io::sink(), &rules, &|done, _| done == 0);
+    assert!(stopped.unwrap_err().to_string().contains("stopped"));
 }

@@ -3,6 +3,7 @@
 use crate::io::atomic_file::AtomicFile;
 use crate::io::failure::Failure;
 use crate::io::interruption::Interruption;
+use crate::io::progress;
 use kvasir::HubName;
 use kvasir_formats::{Rules, convert_to};
 use std::{
@@ -40,7 +41,14 @@ impl Args {
         }
         let file = AtomicFile::create(&self.out)?;
         let interruption = Interruption::watch();
-        let done = convert_to(&model, interruption.stopping(file.writer()?), &rules);
+        let bar = progress::percent();
+        let report = |done: u64, total: u64| {
+            bar.set_length(total);
+            bar.set_position(done);
+            !interruption.has_come()
+        };
+        let done = convert_to(&model, interruption.stopping(file.writer()?), &rules, &report);
+        bar.finish_and_clear();
         if interruption.has_come() {
             return Err(Failure::failed("interrupted; no file was written"));
         }

@@ -16,10 +16,12 @@ mod post_processor;
 mod pre_tokenizer;
 pub(crate) mod rules;
 mod vocab;
+mod watch;
 
 use crate::checkpoint::Checkpoint;
 use crate::convert::output::{Change, Output, Part, quantize_in_parallel};
 use crate::convert::rules::{Rules, Subject};
+use crate::convert::watch::Watch;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::files::atomic_file::AtomicFile;
@@ -44,13 +46,21 @@ pub struct Converted {
 /// Converts `model` (a directory or a GGUF file) to the GGUF file `to`. On error `to` is unchanged.
 pub fn convert(model: &Path, to: &Path, rules: &Rules) -> Result<Converted> {
     let file = AtomicFile::create(to)?;
-    let done = convert_to(model, file.writer()?, rules)?;
+    let done = convert_to(model, file.writer()?, rules, &|_, _| true)?;
     file.commit()?;
     Ok(done)
 }
 
 /// Converts `model` (a directory or a GGUF file) and writes the GGUF bytes to `to`.
-pub fn convert_to(model: &Path, to: impl Write, rules: &Rules) -> Result<Converted> {
+///
+/// `report` gets the weights converted so far and in total, from any thread and several times per second.
+/// If it returns false, the conversion ends with an error.
+pub fn convert_to(
+    model: &Path,
+    to: impl Write,
+    rules: &Rules,
+    report: &(dyn Fn(u64, u64) -> bool + Sync),
+) -> Result<Converted> {
     let checkpoint = Checkpoint::open(model)?;
     let mut writer = Writer::new();
     let mut given: HashMap<String, Vec<f32>> = HashMap::new();
@@ -80,6 +90,9 @@ pub fn convert_to(model: &Path, to: impl Write, rules: &Rules) -> Result<Convert
     writer.set("general.quantization_version", Value::U32(2));
     let (types, done) = describe(&checkpoint, &outputs, rules, &mut writer)?;
     let by_name: HashMap<&str, &Output> = outputs.iter().map(|o| (o.name.as_str(), o)).collect();
+    let weights = |output: &Output| output.shape.iter().product::<usize>() as u64;
+    let watch = Watch::new(outputs.iter().map(weights).sum(), report);
+    let mut done_weights = 0;
     writer.write(to, |name, bytes| {
         let output =
             by_name.get(name).ok_or_else(|| Error::at(format!("tensor {name}"), "is not described"))?;
@@ -88,11 +101,12 @@ pub fn convert_to(model: &Path, to: impl Write, rules: &Rules) -> Result<Convert
         let given = given.get(name).map_or(&[][..], Vec::as_slice);
         for part in &output.parts {
             match (checkpoint.gguf(), &part.change) {
-                (Some(gguf), _) => repack(gguf, name, dtype, bytes)?,
-                (None, _) => part.write(&checkpoint, dtype, row, given, bytes)?,
+                (Some(gguf), _) => repack(gguf, name, dtype, &watch, bytes)?,
+                (None, _) => part.write(&checkpoint, dtype, row, given, &watch, bytes)?,
             }
         }
-        Ok(())
+        done_weights += weights(output);
+        watch.reach(done_weights)
     })?;
     Ok(done)
 }
@@ -138,7 +152,7 @@ fn of_gguf(gguf: &Gguf) -> Vec<Output> {
     gguf.tensors().iter().map(output).collect()
 }
 
-fn repack(gguf: &Gguf, name: &str, dtype: DType, out: &mut Vec<u8>) -> Result<()> {
+fn repack(gguf: &Gguf, name: &str, dtype: DType, watch: &Watch<'_>, out: &mut Vec<u8>) -> Result<()> {
     let fail = |e: Error| Error::at(format!("tensor {name}"), e);
     let info = gguf.tensors().iter().find(|t| t.name == name);
     let info = info.ok_or_else(|| Error::at(format!("tensor {name}"), "is missing"))?;
@@ -150,7 +164,7 @@ fn repack(gguf: &Gguf, name: &str, dtype: DType, out: &mut Vec<u8>) -> Result<()
     let mut values = vec![0.0; info.shape.iter().product()];
     crate::encoding::dequantize(info.dtype, bytes, &mut values).map_err(fail)?;
     let row = info.shape.last().copied().unwrap_or(1);
-    quantize_in_parallel(dtype, &values, row, out).map_err(fail)
+    quantize_in_parallel(dtype, &values, row, watch, out).map_err(fail)
 }
 
 /// Flattens a `tokenizer.json` component: a single step, or nested sequences under the key `list`.

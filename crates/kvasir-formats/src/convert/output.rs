@@ -1,6 +1,7 @@
 //! Output tensors of a conversion: source tensors, layout changes, dequantize and quantize.
 
 use crate::checkpoint::Checkpoint;
+use crate::convert::watch::Watch;
 use crate::dtype::DType;
 use crate::encoding;
 use crate::error::{Error, Result};
@@ -63,6 +64,7 @@ impl Part {
         dtype: DType,
         row: usize,
         given: &[f32],
+        watch: &Watch<'_>,
         out: &mut Vec<u8>,
     ) -> Result<()> {
         if self.change == Change::Computed {
@@ -81,7 +83,7 @@ impl Part {
         let values = if transposed { transpose_experts(&shape, &values) } else { values };
         let inner = if transposed { shape[1] } else { shape.last().copied().unwrap_or(1) };
         let values = self.changed(values, inner);
-        quantize_in_parallel(dtype, &values, row, out)
+        quantize_in_parallel(dtype, &values, row, watch, out)
             .map_err(|e| Error::at(format!("tensor {}", self.source), e))?;
         model.release(&self.source, 0..usize::MAX);
         Ok(())
@@ -144,27 +146,34 @@ fn transpose_experts(shape: &[usize], values: &[f32]) -> Vec<f32> {
     out
 }
 
+/// Values that a thread quantizes between two looks at the watch: some milliseconds.
+const STRIDE: usize = 1 << 18;
+
 /// Quantizes whole rows on all available threads; the output is that of `encoding::quantize`.
 pub(super) fn quantize_in_parallel(
     dtype: DType,
     values: &[f32],
     row: usize,
+    watch: &Watch<'_>,
     out: &mut Vec<u8>,
 ) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let rows = values.len() / row.max(1);
-    let each = rows.div_ceil(threads).max(1).saturating_mul(row);
-    if threads == 1 || rows < 64 || !values.len().is_multiple_of(row.max(1)) {
+    if rows < 64 || !values.len().is_multiple_of(row.max(1)) {
         return encoding::quantize(dtype, values, row, out);
     }
+    let each = rows.div_ceil(threads).max(1).saturating_mul(row);
+    let stride = (STRIDE / row.max(1)).max(1).saturating_mul(row);
+    let encode = |chunk: &[f32]| {
+        let mut bytes = Vec::new();
+        for part in chunk.chunks(stride) {
+            encoding::quantize(dtype, part, row, &mut bytes)?;
+            watch.advance(part.len())?;
+        }
+        Ok(bytes)
+    };
     let encoded: Vec<Result<Vec<u8>>> = std::thread::scope(|scope| {
-        let run = |chunk| {
-            scope.spawn(move || {
-                let mut bytes = Vec::new();
-                encoding::quantize(dtype, chunk, row, &mut bytes).map(|()| bytes)
-            })
-        };
-        let threads: Vec<_> = values.chunks(each).map(run).collect();
+        let threads: Vec<_> = values.chunks(each).map(|chunk| scope.spawn(move || encode(chunk))).collect();
         threads
             .into_iter()
             .map(|t| t.join().unwrap_or_else(|_| Err(Error::at("", "encoding failed"))))
