@@ -1,0 +1,7 @@
+//! Fuzz target: arbitrary JSON as a schema.
+#![no_main]
+
+#[path = "../serve_entry_points.rs"]
+mod serve_entry_points;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| serve_entry_points::schema(bytes));
