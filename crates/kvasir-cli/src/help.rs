@@ -45,6 +45,7 @@ const GROUPS: [Group; 14] = [
             "presence-penalty",
             "frequency-penalty",
             "history",
+            "edit-mode",
             "generation-config",
             "tool-parser",
             "reasoning-parser",

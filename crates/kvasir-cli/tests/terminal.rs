@@ -120,7 +120,9 @@ impl Chat {
     fn send_line(&mut self, line: &str) {
         self.output.clear();
         self.send(line.as_bytes());
-        self.wait(|chat| chat.output.contains(line));
+        // The line of a command is drawn again while its hint changes, its arguments are not.
+        let shown = if line.starts_with('/') { line.rsplit(' ').next().unwrap() } else { line };
+        self.wait(|chat| chat.output.contains(shown));
         self.output.clear();
         self.send(b"\r");
     }

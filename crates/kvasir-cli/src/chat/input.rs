@@ -2,7 +2,7 @@
 //! texts.
 
 use crate::chat::command::COMMANDS;
-use crate::chat::editor::{Editor, Words, Written};
+use crate::chat::editor::{Keys, LineEditor, Words, Written};
 use crate::io::failure::Failure;
 use std::{
     io::{self, BufRead, IsTerminal},
@@ -15,7 +15,7 @@ const FENCE: &str = "\"\"\"";
 /// Source of questions.
 pub(crate) enum Input {
     /// An interactive terminal.
-    Person(Box<Editor<Slash>>),
+    Person(Box<LineEditor<Slash>>),
     /// A pipe or a file: one question per line, without prompts.
     Pipe,
 }
@@ -32,13 +32,14 @@ pub(crate) enum Line {
 impl Input {
     /// Uses the terminal if there is one. With `remember`, history is stored in the user's state
     /// folder.
-    pub(super) fn new(remember: bool) -> Self {
+    pub(super) fn new(remember: bool, keys: Keys) -> Result<Self, Failure> {
         let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
         if is_dumb || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-            return Self::Pipe;
+            return Ok(Self::Pipe);
         }
         let file = state_folder().filter(|_| remember).map(|folder| folder.join("chat-history"));
-        Self::Person(Box::new(Editor::new(Slash, file)))
+        let editor = LineEditor::new(Slash, file, keys);
+        Ok(Self::Person(Box::new(editor.map_err(|error| Failure::failed(format!("terminal: {error}")))?)))
     }
 
     /// Whether the input is interactive.
@@ -53,8 +54,7 @@ impl Input {
             Self::Person(editor) => {
                 let written = editor.read(prompt);
                 Ok(match written.map_err(|error| Failure::failed(format!("terminal: {error}")))? {
-                    // The editor has removed continuation backslashes; the others are literal.
-                    Written::Text(text) => Line::Text(unfenced(&text)),
+                    Written::Text(text) => Line::Text(unfenced(&joined(text))),
                     Written::Interrupted => Line::Nothing,
                     Written::End => Line::End,
                 })
@@ -93,6 +93,11 @@ fn continued(text: &str) -> Option<&str> {
     }
 }
 
+/// Removes the backslashes that continued lines of a text without a fence.
+fn joined(text: String) -> String {
+    if text.trim_start().starts_with(FENCE) { text } else { text.replace("\\\n", "\n") }
+}
+
 /// Strips the fence of a multi-line text.
 fn unfenced(text: &str) -> String {
     match text.trim_start().strip_prefix(FENCE) {
@@ -122,8 +127,8 @@ impl Words for Slash {
         (!names.is_empty()).then(|| format!("   {}", names.join(" ")))
     }
 
-    fn continued<'t>(&self, text: &'t str) -> Option<&'t str> {
-        continued(text)
+    fn is_continued(&self, text: &str) -> bool {
+        continued(text).is_some()
     }
 }
 
@@ -138,6 +143,13 @@ mod tests {
             Line::Nothing | Line::End => None,
         })
         .collect()
+    }
+
+    #[test]
+    fn continued_lines_lose_their_backslashes_outside_fences() {
+        assert!(Slash.is_continued("one \\") && !Slash.is_continued("one\ntwo"));
+        assert_eq!(joined("one \\\ntwo".into()), "one \ntwo");
+        assert_eq!(joined("\"\"\"\na\\\nb\n\"\"\"".into()), "\"\"\"\na\\\nb\n\"\"\"");
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! `kvasir chat`: interactive terminal chat with the engine in the same process. Reads questions
 //! and slash commands.
 //!
-//! Model output goes to stdout, everything else to stderr. `editor/` is the only part that drives
-//! the terminal.
+//! Model output goes to stdout, everything else to stderr or, while a line is edited, to the terminal.
 
 pub(crate) mod command;
 pub(crate) mod conversation;
@@ -17,6 +16,7 @@ pub(crate) mod turn;
 
 use crate::chat::command::{COMMANDS, Command};
 use crate::chat::conversation::{Conversation, user};
+use crate::chat::editor::Keys;
 use crate::chat::input::{Input, Line};
 use crate::chat::interrupt::Interrupts;
 use crate::chat::screen::Screen;
@@ -69,6 +69,8 @@ pub(crate) struct Beginning {
     pub(crate) fields: Map<String, Value>,
     /// Whether input history is stored.
     pub(crate) remember: bool,
+    /// Key bindings of the line editor.
+    pub(crate) keys: Keys,
 }
 
 /// A running chat.
@@ -93,7 +95,7 @@ type Stop = Result<(), String>;
 impl Chat {
     /// Loads the model.
     pub(crate) fn begin(beginning: Beginning) -> Result<Self, Failure> {
-        let Beginning { start, system, fields, remember } = beginning;
+        let Beginning { start, system, fields, remember, keys } = beginning;
         check_fields(&fields).map_err(Failure::usage)?;
         Ok(Self {
             started: start(None)?,
@@ -104,7 +106,7 @@ impl Chat {
                 .map_err(Failure::failed)?,
             conversation: Conversation::new(system.as_deref()),
             fields,
-            input: Input::new(remember),
+            input: Input::new(remember, keys)?,
             screen: Screen::new(),
             interrupts: None,
             tally: Tally::default(),

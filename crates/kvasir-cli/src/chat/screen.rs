@@ -1,8 +1,11 @@
 //! Output of `kvasir chat`: model output to stdout, notes to stderr, with ANSI colors on terminals.
 
-use crate::chat::editor::paint::columns;
-use crate::chat::editor::terminal::size;
+use rustix::{stdio::stderr, termios::tcgetwinsize};
 use std::io::{self, IsTerminal, Write};
+use unicode_width::UnicodeWidthStr;
+
+/// Columns of a terminal that does not tell its size.
+const COLUMNS: usize = 80;
 
 /// Writer of chat output. Colors only on terminals, and not with `NO_COLOR`.
 pub(crate) struct Screen {
@@ -122,7 +125,11 @@ impl Screen {
 
     /// Width of the terminal on stderr; unlimited without one.
     fn width(&self) -> usize {
-        if io::stderr().is_terminal() { size().0.max(8) } else { usize::MAX }
+        if !io::stderr().is_terminal() {
+            return usize::MAX;
+        }
+        let columns = tcgetwinsize(stderr()).map_or(0, |size| usize::from(size.ws_col));
+        if columns == 0 { COLUMNS } else { columns.max(8) }
     }
 
     /// Writes an error.
@@ -137,6 +144,11 @@ impl Screen {
             self.err("\n", Look::Plain);
         }
     }
+}
+
+/// Display width of a text.
+fn columns(text: &str) -> usize {
+    UnicodeWidthStr::width(text)
 }
 
 /// Wraps a text at words.

@@ -4,18 +4,19 @@
 //!
 //! 1. *original*: before the chat and after it.
 //! 2. *quiet*: between two prompts. Input is neither echoed nor line-buffered; Ctrl-C raises SIGINT.
-//! 3. *raw*: while the line editor reads. Ctrl-C is a byte like any other.
+//! 3. *raw*: while the line editor reads. Ctrl-C is a byte like any other. `rustyline` sets and leaves it.
 //!
 //! The chat goes from original to quiet once and alternates between quiet and raw. It never passes
 //! through the original mode in between, where a key would be echoed into an answer.
 //!
 //! Invariant: after [`restore`] the terminal is in its original mode and stays there. `restore`
 //! runs when [`Terminal`] is dropped, when the thread that holds it panics, and before the signal
-//! listener ends the process. `HELD` is emptied under its lock, so the main thread cannot enter raw
-//! mode between `restore` and the exit.
+//! listener ends the process. `HELD` is emptied under its lock, and a main thread that finds it empty
+//! before the line editor reads stops there. One that is already entering or leaving raw mode has
+//! done so when `restore` sets the modes for the second time.
 //!
-//! Modes are set without draining the output: `tcdrain` blocks for as long as Ctrl-S stops the
-//! terminal.
+//! This module sets modes without draining the output: `tcdrain` blocks for as long as Ctrl-S stops
+//! the terminal. `rustyline` drains it, at a prompt, where nothing waits to be written.
 //!
 //! Guarded by `tests/terminal.rs`.
 
@@ -26,20 +27,28 @@ use rustix::{
 };
 use std::{
     io, panic,
-    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{
+        Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
 
-const BRACKETED_PASTE_ON: &[u8] = b"\x1b[?2004h";
 const BRACKETED_PASTE_OFF: &[u8] = b"\x1b[?2004l";
+
+/// Time in which the line editor enters or leaves raw mode, with a margin.
+const ENTERING: Duration = Duration::from_millis(10);
 
 /// What [`restore`] has to undo; none while the terminal is in its original mode.
 static HELD: Mutex<Option<Held>> = Mutex::new(None);
 
+/// Whether the terminal has ever been held.
+static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+
 struct Held {
     original: Termios,
-    /// Bracketed paste is on in raw mode only.
+    /// Whether the line editor reads. Bracketed paste is on then.
     is_raw: bool,
 }
 
@@ -48,12 +57,6 @@ impl Held {
         let mut quiet = self.original.clone();
         quiet.local_modes.remove(LocalModes::ECHO | LocalModes::ICANON);
         quiet
-    }
-
-    fn raw(&self) -> Termios {
-        let mut raw = self.original.clone();
-        raw.make_raw();
-        raw
     }
 }
 
@@ -95,6 +98,8 @@ pub(crate) fn restore() {
     // A terminal that has been closed needs no modes: errors are of no consequence.
     let _ = set(&held.original);
     if held.is_raw {
+        thread::sleep(ENTERING);
+        let _ = set(&held.original);
         let _ = write(BRACKETED_PASTE_OFF);
     }
 }
@@ -109,6 +114,7 @@ impl Terminal {
         let taken = Held { original: tcgetattr(stdin())?, is_raw: false };
         set(&taken.quiet())?;
         *held() = Some(taken);
+        IS_TAKEN.store(true, Ordering::Relaxed);
         let (owner, print) = (thread::current().id(), panic::take_hook());
         panic::set_hook(Box::new(move |info| {
             // A panic of another thread does not end the chat.
@@ -127,31 +133,31 @@ impl Drop for Terminal {
     }
 }
 
-/// Raw mode for the line editor; the terminal is quiet again when this is dropped.
+/// Span in which the line editor may be in raw mode, so that [`restore`] has to end its bracketed paste.
 pub(crate) struct Raw(());
 
 impl Raw {
-    /// Enters raw mode. Does nothing if the terminal has been restored: the process is about to
-    /// end.
-    pub(super) fn enter() -> io::Result<Self> {
-        if let Some(held) = &mut *held() {
-            held.is_raw = true;
-            set(&held.raw())?;
-            write(BRACKETED_PASTE_ON)?;
+    /// Call before the line editor reads. Does not return if the terminal has been restored: the process is
+    /// about to end.
+    pub(super) fn enter() -> Self {
+        if IS_TAKEN.load(Ordering::Relaxed) && !mark_raw(true) {
+            loop {
+                thread::park();
+            }
         }
-        Ok(Self(()))
+        Self(())
     }
 }
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        if let Some(held) = &mut *held() {
-            // A terminal that has been closed needs no modes.
-            let _ = write(BRACKETED_PASTE_OFF);
-            let _ = set(&held.quiet());
-            held.is_raw = false;
-        }
+        mark_raw(false);
     }
+}
+
+/// False if the terminal is not held.
+fn mark_raw(is_raw: bool) -> bool {
+    held().as_mut().map(|held| held.is_raw = is_raw).is_some()
 }
 
 #[cfg(test)]
@@ -172,7 +178,10 @@ mod tests {
             return;
         }
         std::mem::forget(Terminal::hold().unwrap());
-        std::mem::forget(Raw::enter().unwrap());
+        std::mem::forget(Raw::enter());
+        let mut raw = tcgetattr(stdin()).unwrap();
+        raw.make_raw();
+        set(&raw).unwrap();
         assert!(!tcgetattr(stdin()).unwrap().local_modes.contains(LocalModes::ISIG));
         panic!("in raw mode");
     }

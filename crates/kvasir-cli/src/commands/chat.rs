@@ -1,5 +1,6 @@
 //! `kvasir chat`: arguments, and start of the terminal chat.
 
+use crate::chat::editor::Keys;
 use crate::chat::{Beginning, Chat, one_shot, with_tools};
 use crate::io::failure::Failure;
 use crate::options::Options;
@@ -41,6 +42,9 @@ pub(crate) struct Args {
     /// Save the input history in the user's state directory, on or off
     #[arg(long, env = "KVASIR_CHAT_HISTORY", default_value = "on", value_parser = Switch::read)]
     history: Switch,
+    /// Key bindings of the line editor
+    #[arg(long, env = "KVASIR_EDIT_MODE", default_value = "emacs", value_enum)]
+    edit_mode: Keys,
     #[command(flatten)]
     sampling_args: SamplingArgs,
     #[command(flatten)]
@@ -84,6 +88,7 @@ impl Args {
             system: self.system,
             fields,
             remember: self.history.is_on(),
+            keys: self.edit_mode,
         };
         match self.prompt {
             Some(prompt) => one_shot::run(beginning, &prompt, self.json),
