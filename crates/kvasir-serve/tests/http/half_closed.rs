@@ -163,5 +163,6 @@ fn encoding_ends_when_its_client_leaves() {
     // Waits for all encodings that have begun.
     drop(server);
     let left = began.elapsed();
-    assert!(left < whole * 6, "24 abandoned prompts took {left:?}, one alone {whole:?}");
+    // Two cores would take twelve times as long if nothing ended early; a loaded machine needs a margin.
+    assert!(left < whole * 9, "24 abandoned prompts took {left:?}, one alone {whole:?}");
 }
