@@ -49,6 +49,9 @@ pub(crate) struct WidthControl {
     level_ns: f64,
     /// Steps since drafting stopped to pay.
     idle: u32,
+    /// Steps without a draft model so far, saturating, and steps with one since the last of them.
+    without: u32,
+    with: u32,
     candidates: Vec<Candidate>,
     /// Scratch: probability of each node of one proposal.
     nodes: Vec<f32>,
@@ -59,6 +62,13 @@ pub(crate) struct WidthControl {
 const MOST_LEVELS: usize = 16;
 /// Steps after which a draft model that does not pay is tried again.
 const TRIED_EVERY: u32 = 64;
+
+/// Steps without a draft model before the first with one: the first steps of an engine are slow, and
+/// their average must not pass for the time of a plain step.
+const PLAIN_FIRST: u32 = 8;
+/// Steps with a draft model after which one runs without, so that the time of a plain step stays
+/// current.
+const PLAIN_EVERY: u32 = 32;
 
 /// Acceptance of one level, as a decayed average.
 #[derive(Clone, Copy, Debug)]
@@ -135,6 +145,10 @@ impl WidthControl {
         if self.width == DraftWidth::Fixed || self.model_depth == 0 {
             return self.model_depth;
         }
+        if self.without < PLAIN_FIRST || self.with >= PLAIN_EVERY {
+            (self.without, self.with) = (self.without.saturating_add(1), 0);
+            return 0;
+        }
         let Some(plain) = self.times.predict(rows).filter(|_| self.times.is_known(rows)) else { return 0 };
         let (mut best, mut most) = (0, LEAST_GAIN / plain);
         let (mut reached, mut tokens) = (1.0, 1.0);
@@ -147,6 +161,7 @@ impl WidthControl {
                 (best, most) = (depth, speed);
             }
         }
+        self.with = if best > 0 { self.with + 1 } else { 0 };
         self.idle = if best > 0 { 0 } else { self.idle + 1 };
         if self.idle >= TRIED_EVERY {
             self.idle = 0;
@@ -259,6 +274,17 @@ mod tests {
         assert_eq!(control.most_per_second(1, &candidates(&[0.9; 4])), 0);
         control.times.observe(1, 1000);
         assert_eq!(control.most_per_second(1, &candidates(&[0.9; 4])), 2, "a little more than was measured");
+    }
+
+    #[test]
+    fn a_draft_model_pauses_so_that_plain_steps_stay_measured() {
+        let mut control = measured(|_| 1000);
+        control.model_depth = 4;
+        let depths: Vec<_> = (0..100).map(|_| control.depth(1)).collect();
+        assert_eq!(depths[..8], [0; 8], "the first steps are slow");
+        assert_eq!(depths[8..40], [4; 32]);
+        assert_eq!(depths[40..42], [0, 4]);
+        assert_eq!(depths.iter().filter(|depth| **depth == 0).count(), 10);
     }
 
     #[test]
