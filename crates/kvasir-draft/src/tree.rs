@@ -53,6 +53,10 @@ pub(crate) struct Leaf {
 /// whether a draft is verified would otherwise change the distribution of the output.
 const DRAWN: f32 = -0.35;
 
+/// A logit this far below the largest adds less to the sum of exponentials than an f32 can show, even
+/// if it is one of 2^18.
+const NEGLIGIBLE: f32 = -30.0;
+
 /// Scratch memory for growing trees.
 #[derive(Debug, Default)]
 pub(crate) struct Growth {
@@ -96,7 +100,8 @@ impl Growth {
             }
         };
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
+        let below = logits.iter().map(|logit| logit - most).filter(|below| *below > NEGLIGIBLE);
+        let sum: f64 = below.map(|below| f64::from(below).exp()).sum();
         let total = f64::from(most) + sum.ln();
         self.top.clear();
         for (logit, id) in logits.iter().zip(0u32..) {
