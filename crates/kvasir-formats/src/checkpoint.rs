@@ -97,6 +97,24 @@ impl Checkpoint {
         Ok(out)
     }
 
+    /// A checkpoint in the Hugging Face layout that is built into the binary: the text of its
+    /// `config.json` and the bytes of its `model.safetensors`. `name` appears in errors.
+    pub fn built_in(name: &str, config: &str, tensors: &'static [u8]) -> Result<Self> {
+        let mut out = Self {
+            path: name.into(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            generation: None,
+            config: serde_json::from_str(config).map_err(|e| Error::at(format!("{name}/config.json"), e))?,
+            quantization: None,
+            facts: StorageLayout::default(),
+            gguf: None,
+            left_out: 0,
+        };
+        out.add_mapped(Mapped::built_in(name, tensors))?;
+        Ok(out)
+    }
+
     /// Multimodal checkpoint: keeps the language model's tensors under text-only names and counts
     /// the rest.
     fn keep_text(&mut self) -> Result<()> {
@@ -149,15 +167,19 @@ impl Checkpoint {
     }
 
     fn add_file(&mut self, path: &Path) -> Result<()> {
-        let mapped = Arc::new(Mapped::open(path)?);
+        self.add_mapped(Mapped::open(path)?)
+    }
+
+    fn add_mapped(&mut self, mapped: Mapped) -> Result<()> {
         let file = self.files.len();
         for p in safetensors::read(&mapped)? {
             let entry = Entry { dtype: p.dtype, shape: p.shape, file, range: p.range };
             if self.tensors.insert(p.name.clone(), entry).is_some() {
-                return Err(Error::at(format!("tensor {}", p.name), "occurs in two files").in_file(path));
+                let twice = Error::at(format!("tensor {}", p.name), "occurs in two files");
+                return Err(twice.in_file(mapped.path()));
             }
         }
-        self.files.push(mapped);
+        self.files.push(Arc::new(mapped));
         Ok(())
     }
 

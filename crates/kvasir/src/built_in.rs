@@ -1,6 +1,7 @@
-//! The built-in model: a GGUF file embedded in the binary. `model/` holds its training,
-//! `docs/reference/built-in-model.md` its abilities.
+//! The built-in model, a GGUF file embedded in the binary, and its EAGLE-3 head. `model/` holds their
+//! training, `docs/reference/built-in-model.md` their abilities.
 
+use kvasir_formats::{Checkpoint, Error};
 use serde_json::{Value, json};
 
 /// Its name.
@@ -20,3 +21,10 @@ pub(crate) const BYTES: &[u8] = {
     static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!("../kvasir-mini.gguf"));
     &FILE.0
 };
+
+/// Its EAGLE-3 head.
+pub(crate) fn eagle3() -> Result<Checkpoint, Error> {
+    static TENSORS: &Aligned<[u8]> = &Aligned(*include_bytes!("../kvasir-mini-eagle3/model.safetensors"));
+    let config = include_str!("../kvasir-mini-eagle3/config.json");
+    Checkpoint::built_in("kvasir-mini-eagle3", config, &TENSORS.0)
+}

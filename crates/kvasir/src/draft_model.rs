@@ -1,5 +1,6 @@
 //! The draft model of a target: opened and checked against it, then loaded for the same backend.
 
+use crate::built_in;
 use crate::error::Error;
 use crate::hub::HubName;
 use crate::load::OpenedModel;
@@ -45,7 +46,7 @@ impl OpenedModel {
         self.draft = match &speculation.method {
             DraftMethod::Ngram { .. } | DraftMethod::Suffix => None,
             DraftMethod::Mtp => Some(self.own_layer(shape)?),
-            DraftMethod::Eagle3(dir) => Some(self.head(dir, shape)?),
+            DraftMethod::Eagle3(dir) => Some(self.head(dir.as_deref(), shape)?),
             DraftMethod::Model(path) => Some(self.smaller_model(path, shape)?),
         };
         if let Some(draft) = &mut self.draft {
@@ -71,11 +72,20 @@ impl OpenedModel {
         })
     }
 
-    /// An EAGLE-3 head in a directory. Its projection of features becomes part of the target.
-    fn head(&mut self, dir: &Path, shape: TreeShape) -> Result<OpenedDraft, Error> {
-        let named =
-            |error: &dyn std::fmt::Display| Error::Asked(format!("--spec eagle3:{}: {error}", dir.display()));
-        let mut checkpoint = Checkpoint::open(dir).map_err(|error| named(&error))?;
+    /// An EAGLE-3 head in a directory, or that of the built-in model. Its projection of features
+    /// becomes part of the target.
+    fn head(&mut self, dir: Option<&Path>, shape: TreeShape) -> Result<OpenedDraft, Error> {
+        let place = dir.map_or(String::new(), |dir| format!(":{}", dir.display()));
+        let named = |error: &dyn std::fmt::Display| Error::Asked(format!("--spec eagle3{place}: {error}"));
+        let checkpoint = match dir {
+            Some(dir) => Checkpoint::open(dir),
+            None if self.is_built_in => built_in::eagle3(),
+            None => {
+                let why = "only the built-in model has a head of its own; name one as eagle3:DIR";
+                return Err(named(&why));
+            }
+        };
+        let mut checkpoint = checkpoint.map_err(|error| named(&error))?;
         checkpoint.borrow_tensor("embed_tokens.weight", &self.checkpoint, "model.embed_tokens.weight")?;
         let head = Eagle3::build(&checkpoint.source(), &self.model.target).map_err(|error| named(&error))?;
         let offsets = checkpoint.integers("d2t").map_err(|error| named(&error))?;

@@ -27,6 +27,8 @@ pub struct OpenedModel {
     /// Speculative decoding; see [`OpenedModel::speculate`].
     pub(crate) speculation: Option<Speculation>,
     pub(crate) draft: Option<OpenedDraft>,
+    /// Whether this is the built-in model, which has draft heads of its own.
+    pub(crate) is_built_in: bool,
 }
 
 impl OpenedModel {
@@ -45,7 +47,7 @@ impl OpenedModel {
     pub fn built_in() -> Result<Self, Error> {
         let gguf = Gguf::built_in(built_in::NAME, built_in::BYTES)?;
         let opened = Self::of(Checkpoint::of_gguf(Arc::new(gguf))?)?;
-        Ok(Self { generation: Some(built_in::generation_config()), ..opened })
+        Ok(Self { generation: Some(built_in::generation_config()), is_built_in: true, ..opened })
     }
 
     /// The model's `generation_config.json`, if any.
@@ -61,7 +63,7 @@ impl OpenedModel {
             check_kv_facts(gguf, &model.target.layers).map_err(|error| error.in_file(path))?;
         }
         let generation = checkpoint.generation_config().cloned();
-        Ok(Self { checkpoint, model, generation, speculation: None, draft: None })
+        Ok(Self { checkpoint, model, generation, speculation: None, draft: None, is_built_in: false })
     }
 
     /// End-of-sequence token ids: of `generation_config.json`, else of the config.

@@ -18,8 +18,8 @@ pub enum DraftMethod {
     Suffix,
     /// The target's own multi-token-prediction layer, chained.
     Mtp,
-    /// An EAGLE-3 draft head in a directory.
-    Eagle3(PathBuf),
+    /// An EAGLE-3 draft head in a directory; `None` for that of the built-in model.
+    Eagle3(Option<PathBuf>),
     /// A smaller model with the same tokenizer.
     Model(PathBuf),
 }
@@ -27,8 +27,8 @@ pub enum DraftMethod {
 /// Speculative decoding: the method, and how much is proposed.
 ///
 /// As text: `ngram[:n=3,tokens=16]`, `suffix[:tokens=16]`, `mtp[:K]`, `eagle3:DIR[,depth=,topk=,nodes=]`
-/// or `draft:MODEL[,depth=]`. With `K` or `depth` the number of drafts is fixed; without, it follows
-/// from what pays.
+/// or `draft:MODEL[,depth=]`. The built-in model has an EAGLE-3 head: `eagle3[:depth=,topk=,nodes=]`.
+/// With `K` or `depth` the number of drafts is fixed; without, it follows from what pays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Speculation {
     /// The method.
@@ -44,6 +44,9 @@ pub struct Speculation {
 
 /// Default size of EAGLE-3 trees on a CPU, where the target verifies few tokens for free.
 const EAGLE3: TreeShape = TreeShape { depth: 5, top_k: 4, nodes: 12 };
+/// Default size of the built-in model's: so small a target runs as fast as its head drafts the
+/// branches of a tree.
+const BUILT_IN_EAGLE3: TreeShape = TreeShape { depth: CHAIN, top_k: 1, nodes: EAGLE3.nodes };
 /// Default length of chains of draft models.
 const CHAIN: u32 = 4;
 /// Bounds of the numbers.
@@ -128,12 +131,21 @@ impl FromStr for Speculation {
                 _ => Err(format!("mtp:{rest} is not mtp:K with K from 1 to 16")),
             },
             "eagle3" => {
-                let (path, pairs) = path(&["depth", "topk", "nodes"])?;
+                let known = ["depth", "topk", "nodes"];
+                let is_number =
+                    known.iter().any(|key| rest.strip_prefix(key).is_some_and(|end| end.starts_with('=')));
+                let (path, pairs) = if is_number || text == name {
+                    (None, numbers(rest.split(','), &known)?)
+                } else {
+                    let (path, pairs) = path(&known)?;
+                    (Some(path), pairs)
+                };
                 let depth = given(&pairs, "depth");
+                let usual = if path.is_some() { EAGLE3 } else { BUILT_IN_EAGLE3 };
                 let shape = TreeShape {
-                    depth: depth.unwrap_or(EAGLE3.depth),
-                    top_k: given(&pairs, "topk").unwrap_or(EAGLE3.top_k),
-                    nodes: given(&pairs, "nodes").unwrap_or(EAGLE3.nodes),
+                    depth: depth.unwrap_or(usual.depth),
+                    top_k: given(&pairs, "topk").unwrap_or(usual.top_k),
+                    nodes: given(&pairs, "nodes").unwrap_or(usual.nodes),
                 };
                 let width = if depth.is_some() { DraftWidth::Fixed } else { DraftWidth::Adaptive };
                 Ok(with(DraftMethod::Eagle3(path), shape, width))
@@ -145,7 +157,7 @@ impl FromStr for Speculation {
                 let shape = TreeShape::chain(depth.unwrap_or(CHAIN));
                 Ok(with(DraftMethod::Model(path), shape, width))
             }
-            _ => Err(format!("{name} is none of ngram, suffix, mtp, eagle3:DIR, draft:MODEL")),
+            _ => Err(format!("{name} is none of ngram, suffix, mtp, eagle3[:DIR], draft:MODEL")),
         }
     }
 }
@@ -179,9 +191,11 @@ mod tests {
         assert_eq!((parsed("mtp").shape.depth, parsed("mtp:3").shape.depth), (4, 3));
         assert_eq!(parsed("mtp:3").width, DraftWidth::Fixed);
         let head = parsed("eagle3:a,b/draft,depth=3,topk=2,nodes=6");
-        assert_eq!(head.method, DraftMethod::Eagle3("a,b/draft".into()));
+        assert_eq!(head.method, DraftMethod::Eagle3(Some("a,b/draft".into())));
         assert_eq!(head.shape, TreeShape { depth: 3, top_k: 2, nodes: 6 });
         assert_eq!(head.width, DraftWidth::Fixed);
+        assert_eq!(parsed("eagle3").method, DraftMethod::Eagle3(None));
+        assert_eq!(parsed("eagle3:topk=1,depth=3").shape, TreeShape { depth: 3, top_k: 1, nodes: 12 });
         assert_eq!(parsed("draft:tiny.gguf").method, DraftMethod::Model("tiny.gguf".into()));
     }
 
@@ -189,7 +203,8 @@ mod tests {
     fn nonsense_is_refused_by_name() {
         for (text, names) in [
             ("magic", "magic"),
-            ("eagle3", "PATH"),
+            ("eagle3:", "PATH"),
+            ("eagle3:depth=3,magic=1", "magic is none of"),
             ("eagle3:x,depth=0", "depth"),
             ("ngram:m=3", "m is none of"),
             ("mtp:0", "mtp:0"),

@@ -4,7 +4,7 @@
 
 use kvasir::{
     Acceptance, Answer, BackendKind, CacheKind, DraftRound, DraftTrace, DraftWidth, Kvasir, Model,
-    OpenedModel, Params, Precision, Sampling, Speculation, Token,
+    OpenedModel, Params, Precision, Prompt, Sampling, Speculation, Token,
 };
 use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Rectangular, RectangularConfig};
 use kvasir_kv::{CacheConfig, build};
@@ -35,7 +35,16 @@ fn engine(
     kind: CacheKind,
     slots: u32,
 ) -> Kvasir {
-    let opened = OpenedModel::open(case).unwrap();
+    engine_of(OpenedModel::open(case).unwrap(), backend, spec, kind, slots)
+}
+
+fn engine_of(
+    opened: OpenedModel,
+    backend: BackendKind,
+    spec: Option<&Speculation>,
+    kind: CacheKind,
+    slots: u32,
+) -> Kvasir {
     let opened = match spec {
         Some(spec) => opened.speculate(spec).unwrap(),
         None => opened,
@@ -158,7 +167,7 @@ fn requests() -> Vec<(Vec<Token>, Params)> {
 
 fn outputs(kvasir: &mut Kvasir) -> Vec<Answer> {
     let asked: Vec<_> =
-        requests().into_iter().map(|(prompt, params)| (kvasir::Prompt::Ids(prompt), params)).collect();
+        requests().into_iter().map(|(prompt, params)| (Prompt::Ids(prompt), params)).collect();
     kvasir.generate_many(asked).unwrap()
 }
 
@@ -197,6 +206,32 @@ fn outputs_do_not_depend_on_the_drafter() {
     // A model that drafts for itself draws with the same noise. Penalties are the target's alone.
     let share = f64::from(accepted[4]) / f64::from(drafted[4]);
     assert!(share > 0.5, "{share}");
+}
+
+#[test]
+fn the_built_in_model_drafts_with_its_own_head() {
+    let generate = |text: Option<&str>| {
+        let (spec, opened) = (text.map(spec), OpenedModel::built_in().unwrap());
+        let mut kvasir = engine_of(opened, BackendKind::Cpu, spec.as_ref(), CacheKind::Radix, 512);
+        let ask = |question: &str| {
+            let chat = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
+            (Prompt::Text(chat), Params { max_tokens: 80, ..Params::default() })
+        };
+        let asked =
+            ["What is the capital of Italy?", "Sort 9, 4, 7, 1, 8.", "What is 17 + 25?", "Who are you?"];
+        kvasir.generate_many(asked.map(ask).to_vec()).unwrap()
+    };
+    let ids = |answers: &[Answer]| answers.iter().map(|answer| answer.ids.clone()).collect::<Vec<_>>();
+    let plain = ids(&generate(None));
+    for method in ["eagle3:depth=3", "eagle3:depth=3,topk=3,nodes=6"] {
+        let answers = generate(Some(method));
+        assert_eq!(ids(&answers), plain, "{method}");
+        let drafted: u32 = answers.iter().map(|answer| answer.drafted).sum();
+        let accepted: u32 = answers.iter().map(|answer| answer.accepted).sum();
+        println!("{method}: {accepted} of {drafted} drafts, {} tokens", plain.concat().len());
+        // More than one accepted draft per step: half of the tokens are drafts.
+        assert!(2 * accepted as usize > plain.concat().len(), "{method}: {accepted} of {drafted}");
+    }
 }
 
 #[test]
@@ -293,6 +328,7 @@ fn what_cannot_combine_is_refused_by_name() {
     assert!(refused("mtp").contains("no multi-token-prediction layer"));
     assert!(refused(&format!("eagle3:{}", paths::model("qwen3").display())).contains("EAGLE-3"));
     assert!(refused("eagle3:/nowhere").contains("/nowhere"));
+    assert!(refused("eagle3").contains("only the built-in model"));
     assert!(refused(&format!("draft:{}", paths::built_in_model().display())).contains("draft:"));
     let draft = paths::model("eagle3_llama").join("draft");
     let spec: Speculation = format!("eagle3:{}", draft.display()).parse().unwrap();

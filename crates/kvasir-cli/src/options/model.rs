@@ -48,8 +48,8 @@ pub(crate) struct ModelArgs {
     /// Data type of the KV cache: f32, f16, bf16, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
     #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
     kv_dtype: Option<KvType>,
-    /// Speculative decoding: ngram[:n=3,tokens=16], suffix[:tokens=16], mtp[:K], eagle3:DIR[,depth=,topk=,nodes=] or
-    /// draft:MODEL[,depth=]. Without K or depth, as many drafts as pay [default: none]
+    /// Speculative decoding: ngram[:n=3,tokens=16], suffix[:tokens=16], mtp[:K], eagle3:DIR[,depth=,topk=,nodes=] (of
+    /// the built-in model: eagle3) or draft:MODEL[,depth=]. Without K or depth, as many drafts as pay [default: none]
     #[arg(long, env = "KVASIR_SPEC", value_name = "METHOD")]
     spec: Option<Speculation>,
     /// How drafts of --spec mtp, eagle3 and draft are accepted when sampling: `coupled` gives the tokens of decoding
