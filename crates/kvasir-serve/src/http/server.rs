@@ -67,12 +67,14 @@ impl Connections {
         let exchange = connection.exchange();
         let service = service_fn(move |request: Request<Incoming>| {
             let (service, exchange) = (service.clone(), exchange.clone());
+            let checked = one_host(&request);
+            let takes_interim = request.version() == Version::HTTP_11;
+            // Not in the future: hyper may read the end of the stream before it polls that.
+            let mut request = request.map(|body| exchange.begin(Body::new(body), takes_interim));
             async move {
-                let response = match one_host(&request) {
+                let response = match checked {
                     Ok(()) => {
                         let gone = ClientGone::default();
-                        let takes_interim = request.version() == Version::HTTP_11;
-                        let mut request = request.map(|body| exchange.begin(Body::new(body), takes_interim));
                         request.extensions_mut().insert(Client(client.ip()));
                         request.extensions_mut().insert(gone.clone());
                         let mut handling = Handling { task: tokio::spawn(service.call(request)), gone };
