@@ -240,8 +240,8 @@ pub const MACHINES: [Machine; 8] = [
         weights: WeightType::Bf16,
         is_cpu: false,
         kv_bytes: 2.0,
-        launch: measured(3.6e-6),
-        recorded: Some(Recorded { start: measured(1.3e-6), kernel: measured(0.73e-6) }),
+        launch: measured(H200_LAUNCH),
+        recorded: Some(Recorded { start: measured(H200_GRAPH.0), kernel: measured(H200_GRAPH.1) }),
         kernels_per_layer: published(100.0 / 16.0, KERNELS),
     },
     gpu("a100", A100, 2.039e12, 80e9, [312e12, 0.0, 624e12]),
@@ -251,6 +251,10 @@ pub const MACHINES: [Machine; 8] = [
     gpu("m1-max", M1_MAX, 0.4e12, 64e9, [10.4e12, 0.0, 0.0]),
     gpu("m1-ultra", M1_ULTRA, 0.8e12, 128e9, [20.8e12, 0.0, 0.0]),
 ];
+
+/// Seconds to launch a kernel of the H200; to start a CUDA graph, and per kernel in it.
+const H200_LAUNCH: f64 = 3.6e-6;
+const H200_GRAPH: (f64, f64) = (1.3e-6, 0.73e-6);
 
 const A100: &str = "NVIDIA A100 80GB SXM data sheet";
 const H100: &str = "NVIDIA H100 SXM data sheet, without sparsity";
@@ -285,8 +289,8 @@ const fn gpu(
         weights: WeightType::Bf16,
         is_cpu: false,
         kv_bytes: 2.0,
-        launch: as_h200(3.6e-6),
-        recorded: Some(Recorded { start: as_h200(1.3e-6), kernel: as_h200(0.73e-6) }),
+        launch: as_h200(H200_LAUNCH),
+        recorded: Some(Recorded { start: as_h200(H200_GRAPH.0), kernel: as_h200(H200_GRAPH.1) }),
         kernels_per_layer: published(100.0 / 16.0, KERNELS),
     }
 }

@@ -4,6 +4,7 @@
 //! write any text. All computation is real; only the choice of the token is not. Runs with and
 //! without drafts take turns, and the ratio is that of their medians.
 
+use crate::bench::median;
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as PoolLimits};
 use kvasir_engine::{
     Chunked, Core, DraftWidth, Drafter, Engine, Limits, Mixing, NGRAM, NgramDrafter, Order, Params, Request,
@@ -203,8 +204,8 @@ impl SpeculationBench {
         Ok((tokens - before) as f64 / seconds.max(1e-9))
     }
 
-    /// Runs both in turns: one warm-up of each, then `reps` of each. Each of the two engines lives
-    /// through all repetitions, so that the drafter's estimates are those of a running server.
+    /// Alternates runs with and without drafts: one warm-up of each, then `reps` of each. The engines are
+    /// kept for all repetitions, so that the drafter's estimates are those of a running server.
     pub fn run(&self, model: &Arc<CpuModel>, kv: KvType) -> Result<SpeculationReport, String> {
         let vocab = model.program().vocab;
         if self.text.is_empty() && self.task != Task::Random {
@@ -225,7 +226,7 @@ impl SpeculationBench {
         let accepted = stats.totals().0 - before.totals().0;
         let tokens = self.streams * self.job(0, vocab).1.len();
         Ok(SpeculationReport {
-            ratio: median(&with) / median(&without),
+            ratio: median(with.iter().copied()) / median(without.iter().copied()),
             without,
             with,
             drafted: stats.tokens - before.tokens,
@@ -233,10 +234,4 @@ impl SpeculationBench {
             tokens_per_step: tokens as f64 / (tokens as f64 - accepted as f64).max(1.0),
         })
     }
-}
-
-fn median(samples: &[f64]) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }

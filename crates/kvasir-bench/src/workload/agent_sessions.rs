@@ -9,12 +9,11 @@
 //! Exercises prefix caching over long contexts. Deterministic in the seed, whatever the completion
 //! order. The figures of a profile are guarded by the tests below.
 
-use crate::workload::agents::TOOL;
 use crate::workload::rng::WorkloadRng;
-use crate::workload::text::{Answer, Passage};
-use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams, Workload};
-use kvasir_engine::{Finish, Summary};
-use std::{collections::HashMap, ops::Range};
+use crate::workload::tool_loop::{ToolLoop, passage, text};
+use crate::workload::{Job, SECOND, SeededParams, Workload};
+use kvasir_engine::Summary;
+use std::collections::HashMap;
 
 /// Shape of the sessions. Lengths of results and answers are those of [`SeededParams`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,12 +90,7 @@ pub struct AgentSessions {
 #[derive(Clone, Debug)]
 struct Thread {
     session: u64,
-    rng: WorkloadRng,
-    /// Tags of the remaining requests.
-    tags: Range<u64>,
-    parts: Vec<Part>,
-    length: u32,
-    answer: Answer,
+    turns: ToolLoop,
     role: Role,
 }
 
@@ -118,10 +112,6 @@ impl AgentSessions {
         Self { params, profile, rng, scheduled: 0, sessions: 0, now: 0.0, live, joins }
     }
 
-    fn text(&self, number: u64) -> u64 {
-        self.params.seed.wrapping_mul(1_000_003).wrapping_add(number)
-    }
-
     /// Mean number of requests of a session, sub-agents included.
     fn mean_requests(&self) -> f64 {
         let turns = f64::from(self.profile.turns) * (TURNS_SPREAD * TURNS_SPREAD / 2.0).exp();
@@ -130,22 +120,15 @@ impl AgentSessions {
     }
 
     /// A conversation of up to `turns` requests, as far as the workload has any left.
-    fn thread(&mut self, text: u64, task: u32, turns: u32, role: Role) -> Thread {
+    fn thread(&mut self, number: u64, task: u32, turns: u32, role: Role) -> Thread {
         let room = self.params.max_model_len;
         let tools = self.profile.tools.min(room / 4);
         let task = self.rng.length(task, 0.4).min(room / 4);
-        let passage = |text, to| Part::Text(Passage { text, from: 0, to });
+        let parts = vec![passage(text(&self.params, 0), tools), passage(text(&self.params, number), task)];
         let tags = self.scheduled..self.params.requests.min(self.scheduled + u64::from(turns));
         self.scheduled = tags.end;
-        Thread {
-            session: self.sessions,
-            rng: WorkloadRng::new(self.rng.bits()),
-            tags,
-            parts: vec![passage(self.text(0), tools), passage(self.text(text), task)],
-            length: tools + task,
-            answer: Answer(0),
-            role,
-        }
+        let rng = WorkloadRng::new(self.rng.bits());
+        Thread { session: self.sessions, turns: ToolLoop::new(rng, tags, parts), role }
     }
 
     fn begin_session(&mut self) -> Thread {
@@ -160,10 +143,10 @@ impl AgentSessions {
             for i in 0..self.rng.between(SUB_AGENTS.0, SUB_AGENTS.1) {
                 let turns = self.rng.between(SUB_TURNS.0, SUB_TURNS.1);
                 let thread = self.thread(texts + 1 + u64::from(i), task / 4, turns, Role::SubAgent);
-                started.extend(Some(thread).filter(|thread| !thread.tags.is_empty()));
+                started.extend(Some(thread).filter(|thread| !thread.turns.tags.is_empty()));
             }
         }
-        let after = session.tags.start + u64::from(self.rng.between(0, turns - 1));
+        let after = session.turns.tags.start + u64::from(self.rng.between(0, turns - 1));
         session.role = Role::Session { after, sub_agents: started };
         self.sessions += 1;
         session
@@ -171,39 +154,23 @@ impl AgentSessions {
 
     /// The next request of a conversation, or `None` if it has no tags left.
     fn job(&mut self, mut thread: Thread, at: u64) -> Option<Job> {
-        let tag = thread.tags.next()?;
-        let room = self.params.max_model_len.saturating_sub(thread.length).max(1);
-        let outputs = thread.rng.length(self.params.output_tokens, 0.5).min(room).min(Answer::LONGEST);
-        thread.answer = Answer::new(tag, outputs);
-        let prompt = Prompt::Parts(thread.parts.clone());
-        let mut job = Job::new(At::Time(at), prompt, thread.answer, outputs, tag);
-        job.key = thread.session % 64;
-        self.live.insert(tag, thread);
+        let job = thread.turns.next(&self.params, thread.session, at)?;
+        self.live.insert(job.tag, thread);
         Some(job)
     }
 
     /// Appends the answer and the next tool result, or compacts the context.
     fn grow(&self, thread: &mut Thread, summary: &Summary) {
         let room = self.params.max_model_len;
-        let result = thread.rng.length(self.params.prompt_tokens, 0.9).min((room / 4).max(1));
-        let answered = matches!(summary.finish, Finish::Eos | Finish::MaxTokens);
-        // The server's chat template may add tokens to the prompt.
-        let length = thread.length.max(summary.prompt) + summary.outputs + result;
-        let passage = |text, to| Part::Text(Passage { text, from: 0, to });
-        if answered && length < room {
-            thread.parts.push(Part::Said(thread.answer, summary.outputs));
-            thread.parts.push(passage(self.text(!summary.tag), result));
-            thread.length = length;
-        } else {
-            thread.parts.truncate(BEGINNING);
-            thread.parts.push(passage(self.text(!summary.tag ^ 1 << 62), SUMMARY.min((room / 8).max(1))));
-            thread.length = thread.parts.iter().map(Part::len).sum::<usize>() as u32;
+        if !thread.turns.append(&self.params, summary, (room / 4).max(1)) {
+            let compacted = text(&self.params, !summary.tag ^ 1 << 62);
+            thread.turns.restart(BEGINNING, Some(passage(compacted, SUMMARY.min((room / 8).max(1)))));
         }
     }
 
     /// Continues after a tool call.
     fn go_on(&mut self, mut thread: Thread, now: u64, more: &mut Vec<Job>) {
-        let at = now + (thread.rng.exponential(TOOL) * SECOND) as u64;
+        let at = thread.turns.returns_at(now);
         more.extend(self.job(thread, at));
     }
 }
@@ -236,7 +203,7 @@ impl Workload for AgentSessions {
                 self.joins.insert(thread.session, (thread, started.len()));
                 started.into_iter().for_each(|sub_agent| self.go_on(sub_agent, now, more));
             }
-            Role::SubAgent if thread.tags.is_empty() => {
+            Role::SubAgent if thread.turns.tags.is_empty() => {
                 let Some((session, running)) = self.joins.remove(&thread.session) else { return };
                 match running {
                     1 => self.go_on(session, now, more),
@@ -251,7 +218,7 @@ impl Workload for AgentSessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_engine::{RequestId, Timings};
+    use kvasir_engine::{Finish, RequestId, Timings};
     use std::collections::HashSet;
 
     /// A request that was drawn.

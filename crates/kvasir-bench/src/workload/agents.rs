@@ -9,16 +9,13 @@
 //! whatever the completion order.
 
 use crate::workload::rng::WorkloadRng;
-use crate::workload::text::{Answer, Passage};
-use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams, Workload};
-use kvasir_engine::{Finish, Summary};
-use std::{collections::HashMap, ops::Range};
+use crate::workload::tool_loop::{ToolLoop, passage, text};
+use crate::workload::{Job, SECOND, SeededParams, Workload};
+use kvasir_engine::Summary;
+use std::collections::HashMap;
 
 /// Agents: each task forks several branches from a long shared prefix; each branch loops over tool
 /// calls.
-///
-/// Every branch has its own random generator and tag range, so the requests do not depend on
-/// completion order.
 #[derive(Debug)]
 pub struct Agents {
     params: SeededParams,
@@ -35,19 +32,12 @@ pub struct Agents {
 #[derive(Clone, Debug)]
 struct Branch {
     task: u64,
-    rng: WorkloadRng,
-    /// Tags of the remaining requests.
-    tags: Range<u64>,
-    parts: Vec<Part>,
-    length: u32,
-    answer: Answer,
+    turns: ToolLoop,
 }
 
 /// Branches per task (range) and, below, calls per branch; the arrival rate uses their means.
 const BRANCHES: (u32, u32) = (3, 8);
 const CALLS: (u32, u32) = (2, 6);
-/// Mean duration of a tool call, in seconds.
-pub(super) const TOOL: f64 = 0.8;
 /// Median task prompt length, in multiples of the median tool result.
 ///
 /// Tool definitions are half as long. Both are capped so that a quarter of a small context is left
@@ -63,10 +53,6 @@ impl Agents {
         Self { rng, params, scheduled: 0, tasks: 0, now: 0.0, waiting: Vec::new(), live: HashMap::new() }
     }
 
-    fn text(&self, number: u64) -> u64 {
-        self.params.seed.wrapping_mul(1_000_003).wrapping_add(number)
-    }
-
     /// Creates a task: shared tool definitions, its task prompt, and one private prompt per branch.
     fn begin_task(&mut self) {
         let per_task = f64::from(BRANCHES.0 + BRANCHES.1) * f64::from(CALLS.0 + CALLS.1) / 4.0;
@@ -78,19 +64,17 @@ impl Agents {
         let trunk = self.rng.length(TRUNK * self.params.prompt_tokens, 0.4).min(room / 2);
         for branch in 0..self.rng.between(BRANCHES.0, BRANCHES.1) {
             let own = self.rng.between(8, 32).min((room / 8).max(1));
-            let text = |number, to| Part::Text(Passage { text: number, from: 0, to });
             let parts = vec![
-                text(self.text(0), tools),
-                text(self.text(1 + (task << 8)), trunk),
-                text(self.text(2 + (task << 8) + u64::from(branch)), own),
+                passage(text(&self.params, 0), tools),
+                passage(text(&self.params, 1 + (task << 8)), trunk),
+                passage(text(&self.params, 2 + (task << 8) + u64::from(branch)), own),
             ];
             let calls = u64::from(self.rng.between(CALLS.0, CALLS.1));
             let tags = self.scheduled..self.params.requests.min(self.scheduled + calls);
             let rng = WorkloadRng::new(self.rng.bits());
             self.scheduled = tags.end;
             if !tags.is_empty() {
-                let length = tools + trunk + own;
-                self.waiting.push(Branch { task, rng, tags, parts, length, answer: Answer(0) });
+                self.waiting.push(Branch { task, turns: ToolLoop::new(rng, tags, parts) });
             }
         }
         self.waiting.reverse();
@@ -98,23 +82,9 @@ impl Agents {
 
     /// The next request of a branch, or `None` if it has no tags left.
     fn job(&mut self, mut branch: Branch, at: u64) -> Option<Job> {
-        let tag = branch.tags.next()?;
-        let room = self.params.max_model_len.saturating_sub(branch.length).max(1);
-        let outputs = branch.rng.length(self.params.output_tokens, 0.5).min(room).min(Answer::LONGEST);
-        branch.answer = Answer::new(tag, outputs);
-        let prompt = Prompt::Parts(branch.parts.clone());
-        let mut job = Job::new(At::Time(at), prompt, branch.answer, outputs, tag);
-        job.key = branch.task % 64;
-        self.live.insert(tag, branch);
+        let job = branch.turns.next(&self.params, branch.task, at)?;
+        self.live.insert(job.tag, branch);
         Some(job)
-    }
-}
-
-impl Branch {
-    /// Truncates the conversation to the initial prompt.
-    fn begin(&mut self) {
-        self.parts.truncate(BEGINNING);
-        self.length = self.parts.iter().map(Part::len).sum::<usize>() as u32;
     }
 }
 
@@ -141,19 +111,10 @@ impl Workload for Agents {
 
     fn ended(&mut self, summary: &Summary, now: u64, more: &mut Vec<Job>) {
         let Some(mut branch) = self.live.remove(&summary.tag) else { return };
-        let result = branch.rng.length(self.params.prompt_tokens, 0.9);
-        let answered = matches!(summary.finish, Finish::Eos | Finish::MaxTokens);
-        // The server's chat template may add tokens to the prompt.
-        let length = branch.length.max(summary.prompt) + summary.outputs + result;
-        if answered && length < self.params.max_model_len {
-            let text = self.text(!summary.tag);
-            branch.parts.push(Part::Said(branch.answer, summary.outputs));
-            branch.parts.push(Part::Text(Passage { text, from: 0, to: result }));
-            branch.length = length;
-        } else {
-            branch.begin();
+        if !branch.turns.append(&self.params, summary, u32::MAX) {
+            branch.turns.restart(BEGINNING, None);
         }
-        let at = now + (branch.rng.exponential(TOOL) * SECOND) as u64;
+        let at = branch.turns.returns_at(now);
         more.extend(self.job(branch, at));
     }
 }

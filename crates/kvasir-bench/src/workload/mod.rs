@@ -15,6 +15,7 @@ pub(crate) mod rng;
 pub(crate) mod scenario;
 pub(crate) mod steady;
 pub(crate) mod text;
+pub(crate) mod tool_loop;
 pub(crate) mod twister;
 
 pub use crate::workload::agent_sessions::{AgentProfile, AgentSessions};

@@ -1,0 +1,89 @@
+//! [`ToolLoop`]: the conversation of an agent, which alternates answers and tool results.
+//!
+//! It has a random generator and a tag range of its own, so that its requests do not depend on the
+//! completion order of a workload.
+
+use crate::workload::rng::WorkloadRng;
+use crate::workload::text::{Answer, Passage};
+use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams};
+use kvasir_engine::{Finish, Summary};
+use std::ops::Range;
+
+/// Mean duration of a tool call, in seconds.
+const TOOL: f64 = 0.8;
+/// Log standard deviation of the length of a tool result.
+const RESULT_SPREAD: f64 = 0.9;
+
+/// An agent's conversation.
+#[derive(Clone, Debug)]
+pub(super) struct ToolLoop {
+    rng: WorkloadRng,
+    /// Tags of the remaining requests.
+    pub(super) tags: Range<u64>,
+    parts: Vec<Part>,
+    length: u32,
+    answer: Answer,
+}
+
+/// Number of one of a workload's texts.
+pub(super) fn text(params: &SeededParams, number: u64) -> u64 {
+    params.seed.wrapping_mul(1_000_003).wrapping_add(number)
+}
+
+/// The beginning of a text.
+pub(super) fn passage(text: u64, to: u32) -> Part {
+    Part::Text(Passage { text, from: 0, to })
+}
+
+impl ToolLoop {
+    /// A conversation that begins with these parts.
+    pub(super) fn new(rng: WorkloadRng, tags: Range<u64>, parts: Vec<Part>) -> Self {
+        let mut new = Self { rng, tags, parts, length: 0, answer: Answer(0) };
+        new.measure();
+        new
+    }
+
+    fn measure(&mut self) {
+        self.length = self.parts.iter().map(Part::len).sum::<usize>() as u32;
+    }
+
+    /// The next request, or `None` if no tags are left. `owner` is whose API key it uses.
+    pub(super) fn next(&mut self, params: &SeededParams, owner: u64, at: u64) -> Option<Job> {
+        let tag = self.tags.next()?;
+        let room = params.max_model_len.saturating_sub(self.length).max(1);
+        let outputs = self.rng.length(params.output_tokens, 0.5).min(room).min(Answer::LONGEST);
+        self.answer = Answer::new(tag, outputs);
+        let prompt = Prompt::Parts(self.parts.clone());
+        let mut job = Job::new(At::Time(at), prompt, self.answer, outputs, tag);
+        job.key = owner % 64;
+        Some(job)
+    }
+
+    /// Appends the answer and a tool result of at most `longest` tokens. False if the request failed
+    /// or the context is full: nothing is appended then.
+    pub(super) fn append(&mut self, params: &SeededParams, summary: &Summary, longest: u32) -> bool {
+        let result = self.rng.length(params.prompt_tokens, RESULT_SPREAD).min(longest);
+        let answered = matches!(summary.finish, Finish::Eos | Finish::MaxTokens);
+        // The server's chat template may add tokens to the prompt.
+        let length = self.length.max(summary.prompt) + summary.outputs + result;
+        if !answered || length >= params.max_model_len {
+            return false;
+        }
+        self.parts.push(Part::Said(self.answer, summary.outputs));
+        self.parts.push(passage(text(params, !summary.tag), result));
+        self.length = length;
+        true
+    }
+
+    /// Truncates the conversation to its first `parts` parts, followed by `more`.
+    pub(super) fn restart(&mut self, parts: usize, more: Option<Part>) {
+        self.parts.truncate(parts);
+        self.parts.extend(more);
+        self.measure();
+    }
+
+    /// When a tool that is called now returns.
+    pub(super) fn returns_at(&mut self, now: u64) -> u64 {
+        now + (self.rng.exponential(TOOL) * SECOND) as u64
+    }
+}
