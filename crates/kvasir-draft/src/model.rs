@@ -123,7 +123,7 @@ impl<F: Forward> ModelDrafter<F> {
     /// A drafter whose model has [`scratch_slots`](Self::scratch_slots) more slots than the target,
     /// which has `slots`.
     pub fn new(model: F, kind: DraftModelKind, shape: TreeShape, slots: u32) -> Self {
-        let growth = Growth::new(kind.acceptance);
+        let growth = Growth::new(kind.acceptance, kind.to_target.as_deref());
         Self {
             model,
             kind,

@@ -61,6 +61,8 @@ const NEGLIGIBLE: f32 = -30.0;
 #[derive(Debug, Default)]
 pub(crate) struct Growth {
     acceptance: Acceptance,
+    /// Ids of the target that a draft may have, if the draft model has a vocabulary of its own.
+    vocab: usize,
     probabilities: Vec<f32>,
     scores: Vec<f32>,
     top: Vec<(f32, u32)>,
@@ -68,8 +70,9 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    pub(crate) fn new(acceptance: Acceptance) -> Self {
-        Self { acceptance, ..Self::default() }
+    pub(crate) fn new(acceptance: Acceptance, to_target: Option<&[Token]>) -> Self {
+        let vocab = to_target.and_then(|map| map.iter().max()).map_or(0, |most| *most as usize + 1);
+        Self { acceptance, vocab, ..Self::default() }
     }
 
     /// Appends the `top_k` likeliest children of a node to the candidates of its tree, which are
@@ -150,8 +153,7 @@ impl Growth {
             }
             Some(map) => {
                 let start = drawn.probabilities.len();
-                let vocab = map.iter().max().map_or(0, |most| *most as usize + 1);
-                drawn.probabilities.resize(start + vocab, 0.0);
+                drawn.probabilities.resize(start + self.vocab, 0.0);
                 for (probability, target) in self.probabilities.iter().zip(map) {
                     drawn.probabilities[start + *target as usize] += probability;
                 }

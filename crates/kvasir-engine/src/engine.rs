@@ -318,7 +318,7 @@ impl<E: Executor> Engine<E> {
         for row in step.batch.rows.iter().filter(|row| row.samples()) {
             let id = RequestId(row.request);
             match self.core.sequence(id) {
-                Some(sequence) if sequence.status() == Status::Running && sequence.in_flight() == 0 => {
+                Some(sequence) if can_verify(sequence) => {
                     self.proposal.clear();
                     if sequence.params().max_drafts != Some(0) {
                         drafter.propose(sequence, &mut self.proposal);
@@ -340,9 +340,7 @@ impl<E: Executor> Engine<E> {
         for proposed in &step.output.proposals {
             let Some(row) = step.batch.rows.get(proposed.row as usize) else { continue };
             let id = RequestId(row.request);
-            let is_decoding =
-                |sequence: &&Sequence| sequence.status() == Status::Running && sequence.in_flight() == 0;
-            if self.core.sequence(id).filter(is_decoding).is_some() {
+            if self.core.sequence(id).is_some_and(can_verify) {
                 let candidates = step.output.candidates.get(proposed.candidates.range()).unwrap_or(&[]);
                 self.proposal.take_kept(candidates, &mut self.numbers);
                 self.core.set_drafts(id, &self.proposal);
@@ -357,4 +355,9 @@ impl<E: Executor> Engine<E> {
         self.core.fail_all(Fault::DeviceLost, now);
         Exit::DeviceLost(why)
     }
+}
+
+/// Whether drafts can be proposed for a sequence: its newest token is committed.
+fn can_verify(sequence: &Sequence) -> bool {
+    sequence.status() == Status::Running && sequence.in_flight() == 0
 }

@@ -69,7 +69,10 @@ fn draw_processed(logits: &mut [f32], params: &Sampling, context: &Context<'_>) 
     process(logits, params, context);
     match params.is_greedy() {
         true => greedy(logits),
-        false => noisiest(logits, Noise::at(params.seed, context.position)),
+        false => {
+            let logits = logits.iter().map(|logit| f64::from(*logit));
+            noisiest(logits, Noise::at(params.seed, context.position)).unwrap_or(0)
+        }
     }
 }
 
@@ -133,15 +136,14 @@ fn largest(all: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| more(a, *b))
 }
 
-/// Gumbel-max: `argmax(logit + gumbel)`.
-pub(crate) fn noisiest(logits: &[f32], noise: Noise) -> u32 {
-    let mut best = (0, f64::NEG_INFINITY);
-    for (logit, id) in logits.iter().zip(0..) {
+/// Gumbel-max: `argmax(logit + gumbel)` over the ids with a logit above negative infinity, if there is any.
+pub(crate) fn noisiest(logits: impl Iterator<Item = f64>, noise: Noise) -> Option<u32> {
+    let mut best = (None, f64::NEG_INFINITY);
+    for (value, id) in logits.zip(0..) {
         // Skip ids whose upper bound cannot win: the exact noise costs two logarithms.
-        let value = f64::from(*logit);
         if value > f64::NEG_INFINITY && value + noise.at_most(id) > best.1 {
             let value = value + noise.gumbel(id);
-            best = if value > best.1 { (id, value) } else { best };
+            best = if value > best.1 { (Some(id), value) } else { best };
         }
     }
     best.0

@@ -8,7 +8,7 @@
 //! Preconditions: `q` is exactly what the draft was drawn from, with noise of
 //! [`Purpose::Draft`], and nothing that depends on the draft's value decides whether it is verified.
 
-use crate::draw::{Context, draw_from, process};
+use crate::draw::{Context, draw_from, noisiest, process};
 use crate::noise::{Noise, Purpose};
 use crate::params::Sampling;
 
@@ -30,7 +30,7 @@ pub fn draw_draft(logits: &[f32], sampling: &Sampling, position: u32, probabilit
     probabilities.clear();
     probabilities.extend(logits.iter().map(|logit| logit / sampling.temperature));
     softmax(probabilities);
-    likeliest(probabilities, noise).unwrap_or(0)
+    proportional(probabilities, noise).unwrap_or(0)
 }
 
 /// The target's token where a draft was drawn with `probabilities`, by id of the target; ids beyond
@@ -57,7 +57,7 @@ pub fn accept_or_redraw(
     }
     work.iter_mut().zip(probabilities).for_each(|(target, drafted)| *target -= drafted);
     // Rounding may leave no residual where both distributions agree; the target's own draw is right then.
-    let residual = likeliest(work, noise.purpose(Purpose::Residual));
+    let residual = proportional(work, noise.purpose(Purpose::Residual));
     residual.unwrap_or_else(|| draw_from(logits, sampling, context, work))
 }
 
@@ -73,19 +73,10 @@ fn softmax(logits: &mut [f32]) {
     logits.iter_mut().for_each(|weight| *weight *= scale);
 }
 
-/// Draws an id in proportion to the positive weights, by the Gumbel-max trick; `None` without any.
-fn likeliest(weights: &[f32], noise: Noise) -> Option<u32> {
-    let mut best = (None, f64::NEG_INFINITY);
-    for (weight, id) in weights.iter().zip(0..) {
-        if *weight > 0.0 {
-            let value = f64::from(*weight).ln();
-            if value + noise.at_most(id) > best.1 {
-                let value = value + noise.gumbel(id);
-                best = if value > best.1 { (Some(id), value) } else { best };
-            }
-        }
-    }
-    best.0
+/// Draws an id in proportion to the positive weights; `None` without any.
+fn proportional(weights: &[f32], noise: Noise) -> Option<u32> {
+    let log = |weight: &f32| if *weight > 0.0 { f64::from(*weight).ln() } else { f64::NEG_INFINITY };
+    noisiest(weights.iter().map(log), noise)
 }
 
 #[cfg(test)]

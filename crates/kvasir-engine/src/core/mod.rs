@@ -131,6 +131,9 @@ impl Core {
 
     /// Learns the device times of a step, from which the number of drafts follows.
     pub(crate) fn observe_times(&mut self, step: &Step) {
+        if !self.state.speculates {
+            return;
+        }
         let levels = step.batch.rows.iter().map(|row| row.draft_depth).max().unwrap_or(0);
         self.committer.width.observe_step(&step.batch, step.output.device_ns);
         self.committer.width.observe_drafting(levels, step.output.draft_ns);

@@ -79,6 +79,13 @@ impl Proposal {
         self.parents.get(i).map_or(i, |parent| *parent as usize)
     }
 
+    /// Keeps the first `count` drafts.
+    pub(crate) fn truncate(&mut self, count: usize) {
+        self.tokens.truncate(count);
+        self.parents.truncate(count);
+        self.evidence.truncate(count);
+    }
+
     /// Keeps the drafts that `keeps` names, in order. A kept draft's parent must be kept.
     pub(crate) fn retain(&mut self, keeps: impl Fn(usize) -> bool, numbers: &mut Vec<i32>) {
         numbers.clear();
@@ -99,9 +106,7 @@ impl Proposal {
             kept += 1;
             numbers.push(kept as i32);
         }
-        self.tokens.truncate(kept);
-        self.parents.truncate(kept);
-        self.evidence.truncate(kept);
+        self.truncate(kept);
     }
 }
 

@@ -235,7 +235,7 @@ impl StepCommitter {
         cold.drafted += count as u32;
         cold.accepted += self.accepted.len() as u32;
         // A chain may have been cut to the outputs left.
-        cold.drafts.retain(|draft| draft < count, &mut Vec::new());
+        cold.drafts.truncate(count);
         self.width.observe_drafts(&cold.drafts, &self.accepted, &mut cold.reliability);
         cold.drafts.clear();
         sequence.drafts = 0;
