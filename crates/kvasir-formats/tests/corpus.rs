@@ -4,14 +4,10 @@
 #[path = "../../../fuzz/entry_points.rs"]
 mod entry_points;
 
-use std::path::Path;
+use kvasir_testkit::paths;
 
 fn corpus(name: &str, least: usize, run: fn(&[u8])) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
-    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()).collect();
-    files.sort();
-    assert!(files.len() >= least, "{name}: only {} files", files.len());
-    for file in files {
+    for file in paths::fuzz_corpus(name, least) {
         println!("{}", file.display());
         run(&std::fs::read(file).unwrap());
     }

@@ -4,21 +4,15 @@
 #[path = "../../../fuzz/serve_entry_points.rs"]
 mod serve_entry_points;
 
-use std::{
-    fs,
-    path::Path,
-    time::{Duration, Instant},
-};
+use kvasir_testkit::paths;
+use std::fs;
+use std::time::{Duration, Instant};
 
 /// Time limit of an input.
 const LONGEST: Duration = Duration::from_secs(5);
 
 fn corpus(name: &str, least: usize, run: fn(&[u8])) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
-    let mut files: Vec<_> = fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()).collect();
-    files.sort();
-    assert!(files.len() >= least, "{name}: only {} files", files.len());
-    for file in files {
+    for file in paths::fuzz_corpus(name, least) {
         let began = Instant::now();
         run(&fs::read(&file).unwrap());
         assert!(began.elapsed() < LONGEST, "{}: {:?}", file.display(), began.elapsed());

@@ -26,6 +26,15 @@ pub fn certificate() -> (PathBuf, PathBuf) {
     (folder.join("test-cert.pem"), folder.join("test-key.pem"))
 }
 
+/// The saved inputs of a fuzz target, at least `least` of them, in order.
+pub fn fuzz_corpus(name: &str, least: usize) -> Vec<PathBuf> {
+    let folder = repository().join("fuzz/corpus").join(name);
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= least, "{name}: only {} files", files.len());
+    files
+}
+
 /// The built-in model's file.
 pub fn built_in_model() -> PathBuf {
     repository().join("crates/kvasir/kvasir-mini.gguf")

@@ -89,7 +89,7 @@ impl Exchange {
         let stage = if body.is_end_stream() { Stage::Waiting } else { Stage::Receiving };
         self.takes_interim.store(takes_interim, Ordering::Relaxed);
         self.stage.store(stage as u8, Ordering::Relaxed);
-        Body::new(RequestBody { body, exchange: self.clone() })
+        Body::new(ExchangeBody { body, exchange: self.clone(), side: Side::Request })
     }
 
     /// Begins the response. The returned body ends the exchange when it is dropped.
@@ -97,16 +97,26 @@ impl Exchange {
         if !self.change(Stage::Waiting, Stage::Responding) {
             self.stage.store(Stage::Idle as u8, Ordering::Relaxed);
         }
-        Body::new(ResponseBody { body, exchange: self.clone() })
+        Body::new(ExchangeBody { body, exchange: self.clone(), side: Side::Response })
     }
 }
 
-struct RequestBody {
+/// A body of the exchange.
+struct ExchangeBody {
     body: Body,
     exchange: Arc<Exchange>,
+    side: Side,
 }
 
-impl HttpBody for RequestBody {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    /// The exchange waits for its response once this body has been read.
+    Request,
+    /// Its end is that of the exchange.
+    Response,
+}
+
+impl HttpBody for ExchangeBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -115,7 +125,8 @@ impl HttpBody for RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
-        if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
+        let is_read = matches!(frame, Poll::Ready(None)) || self.body.is_end_stream();
+        if self.side == Side::Request && is_read {
             self.exchange.change(Stage::Receiving, Stage::Waiting);
         }
         frame
@@ -130,34 +141,11 @@ impl HttpBody for RequestBody {
     }
 }
 
-struct ResponseBody {
-    body: Body,
-    exchange: Arc<Exchange>,
-}
-
-impl HttpBody for ResponseBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-impl Drop for ResponseBody {
+impl Drop for ExchangeBody {
     fn drop(&mut self) {
-        self.exchange.stage.store(Stage::Idle as u8, Ordering::Relaxed);
+        if self.side == Side::Response {
+            self.exchange.stage.store(Stage::Idle as u8, Ordering::Relaxed);
+        }
     }
 }
 
