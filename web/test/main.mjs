@@ -33,7 +33,7 @@ async function run(name, test, { size = "desktop", colorScheme = "light", key = 
   const context = await browser.newContext({ viewport: SIZES[size], colorScheme, hasTouch: size === "phone", reducedMotion: "reduce" });
   if (process.env.SOURCES) await serveSources(context);
   const page = await context.newPage();
-  // A developer who changes the page waits less for what does not come.
+  // With SOURCES the page is being edited: a missing element fails after 20 seconds, not 120.
   page.setDefaultTimeout(process.env.SOURCES ? 20_000 : 120_000);
   const errors = [];
   page.on("console", (message) => { if (message.type() === "error" && !expected.test(message.text())) errors.push(message.text()); });

@@ -6,8 +6,8 @@ import { begin, forget, gone } from "/page/sessions.js";
 
 /**
  * Fills a node with the answer as it comes; `fields` are those of the request beside its messages.
- * `continues` sends the node itself as the last message. Errors end in the node, except one: true if
- * `guard(error)` took it, which then asks for the key.
+ * `continues` sends the node itself as the last message. Errors are shown in the node, except a
+ * refused API key: `guard(error)` then shows the key dialog, and the result is true.
  */
 export async function complete(conversation, node, { fields, continues, signal, guard, refresh }, retry = true) {
   const { tree, system } = conversation, { meta } = node, path = tree.upTo(node.parent);

@@ -78,7 +78,7 @@ export class Engine {
           else this.step(data);
         }
       } catch (error) {
-        // The key is asked for when the page starts: this one opens the chat and not the steps.
+        // The key dialog accepted this key, so it permits the chat but not the steps.
         if (error.status === 401) return this.refuse();
       }
       link.removeEventListener("change", stopIfLost);

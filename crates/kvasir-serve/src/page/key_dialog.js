@@ -1,4 +1,4 @@
-// Asks for the API key, and says so if the server refuses it.
+// The dialog for the API key. It shows an error if the server refuses the key.
 
 import { get, key } from "/page/api.js";
 
