@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
-use kvasir_exec::{Executor, OutputRow, RowKind, Step};
+use kvasir_exec::{Executor, OutputRow, RowKind, Step, StepKind};
 use kvasir_kv::{
     Cache, CacheError, CacheKind, Capability, Cells, Contiguous, Paged, Radix, Span, Token,
     blocks::BlockConfig,
@@ -506,7 +506,7 @@ fn mixed_chunks_shrink_as_token_costs_grow() {
     let target = Some(StepTarget::Percent(400));
     let policy = Chunked::new(1 << 16, Mixing::On { target });
     let mut core = Core::new(Limits::default(), Order::Fcfs, Box::new(policy), Box::new(cache));
-    core.set_costs(Costs { step_ns: 10_000, row_ns: 0, token_ns: 100, depth_ns: 100 });
+    core.set_costs(Costs { step_ns: 10_000, row_ns: 0, token_ns: 100, depth_ns: 100, ..Costs::default() });
     let chunks = |core: &mut Core| -> Vec<u32> {
         let mut step = core.schedule(0).unwrap();
         core.take_binds().for_each(drop);
@@ -523,4 +523,24 @@ fn mixed_chunks_shrink_as_token_costs_grow() {
     // to the second.
     let all: Vec<_> = (0..6).map(|_| chunks(&mut core)).collect();
     assert_eq!(all, [vec![264], vec![218], vec![190], vec![170], vec![156], vec![2, 20]]);
+}
+
+#[test]
+fn delay_factor_waits_for_a_share_of_the_last_prefill_step() {
+    let policy = PrefillFirst::new(Chunking::On { cap: None }, 0.5);
+    let mut core = Core::new(Limits::default(), Order::Fcfs, Box::new(policy), paged(64));
+    core.add(request(&[5], 100), 0).unwrap();
+    let kind_at = |core: &mut Core, now| {
+        let mut step = core.schedule(now).unwrap();
+        core.take_binds().for_each(drop);
+        answer(&mut step, 30);
+        core.postprocess(&step, &Ok(()), now);
+        step.batch.kind
+    };
+    assert_eq!(kind_at(&mut core, 0), StepKind::Prefill);
+    // Later than the next call of the scheduler: the device has been busy with another step.
+    core.set_costs(Costs { prefill_ns: 1000, ..Costs::default() });
+    core.add(request(&[6, 7], 1), 7000).unwrap();
+    assert_eq!(kind_at(&mut core, 7500), StepKind::Decode, "not longer than half of the prefill");
+    assert_eq!(kind_at(&mut core, 7501), StepKind::Prefill);
 }

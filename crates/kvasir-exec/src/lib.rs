@@ -80,19 +80,22 @@
 //! 3. `executor.rs`: the [`Executor`] trait with asynchronous `submit` and `wait`, and [`Step`].
 //! 4. `sampler_row.rs`: per-sequence sampler state, and verification of speculative drafts.
 //!
-//! `ranks.rs` stands beside: all-reduce and all-gather for tensor parallelism.
+//! Beside them stand `background.rs`, which runs an executor on a thread of its own, and `ranks.rs`,
+//! all-reduce and all-gather for tensor parallelism.
 //!
 //! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
 //! request, a policy or a kernel.
 
 #![forbid(unsafe_code)]
 
+mod background;
 mod batch;
 mod executor;
 mod output;
 mod ranks;
 mod sampler_row;
 
+pub use crate::background::Background;
 pub use crate::batch::{Batch, BatchRow, Drafts, IN_FLIGHT, PoolRow, RowKind, StepKind};
 pub use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
 pub use crate::output::{DraftCandidate, DraftProposal, Drawn, Output, OutputRow, TokenLogprobs};

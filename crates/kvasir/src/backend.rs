@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use kvasir_cpu::CpuExecutor;
-use kvasir_exec::{Abilities, Executor, PoolRow, Ran, Refused, SequenceSpec, Step, StepError};
+use kvasir_exec::{Abilities, Background, Executor, PoolRow, Ran, Refused, SequenceSpec, Step, StepError};
 use kvasir_kv::PoolId;
 use kvasir_plain::PlainExecutor;
 use kvasir_sim::{Paced, Preset};
@@ -30,6 +30,8 @@ pub enum AnyExecutor {
     Cpu(Box<CpuExecutor>),
     /// Reference backend.
     Plain(PlainExecutor),
+    /// One of these two, on a thread of its own.
+    Background(Background),
     /// Simulated device.
     Sim(Box<Paced>),
 }
@@ -44,13 +46,24 @@ pub enum AnyPool {
 }
 
 impl AnyExecutor {
+    /// The executor on a thread of its own, so that steps overlap with scheduling; the simulated
+    /// device is none of this process anyway. Fails if the system gives no thread.
+    pub fn on_thread(self) -> Result<Self, Error> {
+        let started = match self {
+            Self::Cpu(executor) => Background::start(*executor),
+            Self::Plain(executor) => Background::start(executor),
+            Self::Background(_) | Self::Sim(_) => return Ok(self),
+        };
+        started.map(Self::Background).map_err(|e| Error::Failed(format!("no thread for steps: {e}")))
+    }
+
     /// Converts the executor into its K/V pool, to be read as a frozen prefix; `None` for the
-    /// simulated device.
+    /// simulated device, and while another thread owns the pool.
     pub(crate) fn into_pool(self) -> Option<AnyPool> {
         match self {
             Self::Cpu(executor) => Some(AnyPool::Cpu(executor.into_pool())),
             Self::Plain(executor) => Some(AnyPool::Plain(executor.into_pool())),
-            Self::Sim(_) => None,
+            Self::Background(_) | Self::Sim(_) => None,
         }
     }
 
@@ -65,7 +78,10 @@ impl AnyExecutor {
                 executor.attach(id, Arc::clone(pool));
                 Ok(())
             }
-            _ => Err(Error::Failed("the prefix is another backend's".into())),
+            (Self::Background(_), _) => Err(Error::Failed("the pool belongs to another thread".into())),
+            (Self::Cpu(_) | Self::Plain(_) | Self::Sim(_), _) => {
+                Err(Error::Failed("the prefix is another backend's".into()))
+            }
         }
     }
 }
@@ -76,6 +92,8 @@ pub enum AnyPending {
     Cpu(Ran),
     /// Reference backend.
     Plain(Ran),
+    /// A backend on a thread of its own.
+    Background,
     /// Simulated device.
     Sim(u64),
 }
@@ -87,6 +105,7 @@ impl Executor for AnyExecutor {
         match self {
             Self::Cpu(executor) => executor.abilities(),
             Self::Plain(executor) => executor.abilities(),
+            Self::Background(executor) => executor.abilities(),
             Self::Sim(executor) => executor.abilities(),
         }
     }
@@ -95,6 +114,7 @@ impl Executor for AnyExecutor {
         match self {
             Self::Cpu(executor) => executor.bind(row, spec),
             Self::Plain(executor) => executor.bind(row, spec),
+            Self::Background(executor) => executor.bind(row, spec),
             Self::Sim(executor) => executor.bind(row, spec),
         }
     }
@@ -103,6 +123,7 @@ impl Executor for AnyExecutor {
         match self {
             Self::Cpu(executor) => executor.submit(step).map(AnyPending::Cpu),
             Self::Plain(executor) => executor.submit(step).map(AnyPending::Plain),
+            Self::Background(executor) => executor.submit(step).map(|()| AnyPending::Background),
             Self::Sim(executor) => executor.submit(step).map(AnyPending::Sim),
         }
     }
@@ -111,11 +132,12 @@ impl Executor for AnyExecutor {
         match (self, pending) {
             (Self::Cpu(executor), AnyPending::Cpu(ran)) => executor.wait(ran),
             (Self::Plain(executor), AnyPending::Plain(ran)) => executor.wait(ran),
+            (Self::Background(executor), AnyPending::Background) => executor.wait(()),
             (Self::Sim(executor), AnyPending::Sim(ticket)) => executor.wait(ticket),
             // A foreign step is returned unchanged, with an error.
             (_, AnyPending::Cpu(ran) | AnyPending::Plain(ran)) => (ran.into_parts().0, Err(foreign())),
-            // The simulated device keeps its steps, so there is none to return.
-            (_, AnyPending::Sim(_)) => (Box::default(), Err(foreign())),
+            // The others keep their steps, so there is none to return.
+            (_, AnyPending::Background | AnyPending::Sim(_)) => (Box::default(), Err(foreign())),
         }
     }
 }

@@ -24,8 +24,10 @@ const MEMORY_SHARE: f64 = 0.5;
 const DEFAULT_SLOTS: u32 = 32768;
 
 impl LoadedModel {
-    /// An engine over the shared weights, with a KV pool of its own.
-    pub fn engine(&self, core: Core, overlap: bool) -> Result<Engine<AnyExecutor>, Error> {
+    /// An engine over the shared weights, with a KV pool of its own. With `overlap`, it schedules
+    /// step n + 1 while step n runs; `None` takes the backend's
+    /// [default](Self::overlaps_by_default).
+    pub fn engine(&self, core: Core, overlap: Option<bool>) -> Result<Engine<AnyExecutor>, Error> {
         self.engine_with(core, overlap, None)
     }
 
@@ -33,7 +35,7 @@ impl LoadedModel {
     pub(crate) fn engine_with(
         &self,
         core: Core,
-        overlap: bool,
+        overlap: Option<bool>,
         kv: Option<KvType>,
     ) -> Result<Engine<AnyExecutor>, Error> {
         let cache = core.cache();
@@ -43,9 +45,8 @@ impl LoadedModel {
         let (tokens, rows) = (limits.max_num_batched_tokens, limits.max_num_seqs);
         let ring = cache.rings().map(Rings::longest_write);
         let executor = self.executor_with(slots, tokens, rows, kv, ring)?;
-        // Only the simulated device runs asynchronously. The others run a step inside `submit`, so
-        // overlap would delay output by a step.
-        let overlap = overlap && self.simulated().is_some();
+        let overlap = overlap.unwrap_or(self.overlaps_by_default());
+        let executor = if overlap { executor.on_thread()? } else { executor };
         let started = Instant::now();
         let clock = move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let engine = Engine::new(core, executor, clock).overlap(overlap);
@@ -53,6 +54,13 @@ impl LoadedModel {
             Some(speculation) => speculating(engine, speculation),
             None => Ok(engine),
         }
+    }
+
+    /// Whether steps overlap with scheduling unless it is chosen: on a device that computes beside
+    /// the host. On the CPU both share the cores, and scheduling is a small part of a step, so
+    /// overlap would cost more than it hides.
+    pub fn overlaps_by_default(&self) -> bool {
+        self.simulated().is_some()
     }
 
     /// Builds a request; rejects prompts that do not fit the model. The prefix salt separates K/V
@@ -164,7 +172,7 @@ impl Model {
         let policy = Chunked::new(STEP_TOKENS, Mixing::On { target: None });
         let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
         let kv = options.kv.or(prefix.map(SharedPrefix::kv));
-        let mut engine = self.loaded.engine_with(core, true, kv)?;
+        let mut engine = self.loaded.engine_with(core, None, kv)?;
         if let Some(prefix) = prefix {
             prefix.attach(|id, pool| engine.executor_mut().attach(id, pool))?;
         }

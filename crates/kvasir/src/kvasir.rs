@@ -91,7 +91,7 @@ impl Kvasir {
     }
 
     /// Runs a loaded model under a custom policy, cache and limits.
-    pub fn with_core(model: Arc<Model>, core: Core, overlap: bool) -> Result<Self, Error> {
+    pub fn with_core(model: Arc<Model>, core: Core, overlap: Option<bool>) -> Result<Self, Error> {
         let engine = model.loaded.engine(core, overlap)?;
         Ok(Self { runner: Runner::new(model, engine) })
     }

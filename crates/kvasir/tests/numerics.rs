@@ -6,13 +6,14 @@
 //! numerics contract.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
+use kvasir::{AnyExecutor, AnyPending};
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as PoolLimits, Pool, Precision};
 use kvasir_engine::{
     Chunked, Chunking, Core, Engine, Finish, Limits, Mixing, Order, Params, Policy, PrefillFirst,
     Rectangular, RectangularConfig, Request, RequestId, Turn,
 };
 use kvasir_exec::{
-    Abilities, Batch, BatchRow, Executor, PoolRow, Ran, Refused, RowKind, SequenceSpec, Step, StepError,
+    Abilities, Batch, BatchRow, Executor, PoolRow, Refused, RowKind, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{
     Cache, CacheConfig, CacheKind, ClaimRow, Contiguous, PoolId, SharedPrefix, Span, StepId, Token, build,
@@ -27,7 +28,7 @@ use std::{
 /// Wraps an executor and records the logits of each position of each request. Recomputed positions
 /// (after preemption) must reproduce the same bits.
 struct Listening {
-    inner: CpuExecutor,
+    inner: AnyExecutor,
     heard: BTreeMap<(u64, u32), Vec<u32>>,
     /// Requests that shared a step with others.
     in_company: BTreeSet<u64>,
@@ -35,7 +36,7 @@ struct Listening {
 }
 
 impl Executor for Listening {
-    type Pending = Ran;
+    type Pending = AnyPending;
 
     fn abilities(&self) -> Abilities {
         self.inner.abilities()
@@ -45,12 +46,12 @@ impl Executor for Listening {
         self.inner.bind(row, spec);
     }
 
-    fn submit(&mut self, mut step: Box<Step>) -> Result<Ran, Refused> {
+    fn submit(&mut self, mut step: Box<Step>) -> Result<AnyPending, Refused> {
         step.batch.logits = true;
         self.inner.submit(step)
     }
 
-    fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
+    fn wait(&mut self, pending: AnyPending) -> (Box<Step>, Result<(), StepError>) {
         let (step, result) = self.inner.wait(pending);
         let mut logits = step.output.logits.chunks_exact(self.vocab);
         for row in &step.batch.rows {
@@ -195,6 +196,8 @@ impl Way {
         if let Some(prefix) = prefix {
             inner.attach(PoolId(1), Arc::clone(&prefix.pool)).unwrap();
         }
+        let inner = AnyExecutor::Cpu(Box::new(inner));
+        let inner = if self.overlap { inner.on_thread().unwrap() } else { inner };
         let vocab = model.program().vocab;
         let listening = Listening { inner, heard: BTreeMap::new(), in_company: BTreeSet::new(), vocab };
         let core = Core::new(limits, Order::Fcfs, self.policy(), cache);
@@ -288,7 +291,7 @@ fn compare(about: &str, wanted: &BTreeMap<u64, Said>, got: &BTreeMap<u64, Said>)
 
 const POLICIES: [&str; 5] = ["whole", "prefill-first", "chunked", "mixed", "rectangular"];
 
-/// Every cache under every policy, alternating overlap; with `tight`, in a pool too small for all.
+/// Every cache under every policy, with and without overlap; with `tight`, in a pool too small for all.
 fn matrix(case: &str, arithmetic: Precision, kv: Option<KvType>, tight: bool) {
     let wanted = alone(case, arithmetic, kv, 1);
     let models = [load(case, arithmetic, 1), load(case, arithmetic, 2)];
@@ -301,13 +304,15 @@ fn matrix(case: &str, arithmetic: Precision, kv: Option<KvType>, tight: bool) {
             if policy == "rectangular" && !blocks {
                 continue; // its steps are padded with blocks
             }
-            let model = &models[runs % 2];
-            let slots = if tight { 104 } else { 800 };
-            let kv = kv.unwrap_or(model.natural_kv());
-            let way = Way { cache: *cache, policy, slots, overlap: runs / 2 % 2 == 0, kv };
-            let about = format!("{case}, {cache}, {policy}, {kv}, {slots} slots");
-            compare(&about, &wanted, &way.run(model, &requests, 1, &mut seen));
-            runs += 1;
+            for overlap in [false, true] {
+                let model = &models[runs / 2 % 2];
+                let slots = if tight { 104 } else { 800 };
+                let kv = kv.unwrap_or(model.natural_kv());
+                let way = Way { cache: *cache, policy, slots, overlap, kv };
+                let about = format!("{case}, {cache}, {policy}, {kv}, {slots} slots, overlap {overlap}");
+                compare(&about, &wanted, &way.run(model, &requests, 1, &mut seen));
+                runs += 1;
+            }
         }
     }
     assert!(seen.hits >= 8 && seen.in_company > 50, "{case}: {seen:?}");

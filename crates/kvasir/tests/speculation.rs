@@ -35,15 +35,15 @@ fn engine(
     kind: CacheKind,
     slots: u32,
 ) -> Kvasir {
-    engine_of(OpenedModel::open(case).unwrap(), backend, spec, kind, slots)
+    engine_of(OpenedModel::open(case).unwrap(), backend, spec, (kind, slots), None)
 }
 
 fn engine_of(
     opened: OpenedModel,
     backend: BackendKind,
     spec: Option<&Speculation>,
-    kind: CacheKind,
-    slots: u32,
+    (kind, slots): (CacheKind, u32),
+    overlap: Option<bool>,
 ) -> Kvasir {
     let opened = match spec {
         Some(spec) => opened.speculate(spec).unwrap(),
@@ -57,7 +57,7 @@ fn engine_of(
         Limits { max_num_seqs, max_num_batched_tokens: 256, max_model_len: 512, ..Limits::default() };
     let policy = Chunked::new(24, Mixing::On { target: None });
     let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
-    Kvasir::with_core(model, core, false).unwrap()
+    Kvasir::with_core(model, core, overlap).unwrap()
 }
 
 fn spec(text: &str) -> Speculation {
@@ -193,12 +193,15 @@ fn outputs_do_not_depend_on_the_drafter() {
                 continue;
             }
             // A pool that is too small for all four preempts.
-            for (kind, slots) in [(CacheKind::Radix, 512), (CacheKind::Cells, 512), (CacheKind::Paged, 120)] {
-                let mut kvasir = engine(&case, BackendKind::Cpu, Some(&spec(method)), kind, slots);
+            let pools = [(CacheKind::Radix, 512), (CacheKind::Cells, 512), (CacheKind::Paged, 120)];
+            for (pool, overlap) in pools.into_iter().flat_map(|pool| [(pool, false), (pool, true)]) {
+                let opened = OpenedModel::open(&case).unwrap();
+                let mut kvasir =
+                    engine_of(opened, BackendKind::Cpu, Some(&spec(method)), pool, Some(overlap));
                 let answers = outputs(&mut kvasir);
                 drafted[at] += answers.iter().map(|answer| answer.drafted).sum::<u32>();
                 accepted[at] += answers.iter().map(|answer| answer.accepted).sum::<u32>();
-                assert_eq!(all(answers), plain, "{} with {method} on {kind}", case.display());
+                assert_eq!(all(answers), plain, "{} with {method}, {pool:?}, {overlap}", case.display());
             }
         }
     }
@@ -212,7 +215,7 @@ fn outputs_do_not_depend_on_the_drafter() {
 fn the_built_in_model_drafts_with_its_own_head() {
     let generate = |text: Option<&str>| {
         let (spec, opened) = (text.map(spec), OpenedModel::built_in().unwrap());
-        let mut kvasir = engine_of(opened, BackendKind::Cpu, spec.as_ref(), CacheKind::Radix, 512);
+        let mut kvasir = engine_of(opened, BackendKind::Cpu, spec.as_ref(), (CacheKind::Radix, 512), None);
         let ask = |question: &str| {
             let chat = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
             (Prompt::Text(chat), Params { max_tokens: 80, ..Params::default() })
@@ -340,13 +343,13 @@ fn what_cannot_combine_is_refused_by_name() {
         Model::new(open().speculate(&spec).unwrap().load(BackendKind::Cpu, Precision::F32, Some(1)).unwrap());
     let cache = build(CacheKind::Contiguous, &CacheConfig::new(64)).unwrap();
     let core = Core::new(Limits::default(), Order::Fcfs, Box::new(Chunked::new(64, Mixing::Off)), cache);
-    let error = Kvasir::with_core(model.unwrap(), core, false).err().map(|error| error.to_string()).unwrap();
+    let error = Kvasir::with_core(model.unwrap(), core, None).err().map(|error| error.to_string()).unwrap();
     assert!(error.contains("--cache contiguous"), "{error}");
     let suffix = || open().speculate(&"suffix".parse().unwrap()).unwrap();
     let model = Model::new(suffix().load(BackendKind::Cpu, Precision::F32, Some(1)).unwrap()).unwrap();
     let cache = build(CacheKind::Paged, &CacheConfig { block_size: 16, ..CacheConfig::new(512) }).unwrap();
     let policy = Rectangular::new(RectangularConfig::default());
     let core = Core::new(Limits::default(), Order::Fcfs, Box::new(policy), cache);
-    let error = Kvasir::with_core(model, core, false).err().map(|error| error.to_string()).unwrap();
+    let error = Kvasir::with_core(model, core, None).err().map(|error| error.to_string()).unwrap();
     assert!(error.contains("--policy rectangular"), "{error}");
 }

@@ -148,7 +148,7 @@ impl Args {
         let began = Instant::now();
         let bar = progress::bar(workload.total());
         let run = Run {
-            overlap: resolved.overlap,
+            overlap: resolved.overlap.unwrap_or(true),
             core: resolved.core(),
             device,
             clock,

@@ -113,7 +113,7 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_LONG_OUTPUT_FIRST", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     long_output_first: Option<Switch>,
-    /// Overlap scheduling: schedule the next step while one runs, on or off; effective with --backend sim only, since the CPU backend runs steps synchronously [default: on]
+    /// Overlap scheduling: schedule the next step while one runs, on or off [default: off on the CPU, on with --backend sim]
     #[arg(long, env = "KVASIR_OVERLAP", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     overlap: Option<Switch>,

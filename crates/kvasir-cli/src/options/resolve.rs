@@ -24,7 +24,8 @@ const MOST_BLOCKS: u32 = 1 << 24;
 /// Consistent options.
 pub(crate) struct ResolvedOptions {
     pub(crate) limits: Limits,
-    pub(crate) overlap: bool,
+    /// `None` if it is left to the backend.
+    pub(crate) overlap: Option<bool>,
     pub(crate) graph_max_batch: u32,
     pub(crate) static_shape: Option<StaticShape>,
     /// Configuration for the trace page.
@@ -116,7 +117,7 @@ impl Options {
             }),
             policy: self.build_policy(policy, rectangular)?,
             order: self.order.unwrap_or_default(),
-            overlap: self.overlap.is_none_or(Switch::is_on),
+            overlap: self.overlap.map(Switch::is_on),
             graph_max_batch: self.graph_max_batch.unwrap_or(256),
             setup: match setup {
                 Value::Object(map) => map,

@@ -73,6 +73,8 @@ pub struct Costs {
     pub token_ns: u64,
     /// Additional nanoseconds per prefill token for every 1,000 positions before it.
     pub depth_ns: u64,
+    /// Nanoseconds of the last step that ran prompts only.
+    pub prefill_ns: u64,
 }
 
 impl Costs {

@@ -66,6 +66,8 @@ pub(crate) struct CostMeter {
     tokens: Regression,
     /// The same with a short history, for the current level.
     tokens_now: Regression,
+    /// Duration of the last step that ran prompts only.
+    prefill: Nanos,
 }
 
 impl Default for CostMeter {
@@ -74,6 +76,7 @@ impl Default for CostMeter {
             decodes: Regression::new(0.98),
             tokens: Regression::new(0.98),
             tokens_now: Regression::new(0.8),
+            prefill: 0,
         }
     }
 }
@@ -89,6 +92,9 @@ impl CostMeter {
     pub(crate) fn observe(&mut self, batch: &Batch, took: Nanos) {
         let (_, tokens) = batch.prefills();
         let (rows, _) = batch.decodes();
+        if tokens > 0 && rows == 0 {
+            self.prefill = took;
+        }
         // The slope is per additional row, so the first row belongs to the intercept.
         let (more, took) = (rows.saturating_sub(1) as f64, took as f64);
         let (base, slope) = self.decodes.fit();
@@ -126,7 +132,13 @@ impl CostMeter {
     pub(crate) fn costs(&self) -> Costs {
         let (step, row) = self.decodes.fit();
         let (token, depth) = self.tokens.fit_rescaled_to(&self.tokens_now);
-        Costs { step_ns: step as u64, row_ns: row as u64, token_ns: token as u64, depth_ns: depth as u64 }
+        Costs {
+            step_ns: step as u64,
+            row_ns: row as u64,
+            token_ns: token as u64,
+            depth_ns: depth as u64,
+            prefill_ns: self.prefill,
+        }
     }
 }
 
@@ -241,6 +253,17 @@ mod tests {
         assert!(meter.costs().step_ns < 800, "{:?}", meter.costs());
         (0..200).for_each(|_| meter.observe(&batch(0, 0, 4), 7000));
         assert!(meter.costs().step_ns > 6000, "but what lasts is: {:?}", meter.costs());
+    }
+
+    #[test]
+    fn last_step_of_prompts_alone_is_timed() {
+        let mut meter = CostMeter::default();
+        for (batch, took) in
+            [(batch(40, 0, 0), 500), (batch(8, 0, 0), 300), (batch(9, 0, 2), 90), (batch(0, 0, 2), 7)]
+        {
+            meter.observe(&batch, took);
+        }
+        assert_eq!(meter.costs().prefill_ns, 300);
     }
 
     #[test]

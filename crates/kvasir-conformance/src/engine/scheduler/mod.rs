@@ -21,7 +21,8 @@ use crate::engine::{about, free_slots, list, number, sequence, switch, tokens};
 use crate::names::BlockNames;
 use crate::outcome::Outcome;
 use kvasir_engine::{
-    Chunking, Core, DeferReason, Finish, Limits, Nanos, Order, PrefillFirst, Proposal, Request, RequestId,
+    Chunking, Core, Costs, DeferReason, Finish, Limits, Nanos, Order, PrefillFirst, Proposal, Request,
+    RequestId,
 };
 use kvasir_exec::{OutputRow, Step, StepKind};
 use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
@@ -105,6 +106,8 @@ struct Harness {
     /// Whether a sequence had to wait for a token in flight before it could get drafts.
     waited: bool,
     now: Nanos,
+    /// When the last step was scheduled, if it ran prompts only: it is taken to have run until now.
+    prefill_at: Option<Nanos>,
     known: BTreeMap<String, Known>,
     names: Vec<String>,
     /// Sequence names in order of addition.
@@ -170,7 +173,7 @@ impl Harness {
         }
         let placeholders = drafts > 0 || list(given, "ops")?.iter().any(|op| switch(op, "deferred", false));
         let (steps, blocks) = (VecDeque::new(), BlockNames::default());
-        let (now, last, produces, refused) = (0, None, false, false);
+        let (now, prefill_at, last, produces, refused) = (0, None, None, false, false);
         Ok(Self {
             core,
             block,
@@ -179,6 +182,7 @@ impl Harness {
             refused,
             waited: false,
             now,
+            prefill_at,
             known,
             names,
             added: Vec::new(),
@@ -267,7 +271,11 @@ impl Harness {
 
     fn schedule(&mut self) -> Value {
         let busy = self.core.counts() != (0, 0);
+        if let Some(at) = self.prefill_at.take() {
+            self.core.set_costs(Costs { prefill_ns: self.now.saturating_sub(at), ..Costs::default() });
+        }
         let step = self.core.schedule(self.now);
+        self.prefill_at = step.as_ref().filter(|step| step.batch.kind == StepKind::Prefill).map(|_| self.now);
         self.core.take_binds().for_each(drop);
         let waits = |id: RequestId| self.core.reason(id) == Some(DeferReason::Verifying);
         self.waited |= self.core.running().any(|one| waits(one.id()));

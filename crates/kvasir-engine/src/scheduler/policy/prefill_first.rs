@@ -6,7 +6,6 @@
 //! or of the block size, whichever is larger, unless the whole step has fewer.
 
 use crate::request::finish::Refusal;
-use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::kv_manager::AdmissionTerms;
 use crate::scheduler::limits::Limits;
@@ -40,9 +39,6 @@ pub enum Chunking {
 pub struct PrefillFirst {
     chunking: Chunking,
     delay_factor: f64,
-    /// Start of the last prefill step, until the next call measures its duration.
-    prefill_at: Option<Nanos>,
-    prefill_duration: Nanos,
 }
 
 /// Chunk granularity in tokens, unless blocks are larger.
@@ -66,20 +62,17 @@ pub fn prefill_chunk(left: u32, budget: u32, block: u32, chunked: bool, empty: b
 impl PrefillFirst {
     /// A prefill-first policy; a delay factor of 0 admits immediately.
     pub fn new(chunking: Chunking, delay_factor: f64) -> Self {
-        Self { chunking, delay_factor, prefill_at: None, prefill_duration: 0 }
+        Self { chunking, delay_factor }
     }
 
     /// Whether the delay factor permits admissions in this step.
-    fn delay_has_passed(&mut self, view: &SchedulerView<'_>) -> bool {
-        if let Some(at) = self.prefill_at.take() {
-            self.prefill_duration = view.now().saturating_sub(at);
-        }
+    fn delay_has_passed(&self, view: &SchedulerView<'_>) -> bool {
         if self.delay_factor <= 0.0 || view.running() == 0 {
             return true;
         }
         let arrived = |entry: u32| view.sequence(entry).timings().arrived;
         let Some(oldest) = view.waiting_in_order().map(arrived).min() else { return true };
-        view.now().saturating_sub(oldest) as f64 > self.delay_factor * self.prefill_duration as f64
+        view.now().saturating_sub(oldest) as f64 > self.delay_factor * view.costs().prefill_ns as f64
     }
 
     /// Schedules the next chunk of one prompt. False if no further prompt may be fed in this step.
@@ -118,7 +111,7 @@ impl PrefillFirst {
     }
 
     /// Feeds prompts in progress, then admits waiting requests in queue order.
-    fn prefill(&mut self, view: &mut SchedulerView<'_>) {
+    fn prefill(&self, view: &mut SchedulerView<'_>) {
         let admits = self.delay_has_passed(view);
         let visited = if view.prefilling() > 0 { view.running() } else { 0 };
         for i in 0..visited {
@@ -174,7 +167,6 @@ impl Policy for PrefillFirst {
     fn schedule(&mut self, view: &mut SchedulerView<'_>) {
         self.prefill(view);
         if view.scheduled_rows() > 0 {
-            self.prefill_at = Some(view.now());
             view.defer_rest_running(DeferReason::PrefillFirst);
         } else {
             decode_running(view);
