@@ -13,6 +13,7 @@ use crate::request::timings::Nanos;
 use kvasir_exec::Executor;
 use std::{
     collections::HashMap,
+    ops::Range,
     sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError},
     time::Duration,
 };
@@ -33,6 +34,8 @@ pub enum Message {
     Fork { from: SessionId, into: Vec<SessionId>, at: u32 },
     /// Truncate a session's retained K/V to `to` tokens.
     Rewind { session: SessionId, to: u32 },
+    /// Cut a range of tokens out of a session's retained K/V; see `Core::cut_session`.
+    Cut { session: SessionId, range: Range<u32> },
     /// End a session and drop its retained K/V.
     EndSession(SessionId),
     /// Exit once all requests have ended.
@@ -157,6 +160,7 @@ impl ServingLoop {
                 engine.core_mut().fork_session(from, into, at);
             }),
             Message::Rewind { session, to } => engine.core_mut().rewind_session(session, to),
+            Message::Cut { session, range } => engine.core_mut().cut_session(session, range),
             Message::EndSession(session) => engine.core_mut().end_session(session),
             Message::Drain => self.draining = true,
             Message::Exit => self.exit = Some(Exit::Requested),

@@ -10,7 +10,7 @@
 
 use crate::batch::{Batch, BatchRow, PoolRow, RowKind};
 use crate::output::Output;
-use kvasir_kv::{Lowering, Plan, PlanKind, Token};
+use kvasir_kv::{Lowering, Plan, PlanKind, Position, Token};
 use kvasir_sample::{Constrained, Sampling, accept};
 use std::fmt;
 
@@ -130,6 +130,16 @@ pub struct SequenceSpec {
     /// LongRoPE models choose the rotary frequencies by it for all positions, so it must be the
     /// same whenever the sequence is bound.
     pub final_len: u32,
+    /// Positions before all tokens that it will be fed that belong to no token of it: a range was cut
+    /// out of its session. Position `p` is that of its token `p - skipped`.
+    pub skipped: u32,
+}
+
+impl SequenceSpec {
+    /// Which token of the sequence has a position.
+    pub(crate) fn index_of(&self, position: Position) -> usize {
+        position.saturating_sub(self.skipped) as usize
+    }
 }
 
 /// Why a step failed.

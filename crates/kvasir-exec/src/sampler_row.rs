@@ -111,15 +111,15 @@ impl SamplerRow {
         into: &mut Vec<Token>,
     ) {
         let prompt = self.spec.prompt.len();
-        let known = |position: usize| {
-            let output = || self.spec.output.get(position.checked_sub(prompt)?);
-            self.spec.prompt.get(position).or_else(output).copied()
+        let known = |index: usize| {
+            let output = || self.spec.output.get(index.checked_sub(prompt)?);
+            self.spec.prompt.get(index).or_else(output).copied()
         };
         let fed = tokens.len().saturating_sub(row.drafts.count as usize);
         for (at, token) in tokens.iter().enumerate() {
             let sampled = at.checked_sub(row.sample_from as usize).and_then(|at| sampled.get(at)).copied();
             let next = sampled.or_else(|| tokens.get(at + 1).filter(|_| at + 1 < fed).copied());
-            let next = next.or_else(|| known(*positions.get(at)? as usize + 1));
+            let next = next.or_else(|| known(self.spec.index_of(*positions.get(at)?) + 1));
             into.push(next.unwrap_or(*token));
         }
     }
@@ -139,7 +139,7 @@ impl SamplerRow {
     fn feed(&mut self, tokens: &[Token], positions: &[Position]) {
         let prompt = self.spec.prompt.len();
         for (token, position) in tokens.iter().zip(positions) {
-            if let Some(place) = (*position as usize).checked_sub(prompt) {
+            if let Some(place) = self.spec.index_of(*position).checked_sub(prompt) {
                 self.output.truncate(place);
                 self.output.push(*token);
             }
@@ -153,7 +153,7 @@ impl SamplerRow {
         let first = row.scored.start.saturating_sub(row.logits_from()) as usize;
         let rows = logits.chunks_exact(vocab).skip(first);
         let scored = positions.get(row.scored.range()).unwrap_or(&[]).iter();
-        let next = scored.filter_map(|position| self.spec.prompt.get(*position as usize + 1));
+        let next = scored.filter_map(|position| self.spec.prompt.get(self.spec.index_of(*position) + 1));
         self.drawn.scores.extend(next.zip(rows).map(|(token, logits)| TokenLogprobs {
             chosen: log_probability(logits, *token),
             top: top_log_probabilities(logits, count as usize),
@@ -254,7 +254,7 @@ impl SamplerRow {
             Some(Allowed::Nothing) if after_draft => None,
             Some(Allowed::Nothing) => return None,
         };
-        let early = (position as usize) < self.spec.prompt.len() + self.spec.min_tokens as usize;
+        let early = self.spec.index_of(position) < self.spec.prompt.len() + self.spec.min_tokens as usize;
         let context = Context {
             prompt: &self.spec.prompt,
             output: &self.output,

@@ -1,5 +1,5 @@
-//! Library sessions: branching conversations over one KV cache, with append, generate, fork, rewind
-//! and keep.
+//! Library sessions: branching conversations over one KV cache, with append, generate, fork, rewind,
+//! cut and keep.
 //!
 //! Invariant: a branch's token list is authoritative. Its K/V may be evicted and is recomputed when
 //! needed, so no branch is ever lost.
@@ -14,7 +14,7 @@ use crate::shared_prefix::{Extent, SharedPrefix};
 use crate::stream::Stream;
 use kvasir_engine::{Params, SessionId};
 use kvasir_kv::{Cache, CacheError, Capability, Token};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// A conversation of a session; the first is [`Session::main`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -219,6 +219,25 @@ impl Session {
         }
         tokens.truncate(to);
         self.runner.engine.core_mut().rewind_session(SessionId(branch.0), to as u32);
+        Ok(())
+    }
+
+    /// Cuts a range of tokens out of a branch, such as an old tool result. The tokens behind it keep their
+    /// K/V, which was computed in the presence of the range, and their positions, which count against
+    /// the model's context. Unchanged on error.
+    pub fn cut(&mut self, branch: Branch, range: Range<usize>) -> Result<(), Error> {
+        if let Some(why) = self.runner.engine.core().cut_obstacle() {
+            return Err(Error::Asked(format!("cut: {why}")));
+        }
+        let shared = self.prefix.map_or(0, |prefix| prefix.rows as usize);
+        let tokens = self.branches.get_mut(&branch).ok_or_else(|| unknown(branch))?;
+        let len = tokens.len();
+        if range.start < shared || range.start >= range.end || range.end > len {
+            return Err(Error::Asked(format!("cut {range:?}: {shared} to {len} tokens can be cut")));
+        }
+        tokens.drain(range.clone());
+        let range = range.start as u32..range.end as u32;
+        self.runner.engine.core_mut().cut_session(SessionId(branch.0), range);
         Ok(())
     }
 

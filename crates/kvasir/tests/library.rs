@@ -395,3 +395,61 @@ fn ring_buffers_change_only_what_is_recomputed() {
     assert!(refused(&kvasir, contiguous.clone().rings(0)).contains("longest write"));
     assert!(refused(&tiny(), contiguous.rings(6)).contains("no layer of the model has a window"));
 }
+
+/// Log-probabilities after a cut, with what was cached then.
+fn after_a_cut(kvasir: &Kvasir, kind: CacheKind, prefix: bool) -> (Vec<u32>, Vec<Bits>) {
+    let options = CacheOptions { block_size: 8, ..CacheOptions::new(kind).kv(KvType::F32).capacity(512) };
+    let shared = prefix.then(|| {
+        let options = PrefixOptions { kv: Some(KvType::F32), longest: None };
+        kvasir.freeze((0..16).map(|i| 5 + i * 7 % 90).collect::<Vec<Token>>(), options).unwrap()
+    });
+    let mut session = match &shared {
+        Some(prefix) => prefix.session(options).unwrap(),
+        None => kvasir.session(options).unwrap(),
+    };
+    let main = session.main();
+    let from = session.len(main).unwrap() as u32;
+    session.append(main, (from..64).map(|i| 5 + i * 7 % 90).collect::<Vec<Token>>()).unwrap();
+    session.fill(main).unwrap();
+    assert!(asked(session.cut(main, 40..65)).contains("to 64 tokens can be cut"));
+    session.cut(main, 20..44).unwrap();
+    let mut cached = vec![session.cached(main).unwrap()];
+    let fork = session.fork(main, 1).unwrap()[0];
+    session.append(main, [7, 8, 9]).unwrap();
+    session.append(fork, [10]).unwrap();
+    let answers = session.generate_all(&[main, fork], &params(13)).unwrap();
+    cached.extend(answers.iter().map(|answer| answer.cached));
+    let bits = |answer: &kvasir::Answer| {
+        answer.ids.iter().zip(&answer.logprobs).map(|(id, one)| (*id, one.chosen.to_bits())).collect()
+    };
+    (cached, answers.iter().map(bits).collect())
+}
+
+#[test]
+fn what_follows_a_cut_is_the_same_in_every_cache_that_can_cut() {
+    let load = |backend| {
+        let path = root().join("testdata/models/qwen3");
+        let options =
+            Options { backend, precision: kvasir::Precision::F32, threads: Some(2), ..Options::default() };
+        Kvasir::load(path, options).unwrap()
+    };
+    let cpu = load(BackendKind::Cpu);
+    let (cached, wanted) = after_a_cut(&cpu, CacheKind::Cells, false);
+    assert_eq!(cached, [40, 40, 40], "64 tokens without 24");
+    for kind in [CacheKind::Paged, CacheKind::Radix] {
+        assert_eq!(after_a_cut(&cpu, kind, false), (cached.clone(), wanted.clone()), "{kind}");
+    }
+    let (of_prefix, behind) = after_a_cut(&cpu, CacheKind::Cells, true);
+    assert_eq!(of_prefix, [40, 40, 40]);
+    assert_eq!(after_a_cut(&cpu, CacheKind::Paged, true), (of_prefix, behind));
+    let ids = |answers: &[Bits]| answers.iter().flatten().map(|(id, _)| *id).collect::<Vec<_>>();
+    let plain = after_a_cut(&load(BackendKind::Plain), CacheKind::Radix, false);
+    assert_eq!((plain.0, ids(&plain.1)), (cached, ids(&wanted)));
+    // The K/V behind the cut has seen what was cut, so a computation of what is left differs.
+    let left: Vec<Token> = (0..20).chain(44..64).map(|i| 5 + i * 7 % 90).chain([7, 8, 9]).collect();
+    let mut alone = cpu.session(CacheOptions::new(CacheKind::Cells).kv(KvType::F32).capacity(512)).unwrap();
+    alone.append(alone.main(), left).unwrap();
+    let computed = alone.generate(alone.main(), &params(13)).unwrap();
+    let first = |answer: &[Bits]| answer[0][0].1;
+    assert_ne!(computed.logprobs[0].chosen.to_bits(), first(&wanted));
+}

@@ -1,8 +1,9 @@
-//! Operations on the retained K/V of sessions between steps: fork, truncate and end.
+//! Operations on the retained K/V of sessions between steps: fork, truncate, cut and end.
 
 use crate::core::Core;
 use crate::request::ids::SessionId;
 use crate::request::sequence::Sequence;
+use std::ops::Range;
 
 impl Core {
     /// Retained tokens of a session; 0 while one of its requests runs.
@@ -26,6 +27,25 @@ impl Core {
     pub fn rewind_session(&mut self, session: SessionId, to: u32) {
         let (retained, cache) = self.state.kv.retained_mut();
         retained.truncate(cache, session, to);
+        retained.report(session);
+    }
+
+    /// Why `cut_session` would drop all K/V behind a range, if it would.
+    pub fn cut_obstacle(&self) -> Option<String> {
+        let kind = self.cache().kind();
+        if kind.holds_one_sequence() {
+            return Some(format!("--cache {kind} cannot remove a range of tokens"));
+        }
+        let policy = self.policy.name();
+        self.policy.redirects().then(|| format!("--policy {policy} takes no sequence with gaps"))
+    }
+
+    /// Cuts a range of tokens out of a session's retained K/V and reports the resulting length in the
+    /// outbox. The tokens behind it keep their positions, and their K/V remains what it was computed
+    /// to be, in the presence of the range.
+    pub fn cut_session(&mut self, session: SessionId, range: Range<u32>) {
+        let (retained, cache) = self.state.kv.retained_mut();
+        retained.cut(cache, session, range);
         retained.report(session);
     }
 

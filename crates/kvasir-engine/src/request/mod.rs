@@ -5,6 +5,7 @@
 
 pub(crate) mod event;
 pub(crate) mod finish;
+pub(crate) mod gaps;
 pub(crate) mod ids;
 pub(crate) mod params;
 pub(crate) mod proposal;

@@ -12,6 +12,7 @@
 //! (`benches/step.rs`).
 
 use crate::request::finish::Finish;
+use crate::request::gaps::Gaps;
 use crate::request::ids::RequestId;
 use crate::request::params::{Params, Request};
 use crate::request::proposal::Proposal;
@@ -91,6 +92,8 @@ pub struct Sequence {
     pub(crate) serial: bool,
     /// Its parameters were changed since it was added, so cached batch rows are stale.
     pub(crate) amended: bool,
+    /// Positions that were cut out of its session before its newest tokens: `cold.gaps`, all together.
+    pub(crate) skipped: u32,
     /// Prompt, then committed outputs. The newest of them are stored inline in the next two cache
     /// lines.
     pub(crate) tokens: TailBuffered,
@@ -119,6 +122,8 @@ pub(crate) struct Cold {
     /// Drafts verified and accepted so far.
     pub(crate) drafted: u32,
     pub(crate) accepted: u32,
+    /// Positions without K/V; all are before the tokens that it is fed.
+    pub(crate) gaps: Gaps,
     /// How well its drafts do, compared with what was expected of them.
     pub(crate) reliability: f32,
     /// Cache-hit tokens of the latest admission.
@@ -252,6 +257,15 @@ impl Sequence {
     /// Most tokens it may reach, prompt included. The last one is never fed.
     pub fn longest(&self) -> u32 {
         self.prompt_len + self.stops.cap()
+    }
+    /// Position after its claimed tokens.
+    pub(crate) fn next_position(&self) -> u32 {
+        self.claimed + self.skipped
+    }
+    /// Sets the gaps in its positions.
+    pub(crate) fn set_gaps(&mut self, gaps: Gaps) {
+        self.skipped = gaps.before(u32::MAX);
+        self.cold.gaps = gaps;
     }
     /// Slots reserved for it and not yet claimed.
     pub fn reserved(&self) -> u32 {

@@ -5,6 +5,7 @@
 //! the slots (`KvManager::grant`). A refused request stays in the queue, and nothing has changed.
 
 use crate::request::sequence::Sequence;
+use crate::request::stop::FastStop;
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::kv_manager::{AdmissionTerms, Grant};
@@ -64,8 +65,15 @@ impl SchedulerState {
         let fork = self.fork_of(entry);
         let hit = self.kv.admit(&mut self.requests[entry], fork, grant)?;
         let row = self.requests.start(entry);
+        let max_positions = self.limits.max_model_len;
         let sequence = &mut self.requests[entry];
         sequence.cold.leader = None;
+        if sequence.skipped > 0 {
+            // Its positions reach the model's limit before its tokens do.
+            let left = max_positions.saturating_sub(sequence.prompt_len + sequence.skipped);
+            sequence.cold.context_left = sequence.cold.context_left.min(left);
+            sequence.stops = FastStop::of(&sequence.cold.params, sequence.cold.context_left);
+        }
         if sequence.cold.timings.admitted.is_none() {
             sequence.cold.timings.admitted = Some(now);
             sequence.cold.first_hit = hit.tokens;
@@ -93,5 +101,6 @@ fn spec(sequence: &Sequence) -> SequenceSpec {
         min_tokens: params.min_tokens,
         constraint: params.constraint.clone(),
         final_len: sequence.longest(),
+        skipped: sequence.skipped,
     }
 }

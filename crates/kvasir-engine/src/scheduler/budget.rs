@@ -65,8 +65,8 @@ impl Budget {
     /// Slots to claim for `tokens` more tokens of a sequence; 0 if its last block has space.
     #[inline]
     pub(crate) fn growth(&self, sequence: &Sequence, tokens: u32) -> u32 {
-        let have = self.block.whole(sequence.claimed.max(sequence.ahead));
-        let end = sequence.claimed + tokens;
+        let next = sequence.next_position();
+        let (have, end) = (self.block.whole(next.max(sequence.ahead)), next + tokens);
         if end <= have { 0 } else { self.block.whole(end) - have }
     }
 
@@ -79,8 +79,8 @@ impl Budget {
     /// Renews the reservation of a sequence after its claimed length has changed: the slots up to
     /// the length granted at admission that it does not have yet.
     pub(crate) fn renew(&mut self, sequence: &mut Sequence) {
-        let have = self.block.whole(sequence.claimed.max(sequence.ahead));
-        let granted = self.block.whole(sequence.cold.reserve_to);
+        let have = self.block.whole(sequence.next_position().max(sequence.ahead));
+        let granted = self.block.whole(sequence.cold.reserve_to + sequence.skipped);
         self.reserve(sequence, granted.saturating_sub(have));
     }
 

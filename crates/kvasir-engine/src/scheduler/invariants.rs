@@ -21,8 +21,12 @@ impl SchedulerState {
             let held = retained.tokens.len();
             let len =
                 cache.claimed_len(retained.seq).map_err(|error| format!("session {}: {error}", session.0))?;
-            rule(len as usize == held && len % self.kv.block() == 0 && len > 0, || {
-                format!("session {}: {held} tokens retained, {len} in the cache", session.0)
+            let next = cache
+                .next_position(retained.seq)
+                .map_err(|error| format!("session {}: {error}", session.0))?;
+            let is_whole = next == retained.gaps.position(len) && next % self.kv.block() == 0;
+            rule(len as usize == held && is_whole && len > 0, || {
+                format!("session {}: {held} tokens retained, {len} to {next} in the cache", session.0)
             })?;
         }
         let count = |counts: fn(&Sequence) -> bool| requests.iter().filter(|(_, s)| counts(s)).count();

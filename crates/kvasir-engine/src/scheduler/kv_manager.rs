@@ -7,6 +7,7 @@
 //!
 //! Knows neither queue nor running list; `Activity` is all that it is told of them.
 
+use crate::request::gaps::Gaps;
 use crate::request::sequence::{Sequence, SlotCopies};
 use crate::scheduler::budget::Budget;
 use crate::scheduler::defer_reason::DeferReason;
@@ -75,6 +76,8 @@ pub(crate) struct KvManager {
     /// no prefix index.
     forks: bool,
     publish_at: PublishAt,
+    /// Most positions of a sequence.
+    max_model_len: u32,
     /// Slots that admission keeps free while a request runs.
     watermark: u32,
     /// A sequence released slots since the last compaction.
@@ -82,8 +85,8 @@ pub(crate) struct KvManager {
 }
 
 impl KvManager {
-    /// Takes over an empty cache. With `redirects`, the policy recomputes cached tokens, which a
-    /// fork does not survive.
+    /// Takes over an empty cache. With `redirects`, the policy recomputes cached tokens, which neither
+    /// a fork nor a gap in the positions survives.
     pub(crate) fn new(
         mut cache: Box<dyn Cache>,
         limits: &Limits,
@@ -93,13 +96,14 @@ impl KvManager {
         let block = cache.block_size().max(1);
         Self {
             budget: Budget::new(block),
-            retained: RetainedSessions::new(block),
+            retained: RetainedSessions::new(block, if redirects { 0 } else { limits.max_model_len }),
             base: cache.base(),
             has_prefix: limits.prefix_cache && cache.prefix().is_ok(),
             // With larger blocks a fork would have to copy the rows of the partly filled last
             // block.
             forks: cache.block_size() == 1 && cache.sequences().is_ok() && !redirects,
             publish_at,
+            max_model_len: limits.max_model_len,
             watermark: (u64::from(cache.capacity()) * u64::from(limits.watermark) / 1000) as u32,
             scattered: false,
             cache,
@@ -224,9 +228,16 @@ impl KvManager {
         activity: Activity,
     ) -> Result<Grant, DeferReason> {
         let (hit, retained) = self.choose_hit(sequence, fork, terms.hit_limit);
-        let slots = self.budget.block().whole(terms.reserve_to.max(sequence.len()));
-        let grant = Grant { hit, retained, reserve_to: terms.reserve_to, slots };
-        let needed = slots.saturating_sub(hit.tokens / self.block() * self.block()) + hit.evictable;
+        let skipped = self.retained.skipped(sequence, retained);
+        // With gaps in its positions the sequence will end earlier.
+        let reserve_to = match skipped {
+            0 => terms.reserve_to,
+            _ => terms.reserve_to.min(self.max_model_len.saturating_sub(skipped)),
+        };
+        let slots = self.budget.block().whole(reserve_to.max(sequence.len()) + skipped);
+        let grant = Grant { hit, retained, reserve_to, slots };
+        let held = (hit.tokens + skipped) / self.block() * self.block();
+        let needed = slots.saturating_sub(held) + hit.evictable;
         let watermark = if activity.running { self.watermark } else { 0 };
         let usage = self.cache.usage();
         let unreserved = self.budget.unreserved(usage);
@@ -270,7 +281,11 @@ impl KvManager {
         let session = sequence.cold.params.session;
         let taken = session.and_then(|session| self.retained.take(&mut *self.cache, session, grant.retained));
         let (seq, hit) = match (taken, opened) {
-            (Some((seq, tokens)), _) => (seq, Hit { tokens, ..Hit::default() }),
+            (Some(taken), _) => {
+                let hit = Hit { tokens: taken.tokens.len() as u32, ..Hit::default() };
+                sequence.set_gaps(taken.gaps);
+                (taken.seq, hit)
+            }
             (None, Some(seq)) => (seq, self.attach(sequence, seq, fork, grant.hit)),
             (None, None) => {
                 let seq = self.open_sequence()?;
@@ -284,7 +299,7 @@ impl KvManager {
         sequence.cold.hit = hit.tokens;
         sequence.cold.reserve_to = grant.reserve_to;
         self.cache.reserve_memory(seq, sequence.longest());
-        let held = self.budget.block().whole(hit.tokens);
+        let held = self.budget.block().whole(sequence.next_position());
         self.budget.reserve(sequence, grant.slots.saturating_sub(held));
         Ok(hit)
     }
@@ -411,7 +426,8 @@ impl KvManager {
         sequence.computed = sequence.computed.min(len);
         sequence.published = sequence.published.min(len / self.block() * self.block());
         if let Some(seq) = sequence.cache {
-            let rewound = self.cache.rewind().and_then(|capability| capability.rewind_to(seq, len));
+            let rewound =
+                self.cache.rewind().and_then(|capability| capability.rewind_to(seq, len + sequence.skipped));
             debug_assert!(rewound.is_ok(), "{rewound:?}");
         }
         self.budget.renew(sequence);
@@ -425,6 +441,7 @@ impl KvManager {
         sequence.computed = 0;
         sequence.ahead = 0;
         sequence.published = 0;
+        sequence.set_gaps(Gaps::default());
         sequence.cold.hit = 0;
         sequence.copies = SlotCopies::None;
         sequence.drafts = 0;

@@ -156,9 +156,10 @@ impl Requests {
     pub(crate) fn leader_of(&self, entry: u32) -> Option<(SeqId, u32)> {
         let sequence = &self.slab[entry];
         let leader = &self.slab[self.slab.find(sequence.cold.leader?)?];
-        // The last prompt token is always computed, because its logits are needed.
+        // A fork copies positions from the first one on. The last prompt token is always computed,
+        // because its logits are needed.
         let tokens = leader.computed.min(sequence.prompt_len - 1);
-        Some((leader.cache?, tokens)).filter(|_| tokens > 0)
+        Some((leader.cache?, tokens)).filter(|_| tokens > 0 && leader.skipped == 0)
     }
 
     /// Whether the leader of a sibling group has yet to finish their shared prompt.

@@ -16,10 +16,12 @@
 //!
 //! Guarded by `tests/retained_sessions.rs` and `tests/sessions.rs`.
 
+use crate::request::gaps::Gaps;
 use crate::request::ids::{RequestId, SessionId};
 use crate::request::sequence::{Sequence, SlotCopies};
 use kvasir_kv::{Cache, Hit, SeqId, Token, VictimSearch};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Retained K/V of one session: a cache sequence without a request, always ending at a block
 /// boundary.
@@ -28,6 +30,8 @@ pub(crate) struct RetainedSequence {
     pub(crate) seq: SeqId,
     /// The tokens whose K/V it holds.
     pub(crate) tokens: Vec<Token>,
+    /// Positions that were cut out between them.
+    pub(crate) gaps: Gaps,
     salt: u64,
     /// The client key of its last request.
     key: u64,
@@ -41,6 +45,8 @@ pub(crate) struct RetainedSequence {
 pub(crate) struct RetainedSessions {
     entries: BTreeMap<SessionId, RetainedSequence>,
     block: u32,
+    /// Most positions of a sequence with gaps; 0 if none may have gaps.
+    max_positions: u32,
     uses: u64,
     /// Version counter of everything that may make more slots evictable: sequences closed or
     /// retained, leases ended.
@@ -81,9 +87,10 @@ pub(crate) struct Shortage {
 }
 
 impl RetainedSessions {
-    /// No retained session; the cache has blocks of `block` slots.
-    pub(crate) fn new(block: u32) -> Self {
-        Self { block, ..Self::default() }
+    /// No retained session; the cache has blocks of `block` slots. Sequences with gaps in their
+    /// positions have at most `max_positions`; none has gaps if that is 0.
+    pub(crate) fn new(block: u32, max_positions: u32) -> Self {
+        Self { block, max_positions, ..Self::default() }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SessionId, &RetainedSequence)> {
@@ -122,10 +129,6 @@ impl RetainedSessions {
         }
     }
 
-    fn whole_blocks(&self, tokens: u32) -> u32 {
-        tokens / self.block * self.block
-    }
-
     /// Stores retained K/V as the most recently used.
     fn insert(&mut self, session: SessionId, mut retained: RetainedSequence, steps_in_flight: u32) {
         self.note_change();
@@ -139,20 +142,23 @@ impl RetainedSessions {
     /// session had. The request then owns nothing in the cache.
     pub(crate) fn retain(&mut self, cache: &mut dyn Cache, sequence: &mut Sequence, steps_in_flight: u32) {
         let (Some(session), Some(seq)) = (sequence.cold.params.session, sequence.cache) else { return };
-        let len = self.whole_blocks(sequence.computed.min(sequence.tokens.len()));
+        let len = sequence.cold.gaps.whole_blocks(sequence.computed.min(sequence.tokens.len()), self.block);
         // Slots that a pending copy has yet to fill are not valid.
         if len == 0 || sequence.copies != SlotCopies::None {
             return;
         }
         // A step in flight may have claimed more; what it writes past `len` is never read.
-        if cache.rewind().and_then(|capability| capability.rewind_to(seq, len)).is_err() {
+        sequence.cold.gaps.truncate(len);
+        let end = sequence.cold.gaps.position(len);
+        if cache.rewind().and_then(|capability| capability.rewind_to(seq, end)).is_err() {
             return;
         }
         self.evict(cache, session);
         sequence.cache = None;
         let tokens = sequence.tokens.gather().iter().take(len as usize).copied().collect();
         let (salt, key) = (sequence.cold.params.salt, sequence.cold.params.key);
-        let retained = RetainedSequence { seq, tokens, salt, key, used: 0 };
+        let gaps = std::mem::take(&mut sequence.cold.gaps);
+        let retained = RetainedSequence { seq, tokens, gaps, salt, key, used: 0 };
         self.insert(session, retained, steps_in_flight);
     }
 
@@ -166,8 +172,26 @@ impl RetainedSessions {
         let same_salt = |retained: &&RetainedSequence| retained.salt == sequence.cold.params.salt;
         let Some(retained) = self.of(sequence).filter(same_salt) else { return 0 };
         let most = sequence.tokens.len().saturating_sub(1);
-        let same = sequence.tokens.common_prefix(&retained.tokens) as u32;
-        self.whole_blocks(same.min(most))
+        let same = (sequence.tokens.common_prefix(&retained.tokens) as u32).min(most);
+        let hit = retained.gaps.whole_blocks(same, self.block);
+        let skipped = retained.gaps.before(hit);
+        match skipped == 0 || self.has_positions_for(sequence, skipped) {
+            true => hit,
+            false => retained.gaps.whole_blocks(retained.gaps.without(same), self.block),
+        }
+    }
+
+    /// Whether a request may skip `skipped` positions: its answer has the length that it asks for, or
+    /// was to end at the model's limit anyway.
+    fn has_positions_for(&self, sequence: &Sequence, skipped: u32) -> bool {
+        let left = self.max_positions.saturating_sub(sequence.prompt_len + skipped);
+        let most = sequence.cold.params.max_tokens;
+        left > 0 && (most <= left || most >= sequence.cold.context_left)
+    }
+
+    /// Positions that a request skips if it takes over `tokens` of its session's retained ones.
+    pub(crate) fn skipped(&self, sequence: &Sequence, tokens: u32) -> u32 {
+        self.of(sequence).map_or(0, |retained| retained.gaps.before(tokens))
     }
 
     /// Retained tokens that a waiting request can reuse, at most `limit`. 0 if the prefix cache has
@@ -179,14 +203,16 @@ impl RetainedSessions {
         prefix_hit: u32,
         limit: u32,
     ) -> u32 {
-        let hit = self.whole_blocks(self.hit(sequence).min(limit));
-        let reuses = |_: &&RetainedSequence| hit > 0 && hit >= prefix_hit;
-        let Some(retained) = self.of(sequence).filter(reuses) else { return 0 };
+        let Some(retained) = self.of(sequence) else { return 0 };
+        let hit = retained.gaps.whole_blocks(self.hit(sequence).min(limit), self.block);
+        if hit == 0 || hit < prefix_hit {
+            return 0;
+        }
         if hit as usize == retained.tokens.len() {
             return hit;
         }
         let lowest = cache.rewind().and_then(|capability| capability.lowest_rewind(retained.seq));
-        if lowest.is_ok_and(|lowest| lowest <= hit) { hit } else { 0 }
+        if lowest.is_ok_and(|lowest| lowest <= retained.gaps.position(hit)) { hit } else { 0 }
     }
 
     /// Transfers the first `len` retained tokens of a session to its request and drops the rest.
@@ -196,24 +222,25 @@ impl RetainedSessions {
         cache: &mut dyn Cache,
         session: SessionId,
         len: u32,
-    ) -> Option<(SeqId, u32)> {
+    ) -> Option<RetainedSequence> {
         self.truncate(cache, session, len);
-        let retained = self.entries.remove(&session)?;
-        Some((retained.seq, retained.tokens.len() as u32))
+        self.entries.remove(&session)
     }
 
     /// Truncates a session's retained K/V to `len` tokens, rounded down to whole blocks.
     pub(crate) fn truncate(&mut self, cache: &mut dyn Cache, session: SessionId, len: u32) {
-        let len = self.whole_blocks(len);
         let Some(retained) = self.entries.get_mut(&session) else { return };
+        let len = retained.gaps.whole_blocks(len.min(retained.tokens.len() as u32), self.block);
         if len as usize >= retained.tokens.len() {
             return;
         }
-        let rewound = cache.rewind().and_then(|capability| capability.rewind_to(retained.seq, len));
+        let end = retained.gaps.position(len);
+        let rewound = cache.rewind().and_then(|capability| capability.rewind_to(retained.seq, end));
         if len == 0 || rewound.is_err() {
             return self.evict(cache, session);
         }
         retained.tokens.truncate(len as usize);
+        retained.gaps.truncate(len);
         self.note_change();
         self.report(session);
     }
@@ -275,7 +302,10 @@ impl RetainedSessions {
             return false;
         }
         self.list_candidates(shortage.own.map(|(session, _)| session));
-        let own = shortage.own.and_then(|(session, len)| Some((self.entries.get(&session)?.seq, len)));
+        let own = shortage.own.and_then(|(session, len)| {
+            let retained = self.entries.get(&session)?;
+            Some((retained.seq, retained.gaps.position(len)))
+        });
         let search = VictimSearch {
             slots: shortage.slots,
             candidates: &self.candidates,
@@ -336,9 +366,14 @@ impl RetainedSessions {
         steps_in_flight: u32,
     ) -> u32 {
         self.evict(cache, into);
-        let len = self.whole_blocks(at.min(self.len_of(from)));
-        let Some(source) = self.entries.get(&from).filter(|_| len > 0) else { return 0 };
-        let (salt, key) = (source.salt, source.key);
+        let Some(source) = self.entries.get(&from) else { return 0 };
+        let len = source.gaps.whole_blocks(at.min(source.tokens.len() as u32), self.block);
+        if len == 0 {
+            return 0;
+        }
+        let (salt, key, mut gaps) = (source.salt, source.key, source.gaps.clone());
+        gaps.truncate(len);
+        let end = gaps.position(len);
         let tokens = source.tokens.iter().take(len as usize).copied().collect();
         let source = source.seq;
         // A single-sequence cache, or one at its sequence limit, cannot share; the fork recomputes
@@ -347,13 +382,35 @@ impl RetainedSessions {
             return 0;
         }
         let Ok(seq) = cache.open() else { return 0 };
-        let copied = cache.sequences().and_then(|capability| capability.copy(source, seq, 0..len));
+        let copied = cache.sequences().and_then(|capability| capability.copy(source, seq, 0..end));
         if copied.is_err() || cache.claimed_len(seq) != Ok(len) {
             let closed = cache.close(seq);
             debug_assert!(closed.is_ok(), "{closed:?}");
             return 0;
         }
-        self.insert(into, RetainedSequence { seq, tokens, salt, key, used: 0 }, steps_in_flight);
+        self.insert(into, RetainedSequence { seq, tokens, gaps, salt, key, used: 0 }, steps_in_flight);
         len
+    }
+
+    /// Cuts tokens out of a session's retained K/V; those behind them keep their positions. If the
+    /// cache cannot, or the range reaches the end, the K/V is truncated to what is before the range.
+    pub(crate) fn cut(&mut self, cache: &mut dyn Cache, session: SessionId, range: Range<u32>) {
+        let Some(retained) = self.entries.get_mut(&session) else { return };
+        if range.is_empty() {
+            return;
+        }
+        if range.end as usize >= retained.tokens.len() || self.max_positions == 0 {
+            return self.truncate(cache, session, range.start);
+        }
+        let mut gaps = retained.gaps.clone();
+        let positions = gaps.cut(range.start, range.end);
+        let removed = cache.sequences().and_then(|capability| capability.remove(retained.seq, positions));
+        if removed.is_err() {
+            return self.truncate(cache, session, range.start);
+        }
+        retained.gaps = gaps;
+        retained.tokens.drain(range.start as usize..range.end as usize);
+        self.note_change();
+        self.report(session);
     }
 }

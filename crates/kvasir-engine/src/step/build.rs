@@ -241,7 +241,7 @@ fn decode_row(
     row.tokens = Span::new(tokens.len(), 1);
     row.cached = sequence.claimed;
     row.context_len = sequence.claimed + 1;
-    row.last_block_tokens = size.within(sequence.claimed) + 1;
+    row.last_block_tokens = size.within(sequence.next_position()) + 1;
     tokens.push(if sequence.in_flight == 0 { sequence.tokens.newest() } else { IN_FLIGHT });
 }
 
@@ -269,7 +269,7 @@ fn any_row(sequence: &Sequence, scheduled: &ScheduledRow, size: BlockSize, batch
         tokens,
         cached: sequence.claimed,
         context_len,
-        last_block_tokens: size.within(context_len - 1) + 1,
+        last_block_tokens: size.within(context_len + sequence.skipped - 1) + 1,
         sample_from: if samples { scheduled.redirected + scheduled.tokens - 1 } else { tokens.len },
         scored: to_score(sequence, scheduled),
         pool_row: sequence.pool_row.unwrap_or_default(),

@@ -256,7 +256,7 @@ impl StepCommitter {
             None if (right as usize) < count => kv
                 .cache_mut()
                 .rewind()
-                .and_then(|capability| capability.rewind_to(row.seq, length))
+                .and_then(|capability| capability.rewind_to(row.seq, length + sequence.skipped))
                 .map(|()| 0),
             None => Ok(0),
             Some(_) => {

@@ -19,6 +19,7 @@ use kvasir_engine::{Engine, Exit, Message, Request, SessionId};
 use kvasir_exec::Executor;
 use std::{
     future::poll_fn,
+    ops::Range,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -40,6 +41,7 @@ pub struct Host {
     next_tag: AtomicU64,
     metrics: Arc<Metrics>,
     limits: AdmissionLimits,
+    cut_obstacle: Option<String>,
     reports: Arc<Reports>,
     draining: AtomicBool,
     stall_detector: Arc<StallDetector>,
@@ -73,6 +75,7 @@ impl Host {
             next_tag: AtomicU64::new(1),
             metrics: metrics.clone(),
             limits,
+            cut_obstacle: engine.core().cut_obstacle(),
             reports: reports.clone(),
             draining: AtomicBool::new(false),
             stall_detector,
@@ -218,6 +221,16 @@ impl Host {
     /// Truncates a session to `to` tokens, and waits for the engine's confirmation.
     pub async fn rewind(&self, session: SessionId, to: u32) -> Result<(), ApiError> {
         self.send_and_await(&[session], Message::Rewind { session, to }).await
+    }
+
+    /// Why no range can be cut out of a session, if so.
+    pub fn cut_obstacle(&self) -> Option<&str> {
+        self.cut_obstacle.as_deref()
+    }
+
+    /// Cuts a range of tokens out of a session, and waits for the engine's confirmation.
+    pub async fn cut(&self, session: SessionId, range: Range<u32>) -> Result<(), ApiError> {
+        self.send_and_await(&[session], Message::Cut { session, range }).await
     }
 
     /// Sends a message, and waits until the engine has reported the state of these sessions.

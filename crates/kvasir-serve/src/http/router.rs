@@ -46,6 +46,7 @@ impl App {
             .route("/v1/sessions/{id}", get(sessions::show).delete(sessions::delete))
             .route("/v1/sessions/{id}/fork", post(sessions::fork))
             .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
+            .route("/v1/sessions/{id}/cut", post(sessions::cut))
             .route("/v1/sessions/{id}/keep", post(sessions::keep))
             // llama.cpp's routes, and OpenAI's without a version, as it has them.
             .route("/models", get(status::models))

@@ -539,6 +539,8 @@ pub const SESSIONS: &[Field] = &[yes("model"), list("messages", MESSAGE), yes("p
 pub const FORK: &[Field] = &[yes("n"), yes("at")];
 /// Fields of `POST /v1/sessions/ID/rewind`.
 pub const REWIND: &[Field] = &[yes("to")];
+/// Fields of `POST /v1/sessions/ID/cut`.
+pub const CUT: &[Field] = &[yes("from"), yes("to")];
 
 /// Fields of `/tokenize`.
 pub const TOKENIZE: &[Field] = &[
@@ -618,6 +620,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
     Endpoint { method: "delete", path: "/v1/sessions/{id}", summary: "Deletes a session", fields: &[] },
     post("/v1/sessions/{id}/fork", "Forks a session; shares its K/V", FORK),
     post("/v1/sessions/{id}/rewind", "Rewinds a session to a message", REWIND),
+    post("/v1/sessions/{id}/cut", "Cuts messages out of a session; keeps the K/V behind them", CUT),
     post("/v1/sessions/{id}/keep", "Deletes all other forks of a session", &[]),
     post("/tokenize", "Tokenizes a text or a chat", TOKENIZE),
     post("/detokenize", "Detokenizes token ids", DETOKENIZE),

@@ -33,7 +33,7 @@ pub use crate::request::completions::{CompletionRequest, Prompt};
 pub use crate::request::conversation::{Content, Message, Role};
 pub use crate::request::embeddings::{EmbeddingsRequest, Encoding};
 pub use crate::request::fields::{
-    APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, EMBEDDINGS, ENDPOINTS, Endpoint,
+    APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, CUT, Class, DETOKENIZE, EMBEDDINGS, ENDPOINTS, Endpoint,
     FORK, Field, INFILL, LLAMA_COMPLETION, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS,
     OLLAMA_GENERATE, OLLAMA_SHOW, RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
 };
@@ -48,6 +48,6 @@ pub use crate::request::responses::ResponsesRequest;
 pub use crate::request::responses_tools::custom_input;
 pub use crate::request::sampling::{Length, SamplingFields};
 pub use crate::request::sessions::{
-    ForkRequest, InitialContent, SessionPosition, SessionRequest, read_rewind,
+    ForkRequest, InitialContent, SessionPosition, SessionRange, SessionRequest, read_cut, read_rewind,
 };
 pub use crate::request::tools::{Tool, ToolChoice, ToolKind};

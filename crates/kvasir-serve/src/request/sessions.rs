@@ -1,10 +1,11 @@
-//! Parses `/v1/sessions` requests: create, fork and rewind.
+//! Parses `/v1/sessions` requests: create, fork, rewind and cut.
 
 use crate::error::ApiError;
 use crate::request::completions::{self, Prompt};
-use crate::request::fields::{FORK, REWIND, SESSIONS};
+use crate::request::fields::{CUT, FORK, REWIND, SESSIONS};
 use crate::request::reader::Reader;
 use serde_json::Value;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Maximum and default time to live of an idle session, in seconds.
@@ -86,6 +87,38 @@ pub fn read_rewind(body: &Reader) -> Result<SessionPosition, ApiError> {
     position(body, "to")?.ok_or_else(|| body.error("to", "is missing"))
 }
 
+/// A part of a session, counted in tokens or in messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionRange {
+    /// Tokens.
+    Tokens(Range<u32>),
+    /// Messages.
+    Messages(Range<u32>),
+}
+
+/// Parses the range of `POST /v1/sessions/ID/cut`.
+pub fn read_cut(body: &Reader) -> Result<SessionRange, ApiError> {
+    body.classify(CUT)?;
+    let end = |field| position(body, field)?.ok_or_else(|| body.error(field, "is missing"));
+    let range = match (end("from")?, end("to")?) {
+        (SessionPosition::Token(from), SessionPosition::Token(to)) if from < to => {
+            SessionRange::Tokens(from..to)
+        }
+        (SessionPosition::Message(from), SessionPosition::Message(to)) if from < to => {
+            SessionRange::Messages(from..to)
+        }
+        (SessionPosition::Token(_), SessionPosition::Token(_))
+        | (SessionPosition::Message(_), SessionPosition::Message(_)) => {
+            return Err(body.error("to", "must be greater than `from`"));
+        }
+        (SessionPosition::Token(_), SessionPosition::Message(_))
+        | (SessionPosition::Message(_), SessionPosition::Token(_)) => {
+            return Err(body.error("to", "must count what `from` counts, tokens or messages"));
+        }
+    };
+    Ok(range)
+}
+
 fn position(body: &Reader, field: &str) -> Result<Option<SessionPosition>, ApiError> {
     let max = i64::from(u32::MAX);
     match body.get(field) {
@@ -132,6 +165,14 @@ mod tests {
         let rewind = |body: Value| read_rewind(&Reader::new(body.as_object().unwrap(), &refusing()));
         assert_eq!(rewind(json!({"to": 0})).unwrap(), SessionPosition::Token(0));
         assert_eq!(param(rewind(json!({}))), "to");
+        let cut = |body: Value| read_cut(&Reader::new(body.as_object().unwrap(), &refusing()));
+        assert_eq!(cut(json!({"from": 2, "to": 5})).unwrap(), SessionRange::Tokens(2..5));
+        let messages = json!({"from": {"message": 0}, "to": {"message": 1}});
+        assert_eq!(cut(messages).unwrap(), SessionRange::Messages(0..1));
+        assert_eq!(param(cut(json!({"to": 5}))), "from");
+        assert_eq!(param(cut(json!({"from": 5}))), "to");
+        assert_eq!(param(cut(json!({"from": 5, "to": 5}))), "to");
+        assert_eq!(param(cut(json!({"from": 5, "to": {"message": 6}}))), "to");
     }
 
     #[test]

@@ -250,3 +250,53 @@ fn sessions_of_disconnected_creators_are_removed() {
     let (_, list) = server.send("GET", "/v1/sessions", "", "");
     assert_eq!(list["data"], json!([]));
 }
+
+#[test]
+fn cuts_keep_what_follows_and_count_it_as_cached() {
+    for cache in [CacheKind::Radix, CacheKind::Cells] {
+        let server = Server::start(cache, 1024, &[]);
+        let session = id(&server.ok("/v1/sessions", json!({"prompt": trunk()})));
+        let path = format!("/v1/sessions/{session}/cut");
+        let cut = server.ok(&path, json!({"from": 16, "to": 32}));
+        assert_eq!((number(&cut["length"]), number(&cut["cached"])), (48, 48), "{cache}: {cut}");
+        let (_, cached) = server.text(json!({"session": session, "prompt": [20, 21]}));
+        assert_eq!(cached, 48, "{cache}");
+        assert_eq!(number(&server.show(&session)["length"]), 48 + 2 + 6);
+        // Errors change nothing.
+        for (body, param) in [
+            (json!({"from": 5, "to": 5}), "to"),
+            (json!({"from": 5, "to": 57}), "to"),
+            (json!({"from": {"message": 0}, "to": {"message": 1}}), "to"),
+            (json!({"from": 1}), "to"),
+        ] {
+            assert_eq!(server.error(&path, body.clone()), (400, param.to_owned()), "{body}");
+        }
+        assert_eq!(number(&server.show(&session)["length"]), 56);
+        let rest = server.ok(&path, json!({"from": 10, "to": 56}));
+        assert_eq!(number(&rest["length"]), 10, "a range up to the end is a truncation");
+    }
+    let server = Server::start(CacheKind::Contiguous, 1024, &[]);
+    let session = id(&server.ok("/v1/sessions", json!({"prompt": trunk()})));
+    let (status, answer) =
+        server.post(&format!("/v1/sessions/{session}/cut"), &json!({"from": 16, "to": 32}));
+    assert_eq!(status, 400);
+    assert!(answer["error"]["message"].as_str().unwrap().contains("--cache contiguous"), "{answer}");
+    assert_eq!(number(&server.show(&session)["length"]), 64);
+}
+
+#[test]
+fn messages_can_be_cut_out_of_a_conversation() {
+    let server = Server::start(CacheKind::Cells, 2048, &[]);
+    let messages: Vec<Value> = (0..6).map(|n| user(&format!("{n} {}", "hello ".repeat(20)))).collect();
+    let session = id(&server.ok("/v1/sessions", json!({"messages": messages})));
+    let whole = number(&server.show(&session)["length"]);
+    let body = json!({"from": {"message": 1}, "to": {"message": 3}});
+    let cut = server.ok(&format!("/v1/sessions/{session}/cut"), body);
+    let left: Vec<Value> = messages[..1].iter().chain(&messages[3..]).cloned().collect();
+    let other = server.ok("/v1/sessions", json!({"messages": left}));
+    assert_eq!((number(&cut["messages"]), &cut["length"]), (4, &other["length"]));
+    assert_eq!(cut["cached"], cut["length"], "{cut} of {whole}");
+    let answer =
+        server.ok("/v1/chat/completions", asked(json!({"session": session, "messages": [user("so?")]})));
+    assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], cut["length"], "{answer}");
+}

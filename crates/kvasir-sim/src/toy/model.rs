@@ -30,25 +30,38 @@ impl Toy {
     /// The reference output for `prompt`: at most `max_tokens` tokens, up to and including
     /// [`Toy::EOS`] unless it is ignored.
     pub fn alone(prompt: &[Token], max_tokens: u32, ignore_eos: bool) -> Vec<Token> {
-        // A step starts from F = 1 and folds in every stored slot; carrying F along gives the same
-        // value.
-        let mut f = START;
-        let mut feed = |token: Token| {
-            f = mix(f, mix(f, token.into()));
-            f
-        };
-        let mut outputs = Vec::new();
-        let mut last = prompt.iter().map(|token| feed(*token)).last().unwrap_or(START);
-        while outputs.len() < max_tokens as usize {
-            let token = sample(last);
-            outputs.push(token);
-            if token == EOS && !ignore_eos {
-                break;
-            }
+        continued(&mut Vec::new(), prompt, max_tokens, ignore_eos)
+    }
+
+    /// The reference output after slots that hold `values`, however these were computed, and then
+    /// `rest`; EOS does not end it. Appends the values of `rest` and of the outputs but the last.
+    pub fn after(values: &mut Vec<u64>, rest: &[Token], max_tokens: u32) -> Vec<Token> {
+        continued(values, rest, max_tokens, true)
+    }
+}
+
+fn continued(values: &mut Vec<u64>, rest: &[Token], max_tokens: u32, ignore_eos: bool) -> Vec<Token> {
+    // A step starts from F = 1 and folds in every stored slot; carrying F along gives the same value.
+    let mut f = values.iter().fold(START, |f, value| mix(f, *value));
+    let mut feed = |token: Token| {
+        let value = mix(f, token.into());
+        values.push(value);
+        f = mix(f, value);
+        f
+    };
+    let mut outputs = Vec::new();
+    let mut last = rest.iter().map(|token| feed(*token)).last().unwrap_or(START);
+    while outputs.len() < max_tokens as usize {
+        let token = sample(last);
+        outputs.push(token);
+        if token == EOS && !ignore_eos {
+            break;
+        }
+        if outputs.len() < max_tokens as usize {
             last = feed(token);
         }
-        outputs
     }
+    outputs
 }
 
 #[cfg(test)]

@@ -29,6 +29,8 @@ pub(crate) struct PoolState {
     known: Vec<Token>,
     /// Digests of the prefixes that end with them.
     tags: Vec<u64>,
+    /// Positions without a token before those that the row is fed; see [`SequenceSpec::skipped`].
+    skipped: Position,
     /// Newest sampled token.
     pub(super) newest: Token,
 }
@@ -43,7 +45,7 @@ impl PoolState {
             before = digest(before, *token);
             before
         });
-        Self { tags: tags.collect(), known, newest: Token::MAX }
+        Self { tags: tags.collect(), known, skipped: spec.skipped, newest: Token::MAX }
     }
 }
 
@@ -57,7 +59,8 @@ pub(crate) fn digest(before: u64, token: Token) -> u64 {
 
 impl Toy {
     /// Checks that the entries a query sees before itself were written for one prefix: this row's
-    /// own, as far as it is known.
+    /// own, as far as it is known. In a row with gaps in its positions they need only hold its tokens:
+    /// they were written in the presence of what was cut out.
     ///
     /// Returns the digest of that prefix.
     pub(super) fn check_prefix(
@@ -69,19 +72,29 @@ impl Toy {
     ) -> u64 {
         let mut before = 0;
         let mut wrong = None;
+        let row_state = self.rows.get(row.pool_row.0 as usize);
+        let skipped = row_state.map_or(0, |state| state.skipped);
         for (i, (slot, at)) in entries.iter().enumerate() {
             let cell = self.slots.get(*slot as usize).copied().unwrap_or_default();
-            let own = self.rows.get(row.pool_row.0 as usize).and_then(|state| state.tags.get(*at as usize));
-            let holds = cell.tag != 0 && cell.before == before && own.is_none_or(|tag| *tag == cell.tag);
+            let holds = match skipped {
+                0 => {
+                    let own = row_state.and_then(|state| state.tags.get(*at as usize));
+                    *at == i as u32 && cell.before == before && own.is_none_or(|tag| *tag == cell.tag)
+                }
+                _ => {
+                    let own = row_state.and_then(|state| state.known.get(i));
+                    *at >= i as u32 && own.is_none_or(|token| *token == cell.token)
+                }
+            };
             if cell.spoiled {
                 return cell.tag;
             }
-            if *at != i as u32 || !holds {
+            if cell.tag == 0 || !holds {
                 wrong = wrong.or(Some((*slot, *at)));
             }
             before = cell.tag;
         }
-        if entries.len() != position as usize {
+        if entries.len() + skipped as usize != position as usize {
             self.note(format!("step {}: position {position} sees {} before it", plan.step.0, entries.len()));
         }
         if let Some((slot, at)) = wrong {

@@ -1,4 +1,4 @@
-//! `/v1/sessions` (create, list, show, delete, fork, rewind, keep), and chats and completions within a
+//! `/v1/sessions` (create, list, show, delete, fork, rewind, cut, keep), and chats and completions within a
 //! session.
 //!
 //! A session retains a conversation and its KV cache across requests. The server keeps messages and
@@ -15,10 +15,12 @@ use crate::http::app::{App, unix_seconds};
 use crate::http::body::read_body;
 use crate::request::body::Body;
 use crate::request::chat::ChatRequest;
-use crate::request::fields::{FORK, REWIND, SESSIONS};
+use crate::request::fields::{CUT, FORK, REWIND, SESSIONS};
 use crate::request::reader::Reader;
 use crate::request::sampling::SamplingFields;
-use crate::request::sessions::{ForkRequest, InitialContent, SessionPosition, SessionRequest, read_rewind};
+use crate::request::sessions::{
+    ForkRequest, InitialContent, SessionPosition, SessionRange, SessionRequest, read_cut, read_rewind,
+};
 use crate::session::store::{self, Session, SessionContent, Tokens};
 use axum::{
     Extension, Json,
@@ -27,6 +29,7 @@ use axum::{
 use kvasir_engine::SessionId;
 use kvasir_kv::Token;
 use serde_json::{Map, Value, json};
+use std::ops::Range;
 use std::sync::Arc;
 
 type Answer = Result<Json<Value>, ApiError>;
@@ -184,6 +187,71 @@ pub(crate) async fn rewind(
     app.host.rewind(turn.id(), common_prefix(&source.tokens, &tokens)).await?;
     turn.finish(content, tokens);
     session_response(&app, key, &name)
+}
+
+/// `POST /v1/sessions/ID/cut`
+pub(crate) async fn cut(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Answer {
+    let (key, body) = read_body(&app, request, CUT).await?;
+    let range = read_cut(&body.reader())?;
+    drop(body);
+    app.expire_sessions();
+    if let Some(why) = app.host.cut_obstacle() {
+        return Err(ApiError::param("session", format!("nothing can be cut out of a session: {why}")));
+    }
+    let (turn, source) = app.sessions.begin(&name, key, |session| Ok(session.clone()))?;
+    let Shortened { content, tokens, range } = without(&app, &source, range)?;
+    match range {
+        Some(range) => app.host.cut(turn.id(), range).await?,
+        None => app.host.rewind(turn.id(), common_prefix(&source.tokens, &tokens)).await?,
+    }
+    turn.finish(content, tokens);
+    session_response(&app, key, &name)
+}
+
+/// A session without a part of it.
+struct Shortened {
+    content: SessionContent,
+    tokens: Tokens,
+    /// The tokens that are left out; `None` if the others are not the same without them.
+    range: Option<Range<u32>>,
+}
+
+/// The session's content without a part of it.
+fn without(app: &App, session: &Session, range: SessionRange) -> Result<Shortened, ApiError> {
+    let (from, to) = match &range {
+        SessionRange::Tokens(range) => {
+            (SessionPosition::Token(range.start), SessionPosition::Token(range.end))
+        }
+        SessionRange::Messages(range) => {
+            (SessionPosition::Message(range.start), SessionPosition::Message(range.end))
+        }
+    };
+    truncated(app, session, to, "to")?;
+    let (_, head) = truncated(app, session, from, "from")?;
+    let all = &session.tokens;
+    let (content, tokens): (_, Tokens) = match range {
+        SessionRange::Tokens(range) => {
+            let rest = &all[range.end as usize..];
+            (SessionContent::Text, [&all[..range.start as usize], rest].concat().into())
+        }
+        SessionRange::Messages(range) => {
+            let mut kept = session.messages().unwrap_or_default().to_vec();
+            kept.drain(range.start as usize..range.end as usize);
+            let tokens = match kept.is_empty() {
+                true => Tokens::default(),
+                false => rendered(app, &kept, &IgnoredFields::default())?,
+            };
+            (app.sessions.messages(session.owner(), kept), tokens)
+        }
+    };
+    let content = if tokens.is_empty() { SessionContent::Empty } else { content };
+    // If the part and what follows it begin alike, the range begins where the part does.
+    let starts = [common_prefix(all, &head), common_prefix(all, &tokens)].map(|start| start as usize);
+    let range = starts.into_iter().find_map(|start| {
+        let rest = tokens.get(start..).filter(|rest| all[start..].ends_with(rest))?;
+        (all[..start] == tokens[..start]).then(|| start as u32..(all.len() - rest.len()) as u32)
+    });
+    Ok(Shortened { content, tokens, range })
 }
 
 /// `POST /v1/sessions/ID/keep`
