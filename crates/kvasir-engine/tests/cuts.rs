@@ -75,7 +75,11 @@ fn what_follows_a_cut_stays_cached_at_its_positions() {
         let mut random = Random::new(seed);
         let kind = [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix][seed as usize % 3];
         let block = if kind.is_block_based() { [1, 4, 16][random.below(3) as usize] } else { 1 };
-        let mut engine = engine(cache(kind, block, 2048), 4096, seed % 2 == 0);
+        let engine = engine(cache(kind, block, 2048), 4096, seed % 2 == 0);
+        let mut engine = match random.below(2) {
+            0 => engine,
+            _ => engine.draft(Box::new(SuffixDrafter::new(4))).unwrap(),
+        };
         let mut talk = Conversation::default();
         let start = tokens(&mut random, 60);
         talk.turn(&mut engine, &start, 5);

@@ -131,3 +131,43 @@ fn steady_decode_step_allocates_nothing() {
         }
     }
 }
+
+#[test]
+fn steady_drafting_allocates_nothing() {
+    let drafters: [(&str, Box<dyn Drafter>); 2] =
+        [("ngram", Box::new(NgramDrafter::new(3, 16))), ("suffix", Box::new(SuffixDrafter::new(16)))];
+    for (name, mut drafter) in drafters {
+        let mut core = Core::new(
+            Limits::default(),
+            Order::Fcfs,
+            Box::new(Chunked::new(8192, Mixing::On { target: None })),
+            Box::new(Cells::new(1 << 15, 64, None).unwrap()),
+        );
+        let params = Params { max_tokens: 400, ignore_eos: true, ..Params::default() };
+        let prompt: Vec<u32> = (0..3000).map(|i| i * i % 97).collect();
+        let id = core.add(Request { tag: 0, prompt, params }, 0).unwrap();
+        let (mut proposal, mut drafted) = (Proposal::default(), 0);
+        for turn in 0..300u32 {
+            let mut step = core.schedule(0).unwrap();
+            core.take_binds().for_each(drop);
+            for row in &step.batch.rows {
+                let span = Span::new(step.output.tokens.len(), usize::from(row.samples()));
+                // Old text with something new now and then.
+                let token = if turn % 50 == 0 { 1000 + turn } else { turn * turn % 97 };
+                step.output.tokens.extend(row.samples().then_some(token));
+                step.output.rows.push(OutputRow { tokens: span });
+            }
+            core.postprocess(&step, &Ok(()), 0);
+            core.recycle(step);
+            core.outbox().clear();
+            let sequence = core.sequence(id).unwrap();
+            proposal.clear();
+            let before = TAKEN.get();
+            drafter.propose(sequence, &mut proposal);
+            // The first call reads the history in, and the next ones find the size of a proposal.
+            assert!(turn < 20 || TAKEN.get() == before, "{name}: an allocation at token {turn}");
+            drafted += proposal.tokens.len();
+        }
+        assert!(drafted > 500, "{name}: {drafted}");
+    }
+}

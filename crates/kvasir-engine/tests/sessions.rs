@@ -33,6 +33,7 @@ struct Coverage {
     forks_shared: u64,
     evicted: u64,
     preempted: u64,
+    accepted: u64,
 }
 
 struct Harness {
@@ -79,7 +80,13 @@ fn engine(kind: CacheKind, random: &mut Random) -> (Engine<Toy>, String, bool) {
     let overlap = random.below(2) == 0;
     let about =
         format!("{kind}, block {block}, {slots} slots, sharing {sharing}, policy {which}, overlap {overlap}");
-    (Engine::new(core, Toy::new(), clock).overlap(overlap), about, which != 0)
+    let engine = Engine::new(core, Toy::new(), clock).overlap(overlap);
+    // The rectangular policy verifies no drafts.
+    match (which, random.below(3)) {
+        (3, _) | (_, 0) => (engine, about, which != 0),
+        (_, 1) => (engine.draft(Box::new(NgramDrafter::new(1, 5))).unwrap(), about + ", ngram", false),
+        _ => (engine.draft(Box::new(SuffixDrafter::new(5))).unwrap(), about + ", suffix", false),
+    }
 }
 
 impl Harness {
@@ -185,6 +192,7 @@ impl Harness {
             seen.turns += 1;
             seen.retained_hits += u64::from(ended.cached > 0);
             seen.preempted += u64::from(ended.preemptions);
+            seen.accepted += u64::from(ended.accepted);
             let Some(conversation) = self.conversations.get_mut(&ended.tag) else { continue };
             let left = conversation.expected.take().unwrap();
             let whole = matches!(ended.finish, Finish::Eos | Finish::MaxTokens);
@@ -244,6 +252,7 @@ fn every_session_turn_equals_its_conversation_run_alone() {
         // A single-sequence cache retains only the last session.
         let hits = if forks { 100 } else { 20 };
         assert!(seen.turns > 1000 && seen.retained_hits > hits && seen.evicted > 100, "{kind}: {seen:?}");
+        assert!(seen.accepted > 5, "{kind}: {seen:?}");
         assert_eq!(seen.forks_shared > 100, forks, "{kind}: {seen:?}");
     }
 }

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use kvasir::{
-    Acceptance, Answer, BackendKind, CacheKind, DraftRound, DraftTrace, DraftWidth, Kvasir, Model,
-    OpenedModel, Params, Precision, Prompt, Sampling, Speculation, Token,
+    Acceptance, Answer, BackendKind, Branch, CacheKind, CacheOptions, DraftRound, DraftTrace, DraftWidth,
+    Kvasir, Model, OpenedModel, Options, Params, Precision, Prompt, Sampling, Session, Speculation, Token,
 };
 use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Rectangular, RectangularConfig};
 use kvasir_kv::{CacheConfig, build};
@@ -235,6 +235,58 @@ fn the_built_in_model_drafts_with_its_own_head() {
         // More than one accepted draft per step: half of the tokens are drafts.
         assert!(2 * accepted as usize > plain.concat().len(), "{method}: {accepted} of {drafted}");
     }
+}
+
+/// What the branches of a session say, through forks, a rewind and a cut; and the accepted drafts.
+fn converse(case: &Path, method: Option<&str>, kind: CacheKind) -> (Vec<Vec<Token>>, u32) {
+    let opened = OpenedModel::open(case).unwrap();
+    let opened = match method {
+        Some(method) => opened.speculate(&spec(method)).unwrap(),
+        None => opened,
+    };
+    let options = Options { precision: Precision::F32, threads: Some(1), ..Options::default() };
+    let kvasir = Kvasir::of(opened, options).unwrap();
+    let cache = CacheOptions { block_size: 4, ..CacheOptions::new(kind).capacity(1024) };
+    let mut session = kvasir.session(cache).unwrap();
+    let (mut said, mut accepted) = (Vec::new(), 0);
+    let mut ask = |session: &mut Session, branches: &[Branch]| {
+        let sampling = Sampling { temperature: 0.6, seed: 4, ..Sampling::default() };
+        let params = Params { max_tokens: 24, ignore_eos: true, sampling, ..Params::default() };
+        for answer in session.generate_all(branches, &params).unwrap() {
+            accepted += answer.accepted;
+            said.push(answer.ids);
+        }
+    };
+    let main = session.main();
+    session.append(main, requests()[0].0.clone()).unwrap();
+    ask(&mut session, &[main]);
+    let forks = session.fork(main, 2).unwrap();
+    session.append(forks[0], vec![9, 8]).unwrap();
+    session.append(forks[1], vec![7]).unwrap();
+    ask(&mut session, &[main, forks[0], forks[1]]);
+    session.rewind(main, 50).unwrap();
+    session.cut(forks[1], 8..20).unwrap();
+    session.append(main, vec![3]).unwrap();
+    ask(&mut session, &[main, forks[1]]);
+    (said, accepted)
+}
+
+#[test]
+fn sessions_answer_the_same_with_drafts() {
+    let mut accepted = [0; 3];
+    for (case, method) in [("eagle3_llama", "eagle3"), ("glm4_moe", "mtp:2"), ("qwen3", "suffix:tokens=4")] {
+        let case = paths::model(case);
+        let method = match method {
+            "eagle3" => format!("eagle3:{},depth=3,topk=2,nodes=5", case.join("draft").display()),
+            other => other.to_owned(),
+        };
+        for (at, kind) in [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix].into_iter().enumerate() {
+            let (said, count) = converse(&case, Some(&method), kind);
+            assert_eq!(said, converse(&case, None, kind).0, "{method} on {kind}");
+            accepted[at] += count;
+        }
+    }
+    assert!(accepted.iter().all(|count| *count > 5), "{accepted:?}");
 }
 
 #[test]
