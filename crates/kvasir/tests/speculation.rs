@@ -248,13 +248,13 @@ fn converse(case: &Path, method: Option<&str>, kind: CacheKind) -> (Vec<Vec<Toke
     let kvasir = Kvasir::of(opened, options).unwrap();
     let cache = CacheOptions { block_size: 4, ..CacheOptions::new(kind).capacity(1024) };
     let mut session = kvasir.session(cache).unwrap();
-    let (mut said, mut accepted) = (Vec::new(), 0);
+    let (mut answers, mut accepted) = (Vec::new(), 0);
     let mut ask = |session: &mut Session, branches: &[Branch]| {
         let sampling = Sampling { temperature: 0.6, seed: 4, ..Sampling::default() };
         let params = Params { max_tokens: 24, ignore_eos: true, sampling, ..Params::default() };
         for answer in session.generate_all(branches, &params).unwrap() {
             accepted += answer.accepted;
-            said.push(answer.ids);
+            answers.push(answer.ids);
         }
     };
     let main = session.main();
@@ -268,7 +268,7 @@ fn converse(case: &Path, method: Option<&str>, kind: CacheKind) -> (Vec<Vec<Toke
     session.cut(forks[1], 8..20).unwrap();
     session.append(main, vec![3]).unwrap();
     ask(&mut session, &[main, forks[1]]);
-    (said, accepted)
+    (answers, accepted)
 }
 
 #[test]
@@ -281,8 +281,8 @@ fn sessions_answer_the_same_with_drafts() {
             other => other.to_owned(),
         };
         for (at, kind) in [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix].into_iter().enumerate() {
-            let (said, count) = converse(&case, Some(&method), kind);
-            assert_eq!(said, converse(&case, None, kind).0, "{method} on {kind}");
+            let (answers, count) = converse(&case, Some(&method), kind);
+            assert_eq!(answers, converse(&case, None, kind).0, "{method} on {kind}");
             accepted[at] += count;
         }
     }
