@@ -234,6 +234,23 @@ fn redirected_writes_beside_scattered_blocks() {
 }
 
 #[test]
+fn dummy_steps_change_no_slot_and_yield_nothing() {
+    for (about, model, kv) in setups() {
+        let mut executor = executor(&model, kv);
+        let mut cache = Contiguous::new(128);
+        let (all, seq) = (prompt(60, 11), cache.open().unwrap());
+        let wanted = alone(&model, kv, &all);
+        for (id, range) in [(1, 0..25), (2, 25..26), (3, 26..60)] {
+            let mut dummy = Step::dummy(3, 0);
+            executor.execute(&mut dummy, &[]).unwrap();
+            assert_eq!((dummy.output.rows.len(), dummy.output.tokens.len()), (3, 0), "{about}");
+            let rows = run(&mut executor, &mut cache, id, &[part(seq, &all[range.clone()])]);
+            same(&about, &rows, &wanted[range]);
+        }
+    }
+}
+
+#[test]
 fn cells_behind_a_sliding_window() {
     for (model, kv) in [(exact("mistral", 2), KvType::F32), (narrow("mistral", 2), KvType::Q8a)] {
         let window = model.program().layers[0].window;
@@ -272,6 +289,8 @@ fn rings_in_place_of_rows_behind_a_window() {
         let wanted = alone(&model, kv, &all);
         let run = |executor: &mut CpuExecutor, cache: &mut Contiguous, id: u64, tokens: &[Token]| {
             let mut step = step(cache, id, &[part(seq, tokens)]);
+            // K and V of a dummy row are not stored, not even in a slot that is in use.
+            executor.execute(&mut Step::dummy(1, 0), &[]).unwrap();
             executor.execute(&mut step, &[]).unwrap();
             cache.retire(StepId(id)).unwrap();
             let logits = step.output.logits.chunks(executor.program().vocab);

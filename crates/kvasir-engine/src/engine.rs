@@ -23,8 +23,8 @@ use crate::request::timings::Nanos;
 use crate::speculation::drafter::Drafter;
 use crate::speculation::width::DraftWidth;
 use crate::step::cost_meter::CostMeter;
-use kvasir_exec::{Abilities, Executor, Refused, Step, StepError};
-use kvasir_kv::{CacheError, Lowering, Plan};
+use kvasir_exec::{Abilities, Executor, Fitting, Original, Refused, Step, StepError};
+use kvasir_kv::CacheError;
 use std::{collections::VecDeque, fmt};
 
 /// Why an engine has stopped permanently.
@@ -85,12 +85,12 @@ pub struct Engine<E: Executor> {
     clock: Box<dyn FnMut() -> Nanos + Send>,
     overlap: bool,
     abilities: Abilities,
-    /// Steps in flight; with the original of a plan that was rewritten for the executor.
-    pending: VecDeque<(E::Pending, Option<Box<Plan>>)>,
+    /// Steps in flight; with the original of what was rewritten for the executor.
+    pending: VecDeque<(E::Pending, Original)>,
     /// A scheduled step that is submitted once the oldest step in flight is done, because the
     /// executor's pipeline is full.
     ready: Option<Box<Step>>,
-    lowering: Lowering,
+    fitting: Fitting,
     drafter: Option<Box<dyn Drafter>>,
     proposal: Proposal,
     /// Scratch of `take_proposals`.
@@ -105,14 +105,15 @@ impl<E: Executor> Engine<E> {
     /// the executor's abilities (`Limits::within`), and its cache must plan for the executor's KV
     /// pool.
     pub fn new(core: Core, executor: E, clock: impl FnMut() -> Nanos + Send + 'static) -> Self {
+        let abilities = executor.abilities();
         Self {
-            abilities: executor.abilities(),
+            fitting: Fitting::new(core.padding(&abilities)),
+            abilities,
             core,
             executor,
             clock: Box::new(clock),
             overlap: true,
             pending: VecDeque::new(),
-            lowering: Lowering::default(),
             ready: None,
             drafter: None,
             proposal: Proposal::default(),
@@ -249,14 +250,21 @@ impl<E: Executor> Engine<E> {
         Ok(true)
     }
 
-    /// Submits a step, its plan rewritten if the executor does not accept its kind. A refused step is
-    /// canceled and its sequences fail; a stale plan stops the engine.
+    /// Submits a step, rewritten to what the executor takes: padded to its static shapes, with a plan
+    /// of a kind that it accepts. A refused step is canceled and its sequences fail; a stale plan
+    /// stops the engine.
     fn submit(&mut self, mut step: Box<Step>) -> Result<(), Exit> {
         if let Err(stale) = self.core.cache().check_fresh(&step.plan) {
             return Err(Exit::Broken(stale.to_string()));
         }
-        let submitted = match step.lower(&self.abilities, &mut self.lowering) {
-            Ok(original) => self.executor.submit(step).map(|pending| (pending, original)),
+        let submitted = match self.fitting.fit(&mut step, &self.abilities) {
+            Ok(original) => match self.executor.submit(step) {
+                Ok(pending) => Ok((pending, original)),
+                Err(mut refused) => {
+                    original.restore(&mut refused.step);
+                    Err(refused)
+                }
+            },
             Err(error) => Err(Refused { step, error }),
         };
         match submitted {
@@ -286,9 +294,7 @@ impl<E: Executor> Engine<E> {
             };
         };
         let (mut step, result) = self.executor.wait(pending);
-        if let Some(plan) = original {
-            step.plan = *plan;
-        }
+        original.restore(&mut step);
         let submitted = match self.ready.take() {
             Some(next) => self.submit(next),
             None => Ok(()),

@@ -77,7 +77,7 @@ impl Executor for Background {
     type Pending = ();
 
     fn abilities(&self) -> Abilities {
-        self.abilities
+        self.abilities.clone()
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {

@@ -33,8 +33,7 @@ pub enum StepKind {
     Decode,
     /// Prefill and decode rows together (chunked prefill).
     Mixed,
-    /// A dummy run: warm-up, padding, or lockstep with other replicas. It writes no KV slot, and
-    /// each row's output is empty.
+    /// A dummy run: warm-up, or lockstep with other replicas. All of its rows are dummy rows.
     Dummy,
 }
 
@@ -51,12 +50,20 @@ pub enum RowKind {
     /// Decode of several tokens: the newest one with speculative drafts, or all those that the executor
     /// sampled by itself in the step before.
     MultiDecode,
+    /// A dummy row: fills a step up to a static shape, or warms the executor. It reads nothing, its K
+    /// and V go to a dummy slot at most, and its output is empty. No scheduler feeds one.
+    Dummy,
 }
 
 impl RowKind {
     /// Whether the row feeds known tokens.
     pub fn is_prefill(self) -> bool {
         self == Self::Prefill
+    }
+
+    /// Whether the row decodes.
+    pub fn is_decode(self) -> bool {
+        matches!(self, Self::Decode | Self::MultiDecode)
     }
 }
 
@@ -176,7 +183,7 @@ impl Batch {
 
     /// `(rows, tokens)` of the decode rows.
     pub fn decodes(&self) -> (usize, usize) {
-        self.count(|kind| !kind.is_prefill())
+        self.count(RowKind::is_decode)
     }
 
     fn count(&self, counts: impl Fn(RowKind) -> bool) -> (usize, usize) {

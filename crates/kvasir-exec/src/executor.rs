@@ -10,7 +10,7 @@
 
 use crate::batch::{Batch, BatchRow, PoolRow, RowKind};
 use crate::output::Output;
-use kvasir_kv::{Lowering, Plan, PlanKind, Position, Token};
+use kvasir_kv::{Lowering, Plan, PlanKind, PlanRow, Position, Token};
 use kvasir_sample::{Constrained, Sampling, accept};
 use std::fmt;
 
@@ -77,6 +77,13 @@ impl Step {
         if let Some(row) = batch.rows.iter().find(|row| row.kind == RowKind::Decode && !decodes(row)) {
             return Err(StepError::Failed(format!("request {} is no plain decode", row.request)));
         }
+        let reads_nothing = |(row, planned): (&BatchRow, &PlanRow)| match row.kind {
+            RowKind::Dummy => planned.segments.len == 0 && !row.samples() && row.scored.len == 0,
+            _ => !batch.is_dummy(),
+        };
+        if !batch.rows.iter().zip(&plan.rows).all(reads_nothing) {
+            return Err(StepError::Failed("a dummy row reads or samples, or a dummy step has others".into()));
+        }
         let planned = plan.positions.len();
         if planned != n || plan.write_slots.len() != n {
             return Err(StepError::Failed(format!("plan of {planned} tokens for a batch of {n}")));
@@ -86,7 +93,7 @@ impl Step {
 }
 
 /// The capabilities of an executor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abilities {
     /// Kinds of plans that it accepts. All others are rewritten into [`PlanKind::Explicit`], or
     /// refused if it lacks that, too.
@@ -97,13 +104,19 @@ pub struct Abilities {
     pub max_tokens: u32,
     /// Size of the token pool, in rows.
     pub pool_rows: u32,
+    /// Batch sizes that it runs best at, in rising order: a decode step is padded to the next of them
+    /// with dummy rows. Empty if all sizes are alike.
+    pub batch_sizes: Vec<u32>,
+    /// Whether it computes rectangles: a step of the `rectangular` policy then comes with its dummy
+    /// blocks and dummy tokens. Other executors get rows as long as they are.
+    pub rectangles: bool,
 }
 
 impl Abilities {
-    /// An executor that accepts every kind of plan.
+    /// An executor that accepts every kind of plan and has no static shapes.
     pub const fn all(depth: u32, max_tokens: u32, pool_rows: u32) -> Self {
         let plans = &[PlanKind::Contiguous, PlanKind::Ragged, PlanKind::Explicit];
-        Self { plans, depth, max_tokens, pool_rows }
+        Self { plans, depth, max_tokens, pool_rows, batch_sizes: Vec::new(), rectangles: false }
     }
 }
 

@@ -78,7 +78,9 @@
 //! 1. `batch.rs`: the rows of one step (continuous batching: prefill, decode and draft tokens).
 //! 2. `output.rs`: sampled tokens, log-probabilities, logits.
 //! 3. `executor.rs`: the [`Executor`] trait with asynchronous `submit` and `wait`, and [`Step`].
-//! 4. `sampler_row.rs`: per-sequence sampler state, and verification of speculative drafts.
+//! 4. `padding.rs`: dummy rows and blocks for executors of static shapes, and dummy steps.
+//! 5. `fitting.rs`: a step in the form that its executor accepts, and back.
+//! 6. `sampler_row.rs`: per-sequence sampler state, and verification of speculative drafts.
 //!
 //! Beside them stand `background.rs`, which runs an executor on a thread of its own, and `ranks.rs`,
 //! all-reduce and all-gather for tensor parallelism.
@@ -91,13 +93,17 @@
 mod background;
 mod batch;
 mod executor;
+mod fitting;
 mod output;
+mod padding;
 mod ranks;
 mod sampler_row;
 
 pub use crate::background::Background;
 pub use crate::batch::{Batch, BatchRow, Drafts, IN_FLIGHT, PoolRow, RowKind, StepKind};
 pub use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
+pub use crate::fitting::{Fitting, Original};
 pub use crate::output::{DraftCandidate, DraftProposal, Drawn, Output, OutputRow, TokenLogprobs};
+pub use crate::padding::Padding;
 pub use crate::ranks::{Ranks, ThreadRank};
 pub use crate::sampler_row::{DrawnDrafts, SamplerRow};

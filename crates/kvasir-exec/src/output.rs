@@ -4,6 +4,7 @@
 //! the steady state allocates nothing. `logprobs` and `scores` stay empty if no row of the step
 //! requests them.
 
+use crate::batch::{BatchRow, RowKind};
 use kvasir_kv::{Span, Token};
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +79,9 @@ pub struct Output {
     /// tokens.
     #[serde(default)]
     pub broken: Vec<u32>,
+    /// Dummy tokens that the step was padded with.
+    #[serde(default)]
+    pub padding: u32,
     /// Device time of the step in nanoseconds, by the executor's own clock; without drafting.
     pub device_ns: u64,
     /// What the executor's draft model proposes for the rows that ask for it
@@ -116,10 +120,22 @@ impl Output {
         self.logits.clear();
         self.hidden.clear();
         self.broken.clear();
+        self.padding = 0;
         self.device_ns = 0;
         self.proposals.clear();
         self.candidates.clear();
         self.draft_ns = 0;
+    }
+
+    /// Removes the entries of the batch's dummy rows, `rows` being its rows, and counts their tokens.
+    pub(crate) fn drop_dummies(&mut self, rows: &[BatchRow]) {
+        let is_real = |row: &BatchRow| row.kind != RowKind::Dummy;
+        let real_before = |at: &u32| rows.iter().take(*at as usize).filter(|row| is_real(row)).count() as u32;
+        let mut at = rows.iter();
+        self.rows.retain(|_| at.next().is_none_or(is_real));
+        self.broken.iter_mut().for_each(|at| *at = real_before(at));
+        self.proposals.iter_mut().for_each(|proposal| proposal.row = real_before(&proposal.row));
+        self.padding = rows.iter().filter(|row| !is_real(row)).map(|row| row.tokens.len).sum();
     }
 
     /// The token of row `i`, if it yielded exactly one.

@@ -1,13 +1,14 @@
 //! Reference attention: softmax(Q K^T * scale) V per query, with GQA, MLA, soft-capping and sinks;
 //! and the top-k indexer.
 //!
-//! Scores of all visible entries are materialized, in order of position. The order of the reduction
-//! therefore depends on positions only, not on slots.
+//! Scores of all entries that a row reads are materialized, in order of position, and those that the
+//! query does not see are masked to −∞. The order of the reduction therefore depends on positions
+//! only, not on slots; and a masked entry adds an exact zero, so that dummy blocks change no bit.
 
 use crate::mask::Reads;
 use crate::math::{add_scaled, dot, largest, softmax};
 use crate::pool::{Part, Pool};
-use kvasir_kv::{Plan, PoolId, Slot};
+use kvasir_kv::{Plan, PoolId, Position, Slot};
 use kvasir_program::{LayerFacts, LayerId};
 use std::{collections::HashMap, sync::Arc};
 
@@ -36,29 +37,31 @@ pub(crate) struct Attention<'a> {
 
 impl Attention<'_> {
     /// Computes one query: its heads in `q`, the results in `out`. `visible` are the indices of
-    /// visible entries in order of position.
+    /// visible entries in order of position. A dummy row reads nothing: its result is zero.
     pub(crate) fn query(&self, reads: &Reads, visible: &[u32], q: &[f32], out: &mut [f32]) {
         let LayerFacts { kv_heads, key_dim, value_dim, value_in_key, .. } = self.facts;
         let shared = q.len() / key_dim / kv_heads;
-        let place = |entry: &u32| {
-            let (pool, slot, _) = reads.entries[*entry as usize];
-            (pool, slot)
-        };
+        let mut is_visible = vec![false; reads.entries.len()];
+        visible.iter().for_each(|entry| is_visible[*entry as usize] = true);
         let heads = q.chunks(key_dim).zip(out.chunks_mut(value_dim)).enumerate();
         for (head, (q, out)) in heads {
             let kv_head = head / shared;
-            let score = |entry| {
-                let key = self.pools.row(self.layer, Part::Key, place(entry));
+            let score = |((pool, slot, _), is_visible): (&(PoolId, Slot, Position), &bool)| {
+                let key = self.pools.row(self.layer, Part::Key, (*pool, *slot));
                 let score = dot(q, &key[kv_head * key_dim..][..key_dim]) * self.scale;
-                self.soft_cap.map_or(score, |cap| cap * (score / cap).tanh())
+                let score = self.soft_cap.map_or(score, |cap| cap * (score / cap).tanh());
+                if *is_visible { score } else { f32::NEG_INFINITY }
             };
-            let mut scores: Vec<f32> = visible.iter().map(score).collect();
-            softmax(&mut scores, self.sinks.map(|sinks| sinks[head]));
+            let mut weights: Vec<f32> = reads.entries.iter().zip(&is_visible).map(score).collect();
+            softmax(&mut weights, self.sinks.map(|sinks| sinks[head]));
             out.fill(0.0);
-            for (entry, share) in visible.iter().zip(scores) {
+            for ((pool, slot, _), weight) in reads.entries.iter().zip(weights) {
                 let (part, dim) = if value_in_key { (Part::Key, key_dim) } else { (Part::Value, value_dim) };
-                let values = self.pools.row(self.layer, part, place(entry));
-                add_scaled(out, share, &values[kv_head * dim..][..value_dim]);
+                let values = self.pools.row(self.layer, part, (*pool, *slot));
+                // A weight of zero adds nothing, even where a masked value is not finite.
+                if weight != 0.0 {
+                    add_scaled(out, weight, &values[kv_head * dim..][..value_dim]);
+                }
             }
         }
     }

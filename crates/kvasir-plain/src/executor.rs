@@ -8,7 +8,8 @@ use crate::model::{Compiled, Pass, PlainModel};
 use crate::pool::Pool;
 use crate::run::{Job, Run};
 use kvasir_exec::{
-    Abilities, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, SamplerRow, SequenceSpec, Step, StepError,
+    Abilities, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, RowKind, SamplerRow, SequenceSpec, Step,
+    StepError,
 };
 use kvasir_kv::{PlanKind, PoolId, Token};
 use kvasir_program::{Program, Tap};
@@ -35,6 +36,7 @@ pub struct PlainExecutor {
     rows: Vec<SamplerRow>,
     ranks: Option<Box<dyn Ranks>>,
     drafting: Option<Box<Drafting>>,
+    batch_sizes: Vec<u32>,
 }
 
 impl PlainExecutor {
@@ -58,7 +60,23 @@ impl PlainExecutor {
     pub(crate) fn of(compiled: Arc<Compiled>, limits: Limits) -> Self {
         let own = Pool::new(&compiled.program.layers);
         let rows = (0..limits.rows).map(|_| SamplerRow::default()).collect();
-        Self { compiled, limits, own, frozen: HashMap::new(), rows, ranks: None, drafting: None }
+        Self {
+            compiled,
+            limits,
+            own,
+            frozen: HashMap::new(),
+            rows,
+            ranks: None,
+            drafting: None,
+            batch_sizes: Vec::new(),
+        }
+    }
+
+    /// Declares the batch sizes of decode steps, in rising order, as a device of static shapes does.
+    /// Nothing here runs better at them: the padding is what is checked.
+    pub fn with_batch_sizes(mut self, sizes: Vec<u32>) -> Self {
+        self.batch_sizes = sizes;
+        self
     }
 
     /// Makes it one rank of a tensor-parallel group; fails if the program is sharded for another
@@ -94,8 +112,6 @@ impl PlainExecutor {
 
     fn run(&mut self, step: &Step, tokens: &[Token], hidden: Option<&[f32]>, taps: &[Tap]) -> Pass {
         let (batch, plan) = (&step.batch, &step.plan);
-        let highest = plan.write_slots.iter().map(|slot| slot + 1).max().unwrap_or(0);
-        self.own.grow(highest.max(plan.read_bound) as usize);
         let final_len = |row: &kvasir_exec::BatchRow| self.rows[row.pool_row.0 as usize].spec.final_len;
         let final_lens: Vec<u32> = batch.rows.iter().map(final_len).collect();
         let Compiled { program, weights, buffers } = &*self.compiled;
@@ -162,10 +178,6 @@ impl PlainExecutor {
     fn execute(&mut self, step: &mut Step) -> Result<(), StepError> {
         let started = Instant::now();
         step.output.reset();
-        if step.batch.is_dummy() {
-            step.output.rows.resize(step.batch.rows.len(), OutputRow::default());
-            return Ok(());
-        }
         let tokens = self.check(step, None)?;
         let from = self.drafting.as_ref().and_then(|drafting| drafting.from);
         let Pass { logits, hidden, taps } = self.run(step, &tokens, None, from.as_slice());
@@ -173,6 +185,10 @@ impl PlainExecutor {
         let Step { batch, plan, output } = step;
         let (mut rest, mut states, mut work) = (logits.as_slice(), hidden.as_slice(), Vec::new());
         for row in &batch.rows {
+            if row.kind == RowKind::Dummy {
+                output.rows.push(OutputRow::default());
+                continue;
+            }
             let count = row.tokens.len.saturating_sub(row.logits_from()) as usize;
             let (mine, others) = rest.split_at(count * vocab);
             rest = others;
@@ -220,7 +236,9 @@ impl Executor for PlainExecutor {
 
     fn abilities(&self) -> Abilities {
         let (max_tokens, pool_rows) = (self.limits.tokens, self.limits.rows);
-        Abilities { plans: &[PlanKind::Explicit], depth: 2, max_tokens, pool_rows }
+        let batch_sizes = self.batch_sizes.clone();
+        let plans = &[PlanKind::Explicit];
+        Abilities { plans, depth: 2, max_tokens, pool_rows, batch_sizes, rectangles: true }
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {

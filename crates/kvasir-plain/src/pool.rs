@@ -1,23 +1,28 @@
 //! The KV cache memory of the reference backend: K, V and indexer keys per layer and slot, in f32.
 //!
-//! Slots are assigned by the cache's plan; the pool knows no sequence and no block table. Memory
-//! grows by doubling.
+//! Slots are assigned by the cache's plan; the pool knows no sequence and no block table. Memory is
+//! allocated by pages as slots are written; a slot that was never written reads as zeros.
 
 use kvasir_kv::{Slot, SlotCopy};
 use kvasir_program::{LayerFacts, LayerId};
+
+/// Slots per page.
+const PAGE: usize = 64;
 
 /// KV cache memory of a session, one array per layer and part.
 #[derive(Default)]
 pub struct Pool {
     layers: Vec<Layer>,
-    slots: usize,
 }
 
 #[derive(Default)]
 struct Layer {
     /// Elements per slot of each part.
     widths: [usize; 3],
-    data: [Vec<f32>; 3],
+    /// What a slot that was never written holds.
+    zeros: Vec<f32>,
+    /// Each part's rows by page; empty until a slot of the page is written.
+    pages: [Vec<Vec<f32>>; 3],
 }
 
 /// A part of a slot.
@@ -28,53 +33,50 @@ pub(crate) enum Part {
     Index = 2,
 }
 
-impl Pool {
-    pub(crate) fn new(layers: &[LayerFacts]) -> Self {
-        let layer = |facts: &LayerFacts| Layer {
-            widths: [facts.key_width(), facts.value_width(), facts.index_dim],
-            data: Default::default(),
-        };
-        Self { layers: layers.iter().map(layer).collect(), slots: 0 }
+impl Layer {
+    fn row(&self, part: usize, slot: Slot) -> &[f32] {
+        let (slot, width) = (slot as usize, self.widths[part]);
+        let page = self.pages[part].get(slot / PAGE).filter(|page| !page.is_empty());
+        page.map_or(&self.zeros[..width], |page| &page[slot % PAGE * width..][..width])
     }
 
-    /// Allocates memory for every slot below `bound`; existing rows keep their contents.
-    pub(crate) fn grow(&mut self, bound: usize) {
-        if bound <= self.slots {
-            return;
+    fn row_mut(&mut self, part: usize, slot: Slot) -> &mut [f32] {
+        let (slot, width, pages) = (slot as usize, self.widths[part], &mut self.pages[part]);
+        if pages.len() <= slot / PAGE {
+            pages.resize(slot / PAGE + 1, Vec::new());
         }
-        self.slots = bound.max(self.slots * 2);
-        for layer in &mut self.layers {
-            let sized = layer.data.iter_mut().zip(layer.widths);
-            sized.for_each(|(data, width)| data.resize(self.slots * width, 0.0));
-        }
+        let page = &mut pages[slot / PAGE];
+        page.resize(PAGE * width, 0.0);
+        &mut page[slot % PAGE * width..][..width]
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(layers: &[LayerFacts]) -> Self {
+        let layer = |facts: &LayerFacts| {
+            let widths = [facts.key_width(), facts.value_width(), facts.index_dim];
+            let widest = widths.into_iter().max().unwrap_or(0);
+            Layer { widths, zeros: vec![0.0; widest], pages: Default::default() }
+        };
+        Self { layers: layers.iter().map(layer).collect() }
     }
 
     pub(crate) fn row(&self, layer: LayerId, part: Part, slot: Slot) -> &[f32] {
-        let layer = &self.layers[layer.0 as usize];
-        let (width, slot) = (layer.widths[part as usize], slot as usize);
-        &layer.data[part as usize][slot * width..(slot + 1) * width]
+        self.layers[layer.0 as usize].row(part as usize, slot)
     }
 
     pub(crate) fn write(&mut self, layer: LayerId, part: Part, slot: Slot, row: &[f32]) {
-        let layer = &mut self.layers[layer.0 as usize];
-        let (width, slot) = (layer.widths[part as usize], slot as usize);
-        layer.data[part as usize][slot * width..(slot + 1) * width].copy_from_slice(row);
+        self.layers[layer.0 as usize].row_mut(part as usize, slot).copy_from_slice(row);
     }
 
     /// Copies slots (compaction, accepted tree nodes). All sources are read before any destination
     /// is written.
     pub(crate) fn run_moves(&mut self, moves: &[SlotCopy]) {
         for layer in &mut self.layers {
-            for (data, width) in layer.data.iter_mut().zip(layer.widths) {
-                let range = |slot: Slot| slot as usize * width..(slot as usize + 1) * width;
-                let rows: Vec<Vec<f32>> = moves.iter().map(|m| data[range(m.from)].to_vec()).collect();
-                moves.iter().zip(rows).for_each(|(m, row)| data[range(m.to)].copy_from_slice(&row));
+            for part in 0..layer.pages.len() {
+                let rows: Vec<Vec<f32>> = moves.iter().map(|m| layer.row(part, m.from).to_vec()).collect();
+                moves.iter().zip(rows).for_each(|(m, row)| layer.row_mut(part, m.to).copy_from_slice(&row));
             }
         }
-    }
-
-    /// Slots for which memory is allocated.
-    pub fn slots(&self) -> usize {
-        self.slots
     }
 }

@@ -216,13 +216,27 @@ fn invalid_steps_fail_and_the_next_runs() {
     fails(&|s| s.batch.rows[0].pool_row = PoolRow(4), "row 4");
     fails(&|s| s.batch.rows[0].tokens.len = 2, "belong together");
     fails(&|s| s.plan.segments[0].pool = PoolId(3), "pool 3");
-    let mut dummy = step(&mut cache, 20, &[part(seq, &[1, 2, 3])]);
-    dummy.batch.kind = StepKind::Dummy;
-    let pending = executor.submit(Box::new(dummy)).unwrap();
-    let (dummy, result) = executor.wait(pending);
-    assert_eq!((result, dummy.output.tokens.len(), dummy.output.rows.len()), (Ok(()), 0, 1));
-    cache.cancel(StepId(20)).unwrap();
+    fails(&|s| s.batch.kind = StepKind::Dummy, "dummy");
+    fails(&|s| s.batch.rows[0].kind = RowKind::Dummy, "dummy");
     assert_eq!(run(&mut executor, &mut cache, 21, &[part(seq, &[1, 2, 3])]), alone(&model, &[1, 2, 3]));
+}
+
+#[test]
+fn dummy_steps_write_the_dummy_slot_alone() {
+    for case in CASES {
+        let model = model(case);
+        let mut executor = PlainExecutor::new(&model, limits());
+        let mut cache = Contiguous::new(64);
+        let (all, seq) = (prompt(20, 8), cache.open().unwrap());
+        run(&mut executor, &mut cache, 1, &[part(seq, &all[..10])]);
+        let mut dummy = Step::dummy(3, cache.dummy_slot());
+        common::lower(&mut dummy);
+        let pending = executor.submit(Box::new(dummy)).unwrap();
+        let (dummy, result) = executor.wait(pending);
+        assert_eq!((result, dummy.output.tokens.len(), dummy.output.rows.len()), (Ok(()), 0, 3));
+        let rows = run(&mut executor, &mut cache, 2, &[part(seq, &all[10..])]);
+        assert_eq!(rows, alone(&model, &all)[10..], "{case}");
+    }
 }
 
 #[test]

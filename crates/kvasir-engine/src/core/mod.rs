@@ -42,7 +42,7 @@ use crate::speculation::statistics::DraftStats;
 use crate::speculation::width::DraftWidth;
 use crate::step::build::StepBuilder;
 use crate::step::commit::StepCommitter;
-use kvasir_exec::{PoolRow, SequenceSpec, Step, StepError};
+use kvasir_exec::{Abilities, Padding, PoolRow, SequenceSpec, Step, StepError};
 use kvasir_kv::Cache;
 
 /// The scheduler: a policy, the KV cache, the waiting queue and the table of sequences. It decides;
@@ -417,6 +417,13 @@ impl Core {
     /// The policy's name.
     pub fn policy(&self) -> &'static str {
         self.policy.name()
+    }
+
+    /// How its steps are padded for an executor: to the rectangles of its policy, and to the batch
+    /// sizes within its limits.
+    pub fn padding(&self, abilities: &Abilities) -> Padding {
+        let block = self.policy.is_rectangular().then(|| self.cache().block_size());
+        Padding::new(abilities, self.cache().dummy_slot(), block, self.limits().graph_max_batch)
     }
 
     /// Whether decode rows may verify drafts under its policy.

@@ -25,6 +25,8 @@ pub struct Limits {
     pub prefix_cache: bool,
     /// Most running sequences with recurrent state; none is unbounded.
     pub state_slots: Option<u32>,
+    /// Most rows of a decode step that is padded to a declared batch size, or runs as a captured graph.
+    pub graph_max_batch: u32,
 }
 
 impl Default for Limits {
@@ -38,6 +40,7 @@ impl Default for Limits {
             watermark: 0,
             prefix_cache: true,
             state_slots: None,
+            graph_max_batch: 256,
         }
     }
 }

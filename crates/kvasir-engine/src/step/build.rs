@@ -146,7 +146,10 @@ impl StepBuilder {
             let filled = &mut rows[i];
             match row.kind {
                 RowKind::Decode => decode_row(sequence, row, block, &mut batch.tokens, filled),
-                RowKind::Prefill | RowKind::MultiDecode => *filled = any_row(sequence, row, block, batch),
+                // No policy schedules a dummy row.
+                RowKind::Prefill | RowKind::MultiDecode | RowKind::Dummy => {
+                    *filled = any_row(sequence, row, block, batch);
+                }
             }
             let samples = filled.samples();
             filled.draft_depth = match sequence.cold.params.max_drafts {

@@ -8,7 +8,7 @@ use crate::contract::cache::{
     BlockUse, Cache, ClaimRow, PoolUsage, Prefix, Rewind, Sequences, Tree, VictimSearch,
 };
 use crate::contract::error::CacheError;
-use crate::contract::ids::{BlockId, Position, SeqId, StepId};
+use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::plan::Plan;
 
@@ -19,6 +19,10 @@ impl<I: Index> Cache for BlockCache<I> {
 
     fn capacity(&self) -> u32 {
         self.config.blocks * self.config.block_size
+    }
+
+    fn dummy_slot(&self) -> Slot {
+        if self.config.dummy { 0 } else { self.capacity() }
     }
 
     fn block_size(&self) -> u32 {

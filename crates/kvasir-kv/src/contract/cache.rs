@@ -13,7 +13,7 @@
 //! - Where no cost is named, the call takes constant time; nothing blocks or does IO.
 
 use crate::contract::error::CacheError;
-use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
+use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 use crate::contract::kind::{CacheKind, Capability};
 use crate::contract::plan::{Plan, SlotCopy};
 use crate::contract::rings::Rings;
@@ -125,6 +125,11 @@ pub trait Cache: Send {
     fn capacity(&self) -> u32;
     /// Slots per block, the unit of allocation; 1 for token-granular caches.
     fn block_size(&self) -> u32;
+    /// A slot that no claim gets, for the K and V of dummy rows: of the dummy block if there is one,
+    /// else the slot behind the capacity, which a pool must have then.
+    fn dummy_slot(&self) -> Slot {
+        self.capacity()
+    }
     /// Length of the shared prefix in front of every sequence, in positions; it takes no slots
     /// here.
     fn base(&self) -> Position {

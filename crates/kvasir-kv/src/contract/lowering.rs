@@ -8,7 +8,8 @@
 //! 3. Per batch row, map its entries to window columns and set the bits that its mask shows each
 //!    query.
 //!
-//! Each query sees the same entries in the same order as before. `tests/oracle/device.rs` lowers
+//! Each query sees the same entries in the same order as before; a row that reads nothing stays so.
+//! `tests/oracle/device.rs` lowers
 //! every plan it runs and compares.
 
 use crate::contract::ids::{Position, Slot};
@@ -42,6 +43,10 @@ impl Lowering {
         self.push_window(out);
         let (segments, read_len) = (Span::new(0, out.segments.len()), self.window.len() as u32);
         for row in &plan.rows {
+            if row.read_len == 0 {
+                out.rows.push(PlanRow { segments: Span::default(), ..*row });
+                continue;
+            }
             let mask = self.push_mask(plan, row, out);
             out.rows.push(PlanRow { segments, read_len, mask, left_pad_blocks: 0, ..*row });
         }

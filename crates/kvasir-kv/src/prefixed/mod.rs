@@ -16,7 +16,7 @@ use crate::contract::cache::{
     BlockUse, Cache, ClaimRow, Hit, Lookup, PoolUsage, Prefix, Rewind, Sequences, Tree, VictimSearch,
 };
 use crate::contract::error::CacheError;
-use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
+use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 use crate::contract::kind::CacheKind;
 use crate::contract::mask::{Mask, set_range, shift_into, words_for};
 use crate::contract::plan::{Plan, PlanKind, PlanRow, PoolId, Segment, Span};
@@ -176,6 +176,10 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
 
     fn capacity(&self) -> u32 {
         self.inner.capacity()
+    }
+
+    fn dummy_slot(&self) -> Slot {
+        self.inner.dummy_slot()
     }
 
     fn block_size(&self) -> u32 {

@@ -21,8 +21,8 @@ use crate::exec::run::memory::Memory;
 use crate::memory::kv_pool::Pool;
 use crate::memory::kv_pool::kv_type::KvType;
 use kvasir_exec::{
-    Abilities, Batch, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, SamplerRow, SequenceSpec, Step,
-    StepError,
+    Abilities, Batch, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, RowKind, SamplerRow, SequenceSpec,
+    Step, StepError,
 };
 use kvasir_kv::{Plan, PoolId, Slot, Token};
 use kvasir_program::{Program, Tap, ValueId};
@@ -200,6 +200,9 @@ impl CpuExecutor {
         let vocab = self.model.program.vocab;
         self.model.threads.each(batch.rows.len(), &|worker, item| {
             let row = &batch.rows[item];
+            if row.kind == RowKind::Dummy {
+                return;
+            }
             let span = row.tokens.range();
             let mine = &logits[self.place(span.start) * vocab..self.place(span.end) * vocab];
             let parents = row.drafts.tree.map_or(&[][..], |tree| &batch.parents[tree.range()]);
@@ -215,17 +218,16 @@ impl CpuExecutor {
     pub fn execute(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError> {
         let started = Instant::now();
         step.output.reset();
-        if step.batch.is_dummy() {
-            self.last = 0;
-            step.output.rows.resize(step.batch.rows.len(), OutputRow::default());
-            return Ok(());
-        }
         self.forward(step, hidden)?;
         let Step { batch, plan, output } = &mut *step;
         let states = self.model.program.head_input();
         let states = states.and_then(|value| self.rows_of(value, self.sampled.len())).unwrap_or(&[]);
         self.draw(batch, plan, self.logits());
         for row in &batch.rows {
+            if row.kind == RowKind::Dummy {
+                output.rows.push(OutputRow::default());
+                continue;
+            }
             let state = &self.rows[row.pool_row.0 as usize];
             output.push(state.lock().unwrap_or_else(PoisonError::into_inner).drawn());
         }
@@ -247,7 +249,10 @@ impl CpuExecutor {
             return Err(StepError::Failed(format!("{wanted} hidden numbers wanted, {} given", hidden.len())));
         }
         self.validate(step)?;
-        self.model.pack_before_step();
+        // A dummy step runs before there is a request whose first token would wait for packing.
+        if !step.batch.is_dummy() {
+            self.model.pack_before_step();
+        }
         let plan = &step.plan;
         self.own.grow(plan.read_bound);
         // SAFETY: `validate` has checked that the slots exist; only this executor writes its pool,

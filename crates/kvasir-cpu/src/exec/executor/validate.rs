@@ -8,7 +8,7 @@
 //! - tokens against the vocabulary, and that tokens in flight were sampled.
 
 use crate::exec::executor::CpuExecutor;
-use kvasir_exec::{Batch, Step, StepError};
+use kvasir_exec::{Batch, RowKind, Step, StepError};
 use kvasir_kv::{Mask, Plan};
 use std::sync::PoisonError;
 
@@ -27,9 +27,11 @@ impl CpuExecutor {
         self.check_writes(plan)?;
         self.check_rings(plan)?;
         // Several tokens may be redirected to one dummy slot; it does not matter which of them is
-        // stored.
+        // stored. K and V of dummy rows are not stored: that would commit memory up to their slot.
         self.writes.clear();
-        self.writes.extend(plan.write_slots.iter().copied().zip(0..));
+        let stored = batch.rows.iter().filter(|row| row.kind != RowKind::Dummy);
+        let tokens = stored.flat_map(|row| row.tokens.start..row.tokens.start + row.tokens.len);
+        self.writes.extend(tokens.map(|token| (plan.write_slots[token as usize], token)));
         self.writes.sort_unstable();
         self.writes.dedup_by_key(|(slot, _)| *slot);
         self.memory.views.of_plan(plan);

@@ -38,6 +38,12 @@ pub trait Policy: Send {
         false
     }
 
+    /// Whether its steps are rectangles of KV blocks: a whole chunk of one prompt, or decode rows of
+    /// equally many blocks, dummy blocks included.
+    fn is_rectangular(&self) -> bool {
+        false
+    }
+
     /// Whether its decode rows may verify drafts.
     fn verifies_drafts(&self) -> bool {
         true

@@ -464,6 +464,10 @@ impl Policy for Rectangular {
         true
     }
 
+    fn is_rectangular(&self) -> bool {
+        true
+    }
+
     /// A decode row has exactly one token.
     fn verifies_drafts(&self) -> bool {
         false

@@ -1,0 +1,306 @@
+//! Static shapes on real weights: under padding, the reference backend gives each request the tokens
+//! and the logits, bit for bit, that it gets alone.
+//!
+//! Random workloads run on the plain backend: ragged, as the rectangles of the `rectangular` policy,
+//! and with decode batches padded to declared sizes. Every step that reaches the executor is checked
+//! for its shape. Guards `kvasir-exec`'s padding and the masked attention of `kvasir-plain`.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use kvasir_engine::{
+    Chunked, Core, Engine, Limits, Mixing, Order, Params, Policy, Rectangular, RectangularConfig, Request,
+    Turn,
+};
+use kvasir_exec::{Abilities, Executor, PoolRow, Ran, Refused, RowKind, SequenceSpec, Step, StepError};
+use kvasir_formats::Checkpoint;
+use kvasir_kv::{CacheConfig, CacheKind, Token, build};
+use kvasir_plain::{Limits as PoolLimits, PlainExecutor, PlainModel};
+use kvasir_program::Model;
+use kvasir_sample::Sampling;
+use kvasir_testkit::{Random, paths};
+use std::collections::BTreeMap;
+
+/// Sequences, prompt plus answer, are shorter than this.
+const LENGTH: u32 = 96;
+
+/// The shape that every step must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Ragged,
+    /// Blocks of so many slots, chunks of so many tokens.
+    Rectangle(u32, u32),
+}
+
+/// Coverage, so that a vacuous test fails.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    left_padded: usize,
+    right_padded: usize,
+    redirected: usize,
+    dummy_tokens: usize,
+    dummy_rows: usize,
+    wide_steps: usize,
+}
+
+/// Records the logits of every sampled position and checks the shape of every step.
+struct Checked {
+    inner: PlainExecutor,
+    vocab: usize,
+    shape: Shape,
+    dummy: u32,
+    heard: BTreeMap<(u64, u32), Vec<u32>>,
+    seen: Seen,
+}
+
+impl Checked {
+    fn check(&mut self, step: &Step) {
+        let Step { batch, plan, .. } = step;
+        let rows = || batch.rows.iter().zip(&plan.rows);
+        let real = || rows().filter(|(row, _)| row.kind != RowKind::Dummy);
+        for (row, planned) in rows().filter(|(row, _)| row.kind == RowKind::Dummy) {
+            assert_eq!((planned.read_len, planned.segments.len), (0, 0));
+            assert!(plan.write_slots[planned.queries.range()].iter().all(|slot| *slot == self.dummy));
+            self.seen.dummy_tokens += row.tokens.len as usize;
+        }
+        if batch.rows.iter().all(|row| !row.kind.is_prefill()) {
+            let sizes = self.inner.abilities().batch_sizes;
+            let fits = sizes.is_empty() || batch.rows.len() > *sizes.last().unwrap() as usize;
+            assert!(fits || sizes.contains(&(batch.rows.len() as u32)), "{} rows", batch.rows.len());
+            self.seen.dummy_rows += batch.rows.len() - real().count();
+            self.seen.wide_steps += usize::from(real().count() > 1);
+        }
+        let Shape::Rectangle(block, chunk) = self.shape else { return };
+        let width = real().map(|(_, planned)| planned.read_len).max().unwrap();
+        for (row, planned) in real() {
+            assert_eq!((planned.read_len, width % block), (width, 0), "no rectangle");
+            let left = (planned.left_pad_blocks * block) as usize;
+            let entries: Vec<_> = plan.entries(planned).map(|(_, slot, _)| slot).collect();
+            assert!(entries[..left].iter().all(|slot| slot / block == 0), "block 0 is the dummy block");
+            assert!(entries[left..].iter().all(|slot| slot / block > 0));
+            let last = row.tokens.len - 1;
+            let seen: Vec<_> = (0..width).filter(|entry| plan.sees(planned, last, *entry)).collect();
+            assert!(
+                seen[0] as usize == left
+                    && seen.len() == plan.positions[row.tokens.range()].last().copied().unwrap() as usize + 1
+            );
+            self.seen.left_padded += usize::from(left > 0);
+            self.seen.right_padded += usize::from(left + seen.len() < width as usize);
+            self.seen.redirected += planned.redirected as usize;
+        }
+        if batch.rows.iter().any(|row| row.kind.is_prefill()) {
+            assert_eq!(
+                (real().count(), batch.tokens.len() as u32),
+                (1, chunk),
+                "a whole chunk of one prompt"
+            );
+        }
+    }
+}
+
+impl Executor for Checked {
+    type Pending = Ran;
+
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+        self.inner.bind(row, spec);
+    }
+
+    fn submit(&mut self, mut step: Box<Step>) -> Result<Ran, Refused> {
+        step.batch.logits = true;
+        self.check(&step);
+        self.inner.submit(step)
+    }
+
+    fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
+        let (step, result) = self.inner.wait(pending);
+        let mut logits = step.output.logits.chunks_exact(self.vocab);
+        for row in &step.batch.rows {
+            for token in row.tokens.range().skip(row.logits_from() as usize) {
+                let bits: Vec<u32> = logits.next().unwrap().iter().map(|x| x.to_bits()).collect();
+                let before = self.heard.insert((row.request, step.plan.positions[token]), bits.clone());
+                assert!(before.is_none_or(|before| before == bits), "computed again, and other bits");
+            }
+        }
+        (step, result)
+    }
+}
+
+/// Tokens of a request, and the logits of each sampled position.
+type Answered = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
+
+/// How requests run.
+struct Way {
+    cache: CacheKind,
+    block: u32,
+    rectangle: Option<RectangularConfig>,
+    batch_sizes: Vec<u32>,
+    sharing: bool,
+}
+
+impl Way {
+    fn engine(&self, model: &PlainModel) -> Engine<Checked> {
+        let config = CacheConfig {
+            block_size: self.block,
+            max_sequences: 32,
+            sharing: self.sharing,
+            dummy: self.rectangle.is_some(),
+            ..CacheConfig::new(640)
+        };
+        let cache = build(self.cache, &config).unwrap();
+        let limits = Limits {
+            max_num_seqs: 8,
+            max_num_batched_tokens: 64,
+            max_model_len: LENGTH,
+            prefix_cache: self.sharing && self.cache.is_block_based(),
+            ..Limits::default()
+        };
+        let (policy, shape): (Box<dyn Policy>, _) = match self.rectangle {
+            Some(config) => {
+                config.check(self.block, &limits).unwrap();
+                (Box::new(Rectangular::new(config)), Shape::Rectangle(self.block, config.chunk_size))
+            }
+            None => (Box::new(Chunked::new(19, Mixing::On { target: None })), Shape::Ragged),
+        };
+        let pool = PoolLimits { slots: cache.capacity() + cache.block_size(), tokens: 64, rows: 32 };
+        let inner = PlainExecutor::new(model, pool).with_batch_sizes(self.batch_sizes.clone());
+        let (vocab, dummy, seen) = (model.program().vocab, cache.dummy_slot(), Seen::default());
+        let executor = Checked { inner, vocab, shape, dummy, heard: BTreeMap::new(), seen };
+        Engine::new(Core::new(limits, Order::Fcfs, policy, cache), executor, || 0)
+    }
+
+    /// Runs requests that arrive in every second turn; returns outputs by tag.
+    fn run(&self, model: &PlainModel, requests: &[Request], seen: &mut Seen) -> BTreeMap<u64, Answered> {
+        let mut engine = self.engine(model);
+        let (mut answered, mut ids) = (BTreeMap::<u64, Answered>::new(), BTreeMap::new());
+        let mut waiting = requests.iter();
+        for turn in 0.. {
+            if turn % 2 == 0
+                && let Some(request) = waiting.next()
+            {
+                ids.insert(request.tag, engine.add_request(request.clone()).unwrap().0);
+            }
+            let done = engine.step().unwrap();
+            let outbox = engine.core_mut().outbox();
+            for (event, tokens) in outbox.iter() {
+                answered.entry(event.tag).or_default().0.extend_from_slice(tokens);
+            }
+            outbox.clear();
+            if done == Turn::Idle && waiting.len() == 0 {
+                break;
+            }
+            assert!(turn < 5000, "no end in sight");
+        }
+        let Checked { heard, seen: saw, .. } = engine.executor();
+        for (tag, (tokens, logits)) in &mut answered {
+            let theirs = heard.range((ids[tag], 0)..=(ids[tag], u32::MAX));
+            logits.extend(theirs.map(|((_, position), bits)| (*position, bits.clone())));
+            assert_eq!(tokens.len(), logits.len());
+        }
+        seen.left_padded += saw.left_padded;
+        seen.right_padded += saw.right_padded;
+        seen.redirected += saw.redirected;
+        seen.dummy_tokens += saw.dummy_tokens;
+        seen.dummy_rows += saw.dummy_rows;
+        seen.wide_steps += saw.wide_steps;
+        answered
+    }
+}
+
+fn load(case: &str) -> PlainModel {
+    let checkpoint = Checkpoint::open(&paths::model(case)).unwrap();
+    let model = Model::build(&checkpoint.source()).unwrap();
+    PlainModel::load(&model, &checkpoint).unwrap()
+}
+
+/// Requests with common prefixes and various lengths and temperatures.
+fn requests(random: &mut Random, model: &PlainModel) -> Vec<Request> {
+    let trunk: Vec<Token> = (0..64).map(|_| random.between(1, 400)).collect();
+    let count = u64::from(random.between(3, 6));
+    let one = |tag: u64| {
+        let shared = if random.chance(70) { random.between(0, 50) } else { 0 };
+        let mut prompt = trunk[..shared as usize].to_vec();
+        prompt.extend((0..random.between(1, 20)).map(|_| random.between(1, 400)));
+        let max_tokens = random.between(2, 12);
+        let temperature = if random.chance(50) { 0.9 } else { 0.0 };
+        let sampling = Sampling { temperature, seed: tag + 7, ..Sampling::default() };
+        let salt = model.program().prefix_salt(prompt.len() as u32 + max_tokens);
+        Request {
+            tag,
+            prompt,
+            params: Params { max_tokens, ignore_eos: true, sampling, salt, ..Params::default() },
+        }
+    };
+    (0..count).map(one).collect()
+}
+
+const CASES: [&str; 4] = ["qwen3_yarn_swa", "gpt_oss", "deepseek_v32", "gemma3"];
+const SEEDS: u64 = 3;
+
+/// Runs `ways` of random workloads on every checkpoint and compares with each request alone.
+fn same_bits(ways: impl Fn(&mut Random) -> Vec<Way>) -> Seen {
+    let mut seen = Seen::default();
+    for case in CASES {
+        let model = load(case);
+        for seed in 0..SEEDS {
+            let mut random = Random::new(seed);
+            let requests = requests(&mut random, &model);
+            let ragged =
+                |cache| Way { cache, block: 8, rectangle: None, batch_sizes: Vec::new(), sharing: true };
+            let mut wanted = BTreeMap::new();
+            for request in &requests {
+                let alone = std::slice::from_ref(request);
+                wanted.append(&mut ragged(CacheKind::Contiguous).run(&model, alone, &mut Seen::default()));
+            }
+            let together = ragged(CacheKind::Radix).run(&model, &requests, &mut Seen::default());
+            assert!(together == wanted, "{case}, seed {seed}: ragged");
+            for (n, way) in ways(&mut random).iter().enumerate() {
+                assert!(way.run(&model, &requests, &mut seen) == wanted, "{case}, seed {seed}, way {n}");
+            }
+        }
+    }
+    seen
+}
+
+#[test]
+fn rectangles_and_ragged_rows_give_the_same_bits() {
+    let seen = same_bits(|random| {
+        let rectangle = |cache| {
+            let block = random.pick(&[2, 4, 8]);
+            let max_batch = random.between(1, 5);
+            let config = RectangularConfig {
+                chunk_size: block * random.between(1, 4),
+                max_batch,
+                max_batch_tkv: u64::from(LENGTH + random.between(0, LENGTH * (max_batch - 1))),
+                interleave: random.chance(60),
+                pausing: random.chance(40),
+                ..RectangularConfig::default()
+            };
+            let batch_sizes = if random.chance(30) { vec![2, 4] } else { Vec::new() };
+            let sharing = random.chance(70);
+            Way { cache, block, rectangle: Some(config), batch_sizes, sharing }
+        };
+        [CacheKind::Paged, CacheKind::Radix].map(rectangle).into()
+    });
+    println!("{seen:?}");
+    assert!(seen.left_padded > 50 && seen.right_padded > 50 && seen.redirected > 0, "{seen:?}");
+    assert!(seen.dummy_tokens > 100 && seen.dummy_rows > 0 && seen.wide_steps > 20, "{seen:?}");
+}
+
+#[test]
+fn padded_decode_batches_give_the_same_bits() {
+    let seen = same_bits(|random| {
+        let sizes = [vec![1, 2, 4, 8], vec![3, 5], vec![8]];
+        let padded = |cache: &CacheKind| {
+            let batch_sizes = sizes[random.between(0, 2) as usize].clone();
+            Way { cache: *cache, block: 8, rectangle: None, batch_sizes, sharing: true }
+        };
+        [CacheKind::Paged, CacheKind::Radix, CacheKind::Cells].iter().map(padded).collect()
+    });
+    println!("{seen:?}");
+    assert!(
+        seen.dummy_rows > 100 && seen.dummy_tokens == seen.dummy_rows && seen.wide_steps > 20,
+        "{seen:?}"
+    );
+}
