@@ -66,7 +66,7 @@ const GROUPS: [Group; 14] = [
     Group {
         heading: "Scheduling",
         common: &["policy", "order", "max-num-seqs", "spec"],
-        rest: &["accept", "max-num-batched-tokens", "watermark", "overlap", "graph-max-batch"],
+        rest: &["accept", "max-num-batched-tokens", "watermark", "overlap", "batch-sizes", "graph-max-batch"],
     },
     Group {
         heading: "Scheduling: --policy chunked",

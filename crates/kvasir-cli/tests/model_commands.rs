@@ -53,6 +53,24 @@ fn every_cache_and_policy_gives_the_recorded_tokens() {
 }
 
 #[test]
+fn padded_steps_of_the_plain_backend_give_the_recorded_tokens() {
+    for case in ["qwen3_yarn_swa", "gpt_oss"] {
+        let (ids, tokens) = recorded(case, "p64");
+        let path = model(case);
+        let args = ["generate", &path, "--prompt-ids", &ids, "--max-tokens", "32", "--json"];
+        let shapes: [&[&str]; 3] = [
+            &["--policy", "rectangular", "--block-size", "8", "--chunk-size", "48"],
+            &["--batch-sizes", "4,2", "--graph-max-batch", "2"],
+            &["--batch-sizes", "3", "--policy", "rectangular", "--cache", "radix"],
+        ];
+        for shape in shapes {
+            let answer = json(&[&args[..], &["--backend", "plain"], shape].concat());
+            assert_eq!(answer["token_ids"], tokens, "{case} {shape:?}");
+        }
+    }
+}
+
+#[test]
 fn rings_give_the_recorded_tokens() {
     for case in ["gemma3", "gpt_oss", "mistral", "qwen2_swa"] {
         let (ids, tokens) = recorded(case, "p64");
@@ -202,6 +220,16 @@ fn usage_errors_are_one_line_and_name_the_option() {
         "--cache radix",
     );
     printed(&["generate", &path, "--prompt-ids", "1", "--graph-max-batch", "8"], 2, "--graph-max-batch");
+    let one = ["generate", &path, "--prompt-ids", "1", "--batch-sizes", "4"];
+    printed(&one, 2, "--batch-sizes: batch sizes on the cpu backend");
+    let sizes = |more: [&'static str; 2]| [&one[..], &["--backend", "plain"], &more].concat();
+    printed(
+        &sizes(["--graph-max-batch", "3"]),
+        2,
+        "--graph-max-batch 3 is below every size of --batch-sizes",
+    );
+    printed(&sizes(["--max-num-batched-tokens", "3"]), 2, "--max-num-batched-tokens 3");
+    printed(&["logits", &path, "--prompt-ids", "1", "--json", "--batch-sizes", "4"], 2, "--batch-sizes");
     let far = ["generate", &path, "--prompt-ids", "1", "--max-model-len", "100000"];
     printed(&far, 2, "--max-model-len 100000 is more than the");
     printed(&["logits", &model("none"), "--prompt-ids", "1", "--json"], 1, "none");

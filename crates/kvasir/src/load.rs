@@ -139,7 +139,13 @@ impl OpenedModel {
             // The simulated device reads no weights, only words.
             BackendKind::Sim(preset) => (Weights::Sim(preset, self.words()?), None),
         };
-        let mut loaded = LoadedModel { opened: self, weights, draft, kv: KvType::F32 };
+        let mut loaded = LoadedModel {
+            opened: self,
+            weights,
+            draft,
+            kv: KvType::F32,
+            batch_sizes: Vec::new(),
+        };
         if let Some(speculation) = loaded.speculation() {
             speculation.check_backend(loaded.backend())?;
         }
@@ -156,6 +162,8 @@ pub struct LoadedModel {
     draft: Option<LoadedDraft>,
     /// Default K/V data type.
     kv: KvType,
+    /// Batch sizes that executors declare, in rising order.
+    batch_sizes: Vec<u32>,
 }
 
 enum Weights {
@@ -196,6 +204,25 @@ impl LoadedModel {
             }
             _ => Ok(Self { kv, ..self }),
         }
+    }
+
+    /// Batch sizes that decode steps are padded to, if any are declared.
+    pub fn batch_sizes(&self) -> &[u32] {
+        &self.batch_sizes
+    }
+
+    /// Declares the batch sizes that decode steps are padded to, if the backend has such sizes.
+    pub fn with_batch_sizes(self, mut sizes: Vec<u32>) -> Result<Self, Error> {
+        if !matches!(self.weights, Weights::Plain(_)) {
+            let why = "it runs a batch of any size as it is; plain takes sizes";
+            return Err(Error::Asked(format!("batch sizes on the {} backend: {why}", self.backend())));
+        }
+        if sizes.contains(&0) {
+            return Err(Error::Asked("a batch size must be at least 1".into()));
+        }
+        sizes.sort_unstable();
+        sizes.dedup();
+        Ok(Self { batch_sizes: sizes, ..self })
     }
 
     fn natural_kv(&self) -> KvType {
@@ -249,7 +276,7 @@ impl LoadedModel {
             }
             Weights::Plain(model) => {
                 let limits = Limits { slots, tokens, rows };
-                let executor = PlainExecutor::new(model, limits);
+                let executor = PlainExecutor::new(model, limits).with_batch_sizes(self.batch_sizes.clone());
                 let drafting = match &self.draft {
                     Some(LoadedDraft { weights: DraftWeights::Plain(model), source, kind, shape, taps }) => {
                         kvasir_plain::Drafting::new(model, *source, kind.clone(), *shape, limits, *taps)

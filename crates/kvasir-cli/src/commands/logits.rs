@@ -27,7 +27,7 @@ struct Answer<'a, T> {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        self.model.refuse_speculation()?;
+        self.model.refuse_generation()?;
         let rows = self.model.load()?.logits(&self.prompt_ids, self.all)?;
         if self.json {
             let text = match self.all {

@@ -124,6 +124,7 @@ impl Args {
             is_cpu: self.sim_preset.machine.is_cpu,
             is_simulated: true,
             has_graphs: true,
+            batch_sizes: Vec::new(),
         };
         let resolved = options.resolve(&facts)?;
         let mut workload = self.workload(scenario, resolved.limits.max_model_len)?;
@@ -141,7 +142,7 @@ impl Args {
         let faults = Faults { seed: self.requests.seed, ..self.faults.faults };
         let mut device = CostDevice::new(self.sim_preset, clock.clone(), Box::new(ScriptedModel))
             .with_faults(faults)
-            .with_graphs(resolved.graph_max_batch);
+            .with_graphs(resolved.limits.graph_max_batch);
         if let Some(shape) = resolved.static_shape {
             device = device.with_static_shapes(shape);
         }

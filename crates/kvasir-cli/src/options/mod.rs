@@ -117,7 +117,7 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_OVERLAP", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     overlap: Option<Switch>,
-    /// Largest decode batch with a captured graph; `kvasir sim` only [default: 256]
+    /// Largest decode batch that runs as a captured graph (`kvasir sim`), or is padded to a size of --batch-sizes [default: 256]
     #[arg(long, env = "KVASIR_GRAPH_MAX_BATCH", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     graph_max_batch: Option<u32>,

@@ -3,6 +3,7 @@
 
 use crate::doctor::forecast::{Forecast, limits_of};
 use crate::io::failure::Failure;
+use crate::options::rules::rule;
 use kvasir::{Acceptance, BackendKind, KvType, LoadedModel, OpenedModel, Speculation};
 use kvasir_cpu::{MachineLimits, ThreadPool};
 use kvasir_sim::Preset;
@@ -56,6 +57,10 @@ pub(crate) struct ModelArgs {
     /// without drafts, `rejection` their distribution (chains only: a tree is verified as with `coupled`)
     #[arg(long, value_enum, env = "KVASIR_ACCEPT", requires = "spec", value_name = "RULE")]
     accept: Option<Accept>,
+    /// Batch sizes that the plain backend declares, such as 1,2,4,8: decode steps are padded with dummy rows to the next,
+    /// as for a device of static shapes [default: none]
+    #[arg(long, env = "KVASIR_BATCH_SIZES", value_name = "SIZES", value_delimiter = ',')]
+    batch_sizes: Vec<u32>,
     /// Speed of the sim backend: instant, fixed:5ms, or machine and model shape, such as h200:qwen3-14b
     #[arg(long, env = "KVASIR_SIM_PRESET", value_name = "PRESET")]
     sim_preset: Option<String>,
@@ -139,18 +144,24 @@ impl ModelArgs {
             None => opened,
         };
         let loaded = opened.load(backend, precision, threads)?;
-        Ok(match self.kv_dtype {
+        let loaded = match self.kv_dtype {
             Some(kv) => loaded.with_kv(kv)?,
             None => loaded,
-        })
+        };
+        if self.batch_sizes.is_empty() {
+            return Ok(loaded);
+        }
+        loaded
+            .with_batch_sizes(self.batch_sizes.clone())
+            .map_err(|error| Failure::usage(format!("--batch-sizes: {error}")))
     }
 
     /// Refuses options of generation, for a command that generates nothing.
-    pub(crate) fn refuse_speculation(&self) -> Result<(), Failure> {
-        match &self.spec {
-            Some(spec) => Err(Failure::usage(format!("--spec {spec}: this command generates nothing"))),
-            None => Ok(()),
+    pub(crate) fn refuse_generation(&self) -> Result<(), Failure> {
+        if let Some(spec) = &self.spec {
+            return Err(Failure::usage(format!("--spec {spec}: this command generates nothing")));
         }
+        rule(self.batch_sizes.is_empty(), || "--batch-sizes: this command generates nothing".into())
     }
 
     /// Predictions before loading, with this part of the free memory for K/V; `None` for the simulated

@@ -26,7 +26,6 @@ pub(crate) struct ResolvedOptions {
     pub(crate) limits: Limits,
     /// `None` if it is left to the backend.
     pub(crate) overlap: Option<bool>,
-    pub(crate) graph_max_batch: u32,
     pub(crate) static_shape: Option<StaticShape>,
     /// Configuration for the trace page.
     pub(crate) setup: Map<String, Value>,
@@ -66,10 +65,12 @@ impl Options {
         rule(!one_stream || self.max_num_seqs.is_none_or(|n| n == 1), || {
             format!("--max-num-seqs cannot be combined with --cache {kind}: it holds one sequence")
         })?;
-        rule(facts.has_graphs || self.graph_max_batch.is_none(), || {
-            "--graph-max-batch needs a device with captured graphs: that of `kvasir sim`".into()
+        rule(facts.has_graphs || !facts.batch_sizes.is_empty() || self.graph_max_batch.is_none(), || {
+            "--graph-max-batch needs a device with captured graphs, that of `kvasir sim`, or --batch-sizes"
+                .into()
         })?;
         let limits = self.limits(facts, one_stream, in_blocks)?;
+        self.check_batch_sizes(facts, &limits)?;
         let rings = self.rings(kind, facts, limits.max_num_batched_tokens)?;
         let block = match in_blocks {
             true if policy == PolicyKind::Rectangular => positive("block-size", self.block_size, 64)?,
@@ -118,13 +119,26 @@ impl Options {
             policy: self.build_policy(policy, rectangular)?,
             order: self.order.unwrap_or_default(),
             overlap: self.overlap.map(Switch::is_on),
-            graph_max_batch: self.graph_max_batch.unwrap_or(256),
             setup: match setup {
                 Value::Object(map) => map,
                 _ => Map::new(),
             },
             limits,
             cache,
+        })
+    }
+
+    /// Checks the batch sizes of the executor against the limits of a step.
+    fn check_batch_sizes(&self, facts: &Facts, limits: &Limits) -> Result<(), Failure> {
+        let (tokens, most) = (limits.max_num_batched_tokens, limits.graph_max_batch);
+        let Some(smallest) = facts.batch_sizes.first() else { return Ok(()) };
+        rule(*smallest <= most, || {
+            format!("--graph-max-batch {most} is below every size of --batch-sizes, {smallest} and up")
+        })?;
+        let used = facts.batch_sizes.iter().filter(|size| **size <= most);
+        let largest = used.max().copied().unwrap_or(0);
+        rule(largest <= tokens, || {
+            format!("--batch-sizes {largest} exceeds --max-num-batched-tokens {tokens}")
         })
     }
 
@@ -188,6 +202,7 @@ impl Options {
             max_model_len,
             watermark: (share("watermark", self.watermark, 0.0)? * 1000.0).round() as u32,
             prefix_cache: in_blocks && self.prefix_cache.is_none_or(Switch::is_on),
+            graph_max_batch: self.graph_max_batch.unwrap_or(Limits::default().graph_max_batch),
             ..Limits::default()
         })
     }

@@ -36,6 +36,8 @@ pub struct Metrics {
     computed_tokens: Counter,
     generation_tokens: Counter,
     preemptions: Counter,
+    /// Dummy tokens that steps were padded with.
+    padding: Counter,
     /// Speculative decoding: verifications, drafts, and drafts accepted at each position.
     drafts: Gauge,
     draft_tokens: Gauge,
@@ -98,6 +100,7 @@ impl Default for Metrics {
             computed_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             preemptions: Counter::default(),
+            padding: Counter::default(),
             drafts: Gauge::default(),
             draft_tokens: Gauge::default(),
             accepted_by_position: Default::default(),
@@ -239,6 +242,7 @@ impl Observer for MetricsObserver {
         match result {
             Ok(()) => {
                 self.0.step_time.observe(step.output.device_ns);
+                self.0.padding.add(step.output.padding.into());
                 self.0.generated(core, step);
             }
             Err(_) => self.0.failed_steps.add(1),

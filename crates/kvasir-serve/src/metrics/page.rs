@@ -71,6 +71,7 @@ impl Metrics {
             "Preemptions: running requests returned to the queue.",
             self.preemptions.get(),
         );
+        page.counter("padding_tokens_total", "Dummy tokens that steps were padded with.", self.padding.get());
         page.counter(
             "num_pauses_total",
             "Decode rows paused by the rectangular policy, net of swaps within a step.",
