@@ -37,6 +37,8 @@ pub(crate) struct Service {
     pub(crate) rules: ClientRules,
     /// Receives what is predicted before the model is loaded.
     pub(crate) foretell: Option<Foretell>,
+    /// Whether dummy steps run before the app exists, so that no request is the first.
+    pub(crate) warms_up: bool,
 }
 
 impl Service {
@@ -50,6 +52,7 @@ impl Service {
             timeout: Duration::MAX,
             rules: ClientRules::default(),
             foretell: None,
+            warms_up: false,
         }
     }
 }
@@ -89,7 +92,10 @@ impl Started {
         let resolved = options.resolve(&Facts::of(&loaded, slots))?;
         let (overlap, mut setup) = (resolved.overlap, resolved.setup.clone());
         let (feed, observer) = StepFeed::new();
-        let engine = loaded.engine(resolved.core(), overlap)?.observe(observer);
+        let mut engine = loaded.engine(resolved.core(), overlap)?.observe(observer);
+        if service.warms_up {
+            kvasir::warm_up(&mut engine)?;
+        }
         let slots = engine.core().cache().capacity();
         let max_len = engine.core().limits().max_model_len.min(slots);
         let name = name.map_or_else(|| model.name(), str::to_owned);

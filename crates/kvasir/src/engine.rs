@@ -13,6 +13,7 @@ use kvasir_cpu::KvType;
 use kvasir_engine::{
     Chunked, Core, Engine, Limits, Mixing, NgramDrafter, Order, Params, Request, SuffixDrafter,
 };
+use kvasir_exec::Executor;
 use kvasir_kv::{CacheConfig, CacheKind, Rings, Token};
 use std::time::Instant;
 
@@ -39,7 +40,7 @@ impl LoadedModel {
         kv: Option<KvType>,
     ) -> Result<Engine<AnyExecutor>, Error> {
         let cache = core.cache();
-        // Some caches use a dummy block beyond their capacity.
+        // The dummy slot lies in front of what the cache may allocate, or behind.
         let slots = cache.capacity().saturating_add(cache.block_size());
         let limits = core.limits();
         let (tokens, rows) = (limits.max_num_batched_tokens, limits.max_num_seqs);
@@ -91,6 +92,14 @@ impl LoadedModel {
         let slot = self.kv().slot_bytes(&self.program().layers) as f64;
         Some((free * share / slot.max(1.0)) as u32)
     }
+}
+
+/// Runs dummy steps on the executor of an idle engine, so that its first request does not wait for
+/// what a first step does. A process that runs one request gains nothing: its prompt is the first step.
+pub fn warm_up(engine: &mut Engine<AnyExecutor>) -> Result<(), Error> {
+    let padding = engine.core().padding(&engine.executor().abilities());
+    let warmed = padding.warm_up(engine.executor_mut());
+    warmed.map_err(|error| Error::Failed(format!("a dummy step at start-up: {error}")))
 }
 
 /// Lets an engine decode speculatively. Fails if its cache lacks what that takes.

@@ -139,13 +139,8 @@ impl OpenedModel {
             // The simulated device reads no weights, only words.
             BackendKind::Sim(preset) => (Weights::Sim(preset, self.words()?), None),
         };
-        let mut loaded = LoadedModel {
-            opened: self,
-            weights,
-            draft,
-            kv: KvType::F32,
-            batch_sizes: Vec::new(),
-        };
+        let mut loaded =
+            LoadedModel { opened: self, weights, draft, kv: KvType::F32, batch_sizes: Vec::new() };
         if let Some(speculation) = loaded.speculation() {
             speculation.check_backend(loaded.backend())?;
         }

@@ -358,6 +358,7 @@ impl Args {
         };
         let service = Service {
             foretell: Some(Box::new(foretell)),
+            warms_up: true,
             access,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: reports.clone(),

@@ -3,7 +3,7 @@
 //! 1. `load` maps matrices that are multiplied as integers or bf16. Their panels are at first made
 //!    on the fly from the stored rows, so that time to first token does not wait for packing.
 //! 2. `pack_before_step` packs a quarter of the weights before each step after the first.
-//! 3. `pack` packs everything at once.
+//! 3. `pack` packs everything at once, and so does a dummy step (`pack_for_warm_up`).
 //!
 //! Packed and unpacked panels have the same bytes, so results do not change. Mapped pages are
 //! released once packed: a model is never in memory twice. Executors share a model through an
@@ -121,6 +121,16 @@ impl CpuModel {
         if !*packed {
             let all: usize = self.linears().map(|l| l.packed.bytes()).sum();
             *packed = self.pack_some((all / PACKED_PER_STEP).max(LEAST_PACKED)).unwrap_or(true);
+        }
+    }
+
+    /// Packs all that is left before a dummy step, where no request waits for its first token. If
+    /// memory runs out, the rest is read in place.
+    pub(crate) fn pack_for_warm_up(&self) {
+        self.used.store(true, Ordering::Relaxed);
+        let mut packed = self.packed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !*packed {
+            *packed = self.pack_some(usize::MAX).unwrap_or(true);
         }
     }
 

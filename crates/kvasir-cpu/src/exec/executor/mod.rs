@@ -249,9 +249,9 @@ impl CpuExecutor {
             return Err(StepError::Failed(format!("{wanted} hidden numbers wanted, {} given", hidden.len())));
         }
         self.validate(step)?;
-        // A dummy step runs before there is a request whose first token would wait for packing.
-        if !step.batch.is_dummy() {
-            self.model.pack_before_step();
+        match step.batch.is_dummy() {
+            true => self.model.pack_for_warm_up(),
+            false => self.model.pack_before_step(),
         }
         let plan = &step.plan;
         self.own.grow(plan.read_bound);
