@@ -256,6 +256,20 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Adds the multi-token-prediction (MTP) layers of a checkpoint that has no other tensors. Both
+    /// share the bytes.
+    pub fn add_predictions(&mut self, layers: &Self) {
+        let (key, file) = ("num_nextn_predict_layers", self.files.len());
+        self.files.extend(layers.files.iter().cloned());
+        let moved = |(name, entry): (&String, &Entry)| {
+            (name.clone(), Entry { file: file + entry.file, ..entry.clone() })
+        };
+        self.tensors.extend(layers.tensors.iter().map(moved));
+        if let (Some(config), Some(count)) = (self.config.as_object_mut(), layers.config.get(key)) {
+            config.insert(key.to_owned(), count.clone());
+        }
+    }
+
     /// The elements of an integer tensor (I32 or I64); `None` if it is absent.
     pub fn integers(&self, name: &str) -> Result<Option<Vec<i64>>> {
         let Some(view) = self.tensor(name) else { return Ok(None) };

@@ -155,9 +155,17 @@ fn metadata_alone_rebuilds_the_config() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
     let scratch = Scratch::new("metadata");
     let (ours, theirs) = (scratch.0.join("a.gguf"), scratch.0.join("b.gguf"));
-    for case in
-        ["deepseek_v3", "deepseek_v32", "gpt_oss", "glm4_moe", "llama", "mixtral", "phi3", "qwen3_moe"]
-    {
+    for case in [
+        "deepseek_v3",
+        "deepseek_v32",
+        "gpt_oss",
+        "glm4_moe",
+        "llama",
+        "mixtral",
+        "phi3",
+        "qwen3_moe",
+        "qwen3_mtp",
+    ] {
         convert(&models.join(case), &ours, &Rules::parse("f32", &[]).unwrap()).unwrap();
         as_others_write_it(&ours, &theirs);
         let [answered, read] = [&ours, &theirs].map(|path| Checkpoint::open(path).unwrap());

@@ -94,6 +94,7 @@ impl Reader<'_> {
                 return Err(Error::at("general.architecture", format!("{other:?} is not supported")));
             }
         };
+        self.prediction_layers();
         if let Some(config) = self.original(architecture.0)? {
             return Ok((config, facts));
         }
@@ -183,11 +184,16 @@ impl Reader<'_> {
         self.set("topk_group", self.uint("expert_group_used_count").unwrap_or(1));
         self.set("norm_topk_prob", self.flag("expert_weights_norm").unwrap_or(false));
         self.set("routed_scaling_factor", self.number("expert_weights_scale").unwrap_or(json!(1.0)));
-        // GGUF counts multi-token prediction (MTP) layers as blocks.
-        let extra = self.uint("nextn_predict_layers").unwrap_or(0);
-        let blocks = self.uint("block_count").unwrap_or(0);
-        self.set("num_nextn_predict_layers", extra);
-        self.set("num_hidden_layers", blocks.saturating_sub(extra));
+        self.set("num_nextn_predict_layers", 0);
+    }
+
+    /// Multi-token prediction (MTP) layers, which GGUF counts as blocks.
+    fn prediction_layers(&mut self) {
+        if let Some(extra) = self.uint("nextn_predict_layers") {
+            let blocks = self.uint("block_count").unwrap_or(0);
+            self.set("num_nextn_predict_layers", extra);
+            self.set("num_hidden_layers", blocks.saturating_sub(extra));
+        }
     }
 
     fn deepseek(&mut self) -> Result<()> {

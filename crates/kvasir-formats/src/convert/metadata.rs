@@ -43,7 +43,8 @@ pub(super) fn write(model: &Checkpoint, out: &mut Writer) -> Result<Vec<(&'stati
     }
     let mut meta = Meta { config: &spelled_out, arch, out };
     meta.dimensions()?;
-    meta.experts(model)?;
+    meta.experts()?;
+    meta.prediction_layers(model)?;
     meta.rope()
 }
 
@@ -142,7 +143,7 @@ impl Meta<'_> {
         Ok(())
     }
 
-    fn experts(&mut self, model: &Checkpoint) -> Result<()> {
+    fn experts(&mut self) -> Result<()> {
         self.copy_uint("expert_count", "num_experts")?;
         self.copy_uint("expert_used_count", "num_experts_per_tok")?;
         self.copy_uint("expert_feed_forward_length", "moe_intermediate_size")?;
@@ -160,6 +161,11 @@ impl Meta<'_> {
         let normalized = self.config.get("norm_topk_prob").and_then(Json::as_bool).unwrap_or(false);
         self.set("expert_weights_norm", Value::Bool(normalized));
         self.set("expert_gating_func", Value::U32(2)); // sigmoid
+        Ok(())
+    }
+
+    /// Multi-token prediction (MTP) layers, which GGUF counts as blocks.
+    fn prediction_layers(&mut self, model: &Checkpoint) -> Result<()> {
         let layers = size(self.config, "num_hidden_layers")?;
         let extra = size(self.config, "num_nextn_predict_layers").unwrap_or(0);
         let there = model.tensor(&format!("model.layers.{layers}.eh_proj.weight")).is_some();

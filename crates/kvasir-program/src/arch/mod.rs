@@ -43,7 +43,7 @@ const fn predicting(
 }
 
 const ALL: &[Architecture] = &[
-    plain("Qwen3ForCausalLM", qwen::qwen3),
+    predicting("Qwen3ForCausalLM", qwen::qwen3, qwen::qwen3_prediction),
     plain("Qwen3MoeForCausalLM", qwen3_moe::target),
     plain("LlamaForCausalLM", llama::llama),
     plain("MixtralForCausalLM", mixtral::target),
