@@ -1,5 +1,5 @@
-//! The built-in model, a GGUF file embedded in the binary, and its EAGLE-3 head. `model/` holds their
-//! training, `docs/reference/built-in-model.md` their abilities.
+//! The built-in model, a GGUF file embedded in the binary, its multi-token-prediction (MTP) layer and
+//! its EAGLE-3 head. `model/` holds their training, `docs/reference/built-in-model.md` their abilities.
 
 use kvasir_formats::{Checkpoint, Error};
 use serde_json::{Value, json};
@@ -21,6 +21,13 @@ pub(crate) const BYTES: &[u8] = {
     static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!("../kvasir-mini.gguf"));
     &FILE.0
 };
+
+/// Its MTP layer, apart from the GGUF file, which engines without MTP layers for Qwen3 read too.
+pub(crate) fn mtp() -> Result<Checkpoint, Error> {
+    static TENSORS: &Aligned<[u8]> = &Aligned(*include_bytes!("../kvasir-mini-mtp/model.safetensors"));
+    let config = include_str!("../kvasir-mini-mtp/config.json");
+    Checkpoint::built_in("kvasir-mini-mtp", config, &TENSORS.0)
+}
 
 /// Its EAGLE-3 head.
 pub(crate) fn eagle3() -> Result<Checkpoint, Error> {

@@ -46,7 +46,9 @@ impl OpenedModel {
     /// Opens the built-in model.
     pub fn built_in() -> Result<Self, Error> {
         let gguf = Gguf::built_in(built_in::NAME, built_in::BYTES)?;
-        let opened = Self::of(Checkpoint::of_gguf(Arc::new(gguf))?)?;
+        let mut checkpoint = Checkpoint::of_gguf(Arc::new(gguf))?;
+        checkpoint.add_predictions(&built_in::mtp()?);
+        let opened = Self::of(checkpoint)?;
         Ok(Self { generation: Some(built_in::generation_config()), is_built_in: true, ..opened })
     }
 

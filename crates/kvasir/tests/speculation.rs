@@ -222,7 +222,7 @@ fn compare_drafters(overlap: bool) {
 }
 
 #[test]
-fn the_built_in_model_drafts_with_its_own_head() {
+fn the_built_in_model_drafts_with_its_own_layer_and_head() {
     let generate = |text: Option<&str>| {
         let (spec, opened) = (text.map(spec), OpenedModel::built_in().unwrap());
         let mut kvasir = engine_of(opened, BackendKind::Cpu, spec.as_ref(), (CacheKind::Radix, 512), None);
@@ -236,7 +236,7 @@ fn the_built_in_model_drafts_with_its_own_head() {
     };
     let ids = |answers: &[Answer]| answers.iter().map(|answer| answer.ids.clone()).collect::<Vec<_>>();
     let plain = ids(&generate(None));
-    for method in ["eagle3:depth=3", "eagle3:depth=3,topk=3,nodes=6"] {
+    for method in ["mtp:3", "eagle3:depth=3", "eagle3:depth=3,topk=3,nodes=6"] {
         let answers = generate(Some(method));
         assert_eq!(ids(&answers), plain, "{method}");
         let drafted: u32 = answers.iter().map(|answer| answer.drafted).sum();
