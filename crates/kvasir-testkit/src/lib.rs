@@ -17,4 +17,4 @@ pub mod paths;
 pub mod random;
 pub mod schemas;
 
-pub use random::Random;
+pub use random::{Random, rounds};

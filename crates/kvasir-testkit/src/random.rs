@@ -1,5 +1,10 @@
 //! `Random`: a seeded pseudo-random generator (SplitMix64) for randomized tests.
 
+/// Rounds of a random test: `n`, or a hundredth of them under Miri, which is slower by more.
+pub fn rounds(n: u64) -> u64 {
+    if cfg!(miri) { n.div_ceil(100) } else { n }
+}
+
 /// SplitMix64. Equal seeds give equal sequences on every machine.
 #[derive(Clone, Debug)]
 pub struct Random(u64);

@@ -17,22 +17,22 @@
 //! load of count 0 reads the workers' decrements, so it sees all their writes and none still uses
 //! `job`. Both guards (`JoinGuard`, `LeaveGuard`) run on unwinding too.
 //!
-//! Sleep and wake-up are a store-load handshake and need `SeqCst`. A worker sets `asleep`, then
-//! re-reads the epoch; the caller advances the epoch, then reads `asleep`. At least one of them
-//! sees the other, and an unpark before the park is not lost.
+//! Sleep and wake-up: a worker sets `asleep`, then modifies `state` (adding 0) and parks if the
+//! epoch is unchanged; the caller modifies `state` too, then reads `asleep`. One modification comes
+//! first, and the other reads what it published: the worker sees the new epoch, or the caller sees
+//! it asleep. An unpark before the park is not lost.
 //!
 //! Work is claimed by counting items. No kernel may rely on a thread index or on all threads
-//! joining. The tests at the end of the file cover late joiners, panics and wake-ups.
+//! joining. The tests at the end of the file cover late joiners and panics; `loom/` explores the
+//! interleavings of runs, wake-ups and the end of the pool.
 
-use crate::threads::prologue::{Prologue, SPINS, spin_until};
+use crate::threads::prologue::{Prologue, spin_until};
+use crate::threads::sync::{
+    Arc, AtomicBool, AtomicU64, AtomicUsize, Builder, JoinHandle, Mutex, MutexGuard, Ordering, SPINS,
+    UnsafeCell, YIELDS, park, spin_loop, yield_now,
+};
 use crate::threads::worker::Worker;
-use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{JoinHandle, Thread};
-
-/// Yields before a worker parks.
-const YIELDS: u32 = 20;
+use std::sync::PoisonError;
 
 type Job = *const (dyn Fn(&mut Worker) + Sync);
 
@@ -90,7 +90,7 @@ impl ThreadPool {
         });
         let spawn = |index: usize| {
             let shared = Arc::clone(&shared);
-            let builder = std::thread::Builder::new().name(format!("kvasir-cpu-{}", index + 1));
+            let builder = Builder::new().name(format!("kvasir-cpu-{}", index + 1));
             builder.spawn(move || shared.work(index)).ok()
         };
         let workers = (0..helpers).map_while(spawn).collect();
@@ -128,7 +128,7 @@ impl ThreadPool {
         // even by unwinding, before all workers have left.
         let job_for_all: Job = unsafe { std::mem::transmute::<&(dyn Fn(&mut Worker) + Sync), Job>(job) };
         // SAFETY: the run is closed and no worker is inside, so none reads the cell.
-        unsafe { *shared.job.get() = Some(job_for_all) };
+        shared.job.with_mut(|job| unsafe { *job = Some(job_for_all) });
         // The previous run may have unwound by its own panic before it looked at a worker's
         // failure.
         shared.failed.store(false, Ordering::Relaxed);
@@ -187,7 +187,7 @@ impl ThreadPool {
             first.run(&mut self.caller());
             return self.each(count, job);
         }
-        let claims = [const { Claims(AtomicU64::new(0)) }; MAX_THREADS];
+        let claims: [Claims; MAX_THREADS] = std::array::from_fn(|_| Claims(AtomicU64::new(0)));
         let bound = |range: usize| range * count / threads;
         self.run(&|worker| {
             let thread = worker.index;
@@ -225,7 +225,7 @@ impl Drop for ThreadPool {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.state.fetch_add(EPOCH, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
-            Thread::unpark(worker.thread());
+            worker.thread().unpark();
             // A worker's panic was reported by the run in which it happened.
             let _ = worker.join();
         }
@@ -272,7 +272,7 @@ impl Shared {
             }
             // SAFETY: this worker is inside, so the job is set, and it stays valid until the worker
             // leaves.
-            let job = unsafe { (*self.job.get()).map(|job| &*job) };
+            let job = self.job.with(|job| unsafe { (*job).map(|job| &*job) });
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let _done = LeaveGuard(self);
                 if let Some(job) = job {
@@ -298,14 +298,15 @@ impl Shared {
             }
             waited += 1;
             if waited < SPINS {
-                std::hint::spin_loop();
+                spin_loop();
             } else if waited < SPINS + YIELDS {
-                std::thread::yield_now();
+                yield_now();
             } else {
                 let Some(asleep) = self.asleep.get(index) else { continue };
                 asleep.store(true, Ordering::SeqCst);
-                if epoch_of(self.state.load(Ordering::SeqCst)) == seen {
-                    std::thread::park();
+                // A modification, not a load: see the module's ordering of sleep and wake-up.
+                if epoch_of(self.state.fetch_add(0, Ordering::SeqCst)) == seen {
+                    park();
                 }
                 asleep.store(false, Ordering::SeqCst);
             }
@@ -316,6 +317,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvasir_testkit::rounds;
     use std::sync::atomic::AtomicU32;
     use std::time::Duration;
 
@@ -323,7 +325,7 @@ mod tests {
     fn every_item_runs_once_on_any_number_of_threads() {
         for threads in [1, 2, 3, 8] {
             let pool = ThreadPool::new(threads);
-            for round in 0..200 {
+            for round in 0..rounds(200) as usize {
                 let sum = AtomicU64::new(0);
                 pool.each(round, &|_, i| {
                     sum.fetch_add(i as u64 + 1, Ordering::Relaxed);
@@ -340,7 +342,7 @@ mod tests {
     fn prologue_runs_once_before_any_item() {
         for threads in [1, 2, 3, 8] {
             let pool = ThreadPool::new(threads);
-            for count in 0..50 {
+            for count in 0..rounds(300) as usize {
                 let (before, seen) = (AtomicU32::new(0), AtomicU64::new(0));
                 let job = |_: &mut Worker, _| {
                     before.fetch_add(1, Ordering::Relaxed);
@@ -361,7 +363,7 @@ mod tests {
     #[test]
     fn a_failing_prologue_releases_all_threads() {
         let pool = ThreadPool::new(2);
-        for _ in 0..100 {
+        for _ in 0..rounds(100) {
             let job = |_: &mut Worker, _| panic!("on purpose");
             let fails = || pool.each_in_order_after(&Prologue::of(1, &job), &|_| &[], 64, &|_, _| {});
             assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(fails)).is_err());
@@ -377,7 +379,7 @@ mod tests {
             for caller in 0..2 {
                 let (pool, inside) = (&pool, &inside);
                 s.spawn(move || {
-                    for _ in 0..20 {
+                    for _ in 0..rounds(20) {
                         pool.each(3, &|_, _| {
                             inside[caller].fetch_add(1, Ordering::SeqCst);
                             std::thread::sleep(Duration::from_micros(100));
@@ -413,7 +415,7 @@ mod tests {
     #[test]
     fn a_failed_run_does_not_fail_the_next() {
         let pool = ThreadPool::new(2);
-        for _ in 0..100 {
+        for _ in 0..rounds(100) {
             let fails = std::panic::AssertUnwindSafe(|| pool.each(64, &|_, _| panic!("on purpose")));
             assert!(std::panic::catch_unwind(fails).is_err());
             pool.each(8, &|_, _| {});
@@ -423,7 +425,7 @@ mod tests {
     #[test]
     fn late_workers_cannot_join_and_are_not_awaited() {
         let pool = ThreadPool::new(2);
-        for _ in 0..1000 {
+        for _ in 0..rounds(1000) {
             pool.each(3, &|_, _| {});
             let state = pool.shared.state.load(Ordering::SeqCst);
             assert_eq!(state & (OPEN | INSIDE), 0);

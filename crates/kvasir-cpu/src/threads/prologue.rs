@@ -6,9 +6,9 @@
 //! Ordering: `done` is stored with Release after the job, also when it panics, and loaded with
 //! Acquire. So whatever the job wrote is visible to every thread whose `wait` returned.
 
+use crate::threads::sync::{AtomicBool, Ordering, SPINS, spin_loop, yield_now};
 use crate::threads::worker::Worker;
 use std::hint::black_box;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that a waiting thread reads ahead at most: about what memory delivers during a short
 /// prologue, and it fits L2.
@@ -16,9 +16,6 @@ const AHEAD: usize = 64 * 1024;
 /// Bytes of a cache line; `POLL_BYTES` is the number of bytes read between two polls of `done`.
 const LINE: usize = 64;
 const POLL_BYTES: usize = 4 * LINE;
-
-/// Polls for work before a thread yields its core; some tens of microseconds.
-pub(crate) const SPINS: u32 = 2000;
 
 /// A job to run once for each of a few rows, before a parallel region.
 pub(crate) struct Prologue<'a> {
@@ -79,6 +76,6 @@ pub(crate) fn spin_until(done: impl Fn() -> bool) {
     let mut spins = 0u32;
     while !done() {
         spins = spins.saturating_add(1);
-        if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        if spins < SPINS { spin_loop() } else { yield_now() }
     }
 }

@@ -99,7 +99,7 @@ impl PendingClaims {
 #[cfg(test)]
 mod tests {
     use crate::blocks::pending::*;
-    use kvasir_testkit::Random;
+    use kvasir_testkit::{Random, rounds};
     use std::collections::VecDeque;
 
     #[test]
@@ -107,7 +107,7 @@ mod tests {
         let (mut claims, mut model) = (PendingClaims::default(), VecDeque::<Pending>::new());
         let mut random = Random::new(5);
         let mut retired = None;
-        for step in 0..4000 {
+        for step in 0..rounds(4000) {
             let state = random.bits();
             let claim = Pending { step: StepId(step), ..Pending::default() };
             let named = StepId(step.saturating_sub(state >> 60));

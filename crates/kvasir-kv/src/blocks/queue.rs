@@ -51,13 +51,13 @@ impl BlockQueue {
 #[cfg(test)]
 mod tests {
     use crate::blocks::queue::*;
-    use kvasir_testkit::Random;
+    use kvasir_testkit::{Random, rounds};
 
     #[test]
     fn agrees_with_a_queue_of_ids() {
         let (mut free, mut model) = (BlockQueue::default(), VecDeque::new());
         let mut random = Random::new(3);
-        for _ in 0..3000 {
+        for _ in 0..rounds(3000) {
             let state = random.bits();
             let (first, count) = ((state >> 40) as u32 % 40, (state >> 33) as u32 % 7);
             match state >> 20 & 1 {

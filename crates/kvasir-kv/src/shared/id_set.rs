@@ -87,7 +87,7 @@ impl IdSet {
 #[cfg(test)]
 mod tests {
     use crate::shared::id_set::*;
-    use kvasir_testkit::Random;
+    use kvasir_testkit::{Random, rounds};
     use std::collections::BTreeSet;
 
     #[test]
@@ -95,7 +95,7 @@ mod tests {
         for bound in [1, 63, 64, 65, 4096, 4097, 300_000] {
             let (mut set, mut model) = (IdSet::new(bound), BTreeSet::new());
             let mut random = Random::new(7);
-            for _ in 0..5000 {
+            for _ in 0..rounds(5000) {
                 let state = random.bits();
                 let id = (state >> 33) as u32 % bound;
                 match state >> 20 & 1 {

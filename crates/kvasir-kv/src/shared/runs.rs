@@ -59,7 +59,7 @@ pub(crate) fn indices(blocks: &Range<BlockId>) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use crate::shared::runs::*;
-    use kvasir_testkit::Random;
+    use kvasir_testkit::{Random, rounds};
 
     #[test]
     fn runs_of_every_length_are_found() {
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn runs_concatenate_to_the_list() {
         let mut random = Random::new(9);
-        for _ in 0..300 {
+        for _ in 0..rounds(300) {
             let (mut blocks, mut lens) = (Vec::new(), 0);
             for _ in 0..5 {
                 let state = random.bits();

@@ -225,12 +225,12 @@ impl PartialEq for TailBuffered {
 #[cfg(test)]
 mod tests {
     use crate::shared::tail_buffered::*;
-    use kvasir_testkit::Random;
+    use kvasir_testkit::{Random, rounds};
 
     #[test]
     fn agrees_with_one_list() {
         let mut random = Random::new(7);
-        for _ in 0..200 {
+        for _ in 0..rounds(200) {
             let mut model: Vec<u32> = (0..5).collect();
             let mut list = TailBuffered::new(model.clone());
             for i in 0..120 {

@@ -7,12 +7,10 @@
 
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
-use crate::host::token_buffer::TokenBuffer;
+use crate::host::output_buffer::OutputBuffer;
+use crate::host::request_output::RequestOutput;
 use crate::metrics::Rejected;
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 /// Limits on concurrent work, running and queued; requests beyond them get status 429.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,10 +58,12 @@ impl AdmissionLimits {
 
 /// One open answer: its buffer and what it counts toward the limits.
 pub(crate) struct Client {
-    pub(crate) buffer: Arc<Mutex<TokenBuffer>>,
+    pub(crate) buffer: Arc<OutputBuffer<RequestOutput>>,
     pub(crate) context: Arc<RequestContext>,
     pub(crate) key: u64,
     pub(crate) tokens: u64,
+    /// Time of the last delivery, for inter-token latency.
+    pub(crate) delivered_at: Option<Instant>,
 }
 
 /// Registry of open answers, with totals per key.
@@ -72,6 +72,8 @@ pub(crate) struct Clients {
     pub(crate) by_tag: HashMap<u64, Client>,
     by_key: HashMap<u64, usize>,
     tokens: u64,
+    /// The engine has stopped: no answer may be opened any more.
+    is_closed: bool,
 }
 
 impl Clients {
@@ -91,6 +93,18 @@ impl Clients {
             }
         }
         Some(client)
+    }
+
+    /// Refuses further answers; returns the open ones.
+    pub(crate) fn close(&mut self) -> Vec<Client> {
+        let open = std::mem::take(self);
+        self.is_closed = true;
+        open.by_tag.into_values().collect()
+    }
+
+    /// Whether the engine has stopped.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
     /// Whether `n` more answers of this key, with `tokens` in total, fit the limits now.
@@ -125,7 +139,7 @@ mod tests {
     use super::*;
 
     fn client(key: u64, tokens: u64) -> Client {
-        Client { buffer: Arc::default(), context: Arc::default(), key, tokens }
+        Client { buffer: Arc::default(), context: Arc::default(), key, tokens, delivered_at: None }
     }
 
     #[test]

@@ -5,18 +5,18 @@
 
 use crate::context::request_context::RequestContext;
 use crate::host::admission::Clients;
-use crate::host::token_buffer::locked;
+use crate::host::lock::{Mutex, locked};
 use crate::metrics::Metrics;
 use crate::report::event::ReportEvent;
 use crate::report::sinks::Reports;
 use kvasir_engine::{Outbox, Summary};
 use std::{
-    sync::{Arc, Mutex},
+    sync::Arc,
     task::Waker,
     time::{Instant, SystemTime},
 };
 
-/// Delivers engine events to token buffers; runs on the engine's thread.
+/// Delivers engine events to the buffers of answers; runs on the engine's thread.
 pub(crate) struct Delivery {
     metrics: Arc<Metrics>,
     reports: Arc<Reports>,
@@ -49,22 +49,21 @@ impl Delivery {
             let scored = scores.next_if(|(at, _)| *at as usize == index);
             let state = hidden.next_if(|(at, _)| *at as usize == index);
             // A disconnected client's request is aborted when its stream is dropped.
-            let Some(client) = clients.by_tag.get(&event.tag) else {
+            let Some(client) = clients.by_tag.get_mut(&event.tag) else {
                 own.for_each(drop);
                 continue;
             };
-            let mut buffer = locked(&client.buffer);
-            buffer.output.tokens.extend_from_slice(tokens);
-            buffer.output.logprobs.extend(own.map(|(_, logprobs)| logprobs.clone()));
-            buffer.output.scores.extend(scored.into_iter().flat_map(|(_, list)| list.iter().cloned()));
-            buffer.output.hidden.extend(state.into_iter().flat_map(|(_, state)| state));
-            buffer.output.ended = summary;
-            if let Some(before) = buffer.delivered_at.replace(now).filter(|_| !tokens.is_empty()) {
+            self.wakers.extend(client.buffer.put(|output| {
+                output.tokens.extend_from_slice(tokens);
+                output.logprobs.extend(own.map(|(_, logprobs)| logprobs.clone()));
+                output.scores.extend(scored.into_iter().flat_map(|(_, list)| list.iter().cloned()));
+                output.hidden.extend(state.into_iter().flat_map(|(_, state)| state));
+                output.ended = summary;
+            }));
+            if let Some(before) = client.delivered_at.replace(now).filter(|_| !tokens.is_empty()) {
                 let inter_token = now.saturating_duration_since(before).as_nanos();
                 self.metrics.inter_token(u64::try_from(inter_token).unwrap_or(u64::MAX));
             }
-            self.wakers.extend(buffer.waker.take());
-            drop(buffer);
             if event.finish.is_some() {
                 let client = clients.remove(event.tag);
                 if let (Some(client), Some(summary)) = (client, summary) {
@@ -82,14 +81,10 @@ impl Delivery {
         }
     }
 
-    /// Closes all buffers, when the engine has stopped.
+    /// Closes all buffers and refuses new clients, when the engine has stopped.
     pub(crate) fn close(&mut self, clients: &Mutex<Clients>) {
-        let all = std::mem::take(&mut *locked(clients));
-        for client in all.by_tag.values() {
-            let mut buffer = locked(&client.buffer);
-            buffer.closed = true;
-            self.wakers.extend(buffer.waker.take());
-        }
+        let open = locked(clients).close();
+        self.wakers.extend(open.iter().filter_map(|client| client.buffer.close()));
         self.wakers.drain(..).for_each(Waker::wake);
     }
 }

@@ -10,9 +10,11 @@ use crate::error::ApiError;
 use crate::host::admission::{AdmissionLimits, Client, Clients};
 use crate::host::delivery::Delivery;
 use crate::host::draft_log::DraftLog;
+use crate::host::lock::{Mutex, locked};
+use crate::host::output_buffer::{Closed, OutputBuffer};
+use crate::host::request_output::RequestOutput;
 use crate::host::retained_sessions::RetainedSessions;
 use crate::host::stall_detector::{StallDetector, StallObserver};
-use crate::host::token_buffer::{RequestOutput, TokenBuffer, locked};
 use crate::metrics::{Metrics, MetricsObserver, Rejected};
 use crate::report::sinks::Reports;
 use kvasir_engine::{Engine, Exit, Message, Request, SessionId};
@@ -21,11 +23,10 @@ use std::{
     future::poll_fn,
     ops::Range,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
-    task::Poll,
     thread,
     time::Duration,
 };
@@ -121,6 +122,9 @@ impl Host {
             submissions.first().map_or(0, |submission| submission.request.params.key),
         );
         let mut clients = locked(&self.clients);
+        if clients.is_closed() {
+            return Err(stopped());
+        }
         if let Err((why, text)) = clients.admit(&self.limits, key, (prompts * n) as usize, tokens) {
             drop(clients);
             self.metrics.reject(why);
@@ -134,19 +138,16 @@ impl Host {
         for Submission { mut request, tokens } in submissions {
             request.tag = self.next_tag.fetch_add(n, Ordering::Relaxed);
             streams.extend((request.tag..request.tag + n).map(|tag| {
-                let buffer = Arc::<Mutex<TokenBuffer>>::default();
-                clients.insert(tag, Client { buffer: buffer.clone(), context: context.clone(), key, tokens });
+                let buffer = Arc::<OutputBuffer<RequestOutput>>::default();
+                let (context, delivered_at) = (context.clone(), None);
+                clients.insert(tag, Client { buffer: buffer.clone(), context, key, tokens, delivered_at });
                 TokenStream { tag, buffer, host: self.clone(), ended: false }
             }));
             messages.push(Message::Add { request: Box::new(request), n: n as u32 });
         }
         drop(clients);
         let sent = messages.into_iter().all(|message| self.inbox.send(message).is_ok());
-        if sent && self.exit().is_none() {
-            Ok(streams)
-        } else {
-            Err(ApiError::unavailable("the engine has stopped"))
-        }
+        if sent && self.exit().is_none() { Ok(streams) } else { Err(stopped()) }
     }
 
     /// The log and trace sink.
@@ -270,7 +271,7 @@ pub struct Submission {
 /// Stream of one answer. Dropping it before its end aborts the request.
 pub struct TokenStream {
     tag: u64,
-    buffer: Arc<Mutex<TokenBuffer>>,
+    buffer: Arc<OutputBuffer<RequestOutput>>,
     host: Arc<Host>,
     ended: bool,
 }
@@ -280,28 +281,8 @@ impl TokenStream {
     /// the engine has stopped.
     pub async fn next(&mut self, output: &mut RequestOutput) -> Result<(), ApiError> {
         output.clear();
-        let (buffer, host) = (&self.buffer, &self.host);
-        let there = poll_fn(|context| {
-            let mut buffer = locked(buffer);
-            if !buffer.output.is_empty() {
-                std::mem::swap(&mut buffer.output, output);
-                return Poll::Ready(true);
-            }
-            // An engine that stopped before this request was registered has not closed its buffer.
-            if buffer.closed || host.exit().is_some() {
-                return Poll::Ready(false);
-            }
-            match &mut buffer.waker {
-                Some(waker) => waker.clone_from(context.waker()),
-                none => *none = Some(context.waker().clone()),
-            }
-            Poll::Pending
-        });
-        if there.await {
-            self.ended = output.ended.is_some()
-        } else {
-            return Err(ApiError::unavailable("the engine has stopped"));
-        }
+        poll_fn(|context| self.buffer.poll_take(output, context)).await.map_err(|Closed| stopped())?;
+        self.ended = output.ended.is_some();
         Ok(())
     }
 

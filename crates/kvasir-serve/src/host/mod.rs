@@ -8,12 +8,14 @@ pub(crate) mod delivery;
 pub(crate) mod draft_log;
 pub(crate) mod engine_thread;
 pub(crate) mod errors;
+pub(crate) mod lock;
+pub(crate) mod output_buffer;
+pub(crate) mod request_output;
 pub(crate) mod retained_sessions;
 pub(crate) mod stall_detector;
 pub(crate) mod step_subscription;
-pub(crate) mod token_buffer;
 
 pub use crate::host::admission::AdmissionLimits;
 pub use crate::host::engine_thread::{Host, Submission, TokenStream};
 pub use crate::host::errors::failure;
-pub use crate::host::token_buffer::RequestOutput;
+pub use crate::host::request_output::RequestOutput;

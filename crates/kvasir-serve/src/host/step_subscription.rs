@@ -9,12 +9,12 @@
 //! subscriptions.
 
 use crate::error::ApiError;
-use crate::host::token_buffer::locked;
+use crate::host::lock::{Mutex, locked};
 use kvasir_engine::{Core, Nanos, Observer, StepTrace, TraceSink, Tracer};
 use kvasir_exec::{Step, StepError};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, mpsc},
+    sync::{Arc, mpsc},
 };
 use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
 

@@ -98,14 +98,14 @@ impl LruHeap {
 #[cfg(test)]
 mod tests {
     use crate::blocks::radix::lru_heap::*;
-    use kvasir_testkit::Random;
+    use kvasir_testkit::{Random, rounds};
     use std::collections::BTreeMap;
 
     #[test]
     fn agrees_with_a_sorted_list() {
         let (mut heap, mut model) = (LruHeap::default(), BTreeMap::new());
         let mut random = Random::new(3);
-        for time in 0..20_000 {
+        for time in 0..rounds(20_000) {
             let state = random.bits();
             let node = (state >> 33) as u32 % 200;
             match (state >> 20 & 3, model.contains_key(&node)) {

@@ -10,7 +10,7 @@ use crate::answer::events::Delta;
 use crate::error::ApiError;
 use crate::host::engine_thread::TokenStream;
 use crate::host::errors::failure;
-use crate::host::token_buffer::RequestOutput;
+use crate::host::request_output::RequestOutput;
 use crate::model::{Detokenizer, Model};
 use crate::request::output_fields::OutputFields;
 use crate::session::recorder::TurnRecorder;

@@ -6,7 +6,7 @@
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
 use crate::host::errors::failure;
-use crate::host::token_buffer::RequestOutput;
+use crate::host::request_output::RequestOutput;
 use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::request::embeddings::{EmbeddingsRequest, Encoding};

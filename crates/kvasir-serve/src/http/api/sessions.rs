@@ -9,7 +9,7 @@
 use crate::context::ignored_fields::IgnoredFields;
 use crate::error::ApiError;
 use crate::host::errors::failure;
-use crate::host::token_buffer::RequestOutput;
+use crate::host::request_output::RequestOutput;
 use crate::http::access::api_keys::Caller;
 use crate::http::app::{App, unix_seconds};
 use crate::http::body::read_body;
