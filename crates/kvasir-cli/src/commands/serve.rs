@@ -146,12 +146,12 @@ impl KeyArgs {
                     keys.replace(list);
                     tell(&reports, &format!("{count} API keys reloaded"), vec![("keys", count.into())]);
                 }
-                Err(failure) => tell(&reports, &format!("API keys are unchanged: {failure}"), Vec::new()),
+                Err(failure) => warn(&reports, &format!("API keys are unchanged: {failure}")),
             }
             match tls.as_ref().map(TlsFiles::reload) {
                 None => {}
                 Some(Ok(())) => tell(&reports, "certificates reloaded", Vec::new()),
-                Some(Err(why)) => tell(&reports, &format!("certificates are unchanged: {why}"), Vec::new()),
+                Some(Err(why)) => warn(&reports, &format!("certificates are unchanged: {why}")),
             }
         }
     }
@@ -353,7 +353,8 @@ impl Args {
                     ("kv_tokens", forecast.context.into()),
                     ("first_token_s", forecast.first_token.map(|(_, seconds)| seconds).into()),
                 ];
-                tell(&reports, &forecast.to_string(), fields);
+                let level = if forecast.fits() == Some(false) { Level::Warn } else { Level::Info };
+                say(&reports, level, &forecast.to_string(), fields);
             }
         };
         let service = Service {
@@ -420,16 +421,16 @@ impl Args {
             }
             for path in exposed {
                 let warning = format!("{} holds keys, and every user of this machine can read it: chmod o-r", path.display());
-                tell(&reports, &warning, Vec::new());
+                warn(&reports, &warning);
             }
             if !self.host.is_loopback() && keys.is_empty() {
                 let warning = "without API keys, every host that reaches this address can use the model; \
                                --api-key or --api-key-file demand one";
-                tell(&reports, warning, Vec::new());
+                warn(&reports, warning);
             }
             if app.needs_tool_prompt() {
                 let warning = "the chat template renders no tools: requests with tools get a generic prompt";
-                tell(&reports, warning, Vec::new());
+                warn(&reports, warning);
             }
             let listener = listener.with_read_timeout(timeout).with_peer_limit(peer_connections);
             let grace = Duration::from_secs(self.grace);
@@ -471,13 +472,24 @@ fn precision_name(precision: Precision) -> &'static str {
     }
 }
 
-/// Tells an event of the server on stderr: through the log if that writes JSON, else as a line.
+/// Tells an event of the server.
 fn tell(reports: &Reports, message: &str, fields: Vec<(&'static str, Value)>) {
+    say(reports, Level::Info, message, fields);
+}
+
+/// Warns of a setting.
+fn warn(reports: &Reports, message: &str) {
+    say(reports, Level::Warn, message, Vec::new());
+}
+
+/// Writes to stderr: through the log if that writes JSON, else a line.
+fn say(reports: &Reports, level: Level, message: &str, fields: Vec<(&'static str, Value)>) {
     if reports.logs_json() {
-        reports.send_server(message, fields);
+        reports.send_server(level, message, fields);
     } else {
+        let kind = if level == Level::Warn { "warning: " } else { "" };
         // stderr may be closed already, which is no failure.
-        let _ = writeln!(io::stderr(), "kvasir: {message}");
+        let _ = writeln!(io::stderr(), "kvasir: {kind}{message}");
     }
 }
 

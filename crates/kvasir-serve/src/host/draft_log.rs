@@ -1,6 +1,6 @@
 //! [`DraftLog`]: a log line for every thousand drafts of speculative decoding.
 
-use crate::report::Reports;
+use crate::report::{Level, Reports};
 use kvasir_engine::{Core, Nanos, Observer};
 use kvasir_exec::{Step, StepError};
 use std::sync::Arc;
@@ -30,6 +30,7 @@ impl Observer for DraftLog {
             let (accepted, _) = stats.totals();
             let per_step = 1.0 + accepted as f64 / stats.verified.max(1) as f64;
             self.reports.send_server(
+                Level::Info,
                 "drafts verified",
                 vec![
                     ("drafted", stats.tokens.into()),

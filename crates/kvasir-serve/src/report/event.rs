@@ -2,6 +2,7 @@
 //! its own start and end.
 
 use crate::context::request_context::RequestContext;
+use crate::report::log::Level;
 use kvasir_engine::Summary;
 use serde_json::Value;
 use std::{
@@ -52,6 +53,8 @@ pub enum ReportEvent {
     },
     /// The server itself: started, draining, stopped, reloaded.
     Server {
+        /// Severity.
+        level: Level,
         /// What happened, in one line.
         message: String,
         /// Figures, by name.

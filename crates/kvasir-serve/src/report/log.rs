@@ -28,7 +28,7 @@ pub enum Level {
     /// Every request that ran.
     #[default]
     Info,
-    /// Rejected requests.
+    /// Rejected requests; settings to reconsider.
     Warn,
     /// Requests that failed through no fault of the client.
     Error,
@@ -93,11 +93,11 @@ impl Log {
                 fields.insert("ignored_fields".into(), names.join(",").into());
                 (Level::Warn, *at, fields)
             }
-            ReportEvent::Server { message, fields, at } => {
+            ReportEvent::Server { level, message, fields, at } => {
                 let named = fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
                 let fields =
                     [("message".to_owned(), message.clone().into())].into_iter().chain(named).collect();
-                (Level::Info, *at, fields)
+                (*level, *at, fields)
             }
         };
         if level < self.level {
@@ -201,6 +201,13 @@ mod tests {
         Log { format: Format::Text, level: Level::Warn }.line(&mut text, &loosened);
         let answered = "unconstrained=tools[0].function.parameters why=schema-cannot-be-compiled\n";
         assert!(text.contains(" warn ") && text.ends_with(answered), "{text}");
+        let server =
+            |level| ReportEvent::Server { level, message: "m".into(), fields: Vec::new(), at: UNIX_EPOCH };
+        let mut text = String::new();
+        for level in [Level::Info, Level::Warn] {
+            Log { format: Format::Json, level: Level::Warn }.line(&mut text, &server(level));
+        }
+        assert_eq!(text, "{\"time\":\"1970-01-01T00:00:00.000Z\",\"level\":\"warn\",\"message\":\"m\"}\n");
         for line in lines(Format::Json, Level::Debug).lines() {
             let value: Value = serde_json::from_str(line).unwrap();
             assert_eq!(value["request"], "r1");

@@ -3,7 +3,7 @@
 //! Reports are dropped and counted when a thread falls behind; requests never wait.
 
 use crate::report::event::ReportEvent;
-use crate::report::log::{Format, Log};
+use crate::report::log::{Format, Level, Log};
 use crate::report::otlp::Collector;
 use serde_json::Value;
 use std::{
@@ -57,8 +57,8 @@ impl Reports {
     }
 
     /// Reports an event of the server itself.
-    pub fn send_server(&self, message: &str, fields: Vec<(&'static str, Value)>) {
-        self.send(ReportEvent::Server { message: message.to_owned(), fields, at: SystemTime::now() });
+    pub fn send_server(&self, level: Level, message: &str, fields: Vec<(&'static str, Value)>) {
+        self.send(ReportEvent::Server { level, message: message.to_owned(), fields, at: SystemTime::now() });
     }
 
     /// Enqueues a report to all sinks; never blocks.
