@@ -66,7 +66,7 @@ pub(crate) struct Started {
     pub(crate) slots: u32,
     /// Context length: prompt and answer together.
     pub(crate) max_len: u32,
-    /// K/V data type, and bytes of a slot.
+    /// K/V data type, and bytes of a slot, with those of a draft model.
     pub(crate) kv: (KvType, usize),
     /// Threads and precision of the CPU backend.
     pub(crate) arithmetic: Option<(usize, Precision)>,
@@ -100,7 +100,7 @@ impl Started {
         let max_len = engine.core().limits().max_model_len.min(slots);
         let name = name.map_or_else(|| model.name(), str::to_owned);
         let (served, backend) = (served(name.clone(), &loaded, sampling_args, max_len)?, loaded.backend());
-        let kv = (loaded.kv(), loaded.kv().slot_bytes(&loaded.program().layers));
+        let kv = (loaded.kv(), loaded.slot_bytes());
         let arithmetic = loaded.arithmetic();
         drop(loaded);
         setup.insert("device".into(), backend.into());

@@ -10,8 +10,8 @@ use kvasir_draft::{DraftModelKind, TreeShape};
 use kvasir_formats::Checkpoint;
 use kvasir_kv::Token;
 use kvasir_plain::{DraftSource, PlainModel};
-use kvasir_program::{Eagle3, Model, Program, Tap};
-use std::{path::Path, sync::Arc};
+use kvasir_program::{Eagle3, LayerFacts, Model, Program, Tap};
+use std::{collections::HashSet, path::Path, sync::Arc};
 
 /// A draft model, not loaded yet.
 pub(crate) struct OpenedDraft {
@@ -31,6 +31,8 @@ pub(crate) struct LoadedDraft {
     pub(crate) kind: DraftModelKind,
     pub(crate) shape: TreeShape,
     pub(crate) taps: (Option<Tap>, Option<Tap>),
+    /// K/V layout of its layers.
+    pub(crate) layers: Vec<LayerFacts>,
 }
 
 pub(crate) enum DraftWeights {
@@ -54,6 +56,19 @@ impl OpenedModel {
         }
         self.speculation = Some(speculation.clone());
         Ok(self)
+    }
+
+    /// Program and weights of the draft model, if [`speculate`](Self::speculate) prepared one.
+    pub fn draft(&self) -> Option<(&Program, &Checkpoint)> {
+        self.draft.as_ref().map(|draft| (draft.program(), &draft.checkpoint))
+    }
+
+    /// Bytes of all weights as stored, with those of the draft model. Shared tensors count once.
+    pub fn stored_bytes(&self) -> u64 {
+        let drafts = self.draft.iter().flat_map(|draft| draft.checkpoint.tensors());
+        let places = self.checkpoint.tensors().chain(drafts).map(|tensor| tensor.bytes.as_ptr_range());
+        let distinct: HashSet<_> = places.collect();
+        distinct.iter().map(|place| place.end as u64 - place.start as u64).sum()
     }
 
     /// The model's own multi-token-prediction layer.
@@ -144,6 +159,13 @@ fn to_target(offsets: &[i64], head: &Eagle3, target: &Program) -> Result<Vec<Tok
 }
 
 impl OpenedDraft {
+    fn program(&self) -> &Program {
+        match self.source {
+            DraftSource::Target => &self.model.target,
+            DraftSource::Prediction => &self.model.predictions[0],
+        }
+    }
+
     /// What the target must keep for it.
     pub(crate) fn taken(&self) -> Option<Tap> {
         self.taps.0
@@ -154,10 +176,7 @@ impl OpenedDraft {
         precision: Precision,
         threads: &Arc<ThreadPool>,
     ) -> Result<LoadedDraft, Error> {
-        let program = match self.source {
-            DraftSource::Target => &self.model.target,
-            DraftSource::Prediction => &self.model.predictions[0],
-        };
+        let program = self.program();
         let source = Arc::new(self.checkpoint.clone());
         let model = CpuModel::load(program, source, precision, Arc::clone(threads))?;
         let model = match self.taps.1 {
@@ -173,6 +192,14 @@ impl OpenedDraft {
     }
 
     fn with(self, weights: DraftWeights) -> LoadedDraft {
-        LoadedDraft { weights, source: self.source, kind: self.kind, shape: self.shape, taps: self.taps }
+        let layers = self.program().layers.clone();
+        LoadedDraft {
+            weights,
+            source: self.source,
+            kind: self.kind,
+            shape: self.shape,
+            taps: self.taps,
+            layers,
+        }
     }
 }

@@ -89,8 +89,7 @@ impl LoadedModel {
             return Some(preset.slots(share));
         }
         let free = available_memory()? as f64;
-        let slot = self.kv().slot_bytes(&self.program().layers) as f64;
-        Some((free * share / slot.max(1.0)) as u32)
+        Some((free * share / self.slot_bytes().max(1) as f64) as u32)
     }
 }
 

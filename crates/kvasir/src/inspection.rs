@@ -87,8 +87,6 @@ impl Inspection {
         let target = &opened.model.target;
         let buffers = Buffers::plan(target, &[]);
         let kv = target.kv_width();
-        let tensors = opened.checkpoint.tensors();
-        let (count, stored) = tensors.fold((0, 0u64), |(n, bytes), t| (n + 1, bytes + t.bytes.len() as u64));
         Self {
             architecture: target.architecture.clone(),
             card: ModelCard::of(opened),
@@ -100,9 +98,9 @@ impl Inspection {
                 predictions: opened.model.predictions.iter().map(|p| p.layers.clone()).collect(),
             },
             memory: MemoryPlan {
-                tensors: count,
+                tensors: opened.checkpoint.tensors().count(),
                 left_out: opened.checkpoint.left_out(),
-                stored,
+                stored: opened.stored_bytes(),
                 kv_numbers_per_token: kv,
                 kv_bytes_per_token_16_bit: kv * 2,
                 kv_bytes_per_token_32_bit: kv * 4,

@@ -32,9 +32,12 @@ pub struct OpenedModel {
 }
 
 impl OpenedModel {
-    /// Opens a directory in the Hugging Face layout, a GGUF file, or a model of the hub by its
-    /// [`HubName`].
+    /// Opens a directory in the Hugging Face layout, a GGUF file, a model of the hub by its
+    /// [`HubName`], or the built-in model by its name. An existing path is never treated as a name.
     pub fn find(name: &Path) -> Result<Self, Error> {
+        if name.as_os_str() == built_in::NAME && !name.exists() {
+            return Self::built_in();
+        }
         Self::open(&HubName::locate(name)?)
     }
 
@@ -229,6 +232,12 @@ impl LoadedModel {
         }
     }
 
+    /// Bytes of K/V per slot, with those of the draft model, whose pool mirrors the target's.
+    pub fn slot_bytes(&self) -> usize {
+        let drafts = self.draft.as_ref().map_or(0, |draft| self.kv.slot_bytes(&draft.layers));
+        self.kv.slot_bytes(&self.program().layers) + drafts
+    }
+
     /// An executor with a KV pool of its own. `kv` is its K/V data type; `None` takes the default.
     pub fn executor(
         &self,
@@ -275,9 +284,14 @@ impl LoadedModel {
                 let limits = Limits { slots, tokens, rows };
                 let executor = PlainExecutor::new(model, limits).with_batch_sizes(self.batch_sizes.clone());
                 let drafting = match &self.draft {
-                    Some(LoadedDraft { weights: DraftWeights::Plain(model), source, kind, shape, taps }) => {
-                        kvasir_plain::Drafting::new(model, *source, kind.clone(), *shape, limits, *taps)
-                    }
+                    Some(LoadedDraft {
+                        weights: DraftWeights::Plain(model),
+                        source,
+                        kind,
+                        shape,
+                        taps,
+                        ..
+                    }) => kvasir_plain::Drafting::new(model, *source, kind.clone(), *shape, limits, *taps),
                     _ => None,
                 };
                 AnyExecutor::Plain(match drafting {

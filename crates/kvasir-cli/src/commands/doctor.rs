@@ -2,7 +2,7 @@
 
 use crate::doctor::{Subject, examine};
 use crate::io::failure::Failure;
-use crate::options::model::Which;
+use crate::options::model::{DraftArgs, Which};
 use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
@@ -16,6 +16,8 @@ pub(crate) type FileCheck = fn(&Path) -> Result<(), Failure>;
 pub(crate) struct Args {
     #[command(flatten)]
     which: Which,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// Address that a server would bind
     #[arg(long, default_value = "127.0.0.1", env = "KVASIR_HOST")]
     host: IpAddr,
@@ -35,7 +37,11 @@ impl Args {
     pub(crate) fn run(self, config: Option<PathBuf>, check: FileCheck) -> Result<ExitCode, Failure> {
         let checked = |path: PathBuf| (check(&path).map_err(|why| why.to_string()), path);
         let report = examine(&Subject {
-            model: self.which.open().map_err(|why| why.to_string()),
+            model: self
+                .which
+                .open()
+                .and_then(|opened| self.draft.apply(opened, None))
+                .map_err(|why| why.to_string()),
             model_name: self.which.name(),
             config: config.map(checked).map(|(found, path)| (path, found)),
             address: SocketAddr::new(self.host, self.port),

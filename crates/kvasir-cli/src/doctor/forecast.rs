@@ -5,9 +5,9 @@
 //! The benchmarks reach 50 to 78 % of that peak (`docs/benchmarks.md`), so the bound and twice the bound
 //! are given. Weights are read far less often than they are multiplied, so bandwidth does not matter.
 
-use kvasir::{Inspection, KvType, OpenedModel, Precision};
+use kvasir::{KvType, OpenedModel, Precision};
 use kvasir_cpu::MachineLimits;
-use kvasir_formats::DType;
+use kvasir_formats::{Checkpoint, DType};
 use kvasir_program::{Op, Program, Role};
 use std::fmt;
 
@@ -18,7 +18,7 @@ const PROMPT: usize = 8192;
 /// Predictions of a model on this machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Forecast {
-    /// Bytes of the weights as stored.
+    /// Bytes of the weights as stored, with those of the draft model.
     pub(crate) stored: u64,
     /// Bytes of memory that are free, if known.
     pub(crate) free: Option<u64>,
@@ -41,8 +41,8 @@ impl Forecast {
         peaks: Option<&MachineLimits>,
     ) -> Self {
         let target = &opened.model.target;
-        let stored = Inspection::of(opened).memory.stored;
-        let slot = kv.slot_bytes(&target.layers).max(1) as f64;
+        let stored = opened.stored_bytes();
+        let slot = slot_bytes(opened, kv) as f64;
         let left = free.map(|free| free.saturating_sub(stored));
         let prompt = PROMPT.min(target.max_positions);
         Self {
@@ -50,7 +50,7 @@ impl Forecast {
             free,
             longest: target.max_positions,
             context: left.map(|left| (left as f64 * share / slot) as u64),
-            first_token: peaks.map(|peaks| (prompt, prefill_seconds(opened, prompt as f64, peaks))),
+            first_token: peaks.map(|peaks| (prompt, prompt_seconds(opened, prompt as f64, peaks))),
         }
     }
 
@@ -110,11 +110,23 @@ pub(crate) fn limits_of(
     }
 }
 
+/// Bytes of K/V per token: a draft model keeps its own for every token of the target.
+pub(super) fn slot_bytes(opened: &OpenedModel, kv: KvType) -> usize {
+    let drafts = opened.draft().map_or(0, |(program, _)| kv.slot_bytes(&program.layers));
+    (kv.slot_bytes(&opened.model.target.layers) + drafts).max(1)
+}
+
+/// Least seconds until a prompt has its first token. A draft model reads the prompt, too.
+fn prompt_seconds(opened: &OpenedModel, tokens: f64, peaks: &MachineLimits) -> f64 {
+    let of = |program, checkpoint| prefill_seconds(program, checkpoint, tokens, peaks);
+    let drafts = opened.draft().map_or(0.0, |(program, checkpoint)| of(program, checkpoint));
+    of(&opened.model.target, &opened.checkpoint) + drafts
+}
+
 /// Least seconds of a prefill of `tokens` tokens, on the peaks of the number types of its weights.
-fn prefill_seconds(opened: &OpenedModel, tokens: f64, peaks: &MachineLimits) -> f64 {
-    let target = &opened.model.target;
+fn prefill_seconds(target: &Program, checkpoint: &Checkpoint, tokens: f64, peaks: &MachineLimits) -> f64 {
     // A weight may be stored in parts, such as one per expert: they have the type of most weights.
-    let largest = opened.checkpoint.tensors().max_by_key(|tensor| tensor.bytes.len());
+    let largest = checkpoint.tensors().max_by_key(|tensor| tensor.bytes.len());
     let usual = largest.map(|tensor| tensor.dtype);
     let chosen = chosen_experts(target);
     let mut seconds = 0.0;
@@ -126,7 +138,7 @@ fn prefill_seconds(opened: &OpenedModel, tokens: f64, peaks: &MachineLimits) -> 
             _ => continue,
         };
         let numbers = weight.shape.iter().product::<usize>() as f64;
-        let peak = match opened.checkpoint.tensor(&weight.name).map(|tensor| tensor.dtype).or(usual) {
+        let peak = match checkpoint.tensor(&weight.name).map(|tensor| tensor.dtype).or(usual) {
             Some(DType::F32) => peaks.f32,
             Some(DType::F16 | DType::BF16) => peaks.bf16,
             _ => peaks.int8,
@@ -188,6 +200,27 @@ mod tests {
         // Two operations per matrix element and token, and attention.
         assert!(seconds > 0.0 && seconds < 1.0, "{seconds}");
         assert_eq!(Forecast::of(&opened, KvType::Bf16, None, 0.5, None).first_token, None);
+    }
+
+    #[test]
+    fn a_draft_model_counts_in_memory_and_time() {
+        let models = [("qwen3", "draft", "qwen3"), ("eagle3_qwen3", "eagle3", "eagle3_qwen3/draft")];
+        for (name, method, draft) in models {
+            let spec = format!("{method}:{}", kvasir_testkit::paths::model(draft).display());
+            let with = opened(name).speculate(&spec.parse().unwrap()).unwrap();
+            let of = |opened: &OpenedModel, free| Forecast::of(opened, KvType::Bf16, free, 1.0, Some(&PEAKS));
+            let (alone, both) = (of(&opened(name), None), of(&with, None));
+            let (program, checkpoint) = with.draft().unwrap();
+            let own: u64 = checkpoint.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
+            // The target borrows the projection of an EAGLE-3 head, which counts once.
+            assert_eq!(both.stored, alone.stored + own, "{method}");
+            let slot =
+                KvType::Bf16.slot_bytes(&with.model.target.layers) + KvType::Bf16.slot_bytes(&program.layers);
+            let free = both.stored + 10 * slot as u64;
+            assert_eq!(of(&with, Some(free)).context, Some(10), "{method}");
+            assert!(both.first_token.unwrap().1 > alone.first_token.unwrap().1, "{method}");
+            assert_eq!(of(&with, Some(both.stored - 1)).fits(), Some(false), "{method}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! tokenizer and template.
 
 use crate::doctor::check::Check;
-use crate::doctor::forecast::{Forecast, Range, chosen_experts, limits_of};
+use crate::doctor::forecast::{Forecast, Range, chosen_experts, limits_of, slot_bytes};
 use kvasir::{KvType, OpenedModel, Precision};
 use kvasir_cpu::MachineLimits;
 use kvasir_program::Role;
@@ -20,9 +20,12 @@ pub(crate) fn checks(
 ) -> Vec<Check> {
     let limits = peaks.map(|peaks| limits_of(opened, Precision::Auto, *peaks).1);
     let forecast = Forecast::of(opened, KvType::Bf16, free, MEMORY_SHARE, limits.as_ref());
-    let stored = forecast.stored;
-    let mut checks = vec![weights(opened, name, stored), fits(stored, free), context(opened, &forecast)];
-    checks.extend(peaks.map(|peaks| reach(stored.saturating_sub(idle(opened)), peaks.bandwidth)));
+    let tensors = opened.checkpoint.tensors();
+    let own: u64 = tensors.map(|tensor| tensor.bytes.len() as u64).sum();
+    let mut checks =
+        vec![weights(opened, name, own), fits(forecast.stored, free), context(opened, &forecast)];
+    // Without drafts: how many of them are accepted depends on the text.
+    checks.extend(peaks.map(|peaks| reach(own.saturating_sub(idle(opened)), peaks.bandwidth)));
     checks.extend(forecast.first_token.map(first_token));
     checks.push(words(opened));
     checks
@@ -61,7 +64,7 @@ fn fits(stored: u64, free: Option<u64>) -> Check {
 
 /// Context capacity: tokens of K/V per GB, and in the memory left by the weights.
 fn context(opened: &OpenedModel, forecast: &Forecast) -> Check {
-    let slot = KvType::Bf16.slot_bytes(&opened.model.target.layers).max(1) as u64;
+    let slot = slot_bytes(opened, KvType::Bf16) as u64;
     let per_gb = 1_000_000_000 / slot;
     let mut found = format!("{per_gb} tokens of K/V per GB in bf16");
     let mut check = Check::ok("context", "");

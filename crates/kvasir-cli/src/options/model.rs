@@ -23,6 +23,13 @@ impl Which {
         Ok(self.model.as_deref().map_or_else(OpenedModel::built_in, OpenedModel::find)?)
     }
 
+    /// The argument, if it can only be a question: it has spaces, and no file of that name exists.
+    pub(crate) fn question(&self) -> Option<String> {
+        let given = self.model.as_ref().filter(|path| !path.exists())?;
+        let text = given.to_string_lossy();
+        text.contains(char::is_whitespace).then(|| text.into_owned())
+    }
+
     /// Default model name: that of its file or folder.
     pub(crate) fn name(&self) -> String {
         let Some(given) = &self.model else { return kvasir::BUILT_IN.into() };
@@ -49,10 +56,8 @@ pub(crate) struct ModelArgs {
     /// Data type of the KV cache: f32, f16, bf16, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
     #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
     kv_dtype: Option<KvType>,
-    /// Speculative decoding: ngram[:n=3,tokens=16], suffix[:tokens=16], mtp[:K], eagle3:DIR[,depth=,topk=,nodes=] (of
-    /// the built-in model: eagle3) or draft:MODEL[,depth=]. Without K or depth, as many drafts as pay [default: none]
-    #[arg(long, env = "KVASIR_SPEC", value_name = "METHOD")]
-    spec: Option<Speculation>,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// How drafts of --spec mtp, eagle3 and draft are accepted when sampling: `coupled` gives the tokens of decoding
     /// without drafts, `rejection` their distribution (chains only: a tree is verified as with `coupled`)
     #[arg(long, value_enum, env = "KVASIR_ACCEPT", requires = "spec", value_name = "RULE")]
@@ -64,6 +69,28 @@ pub(crate) struct ModelArgs {
     /// Speed of the sim backend: instant, fixed:5ms, or machine and model shape, such as h200:qwen3-14b
     #[arg(long, env = "KVASIR_SIM_PRESET", value_name = "PRESET")]
     sim_preset: Option<String>,
+}
+
+/// How drafts are made.
+#[derive(Clone, clap::Args)]
+pub(crate) struct DraftArgs {
+    /// Speculative decoding: ngram[:n=3,tokens=16], suffix[:tokens=16], mtp[:K], eagle3:DIR[,depth=,topk=,nodes=] (of
+    /// the built-in model: eagle3) or draft:MODEL[,depth=]. Without K or depth, as many drafts as pay [default: none]
+    #[arg(long, env = "KVASIR_SPEC", value_name = "METHOD")]
+    spec: Option<Speculation>,
+}
+
+impl DraftArgs {
+    /// Opens the draft model of `opened`, if one is wanted; `accept` replaces the method's rule of acceptance.
+    pub(crate) fn apply(
+        &self,
+        opened: OpenedModel,
+        accept: Option<Acceptance>,
+    ) -> Result<OpenedModel, Failure> {
+        let Some(spec) = &self.spec else { return Ok(opened) };
+        let acceptance = accept.unwrap_or(spec.acceptance);
+        Ok(opened.speculate(&Speculation { acceptance, ..spec.clone() })?)
+    }
 }
 
 /// Parses a K/V data type.
@@ -110,9 +137,9 @@ impl ModelArgs {
         self.load_opened(self.open()?)
     }
 
-    /// Opens the model's files; reads headers only.
+    /// Opens the files of the model and of its draft model; reads headers only.
     pub(crate) fn open(&self) -> Result<OpenedModel, Failure> {
-        self.which.open()
+        self.draft.apply(self.which.open()?, self.accept.map(Acceptance::from))
     }
 
     /// Prepares an opened model for the backend.
@@ -136,13 +163,6 @@ impl ModelArgs {
             Precision::Exact => kvasir::Precision::F32,
         };
         let threads = self.threads.map(|n| n as usize);
-        let opened = match &self.spec {
-            Some(spec) => {
-                let acceptance = self.accept.map_or(spec.acceptance, Acceptance::from);
-                opened.speculate(&Speculation { acceptance, ..spec.clone() })?
-            }
-            None => opened,
-        };
         let loaded = opened.load(backend, precision, threads)?;
         let loaded = match self.kv_dtype {
             Some(kv) => loaded.with_kv(kv)?,
@@ -158,7 +178,7 @@ impl ModelArgs {
 
     /// Refuses options of generation, for a command that generates nothing.
     pub(crate) fn refuse_generation(&self) -> Result<(), Failure> {
-        if let Some(spec) = &self.spec {
+        if let Some(spec) = &self.draft.spec {
             return Err(Failure::usage(format!("--spec {spec}: this command generates nothing")));
         }
         rule(self.batch_sizes.is_empty(), || "--batch-sizes: this command generates nothing".into())
@@ -189,6 +209,10 @@ impl ModelArgs {
     /// The same options for another model.
     pub(crate) fn with_path(&self, path: &Path) -> Self {
         Self { which: Which { model: Some(path.to_owned()) }, ..self.clone() }
+    }
+
+    pub(crate) fn which(&self) -> &Which {
+        &self.which
     }
 
     pub(crate) fn name(&self) -> String {
