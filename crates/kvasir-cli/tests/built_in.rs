@@ -32,6 +32,24 @@ fn chat_with_the_built_in_model_is_greedy() {
     }
 }
 
+/// The first argument of `run` is the model, which people leave out.
+#[test]
+fn run_takes_the_built_in_model_by_its_name() {
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        command.arg("run").args(args).stdin(Stdio::null()).output().unwrap()
+    };
+    let out = run(&["kvasir-mini", "What", "is", "23 + 58?"]);
+    assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), "23 + 58 = 81");
+    let out = run(&["kvasir-mini", "What is 23 + 58?", "--json"]);
+    let answer: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(answer["content"], "23 + 58 = 81");
+    assert_eq!(run(&["kvasir-mini", "--json"]).status.code(), Some(2));
+    let out = run(&["What is 23 + 58?"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("kvasir run kvasir-mini TEXT"), "{out:?}");
+}
+
 #[test]
 fn it_knows_its_small_world() {
     assert_eq!(says("What is 23 + 58?"), "23 + 58 = 81");

@@ -19,7 +19,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
     /// Print the answer to --prompt as one JSON object
-    #[arg(long, requires = "prompt")]
+    #[arg(long)]
     json: bool,
     /// System prompt
     #[arg(long, value_name = "TEXT")]
@@ -60,7 +60,15 @@ impl Args {
         self
     }
 
+    /// The argument in place of the model, if it can only be a question.
+    pub(crate) fn question_as_model(&self) -> Option<String> {
+        self.model.which().question()
+    }
+
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        if self.json && self.prompt.is_none() {
+            return Err(Failure::usage("--json prints the answer to one question: give --prompt TEXT"));
+        }
         let given = [
             ("temperature", self.temperature.map(Into::into)),
             ("top_p", self.top_p.map(Into::into)),

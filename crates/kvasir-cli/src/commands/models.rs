@@ -1,4 +1,4 @@
-//! `kvasir models`: lists the models on this machine; `kvasir pull`: fetches one from the hub.
+//! `kvasir models`: lists the models on this machine, the built-in one last; `kvasir pull`: fetches one from the hub.
 
 use crate::io::failure::Failure;
 use kvasir::{CachedModel, HubName, ModelCard, OpenedModel};
@@ -14,6 +14,9 @@ pub(crate) struct Models {
     #[arg(long)]
     json: bool,
 }
+
+/// Name, path unless it is built in, and card of a model, or why it cannot be opened.
+type Listed = (String, Option<PathBuf>, Result<ModelCard, String>);
 
 #[derive(clap::Args)]
 pub(crate) struct Pull {
@@ -35,21 +38,22 @@ impl Models {
                     .map(|opened| ModelCard::of(&opened))
                     .map_err(|e| e.to_string()),
             };
-            (model, card)
+            (model.name, Some(model.path), card)
         });
-        let described: Vec<_> = described.collect();
+        let mut described: Vec<Listed> = described.collect();
+        if described.is_empty() {
+            eprintln!("kvasir: only the built-in model is here; `kvasir pull OWNER/NAME` fetches another");
+        }
+        described.push((kvasir::BUILT_IN.into(), None, Ok(ModelCard::of(&OpenedModel::built_in()?))));
         if self.json {
-            let list = described.iter().map(|(model, card)| match card {
-                Ok(card) => json!({"name": model.name, "path": model.path, "model": card}),
-                Err(why) => json!({"name": model.name, "path": model.path, "error": why}),
+            let list = described.iter().map(|(name, path, card)| match card {
+                Ok(card) => json!({"name": name, "path": path, "model": card}),
+                Err(why) => json!({"name": name, "path": path, "error": why}),
             });
             println!("{}", list.collect::<Json>());
             return Ok(ExitCode::SUCCESS);
         }
-        if described.is_empty() {
-            eprintln!("kvasir: no models are here; `kvasir pull OWNER/NAME` fetches one");
-        }
-        let rows: Vec<[String; 5]> = described.iter().map(|(model, card)| row(&model.name, card)).collect();
+        let rows: Vec<[String; 5]> = described.iter().map(|(name, _, card)| row(name, card)).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..4).map(width).collect();
         for [name, size, weights, dtype, context] in rows {
@@ -75,7 +79,8 @@ fn row(name: &str, card: &Result<ModelCard, String>) -> [String; 5] {
             };
             let weights = match card.parameters as f64 {
                 n if n >= 1e9 => format!("{:.1}B", n / 1e9),
-                n => format!("{:.0}M", n / 1e6),
+                n if n >= 1e7 => format!("{:.0}M", n / 1e6),
+                n => format!("{:.1}M", n / 1e6),
             };
             [name, size, weights, card.quantization.clone(), format!("{} tokens", card.context)]
         }

@@ -15,6 +15,11 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        if let Some(question) = self.chat.question_as_model() {
+            let why =
+                format!("`{question}` is no model; name one first: kvasir run {} TEXT", kvasir::BUILT_IN);
+            return Err(Failure::usage(why));
+        }
         self.chat.with_prompt(self.text.join(" ")).run()
     }
 }

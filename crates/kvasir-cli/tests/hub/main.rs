@@ -135,9 +135,10 @@ fn models_of_cache_and_folder_are_listed() {
         String::from_utf8(out.stdout).unwrap()
     };
     let text = list(&["--models-dir", folder.to_str().unwrap()]);
-    assert_eq!(text.lines().count(), 2, "{text}");
+    assert_eq!(text.lines().count(), 3, "{text}");
     assert!(text.lines().next().unwrap().starts_with("acme/tiny "), "{text}");
     assert!(text.contains("mini.gguf") && text.contains("Q8_0") && text.contains("4096 tokens"), "{text}");
+    assert!(text.lines().last().unwrap().starts_with("kvasir-mini ") && text.contains(" 5.5M "), "{text}");
     let json: serde_json::Value = serde_json::from_str(&list(&["--json"])).unwrap();
     assert_eq!((&json[0]["name"], &json[0]["model"]["architecture"]), (&"acme/tiny".into(), &"qwen3".into()));
     // What cannot be opened is listed with the reason.
