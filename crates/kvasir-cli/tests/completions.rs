@@ -4,7 +4,7 @@
 
 use kvasir_testkit::paths;
 use std::fs;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn kvasir(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kvasir")).args(args).output().unwrap()
@@ -21,6 +21,15 @@ fn completions_name_commands_and_options() {
         );
     }
     assert_eq!(kvasir(&["completions", "cmd"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_closed_pipe_ends_completions_silently() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    let mut process =
+        command.args(["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(process.stdout.take());
+    assert_eq!(String::from_utf8_lossy(&process.wait_with_output().unwrap().stderr), "");
 }
 
 #[test]

@@ -24,7 +24,10 @@ pub(crate) struct Manual {
 
 impl Completions {
     pub(crate) fn run(self, mut definition: Command) -> Result<ExitCode, Failure> {
-        clap_complete::generate(self.shell, &mut definition, "kvasir", &mut std::io::stdout());
+        // The generator panics where it cannot write, as behind a closed pipe.
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut definition, "kvasir", &mut script);
+        print!("{}", String::from_utf8_lossy(&script));
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -331,12 +331,29 @@ impl Args {
         Ok((tls, access))
     }
 
-    /// Serves until stopped. `config` is the options file, `definition` the whole command line.
+    /// Serves until stopped. `config` is the options file, `definition` the whole command line. A log
+    /// that writes JSON has the failure, too.
     pub(crate) fn run(self, config: Option<PathBuf>, definition: &Command) -> Result<ExitCode, Failure> {
+        let reports = self.reports.start()?;
+        match self.serve(config, definition, reports.clone()) {
+            Err(failure) if reports.logs_json() => {
+                reports.send_server(Level::Error, &failure.to_string(), Vec::new());
+                reports.flush(Duration::from_secs(1));
+                Ok(failure.code())
+            }
+            result => result,
+        }
+    }
+
+    fn serve(
+        self,
+        config: Option<PathBuf>,
+        definition: &Command,
+        reports: Arc<Reports>,
+    ) -> Result<ExitCode, Failure> {
         let began = Instant::now();
         let (tls, access) = self.check()?;
         let (key_args, keys) = (self.key_args.clone(), access.keys.clone());
-        let reports = self.reports.start()?;
         let limits = &self.limits;
         let max_connections = limits.max_connections as usize;
         let peer_connections =

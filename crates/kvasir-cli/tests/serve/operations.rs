@@ -239,6 +239,24 @@ fn the_start_tells_what_to_expect_and_which_files_are_exposed() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
+/// A collector of logs reads lines of one format, the last of a server that cannot start included.
+#[test]
+fn a_start_that_fails_is_logged_as_json() {
+    for (option, value, part) in
+        [("--host", "127.0.0.1", "No such file"), ("--tls-cert", "none.pem", "none.pem")]
+    {
+        let key = ["--tls-key", "none.pem"];
+        let options = ["serve", "none.gguf", "--log-format", "json", option, value];
+        let more = if option == "--tls-cert" { &key[..] } else { &[] };
+        let output = Command::new(env!("CARGO_BIN_EXE_kvasir")).args(options).args(more).output().unwrap();
+        assert!(!output.status.success());
+        let text = String::from_utf8(output.stderr).unwrap();
+        let line: serde_json::Value = serde_json::from_str(text.trim_end()).unwrap();
+        assert_eq!(line["level"], "error");
+        assert!(line["message"].as_str().unwrap().contains(part), "{text}");
+    }
+}
+
 #[test]
 fn requests_have_one_host() {
     use std::io::Write;

@@ -30,7 +30,7 @@ pub enum Level {
     Info,
     /// Rejected requests; settings to reconsider.
     Warn,
-    /// Requests that failed through no fault of the client.
+    /// Requests that failed through no fault of the client; a server that cannot start.
     Error,
 }
 
