@@ -31,6 +31,7 @@ const GROUPS: [Group; 14] = [
             "grace",
             "unknown-fields",
             "strip-billing-header",
+            "rerank-by",
         ],
     },
     Group {

@@ -4,21 +4,20 @@ use crate::config::holds_secrets;
 use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
 use crate::options::Options;
+use crate::options::client_rules::ClientRuleArgs;
 use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
-use crate::options::switch::Switch;
 use crate::startup::{Service, Started};
 use clap::Command;
 use kvasir::Precision;
 use kvasir_serve::{
     host::AdmissionLimits,
     http::{
-        AccessControl, ApiKey, ClientRules, Hosts, Keys, LimitListener, Origins, RateLimits, TlsAcceptor,
-        TlsFiles, serve, serve_probes,
+        AccessControl, ApiKey, Hosts, Keys, LimitListener, Origins, RateLimits, TlsAcceptor, TlsFiles, serve,
+        serve_probes,
     },
     metrics::Names,
     report::{Collector, Format, Level, Log, Reports},
-    request::UnknownFields,
 };
 use serde_json::Value;
 use std::{
@@ -56,15 +55,8 @@ pub(crate) struct Args {
     /// Allowed CORS origins, such as https://example.org, or * for all; a server without keys also accepts their host names [default: the server's own]
     #[arg(long, env = "KVASIR_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
     allowed_origins: Vec<String>,
-    /// Model name in the API; may be given several times, and * accepts any name [default: the name of its file or directory]
-    #[arg(long, env = "KVASIR_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
-    model_name: Vec<String>,
-    /// Unknown request fields: ignore (named in the response header x-kvasir-ignored) or refuse (400)
-    #[arg(long, value_enum, default_value = "ignore", env = "KVASIR_UNKNOWN_FIELDS")]
-    unknown_fields: Unknown,
-    /// Remove Claude Code's billing header, which changes with every request, from system prompts, so that the prefix cache hits, on or off
-    #[arg(long, default_value = "on", env = "KVASIR_STRIP_BILLING_HEADER", value_parser = Switch::read)]
-    strip_billing_header: Switch,
+    #[command(flatten)]
+    client_rules: ClientRuleArgs,
     #[command(flatten)]
     sampling_args: SamplingArgs,
     #[command(flatten)]
@@ -251,12 +243,6 @@ impl ReportArgs {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Unknown {
-    Ignore,
-    Refuse,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
 enum Alias {
     Vllm,
 }
@@ -359,7 +345,7 @@ impl Args {
         let peer_connections =
             limits.max_connections_per_peer.map_or(max_connections.div_ceil(2), |n| n as usize);
         let timeout = Duration::from_secs(limits.client_timeout.into());
-        let own_name = self.model_name.iter().find(|name| *name != "*").cloned();
+        let own_name = self.client_rules.own_name().cloned();
         let exposed = self.exposed_files(config.as_deref(), definition);
         let foretell = {
             let reports = reports.clone();
@@ -381,20 +367,7 @@ impl Args {
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: reports.clone(),
             timeout: Duration::from_secs(limits.step_timeout.into()),
-            rules: ClientRules {
-                aliases: self
-                    .model_name
-                    .iter()
-                    .filter(|name| Some(*name) != own_name.as_ref())
-                    .cloned()
-                    .collect(),
-                unknown_fields: match self.unknown_fields {
-                    Unknown::Ignore => UnknownFields::Ignore,
-                    Unknown::Refuse => UnknownFields::Refuse,
-                },
-                strip_billing_header: self.strip_billing_header.is_on(),
-                max_priority: limits.max_priority.unwrap_or(i32::MAX),
-            },
+            rules: self.client_rules.rules(limits.max_priority),
             allowed: Box::new({
                 let limits = limits.clone();
                 move |slots, max_len| limits.allowance(slots, max_len)

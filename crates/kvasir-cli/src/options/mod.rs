@@ -1,6 +1,7 @@
 //! Engine options shared by `serve`, `chat`, `generate`, `bench` and `sim`: flags, `KVASIR_…`
 //! variables and file keys, defined once.
 
+pub(crate) mod client_rules;
 pub(crate) mod facts;
 pub(crate) mod machine_file;
 pub(crate) mod model;

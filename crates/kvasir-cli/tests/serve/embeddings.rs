@@ -166,6 +166,85 @@ fn documents_are_ranked_by_their_similarity() {
     let scores: Vec<f64> =
         scored["data"].as_array().unwrap().iter().map(|one| one["score"].as_f64().unwrap()).collect();
     assert!(scores[1] > scores[0] && scores[1] > scores[2], "{scores:?}");
-    let (status, error) = server.post("/v1/rerank", &json!({"query": "a", "documents": []}));
-    assert_eq!((status, &error["error"]["param"]), (400, &json!("documents")));
+    for (body, param) in [
+        (json!({"query": "a", "documents": []}), "documents"),
+        (json!({"query": "a", "documents": ""}), "documents"),
+        (json!({"query": "", "documents": ["a"]}), "query"),
+        (json!({"query": "a", "documents": ["a"], "texts": ["a"]}), "texts"),
+        (json!({"query": "a", "documents": ["a"], "method": "guess"}), "method"),
+        (
+            json!({"query": "a", "documents": ["a"], "method": "embeddings", "instruction": "b"}),
+            "instruction",
+        ),
+    ] {
+        let (status, error) = server.post("/v1/rerank", &body);
+        assert_eq!((status, &error["error"]["param"]), (400, &json!(param)), "{body}");
+    }
+    // The form of text-embeddings-inference.
+    let body = json!({"query": "a b c", "texts": documents, "return_text": true});
+    let (_, tei) = server.post("/rerank", &body);
+    let tei = tei.as_array().unwrap();
+    assert_eq!((tei.len(), &tei[0]["index"], &tei[0]["text"]), (3, &json!(1), &json!("a b c")));
+    assert_eq!(tei[0]["score"], results[0]["relevance_score"]);
+    // llama.cpp's form of vectors.
+    let (_, native) = server.post("/embedding", &json!({"content": "a b c"}));
+    let (_, vector) = server.post(EMBEDDINGS, &json!({"input": "a b c"}));
+    assert_eq!(native, json!([{"index": 0, "embedding": [vector["data"][0]["embedding"]]}]));
+}
+
+/// The log-probability of `token` behind the prompt that judges a document.
+fn verdict(server: &Server, task: &str, query: &str, document: &str, token: &Value) -> f64 {
+    let system = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
+                  Note that the answer can only be \"yes\" or \"no\".";
+    let question = format!("<Instruct>: {task}\n\n<Query>: {query}\n\n<Document>: {document}");
+    let body = json!({
+        "messages": [{"role": "system", "content": system}, {"role": "user", "content": question}],
+        "enable_thinking": false, "max_tokens": 1, "logprobs": true, "allowed_token_ids": [token],
+        "ignore_eos": true,
+    });
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    answer["choices"][0]["logprobs"]["content"][0]["logprob"].as_f64().unwrap()
+}
+
+#[test]
+fn a_judgment_is_the_softmax_of_yes_and_no() {
+    let server = Server::start("judge", &["--rerank-by", "prompt", "--max-model-len", "1024"]);
+    let token = |text: &str| {
+        let (_, ids) = server.post("/tokenize", &json!({"prompt": text, "add_special_tokens": false}));
+        ids["tokens"][0].clone()
+    };
+    let (yes, no) = (token("yes"), token("no"));
+    let (query, documents) = ("a b", ["hello there", "a b c", "one two three"]);
+    let expected = |task: &str| {
+        documents.map(|document| {
+            let of = |token| verdict(&server, task, query, document, token).exp();
+            of(&yes) / (of(&yes) + of(&no))
+        })
+    };
+    let close = |a: f64, b: f64| (a - b).abs() < 1e-5;
+    let web = "Given a web search query, retrieve relevant passages that answer the query";
+    let (status, scored) = server.post("/v1/score", &json!({"text_1": query, "text_2": documents}));
+    assert_eq!(status, 200, "{scored}");
+    for (one, expected) in scored["data"].as_array().unwrap().iter().zip(expected(web)) {
+        assert!(close(one["score"].as_f64().unwrap(), expected), "{scored}");
+    }
+    let own = expected("find it");
+    let body = json!({"query": query, "documents": documents, "instruction": "find it", "method": "prompt"});
+    let (_, ranked) = server.post("/v1/rerank", &body);
+    let results = ranked["results"].as_array().unwrap();
+    for one in results {
+        let index = one["index"].as_u64().unwrap() as usize;
+        assert!(close(one["relevance_score"].as_f64().unwrap(), own[index]), "{ranked}");
+    }
+    let scores: Vec<f64> = results.iter().map(|one| one["relevance_score"].as_f64().unwrap()).collect();
+    assert!(scores.is_sorted_by(|a, b| a >= b), "{ranked}");
+    // The other way is a request away; a document that does not fit is cut.
+    let (_, cosine) =
+        server.post("/v1/score", &json!({"text_1": "a", "text_2": "a", "method": "embeddings"}));
+    assert!(close(cosine["data"][0]["score"].as_f64().unwrap(), 1.0), "{cosine}");
+    let (status, cut) = server.post("/v1/score", &json!({"text_1": "a", "text_2": "b ".repeat(2_000)}));
+    assert_eq!(status, 200, "{cut}");
+    let (status, error) = server.post("/v1/score", &json!({"text_1": "a ".repeat(2_000), "text_2": "b"}));
+    assert_eq!((status, &error["error"]["code"]), (400, &json!("context_length_exceeded")), "{error}");
 }

@@ -14,6 +14,7 @@ use crate::metrics::prometheus::Names;
 use crate::model::Model;
 use crate::request::completions::Prompt;
 use crate::request::reader::Reader;
+use crate::request::rerank::Scoring;
 use crate::request::sampling::SamplingFields;
 use crate::session::responses::ResponseStore;
 use crate::session::store::{SessionContent, Sessions, Turn};
@@ -65,6 +66,8 @@ pub struct ClientRules {
     pub strip_billing_header: bool,
     /// Largest `priority` that a request gets.
     pub max_priority: i32,
+    /// How `/v1/rerank` and `/v1/score` compare texts where the request does not say it.
+    pub scoring: Scoring,
 }
 
 impl Default for ClientRules {
@@ -74,6 +77,7 @@ impl Default for ClientRules {
             unknown_fields: UnknownFields::default(),
             strip_billing_header: true,
             max_priority: i32::MAX,
+            scoring: Scoring::Embeddings,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 pub(crate) mod constraint;
 pub(crate) mod folded_conversation;
+pub(crate) mod judge_prompt;
 pub(crate) mod prompt;
 pub(crate) mod raw_arguments;
 pub(crate) mod tool_grammars;

@@ -525,13 +525,18 @@ pub const RERANK: &[Field] = &[
     yes("model"),
     yes("query"),
     yes("documents"),
+    yes("texts"),
     yes("top_n"),
     yes("return_documents"),
+    yes("return_text"),
+    yes("method"),
+    yes("instruction"),
     skip("user", LABEL),
 ];
 
 /// Fields of `/v1/score`.
-pub const SCORE: &[Field] = &[yes("model"), yes("text_1"), yes("text_2"), skip("user", LABEL)];
+pub const SCORE: &[Field] =
+    &[yes("model"), yes("text_1"), yes("text_2"), yes("method"), yes("instruction"), skip("user", LABEL)];
 
 /// Fields of `POST /v1/sessions`.
 pub const SESSIONS: &[Field] = &[yes("model"), list("messages", MESSAGE), yes("prompt"), yes("ttl")];
@@ -599,7 +604,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/v1/chat/completions", "Chat completion", CHAT),
     post("/v1/completions", "Text completion of texts or token ids", COMPLETIONS),
     post("/v1/embeddings", "Embeddings of texts or token ids", EMBEDDINGS),
-    post("/v1/rerank", "Ranks documents by their similarity to a query", RERANK),
+    post("/v1/rerank", "Ranks documents by how well they answer a query", RERANK),
     post("/v1/score", "Similarity of texts", SCORE),
     post("/v1/responses", "OpenAI's Responses API", RESPONSES),
     post("/v1/responses/input_tokens", "Counts the tokens of a response's input", RESPONSES),

@@ -42,7 +42,7 @@ pub use crate::request::messages::MessagesRequest;
 pub use crate::request::ollama::{OllamaRequest, OllamaTask, ollama_embed, ollama_embeddings};
 pub use crate::request::output_fields::OutputFields;
 pub use crate::request::reader::Reader;
-pub use crate::request::rerank::{RerankRequest, ScoreRequest};
+pub use crate::request::rerank::{RerankRequest, ScoreRequest, Scoring};
 pub use crate::request::response_format::ResponseFormat;
 pub use crate::request::responses::ResponsesRequest;
 pub use crate::request::responses_tools::custom_input;

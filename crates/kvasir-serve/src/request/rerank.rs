@@ -1,4 +1,7 @@
 //! Parses `/v1/rerank` and `/v1/score` requests.
+//!
+//! `/rerank` takes the form of text-embeddings-inference too (`texts` for `documents`), which is
+//! answered in its form.
 
 use crate::error::ApiError;
 use crate::request::fields::{RERANK, SCORE};
@@ -7,6 +10,18 @@ use serde_json::Value;
 
 /// Maximum texts per request.
 const MAX_TEXTS: usize = 2048;
+
+/// How texts are compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scoring {
+    /// By the cosine of their embeddings.
+    Embeddings,
+    /// By the probability that the model says `yes`, not `no`, to a prompt with both texts.
+    Prompt {
+        /// The task; `None` for that of a web search.
+        instruction: Option<String>,
+    },
+}
 
 /// A validated `/v1/rerank` request.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +36,10 @@ pub struct RerankRequest {
     pub top_n: Option<usize>,
     /// Whether results hold their documents.
     pub returns_documents: bool,
+    /// Whether the request has the form of text-embeddings-inference.
+    pub is_tei: bool,
+    /// How documents are compared with the query; `None` as the server is set.
+    pub scoring: Option<Scoring>,
 }
 
 /// A validated `/v1/score` request.
@@ -32,18 +51,32 @@ pub struct ScoreRequest {
     pub first: Vec<String>,
     /// The texts compared with them.
     pub second: Vec<String>,
+    /// How they are compared; `None` as the server is set.
+    pub scoring: Option<Scoring>,
 }
 
 impl RerankRequest {
     /// Parses and validates a body.
     pub fn read(body: &Reader) -> Result<Self, ApiError> {
         body.classify(RERANK)?;
+        let is_tei = body.get("texts").is_some();
+        if is_tei && body.get("documents").is_some() {
+            return Err(body.error("texts", "does not go with `documents`"));
+        }
+        let query = body.need_text("query")?;
+        if query.is_empty() {
+            return Err(body.error("query", "must not be empty"));
+        }
+        let (returns_text, returns_documents) =
+            (body.flag("return_text", false)?, body.flag("return_documents", true)?);
         Ok(Self {
             model: body.text("model")?.map(str::to_owned),
-            query: body.need_text("query")?.to_owned(),
-            documents: texts(body, "documents")?,
+            query: query.to_owned(),
+            documents: texts(body, if is_tei { "texts" } else { "documents" })?,
             top_n: body.integer("top_n", 1..=MAX_TEXTS as i64)?.map(|n| n as usize),
-            returns_documents: body.flag("return_documents", true)?,
+            returns_documents: if is_tei { returns_text } else { returns_documents },
+            is_tei,
+            scoring: scoring(body)?,
         })
     }
 }
@@ -56,15 +89,31 @@ impl ScoreRequest {
         if first.len() != 1 && first.len() != second.len() {
             return Err(body.error("text_1", "must be one text, or as many as `text_2`"));
         }
-        Ok(Self { model: body.text("model")?.map(str::to_owned), first, second })
+        Ok(Self { model: body.text("model")?.map(str::to_owned), first, second, scoring: scoring(body)? })
+    }
+}
+
+fn scoring(body: &Reader) -> Result<Option<Scoring>, ApiError> {
+    let instruction = body.text("instruction")?.filter(|text| !text.is_empty()).map(str::to_owned);
+    match body.text("method")? {
+        Some("prompt") => Ok(Some(Scoring::Prompt { instruction })),
+        Some("embeddings") if instruction.is_some() => {
+            Err(body.error("instruction", "needs `method`: \"prompt\""))
+        }
+        Some("embeddings") => Ok(Some(Scoring::Embeddings)),
+        Some(_) => Err(body.error("method", "must be embeddings or prompt")),
+        // Only prompts hold an instruction.
+        None => Ok(instruction.map(|text| Scoring::Prompt { instruction: Some(text) })),
     }
 }
 
 /// One text or a list of texts; a document may be an object with a `text`.
 fn texts(body: &Reader, field: &str) -> Result<Vec<String>, ApiError> {
     let value = body.need(field)?;
-    if let Some(text) = value.as_str() {
-        return Ok(vec![text.to_owned()]);
+    match value.as_str() {
+        Some("") => return Err(body.error(field, "must not be empty")),
+        Some(text) => return Ok(vec![text.to_owned()]),
+        None => {}
     }
     let items = body.list(field, MAX_TEXTS)?.unwrap_or(&[]);
     let text = |(i, item): (usize, &Value)| {

@@ -4,6 +4,7 @@
 
 pub(crate) mod answer_stream;
 pub(crate) mod reply;
+pub(crate) mod single_token;
 pub(crate) mod sse;
 pub(crate) mod submit_chat;
 pub(crate) mod usage;

@@ -5,20 +5,15 @@
 
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
-use crate::host::errors::failure;
-use crate::host::request_output::RequestOutput;
+use crate::http::answers::single_token::{self, SingleToken};
 use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::request::embeddings::{EmbeddingsRequest, Encoding};
 use crate::request::fields::EMBEDDINGS;
-use crate::request::sampling::{Length, SamplingFields};
 use axum::{Json, extract::Request, extract::State};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 use std::sync::Arc;
-
-/// Maximum number of inputs of one request in the engine at once.
-const AT_ONCE: usize = 64;
 
 /// `{"input", "encoding_format"?}` → per input a unit vector: the normalized hidden state of its
 /// last token.
@@ -58,9 +53,7 @@ pub(crate) async fn embed_all(
         return Err(ApiError::param("dimensions", why));
     }
     let submissions = submissions(app, &requested, key)?;
-    // Within the admission limits: beyond them, submission would fail forever.
-    let longest = submissions.iter().map(|submission| submission.tokens).max().unwrap_or(0);
-    let at_once = app.host.at_once(longest).clamp(1, AT_ONCE);
+    let at_once = single_token::at_once(app, &submissions);
     let vectors: Vec<(Vec<f32>, u32)> = stream::iter(submissions)
         .map(|submission| embed(app, submission, dimensions as usize))
         .buffered(at_once)
@@ -72,11 +65,7 @@ pub(crate) async fn embed_all(
 
 /// Builds all orders first, so that an invalid input is rejected before anything is computed.
 fn submissions(app: &App, requested: &EmbeddingsRequest, key: u64) -> Result<Vec<Submission>, ApiError> {
-    let mut fields = SamplingFields {
-        length: Length { max_tokens: Some(1), min_tokens: 0 },
-        ignore_eos: true,
-        ..requested.sampling.clone()
-    };
+    let mut fields = single_token::single_token(requested.sampling.clone());
     fields.sampling.hidden = true;
     let one = |(i, input)| {
         let name = if requested.inputs.len() == 1 { "input".to_owned() } else { format!("input[{i}]") };
@@ -100,24 +89,10 @@ async fn embed(
     submission: Submission,
     dimensions: usize,
 ) -> Result<(Vec<f32>, u32), ApiError> {
-    let stopped = || ApiError::unavailable("the engine has stopped");
-    let mut answer = app.submit(vec![submission], 1)?.pop().ok_or_else(stopped)?;
-    let (mut output, mut state) = (RequestOutput::default(), Vec::new());
-    let ended = loop {
-        answer.next(&mut output).await?;
-        state.append(&mut output.hidden);
-        if let Some(ended) = output.ended {
-            break ended;
-        }
-    };
-    match failure(ended.finish) {
-        Some(error) => Err(error),
-        None => {
-            // The leading part of a vector is what models trained for it (Matryoshka) shorten to.
-            state.truncate(dimensions);
-            Ok((unit(state)?, ended.prompt))
-        }
-    }
+    let SingleToken { hidden: mut state, prompt_tokens, .. } = single_token::run(app, submission).await?;
+    // The leading part of a vector is what models trained for it (Matryoshka) shorten to.
+    state.truncate(dimensions);
+    Ok((unit(state)?, prompt_tokens))
 }
 
 /// L2 normalization: `v / |v|`.

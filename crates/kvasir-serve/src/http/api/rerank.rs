@@ -1,70 +1,151 @@
-//! `/v1/rerank` and `/v1/score`: similarity of texts by the model's embeddings.
+//! `/v1/rerank` and `/v1/score`: how well documents answer a query.
 //!
-//! A score is the cosine of the two embeddings, -1 to 1. Models made for embeddings rank well by it;
-//! others give a rough order.
+//! By embeddings, a score is the cosine of the two vectors, -1 to 1. Models made for embeddings rank
+//! well by it; others give a rough order. By prompts (cross-encoding), each pair of texts is one
+//! request of one token, and a score is `p(yes) / (p(yes) + p(no))` behind it.
 
 use crate::error::ApiError;
+use crate::host::engine_thread::Submission;
+use crate::http::answers::single_token;
 use crate::http::api::embeddings::{embed_all, similarity};
 use crate::http::app::App;
 use crate::http::body::read_body;
+use crate::model::judge_prompt::DEFAULT_INSTRUCTION;
 use crate::request::completions::Prompt;
 use crate::request::embeddings::EmbeddingsRequest;
 use crate::request::fields::{RERANK, SCORE};
-use crate::request::rerank::{RerankRequest, ScoreRequest};
+use crate::request::rerank::{RerankRequest, ScoreRequest, Scoring};
+use crate::request::sampling::SamplingFields;
 use axum::{Json, extract::Request, extract::State};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use kvasir_kv::Token;
+use kvasir_sample::Sampling;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `POST /v1/rerank`: documents by their similarity to a query, best first.
+/// Scores of pairs of texts, and the number of tokens that were read for them.
+type Scores = (Vec<f64>, u64);
+
+/// `POST /v1/rerank`: documents by how well they answer a query, best first.
 pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (key, body) = read_body(&app, request, RERANK).await?;
-    let RerankRequest { model, query, documents, top_n, returns_documents } =
-        RerankRequest::read(&body.reader())?;
+    let request = RerankRequest::read(&body.reader())?;
     drop(body);
-    let texts = [query].into_iter().chain(documents.iter().cloned());
-    let (vectors, tokens) = embed(&app, key, model, texts).await?;
-    let (query, documents_of) = vectors.split_first().ok_or_else(|| ApiError::failed("no vector"))?;
-    let mut scored: Vec<(usize, f64)> =
-        documents_of.iter().map(|vector| similarity(query, vector)).enumerate().collect();
+    let RerankRequest { model, query, documents, top_n, returns_documents, is_tei, scoring } = request;
+    app.check_model(model.as_deref())?;
+    let (scores, tokens) = compare(&app, key, scoring, &[query], &documents).await?;
+    let mut scored: Vec<(usize, f64)> = scores.into_iter().enumerate().collect();
     scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     scored.truncate(top_n.unwrap_or(scored.len()));
     let result = |(index, score): (usize, f64)| {
-        let mut result = json!({"index": index, "relevance_score": score});
+        let (score_name, text_name) =
+            if is_tei { ("score", "text") } else { ("relevance_score", "document") };
+        let mut result = json!({"index": index, score_name: score});
         if returns_documents {
-            result["document"] = json!({"text": documents[index]});
+            let text = &documents[index];
+            result[text_name] = if is_tei { json!(text) } else { json!({"text": text}) };
         }
         result
     };
     let results: Vec<Value> = scored.into_iter().map(result).collect();
+    if is_tei {
+        return Ok(Json(results.into()));
+    }
     Ok(Json(json!({
         "id": format!("rerank-{}", app.new_id()), "model": app.model.name, "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     })))
 }
 
-/// `POST /v1/score`: similarity of pairs of texts; one `text_1` is compared with every `text_2`.
+/// `POST /v1/score`: scores of pairs of texts; one `text_1` is compared with every `text_2`.
 pub(crate) async fn score(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (key, body) = read_body(&app, request, SCORE).await?;
-    let ScoreRequest { model, first, second } = ScoreRequest::read(&body.reader())?;
+    let ScoreRequest { model, first, second, scoring } = ScoreRequest::read(&body.reader())?;
     drop(body);
-    let count = first.len();
-    let (vectors, tokens) = embed(&app, key, model, first.into_iter().chain(second)).await?;
-    let (first, second) = vectors.split_at(count);
-    let pairs = second.iter().enumerate().map(|(i, second)| similarity(&first[i % count], second));
-    let data = pairs.enumerate().map(|(i, score)| json!({"index": i, "object": "score", "score": score}));
+    app.check_model(model.as_deref())?;
+    let (scores, tokens) = compare(&app, key, scoring, &first, &second).await?;
+    let data = scores.iter().enumerate();
+    let data = data.map(|(i, score)| json!({"index": i, "object": "score", "score": score}));
     Ok(Json(json!({
         "id": format!("score-{}", app.new_id()), "object": "list", "model": app.model.name,
         "data": data.collect::<Vec<_>>(), "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     })))
 }
 
-async fn embed(
+/// Compares each of `second` with its query: the only one of `first`, or that of its place.
+async fn compare(
     app: &Arc<App>,
     key: u64,
-    model: Option<String>,
-    texts: impl Iterator<Item = String>,
-) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
-    let inputs = texts.map(Prompt::Text).collect();
-    embed_all(app, key, EmbeddingsRequest { model, inputs, truncate: true, ..EmbeddingsRequest::default() })
-        .await
+    scoring: Option<Scoring>,
+    first: &[String],
+    second: &[String],
+) -> Result<Scores, ApiError> {
+    match scoring.unwrap_or_else(|| app.rules.scoring.clone()) {
+        Scoring::Embeddings => by_embeddings(app, key, first, second).await,
+        Scoring::Prompt { instruction } => {
+            let instruction = instruction.as_deref().unwrap_or(DEFAULT_INSTRUCTION);
+            by_prompts(app, key, instruction, first, second).await
+        }
+    }
+}
+
+async fn by_embeddings(
+    app: &Arc<App>,
+    key: u64,
+    first: &[String],
+    second: &[String],
+) -> Result<Scores, ApiError> {
+    let inputs = first.iter().chain(second).cloned().map(Prompt::Text).collect();
+    let request = EmbeddingsRequest { inputs, truncate: true, ..EmbeddingsRequest::default() };
+    let (vectors, tokens) = embed_all(app, key, request).await?;
+    let (first, second) = vectors.split_at(first.len());
+    let pairs = second.iter().zip(first.iter().cycle());
+    Ok((pairs.map(|(second, first)| similarity(first, second)).collect(), tokens))
+}
+
+/// All prompts are built first, so that an invalid one is rejected before anything is computed.
+async fn by_prompts(
+    app: &Arc<App>,
+    key: u64,
+    instruction: &str,
+    first: &[String],
+    second: &[String],
+) -> Result<Scores, ApiError> {
+    app.model.require_logits("probability")?;
+    let verdicts = app.model.verdict_tokens()?;
+    // Logits of two tokens that need not be among the likeliest: all are reported.
+    let sampling = Sampling { logprobs: Some(app.model.facts.vocab), ..Sampling::default() };
+    let fields = single_token::single_token(SamplingFields { sampling, ..SamplingFields::default() });
+    let submission = |(document, query): (&String, &String)| {
+        let prompt = app.model.judge_prompt(instruction, query, document)?;
+        app.submission("documents", prompt, &fields, key)
+    };
+    let pairs = second.iter().zip(first.iter().cycle());
+    let mut submissions = pairs.map(submission).collect::<Result<Vec<_>, ApiError>>()?;
+    let at_once = single_token::at_once(app, &submissions);
+    // The first alone: the others then find the prompt's prefix in the cache.
+    let rest = submissions.split_off(submissions.len().min(1));
+    let mut judged = Vec::with_capacity(second.len());
+    for first in submissions {
+        judged.push(judge(app, first, verdicts).await?);
+    }
+    let rest: Vec<(f64, u32)> = stream::iter(rest)
+        .map(|submission| judge(app, submission, verdicts))
+        .buffered(at_once)
+        .try_collect()
+        .await?;
+    judged.extend(rest);
+    let tokens = judged.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
+    Ok((judged.into_iter().map(|(score, _)| score).collect(), tokens))
+}
+
+/// The score of one prompt, and its number of tokens.
+async fn judge(app: &Arc<App>, submission: Submission, verdicts: [Token; 2]) -> Result<(f64, u32), ApiError> {
+    let output = single_token::run(app, submission).await?;
+    let logprobs = output.logprobs.map(|logprobs| logprobs.top).unwrap_or_default();
+    let of = |token| logprobs.iter().find(|(id, _)| *id == token).map(|(_, logprob)| f64::from(*logprob));
+    let [Some(yes), Some(no)] = verdicts.map(of) else {
+        return Err(ApiError::failed("no probability of the verdict"));
+    };
+    Ok((1.0 / (1.0 + (no - yes).exp()), output.prompt_tokens))
 }
