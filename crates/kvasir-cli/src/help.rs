@@ -48,6 +48,8 @@ const GROUPS: [Group; 14] = [
             "history",
             "edit-mode",
             "generation-config",
+            "chat-template",
+            "chat-template-kwargs",
             "tool-parser",
             "reasoning-parser",
             "constrain-tool-calls",

@@ -133,7 +133,7 @@ fn served(
         prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
     };
     let model = Model::new(name, &loaded.opened.text_files()?, facts).map_err(Failure::failed)?;
-    Ok(sampling_args.teach(model))
+    sampling_args.teach(model)
 }
 
 fn card(card: &ModelCard) -> Card {

@@ -1,5 +1,5 @@
-//! Options for default sampling and output parsing: generation config, tool parser, reasoning
-//! parser.
+//! Options for default sampling, prompts and output parsing: generation config, chat template, tool
+//! parser, reasoning parser.
 
 use crate::io::failure::Failure;
 use crate::options::switch::Switch;
@@ -9,6 +9,8 @@ use kvasir_serve::{
     answer::{ReasoningDialect, ToolDialect},
     model::Model,
 };
+use serde_json::{Map, Value};
+use std::{fs, path::PathBuf};
 
 /// Sampling defaults and output parsers of the served model.
 #[derive(clap::Args)]
@@ -16,6 +18,12 @@ pub(crate) struct SamplingArgs {
     /// Default sampling parameters: `auto` reads the model's generation_config.json, `none` ignores it
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_GENERATION_CONFIG")]
     generation_config: GenerationConfig,
+    /// File of a chat template to use instead of the model's
+    #[arg(long, env = "KVASIR_CHAT_TEMPLATE", value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+    /// JSON object of variables for the chat template, such as {"enable_thinking": false}; requests may replace them
+    #[arg(long, env = "KVASIR_CHAT_TEMPLATE_KWARGS", value_name = "JSON", value_parser = kwargs)]
+    chat_template_kwargs: Option<Map<String, Value>>,
     /// Tool call format of the model [default: detected from its chat template]
     #[arg(long, env = "KVASIR_TOOL_PARSER", value_name = "NAME", value_parser = PossibleValuesParser::new(ToolDialect::names()))]
     tool_parser: Option<String>,
@@ -50,14 +58,27 @@ impl SamplingArgs {
         }
     }
 
-    /// Applies the parser options to a served model.
-    pub(crate) fn teach(&self, model: Model) -> Model {
+    /// Applies the template and the parser options to a served model.
+    pub(crate) fn teach(&self, model: Model) -> Result<Model, Failure> {
+        let model = match &self.chat_template {
+            Some(path) => {
+                let at = |why: String| Failure::usage(format!("{}: {why}", path.display()));
+                let source = fs::read_to_string(path).map_err(|e| at(e.to_string()))?;
+                model.with_template(&source).map_err(|e| at(e.to_string()))?
+            }
+            None => model,
+        };
+        let model = model.with_template_kwargs(self.chat_template_kwargs.clone().unwrap_or_default());
         let tools = self.tool_parser.as_deref().and_then(ToolDialect::named);
         let tools = tools.unwrap_or_else(|| model.tool_dialect());
         let reasoning = match self.reasoning_parser.as_deref() {
             None => model.reasoning_dialect(),
             Some(name) => ReasoningDialect::named(name),
         };
-        model.with_dialects(tools, reasoning).with_constrained_calls(self.constrain_tool_calls.is_on())
+        Ok(model.with_dialects(tools, reasoning).with_constrained_calls(self.constrain_tool_calls.is_on()))
     }
+}
+
+fn kwargs(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|e| format!("must be a JSON object: {e}"))
 }

@@ -377,3 +377,26 @@ fn logprobs_leave_out_stop_text() {
         assert_eq!(streamed, (printed, told), "{stop:?}");
     }
 }
+
+#[test]
+fn a_template_of_a_file_replaces_the_models() {
+    let file = std::env::temp_dir().join(format!("kvasir-template-{}.jinja", std::process::id()));
+    std::fs::write(&file, "{{ messages[0].content }}{{ mood }}{% if enable_thinking %}!{% endif %}").unwrap();
+    let kwargs = r#"{"mood": "?", "enable_thinking": true}"#;
+    let options = ["--chat-template", file.to_str().unwrap(), "--chat-template-kwargs", kwargs];
+    let server = Server::start("template", &options);
+    let prompt = |extra: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.post("/apply-template", &body).1["prompt"].clone()
+    };
+    assert_eq!(prompt(json!({})), json!("hi?!"));
+    assert_eq!(prompt(json!({"enable_thinking": false})), json!("hi?"));
+    assert_eq!(prompt(json!({"chat_template_kwargs": {"mood": "."}})), json!("hi.!"));
+    let (_, counted) = server.post("/v1/chat/completions/input_tokens", &chat(json!({})));
+    let (_, answered) = server.post(CHAT, &chat(json!({})));
+    assert_eq!(counted["input_tokens"], answered["usage"]["prompt_tokens"]);
+    let (status, error) = server.post("/apply-template", &chat(json!({"model": "other"})));
+    assert_eq!((status, &error["error"]["param"]), (404, &json!("model")));
+    std::fs::remove_file(file).unwrap();
+}

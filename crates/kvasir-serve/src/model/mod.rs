@@ -106,7 +106,7 @@ pub struct Model {
     template: Option<ChatTemplate>,
     /// Source of the template, for clients that render chats themselves.
     template_source: Option<String>,
-    /// Template variables: `bos_token` and the like.
+    /// Template variables: `bos_token` and the like, and the server's own.
     variables: Map<String, Value>,
     /// Spellings of control tokens.
     specials: Vec<String>,
@@ -161,6 +161,21 @@ impl Model {
         self.marker_tokens = self.tokenizer.special_tokens().filter(kept).collect();
         self.tool_dialect = tools;
         self.reasoning = reasoning;
+        self
+    }
+
+    /// Replaces the chat template, and detects the dialects of the new one.
+    pub fn with_template(self, source: &str) -> Result<Self, ApiError> {
+        let invalid = |e| ApiError::param("chat_template", format!("the chat template is invalid: {e}"));
+        let template = Some(ChatTemplate::new(source).map_err(invalid)?);
+        let (tools, reasoning) = (ToolDialect::of_template(source), ReasoningDialect::of_template(source));
+        Ok(Self { template, template_source: Some(source.to_owned()), ..self }
+            .with_dialects(tools, reasoning))
+    }
+
+    /// Adds template variables that requests may replace in `chat_template_kwargs`.
+    pub fn with_template_kwargs(mut self, kwargs: Map<String, Value>) -> Self {
+        self.variables.extend(kwargs);
         self
     }
 
