@@ -1,8 +1,9 @@
 //! Normalizes conversations for strict chat templates: one leading system message, then alternating
-//! roles.
+//! roles, each with a text.
 //!
-//! Clients insert system messages between others and send several messages of one role in a row.
-//! Many templates render both; others raise an error or drop the unexpected message.
+//! Clients insert system messages between others, send several messages of one role in a row, and
+//! have no text beside tool calls. Many templates render these; others raise an error or drop the
+//! unexpected message.
 
 use serde_json::Value;
 
@@ -17,10 +18,13 @@ pub(crate) fn shows_late_system(messages: &[Value], rendered: &str) -> bool {
 }
 
 /// Folds a conversation: leading system messages are merged, later ones become user text, and
-/// consecutive user messages are merged. No text is lost.
+/// consecutive user messages are merged, and absent texts become empty. No text is lost.
 pub(crate) fn fold(messages: Vec<Value>) -> Vec<Value> {
     let mut folded: Vec<Value> = Vec::with_capacity(messages.len());
     for mut message in messages {
+        if message["content"].is_null() {
+            message["content"] = "".into();
+        }
         let leads = folded.iter().all(|earlier| role(earlier) == "system");
         if role(&message) == "system" && !leads {
             message["role"] = "user".into();
@@ -46,6 +50,13 @@ mod tests {
 
     fn list(messages: &[(&str, &str)]) -> Vec<Value> {
         messages.iter().map(|(role, content)| json!({"role": role, "content": content})).collect()
+    }
+
+    #[test]
+    fn a_call_without_text_gets_an_empty_one() {
+        let call = json!({"role": "assistant", "content": null, "tool_calls": [{"id": "a"}]});
+        let folded = fold(vec![call]);
+        assert_eq!((&folded[0]["content"], &folded[0]["tool_calls"][0]["id"]), (&json!(""), &json!("a")));
     }
 
     #[test]
