@@ -257,3 +257,26 @@ fn a_model_answers_to_all_its_names() {
     let answer = any.post(CHAT, &chat(json!({"model": "claude-of-any-kind"})));
     assert_eq!((answer.0, &answer.1["model"]), (200, &json!("tiny")));
 }
+
+#[test]
+fn a_response_has_all_fields_of_what_it_repeats() {
+    let server = server("repeated", &[]);
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    let body = json!({
+        "input": "hello", "max_output_tokens": 16, "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}},
+        "tools": [{"type": "function", "name": "f"}], "tool_choice": "none",
+    });
+    let (status, response) = server.post(RESPONSES, &body);
+    assert_eq!(status, 200, "{response}");
+    let format =
+        json!({"type": "json_schema", "name": "x", "schema": schema, "description": null, "strict": false});
+    assert_eq!(response["text"], json!({"format": format}));
+    assert_eq!(response["reasoning"], json!({"effort": "low", "summary": null}));
+    let tool =
+        json!({"type": "function", "name": "f", "description": null, "parameters": null, "strict": false});
+    assert_eq!(response["tools"], json!([tool]));
+    let (_, plain) = server.post(RESPONSES, &json!({"input": "hello", "text": {"verbosity": "low"}}));
+    assert_eq!(plain["text"], json!({"verbosity": "low", "format": {"type": "text"}}));
+    assert_eq!(plain["reasoning"], json!({"effort": null, "summary": null}));
+}

@@ -148,9 +148,20 @@ fn initial_response(app: &App, request: &ResponsesRequest, body: &Reader) -> Val
     let sampling = &chat.sampling.sampling;
     let mut tools = requested("tools", json!([]));
     for tool in tools.as_array_mut().into_iter().flatten() {
-        if tool["type"] == "function" && tool.get("strict").is_none_or(Value::is_null) {
+        if tool["type"] != "function" {
+            continue;
+        }
+        if tool.get("strict").is_none_or(Value::is_null) {
             tool["strict"] = false.into();
         }
+        with_fields(tool, json!({"description": null, "parameters": null}));
+    }
+    let mut reasoning = requested("reasoning", json!({}));
+    with_fields(&mut reasoning, json!({"effort": null, "summary": null}));
+    let mut text = requested("text", json!({}));
+    with_fields(&mut text, json!({"format": {"type": "text"}}));
+    if text["format"]["type"] == "json_schema" {
+        with_fields(&mut text["format"], json!({"description": null, "strict": false}));
     }
     json!({
         "object": "response",
@@ -172,11 +183,11 @@ fn initial_response(app: &App, request: &ResponsesRequest, body: &Reader) -> Val
         "previous_response_id": requested("previous_response_id", Value::Null),
         "prompt_cache_key": requested("prompt_cache_key", Value::Null),
         "safety_identifier": requested("safety_identifier", Value::Null),
-        "reasoning": requested("reasoning", json!({"effort": null, "summary": null})),
+        "reasoning": reasoning,
         "service_tier": "default",
         "store": store,
         "temperature": requested("temperature", sampling.temperature.into()),
-        "text": requested("text", json!({"format": {"type": "text"}})),
+        "text": text,
         "tool_choice": requested("tool_choice", "auto".into()),
         "tools": tools,
         "top_logprobs": requested("top_logprobs", 0.into()),
@@ -185,6 +196,15 @@ fn initial_response(app: &App, request: &ResponsesRequest, body: &Reader) -> Val
         "usage": null,
         "user": requested("user", Value::Null),
     })
+}
+
+/// Adds fields that an object lacks: responses hold all of them.
+fn with_fields(object: &mut Value, fields: Value) {
+    if let (Value::Object(object), Value::Object(fields)) = (object, fields) {
+        fields.into_iter().for_each(|(name, value)| {
+            object.entry(name).or_insert(value);
+        });
+    }
 }
 
 /// Serializes the response object and its items.
