@@ -175,9 +175,16 @@ impl ApiError {
         }
     }
 
-    /// `{"error": {message, type, param, code}}`.
+    /// `{"error": {message, type, param, code}}`; for a prompt beyond the context with llama.cpp's
+    /// `n_prompt_tokens` and `n_ctx`.
     pub fn to_json(&self) -> Value {
-        json!({"error": {"message": self.message, "type": self.kind(), "param": self.param, "code": self.code}})
+        let mut error =
+            json!({"message": self.message, "type": self.kind(), "param": self.param, "code": self.code});
+        if let Some(Detail::Overflow(Overflow { prompt, limit, .. })) = self.detail {
+            error["n_prompt_tokens"] = prompt.into();
+            error["n_ctx"] = limit.into();
+        }
+        json!({"error": error})
     }
 }
 

@@ -35,6 +35,11 @@ fn endpoints() -> Vec<Read> {
             read: |body| Ok(format!("{:?}", EmbeddingsRequest::read(body, VOCAB)?)),
         },
         Read {
+            fields: LLAMA_EMBEDDING,
+            body: json!({"content": "hi"}),
+            read: |body| Ok(format!("{:?}", llama_embedding(body, VOCAB)?)),
+        },
+        Read {
             fields: RESPONSES,
             body: json!({"input": "hi"}),
             read: |body| Ok(format!("{:?}", ResponsesRequest::read(body, &Sampling::default(), VOCAB)?)),

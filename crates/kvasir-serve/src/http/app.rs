@@ -294,6 +294,9 @@ impl App {
     pub(super) fn check_bytes(&self, param: &str, prompt: &Prompt, truncates: bool) -> Result<(), ApiError> {
         match prompt {
             Prompt::Text(text) if !truncates => self.model.check_bytes(param, text),
+            Prompt::Sequence(parts) => {
+                parts.iter().try_for_each(|part| self.check_bytes(param, part, truncates))
+            }
             _ => Ok(()),
         }
     }
@@ -302,6 +305,10 @@ impl App {
         match prompt {
             Prompt::Text(text) => self.model.encode(text, begins),
             Prompt::Ids(ids) => Ok(ids.clone()),
+            Prompt::Sequence(parts) => {
+                let parts = parts.iter().enumerate().map(|(i, part)| self.ids(part, begins && i == 0));
+                Ok(parts.collect::<Result<Vec<_>, _>>()?.concat())
+            }
         }
     }
 

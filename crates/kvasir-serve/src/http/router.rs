@@ -29,6 +29,7 @@ impl App {
             .route("/v1/models", get(status::models))
             .route("/v1/models/{id}", get(status::model))
             .route("/v1/chat/completions", post(chat::chat_completions))
+            .route("/v1/chat/completions/input_tokens", post(chat::input_tokens))
             .route("/v1/completions", post(completions::text_completions))
             .route("/v1/embeddings", post(embeddings::embeddings))
             .route("/v1/rerank", post(rerank::rerank))
@@ -51,8 +52,10 @@ impl App {
             // llama.cpp's routes, and OpenAI's without a version, as it has them.
             .route("/models", get(status::models))
             .route("/chat/completions", post(chat::chat_completions))
+            .route("/chat/completions/input_tokens", post(chat::input_tokens))
             .route("/completions", post(completions::text_completions))
             .route("/embeddings", post(embeddings::embeddings))
+            .route("/embedding", post(llama_cpp::embedding))
             .route("/completion", post(llama_cpp::completion))
             .route("/infill", post(llama_cpp::infill))
             .route("/apply-template", post(llama_cpp::apply_template))

@@ -7,7 +7,7 @@ use crate::request::reader::Reader;
 use crate::request::response_format::ResponseFormat;
 use crate::request::sampling::{self, SamplingFields};
 use kvasir_sample::Sampling;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Maximum prompts per request.
 const MAX_PROMPTS: usize = 1024;
@@ -23,6 +23,8 @@ pub enum Prompt {
     Text(String),
     /// Token ids, used verbatim.
     Ids(Vec<u32>),
+    /// Texts and token ids, in a row.
+    Sequence(Vec<Prompt>),
 }
 
 /// A validated `/v1/completions` request.
@@ -85,29 +87,55 @@ impl CompletionRequest {
     }
 }
 
-/// Parses one text, one list of token ids, or a list of at most `max` of either.
+/// Parses one prompt, or a list of at most `max`. A prompt is a text, a list of token ids, a list of
+/// ids and texts, which are one sequence, or an object with a text, as llama.cpp's clients send it.
 pub(crate) fn prompts(body: &Reader, field: &str, max: usize, vocab: u32) -> Result<Vec<Prompt>, ApiError> {
-    let value = body.need(field)?;
-    if let Some(text) = value.as_str() {
-        return Ok(vec![Prompt::Text(text.to_owned())]);
+    let items = match body.need(field)? {
+        Value::Array(items) => items,
+        one => return Ok(vec![prompt(body, field, one, vocab)?]),
+    };
+    if items.is_empty() {
+        return Err(body.error(field, "must not be empty"));
     }
-    let items =
-        value.as_array().ok_or_else(|| body.error(field, "must be a text, a list of texts, or token ids"))?;
-    match items.first() {
-        None => Err(body.error(field, "must not be empty")),
-        Some(Value::Number(_)) => Ok(vec![ids(body, field, items, vocab)?]),
-        Some(_) if items.len() > max => {
-            Err(body.error(field, format!("may have at most {max} items, not {}", items.len())))
-        }
-        Some(_) => {
-            let prompt = |(i, item): (usize, &Value)| match item {
-                Value::String(text) => Ok(Prompt::Text(text.clone())),
-                Value::Array(list) => ids(body, &format!("{field}[{i}]"), list, vocab),
-                _ => Err(body.error(&format!("{field}[{i}]"), "must be a text or token ids")),
-            };
-            items.iter().enumerate().map(prompt).collect()
+    if items.iter().any(Value::is_number) {
+        return Ok(vec![sequence(body, field, items, vocab)?]);
+    }
+    if items.len() > max {
+        return Err(body.error(field, format!("may have at most {max} items, not {}", items.len())));
+    }
+    let prompt = |(i, item): (usize, &Value)| prompt(body, &format!("{field}[{i}]"), item, vocab);
+    items.iter().enumerate().map(prompt).collect()
+}
+
+fn prompt(body: &Reader, name: &str, value: &Value, vocab: u32) -> Result<Prompt, ApiError> {
+    match value {
+        Value::String(text) => Ok(Prompt::Text(text.clone())),
+        Value::Array(items) => sequence(body, name, items, vocab),
+        Value::Object(object) => object_text(body, name, object).map(Prompt::Text),
+        _ => Err(body.error(name, "must be a text, a list of texts, or token ids")),
+    }
+}
+
+/// `{"prompt_string": text}`, or `{"content": [{"type": "text", "text": text}]}`.
+fn object_text(body: &Reader, name: &str, object: &Map<String, Value>) -> Result<String, ApiError> {
+    let object = body.at(object, body.name(name));
+    if object.get("multimodal_data").is_some() {
+        return Err(object.error("multimodal_data", "is not supported: the engine reads text"));
+    }
+    if let Some(text) = object.text("prompt_string")? {
+        return Ok(text.to_owned());
+    }
+    let parts = object.list("content", MAX_PROMPTS)?;
+    let parts = parts.ok_or_else(|| body.error(name, "needs `prompt_string` or `content`"))?;
+    let mut text = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        let part = object.item("content", i, part)?;
+        match part.text("type")? {
+            Some("text") => text.push_str(part.need_text("text")?),
+            _ => return Err(part.error("type", "must be text: the engine reads text")),
         }
     }
+    Ok(text)
 }
 
 /// Parses the prompt of an endpoint that takes exactly one.
@@ -119,7 +147,8 @@ pub(crate) fn one_prompt(body: &Reader, vocab: u32) -> Result<Prompt, ApiError> 
     }
 }
 
-fn ids(body: &Reader, name: &str, items: &[Value], vocab: u32) -> Result<Prompt, ApiError> {
+/// A list of token ids, or of ids and texts.
+fn sequence(body: &Reader, name: &str, items: &[Value], vocab: u32) -> Result<Prompt, ApiError> {
     if items.is_empty() {
         return Err(body.error(name, "must not be empty"));
     }
@@ -127,7 +156,14 @@ fn ids(body: &Reader, name: &str, items: &[Value], vocab: u32) -> Result<Prompt,
         let id = item.as_u64().filter(|id| *id < u64::from(vocab)).map(|id| id as u32);
         id.ok_or_else(|| body.error(name, format!("must hold token ids below {vocab}")))
     };
-    Ok(Prompt::Ids(items.iter().map(id).collect::<Result<_, _>>()?))
+    if !items.iter().any(Value::is_string) {
+        return Ok(Prompt::Ids(items.iter().map(id).collect::<Result<_, _>>()?));
+    }
+    let part = |item: &Value| match item {
+        Value::String(text) => Ok(Prompt::Text(text.clone())),
+        item => Ok(Prompt::Ids(vec![id(item)?])),
+    };
+    Ok(Prompt::Sequence(items.iter().map(part).collect::<Result<_, ApiError>>()?))
 }
 
 #[cfg(test)]
@@ -155,6 +191,16 @@ mod tests {
     }
 
     #[test]
+    fn ids_and_texts_in_a_list_are_one_prompt() {
+        let parts = vec![Prompt::Ids(vec![1]), Prompt::Text("a".into())];
+        assert_eq!(read(json!([1, "a"])).unwrap(), [Prompt::Sequence(parts.clone())]);
+        assert_eq!(read(json!([[1, "a"], "b"])).unwrap()[0], Prompt::Sequence(parts));
+        let content = json!({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
+        let texts = [Prompt::Text("a".into()), Prompt::Text("ab".into())];
+        assert_eq!(read(json!([{"prompt_string": "a"}, content])).unwrap(), texts);
+    }
+
+    #[test]
     fn bad_prompts_are_refused() {
         for bad in [
             json!(null),
@@ -163,9 +209,13 @@ mod tests {
             json!([100]),
             json!([2147483648u64]),
             json!(7),
-            json!([1, "a"]),
+            json!([1, {}]),
+            json!({}),
+            json!({"prompt_string": "a", "multimodal_data": ["x"]}),
+            json!({"content": [{"type": "image_url"}]}),
         ] {
-            assert_eq!(read(bad.clone()), Err("prompt".into()), "{bad}");
+            let refused = read(bad.clone()).unwrap_err();
+            assert_eq!(refused.split('.').next(), Some("prompt"), "{bad}");
         }
         assert_eq!(read(json!([[1], []])), Err("prompt[1]".into()));
         assert_eq!(read(json!([[[1]]])), Err("prompt[0]".into()));

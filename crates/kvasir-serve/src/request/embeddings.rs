@@ -2,7 +2,7 @@
 
 use crate::error::ApiError;
 use crate::request::completions::{Prompt, prompts};
-use crate::request::fields::EMBEDDINGS;
+use crate::request::fields::{EMBEDDINGS, LLAMA_EMBEDDING};
 use crate::request::reader::Reader;
 use crate::request::sampling::SamplingFields;
 use kvasir_sample::Sampling;
@@ -55,6 +55,21 @@ impl EmbeddingsRequest {
             sampling: SamplingFields::read(body, &Sampling::default(), vocab)?,
         })
     }
+}
+
+/// Parses llama.cpp's `/embedding`: `content`, or `input`.
+pub fn llama_embedding(body: &Reader, vocab: u32) -> Result<EmbeddingsRequest, ApiError> {
+    body.classify(LLAMA_EMBEDDING)?;
+    let field = match (body.get("content"), body.get("input")) {
+        (Some(_), Some(_)) => return Err(body.error("input", "does not go with `content`")),
+        (None, Some(_)) => "input",
+        _ => "content",
+    };
+    Ok(EmbeddingsRequest {
+        model: body.text("model")?.map(str::to_owned),
+        inputs: prompts(body, field, MAX_INPUTS, vocab)?,
+        ..EmbeddingsRequest::default()
+    })
 }
 
 #[cfg(test)]

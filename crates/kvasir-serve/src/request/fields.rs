@@ -411,11 +411,16 @@ pub const LLAMA_COMPLETION: &[Field] = &[
     yes("grammar"),
     yes("json_schema"),
     yes("return_tokens"),
+    yes("response_fields"),
     yes("timings_per_token"),
     skip("cache_prompt", FOUND),
     skip("id_slot", POOLED),
     skip("return_progress", "the progress of a prompt is not reported"),
 ];
+
+/// Fields of llama.cpp's `/embedding`.
+pub const LLAMA_EMBEDDING: &[Field] =
+    &[yes("model"), yes("content"), yes("input"), only("embd_normalize", "2", "vectors have length 1")];
 
 /// Fields of llama.cpp's `/infill`.
 pub const INFILL: &[Field] = &[
@@ -441,6 +446,7 @@ pub const INFILL: &[Field] = &[
     yes("grammar"),
     yes("json_schema"),
     yes("return_tokens"),
+    yes("response_fields"),
     yes("timings_per_token"),
     skip("cache_prompt", FOUND),
     skip("id_slot", POOLED),
@@ -560,6 +566,7 @@ pub const TOKENIZE: &[Field] = &[
     yes("continue_final_message"),
     yes("chat_template_kwargs"),
     yes("return_token_strs"),
+    yes("with_pieces"),
 ];
 
 /// Fields of `/detokenize`.
@@ -602,6 +609,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
     get("/v1/models/{id}", "Describes the model"),
     get("/v1/engine/steps", "Streams the engine's steps as server-sent events"),
     post("/v1/chat/completions", "Chat completion", CHAT),
+    post("/v1/chat/completions/input_tokens", "Counts the tokens of a chat", CHAT),
     post("/v1/completions", "Text completion of texts or token ids", COMPLETIONS),
     post("/v1/embeddings", "Embeddings of texts or token ids", EMBEDDINGS),
     post("/v1/rerank", "Ranks documents by how well they answer a query", RERANK),
@@ -631,11 +639,13 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/detokenize", "Detokenizes token ids", DETOKENIZE),
     get("/models", "Lists the model, as llama.cpp has the path"),
     post("/chat/completions", "Chat completion, as llama.cpp has the path", CHAT),
+    post("/chat/completions/input_tokens", "Counts the tokens of a chat, as llama.cpp has the path", CHAT),
     post("/completions", "Text completion, as llama.cpp has the path", COMPLETIONS),
     post("/embeddings", "Embeddings, as llama.cpp has the path", EMBEDDINGS),
     post("/rerank", "Ranking, as llama.cpp has the path", RERANK),
     post("/score", "Similarity of texts, as vLLM has the path", SCORE),
     post("/completion", "llama.cpp's completion", LLAMA_COMPLETION),
+    post("/embedding", "llama.cpp's embeddings", LLAMA_EMBEDDING),
     post("/infill", "llama.cpp's fill in the middle", INFILL),
     post("/apply-template", "The prompt of a chat, as llama.cpp has it", APPLY_TEMPLATE),
     get("/props", "llama.cpp's properties of the server"),

@@ -6,17 +6,28 @@ use crate::request::fields::{INFILL, LLAMA_COMPLETION};
 use crate::request::reader::Reader;
 use serde_json::{Map, Value, json};
 
+/// Maximum number of `response_fields`.
+const MAX_FIELDS: usize = 64;
+
 /// A translated `/completion` or `/infill`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LlamaCppRequest {
     /// The body of `/v1/completions`. That of `/infill` lacks the prompt, which needs the vocabulary.
     pub body: Map<String, Value>,
     /// Text in front of the gap and behind it, for `/infill`.
     pub gap: Option<(String, String)>,
+    /// Texts of `logit_bias`: each of their tokens gets the bias.
+    pub biased_texts: Vec<(String, Value)>,
     /// Whether the answer is streamed.
     pub stream: bool,
     /// Whether every chunk has timings.
     pub timings_per_token: bool,
+    /// Whether a whole answer has its tokens; chunks of a stream always have theirs.
+    pub return_tokens: bool,
+    /// `n_predict: 0`: the prompt is read into the cache and not answered.
+    pub is_warmup: bool,
+    /// Fields of the response to keep, by path (`generation_settings/seed`); empty keeps all.
+    pub response_fields: Vec<String>,
 }
 
 impl LlamaCppRequest {
@@ -64,7 +75,12 @@ impl LlamaCppRequest {
             ("grammar", "grammar"),
             ("json_schema", "json_schema"),
         ] {
-            let value = body.get(from).filter(|value| *value != "" && **value != json!({}));
+            // Clients send all fields; these are empty where there is no grammar.
+            let is_unset = |value: &Value| match from {
+                "grammar" | "json_schema" => *value == "" || *value == json!({}),
+                _ => false,
+            };
+            let value = body.get(from).filter(|value| !is_unset(value));
             out.extend(value.map(|value| (to.to_owned(), value.clone())));
         }
         // Checked here, because errors name the client's field.
@@ -76,38 +92,72 @@ impl LlamaCppRequest {
         // A negative seed is a random one.
         let seed = body.integer("seed", i64::MIN..=i64::MAX)?.filter(|seed| *seed >= 0);
         out.extend(seed.map(|seed| ("seed".to_owned(), seed.into())));
-        let limit = body.integer("n_predict", -2..=i64::from(i32::MAX))?.filter(|n| *n > 0);
-        out.extend(limit.map(|limit| ("max_tokens".to_owned(), limit.into())));
-        out.extend(logit_bias(body)?.map(|bias| ("logit_bias".to_owned(), bias)));
-        if body.flag("return_tokens", false)? {
-            out.insert("return_token_ids".into(), true.into());
+        let limit = body.integer("n_predict", -2..=i64::from(i32::MAX))?;
+        let most = limit.filter(|n| *n >= 0).map(|n| n.max(1));
+        out.extend(most.map(|most| ("max_tokens".to_owned(), most.into())));
+        let (bias, biased_texts) = logit_bias(body)?;
+        if !bias.is_empty() {
+            out.insert("logit_bias".into(), bias.into());
         }
+        out.insert("return_token_ids".into(), true.into());
         Ok(Self {
             body: out,
             gap: None,
+            biased_texts,
             stream: body.flag("stream", false)?,
             timings_per_token: body.flag("timings_per_token", false)?,
+            return_tokens: body.flag("return_tokens", false)?,
+            is_warmup: limit == Some(0),
+            response_fields: response_fields(body)?,
         })
+    }
+
+    /// Adds the bias of texts, by the ids of their tokens.
+    pub fn bias_tokens(&mut self, ids: &[u32], bias: &Value) {
+        let map = self.body.entry("logit_bias").or_insert_with(|| json!({}));
+        for id in ids {
+            map[id.to_string()] = bias.clone();
+        }
     }
 }
 
-/// `[[id, bias], [id, false]]`, or an object as OpenAI has it.
-fn logit_bias(body: &Reader) -> Result<Option<Value>, ApiError> {
-    let wrong = || body.error("logit_bias", "must be a list of [token id, number or false]");
-    match body.get("logit_bias") {
-        None => Ok(None),
+fn response_fields(body: &Reader) -> Result<Vec<String>, ApiError> {
+    let items = body.list("response_fields", MAX_FIELDS)?.unwrap_or(&[]).iter();
+    let path = |item: &Value| item.as_str().map(str::to_owned);
+    items
+        .map(|item| path(item).ok_or_else(|| body.error("response_fields", "must hold names of fields")))
+        .collect()
+}
+
+type Bias = (Map<String, Value>, Vec<(String, Value)>);
+
+/// `[[id or text, bias], [id or text, false]]`, or an object from ids or texts to biases.
+fn logit_bias(body: &Reader) -> Result<Bias, ApiError> {
+    let wrong = || body.error("logit_bias", "must be a list of [token id or text, number or false]");
+    let pairs: Vec<(String, &Value)> = match body.get("logit_bias") {
+        None => Vec::new(),
         Some(Value::Array(items)) => {
-            let entry = |item: &Value| {
-                let (id, bias) = (item.get(0)?.as_u64()?, item.get(1)?);
-                let bias = if *bias == Value::Bool(false) { (-100).into() } else { bias.clone() };
-                Some((id.to_string(), bias))
+            let token = |item: &Value| {
+                let token = item.get(0)?;
+                token.as_str().map(str::to_owned).or_else(|| Some(token.as_u64()?.to_string()))
             };
-            let entries: Option<Map<String, Value>> = items.iter().map(entry).collect();
-            entries.map(|entries| Some(Value::Object(entries))).ok_or_else(wrong)
+            let pairs = items.iter().map(|item| Some((token(item)?, item.get(1)?)));
+            pairs.collect::<Option<_>>().ok_or_else(wrong)?
         }
-        Some(object @ Value::Object(_)) => Ok(Some(object.clone())),
-        Some(_) => Err(wrong()),
+        Some(Value::Object(map)) => map.iter().map(|(token, bias)| (token.clone(), bias)).collect(),
+        Some(_) => return Err(wrong()),
+    };
+    let (mut ids, mut texts) = (Map::new(), Vec::new());
+    for (token, bias) in pairs {
+        let bias = if *bias == Value::Bool(false) { (-100).into() } else { bias.clone() };
+        match token.parse::<u32>() {
+            Ok(_) => {
+                ids.insert(token, bias);
+            }
+            Err(_) => texts.push((token, bias)),
+        }
     }
+    Ok((ids, texts))
 }
 
 #[cfg(test)]
@@ -115,21 +165,40 @@ mod tests {
     use super::*;
     use crate::context::ignored_fields::IgnoredFields;
 
+    fn read(body: &Value) -> Result<LlamaCppRequest, ApiError> {
+        LlamaCppRequest::completion(&Reader::new(body.as_object().unwrap(), &IgnoredFields::default()))
+    }
+
     #[test]
     fn names_and_conventions_are_translated() {
         let body = json!({
             "prompt": "a", "n_predict": -1, "seed": -1, "repeat_penalty": 1.1, "n_probs": 0, "grammar": "",
-            "logit_bias": [[5, 1.5], [6, false]], "json_schema": {"type": "object"}, "return_tokens": true,
+            "logit_bias": [[5, 1.5], [6, false], ["b", -2]], "json_schema": {"type": "object"},
+            "return_tokens": true,
         });
-        let ignored = IgnoredFields::default();
-        let read = LlamaCppRequest::completion(&Reader::new(body.as_object().unwrap(), &ignored)).unwrap();
+        let request = read(&body).unwrap();
         assert_eq!(
-            Value::Object(read.body),
+            Value::Object(request.body),
             json!({
                 "prompt": "a", "repetition_penalty": 1.1, "logit_bias": {"5": 1.5, "6": -100},
                 "json_schema": {"type": "object"}, "return_token_ids": true,
             })
         );
+        assert_eq!(request.biased_texts, [("b".to_owned(), json!(-2))]);
+        assert!(request.return_tokens && !request.is_warmup);
+    }
+
+    #[test]
+    fn a_limit_of_zero_reads_the_prompt_only() {
+        let request = read(&json!({"prompt": "a", "n_predict": 0})).unwrap();
+        assert!(request.is_warmup && request.body["max_tokens"] == 1);
+    }
+
+    #[test]
+    fn only_grammars_may_be_empty() {
+        let plain = read(&json!({"prompt": "a"})).unwrap();
+        assert_eq!(read(&json!({"prompt": "a", "grammar": "", "json_schema": {}})).unwrap(), plain);
+        assert_eq!(read(&json!({"prompt": "a", "temperature": {}})).unwrap().body["temperature"], json!({}));
     }
 
     #[test]

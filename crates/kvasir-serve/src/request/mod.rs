@@ -31,11 +31,11 @@ pub use crate::request::body::Body;
 pub use crate::request::chat::{ChatRequest, StreamOptions, ThinkingBudget};
 pub use crate::request::completions::{CompletionRequest, Prompt};
 pub use crate::request::conversation::{Content, Message, Role};
-pub use crate::request::embeddings::{EmbeddingsRequest, Encoding};
+pub use crate::request::embeddings::{EmbeddingsRequest, Encoding, llama_embedding};
 pub use crate::request::fields::{
     APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, CUT, Class, DETOKENIZE, EMBEDDINGS, ENDPOINTS, Endpoint,
-    FORK, Field, INFILL, LLAMA_COMPLETION, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS,
-    OLLAMA_GENERATE, OLLAMA_SHOW, RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
+    FORK, Field, INFILL, LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_SHOW, RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
 };
 pub use crate::request::llama_cpp::LlamaCppRequest;
 pub use crate::request::messages::MessagesRequest;

@@ -2,6 +2,7 @@
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
+use kvasir_sim::Toy;
 use serde_json::{Value, json};
 
 fn body(extra: Value) -> Value {
@@ -27,6 +28,80 @@ fn a_completion_is_whole_or_streamed() {
         (&cut["stop_type"], &cut["stopping_word"], &cut["content"]),
         (&json!("word"), &json!(word), &json!(""))
     );
+}
+
+#[test]
+fn the_request_is_repeated_with_its_settings() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let (_, answer) = server.post("/completion", &body(json!({"seed": 3, "logit_bias": [[7, -1.5]]})));
+    let settings = &answer["generation_settings"];
+    assert_eq!((&settings["n_predict"], &settings["seed"]), (&json!(12), &json!(3)));
+    let ends = json!({"token": Toy::EOS, "bias": null});
+    assert_eq!(
+        settings["logit_bias"],
+        json!([{"token": 7, "bias": -1.5}, ends]),
+        "no bias is minus infinity"
+    );
+    let (_, text) = server.post("/detokenize", &json!({"tokens": [20, 21, 22]}));
+    assert_eq!((&answer["prompt"], &answer["truncated"]), (&text["content"], &json!(false)));
+    assert_eq!(answer["tokens"], json!([]), "whole answers have tokens on request");
+    assert!(answer["has_new_line"].is_boolean());
+
+    let fields = json!({"response_fields": ["content", "generation_settings/n_predict", "nothing"]});
+    let (_, kept) = server.post("/completion", &body(fields));
+    let expected = json!({"content": answer["content"], "generation_settings/n_predict": 12});
+    assert_eq!(kept, expected);
+    let events = server.events("/completion", &body(json!({"stream": true})));
+    assert!(events.iter().all(|event| event["tokens"].as_array().is_some_and(|ids| !ids.is_empty())));
+}
+
+#[test]
+fn several_prompts_get_a_list() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let (_, one) = server.post("/completion", &body(json!({})));
+    let text = server.post("/detokenize", &json!({"tokens": [21]})).1["content"].clone();
+    let prompts = json!([[20, 21, 22], [20, text, 22], {"prompt_string": "one"}]);
+    let (status, list) = server.post("/completion", &body(json!({"prompt": prompts})));
+    let list = list.as_array().unwrap();
+    assert_eq!((status, list.len()), (200, 3));
+    assert_eq!((&list[0]["content"], &list[1]["content"]), (&one["content"], &one["content"]));
+    assert_eq!(list.iter().map(|one| one["index"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(list[2]["prompt"], json!("one"));
+}
+
+#[test]
+fn no_tokens_are_predicted_for_a_limit_of_zero() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let prompt: Vec<u32> = (20..84).collect();
+    let warm = json!({"prompt": prompt, "n_predict": 0});
+    let (status, answer) = server.post("/completion", &body(warm.clone()));
+    assert_eq!(
+        (status, &answer["content"], &answer["tokens_predicted"], &answer["timings"]["predicted_n"]),
+        (200, &json!(""), &json!(0), &json!(0))
+    );
+    let mut streamed = warm;
+    streamed["stream"] = true.into();
+    let events = server.events("/completion", &body(streamed));
+    assert_eq!((events.len(), &events[0]["stop"]), (1, &json!(true)));
+    assert!(events[0]["tokens_cached"].as_u64().unwrap() >= 48, "the prompt was cached: {events:?}");
+}
+
+#[test]
+fn the_bias_of_a_text_is_that_of_its_tokens() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let ids = server.post("/tokenize", &json!({"content": "one two"})).1["tokens"].clone();
+    let ids: Vec<u64> = serde_json::from_value(ids).unwrap();
+    for bias in [json!([["one two", false]]), json!({"one two": -100})] {
+        let (status, answer) = server.post("/completion", &body(json!({"logit_bias": bias})));
+        if ids.iter().any(|id| *id >= 500) {
+            // The device has fewer tokens than the tokenizer.
+            assert_eq!((status, &answer["error"]["param"]), (400, &json!("logit_bias")), "{answer}");
+            continue;
+        }
+        let settings = answer["generation_settings"]["logit_bias"].as_array().unwrap().clone();
+        let biased: Vec<u64> = settings.iter().filter_map(|one| one["token"].as_u64()).collect();
+        assert!(ids.iter().all(|id| biased.contains(id)), "{settings:?}");
+    }
 }
 
 #[test]
@@ -60,4 +135,43 @@ fn texts_are_tokenized_under_either_name() {
     let ids = tokens(json!({"content": "one two"}));
     assert_eq!(ids, tokens(json!({"prompt": "one two", "add_special_tokens": false})));
     assert_eq!(server.post("/detokenize", &json!({"tokens": ids})).1["content"], json!("one two"));
+    let pieces = tokens(json!({"content": "one two \u{1f917}", "with_pieces": true}));
+    let pieces = pieces.as_array().unwrap();
+    assert_eq!(pieces.iter().map(|one| &one["id"]).take(2).collect::<Vec<_>>(), [&ids[0], &ids[1]]);
+    let bytes = |one: &Value| match &one["piece"] {
+        Value::String(text) => text.as_bytes().to_vec(),
+        bytes => serde_json::from_value(bytes.clone()).unwrap(),
+    };
+    let all: Vec<u8> = pieces.iter().flat_map(bytes).collect();
+    assert_eq!(String::from_utf8(all).unwrap(), "one two \u{1f917}");
+    for extra in [json!({"prompt": "a"}), json!({"add_special": 1})] {
+        let mut both = json!({"content": "a"});
+        both.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        assert_eq!(server.post("/tokenize", &both).0, 400, "{both}");
+    }
+}
+
+#[test]
+fn there_is_a_slot_for_each_place() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let get = |path: &str| server.send("GET", path, "", "").1;
+    let (slots, props) = (get("/slots"), get("/props"));
+    let slots = slots.as_array().unwrap();
+    assert_eq!(json!(slots.len()), props["total_slots"]);
+    assert!(slots.iter().all(|slot| slot["is_processing"] == json!(false)));
+}
+
+#[test]
+fn a_prompt_beyond_the_context_says_by_how_much() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let (status, answer) = server.post("/completion", &body(json!({"prompt": vec![20; 600]})));
+    let error = &answer["error"];
+    assert_eq!((status, &error["n_prompt_tokens"], &error["n_ctx"]), (400, &json!(600), &json!(512)));
+}
+
+#[test]
+fn a_single_token_has_no_rate() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let (_, answer) = server.post("/completion", &body(json!({"n_predict": 1})));
+    assert_eq!(answer["timings"]["predicted_per_second"], json!(0.0));
 }

@@ -75,10 +75,14 @@ pub struct AnswerOutcome {
 }
 
 impl AnswerOutcome {
-    /// `timings` as llama.cpp has them. The prompt's time is that to the first token.
+    /// `timings` as llama.cpp has them. The prompt's time is that to the first token, so a single
+    /// token has no rate.
     pub(crate) fn timings(&self) -> Value {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        let per_second = |n: u32, time: Duration| f64::from(n) / time.as_secs_f64().max(1e-9);
+        let per_second = |n: u32, time: Duration| match time {
+            Duration::ZERO => 0.0,
+            time => f64::from(n) / time.as_secs_f64(),
+        };
         let per_token = |n: u32, time: Duration| ms(time) / f64::from(n.max(1));
         let prompt = self.prompt.saturating_sub(self.cached);
         let mut timings = json!({
@@ -338,7 +342,11 @@ impl AnswerStream {
                 true => format!("token_id:{token}").into(),
                 false => String::from_utf8_lossy(&bytes),
             };
-            json!({"token": text, "logprob": logprob, "bytes": bytes})
+            let mut entry = json!({"token": text, "logprob": logprob, "bytes": bytes});
+            if self.written.token_ids {
+                entry["id"] = token.into();
+            }
+            entry
         };
         let mut entry = one(token, logprobs.chosen);
         entry["top_logprobs"] = logprobs.top.iter().map(|(token, logprob)| one(*token, *logprob)).collect();

@@ -252,3 +252,16 @@ pub(crate) async fn chat_completions(
         None => Ok(Json(chat.whole().await?).into_response()),
     }
 }
+
+/// `POST /v1/chat/completions/input_tokens`: the length of the rendered conversation.
+pub(crate) async fn input_tokens(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (_, body) = read_body(&app, request, CHAT).await?;
+    let facts = &app.model.facts;
+    let request = ChatRequest::read(&body.reader(), &facts.sampling, facts.vocab)?;
+    app.check_model(request.model.as_deref())?;
+    let count = app.model.chat_prompt(&request)?.len();
+    Ok(Json(json!({"object": "chat.completion.input_tokens", "input_tokens": count})))
+}

@@ -9,6 +9,7 @@ use crate::http::answers::sse::{self, ChunkTemplate, event_stream};
 use crate::http::answers::usage::Usage;
 use crate::http::app::{App, FINGERPRINT, unix_seconds};
 use crate::http::body::read_body;
+use crate::model::Model;
 use crate::request::chat::StreamOptions;
 use crate::request::completions::{CompletionRequest, Prompt};
 use crate::request::fields::COMPLETIONS;
@@ -75,7 +76,7 @@ impl Completion {
             let mut ids = earlier.clone();
             ids.extend(match (&request.suffix, prompt) {
                 (Some(suffix), Prompt::Text(text)) => model.fill_in_middle(text, suffix)?,
-                (Some(_), Prompt::Ids(_)) => {
+                (Some(_), _) => {
                     return Err(ApiError::param("suffix", "`suffix` needs a prompt of text"));
                 }
                 (None, prompt) => app.ids(prompt, earlier.is_empty() && request.add_special_tokens)?,
@@ -101,11 +102,7 @@ impl Completion {
             true => submissions.iter().map(|submission| submission.request.prompt.clone()).collect(),
             false => Vec::new(),
         };
-        let echo = |prompt: &Prompt| match (request.echo, prompt) {
-            (false, _) => String::new(),
-            (true, Prompt::Text(text)) => text.clone(),
-            (true, Prompt::Ids(ids)) => model.decode(ids),
-        };
+        let echo = |prompt| if request.echo { prompt_text(&model, prompt) } else { String::new() };
         let echoed: Vec<String> = request.prompts.iter().map(echo).collect();
         let n = request.sampling.n as usize;
         let (mut streams, mut echoes) = (Vec::new(), Vec::new());
@@ -242,6 +239,14 @@ impl Whole {
             choice["token_ids"] = answer.into();
         }
         choice
+    }
+}
+
+fn prompt_text(model: &Model, prompt: &Prompt) -> String {
+    match prompt {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Ids(ids) => model.decode(ids),
+        Prompt::Sequence(parts) => parts.iter().map(|part| prompt_text(model, part)).collect(),
     }
 }
 

@@ -1,4 +1,5 @@
-//! llama.cpp's own routes: `/completion`, `/infill`, `/props`, `/slots`, `/apply-template`.
+//! llama.cpp's own routes: `/completion`, `/infill`, `/embedding`, `/props`, `/slots`,
+//! `/apply-template`.
 //!
 //! Requests are translated to OpenAI's form (`request/llama_cpp.rs`) and run like those.
 
@@ -8,13 +9,17 @@ use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, event_stream};
 use crate::http::answers::usage::Usage;
 use crate::http::api::completions::{Completion, visible_text};
+use crate::http::api::embeddings::embed_all;
 use crate::http::app::App;
 use crate::http::body::read_body;
+use crate::model::Model;
 use crate::request::chat::ChatRequest;
 use crate::request::completions::CompletionRequest;
-use crate::request::fields::{APPLY_TEMPLATE, INFILL, LLAMA_COMPLETION};
+use crate::request::embeddings::llama_embedding;
+use crate::request::fields::{APPLY_TEMPLATE, INFILL, LLAMA_COMPLETION, LLAMA_EMBEDDING};
 use crate::request::llama_cpp::LlamaCppRequest;
 use crate::request::reader::Reader;
+use crate::request::sampling::SamplingFields;
 use axum::{
     Json,
     extract::{Request, State},
@@ -28,9 +33,9 @@ use std::sync::Arc;
 pub(crate) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (key, body) = read_body(&app, request, LLAMA_COMPLETION).await?;
     let asked = LlamaCppRequest::completion(&body.reader())?;
-    let reply = submit(&app, key, &body.reader(), &asked)?;
+    let submitted = submit(&app, key, &body.reader(), asked)?;
     drop(body);
-    answer(&app, asked, reply).await
+    answer(submitted).await
 }
 
 /// `POST /infill`: fills the gap between a prefix and a suffix, where the vocabulary has the tokens
@@ -41,9 +46,9 @@ pub(crate) async fn infill(State(app): State<Arc<App>>, request: Request) -> Res
     if let Some((before, after)) = asked.gap.take() {
         asked.body.insert("prompt".into(), app.model.fill_in_middle(&before, &after)?.into());
     }
-    let reply = submit(&app, key, &body.reader(), &asked)?;
+    let submitted = submit(&app, key, &body.reader(), asked)?;
     drop(body);
-    answer(&app, asked, reply).await
+    answer(submitted).await
 }
 
 /// `GET /props`.
@@ -69,10 +74,24 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
     }))
 }
 
-/// `GET /slots`: one per open request.
+/// `GET /slots`: one per place for a request; the open requests have the first ones.
 pub(crate) async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
-    let slot = |id| json!({"id": id, "n_ctx": app.model.facts.max_len, "is_processing": true});
-    Json((0..app.host.open()).map(slot).collect())
+    let open = app.host.open();
+    let slot = |id| json!({"id": id, "n_ctx": app.model.facts.max_len, "is_processing": id < open});
+    Json((0..app.host.at_once(1).max(open)).map(slot).collect())
+}
+
+/// `POST /embedding`: the vector of each text, in a list of its own, as llama.cpp has one per token.
+pub(crate) async fn embedding(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (key, body) = read_body(&app, request, LLAMA_EMBEDDING).await?;
+    let request = llama_embedding(&body.reader(), app.model.facts.vocab)?;
+    drop(body);
+    let (vectors, _) = embed_all(&app, key, request).await?;
+    let one = |(index, vector)| json!({"index": index, "embedding": [vector]});
+    Ok(Json(vectors.into_iter().enumerate().map(one).collect()))
 }
 
 /// `POST /apply-template`: the prompt that a chat renders to.
@@ -83,58 +102,129 @@ pub(crate) async fn apply_template(
     let (_, body) = read_body(&app, request, APPLY_TEMPLATE).await?;
     let body = body.reader();
     body.classify(APPLY_TEMPLATE)?;
+    app.check_model(body.text("model")?)?;
     let facts = &app.model.facts;
     let ids = app.model.chat_prompt(&ChatRequest::read(&body, &facts.sampling, facts.vocab)?)?;
     Ok(Json(json!({"prompt": app.model.decode(&ids)})))
 }
 
-fn submit(app: &Arc<App>, key: u64, body: &Reader, asked: &LlamaCppRequest) -> Result<Reply, ApiError> {
-    let (body, facts) = (body.derived(&asked.body), &app.model.facts);
-    let request = CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)?;
-    if request.prompts.len() != 1 {
-        return Err(ApiError::param("prompt", "`prompt` must be one text or one list of token ids"));
-    }
-    Ok(Completion::submit(app, key, &body, request)?.into_reply())
+/// A request that has been submitted.
+struct Submitted {
+    reply: Reply,
+    is_list: bool,
+    is_streamed: bool,
+    writer: Chunks,
 }
 
-async fn answer(app: &App, asked: LlamaCppRequest, reply: Reply) -> Result<Response, ApiError> {
-    let writer = Chunks {
-        model: app.model.name.clone(),
-        prompt_tokens: reply.prompt_tokens(),
-        timings_per_token: asked.timings_per_token,
-    };
-    if asked.stream {
+fn submit(
+    app: &Arc<App>,
+    key: u64,
+    body: &Reader,
+    mut asked: LlamaCppRequest,
+) -> Result<Submitted, ApiError> {
+    for (text, bias) in std::mem::take(&mut asked.biased_texts) {
+        asked.bias_tokens(&app.model.encode(&text, false)?, &bias);
+    }
+    let (body, facts) = (body.derived(&asked.body), &app.model.facts);
+    let request = CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)?;
+    let count = request.prompts.len();
+    let settings = settings(&app.model, &request.sampling, &asked);
+    let reply = Completion::submit(app, key, &body, request)?.into_reply();
+    let prompts = (0..count).map(|answer| reply.prompt_ids(answer).unwrap_or_default()).collect();
+    let is_streamed = asked.stream;
+    let has_new_line = vec![false; count];
+    let writer = Chunks { model: app.model.clone(), asked, settings, prompts, has_new_line };
+    Ok(Submitted { reply, is_list: count > 1, is_streamed, writer })
+}
+
+/// `generation_settings`: the sampling parameters in force, under llama.cpp's names.
+fn settings(model: &Model, fields: &SamplingFields, asked: &LlamaCppRequest) -> Value {
+    let sampling = &fields.sampling;
+    let bias = fields.bias.iter().map(|(token, bias)| json!({"token": token, "bias": bias}));
+    // No bias is minus infinity.
+    let ends = model.facts.eos.iter().filter(|_| fields.ignore_eos);
+    let bias: Vec<Value> = bias.chain(ends.map(|token| json!({"token": token, "bias": null}))).collect();
+    let limit = fields.length.max_tokens.filter(|_| !asked.is_warmup).map_or(-1, i64::from);
+    json!({
+        "n_predict": if asked.is_warmup { 0 } else { limit },
+        "max_tokens": if asked.is_warmup { 0 } else { limit },
+        "seed": fields.seed.map_or(-1, |seed| seed as i64),
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "n_probs": sampling.logprobs.unwrap_or(0),
+        "stop": fields.stop,
+        "ignore_eos": fields.ignore_eos,
+        "logit_bias": bias,
+        "grammar": asked.body.get("grammar").cloned().unwrap_or_else(|| "".into()),
+        "stream": asked.stream,
+        "timings_per_token": asked.timings_per_token,
+    })
+}
+
+/// One object, or a list of them for several prompts.
+async fn answer(submitted: Submitted) -> Result<Response, ApiError> {
+    let Submitted { reply, is_list, is_streamed, mut writer } = submitted;
+    if is_streamed {
         return Ok(event_stream(reply.events(writer)));
     }
-    let (mut text, mut ids, mut logprobs) = (String::new(), Vec::new(), Vec::new());
-    let mut outcome = None;
-    reply
-        .whole(|_, increment| {
-            text += &visible_text(&increment.deltas);
-            ids.extend(increment.ids);
-            logprobs.extend(increment.logprobs);
-            outcome = increment.ended;
-        })
-        .await?;
-    let mut object = writer.object(&text, &ids, logprobs);
-    if let Some(outcome) = outcome {
-        writer.put_outcome(&mut object, &outcome);
+    let mut whole: Vec<Whole> = (0..writer.prompts.len()).map(|_| Whole::default()).collect();
+    reply.whole(|index, increment| whole[index].take(increment)).await?;
+    let object = |(index, Whole { text, ids, logprobs, outcome })| {
+        let ids = if writer.asked.return_tokens { ids } else { Vec::new() };
+        let mut object = writer.object(index, &text, ids, logprobs);
+        if let Some(outcome) = outcome {
+            writer.put_outcome(&mut object, index, outcome);
+        }
+        object
+    };
+    let mut objects: Vec<Value> = whole.into_iter().enumerate().map(object).collect();
+    let body = if is_list { objects.into() } else { objects.pop().unwrap_or_default() };
+    Ok(Json::<Value>(body).into_response())
+}
+
+/// Accumulates one whole answer.
+#[derive(Default)]
+struct Whole {
+    text: String,
+    ids: Vec<Token>,
+    logprobs: Vec<Value>,
+    outcome: Option<AnswerOutcome>,
+}
+
+impl Whole {
+    fn take(&mut self, increment: AnswerIncrement) {
+        self.text += &visible_text(&increment.deltas);
+        self.ids.extend(increment.ids);
+        self.logprobs.extend(increment.logprobs);
+        self.outcome = increment.ended;
     }
-    Ok(Json(object).into_response())
 }
 
 /// Writes `/completion`'s objects.
 struct Chunks {
-    model: String,
-    prompt_tokens: u64,
-    timings_per_token: bool,
+    model: Arc<Model>,
+    asked: LlamaCppRequest,
+    settings: Value,
+    prompts: Vec<Vec<Token>>,
+    /// Whether the answers so far hold a line feed.
+    has_new_line: Vec<bool>,
 }
 
 impl Chunks {
-    fn object(&self, content: &str, ids: &[Token], logprobs: Vec<Value>) -> Value {
+    fn object(&mut self, index: usize, content: &str, ids: Vec<Token>, logprobs: Vec<Value>) -> Value {
+        let (content, ids, logprobs) = match self.asked.is_warmup {
+            true => ("", Vec::new(), Vec::new()),
+            false => (content, ids, logprobs),
+        };
+        self.has_new_line[index] |= content.contains('\n');
         let mut object = json!({
-            "index": 0, "content": content, "tokens": ids, "stop": false, "id_slot": -1,
-            "tokens_evaluated": self.prompt_tokens,
+            "index": index, "content": content, "tokens": ids, "stop": false, "id_slot": -1,
+            "tokens_evaluated": self.prompts[index].len(),
         });
         if !logprobs.is_empty() {
             object["completion_probabilities"] = logprobs.into();
@@ -142,33 +232,52 @@ impl Chunks {
         object
     }
 
-    fn put_outcome(&self, object: &mut Value, outcome: &AnswerOutcome) {
+    /// Adds the fields of the last object, then keeps those that are asked for.
+    fn put_outcome(&self, object: &mut Value, index: usize, mut outcome: AnswerOutcome) {
+        if self.asked.is_warmup {
+            outcome.tokens = 0;
+        }
         let stop_type = match (outcome.reason, &outcome.stop) {
             (_, Some(_)) => "word",
             ("length", None) => "limit",
             _ => "eos",
         };
+        let is_full = outcome.prompt.saturating_add(outcome.tokens) >= self.model.facts.max_len;
         object["stop"] = true.into();
-        object["model"] = self.model.clone().into();
+        object["model"] = self.model.name.clone().into();
+        object["prompt"] = self.model.decode(&self.prompts[index]).into();
+        object["generation_settings"] = self.settings.clone();
         object["stop_type"] = stop_type.into();
         object["stopping_word"] = outcome.stop.as_deref().unwrap_or_default().into();
-        object["truncated"] = false.into();
+        object["truncated"] = (stop_type == "limit" && is_full).into();
+        object["has_new_line"] = self.has_new_line[index].into();
         object["tokens_predicted"] = outcome.tokens.into();
         object["tokens_cached"] = outcome.cached.into();
         object["timings"] = outcome.timings();
+        if !self.asked.response_fields.is_empty() {
+            let paths = self.asked.response_fields.iter();
+            let kept =
+                paths.filter_map(|path| Some((path.clone(), object.pointer(&format!("/{path}"))?.clone())));
+            *object = Value::Object(kept.collect());
+        }
     }
 }
 
 impl EventWriter for Chunks {
     fn open(&mut self, _: &mut String) {}
 
-    fn increment(&mut self, out: &mut String, _: usize, increment: AnswerIncrement) {
+    fn increment(&mut self, out: &mut String, index: usize, increment: AnswerIncrement) {
+        if self.asked.is_warmup && increment.ended.is_none() {
+            return;
+        }
         let text = visible_text(&increment.deltas);
-        let mut object = self.object(&text, &increment.ids, increment.logprobs);
+        let mut object = self.object(index, &text, increment.ids, increment.logprobs);
         object["tokens_predicted"] = increment.tokens.into();
-        match &increment.ended {
-            Some(outcome) => self.put_outcome(&mut object, outcome),
-            None if self.timings_per_token => object["timings"] = json!({"predicted_n": increment.tokens}),
+        match increment.ended {
+            Some(outcome) => self.put_outcome(&mut object, index, outcome),
+            None if self.asked.timings_per_token => {
+                object["timings"] = json!({"predicted_n": increment.tokens});
+            }
             None => {}
         }
         out.push_str(&sse::event(&object.to_string()));

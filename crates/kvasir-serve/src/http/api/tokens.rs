@@ -16,13 +16,15 @@ const MAX_IDS: usize = 1 << 20;
 
 /// `POST /tokenize`: `{"prompt": text, "add_special_tokens"?: bool}` or `{"messages": [..],
 /// "tools"?: [..], ..}` → `{"tokens", "count", "max_model_len"}`. `"return_token_strs": true` adds
-/// `"token_strs"`.
+/// `"token_strs"`; `"with_pieces": true` makes tokens objects of `id` and `piece`, as llama.cpp
+/// has them.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (_, body) = read_body(&app, request, TOKENIZE).await?;
     let body = body.reader();
     body.classify(TOKENIZE)?;
     app.check_model(body.text("model")?)?;
     let with_strings = body.flag("return_token_strs", false)?;
+    let with_pieces = body.flag("with_pieces", false)?;
     let tokens = match body.get("messages") {
         Some(_) => chat(&app, &body)?,
         None => text(&app, &body)?,
@@ -31,8 +33,18 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
     if with_strings {
         answer["token_strs"] = tokens.iter().map(|id| app.model.id_to_token(*id)).collect();
     }
-    answer["tokens"] = tokens.into();
+    answer["tokens"] = match with_pieces {
+        true => {
+            tokens.iter().map(|id| json!({"id": id, "piece": piece(app.model.token_bytes(*id))})).collect()
+        }
+        false => tokens.into(),
+    };
     Ok(Json(answer))
+}
+
+/// A token's text, or its bytes where they are no whole characters.
+fn piece(bytes: Vec<u8>) -> Value {
+    String::from_utf8(bytes).map_or_else(|error| error.into_bytes().into(), Value::from)
 }
 
 /// Fields of chats, invalid with `prompt`.
@@ -46,8 +58,13 @@ fn text(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
         return Err(body.error(field, "needs `messages`"));
     }
     // llama.cpp's names, of which the second is off by default.
+    let adds_special = body.flag("add_special", false)?;
     if let Some(text) = body.text("content")? {
-        return app.model.encode(text, body.flag("add_special", false)?);
+        let other = ["prompt", "add_special_tokens"].into_iter().find(|field| body.get(field).is_some());
+        return match other {
+            Some(field) => Err(body.error(field, "does not go with `content`")),
+            None => app.model.encode(text, adds_special),
+        };
     }
     let text = body.need_text("prompt")?;
     app.model.encode(text, body.flag("add_special_tokens", true)?)
