@@ -129,7 +129,7 @@ impl ChatRequest {
             continue_final_message,
             add_special_tokens: body.flag("add_special_tokens", false)?,
             echo: body.flag("echo", false)?,
-            chat_template: body.text("chat_template")?.map(str::to_owned),
+            chat_template: body.text("chat_template")?.filter(|text| !text.is_empty()).map(str::to_owned),
             timings: body.flag("timings_per_token", false)?,
         })
     }

@@ -113,7 +113,7 @@ impl SamplingFields {
             cache_salt: body.text("cache_salt")?.map(str::to_owned),
             allowed_token_ids: token_ids(body, "allowed_token_ids", vocab as usize, vocab)?,
             bad_words: bad_words(body)?,
-            truncate_prompt: body.integer("truncate_prompt_tokens", -1..=MAX_TOKENS)?.map(|n| n as i32),
+            truncate_prompt: truncate_prompt(body)?,
             speculation: SpeculationFields::read(body)?,
             output: OutputFields::read(body)?,
         })
@@ -134,6 +134,14 @@ impl SamplingFields {
             max_drafts: self.speculation.max_tokens,
             ..Params::default()
         }
+    }
+}
+
+/// `truncate_prompt_tokens`: how many to keep; -1 keeps what fits.
+fn truncate_prompt(body: &Reader) -> Result<Option<i32>, ApiError> {
+    match body.integer("truncate_prompt_tokens", -1..=MAX_TOKENS)? {
+        Some(0) => Err(body.error("truncate_prompt_tokens", "must be -1 or at least 1")),
+        kept => Ok(kept.map(|n| n as i32)),
     }
 }
 
@@ -186,7 +194,11 @@ fn length(body: &Reader) -> Result<Length, ApiError> {
         max_tokens(body, "max_tokens")?
     };
     // llama.cpp's name; negative without a limit of its own.
-    let predicted = body.integer("n_predict", -2..=MAX_TOKENS)?.filter(|n| *n > 0).map(|n| n as u32);
+    let predicted = body.integer("n_predict", -2..=MAX_TOKENS)?;
+    if predicted == Some(0) {
+        return Err(body.error("n_predict", "must not be 0: an answer has at least one token"));
+    }
+    let predicted = predicted.filter(|n| *n > 0).map(|n| n as u32);
     let old = old.or(predicted);
     let max_tokens = max_tokens(body, "max_completion_tokens")?.or(old);
     let min_tokens = body.integer("min_tokens", 0..=MAX_TOKENS)?.unwrap_or(0) as u32;

@@ -68,3 +68,25 @@ fn running_usage_is_in_every_chunk() {
     let events = server.events("/v1/completions", &body(options));
     assert!(events.iter().all(|event| event["usage"]["prompt_tokens"] == 3), "{events:?}");
 }
+
+#[test]
+fn limits_of_nothing_are_refused_by_name() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    for field in ["n_predict", "truncate_prompt_tokens"] {
+        let mut body = json!({"prompt": [20, 21, 22], "ignore_eos": true});
+        body[field] = 0.into();
+        let (status, answer) = server.post("/v1/completions", &body);
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(field)), "{answer}");
+    }
+}
+
+#[test]
+fn an_empty_template_is_the_models() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let prompt = |template: Value| {
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        server.post("/apply-template", &json!({"messages": messages, "chat_template": template})).1
+    };
+    assert_eq!(prompt("".into()), prompt(Value::Null));
+    assert_eq!(prompt("{{ messages[0].content }}".into()), json!({"prompt": "hi"}));
+}
