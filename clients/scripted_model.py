@@ -8,9 +8,12 @@ model. The file is a GGUF of one Llama layer with the built-in model's tokenizer
 3. Attention and the feed-forward network add zero, so the hidden state is the last token's embedding,
    a unit vector. The output matrix maps it to the token that follows in the script.
 
-The server tokenizes, prefills, samples and parses as with any other model."""
+The server tokenizes, prefills, samples and parses as with any other model. Without a script, the model
+babbles: embeddings and output matrix are random, so nearly every token may follow. Only the end may not:
+all embeddings share a direction, in which its row is negative."""
 
 import json
+import random
 import struct
 
 UNSIGNED, FLOAT, BOOLEAN, STRING, ARRAY = 4, 6, 7, 8, 9
@@ -84,7 +87,7 @@ def pair(name, kind, value):
 
 
 def write(source, path, replies, context=131072):
-    """Writes to `path` the model that says `replies`; `source` is the built-in model's file."""
+    """Writes to `path` the model that says `replies`, or babbles; `source` is the built-in model's file."""
     with open(source, "rb") as file:
         known = Metadata(file.read()).values
     tokens, types = known["tokenizer.ggml.tokens"], known["tokenizer.ggml.token_type"]
@@ -113,7 +116,8 @@ def write(source, path, replies, context=131072):
 
     template = known["tokenizer.chat_template"]
     assert template.count(PROMPT_END) == 1, "the built-in model's chat format has changed"
-    template = NEXT_REPLY + template.replace(PROMPT_END, f"{PROMPT_END}<|reply_' ~ replies.n ~ '|>")
+    if replies:
+        template = NEXT_REPLY + template.replace(PROMPT_END, f"{PROMPT_END}<|reply_' ~ replies.n ~ '|>")
 
     numbers = {
         "block_count": 1, "context_length": context, "vocab_size": len(tokens),
@@ -142,6 +146,13 @@ def write(source, path, replies, context=131072):
     for direction, (token, following) in enumerate(follows.items()):
         struct.pack_into("<f", embedding, 4 * (WIDTH * token + direction), 1.0)
         struct.pack_into("<f", output, 4 * (WIDTH * following + direction), 10.0)
+    if not replies:
+        draw = random.Random(1)
+        for token in range(len(tokens)):
+            at, row = 4 * WIDTH * token, range(WIDTH - 1)
+            struct.pack_into(f"<{WIDTH}f", embedding, at, 1.0, *(draw.gauss(0, 1) for _ in row))
+            ends = -50.0 if token == end else 0.0
+            struct.pack_into(f"<{WIDTH}f", output, at, ends, *(draw.gauss(0, 0.35) for _ in row))
     into_head, out_of_head, square = [WIDTH, HEAD], [HEAD, WIDTH], [WIDTH, WIDTH]
     layer = {
         "attn_q": into_head, "attn_k": into_head, "attn_v": into_head, "attn_output": out_of_head,
