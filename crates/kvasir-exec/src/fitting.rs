@@ -18,7 +18,7 @@ pub struct Fitting {
 /// What a fitted step held before; see [`Original::restore`].
 #[derive(Debug, Default)]
 pub struct Original {
-    batch: Option<Batch>,
+    batch: Option<Box<Batch>>,
     plan: Option<Box<Plan>>,
 }
 
@@ -32,7 +32,7 @@ impl Fitting {
     pub fn fit(&mut self, step: &mut Step, abilities: &Abilities) -> Result<Original, StepError> {
         let mut original = Original::default();
         if let Some((batch, plan)) = self.padding.pad(step) {
-            original.batch = Some(std::mem::replace(&mut step.batch, batch));
+            original.batch = Some(Box::new(std::mem::replace(&mut step.batch, batch)));
             original.plan = Some(Box::new(std::mem::replace(&mut step.plan, plan)));
         }
         match step.lower(abilities, &mut self.lowering) {
@@ -52,7 +52,7 @@ impl Original {
     /// Puts the batch and the plan back, and drops the outputs of dummy rows.
     pub fn restore(self, step: &mut Step) {
         if let Some(batch) = self.batch {
-            let padded = std::mem::replace(&mut step.batch, batch);
+            let padded = std::mem::replace(&mut step.batch, *batch);
             step.output.drop_dummies(&padded.rows);
         }
         if let Some(plan) = self.plan {

@@ -60,8 +60,8 @@ impl Padding {
 
     /// The padded form of a step; `None` if it has a static shape already, or none applies.
     pub(crate) fn pad(&self, step: &Step) -> Option<(Batch, Plan)> {
-        let has_masks = step.plan.rows.iter().any(|row| matches!(row.mask, Mask::Explicit { .. }));
-        let block = self.block.filter(|_| !has_masks && !step.batch.is_dummy());
+        let has_masks = || step.plan.rows.iter().any(|row| matches!(row.mask, Mask::Explicit { .. }));
+        let block = self.block.filter(|_| !step.batch.is_dummy() && !has_masks());
         let missing = self.missing_rows(&step.batch);
         let mut padded = match block {
             Some(block) => Padded::rectangle(step, block, self.dummy),
@@ -75,11 +75,10 @@ impl Padding {
     /// Dummy rows that a step of plain decodes lacks to the next batch size.
     fn missing_rows(&self, batch: &Batch) -> usize {
         let rows = batch.rows.len();
-        if batch.kind != StepKind::Decode || batch.rows.iter().any(|row| row.kind != RowKind::Decode) {
-            return 0;
-        }
-        let size = self.batch_sizes.iter().find(|size| **size as usize >= rows);
-        size.map_or(0, |size| *size as usize - rows)
+        let Some(size) = self.batch_sizes.iter().find(|size| **size as usize >= rows) else { return 0 };
+        let is_plain =
+            batch.kind == StepKind::Decode && batch.rows.iter().all(|row| row.kind == RowKind::Decode);
+        if is_plain { *size as usize - rows } else { 0 }
     }
 }
 
