@@ -71,15 +71,21 @@ impl OpenedModel {
         distinct.iter().map(|place| place.end as u64 - place.start as u64).sum()
     }
 
-    /// The model's own multi-token-prediction layer.
+    /// The model's own multi-token-prediction layer. That of the built-in model is a file apart.
     fn own_layer(&self, shape: TreeShape) -> Result<OpenedDraft, Error> {
-        if self.model.predictions.is_empty() {
-            return Err(Error::Asked("--spec mtp: the model has no multi-token-prediction layer".into()));
+        let named = |error: &dyn std::fmt::Display| Error::Asked(format!("--spec mtp: {error}"));
+        let (mut checkpoint, mut model) = (self.checkpoint.clone(), self.model.clone());
+        if self.is_built_in {
+            checkpoint.add_predictions(&built_in::mtp()?);
+            model = Model::build(&checkpoint.source()).map_err(|error| named(&error))?;
+        }
+        if model.predictions.is_empty() {
+            return Err(named(&"the model has no multi-token-prediction layer"));
         }
         let kind = DraftModelKind { hidden: self.model.target.hidden, ..DraftModelKind::default() };
         Ok(OpenedDraft {
-            checkpoint: self.checkpoint.clone(),
-            model: self.model.clone(),
+            checkpoint,
+            model,
             source: DraftSource::Prediction,
             kind,
             shape,

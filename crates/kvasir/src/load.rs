@@ -27,7 +27,7 @@ pub struct OpenedModel {
     /// Speculative decoding; see [`OpenedModel::speculate`].
     pub(crate) speculation: Option<Speculation>,
     pub(crate) draft: Option<OpenedDraft>,
-    /// Whether this is the built-in model, which has draft heads of its own.
+    /// Whether this is the built-in model, which has draft layers of its own.
     pub(crate) is_built_in: bool,
 }
 
@@ -49,9 +49,7 @@ impl OpenedModel {
     /// Opens the built-in model.
     pub fn built_in() -> Result<Self, Error> {
         let gguf = Gguf::built_in(built_in::NAME, built_in::BYTES)?;
-        let mut checkpoint = Checkpoint::of_gguf(Arc::new(gguf))?;
-        checkpoint.add_predictions(&built_in::mtp()?);
-        let opened = Self::of(checkpoint)?;
+        let opened = Self::of(Checkpoint::of_gguf(Arc::new(gguf))?)?;
         Ok(Self { generation: Some(built_in::generation_config()), is_built_in: true, ..opened })
     }
 
