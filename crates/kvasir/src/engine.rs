@@ -58,8 +58,8 @@ impl LoadedModel {
     }
 
     /// Whether steps overlap with scheduling unless it is chosen: on a device that computes beside
-    /// the host. On the CPU both share the cores, and scheduling is a small part of a step, so
-    /// overlap would cost more than it hides.
+    /// the host. On the CPU scheduling is a small part of a step, and with overlap a new request
+    /// waits a step more.
     pub fn overlaps_by_default(&self) -> bool {
         self.simulated().is_some()
     }

@@ -33,6 +33,12 @@ pub(crate) fn threads() -> Check {
     check.value("used", used).value("allowed", allowed)
 }
 
+/// Why steps do not overlap with scheduling unless that is chosen.
+pub(crate) fn overlap() -> Check {
+    let why = "off by default: scheduling takes microseconds, and a new request would wait a step more";
+    Check::ok("overlap", why)
+}
+
 pub(crate) fn memory(free: Option<u64>) -> Check {
     let Some(free) = free else {
         return Check::warn("memory", "the system does not say what is free")

@@ -40,7 +40,8 @@ pub(crate) fn examine(subject: &Subject<'_>) -> Report {
     // Memory beyond the address space limit cannot be used.
     let room = memory.map(|free| free.min(space.unwrap_or(free)));
     let speeds = if subject.measure { machine::speeds(room) } else { None };
-    let mut checks = vec![machine::processor(), machine::threads(), machine::memory(memory)];
+    let mut checks =
+        vec![machine::processor(), machine::threads(), machine::overlap(), machine::memory(memory)];
     checks.extend(space.map(machine::addresses));
     checks.extend(speeds.as_ref().map(machine::Speeds::check));
     checks.extend(machine::open_files(subject.proc));
