@@ -299,4 +299,11 @@ fn messages_can_be_cut_out_of_a_conversation() {
     let answer =
         server.ok("/v1/chat/completions", asked(json!({"session": session, "messages": [user("so?")]})));
     assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], cut["length"], "{answer}");
+    // After an answer, whose tokens are those that were sampled.
+    let retained = number(&server.show(&session)["cached"]);
+    let cut = server
+        .ok(&format!("/v1/sessions/{session}/cut"), json!({"from": {"message": 2}, "to": {"message": 3}}));
+    assert_eq!(number(&cut["messages"]), 5);
+    let (cached, length) = (number(&cut["cached"]), number(&cut["length"]));
+    assert!(cached + 12 > length && cached < retained, "{cut}, {retained} before");
 }

@@ -200,10 +200,10 @@ pub(crate) async fn cut(State(app): State<Arc<App>>, Path(name): Path<String>, r
     }
     let (turn, source) = app.sessions.begin(&name, key, |session| Ok(session.clone()))?;
     let Shortened { content, tokens, range } = without(&app, &source, range)?;
-    match range {
-        Some(range) => app.host.cut(turn.id(), range).await?,
-        None => app.host.rewind(turn.id(), common_prefix(&source.tokens, &tokens)).await?,
-    }
+    // What follows the range need not be the same without it, as with a template that rewrites.
+    let left = [&source.tokens[..range.start as usize], &source.tokens[range.end as usize..]].concat();
+    app.host.cut(turn.id(), range).await?;
+    app.host.rewind(turn.id(), common_prefix(&left, &tokens)).await?;
     turn.finish(content, tokens);
     session_response(&app, key, &name)
 }
@@ -212,8 +212,8 @@ pub(crate) async fn cut(State(app): State<Arc<App>>, Path(name): Path<String>, r
 struct Shortened {
     content: SessionContent,
     tokens: Tokens,
-    /// The tokens that are left out; `None` if the others are not the same without them.
-    range: Option<Range<u32>>,
+    /// The tokens of the part; empty if they are not known.
+    range: Range<u32>,
 }
 
 /// The session's content without a part of it.
@@ -226,13 +226,12 @@ fn without(app: &App, session: &Session, range: SessionRange) -> Result<Shortene
             (SessionPosition::Message(range.start), SessionPosition::Message(range.end))
         }
     };
-    truncated(app, session, to, "to")?;
-    let (_, head) = truncated(app, session, from, "from")?;
+    let (_, through) = truncated(app, session, to, "to")?;
+    let (_, before) = truncated(app, session, from, "from")?;
     let all = &session.tokens;
     let (content, tokens): (_, Tokens) = match range {
-        SessionRange::Tokens(range) => {
-            let rest = &all[range.end as usize..];
-            (SessionContent::Text, [&all[..range.start as usize], rest].concat().into())
+        SessionRange::Tokens(_) => {
+            (SessionContent::Text, [&before[..], &all[through.len()..]].concat().into())
         }
         SessionRange::Messages(range) => {
             let mut kept = session.messages().unwrap_or_default().to_vec();
@@ -245,12 +244,10 @@ fn without(app: &App, session: &Session, range: SessionRange) -> Result<Shortene
         }
     };
     let content = if tokens.is_empty() { SessionContent::Empty } else { content };
-    // If the part and what follows it begin alike, the range begins where the part does.
-    let starts = [common_prefix(all, &head), common_prefix(all, &tokens)].map(|start| start as usize);
-    let range = starts.into_iter().find_map(|start| {
-        let rest = tokens.get(start..).filter(|rest| all[start..].ends_with(rest))?;
-        (all[..start] == tokens[..start]).then(|| start as u32..(all.len() - rest.len()) as u32)
-    });
+    let range = match all.starts_with(&before) && all.starts_with(&through) && before.len() <= through.len() {
+        true => before.len() as u32..through.len() as u32,
+        false => 0..0,
+    };
     Ok(Shortened { content, tokens, range })
 }
 
