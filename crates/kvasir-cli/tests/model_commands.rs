@@ -259,3 +259,33 @@ fn usage_errors_are_one_line_and_name_the_option() {
     printed(&["bench", "pp", &model("none")], 1, "none");
     printed(&["bench"], 2, "Usage: kvasir bench [OPTIONS] <COMMAND>");
 }
+
+#[test]
+fn options_without_effect_on_the_backend_are_refused_by_name() {
+    let path = model("qwen3");
+    for (backend, option, value) in [
+        ("plain", "--threads", "1"),
+        ("sim", "--threads", "1"),
+        ("sim", "--kv-dtype", "q8_0"),
+        ("sim", "--precision", "exact"),
+        ("sim", "--batch-sizes", "1,2"),
+        ("plain", "--graph-max-batch", "4"),
+        ("plain", "--sim-preset", "instant"),
+    ] {
+        let args = [
+            "generate",
+            &path,
+            "--prompt-ids",
+            "5",
+            "--max-tokens",
+            "1",
+            "--backend",
+            backend,
+            option,
+            value,
+        ];
+        let output = run(&args);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(option), "{backend} {option}: {error}");
+    }
+}

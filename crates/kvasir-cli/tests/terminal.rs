@@ -67,7 +67,7 @@ impl Chat {
         let stdio = || Stdio::from(slave.try_clone().unwrap());
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
         command
-            .args(["chat", "--backend", "sim", "--sim-preset", step, "--threads", "1", "--seed", "7"])
+            .args(["chat", "--backend", "sim", "--sim-preset", step, "--seed", "7"])
             .args(["--max-tokens", &max_tokens.to_string()])
             .env("HOME", &home)
             .env("TERM", "xterm-256color")

@@ -142,11 +142,30 @@ impl ModelArgs {
         self.draft.apply(self.which.open()?, self.accept.map(Acceptance::from))
     }
 
-    /// Prepares an opened model for the backend.
-    pub(crate) fn load_opened(&self, opened: OpenedModel) -> Result<LoadedModel, Failure> {
-        if let (Some(preset), false) = (&self.sim_preset, matches!(self.backend, Backend::Sim)) {
+    /// Refuses options without effect on the chosen backend.
+    fn check_backend(&self) -> Result<(), Failure> {
+        let (on_cpu, simulates) = match self.backend {
+            Backend::Auto | Backend::Cpu => (true, false),
+            Backend::Plain => (false, false),
+            Backend::Sim => (false, true),
+        };
+        if let (Some(preset), false) = (&self.sim_preset, simulates) {
             return Err(Failure::usage(format!("--sim-preset {preset} needs --backend sim")));
         }
+        rule(on_cpu || self.threads.is_none(), || {
+            "--threads needs the cpu backend: the others have one thread".into()
+        })?;
+        rule(!simulates || self.kv_dtype.is_none(), || {
+            "--kv-dtype cannot be combined with --backend sim: it stores no K and V".into()
+        })?;
+        rule(!simulates || matches!(self.precision, Precision::Auto), || {
+            "--precision exact cannot be combined with --backend sim: it computes nothing".into()
+        })
+    }
+
+    /// Prepares an opened model for the backend.
+    pub(crate) fn load_opened(&self, opened: OpenedModel) -> Result<LoadedModel, Failure> {
+        self.check_backend()?;
         let backend = match self.backend {
             Backend::Auto => BackendKind::Auto,
             Backend::Cpu => BackendKind::Cpu,
