@@ -126,11 +126,15 @@ impl KeyArgs {
     }
 
     /// Reads keys and certificates again on every SIGHUP. A file that cannot be read changes nothing.
-    async fn reload(&self, keys: Keys, tls: Option<TlsFiles>, reports: Arc<Reports>) {
-        let Ok(mut hangups) = signal::unix::signal(signal::unix::SignalKind::hangup()) else {
-            // Without a handler, nothing is ever reloaded.
-            return std::future::pending().await;
-        };
+    async fn reload(
+        &self,
+        hangups: std::io::Result<signal::unix::Signal>,
+        keys: Keys,
+        tls: Option<TlsFiles>,
+        reports: Arc<Reports>,
+    ) {
+        // Without a handler, nothing is ever reloaded.
+        let Ok(mut hangups) = hangups else { return std::future::pending().await };
         while hangups.recv().await.is_some() {
             match self.keys() {
                 Ok(list) => {
@@ -381,6 +385,8 @@ impl Args {
         // The engine runs on its own thread; two threads suffice for I/O.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.map_err(Failure::failed)?.block_on(async {
+            // Before the server says that it is ready: a SIGHUP must not end it or be lost.
+            let hangups = signal::unix::signal(signal::unix::SignalKind::hangup());
             let scheme = if tls.is_some() { "https" } else { "http" };
             let acceptor = tls.as_ref().map(TlsFiles::acceptor).transpose().map_err(Failure::failed)?;
             let listener = listen(address, max_connections, acceptor, "--port")?;
@@ -441,7 +447,7 @@ impl Args {
             };
             let cut = tokio::select! {
                 cut = serve(app.clone(), listener, stop, cut) => cut,
-                () = key_args.reload(keys, tls, reports.clone()) => 0,
+                () = key_args.reload(hangups, keys, tls, reports.clone()) => 0,
             };
             let message = match cut {
                 0 => "stopped".to_owned(),
