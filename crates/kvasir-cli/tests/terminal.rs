@@ -122,7 +122,17 @@ impl Chat {
         self.send(line.as_bytes());
         // The line of a command is drawn again while its hint changes, its arguments are not.
         let shown = if line.starts_with('/') { line.rsplit(' ').next().unwrap() } else { line };
-        self.wait(|chat| chat.output.contains(shown));
+        let (began, mut typed) = (Instant::now(), Instant::now());
+        while !self.output.contains(shown) && self.exit().is_none() {
+            assert!(began.elapsed() < PATIENCE, "the chat hangs: {}", self.output);
+            self.listen(Duration::from_millis(1));
+            // A terminal discards what is typed while a prompt changes its mode: the line is deleted
+            // and typed again, as a person does.
+            if typed.elapsed() > Duration::from_secs(2) {
+                self.send(&[&b"\x15"[..], line.as_bytes()].concat());
+                typed = Instant::now();
+            }
+        }
         self.output.clear();
         self.send(b"\r");
     }
