@@ -7,7 +7,7 @@ const { BINARY, MODEL } = process.env;
 export class Server {
   static async start(options, port = 0) {
     const server = new Server();
-    server.process = spawn(BINARY, ["serve", ...(MODEL ? [MODEL] : []), "--port", String(port), "--threads", "1", ...options], { stdio: ["ignore", "ignore", "pipe"] });
+    server.process = spawn(BINARY, ["serve", ...(MODEL ? [MODEL] : []), "--port", String(port), ...options], { stdio: ["ignore", "ignore", "pipe"] });
     const said = [];
     for await (const line of createInterface({ input: server.process.stderr })) {
       said.push(line);
