@@ -31,6 +31,11 @@ fn tokens(random: &mut Random, most: u64) -> Vec<Token> {
     (0..=random.below(most)).map(|_| 100 + random.below(9) as Token).collect()
 }
 
+/// A prompt of `len` tokens.
+fn prompt(len: u32) -> Vec<Token> {
+    (0..len).map(|i| 100 + i % 7).collect()
+}
+
 /// A conversation beside its reference: the value that the device has stored for each token.
 #[derive(Clone, Default)]
 struct Conversation {
@@ -39,7 +44,8 @@ struct Conversation {
 }
 
 impl Conversation {
-    /// Asks for `max_tokens` more tokens after `more`, and compares. Returns how many were cached.
+    /// Appends `more`, generates `max_tokens` tokens and compares them with the reference. Returns the
+    /// number of cached tokens.
     fn turn(&mut self, engine: &mut Engine<Toy>, more: &[Token], max_tokens: u32) -> u32 {
         self.tokens.extend_from_slice(more);
         let done = complete(engine, request(&self.tokens, max_tokens));
@@ -130,7 +136,7 @@ fn whole_blocks_of_a_cut_come_free() {
     for kind in [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix] {
         let mut engine = engine(cache(kind, 4, 256), 4096, false);
         let mut talk = Conversation::default();
-        let prompt: Vec<Token> = (0..80).map(|i| 100 + i % 7).collect();
+        let prompt = prompt(80);
         talk.turn(&mut engine, &prompt, 0);
         engine.core_mut().cut_session(SESSION, 10..50);
         let usage = engine.core().cache().usage();
@@ -150,7 +156,7 @@ fn forks_share_what_is_left_of_a_cut_session() {
     for kind in [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix] {
         let mut engine = engine(cache(kind, 4, 512), 4096, true);
         let mut trunk = Conversation::default();
-        let prompt: Vec<Token> = (0..80).map(|i| 100 + i % 7).collect();
+        let prompt = prompt(80);
         trunk.turn(&mut engine, &prompt, 0);
         trunk.cut(&mut engine, 20, 40);
         let shared = if kind.is_block_based() { 48 } else { 50 };
@@ -173,7 +179,7 @@ fn preemption_computes_what_is_left_alone() {
     let mut preempted = 0;
     for kind in [CacheKind::Cells, CacheKind::Paged] {
         let mut engine = engine(cache(kind, 4, 128), 4096, false);
-        let prompt: Vec<Token> = (0..60).map(|i| 100 + i % 7).collect();
+        let prompt = prompt(60);
         complete(&mut engine, request(&prompt, 0));
         engine.core_mut().cut_session(SESSION, 8..28);
         let left = [&prompt[..8], &prompt[28..], &[5, 6]].concat();
@@ -197,7 +203,7 @@ fn preemption_computes_what_is_left_alone() {
 
 #[test]
 fn positions_of_a_cut_count_against_the_context() {
-    let prompt: Vec<Token> = (0..60).map(|i| 100 + i % 7).collect();
+    let prompt = prompt(60);
     let left = [&prompt[..8], &prompt[40..], &[5, 6]].concat();
     let after = |max_tokens: u32| {
         let mut engine = engine(cache(CacheKind::Cells, 1, 512), 80, false);
@@ -220,7 +226,7 @@ fn caches_of_one_sequence_keep_what_is_before_a_cut() {
         let why = format!("--cache {kind} cannot remove a range of tokens");
         assert_eq!(engine.core().cut_obstacle(), Some(why));
         let mut talk = Conversation::default();
-        let prompt: Vec<Token> = (0..60).map(|i| 100 + i % 7).collect();
+        let prompt = prompt(60);
         talk.turn(&mut engine, &prompt, 0);
         engine.core_mut().cut_session(SESSION, 8..28);
         assert_eq!(engine.core().retained_len(SESSION), 8, "{kind}");
@@ -231,7 +237,7 @@ fn caches_of_one_sequence_keep_what_is_before_a_cut() {
 fn siblings_of_a_request_behind_a_cut_answer_as_it_does() {
     let mut engine = engine(cache(CacheKind::Cells, 1, 512), 4096, true);
     let mut talk = Conversation::default();
-    let prompt: Vec<Token> = (0..40).map(|i| 100 + i % 7).collect();
+    let prompt = prompt(40);
     talk.turn(&mut engine, &prompt, 0);
     talk.cut(&mut engine, 5, 25);
     talk.tokens.extend([3, 4]);

@@ -220,7 +220,7 @@ mod tests {
         Abilities { batch_sizes: batch_sizes.to_vec(), rectangles, ..Abilities::all(1, 64, 8) }
     }
 
-    /// A claimed step that feeds these sequences so many tokens each.
+    /// A claimed step; `fed` lists sequences with the number of tokens of each.
     fn step(cache: &mut dyn Cache, id: u64, fed: &[(SeqId, u32)], left: u32) -> Result<Step, CacheError> {
         let claims: Vec<ClaimRow> = fed.iter().map(|(seq, n)| ClaimRow::new(*seq, *n)).collect();
         let mut step = Step::default();

@@ -6,6 +6,8 @@
 //! numerics contract.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
+mod recorded_logits;
+
 use kvasir::{AnyExecutor, AnyPending};
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as PoolLimits, Pool, Precision};
 use kvasir_engine::{
@@ -20,19 +22,18 @@ use kvasir_kv::{
 };
 use kvasir_sample::Sampling;
 use kvasir_testkit::checkpoints;
+use recorded_logits::RecordedLogits;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-/// Wraps an executor and records the logits of each position of each request. Recomputed positions
-/// (after preemption) must reproduce the same bits.
+/// Wraps an executor and records the logits of each position of each request.
 struct Listening {
     inner: AnyExecutor,
-    heard: BTreeMap<(u64, u32), Vec<u32>>,
+    logits: RecordedLogits,
     /// Requests that shared a step with others.
     in_company: BTreeSet<u64>,
-    vocab: usize,
 }
 
 impl Executor for Listening {
@@ -53,16 +54,9 @@ impl Executor for Listening {
 
     fn wait(&mut self, pending: AnyPending) -> (Box<Step>, Result<(), StepError>) {
         let (step, result) = self.inner.wait(pending);
-        let mut logits = step.output.logits.chunks_exact(self.vocab);
-        for row in &step.batch.rows {
-            if step.batch.rows.len() > 1 {
-                self.in_company.insert(row.request);
-            }
-            for token in row.tokens.range().skip(row.logits_from() as usize) {
-                let bits: Vec<u32> = logits.next().unwrap().iter().map(|x| x.to_bits()).collect();
-                let before = self.heard.insert((row.request, step.plan.positions[token]), bits.clone());
-                assert!(before.is_none_or(|before| before == bits), "computed again, and other bits");
-            }
+        self.logits.record(&step);
+        if step.batch.rows.len() > 1 {
+            self.in_company.extend(step.batch.rows.iter().map(|row| row.request));
         }
         (step, result)
     }
@@ -198,8 +192,8 @@ impl Way {
         }
         let inner = AnyExecutor::Cpu(Box::new(inner));
         let inner = if self.overlap { inner.on_thread().unwrap() } else { inner };
-        let vocab = model.program().vocab;
-        let listening = Listening { inner, heard: BTreeMap::new(), in_company: BTreeSet::new(), vocab };
+        let logits = RecordedLogits::new(model.program().vocab);
+        let listening = Listening { inner, logits, in_company: BTreeSet::new() };
         let core = Core::new(limits, Order::Fcfs, self.policy(), cache);
         Engine::new(core, listening, || 0).overlap(self.overlap)
     }
@@ -252,11 +246,8 @@ impl Way {
             assert!(turn < 2000, "no end in sight");
         }
         seen.in_company += engine.executor().in_company.len();
-        let heard = &engine.executor().heard;
-        for (tag, answered) in &mut answered {
-            let id = ids[tag].0;
-            let logits = heard.range((id, 0)..=(id, u32::MAX));
-            answered.1 = logits.map(|((_, position), bits)| (*position, bits.clone())).collect();
+        for (tag, (_, logits)) in &mut answered {
+            *logits = engine.executor().logits.of(ids[tag].0);
         }
         answered
     }

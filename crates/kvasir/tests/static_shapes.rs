@@ -6,6 +6,8 @@
 //! for its shape. Guards `kvasir-exec`'s padding and the masked attention of `kvasir-plain`.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
+mod recorded_logits;
+
 use kvasir_engine::{
     Chunked, Core, Engine, Limits, Mixing, Order, Params, Policy, Rectangular, RectangularConfig, Request,
     Turn,
@@ -17,6 +19,7 @@ use kvasir_plain::{Limits as PoolLimits, PlainExecutor, PlainModel};
 use kvasir_program::Model;
 use kvasir_sample::Sampling;
 use kvasir_testkit::{Random, paths};
+use recorded_logits::RecordedLogits;
 use std::collections::BTreeMap;
 
 /// Sequences, prompt plus answer, are shorter than this.
@@ -26,7 +29,7 @@ const LENGTH: u32 = 96;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     Ragged,
-    /// Blocks of so many slots, chunks of so many tokens.
+    /// Slots per block, and tokens per prefill chunk.
     Rectangle(u32, u32),
 }
 
@@ -44,10 +47,9 @@ struct Seen {
 /// Records the logits of every sampled position and checks the shape of every step.
 struct Checked {
     inner: PlainExecutor,
-    vocab: usize,
+    logits: RecordedLogits,
     shape: Shape,
     dummy: u32,
-    heard: BTreeMap<(u64, u32), Vec<u32>>,
     seen: Seen,
 }
 
@@ -115,14 +117,7 @@ impl Executor for Checked {
 
     fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
         let (step, result) = self.inner.wait(pending);
-        let mut logits = step.output.logits.chunks_exact(self.vocab);
-        for row in &step.batch.rows {
-            for token in row.tokens.range().skip(row.logits_from() as usize) {
-                let bits: Vec<u32> = logits.next().unwrap().iter().map(|x| x.to_bits()).collect();
-                let before = self.heard.insert((row.request, step.plan.positions[token]), bits.clone());
-                assert!(before.is_none_or(|before| before == bits), "computed again, and other bits");
-            }
-        }
+        self.logits.record(&step);
         (step, result)
     }
 }
@@ -165,8 +160,9 @@ impl Way {
         };
         let pool = PoolLimits { slots: cache.capacity() + cache.block_size(), tokens: 64, rows: 32 };
         let inner = PlainExecutor::new(model, pool).with_batch_sizes(self.batch_sizes.clone());
-        let (vocab, dummy, seen) = (model.program().vocab, cache.dummy_slot(), Seen::default());
-        let executor = Checked { inner, vocab, shape, dummy, heard: BTreeMap::new(), seen };
+        let logits = RecordedLogits::new(model.program().vocab);
+        let (dummy, seen) = (cache.dummy_slot(), Seen::default());
+        let executor = Checked { inner, logits, shape, dummy, seen };
         Engine::new(Core::new(limits, Order::Fcfs, policy, cache), executor, || 0)
     }
 
@@ -192,10 +188,9 @@ impl Way {
             }
             assert!(turn < 5000, "no end in sight");
         }
-        let Checked { heard, seen: saw, .. } = engine.executor();
+        let Checked { logits: recorded, seen: saw, .. } = engine.executor();
         for (tag, (tokens, logits)) in &mut answered {
-            let theirs = heard.range((ids[tag], 0)..=(ids[tag], u32::MAX));
-            logits.extend(theirs.map(|((_, position), bits)| (*position, bits.clone())));
+            *logits = recorded.of(ids[tag]);
             assert_eq!(tokens.len(), logits.len());
         }
         seen.left_padded += saw.left_padded;

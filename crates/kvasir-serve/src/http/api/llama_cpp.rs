@@ -232,7 +232,7 @@ impl Chunks {
         object
     }
 
-    /// Adds the fields of the last object, then keeps those that are asked for.
+    /// Adds the fields that an answer's last object has, then drops all that `response_fields` does not name.
     fn put_outcome(&self, object: &mut Value, index: usize, mut outcome: AnswerOutcome) {
         if self.asked.is_warmup {
             outcome.tokens = 0;
