@@ -65,7 +65,7 @@ impl SchedulerState {
         let fork = self.fork_of(entry);
         let hit = self.kv.admit(&mut self.requests[entry], fork, grant)?;
         let row = self.requests.start(entry);
-        let max_positions = self.limits.max_model_len;
+        let max_positions = self.kv.retained().max_positions();
         let sequence = &mut self.requests[entry];
         sequence.cold.leader = None;
         if sequence.skipped > 0 {

@@ -76,8 +76,6 @@ pub(crate) struct KvManager {
     /// no prefix index.
     forks: bool,
     publish_at: PublishAt,
-    /// Most positions of a sequence.
-    max_model_len: u32,
     /// Slots that admission keeps free while a request runs.
     watermark: u32,
     /// A sequence released slots since the last compaction.
@@ -103,7 +101,6 @@ impl KvManager {
             // block.
             forks: cache.block_size() == 1 && cache.sequences().is_ok() && !redirects,
             publish_at,
-            max_model_len: limits.max_model_len,
             watermark: (u64::from(cache.capacity()) * u64::from(limits.watermark) / 1000) as u32,
             scattered: false,
             cache,
@@ -232,7 +229,7 @@ impl KvManager {
         // With gaps in its positions the sequence will end earlier.
         let reserve_to = match skipped {
             0 => terms.reserve_to,
-            _ => terms.reserve_to.min(self.max_model_len.saturating_sub(skipped)),
+            _ => terms.reserve_to.min(self.retained.max_positions().saturating_sub(skipped)),
         };
         let slots = self.budget.block().whole(reserve_to.max(sequence.len()) + skipped);
         let grant = Grant { hit, retained, reserve_to, slots };

@@ -101,6 +101,11 @@ impl RetainedSessions {
         self.entries.len()
     }
 
+    /// Most positions of a sequence with gaps; 0 if none may have gaps.
+    pub(crate) fn max_positions(&self) -> u32 {
+        self.max_positions
+    }
+
     /// Retained tokens of a session.
     pub(crate) fn len_of(&self, session: SessionId) -> u32 {
         self.entries.get(&session).map_or(0, |retained| retained.tokens.len() as u32)
@@ -181,8 +186,8 @@ impl RetainedSessions {
         }
     }
 
-    /// Whether a request may skip `skipped` positions: its answer has the length that it asks for, or
-    /// was to end at the model's limit anyway.
+    /// Whether a request may skip `skipped` positions: `max_tokens` outputs still fit behind them, or
+    /// the answer would end at the model's limit without them, too.
     fn has_positions_for(&self, sequence: &Sequence, skipped: u32) -> bool {
         let left = self.max_positions.saturating_sub(sequence.prompt_len + skipped);
         let most = sequence.cold.params.max_tokens;
@@ -411,6 +416,5 @@ impl RetainedSessions {
         retained.gaps = gaps;
         retained.tokens.drain(range.start as usize..range.end as usize);
         self.note_change();
-        self.report(session);
     }
 }
