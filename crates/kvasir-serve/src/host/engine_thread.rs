@@ -10,6 +10,7 @@ use crate::error::ApiError;
 use crate::host::admission::{AdmissionLimits, Client, Clients};
 use crate::host::delivery::Delivery;
 use crate::host::draft_log::DraftLog;
+use crate::host::errors::stopped;
 use crate::host::lock::{Mutex, locked};
 use crate::host::output_buffer::{Closed, OutputBuffer};
 use crate::host::request_output::RequestOutput;
@@ -253,10 +254,6 @@ impl Host {
     fn send_message(&self, message: Message) -> Result<(), ApiError> {
         if self.inbox.send(message).is_ok() && self.exit().is_none() { Ok(()) } else { Err(stopped()) }
     }
-}
-
-fn stopped() -> ApiError {
-    ApiError::unavailable("the engine has stopped")
 }
 
 /// An engine request with its admission cost.

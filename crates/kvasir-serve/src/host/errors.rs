@@ -18,6 +18,11 @@ pub(crate) fn refused(refusal: Refusal) -> ApiError {
     }
 }
 
+/// No request can be served any more.
+pub(crate) fn stopped() -> ApiError {
+    ApiError::unavailable("the engine has stopped")
+}
+
 /// Maps a finish to an API error; `None` if the answer ended normally.
 pub fn failure(finish: Finish) -> Option<ApiError> {
     match finish {

@@ -9,6 +9,7 @@
 //! subscriptions.
 
 use crate::error::ApiError;
+use crate::host::errors::stopped;
 use crate::host::lock::{Mutex, locked};
 use kvasir_engine::{Core, Nanos, Observer, StepTrace, TraceSink, Tracer};
 use kvasir_exec::{Step, StepError};
@@ -80,7 +81,7 @@ impl StepFeed {
         let (send, events) = channel(BACKLOG);
         let events = StepSubscription { events, sees, counts: self.counts.clone() };
         let subscriber = Subscriber { send, sees, tracer: None };
-        self.sender.send(subscriber).map_err(|_| ApiError::unavailable("the engine has stopped"))?;
+        self.sender.send(subscriber).map_err(|_| stopped())?;
         Ok(events)
     }
 }

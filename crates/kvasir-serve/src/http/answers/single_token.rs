@@ -1,9 +1,9 @@
-//! Requests of a single token, whose point is what comes with it: the hidden state behind the prompt
-//! (embeddings) or the probabilities of the tokens that may follow (judgments).
+//! Requests of at most one token, whose point is what comes with it: the hidden state behind the prompt
+//! (embeddings), the probabilities of the tokens that may follow (judgments), or K/V (sessions).
 
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
-use crate::host::errors::failure;
+use crate::host::errors::{failure, stopped};
 use crate::host::request_output::RequestOutput;
 use crate::http::app::App;
 use crate::request::sampling::{Length, SamplingFields};
@@ -36,9 +36,8 @@ pub(crate) fn at_once(app: &App, submissions: &[Submission]) -> usize {
     app.host.at_once(longest).clamp(1, AT_ONCE)
 }
 
-/// Runs one.
+/// Runs one to its end.
 pub(crate) async fn run(app: &Arc<App>, submission: Submission) -> Result<SingleToken, ApiError> {
-    let stopped = || ApiError::unavailable("the engine has stopped");
     let mut answer = app.submit(vec![submission], 1)?.pop().ok_or_else(stopped)?;
     let (mut output, mut received) = (RequestOutput::default(), SingleToken::default());
     let ended = loop {

@@ -8,9 +8,8 @@
 
 use crate::context::ignored_fields::IgnoredFields;
 use crate::error::ApiError;
-use crate::host::errors::failure;
-use crate::host::request_output::RequestOutput;
 use crate::http::access::api_keys::Caller;
+use crate::http::answers::single_token;
 use crate::http::app::{App, unix_seconds};
 use crate::http::body::read_body;
 use crate::request::body::Body;
@@ -105,16 +104,7 @@ async fn prefill(
         fields.length.max_tokens = Some(0);
         let mut submission = app.submission(param, tokens.to_vec(), &fields, key)?;
         submission.request.params.session = Some(turn.id());
-        for mut answer in app.submit(vec![submission], 1)? {
-            let mut output = RequestOutput::default();
-            let summary = loop {
-                answer.next(&mut output).await?;
-                if let Some(summary) = output.ended {
-                    break summary;
-                }
-            };
-            failure(summary.finish).map_or(Ok(()), Err)?;
-        }
+        single_token::run(app, submission).await?;
     }
     turn.finish(content, tokens);
     Ok(())
