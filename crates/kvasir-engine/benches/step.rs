@@ -61,7 +61,7 @@ fn decode(kind: &str, block: u32, rows: u32, policy: Box<dyn Policy>, spread: u3
     for i in 0..rows {
         // Prompts differ from the first token on, so that no prefix is shared.
         let prompt = (0..CONTEXT + i % spread).map(|t| i * 7919 + t).collect();
-        let params = Params { max_tokens: steps + 32, eos: vec![2], ..Params::default() };
+        let params = Params { max_tokens: steps + 32, eos: vec![2, 3], ..Params::default() };
         core.add(Request { tag: u64::from(i), prompt, params }, 0).unwrap();
     }
     let (mut schedules, mut settles) = (Vec::new(), Vec::new());

@@ -15,20 +15,28 @@ pub(crate) struct Stop {
     pub(crate) finish: Finish,
 }
 
-/// Compact stop conditions for the decode fast path: valid if a request has at most one EOS token
-/// and no other stops. Read every step instead of the cold `Params`.
+/// Compact stop conditions for the decode fast path, read every step instead of the cold `Params`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FastStop {
-    is_plain: bool,
-    eos: Option<Token>,
+    /// A bit for each token that may end the request, by the token's remainder of 64: EOS tokens,
+    /// stop ids and the last tokens of stop sequences.
+    may_end: u64,
     cap: u32,
+}
+
+/// The bit of a token in [`FastStop::may_end`].
+fn bit(token: Token) -> u64 {
+    1 << (token % u64::BITS)
 }
 
 impl FastStop {
     pub(crate) fn of(params: &Params, context_left: u32) -> Self {
+        let eos = if params.ignore_eos { &[][..] } else { &params.eos };
+        let single = eos.iter().chain(&params.stop_ids).map(|token| bit(*token));
+        // An empty sequence ends after any token.
+        let runs = params.stop_sequences.iter().map(|run| run.last().map_or(u64::MAX, |last| bit(*last)));
         Self {
-            is_plain: params.stop_sequences.is_empty() && params.stop_ids.is_empty() && params.eos.len() <= 1,
-            eos: params.eos.first().copied(),
+            may_end: single.chain(runs).fold(0, |all, one| all | one),
             cap: params.max_tokens.min(context_left),
         }
     }
@@ -41,7 +49,7 @@ impl FastStop {
     /// Whether a request certainly continues after `token`, its `count`-th output. False means: ask
     /// `find`.
     pub(crate) fn continues_after(self, token: Token, count: u32) -> bool {
-        self.is_plain && self.eos != Some(token) && count < self.cap
+        self.may_end & bit(token) == 0 && count < self.cap
     }
 }
 
@@ -164,6 +172,19 @@ mod tests {
             }
         }
         assert!(short > 50, "the short way is taken");
+    }
+
+    #[test]
+    fn requests_with_many_stops_take_the_short_way() {
+        let mut p = params();
+        (p.eos, p.stop_ids, p.stop_sequences) = (vec![2, 4], vec![6], vec![vec![5, 7], vec![90, 71]]);
+        let continues = |p: &Params, token| FastStop::of(p, 99).continues_after(token, 1);
+        assert!([1, 3, 5, 8, 90].iter().all(|token| continues(&p, *token)));
+        assert!([2, 4, 6, 7, 71, 64 + 2].iter().all(|token| !continues(&p, *token)));
+        p.ignore_eos = true;
+        assert!(continues(&p, 2) && !continues(&p, 6));
+        p.stop_sequences.push(Vec::new());
+        assert!(!continues(&p, 3));
     }
 
     #[test]
