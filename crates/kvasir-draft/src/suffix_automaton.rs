@@ -200,12 +200,6 @@ impl SuffixAutomaton {
         }
     }
 
-    /// A shorter context that ends alike, with its length; `None` for the empty one.
-    pub fn shorter(&self, state: State) -> Option<(State, u32)> {
-        let link = self.nodes[state.0 as usize].link;
-        (link != NONE).then(|| (State(link), self.nodes[link as usize].len))
-    }
-
     /// The empty context.
     pub fn root(&self) -> State {
         State(ROOT)

@@ -320,6 +320,7 @@ impl<E: Executor> Engine<E> {
     /// Runs the drafter for every sequence that has just sampled and has no token in flight.
     fn propose(&mut self, step: &Step) {
         let Some(drafter) = &mut self.drafter else { return };
+        drafter.begin_step();
         let mut ended = false;
         for row in step.batch.rows.iter().filter(|row| row.samples()) {
             let id = RequestId(row.request);

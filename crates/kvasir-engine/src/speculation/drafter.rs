@@ -12,6 +12,8 @@ pub trait Drafter: Send {
     fn width(&self) -> u32;
     /// Whether proposals are trees, which needs a cache with tree support.
     fn proposes_trees(&self) -> bool;
+    /// A step has ended; the proposals for its sequences follow.
+    fn begin_step(&mut self) {}
     /// Writes draft tokens that continue `sequence`. `proposal` arrives empty; leaving it empty
     /// means no drafts.
     fn propose(&mut self, sequence: &Sequence, proposal: &mut Proposal);
