@@ -97,7 +97,7 @@ pub struct Engine<E: Executor> {
     numbers: Vec<i32>,
     observers: Vec<Box<dyn Observer>>,
     meter: CostMeter,
-    lost: Option<String>,
+    ended: Option<Exit>,
 }
 
 impl<E: Executor> Engine<E> {
@@ -120,7 +120,7 @@ impl<E: Executor> Engine<E> {
             numbers: Vec::new(),
             observers: Vec::new(),
             meter: CostMeter::default(),
-            lost: None,
+            ended: None,
         }
     }
 
@@ -208,10 +208,10 @@ impl<E: Executor> Engine<E> {
     }
 
     /// One turn: schedules a step if one can be built, and completes the oldest steps in flight
-    /// beyond the overlap. After `Exit::DeviceLost` every later call returns it again.
+    /// beyond the overlap. Once the engine has ended, every later call returns the same again.
     pub fn step(&mut self) -> Result<Turn, Exit> {
-        if let Some(why) = &self.lost {
-            return Err(Exit::DeviceLost(why.clone()));
+        if let Some(exit) = &self.ended {
+            return Err(exit.clone());
         }
         let scheduled = self.schedule_next()?;
         let allowed = if self.overlap && scheduled { 1 } else { 0 };
@@ -255,7 +255,9 @@ impl<E: Executor> Engine<E> {
     /// stops the engine.
     fn submit(&mut self, mut step: Box<Step>) -> Result<(), Exit> {
         if let Err(stale) = self.core.cache().check_fresh(&step.plan) {
-            return Err(Exit::Broken(stale.to_string()));
+            let now = self.now();
+            self.core.reject(&step, &StepError::Failed(stale.to_string()), now);
+            return Err(self.end(Exit::Broken(stale.to_string()), Fault::Internal));
         }
         let submitted = match self.fitting.fit(&mut step, &self.abilities) {
             Ok(original) => match self.executor.submit(step) {
@@ -272,13 +274,17 @@ impl<E: Executor> Engine<E> {
                 self.pending.push_back(pending);
                 Ok(())
             }
-            Err(refused) => {
+            Err(Refused { step, error }) => {
                 let now = self.now();
-                self.core.reject(&refused.step, &refused.error, now);
-                self.core.recycle(refused.step);
-                match refused.error {
-                    StepError::Lost(why) => Err(self.fail_device(why)),
-                    StepError::Failed(_) | StepError::OutOfMemory(_) => Ok(()),
+                self.core.reject(&step, &error, now);
+                let result = Err(error);
+                for observer in &mut self.observers {
+                    observer.completed(&self.core, &step, &result, now);
+                }
+                self.core.recycle(step);
+                match result {
+                    Err(StepError::Lost(why)) => Err(self.end(Exit::DeviceLost(why), Fault::DeviceLost)),
+                    _ => Ok(()),
                 }
             }
         }
@@ -312,7 +318,7 @@ impl<E: Executor> Engine<E> {
         }
         self.core.recycle(step);
         match result {
-            Err(StepError::Lost(why)) => Err(self.fail_device(why)),
+            Err(StepError::Lost(why)) => Err(self.end(Exit::DeviceLost(why), Fault::DeviceLost)),
             _ => submitted,
         }
     }
@@ -355,12 +361,12 @@ impl<E: Executor> Engine<E> {
         }
     }
 
-    /// Marks the engine as dead: fails every request and submits nothing again.
-    fn fail_device(&mut self, why: String) -> Exit {
+    /// Ends the engine: fails every request and submits nothing again.
+    fn end(&mut self, exit: Exit, fault: Fault) -> Exit {
         let now = self.now();
-        self.lost = Some(why.clone());
-        self.core.fail_all(Fault::DeviceLost, now);
-        Exit::DeviceLost(why)
+        self.core.fail_all(fault, now);
+        self.ended = Some(exit.clone());
+        exit
     }
 }
 

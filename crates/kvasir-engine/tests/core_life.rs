@@ -3,14 +3,16 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
-use kvasir_exec::{Executor, OutputRow, RowKind, Step, StepKind};
+use kvasir_exec::{
+    Abilities, Executor, OutputRow, PoolRow, Refused, RowKind, SequenceSpec, Step, StepError, StepKind,
+};
 use kvasir_kv::{
-    Cache, CacheError, CacheKind, Capability, Cells, Contiguous, Paged, Radix, Span, Token,
+    Cache, CacheError, CacheKind, Capability, Cells, Contiguous, Paged, Radix, Span, StepId, Token,
     blocks::BlockConfig,
 };
 use kvasir_sim::Toy;
 use kvasir_testkit::complete::{complete, complete_all};
-use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, mpsc::channel};
 
 fn paged(blocks: u32) -> Box<dyn Cache> {
     Box::new(Paged::new(BlockConfig { block_size: 4, blocks, ..BlockConfig::default() }).unwrap())
@@ -498,6 +500,65 @@ fn draft_trees_are_refused_by_caches_without_them() {
     assert!(over(paged(8)).draft(Box::new(Guess { trees: true })).is_ok());
     let answer = complete(&mut chains, request(&[5, 6, 7], 8));
     assert_eq!(answer.tokens, Toy::alone(&[5, 6, 7], 8, false));
+}
+
+/// A device that refuses its second step.
+struct Refusing(Toy, u32);
+
+impl Executor for Refusing {
+    type Pending = <Toy as Executor>::Pending;
+
+    fn abilities(&self) -> Abilities {
+        self.0.abilities()
+    }
+
+    fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+        self.0.bind(row, spec);
+    }
+
+    fn submit(&mut self, step: Box<Step>) -> Result<Self::Pending, Refused> {
+        self.1 += 1;
+        match self.1 {
+            2 => Err(Refused { step, error: StepError::OutOfMemory("no workspace".into()) }),
+            _ => self.0.submit(step),
+        }
+    }
+
+    fn wait(&mut self, pending: Self::Pending) -> (Box<Step>, Result<(), StepError>) {
+        self.0.wait(pending)
+    }
+}
+
+/// The steps that were scheduled and not completed, and those that failed.
+#[derive(Clone, Default)]
+struct Open(Arc<Mutex<(Vec<StepId>, Vec<StepId>)>>);
+
+impl Observer for Open {
+    fn scheduled(&mut self, _: &Core, step: &Step) {
+        self.0.lock().unwrap().0.push(step.batch.step);
+    }
+
+    fn completed(&mut self, _: &Core, step: &Step, result: &Result<(), StepError>, _: Nanos) {
+        let mut steps = self.0.lock().unwrap();
+        steps.0.retain(|open| *open != step.batch.step);
+        if result.is_err() {
+            steps.1.push(step.batch.step);
+        }
+    }
+}
+
+#[test]
+fn observers_see_a_refused_step_fail() {
+    for overlap in [false, true] {
+        let steps = Open::default();
+        let mut engine = Engine::new(core(paged(8)), Refusing(Toy::new(), 0), || 0)
+            .overlap(overlap)
+            .observe(Box::new(steps.clone()));
+        engine.core_mut().add(request(&[5, 6, 7], 8), 0).unwrap();
+        while engine.step() != Ok(Turn::Idle) {}
+        let (open, failed) = steps.0.lock().unwrap().clone();
+        assert_eq!((open.len(), failed.len()), (0, 1), "overlap {overlap}");
+    }
 }
 
 #[test]
