@@ -4,9 +4,11 @@
 
 use kvasir::{
     Acceptance, Answer, BackendKind, Branch, CacheKind, CacheOptions, DraftRound, DraftTrace, DraftWidth,
-    Kvasir, Model, OpenedModel, Options, Params, Precision, Prompt, Sampling, Session, Speculation, Token,
+    KvType, Kvasir, Model, OpenedModel, Options, Params, Precision, Prompt, Sampling, Session, Speculation,
+    Token,
 };
 use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Rectangular, RectangularConfig};
+use kvasir_exec::TokenLogprobs;
 use kvasir_kv::{CacheConfig, build};
 use kvasir_testkit::paths;
 use serde_json::{Value as Json, json};
@@ -27,37 +29,44 @@ fn ids(list: &Json) -> Vec<Token> {
     list.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as Token).collect()
 }
 
-/// A checkpoint that decodes speculatively, over a cache of this kind.
-fn engine(
-    case: &Path,
+/// How an engine runs.
+#[derive(Clone, Debug)]
+struct Setup {
     backend: BackendKind,
-    spec: Option<&Speculation>,
-    kind: CacheKind,
+    precision: Precision,
+    kv: KvType,
+    cache: CacheKind,
     slots: u32,
-) -> Kvasir {
-    engine_of(OpenedModel::open(case).unwrap(), backend, spec, (kind, slots), None)
+    overlap: Option<bool>,
 }
 
-fn engine_of(
-    opened: OpenedModel,
-    backend: BackendKind,
-    spec: Option<&Speculation>,
-    (kind, slots): (CacheKind, u32),
-    overlap: Option<bool>,
-) -> Kvasir {
-    let opened = match spec {
-        Some(spec) => opened.speculate(spec).unwrap(),
-        None => opened,
-    };
-    let model = Model::new(opened.load(backend, Precision::F32, Some(1)).unwrap()).unwrap();
-    let block_size = if kind.is_block_based() { 4 } else { 1 };
-    let cache = build(kind, &CacheConfig { block_size, ..CacheConfig::new(slots) }).unwrap();
-    let max_num_seqs = if kind.holds_one_sequence() { 1 } else { 8 };
-    let limits =
-        Limits { max_num_seqs, max_num_batched_tokens: 256, max_model_len: 512, ..Limits::default() };
-    let policy = Chunked::new(24, Mixing::On { target: None });
-    let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
-    Kvasir::with_core(model, core, overlap).unwrap()
+impl Setup {
+    fn cpu(cache: CacheKind) -> Self {
+        let (backend, precision) = (BackendKind::Cpu, Precision::F32);
+        Self { backend, precision, kv: KvType::F32, cache, slots: 512, overlap: None }
+    }
+
+    fn engine(&self, opened: OpenedModel, spec: Option<&Speculation>) -> Kvasir {
+        let opened = match spec {
+            Some(spec) => opened.speculate(spec).unwrap(),
+            None => opened,
+        };
+        let loaded = opened.load(self.backend.clone(), self.precision, Some(1)).unwrap();
+        let model = Model::new(loaded.with_kv(self.kv).unwrap()).unwrap();
+        let block_size = if self.cache.is_block_based() { 4 } else { 1 };
+        let cache = build(self.cache, &CacheConfig { block_size, ..CacheConfig::new(self.slots) }).unwrap();
+        let max_num_seqs = if self.cache.holds_one_sequence() { 1 } else { 8 };
+        let limits =
+            Limits { max_num_seqs, max_num_batched_tokens: 256, max_model_len: 512, ..Limits::default() };
+        let policy = Chunked::new(24, Mixing::On { target: None });
+        let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
+        Kvasir::with_core(model, core, self.overlap).unwrap()
+    }
+}
+
+/// A checkpoint on the CPU that decodes speculatively.
+fn engine(case: &Path, spec: Option<&Speculation>, cache: CacheKind) -> Kvasir {
+    Setup::cpu(cache).engine(OpenedModel::open(case).unwrap(), spec)
 }
 
 fn spec(text: &str) -> Speculation {
@@ -99,7 +108,8 @@ fn eagle3_rounds_are_the_recorded_ones() {
             for (prompt, record) in expected["prompts"].as_object().unwrap() {
                 let output = ids(&record["output"]);
                 for kind in [CacheKind::Tree, CacheKind::Radix, CacheKind::Cells] {
-                    let mut kvasir = engine(&case, backend.clone(), Some(&spec), kind, 512);
+                    let setup = Setup { backend: backend.clone(), ..Setup::cpu(kind) };
+                    let mut kvasir = setup.engine(OpenedModel::open(&case).unwrap(), Some(&spec));
                     let trace = kvasir.trace_drafts();
                     let max_tokens = output.len() as u32;
                     let params = Params { max_tokens, ignore_eos: true, ..Params::default() };
@@ -123,7 +133,7 @@ fn mtp_layers_draft_as_recorded_and_chain_their_own_states() {
         for (prompt, record) in prompts {
             let (prompt_ids, greedy) =
                 (ids(&expected["prompts"][prompt]), ids(&expected["greedy"][prompt]["tokens"]));
-            let mut kvasir = engine(&case, BackendKind::Cpu, Some(&spec("mtp:3")), CacheKind::Paged, 512);
+            let mut kvasir = engine(&case, Some(&spec("mtp:3")), CacheKind::Paged);
             let trace = kvasir.trace_drafts();
             let params = Params { max_tokens: greedy.len() as u32, ignore_eos: true, ..Params::default() };
             assert_eq!(kvasir.generate(prompt_ids.as_slice(), &params).unwrap().ids, greedy);
@@ -149,19 +159,21 @@ fn mtp_layers_draft_as_recorded_and_chain_their_own_states() {
     assert!(seen >= 12, "only {seen}");
 }
 
-/// Requests that share prefixes, repeat themselves, and sample in every way.
+/// Requests that share prefixes, repeat themselves, sample and stop in every way.
 fn requests() -> Vec<(Vec<Token>, Params)> {
     let base: Vec<Token> = (0..40).map(|i| 20 + (i * 7) % 11).collect();
     let with =
         |sampling: Sampling| Params { max_tokens: 24, ignore_eos: true, sampling, ..Params::default() };
-    let warm = Sampling { temperature: 0.8, seed: 5, ..Sampling::default() };
+    let warm = Sampling { temperature: 0.8, seed: 5, logprobs: Some(3), ..Sampling::default() };
     let penal =
         Sampling { repetition_penalty: 1.2, presence_penalty: 0.5, temperature: 1.1, top_k: 40, ..warm };
+    let stops = Params { stop_ids: (0..40).collect(), min_tokens: 6, ..with(warm) };
     vec![
-        (base.clone(), with(Sampling::default())),
+        (base.clone(), with(Sampling { logprobs: Some(0), ..Sampling::default() })),
         (base[..30].to_vec(), with(warm)),
         ([&base[..20], &[3, 4, 5, 3, 4, 5, 3, 4]].concat(), with(penal)),
         (vec![9, 8, 7], with(Sampling { frequency_penalty: 0.7, ..Sampling::default() })),
+        (base[..12].to_vec(), stops),
     ]
 }
 
@@ -169,6 +181,12 @@ fn outputs(kvasir: &mut Kvasir) -> Vec<Answer> {
     let asked: Vec<_> =
         requests().into_iter().map(|(prompt, params)| (Prompt::Ids(prompt), params)).collect();
     kvasir.generate_many(asked).unwrap()
+}
+
+/// What must not depend on drafts: tokens, log-probabilities and the reason of the end.
+fn essence(answers: &[Answer]) -> Vec<(Vec<Token>, Vec<TokenLogprobs>, String)> {
+    let one = |answer: &Answer| (answer.ids.clone(), answer.logprobs.clone(), answer.reason.to_string());
+    answers.iter().map(one).collect()
 }
 
 #[test]
@@ -188,8 +206,17 @@ fn compare_drafters(overlap: bool) {
         if !case.join("model.safetensors").exists() && !case.join("model.safetensors.index.json").exists() {
             continue;
         }
-        let all = |answers: Vec<Answer>| answers.into_iter().map(|answer| answer.ids).collect::<Vec<_>>();
-        let plain = all(outputs(&mut engine(&case, BackendKind::Cpu, None, CacheKind::Radix, 512)));
+        // A pool that is too small for all requests preempts.
+        let radix = Setup { overlap: Some(overlap), ..Setup::cpu(CacheKind::Radix) };
+        let setups = [
+            radix.clone(),
+            Setup { cache: CacheKind::Cells, kv: KvType::F16, ..radix.clone() },
+            Setup { cache: CacheKind::Paged, slots: 120, ..radix.clone() },
+        ];
+        let run = |setup: &Setup, spec: Option<&Speculation>| {
+            outputs(&mut setup.engine(OpenedModel::open(&case).unwrap(), spec))
+        };
+        let plain = [KvType::F32, KvType::F16].map(|kv| essence(&run(&Setup { kv, ..radix.clone() }, None)));
         let own = format!("draft:{},depth=3", case.display());
         let head = format!("eagle3:{},depth=3,topk=2,nodes=5", case.join("draft").display());
         let methods = ["ngram:n=2,tokens=5", "suffix:tokens=6", "mtp:2", &head, &own];
@@ -202,16 +229,12 @@ fn compare_drafters(overlap: bool) {
             if !applies {
                 continue;
             }
-            // A pool that is too small for all four preempts.
-            let pools = [(CacheKind::Radix, 512), (CacheKind::Cells, 512), (CacheKind::Paged, 120)];
-            for pool in pools {
-                let opened = OpenedModel::open(&case).unwrap();
-                let mut kvasir =
-                    engine_of(opened, BackendKind::Cpu, Some(&spec(method)), pool, Some(overlap));
-                let answers = outputs(&mut kvasir);
+            for setup in &setups {
+                let answers = run(setup, Some(&spec(method)));
                 drafted[at] += answers.iter().map(|answer| answer.drafted).sum::<u32>();
                 accepted[at] += answers.iter().map(|answer| answer.accepted).sum::<u32>();
-                assert_eq!(all(answers), plain, "{} with {method}, {pool:?}", case.display());
+                let plain = &plain[usize::from(setup.kv == KvType::F16)];
+                assert_eq!(essence(&answers), *plain, "{} with {method}, {setup:?}", case.display());
             }
         }
     }
@@ -223,27 +246,32 @@ fn compare_drafters(overlap: bool) {
 
 #[test]
 fn the_built_in_model_drafts_with_its_own_layer_and_head() {
+    for (precision, kv) in [(Precision::F32, KvType::F32), (Precision::Auto, KvType::Q8_0)] {
+        built_in_drafts(&Setup { precision, kv, ..Setup::cpu(CacheKind::Radix) });
+    }
+}
+
+fn built_in_drafts(setup: &Setup) {
     let generate = |text: Option<&str>| {
-        let (spec, opened) = (text.map(spec), OpenedModel::built_in().unwrap());
-        let mut kvasir = engine_of(opened, BackendKind::Cpu, spec.as_ref(), (CacheKind::Radix, 512), None);
+        let mut kvasir = setup.engine(OpenedModel::built_in().unwrap(), text.map(spec).as_ref());
         let ask = |question: &str| {
+            let sampling = Sampling { logprobs: Some(1), ..Sampling::default() };
             let chat = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
-            (Prompt::Text(chat), Params { max_tokens: 80, ..Params::default() })
+            (Prompt::Text(chat), Params { max_tokens: 80, sampling, ..Params::default() })
         };
         let asked =
             ["What is the capital of Italy?", "Sort 9, 4, 7, 1, 8.", "What is 17 + 25?", "Who are you?"];
         kvasir.generate_many(asked.map(ask).to_vec()).unwrap()
     };
-    let ids = |answers: &[Answer]| answers.iter().map(|answer| answer.ids.clone()).collect::<Vec<_>>();
-    let plain = ids(&generate(None));
+    let plain = generate(None);
+    let tokens: usize = plain.iter().map(|answer| answer.ids.len()).sum();
     for method in ["mtp:3", "eagle3:depth=3", "eagle3:depth=3,topk=3,nodes=6"] {
         let answers = generate(Some(method));
-        assert_eq!(ids(&answers), plain, "{method}");
+        assert_eq!(essence(&answers), essence(&plain), "{method}, {setup:?}");
         let drafted: u32 = answers.iter().map(|answer| answer.drafted).sum();
         let accepted: u32 = answers.iter().map(|answer| answer.accepted).sum();
-        println!("{method}: {accepted} of {drafted} drafts, {} tokens", plain.concat().len());
         // More than one accepted draft per step: half of the tokens are drafts.
-        assert!(2 * accepted as usize > plain.concat().len(), "{method}: {accepted} of {drafted}");
+        assert!(2 * accepted as usize > tokens, "{method}: {accepted} of {drafted}");
     }
 }
 
@@ -301,13 +329,28 @@ fn sessions_answer_the_same_with_drafts() {
 
 #[test]
 fn adaptive_width_changes_no_output() {
-    let case = paths::model("qwen3");
-    let plain = outputs(&mut engine(&case, BackendKind::Cpu, None, CacheKind::Radix, 512));
-    for method in ["suffix", "ngram"] {
-        let spec: Speculation = method.parse().unwrap();
-        let answers = outputs(&mut engine(&case, BackendKind::Cpu, Some(&spec), CacheKind::Radix, 512));
-        let ids = |answers: &[Answer]| answers.iter().map(|answer| answer.ids.clone()).collect::<Vec<_>>();
-        assert_eq!(ids(&answers), ids(&plain));
+    let head = format!("eagle3:{}", paths::model("eagle3_llama").join("draft").display());
+    let tree = Speculation { width: DraftWidth::Adaptive, ..spec(&format!("{head},depth=3,topk=3,nodes=7")) };
+    let parsed = |text: &str| text.parse::<Speculation>().unwrap();
+    let cases = [
+        ("qwen3", parsed("suffix")),
+        ("qwen3", parsed("ngram")),
+        ("glm4_moe", parsed("mtp")),
+        ("eagle3_llama", parsed(&head)),
+        ("eagle3_llama", tree),
+    ];
+    for (name, spec) in cases {
+        let case = paths::model(name);
+        let plain = outputs(&mut engine(&case, None, CacheKind::Radix));
+        let mut kvasir = engine(&case, Some(&spec), CacheKind::Radix);
+        // The first steps run without drafts.
+        let (mut drafted, rounds) = (0, 4);
+        for _ in 0..rounds {
+            let answers = outputs(&mut kvasir);
+            drafted += answers.iter().map(|answer| answer.drafted).sum::<u32>();
+            assert_eq!(essence(&answers), essence(&plain), "{name} with {spec:?}");
+        }
+        println!("{name} with {spec:?}: {drafted} drafts");
     }
 }
 
@@ -317,7 +360,8 @@ fn rejection_sampling_accepts_all_of_an_equal_draft_model() {
     let own: Speculation = spec(&format!("draft:{},depth=3", case.display()));
     let own = Speculation { acceptance: Acceptance::Rejection, ..own };
     for backend in [BackendKind::Cpu, BackendKind::Plain] {
-        let mut kvasir = engine(&case, backend, Some(&own), CacheKind::Radix, 512);
+        let setup = Setup { backend, ..Setup::cpu(CacheKind::Radix) };
+        let mut kvasir = setup.engine(OpenedModel::open(&case).unwrap(), Some(&own));
         let params = |seed, temperature| Params {
             max_tokens: 40,
             ignore_eos: true,
@@ -331,9 +375,8 @@ fn rejection_sampling_accepts_all_of_an_equal_draft_model() {
         }
         // Greedy decoding has one right token, whatever the rule.
         let greedy = kvasir.generate_many([(prompt(), params(0, 0.0))]).unwrap();
-        let plain = engine(&case, BackendKind::Cpu, None, CacheKind::Radix, 512)
-            .generate_many([(prompt(), params(0, 0.0))])
-            .unwrap();
+        let plain =
+            engine(&case, None, CacheKind::Radix).generate_many([(prompt(), params(0, 0.0))]).unwrap();
         assert_eq!(greedy[0].ids, plain[0].ids);
     }
 }
@@ -343,7 +386,7 @@ fn rejection_sampling_keeps_the_distribution() {
     const REQUESTS: u64 = 4000;
     let case = paths::model("qwen3");
     let counts = |spec: Option<&Speculation>, seeds: u64| {
-        let mut kvasir = engine(&case, BackendKind::Cpu, spec, CacheKind::Radix, 512);
+        let mut kvasir = engine(&case, spec, CacheKind::Radix);
         let asked = (0..REQUESTS).map(|seed| {
             let sampling = Sampling { temperature: 1.0, top_k: 6, seed: seeds + seed, ..Sampling::default() };
             let params = Params { max_tokens: 4, ignore_eos: true, sampling, ..Params::default() };

@@ -79,6 +79,8 @@ pub(crate) struct StepCommitter {
     retired: StepId,
     /// Accepted draft nodes of one row.
     accepted: Vec<u32>,
+    /// Draft nodes at which the outputs of one row were sampled; empty for a row without drafts.
+    path: Vec<u32>,
     stats: DraftStats,
     /// Learns which drafts pay.
     pub(crate) width: WidthControl,
@@ -205,12 +207,13 @@ impl StepCommitter {
             }
             state.outbox.hidden.push((state.outbox.events.len() as u32, hidden.to_vec()));
         }
+        self.path.clear();
         if row.drafts.count == 0 {
             sequence.append(sampled);
         } else if !self.verify(state, entry, (i, row), step, sampled) {
             return state.finish(entry, Finish::Failed(Fault::Internal), None, first, now);
         }
-        commit_outputs(state, entry, first, step, span.start, now);
+        commit_outputs(state, entry, first, step, (span.start, &self.path), now);
         state.publish(entry, milestone);
     }
 
@@ -241,7 +244,9 @@ impl StepCommitter {
         sequence.drafts = 0;
         sequence.verifying = false;
         // Node 0 is the newest committed token; the token sampled there is committed first.
-        for node in std::iter::once(&0).chain(&self.accepted) {
+        self.path.push(0);
+        self.path.extend_from_slice(&self.accepted);
+        for node in &self.path {
             let token = sampled.get(*node as usize).copied();
             sequence.append(token.as_slice());
         }
@@ -259,12 +264,10 @@ impl StepCommitter {
                 .and_then(|capability| capability.rewind_to(row.seq, length + sequence.skipped))
                 .map(|()| 0),
             None => Ok(0),
-            Some(_) => {
-                self.accepted.insert(0, 0);
-                kv.cache_mut()
-                    .tree()
-                    .and_then(|capability| capability.commit(row.seq, &self.accepted).map(<[_]>::len))
-            }
+            Some(_) => kv
+                .cache_mut()
+                .tree()
+                .and_then(|capability| capability.commit(row.seq, &self.path).map(<[_]>::len)),
         };
         kv.budget_mut().renew(sequence);
         if resolved.as_ref().is_ok_and(|copies| *copies > 0) {
@@ -339,8 +342,16 @@ fn fail_row(state: &mut SchedulerState, entry: u32, row: &BatchRow, error: &Step
 }
 
 /// Applies the stop rule to the outputs from `first` on and emits the event: a token delta or the
-/// end.
-fn commit_outputs(state: &mut SchedulerState, entry: u32, first: u32, step: &Step, at: u32, now: Nanos) {
+/// end. The row's sampled tokens begin at `at`; `path` are the draft nodes at which the outputs were
+/// sampled, empty if all of the row's tokens are outputs.
+fn commit_outputs(
+    state: &mut SchedulerState,
+    entry: u32,
+    first: u32,
+    step: &Step,
+    (at, path): (u32, &[u32]),
+    now: Nanos,
+) {
     let SchedulerState { requests, outbox, .. } = state;
     let sequence = &mut requests[entry];
     let outputs = sequence.outputs_len();
@@ -361,10 +372,13 @@ fn commit_outputs(state: &mut SchedulerState, entry: u32, first: u32, step: &Ste
         sequence.last_token = Some(now);
     }
     if sequence.logprobs {
-        let logprobs = step.output.logprobs.get(at as usize..).unwrap_or(&[]);
         let base = outbox.tokens.len() as u32;
-        let logprobs = logprobs.iter().take(kept.saturating_sub(first) as usize).zip(base..);
-        outbox.logprobs.extend(logprobs.filter_map(|(one, index)| Some((index, one.clone()?))));
+        for i in 0..kept.saturating_sub(first) {
+            let sampled = at + path.get(i as usize).copied().unwrap_or(i);
+            if let Some(Some(logprobs)) = step.output.logprobs.get(sampled as usize) {
+                outbox.logprobs.push((base + i, logprobs.clone()));
+            }
+        }
     }
     if first == 0 && sequence.sampling.prompt_logprobs.is_some() && !sequence.cold.scores.is_empty() {
         let index = outbox.events.len() as u32;
