@@ -134,9 +134,7 @@ impl Core {
         if !self.state.speculates {
             return;
         }
-        let levels = step.batch.rows.iter().map(|row| row.draft_depth).max().unwrap_or(0);
-        self.committer.width.observe_step(&step.batch, step.output.device_ns);
-        self.committer.width.observe_drafting(levels, step.output.draft_ns);
+        self.committer.width.observe_step(&step.batch, &step.output);
     }
 
     /// Sets the drafts of a request's next decode. With parents they form a tree whose node 0 is
@@ -300,7 +298,10 @@ impl Core {
             return None;
         }
         let rows = self.state.requests.running().len() as u32 - self.state.requests.prefilling();
-        self.builder.draft_depth = self.committer.width.depth(rows.max(1));
+        if self.committer.width.model_depth > 0 {
+            let prefill = self.state.schedule.rows().iter().any(|row| row.kind.is_prefill());
+            self.builder.draft_depth = self.committer.width.depth(rows.max(1), prefill);
+        }
         self.builder.fill(&mut self.state, &mut step);
         self.state.end_record(Some((step.batch.step, step.batch.kind)));
         Some(step)

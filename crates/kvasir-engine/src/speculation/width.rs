@@ -15,7 +15,7 @@ use crate::request::timings::Nanos;
 use crate::scheduler::requests::Requests;
 use crate::speculation::acceptance::Acceptance;
 use crate::speculation::step_times::StepTimes;
-use kvasir_exec::Batch;
+use kvasir_exec::{Batch, Output};
 
 /// How the number of drafts of a step is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,13 +45,13 @@ pub(crate) struct WidthControl {
     pub(crate) model_depth: u32,
     /// Acceptance of a draft model's levels, where all before were accepted.
     levels: [Level; MOST_LEVELS],
-    /// Time of one level of drafting.
-    level_ns: f64,
-    /// Steps since drafting stopped to pay.
+    /// Time of one level of drafting, by the number of rows.
+    drafting: StepTimes,
+    /// Steps since drafting stopped paying.
     idle: u32,
     /// Steps without a draft model so far, saturating, and steps with one since the last of them.
-    without: u32,
-    with: u32,
+    plain_steps: u32,
+    drafting_steps: u32,
     candidates: Vec<Candidate>,
     /// Scratch: probability of each node of one proposal.
     nodes: Vec<f32>,
@@ -86,19 +86,29 @@ const RELIABILITY_WEIGHT: f32 = 0.1;
 const LEAST_GAIN: f64 = 1.01;
 
 impl WidthControl {
-    /// Learns the time of a step without prefill.
-    pub(crate) fn observe_step(&mut self, batch: &Batch, took: Nanos) {
-        if batch.rows.iter().all(|row| !row.kind.is_prefill()) {
-            self.times.observe(batch.tokens.len() as u32, took);
+    /// Learns the device times of a step without prefill, of the target and of a draft model behind it.
+    pub(crate) fn observe_step(&mut self, batch: &Batch, output: &Output) {
+        if batch.rows.iter().any(|row| row.kind.is_prefill()) {
+            return;
+        }
+        self.times.observe(batch.tokens.len() as u32, output.device_ns);
+        let levels = batch.rows.iter().map(|row| row.draft_depth).max().unwrap_or(0);
+        if levels > 0 {
+            self.drafting.observe(batch.rows.len() as u32, output.draft_ns / Nanos::from(levels));
         }
     }
 
-    /// Learns from a verified proposal of which the nodes `accepted`, numbered from 1, were
-    /// accepted. `reliability` is the request's own record.
-    pub(crate) fn observe_drafts(&mut self, drafts: &Proposal, accepted: &[u32], reliability: &mut f32) {
+    /// Learns from a verified proposal of `depth` levels of which the nodes `accepted`, numbered from
+    /// 1, were accepted. `reliability` is the request's own record.
+    pub(crate) fn observe_drafts(
+        &mut self,
+        drafts: &Proposal,
+        depth: usize,
+        accepted: &[u32],
+        reliability: &mut f32,
+    ) {
         if self.model_depth > 0 {
-            let deepest = drafts.evidence.iter().map(|evidence| evidence.class).max().unwrap_or(0);
-            let tested = accepted.len() + usize::from(accepted.len() < usize::from(deepest));
+            let tested = accepted.len() + usize::from(accepted.len() < depth);
             for (level, Level(rate)) in self.levels.iter_mut().enumerate().take(tested) {
                 *rate += (f64::from(u8::from(level < accepted.len())) - *rate) * 0.02;
             }
@@ -131,41 +141,43 @@ impl WidthControl {
         }
     }
 
-    /// Learns how long a draft model took for `levels` levels.
-    pub(crate) fn observe_drafting(&mut self, levels: u32, took: Nanos) {
-        if levels > 0 {
-            let each = took as f64 / f64::from(levels);
-            let first = if self.level_ns == 0.0 { each } else { self.level_ns };
-            self.level_ns = first + (each.min(2.0 * first) - first) * 0.1;
-        }
-    }
-
-    /// Levels that the draft model shall propose after a step of `rows` rows, for the next one.
-    pub(crate) fn depth(&mut self, rows: u32) -> u32 {
+    /// Levels that the draft model shall propose after a step of `rows` decode rows, for the next one.
+    /// Steps that also `prefill` are no plain steps, with or without drafts.
+    pub(crate) fn depth(&mut self, rows: u32, prefill: bool) -> u32 {
         if self.width == DraftWidth::Fixed || self.model_depth == 0 {
             return self.model_depth;
         }
-        if self.without < PLAIN_FIRST || self.with >= PLAIN_EVERY {
-            (self.without, self.with) = (self.without.saturating_add(1), 0);
+        if prefill {
+            return if self.plain_steps < PLAIN_FIRST { 0 } else { self.fastest_depth(rows) };
+        }
+        if self.plain_steps < PLAIN_FIRST || self.drafting_steps >= PLAIN_EVERY {
+            (self.plain_steps, self.drafting_steps) = (self.plain_steps.saturating_add(1), 0);
             return 0;
         }
+        let best = self.fastest_depth(rows);
+        self.drafting_steps = if best > 0 { self.drafting_steps + 1 } else { 0 };
+        self.idle = if best > 0 { 0 } else { self.idle + 1 };
+        if self.idle >= TRIED_EVERY {
+            self.idle = 0;
+            return 1;
+        }
+        best
+    }
+
+    /// The depth with the most expected tokens per second.
+    fn fastest_depth(&self, rows: u32) -> u32 {
         let Some(plain) = self.times.predict(rows).filter(|_| self.times.is_known(rows)) else { return 0 };
+        let level = self.drafting.predict(rows).unwrap_or(0.0);
         let (mut best, mut most) = (0, LEAST_GAIN / plain);
         let (mut reached, mut tokens) = (1.0, 1.0);
         for depth in 1..=self.model_depth {
             reached *= self.levels[(depth as usize - 1).min(MOST_LEVELS - 1)].0;
             tokens += reached;
             let step = self.times.predict(rows * (1 + depth)).unwrap_or(plain).max(plain);
-            let speed = tokens / (step + f64::from(depth) * self.level_ns);
+            let speed = tokens / (step + f64::from(depth) * level);
             if speed > most {
                 (best, most) = (depth, speed);
             }
-        }
-        self.with = if best > 0 { self.with + 1 } else { 0 };
-        self.idle = if best > 0 { 0 } else { self.idle + 1 };
-        if self.idle >= TRIED_EVERY {
-            self.idle = 0;
-            return 1;
         }
         best
     }
@@ -239,6 +251,7 @@ impl WidthControl {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvasir_exec::{BatchRow, RowKind};
 
     fn candidates(probabilities: &[f32]) -> Vec<Candidate> {
         let one =
@@ -280,11 +293,47 @@ mod tests {
     fn a_draft_model_pauses_so_that_plain_steps_stay_measured() {
         let mut control = measured(|_| 1000);
         control.model_depth = 4;
-        let depths: Vec<_> = (0..100).map(|_| control.depth(1)).collect();
+        let depths: Vec<_> = (0..100).map(|_| control.depth(1, false)).collect();
         assert_eq!(depths[..8], [0; 8], "the first steps are slow");
         assert_eq!(depths[8..40], [4; 32]);
         assert_eq!(depths[40..42], [0, 4]);
         assert_eq!(depths.iter().filter(|depth| **depth == 0).count(), 10);
+    }
+
+    #[test]
+    fn steps_with_prefill_are_neither_counted_nor_learned_from() {
+        let mut control = measured(|_| 1000);
+        control.model_depth = 4;
+        assert!((0..100).all(|_| control.depth(1, true) == 0), "no plain step has run");
+        (0..8).for_each(|_| assert_eq!(control.depth(1, false), 0));
+        assert!((0..100).all(|_| control.depth(1, true) == 4), "a plain step is not wasted on them");
+        let row = |kind, draft_depth| BatchRow { kind, draft_depth, ..BatchRow::default() };
+        let mut batch =
+            Batch { rows: vec![row(RowKind::MultiDecode, 2)], tokens: vec![0], ..Batch::default() };
+        let output = |draft_ns| Output { device_ns: 1000, draft_ns, ..Output::default() };
+        control.observe_step(&batch, &output(400));
+        assert_eq!(control.drafting.predict(1), Some(200.0));
+        batch.rows.push(row(RowKind::Prefill, 0));
+        (0..20).for_each(|_| control.observe_step(&batch, &output(90_000)));
+        assert_eq!(control.drafting.predict(1), Some(200.0), "the draft model also read a prompt");
+    }
+
+    #[test]
+    fn the_cost_of_drafting_is_that_of_the_rows() {
+        let mut control = measured(|_| 1000);
+        (control.model_depth, control.plain_steps) = (1, PLAIN_FIRST);
+        (0..20).for_each(|_| control.drafting.observe(1, 100));
+        (0..20).for_each(|_| control.drafting.observe(16, 3000));
+        assert_eq!((control.depth(1, false), control.depth(16, false)), (1, 0));
+    }
+
+    #[test]
+    fn deep_levels_learn_rejections() {
+        let mut control = WidthControl { model_depth: 12, ..WidthControl::default() };
+        let evidence = (1..=12).map(|depth| Evidence::of_model(depth, 0.9)).collect();
+        let drafts = Proposal { tokens: vec![1; 12], evidence, ..Proposal::default() };
+        (0..400).for_each(|_| control.observe_drafts(&drafts, 12, &[1, 2, 3, 4, 5, 6, 7, 8], &mut 1.0));
+        assert!(control.levels[7].0 > 0.95 && control.levels[8].0 < 0.05);
     }
 
     #[test]
@@ -295,7 +344,7 @@ mod tests {
         let mut reliability = 1.0;
         control.probabilities(&drafts, reliability);
         let before = control.nodes[1];
-        (0..30).for_each(|_| control.observe_drafts(&drafts, &[], &mut reliability));
+        (0..30).for_each(|_| control.observe_drafts(&drafts, 3, &[], &mut reliability));
         control.probabilities(&drafts, reliability);
         assert!(control.nodes[1] < before / 4.0 && reliability < 0.2, "{} {reliability}", control.nodes[1]);
     }

@@ -231,7 +231,8 @@ impl StepCommitter {
         let parents = row.drafts.tree.and_then(|span| step.batch.parents.get(span.range()));
         self.accepted.clear();
         step.accepted(i, &mut self.accepted);
-        self.stats.count(count, parents.map_or(count, depth), self.accepted.len());
+        let depth = parents.map_or(count, depth);
+        self.stats.count(count, depth, self.accepted.len());
         let SchedulerState { requests, kv, .. } = state;
         let sequence = &mut requests[entry];
         let cold = &mut *sequence.cold;
@@ -239,7 +240,7 @@ impl StepCommitter {
         cold.accepted += self.accepted.len() as u32;
         // A chain may have been cut to the outputs left.
         cold.drafts.truncate(count);
-        self.width.observe_drafts(&cold.drafts, &self.accepted, &mut cold.reliability);
+        self.width.observe_drafts(&cold.drafts, depth, &self.accepted, &mut cold.reliability);
         cold.drafts.clear();
         sequence.drafts = 0;
         sequence.verifying = false;
