@@ -1,4 +1,6 @@
-"""`instructor`: objects out of answers, by JSON schema, JSON mode and a forced tool, over both APIs; streamed, refused, cut, left early."""
+"""`instructor`: structured output by JSON schema, JSON mode and a forced tool, over both APIs.
+
+Also streamed output, errors, truncated answers and timeouts."""
 
 import logging
 
@@ -66,7 +68,7 @@ try:
 except instructor.core.InstructorError as error:
     check("the cut is told", type(error).__name__ in ("IncompleteOutputException", "InstructorRetryException"))
 
-# Whoever does not wait for an answer ends its work.
+# A client timeout aborts the requests: none of them completes.
 before = complete()
 try:
     by_tool.create(messages=ask, response_model=None, timeout=0.1, n=16, extra_body={"ignore_eos": True}, **{**common, "max_tokens": 3000})

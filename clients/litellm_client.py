@@ -1,4 +1,4 @@
-"""`litellm` as a user of an OpenAI endpoint: chat, stream, tools, a JSON schema, log-probabilities, errors, leaving early."""
+"""`litellm` with an OpenAI endpoint: chat, stream, tools, JSON schema, log-probabilities, errors, a dropped stream."""
 
 import json
 

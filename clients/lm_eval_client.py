@@ -1,4 +1,6 @@
-"""`lm-eval`'s `local-completions` model as it stands: likelihoods of given texts, of whole documents, and answers; its tokenizer is the server's own."""
+"""`lm-eval`'s `local-completions` model, unmodified, with the server's tokenizer.
+
+Likelihoods of continuations and of whole documents, and generated answers."""
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
@@ -22,7 +24,8 @@ def chat(question):
 check("remote tokenizer", model.tok_encode("two words") and model.tokenizer.eos_token == "<|im_end|>")
 check("the chat template", chat("Hello").startswith("<|im_start|>user\nHello"))
 
-# A question with several answers to choose from, as multiple-choice tasks put it: the right one is likeliest, and what greedy decoding says.
+# As in multiple-choice tasks, several answers to one question are scored: the right one is likeliest, and is the greedy
+# answer.
 capital = chat("What is the capital of France?")
 whole = ask("generate_until", (capital, {"until": ["<|im_end|>"], "max_gen_toks": 40, "temperature": 0}))[0]
 check("an answer", "Paris" in whole)

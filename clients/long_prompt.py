@@ -1,8 +1,9 @@
 """A long prompt among streams: python3 clients/long_prompt.py http://127.0.0.1:8000 [--rounds N]
 
-Each round times a prompt's first token alone, then the time between the tokens of eight streams, then both at once, and says how often
-the time alone the first token took, and how often the quiet one the 99th percentile between tokens was. Limits: 1.5 and 4 times.
-The prompt is random ids, so nothing of it is cached; the model has to have a context for it, and ids below --vocabulary.
+Each round measures the first token of the prompt alone, the inter-token latency of eight streams alone, and both
+together. Limits of the ratios, together to alone: 1.5 for the first token, 4 for the 99th percentile of the inter-token
+latency. The prompt is random ids, so that none of it is cached. The model needs a context as long as the prompt, and
+ids below --vocabulary.
 """
 
 import argparse
@@ -38,7 +39,7 @@ MODEL = model()
 
 
 def answer(prompt, tokens, into):
-    """Streams an answer to a random prompt; notes when each event came and how many tokens there were by then. Says when it was asked."""
+    """Streams an answer to a random prompt: (arrival, tokens so far) per event; returns the time of the request."""
     body = {
         "model": MODEL,
         "prompt": [random.randrange(given.vocabulary // 100, given.vocabulary) for _ in range(prompt)],

@@ -1,4 +1,5 @@
-"""The official `openai` client: chat, responses, completions, streams, tools, forms, log-probabilities, errors, leaving early."""
+"""The official `openai` client: chat, responses, completions, embeddings, streams, tools, structured output,
+log-probabilities, errors, dropped streams."""
 
 import base64
 import json

@@ -1,6 +1,6 @@
-"""What every client script shares: a tool, how a check reports, and where the server is, which KVASIR_URL and KVASIR_MODEL say.
+"""Helpers of all client scripts: a tool, `check`, metrics, and the server that KVASIR_URL and KVASIR_MODEL name.
 
-Nothing is asked at random without a seed, and nothing is timed: what passes once passes always."""
+Requests are greedy or seeded and no check depends on time, so results are reproducible."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ def counted(name):
 
 
 def complete():
-    """How many answers have come to their full length, once nothing is under way any more: one that was left early is not among them."""
+    """Number of answers that ended by length, counted once no request is open. Aborted ones do not count."""
     while counted("num_requests_open") > 0:
         time.sleep(0.01)
     return counted(f'request_success_total{{model_name="{MODEL}",finished_reason="length"')

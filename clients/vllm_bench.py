@@ -1,6 +1,7 @@
-"""vLLM's serving benchmark, unmodified, from its source distribution and without what it imports and an HTTP endpoint does not need (torch and
-the like): vllm_bench.py FOLDER OPTION..., where FOLDER is the unpacked source and the options are those of `vllm bench serve`. Prompts are
-counted by the server's own tokenizer."""
+"""vLLM's serving benchmark, unmodified: `vllm_bench.py FOLDER OPTION...`.
+
+FOLDER is the unpacked source distribution, and the options are those of `vllm bench serve`. Imports that an HTTP
+endpoint does not need (torch and others) are replaced by empty modules. The server's tokenizer counts prompts."""
 
 import argparse
 import importlib.machinery

@@ -1,5 +1,6 @@
-"""The chat format of the built-in model, as a template and as text. Both give the same, whether or not what renders the template drops the line end
-behind a block: all text stands in expressions."""
+"""The chat format of the built-in model, as a template and as text; both give the same string.
+
+All text of the template is inside expressions, so the renderer's `trim_blocks` setting has no effect."""
 
 import json
 

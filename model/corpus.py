@@ -1,7 +1,7 @@
 """Conversations of the small world, drawn from a seed. No outside text.
 
 Every kind is a function `kind(r) -> Talk`. A talk whose last question falls into the held-out sixteenth (by a
-checksum of what the user said) is never trained on; `score.py` asks those.
+checksum of the user's messages) is never trained on; `score.py` asks those.
 """
 
 import json

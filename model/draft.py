@@ -1,7 +1,8 @@
 """Training and scoring of draft layers for the built-in model, shared by `eagle3.py` and `mtp.py`.
 
-The target is frozen and comes from its GGUF file. A draft layer learns its softmax by distillation, on the answers of corpus conversations.
-Training-time test: from every answer token the layer drafts several tokens and feeds back its own states, as it does while drafting.
+The target is frozen and comes from its GGUF file. A draft layer learns its softmax by distillation, on the answers of
+corpus conversations. Training-time test: from every answer token the layer drafts several tokens and feeds back its own
+states, as it does while drafting.
 """
 
 import argparse
@@ -25,7 +26,8 @@ import train
 GGUF = pathlib.Path(__file__).parent.parent / "crates/kvasir/kvasir-mini.gguf"
 # Weight of a level's loss, relative to that of the level before.
 DECAY = 0.9
-# Conversations are drawn `TALKS` at a time, truncated to `LENGTH` tokens, run by the target once and used `REUSE` times.
+# Conversations are drawn `TALKS` at a time and truncated to `LENGTH` tokens. The target runs them once; training uses
+# its outputs `REUSE` times.
 TALKS, LENGTH, REUSE = 256, 512, 4
 # The target's tensors: GGUF name to name in `train.Model`.
 NAMES = {"token_embd": "embed_tokens", "output_norm": "norm", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
@@ -132,17 +134,22 @@ class Attention(nn.Module):
 
 
 class Drafter(nn.Module):
-    """A decoder layer over the target's states and the embeddings of the tokens after them. Subclasses define, as methods:
+    """A decoder layer over the target's states and the embeddings of the tokens after them.
 
-    `features(streams, final)`: what it takes of `run_target`; `first_state(features)`: the states that it continues;
-    `enter(embedding, state)`: residual stream and attention input; `norm_and_state(residual)`: the output, and the state to continue from;
-    `logits(output, target)`: over the ids `vocab` of the target. `decoder` has the attention, norm and MLP.
+    `decoder` has the attention, norm and MLP. Subclasses define these methods:
+
+    - `features(streams, final)`: the part of `run_target`'s outputs that the layer reads;
+    - `first_state(features)`: the states of the roots;
+    - `enter(embedding, state)`: residual stream and attention input;
+    - `norm_and_state(residual)`: the output, and the state of the next level;
+    - `logits(output, target)`: logits over the ids `vocab` of the target.
     """
 
     def forward(self, features, embeddings, at, levels):
-        """Outputs of each level, from the roots `at` = (conversation, token i) that pair features i with embedding i + 1.
+        """Outputs of each level, from the roots `at` = (conversation, token i).
 
-        Keys of a root at level k: those of level 0 up to the root, and its own of levels 1 to k.
+        A root pairs features i with embedding i + 1. Its keys at level k are those of level 0 up to the root, and its
+        own of levels 1 to k.
         """
         layer, attn = self.decoder, self.decoder.self_attn
         talk, token = at
@@ -189,7 +196,9 @@ def encode(tokenizer, talks):
 
 
 def pools(target, tokenizer, drafter, tokens, seed, count=TALKS, held_out=False):
-    """Endless lists of batches of about `tokens` tokens, of conversations of similar length, padded: ids, learn, features, final states."""
+    """Endless lists of padded batches (ids, learn, features, final states) of about `tokens` tokens each.
+
+    The conversations of a batch have similar lengths."""
     talks = corpus.stream(seed, held_out)
     while True:
         groups = [[]]
@@ -206,7 +215,7 @@ def pools(target, tokenizer, drafter, tokens, seed, count=TALKS, held_out=False)
 
 
 def draft(target, drafter, batch, levels):
-    """Roots of a batch, and per level: logits of the draft layer, which roots are still inside their answer, and of those the target's logits."""
+    """Roots of a batch; per level: draft logits, a mask of roots still inside their answer, target logits of those."""
     ids, learn, features, final = batch
     talk, token = at = (learn[:, 1:-1] & learn[:, 2:]).nonzero(as_tuple=True)
     ids, learn = F.pad(ids, (0, levels)), F.pad(learn, (0, levels))
@@ -235,8 +244,10 @@ def loss_of(found, vocab):
 
 @torch.no_grad()
 def score(target, drafter, pool, depth):
-    """Drafts greedy chains over the answers of a pool, as an engine does: rounds by accepted tokens, and by depth the shares of
-    drafts that equal the target's argmax at any root."""
+    """Drafts greedy chains over the answers of a pool, as an engine does.
+
+    Returns rounds by accepted tokens, and by depth the fraction of drafts of all roots that equal the target's
+    argmax."""
     rounds, right, asked = collections.Counter(), np.zeros(depth), np.zeros(depth)
     for batch in pool:
         (talk, token), found = draft(target, drafter, batch, depth)

@@ -1,4 +1,6 @@
-"""Trains an EAGLE-3 draft head for the built-in model: `python eagle3.py OUT`, or scores it: `python eagle3.py OUT --score`."""
+"""Trains an EAGLE-3 draft head for the built-in model, or scores it.
+
+`python eagle3.py OUT`, `python eagle3.py OUT --score`."""
 
 import collections
 import itertools
@@ -44,7 +46,7 @@ class Head(draft.Drafter):
                 nn.init.normal_(p, std=0.02)
 
     def start_from(self, target):
-        """Draft of the untrained head: the target's output head on the residual stream that enters the last tapped layer."""
+        """Draft of the untrained head: the target's output head on the input of the last tapped layer."""
         with torch.no_grad():
             width = self.fc.out_features
             self.fc.weight.zero_()[:, -width:] = torch.eye(width)

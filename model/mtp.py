@@ -1,6 +1,9 @@
-"""Trains a multi-token-prediction (MTP) layer for the built-in model: `python mtp.py OUT`, or scores it: `python mtp.py OUT --score`.
+"""Trains a multi-token-prediction (MTP) layer for the built-in model, or scores it.
 
-The layer has the layout of DeepSeek-V3's, with the target's own kind of decoder layer, and shares embedding and output head with it.
+`python mtp.py OUT`, `python mtp.py OUT --score`.
+
+The layer has the layout of DeepSeek-V3's with the target's kind of decoder layer, and shares the target's embedding and
+output head.
 """
 
 import json

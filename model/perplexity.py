@@ -1,7 +1,7 @@
 """Perplexity beside llama.cpp's on the same files: `python perplexity.py OUT --kvasir BINARY --llama LLAMA_PERPLEXITY`.
 
-OUT is what train.py wrote. The text is what held-out conversations say, without the chat format. As llama.cpp does it: chunks of 512
-tokens, of which the second half counts.
+OUT is the output of train.py. The text is that of held-out conversations, without the chat format. As in llama.cpp, the
+second half of each chunk of 512 tokens counts.
 """
 
 import argparse

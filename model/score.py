@@ -1,7 +1,7 @@
 """Asks the held-out questions: `python score.py MODEL_DIR [--each N]`, or `python score.py --kvasir BINARY [MODEL]`.
 
-With `--kvasir` the engine answers, by its built-in model unless one is named; without it the training code does. A talk counts as right if the last answer is,
-word for word; a tool call if name and arguments are equal.
+With `--kvasir` the engine answers, by its built-in model unless one is named; without it the training code does. A
+conversation is right if the last answer equals the expected one, a tool call if name and arguments do.
 """
 
 import argparse

@@ -65,7 +65,7 @@ export async function talk({ page, address }) {
   assert.deepEqual(sent.map(([method, path]) => `${method} ${path}`), ["POST /v1/sessions", "POST /v1/chat/completions"]);
   const { session } = last();
 
-  // Who goes on sends only what is new.
+  // The next turn sends only the new message.
   await ask(page, "And 1 + 1?");
   await rest(page);
   assert.deepEqual([last().session, last().messages], [session, [{ role: "user", content: "And 1 + 1?" }]]);
@@ -118,7 +118,7 @@ export async function talk({ page, address }) {
   }), [], "a new chat ends the sessions of the old one");
 }
 
-/** Stopped in the middle: what was said stays. The server takes so long for each token that no answer is done before. */
+/** A stopped answer keeps its text. Tokens are slow enough that no answer is complete before the stop. */
 export async function stopped({ page, address, shot }) {
   await page.goto(address);
   await ready(page);

@@ -26,16 +26,16 @@ export async function live({ page, address }) {
   await page.waitForFunction(() => /24 of 24/.test(document.querySelector("#live .decode .body")?.textContent ?? ""));
   await page.waitForFunction(() => [...document.querySelectorAll(".tiles dd")].at(-1).textContent === "168");
   assert.match(await tile(page, "prompt tokens cached"), /[1-9]\d? %/);
-  assert.equal(await tile(page, "running"), "0", "nobody runs any more");
+  assert.equal(await tile(page, "running"), "0", "no request runs any more");
   await page.waitForFunction(() => document.querySelector("#live .kind").textContent === "idle");
   await accessible(page, "idle engine");
   assert.match(await page.locator("#live .at").innerText(), /step \d+ of \d+/);
-  // It can be moved through while it stands still, and goes on with the newest step afterwards.
+  // An idle view can be moved through its steps; its end follows the newest step again.
   await page.click("#live [data-go=back]");
   const at = await page.locator("#live .at").innerText();
   await crowd(page, 1, 4);
   await page.waitForFunction(() => [...document.querySelectorAll(".tiles dd")].at(-1).textContent === "176");
-  assert.equal((await page.locator("#live .at").innerText()).split(" of ")[0], at.split(" of ")[0], "who looks back is left alone");
+  assert.equal((await page.locator("#live .at").innerText()).split(" of ")[0], at.split(" of ")[0], "an earlier step stays in view");
   await page.click("#live [data-go=end]");
   await page.waitForFunction(() => /eos|max tokens/.test(document.querySelector("#live .decode .body").textContent));
 }

@@ -62,7 +62,7 @@ export async function killed({ page, shot }) {
     assert.deepEqual([body.continue_final_message, body.add_generation_prompt, body.session], [true, false, undefined]);
     await shot("continued");
 
-    // The conversation goes on as if nothing had happened.
+    // The next turn works as usual.
     await set(page, "max_tokens", "4");
     await ask(page, "And?");
     await rest(page);

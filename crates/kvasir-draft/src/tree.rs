@@ -1,4 +1,4 @@
-//! [`DraftTree`]: grows the draft tree of one sequence, level by level, from a draft model's logits.
+//! [`Growth`] grows the draft tree of one sequence, level by level, from a draft model's logits.
 //!
 //! 1. Every node of the frontier gets its `top_k` likeliest children. All are candidates.
 //! 2. The `top_k` likeliest of the new candidates, by the product of probabilities from the root,

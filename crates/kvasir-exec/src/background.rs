@@ -114,7 +114,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::thread::{self, ThreadId};
 
-    /// Notes the rows bound so far in each step's output; fails at batches of two rows, panics at
+    /// Notes the rows bound so far in each step's output; fails at batches with `logits`, panics at
     /// `spec_steps` 9.
     struct Noting {
         caller: ThreadId,

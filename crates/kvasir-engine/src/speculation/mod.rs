@@ -8,7 +8,7 @@
 //!    measured times of steps (`step_times`).
 //!
 //! The target model verifies the drafts in one row (`step/commit.rs`), so outputs never depend on
-//! any of this. Builds on `request`.
+//! any of this. Builds on `request` and `scheduler`.
 
 pub(crate) mod acceptance;
 pub(crate) mod drafter;
