@@ -342,6 +342,14 @@ impl Args {
         reports: Arc<Reports>,
     ) -> Result<ExitCode, Failure> {
         let began = Instant::now();
+        // The engine runs on its own thread; two threads suffice for I/O.
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.map_err(Failure::failed)?;
+        // Before anything is read: a SIGHUP while the model loads must not end the server or be lost.
+        let hangups = {
+            let _context = runtime.enter();
+            signal::unix::signal(signal::unix::SignalKind::hangup())
+        };
         let (tls, access) = self.check()?;
         let (key_args, keys) = (self.key_args.clone(), access.keys.clone());
         let limits = &self.limits;
@@ -382,11 +390,7 @@ impl Args {
         let summary = self.summary(&started, &keys, peer_connections);
         let Started { app, name, backend, slots, .. } = started;
         let address = SocketAddr::new(self.host, self.port);
-        // The engine runs on its own thread; two threads suffice for I/O.
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        runtime.map_err(Failure::failed)?.block_on(async {
-            // Before the server says that it is ready: a SIGHUP must not end it or be lost.
-            let hangups = signal::unix::signal(signal::unix::SignalKind::hangup());
+        runtime.block_on(async {
             let scheme = if tls.is_some() { "https" } else { "http" };
             let acceptor = tls.as_ref().map(TlsFiles::acceptor).transpose().map_err(Failure::failed)?;
             let listener = listen(address, max_connections, acceptor, "--port")?;
