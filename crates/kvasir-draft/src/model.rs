@@ -6,19 +6,24 @@
 //! further level is one pass over the frontiers of all trees. Nodes of an earlier tree are dropped:
 //! accepted tokens always run again, from the target's states.
 //!
+//! The slot copies of the target's step run in the draft's pool in every step, also where no row
+//! drafts.
+//!
 //! Drafts are advisory. Rows that a prefix hit or a pause of drafting left without a draft row are
 //! read as they are: this may cost acceptance, never a wrong output.
 
 use crate::plan::{DraftPlan, Visible};
 use crate::tree::{Growth, Leaf, TreeShape};
 use kvasir_exec::{Batch, BatchRow, DraftCandidate, DraftProposal, DrawnDrafts, PoolRow, Step, StepError};
-use kvasir_kv::{Position, Slot, Span, Token};
+use kvasir_kv::{Position, Slot, SlotCopy, Span, Token};
 use kvasir_sample::Acceptance;
 
 /// A draft program on a backend, with a KV pool of its own.
 pub trait Forward: Send {
     /// Announces the final length of the sequence in a row, which long-context ropes depend on.
     fn bind(&mut self, row: PoolRow, final_len: u32);
+    /// Copies slots of its pool, as a step of the target does before it writes.
+    fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError>;
     /// Runs a step without sampling. `hidden` has a row per token if the program takes hidden states.
     fn forward(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError>;
     /// Logits of the last pass: a row per token from `sample_from` on, over all rows of the batch.
@@ -169,6 +174,7 @@ impl<F: Forward> ModelDrafter<F> {
         hidden: &[f32],
     ) -> Result<(), StepError> {
         self.spare.append(&mut self.growing);
+        self.model.copy_slots(&step.plan.moves)?;
         let needed = |row: &BatchRow| row.kind.is_prefill() || row.draft_depth > 0;
         if !step.batch.rows.iter().any(needed) {
             return Ok(());

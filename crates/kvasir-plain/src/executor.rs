@@ -11,7 +11,7 @@ use kvasir_exec::{
     Abilities, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, RowKind, SamplerRow, SequenceSpec, Step,
     StepError,
 };
-use kvasir_kv::{PlanKind, PoolId, Token};
+use kvasir_kv::{PlanKind, PoolId, SlotCopy, Token};
 use kvasir_program::{Program, Tap};
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
@@ -209,6 +209,16 @@ impl PlainExecutor {
         }
         output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.draft(step, &tokens, taps.first().map_or(&[], |(_, rows)| rows))
+    }
+
+    /// Runs slot copies outside of a step; refuses slots beyond the pool.
+    pub(crate) fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
+        let (last, slots) = (copies.iter().map(|copy| copy.from.max(copy.to)).max(), self.limits.slots);
+        if let Some(last) = last.filter(|last| *last >= slots) {
+            return Err(StepError::Failed(format!("plan copies slot {last} of a pool of {slots}")));
+        }
+        self.own.run_moves(copies);
+        Ok(())
     }
 
     /// Lets the draft model continue a step.
