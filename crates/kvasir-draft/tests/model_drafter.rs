@@ -4,12 +4,15 @@
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
 use kvasir_exec::{BatchRow, OutputRow, PoolRow, RowKind, Step, StepError};
 use kvasir_kv::{Cache, ClaimRow, Contiguous, SlotCopy, Span, StepId, Token};
+use kvasir_sample::{Acceptance, Sampling};
 use std::sync::{Arc, Mutex};
 
 /// Slots of the target.
 const SLOTS: u32 = 64;
 /// Levels of the chains.
 const DEPTH: u32 = 2;
+/// Ids of the draft model.
+const VOCAB: usize = 8;
 
 /// What a [`Recorder`] was told.
 #[derive(Default)]
@@ -23,18 +26,23 @@ struct Record {
 #[derive(Clone)]
 struct Recorder {
     record: Arc<Mutex<Record>>,
+    /// Number of the pass that fails.
+    fails_at: usize,
     logits: Vec<f32>,
 }
 
 impl Recorder {
     fn new() -> Self {
-        let mut logits = vec![0.0; 8];
-        logits[3] = 1.0;
-        Self { record: Arc::default(), logits }
+        let logits = (0..VOCAB).map(|id| id as f32).collect();
+        Self { record: Arc::default(), fails_at: usize::MAX, logits }
     }
 }
 
 impl Forward for Recorder {
+    fn vocab(&self) -> usize {
+        VOCAB
+    }
+
     fn bind(&mut self, _: PoolRow, _: u32) {}
 
     fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
@@ -47,7 +55,11 @@ impl Forward for Recorder {
         let mut record = self.record.lock().unwrap();
         record.copies.extend_from_slice(&step.plan.moves);
         record.passes.push(step.batch.tokens.clone());
-        Ok(())
+        let is_known = |token: &Token| (*token as usize) < VOCAB;
+        match record.passes.len() < self.fails_at && step.batch.tokens.iter().all(is_known) {
+            true => Ok(()),
+            false => Err(StepError::Failed("a pass".into())),
+        }
     }
 
     fn logits(&self) -> &[f32] {
@@ -60,7 +72,12 @@ impl Forward for Recorder {
 }
 
 fn drafter(model: &Recorder) -> ModelDrafter<Recorder> {
-    ModelDrafter::new(model.clone(), DraftModelKind::default(), TreeShape::chain(DEPTH), SLOTS)
+    let kind = DraftModelKind { target_vocab: VOCAB, ..DraftModelKind::default() };
+    drafter_for(model, kind)
+}
+
+fn drafter_for(model: &Recorder, kind: DraftModelKind) -> ModelDrafter<Recorder> {
+    ModelDrafter::new(model.clone(), kind, TreeShape::chain(DEPTH), SLOTS)
 }
 
 /// A step that has fed `tokens` of one sequence and sampled `sampled` behind them.
@@ -82,22 +99,77 @@ fn next(step: &Step) -> Vec<Token> {
     [&step.batch.tokens[1..], &step.output.tokens[..]].concat()
 }
 
-fn propose(drafter: &mut ModelDrafter<Recorder>, step: &mut Step) -> Result<(), StepError> {
+fn propose(drafter: &mut ModelDrafter<Recorder>, step: &mut Step) {
     let (tokens, next) = (step.batch.tokens.clone(), next(step));
-    drafter.propose(step, &tokens, &next, &[])
+    drafter.propose(step, &tokens, &next, &[]);
+}
+
+/// A decode row that wants drafts.
+fn drafting() -> BatchRow {
+    BatchRow { kind: RowKind::Decode, draft_depth: DEPTH, ..BatchRow::default() }
+}
+
+fn proposed(step: &Step) -> Vec<Token> {
+    step.output.candidates.iter().map(|candidate| candidate.token).collect()
 }
 
 #[test]
 fn slot_copies_run_in_the_draft_pool_while_drafting_pauses() {
     for draft_depth in [0, DEPTH] {
         let model = Recorder::new();
-        let row = BatchRow { kind: RowKind::Decode, draft_depth, ..BatchRow::default() };
+        let row = BatchRow { draft_depth, ..drafting() };
         let mut step = step(&mut Contiguous::new(SLOTS), row, &[5], 6);
         let copy = SlotCopy { from: 3, to: 9 };
         step.plan.moves.push(copy);
-        propose(&mut drafter(&model), &mut step).unwrap();
+        propose(&mut drafter(&model), &mut step);
         let record = model.record.lock().unwrap();
         assert_eq!(record.copies, [copy], "once, with drafts of {draft_depth} levels");
         assert_eq!(record.passes.is_empty(), draft_depth == 0);
+    }
+}
+
+#[test]
+fn ids_that_only_the_draft_model_has_are_not_proposed() {
+    for acceptance in [Acceptance::Coupled, Acceptance::Rejection] {
+        for (target_vocab, drafts) in [(VOCAB, [7, 7]), (6, [5, 5])] {
+            let kind = DraftModelKind { target_vocab, acceptance, ..DraftModelKind::default() };
+            let mut step = step(&mut Contiguous::new(SLOTS), drafting(), &[2], 3);
+            propose(&mut drafter_for(&Recorder::new(), kind), &mut step);
+            assert_eq!(proposed(&step), drafts);
+        }
+        let kind = DraftModelKind { target_vocab: 6, acceptance, ..DraftModelKind::default() };
+        let mut drafter = drafter_for(&Recorder::new(), kind);
+        for seed in 0..20 {
+            let sampling = Sampling { temperature: 2.0, seed, ..Sampling::default() };
+            let row = BatchRow { sampling, ..drafting() };
+            let mut step = step(&mut Contiguous::new(SLOTS), row, &[2], 3);
+            propose(&mut drafter, &mut step);
+            assert!(proposed(&step).iter().all(|token| *token < 6), "{:?}", proposed(&step));
+        }
+    }
+}
+
+#[test]
+fn nothing_is_proposed_behind_an_id_that_the_draft_model_lacks() {
+    let foreign = VOCAB as Token + 3;
+    for (tokens, sampled, proposals) in [([2, foreign], 3, 1), ([2, 4], foreign, 0)] {
+        let row = BatchRow { kind: RowKind::Prefill, ..drafting() };
+        let (model, mut step) = (Recorder::new(), step(&mut Contiguous::new(SLOTS), row, &tokens, sampled));
+        propose(&mut drafter(&model), &mut step);
+        assert_eq!(step.output.draft_error, None);
+        assert_eq!(step.output.proposals.len(), proposals);
+        assert_eq!(model.record.lock().unwrap().passes[0].len(), 2, "the others run");
+    }
+}
+
+#[test]
+fn a_failed_pass_leaves_the_step_without_proposals() {
+    for fails_at in 1..=3 {
+        let model = Recorder { fails_at, ..Recorder::new() };
+        let mut drafter = drafter(&model);
+        let mut step = step(&mut Contiguous::new(SLOTS), drafting(), &[2], 3);
+        propose(&mut drafter, &mut step);
+        assert!(step.output.draft_error.as_ref().is_some_and(|error| error.contains("a pass")));
+        assert!(step.output.proposals.is_empty() && drafter.drawn().next().is_none());
     }
 }

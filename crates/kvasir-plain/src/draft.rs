@@ -62,6 +62,10 @@ impl Drafting {
 }
 
 impl Forward for DraftProgram {
+    fn vocab(&self) -> usize {
+        self.executor.program().vocab
+    }
+
     fn bind(&mut self, row: PoolRow, final_len: u32) {
         self.executor.bind(row, SequenceSpec { final_len, ..SequenceSpec::default() });
     }

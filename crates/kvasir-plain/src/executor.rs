@@ -208,7 +208,8 @@ impl PlainExecutor {
             output.logits = logits;
         }
         output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.draft(step, &tokens, taps.first().map_or(&[], |(_, rows)| rows))
+        self.draft(step, &tokens, taps.first().map_or(&[], |(_, rows)| rows));
+        Ok(())
     }
 
     /// Runs slot copies outside of a step; refuses slots beyond the pool.
@@ -222,8 +223,8 @@ impl PlainExecutor {
     }
 
     /// Lets the draft model continue a step.
-    fn draft(&mut self, step: &mut Step, tokens: &[Token], hidden: &[f32]) -> Result<(), StepError> {
-        let Some(drafting) = &mut self.drafting else { return Ok(()) };
+    fn draft(&mut self, step: &mut Step, tokens: &[Token], hidden: &[f32]) {
+        let Some(drafting) = &mut self.drafting else { return };
         let (started, next) = (Instant::now(), &mut drafting.next);
         next.clear();
         for (row, output) in step.batch.rows.iter().zip(&step.output.rows) {
@@ -232,12 +233,11 @@ impl PlainExecutor {
             let state = &self.rows[row.pool_row.0 as usize];
             state.successors(row, &tokens[span.clone()], &step.plan.positions[span], sampled, next);
         }
-        drafting.drafter.propose(step, tokens, next, hidden)?;
+        drafting.drafter.propose(step, tokens, next, hidden);
         for (i, drawn) in drafting.drafter.drawn() {
             std::mem::swap(self.rows[step.batch.rows[i].pool_row.0 as usize].drafts(), drawn);
         }
         step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Ok(())
     }
 }
 

@@ -50,6 +50,10 @@ impl Drafting {
 }
 
 impl Forward for DraftProgram {
+    fn vocab(&self) -> usize {
+        self.executor.program().vocab
+    }
+
     fn bind(&mut self, row: PoolRow, final_len: u32) {
         self.executor.bind(row, SequenceSpec { final_len, ..SequenceSpec::default() });
     }
@@ -73,8 +77,8 @@ impl Forward for DraftProgram {
 
 impl CpuExecutor {
     /// Lets the draft model continue the step that has just run.
-    pub(crate) fn draft(&mut self, step: &mut Step) -> Result<(), StepError> {
-        let Some(mut drafting) = self.drafting.take() else { return Ok(()) };
+    pub(crate) fn draft(&mut self, step: &mut Step) {
+        let Some(mut drafting) = self.drafting.take() else { return };
         let started = Instant::now();
         let Drafting { drafter, from, next } = &mut *drafting;
         next.clear();
@@ -86,7 +90,7 @@ impl CpuExecutor {
             state.successors(row, tokens, positions, sampled, next);
         }
         let hidden = from.and_then(|tap| self.tap(tap)).unwrap_or(&[]);
-        let drafted = drafter.propose(step, &self.tokens, next, hidden);
+        drafter.propose(step, &self.tokens, next, hidden);
         for (i, drawn) in drafter.drawn() {
             let row = step.batch.rows[i].pool_row.0 as usize;
             let mut state = self.rows[row].lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,6 +98,5 @@ impl CpuExecutor {
         }
         self.drafting = Some(drafting);
         step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        drafted
     }
 }

@@ -236,7 +236,8 @@ impl CpuExecutor {
             output.logits.extend_from_slice(self.logits());
         }
         output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.draft(step)
+        self.draft(step);
+        Ok(())
     }
 
     /// Runs the forward pass of a step. `hidden` has a row per token for MTP (draft) programs, which
