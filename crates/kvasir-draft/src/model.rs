@@ -24,6 +24,8 @@ pub trait Forward: Send {
     fn vocab(&self) -> usize;
     /// Announces the final length of the sequence in a row, which long-context ropes depend on.
     fn bind(&mut self, row: PoolRow, final_len: u32);
+    /// Prepares what a first step would prepare otherwise.
+    fn warm_up(&mut self);
     /// Copies slots of its pool, as a step of the target does before it writes.
     fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError>;
     /// Runs a step without sampling. `hidden` has a row per token if the program takes hidden states.
@@ -171,9 +173,13 @@ impl<F: Forward> ModelDrafter<F> {
     ///
     /// `tokens` are the step's with those in flight resolved, `next` the token after each of them,
     /// and `hidden` the target's states, a row per token. If the draft model fails, the step proposes
-    /// nothing, and its output says why.
+    /// nothing, and its output says why. A dummy step warms the draft model.
     pub fn propose(&mut self, step: &mut Step, tokens: &[Token], next: &[Token], hidden: &[f32]) {
         self.spare.append(&mut self.growing);
+        if step.batch.is_dummy() {
+            self.model.warm_up();
+            return;
+        }
         if let Err(error) = self.run_passes(step, tokens, next, hidden) {
             self.spare.append(&mut self.growing);
             step.output.draft_error = Some(error.to_string());

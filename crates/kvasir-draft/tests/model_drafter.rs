@@ -45,6 +45,8 @@ impl Forward for Recorder {
 
     fn bind(&mut self, _: PoolRow, _: u32) {}
 
+    fn warm_up(&mut self) {}
+
     fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
         self.record.lock().unwrap().copies.extend_from_slice(copies);
         Ok(())

@@ -70,6 +70,8 @@ impl Forward for DraftProgram {
         self.executor.bind(row, SequenceSpec { final_len, ..SequenceSpec::default() });
     }
 
+    fn warm_up(&mut self) {}
+
     fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
         self.executor.copy_slots(copies)
     }

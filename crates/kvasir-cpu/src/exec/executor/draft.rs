@@ -58,6 +58,10 @@ impl Forward for DraftProgram {
         self.executor.bind(row, SequenceSpec { final_len, ..SequenceSpec::default() });
     }
 
+    fn warm_up(&mut self) {
+        self.executor.model.pack_for_warm_up();
+    }
+
     fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
         self.executor.copy_slots(copies)
     }
@@ -98,5 +102,36 @@ impl CpuExecutor {
         }
         self.drafting = Some(drafting);
         step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::kv_pool::kv_type::KvType;
+    use crate::threads::pool::ThreadPool;
+    use crate::weights::precision::Precision;
+    use kvasir_exec::Padding;
+    use kvasir_formats::Checkpoint;
+    use kvasir_program::Model;
+
+    #[test]
+    #[allow(clippy::unwrap_used)]
+    fn a_dummy_step_packs_the_weights_of_the_draft_model() {
+        let checkpoint = Arc::new(Checkpoint::open(&kvasir_testkit::paths::model("qwen3_bf16")).unwrap());
+        let program = Model::build(&checkpoint.source()).unwrap().target;
+        let threads = Arc::new(ThreadPool::new(1));
+        let load = || {
+            let (source, threads) = (Arc::clone(&checkpoint), Arc::clone(&threads));
+            Arc::new(CpuModel::load(&program, source, Precision::Auto, threads).unwrap())
+        };
+        let limits = Limits { slots: 65, tokens: 16, rows: 2, kv: KvType::F32, ring: None };
+        let (draft, shape) = (load(), TreeShape::chain(2));
+        let kind = DraftModelKind { target_vocab: program.vocab, ..DraftModelKind::default() };
+        let drafting = Drafting::new(Arc::clone(&draft), kind, shape, limits, (None, None)).unwrap();
+        let mut executor = CpuExecutor::new(load(), limits).unwrap().drafting(drafting);
+        assert!(!draft.is_packed());
+        Padding::new(&executor.abilities(), 64, None, 1).warm_up(&mut executor).unwrap();
+        assert!(draft.is_packed());
     }
 }
