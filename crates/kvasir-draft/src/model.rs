@@ -6,19 +6,28 @@
 //! further level is one pass over the frontiers of all trees. Nodes of an earlier tree are dropped:
 //! accepted tokens always run again, from the target's states.
 //!
+//! The slot copies of the target's step run in the draft's pool in every step, also where no row
+//! drafts.
+//!
 //! Drafts are advisory. Rows that a prefix hit or a pause of drafting left without a draft row are
 //! read as they are: this may cost acceptance, never a wrong output.
 
 use crate::plan::{DraftPlan, Visible};
 use crate::tree::{Growth, Leaf, TreeShape};
 use kvasir_exec::{Batch, BatchRow, DraftCandidate, DraftProposal, DrawnDrafts, PoolRow, Step, StepError};
-use kvasir_kv::{Position, Slot, Span, Token};
+use kvasir_kv::{Position, Slot, SlotCopy, Span, Token};
 use kvasir_sample::Acceptance;
 
 /// A draft program on a backend, with a KV pool of its own.
 pub trait Forward: Send {
+    /// Number of token ids that it can be fed.
+    fn vocab(&self) -> usize;
     /// Announces the final length of the sequence in a row, which long-context ropes depend on.
     fn bind(&mut self, row: PoolRow, final_len: u32);
+    /// Prepares what a first step would prepare otherwise.
+    fn warm_up(&mut self);
+    /// Copies slots of its pool, as a step of the target does before it writes.
+    fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError>;
     /// Runs a step without sampling. `hidden` has a row per token if the program takes hidden states.
     fn forward(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError>;
     /// Logits of the last pass: a row per token from `sample_from` on, over all rows of the batch.
@@ -36,6 +45,9 @@ pub struct DraftModelKind {
     /// Such a model runs one token ahead: its row of token `i` combines the target's state of token
     /// `i` with the embedding of token `i + 1`.
     pub hidden: usize,
+    /// Number of token ids of the target. The draft model's vocabulary may be padded further: it
+    /// proposes no id beyond the target's.
+    pub target_vocab: usize,
     /// Ids of the target by those of the draft model; `None` if they are the same.
     pub to_target: Option<Vec<Token>>,
     /// How the target accepts what is proposed.
@@ -123,7 +135,7 @@ impl<F: Forward> ModelDrafter<F> {
     /// A drafter whose model has [`scratch_slots`](Self::scratch_slots) more slots than the target,
     /// which has `slots`.
     pub fn new(model: F, kind: DraftModelKind, shape: TreeShape, slots: u32) -> Self {
-        let growth = Growth::new(kind.acceptance, kind.to_target.as_deref());
+        let growth = Growth::new(kind.acceptance, kind.target_vocab, kind.to_target.as_deref());
         Self {
             model,
             kind,
@@ -160,21 +172,18 @@ impl<F: Forward> ModelDrafter<F> {
     /// Continues a step that the target has run and sampled: writes proposals into its output.
     ///
     /// `tokens` are the step's with those in flight resolved, `next` the token after each of them,
-    /// and `hidden` the target's states, a row per token.
-    pub fn propose(
-        &mut self,
-        step: &mut Step,
-        tokens: &[Token],
-        next: &[Token],
-        hidden: &[f32],
-    ) -> Result<(), StepError> {
+    /// and `hidden` the target's states, a row per token. If the draft model fails, the step proposes
+    /// nothing, and its output says why. A dummy step warms the draft model.
+    pub fn propose(&mut self, step: &mut Step, tokens: &[Token], next: &[Token], hidden: &[f32]) {
         self.spare.append(&mut self.growing);
-        let needed = |row: &BatchRow| row.kind.is_prefill() || row.draft_depth > 0;
-        if !step.batch.rows.iter().any(needed) {
-            return Ok(());
+        if step.batch.is_dummy() {
+            self.model.warm_up();
+            return;
         }
-        self.first_pass(step, tokens, next, hidden)?;
-        self.grow(step)?;
+        if let Err(error) = self.run_passes(step, tokens, next, hidden) {
+            self.spare.append(&mut self.growing);
+            step.output.draft_error = Some(error.to_string());
+        }
         for tree in &mut self.growing {
             let all = &mut step.output.candidates;
             self.growth.keep(&mut tree.candidates, self.shape.nodes);
@@ -182,10 +191,27 @@ impl<F: Forward> ModelDrafter<F> {
             all.extend_from_slice(&tree.candidates);
             step.output.proposals.push(DraftProposal { row: tree.row as u32, candidates });
         }
-        Ok(())
     }
 
-    /// Runs the committed tokens of the step, and starts a tree for each row that wants one.
+    /// Runs the slot copies and all passes behind a step of the target, which grows its trees.
+    fn run_passes(
+        &mut self,
+        step: &Step,
+        tokens: &[Token],
+        next: &[Token],
+        hidden: &[f32],
+    ) -> Result<(), StepError> {
+        self.model.copy_slots(&step.plan.moves)?;
+        let needed = |row: &BatchRow| row.kind.is_prefill() || row.draft_depth > 0;
+        if !step.batch.rows.iter().any(needed) {
+            return Ok(());
+        }
+        self.first_pass(step, tokens, next, hidden)?;
+        self.grow(step)
+    }
+
+    /// Runs the committed tokens of the step, and starts a tree for each row that wants one. Ids that
+    /// the draft model lacks are fed as id 0, and nothing is proposed behind one.
     fn first_pass(
         &mut self,
         target: &Step,
@@ -193,7 +219,8 @@ impl<F: Forward> ModelDrafter<F> {
         next: &[Token],
         hidden: &[f32],
     ) -> Result<(), StepError> {
-        let width = self.kind.hidden;
+        let (width, vocab) = (self.kind.hidden, self.model.vocab());
+        let is_known = |token: Token| (token as usize) < vocab;
         self.plan.begin(&target.plan);
         self.step.batch.reset(target.batch.step);
         self.step.batch.rows.clear();
@@ -205,11 +232,13 @@ impl<F: Forward> ModelDrafter<F> {
             let start = self.step.batch.tokens.len();
             for query in &self.path {
                 let at = first + *query as usize;
-                self.step.batch.tokens.push(if width > 0 { next[at] } else { tokens[at] });
+                let token = if width > 0 { next[at] } else { tokens[at] };
+                self.step.batch.tokens.push(if is_known(token) { token } else { 0 });
                 self.hidden.extend_from_slice(hidden.get(at * width..(at + 1) * width).unwrap_or(&[]));
             }
-            let wanted = row.draft_depth > 0 && sampled > 0;
             let (last, len) = (self.path.last().copied().unwrap_or(0), self.path.len());
+            let newest = next[first + last as usize];
+            let wanted = row.draft_depth > 0 && sampled > 0 && is_known(newest);
             let visible = match wanted || row.drafts.count > 0 {
                 true => self.plan.visible(&target.plan, planned, last),
                 false => Visible::default(),
@@ -229,7 +258,6 @@ impl<F: Forward> ModelDrafter<F> {
             if wanted {
                 let at = target.plan.positions[first + last as usize];
                 let mut tree = self.spare.pop().unwrap_or_default();
-                let newest = next[first + last as usize];
                 tree.begin(i, row.draft_depth.min(self.shape.depth), newest, at, visible, start + len - 1);
                 self.growing.push(tree);
             }

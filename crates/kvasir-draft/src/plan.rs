@@ -24,12 +24,11 @@ pub(crate) struct DraftPlan {
 }
 
 impl DraftPlan {
-    /// Starts from the target's plan: its block tables stay valid, no row is in it yet. Slot copies
-    /// run with the first pass.
+    /// Starts from the target's plan: its block tables stay valid, no row is in it yet. Its slot copies
+    /// have run.
     pub(crate) fn begin(&mut self, target: &Plan) {
         let plan = &mut self.plan;
         plan.reset(target.step, target.generation);
-        plan.moves.extend_from_slice(&target.moves);
         plan.table.make_mut().extend_from_slice(&target.table);
         plan.read_positions.extend_from_slice(&target.read_positions);
         plan.mask_words.extend_from_slice(&target.mask_words);
@@ -41,7 +40,6 @@ impl DraftPlan {
     /// Starts the next pass of the same step.
     pub(crate) fn next_pass(&mut self) {
         let plan = &mut self.plan;
-        plan.moves.clear();
         plan.rows.clear();
         plan.positions.clear();
         plan.write_slots.clear();

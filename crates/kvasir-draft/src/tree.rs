@@ -61,7 +61,7 @@ const NEGLIGIBLE: f32 = -30.0;
 #[derive(Debug, Default)]
 pub(crate) struct Growth {
     acceptance: Acceptance,
-    /// Ids of the target that a draft may have, if the draft model has a vocabulary of its own.
+    /// Ids of the target that a draft may have.
     vocab: usize,
     probabilities: Vec<f32>,
     scores: Vec<f32>,
@@ -70,8 +70,9 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    pub(crate) fn new(acceptance: Acceptance, to_target: Option<&[Token]>) -> Self {
-        let vocab = to_target.and_then(|map| map.iter().max()).map_or(0, |most| *most as usize + 1);
+    pub(crate) fn new(acceptance: Acceptance, target_vocab: usize, to_target: Option<&[Token]>) -> Self {
+        let vocab =
+            to_target.and_then(|map| map.iter().max()).map_or(target_vocab, |most| *most as usize + 1);
         Self { acceptance, vocab, ..Self::default() }
     }
 
@@ -88,6 +89,7 @@ impl Growth {
         draw: (&Sampling, Position),
         candidates: &mut Vec<DraftCandidate>,
     ) {
+        let logits = self.of_target(logits, to_target);
         let target = |id: u32| to_target.map_or(id, |map| map.get(id as usize).copied().unwrap_or(id));
         let (sampling, position) = draw;
         let coupled = self.acceptance == Acceptance::Coupled;
@@ -128,6 +130,11 @@ impl Growth {
         }
     }
 
+    /// The logits of ids that the target has.
+    fn of_target<'a>(&self, logits: &'a [f32], to_target: Option<&[Token]>) -> &'a [f32] {
+        if to_target.is_some() { logits } else { &logits[..logits.len().min(self.vocab)] }
+    }
+
     /// Whether a node's child is drawn at random.
     pub(crate) fn draws(&self, top_k: u32, sampling: &Sampling) -> bool {
         self.acceptance == Acceptance::Rejection && top_k == 1 && !sampling.is_greedy()
@@ -145,6 +152,7 @@ impl Growth {
         drawn: &mut DrawnDrafts,
         candidates: &mut Vec<DraftCandidate>,
     ) {
+        let logits = self.of_target(logits, to_target);
         let id = draw_draft(logits, sampling, position, &mut self.probabilities);
         let token = match to_target {
             None => {

@@ -94,6 +94,9 @@ pub struct Output {
     /// Device time of the draft model after this step, in nanoseconds.
     #[serde(default)]
     pub draft_ns: u64,
+    /// Why the draft model failed after this step, which then has no proposals.
+    #[serde(default)]
+    pub draft_error: Option<String>,
 }
 
 /// The sampling result of one row of a step.
@@ -125,6 +128,7 @@ impl Output {
         self.proposals.clear();
         self.candidates.clear();
         self.draft_ns = 0;
+        self.draft_error = None;
     }
 
     /// Removes the entries of the batch's dummy rows, `rows` being its rows, and counts their tokens.

@@ -4,7 +4,7 @@ use crate::executor::{Limits, PlainExecutor};
 use crate::model::{Pass, PlainModel};
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
 use kvasir_exec::{Executor, PoolRow, SequenceSpec, Step, StepError};
-use kvasir_kv::{Lowering, Token};
+use kvasir_kv::{Lowering, SlotCopy, Token};
 use kvasir_program::Tap;
 use std::sync::Arc;
 
@@ -62,8 +62,18 @@ impl Drafting {
 }
 
 impl Forward for DraftProgram {
+    fn vocab(&self) -> usize {
+        self.executor.program().vocab
+    }
+
     fn bind(&mut self, row: PoolRow, final_len: u32) {
         self.executor.bind(row, SequenceSpec { final_len, ..SequenceSpec::default() });
+    }
+
+    fn warm_up(&mut self) {}
+
+    fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
+        self.executor.copy_slots(copies)
     }
 
     fn forward(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError> {

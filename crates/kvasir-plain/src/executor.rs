@@ -11,7 +11,7 @@ use kvasir_exec::{
     Abilities, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, RowKind, SamplerRow, SequenceSpec, Step,
     StepError,
 };
-use kvasir_kv::{PlanKind, PoolId, Token};
+use kvasir_kv::{PlanKind, PoolId, SlotCopy, Token};
 use kvasir_program::{Program, Tap};
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
@@ -208,12 +208,23 @@ impl PlainExecutor {
             output.logits = logits;
         }
         output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.draft(step, &tokens, taps.first().map_or(&[], |(_, rows)| rows))
+        self.draft(step, &tokens, taps.first().map_or(&[], |(_, rows)| rows));
+        Ok(())
+    }
+
+    /// Runs slot copies outside of a step; refuses slots beyond the pool.
+    pub(crate) fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
+        let (last, slots) = (copies.iter().map(|copy| copy.from.max(copy.to)).max(), self.limits.slots);
+        if let Some(last) = last.filter(|last| *last >= slots) {
+            return Err(StepError::Failed(format!("plan copies slot {last} of a pool of {slots}")));
+        }
+        self.own.run_moves(copies);
+        Ok(())
     }
 
     /// Lets the draft model continue a step.
-    fn draft(&mut self, step: &mut Step, tokens: &[Token], hidden: &[f32]) -> Result<(), StepError> {
-        let Some(drafting) = &mut self.drafting else { return Ok(()) };
+    fn draft(&mut self, step: &mut Step, tokens: &[Token], hidden: &[f32]) {
+        let Some(drafting) = &mut self.drafting else { return };
         let (started, next) = (Instant::now(), &mut drafting.next);
         next.clear();
         for (row, output) in step.batch.rows.iter().zip(&step.output.rows) {
@@ -222,12 +233,11 @@ impl PlainExecutor {
             let state = &self.rows[row.pool_row.0 as usize];
             state.successors(row, &tokens[span.clone()], &step.plan.positions[span], sampled, next);
         }
-        drafting.drafter.propose(step, tokens, next, hidden)?;
+        drafting.drafter.propose(step, tokens, next, hidden);
         for (i, drawn) in drafting.drafter.drawn() {
             std::mem::swap(self.rows[step.batch.rows[i].pool_row.0 as usize].drafts(), drawn);
         }
         step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Ok(())
     }
 }
 

@@ -53,6 +53,7 @@ impl OpenedModel {
         };
         if let Some(draft) = &mut self.draft {
             draft.kind.acceptance = speculation.acceptance;
+            draft.kind.target_vocab = self.model.target.vocab;
         }
         self.speculation = Some(speculation.clone());
         Ok(self)

@@ -134,6 +134,12 @@ impl CpuModel {
         }
     }
 
+    /// Whether nothing is left to pack.
+    #[cfg(test)]
+    pub(crate) fn is_packed(&self) -> bool {
+        *self.packed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
     /// Packs at least `bytes` bytes of panels; returns whether nothing is left to pack.
     fn pack_some(&self, bytes: usize) -> io::Result<bool> {
         let mut left = bytes;

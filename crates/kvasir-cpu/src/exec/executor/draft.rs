@@ -4,7 +4,7 @@ use crate::exec::executor::{CpuExecutor, Limits};
 use crate::exec::model::CpuModel;
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
 use kvasir_exec::{Executor, PoolRow, SequenceSpec, Step, StepError};
-use kvasir_kv::Token;
+use kvasir_kv::{SlotCopy, Token};
 use kvasir_program::Tap;
 use std::io;
 use std::sync::{Arc, PoisonError};
@@ -50,8 +50,20 @@ impl Drafting {
 }
 
 impl Forward for DraftProgram {
+    fn vocab(&self) -> usize {
+        self.executor.program().vocab
+    }
+
     fn bind(&mut self, row: PoolRow, final_len: u32) {
         self.executor.bind(row, SequenceSpec { final_len, ..SequenceSpec::default() });
+    }
+
+    fn warm_up(&mut self) {
+        self.executor.model.pack_for_warm_up();
+    }
+
+    fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
+        self.executor.copy_slots(copies)
     }
 
     fn forward(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError> {
@@ -69,8 +81,8 @@ impl Forward for DraftProgram {
 
 impl CpuExecutor {
     /// Lets the draft model continue the step that has just run.
-    pub(crate) fn draft(&mut self, step: &mut Step) -> Result<(), StepError> {
-        let Some(mut drafting) = self.drafting.take() else { return Ok(()) };
+    pub(crate) fn draft(&mut self, step: &mut Step) {
+        let Some(mut drafting) = self.drafting.take() else { return };
         let started = Instant::now();
         let Drafting { drafter, from, next } = &mut *drafting;
         next.clear();
@@ -82,7 +94,7 @@ impl CpuExecutor {
             state.successors(row, tokens, positions, sampled, next);
         }
         let hidden = from.and_then(|tap| self.tap(tap)).unwrap_or(&[]);
-        let drafted = drafter.propose(step, &self.tokens, next, hidden);
+        drafter.propose(step, &self.tokens, next, hidden);
         for (i, drawn) in drafter.drawn() {
             let row = step.batch.rows[i].pool_row.0 as usize;
             let mut state = self.rows[row].lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,6 +102,36 @@ impl CpuExecutor {
         }
         self.drafting = Some(drafting);
         step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        drafted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::kv_pool::kv_type::KvType;
+    use crate::threads::pool::ThreadPool;
+    use crate::weights::precision::Precision;
+    use kvasir_exec::Padding;
+    use kvasir_formats::Checkpoint;
+    use kvasir_program::Model;
+
+    #[test]
+    #[allow(clippy::unwrap_used)]
+    fn a_dummy_step_packs_the_weights_of_the_draft_model() {
+        let checkpoint = Arc::new(Checkpoint::open(&kvasir_testkit::paths::model("qwen3_bf16")).unwrap());
+        let program = Model::build(&checkpoint.source()).unwrap().target;
+        let threads = Arc::new(ThreadPool::new(1));
+        let load = || {
+            let (source, threads) = (Arc::clone(&checkpoint), Arc::clone(&threads));
+            Arc::new(CpuModel::load(&program, source, Precision::Auto, threads).unwrap())
+        };
+        let limits = Limits { slots: 65, tokens: 16, rows: 2, kv: KvType::F32, ring: None };
+        let (draft, shape) = (load(), TreeShape::chain(2));
+        let kind = DraftModelKind { target_vocab: program.vocab, ..DraftModelKind::default() };
+        let drafting = Drafting::new(Arc::clone(&draft), kind, shape, limits, (None, None)).unwrap();
+        let mut executor = CpuExecutor::new(load(), limits).unwrap().drafting(drafting);
+        assert!(!draft.is_packed());
+        Padding::new(&executor.abilities(), 64, None, 1).warm_up(&mut executor).unwrap();
+        assert!(draft.is_packed());
     }
 }

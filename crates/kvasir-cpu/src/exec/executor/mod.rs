@@ -24,7 +24,7 @@ use kvasir_exec::{
     Abilities, Batch, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, RowKind, SamplerRow, SequenceSpec,
     Step, StepError,
 };
-use kvasir_kv::{Plan, PoolId, Slot, Token};
+use kvasir_kv::{Plan, PoolId, Slot, SlotCopy, Token};
 use kvasir_program::{Program, Tap, ValueId};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -236,7 +236,8 @@ impl CpuExecutor {
             output.logits.extend_from_slice(self.logits());
         }
         output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.draft(step)
+        self.draft(step);
+        Ok(())
     }
 
     /// Runs the forward pass of a step. `hidden` has a row per token for MTP (draft) programs, which
@@ -255,9 +256,7 @@ impl CpuExecutor {
         }
         let plan = &step.plan;
         self.own.grow(plan.read_bound);
-        // SAFETY: `validate` has checked that the slots exist; only this executor writes its pool,
-        // and it runs nothing else now.
-        unsafe { self.own.apply(&plan.moves, &mut self.memory.kept) };
+        self.copy_slots(&plan.moves)?;
         let run = Run {
             model: &self.model,
             plan,
@@ -273,6 +272,19 @@ impl CpuExecutor {
         // pools are never written.
         unsafe { run.all(&mut self.memory) };
         self.last = self.tokens.len();
+        Ok(())
+    }
+
+    /// Runs a plan's slot copies; refuses slots beyond the pool.
+    fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
+        let Some(last) = copies.iter().map(|copy| copy.from.max(copy.to)).max() else { return Ok(()) };
+        if last >= self.limits.slots {
+            let slots = self.limits.slots;
+            return Err(StepError::Failed(format!("plan copies slot {last} of a pool of {slots}")));
+        }
+        self.own.grow(last + 1);
+        // SAFETY: the slots exist; only this executor writes its pool, and it runs nothing else now.
+        unsafe { self.own.apply(copies, &mut self.memory.kept) };
         Ok(())
     }
 }
