@@ -5,7 +5,7 @@
 //! - [`ModelDrafter`] runs a draft program behind the target, in the same executor: an EAGLE-3 head, a
 //!   multi-token-prediction (MTP) layer, or a smaller model.
 //!
-//! In reading order: `suffix_automaton`, `ngram`; `tree`, `plan` → `model`.
+//! In reading order: `suffix_automaton`, `ngram`; `tree`, `plan`, `written` → `model`.
 //!
 //! This crate knows tokens, plans and logits. It must not know a request, a policy or a kernel.
 
@@ -16,6 +16,7 @@ pub(crate) mod ngram;
 pub(crate) mod plan;
 pub(crate) mod suffix_automaton;
 pub(crate) mod tree;
+pub(crate) mod written;
 
 pub use crate::model::{DraftModelKind, Forward, ModelDrafter};
 pub use crate::ngram::NgramIndex;

@@ -9,14 +9,19 @@
 //! The slot copies of the target's step run in the draft's pool in every step, also where no row
 //! drafts.
 //!
-//! Drafts are advisory. Rows that a prefix hit or a pause of drafting left without a draft row are
-//! read as they are: this may cost acceptance, never a wrong output.
+//! Drafts are advisory. A sequence of whose context the draft model has run only a part, since
+//! drafting paused or a prompt was not worth reading, is not drafted for; few missing tokens are
+//! tolerated. This may cost acceptance, never a wrong output.
 
 use crate::plan::{DraftPlan, Visible};
 use crate::tree::{Growth, Leaf, TreeShape};
+use crate::written::WrittenSlots;
 use kvasir_exec::{Batch, BatchRow, DraftCandidate, DraftProposal, DrawnDrafts, PoolRow, Step, StepError};
 use kvasir_kv::{Position, Slot, SlotCopy, Span, Token};
 use kvasir_sample::Acceptance;
+
+/// A sequence is drafted for if at most this share of its context is missing: one in eight tokens.
+const MISSING_SHARE: u32 = 8;
 
 /// A draft program on a backend, with a KV pool of its own.
 pub trait Forward: Send {
@@ -129,6 +134,9 @@ pub struct ModelDrafter<F> {
     hidden: Vec<f32>,
     accepted: Vec<u32>,
     path: Vec<u32>,
+    written: WrittenSlots,
+    /// For each row of the target's step whether the draft model runs its committed tokens.
+    runs: Vec<bool>,
 }
 
 impl<F: Forward> ModelDrafter<F> {
@@ -150,6 +158,8 @@ impl<F: Forward> ModelDrafter<F> {
             hidden: Vec::new(),
             accepted: Vec::new(),
             path: Vec::new(),
+            written: WrittenSlots::new(slots),
+            runs: Vec::new(),
         }
     }
 
@@ -182,6 +192,7 @@ impl<F: Forward> ModelDrafter<F> {
         }
         if let Err(error) = self.run_passes(step, tokens, next, hidden) {
             self.spare.append(&mut self.growing);
+            step.plan.write_slots.iter().for_each(|slot| self.written.set(*slot, false));
             step.output.draft_error = Some(error.to_string());
         }
         for tree in &mut self.growing {
@@ -202,12 +213,29 @@ impl<F: Forward> ModelDrafter<F> {
         hidden: &[f32],
     ) -> Result<(), StepError> {
         self.model.copy_slots(&step.plan.moves)?;
-        let needed = |row: &BatchRow| row.kind.is_prefill() || row.draft_depth > 0;
-        if !step.batch.rows.iter().any(needed) {
+        self.choose_rows(step);
+        if !self.runs.contains(&true) {
             return Ok(());
         }
         self.first_pass(step, tokens, next, hidden)?;
         self.grow(step)
+    }
+
+    /// Chooses the rows whose tokens the draft model runs: those that feed it, unless it lacks much of
+    /// what they read.
+    fn choose_rows(&mut self, target: &Step) {
+        let plan = &target.plan;
+        self.written.copy(&plan.moves);
+        // The step replaces what was in these slots.
+        plan.write_slots.iter().for_each(|slot| self.written.set(*slot, false));
+        self.runs.clear();
+        for (row, planned) in target.batch.rows.iter().zip(&plan.rows) {
+            let enough = || {
+                let (written, context) = self.written.coverage(plan, planned);
+                written >= context - context / MISSING_SHARE
+            };
+            self.runs.push(row.feeds_draft && enough());
+        }
     }
 
     /// Runs the committed tokens of the step, and starts a tree for each row that wants one. Ids that
@@ -226,6 +254,9 @@ impl<F: Forward> ModelDrafter<F> {
         self.step.batch.rows.clear();
         self.hidden.clear();
         for (i, (row, planned)) in target.batch.rows.iter().zip(&target.plan.rows).enumerate() {
+            if !self.runs[i] {
+                continue;
+            }
             let sampled = target.output.rows.get(i).map_or(0, |output| output.tokens.len);
             self.find_path(target, row, i);
             let first = row.tokens.start as usize;
@@ -233,6 +264,7 @@ impl<F: Forward> ModelDrafter<F> {
             for query in &self.path {
                 let at = first + *query as usize;
                 let token = if width > 0 { next[at] } else { tokens[at] };
+                self.written.set(target.plan.write_slots[at], true);
                 self.step.batch.tokens.push(if is_known(token) { token } else { 0 });
                 self.hidden.extend_from_slice(hidden.get(at * width..(at + 1) * width).unwrap_or(&[]));
             }

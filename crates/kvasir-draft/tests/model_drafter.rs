@@ -82,15 +82,21 @@ fn drafter_for(model: &Recorder, kind: DraftModelKind) -> ModelDrafter<Recorder>
     ModelDrafter::new(model.clone(), kind, TreeShape::chain(DEPTH), SLOTS)
 }
 
-/// A step that has fed `tokens` of one sequence and sampled `sampled` behind them.
+/// A step that has fed `tokens` of a new sequence and sampled `sampled` behind them.
 fn step(cache: &mut Contiguous, row: BatchRow, tokens: &[Token], sampled: Token) -> Step {
     let seq = cache.open().unwrap();
+    next_step(cache, BatchRow { seq, ..row }, 1, tokens, sampled)
+}
+
+/// The `n`-th step, which has fed `tokens` of the row's sequence.
+fn next_step(cache: &mut Contiguous, row: BatchRow, n: u64, tokens: &[Token], sampled: Token) -> Step {
     let mut step = Step::default();
-    cache.claim(StepId(1), &[ClaimRow::new(seq, tokens.len() as u32)]).unwrap();
-    cache.plan(StepId(1), &mut step.plan).unwrap();
+    cache.claim(StepId(n), &[ClaimRow::new(row.seq, tokens.len() as u32)]).unwrap();
+    cache.plan(StepId(n), &mut step.plan).unwrap();
+    cache.retire(StepId(n)).unwrap();
     step.batch.tokens.extend_from_slice(tokens);
     let sample_from = tokens.len() as u32 - 1;
-    step.batch.rows.push(BatchRow { seq, tokens: Span::new(0, tokens.len()), sample_from, ..row });
+    step.batch.rows.push(BatchRow { tokens: Span::new(0, tokens.len()), sample_from, ..row });
     step.output.tokens.push(sampled);
     step.output.rows.push(OutputRow { tokens: Span::new(0, 1) });
     step
@@ -108,7 +114,7 @@ fn propose(drafter: &mut ModelDrafter<Recorder>, step: &mut Step) {
 
 /// A decode row that wants drafts.
 fn drafting() -> BatchRow {
-    BatchRow { kind: RowKind::Decode, draft_depth: DEPTH, ..BatchRow::default() }
+    BatchRow { kind: RowKind::Decode, feeds_draft: true, draft_depth: DEPTH, ..BatchRow::default() }
 }
 
 fn proposed(step: &Step) -> Vec<Token> {
@@ -119,7 +125,7 @@ fn proposed(step: &Step) -> Vec<Token> {
 fn slot_copies_run_in_the_draft_pool_while_drafting_pauses() {
     for draft_depth in [0, DEPTH] {
         let model = Recorder::new();
-        let row = BatchRow { draft_depth, ..drafting() };
+        let row = BatchRow { feeds_draft: draft_depth > 0, draft_depth, ..drafting() };
         let mut step = step(&mut Contiguous::new(SLOTS), row, &[5], 6);
         let copy = SlotCopy { from: 3, to: 9 };
         step.plan.moves.push(copy);
@@ -173,5 +179,24 @@ fn a_failed_pass_leaves_the_step_without_proposals() {
         propose(&mut drafter, &mut step);
         assert!(step.output.draft_error.as_ref().is_some_and(|error| error.contains("a pass")));
         assert!(step.output.proposals.is_empty() && drafter.drawn().next().is_none());
+    }
+}
+
+#[test]
+fn a_sequence_is_drafted_for_if_little_of_its_context_is_missing() {
+    // After 40 tokens, so many are not fed to the draft model.
+    for (missing, proposes) in [(0, true), (5, true), (6, false)] {
+        let (model, mut cache) = (Recorder::new(), Contiguous::new(SLOTS));
+        let mut drafter = drafter(&model);
+        let row = BatchRow { seq: cache.open().unwrap(), ..drafting() };
+        for n in 1..=40 + missing {
+            let row = BatchRow { feeds_draft: n <= 40, draft_depth: 0, ..row };
+            propose(&mut drafter, &mut next_step(&mut cache, row, n, &[2], 3));
+        }
+        assert_eq!(model.record.lock().unwrap().passes.len(), 40);
+        let mut step = next_step(&mut cache, row, 41 + missing, &[2], 3);
+        propose(&mut drafter, &mut step);
+        assert_eq!(!proposed(&step).is_empty(), proposes, "{missing} are missing");
+        assert_eq!(model.record.lock().unwrap().passes.len() > 40, proposes);
     }
 }

@@ -163,6 +163,7 @@ fn steady_drafting_allocates_nothing() {
             let sequence = core.sequence(id).unwrap();
             proposal.clear();
             let before = TAKEN.get();
+            drafter.begin_step();
             drafter.propose(sequence, &mut proposal);
             // The first call reads the history in, and the next ones find the size of a proposal.
             assert!(turn < 20 || TAKEN.get() == before, "{name}: an allocation at token {turn}");

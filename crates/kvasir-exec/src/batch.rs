@@ -110,6 +110,9 @@ pub struct BatchRow {
     pub pool_row: PoolRow,
     /// Its speculative drafts.
     pub drafts: Drafts,
+    /// Whether the row's committed tokens are fed to the executor's draft model, if it has one.
+    #[serde(default)]
+    pub feeds_draft: bool,
     /// Levels of drafts that the executor's draft model, if it has one, shall propose after this
     /// step; see [`Output::proposals`](crate::output::Output::proposals).
     #[serde(default)]

@@ -71,6 +71,7 @@ fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
             pool_row: PoolRow(row as u32),
             scored: Span::default(),
             drafts: Drafts { count: p.drafts, tree },
+            feeds_draft: false,
             draft_depth: 0,
             sampling: Sampling::default(),
         });

@@ -300,9 +300,9 @@ impl Core {
         let rows = self.state.requests.running().len() as u32 - self.state.requests.prefilling();
         if self.committer.width.model_depth > 0 {
             let prefill = self.state.schedule.rows().iter().any(|row| row.kind.is_prefill());
-            self.builder.draft_depth = self.committer.width.depth(rows.max(1), prefill);
+            self.committer.width.begin_step(rows.max(1), prefill);
         }
-        self.builder.fill(&mut self.state, &mut step);
+        self.builder.fill(&mut self.state, &mut step, &mut self.committer.width);
         self.state.end_record(Some((step.batch.step, step.batch.kind)));
         Some(step)
     }

@@ -11,11 +11,12 @@
 //! width verifies every draft that is proposed, as recorded cases want it.
 
 use crate::request::proposal::{Evidence, Proposal};
+use crate::request::sequence::Sequence;
 use crate::request::timings::Nanos;
 use crate::scheduler::requests::Requests;
 use crate::speculation::acceptance::Acceptance;
 use crate::speculation::step_times::StepTimes;
-use kvasir_exec::{Batch, Output};
+use kvasir_exec::{Batch, BatchRow, Output};
 
 /// How the number of drafts of a step is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,11 +48,20 @@ pub(crate) struct WidthControl {
     levels: [Level; MOST_LEVELS],
     /// Time of one level of drafting, by the number of rows.
     drafting: StepTimes,
+    /// Time that the draft model takes for a token of a prompt.
+    prompt_ns: f64,
+    /// Outputs of a request, as a decayed average.
+    outputs: f64,
+    /// Prompts that were not worth reading since one was read anyway.
+    unread: u32,
     /// Steps since drafting stopped paying.
     idle: u32,
     /// Steps without a draft model so far, saturating, and steps with one since the last of them.
     plain_steps: u32,
     drafting_steps: u32,
+    /// Decode rows of the step that is built, and the levels that are proposed behind it.
+    rows: u32,
+    depth: u32,
     candidates: Vec<Candidate>,
     /// Scratch: probability of each node of one proposal.
     nodes: Vec<f32>,
@@ -80,22 +90,76 @@ impl Default for Level {
     }
 }
 
+/// Of so many prompts that seem not worth reading for the draft model, one is read, so that the
+/// estimates stay current.
+const PROMPT_READ_EVERY: u32 = 16;
+/// Weight of a new observation in decayed averages.
+const WEIGHT: f64 = 0.1;
+
 /// How much of a request's record a verification replaces.
 const RELIABILITY_WEIGHT: f32 = 0.1;
 /// Gain in tokens per second below which drafts are not worth the risk of a wrong estimate.
 const LEAST_GAIN: f64 = 1.01;
 
 impl WidthControl {
-    /// Learns the device times of a step without prefill, of the target and of a draft model behind it.
+    /// Learns the device times of a step, of the target and of a draft model behind it.
     pub(crate) fn observe_step(&mut self, batch: &Batch, output: &Output) {
-        if batch.rows.iter().any(|row| row.kind.is_prefill()) {
-            return;
+        let depths = batch.rows.iter().map(|row| row.draft_depth);
+        let levels = depths.clone().max().unwrap_or(0);
+        let read = batch.rows.iter().filter(|row| row.kind.is_prefill() && row.feeds_draft);
+        let read: u32 = read.map(|row| row.tokens.len).sum();
+        if batch.rows.iter().all(|row| !row.kind.is_prefill()) {
+            self.times.observe(batch.tokens.len() as u32, output.device_ns);
+            if levels > 0 {
+                self.drafting.observe(batch.rows.len() as u32, output.draft_ns / Nanos::from(levels));
+            }
+        } else if read > 0 {
+            let drafting = depths.filter(|depth| *depth > 0).count() as u32;
+            let grown = f64::from(levels) * self.drafting.predict(drafting).unwrap_or(0.0);
+            let each = (output.draft_ns as f64 - grown).max(0.0) / f64::from(read);
+            let before = if self.prompt_ns == 0.0 { each } else { self.prompt_ns };
+            self.prompt_ns = before + (each.min(2.0 * before) - before) * WEIGHT;
         }
-        self.times.observe(batch.tokens.len() as u32, output.device_ns);
-        let levels = batch.rows.iter().map(|row| row.draft_depth).max().unwrap_or(0);
-        if levels > 0 {
-            self.drafting.observe(batch.rows.len() as u32, output.draft_ns / Nanos::from(levels));
+    }
+
+    /// Learns how many outputs a request had.
+    pub(crate) fn observe_end(&mut self, outputs: u32) {
+        let before = if self.outputs == 0.0 { f64::from(outputs) } else { self.outputs };
+        self.outputs = before + (f64::from(outputs) - before) * WEIGHT;
+    }
+
+    /// Whether the draft model shall read a prompt of `prompt` tokens beyond the cached ones, of a
+    /// request with at most `outputs` outputs, one of `rows` sequences: whether the drafts are
+    /// expected to save more time than that takes.
+    fn reads_prompt(&mut self, prompt: u32, outputs: u32, rows: u32) -> bool {
+        if self.width == DraftWidth::Fixed || self.outputs == 0.0 {
+            return true;
         }
+        let Some((_, gain)) = self.fastest_depth(rows) else { return true };
+        let saved = gain * self.outputs.min(f64::from(outputs)) / f64::from(rows);
+        if saved > f64::from(prompt) * self.prompt_ns {
+            return true;
+        }
+        self.unread = (self.unread + 1) % PROMPT_READ_EVERY;
+        self.unread == 0
+    }
+
+    /// Chooses what the draft model does in a step of `rows` decode rows.
+    pub(crate) fn begin_step(&mut self, rows: u32, prefill: bool) {
+        (self.rows, self.depth) = (rows, self.depth(rows, prefill));
+    }
+
+    /// Writes into a row of the step what the draft model shall do with it. While drafting does not
+    /// pay, it runs no decode rows.
+    pub(crate) fn ask(&mut self, sequence: &mut Sequence, row: &mut BatchRow) {
+        let most = sequence.cold.params.max_drafts.unwrap_or(u32::MAX);
+        let reads = sequence.cold.draft_reads.unwrap_or_else(|| {
+            let prompt = sequence.len() - row.cached;
+            most > 0 && self.reads_prompt(prompt, sequence.outputs_left(), self.rows)
+        });
+        sequence.cold.draft_reads = Some(reads);
+        row.feeds_draft = reads && (row.kind.is_prefill() || self.depth > 0 || self.idle == 0);
+        row.draft_depth = if row.feeds_draft && row.samples() { self.depth.min(most) } else { 0 };
     }
 
     /// Learns from a verified proposal of `depth` levels of which the nodes `accepted`, numbered from
@@ -143,18 +207,18 @@ impl WidthControl {
 
     /// Levels that the draft model shall propose after a step of `rows` decode rows, for the next one.
     /// Steps that also `prefill` are no plain steps, with or without drafts.
-    pub(crate) fn depth(&mut self, rows: u32, prefill: bool) -> u32 {
+    fn depth(&mut self, rows: u32, prefill: bool) -> u32 {
         if self.width == DraftWidth::Fixed || self.model_depth == 0 {
             return self.model_depth;
         }
         if prefill {
-            return if self.plain_steps < PLAIN_FIRST { 0 } else { self.fastest_depth(rows) };
+            return if self.plain_steps < PLAIN_FIRST { 0 } else { self.best_depth(rows) };
         }
         if self.plain_steps < PLAIN_FIRST || self.drafting_steps >= PLAIN_EVERY {
             (self.plain_steps, self.drafting_steps) = (self.plain_steps.saturating_add(1), 0);
             return 0;
         }
-        let best = self.fastest_depth(rows);
+        let best = self.best_depth(rows);
         self.drafting_steps = if best > 0 { self.drafting_steps + 1 } else { 0 };
         self.idle = if best > 0 { 0 } else { self.idle + 1 };
         if self.idle >= TRIED_EVERY {
@@ -164,22 +228,27 @@ impl WidthControl {
         best
     }
 
-    /// The depth with the most expected tokens per second.
-    fn fastest_depth(&self, rows: u32) -> u32 {
-        let Some(plain) = self.times.predict(rows).filter(|_| self.times.is_known(rows)) else { return 0 };
+    fn best_depth(&self, rows: u32) -> u32 {
+        self.fastest_depth(rows).map_or(0, |(depth, _)| depth)
+    }
+
+    /// The depth with the most expected tokens per second, and the time that a step of `rows` rows
+    /// then gains per token of a row. `None` if the plain step was not measured.
+    fn fastest_depth(&self, rows: u32) -> Option<(u32, f64)> {
+        let plain = self.times.predict(rows).filter(|_| self.times.is_known(rows))?;
         let level = self.drafting.predict(rows).unwrap_or(0.0);
-        let (mut best, mut most) = (0, LEAST_GAIN / plain);
+        let (mut best, mut most) = ((0, 0.0), LEAST_GAIN / plain);
         let (mut reached, mut tokens) = (1.0, 1.0);
         for depth in 1..=self.model_depth {
             reached *= self.levels[(depth as usize - 1).min(MOST_LEVELS - 1)].0;
             tokens += reached;
             let step = self.times.predict(rows * (1 + depth)).unwrap_or(plain).max(plain);
-            let speed = tokens / (step + f64::from(depth) * level);
-            if speed > most {
-                (best, most) = (depth, speed);
+            let each = (step + f64::from(depth) * level) / tokens;
+            if each.recip() > most {
+                (best, most) = ((depth, plain - each), each.recip());
             }
         }
-        best
+        Some(best)
     }
 
     /// Drops the drafts that the next step is faster without. Linear in the running sequences, and
@@ -251,7 +320,8 @@ impl WidthControl {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_exec::{BatchRow, RowKind};
+    use kvasir_exec::RowKind;
+    use kvasir_kv::Span;
 
     fn candidates(probabilities: &[f32]) -> Vec<Candidate> {
         let one =
@@ -316,6 +386,35 @@ mod tests {
         batch.rows.push(row(RowKind::Prefill, 0));
         (0..20).for_each(|_| control.observe_step(&batch, &output(90_000)));
         assert_eq!(control.drafting.predict(1), Some(200.0), "the draft model also read a prompt");
+    }
+
+    #[test]
+    fn prompts_are_read_if_the_outputs_gain_more_than_that_takes() {
+        let mut control = measured(|_| 1000);
+        (control.model_depth, control.plain_steps, control.levels[0]) = (1, PLAIN_FIRST, Level(1.0));
+        assert!(control.reads_prompt(1 << 20, 1, 1), "nothing is known yet");
+        // A draft saves half of a step, so 100 outputs save 50,000 ns.
+        control.observe_end(100);
+        let row = BatchRow {
+            kind: RowKind::Prefill,
+            feeds_draft: true,
+            tokens: Span::new(0, 10),
+            ..BatchRow::default()
+        };
+        let batch = Batch { rows: vec![row], tokens: vec![0; 10], ..Batch::default() };
+        control.observe_step(&batch, &Output { draft_ns: 1000, ..Output::default() });
+        assert!(control.reads_prompt(499, 100, 1) && !control.reads_prompt(501, 100, 1));
+        assert!(
+            control.reads_prompt(49, 10, 1) && !control.reads_prompt(51, 10, 1),
+            "few outputs are allowed"
+        );
+        assert!(control.reads_prompt(49, 100, 10) && !control.reads_prompt(51, 100, 10), "ten share a step");
+        let read = (0..160).filter(|_| control.reads_prompt(5000, 100, 1)).count();
+        assert_eq!(read, 10, "some are read anyway");
+        control.levels[0] = Level(0.0);
+        assert!(!control.reads_prompt(1, 100, 1), "drafts are rejected");
+        control.width = DraftWidth::Fixed;
+        assert!(control.reads_prompt(1 << 20, 1, 1));
     }
 
     #[test]

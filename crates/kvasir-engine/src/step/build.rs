@@ -17,6 +17,7 @@ use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::schedule::ScheduledRow;
 use crate::scheduler::state::SchedulerState;
+use crate::speculation::width::WidthControl;
 use kvasir_exec::{Batch, BatchRow, Drafts, IN_FLIGHT, RowKind, Step, StepKind};
 use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{CacheError, ClaimRow, SeqId, Span, StepId, Token};
@@ -31,8 +32,6 @@ pub(crate) struct StepBuilder {
     spare: Vec<Box<Step>>,
     /// Most draft tokens of a decode row (speculative decoding).
     spec_steps: u32,
-    /// Levels that the executor's draft model shall propose after the step.
-    pub(crate) draft_depth: u32,
     /// Upper bound on block-table entries of all running requests, for memory reservation.
     table_blocks: usize,
     claims: Vec<ClaimRow>,
@@ -126,8 +125,8 @@ impl StepBuilder {
     }
 
     /// Fills the batch of a claimed step, advances the sequences' counters and counts the step as
-    /// in flight.
-    pub(crate) fn fill(&mut self, state: &mut SchedulerState, step: &mut Step) {
+    /// in flight. `width` says what the executor's draft model, if any, shall do with each row.
+    pub(crate) fn fill(&mut self, state: &mut SchedulerState, step: &mut Step, width: &mut WidthControl) {
         self.newest = step.plan.step;
         let SchedulerState { requests, kv, schedule, .. } = state;
         let (scheduled, block) = (schedule.rows(), kv.budget().block());
@@ -152,10 +151,9 @@ impl StepBuilder {
                 }
             }
             let samples = filled.samples();
-            filled.draft_depth = match sequence.cold.params.max_drafts {
-                _ if self.draft_depth == 0 || !samples => 0,
-                most => most.map_or(self.draft_depth, |most| most.min(self.draft_depth)),
-            };
+            if width.model_depth > 0 {
+                width.ask(sequence, filled);
+            }
             let (prefilled, spills) = (row.kind.is_prefill() && samples, sequence.tokens.is_due());
             decodes += usize::from(!row.kind.is_prefill());
             sequence.claimed += row.tokens;
@@ -277,6 +275,7 @@ fn any_row(sequence: &Sequence, scheduled: &ScheduledRow, size: BlockSize, batch
         scored: to_score(sequence, scheduled),
         pool_row: sequence.pool_row.unwrap_or_default(),
         drafts,
+        feeds_draft: false,
         draft_depth: 0,
         sampling: sequence.sampling,
     }

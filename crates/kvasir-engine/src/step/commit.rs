@@ -213,7 +213,9 @@ impl StepCommitter {
         } else if !self.verify(state, entry, (i, row), step, sampled) {
             return state.finish(entry, Finish::Failed(Fault::Internal), None, first, now);
         }
-        commit_outputs(state, entry, first, step, (span.start, &self.path), now);
+        if let Some(outputs) = commit_outputs(state, entry, first, step, (span.start, &self.path), now) {
+            self.width.observe_end(outputs);
+        }
         state.publish(entry, milestone);
     }
 
@@ -344,7 +346,7 @@ fn fail_row(state: &mut SchedulerState, entry: u32, row: &BatchRow, error: &Step
 
 /// Applies the stop rule to the outputs from `first` on and emits the event: a token delta or the
 /// end. The row's sampled tokens begin at `at`; `path` are the draft nodes at which the outputs were
-/// sampled, empty if all of the row's tokens are outputs.
+/// sampled, empty if all of the row's tokens are outputs. Returns the number of outputs if it ends.
 fn commit_outputs(
     state: &mut SchedulerState,
     entry: u32,
@@ -352,7 +354,7 @@ fn commit_outputs(
     step: &Step,
     (at, path): (u32, &[u32]),
     now: Nanos,
-) {
+) -> Option<u32> {
     let SchedulerState { requests, outbox, .. } = state;
     let sequence = &mut requests[entry];
     let outputs = sequence.outputs_len();
@@ -386,7 +388,10 @@ fn commit_outputs(
         outbox.scores.push((index, std::mem::take(&mut sequence.cold.scores)));
     }
     match stop {
-        Some(stop) => state.finish(entry, stop.finish, Some(step.batch.step), first, now),
+        Some(stop) => {
+            state.finish(entry, stop.finish, Some(step.batch.step), first, now);
+            Some(kept)
+        }
         None => {
             let newest = [sequence.tokens.newest()];
             let new = match outputs - first {
@@ -394,6 +399,7 @@ fn commit_outputs(
                 _ => sequence.tokens.since(sequence.prompt_len + first),
             };
             outbox.push(sequence.id, sequence.tag, Some(step.batch.step), first, new, None);
+            None
         }
     }
 }

@@ -78,6 +78,7 @@ impl Stream {
             pool_row: PoolRow(0),
             scored: Span::default(),
             drafts: Drafts::default(),
+            feeds_draft: false,
             draft_depth: 0,
             sampling: Sampling::default(),
         });

@@ -311,6 +311,7 @@ mod tests {
             pool_row: PoolRow(0),
             scored: Span::default(),
             drafts: Default::default(),
+            feeds_draft: false,
             draft_depth: 0,
             sampling: Default::default(),
         });
