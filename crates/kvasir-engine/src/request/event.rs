@@ -50,7 +50,7 @@ pub struct Summary {
     /// Drafts that were verified.
     #[serde(default)]
     pub drafted: u32,
-    /// Drafts that were accepted.
+    /// Drafts that became outputs: accepted, and not behind a stop.
     #[serde(default)]
     pub accepted: u32,
     /// Lifecycle timestamps.

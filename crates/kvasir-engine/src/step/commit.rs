@@ -365,6 +365,9 @@ fn commit_outputs(
     let kept = stop.map_or(outputs, |stop| stop.keep as u32);
     if stop.is_some() {
         sequence.truncate(sequence.prompt_len + kept);
+        // Drafts behind the stop are no outputs; the last token of a verification is no draft.
+        let behind = (outputs - kept).saturating_sub(1);
+        sequence.cold.accepted = sequence.cold.accepted.saturating_sub(behind);
     }
     if kept > first {
         if first == 0 {
