@@ -1,0 +1,44 @@
+//! Speculative decoding over HTTP: bounds of `prediction`, and servers that do not use it.
+
+use super::server::{Server, model};
+use kvasir_kv::CacheKind;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn chat(prediction: &str, extra: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0,
+        "prediction": {"type": "content", "content": prediction}});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn predictions_beyond_the_context_are_refused_by_their_bytes() {
+    let server = Server::drafting("suffix", 512);
+    let long = "many words ".repeat(1 << 20);
+    let (status, answer) = server.post(CHAT, &chat(&long, json!({})));
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("prediction")), "{answer}");
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("`prediction` has"), "{message}");
+    // Without drafts it is not read.
+    assert_eq!(server.post(CHAT, &chat(&long, json!({"speculation": false}))).0, 200);
+}
+
+#[test]
+fn predictions_are_cut_to_the_context_length() {
+    let model = model(100, Some("suffix"));
+    let text = "many words ".repeat(1000);
+    let whole = model.encode(&text, false).unwrap();
+    assert_eq!(model.encode_prediction(&text).unwrap(), whole[..100]);
+    assert_eq!(model.encode_prediction("many").unwrap(), model.encode("many", false).unwrap());
+}
+
+#[test]
+fn predictions_without_effect_are_named_as_ignored() {
+    let body = chat("hi there", json!({}));
+    let names = Some("prediction".to_owned());
+    assert_eq!(Server::start(CacheKind::Radix, 512, &[]).ignored(CHAT, &body), names);
+    assert_eq!(Server::drafting("ngram", 512).ignored(CHAT, &body), names);
+    assert_eq!(Server::drafting("suffix", 512).ignored(CHAT, &body), None);
+}
