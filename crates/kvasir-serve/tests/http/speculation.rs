@@ -1,4 +1,5 @@
-//! Speculative decoding over HTTP: bounds of `prediction`, and servers that do not use it.
+//! Speculative decoding over HTTP: bounds of `prediction`, servers that do not use it, and drafts
+//! behind a stop sequence.
 
 use super::server::{Server, model};
 use kvasir_kv::CacheKind;
@@ -41,4 +42,33 @@ fn predictions_without_effect_are_named_as_ignored() {
     assert_eq!(Server::start(CacheKind::Radix, 512, &[]).ignored(CHAT, &body), names);
     assert_eq!(Server::drafting("ngram", 512).ignored(CHAT, &body), names);
     assert_eq!(Server::drafting("suffix", 512).ignored(CHAT, &body), None);
+}
+
+#[test]
+fn accepted_drafts_are_at_most_the_tokens_of_the_answer() {
+    let server = Server::drafting("suffix", 512);
+    let ask = |extra: Value| {
+        let mut body =
+            json!({"prompt": [20, 21, 22], "temperature": 0, "ignore_eos": true, "max_tokens": 24});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let (status, answer) = server.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        let usage = &answer["usage"];
+        let accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"].as_u64().unwrap_or(0);
+        let text = answer["choices"][0]["text"].as_str().unwrap().to_owned();
+        (text, usage["completion_tokens"].as_u64().unwrap(), accepted)
+    };
+    let (text, tokens, _) = ask(json!({}));
+    // Later answers are drafted from the first one.
+    assert_eq!(ask(json!({})).0, text);
+    let drafted: u64 = (3..text.len())
+        .filter(|end| text.is_char_boundary(*end))
+        .map(|end| {
+            let stop = text[..end].chars().last().unwrap().to_string();
+            let (_, kept, accepted) = ask(json!({"stop": stop}));
+            assert!(accepted <= kept && kept <= tokens, "{accepted} of {kept} before {stop:?}");
+            accepted
+        })
+        .sum();
+    assert!(drafted > 0);
 }

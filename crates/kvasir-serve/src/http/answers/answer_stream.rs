@@ -273,7 +273,8 @@ impl AnswerStream {
             prompt: summary.prompt,
             cached: summary.cached,
             drafted: summary.drafted,
-            accepted: summary.accepted,
+            // The engine also counts drafts behind a stop sequence.
+            accepted: summary.accepted.min(self.tokens),
             ttft: Duration::from_nanos(summary.ttft().unwrap_or(0)),
             spoke: Duration::from_nanos(summary.decode_time().unwrap_or(0)),
         });
