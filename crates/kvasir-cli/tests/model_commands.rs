@@ -262,7 +262,7 @@ fn usage_errors_are_one_line_and_name_the_option() {
 
 #[test]
 fn options_without_effect_on_the_backend_are_refused_by_name() {
-    let path = model("qwen3");
+    let path = model("qwen2_swa");
     for (backend, option, value) in [
         ("plain", "--threads", "1"),
         ("sim", "--threads", "1"),
@@ -271,21 +271,33 @@ fn options_without_effect_on_the_backend_are_refused_by_name() {
         ("sim", "--batch-sizes", "1,2"),
         ("plain", "--graph-max-batch", "4"),
         ("plain", "--sim-preset", "instant"),
+        ("plain", "--rings", "on"),
+        ("sim", "--rings", "on"),
+        ("plain", "--instructions", "portable"),
+        ("sim", "--instructions", "portable"),
+        ("sim", "--logprobs", "1"),
+        ("sim", "--regex", "a+"),
     ] {
-        let args = [
-            "generate",
-            &path,
-            "--prompt-ids",
-            "5",
-            "--max-tokens",
-            "1",
-            "--backend",
-            backend,
-            option,
-            value,
-        ];
-        let output = run(&args);
+        let args = ["generate", &path, "--prompt-ids", "5", "--max-tokens", "1", "--json"];
+        let output = run(&[&args[..], &["--backend", backend, option, value]].concat());
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && error.contains(option), "{backend} {option}: {error}");
     }
+}
+
+#[test]
+fn options_that_need_another_are_refused_without_it() {
+    let path = model("qwen3");
+    let generate = ["generate", &path, "--prompt-ids", "5", "--max-tokens", "1"];
+    for (args, missing) in [
+        (&["--logprobs", "1"][..], "--json"),
+        (&["--policy", "rectangular", "--long-output-first", "on"], "--pausing on"),
+    ] {
+        let output = run(&[&generate[..], args].concat());
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(missing), "{args:?}: {error}");
+    }
+    let output = run(&["serve", &path, "--max-priority", "3"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("--max-priority needs --order priority"), "{error}");
 }
