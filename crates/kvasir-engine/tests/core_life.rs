@@ -148,7 +148,7 @@ fn drafts_behind_a_stop_are_not_counted_as_accepted() {
     core.postprocess(&step, &Ok(()), 0);
     let summary = &core.outbox().ended[0];
     assert_eq!((summary.finish, summary.outputs), (Finish::Eos, 3));
-    assert_eq!((summary.drafted, summary.accepted), (3, 2));
+    assert_eq!((summary.drafted, summary.accepted, summary.verified), (3, 2, 1));
 }
 
 /// Inputs of a `Coalescer`.

@@ -238,6 +238,7 @@ impl StepCommitter {
         let cold = &mut *sequence.cold;
         cold.drafted += count as u32;
         cold.accepted += self.accepted.len() as u32;
+        cold.verified += 1;
         // A chain may have been cut to the outputs left.
         cold.drafts.truncate(count);
         self.width.observe_drafts(&cold.drafts, depth, &self.accepted, &mut cold.reliability);

@@ -72,3 +72,17 @@ fn accepted_drafts_are_at_most_the_tokens_of_the_answer() {
         .sum();
     assert!(drafted > 0);
 }
+
+#[test]
+fn timings_count_the_steps_with_drafts() {
+    let server = Server::drafting("suffix", 512);
+    let body = json!({"prompt": [20, 21, 22], "temperature": 0, "ignore_eos": true, "max_tokens": 24,
+        "timings_per_token": true});
+    let ask = || server.post("/v1/completions", &body).1["timings"].take();
+    assert!(ask().is_object());
+    // The second answer is drafted from the first one.
+    let timings = ask();
+    let [tokens, accepted, steps] =
+        ["predicted_n", "draft_n_accepted", "draft_n_steps"].map(|name| timings[name].as_u64().unwrap());
+    assert!(steps > 0 && steps + accepted < tokens + 1 && accepted > steps, "{timings}");
+}
