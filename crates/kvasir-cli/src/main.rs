@@ -53,6 +53,7 @@ fn main() -> ExitCode {
         cli.command.run(CommandLine {
             config: cli.config,
             check: Cli::check_file,
+            instructions: cli.instructions,
             definition: Cli::command(),
         })
     });

@@ -1,7 +1,7 @@
 //! `generate`, `logits`, `inspect` and `bench` as command line tools: JSON output and usage errors.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use std::process::{Command, Output};
 
 fn model(case: &str) -> String {
@@ -66,6 +66,94 @@ fn padded_steps_of_the_plain_backend_give_the_recorded_tokens() {
         for shape in shapes {
             let answer = json(&[&args[..], &["--backend", "plain"], shape].concat());
             assert_eq!(answer["token_ids"], tokens, "{case} {shape:?}");
+        }
+    }
+}
+
+/// What `generate` prints as `speculation` for a recorded prompt, on a backend, with its tokens.
+fn drafted(case: &str, prompt: &str, spec: &str, backend: &str, max_tokens: usize) -> (Json, Json) {
+    let (ids, _) = recorded(case, prompt);
+    let (path, max_tokens) = (model(case), max_tokens.to_string());
+    let mut answer = json(
+        &[
+            &["generate", &path, "--prompt-ids", &ids, "--max-tokens", &max_tokens, "--ignore-eos"][..],
+            &["--temperature", "0", "--precision", "exact", "--backend", backend],
+            &["--spec", spec, "--spec-trace", "--json"],
+        ]
+        .concat(),
+    );
+    (answer["speculation"].take(), answer["token_ids"].take())
+}
+
+/// Number of tokens in this field of all rounds.
+fn count(rounds: &Json, field: &str) -> usize {
+    rounds.as_array().unwrap().iter().map(|round| round[field].as_array().unwrap().len()).sum()
+}
+
+#[test]
+fn traced_rounds_of_eagle3_are_the_recorded_ones() {
+    for case in ["eagle3_llama", "eagle3_qwen3"] {
+        let text = std::fs::read_to_string(format!("{}/eagle_expected.json", model(case))).unwrap();
+        let expected: Json = serde_json::from_str(&text).unwrap();
+        let [depth, top_k, nodes] = ["depth", "top_k", "total_draft_tokens"].map(|key| &expected[key]);
+        let spec = format!("eagle3:{}/draft,depth={depth},topk={top_k},nodes={nodes}", model(case));
+        for (prompt, record) in expected["prompts"].as_object().unwrap() {
+            // The recorded rounds, without log-probabilities and indices of candidates.
+            let mut rounds = record["rounds"].clone();
+            for round in rounds.as_array_mut().unwrap() {
+                round.as_object_mut().unwrap().remove("accepted_candidates");
+                for candidate in round["candidates"].as_array_mut().unwrap() {
+                    candidate.as_array_mut().unwrap().truncate(3);
+                }
+            }
+            let output = record["output"].as_array().unwrap();
+            for backend in ["plain", "cpu"] {
+                let (told, tokens) = drafted(case, prompt, &spec, backend, output.len());
+                let (drafts, accepted) = (count(&rounds, "kept"), count(&rounds, "accepted_tokens"));
+                let all = json!({"drafted": drafts, "accepted": accepted, "rounds": rounds});
+                assert_eq!(told, all, "{case} {prompt} {backend}");
+                assert_eq!(tokens, record["output"]);
+            }
+        }
+    }
+}
+
+#[test]
+fn traced_rounds_of_mtp_hold_the_recorded_drafts() {
+    for case in ["deepseek_v3", "glm4_moe", "qwen3_mtp"] {
+        let text = std::fs::read_to_string(format!("{}/expected.json", model(case))).unwrap();
+        let expected: Json = serde_json::from_str(&text).unwrap();
+        for (prompt, record) in expected["mtp"]["prompts"].as_object().unwrap() {
+            let greedy = expected["greedy"][prompt]["tokens"].as_array().unwrap();
+            let prompt_len = expected["prompts"][prompt].as_array().unwrap().len();
+            for backend in ["plain", "cpu"] {
+                let (told, tokens) = drafted(case, prompt, "mtp:2", backend, greedy.len());
+                assert_eq!(tokens, json!(greedy), "{case} {prompt} {backend}");
+                let rounds = told["rounds"].as_array().unwrap();
+                let chain = &record["chain3_feeding_back"]["shared_head_normed"];
+                assert_eq!(rounds[0]["candidates"], json!([[chain[0], -1, 1], [chain[1], 0, 2]]));
+                for round in rounds {
+                    let at = round["context_len"].as_u64().unwrap() as usize - prompt_len;
+                    let drafts = round["candidates"].as_array().unwrap();
+                    let right = greedy[at + 1..].iter().zip(drafts).take_while(|(a, b)| **a == b[0]).count();
+                    let end = at + 1 + right;
+                    // Of what a round accepts behind the output there is no record.
+                    let (accepted, bonus) = match greedy.get(end) {
+                        Some(bonus) => (json!(greedy[at + 1..end]), bonus),
+                        None => (round["accepted_tokens"].clone(), &round["bonus"]),
+                    };
+                    let all = json!({"context_len": prompt_len + at, "root": greedy[at], "candidates": drafts,
+                        "kept": [0, 1], "accepted_tokens": accepted, "bonus": bonus});
+                    assert_eq!(*round, all, "{case} {prompt} {backend}");
+                    assert_eq!(drafts[0][0], record["drafts"][at], "{case} {prompt} {backend}");
+                }
+                let (drafts, right) =
+                    (count(&told["rounds"], "kept"), count(&told["rounds"], "accepted_tokens"));
+                // The prefill outputs a token, each round its accepted drafts and a bonus.
+                let behind = (1 + right + rounds.len()).saturating_sub(greedy.len());
+                let all = json!({"drafted": drafts, "accepted": right - behind.saturating_sub(1), "rounds": rounds});
+                assert_eq!(told, all, "{case} {prompt} {backend}");
+            }
         }
     }
 }
@@ -262,7 +350,7 @@ fn usage_errors_are_one_line_and_name_the_option() {
 
 #[test]
 fn options_without_effect_on_the_backend_are_refused_by_name() {
-    let path = model("qwen3");
+    let path = model("qwen2_swa");
     for (backend, option, value) in [
         ("plain", "--threads", "1"),
         ("sim", "--threads", "1"),
@@ -271,21 +359,33 @@ fn options_without_effect_on_the_backend_are_refused_by_name() {
         ("sim", "--batch-sizes", "1,2"),
         ("plain", "--graph-max-batch", "4"),
         ("plain", "--sim-preset", "instant"),
+        ("plain", "--rings", "on"),
+        ("sim", "--rings", "on"),
+        ("plain", "--instructions", "portable"),
+        ("sim", "--instructions", "portable"),
+        ("sim", "--logprobs", "1"),
+        ("sim", "--regex", "a+"),
     ] {
-        let args = [
-            "generate",
-            &path,
-            "--prompt-ids",
-            "5",
-            "--max-tokens",
-            "1",
-            "--backend",
-            backend,
-            option,
-            value,
-        ];
-        let output = run(&args);
+        let args = ["generate", &path, "--prompt-ids", "5", "--max-tokens", "1", "--json"];
+        let output = run(&[&args[..], &["--backend", backend, option, value]].concat());
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && error.contains(option), "{backend} {option}: {error}");
     }
+}
+
+#[test]
+fn options_that_need_another_are_refused_without_it() {
+    let path = model("qwen3");
+    let generate = ["generate", &path, "--prompt-ids", "5", "--max-tokens", "1"];
+    for (args, missing) in [
+        (&["--logprobs", "1"][..], "--json"),
+        (&["--policy", "rectangular", "--long-output-first", "on"], "--pausing on"),
+    ] {
+        let output = run(&[&generate[..], args].concat());
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(missing), "{args:?}: {error}");
+    }
+    let output = run(&["serve", &path, "--max-priority", "3"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("--max-priority needs --order priority"), "{error}");
 }

@@ -135,6 +135,22 @@ fn decode_feeds_the_newest_token_and_drafts() {
     core.check_invariants().unwrap();
 }
 
+#[test]
+fn drafts_behind_a_stop_are_not_counted_as_accepted() {
+    let mut core = core(paged(8));
+    core.set_spec_steps(3);
+    let id = core.add(request(&[5], 9), 0).unwrap();
+    turn(&mut core, 14);
+    core.set_drafts(id, &Proposal { tokens: vec![101, Toy::EOS, 103], ..Proposal::default() });
+    let mut step = core.schedule(0).unwrap();
+    step.output.tokens.extend([101, Toy::EOS, 103, 9]);
+    step.output.rows.push(OutputRow { tokens: Span::new(0, 4) });
+    core.postprocess(&step, &Ok(()), 0);
+    let summary = &core.outbox().ended[0];
+    assert_eq!((summary.finish, summary.outputs), (Finish::Eos, 3));
+    assert_eq!((summary.drafted, summary.accepted, summary.verified), (3, 2, 1));
+}
+
 /// Inputs of a `Coalescer`.
 #[test]
 fn live_sequences_tell_oldest_arrival_and_pending_prompt_tokens() {

@@ -193,6 +193,7 @@ impl<'a> Driver<'a> {
             preemptions: 0,
             drafted: 0,
             accepted: 0,
+            verified: 0,
             timings: Timings::default(),
         };
         let mut more = Vec::new();

@@ -259,6 +259,7 @@ mod tests {
                 preemptions: 0,
                 drafted: 0,
                 accepted: 0,
+                verified: 0,
                 timings: Timings::default(),
             };
             sessions.ended(&summary, 0, &mut jobs);

@@ -3,7 +3,7 @@
 
 use crate::commands::{bench_offline, bench_serve};
 use crate::io::failure::Failure;
-use crate::options::model::kv_type;
+use crate::options::model::{ModelArgs, kv_type};
 use kvasir::{HubName, OpenedModel, Token};
 use kvasir_bench::bench::speculation::{self, Method, SpeculationBench};
 use kvasir_bench::bench::{self, Subject, Work};
@@ -166,6 +166,14 @@ enum Speed {
 }
 
 impl Args {
+    /// Model and backend options of a benchmark that takes them; the others run on the cpu backend.
+    pub(crate) fn model(&self) -> Option<&ModelArgs> {
+        match &self.what {
+            What::Offline(args) => Some(args.model()),
+            _ => None,
+        }
+    }
+
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let mut spec = None;
         let (common, work) = match self.what {

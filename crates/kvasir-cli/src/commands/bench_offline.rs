@@ -30,6 +30,11 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// Model and backend options.
+    pub(crate) fn model(&self) -> &ModelArgs {
+        &self.model
+    }
+
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let loaded = self.model.load()?;
         let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);

@@ -52,6 +52,11 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// Model and backend options.
+    pub(crate) fn model(&self) -> &ModelArgs {
+        &self.model
+    }
+
     /// The same with this question; an empty one begins an interactive chat.
     pub(crate) fn with_prompt(mut self, text: String) -> Self {
         if !text.is_empty() {

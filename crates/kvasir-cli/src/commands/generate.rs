@@ -5,6 +5,7 @@ use crate::options::Options;
 use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
 use crate::options::resolve::ResolvedOptions;
+use crate::options::rules::rule;
 use crate::options::structured_output::FormArgs;
 use kvasir::{
     Answer, DraftRound, Finish, Kvasir, LoadedModel, Model, Params, Piece, Prompt, Sampling, Speculation,
@@ -40,8 +41,8 @@ pub(crate) struct Args {
     ignore_eos: bool,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Log-probabilities of each sampled token and of the K most likely ones
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=100))]
+    /// With --json: log-probabilities of each sampled token and of the K most likely ones
+    #[arg(long, value_name = "K", requires = "json", value_parser = clap::value_parser!(u32).range(0..=100))]
     logprobs: Option<u32>,
     #[command(flatten)]
     form: FormArgs,
@@ -84,10 +85,18 @@ struct SamplingArgs {
 }
 
 impl Args {
+    /// Model and backend options.
+    pub(crate) fn model(&self) -> &ModelArgs {
+        &self.model
+    }
+
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         if self.prompt.is_none() && self.prompt_ids.is_empty() {
             return Err(Failure::usage("generate needs a prompt: --prompt TEXT or --prompt-ids IDS"));
         }
+        rule(!self.model.is_simulated() || self.logprobs.is_none(), || {
+            "--logprobs cannot be combined with --backend sim: it computes no probabilities".into()
+        })?;
         let started = Instant::now();
         let model = Model::new(self.model.load()?)?;
         let loaded = started.elapsed();

@@ -26,6 +26,11 @@ struct Answer<'a, T> {
 }
 
 impl Args {
+    /// Model and backend options.
+    pub(crate) fn model(&self) -> &ModelArgs {
+        &self.model
+    }
+
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         self.model.refuse_generation()?;
         let rows = self.model.load()?.logits(&self.prompt_ids, self.all)?;

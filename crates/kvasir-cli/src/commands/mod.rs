@@ -21,8 +21,10 @@ pub(crate) mod tokenize;
 
 use crate::commands::doctor::FileCheck;
 use crate::io::failure::Failure;
+use crate::options::model::ModelArgs;
 
 use clap::Subcommand;
+use kvasir_cpu::Isa;
 use std::{path::PathBuf, process::ExitCode};
 
 /// What commands need of the command line as a whole, which is defined above them.
@@ -31,6 +33,8 @@ pub(crate) struct CommandLine {
     pub(crate) config: Option<PathBuf>,
     /// Validates another options file.
     pub(crate) check: FileCheck,
+    /// Limit of the instruction set.
+    pub(crate) instructions: Option<Isa>,
     /// The definition of all commands and options.
     pub(crate) definition: clap::Command,
 }
@@ -83,8 +87,24 @@ impl Command {
         }
     }
 
+    /// Model and backend options, of a command that has them.
+    fn model(&self) -> Option<&ModelArgs> {
+        match self {
+            Self::Chat(args) => Some(args.model()),
+            Self::Run(args) => Some(args.model()),
+            Self::Generate(args) => Some(args.model()),
+            Self::Logits(args) => Some(args.model()),
+            Self::Bench(args) => args.model(),
+            Self::Serve(args) => Some(args.model()),
+            _ => None,
+        }
+    }
+
     /// Runs the command.
     pub(crate) fn run(self, line: CommandLine) -> Result<ExitCode, Failure> {
+        if let (Some(level), Some(model)) = (line.instructions, self.model()) {
+            model.check_instructions(level)?;
+        }
         match self {
             Self::Chat(args) => args.run(),
             Self::Run(args) => args.run(),

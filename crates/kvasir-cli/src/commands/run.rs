@@ -2,6 +2,7 @@
 
 use crate::commands::chat;
 use crate::io::failure::Failure;
+use crate::options::model::ModelArgs;
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
@@ -14,6 +15,11 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// Model and backend options.
+    pub(crate) fn model(&self) -> &ModelArgs {
+        self.chat.model()
+    }
+
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         if let Some(question) = self.chat.question_as_model() {
             let why =

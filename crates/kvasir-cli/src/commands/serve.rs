@@ -252,6 +252,11 @@ enum Alias {
 }
 
 impl Args {
+    /// Model and backend options.
+    pub(crate) fn model(&self) -> &ModelArgs {
+        &self.model
+    }
+
     /// Lines about the running server: what computes, access, limits.
     fn summary(&self, started: &Started, keys: &Keys, peer_connections: usize) -> [String; 2] {
         let Started { backend, slots, max_len, kv: (kv, slot), arithmetic, .. } = *started;
@@ -290,6 +295,9 @@ impl Args {
     /// Validates options before the model is loaded; returns the TLS files and access rules.
     pub(crate) fn check(&self) -> Result<(Option<TlsFiles>, AccessControl), Failure> {
         let keys = self.key_args.keys()?;
+        if self.limits.max_priority.is_some() && !self.options.orders_by_priority() {
+            return Err(Failure::usage("--max-priority needs --order priority"));
+        }
         if self.metrics_key.as_deref().is_some_and(|key| key.trim().is_empty()) {
             return Err(Failure::usage("--metrics-key: the key is empty"));
         }

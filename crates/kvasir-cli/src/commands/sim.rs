@@ -124,6 +124,7 @@ impl Args {
             is_cpu: self.sim_preset.machine.is_cpu,
             is_simulated: true,
             has_graphs: true,
+            has_rings: false,
             batch_sizes: Vec::new(),
         };
         let resolved = options.resolve(&facts)?;

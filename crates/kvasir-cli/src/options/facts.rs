@@ -17,6 +17,8 @@ pub(crate) struct Facts {
     pub(crate) is_simulated: bool,
     /// Whether decode steps can run as captured graphs: on the device of `kvasir sim`.
     pub(crate) has_graphs: bool,
+    /// Whether the backend has ring buffers for sliding-window layers.
+    pub(crate) has_rings: bool,
     /// Batch sizes that decode steps are padded to, in rising order.
     pub(crate) batch_sizes: Vec<u32>,
 }
@@ -33,6 +35,7 @@ impl Facts {
             is_cpu: true,
             is_simulated: model.backend() == "sim",
             has_graphs: false,
+            has_rings: model.backend() == "cpu",
             batch_sizes: model.batch_sizes().to_vec(),
         }
     }

@@ -50,7 +50,7 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_BLOCK_SIZE", value_name = "SLOTS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     block_size: Option<u32>,
-    /// With --cache contiguous: ring buffers for sliding-window layers, on or off [default: off]
+    /// With --cache contiguous on the cpu backend: ring buffers for sliding-window layers, on or off [default: off]
     #[arg(long, env = "KVASIR_RINGS", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     rings: Option<Switch>,
@@ -185,6 +185,11 @@ impl Options {
     /// Whether the policy needs a block cache.
     pub(crate) fn needs_blocks(&self) -> bool {
         self.policy == Some(PolicyKind::Rectangular)
+    }
+
+    /// Whether the queue is ordered by the priority of requests.
+    pub(crate) fn orders_by_priority(&self) -> bool {
+        self.order == Some(Order::Priority)
     }
 
     /// Share of free memory for the KV pool.

@@ -5,7 +5,7 @@ use crate::doctor::forecast::{Forecast, limits_of};
 use crate::io::failure::Failure;
 use crate::options::rules::rule;
 use kvasir::{Acceptance, BackendKind, KvType, LoadedModel, OpenedModel, Speculation};
-use kvasir_cpu::{MachineLimits, ThreadPool};
+use kvasir_cpu::{Isa, MachineLimits, ThreadPool};
 use kvasir_sim::Preset;
 use std::path::{Path, PathBuf};
 
@@ -142,13 +142,26 @@ impl ModelArgs {
         self.draft.apply(self.which.open()?, self.accept.map(Acceptance::from))
     }
 
+    /// Whether the CPU kernels compute.
+    fn is_on_cpu(&self) -> bool {
+        matches!(self.backend, Backend::Auto | Backend::Cpu)
+    }
+
+    /// Whether the simulated device stands in for the model.
+    pub(crate) fn is_simulated(&self) -> bool {
+        matches!(self.backend, Backend::Sim)
+    }
+
+    /// Refuses a limit of the instruction set for a backend without kernels for one.
+    pub(crate) fn check_instructions(&self, level: Isa) -> Result<(), Failure> {
+        rule(self.is_on_cpu(), || {
+            format!("--instructions {level} needs the cpu backend: the others have no kernels to choose")
+        })
+    }
+
     /// Refuses options without effect on the chosen backend.
     fn check_backend(&self) -> Result<(), Failure> {
-        let (on_cpu, simulates) = match self.backend {
-            Backend::Auto | Backend::Cpu => (true, false),
-            Backend::Plain => (false, false),
-            Backend::Sim => (false, true),
-        };
+        let (on_cpu, simulates) = (self.is_on_cpu(), self.is_simulated());
         if let (Some(preset), false) = (&self.sim_preset, simulates) {
             return Err(Failure::usage(format!("--sim-preset {preset} needs --backend sim")));
         }

@@ -54,7 +54,10 @@ impl Options {
                 format!("--{name} belongs to --policy {owner} and cannot be combined with --policy {policy}")
             })?;
         }
-        Ok(())
+        let needs_pausing = self.long_output_first.is_some_and(Switch::is_on);
+        rule(!needs_pausing || self.pausing.is_some_and(Switch::is_on), || {
+            "--long-output-first on needs --pausing on".into()
+        })
     }
 
     pub(super) fn rectangular(&self) -> RectangularConfig {

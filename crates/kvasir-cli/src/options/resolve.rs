@@ -150,7 +150,9 @@ impl Options {
             format!("--rings on cannot be combined with --cache {kind}: contiguous has them")
         })?;
         let rings = Rings::new(facts.windows.clone(), longest);
-        rings.map(Some).map_err(|why| Failure::usage(format!("--rings on: {why}")))
+        let rings = rings.map_err(|why| Failure::usage(format!("--rings on: {why}")))?;
+        rule(facts.has_rings, || "--rings on needs the cpu backend: the others have no ring buffers".into())?;
+        Ok(Some(rings))
     }
 
     fn capacity(&self, facts: &Facts, block: u32) -> Result<u32, Failure> {

@@ -36,6 +36,11 @@ impl FormArgs {
             (None, None, None) => return Ok(Constrained::default()),
         };
         let refused = |why: &dyn std::fmt::Display| Failure::usage(format!("{option}: {why}"));
+        if model.backend() == "sim" {
+            return Err(refused(
+                &"the simulated device outputs arbitrary tokens; another --backend keeps it",
+            ));
+        }
         let Some(tokenizer) = model.opened.tokenizer()? else {
             return Err(refused(&"the model has no tokenizer.json, so its tokens have no text"));
         };

@@ -30,6 +30,9 @@ fn doctor_reports_a_sound_machine_and_its_limits() {
         (&check(&report, "model")["values"]["dtype"], &check(&report, "text")["state"]),
         (&"f32".into(), &"ok".into())
     );
+    let overlap = check(&report, "overlap");
+    let found = overlap["found"].as_str().unwrap();
+    assert!(overlap["state"] == "ok" && found.starts_with("off by default: "), "{overlap}");
     // 3 layers × 2 heads × 32 elements × (K and V) × 2 bytes.
     assert_eq!(check(&report, "context")["values"]["kv_bytes_per_token"], 3 * 2 * 32 * 2 * 2);
     fs::remove_dir_all(&folder).unwrap();

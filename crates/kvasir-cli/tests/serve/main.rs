@@ -12,4 +12,5 @@ mod limits;
 mod memory;
 mod operations;
 mod server;
+mod speculation;
 mod tool_calls;

@@ -6,7 +6,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStderr, Command, Stdio},
     time::Duration,
 };
 
@@ -76,8 +76,24 @@ impl Server {
     pub(crate) fn of_model(folder: PathBuf, options: &[&str], environment: &[(&str, &str)]) -> Self {
         let file = folder.join("model.gguf");
         let model = if file.exists() { &file } else { &folder };
+        let model = model.to_str().unwrap().to_owned();
+        Self::of(&model, folder, options, environment).0
+    }
+
+    /// Serves the built-in model; with what it writes to stderr from here on.
+    pub(crate) fn built_in(options: &[&str]) -> (Self, BufReader<ChildStderr>) {
+        let folder = std::env::temp_dir().join(format!("kvasir-serve-{}-none", std::process::id()));
+        Self::of("kvasir-mini", folder, options, &[])
+    }
+
+    fn of(
+        model: &str,
+        folder: PathBuf,
+        options: &[&str],
+        environment: &[(&str, &str)],
+    ) -> (Self, BufReader<ChildStderr>) {
         let mut process = Command::new(env!("CARGO_BIN_EXE_kvasir"))
-            .args(["serve", model.to_str().unwrap(), "--port", "0", "--model-name", "tiny"])
+            .args(["serve", model, "--port", "0", "--model-name", "tiny"])
             .args(options)
             .envs(environment.iter().copied())
             .stderr(Stdio::piped())
@@ -93,7 +109,7 @@ impl Server {
         let address = line.split("://").nth(1).unwrap_or_else(|| panic!("{line}"));
         let address = address.split(',').next().unwrap().to_owned();
         let probes = line.split(", probes at http://").nth(1).map(|address| address.trim().to_owned());
-        Self { process, address, probes, folder }
+        (Self { process, address, probes, folder }, stderr)
     }
 
     /// A connection with a read timeout.

@@ -50,9 +50,12 @@ pub struct Summary {
     /// Drafts that were verified.
     #[serde(default)]
     pub drafted: u32,
-    /// Drafts that were accepted.
+    /// Drafts that became outputs: accepted, and not behind a stop.
     #[serde(default)]
     pub accepted: u32,
+    /// Steps that verified drafts.
+    #[serde(default)]
+    pub verified: u32,
     /// Lifecycle timestamps.
     pub timings: Timings,
 }
@@ -69,6 +72,7 @@ impl Summary {
             preemptions: sequence.cold.preemptions,
             drafted: sequence.cold.drafted,
             accepted: sequence.cold.accepted,
+            verified: sequence.cold.verified,
             timings: sequence.cold.timings,
         }
     }

@@ -122,6 +122,8 @@ pub(crate) struct Cold {
     /// Drafts verified and accepted so far.
     pub(crate) drafted: u32,
     pub(crate) accepted: u32,
+    /// Verifications of drafts so far.
+    pub(crate) verified: u32,
     /// Whether the executor's draft model reads it; decided with its first step.
     pub(crate) draft_reads: Option<bool>,
     /// Positions without K/V; all are before the tokens that it is fed.

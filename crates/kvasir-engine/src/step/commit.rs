@@ -240,6 +240,7 @@ impl StepCommitter {
         let cold = &mut *sequence.cold;
         cold.drafted += count as u32;
         cold.accepted += self.accepted.len() as u32;
+        cold.verified += 1;
         // A chain may have been cut to the outputs left.
         cold.drafts.truncate(count);
         self.width.observe_drafts(&cold.drafts, depth, &self.accepted, &mut cold.reliability);
@@ -367,6 +368,9 @@ fn commit_outputs(
     let kept = stop.map_or(outputs, |stop| stop.keep as u32);
     if stop.is_some() {
         sequence.truncate(sequence.prompt_len + kept);
+        // Drafts behind the stop are no outputs; the last token of a verification is no draft.
+        let behind = (outputs - kept).saturating_sub(1);
+        sequence.cold.accepted = sequence.cold.accepted.saturating_sub(behind);
     }
     if kept > first {
         if first == 0 {

@@ -209,8 +209,8 @@ impl App {
         Ok(Submission { request: kvasir_engine::Request { tag: 0, prompt, params }, tokens })
     }
 
-    /// The tokens of a predicted output, if the drafter can use them. A method that is not the
-    /// server's is refused.
+    /// The tokens of a predicted output, if the drafter uses them; for another drafter, or for none,
+    /// the field is recorded as ignored. A method that is not the server's is refused.
     fn prediction(&self, fields: &SamplingFields) -> Result<Vec<Token>, ApiError> {
         let (asked, drafter) = (&fields.speculation, self.model.facts.drafter);
         if let Some(method) = asked.method.as_deref().filter(|method| Some(*method) != drafter) {
@@ -220,10 +220,14 @@ impl App {
             };
             return Err(ApiError::param("speculation.method", why));
         }
-        match drafter {
-            Some("suffix") if !asked.prediction.is_empty() => self.model.encode(&asked.prediction, false),
-            _ => Ok(Vec::new()),
+        if asked.prediction.is_empty() || (drafter == Some("suffix") && asked.max_tokens == Some(0)) {
+            return Ok(Vec::new());
         }
+        if drafter != Some("suffix") {
+            RequestContext::current().ignored.record("prediction");
+            return Ok(Vec::new());
+        }
+        self.model.encode_prediction(&asked.prediction)
     }
 
     /// Submits orders of one key to the engine, each with `n` answers.

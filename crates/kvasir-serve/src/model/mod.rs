@@ -205,7 +205,7 @@ impl Model {
         self.reasoning
     }
 
-    /// Rejects a prompt text whose bytes alone make it longer than the context, without encoding it.
+    /// Rejects a text whose bytes alone make it longer than the context, without encoding it.
     pub(crate) fn check_bytes(&self, param: &str, text: &str) -> Result<(), ApiError> {
         let limit = self.facts.max_len;
         if text.len() < BLOCKING_BYTES {
@@ -216,7 +216,7 @@ impl Model {
             return Ok(());
         }
         let message = format!(
-            "the prompt has {} bytes and so at least {prompt} tokens; the model takes {limit} with the answer",
+            "`{param}` has {} bytes and so at least {prompt} tokens; the model takes {limit} with the answer",
             text.len()
         );
         let overflow = Overflow { prompt, requested: None, limit };
@@ -229,6 +229,17 @@ impl Model {
         let encode = || self.tokenizer.encode_cancelable(text, add_special, &gone);
         let ids = if text.len() < BLOCKING_BYTES { encode() } else { run_blocking(encode) };
         ids.map_err(|e| ApiError::param("prompt", e.to_string()))
+    }
+
+    /// Tokenizes a predicted output, up to the context length: no answer is longer.
+    pub fn encode_prediction(&self, text: &str) -> Result<Vec<Token>, ApiError> {
+        self.check_bytes("prediction", text)?;
+        let encoded = self.encode(text, false);
+        let mut ids = encoded.map_err(|error| ApiError { param: Some("prediction".into()), ..error })?;
+        ids.truncate(self.facts.max_len as usize);
+        // The rest is not kept for as long as the request runs.
+        ids.shrink_to_fit();
+        Ok(ids)
     }
 
     /// Detokenizes ids.

@@ -224,6 +224,7 @@ mod tests {
             preemptions: 0,
             drafted: 0,
             accepted: 0,
+            verified: 0,
             timings,
         };
         let context = RequestContext {

@@ -14,4 +14,5 @@ mod page;
 mod probes;
 mod server;
 mod sessions;
+mod speculation;
 mod stops;

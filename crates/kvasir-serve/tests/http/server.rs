@@ -7,7 +7,7 @@ use axum::{
     response::Response,
 };
 use futures_util::StreamExt;
-use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order};
+use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, SuffixDrafter};
 use kvasir_formats::TextFiles;
 use kvasir_kv::{CacheConfig, CacheKind, build};
 use kvasir_sample::Sampling;
@@ -74,6 +74,23 @@ impl Server {
         access: AccessControl,
         step_timeout: Duration,
     ) -> Self {
+        Self::built(device, kind, slots, access, step_timeout, None)
+    }
+
+    /// A server with this drafter of speculative decoding.
+    pub(crate) fn drafting(drafter: &'static str, slots: u32) -> Self {
+        let hour = Duration::from_secs(3600);
+        Self::built(Toy::new(), CacheKind::Radix, slots, AccessControl::default(), hour, Some(drafter))
+    }
+
+    fn built(
+        device: Toy,
+        kind: CacheKind,
+        slots: u32,
+        access: AccessControl,
+        step_timeout: Duration,
+        drafter: Option<&'static str>,
+    ) -> Self {
         let blocks = kind.is_block_based();
         let limits = Limits { max_model_len: LONGEST, prefix_cache: blocks, ..Limits::default() };
         let cache = build(kind, &CacheConfig::new(slots)).unwrap();
@@ -81,20 +98,11 @@ impl Server {
         let (feed, observer) = StepFeed::new();
         let core = Core::new(limits, Order::Fcfs, policy, cache);
         let engine = Engine::new(core, device, || 0).observe(observer);
-        let words =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-formats/tests/data/tokenizers/qwen");
-        let facts = Facts {
-            vocab: 500,
-            max_len: LONGEST.min(slots),
-            max_new_tokens: None,
-            hidden: None,
-            eos: vec![Toy::EOS],
-            sampling: Sampling::default(),
-            card: Card::default(),
-            drafter: None,
-            prefix_salt: Box::new(|_| 0),
+        let engine = match drafter {
+            Some("suffix") => engine.draft(Box::new(SuffixDrafter::new(8))).unwrap(),
+            _ => engine,
         };
-        let model = Model::new("tiny".into(), &TextFiles::open(&words).unwrap(), facts).unwrap();
+        let model = model(LONGEST.min(slots), drafter);
         let reports = Reports::start(None, None).unwrap();
         let host = Host::start(engine, AdmissionLimits::default(), reports, step_timeout).unwrap();
         let live = Live { feed, setup: Value::Null };
@@ -170,11 +178,21 @@ impl Server {
 
     /// Status of the response to a body with these headers.
     pub(crate) fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> u16 {
+        self.response(path, headers, body).status().as_u16()
+    }
+
+    /// Fields of a body that the response names as ignored.
+    pub(crate) fn ignored(&self, path: &str, body: &Value) -> Option<String> {
+        let response = self.response(path, &[("content-type", "application/json")], body);
+        response.headers().get("x-kvasir-ignored").map(|names| names.to_str().unwrap().to_owned())
+    }
+
+    fn response(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Response {
         let request =
             headers.iter().fold(Request::post(path), |request, (name, value)| request.header(*name, *value));
         let asked = self.router.clone().call(request.body(Body::from(body.to_string())).unwrap());
-        let Ok(answer) = self.runtime.block_on(asked);
-        answer.status().as_u16()
+        let Ok(response) = self.runtime.block_on(asked);
+        response
     }
 
     /// The lines of an NDJSON response.
@@ -190,6 +208,23 @@ impl Server {
         let lines = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
         lines.filter(|line| *line != "[DONE]").map(|event| serde_json::from_str(event).unwrap()).collect()
     }
+}
+
+/// A model with the Qwen tokenizer, this context length and this drafter.
+pub(crate) fn model(max_len: u32, drafter: Option<&'static str>) -> Model {
+    let words = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-formats/tests/data/tokenizers/qwen");
+    let facts = Facts {
+        vocab: 500,
+        max_len,
+        max_new_tokens: None,
+        hidden: None,
+        eos: vec![Toy::EOS],
+        sampling: Sampling::default(),
+        card: Card::default(),
+        drafter,
+        prefix_salt: Box::new(|_| 0),
+    };
+    Model::new("tiny".into(), &TextFiles::open(&words).unwrap(), facts).unwrap()
 }
 
 /// Reads `pieces` pieces of a response and drops the rest. With 0, not even the head is awaited.

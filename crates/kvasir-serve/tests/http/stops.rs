@@ -1,4 +1,4 @@
-//! Stop sequences over HTTP, with `min_tokens`.
+//! Stop sequences and stop tokens over HTTP, with `min_tokens` and `ignore_eos`.
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
@@ -24,4 +24,19 @@ fn stop_sequences_respect_min_tokens_over_http() {
     let (tokens, _) = least(6);
     assert!((7..=24).contains(&tokens), "{tokens}");
     assert_eq!(least(24), (24, "length".into()));
+}
+
+#[test]
+fn stop_tokens_end_an_answer_that_ignores_eos() {
+    for server in [Server::start(CacheKind::Radix, 512, &[]), Server::drafting("suffix", 512)] {
+        let ask = |extra: Value| server.post("/v1/completions", &asked(extra)).1;
+        let whole = ask(json!({"return_token_ids": true}));
+        let ids = whole["choices"][0]["token_ids"].as_array().unwrap();
+        // A drafter has the first answer to draft from.
+        let first = ids.iter().position(|id| *id == ids[9]).unwrap();
+        let cut = ask(json!({"return_token_ids": true, "stop_token_ids": [ids[9]]}));
+        let choice = &cut["choices"][0];
+        assert_eq!((&choice["token_ids"], &choice["finish_reason"]), (&json!(ids[..=first]), &json!("stop")));
+        assert_eq!(cut["usage"]["completion_tokens"], first + 1);
+    }
 }

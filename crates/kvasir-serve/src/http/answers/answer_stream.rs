@@ -68,6 +68,8 @@ pub struct AnswerOutcome {
     pub drafted: u32,
     /// Drafts that were accepted.
     pub accepted: u32,
+    /// Steps that verified drafts.
+    pub verified: u32,
     /// Time to first token (TTFT), queueing included.
     pub ttft: Duration,
     /// Time from first to last token, as generated.
@@ -99,6 +101,7 @@ impl AnswerOutcome {
         if self.drafted > 0 {
             timings["draft_n"] = self.drafted.into();
             timings["draft_n_accepted"] = self.accepted.into();
+            timings["draft_n_steps"] = self.verified.into();
         }
         timings
     }
@@ -273,7 +276,9 @@ impl AnswerStream {
             prompt: summary.prompt,
             cached: summary.cached,
             drafted: summary.drafted,
-            accepted: summary.accepted,
+            // The engine also counts drafts behind a stop sequence.
+            accepted: summary.accepted.min(self.tokens),
+            verified: summary.verified,
             ttft: Duration::from_nanos(summary.ttft().unwrap_or(0)),
             spoke: Duration::from_nanos(summary.decode_time().unwrap_or(0)),
         });
