@@ -349,19 +349,22 @@ struct Events {
     sequence: u64,
 }
 
-impl Events {
-    fn write_event(&mut self, out: &mut String, name: &str, mut event: Value) {
-        event["type"] = name.into();
-        event["sequence_number"] = self.sequence.into();
-        self.sequence += 1;
-        sse::typed(out, &event);
-    }
+/// Writes one event with the next number of `sequence`.
+fn write_event(sequence: &mut u64, out: &mut String, name: &str, mut event: Value) {
+    event["type"] = name.into();
+    event["sequence_number"] = (*sequence).into();
+    *sequence += 1;
+    sse::typed(out, &event);
+}
 
-    /// Writes the events of one item event, including those of its single content part.
+impl Events {
+    /// Writes the events of one item event, including those of its single content part. The cost of
+    /// a delta does not depend on the length of its item.
     fn item(&mut self, out: &mut String, index: usize, event: ItemEvent, logprobs: &[Value]) {
-        let Some(item) = self.items.all().get(index).cloned() else { return };
+        let Self { object, items, ended, sequence, .. } = self;
+        let Some(item) = items.all().get(index) else { return };
         let place = |mut event: Value| {
-            event["item_id"] = self.object.item_id(index, &item).into();
+            event["item_id"] = object.item_id(index, item).into();
             event["output_index"] = index.into();
             if !matches!(item.kind, ItemKind::Call(_)) {
                 event["content_index"] = 0.into();
@@ -371,21 +374,21 @@ impl Events {
         let stem = match item.kind {
             ItemKind::Reasoning => "response.reasoning_text",
             ItemKind::Text => "response.output_text",
-            ItemKind::Call(_) if self.object.is_custom(&item) => "response.custom_tool_call_input",
+            ItemKind::Call(_) if object.is_custom(item) => "response.custom_tool_call_input",
             ItemKind::Call(_) => "response.function_call_arguments",
         };
-        let is_custom = self.object.is_custom(&item);
+        let is_custom = object.is_custom(item);
         let is_call = matches!(item.kind, ItemKind::Call(_));
         let mut events = Vec::new();
         match event {
             ItemEvent::Begin => {
-                let begun = self.object.item(index, &item, "in_progress");
+                let begun = object.item(index, item, "in_progress");
                 events.push((
                     "response.output_item.added".into(),
                     json!({"output_index": index, "item": begun}),
                 ));
                 if !is_call {
-                    let part = place(json!({"part": self.object.part(index, &item, "")}));
+                    let part = place(json!({"part": object.part(index, item, "")}));
                     events.push(("response.content_part.added".into(), part));
                 }
             }
@@ -407,18 +410,18 @@ impl Events {
                 let done = match &item.kind {
                     ItemKind::Call(_) if is_custom => json!({"input": custom_input(&item.text)}),
                     ItemKind::Call(name) => {
-                        json!({"name": self.object.client_name(name).0, "arguments": item.text})
+                        json!({"name": object.client_name(name).0, "arguments": item.text})
                     }
-                    ItemKind::Text => json!({"text": item.text, "logprobs": self.object.logprobs_of(index)}),
+                    ItemKind::Text => json!({"text": item.text, "logprobs": object.logprobs_of(index)}),
                     ItemKind::Reasoning => json!({"text": item.text}),
                 };
                 events.push((format!("{stem}.done"), place(done)));
                 if !is_call {
-                    let part = place(json!({"part": self.object.part(index, &item, &item.text)}));
+                    let part = place(json!({"part": object.part(index, item, &item.text)}));
                     events.push(("response.content_part.done".into(), part));
                 }
-                let cut = self.ended.as_ref().is_some_and(|ended| ended.reason == "length");
-                let whole = self.object.item(index, &item, if cut { "incomplete" } else { "completed" });
+                let cut = ended.as_ref().is_some_and(|ended| ended.reason == "length");
+                let whole = object.item(index, item, if cut { "incomplete" } else { "completed" });
                 events.push((
                     "response.output_item.done".into(),
                     json!({"output_index": index, "item": whole}),
@@ -426,7 +429,7 @@ impl Events {
             }
         }
         for (name, event) in events {
-            self.write_event(out, &name, event);
+            write_event(sequence, out, &name, event);
         }
     }
 }
@@ -435,7 +438,7 @@ impl EventWriter for Events {
     fn open(&mut self, out: &mut String) {
         for name in ["response.created", "response.in_progress"] {
             let response = self.object.response();
-            self.write_event(out, name, json!({"response": response}));
+            write_event(&mut self.sequence, out, name, json!({"response": response}));
         }
     }
 
@@ -452,7 +455,7 @@ impl EventWriter for Events {
         let mut response = self.object.response();
         response["status"] = "failed".into();
         response["error"] = json!({"code": "server_error", "message": error.message});
-        self.write_event(out, "response.failed", json!({"response": response}));
+        write_event(&mut self.sequence, out, "response.failed", json!({"response": response}));
     }
 
     fn close(&mut self, out: &mut String, usage: &Usage) {
@@ -463,7 +466,7 @@ impl EventWriter for Events {
         let name =
             if response["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
         self.storing.take().into_iter().for_each(|storing| storing.store(&response));
-        self.write_event(out, name, json!({"response": response}));
+        write_event(&mut self.sequence, out, name, json!({"response": response}));
     }
 }
 
@@ -539,5 +542,39 @@ pub(crate) async fn responses_create(
         Ok(event_stream(response.events()))
     } else {
         Ok(Json(response.whole().await?).into_response())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    fn events() -> Events {
+        let object = ResponseObject {
+            id: "1".into(),
+            response: json!({}),
+            kinds: HashMap::new(),
+            logprobs: HashMap::new(),
+        };
+        Events { object, storing: None, items: Items::default(), ended: None, sequence: 0 }
+    }
+
+    fn push(events: &mut Events, text: &str) {
+        let deltas = vec![Delta::Content(text.into())];
+        events.increment(&mut String::new(), 0, AnswerIncrement { deltas, ..AnswerIncrement::default() });
+    }
+
+    #[test]
+    fn the_cost_of_a_delta_does_not_depend_on_its_item() {
+        let mut events = events();
+        push(&mut events, &"x".repeat(64 << 20));
+        let began = Instant::now();
+        for _ in 0..400 {
+            push(&mut events, "y");
+        }
+        // Copies of the item would take 25 GiB.
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        assert_eq!(events.sequence, 403, "two events begin the item");
     }
 }
