@@ -31,6 +31,20 @@ const OBJECT: usize = 480;
 const LIST: usize = 256;
 const TEXT: usize = 32;
 
+/// Heap bytes of a value, by the same estimate.
+pub(crate) fn heap_bytes(value: &Value) -> usize {
+    VALUE
+        + match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+            Value::String(text) => TEXT + text.len(),
+            Value::Array(items) => LIST + items.iter().map(heap_bytes).sum::<usize>(),
+            Value::Object(map) => {
+                let entries = map.iter().map(|(key, value)| TEXT + key.len() + heap_bytes(value));
+                OBJECT + entries.sum::<usize>()
+            }
+        }
+}
+
 /// A parsed body, with its share of the memory budget.
 #[derive(Debug, Default)]
 pub struct Body {
@@ -301,6 +315,15 @@ mod tests {
         assert!(refused("\u{feff}{}").contains("JSON"));
         assert!(refused("").contains("JSON"));
         assert!(Body::parse(b"{\"tools\": \"\xc0\xaf\"}", CHAT, IgnoredFields::default()).is_err());
+    }
+
+    #[test]
+    fn values_count_what_their_parsing_was_charged() {
+        for text in [r#"{"tools": [{"a": [1, null, "x"]}, {}], "stream": true}"#, "[[], 0.5]", "\"text\""] {
+            let budget = ParseBudget::default();
+            let value = budget.parse(text.as_bytes()).unwrap();
+            assert_eq!(heap_bytes(&value), budget.used.get(), "{text}");
+        }
     }
 
     #[test]
