@@ -23,6 +23,11 @@ use serde_json::{Map, Value, json};
 /// Maximum items of `input`, and parts per item.
 const MAX_ITEMS: usize = 4096;
 
+// OpenAI's limits of `metadata`, which is stored with the response.
+const MAX_METADATA: usize = 16;
+const MAX_METADATA_KEY: usize = 64;
+const MAX_METADATA_VALUE: usize = 512;
+
 /// A validated `/v1/responses` request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResponsesRequest {
@@ -39,8 +44,8 @@ impl ResponsesRequest {
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         body.classify(RESPONSES)?;
         reject_background(body)?;
-        // Only type-checked here: they are echoed in the response.
-        body.object("metadata")?;
+        // Only checked here: they are echoed in the response.
+        check_metadata(body)?;
         for name in ["user", "safety_identifier", "prompt_cache_key", "previous_response_id"] {
             body.text(name)?;
         }
@@ -79,6 +84,30 @@ impl ResponsesRequest {
         };
         Ok(Self { chat, store: body.flag("store", true)?, truncate })
     }
+}
+
+/// Texts within OpenAI's limits. Lengths are in characters.
+fn check_metadata(body: &Reader) -> Result<(), ApiError> {
+    let Some(metadata) = body.object("metadata")? else { return Ok(()) };
+    let entries = metadata.fields();
+    if entries.len() > MAX_METADATA {
+        let why = format!("may have at most {MAX_METADATA} keys, not {}", entries.len());
+        return Err(body.error("metadata", why));
+    }
+    for key in entries.keys() {
+        let length = key.chars().count();
+        if length > MAX_METADATA_KEY {
+            let why = format!("may have keys of at most {MAX_METADATA_KEY} characters, not {length}");
+            return Err(body.error("metadata", why));
+        }
+        let text = metadata.text(key)?.ok_or_else(|| metadata.error(key, "must be a text"))?;
+        let length = text.chars().count();
+        if length > MAX_METADATA_VALUE {
+            let why = format!("may have at most {MAX_METADATA_VALUE} characters, not {length}");
+            return Err(metadata.error(key, why));
+        }
+    }
+    Ok(())
 }
 
 fn reject_background(body: &Reader) -> Result<(), ApiError> {
