@@ -68,7 +68,7 @@ pub(crate) struct ResponseStore {
 #[derive(Debug, Default)]
 struct Table {
     by_id: HashMap<String, StoredResponse>,
-    /// Ids, oldest first. May name removed responses.
+    /// The ids of `by_id`, oldest first.
     order: VecDeque<String>,
 }
 
@@ -96,10 +96,9 @@ impl ResponseStore {
     fn drop_oldest(&self, table: &mut Table, owner: u64) {
         let of_key = table.by_id.values().filter(|stored| stored.owner == owner).count();
         if of_key > MAX_OF_KEY {
-            let is_own = |id: &&String| table.by_id.get(*id).is_some_and(|stored| stored.owner == owner);
-            if let Some(oldest) = table.order.iter().find(is_own).cloned() {
-                table.by_id.remove(&oldest);
-            }
+            let is_own = |id: &String| table.by_id.get(id).is_some_and(|stored| stored.owner == owner);
+            let oldest = table.order.iter().position(is_own).and_then(|at| table.order.remove(at));
+            oldest.map(|id| table.by_id.remove(&id));
         }
         while let Some(id) = table.order.front() {
             let keeps = table.by_id.get(id).is_some_and(|oldest| oldest.since.elapsed() < TTL);
@@ -142,7 +141,9 @@ impl ResponseStore {
     /// Removes a response. Responses that continue it keep its items.
     pub(crate) fn remove(&self, id: &str, owner: u64) -> Result<(), ApiError> {
         self.with(id, owner, |_| ())?;
-        self.table().by_id.remove(id);
+        let mut table = self.table();
+        table.by_id.remove(id);
+        table.order.retain(|kept| kept != id);
         Ok(())
     }
 
@@ -199,6 +200,19 @@ mod tests {
         respond(&store, "b", &store.conversation("a", 1).unwrap(), "two");
         store.remove("a", 1).unwrap();
         assert!(store.memory.total() < 1 << 20, "what continues it keeps its items only");
+    }
+
+    #[test]
+    fn removed_responses_leave_no_id_behind() {
+        let store = ResponseStore::default();
+        for i in 0..100 {
+            let id = i.to_string();
+            respond(&store, &id, &Conversation::default(), "one");
+            if i > 0 {
+                store.remove(&id, 1).unwrap();
+            }
+        }
+        assert_eq!(store.table().order, ["0"]);
     }
 
     #[test]
