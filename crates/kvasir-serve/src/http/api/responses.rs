@@ -24,7 +24,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::Stream;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::{collections::HashMap, sync::Arc};
 
 /// A response request that has been submitted to the engine.
@@ -58,12 +58,13 @@ fn input_items(body: &Reader) -> Vec<Value> {
     }
 }
 
-/// A body in front of whose input stand the items of an earlier conversation, and that.
-type Continued = (Map<String, Value>, Conversation);
-
-/// The body with the items of the response in `previous_response_id`, and their conversation.
-fn continued(app: &App, key: u64, body: &Reader) -> Result<Option<Continued>, ApiError> {
-    let Some(previous) = body.text("previous_response_id")? else { return Ok(None) };
+/// Parses a request behind the conversation that its `previous_response_id` names; returns that, too.
+fn read_request(app: &App, key: u64, body: &Reader) -> Result<(ResponsesRequest, Conversation), ApiError> {
+    let facts = &app.model.facts;
+    let Some(previous) = body.text("previous_response_id")? else {
+        let request = ResponsesRequest::read(body, &facts.sampling, facts.vocab)?;
+        return Ok((request, Conversation::default()));
+    };
     let before = app.responses.conversation(previous, key);
     let before = before.map_err(|error| ApiError {
         status: 400,
@@ -73,7 +74,8 @@ fn continued(app: &App, key: u64, body: &Reader) -> Result<Option<Continued>, Ap
     let mut fields = body.fields().clone();
     let own = input_items(body);
     fields.insert("input".into(), before.items().cloned().chain(own).collect());
-    Ok(Some((fields, before)))
+    let request = ResponsesRequest::read(&body.derived(&fields), &facts.sampling, facts.vocab)?;
+    Ok((request, before))
 }
 
 /// Submits a conversation; with `truncate`, drops its oldest messages until it fits the context.
@@ -100,15 +102,9 @@ fn submit_truncated(app: &Arc<App>, key: u64, request: &mut ResponsesRequest) ->
 impl Responses {
     /// Validates and submits the request.
     pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
-        let facts = &app.model.facts;
-        let continued = continued(app, key, body)?;
         let own_input = input_items(body);
-        let mut request = match &continued {
-            Some((fields, _)) => ResponsesRequest::read(&body.derived(fields), &facts.sampling, facts.vocab)?,
-            None => ResponsesRequest::read(body, &facts.sampling, facts.vocab)?,
-        };
+        let (mut request, before) = read_request(app, key, body)?;
         let reply = submit_truncated(app, key, &mut request)?;
-        let before = continued.map(|(_, before)| before).unwrap_or_default();
         let storing = request.store.then(|| Storing { app: app.clone(), key, before, own_input });
         let kinds = request.chat.tools.iter().filter(|tool| tool.kind != ToolKind::Function);
         let object = ResponseObject {
@@ -514,11 +510,7 @@ pub(crate) async fn input_tokens(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let (key, body) = read_body(&app, request, RESPONSES).await?;
-    let (body, facts) = (body.reader(), &app.model.facts);
-    let request = match continued(&app, key, &body)? {
-        Some((fields, _)) => ResponsesRequest::read(&body.derived(&fields), &facts.sampling, facts.vocab)?,
-        None => ResponsesRequest::read(&body, &facts.sampling, facts.vocab)?,
-    };
+    let (request, _) = read_request(&app, key, &body.reader())?;
     app.check_model(request.chat.model.as_deref())?;
     let count = app.model.chat_prompt(&request.chat)?.len();
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": count})))
