@@ -52,7 +52,7 @@ pub struct Body {
     pub fields: Map<String, Value>,
     /// Names of ignored fields.
     pub ignored: IgnoredFields,
-    _memory: BodyMemory,
+    memory: BodyMemory,
 }
 
 impl Body {
@@ -65,7 +65,7 @@ impl Body {
             None => ApiError::body(format!("the body is no valid JSON: {error}")),
         })?;
         match value {
-            Value::Object(fields) => Ok(Self { fields, ignored, _memory: budget.memory.into_inner() }),
+            Value::Object(fields) => Ok(Self { fields, ignored, memory: budget.memory.into_inner() }),
             _ => Err(ApiError::body("the body must be a JSON object")),
         }
     }
@@ -73,6 +73,13 @@ impl Body {
     /// A reader over the stored fields.
     pub fn reader(&self) -> Reader<'_> {
         Reader::new(&self.fields, &self.ignored)
+    }
+
+    /// Drops the body. The result charges `bytes` of heap, which the caller keeps of it.
+    pub(crate) fn keep(self, bytes: usize) -> BodyMemory {
+        let mut memory = self.memory;
+        memory.shrink_to(bytes);
+        memory
     }
 }
 

@@ -11,6 +11,8 @@ use crate::http::answers::submit_chat::submit_chat;
 use crate::http::answers::usage::Usage;
 use crate::http::app::{App, unix_seconds};
 use crate::http::body::read_body;
+use crate::request::body::{Body, heap_bytes};
+use crate::request::body_memory::BodyMemory;
 use crate::request::conversation::Role;
 use crate::request::fields::RESPONSES;
 use crate::request::reader::Reader;
@@ -49,32 +51,47 @@ impl Storing {
     }
 }
 
-/// The items of `input`; a text is a message of the user.
-fn input_items(body: &Reader) -> Vec<Value> {
-    match body.get("input") {
-        Some(Value::Array(items)) => items.clone(),
-        Some(Value::String(text)) => vec![json!({"type": "message", "role": "user", "content": text})],
-        _ => Vec::new(),
+/// The items of an `input`; a text is a message of the user. Fails with any other value but null.
+fn input_items(input: Value) -> Result<Vec<Value>, Value> {
+    match input {
+        Value::Array(items) => Ok(items),
+        Value::String(text) => Ok(vec![json!({"type": "message", "role": "user", "content": text})]),
+        Value::Null => Ok(Vec::new()),
+        other => Err(other),
     }
 }
 
-/// Parses a request behind the conversation that its `previous_response_id` names; returns that, too.
-fn read_request(app: &App, key: u64, body: &Reader) -> Result<(ResponsesRequest, Conversation), ApiError> {
-    let facts = &app.model.facts;
-    let Some(previous) = body.text("previous_response_id")? else {
-        let request = ResponsesRequest::read(body, &facts.sampling, facts.vocab)?;
-        return Ok((request, Conversation::default()));
+/// Puts the items of an earlier conversation in front of the body's `input`.
+fn prepend(before: &Conversation, body: &mut Body) {
+    let input = body.fields.entry("input").or_insert(Value::Null);
+    *input = match input_items(input.take()) {
+        Ok(own) => before.items().cloned().chain(own).collect(),
+        // The parser names its type.
+        Err(other) => other,
     };
-    let before = app.responses.conversation(previous, key);
-    let before = before.map_err(|error| ApiError {
-        status: 400,
-        param: Some("previous_response_id".into()),
-        ..error
-    })?;
-    let mut fields = body.fields().clone();
-    let own = input_items(body);
-    fields.insert("input".into(), before.items().cloned().chain(own).collect());
-    let request = ResponsesRequest::read(&body.derived(&fields), &facts.sampling, facts.vocab)?;
+}
+
+/// Takes the items of `input` out of the body, without those of the conversation in front.
+fn take_own_input(before: &Conversation, body: &mut Body) -> Vec<Value> {
+    let input = body.fields.get_mut("input").map(Value::take).unwrap_or_default();
+    let mut items = input_items(input).unwrap_or_default();
+    items.split_off(before.items().count().min(items.len()))
+}
+
+/// Parses a request behind the conversation that its `previous_response_id` names; returns that, too.
+/// The body's `input` then holds both.
+fn read_request(app: &App, key: u64, body: &mut Body) -> Result<(ResponsesRequest, Conversation), ApiError> {
+    let mut before = Conversation::default();
+    if let Some(previous) = body.reader().text("previous_response_id")? {
+        before = app.responses.conversation(previous, key).map_err(|error| ApiError {
+            status: 400,
+            param: Some("previous_response_id".into()),
+            ..error
+        })?;
+        prepend(&before, body);
+    }
+    let facts = &app.model.facts;
+    let request = ResponsesRequest::read(&body.reader(), &facts.sampling, facts.vocab)?;
     Ok((request, before))
 }
 
@@ -100,18 +117,22 @@ fn submit_truncated(app: &Arc<App>, key: u64, request: &mut ResponsesRequest) ->
 }
 
 impl Responses {
-    /// Validates and submits the request.
-    pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
-        let own_input = input_items(body);
-        let (mut request, before) = read_request(app, key, body)?;
+    /// Validates and submits the request. What the response keeps of the body stays charged to the
+    /// memory of bodies.
+    pub(crate) fn begin(app: &Arc<App>, key: u64, mut body: Body) -> Result<Self, ApiError> {
+        let (mut request, before) = read_request(app, key, &mut body)?;
         let reply = submit_truncated(app, key, &mut request)?;
+        let response = initial_response(app, &request, &body.reader());
+        let own_input = if request.store { take_own_input(&before, &mut body) } else { Vec::new() };
+        let kept = heap_bytes(&response) + own_input.iter().map(heap_bytes).sum::<usize>();
         let storing = request.store.then(|| Storing { app: app.clone(), key, before, own_input });
         let kinds = request.chat.tools.iter().filter(|tool| tool.kind != ToolKind::Function);
         let object = ResponseObject {
             id: app.new_id(),
-            response: initial_response(app, &request, body),
+            response,
             kinds: kinds.map(|tool| (tool.name.clone(), tool.kind.clone())).collect(),
             logprobs: HashMap::new(),
+            _memory: body.keep(kept),
         };
         Ok(Self { object, reply, storing, stream: request.chat.stream.is_some() })
     }
@@ -211,6 +232,8 @@ struct ResponseObject {
     kinds: HashMap<String, ToolKind>,
     /// Log-probabilities of text items, by item index.
     logprobs: HashMap<usize, Vec<Value>>,
+    /// Charge of what is kept of the request's body: echoed parameters, and input to be stored.
+    _memory: BodyMemory,
 }
 
 /// Item index, event, and the log-probabilities that belong to it.
@@ -509,8 +532,8 @@ pub(crate) async fn input_tokens(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let (key, body) = read_body(&app, request, RESPONSES).await?;
-    let (request, _) = read_request(&app, key, &body.reader())?;
+    let (key, mut body) = read_body(&app, request, RESPONSES).await?;
+    let (request, _) = read_request(&app, key, &mut body)?;
     app.check_model(request.chat.model.as_deref())?;
     let count = app.model.chat_prompt(&request.chat)?.len();
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": count})))
@@ -528,8 +551,7 @@ pub(crate) async fn responses_create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (key, body) = read_body(&app, request, RESPONSES).await?;
-    let response = Responses::begin(&app, key, &body.reader())?;
-    drop(body);
+    let response = Responses::begin(&app, key, body)?;
     if response.stream {
         Ok(event_stream(response.events()))
     } else {
@@ -540,6 +562,8 @@ pub(crate) async fn responses_create(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::context::ignored_fields::IgnoredFields;
+    use crate::session::responses::ResponseStore;
     use std::time::{Duration, Instant};
 
     fn events() -> Events {
@@ -548,6 +572,7 @@ mod tests {
             response: json!({}),
             kinds: HashMap::new(),
             logprobs: HashMap::new(),
+            _memory: BodyMemory::default(),
         };
         Events { object, storing: None, items: Items::default(), ended: None, sequence: 0 }
     }
@@ -555,6 +580,33 @@ mod tests {
     fn push(events: &mut Events, text: &str) {
         let deltas = vec![Delta::Content(text.into())];
         events.increment(&mut String::new(), 0, AnswerIncrement { deltas, ..AnswerIncrement::default() });
+    }
+
+    #[test]
+    fn stored_input_is_taken_out_of_the_body() {
+        let store = ResponseStore::default();
+        let earlier = json!({"id": "a", "output": [{"type": "message"}]});
+        store.insert(1, &Conversation::default(), vec![json!({"role": "user"})], earlier);
+        for before in [Conversation::default(), store.conversation("a", 1).unwrap()] {
+            let text = br#"{"input": [{"role": "user", "content": "hi"}]}"#;
+            let mut body = Body::parse(text, RESPONSES, IgnoredFields::default()).unwrap();
+            let content = |items: &Value| items[0]["content"].as_str().unwrap().as_ptr();
+            let parsed = content(&body.fields["input"]);
+            prepend(&before, &mut body);
+            assert_eq!(body.fields["input"].as_array().unwrap().len(), 1 + before.items().count());
+            let own = take_own_input(&before, &mut body);
+            assert_eq!((own.len(), content(&own.into())), (1, parsed), "it is no copy");
+            assert_eq!(body.fields["input"], Value::Null);
+        }
+    }
+
+    #[test]
+    fn input_of_a_wrong_type_is_left_to_the_parser() {
+        for (text, input) in [("{\"input\": 5}", json!(5)), ("{}", json!([]))] {
+            let mut body = Body::parse(text.as_bytes(), RESPONSES, IgnoredFields::default()).unwrap();
+            prepend(&Conversation::default(), &mut body);
+            assert_eq!(body.fields["input"], input);
+        }
     }
 
     #[test]
