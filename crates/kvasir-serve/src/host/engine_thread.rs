@@ -3,7 +3,8 @@
 //!
 //! Invariants: `submit` admits all answers of a request or none. Dropping a `TokenStream`
 //! before its end aborts the request. Backpressure: the backlog of a client that does not read is
-//! bounded by its own token limit. The engine's thread never touches JSON, text or sockets.
+//! bounded by its own token limit. The engine's thread never touches JSON, text or sockets. When that
+//! thread ends, also by a panic, `exit` says why and every open answer and session operation fails.
 
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
@@ -21,8 +22,10 @@ use crate::report::sinks::Reports;
 use kvasir_engine::{Engine, Exit, Message, Request, SessionId};
 use kvasir_exec::Executor;
 use std::{
+    any::Any,
     future::poll_fn,
     ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -85,12 +88,16 @@ impl Host {
         let (clients, retained, exit) = (host.clients.clone(), host.retained.clone(), host.exit.clone());
         thread::Builder::new().name("engine".into()).spawn(move || {
             let mut delivery = Delivery::new(metrics, reports);
-            let why = engine.serve(&messages, |outbox| {
-                // Sessions first: a client that sees the end of its answer must find the retained
-                // state.
-                retained.record(outbox);
-                delivery.deliver(&clients, outbox);
-            });
+            let serve = || {
+                engine.serve(&messages, |outbox| {
+                    // Sessions first: a client that sees the end of its answer must find the retained
+                    // state.
+                    retained.record(outbox);
+                    delivery.deliver(&clients, outbox);
+                })
+            };
+            // After a panic nothing of the engine is used: it is dropped behind the last notice.
+            let why = catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|panic| panicked(&*panic));
             *locked(&exit) = Some(why);
             delivery.close(&clients);
             retained.close();
@@ -254,6 +261,13 @@ impl Host {
     fn send_message(&self, message: Message) -> Result<(), ApiError> {
         if self.inbox.send(message).is_ok() && self.exit().is_none() { Ok(()) } else { Err(stopped()) }
     }
+}
+
+/// The exit of an engine whose thread has panicked.
+fn panicked(panic: &(dyn Any + Send)) -> Exit {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Exit::Broken(format!("the engine thread panicked: {}", text.unwrap_or("no message")))
 }
 
 /// An engine request with its admission cost.
