@@ -2,19 +2,21 @@
 
 mod events;
 mod object;
+mod truncation;
 
 use crate::answer::items::Items;
-use crate::error::{ApiError, Detail};
+use crate::error::ApiError;
 use crate::http::access::api_keys::Caller;
 use crate::http::answers::reply::Reply;
 use crate::http::answers::sse::event_stream;
 use crate::http::answers::submit_chat::submit_chat;
 use crate::http::api::responses::events::Events;
 use crate::http::api::responses::object::{ResponseObject, initial_response};
+use crate::http::api::responses::truncation::submit_truncated;
 use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::request::body::{Body, heap_bytes};
-use crate::request::conversation::Role;
+use crate::request::chat::ChatRequest;
 use crate::request::fields::RESPONSES;
 use crate::request::responses::ResponsesRequest;
 use crate::request::tools::ToolKind;
@@ -94,33 +96,17 @@ fn read_request(app: &App, key: u64, body: &mut Body) -> Result<(ResponsesReques
     Ok((request, before))
 }
 
-/// Submits a conversation; with `truncate`, drops its oldest messages until it fits the context.
-fn submit_truncated(app: &Arc<App>, key: u64, request: &mut ResponsesRequest) -> Result<Reply, ApiError> {
-    loop {
-        let error = match submit_chat(app, key, &request.chat, "input") {
-            Ok(reply) => return Ok(reply),
-            Err(error) => error,
-        };
-        let messages = &mut request.chat.messages;
-        let systems = messages.iter().take_while(|message| message.role == Role::System).count();
-        let droppable = messages.len().saturating_sub(systems + 1);
-        if !request.truncate || !matches!(error.detail, Some(Detail::Overflow(_))) || droppable == 0 {
-            return Err(error);
-        }
-        messages.drain(systems..systems + droppable.div_ceil(8));
-        // A result without its call would be refused.
-        while messages.len() > systems + 1 && messages[systems].role == Role::Tool {
-            messages.remove(systems);
-        }
-    }
-}
-
 impl Responses {
     /// Validates and submits the request. What the response keeps of the body stays charged to the
     /// memory of bodies.
     pub(crate) fn begin(app: &Arc<App>, key: u64, mut body: Body) -> Result<Self, ApiError> {
         let (mut request, before) = read_request(app, key, &mut body)?;
-        let reply = submit_truncated(app, key, &mut request)?;
+        let submit = |chat: &ChatRequest| submit_chat(app, key, chat, "input");
+        let reply = if request.truncate {
+            submit_truncated(&mut request.chat, submit)?
+        } else {
+            submit(&request.chat)?
+        };
         let response = initial_response(app, &request, &body.reader());
         let own_input = if request.store { take_own_input(&before, &mut body) } else { Vec::new() };
         let kept = heap_bytes(&response) + own_input.iter().map(heap_bytes).sum::<usize>();
