@@ -1,4 +1,5 @@
-//! Tables of request fields, one per kind of body: supported, ignored by contract, or rejected.
+//! Tables of request fields, one per kind of body: supported, ignored by contract, or rejected. Tables
+//! with fields in common are joined from groups.
 //!
 //! The single source for parsing (which fields are stored), validation and OpenAPI.
 //! `tests/fields.rs` checks every entry against the parsers.
@@ -125,45 +126,97 @@ const NO_ADAPTERS: &str = "one model is served, without adapters";
 const NO_JUDGE: &str = "no model here judges what is said";
 const NO_TOOLS: &str = "the engine runs no tools; give functions in `tools` and run them";
 
-/// Fields of `/v1/chat/completions`.
-pub const CHAT: &[Field] = &[
-    yes("model"),
-    list("messages", MESSAGE),
-    yes("session"),
-    yes("stream"),
-    yes("stream_options"),
-    yes("max_tokens"),
-    yes("max_completion_tokens"),
-    no("max_new_tokens", MAX_TOKENS),
-    yes("min_tokens"),
+/// Joins groups of fields to one table.
+macro_rules! table {
+    ($($group:expr),+ $(,)?) => {{
+        const GROUPS: &[&[Field]] = &[$($group),+];
+        const ALL: [Field; total(GROUPS)] = joined(GROUPS);
+        &ALL
+    }};
+}
+
+const fn total(groups: &[&[Field]]) -> usize {
+    let (mut n, mut group) = (0, 0);
+    while group < groups.len() {
+        n += groups[group].len();
+        group += 1;
+    }
+    n
+}
+
+/// `N` must be the [`total`] of the groups.
+const fn joined<const N: usize>(groups: &[&[Field]]) -> [Field; N] {
+    let mut all = [yes(""); N];
+    let (mut n, mut group) = (0, 0);
+    while group < groups.len() {
+        let mut i = 0;
+        while i < groups[group].len() {
+            all[n] = groups[group][i];
+            (n, i) = (n + 1, i + 1);
+        }
+        group += 1;
+    }
+    all
+}
+
+/// Sampling and scheduling, of OpenAI's three ways to generate.
+const SAMPLING: &[Field] = &[
     yes("temperature"),
     yes("top_p"),
     yes("top_k"),
     yes("min_p"),
-    yes("n"),
+    yes("seed"),
     yes("stop"),
     yes("stop_token_ids"),
-    yes("ignore_eos"),
-    yes("seed"),
     yes("presence_penalty"),
     yes("frequency_penalty"),
     yes("repetition_penalty"),
     yes("logit_bias"),
-    yes("logprobs"),
-    yes("top_logprobs"),
-    yes("tools"),
-    yes("tool_choice"),
-    yes("parallel_tool_calls"),
-    yes("prompt_logprobs"),
+    yes("priority"),
+    yes("cache_salt"),
+    yes("speculation"),
+];
+
+/// Structured output, in the spellings of vLLM, SGLang and llama.cpp.
+const FORMATS: &[Field] = &[
     yes("response_format"),
-    yes("reasoning_effort"),
-    yes("thinking_token_budget"),
-    yes("include_reasoning"),
-    yes("separate_reasoning"),
+    yes("regex"),
+    yes("ebnf"),
+    yes("grammar"),
+    yes("json_schema"),
+    yes("structured_outputs"),
+    yes("guided_json"),
+    yes("guided_regex"),
+    yes("guided_choice"),
+    yes("guided_grammar"),
+    no("guided_whitespace_pattern", "white space between pieces of JSON is bounded by the engine"),
+    skip("guided_decoding_backend", "there is one"),
+];
+
+/// Fields of every generation of llama.cpp's server.
+const LLAMA_SERVER: &[Field] = &[
+    yes("n_predict"),
+    yes("timings_per_token"),
+    skip("cache_prompt", FOUND),
+    skip("id_slot", POOLED),
+    skip("return_progress", "the progress of a prompt is not reported"),
+];
+
+/// What chats and completions have in common, beside the groups above.
+const GENERATION: &[Field] = &[
+    yes("model"),
+    yes("session"),
+    yes("stream"),
+    yes("stream_options"),
+    yes("max_tokens"),
+    no("max_new_tokens", MAX_TOKENS),
+    yes("min_tokens"),
+    yes("n"),
+    yes("stop_regex"),
+    yes("ignore_eos"),
+    yes("logprobs"),
+    yes("prompt_logprobs"),
     yes("echo"),
-    yes("chat_template"),
-    yes("enable_thinking"),
-    yes("reasoning"),
     yes("return_token_ids"),
     yes("return_tokens_as_token_ids"),
     yes("skip_special_tokens"),
@@ -173,163 +226,95 @@ pub const CHAT: &[Field] = &[
     yes("allowed_token_ids"),
     yes("truncate_prompt_tokens"),
     yes("add_special_tokens"),
-    yes("regex"),
-    yes("ebnf"),
-    yes("stop_regex"),
-    yes("n_predict"),
-    yes("grammar"),
-    yes("json_schema"),
-    yes("timings_per_token"),
-    skip("cache_prompt", FOUND),
-    skip("id_slot", POOLED),
-    skip("return_progress", "the progress of a prompt is not reported"),
-    yes("structured_outputs"),
-    yes("guided_json"),
-    yes("guided_regex"),
-    yes("guided_choice"),
-    yes("guided_grammar"),
-    no("guided_whitespace_pattern", "white space between pieces of JSON is bounded by the engine"),
-    skip("guided_decoding_backend", "there is one"),
-    yes("chat_template_kwargs"),
-    yes("add_generation_prompt"),
-    yes("continue_final_message"),
-    yes("priority"),
-    yes("cache_salt"),
     skip("user", LABEL),
-    skip("safety_identifier", LABEL),
-    skip("prompt_cache_key", FOUND),
-    skip("prompt_cache_options", FOUND),
-    skip("prompt_cache_retention", FOUND),
-    skip("metadata", LABEL),
-    skip("store", "nothing is stored, which is what the default asks for"),
-    skip("service_tier", ONE_TIER),
-    skip("verbosity", "a hint to models that were trained to take it"),
-    only("modalities", r#"["text"]"#, MEDIA),
-    no("audio", MEDIA),
-    yes("prediction"),
-    yes("speculation"),
-    no("moderation", NO_JUDGE),
-    no("web_search_options", "the engine reaches no network"),
-    no("functions", "replaced by `tools`"),
-    only("function_call", r#""none""#, "replaced by `tool_choice`"),
-    no("documents", "put documents into messages"),
     only("best_of", "1", "ask for `n` and choose"),
     no("use_beam_search", NO_BEAMS),
     only("length_penalty", "1", NO_BEAMS),
     no("lora_path", NO_ADAPTERS),
+];
+
+/// Fields of `/v1/chat/completions`.
+pub const CHAT: &[Field] = table![
+    GENERATION,
+    SAMPLING,
+    FORMATS,
+    LLAMA_SERVER,
+    &[
+        list("messages", MESSAGE),
+        yes("max_completion_tokens"),
+        yes("top_logprobs"),
+        yes("tools"),
+        yes("tool_choice"),
+        yes("parallel_tool_calls"),
+        yes("reasoning_effort"),
+        yes("thinking_token_budget"),
+        yes("include_reasoning"),
+        yes("separate_reasoning"),
+        yes("chat_template"),
+        yes("enable_thinking"),
+        yes("reasoning"),
+        yes("chat_template_kwargs"),
+        yes("add_generation_prompt"),
+        yes("continue_final_message"),
+        skip("safety_identifier", LABEL),
+        skip("prompt_cache_key", FOUND),
+        skip("prompt_cache_options", FOUND),
+        skip("prompt_cache_retention", FOUND),
+        skip("metadata", LABEL),
+        skip("store", "nothing is stored, which is what the default asks for"),
+        skip("service_tier", ONE_TIER),
+        skip("verbosity", "a hint to models that were trained to take it"),
+        only("modalities", r#"["text"]"#, MEDIA),
+        no("audio", MEDIA),
+        yes("prediction"),
+        no("moderation", NO_JUDGE),
+        no("web_search_options", "the engine reaches no network"),
+        no("functions", "replaced by `tools`"),
+        only("function_call", r#""none""#, "replaced by `tool_choice`"),
+        no("documents", "put documents into messages"),
+    ],
 ];
 
 /// Fields of `/v1/completions`.
-pub const COMPLETIONS: &[Field] = &[
-    yes("model"),
-    yes("prompt"),
-    yes("session"),
-    yes("stream"),
-    yes("stream_options"),
-    yes("max_tokens"),
-    no("max_new_tokens", MAX_TOKENS),
-    yes("min_tokens"),
-    yes("temperature"),
-    yes("top_p"),
-    yes("top_k"),
-    yes("min_p"),
-    yes("n"),
-    yes("stop"),
-    yes("stop_token_ids"),
-    yes("ignore_eos"),
-    yes("seed"),
-    yes("presence_penalty"),
-    yes("frequency_penalty"),
-    yes("repetition_penalty"),
-    yes("logit_bias"),
-    yes("logprobs"),
-    yes("echo"),
-    yes("prompt_logprobs"),
-    yes("response_format"),
-    yes("return_token_ids"),
-    yes("return_tokens_as_token_ids"),
-    yes("skip_special_tokens"),
-    skip("spaces_between_special_tokens", "the tokenizer decides"),
-    yes("include_stop_str_in_output"),
-    yes("bad_words"),
-    yes("allowed_token_ids"),
-    yes("truncate_prompt_tokens"),
-    yes("add_special_tokens"),
-    yes("regex"),
-    yes("ebnf"),
-    yes("stop_regex"),
-    yes("n_predict"),
-    yes("grammar"),
-    yes("json_schema"),
-    yes("timings_per_token"),
-    skip("cache_prompt", FOUND),
-    skip("id_slot", POOLED),
-    skip("return_progress", "the progress of a prompt is not reported"),
-    yes("structured_outputs"),
-    yes("guided_json"),
-    yes("guided_regex"),
-    yes("guided_choice"),
-    yes("guided_grammar"),
-    no("guided_whitespace_pattern", "white space between pieces of JSON is bounded by the engine"),
-    skip("guided_decoding_backend", "there is one"),
-    yes("priority"),
-    yes("cache_salt"),
-    skip("user", LABEL),
-    yes("suffix"),
-    only("best_of", "1", "ask for `n` and choose"),
-    no("use_beam_search", NO_BEAMS),
-    only("length_penalty", "1", NO_BEAMS),
-    no("lora_path", NO_ADAPTERS),
-    yes("speculation"),
-];
+pub const COMPLETIONS: &[Field] =
+    table![GENERATION, SAMPLING, FORMATS, LLAMA_SERVER, &[yes("prompt"), yes("suffix")]];
 
 /// Fields of `/v1/responses`.
-pub const RESPONSES: &[Field] = &[
-    yes("model"),
-    list("input", ITEM),
-    yes("instructions"),
-    yes("max_output_tokens"),
-    yes("stream"),
-    yes("stream_options"),
-    yes("temperature"),
-    yes("top_p"),
-    yes("top_k"),
-    yes("min_p"),
-    yes("seed"),
-    yes("stop"),
-    yes("stop_token_ids"),
-    yes("presence_penalty"),
-    yes("frequency_penalty"),
-    yes("repetition_penalty"),
-    yes("logit_bias"),
-    yes("top_logprobs"),
-    yes("include"),
-    yes("tools"),
-    yes("tool_choice"),
-    yes("parallel_tool_calls"),
-    yes("text"),
-    yes("reasoning"),
-    yes("chat_template_kwargs"),
-    yes("truncation"),
-    yes("store"),
-    yes("background"),
-    yes("priority"),
-    yes("cache_salt"),
-    yes("metadata"),
-    yes("user"),
-    skip("client_metadata", LABEL),
-    yes("safety_identifier"),
-    yes("prompt_cache_key"),
-    skip("prompt_cache_options", FOUND),
-    skip("prompt_cache_retention", FOUND),
-    skip("service_tier", ONE_TIER),
-    skip("max_tool_calls", "bounds calls of the provider's own tools, of which there are none"),
-    yes("previous_response_id"),
-    no("conversation", "name the last response in `previous_response_id`"),
-    no("prompt", "no prompts are kept here; send `instructions` and `input`"),
-    no("context_management", AS_SENT),
-    no("moderation", NO_JUDGE),
-    yes("speculation"),
+pub const RESPONSES: &[Field] = table![
+    SAMPLING,
+    &[
+        yes("model"),
+        list("input", ITEM),
+        yes("instructions"),
+        yes("max_output_tokens"),
+        yes("stream"),
+        yes("stream_options"),
+        yes("top_logprobs"),
+        yes("include"),
+        yes("tools"),
+        yes("tool_choice"),
+        yes("parallel_tool_calls"),
+        yes("text"),
+        yes("reasoning"),
+        yes("chat_template_kwargs"),
+        yes("truncation"),
+        yes("store"),
+        yes("background"),
+        yes("metadata"),
+        yes("user"),
+        skip("client_metadata", LABEL),
+        yes("safety_identifier"),
+        yes("prompt_cache_key"),
+        skip("prompt_cache_options", FOUND),
+        skip("prompt_cache_retention", FOUND),
+        skip("service_tier", ONE_TIER),
+        skip("max_tool_calls", "bounds calls of the provider's own tools, of which there are none"),
+        yes("previous_response_id"),
+        no("conversation", "name the last response in `previous_response_id`"),
+        no("prompt", "no prompts are kept here; send `instructions` and `input`"),
+        no("context_management", AS_SENT),
+        no("moderation", NO_JUDGE),
+    ],
 ];
 
 /// Fields of `/v1/messages`.
@@ -390,11 +375,10 @@ pub const EMBEDDINGS: &[Field] = &[
     skip("user", LABEL),
 ];
 
-/// Fields of llama.cpp's `/completion`.
-pub const LLAMA_COMPLETION: &[Field] = &[
+/// What llama.cpp's `/completion` and `/infill` have in common.
+const LLAMA_GENERATION: &[Field] = &[
     yes("model"),
     yes("prompt"),
-    yes("n_predict"),
     yes("temperature"),
     yes("top_k"),
     yes("top_p"),
@@ -412,46 +396,21 @@ pub const LLAMA_COMPLETION: &[Field] = &[
     yes("json_schema"),
     yes("return_tokens"),
     yes("response_fields"),
-    yes("timings_per_token"),
-    skip("cache_prompt", FOUND),
-    skip("id_slot", POOLED),
-    skip("return_progress", "the progress of a prompt is not reported"),
+];
+
+/// Fields of llama.cpp's `/completion`.
+pub const LLAMA_COMPLETION: &[Field] = table![LLAMA_GENERATION, LLAMA_SERVER];
+
+/// Fields of llama.cpp's `/infill`.
+pub const INFILL: &[Field] = table![
+    LLAMA_GENERATION,
+    LLAMA_SERVER,
+    &[yes("input_prefix"), yes("input_suffix"), list("input_extra", &["filename", "text"])],
 ];
 
 /// Fields of llama.cpp's `/embedding`.
 pub const LLAMA_EMBEDDING: &[Field] =
     &[yes("model"), yes("content"), yes("input"), only("embd_normalize", "2", "vectors have length 1")];
-
-/// Fields of llama.cpp's `/infill`.
-pub const INFILL: &[Field] = &[
-    yes("model"),
-    yes("input_prefix"),
-    yes("input_suffix"),
-    list("input_extra", &["filename", "text"]),
-    yes("prompt"),
-    yes("n_predict"),
-    yes("temperature"),
-    yes("top_k"),
-    yes("top_p"),
-    yes("min_p"),
-    yes("seed"),
-    yes("stop"),
-    yes("stream"),
-    yes("ignore_eos"),
-    yes("presence_penalty"),
-    yes("frequency_penalty"),
-    yes("repeat_penalty"),
-    yes("logit_bias"),
-    yes("n_probs"),
-    yes("grammar"),
-    yes("json_schema"),
-    yes("return_tokens"),
-    yes("response_fields"),
-    yes("timings_per_token"),
-    skip("cache_prompt", FOUND),
-    skip("id_slot", POOLED),
-    skip("return_progress", "the progress of a prompt is not reported"),
-];
 
 /// Fields of llama.cpp's `/apply-template`.
 pub const APPLY_TEMPLATE: &[Field] = &[
