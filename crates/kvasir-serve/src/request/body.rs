@@ -11,7 +11,7 @@
 use crate::context::ignored_fields::IgnoredFields;
 use crate::error::ApiError;
 use crate::request::body_memory::BodyMemory;
-use crate::request::fields::{Class, Field};
+use crate::request::field::{Class, Field};
 use crate::request::reader::Reader;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};

@@ -13,6 +13,7 @@ pub(crate) mod completions;
 pub(crate) mod conversation;
 pub(crate) mod embeddings;
 pub(crate) mod endpoints;
+pub(crate) mod field;
 pub(crate) mod fields;
 pub(crate) mod llama_cpp;
 pub(crate) mod messages;
@@ -35,8 +36,9 @@ pub use crate::request::completions::{CompletionRequest, Prompt};
 pub use crate::request::conversation::{Content, Message, Role};
 pub use crate::request::embeddings::{EmbeddingsRequest, Encoding, llama_embedding};
 pub use crate::request::endpoints::{ENDPOINTS, Endpoint};
+pub use crate::request::field::{Class, Field};
 pub use crate::request::fields::{
-    APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, CUT, Class, DETOKENIZE, EMBEDDINGS, FORK, Field, INFILL,
+    APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, CUT, DETOKENIZE, EMBEDDINGS, FORK, INFILL,
     LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS,
     OLLAMA_GENERATE, OLLAMA_SHOW, RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
 };

@@ -2,7 +2,7 @@
 //! cannot diverge.
 
 use crate::request::endpoints::{ENDPOINTS, Endpoint};
-use crate::request::fields::{Class, Field};
+use crate::request::field::{Class, Field};
 use axum::Json;
 use serde_json::{Map, Value, json};
 
