@@ -120,7 +120,7 @@ impl Host {
     ) -> Result<Vec<TokenStream>, ApiError> {
         if self.draining.load(Ordering::Relaxed) {
             self.metrics.reject(Rejected::Draining);
-            return Err(ApiError::unavailable("the server is leaving"));
+            return Err(ApiError::unavailable("the server is shutting down"));
         }
         let (prompts, n) = (submissions.len() as u64, u64::from(n));
         let tokens = submissions.iter().map(|submission| submission.tokens).sum::<u64>() * n;
@@ -179,13 +179,12 @@ impl Host {
             return Some(format!("the engine has stopped: {why}"));
         }
         if self.is_draining() {
-            return Some("the server is leaving".into());
+            return Some("the server is shutting down".into());
         }
         // Read the silence first: a request that arrives in between resets it.
         let (silence, open) = (self.stall_detector.silence()?, self.open());
         let seconds = silence.as_secs_f64();
-        (open > 0)
-            .then(|| format!("no step has come back for {seconds:.1} s while {open} answers are waited for"))
+        (open > 0).then(|| format!("no step has completed for {seconds:.1} s with {open} open answers"))
     }
 
     /// Number of open answers, running or queued.

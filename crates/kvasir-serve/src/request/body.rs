@@ -265,7 +265,7 @@ impl<'de> Visitor<'de> for Node<'_> {
         let mut skipped: Vec<String> = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
             if object.contains_key(&key) || skipped.contains(&key) {
-                return Err(A::Error::custom(format!("key `{key}` stands twice")));
+                return Err(A::Error::custom(format!("key `{key}` occurs twice")));
             }
             self.budget.charge(TEXT + key.len())?;
             match self.field(&key, &mut map)? {
@@ -308,8 +308,8 @@ mod tests {
 
     #[test]
     fn hostile_bodies_are_refused() {
-        assert!(refused(r#"{"model": 1, "model": 2}"#).contains("`model` stands twice"));
-        assert!(refused(r#"{"a": 1, "a": 2}"#).contains("`a` stands twice"));
+        assert!(refused(r#"{"model": 1, "model": 2}"#).contains("`model` occurs twice"));
+        assert!(refused(r#"{"a": 1, "a": 2}"#).contains("`a` occurs twice"));
         assert!(refused("[1]").contains("object"));
         assert!(refused(r#"{"tools": NaN}"#).contains("JSON"));
         assert!(refused(r#"{"tools": 1e999}"#).contains("JSON"));

@@ -45,17 +45,17 @@ const ITEM: &[&str] = &[
 
 /// Fields of an Anthropic message.
 const TURN: &[&str] = &["role", "content"];
-const POOLED: &str = "requests share one pool without slots";
-const LABEL: &str = "a label for the provider's own records; none are kept here";
+const POOLED: &str = "there are no server slots; requests share the KV cache";
+const LABEL: &str = "a label for the provider's records, which this server does not have";
 const MEDIA: &str = "the engine reads and writes text only";
-const ONE_TIER: &str = "there is one tier";
-const FOUND: &str = "prefixes are found by content; no key is needed to find them";
-const AS_SENT: &str = "the conversation is used as it was sent";
-const MAX_TOKENS: &str = "it is `max_tokens` here";
-const NO_BEAMS: &str = "there is no beam search; tokens are sampled one by one";
+const ONE_TIER: &str = "there is one service tier";
+const FOUND: &str = "the prefix cache finds prefixes by their content";
+const AS_SENT: &str = "the conversation is used as sent";
+const MAX_TOKENS: &str = "use `max_tokens`";
+const NO_BEAMS: &str = "there is no beam search";
 const NO_ADAPTERS: &str = "one model is served, without adapters";
-const NO_JUDGE: &str = "no model here judges what is said";
-const NO_TOOLS: &str = "the engine runs no tools; give functions in `tools` and run them";
+const NO_MODERATION: &str = "there is no moderation model";
+const NO_TOOLS: &str = "the server runs no tools; offer functions in `tools` and run them in the client";
 
 /// Joins groups of fields to one table.
 macro_rules! table {
@@ -121,7 +121,7 @@ const FORMATS: &[Field] = &[
     yes("guided_choice"),
     yes("guided_grammar"),
     no("guided_whitespace_pattern", "white space between pieces of JSON is bounded by the engine"),
-    skip("guided_decoding_backend", "there is one"),
+    skip("guided_decoding_backend", "there is one grammar backend"),
 ];
 
 /// Fields of every generation of llama.cpp's server.
@@ -151,14 +151,14 @@ const GENERATION: &[Field] = &[
     yes("return_token_ids"),
     yes("return_tokens_as_token_ids"),
     yes("skip_special_tokens"),
-    skip("spaces_between_special_tokens", "the tokenizer decides"),
+    skip("spaces_between_special_tokens", "the tokenizer places spaces"),
     yes("include_stop_str_in_output"),
     yes("bad_words"),
     yes("allowed_token_ids"),
     yes("truncate_prompt_tokens"),
     yes("add_special_tokens"),
     skip("user", LABEL),
-    only("best_of", "1", "ask for `n` and choose"),
+    only("best_of", "1", "set `n` and select an answer in the client"),
     no("use_beam_search", NO_BEAMS),
     only("length_penalty", "1", NO_BEAMS),
     no("lora_path", NO_ADAPTERS),
@@ -192,14 +192,14 @@ pub const CHAT: &[Field] = table![
         skip("prompt_cache_options", FOUND),
         skip("prompt_cache_retention", FOUND),
         skip("metadata", LABEL),
-        skip("store", "nothing is stored, which is what the default asks for"),
+        skip("store", "chat completions are not stored; `/v1/responses` are"),
         skip("service_tier", ONE_TIER),
-        skip("verbosity", "a hint to models that were trained to take it"),
+        skip("verbosity", "a hint to models that are trained for it"),
         only("modalities", r#"["text"]"#, MEDIA),
         no("audio", MEDIA),
         yes("prediction"),
-        no("moderation", NO_JUDGE),
-        no("web_search_options", "the engine reaches no network"),
+        no("moderation", NO_MODERATION),
+        no("web_search_options", "there is no web search"),
         no("functions", "replaced by `tools`"),
         only("function_call", r#""none""#, "replaced by `tool_choice`"),
         no("documents", "put documents into messages"),
@@ -239,12 +239,12 @@ pub const RESPONSES: &[Field] = table![
         skip("prompt_cache_options", FOUND),
         skip("prompt_cache_retention", FOUND),
         skip("service_tier", ONE_TIER),
-        skip("max_tool_calls", "bounds calls of the provider's own tools, of which there are none"),
+        skip("max_tool_calls", "limits calls of hosted tools, of which there are none"),
         yes("previous_response_id"),
         no("conversation", "name the last response in `previous_response_id`"),
-        no("prompt", "no prompts are kept here; send `instructions` and `input`"),
+        no("prompt", "there are no stored prompts; send `instructions` and `input`"),
         no("context_management", AS_SENT),
-        no("moderation", NO_JUDGE),
+        no("moderation", NO_MODERATION),
     ],
 ];
 
@@ -268,8 +268,8 @@ pub const MESSAGES: &[Field] = &[
     skip("service_tier", ONE_TIER),
     skip("speed", ONE_TIER),
     skip("cache_control", FOUND),
-    no("diagnostics", "messages are not kept, so none can be compared with an earlier one"),
-    no("inference_geo", "the server runs where it runs"),
+    no("diagnostics", "messages are not stored, so none can be compared with an earlier one"),
+    no("inference_geo", "there is no choice of a region"),
     no("container", NO_TOOLS),
     no("mcp_servers", NO_TOOLS),
     yes("context_management"),
@@ -390,7 +390,7 @@ pub const OLLAMA_GENERATE: &[Field] = &[
     yes("think"),
     yes("logprobs"),
     yes("top_logprobs"),
-    no("suffix", "no model here fills in the middle"),
+    no("suffix", "use `suffix` of `/v1/completions`"),
     no("images", MEDIA),
     no("template", "the model's own template is used; `raw` uses none"),
     skip("context", "prefixes are found by content; send the whole conversation to /api/chat"),
@@ -414,7 +414,8 @@ pub const OLLAMA_EMBEDDINGS: &[Field] =
     &[yes("model"), yes("prompt"), yes("options"), skip("keep_alive", LOADED)];
 
 /// Fields of Ollama's `/api/show`.
-pub const OLLAMA_SHOW: &[Field] = &[yes("model"), yes("name"), skip("verbose", "all that is known is shown")];
+pub const OLLAMA_SHOW: &[Field] =
+    &[yes("model"), yes("name"), skip("verbose", "all details are always shown")];
 
 /// Fields of `/v1/rerank`.
 pub const RERANK: &[Field] = &[

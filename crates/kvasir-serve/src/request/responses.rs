@@ -112,7 +112,9 @@ fn check_metadata(body: &Reader) -> Result<(), ApiError> {
 
 fn reject_background(body: &Reader) -> Result<(), ApiError> {
     match body.flag("background", false)? {
-        true => Err(ApiError::unsupported("background", "a response is made while its request is open")),
+        true => {
+            Err(ApiError::unsupported("background", "responses are generated while their request is open"))
+        }
         false => Ok(()),
     }
 }
@@ -131,7 +133,7 @@ fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiError> {
         reasoning.only(&["effort", "summary"])?;
         chat::effort(&reasoning, "effort", &mut kwargs)?;
         if !matches!(reasoning.text("summary")?, None | Some("auto")) {
-            let why = "reasoning is given out as it is, with no summary";
+            let why = "reasoning is returned in full, without a summary";
             return Err(ApiError::unsupported(reasoning.name("summary"), why));
         }
     }
@@ -218,7 +220,10 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
                 messages.push(Message::result(id, output));
             }
             Some("item_reference") => {
-                return Err(ApiError::unsupported(item.name("type"), "items are not kept; send the item"));
+                return Err(ApiError::unsupported(
+                    item.name("type"),
+                    "items cannot be referenced; send the item",
+                ));
             }
             Some(responses_tools::ADDITIONAL_TOOLS) => {
                 item.only(&["type", "id", "role", "tools", "status"])?
@@ -231,11 +236,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
         }
     }
     messages.extend(turn.take());
-    if messages.is_empty() {
-        Err(body.error("input", "says nothing: there is no message in it"))
-    } else {
-        Ok(())
-    }
+    if messages.is_empty() { Err(body.error("input", "must contain a message")) } else { Ok(()) }
 }
 
 fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>) -> Result<(), ApiError> {

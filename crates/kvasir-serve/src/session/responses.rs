@@ -152,10 +152,7 @@ impl ResponseStore {
         let found =
             table.by_id.get(id).filter(|stored| stored.owner == owner && stored.since.elapsed() < TTL);
         found.map(read).ok_or_else(|| {
-            ApiError::not_found(
-                "response_id",
-                format!("there is no response `{id}`, or it is kept no longer"),
-            )
+            ApiError::not_found("response_id", format!("there is no response `{id}`, or it has expired"))
         })
     }
 

@@ -89,7 +89,7 @@ fn hung_step_is_unhealthy_until_it_completes() {
         while server.send("GET", "/health", "", "").0 == 200 {}
         let (status, answer) = server.send("GET", "/health", "", "");
         let why = answer["error"]["message"].as_str().unwrap();
-        assert!(status == 503 && why.contains("1 answers are waited for"), "{why}");
+        assert!(status == 503 && why.contains("1 open answers"), "{why}");
         assert_eq!(server.send("GET", "/live", "", "").0, 200, "the process is there");
         release.send(()).unwrap();
         assert_eq!(waits.join().unwrap().0, 200, "it was late, not lost");

@@ -195,9 +195,7 @@ pub(crate) async fn input_tokens(
 
 /// `POST /v1/responses/compact`: encrypted summaries are a provider's own.
 pub(crate) async fn compact() -> ApiError {
-    ApiError::not_offered(
-        "conversations are not compacted here; summarize them with a request, or send `truncation`: `auto`",
-    )
+    ApiError::not_offered("compaction is not offered; request a summary, or send `truncation`: `auto`")
 }
 
 pub(crate) async fn responses_create(
