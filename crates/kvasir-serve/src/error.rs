@@ -92,9 +92,9 @@ impl ApiError {
         let Overflow { prompt, requested, limit } = overflow;
         let message = match requested {
             Some(requested) => format!(
-                "the prompt has {prompt} tokens and {requested} are asked for; the model takes {limit} together"
+                "the prompt has {prompt} tokens and {requested} are requested; the context length is {limit}"
             ),
-            None => format!("the prompt has {prompt} tokens; the model takes {limit} with the answer"),
+            None => format!("the prompt has {prompt} tokens; the context length is {limit} with the answer"),
         };
         Self { detail: Some(Detail::Overflow(overflow)), ..Self::too_long(param, message) }
     }
@@ -108,14 +108,14 @@ impl ApiError {
 
     /// 401: missing or wrong API key.
     pub fn unauthorized() -> Self {
-        Self { code: Some("invalid_api_key"), ..Self::new(401, "a valid API key is needed") }
+        Self { code: Some("invalid_api_key"), ..Self::new(401, "a valid API key is required") }
     }
 
     /// 403: the `host` header names another server (DNS rebinding).
     pub fn unknown_host(host: &str) -> Self {
         let why = format!(
-            "this server asks for no key and is for this machine alone, and `{host}` may be any page's name; \
-             --allowed-origins http://{host} lets it in, and so does --api-key"
+            "a server without API keys accepts host names of this machine and of private networks only \
+             (DNS rebinding), not `{host}`; allow it with --allowed-origins http://{host}, or set --api-key"
         );
         Self { param: Some("host".into()), code: Some("unknown_host"), ..Self::new(403, why) }
     }
@@ -132,7 +132,10 @@ impl ApiError {
 
     /// 408: the client stalled in the middle of its request.
     pub fn too_slow() -> Self {
-        Self { code: Some("request_timeout"), ..Self::new(408, "the rest of the body did not come in time") }
+        Self {
+            code: Some("request_timeout"),
+            ..Self::new(408, "the rest of the body did not arrive in time")
+        }
     }
 
     /// 413: the body exceeds `limit` bytes.

@@ -23,7 +23,7 @@ pub(crate) fn to_lark(text: &str) -> Result<String, String> {
             None => break,
             Some(Piece::Rule(name)) => {
                 if names.contains(&name) {
-                    return Err(reader.error(&format!("rule `{name}` stands twice")));
+                    return Err(reader.error(&format!("rule `{name}` occurs twice")));
                 }
                 let _ = write!(out, "\n{}:", rule_name(&name));
                 names.push(name);
@@ -120,7 +120,7 @@ impl Reader<'_> {
                     None => Piece::Name(name),
                 }
             }
-            c => return Err(self.error(&format!("`{c}` has no meaning here"))),
+            c => return Err(self.error(&format!("`{c}` is unexpected"))),
         }))
     }
 

@@ -36,8 +36,7 @@ impl AdmissionLimits {
         let (requested, answers) = (prompts * n, self.answers.min(self.answers_per_key) as u64);
         if requested > answers {
             let param = if prompts > 1 { "prompt" } else { "n" };
-            let why =
-                format!("{requested} answers are asked for; the server lets {answers} be under way at once");
+            let why = format!("{requested} answers are requested; at most {answers} may be open at once");
             return Err(ApiError::param(param, why));
         }
         if tokens > self.tokens {
@@ -47,7 +46,7 @@ impl AdmissionLimits {
                 _ => "max_tokens",
             };
             let why = format!(
-                "prompts and answers may come to {tokens} tokens; the server lets {} be under way at once",
+                "prompts and answers may have {tokens} tokens; those of all open answers may have at most {}",
                 self.tokens
             );
             return Err(ApiError::param(param, why));
@@ -116,18 +115,19 @@ impl Clients {
         tokens: u64,
     ) -> Result<(), (Rejected, String)> {
         if self.by_tag.len() + n > limits.answers {
-            let why =
-                format!("{} answers are under way already; {} may be", self.by_tag.len(), limits.answers);
+            let why = format!("{} answers are open, of at most {}", self.by_tag.len(), limits.answers);
             return Err((Rejected::QueueFull, why));
         }
         let own = self.by_key.get(&key).copied().unwrap_or(0);
         if own + n > limits.answers_per_key {
-            let why = format!("{own} answers of this key are under way; {} may be", limits.answers_per_key);
+            let why = format!("{own} answers of this key are open, of at most {}", limits.answers_per_key);
             return Err((Rejected::KeyLimit, why));
         }
         if self.tokens.saturating_add(tokens) > limits.tokens {
-            let why =
-                format!("requests under way may come to {} tokens; {} may be", self.tokens, limits.tokens);
+            let why = format!(
+                "open answers and their prompts may have {} tokens, of at most {}",
+                self.tokens, limits.tokens
+            );
             return Err((Rejected::TokensWaiting, why));
         }
         Ok(())

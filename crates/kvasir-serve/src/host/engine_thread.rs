@@ -3,7 +3,8 @@
 //!
 //! Invariants: `submit` admits all answers of a request or none. Dropping a `TokenStream`
 //! before its end aborts the request. Backpressure: the backlog of a client that does not read is
-//! bounded by its own token limit. The engine's thread never touches JSON, text or sockets.
+//! bounded by its own token limit. The engine's thread never touches JSON, text or sockets. When that
+//! thread ends, also by a panic, `exit` says why and every open answer and session operation fails.
 
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
@@ -21,8 +22,10 @@ use crate::report::sinks::Reports;
 use kvasir_engine::{Engine, Exit, Message, Request, SessionId};
 use kvasir_exec::Executor;
 use std::{
+    any::Any,
     future::poll_fn,
     ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -85,12 +88,16 @@ impl Host {
         let (clients, retained, exit) = (host.clients.clone(), host.retained.clone(), host.exit.clone());
         thread::Builder::new().name("engine".into()).spawn(move || {
             let mut delivery = Delivery::new(metrics, reports);
-            let why = engine.serve(&messages, |outbox| {
-                // Sessions first: a client that sees the end of its answer must find the retained
-                // state.
-                retained.record(outbox);
-                delivery.deliver(&clients, outbox);
-            });
+            let serve = || {
+                engine.serve(&messages, |outbox| {
+                    // Sessions first: a client that sees the end of its answer must find the retained
+                    // state.
+                    retained.record(outbox);
+                    delivery.deliver(&clients, outbox);
+                })
+            };
+            // After a panic nothing of the engine is used: it is dropped behind the last notice.
+            let why = catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|panic| panicked(&*panic));
             *locked(&exit) = Some(why);
             delivery.close(&clients);
             retained.close();
@@ -113,7 +120,7 @@ impl Host {
     ) -> Result<Vec<TokenStream>, ApiError> {
         if self.draining.load(Ordering::Relaxed) {
             self.metrics.reject(Rejected::Draining);
-            return Err(ApiError::unavailable("the server is leaving"));
+            return Err(ApiError::unavailable("the server is shutting down"));
         }
         let (prompts, n) = (submissions.len() as u64, u64::from(n));
         let tokens = submissions.iter().map(|submission| submission.tokens).sum::<u64>() * n;
@@ -172,13 +179,12 @@ impl Host {
             return Some(format!("the engine has stopped: {why}"));
         }
         if self.is_draining() {
-            return Some("the server is leaving".into());
+            return Some("the server is shutting down".into());
         }
         // Read the silence first: a request that arrives in between resets it.
         let (silence, open) = (self.stall_detector.silence()?, self.open());
         let seconds = silence.as_secs_f64();
-        (open > 0)
-            .then(|| format!("no step has come back for {seconds:.1} s while {open} answers are waited for"))
+        (open > 0).then(|| format!("no step has completed for {seconds:.1} s with {open} open answers"))
     }
 
     /// Number of open answers, running or queued.
@@ -254,6 +260,13 @@ impl Host {
     fn send_message(&self, message: Message) -> Result<(), ApiError> {
         if self.inbox.send(message).is_ok() && self.exit().is_none() { Ok(()) } else { Err(stopped()) }
     }
+}
+
+/// The exit of an engine whose thread has panicked.
+fn panicked(panic: &(dyn Any + Send)) -> Exit {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Exit::Broken(format!("the engine thread panicked: {}", text.unwrap_or("no message")))
 }
 
 /// An engine request with its admission cost.

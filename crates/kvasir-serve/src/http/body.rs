@@ -9,7 +9,7 @@ use crate::http::app::App;
 use crate::http::transport::connection::ReadTimeout;
 use crate::request::body;
 use crate::request::body_memory::BodyMemory;
-use crate::request::fields::Field;
+use crate::request::field::Field;
 use axum::{
     body::{Body, BodyDataStream, Bytes},
     extract::Request,

@@ -216,7 +216,7 @@ impl Model {
             return Ok(());
         }
         let message = format!(
-            "`{param}` has {} bytes and so at least {prompt} tokens; the model takes {limit} with the answer",
+            "`{param}` has {} bytes and so at least {prompt} tokens; the context length is {limit} with the answer",
             text.len()
         );
         let overflow = Overflow { prompt, requested: None, limit };

@@ -11,7 +11,7 @@
 use crate::context::ignored_fields::IgnoredFields;
 use crate::error::ApiError;
 use crate::request::body_memory::BodyMemory;
-use crate::request::fields::{Class, Field};
+use crate::request::field::{Class, Field};
 use crate::request::reader::Reader;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
@@ -31,6 +31,20 @@ const OBJECT: usize = 480;
 const LIST: usize = 256;
 const TEXT: usize = 32;
 
+/// Heap bytes of a value, by the same estimate.
+pub(crate) fn heap_bytes(value: &Value) -> usize {
+    VALUE
+        + match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+            Value::String(text) => TEXT + text.len(),
+            Value::Array(items) => LIST + items.iter().map(heap_bytes).sum::<usize>(),
+            Value::Object(map) => {
+                let entries = map.iter().map(|(key, value)| TEXT + key.len() + heap_bytes(value));
+                OBJECT + entries.sum::<usize>()
+            }
+        }
+}
+
 /// A parsed body, with its share of the memory budget.
 #[derive(Debug, Default)]
 pub struct Body {
@@ -38,7 +52,7 @@ pub struct Body {
     pub fields: Map<String, Value>,
     /// Names of ignored fields.
     pub ignored: IgnoredFields,
-    _memory: BodyMemory,
+    memory: BodyMemory,
 }
 
 impl Body {
@@ -51,7 +65,7 @@ impl Body {
             None => ApiError::body(format!("the body is no valid JSON: {error}")),
         })?;
         match value {
-            Value::Object(fields) => Ok(Self { fields, ignored, _memory: budget.memory.into_inner() }),
+            Value::Object(fields) => Ok(Self { fields, ignored, memory: budget.memory.into_inner() }),
             _ => Err(ApiError::body("the body must be a JSON object")),
         }
     }
@@ -59,6 +73,13 @@ impl Body {
     /// A reader over the stored fields.
     pub fn reader(&self) -> Reader<'_> {
         Reader::new(&self.fields, &self.ignored)
+    }
+
+    /// Drops the body. The result charges `bytes` of heap, which the caller keeps of it.
+    pub(crate) fn keep(self, bytes: usize) -> BodyMemory {
+        let mut memory = self.memory;
+        memory.shrink_to(bytes);
+        memory
     }
 }
 
@@ -244,7 +265,7 @@ impl<'de> Visitor<'de> for Node<'_> {
         let mut skipped: Vec<String> = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
             if object.contains_key(&key) || skipped.contains(&key) {
-                return Err(A::Error::custom(format!("key `{key}` stands twice")));
+                return Err(A::Error::custom(format!("key `{key}` occurs twice")));
             }
             self.budget.charge(TEXT + key.len())?;
             match self.field(&key, &mut map)? {
@@ -287,8 +308,8 @@ mod tests {
 
     #[test]
     fn hostile_bodies_are_refused() {
-        assert!(refused(r#"{"model": 1, "model": 2}"#).contains("`model` stands twice"));
-        assert!(refused(r#"{"a": 1, "a": 2}"#).contains("`a` stands twice"));
+        assert!(refused(r#"{"model": 1, "model": 2}"#).contains("`model` occurs twice"));
+        assert!(refused(r#"{"a": 1, "a": 2}"#).contains("`a` occurs twice"));
         assert!(refused("[1]").contains("object"));
         assert!(refused(r#"{"tools": NaN}"#).contains("JSON"));
         assert!(refused(r#"{"tools": 1e999}"#).contains("JSON"));
@@ -301,6 +322,15 @@ mod tests {
         assert!(refused("\u{feff}{}").contains("JSON"));
         assert!(refused("").contains("JSON"));
         assert!(Body::parse(b"{\"tools\": \"\xc0\xaf\"}", CHAT, IgnoredFields::default()).is_err());
+    }
+
+    #[test]
+    fn values_count_what_their_parsing_was_charged() {
+        for text in [r#"{"tools": [{"a": [1, null, "x"]}, {}], "stream": true}"#, "[[], 0.5]", "\"text\""] {
+            let budget = ParseBudget::default();
+            let value = budget.parse(text.as_bytes()).unwrap();
+            assert_eq!(heap_bytes(&value), budget.used.get(), "{text}");
+        }
     }
 
     #[test]

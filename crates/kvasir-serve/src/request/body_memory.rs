@@ -38,6 +38,14 @@ impl BodyMemory {
         }
         Ok(())
     }
+
+    /// Shrinks the share to `bytes`, rounded down to units: what is smaller is bounded by the limit of
+    /// open answers.
+    pub(crate) fn shrink_to(&mut self, bytes: usize) {
+        if let Some(held) = &mut self.held {
+            drop(held.split(held.num_permits().saturating_sub(bytes / UNIT)));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -56,6 +64,10 @@ mod tests {
         assert_eq!(other.grow_to(UNIT + 1).unwrap_err().status, 503);
         other.grow_to(UNIT).unwrap();
         assert_eq!(budget.available_permits(), 0);
+        one.shrink_to(2 * UNIT + 1);
+        assert_eq!(budget.available_permits(), 5);
+        one.shrink_to(UNIT - 1);
+        assert_eq!(budget.available_permits(), 7);
         drop((one, other));
         assert_eq!(budget.available_permits(), 8);
     }

@@ -1,78 +1,10 @@
-//! Table of every request field of every endpoint: supported, ignored by contract, or rejected.
+//! Tables of request fields, one per kind of body: supported, ignored by contract, or rejected. Tables
+//! with fields in common are joined from groups.
 //!
 //! The single source for parsing (which fields are stored), validation and OpenAPI.
 //! `tests/fields.rs` checks every entry against the parsers.
 
-use serde_json::Value;
-
-/// Treatment of a field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// Implemented as documented.
-    Supported,
-    /// Accepted without effect, by contract; holds the reason.
-    Ignored(&'static str),
-    /// Rejected with 400 unless it has its neutral value; holds the reason.
-    Rejected(&'static str),
-}
-
-/// A request field of an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Field {
-    /// Its name in the body.
-    pub name: &'static str,
-    /// Its treatment.
-    pub class: Class,
-    /// JSON text of a neutral value, in addition to `null`, `false`, `""`, `[]` and `{}`.
-    pub neutral: Option<&'static str>,
-    /// For lists of objects: known fields of an item; others are skipped.
-    pub items: Option<&'static [&'static str]>,
-}
-
-impl Field {
-    const fn new(name: &'static str, class: Class) -> Self {
-        Self { name, class, neutral: None, items: None }
-    }
-
-    /// Whether this value requests the default behavior.
-    pub fn is_neutral(&self, value: &Value) -> bool {
-        let is_empty = match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Bool(true) | Value::Number(_) => false,
-            Value::String(text) => text.is_empty(),
-            Value::Array(items) => items.is_empty(),
-            Value::Object(map) => map.is_empty(),
-        };
-        let neutral = self.neutral.and_then(|text| serde_json::from_str::<Value>(text).ok());
-        let equal = |neutral: Value| match (neutral.as_f64(), value.as_f64()) {
-            (Some(a), Some(b)) => a == b,
-            _ => neutral == *value,
-        };
-        is_empty || neutral.is_some_and(equal)
-    }
-}
-
-const fn yes(name: &'static str) -> Field {
-    Field::new(name, Class::Supported)
-}
-
-/// A supported list of objects with these fields.
-const fn list(name: &'static str, items: &'static [&'static str]) -> Field {
-    Field { items: Some(items), ..Field::new(name, Class::Supported) }
-}
-
-const fn skip(name: &'static str, why: &'static str) -> Field {
-    Field::new(name, Class::Ignored(why))
-}
-
-const fn no(name: &'static str, why: &'static str) -> Field {
-    Field::new(name, Class::Rejected(why))
-}
-
-/// Rejected unless it has this value, which is the default behavior.
-const fn only(name: &'static str, neutral: &'static str, why: &'static str) -> Field {
-    Field { neutral: Some(neutral), ..no(name, why) }
-}
+use crate::request::field::{Field, list, no, only, skip, yes};
 
 /// Fields of a chat message. Unknown scalar fields reach the template, too.
 const MESSAGE: &[&str] = &[
@@ -113,223 +45,207 @@ const ITEM: &[&str] = &[
 
 /// Fields of an Anthropic message.
 const TURN: &[&str] = &["role", "content"];
-const POOLED: &str = "requests share one pool without slots";
-const LABEL: &str = "a label for the provider's own records; none are kept here";
+const POOLED: &str = "there are no server slots; requests share the KV cache";
+const LABEL: &str = "a label for the provider's records, which this server does not have";
 const MEDIA: &str = "the engine reads and writes text only";
-const ONE_TIER: &str = "there is one tier";
-const FOUND: &str = "prefixes are found by content; no key is needed to find them";
-const AS_SENT: &str = "the conversation is used as it was sent";
-const MAX_TOKENS: &str = "it is `max_tokens` here";
-const NO_BEAMS: &str = "there is no beam search; tokens are sampled one by one";
+const ONE_TIER: &str = "there is one service tier";
+const FOUND: &str = "the prefix cache finds prefixes by their content";
+const AS_SENT: &str = "the conversation is used as sent";
+const MAX_TOKENS: &str = "use `max_tokens`";
+const NO_BEAMS: &str = "there is no beam search";
 const NO_ADAPTERS: &str = "one model is served, without adapters";
-const NO_JUDGE: &str = "no model here judges what is said";
-const NO_TOOLS: &str = "the engine runs no tools; give functions in `tools` and run them";
+const NO_MODERATION: &str = "there is no moderation model";
+const NO_TOOLS: &str = "the server runs no tools; offer functions in `tools` and run them in the client";
 
-/// Fields of `/v1/chat/completions`.
-pub const CHAT: &[Field] = &[
-    yes("model"),
-    list("messages", MESSAGE),
-    yes("session"),
-    yes("stream"),
-    yes("stream_options"),
-    yes("max_tokens"),
-    yes("max_completion_tokens"),
-    no("max_new_tokens", MAX_TOKENS),
-    yes("min_tokens"),
+/// Joins groups of fields to one table.
+macro_rules! table {
+    ($($group:expr),+ $(,)?) => {{
+        const GROUPS: &[&[Field]] = &[$($group),+];
+        const ALL: [Field; total(GROUPS)] = joined(GROUPS);
+        &ALL
+    }};
+}
+
+const fn total(groups: &[&[Field]]) -> usize {
+    let (mut n, mut group) = (0, 0);
+    while group < groups.len() {
+        n += groups[group].len();
+        group += 1;
+    }
+    n
+}
+
+/// `N` must be the [`total`] of the groups.
+const fn joined<const N: usize>(groups: &[&[Field]]) -> [Field; N] {
+    let mut all = [yes(""); N];
+    let (mut n, mut group) = (0, 0);
+    while group < groups.len() {
+        let mut i = 0;
+        while i < groups[group].len() {
+            all[n] = groups[group][i];
+            (n, i) = (n + 1, i + 1);
+        }
+        group += 1;
+    }
+    all
+}
+
+/// Sampling and scheduling, of OpenAI's three ways to generate.
+const SAMPLING: &[Field] = &[
     yes("temperature"),
     yes("top_p"),
     yes("top_k"),
     yes("min_p"),
-    yes("n"),
+    yes("seed"),
     yes("stop"),
     yes("stop_token_ids"),
-    yes("ignore_eos"),
-    yes("seed"),
     yes("presence_penalty"),
     yes("frequency_penalty"),
     yes("repetition_penalty"),
     yes("logit_bias"),
-    yes("logprobs"),
-    yes("top_logprobs"),
-    yes("tools"),
-    yes("tool_choice"),
-    yes("parallel_tool_calls"),
-    yes("prompt_logprobs"),
+    yes("priority"),
+    yes("cache_salt"),
+    yes("speculation"),
+];
+
+/// Structured output, in the spellings of vLLM, SGLang and llama.cpp.
+const FORMATS: &[Field] = &[
     yes("response_format"),
-    yes("reasoning_effort"),
-    yes("thinking_token_budget"),
-    yes("include_reasoning"),
-    yes("separate_reasoning"),
-    yes("echo"),
-    yes("chat_template"),
-    yes("enable_thinking"),
-    yes("reasoning"),
-    yes("return_token_ids"),
-    yes("return_tokens_as_token_ids"),
-    yes("skip_special_tokens"),
-    skip("spaces_between_special_tokens", "the tokenizer decides"),
-    yes("include_stop_str_in_output"),
-    yes("bad_words"),
-    yes("allowed_token_ids"),
-    yes("truncate_prompt_tokens"),
-    yes("add_special_tokens"),
     yes("regex"),
     yes("ebnf"),
-    yes("stop_regex"),
-    yes("n_predict"),
     yes("grammar"),
     yes("json_schema"),
-    yes("timings_per_token"),
-    skip("cache_prompt", FOUND),
-    skip("id_slot", POOLED),
-    skip("return_progress", "the progress of a prompt is not reported"),
     yes("structured_outputs"),
     yes("guided_json"),
     yes("guided_regex"),
     yes("guided_choice"),
     yes("guided_grammar"),
     no("guided_whitespace_pattern", "white space between pieces of JSON is bounded by the engine"),
-    skip("guided_decoding_backend", "there is one"),
-    yes("chat_template_kwargs"),
-    yes("add_generation_prompt"),
-    yes("continue_final_message"),
-    yes("priority"),
-    yes("cache_salt"),
+    skip("guided_decoding_backend", "there is one grammar backend"),
+];
+
+/// Fields of every generation of llama.cpp's server.
+const LLAMA_SERVER: &[Field] = &[
+    yes("n_predict"),
+    yes("timings_per_token"),
+    skip("cache_prompt", FOUND),
+    skip("id_slot", POOLED),
+    skip("return_progress", "the progress of a prompt is not reported"),
+];
+
+/// What chats and completions have in common, beside the groups above.
+const GENERATION: &[Field] = &[
+    yes("model"),
+    yes("session"),
+    yes("stream"),
+    yes("stream_options"),
+    yes("max_tokens"),
+    no("max_new_tokens", MAX_TOKENS),
+    yes("min_tokens"),
+    yes("n"),
+    yes("stop_regex"),
+    yes("ignore_eos"),
+    yes("logprobs"),
+    yes("prompt_logprobs"),
+    yes("echo"),
+    yes("return_token_ids"),
+    yes("return_tokens_as_token_ids"),
+    yes("skip_special_tokens"),
+    skip("spaces_between_special_tokens", "the tokenizer places spaces"),
+    yes("include_stop_str_in_output"),
+    yes("bad_words"),
+    yes("allowed_token_ids"),
+    yes("truncate_prompt_tokens"),
+    yes("add_special_tokens"),
     skip("user", LABEL),
-    skip("safety_identifier", LABEL),
-    skip("prompt_cache_key", FOUND),
-    skip("prompt_cache_options", FOUND),
-    skip("prompt_cache_retention", FOUND),
-    skip("metadata", LABEL),
-    skip("store", "nothing is stored, which is what the default asks for"),
-    skip("service_tier", ONE_TIER),
-    skip("verbosity", "a hint to models that were trained to take it"),
-    only("modalities", r#"["text"]"#, MEDIA),
-    no("audio", MEDIA),
-    yes("prediction"),
-    yes("speculation"),
-    no("moderation", NO_JUDGE),
-    no("web_search_options", "the engine reaches no network"),
-    no("functions", "replaced by `tools`"),
-    only("function_call", r#""none""#, "replaced by `tool_choice`"),
-    no("documents", "put documents into messages"),
-    only("best_of", "1", "ask for `n` and choose"),
+    only("best_of", "1", "set `n` and select an answer in the client"),
     no("use_beam_search", NO_BEAMS),
     only("length_penalty", "1", NO_BEAMS),
     no("lora_path", NO_ADAPTERS),
+];
+
+/// Fields of `/v1/chat/completions`.
+pub const CHAT: &[Field] = table![
+    GENERATION,
+    SAMPLING,
+    FORMATS,
+    LLAMA_SERVER,
+    &[
+        list("messages", MESSAGE),
+        yes("max_completion_tokens"),
+        yes("top_logprobs"),
+        yes("tools"),
+        yes("tool_choice"),
+        yes("parallel_tool_calls"),
+        yes("reasoning_effort"),
+        yes("thinking_token_budget"),
+        yes("include_reasoning"),
+        yes("separate_reasoning"),
+        yes("chat_template"),
+        yes("enable_thinking"),
+        yes("reasoning"),
+        yes("chat_template_kwargs"),
+        yes("add_generation_prompt"),
+        yes("continue_final_message"),
+        skip("safety_identifier", LABEL),
+        skip("prompt_cache_key", FOUND),
+        skip("prompt_cache_options", FOUND),
+        skip("prompt_cache_retention", FOUND),
+        skip("metadata", LABEL),
+        skip("store", "chat completions are not stored; `/v1/responses` are"),
+        skip("service_tier", ONE_TIER),
+        skip("verbosity", "a hint to models that are trained for it"),
+        only("modalities", r#"["text"]"#, MEDIA),
+        no("audio", MEDIA),
+        yes("prediction"),
+        no("moderation", NO_MODERATION),
+        no("web_search_options", "there is no web search"),
+        no("functions", "replaced by `tools`"),
+        only("function_call", r#""none""#, "replaced by `tool_choice`"),
+        no("documents", "put documents into messages"),
+    ],
 ];
 
 /// Fields of `/v1/completions`.
-pub const COMPLETIONS: &[Field] = &[
-    yes("model"),
-    yes("prompt"),
-    yes("session"),
-    yes("stream"),
-    yes("stream_options"),
-    yes("max_tokens"),
-    no("max_new_tokens", MAX_TOKENS),
-    yes("min_tokens"),
-    yes("temperature"),
-    yes("top_p"),
-    yes("top_k"),
-    yes("min_p"),
-    yes("n"),
-    yes("stop"),
-    yes("stop_token_ids"),
-    yes("ignore_eos"),
-    yes("seed"),
-    yes("presence_penalty"),
-    yes("frequency_penalty"),
-    yes("repetition_penalty"),
-    yes("logit_bias"),
-    yes("logprobs"),
-    yes("echo"),
-    yes("prompt_logprobs"),
-    yes("response_format"),
-    yes("return_token_ids"),
-    yes("return_tokens_as_token_ids"),
-    yes("skip_special_tokens"),
-    skip("spaces_between_special_tokens", "the tokenizer decides"),
-    yes("include_stop_str_in_output"),
-    yes("bad_words"),
-    yes("allowed_token_ids"),
-    yes("truncate_prompt_tokens"),
-    yes("add_special_tokens"),
-    yes("regex"),
-    yes("ebnf"),
-    yes("stop_regex"),
-    yes("n_predict"),
-    yes("grammar"),
-    yes("json_schema"),
-    yes("timings_per_token"),
-    skip("cache_prompt", FOUND),
-    skip("id_slot", POOLED),
-    skip("return_progress", "the progress of a prompt is not reported"),
-    yes("structured_outputs"),
-    yes("guided_json"),
-    yes("guided_regex"),
-    yes("guided_choice"),
-    yes("guided_grammar"),
-    no("guided_whitespace_pattern", "white space between pieces of JSON is bounded by the engine"),
-    skip("guided_decoding_backend", "there is one"),
-    yes("priority"),
-    yes("cache_salt"),
-    skip("user", LABEL),
-    yes("suffix"),
-    only("best_of", "1", "ask for `n` and choose"),
-    no("use_beam_search", NO_BEAMS),
-    only("length_penalty", "1", NO_BEAMS),
-    no("lora_path", NO_ADAPTERS),
-    yes("speculation"),
-];
+pub const COMPLETIONS: &[Field] =
+    table![GENERATION, SAMPLING, FORMATS, LLAMA_SERVER, &[yes("prompt"), yes("suffix")]];
 
 /// Fields of `/v1/responses`.
-pub const RESPONSES: &[Field] = &[
-    yes("model"),
-    list("input", ITEM),
-    yes("instructions"),
-    yes("max_output_tokens"),
-    yes("stream"),
-    yes("stream_options"),
-    yes("temperature"),
-    yes("top_p"),
-    yes("top_k"),
-    yes("min_p"),
-    yes("seed"),
-    yes("stop"),
-    yes("stop_token_ids"),
-    yes("presence_penalty"),
-    yes("frequency_penalty"),
-    yes("repetition_penalty"),
-    yes("logit_bias"),
-    yes("top_logprobs"),
-    yes("include"),
-    yes("tools"),
-    yes("tool_choice"),
-    yes("parallel_tool_calls"),
-    yes("text"),
-    yes("reasoning"),
-    yes("chat_template_kwargs"),
-    yes("truncation"),
-    yes("store"),
-    yes("background"),
-    yes("priority"),
-    yes("cache_salt"),
-    yes("metadata"),
-    yes("user"),
-    skip("client_metadata", LABEL),
-    yes("safety_identifier"),
-    yes("prompt_cache_key"),
-    skip("prompt_cache_options", FOUND),
-    skip("prompt_cache_retention", FOUND),
-    skip("service_tier", ONE_TIER),
-    skip("max_tool_calls", "bounds calls of the provider's own tools, of which there are none"),
-    yes("previous_response_id"),
-    no("conversation", "name the last response in `previous_response_id`"),
-    no("prompt", "no prompts are kept here; send `instructions` and `input`"),
-    no("context_management", AS_SENT),
-    no("moderation", NO_JUDGE),
-    yes("speculation"),
+pub const RESPONSES: &[Field] = table![
+    SAMPLING,
+    &[
+        yes("model"),
+        list("input", ITEM),
+        yes("instructions"),
+        yes("max_output_tokens"),
+        yes("stream"),
+        yes("stream_options"),
+        yes("top_logprobs"),
+        yes("include"),
+        yes("tools"),
+        yes("tool_choice"),
+        yes("parallel_tool_calls"),
+        yes("text"),
+        yes("reasoning"),
+        yes("chat_template_kwargs"),
+        yes("truncation"),
+        yes("store"),
+        yes("background"),
+        yes("metadata"),
+        yes("user"),
+        skip("client_metadata", LABEL),
+        yes("safety_identifier"),
+        yes("prompt_cache_key"),
+        skip("prompt_cache_options", FOUND),
+        skip("prompt_cache_retention", FOUND),
+        skip("service_tier", ONE_TIER),
+        skip("max_tool_calls", "limits calls of hosted tools, of which there are none"),
+        yes("previous_response_id"),
+        no("conversation", "name the last response in `previous_response_id`"),
+        no("prompt", "there are no stored prompts; send `instructions` and `input`"),
+        no("context_management", AS_SENT),
+        no("moderation", NO_MODERATION),
+    ],
 ];
 
 /// Fields of `/v1/messages`.
@@ -352,8 +268,8 @@ pub const MESSAGES: &[Field] = &[
     skip("service_tier", ONE_TIER),
     skip("speed", ONE_TIER),
     skip("cache_control", FOUND),
-    no("diagnostics", "messages are not kept, so none can be compared with an earlier one"),
-    no("inference_geo", "the server runs where it runs"),
+    no("diagnostics", "messages are not stored, so none can be compared with an earlier one"),
+    no("inference_geo", "there is no choice of a region"),
     no("container", NO_TOOLS),
     no("mcp_servers", NO_TOOLS),
     yes("context_management"),
@@ -390,11 +306,10 @@ pub const EMBEDDINGS: &[Field] = &[
     skip("user", LABEL),
 ];
 
-/// Fields of llama.cpp's `/completion`.
-pub const LLAMA_COMPLETION: &[Field] = &[
+/// What llama.cpp's `/completion` and `/infill` have in common.
+const LLAMA_GENERATION: &[Field] = &[
     yes("model"),
     yes("prompt"),
-    yes("n_predict"),
     yes("temperature"),
     yes("top_k"),
     yes("top_p"),
@@ -412,46 +327,21 @@ pub const LLAMA_COMPLETION: &[Field] = &[
     yes("json_schema"),
     yes("return_tokens"),
     yes("response_fields"),
-    yes("timings_per_token"),
-    skip("cache_prompt", FOUND),
-    skip("id_slot", POOLED),
-    skip("return_progress", "the progress of a prompt is not reported"),
+];
+
+/// Fields of llama.cpp's `/completion`.
+pub const LLAMA_COMPLETION: &[Field] = table![LLAMA_GENERATION, LLAMA_SERVER];
+
+/// Fields of llama.cpp's `/infill`.
+pub const INFILL: &[Field] = table![
+    LLAMA_GENERATION,
+    LLAMA_SERVER,
+    &[yes("input_prefix"), yes("input_suffix"), list("input_extra", &["filename", "text"])],
 ];
 
 /// Fields of llama.cpp's `/embedding`.
 pub const LLAMA_EMBEDDING: &[Field] =
     &[yes("model"), yes("content"), yes("input"), only("embd_normalize", "2", "vectors have length 1")];
-
-/// Fields of llama.cpp's `/infill`.
-pub const INFILL: &[Field] = &[
-    yes("model"),
-    yes("input_prefix"),
-    yes("input_suffix"),
-    list("input_extra", &["filename", "text"]),
-    yes("prompt"),
-    yes("n_predict"),
-    yes("temperature"),
-    yes("top_k"),
-    yes("top_p"),
-    yes("min_p"),
-    yes("seed"),
-    yes("stop"),
-    yes("stream"),
-    yes("ignore_eos"),
-    yes("presence_penalty"),
-    yes("frequency_penalty"),
-    yes("repeat_penalty"),
-    yes("logit_bias"),
-    yes("n_probs"),
-    yes("grammar"),
-    yes("json_schema"),
-    yes("return_tokens"),
-    yes("response_fields"),
-    yes("timings_per_token"),
-    skip("cache_prompt", FOUND),
-    skip("id_slot", POOLED),
-    skip("return_progress", "the progress of a prompt is not reported"),
-];
 
 /// Fields of llama.cpp's `/apply-template`.
 pub const APPLY_TEMPLATE: &[Field] = &[
@@ -500,7 +390,7 @@ pub const OLLAMA_GENERATE: &[Field] = &[
     yes("think"),
     yes("logprobs"),
     yes("top_logprobs"),
-    no("suffix", "no model here fills in the middle"),
+    no("suffix", "use `suffix` of `/v1/completions`"),
     no("images", MEDIA),
     no("template", "the model's own template is used; `raw` uses none"),
     skip("context", "prefixes are found by content; send the whole conversation to /api/chat"),
@@ -524,7 +414,8 @@ pub const OLLAMA_EMBEDDINGS: &[Field] =
     &[yes("model"), yes("prompt"), yes("options"), skip("keep_alive", LOADED)];
 
 /// Fields of Ollama's `/api/show`.
-pub const OLLAMA_SHOW: &[Field] = &[yes("model"), yes("name"), skip("verbose", "all that is known is shown")];
+pub const OLLAMA_SHOW: &[Field] =
+    &[yes("model"), yes("name"), skip("verbose", "all details are always shown")];
 
 /// Fields of `/v1/rerank`.
 pub const RERANK: &[Field] = &[
@@ -575,89 +466,5 @@ pub const DETOKENIZE: &[Field] = &[yes("model"), yes("tokens")];
 /// Fields of `/page/math`.
 pub const MATH: &[Field] = &[list("items", &["latex", "display"])];
 
-/// An endpoint as documented to clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// HTTP method in lower case.
-    pub method: &'static str,
-    /// Path; names in braces are parameters.
-    pub path: &'static str,
-    /// One-line summary.
-    pub summary: &'static str,
-    /// Fields of its body; empty if it takes none.
-    pub fields: &'static [Field],
-}
-
-const fn get(path: &'static str, summary: &'static str) -> Endpoint {
-    Endpoint { method: "get", path, summary, fields: &[] }
-}
-
-const fn post(path: &'static str, summary: &'static str, fields: &'static [Field]) -> Endpoint {
-    Endpoint { method: "post", path, summary, fields }
-}
-
-/// Every route except the web UI's files.
-pub const ENDPOINTS: &[Endpoint] = &[
-    get("/live", "Liveness: the process runs; needs no key"),
-    get("/ping", "Liveness, under another name; needs no key"),
-    get("/ready", "Readiness, under another name"),
-    get("/version", "The version"),
-    get("/health", "Readiness: the model is loaded and steps complete"),
-    get("/metrics", "Metrics in Prometheus' text format"),
-    get("/openapi.json", "This OpenAPI description"),
-    get("/v1/models", "Lists the model"),
-    get("/v1/models/{id}", "Describes the model"),
-    get("/v1/engine/steps", "Streams the engine's steps as server-sent events"),
-    post("/v1/chat/completions", "Chat completion", CHAT),
-    post("/v1/chat/completions/input_tokens", "Counts the tokens of a chat", CHAT),
-    post("/v1/completions", "Text completion of texts or token ids", COMPLETIONS),
-    post("/v1/embeddings", "Embeddings of texts or token ids", EMBEDDINGS),
-    post("/v1/rerank", "Ranks documents by how well they answer a query", RERANK),
-    post("/v1/score", "Similarity of texts", SCORE),
-    post("/v1/responses", "OpenAI's Responses API", RESPONSES),
-    post("/v1/responses/input_tokens", "Counts the tokens of a response's input", RESPONSES),
-    post("/v1/responses/compact", "Not offered", &[yes("model")]),
-    get("/v1/responses/{id}", "A stored response"),
-    Endpoint {
-        method: "delete",
-        path: "/v1/responses/{id}",
-        summary: "Deletes a stored response",
-        fields: &[],
-    },
-    get("/v1/responses/{id}/input_items", "The input of a stored response"),
-    post("/v1/messages", "Anthropic's Messages API", MESSAGES),
-    post("/v1/messages/count_tokens", "Counts the tokens of an Anthropic request", COUNT_TOKENS),
-    get("/v1/sessions", "Lists the caller's sessions"),
-    post("/v1/sessions", "Creates a session", SESSIONS),
-    get("/v1/sessions/{id}", "Describes a session"),
-    Endpoint { method: "delete", path: "/v1/sessions/{id}", summary: "Deletes a session", fields: &[] },
-    post("/v1/sessions/{id}/fork", "Forks a session; shares its K/V", FORK),
-    post("/v1/sessions/{id}/rewind", "Rewinds a session to a message", REWIND),
-    post("/v1/sessions/{id}/cut", "Cuts messages out of a session; keeps the K/V behind them", CUT),
-    post("/v1/sessions/{id}/keep", "Deletes all other forks of a session", &[]),
-    post("/tokenize", "Tokenizes a text or a chat", TOKENIZE),
-    post("/detokenize", "Detokenizes token ids", DETOKENIZE),
-    get("/models", "Lists the model, as llama.cpp has the path"),
-    post("/chat/completions", "Chat completion, as llama.cpp has the path", CHAT),
-    post("/chat/completions/input_tokens", "Counts the tokens of a chat, as llama.cpp has the path", CHAT),
-    post("/completions", "Text completion, as llama.cpp has the path", COMPLETIONS),
-    post("/embeddings", "Embeddings, as llama.cpp has the path", EMBEDDINGS),
-    post("/rerank", "Ranking, as llama.cpp has the path", RERANK),
-    post("/score", "Similarity of texts, as vLLM has the path", SCORE),
-    post("/completion", "llama.cpp's completion", LLAMA_COMPLETION),
-    post("/embedding", "llama.cpp's embeddings", LLAMA_EMBEDDING),
-    post("/infill", "llama.cpp's fill in the middle", INFILL),
-    post("/apply-template", "The prompt of a chat, as llama.cpp has it", APPLY_TEMPLATE),
-    get("/props", "llama.cpp's properties of the server"),
-    get("/slots", "llama.cpp's list of running requests"),
-    post("/api/chat", "Ollama's chat", OLLAMA_CHAT),
-    post("/api/generate", "Ollama's completion", OLLAMA_GENERATE),
-    post("/api/embed", "Ollama's embeddings", OLLAMA_EMBED),
-    post("/api/embeddings", "Ollama's older embeddings, of one text", OLLAMA_EMBEDDINGS),
-    post("/api/show", "Ollama's description of a model", OLLAMA_SHOW),
-    get("/api/tags", "Ollama's list of models"),
-    get("/api/ps", "Ollama's list of loaded models"),
-    get("/api/version", "The version, for Ollama's clients"),
-    post("/page/math", "LaTeX formulas to MathML, for the web page", MATH),
-    get("/tokenizer_info", "Control tokens and chat template, for clients that render chats"),
-];
+/// Fields of `/v1/responses/compact`.
+pub(crate) const COMPACT: &[Field] = &[yes("model")];

@@ -352,7 +352,7 @@ fn assistant(reader: &Reader, calls: &mut OpenCalls, message: usize) -> Result<M
                 turn.call(id, name, input);
                 calls.ids.push(id.to_owned());
             }
-            _ => return Err(block.error("type", "must not stand in a message of the assistant")),
+            _ => return Err(block.error("type", "is not allowed in a message of the assistant")),
         }
     }
     Ok(turn.take().unwrap_or_else(|| Message::text(Role::Assistant, String::new())))
@@ -361,7 +361,7 @@ fn assistant(reader: &Reader, calls: &mut OpenCalls, message: usize) -> Result<M
 fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
     Tool::all(body, "name", |tool| {
         if !matches!(tool.text("type")?, None | Some("custom")) {
-            return Err(tool.error("type", "must be `custom`; the engine has no tools of its own"));
+            return Err(tool.error("type", "must be `custom`; the server has no tools"));
         }
         // `eager_input_streaming` is accepted: arguments are always streamed.
         tool.only(&[

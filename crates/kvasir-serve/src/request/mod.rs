@@ -1,7 +1,8 @@
 //! Request parsing and validation: from JSON bodies to typed requests, for all endpoints.
 //!
-//! Every field of every endpoint is classified once, in `fields`. Bodies are parsed within a memory
-//! budget (`body`, `body_memory`), and errors name the field by its path (`reader`).
+//! Every field of every endpoint is classified once, in `fields`; `endpoints` lists the routes. Bodies
+//! are parsed within a memory budget (`body`, `body_memory`), and errors name the field by its path
+//! (`reader`).
 //!
 //! Knows no model and no socket; builds on `context` and on the specifications of `grammar`.
 
@@ -11,6 +12,8 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod conversation;
 pub(crate) mod embeddings;
+pub(crate) mod endpoints;
+pub(crate) mod field;
 pub(crate) mod fields;
 pub(crate) mod llama_cpp;
 pub(crate) mod messages;
@@ -32,10 +35,12 @@ pub use crate::request::chat::{ChatRequest, StreamOptions, ThinkingBudget};
 pub use crate::request::completions::{CompletionRequest, Prompt};
 pub use crate::request::conversation::{Content, Message, Role};
 pub use crate::request::embeddings::{EmbeddingsRequest, Encoding, llama_embedding};
+pub use crate::request::endpoints::{ENDPOINTS, Endpoint};
+pub use crate::request::field::{Class, Field};
 pub use crate::request::fields::{
-    APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, CUT, Class, DETOKENIZE, EMBEDDINGS, ENDPOINTS, Endpoint,
-    FORK, Field, INFILL, LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED,
-    OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_SHOW, RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
+    APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, CUT, DETOKENIZE, EMBEDDINGS, FORK, INFILL,
+    LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS,
+    OLLAMA_GENERATE, OLLAMA_SHOW, RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
 };
 pub use crate::request::llama_cpp::LlamaCppRequest;
 pub use crate::request::messages::MessagesRequest;

@@ -2,7 +2,7 @@
 
 use crate::context::ignored_fields::IgnoredFields;
 use crate::error::ApiError;
-use crate::request::fields::{Class, Field};
+use crate::request::field::{Class, Field};
 use serde_json::{Map, Value};
 use std::{fmt::Display, ops::RangeInclusive};
 

@@ -72,7 +72,7 @@ impl ResponseFormat {
             ApiError::param(
                 param,
                 format!(
-                    "`{param}` cannot be kept with `{}`: the answer ends where its form does",
+                    "`{param}` cannot be combined with `{}`: the answer ends where its format ends",
                     self.param
                 ),
             )

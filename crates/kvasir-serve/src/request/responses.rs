@@ -23,6 +23,11 @@ use serde_json::{Map, Value, json};
 /// Maximum items of `input`, and parts per item.
 const MAX_ITEMS: usize = 4096;
 
+// OpenAI's limits of `metadata`, which is stored with the response.
+const MAX_METADATA: usize = 16;
+const MAX_METADATA_KEY: usize = 64;
+const MAX_METADATA_VALUE: usize = 512;
+
 /// A validated `/v1/responses` request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResponsesRequest {
@@ -39,8 +44,8 @@ impl ResponsesRequest {
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         body.classify(RESPONSES)?;
         reject_background(body)?;
-        // Only type-checked here: they are echoed in the response.
-        body.object("metadata")?;
+        // Only checked here: they are echoed in the response.
+        check_metadata(body)?;
         for name in ["user", "safety_identifier", "prompt_cache_key", "previous_response_id"] {
             body.text(name)?;
         }
@@ -81,9 +86,35 @@ impl ResponsesRequest {
     }
 }
 
+/// Texts within OpenAI's limits. Lengths are in characters.
+fn check_metadata(body: &Reader) -> Result<(), ApiError> {
+    let Some(metadata) = body.object("metadata")? else { return Ok(()) };
+    let entries = metadata.fields();
+    if entries.len() > MAX_METADATA {
+        let why = format!("may have at most {MAX_METADATA} keys, not {}", entries.len());
+        return Err(body.error("metadata", why));
+    }
+    for key in entries.keys() {
+        let length = key.chars().count();
+        if length > MAX_METADATA_KEY {
+            let why = format!("may have keys of at most {MAX_METADATA_KEY} characters, not {length}");
+            return Err(body.error("metadata", why));
+        }
+        let text = metadata.text(key)?.ok_or_else(|| metadata.error(key, "must be a text"))?;
+        let length = text.chars().count();
+        if length > MAX_METADATA_VALUE {
+            let why = format!("may have at most {MAX_METADATA_VALUE} characters, not {length}");
+            return Err(metadata.error(key, why));
+        }
+    }
+    Ok(())
+}
+
 fn reject_background(body: &Reader) -> Result<(), ApiError> {
     match body.flag("background", false)? {
-        true => Err(ApiError::unsupported("background", "a response is made while its request is open")),
+        true => {
+            Err(ApiError::unsupported("background", "responses are generated while their request is open"))
+        }
         false => Ok(()),
     }
 }
@@ -102,7 +133,7 @@ fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiError> {
         reasoning.only(&["effort", "summary"])?;
         chat::effort(&reasoning, "effort", &mut kwargs)?;
         if !matches!(reasoning.text("summary")?, None | Some("auto")) {
-            let why = "reasoning is given out as it is, with no summary";
+            let why = "reasoning is returned in full, without a summary";
             return Err(ApiError::unsupported(reasoning.name("summary"), why));
         }
     }
@@ -189,7 +220,10 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
                 messages.push(Message::result(id, output));
             }
             Some("item_reference") => {
-                return Err(ApiError::unsupported(item.name("type"), "items are not kept; send the item"));
+                return Err(ApiError::unsupported(
+                    item.name("type"),
+                    "items cannot be referenced; send the item",
+                ));
             }
             Some(responses_tools::ADDITIONAL_TOOLS) => {
                 item.only(&["type", "id", "role", "tools", "status"])?
@@ -202,11 +236,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
         }
     }
     messages.extend(turn.take());
-    if messages.is_empty() {
-        Err(body.error("input", "says nothing: there is no message in it"))
-    } else {
-        Ok(())
-    }
+    if messages.is_empty() { Err(body.error("input", "must contain a message")) } else { Ok(()) }
 }
 
 fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>) -> Result<(), ApiError> {

@@ -204,8 +204,7 @@ fn length(body: &Reader) -> Result<Length, ApiError> {
     let min_tokens = body.integer("min_tokens", 0..=MAX_TOKENS)?.unwrap_or(0) as u32;
     match max_tokens {
         Some(max) if min_tokens > max => {
-            Err(body
-                .error("min_tokens", format!("must not be greater than the {max} tokens asked for at most")))
+            Err(body.error("min_tokens", format!("must not exceed the maximum of {max} tokens")))
         }
         _ => Ok(Length { max_tokens, min_tokens }),
     }

@@ -91,7 +91,7 @@ impl Tool {
             let entry = body.item("tools", i, item)?;
             for tool in one(&entry)? {
                 if tools.iter().any(|other| other.name == tool.name) {
-                    return Err(entry.error(name, "stands twice"));
+                    return Err(entry.error(name, "occurs twice"));
                 }
                 tools.push(tool);
             }

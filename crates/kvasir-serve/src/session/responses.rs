@@ -5,10 +5,12 @@
 //! the prefix cache.
 //!
 //! Invariants: a key sees only its own responses. The store keeps at most [`MAX_RESPONSES`] and
-//! about [`MAX_BYTES`] of JSON text, each for [`TTL`]. When memory is full, the oldest responses of the key
-//! that holds most of it go first.
+//! about [`MAX_BYTES`], each for [`TTL`]. When memory is full, the oldest responses of the key that holds
+//! most of it go first. A response object counts until it is removed, a segment until no conversation
+//! has it.
 
 use crate::error::ApiError;
+use crate::request::body::heap_bytes;
 use crate::session::shared_memory::{HeldBytes, SharedMemory};
 use serde_json::Value;
 use std::{
@@ -21,7 +23,7 @@ use std::{
 const MAX_RESPONSES: usize = 16384;
 /// Maximum responses per key, so that one key cannot push out all others.
 const MAX_OF_KEY: usize = MAX_RESPONSES / 2;
-/// Bytes of JSON text beyond which the oldest responses are dropped.
+/// Estimated heap bytes beyond which the oldest responses are dropped.
 const MAX_BYTES: usize = 256 << 20;
 /// Time that a response is kept.
 const TTL: Duration = Duration::from_secs(24 * 3600);
@@ -52,6 +54,8 @@ struct StoredResponse {
     own_input: usize,
     conversation: Conversation,
     since: Instant,
+    /// The memory of `response`.
+    _bytes: HeldBytes,
 }
 
 /// Responses by id. Shared by all handlers.
@@ -64,7 +68,7 @@ pub(crate) struct ResponseStore {
 #[derive(Debug, Default)]
 struct Table {
     by_id: HashMap<String, StoredResponse>,
-    /// Ids, oldest first. May name removed responses.
+    /// The ids of `by_id`, oldest first.
     order: VecDeque<String>,
 }
 
@@ -75,13 +79,13 @@ impl ResponseStore {
         let output = response["output"].as_array().cloned().unwrap_or_default();
         let (count, mut items) = (own_input.len(), own_input);
         items.extend(output);
-        // The output stands in the response object, too.
-        let bytes = items.iter().map(|item| item.to_string().len()).sum::<usize>() * 2;
-        let segment = Arc::new(Segment { items, _bytes: self.memory.hold(owner, bytes) });
+        let hold = |bytes| self.memory.hold(owner, bytes);
+        let bytes = items.iter().map(heap_bytes).sum();
+        let segment = Arc::new(Segment { items, _bytes: hold(bytes) });
         let mut conversation = before.clone();
         conversation.0.push(segment);
-        let stored =
-            StoredResponse { owner, response, own_input: count, conversation, since: Instant::now() };
+        let (since, _bytes) = (Instant::now(), hold(heap_bytes(&response)));
+        let stored = StoredResponse { owner, response, own_input: count, conversation, since, _bytes };
         let mut table = self.table();
         table.by_id.insert(id.clone(), stored);
         table.order.push_back(id);
@@ -92,10 +96,9 @@ impl ResponseStore {
     fn drop_oldest(&self, table: &mut Table, owner: u64) {
         let of_key = table.by_id.values().filter(|stored| stored.owner == owner).count();
         if of_key > MAX_OF_KEY {
-            let is_own = |id: &&String| table.by_id.get(*id).is_some_and(|stored| stored.owner == owner);
-            if let Some(oldest) = table.order.iter().find(is_own).cloned() {
-                table.by_id.remove(&oldest);
-            }
+            let is_own = |id: &String| table.by_id.get(id).is_some_and(|stored| stored.owner == owner);
+            let oldest = table.order.iter().position(is_own).and_then(|at| table.order.remove(at));
+            oldest.map(|id| table.by_id.remove(&id));
         }
         while let Some(id) = table.order.front() {
             let keeps = table.by_id.get(id).is_some_and(|oldest| oldest.since.elapsed() < TTL);
@@ -138,7 +141,9 @@ impl ResponseStore {
     /// Removes a response. Responses that continue it keep its items.
     pub(crate) fn remove(&self, id: &str, owner: u64) -> Result<(), ApiError> {
         self.with(id, owner, |_| ())?;
-        self.table().by_id.remove(id);
+        let mut table = self.table();
+        table.by_id.remove(id);
+        table.order.retain(|kept| kept != id);
         Ok(())
     }
 
@@ -147,10 +152,7 @@ impl ResponseStore {
         let found =
             table.by_id.get(id).filter(|stored| stored.owner == owner && stored.since.elapsed() < TTL);
         found.map(read).ok_or_else(|| {
-            ApiError::not_found(
-                "response_id",
-                format!("there is no response `{id}`, or it is kept no longer"),
-            )
+            ApiError::not_found("response_id", format!("there is no response `{id}`, or it has expired"))
         })
     }
 
@@ -183,6 +185,31 @@ mod tests {
         assert_eq!(store.get("a", 1).unwrap_err().status, 404);
         store.remove("b", 1).unwrap();
         assert_eq!(store.memory.total(), 0);
+    }
+
+    #[test]
+    fn the_whole_response_counts_until_it_is_removed() {
+        let store = ResponseStore::default();
+        let tools = json!([{"type": "function", "name": "x".repeat(1 << 20)}]);
+        let response = json!({"id": "a", "instructions": "y".repeat(1 << 20), "tools": tools, "output": []});
+        store.insert(1, &Conversation::default(), Vec::new(), response);
+        assert!(store.memory.total() > 2 << 20);
+        respond(&store, "b", &store.conversation("a", 1).unwrap(), "two");
+        store.remove("a", 1).unwrap();
+        assert!(store.memory.total() < 1 << 20, "what continues it keeps its items only");
+    }
+
+    #[test]
+    fn removed_responses_leave_no_id_behind() {
+        let store = ResponseStore::default();
+        for i in 0..100 {
+            let id = i.to_string();
+            respond(&store, &id, &Conversation::default(), "one");
+            if i > 0 {
+                store.remove(&id, 1).unwrap();
+            }
+        }
+        assert_eq!(store.table().order, ["0"]);
     }
 
     #[test]

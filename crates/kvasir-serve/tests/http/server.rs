@@ -8,6 +8,7 @@ use axum::{
 };
 use futures_util::StreamExt;
 use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, SuffixDrafter};
+use kvasir_exec::Executor;
 use kvasir_formats::TextFiles;
 use kvasir_kv::{CacheConfig, CacheKind, build};
 use kvasir_sample::Sampling;
@@ -36,6 +37,11 @@ use tower_service::Service;
 
 const LONGEST: u32 = 1000;
 
+/// An executor that can run on the engine's thread.
+pub(crate) trait Device: Executor<Pending: Send> + Send + 'static {}
+
+impl<E: Executor<Pending: Send> + Send + 'static> Device for E {}
+
 pub(crate) struct Server {
     app: Arc<App>,
     router: Router,
@@ -49,13 +55,13 @@ impl Server {
     }
 
     /// A server on this device.
-    pub(crate) fn on(device: Toy, kind: CacheKind, slots: u32, keys: &[&str]) -> Self {
+    pub(crate) fn on(device: impl Device, kind: CacheKind, slots: u32, keys: &[&str]) -> Self {
         Self::watched(device, kind, slots, keys, Duration::from_secs(3600))
     }
 
     /// A server that counts as stalled when a step takes longer than `step_timeout`.
     pub(crate) fn watched(
-        device: Toy,
+        device: impl Device,
         kind: CacheKind,
         slots: u32,
         keys: &[&str],
@@ -68,7 +74,7 @@ impl Server {
 
     /// A server with these access rules.
     pub(crate) fn behind(
-        device: Toy,
+        device: impl Device,
         kind: CacheKind,
         slots: u32,
         access: AccessControl,

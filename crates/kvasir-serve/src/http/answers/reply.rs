@@ -25,7 +25,7 @@ pub(crate) trait EventWriter: Send + 'static {
     fn increment(&mut self, out: &mut String, answer: usize, increment: AnswerIncrement);
     /// Writes a keep-alive.
     fn ping(&mut self, out: &mut String) {
-        out.push_str(": still here\n\n");
+        out.push_str(": keep-alive\n\n");
     }
     /// Writes the failure of one answer, its last event.
     fn fail(&mut self, out: &mut String, error: &ApiError);

@@ -1,7 +1,8 @@
 //! Generates the OpenAPI description from the same field tables that validate requests, so the two
 //! cannot diverge.
 
-use crate::request::fields::{Class, ENDPOINTS, Endpoint, Field};
+use crate::request::endpoints::{ENDPOINTS, Endpoint};
+use crate::request::field::{Class, Field};
 use axum::Json;
 use serde_json::{Map, Value, json};
 

@@ -87,6 +87,34 @@ fn errors_name_the_field() {
 }
 
 #[test]
+fn metadata_has_the_limits_of_openai() {
+    let keys = |n: usize| (0..n).map(|i| (i.to_string(), json!("x"))).collect::<Map<_, _>>();
+    // Characters count, not bytes.
+    let longest = json!({"é".repeat(64): "é".repeat(512)});
+    for good in [json!(null), json!({}), keys(16).into(), longest] {
+        assert!(read(json!({"metadata": good})).is_ok());
+    }
+    for (bad, param, why) in [
+        (keys(17).into(), "metadata", "`metadata` may have at most 16 keys, not 17"),
+        (
+            json!({"k".repeat(65): "x"}),
+            "metadata",
+            "`metadata` may have keys of at most 64 characters, not 65",
+        ),
+        (
+            json!({"k": "x".repeat(513)}),
+            "metadata.k",
+            "`metadata.k` may have at most 512 characters, not 513",
+        ),
+        (json!({"k": 1}), "metadata.k", "`metadata.k` must be a text"),
+        (json!({"k": null}), "metadata.k", "`metadata.k` must be a text"),
+    ] {
+        let error = read(json!({"metadata": bad})).unwrap_err();
+        assert_eq!((error.status, error.param.as_deref(), error.message.as_str()), (400, Some(param), why));
+    }
+}
+
+#[test]
 fn coding_agent_history_is_accepted() {
     let request = read(json!({
         "tools": [{"type": "web_search", "external_web_access": false}, {"type": "custom", "name": "patch"},
