@@ -11,8 +11,9 @@
 //!    the last accepted draft becomes the newest one.
 //!
 //! Invariant: the state is a function of the fed tokens, of the last `bind` and of the last proposal
-//! ([`SamplerRow::drafts`]), never of earlier draws. A step that runs again, or drafts that are rejected, leave nothing behind. Guarded by
-//! `tests/constraint.rs` and by the numerics tests of the `kvasir` crate.
+//! ([`SamplerRow::drafts`]), never of earlier draws. A step that runs again, or drafts that are
+//! rejected, leave nothing behind. Guarded by `tests/constraint.rs` and by the numerics tests of the
+//! `kvasir` crate.
 
 use crate::batch::{BatchRow, IN_FLIGHT};
 use crate::executor::SequenceSpec;
@@ -66,6 +67,8 @@ pub struct SamplerRow {
     follower: Option<Box<dyn Follower>>,
     /// Drafts of the next step that rejection sampling applies to.
     drafts: DrawnDrafts,
+    /// Scratch: accepted draft nodes.
+    accepted: Vec<u32>,
     /// Result of the last step, kept here to reuse its capacity.
     drawn: Drawn,
 }
@@ -85,7 +88,7 @@ impl SamplerRow {
             follower.expect(&spec.output);
         }
         let newest = spec.output.last().copied();
-        Self { output, newest, follower, spec, drafts: DrawnDrafts::default(), drawn: Drawn::default() }
+        Self { output, newest, follower, spec, ..Self::default() }
     }
 
     /// Appends the row's tokens to `into`, with [`IN_FLIGHT`] replaced by the newest sampled token.
@@ -203,13 +206,12 @@ impl SamplerRow {
                 break;
             }
             self.output.truncate(committed);
-            let mut path = Vec::new();
             let mut node = at.saturating_sub(root);
             while node > 0 {
-                path.push(tokens[root + node]);
+                self.output.push(tokens[root + node]);
                 node = parent(node);
             }
-            self.output.extend(path.iter().rev());
+            self.output[committed..].reverse();
             let draft = tokens.get(at + 1).filter(|_| at >= root).copied();
             let verified = draft.filter(|_| accepts).map(|draft| (draft, &tokens[root + 1..], at - root));
             let Some(token) = self.draw_one(row, positions[at] + 1, logits, work, verified, at > root) else {
@@ -275,13 +277,14 @@ impl SamplerRow {
     /// Appends the accepted drafts to the output history and sets the newest token.
     fn settle(&mut self, drafts: &[Token], parents: &[i32], root: usize, sampled: &[Token]) {
         let Some(sampled) = sampled.get(root..).filter(|s| !s.is_empty()) else { return };
-        let mut accepted = Vec::new();
+        self.accepted.clear();
         match parents.is_empty() {
-            true => accept::chain(drafts, sampled, &mut accepted),
-            false => accept::tree(drafts, parents, sampled, &mut accepted),
+            true => accept::chain(drafts, sampled, &mut self.accepted),
+            false => accept::tree(drafts, parents, sampled, &mut self.accepted),
         }
-        self.output.extend(accepted.iter().map(|node| drafts[*node as usize - 1]));
-        self.newest = sampled.get(accepted.last().map_or(0, |node| *node as usize)).copied();
+        self.output.extend(self.accepted.iter().map(|node| drafts[*node as usize - 1]));
+        let last = self.accepted.last().map_or(0, |node| *node as usize);
+        self.newest = sampled.get(last).copied();
         if let (Some(follower), Some(newest)) = (&mut self.follower, self.newest) {
             self.output.push(newest);
             follower.expect(&self.output);
