@@ -10,6 +10,9 @@
 //! 4. Accept the drafts that equal the sampled tokens (`kvasir_sample::accept`). The token after
 //!    the last accepted draft becomes the newest one.
 //!
+//! Where the constraint allows no token after a draft, the sampled token is [`NO_TOKEN`]: the drafts
+//! before it are accepted as without, and the sequence ends behind them.
+//!
 //! Invariant: the state is a function of the fed tokens, of the last `bind` and of the last proposal
 //! ([`SamplerRow::drafts`]), never of earlier draws. A step that runs again, or drafts that are
 //! rejected, leave nothing behind. Guarded by `tests/constraint.rs` and by the numerics tests of the
@@ -17,7 +20,7 @@
 
 use crate::batch::{BatchRow, IN_FLIGHT};
 use crate::executor::SequenceSpec;
-use crate::output::{Drawn, TokenLogprobs};
+use crate::output::{Drawn, NO_TOKEN, TokenLogprobs};
 use kvasir_kv::{Position, Token};
 use kvasir_sample::{
     Allowed, Context, Follower, accept, accept_or_redraw, can_be_drawn_from, draw_from, log_probability,
@@ -236,7 +239,8 @@ impl SamplerRow {
         self.drawn = drawn;
     }
 
-    /// Samples one token; `None` if the constraint allows none.
+    /// Samples one token. If the constraint allows none, it is [`NO_TOKEN`] after a draft and `None`
+    /// after a committed token.
     ///
     /// After a draft that violates the constraint the token does not matter: such a draft is never
     /// accepted. `verified` is the draft at this position with all drafts of the chain and its number,
@@ -253,7 +257,7 @@ impl SamplerRow {
         let allowed = match self.follower.as_mut().map(|follower| follower.allowed(&self.output)) {
             None | Some(Allowed::Any) => None,
             Some(Allowed::Only(mask)) => Some(mask),
-            Some(Allowed::Nothing) if after_draft => None,
+            Some(Allowed::Nothing) if after_draft => return Some(NO_TOKEN),
             Some(Allowed::Nothing) => return None,
         };
         let early = self.spec.index_of(position) < self.spec.prompt.len() + self.spec.min_tokens as usize;
@@ -285,6 +289,11 @@ impl SamplerRow {
         self.output.extend(self.accepted.iter().map(|node| drafts[*node as usize - 1]));
         let last = self.accepted.last().map_or(0, |node| *node as usize);
         self.newest = sampled.get(last).copied();
+        if self.newest == Some(NO_TOKEN) {
+            // As after a step without tokens: what is fed for the ended sequence must resolve.
+            self.newest = self.output.last().copied();
+            return;
+        }
         if let (Some(follower), Some(newest)) = (&mut self.follower, self.newest) {
             self.output.push(newest);
             follower.expect(&self.output);

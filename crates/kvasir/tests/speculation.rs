@@ -8,9 +8,11 @@ use kvasir::{
 };
 use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Rectangular, RectangularConfig};
 use kvasir_kv::{CacheConfig, build};
+use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
 use kvasir_testkit::paths;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 fn cases() -> Vec<PathBuf> {
     let mut all: Vec<_> =
@@ -387,6 +389,56 @@ fn rejection_sampling_keeps_the_distribution() {
     let (a, z): (f64, f64) = (2.0 / (9.0 * cells), 3.72);
     let limit = cells * (1.0 - a + z * a.sqrt()).powi(3);
     assert!(chi_squared < limit, "{chi_squared} of {limit} with {cells} pairs");
+}
+
+/// Allows exactly one answer, and nothing behind it.
+#[derive(Debug)]
+struct Exactly(Vec<Token>);
+
+impl Constraint for Exactly {
+    fn follow(&self) -> Box<dyn Follower> {
+        Box::new(ExactlyFollower { answer: self.0.clone(), mask: Vec::new() })
+    }
+}
+
+#[derive(Debug)]
+struct ExactlyFollower {
+    answer: Vec<Token>,
+    mask: Vec<u32>,
+}
+
+impl Follower for ExactlyFollower {
+    fn allowed(&mut self, output: &[Token]) -> Allowed<'_> {
+        let Some(next) = self.answer.get(output.len()).filter(|_| self.answer.starts_with(output)) else {
+            return Allowed::Nothing;
+        };
+        self.mask = vec![0; *next as usize / 32 + 1];
+        self.mask[*next as usize / 32] |= 1 << (next % 32);
+        Allowed::Only(&self.mask)
+    }
+
+    fn expect(&mut self, _: &[Token]) {}
+}
+
+#[test]
+fn drafts_end_at_a_dead_end_of_the_constraint_as_without() {
+    let case = paths::model("qwen3");
+    let prompt: Vec<Token> = vec![5, 6, 7, 8, 9, 10, 11, 12, 5, 6];
+    // The dead end lies behind one, two and three tokens; a stop token at the end comes before it.
+    for (len, stop) in [(1, None), (2, None), (3, None), (3, Some(9))] {
+        let answer = |spec: Option<&Speculation>| {
+            let constraint = Constrained(Some(Arc::new(Exactly(prompt[2..2 + len].to_vec()))));
+            let stop_ids = stop.into_iter().collect();
+            let params =
+                Params { max_tokens: 24, ignore_eos: true, constraint, stop_ids, ..Params::default() };
+            let mut kvasir = engine(&case, BackendKind::Cpu, spec, CacheKind::Radix, 512);
+            kvasir.generate(prompt.as_slice(), &params).unwrap()
+        };
+        let (plain, drafted) = (answer(None), answer(Some(&spec("ngram:n=2,tokens=5"))));
+        assert_eq!((&drafted.ids, &drafted.reason), (&plain.ids, &plain.reason), "{len} {stop:?}");
+        assert_eq!(plain.ids, prompt[2..2 + len]);
+        assert_eq!(drafted.accepted as usize, len - 1);
+    }
 }
 
 #[test]

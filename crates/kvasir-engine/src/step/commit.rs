@@ -20,7 +20,7 @@ use crate::request::timings::Nanos;
 use crate::scheduler::state::SchedulerState;
 use crate::speculation::statistics::{DraftStats, depth};
 use crate::speculation::width::WidthControl;
-use kvasir_exec::{BatchRow, RowKind, Step, StepError};
+use kvasir_exec::{BatchRow, NO_TOKEN, RowKind, Step, StepError};
 use kvasir_kv::{StepId, Token};
 
 /// Stores the prompt log-probabilities of the step's `i`-th row.
@@ -212,10 +212,15 @@ impl StepCommitter {
         }
         commit_outputs(state, entry, first, step, span.start, now);
         state.publish(entry, milestone);
+        let newest = self.accepted.last().map_or(0, |node| *node as usize);
+        let is_dead_end = row.drafts.count > 0 && sampled.get(newest) == Some(&NO_TOKEN);
+        if is_dead_end && state.requests[entry].status != Status::Finished {
+            state.finish_now(entry, Finish::Failed(Fault::Constraint), now);
+        }
     }
 
     /// Verifies drafts (speculative decoding): commits the accepted prefix or tree path plus the
-    /// bonus token, and removes rejected drafts from the cache. False if the cache failed.
+    /// bonus token, if the constraint leaves one, and removes rejected drafts from the cache. False if the cache failed.
     fn verify(
         &mut self,
         state: &mut SchedulerState,
@@ -242,7 +247,7 @@ impl StepCommitter {
         sequence.verifying = false;
         // Node 0 is the newest committed token; the token sampled there is committed first.
         for node in std::iter::once(&0).chain(&self.accepted) {
-            let token = sampled.get(*node as usize).copied();
+            let token = sampled.get(*node as usize).copied().filter(|token| *token != NO_TOKEN);
             sequence.append(token.as_slice());
         }
         if sequence.cache != Some(row.seq) {
