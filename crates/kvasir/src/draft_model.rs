@@ -73,6 +73,9 @@ impl OpenedModel {
     }
 
     /// The model's own multi-token-prediction layer. That of the built-in model is a file apart.
+    ///
+    /// A single layer is chained. Of several, each is trained for one level and continues from the
+    /// states of the one before, so only the first level can be drafted.
     fn own_layer(&self, shape: TreeShape) -> Result<OpenedDraft, Error> {
         let named = |error: &dyn std::fmt::Display| Error::Asked(format!("--spec mtp: {error}"));
         let (mut checkpoint, mut model) = (self.checkpoint.clone(), self.model.clone());
@@ -80,8 +83,15 @@ impl OpenedModel {
             checkpoint.add_predictions(&built_in::mtp()?);
             model = Model::build(&checkpoint.source()).map_err(|error| named(&error))?;
         }
-        if model.predictions.is_empty() {
-            return Err(named(&"the model has no multi-token-prediction layer"));
+        match model.predictions.len() {
+            0 => return Err(named(&"the model has no multi-token-prediction layer")),
+            several @ 2.. if shape.depth > 1 => {
+                let why = "only the first can draft: use `--spec mtp:1`";
+                return Err(named(&format!(
+                    "the model has {several} prediction layers, one per draft; {why}"
+                )));
+            }
+            _ => {}
         }
         let kind = DraftModelKind { hidden: self.model.target.hidden, ..DraftModelKind::default() };
         Ok(OpenedDraft {

@@ -119,13 +119,15 @@ fn eagle3_rounds_are_the_recorded_ones() {
 #[test]
 fn mtp_layers_draft_as_recorded_and_chain_their_own_states() {
     let mut seen = 0;
-    for case in cases() {
+    for (case, backend) in
+        cases().iter().flat_map(|case| [(case, BackendKind::Cpu), (case, BackendKind::Plain)])
+    {
         let Some(expected) = json_of(&case.join("expected.json")) else { continue };
         let Some(prompts) = expected["mtp"]["prompts"].as_object() else { continue };
         for (prompt, record) in prompts {
             let (prompt_ids, greedy) =
                 (ids(&expected["prompts"][prompt]), ids(&expected["greedy"][prompt]["tokens"]));
-            let mut kvasir = engine(&case, BackendKind::Cpu, Some(&spec("mtp:3")), CacheKind::Paged, 512);
+            let mut kvasir = engine(case, backend.clone(), Some(&spec("mtp:3")), CacheKind::Paged, 512);
             let trace = kvasir.trace_drafts();
             let params = Params { max_tokens: greedy.len() as u32, ignore_eos: true, ..Params::default() };
             assert_eq!(kvasir.generate(prompt_ids.as_slice(), &params).unwrap().ids, greedy);
@@ -148,7 +150,22 @@ fn mtp_layers_draft_as_recorded_and_chain_their_own_states() {
             seen += 1;
         }
     }
-    assert!(seen >= 12, "only {seen}");
+    assert!(seen >= 24, "only {seen}");
+}
+
+#[test]
+fn of_several_prediction_layers_only_the_first_drafts() {
+    let open = || {
+        let mut opened = OpenedModel::open(&paths::model("glm4_moe")).unwrap();
+        opened.model.predictions.push(opened.model.predictions[0].clone());
+        opened
+    };
+    let speculate = |text: &str| open().speculate(&text.parse().unwrap());
+    for text in ["mtp", "mtp:2"] {
+        let error = speculate(text).err().unwrap().to_string();
+        assert!(error.contains("2 prediction layers") && error.contains("mtp:1"), "{error}");
+    }
+    assert!(speculate("mtp:1").is_ok());
 }
 
 /// Requests that share prefixes, repeat themselves, and sample in every way.
