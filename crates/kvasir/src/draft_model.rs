@@ -104,16 +104,16 @@ impl OpenedModel {
         })
     }
 
-    /// An EAGLE-3 head in a directory, or that of the built-in model. Its projection of features
-    /// becomes part of the target.
+    /// An EAGLE-3 head in a directory or on the hub, or that of the built-in model. Its projection of
+    /// features becomes part of the target.
     fn head(&mut self, dir: Option<&Path>, shape: TreeShape) -> Result<OpenedDraft, Error> {
         let place = dir.map_or(String::new(), |dir| format!(":{}", dir.display()));
         let named = |error: &dyn std::fmt::Display| Error::Asked(format!("--spec eagle3{place}: {error}"));
         let checkpoint = match dir {
-            Some(dir) => Checkpoint::open(dir),
+            Some(dir) => Checkpoint::open(&HubName::locate(dir).map_err(|error| named(&error))?),
             None if self.is_built_in => built_in::eagle3(),
             None => {
-                let why = "only the built-in model has a head of its own; name one as eagle3:DIR";
+                let why = "only the built-in model has a head of its own; name one as eagle3:DIR or eagle3:OWNER/NAME";
                 return Err(named(&why));
             }
         };

@@ -466,6 +466,11 @@ fn what_cannot_combine_is_refused_by_name() {
     assert!(refused("mtp").contains("no multi-token-prediction layer"));
     assert!(refused(&format!("eagle3:{}", paths::model("qwen3").display())).contains("EAGLE-3"));
     assert!(refused("eagle3:/nowhere").contains("/nowhere"));
+    let pickled = kvasir_testkit::paths::scratch(env!("CARGO_TARGET_TMPDIR"), "pickled_head");
+    std::fs::copy(paths::model("eagle3_llama/draft/config.json"), pickled.join("config.json")).unwrap();
+    std::fs::write(pickled.join("pytorch_model.bin"), "").unwrap();
+    let error = refused(&format!("eagle3:{}", pickled.display()));
+    assert!(error.contains("`pytorch_model.bin` only") && error.contains("save them as"), "{error}");
     assert!(refused("eagle3").contains("only the built-in model"));
     assert!(refused(&format!("draft:{}", paths::built_in_model().display())).contains("draft:"));
     let draft = paths::model("eagle3_llama").join("draft");
