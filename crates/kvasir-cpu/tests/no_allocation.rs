@@ -1,9 +1,11 @@
-//! A steady decode step does not allocate, on any thread of the backend; behind a long context it
+//! A steady decode step does not allocate, on any thread of the backend, nor does one that verifies
+//! drafts of a draft model; behind a long context it
 //! allocates nothing of the size of the KV cache. Counts through a global allocator.
 #![allow(clippy::unwrap_used, unsafe_code)] // the counting allocator
 
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, ThreadPool};
-use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, PoolRow, SequenceSpec, Step};
+use kvasir_cpu::{CpuExecutor, CpuModel, Drafting, KvType, Limits, Precision, ThreadPool};
+use kvasir_draft::{DraftModelKind, TreeShape};
+use kvasir_exec::{Batch, BatchRow, Drafts, Executor, IN_FLIGHT, PoolRow, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{Cache, ClaimRow, Paged, Span, StepId, Token};
@@ -45,6 +47,8 @@ struct Session {
     cache: Paged,
     step: Option<Box<Step>>,
     next: u64,
+    /// Levels of drafts that each row wants.
+    draft_depth: u32,
 }
 
 impl Session {
@@ -59,13 +63,15 @@ impl Session {
         for (n, (claim, tokens)) in claim.iter().zip(tokens).enumerate() {
             let span = Span::new(all.len(), tokens.len());
             all.extend_from_slice(tokens);
-            let sample_from = tokens.len() as u32 - 1;
             let pool_row = PoolRow(n as u32);
+            let count = if tokens.len() == PART { 0 } else { tokens.len() as u32 - 1 };
             rows.push(BatchRow {
                 seq: claim.seq,
                 tokens: span,
-                sample_from,
+                sample_from: tokens.len() as u32 - 1 - count,
                 pool_row,
+                drafts: Drafts { count, tree: None },
+                draft_depth: self.draft_depth,
                 sampling: sampling[n],
                 ..BatchRow::default()
             });
@@ -110,7 +116,7 @@ fn steady(threads: usize, parts: usize) -> Taken {
     let limits = Limits { slots: blocks * 16, tokens: 256, rows: 3, kv: KvType::Bf16, ring: None };
     let executor = CpuExecutor::new(Arc::new(model), limits).unwrap();
     let cache = Paged::new(BlockConfig { blocks, ..BlockConfig::default() }).unwrap();
-    let mut session = Session { executor, cache, step: None, next: 1 };
+    let mut session = Session { executor, cache, step: None, next: 1, draft_depth: 0 };
     let sampling = [
         Sampling::default(),
         Sampling { temperature: 0.8, seed: 4, ..Sampling::default() },
@@ -146,11 +152,76 @@ fn steady(threads: usize, parts: usize) -> Taken {
     Taken { steps, higher, kept }
 }
 
+/// Drafts per row of the speculating sequences.
+const DRAFTS: u32 = 3;
+
+/// Steps of two sequences that verify drafts of a draft model, here the target's own weights, which
+/// allocated after a warm-up; and the drafts that were accepted.
+fn speculating() -> (Vec<usize>, usize) {
+    let case = kvasir_testkit::paths::model("qwen3_bf16");
+    let checkpoint = Arc::new(Checkpoint::open(&case).unwrap());
+    let program = Model::build(&checkpoint.source()).unwrap().target;
+    let threads = Arc::new(ThreadPool::new(1));
+    let model = Arc::new(CpuModel::load(&program, checkpoint, Precision::Auto, threads).unwrap());
+    let blocks = 160;
+    let limits = Limits { slots: blocks * 16, tokens: 256, rows: 2, kv: KvType::Bf16, ring: None };
+    let kind = DraftModelKind { target_vocab: program.vocab, ..DraftModelKind::default() };
+    let shape = TreeShape::chain(DRAFTS);
+    let drafting = Drafting::new(Arc::clone(&model), kind, shape, limits, (None, None)).unwrap();
+    let executor = CpuExecutor::new(model, limits).unwrap().drafting(drafting);
+    let cache = Paged::new(BlockConfig { blocks, ..BlockConfig::default() }).unwrap();
+    let mut session = Session { executor, cache, step: None, next: 1, draft_depth: 0 };
+    let sampling = [Sampling::default(), Sampling { temperature: 0.8, seed: 4, ..Sampling::default() }];
+    let mut claim = Vec::new();
+    for row in 0..2 {
+        let final_len = 1200;
+        session.executor.bind(PoolRow(row), SequenceSpec { final_len, ..SequenceSpec::default() });
+        let seq = session.cache.open().unwrap();
+        session.cache.reserve_memory(seq, final_len);
+        claim.push(ClaimRow { seq, redirected: 0, tokens: PART as u32 });
+    }
+    let prompt: Vec<Token> = (0..PART as Token).collect();
+    session.draft_depth = DRAFTS;
+    session.run(&claim, &[&prompt[..]; 2], &sampling);
+    let mut len = [PART as u32; 2];
+    let mut tokens: [Vec<Token>; 2] = [Vec::with_capacity(8), Vec::with_capacity(8)];
+    let (mut nodes, mut all) = (Vec::with_capacity(8), 0);
+    let mut taken = Vec::with_capacity(200);
+    for _ in 0..200 {
+        let before = TAKEN.load(Ordering::Relaxed);
+        for row in 0..2 {
+            let step = session.step.as_ref().unwrap();
+            nodes.clear();
+            step.accepted(row, &mut nodes);
+            all += nodes.len();
+            let output = &step.output;
+            let sampled = &output.tokens[output.rows[row].tokens.range()];
+            let newest = sampled[nodes.len()];
+            let proposal = output.proposals.iter().find(|proposal| proposal.row as usize == row);
+            let candidates = &output.candidates[proposal.unwrap().candidates.range()];
+            tokens[row].clear();
+            tokens[row].push(newest);
+            tokens[row].extend(candidates.iter().map(|candidate| candidate.token));
+            if step.batch.rows[row].drafts.count > 0 {
+                len[row] += 1 + nodes.len() as u32;
+                session.cache.rewind().unwrap().rewind_to(claim[row].seq, len[row]).unwrap();
+            }
+            claim[row].tokens = tokens[row].len() as u32;
+        }
+        session.run(&claim, &[&tokens[0][..], &tokens[1][..]], &sampling);
+        taken.push(TAKEN.load(Ordering::Relaxed) - before);
+    }
+    ((60..taken.len()).filter(|i| taken[*i] > 0).collect(), all)
+}
+
 /// Buffers that grow with the context double, so hardly a step allocates. Each thread has scratch
 /// that grows when the thread first meets a larger work item; on a busy machine a worker may join
 /// late, but it too grows once per size.
 #[test]
 fn a_steady_decode_step_allocates_nothing() {
+    let (steps, accepted) = speculating();
+    assert!(accepted > 400, "only {accepted} drafts accepted");
+    assert!(steps.len() <= 8, "steps that took memory while drafting: {steps:?}");
     let alone = steady(1, 1);
     assert!(alone.steps.len() <= 2, "steps that took memory on one thread: {:?}", alone.steps);
     let two = steady(2, 1);

@@ -103,7 +103,7 @@ pub use crate::background::Background;
 pub use crate::batch::{Batch, BatchRow, Drafts, IN_FLIGHT, PoolRow, RowKind, StepKind};
 pub use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
 pub use crate::fitting::{Fitting, Original};
-pub use crate::output::{DraftCandidate, DraftProposal, Drawn, Output, OutputRow, TokenLogprobs};
+pub use crate::output::{DraftCandidate, DraftProposal, Drawn, NO_TOKEN, Output, OutputRow, TokenLogprobs};
 pub use crate::padding::Padding;
 pub use crate::ranks::{Ranks, ThreadRank};
 pub use crate::sampler_row::{DrawnDrafts, SamplerRow};

@@ -8,6 +8,10 @@ use crate::batch::{BatchRow, RowKind};
 use kvasir_kv::{Span, Token};
 use serde::{Deserialize, Serialize};
 
+/// Sampled token of a draft after which the row's constraint allows no token. If that draft is
+/// accepted, the sequence ends behind it.
+pub const NO_TOKEN: Token = Token::MAX;
+
 /// Log-probabilities at one sampled position.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
@@ -23,7 +27,7 @@ pub struct OutputRow {
     /// The row's sampled tokens in [`Output::tokens`]: one per input token from `sample_from` on.
     ///
     /// With drafts, the first is the target's token after the newest committed token, the next the
-    /// one after the first draft, and so on.
+    /// one after the first draft, and so on. Behind a draft it may be [`NO_TOKEN`].
     pub tokens: Span,
 }
 

@@ -10,13 +10,17 @@
 //! 4. Accept the drafts that equal the sampled tokens (`kvasir_sample::accept`). The token after
 //!    the last accepted draft becomes the newest one.
 //!
+//! Where the constraint allows no token after a draft, the sampled token is [`NO_TOKEN`]: the drafts
+//! before it are accepted as without, and the sequence ends behind them.
+//!
 //! Invariant: the state is a function of the fed tokens, of the last `bind` and of the last proposal
-//! ([`SamplerRow::drafts`]), never of earlier draws. A step that runs again, or drafts that are rejected, leave nothing behind. Guarded by
-//! `tests/constraint.rs` and by the numerics tests of the `kvasir` crate.
+//! ([`SamplerRow::drafts`]), never of earlier draws. A step that runs again, or drafts that are
+//! rejected, leave nothing behind. Guarded by `tests/constraint.rs` and by the numerics tests of the
+//! `kvasir` crate.
 
 use crate::batch::{BatchRow, IN_FLIGHT};
 use crate::executor::SequenceSpec;
-use crate::output::{Drawn, TokenLogprobs};
+use crate::output::{Drawn, NO_TOKEN, TokenLogprobs};
 use kvasir_kv::{Position, Token};
 use kvasir_sample::{
     Allowed, Context, Follower, accept, accept_or_redraw, can_be_drawn_from, draw_from, log_probability,
@@ -66,6 +70,8 @@ pub struct SamplerRow {
     follower: Option<Box<dyn Follower>>,
     /// Drafts of the next step that rejection sampling applies to.
     drafts: DrawnDrafts,
+    /// Scratch: accepted draft nodes.
+    accepted: Vec<u32>,
     /// Result of the last step, kept here to reuse its capacity.
     drawn: Drawn,
 }
@@ -85,7 +91,7 @@ impl SamplerRow {
             follower.expect(&spec.output);
         }
         let newest = spec.output.last().copied();
-        Self { output, newest, follower, spec, drafts: DrawnDrafts::default(), drawn: Drawn::default() }
+        Self { output, newest, follower, spec, ..Self::default() }
     }
 
     /// Appends the row's tokens to `into`, with [`IN_FLIGHT`] replaced by the newest sampled token.
@@ -203,13 +209,12 @@ impl SamplerRow {
                 break;
             }
             self.output.truncate(committed);
-            let mut path = Vec::new();
             let mut node = at.saturating_sub(root);
             while node > 0 {
-                path.push(tokens[root + node]);
+                self.output.push(tokens[root + node]);
                 node = parent(node);
             }
-            self.output.extend(path.iter().rev());
+            self.output[committed..].reverse();
             let draft = tokens.get(at + 1).filter(|_| at >= root).copied();
             let verified = draft.filter(|_| accepts).map(|draft| (draft, &tokens[root + 1..], at - root));
             let Some(token) = self.draw_one(row, positions[at] + 1, logits, work, verified, at > root) else {
@@ -234,7 +239,8 @@ impl SamplerRow {
         self.drawn = drawn;
     }
 
-    /// Samples one token; `None` if the constraint allows none.
+    /// Samples one token. If the constraint allows none, it is [`NO_TOKEN`] after a draft and `None`
+    /// after a committed token.
     ///
     /// After a draft that violates the constraint the token does not matter: such a draft is never
     /// accepted. `verified` is the draft at this position with all drafts of the chain and its number,
@@ -251,7 +257,7 @@ impl SamplerRow {
         let allowed = match self.follower.as_mut().map(|follower| follower.allowed(&self.output)) {
             None | Some(Allowed::Any) => None,
             Some(Allowed::Only(mask)) => Some(mask),
-            Some(Allowed::Nothing) if after_draft => None,
+            Some(Allowed::Nothing) if after_draft => return Some(NO_TOKEN),
             Some(Allowed::Nothing) => return None,
         };
         let early = self.spec.index_of(position) < self.spec.prompt.len() + self.spec.min_tokens as usize;
@@ -275,13 +281,19 @@ impl SamplerRow {
     /// Appends the accepted drafts to the output history and sets the newest token.
     fn settle(&mut self, drafts: &[Token], parents: &[i32], root: usize, sampled: &[Token]) {
         let Some(sampled) = sampled.get(root..).filter(|s| !s.is_empty()) else { return };
-        let mut accepted = Vec::new();
+        self.accepted.clear();
         match parents.is_empty() {
-            true => accept::chain(drafts, sampled, &mut accepted),
-            false => accept::tree(drafts, parents, sampled, &mut accepted),
+            true => accept::chain(drafts, sampled, &mut self.accepted),
+            false => accept::tree(drafts, parents, sampled, &mut self.accepted),
         }
-        self.output.extend(accepted.iter().map(|node| drafts[*node as usize - 1]));
-        self.newest = sampled.get(accepted.last().map_or(0, |node| *node as usize)).copied();
+        self.output.extend(self.accepted.iter().map(|node| drafts[*node as usize - 1]));
+        let last = self.accepted.last().map_or(0, |node| *node as usize);
+        self.newest = sampled.get(last).copied();
+        if self.newest == Some(NO_TOKEN) {
+            // As after a step without tokens: what is fed for the ended sequence must resolve.
+            self.newest = self.output.last().copied();
+            return;
+        }
         if let (Some(follower), Some(newest)) = (&mut self.follower, self.newest) {
             self.output.push(newest);
             follower.expect(&self.output);

@@ -2,7 +2,7 @@
 //! ends.
 #![allow(clippy::unwrap_used)]
 
-use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, RowKind, SamplerRow, SequenceSpec};
+use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, NO_TOKEN, RowKind, SamplerRow, SequenceSpec};
 use kvasir_kv::Span;
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
 use std::sync::Arc;
@@ -103,4 +103,16 @@ fn a_row_without_allowed_tokens_samples_nothing() {
     let mut state = bound(&[28, 29]);
     assert_eq!(draw(&mut state, &[29], 3, 0, &[]), [0u32; 0]);
     assert!(!newest(&state).is_empty(), "a step that is under way does not fail for the others in it");
+}
+
+#[test]
+fn drafts_into_a_dead_end_are_accepted_without_a_token_behind_them() {
+    // After 29 nothing is allowed, as `a_row_without_allowed_tokens_samples_nothing` has it.
+    let mut state = bound(&[27]);
+    assert_eq!(draw(&mut state, &[27, 28, 29], 2, 2, &[]), [28, 29, NO_TOKEN]);
+    assert_eq!(newest(&state), [29], "a step that is under way does not fail for the others in it");
+    let mut state = bound(&[27]);
+    let drawn = draw(&mut state, &[27, 28, 35, 29], 2, 3, &[0, 0, 1]);
+    assert_eq!((drawn[0], drawn[1], drawn[3]), (28, 29, NO_TOKEN));
+    assert_eq!(newest(&state), [29]);
 }

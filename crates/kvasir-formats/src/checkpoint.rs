@@ -59,6 +59,11 @@ struct Entry {
     range: Range<usize>,
 }
 
+/// Whether a directory has weights in PyTorch's own format.
+fn has_pickled_weights(dir: &Path) -> bool {
+    ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|name| dir.join(name).exists())
+}
+
 impl Checkpoint {
     /// Opens a Hugging Face model directory or a GGUF file (the first part, if split).
     pub fn open(path: &Path) -> Result<Self> {
@@ -87,9 +92,15 @@ impl Checkpoint {
             left_out: 0,
         };
         let index = dir.join("model.safetensors.index.json");
+        let whole = dir.join("model.safetensors");
         match read_json(&index)? {
             Some(json) => out.add_shards(dir, &json).map_err(|e| e.in_file(&index))?,
-            None => out.add_file(&dir.join("model.safetensors"))?,
+            None if !whole.exists() && has_pickled_weights(dir) => {
+                let why = "is missing: the weights are `pytorch_model.bin` only, a pickle that is not read; \
+                    save them as `model.safetensors` (`safetensors.torch.save_file`)";
+                return Err(Error::at(whole.display(), why));
+            }
+            None => out.add_file(&whole)?,
         }
         if joined {
             out.keep_text()?;

@@ -73,6 +73,9 @@ impl OpenedModel {
     }
 
     /// The model's own multi-token-prediction layer. That of the built-in model is a file apart.
+    ///
+    /// A single layer is chained. Of several, each is trained for one level and continues from the
+    /// states of the one before, so only the first level can be drafted.
     fn own_layer(&self, shape: TreeShape) -> Result<OpenedDraft, Error> {
         let named = |error: &dyn std::fmt::Display| Error::Asked(format!("--spec mtp: {error}"));
         let (mut checkpoint, mut model) = (self.checkpoint.clone(), self.model.clone());
@@ -80,8 +83,15 @@ impl OpenedModel {
             checkpoint.add_predictions(&built_in::mtp()?);
             model = Model::build(&checkpoint.source()).map_err(|error| named(&error))?;
         }
-        if model.predictions.is_empty() {
-            return Err(named(&"the model has no multi-token-prediction layer"));
+        match model.predictions.len() {
+            0 => return Err(named(&"the model has no multi-token-prediction layer")),
+            several @ 2.. if shape.depth > 1 => {
+                let why = "only the first can draft: use `--spec mtp:1`";
+                return Err(named(&format!(
+                    "the model has {several} prediction layers, one per draft; {why}"
+                )));
+            }
+            _ => {}
         }
         let kind = DraftModelKind { hidden: self.model.target.hidden, ..DraftModelKind::default() };
         Ok(OpenedDraft {
@@ -94,16 +104,16 @@ impl OpenedModel {
         })
     }
 
-    /// An EAGLE-3 head in a directory, or that of the built-in model. Its projection of features
-    /// becomes part of the target.
+    /// An EAGLE-3 head in a directory or on the hub, or that of the built-in model. Its projection of
+    /// features becomes part of the target.
     fn head(&mut self, dir: Option<&Path>, shape: TreeShape) -> Result<OpenedDraft, Error> {
         let place = dir.map_or(String::new(), |dir| format!(":{}", dir.display()));
         let named = |error: &dyn std::fmt::Display| Error::Asked(format!("--spec eagle3{place}: {error}"));
         let checkpoint = match dir {
-            Some(dir) => Checkpoint::open(dir),
+            Some(dir) => Checkpoint::open(&HubName::locate(dir).map_err(|error| named(&error))?),
             None if self.is_built_in => built_in::eagle3(),
             None => {
-                let why = "only the built-in model has a head of its own; name one as eagle3:DIR";
+                let why = "only the built-in model has a head of its own; name one as eagle3:DIR or eagle3:OWNER/NAME";
                 return Err(named(&why));
             }
         };

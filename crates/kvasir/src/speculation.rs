@@ -16,9 +16,9 @@ pub enum DraftMethod {
     },
     /// What most often followed the longest suffix that occurred before.
     Suffix,
-    /// The target's own multi-token-prediction layer, chained.
+    /// The target's own multi-token-prediction layer, chained. Of several layers only the first drafts.
     Mtp,
-    /// An EAGLE-3 draft head in a directory; `None` for that of the built-in model.
+    /// An EAGLE-3 draft head in a directory or on the hub; `None` for that of the built-in model.
     Eagle3(Option<PathBuf>),
     /// A smaller model with the same tokenizer.
     Model(PathBuf),
@@ -27,7 +27,7 @@ pub enum DraftMethod {
 /// Speculative decoding: the method, and how much is proposed.
 ///
 /// As text: `ngram[:n=3,tokens=16]`, `suffix[:tokens=16]`, `mtp[:K]`, `eagle3:DIR[,depth=,topk=,nodes=]`
-/// or `draft:MODEL[,depth=]`. The built-in model has an EAGLE-3 head: `eagle3[:depth=,topk=,nodes=]`.
+/// or `draft:MODEL[,depth=]`. DIR and MODEL may be hub names. The built-in model has an EAGLE-3 head: `eagle3[:depth=,topk=,nodes=]`.
 /// With `K` or `depth` the number of drafts is fixed; without, it follows from what pays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Speculation {
@@ -194,6 +194,8 @@ mod tests {
         assert_eq!(head.method, DraftMethod::Eagle3(Some("a,b/draft".into())));
         assert_eq!(head.shape, TreeShape { depth: 3, top_k: 2, nodes: 6 });
         assert_eq!(head.width, DraftWidth::Fixed);
+        let hub = parsed("eagle3:acme/head@refs/pr/1,depth=3");
+        assert_eq!(hub.method, DraftMethod::Eagle3(Some("acme/head@refs/pr/1".into())));
         assert_eq!(parsed("eagle3").method, DraftMethod::Eagle3(None));
         assert_eq!(parsed("eagle3:topk=1,depth=3").shape, TreeShape { depth: 3, top_k: 1, nodes: 12 });
         assert_eq!(parsed("draft:tiny.gguf").method, DraftMethod::Model("tiny.gguf".into()));

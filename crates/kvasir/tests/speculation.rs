@@ -10,9 +10,11 @@ use kvasir::{
 use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Rectangular, RectangularConfig};
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::{CacheConfig, build};
+use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
 use kvasir_testkit::paths;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 fn cases() -> Vec<PathBuf> {
     let mut all: Vec<_> =
@@ -127,13 +129,16 @@ fn eagle3_rounds_are_the_recorded_ones() {
 #[test]
 fn mtp_layers_draft_as_recorded_and_chain_their_own_states() {
     let mut seen = 0;
-    for case in cases() {
+    for (case, backend) in
+        cases().iter().flat_map(|case| [(case, BackendKind::Cpu), (case, BackendKind::Plain)])
+    {
         let Some(expected) = json_of(&case.join("expected.json")) else { continue };
         let Some(prompts) = expected["mtp"]["prompts"].as_object() else { continue };
         for (prompt, record) in prompts {
             let (prompt_ids, greedy) =
                 (ids(&expected["prompts"][prompt]), ids(&expected["greedy"][prompt]["tokens"]));
-            let mut kvasir = engine(&case, Some(&spec("mtp:3")), CacheKind::Paged);
+            let setup = Setup { backend: backend.clone(), ..Setup::cpu(CacheKind::Paged) };
+            let mut kvasir = setup.engine(OpenedModel::open(case).unwrap(), Some(&spec("mtp:3")));
             let trace = kvasir.trace_drafts();
             let params = Params { max_tokens: greedy.len() as u32, ignore_eos: true, ..Params::default() };
             assert_eq!(kvasir.generate(prompt_ids.as_slice(), &params).unwrap().ids, greedy);
@@ -156,7 +161,22 @@ fn mtp_layers_draft_as_recorded_and_chain_their_own_states() {
             seen += 1;
         }
     }
-    assert!(seen >= 12, "only {seen}");
+    assert!(seen >= 24, "only {seen}");
+}
+
+#[test]
+fn of_several_prediction_layers_only_the_first_drafts() {
+    let open = || {
+        let mut opened = OpenedModel::open(&paths::model("glm4_moe")).unwrap();
+        opened.model.predictions.push(opened.model.predictions[0].clone());
+        opened
+    };
+    let speculate = |text: &str| open().speculate(&text.parse().unwrap());
+    for text in ["mtp", "mtp:2"] {
+        let error = speculate(text).err().unwrap().to_string();
+        assert!(error.contains("2 prediction layers") && error.contains("mtp:1"), "{error}");
+    }
+    assert!(speculate("mtp:1").is_ok());
 }
 
 /// Requests that share prefixes, repeat themselves, sample and stop in every way.
@@ -432,6 +452,56 @@ fn rejection_sampling_keeps_the_distribution() {
     assert!(chi_squared < limit, "{chi_squared} of {limit} with {cells} pairs");
 }
 
+/// Allows exactly one answer, and nothing behind it.
+#[derive(Debug)]
+struct Exactly(Vec<Token>);
+
+impl Constraint for Exactly {
+    fn follow(&self) -> Box<dyn Follower> {
+        Box::new(ExactlyFollower { answer: self.0.clone(), mask: Vec::new() })
+    }
+}
+
+#[derive(Debug)]
+struct ExactlyFollower {
+    answer: Vec<Token>,
+    mask: Vec<u32>,
+}
+
+impl Follower for ExactlyFollower {
+    fn allowed(&mut self, output: &[Token]) -> Allowed<'_> {
+        let Some(next) = self.answer.get(output.len()).filter(|_| self.answer.starts_with(output)) else {
+            return Allowed::Nothing;
+        };
+        self.mask = vec![0; *next as usize / 32 + 1];
+        self.mask[*next as usize / 32] |= 1 << (next % 32);
+        Allowed::Only(&self.mask)
+    }
+
+    fn expect(&mut self, _: &[Token]) {}
+}
+
+#[test]
+fn drafts_end_at_a_dead_end_of_the_constraint_as_without() {
+    let case = paths::model("qwen3");
+    let prompt: Vec<Token> = vec![5, 6, 7, 8, 9, 10, 11, 12, 5, 6];
+    // The dead end lies behind one, two and three tokens; a stop token at the end comes before it.
+    for (len, stop) in [(1, None), (2, None), (3, None), (3, Some(9))] {
+        let answer = |spec: Option<&Speculation>| {
+            let constraint = Constrained(Some(Arc::new(Exactly(prompt[2..2 + len].to_vec()))));
+            let stop_ids = stop.into_iter().collect();
+            let params =
+                Params { max_tokens: 24, ignore_eos: true, constraint, stop_ids, ..Params::default() };
+            let mut kvasir = engine(&case, spec, CacheKind::Radix);
+            kvasir.generate(prompt.as_slice(), &params).unwrap()
+        };
+        let (plain, drafted) = (answer(None), answer(Some(&spec("ngram:n=2,tokens=5"))));
+        assert_eq!((&drafted.ids, &drafted.reason), (&plain.ids, &plain.reason), "{len} {stop:?}");
+        assert_eq!(plain.ids, prompt[2..2 + len]);
+        assert_eq!(drafted.accepted as usize, len - 1);
+    }
+}
+
 #[test]
 fn what_cannot_combine_is_refused_by_name() {
     let open = || OpenedModel::open(&paths::model("eagle3_llama")).unwrap();
@@ -440,6 +510,11 @@ fn what_cannot_combine_is_refused_by_name() {
     assert!(refused("mtp").contains("no multi-token-prediction layer"));
     assert!(refused(&format!("eagle3:{}", paths::model("qwen3").display())).contains("EAGLE-3"));
     assert!(refused("eagle3:/nowhere").contains("/nowhere"));
+    let pickled = kvasir_testkit::paths::scratch(env!("CARGO_TARGET_TMPDIR"), "pickled_head");
+    std::fs::copy(paths::model("eagle3_llama/draft/config.json"), pickled.join("config.json")).unwrap();
+    std::fs::write(pickled.join("pytorch_model.bin"), "").unwrap();
+    let error = refused(&format!("eagle3:{}", pickled.display()));
+    assert!(error.contains("`pytorch_model.bin` only") && error.contains("save them as"), "{error}");
     assert!(refused("eagle3").contains("only the built-in model"));
     assert!(refused(&format!("draft:{}", paths::built_in_model().display())).contains("draft:"));
     let draft = paths::model("eagle3_llama").join("draft");

@@ -119,6 +119,34 @@ fn every_command_finds_a_model_by_its_name() {
 }
 
 #[test]
+fn a_draft_head_is_found_by_its_name() {
+    let cache = folder("head");
+    let of_head = cache.join("models--acme--head");
+    let snapshot = of_head.join("snapshots").join(COMMIT);
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(of_head.join("refs")).unwrap();
+    fs::write(of_head.join("refs/main"), COMMIT).unwrap();
+    let target = kvasir_testkit::paths::model("eagle3_qwen3");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(target.join("draft").join(file), snapshot.join(file)).unwrap();
+    }
+    let generate = |head: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        command.arg("generate").arg(&target).args(["--prompt-ids", "5,6,7", "--max-tokens", "4", "--json"]);
+        command.args(["--spec", head]).env("HF_HUB_CACHE", &cache).env("HF_HUB_OFFLINE", "1");
+        command.output().unwrap()
+    };
+    let out = generate("eagle3:acme/head,depth=2,topk=1");
+    assert!(out.status.success(), "{}", printed(&out));
+    let out = generate("eagle3:acme/none,depth=2");
+    assert!(!out.status.success() && printed(&out).contains("acme/none"), "{}", printed(&out));
+    fs::rename(snapshot.join("model.safetensors"), snapshot.join("pytorch_model.bin")).unwrap();
+    let out = generate("eagle3:acme/head");
+    assert!(!out.status.success() && printed(&out).contains("`.bin` files only"), "{}", printed(&out));
+    let _ = fs::remove_dir_all(cache);
+}
+
+#[test]
 fn models_of_cache_and_folder_are_listed() {
     let (cache, _, snapshot) = cached("list");
     let folder = folder("list-folder");

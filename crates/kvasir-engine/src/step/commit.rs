@@ -20,7 +20,7 @@ use crate::request::timings::Nanos;
 use crate::scheduler::state::SchedulerState;
 use crate::speculation::statistics::{DraftStats, depth};
 use crate::speculation::width::WidthControl;
-use kvasir_exec::{BatchRow, RowKind, Step, StepError};
+use kvasir_exec::{BatchRow, NO_TOKEN, RowKind, Step, StepError};
 use kvasir_kv::{StepId, Token};
 
 /// Stores the prompt log-probabilities of the step's `i`-th row.
@@ -217,10 +217,15 @@ impl StepCommitter {
             self.width.observe_end(outputs);
         }
         state.publish(entry, milestone);
+        let newest = self.accepted.last().map_or(0, |node| *node as usize);
+        let is_dead_end = row.drafts.count > 0 && sampled.get(newest) == Some(&NO_TOKEN);
+        if is_dead_end && state.requests[entry].status != Status::Finished {
+            state.finish_now(entry, Finish::Failed(Fault::Constraint), now);
+        }
     }
 
     /// Verifies drafts (speculative decoding): commits the accepted prefix or tree path plus the
-    /// bonus token, and removes rejected drafts from the cache. False if the cache failed.
+    /// bonus token, if the constraint leaves one, and removes rejected drafts from the cache. False if the cache failed.
     fn verify(
         &mut self,
         state: &mut SchedulerState,
@@ -251,7 +256,7 @@ impl StepCommitter {
         self.path.push(0);
         self.path.extend_from_slice(&self.accepted);
         for node in &self.path {
-            let token = sampled.get(*node as usize).copied();
+            let token = sampled.get(*node as usize).copied().filter(|token| *token != NO_TOKEN);
             sequence.append(token.as_slice());
         }
         if sequence.cache != Some(row.seq) {

@@ -141,6 +141,10 @@ impl HubName {
         }
         Err(match (found.is_empty(), self.tag.is_some()) {
             (true, true) => format!("has no GGUF file with {tag:?} in its name"),
+            (true, false) if files.iter().any(|f| ends(f, ".bin")) => {
+                "has its weights as `.bin` files only, which are not read; name a repository with safetensors"
+                    .into()
+            }
             (true, false) => "has neither safetensors with a config.json nor a GGUF file".into(),
             (false, _) => format!("has several GGUF files; add one's tag, as in :Q8_0: {}", found.join(", ")),
         })
@@ -284,7 +288,9 @@ mod tests {
         assert!(chosen(":Q5", &files).unwrap_err().contains("q5"));
         let shards = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
         assert_eq!(chosen("", &shards).unwrap(), shards);
-        assert!(chosen("", &["README.md"]).is_err());
+        assert!(chosen("", &["README.md"]).unwrap_err().contains("neither"));
+        let pickled = ["config.json", "pytorch_model.bin"];
+        assert!(chosen("", &pickled).unwrap_err().contains("`.bin` files only"));
     }
     #[test]
     fn the_cache_is_where_its_own_tools_look() {
