@@ -90,7 +90,7 @@ impl Server {
     }
 
     fn built(
-        device: Toy,
+        device: impl Device,
         kind: CacheKind,
         slots: u32,
         access: AccessControl,
