@@ -297,14 +297,37 @@ impl Core {
             self.state.end_record(None);
             return None;
         }
-        let rows = self.state.requests.running().len() as u32 - self.state.requests.prefilling();
         if self.committer.width.model_depth > 0 {
-            let prefill = self.state.schedule.rows().iter().any(|row| row.kind.is_prefill());
-            self.committer.width.begin_step(rows.max(1), prefill);
+            self.plan_drafting();
         }
-        self.builder.fill(&mut self.state, &mut step, &mut self.committer.width);
+        self.builder.fill(&mut self.state, &mut step, &self.committer.width);
         self.state.end_record(Some((step.batch.step, step.batch.kind)));
         Some(step)
+    }
+
+    /// Decides which scheduled sequences the executor's draft model reads, and how many levels it
+    /// proposes behind the step.
+    fn plan_drafting(&mut self) {
+        let width = &mut self.committer.width;
+        let SchedulerState { requests, schedule, limits, .. } = &mut self.state;
+        let load = (requests.running().len() + requests.waiting().len()).min(limits.max_num_seqs as usize);
+        let (mut prefill, mut rows, mut followed) = (false, 0, 0);
+        for row in schedule.rows() {
+            let sequence = &mut requests[row.entry];
+            let (follows, samples) =
+                (width.follows(sequence, load as u32), sequence.claimed + row.tokens == sequence.len());
+            prefill |= row.kind.is_prefill();
+            rows += u32::from(samples);
+            followed += u32::from(samples && follows);
+        }
+        width.begin_step(rows.max(1), followed, prefill);
+    }
+
+    /// The executor's draft model reads a request no longer.
+    pub(crate) fn unfollow(&mut self, id: RequestId) {
+        if let Some(entry) = self.state.requests.find(id) {
+            self.state.requests[entry].cold.draft_reads = Some(false);
+        }
     }
 
     /// One scheduling attempt: policy, then claim and plan. False if no row can run.

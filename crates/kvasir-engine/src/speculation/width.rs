@@ -59,8 +59,7 @@ pub(crate) struct WidthControl {
     /// Steps without a draft model so far, saturating, and steps with one since the last of them.
     plain_steps: u32,
     drafting_steps: u32,
-    /// Decode rows of the step that is built, and the levels that are proposed behind it.
-    rows: u32,
+    /// Levels that are proposed behind the step that is built.
     depth: u32,
     candidates: Vec<Candidate>,
     /// Scratch: probability of each node of one proposal.
@@ -92,7 +91,7 @@ impl Default for Level {
 
 /// Of so many prompts that seem not worth reading for the draft model, one is read, so that the
 /// estimates stay current.
-const PROMPT_READ_EVERY: u32 = 16;
+const PROMPT_READ_EVERY: u32 = 64;
 /// Weight of a new observation in decayed averages.
 const WEIGHT: f64 = 0.1;
 
@@ -104,18 +103,17 @@ const LEAST_GAIN: f64 = 1.01;
 impl WidthControl {
     /// Learns the device times of a step, of the target and of a draft model behind it.
     pub(crate) fn observe_step(&mut self, batch: &Batch, output: &Output) {
-        let depths = batch.rows.iter().map(|row| row.draft_depth);
-        let levels = depths.clone().max().unwrap_or(0);
+        let levels = batch.rows.iter().map(|row| row.draft_depth).max().unwrap_or(0);
         let read = batch.rows.iter().filter(|row| row.kind.is_prefill() && row.feeds_draft);
         let read: u32 = read.map(|row| row.tokens.len).sum();
         if batch.rows.iter().all(|row| !row.kind.is_prefill()) {
             self.times.observe(batch.tokens.len() as u32, output.device_ns);
-            if levels > 0 {
-                self.drafting.observe(batch.rows.len() as u32, output.draft_ns / Nanos::from(levels));
+            if levels > 0 && !output.proposals.is_empty() {
+                self.drafting.observe(output.proposals.len() as u32, output.draft_ns / Nanos::from(levels));
             }
         } else if read > 0 {
-            let drafting = depths.filter(|depth| *depth > 0).count() as u32;
-            let grown = f64::from(levels) * self.drafting.predict(drafting).unwrap_or(0.0);
+            let drafting = self.drafting.predict(output.proposals.len() as u32).unwrap_or(0.0);
+            let grown = f64::from(levels) * drafting;
             let each = (output.draft_ns as f64 - grown).max(0.0) / f64::from(read);
             let before = if self.prompt_ns == 0.0 { each } else { self.prompt_ns };
             self.prompt_ns = before + (each.min(2.0 * before) - before) * WEIGHT;
@@ -129,13 +127,13 @@ impl WidthControl {
     }
 
     /// Whether the draft model shall read a prompt of `prompt` tokens beyond the cached ones, of a
-    /// request with at most `outputs` outputs, one of `rows` sequences: whether the drafts are
+    /// request with at most `outputs` outputs, one of `rows` that share the steps: whether the drafts are
     /// expected to save more time than that takes.
     fn reads_prompt(&mut self, prompt: u32, outputs: u32, rows: u32) -> bool {
         if self.width == DraftWidth::Fixed || self.outputs == 0.0 {
             return true;
         }
-        let Some((_, gain)) = self.fastest_depth(rows) else { return true };
+        let Some((_, gain)) = self.fastest_depth(rows, rows) else { return true };
         let saved = gain * self.outputs.min(f64::from(outputs)) / f64::from(rows);
         if saved > f64::from(prompt) * self.prompt_ns {
             return true;
@@ -144,20 +142,29 @@ impl WidthControl {
         self.unread == 0
     }
 
-    /// Chooses what the draft model does in a step of `rows` decode rows.
-    pub(crate) fn begin_step(&mut self, rows: u32, prefill: bool) {
-        (self.rows, self.depth) = (rows, self.depth(rows, prefill));
+    /// Whether the draft model reads a sequence of which `cached` tokens are not run again. Decided with
+    /// its first step, while `load` requests run or wait for a place.
+    pub(crate) fn follows(&mut self, sequence: &mut Sequence, load: u32) -> bool {
+        let reads = sequence.cold.draft_reads.unwrap_or_else(|| {
+            let prompt = sequence.len() - sequence.claimed;
+            let drafts = sequence.cold.params.max_drafts != Some(0);
+            drafts && self.reads_prompt(prompt, sequence.outputs_left(), load)
+        });
+        sequence.cold.draft_reads = Some(reads);
+        reads
+    }
+
+    /// Chooses what the draft model does in a step after which `rows` sequences decode, of which it
+    /// follows `followed`.
+    pub(crate) fn begin_step(&mut self, rows: u32, followed: u32, prefill: bool) {
+        self.depth = self.depth(rows, followed, prefill);
     }
 
     /// Writes into a row of the step what the draft model shall do with it. While drafting does not
     /// pay, it runs no decode rows.
-    pub(crate) fn ask(&mut self, sequence: &mut Sequence, row: &mut BatchRow) {
+    pub(crate) fn ask(&self, sequence: &Sequence, row: &mut BatchRow) {
         let most = sequence.cold.params.max_drafts.unwrap_or(u32::MAX);
-        let reads = sequence.cold.draft_reads.unwrap_or_else(|| {
-            let prompt = sequence.len() - row.cached;
-            most > 0 && self.reads_prompt(prompt, sequence.outputs_left(), self.rows)
-        });
-        sequence.cold.draft_reads = Some(reads);
+        let reads = sequence.cold.draft_reads == Some(true);
         row.feeds_draft = reads && (row.kind.is_prefill() || self.depth > 0 || self.idle == 0);
         row.draft_depth = if row.feeds_draft && row.samples() { self.depth.min(most) } else { 0 };
     }
@@ -205,20 +212,21 @@ impl WidthControl {
         }
     }
 
-    /// Levels that the draft model shall propose after a step of `rows` decode rows, for the next one.
+    /// Levels that the draft model shall propose for the next step, of `rows` rows of which `followed`
+    /// can have drafts.
     /// Steps that also `prefill` are no plain steps, with or without drafts.
-    fn depth(&mut self, rows: u32, prefill: bool) -> u32 {
+    fn depth(&mut self, rows: u32, followed: u32, prefill: bool) -> u32 {
         if self.width == DraftWidth::Fixed || self.model_depth == 0 {
             return self.model_depth;
         }
         if prefill {
-            return if self.plain_steps < PLAIN_FIRST { 0 } else { self.best_depth(rows) };
+            return if self.plain_steps < PLAIN_FIRST { 0 } else { self.best_depth(rows, followed) };
         }
         if self.plain_steps < PLAIN_FIRST || self.drafting_steps >= PLAIN_EVERY {
             (self.plain_steps, self.drafting_steps) = (self.plain_steps.saturating_add(1), 0);
             return 0;
         }
-        let best = self.best_depth(rows);
+        let best = self.best_depth(rows, followed);
         self.drafting_steps = if best > 0 { self.drafting_steps + 1 } else { 0 };
         self.idle = if best > 0 { 0 } else { self.idle + 1 };
         if self.idle >= TRIED_EVERY {
@@ -228,24 +236,29 @@ impl WidthControl {
         best
     }
 
-    fn best_depth(&self, rows: u32) -> u32 {
-        self.fastest_depth(rows).map_or(0, |(depth, _)| depth)
+    fn best_depth(&self, rows: u32, followed: u32) -> u32 {
+        self.fastest_depth(rows, followed).map_or(0, |(depth, _)| depth)
     }
 
-    /// The depth with the most expected tokens per second, and the time that a step of `rows` rows
-    /// then gains per token of a row. `None` if the plain step was not measured.
-    fn fastest_depth(&self, rows: u32) -> Option<(u32, f64)> {
+    /// The depth with the most expected tokens per second, and the time that a step of `rows` rows, of
+    /// which `followed` have drafts, then gains per token of a row. `None` if the plain step was not
+    /// measured.
+    fn fastest_depth(&self, rows: u32, followed: u32) -> Option<(u32, f64)> {
         let plain = self.times.predict(rows).filter(|_| self.times.is_known(rows))?;
-        let level = self.drafting.predict(rows).unwrap_or(0.0);
-        let (mut best, mut most) = ((0, 0.0), LEAST_GAIN / plain);
+        let (mut best, mut least) = ((0, 0.0), plain / LEAST_GAIN);
+        if followed == 0 {
+            return Some(best);
+        }
+        let level = self.drafting.predict(followed).unwrap_or(0.0);
+        let share = f64::from(followed) / f64::from(rows);
         let (mut reached, mut tokens) = (1.0, 1.0);
         for depth in 1..=self.model_depth {
             reached *= self.levels[(depth as usize - 1).min(MOST_LEVELS - 1)].0;
-            tokens += reached;
-            let step = self.times.predict(rows * (1 + depth)).unwrap_or(plain).max(plain);
+            tokens += share * reached;
+            let step = self.times.predict(rows + followed * depth).unwrap_or(plain).max(plain);
             let each = (step + f64::from(depth) * level) / tokens;
-            if each.recip() > most {
-                (best, most) = ((depth, plain - each), each.recip());
+            if each < least {
+                (best, least) = ((depth, plain - each), each);
             }
         }
         Some(best)
@@ -320,7 +333,7 @@ impl WidthControl {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_exec::RowKind;
+    use kvasir_exec::{DraftProposal, RowKind};
     use kvasir_kv::Span;
 
     fn candidates(probabilities: &[f32]) -> Vec<Candidate> {
@@ -363,7 +376,7 @@ mod tests {
     fn a_draft_model_pauses_so_that_plain_steps_stay_measured() {
         let mut control = measured(|_| 1000);
         control.model_depth = 4;
-        let depths: Vec<_> = (0..100).map(|_| control.depth(1, false)).collect();
+        let depths: Vec<_> = (0..100).map(|_| control.depth(1, 1, false)).collect();
         assert_eq!(depths[..8], [0; 8], "the first steps are slow");
         assert_eq!(depths[8..40], [4; 32]);
         assert_eq!(depths[40..42], [0, 4]);
@@ -374,13 +387,19 @@ mod tests {
     fn steps_with_prefill_are_neither_counted_nor_learned_from() {
         let mut control = measured(|_| 1000);
         control.model_depth = 4;
-        assert!((0..100).all(|_| control.depth(1, true) == 0), "no plain step has run");
-        (0..8).for_each(|_| assert_eq!(control.depth(1, false), 0));
-        assert!((0..100).all(|_| control.depth(1, true) == 4), "a plain step is not wasted on them");
+        assert!((0..100).all(|_| control.depth(1, 1, true) == 0), "no plain step has run");
+        (0..8).for_each(|_| assert_eq!(control.depth(1, 1, false), 0));
+        assert!((0..100).all(|_| control.depth(1, 1, true) == 4), "a plain step is not wasted on them");
         let row = |kind, draft_depth| BatchRow { kind, draft_depth, ..BatchRow::default() };
         let mut batch =
             Batch { rows: vec![row(RowKind::MultiDecode, 2)], tokens: vec![0], ..Batch::default() };
-        let output = |draft_ns| Output { device_ns: 1000, draft_ns, ..Output::default() };
+        let proposals = vec![DraftProposal::default()];
+        let output = |draft_ns| Output {
+            device_ns: 1000,
+            draft_ns,
+            proposals: proposals.clone(),
+            ..Output::default()
+        };
         control.observe_step(&batch, &output(400));
         assert_eq!(control.drafting.predict(1), Some(200.0));
         batch.rows.push(row(RowKind::Prefill, 0));
@@ -409,7 +428,7 @@ mod tests {
             "few outputs are allowed"
         );
         assert!(control.reads_prompt(49, 100, 10) && !control.reads_prompt(51, 100, 10), "ten share a step");
-        let read = (0..160).filter(|_| control.reads_prompt(5000, 100, 1)).count();
+        let read = (0..640).filter(|_| control.reads_prompt(5000, 100, 1)).count();
         assert_eq!(read, 10, "some are read anyway");
         control.levels[0] = Level(0.0);
         assert!(!control.reads_prompt(1, 100, 1), "drafts are rejected");
@@ -423,7 +442,8 @@ mod tests {
         (control.model_depth, control.plain_steps) = (1, PLAIN_FIRST);
         (0..20).for_each(|_| control.drafting.observe(1, 100));
         (0..20).for_each(|_| control.drafting.observe(16, 3000));
-        assert_eq!((control.depth(1, false), control.depth(16, false)), (1, 0));
+        assert_eq!((control.depth(16, 1, false), control.depth(16, 0, false)), (0, 0), "few rows gain");
+        assert_eq!((control.depth(1, 1, false), control.depth(16, 16, false)), (1, 0));
     }
 
     #[test]

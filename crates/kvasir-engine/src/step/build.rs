@@ -126,7 +126,7 @@ impl StepBuilder {
 
     /// Fills the batch of a claimed step, advances the sequences' counters and counts the step as
     /// in flight. `width` says what the executor's draft model, if any, shall do with each row.
-    pub(crate) fn fill(&mut self, state: &mut SchedulerState, step: &mut Step, width: &mut WidthControl) {
+    pub(crate) fn fill(&mut self, state: &mut SchedulerState, step: &mut Step, width: &WidthControl) {
         self.newest = step.plan.step;
         let SchedulerState { requests, kv, schedule, .. } = state;
         let (scheduled, block) = (schedule.rows(), kv.budget().block());
