@@ -126,7 +126,7 @@ impl Core {
 
     /// Asks the executor's draft model for proposals of up to `depth` levels.
     pub fn set_model_depth(&mut self, depth: u32) {
-        self.committer.width.model_depth = depth;
+        self.committer.width.depth.most = depth;
     }
 
     /// Learns the device times of a step, from which the number of drafts follows.
@@ -297,10 +297,10 @@ impl Core {
             self.state.end_record(None);
             return None;
         }
-        if self.committer.width.model_depth > 0 {
+        if self.committer.width.depth.has_model() {
             self.plan_drafting();
         }
-        self.builder.fill(&mut self.state, &mut step, &self.committer.width);
+        self.builder.fill(&mut self.state, &mut step, &self.committer.width.depth);
         self.state.end_record(Some((step.batch.step, step.batch.kind)));
         Some(step)
     }
@@ -308,25 +308,27 @@ impl Core {
     /// Decides which scheduled sequences the executor's draft model reads, and how many levels it
     /// proposes behind the step.
     fn plan_drafting(&mut self) {
-        let width = &mut self.committer.width;
+        let (depth, times) = self.committer.width.drafting();
         let SchedulerState { requests, schedule, limits, .. } = &mut self.state;
         let load = (requests.running().len() + requests.waiting().len()).min(limits.max_num_seqs as usize);
         let (mut prefill, mut rows, mut followed) = (false, 0, 0);
         for row in schedule.rows() {
             let sequence = &mut requests[row.entry];
-            let (follows, samples) =
-                (width.follows(sequence, load as u32), sequence.claimed + row.tokens == sequence.len());
+            let (follows, samples) = (
+                depth.follows(times, sequence, load as u32),
+                sequence.claimed + row.tokens == sequence.len(),
+            );
             prefill |= row.kind.is_prefill();
             rows += u32::from(samples);
             followed += u32::from(samples && follows);
         }
-        width.begin_step(rows.max(1), followed, prefill);
+        depth.choose(times, rows.max(1), followed, prefill);
     }
 
-    /// The executor's draft model reads a request no longer.
+    /// Ends drafting by the executor's draft model for a request.
     pub(crate) fn unfollow(&mut self, id: RequestId) {
         if let Some(entry) = self.state.requests.find(id) {
-            self.state.requests[entry].cold.draft_reads = Some(false);
+            self.state.requests[entry].cold.followed = Some(false);
         }
     }
 

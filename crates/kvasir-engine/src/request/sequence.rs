@@ -124,8 +124,8 @@ pub(crate) struct Cold {
     pub(crate) accepted: u32,
     /// Verifications of drafts so far.
     pub(crate) verified: u32,
-    /// Whether the executor's draft model reads it; decided with its first step.
-    pub(crate) draft_reads: Option<bool>,
+    /// Whether the executor's draft model reads it and drafts for it; decided with its first step.
+    pub(crate) followed: Option<bool>,
     /// Positions without K/V; all are before the tokens that it is fed.
     pub(crate) gaps: Gaps,
     /// How well its drafts do, compared with what was expected of them.

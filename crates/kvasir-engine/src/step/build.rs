@@ -17,7 +17,7 @@ use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::schedule::ScheduledRow;
 use crate::scheduler::state::SchedulerState;
-use crate::speculation::width::WidthControl;
+use crate::speculation::depth::DepthControl;
 use kvasir_exec::{Batch, BatchRow, Drafts, IN_FLIGHT, RowKind, Step, StepKind};
 use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{CacheError, ClaimRow, SeqId, Span, StepId, Token};
@@ -125,8 +125,8 @@ impl StepBuilder {
     }
 
     /// Fills the batch of a claimed step, advances the sequences' counters and counts the step as
-    /// in flight. `width` says what the executor's draft model, if any, shall do with each row.
-    pub(crate) fn fill(&mut self, state: &mut SchedulerState, step: &mut Step, width: &WidthControl) {
+    /// in flight. `depth` says what the executor's draft model, if any, shall do with each row.
+    pub(crate) fn fill(&mut self, state: &mut SchedulerState, step: &mut Step, depth: &DepthControl) {
         self.newest = step.plan.step;
         let SchedulerState { requests, kv, schedule, .. } = state;
         let (scheduled, block) = (schedule.rows(), kv.budget().block());
@@ -151,8 +151,8 @@ impl StepBuilder {
                 }
             }
             let samples = filled.samples();
-            if width.model_depth > 0 {
-                width.ask(sequence, filled);
+            if depth.has_model() {
+                depth.ask(sequence, filled);
             }
             let (prefilled, spills) = (row.kind.is_prefill() && samples, sequence.tokens.is_due());
             decodes += usize::from(!row.kind.is_prefill());

@@ -214,7 +214,7 @@ impl StepCommitter {
             return state.finish(entry, Finish::Failed(Fault::Internal), None, first, now);
         }
         if let Some(outputs) = commit_outputs(state, entry, first, step, (span.start, &self.path), now) {
-            self.width.observe_end(outputs);
+            self.width.depth.observe_end(outputs);
         }
         state.publish(entry, milestone);
         let newest = self.accepted.last().map_or(0, |node| *node as usize);
