@@ -114,16 +114,18 @@ impl FromStr for Speculation {
             }
         };
         match name {
-            "ngram" => {
-                let pairs = numbers(rest.split(','), &["n", "tokens"])?;
-                let n = given(&pairs, "n").unwrap_or(NGRAM as u32);
-                let tokens = given(&pairs, "tokens").unwrap_or(MOST_DRAFTS);
-                Ok(adaptive(DraftMethod::Ngram { n }, TreeShape::chain(tokens)))
-            }
-            "suffix" => {
-                let pairs = numbers(rest.split(','), &["tokens"])?;
-                let tokens = given(&pairs, "tokens").unwrap_or(MOST_DRAFTS);
-                Ok(adaptive(DraftMethod::Suffix, TreeShape::chain(tokens)))
+            "ngram" | "suffix" => {
+                let known =
+                    if name == "ngram" { &["n", "tokens", "depth"][..] } else { &["tokens", "depth"] };
+                let pairs = numbers(rest.split(','), known)?;
+                let method = match name {
+                    "ngram" => DraftMethod::Ngram { n: given(&pairs, "n").unwrap_or(NGRAM as u32) },
+                    _ => DraftMethod::Suffix,
+                };
+                let depth = given(&pairs, "depth");
+                let tokens = depth.or(given(&pairs, "tokens")).unwrap_or(MOST_DRAFTS);
+                let width = if depth.is_some() { DraftWidth::Fixed } else { DraftWidth::Adaptive };
+                Ok(with(method, TreeShape::chain(tokens), width))
             }
             "mtp" if rest.is_empty() => Ok(adaptive(DraftMethod::Mtp, TreeShape::chain(CHAIN))),
             "mtp" => match rest.parse::<u32>() {
@@ -190,6 +192,9 @@ mod tests {
         assert_eq!(parsed("suffix").width, DraftWidth::Adaptive);
         assert_eq!((parsed("mtp").shape.depth, parsed("mtp:3").shape.depth), (4, 3));
         assert_eq!(parsed("mtp:3").width, DraftWidth::Fixed);
+        let suffix = parsed("suffix:depth=4");
+        assert_eq!((suffix.shape.depth, suffix.width), (4, DraftWidth::Fixed));
+        assert_eq!(parsed("ngram:n=2,tokens=4").width, DraftWidth::Adaptive);
         let head = parsed("eagle3:a,b/draft,depth=3,topk=2,nodes=6");
         assert_eq!(head.method, DraftMethod::Eagle3(Some("a,b/draft".into())));
         assert_eq!(head.shape, TreeShape { depth: 3, top_k: 2, nodes: 6 });

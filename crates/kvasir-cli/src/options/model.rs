@@ -74,7 +74,7 @@ pub(crate) struct ModelArgs {
 /// How drafts are made.
 #[derive(Clone, clap::Args)]
 pub(crate) struct DraftArgs {
-    /// Speculative decoding: ngram[:n=3,tokens=16], suffix[:tokens=16], mtp[:K], eagle3:DIR[,depth=,topk=,nodes=] (of
+    /// Speculative decoding: ngram[:n=3,tokens=16,depth=], suffix[:tokens=16,depth=], mtp[:K], eagle3:DIR[,depth=,topk=,nodes=] (of
     /// the built-in model: eagle3) or draft:MODEL[,depth=]; DIR and MODEL may be hub names. Without K or depth, as many
     /// drafts as pay [default: none]
     #[arg(long, env = "KVASIR_SPEC", value_name = "METHOD")]
