@@ -71,6 +71,7 @@ impl Session {
                 sample_from: tokens.len() as u32 - 1 - count,
                 pool_row,
                 drafts: Drafts { count, tree: None },
+                feeds_draft: self.draft_depth > 0,
                 draft_depth: self.draft_depth,
                 sampling: sampling[n],
                 ..BatchRow::default()
