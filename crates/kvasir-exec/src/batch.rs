@@ -60,11 +60,6 @@ impl RowKind {
     pub fn is_prefill(self) -> bool {
         self == Self::Prefill
     }
-
-    /// Whether the row decodes.
-    pub fn is_decode(self) -> bool {
-        matches!(self, Self::Decode | Self::MultiDecode)
-    }
 }
 
 /// The speculative draft tokens of one row: the last `count` of its tokens.
@@ -179,18 +174,18 @@ impl Batch {
         self.kind == StepKind::Dummy
     }
 
-    /// `(rows, tokens)` of the prefill rows.
-    pub fn prefills(&self) -> (usize, usize) {
-        self.count(RowKind::is_prefill)
-    }
-
-    /// `(rows, tokens)` of the decode rows.
-    pub fn decodes(&self) -> (usize, usize) {
-        self.count(RowKind::is_decode)
-    }
-
-    fn count(&self, counts: impl Fn(RowKind) -> bool) -> (usize, usize) {
-        let rows = self.rows.iter().filter(|row| counts(row.kind));
-        rows.fold((0, 0), |(n, tokens), row| (n + 1, tokens + row.tokens.len as usize))
+    /// `(rows, tokens)` of the prefill rows, and of the decode rows.
+    pub fn counts(&self) -> ((usize, usize), (usize, usize)) {
+        let (mut prefills, mut decodes) = ((0, 0), (0, 0));
+        for row in &self.rows {
+            let (rows, tokens) = match row.kind {
+                RowKind::Prefill => &mut prefills,
+                RowKind::Decode | RowKind::MultiDecode => &mut decodes,
+                RowKind::Dummy => continue,
+            };
+            *rows += 1;
+            *tokens += row.tokens.len as usize;
+        }
+        (prefills, decodes)
     }
 }

@@ -37,7 +37,8 @@ impl StaticShape {
         for (row, planned) in batch.rows.iter().zip(&plan.rows) {
             self.check_row(row, planned, plan).map_err(|why| format!("request {}: {why}", row.request))?;
         }
-        match (batch.prefills().0, batch.decodes().0) {
+        let ((prefills, _), (decodes, _)) = batch.counts();
+        match (prefills, decodes) {
             (1, 0) => self.check_chunk(batch, plan),
             (0, _) => self.check_rectangle(plan),
             (prefills, decodes) => Err(format!("{prefills} prompts and {decodes} decodes in one step")),

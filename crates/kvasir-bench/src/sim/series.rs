@@ -38,9 +38,10 @@ pub(crate) struct Sample {
 impl Sample {
     pub(crate) fn of(record: &StepRecord, step: &Step) -> Self {
         let sampled = step.batch.rows.iter().filter(|row| row.samples()).count();
+        let ((_, prompts), _) = step.batch.counts();
         Self {
             outputs: sampled as u64,
-            prompts: step.batch.prefills().1 as u64,
+            prompts: prompts as u64,
             running: record.running.into(),
             waiting: record.waiting.into(),
             used: (record.usage.held + record.usage.leased).into(),

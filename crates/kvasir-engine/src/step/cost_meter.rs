@@ -90,8 +90,7 @@ const CLIP_FROM_WEIGHT: f64 = 8.0;
 impl CostMeter {
     /// Adds a finished step that took `took` on the device.
     pub(crate) fn observe(&mut self, batch: &Batch, took: Nanos) {
-        let (_, tokens) = batch.prefills();
-        let (rows, _) = batch.decodes();
+        let ((_, tokens), (rows, _)) = batch.counts();
         if tokens > 0 && rows == 0 {
             self.prefill = took;
         }

@@ -14,7 +14,7 @@ use crate::metrics::prometheus::{
     COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, REQUEST_BUCKETS, TOKEN_BUCKETS,
 };
 use kvasir_engine::{Core, Finish, Nanos, Observer, Refusal, Summary};
-use kvasir_exec::{RowKind, Step, StepError};
+use kvasir_exec::{Step, StepError};
 use std::sync::Arc;
 
 /// All metrics of a server.
@@ -220,17 +220,9 @@ impl Metrics {
             self.prefix_queries.add(prompt.into());
             self.prefix_hits.add(admission.hit.into());
         }
-        // One pass: a batch may have thousands of rows.
-        let (mut prefill, mut decode) = (0, 0);
-        for row in &step.batch.rows {
-            match row.kind {
-                RowKind::Prefill => prefill += u64::from(row.tokens.len),
-                RowKind::Decode | RowKind::MultiDecode => decode += u64::from(row.tokens.len),
-                RowKind::Dummy => {}
-            }
-        }
-        self.computed_tokens.add(prefill);
-        self.step_tokens.observe(prefill + decode);
+        let ((_, prompt), (_, decode)) = step.batch.counts();
+        self.computed_tokens.add(prompt as u64);
+        self.step_tokens.observe((prompt + decode) as u64);
         for deferred in &record.deferred {
             self.deferred[DeferralGroup::of(deferred.reason) as usize].add(1);
         }
