@@ -255,8 +255,7 @@ impl<E: Executor> Engine<E> {
     /// stops the engine.
     fn submit(&mut self, mut step: Box<Step>) -> Result<(), Exit> {
         if let Err(stale) = self.core.cache().check_fresh(&step.plan) {
-            let now = self.now();
-            self.core.reject(&step, &StepError::Failed(stale.to_string()), now);
+            self.refuse(step, StepError::Failed(stale.to_string()))?;
             return Err(self.end(Exit::Broken(stale.to_string()), Fault::Internal));
         }
         let submitted = match self.fitting.fit(&mut step, &self.abilities) {
@@ -274,19 +273,26 @@ impl<E: Executor> Engine<E> {
                 self.pending.push_back(pending);
                 Ok(())
             }
-            Err(Refused { step, error }) => {
-                let now = self.now();
-                self.core.reject(&step, &error, now);
-                let result = Err(error);
-                for observer in &mut self.observers {
-                    observer.completed(&self.core, &step, &result, now);
-                }
-                self.core.recycle(step);
-                match result {
-                    Err(StepError::Lost(why)) => Err(self.end(Exit::DeviceLost(why), Fault::DeviceLost)),
-                    _ => Ok(()),
-                }
-            }
+            Err(Refused { step, error }) => self.refuse(step, error),
+        }
+    }
+
+    /// Cancels the newest step, which was not run, and fails its sequences.
+    fn refuse(&mut self, step: Box<Step>, error: StepError) -> Result<(), Exit> {
+        let now = self.now();
+        self.core.reject(&step, &error, now);
+        self.close(step, Err(error), now)
+    }
+
+    /// Reports a step that the core has taken back, and keeps its memory. A lost device ends the engine.
+    fn close(&mut self, step: Box<Step>, result: Result<(), StepError>, now: Nanos) -> Result<(), Exit> {
+        for observer in &mut self.observers {
+            observer.completed(&self.core, &step, &result, now);
+        }
+        self.core.recycle(step);
+        match result {
+            Err(StepError::Lost(why)) => Err(self.end(Exit::DeviceLost(why), Fault::DeviceLost)),
+            _ => Ok(()),
         }
     }
 
@@ -313,14 +319,8 @@ impl<E: Executor> Engine<E> {
             self.propose(&step);
             self.take_proposals(&step);
         }
-        for observer in &mut self.observers {
-            observer.completed(&self.core, &step, &result, now);
-        }
-        self.core.recycle(step);
-        match result {
-            Err(StepError::Lost(why)) => Err(self.end(Exit::DeviceLost(why), Fault::DeviceLost)),
-            _ => submitted,
-        }
+        self.close(step, result, now)?;
+        submitted
     }
 
     /// Runs the drafter for every sequence that has just sampled and has no token in flight.

@@ -217,15 +217,16 @@ impl StepCommitter {
             self.width.depth.observe_end(outputs);
         }
         state.publish(entry, milestone);
-        let newest = self.accepted.last().map_or(0, |node| *node as usize);
-        let is_dead_end = row.drafts.count > 0 && sampled.get(newest) == Some(&NO_TOKEN);
+        let newest = self.path.last().and_then(|node| sampled.get(*node as usize));
+        let is_dead_end = newest == Some(&NO_TOKEN);
         if is_dead_end && state.requests[entry].status != Status::Finished {
             state.finish_now(entry, Finish::Failed(Fault::Constraint), now);
         }
     }
 
     /// Verifies drafts (speculative decoding): commits the accepted prefix or tree path plus the
-    /// bonus token, if the constraint leaves one, and removes rejected drafts from the cache. False if the cache failed.
+    /// bonus token, if the constraint leaves one, and removes rejected drafts from the cache. False if
+    /// the cache failed.
     fn verify(
         &mut self,
         state: &mut SchedulerState,
