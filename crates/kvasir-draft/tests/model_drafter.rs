@@ -184,7 +184,7 @@ fn a_failed_pass_leaves_the_step_without_proposals() {
 
 #[test]
 fn a_sequence_is_drafted_for_if_little_of_its_context_is_missing() {
-    // After 40 tokens, so many are not fed to the draft model.
+    // The draft model runs the first 40 tokens, and not the next `missing` ones.
     for (missing, proposes) in [(0, true), (5, true), (6, false)] {
         let (model, mut cache) = (Recorder::new(), Contiguous::new(SLOTS));
         let mut drafter = drafter(&model);

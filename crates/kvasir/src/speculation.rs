@@ -26,8 +26,9 @@ pub enum DraftMethod {
 
 /// Speculative decoding: the method, and how much is proposed.
 ///
-/// As text: `ngram[:n=3,tokens=16]`, `suffix[:tokens=16]`, `mtp[:K]`, `eagle3:DIR[,depth=,topk=,nodes=]`
-/// or `draft:MODEL[,depth=]`. DIR and MODEL may be hub names. The built-in model has an EAGLE-3 head: `eagle3[:depth=,topk=,nodes=]`.
+/// As text: `ngram[:n=3,tokens=16,depth=]`, `suffix[:tokens=16,depth=]`, `mtp[:K]`,
+/// `eagle3:DIR[,depth=,topk=,nodes=]` or `draft:MODEL[,depth=]`. DIR and MODEL may be hub names. The
+/// built-in model has an EAGLE-3 head: `eagle3[:depth=,topk=,nodes=]`.
 /// With `K` or `depth` the number of drafts is fixed; without, it follows from what pays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Speculation {
@@ -103,6 +104,7 @@ impl FromStr for Speculation {
         let (name, rest) = text.split_once(':').unwrap_or((text, ""));
         let given = |pairs: &[(&str, u32)], key: &str| pairs.iter().find(|(k, _)| *k == key).map(|(_, n)| *n);
         let with = |method, shape, width| Self { method, shape, width, acceptance: Acceptance::Coupled };
+        let width = |depth: Option<u32>| depth.map_or(DraftWidth::Adaptive, |_| DraftWidth::Fixed);
         let adaptive = |method, shape| with(method, shape, DraftWidth::Adaptive);
         // A path may contain commas: what comes before the first known key is the path.
         let path = |known: &[&str]| {
@@ -115,17 +117,13 @@ impl FromStr for Speculation {
         };
         match name {
             "ngram" | "suffix" => {
-                let known =
-                    if name == "ngram" { &["n", "tokens", "depth"][..] } else { &["tokens", "depth"] };
-                let pairs = numbers(rest.split(','), known)?;
-                let method = match name {
-                    "ngram" => DraftMethod::Ngram { n: given(&pairs, "n").unwrap_or(NGRAM as u32) },
-                    _ => DraftMethod::Suffix,
-                };
+                let (known, suffix) = (["tokens", "depth", "n"], name == "suffix");
+                let pairs = numbers(rest.split(','), if suffix { &known[..2] } else { &known })?;
+                let n = given(&pairs, "n").unwrap_or(NGRAM as u32);
+                let method = if suffix { DraftMethod::Suffix } else { DraftMethod::Ngram { n } };
                 let depth = given(&pairs, "depth");
                 let tokens = depth.or(given(&pairs, "tokens")).unwrap_or(MOST_DRAFTS);
-                let width = if depth.is_some() { DraftWidth::Fixed } else { DraftWidth::Adaptive };
-                Ok(with(method, TreeShape::chain(tokens), width))
+                Ok(with(method, TreeShape::chain(tokens), width(depth)))
             }
             "mtp" if rest.is_empty() => Ok(adaptive(DraftMethod::Mtp, TreeShape::chain(CHAIN))),
             "mtp" => match rest.parse::<u32>() {
@@ -149,15 +147,13 @@ impl FromStr for Speculation {
                     top_k: given(&pairs, "topk").unwrap_or(usual.top_k),
                     nodes: given(&pairs, "nodes").unwrap_or(usual.nodes),
                 };
-                let width = if depth.is_some() { DraftWidth::Fixed } else { DraftWidth::Adaptive };
-                Ok(with(DraftMethod::Eagle3(path), shape, width))
+                Ok(with(DraftMethod::Eagle3(path), shape, width(depth)))
             }
             "draft" => {
                 let (path, pairs) = path(&["depth"])?;
                 let depth = given(&pairs, "depth");
-                let width = if depth.is_some() { DraftWidth::Fixed } else { DraftWidth::Adaptive };
                 let shape = TreeShape::chain(depth.unwrap_or(CHAIN));
-                Ok(with(DraftMethod::Model(path), shape, width))
+                Ok(with(DraftMethod::Model(path), shape, width(depth)))
             }
             _ => Err(format!("{name} is none of ngram, suffix, mtp, eagle3[:DIR], draft:MODEL")),
         }

@@ -25,7 +25,7 @@ const PLAIN_FIRST: u32 = 8;
 /// Steps with a draft model after which one runs without, so that the time of a plain step stays
 /// current.
 const PLAIN_EVERY: u32 = 32;
-/// Of so many prompts that seem not worth reading, one is read, so that the estimates stay current.
+/// Every n-th prompt that seems not worth reading is read all the same, to keep the estimates current.
 const PROMPT_READ_EVERY: u32 = 64;
 /// Weight of a new observation in the averages of times and outputs.
 const WEIGHT: f64 = 0.1;

@@ -220,14 +220,15 @@ impl App {
             };
             return Err(ApiError::param("speculation.method", why));
         }
-        if asked.prediction.is_empty() || (drafter == Some("suffix") && asked.max_tokens == Some(0)) {
-            return Ok(Vec::new());
+        match drafter {
+            _ if asked.prediction.is_empty() => Ok(Vec::new()),
+            Some("suffix") if asked.max_tokens == Some(0) => Ok(Vec::new()),
+            Some("suffix") => self.model.encode_prediction(&asked.prediction),
+            _ => {
+                RequestContext::current().ignored.record("prediction");
+                Ok(Vec::new())
+            }
         }
-        if drafter != Some("suffix") {
-            RequestContext::current().ignored.record("prediction");
-            return Ok(Vec::new());
-        }
-        self.model.encode_prediction(&asked.prediction)
     }
 
     /// Submits orders of one key to the engine, each with `n` answers.
