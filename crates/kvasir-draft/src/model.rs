@@ -16,9 +16,12 @@
 use crate::plan::{DraftPlan, Visible};
 use crate::tree::{Growth, Leaf, TreeShape};
 use crate::written::WrittenSlots;
-use kvasir_exec::{Batch, BatchRow, DraftCandidate, DraftProposal, DrawnDrafts, PoolRow, Step, StepError};
+use kvasir_exec::{
+    Batch, BatchRow, DraftCandidate, DraftProposal, DrawnDrafts, PoolRow, SamplerRows, Step, StepError,
+};
 use kvasir_kv::{Position, Slot, SlotCopy, Span, Token};
 use kvasir_sample::Acceptance;
+use std::time::Instant;
 
 /// A sequence is drafted for if at most this share of its context is missing: one in eight tokens.
 const MISSING_SHARE: u32 = 8;
@@ -137,6 +140,8 @@ pub struct ModelDrafter<F> {
     written: WrittenSlots,
     /// For each row of the target's step whether the draft model runs its committed tokens.
     runs: Vec<bool>,
+    /// The token after each token of the target's step.
+    next: Vec<Token>,
 }
 
 impl<F: Forward> ModelDrafter<F> {
@@ -160,6 +165,7 @@ impl<F: Forward> ModelDrafter<F> {
             path: Vec::new(),
             written: WrittenSlots::new(slots),
             runs: Vec::new(),
+            next: Vec::new(),
         }
     }
 
@@ -168,29 +174,32 @@ impl<F: Forward> ModelDrafter<F> {
         shape.most_run().saturating_mul(rows)
     }
 
-    /// The drafts of the last proposals that were drawn at random, each with its row of the target's
-    /// step.
-    pub fn drawn(&mut self) -> impl Iterator<Item = (usize, &mut DrawnDrafts)> {
-        self.growing.iter_mut().map(|tree| (tree.row, &mut tree.drawn))
-    }
-
     /// A sequence was bound to a row.
     pub fn bind(&mut self, row: PoolRow, final_len: u32) {
         self.model.bind(row, final_len);
     }
 
-    /// Continues a step that the target has run and sampled: writes proposals into its output.
+    /// Continues a step that the target has run and sampled: writes proposals into its output, and
+    /// drafts that were drawn at random into the target's sampler rows.
     ///
-    /// `tokens` are the step's with those in flight resolved, `next` the token after each of them,
-    /// and `hidden` the target's states, a row per token. If the draft model fails, the step proposes
-    /// nothing, and its output says why. A dummy step warms the draft model.
-    pub fn propose(&mut self, step: &mut Step, tokens: &[Token], next: &[Token], hidden: &[f32]) {
+    /// `tokens` are the step's with those in flight resolved, and `hidden` the target's states, a row
+    /// per token. If the draft model fails, the step proposes nothing, and its output says why. A
+    /// dummy step warms the draft model.
+    pub fn propose(
+        &mut self,
+        step: &mut Step,
+        tokens: &[Token],
+        hidden: &[f32],
+        rows: &mut impl SamplerRows,
+    ) {
+        let started = Instant::now();
         self.spare.append(&mut self.growing);
         if step.batch.is_dummy() {
             self.model.warm_up();
             return;
         }
-        if let Err(error) = self.run_passes(step, tokens, next, hidden) {
+        self.find_successors(step, tokens, rows);
+        if let Err(error) = self.run_passes(step, tokens, hidden) {
             self.spare.append(&mut self.growing);
             step.plan.write_slots.iter().for_each(|slot| self.written.set(*slot, false));
             step.output.draft_error = Some(error.to_string());
@@ -201,23 +210,32 @@ impl<F: Forward> ModelDrafter<F> {
             let candidates = Span::new(all.len(), tree.candidates.len());
             all.extend_from_slice(&tree.candidates);
             step.output.proposals.push(DraftProposal { row: tree.row as u32, candidates });
+            let row = rows.sampler_row(step.batch.rows[tree.row].pool_row);
+            std::mem::swap(row.drafts(), &mut tree.drawn);
+        }
+        step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    }
+
+    /// Finds the token after each token of a step.
+    fn find_successors(&mut self, step: &Step, tokens: &[Token], rows: &mut impl SamplerRows) {
+        self.next.clear();
+        for (row, output) in step.batch.rows.iter().zip(&step.output.rows) {
+            let span = row.tokens.range();
+            let sampled = &step.output.tokens[output.tokens.range()];
+            let (tokens, positions) = (&tokens[span.clone()], &step.plan.positions[span]);
+            let state = rows.sampler_row(row.pool_row);
+            state.successors(row, tokens, positions, sampled, &mut self.next);
         }
     }
 
     /// Runs the slot copies and all passes behind a step of the target, which grows its trees.
-    fn run_passes(
-        &mut self,
-        step: &Step,
-        tokens: &[Token],
-        next: &[Token],
-        hidden: &[f32],
-    ) -> Result<(), StepError> {
+    fn run_passes(&mut self, step: &Step, tokens: &[Token], hidden: &[f32]) -> Result<(), StepError> {
         self.model.copy_slots(&step.plan.moves)?;
         self.choose_rows(step);
         if !self.runs.contains(&true) {
             return Ok(());
         }
-        self.first_pass(step, tokens, next, hidden)?;
+        self.first_pass(step, tokens, hidden)?;
         self.grow(step)
     }
 
@@ -240,13 +258,7 @@ impl<F: Forward> ModelDrafter<F> {
 
     /// Runs the committed tokens of the step, and starts a tree for each row that wants one. Ids that
     /// the draft model lacks are fed as id 0, and nothing is proposed behind one.
-    fn first_pass(
-        &mut self,
-        target: &Step,
-        tokens: &[Token],
-        next: &[Token],
-        hidden: &[f32],
-    ) -> Result<(), StepError> {
+    fn first_pass(&mut self, target: &Step, tokens: &[Token], hidden: &[f32]) -> Result<(), StepError> {
         let (width, vocab) = (self.kind.hidden, self.model.vocab());
         let is_known = |token: Token| (token as usize) < vocab;
         self.plan.begin(&target.plan);
@@ -263,13 +275,13 @@ impl<F: Forward> ModelDrafter<F> {
             let start = self.step.batch.tokens.len();
             for query in &self.path {
                 let at = first + *query as usize;
-                let token = if width > 0 { next[at] } else { tokens[at] };
+                let token = if width > 0 { self.next[at] } else { tokens[at] };
                 self.written.set(target.plan.write_slots[at], true);
                 self.step.batch.tokens.push(if is_known(token) { token } else { 0 });
                 self.hidden.extend_from_slice(hidden.get(at * width..(at + 1) * width).unwrap_or(&[]));
             }
             let (last, len) = (self.path.last().copied().unwrap_or(0), self.path.len());
-            let newest = next[first + last as usize];
+            let newest = self.next[first + last as usize];
             let wanted = row.draft_depth > 0 && sampled > 0 && is_known(newest);
             let visible = match wanted || row.drafts.count > 0 {
                 true => self.plan.visible(&target.plan, planned, last),

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
-use kvasir_exec::{BatchRow, OutputRow, PoolRow, RowKind, Step, StepError};
+use kvasir_exec::{BatchRow, OutputRow, PoolRow, RowKind, SamplerRow, Step, StepError};
 use kvasir_kv::{Cache, ClaimRow, Contiguous, SlotCopy, Span, StepId, Token};
 use kvasir_sample::{Acceptance, Sampling};
 use std::sync::{Arc, Mutex};
@@ -102,14 +102,10 @@ fn next_step(cache: &mut Contiguous, row: BatchRow, n: u64, tokens: &[Token], sa
     step
 }
 
-/// The token after each of a step's tokens.
-fn next(step: &Step) -> Vec<Token> {
-    [&step.batch.tokens[1..], &step.output.tokens[..]].concat()
-}
-
-fn propose(drafter: &mut ModelDrafter<Recorder>, step: &mut Step) {
-    let (tokens, next) = (step.batch.tokens.clone(), next(step));
-    drafter.propose(step, &tokens, &next, &[]);
+fn propose(drafter: &mut ModelDrafter<Recorder>, step: &mut Step) -> SamplerRow {
+    let (tokens, mut rows) = (step.batch.tokens.clone(), vec![SamplerRow::default()]);
+    drafter.propose(step, &tokens, &[], &mut rows);
+    rows.remove(0)
 }
 
 /// A decode row that wants drafts.
@@ -176,9 +172,9 @@ fn a_failed_pass_leaves_the_step_without_proposals() {
         let model = Recorder { fails_at, ..Recorder::new() };
         let mut drafter = drafter(&model);
         let mut step = step(&mut Contiguous::new(SLOTS), drafting(), &[2], 3);
-        propose(&mut drafter, &mut step);
+        let mut state = propose(&mut drafter, &mut step);
         assert!(step.output.draft_error.as_ref().is_some_and(|error| error.contains("a pass")));
-        assert!(step.output.proposals.is_empty() && drafter.drawn().next().is_none());
+        assert!(step.output.proposals.is_empty() && state.drafts().tokens.is_empty());
     }
 }
 

@@ -106,4 +106,4 @@ pub use crate::fitting::{Fitting, Original};
 pub use crate::output::{DraftCandidate, DraftProposal, Drawn, NO_TOKEN, Output, OutputRow, TokenLogprobs};
 pub use crate::padding::Padding;
 pub use crate::ranks::{Ranks, ThreadRank};
-pub use crate::sampler_row::{DrawnDrafts, SamplerRow};
+pub use crate::sampler_row::{DrawnDrafts, SamplerRow, SamplerRows};

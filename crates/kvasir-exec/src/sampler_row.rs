@@ -18,7 +18,7 @@
 //! rejected, leave nothing behind. Guarded by `tests/constraint.rs` and by the numerics tests of the
 //! `kvasir` crate.
 
-use crate::batch::{BatchRow, IN_FLIGHT};
+use crate::batch::{BatchRow, IN_FLIGHT, PoolRow};
 use crate::executor::SequenceSpec;
 use crate::output::{Drawn, NO_TOKEN, TokenLogprobs};
 use kvasir_kv::{Position, Token};
@@ -26,6 +26,7 @@ use kvasir_sample::{
     Allowed, Context, Follower, accept, accept_or_redraw, can_be_drawn_from, draw_from, log_probability,
     top_log_probabilities,
 };
+use std::sync::{Mutex, PoisonError};
 
 /// A chain of drafts that was drawn from a draft model, with the distribution of each, for rejection
 /// sampling.
@@ -74,6 +75,28 @@ pub struct SamplerRow {
     accepted: Vec<u32>,
     /// Result of the last step, kept here to reuse its capacity.
     drawn: Drawn,
+}
+
+/// The sampler rows of an executor, by pool row.
+pub trait SamplerRows {
+    /// The row of one sequence.
+    ///
+    /// # Panics
+    ///
+    /// Without such a row.
+    fn sampler_row(&mut self, row: PoolRow) -> &mut SamplerRow;
+}
+
+impl SamplerRows for Vec<SamplerRow> {
+    fn sampler_row(&mut self, row: PoolRow) -> &mut SamplerRow {
+        &mut self[row.0 as usize]
+    }
+}
+
+impl SamplerRows for Vec<Mutex<SamplerRow>> {
+    fn sampler_row(&mut self, row: PoolRow) -> &mut SamplerRow {
+        self[row.0 as usize].get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Output tokens for which capacity is reserved up front, at most.

@@ -4,7 +4,7 @@ use crate::executor::{Limits, PlainExecutor};
 use crate::model::{Pass, PlainModel};
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
 use kvasir_exec::{Executor, PoolRow, SequenceSpec, Step, StepError};
-use kvasir_kv::{Lowering, SlotCopy, Token};
+use kvasir_kv::{Lowering, SlotCopy};
 use kvasir_program::Tap;
 use std::sync::Arc;
 
@@ -13,7 +13,6 @@ pub struct Drafting {
     pub(crate) drafter: ModelDrafter<DraftProgram>,
     /// What it takes of the target; `None` for a model of its own.
     pub(crate) from: Option<Tap>,
-    pub(crate) next: Vec<Token>,
 }
 
 /// Which program of a checkpoint drafts.
@@ -57,7 +56,7 @@ impl Drafting {
         let executor = PlainExecutor::of(Arc::clone(compiled), own);
         let program = DraftProgram { executor, state, lowering: Lowering::default(), pass: Pass::default() };
         let drafter = ModelDrafter::new(program, kind, shape, limits.slots);
-        Some(Self { drafter, from, next: Vec::new() })
+        Some(Self { drafter, from })
     }
 }
 

@@ -149,7 +149,9 @@ impl PlainExecutor {
         }
         let n = batch.tokens.len();
         let slots = self.limits.slots;
-        if plan.read_bound > slots || plan.write_slots.iter().any(|slot| *slot >= slots) {
+        let mut changed =
+            plan.write_slots.iter().copied().chain(plan.moves.iter().flat_map(|m| [m.from, m.to]));
+        if plan.read_bound > slots || changed.any(|slot| slot >= slots) {
             return fail(format!("plan names slots beyond the pool's {slots}"));
         }
         if let Some(segment) =
@@ -208,7 +210,10 @@ impl PlainExecutor {
             output.logits = logits;
         }
         output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.draft(step, &tokens, taps.first().map_or(&[], |(_, rows)| rows));
+        if let Some(drafting) = &mut self.drafting {
+            let hidden = taps.first().map_or(&[][..], |(_, rows)| rows);
+            drafting.drafter.propose(step, &tokens, hidden, &mut self.rows);
+        }
         Ok(())
     }
 
@@ -220,24 +225,6 @@ impl PlainExecutor {
         }
         self.own.run_moves(copies);
         Ok(())
-    }
-
-    /// Lets the draft model continue a step.
-    fn draft(&mut self, step: &mut Step, tokens: &[Token], hidden: &[f32]) {
-        let Some(drafting) = &mut self.drafting else { return };
-        let (started, next) = (Instant::now(), &mut drafting.next);
-        next.clear();
-        for (row, output) in step.batch.rows.iter().zip(&step.output.rows) {
-            let span = row.tokens.range();
-            let sampled = &step.output.tokens[output.tokens.range()];
-            let state = &self.rows[row.pool_row.0 as usize];
-            state.successors(row, &tokens[span.clone()], &step.plan.positions[span], sampled, next);
-        }
-        drafting.drafter.propose(step, tokens, next, hidden);
-        for (i, drawn) in drafting.drafter.drawn() {
-            std::mem::swap(self.rows[step.batch.rows[i].pool_row.0 as usize].drafts(), drawn);
-        }
-        step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
     }
 }
 

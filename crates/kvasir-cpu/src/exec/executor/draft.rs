@@ -4,19 +4,16 @@ use crate::exec::executor::{CpuExecutor, Limits};
 use crate::exec::model::CpuModel;
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
 use kvasir_exec::{Executor, PoolRow, SequenceSpec, Step, StepError};
-use kvasir_kv::{SlotCopy, Token};
+use kvasir_kv::SlotCopy;
 use kvasir_program::Tap;
 use std::io;
-use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::sync::Arc;
 
 /// A draft model, ready to run behind a target.
 pub struct Drafting {
     pub(crate) drafter: ModelDrafter<DraftProgram>,
     /// What it takes of the target; `None` for a model of its own.
     from: Option<Tap>,
-    /// Tokens of the step and the token after each.
-    next: Vec<Token>,
 }
 
 /// A draft program with its executor.
@@ -45,7 +42,7 @@ impl Drafting {
             ..limits
         };
         let program = DraftProgram { executor: CpuExecutor::new(model, own)?, state };
-        Ok(Self { drafter: ModelDrafter::new(program, kind, shape, limits.slots), from, next: Vec::new() })
+        Ok(Self { drafter: ModelDrafter::new(program, kind, shape, limits.slots), from })
     }
 }
 
@@ -83,25 +80,11 @@ impl CpuExecutor {
     /// Lets the draft model continue the step that has just run.
     pub(crate) fn draft(&mut self, step: &mut Step) {
         let Some(mut drafting) = self.drafting.take() else { return };
-        let started = Instant::now();
-        let Drafting { drafter, from, next } = &mut *drafting;
-        next.clear();
-        for (row, output) in step.batch.rows.iter().zip(&step.output.rows) {
-            let span = row.tokens.range();
-            let (tokens, positions) = (&self.tokens[span.clone()], &step.plan.positions[span]);
-            let sampled = &step.output.tokens[output.tokens.range()];
-            let state = self.rows[row.pool_row.0 as usize].lock().unwrap_or_else(PoisonError::into_inner);
-            state.successors(row, tokens, positions, sampled, next);
-        }
-        let hidden = from.and_then(|tap| self.tap(tap)).unwrap_or(&[]);
-        drafter.propose(step, &self.tokens, next, hidden);
-        for (i, drawn) in drafter.drawn() {
-            let row = step.batch.rows[i].pool_row.0 as usize;
-            let mut state = self.rows[row].lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::swap(state.drafts(), drawn);
-        }
+        let mut rows = std::mem::take(&mut self.rows);
+        let hidden = drafting.from.and_then(|tap| self.tap(tap)).unwrap_or(&[]);
+        drafting.drafter.propose(step, &self.tokens, hidden, &mut rows);
+        self.rows = rows;
         self.drafting = Some(drafting);
-        step.output.draft_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
     }
 }
 
