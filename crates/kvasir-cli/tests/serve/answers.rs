@@ -168,7 +168,7 @@ fn control_tokens_in_a_message_stay_text() {
 #[test]
 fn a_last_assistant_message_is_continued() {
     let server = Server::start("continued", &[]);
-    for begun in ["The", "end", "|", ""] {
+    for begun in ["The", "end", "|", "is ", ""] {
         let messages = json!([{"role": "user", "content": "hello"}, {"role": "assistant", "content": begun}]);
         let (status, ids) =
             server.post("/tokenize", &json!({"messages": messages, "continue_final_message": true}));
@@ -368,6 +368,12 @@ fn logprobs_leave_out_stop_text() {
         // A token partly in the answer is reported whole; none after it.
         assert!(tokens.starts_with(&told) && lossy(&told).starts_with(want), "{stop:?}: {told:?}");
         assert!(lossy(&told).len() < want.len() + 8, "{stop:?}: {told:?}");
+        // Beside ids there are as many.
+        let (_, answer) = server.post(CHAT, &asked(json!({"stop": &stop, "return_token_ids": true})));
+        let choice = &answer["choices"][0];
+        let lists = [&choice["token_ids"], &choice["logprobs"]["content"]];
+        let [ids, entries] = lists.map(|list| list.as_array().unwrap().len());
+        assert_eq!(ids, entries, "{stop:?}");
         let mut streamed = (String::new(), Vec::new());
         for event in server.events(CHAT, &asked(json!({"stop": &stop, "stream": true}))) {
             let (text, bytes) = read(&event["choices"][0]["delta"], &event["choices"][0]["logprobs"]);

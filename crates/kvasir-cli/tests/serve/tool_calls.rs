@@ -124,6 +124,31 @@ fn unconstrained_calls_are_returned_as_written() {
 }
 
 #[test]
+fn a_call_that_is_cut_is_no_text_and_says_so() {
+    let server = server("cut", &[], &[]);
+    let ask = |extra: Value| {
+        let body = asked(QUESTIONS[0], json!({"temperature": 0}));
+        let mut body = body.as_object().unwrap().clone();
+        body.extend(extra.as_object().unwrap().clone());
+        server.post(CHAT, &Value::Object(body)).1["choices"][0].take()
+    };
+    for choice in ["auto", "required"] {
+        for most in 1..16 {
+            let cut = ask(json!({"max_tokens": most, "tool_choice": choice}));
+            assert_eq!(cut["finish_reason"], "length");
+            assert_eq!(cut["message"]["content"].as_str().unwrap_or_default(), "", "{most}: {cut}");
+        }
+        for stop in [json!({"stop": "Par"}), json!({"stop_regex": "Par"}), json!({"stop": "get_"})] {
+            let mut extra = stop.clone();
+            extra["tool_choice"] = choice.into();
+            let cut = ask(extra);
+            assert_eq!(cut["finish_reason"], "stop", "{stop}: {cut}");
+            assert_eq!(cut["message"]["content"].as_str().unwrap_or_default(), "", "{stop}: {cut}");
+        }
+    }
+}
+
+#[test]
 fn greedy_answers_do_not_change() {
     let (free, constrained) =
         (server("free", &["--constrain-tool-calls", "off"], &[]), server("bound", &[], &[]));

@@ -104,6 +104,10 @@ pub struct Outbox {
     pub ended: Vec<Summary>,
     /// Log-probabilities by index into `tokens`, for requests that want them.
     pub logprobs: Vec<(u32, TokenLogprobs)>,
+    /// The tag of each request that was admitted for the first time, with its prompt tokens served
+    /// from the KV cache.
+    #[serde(default)]
+    pub admitted: Vec<(u64, u32)>,
     /// Retained K/V length of sessions, each time it changed.
     pub retained: Vec<(SessionId, u32)>,
     /// Prompt log-probabilities from the second token on, by index into `events`.
@@ -122,12 +126,13 @@ impl Outbox {
         self.scores.clear();
         self.hidden.clear();
         self.ended.clear();
+        self.admitted.clear();
         self.retained.clear();
     }
 
     /// Whether there is nothing to deliver.
     pub fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.retained.is_empty()
+        self.events.is_empty() && self.admitted.is_empty() && self.retained.is_empty()
     }
 
     /// Iterates over the events with their tokens.

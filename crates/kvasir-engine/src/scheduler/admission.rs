@@ -77,6 +77,7 @@ impl SchedulerState {
         if sequence.cold.timings.admitted.is_none() {
             sequence.cold.timings.admitted = Some(now);
             sequence.cold.first_hit = hit.tokens;
+            self.outbox.admitted.push((sequence.tag, hit.tokens));
         }
         let more = sequence.longest().saturating_sub(sequence.len()) as usize;
         sequence.tokens.reserve(more.min(MOST_RESERVED_OUTPUTS));

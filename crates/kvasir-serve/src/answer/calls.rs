@@ -34,12 +34,12 @@ impl ToolCallParser {
     /// A parser for `dialect`, or `None` for harmony, whose calls are messages of their own.
     /// `tools` supply the schemas that decide whether an argument is a string, and the names that
     /// make an unmarked object a call. With `constrained`, calls were generated under
-    /// [`CallSyntax`](crate::grammar::call_scanner::CallSyntax), so an unmarked object is a call
-    /// only if it begins with its name.
+    /// [`CallSyntax`](crate::grammar::call_scanner::CallSyntax): an unmarked object is a call only if
+    /// it begins with its name, and an answer that ends behind a start marker was cut within a call.
     pub fn new(dialect: ToolDialect, tools: Arc<[Tool]>, constrained: bool) -> Option<Self> {
         Some(Self(match dialect.call_format() {
             CallFormat::Json(marks) => Parser::Json(JsonCalls::new(marks, tools, constrained)),
-            CallFormat::Tagged(tags) => Parser::Tagged(TaggedCalls::new(tags, tools)),
+            CallFormat::Tagged(tags) => Parser::Tagged(TaggedCalls::new(tags, tools, constrained)),
             CallFormat::Pythonic => Parser::Pythonic(PythonicCalls::default()),
             CallFormat::Harmony => return None,
         }))
@@ -54,12 +54,23 @@ impl ToolCallParser {
         }
     }
 
-    /// Ends the text: an incomplete call is emitted as text unless its name was already emitted.
+    /// Ends the text: an incomplete call is emitted as text unless its name was already emitted, or it
+    /// is known to be a call that was cut.
     pub fn finish(&mut self) -> Vec<CallEvent> {
         match &mut self.0 {
             Parser::Json(calls) => calls.finish(),
             Parser::Tagged(calls) => calls.finish(),
             Parser::Pythonic(calls) => calls.finish(),
+        }
+    }
+
+    /// Whether a call has begun whose arguments are incomplete.
+    pub fn is_open(&self) -> bool {
+        match &self.0 {
+            Parser::Json(calls) => calls.is_open(),
+            Parser::Tagged(calls) => calls.is_open(),
+            // A list of calls is emitted as a whole.
+            Parser::Pythonic(_) => false,
         }
     }
 

@@ -36,10 +36,22 @@ pub struct ParseOptions {
     pub calls: Option<(ToolDialect, Arc<[Tool]>)>,
     /// Reasoning dialect, if any; the flag is true when the prompt ends inside the reasoning block.
     pub reasoning: Option<(ReasoningDialect, bool)>,
-    /// Calls were generated under constrained decoding and are parsed accordingly.
-    pub constrained: bool,
+    /// How far constrained decoding shapes the calls.
+    pub constrained: CallConstraint,
     /// Drop calls after the first (`parallel_tool_calls: false`).
     pub one_call: bool,
+}
+
+/// What constrained decoding guarantees of an answer's tool calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CallConstraint {
+    /// Nothing.
+    #[default]
+    None,
+    /// What begins with a start marker is a call.
+    FromMarker,
+    /// The answer consists of calls.
+    Required,
 }
 
 /// Streaming state of one choice: stop sequences first, then reasoning, then tool calls.
@@ -49,6 +61,10 @@ pub struct Choice {
     stop_regex: Option<StopRegex>,
     parts: Pipeline,
     one_call: bool,
+    /// The answer consists of calls: text at its end is the beginning of one.
+    only_calls: bool,
+    /// Whether the answer ended inside a call.
+    ends_in_call: bool,
     /// Remaining tokens in which stop sequences are ignored.
     min_tokens: u32,
 }
@@ -67,14 +83,16 @@ impl Choice {
             Some((ReasoningDialect::Harmony, _)) => Pipeline::Channels(Harmony::new(options.calls.is_some())),
             reasoning => Pipeline::Marked {
                 reasoning: reasoning.map(|(dialect, begun)| Reasoning::new(dialect, begun)),
-                calls: options
-                    .calls
-                    .and_then(|(dialect, tools)| ToolCallParser::new(dialect, tools, options.constrained)),
+                calls: options.calls.and_then(|(dialect, tools)| {
+                    ToolCallParser::new(dialect, tools, options.constrained == CallConstraint::FromMarker)
+                }),
             },
         };
         let (one_call, min_tokens) = (options.one_call, options.min_tokens);
         let stop_regex = StopRegex::new(&options.stop_regex).ok();
-        Self { stop: StopFilter::new(options.stop), stop_regex, parts, one_call, min_tokens }
+        let only_calls = options.constrained == CallConstraint::Required;
+        let stop = StopFilter::new(options.stop);
+        Self { stop, stop_regex, parts, one_call, only_calls, ends_in_call: false, min_tokens }
     }
 
     /// Feeds the text of one token; returns the deltas that no later text can change.
@@ -97,7 +115,8 @@ impl Choice {
     pub fn finish(&mut self) -> Vec<Delta> {
         let rest = self.stop.finish();
         let mut deltas = self.read(&rest);
-        let last = match &mut self.parts {
+        self.ends_in_call = self.is_in_call();
+        let mut last = match &mut self.parts {
             Pipeline::Channels(harmony) => harmony.finish(),
             Pipeline::Marked { reasoning, calls } => {
                 let part = reasoning.as_mut().and_then(Reasoning::finish);
@@ -107,8 +126,24 @@ impl Choice {
                 last
             }
         };
+        last.retain(|delta| !(self.only_calls && matches!(delta, Delta::Content(_))));
         deltas.extend(self.first_call_only(last));
         deltas
+    }
+
+    /// Whether a call has begun whose arguments are incomplete.
+    fn is_in_call(&self) -> bool {
+        let (is_open, complete) = match &self.parts {
+            Pipeline::Channels(harmony) => (harmony.is_open(), harmony.count()),
+            Pipeline::Marked { calls: Some(calls), .. } => (calls.is_open(), calls.count()),
+            Pipeline::Marked { calls: None, .. } => (false, 0),
+        };
+        is_open && !(self.one_call && complete > 0)
+    }
+
+    /// Whether the answer ended inside a call, so that its arguments are incomplete.
+    pub fn ends_in_call(&self) -> bool {
+        self.ends_in_call
     }
 
     /// Bytes of the raw text released so far: not held back as a possible stop sequence.
@@ -193,7 +228,7 @@ mod tests {
             continues: false,
             calls: Some((ToolDialect::Hermes, Arc::new([]))),
             reasoning: Some((ReasoningDialect::Think, false)),
-            constrained: false,
+            constrained: CallConstraint::None,
             one_call: true,
         };
         for at in 0..text.len() {
@@ -226,6 +261,40 @@ mod tests {
         assert_eq!(texts, [text("a "), text("12"), vec![]]);
         assert_eq!(choice.stopped(), Some((4, "")));
         assert_eq!(choice.finish(), vec![]);
+    }
+
+    #[test]
+    fn what_is_cut_within_a_call_is_no_text() {
+        let marked = "Hm.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+        let tagged = "Hm.\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>";
+        for (dialect, whole) in [(ToolDialect::Hermes, marked), (ToolDialect::Glm45, tagged)] {
+            for constrained in [CallConstraint::FromMarker, CallConstraint::Required] {
+                let whole = if constrained == CallConstraint::Required { &whole[4..] } else { whole };
+                let marker = whole.find('>').unwrap() + 1;
+                let calls = Some((dialect, Arc::from([])));
+                let options = ParseOptions { calls, constrained, ..ParseOptions::default() };
+                for end in marker..=whole.len() {
+                    let mut choice = Choice::new(options.clone());
+                    let mut deltas = choice.push(&whole[..end]);
+                    deltas.extend(choice.finish());
+                    let said = deltas.iter().filter(|delta| matches!(delta, Delta::Content(_))).count();
+                    let wanted = usize::from(constrained == CallConstraint::FromMarker);
+                    assert_eq!(said, wanted, "{:?}: {deltas:?}", &whole[..end]);
+                    let arguments = deltas.iter().filter_map(|delta| match delta {
+                        Delta::CallArguments { text, .. } => Some(text.as_str()),
+                        _ => None,
+                    });
+                    let arguments = arguments.collect::<String>();
+                    let is_cut =
+                        choice.has_calls() && serde_json::from_str::<serde_json::Value>(&arguments).is_err();
+                    assert_eq!(choice.ends_in_call(), is_cut, "{:?}", &whole[..end]);
+                }
+            }
+        }
+        // Without constraints it may be text.
+        let calls = Some((ToolDialect::Hermes, Arc::from([])));
+        let options = ParseOptions { calls, ..ParseOptions::default() };
+        assert_eq!(cut(&options, "a <tool_call> is", 3).1, "a <tool_call> is");
     }
 
     #[test]

@@ -40,6 +40,10 @@ impl Harmony {
         self.count
     }
 
+    pub(super) fn is_open(&self) -> bool {
+        self.state == State::Call
+    }
+
     pub(super) fn push(&mut self, text: &str) -> Vec<Delta> {
         self.held.push_str(text);
         let mut deltas = Vec::new();

@@ -8,8 +8,9 @@
 //! 4. `RestOfObject`: the rest of the enclosing object, up to its brace or the end marker.
 //! 5. `After`: the end marker, or the next call of a run.
 //!
-//! Invariants: a candidate that is not a call is emitted as text, markers included. Once its name
-//! is emitted, a broken call is not retracted. `calls/tests.rs` checks both under every split.
+//! Invariants: a candidate that is not a call is emitted as text, markers included, unless calls are
+//! constrained and the answer was cut within one. Once its name is emitted, a broken call is not
+//! retracted. `calls/tests.rs` checks both under every split.
 
 use crate::answer::events::{CallEvent, TextBetweenCalls};
 use crate::dialect::markers::{CallBody, JsonMarkers};
@@ -41,8 +42,9 @@ pub(crate) struct JsonCalls {
     count: usize,
     /// Only white space so far.
     fresh: bool,
-    /// Unmarked calls must begin with their name; anything else is text at once.
-    name_first: bool,
+    /// Calls were generated under constraints from their start: unmarked ones begin with their name,
+    /// and what begins with a marker is a call.
+    constrained: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +72,7 @@ enum State {
 
 impl JsonCalls {
     /// A parser for `marks`. An unmarked object is a call only if it names one of `tools`.
-    pub(super) fn new(marks: &'static JsonMarkers, tools: Arc<[Tool]>, name_first: bool) -> Self {
+    pub(super) fn new(marks: &'static JsonMarkers, tools: Arc<[Tool]>, constrained: bool) -> Self {
         Self {
             marks,
             tools,
@@ -79,12 +81,16 @@ impl JsonCalls {
             text: TextBetweenCalls::default(),
             count: 0,
             fresh: true,
-            name_first,
+            constrained,
         }
     }
 
     pub(super) fn count(&self) -> usize {
         self.count
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.state, State::Arguments { .. })
     }
 
     pub(super) fn push(&mut self, text: &str) -> Vec<CallEvent> {
@@ -100,6 +106,8 @@ impl JsonCalls {
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, State::Outside) {
             State::Outside => self.text.push(&held, &mut events),
+            // The beginning of a call, cut before its name.
+            State::Before(taken) if self.constrained && !taken.trim().is_empty() => {}
             State::Before(taken) => self.text.push(&(taken + &held), &mut events),
             // Once its name is emitted, a broken call cannot be retracted.
             State::Arguments { .. } => self.end_call(),
@@ -191,7 +199,7 @@ impl JsonCalls {
                 return true;
             }
             Head::Incomplete if !is_end => return false,
-            _ if bare && self.name_first => return self.emit_as_text(0, events),
+            _ if bare && self.constrained => return self.emit_as_text(0, events),
             Head::Call(..) | Head::Incomplete | Head::Other => {}
         }
         // Keys in another order, or no arguments: only the complete object decides.

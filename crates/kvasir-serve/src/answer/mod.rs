@@ -20,7 +20,7 @@ pub(crate) mod stop_sequences;
 pub(crate) mod tagged_calls;
 
 pub use crate::answer::calls::ToolCallParser;
-pub use crate::answer::choice::{Choice, ParseOptions};
+pub use crate::answer::choice::{CallConstraint, Choice, ParseOptions};
 pub use crate::answer::events::{CallEvent, Delta};
 pub use crate::answer::items::{Item, ItemEvent, ItemKind, Items};
 pub use crate::answer::reasoning::{Reasoning, ReasoningPart};

@@ -23,6 +23,8 @@ pub(crate) struct TaggedCalls {
     state: State,
     text: TextBetweenCalls,
     count: usize,
+    /// Calls were generated under constraints from their start: what begins with a marker is a call.
+    constrained: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +35,7 @@ enum State {
 }
 
 impl TaggedCalls {
-    pub(super) fn new(tags: &'static TagMarkers, tools: Arc<[Tool]>) -> Self {
+    pub(super) fn new(tags: &'static TagMarkers, tools: Arc<[Tool]>, constrained: bool) -> Self {
         Self {
             tags,
             tools,
@@ -41,11 +43,16 @@ impl TaggedCalls {
             state: State::Outside,
             text: TextBetweenCalls::default(),
             count: 0,
+            constrained,
         }
     }
 
     pub(super) fn count(&self) -> usize {
         self.count
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.state, State::Arguments { .. })
     }
 
     pub(super) fn push(&mut self, text: &str) -> Vec<CallEvent> {
@@ -64,6 +71,8 @@ impl TaggedCalls {
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, State::Outside) {
             State::Outside => self.text.push(&held, &mut events),
+            // The beginning of a call, cut within its name.
+            State::Name if self.constrained => {}
             State::Name => self.text.push(&format!("{}{held}", self.tags.open), &mut events),
             // Once its name is emitted, a broken call cannot be retracted. A truncated one stays
             // visibly incomplete JSON.

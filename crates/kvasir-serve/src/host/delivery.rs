@@ -33,8 +33,13 @@ impl Delivery {
     pub(crate) fn deliver(&mut self, clients: &Mutex<Clients>, outbox: &Outbox) {
         let now = Instant::now();
         let mut clients = locked(clients);
+        for (tag, cached) in &outbox.admitted {
+            if let Some(client) = clients.by_tag.get_mut(tag) {
+                self.wakers.extend(client.buffer.put(|output| output.cached = Some(*cached)));
+            }
+        }
         let mut ended = outbox.ended.iter().peekable();
-        // All three lists are in the order of the events.
+        // These three lists are in the order of the events.
         let mut logprobs = outbox.logprobs.iter().peekable();
         let mut scores = outbox.scores.iter().peekable();
         let mut hidden = outbox.hidden.iter().peekable();

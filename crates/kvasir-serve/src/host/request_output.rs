@@ -14,6 +14,8 @@ pub struct RequestOutput {
     /// Log-probabilities of the prompt's tokens from the second on, with the first output if
     /// requested.
     pub scores: Vec<TokenLogprobs>,
+    /// Prompt tokens served from the KV cache, once, when the request is admitted.
+    pub cached: Option<u32>,
     /// Hidden state of the prompt's last token, with the first output if requested.
     pub hidden: Vec<f32>,
     /// The outcome, with the last output.
@@ -26,6 +28,7 @@ impl RequestOutput {
         self.logprobs.clear();
         self.scores.clear();
         self.hidden.clear();
+        self.cached = None;
         self.ended = None;
     }
 }

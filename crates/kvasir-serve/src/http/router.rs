@@ -34,6 +34,8 @@ impl App {
             .route("/v1/embeddings", post(embeddings::embeddings))
             .route("/v1/rerank", post(rerank::rerank))
             .route("/rerank", post(rerank::rerank))
+            .route("/v1/reranking", post(rerank::rerank))
+            .route("/reranking", post(rerank::rerank))
             .route("/v1/score", post(rerank::score))
             .route("/score", post(rerank::score))
             .route("/v1/responses", post(responses::responses_create))
@@ -49,7 +51,7 @@ impl App {
             .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
             .route("/v1/sessions/{id}/cut", post(sessions::cut))
             .route("/v1/sessions/{id}/keep", post(sessions::keep))
-            // llama.cpp's routes, and OpenAI's without a version, as it has them.
+            // llama.cpp's routes, and OpenAI's for clients whose address lacks the version.
             .route("/models", get(status::models))
             .route("/chat/completions", post(chat::chat_completions))
             .route("/chat/completions/input_tokens", post(chat::input_tokens))
@@ -90,6 +92,7 @@ impl App {
             .merge(web_ui::routes());
         let health = Router::new()
             .route("/health", get(status::health))
+            .route("/v1/health", get(status::health))
             .route("/ready", get(status::health))
             .route("/version", get(status::version));
         let health = match self.access.open_health {

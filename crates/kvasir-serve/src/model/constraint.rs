@@ -1,6 +1,7 @@
 //! Constraints of chat answers: required calls, the requested response format, voluntary calls, and
 //! the reasoning budget.
 
+use crate::answer::choice::CallConstraint;
 use crate::blocking::run_blocking;
 use crate::dialect::reasoning::ReasoningDialect;
 use crate::dialect::tool_calls::ToolDialect;
@@ -23,8 +24,8 @@ use kvasir_sample::Constrained;
 #[derive(Debug, Default)]
 pub(crate) struct ChatConstraint {
     pub(crate) constrained: Constrained,
-    /// Whether tool calls are constrained from their start.
-    pub(crate) calls: bool,
+    /// What it guarantees of tool calls.
+    pub(crate) calls: CallConstraint,
     /// Paths of tool schemas that cannot be compiled, when met for the first time.
     pub(crate) loosened: Vec<String>,
 }
@@ -64,7 +65,8 @@ impl Model {
                         error
                     }
                 })?;
-                ChatConstraint { constrained, ..ChatConstraint::default() }
+                let calls = if is_call { CallConstraint::Required } else { CallConstraint::None };
+                ChatConstraint { constrained, calls, ..ChatConstraint::default() }
             }
         };
         if let Some(thinking) = request.thinking {
@@ -111,7 +113,7 @@ impl Model {
         };
         Ok(ChatConstraint {
             constrained: grammars.constraint(beginning),
-            calls: true,
+            calls: CallConstraint::FromMarker,
             loosened: if compiled.is_new { compiled.loosened } else { Vec::new() },
         })
     }

@@ -12,7 +12,7 @@ pub(crate) mod raw_arguments;
 pub(crate) mod tool_grammars;
 pub(crate) mod tool_prompt;
 
-use crate::answer::choice::ParseOptions;
+use crate::answer::choice::{CallConstraint, ParseOptions};
 use crate::blocking::{BLOCKING_BYTES, run_blocking};
 use crate::context::request_context::RequestContext;
 use crate::dialect::reasoning::ReasoningDialect;
@@ -284,7 +284,7 @@ impl Model {
                 .reasoning
                 .filter(|_| request.sampling.output.separate_reasoning)
                 .map(|dialect| (dialect, self.ends_with(prompt, dialect.marks().0))),
-            constrained: false,
+            constrained: CallConstraint::None,
             one_call: !request.parallel_tool_calls,
         }
     }

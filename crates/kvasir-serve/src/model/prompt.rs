@@ -67,7 +67,7 @@ impl Model {
         let mut messages: Vec<Value> =
             request.messages.iter().map(|message| self.guarded(&message.source)).collect();
         if let Some(last) = messages.last_mut().filter(|_| request.continue_final_message) {
-            let answered = last["content"].as_str().unwrap_or_default().trim_end();
+            let answered = last["content"].as_str().unwrap_or_default();
             last["content"] = format!("{answered}{END}").into();
         }
         let mut tools: Vec<Value> = match request.tool_choice {

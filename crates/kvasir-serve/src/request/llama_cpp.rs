@@ -129,33 +129,43 @@ fn response_fields(body: &Reader) -> Result<Vec<String>, ApiError> {
         .collect()
 }
 
+/// A token of `logit_bias`.
+enum Token<'a> {
+    Id(u64),
+    Text(&'a str),
+}
+
 type Bias = (Map<String, Value>, Vec<(String, Value)>);
 
 /// `[[id or text, bias], [id or text, false]]`, or an object from ids or texts to biases.
 fn logit_bias(body: &Reader) -> Result<Bias, ApiError> {
     let wrong = || body.error("logit_bias", "must be a list of [token id or text, number or false]");
-    let pairs: Vec<(String, &Value)> = match body.get("logit_bias") {
-        None => Vec::new(),
-        Some(Value::Array(items)) => {
-            let token = |item: &Value| {
-                let token = item.get(0)?;
-                token.as_str().map(str::to_owned).or_else(|| Some(token.as_u64()?.to_string()))
-            };
-            let pairs = items.iter().map(|item| Some((token(item)?, item.get(1)?)));
-            pairs.collect::<Option<_>>().ok_or_else(wrong)?
-        }
-        Some(Value::Object(map)) => map.iter().map(|(token, bias)| (token.clone(), bias)).collect(),
-        Some(_) => return Err(wrong()),
-    };
     let (mut ids, mut texts) = (Map::new(), Vec::new());
-    for (token, bias) in pairs {
+    let mut add = |token: Token, bias: &Value| {
         let bias = if *bias == Value::Bool(false) { (-100).into() } else { bias.clone() };
-        match token.parse::<u32>() {
-            Ok(_) => {
-                ids.insert(token, bias);
-            }
-            Err(_) => texts.push((token, bias)),
+        match token {
+            Token::Id(id) => drop(ids.insert(id.to_string(), bias)),
+            Token::Text(text) => texts.push((text.to_owned(), bias)),
         }
+    };
+    match body.get("logit_bias") {
+        None => {}
+        Some(Value::Array(items)) => {
+            for item in items {
+                let token = match item.get(0).ok_or_else(wrong)? {
+                    Value::String(text) => Token::Text(text),
+                    id => Token::Id(id.as_u64().ok_or_else(wrong)?),
+                };
+                add(token, item.get(1).ok_or_else(wrong)?);
+            }
+        }
+        // Keys are texts by nature; those that are numbers are ids.
+        Some(Value::Object(map)) => {
+            for (key, bias) in map {
+                add(key.parse().map_or(Token::Text(key), Token::Id), bias);
+            }
+        }
+        Some(_) => return Err(wrong()),
     }
     Ok((ids, texts))
 }
@@ -173,7 +183,7 @@ mod tests {
     fn names_and_conventions_are_translated() {
         let body = json!({
             "prompt": "a", "n_predict": -1, "seed": -1, "repeat_penalty": 1.1, "n_probs": 0, "grammar": "",
-            "logit_bias": [[5, 1.5], [6, false], ["b", -2]], "json_schema": {"type": "object"},
+            "logit_bias": [[5, 1.5], [6, false], ["b", -2], ["5", 3]], "json_schema": {"type": "object"},
             "return_tokens": true,
         });
         let request = read(&body).unwrap();
@@ -184,8 +194,11 @@ mod tests {
                 "json_schema": {"type": "object"}, "return_token_ids": true,
             })
         );
-        assert_eq!(request.biased_texts, [("b".to_owned(), json!(-2))]);
+        assert_eq!(request.biased_texts, [("b".to_owned(), json!(-2)), ("5".to_owned(), json!(3))]);
         assert!(request.return_tokens && !request.is_warmup);
+        let request = read(&json!({"prompt": "a", "logit_bias": {"5": 1.5, "b": false}})).unwrap();
+        assert_eq!(request.body["logit_bias"], json!({"5": 1.5}));
+        assert_eq!(request.biased_texts, [("b".to_owned(), json!(-100))]);
     }
 
     #[test]

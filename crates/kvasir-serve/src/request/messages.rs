@@ -160,6 +160,7 @@ fn text_of(reader: &Reader, field: &str, is_result: bool) -> Result<Option<Strin
                 match block.text("type")? {
                     Some("text") => text.push_str(block.need_text("text")?),
                     Some("tool_reference") if is_result => text.push_str(block.need_text("tool_name")?),
+                    Some("search_result") if is_result => text.push_str(&search_result(&block)?),
                     Some(kind) if is_result && MEDIA.contains(&kind) => {
                         let own = if kind == "document" { document(&block)? } else { None };
                         text.push_str(&own.unwrap_or_else(|| omission_note(&block, kind)));
@@ -173,7 +174,7 @@ fn text_of(reader: &Reader, field: &str, is_result: bool) -> Result<Option<Strin
 }
 
 /// Blocks that a note replaces in the result of a call.
-const MEDIA: &[&str] = &["image", "document", "search_result"];
+const MEDIA: &[&str] = &["image", "document"];
 
 fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiError> {
     let items = reader.list(field, MAX_MESSAGES)?.unwrap_or(&[]).iter().enumerate();
@@ -186,6 +187,7 @@ fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiEr
             Some("tool_use") => &["id", "name", "input", "caller"],
             Some("tool_result") => &["tool_use_id", "content", "is_error"],
             Some("tool_reference") => &["tool_name"],
+            Some("search_result") => &["source", "title", "content"],
             // Only valid in tool results, where a note replaces it.
             Some(kind) if MEDIA.contains(&kind) => return Ok(block),
             kind => return Err(unsupported_part(&block, kind)),
@@ -201,13 +203,13 @@ fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiEr
 /// its own, and some versions change it with every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 
-/// The system prompt. If it begins with the billing header, that block, or that line of a longer
+/// The system prompt, unless it is empty. If it begins with the billing header, that block, or that line of a longer
 /// block, is cut.
 fn system(body: &Reader, strip_billing_header: bool) -> Result<Option<Message>, ApiError> {
     let Some(text) = text_of(body, "system", false)? else { return Ok(None) };
     let strip = strip_billing_header && text.starts_with(BILLING_HEADER);
     let text = if strip { text[billing_header_len(body, &text)..].to_owned() } else { text };
-    Ok((!strip || !text.is_empty()).then(|| Message::text(Role::System, text)))
+    Ok((!text.is_empty()).then(|| Message::text(Role::System, text)))
 }
 
 /// Length of the billing header in bytes.
@@ -302,7 +304,7 @@ fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> 
                     ));
                 }
             },
-            kind @ Some("search_result") => return Err(unsupported_part(&block, kind)),
+            Some("search_result") => answered.get_or_insert_default().push_str(&search_result(&block)?),
             _ => return Err(block.error("type", "must be text or tool_result in a message of the user")),
         }
     }
@@ -327,6 +329,15 @@ fn document(block: &Reader) -> Result<Option<String>, ApiError> {
     }
     out.push_str(&format!("{text}\n</document>\n"));
     Ok(Some(out))
+}
+
+/// A search result as the model reads it, with its title and source.
+fn search_result(block: &Reader) -> Result<String, ApiError> {
+    let (title, source) = (block.need_text("title")?, block.need_text("source")?);
+    let text = text_of(block, "content", false)?.unwrap_or_default();
+    Ok(format!(
+        "<search_result>\n<title>{title}</title>\n<source>{source}</source>\n{text}\n</search_result>\n"
+    ))
 }
 
 /// An assistant message. An empty answer comes back as a message without blocks.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// Maximum tools per request.
 const MAX_TOOLS: usize = 128;
 /// Maximum length of a tool name, in bytes.
-const MAX_NAME: usize = 64;
+const MAX_NAME: usize = 128;
 
 /// A function offered to the model.
 #[derive(Clone, Debug, PartialEq)]

@@ -116,6 +116,19 @@ fn the_middle_is_filled_where_the_vocabulary_can() {
 }
 
 #[test]
+fn chunks_have_timings_on_request() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let timed = json!({"timings_per_token": true, "stream": true, "n_predict": 200});
+    let chunks = server.events("/completion", &body(timed));
+    assert!(!chunks.is_empty());
+    for chunk in &chunks {
+        let timings = &chunk["timings"];
+        assert_eq!(timings["predicted_n"], chunk["tokens_predicted"], "{chunk}");
+        assert!(timings["prompt_n"] == 3 && timings["prompt_ms"].is_f64(), "{chunk}");
+    }
+}
+
+#[test]
 fn paths_work_without_a_version() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     for path in ["/completions", "/v1/completions"] {
@@ -123,7 +136,7 @@ fn paths_work_without_a_version() {
         assert_eq!((status, &answer["usage"]["completion_tokens"]), (200, &json!(12)), "{path}");
         assert_eq!(answer["timings"]["predicted_n"], json!(12));
     }
-    for path in ["/models", "/props", "/slots"] {
+    for path in ["/models", "/props", "/slots", "/v1/health"] {
         assert_eq!(server.send("GET", path, "", "").0, 200, "{path}");
     }
 }

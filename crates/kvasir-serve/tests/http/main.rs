@@ -7,6 +7,7 @@ mod half_closed;
 mod health;
 mod leavers;
 mod llama_cpp;
+mod messages;
 mod ollama;
 mod origins;
 mod output_fields;

@@ -211,7 +211,7 @@ impl Server {
     pub(crate) fn events(&self, path: &str, body: &Value) -> Vec<Value> {
         let (status, text) = self.ask("POST", path, "", &body.to_string());
         assert_eq!(status, 200, "{text}");
-        let lines = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
+        let lines = text.lines().filter_map(|line| line.strip_prefix("data: "));
         lines.filter(|line| *line != "[DONE]").map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 }

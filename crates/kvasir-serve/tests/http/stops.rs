@@ -38,5 +38,10 @@ fn stop_tokens_end_an_answer_that_ignores_eos() {
         let choice = &cut["choices"][0];
         assert_eq!((&choice["token_ids"], &choice["finish_reason"]), (&json!(ids[..=first]), &json!("stop")));
         assert_eq!(cut["usage"]["completion_tokens"], first + 1);
+        let text = |ids: &[Value]| server.post("/detokenize", &json!({"tokens": ids})).1["prompt"].clone();
+        let shown = ask(json!({"stop_token_ids": [ids[9]], "include_stop_str_in_output": true}));
+        let texts = [&choice["text"], &shown["choices"][0]["text"]].map(|text| text.as_str().unwrap().trim());
+        let wanted = [text(&ids[..first]), text(&ids[..=first])];
+        assert_eq!(texts, wanted.each_ref().map(|text| text.as_str().unwrap().trim()));
     }
 }

@@ -4,7 +4,7 @@
 //! `KVASIR_WORKLOADS` sets the number of random rounds.
 
 use super::*;
-use crate::answer::{Choice, Delta, ParseOptions, ReasoningDialect, ToolDialect};
+use crate::answer::{CallConstraint, Choice, Delta, ParseOptions, ReasoningDialect, ToolDialect};
 use crate::request::Tool;
 use kvasir_formats::{TextFiles, Tokenizer};
 use kvasir_testkit::{
@@ -474,8 +474,13 @@ fn every_call_that_is_read_fits_its_tool() {
                 behind_last: BehindLast::End,
             };
             let calls = Some((dialect, tools.to_vec().into()));
-            let reading =
-                ParseOptions { calls, reasoning, constrained: true, one_call, ..ParseOptions::default() };
+            let reading = ParseOptions {
+                calls,
+                reasoning,
+                constrained: CallConstraint::FromMarker,
+                one_call,
+                ..ParseOptions::default()
+            };
             let writer = Writer {
                 tokenizer,
                 size: vocabulary.parts().0.tok_trie().vocab_size() as u32,

@@ -18,7 +18,10 @@ use kvasir_engine::{Finish, Summary};
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::Token;
 use serde_json::{Value, json};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// One answer, from tokens to deltas. Dropping it before its end aborts the request.
 pub struct AnswerStream {
@@ -28,6 +31,10 @@ pub struct AnswerStream {
     output: RequestOutput,
     detokenizer: Detokenizer,
     choice: Choice,
+    /// When the request was submitted, and when its first token came.
+    submitted: Instant,
+    first_token: Option<Instant>,
+    progress: Progress,
     /// Answer tokens so far, up to a stop sequence.
     tokens: u32,
     /// Of those, the tokens up to the last reasoning delta.
@@ -76,28 +83,48 @@ pub struct AnswerOutcome {
     pub spoke: Duration,
 }
 
-impl AnswerOutcome {
+/// Cache hit and times of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Prompt tokens found in the prefix cache.
+    pub cached: u32,
+    /// Time to first token (TTFT), queueing included.
+    pub ttft: Duration,
+    /// Time from the first token to the newest.
+    pub spoke: Duration,
+}
+
+impl Progress {
     /// `timings` as llama.cpp has them. The prompt's time is that to the first token, so a single
     /// token has no rate.
-    pub(crate) fn timings(&self) -> Value {
+    pub(crate) fn timings(self, prompt: u32, tokens: u32) -> Value {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let per_second = |n: u32, time: Duration| match time {
             Duration::ZERO => 0.0,
             time => f64::from(n) / time.as_secs_f64(),
         };
         let per_token = |n: u32, time: Duration| ms(time) / f64::from(n.max(1));
-        let prompt = self.prompt.saturating_sub(self.cached);
-        let mut timings = json!({
-            "cache_n": self.cached,
+        let Self { cached, ttft, spoke } = self;
+        let prompt = prompt.saturating_sub(cached);
+        json!({
+            "cache_n": cached,
             "prompt_n": prompt,
-            "prompt_ms": ms(self.ttft),
-            "prompt_per_token_ms": per_token(prompt, self.ttft),
-            "prompt_per_second": per_second(prompt, self.ttft),
-            "predicted_n": self.tokens,
-            "predicted_ms": ms(self.spoke),
-            "predicted_per_token_ms": per_token(self.tokens, self.spoke),
-            "predicted_per_second": per_second(self.tokens, self.spoke),
-        });
+            "prompt_ms": ms(ttft),
+            "prompt_per_token_ms": per_token(prompt, ttft),
+            "prompt_per_second": per_second(prompt, ttft),
+            "predicted_n": tokens,
+            "predicted_ms": ms(spoke),
+            "predicted_per_token_ms": per_token(tokens, spoke),
+            "predicted_per_second": per_second(tokens, spoke),
+        })
+    }
+}
+
+impl AnswerOutcome {
+    /// `timings` as llama.cpp has them, with those of drafts.
+    pub(crate) fn timings(&self) -> Value {
+        let progress = Progress { cached: self.cached, ttft: self.ttft, spoke: self.spoke };
+        let mut timings = progress.timings(self.prompt, self.tokens);
         if self.drafted > 0 {
             timings["draft_n"] = self.drafted.into();
             timings["draft_n_accepted"] = self.accepted.into();
@@ -118,6 +145,10 @@ pub struct AnswerIncrement {
     pub ids: Vec<Token>,
     /// Answer tokens so far.
     pub tokens: u32,
+    /// Prompt tokens served from the KV cache, in the increment that tells of the admission.
+    pub cached: Option<u32>,
+    /// Cache hit and times so far.
+    pub progress: Progress,
     /// Prompt log-probabilities, in the first increment if requested.
     pub prompt: Option<PromptLogprobs>,
     /// The outcome, in the last increment.
@@ -134,6 +165,11 @@ pub struct PromptLogprobs {
 }
 
 impl AnswerIncrement {
+    /// Whether there is something of the answer in it, or its end.
+    pub(crate) fn has_answer(&self) -> bool {
+        !self.deltas.is_empty() || self.ended.is_some()
+    }
+
     /// Appends a delta; merges adjacent text, so a client that is behind gets larger increments,
     /// not more.
     fn add(&mut self, delta: Delta) {
@@ -160,6 +196,9 @@ impl AnswerStream {
             output: RequestOutput::default(),
             detokenizer,
             choice: Choice::new(options),
+            submitted: Instant::now(),
+            first_token: None,
+            progress: Progress::default(),
             tokens: 0,
             reasoning: 0,
             logprobs: Vec::new(),
@@ -178,7 +217,7 @@ impl AnswerStream {
         Self { recorder, ..self }
     }
 
-    /// The next increment; `None` after the end.
+    /// The next increment; `None` after the end. It has text, tells of the admission, or is the last.
     pub async fn next(&mut self) -> Result<Option<AnswerIncrement>, ApiError> {
         if self.has_ended {
             return Ok(None);
@@ -186,7 +225,8 @@ impl AnswerStream {
         loop {
             let mut output = std::mem::take(&mut self.output);
             self.answers.next(&mut output).await?;
-            let mut increment = AnswerIncrement::default();
+            self.note_progress(&output);
+            let mut increment = AnswerIncrement { cached: output.cached, ..AnswerIncrement::default() };
             self.scores.append(&mut output.scores);
             let mut logprobs = output.logprobs.drain(..);
             let by_token = |summary: &Summary| matches!(summary.finish, Finish::Eos | Finish::StopId(_));
@@ -204,10 +244,9 @@ impl AnswerStream {
                 if self.written.token_ids {
                     self.ids.push(token);
                 }
-                // The token that ends an answer is no part of its text, even where control tokens
-                // are written.
+                // The token that ends an answer is no part of its text.
                 let is_end = ends_by_token && i + 1 == count;
-                let text = match is_end && !self.written.skip_special_tokens && !self.written.include_stop {
+                let text = match is_end && !self.written.include_stop {
                     true => String::new(),
                     false => self.detokenizer.push(token),
                 };
@@ -238,11 +277,25 @@ impl AnswerStream {
             if !increment.deltas.is_empty() {
                 increment.ids = std::mem::take(&mut self.ids);
                 increment.tokens = self.tokens;
+                increment.progress = self.progress;
                 increment.logprobs = self.released_logprobs();
                 increment.prompt = self.prompt_logprobs();
+            }
+            if increment.cached.is_some() || !increment.deltas.is_empty() {
                 return Ok(Some(increment));
             }
         }
+    }
+
+    fn note_progress(&mut self, output: &RequestOutput) {
+        self.progress.cached = output.cached.unwrap_or(self.progress.cached);
+        if output.tokens.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let first = *self.first_token.get_or_insert(now);
+        self.progress.ttft = first.duration_since(self.submitted);
+        self.progress.spoke = now.duration_since(first);
     }
 
     fn end(&mut self, mut increment: AnswerIncrement, summary: Summary) -> AnswerIncrement {
@@ -258,12 +311,16 @@ impl AnswerStream {
         }
         increment.ids = std::mem::take(&mut self.ids);
         increment.logprobs = self.released_logprobs();
-        if !cut {
+        // Ids and log-probabilities are as many.
+        if !cut || self.written.token_ids {
             increment.logprobs.extend(self.logprobs.drain(..).map(|(_, logprob)| logprob));
         }
         increment.prompt = self.prompt_logprobs();
+        let is_stopped = cut || matches!(summary.finish, Finish::StopId(_));
         let reason = match summary.finish {
             Finish::MaxTokens | Finish::ModelLength | Finish::Capacity if !cut => "length",
+            // Arguments that are cut cannot be used.
+            _ if is_stopped && self.choice.ends_in_call() => "stop",
             _ if self.choice.has_calls() => "tool_calls",
             _ => "stop",
         };

@@ -21,6 +21,8 @@ const SILENCE: Duration = Duration::from_secs(15);
 pub(crate) trait EventWriter: Send + 'static {
     /// Writes the events before the first token.
     fn open(&mut self, out: &mut String);
+    /// One answer was admitted, with this many prompt tokens served from the KV cache.
+    fn admitted(&mut self, _out: &mut String, _cached: u32) {}
     /// Writes an increment of one answer.
     fn increment(&mut self, out: &mut String, answer: usize, increment: AnswerIncrement);
     /// Writes a keep-alive.
@@ -138,7 +140,12 @@ impl<W: EventWriter> Running<W> {
                 if let Some(ended) = &increment.ended {
                     self.usage = self.usage.add(index % self.per_prompt == 0, ended);
                 }
-                self.writer.increment(out, index, increment);
+                if let Some(cached) = increment.cached {
+                    self.writer.admitted(out, cached);
+                }
+                if increment.has_answer() {
+                    self.writer.increment(out, index, increment);
+                }
             }
             Ok(Some((_, Err(error)))) => {
                 self.failed = true;

@@ -276,7 +276,8 @@ impl EventWriter for Chunks {
         match increment.ended {
             Some(outcome) => self.put_outcome(&mut object, index, outcome),
             None if self.asked.timings_per_token => {
-                object["timings"] = json!({"predicted_n": increment.tokens});
+                let prompt = self.prompts[index].len() as u32;
+                object["timings"] = increment.progress.timings(prompt, increment.tokens);
             }
             None => {}
         }

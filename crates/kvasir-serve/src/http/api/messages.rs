@@ -62,7 +62,8 @@ impl Messages {
     /// The response as server-sent events.
     pub(crate) fn events(self) -> impl Stream<Item = String> + Send {
         let prompt = self.reply.prompt_tokens();
-        self.reply.events(Events { head: self.head, prompt, items: Items::default(), ended: None })
+        let writer = Events { head: self.head, prompt, is_open: false, items: Items::default(), ended: None };
+        self.reply.events(writer)
     }
 }
 
@@ -135,11 +136,23 @@ impl Head {
 struct Events {
     head: Head,
     prompt: u64,
+    /// Whether `message_start` is written.
+    is_open: bool,
     items: Items,
     ended: Option<AnswerOutcome>,
 }
 
 impl Events {
+    /// Writes `message_start`, once: on admission, when it is known what the cache holds.
+    fn start(&mut self, out: &mut String, cached: u32) {
+        if std::mem::replace(&mut self.is_open, true) {
+            return;
+        }
+        let usage = tokens(&Usage { prompt: self.prompt, cached: cached.into(), ..Usage::default() });
+        let message = self.head.message(Vec::new(), Value::Null, Value::Null, usage);
+        sse::typed(out, &json!({"type": "message_start", "message": message}));
+    }
+
     fn item(&self, out: &mut String, index: usize, event: &ItemEvent) {
         let Some(item) = self.items.all().get(index) else { return };
         let value = match event {
@@ -162,13 +175,14 @@ impl Events {
 }
 
 impl EventWriter for Events {
-    fn open(&mut self, out: &mut String) {
-        let usage = tokens(&Usage { prompt: self.prompt, ..Usage::default() });
-        let message = self.head.message(Vec::new(), Value::Null, Value::Null, usage);
-        sse::typed(out, &json!({"type": "message_start", "message": message}));
+    fn open(&mut self, _: &mut String) {}
+
+    fn admitted(&mut self, out: &mut String, cached: u32) {
+        self.start(out, cached);
     }
 
     fn increment(&mut self, out: &mut String, _: usize, increment: AnswerIncrement) {
+        self.start(out, 0);
         for delta in increment.deltas {
             for (index, event) in self.items.push(delta) {
                 self.item(out, index, &event);

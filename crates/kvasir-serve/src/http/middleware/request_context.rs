@@ -4,6 +4,7 @@
 use crate::context::ignored_fields::IgnoredFields;
 use crate::context::request_context::{RequestContext, sane_id};
 use crate::http::app::App;
+use crate::http::error_response::ErrorFormat;
 use crate::http::transport::connection::Client;
 use crate::http::transport::exchange::ClientGone;
 use crate::report::event::ReportEvent;
@@ -22,8 +23,12 @@ use std::{
 pub(crate) async fn request_context(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let began = Instant::now();
     let context = Arc::new(context_of(&app, &request));
+    let is_anthropic = ErrorFormat::of(&request) == ErrorFormat::Anthropic;
     let mut response = context.clone().scope(next.run(request)).await;
     if let Ok(id) = HeaderValue::from_str(&context.id) {
+        if is_anthropic {
+            response.headers_mut().insert("request-id", id.clone());
+        }
         response.headers_mut().insert("x-request-id", id);
     }
     for (name, value) in context.take_rate() {
