@@ -119,7 +119,8 @@ fn llama_cpp(body: &Reader, request: LlamaCppRequest) -> Result<String, ApiError
 /// Validates a translated request as its endpoint does.
 fn ollama(body: &Reader, request: OllamaRequest) -> Result<String, ApiError> {
     if let OllamaTask::Chat(fields) = &request.task {
-        ChatRequest::read(&body.derived(fields), &Sampling::default(), VOCAB)?;
+        ChatRequest::read(&body.derived(fields), &Sampling::default(), VOCAB)
+            .map_err(|error| request.client_error(error))?;
     }
     Ok(format!("{request:?}"))
 }

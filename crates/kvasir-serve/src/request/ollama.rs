@@ -12,6 +12,28 @@ use std::collections::VecDeque;
 /// Maximum messages per request.
 const MAX_MESSAGES: usize = 4096;
 
+/// Options with an effect on sampling, each with its field in the translated body.
+const OPTIONS: &[(&str, &str)] = &[
+    ("options.temperature", "temperature"),
+    ("options.top_k", "top_k"),
+    ("options.top_p", "top_p"),
+    ("options.min_p", "min_p"),
+    ("options.seed", "seed"),
+    ("options.stop", "stop"),
+    ("options.presence_penalty", "presence_penalty"),
+    ("options.frequency_penalty", "frequency_penalty"),
+    ("options.repeat_penalty", "repetition_penalty"),
+    ("options.num_predict", "max_tokens"),
+];
+
+/// Further fields of a translated body that have another name in the request.
+const OTHER_NAMES: &[(&str, &str)] = &[
+    ("format", "response_format.json_schema.schema"),
+    ("format", "response_format.type"),
+    ("think", "chat_template_kwargs"),
+    ("think", "reasoning_effort"),
+];
+
 /// What a translated request asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OllamaTask {
@@ -30,6 +52,8 @@ pub struct OllamaRequest {
     pub model: Option<String>,
     /// The translated body.
     pub task: OllamaTask,
+    /// Name of the field that holds the conversation, for errors.
+    pub param: &'static str,
     /// Whether the answer is streamed.
     pub stream: bool,
 }
@@ -48,6 +72,7 @@ impl OllamaRequest {
         Ok(Self {
             model: model(body)?,
             task: if is_load { OllamaTask::Load } else { OllamaTask::Chat(out) },
+            param: "messages",
             stream: body.flag("stream", true)?,
         })
     }
@@ -79,7 +104,13 @@ impl OllamaRequest {
             out.insert("messages".into(), system.into_iter().chain([user]).collect());
             OllamaTask::Chat(out)
         };
-        Ok(Self { model: model(body)?, task, stream: body.flag("stream", true)? })
+        Ok(Self { model: model(body)?, task, param: "prompt", stream: body.flag("stream", true)? })
+    }
+
+    /// An error about the translated body, under the names that the client's fields have.
+    pub fn client_error(&self, error: ApiError) -> ApiError {
+        let names = OPTIONS.iter().chain(OTHER_NAMES).copied().chain([(self.param, "messages")]);
+        names.fold(error, |error, (to, from)| error.renamed(from, to))
     }
 }
 
@@ -131,22 +162,17 @@ fn options(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> 
         if value.is_null() {
             continue;
         }
-        let field = match name.as_str() {
-            "temperature" | "top_k" | "top_p" | "min_p" | "seed" | "stop" | "presence_penalty"
-            | "frequency_penalty" => name.as_str(),
-            "repeat_penalty" => "repetition_penalty",
-            "num_predict" => {
-                // Negative: without a limit of its own.
-                let limit = options.integer(name, -2..=i64::from(i32::MAX))?;
-                out.extend(limit.filter(|n| *n > 0).map(|n| ("max_tokens".to_owned(), n.into())));
-                continue;
-            }
-            _ => {
-                options.ignore(name);
-                continue;
-            }
+        let Some((_, field)) = OPTIONS.iter().find(|(option, _)| *option == options.name(name)) else {
+            options.ignore(name);
+            continue;
         };
-        out.insert(field.to_owned(), value.clone());
+        if *field == "max_tokens" {
+            // Negative: without a limit of its own.
+            let limit = options.integer(name, -2..=i64::from(i32::MAX))?;
+            out.extend(limit.filter(|n| *n > 0).map(|n| ((*field).to_owned(), n.into())));
+        } else {
+            out.insert((*field).to_owned(), value.clone());
+        }
     }
     Ok(())
 }
@@ -234,6 +260,8 @@ fn messages(body: &Reader) -> Result<Vec<Value>, ApiError> {
 mod tests {
     use super::*;
     use crate::context::ignored_fields::IgnoredFields;
+    use crate::request::chat::ChatRequest;
+    use kvasir_sample::Sampling;
 
     fn chat(body: Value) -> Result<OllamaRequest, String> {
         let ignored = IgnoredFields::default();
@@ -284,6 +312,41 @@ mod tests {
         assert_eq!(chat(image).unwrap_err(), "messages[0].images");
         let stray = json!({"messages": [{"role": "tool", "tool_name": "a", "content": "1"}]});
         assert_eq!(chat(stray).unwrap_err(), "messages[0].tool_name");
+    }
+
+    #[test]
+    fn errors_of_the_translated_body_name_the_clients_field() {
+        let generate = |extra: Value| {
+            let mut body = json!({"prompt": "a"});
+            body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let ignored = IgnoredFields::default();
+            let body = Reader::new(body.as_object().unwrap(), &ignored);
+            let asked = OllamaRequest::generate(&body).unwrap();
+            let OllamaTask::Chat(fields) = &asked.task else { panic!("no chat") };
+            let error = ChatRequest::read(&body.derived(fields), &Sampling::default(), 100).unwrap_err();
+            let error = asked.client_error(error);
+            assert!(error.message.contains(&format!("`{}`", error.param.as_deref().unwrap())), "{error}");
+            error.param.unwrap()
+        };
+        for name in [
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "seed",
+            "stop",
+            "presence_penalty",
+            "frequency_penalty",
+            "repeat_penalty",
+        ] {
+            assert_eq!(generate(json!({"options": {name: {}}})), format!("options.{name}"));
+        }
+        assert_eq!(generate(json!({"options": {"num_predict": i32::MAX}})), "options.num_predict");
+        assert_eq!(generate(json!({"options": {"repeat_penalty": 0}})), "options.repeat_penalty");
+        let asked = OllamaRequest { model: None, task: OllamaTask::Load, param: "prompt", stream: true };
+        for (param, own) in [("response_format.json_schema.schema", "format"), ("messages", "prompt")] {
+            assert_eq!(asked.client_error(ApiError::param(param, "")).param.unwrap(), own);
+        }
     }
 
     #[test]

@@ -86,3 +86,27 @@ fn bodies_of_any_type_pass_unless_a_page_sends_them() {
     assert_eq!(server.post_with("/api/generate", &[form, ("origin", "https://a.example")], &body), 415);
     assert_eq!(server.post_with("/v1/completions", &[form], &json!({"prompt": "a"})), 415);
 }
+
+#[test]
+fn errors_name_the_field_as_sent() {
+    let server = Server::serving(|mut model| {
+        model.facts.hidden = Some(8);
+        model
+    });
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    for (extra, field) in [
+        (json!({"options": {"repeat_penalty": 0}}), "options.repeat_penalty"),
+        (json!({"options": {"temperature": "warm"}}), "options.temperature"),
+        (json!({"options": {"stop": [1]}}), "options.stop"),
+        (json!({"format": {"type": "nonsense"}}), "format"),
+    ] {
+        for mut body in [json!({"messages": messages}), generate(json!({})), generate(json!({"raw": false}))]
+        {
+            body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let path = if body.get("prompt").is_some() { "/api/generate" } else { "/api/chat" };
+            let (status, error) = server.post(path, &body);
+            let text = error["error"].as_str().unwrap();
+            assert!(status == 400 && text.contains(&format!("`{field}`")), "{path}: {text}");
+        }
+    }
+}

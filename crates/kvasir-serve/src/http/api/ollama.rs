@@ -74,7 +74,8 @@ pub(crate) async fn embeddings(
 ) -> Result<Json<Value>, ApiError> {
     let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_EMBEDDINGS).await?;
     let fields = ollama_embeddings(&body.reader())?;
-    let (mut vectors, _) = vectors(&app, key, &body.reader(), &fields).await?;
+    let embedded = vectors(&app, key, &body.reader(), &fields).await;
+    let (mut vectors, _) = embedded.map_err(|error| error.renamed("input", "prompt"))?;
     Ok(Json(json!({"embedding": vectors.pop()})))
 }
 
@@ -167,18 +168,18 @@ fn details(app: &App) -> Value {
 fn submit(app: &Arc<App>, key: u64, body: &Reader, asked: &OllamaRequest) -> Result<Option<Reply>, ApiError> {
     app.check_model(asked.model.as_deref())?;
     let facts = &app.model.facts;
-    match &asked.task {
-        OllamaTask::Load => Ok(None),
-        OllamaTask::Chat(fields) => {
-            let request = ChatRequest::read(&body.derived(fields), &facts.sampling, facts.vocab)?;
-            submit_chat(app, key, &request, "messages").map(Some)
-        }
+    let reply = match &asked.task {
+        OllamaTask::Load => return Ok(None),
+        OllamaTask::Chat(fields) => ChatRequest::read(&body.derived(fields), &facts.sampling, facts.vocab)
+            .and_then(|request| submit_chat(app, key, &request, "messages")),
         OllamaTask::Completion(fields) => {
             let body = body.derived(fields);
-            let request = CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)?;
-            Ok(Some(Completion::submit(app, key, &body, request)?.into_reply()))
+            CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)
+                .and_then(|request| Completion::submit(app, key, &body, request))
+                .map(Completion::into_reply)
         }
-    }
+    };
+    reply.map(Some).map_err(|error| asked.client_error(error))
 }
 
 /// Where an answer's text stands in a line.
