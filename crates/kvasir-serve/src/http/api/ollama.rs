@@ -198,7 +198,7 @@ async fn answer(
     reply: Option<Reply>,
 ) -> Result<Response, ApiError> {
     let model = asked.model.unwrap_or_else(|| app.model.name.clone());
-    let mut lines = Lines { form, model, began: Instant::now(), call: None };
+    let mut lines = Lines::new(form, model, &app.new_id());
     let Some(reply) = reply else {
         let mut line = lines.line(Piece::default(), true);
         line["done_reason"] = "load".into();
@@ -248,11 +248,20 @@ struct Lines {
     form: Form,
     model: String,
     began: Instant,
+    /// Prefix of the ids of tool calls.
+    ids: String,
+    /// Number of tool calls written.
+    calls: usize,
     /// Name and arguments of the open tool call.
     call: Option<(String, String)>,
 }
 
 impl Lines {
+    /// A writer of the answer `id`, which begins now.
+    fn new(form: Form, model: String, id: &str) -> Self {
+        Self { form, model, began: Instant::now(), ids: format!("call_{id}"), calls: 0, call: None }
+    }
+
     fn line(&self, piece: Piece, done: bool) -> Value {
         let mut line = json!({"model": self.model, "created_at": rfc3339(SystemTime::now())});
         match self.form {
@@ -303,12 +312,15 @@ impl Lines {
         pieces
     }
 
-    /// The open tool call. Arguments that are no object, of an unconstrained model, stay a text.
+    /// Closes the open tool call. A call whose arguments are no object is dropped: the answer was cut
+    /// short, or an unconstrained model wrote something else.
     fn take_call(&mut self) -> Option<Piece> {
         let (name, arguments) = self.call.take()?;
-        let object = serde_json::from_str(&arguments).ok().filter(Value::is_object);
-        let arguments = object.unwrap_or_else(|| arguments.into());
-        let call = json!({"function": {"name": name, "arguments": arguments}});
+        let arguments = serde_json::from_str(&arguments).ok().filter(Value::is_object)?;
+        let index = self.calls;
+        self.calls += 1;
+        let function = json!({"index": index, "name": name, "arguments": arguments});
+        let call = json!({"id": format!("{}_{index}", self.ids), "function": function});
         Some(Piece { calls: vec![call], ..Piece::default() })
     }
 
@@ -357,4 +369,36 @@ fn push(out: &mut String, line: &Value) {
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begin(index: usize) -> Delta {
+        Delta::CallBegin { index, name: "f".into() }
+    }
+
+    fn arguments(index: usize, text: &str) -> Delta {
+        Delta::CallArguments { index, text: text.into() }
+    }
+
+    #[test]
+    fn calls_have_ids_and_incomplete_ones_are_dropped() {
+        let mut lines = Lines::new(Form::Chat, "tiny".into(), "7");
+        let deltas = vec![
+            begin(0),
+            arguments(0, r#"{"a":"#),
+            arguments(0, "1}"),
+            begin(1),
+            arguments(1, r#"{"a": "x"#),
+        ];
+        let calls = |pieces: Vec<Piece>| pieces.into_iter().flat_map(|piece| piece.calls).collect::<Vec<_>>();
+        let function = json!({"index": 0, "name": "f", "arguments": {"a": 1}});
+        assert_eq!(calls(lines.pieces(deltas, true)), [json!({"id": "call_7_0", "function": function})]);
+        // Text instead of an object, and no arguments at all.
+        let deltas = vec![begin(0), arguments(0, "[1]"), begin(1), begin(2), arguments(2, "{}")];
+        let last = calls(lines.pieces(deltas, true));
+        assert_eq!((last.len(), &last[0]["function"]["index"]), (1, &json!(1)));
+    }
 }
