@@ -1,13 +1,13 @@
 //! Translates Ollama's requests to bodies of OpenAI's form, which one parser then validates.
 //!
-//! What differs: answers stream by default, sampling parameters stand in `options`, a tool result
-//! names its tool instead of a call id, and tool call arguments are objects.
+//! What differs: answers stream by default, sampling parameters stand in `options`, a tool result may
+//! name its tool instead of a call id, and tool call arguments are objects.
 
 use crate::error::ApiError;
 use crate::request::fields::{OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE};
 use crate::request::reader::Reader;
 use serde_json::{Map, Value, json};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 /// Maximum messages per request.
 const MAX_MESSAGES: usize = 4096;
@@ -207,10 +207,10 @@ fn think(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The conversation. Calls get ids; a tool result answers the oldest open call of its tool.
+/// The conversation.
 fn messages(body: &Reader) -> Result<Vec<Value>, ApiError> {
     let items = body.list("messages", MAX_MESSAGES)?.unwrap_or(&[]);
-    let (mut open, mut calls) = (VecDeque::<(String, String)>::new(), 0);
+    let mut calls = Calls::default();
     let mut messages = Vec::with_capacity(items.len());
     for (i, item) in items.iter().enumerate() {
         let message = body.item("messages", i, item)?;
@@ -227,39 +227,82 @@ fn messages(body: &Reader) -> Result<Vec<Value>, ApiError> {
         if let Some(thinking) = message.text("thinking")?.filter(|text| !text.is_empty()) {
             out.insert("reasoning_content".into(), thinking.into());
         }
-        let list = message.list("tool_calls", 1024)?.unwrap_or(&[]);
-        let mut own = Vec::with_capacity(list.len());
-        for (at, call) in list.iter().enumerate() {
-            let function = message.item("tool_calls", at, call)?.need_object("function")?;
-            let name = function.need_text("name")?;
-            let id = format!("call_{calls}");
-            calls += 1;
-            let arguments = function.get("arguments").cloned().unwrap_or_else(|| json!({}));
-            own.push(
-                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
-            );
-            open.push_back((name.to_owned(), id));
-        }
+        let own = calls.make(&message)?;
         if !own.is_empty() {
             out.insert("tool_calls".into(), own.into());
         }
+        let id = message.text("tool_call_id")?.filter(|id| !id.is_empty());
+        let name = message.text("tool_name")?.or(message.text("name")?);
         if role == "tool" {
-            let named = message.text("tool_name")?.or(message.text("name")?);
-            let at = named.map_or(Some(0), |named| open.iter().position(|(name, _)| name == named));
-            let answered = at.and_then(|at| open.remove(at));
-            let (_, id) = answered
-                .ok_or_else(|| message.error("tool_name", "answers no call of an earlier message"))?;
-            out.insert("tool_call_id".into(), id.into());
+            out.insert("tool_call_id".into(), calls.answer(&message, id, name)?.into());
         }
         messages.push(Value::Object(out));
     }
     Ok(messages)
 }
 
+/// The tool calls of a conversation. Those without an id get one.
+#[derive(Default)]
+struct Calls {
+    /// Number of calls so far.
+    count: usize,
+    /// Name and id of the calls without a result.
+    open: VecDeque<(String, String)>,
+    /// Ids that the client sent.
+    ids: HashSet<String>,
+}
+
+impl Calls {
+    /// The calls of a message, with ids.
+    fn make(&mut self, message: &Reader) -> Result<Vec<Value>, ApiError> {
+        let items = message.list("tool_calls", 1024)?.unwrap_or(&[]);
+        let mut calls = Vec::with_capacity(items.len());
+        for (i, item) in items.iter().enumerate() {
+            let call = message.item("tool_calls", i, item)?;
+            call.only(&["id", "type", "function"])?;
+            call.text("type")?;
+            let function = call.need_object("function")?;
+            function.only(&["index", "name", "arguments"])?;
+            function.integer("index", 0..=i64::from(u32::MAX))?;
+            let name = function.need_text("name")?;
+            let id = match call.text("id")?.filter(|id| !id.is_empty()) {
+                Some(id) => {
+                    self.ids.insert(id.to_owned());
+                    id.to_owned()
+                }
+                None => format!("call_{}", self.count),
+            };
+            self.count += 1;
+            let arguments = function.get("arguments").cloned().unwrap_or_else(|| json!({}));
+            calls.push(
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
+            );
+            self.open.push_back((name.to_owned(), id));
+        }
+        Ok(calls)
+    }
+
+    /// The id of the call whose result a message is: the sent `id` where calls have ids, else the id of
+    /// the oldest open call of the tool `name`, or of any.
+    fn answer(&mut self, message: &Reader, id: Option<&str>, name: Option<&str>) -> Result<String, ApiError> {
+        let stray = |field: &str| message.error(field, "answers no call of an earlier message");
+        if let Some(id) = id.filter(|_| !self.ids.is_empty()) {
+            if !self.ids.contains(id) {
+                return Err(stray("tool_call_id"));
+            }
+            self.open.retain(|(_, open)| open != id);
+            return Ok(id.to_owned());
+        }
+        let at = name.map_or(Some(0), |name| self.open.iter().position(|(open, _)| open == name));
+        let answered = at.and_then(|at| self.open.remove(at));
+        answered.map(|(_, id)| id).ok_or_else(|| stray("tool_name"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context::ignored_fields::IgnoredFields;
+    use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
     use crate::request::chat::ChatRequest;
     use kvasir_sample::Sampling;
 
@@ -298,6 +341,48 @@ mod tests {
         let ids: Vec<_> =
             chat["messages"].as_array().unwrap()[2..].iter().map(|m| &m["tool_call_id"]).collect();
         assert_eq!(ids, ["call_1", "call_0"]);
+    }
+
+    #[test]
+    fn tool_results_find_their_calls_by_id() {
+        let call = |id: &str| json!({"id": id, "function": {"index": 0, "name": "a", "arguments": {}}});
+        let body = |id: Value| {
+            json!({"messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "", "tool_calls": [call("x"), call("y")]},
+                {"role": "tool", "tool_call_id": id, "content": "2"},
+                {"role": "tool", "tool_name": "a", "content": "1"},
+            ]})
+        };
+        let OllamaTask::Chat(asked) = chat(body(json!("y"))).unwrap().task else { panic!("no chat") };
+        let ids = [2, 3].map(|at| &asked["messages"][at]["tool_call_id"]);
+        assert_eq!(
+            (ids, &asked["messages"][1]["tool_calls"][0]["id"]),
+            ([&json!("y"), &json!("x")], &json!("x"))
+        );
+        for bad in [json!("z"), json!(7)] {
+            assert_eq!(chat(body(bad)).unwrap_err(), "messages[2].tool_call_id");
+        }
+    }
+
+    #[test]
+    fn fields_of_calls_are_checked_and_unknown_ones_named() {
+        let body = |call: Value| json!({"messages": [{"role": "assistant", "tool_calls": [call]}]});
+        for (call, param) in [
+            (json!({"id": 7, "function": {"name": "a"}}), "id"),
+            (json!({"type": 7, "function": {"name": "a"}}), "type"),
+            (json!({"function": {"name": "a", "index": "first"}}), "function.index"),
+        ] {
+            assert_eq!(chat(body(call)).unwrap_err(), format!("messages[0].tool_calls[0].{param}"));
+        }
+        let body = body(json!({"bar": 1, "function": {"name": "a", "baz": 2}}));
+        let ignored = IgnoredFields::default();
+        OllamaRequest::chat(&Reader::new(body.as_object().unwrap(), &ignored)).unwrap();
+        let names = ["messages[].tool_calls[].bar", "messages[].tool_calls[].function.baz"];
+        assert_eq!(ignored.names(), names);
+        let refusing = IgnoredFields::default().with_rule(UnknownFields::Refuse);
+        let error = OllamaRequest::chat(&Reader::new(body.as_object().unwrap(), &refusing)).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("messages[0].tool_calls[0].bar"));
     }
 
     #[test]

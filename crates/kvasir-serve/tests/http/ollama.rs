@@ -110,3 +110,24 @@ fn errors_name_the_field_as_sent() {
         }
     }
 }
+
+#[test]
+fn unknown_fields_of_calls_are_named() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let call = json!({"id": "x", "bar": 1, "function": {"name": "f", "arguments": {}, "baz": 2}});
+    let body = json!({
+        "messages": [
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "x", "content": "two"},
+        ],
+        "options": {"num_predict": 2},
+    });
+    let names = server.ignored("/api/chat", &body).unwrap();
+    assert_eq!(names, "messages[].tool_calls[].bar, messages[].tool_calls[].function.baz");
+    let mut stray = body;
+    stray["messages"][2]["tool_call_id"] = "y".into();
+    let (status, error) = server.post("/api/chat", &stray);
+    let text = error["error"].as_str().unwrap();
+    assert!(status == 400 && text.contains("`messages[2].tool_call_id`"), "{text}");
+}
