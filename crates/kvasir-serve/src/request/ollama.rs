@@ -1,7 +1,8 @@
 //! Translates Ollama's requests to bodies of OpenAI's form, which one parser then validates.
 //!
 //! What differs: answers stream by default, sampling parameters stand in `options`, a tool result may
-//! name its tool instead of a call id, and tool call arguments are objects.
+//! name its tool instead of a call id, tool call arguments are objects, and a final message of the
+//! assistant is continued.
 
 use crate::error::ApiError;
 use crate::request::fields::{OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE};
@@ -66,6 +67,11 @@ impl OllamaRequest {
         let mut out = common(body)?;
         if let Some(tools) = body.get("tools") {
             out.insert("tools".into(), tools.clone());
+        }
+        // Calls come behind the text, which therefore cannot continue.
+        let continues = |last: &Value| last["role"] == "assistant" && last.get("tool_calls").is_none();
+        if messages.last().is_some_and(continues) {
+            out.insert("continue_final_message".into(), true.into());
         }
         out.insert("messages".into(), messages.into());
         let is_load = out["messages"].as_array().is_some_and(Vec::is_empty);
@@ -383,6 +389,19 @@ mod tests {
         let refusing = IgnoredFields::default().with_rule(UnknownFields::Refuse);
         let error = OllamaRequest::chat(&Reader::new(body.as_object().unwrap(), &refusing)).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("messages[0].tool_calls[0].bar"));
+    }
+
+    #[test]
+    fn a_final_message_of_the_assistant_is_continued() {
+        let continued = |last: Value| {
+            let body = json!({"messages": [{"role": "user", "content": "hi"}, last]});
+            let OllamaTask::Chat(fields) = chat(body).unwrap().task else { panic!("no chat") };
+            fields.contains_key("continue_final_message")
+        };
+        assert!(continued(json!({"role": "assistant", "content": "He"})));
+        assert!(!continued(json!({"role": "user", "content": "He"})));
+        let call = json!({"function": {"name": "a"}});
+        assert!(!continued(json!({"role": "assistant", "content": "", "tool_calls": [call]})));
     }
 
     #[test]

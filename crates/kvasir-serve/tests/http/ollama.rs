@@ -112,6 +112,22 @@ fn errors_name_the_field_as_sent() {
 }
 
 #[test]
+fn the_last_message_of_the_assistant_is_continued() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let messages = json!([{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]);
+    let asked = json!({
+        "messages": messages, "continue_final_message": true, "max_tokens": 12, "temperature": 0, "seed": 1,
+    });
+    let (_, expected) = server.post("/v1/chat/completions", &asked);
+    let options = json!({"temperature": 0, "num_predict": 12, "seed": 1});
+    let (status, whole) =
+        server.post("/api/chat", &json!({"messages": messages, "stream": false, "options": options}));
+    assert_eq!(status, 200, "{whole}");
+    assert_eq!(whole["prompt_eval_count"], expected["usage"]["prompt_tokens"]);
+    assert_eq!(whole["message"]["content"], expected["choices"][0]["message"]["content"]);
+}
+
+#[test]
 fn unknown_fields_of_calls_are_named() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let call = json!({"id": "x", "bar": 1, "function": {"name": "f", "arguments": {}, "baz": 2}});
