@@ -117,7 +117,7 @@ pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Resul
     let body = body.reader();
     body.classify(OLLAMA_SHOW)?;
     let name = body.text("model")?.or(body.text("name")?).ok_or_else(|| body.error("model", "is missing"))?;
-    app.check_model(Some(name))?;
+    check_model(&app, Some(name))?;
     let (facts, model) = (&app.model.facts, &app.model);
     let family = &facts.card.family;
     let mut capabilities = vec!["completion"];
@@ -164,9 +164,19 @@ fn details(app: &App) -> Value {
     })
 }
 
-/// Submits the translated request; nothing runs to load the model.
+/// Refuses another model than the served one, in the words that Ollama's clients look for.
+fn check_model(app: &App, name: Option<&str>) -> Result<(), ApiError> {
+    match name {
+        Some(name) if !app.answers_to(name) => {
+            Err(ApiError::not_found("model", format!("model '{name}' not found")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Submits the translated request; nothing runs to load or unload the model.
 fn submit(app: &Arc<App>, key: u64, body: &Reader, asked: &OllamaRequest) -> Result<Option<Reply>, ApiError> {
-    app.check_model(asked.model.as_deref())?;
+    check_model(app, asked.model.as_deref())?;
     let facts = &app.model.facts;
     let reply = match &asked.task {
         OllamaTask::Load => return Ok(None),
