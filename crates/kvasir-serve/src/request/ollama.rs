@@ -55,6 +55,8 @@ pub struct OllamaRequest {
     pub task: OllamaTask,
     /// Name of the field that holds the conversation, for errors.
     pub param: &'static str,
+    /// Whether it asks for reasoning, which the model must be capable of.
+    pub thinks: bool,
     /// Whether the answer is streamed.
     pub stream: bool,
 }
@@ -79,6 +81,7 @@ impl OllamaRequest {
             model: model(body)?,
             task: if is_load { OllamaTask::Load } else { OllamaTask::Chat(out) },
             param: "messages",
+            thinks: thinks(body),
             stream: body.flag("stream", true)?,
         })
     }
@@ -110,7 +113,8 @@ impl OllamaRequest {
             out.insert("messages".into(), system.into_iter().chain([user]).collect());
             OllamaTask::Chat(out)
         };
-        Ok(Self { model: model(body)?, task, param: "prompt", stream: body.flag("stream", true)? })
+        let (model, stream) = (model(body)?, body.flag("stream", true)?);
+        Ok(Self { model, task, param: "prompt", thinks: thinks(body), stream })
     }
 
     /// An error about the translated body, under the names that the client's fields have.
@@ -202,6 +206,7 @@ fn format(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> {
 fn think(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> {
     match body.get("think") {
         None => {}
+        Some(Value::String(effort)) if effort.is_empty() => {}
         Some(Value::Bool(on)) => {
             out.insert("chat_template_kwargs".into(), json!({"enable_thinking": on}));
         }
@@ -211,6 +216,15 @@ fn think(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> {
         Some(_) => return Err(body.error("think", "must be true, false, low, medium or high")),
     }
     Ok(())
+}
+
+/// Whether `think` asks for reasoning.
+fn thinks(body: &Reader) -> bool {
+    match body.get("think") {
+        Some(Value::Bool(on)) => *on,
+        Some(Value::String(effort)) => !effort.is_empty(),
+        _ => false,
+    }
 }
 
 /// The conversation.
@@ -447,7 +461,8 @@ mod tests {
         }
         assert_eq!(generate(json!({"options": {"num_predict": i32::MAX}})), "options.num_predict");
         assert_eq!(generate(json!({"options": {"repeat_penalty": 0}})), "options.repeat_penalty");
-        let asked = OllamaRequest { model: None, task: OllamaTask::Load, param: "prompt", stream: true };
+        let ignored = IgnoredFields::default();
+        let asked = OllamaRequest::generate(&Reader::new(&Map::new(), &ignored)).unwrap();
         for (param, own) in [("response_format.json_schema.schema", "format"), ("messages", "prompt")] {
             assert_eq!(asked.client_error(ApiError::param(param, "")).param.unwrap(), own);
         }

@@ -30,6 +30,34 @@ fn streamed_lines_join_to_the_whole_answer() {
 }
 
 #[test]
+fn only_models_that_reason_think() {
+    let ask = |server: &Server, think: Value| {
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        let body = json!({
+            "model": "tiny", "messages": messages, "prompt": "hi", "think": think, "stream": false,
+            "options": {"num_predict": 1},
+        });
+        ["/api/chat", "/api/generate"].map(|path| server.post(path, &body))
+    };
+    let plain = Server::serving(|model| {
+        let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        model.with_template(template).unwrap()
+    });
+    let reasoning = Server::serving(|model| model);
+    for think in [json!(true), json!("low"), json!("high")] {
+        for (status, error) in ask(&plain, think.clone()) {
+            assert_eq!((status, &error["error"]), (400, &json!("\"tiny\" does not support thinking")));
+        }
+        assert!(ask(&reasoning, think).iter().all(|(status, _)| *status == 200));
+    }
+    for think in [json!(false), json!(""), json!(null)] {
+        for server in [&plain, &reasoning] {
+            assert!(ask(server, think.clone()).iter().all(|(status, _)| *status == 200), "{think}");
+        }
+    }
+}
+
+#[test]
 fn without_a_limit_the_answer_ends_with_the_context() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let body = generate(json!({"stream": false, "options": {"temperature": 0}}));

@@ -177,6 +177,10 @@ fn check_model(app: &App, name: Option<&str>) -> Result<(), ApiError> {
 /// Submits the translated request; nothing runs to load or unload the model.
 fn submit(app: &Arc<App>, key: u64, body: &Reader, asked: &OllamaRequest) -> Result<Option<Reply>, ApiError> {
     check_model(app, asked.model.as_deref())?;
+    if asked.thinks && app.model.reasoning_dialect().is_none() {
+        let name = asked.model.as_deref().unwrap_or(&app.model.name);
+        return Err(ApiError::param("think", format!("\"{name}\" does not support thinking")));
+    }
     let facts = &app.model.facts;
     let reply = match &asked.task {
         OllamaTask::Load => return Ok(None),
