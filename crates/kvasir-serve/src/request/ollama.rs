@@ -40,6 +40,8 @@ const OTHER_NAMES: &[(&str, &str)] = &[
 pub enum OllamaTask {
     /// Load the model, which always is.
     Load,
+    /// Unload the model, which has no effect.
+    Unload,
     /// A chat: the body of `/v1/chat/completions`.
     Chat(Map<String, Value>),
     /// A completion without a chat template: the body of `/v1/completions`.
@@ -76,10 +78,11 @@ impl OllamaRequest {
             out.insert("continue_final_message".into(), true.into());
         }
         out.insert("messages".into(), messages.into());
-        let is_load = out["messages"].as_array().is_some_and(Vec::is_empty);
+        let empty = empty_task(body)?;
+        let is_empty = out["messages"].as_array().is_some_and(Vec::is_empty);
         Ok(Self {
             model: model(body)?,
-            task: if is_load { OllamaTask::Load } else { OllamaTask::Chat(out) },
+            task: if is_empty { empty } else { OllamaTask::Chat(out) },
             param: "messages",
             thinks: thinks(body),
             stream: body.flag("stream", true)?,
@@ -93,8 +96,9 @@ impl OllamaRequest {
         let system = body.text("system")?.filter(|text| !text.is_empty());
         let is_raw = body.flag("raw", false)?;
         let mut out = common(body)?;
+        let empty = empty_task(body)?;
         let task = if prompt.is_empty() {
-            OllamaTask::Load
+            empty
         } else if is_raw {
             if system.is_some() {
                 return Err(body.error("system", "does not go with `raw`, which renders no template"));
@@ -150,6 +154,42 @@ pub fn ollama_embeddings(body: &Reader) -> Result<Map<String, Value>, ApiError> 
 
 fn model(body: &Reader) -> Result<Option<String>, ApiError> {
     Ok(body.text("model")?.map(str::to_owned))
+}
+
+/// What a request without a conversation asks for: a `keep_alive` of zero unloads the model.
+fn empty_task(body: &Reader) -> Result<OllamaTask, ApiError> {
+    let is_zero = match body.get("keep_alive") {
+        None => Some(false),
+        Some(Value::Number(seconds)) => Some(seconds.as_f64() == Some(0.0)),
+        Some(Value::String(text)) if text.is_empty() => Some(false),
+        Some(Value::String(text)) => is_zero_duration(text),
+        Some(_) => None,
+    };
+    match is_zero {
+        Some(true) => Ok(OllamaTask::Unload),
+        Some(false) => Ok(OllamaTask::Load),
+        None => Err(body.error("keep_alive", "must be a number of seconds, or a duration such as 5m")),
+    }
+}
+
+/// Whether a duration in Go's syntax (`1h30m`), or a number of seconds, is zero; `None` if it is
+/// neither.
+fn is_zero_duration(text: &str) -> Option<bool> {
+    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let mut is_zero = true;
+    loop {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let (number, behind) = rest.split_at(digits);
+        is_zero &= number.parse::<f64>().ok()? == 0.0;
+        let (unit, more) = behind.split_at(behind.find(|c: char| c.is_ascii_digit()).unwrap_or(behind.len()));
+        if !["", "ns", "us", "µs", "ms", "s", "m", "h"].contains(&unit) {
+            return None;
+        }
+        if more.is_empty() {
+            return Some(is_zero);
+        }
+        rest = more;
+    }
 }
 
 /// Fields that chats and completions share.
@@ -469,7 +509,18 @@ mod tests {
     }
 
     #[test]
-    fn no_messages_load_the_model() {
-        assert_eq!(chat(json!({"model": "m"})).unwrap().task, OllamaTask::Load);
+    fn without_messages_the_model_is_loaded_or_unloaded() {
+        let task =
+            |keep_alive: Value| chat(json!({"model": "m", "keep_alive": keep_alive})).map(|asked| asked.task);
+        for loads in [json!(null), json!(-1), json!(0.5), json!(""), json!("5m"), json!("-1"), json!("1h0m")]
+        {
+            assert_eq!(task(loads.clone()), Ok(OllamaTask::Load), "{loads}");
+        }
+        for unloads in [json!(0), json!(0.0), json!("0"), json!("0s"), json!("0h0.0m")] {
+            assert_eq!(task(unloads.clone()), Ok(OllamaTask::Unload), "{unloads}");
+        }
+        for bad in [json!("soon"), json!("5 m"), json!("-"), json!("m"), json!(true), json!([0])] {
+            assert_eq!(task(bad.clone()), Err("keep_alive".into()), "{bad}");
+        }
     }
 }

@@ -83,12 +83,18 @@ fn errors_are_one_text() {
 fn an_empty_request_loads_the_model() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     for path in ["/api/chat", "/api/generate"] {
-        let (status, line) = server.post(path, &json!({"model": "tiny"}));
-        assert_eq!(
-            (status, &line["done"], &line["done_reason"]),
-            (200, &json!(true), &json!("load")),
-            "{path}"
-        );
+        for (body, reason) in [
+            (json!({"model": "tiny"}), "load"),
+            (json!({"model": "tiny", "keep_alive": "5m"}), "load"),
+            (json!({"model": "tiny", "keep_alive": 0}), "unload"),
+        ] {
+            let (status, line) = server.post(path, &body);
+            assert_eq!(
+                (status, &line["done"], &line["done_reason"]),
+                (200, &json!(true), &json!(reason)),
+                "{path}"
+            );
+        }
     }
 }
 

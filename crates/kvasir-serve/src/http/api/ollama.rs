@@ -183,7 +183,7 @@ fn submit(app: &Arc<App>, key: u64, body: &Reader, asked: &OllamaRequest) -> Res
     }
     let facts = &app.model.facts;
     let reply = match &asked.task {
-        OllamaTask::Load => return Ok(None),
+        OllamaTask::Load | OllamaTask::Unload => return Ok(None),
         OllamaTask::Chat(fields) => ChatRequest::read(&body.derived(fields), &facts.sampling, facts.vocab)
             .and_then(|request| submit_chat(app, key, &request, "messages")),
         OllamaTask::Completion(fields) => {
@@ -215,7 +215,7 @@ async fn answer(
     let mut lines = Lines::new(form, model, &app.new_id());
     let Some(reply) = reply else {
         let mut line = lines.line(Piece::default(), true);
-        line["done_reason"] = "load".into();
+        line["done_reason"] = if asked.task == OllamaTask::Unload { "unload" } else { "load" }.into();
         return Ok(Json(line).into_response());
     };
     if asked.stream {
