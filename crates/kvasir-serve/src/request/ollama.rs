@@ -7,6 +7,7 @@
 use crate::error::ApiError;
 use crate::request::fields::{OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE};
 use crate::request::reader::Reader;
+use crate::request::sampling::chat_logprobs;
 use serde_json::{Map, Value, json};
 use std::collections::{HashSet, VecDeque};
 
@@ -105,10 +106,8 @@ impl OllamaRequest {
             }
             ["chat_template_kwargs", "reasoning_effort"].iter().for_each(|name| drop(out.remove(*name)));
             // Completions have one field for both: how many alternatives are listed.
-            let top = out.remove("top_logprobs").unwrap_or(0.into());
-            if out.remove("logprobs") == Some(true.into()) {
-                out.insert("logprobs".into(), top);
-            }
+            ["logprobs", "top_logprobs"].iter().for_each(|name| drop(out.remove(*name)));
+            out.extend(chat_logprobs(body)?.map(|top| ("logprobs".to_owned(), top.into())));
             out.insert("prompt".into(), prompt.into());
             OllamaTask::Completion(out)
         } else {
@@ -522,5 +521,24 @@ mod tests {
         for bad in [json!("soon"), json!("5 m"), json!("-"), json!("m"), json!(true), json!([0])] {
             assert_eq!(task(bad.clone()), Err("keep_alive".into()), "{bad}");
         }
+    }
+
+    #[test]
+    fn raw_completions_check_their_logprobs() {
+        let read = |extra: Value| {
+            let mut body = json!({"prompt": "a", "raw": true});
+            body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let ignored = IgnoredFields::default();
+            let asked = OllamaRequest::generate(&Reader::new(body.as_object().unwrap(), &ignored));
+            asked.map_err(|error| error.param.unwrap()).map(|asked| match asked.task {
+                OllamaTask::Completion(fields) => fields.get("logprobs").cloned(),
+                _ => panic!("no completion"),
+            })
+        };
+        assert_eq!(read(json!({"top_logprobs": 3})), Err("top_logprobs".into()));
+        assert_eq!(read(json!({"logprobs": 3})), Err("logprobs".into()));
+        assert_eq!(read(json!({"logprobs": true, "top_logprobs": 3})), Ok(Some(json!(3))));
+        assert_eq!(read(json!({"logprobs": true})), Ok(Some(json!(0))));
+        assert_eq!(read(json!({"top_logprobs": 0})), Ok(None));
     }
 }
