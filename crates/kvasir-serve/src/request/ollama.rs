@@ -70,8 +70,15 @@ impl OllamaRequest {
         body.classify(OLLAMA_CHAT)?;
         let messages = messages(body)?;
         let mut out = common(body)?;
-        if let Some(tools) = body.get("tools") {
-            out.insert("tools".into(), tools.clone());
+        if let Some(mut tools) = body.get("tools").cloned() {
+            // The type may be missing: all tools are functions.
+            for tool in tools.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+                let kind = tool.entry("type").or_insert(Value::Null);
+                if kind.is_null() || *kind == "" {
+                    *kind = "function".into();
+                }
+            }
+            out.insert("tools".into(), tools);
         }
         // Calls come behind the text, which therefore cannot continue.
         let continues = |last: &Value| last["role"] == "assistant" && last.get("tool_calls").is_none();
@@ -521,6 +528,21 @@ mod tests {
         for bad in [json!("soon"), json!("5 m"), json!("-"), json!("m"), json!(true), json!([0])] {
             assert_eq!(task(bad.clone()), Err("keep_alive".into()), "{bad}");
         }
+    }
+
+    #[test]
+    fn tools_without_a_type_are_functions() {
+        let tool = |extra: Value| {
+            let mut tool = json!({"function": {"name": "a"}});
+            tool.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": [tool]});
+            let OllamaTask::Chat(asked) = chat(body).unwrap().task else { panic!("no chat") };
+            asked["tools"][0]["type"].clone()
+        };
+        for missing in [json!({}), json!({"type": null}), json!({"type": ""})] {
+            assert_eq!(tool(missing), "function");
+        }
+        assert_eq!(tool(json!({"type": "web_search"})), "web_search");
     }
 
     #[test]
