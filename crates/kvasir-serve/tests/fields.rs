@@ -94,7 +94,7 @@ fn endpoints() -> Vec<Read> {
             fields: OLLAMA_EMBED,
             body: json!({"input": "hi"}),
             read: |body| {
-                let fields = ollama_embed(body)?;
+                let fields = OllamaEmbedding::embed(body)?.fields.unwrap_or_default();
                 Ok(format!("{:?}", EmbeddingsRequest::read(&body.derived(&fields), VOCAB)?))
             },
         },
@@ -102,7 +102,7 @@ fn endpoints() -> Vec<Read> {
             fields: OLLAMA_EMBEDDINGS,
             body: json!({"prompt": "hi"}),
             read: |body| {
-                let fields = ollama_embeddings(body)?;
+                let fields = OllamaEmbedding::embeddings(body)?.fields.unwrap_or_default();
                 Ok(format!("{:?}", EmbeddingsRequest::read(&body.derived(&fields), VOCAB)?))
             },
         },

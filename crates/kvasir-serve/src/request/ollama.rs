@@ -134,28 +134,49 @@ impl OllamaRequest {
     }
 }
 
-/// Translates `/api/embed` (`input`) to the body of `/v1/embeddings`.
-pub fn ollama_embed(body: &Reader) -> Result<Map<String, Value>, ApiError> {
-    body.classify(OLLAMA_EMBED)?;
-    // The length of vectors and inputs is checked by the parser of `/v1/embeddings`.
-    let mut out = Map::new();
-    for name in ["model", "input", "dimensions"] {
-        out.extend(body.get(name).map(|value| (name.to_owned(), value.clone())));
-    }
-    options(body, &mut Map::new())?;
-    out.insert("truncate".into(), body.flag("truncate", true)?.into());
-    Ok(out)
+/// A translated `/api/embed` or `/api/embeddings`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OllamaEmbedding {
+    /// The requested model.
+    pub model: Option<String>,
+    /// The body of `/v1/embeddings`; without an input, the request loads the model.
+    pub fields: Option<Map<String, Value>>,
 }
 
-/// Translates the older `/api/embeddings` (`prompt`) to the body of `/v1/embeddings`.
-pub fn ollama_embeddings(body: &Reader) -> Result<Map<String, Value>, ApiError> {
-    body.classify(OLLAMA_EMBEDDINGS)?;
-    options(body, &mut Map::new())?;
-    let mut out = Map::new();
-    out.extend(model(body)?.map(|model| ("model".to_owned(), model.into())));
-    out.insert("input".into(), body.need_text("prompt")?.into());
-    out.insert("truncate".into(), true.into());
-    Ok(out)
+impl OllamaEmbedding {
+    /// Translates `/api/embed` (`input`).
+    pub fn embed(body: &Reader) -> Result<Self, ApiError> {
+        body.classify(OLLAMA_EMBED)?;
+        let truncate = body.flag("truncate", true)?;
+        let input = body.get("input").filter(|input| **input != "" && **input != json!([]));
+        let mut embedding = Self::new(body, input, truncate)?;
+        // Checked, as the input is, by the parser of `/v1/embeddings`.
+        if let (Some(fields), Some(dimensions)) = (&mut embedding.fields, body.get("dimensions")) {
+            fields.insert("dimensions".into(), dimensions.clone());
+        }
+        Ok(embedding)
+    }
+
+    /// Translates the older `/api/embeddings` (`prompt`).
+    pub fn embeddings(body: &Reader) -> Result<Self, ApiError> {
+        body.classify(OLLAMA_EMBEDDINGS)?;
+        body.text("prompt")?;
+        Self::new(body, body.get("prompt").filter(|prompt| **prompt != ""), true)
+    }
+
+    fn new(body: &Reader, input: Option<&Value>, truncate: bool) -> Result<Self, ApiError> {
+        // Nothing is sampled, and the context is the server's.
+        if let Some(options) = body.object("options")? {
+            let set = options.fields().iter().filter(|(_, value)| !value.is_null());
+            set.for_each(|(name, _)| options.ignore(name));
+        }
+        let fields = input.map(|input| {
+            [("input".to_owned(), input.clone()), ("truncate".to_owned(), truncate.into())]
+                .into_iter()
+                .collect()
+        });
+        Ok(Self { model: model(body)?, fields })
+    }
 }
 
 fn model(body: &Reader) -> Result<Option<String>, ApiError> {

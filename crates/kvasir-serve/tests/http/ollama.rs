@@ -58,6 +58,16 @@ fn only_models_that_reason_think() {
 }
 
 #[test]
+fn options_without_effect_on_embeddings_are_named() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let body = json!({"options": {"temperature": 0, "num_ctx": 9, "seed": null}});
+    for path in ["/api/embed", "/api/embeddings"] {
+        let names = server.ignored(path, &body).unwrap();
+        assert_eq!(names, "options.temperature, options.num_ctx", "{path}");
+    }
+}
+
+#[test]
 fn without_a_limit_the_answer_ends_with_the_context() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let body = generate(json!({"stream": false, "options": {"temperature": 0}}));
@@ -95,6 +105,20 @@ fn an_empty_request_loads_the_model() {
                 "{path}"
             );
         }
+    }
+    for (path, input, vectors) in [
+        ("/api/embed", json!({"input": ""}), "embeddings"),
+        ("/api/embed", json!({"input": []}), "embeddings"),
+        ("/api/embed", json!({}), "embeddings"),
+        ("/api/embeddings", json!({"prompt": ""}), "embedding"),
+        ("/api/embeddings", json!({}), "embedding"),
+    ] {
+        let (status, answer) = server.post(path, &input);
+        assert_eq!((status, &answer[vectors]), (200, &json!([])), "{path} {input}");
+        let mut other = input;
+        other["model"] = "other".into();
+        let (status, error) = server.post(path, &other);
+        assert_eq!((status, &error["error"]), (404, &json!("model 'other' not found")), "{path}");
     }
 }
 

@@ -18,7 +18,7 @@ use crate::request::chat::ChatRequest;
 use crate::request::completions::CompletionRequest;
 use crate::request::embeddings::EmbeddingsRequest;
 use crate::request::fields::{OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_SHOW};
-use crate::request::ollama::{OllamaRequest, OllamaTask, ollama_embed, ollama_embeddings};
+use crate::request::ollama::{OllamaEmbedding, OllamaRequest, OllamaTask};
 use crate::request::reader::Reader;
 use crate::timestamp::rfc3339;
 use axum::{
@@ -29,7 +29,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::StreamExt;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::{
     convert::Infallible,
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
@@ -59,8 +59,8 @@ pub(crate) async fn generate(State(app): State<Arc<App>>, request: Request) -> R
 pub(crate) async fn embed(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let began = Instant::now();
     let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_EMBED).await?;
-    let fields = ollama_embed(&body.reader())?;
-    let (vectors, tokens) = vectors(&app, key, &body.reader(), &fields).await?;
+    let asked = OllamaEmbedding::embed(&body.reader())?;
+    let (vectors, tokens) = vectors(&app, key, &body.reader(), &asked).await?;
     Ok(Json(json!({
         "model": app.model.name, "embeddings": vectors, "total_duration": nanos(began.elapsed()),
         "load_duration": 0, "prompt_eval_count": tokens,
@@ -73,18 +73,21 @@ pub(crate) async fn embeddings(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_EMBEDDINGS).await?;
-    let fields = ollama_embeddings(&body.reader())?;
-    let embedded = vectors(&app, key, &body.reader(), &fields).await;
+    let asked = OllamaEmbedding::embeddings(&body.reader())?;
+    let embedded = vectors(&app, key, &body.reader(), &asked).await;
     let (mut vectors, _) = embedded.map_err(|error| error.renamed("input", "prompt"))?;
-    Ok(Json(json!({"embedding": vectors.pop()})))
+    Ok(Json(json!({"embedding": vectors.pop().unwrap_or_default()})))
 }
 
+/// The vectors of all inputs, and the number of their tokens.
 async fn vectors(
     app: &Arc<App>,
     key: u64,
     body: &Reader<'_>,
-    fields: &Map<String, Value>,
+    asked: &OllamaEmbedding,
 ) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
+    check_model(app, asked.model.as_deref())?;
+    let Some(fields) = &asked.fields else { return Ok((Vec::new(), 0)) };
     let requested = EmbeddingsRequest::read(&body.derived(fields), app.model.facts.vocab)?;
     embed_all(app, key, requested).await
 }
