@@ -30,6 +30,15 @@ fn streamed_lines_join_to_the_whole_answer() {
 }
 
 #[test]
+fn durations_are_positive_even_of_one_token() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let one = generate(json!({"stream": false, "options": {"num_predict": 1}}));
+    let (_, whole) = server.post("/api/generate", &one);
+    assert_eq!(whole["eval_count"], 1);
+    assert!(whole["eval_duration"].as_u64().unwrap() > 0, "{whole}");
+}
+
+#[test]
 fn only_models_that_reason_think() {
     let ask = |server: &Server, think: Value| {
         let messages = json!([{"role": "user", "content": "hi"}]);

@@ -344,12 +344,18 @@ impl Lines {
     fn put_outcome(&self, line: &mut Value, outcome: &AnswerOutcome) {
         // A call ends an answer like any other end.
         line["done_reason"] = if outcome.reason == "length" { "length" } else { "stop" }.into();
-        line["total_duration"] = nanos(self.began.elapsed()).into();
+        let total = self.began.elapsed();
+        // A single token has no time between tokens. Clients divide by this duration.
+        let eval = match outcome.spoke {
+            Duration::ZERO => total.saturating_sub(outcome.ttft).max(Duration::from_nanos(1)),
+            spoke => spoke,
+        };
+        line["total_duration"] = nanos(total).into();
         line["load_duration"] = 0.into();
         line["prompt_eval_count"] = outcome.prompt.into();
         line["prompt_eval_duration"] = nanos(outcome.ttft).into();
         line["eval_count"] = outcome.tokens.into();
-        line["eval_duration"] = nanos(outcome.spoke).into();
+        line["eval_duration"] = nanos(eval).into();
     }
 }
 
