@@ -137,7 +137,12 @@ fn the_model_is_listed_and_described() {
     for path in ["/api/tags", "/api/ps"] {
         let (status, list) = server.send("GET", path, "", "");
         assert_eq!((status, &list["models"][0]["name"]), (200, &json!("tiny")), "{path}");
-        assert_eq!(list["models"][0]["digest"].as_str().unwrap().len(), 64);
+        let model = &list["models"][0];
+        let digest = model["digest"].as_str().unwrap();
+        assert!(
+            digest.len() == 64 && digest.as_bytes().chunks(12).all(|part| part.iter().any(|c| *c != b'0'))
+        );
+        assert!(!model["modified_at"].as_str().unwrap().starts_with("1970"), "{model}");
     }
     let (status, shown) = server.post("/api/show", &json!({"model": "tiny:latest"}));
     assert_eq!((status, &shown["capabilities"][0]), (200, &json!("completion")));

@@ -34,7 +34,7 @@ use std::{
     convert::Infallible,
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// `POST /api/chat`.
@@ -144,19 +144,34 @@ pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Resul
             format!("{family}.vocab_size"): facts.vocab,
         },
         "capabilities": capabilities,
-        "modified_at": rfc3339(facts.card.modified),
+        "modified_at": rfc3339(modified(&app)),
     })))
 }
 
 fn entry(app: &App, name: &str) -> Value {
     let card = &app.model.facts.card;
-    // Not of the file's bytes, which would take long; equal for equal files of one name.
-    let hasher = BuildHasherDefault::<DefaultHasher>::default();
-    let digest = hasher.hash_one((&app.model.name, card.bytes, card.parameters));
     json!({
-        "name": name, "model": name, "modified_at": rfc3339(card.modified), "size": card.bytes,
-        "digest": format!("{digest:064x}"), "details": details(app),
+        "name": name, "model": name, "modified_at": rfc3339(modified(app)), "size": card.bytes,
+        "digest": digest(app), "details": details(app),
     })
+}
+
+/// When the model's file was written; for a model without one, when the server started, as in
+/// `/v1/models`.
+fn modified(app: &App) -> SystemTime {
+    match app.model.facts.card.modified {
+        UNIX_EPOCH => UNIX_EPOCH + Duration::from_secs(app.since),
+        modified => modified,
+    }
+}
+
+/// 64 hexadecimal digits that identify the model: a hash of its name, size and time. Hashing the file
+/// would take long.
+fn digest(app: &App) -> String {
+    let (model, card) = (&app.model, &app.model.facts.card);
+    let hasher = BuildHasherDefault::<DefaultHasher>::default();
+    let part = |i: u8| hasher.hash_one((i, &model.name, card.bytes, card.parameters, card.modified));
+    (0..4).map(|i| format!("{:016x}", part(i))).collect()
 }
 
 fn details(app: &App) -> Value {
