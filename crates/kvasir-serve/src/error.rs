@@ -166,6 +166,20 @@ impl ApiError {
         Self { code: Some("internal_error"), ..Self::new(500, message) }
     }
 
+    /// Renames the field `from` of a translated body, or a field within it, to the client's `to`. Errors
+    /// about other fields are unchanged.
+    pub(crate) fn renamed(self, from: &str, to: &str) -> Self {
+        let within = self.param.as_deref().and_then(|param| param.strip_prefix(from));
+        let Some(within) = within.filter(|rest| rest.is_empty() || rest.starts_with(['.', '['])) else {
+            return self;
+        };
+        let param = Some(format!("{to}{within}"));
+        let message = ['`', '.', '['].iter().fold(self.message, |message, end| {
+            message.replace(&format!("`{from}{end}"), &format!("`{to}{end}"))
+        });
+        Self { param, message, ..self }
+    }
+
     /// OpenAI's error `type` for the status.
     pub fn kind(&self) -> &'static str {
         match self.status {
@@ -230,3 +244,17 @@ impl fmt::Display for ApiError {
 }
 
 impl std::error::Error for ApiError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_renamed_field_has_its_new_name_in_the_message() {
+        let error = |param: &str| ApiError::param(param, format!("`{param}` clashes with `inputs`"));
+        for (param, renamed) in [("input", "prompt"), ("input[2]", "prompt[2]"), ("input.a", "prompt.a")] {
+            assert_eq!(error(param).renamed("input", "prompt"), error(renamed));
+        }
+        assert_eq!(error("inputs").renamed("input", "prompt"), error("inputs"));
+    }
+}

@@ -94,7 +94,7 @@ fn endpoints() -> Vec<Read> {
             fields: OLLAMA_EMBED,
             body: json!({"input": "hi"}),
             read: |body| {
-                let fields = ollama_embed(body)?;
+                let fields = OllamaEmbedding::embed(body)?.fields.unwrap_or_default();
                 Ok(format!("{:?}", EmbeddingsRequest::read(&body.derived(&fields), VOCAB)?))
             },
         },
@@ -102,7 +102,7 @@ fn endpoints() -> Vec<Read> {
             fields: OLLAMA_EMBEDDINGS,
             body: json!({"prompt": "hi"}),
             read: |body| {
-                let fields = ollama_embeddings(body)?;
+                let fields = OllamaEmbedding::embeddings(body)?.fields.unwrap_or_default();
                 Ok(format!("{:?}", EmbeddingsRequest::read(&body.derived(&fields), VOCAB)?))
             },
         },
@@ -119,7 +119,8 @@ fn llama_cpp(body: &Reader, request: LlamaCppRequest) -> Result<String, ApiError
 /// Validates a translated request as its endpoint does.
 fn ollama(body: &Reader, request: OllamaRequest) -> Result<String, ApiError> {
     if let OllamaTask::Chat(fields) = &request.task {
-        ChatRequest::read(&body.derived(fields), &Sampling::default(), VOCAB)?;
+        ChatRequest::read(&body.derived(fields), &Sampling::default(), VOCAB)
+            .map_err(|error| request.client_error(error))?;
     }
     Ok(format!("{request:?}"))
 }

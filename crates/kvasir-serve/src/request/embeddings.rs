@@ -27,6 +27,8 @@ pub struct EmbeddingsRequest {
     pub model: Option<String>,
     /// The inputs, each embedded on its own.
     pub inputs: Vec<Prompt>,
+    /// Name of the field that holds them, for errors.
+    pub param: &'static str,
     /// Encoding of the vectors.
     pub encoding: Encoding,
     /// Requested dimension of the vectors.
@@ -49,6 +51,7 @@ impl EmbeddingsRequest {
         Ok(Self {
             model: body.text("model")?.map(str::to_owned),
             inputs: prompts(body, "input", MAX_INPUTS, vocab)?,
+            param: "input",
             encoding,
             dimensions: body.integer("dimensions", 1..=1 << 24)?.map(|n| n as u32),
             truncate: body.flag("truncate", false)?,
@@ -60,14 +63,15 @@ impl EmbeddingsRequest {
 /// Parses llama.cpp's `/embedding`: `content`, or `input`.
 pub fn llama_embedding(body: &Reader, vocab: u32) -> Result<EmbeddingsRequest, ApiError> {
     body.classify(LLAMA_EMBEDDING)?;
-    let field = match (body.get("content"), body.get("input")) {
+    let param = match (body.get("content"), body.get("input")) {
         (Some(_), Some(_)) => return Err(body.error("input", "does not go with `content`")),
         (None, Some(_)) => "input",
         _ => "content",
     };
     Ok(EmbeddingsRequest {
         model: body.text("model")?.map(str::to_owned),
-        inputs: prompts(body, field, MAX_INPUTS, vocab)?,
+        inputs: prompts(body, param, MAX_INPUTS, vocab)?,
+        param,
         ..EmbeddingsRequest::default()
     })
 }

@@ -373,7 +373,7 @@ pub const OLLAMA_CHAT: &[Field] = &[
     yes("think"),
     yes("logprobs"),
     yes("top_logprobs"),
-    skip("keep_alive", LOADED),
+    yes("keep_alive"),
     skip("truncate", "a conversation that is too long is refused"),
     skip("shift", "a conversation that is too long is refused"),
 ];
@@ -394,7 +394,7 @@ pub const OLLAMA_GENERATE: &[Field] = &[
     no("images", MEDIA),
     no("template", "the model's own template is used; `raw` uses none"),
     skip("context", "prefixes are found by content; send the whole conversation to /api/chat"),
-    skip("keep_alive", LOADED),
+    yes("keep_alive"),
     skip("truncate", "a prompt that is too long is refused"),
     skip("shift", "a prompt that is too long is refused"),
 ];

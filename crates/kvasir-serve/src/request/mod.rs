@@ -44,7 +44,7 @@ pub use crate::request::fields::{
 };
 pub use crate::request::llama_cpp::LlamaCppRequest;
 pub use crate::request::messages::MessagesRequest;
-pub use crate::request::ollama::{OllamaRequest, OllamaTask, ollama_embed, ollama_embeddings};
+pub use crate::request::ollama::{OllamaEmbedding, OllamaRequest, OllamaTask};
 pub use crate::request::output_fields::OutputFields;
 pub use crate::request::reader::Reader;
 pub use crate::request::rerank::{RerankRequest, ScoreRequest, Scoring};

@@ -1,22 +1,48 @@
 //! Translates Ollama's requests to bodies of OpenAI's form, which one parser then validates.
 //!
-//! What differs: answers stream by default, sampling parameters stand in `options`, a tool result
-//! names its tool instead of a call id, and tool call arguments are objects.
+//! What differs: answers stream by default, sampling parameters stand in `options`, a tool result may
+//! name its tool instead of a call id, tool call arguments are objects, and a final message of the
+//! assistant is continued.
 
 use crate::error::ApiError;
 use crate::request::fields::{OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE};
 use crate::request::reader::Reader;
+use crate::request::sampling::chat_logprobs;
 use serde_json::{Map, Value, json};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 /// Maximum messages per request.
 const MAX_MESSAGES: usize = 4096;
+
+/// Options with an effect on sampling, each with its field in the translated body.
+const OPTIONS: &[(&str, &str)] = &[
+    ("options.temperature", "temperature"),
+    ("options.top_k", "top_k"),
+    ("options.top_p", "top_p"),
+    ("options.min_p", "min_p"),
+    ("options.seed", "seed"),
+    ("options.stop", "stop"),
+    ("options.presence_penalty", "presence_penalty"),
+    ("options.frequency_penalty", "frequency_penalty"),
+    ("options.repeat_penalty", "repetition_penalty"),
+    ("options.num_predict", "max_tokens"),
+];
+
+/// Further fields of a translated body that have another name in the request.
+const OTHER_NAMES: &[(&str, &str)] = &[
+    ("format", "response_format.json_schema.schema"),
+    ("format", "response_format.type"),
+    ("think", "chat_template_kwargs"),
+    ("think", "reasoning_effort"),
+];
 
 /// What a translated request asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OllamaTask {
     /// Load the model, which always is.
     Load,
+    /// Unload the model, which has no effect.
+    Unload,
     /// A chat: the body of `/v1/chat/completions`.
     Chat(Map<String, Value>),
     /// A completion without a chat template: the body of `/v1/completions`.
@@ -30,6 +56,10 @@ pub struct OllamaRequest {
     pub model: Option<String>,
     /// The translated body.
     pub task: OllamaTask,
+    /// Name of the field that holds the conversation, for errors.
+    pub param: &'static str,
+    /// Whether it asks for reasoning, which the model must be capable of.
+    pub thinks: bool,
     /// Whether the answer is streamed.
     pub stream: bool,
 }
@@ -40,14 +70,29 @@ impl OllamaRequest {
         body.classify(OLLAMA_CHAT)?;
         let messages = messages(body)?;
         let mut out = common(body)?;
-        if let Some(tools) = body.get("tools") {
-            out.insert("tools".into(), tools.clone());
+        if let Some(mut tools) = body.get("tools").cloned() {
+            // The type may be missing: all tools are functions.
+            for tool in tools.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+                let kind = tool.entry("type").or_insert(Value::Null);
+                if kind.is_null() || *kind == "" {
+                    *kind = "function".into();
+                }
+            }
+            out.insert("tools".into(), tools);
+        }
+        // Calls come behind the text, which therefore cannot continue.
+        let continues = |last: &Value| last["role"] == "assistant" && last.get("tool_calls").is_none();
+        if messages.last().is_some_and(continues) {
+            out.insert("continue_final_message".into(), true.into());
         }
         out.insert("messages".into(), messages.into());
-        let is_load = out["messages"].as_array().is_some_and(Vec::is_empty);
+        let empty = empty_task(body)?;
+        let is_empty = out["messages"].as_array().is_some_and(Vec::is_empty);
         Ok(Self {
             model: model(body)?,
-            task: if is_load { OllamaTask::Load } else { OllamaTask::Chat(out) },
+            task: if is_empty { empty } else { OllamaTask::Chat(out) },
+            param: "messages",
+            thinks: thinks(body),
             stream: body.flag("stream", true)?,
         })
     }
@@ -59,18 +104,17 @@ impl OllamaRequest {
         let system = body.text("system")?.filter(|text| !text.is_empty());
         let is_raw = body.flag("raw", false)?;
         let mut out = common(body)?;
+        let empty = empty_task(body)?;
         let task = if prompt.is_empty() {
-            OllamaTask::Load
+            empty
         } else if is_raw {
             if system.is_some() {
                 return Err(body.error("system", "does not go with `raw`, which renders no template"));
             }
             ["chat_template_kwargs", "reasoning_effort"].iter().for_each(|name| drop(out.remove(*name)));
             // Completions have one field for both: how many alternatives are listed.
-            let top = out.remove("top_logprobs").unwrap_or(0.into());
-            if out.remove("logprobs") == Some(true.into()) {
-                out.insert("logprobs".into(), top);
-            }
+            ["logprobs", "top_logprobs"].iter().for_each(|name| drop(out.remove(*name)));
+            out.extend(chat_logprobs(body)?.map(|top| ("logprobs".to_owned(), top.into())));
             out.insert("prompt".into(), prompt.into());
             OllamaTask::Completion(out)
         } else {
@@ -79,36 +123,100 @@ impl OllamaRequest {
             out.insert("messages".into(), system.into_iter().chain([user]).collect());
             OllamaTask::Chat(out)
         };
-        Ok(Self { model: model(body)?, task, stream: body.flag("stream", true)? })
+        let (model, stream) = (model(body)?, body.flag("stream", true)?);
+        Ok(Self { model, task, param: "prompt", thinks: thinks(body), stream })
+    }
+
+    /// An error about the translated body, under the names that the client's fields have.
+    pub fn client_error(&self, error: ApiError) -> ApiError {
+        let names = OPTIONS.iter().chain(OTHER_NAMES).copied().chain([(self.param, "messages")]);
+        names.fold(error, |error, (to, from)| error.renamed(from, to))
     }
 }
 
-/// Translates `/api/embed` (`input`) to the body of `/v1/embeddings`.
-pub fn ollama_embed(body: &Reader) -> Result<Map<String, Value>, ApiError> {
-    body.classify(OLLAMA_EMBED)?;
-    // The length of vectors and inputs is checked by the parser of `/v1/embeddings`.
-    let mut out = Map::new();
-    for name in ["model", "input", "dimensions"] {
-        out.extend(body.get(name).map(|value| (name.to_owned(), value.clone())));
-    }
-    options(body, &mut Map::new())?;
-    out.insert("truncate".into(), body.flag("truncate", true)?.into());
-    Ok(out)
+/// A translated `/api/embed` or `/api/embeddings`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OllamaEmbedding {
+    /// The requested model.
+    pub model: Option<String>,
+    /// The body of `/v1/embeddings`; without an input, the request loads the model.
+    pub fields: Option<Map<String, Value>>,
 }
 
-/// Translates the older `/api/embeddings` (`prompt`) to the body of `/v1/embeddings`.
-pub fn ollama_embeddings(body: &Reader) -> Result<Map<String, Value>, ApiError> {
-    body.classify(OLLAMA_EMBEDDINGS)?;
-    options(body, &mut Map::new())?;
-    let mut out = Map::new();
-    out.extend(model(body)?.map(|model| ("model".to_owned(), model.into())));
-    out.insert("input".into(), body.need_text("prompt")?.into());
-    out.insert("truncate".into(), true.into());
-    Ok(out)
+impl OllamaEmbedding {
+    /// Translates `/api/embed` (`input`).
+    pub fn embed(body: &Reader) -> Result<Self, ApiError> {
+        body.classify(OLLAMA_EMBED)?;
+        let truncate = body.flag("truncate", true)?;
+        let input = body.get("input").filter(|input| **input != "" && **input != json!([]));
+        let mut embedding = Self::new(body, input, truncate)?;
+        // Checked, as the input is, by the parser of `/v1/embeddings`.
+        if let (Some(fields), Some(dimensions)) = (&mut embedding.fields, body.get("dimensions")) {
+            fields.insert("dimensions".into(), dimensions.clone());
+        }
+        Ok(embedding)
+    }
+
+    /// Translates the older `/api/embeddings` (`prompt`).
+    pub fn embeddings(body: &Reader) -> Result<Self, ApiError> {
+        body.classify(OLLAMA_EMBEDDINGS)?;
+        body.text("prompt")?;
+        Self::new(body, body.get("prompt").filter(|prompt| **prompt != ""), true)
+    }
+
+    fn new(body: &Reader, input: Option<&Value>, truncate: bool) -> Result<Self, ApiError> {
+        // Nothing is sampled, and the context is the server's.
+        if let Some(options) = body.object("options")? {
+            let set = options.fields().iter().filter(|(_, value)| !value.is_null());
+            set.for_each(|(name, _)| options.ignore(name));
+        }
+        let fields = input.map(|input| {
+            [("input".to_owned(), input.clone()), ("truncate".to_owned(), truncate.into())]
+                .into_iter()
+                .collect()
+        });
+        Ok(Self { model: model(body)?, fields })
+    }
 }
 
 fn model(body: &Reader) -> Result<Option<String>, ApiError> {
     Ok(body.text("model")?.map(str::to_owned))
+}
+
+/// What a request without a conversation asks for: a `keep_alive` of zero unloads the model.
+fn empty_task(body: &Reader) -> Result<OllamaTask, ApiError> {
+    let is_zero = match body.get("keep_alive") {
+        None => Some(false),
+        Some(Value::Number(seconds)) => Some(seconds.as_f64() == Some(0.0)),
+        Some(Value::String(text)) if text.is_empty() => Some(false),
+        Some(Value::String(text)) => is_zero_duration(text),
+        Some(_) => None,
+    };
+    match is_zero {
+        Some(true) => Ok(OllamaTask::Unload),
+        Some(false) => Ok(OllamaTask::Load),
+        None => Err(body.error("keep_alive", "must be a number of seconds, or a duration such as 5m")),
+    }
+}
+
+/// Whether a duration in Go's syntax (`1h30m`), or a number of seconds, is zero; `None` if it is
+/// neither.
+fn is_zero_duration(text: &str) -> Option<bool> {
+    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let mut is_zero = true;
+    loop {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let (number, behind) = rest.split_at(digits);
+        is_zero &= number.parse::<f64>().ok()? == 0.0;
+        let (unit, more) = behind.split_at(behind.find(|c: char| c.is_ascii_digit()).unwrap_or(behind.len()));
+        if !["", "ns", "us", "µs", "ms", "s", "m", "h"].contains(&unit) {
+            return None;
+        }
+        if more.is_empty() {
+            return Some(is_zero);
+        }
+        rest = more;
+    }
 }
 
 /// Fields that chats and completions share.
@@ -131,22 +239,17 @@ fn options(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> 
         if value.is_null() {
             continue;
         }
-        let field = match name.as_str() {
-            "temperature" | "top_k" | "top_p" | "min_p" | "seed" | "stop" | "presence_penalty"
-            | "frequency_penalty" => name.as_str(),
-            "repeat_penalty" => "repetition_penalty",
-            "num_predict" => {
-                // Negative: without a limit of its own.
-                let limit = options.integer(name, -2..=i64::from(i32::MAX))?;
-                out.extend(limit.filter(|n| *n > 0).map(|n| ("max_tokens".to_owned(), n.into())));
-                continue;
-            }
-            _ => {
-                options.ignore(name);
-                continue;
-            }
+        let Some((_, field)) = OPTIONS.iter().find(|(option, _)| *option == options.name(name)) else {
+            options.ignore(name);
+            continue;
         };
-        out.insert(field.to_owned(), value.clone());
+        if *field == "max_tokens" {
+            // Negative: without a limit of its own.
+            let limit = options.integer(name, -2..=i64::from(i32::MAX))?;
+            out.extend(limit.filter(|n| *n > 0).map(|n| ((*field).to_owned(), n.into())));
+        } else {
+            out.insert((*field).to_owned(), value.clone());
+        }
     }
     Ok(())
 }
@@ -170,6 +273,7 @@ fn format(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> {
 fn think(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> {
     match body.get("think") {
         None => {}
+        Some(Value::String(effort)) if effort.is_empty() => {}
         Some(Value::Bool(on)) => {
             out.insert("chat_template_kwargs".into(), json!({"enable_thinking": on}));
         }
@@ -181,10 +285,19 @@ fn think(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The conversation. Calls get ids; a tool result answers the oldest open call of its tool.
+/// Whether `think` asks for reasoning.
+fn thinks(body: &Reader) -> bool {
+    match body.get("think") {
+        Some(Value::Bool(on)) => *on,
+        Some(Value::String(effort)) => !effort.is_empty(),
+        _ => false,
+    }
+}
+
+/// The conversation.
 fn messages(body: &Reader) -> Result<Vec<Value>, ApiError> {
     let items = body.list("messages", MAX_MESSAGES)?.unwrap_or(&[]);
-    let (mut open, mut calls) = (VecDeque::<(String, String)>::new(), 0);
+    let mut calls = Calls::default();
     let mut messages = Vec::with_capacity(items.len());
     for (i, item) in items.iter().enumerate() {
         let message = body.item("messages", i, item)?;
@@ -201,39 +314,84 @@ fn messages(body: &Reader) -> Result<Vec<Value>, ApiError> {
         if let Some(thinking) = message.text("thinking")?.filter(|text| !text.is_empty()) {
             out.insert("reasoning_content".into(), thinking.into());
         }
-        let list = message.list("tool_calls", 1024)?.unwrap_or(&[]);
-        let mut own = Vec::with_capacity(list.len());
-        for (at, call) in list.iter().enumerate() {
-            let function = message.item("tool_calls", at, call)?.need_object("function")?;
-            let name = function.need_text("name")?;
-            let id = format!("call_{calls}");
-            calls += 1;
-            let arguments = function.get("arguments").cloned().unwrap_or_else(|| json!({}));
-            own.push(
-                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
-            );
-            open.push_back((name.to_owned(), id));
-        }
+        let own = calls.make(&message)?;
         if !own.is_empty() {
             out.insert("tool_calls".into(), own.into());
         }
+        let id = message.text("tool_call_id")?.filter(|id| !id.is_empty());
+        let name = message.text("tool_name")?.or(message.text("name")?);
         if role == "tool" {
-            let named = message.text("tool_name")?.or(message.text("name")?);
-            let at = named.map_or(Some(0), |named| open.iter().position(|(name, _)| name == named));
-            let answered = at.and_then(|at| open.remove(at));
-            let (_, id) = answered
-                .ok_or_else(|| message.error("tool_name", "answers no call of an earlier message"))?;
-            out.insert("tool_call_id".into(), id.into());
+            out.insert("tool_call_id".into(), calls.answer(&message, id, name)?.into());
         }
         messages.push(Value::Object(out));
     }
     Ok(messages)
 }
 
+/// The tool calls of a conversation. Those without an id get one.
+#[derive(Default)]
+struct Calls {
+    /// Number of calls so far.
+    count: usize,
+    /// Name and id of the calls without a result.
+    open: VecDeque<(String, String)>,
+    /// Ids that the client sent.
+    ids: HashSet<String>,
+}
+
+impl Calls {
+    /// The calls of a message, with ids.
+    fn make(&mut self, message: &Reader) -> Result<Vec<Value>, ApiError> {
+        let items = message.list("tool_calls", 1024)?.unwrap_or(&[]);
+        let mut calls = Vec::with_capacity(items.len());
+        for (i, item) in items.iter().enumerate() {
+            let call = message.item("tool_calls", i, item)?;
+            call.only(&["id", "type", "function"])?;
+            call.text("type")?;
+            let function = call.need_object("function")?;
+            function.only(&["index", "name", "arguments"])?;
+            function.integer("index", 0..=i64::from(u32::MAX))?;
+            let name = function.need_text("name")?;
+            let id = match call.text("id")?.filter(|id| !id.is_empty()) {
+                Some(id) => {
+                    self.ids.insert(id.to_owned());
+                    id.to_owned()
+                }
+                None => format!("call_{}", self.count),
+            };
+            self.count += 1;
+            let arguments = function.get("arguments").cloned().unwrap_or_else(|| json!({}));
+            calls.push(
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
+            );
+            self.open.push_back((name.to_owned(), id));
+        }
+        Ok(calls)
+    }
+
+    /// The id of the call whose result a message is: the sent `id` where calls have ids, else the id of
+    /// the oldest open call of the tool `name`, or of any.
+    fn answer(&mut self, message: &Reader, id: Option<&str>, name: Option<&str>) -> Result<String, ApiError> {
+        let stray = |field: &str| message.error(field, "answers no call of an earlier message");
+        if let Some(id) = id.filter(|_| !self.ids.is_empty()) {
+            if !self.ids.contains(id) {
+                return Err(stray("tool_call_id"));
+            }
+            self.open.retain(|(_, open)| open != id);
+            return Ok(id.to_owned());
+        }
+        let at = name.map_or(Some(0), |name| self.open.iter().position(|(open, _)| open == name));
+        let answered = at.and_then(|at| self.open.remove(at));
+        answered.map(|(_, id)| id).ok_or_else(|| stray("tool_name"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context::ignored_fields::IgnoredFields;
+    use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
+    use crate::request::chat::ChatRequest;
+    use kvasir_sample::Sampling;
 
     fn chat(body: Value) -> Result<OllamaRequest, String> {
         let ignored = IgnoredFields::default();
@@ -273,6 +431,61 @@ mod tests {
     }
 
     #[test]
+    fn tool_results_find_their_calls_by_id() {
+        let call = |id: &str| json!({"id": id, "function": {"index": 0, "name": "a", "arguments": {}}});
+        let body = |id: Value| {
+            json!({"messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "", "tool_calls": [call("x"), call("y")]},
+                {"role": "tool", "tool_call_id": id, "content": "2"},
+                {"role": "tool", "tool_name": "a", "content": "1"},
+            ]})
+        };
+        let OllamaTask::Chat(asked) = chat(body(json!("y"))).unwrap().task else { panic!("no chat") };
+        let ids = [2, 3].map(|at| &asked["messages"][at]["tool_call_id"]);
+        assert_eq!(
+            (ids, &asked["messages"][1]["tool_calls"][0]["id"]),
+            ([&json!("y"), &json!("x")], &json!("x"))
+        );
+        for bad in [json!("z"), json!(7)] {
+            assert_eq!(chat(body(bad)).unwrap_err(), "messages[2].tool_call_id");
+        }
+    }
+
+    #[test]
+    fn fields_of_calls_are_checked_and_unknown_ones_named() {
+        let body = |call: Value| json!({"messages": [{"role": "assistant", "tool_calls": [call]}]});
+        for (call, param) in [
+            (json!({"id": 7, "function": {"name": "a"}}), "id"),
+            (json!({"type": 7, "function": {"name": "a"}}), "type"),
+            (json!({"function": {"name": "a", "index": "first"}}), "function.index"),
+        ] {
+            assert_eq!(chat(body(call)).unwrap_err(), format!("messages[0].tool_calls[0].{param}"));
+        }
+        let body = body(json!({"bar": 1, "function": {"name": "a", "baz": 2}}));
+        let ignored = IgnoredFields::default();
+        OllamaRequest::chat(&Reader::new(body.as_object().unwrap(), &ignored)).unwrap();
+        let names = ["messages[].tool_calls[].bar", "messages[].tool_calls[].function.baz"];
+        assert_eq!(ignored.names(), names);
+        let refusing = IgnoredFields::default().with_rule(UnknownFields::Refuse);
+        let error = OllamaRequest::chat(&Reader::new(body.as_object().unwrap(), &refusing)).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("messages[0].tool_calls[0].bar"));
+    }
+
+    #[test]
+    fn a_final_message_of_the_assistant_is_continued() {
+        let continued = |last: Value| {
+            let body = json!({"messages": [{"role": "user", "content": "hi"}, last]});
+            let OllamaTask::Chat(fields) = chat(body).unwrap().task else { panic!("no chat") };
+            fields.contains_key("continue_final_message")
+        };
+        assert!(continued(json!({"role": "assistant", "content": "He"})));
+        assert!(!continued(json!({"role": "user", "content": "He"})));
+        let call = json!({"function": {"name": "a"}});
+        assert!(!continued(json!({"role": "assistant", "content": "", "tool_calls": [call]})));
+    }
+
+    #[test]
     fn wrong_values_are_named() {
         let with = |name: &str, value: Value| {
             chat(json!({"messages": [{"role": "user", "content": "hi"}], name: value})).unwrap_err()
@@ -287,7 +500,88 @@ mod tests {
     }
 
     #[test]
-    fn no_messages_load_the_model() {
-        assert_eq!(chat(json!({"model": "m"})).unwrap().task, OllamaTask::Load);
+    fn errors_of_the_translated_body_name_the_clients_field() {
+        let generate = |extra: Value| {
+            let mut body = json!({"prompt": "a"});
+            body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let ignored = IgnoredFields::default();
+            let body = Reader::new(body.as_object().unwrap(), &ignored);
+            let asked = OllamaRequest::generate(&body).unwrap();
+            let OllamaTask::Chat(fields) = &asked.task else { panic!("no chat") };
+            let error = ChatRequest::read(&body.derived(fields), &Sampling::default(), 100).unwrap_err();
+            let error = asked.client_error(error);
+            assert!(error.message.contains(&format!("`{}`", error.param.as_deref().unwrap())), "{error}");
+            error.param.unwrap()
+        };
+        for name in [
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "seed",
+            "stop",
+            "presence_penalty",
+            "frequency_penalty",
+            "repeat_penalty",
+        ] {
+            assert_eq!(generate(json!({"options": {name: {}}})), format!("options.{name}"));
+        }
+        assert_eq!(generate(json!({"options": {"num_predict": i32::MAX}})), "options.num_predict");
+        assert_eq!(generate(json!({"options": {"repeat_penalty": 0}})), "options.repeat_penalty");
+        let ignored = IgnoredFields::default();
+        let asked = OllamaRequest::generate(&Reader::new(&Map::new(), &ignored)).unwrap();
+        for (param, own) in [("response_format.json_schema.schema", "format"), ("messages", "prompt")] {
+            assert_eq!(asked.client_error(ApiError::param(param, "")).param.unwrap(), own);
+        }
+    }
+
+    #[test]
+    fn without_messages_the_model_is_loaded_or_unloaded() {
+        let task =
+            |keep_alive: Value| chat(json!({"model": "m", "keep_alive": keep_alive})).map(|asked| asked.task);
+        for loads in [json!(null), json!(-1), json!(0.5), json!(""), json!("5m"), json!("-1"), json!("1h0m")]
+        {
+            assert_eq!(task(loads.clone()), Ok(OllamaTask::Load), "{loads}");
+        }
+        for unloads in [json!(0), json!(0.0), json!("0"), json!("0s"), json!("0h0.0m")] {
+            assert_eq!(task(unloads.clone()), Ok(OllamaTask::Unload), "{unloads}");
+        }
+        for bad in [json!("soon"), json!("5 m"), json!("-"), json!("m"), json!(true), json!([0])] {
+            assert_eq!(task(bad.clone()), Err("keep_alive".into()), "{bad}");
+        }
+    }
+
+    #[test]
+    fn tools_without_a_type_are_functions() {
+        let tool = |extra: Value| {
+            let mut tool = json!({"function": {"name": "a"}});
+            tool.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": [tool]});
+            let OllamaTask::Chat(asked) = chat(body).unwrap().task else { panic!("no chat") };
+            asked["tools"][0]["type"].clone()
+        };
+        for missing in [json!({}), json!({"type": null}), json!({"type": ""})] {
+            assert_eq!(tool(missing), "function");
+        }
+        assert_eq!(tool(json!({"type": "web_search"})), "web_search");
+    }
+
+    #[test]
+    fn raw_completions_check_their_logprobs() {
+        let read = |extra: Value| {
+            let mut body = json!({"prompt": "a", "raw": true});
+            body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let ignored = IgnoredFields::default();
+            let asked = OllamaRequest::generate(&Reader::new(body.as_object().unwrap(), &ignored));
+            asked.map_err(|error| error.param.unwrap()).map(|asked| match asked.task {
+                OllamaTask::Completion(fields) => fields.get("logprobs").cloned(),
+                _ => panic!("no completion"),
+            })
+        };
+        assert_eq!(read(json!({"top_logprobs": 3})), Err("top_logprobs".into()));
+        assert_eq!(read(json!({"logprobs": 3})), Err("logprobs".into()));
+        assert_eq!(read(json!({"logprobs": true, "top_logprobs": 3})), Ok(Some(json!(3))));
+        assert_eq!(read(json!({"logprobs": true})), Ok(Some(json!(0))));
+        assert_eq!(read(json!({"top_logprobs": 0})), Ok(None));
     }
 }

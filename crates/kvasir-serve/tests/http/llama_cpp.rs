@@ -110,7 +110,7 @@ fn the_middle_is_filled_where_the_vocabulary_can() {
     let gap = json!({"input_prefix": "a", "input_suffix": "b", "n_predict": 3, "ignore_eos": true});
     let (status, answer) = server.post("/infill", &gap);
     // The vocabulary of this server has no such tokens.
-    assert_eq!((status, &answer["error"]["param"]), (400, &json!("suffix")), "{answer}");
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("input_suffix")), "{answer}");
     let (status, answer) = server.post("/v1/completions", &json!({"prompt": "a", "suffix": "b"}));
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("suffix")), "{answer}");
 }
@@ -187,4 +187,22 @@ fn a_single_token_has_no_rate() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let (_, answer) = server.post("/completion", &body(json!({"n_predict": 1})));
     assert_eq!(answer["timings"]["predicted_per_second"], json!(0.0));
+}
+
+#[test]
+fn errors_of_embeddings_name_the_field_as_sent() {
+    let server = Server::serving(|mut model| {
+        model.facts.hidden = Some(8);
+        model
+    });
+    for (body, param) in [
+        (json!({"content": ""}), "content"),
+        (json!({"content": ["a", ""]}), "content[1]"),
+        (json!({"input": ""}), "input"),
+    ] {
+        let (status, answer) = server.post("/embedding", &body);
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(&format!("`{param}`")), "{message}");
+    }
 }

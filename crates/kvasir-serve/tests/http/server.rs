@@ -80,13 +80,19 @@ impl Server {
         access: AccessControl,
         step_timeout: Duration,
     ) -> Self {
-        Self::built(device, kind, slots, access, step_timeout, None)
+        Self::built(device, kind, slots, access, step_timeout, model(LONGEST.min(slots), None))
+    }
+
+    /// A server of 512 slots, whose model this changes.
+    pub(crate) fn serving(change: impl FnOnce(Model) -> Model) -> Self {
+        let (hour, model) = (Duration::from_secs(3600), change(model(512, None)));
+        Self::built(Toy::new(), CacheKind::Radix, 512, AccessControl::default(), hour, model)
     }
 
     /// A server with this drafter of speculative decoding.
     pub(crate) fn drafting(drafter: &'static str, slots: u32) -> Self {
-        let hour = Duration::from_secs(3600);
-        Self::built(Toy::new(), CacheKind::Radix, slots, AccessControl::default(), hour, Some(drafter))
+        let (hour, model) = (Duration::from_secs(3600), model(LONGEST.min(slots), Some(drafter)));
+        Self::built(Toy::new(), CacheKind::Radix, slots, AccessControl::default(), hour, model)
     }
 
     fn built(
@@ -95,7 +101,7 @@ impl Server {
         slots: u32,
         access: AccessControl,
         step_timeout: Duration,
-        drafter: Option<&'static str>,
+        model: Model,
     ) -> Self {
         let blocks = kind.is_block_based();
         let limits = Limits { max_model_len: LONGEST, prefix_cache: blocks, ..Limits::default() };
@@ -104,11 +110,10 @@ impl Server {
         let (feed, observer) = StepFeed::new();
         let core = Core::new(limits, Order::Fcfs, policy, cache);
         let engine = Engine::new(core, device, || 0).observe(observer);
-        let engine = match drafter {
+        let engine = match model.facts.drafter {
             Some("suffix") => engine.draft(Box::new(SuffixDrafter::new(8))).unwrap(),
             _ => engine,
         };
-        let model = model(LONGEST.min(slots), drafter);
         let reports = Reports::start(None, None).unwrap();
         let host = Host::start(engine, AdmissionLimits::default(), reports, step_timeout).unwrap();
         let live = Live { feed, setup: Value::Null };

@@ -68,7 +68,8 @@ fn submissions(app: &App, requested: &EmbeddingsRequest, key: u64) -> Result<Vec
     let mut fields = single_token::single_token(requested.sampling.clone());
     fields.sampling.hidden = true;
     let one = |(i, input)| {
-        let name = if requested.inputs.len() == 1 { "input".to_owned() } else { format!("input[{i}]") };
+        let param = requested.param;
+        let name = if requested.inputs.len() == 1 { param.to_owned() } else { format!("{param}[{i}]") };
         app.check_bytes(&name, input, requested.truncate)?;
         let ids = app.ids(input, true).map_err(|error| ApiError { param: Some(name.clone()), ..error });
         let mut ids = ids?;

@@ -44,7 +44,9 @@ pub(crate) async fn infill(State(app): State<Arc<App>>, request: Request) -> Res
     let (key, body) = read_body(&app, request, INFILL).await?;
     let mut asked = LlamaCppRequest::infill(&body.reader())?;
     if let Some((before, after)) = asked.gap.take() {
-        asked.body.insert("prompt".into(), app.model.fill_in_middle(&before, &after)?.into());
+        let prompt = app.model.fill_in_middle(&before, &after);
+        let prompt = prompt.map_err(|error| error.renamed("suffix", "input_suffix"))?;
+        asked.body.insert("prompt".into(), prompt.into());
     }
     let submitted = submit(&app, key, &body.reader(), asked)?;
     drop(body);

@@ -18,7 +18,7 @@ use crate::request::chat::ChatRequest;
 use crate::request::completions::CompletionRequest;
 use crate::request::embeddings::EmbeddingsRequest;
 use crate::request::fields::{OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_SHOW};
-use crate::request::ollama::{OllamaRequest, OllamaTask, ollama_embed, ollama_embeddings};
+use crate::request::ollama::{OllamaEmbedding, OllamaRequest, OllamaTask};
 use crate::request::reader::Reader;
 use crate::timestamp::rfc3339;
 use axum::{
@@ -29,12 +29,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::StreamExt;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::{
     convert::Infallible,
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// `POST /api/chat`.
@@ -59,8 +59,8 @@ pub(crate) async fn generate(State(app): State<Arc<App>>, request: Request) -> R
 pub(crate) async fn embed(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let began = Instant::now();
     let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_EMBED).await?;
-    let fields = ollama_embed(&body.reader())?;
-    let (vectors, tokens) = vectors(&app, key, &body.reader(), &fields).await?;
+    let asked = OllamaEmbedding::embed(&body.reader())?;
+    let (vectors, tokens) = vectors(&app, key, &body.reader(), &asked).await?;
     Ok(Json(json!({
         "model": app.model.name, "embeddings": vectors, "total_duration": nanos(began.elapsed()),
         "load_duration": 0, "prompt_eval_count": tokens,
@@ -73,17 +73,21 @@ pub(crate) async fn embeddings(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_EMBEDDINGS).await?;
-    let fields = ollama_embeddings(&body.reader())?;
-    let (mut vectors, _) = vectors(&app, key, &body.reader(), &fields).await?;
-    Ok(Json(json!({"embedding": vectors.pop()})))
+    let asked = OllamaEmbedding::embeddings(&body.reader())?;
+    let embedded = vectors(&app, key, &body.reader(), &asked).await;
+    let (mut vectors, _) = embedded.map_err(|error| error.renamed("input", "prompt"))?;
+    Ok(Json(json!({"embedding": vectors.pop().unwrap_or_default()})))
 }
 
+/// The vectors of all inputs, and the number of their tokens.
 async fn vectors(
     app: &Arc<App>,
     key: u64,
     body: &Reader<'_>,
-    fields: &Map<String, Value>,
+    asked: &OllamaEmbedding,
 ) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
+    check_model(app, asked.model.as_deref())?;
+    let Some(fields) = &asked.fields else { return Ok((Vec::new(), 0)) };
     let requested = EmbeddingsRequest::read(&body.derived(fields), app.model.facts.vocab)?;
     embed_all(app, key, requested).await
 }
@@ -116,7 +120,7 @@ pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Resul
     let body = body.reader();
     body.classify(OLLAMA_SHOW)?;
     let name = body.text("model")?.or(body.text("name")?).ok_or_else(|| body.error("model", "is missing"))?;
-    app.check_model(Some(name))?;
+    check_model(&app, Some(name))?;
     let (facts, model) = (&app.model.facts, &app.model);
     let family = &facts.card.family;
     let mut capabilities = vec!["completion"];
@@ -140,19 +144,34 @@ pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Resul
             format!("{family}.vocab_size"): facts.vocab,
         },
         "capabilities": capabilities,
-        "modified_at": rfc3339(facts.card.modified),
+        "modified_at": rfc3339(modified(&app)),
     })))
 }
 
 fn entry(app: &App, name: &str) -> Value {
     let card = &app.model.facts.card;
-    // Not of the file's bytes, which would take long; equal for equal files of one name.
-    let hasher = BuildHasherDefault::<DefaultHasher>::default();
-    let digest = hasher.hash_one((&app.model.name, card.bytes, card.parameters));
     json!({
-        "name": name, "model": name, "modified_at": rfc3339(card.modified), "size": card.bytes,
-        "digest": format!("{digest:064x}"), "details": details(app),
+        "name": name, "model": name, "modified_at": rfc3339(modified(app)), "size": card.bytes,
+        "digest": digest(app), "details": details(app),
     })
+}
+
+/// When the model's file was written; for a model without one, when the server started, as in
+/// `/v1/models`.
+fn modified(app: &App) -> SystemTime {
+    match app.model.facts.card.modified {
+        UNIX_EPOCH => UNIX_EPOCH + Duration::from_secs(app.since),
+        modified => modified,
+    }
+}
+
+/// 64 hexadecimal digits that identify the model: a hash of its name, size and time. Hashing the file
+/// would take long.
+fn digest(app: &App) -> String {
+    let (model, card) = (&app.model, &app.model.facts.card);
+    let hasher = BuildHasherDefault::<DefaultHasher>::default();
+    let part = |i: u8| hasher.hash_one((i, &model.name, card.bytes, card.parameters, card.modified));
+    (0..4).map(|i| format!("{:016x}", part(i))).collect()
 }
 
 fn details(app: &App) -> Value {
@@ -163,22 +182,36 @@ fn details(app: &App) -> Value {
     })
 }
 
-/// Submits the translated request; nothing runs to load the model.
-fn submit(app: &Arc<App>, key: u64, body: &Reader, asked: &OllamaRequest) -> Result<Option<Reply>, ApiError> {
-    app.check_model(asked.model.as_deref())?;
-    let facts = &app.model.facts;
-    match &asked.task {
-        OllamaTask::Load => Ok(None),
-        OllamaTask::Chat(fields) => {
-            let request = ChatRequest::read(&body.derived(fields), &facts.sampling, facts.vocab)?;
-            submit_chat(app, key, &request, "messages").map(Some)
+/// Refuses another model than the served one, in the words that Ollama's clients look for.
+fn check_model(app: &App, name: Option<&str>) -> Result<(), ApiError> {
+    match name {
+        Some(name) if !app.answers_to(name) => {
+            Err(ApiError::not_found("model", format!("model '{name}' not found")))
         }
+        _ => Ok(()),
+    }
+}
+
+/// Submits the translated request; nothing runs to load or unload the model.
+fn submit(app: &Arc<App>, key: u64, body: &Reader, asked: &OllamaRequest) -> Result<Option<Reply>, ApiError> {
+    check_model(app, asked.model.as_deref())?;
+    if asked.thinks && app.model.reasoning_dialect().is_none() {
+        let name = asked.model.as_deref().unwrap_or(&app.model.name);
+        return Err(ApiError::param("think", format!("\"{name}\" does not support thinking")));
+    }
+    let facts = &app.model.facts;
+    let reply = match &asked.task {
+        OllamaTask::Load | OllamaTask::Unload => return Ok(None),
+        OllamaTask::Chat(fields) => ChatRequest::read(&body.derived(fields), &facts.sampling, facts.vocab)
+            .and_then(|request| submit_chat(app, key, &request, "messages")),
         OllamaTask::Completion(fields) => {
             let body = body.derived(fields);
-            let request = CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)?;
-            Ok(Some(Completion::submit(app, key, &body, request)?.into_reply()))
+            CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)
+                .and_then(|request| Completion::submit(app, key, &body, request))
+                .map(Completion::into_reply)
         }
-    }
+    };
+    reply.map(Some).map_err(|error| asked.client_error(error))
 }
 
 /// Where an answer's text stands in a line.
@@ -197,10 +230,10 @@ async fn answer(
     reply: Option<Reply>,
 ) -> Result<Response, ApiError> {
     let model = asked.model.unwrap_or_else(|| app.model.name.clone());
-    let mut lines = Lines { form, model, began: Instant::now(), call: None };
+    let mut lines = Lines::new(form, model, &app.new_id());
     let Some(reply) = reply else {
         let mut line = lines.line(Piece::default(), true);
-        line["done_reason"] = "load".into();
+        line["done_reason"] = if asked.task == OllamaTask::Unload { "unload" } else { "load" }.into();
         return Ok(Json(line).into_response());
     };
     if asked.stream {
@@ -247,11 +280,20 @@ struct Lines {
     form: Form,
     model: String,
     began: Instant,
+    /// Prefix of the ids of tool calls.
+    ids: String,
+    /// Number of tool calls written.
+    calls: usize,
     /// Name and arguments of the open tool call.
     call: Option<(String, String)>,
 }
 
 impl Lines {
+    /// A writer of the answer `id`, which begins now.
+    fn new(form: Form, model: String, id: &str) -> Self {
+        Self { form, model, began: Instant::now(), ids: format!("call_{id}"), calls: 0, call: None }
+    }
+
     fn line(&self, piece: Piece, done: bool) -> Value {
         let mut line = json!({"model": self.model, "created_at": rfc3339(SystemTime::now())});
         match self.form {
@@ -302,24 +344,33 @@ impl Lines {
         pieces
     }
 
-    /// The open tool call. Arguments that are no object, of an unconstrained model, stay a text.
+    /// Closes the open tool call. A call whose arguments are no object is dropped: the answer was cut
+    /// short, or an unconstrained model wrote something else.
     fn take_call(&mut self) -> Option<Piece> {
         let (name, arguments) = self.call.take()?;
-        let object = serde_json::from_str(&arguments).ok().filter(Value::is_object);
-        let arguments = object.unwrap_or_else(|| arguments.into());
-        let call = json!({"function": {"name": name, "arguments": arguments}});
+        let arguments = serde_json::from_str(&arguments).ok().filter(Value::is_object)?;
+        let index = self.calls;
+        self.calls += 1;
+        let function = json!({"index": index, "name": name, "arguments": arguments});
+        let call = json!({"id": format!("{}_{index}", self.ids), "function": function});
         Some(Piece { calls: vec![call], ..Piece::default() })
     }
 
     fn put_outcome(&self, line: &mut Value, outcome: &AnswerOutcome) {
         // A call ends an answer like any other end.
         line["done_reason"] = if outcome.reason == "length" { "length" } else { "stop" }.into();
-        line["total_duration"] = nanos(self.began.elapsed()).into();
+        let total = self.began.elapsed();
+        // A single token has no time between tokens. Clients divide by this duration.
+        let eval = match outcome.spoke {
+            Duration::ZERO => total.saturating_sub(outcome.ttft).max(Duration::from_nanos(1)),
+            spoke => spoke,
+        };
+        line["total_duration"] = nanos(total).into();
         line["load_duration"] = 0.into();
         line["prompt_eval_count"] = outcome.prompt.into();
         line["prompt_eval_duration"] = nanos(outcome.ttft).into();
         line["eval_count"] = outcome.tokens.into();
-        line["eval_duration"] = nanos(outcome.spoke).into();
+        line["eval_duration"] = nanos(eval).into();
     }
 }
 
@@ -356,4 +407,36 @@ fn push(out: &mut String, line: &Value) {
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begin(index: usize) -> Delta {
+        Delta::CallBegin { index, name: "f".into() }
+    }
+
+    fn arguments(index: usize, text: &str) -> Delta {
+        Delta::CallArguments { index, text: text.into() }
+    }
+
+    #[test]
+    fn calls_have_ids_and_incomplete_ones_are_dropped() {
+        let mut lines = Lines::new(Form::Chat, "tiny".into(), "7");
+        let deltas = vec![
+            begin(0),
+            arguments(0, r#"{"a":"#),
+            arguments(0, "1}"),
+            begin(1),
+            arguments(1, r#"{"a": "x"#),
+        ];
+        let calls = |pieces: Vec<Piece>| pieces.into_iter().flat_map(|piece| piece.calls).collect::<Vec<_>>();
+        let function = json!({"index": 0, "name": "f", "arguments": {"a": 1}});
+        assert_eq!(calls(lines.pieces(deltas, true)), [json!({"id": "call_7_0", "function": function})]);
+        // Text instead of an object, and no arguments at all.
+        let deltas = vec![begin(0), arguments(0, "[1]"), begin(1), begin(2), arguments(2, "{}")];
+        let last = calls(lines.pieces(deltas, true));
+        assert_eq!((last.len(), &last[0]["function"]["index"]), (1, &json!(1)));
+    }
 }
