@@ -82,7 +82,7 @@ pub use crate::replicas::router::{Balance, Charge, Load, Router, UnknownReplica}
 pub use crate::request::event::{Event, Outbox, Summary};
 pub use crate::request::finish::{Fault, Finish, Parameter, Refusal};
 pub use crate::request::ids::{RequestId, SessionId};
-pub use crate::request::params::{Params, Request};
+pub use crate::request::params::{Params, Pin, Request};
 pub use crate::request::proposal::{Evidence, Proposal};
 pub use crate::request::sequence::{Sequence, Status};
 pub use crate::request::timings::{Nanos, Timings};

@@ -70,6 +70,49 @@ fn a_key_with_many_sessions_evicts_its_own_first() {
 }
 
 #[test]
+fn pinned_prefixes_outlive_others_until_they_end() {
+    for kind in [CacheKind::Paged, CacheKind::Radix] {
+        for (pinned, ended, held) in [(true, false, 24), (false, false, 0), (true, true, 0)] {
+            let mut engine = engine(kind, 128, true);
+            let prompt: Vec<Token> = (1..=32).collect();
+            let pins = if pinned { vec![Pin { session: SessionId(9), len: 26 }] } else { Vec::new() };
+            let mut first = request(&prompt, 2, None);
+            first.params.pins = pins;
+            complete(&mut engine, first.clone());
+            assert_eq!(retained(&engine, 9..=9), [if pinned { 24 } else { 0 }], "{kind}");
+            if ended {
+                engine.core_mut().end_session(SessionId(9));
+            }
+            // Others fill the pool several times.
+            for n in 0..8 {
+                complete(&mut engine, request(&[100 + n; 90], 2, None));
+                engine.core().check_invariants().unwrap();
+            }
+            let done = complete(&mut engine, first);
+            // A radix cache may keep more of a page's node.
+            let cached = done.summary.cached;
+            assert!((held..held + 8).contains(&cached), "{kind}: {cached}, pinned {pinned}, ended {ended}");
+        }
+    }
+}
+
+#[test]
+fn pinned_prefixes_yield_to_requests_that_need_their_slots() {
+    for kind in [CacheKind::Paged, CacheKind::Radix] {
+        let mut engine = engine(kind, 128, true);
+        for n in 0..4 {
+            let mut pinned = request(&[20 + n; 16], 0, None);
+            pinned.params.pins = vec![Pin { session: SessionId(n.into()), len: 16 }];
+            complete(&mut engine, pinned);
+        }
+        let done = complete(&mut engine, request(&[7; 100], 2, None));
+        assert_eq!(done.summary.finish, Finish::MaxTokens, "{kind}");
+        assert_eq!(retained(&engine, 0..=3), [0, 0, 0, 16], "{kind}: least recently used first");
+        engine.core().check_invariants().unwrap();
+    }
+}
+
+#[test]
 fn aborted_waiting_turn_leaves_its_session_unchanged() {
     for kind in FORKING {
         for prefix_cache in [false, true] {

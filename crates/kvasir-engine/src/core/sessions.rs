@@ -49,16 +49,23 @@ impl Core {
         retained.report(session);
     }
 
-    /// Ends a session: drops its retained K/V, and its running requests will retain nothing.
+    /// Ends a session or a pin: drops its retained K/V, and requests that run will retain nothing for
+    /// it.
     pub fn end_session(&mut self, session: SessionId) {
         let (retained, cache) = self.state.kv.retained_mut();
         retained.evict(cache, session);
         retained.report(session);
         let requests = &mut self.state.requests;
-        let of_it = |(entry, sequence): (u32, &Sequence)| {
-            (sequence.cold.params.session == Some(session)).then_some(entry)
+        let is_of_it = |sequence: &Sequence| {
+            let params = &sequence.cold.params;
+            params.session == Some(session) || params.pins.iter().any(|pin| pin.session == session)
         };
-        let entries: Vec<u32> = requests.iter().filter_map(of_it).collect();
-        entries.into_iter().for_each(|entry| requests[entry].cold.params.session = None);
+        let entries: Vec<u32> =
+            requests.iter().filter(|(_, sequence)| is_of_it(sequence)).map(|(entry, _)| entry).collect();
+        for entry in entries {
+            let params = &mut requests[entry].cold.params;
+            params.session = params.session.filter(|own| *own != session);
+            params.pins.retain(|pin| pin.session != session);
+        }
     }
 }

@@ -7,6 +7,15 @@ use kvasir_kv::Token;
 use kvasir_sample::{Constrained, Sampling};
 use serde::{Deserialize, Serialize};
 
+/// A pinned prefix of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    /// Retains the K/V, until it ends or the slots are needed.
+    pub session: SessionId,
+    /// Prompt tokens; whole blocks of them are retained.
+    pub len: u32,
+}
+
 /// Parameters of a request: limits, stop conditions, scheduling class and sampling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -31,6 +40,9 @@ pub struct Params {
     pub salt: u64,
     /// Session whose retained K/V it continues from and leaves its own to.
     pub session: Option<SessionId>,
+    /// Prefixes whose K/V stays, each under a session of its own, when the request ends: unmarked K/V
+    /// is evicted first.
+    pub pins: Vec<Pin>,
     /// Its next step needs its last token on the host, because the executor cannot keep it on the
     /// device. Never overlapped with itself.
     pub serial: bool,
@@ -62,6 +74,7 @@ impl Default for Params {
             key: 0,
             salt: 0,
             session: None,
+            pins: Vec::new(),
             serial: false,
             stateful: false,
             sampling: Sampling::default(),

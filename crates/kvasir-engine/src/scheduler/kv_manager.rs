@@ -452,8 +452,10 @@ impl KvManager {
         }
     }
 
-    /// Retains the K/V of a finishing request for its session, if it has one.
+    /// Retains the K/V of a finishing request: its pinned prefixes, and all of it for its session, if
+    /// it has one.
     pub(crate) fn retain(&mut self, sequence: &mut Sequence, steps_in_flight: u32) {
+        self.retained.pin(&mut *self.cache, sequence, steps_in_flight);
         self.retained.retain(&mut *self.cache, sequence, steps_in_flight);
     }
 

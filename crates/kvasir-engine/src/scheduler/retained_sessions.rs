@@ -167,6 +167,33 @@ impl RetainedSessions {
         self.insert(session, retained, steps_in_flight);
     }
 
+    /// Retains the pinned prefixes of a finishing request, without copying K/V. A pin whose prefix was
+    /// retained before is renewed. Nothing is pinned of a sequence with gaps, whose K/V no other
+    /// request finds.
+    pub(crate) fn pin(&mut self, cache: &mut dyn Cache, sequence: &Sequence, steps_in_flight: u32) {
+        let Some(seq) = sequence.cache.filter(|_| sequence.copies == SlotCopies::None) else { return };
+        let params = &sequence.cold.params;
+        if sequence.cold.gaps.before(sequence.computed) > 0 || cache.sequences().is_err() {
+            return;
+        }
+        for pin in &params.pins {
+            self.evict(cache, pin.session);
+            let len = pin.len.min(sequence.computed).min(sequence.prompt_len);
+            let len = sequence.cold.gaps.whole_blocks(len, self.block);
+            let Some(into) = (len > 0).then(|| cache.open().ok()).flatten() else { continue };
+            let copied = cache.sequences().and_then(|capability| capability.copy(seq, into, 0..len));
+            if copied.is_err() || cache.claimed_len(into) != Ok(len) {
+                let closed = cache.close(into);
+                debug_assert!(closed.is_ok(), "{closed:?}");
+                continue;
+            }
+            let tokens = sequence.prompt().iter().take(len as usize).copied().collect();
+            let (salt, key, gaps) = (params.salt, params.key, Gaps::default());
+            let retained = RetainedSequence { seq: into, tokens, gaps, salt, key, used: 0 };
+            self.insert(pin.session, retained, steps_in_flight);
+        }
+    }
+
     fn of(&self, sequence: &Sequence) -> Option<&RetainedSequence> {
         sequence.cold.params.session.and_then(|session| self.entries.get(&session))
     }

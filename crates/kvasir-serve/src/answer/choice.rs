@@ -277,9 +277,9 @@ mod tests {
                     let mut choice = Choice::new(options.clone());
                     let mut deltas = choice.push(&whole[..end]);
                     deltas.extend(choice.finish());
-                    let said = deltas.iter().filter(|delta| matches!(delta, Delta::Content(_))).count();
+                    let texts = deltas.iter().filter(|delta| matches!(delta, Delta::Content(_))).count();
                     let wanted = usize::from(constrained == CallConstraint::FromMarker);
-                    assert_eq!(said, wanted, "{:?}: {deltas:?}", &whole[..end]);
+                    assert_eq!(texts, wanted, "{:?}: {deltas:?}", &whole[..end]);
                     let arguments = deltas.iter().filter_map(|delta| match delta {
                         Delta::CallArguments { text, .. } => Some(text.as_str()),
                         _ => None,

@@ -12,13 +12,15 @@ use crate::http::access::AccessControl;
 use crate::http::access::rate_limits::RateLimit;
 use crate::metrics::prometheus::Names;
 use crate::model::Model;
+use crate::model::marked_prefixes::MarkedPrefix;
 use crate::request::completions::Prompt;
 use crate::request::reader::Reader;
 use crate::request::rerank::Scoring;
 use crate::request::sampling::SamplingFields;
+use crate::session::pins::Pins;
 use crate::session::responses::ResponseStore;
 use crate::session::store::{SessionContent, Sessions, Turn};
-use kvasir_engine::SessionId;
+use kvasir_engine::{Pin, SessionId};
 use kvasir_kv::Token;
 use serde_json::{Map, Value};
 use std::{
@@ -44,6 +46,7 @@ pub struct App {
     pub(super) access: AccessControl,
     pub(super) live: Live,
     pub(super) sessions: Arc<Sessions>,
+    pub(super) pins: Pins,
     pub(super) responses: ResponseStore,
     pub(super) names: Names,
     pub(crate) rules: ClientRules,
@@ -109,6 +112,7 @@ impl App {
             access,
             live,
             sessions,
+            pins: Pins::default(),
             responses: ResponseStore::default(),
             names,
             rules,
@@ -281,9 +285,21 @@ impl App {
         format!("{:016x}", self.random_u64())
     }
 
-    /// Removes sessions whose TTL has elapsed.
+    /// Ends sessions and pins whose time is over.
     pub(super) fn expire_sessions(&self) {
-        self.sessions.expire().into_iter().for_each(|id| self.host.end_session(id));
+        let expired = self.sessions.expire().into_iter().chain(self.pins.expire(Instant::now()));
+        expired.for_each(|id| self.host.end_session(id));
+    }
+
+    /// Has the K/V of marked prefixes kept when the request ends.
+    pub(super) fn pin(&self, request: &mut kvasir_engine::Request, marked: &[MarkedPrefix]) {
+        for MarkedPrefix { len, ttl } in marked {
+            let tokens = request.prompt.get(..*len as usize).unwrap_or(&request.prompt);
+            let session = SessionId(self.random.hash_one((request.params.salt, tokens)));
+            let ended = self.pins.renew(session, request.params.key, *ttl, Instant::now());
+            ended.into_iter().for_each(|id| self.host.end_session(id));
+            request.params.pins.push(Pin { session, len: *len });
+        }
     }
 
     pub(super) fn new_session(&self) -> SessionId {

@@ -7,6 +7,7 @@
 pub(crate) mod constraint;
 pub(crate) mod folded_conversation;
 pub(crate) mod judge_prompt;
+pub(crate) mod marked_prefixes;
 pub(crate) mod prompt;
 pub(crate) mod raw_arguments;
 pub(crate) mod tool_grammars;

@@ -21,8 +21,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Inserted into a control token's spelling in client text, so that it stays text.
 const GUARD: char = '\u{fdd0}';
-/// Appended to the last message's text to find where its continuation begins
-/// (`continue_final_message`).
+/// Put into a message's text to find the place in the rendered prompt: where the continuation of the
+/// last message begins (`continue_final_message`), or where a marked prefix ends.
 const END: char = '\u{fdd1}';
 
 /// Control tokens before the prefix, the suffix and the middle, as model families spell them.
@@ -55,6 +55,29 @@ impl Model {
     }
 
     fn render_prompt(&self, request: &ChatRequest, is_bounded: bool) -> Result<Vec<Token>, ApiError> {
+        let text = self.prompt_text(request, None)?;
+        if is_bounded {
+            self.check_bytes("messages", &text)?;
+        }
+        self.encode_rendered(&text, request.add_special_tokens)
+    }
+
+    /// Tokenizes rendered text. What is between guards stays text.
+    pub(super) fn encode_rendered(&self, text: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
+        let mut ids = Vec::new();
+        for (i, part) in text.split(GUARD).enumerate() {
+            let encoded = self.encode(part, add_special && i == 0);
+            ids.extend(encoded.map_err(|error| ApiError { param: Some("messages".into()), ..error })?);
+        }
+        Ok(ids)
+    }
+
+    /// Renders a chat with the template, with a mark in front of the text of message `marked`.
+    pub(super) fn prompt_text(
+        &self,
+        request: &ChatRequest,
+        marked: Option<usize>,
+    ) -> Result<String, ApiError> {
         let own = request.chat_template.as_deref().map(ChatTemplate::new).transpose();
         let own =
             own.map_err(|e| ApiError::param("chat_template", format!("`chat_template` is invalid: {e}")))?;
@@ -66,6 +89,10 @@ impl Model {
         variables.extend(own.map(|(name, value)| (name.clone(), self.guarded(value))));
         let mut messages: Vec<Value> =
             request.messages.iter().map(|message| self.guarded(&message.source)).collect();
+        if let Some(message) = marked.and_then(|at| messages.get_mut(at)) {
+            let text = message["content"].as_str().unwrap_or_default();
+            message["content"] = format!("{END}{text}").into();
+        }
         if let Some(last) = messages.last_mut().filter(|_| request.continue_final_message) {
             let answered = last["content"].as_str().unwrap_or_default();
             last["content"] = format!("{answered}{END}").into();
@@ -87,15 +114,7 @@ impl Model {
         if let Some(end) = text.rfind(END).filter(|_| request.continue_final_message) {
             text.truncate(end);
         }
-        if is_bounded {
-            self.check_bytes("messages", &text)?;
-        }
-        let mut ids = Vec::new();
-        for (i, part) in text.split(GUARD).enumerate() {
-            let encoded = self.encode(part, request.add_special_tokens && i == 0);
-            ids.extend(encoded.map_err(|error| ApiError { param: Some("messages".into()), ..error })?);
-        }
-        Ok(ids)
+        Ok(text)
     }
 
     /// The prompt that makes the model fill the gap between two texts: prefix, suffix, middle.

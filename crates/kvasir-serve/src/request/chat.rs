@@ -7,6 +7,7 @@ mod tests;
 use crate::blocking::BLOCKING_BYTES;
 use crate::error::ApiError;
 use crate::request::body::ParseBudget;
+use crate::request::cache_marks::CacheMark;
 use crate::request::conversation::{Content, Message, Role, unsupported_part};
 use crate::request::fields::CHAT;
 use crate::request::reader::Reader;
@@ -72,6 +73,8 @@ pub struct ChatRequest {
     pub chat_template: Option<String>,
     /// Whether the response has timings.
     pub timings: bool,
+    /// Prefixes whose K/V outlives unmarked K/V.
+    pub cache_marks: Vec<CacheMark>,
 }
 
 impl ChatRequest {
@@ -131,6 +134,7 @@ impl ChatRequest {
             echo: body.flag("echo", false)?,
             chat_template: body.text("chat_template")?.filter(|text| !text.is_empty()).map(str::to_owned),
             timings: body.flag("timings_per_token", false)?,
+            cache_marks: Vec::new(),
         })
     }
 }

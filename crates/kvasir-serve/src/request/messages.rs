@@ -9,6 +9,7 @@ mod tests;
 
 use crate::error::ApiError;
 use crate::request::body::ParseBudget;
+use crate::request::cache_marks::CacheMarks;
 use crate::request::chat::{ChatRequest, StreamOptions, ThinkingBudget, effort_word};
 use crate::request::conversation::{AssistantTurn, Message, Role, omission_note, unsupported_part};
 use crate::request::fields::{COUNT_TOKENS, MESSAGES};
@@ -68,7 +69,12 @@ impl MessagesRequest {
         let tools = without_deferred(body, tools);
         let (tool_choice, parallel_tool_calls) = tool_choice(body, &tools)?;
         let mut messages: Vec<Message> = system(body, strip_billing_header)?.into_iter().collect();
-        let continues = conversation(body, &mut messages)?;
+        let mut marks = CacheMarks::default();
+        marks.add(body, "tools", messages.len())?;
+        marks.add(body, "system", messages.len())?;
+        let continues = conversation(body, &mut messages, &mut marks)?;
+        marks.add_own(body, messages.len())?;
+        let cache_marks = marks.take();
         edit_context(body, &mut messages)?;
         let (mut template_kwargs, thinking) = thinking(body)?;
         let response_format = output_config(body, &mut template_kwargs)?;
@@ -90,6 +96,7 @@ impl MessagesRequest {
                 echo: false,
                 chat_template: None,
                 timings: false,
+                cache_marks,
             },
         })
     }
@@ -221,7 +228,11 @@ fn billing_header_len(body: &Reader, text: &str) -> usize {
 
 /// Parses `messages`; returns whether the last one is the assistant's, to be continued by the
 /// answer.
-fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiError> {
+fn conversation(
+    body: &Reader,
+    messages: &mut Vec<Message>,
+    marks: &mut CacheMarks,
+) -> Result<bool, ApiError> {
     let items = body.list("messages", MAX_MESSAGES)?.ok_or_else(|| body.error("messages", "is missing"))?;
     if items.is_empty() {
         return Err(body.error("messages", "must not be empty"));
@@ -243,6 +254,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
             }
             _ => return Err(reader.error("role", "must be user, assistant or system")),
         }
+        marks.add(&reader, "content", messages.len())?;
     }
     calls.all_answered(body)?;
     Ok(messages.last().is_some_and(|last| last.role == Role::Assistant))

@@ -8,6 +8,7 @@
 
 pub(crate) mod body;
 pub(crate) mod body_memory;
+pub(crate) mod cache_marks;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod conversation;
@@ -31,6 +32,7 @@ pub(crate) mod tools;
 
 pub use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
 pub use crate::request::body::Body;
+pub use crate::request::cache_marks::CacheMark;
 pub use crate::request::chat::{ChatRequest, StreamOptions, ThinkingBudget};
 pub use crate::request::completions::{CompletionRequest, Prompt};
 pub use crate::request::conversation::{Content, Message, Role};

@@ -80,6 +80,7 @@ impl ResponsesRequest {
             echo: false,
             chat_template: None,
             timings: false,
+            cache_marks: Vec::new(),
             sampling,
         };
         Ok(Self { chat, store: body.flag("store", true)?, truncate })

@@ -2,6 +2,7 @@
 //!
 //! Knows no API and no socket; builds on `answer`. The engine retains their K/V (`host`).
 
+pub(crate) mod pins;
 pub(crate) mod recorder;
 pub(crate) mod responses;
 pub(crate) mod shared_memory;

@@ -6,6 +6,7 @@
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerStream};
 use crate::http::answers::usage::Usage;
+use crate::model::marked_prefixes::MarkedPrefix;
 use futures_util::{
     Stream, StreamExt,
     stream::{self, BoxStream, SelectAll},
@@ -42,12 +43,30 @@ pub(crate) struct Reply {
     prompt_tokens: u64,
     /// Ids of each prompt, if requested.
     prompt_ids: Vec<Vec<Token>>,
+    /// Prefixes of the prompt whose K/V is kept.
+    marked: Vec<MarkedPrefix>,
 }
 
 impl Reply {
     /// `per_prompt` answers per prompt; `prompt_tokens` is the total over all prompts.
     pub(crate) fn new(streams: Vec<AnswerStream>, per_prompt: usize, prompt_tokens: u64) -> Self {
-        Self { streams, per_prompt: per_prompt.max(1), prompt_tokens, prompt_ids: Vec::new() }
+        Self {
+            streams,
+            per_prompt: per_prompt.max(1),
+            prompt_tokens,
+            prompt_ids: Vec::new(),
+            marked: Vec::new(),
+        }
+    }
+
+    /// Sets the prefixes whose K/V is kept.
+    pub(crate) fn with_marked(self, marked: Vec<MarkedPrefix>) -> Self {
+        Self { marked, ..self }
+    }
+
+    /// The prefixes of the prompt whose K/V is kept.
+    pub(crate) fn marked(&self) -> &[MarkedPrefix] {
+        &self.marked
     }
 
     /// Sets the ids of each prompt, which `return_token_ids` asks for.

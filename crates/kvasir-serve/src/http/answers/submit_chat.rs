@@ -47,6 +47,8 @@ pub(crate) fn submit_recorded(
     }
     let options = ParseOptions { constrained: constraint.calls, ..model.parse_options(request, &prompt) };
     let mut submission = app.submission(param, prompt, sampling, key)?;
+    let marked = model.marked_prefixes(request, submission.request.prompt.len() as u32)?;
+    app.pin(&mut submission.request, &marked);
     submission.request.params.constraint = model.with_token_rules(sampling, constraint.constrained)?;
     let prompt_tokens = submission.request.prompt.len() as u64;
     let prompt = Arc::new(submission.request.prompt.clone());
@@ -61,7 +63,8 @@ pub(crate) fn submit_recorded(
     };
     let streams = answers.into_iter().map(stream).collect();
     let prompt_ids = if sampling.output.token_ids { vec![prompt.to_vec()] } else { Vec::new() };
-    Ok(Reply::new(streams, sampling.n as usize, prompt_tokens).with_prompt_ids(prompt_ids))
+    let reply = Reply::new(streams, sampling.n as usize, prompt_tokens).with_prompt_ids(prompt_ids);
+    Ok(reply.with_marked(marked))
 }
 
 impl App {

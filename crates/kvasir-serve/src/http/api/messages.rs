@@ -10,6 +10,7 @@ use crate::http::answers::submit_chat::submit_chat;
 use crate::http::answers::usage::Usage;
 use crate::http::app::App;
 use crate::http::body::read_body;
+use crate::model::marked_prefixes::MarkedPrefix;
 use crate::request::fields::{COUNT_TOKENS, MESSAGES};
 use crate::request::messages::MessagesRequest;
 use crate::request::reader::Reader;
@@ -21,6 +22,10 @@ use axum::{
 use futures_util::Stream;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// The longer ttl of a mark.
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// Paths of Anthropic's endpoints, which have an error format of their own.
 pub(crate) const MESSAGES_PATH: &str = "/v1/messages";
@@ -40,7 +45,8 @@ impl Messages {
         let request =
             MessagesRequest::read(body, &facts.sampling, facts.vocab, app.rules.strip_billing_header)?.chat;
         let reply = submit_chat(app, key, &request, "messages")?;
-        let head = Head { id: app.new_id(), model: app.model.name.clone() };
+        let marked = reply.marked().to_vec();
+        let head = Head { id: app.new_id(), model: app.model.name.clone(), marked };
         Ok(Self { head, reply, stream: request.stream.is_some() })
     }
 
@@ -56,7 +62,7 @@ impl Messages {
         let usage = usage.await?;
         let blocks = items.all().iter().enumerate().map(|(index, item)| self.head.block(index, item, true));
         let (reason, sequence) = stop(ended.as_ref());
-        Ok(self.head.message(blocks.collect(), reason, sequence, tokens(&usage)))
+        Ok(self.head.message(blocks.collect(), reason, sequence, self.head.tokens(&usage)))
     }
 
     /// The response as server-sent events.
@@ -75,16 +81,6 @@ pub(crate) fn count(app: &App, body: &Reader) -> Result<Value, ApiError> {
             .chat;
     app.check_model(request.model.as_deref())?;
     Ok(json!({"input_tokens": app.model.chat_prompt(&request)?.len()}))
-}
-
-/// Usage object; in this API, prefix cache hits do not count as input tokens.
-fn tokens(usage: &Usage) -> Value {
-    json!({
-        "input_tokens": usage.prompt.saturating_sub(usage.cached),
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached,
-        "output_tokens": usage.completion,
-    })
 }
 
 /// `stop_reason` and `stop_sequence`.
@@ -106,9 +102,30 @@ fn stop(ended: Option<&AnswerOutcome>) -> (Value, Value) {
 struct Head {
     id: String,
     model: String,
+    /// Prefixes whose K/V is kept.
+    marked: Vec<MarkedPrefix>,
 }
 
 impl Head {
+    /// Usage object. Input tokens are those behind the cache hit and behind what is kept; between
+    /// them is what the request adds to the cache.
+    fn tokens(&self, usage: &Usage) -> Value {
+        let beyond = |len: u64| len.saturating_sub(usage.cached);
+        let longest = |hours: bool| {
+            let marked = self.marked.iter().filter(|prefix| (prefix.ttl >= HOUR) == hours);
+            beyond(marked.map(|prefix| prefix.len.into()).max().unwrap_or(0))
+        };
+        // What is kept for an hour is the beginning of what is kept for minutes.
+        let (hour, all) = (longest(true), longest(true).max(longest(false)));
+        json!({
+            "input_tokens": beyond(usage.prompt).saturating_sub(all),
+            "cache_creation_input_tokens": all,
+            "cache_creation": {"ephemeral_5m_input_tokens": all - hour, "ephemeral_1h_input_tokens": hour},
+            "cache_read_input_tokens": usage.cached,
+            "output_tokens": usage.completion,
+        })
+    }
+
     fn message(&self, content: Vec<Value>, reason: Value, sequence: Value, usage: Value) -> Value {
         json!({
             "id": format!("msg_{}", self.id), "type": "message", "role": "assistant", "model": self.model,
@@ -148,7 +165,8 @@ impl Events {
         if std::mem::replace(&mut self.is_open, true) {
             return;
         }
-        let usage = tokens(&Usage { prompt: self.prompt, cached: cached.into(), ..Usage::default() });
+        let usage =
+            self.head.tokens(&Usage { prompt: self.prompt, cached: cached.into(), ..Usage::default() });
         let message = self.head.message(Vec::new(), Value::Null, Value::Null, usage);
         sse::typed(out, &json!({"type": "message_start", "message": message}));
     }
@@ -205,7 +223,7 @@ impl EventWriter for Events {
         }
         let (reason, sequence) = stop(self.ended.as_ref());
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-        sse::typed(out, &json!({"type": "message_delta", "delta": delta, "usage": tokens(usage)}));
+        sse::typed(out, &json!({"type": "message_delta", "delta": delta, "usage": self.head.tokens(usage)}));
         sse::typed(out, &json!({"type": "message_stop"}));
     }
 }

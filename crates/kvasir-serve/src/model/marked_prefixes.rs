@@ -1,0 +1,57 @@
+//! Lengths of the prompt prefixes that a chat marks with `cache_control`.
+//!
+//! The conversation is rendered once more with a mark where the first uncovered message begins: what
+//! both texts have in common is the prefix. Its tokens are counted in the shorter part of the text,
+//! so a length may be wrong by a token where a merge crosses the border; blocks are much larger.
+
+use crate::blocking::run_blocking;
+use crate::error::ApiError;
+use crate::model::Model;
+use crate::request::chat::ChatRequest;
+use std::time::Duration;
+
+/// A prefix of a prompt to keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MarkedPrefix {
+    /// Prompt tokens.
+    pub(crate) len: u32,
+    /// How long it is kept after its last use.
+    pub(crate) ttl: Duration,
+}
+
+impl Model {
+    /// The marked prefixes of a chat whose prompt has `tokens` tokens.
+    pub(crate) fn marked_prefixes(
+        &self,
+        request: &ChatRequest,
+        tokens: u32,
+    ) -> Result<Vec<MarkedPrefix>, ApiError> {
+        if request.cache_marks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let find = || {
+            let text = self.prompt_text(request, None)?;
+            let marks = request.cache_marks.iter();
+            let prefix = |messages: usize| match messages < request.messages.len() {
+                false => Ok(tokens),
+                true => {
+                    let marked = self.prompt_text(request, Some(messages))?;
+                    let same = text.bytes().zip(marked.bytes()).take_while(|(a, b)| a == b).count();
+                    self.tokens_before(&text, text.floor_char_boundary(same), tokens)
+                }
+            };
+            marks.map(|mark| Ok(MarkedPrefix { len: prefix(mark.messages)?, ttl: mark.ttl })).collect()
+        };
+        if request.is_long() { run_blocking(find) } else { find() }
+    }
+
+    /// Number of tokens before byte `at` of a rendered prompt, which has `tokens` in all.
+    fn tokens_before(&self, text: &str, at: usize, tokens: u32) -> Result<u32, ApiError> {
+        let (before, behind) = text.split_at(at);
+        let count = |text: &str| self.encode_rendered(text, false).map(|ids| ids.len() as u32);
+        match before.len() < behind.len() {
+            true => count(before).map(|count| count.min(tokens)),
+            false => count(behind).map(|count| tokens.saturating_sub(count)),
+        }
+    }
+}
