@@ -7,7 +7,6 @@
 mod tests;
 
 use crate::error::ApiError;
-use crate::grammar::spec::Shape;
 use crate::request::body::ParseBudget;
 use crate::request::chat::{self, ChatRequest, StreamOptions};
 use crate::request::conversation::{AssistantTurn, Message, Role, omission_note, unsupported_part};
@@ -321,9 +320,7 @@ fn format(body: &Reader) -> Result<Option<ResponseFormat>, ApiError> {
     format.only(&["type", "name", "description", "schema", "strict"])?;
     match format.text("type")? {
         Some("text") => Ok(None),
-        Some("json_object") => {
-            Ok(Some(ResponseFormat { shape: Shape::JsonObject, param: format.name("type") }))
-        }
+        Some("json_object") => ResponseFormat::json_object(&format).map(Some),
         Some("json_schema") => ResponseFormat::schema(&format).map(Some),
         _ => Err(format.error("type", "must be text, json_object or json_schema")),
     }

@@ -1,6 +1,7 @@
 //! Tests of chat request parsing: bounds of every parameter, message and tool validation.
 
 use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
+use crate::grammar::spec::Shape;
 use crate::request::body::Body;
 use crate::request::chat::*;
 use crate::request::fields::CHAT;
@@ -130,4 +131,35 @@ fn tools_are_checked() {
         with(json!({"tools": [tool("b")], "tool_choice": named})).unwrap().tool_choice,
         ToolChoice::Named("b".into())
     );
+}
+
+fn format(extra: Value) -> Option<Shape> {
+    with(extra).unwrap().response_format.map(|format| format.shape)
+}
+
+#[test]
+fn json_objects_satisfy_their_schema() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let object = |schema: Value| json!({"response_format": {"type": "json_object", "schema": schema}});
+    assert_eq!(format(object(schema.clone())), Some(Shape::JsonSchema(schema)));
+    for absent in [Value::Null, json!({})] {
+        assert_eq!(format(object(absent)), Some(Shape::JsonObject));
+    }
+    assert_eq!(format(json!({"response_format": {"type": "json_object"}})), Some(Shape::JsonObject));
+    assert_eq!(refused(object(json!(5))), "response_format.schema");
+}
+
+#[test]
+fn empty_texts_are_no_constraint() {
+    for name in ["regex", "ebnf", "grammar", "json_schema", "guided_regex", "guided_grammar", "guided_json"] {
+        assert_eq!(format(json!({name: ""})), None, "{name}");
+    }
+    for name in ["regex", "grammar", "json"] {
+        assert_eq!(format(json!({"structured_outputs": {name: ""}})), None, "{name}");
+    }
+    assert_eq!(format(json!({"regex": "", "guided_regex": "a"})), Some(Shape::Regex("a".into())));
+    for name in ["regex", "grammar"] {
+        let path = format!("response_format.{name}");
+        assert_eq!(refused(json!({"response_format": {"type": name, name: ""}})), path);
+    }
 }
