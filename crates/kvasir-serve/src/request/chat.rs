@@ -7,7 +7,7 @@ mod tests;
 use crate::blocking::BLOCKING_BYTES;
 use crate::error::ApiError;
 use crate::request::body::ParseBudget;
-use crate::request::conversation::{Content, Message, Role, unsupported_part};
+use crate::request::conversation::{Content, Message, Role, TEXT_PART, unsupported_part};
 use crate::request::fields::CHAT;
 use crate::request::reader::Reader;
 use crate::request::response_format::ResponseFormat;
@@ -304,6 +304,7 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
                 let part = reader.item("content", i, part)?;
                 match part.text("type")? {
                     Some("text" | "input_text" | "output_text") => {
+                        part.only(TEXT_PART)?;
                         text.push_str(part.need_text("text")?);
                     }
                     kind => return Err(unsupported_part(&part, kind)),
@@ -321,8 +322,10 @@ fn calls(reader: &Reader, budget: &ParseBudget) -> Result<Vec<Value>, ApiError> 
     let items = reader.list("tool_calls", 1024)?.unwrap_or(&[]).iter().enumerate();
     let read = |(i, item): (usize, &Value)| {
         let call = reader.item("tool_calls", i, item)?;
+        call.only(&["id", "type", "function", "index"])?;
         let id = call.need_text("id")?;
         let function = call.need_object("function")?;
+        function.only(&["name", "arguments"])?;
         let name = function.need_text("name")?;
         let arguments = match function.get("arguments") {
             None => json!({}),

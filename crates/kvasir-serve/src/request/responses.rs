@@ -9,7 +9,9 @@ mod tests;
 use crate::error::ApiError;
 use crate::request::body::ParseBudget;
 use crate::request::chat::{self, ChatRequest, StreamOptions};
-use crate::request::conversation::{AssistantTurn, Message, Role, omission_note, unsupported_part};
+use crate::request::conversation::{
+    AssistantTurn, Message, Role, TEXT_PART, omission_note, unsupported_part,
+};
 use crate::request::fields::RESPONSES;
 use crate::request::reader::Reader;
 use crate::request::response_format::ResponseFormat;
@@ -275,8 +277,14 @@ fn text_of(item: &Reader, field: &str, types: &[&str], media: &[&str]) -> Result
     for (i, part) in parts.iter().enumerate() {
         let part = item.item(field, i, part)?;
         match part.text("type")? {
-            Some("refusal") if types.contains(&"refusal") => text.push_str(part.need_text("refusal")?),
-            Some(kind) if types.contains(&kind) => text.push_str(part.need_text("text")?),
+            Some("refusal") if types.contains(&"refusal") => {
+                part.only(&["type", "refusal"])?;
+                text.push_str(part.need_text("refusal")?);
+            }
+            Some(kind) if types.contains(&kind) => {
+                part.only(TEXT_PART)?;
+                text.push_str(part.need_text("text")?);
+            }
             Some(kind) if media.contains(&kind) => text.push_str(&omission_note(&part, kind)),
             kind => return Err(unsupported_part(&part, kind)),
         }

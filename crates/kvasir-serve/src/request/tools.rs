@@ -73,7 +73,10 @@ impl Tool {
             if tool.text("type")? != Some("function") {
                 return Err(tool.error("type", "must be `function`"));
             }
+            tool.only(&["type", "function", "cache_control"])?;
             let function = tool.need_object("function")?;
+            // `return` is in the definitions that Transformers derives from Python functions.
+            function.only(&["name", "description", "parameters", "strict", "return", "cache_control"])?;
             Ok(vec![Self { source: tool.to_value(), ..Self::of(&function, "parameters")? }])
         })
     }

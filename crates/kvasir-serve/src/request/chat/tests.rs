@@ -163,3 +163,58 @@ fn empty_texts_are_no_constraint() {
         assert_eq!(refused(json!({"response_format": {"type": name, name: ""}})), path);
     }
 }
+
+#[test]
+fn unknown_nested_fields_are_named() {
+    let function = json!({"name": "f", "arguments": "{}"});
+    let message = |message: Value| json!({"messages": [message, {"role": "user", "content": "x"}]});
+    let schema = json!({"schema": {"type": "object"}, "bar": 1});
+    for (body, path) in [
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": schema}}),
+            "response_format.json_schema.bar",
+        ),
+        (json!({"response_format": {"type": "json_object", "foo": 1}}), "response_format.foo"),
+        (json!({"response_format": {"type": "text", "foo": 1}}), "response_format.foo"),
+        (json!({"response_format": {"type": "regex", "regex": "a", "foo": 1}}), "response_format.foo"),
+        (json!({"tools": [{"type": "function", "function": {"name": "f"}, "foo": 1}]}), "tools[0].foo"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "f", "bar": 1}}]}),
+            "tools[0].function.bar",
+        ),
+        (
+            message(json!({"role": "user", "content": [{"type": "text", "text": "a", "foo": 1}]})),
+            "messages[0].content[0].foo",
+        ),
+        (
+            message(
+                json!({"role": "assistant", "tool_calls": [{"id": "c", "function": function, "foo": 1}]}),
+            ),
+            "messages[0].tool_calls[0].foo",
+        ),
+    ] {
+        let mut whole = json!({"messages": [{"role": "user", "content": "hi"}]});
+        whole.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
+        let error = read(whole).unwrap_err();
+        assert_eq!((error.param.as_deref(), error.code), (Some(path), Some("unknown_parameter")));
+    }
+}
+
+#[test]
+fn fields_that_clients_send_are_known() {
+    let cached = json!({"type": "ephemeral"});
+    let part =
+        json!({"type": "text", "text": "a", "annotations": [], "citations": null, "cache_control": cached});
+    let call =
+        json!({"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}});
+    read(json!({
+        "messages": [{"role": "user", "content": [part]}, {"role": "assistant", "tool_calls": [call]}],
+        "tools": [{"type": "function", "cache_control": cached, "function": {
+            "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": true,
+        }}],
+        "response_format": {"type": "json_schema", "json_schema": {
+            "name": "n", "description": "d", "strict": true, "schema": {"type": "object"},
+        }},
+    }))
+    .unwrap();
+}

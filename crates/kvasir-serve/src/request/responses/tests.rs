@@ -82,6 +82,10 @@ fn errors_name_the_field() {
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"messages": []}), "messages"),
         (json!({"text": {"format": {"type": "json_object", "schema": 5}}}), "text.format.schema"),
+        (
+            json!({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "foo": 1}]}]}),
+            "input[0].content[0].foo",
+        ),
     ] {
         let error = read(bad.clone()).expect_err(param);
         assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{bad}");
