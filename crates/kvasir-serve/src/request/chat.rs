@@ -91,7 +91,8 @@ impl ChatRequest {
         body.classify(CHAT)?;
         // Only the type of `session` is checked here; the session layer resolves it.
         body.text("session")?;
-        let tools = Tool::read_all(body)?;
+        let mut tools = Tool::read_all(body)?;
+        let tool_choice = ToolChoice::read(body, &mut tools)?;
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
         sampling.sampling.logprobs = sampling::chat_logprobs(body)?;
         let continue_final_message = body.flag("continue_final_message", false)?;
@@ -118,7 +119,7 @@ impl ChatRequest {
             model: body.text("model")?.map(str::to_owned),
             messages,
             sampling,
-            tool_choice: ToolChoice::read(body, &tools)?,
+            tool_choice,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
             response_format: ResponseFormat::read(body)?,

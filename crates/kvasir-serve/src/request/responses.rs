@@ -300,17 +300,10 @@ fn tool_choice(body: &Reader, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiEr
             match choice.text("type")? {
                 Some("allowed_tools") => {
                     choice.only(&["type", "mode", "tools"])?;
-                    let mut names = Vec::new();
-                    for (i, item) in choice.list("tools", 128)?.unwrap_or(&[]).iter().enumerate() {
-                        names.push(ToolChoice::named(&choice.item("tools", i, item)?, tools)?);
-                    }
-                    tools.retain(|tool| names.contains(&ToolChoice::Named(tool.name.clone())));
-                    return match choice.text("mode")? {
-                        None | Some("auto") => Ok(ToolChoice::Auto),
-                        Some("required") if !tools.is_empty() => Ok(ToolChoice::Required),
-                        Some("required") => Err(choice.error("tools", "must not be empty")),
-                        Some(_) => Err(choice.error("mode", "must be auto or required")),
-                    };
+                    return ToolChoice::allowed(&choice, tools, |item| {
+                        item.only(&["type", "name"])?;
+                        Ok(item)
+                    });
                 }
                 Some("function" | "custom") => choice.only(&["type", "name"])?,
                 _ => return Err(choice.error("type", "must be function, custom or allowed_tools")),

@@ -166,6 +166,11 @@ fn empty_texts_are_no_constraint() {
 
 #[test]
 fn unknown_nested_fields_are_named() {
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let with_tool = |mut extra: Value| {
+        extra["tools"] = json!([tool]);
+        extra
+    };
     let function = json!({"name": "f", "arguments": "{}"});
     let message = |message: Value| json!({"messages": [message, {"role": "user", "content": "x"}]});
     let schema = json!({"schema": {"type": "object"}, "bar": 1});
@@ -181,6 +186,14 @@ fn unknown_nested_fields_are_named() {
         (
             json!({"tools": [{"type": "function", "function": {"name": "f", "bar": 1}}]}),
             "tools[0].function.bar",
+        ),
+        (
+            with_tool(json!({"tool_choice": {"type": "function", "function": {"name": "f"}, "foo": 1}})),
+            "tool_choice.foo",
+        ),
+        (
+            with_tool(json!({"tool_choice": {"type": "function", "function": {"name": "f", "foo": 1}}})),
+            "tool_choice.function.foo",
         ),
         (
             message(json!({"role": "user", "content": [{"type": "text", "text": "a", "foo": 1}]})),
@@ -217,4 +230,26 @@ fn fields_that_clients_send_are_known() {
         }},
     }))
     .unwrap();
+}
+
+#[test]
+fn allowed_tools_are_the_only_ones_offered() {
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let choice = |mode: Value, tools: Value| {
+        json!({
+            "tools": [named("a"), named("b"), named("c")],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}},
+        })
+    };
+    let names = |chat: &ChatRequest| chat.tools.iter().map(|tool| tool.name.clone()).collect::<Vec<_>>();
+    for (mode, expected) in [("auto", ToolChoice::Auto), ("required", ToolChoice::Required)] {
+        let chat = with(choice(mode.into(), json!([named("c"), named("a")]))).unwrap();
+        assert_eq!((names(&chat), chat.tool_choice), (vec!["a".to_owned(), "c".to_owned()], expected));
+    }
+    let path = "tool_choice.allowed_tools";
+    assert_eq!(refused(choice("none".into(), json!([named("a")]))), format!("{path}.mode"));
+    assert_eq!(refused(choice("required".into(), json!([]))), format!("{path}.tools"));
+    assert_eq!(refused(choice("auto".into(), json!([named("d")]))), format!("{path}.tools[0].function.name"));
+    let unknown = json!({"tools": [named("a")], "tool_choice": {"type": "hosted"}});
+    assert_eq!(refused(unknown), "tool_choice.type");
 }
