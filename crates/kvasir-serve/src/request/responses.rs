@@ -317,6 +317,10 @@ fn tool_choice(body: &Reader, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiEr
 fn format(body: &Reader) -> Result<Option<ResponseFormat>, ApiError> {
     let Some(text) = body.object("text")? else { return Ok(None) };
     text.only(&["format", "verbosity"])?;
+    // Echoed in the response, and no more: a hint to models that are trained for it.
+    if !matches!(text.text("verbosity")?, None | Some("low" | "medium" | "high")) {
+        return Err(text.error("verbosity", "must be low, medium or high"));
+    }
     let Some(format) = text.object("format")? else { return Ok(None) };
     format.only(&["type", "name", "description", "schema", "strict"])?;
     match format.text("type")? {

@@ -81,6 +81,7 @@ fn errors_name_the_field() {
         (json!({"top_logprobs": 21}), "top_logprobs"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"messages": []}), "messages"),
+        (json!({"text": {"verbosity": "some"}}), "text.verbosity"),
         (json!({"text": {"format": {"type": "json_object", "schema": 5}}}), "text.format.schema"),
         (
             json!({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "foo": 1}]}]}),
