@@ -253,3 +253,9 @@ fn allowed_tools_are_the_only_ones_offered() {
     let unknown = json!({"tools": [named("a")], "tool_choice": {"type": "hosted"}});
     assert_eq!(refused(unknown), "tool_choice.type");
 }
+
+#[test]
+fn no_allowed_token_is_refused() {
+    assert_eq!(refused(json!({"allowed_token_ids": []})), "allowed_token_ids");
+    assert!(with(json!({"allowed_token_ids": null})).unwrap().sampling.allowed_token_ids.is_empty());
+}
