@@ -159,7 +159,8 @@ impl Completion {
         let mut template = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
         template.timings = self.timings;
         let logprobs = self.echoes.iter().map(|_| Logprobs::default()).collect();
-        self.reply.events(Chunks { template, echoes: self.echoes, logprobs })
+        let prompt_ids = (0..self.echoes.len()).map(|index| self.reply.prompt_ids(index)).collect();
+        self.reply.events(Chunks { template, echoes: self.echoes, prompt_ids, logprobs })
     }
 }
 
@@ -167,22 +168,36 @@ impl Completion {
 struct Chunks {
     template: ChunkTemplate,
     echoes: Vec<String>,
+    /// Ids of each choice's prompt, if requested, until its first chunk.
+    prompt_ids: Vec<Option<Vec<Token>>>,
     logprobs: Vec<Logprobs>,
+}
+
+impl Chunks {
+    /// The ids of a prompt as further JSON text of its choice, once.
+    fn prompt_ids_part(&mut self, index: usize) -> String {
+        let ids = self.prompt_ids.get_mut(index).and_then(Option::take);
+        ids.map_or_else(String::new, |ids| format!(",\"prompt_token_ids\":{}", Value::from(ids)))
+    }
 }
 
 impl EventWriter for Chunks {
     fn open(&mut self, out: &mut String) {
-        for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
-            self.template.chunk(out, index, &text_part(echo), None, None);
+        for (index, echo) in std::mem::take(&mut self.echoes).into_iter().enumerate() {
+            if !echo.is_empty() {
+                let part = text_part(&echo) + &self.prompt_ids_part(index);
+                self.template.chunk(out, index, &part, None, None);
+            }
         }
     }
 
     fn increment(&mut self, out: &mut String, index: usize, increment: AnswerIncrement) {
         self.template.set_usage(increment.tokens);
-        let logprobs = &mut self.logprobs[index];
-        logprobs.take(increment.logprobs);
-        let text = text_part(&visible_text(&increment.deltas)) + &sse::ids_part(&increment.ids);
-        let logprobs = logprobs.drain();
+        self.logprobs[index].take(increment.logprobs);
+        let text = text_part(&visible_text(&increment.deltas))
+            + &self.prompt_ids_part(index)
+            + &sse::ids_part(&increment.ids);
+        let logprobs = self.logprobs[index].drain();
         match &increment.ended {
             Some(ended) => self.template.last_chunk(out, index, &text, logprobs.as_ref(), ended),
             None => self.template.chunk(out, index, &text, logprobs.as_ref(), None),
