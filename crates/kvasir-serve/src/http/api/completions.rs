@@ -294,7 +294,8 @@ impl Logprobs {
             self.offset += entry["token"].as_str().map_or(0, |text| text.chars().count());
             let top = entry["top_logprobs"].as_array().map(|list| {
                 let one = |one: &Value| Some((one["token"].as_str()?.to_owned(), one["logprob"].clone()));
-                Value::Object(list.iter().filter_map(one).collect())
+                // The token itself is among them, however unlikely it was.
+                Value::Object(list.iter().chain([&entry]).filter_map(one).collect())
             });
             self.top.push(top.unwrap_or_default());
             self.chosen.push(entry["logprob"].clone());
@@ -330,5 +331,30 @@ pub(crate) async fn text_completions(
     match completion.stream {
         Some(options) => Ok(event_stream(completion.events(options))),
         None => Ok(Json(completion.whole().await?).into_response()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn top_logprobs_include_the_sampled_token() {
+        let one = |token: &str, logprob: f64| json!({"token": token, "logprob": logprob});
+        let entry = |token: &str, logprob: f64, top: Value| {
+            let mut entry = one(token, logprob);
+            entry["top_logprobs"] = top;
+            entry
+        };
+        let mut logprobs = Logprobs::default();
+        logprobs.take(vec![
+            // The first token of an echoed prompt has no probability.
+            json!({"token": "a", "logprob": null, "top_logprobs": null}),
+            entry("b", -3.0, json!([])),
+            entry("c", -3.0, json!([one("x", -0.5), one("y", -1.0)])),
+            entry("x", -0.5, json!([one("x", -0.5), one("y", -1.0)])),
+        ]);
+        let expected = json!([null, {"b": -3.0}, {"x": -0.5, "y": -1.0, "c": -3.0}, {"x": -0.5, "y": -1.0}]);
+        assert_eq!(logprobs.into_json()["top_logprobs"], expected);
     }
 }
