@@ -16,3 +16,4 @@ mod server;
 mod sessions;
 mod speculation;
 mod stops;
+mod stored_responses;
