@@ -118,3 +118,27 @@ fn streams_return_the_ids_of_their_prompts() {
     assert!(events[1..].iter().all(|event| event.get("prompt_token_ids").is_none()));
     assert!(events.iter().all(|event| event["choices"][0].get("prompt_token_ids").is_none()));
 }
+
+#[test]
+fn a_required_call_excludes_a_format() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let schema = json!({"schema": {"type": "object"}});
+    for choice in [json!("required"), tool.clone()] {
+        for (name, format, param) in [
+            ("response_format", json!({"type": "json_object"}), "response_format.type"),
+            (
+                "response_format",
+                json!({"type": "json_schema", "json_schema": schema}),
+                "response_format.json_schema.schema",
+            ),
+            ("regex", json!("a+"), "regex"),
+        ] {
+            let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": [tool]});
+            body["tool_choice"] = choice.clone();
+            body[name] = format;
+            let (status, answer) = server.post("/v1/chat/completions", &body);
+            assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+        }
+    }
+}
