@@ -63,7 +63,7 @@ pub struct SamplingFields {
     pub cache_salt: Option<String>,
     /// The only ids that may be sampled; empty allows all.
     pub allowed_token_ids: Vec<u32>,
-    /// Texts that are never generated.
+    /// Texts whose token sequences are never generated.
     pub bad_words: Vec<String>,
     /// Keep only this many tokens at the prompt's end; -1 keeps as many as fit.
     pub truncate_prompt: Option<i32>,
@@ -231,7 +231,7 @@ fn stop_regex(body: &Reader) -> Result<Vec<String>, ApiError> {
     Ok(patterns)
 }
 
-/// Texts that are never generated.
+/// Texts whose token sequences are never generated.
 fn bad_words(body: &Reader) -> Result<Vec<String>, ApiError> {
     let items = body.list("bad_words", MAX_BAD_WORDS)?.unwrap_or(&[]).iter();
     let word = |item: &serde_json::Value| {
