@@ -137,7 +137,8 @@ fn responses_are_stored_and_continued() {
         (answer.status, answer.json())
     };
     assert_eq!(get(&path), (200, first.clone()));
-    assert_eq!(get(&format!("{path}/input_items")).1["data"][0]["content"], json!("hello"));
+    let content = json!([{"type": "input_text", "text": "hello"}]);
+    assert_eq!(get(&format!("{path}/input_items")).1["data"][0]["content"], content);
     // Continuing equals sending everything again.
     let (_, second) = respond(json!({"input": "and then?", "previous_response_id": id}));
     let mut items = vec![json!({"role": "user", "content": "hello"})];

@@ -105,6 +105,19 @@ mod tests {
     }
 
     #[test]
+    fn specifications_that_match_nothing_are_refused() {
+        let vocabulary = vocabulary();
+        for shape in [
+            Shape::Grammar("root ::= root \"a\"".into()),
+            Shape::Grammar("start: start \"a\"".into()),
+            Shape::Regex("[^\\s\\S]".into()),
+        ] {
+            let refused = vocabulary.compile(&shape, &[]).unwrap_err();
+            assert_eq!(refused.0, "matches nothing that this model can write", "{shape:?}");
+        }
+    }
+
+    #[test]
     fn expressions_that_end_in_an_escape_are_refused() {
         let vocabulary = vocabulary();
         let compiles = |shape: Shape| vocabulary.compile(&shape, &[]).is_ok();

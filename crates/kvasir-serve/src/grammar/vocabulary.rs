@@ -238,16 +238,17 @@ impl TokenizerEnv for TokenizerAdapter {
     }
 }
 
-const NOTHING: &str = "allows nothing that this model can write";
+const NOTHING: &str = "matches nothing that this model can write";
 const ENDLESS: &str = "cannot be followed: what it leaves no choice about is too long, or has no end";
 
 pub(super) const TOO_MUCH: &str = "cannot be followed within the limits of a token";
 
 /// Maps a library error at the start of a grammar.
 fn grammar_error(error: &str) -> GrammarError {
-    let is = |reason: StopReason| error == reason.to_string();
+    // The library appends lines to its reason.
+    let reason = error.lines().next().unwrap_or_default().trim();
     GrammarError(match error {
-        _ if is(StopReason::NoExtensionBias) => NOTHING.into(),
+        _ if reason == StopReason::NoExtensionBias.to_string() => NOTHING.into(),
         _ if error == Cancelled.to_string() => ENDLESS.into(),
         _ => short(error),
     })

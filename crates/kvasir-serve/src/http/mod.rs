@@ -2,7 +2,7 @@
 //! Anthropic-compatible APIs.
 //!
 //! In reading order: `transport` (listener, TLS), `access` (keys, origins, hosts), `app` (shared
-//! state), `body`, `answers` (from tokens to increments), `api` (one file per endpoint),
+//! state), `body`, `query`, `answers` (from tokens to increments), `api` (one file per endpoint),
 //! `middleware`, `router`, `server`. Each handler parses and validates its body, submits an engine
 //! request, drops the body, and then writes the response as JSON or SSE.
 
@@ -13,6 +13,7 @@ pub(crate) mod app;
 pub(crate) mod body;
 pub(crate) mod error_response;
 pub(crate) mod middleware;
+pub(crate) mod query;
 pub(crate) mod router;
 pub(crate) mod server;
 pub(crate) mod transport;

@@ -5,6 +5,7 @@
 
 use crate::error::ApiError;
 use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
+use crate::http::api::responses::stored;
 use crate::http::api::{
     chat, completions, embeddings, llama_cpp, math, ollama, openapi, rerank, responses, sessions, status,
     steps, tokens, web_ui,
@@ -41,8 +42,8 @@ impl App {
             .route("/v1/responses", post(responses::responses_create))
             .route("/v1/responses/input_tokens", post(responses::input_tokens))
             .route("/v1/responses/compact", post(responses::compact))
-            .route("/v1/responses/{id}", get(responses::show).delete(responses::delete))
-            .route("/v1/responses/{id}/input_items", get(responses::input))
+            .route("/v1/responses/{id}", get(stored::show).delete(stored::delete))
+            .route("/v1/responses/{id}/input_items", get(stored::input_items))
             .route(MESSAGES_PATH, post(messages::anthropic_messages))
             .route(COUNT_TOKENS_PATH, post(messages::count_tokens))
             .route("/v1/sessions", get(sessions::list).post(sessions::create))

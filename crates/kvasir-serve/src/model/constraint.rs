@@ -43,6 +43,12 @@ impl Model {
             shape: Shape::Calls(self.tool_dialect.calls_only(tools, several)),
             param: param.to_owned(),
         };
+        if let (ToolChoice::Required | ToolChoice::Named(_), Some(format)) =
+            (&request.tool_choice, &request.response_format)
+        {
+            let why = format!("`{}` excludes a required call: its answer contains no call", format.param);
+            return Err(ApiError::param(&format.param, why));
+        }
         let requested = match &request.tool_choice {
             ToolChoice::Required => Some(calls(&all, request.parallel_tool_calls, "tools")),
             ToolChoice::Named(name) => {

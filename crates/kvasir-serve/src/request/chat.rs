@@ -8,7 +8,7 @@ use crate::blocking::BLOCKING_BYTES;
 use crate::error::ApiError;
 use crate::request::body::ParseBudget;
 use crate::request::cache_marks::CacheMark;
-use crate::request::conversation::{Content, Message, Role, unsupported_part};
+use crate::request::conversation::{Content, Message, Role, TEXT_PART, unsupported_part};
 use crate::request::fields::CHAT;
 use crate::request::reader::Reader;
 use crate::request::response_format::ResponseFormat;
@@ -94,7 +94,8 @@ impl ChatRequest {
         body.classify(CHAT)?;
         // Only the type of `session` is checked here; the session layer resolves it.
         body.text("session")?;
-        let tools = Tool::read_all(body)?;
+        let mut tools = Tool::read_all(body)?;
+        let tool_choice = ToolChoice::read(body, &mut tools)?;
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
         sampling.sampling.logprobs = sampling::chat_logprobs(body)?;
         let continue_final_message = body.flag("continue_final_message", false)?;
@@ -121,7 +122,7 @@ impl ChatRequest {
             model: body.text("model")?.map(str::to_owned),
             messages,
             sampling,
-            tool_choice: ToolChoice::read(body, &tools)?,
+            tool_choice,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
             response_format: ResponseFormat::read(body)?,
@@ -308,6 +309,7 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
                 let part = reader.item("content", i, part)?;
                 match part.text("type")? {
                     Some("text" | "input_text" | "output_text") => {
+                        part.only(TEXT_PART)?;
                         text.push_str(part.need_text("text")?);
                     }
                     kind => return Err(unsupported_part(&part, kind)),
@@ -325,8 +327,10 @@ fn calls(reader: &Reader, budget: &ParseBudget) -> Result<Vec<Value>, ApiError> 
     let items = reader.list("tool_calls", 1024)?.unwrap_or(&[]).iter().enumerate();
     let read = |(i, item): (usize, &Value)| {
         let call = reader.item("tool_calls", i, item)?;
+        call.only(&["id", "type", "function", "index"])?;
         let id = call.need_text("id")?;
         let function = call.need_object("function")?;
+        function.only(&["name", "arguments"])?;
         let name = function.need_text("name")?;
         let arguments = match function.get("arguments") {
             None => json!({}),

@@ -103,6 +103,11 @@ impl AssistantTurn {
     }
 }
 
+/// Fields of a part of text. Markers of caches, citations and log-probabilities do not change the
+/// content; clients send the parts of an answer back with them.
+pub(crate) const TEXT_PART: &[&str] =
+    &["type", "text", "annotations", "citations", "logprobs", "cache_control", "index"];
+
 /// The note that takes the place of a part that is no text in the result of a call, so that the
 /// conversation continues. The part is recorded as ignored.
 pub(crate) fn omission_note(part: &Reader, kind: &str) -> String {

@@ -131,9 +131,9 @@ fn edit_context(body: &Reader, messages: &mut [Message]) -> Result<(), ApiError>
             Some(Value::String(all)) if all == "all" => continue,
             None => 1,
             Some(Value::Object(_)) => {
-                let keep = edit.object("keep")?;
-                let turns = keep.map(|keep| keep.integer("value", 1..=i64::MAX)).transpose()?.flatten();
-                turns.unwrap_or(1)
+                let keep = edit.need_object("keep")?;
+                keep.only(&["type", "value"])?;
+                keep.integer("value", 1..=i64::MAX)?.unwrap_or(1)
             }
             Some(_) => return Err(edit.error("keep", "must be all or an object with a number of turns")),
         };
@@ -194,9 +194,10 @@ fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiEr
             Some("tool_use") => &["id", "name", "input", "caller"],
             Some("tool_result") => &["tool_use_id", "content", "is_error"],
             Some("tool_reference") => &["tool_name"],
+            Some("document") => &["source", "title", "context"],
             Some("search_result") => &["source", "title", "content"],
             // Only valid in tool results, where a note replaces it.
-            Some(kind) if MEDIA.contains(&kind) => return Ok(block),
+            Some("image") => &["source"],
             kind => return Err(unsupported_part(&block, kind)),
         };
         // Cache and citation markers do not change the content.
@@ -329,8 +330,17 @@ fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> 
 fn document(block: &Reader) -> Result<Option<String>, ApiError> {
     let Some(source) = block.object("source")? else { return Ok(None) };
     let text = match source.text("type")? {
-        Some("text") => source.need_text("data")?.to_owned(),
-        Some("content") => text_of(&source, "content", false)?.unwrap_or_default(),
+        Some("text") => {
+            source.only(&["type", "media_type", "data"])?;
+            if !matches!(source.text("media_type")?, None | Some("text/plain")) {
+                return Err(source.error("media_type", "must be text/plain in a source of text"));
+            }
+            source.need_text("data")?.to_owned()
+        }
+        Some("content") => {
+            source.only(&["type", "content"])?;
+            text_of(&source, "content", false)?.unwrap_or_default()
+        }
         _ => return Ok(None),
     };
     let mut out = String::from("<document>\n");

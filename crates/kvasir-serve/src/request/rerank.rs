@@ -32,7 +32,7 @@ pub struct RerankRequest {
     pub query: String,
     /// The documents.
     pub documents: Vec<String>,
-    /// Maximum number of results.
+    /// Maximum number of results; `None` for all.
     pub top_n: Option<usize>,
     /// Whether results hold their documents.
     pub returns_documents: bool,
@@ -73,7 +73,8 @@ impl RerankRequest {
             model: body.text("model")?.map(str::to_owned),
             query: query.to_owned(),
             documents: texts(body, if is_tei { "texts" } else { "documents" })?,
-            top_n: body.integer("top_n", 1..=MAX_TEXTS as i64)?.map(|n| n as usize),
+            // vLLM's default of 0 means all.
+            top_n: body.integer("top_n", 0..=MAX_TEXTS as i64)?.filter(|n| *n > 0).map(|n| n as usize),
             returns_documents: if is_tei { returns_text } else { returns_documents },
             is_tei,
             scoring: scoring(body)?,
@@ -123,5 +124,24 @@ fn texts(body: &Reader, field: &str) -> Result<Vec<String>, ApiError> {
     match items.is_empty() {
         true => Err(body.error(field, "must not be empty")),
         false => items.iter().enumerate().map(text).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::ignored_fields::IgnoredFields;
+    use serde_json::json;
+
+    #[test]
+    fn no_limit_of_results_is_all() {
+        let top_n = |top_n: Value| {
+            let body = json!({"query": "a", "documents": ["b"], "top_n": top_n});
+            let request =
+                RerankRequest::read(&Reader::new(body.as_object().unwrap(), &IgnoredFields::default()));
+            request.map(|request| request.top_n).map_err(|error| error.param.unwrap())
+        };
+        assert_eq!((top_n(json!(0)), top_n(Value::Null), top_n(json!(2))), (Ok(None), Ok(None), Ok(Some(2))));
+        assert_eq!(top_n(json!(-1)), Err("top_n".into()));
     }
 }

@@ -1,12 +1,15 @@
 //! Parses structured output parameters: `response_format`, `structured_outputs`, vLLM's older
 //! `guided_*`, SGLang's `regex` and `ebnf`, and
 //! llama.cpp's `grammar` and `json_schema`.
+//!
+//! An empty text is no constraint, in every spelling: clients send all fields they know. Only a typed
+//! `response_format` rejects it, since its type requests a constraint.
 
 use crate::error::ApiError;
 use crate::grammar::spec::Shape;
 use crate::request::reader::Reader;
 use crate::request::sampling::SamplingFields;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Maximum number of choices; the compiler has limits of its own.
 const MAX_CHOICES: usize = 4096;
@@ -37,10 +40,12 @@ impl ResponseFormat {
             ("ebnf", Shape::Grammar),
             ("grammar", Shape::Grammar),
         ] {
-            let text = body.text(name)?.filter(|text| !text.is_empty()).map(str::to_owned);
+            let text = unless_empty(body, name)?;
             formats.extend(text.map(|text| ResponseFormat { shape: shape(text), param: body.name(name) }));
         }
-        if let Some(schema) = body.object("json_schema")? {
+        if body.get("json_schema").is_some_and(|schema| *schema != "")
+            && let Some(schema) = body.object("json_schema")?
+        {
             formats
                 .push(Self { shape: Shape::JsonSchema(schema.to_value()), param: body.name("json_schema") });
         }
@@ -66,6 +71,15 @@ impl ResponseFormat {
         }
     }
 
+    /// Parses a format of type `json_object`: a JSON object, or JSON that satisfies the field `schema`,
+    /// as llama.cpp's clients send it.
+    pub(super) fn json_object(format: &Reader) -> Result<Self, ApiError> {
+        match format.get("schema") {
+            Some(schema) if *schema != json!({}) => Self::schema(format),
+            _ => Ok(Self { shape: Shape::JsonObject, param: format.name("type") }),
+        }
+    }
+
     /// Rejects `ignore_eos` and `min_tokens`: a constrained answer ends where its grammar does.
     pub fn check_lengths(&self, sampling: &SamplingFields) -> Result<(), ApiError> {
         let clash = |param: &str| {
@@ -88,21 +102,37 @@ impl ResponseFormat {
 fn response_format(body: &Reader) -> Result<Option<ResponseFormat>, ApiError> {
     let Some(format) = body.object("response_format")? else { return Ok(None) };
     let text = |field: &str| {
-        let text = format.need_text(field)?;
-        Ok::<String, ApiError>(text.to_owned())
+        format.only(&["type", field])?;
+        match format.need_text(field)? {
+            "" => Err(format.error(field, "must not be empty")),
+            text => Ok(text.to_owned()),
+        }
     };
     let found = |field: &str, shape: Shape| Ok(Some(ResponseFormat { shape, param: format.name(field) }));
     match format.text("type")? {
-        Some("text") => Ok(None),
-        Some("json_object") => found("type", Shape::JsonObject),
+        Some("text") => {
+            format.only(&["type"])?;
+            Ok(None)
+        }
+        Some("json_object") => {
+            format.only(&["type", "schema", "strict"])?;
+            ResponseFormat::json_object(&format).map(Some)
+        }
         Some("json_schema") => {
+            format.only(&["type", "json_schema"])?;
             let outer = format.need_object("json_schema")?;
+            outer.only(&["name", "description", "schema", "strict"])?;
             ResponseFormat::schema(&outer).map(Some)
         }
         Some("grammar") => found("grammar", Shape::Grammar(text("grammar")?)),
         Some("regex") => found("regex", Shape::Regex(text("regex")?)),
         _ => Err(format.error("type", "must be text, json_object, json_schema, grammar or regex")),
     }
+}
+
+/// A text field; `None` if it is absent or empty.
+fn unless_empty(body: &Reader, field: &str) -> Result<Option<String>, ApiError> {
+    Ok(body.text(field)?.filter(|text| !text.is_empty()).map(str::to_owned))
 }
 
 /// Parses the constraints whose names have this prefix.
@@ -113,6 +143,7 @@ fn constraint(body: &Reader, prefix: &str) -> Result<Vec<ResponseFormat>, ApiErr
         |name: &str, shape: Shape| formats.push(ResponseFormat { shape, param: body.name(&field(name)) });
     match body.get(&field("json")) {
         None => {}
+        Some(Value::String(text)) if text.is_empty() => {}
         // A schema may be given as a JSON string.
         Some(Value::String(text)) => match serde_json::from_str(text) {
             Ok(schema) => add("json", Shape::JsonSchema(schema)),
@@ -123,11 +154,11 @@ fn constraint(body: &Reader, prefix: &str) -> Result<Vec<ResponseFormat>, ApiErr
     if body.flag(&field("json_object"), false)? {
         add("json_object", Shape::JsonObject);
     }
-    if let Some(pattern) = body.text(&field("regex"))? {
-        add("regex", Shape::Regex(pattern.to_owned()));
+    if let Some(pattern) = unless_empty(body, &field("regex"))? {
+        add("regex", Shape::Regex(pattern));
     }
-    if let Some(text) = body.text(&field("grammar"))? {
-        add("grammar", Shape::Grammar(text.to_owned()));
+    if let Some(text) = unless_empty(body, &field("grammar"))? {
+        add("grammar", Shape::Grammar(text));
     }
     if let Some(items) = body.list(&field("choice"), MAX_CHOICES)? {
         let texts: Option<Vec<String>> = items.iter().map(|item| item.as_str().map(str::to_owned)).collect();

@@ -7,10 +7,11 @@
 mod tests;
 
 use crate::error::ApiError;
-use crate::grammar::spec::Shape;
 use crate::request::body::ParseBudget;
 use crate::request::chat::{self, ChatRequest, StreamOptions};
-use crate::request::conversation::{AssistantTurn, Message, Role, omission_note, unsupported_part};
+use crate::request::conversation::{
+    AssistantTurn, Message, Role, TEXT_PART, omission_note, unsupported_part,
+};
 use crate::request::fields::RESPONSES;
 use crate::request::reader::Reader;
 use crate::request::response_format::ResponseFormat;
@@ -277,8 +278,14 @@ fn text_of(item: &Reader, field: &str, types: &[&str], media: &[&str]) -> Result
     for (i, part) in parts.iter().enumerate() {
         let part = item.item(field, i, part)?;
         match part.text("type")? {
-            Some("refusal") if types.contains(&"refusal") => text.push_str(part.need_text("refusal")?),
-            Some(kind) if types.contains(&kind) => text.push_str(part.need_text("text")?),
+            Some("refusal") if types.contains(&"refusal") => {
+                part.only(&["type", "refusal"])?;
+                text.push_str(part.need_text("refusal")?);
+            }
+            Some(kind) if types.contains(&kind) => {
+                part.only(TEXT_PART)?;
+                text.push_str(part.need_text("text")?);
+            }
             Some(kind) if media.contains(&kind) => text.push_str(&omission_note(&part, kind)),
             kind => return Err(unsupported_part(&part, kind)),
         }
@@ -294,17 +301,10 @@ fn tool_choice(body: &Reader, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiEr
             match choice.text("type")? {
                 Some("allowed_tools") => {
                     choice.only(&["type", "mode", "tools"])?;
-                    let mut names = Vec::new();
-                    for (i, item) in choice.list("tools", 128)?.unwrap_or(&[]).iter().enumerate() {
-                        names.push(ToolChoice::named(&choice.item("tools", i, item)?, tools)?);
-                    }
-                    tools.retain(|tool| names.contains(&ToolChoice::Named(tool.name.clone())));
-                    return match choice.text("mode")? {
-                        None | Some("auto") => Ok(ToolChoice::Auto),
-                        Some("required") if !tools.is_empty() => Ok(ToolChoice::Required),
-                        Some("required") => Err(choice.error("tools", "must not be empty")),
-                        Some(_) => Err(choice.error("mode", "must be auto or required")),
-                    };
+                    return ToolChoice::allowed(&choice, tools, |item| {
+                        item.only(&["type", "name"])?;
+                        Ok(item)
+                    });
                 }
                 Some("function" | "custom") => choice.only(&["type", "name"])?,
                 _ => return Err(choice.error("type", "must be function, custom or allowed_tools")),
@@ -318,13 +318,15 @@ fn tool_choice(body: &Reader, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiEr
 fn format(body: &Reader) -> Result<Option<ResponseFormat>, ApiError> {
     let Some(text) = body.object("text")? else { return Ok(None) };
     text.only(&["format", "verbosity"])?;
+    // Echoed in the response, and no more: a hint to models that are trained for it.
+    if !matches!(text.text("verbosity")?, None | Some("low" | "medium" | "high")) {
+        return Err(text.error("verbosity", "must be low, medium or high"));
+    }
     let Some(format) = text.object("format")? else { return Ok(None) };
     format.only(&["type", "name", "description", "schema", "strict"])?;
     match format.text("type")? {
         Some("text") => Ok(None),
-        Some("json_object") => {
-            Ok(Some(ResponseFormat { shape: Shape::JsonObject, param: format.name("type") }))
-        }
+        Some("json_object") => ResponseFormat::json_object(&format).map(Some),
         Some("json_schema") => ResponseFormat::schema(&format).map(Some),
         _ => Err(format.error("type", "must be text, json_object or json_schema")),
     }

@@ -2,8 +2,8 @@
 //!
 //! Models are offered plain functions only. A `custom` tool becomes a function with one string
 //! argument, `input`. Tools of a namespace become functions named `NAMESPACE__NAME`. Hosted tools,
-//! which the provider would run itself, are left out and recorded as ignored. [`ToolKind`] tells
-//! how a call is reported to the client.
+//! which the provider would run itself, are left out and recorded as ignored, whatever the rule for
+//! unknown fields. [`ToolKind`] tells how a call is reported to the client.
 
 use crate::error::ApiError;
 use crate::request::reader::Reader;
@@ -65,6 +65,7 @@ fn custom(tool: &Reader) -> Result<Tool, ApiError> {
     if let Some(format) = tool.object("format")?
         && format.text("type")? == Some("grammar")
     {
+        format.only(&["type", "syntax", "definition"])?;
         let definition = format.text("definition")?.unwrap_or_default();
         let syntax = format.text("syntax")?.unwrap_or("lark");
         description.push_str(&format!("\nThe input follows this {syntax} grammar:\n{definition}"));

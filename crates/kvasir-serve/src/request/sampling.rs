@@ -63,7 +63,7 @@ pub struct SamplingFields {
     pub cache_salt: Option<String>,
     /// The only ids that may be sampled; empty allows all.
     pub allowed_token_ids: Vec<u32>,
-    /// Texts that are never generated.
+    /// Texts whose token sequences are never generated.
     pub bad_words: Vec<String>,
     /// Keep only this many tokens at the prompt's end; -1 keeps as many as fit.
     pub truncate_prompt: Option<i32>,
@@ -111,7 +111,7 @@ impl SamplingFields {
                 .map_or(0, |p| p as i32),
             prompt_logprobs: prompt_logprobs(body)?,
             cache_salt: body.text("cache_salt")?.map(str::to_owned),
-            allowed_token_ids: token_ids(body, "allowed_token_ids", vocab as usize, vocab)?,
+            allowed_token_ids: allowed_token_ids(body, vocab)?,
             bad_words: bad_words(body)?,
             truncate_prompt: truncate_prompt(body)?,
             speculation: SpeculationFields::read(body)?,
@@ -231,7 +231,7 @@ fn stop_regex(body: &Reader) -> Result<Vec<String>, ApiError> {
     Ok(patterns)
 }
 
-/// Texts that are never generated.
+/// Texts whose token sequences are never generated.
 fn bad_words(body: &Reader) -> Result<Vec<String>, ApiError> {
     let items = body.list("bad_words", MAX_BAD_WORDS)?.unwrap_or(&[]).iter();
     let word = |item: &serde_json::Value| {
@@ -240,6 +240,15 @@ fn bad_words(body: &Reader) -> Result<Vec<String>, ApiError> {
             .ok_or_else(|| body.error("bad_words", format!("must hold texts of 1 to {MAX_STOP_BYTES} bytes")))
     };
     items.map(word).collect()
+}
+
+/// `allowed_token_ids`: an empty list would allow no token at all.
+fn allowed_token_ids(body: &Reader, vocab: u32) -> Result<Vec<u32>, ApiError> {
+    let ids = token_ids(body, "allowed_token_ids", vocab as usize, vocab)?;
+    match body.get("allowed_token_ids") {
+        Some(_) if ids.is_empty() => Err(body.error("allowed_token_ids", "must not be empty")),
+        _ => Ok(ids),
+    }
 }
 
 /// A list of token ids.

@@ -73,7 +73,10 @@ impl Tool {
             if tool.text("type")? != Some("function") {
                 return Err(tool.error("type", "must be `function`"));
             }
+            tool.only(&["type", "function", "cache_control"])?;
             let function = tool.need_object("function")?;
+            // `return` is in the definitions that Transformers derives from Python functions.
+            function.only(&["name", "description", "parameters", "strict", "return", "cache_control"])?;
             Ok(vec![Self { source: tool.to_value(), ..Self::of(&function, "parameters")? }])
         })
     }
@@ -137,8 +140,9 @@ impl Tool {
 }
 
 impl ToolChoice {
-    /// Parses `tool_choice`; a named tool must be among `tools`.
-    pub fn read(body: &Reader, tools: &[Tool]) -> Result<Self, ApiError> {
+    /// Parses `tool_choice`; a named tool must be among `tools`. The type `allowed_tools` leaves only
+    /// these in `tools`.
+    pub fn read(body: &Reader, tools: &mut Vec<Tool>) -> Result<Self, ApiError> {
         let Some(value) = body.get("tool_choice") else { return Ok(Self::Auto) };
         let choice = match value.as_str() {
             Some("auto") => return Ok(Self::Auto),
@@ -149,11 +153,49 @@ impl ToolChoice {
                 let object = body
                     .object("tool_choice")?
                     .ok_or_else(|| body.error("tool_choice", "must be an object"))?;
-                let function = object.need_object("function")?;
-                Self::named(&function, tools)?
+                match object.text("type")? {
+                    None | Some("function") => {
+                        object.only(&["type", "function"])?;
+                        let function = object.need_object("function")?;
+                        function.only(&["name"])?;
+                        Self::named(&function, tools)?
+                    }
+                    Some("allowed_tools") => {
+                        object.only(&["type", "allowed_tools"])?;
+                        let allowed = object.need_object("allowed_tools")?;
+                        allowed.only(&["mode", "tools"])?;
+                        return Self::allowed(&allowed, tools, |item| {
+                            item.only(&["type", "function"])?;
+                            let function = item.need_object("function")?;
+                            function.only(&["name"])?;
+                            Ok(function)
+                        });
+                    }
+                    Some(_) => return Err(object.error("type", "must be function or allowed_tools")),
+                }
             }
         };
         if tools.is_empty() { Err(body.error("tool_choice", "needs `tools`")) } else { Ok(choice) }
+    }
+
+    /// Parses the `mode` of a choice among some tools, and leaves only its `tools` in `offered`.
+    /// `function` finds the object with a tool's name in an item.
+    pub(super) fn allowed<'a>(
+        choice: &Reader<'a>,
+        offered: &mut Vec<Tool>,
+        function: impl Fn(Reader<'a>) -> Result<Reader<'a>, ApiError>,
+    ) -> Result<Self, ApiError> {
+        let mut allowed = Vec::new();
+        for (i, item) in choice.list("tools", MAX_TOOLS)?.unwrap_or(&[]).iter().enumerate() {
+            allowed.push(Self::named(&function(choice.item("tools", i, item)?)?, offered)?);
+        }
+        offered.retain(|tool| allowed.contains(&Self::Named(tool.name.clone())));
+        match choice.text("mode")? {
+            None | Some("auto") => Ok(Self::Auto),
+            Some("required") if !offered.is_empty() => Ok(Self::Required),
+            Some("required") => Err(choice.error("tools", "must not be empty")),
+            Some(_) => Err(choice.error("mode", "must be auto or required")),
+        }
     }
 
     /// Parses the tool named by the field `name`.

@@ -1,7 +1,8 @@
 //! Ends an answer behind the first match of a regular expression (`stop_regex`).
 //!
-//! The last kilobyte of text is searched after every token. The match stays in the output, so nothing
-//! is held back for it.
+//! The last kilobyte of text is searched after every token, so the answer ends behind the token that
+//! completes a match, and a match longer than that is not found. The match stays in the output, so
+//! nothing is held back for it.
 
 use regex::{RegexSet, RegexSetBuilder};
 

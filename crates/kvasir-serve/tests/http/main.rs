@@ -17,3 +17,4 @@ mod server;
 mod sessions;
 mod speculation;
 mod stops;
+mod stored_responses;

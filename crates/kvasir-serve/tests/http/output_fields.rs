@@ -90,3 +90,55 @@ fn an_empty_template_is_the_models() {
     assert_eq!(prompt("".into()), prompt(Value::Null));
     assert_eq!(prompt("{{ messages[0].content }}".into()), json!({"prompt": "hi"}));
 }
+
+#[test]
+fn streams_return_the_ids_of_their_prompts() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let extra = json!({"prompt": [[20, 21], [22]], "n": 2, "return_token_ids": true, "stream": true});
+    for echo in [false, true] {
+        let mut body = body(extra.clone());
+        body["echo"] = echo.into();
+        let events = server.events("/v1/completions", &body);
+        for index in 0..4 {
+            let mut chunks = events.iter().map(|event| &event["choices"][0]);
+            let mut own = chunks.by_ref().filter(|choice| choice["index"] == index);
+            let expected = if index < 2 { json!([20, 21]) } else { json!([22]) };
+            assert_eq!(own.next().unwrap()["prompt_token_ids"], expected);
+            assert!(own.all(|choice| choice.get("prompt_token_ids").is_none()));
+        }
+    }
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let chat = json!({"messages": messages, "max_tokens": 3, "return_token_ids": true});
+    let (status, whole) = server.post("/v1/chat/completions", &chat);
+    assert_eq!(status, 200, "{whole}");
+    let mut streamed = chat;
+    streamed["stream"] = true.into();
+    let events = server.events("/v1/chat/completions", &streamed);
+    assert_eq!(events[0]["prompt_token_ids"], whole["prompt_token_ids"]);
+    assert!(events[1..].iter().all(|event| event.get("prompt_token_ids").is_none()));
+    assert!(events.iter().all(|event| event["choices"][0].get("prompt_token_ids").is_none()));
+}
+
+#[test]
+fn a_required_call_excludes_a_format() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let schema = json!({"schema": {"type": "object"}});
+    for choice in [json!("required"), tool.clone()] {
+        for (name, format, param) in [
+            ("response_format", json!({"type": "json_object"}), "response_format.type"),
+            (
+                "response_format",
+                json!({"type": "json_schema", "json_schema": schema}),
+                "response_format.json_schema.schema",
+            ),
+            ("regex", json!("a+"), "regex"),
+        ] {
+            let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": [tool]});
+            body["tool_choice"] = choice.clone();
+            body[name] = format;
+            let (status, answer) = server.post("/v1/chat/completions", &body);
+            assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+        }
+    }
+}

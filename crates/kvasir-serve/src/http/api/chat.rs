@@ -95,8 +95,13 @@ impl Chat {
         self.head["object"] = "chat.completion.chunk".into();
         let mut template = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
         template.timings = self.timings;
-        let (answers, prompt_ids) = (self.reply.len(), self.reply.prompt_ids(0));
-        self.reply.events(Chunks { template, answers, ids: self.ids, echo: self.echo, prompt_ids })
+        let mut first = template.clone();
+        if let Some(ids) = self.reply.prompt_ids(0) {
+            self.head["prompt_token_ids"] = ids.into();
+            first = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
+        }
+        let answers = self.reply.len();
+        self.reply.events(Chunks { template, first, answers, ids: self.ids, echo: self.echo })
     }
 }
 
@@ -127,21 +132,19 @@ impl CallIds {
 /// Writes `chat.completion.chunk` events.
 struct Chunks {
     template: ChunkTemplate,
+    /// Template of each choice's first chunk, which has the ids of the prompt if they are requested.
+    first: ChunkTemplate,
     answers: usize,
     ids: CallIds,
     echo: String,
-    prompt_ids: Option<Vec<Token>>,
 }
 
 impl EventWriter for Chunks {
     fn open(&mut self, out: &mut String) {
         let mut part = json!({"role": "assistant", "content": self.echo}).to_string();
         part.insert_str(0, "\"delta\":");
-        if let Some(ids) = self.prompt_ids.take() {
-            part.push_str(&format!(",\"prompt_token_ids\":{}", Value::from(ids)));
-        }
         for index in 0..self.answers {
-            self.template.chunk(out, index, &part, None, None);
+            self.first.chunk(out, index, &part, None, None);
         }
     }
 

@@ -159,7 +159,8 @@ impl Completion {
         let mut template = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
         template.timings = self.timings;
         let logprobs = self.echoes.iter().map(|_| Logprobs::default()).collect();
-        self.reply.events(Chunks { template, echoes: self.echoes, logprobs })
+        let prompt_ids = (0..self.echoes.len()).map(|index| self.reply.prompt_ids(index)).collect();
+        self.reply.events(Chunks { template, echoes: self.echoes, prompt_ids, logprobs })
     }
 }
 
@@ -167,22 +168,36 @@ impl Completion {
 struct Chunks {
     template: ChunkTemplate,
     echoes: Vec<String>,
+    /// Ids of each choice's prompt, if requested, until its first chunk.
+    prompt_ids: Vec<Option<Vec<Token>>>,
     logprobs: Vec<Logprobs>,
+}
+
+impl Chunks {
+    /// The ids of a prompt as further JSON text of its choice, once.
+    fn prompt_ids_part(&mut self, index: usize) -> String {
+        let ids = self.prompt_ids.get_mut(index).and_then(Option::take);
+        ids.map_or_else(String::new, |ids| format!(",\"prompt_token_ids\":{}", Value::from(ids)))
+    }
 }
 
 impl EventWriter for Chunks {
     fn open(&mut self, out: &mut String) {
-        for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
-            self.template.chunk(out, index, &text_part(echo), None, None);
+        for (index, echo) in std::mem::take(&mut self.echoes).into_iter().enumerate() {
+            if !echo.is_empty() {
+                let part = text_part(&echo) + &self.prompt_ids_part(index);
+                self.template.chunk(out, index, &part, None, None);
+            }
         }
     }
 
     fn increment(&mut self, out: &mut String, index: usize, increment: AnswerIncrement) {
         self.template.set_usage(increment.tokens);
-        let logprobs = &mut self.logprobs[index];
-        logprobs.take(increment.logprobs);
-        let text = text_part(&visible_text(&increment.deltas)) + &sse::ids_part(&increment.ids);
-        let logprobs = logprobs.drain();
+        self.logprobs[index].take(increment.logprobs);
+        let text = text_part(&visible_text(&increment.deltas))
+            + &self.prompt_ids_part(index)
+            + &sse::ids_part(&increment.ids);
+        let logprobs = self.logprobs[index].drain();
         match &increment.ended {
             Some(ended) => self.template.last_chunk(out, index, &text, logprobs.as_ref(), ended),
             None => self.template.chunk(out, index, &text, logprobs.as_ref(), None),
@@ -279,7 +294,8 @@ impl Logprobs {
             self.offset += entry["token"].as_str().map_or(0, |text| text.chars().count());
             let top = entry["top_logprobs"].as_array().map(|list| {
                 let one = |one: &Value| Some((one["token"].as_str()?.to_owned(), one["logprob"].clone()));
-                Value::Object(list.iter().filter_map(one).collect())
+                // The token itself is among them, however unlikely it was.
+                Value::Object(list.iter().chain([&entry]).filter_map(one).collect())
             });
             self.top.push(top.unwrap_or_default());
             self.chosen.push(entry["logprob"].clone());
@@ -315,5 +331,30 @@ pub(crate) async fn text_completions(
     match completion.stream {
         Some(options) => Ok(event_stream(completion.events(options))),
         None => Ok(Json(completion.whole().await?).into_response()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn top_logprobs_include_the_sampled_token() {
+        let one = |token: &str, logprob: f64| json!({"token": token, "logprob": logprob});
+        let entry = |token: &str, logprob: f64, top: Value| {
+            let mut entry = one(token, logprob);
+            entry["top_logprobs"] = top;
+            entry
+        };
+        let mut logprobs = Logprobs::default();
+        logprobs.take(vec![
+            // The first token of an echoed prompt has no probability.
+            json!({"token": "a", "logprob": null, "top_logprobs": null}),
+            entry("b", -3.0, json!([])),
+            entry("c", -3.0, json!([one("x", -0.5), one("y", -1.0)])),
+            entry("x", -0.5, json!([one("x", -0.5), one("y", -1.0)])),
+        ]);
+        let expected = json!([null, {"b": -3.0}, {"x": -0.5, "y": -1.0, "c": -3.0}, {"x": -0.5, "y": -1.0}]);
+        assert_eq!(logprobs.into_json()["top_logprobs"], expected);
     }
 }

@@ -1,12 +1,12 @@
-//! OpenAI `/v1/responses`: creates responses, and shows, continues and deletes stored ones.
+//! OpenAI `/v1/responses`: creates responses, and continues stored ones. `stored` reads them.
 
 mod events;
 mod object;
+pub(crate) mod stored;
 mod truncation;
 
 use crate::answer::items::Items;
 use crate::error::ApiError;
-use crate::http::access::api_keys::Caller;
 use crate::http::answers::reply::Reply;
 use crate::http::answers::sse::event_stream;
 use crate::http::answers::submit_chat::submit_chat;
@@ -22,8 +22,8 @@ use crate::request::responses::ResponsesRequest;
 use crate::request::tools::ToolKind;
 use crate::session::responses::Conversation;
 use axum::{
-    Extension, Json,
-    extract::{Path, Request, State},
+    Json,
+    extract::{Request, State},
     response::{IntoResponse, Response},
 };
 use futures_util::Stream;
@@ -141,44 +141,6 @@ impl Responses {
         let Self { object, reply, storing, .. } = self;
         reply.events(Events { object, storing, items: Items::default(), ended: None, sequence: 0 })
     }
-}
-
-/// `GET /v1/responses/ID`.
-pub(crate) async fn show(
-    State(app): State<Arc<App>>,
-    Extension(Caller(key)): Extension<Caller>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    app.responses.get(&id, key).map(Json)
-}
-
-/// `DELETE /v1/responses/ID`.
-pub(crate) async fn delete(
-    State(app): State<Arc<App>>,
-    Extension(Caller(key)): Extension<Caller>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    app.responses.remove(&id, key)?;
-    Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
-}
-
-/// `GET /v1/responses/ID/input_items`.
-pub(crate) async fn input(
-    State(app): State<Arc<App>>,
-    Extension(Caller(key)): Extension<Caller>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    let mut items = app.responses.input(&id, key)?;
-    for (i, item) in items.iter_mut().enumerate() {
-        if let Some(item) = item.as_object_mut() {
-            item.entry("id").or_insert_with(|| format!("item_{i}_{id}").into());
-        }
-    }
-    let end = |item: Option<&Value>| item.map(|item| item["id"].clone());
-    Ok(Json(json!({
-        "object": "list", "first_id": end(items.first()), "last_id": end(items.last()), "has_more": false,
-        "data": items,
-    })))
 }
 
 /// `POST /v1/responses/input_tokens`: the length of the rendered input.

@@ -1,6 +1,7 @@
 //! Tests of chat request parsing: bounds of every parameter, message and tool validation.
 
 use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
+use crate::grammar::spec::Shape;
 use crate::request::body::Body;
 use crate::request::chat::*;
 use crate::request::fields::CHAT;
@@ -130,4 +131,131 @@ fn tools_are_checked() {
         with(json!({"tools": [tool("b")], "tool_choice": named})).unwrap().tool_choice,
         ToolChoice::Named("b".into())
     );
+}
+
+fn format(extra: Value) -> Option<Shape> {
+    with(extra).unwrap().response_format.map(|format| format.shape)
+}
+
+#[test]
+fn json_objects_satisfy_their_schema() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let object = |schema: Value| json!({"response_format": {"type": "json_object", "schema": schema}});
+    assert_eq!(format(object(schema.clone())), Some(Shape::JsonSchema(schema)));
+    for absent in [Value::Null, json!({})] {
+        assert_eq!(format(object(absent)), Some(Shape::JsonObject));
+    }
+    assert_eq!(format(json!({"response_format": {"type": "json_object"}})), Some(Shape::JsonObject));
+    assert_eq!(refused(object(json!(5))), "response_format.schema");
+}
+
+#[test]
+fn empty_texts_are_no_constraint() {
+    for name in ["regex", "ebnf", "grammar", "json_schema", "guided_regex", "guided_grammar", "guided_json"] {
+        assert_eq!(format(json!({name: ""})), None, "{name}");
+    }
+    for name in ["regex", "grammar", "json"] {
+        assert_eq!(format(json!({"structured_outputs": {name: ""}})), None, "{name}");
+    }
+    assert_eq!(format(json!({"regex": "", "guided_regex": "a"})), Some(Shape::Regex("a".into())));
+    for name in ["regex", "grammar"] {
+        let path = format!("response_format.{name}");
+        assert_eq!(refused(json!({"response_format": {"type": name, name: ""}})), path);
+    }
+}
+
+#[test]
+fn unknown_nested_fields_are_named() {
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let with_tool = |mut extra: Value| {
+        extra["tools"] = json!([tool]);
+        extra
+    };
+    let function = json!({"name": "f", "arguments": "{}"});
+    let message = |message: Value| json!({"messages": [message, {"role": "user", "content": "x"}]});
+    let schema = json!({"schema": {"type": "object"}, "bar": 1});
+    for (body, path) in [
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": schema}}),
+            "response_format.json_schema.bar",
+        ),
+        (json!({"response_format": {"type": "json_object", "foo": 1}}), "response_format.foo"),
+        (json!({"response_format": {"type": "text", "foo": 1}}), "response_format.foo"),
+        (json!({"response_format": {"type": "regex", "regex": "a", "foo": 1}}), "response_format.foo"),
+        (json!({"tools": [{"type": "function", "function": {"name": "f"}, "foo": 1}]}), "tools[0].foo"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "f", "bar": 1}}]}),
+            "tools[0].function.bar",
+        ),
+        (
+            with_tool(json!({"tool_choice": {"type": "function", "function": {"name": "f"}, "foo": 1}})),
+            "tool_choice.foo",
+        ),
+        (
+            with_tool(json!({"tool_choice": {"type": "function", "function": {"name": "f", "foo": 1}}})),
+            "tool_choice.function.foo",
+        ),
+        (
+            message(json!({"role": "user", "content": [{"type": "text", "text": "a", "foo": 1}]})),
+            "messages[0].content[0].foo",
+        ),
+        (
+            message(
+                json!({"role": "assistant", "tool_calls": [{"id": "c", "function": function, "foo": 1}]}),
+            ),
+            "messages[0].tool_calls[0].foo",
+        ),
+    ] {
+        let mut whole = json!({"messages": [{"role": "user", "content": "hi"}]});
+        whole.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
+        let error = read(whole).unwrap_err();
+        assert_eq!((error.param.as_deref(), error.code), (Some(path), Some("unknown_parameter")));
+    }
+}
+
+#[test]
+fn fields_that_clients_send_are_known() {
+    let cached = json!({"type": "ephemeral"});
+    let part =
+        json!({"type": "text", "text": "a", "annotations": [], "citations": null, "cache_control": cached});
+    let call =
+        json!({"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}});
+    read(json!({
+        "messages": [{"role": "user", "content": [part]}, {"role": "assistant", "tool_calls": [call]}],
+        "tools": [{"type": "function", "cache_control": cached, "function": {
+            "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": true,
+        }}],
+        "response_format": {"type": "json_schema", "json_schema": {
+            "name": "n", "description": "d", "strict": true, "schema": {"type": "object"},
+        }},
+    }))
+    .unwrap();
+}
+
+#[test]
+fn allowed_tools_are_the_only_ones_offered() {
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let choice = |mode: Value, tools: Value| {
+        json!({
+            "tools": [named("a"), named("b"), named("c")],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}},
+        })
+    };
+    let names = |chat: &ChatRequest| chat.tools.iter().map(|tool| tool.name.clone()).collect::<Vec<_>>();
+    for (mode, expected) in [("auto", ToolChoice::Auto), ("required", ToolChoice::Required)] {
+        let chat = with(choice(mode.into(), json!([named("c"), named("a")]))).unwrap();
+        assert_eq!((names(&chat), chat.tool_choice), (vec!["a".to_owned(), "c".to_owned()], expected));
+    }
+    let path = "tool_choice.allowed_tools";
+    assert_eq!(refused(choice("none".into(), json!([named("a")]))), format!("{path}.mode"));
+    assert_eq!(refused(choice("required".into(), json!([]))), format!("{path}.tools"));
+    assert_eq!(refused(choice("auto".into(), json!([named("d")]))), format!("{path}.tools[0].function.name"));
+    let unknown = json!({"tools": [named("a")], "tool_choice": {"type": "hosted"}});
+    assert_eq!(refused(unknown), "tool_choice.type");
+}
+
+#[test]
+fn no_allowed_token_is_refused() {
+    assert_eq!(refused(json!({"allowed_token_ids": []})), "allowed_token_ids");
+    assert!(with(json!({"allowed_token_ids": null})).unwrap().sampling.allowed_token_ids.is_empty());
 }

@@ -2,6 +2,7 @@
 //! agents' history.
 
 use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
+use crate::grammar::spec::Shape;
 use crate::request::responses::*;
 use serde_json::json;
 
@@ -80,6 +81,12 @@ fn errors_name_the_field() {
         (json!({"top_logprobs": 21}), "top_logprobs"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"messages": []}), "messages"),
+        (json!({"text": {"verbosity": "some"}}), "text.verbosity"),
+        (json!({"text": {"format": {"type": "json_object", "schema": 5}}}), "text.format.schema"),
+        (
+            json!({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "foo": 1}]}]}),
+            "input[0].content[0].foo",
+        ),
     ] {
         let error = read(bad.clone()).expect_err(param);
         assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{bad}");
@@ -168,4 +175,18 @@ fn input_items_may_add_tools() {
     let bad =
         json!([{"type": "additional_tools", "tools": [{"name": "x"}]}, {"role": "user", "content": "x"}]);
     assert_eq!(read(json!({"input": bad})).unwrap_err().param.as_deref(), Some("input[0].tools[0].type"));
+}
+
+#[test]
+fn json_objects_satisfy_their_schema() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let format = |format: Value| {
+        let request = read(json!({"text": {"format": format, "verbosity": "low"}})).unwrap();
+        request.chat.response_format.map(|format| format.shape)
+    };
+    assert_eq!(
+        format(json!({"type": "json_object", "schema": schema})),
+        Some(Shape::JsonSchema(schema.clone()))
+    );
+    assert_eq!(format(json!({"type": "json_object"})), Some(Shape::JsonObject));
 }
