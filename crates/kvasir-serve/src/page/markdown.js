@@ -1,67 +1,16 @@
 // Markdown to HTML. The text is escaped before it is parsed, so no tag of its own can come out.
 //
-// Blocks: paragraphs, headings, lists, task lists, quotes, fenced code, tables, display math. Inline:
-// code, math, links, autolinks, emphasis. Formulas become `.math` placeholders, which `math.js` fills.
+// Blocks: paragraphs, headings, lists, task lists, quotes, fenced code, tables, display math. `inline.js` parses the
+// text in them. Formulas become `.math` placeholders, which `math.js` fills.
 
+import { formula } from "/page/formula.js";
 import { highlight } from "/page/highlight.js";
+import { inline } from "/page/inline.js";
+import { References } from "/page/references.js";
 
 export const escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
 const unescape = (text) => text.replace(/&#(\d+);/g, (_, code) => String.fromCharCode(code));
-
-const CODE = /(`+)([^`]+?)\1(?!`)/g;
-const MATH = [
-  [/\\\((.+?)\\\)/g, false],
-  [/\\\[(.+?)\\\]/g, true],
-  [/(?<!\\)\$\$(.+?)(?<!\\)\$\$/g, true],
-  // A dollar sign before a digit that closes is a price.
-  [/(?<![\\$\w])\$(?=[^\s$])([^$\n]*?[^\s\\$])\$(?![\w$])/g, false],
-];
-const ESCAPED = /\\(&#\d+;|[!-/:-@[-`{-~])/g;
-const LINK = /\[([^\]\n]{1,300})\]\(((?:https?:\/\/|mailto:)[^\s()\u0000]{1,2000})\)/g;
-const AUTOLINK = /&#60;((?:https?:\/\/|mailto:)[^\s\u0000]{1,2000}?)&#62;/g;
-const URL = /(?<![\w/])https?:\/\/(?:(?!&#(?:34|39|60|62);)[^\s\u0000]){1,2000}/g;
-
-/** Inline elements of an escaped text. Code, math and links are set aside first: nothing in them is parsed. */
-function inline(text) {
-  const kept = [];
-  const aside = (html) => `\u0000${kept.push(html) - 1}\u0000`;
-  const back = (html) => html.replace(/\u0000(\d+)\u0000/g, (_, i) => kept[i]);
-  let marked = text.replaceAll("\u0000", "").replace(CODE, (_, ticks, code) => aside(`<code>${code.trim()}</code>`));
-  for (const [pattern, display] of MATH) marked = marked.replace(pattern, (all, latex) => (latex.includes("\u0000") ? all : aside(formula(latex, display, all))));
-  marked = marked
-    .replace(LINK, (_, label, url) => aside(anchor(url, back(label))))
-    .replace(AUTOLINK, (_, url) => aside(anchor(url, url)))
-    .replace(URL, (found) => {
-      const url = found.slice(0, urlEnd(found));
-      return aside(anchor(url, url)) + found.slice(url.length);
-    })
-    .replace(ESCAPED, (_, char) => aside(char))
-    .replace(/\*\*(?=\S)(.+?)(?<=\S)\*\*/g, "<strong>$1</strong>")
-    .replace(/(?<![\w*])\*(?=[^\s*])([^*\n]+?)(?<=[^\s*])\*(?![\w*])/g, "<em>$1</em>")
-    .replace(/(?<!\w)_(?=[^\s_])([^_\n]+?)(?<=[^\s_])_(?!\w)/g, "<em>$1</em>")
-    .replace(/~~(?=\S)(.+?)(?<=\S)~~/g, "<s>$1</s>");
-  return back(marked);
-}
-
-const anchor = (url, label) => `<a href="${url}" target="_blank" rel="noopener noreferrer">${label}</a>`;
-
-/** A place for a formula; its source stands there until the formula is drawn. */
-function formula(latex, display, source) {
-  return `<span class="math${display ? " display" : ""}" data-latex="${latex.trim()}">${source}</span>`;
-}
-
-/** Where a bare URL ends: punctuation and brackets that the sentence closes are not part of it. */
-function urlEnd(url) {
-  let end = url.length;
-  const count = (char) => url.slice(0, end).split(char).length;
-  for (;;) {
-    const last = url[end - 1];
-    const isMark = ".,:;!?*_~".includes(last) && !url.slice(0, end).endsWith("&#38;");
-    if (isMark || (last === ")" && count("(") < count(")"))) end--;
-    else return end;
-  }
-}
 
 const FENCE = /^\s{0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
 const HEADING = /^(#{1,6})\s+(.*?)\s*#*$/;
@@ -76,14 +25,17 @@ const ENVIRONMENT = /^\s*\\begin\{((?:equation|align|aligned|gather|multline|cas
 
 /** A text as HTML. */
 export function markdown(text) {
-  return blocks(escape(text).split("\n"), 0);
+  const lines = escape(text).split("\n");
+  return blocks(lines, { depth: 0, references: new References(lines) });
 }
 
-function blocks(lines, depth) {
+const deeper = (context) => ({ ...context, depth: context.depth + 1 });
+
+function blocks(lines, context) {
   const out = [];
   let at = 0;
   while (at < lines.length) {
-    const [html, next] = block(lines, at, depth);
+    const [html, next] = block(lines, at, context);
     if (html) out.push(html);
     at = next;
   }
@@ -91,9 +43,9 @@ function blocks(lines, depth) {
 }
 
 /** One block that begins at line `at`: its HTML, and the line after it. */
-function block(lines, at, depth) {
+function block(lines, at, context) {
   const line = lines[at];
-  if (!line.trim()) return ["", at + 1];
+  if (!line.trim() || context.references.has(line)) return ["", at + 1];
   const fence = FENCE.exec(line);
   if (fence) return code(lines, at, fence);
   const shown = displayMath(lines, at);
@@ -101,13 +53,13 @@ function block(lines, at, depth) {
   const heading = HEADING.exec(line);
   if (heading) {
     const level = Math.min(6, heading[1].length + 2);
-    return [`<h${level}>${inline(heading[2])}</h${level}>`, at + 1];
+    return [`<h${level}>${inline(heading[2], context.references)}</h${level}>`, at + 1];
   }
   if (RULE.test(line)) return ["<hr>", at + 1];
-  if (QUOTE.test(line) && depth < 6) return quote(lines, at, depth);
-  if (ITEM.test(line) && depth < 6) return list(lines, at, depth);
-  if (line.includes("|") && TABLE_LINE.test(lines[at + 1] ?? "")) return table(lines, at);
-  return paragraph(lines, at);
+  if (QUOTE.test(line) && context.depth < 6) return quote(lines, at, context);
+  if (ITEM.test(line) && context.depth < 6) return list(lines, at, context);
+  if (line.includes("|") && TABLE_LINE.test(lines[at + 1] ?? "")) return table(lines, at, context);
+  return paragraph(lines, at, context);
 }
 
 function code(lines, at, [, mark, language]) {
@@ -139,15 +91,15 @@ function displayMath(lines, at) {
   return null;
 }
 
-function quote(lines, at, depth) {
+function quote(lines, at, context) {
   const inner = [];
   while (at < lines.length && QUOTE.test(lines[at])) inner.push(QUOTE.exec(lines[at++])[1]);
-  return [`<blockquote>${blocks(inner, depth + 1)}</blockquote>`, at];
+  return [`<blockquote>${blocks(inner, deeper(context))}</blockquote>`, at];
 }
 
 const indentOf = (line) => line.length - line.trimStart().length;
 
-function list(lines, at, depth) {
+function list(lines, at, context) {
   const first = ITEM.exec(lines[at]);
   const base = first[1].length, ordered = /\d/.test(first[2]);
   const items = [];
@@ -162,7 +114,7 @@ function list(lines, at, depth) {
       inner.push(lines[at].slice(Math.min(inset, indentOf(lines[at]))));
       at++;
     }
-    const text = inner.length > 1 ? tight(blocks(inner, depth + 1)) : inline(inner[0]);
+    const text = inner.length > 1 ? tight(blocks(inner, deeper(context))) : inline(inner[0], context.references);
     items.push(task ? `<li class="task">${tick(task[1] !== " ")}${text}</li>` : `<li>${text}</li>`);
     if (!lines[at]?.trim() && ITEM.test(lines[at + 1] ?? "") && indentOf(lines[at + 1]) === base) at++;
   }
@@ -180,9 +132,9 @@ const cells = (line) => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\
 /** Alignment of a column by its delimiter: `:-:` or `-:`. */
 const alignment = (delimiter) => (/^:-+:$/.test(delimiter) ? "center" : /-:$/.test(delimiter) ? "right" : "");
 
-function table(lines, at) {
+function table(lines, at, { references }) {
   const aligned = cells(lines[at + 1]).map(alignment);
-  const cell = (text, i, tag) => `<${tag}${aligned[i] ? ` class="${aligned[i]}"` : ""}>${inline(text)}</${tag}>`;
+  const cell = (text, i, tag) => `<${tag}${aligned[i] ? ` class="${aligned[i]}"` : ""}>${inline(text, references, { isCell: true })}</${tag}>`;
   const row = (line, tag) => `<tr>${cells(line).map((text, i) => cell(text, i, tag)).join("")}</tr>`;
   const head = row(lines[at], "th"), body = [];
   at += 2;
@@ -190,10 +142,10 @@ function table(lines, at) {
   return [`<div class="tablebox" tabindex="0"><table><thead>${head}</thead><tbody>${body.join("")}</tbody></table></div>`, at];
 }
 
-function paragraph(lines, at) {
+function paragraph(lines, at, { references }) {
   const own = [];
   while (at < lines.length && lines[at].trim() && (own.length === 0 || !startsBlock(lines, at))) own.push(lines[at++].trim());
-  return [`<p>${own.map(inline).join("<br>")}</p>`, at];
+  return [`<p>${inline(own.join("\n"), references)}</p>`, at];
 }
 
 const startsBlock = (lines, at) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((kind) => kind.test(lines[at])) || displayMath(lines, at) !== null;
