@@ -5,6 +5,7 @@ import assert from "node:assert/strict";
 export async function all({ page, address }) {
   await page.goto(address);
   await markdown(page);
+  await blocks(page);
   await inline(page);
   await hostile(page);
   await linear(page);
@@ -37,6 +38,51 @@ async function markdown(page) {
   assert.equal(await html("$5 and $10, US$3, a $x_1$ b"), '<p>$5 and $10, US$3, a <span class="math" data-latex="x_1">$x_1$</span> b</p>');
   assert.match(await html("$$\na &= b\n$$"), /^<div class="formula"><span class="math display" data-latex="a &#38;= b">/);
   assert.match(await html("```diff\n+a\n-b\n```"), /t-added">\+a<\/span>\n<span class="t-removed">-b/);
+}
+
+async function blocks(page) {
+  const box = (code, language = "text") => `<div class="codebox"><div class="codehead"><span>${language}</span><button type="button" class="quiet" data-act="copy-code">copy</button></div><pre tabindex="0"><code>${code}</code></pre></div>`;
+  const table = '<div class="tablebox" tabindex="0"><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td>2</td></tr></tbody></table></div>';
+  const formula = (latex) => `<div class="formula"><span class="math display" data-latex="${latex}">\n${latex}\n</span></div>`;
+  await each(page, {
+    "Here:\n| a | b |\n|---|---|\n| 1 | 2 |\n\nEnd": `<p>Here:</p>${table}<p>End</p>`,
+    "a | b\n---": "<p>a | b</p><hr>",
+    // Lists: tabs, continued text, numbers.
+    "- a\n\t- b\n\t\t- c\n- d": "<ul><li>a<ul><li>b<ul><li>c</li></ul></li></ul></li><li>d</li></ul>",
+    "1.\ta\n\n\tb\n\t- c\n2.\td": '<ol start="1"><li>a<p>b</p><ul><li>c</li></ul></li><li>d</li></ol>',
+    "1. **a**\ntext\n2. b": '<ol start="1"><li><strong>a</strong><br>text</li><li>b</li></ol>',
+    "- a\n* * *\n- b": "<ul><li>a</li></ul><hr><ul><li>b</li></ul>",
+    "The year\n1986. was good": "<p>The year<br>1986. was good</p>",
+    "Steps:\n1. a\n2. b": '<p>Steps:</p><ol start="1"><li>a</li><li>b</li></ol>',
+    "7. a\n8. b": '<ol start="7"><li>a</li><li>b</li></ol>',
+    // Formulas.
+    "So we get \\[\nx = 1\n- y\n\\]\nok": `<p>So we get</p>${formula("x = 1\n- y")}<p>ok</p>`,
+    "- a: $$\n  x\n  $$\n- b": `<ul><li>a:${formula("x")}</li><li>b</li></ul>`,
+    "\\[ a \\] b\nc \\[ d \\]": '<p><span class="math display" data-latex="a">\\[ a \\]</span> b<br>c <span class="math display" data-latex="d">\\[ d \\]</span></p>',
+    "a \\[\nno end": "<p>a [<br>no end</p>",
+    // Code.
+    "```md\n```js\nx\n```\nafter": `${box("```js\nx", "md")}<p>after</p>`,
+    "````md\n```js\nx\n```\n````\nafter": `${box("```js\nx\n```", "md")}<p>after</p>`,
+    "~~~\n```\n~~~\n```a```": `${box("```")}<p><code>a</code></p>`,
+    "- a\n  ```\n  x\n\n    y\n  ```\n- b": `<ul><li>a${box("x\n\n  y")}</li><li>b</li></ul>`,
+    "```make\nall:\n\tcc\n```": box("all:\n\tcc", "make"),
+    "a\n\n    b\n\n      <c>\n\nd": `<p>a</p>${box("b\n\n  &#60;c&#62;")}<p>d</p>`,
+    // Indented text that is no code.
+    "    a\nb\n    c": "<p>a<br>b<br>c</p>",
+    "a\n\n    - b": "<p>a</p><ul><li>b</li></ul>",
+    "1. a\n```\nx\n```\n\n    b": `<ol start="1"><li>a</li></ol>${box("x")}<p>b</p>`,
+    "1. a\n\n\n    b": '<ol start="1"><li>a</li></ol><p>b</p>',
+    "a\n\n    \\[\n    x\n    \\]": '<p>a</p><div class="formula"><span class="math display" data-latex="x">\n    x\n    </span></div>',
+    "a\n\n    2. b": '<p>a</p><ol start="2"><li>b</li></ol>',
+    // Headings.
+    "Title\n=====\ntext": "<h3>Title</h3><p>text</p>",
+    "Title\n---\ntext": "<h4>Title</h4><p>text</p>",
+    "Here it is:\n---\ntext": "<p>Here it is:</p><hr><p>text</p>",
+    "a\nb\n---": "<p>a<br>b</p><hr>",
+    "Here are\n-": "<p>Here are<br>-</p>",
+    "# C# ##": "<h3>C#</h3>",
+    "# a\r\n- b\r\n- c": "<h3>a</h3><ul><li>b</li><li>c</li></ul>",
+  });
 }
 
 async function inline(page) {
@@ -92,7 +138,7 @@ async function hostile(page) {
 
 /** Texts that repeat one mark take linear time: an answer is drawn again for every token. */
 async function linear(page) {
-  const marks = ["*a ", "a* ", "_a", "*a_b ", "***a** ", "[", "[a](", "[[a](https://b)", "`", "`a ``", "\\(", "\\(`", "$a ", "a $$\n", "https://a) ", "<https://", "&", "# ", "#", "- ", "- a\n", "| a ", "| a |\n", "[a]: https://b \"", "a\n===\n", "a\n\n    b\n\n"];
+  const marks = ["*a ", "a* ", "_a", "*a_b ", "***a** ", "[", "[a](", "[[a](https://b)", "`", "`a ``", "\\(", "\\[\n", "\\(`", "$a ", "a $$\n", "https://a) ", "<https://", "&", "# ", "#", "- ", "- a\n", "| a ", "| a |\n", "[a]: https://b \"", "a\n===\n", "a\n\n    b\n\n"];
   const slow = await page.evaluate(async (marks) => {
     const { markdown } = await import("/page/markdown.js");
     const time = (text) => {
