@@ -1,7 +1,8 @@
 // Markdown to HTML. The text is escaped before it is parsed, so no tag of its own can come out.
 //
 // Blocks: paragraphs, headings, lists, task lists, quotes, code, tables, display math. `inline.js` parses the text in
-// them. Formulas become `.math` placeholders, which `math.js` fills.
+// them. Formulas become `.math` placeholders, which `math.js` fills. The first letter of each block decides whether it
+// runs from right to left.
 
 import { Fence } from "/page/fence.js";
 import { displayMath, formulaBlock, mathBehindText } from "/page/formula.js";
@@ -70,7 +71,7 @@ function interrupts(lines, at) {
 
 function heading(level, text, { references }) {
   const name = `h${Math.min(6, level + 2)}`;
-  return `<${name}>${inline(text.trim(), references)}</${name}>`;
+  return `<${name} dir="auto">${inline(text.trim(), references)}</${name}>`;
 }
 
 function code(lines, at, fence) {
@@ -146,13 +147,13 @@ function listItem([first, ...more], context) {
   const [, state, text] = TASK.exec(first) ?? [];
   const inner = [text ?? first, ...more];
   const html = more.length ? tight(blocks(inner, deeper(context))) : inline(inner[0], context.references);
-  return state ? `<li class="task">${tick(state !== " ")}${html}</li>` : `<li>${html}</li>`;
+  return state ? `<li class="task" dir="auto">${tick(state !== " ")}${html}</li>` : `<li dir="auto">${html}</li>`;
 }
 
 const tick = (done) => `<span class="tick${done ? " done" : ""}" role="img" aria-label="${done ? "done" : "to do"}"></span>`;
 
 /** An item's first paragraph is on the item's own line. */
-const tight = (html) => html.replace(/^<p>(.*?)<\/p>/s, "$1");
+const tight = (html) => html.replace(/^<p dir="auto">(.*?)<\/p>/s, "$1");
 
 const cells = (line) => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
 
@@ -166,7 +167,7 @@ function isTable(lines, at) {
 
 function table(lines, at, { references }) {
   const aligned = cells(lines[at + 1]).map(alignment);
-  const cell = (text, i, tag) => `<${tag}${aligned[i] ? ` class="${aligned[i]}"` : ""}>${inline(text, references, { isCell: true })}</${tag}>`;
+  const cell = (text, i, tag) => `<${tag} dir="auto"${aligned[i] ? ` class="${aligned[i]}"` : ""}>${inline(text, references, { isCell: true })}</${tag}>`;
   const row = (line, tag) => `<tr>${cells(line).map((text, i) => cell(text, i, tag)).join("")}</tr>`;
   const head = row(lines[at], "th"), body = [];
   at += 2;
@@ -177,7 +178,7 @@ function table(lines, at, { references }) {
 /** A paragraph, or one line of text with a line under it, which is a heading. */
 function paragraph(lines, at, context) {
   const own = [];
-  const written = () => (own.length ? `<p>${inline(own.join("\n"), context.references)}</p>` : "");
+  const written = () => (own.length ? `<p dir="auto">${inline(own.join("\n"), context.references)}</p>` : "");
   while (at < lines.length && lines[at].trim() && (own.length === 0 || !interrupts(lines, at))) {
     const [text, formula, next] = mathBehindText(lines, at) ?? [lines[at].trim()];
     if (text) own.push(text);
