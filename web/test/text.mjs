@@ -113,6 +113,37 @@ export async function rightToLeft({ page, address, shot }) {
   await shot("right-to-left");
 }
 
+const WIDE = `| Parameter | Description | Recommendation | Compatibility |
+|---|---|---|---|
+| \`max_position_embeddings\` | internationalization<br>characteristics | Supercalifragilistic | unconditionally |`;
+
+/** Cells keep their words whole; a table that is wider than its place scrolls in its box. */
+export async function wideTable({ page, address, shot }) {
+  await says(page, `${WIDE}\n\nText.`);
+  await page.goto(address);
+  await ready(page);
+  await ask(page, "A table?");
+  await rest(page);
+  const box = page.locator(".tablebox");
+  const broken = await box.evaluate((box) => {
+    const broken = [], nodes = document.createTreeWalker(box, NodeFilter.SHOW_TEXT), range = document.createRange();
+    while (nodes.nextNode()) {
+      for (const { 0: word, index } of nodes.currentNode.data.matchAll(/\S+/g)) {
+        range.setStart(nodes.currentNode, index);
+        range.setEnd(nodes.currentNode, index + word.length);
+        if (range.getClientRects().length > 1) broken.push(word);
+      }
+    }
+    return broken;
+  });
+  assert.deepEqual(broken, []);
+  const scrolls = await box.evaluate((box) => box.scrollWidth > box.clientWidth);
+  assert.equal(scrolls, page.viewportSize().width < 600, "the table scrolls where it has no room");
+  await accessible(page, "a wide table");
+  await fits(page, "a wide table");
+  await shot("wide-table");
+}
+
 /** Only MathML enters the page, whatever the server answers. */
 export async function hostileMath({ page, address }) {
   const answers = [
