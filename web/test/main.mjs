@@ -59,7 +59,7 @@ const EVERYWHERE = [
   ["a deletion is undone", conversations.deleted], ["conversations are exported and imported", conversations.exported],
   ["settings are checked and kept", settings.settings], ["the gauge counts the context", settings.gauge], ["the model has a card", settings.card],
   ["the chat has keys", settings.keys], ["a wrong key is called one", settings.key, { key: null }],
-  ["text, formulas and code", text.rich], ["files go with a question", text.attached], ["a typed tool call is shown as a call", text.typed],
+  ["text, formulas and code", text.rich], ["text from right to left", text.rightToLeft], ["the text of a wide table", text.wideTable], ["files go with a question", text.attached], ["a typed tool call is shown as a call", text.typed],
   ["the engine looks", engine.looks], ["draft trees are drawn", engine.drafts],
 ];
 

@@ -8,6 +8,8 @@ import { Server } from "./server.mjs";
 const BODY = { messages: [{ role: "user", content: "What is 23 + 58?" }], temperature: 0, max_tokens: 16, stream: true };
 
 export async function asked({ page, address: closed }) {
+  // A browser whose requests are routed answers the preflight itself, so SOURCES has no effect here.
+  await page.context().unrouteAll();
   const elsewhere = createServer((_, answer) => answer.setHeader("content-type", "text/html").end("<title>elsewhere</title>"));
   elsewhere.listen(0, "127.0.0.1");
   await once(elsewhere, "listening");

@@ -19,13 +19,17 @@ function source(path) {
 }
 
 export async function serveSources(context) {
+  /** The headers of a page's files, by its origin: the binary lacks files that are newer. */
+  const headersOf = new Map();
   await context.route(({ pathname }) => pathname === "/" || /^\/page\/\w+\.(js|css|svg)$/.test(pathname), async (route) => {
-    const { pathname } = new URL(route.request().url());
+    const { origin, pathname } = new URL(route.request().url());
     const response = await route.fetch().catch(() => null);
     if (!response) return route.abort();
+    if (response.headers()["content-security-policy"]) headersOf.set(origin, response.headers());
     // Only the page has a policy; another server may have files of these names.
-    if (!response.headers()["content-security-policy"]) return route.fulfill({ response });
+    const headers = headersOf.get(origin);
+    if (!headers) return route.fulfill({ response });
     const type = { js: "text/javascript", css: "text/css", svg: "image/svg+xml" }[pathname.split(".")[1]] ?? "text/html";
-    await route.fulfill({ status: 200, headers: { ...response.headers(), "content-type": `${type}; charset=utf-8` }, body: await source(pathname) });
+    await route.fulfill({ status: 200, headers: { ...headers, "content-type": `${type}; charset=utf-8` }, body: await source(pathname) });
   });
 }

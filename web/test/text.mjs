@@ -51,7 +51,7 @@ export async function rich({ page, address, shot }) {
   assert.ok((await text.locator("math mtable").count()) >= 2);
   assert.deepEqual(await text.locator(".tick").evaluateAll((all) => all.map((tick) => tick.getAttribute("aria-label"))), ["done", "to do"]);
   assert.equal(await text.locator("li a").getAttribute("href"), "https://example.org/a_(b)?x=1&y=2");
-  assert.deepEqual(await text.locator("td").evaluateAll((all) => all.slice(0, 3).map((cell) => getComputedStyle(cell).textAlign)), ["left", "right", "center"]);
+  assert.deepEqual(await text.locator("td").evaluateAll((all) => all.slice(0, 3).map((cell) => getComputedStyle(cell).textAlign)), ["start", "right", "center"]);
   assert.equal(await text.locator("td").nth(3).innerText(), "paged | flat");
   for (const [kind, word] of [["keyword", "pub"], ["comment", "/// Plans a claim."], ["type", "Plan"], ["string", '"all"'], ["function", "println!"], ["keyword", "async"], ["number", "1.5e3"]]) {
     assert.ok((await text.locator(`.t-${kind}`).allInnerTexts()).includes(word), `${word} is a ${kind}`);
@@ -63,6 +63,85 @@ export async function rich({ page, address, shot }) {
   await shot("text-end");
   await page.evaluate(() => { document.querySelector(".scroller").scrollTop = 0; });
   await shot("text");
+}
+
+const HEBREW = `# כותרת
+
+שלום \`f(x)\` עולם
+
+- פריט
+  - item
+- [x] פריט
+
+> ציטוט
+
+| א | b |
+|---|---|
+| ג | d |
+
+\`\`\`js
+f(1);
+\`\`\`
+
+English`;
+
+/** Each block runs in the direction of its first letter; lists, quotes and tables follow their first part. */
+export async function rightToLeft({ page, address, shot }) {
+  await says(page, HEBREW);
+  await page.goto(address);
+  await ready(page);
+  assert.equal(await page.locator("#question").evaluate((field) => field.dir), "auto");
+  await ask(page, "שלום?");
+  await rest(page);
+  const text = page.locator(".msg.assistant .text");
+  const styles = (name, selector) => text.locator(selector).evaluateAll((all, name) => all.map((element) => getComputedStyle(element)[name]), name);
+  assert.equal(await page.locator(".bubble").evaluate((bubble) => getComputedStyle(bubble).direction), "rtl");
+  assert.deepEqual(await styles("direction", "> p, h3, blockquote, table, pre, p code"), ["rtl", "rtl", "ltr", "rtl", "rtl", "ltr", "ltr"]);
+  assert.deepEqual(await styles("direction", "li"), ["rtl", "ltr", "rtl"]);
+  assert.deepEqual(await styles("direction", "th, td"), ["rtl", "ltr", "rtl", "ltr"]);
+  assert.deepEqual(await styles("textAlign", "p, td"), ["start", "start", "right", "right", "start"]);
+  assert.equal((await styles("borderRightWidth", "blockquote"))[0], "3px");
+  // The marks of items have their space on either side.
+  const spaces = await text.locator("> ul").evaluate((list) => {
+    const edge = list.getBoundingClientRect();
+    return [...list.querySelectorAll("li")].map((item) => [item.getBoundingClientRect().left - edge.left > 15, edge.right - item.getBoundingClientRect().right > 15]);
+  });
+  assert.deepEqual(spaces, [[false, true], [true, true], [false, true]]);
+  await accessible(page, "text from right to left");
+  await fits(page, "text from right to left");
+  await page.evaluate(() => { document.querySelector(".scroller").scrollTop = 0; });
+  await shot("right-to-left");
+}
+
+const WIDE = `| Parameter | Description | Recommendation | Compatibility |
+|---|---|---|---|
+| \`max_position_embeddings\` | internationalization<br>characteristics | Supercalifragilistic | unconditionally |`;
+
+/** Cells keep their words whole; a table that is wider than its place scrolls in its box. */
+export async function wideTable({ page, address, shot }) {
+  await says(page, `${WIDE}\n\nText.`);
+  await page.goto(address);
+  await ready(page);
+  await ask(page, "A table?");
+  await rest(page);
+  const box = page.locator(".tablebox");
+  const broken = await box.evaluate((box) => {
+    const broken = [], nodes = document.createTreeWalker(box, NodeFilter.SHOW_TEXT), range = document.createRange();
+    while (nodes.nextNode()) {
+      for (const { 0: word, index } of nodes.currentNode.data.matchAll(/\S+/g)) {
+        range.setStart(nodes.currentNode, index);
+        range.setEnd(nodes.currentNode, index + word.length);
+        if (range.getClientRects().length > 1) broken.push(word);
+      }
+    }
+    return broken;
+  });
+  assert.deepEqual(broken, []);
+  const scrolls = await box.evaluate((box) => box.scrollWidth > box.clientWidth);
+  assert.equal(scrolls, page.viewportSize().width < 600, "the table scrolls where it has no room");
+  await accessible(page, "a wide table");
+  await fits(page, "a wide table");
+  await shot("wide-table");
 }
 
 /** Only MathML enters the page, whatever the server answers. */

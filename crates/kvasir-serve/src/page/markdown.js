@@ -1,89 +1,43 @@
 // Markdown to HTML. The text is escaped before it is parsed, so no tag of its own can come out.
 //
-// Blocks: paragraphs, headings, lists, task lists, quotes, fenced code, tables, display math. Inline:
-// code, math, links, autolinks, emphasis. Formulas become `.math` placeholders, which `math.js` fills.
+// Blocks: paragraphs, headings, lists, task lists, quotes, code, tables, display math. `inline.js` parses the text in
+// them. Formulas become `.math` placeholders, which `math.js` fills. The first letter of each block decides whether it
+// runs from right to left.
 
+import { Fence } from "/page/fence.js";
+import { displayMath, formulaBlock, mathBehindText } from "/page/formula.js";
 import { highlight } from "/page/highlight.js";
+import { dedent, indentOf, widthOf } from "/page/indent.js";
+import { inline } from "/page/inline.js";
+import { References } from "/page/references.js";
 
 export const escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
 const unescape = (text) => text.replace(/&#(\d+);/g, (_, code) => String.fromCharCode(code));
 
-const CODE = /(`+)([^`]+?)\1(?!`)/g;
-const MATH = [
-  [/\\\((.+?)\\\)/g, false],
-  [/\\\[(.+?)\\\]/g, true],
-  [/(?<!\\)\$\$(.+?)(?<!\\)\$\$/g, true],
-  // A dollar sign before a digit that closes is a price.
-  [/(?<![\\$\w])\$(?=[^\s$])([^$\n]*?[^\s\\$])\$(?![\w$])/g, false],
-];
-const ESCAPED = /\\(&#\d+;|[!-/:-@[-`{-~])/g;
-const LINK = /\[([^\]\n]{1,300})\]\(((?:https?:\/\/|mailto:)[^\s()\u0000]{1,2000})\)/g;
-const AUTOLINK = /&#60;((?:https?:\/\/|mailto:)[^\s\u0000]{1,2000}?)&#62;/g;
-const URL = /(?<![\w/])https?:\/\/(?:(?!&#(?:34|39|60|62);)[^\s\u0000]){1,2000}/g;
-
-/** Inline elements of an escaped text. Code, math and links are set aside first: nothing in them is parsed. */
-function inline(text) {
-  const kept = [];
-  const aside = (html) => `\u0000${kept.push(html) - 1}\u0000`;
-  const back = (html) => html.replace(/\u0000(\d+)\u0000/g, (_, i) => kept[i]);
-  let marked = text.replaceAll("\u0000", "").replace(CODE, (_, ticks, code) => aside(`<code>${code.trim()}</code>`));
-  for (const [pattern, display] of MATH) marked = marked.replace(pattern, (all, latex) => (latex.includes("\u0000") ? all : aside(formula(latex, display, all))));
-  marked = marked
-    .replace(LINK, (_, label, url) => aside(anchor(url, back(label))))
-    .replace(AUTOLINK, (_, url) => aside(anchor(url, url)))
-    .replace(URL, (found) => {
-      const url = found.slice(0, urlEnd(found));
-      return aside(anchor(url, url)) + found.slice(url.length);
-    })
-    .replace(ESCAPED, (_, char) => aside(char))
-    .replace(/\*\*(?=\S)(.+?)(?<=\S)\*\*/g, "<strong>$1</strong>")
-    .replace(/(?<![\w*])\*(?=[^\s*])([^*\n]+?)(?<=[^\s*])\*(?![\w*])/g, "<em>$1</em>")
-    .replace(/(?<!\w)_(?=[^\s_])([^_\n]+?)(?<=[^\s_])_(?!\w)/g, "<em>$1</em>")
-    .replace(/~~(?=\S)(.+?)(?<=\S)~~/g, "<s>$1</s>");
-  return back(marked);
-}
-
-const anchor = (url, label) => `<a href="${url}" target="_blank" rel="noopener noreferrer">${label}</a>`;
-
-/** A place for a formula; its source stands there until the formula is drawn. */
-function formula(latex, display, source) {
-  return `<span class="math${display ? " display" : ""}" data-latex="${latex.trim()}">${source}</span>`;
-}
-
-/** Where a bare URL ends: punctuation and brackets that the sentence closes are not part of it. */
-function urlEnd(url) {
-  let end = url.length;
-  const count = (char) => url.slice(0, end).split(char).length;
-  for (;;) {
-    const last = url[end - 1];
-    const isMark = ".,:;!?*_~".includes(last) && !url.slice(0, end).endsWith("&#38;");
-    if (isMark || (last === ")" && count("(") < count(")"))) end--;
-    else return end;
-  }
-}
-
-const FENCE = /^\s{0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
-const HEADING = /^(#{1,6})\s+(.*?)\s*#*$/;
+const HEADING = /^(#{1,6})\s+(.*)$/;
+const UNDERLINE = /^ {0,3}(={3,}|-{3,})\s*$/;
 const RULE = /^\s{0,3}([-*_])(\s*\1){2,}\s*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const TASK = /^\[([ xX])\]\s+(.*)$/;
-const QUOTE = /^\s{0,3}(?:>|&#62;)\s?(.*)$/;
-const TABLE_LINE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
-/** First line of a formula that has lines of its own, and how its last line ends. */
-const DISPLAY = [[/^\s*\$\$/, "$$"], [/^\s*\\\[/, "\\]"]];
-const ENVIRONMENT = /^\s*\\begin\{((?:equation|align|aligned|gather|multline|cases|matrix|pmatrix|bmatrix)\*?)\}/;
+const QUOTE = /^\s{0,3}&#62;\s?(.*)$/;
+const DELIMITERS = /^\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?$/;
+const DEEPEST = 6; // levels of quotes and lists
 
 /** A text as HTML. */
 export function markdown(text) {
-  return blocks(escape(text).split("\n"), 0);
+  const lines = escape(text).split(/\r\n?|\n/);
+  return blocks(lines, { depth: 0, references: new References(lines) });
 }
 
-function blocks(lines, depth) {
+const deeper = (context) => ({ ...context, depth: context.depth + 1 });
+
+function blocks(lines, context) {
   const out = [];
   let at = 0;
   while (at < lines.length) {
-    const [html, next] = block(lines, at, depth);
+    const read = isIndentedCode(lines, at, out.at(-1), context) ? indentedCode : block;
+    const [html, next] = read(lines, at, context);
     if (html) out.push(html);
     at = next;
   }
@@ -91,98 +45,129 @@ function blocks(lines, depth) {
 }
 
 /** One block that begins at line `at`: its HTML, and the line after it. */
-function block(lines, at, depth) {
+function block(lines, at, context) {
   const line = lines[at];
-  if (!line.trim()) return ["", at + 1];
-  const fence = FENCE.exec(line);
+  if (!line.trim() || context.references.has(line)) return ["", at + 1];
+  const fence = Fence.of(line);
   if (fence) return code(lines, at, fence);
   const shown = displayMath(lines, at);
   if (shown) return shown;
-  const heading = HEADING.exec(line);
-  if (heading) {
-    const level = Math.min(6, heading[1].length + 2);
-    return [`<h${level}>${inline(heading[2])}</h${level}>`, at + 1];
-  }
+  const [, marks, title] = HEADING.exec(line) ?? [];
+  if (marks) return [heading(marks.length, title.trimEnd().replace(/(?:^|\s)#+$/, ""), context), at + 1];
   if (RULE.test(line)) return ["<hr>", at + 1];
-  if (QUOTE.test(line) && depth < 6) return quote(lines, at, depth);
-  if (ITEM.test(line) && depth < 6) return list(lines, at, depth);
-  if (line.includes("|") && TABLE_LINE.test(lines[at + 1] ?? "")) return table(lines, at);
-  return paragraph(lines, at);
+  if (QUOTE.test(line) && context.depth < DEEPEST) return quote(lines, at, context);
+  if (itemOf(line) && context.depth < DEEPEST) return list(lines, at, context);
+  if (isTable(lines, at)) return table(lines, at, context);
+  return paragraph(lines, at, context);
 }
 
-function code(lines, at, [, mark, language]) {
+/** Whether line `at` ends a paragraph that the line before it belongs to. */
+function interrupts(lines, at) {
+  const line = lines[at], item = itemOf(line);
+  // A number at the start of a line of text, as a year, begins no list.
+  if (item) return !item.isOrdered || item.number === 1;
+  return Fence.of(line) !== null || [HEADING, RULE, QUOTE].some((kind) => kind.test(line)) || isTable(lines, at) || displayMath(lines, at) !== null;
+}
+
+function heading(level, text, { references }) {
+  const name = `h${Math.min(6, level + 2)}`;
+  return `<${name} dir="auto">${inline(text.trim(), references)}</${name}>`;
+}
+
+function code(lines, at, fence) {
   let end = at + 1;
-  while (end < lines.length && !lines[end].trim().startsWith(mark)) end++;
-  const body = lines.slice(at + 1, end).join("\n");
-  if (language === "math" && end < lines.length) return [`<div class="formula">${formula(body, true, body)}</div>`, end + 1];
-  return [codeBox(unescape(body), language), end + 1];
+  while (end < lines.length && !fence.closes(lines[end])) end++;
+  const body = lines.slice(at + 1, end).map((line) => dedent(line, fence.indent)).join("\n");
+  if (fence.language === "math" && end < lines.length) return [formulaBlock(body), end + 1];
+  return [codeBox(unescape(body), fence.language), end + 1];
 }
 
 /** Code with its language and a button that copies it. */
-export function codeBox(text, language) {
+function codeBox(text, language) {
   return `<div class="codebox"><div class="codehead"><span>${escape(language || "text")}</span><button type="button" class="quiet" data-act="copy-code">copy</button></div><pre tabindex="0"><code>${highlight(text, language, escape)}</code></pre></div>`;
 }
 
-/** A formula on lines of its own, if one begins here and ends. */
-function displayMath(lines, at) {
-  const line = lines[at], environment = ENVIRONMENT.exec(line)?.[1];
-  const [start, close] = environment ? [/^/, `\\end{${environment}}`] : DISPLAY.find(([open]) => open.test(line)) ?? [];
-  if (!start) return null;
-  for (let end = at; end < Math.min(lines.length, at + 200); end++) {
-    const text = lines.slice(at, end + 1).join("\n").replace(start, "").trimEnd();
-    if (!text.endsWith(close)) continue;
-    const latex = environment ? text : text.slice(0, -close.length);
-    if (latex.includes("$$")) return null;
-    if (!latex.trim()) continue;
-    return [`<div class="formula">${formula(latex, true, latex)}</div>`, end + 1];
-  }
-  return null;
+/** Whether code without a fence begins: 4 columns to the right after an empty line, but not where a list may go on. */
+function isIndentedCode(lines, at, before = "", { depth }) {
+  if (depth || !at || lines[at - 1].trim() || !lines[at].trim() || indentOf(lines[at]) < 4) return false;
+  return !/^<(?:[uo]l|div class="codebox)/.test(before) && !itemOf(lines[at]) && !interrupts(lines, at);
 }
 
-function quote(lines, at, depth) {
+function indentedCode(lines, at) {
+  let end = at;
+  while (end < lines.length && (!lines[end].trim() || indentOf(lines[end]) >= 4)) end++;
+  return [codeBox(unescape(lines.slice(at, end).map((line) => dedent(line, 4)).join("\n").trimEnd())), end];
+}
+
+function quote(lines, at, context) {
   const inner = [];
   while (at < lines.length && QUOTE.test(lines[at])) inner.push(QUOTE.exec(lines[at++])[1]);
-  return [`<blockquote>${blocks(inner, depth + 1)}</blockquote>`, at];
+  return [`<blockquote>${blocks(inner, deeper(context))}</blockquote>`, at];
 }
 
-const indentOf = (line) => line.length - line.trimStart().length;
+/** The item of a list that a line begins; `inset` is the column of its text. */
+function itemOf(line) {
+  const [, space, marker, text] = (!RULE.test(line) && ITEM.exec(line)) || [];
+  if (!marker) return null;
+  const number = parseInt(marker, 10);
+  return { indent: widthOf(space), isOrdered: !isNaN(number), number, text, inset: widthOf(line.slice(0, line.length - text.length)) };
+}
 
-function list(lines, at, depth) {
-  const first = ITEM.exec(lines[at]);
-  const base = first[1].length, ordered = /\d/.test(first[2]);
+function list(lines, at, context) {
+  const { indent, isOrdered, number } = itemOf(lines[at]);
   const items = [];
   while (at < lines.length) {
-    const item = ITEM.exec(lines[at]);
-    if (!item || item[1].length > base + 1 || item[1].length < base || /\d/.test(item[2]) !== ordered) break;
-    const task = TASK.exec(item[3]);
-    const inner = [task ? task[2] : item[3]];
-    const inset = lines[at].length - item[3].length;
-    at++;
-    while (at < lines.length && (lines[at].trim() ? indentOf(lines[at]) > base + 1 : indentOf(lines[at + 1] ?? "") > base + 1)) {
-      inner.push(lines[at].slice(Math.min(inset, indentOf(lines[at]))));
-      at++;
-    }
-    const text = inner.length > 1 ? tight(blocks(inner, depth + 1)) : inline(inner[0]);
-    items.push(task ? `<li class="task">${tick(task[1] !== " ")}${text}</li>` : `<li>${text}</li>`);
-    if (!lines[at]?.trim() && ITEM.test(lines[at + 1] ?? "") && indentOf(lines[at + 1]) === base) at++;
+    const item = itemOf(lines[at]);
+    if (!item || item.indent > indent + 1 || item.indent < indent || item.isOrdered !== isOrdered) break;
+    const [inner, next] = linesOf(item, lines, at, indent + 2);
+    items.push(listItem(inner, context));
+    at = next;
+    if (!lines[at]?.trim() && itemOf(lines[at + 1] ?? "")?.indent === indent) at++;
   }
-  const start = ordered ? ` start="${parseInt(first[2], 10)}"` : "";
-  return [ordered ? `<ol${start}>${items.join("")}</ol>` : `<ul>${items.join("")}</ul>`, at];
+  return [isOrdered ? `<ol start="${number}">${items.join("")}</ol>` : `<ul>${items.join("")}</ul>`, at];
+}
+
+/** The lines of an item, without what indents them: those from column `inset` on, and text that goes on before it. */
+function linesOf(item, lines, at, inset) {
+  const inner = [item.text];
+  let fence = Fence.of(item.text);
+  for (at++; at < lines.length; at++) {
+    const line = lines[at], isEmpty = !line.trim();
+    if (indentOf(isEmpty ? lines[at + 1] ?? "" : line) < inset) {
+      const goesOn = !isEmpty && !fence && inner.at(-1).trim() && !itemOf(line) && !interrupts(lines, at);
+      if (!goesOn) break;
+    }
+    inner.push(dedent(line, item.inset));
+    fence = fence ? (fence.closes(inner.at(-1)) ? null : fence) : Fence.of(inner.at(-1));
+  }
+  return [inner, at];
+}
+
+function listItem([first, ...more], context) {
+  const [, state, text] = TASK.exec(first) ?? [];
+  const inner = [text ?? first, ...more];
+  const html = more.length ? tight(blocks(inner, deeper(context))) : inline(inner[0], context.references);
+  return state ? `<li class="task" dir="auto">${tick(state !== " ")}${html}</li>` : `<li dir="auto">${html}</li>`;
 }
 
 const tick = (done) => `<span class="tick${done ? " done" : ""}" role="img" aria-label="${done ? "done" : "to do"}"></span>`;
 
-/** An item's first paragraph stands on the item's own line. */
-const tight = (html) => html.replace(/^<p>(.*?)<\/p>/s, "$1");
+/** An item's first paragraph is on the item's own line. */
+const tight = (html) => html.replace(/^<p dir="auto">(.*?)<\/p>/s, "$1");
 
 const cells = (line) => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
 
 /** Alignment of a column by its delimiter: `:-:` or `-:`. */
 const alignment = (delimiter) => (/^:-+:$/.test(delimiter) ? "center" : /-:$/.test(delimiter) ? "right" : "");
 
-function table(lines, at) {
+function isTable(lines, at) {
+  const next = lines[at + 1] ?? "";
+  return lines[at].includes("|") && next.includes("|") && DELIMITERS.test(next.trim());
+}
+
+function table(lines, at, { references }) {
   const aligned = cells(lines[at + 1]).map(alignment);
-  const cell = (text, i, tag) => `<${tag}${aligned[i] ? ` class="${aligned[i]}"` : ""}>${inline(text)}</${tag}>`;
+  const cell = (text, i, tag) => `<${tag} dir="auto"${aligned[i] ? ` class="${aligned[i]}"` : ""}>${inline(text, references, { isCell: true })}</${tag}>`;
   const row = (line, tag) => `<tr>${cells(line).map((text, i) => cell(text, i, tag)).join("")}</tr>`;
   const head = row(lines[at], "th"), body = [];
   at += 2;
@@ -190,10 +175,23 @@ function table(lines, at) {
   return [`<div class="tablebox" tabindex="0"><table><thead>${head}</thead><tbody>${body.join("")}</tbody></table></div>`, at];
 }
 
-function paragraph(lines, at) {
+/** A paragraph, or one line of text with a line under it, which is a heading. */
+function paragraph(lines, at, context) {
   const own = [];
-  while (at < lines.length && lines[at].trim() && (own.length === 0 || !startsBlock(lines, at))) own.push(lines[at++].trim());
-  return [`<p>${own.map(inline).join("<br>")}</p>`, at];
+  const written = () => (own.length ? `<p dir="auto">${inline(own.join("\n"), context.references)}</p>` : "");
+  while (at < lines.length && lines[at].trim() && (own.length === 0 || !interrupts(lines, at))) {
+    const [text, formula, next] = mathBehindText(lines, at) ?? [lines[at].trim()];
+    if (text) own.push(text);
+    if (formula) return [written() + formula, next];
+    at++;
+    const level = own.length === 1 ? underlined(text, lines[at]) : 0;
+    if (level) return [heading(level, text, context), at + 1];
+  }
+  return [written(), at];
 }
 
-const startsBlock = (lines, at) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((kind) => kind.test(lines[at])) || displayMath(lines, at) !== null;
+/** The level of the heading that a line under a text makes of it. A line of `-` after a sentence is a rule. */
+function underlined(text, line = "") {
+  const mark = text.includes("|") ? undefined : UNDERLINE.exec(line)?.[1][0];
+  return mark === "=" ? 1 : mark === "-" && !/[.,:;!?]$/.test(text) ? 2 : 0;
+}

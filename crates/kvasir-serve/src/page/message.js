@@ -111,7 +111,7 @@ export function answerBody(node, results) {
 /** A question with its files. */
 function question(content) {
   const text = withoutFiles(content).trim(), files = drawFiles(content);
-  return `<div class="asked">${text ? `<div class="bubble">${escape(text)}</div>` : ""}${files ? `<div class="filelist">${files}</div>` : ""}</div>`;
+  return `<div class="asked">${text ? `<div class="bubble" dir="auto">${escape(text)}</div>` : ""}${files ? `<div class="filelist">${files}</div>` : ""}</div>`;
 }
 
 /** A whole message. One that only calls tools goes on in the next: nothing stands under it. */
