@@ -194,7 +194,7 @@ impl Args {
         });
         bar.finish_and_clear();
         if clock.now() >= LONGEST {
-            let why = "the simulated time has passed 100 years: the machine is too slow for this workload";
+            let why = "the simulated time has passed 100 years: the machine is too slow, or the rate too low";
             return Err(Failure::failed(format!("{why}; no file was written")));
         }
         if interruption.has_come() {

@@ -82,6 +82,11 @@ fn key_before(text: &str, at: usize) -> Option<String> {
     Some(table.map_or_else(|| key.to_owned(), |table| format!("{table}.{key}")))
 }
 
+/// A number as in a machine file.
+fn short(value: f64) -> String {
+    if value.abs() < 1e5 { value.to_string() } else { format!("{value:e}") }
+}
+
 /// Smallest and largest value of a figure, and its unit. A value outside is mostly one in another unit, such
 /// as Top/s; it also bounds how far one step advances the simulated clock.
 struct Bounds {
@@ -104,7 +109,10 @@ impl MachineFile {
             .contains(&value)
         {
             true => Ok(Figure { value, source }),
-            false => Err(format!("`{what}` is {value:?}; it is in {unit}, from {least:?} to {most:?}")),
+            false => {
+                let [value, least, most] = [value, least, most].map(short);
+                Err(format!("`{what}` is {value}; it is in {unit}, from {least} to {most}"))
+            }
         };
         let peak = |what, value: Option<f64>| {
             value.map(|value| figure(what, value, OPERATIONS_PER_SECOND)).transpose()
@@ -198,9 +206,12 @@ mod tests {
             ("speed = 3\n[arithmetic]\nbf16 = 1e14", "speed"),
             ("[arithmetic]\nbf16 = 1e14\n[launch]\nkernel = 1e-6\ngraph = 1e-6", "launch.graph_kernel"),
             ("", "arithmetic"),
-            ("[arithmetic]\nbf16 = 989", "`arithmetic.bf16` is 989.0; it is in operations per second"),
+            (
+                "[arithmetic]\nbf16 = 989",
+                "`arithmetic.bf16` is 989; it is in operations per second, from 1e9 to 1e20",
+            ),
             ("[arithmetic]\nbf16 = inf", "`arithmetic.bf16` is inf"),
-            ("kv_bytes = 17\n[arithmetic]\nbf16 = 1e14", "`kv_bytes` is 17.0; it is in bytes per element"),
+            ("kv_bytes = 17\n[arithmetic]\nbf16 = 1e14", "`kv_bytes` is 17; it is in bytes per element"),
             ("[arithmetic]\nbf16 = 1e14\n[launch]\nkernel = 3.6", "`launch.kernel` is 3.6; it is in seconds"),
             ("[arithmetic]\nbf16 = \"fast\"", "`arithmetic.bf16`: invalid type: string"),
             ("arithmetic = { fp8 = 1e14, bf16 = true }", "`bf16`: invalid type: boolean"),
