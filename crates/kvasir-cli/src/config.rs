@@ -135,6 +135,11 @@ pub(crate) fn print(command: &Command, matches: &ArgMatches) -> String {
         if NOT_HERE.contains(&key.as_str()) {
             continue;
         }
+        if matches!(arg.get_action(), ArgAction::SetTrue) {
+            // A variable may say `1` or `yes`, which a file may not.
+            let _ = writeln!(out, "{key} = {}", given.get_flag(arg.get_id().as_str()));
+            continue;
+        }
         let Some(values) = given.get_raw(arg.get_id().as_str()) else { continue };
         let values: Vec<String> = values.map(|value| toml_text(&value.to_string_lossy())).collect();
         // Writing to a String cannot fail.

@@ -50,6 +50,43 @@ fn run_takes_the_built_in_model_by_its_name() {
     assert!(String::from_utf8_lossy(&out.stderr).contains("kvasir run kvasir-mini TEXT"), "{out:?}");
 }
 
+/// Every command and option that takes a model takes it by its name.
+#[test]
+fn commands_find_the_built_in_model_by_its_name() {
+    let folder = kvasir_testkit::paths::scratch(env!("CARGO_TARGET_TMPDIR"), "built-in");
+    let (file, text) = (folder.join("mini.gguf"), folder.join("text.txt"));
+    std::fs::write(&text, "The quick brown fox jumps over the lazy dog. ".repeat(40)).unwrap();
+    let (file, text) = (file.to_str().unwrap(), text.to_str().unwrap());
+    let run = |args: &[&str], stdin: &str| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kvasir"))
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // A command that reads no input may have ended.
+        let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+        let out = child.wait_with_output().unwrap();
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    assert_eq!(run(&["tokenize", "kvasir-mini"], "Hi"), run(&["tokenize"], "Hi"));
+    let chat = r#"{"messages": [{"role": "user", "content": "Hi"}]}"#;
+    assert_eq!(run(&["template", "kvasir-mini"], chat), run(&["template"], chat));
+    run(&["convert", "kvasir-mini", file, "--dtype", "q8_0"], "");
+    assert_eq!(run(&["tokenize", file], "Hi"), run(&["tokenize"], "Hi"));
+    for (kind, more) in [("pp", "--tokens"), ("tg", "--tokens"), ("batch", "--prompt")] {
+        run(&["bench", kind, "kvasir-mini", more, "2", "--reps", "1", "--json"], "");
+    }
+    let few = ["--tokens", "16", "--reps", "1", "--json"];
+    run(&[&["bench", "spec", "kvasir-mini", "--file", text], &few[..]].concat(), "");
+    let draft = ["--spec", "draft:kvasir-mini", "--prompt", "The capital of France is", "--max-tokens", "4"];
+    let generate = |more: &[&str]| run(&[&["generate", "kvasir-mini"], more].concat(), "");
+    assert_eq!(generate(&draft), generate(&draft[2..]));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 #[test]
 fn it_knows_its_small_world() {
     assert_eq!(says("What is 23 + 58?"), "23 + 58 = 81");

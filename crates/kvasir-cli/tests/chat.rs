@@ -1,5 +1,5 @@
 //! `kvasir chat` in scripts: input on stdin, answers on stdout, notes on stderr.
-#![allow(clippy::unwrap_used)] // helpers outside of test functions
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers outside of test functions
 
 use serde_json::{Value, json};
 use std::{
@@ -83,6 +83,25 @@ fn a_branch_hits_the_cache_on_its_shared_prefix() {
 }
 
 #[test]
+fn statistics_are_those_of_the_rewound_branch() {
+    let folder = Folder::new("stats");
+    let lines = "one\n/stats\ntwo\n/stats\n/rewind\n/stats\n/rewind\n/stats\n/system Be brief.\n/stats\n";
+    let (code, _, beside) = folder.chat(&[], lines);
+    assert_eq!(code, Some(0), "{beside}");
+    let contexts: Vec<u32> = beside
+        .lines()
+        .filter_map(|line| line.strip_prefix("context    ")?.split_once(" of ")?.0.parse().ok())
+        .collect();
+    let [one, two, rewound, empty, still_empty] = contexts[..] else { panic!("{beside}") };
+    assert!(0 < one && one < two, "{contexts:?}");
+    assert_eq!((rewound, empty, still_empty), (one, 0, 0));
+    let (code, _, beside) = folder.chat(&[], "one\n/rewind 0\n/rewind\n");
+    assert_eq!(code, Some(1));
+    assert!(beside.contains("/rewind takes a number from 1, not `0`"), "{beside}");
+    assert!(beside.contains("taken back from “one” on"), "the refused one took nothing back: {beside}");
+}
+
+#[test]
 fn a_saved_chat_rewinds_and_loads() {
     let folder = Folder::new("save");
     let (all, less, again) =
@@ -124,6 +143,10 @@ fn command_errors_do_not_end_the_chat() {
     }
     let (code, _, beside) = folder.chat(&["--temperature", "9"], "hello\n");
     assert_eq!((code, beside.lines().count()), (Some(2), 1), "{beside}");
+    let (code, _, beside) = folder.chat(&["--top-p", "-1"], "hello\n");
+    assert!(code == Some(2) && beside.contains("top_p"), "{beside}");
+    let (code, _, beside) = folder.chat(&["--seed", "-1"], "hello\n");
+    assert_eq!(code, Some(0), "{beside}");
     let (code, _, beside) = folder.chat(&["--tools", "nowhere.json"], "hello\n");
     assert!(code == Some(2) && beside.contains("nowhere.json"), "{beside}");
 }

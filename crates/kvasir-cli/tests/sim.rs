@@ -25,6 +25,9 @@ fn usage_errors_are_one_line_and_leave_no_file() {
     let fine = folder.join("fine.json");
     fs::write(&fine, r#"{"format": "kvasir-scenario/1", "requests": []}"#).unwrap();
     let fine = fine.to_str().unwrap();
+    let board = folder.join("board.toml");
+    fs::write(&board, "bandwidth = 2e11\nmemory = 16e9\n[arithmetic]\nbf16 = 2e13\n").unwrap();
+    let board = board.to_str().unwrap();
     for (args, named) in [
         (vec![scenario], "color"),
         (vec!["--workload", "chat", "--requests", "-5"], "--requests"),
@@ -48,6 +51,11 @@ fn usage_errors_are_one_line_and_leave_no_file() {
         (vec!["--workload", "chat", "--sim-preset", "abacus"], "abacus"),
         (vec!["--workload", "chat", "--sim-preset", "m1-max:qwen3-14b:fp8"], "it has bf16"),
         (vec!["--workload", "chat", "--machine", fine], "fine.json"),
+        (vec!["--workload", "chat", "--machine", board, "--sim-preset", "h100:qwen3-8b:fp8"], "`h100`"),
+        (vec!["--workload", "chat", "--machine", board, "--sim-preset", "h100"], "--sim-preset h100"),
+        (vec!["--workload", "chat", "--machine", board, "--sim-preset", "instant"], "--sim-preset instant"),
+        (vec!["--workload", "chat", "--machine", board, "--sim-preset", "fixed:5ms"], "--sim-preset fixed"),
+        (vec!["--workload", "chat", "--machine", board, "--sim-preset", "qwen3-8b:fp8"], "it has bf16"),
         (vec!["--workload", "chat", "--faults", "rain=1"], "rain"),
         (vec!["--workload", "chat", "--kv-capacity", "64", "--memory-utilization", "0.5"], "--kv-capacity"),
         (vec!["--workload", "chat", "--block-size", "257"], "--block-size 257"),
@@ -72,7 +80,27 @@ fn usage_errors_are_one_line_and_leave_no_file() {
         assert!(printed.contains(named) && printed.trim_end().lines().count() == 1, "{args:?}: {printed}");
         assert!(out.stdout.is_empty());
     }
-    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
+}
+
+/// The clock has nanoseconds of 64 bits; it must not wrap.
+#[test]
+fn a_run_of_more_than_a_century_fails() {
+    let out = sim(&[
+        "--workload",
+        "steady",
+        "--requests",
+        "5000",
+        "--prompt-tokens",
+        "16",
+        "--output-tokens",
+        "2",
+        "--rate",
+        "1e-6",
+    ]);
+    let printed = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("passed 100 years"), "{printed}");
 }
 
 #[test]
@@ -132,6 +160,9 @@ fn a_machine_file_replaces_the_machine_and_names_its_source() {
     let machine = &report["machine"];
     assert_eq!((&machine["name"], &machine["shape"]), (&"board".into(), &"qwen3-0.6b".into()));
     assert_eq!(machine["figures"][0]["source"], "published: its maker");
+    let args = [args[..4].to_vec(), vec!["--machine", file, "--json"]].concat();
+    let alone: serde_json::Value = serde_json::from_slice(&sim(&args).stdout).unwrap();
+    assert_eq!(alone["machine"], report["machine"], "the model is the default one");
     let lines = with(&[file]);
     let found = "published: its maker: bandwidth 200 GB/s, arithmetic 20.0 Top/s, memory 16.0 GB";
     assert!(lines.contains(found), "{lines}");

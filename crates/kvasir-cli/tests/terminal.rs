@@ -323,3 +323,42 @@ fn a_signal_during_an_answer_restores_the_terminal() {
         assert!(chat.is_restored(), "{name}: {:?}", chat.modes());
     }
 }
+
+#[test]
+fn a_dumb_terminal_gets_no_escape_sequences() {
+    let home = std::env::temp_dir().join(format!("kvasir-terminal-{}-dumb", std::process::id()));
+    fs::create_dir_all(&home).unwrap();
+    let input = home.join("input");
+    fs::write(&input, "hello\n/stats\n/nothing\n").unwrap();
+    for term in [Some("dumb"), None] {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let slave = ioctl_tiocgptpeer(&master, flags).unwrap();
+        let stdio = || Stdio::from(slave.try_clone().unwrap());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        command
+            .args(["chat", "--backend", "sim", "--max-tokens", "4"])
+            .env("HOME", &home)
+            .env_remove("NO_COLOR")
+            .stdin(fs::File::open(&input).unwrap())
+            .stdout(stdio())
+            .stderr(stdio());
+        match term {
+            Some(term) => command.env("TERM", term),
+            None => command.env_remove("TERM"),
+        };
+        assert_eq!(command.status().unwrap().code(), Some(1), "there is no such command");
+        let (mut output, mut bytes) = (String::new(), [0; 4096]);
+        // The process has ended: all of its output is there.
+        while poll(&mut [PollFd::new(&master, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
+            == Ok(1)
+        {
+            let len = rustix::io::read(&master, &mut bytes).unwrap();
+            output.push_str(&String::from_utf8_lossy(&bytes[..len]));
+        }
+        assert!(output.contains("/nothing") && !output.contains('\x1b'), "{term:?}: {output:?}");
+    }
+    fs::remove_dir_all(&home).unwrap();
+}

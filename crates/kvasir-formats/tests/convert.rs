@@ -426,11 +426,12 @@ fn a_conversion_reports_its_progress_and_can_be_stopped() {
         seen.lock().unwrap().push((done, total));
         true
     };
-    convert_to(&scratch.0, std::io::sink(), &rules, &report).unwrap();
+    convert_to(&Checkpoint::open(&scratch.0).unwrap(), std::io::sink(), &rules, &report).unwrap();
     let seen = seen.into_inner().unwrap();
     let (last, total) = *seen.last().unwrap();
     assert!(seen.len() > 10 && last == total && total > 512 * 64, "{seen:?}");
     assert!(seen.iter().all(|(done, all)| done <= all && *all == total), "{seen:?}");
-    let stopped = convert_to(&scratch.0, std::io::sink(), &rules, &|done, _| done == 0);
+    let stopped =
+        convert_to(&Checkpoint::open(&scratch.0).unwrap(), std::io::sink(), &rules, &|done, _| done == 0);
     assert!(stopped.unwrap_err().to_string().contains("stopped"));
 }

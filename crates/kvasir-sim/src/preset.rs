@@ -323,23 +323,24 @@ impl Preset {
             None if Shape::named(text).is_some() => ("h200", text),
             None => (text, "qwen3-0.6b"),
         };
-        let (shape, weights) = match shape.split_once(':') {
-            Some((shape, weights)) => (shape, Some(WeightType::parse(weights)?)),
-            None => (shape, None),
+        let Some(found) = MACHINES.iter().find(|known| known.name == machine).copied() else {
+            let known = MACHINES.iter().map(|known| known.name).chain(["instant", "fixed:5ms"]);
+            return Err(unknown("machine", machine, known));
         };
-        let found = MACHINES.iter().find(|known| known.name == machine).copied();
-        match (found, Shape::named(shape)) {
-            (Some(machine), Some(shape)) => {
-                let machine = weights.map_or(Ok(machine), |weights| machine.with_weights(weights))?;
-                Ok(Self { machine, shape })
-            }
-            (None, _) => Err(unknown(
-                "machine",
-                machine,
-                MACHINES.iter().map(|known| known.name).chain(["instant", "fixed:5ms"]),
-            )),
-            (_, None) => Err(unknown("shape", shape, crate::shape::SHAPES.iter().map(|known| known.name))),
-        }
+        let (shape, weights) = Self::parse_model(shape)?;
+        let machine = weights.map_or(Ok(found), |weights| found.with_weights(weights))?;
+        Ok(Self { machine, shape })
+    }
+
+    /// Parses `SHAPE[:WEIGHTS]`, the model part of a preset. The error lists the known names.
+    pub fn parse_model(text: &str) -> Result<(Shape, Option<WeightType>), String> {
+        let (name, weights) = match text.split_once(':') {
+            Some((name, weights)) => (name, Some(weights)),
+            None => (text, None),
+        };
+        let shapes = crate::shape::SHAPES.iter().map(|known| known.name);
+        let shape = Shape::named(name).ok_or_else(|| unknown("shape", name, shapes))?;
+        Ok((shape, weights.map(WeightType::parse).transpose()?))
     }
 
     /// A device on which every step takes this long.

@@ -142,7 +142,7 @@ impl OpenedModel {
     /// A smaller model with the same tokenizer.
     fn smaller_model(&self, path: &Path, shape: TreeShape) -> Result<OpenedDraft, Error> {
         let refused = |why: String| Error::Asked(format!("--spec draft:{}: {why}", path.display()));
-        let opened = Self::open(&HubName::locate(path)?)?;
+        let opened = Self::find(path)?;
         let (own, its) = (self.model.target.vocab, opened.model.target.vocab);
         if let (Some(ours), Some(theirs)) = (self.tokenizer()?, opened.tokenizer()?) {
             let differs = (0..own.max(its) as Token).find(|id| ours.bytes(*id) != theirs.bytes(*id));

@@ -5,10 +5,10 @@ use crate::backend::{AnyExecutor, BackendKind};
 use crate::built_in;
 use crate::draft_model::{DraftWeights, LoadedDraft, OpenedDraft};
 use crate::error::Error;
-use crate::hub::HubName;
+use crate::model_files::ModelFiles;
 use crate::speculation::Speculation;
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, ThreadPool};
-use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts, gguf::Gguf};
+use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::{Model, Program};
@@ -33,12 +33,9 @@ pub struct OpenedModel {
 
 impl OpenedModel {
     /// Opens a directory in the Hugging Face layout, a GGUF file, a model of the hub by its
-    /// [`HubName`], or the built-in model by its name. An existing path is never treated as a name.
+    /// [`HubName`](crate::HubName), or the built-in model by its name. An existing path is never treated as a name.
     pub fn find(name: &Path) -> Result<Self, Error> {
-        if name.as_os_str() == built_in::NAME && !name.exists() {
-            return Self::built_in();
-        }
-        Self::open(&HubName::locate(name)?)
+        ModelFiles::locate(name)?.open()
     }
 
     /// Opens a directory in the Hugging Face layout or a GGUF file.
@@ -48,8 +45,7 @@ impl OpenedModel {
 
     /// Opens the built-in model.
     pub fn built_in() -> Result<Self, Error> {
-        let gguf = Gguf::built_in(built_in::NAME, built_in::BYTES)?;
-        let opened = Self::of(Checkpoint::of_gguf(Arc::new(gguf))?)?;
+        let opened = Self::of(ModelFiles::BuiltIn.checkpoint()?)?;
         Ok(Self { generation: Some(built_in::generation_config()), is_built_in: true, ..opened })
     }
 

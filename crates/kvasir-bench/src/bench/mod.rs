@@ -23,14 +23,13 @@ use kvasir_cpu::{
 use kvasir_formats::{Checkpoint, DType};
 use kvasir_program::{Model, Source};
 use serde::Serialize;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Source of the weights to benchmark.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Subject<'a> {
-    /// A checkpoint on disk.
-    Checkpoint(&'a Path),
+    /// An opened checkpoint.
+    Checkpoint(Box<Checkpoint>),
     /// A known shape with random weights: shape name and dtype name.
     Shape(&'a str, &'a str),
 }
@@ -43,10 +42,7 @@ pub fn load(
 ) -> Result<Arc<CpuModel>, String> {
     let thread_pool = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
     let (source, weights): (Source, Arc<dyn WeightSource + Send + Sync>) = match subject {
-        Subject::Checkpoint(path) => {
-            let checkpoint = Checkpoint::open(path).map_err(|e| e.to_string())?;
-            (checkpoint.source(), Arc::new(checkpoint))
-        }
+        Subject::Checkpoint(checkpoint) => (checkpoint.source(), Arc::new(*checkpoint)),
         Subject::Shape(name, dtype) => {
             let config =
                 shape(name).ok_or_else(|| format!("--shape: {name} is none of {}", SHAPES.join(", ")))?;

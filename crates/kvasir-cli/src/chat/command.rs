@@ -56,7 +56,10 @@ impl Command {
         match name {
             "/help" | "/?" => none(Self::Help),
             "/system" => Ok(Self::System(text)),
-            "/rewind" => number(1).map(|turns| Self::Rewind(turns.max(1))),
+            "/rewind" => match number(1)? {
+                0 => Err("/rewind takes a number from 1, not `0`".into()),
+                turns => Ok(Self::Rewind(turns)),
+            },
             "/retry" => none(Self::Retry),
             "/fork" => number(0).map(Self::Fork),
             "/branch" if rest.is_empty() => Ok(Self::Branch(None)),
@@ -100,7 +103,7 @@ mod tests {
         assert_eq!(Command::parse("/rewind 2"), Ok(Command::Rewind(2)));
         assert_eq!(Command::parse("/set top_p  0.5"), Ok(Command::Set(Some(("top_p".into(), "0.5".into())))));
         assert_eq!(Command::parse("/system a b"), Ok(Command::System(Some("a b".into()))));
-        for bad in ["/rewind two", "/branch x", "/save", "/quit now", "/nothing", "/set x"] {
+        for bad in ["/rewind two", "/rewind 0", "/branch x", "/save", "/quit now", "/nothing", "/set x"] {
             assert!(Command::parse(bad).is_err(), "{bad}");
         }
     }

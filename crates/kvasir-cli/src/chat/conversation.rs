@@ -6,7 +6,19 @@ use kvasir_serve::request::{ChatRequest, IgnoredFields, Reader};
 use serde_json::{Map, Value, json};
 
 /// Messages in chronological order, in API format.
-type Branch = Vec<Value>;
+#[derive(Clone, Default)]
+struct Branch {
+    messages: Vec<Value>,
+    /// After each answer: number of messages, and tokens of its prompt and itself.
+    contexts: Vec<(usize, u32)>,
+}
+
+impl Branch {
+    fn truncate(&mut self, len: usize) {
+        self.messages.truncate(len);
+        self.contexts.retain(|(messages, _)| *messages <= len);
+    }
+}
 
 /// A conversation with branches. Each branch holds all its messages; their K/V is shared in the
 /// engine's prefix cache.
@@ -27,19 +39,19 @@ fn role(message: &Value) -> &str {
 impl Conversation {
     /// An empty conversation, with an optional system prompt.
     pub(super) fn new(system: Option<&str>) -> Self {
-        let mut conversation = Self { branches: vec![Branch::new()], here: 0 };
+        let mut conversation = Self { branches: vec![Branch::default()], here: 0 };
         conversation.set_system(system.unwrap_or_default());
         conversation
     }
 
     /// Messages of the current branch.
     pub(super) fn messages(&self) -> &[Value] {
-        self.branches.get(self.here).map_or(&[], Vec::as_slice)
+        self.branches.get(self.here).map_or(&[], |branch| branch.messages.as_slice())
     }
 
     fn branch(&mut self) -> &mut Branch {
         if self.branches.is_empty() {
-            self.branches.push(Branch::new());
+            self.branches.push(Branch::default());
         }
         let here = self.here.min(self.branches.len() - 1);
         &mut self.branches[here]
@@ -47,7 +59,7 @@ impl Conversation {
 
     /// Appends a message.
     pub(super) fn push(&mut self, message: Value) {
-        self.branch().push(message);
+        self.branch().messages.push(message);
     }
 
     /// Truncates the branch to `len` messages.
@@ -64,10 +76,34 @@ impl Conversation {
     pub(super) fn set_system(&mut self, text: &str) {
         let had = self.system().is_some();
         let branch = self.branch();
-        branch.drain(..usize::from(had));
+        branch.messages.drain(..usize::from(had));
+        // Every prompt changes.
+        branch.contexts.clear();
         if !text.is_empty() {
-            branch.insert(0, json!({"role": "system", "content": text}));
+            branch.messages.insert(0, json!({"role": "system", "content": text}));
         }
+    }
+
+    /// Notes the tokens of the last prompt and its answer, which is the last message.
+    pub(super) fn set_context(&mut self, tokens: u32) {
+        let branch = self.branch();
+        branch.contexts.push((branch.messages.len(), tokens));
+    }
+
+    /// Tokens of the branch up to its last answer; `None` if that was stopped, loaded, or given by
+    /// another model or under another system prompt.
+    pub(super) fn context(&self) -> Option<u32> {
+        if self.len() == 0 {
+            return Some(0);
+        }
+        let branch = self.branches.get(self.here)?;
+        let last = branch.contexts.last().filter(|(messages, _)| *messages == branch.messages.len());
+        last.map(|(_, tokens)| *tokens)
+    }
+
+    /// Forgets the tokens of all branches, because another model counts others.
+    pub(super) fn forget_contexts(&mut self) {
+        self.branches.iter_mut().for_each(|branch| branch.contexts.clear());
     }
 
     /// Number of messages without the system prompt.
@@ -79,7 +115,8 @@ impl Conversation {
     /// copy's number.
     pub(super) fn fork(&mut self, back: usize) -> Result<usize, String> {
         let len = self.before(back)?;
-        let copy = self.messages()[..len].to_vec();
+        let mut copy = self.branch().clone();
+        copy.truncate(len);
         self.branches.push(copy);
         self.here = self.branches.len() - 1;
         Ok(self.branches.len())
@@ -120,7 +157,8 @@ impl Conversation {
     /// Current branch number, and per branch its number of questions and the last one.
     pub(super) fn overview(&self) -> (usize, Vec<(usize, String)>) {
         let line = |branch: &Branch| {
-            let asked: Vec<&Value> = branch.iter().filter(|message| role(message) == "user").collect();
+            let asked: Vec<&Value> =
+                branch.messages.iter().filter(|message| role(message) == "user").collect();
             let last = asked.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
             (asked.len(), last.lines().next().unwrap_or_default().to_owned())
         };
@@ -140,7 +178,7 @@ impl Conversation {
         let ignored = IgnoredFields::default();
         let reader = Reader::new(&only, &ignored);
         ChatRequest::read(&reader, &Sampling::default(), u32::MAX).map_err(|error| error.message)?;
-        *self.branch() = messages.clone();
+        *self.branch() = Branch { messages: messages.clone(), contexts: Vec::new() };
         Ok(())
     }
 }
@@ -178,6 +216,30 @@ mod tests {
         assert_eq!((talk.len(), talk.system()), (6, Some("Be brief.")));
         assert_eq!(talk.overview(), (1, vec![(3, "three?".into()), (3, "else?".into())]));
         assert!(talk.switch(3).is_err() && talk.switch(0).is_err() && talk.fork(9).is_err());
+    }
+
+    #[test]
+    fn the_context_is_that_of_the_branch() {
+        let mut talk = Conversation::new(Some("Be brief."));
+        assert_eq!(talk.context(), Some(0));
+        for (question, tokens) in [("one?", 10), ("two?", 20)] {
+            talk.push(user(question));
+            talk.push(json!({"role": "assistant", "content": "1"}));
+            talk.set_context(tokens);
+        }
+        talk.fork(1).unwrap();
+        assert_eq!(talk.context(), Some(10));
+        talk.switch(1).unwrap();
+        assert_eq!(talk.context(), Some(20));
+        talk.rewind(1).unwrap();
+        assert_eq!(talk.context(), Some(10));
+        talk.rewind(1).unwrap();
+        assert_eq!(talk.context(), Some(0));
+        talk.load(r#"{"messages": [{"role": "user", "content": "x"}]}"#).unwrap();
+        assert_eq!(talk.context(), None, "nothing has counted these messages");
+        talk.switch(2).unwrap();
+        talk.forget_contexts();
+        assert_eq!(talk.context(), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use crate::chat::command::COMMANDS;
 use crate::chat::editor::{Keys, LineEditor, Words, Written};
+use crate::chat::screen::is_dumb;
 use crate::io::failure::Failure;
 use std::{
     io::{self, BufRead, IsTerminal},
@@ -33,8 +34,7 @@ impl Input {
     /// Uses the terminal if there is one. With `remember`, history is stored in the user's state
     /// folder.
     pub(super) fn new(remember: bool, keys: Keys) -> Result<Self, Failure> {
-        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-        if is_dumb || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        if is_dumb() || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
             return Ok(Self::Pipe);
         }
         let file = state_folder().filter(|_| remember).map(|folder| folder.join("chat-history"));

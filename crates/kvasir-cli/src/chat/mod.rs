@@ -211,8 +211,12 @@ impl Chat {
                 self.conversation.truncate(before);
                 return Ok(Ok(()));
             }
+            let tokens = turn.ended.as_ref().map(|ended| ended.prompt + ended.tokens);
             let (message, calls) = turn.message(self.conversation.messages().len());
             self.conversation.push(message);
+            if let Some(tokens) = tokens {
+                self.conversation.set_context(tokens);
+            }
             if calls.is_empty() {
                 return Ok(Ok(()));
             }
@@ -260,7 +264,7 @@ impl Chat {
             Command::Save(file, overwrites) => return Ok(self.save(&file, overwrites)),
             Command::Load(file) => return Ok(self.load(&file)),
             Command::Stats => {
-                for (name, text) in self.tally.lines(self.started.max_len) {
+                for (name, text) in self.tally.lines(self.conversation.context(), self.started.max_len) {
                     self.screen.entry(name, &text);
                 }
             }
@@ -373,6 +377,7 @@ impl Chat {
     fn model(&mut self, path: Option<&Path>) -> Stop {
         if path.is_some() {
             self.started = (self.start)(path).map_err(|failure| failure.to_string())?;
+            self.conversation.forget_contexts();
         }
         self.about();
         Ok(())

@@ -7,7 +7,12 @@ use unicode_width::UnicodeWidthStr;
 /// Columns of a terminal that does not tell its size.
 const COLUMNS: usize = 80;
 
-/// Writer of chat output. Colors only on terminals, and not with `NO_COLOR`.
+/// Whether the terminal interprets no escape sequences: `TERM` is `dumb`, empty or not set.
+pub(super) fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
+}
+
+/// Writer of chat output. Colors only on terminals that are not dumb, and not with `NO_COLOR`.
 pub(crate) struct Screen {
     color_out: bool,
     color_err: bool,
@@ -47,7 +52,7 @@ impl Look {
 impl Screen {
     /// Detects which streams are terminals.
     pub(super) fn new() -> Self {
-        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let wanted = !is_dumb() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Self {
             color_out: wanted && io::stdout().is_terminal(),
             color_err: wanted && io::stderr().is_terminal(),

@@ -12,8 +12,6 @@ pub(crate) struct Tally {
     spoke: Duration,
     prompts: u64,
     cached: u64,
-    /// Tokens of the last prompt and its answer.
-    context: u32,
 }
 
 /// Decode rate in tokens per second; the first token belongs to prefill.
@@ -46,7 +44,6 @@ impl Tally {
         self.spoke += ended.spoke;
         self.prompts += u64::from(ended.prompt);
         self.cached += u64::from(ended.cached);
-        self.context = ended.prompt + ended.tokens;
         let cut = if ended.reason == "length" { " · cut at its limit" } else { "" };
         format!(
             "{}{} · first after {:.0} ms · {} of {} prompt tokens cached{cut}",
@@ -58,10 +55,14 @@ impl Tally {
         )
     }
 
-    /// Names and lines for `/stats`.
-    pub(super) fn lines(&self, max_len: u32) -> Vec<(&'static str, String)> {
+    /// Names and lines for `/stats`; `context` is the tokens of the branch, if they have been counted.
+    pub(super) fn lines(&self, context: Option<u32>, max_len: u32) -> Vec<(&'static str, String)> {
         let share = (100 * self.cached).checked_div(self.prompts).unwrap_or(0);
         let stopped = if self.stopped > 0 { format!(", {} stopped", self.stopped) } else { String::new() };
+        let context = match context {
+            Some(tokens) => format!("{tokens} of {max_len} tokens"),
+            None => format!("up to {max_len} tokens, counted with the next answer"),
+        };
         let speed = say_rate(rate(self.made.saturating_sub(u64::from(self.answers)) + 1, self.spoke));
         vec![
             ("answers  ", format!("{}{stopped}", self.answers)),
@@ -70,7 +71,7 @@ impl Tally {
                 "prompts  ",
                 format!("{}, {} of them ({share} %) cached", plural(self.prompts, "token"), self.cached),
             ),
-            ("context  ", format!("{} of {max_len} tokens", self.context)),
+            ("context  ", context),
         ]
     }
 }

@@ -4,7 +4,7 @@
 use crate::commands::{bench_offline, bench_serve};
 use crate::io::failure::Failure;
 use crate::options::model::{ModelArgs, kv_type};
-use kvasir::{HubName, OpenedModel, Token};
+use kvasir::{ModelFiles, OpenedModel, Token};
 use kvasir_bench::bench::speculation::{self, Method, SpeculationBench};
 use kvasir_bench::bench::{self, Subject, Work};
 use kvasir_cpu::{KvType, Precision};
@@ -93,7 +93,8 @@ const NOTABLE: f64 = 0.01;
 
 #[derive(clap::Args)]
 struct Common {
-    /// A GGUF file, a directory in the Hugging Face layout, or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
+    /// A GGUF file, a directory in the Hugging Face layout, a hub name (`OWNER/NAME[@REVISION][:TAG]`), or
+    /// `kvasir-mini`, the built-in model
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]
     model: Option<PathBuf>,
     /// Shape of a known model, with random weights
@@ -201,14 +202,13 @@ impl Args {
             Speed::Exact => Precision::F32,
             Speed::Auto => Precision::Auto,
         };
-        let path = common.model.as_deref().map(HubName::locate).transpose()?;
-        let subject = match (&path, &common.shape, &common.dtype) {
-            (Some(path), ..) => Subject::Checkpoint(path),
+        let subject = match (&common.model, &common.shape, &common.dtype) {
+            (Some(model), ..) => Subject::Checkpoint(Box::new(ModelFiles::locate(model)?.checkpoint()?)),
             (None, Some(shape), Some(dtype)) => Subject::Shape(shape, dtype),
             _ => return Err(Failure::usage("bench needs a MODEL or --shape with --dtype")),
         };
         let model = bench::load(subject, precision, common.threads.map(|n| n as usize));
-        let model = model.map_err(|why| match path {
+        let model = model.map_err(|why| match common.model {
             Some(_) => Failure::failed(why),
             None => Failure::usage(why),
         })?;

@@ -12,6 +12,7 @@ use serde_json::Map;
 use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,

@@ -4,7 +4,7 @@ use crate::io::atomic_file::AtomicFile;
 use crate::io::failure::Failure;
 use crate::io::interruption::Interruption;
 use crate::io::progress;
-use kvasir::HubName;
+use kvasir::ModelFiles;
 use kvasir_formats::{Rules, convert_to};
 use std::{
     path::{Path, PathBuf},
@@ -13,7 +13,8 @@ use std::{
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A GGUF file, a directory in the Hugging Face layout, or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
+    /// A GGUF file, a directory in the Hugging Face layout, a hub name (`OWNER/NAME[@REVISION][:TAG]`), or `kvasir-mini`, the
+    /// built-in model
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// The GGUF file to write
@@ -31,14 +32,17 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let rules = Rules::parse(&self.dtype, &self.rule).map_err(Failure::usage)?;
-        let model = HubName::locate(&self.model)?;
+        let files = ModelFiles::locate(&self.model)?;
         let same = |path: &Path| path.canonicalize().ok().zip(self.out.canonicalize().ok());
-        if same(&model).is_some_and(|(model, out)| model == out) {
+        if let ModelFiles::At(model) = &files
+            && same(model).is_some_and(|(model, out)| model == out)
+        {
             return Err(Failure::usage(format!(
                 "{}: is the model itself; give OUT another name",
                 self.out.display()
             )));
         }
+        let model = files.checkpoint()?;
         let file = AtomicFile::create(&self.out)?;
         let interruption = Interruption::watch();
         let bar = progress::percent();

@@ -13,6 +13,7 @@ use std::{
 pub(crate) type FileCheck = fn(&Path) -> Result<(), Failure>;
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     #[command(flatten)]
     which: Which,

@@ -6,6 +6,7 @@ use kvasir_kv::Token;
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,

@@ -6,6 +6,7 @@ use crate::options::model::ModelArgs;
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Run {
     #[command(flatten)]
     chat: chat::Args,

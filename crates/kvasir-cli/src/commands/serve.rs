@@ -1,5 +1,6 @@
 //! `kvasir serve`: HTTP server options, startup, listeners and graceful shutdown.
 
+use crate::chat::statistics::plural;
 use crate::config::holds_secrets;
 use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
@@ -8,7 +9,7 @@ use crate::options::client_rules::ClientRuleArgs;
 use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
 use crate::startup::{Service, Started};
-use clap::Command;
+use clap::{Command, builder::BoolishValueParser};
 use kvasir::Precision;
 use kvasir_serve::{
     host::AdmissionLimits,
@@ -32,6 +33,7 @@ use std::{
 use tokio::signal;
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -46,11 +48,8 @@ pub(crate) struct Args {
     health_port: Option<u16>,
     #[command(flatten)]
     key_args: KeyArgs,
-    /// Key that opens /metrics and the steps of all requests, and nothing else; API keys then do not open /metrics
-    #[arg(long, env = "KVASIR_METRICS_KEY", hide_env_values = true, value_name = "KEY")]
-    metrics_key: Option<String>,
     /// Answer /health, /ready and /version without a key
-    #[arg(long)]
+    #[arg(long, env = "KVASIR_OPEN_HEALTH", value_parser = BoolishValueParser::new())]
     open_health: bool,
     /// Allowed CORS origins, such as https://example.org, or * for all; a server without keys also accepts their host names [default: the server's own]
     #[arg(long, env = "KVASIR_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
@@ -96,12 +95,45 @@ struct KeyArgs {
     /// File of API keys, one per line as NAME: KEY or KEY, with a last word `admin` for an administrator's; logs show the name; SIGHUP reloads it
     #[arg(long, env = "KVASIR_API_KEY_FILE", value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Key that opens /metrics and the steps of all requests, and nothing else; API keys then do not open /metrics
+    #[arg(long, env = "KVASIR_METRICS_KEY", hide_env_values = true, value_name = "KEY")]
+    metrics_key: Option<String>,
+}
+
+/// API keys, each with the option that it is from.
+#[derive(Default)]
+struct PlacedKeys(Vec<(String, ApiKey)>);
+
+impl PlacedKeys {
+    /// Adds a key. A repetition changes nothing; the same key under another name or with other rights is
+    /// refused, because the server could not tell which of them a request presents.
+    fn add(&mut self, place: String, key: ApiKey) -> Result<(), Failure> {
+        match self.0.iter().find(|(_, other)| other.secret == key.secret) {
+            None => self.0.push((place, key)),
+            Some((_, same)) if *same == key => {}
+            Some((first, _)) => {
+                return Err(Failure::usage(format!(
+                    "{place}: this key is given by {first} too, with another name or other rights; give it once"
+                )));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl KeyArgs {
-    /// The keys of `--api-key` and `--api-key-file`.
+    /// The metrics key.
+    fn metrics_key(&self) -> Result<Option<String>, Failure> {
+        let key = self.metrics_key.as_deref().map(|key| key.trim().to_owned());
+        if key.as_deref() == Some("") {
+            return Err(Failure::usage("--metrics-key: the key is empty"));
+        }
+        Ok(key)
+    }
+
+    /// The keys of `--api-key`, `--admin-key` and `--api-key-file`.
     fn keys(&self) -> Result<Vec<ApiKey>, Failure> {
-        let mut keys = Vec::new();
+        let mut keys = PlacedKeys::default();
         for (option, list, is_admin) in
             [("--api-key", &self.api_key, false), ("--admin-key", &self.admin_key, true)]
         {
@@ -110,7 +142,7 @@ impl KeyArgs {
                 if secret.is_empty() {
                     return Err(Failure::usage(format!("{option}: key {} is empty", i + 1)));
                 }
-                keys.push(ApiKey { name: None, secret, is_admin });
+                keys.add(option.to_owned(), ApiKey { name: None, secret, is_admin })?;
             }
         }
         if let Some(file) = &self.api_key_file {
@@ -120,19 +152,28 @@ impl KeyArgs {
             if named.is_empty() {
                 return Err(Failure::usage(format!("--api-key-file {}: holds no key", file.display())));
             }
-            keys.extend(named);
+            for (line, key) in named {
+                keys.add(format!("--api-key-file {} line {line}", file.display()), key)?;
+            }
         }
-        Ok(keys)
+        if let Some(secret) = self.metrics_key()?
+            && let Some((place, _)) = keys.0.iter().find(|(_, key)| key.secret == secret)
+        {
+            return Err(Failure::usage(format!(
+                "--metrics-key: this key is given by {place} too, with other rights; give another one"
+            )));
+        }
+        Ok(keys.0.into_iter().map(|(_, key)| key).collect())
     }
 
     /// Reads keys and certificates again on every SIGHUP. A file that cannot be read changes nothing.
     async fn reload(
         &self,
         hangups: std::io::Result<signal::unix::Signal>,
-        keys: Keys,
-        tls: Option<TlsFiles>,
+        access: Access,
         reports: Arc<Reports>,
     ) {
+        let Access { keys, rate_limits, tls } = access;
         // Without a handler, nothing is ever reloaded.
         let Ok(mut hangups) = hangups else { return std::future::pending().await };
         while hangups.recv().await.is_some() {
@@ -140,7 +181,11 @@ impl KeyArgs {
                 Ok(list) => {
                     let count = list.len();
                     keys.replace(list);
-                    tell(&reports, &format!("{count} API keys reloaded"), vec![("keys", count.into())]);
+                    let message = format!("{} reloaded", plural(count as u64, "API key"));
+                    tell(&reports, &message, vec![("keys", count.into())]);
+                    for name in rate_limits.unknown_names(&keys) {
+                        warn(&reports, &unknown_limit(name));
+                    }
                 }
                 Err(failure) => warn(&reports, &format!("API keys are unchanged: {failure}")),
             }
@@ -151,6 +196,20 @@ impl KeyArgs {
             }
         }
     }
+}
+
+/// What is replaced or checked on SIGHUP.
+struct Access {
+    keys: Keys,
+    rate_limits: RateLimits,
+    tls: Option<TlsFiles>,
+}
+
+/// Says that a rate limit applies to no key.
+fn unknown_limit(name: &str) -> String {
+    format!(
+        "--rate-limit {name}: no key has this name; --api-key-file names keys (NAME: KEY), and * limits all others"
+    )
 }
 
 /// What is turned away with 429 or 503.
@@ -165,8 +224,8 @@ struct LimitArgs {
     /// Maximum tokens of open requests, prompts and answers together; further ones get 429 [default: eight pools]
     #[arg(long, env = "KVASIR_MAX_REQUEST_TOKENS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_request_tokens: Option<u64>,
-    /// Requests and tokens per minute of an API key by its name, * for all others: KEY:REQUESTS,TOKENS; may be given several times; further requests get 429
-    #[arg(long, env = "KVASIR_RATE_LIMIT", value_name = "KEY:REQUESTS,TOKENS")]
+    /// Requests and tokens per minute of an API key by its name in --api-key-file, * for all others: NAME:REQUESTS,TOKENS; may be given several times; further requests get 429
+    #[arg(long, env = "KVASIR_RATE_LIMIT", value_name = "NAME:REQUESTS,TOKENS")]
     rate_limit: Vec<String>,
     /// Largest `priority` that requests get, with --order priority [default: no limit]
     #[arg(long, env = "KVASIR_MAX_PRIORITY", value_name = "N", allow_negative_numbers = true)]
@@ -268,11 +327,10 @@ impl Args {
         let gigabytes = f64::from(slots) * slot as f64 / 1e9;
         let computes =
             format!("{computes}; K and V as {kv}, {gigabytes:.2} GB; contexts of up to {max_len} tokens");
-        let key_count = match (keys.count(), keys.has_admin()) {
+        let key_count = match (keys.count() as u64, keys.has_admin()) {
             (0, _) => "no API keys".into(),
-            (1, _) => "1 API key".into(),
-            (count, false) => format!("{count} API keys"),
-            (count, true) => format!("{count} API keys with an admin's"),
+            (count @ 2.., true) => format!("{count} API keys with an admin's"),
+            (count, _) => plural(count, "API key"),
         };
         let tls = if self.tls_cert.is_some() { "TLS" } else { "no TLS" };
         let AdmissionLimits { answers, tokens, .. } = self.limits.allowance(slots, max_len);
@@ -298,9 +356,6 @@ impl Args {
         if self.limits.max_priority.is_some() && !self.options.orders_by_priority() {
             return Err(Failure::usage("--max-priority needs --order priority"));
         }
-        if self.metrics_key.as_deref().is_some_and(|key| key.trim().is_empty()) {
-            return Err(Failure::usage("--metrics-key: the key is empty"));
-        }
         if self.health_port.is_some_and(|port| port != 0 && port == self.port) {
             return Err(Failure::usage(format!(
                 "--health-port {0} is --port {0}; give another one",
@@ -313,14 +368,19 @@ impl Args {
         // check host names.
         let is_private = self.host.is_loopback() && keys.is_empty();
         let hosts = if is_private { Hosts::Private } else { Hosts::Any };
+        let keys = Keys::new(keys);
+        let rate_limits = RateLimits::parse(&self.limits.rate_limit)
+            .map_err(|why| Failure::usage(format!("--rate-limit: {why}")))?;
+        if let Some(name) = rate_limits.unknown_names(&keys).first() {
+            return Err(Failure::usage(unknown_limit(name)));
+        }
         let access = AccessControl {
-            keys: Keys::new(keys),
+            keys,
             origins,
             hosts,
-            metrics_key: self.metrics_key.as_deref().map(|key| key.trim().to_owned()),
+            metrics_key: self.key_args.metrics_key()?,
             open_health: self.open_health,
-            rate_limits: RateLimits::parse(&self.limits.rate_limit)
-                .map_err(|why| Failure::usage(format!("--rate-limit: {why}")))?,
+            rate_limits,
         };
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => Some(TlsFiles::open(cert, key).map_err(Failure::usage)?),
@@ -359,7 +419,8 @@ impl Args {
             signal::unix::signal(signal::unix::SignalKind::hangup())
         };
         let (tls, access) = self.check()?;
-        let (key_args, keys) = (self.key_args.clone(), access.keys.clone());
+        let (key_args, keys, rate_limits) =
+            (self.key_args.clone(), access.keys.clone(), access.rate_limits.clone());
         let limits = &self.limits;
         let max_connections = limits.max_connections as usize;
         let peer_connections =
@@ -445,11 +506,7 @@ impl Args {
             let stop = async {
                 shutdown_signal().await;
                 let open = app.host_open();
-                let message = match open {
-                    0 => "stopping".to_owned(),
-                    _ => format!("stopping when {open} answers have ended, within {grace:?}; again stops now"),
-                };
-                tell(&reports, &message, vec![("open_answers", open.into())]);
+                tell(&reports, &stopping(open as u64, self.grace), vec![("open_answers", open.into())]);
             };
             let cut = async {
                 tokio::select! {
@@ -459,16 +516,31 @@ impl Args {
             };
             let cut = tokio::select! {
                 cut = serve(app.clone(), listener, stop, cut) => cut,
-                () = key_args.reload(hangups, keys, tls, reports.clone()) => 0,
+                () = key_args.reload(hangups, Access { keys, rate_limits, tls }, reports.clone()) => 0,
             };
-            let message = match cut {
-                0 => "stopped".to_owned(),
-                _ => format!("stopped; {cut} answers were cut, and --grace gives them longer"),
-            };
-            tell(&reports, &message, vec![("cut_answers", cut.into())]);
+            tell(&reports, &stopped(cut as u64), vec![("cut_answers", cut.into())]);
             reports.flush(Duration::from_secs(1));
             Ok(ExitCode::SUCCESS)
         })
+    }
+}
+
+/// Says that the server is about to stop, with `open` answers under way.
+fn stopping(open: u64, grace: u64) -> String {
+    match (open, grace) {
+        (0, _) => "stopping".into(),
+        (_, 0) => format!("stopping; --grace 0 cuts {}", plural(open, "answer")),
+        (1, _) => format!("stopping when 1 answer has ended, within {grace} s; again stops now"),
+        _ => format!("stopping when {open} answers have ended, within {grace} s; again stops now"),
+    }
+}
+
+/// Says that the server has stopped, after it cut `cut` answers.
+fn stopped(cut: u64) -> String {
+    match cut {
+        0 => "stopped".into(),
+        1 => "stopped; 1 answer was cut, and --grace gives it longer".into(),
+        _ => format!("stopped; {cut} answers were cut, and --grace gives them longer"),
     }
 }
 
@@ -522,5 +594,35 @@ async fn shutdown_signal() {
         }
         // Without a handler, the signal terminates the process by default.
         Err(_) => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_at_the_end_count_answers_and_seconds() {
+        let told = [stopping(0, 30), stopping(1, 30), stopping(2, 1), stopping(1, 0)];
+        let parts =
+            ["stopping", "1 answer has ended, within 30 s", "2 answers have", "--grace 0 cuts 1 answer"];
+        assert!(told.iter().zip(parts).all(|(told, part)| told.contains(part)), "{told:?}");
+        assert!(stopped(1).contains("1 answer was cut") && stopped(2).contains("2 answers were cut"));
+    }
+
+    /// `--print-config` belongs to no run of a server.
+    #[test]
+    fn every_option_has_an_environment_variable() {
+        use clap::CommandFactory;
+        let mut cli = crate::cli::Cli::command();
+        cli.build();
+        let serve = cli.find_subcommand("serve").unwrap();
+        for arg in serve.get_arguments() {
+            let Some(name) = arg.get_long().filter(|name| !["print-config", "help"].contains(name)) else {
+                continue;
+            };
+            let variable = format!("KVASIR_{}", name.replace('-', "_").to_uppercase());
+            assert_eq!(arg.get_env().and_then(|name| name.to_str()), Some(variable.as_str()), "--{name}");
+        }
     }
 }

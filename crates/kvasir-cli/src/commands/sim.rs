@@ -8,6 +8,7 @@ use crate::options::Options;
 use crate::options::facts::Facts;
 use crate::options::machine_file;
 use crate::options::workload::WorkloadArgs;
+use clap::builder::ArgPredicate;
 use kvasir_bench::{
     sim::{self, Finished, Report, Run, SimulatedMachine},
     trace::{self, End, Header, Lines},
@@ -40,10 +41,16 @@ pub(crate) struct Args {
     /// Injected faults per thousand steps (refused, failed, out_of_memory, late, lost) or requests (aborts)
     #[arg(long, value_name = "KIND=N,..", value_parser = parse_trouble, default_value = "", hide_default_value = true)]
     faults: Trouble,
-    /// Machine, model shape and weight type (bf16, fp8, q8_0) of the cost model
-    #[arg(long, value_name = "MACHINE[:SHAPE[:WEIGHTS]]", value_parser = Preset::parse, default_value = "h200:qwen3-0.6b", env = "KVASIR_SIM_PRESET")]
-    sim_preset: Preset,
-    /// TOML file of a machine's bandwidth, arithmetic, memory and launch costs, in place of the machine of --sim-preset
+    /// Machine, model shape and weight type (bf16, fp8, q8_0) of the cost model; with --machine SHAPE[:WEIGHTS]
+    #[arg(
+        long,
+        value_name = "MACHINE[:SHAPE[:WEIGHTS]]",
+        default_value = "h200:qwen3-0.6b",
+        default_value_if("machine", ArgPredicate::IsPresent, "qwen3-0.6b"),
+        env = "KVASIR_SIM_PRESET"
+    )]
+    sim_preset: String,
+    /// TOML file of a machine's bandwidth, arithmetic, memory and launch costs; --sim-preset then gives the model only
     #[arg(long, value_name = "FILE.toml")]
     machine: Option<PathBuf>,
     /// Print the report as one JSON object
@@ -102,11 +109,31 @@ fn parse_steps(text: &str) -> Result<Range<u64>, String> {
     }
 }
 
+/// Notes shown on the page: the simulated machine and the sources of its figures.
+fn notes(preset: &Preset) -> Vec<String> {
+    let machine = SimulatedMachine::of(preset);
+    let sources = machine.sources().into_iter().map(|(source, figures)| format!("{figures} ({source})"));
+    vec![format!("Simulated on a machine of {}.", sources.collect::<Vec<_>>().join("; "))]
+}
+
+/// Nanoseconds of simulated time after which a run ends with an error, far below what the clock holds.
+const LONGEST: u64 = 100 * 365 * 24 * 3600 * 1_000_000_000;
+
 impl Args {
-    pub(crate) fn run(mut self) -> Result<ExitCode, Failure> {
-        if let Some(path) = &self.machine {
-            self.sim_preset.machine = machine_file::read(path)?;
-        }
+    /// Machine and model of the cost model.
+    fn preset(&self) -> Result<Preset, Failure> {
+        let text = &self.sim_preset;
+        let Some(path) = &self.machine else {
+            return Preset::parse(text).map_err(|why| Failure::usage(format!("--sim-preset {text}: {why}")));
+        };
+        let (shape, weights) = Preset::parse_model(text).map_err(|why| {
+            Failure::usage(format!("--sim-preset {text}: with --machine it is SHAPE[:WEIGHTS]: {why}"))
+        })?;
+        Ok(Preset { machine: machine_file::read(path, weights)?, shape })
+    }
+
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let preset = self.preset()?;
         let (scenario, written) = match &self.scenario {
             Some(path) => {
                 let name = |why: &dyn Display| Failure::usage(format!("{}: {why}", path.display()));
@@ -118,10 +145,10 @@ impl Args {
         };
         let options = self.options.over(&written)?;
         let facts = Facts {
-            max_model_len: self.sim_preset.shape.max_model_len,
-            slots: self.sim_preset.slots(options.memory_share()?),
+            max_model_len: preset.shape.max_model_len,
+            slots: preset.slots(options.memory_share()?),
             windows: Vec::new(),
-            is_cpu: self.sim_preset.machine.is_cpu,
+            is_cpu: preset.machine.is_cpu,
             is_simulated: true,
             has_graphs: true,
             has_rings: false,
@@ -130,8 +157,8 @@ impl Args {
         let resolved = options.resolve(&facts)?;
         let mut workload = self.workload(scenario, resolved.limits.max_model_len)?;
         let mut setup = resolved.setup.clone();
-        setup.insert("device".into(), self.sim_preset.to_string().into());
-        setup.insert("notes".into(), self.notes().into());
+        setup.insert("device".into(), preset.to_string().into());
+        setup.insert("notes".into(), notes(&preset).into());
         let header = Header { format: trace::FORMAT.into(), title: workload.title(), setup, first: 0 };
         self.check_files()?;
         let page = self.html.as_deref().map(AtomicFile::create).transpose()?;
@@ -141,7 +168,7 @@ impl Args {
 
         let clock = Clock::default();
         let faults = Faults { seed: self.requests.seed, ..self.faults.faults };
-        let mut device = CostDevice::new(self.sim_preset, clock.clone(), Box::new(ScriptedModel))
+        let mut device = CostDevice::new(preset, clock.clone(), Box::new(ScriptedModel))
             .with_faults(faults)
             .with_graphs(resolved.limits.graph_max_batch);
         if let Some(shape) = resolved.static_shape {
@@ -153,7 +180,7 @@ impl Args {
             overlap: resolved.overlap.unwrap_or(true),
             core: resolved.core(),
             device,
-            clock,
+            clock: clock.clone(),
             workload: &mut *workload,
             window: if page.is_some() { self.html_steps.clone().unwrap_or(0..2000) } else { 0..0 },
             lines: lines.clone(),
@@ -163,9 +190,13 @@ impl Args {
         let interruption = Interruption::watch();
         let finished = sim::run(run, &mut |ended| {
             bar.set_position(ended);
-            !interruption.has_come()
+            !interruption.has_come() && clock.now() < LONGEST
         });
         bar.finish_and_clear();
+        if clock.now() >= LONGEST {
+            let why = "the simulated time has passed 100 years: the machine is too slow, or the rate too low";
+            return Err(Failure::failed(format!("{why}; no file was written")));
+        }
         if interruption.has_come() {
             return Err(Failure::failed("interrupted; no file was written"));
         }
@@ -207,13 +238,6 @@ impl Args {
             }
             (None, None) => Err(Failure::usage("neither SCENARIO.json nor --workload is given")),
         }
-    }
-
-    /// Notes shown on the page: the simulated machine and the sources of its figures.
-    fn notes(&self) -> Vec<String> {
-        let machine = SimulatedMachine::of(&self.sim_preset);
-        let sources = machine.sources().into_iter().map(|(source, figures)| format!("{figures} ({source})"));
-        vec![format!("Simulated on a machine of {}.", sources.collect::<Vec<_>>().join("; "))]
     }
 
     fn write_page(

@@ -1,8 +1,7 @@
 //! `kvasir template`: renders a chat template over conversations from stdin.
 
 use crate::io::failure::Failure;
-use kvasir::{HubName, OpenedModel};
-use kvasir_formats::TextFiles;
+use kvasir::ModelFiles;
 use kvasir_template::{ChatTemplate, TemplateError};
 use serde_json::{Map, Value, json};
 use std::{
@@ -61,10 +60,8 @@ impl Args {
         let (source, mut variables) = match (&self.template, &self.model) {
             (Some(file), _) => (Failure::read(file)?, Map::new()),
             (None, model) => {
-                let files = match model {
-                    Some(model) => TextFiles::open(&HubName::locate(model)?).map_err(Failure::failed)?,
-                    None => OpenedModel::built_in()?.text_files()?,
-                };
+                let files = model.as_deref().map_or(Ok(ModelFiles::BuiltIn), ModelFiles::locate)?;
+                let files = files.text_files()?;
                 let source = files.template_source(None).map_err(Failure::failed)?;
                 let name = model.as_deref().unwrap_or(Path::new(kvasir::BUILT_IN)).display();
                 let source =

@@ -1,8 +1,7 @@
 //! `kvasir tokenize`: turns texts from stdin into token ids.
 
 use crate::io::failure::Failure;
-use kvasir::{HubName, OpenedModel};
-use kvasir_formats::TextFiles;
+use kvasir::ModelFiles;
 use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
@@ -21,11 +20,8 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let tokenizer = match &self.model {
-            Some(model) => TextFiles::open(&HubName::locate(model)?),
-            None => Ok(OpenedModel::built_in()?.text_files()?),
-        };
-        let tokenizer = tokenizer.and_then(|files| files.tokenizer()).map_err(Failure::failed)?;
+        let model = self.model.as_deref().map_or(Ok(ModelFiles::BuiltIn), ModelFiles::locate)?;
+        let tokenizer = model.text_files()?.tokenizer().map_err(Failure::failed)?;
         let encode = |text: &str| tokenizer.encode(text, self.add_special).map_err(Failure::failed);
         let input = Failure::read_stdin()?;
         if self.json {

@@ -10,7 +10,7 @@ use kvasir_serve::{
 #[derive(clap::Args)]
 pub(crate) struct ClientRuleArgs {
     /// Model name in the API; may be given several times, and * accepts any name [default: the name of its file or directory]
-    #[arg(long, env = "KVASIR_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
+    #[arg(long, env = "KVASIR_MODEL_NAME", value_name = "NAME", value_delimiter = ',', value_parser = public_name)]
     model_name: Vec<String>,
     /// Unknown request fields: ignore (named in the response header x-kvasir-ignored) or refuse (400)
     #[arg(long, value_enum, default_value = "ignore", env = "KVASIR_UNKNOWN_FIELDS")]
@@ -21,6 +21,10 @@ pub(crate) struct ClientRuleArgs {
     /// How /v1/rerank and /v1/score compare texts unless a request says: embeddings (cosine) or prompt (probability of `yes`)
     #[arg(long, value_enum, default_value = "embeddings", env = "KVASIR_RERANK_BY")]
     rerank_by: RerankBy,
+}
+
+fn public_name(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() { Err("the name is empty".into()) } else { Ok(text.to_owned()) }
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]

@@ -51,24 +51,72 @@ struct Launch {
     kernels_per_layer: Option<f64>,
 }
 
-/// Reads a machine. Errors name the file and the value.
-pub(crate) fn read(path: &Path) -> Result<Machine, Failure> {
+/// Reads a machine, with weights of this type instead of the file's. Errors name the file and the key.
+pub(crate) fn read(path: &Path, weights: Option<WeightType>) -> Result<Machine, Failure> {
     let named = |why: String| Failure::usage(format!("{}: {why}", path.display()));
-    let text = Failure::read(path)?;
-    let file = toml::from_str::<MachineFile>(&text).map_err(|error| named(error.message().trim().into()))?;
+    let file = parsed(&Failure::read(path)?).map_err(named)?;
     let name = file.name.clone();
     let name = name.or_else(|| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
-    file.machine(name.unwrap_or_default()).map_err(named)
+    file.machine(name.unwrap_or_default(), weights).map_err(named)
 }
 
+/// Parses a file. An error about a value's type names its key.
+fn parsed(text: &str) -> Result<MachineFile, String> {
+    toml::from_str(text).map_err(|error| {
+        let why = error.message().trim().replace("expected f64", "expected a number");
+        let at = error.span().filter(|_| why.starts_with("invalid type"));
+        match at.and_then(|span| key_before(text, span.start)) {
+            Some(key) => format!("`{key}`: {why}"),
+            None => why,
+        }
+    })
+}
+
+/// The key whose value begins at this byte, with its table.
+fn key_before(text: &str, at: usize) -> Option<String> {
+    let before = text.get(..at)?;
+    let (above, line) = before.rsplit_once('\n').unwrap_or(("", before));
+    let key = line.trim_end().strip_suffix('=')?.trim_end();
+    let key = key.rsplit(|c: char| c.is_whitespace() || "{,".contains(c)).next()?;
+    let table = above.lines().rev().find_map(|line| line.trim().strip_prefix('[')?.split(']').next());
+    Some(table.map_or_else(|| key.to_owned(), |table| format!("{table}.{key}")))
+}
+
+/// A number as in a machine file.
+fn short(value: f64) -> String {
+    if value.abs() < 1e5 { value.to_string() } else { format!("{value:e}") }
+}
+
+/// Smallest and largest value of a figure, and its unit. A value outside is mostly one in another unit, such
+/// as Top/s; it also bounds how far one step advances the simulated clock.
+struct Bounds {
+    unit: &'static str,
+    least: f64,
+    most: f64,
+}
+
+const BYTES_PER_SECOND: Bounds = Bounds { unit: "bytes per second", least: 1e8, most: 1e17 };
+const BYTES: Bounds = Bounds { unit: "bytes", least: 1e6, most: 1e17 };
+const OPERATIONS_PER_SECOND: Bounds = Bounds { unit: "operations per second", least: 1e9, most: 1e20 };
+const SECONDS: Bounds = Bounds { unit: "seconds", least: 0.0, most: 1.0 };
+const KERNELS: Bounds = Bounds { unit: "kernels", least: 1.0, most: 1e6 };
+const BYTES_PER_ELEMENT: Bounds = Bounds { unit: "bytes per element", least: 0.25, most: 16.0 };
+
 impl MachineFile {
-    fn machine(self, name: String) -> Result<Machine, String> {
+    fn machine(self, name: String, weights: Option<WeightType>) -> Result<Machine, String> {
         let source = self.source.map_or(Source::User, |source| Source::Published(source.leak()));
-        let figure = |what: &str, value: f64, least: f64| match value.is_finite() && value >= least {
+        let figure = |what: &str, value: f64, Bounds { unit, least, most }: Bounds| match (least..=most)
+            .contains(&value)
+        {
             true => Ok(Figure { value, source }),
-            false => Err(format!("`{what}` is {value}; it must be a number of at least {least}")),
+            false => {
+                let [value, least, most] = [value, least, most].map(short);
+                Err(format!("`{what}` is {value}; it is in {unit}, from {least} to {most}"))
+            }
         };
-        let peak = |what, value: Option<f64>| value.map(|value| figure(what, value, 1.0)).transpose();
+        let peak = |what, value: Option<f64>| {
+            value.map(|value| figure(what, value, OPERATIONS_PER_SECOND)).transpose()
+        };
         // The H200's launch costs are the only measured ones of a GPU.
         let default = MACHINES.iter().find(|known| known.name == "h200").ok_or("no machine `h200`")?;
         let on_h200 = |figure: Figure| Figure { source: Source::MeasuredOn(default.name), ..figure };
@@ -77,14 +125,14 @@ impl MachineFile {
             Some(Launch { kernel, graph, graph_kernel, kernels_per_layer: kernels }) => {
                 let recorded = match (graph, graph_kernel) {
                     (Some(graph), Some(kernel)) => Some(Recorded {
-                        start: figure("launch.graph", graph, 0.0)?,
-                        kernel: figure("launch.graph_kernel", kernel, 0.0)?,
+                        start: figure("launch.graph", graph, SECONDS)?,
+                        kernel: figure("launch.graph_kernel", kernel, SECONDS)?,
                     }),
                     (None, None) => None,
                     _ => return Err("`launch.graph` and `launch.graph_kernel` need each other".into()),
                 };
-                let kernels = kernels.map(|n| figure("launch.kernels_per_layer", n, 1.0)).transpose()?;
-                (figure("launch.kernel", kernel, 0.0)?, recorded, kernels.unwrap_or(kernels_per_layer))
+                let kernels = kernels.map(|n| figure("launch.kernels_per_layer", n, KERNELS)).transpose()?;
+                (figure("launch.kernel", kernel, SECONDS)?, recorded, kernels.unwrap_or(kernels_per_layer))
             }
             None => {
                 let recorded = default.recorded.map(|Recorded { start, kernel }| Recorded {
@@ -94,20 +142,21 @@ impl MachineFile {
                 (on_h200(default.launch), recorded, kernels_per_layer)
             }
         };
-        let weights = self.weights.map_or(Ok(WeightType::Bf16), |name| WeightType::parse(&name))?;
+        let own = self.weights.map_or(Ok(WeightType::Bf16), |name| WeightType::parse(&name))?;
+        let weights = weights.unwrap_or(own);
         let machine = Machine {
             // Names are static because presets are copied freely; a run reads one file.
             name: name.leak(),
-            bandwidth: figure("bandwidth", self.bandwidth, 1.0)?,
+            bandwidth: figure("bandwidth", self.bandwidth, BYTES_PER_SECOND)?,
             arithmetic: Arithmetic {
                 bf16: peak("arithmetic.bf16", self.arithmetic.bf16)?,
                 fp8: peak("arithmetic.fp8", self.arithmetic.fp8)?,
                 int8: peak("arithmetic.int8", self.arithmetic.int8)?,
             },
-            memory: figure("memory", self.memory, 1.0)?,
+            memory: figure("memory", self.memory, BYTES)?,
             weights,
             is_cpu: self.cpu,
-            kv_bytes: figure("kv_bytes", self.kv_bytes.unwrap_or(2.0), 0.25)?.value,
+            kv_bytes: figure("kv_bytes", self.kv_bytes.unwrap_or(2.0), BYTES_PER_ELEMENT)?.value,
             launch,
             recorded,
             kernels_per_layer,
@@ -121,8 +170,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Machine, String> {
-        let file = toml::from_str::<MachineFile>(text).map_err(|error| error.message().to_owned())?;
-        file.machine("mine".into())
+        parsed(text)?.machine("mine".into(), None)
     }
 
     const LEAST: &str = "bandwidth = 1e12\nmemory = 24e9\n";
@@ -141,6 +189,15 @@ mod tests {
     }
 
     #[test]
+    fn weights_of_the_preset_replace_those_of_the_file() {
+        let text = format!("{LEAST}[arithmetic]\nfp8 = 2e14");
+        let with = |weights| parsed(&text).unwrap().machine("mine".into(), weights);
+        assert_eq!(with(Some(WeightType::Fp8)).unwrap().operations().value, 2e14);
+        assert!(with(None).unwrap_err().contains("no arithmetic for bf16; it has fp8"));
+        assert!(with(Some(WeightType::Q8_0)).unwrap_err().contains("no arithmetic for q8_0; it has fp8"));
+    }
+
+    #[test]
     fn wrong_files_are_answered_with_the_key() {
         for (text, named) in [
             ("[arithmetic]\nint8 = 1e14", "no arithmetic for bf16; it has q8_0"),
@@ -149,6 +206,16 @@ mod tests {
             ("speed = 3\n[arithmetic]\nbf16 = 1e14", "speed"),
             ("[arithmetic]\nbf16 = 1e14\n[launch]\nkernel = 1e-6\ngraph = 1e-6", "launch.graph_kernel"),
             ("", "arithmetic"),
+            (
+                "[arithmetic]\nbf16 = 989",
+                "`arithmetic.bf16` is 989; it is in operations per second, from 1e9 to 1e20",
+            ),
+            ("[arithmetic]\nbf16 = inf", "`arithmetic.bf16` is inf"),
+            ("kv_bytes = 17\n[arithmetic]\nbf16 = 1e14", "`kv_bytes` is 17; it is in bytes per element"),
+            ("[arithmetic]\nbf16 = 1e14\n[launch]\nkernel = 3.6", "`launch.kernel` is 3.6; it is in seconds"),
+            ("[arithmetic]\nbf16 = \"fast\"", "`arithmetic.bf16`: invalid type: string"),
+            ("arithmetic = { fp8 = 1e14, bf16 = true }", "`bf16`: invalid type: boolean"),
+            ("kv_bytes = \"2\"\n[arithmetic]\nbf16 = 1e14", "`kv_bytes`: invalid type"),
         ] {
             let error = parse(&format!("{LEAST}{text}")).unwrap_err();
             assert!(error.contains(named), "{text}: {error}");

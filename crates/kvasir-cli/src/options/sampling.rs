@@ -62,7 +62,7 @@ impl SamplingArgs {
     pub(crate) fn teach(&self, model: Model) -> Result<Model, Failure> {
         let model = match &self.chat_template {
             Some(path) => {
-                let at = |why: String| Failure::usage(format!("{}: {why}", path.display()));
+                let at = |why: String| Failure::usage(format!("--chat-template {}: {why}", path.display()));
                 let source = fs::read_to_string(path).map_err(|e| at(e.to_string()))?;
                 model.with_template(&source).map_err(|e| at(e.to_string()))?
             }

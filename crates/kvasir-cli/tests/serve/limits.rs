@@ -147,6 +147,13 @@ fn a_port_of_their_own_answers_probes_without_a_key() {
     for (path, status) in [("/live", 200), ("/health", 200), ("/metrics", 404), ("/v1/models", 404)] {
         assert_eq!(server.exchange("GET", path, "", "").status, status, "{path}");
     }
+    let message =
+        |server: &Server| server.exchange("GET", "/other", "", "").json()["error"]["message"].clone();
+    assert_eq!(message(&server), "this listener has /live, /health and /ready only");
+    server.address = main;
+    let mut server = slow("health-metrics", &["--health-port", "0"]);
+    let main = std::mem::replace(&mut server.address, server.probes.clone().unwrap());
+    assert_eq!(message(&server), "this listener has /live, /health, /ready and /metrics only");
     server.address = main;
 }
 
@@ -154,9 +161,11 @@ fn a_port_of_their_own_answers_probes_without_a_key() {
 fn rates_are_kept_per_key_and_told_in_headers() {
     let folder = model("rates");
     let file = folder.join("keys.txt");
-    std::fs::write(&file, "alice: one\nbob: two\n").unwrap();
-    let options = ["--api-key-file", file.to_str().unwrap(), "--rate-limit", "alice:2,100000"];
-    let server = Server::start("rates", &options);
+    std::fs::write(&file, "alice: one\nalice: uno # the next one\nbob: two\ncarol: three\n").unwrap();
+    // A repetition changes nothing.
+    let options = ["--api-key-file", file.to_str().unwrap(), "--api-key", "four,four"];
+    let limits = [("KVASIR_RATE_LIMIT", "alice:2,100000 carol:1,100000")];
+    let server = Server::start_with("rates", &options, &limits);
     let ask = |key: &str| {
         let headers = format!("{JSON}Authorization: Bearer {key}\r\n");
         server.exchange("POST", CHAT, &headers, &chat(json!({})).to_string())
@@ -173,4 +182,8 @@ fn rates_are_kept_per_key_and_told_in_headers() {
         let other = ask("two");
         assert_eq!((other.status, other.header("x-ratelimit-limit-requests")), (200, None));
     }
+    assert_eq!((ask("uno").status, ask("four").status), (200, 200));
+    assert_eq!((ask("three").status, ask("three").status), (200, 429));
+    let rejected = "kvasir:admission_rejections_total{model_name=\"tiny\",reason=\"key_rate\"";
+    assert_eq!(metric(&server, &key("two"), rejected), 2.0);
 }

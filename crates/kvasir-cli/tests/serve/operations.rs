@@ -96,6 +96,78 @@ fn dummy_rows_of_a_padded_batch_are_counted() {
 }
 
 #[test]
+fn contradictory_options_are_refused_at_start_by_name() {
+    let folder = model("contradictory");
+    let (twice, alice) = (folder.join("twice.txt"), folder.join("alice.txt"));
+    fs::write(&twice, "alice: sesame\n# a comment\nbob: sesame admin\n").unwrap();
+    fs::write(&alice, "alice: sesame\n").unwrap();
+    let (twice, alice) = (twice.to_str().unwrap(), alice.to_str().unwrap());
+    let cases: [(&[&str], &[&str]); 18] = [
+        (&["--api-key", "sesame", "--admin-key", "sesame"], &["--admin-key: ", "--api-key "]),
+        (&["--api-key-file", twice], &["twice.txt line 3", "twice.txt line 1"]),
+        (&["--api-key-file", alice, "--admin-key", "sesame"], &["--admin-key", "alice.txt line 1"]),
+        (&["--api-key-file", alice, "--api-key", "sesame"], &["--api-key", "alice.txt line 1"]),
+        (&["--metrics-key", "sesame", "--api-key", "sesame"], &["--metrics-key", "--api-key"]),
+        (&["--metrics-key", " ", "--api-key", "a"], &["--metrics-key"]),
+        (&["--rate-limit", "alice:1,1"], &["--rate-limit alice: no key has this name"]),
+        (
+            &["--rate-limit", "1:1,1", "--api-key", "sesame"],
+            &["--rate-limit 1: ", "--api-key-file names keys"],
+        ),
+        (&["--rate-limit", "bob:1,1", "--api-key-file", alice], &["--rate-limit bob: "]),
+        (&["--rate-limit", "alice:1,1", "--rate-limit", "alice:2,2"], &["--rate-limit", "`alice` has two"]),
+        (&["--rate-limit", "a:1,1,b:1,1"], &["--rate-limit: `a:1,1,b:1,1`", "white space or `;`"]),
+        (&["--rate-limit", ""], &["--rate-limit: "]),
+        (&["--model-name", ""], &["--model-name", "the name is empty"]),
+        (&["--model-name", "a,"], &["--model-name", "the name is empty"]),
+        (&["--grace", "-1"], &["--grace"]),
+        (&["--tls-cert", "nope.pem", "--tls-key", "nope.pem"], &["--tls-cert nope.pem"]),
+        (&["--chat-template", "nope.jinja"], &["--chat-template nope.jinja"]),
+        (&["--health-port", "-1"], &["--health-port"]),
+    ];
+    for (options, parts) in cases {
+        let output = kvasir(&[&["serve", "--port", "0", "--log-level", "off"], options].concat(), &[]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        let why = text.lines().last().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{options:?}: {text}");
+        assert!(parts.iter().all(|part| why.contains(part)), "{options:?}: {text}");
+        assert!(!text.contains("sesame"), "{text}");
+    }
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_limit_that_lost_its_key_is_warned_of_after_sighup() {
+    use std::io::BufRead;
+    let folder = model("lost-limit");
+    let file = folder.join("keys.txt");
+    fs::write(&file, "alice: one\nbob: two\n").unwrap();
+    let options = ["--api-key-file", file.to_str().unwrap(), "--rate-limit", "alice:1,1000"];
+    let (server, stderr) = Server::built_in(&options);
+    fs::write(&file, "bob: two # alice has left\n").unwrap();
+    Command::new("kill").args(["-HUP", &server.process.id().to_string()]).status().unwrap();
+    let mut lines = stderr.lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.ends_with("1 API key reloaded")));
+    let warning = lines.next().unwrap();
+    assert!(warning.contains("warning: --rate-limit alice: no key has this name"), "{warning}");
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn flags_are_set_by_the_environment() {
+    let set = [("KVASIR_OPEN_HEALTH", "1"), ("KVASIR_API_KEY", "secret")];
+    let server = Server::start_with("open-health", &[], &set);
+    assert_eq!(
+        (server.send("GET", "/health", "", "").0, server.send("GET", "/metrics", "", "").0),
+        (200, 401)
+    );
+    let printed = out(&kvasir(&["serve", "--print-config"], &set));
+    assert!(printed.contains("open-health = true\n"), "{printed}");
+    let printed = out(&kvasir(&["serve", "--print-config"], &[("KVASIR_OPEN_HEALTH", "off")]));
+    assert!(printed.contains("open-health = false\n"), "{printed}");
+}
+
+#[test]
 fn malformed_origins_are_refused_at_start() {
     let why = complaint(&kvasir(&["serve", "--allowed-origins", "*,page.example/"], &[]));
     assert!(why.contains("--allowed-origins") && why.contains("`page.example/`"), "{why}");

@@ -46,22 +46,21 @@ pub struct Converted {
 /// Converts `model` (a directory or a GGUF file) to the GGUF file `to`. On error `to` is unchanged.
 pub fn convert(model: &Path, to: &Path, rules: &Rules) -> Result<Converted> {
     let file = AtomicFile::create(to)?;
-    let done = convert_to(model, file.writer()?, rules, &|_, _| true)?;
+    let done = convert_to(&Checkpoint::open(model)?, file.writer()?, rules, &|_, _| true)?;
     file.commit()?;
     Ok(done)
 }
 
-/// Converts `model` (a directory or a GGUF file) and writes the GGUF bytes to `to`.
+/// Converts an opened checkpoint and writes the GGUF bytes to `to`.
 ///
 /// `report` gets the weights converted so far and in total, from any thread and several times per second.
 /// If it returns false, the conversion ends with an error.
 pub fn convert_to(
-    model: &Path,
+    checkpoint: &Checkpoint,
     to: impl Write,
     rules: &Rules,
     report: &(dyn Fn(u64, u64) -> bool + Sync),
 ) -> Result<Converted> {
-    let checkpoint = Checkpoint::open(model)?;
     let mut writer = Writer::new();
     let mut given: HashMap<String, Vec<f32>> = HashMap::new();
     let outputs = match checkpoint.gguf() {
@@ -70,8 +69,8 @@ pub fn convert_to(
             of_gguf(gguf)
         }
         None => {
-            let mut outputs = from_hf::outputs(&checkpoint)?;
-            for (name, values) in metadata::write(&checkpoint, &mut writer)? {
+            let mut outputs = from_hf::outputs(checkpoint)?;
+            for (name, values) in metadata::write(checkpoint, &mut writer)? {
                 let part = Part { source: name.to_owned(), change: Change::Computed };
                 outputs.insert(
                     0,
@@ -81,14 +80,14 @@ pub fn convert_to(
             }
             let rows = from_hf::size(checkpoint.config(), "vocab_size")?;
             let json = checkpoint.beside("tokenizer.json", 256 << 20)?;
-            vocab::write(&TextFiles::open(model)?, json.as_deref(), rows, &mut writer)?;
+            vocab::write(&TextFiles::open(checkpoint.path())?, json.as_deref(), rows, &mut writer)?;
             outputs
         }
     };
-    metadata::kv_facts(&checkpoint, &mut writer)?;
+    metadata::kv_facts(checkpoint, &mut writer)?;
     writer.set("general.file_type", Value::U32(rules.file_type()));
     writer.set("general.quantization_version", Value::U32(2));
-    let (types, done) = describe(&checkpoint, &outputs, rules, &mut writer)?;
+    let (types, done) = describe(checkpoint, &outputs, rules, &mut writer)?;
     let by_name: HashMap<&str, &Output> = outputs.iter().map(|o| (o.name.as_str(), o)).collect();
     let weights = |output: &Output| output.shape.iter().product::<usize>() as u64;
     let watch = Watch::new(outputs.iter().map(weights).sum(), report);
@@ -102,7 +101,7 @@ pub fn convert_to(
         for part in &output.parts {
             match (checkpoint.gguf(), &part.change) {
                 (Some(gguf), _) => repack(gguf, name, dtype, &watch, bytes)?,
-                (None, _) => part.write(&checkpoint, dtype, row, given, &watch, bytes)?,
+                (None, _) => part.write(checkpoint, dtype, row, given, &watch, bytes)?,
             }
         }
         done_weights += weights(output);

@@ -10,6 +10,7 @@ use crate::host::errors::refused;
 use crate::host::step_subscription::StepFeed;
 use crate::http::access::AccessControl;
 use crate::http::access::rate_limits::RateLimit;
+use crate::metrics::Rejected;
 use crate::metrics::prometheus::Names;
 use crate::model::Model;
 use crate::model::marked_prefixes::MarkedPrefix;
@@ -262,6 +263,7 @@ impl App {
         };
         RequestContext::current().set_rate(state.headers());
         let Some(wait) = wait else { return Ok(()) };
+        self.host.metrics().reject(Rejected::KeyRate);
         let seconds = wait.as_secs() as u32 + 1;
         let RateLimit { requests, tokens } = state.limit;
         let why = format!(

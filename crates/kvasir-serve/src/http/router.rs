@@ -117,8 +117,11 @@ impl App {
         let counted = counted.route_layer(from_fn_with_state(self.clone(), authorize));
         let shows_metrics = self.access.keys.is_empty() || self.access.metrics_key.is_some();
         let probes = if shows_metrics { probes.merge(counted) } else { probes };
-        let not_found =
-            async || ApiError::not_found("path", "this listener has /live, /health and /ready only");
+        let has = match shows_metrics {
+            true => "this listener has /live, /health, /ready and /metrics only",
+            false => "this listener has /live, /health and /ready only",
+        };
+        let not_found = async move || ApiError::not_found("path", has);
         probes.fallback(not_found).with_state(self.clone())
     }
 }

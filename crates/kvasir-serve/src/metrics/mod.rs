@@ -65,7 +65,7 @@ const FINISHED: [&str; 5] = ["stop", "length", "abort", "error", "refused"];
 const DRAFT_POSITIONS: [&str; 16] =
     ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"];
 /// Labels of rejection reasons, in the order of [`Rejected`].
-const REJECTED: [&str; 4] = ["queue_full", "tokens_waiting", "key_limit", "draining"];
+const REJECTED: [&str; 5] = ["queue_full", "tokens_waiting", "key_limit", "key_rate", "draining"];
 
 /// Why a request was rejected, before it reached the engine or by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,8 @@ pub enum Rejected {
     TokensWaiting,
     /// Too many open answers of the API key.
     KeyLimit,
+    /// Too many requests or tokens of the API key in a minute.
+    KeyRate,
     /// The server is shutting down.
     Draining,
 }

@@ -24,10 +24,11 @@ pub struct ApiKey {
 
 impl ApiKey {
     /// Parses a file of keys: one per line, as `NAME: KEY` or `KEY`, with `admin` behind an admin's.
-    /// Lines that begin with `#` are comments. Errors name the line.
-    pub fn parse_file(text: &str) -> Result<Vec<Self>, String> {
-        let lines = text.lines().map(str::trim).enumerate();
-        let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    /// A comment begins with `#`, at the start of a line or behind white space. Returns each key with its
+    /// line, from 1. Errors name the line.
+    pub fn parse_file(text: &str) -> Result<Vec<(usize, Self)>, String> {
+        let lines = text.lines().map(|line| without_comment(line).trim()).enumerate();
+        let lines = lines.filter(|(_, line)| !line.is_empty());
         let key = |(at, line): (usize, &str)| {
             let (name, secret) = match line.split_once(':') {
                 Some((name, secret)) => (Some(name.trim().to_owned()), secret.trim()),
@@ -44,10 +45,16 @@ impl ApiKey {
                     at + 1
                 ));
             }
-            Ok(Self { name, secret: secret.to_owned(), is_admin })
+            Ok((at + 1, Self { name, secret: secret.to_owned(), is_admin }))
         };
         lines.map(key).collect()
     }
+}
+
+/// A line up to its comment.
+fn without_comment(line: &str) -> &str {
+    let begins = |(at, _): &(usize, &str)| line[..*at].chars().next_back().is_none_or(char::is_whitespace);
+    line.match_indices('#').find(begins).map_or(line, |(at, _)| &line[..at])
 }
 
 #[derive(Debug, Default)]
@@ -119,6 +126,11 @@ impl Keys {
     /// Name of an accepted key, if it has one.
     pub fn name(&self, id: u64) -> Option<String> {
         self.read(|list| list.accepted.iter().find(|(of, _)| *of == id).and_then(|(_, key)| key.name.clone()))
+    }
+
+    /// Whether an accepted key has this name.
+    pub(crate) fn has_name(&self, name: &str) -> bool {
+        self.read(|list| list.accepted.iter().any(|(_, key)| key.name.as_deref() == Some(name)))
     }
 
     fn read<T>(&self, with: impl FnOnce(&KeyList) -> T) -> T {
@@ -196,10 +208,11 @@ mod tests {
 
     #[test]
     fn files_have_a_key_per_line() {
-        let text = "# team\nalice: sk-1\n\n  sk-2  \nops: sk-3  admin\n";
+        let text = "# team\nalice: sk-1\n\n  sk-2  # until May\nops: sk-3  admin # two: words\n\t# x\nsk#4\n";
         let named = ApiKey { name: Some("alice".into()), ..key("sk-1") };
         let admin = ApiKey { name: Some("ops".into()), is_admin: true, ..key("sk-3") };
-        assert_eq!(ApiKey::parse_file(text), Ok(vec![named, key("sk-2"), admin]));
+        let all = vec![(2, named), (4, key("sk-2")), (5, admin), (7, key("sk#4"))];
+        assert_eq!(ApiKey::parse_file(text), Ok(all));
         for (wrong, line) in [("a: ", 1), ("ok\n: x", 2), ("two words", 1), ("a: admin b", 1)] {
             assert!(ApiKey::parse_file(wrong).unwrap_err().starts_with(&format!("line {line} ")), "{wrong}");
         }

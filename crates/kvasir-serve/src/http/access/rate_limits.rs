@@ -3,6 +3,7 @@
 //! A bucket holds at most a minute's worth and refills evenly. A request takes one request and the
 //! tokens that admission counts: its prompt, and the answer that it may expect.
 
+use crate::http::access::api_keys::Keys;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
@@ -60,19 +61,56 @@ struct Buckets {
     at: Instant,
 }
 
+/// The name of all keys without a limit of their own.
+const ALL_OTHERS: &str = "*";
+
+/// Whether a character separates two limits.
+fn separates(c: char) -> bool {
+    c == ';' || c.is_whitespace()
+}
+
+/// The first limit of a text with its name, and the text behind it.
+fn first_rule(text: &str) -> Result<(String, RateLimit, &str), String> {
+    let wrong = || format!("`{text}` is not NAME:REQUESTS,TOKENS; white space or `;` separates several");
+    let (name, numbers) = text.split_once(':').ok_or_else(wrong)?;
+    let (requests, behind) = numbers.split_once(',').ok_or_else(wrong)?;
+    let behind = behind.trim_start();
+    let (tokens, behind) = behind.split_at(behind.find(separates).unwrap_or(behind.len()));
+    let number = |text: &str| text.trim().parse().ok().filter(|n| *n > 0).ok_or_else(wrong);
+    let limit = RateLimit { requests: number(requests)?, tokens: number(tokens)? };
+    let name = name.trim();
+    match name.is_empty() || name.contains([',', ';']) {
+        true => Err(wrong()),
+        false => Ok((name.to_owned(), limit, behind)),
+    }
+}
+
 impl RateLimits {
-    /// Parses limits as `KEY:REQUESTS,TOKENS` per minute, where KEY is a key's name, or `*` for all
-    /// others.
+    /// Parses limits as `NAME:REQUESTS,TOKENS` per minute, where NAME is a key's name, or `*` for all
+    /// others. A text may hold several, separated by white space or `;`. A name has no `:`, `,` or `;`.
     pub fn parse(limits: &[String]) -> Result<Self, String> {
-        let rule = |text: &String| {
-            let wrong = || format!("`{text}` is not KEY:REQUESTS,TOKENS");
-            let (name, numbers) = text.rsplit_once(':').ok_or_else(wrong)?;
-            let (requests, tokens) = numbers.split_once(',').ok_or_else(wrong)?;
-            let number = |text: &str| text.trim().parse().ok().filter(|n| *n > 0).ok_or_else(wrong);
-            let limit = RateLimit { requests: number(requests)?, tokens: number(tokens)? };
-            Ok::<_, String>((name.trim().to_owned(), limit))
-        };
-        Ok(Self { rules: limits.iter().map(rule).collect::<Result<_, _>>()?, ..Self::default() })
+        let mut rules: Vec<(String, RateLimit)> = Vec::new();
+        for text in limits {
+            let mut rest = text.as_str();
+            loop {
+                let (name, limit, behind) = first_rule(rest)?;
+                if rules.iter().any(|(other, _)| *other == name) {
+                    return Err(format!("`{name}` has two limits"));
+                }
+                rules.push((name, limit));
+                rest = behind.trim_start_matches(separates);
+                if rest.is_empty() {
+                    break;
+                }
+            }
+        }
+        Ok(Self { rules, ..Self::default() })
+    }
+
+    /// The names that none of these keys has; `*` is not one of them.
+    pub fn unknown_names(&self, keys: &Keys) -> Vec<&str> {
+        let names = self.rules.iter().map(|(name, _)| name.as_str());
+        names.filter(|name| *name != ALL_OTHERS && !keys.has_name(name)).collect()
     }
 
     /// Takes one request of `tokens` tokens from a key's buckets. `None` for a key without a limit.
@@ -85,7 +123,7 @@ impl RateLimits {
         now: Instant,
     ) -> Option<Result<RateState, (RateState, Duration)>> {
         let named = |wanted: &str| self.rules.iter().find(|(of, _)| of == wanted).map(|(_, limit)| *limit);
-        let limit = name.and_then(named).or_else(|| named("*"))?;
+        let limit = name.and_then(named).or_else(|| named(ALL_OTHERS))?;
         let (most_requests, most_tokens) = (limit.requests as f64, limit.tokens as f64);
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         let bucket =
@@ -116,6 +154,7 @@ impl RateLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::access::api_keys::ApiKey;
 
     fn limits(text: &str) -> RateLimits {
         RateLimits::parse(&[text.to_owned()]).unwrap()
@@ -150,8 +189,41 @@ mod tests {
         };
         assert_eq!((limit(1, Some("alice")), limit(2, Some("bob")), limit(3, None)), (5, 1, 1));
         assert!(self::limits("bob:1,1").take(1, Some("alice"), 1, Instant::now()).is_none());
-        for wrong in ["5,10", "a:5", "a:0,1", "a:x,1"] {
-            assert!(RateLimits::parse(&[wrong.to_owned()]).unwrap_err().contains(wrong));
+        for wrong in ["", "5,10", "a:5", "a:0,1", "a:x,1", ":1,1", "a:b:1,1", "a,b:1,1", "a:1,1,b:1,1"] {
+            assert!(RateLimits::parse(&[wrong.to_owned()]).unwrap_err().contains(wrong), "{wrong}");
         }
+    }
+
+    #[test]
+    fn white_space_or_a_semicolon_separates_limits() {
+        for text in ["alice:1,10 bob:2,20", "alice:1,10;bob:2,20", " alice: 1, 10 ;\n bob:2,20; "] {
+            let names = |rules: Vec<(String, RateLimit)>| {
+                rules
+                    .into_iter()
+                    .map(|(name, limit)| (name, limit.requests, limit.tokens))
+                    .collect::<Vec<_>>()
+            };
+            let expected = vec![("alice".to_owned(), 1, 10), ("bob".to_owned(), 2, 20)];
+            assert_eq!(names(limits(text).rules), expected, "{text}");
+        }
+        assert_eq!(limits("two words:1,1").rules[0].0, "two words");
+        for twice in [vec!["a:1,1", "a:2,2"], vec!["*:1,1 b:1,1 *:1,1"]] {
+            let twice: Vec<String> = twice.into_iter().map(str::to_owned).collect();
+            assert!(RateLimits::parse(&twice).unwrap_err().contains("has two limits"));
+        }
+    }
+
+    #[test]
+    fn names_without_a_key_are_found() {
+        let key = |name: Option<&str>, secret: &str| ApiKey {
+            name: name.map(str::to_owned),
+            secret: secret.into(),
+            is_admin: false,
+        };
+        let keys = Keys::new(vec![key(Some("alice"), "a"), key(None, "b")]);
+        let unknown = |text: &str| limits(text).unknown_names(&keys).join(" ");
+        assert_eq!(unknown("alice:1,1 *:1,1"), "");
+        assert_eq!(unknown("dave:1,1 *:1,1 alice:1,1 carol:1,1"), "dave carol");
+        assert_eq!(unknown("2:1,1"), "2", "numbers of logs are no names");
     }
 }

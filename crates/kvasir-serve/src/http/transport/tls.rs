@@ -62,21 +62,22 @@ impl TlsFiles {
 fn read(certificates: &Path, key: &Path) -> Result<Arc<CertifiedKey>, String> {
     let chain: Result<Vec<_>, _> =
         CertificateDer::pem_file_iter(certificates).and_then(|items| items.collect::<Result<_, _>>());
-    let chain = chain.map_err(|error| format!("{}: {error}", certificates.display()))?;
+    let chain = chain.map_err(|error| format!("--tls-cert {}: {error}", certificates.display()))?;
     if chain.is_empty() {
-        return Err(format!("{}: holds no certificate", certificates.display()));
+        return Err(format!("--tls-cert {}: holds no certificate", certificates.display()));
     }
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| format!("{}: {error}", key.display()))?;
+    let secret = PrivateKeyDer::from_pem_file(key);
+    let secret = secret.map_err(|error| format!("--tls-key {}: {error}", key.display()))?;
     let certified = CertifiedKey::from_der(chain, secret, &ring::default_provider());
     certified.map(Arc::new).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => {
             format!(
-                "{} is not the key of {}; give the two that were made together",
+                "--tls-key {} is not the key of --tls-cert {}; give the two that were made together",
                 key.display(),
                 certificates.display()
             )
         }
-        error => format!("{} with {}: {error}", certificates.display(), key.display()),
+        error => format!("--tls-cert {} with --tls-key {}: {error}", certificates.display(), key.display()),
     })
 }
 
@@ -104,8 +105,9 @@ mod tests {
         let files = TlsFiles::open(&cert, &key).unwrap();
         assert!(files.acceptor().is_ok() && files.reload().is_ok());
         let wrong = |cert: &Path, key: &Path| TlsFiles::open(cert, key).unwrap_err();
-        assert!(wrong(&data("none.pem"), &key).contains("none.pem"));
-        assert!(wrong(&cert, &data("none.pem")).contains("none.pem"));
+        let none = data("none.pem");
+        assert!(wrong(&none, &key).starts_with(&format!("--tls-cert {}: ", none.display())));
+        assert!(wrong(&cert, &none).starts_with(&format!("--tls-key {}: ", none.display())));
         assert!(wrong(&key, &key).contains("holds no certificate"));
         assert!(wrong(&cert, &cert).contains("test-cert.pem"));
     }
