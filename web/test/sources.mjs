@@ -23,9 +23,10 @@ export async function serveSources(context) {
     const { pathname } = new URL(route.request().url());
     const response = await route.fetch().catch(() => null);
     if (!response) return route.abort();
-    // Only the page has a policy; another server may have files of these names.
-    if (!response.headers()["content-security-policy"]) return route.fulfill({ response });
+    // Only the page has a policy; another server may have files of these names. The binary lacks new files.
+    if (!response.headers()["content-security-policy"] && ![401, 404].includes(response.status())) return route.fulfill({ response });
     const type = { js: "text/javascript", css: "text/css", svg: "image/svg+xml" }[pathname.split(".")[1]] ?? "text/html";
-    await route.fulfill({ status: 200, headers: { ...response.headers(), "content-type": `${type}; charset=utf-8` }, body: await source(pathname) });
+    const { "content-length": length, ...headers } = response.headers();
+    await route.fulfill({ status: 200, headers: { ...headers, "content-type": `${type}; charset=utf-8` }, body: await source(pathname) });
   });
 }
