@@ -46,6 +46,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/settings.js", SCRIPT, include_str!("../../page/settings.js")),
     ("/page/shortcuts.js", SCRIPT, include_str!("../../page/shortcuts.js")),
     ("/page/sidebar.js", SCRIPT, include_str!("../../page/sidebar.js")),
+    ("/page/storage.js", SCRIPT, include_str!("../../page/storage.js")),
     ("/page/store.js", SCRIPT, include_str!("../../page/store.js")),
     ("/page/theme.js", SCRIPT, include_str!("../../page/theme.js")),
     ("/page/toast.js", SCRIPT, include_str!("../../page/toast.js")),
