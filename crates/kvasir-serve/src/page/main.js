@@ -49,8 +49,8 @@ function show() {
     if (anchor.hash === `#${tab}`) anchor.setAttribute("aria-current", "page");
     else anchor.removeAttribute("aria-current");
   }
-  if (tab === "engine") engine.shown();
-  else chat.toEnd();
+  engine.watch(tab === "engine");
+  if (tab === "chat") chat.toEnd();
 }
 
 function toChat() {
