@@ -86,9 +86,9 @@ export class Chat extends EventTarget {
     this.render();
   }
 
-  setSystem(text) {
-    this.conversation.system = text;
-    this.keep();
+  setSystem(text, conversation) {
+    conversation.system = text;
+    this.conversations.save(conversation);
   }
 
   keep() {

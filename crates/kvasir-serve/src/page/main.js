@@ -31,7 +31,10 @@ const model = new Model();
 const conversations = new Conversations();
 const engine = new Engine({ root: $("live"), tiles: $("tiles"), pulse: $("pulse"), resting: $("resting") });
 const theme = new Theme(() => engine.shown());
-const settings = new Settings($("settings"), { onSystem: (text) => chat.setSystem(text), onTheme: (name) => theme.choose(name), toast });
+const settings = new Settings($("settings"), {
+  onSystem: (text, conversation) => chat.setSystem(text, conversation), onTheme: (name) => theme.choose(name), toast,
+  conversation: () => chat.conversation, context: () => model.context,
+});
 const gauge = new Gauge({ element: $("gauge"), model, settings });
 const attachments = new Attachments({ form: $("composer"), list: $("files"), input: $("file"), say: (text) => toast.show(text), changed: () => chat.wrote() });
 const chat = new Chat({ list: $("talk"), form: $("composer"), settings, conversations, attachments, gauge, model, guard });
@@ -71,7 +74,7 @@ const ACTS = {
     chat.begin();
     sidebar.chosen();
   },
-  settings: () => settings.open({ system: chat.conversation.system, isNew: chat.conversation.isEmpty }),
+  settings: () => settings.open(),
   theme: () => theme.toggle(),
   sidebar: () => sidebar.toggle(),
   model: () => { if (model.facts) openCard(); },
