@@ -17,7 +17,10 @@ import { Toast } from "/page/toast.js";
 
 const $ = (id) => document.getElementById(id);
 
-const keyDialog = new KeyDialog($("ask-key"), () => start());
+const keyDialog = new KeyDialog($("ask-key"), async () => {
+  await start();
+  chat.resume();
+});
 
 /** Asks for the key if that is what was wrong. True if so. */
 function guard(error) {
@@ -37,7 +40,7 @@ const settings = new Settings($("settings"), {
 });
 const gauge = new Gauge({ element: $("gauge"), model, settings });
 const attachments = new Attachments({ form: $("composer"), list: $("files"), input: $("file"), say: (text) => toast.show(text), changed: () => chat.wrote() });
-const chat = new Chat({ list: $("talk"), form: $("composer"), settings, conversations, attachments, gauge, model, guard });
+const chat = new Chat({ list: $("talk"), form: $("composer"), settings, conversations, attachments, gauge, model, guard, say: (text) => toast.show(text) });
 const sidebar = new Sidebar({
   root: $("sidebar"), menu: $("item-menu"), toggles: document.querySelectorAll("[data-do=sidebar]"), behind: [$("chat")], conversations, chat, toast,
 });
@@ -90,13 +93,18 @@ document.addEventListener("click", (e) => {
 for (const dialog of [$("card"), $("shortcuts")]) dialog.addEventListener("click", (e) => { if (e.target === dialog) dialog.close(); });
 
 new Shortcuts({
-  acts: { new: ACTS.new, find: () => sidebar.find(), editLast: () => chat.editLast(), end: () => chat.toEnd(), write: () => chat.question.focus(), help: ACTS.shortcuts, stop: () => chat.stop() },
+  acts: { new: ACTS.new, find: () => sidebar.find(), editLast: () => chat.editLast(), end: () => chat.toEnd(), write: () => chat.question.focus(), help: ACTS.shortcuts, escape: () => sidebar.escape() || chat.stop() },
   question: chat.question, dialog: $("shortcuts"), enabled: isChat,
 });
 
 window.addEventListener("hashchange", show);
-conversations.addEventListener("change", ({ detail: { id, elsewhere } }) => { if (elsewhere && id === chat.conversation.id) chat.reload(); });
-conversations.addEventListener("full", () => toast.show("The browser has no room for this conversation; it is lost with this page."));
+conversations.addEventListener("change", ({ detail: { id, elsewhere } }) => { if (elsewhere && id === chat.conversation.id) chat.sync(); });
+conversations.addEventListener("writing", ({ detail: { id } }) => { if (id === chat.conversation.id && !chat.busy) chat.render(); });
+conversations.addEventListener("unkept", ({ detail: error }) => {
+  const why = error?.name === "QuotaExceededError" ? "The browser has no room for this conversation" : "The browser does not keep this conversation";
+  toast.show(`${why}; it is lost with this page.`);
+});
+conversations.addEventListener("cleared", () => toast.show("The data of this site was cleared: conversations that were not open are gone."));
 show();
 
 /** Shows the server's model. If the process has changed, the answers of `stoppers` were lost with the old one. */

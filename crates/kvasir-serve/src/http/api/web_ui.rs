@@ -48,6 +48,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/sidebar.js", SCRIPT, include_str!("../../page/sidebar.js")),
     ("/page/storage.js", SCRIPT, include_str!("../../page/storage.js")),
     ("/page/store.js", SCRIPT, include_str!("../../page/store.js")),
+    ("/page/tabs.js", SCRIPT, include_str!("../../page/tabs.js")),
     ("/page/theme.js", SCRIPT, include_str!("../../page/theme.js")),
     ("/page/toast.js", SCRIPT, include_str!("../../page/toast.js")),
     ("/page/token_tip.js", SCRIPT, include_str!("../../page/token_tip.js")),
