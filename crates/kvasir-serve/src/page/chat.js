@@ -10,6 +10,7 @@ import { Conversation } from "/page/conversation.js";
 import { link } from "/page/link.js";
 import { drawMath } from "/page/math.js";
 import { answerBody, canContinue, draw } from "/page/message.js";
+import { morph } from "/page/morph.js";
 import { end } from "/page/sessions.js";
 import { session } from "/page/storage.js";
 import { TokenTip } from "/page/token_tip.js";
@@ -357,7 +358,7 @@ export class Chat extends EventTarget {
       const body = this.list.querySelector(`[data-id="${node.id}"] .body_`);
       if (!body || !node.meta.streaming) return;
       const stays = this.atEnd();
-      body.innerHTML = answerBody(node, new Map());
+      morph(body, answerBody(node, new Map()));
       drawMath(body);
       this.gauge.show(this.conversation);
       if (stays) this.toEnd();
@@ -397,7 +398,7 @@ export class Chat extends EventTarget {
     const heading = `<h1 class="sr">Chat with ${this.model.nameHtml}</h1>`;
     const messages = shown.map((node, i) => draw(node, this.tree, results, { busy: this.busy, next: shown[i + 1], isWritten })).join("");
     const elsewhere = isWritten ? '<p class="note elsewhere" role="status">Another tab is writing in this conversation.</p>' : "";
-    this.list.innerHTML = shown.length ? heading + messages + elsewhere : this.model.welcome();
+    morph(this.list, shown.length ? heading + messages + elsewhere : this.model.welcome());
     this.restoreEdit();
     drawMath(this.list);
     this.reach();

@@ -41,6 +41,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/math.js", SCRIPT, include_str!("../../page/math.js")),
     ("/page/message.js", SCRIPT, include_str!("../../page/message.js")),
     ("/page/model.js", SCRIPT, include_str!("../../page/model.js")),
+    ("/page/morph.js", SCRIPT, include_str!("../../page/morph.js")),
     ("/page/sessions.js", SCRIPT, include_str!("../../page/sessions.js")),
     ("/page/setting_fields.js", SCRIPT, include_str!("../../page/setting_fields.js")),
     ("/page/settings.js", SCRIPT, include_str!("../../page/settings.js")),
