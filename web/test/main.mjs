@@ -3,12 +3,14 @@
 import { mkdirSync, rmSync } from "node:fs";
 import { chromium } from "playwright-core";
 import * as chat from "./chat.mjs";
+import * as controls from "./controls.mjs";
 import * as conversations from "./conversations.mjs";
 import * as engine from "./engine.mjs";
 import * as link from "./link.mjs";
 import * as origins from "./origins.mjs";
 import * as parts from "./parts.mjs";
 import * as settings from "./settings.mjs";
+import * as tabs from "./tabs.mjs";
 import * as text from "./text.mjs";
 import * as trace from "./trace.mjs";
 import { Server } from "./server.mjs";
@@ -59,6 +61,8 @@ const EVERYWHERE = [
   ["a deletion is undone", conversations.deleted], ["conversations are exported and imported", conversations.exported],
   ["settings are checked and kept", settings.settings], ["the gauge counts the context", settings.gauge], ["the model has a card", settings.card],
   ["the chat has keys", settings.keys], ["a wrong key is called one", settings.key, { key: null }],
+  ["esc closes what is open first", controls.escape], ["the focus stays on its control", controls.focus], ["a growing answer leaves what is read alone", controls.steady],
+  ["many rounds of tools end with a reason", controls.rounds], ["an edit outlasts another conversation", controls.drafts], ["a key that cannot be sent", controls.unsendable, { key: null }],
   ["text, formulas and code", text.rich], ["files go with a question", text.attached], ["a typed tool call is shown as a call", text.typed],
   ["the engine looks", engine.looks], ["draft trees are drawn", engine.drafts],
 ];
@@ -72,6 +76,18 @@ try {
   await run("an answer goes on beside another conversation", conversations.beside, { at: slow });
   await run("an answer goes on beside another conversation, phone", conversations.beside, { at: slow, size: "phone", colorScheme: "dark" });
   await run("a reload in the middle of an answer keeps it", conversations.reloaded, { at: slow });
+  await run("a conversation is whole while an answer is awaited", tabs.torn);
+  await run("two tabs write one conversation", tabs.shared, { at: slow, expected: /401|404/ });
+  await run("an answer ends with its tab", tabs.leftTab, { at: slow });
+  await run("a reset is undone where it was made", controls.resetElsewhere);
+  await run("a late result of a call is refused", controls.lateResult);
+  await run("what is wrong is refused in words", controls.refusals);
+  await run("forced colors keep data and choices visible", controls.contrast);
+  await run("a full store is reported", tabs.quota);
+  await run("cleared site data is reported", tabs.cleared);
+  await run("the page works without storage", tabs.blocked, { key: null });
+  await run("full settings are reported and checked", tabs.fullSettings);
+  await run("the step stream is open only while it is seen", tabs.connections);
   for (const size of ["desktop", "phone"]) {
     for (const colorScheme of ["light", "dark"]) {
       for (const [name, test, options] of EVERYWHERE) await run(`${name}, ${size}, ${colorScheme}`, test, { size, colorScheme, ...options });
