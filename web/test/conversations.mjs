@@ -17,7 +17,7 @@ export const echo = (page) => page.route("**/v1/chat/completions", (route) => {
 const isPhone = (page) => page.viewportSize().width < 600;
 
 /** Opens the sidebar where it is a drawer. */
-async function openSidebar(page) {
+export async function openSidebar(page) {
   if (!(await page.locator("#sidebar").isVisible())) await page.click("[data-do=sidebar]");
 }
 
@@ -31,13 +31,13 @@ const titles = async (page) => {
   return page.locator(".item .open").allInnerTexts();
 };
 
-async function openItem(page, title) {
+export async function openItem(page, title) {
   await openSidebar(page);
   await page.click(`.item .open:text-is("${title}")`);
   await page.waitForFunction((title) => document.querySelector(".item [aria-current]")?.title === title, title);
 }
 
-async function menu(page, title, act) {
+export async function menu(page, title, act) {
   await openSidebar(page);
   await page.locator(".item", { hasText: title }).hover();
   await page.locator(".item", { hasText: title }).locator(".more").click();
@@ -53,7 +53,7 @@ async function two(page) {
 }
 
 /** Waits until the list shows these titles. */
-const listed = (page, expected) => page.waitForFunction((wanted) => JSON.stringify([...document.querySelectorAll(".item .open")].map((item) => item.title)) === wanted, JSON.stringify(expected));
+export const listed = (page, expected) => page.waitForFunction((wanted) => JSON.stringify([...document.querySelectorAll(".item .open")].map((item) => item.title)) === wanted, JSON.stringify(expected));
 
 export async function kept({ page, address, shot }) {
   await echo(page);
@@ -144,13 +144,16 @@ export async function deleted({ page, address, shot }) {
   await listed(page, ["Second question about whales", "First question"]);
 }
 
+/** Waits until the message at the lower edge has this text. */
+export const said = (page, text) => page.waitForFunction(([source]) => !document.getElementById("toast").hidden && new RegExp(source).test(document.getElementById("toast").textContent), [text.source]);
+
 /** What a click lets the browser store, as text. */
-async function downloaded(page, act) {
+export async function downloaded(page, act) {
   const [download] = await Promise.all([page.waitForEvent("download"), act()]);
   return [download.suggestedFilename(), await readFile(await download.path(), "utf8")];
 }
 
-async function give(page, name, text) {
+export async function give(page, name, text) {
   await page.setInputFiles("#sidebar input[type=file]", { name, mimeType: "text/plain", buffer: Buffer.from(text) });
 }
 

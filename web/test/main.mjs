@@ -3,12 +3,14 @@
 import { mkdirSync, rmSync } from "node:fs";
 import { chromium } from "playwright-core";
 import * as chat from "./chat.mjs";
+import * as controls from "./controls.mjs";
 import * as conversations from "./conversations.mjs";
 import * as engine from "./engine.mjs";
 import * as link from "./link.mjs";
 import * as origins from "./origins.mjs";
 import * as parts from "./parts.mjs";
 import * as settings from "./settings.mjs";
+import * as tabs from "./tabs.mjs";
 import * as text from "./text.mjs";
 import * as trace from "./trace.mjs";
 import { Server } from "./server.mjs";
@@ -28,10 +30,10 @@ const speculating = await Server.start(["--api-key", "test-key", "--spec", "suff
 let failed = 0;
 
 /** Runs one test on a page of its own, if its name holds what ONLY asks for. */
-async function run(name, test, { size = "desktop", colorScheme = "light", key = "test-key", at = server, expected = /401/ } = {}) {
+async function run(name, test, { size = "desktop", colorScheme = "light", key = "test-key", at = server, expected = /401/, sources = process.env.SOURCES } = {}) {
   if (!name.includes(process.env.ONLY ?? "")) return;
   const context = await browser.newContext({ viewport: SIZES[size], colorScheme, hasTouch: size === "phone", reducedMotion: "reduce" });
-  if (process.env.SOURCES) await serveSources(context);
+  if (sources) await serveSources(context);
   const page = await context.newPage();
   // With SOURCES the page is being edited: a missing element fails after 20 seconds, not 120.
   page.setDefaultTimeout(process.env.SOURCES ? 20_000 : 120_000);
@@ -59,6 +61,8 @@ const EVERYWHERE = [
   ["a deletion is undone", conversations.deleted], ["conversations are exported and imported", conversations.exported],
   ["settings are checked and kept", settings.settings], ["the gauge counts the context", settings.gauge], ["the model has a card", settings.card],
   ["the chat has keys", settings.keys], ["a wrong key is called one", settings.key, { key: null }],
+  ["esc closes what is open first", controls.escape], ["the focus stays on its control", controls.focus], ["a growing answer leaves what is read alone", controls.steady],
+  ["many rounds of tools end with a reason", controls.rounds], ["an edit outlasts another conversation", controls.drafts], ["a key that cannot be sent", controls.unsendable, { key: null }],
   ["text, formulas and code", text.rich], ["text from right to left", text.rightToLeft], ["the text of a wide table", text.wideTable], ["files go with a question", text.attached], ["a typed tool call is shown as a call", text.typed],
   ["the engine looks", engine.looks], ["draft trees are drawn", engine.drafts],
 ];
@@ -72,6 +76,18 @@ try {
   await run("an answer goes on beside another conversation", conversations.beside, { at: slow });
   await run("an answer goes on beside another conversation, phone", conversations.beside, { at: slow, size: "phone", colorScheme: "dark" });
   await run("a reload in the middle of an answer keeps it", conversations.reloaded, { at: slow });
+  await run("a conversation is whole while an answer is awaited", tabs.torn);
+  await run("two tabs write one conversation", tabs.shared, { at: slow, expected: /401|404/ });
+  await run("an answer ends with its tab", tabs.leftTab, { at: slow });
+  await run("a reset is undone where it was made", controls.resetElsewhere);
+  await run("a late result of a call is refused", controls.lateResult);
+  await run("what is wrong is refused in words", controls.refusals);
+  await run("forced colors keep data and choices visible", controls.contrast);
+  await run("a full store is reported", tabs.quota);
+  await run("cleared site data is reported", tabs.cleared);
+  await run("the page works without storage", tabs.blocked, { key: null });
+  await run("full settings are reported and checked", tabs.fullSettings);
+  await run("the step stream is open only while it is seen", tabs.connections);
   for (const size of ["desktop", "phone"]) {
     for (const colorScheme of ["light", "dark"]) {
       for (const [name, test, options] of EVERYWHERE) await run(`${name}, ${size}, ${colorScheme}`, test, { size, colorScheme, ...options });
@@ -85,7 +101,8 @@ try {
   for (const [size, colorScheme] of [["desktop", "light"], ["phone", "dark"], ["desktop", "dark"], ["phone", "light"]]) {
     await run(`a killed server is noticed and its answer continued, ${size}, ${colorScheme}`, link.killed, { size, colorScheme, expected: /401|404|net::ERR_/ });
   }
-  await run("a page of another origin asks where it may", origins.asked, { expected: /401|CORS|net::ERR_FAILED/ });
+  // A context that serves sources would answer preflight requests in place of the server.
+  await run("a page of another origin asks where it may", origins.asked, { expected: /401|CORS|net::ERR_FAILED/, sources: false });
   await run("the engine is watched while it answers", engine.live);
   await run("a speculating engine shows its drafts", engine.speculates, { at: speculating });
   await run("a key that does not open the engine's steps", engine.refused);

@@ -1,13 +1,16 @@
 // The way to the server: the key, and answers that come in pieces.
 
 import { link } from "/page/link.js";
+import { session } from "/page/storage.js";
 
 const KEY = "kvasir-key";
 const SILENCE = 30_000; // ms without a byte after which a stream is dead: the server sends a comment every 15 s
 
 export const key = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: (value) => sessionStorage.setItem(KEY, value),
+  get: () => session.get(KEY) ?? "",
+  set: (value) => session.set(KEY, value),
+  /** Characters of a text that no HTTP header takes, each once. */
+  unsendable: (text) => [...new Set(text.match(/[^\t\x20-\x7e\x80-\xff]/gu) ?? [])],
 };
 
 /** An answer that is none; `status` is HTTP's. */
@@ -39,6 +42,7 @@ async function arrival(promise, signal) {
 }
 
 async function request(path, body, signal, method = body ? "POST" : "GET") {
+  if (key.unsendable(key.get()).length) throw new Refused(401, "The key of this tab cannot be sent.");
   const headers = key.get() ? { Authorization: `Bearer ${key.get()}` } : {};
   if (body) headers["Content-Type"] = "application/json";
   const response = await arrival(fetch(path, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" }), signal);

@@ -59,7 +59,10 @@ export class Attachments {
     });
     this.listenForDrops(document);
     form.addEventListener("paste", (e) => {
-      if (!e.clipboardData?.files.length) return;
+      const { files } = e.clipboardData ?? {};
+      if (!files?.length) return;
+      // Office programs add a picture of the text that they copy.
+      if (e.clipboardData.getData("text/plain") && [...files].every(({ type }) => type.startsWith("image/"))) return;
       e.preventDefault();
       this.add(e.clipboardData.files);
     });

@@ -10,7 +10,9 @@ import { Conversation } from "/page/conversation.js";
 import { link } from "/page/link.js";
 import { drawMath } from "/page/math.js";
 import { answerBody, canContinue, draw } from "/page/message.js";
+import { morph } from "/page/morph.js";
 import { end } from "/page/sessions.js";
+import { session } from "/page/storage.js";
 import { TokenTip } from "/page/token_tip.js";
 import { OWN } from "/page/tools.js";
 
@@ -20,10 +22,14 @@ const SAVE_EVERY = 1000; // ms between two writes of an answer in progress
 
 /** Fires `shown` when another conversation is shown or its state has changed. */
 export class Chat extends EventTarget {
-  /** `guard(error)` is true if it took care of the error (asked for the key). */
-  constructor({ list, form, settings, conversations, attachments, gauge, model, guard }) {
+  /** `guard(error)` is true if it took care of the error (asked for the key); `say(text)` shows a text for a moment. */
+  constructor({ list, form, settings, conversations, attachments, gauge, model, guard, say }) {
     super();
-    Object.assign(this, { list, form, settings, conversations, attachments, gauge, model, guard });
+    Object.assign(this, { list, form, settings, conversations, attachments, gauge, model, guard, say });
+    /** Questions under edit, as `{id, text}`, by conversation: they outlast a look at another one. */
+    this.edits = new Map();
+    /** The answer that was refused for its key, as `{conversation, parent}`. */
+    this.refused = null;
     this.scroller = list.parentElement;
     this.question = form.querySelector("textarea");
     this.send = form.querySelector(".send");
@@ -44,7 +50,7 @@ export class Chat extends EventTarget {
 
   /** Shows what this tab showed before it was loaded again. */
   async restore() {
-    const id = sessionStorage.getItem(OPEN), conversation = id && (await this.conversations.load(id));
+    const id = session.get(OPEN), conversation = id && (await this.conversations.read(id));
     // A question may have been asked meanwhile.
     if (conversation && this.conversation.isEmpty) this.show(conversation);
   }
@@ -52,8 +58,9 @@ export class Chat extends EventTarget {
   /** Shows a kept conversation. */
   async open(id) {
     if (id === this.conversation.id && !this.conversation.deleted) return;
-    const conversation = await this.conversations.load(id);
+    const conversation = await this.conversations.read(id);
     if (conversation) this.show(conversation);
+    else this.say("This conversation is damaged or was deleted.");
   }
 
   /** Begins a conversation. */
@@ -65,7 +72,8 @@ export class Chat extends EventTarget {
   show(conversation) {
     this.leave();
     this.conversation = conversation;
-    sessionStorage.setItem(OPEN, conversation.id);
+    if (!conversation.isEmpty) this.conversations.hold(conversation);
+    session.set(OPEN, conversation.id);
     this.render(true);
   }
 
@@ -77,26 +85,27 @@ export class Chat extends EventTarget {
     this.conversations.release(conversation);
   }
 
-  /** Reads the shown conversation again after another tab has changed it. */
-  async reload() {
-    if (this.busy || this.conversation.isEmpty || this.list.querySelector(".editing")) return;
-    this.conversations.live.delete(this.conversation.id);
-    const conversation = await this.conversations.load(this.conversation.id);
-    this.conversation = conversation ?? new Conversation({ system: this.settings.system });
-    this.render();
+  /** Takes in what another tab has written into the shown conversation, or that it has deleted it. */
+  async sync() {
+    const { conversation } = this;
+    if (conversation.deleted) return this.show(new Conversation({ system: this.settings.system }));
+    const changed = await this.conversations.sync(conversation);
+    if (changed && this.shows(conversation) && !this.busy) this.render();
   }
 
-  setSystem(text) {
-    this.conversation.system = text;
-    this.keep();
+  setSystem(text, conversation) {
+    conversation.prompt(text);
+    this.conversations.save(conversation);
   }
 
   keep() {
     return this.conversations.save(this.conversation);
   }
 
+  /** Stops the answer that is being made. False if none is. */
   stop() {
     this.conversation.stopper?.abort();
+    return this.busy;
   }
 
   listen() {
@@ -132,7 +141,7 @@ export class Chat extends EventTarget {
     this.question.value = "";
     this.wrote();
     const node = this.tree.add(this.tree.path().at(-1)?.id ?? 0, { role: "user", content });
-    sessionStorage.setItem(OPEN, this.conversation.id);
+    session.set(OPEN, this.conversation.id);
     this.answer(node.id);
   }
 
@@ -140,26 +149,52 @@ export class Chat extends EventTarget {
    * Lets the model answer under a node, running the page's own tools until it has no more calls for
    * them. The first answer continues `cut` if there is one.
    */
-  async answer(parent, cut = null) {
-    const { conversation } = this, { tree } = conversation;
+  async answer(parent, cut = null, conversation = this.conversation) {
+    const { tree } = conversation;
     const { signal } = (conversation.stopper = new AbortController());
+    this.refused = null;
+    this.conversations.hold(conversation);
+    this.conversations.tabs.begins(conversation.id);
     this.conversations.save(conversation, { touched: true });
-    for (let round = 0; round < MOST_ROUNDS && parent !== null; round++) {
-      const continues = cut !== null && round === 0;
+    for (let round = 1; parent !== null; round++) {
+      const continues = cut !== null && round === 1;
       const node = continues ? cut : tree.add(parent, { role: "assistant", content: "" });
       node.meta.streaming = true;
       if (this.shows(conversation)) this.render(true);
       const refresh = () => this.refresh(conversation, node);
       const refused = await complete(conversation, node, { fields: this.settings.fields, continues, signal, guard: this.guard, refresh });
       delete node.meta.streaming;
-      if (refused && continues) node.meta.error = "The server asks for a key.";
-      else if (refused) tree.remove(node.id);
+      tree.touch(node);
+      if (refused) this.refuse(conversation, node, continues);
       parent = refused || node.meta.stopped || node.meta.error ? null : this.runTools(tree, node);
+      if (parent !== null && round === MOST_ROUNDS) {
+        node.meta.rounds = MOST_ROUNDS;
+        parent = null;
+      }
     }
     conversation.stopper = null;
-    this.conversations.save(conversation, { touched: true });
+    const saved = this.conversations.save(conversation, { touched: true });
     if (this.shows(conversation)) this.render();
     else this.leave(conversation);
+    await saved;
+    if (!conversation.busy) this.conversations.tabs.ends(conversation.id);
+  }
+
+  /** The server refused the key of an answer: nothing of it stays, and it is asked for again with the next key. */
+  refuse(conversation, node, continues) {
+    if (continues) {
+      node.meta.error = "The server asks for a key.";
+      return;
+    }
+    conversation.tree.remove(node.id);
+    this.refused = { conversation, parent: node.parent };
+  }
+
+  /** The server takes a new key. */
+  resume() {
+    const { conversation, parent } = this.refused ?? {};
+    if (!conversation || conversation.busy || conversation.deleted || conversation.tree.nodes.get(parent)?.children.length) return;
+    this.answer(parent, null, conversation);
   }
 
   shows(conversation) {
@@ -191,7 +226,9 @@ export class Chat extends EventTarget {
     e.preventDefault();
     if (this.busy || !link.up) return;
     const node = this.tree.nodes.get(Number(e.target.closest(".msg").dataset.id));
-    const end = this.tree.path().at(-1);
+    const path = this.tree.path(), end = path.at(-1);
+    // Another tab may have asked something meanwhile: a result belongs directly behind its call.
+    if (path.slice(path.indexOf(node) + 1).some(({ message }) => message.role !== "tool")) return this.render();
     const result = this.tree.add(end.id, { role: "tool", tool_call_id: e.target.dataset.call, content: e.target.elements.result.value });
     const known = this.results();
     if (node.message.tool_calls.every(({ id }) => known.has(id))) this.answer(result.id);
@@ -221,9 +258,11 @@ export class Chat extends EventTarget {
     if (this.busy) return;
     if (act === "back" || act === "on") this.tree.turn(id, act === "on" ? 1 : -1);
     else if (act === "tokens") node.meta.showTokens = !node.meta.showTokens;
-    else if (act === "edit") return this.edit(shown, node);
+    else if (act === "edit") return this.openEdit(shown, node);
     else if (act === "again") return link.up && this.again(node);
     else if (act === "continue") return link.up && this.continueAnswer(node);
+    else if (act === "answer") return link.up && this.answer(id);
+    else if (act === "resume") return link.up && this.answer(this.tree.path().at(-1).id);
     this.keep();
     this.render();
   }
@@ -243,6 +282,7 @@ export class Chat extends EventTarget {
     // The session holds the answer as it was cut: the next question forks it before that answer.
     if (meta.session) meta.tried = meta.session;
     delete meta.session;
+    this.tree.touch(node);
     this.answer(node.parent, node);
   }
 
@@ -250,40 +290,66 @@ export class Chat extends EventTarget {
   editLast() {
     const node = this.tree.path().findLast(({ message }) => message.role === "user");
     const element = node && this.list.querySelector(`[data-id="${node.id}"]`);
-    if (element && !this.busy) this.edit(element, node);
+    if (element && !this.busy) this.openEdit(element, node);
+  }
+
+  /** Opens the edit of a question, and closes another one. */
+  openEdit(element, node) {
+    if (this.edits.get(this.conversation.id)?.id === node.id) return this.list.querySelector(".editing textarea").focus();
+    this.edits.delete(this.conversation.id);
+    this.list.querySelector(".editing")?.remove();
+    this.render();
+    this.edit(this.list.querySelector(`[data-id="${element.dataset.id}"]`), node).focus();
   }
 
   /** Lets a question be edited; the new one begins a branch beside it. Its files stay. */
-  edit(element, node) {
+  edit(element, node, text = withoutFiles(node.message.content)) {
+    const { conversation } = this;
     const form = document.createElement("form"), files = filesOf(node.message.content);
     form.className = "editing";
     form.innerHTML = `<textarea aria-label="edited message"></textarea><div class="row-end"><button type="button" class="quiet" value="no">cancel</button><button class="strong">send</button></div>`;
     const field = form.querySelector("textarea");
-    field.value = withoutFiles(node.message.content);
+    field.value = text;
     field.rows = Math.min(12, field.value.split("\n").length + 1);
+    const note = () => this.edits.set(conversation.id, { id: node.id, text: field.value });
+    const close = () => {
+      this.edits.delete(conversation.id);
+      form.remove();
+    };
     const cancel = () => {
+      close();
       this.render();
       this.question.focus();
     };
     form.querySelector("[value=no]").addEventListener("click", cancel);
+    field.addEventListener("input", note);
     field.addEventListener("keydown", (e) => {
-      if (e.key === "Escape") cancel();
-      else if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) form.requestSubmit();
+      if (e.key === "Escape") {
+        e.stopPropagation();
+        cancel();
+      } else if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) {
+        form.requestSubmit();
+      }
     });
     form.addEventListener("submit", (e) => {
       e.preventDefault();
       e.stopPropagation();
       const content = withFiles(field.value, files);
-      if (content && link.up) this.answer(this.tree.add(node.parent, { role: "user", content }).id);
+      if (!content || !link.up || this.busy) return;
+      close();
+      this.answer(this.tree.add(node.parent, { role: "user", content }).id);
+      this.question.focus();
     });
+    note();
     element.replaceChildren(form);
-    field.focus();
+    return field;
   }
 
   /** Draws the answer that is being made, once per frame at most, and saves it now and then. */
   refresh(conversation, node) {
     if (performance.now() - (conversation.savedAt ?? 0) > SAVE_EVERY) {
       conversation.savedAt = performance.now();
+      conversation.tree.touch(node);
       this.conversations.save(conversation, { quiet: true });
     }
     if (this.frame || !this.shows(conversation)) return;
@@ -292,7 +358,7 @@ export class Chat extends EventTarget {
       const body = this.list.querySelector(`[data-id="${node.id}"] .body_`);
       if (!body || !node.meta.streaming) return;
       const stays = this.atEnd();
-      body.innerHTML = answerBody(node, new Map());
+      morph(body, answerBody(node, new Map()));
       drawMath(body);
       this.gauge.show(this.conversation);
       if (stays) this.toEnd();
@@ -307,7 +373,7 @@ export class Chat extends EventTarget {
 
   /** Enables buttons that need the server. Redraws nothing: a message may be under edit. */
   reach() {
-    for (const button of this.list.querySelectorAll("[data-act=again], [data-act=continue], [data-example], .asks button, .editing .strong")) button.disabled = !link.up;
+    for (const button of this.list.querySelectorAll("[data-act=again], [data-act=continue], [data-act=answer], [data-act=resume], [data-example], .asks button, .editing .strong")) button.disabled = !link.up;
     this.send.disabled = !link.up && !this.busy;
   }
 
@@ -325,13 +391,18 @@ export class Chat extends EventTarget {
   }
 
   render(jump = false) {
-    const stays = jump || this.atEnd(), results = this.results();
+    const stays = jump || this.atEnd(), results = this.results(), focus = this.focused();
+    const { id } = this.conversation, isWritten = !this.busy && this.conversations.tabs.writes(id);
     const shown = this.tree.path().filter(({ message }) => message.role !== "tool");
     this.tip.hide();
     const heading = `<h1 class="sr">Chat with ${this.model.nameHtml}</h1>`;
-    this.list.innerHTML = shown.length ? heading + shown.map((node, i) => draw(node, this.tree, results, this.busy, node.message.role === shown[i + 1]?.message.role)).join("") : this.model.welcome();
+    const messages = shown.map((node, i) => draw(node, this.tree, results, { busy: this.busy, next: shown[i + 1], isWritten })).join("");
+    const elsewhere = isWritten ? '<p class="note elsewhere" role="status">Another tab is writing in this conversation.</p>' : "";
+    morph(this.list, shown.length ? heading + messages + elsewhere : this.model.welcome());
+    this.restoreEdit();
     drawMath(this.list);
     this.reach();
+    this.focus(focus);
     this.send.title = this.busy ? "stop (Esc)" : "send (Enter)";
     this.send.setAttribute("aria-label", this.busy ? "stop" : "send");
     this.form.classList.toggle("busy", this.busy);
@@ -340,5 +411,30 @@ export class Chat extends EventTarget {
     if (stays) this.toEnd();
     else this.markEnd();
     this.dispatchEvent(new Event("shown"));
+  }
+
+  /** Draws the open edit of this conversation again, if it is not shown. */
+  restoreEdit() {
+    const { id, text } = this.edits.get(this.conversation.id) ?? {};
+    const element = id !== undefined && this.list.querySelector(`[data-id="${id}"]`);
+    if (element && !element.querySelector(".editing")) this.edit(element, this.tree.nodes.get(id), text);
+  }
+
+  /** The focused control of a message: which one, and of which message. */
+  focused() {
+    const control = document.activeElement, message = this.list.contains(control) ? control.closest(".msg") : null;
+    if (!message) return null;
+    const act = control === message ? this.lastAct : control.dataset.act;
+    return { control, act, at: [...this.list.querySelectorAll(".msg")].indexOf(message) };
+  }
+
+  /** Puts the focus on the same control of the message at the same place; on the message while it has no such control. */
+  focus(before) {
+    if (!before || (before.control.isConnected && !before.control.disabled && !before.control.matches(".msg"))) return;
+    const messages = this.list.querySelectorAll(".msg"), message = messages[Math.min(before.at, messages.length - 1)];
+    const control = before.act && message?.querySelector(`[data-act=${before.act}]:enabled`);
+    this.lastAct = before.act;
+    if (message && !control) message.tabIndex = -1;
+    (control || message)?.focus({ preventScroll: true });
   }
 }

@@ -1,6 +1,6 @@
 // One conversation: its tree of messages, its title and its system prompt.
 
-import { withoutFiles } from "/page/attachments.js";
+import { filesOf, withoutFiles } from "/page/attachments.js";
 import { Tree } from "/page/tree.js";
 
 const TITLE = 60; // characters of a title
@@ -11,8 +11,9 @@ function newId() {
 }
 
 export class Conversation {
-  constructor({ id = newId(), title = "", named = false, created = Date.now(), updated = Date.now(), system = "", tree = new Tree() } = {}) {
-    Object.assign(this, { id, title, named, created, updated, system, tree });
+  /** `renamed` and `prompted` are when the title and the system prompt were set. */
+  constructor({ id = newId(), title = "", named = false, renamed = 0, created = Date.now(), updated = Date.now(), system = "", prompted = 0, tree = new Tree() } = {}) {
+    Object.assign(this, { id, title, named, renamed, created, updated, system, prompted, tree });
     /** Aborts the answer that is being made; null if none is. */
     this.stopper = null;
   }
@@ -23,8 +24,25 @@ export class Conversation {
 
   /** What the store keeps. */
   record() {
-    const { id, named, created, updated, system } = this;
-    return { id, title: this.label, named, created, updated, system, tree: this.tree.toJSON() };
+    const { id, named, renamed, created, updated, system, prompted } = this;
+    return { id, title: this.label, named, renamed, created, updated, system, prompted, tree: this.tree.toJSON() };
+  }
+
+  rename(title) {
+    Object.assign(this, { title: title.trim(), named: Boolean(title.trim()), renamed: Date.now() });
+  }
+
+  prompt(system) {
+    Object.assign(this, { system, prompted: Date.now() });
+  }
+
+  /** Takes in what a record of this conversation has newer; see `Tree.absorb`. Throws an error if the record is damaged. */
+  absorb({ title, named, renamed = 0, updated, system, prompted = 0, tree }, follows = false) {
+    const changed = this.tree.absorb(Tree.from(tree), follows);
+    if (renamed > this.renamed) Object.assign(this, { title, named, renamed });
+    if (prompted > this.prompted) Object.assign(this, { system, prompted });
+    this.updated = Math.max(this.updated, updated);
+    return changed;
   }
 
   get isEmpty() {
@@ -35,14 +53,14 @@ export class Conversation {
     return this.stopper !== null;
   }
 
-  /** The title that a person gave, or else the first question's first line. */
+  /** The title that a person gave, or else the first question's first line, or its first file. */
   get label() {
     return (this.named && this.title) || this.firstLine();
   }
 
   firstLine() {
     const first = this.tree.path().find(({ message }) => message.role === "user")?.message.content ?? "";
-    const line = withoutFiles(first).trim().split("\n")[0].replace(/\s+/g, " ");
+    const line = (withoutFiles(first).trim() || (filesOf(first)[0]?.name ?? "")).split("\n")[0].replace(/\s+/g, " ");
     return line.length > TITLE ? `${line.slice(0, TITLE - 1).trimEnd()}…` : line || "Untitled";
   }
 

@@ -1,4 +1,6 @@
 // The engine live: the server's steps, drawn by the script of the trace page.
+//
+// The step stream is open only while its tab is visible: a browser has six connections to a server for all its tabs.
 
 import { events } from "/page/api.js";
 import { link } from "/page/link.js";
@@ -59,40 +61,72 @@ function ms(ns) {
   return ns == null ? "–" : ns < 1e6 ? `${count(ns / 1e3)} µs` : `${(ns / 1e6).toFixed(ns < 1e7 ? 1 : 0)} ms`;
 }
 
-export class Engine {
+const RESTING = "The engine is idle. Its next step will be drawn here.";
+
+/** Fires `watch` when the view is shown or hidden. */
+export class Engine extends EventTarget {
   constructor({ root, tiles, pulse, resting }) {
-    Object.assign(this, { root, tiles, pulse, resting });
+    super();
+    Object.assign(this, { root, tiles, pulse, resting, isShown: false, isGreeted: false, isOpen: false });
     this.figures = new Figures();
     this.view = null;
+    /** State of a stream that was opened again: the steps before it stay in view until its first step. */
+    this.pending = null;
+    document.addEventListener("visibilitychange", () => this.dispatchEvent(new Event("watch")));
     setInterval(() => this.say(), 250);
   }
 
-  /** Streams steps for as long as the page is open; reconnects when the server is back. */
+  /** Shows or hides the view. */
+  watch(shown) {
+    this.isShown = shown;
+    this.dispatchEvent(new Event("watch"));
+    if (shown) this.shown();
+  }
+
+  get isWatched() {
+    return this.isShown && !document.hidden;
+  }
+
+  async until(watched) {
+    while (this.isWatched !== watched) await new Promise((done) => this.addEventListener("watch", done, { once: true }));
+  }
+
+  /** Streams steps while the view is shown; reconnects when the server is back. */
   async listen() {
+    this.isGreeted = true;
+    let resumes = false;
     for (;;) {
-      const stop = new AbortController(), stopIfLost = () => link.up || stop.abort();
+      await this.until(true);
+      const stop = new AbortController(), stopIfLost = () => (link.up && this.isWatched) || stop.abort();
       link.addEventListener("change", stopIfLost);
+      this.addEventListener("watch", stopIfLost);
       try {
         for await (const [event, data] of events("/v1/engine/steps", null, stop.signal)) {
-          if (event === "begin") this.begin(data);
+          if (event === "begin") this.begin(data, resumes);
           else this.step(data);
         }
       } catch (error) {
         // The key dialog accepted this key, so it permits the chat but not the steps.
-        if (error.status === 401) return this.refuse();
+        if (error.status === 401) {
+          this.resting.textContent = "This key does not open the engine’s steps.";
+          await this.until(false);
+        }
       }
+      this.isOpen = false;
       link.removeEventListener("change", stopIfLost);
+      this.removeEventListener("watch", stopIfLost);
       this.figures.lost();
-      await link.pause(RETRY);
+      resumes = link.up && !this.isWatched;
+      if (!resumes) await link.pause(RETRY);
     }
   }
 
-  refuse() {
-    this.resting.textContent = "This key does not open the engine’s steps.";
-  }
-
-  begin(data) {
+  begin(data, resumes) {
+    this.isOpen = true;
+    this.resting.textContent = RESTING;
     this.figures.capacity = data.setup.capacity;
+    this.pending = resumes && this.view ? data : null;
+    if (this.pending) return;
     if (!this.view) this.view = new globalThis.KvasirView(this.root, data, { follow: true, deep: false, keep: KEEP });
     else this.view.reset(data);
     this.root.hidden = true;
@@ -101,6 +135,8 @@ export class Engine {
 
   step(step) {
     this.figures.see(step);
+    if (this.pending) this.view.reset(this.pending);
+    this.pending = null;
     if (this.root.hidden) {
       this.root.hidden = false;
       this.resting.hidden = true;
@@ -132,7 +168,7 @@ export class Engine {
     const html = tiles.map(([name, value]) => `<div><dt>${name}</dt><dd>${value}</dd></div>`).join("");
     if (html !== this.html) this.tiles.innerHTML = this.html = html;
     this.view?.rest(rests && link.up);
-    this.pulse.textContent = !this.view || !link.up ? "" : rests ? "idle" : `${count(rate)} tok/s · ${count(step.running)} running${step.waiting ? ` · ${count(step.waiting)} waiting` : ""}`;
+    this.pulse.textContent = !this.isGreeted || !link.up ? "" : !this.isOpen ? "connected" : rests ? "idle" : `${count(rate)} tok/s · ${count(step.running)} running${step.waiting ? ` · ${count(step.waiting)} waiting` : ""}`;
     this.pulse.classList.toggle("on", !rests && link.up);
   }
 }

@@ -19,7 +19,8 @@ export class KeyDialog {
   /** Shows the dialog, unless it is open. A key that this tab already has is one that was refused. */
   ask() {
     if (this.dialog.open) return;
-    this.say(key.get() ? "The server no longer accepts the key of this tab." : "");
+    const kept = key.get(), isBad = key.unsendable(kept).length > 0;
+    this.say(isBad ? "The key of this tab has characters that cannot be sent." : kept ? "The server no longer accepts the key of this tab." : "");
     this.dialog.showModal();
   }
 
@@ -30,6 +31,11 @@ export class KeyDialog {
 
   async try(value) {
     if (!value) return;
+    const odd = key.unsendable(value);
+    if (odd.length) {
+      this.say(`A key cannot have ${odd.slice(0, 5).map((char) => `“${char}”`).join(", ")}${odd.length > 5 ? " and others" : ""}: browsers send Latin letters, digits and signs only.`);
+      return this.field.select();
+    }
     const before = key.get();
     key.set(value);
     try {

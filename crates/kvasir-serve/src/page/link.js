@@ -1,7 +1,7 @@
 // Failure detector: whether the server can be reached.
 //
-// Every byte from the server is a heartbeat; the step stream sends one per second. After QUIET ms
-// without a byte the page probes `GET /live`. The server is unreachable when a probe fails.
+// Every byte from the server is a heartbeat. After QUIET ms without a byte the page probes `GET /live`, so an idle page
+// that is visible sends a short request per second. The server is unreachable when a probe fails.
 //
 // A killed process closes its connections: a read fails, and a probe follows at once. A machine
 // without power closes nothing: detection then takes QUIET + TICK + PATIENCE, under three seconds.

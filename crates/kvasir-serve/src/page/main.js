@@ -17,7 +17,10 @@ import { Toast } from "/page/toast.js";
 
 const $ = (id) => document.getElementById(id);
 
-const keyDialog = new KeyDialog($("ask-key"), () => start());
+const keyDialog = new KeyDialog($("ask-key"), async () => {
+  await start();
+  chat.resume();
+});
 
 /** Asks for the key if that is what was wrong. True if so. */
 function guard(error) {
@@ -31,10 +34,13 @@ const model = new Model();
 const conversations = new Conversations();
 const engine = new Engine({ root: $("live"), tiles: $("tiles"), pulse: $("pulse"), resting: $("resting") });
 const theme = new Theme(() => engine.shown());
-const settings = new Settings($("settings"), { onSystem: (text) => chat.setSystem(text), onTheme: (name) => theme.choose(name), toast });
+const settings = new Settings($("settings"), {
+  onSystem: (text, conversation) => chat.setSystem(text, conversation), onTheme: (name) => theme.choose(name), toast,
+  conversation: () => chat.conversation, context: () => model.context,
+});
 const gauge = new Gauge({ element: $("gauge"), model, settings });
 const attachments = new Attachments({ form: $("composer"), list: $("files"), input: $("file"), say: (text) => toast.show(text), changed: () => chat.wrote() });
-const chat = new Chat({ list: $("talk"), form: $("composer"), settings, conversations, attachments, gauge, model, guard });
+const chat = new Chat({ list: $("talk"), form: $("composer"), settings, conversations, attachments, gauge, model, guard, say: (text) => toast.show(text) });
 const sidebar = new Sidebar({
   root: $("sidebar"), menu: $("item-menu"), toggles: document.querySelectorAll("[data-do=sidebar]"), behind: [$("chat")], conversations, chat, toast,
 });
@@ -49,8 +55,8 @@ function show() {
     if (anchor.hash === `#${tab}`) anchor.setAttribute("aria-current", "page");
     else anchor.removeAttribute("aria-current");
   }
-  if (tab === "engine") engine.shown();
-  else chat.toEnd();
+  engine.watch(tab === "engine");
+  if (tab === "chat") chat.toEnd();
 }
 
 function toChat() {
@@ -71,7 +77,7 @@ const ACTS = {
     chat.begin();
     sidebar.chosen();
   },
-  settings: () => settings.open({ system: chat.conversation.system, isNew: chat.conversation.isEmpty }),
+  settings: () => settings.open(),
   theme: () => theme.toggle(),
   sidebar: () => sidebar.toggle(),
   model: () => { if (model.facts) openCard(); },
@@ -87,13 +93,18 @@ document.addEventListener("click", (e) => {
 for (const dialog of [$("card"), $("shortcuts")]) dialog.addEventListener("click", (e) => { if (e.target === dialog) dialog.close(); });
 
 new Shortcuts({
-  acts: { new: ACTS.new, find: () => sidebar.find(), editLast: () => chat.editLast(), end: () => chat.toEnd(), write: () => chat.question.focus(), help: ACTS.shortcuts, stop: () => chat.stop() },
+  acts: { new: ACTS.new, find: () => sidebar.find(), editLast: () => chat.editLast(), end: () => chat.toEnd(), write: () => chat.question.focus(), help: ACTS.shortcuts, escape: () => sidebar.escape() || chat.stop() },
   question: chat.question, dialog: $("shortcuts"), enabled: isChat,
 });
 
 window.addEventListener("hashchange", show);
-conversations.addEventListener("change", ({ detail: { id, elsewhere } }) => { if (elsewhere && id === chat.conversation.id) chat.reload(); });
-conversations.addEventListener("full", () => toast.show("The browser has no room for this conversation; it is lost with this page."));
+conversations.addEventListener("change", ({ detail: { id, elsewhere } }) => { if (elsewhere && id === chat.conversation.id) chat.sync(); });
+conversations.addEventListener("writing", ({ detail: { id } }) => { if (id === chat.conversation.id && !chat.busy) chat.render(); });
+conversations.addEventListener("unkept", ({ detail: error }) => {
+  const why = error?.name === "QuotaExceededError" ? "The browser has no room for this conversation" : "The browser does not keep this conversation";
+  toast.show(`${why}; it is lost with this page.`);
+});
+conversations.addEventListener("cleared", () => toast.show("The data of this site was cleared: conversations that were not open are gone."));
 show();
 
 /** Shows the server's model. If the process has changed, the answers of `stoppers` were lost with the old one. */

@@ -21,7 +21,8 @@ function under(node, tree, busy) {
   // What failed at once can only be tried again, which its error offers.
   if (busy || (node.meta.error && !node.message.content)) return `<div class="under">${turn}</div>`;
   const again = node.meta.error ? "" : button("again", "again", "answer again; this answer stays");
-  const own = node.message.role === "user" ? button("edit", "edit", "edit; the old branch stays") : again;
+  const answer = node.children.length ? "" : button("answer", "answer", "let the model answer this question");
+  const own = node.message.role === "user" ? button("edit", "edit", "edit; the old branch stays") + answer : again;
   const tokens = node.meta.tokens?.length ? button("tokens", node.meta.showTokens ? "text" : "tokens", "each token with its probability") : "";
   return `<div class="under">${turn}<span class="meta">${escape(measured(node.meta))}</span>${node.meta.error ? "" : continueButton(node)}${button("copy", "copy", "copy the text")}${own}${tokens}</div>`;
 }
@@ -44,7 +45,7 @@ function measured({ usage, rate, first, stopped, finish }) {
 function thought(message, meta) {
   if (!message.reasoning) return "";
   const open = meta.streaming && !message.content ? " open" : "";
-  return `<details class="thought"${open}><summary>${open ? "Thinking" : "Thought"}</summary><div>${markdown(message.reasoning)}</div></details>`;
+  return `<details class="thought" data-auto="${open ? "open" : "closed"}"${open}><summary>${open ? "Thinking" : "Thought"}</summary><div>${markdown(message.reasoning)}</div></details>`;
 }
 
 /** Arguments of a call: a line per name, or the text if it is no JSON object. */
@@ -63,11 +64,14 @@ function given(text) {
 
 const callHead = (name, args) => `<div class="callhead"><span class="callname">${escape(name)}</span>${given(args)}</div>`;
 
-/** A tool call with its result, or a place for the person to give one. */
-function call({ id, function: { name, arguments: args } }, result, streaming) {
+const UNANSWERED = "No result was given before the next message. <em>again</em> lets the model call the tool anew.";
+
+/** A tool call with its result, or a place for the person to give one until another message follows. */
+function call({ id, function: { name, arguments: args } }, result, streaming, isPast) {
   const said = callHead(name, args);
   if (result) return `<div class="call${result.failed ? " failed" : ""}">${said}<div class="result">${escape(result.content)}</div></div>`;
   if (streaming) return `<div class="call">${said}</div>`;
+  if (isPast) return `<div class="call">${said}<p class="note">${UNANSWERED}</p></div>`;
   return `<div class="call asks">${said}<form data-call="${escape(id)}"><input name="result" placeholder="result of the call" aria-label="result of ${escape(name)}" autocomplete="off"><button class="quiet">send</button></form></div>`;
 }
 
@@ -98,14 +102,25 @@ export function alternatives(entry) {
   return (top.some(({ token }) => token === entry.token) ? top : [entry, ...top]).map(line).join("");
 }
 
-/** What stands in an answer; `results` are those of its calls, by id. */
-export function answerBody(node, results) {
+/**
+ * Why an answer whose calls all have results is not followed by another, and a button that asks for it. `isOpen` if it
+ * is the last of the branch and no answer is being made.
+ */
+function unfinished({ message, meta }, results, isOpen) {
+  const calls = message.tool_calls ?? [];
+  if (!isOpen || !calls.length || !calls.every(({ id }) => results.has(id))) return "";
+  const why = meta.rounds ? `The page stopped after ${meta.rounds} answers in a row that called tools.` : "The model has not read these results.";
+  return `<div class="wrong" role="status"><span>${why}</span><span class="offers">${button("resume", "continue", "let the model read the results and go on")}</span></div>`;
+}
+
+/** What stands in an answer; `results` are those of its calls, by id. `isPast` if a question follows, see `unfinished` for `isOpen`. */
+export function answerBody(node, results, { isPast = false, isOpen = false } = {}) {
   const { message, meta } = node;
   const text = meta.showTokens && meta.tokens?.length ? tokens(meta.tokens) : answerText({ content: message.content ?? "" }, meta.streaming);
-  const calls = (message.tool_calls ?? []).map((one) => call(one, results.get(one.id), meta.streaming)).join("");
+  const calls = (message.tool_calls ?? []).map((one) => call(one, results.get(one.id), meta.streaming, isPast)).join("");
   const waits = meta.streaming && !message.content && !message.reasoning && !calls ? `<div class="waits" aria-label="waiting"><i></i><i></i><i></i></div>` : "";
   const wrong = meta.error ? `<div class="wrong" role="alert"><span>${escape(meta.error).replace(/`([^`]*)`/g, "<code>$1</code>")}</span><span class="offers">${continueButton(node)}<button type="button" class="quiet" data-act="again">try again</button></span></div>` : "";
-  return thought(message, meta) + text + calls + waits + wrong;
+  return thought(message, meta) + text + calls + waits + wrong + unfinished(node, results, isOpen);
 }
 
 /** A question with its files. */
@@ -114,10 +129,17 @@ function question(content) {
   return `<div class="asked">${text ? `<div class="bubble" dir="auto">${escape(text)}</div>` : ""}${files ? `<div class="filelist">${files}</div>` : ""}</div>`;
 }
 
-/** A whole message. One that only calls tools goes on in the next: nothing stands under it. */
-export function draw(node, tree, results, busy, goesOn) {
-  const { message, meta } = node;
+/** A node whose answer another tab makes, as an answer in progress. */
+const inProgress = (node) => ({ ...node, meta: { ...node.meta, streaming: true, stopped: false } });
+
+/**
+ * A whole message. `next` is the message after it and its calls' results. One that only calls tools goes on in the next:
+ * nothing stands under it. `isWritten` if another tab is writing in this conversation.
+ */
+export function draw(node, tree, results, { busy, next, isWritten }) {
+  if (isWritten && !next && node.message.role === "assistant" && node.meta.stopped) node = inProgress(node);
+  const { message, meta } = node, goesOn = message.role === next?.message.role;
   if (message.role === "user") return `<article class="msg user" data-id="${node.id}"><h2 class="sr">You</h2>${question(message.content)}${under(node, tree, busy)}</article>`;
   const below = meta.streaming || goesOn ? "" : under(node, tree, busy);
-  return `<article class="msg assistant${goesOn ? " goes-on" : ""}" data-id="${node.id}"><h2 class="sr">Answer</h2><div class="body_">${answerBody(node, results)}</div>${below}</article>`;
+  return `<article class="msg assistant${goesOn ? " goes-on" : ""}" data-id="${node.id}"><h2 class="sr">Answer</h2><div class="body_">${answerBody(node, results, { isPast: Boolean(next), isOpen: !next && !busy && !isWritten })}</div>${below}</article>`;
 }

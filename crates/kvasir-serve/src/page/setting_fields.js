@@ -36,8 +36,8 @@ export function problemOf({ label, min, max, step, above }, text) {
   return "";
 }
 
-/** What is wrong with a JSON list of tools; empty if nothing is. */
-export function toolsProblem(text) {
+/** What is wrong with a JSON list of tools; empty if nothing is. `taken` are names of other tools. */
+export function toolsProblem(text, taken = []) {
   if (!text.trim()) return "";
   let tools;
   try {
@@ -46,6 +46,12 @@ export function toolsProblem(text) {
     return `This is no JSON: ${error.message}.`;
   }
   if (!Array.isArray(tools)) return "The tools must be a JSON list: […].";
-  const wrong = tools.findIndex((tool) => tool?.type !== "function" || !/^[\w.-]{1,128}$/.test(tool.function?.name ?? ""));
-  return wrong < 0 ? "" : `Tool ${wrong + 1} must have \`"type": "function"\` and a \`function.name\`.`;
+  for (const [i, tool] of tools.entries()) {
+    const { name, parameters = {} } = tool?.function ?? {};
+    if (tool?.type !== "function" || typeof name !== "string" || !/^[\w.-]{1,128}$/.test(name)) return `Tool ${i + 1} must have \`"type": "function"\` and a \`function.name\`.`;
+    if (typeof parameters !== "object" || parameters === null || Array.isArray(parameters)) return `The \`parameters\` of tool ${i + 1} must be an object.`;
+    if (taken.includes(name)) return `Tool ${i + 1} has the name \`${name}\` of the page’s own tool.`;
+    if (tools.slice(0, i).some((other) => other.function.name === name)) return `Tool ${i + 1} has the name \`${name}\` of another tool.`;
+  }
+  return "";
 }

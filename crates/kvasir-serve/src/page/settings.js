@@ -2,6 +2,7 @@
 
 import { escape } from "/page/markdown.js";
 import { FIELDS, PRESETS, SAMPLED, problemOf, toolsProblem } from "/page/setting_fields.js";
+import { local } from "/page/storage.js";
 import { OWN } from "/page/tools.js";
 
 const KEY = "kvasir-settings";
@@ -13,10 +14,13 @@ function row({ name, label, hint, step, min, max, empty }) {
     <p class="wrong" id="wrong-${name}" role="alert"></p></div>`;
 }
 
-/** Values by name; `onSystem(text)` takes the system prompt of the conversation that is shown. */
+/**
+ * Values by name. `onSystem(text, conversation)` takes the system prompt of a conversation; `conversation()` is the shown
+ * one; `context()` is how many tokens the model takes, 0 if that is not known.
+ */
 export class Settings {
-  constructor(dialog, { onSystem, onTheme, toast }) {
-    Object.assign(this, { dialog, onSystem, onTheme, toast });
+  constructor(dialog, { onSystem, onTheme, toast, conversation, context }) {
+    Object.assign(this, { dialog, onSystem, onTheme, toast, conversation, context });
     this.form = dialog.querySelector("form");
     dialog.querySelector("#parameters").innerHTML = FIELDS.map(row).join("");
     dialog.querySelector("#presets").innerHTML = PRESETS.map(({ name, label }) => `<button type="button" data-preset="${name}" aria-pressed="false">${label}</button>`).join("");
@@ -28,7 +32,7 @@ export class Settings {
 
   restore() {
     try {
-      const kept = JSON.parse(localStorage.getItem(KEY) ?? "{}");
+      const kept = JSON.parse(local.get(KEY) ?? "{}");
       return Object.fromEntries(Object.entries(kept).filter(([name, value]) => this.form.elements[name] && ["string", "boolean"].includes(typeof value)));
     } catch {
       return {};
@@ -37,16 +41,18 @@ export class Settings {
 
   save() {
     const set = Object.entries(this.values).filter(([, value]) => value !== "" && value !== false);
-    if (set.length) localStorage.setItem(KEY, JSON.stringify(Object.fromEntries(set)));
-    else localStorage.removeItem(KEY);
+    if (!set.length) return local.remove(KEY);
+    const isKept = local.set(KEY, JSON.stringify(Object.fromEntries(set)));
+    if (!isKept && !this.isUnkept) this.toast.show("The browser does not keep these settings; they last as long as this page.");
+    this.isUnkept = !isKept;
   }
 
-  /** Shows the dialog. `system` is the prompt of the shown conversation, `isNew` if nothing was asked in it yet. */
-  open({ system, isNew }) {
+  /** Shows the dialog, with the system prompt of the shown conversation. */
+  open() {
+    const { system, isEmpty } = (this.edited = this.conversation());
     this.fill();
-    this.isNew = isNew;
     this.form.elements.system.value = system;
-    this.dialog.querySelector("#hint-system").textContent = isNew
+    this.dialog.querySelector("#hint-system").textContent = isEmpty
       ? "Tells the model how to behave. Applies to this conversation and to new ones."
       : "Tells the model how to behave. Applies to this conversation only; its next answer reads it.";
     this.dialog.showModal();
@@ -66,8 +72,9 @@ export class Settings {
   change(field) {
     const { name } = field, value = field.type === "checkbox" ? field.checked : field.value.trim();
     if (name === "system") {
-      if (this.isNew ?? true) this.values.system = value;
-      this.onSystem(value);
+      const edited = this.dialog.open ? this.edited : this.conversation();
+      if (edited.isEmpty) this.values.system = value;
+      this.onSystem(value, edited);
     } else {
       this.values[name] = value;
     }
@@ -89,13 +96,12 @@ export class Settings {
     this.fill();
   }
 
-  /** Everything as at first; the toast offers to undo it. */
+  /** Everything as at first; the toast offers to undo it, in the same conversation. */
   reset() {
-    const before = this.values, system = this.form.elements.system.value;
+    const before = this.values, { edited } = this, { system } = edited;
     const put = (values, text) => {
       this.values = values;
-      this.form.elements.system.value = text;
-      this.onSystem(text);
+      this.onSystem(text, edited);
       this.onTheme(values.theme ?? "system");
       this.save();
       this.fill();
@@ -107,12 +113,22 @@ export class Settings {
 
   /** Says at each field what is wrong with it, and which preset the values are. */
   check() {
-    for (const field of FIELDS) this.mark(field.name, problemOf(field, this.values[field.name] ?? ""));
-    this.mark("tools", toolsProblem(this.values.tools ?? ""));
+    for (const field of FIELDS) this.mark(field.name, this.problem(field));
+    this.mark("tools", this.toolsProblem());
     for (const { name, values } of PRESETS) {
       const fits = SAMPLED.every((sampled) => (this.values[sampled] ?? "") === (values[sampled] ?? ""));
       this.dialog.querySelector(`[data-preset=${name}]`).setAttribute("aria-pressed", fits);
     }
+  }
+
+  /** What is wrong with the value of a field. An answer is not longer than the context. */
+  problem(field) {
+    const max = (field.name === "max_tokens" && this.context()) || field.max;
+    return problemOf({ ...field, max }, this.values[field.name] ?? "");
+  }
+
+  toolsProblem() {
+    return toolsProblem(this.values.tools ?? "", Object.keys(OWN));
   }
 
   mark(name, problem) {
@@ -136,7 +152,7 @@ export class Settings {
   get tools() {
     const own = Object.keys(OWN).filter((name) => this.values[name]).map((name) => OWN[name].tool);
     const text = this.values.tools ?? "";
-    return text && !toolsProblem(text) ? own.concat(JSON.parse(text)) : own;
+    return text && !this.toolsProblem() ? own.concat(JSON.parse(text)) : own;
   }
 
   /** Fields of a request beside its messages. */
@@ -144,7 +160,7 @@ export class Settings {
     const fields = {};
     for (const field of FIELDS) {
       const text = this.values[field.name] ?? "";
-      if (text !== "" && !problemOf(field, text)) fields[field.name] = Number(text);
+      if (text !== "" && !this.problem(field)) fields[field.name] = Number(text);
     }
     if (this.values.logprobs) Object.assign(fields, { logprobs: true, top_logprobs: 5 });
     if (this.tools.length) fields.tools = this.tools;

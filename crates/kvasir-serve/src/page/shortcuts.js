@@ -9,15 +9,18 @@ const SHORTCUTS = [
   { act: "editLast", key: "ArrowUp", empty: true, keys: ["↑"], text: "edit the last question, in an empty field" },
   { act: "end", key: "End", free: true, keys: ["End"], text: "jump to the end" },
   { act: "write", key: "/", free: true, keys: ["/"], text: "go to the question field" },
-  { act: "help", key: "?", free: true, keys: ["?"], text: "this list" },
-  { act: "stop", key: "Escape", keys: ["Esc"], text: "stop the answer" },
+  { act: "help", key: "?", free: true, everywhere: true, keys: ["?"], text: "this list" },
+  { act: "escape", key: "Escape", keys: ["Esc"], text: "close what is open, else stop the answer" },
 ];
 const IN_FIELD = [{ keys: ["Enter"], text: "send" }, { keys: ["Shift", "Enter"], text: "new line" }];
 
 const isField = (element) => element?.matches?.("input:not([type=checkbox], [type=range]), textarea, select");
 
 export class Shortcuts {
-  /** `acts` by name; `question` is the field of the question; `enabled()` is false where keys mean other things. */
+  /**
+   * `acts` by name, false if they did nothing; `question` is the field of the question; `enabled()` is false where other
+   * keys than those marked `everywhere` mean other things.
+   */
   constructor({ acts, question, dialog, enabled }) {
     Object.assign(this, { acts, question, enabled });
     dialog.querySelector("dl").innerHTML = [...IN_FIELD, ...SHORTCUTS].map(({ keys, text }) => `<div><dt>${keys.map((key) => `<kbd>${key}</kbd>`).join(" ")}</dt><dd>${text}</dd></div>`).join("");
@@ -25,11 +28,10 @@ export class Shortcuts {
   }
 
   press(e) {
-    if (!this.enabled() || e.isComposing || document.querySelector("dialog[open]")) return;
+    if (e.isComposing || document.querySelector("dialog[open]")) return;
     const found = SHORTCUTS.find((shortcut) => this.fits(shortcut, e));
-    if (!found) return;
-    e.preventDefault();
-    this.acts[found.act]();
+    if (!found || !(found.everywhere || this.enabled())) return;
+    if (this.acts[found.act]() !== false) e.preventDefault();
   }
 
   fits({ key, mod = false, shift, free, empty }, e) {

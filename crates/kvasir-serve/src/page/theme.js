@@ -1,12 +1,14 @@
 // Light or dark: as the system has it, or as chosen.
 
+import { local } from "/page/storage.js";
+
 const KEY = "kvasir-theme";
 
 export class Theme {
   /** `changed()` draws again what has its colors from the theme. */
   constructor(changed) {
     this.changed = changed;
-    const chosen = localStorage.getItem(KEY);
+    const chosen = local.get(KEY);
     if (chosen) document.documentElement.dataset.theme = chosen;
   }
 
@@ -19,7 +21,8 @@ export class Theme {
     const { dataset } = document.documentElement;
     if (name === "system") delete dataset.theme;
     else dataset.theme = name;
-    localStorage[name === "system" ? "removeItem" : "setItem"](KEY, name);
+    if (name === "system") local.remove(KEY);
+    else local.set(KEY, name);
     this.changed();
   }
 

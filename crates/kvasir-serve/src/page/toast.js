@@ -26,6 +26,11 @@ export class Toast {
     this.start();
   }
 
+  /** Whether a message with this action is shown. */
+  isOffering(act) {
+    return !this.element.hidden && act !== undefined && this.act === act;
+  }
+
   start() {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.hide(), SHOWN);

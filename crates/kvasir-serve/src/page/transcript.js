@@ -23,18 +23,36 @@ export function toMarkdown(conversation) {
 /** All conversations with all their branches. */
 export const toBackup = (records) => `${JSON.stringify({ conversations: records }, null, 1)}\n`;
 
-/** The conversations of a file; throws an error that says what is wrong with it. */
+/** The conversations of a file, and how many damaged ones were `left` out; throws an error that says what is wrong. */
 export function read(name, text) {
-  if (/\.(md|markdown|txt)$/i.test(name)) return [fromMarkdown(text)];
-  let value;
-  try {
-    value = JSON.parse(text);
-  } catch (error) {
-    throw new Error(`no JSON: ${error.message}`);
-  }
-  if (Array.isArray(value?.conversations)) return value.conversations.map(fromRecord);
-  if (Array.isArray(value?.messages)) return [fromMessages(value.messages)];
+  if (/\.(md|markdown|txt)$/i.test(name)) return { conversations: [fromMarkdown(text)], left: 0 };
+  const value = parsed(text, "is not valid JSON");
+  if (Array.isArray(value?.conversations)) return fromBackup(value.conversations);
+  if (Array.isArray(value?.messages)) return { conversations: [fromMessages(value.messages)], left: 0 };
   throw new Error("holds neither `messages` nor `conversations`");
+}
+
+function parsed(text, problem) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new Error(problem);
+  }
+}
+
+function fromBackup(records) {
+  if (!records.length) throw new Error("holds no conversations");
+  const conversations = [];
+  let problem = null;
+  for (const record of records) {
+    try {
+      conversations.push(fromRecord(record ?? {}));
+    } catch (error) {
+      problem ??= error;
+    }
+  }
+  if (!conversations.length) throw problem;
+  return { conversations, left: records.length - conversations.length };
 }
 
 /** A backup's record under a new id: what is there is not overwritten. */
@@ -42,6 +60,7 @@ function fromRecord({ title, named, created, updated, system, tree }) {
   const text = (value) => (typeof value === "string" ? value : "");
   const time = (value) => (Number.isFinite(value) ? value : Date.now());
   const restored = Tree.from(tree);
+  if (restored.nodes.size === 1) throw new Error("a conversation has no messages");
   for (const node of restored.nodes.values()) if (node.meta) node.meta = plainMeta(node.meta);
   return new Conversation({ title: text(title), named: named === true, created: time(created), updated: time(updated), system: text(system), tree: restored });
 }
@@ -59,6 +78,7 @@ function contentOf(content) {
 }
 
 function fromMessages(all, title = "") {
+  if (all.some((message) => typeof message !== "object" || message === null)) throw new Error("a message is no object");
   const isSystem = ({ role }) => role === "system" || role === "developer";
   const system = all.filter(isSystem).map(({ content }) => contentOf(content)).join("\n\n");
   const messages = all.filter((message) => !isSystem(message)).map((message) => ({ ...message, content: contentOf(message.content) }));
@@ -84,7 +104,7 @@ function messageOf({ heading, lines }) {
   const [word, id] = heading.split(" "), role = word.toLowerCase();
   const text = lines.join("\n").trim(), calls = role === "assistant" ? CALLS.exec(text) : null;
   const message = { role, content: calls ? text.slice(0, calls.index) : text };
-  if (calls) message.tool_calls = JSON.parse(calls[1]);
+  if (calls) message.tool_calls = parsed(calls[1], "the calls of an answer are not valid JSON");
   if (role === "tool") message.tool_call_id = id ?? "";
   return message;
 }
