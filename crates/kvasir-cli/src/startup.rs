@@ -19,7 +19,7 @@ use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 
 /// Receives predictions.
-pub(crate) type Foretell = Box<dyn FnOnce(&Forecast)>;
+pub(crate) type OnForecast = Box<dyn FnOnce(&Forecast)>;
 
 /// Service configuration.
 pub(crate) struct Service {
@@ -36,7 +36,7 @@ pub(crate) struct Service {
     /// Compatibility options for clients.
     pub(crate) rules: ClientRules,
     /// Receives what is predicted before the model is loaded.
-    pub(crate) foretell: Option<Foretell>,
+    pub(crate) on_forecast: Option<OnForecast>,
     /// Whether dummy steps run before the app exists, so that no request is the first.
     pub(crate) warms_up: bool,
 }
@@ -51,7 +51,7 @@ impl Service {
             names: Names::Own,
             timeout: Duration::MAX,
             rules: ClientRules::default(),
-            foretell: None,
+            on_forecast: None,
             warms_up: false,
         }
     }
@@ -82,10 +82,10 @@ impl Started {
         service: Service,
     ) -> Result<Self, Failure> {
         let opened = model.open()?;
-        if let Some(foretell) = service.foretell
+        if let Some(on_forecast) = service.on_forecast
             && let Some(forecast) = model.forecast(&opened, options.memory_share()?)
         {
-            foretell(&forecast);
+            on_forecast(&forecast);
         }
         let loaded = model.load_opened(opened)?;
         let slots = loaded.default_slots(options.memory_share()?);

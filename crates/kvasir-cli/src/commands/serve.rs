@@ -6,7 +6,9 @@ use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
 use crate::options::Options;
 use crate::options::client_rules::ClientRuleArgs;
+use crate::options::keys::{Access, KeyArgs, unknown_limit};
 use crate::options::model::ModelArgs;
+use crate::options::reports::{ReportArgs, log, log_info, log_warning};
 use crate::options::sampling::SamplingArgs;
 use crate::startup::{Service, Started};
 use clap::{Command, builder::BoolishValueParser};
@@ -14,15 +16,13 @@ use kvasir::Precision;
 use kvasir_serve::{
     host::AdmissionLimits,
     http::{
-        AccessControl, ApiKey, Hosts, Keys, LimitListener, Origins, RateLimits, TlsAcceptor, TlsFiles, serve,
+        AccessControl, Hosts, Keys, LimitListener, Origins, RateLimits, TlsAcceptor, TlsFiles, serve,
         serve_probes,
     },
     metrics::Names,
-    report::{Collector, Format, Level, Log, Reports},
+    report::{Level, Reports},
 };
-use serde_json::Value;
 use std::{
-    io::{self, Write},
     net::{IpAddr, SocketAddr},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -83,135 +83,6 @@ const PROBES: usize = 32;
 /// Read and idle timeout of probe connections.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// API keys, given or in a file.
-#[derive(clap::Args, Clone)]
-struct KeyArgs {
-    /// API key that clients must send, on every route except /live, /ping and the page; may be given several times
-    #[arg(long, env = "KVASIR_API_KEY", hide_env_values = true, value_name = "KEY", value_delimiter = ',')]
-    api_key: Vec<String>,
-    /// API key of an administrator, which also opens /metrics and shows the steps of all keys' requests; may be given several times
-    #[arg(long, env = "KVASIR_ADMIN_KEY", hide_env_values = true, value_name = "KEY", value_delimiter = ',')]
-    admin_key: Vec<String>,
-    /// File of API keys, one per line as NAME: KEY or KEY, with a last word `admin` for an administrator's; logs show the name; SIGHUP reloads it
-    #[arg(long, env = "KVASIR_API_KEY_FILE", value_name = "FILE")]
-    api_key_file: Option<PathBuf>,
-    /// Key that opens /metrics and the steps of all requests, and nothing else; API keys then do not open /metrics
-    #[arg(long, env = "KVASIR_METRICS_KEY", hide_env_values = true, value_name = "KEY")]
-    metrics_key: Option<String>,
-}
-
-/// API keys, each with the option that it is from.
-#[derive(Default)]
-struct PlacedKeys(Vec<(String, ApiKey)>);
-
-impl PlacedKeys {
-    /// Adds a key. A repetition changes nothing; the same key under another name or with other rights is
-    /// refused, because the server could not tell which of them a request presents.
-    fn add(&mut self, place: String, key: ApiKey) -> Result<(), Failure> {
-        match self.0.iter().find(|(_, other)| other.secret == key.secret) {
-            None => self.0.push((place, key)),
-            Some((_, same)) if *same == key => {}
-            Some((first, _)) => {
-                return Err(Failure::usage(format!(
-                    "{place}: this key is given by {first} too, with another name or other rights; give it once"
-                )));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl KeyArgs {
-    /// The metrics key.
-    fn metrics_key(&self) -> Result<Option<String>, Failure> {
-        let key = self.metrics_key.as_deref().map(|key| key.trim().to_owned());
-        if key.as_deref() == Some("") {
-            return Err(Failure::usage("--metrics-key: the key is empty"));
-        }
-        Ok(key)
-    }
-
-    /// The keys of `--api-key`, `--admin-key` and `--api-key-file`.
-    fn keys(&self) -> Result<Vec<ApiKey>, Failure> {
-        let mut keys = PlacedKeys::default();
-        for (option, list, is_admin) in
-            [("--api-key", &self.api_key, false), ("--admin-key", &self.admin_key, true)]
-        {
-            for (i, key) in list.iter().enumerate() {
-                let secret = key.trim().to_owned();
-                if secret.is_empty() {
-                    return Err(Failure::usage(format!("{option}: key {} is empty", i + 1)));
-                }
-                keys.add(option.to_owned(), ApiKey { name: None, secret, is_admin })?;
-            }
-        }
-        if let Some(file) = &self.api_key_file {
-            let fail = |why: String| Failure::usage(format!("--api-key-file {}: {why}", file.display()));
-            let text = std::fs::read_to_string(file).map_err(|e| fail(e.to_string()))?;
-            let named = ApiKey::parse_file(&text).map_err(fail)?;
-            if named.is_empty() {
-                return Err(Failure::usage(format!("--api-key-file {}: holds no key", file.display())));
-            }
-            for (line, key) in named {
-                keys.add(format!("--api-key-file {} line {line}", file.display()), key)?;
-            }
-        }
-        if let Some(secret) = self.metrics_key()?
-            && let Some((place, _)) = keys.0.iter().find(|(_, key)| key.secret == secret)
-        {
-            return Err(Failure::usage(format!(
-                "--metrics-key: this key is given by {place} too, with other rights; give another one"
-            )));
-        }
-        Ok(keys.0.into_iter().map(|(_, key)| key).collect())
-    }
-
-    /// Reads keys and certificates again on every SIGHUP. A file that cannot be read changes nothing.
-    async fn reload(
-        &self,
-        hangups: std::io::Result<signal::unix::Signal>,
-        access: Access,
-        reports: Arc<Reports>,
-    ) {
-        let Access { keys, rate_limits, tls } = access;
-        // Without a handler, nothing is ever reloaded.
-        let Ok(mut hangups) = hangups else { return std::future::pending().await };
-        while hangups.recv().await.is_some() {
-            match self.keys() {
-                Ok(list) => {
-                    let count = list.len();
-                    keys.replace(list);
-                    let message = format!("{} reloaded", plural(count as u64, "API key"));
-                    tell(&reports, &message, vec![("keys", count.into())]);
-                    for name in rate_limits.unknown_names(&keys) {
-                        warn(&reports, &unknown_limit(name));
-                    }
-                }
-                Err(failure) => warn(&reports, &format!("API keys are unchanged: {failure}")),
-            }
-            match tls.as_ref().map(TlsFiles::reload) {
-                None => {}
-                Some(Ok(())) => tell(&reports, "certificates reloaded", Vec::new()),
-                Some(Err(why)) => warn(&reports, &format!("certificates are unchanged: {why}")),
-            }
-        }
-    }
-}
-
-/// What is replaced or checked on SIGHUP.
-struct Access {
-    keys: Keys,
-    rate_limits: RateLimits,
-    tls: Option<TlsFiles>,
-}
-
-/// Says that a rate limit applies to no key.
-fn unknown_limit(name: &str) -> String {
-    format!(
-        "--rate-limit {name}: no key has this name; --api-key-file names keys (NAME: KEY), and * limits all others"
-    )
-}
-
 /// What is turned away with 429 or 503.
 #[derive(clap::Args, Clone)]
 struct LimitArgs {
@@ -253,55 +124,6 @@ impl LimitArgs {
             // A request of maximum length always fits.
             tokens: self.max_request_tokens.unwrap_or(8 * u64::from(slots)).max(max_len.into()),
         }
-    }
-}
-
-/// What is told about requests, and to whom.
-#[derive(clap::Args)]
-struct ReportArgs {
-    /// Log format: text or json
-    #[arg(long, value_enum, default_value = "text", env = "KVASIR_LOG_FORMAT")]
-    log_format: LogFormat,
-    /// Log level on stderr: off, error, warn, info (a line per request) or debug
-    #[arg(long, value_enum, default_value = "info", env = "KVASIR_LOG_LEVEL")]
-    log_level: LogLevel,
-    /// OTLP collector for traces, over HTTP, such as http://127.0.0.1:4318
-    #[arg(long, env = "KVASIR_OTLP_ENDPOINT", value_name = "URL")]
-    otlp_endpoint: Option<String>,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum LogLevel {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-}
-
-impl ReportArgs {
-    fn start(&self) -> Result<Arc<Reports>, Failure> {
-        let collector = self.otlp_endpoint.as_deref().map(|url| Collector::parse(url, "kvasir"));
-        let collector =
-            collector.transpose().map_err(|why| Failure::usage(format!("--otlp-endpoint: {why}")))?;
-        let format = match self.log_format {
-            LogFormat::Text => Format::Text,
-            LogFormat::Json => Format::Json,
-        };
-        let level = match self.log_level {
-            LogLevel::Off => None,
-            LogLevel::Error => Some(Level::Error),
-            LogLevel::Warn => Some(Level::Warn),
-            LogLevel::Info => Some(Level::Info),
-            LogLevel::Debug => Some(Level::Debug),
-        };
-        Reports::start(level.map(|level| Log { format, level }), collector).map_err(Failure::failed)
     }
 }
 
@@ -428,7 +250,7 @@ impl Args {
         let timeout = Duration::from_secs(limits.client_timeout.into());
         let own_name = self.client_rules.own_name().cloned();
         let exposed = self.exposed_files(config.as_deref(), definition);
-        let foretell = {
+        let on_forecast = {
             let reports = reports.clone();
             move |forecast: &Forecast| {
                 let fields = vec![
@@ -438,11 +260,11 @@ impl Args {
                     ("first_token_s", forecast.first_token.map(|(_, seconds)| seconds).into()),
                 ];
                 let level = if forecast.fits() == Some(false) { Level::Warn } else { Level::Info };
-                say(&reports, level, &forecast.to_string(), fields);
+                log(&reports, level, &forecast.to_string(), fields);
             }
         };
         let service = Service {
-            foretell: Some(Box::new(foretell)),
+            on_forecast: Some(Box::new(on_forecast)),
             warms_up: true,
             access,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
@@ -472,7 +294,7 @@ impl Args {
                 tokio::spawn(serve_probes(app.clone(), listener.with_read_timeout(PROBE_TIMEOUT)));
             }
             let seconds = began.elapsed().as_secs_f64();
-            tell(
+            log_info(
                 &reports,
                 &format!(
                     "{name} on {backend}, {slots} slots, {scheme}://{address}, ready after {seconds:.2} s{probes}"
@@ -486,27 +308,27 @@ impl Args {
                 ],
             );
             for line in summary {
-                tell(&reports, &line, Vec::new());
+                log_info(&reports, &line, Vec::new());
             }
             for path in exposed {
                 let warning = format!("{} holds keys, and every user of this machine can read it: chmod o-r", path.display());
-                warn(&reports, &warning);
+                log_warning(&reports, &warning);
             }
             if !self.host.is_loopback() && keys.is_empty() {
                 let warning = "without API keys, every host that reaches this address can use the model; \
                                --api-key or --api-key-file demand one";
-                warn(&reports, warning);
+                log_warning(&reports, warning);
             }
             if app.needs_tool_prompt() {
                 let warning = "the chat template renders no tools: requests with tools get a generic prompt";
-                warn(&reports, warning);
+                log_warning(&reports, warning);
             }
             let listener = listener.with_read_timeout(timeout).with_peer_limit(peer_connections);
             let grace = Duration::from_secs(self.grace);
             let stop = async {
                 shutdown_signal().await;
                 let open = app.host_open();
-                tell(&reports, &stopping(open as u64, self.grace), vec![("open_answers", open.into())]);
+                log_info(&reports, &stopping(open as u64, self.grace), vec![("open_answers", open.into())]);
             };
             let cut = async {
                 tokio::select! {
@@ -518,7 +340,7 @@ impl Args {
                 cut = serve(app.clone(), listener, stop, cut) => cut,
                 () = key_args.reload(hangups, Access { keys, rate_limits, tls }, reports.clone()) => 0,
             };
-            tell(&reports, &stopped(cut as u64), vec![("cut_answers", cut.into())]);
+            log_info(&reports, &stopped(cut as u64), vec![("cut_answers", cut.into())]);
             reports.flush(Duration::from_secs(1));
             Ok(ExitCode::SUCCESS)
         })
@@ -549,27 +371,6 @@ fn precision_name(precision: Precision) -> &'static str {
         Precision::Auto => "int8 or bf16 activations",
         Precision::Bf16x2 => "activations of two bf16 terms",
         Precision::F32 => "f32 activations",
-    }
-}
-
-/// Tells an event of the server.
-fn tell(reports: &Reports, message: &str, fields: Vec<(&'static str, Value)>) {
-    say(reports, Level::Info, message, fields);
-}
-
-/// Warns of a setting.
-fn warn(reports: &Reports, message: &str) {
-    say(reports, Level::Warn, message, Vec::new());
-}
-
-/// Writes to stderr: through the log if that writes JSON, else a line.
-fn say(reports: &Reports, level: Level, message: &str, fields: Vec<(&'static str, Value)>) {
-    if reports.logs_json() {
-        reports.send_server(level, message, fields);
-    } else {
-        let kind = if level == Level::Warn { "warning: " } else { "" };
-        // stderr may be closed already, which is no failure.
-        let _ = writeln!(io::stderr(), "kvasir: {kind}{message}");
     }
 }
 

@@ -3,9 +3,11 @@
 
 pub(crate) mod client_rules;
 pub(crate) mod facts;
+pub(crate) mod keys;
 pub(crate) mod machine_file;
 pub(crate) mod model;
 pub(crate) mod policy;
+pub(crate) mod reports;
 pub(crate) mod resolve;
 pub(crate) mod rules;
 pub(crate) mod sampling;
