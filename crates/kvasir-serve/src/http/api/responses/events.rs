@@ -7,7 +7,7 @@ use crate::http::answers::reply::EventWriter;
 use crate::http::answers::sse;
 use crate::http::answers::usage::Usage;
 use crate::http::api::responses::Storing;
-use crate::http::api::responses::object::ResponseObject;
+use crate::http::api::responses::object::{ResponseObject, last_status};
 use crate::request::responses_tools::custom_input;
 use serde_json::{Value, json};
 
@@ -91,8 +91,7 @@ impl Events {
                     let part = place(json!({"part": object.part(index, item, &item.text)}));
                     events.push(("response.content_part.done".into(), part));
                 }
-                let cut = ended.as_ref().is_some_and(|ended| ended.reason == "length");
-                let whole = object.item(index, item, if cut { "incomplete" } else { "completed" });
+                let whole = object.item(index, item, last_status(item, ended.as_ref()));
                 events.push((
                     "response.output_item.done".into(),
                     json!({"output_index": index, "item": whole}),

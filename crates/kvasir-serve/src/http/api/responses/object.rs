@@ -135,7 +135,7 @@ impl ResponseObject {
         }
         let last = items.all().len().saturating_sub(1);
         let output = items.all().iter().enumerate().map(|(index, item)| {
-            let status = if cut && index == last { "incomplete" } else { "completed" };
+            let status = if index == last { last_status(item, ended) } else { "completed" };
             self.item(index, item, status)
         });
         response["output"] = output.collect();
@@ -216,5 +216,14 @@ impl ResponseObject {
                 json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
             }
         }
+    }
+}
+
+/// Status of an answer's last item: a length limit cuts any item, a stop text only calls.
+pub(super) fn last_status(item: &Item, ended: Option<&AnswerOutcome>) -> &'static str {
+    match ended.map(|ended| ended.reason) {
+        Some("length") => "incomplete",
+        Some("stop") if matches!(item.kind, ItemKind::Call(_)) => "incomplete",
+        _ => "completed",
     }
 }
