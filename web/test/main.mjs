@@ -54,18 +54,26 @@ async function run(name, test, { size = "desktop", colorScheme = "light", key = 
   await context.close();
 }
 
-/** Tests that hold at both widths and in both themes, each seen once per pair. */
-const EVERYWHERE = [
-  ["looks", chat.looks], ["tool calls and tokens", chat.shown], ["a refused request says why and can be tried again", chat.refused],
-  ["conversations are kept", conversations.kept], ["conversations are searched", conversations.searched], ["a conversation is renamed", conversations.renamed],
-  ["a deletion is undone", conversations.deleted], ["conversations are exported and imported", conversations.exported],
-  ["settings are checked and kept", settings.settings], ["the gauge counts the context", settings.gauge], ["the model has a card", settings.card],
-  ["the chat has keys", settings.keys], ["a wrong key is called one", settings.key, { key: null }],
-  ["esc closes what is open first", controls.escape], ["the focus stays on its control", controls.focus], ["a growing answer leaves what is read alone", controls.steady],
-  ["many rounds of tools end with a reason", controls.rounds], ["an edit outlasts another conversation", controls.drafts], ["a key that cannot be sent", controls.unsendable, { key: null }],
-  ["text, formulas and code", text.rich], ["text from right to left", text.rightToLeft], ["the text of a wide table", text.wideTable], ["files go with a question", text.attached], ["a typed tool call is shown as a call", text.typed],
+/** What is drawn, at both widths and in both themes, each seen once per pair. */
+const DRAWN = [
+  ["looks", chat.looks], ["tool calls and tokens", chat.shown], ["settings are checked and kept", settings.settings],
+  ["the gauge counts the context", settings.gauge], ["the model has a card", settings.card], ["text, formulas and code", text.rich],
+  ["text from right to left", text.rightToLeft], ["the text of a wide table", text.wideTable], ["a typed tool call is shown as a call", text.typed],
   ["the engine looks", engine.looks], ["draft trees are drawn", engine.drafts],
 ];
+
+/** What is done, at both widths, each with one of the themes. */
+const DONE = [
+  ["a refused request says why and can be tried again", chat.refused], ["conversations are kept", conversations.kept],
+  ["conversations are searched", conversations.searched], ["a conversation is renamed", conversations.renamed],
+  ["a deletion is undone", conversations.deleted], ["conversations are exported and imported", conversations.exported],
+  ["the chat has keys", settings.keys], ["a wrong key is called one", settings.key, { key: null }],
+  ["esc closes what is open first", controls.escape], ["the focus stays on its control", controls.focus],
+  ["a growing answer leaves what is read alone", controls.steady], ["many rounds of tools end with a reason", controls.rounds],
+  ["an edit outlasts another conversation", controls.drafts], ["a key that cannot be sent", controls.unsendable, { key: null }],
+  ["files go with a question", text.attached],
+];
+const PAIRS = [["desktop", "light"], ["phone", "dark"], ["desktop", "dark"], ["phone", "light"]];
 
 try {
   await run("markdown, tools and branches", parts.all);
@@ -88,17 +96,16 @@ try {
   await run("the page works without storage", tabs.blocked, { key: null });
   await run("full settings are reported and checked", tabs.fullSettings);
   await run("the step stream is open only while it is seen", tabs.connections);
-  for (const size of ["desktop", "phone"]) {
-    for (const colorScheme of ["light", "dark"]) {
-      for (const [name, test, options] of EVERYWHERE) await run(`${name}, ${size}, ${colorScheme}`, test, { size, colorScheme, ...options });
-    }
+  for (const [pair, [size, colorScheme]] of PAIRS.entries()) {
+    const tests = pair < 2 ? [...DRAWN, ...DONE] : DRAWN;
+    for (const [name, test, options] of tests) await run(`${name}, ${size}, ${colorScheme}`, test, { size, colorScheme, ...options });
   }
-  for (const [size, colorScheme] of [["desktop", "light"], ["phone", "dark"]]) {
+  for (const [size, colorScheme] of PAIRS.slice(0, 2)) {
     await run(`copy works on plain HTTP, and says when it does not, ${size}`, chat.copied, { size, colorScheme });
   }
   await run("a cut answer is continued from where it was cut", link.continued);
   await run("a server that stands still is noticed", link.frozen, { expected: /401|net::ERR_/ });
-  for (const [size, colorScheme] of [["desktop", "light"], ["phone", "dark"], ["desktop", "dark"], ["phone", "light"]]) {
+  for (const [size, colorScheme] of PAIRS) {
     await run(`a killed server is noticed and its answer continued, ${size}, ${colorScheme}`, link.killed, { size, colorScheme, expected: /401|404|net::ERR_/ });
   }
   // A context that serves sources would answer preflight requests in place of the server.
