@@ -149,6 +149,24 @@ fn a_call_that_is_cut_is_no_text_and_says_so() {
 }
 
 #[test]
+fn a_call_that_a_stop_cuts_is_incomplete_in_responses() {
+    let server = server("incomplete", &[], &[]);
+    let mut tools = tools();
+    for tool in tools.as_array_mut().unwrap() {
+        let mut function = tool["function"].take();
+        function["type"] = "function".into();
+        *tool = function;
+    }
+    for (stop, status) in [(json!("Par"), "incomplete"), (Value::Null, "completed")] {
+        let body = json!({"input": QUESTIONS[0], "tools": tools, "temperature": 0, "stop": stop});
+        let (code, answer) = server.post("/v1/responses", &body);
+        let call = answer["output"].as_array().and_then(|output| output.last()).cloned().unwrap_or_default();
+        let found = (code, &call["type"], &call["status"]);
+        assert_eq!(found, (200, &json!("function_call"), &json!(status)), "{answer}");
+    }
+}
+
+#[test]
 fn greedy_answers_do_not_change() {
     let (free, constrained) =
         (server("free", &["--constrain-tool-calls", "off"], &[]), server("bound", &[], &[]));
