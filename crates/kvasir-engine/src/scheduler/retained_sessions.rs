@@ -171,8 +171,9 @@ impl RetainedSessions {
     /// retained before is renewed. Nothing is pinned of a sequence with gaps, whose K/V no other
     /// request finds.
     pub(crate) fn pin(&mut self, cache: &mut dyn Cache, sequence: &Sequence, steps_in_flight: u32) {
-        let Some(seq) = sequence.cache.filter(|_| sequence.copies == SlotCopies::None) else { return };
         let params = &sequence.cold.params;
+        let is_copied = sequence.copies == SlotCopies::None;
+        let Some(seq) = sequence.cache.filter(|_| is_copied && !params.pins.is_empty()) else { return };
         if sequence.cold.gaps.before(sequence.computed) > 0 || cache.sequences().is_err() {
             return;
         }
