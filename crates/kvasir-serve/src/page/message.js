@@ -103,7 +103,7 @@ export function alternatives(entry) {
 }
 
 /**
- * Why an answer whose calls all have results is not followed by another, and a button that asks for it. `isOpen` if it
+ * Explains why the page did not continue after the results of tool calls, with a button that continues. `isOpen` if it
  * is the last of the branch and no answer is being made.
  */
 function unfinished({ message, meta }, results, isOpen) {

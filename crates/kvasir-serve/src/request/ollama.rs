@@ -61,7 +61,7 @@ pub struct OllamaRequest {
     pub task: OllamaTask,
     /// Name of the field that holds the conversation, for errors.
     pub param: &'static str,
-    /// Whether it asks for reasoning, which the model must be capable of.
+    /// Whether reasoning is requested. Refused if the model has none.
     pub thinks: bool,
     /// Whether the answer is streamed.
     pub stream: bool,
@@ -186,7 +186,7 @@ fn model(body: &Reader) -> Result<Option<String>, ApiError> {
     Ok(body.text("model")?.map(str::to_owned))
 }
 
-/// What a request without a conversation asks for: a `keep_alive` of zero unloads the model.
+/// The task of a request without a conversation: a `keep_alive` of zero unloads the model.
 fn empty_task(body: &Reader) -> Result<OllamaTask, ApiError> {
     let is_zero = match body.get("keep_alive") {
         None => Some(false),
@@ -288,7 +288,7 @@ fn think(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Whether `think` asks for reasoning.
+/// Whether `think` enables reasoning.
 fn thinks(body: &Reader) -> bool {
     match body.get("think") {
         Some(Value::Bool(on)) => *on,
