@@ -32,6 +32,7 @@ pub use crate::error::TemplateError;
 pub use crate::state::budget::Limits;
 
 use serde_json::{Map, Value as Json};
+use std::sync::{Arc, atomic::AtomicBool};
 
 /// Maximum template source, in bytes. The longest published ones have about 30,000.
 const MAX_SOURCE: usize = 4 << 20;
@@ -68,7 +69,18 @@ impl ChatTemplate {
     ///
     /// Spawns a thread for the duration of the call.
     pub fn render(&self, variables: &Map<String, Json>, now: i64) -> Result<String, TemplateError> {
-        on_own_stack(|| crate::interpreter::run::render(&self.body, variables, now, self.limits))
+        self.render_cancelable(variables, now, &Arc::default())
+    }
+
+    /// [`render`](Self::render), which fails soon after `canceled` is set.
+    pub fn render_cancelable(
+        &self,
+        variables: &Map<String, Json>,
+        now: i64,
+        canceled: &Arc<AtomicBool>,
+    ) -> Result<String, TemplateError> {
+        let canceled = canceled.clone();
+        on_own_stack(|| crate::interpreter::run::render(&self.body, variables, now, self.limits, canceled))
     }
 }
 

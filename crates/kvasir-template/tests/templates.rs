@@ -6,7 +6,14 @@
 
 use kvasir_template::{ChatTemplate, Limits};
 use serde_json::{Map, Value as Json, json};
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
 
 fn render(source: &str, variables: &Map<String, Json>, now: i64) -> Result<String, String> {
     ChatTemplate::new(source).and_then(|t| t.render(variables, now)).map_err(|e| e.to_string())
@@ -33,7 +40,14 @@ fn snippets_render_as_recorded() {
     assert!(wrong.is_empty(), "{}\n{} differ", wrong.join("\n"), wrong.len());
 }
 
-const SMALL: Limits = Limits { fuel: 200_000, value_bytes: 1 << 20, total_bytes: 8 << 20, depth: 300 };
+const SMALL: Limits = Limits {
+    fuel: 200_000,
+    fuel_per_value: 33,
+    max_fuel: 2_000_000,
+    value_bytes: 1 << 20,
+    total_bytes: 8 << 20,
+    depth: 300,
+};
 
 /// Long chats take quadratic resources in many templates: bytes when concatenated in one variable,
 /// steps when each message scans all others. Neither may be live at once.
@@ -115,6 +129,33 @@ fn endless_templates_end() {
         let error = got.map(|text| text.len()).expect_err(source);
         assert_eq!(error.line(), Some(1), "{source}: {error}");
     }
+}
+
+/// Fuel grows with the input, up to its maximum.
+#[test]
+fn fuel_grows_with_the_input_up_to_its_maximum() {
+    let limits = |max_fuel| Limits { fuel: 1_000, fuel_per_value: 10, max_fuel, ..SMALL };
+    let renders = |loops: u64, values: usize, max_fuel: u64| {
+        let variables = json!({"n": loops, "messages": vec![0; values]});
+        let template = ChatTemplate::new("{% for i in range(n) %}{% endfor %}").unwrap();
+        template.with_limits(limits(max_fuel)).render(variables.as_object().unwrap(), 0).is_ok()
+    };
+    assert!(renders(500, 0, 100_000) && !renders(5_000, 0, 100_000));
+    assert!(renders(5_000, 1_000, 100_000) && !renders(5_000, 1_000, 2_000));
+}
+
+#[test]
+fn a_canceled_rendering_ends() {
+    let endless = Limits { fuel: u64::MAX, max_fuel: u64::MAX, ..SMALL };
+    let nested = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}";
+    let template = ChatTemplate::new(nested).unwrap().with_limits(endless);
+    let canceled = Arc::new(AtomicBool::new(false));
+    let error = thread::scope(|scope| {
+        let rendering = scope.spawn(|| template.render_cancelable(&Map::new(), 0, &canceled));
+        canceled.store(true, Ordering::Relaxed);
+        rendering.join().unwrap().unwrap_err()
+    });
+    assert!(error.to_string().contains("canceled"), "{error}");
 }
 
 /// An inconsistent order yields an error or some order, never a panic.

@@ -4,13 +4,13 @@ use crate::builtins::iterate::iterate;
 use crate::error::{Run, TemplateError};
 use crate::interpreter::calls::global;
 use crate::state::budget::Limits;
-use crate::state::budget::{VALUES_PER_FUEL, VARIABLE};
+use crate::state::budget::VARIABLE;
 use crate::state::{Interp, LoopState, live_memory};
 use crate::syntax::ast::{Args, ExprKind, For, Stmt, StmtKind, Target};
 use crate::values::repr::write_str;
 use crate::values::value::{Key, Value};
 use serde_json::{Map, Value as Json};
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 enum Flow {
     Next,
@@ -23,10 +23,11 @@ pub(crate) fn render(
     variables: &Map<String, Json>,
     now: i64,
     mut limits: Limits,
+    canceled: Arc<AtomicBool>,
 ) -> Run<String> {
-    let each = limits.fuel / VALUES_PER_FUEL;
-    limits.fuel = limits.fuel.saturating_add(each.saturating_mul(live_memory::count(variables.values())));
-    let mut interp = Interp::new(limits, now);
+    let more = limits.fuel_per_value.saturating_mul(live_memory::count(variables.values()));
+    limits.fuel = limits.fuel.saturating_add(more).min(limits.max_fuel);
+    let mut interp = Interp::new(limits, now, canceled);
     for (name, value) in variables {
         interp.assign_name(0, name.as_str().into(), Value::from_json(value)?)?;
     }

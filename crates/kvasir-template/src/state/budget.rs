@@ -14,13 +14,20 @@ use crate::error::{Run, TemplateError};
 use crate::state::Interp;
 use crate::values::repr::str_of;
 use crate::values::value::Value;
+use std::sync::atomic::Ordering;
 
 /// Resource limits of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Fuel: number of expressions and statements. Grows with the input variables: see
-    /// `VALUES_PER_FUEL`.
+    /// Fuel: number of expressions and statements.
     pub fuel: u64,
+    /// Further fuel per input value.
+    ///
+    /// Templates scan the whole chat for each message (for the last question, or the call that a
+    /// result answers), so an honest one takes quadratic steps: about ten million for 2,000 messages.
+    pub fuel_per_value: u64,
+    /// Maximum fuel of a run, however many values it has.
+    pub max_fuel: u64,
     /// Maximum bytes of one value, and of the output.
     pub value_bytes: usize,
     /// Maximum bytes live at once. Released memory only costs fuel: a chat concatenated in one
@@ -32,20 +39,16 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { fuel: 20_000_000, value_bytes: 16 << 20, total_bytes: 256 << 20, depth: 1_000 }
+        let fuel = 20_000_000;
+        let (fuel_per_value, max_fuel) = (fuel / 6_000, fuel * 10);
+        let (value_bytes, total_bytes) = (16 << 20, 256 << 20);
+        Self { fuel, fuel_per_value, max_fuel, value_bytes, total_bytes, depth: 1_000 }
     }
 }
 
 /// Accounted bytes of a scope and, below, of a variable.
 pub(crate) const SCOPE: usize = 160;
 pub(crate) const VARIABLE: usize = 128;
-/// Every this many input values add the base fuel once more.
-///
-/// Templates scan the whole chat for each message (for the last question, or the call that a result
-/// answers). An honest one thus takes quadratic steps: about ten million for 2,000 messages. A
-/// hostile template gains little, since the caller supplies the variables. Proportional growth
-/// still bounds the time of a long chat.
-pub(crate) const VALUES_PER_FUEL: u64 = 6_000;
 /// Bytes produced or copied that cost one unit of fuel.
 const BYTES_PER_STEP: usize = 1024;
 /// List elements produced that cost one unit of fuel.
@@ -121,8 +124,11 @@ impl Interp {
         Ok(Value::str(text))
     }
 
-    /// Consumes one unit of fuel; fails when it is used up.
+    /// Consumes one unit of fuel; fails when it is used up, or the run is canceled.
     pub(crate) fn burn(&mut self) -> Run<()> {
+        if self.canceled.load(Ordering::Relaxed) {
+            return Err(TemplateError::new("the rendering was canceled"));
+        }
         self.fuel = self.fuel.checked_sub(1).ok_or_else(|| {
             TemplateError::new(format!("the template takes more than {} steps", self.limits.fuel))
         })?;

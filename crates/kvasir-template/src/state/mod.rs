@@ -11,7 +11,7 @@ use crate::values::value::{Key, Value};
 use indexmap::IndexMap;
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
 };
 
 /// State of one rendering. Scopes, namespaces and loops are table entries referred to by index, so
@@ -24,6 +24,8 @@ pub(crate) struct Interp {
     pub(crate) joiners: Vec<(String, bool)>,
     pub(crate) limits: Limits,
     pub(crate) fuel: u64,
+    /// Set by the caller to end the run.
+    pub(crate) canceled: Arc<AtomicBool>,
     /// Upper bound on live bytes: the last recount plus everything allocated since.
     pub(crate) bytes: usize,
     /// Bytes allocated by running statements, excluding nested statements that have ended.
@@ -80,7 +82,7 @@ impl CallArgs {
 
 impl Interp {
     /// An empty state with one scope.
-    pub(crate) fn new(limits: Limits, now: i64) -> Self {
+    pub(crate) fn new(limits: Limits, now: i64, canceled: Arc<AtomicBool>) -> Self {
         Self {
             scopes: vec![Scope::default()],
             namespaces: Vec::new(),
@@ -89,6 +91,7 @@ impl Interp {
             joiners: Vec::new(),
             limits,
             fuel: limits.fuel,
+            canceled,
             bytes: 0,
             unfinished: 0,
             written: 0,
