@@ -7,6 +7,7 @@
 //!
 //! CPU steal time (`stolen`) is recorded with every repetition.
 
+pub mod fidelity;
 pub(crate) mod ideal;
 pub(crate) mod runner;
 pub(crate) mod segments;
@@ -51,8 +52,11 @@ pub fn load(
         }
     };
     let model = Model::build(&source).map_err(|e| e.to_string())?;
-    let model = CpuModel::load(&model.target, weights, precision, thread_pool).map_err(|e| e.to_string())?;
-    // Pack now: weight repacking must not be part of the first timed repetition.
+    pack(CpuModel::load(&model.target, weights, precision, thread_pool).map_err(|e| e.to_string())?)
+}
+
+/// Packs the weights now: that must not be part of the first timed repetition.
+fn pack(model: CpuModel) -> Result<Arc<CpuModel>, String> {
     model.pack().map_err(|e| e.to_string())?;
     Ok(Arc::new(model))
 }

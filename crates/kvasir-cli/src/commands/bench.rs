@@ -1,7 +1,7 @@
 //! `kvasir bench`: measures prefill (`pp`), decode (`tg`) and batched decode speed against the
 //! machine's roofline.
 
-use crate::commands::{bench_offline, bench_serve};
+use crate::commands::{bench_fidelity, bench_offline, bench_serve};
 use crate::io::failure::Failure;
 use crate::options::model::{ModelArgs, kv_type};
 use kvasir::{ModelFiles, OpenedModel, Token};
@@ -82,6 +82,8 @@ enum What {
         #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
         drafts: u32,
     },
+    /// Measure the error of the default arithmetic against exact arithmetic, on a text
+    Fidelity(bench_fidelity::Args),
     /// Measure the throughput of an offline batch of prompts
     Offline(Box<bench_offline::Args>),
     /// Load-test a server of OpenAI's streaming API: TTFT, TPOT, goodput
@@ -195,6 +197,7 @@ impl Args {
             What::Batch { common, streams, shared, prompt, tokens } => {
                 (common, Work::Streams { streams, shared, prompt, tokens })
             }
+            What::Fidelity(args) => return args.run(),
             What::Offline(args) => return args.run(),
             What::Serve(args) => return args.run(),
         };

@@ -2,6 +2,7 @@
 //! elsewhere.
 
 pub(crate) mod bench;
+pub(crate) mod bench_fidelity;
 pub(crate) mod bench_offline;
 pub(crate) mod bench_serve;
 pub(crate) mod chat;

@@ -7,6 +7,11 @@ pub(crate) fn bar(total: u64) -> ProgressBar {
     with_template(Some(total), "{bar:40} {pos} of {len} requests, {eta} left")
 }
 
+/// A progress bar of tokens.
+pub(crate) fn tokens(total: u64) -> ProgressBar {
+    with_template(Some(total), "{bar:40} {pos} of {len} tokens, {eta} left")
+}
+
 /// A progress bar in percent of a total that is set later.
 pub(crate) fn percent() -> ProgressBar {
     with_template(None, "{bar:40} {percent} %, {eta} left")
