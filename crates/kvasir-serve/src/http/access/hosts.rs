@@ -31,8 +31,11 @@ impl Hosts {
         origins: &Origins,
     ) -> Result<(), &'r str> {
         let header = headers.get(header::HOST).map(|host| host.to_str().unwrap_or("?"));
-        match uri.authority().map(|authority| authority.as_str()).or(header) {
-            Some(host) if self == Self::Private && !is_private(host) && !origins.have_host(host) => Err(host),
+        // An absolute URI has a host of its own; neither may be public.
+        let hosts = [uri.authority().map(|authority| authority.as_str()), header];
+        let is_public = |host: &&str| !is_private(host) && !origins.have_host(host);
+        match hosts.into_iter().flatten().find(is_public) {
+            Some(host) if self == Self::Private => Err(host),
             _ => Ok(()),
         }
     }
@@ -52,6 +55,20 @@ fn is_private(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::http::HeaderValue;
+
+    #[test]
+    fn the_host_of_an_absolute_uri_counts_like_the_header() {
+        let check = |uri: &str, host: &'static str| {
+            let uri: Uri = uri.parse().unwrap();
+            let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_static(host))]);
+            Hosts::Private.check(&uri, &headers, &Origins::default()).map_err(str::to_owned)
+        };
+        assert_eq!(check("/live", "localhost"), Ok(()));
+        assert_eq!(check("http://localhost/live", "localhost"), Ok(()));
+        assert_eq!(check("http://localhost/live", "evil.example"), Err("evil.example".into()));
+        assert_eq!(check("http://evil.example/live", "localhost"), Err("evil.example".into()));
+    }
 
     #[test]
     fn only_public_names_are_refused() {
