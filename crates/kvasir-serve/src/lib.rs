@@ -3,8 +3,9 @@
 //!
 //! Folders in reading order; each imports only from those before it:
 //!
-//! - `error`, `blocking`, `timestamp`, `context`: API errors, CPU-bound work, dates, the context of one
-//!   HTTP request.
+//! - `error`, `timestamp`, `context`, `memory_budget`: API errors, dates, the context of one HTTP request,
+//!   memory of request handling.
+//! - `work_pool`: threads for request work whose time a client chooses.
 //! - `metrics`, `report`: Prometheus metrics; access log and traces.
 //! - `scan`: incremental scanners of generated text.
 //! - `grammar`: structured output, compiled to token masks.
@@ -21,13 +22,13 @@
 #![forbid(unsafe_code)]
 
 pub mod answer;
-mod blocking;
 mod context;
 mod dialect;
 mod error;
 pub mod grammar;
 pub mod host;
 pub mod http;
+mod memory_budget;
 pub mod metrics;
 pub mod model;
 pub mod report;
@@ -35,6 +36,7 @@ pub mod request;
 mod scan;
 pub mod session;
 mod timestamp;
+mod work_pool;
 
 pub use crate::context::request_context::RequestContext;
 pub use crate::error::ApiError;

@@ -17,12 +17,13 @@ use kvasir_serve::{
     host::AdmissionLimits,
     http::{
         AccessControl, Hosts, Keys, LimitListener, Origins, RateLimits, TlsAcceptor, TlsFiles, serve,
-        serve_probes,
+        start_probes,
     },
     metrics::Names,
     report::{Level, Reports},
 };
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -288,10 +289,10 @@ impl Args {
             let address = listener.address().map_err(Failure::failed)?;
             let mut probes = String::new();
             if let Some(port) = self.health_port {
-                let listener = listen(SocketAddr::new(self.host, port), PROBES, None, "--health-port")?;
-                let address = listener.address().map_err(Failure::failed)?;
+                let address = SocketAddr::new(self.host, port);
+                let address = start_probes(app.clone(), address, PROBES, PROBE_TIMEOUT)
+                    .map_err(|error| cannot_listen(address, &error, "--health-port"))?;
                 probes = format!(", probes at http://{address}");
-                tokio::spawn(serve_probes(app.clone(), listener.with_read_timeout(PROBE_TIMEOUT)));
             }
             let seconds = began.elapsed().as_secs_f64();
             log_info(
@@ -380,8 +381,12 @@ fn listen(
     tls: Option<TlsAcceptor>,
     option: &str,
 ) -> Result<LimitListener, Failure> {
-    let why = |error| format!("cannot listen on {address}: {error}; {option} and --host take another place");
-    LimitListener::open(address, max_connections, tls).map_err(|error| Failure::failed(why(error)))
+    let listener = LimitListener::open(address, max_connections, tls);
+    listener.map_err(|error| cannot_listen(address, &error, option))
+}
+
+fn cannot_listen(address: SocketAddr, error: &io::Error, option: &str) -> Failure {
+    Failure::failed(format!("cannot listen on {address}: {error}; {option} and --host take another place"))
 }
 
 async fn shutdown_signal() {

@@ -13,4 +13,5 @@ mod memory;
 mod operations;
 mod server;
 mod speculation;
+mod storm;
 mod tool_calls;

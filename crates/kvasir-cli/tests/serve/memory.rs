@@ -4,31 +4,32 @@ use crate::server::{CHAT, JSON, Server};
 use std::{fs, thread, time::Duration};
 
 /// Resident set size (RSS) of a process in bytes.
-fn resident(process: u32) -> u64 {
+pub(crate) fn resident(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
 }
 
 /// Peak RSS of a process in bytes.
-fn peak(process: u32) -> u64 {
+pub(crate) fn peak(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
 }
 
-/// Sends a body 64 times, eight at once; returns the growth of RSS afterwards and at its peak.
-fn grown(name: &str, body: &str, status: u16) -> (u64, u64) {
+/// Sends a body to a path, `each` times over eight connections; returns the growth of RSS afterwards
+/// and at its peak.
+fn grown(name: &str, path: &str, body: &str, each: usize, status: u16) -> (u64, u64) {
     let server = Server::start(name, &[]);
     let process = server.process.id();
     // One-time allocations of the first request are no leak.
-    assert_eq!(server.send("POST", CHAT, JSON, "{}").0, 400);
+    assert_eq!(server.send("POST", path, JSON, "{}").0, 400);
     let before = resident(process);
     thread::scope(|scope| {
         for _ in 0..8 {
             let send = || {
-                (0..8).for_each(|_| {
-                    let got = server.send("POST", CHAT, JSON, body).0;
+                (0..each).for_each(|_| {
+                    let got = server.send("POST", path, JSON, body).0;
                     assert!(got == status || got == 503, "{got}");
                 })
             };
@@ -53,7 +54,7 @@ fn objects(count: usize) -> String {
 fn unknown_fields_cost_no_more_than_their_text() {
     let junk =
         format!(r#"{{"messages": [{{"role": "king", "content": "x", "junk": [{}]}}]}}"#, objects(990_000));
-    let (after, peak) = grown("memory-unknown", &junk, 400);
+    let (after, peak) = grown("memory-unknown", CHAT, &junk, 8, 400);
     assert!(after < 50 << 20, "{} MiB stay", after >> 20);
     assert!(peak < 300 << 20, "{} MiB at most", peak >> 20);
 }
@@ -61,8 +62,18 @@ fn unknown_fields_cost_no_more_than_their_text() {
 #[test]
 fn oversized_known_fields_are_refused_within_the_budget() {
     let tools = format!(r#"{{"tools": [{}], "messages": []}}"#, objects(990_000));
-    let (after, peak) = grown("memory-known", &tools, 400);
+    let (after, peak) = grown("memory-known", CHAT, &tools, 8, 400);
     assert!(after < 50 << 20, "{} MiB stay", after >> 20);
     // The budget of 512 MiB, the slack of growing lists, and pages that are not given back yet.
     assert!(peak < 1200 << 20, "{} MiB at most", peak >> 20);
+}
+
+#[test]
+fn pieces_of_a_text_are_written_without_a_tree_of_values() {
+    let text = "! ".repeat(500 << 10);
+    let body = format!(r#"{{"prompt": "{text}", "with_pieces": true, "return_token_strs": true}}"#);
+    let (after, peak) = grown("memory-pieces", "/tokenize", &body, 1, 200);
+    assert!(after < 100 << 20, "{} MiB stay", after >> 20);
+    // One large tokenization of a client runs at a time; the answers have 20 MB each.
+    assert!(peak < 800 << 20, "{} MiB at most", peak >> 20);
 }

@@ -34,6 +34,13 @@ pub struct RequestContext {
     pub gone: Arc<AtomicBool>,
 }
 
+/// Whom a request's work and memory count toward: an API key or, without one, a client address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Tenant {
+    Key(u64),
+    Address(Option<IpAddr>),
+}
+
 tokio::task_local! {
     static CURRENT: Arc<RequestContext>;
 }
@@ -44,9 +51,19 @@ impl RequestContext {
         CURRENT.scope(self, work).await
     }
 
+    /// Runs `work` on this thread with this context as the current one.
+    pub(crate) fn scope_sync<T>(self: Arc<Self>, work: impl FnOnce() -> T) -> T {
+        CURRENT.sync_scope(self, work)
+    }
+
     /// The current context; a blank one outside of any request.
     pub(crate) fn current() -> Arc<Self> {
         CURRENT.try_with(Arc::clone).unwrap_or_default()
+    }
+
+    /// The tenant of the request.
+    pub(crate) fn tenant(&self) -> Tenant {
+        if self.key == 0 { Tenant::Address(self.client) } else { Tenant::Key(self.key) }
     }
 
     /// Sets the response headers of the key's rate.

@@ -9,7 +9,7 @@ use crate::host::engine_thread::{Host, Submission, TokenStream};
 use crate::host::errors::refused;
 use crate::host::step_subscription::StepFeed;
 use crate::http::access::AccessControl;
-use crate::http::access::rate_limits::RateLimit;
+use crate::http::access::rate_limits::{Charge, RateLimit};
 use crate::metrics::Rejected;
 use crate::metrics::prometheus::Names;
 use crate::model::Model;
@@ -21,6 +21,7 @@ use crate::request::sampling::SamplingFields;
 use crate::session::pins::Pins;
 use crate::session::responses::ResponseStore;
 use crate::session::store::{SessionContent, Sessions, Turn};
+use crate::work_pool::{fair_queue::Cost, pool::WorkPool};
 use kvasir_engine::{Pin, SessionId};
 use kvasir_kv::Token;
 use serde_json::{Map, Value};
@@ -44,6 +45,7 @@ pub(super) const FINGERPRINT: &str = concat!("kvasir-", env!("CARGO_PKG_VERSION"
 pub struct App {
     pub(crate) model: Arc<Model>,
     pub(crate) host: Arc<Host>,
+    pub(super) work: WorkPool,
     pub(super) access: AccessControl,
     pub(super) live: Live,
     pub(super) sessions: Arc<Sessions>,
@@ -110,6 +112,7 @@ impl App {
         Arc::new(Self {
             model,
             host,
+            work: WorkPool::default(),
             access,
             live,
             sessions,
@@ -122,6 +125,16 @@ impl App {
             random,
             since,
         })
+    }
+
+    /// Runs the CPU-bound part of a request on the work pool.
+    pub(super) async fn run_work<T: Send + 'static>(
+        self: &Arc<Self>,
+        cost: Cost,
+        work: impl FnOnce(&Arc<Self>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let app = self.clone();
+        self.work.run(cost, move || work(&app)).await
     }
 
     /// Whether requests may name the model so. Ollama's clients append `:latest`.
@@ -240,7 +253,10 @@ impl App {
     pub(super) fn submit(&self, submissions: Vec<Submission>, n: u32) -> Result<Vec<TokenStream>, ApiError> {
         let sessions: Vec<_> =
             submissions.iter().filter_map(|submission| submission.request.params.session).collect();
-        self.take_rate(&submissions, n)?;
+        let tokens = submissions.iter().map(|submission| submission.tokens).sum::<u64>() * u64::from(n);
+        if let Some(first) = submissions.first() {
+            self.take_rate(first.request.params.key, Charge { requests: 0, tokens })?;
+        }
         let answers = self.host.submit(submissions, n)?;
         // A session deleted while its turn was prepared: the engine saw the deletion too early, so
         // it is repeated.
@@ -249,14 +265,15 @@ impl App {
         Ok(answers)
     }
 
-    /// Takes requests from the rates of their key, and notes what is left for the response's
-    /// headers.
-    fn take_rate(&self, submissions: &[Submission], n: u32) -> Result<(), ApiError> {
-        let Some(first) = submissions.first() else { return Ok(()) };
-        let key = first.request.params.key;
-        let tokens = submissions.iter().map(|submission| submission.tokens).sum::<u64>() * u64::from(n);
+    /// Counts a request toward its key's rate, before anything is computed for it.
+    pub(super) fn take_request(&self, key: u64) -> Result<(), ApiError> {
+        self.take_rate(key, Charge { requests: 1, tokens: 0 })
+    }
+
+    /// Takes a charge from the rates of a key, and notes what is left for the response's headers.
+    fn take_rate(&self, key: u64, charge: Charge) -> Result<(), ApiError> {
         let (limits, name) = (&self.access.rate_limits, self.access.keys.name(key));
-        let Some(taken) = limits.take(key, name.as_deref(), tokens, Instant::now()) else { return Ok(()) };
+        let Some(taken) = limits.take(key, name.as_deref(), charge, Instant::now()) else { return Ok(()) };
         let (state, wait) = match taken {
             Ok(state) => (state, None),
             Err((state, wait)) => (state, Some(wait)),

@@ -1,15 +1,15 @@
 //! Reads request bodies: JSON only, bounded in size and time, charged to a memory budget shared by
 //! all bodies.
 
-use crate::blocking::{BLOCKING_BYTES, run_blocking};
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
 use crate::http::access::api_keys::Caller;
 use crate::http::app::App;
 use crate::http::transport::connection::ReadTimeout;
+use crate::memory_budget::{BODIES, HeldMemory};
 use crate::request::body;
-use crate::request::body_memory::BodyMemory;
 use crate::request::field::Field;
+use crate::work_pool::fair_queue::Cost;
 use axum::{
     body::{Body, BodyDataStream, Bytes},
     extract::Request,
@@ -23,6 +23,8 @@ use tokio::time::timeout;
 const MAX_BODY: usize = 32 << 20;
 /// Time limit of a whole body, as a multiple of that of one chunk.
 const BODY_TIMEOUT_FACTOR: u32 = 10;
+/// Size in bytes from which a body is parsed on the work pool.
+const LARGE_BODY: usize = 64 << 10;
 /// Bytes of an oversized body that are drained before the connection closes.
 const MAX_DRAINED: usize = 8 * MAX_BODY;
 
@@ -38,7 +40,7 @@ pub(crate) enum ContentTypes {
 }
 
 /// The API key index and the parsed body of a request, validated against the endpoint's field
-/// table.
+/// table. Counts the request toward its key's rate.
 ///
 /// Handlers must drop the body before they wait for the engine, which may take minutes.
 pub(crate) async fn read_body(
@@ -65,10 +67,17 @@ pub(crate) async fn read_body_as(
         read_timeout.saturating_mul(BODY_TIMEOUT_FACTOR),
         body_bytes(&head.headers, body, read_timeout),
     );
-    let (bytes, _memory) = whole.await.map_err(|_| ApiError::too_slow())??;
+    let (bytes, memory) = whole.await.map_err(|_| ApiError::too_slow())??;
+    app.take_request(key)?;
     let ignored = RequestContext::current().ignored.with_rule(app.rules.unknown_fields);
-    let parse = || body::Body::parse(&bytes, table, ignored);
-    Ok((key, if bytes.len() < BLOCKING_BYTES { parse() } else { run_blocking(parse) }?))
+    if bytes.len() < LARGE_BODY {
+        return Ok((key, body::Body::parse(&bytes, table, ignored)?));
+    }
+    let parse = move || {
+        let _memory = memory;
+        body::Body::parse(&bytes, table, ignored)
+    };
+    Ok((key, app.work.run(Cost::Light, parse).await?))
 }
 
 /// Reads the whole body. An oversized one is rejected as early as possible.
@@ -76,11 +85,13 @@ async fn body_bytes(
     headers: &HeaderMap,
     body: Body,
     read_timeout: Duration,
-) -> Result<(Vec<u8>, BodyMemory), ApiError> {
+) -> Result<(Vec<u8>, HeldMemory), ApiError> {
     let content_length =
         headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let mut chunks = body.into_data_stream();
-    let (mut bytes, mut memory) = (Vec::new(), BodyMemory::default());
+    let (mut memory, mut bytes) = (BODIES.hold(), Vec::new());
+    // Pages of the buffer are committed as they are written; without it, the buffer grows by doubling.
+    let _ = bytes.try_reserve_exact(content_length.unwrap_or(0).min(MAX_BODY));
     if content_length.unwrap_or(0) <= MAX_BODY {
         loop {
             let Some(chunk) = next_chunk(&mut chunks, read_timeout).await? else {
@@ -89,7 +100,9 @@ async fn body_bytes(
             if bytes.len() + chunk.len() > MAX_BODY {
                 break;
             }
-            memory.grow_to(bytes.len() + chunk.len())?;
+            let grows = bytes.capacity() - bytes.len() < chunk.len();
+            // While a buffer of unknown length is copied to one of twice its size, both exist.
+            memory.grow_to(if grows { 3 * bytes.len() + chunk.len() } else { bytes.len() + chunk.len() })?;
             bytes.extend_from_slice(&chunk);
         }
     }

@@ -25,7 +25,7 @@ pub use crate::http::access::origins::Origins;
 pub use crate::http::access::rate_limits::{RateLimit, RateLimits};
 pub use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome, AnswerStream};
 pub use crate::http::app::{App, ClientRules, Live};
-pub use crate::http::server::{serve, serve_probes};
+pub use crate::http::server::{serve, start_probes};
 pub use crate::http::transport::limit_listener::LimitListener;
 pub use crate::http::transport::tls::TlsFiles;
 pub use tokio_rustls::TlsAcceptor;

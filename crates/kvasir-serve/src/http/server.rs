@@ -30,10 +30,13 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use std::{
-    convert::Infallible, future::Future, net::SocketAddr, panic::resume_unwind, pin::pin, sync::Arc,
-    time::Duration,
+    convert::Infallible, future::Future, io, net::SocketAddr, panic::resume_unwind, pin::pin, sync::Arc,
+    thread, time::Duration,
 };
-use tokio::time::{interval, timeout};
+use tokio::{
+    runtime::Builder,
+    time::{interval, timeout},
+};
 
 /// Time for clients to receive the error after their answers were aborted.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -98,8 +101,27 @@ impl Connections {
 }
 
 /// Serves `/live`, `/health` and, without API keys, `/metrics` on a separate listener for the
-/// lifetime of the process, including graceful shutdown.
-pub async fn serve_probes(app: Arc<App>, mut listener: LimitListener) {
+/// lifetime of the process, including graceful shutdown. Returns its address.
+///
+/// It has a thread and a runtime of its own, so probes never wait for other requests.
+pub fn start_probes(
+    app: Arc<App>,
+    address: SocketAddr,
+    connections: usize,
+    read_timeout: Duration,
+) -> io::Result<SocketAddr> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let listener = {
+        let _context = runtime.enter();
+        LimitListener::open(address, connections, None)?.with_read_timeout(read_timeout)
+    };
+    let address = listener.address()?;
+    let probes = move || runtime.block_on(serve_probes(app, listener));
+    thread::Builder::new().name("probes".into()).spawn(probes)?;
+    Ok(address)
+}
+
+async fn serve_probes(app: Arc<App>, mut listener: LimitListener) {
     let connections = Connections::new(app.probes(), &listener);
     loop {
         let (connection, client) = listener.accept().await;

@@ -2,7 +2,6 @@
 //! the reasoning budget.
 
 use crate::answer::choice::CallConstraint;
-use crate::blocking::run_blocking;
 use crate::dialect::reasoning::ReasoningDialect;
 use crate::dialect::tool_calls::ToolDialect;
 use crate::error::ApiError;
@@ -88,7 +87,7 @@ impl Model {
         let Some(dialect) = self.call_dialect().filter(|_| !is_off) else {
             return Ok(ChatConstraint::default());
         };
-        let compiled = run_blocking(|| {
+        let compile = || {
             let vocabulary = match self.vocabulary() {
                 Ok(vocabulary) => vocabulary,
                 Err(why) => {
@@ -101,9 +100,9 @@ impl Model {
             self.tool_grammars
                 .get_or_compile(&compiler, &request.tools, request.parallel_tool_calls)
                 .map(Some)
-        });
+        };
         let refused = |StrictToolError { schema, why }| ApiError::param(&schema, format!("`{schema}` {why}"));
-        let Some(compiled) = compiled.map_err(refused)? else { return Ok(ChatConstraint::default()) };
+        let Some(compiled) = compile().map_err(refused)? else { return Ok(ChatConstraint::default()) };
         let Some(grammars) = compiled.grammars else { return Ok(ChatConstraint::default()) };
         let length = request.sampling.length.min_tokens;
         let beginning = CallsBeginning {
@@ -207,7 +206,7 @@ impl Model {
     /// Compiles a requested response format, preceded by `lead`.
     pub fn constraint(&self, requested: &ResponseFormat, lead: &[Part]) -> Result<Constrained, ApiError> {
         self.require_logits("form of answers")?;
-        let compiled = run_blocking(|| self.vocabulary().and_then(|v| v.compile(&requested.shape, lead)));
+        let compiled = self.vocabulary().and_then(|vocabulary| vocabulary.compile(&requested.shape, lead));
         compiled.map_err(|why| ApiError::param(&requested.param, format!("`{}` {why}", requested.param)))
     }
 

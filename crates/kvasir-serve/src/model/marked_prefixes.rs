@@ -4,7 +4,6 @@
 //! both texts have in common is the prefix. Its tokens are counted in the shorter part of the text,
 //! so a length may be wrong by a token where a merge crosses the border; blocks are much larger.
 
-use crate::blocking::run_blocking;
 use crate::error::ApiError;
 use crate::model::Model;
 use crate::request::chat::ChatRequest;
@@ -29,20 +28,17 @@ impl Model {
         if request.cache_marks.is_empty() {
             return Ok(Vec::new());
         }
-        let find = || {
-            let text = self.prompt_text(request, None)?;
-            let marks = request.cache_marks.iter();
-            let prefix = |messages: usize| match messages < request.messages.len() {
-                false => Ok(tokens),
-                true => {
-                    let marked = self.prompt_text(request, Some(messages))?;
-                    let same = text.bytes().zip(marked.bytes()).take_while(|(a, b)| a == b).count();
-                    self.tokens_before(&text, text.floor_char_boundary(same), tokens)
-                }
-            };
-            marks.map(|mark| Ok(MarkedPrefix { len: prefix(mark.messages)?, ttl: mark.ttl })).collect()
+        let text = self.prompt_text(request, None)?;
+        let prefix = |messages: usize| {
+            if messages >= request.messages.len() {
+                return Ok(tokens);
+            }
+            let marked = self.prompt_text(request, Some(messages))?;
+            let same = text.bytes().zip(marked.bytes()).take_while(|(a, b)| a == b).count();
+            self.tokens_before(&text, text.floor_char_boundary(same), tokens)
         };
-        if request.is_long() { run_blocking(find) } else { find() }
+        let marks = request.cache_marks.iter();
+        marks.map(|mark| Ok(MarkedPrefix { len: prefix(mark.messages)?, ttl: mark.ttl })).collect()
     }
 
     /// Number of tokens before byte `at` of a rendered prompt, which has `tokens` in all.

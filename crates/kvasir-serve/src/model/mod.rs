@@ -14,12 +14,12 @@ pub(crate) mod tool_grammars;
 pub(crate) mod tool_prompt;
 
 use crate::answer::choice::{CallConstraint, ParseOptions};
-use crate::blocking::{BLOCKING_BYTES, run_blocking};
 use crate::context::request_context::RequestContext;
 use crate::dialect::reasoning::ReasoningDialect;
 use crate::dialect::tool_calls::ToolDialect;
 use crate::error::{ApiError, Overflow};
 use crate::grammar::vocabulary::{GrammarError, Vocabulary};
+use crate::memory_budget::TOKENIZING;
 use crate::model::tool_grammars::ToolGrammars;
 use crate::request::chat::ChatRequest;
 use crate::request::tools::ToolChoice;
@@ -30,6 +30,13 @@ use kvasir_template::ChatTemplate;
 use serde_json::{Map, Value};
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
+
+/// Size in bytes from which a text is checked against the context before it is tokenized, and its
+/// tokenization is charged.
+const LONG_TEXT: usize = 64 << 10;
+/// Working memory of a tokenization per byte of text, measured with `tokenizers` on texts of one
+/// token per character.
+const BYTES_PER_TEXT_BYTE: usize = 176;
 
 /// Description of a model for lists and pages; nothing depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -209,7 +216,7 @@ impl Model {
     /// Rejects a text whose bytes alone make it longer than the context, without encoding it.
     pub(crate) fn check_bytes(&self, param: &str, text: &str) -> Result<(), ApiError> {
         let limit = self.facts.max_len;
-        if text.len() < BLOCKING_BYTES {
+        if text.len() < LONG_TEXT {
             return Ok(());
         }
         let prompt = u32::try_from(self.tokenizer.fewest_tokens(text)).unwrap_or(u32::MAX);
@@ -225,10 +232,20 @@ impl Model {
     }
 
     /// Tokenizes a text. Ends with an error when the client of this request leaves.
+    ///
+    /// Fails for a text that needs more working memory than a tenant may hold; waits while others use it.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
         let gone = RequestContext::current().gone.clone();
-        let encode = || self.tokenizer.encode_cancelable(text, add_special, &gone);
-        let ids = if text.len() < BLOCKING_BYTES { encode() } else { run_blocking(encode) };
+        let mut memory = TOKENIZING.hold();
+        if text.len() >= LONG_TEXT {
+            let most = TOKENIZING.tenant_bytes() / BYTES_PER_TEXT_BYTE;
+            if text.len() > most {
+                let why = format!("`prompt` has {} bytes; at most {most} are tokenized at once", text.len());
+                return Err(ApiError::too_long("prompt", why));
+            }
+            memory.wait_to_grow(text.len() * BYTES_PER_TEXT_BYTE, &gone)?;
+        }
+        let ids = self.tokenizer.encode_cancelable(text, add_special, &gone);
         ids.map_err(|e| ApiError::param("prompt", e.to_string()))
     }
 

@@ -6,16 +6,16 @@
 //! wrapped arguments (`raw_arguments`). Templates that render no tools get them as text
 //! (`tool_prompt`).
 
-use crate::blocking::run_blocking;
+use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
 use crate::model::Model;
 use crate::model::folded_conversation::{fold, shows_late_system};
-use crate::model::raw_arguments::{PLACEHOLDER, RawArguments};
+use crate::model::raw_arguments::{MAX_RESTORED, PLACEHOLDER, RawArguments};
 use crate::model::tool_prompt::with_tool_prompt;
 use crate::request::chat::ChatRequest;
 use crate::request::tools::ToolChoice;
 use kvasir_kv::Token;
-use kvasir_template::ChatTemplate;
+use kvasir_template::{ChatTemplate, Limits};
 use serde_json::{Map, Value};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -34,6 +34,20 @@ const FILL_IN_MIDDLE: [[&str; 3]; 5] = [
     ["▁<PRE>", "▁<SUF>", "▁<MID>"],
 ];
 
+/// Compiles a template from a request. It gets a hundredth of the fuel of a model's own.
+fn client_template(source: &str) -> Result<ChatTemplate, ApiError> {
+    let model = Limits::default();
+    let limits = Limits {
+        fuel: model.fuel / 100,
+        fuel_per_value: model.fuel_per_value / 100,
+        max_fuel: model.max_fuel / 100,
+        total_bytes: model.total_bytes / 4,
+        ..model
+    };
+    let template = ChatTemplate::new(source).map(|template| template.with_limits(limits));
+    template.map_err(|e| ApiError::param("chat_template", format!("`chat_template` is invalid: {e}")))
+}
+
 impl Model {
     /// Renders a chat with the template and tokenizes it.
     pub fn chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
@@ -47,14 +61,6 @@ impl Model {
     }
 
     fn prompt_of(&self, request: &ChatRequest, is_bounded: bool) -> Result<Vec<Token>, ApiError> {
-        if request.is_long() {
-            run_blocking(|| self.render_prompt(request, is_bounded))
-        } else {
-            self.render_prompt(request, is_bounded)
-        }
-    }
-
-    fn render_prompt(&self, request: &ChatRequest, is_bounded: bool) -> Result<Vec<Token>, ApiError> {
         let text = self.prompt_text(request, None)?;
         if is_bounded {
             self.check_bytes("messages", &text)?;
@@ -78,15 +84,13 @@ impl Model {
         request: &ChatRequest,
         marked: Option<usize>,
     ) -> Result<String, ApiError> {
-        let own = request.chat_template.as_deref().map(ChatTemplate::new).transpose();
-        let own =
-            own.map_err(|e| ApiError::param("chat_template", format!("`chat_template` is invalid: {e}")))?;
+        let own = request.chat_template.as_deref().map(client_template).transpose()?;
         let template = own.as_ref().or(self.template.as_ref());
         let template =
             template.ok_or_else(|| ApiError::param("messages", "this model has no chat template"))?;
         let mut variables = self.variables.clone();
-        let own = request.template_kwargs.iter();
-        variables.extend(own.map(|(name, value)| (name.clone(), self.guarded(value))));
+        let kwargs = request.template_kwargs.iter();
+        variables.extend(kwargs.map(|(name, value)| (name.clone(), self.guarded(value))));
         let mut messages: Vec<Value> =
             request.messages.iter().map(|message| self.guarded(&message.source)).collect();
         if let Some(message) = marked.and_then(|at| messages.get_mut(at)) {
@@ -110,7 +114,10 @@ impl Model {
         }
         variables.insert("tools".into(), if tools.is_empty() { Value::Null } else { tools.into() });
         variables.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
-        let mut text = self.render_messages(template, variables, messages)?;
+        let mut text = match own {
+            Some(_) => self.render_once(template, variables, messages)?,
+            None => self.render_messages(template, variables, messages)?,
+        };
         if let Some(end) = text.rfind(END).filter(|_| request.continue_final_message) {
             text.truncate(end);
         }
@@ -135,6 +142,20 @@ impl Model {
         Ok([vec![prefix], text(before)?, vec![suffix], text(after)?, vec![middle]].concat())
     }
 
+    /// Renders the conversation as sent, once: a client's own template is taken at its word, and its
+    /// time is bounded.
+    fn render_once(
+        &self,
+        template: &ChatTemplate,
+        mut variables: Map<String, Value>,
+        mut messages: Vec<Value>,
+    ) -> Result<String, ApiError> {
+        let raw = RawArguments::take(&mut messages);
+        variables.insert("messages".into(), messages.into());
+        let rendered = self.render(template, &variables, &raw);
+        rendered.map_err(|error| ApiError { param: Some("chat_template".into()), ..error })
+    }
+
     /// Renders the conversation as sent. If the template fails or drops a late system message,
     /// renders it folded; then with non-object arguments wrapped in objects.
     fn render_messages(
@@ -144,8 +165,7 @@ impl Model {
         mut messages: Vec<Value>,
     ) -> Result<String, ApiError> {
         let raw = RawArguments::take(&mut messages);
-        let render =
-            |variables: &Map<String, Value>| self.render(template, variables).map(|text| raw.restore(text));
+        let render = |variables: &Map<String, Value>| self.render(template, variables, &raw);
         variables.insert("messages".into(), messages.into());
         let as_sent = render(&variables);
         let sent = variables["messages"].as_array().map_or(&[][..], Vec::as_slice);
@@ -169,9 +189,19 @@ impl Model {
         as_folded.or(as_sent)
     }
 
-    fn render(&self, template: &ChatTemplate, variables: &Map<String, Value>) -> Result<String, ApiError> {
+    fn render(
+        &self,
+        template: &ChatTemplate,
+        variables: &Map<String, Value>,
+        raw: &RawArguments,
+    ) -> Result<String, ApiError> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
-        template.render(variables, now).map_err(|e| ApiError::param("messages", e.to_string()))
+        let canceled = &RequestContext::current().gone;
+        let rendered = template.render_cancelable(variables, now, canceled);
+        let text = rendered.map_err(|e| ApiError::param("messages", e.to_string()))?;
+        raw.restore(text).ok_or_else(|| {
+            ApiError::param("messages", format!("the rendered chat is longer than {MAX_RESTORED} bytes"))
+        })
     }
 
     /// Guards every control token's spelling in the strings of a value.

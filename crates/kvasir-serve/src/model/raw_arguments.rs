@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 /// Encloses a placeholder's index. A noncharacter, which is removed from client text.
 pub(crate) const PLACEHOLDER: char = '\u{fdd2}';
 
+/// Maximum bytes of rendered output with its texts restored: that of a body.
+pub(crate) const MAX_RESTORED: usize = 32 << 20;
+
 /// The replaced texts, in the order of their calls.
 pub(crate) struct RawArguments(Vec<String>);
 
@@ -33,10 +36,11 @@ impl RawArguments {
         marks.zip(&self.0).for_each(|(mark, text)| *mark = json!({"arguments": text}));
     }
 
-    /// Restores the texts in rendered output.
-    pub(crate) fn restore(&self, rendered: String) -> String {
+    /// Restores the texts in rendered output. `None` if the result exceeds [`MAX_RESTORED`]: a template
+    /// may repeat a placeholder of a few bytes, which stands for a text of megabytes.
+    pub(crate) fn restore(&self, rendered: String) -> Option<String> {
         if self.is_empty() {
-            return rendered;
+            return Some(rendered);
         }
         // Text and placeholder indices alternate between marks.
         let mut pieces = rendered.split(PLACEHOLDER);
@@ -51,10 +55,14 @@ impl RawArguments {
                 }
                 None => behind,
             };
-            restored.push_str(text.map_or("", String::as_str));
+            let text = text.map_or("", String::as_str);
+            if restored.len() + text.len() + behind.len() > MAX_RESTORED {
+                return None;
+            }
+            restored.push_str(text);
             restored.push_str(behind);
         }
-        restored
+        Some(restored)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -86,7 +94,7 @@ mod tests {
             raw.as_objects(&mut messages);
             render(&messages)
         });
-        text.map(|text| raw.restore(text))
+        text.and_then(|text| raw.restore(text))
     }
 
     #[test]

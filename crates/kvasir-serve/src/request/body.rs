@@ -10,9 +10,10 @@
 
 use crate::context::ignored_fields::IgnoredFields;
 use crate::error::ApiError;
-use crate::request::body_memory::BodyMemory;
+use crate::memory_budget::{BODIES, HeldMemory};
 use crate::request::field::{Class, Field};
 use crate::request::reader::Reader;
+use crate::work_pool::fair_queue::Cost;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use std::{
@@ -46,13 +47,43 @@ pub(crate) fn heap_bytes(value: &Value) -> usize {
 }
 
 /// A parsed body, with its share of the memory budget.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Body {
     /// Stored fields.
     pub fields: Map<String, Value>,
     /// Names of ignored fields.
     pub ignored: IgnoredFields,
-    memory: BodyMemory,
+    memory: HeldMemory,
+    /// Size before parsing, in bytes.
+    size: usize,
+}
+
+/// Fields whose values are programs of the client: templates, grammars, schemas, patterns.
+const PROGRAMS: [&str; 16] = [
+    "chat_template",
+    "ebnf",
+    "format",
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "json_schema",
+    "output_config",
+    "output_format",
+    "regex",
+    "response_format",
+    "stop_regex",
+    "structured_outputs",
+    "text",
+];
+/// Size in bytes from which a body is heavy work.
+const HEAVY_BODY: usize = 1 << 20;
+
+impl Default for Body {
+    fn default() -> Self {
+        Self { fields: Map::new(), ignored: IgnoredFields::default(), memory: BODIES.hold(), size: 0 }
+    }
 }
 
 impl Body {
@@ -65,7 +96,9 @@ impl Body {
             None => ApiError::body(format!("the body is no valid JSON: {error}")),
         })?;
         match value {
-            Value::Object(fields) => Ok(Self { fields, ignored, memory: budget.memory.into_inner() }),
+            Value::Object(fields) => {
+                Ok(Self { fields, ignored, memory: budget.memory.into_inner(), size: bytes.len() })
+            }
             _ => Err(ApiError::body("the body must be a JSON object")),
         }
     }
@@ -75,8 +108,14 @@ impl Body {
         Reader::new(&self.fields, &self.ignored)
     }
 
+    /// Cost class of the work that the body asks for.
+    pub(crate) fn cost(&self) -> Cost {
+        let is_program = |name: &&str| self.fields.get(*name).is_some_and(|value| !value.is_null());
+        if self.size >= HEAVY_BODY || PROGRAMS.iter().any(is_program) { Cost::Heavy } else { Cost::Light }
+    }
+
     /// Drops the body. The result charges `bytes` of heap, which the caller keeps of it.
-    pub(crate) fn keep(self, bytes: usize) -> BodyMemory {
+    pub(crate) fn keep(self, bytes: usize) -> HeldMemory {
         let mut memory = self.memory;
         memory.shrink_to(bytes);
         memory
@@ -84,13 +123,19 @@ impl Body {
 }
 
 /// Charges parsed values against [`MAX_PARSED`] and the shared budget of all bodies.
-#[derive(Default)]
 pub(crate) struct ParseBudget {
     used: Cell<usize>,
     granted: Cell<usize>,
-    memory: RefCell<BodyMemory>,
+    memory: RefCell<HeldMemory>,
     /// Why parsing was aborted, if not for a syntax error.
     refusal: RefCell<Option<ApiError>>,
+}
+
+impl Default for ParseBudget {
+    fn default() -> Self {
+        let memory = RefCell::new(BODIES.hold());
+        Self { used: Cell::default(), granted: Cell::default(), memory, refusal: RefCell::default() }
+    }
 }
 
 /// Granularity of the grant from the shared budget, in bytes.

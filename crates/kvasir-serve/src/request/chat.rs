@@ -4,7 +4,6 @@
 #[cfg(test)]
 mod tests;
 
-use crate::blocking::BLOCKING_BYTES;
 use crate::error::ApiError;
 use crate::request::body::ParseBudget;
 use crate::request::cache_marks::CacheMark;
@@ -137,17 +136,6 @@ impl ChatRequest {
             timings: body.flag("timings_per_token", false)?,
             cache_marks: Vec::new(),
         })
-    }
-}
-
-impl ChatRequest {
-    /// Whether rendering its prompt may block: much text, or tools with descriptions of any length.
-    pub(crate) fn is_long(&self) -> bool {
-        let answered = self.messages.iter().map(|message| match &message.content {
-            Content::Text(text) => text.len(),
-            Content::Empty => 0,
-        });
-        !self.tools.is_empty() || answered.sum::<usize>() >= BLOCKING_BYTES
     }
 }
 

@@ -1,13 +1,12 @@
 //! Request parsing and validation: from JSON bodies to typed requests, for all endpoints.
 //!
 //! Every field of every endpoint is classified once, in `fields`; `endpoints` lists the routes. Bodies
-//! are parsed within a memory budget (`body`, `body_memory`), and errors name the field by its path
+//! are parsed within a memory budget (`body`), and errors name the field by its path
 //! (`reader`).
 //!
 //! Knows no model and no socket; builds on `context` and on the specifications of `grammar`.
 
 pub(crate) mod body;
-pub(crate) mod body_memory;
 pub(crate) mod cache_marks;
 pub(crate) mod chat;
 pub(crate) mod completions;

@@ -13,6 +13,7 @@ mod origins;
 mod output_fields;
 mod page;
 mod probes;
+mod request_work;
 mod server;
 mod sessions;
 mod speculation;

@@ -15,7 +15,7 @@ use kvasir_sample::Sampling;
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
-    http::{AccessControl, ApiKey, App, ClientRules, Keys, LimitListener, Live, serve, serve_probes},
+    http::{AccessControl, ApiKey, App, ClientRules, Keys, LimitListener, Live, serve, start_probes},
     metrics::Names,
     model::{Card, Facts, Model},
     report::Reports,
@@ -131,10 +131,8 @@ impl Server {
 
     /// Serves probes on a socket with this connection limit.
     pub(crate) fn listen_for_probes(&self, places: usize) -> SocketAddr {
-        let listener = self.listener(places);
-        let address = listener.address().unwrap();
-        self.runtime.spawn(serve_probes(self.app.clone(), listener));
-        address
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        start_probes(self.app.clone(), address, places, Duration::from_secs(30)).unwrap()
     }
 
     fn listener(&self, places: usize) -> LimitListener {

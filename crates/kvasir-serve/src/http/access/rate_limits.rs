@@ -1,7 +1,9 @@
 //! Rates per API key: requests and tokens per minute, as token buckets.
 //!
-//! A bucket holds at most a minute's worth and refills evenly. A request takes one request and the
-//! tokens that admission counts: its prompt, and the answer that it may expect.
+//! A bucket holds at most a minute's worth and refills evenly. Every request with a body takes one
+//! request before any work is done for it. An answer takes the tokens that admission counts: its
+//! prompt, and the answer that it may expect. A request refused for its tokens stays counted, since
+//! it was rendered and tokenized.
 
 use crate::http::access::api_keys::Keys;
 use std::{
@@ -52,6 +54,13 @@ impl RateState {
             ("x-ratelimit-reset-tokens", seconds(self.tokens_reset)),
         ]
     }
+}
+
+/// What a request takes from its key's buckets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Charge {
+    pub(crate) requests: u64,
+    pub(crate) tokens: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,13 +122,13 @@ impl RateLimits {
         names.filter(|name| *name != ALL_OTHERS && !keys.has_name(name)).collect()
     }
 
-    /// Takes one request of `tokens` tokens from a key's buckets. `None` for a key without a limit.
-    /// On error nothing was taken; it says when to try again.
+    /// Takes `requests` requests and `tokens` tokens from a key's buckets. `None` for a key without a
+    /// limit. On error nothing was taken; it says when to try again.
     pub(crate) fn take(
         &self,
         key: u64,
         name: Option<&str>,
-        tokens: u64,
+        Charge { requests, tokens }: Charge,
         now: Instant,
     ) -> Option<Result<RateState, (RateState, Duration)>> {
         let named = |wanted: &str| self.rules.iter().find(|(of, _)| of == wanted).map(|(_, limit)| *limit);
@@ -135,9 +144,11 @@ impl RateLimits {
         // A request that is larger than a minute's worth waits for a full bucket.
         let wanted = (tokens as f64).min(most_tokens);
         let wait = |lacks: f64, most: f64| Duration::from_secs_f64((lacks / most * 60.0).max(0.0));
-        let lacks = wait(1.0 - bucket.requests, most_requests).max(wait(wanted - bucket.tokens, most_tokens));
+        let requests = requests as f64;
+        let lacks =
+            wait(requests - bucket.requests, most_requests).max(wait(wanted - bucket.tokens, most_tokens));
         if lacks.is_zero() {
-            bucket.requests -= 1.0;
+            bucket.requests -= requests;
             bucket.tokens -= wanted;
         }
         let state = RateState {
@@ -156,6 +167,10 @@ mod tests {
     use super::*;
     use crate::http::access::api_keys::ApiKey;
 
+    fn one_request(tokens: u64) -> Charge {
+        Charge { requests: 1, tokens }
+    }
+
     fn limits(text: &str) -> RateLimits {
         RateLimits::parse(&[text.to_owned()]).unwrap()
     }
@@ -163,32 +178,41 @@ mod tests {
     #[test]
     fn buckets_empty_and_refill() {
         let (limits, start) = (limits("*:2,100"), Instant::now());
-        let take =
-            |tokens, seconds| limits.take(1, None, tokens, start + Duration::from_secs(seconds)).unwrap();
+        let take = |tokens, seconds| {
+            limits.take(1, None, one_request(tokens), start + Duration::from_secs(seconds)).unwrap()
+        };
         assert_eq!(take(60, 0).unwrap().tokens_left, 40);
         let (state, wait) = take(60, 0).unwrap_err();
         assert_eq!((state.requests_left, wait), (1, Duration::from_secs(12)), "nothing was taken");
         assert!(take(60, 12).is_ok() && take(1, 12).is_err(), "both requests are taken");
         assert!(take(100, 72).is_ok());
         // Other keys have buckets of their own.
-        assert!(limits.take(2, None, 100, start).unwrap().is_ok());
+        assert!(limits.take(2, None, one_request(100), start).unwrap().is_ok());
+    }
+
+    #[test]
+    fn tokens_and_requests_are_taken_apart() {
+        let (limits, start) = (limits("*:1,100"), Instant::now());
+        let take = |requests, tokens| limits.take(1, None, Charge { requests, tokens }, start).unwrap();
+        assert!(take(1, 0).is_ok() && take(0, 100).is_ok());
+        assert!(take(1, 0).is_err() && take(0, 1).is_err());
     }
 
     #[test]
     fn a_request_beyond_a_minute_waits_for_a_full_bucket() {
         let (limits, start) = (limits("*:10,100"), Instant::now());
-        assert!(limits.take(1, None, 5000, start).unwrap().is_ok());
-        assert!(limits.take(1, None, 1, start).unwrap().is_err());
+        assert!(limits.take(1, None, one_request(5000), start).unwrap().is_ok());
+        assert!(limits.take(1, None, one_request(1), start).unwrap().is_err());
     }
 
     #[test]
     fn names_come_before_the_star() {
         let limits = RateLimits::parse(&["alice:5,10".into(), "*:1,2".into()]).unwrap();
         let limit = |key, name: Option<&str>| {
-            limits.take(key, name, 0, Instant::now()).unwrap().unwrap().limit.requests
+            limits.take(key, name, one_request(0), Instant::now()).unwrap().unwrap().limit.requests
         };
         assert_eq!((limit(1, Some("alice")), limit(2, Some("bob")), limit(3, None)), (5, 1, 1));
-        assert!(self::limits("bob:1,1").take(1, Some("alice"), 1, Instant::now()).is_none());
+        assert!(self::limits("bob:1,1").take(1, Some("alice"), one_request(1), Instant::now()).is_none());
         for wrong in ["", "5,10", "a:5", "a:0,1", "a:x,1", ":1,1", "a:b:1,1", "a,b:1,1", "a:1,1,b:1,1"] {
             assert!(RateLimits::parse(&[wrong.to_owned()]).unwrap_err().contains(wrong), "{wrong}");
         }

@@ -12,6 +12,7 @@ use crate::host::engine_thread::TokenStream;
 use crate::host::errors::failure;
 use crate::host::request_output::RequestOutput;
 use crate::model::{Detokenizer, Model};
+use crate::request::body::heap_bytes;
 use crate::request::output_fields::OutputFields;
 use crate::session::recorder::TurnRecorder;
 use kvasir_engine::{Finish, Summary};
@@ -168,6 +169,20 @@ impl AnswerIncrement {
     /// Whether there is something of the answer in it, or its end.
     pub(crate) fn has_answer(&self) -> bool {
         !self.deltas.is_empty() || self.ended.is_some()
+    }
+
+    /// Heap bytes that collecting it takes, by an estimate that errs on the high side.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let text = |delta: &Delta| match delta {
+            Delta::Content(text) | Delta::Reasoning(text) | Delta::CallArguments { text, .. } => text.len(),
+            Delta::CallBegin { name, .. } => name.len(),
+        };
+        let list = |values: &[Value]| values.iter().map(heap_bytes).sum::<usize>();
+        let prompt = |prompt: &PromptLogprobs| list(&prompt.listed) + heap_bytes(&prompt.by_id);
+        self.deltas.iter().map(text).sum::<usize>()
+            + list(&self.logprobs)
+            + self.ids.len() * size_of::<Value>()
+            + self.prompt.as_ref().map_or(0, prompt)
     }
 
     /// Appends a delta; merges adjacent text, so a client that is behind gets larger increments,

@@ -3,6 +3,7 @@
 //! Knows no endpoint; builds on `http::app`.
 
 pub(crate) mod answer_stream;
+pub(crate) mod json_answer;
 pub(crate) mod reply;
 pub(crate) mod single_token;
 pub(crate) mod sse;

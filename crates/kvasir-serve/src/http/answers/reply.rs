@@ -5,6 +5,7 @@
 
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerStream};
+use crate::http::answers::json_answer::AnswerMemory;
 use crate::http::answers::usage::Usage;
 use crate::model::marked_prefixes::MarkedPrefix;
 use futures_util::{
@@ -94,21 +95,23 @@ impl Reply {
         self.streams
     }
 
-    /// Collects all answers in order; `take` receives each increment with the answer's index.
+    /// Collects all answers in order; `take` receives each increment with the answer's index. Returns
+    /// the memory that they were charged.
     pub(crate) async fn whole(
         mut self,
         mut take: impl FnMut(usize, AnswerIncrement),
-    ) -> Result<Usage, ApiError> {
-        let mut usage = Usage::default();
+    ) -> Result<(Usage, AnswerMemory), ApiError> {
+        let (mut usage, mut memory) = (Usage::default(), AnswerMemory::default());
         for (index, stream) in self.streams.iter_mut().enumerate() {
             while let Some(increment) = stream.next().await? {
                 if let Some(ended) = &increment.ended {
                     usage = usage.add(index % self.per_prompt == 0, ended);
                 }
+                memory.charge(increment.heap_bytes())?;
                 take(index, increment);
             }
         }
-        Ok(usage)
+        Ok((usage, memory))
     }
 
     /// Streams all answers interleaved, as they are generated.

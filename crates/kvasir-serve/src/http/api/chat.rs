@@ -4,6 +4,7 @@
 use crate::answer::events::Delta;
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
+use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, ChunkTemplate, event_stream};
 use crate::http::answers::submit_chat::submit_recorded;
@@ -63,7 +64,7 @@ impl Chat {
     }
 
     /// The non-streaming response.
-    pub(crate) async fn whole(self) -> Result<Value, ApiError> {
+    pub(crate) async fn whole(self, app: &Arc<App>) -> Result<JsonAnswer, ApiError> {
         let whole = |_| Whole { content: self.echo.clone(), ..Whole::default() };
         let mut choices: Vec<_> = (0..self.reply.len()).map(whole).collect();
         let prompt_ids = self.reply.prompt_ids(0);
@@ -73,7 +74,7 @@ impl Chat {
             timings = increment.ended.as_ref().map(AnswerOutcome::timings).or(timings.take());
             choices[index].take(increment);
         };
-        let usage = self.reply.whole(take).await?;
+        let (usage, memory) = self.reply.whole(take).await?;
         let (ids, mut object) = (self.ids, self.head);
         object["object"] = "chat.completion".into();
         object["choices"] =
@@ -86,7 +87,7 @@ impl Chat {
         if let Some(prompt) = prompt_ids {
             object["prompt_token_ids"] = prompt.into();
         }
-        Ok(object)
+        JsonAnswer::collected(app, memory, object).await
     }
 
     /// The response as server-sent events. Chunks of `n` choices are interleaved, each with its
@@ -248,11 +249,10 @@ pub(crate) async fn chat_completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (key, body) = read_body(&app, request, CHAT).await?;
-    let chat = Chat::begin(&app, key, &body.reader())?;
-    drop(body);
+    let chat = app.run_work(body.cost(), move |app| Chat::begin(app, key, &body.reader())).await?;
     match chat.stream {
         Some(options) => Ok(event_stream(chat.events(options))),
-        None => Ok(Json(chat.whole().await?).into_response()),
+        None => Ok(chat.whole(&app).await?.into_response()),
     }
 }
 
@@ -262,9 +262,12 @@ pub(crate) async fn input_tokens(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let (_, body) = read_body(&app, request, CHAT).await?;
-    let facts = &app.model.facts;
-    let request = ChatRequest::read(&body.reader(), &facts.sampling, facts.vocab)?;
-    app.check_model(request.model.as_deref())?;
-    let count = app.model.chat_prompt(&request)?.len();
+    let count = app.run_work(body.cost(), move |app| {
+        let facts = &app.model.facts;
+        let request = ChatRequest::read(&body.reader(), &facts.sampling, facts.vocab)?;
+        app.check_model(request.model.as_deref())?;
+        Ok(app.model.chat_prompt(&request)?.len())
+    });
+    let count = count.await?;
     Ok(Json(json!({"object": "chat.completion.input_tokens", "input_tokens": count})))
 }

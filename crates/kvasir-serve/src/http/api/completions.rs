@@ -4,6 +4,7 @@ use crate::answer::choice::ParseOptions;
 use crate::answer::events::Delta;
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome, AnswerStream};
+use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, ChunkTemplate, event_stream};
 use crate::http::answers::usage::Usage;
@@ -16,7 +17,6 @@ use crate::request::fields::COMPLETIONS;
 use crate::request::reader::Reader;
 use crate::session::recorder::TurnRecorder;
 use axum::{
-    Json,
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
@@ -129,7 +129,7 @@ impl Completion {
     }
 
     /// The non-streaming response.
-    pub(crate) async fn whole(self) -> Result<Value, ApiError> {
+    pub(crate) async fn whole(self, app: &Arc<App>) -> Result<JsonAnswer, ApiError> {
         let reply = &self.reply;
         let whole = |(index, text)| Whole {
             text,
@@ -143,7 +143,7 @@ impl Completion {
             timings = increment.ended.as_ref().map(AnswerOutcome::timings).or(timings.take());
             choices[index].take(increment);
         };
-        let usage = self.reply.whole(take).await?;
+        let (usage, memory) = self.reply.whole(take).await?;
         let mut object = self.head;
         if let Some(timings) = timings.filter(|_| self.timings) {
             object["timings"] = timings;
@@ -151,7 +151,7 @@ impl Completion {
         object["choices"] =
             choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index)).collect();
         object["usage"] = usage.to_json();
-        Ok(object)
+        JsonAnswer::collected(app, memory, object).await
     }
 
     /// The response as server-sent events.
@@ -326,11 +326,12 @@ pub(crate) async fn text_completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (key, body) = read_body(&app, request, COMPLETIONS).await?;
-    let completion = Completion::begin(&app, key, &body.reader())?;
-    drop(body);
+    let cost = body.cost();
+    let begin = move |app: &Arc<App>| Completion::begin(app, key, &body.reader());
+    let completion = app.run_work(cost, begin).await?;
     match completion.stream {
         Some(options) => Ok(event_stream(completion.events(options))),
-        None => Ok(Json(completion.whole().await?).into_response()),
+        None => Ok(completion.whole(&app).await?.into_response()),
     }
 }
 

@@ -5,13 +5,16 @@
 
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
+use crate::http::answers::json_answer::{AnswerMemory, JsonAnswer};
 use crate::http::answers::single_token::{self, SingleToken};
 use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::request::embeddings::{EmbeddingsRequest, Encoding};
 use crate::request::fields::EMBEDDINGS;
-use axum::{Json, extract::Request, extract::State};
+use crate::work_pool::fair_queue::Cost;
+use axum::{extract::Request, extract::State};
 use futures_util::{StreamExt, TryStreamExt, stream};
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -20,17 +23,66 @@ use std::sync::Arc;
 pub(crate) async fn embeddings(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<JsonAnswer, ApiError> {
     let (key, body) = read_body(&app, request, EMBEDDINGS).await?;
+    let cost = body.cost();
     let requested = EmbeddingsRequest::read(&body.reader(), app.model.facts.vocab)?;
     drop(body);
     let encoding = requested.encoding;
-    let (vectors, tokens) = embed_all(&app, key, requested).await?;
-    let data: Vec<Value> = vectors.iter().zip(0..).map(|(vector, index)| {
-        json!({"object": "embedding", "index": index, "embedding": written(vector, encoding)})
-    }).collect();
-    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
-    Ok(Json(json!({"object": "list", "model": app.model.name, "data": data, "usage": usage})))
+    let Embedded { vectors, tokens, memory } = embed_all(&app, key, cost, requested).await?;
+    let entry =
+        |(index, vector)| Entry { object: "embedding", index, embedding: Vector { vector, encoding } };
+    let list = List {
+        object: "list",
+        model: app.model.name.clone(),
+        data: vectors.into_iter().enumerate().map(entry).collect(),
+        usage: json!({"prompt_tokens": tokens, "total_tokens": tokens}),
+    };
+    JsonAnswer::collected(&app, memory, list).await
+}
+
+/// The response.
+#[derive(Serialize)]
+struct List {
+    object: &'static str,
+    model: String,
+    data: Vec<Entry>,
+    usage: Value,
+}
+
+#[derive(Serialize)]
+struct Entry {
+    object: &'static str,
+    index: usize,
+    embedding: Vector,
+}
+
+/// A vector, written while the response is serialized: as text it takes several times its memory.
+struct Vector {
+    vector: Vec<f32>,
+    encoding: Encoding,
+}
+
+impl Serialize for Vector {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.encoding {
+            Encoding::Float => self.vector.serialize(serializer),
+            Encoding::Base64 => {
+                let bytes: Vec<u8> = self.vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+                serializer.serialize_str(&base64(&bytes))
+            }
+        }
+    }
+}
+
+/// Vectors of the inputs of a request.
+#[derive(Default)]
+pub(crate) struct Embedded {
+    pub(crate) vectors: Vec<Vec<f32>>,
+    /// Tokens of all inputs.
+    pub(crate) tokens: u64,
+    /// What the vectors are charged.
+    pub(crate) memory: AnswerMemory,
 }
 
 /// The similarity of two unit vectors: their cosine, -1 to 1.
@@ -38,12 +90,13 @@ pub(crate) fn similarity(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// The unit vectors of all inputs, and the number of their tokens.
+/// The unit vectors of all inputs.
 pub(crate) async fn embed_all(
     app: &Arc<App>,
     key: u64,
+    cost: Cost,
     requested: EmbeddingsRequest,
-) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
+) -> Result<Embedded, ApiError> {
     app.check_model(requested.model.as_deref())?;
     app.model.require_logits("embedding")?;
     let width = app.model.facts.hidden.unwrap_or_default();
@@ -52,7 +105,9 @@ pub(crate) async fn embed_all(
         let why = format!("`dimensions` must be at most {width}, the length of this model's vectors");
         return Err(ApiError::param("dimensions", why));
     }
-    let submissions = submissions(app, &requested, key)?;
+    let mut memory = AnswerMemory::default();
+    memory.charge(requested.inputs.len() * dimensions as usize * size_of::<f32>())?;
+    let submissions = app.run_work(cost, move |app| submissions(app, &requested, key)).await?;
     let at_once = single_token::at_once(app, &submissions);
     let vectors: Vec<(Vec<f32>, u32)> = stream::iter(submissions)
         .map(|submission| embed(app, submission, dimensions as usize))
@@ -60,7 +115,7 @@ pub(crate) async fn embed_all(
         .try_collect()
         .await?;
     let tokens = vectors.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
-    Ok((vectors.into_iter().map(|(vector, _)| vector).collect(), tokens))
+    Ok(Embedded { vectors: vectors.into_iter().map(|(vector, _)| vector).collect(), tokens, memory })
 }
 
 /// Builds all orders first, so that an invalid input is rejected before anything is computed.
@@ -104,16 +159,6 @@ fn unit(mut vector: Vec<f32>) -> Result<Vec<f32>, ApiError> {
     }
     vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
     Ok(vector)
-}
-
-fn written(vector: &[f32], encoding: Encoding) -> Value {
-    match encoding {
-        Encoding::Float => vector.into(),
-        Encoding::Base64 => {
-            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-            base64(&bytes).into()
-        }
-    }
 }
 
 fn base64(bytes: &[u8]) -> String {

@@ -5,11 +5,12 @@
 
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
+use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, event_stream};
 use crate::http::answers::usage::Usage;
 use crate::http::api::completions::{Completion, visible_text};
-use crate::http::api::embeddings::embed_all;
+use crate::http::api::embeddings::{Embedded, embed_all};
 use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::model::Model;
@@ -26,31 +27,34 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use kvasir_kv::Token;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `POST /completion`.
 pub(crate) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (key, body) = read_body(&app, request, LLAMA_COMPLETION).await?;
-    let asked = LlamaCppRequest::completion(&body.reader())?;
-    let submitted = submit(&app, key, &body.reader(), asked)?;
-    drop(body);
-    answer(submitted).await
+    let submitted = app.run_work(body.cost(), move |app| {
+        let request = LlamaCppRequest::completion(&body.reader())?;
+        submit(app, key, &body.reader(), request)
+    });
+    answer(&app, submitted.await?).await
 }
 
 /// `POST /infill`: fills the gap between a prefix and a suffix, where the vocabulary has the tokens
 /// for it.
 pub(crate) async fn infill(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (key, body) = read_body(&app, request, INFILL).await?;
-    let mut asked = LlamaCppRequest::infill(&body.reader())?;
-    if let Some((before, after)) = asked.gap.take() {
-        let prompt = app.model.fill_in_middle(&before, &after);
-        let prompt = prompt.map_err(|error| error.renamed("suffix", "input_suffix"))?;
-        asked.body.insert("prompt".into(), prompt.into());
-    }
-    let submitted = submit(&app, key, &body.reader(), asked)?;
-    drop(body);
-    answer(submitted).await
+    let submitted = app.run_work(body.cost(), move |app| {
+        let mut request = LlamaCppRequest::infill(&body.reader())?;
+        if let Some((before, after)) = request.gap.take() {
+            let prompt = app.model.fill_in_middle(&before, &after);
+            let prompt = prompt.map_err(|error| error.renamed("suffix", "input_suffix"))?;
+            request.body.insert("prompt".into(), prompt.into());
+        }
+        submit(app, key, &body.reader(), request)
+    });
+    answer(&app, submitted.await?).await
 }
 
 /// `GET /props`.
@@ -84,30 +88,37 @@ pub(crate) async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 /// `POST /embedding`: the vector of each text, in a list of its own, as llama.cpp has one per token.
-pub(crate) async fn embedding(
-    State(app): State<Arc<App>>,
-    request: Request,
-) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn embedding(State(app): State<Arc<App>>, request: Request) -> Result<JsonAnswer, ApiError> {
     let (key, body) = read_body(&app, request, LLAMA_EMBEDDING).await?;
+    let cost = body.cost();
     let request = llama_embedding(&body.reader(), app.model.facts.vocab)?;
     drop(body);
-    let (vectors, _) = embed_all(&app, key, request).await?;
-    let one = |(index, vector)| json!({"index": index, "embedding": [vector]});
-    Ok(Json(vectors.into_iter().enumerate().map(one).collect()))
+    let Embedded { vectors, memory, .. } = embed_all(&app, key, cost, request).await?;
+    #[derive(Serialize)]
+    struct Entry {
+        index: usize,
+        embedding: [Vec<f32>; 1],
+    }
+    let entry = |(index, vector)| Entry { index, embedding: [vector] };
+    let entries: Vec<Entry> = vectors.into_iter().enumerate().map(entry).collect();
+    JsonAnswer::collected(&app, memory, entries).await
 }
 
 /// `POST /apply-template`: the prompt that a chat renders to.
 pub(crate) async fn apply_template(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<JsonAnswer, ApiError> {
     let (_, body) = read_body(&app, request, APPLY_TEMPLATE).await?;
-    let body = body.reader();
-    body.classify(APPLY_TEMPLATE)?;
-    app.check_model(body.text("model")?)?;
-    let facts = &app.model.facts;
-    let ids = app.model.chat_prompt(&ChatRequest::read(&body, &facts.sampling, facts.vocab)?)?;
-    Ok(Json(json!({"prompt": app.model.decode(&ids)})))
+    let answer = app.run_work(body.cost(), move |app| {
+        let body = body.reader();
+        body.classify(APPLY_TEMPLATE)?;
+        app.check_model(body.text("model")?)?;
+        let facts = &app.model.facts;
+        let ids = app.model.chat_prompt(&ChatRequest::read(&body, &facts.sampling, facts.vocab)?)?;
+        JsonAnswer::of(&json!({"prompt": app.model.decode(&ids)}))
+    });
+    answer.await
 }
 
 /// A request that has been submitted.
@@ -169,13 +180,13 @@ fn settings(model: &Model, fields: &SamplingFields, asked: &LlamaCppRequest) -> 
 }
 
 /// One object, or a list of them for several prompts.
-async fn answer(submitted: Submitted) -> Result<Response, ApiError> {
+async fn answer(app: &Arc<App>, submitted: Submitted) -> Result<Response, ApiError> {
     let Submitted { reply, is_list, is_streamed, mut writer } = submitted;
     if is_streamed {
         return Ok(event_stream(reply.events(writer)));
     }
     let mut whole: Vec<Whole> = (0..writer.prompts.len()).map(|_| Whole::default()).collect();
-    reply.whole(|index, increment| whole[index].take(increment)).await?;
+    let (_, memory) = reply.whole(|index, increment| whole[index].take(increment)).await?;
     let object = |(index, Whole { text, ids, logprobs, outcome })| {
         let ids = if writer.asked.return_tokens { ids } else { Vec::new() };
         let mut object = writer.object(index, &text, ids, logprobs);
@@ -185,8 +196,8 @@ async fn answer(submitted: Submitted) -> Result<Response, ApiError> {
         object
     };
     let mut objects: Vec<Value> = whole.into_iter().enumerate().map(object).collect();
-    let body = if is_list { objects.into() } else { objects.pop().unwrap_or_default() };
-    Ok(Json::<Value>(body).into_response())
+    let body: Value = if is_list { objects.into() } else { objects.pop().unwrap_or_default() };
+    Ok(JsonAnswer::collected(app, memory, body).await?.into_response())
 }
 
 /// Accumulates one whole answer.

@@ -4,22 +4,23 @@
 //!
 //! - The parser recurses per command and per open brace. Their number is limited, and the
 //!   conversion runs on a thread whose stack holds that depth.
-//! - One conversion runs at a time, so that at most one such stack is in memory.
+//! - Conversions are heavy jobs of the work pool, which bounds how many such stacks are in memory.
 //! - No macro can be defined, so that output is linear in the input.
 //!
 //! The page sanitizes the result (`page/math.js`).
 
-use crate::blocking::run_blocking;
+use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
 use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::request::fields::MATH;
 use crate::request::reader::Reader;
+use crate::work_pool::fair_queue::Cost;
 use axum::{Json, extract::Request, extract::State};
 use math_core::{LatexToMathML, MathCoreConfig, MathDisplay};
 use serde_json::{Value, json};
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, atomic::Ordering},
     thread,
 };
 
@@ -40,9 +41,6 @@ const MACROS: &[(&str, &str)] = &[
     ("tag", r"\qquad(\mathrm{#1})"),
 ];
 
-/// Serializes conversions.
-static CONVERSION: Mutex<()> = Mutex::new(());
-
 struct Formula {
     latex: String,
     display: MathDisplay,
@@ -51,10 +49,12 @@ struct Formula {
 /// `{"items": [{"latex", "display"?}]}` → `{"data": [{"mathml"} | {"error"}]}`, in order.
 pub(crate) async fn math(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (_, body) = read_body(&app, request, MATH).await?;
-    let formulas = read(&body.reader())?;
-    drop(body);
-    let data = run_blocking(|| convert_all(&formulas))?;
-    Ok(Json(json!({"data": data})))
+    let data = app.run_work(Cost::Heavy, move |_| {
+        let formulas = read(&body.reader())?;
+        drop(body);
+        convert_all(&formulas)
+    });
+    Ok(Json(json!({"data": data.await?})))
 }
 
 fn read(body: &Reader) -> Result<Vec<Formula>, ApiError> {
@@ -69,13 +69,14 @@ fn read(body: &Reader) -> Result<Vec<Formula>, ApiError> {
 }
 
 fn convert_all(formulas: &[Formula]) -> Result<Vec<Value>, ApiError> {
-    let _one_at_a_time = CONVERSION.lock().unwrap_or_else(PoisonError::into_inner);
+    let canceled = RequestContext::current().gone.clone();
     let failed = || ApiError::unavailable("no memory for the conversion");
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("math".into()).stack_size(MAX_DEPTH * STACK_PER_LEVEL);
         let work = || {
             let converter = converter();
-            formulas.iter().map(|formula| convert(&converter, formula)).collect()
+            let runs = |_: &&Formula| !canceled.load(Ordering::Relaxed);
+            formulas.iter().take_while(runs).map(|formula| convert(&converter, formula)).collect()
         };
         builder.spawn_scoped(scope, work).map_err(|_| failed())?.join().map_err(|_| failed())
     })

@@ -4,6 +4,7 @@
 use crate::answer::items::{Item, ItemEvent, ItemKind, Items};
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
+use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, event_stream};
 use crate::http::answers::submit_chat::submit_chat;
@@ -51,7 +52,7 @@ impl Messages {
     }
 
     /// The non-streaming response.
-    pub(crate) async fn whole(self) -> Result<Value, ApiError> {
+    pub(crate) async fn whole(self, app: &Arc<App>) -> Result<JsonAnswer, ApiError> {
         let (mut items, mut ended) = (Items::default(), None);
         let usage = self.reply.whole(|_, increment| {
             for delta in increment.deltas {
@@ -59,10 +60,11 @@ impl Messages {
             }
             ended = increment.ended.or(ended.take());
         });
-        let usage = usage.await?;
+        let (usage, memory) = usage.await?;
         let blocks = items.all().iter().enumerate().map(|(index, item)| self.head.block(index, item, true));
         let (reason, sequence) = stop(ended.as_ref());
-        Ok(self.head.message(blocks.collect(), reason, sequence, self.head.tokens(&usage)))
+        let message = self.head.message(blocks.collect(), reason, sequence, self.head.tokens(&usage));
+        JsonAnswer::collected(app, memory, message).await
     }
 
     /// The response as server-sent events.
@@ -233,12 +235,11 @@ pub(crate) async fn anthropic_messages(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (key, body) = read_body(&app, request, MESSAGES).await?;
-    let message = Messages::begin(&app, key, &body.reader())?;
-    drop(body);
+    let message = app.run_work(body.cost(), move |app| Messages::begin(app, key, &body.reader())).await?;
     if message.stream {
         Ok(event_stream(message.events()))
     } else {
-        Ok(Json(message.whole().await?).into_response())
+        Ok(message.whole(&app).await?.into_response())
     }
 }
 
@@ -247,5 +248,5 @@ pub(crate) async fn count_tokens(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let (_, body) = read_body(&app, request, COUNT_TOKENS).await?;
-    Ok(Json(count(&app, &body.reader())?))
+    Ok(Json(app.run_work(body.cost(), move |app| count(app, &body.reader())).await?))
 }

@@ -7,13 +7,15 @@
 use crate::answer::events::Delta;
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
+use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::submit_chat::submit_chat;
 use crate::http::answers::usage::Usage;
 use crate::http::api::completions::Completion;
-use crate::http::api::embeddings::embed_all;
+use crate::http::api::embeddings::{Embedded, embed_all};
 use crate::http::app::App;
 use crate::http::body::{ContentTypes, read_body_as};
+use crate::request::body;
 use crate::request::chat::ChatRequest;
 use crate::request::completions::CompletionRequest;
 use crate::request::embeddings::EmbeddingsRequest;
@@ -29,6 +31,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::StreamExt;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::{
     convert::Infallible,
@@ -40,31 +43,49 @@ use std::{
 /// `POST /api/chat`.
 pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_CHAT).await?;
-    let asked = OllamaRequest::chat(&body.reader())?;
-    let reply = submit(&app, key, &body.reader(), &asked)?;
-    drop(body);
-    answer(&app, Form::Chat, asked, reply).await
+    let submitted = app.run_work(body.cost(), move |app| {
+        let request = OllamaRequest::chat(&body.reader())?;
+        let reply = submit(app, key, &body.reader(), &request)?;
+        Ok((request, reply))
+    });
+    let (request, reply) = submitted.await?;
+    answer(&app, Form::Chat, request, reply).await
 }
 
 /// `POST /api/generate`.
 pub(crate) async fn generate(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_GENERATE).await?;
-    let asked = OllamaRequest::generate(&body.reader())?;
-    let reply = submit(&app, key, &body.reader(), &asked)?;
-    drop(body);
-    answer(&app, Form::Generate, asked, reply).await
+    let submitted = app.run_work(body.cost(), move |app| {
+        let request = OllamaRequest::generate(&body.reader())?;
+        let reply = submit(app, key, &body.reader(), &request)?;
+        Ok((request, reply))
+    });
+    let (request, reply) = submitted.await?;
+    answer(&app, Form::Generate, request, reply).await
 }
 
 /// `POST /api/embed`.
-pub(crate) async fn embed(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn embed(State(app): State<Arc<App>>, request: Request) -> Result<JsonAnswer, ApiError> {
     let began = Instant::now();
     let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_EMBED).await?;
-    let asked = OllamaEmbedding::embed(&body.reader())?;
-    let (vectors, tokens) = vectors(&app, key, &body.reader(), &asked).await?;
-    Ok(Json(json!({
-        "model": app.model.name, "embeddings": vectors, "total_duration": nanos(began.elapsed()),
-        "load_duration": 0, "prompt_eval_count": tokens,
-    })))
+    let request = OllamaEmbedding::embed(&body.reader())?;
+    let Embedded { vectors, tokens, memory } = embedded(&app, key, &body, &request).await?;
+    #[derive(Serialize)]
+    struct Answer {
+        model: String,
+        embeddings: Vec<Vec<f32>>,
+        total_duration: u64,
+        load_duration: u64,
+        prompt_eval_count: u64,
+    }
+    let answer = Answer {
+        model: app.model.name.clone(),
+        embeddings: vectors,
+        total_duration: nanos(began.elapsed()),
+        load_duration: 0,
+        prompt_eval_count: tokens,
+    };
+    JsonAnswer::collected(&app, memory, answer).await
 }
 
 /// `POST /api/embeddings`.
@@ -73,23 +94,23 @@ pub(crate) async fn embeddings(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_EMBEDDINGS).await?;
-    let asked = OllamaEmbedding::embeddings(&body.reader())?;
-    let embedded = vectors(&app, key, &body.reader(), &asked).await;
-    let (mut vectors, _) = embedded.map_err(|error| error.renamed("input", "prompt"))?;
+    let request = OllamaEmbedding::embeddings(&body.reader())?;
+    let embedded = embedded(&app, key, &body, &request).await;
+    let mut vectors = embedded.map_err(|error| error.renamed("input", "prompt"))?.vectors;
     Ok(Json(json!({"embedding": vectors.pop().unwrap_or_default()})))
 }
 
-/// The vectors of all inputs, and the number of their tokens.
-async fn vectors(
+/// The vectors of all inputs; none for a request that only loads the model.
+async fn embedded(
     app: &Arc<App>,
     key: u64,
-    body: &Reader<'_>,
-    asked: &OllamaEmbedding,
-) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
-    check_model(app, asked.model.as_deref())?;
-    let Some(fields) = &asked.fields else { return Ok((Vec::new(), 0)) };
-    let requested = EmbeddingsRequest::read(&body.derived(fields), app.model.facts.vocab)?;
-    embed_all(app, key, requested).await
+    body: &body::Body,
+    request: &OllamaEmbedding,
+) -> Result<Embedded, ApiError> {
+    check_model(app, request.model.as_deref())?;
+    let Some(fields) = &request.fields else { return Ok(Embedded::default()) };
+    let requested = EmbeddingsRequest::read(&body.reader().derived(fields), app.model.facts.vocab)?;
+    embed_all(app, key, body.cost(), requested).await
 }
 
 /// `GET /api/version`.
@@ -224,7 +245,7 @@ enum Form {
 }
 
 async fn answer(
-    app: &App,
+    app: &Arc<App>,
     form: Form,
     asked: OllamaRequest,
     reply: Option<Reply>,
@@ -241,20 +262,19 @@ async fn answer(
         return Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response());
     }
     let (mut whole, mut outcome) = (Piece::default(), None);
-    reply
-        .whole(|_, increment| {
-            for piece in lines.pieces(increment.deltas, increment.ended.is_some()) {
-                whole.append(piece);
-            }
-            whole.logprobs.extend(increment.logprobs);
-            outcome = increment.ended;
-        })
-        .await?;
+    let collected = reply.whole(|_, increment| {
+        for piece in lines.pieces(increment.deltas, increment.ended.is_some()) {
+            whole.append(piece);
+        }
+        whole.logprobs.extend(increment.logprobs);
+        outcome = increment.ended;
+    });
+    let (_, memory) = collected.await?;
     let mut line = lines.line(whole, true);
     if let Some(outcome) = outcome {
         lines.put_outcome(&mut line, &outcome);
     }
-    Ok(Json(line).into_response())
+    Ok(JsonAnswer::collected(app, memory, line).await?.into_response())
 }
 
 /// A part of an answer.

@@ -7,7 +7,7 @@
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
 use crate::http::answers::single_token;
-use crate::http::api::embeddings::{embed_all, similarity};
+use crate::http::api::embeddings::{Embedded, embed_all, similarity};
 use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::model::judge_prompt::DEFAULT_INSTRUCTION;
@@ -16,6 +16,7 @@ use crate::request::embeddings::EmbeddingsRequest;
 use crate::request::fields::{RERANK, SCORE};
 use crate::request::rerank::{RerankRequest, ScoreRequest, Scoring};
 use crate::request::sampling::SamplingFields;
+use crate::work_pool::fair_queue::Cost;
 use axum::{Json, extract::Request, extract::State};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use kvasir_kv::Token;
@@ -29,11 +30,14 @@ type Scores = (Vec<f64>, u64);
 /// `POST /v1/rerank`: documents by how well they answer a query, best first.
 pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (key, body) = read_body(&app, request, RERANK).await?;
+    let cost = body.cost();
     let request = RerankRequest::read(&body.reader())?;
     drop(body);
     let RerankRequest { model, query, documents, top_n, returns_documents, is_tei, scoring } = request;
     app.check_model(model.as_deref())?;
-    let (scores, tokens) = compare(&app, key, scoring, &[query], &documents).await?;
+    let pairs = Pairs { first: vec![query], second: documents };
+    let pairs = Arc::new(pairs);
+    let (scores, tokens) = compare(&app, key, cost, scoring, &pairs).await?;
     let mut scored: Vec<(usize, f64)> = scores.into_iter().enumerate().collect();
     scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     scored.truncate(top_n.unwrap_or(scored.len()));
@@ -42,7 +46,7 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
             if is_tei { ("score", "text") } else { ("relevance_score", "document") };
         let mut result = json!({"index": index, score_name: score});
         if returns_documents {
-            let text = &documents[index];
+            let text = &pairs.second[index];
             result[text_name] = if is_tei { json!(text) } else { json!({"text": text}) };
         }
         result
@@ -60,10 +64,11 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
 /// `POST /v1/score`: scores of pairs of texts; one `text_1` is compared with every `text_2`.
 pub(crate) async fn score(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (key, body) = read_body(&app, request, SCORE).await?;
+    let cost = body.cost();
     let ScoreRequest { model, first, second, scoring } = ScoreRequest::read(&body.reader())?;
     drop(body);
     app.check_model(model.as_deref())?;
-    let (scores, tokens) = compare(&app, key, scoring, &first, &second).await?;
+    let (scores, tokens) = compare(&app, key, cost, scoring, &Arc::new(Pairs { first, second })).await?;
     let data = scores.iter().enumerate();
     let data = data.map(|(i, score)| json!({"index": i, "object": "score", "score": score}));
     Ok(Json(json!({
@@ -72,33 +77,37 @@ pub(crate) async fn score(State(app): State<Arc<App>>, request: Request) -> Resu
     })))
 }
 
-/// Compares each of `second` with its query: the only one of `first`, or that of its place.
-async fn compare(
-    app: &Arc<App>,
-    key: u64,
-    scoring: Option<Scoring>,
-    first: &[String],
-    second: &[String],
-) -> Result<Scores, ApiError> {
-    match scoring.unwrap_or_else(|| app.rules.scoring.clone()) {
-        Scoring::Embeddings => by_embeddings(app, key, first, second).await,
-        Scoring::Prompt { instruction } => {
-            let instruction = instruction.as_deref().unwrap_or(DEFAULT_INSTRUCTION);
-            by_prompts(app, key, instruction, first, second).await
-        }
+/// Texts to compare: each of `second` with the only one of `first`, or with that of its place.
+struct Pairs {
+    first: Vec<String>,
+    second: Vec<String>,
+}
+
+impl Pairs {
+    /// Document and query of each pair.
+    fn iter(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.second.iter().zip(self.first.iter().cycle())
     }
 }
 
-async fn by_embeddings(
+async fn compare(
     app: &Arc<App>,
     key: u64,
-    first: &[String],
-    second: &[String],
+    cost: Cost,
+    scoring: Option<Scoring>,
+    pairs: &Arc<Pairs>,
 ) -> Result<Scores, ApiError> {
-    let inputs = first.iter().chain(second).cloned().map(Prompt::Text).collect();
+    match scoring.unwrap_or_else(|| app.rules.scoring.clone()) {
+        Scoring::Embeddings => by_embeddings(app, key, cost, pairs).await,
+        Scoring::Prompt { instruction } => by_prompts(app, key, cost, instruction, pairs.clone()).await,
+    }
+}
+
+async fn by_embeddings(app: &Arc<App>, key: u64, cost: Cost, pairs: &Pairs) -> Result<Scores, ApiError> {
+    let inputs = pairs.first.iter().chain(&pairs.second).cloned().map(Prompt::Text).collect();
     let request = EmbeddingsRequest { inputs, truncate: true, ..EmbeddingsRequest::default() };
-    let (vectors, tokens) = embed_all(app, key, request).await?;
-    let (first, second) = vectors.split_at(first.len());
+    let Embedded { vectors, tokens, memory: _memory } = embed_all(app, key, cost, request).await?;
+    let (first, second) = vectors.split_at(pairs.first.len());
     let pairs = second.iter().zip(first.iter().cycle());
     Ok((pairs.map(|(second, first)| similarity(first, second)).collect(), tokens))
 }
@@ -107,25 +116,28 @@ async fn by_embeddings(
 async fn by_prompts(
     app: &Arc<App>,
     key: u64,
-    instruction: &str,
-    first: &[String],
-    second: &[String],
+    cost: Cost,
+    instruction: Option<String>,
+    pairs: Arc<Pairs>,
 ) -> Result<Scores, ApiError> {
     app.model.require_logits("probability")?;
     let verdicts = app.model.verdict_tokens()?;
     // Logits of two tokens that need not be among the likeliest: all are reported.
     let sampling = Sampling { logprobs: Some(app.model.facts.vocab), ..Sampling::default() };
     let fields = single_token::single_token(SamplingFields { sampling, ..SamplingFields::default() });
-    let submission = |(document, query): (&String, &String)| {
-        let prompt = app.model.judge_prompt(instruction, query, document)?;
-        app.submission("documents", prompt, &fields, key)
-    };
-    let pairs = second.iter().zip(first.iter().cycle());
-    let mut submissions = pairs.map(submission).collect::<Result<Vec<_>, ApiError>>()?;
+    let submissions = app.run_work(cost, move |app| {
+        let instruction = instruction.as_deref().unwrap_or(DEFAULT_INSTRUCTION);
+        let submission = |(document, query): (&String, &String)| {
+            let prompt = app.model.judge_prompt(instruction, query, document)?;
+            app.submission("documents", prompt, &fields, key)
+        };
+        pairs.iter().map(submission).collect::<Result<Vec<_>, ApiError>>()
+    });
+    let mut submissions = submissions.await?;
     let at_once = single_token::at_once(app, &submissions);
     // The first alone: the others then find the prompt's prefix in the cache.
     let rest = submissions.split_off(submissions.len().min(1));
-    let mut judged = Vec::with_capacity(second.len());
+    let mut judged = Vec::with_capacity(1 + rest.len());
     for first in submissions {
         judged.push(judge(app, first, verdicts).await?);
     }

@@ -7,6 +7,7 @@ mod truncation;
 
 use crate::answer::items::Items;
 use crate::error::ApiError;
+use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::reply::Reply;
 use crate::http::answers::sse::event_stream;
 use crate::http::answers::submit_chat::submit_chat;
@@ -123,17 +124,17 @@ impl Responses {
     }
 
     /// The non-streaming response.
-    pub(crate) async fn whole(mut self) -> Result<Value, ApiError> {
+    pub(crate) async fn whole(mut self, app: &Arc<App>) -> Result<JsonAnswer, ApiError> {
         let (mut items, mut ended) = (Items::default(), None);
         let object = &mut self.object;
         let usage = self.reply.whole(|_, increment| {
             object.take(&mut items, increment.deltas, increment.logprobs);
             ended = increment.ended.or(ended.take());
         });
-        let usage = usage.await?;
+        let (usage, memory) = usage.await?;
         let response = self.object.finished(&items, ended.as_ref(), &usage);
         self.storing.into_iter().for_each(|storing| storing.store(&response));
-        Ok(response)
+        JsonAnswer::collected(app, memory, response).await
     }
 
     /// The response as server-sent events.
@@ -149,10 +150,12 @@ pub(crate) async fn input_tokens(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let (key, mut body) = read_body(&app, request, RESPONSES).await?;
-    let (request, _) = read_request(&app, key, &mut body)?;
-    app.check_model(request.chat.model.as_deref())?;
-    let count = app.model.chat_prompt(&request.chat)?.len();
-    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": count})))
+    let count = app.run_work(body.cost(), move |app| {
+        let (request, _) = read_request(app, key, &mut body)?;
+        app.check_model(request.chat.model.as_deref())?;
+        Ok(app.model.chat_prompt(&request.chat)?.len())
+    });
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": count.await?})))
 }
 
 /// `POST /v1/responses/compact`: encrypted summaries are a provider's own.
@@ -165,11 +168,11 @@ pub(crate) async fn responses_create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (key, body) = read_body(&app, request, RESPONSES).await?;
-    let response = Responses::begin(&app, key, body)?;
+    let response = app.run_work(body.cost(), move |app| Responses::begin(app, key, body)).await?;
     if response.stream {
         Ok(event_stream(response.events()))
     } else {
-        Ok(Json(response.whole().await?).into_response())
+        Ok(response.whole(&app).await?.into_response())
     }
 }
 

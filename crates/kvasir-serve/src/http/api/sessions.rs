@@ -21,6 +21,7 @@ use crate::request::sessions::{
     ForkRequest, InitialContent, SessionPosition, SessionRange, SessionRequest, read_cut, read_rewind,
 };
 use crate::session::store::{self, Session, SessionContent, Tokens};
+use crate::work_pool::fair_queue::Cost;
 use axum::{
     Extension, Json,
     extract::{Path, Request, State},
@@ -28,37 +29,50 @@ use axum::{
 use kvasir_engine::SessionId;
 use kvasir_kv::Token;
 use serde_json::{Map, Value, json};
-use std::ops::Range;
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc, time::Duration};
 
 type Answer = Result<Json<Value>, ApiError>;
 
 /// `POST /v1/sessions`
 pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Answer {
     let (key, body) = read_body(&app, request, SESSIONS).await?;
-    let ignored = body.ignored.clone();
-    let request = SessionRequest::read(&body.reader(), app.model.facts.vocab)?;
-    drop(body);
-    app.check_model(request.model.as_deref())?;
-    app.expire_sessions();
-    app.sessions.check_memory(key)?;
-    let (content, tokens, param) = match request.initial {
-        InitialContent::Empty => (SessionContent::Empty, Tokens::default(), "prompt"),
-        InitialContent::Prompt(prompt) => {
-            app.check_bytes("prompt", &prompt, false)?;
-            (SessionContent::Text, app.ids(&prompt, true)?.into(), "prompt")
-        }
-        InitialContent::Messages(messages) => {
-            let tokens = rendered(&app, &messages, &ignored)?;
-            (app.sessions.messages(key, messages), tokens, "messages")
-        }
-    };
+    let initial = app.run_work(body.cost(), move |app| InitialSession::read(app, key, &body)).await?;
     let id = app.new_session();
     let name = store::name(id);
-    let new = NewSessions::insert(&app, vec![(id, Session::new(id, key, request.ttl))])?;
-    prefill(&app, key, &name, param, content, tokens).await?;
+    let new = NewSessions::insert(&app, vec![(id, Session::new(id, key, initial.ttl))])?;
+    prefill(&app, key, &name, initial).await?;
     new.commit();
     session_response(&app, key, &name)
+}
+
+/// What a new session holds.
+struct InitialSession {
+    ttl: Duration,
+    content: SessionContent,
+    tokens: Tokens,
+    /// The field that `tokens` come from.
+    param: &'static str,
+}
+
+impl InitialSession {
+    fn read(app: &App, key: u64, body: &Body) -> Result<Self, ApiError> {
+        let request = SessionRequest::read(&body.reader(), app.model.facts.vocab)?;
+        app.check_model(request.model.as_deref())?;
+        app.expire_sessions();
+        app.sessions.check_memory(key)?;
+        let (content, tokens, param) = match request.initial {
+            InitialContent::Empty => (SessionContent::Empty, Tokens::default(), "prompt"),
+            InitialContent::Prompt(prompt) => {
+                app.check_bytes("prompt", &prompt, false)?;
+                (SessionContent::Text, app.ids(&prompt, true)?.into(), "prompt")
+            }
+            InitialContent::Messages(messages) => {
+                let tokens = rendered(app, &messages, &body.ignored)?;
+                (app.sessions.messages(key, messages), tokens, "messages")
+            }
+        };
+        Ok(Self { ttl: request.ttl, content, tokens, param })
+    }
 }
 
 /// New sessions not yet reported to the client. Dropping this removes them again, when the request
@@ -89,14 +103,8 @@ impl Drop for NewSessions<'_> {
 }
 
 /// Prefills the initial tokens of a new session.
-async fn prefill(
-    app: &Arc<App>,
-    key: u64,
-    name: &str,
-    param: &str,
-    content: SessionContent,
-    tokens: Tokens,
-) -> Result<(), ApiError> {
+async fn prefill(app: &Arc<App>, key: u64, name: &str, initial: InitialSession) -> Result<(), ApiError> {
+    let InitialSession { content, tokens, param, .. } = initial;
     let (turn, ()) = app.sessions.begin(name, key, |_| Ok(()))?;
     if !tokens.is_empty() {
         let facts = &app.model.facts;
@@ -146,9 +154,15 @@ pub(crate) async fn fork(State(app): State<Arc<App>>, Path(name): Path<String>, 
     drop(body);
     app.expire_sessions();
     let (from, source) = app.sessions.get(&name, key)?;
-    let (content, tokens) = match request.at {
-        None => (source.content.clone(), source.tokens.clone()),
-        Some(position) => truncated(&app, &source, position, "at")?,
+    let (source, content, tokens) = match request.at {
+        None => (source.clone(), source.content, source.tokens),
+        Some(position) => {
+            let truncated = app.run_work(Cost::Light, move |app| {
+                let (content, tokens) = truncated(app, &source, position, "at")?;
+                Ok((source, content, tokens))
+            });
+            truncated.await?
+        }
     };
     let forks: Vec<SessionId> = (0..request.n).map(|_| app.new_session()).collect();
     let branch = |id: &SessionId| (*id, source.fork(content.clone(), tokens.clone()));
@@ -173,8 +187,10 @@ pub(crate) async fn rewind(
     drop(body);
     app.expire_sessions();
     let (turn, source) = app.sessions.begin(&name, key, |session| Ok(session.clone()))?;
-    let (content, tokens) = truncated(&app, &source, position, "to")?;
-    app.host.rewind(turn.id(), common_prefix(&source.tokens, &tokens)).await?;
+    let all = source.tokens.clone();
+    let truncated = app.run_work(Cost::Light, move |app| truncated(app, &source, position, "to"));
+    let (content, tokens) = truncated.await?;
+    app.host.rewind(turn.id(), common_prefix(&all, &tokens)).await?;
     turn.finish(content, tokens);
     session_response(&app, key, &name)
 }
@@ -189,9 +205,11 @@ pub(crate) async fn cut(State(app): State<Arc<App>>, Path(name): Path<String>, r
         return Err(ApiError::param("session", format!("nothing can be cut out of a session: {why}")));
     }
     let (turn, source) = app.sessions.begin(&name, key, |session| Ok(session.clone()))?;
-    let Shortened { content, tokens, range } = without(&app, &source, range)?;
+    let all = source.tokens.clone();
+    let shortened = app.run_work(Cost::Light, move |app| without(app, &source, range)).await?;
+    let Shortened { content, tokens, range } = shortened;
     // What follows the range need not be the same without it, as with a template that rewrites.
-    let left = [&source.tokens[..range.start as usize], &source.tokens[range.end as usize..]].concat();
+    let left = [&all[..range.start as usize], &all[range.end as usize..]].concat();
     app.host.cut(turn.id(), range).await?;
     app.host.rewind(turn.id(), common_prefix(&left, &tokens)).await?;
     turn.finish(content, tokens);

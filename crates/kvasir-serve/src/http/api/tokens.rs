@@ -1,13 +1,19 @@
 //! `/tokenize`, `/detokenize` and `/tokenizer_info`, compatible with vLLM's routes.
+//!
+//! An answer of `/tokenize` is several times as long as its text, so it is written from the ids without
+//! a tree of JSON values.
 
 use crate::error::ApiError;
+use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::app::App;
 use crate::http::body::read_body;
+use crate::model::Model;
 use crate::request::chat::ChatRequest;
 use crate::request::fields::{DETOKENIZE, TOKENIZE};
 use crate::request::reader::Reader;
 use axum::{Json, extract::Request, extract::State};
 use kvasir_kv::Token;
+use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -18,28 +24,66 @@ const MAX_IDS: usize = 1 << 20;
 /// "tools"?: [..], ..}` → `{"tokens", "count", "max_model_len"}`. `"return_token_strs": true` adds
 /// `"token_strs"`; `"with_pieces": true` makes tokens objects of `id` and `piece`, as llama.cpp
 /// has them.
-pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<JsonAnswer, ApiError> {
     let (_, body) = read_body(&app, request, TOKENIZE).await?;
-    let body = body.reader();
-    body.classify(TOKENIZE)?;
-    app.check_model(body.text("model")?)?;
-    let with_strings = body.flag("return_token_strs", false)?;
-    let with_pieces = body.flag("with_pieces", false)?;
-    let tokens = match body.get("messages") {
-        Some(_) => chat(&app, &body)?,
-        None => text(&app, &body)?,
-    };
-    let mut answer = json!({"count": tokens.len(), "max_model_len": app.model.facts.max_len});
-    if with_strings {
-        answer["token_strs"] = tokens.iter().map(|id| app.model.id_to_token(*id)).collect();
-    }
-    answer["tokens"] = match with_pieces {
-        true => {
-            tokens.iter().map(|id| json!({"id": id, "piece": piece(app.model.token_bytes(*id))})).collect()
+    let answer = app.run_work(body.cost(), move |app| {
+        let reader = body.reader();
+        reader.classify(TOKENIZE)?;
+        app.check_model(reader.text("model")?)?;
+        let with_strings = reader.flag("return_token_strs", false)?;
+        let with_pieces = reader.flag("with_pieces", false)?;
+        let tokens = match reader.get("messages") {
+            Some(_) => chat(app, &reader)?,
+            None => text(app, &reader)?,
+        };
+        drop(body);
+        JsonAnswer::of(&Tokenized { model: &app.model, tokens, with_strings, with_pieces })
+    });
+    answer.await
+}
+
+/// The answer of `/tokenize`.
+struct Tokenized<'a> {
+    model: &'a Model,
+    tokens: Vec<Token>,
+    with_strings: bool,
+    with_pieces: bool,
+}
+
+impl Serialize for Tokenized<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { model, tokens, .. } = self;
+        let mut answer = serializer.serialize_map(None)?;
+        answer.serialize_entry("count", &tokens.len())?;
+        answer.serialize_entry("max_model_len", &model.facts.max_len)?;
+        if self.with_strings {
+            let strings = || tokens.iter().map(|id| model.id_to_token(*id));
+            answer.serialize_entry("token_strs", &Streamed(strings))?;
         }
-        false => tokens.into(),
-    };
-    Ok(Json(answer))
+        if self.with_pieces {
+            let pieces =
+                || tokens.iter().map(|id| IdAndPiece { id: *id, piece: piece(model.token_bytes(*id)) });
+            answer.serialize_entry("tokens", &Streamed(pieces))?;
+        } else {
+            answer.serialize_entry("tokens", tokens)?;
+        }
+        answer.end()
+    }
+}
+
+/// A list whose items exist one at a time.
+struct Streamed<F>(F);
+
+impl<T: Serialize, I: Iterator<Item = T>, F: Fn() -> I> Serialize for Streamed<F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq((self.0)())
+    }
+}
+
+#[derive(Serialize)]
+struct IdAndPiece {
+    id: Token,
+    piece: Value,
 }
 
 /// A token's text, or its bytes where they are no whole characters.
@@ -63,11 +107,16 @@ fn text(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
         let other = ["prompt", "add_special_tokens"].into_iter().find(|field| body.get(field).is_some());
         return match other {
             Some(field) => Err(body.error(field, "does not go with `content`")),
-            None => app.model.encode(text, adds_special),
+            None => encode(app, "content", text, adds_special),
         };
     }
     let text = body.need_text("prompt")?;
-    app.model.encode(text, body.flag("add_special_tokens", true)?)
+    encode(app, "prompt", text, body.flag("add_special_tokens", true)?)
+}
+
+/// Tokenizes a text, which may exceed the context: it is only counted.
+fn encode(app: &App, param: &str, text: &str, adds_special: bool) -> Result<Vec<Token>, ApiError> {
+    app.model.encode(text, adds_special).map_err(|error| error.renamed("prompt", param))
 }
 
 fn chat(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
@@ -86,18 +135,25 @@ fn chat(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<JsonAnswer, ApiError> {
     let (_, body) = read_body(&app, request, DETOKENIZE).await?;
-    let body = body.reader();
+    let answer = app.run_work(body.cost(), move |app| {
+        let ids = ids(app, &body.reader())?;
+        drop(body);
+        let text = app.model.decode(&ids);
+        JsonAnswer::of(&json!({"prompt": text, "content": text}))
+    });
+    answer.await
+}
+
+fn ids(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
     body.classify(DETOKENIZE)?;
     app.check_model(body.text("model")?)?;
     let items = body.list("tokens", MAX_IDS)?.ok_or_else(|| body.error("tokens", "is missing"))?;
     let vocab = app.model.facts.vocab;
     let id = |item: &Value| item.as_u64().filter(|id| *id < u64::from(vocab)).map(|id| id as u32);
     let ids: Option<Vec<u32>> = items.iter().map(id).collect();
-    let ids = ids.ok_or_else(|| body.error("tokens", format!("must hold token ids below {vocab}")))?;
-    let text = app.model.decode(&ids);
-    Ok(Json(json!({"prompt": text, "content": text})))
+    ids.ok_or_else(|| body.error("tokens", format!("must hold token ids below {vocab}")))
 }
 
 /// `GET /tokenizer_info`: `{"tokenizer_class", "eos_token", "bos_token", "chat_template", …}`, for

@@ -144,7 +144,7 @@ impl EventWriter for Events {
 mod tests {
     use super::*;
     use crate::answer::events::Delta;
-    use crate::request::body_memory::BodyMemory;
+    use crate::memory_budget::BODIES;
     use std::{
         collections::HashMap,
         time::{Duration, Instant},
@@ -156,7 +156,7 @@ mod tests {
             response: json!({}),
             kinds: HashMap::new(),
             logprobs: HashMap::new(),
-            _memory: BodyMemory::default(),
+            _memory: BODIES.hold(),
         };
         Events { object, storing: None, items: Items::default(), ended: None, sequence: 0 }
     }

@@ -5,7 +5,7 @@ use crate::answer::items::{Item, ItemEvent, ItemKind, Items};
 use crate::http::answers::answer_stream::AnswerOutcome;
 use crate::http::answers::usage::Usage;
 use crate::http::app::{App, unix_seconds};
-use crate::request::body_memory::BodyMemory;
+use crate::memory_budget::HeldMemory;
 use crate::request::reader::Reader;
 use crate::request::responses::ResponsesRequest;
 use crate::request::responses_tools::custom_input;
@@ -88,7 +88,7 @@ pub(super) struct ResponseObject {
     /// Log-probabilities of text items, by item index.
     pub(super) logprobs: HashMap<usize, Vec<Value>>,
     /// Charge of what is kept of the request's body: echoed parameters, and input to be stored.
-    pub(super) _memory: BodyMemory,
+    pub(super) _memory: HeldMemory,
 }
 
 /// Item index, event, and the log-probabilities that belong to it.

@@ -5,8 +5,10 @@
 
 use crate::error::ApiError;
 use crate::http::access::api_keys::Caller;
+use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::app::App;
 use crate::http::query::Query;
+use crate::work_pool::fair_queue::Cost;
 use axum::{
     Extension, Json,
     extract::{Path, RawQuery, State},
@@ -24,7 +26,7 @@ pub(crate) async fn show(
     Extension(Caller(key)): Extension<Caller>,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<JsonAnswer, ApiError> {
     let query = Query::parse(query.as_deref());
     query.only(&["include", "stream", "starting_after"], app.rules.unknown_fields)?;
     query.ignore_values("include");
@@ -35,7 +37,7 @@ pub(crate) async fn show(
     if query.get("starting_after").is_some() {
         return Err(ApiError::unsupported("starting_after", "stored responses are not streamed"));
     }
-    app.responses.get(&id, key).map(Json)
+    app.run_work(Cost::Light, move |app| JsonAnswer::of(&app.responses.get(&id, key)?)).await
 }
 
 /// `DELETE /v1/responses/ID`.
@@ -54,14 +56,16 @@ pub(crate) async fn input_items(
     Extension(Caller(key)): Extension<Caller>,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<JsonAnswer, ApiError> {
     let query = Query::parse(query.as_deref());
     query.only(&["limit", "order", "after", "include"], app.rules.unknown_fields)?;
     query.ignore_values("include");
-    let page = Page::read(&query)?;
-    let items = app.responses.input(&id, key)?.into_iter().enumerate();
-    let items = items.map(|(i, item)| listed(item, &format!("item_{i}_{id}"))).collect();
-    page.of(items).map(Json)
+    let answer = app.run_work(Cost::Light, move |app| {
+        let items = app.responses.input(&id, key)?.into_iter().enumerate();
+        let items = items.map(|(i, item)| listed(item, &format!("item_{i}_{id}"))).collect();
+        JsonAnswer::of(&Page::read(&query)?.of(items)?)
+    });
+    answer.await
 }
 
 /// Which items of a list are requested.
