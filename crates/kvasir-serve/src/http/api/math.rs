@@ -94,10 +94,34 @@ fn convert(converter: &LatexToMathML, Formula { latex, display }: &Formula) -> V
     {
         return json!({"error": "the formula is too long"});
     }
+    if names_hold_markup(latex) {
+        return json!({"error": r"a name in `\operatorname` must not hold `<`, `>` or `&`"});
+    }
     match converter.convert_with_local_state(latex, *display) {
         Ok(converted) => json!({"mathml": converted.mathml}),
         Err(error) => json!({"error": error.to_string()}),
     }
+}
+
+/// Whether the argument of an `\operatorname` holds a character of markup: `math-core` writes these
+/// arguments as they are, and escapes all other text.
+fn names_hold_markup(latex: &str) -> bool {
+    latex.split(r"\operatorname").skip(1).any(|behind| {
+        let argument = behind.trim_start_matches("withlimits").trim_start_matches('*').trim_start();
+        let mut depth = 0_usize;
+        // Through the closing brace, or one character; to the end of a formula that lacks the brace.
+        argument
+            .chars()
+            .scan(false, |is_over, c| {
+                match c {
+                    '{' => depth += 1,
+                    '}' => depth = depth.saturating_sub(1),
+                    _ => {}
+                }
+                (!std::mem::replace(is_over, depth == 0)).then_some(c)
+            })
+            .any(|c| matches!(c, '<' | '>' | '&'))
+    })
 }
 
 #[cfg(test)]
@@ -120,6 +144,24 @@ mod tests {
         assert!(converted(r"\href{javascript:alert(1)}{x}")["error"].is_string());
         let text = converted(r"\text{<script>}")["mathml"].to_string();
         assert!(text.contains("&lt;script&gt;") && !text.contains("<script"), "{text}");
+    }
+
+    #[test]
+    fn operator_names_hold_no_markup() {
+        for hostile in [
+            r"\operatorname{<img src=x onerror=alert(1)>}",
+            r"\operatorname*{a{<b>}}",
+            r"\operatornamewithlimits { & }",
+            r"x\operatorname <",
+            r"\boxed{\operatorname{\text{<b>}}}",
+        ] {
+            let text = converted(hostile).to_string();
+            assert!(text.contains("must not hold"), "{hostile}: {text}");
+        }
+        for fine in [r"\operatorname{arg\,max}_{a<b} x", r"\operatorname*{lim} a > b", r"\operatorname a < b"]
+        {
+            assert!(converted(fine)["mathml"].is_string(), "{fine}: {}", converted(fine));
+        }
     }
 
     #[test]
