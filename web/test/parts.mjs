@@ -88,6 +88,9 @@ async function blocks(page) {
   });
 }
 
+const note = (n) => `<sup class="noteref"><button type="button" data-act="note" data-note="${n}" aria-label="footnote ${n}">${n}</button></sup>`;
+const notes = (...texts) => `<div class="footnotes"><ol>${texts.map((text, i) => `<li data-note="${i + 1}" tabindex="-1">${text} <button type="button" data-act="note-back" data-note="${i + 1}" aria-label="back to reference ${i + 1}">↩</button></li>`).join("")}</ol></div>`;
+
 async function inline(page) {
   await each(page, {
     "__a__ ***b*** _c_ __init": "<p><strong>a</strong> <em><strong>b</strong></em> <em>c</em> __init</p>",
@@ -109,6 +112,11 @@ async function inline(page) {
     "`&amp;`": "<p><code>&#38;amp;</code></p>",
     "a<br>b<BR />c `<br>`": "<p>a<br>b<br>c <code>&#60;br&#62;</code></p>",
     "a\\\nb": "<p>a<br>b</p>",
+    // Footnotes.
+    "a[^x] b[^1], [^x]\n\n[^1]: *one*\n[^X]: two\n    more\n\n    last\n\nend": `<p>a${note(1)} b${note(2)}, ${note(1)}</p><p>end</p>${notes("two<br>more<p>last</p>", "<em>one</em>")}`,
+    "a[^1] `[^1]` \\[^1] [^2] [l [^1]](https://a.b)\n\n[^1]: n": `<p>a${note(1)} <code>[^1]</code> [^1] [^2] <a href="https://a.b">l [^1]</a></p>${notes("n")}`,
+    "a[^1]\n[^1]: b[^2]\n[^2]: c\n- d": `<p>a${note(1)}</p><ul><li>d</li></ul>${notes(`b${note(2)}`, "c")}`,
+    "```\n[^1]: x\n```\n[^1]: y": '<div class="codebox"><div class="codehead"><span>text</span><button type="button" class="quiet" data-act="copy-code">copy</button></div><pre tabindex="0"><code>[^1]: x</code></pre></div><div class="footnotes"><ol><li data-note="1" tabindex="-1">y</li></ol></div>',
   });
   const table = undirected(await htmlOf(page, "| a | b |\n|---|---|\n| x<br>y | `p \\| q` \\| r |"));
   assert.match(table, /<td>x<br>y<\/td><td><code>p \| q<\/code> \| r<\/td>/);
@@ -121,7 +129,7 @@ async function hostile(page) {
     "`</code><script>alert(1)</script>`", "```\n</pre><script>alert(1)</script>\n```", "```\"><img src=x>\nx\n```", "| <b> |\n|---|\n| <i onclick=x> |",
     "**<svg onload=alert(1)>**", "\u00000\u0000 `a`", "> > > > > > > > > > > deep", "- ".repeat(200), "*".repeat(5000), "_a".repeat(2000), "[".repeat(3000),
     '$a" onclick="x$', '$a \\(b" onclick="x\\) c$', '`a` $`b` "x$', '[a $"x" onclick=y$](https://a.b)', 'https://a.b/"onclick=x', 'https://a.b/`c`d', "<https://a.b/`c`\" onclick=x>", '$$\n" onclick="x\n$$', '```js\n`</code><img src=x>${"\n```', '```html\n<img src=x onerror=alert(1)>\n```', "$".repeat(3000), "\\(".repeat(2000), "https://".repeat(500), "```rust\n" + "'".repeat(5000) + "\n```", "| a |\n|:-:|\n| \\| <img src=x> |",
-    '[x](https://a.b "t" onclick="x")', '[x](https://a.b \'" onclick="y\')', '[x](<https://a.b"onclick=x>)', '[x](https://a.b/" onclick=")', '[x][1]\n\n[1]: https://a.b "t&quot; onclick=&quot;x"', "[x][1]\n\n[1]: javascript:alert(1)", '[1]: https://a.b"onclick=x\n\n[1]', "&#60;script&#62;alert(1)&lt;/script&gt;", "[x](https&#58;//a.b) [x](java&#115;cript:alert(1))", "<br onclick=x> <br/onclick=x>", "`` </code><b> ``", "x \\[\n<img src=x>\n\\]", "<b>\n===", "a\n\n    <b>x</b>", "*[a*](https://a.b)*", "- \t<b>\n\t- <i>",
+    '[x](https://a.b "t" onclick="x")', '[x](https://a.b \'" onclick="y\')', '[x](<https://a.b"onclick=x>)', '[x](https://a.b/" onclick=")', '[x][1]\n\n[1]: https://a.b "t&quot; onclick=&quot;x"', "[x][1]\n\n[1]: javascript:alert(1)", '[1]: https://a.b"onclick=x\n\n[1]', "&#60;script&#62;alert(1)&lt;/script&gt;", "[x](https&#58;//a.b) [x](java&#115;cript:alert(1))", "<br onclick=x> <br/onclick=x>", "`` </code><b> ``", "x \\[\n<img src=x>\n\\]", "<b>\n===", "a\n\n    <b>x</b>", "*[a*](https://a.b)*", "- \t<b>\n\t- <i>", '[^"onclick=x] <b>\n\n[^"onclick=x]: <img src=x onerror=alert(1)>',
   ];
   const tags = await page.evaluate(async (texts) => {
     const { markdown } = await import("/page/markdown.js");
@@ -141,7 +149,7 @@ async function hostile(page) {
 
 /** Texts that repeat one mark take linear time: an answer is drawn again for every token. */
 async function linear(page) {
-  const marks = ["*a ", "a* ", "_a", "*a_b ", "***a** ", "[", "[a](", "[[a](https://b)", "`", "`a ``", "\\(", "\\[\n", "\\(`", "$a ", "a $$\n", "https://a) ", "<https://", "&", "# ", "#", "- ", "- a\n", "| a ", "| a |\n", "[a]: https://b \"", "a\n===\n", "a\n\n    b\n\n"];
+  const marks = ["*a ", "a* ", "_a", "*a_b ", "***a** ", "[", "[a](", "[[a](https://b)", "`", "`a ``", "\\(", "\\[\n", "\\(`", "$a ", "a $$\n", "https://a) ", "<https://", "&", "# ", "#", "- ", "- a\n", "| a ", "| a |\n", "[a]: https://b \"", "a\n===\n", "a\n\n    b\n\n", "[^a", "[^a]: b\n", "[^a]", "[^a]: [^a]\n\n  c\n\n"];
   const slow = await page.evaluate(async (marks) => {
     const { markdown } = await import("/page/markdown.js");
     const time = (text) => {

@@ -240,3 +240,24 @@ export async function typed({ page, address, shot }) {
   });
   assert.deepEqual(found, [["a"], ["a"], ["a"], ["a"], ["a"], null, null, null, null, null, null]);
 }
+
+/** A footnote is reached from its reference and back, in its own message. */
+export async function footnotes({ page, address, shot }) {
+  await says(page, "Attention is a softmax[^a], as in the paper[^1].\n\n[^1]: *Attention is all you need*, $n = 8$.\n[^a]: Of scores.");
+  await page.goto(address);
+  await ready(page);
+  for (const text of ["One", "Two"]) {
+    await ask(page, text);
+    await rest(page);
+  }
+  const focused = () => page.evaluate(() => [[...document.querySelectorAll(".msg.assistant")].findIndex((message) => message.contains(document.activeElement)), document.activeElement.localName, document.activeElement.dataset.note]);
+  await page.locator(".msg.assistant").nth(1).locator(".noteref button").nth(1).click();
+  assert.deepEqual(await focused(), [1, "li", "2"]);
+  assert.match(await page.evaluate(() => document.activeElement.innerText), /^Attention is all you need/);
+  await page.keyboard.press("Tab");
+  await page.keyboard.press("Enter");
+  assert.deepEqual(await focused(), [1, "button", "2"]);
+  assert.equal(new URL(page.url()).hash, "", "the address is not changed");
+  await accessible(page, "footnotes");
+  await shot("footnotes");
+}

@@ -9,6 +9,7 @@ import { copy } from "/page/clipboard.js";
 import { complete, isOverflow } from "/page/completion.js";
 import { Conversation } from "/page/conversation.js";
 import { QuestionFocus } from "/page/focus.js";
+import { follow } from "/page/footnotes.js";
 import { link } from "/page/link.js";
 import { drawMath } from "/page/math.js";
 import { answerBody, canContinue, uncut } from "/page/message.js";
@@ -288,6 +289,7 @@ export class Chat extends EventTarget {
     if (act === "drop") return link.up && this.overflow.drop();
     if (act === "anew") return this.overflow.anew();
     if (act === "undrop") return this.undrop();
+    if (act === "note" || act === "note-back") return follow(target);
     if (act === "copy-code") {
       const code = target.closest(".codebox").querySelector("pre");
       return copy(target, code.textContent, code);

@@ -34,6 +34,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/engine.js", SCRIPT, include_str!("../../page/engine.js")),
     ("/page/fence.js", SCRIPT, include_str!("../../page/fence.js")),
     ("/page/focus.js", SCRIPT, include_str!("../../page/focus.js")),
+    ("/page/footnotes.js", SCRIPT, include_str!("../../page/footnotes.js")),
     ("/page/formula.js", SCRIPT, include_str!("../../page/formula.js")),
     ("/page/gauge.js", SCRIPT, include_str!("../../page/gauge.js")),
     ("/page/highlight.js", SCRIPT, include_str!("../../page/highlight.js")),
