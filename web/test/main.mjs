@@ -75,7 +75,7 @@ const DONE = [
   ["esc closes what is open first", controls.escape], ["the focus stays on its control", controls.focus],
   ["a growing answer leaves what is read alone", controls.steady], ["many rounds of tools end with a reason", controls.rounds],
   ["an edit outlasts another conversation", controls.drafts], ["a key that cannot be sent", controls.unsendable, { key: null }],
-  ["files go with a question", text.attached], ["footnotes are followed", text.footnotes], ["enter sends an edit", focus.edited],
+  ["files go with a question", text.attached], ["footnotes are followed", text.footnotes], ["delimiters are as tall as what they enclose", text.fences], ["enter sends an edit", focus.edited],
   ["a full context begins anew", context.beginAnew, { at: small, expected: /40[01]/ }],
   ["a first question that does not fit is kept", context.alone, { at: small, expected: /40[01]/ }],
   ["an edit that does not fit is kept", context.edited, { at: small, expected: /40[01]/ }],

@@ -39,14 +39,14 @@ async function markdown(page) {
   assert.equal(await html("- [x] a\n- [ ] b"), '<ul><li class="task"><span class="tick done" role="img" aria-label="done"></span>a</li><li class="task"><span class="tick" role="img" aria-label="to do"></span>b</li></ul>');
   assert.equal(await html("\\*not bold\\* \\$5"), "<p>*not bold* $5</p>");
   assert.equal(await html("$5 and $10, US$3, a $x_1$ b"), '<p>$5 and $10, US$3, a <span class="math" data-latex="x_1">$x_1$</span> b</p>');
-  assert.match(await html("$$\na &= b\n$$"), /^<div class="formula"><span class="math display" data-latex="a &#38;= b">/);
+  assert.match(await html("$$\na &= b\n$$"), /^<div class="formula" tabindex="0"><span class="math display" data-latex="a &#38;= b">/);
   assert.match(await html("```diff\n+a\n-b\n```"), /t-added">\+a<\/span>\n<span class="t-removed">-b/);
 }
 
 async function blocks(page) {
   const box = (code, language = "text") => `<div class="codebox"><div class="codehead"><span>${language}</span><button type="button" class="quiet" data-act="copy-code">copy</button></div><pre tabindex="0"><code>${code}</code></pre></div>`;
   const table = '<div class="tablebox" tabindex="0"><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td>2</td></tr></tbody></table></div>';
-  const formula = (latex) => `<div class="formula"><span class="math display" data-latex="${latex}">\n${latex}\n</span></div>`;
+  const formula = (latex) => `<div class="formula" tabindex="0"><span class="math display" data-latex="${latex}">\n${latex}\n</span></div>`;
   await each(page, {
     "Here:\n| a | b |\n|---|---|\n| 1 | 2 |\n\nEnd": `<p>Here:</p>${table}<p>End</p>`,
     "a | b\n---": "<p>a | b</p><hr>",
@@ -75,7 +75,7 @@ async function blocks(page) {
     "a\n\n    - b": "<p>a</p><ul><li>b</li></ul>",
     "1. a\n```\nx\n```\n\n    b": `<ol start="1"><li>a</li></ol>${box("x")}<p>b</p>`,
     "1. a\n\n\n    b": '<ol start="1"><li>a</li></ol><p>b</p>',
-    "a\n\n    \\[\n    x\n    \\]": '<p>a</p><div class="formula"><span class="math display" data-latex="x">\n    x\n    </span></div>',
+    "a\n\n    \\[\n    x\n    \\]": '<p>a</p><div class="formula" tabindex="0"><span class="math display" data-latex="x">\n    x\n    </span></div>',
     "a\n\n    2. b": '<p>a</p><ol start="2"><li>b</li></ol>',
     // Headings.
     "Title\n=====\ntext": "<h3>Title</h3><p>text</p>",
