@@ -235,6 +235,36 @@ export async function continued({ page, address, shot }) {
   assert.ok((await nodes(page)).at(-1).meta.usage.completion_tokens > 8);
 }
 
+/** If the shortened branch is refused, too, more turns go; an edit keeps the beginning of the branch. */
+export async function more({ page, address }) {
+  await fill(page, address);
+  let refusals = 1;
+  await page.route("**/v1/chat/completions", (route) => {
+    if (!refusals--) return route.continue();
+    return route.fulfill({ status: 400, contentType: "application/json", body: JSON.stringify({ error: { message: "the `pool` is small", code: "context_length_exceeded" } }) });
+  });
+  await page.click("[data-act=drop]");
+  await page.waitForFunction(() => /the pool is small/.test(document.querySelector(".overflow")?.textContent));
+  await rest(page);
+  const refused = refusals;
+  assert.deepEqual([refused, await page.locator(".dropped").count()], [0, 0]);
+  await page.unroute("**/v1/chat/completions");
+  const sent = sentBy(page), label = await page.locator("[data-act=drop]").innerText();
+  await page.click("[data-act=drop]");
+  await page.waitForSelector(".overflow", { state: "detached" });
+  await rest(page);
+  const gone = await dropped(page);
+  assert.equal(label, "drop the oldest turn", "one more than before");
+  assert.ok(gone.length >= 3, `${gone}`);
+  assert.equal(sent.at(-1).messages[1].content.split(" ")[0], `Q${gone.length + 1}`);
+  await page.keyboard.press("ArrowUp");
+  await page.fill(".editing textarea", "shorter");
+  await page.keyboard.press("Enter");
+  await rest(page);
+  assert.deepEqual(await dropped(page), gone);
+  assert.equal((await answers(page)).length, (await questions(page)).length);
+}
+
 /** What one tab may not send, another tab does not take into its field. */
 export async function tabs({ page, address }) {
   const { last } = await fill(page, address);

@@ -93,6 +93,7 @@ try {
   await run("the empty message field scrolls", focus.scrolled);
   await run("a finger opens no keyboard", focus.touched, { size: "phone", colorScheme: "dark" });
   await run("a question that does not fit waits in its conversation", context.elsewhere, { at: small, expected: /40[01]/ });
+  await run("a shortened branch is shortened further", context.more, { at: small, expected: /40[01]/ });
   await run("a question that does not fit stays in its tab", context.tabs, { at: small, expected: /40[01]/ });
   await run("only MathML enters the page", text.hostileMath, { expected: /401|inline event handler/ });
   await run("an answer goes on beside another conversation", conversations.beside, { at: slow });

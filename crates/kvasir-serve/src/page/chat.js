@@ -390,6 +390,7 @@ export class Chat extends EventTarget {
       close();
       const revision = this.tree.add(node.parent, { role: "user", content });
       revision.meta.revises = node.id;
+      if (node.meta.window) revision.meta.window = node.meta.window === node.id ? revision.id : node.meta.window;
       this.answer(revision.id);
       this.question.focus();
     });

@@ -6,6 +6,7 @@
 //   `parent`   the message that the question or the answer stands under
 //   `revises`  the message whose edit the question was; null if it was none
 //   `continues`  the answer that was to be continued; null if none was
+//   `window`   where the window of a question began that was refused in spite of dropped turns; else 0
 //   `turns`    how many turns must go; 0 if dropping them does not suffice
 //   `why`      the server's words
 
@@ -20,10 +21,10 @@ const LEAST_ROOM = 0.02; // share for the answer to a question that stands alone
 
 /** The kept `overflow` of a file, or null. */
 export function checkedOverflow(kept) {
-  const { content, parent, revises, continues, turns, why } = kept ?? {};
+  const { content, parent, revises, continues, window, turns, why } = kept ?? {};
   const isId = (value) => Number.isSafeInteger(value) || value === null;
-  const isValid = (typeof content === "string" || content === null) && Number.isSafeInteger(parent) && isId(revises) && isId(continues) && Number.isSafeInteger(turns) && typeof why === "string";
-  return isValid ? { content, parent, revises, continues, turns, why } : null;
+  const isValid = (typeof content === "string" || content === null) && [parent, window, turns].every(Number.isSafeInteger) && isId(revises) && isId(continues) && typeof why === "string";
+  return isValid ? { content, parent, revises, continues, window, turns, why } : null;
 }
 
 const plural = (n, word) => (n === 1 ? `the oldest ${word}` : `the ${n} oldest ${word}s`);
@@ -39,12 +40,13 @@ export class Overflow {
   /** Takes the request for `node` out of the conversation. Nothing that was typed is lost. */
   async take(conversation, node, why, continues) {
     const { tree } = conversation, parent = tree.nodes.get(node.parent);
-    const overflow = { content: null, parent: parent.id, revises: null, continues: null, turns: 0, why };
+    const overflow = { content: null, parent: parent.id, revises: null, continues: null, window: 0, turns: 0, why };
     if (continues) overflow.continues = node.id;
     else tree.remove(node.id);
     if (!continues && parent.message.role === "user" && !parent.children.length) Object.assign(overflow, this.withdraw(tree, parent));
-    const branch = this.branch(conversation, overflow, overflow.content);
-    overflow.turns = (await this.cut(conversation, branch, overflow))?.turns ?? 0;
+    // What was refused alone cannot lose more.
+    const isAlone = parent.meta.window === parent.id;
+    overflow.turns = (!isAlone && (await this.cut(conversation, this.branch(conversation, overflow, overflow.content)))?.turns) || 0;
     conversation.setOverflow(overflow);
     this.returned.delete(conversation.id);
   }
@@ -54,13 +56,13 @@ export class Overflow {
     tree.remove(id);
     const above = tree.nodes.get(parent), edited = above.children.indexOf(meta.revises);
     if (edited >= 0) above.chosen = edited;
-    return { content: message.content, parent, revises: above.children[above.chosen] ?? null };
+    return { content: message.content, parent, revises: above.children[above.chosen] ?? null, window: meta.window ?? 0 };
   }
 
   /** The nodes that a request has, with its question as last. */
-  branch({ tree }, { parent, continues }, content) {
+  branch({ tree }, { parent, continues, window }, content) {
     const nodes = tree.upTo(parent);
-    if (content !== null) nodes.push({ id: 0, message: { role: "user", content }, meta: {} });
+    if (content !== null) nodes.push({ id: 0, message: { role: "user", content }, meta: window ? { window } : {} });
     return { nodes, behind: continues === null ? [] : [tree.nodes.get(continues)] };
   }
 
@@ -123,6 +125,8 @@ export class Overflow {
     const cut = await this.cut(conversation, branch);
     this.isBusy = false;
     if (conversation.overflow !== overflow || conversation.busy || !chat.shows(conversation)) return;
+    // What was typed meanwhile is part of the question.
+    if (this.content(conversation) !== content) return this.drop();
     if (!cut) {
       conversation.setOverflow({ ...overflow, turns: 0 });
       return chat.render();
@@ -194,15 +198,16 @@ export class Overflow {
 
   /** The offer as HTML. */
   html({ overflow, tree }) {
-    const { content, revises, continues, turns, why } = overflow, { context } = this.model;
+    const { content, parent, revises, continues, turns, why } = overflow, { context } = this.model;
     const what = content !== null ? `This question does not fit into the context. It is back in ${revises === null ? "the message field" : "its field"}.`
       : continues !== null ? "The context has no room to continue this answer." : "The context has no room for this answer.";
+    const earlier = tree.upTo(parent).filter(({ message }) => message.role === "user").length - (content === null);
     const isLimited = this.settings.fields.max_tokens > ROOM * context;
     const how = turns ? `The model can answer without ${plural(turns, "turn")}: they stay here, but are no longer sent.`
-      : `Dropping ${tree.nodes.size > 1 ? "earlier turns" : "messages"} does not help: shorten ${content === null ? "the system prompt or the question" : "it"}${isLimited ? ", or lower the token limit in the settings" : ""}.`;
+      : `${earlier > 0 ? "Dropping earlier turns does not help. " : ""}${content === null ? "Begin anew with a shorter question" : "Shorten it"}${isLimited ? ", or lower the token limit in the settings" : ""}.`;
     const button = (act, label, title) => `<button type="button" class="quiet" data-act="${act}" title="${title}">${label}</button>`;
     const drop = turns ? button("drop", `drop ${plural(turns, "turn")}`, "send the request without them; they stay here, and the system prompt is still sent") : "";
     const anew = tree.nodes.size > 1 ? button("anew", "begin anew", "a new conversation with the question in the message field") : "";
-    return `<section class="overflow" aria-label="context exceeded"><div role="alert"><p>${what}${turns || tree.nodes.size > 1 || isLimited ? ` ${how}` : " Shorten it."}</p><p class="note">${escape(why).replace(/`([^`]*)`/g, "<code>$1</code>")}</p></div><div class="offers">${drop}${anew}</div></section>`;
+    return `<section class="overflow" aria-label="context exceeded"><div role="alert"><p>${what} ${how}</p><p class="note">${escape(why).replace(/`([^`]*)`/g, "<code>$1</code>")}</p></div><div class="offers">${drop}${anew}</div></section>`;
   }
 }
