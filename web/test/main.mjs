@@ -3,9 +3,11 @@
 import { mkdirSync, rmSync } from "node:fs";
 import { chromium } from "playwright-core";
 import * as chat from "./chat.mjs";
+import * as context from "./context.mjs";
 import * as controls from "./controls.mjs";
 import * as conversations from "./conversations.mjs";
 import * as engine from "./engine.mjs";
+import * as focus from "./focus.mjs";
 import * as link from "./link.mjs";
 import * as origins from "./origins.mjs";
 import * as parts from "./parts.mjs";
@@ -26,6 +28,7 @@ mkdirSync(SHOTS, { recursive: true });
 const browser = await chromium.launch({ executablePath: process.env.BROWSER, args: ["--no-sandbox", "--disable-gpu"], timeout: 120_000 });
 const server = await Server.start(["--api-key", "test-key"]);
 const slow = await Server.start(["--api-key", "test-key", "--backend", "sim", "--sim-preset", "fixed:100ms"]);
+const small = await context.start();
 const speculating = await Server.start(["--api-key", "test-key", "--spec", "suffix"]);
 let failed = 0;
 
@@ -59,7 +62,8 @@ const DRAWN = [
   ["looks", chat.looks], ["tool calls and tokens", chat.shown], ["settings are checked and kept", settings.settings],
   ["the gauge counts the context", settings.gauge], ["the model has a card", settings.card], ["text, formulas and code", text.rich],
   ["text from right to left", text.rightToLeft], ["the text of a wide table", text.wideTable], ["a typed tool call is shown as a call", text.typed],
-  ["the engine looks", engine.looks], ["draft trees are drawn", engine.drafts],
+  ["a full context loses its oldest turns", context.dropTurns, { at: small, expected: /40[01]/ }], ["a toast is centered", focus.toast],
+  ["buttons of the last answer are visible", focus.visible], ["the engine looks", engine.looks], ["draft trees are drawn", engine.drafts],
 ];
 
 /** What is done, at both widths, each with one of the themes. */
@@ -71,7 +75,11 @@ const DONE = [
   ["esc closes what is open first", controls.escape], ["the focus stays on its control", controls.focus],
   ["a growing answer leaves what is read alone", controls.steady], ["many rounds of tools end with a reason", controls.rounds],
   ["an edit outlasts another conversation", controls.drafts], ["a key that cannot be sent", controls.unsendable, { key: null }],
-  ["files go with a question", text.attached],
+  ["files go with a question", text.attached], ["footnotes are followed", text.footnotes], ["delimiters are as tall as what they enclose", text.fences], ["enter sends an edit", focus.edited],
+  ["a full context begins anew", context.beginAnew, { at: small, expected: /40[01]/ }],
+  ["a first question that does not fit is kept", context.alone, { at: small, expected: /40[01]/ }],
+  ["an edit that does not fit is kept", context.edited, { at: small, expected: /40[01]/ }],
+  ["an answer goes on in a full context", context.continued, { at: small, expected: /40[01]/ }],
 ];
 const PAIRS = [["desktop", "light"], ["phone", "dark"], ["desktop", "dark"], ["phone", "light"]];
 
@@ -80,6 +88,13 @@ try {
   await run("an answer streams, is edited and asked again", chat.talk);
   await run("an answer is stopped", chat.stopped, { at: slow });
   await run("an answer is stopped, phone", chat.stopped, { at: slow, size: "phone", colorScheme: "dark" });
+  await run("the message field has the focus", focus.kept);
+  await run("what is typed goes into the message field", focus.typed);
+  await run("the empty message field scrolls", focus.scrolled);
+  await run("a finger opens no keyboard", focus.touched, { size: "phone", colorScheme: "dark" });
+  await run("a question that does not fit waits in its conversation", context.elsewhere, { at: small, expected: /40[01]/ });
+  await run("a shortened branch is shortened further", context.more, { at: small, expected: /40[01]/ });
+  await run("a question that does not fit stays in its tab", context.tabs, { at: small, expected: /40[01]/ });
   await run("only MathML enters the page", text.hostileMath, { expected: /401|inline event handler/ });
   await run("an answer goes on beside another conversation", conversations.beside, { at: slow });
   await run("an answer goes on beside another conversation, phone", conversations.beside, { at: slow, size: "phone", colorScheme: "dark" });
@@ -120,7 +135,7 @@ try {
   await run("the report of a benchmark has tables, phone", trace.report, { size: "phone", colorScheme: "dark" });
 } finally {
   await browser.close();
-  await Promise.all([server.stop(), slow.stop(), speculating.stop()]);
+  await Promise.all([server.stop(), slow.stop(), small.stop(), speculating.stop()]);
 }
 console.log(failed ? `${failed} failed; screenshots are in web/test/shots` : "all passed");
 process.exit(failed ? 1 : 0);

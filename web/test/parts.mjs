@@ -39,14 +39,14 @@ async function markdown(page) {
   assert.equal(await html("- [x] a\n- [ ] b"), '<ul><li class="task"><span class="tick done" role="img" aria-label="done"></span>a</li><li class="task"><span class="tick" role="img" aria-label="to do"></span>b</li></ul>');
   assert.equal(await html("\\*not bold\\* \\$5"), "<p>*not bold* $5</p>");
   assert.equal(await html("$5 and $10, US$3, a $x_1$ b"), '<p>$5 and $10, US$3, a <span class="math" data-latex="x_1">$x_1$</span> b</p>');
-  assert.match(await html("$$\na &= b\n$$"), /^<div class="formula"><span class="math display" data-latex="a &#38;= b">/);
+  assert.match(await html("$$\na &= b\n$$"), /^<div class="formula" tabindex="0"><span class="math display" data-latex="a &#38;= b">/);
   assert.match(await html("```diff\n+a\n-b\n```"), /t-added">\+a<\/span>\n<span class="t-removed">-b/);
 }
 
 async function blocks(page) {
   const box = (code, language = "text") => `<div class="codebox"><div class="codehead"><span>${language}</span><button type="button" class="quiet" data-act="copy-code">copy</button></div><pre tabindex="0"><code>${code}</code></pre></div>`;
   const table = '<div class="tablebox" tabindex="0"><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td>2</td></tr></tbody></table></div>';
-  const formula = (latex) => `<div class="formula"><span class="math display" data-latex="${latex}">\n${latex}\n</span></div>`;
+  const formula = (latex) => `<div class="formula" tabindex="0"><span class="math display" data-latex="${latex}">\n${latex}\n</span></div>`;
   await each(page, {
     "Here:\n| a | b |\n|---|---|\n| 1 | 2 |\n\nEnd": `<p>Here:</p>${table}<p>End</p>`,
     "a | b\n---": "<p>a | b</p><hr>",
@@ -75,7 +75,7 @@ async function blocks(page) {
     "a\n\n    - b": "<p>a</p><ul><li>b</li></ul>",
     "1. a\n```\nx\n```\n\n    b": `<ol start="1"><li>a</li></ol>${box("x")}<p>b</p>`,
     "1. a\n\n\n    b": '<ol start="1"><li>a</li></ol><p>b</p>',
-    "a\n\n    \\[\n    x\n    \\]": '<p>a</p><div class="formula"><span class="math display" data-latex="x">\n    x\n    </span></div>',
+    "a\n\n    \\[\n    x\n    \\]": '<p>a</p><div class="formula" tabindex="0"><span class="math display" data-latex="x">\n    x\n    </span></div>',
     "a\n\n    2. b": '<p>a</p><ol start="2"><li>b</li></ol>',
     // Headings.
     "Title\n=====\ntext": "<h3>Title</h3><p>text</p>",
@@ -87,6 +87,9 @@ async function blocks(page) {
     "# a\r\n- b\r\n- c": "<h3>a</h3><ul><li>b</li><li>c</li></ul>",
   });
 }
+
+const note = (n) => `<sup class="noteref"><button type="button" data-act="note" data-note="${n}" aria-label="footnote ${n}">${n}</button></sup>`;
+const notes = (...texts) => `<div class="footnotes"><ol>${texts.map((text, i) => `<li data-note="${i + 1}" tabindex="-1">${text} <button type="button" data-act="note-back" data-note="${i + 1}" aria-label="back to reference ${i + 1}">↩</button></li>`).join("")}</ol></div>`;
 
 async function inline(page) {
   await each(page, {
@@ -109,6 +112,11 @@ async function inline(page) {
     "`&amp;`": "<p><code>&#38;amp;</code></p>",
     "a<br>b<BR />c `<br>`": "<p>a<br>b<br>c <code>&#60;br&#62;</code></p>",
     "a\\\nb": "<p>a<br>b</p>",
+    // Footnotes.
+    "a[^x] b[^1], [^x]\n\n[^1]: *one*\n[^X]: two\n    more\n\n    last\n\nend": `<p>a${note(1)} b${note(2)}, ${note(1)}</p><p>end</p>${notes("two<br>more<p>last</p>", "<em>one</em>")}`,
+    "a[^1] `[^1]` \\[^1] [^2] [l [^1]](https://a.b)\n\n[^1]: n": `<p>a${note(1)} <code>[^1]</code> [^1] [^2] <a href="https://a.b">l [^1]</a></p>${notes("n")}`,
+    "a[^1]\n[^1]: b[^2]\n[^2]: c\n- d": `<p>a${note(1)}</p><ul><li>d</li></ul>${notes(`b${note(2)}`, "c")}`,
+    "```\n[^1]: x\n```\n[^1]: y": '<div class="codebox"><div class="codehead"><span>text</span><button type="button" class="quiet" data-act="copy-code">copy</button></div><pre tabindex="0"><code>[^1]: x</code></pre></div><div class="footnotes"><ol><li data-note="1" tabindex="-1">y</li></ol></div>',
   });
   const table = undirected(await htmlOf(page, "| a | b |\n|---|---|\n| x<br>y | `p \\| q` \\| r |"));
   assert.match(table, /<td>x<br>y<\/td><td><code>p \| q<\/code> \| r<\/td>/);
@@ -121,7 +129,7 @@ async function hostile(page) {
     "`</code><script>alert(1)</script>`", "```\n</pre><script>alert(1)</script>\n```", "```\"><img src=x>\nx\n```", "| <b> |\n|---|\n| <i onclick=x> |",
     "**<svg onload=alert(1)>**", "\u00000\u0000 `a`", "> > > > > > > > > > > deep", "- ".repeat(200), "*".repeat(5000), "_a".repeat(2000), "[".repeat(3000),
     '$a" onclick="x$', '$a \\(b" onclick="x\\) c$', '`a` $`b` "x$', '[a $"x" onclick=y$](https://a.b)', 'https://a.b/"onclick=x', 'https://a.b/`c`d', "<https://a.b/`c`\" onclick=x>", '$$\n" onclick="x\n$$', '```js\n`</code><img src=x>${"\n```', '```html\n<img src=x onerror=alert(1)>\n```', "$".repeat(3000), "\\(".repeat(2000), "https://".repeat(500), "```rust\n" + "'".repeat(5000) + "\n```", "| a |\n|:-:|\n| \\| <img src=x> |",
-    '[x](https://a.b "t" onclick="x")', '[x](https://a.b \'" onclick="y\')', '[x](<https://a.b"onclick=x>)', '[x](https://a.b/" onclick=")', '[x][1]\n\n[1]: https://a.b "t&quot; onclick=&quot;x"', "[x][1]\n\n[1]: javascript:alert(1)", '[1]: https://a.b"onclick=x\n\n[1]', "&#60;script&#62;alert(1)&lt;/script&gt;", "[x](https&#58;//a.b) [x](java&#115;cript:alert(1))", "<br onclick=x> <br/onclick=x>", "`` </code><b> ``", "x \\[\n<img src=x>\n\\]", "<b>\n===", "a\n\n    <b>x</b>", "*[a*](https://a.b)*", "- \t<b>\n\t- <i>",
+    '[x](https://a.b "t" onclick="x")', '[x](https://a.b \'" onclick="y\')', '[x](<https://a.b"onclick=x>)', '[x](https://a.b/" onclick=")', '[x][1]\n\n[1]: https://a.b "t&quot; onclick=&quot;x"', "[x][1]\n\n[1]: javascript:alert(1)", '[1]: https://a.b"onclick=x\n\n[1]', "&#60;script&#62;alert(1)&lt;/script&gt;", "[x](https&#58;//a.b) [x](java&#115;cript:alert(1))", "<br onclick=x> <br/onclick=x>", "`` </code><b> ``", "x \\[\n<img src=x>\n\\]", "<b>\n===", "a\n\n    <b>x</b>", "*[a*](https://a.b)*", "- \t<b>\n\t- <i>", '[^"onclick=x] <b>\n\n[^"onclick=x]: <img src=x onerror=alert(1)>',
   ];
   const tags = await page.evaluate(async (texts) => {
     const { markdown } = await import("/page/markdown.js");
@@ -141,7 +149,7 @@ async function hostile(page) {
 
 /** Texts that repeat one mark take linear time: an answer is drawn again for every token. */
 async function linear(page) {
-  const marks = ["*a ", "a* ", "_a", "*a_b ", "***a** ", "[", "[a](", "[[a](https://b)", "`", "`a ``", "\\(", "\\[\n", "\\(`", "$a ", "a $$\n", "https://a) ", "<https://", "&", "# ", "#", "- ", "- a\n", "| a ", "| a |\n", "[a]: https://b \"", "a\n===\n", "a\n\n    b\n\n"];
+  const marks = ["*a ", "a* ", "_a", "*a_b ", "***a** ", "[", "[a](", "[[a](https://b)", "`", "`a ``", "\\(", "\\[\n", "\\(`", "$a ", "a $$\n", "https://a) ", "<https://", "&", "# ", "#", "- ", "- a\n", "| a ", "| a |\n", "[a]: https://b \"", "a\n===\n", "a\n\n    b\n\n", "[^a", "[^a]: b\n", "[^a]", "[^a]: [^a]\n\n  c\n\n"];
   const slow = await page.evaluate(async (marks) => {
     const { markdown } = await import("/page/markdown.js");
     const time = (text) => {

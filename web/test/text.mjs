@@ -240,3 +240,60 @@ export async function typed({ page, address, shot }) {
   });
   assert.deepEqual(found, [["a"], ["a"], ["a"], ["a"], ["a"], null, null, null, null, null, null]);
 }
+
+/** A footnote is reached from its reference and back, in its own message. */
+export async function footnotes({ page, address, shot }) {
+  await says(page, "Attention is a softmax[^a], as in the paper[^1].\n\n[^1]: *Attention is all you need*, $n = 8$.\n[^a]: Of scores.");
+  await page.goto(address);
+  await ready(page);
+  for (const text of ["One", "Two"]) {
+    await ask(page, text);
+    await rest(page);
+  }
+  const focused = () => page.evaluate(() => [[...document.querySelectorAll(".msg.assistant")].findIndex((message) => message.contains(document.activeElement)), document.activeElement.localName, document.activeElement.dataset.note]);
+  await page.locator(".msg.assistant").nth(1).locator(".noteref button").nth(1).click();
+  assert.deepEqual(await focused(), [1, "li", "2"]);
+  assert.match(await page.evaluate(() => document.activeElement.innerText), /^Attention is all you need/);
+  await page.keyboard.press("Tab");
+  await page.keyboard.press("Enter");
+  assert.deepEqual(await focused(), [1, "button", "2"]);
+  assert.equal(new URL(page.url()).hash, "", "the address is not changed");
+  await accessible(page, "footnotes");
+  await shot("footnotes");
+}
+
+const FENCED = String.raw`$$ \begin{pmatrix} a & b \\ c & d \end{pmatrix} \begin{bmatrix} 1 \\ 2 \\ 3 \end{bmatrix} \begin{Bmatrix} 1 \\ 2 \end{Bmatrix} \begin{vmatrix} a & b \\ c & d \end{vmatrix} \begin{Vmatrix} x \\ y \end{Vmatrix} $$
+
+$$ f(x) = \begin{cases} 1 & x > 0 \\ 0 & x = 0 \\ -1 & x < 0 \end{cases} \quad \left\lfloor \frac{a}{b} \right\rfloor + \left\lceil \frac{a}{b} \right\rceil + \left\langle \frac{u}{v} \right\rangle + \left[0, \frac{1}{2}\right) + (x) $$`;
+
+/** Delimiters of tall parts are as tall as these, with a font that stretches glyphs and with one that does not. */
+export async function fences({ page, address, shot }) {
+  await says(page, FENCED);
+  await page.goto(address);
+  await ready(page);
+  await ask(page, "Matrices?");
+  await rest(page);
+  await page.waitForFunction(() => document.querySelectorAll(".math.drawn math").length === 2);
+  const drawn = () => page.evaluate(() => document.documentElement.classList.contains("draws-fences"));
+  await page.evaluate(() => document.documentElement.classList.remove("draws-fences"));
+  await shot("fences-of-font");
+  // A font without pieces of delimiters, such as Liberation Sans, leaves the glyph at its size.
+  await page.evaluate(async () => {
+    const { getBoundingClientRect } = Element.prototype;
+    Element.prototype.getBoundingClientRect = function () {
+      return this.matches(".unseen mo") ? new DOMRect(0, 0, 5, 15) : getBoundingClientRect.call(this);
+    };
+    (await import("/page/fences.js")).probe();
+  });
+  assert.equal(await drawn(), true, "a font that stretches nothing");
+  await shot("fences");
+  const rows = await page.evaluate(() => [...document.querySelectorAll("mrow:is([data-open], [data-close])")].map((row) => {
+    const { height } = row.getBoundingClientRect(), glyphs = [...row.querySelectorAll(":scope > mo[data-fence]")];
+    const inner = Math.max(...[...row.children].filter((child) => !glyphs.includes(child)).map((child) => child.getBoundingClientRect().height));
+    return { open: row.dataset.open, close: row.dataset.close, text: glyphs.map((glyph) => glyph.textContent).join(""), fits: Math.abs(height - inner) < 2 && glyphs.every((glyph) => glyph.getBoundingClientRect().height < 1) };
+  }));
+  assert.deepEqual(rows.map(({ open, close, text }) => `${open} ${close} ${text}`), ["paren paren ()", "bracket bracket []", "brace brace {}", "bar bar ||", "bars bars ‖‖", "brace undefined {", "floor floor ⌊⌋", "ceiling ceiling ⌈⌉", "angle angle ⟨⟩", "bracket paren [)"]);
+  assert.ok(rows.every(({ fits }) => fits), JSON.stringify(rows));
+  await accessible(page, "delimiters");
+  await fits(page, "delimiters");
+}

@@ -13,11 +13,11 @@ export const key = {
   unsendable: (text) => [...new Set(text.match(/[^\t\x20-\x7e\x80-\xff]/gu) ?? [])],
 };
 
-/** An answer that is none; `status` is HTTP's. */
+/** An answer that is none; `status` is HTTP's, `code` the API's. */
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = "") {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, code });
   }
 }
 
@@ -48,7 +48,7 @@ async function request(path, body, signal, method = body ? "POST" : "GET") {
   const response = await arrival(fetch(path, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" }), signal);
   if (response.ok) return response;
   const said = await response.json().catch(() => null);
-  throw new Refused(response.status, said?.error?.message ?? `the server answered ${response.status}`);
+  throw new Refused(response.status, said?.error?.message ?? `the server answered ${response.status}`, said?.error?.code);
 }
 
 export async function get(path) {

@@ -4,21 +4,29 @@
 
 import { Lost } from "/page/api.js";
 import { filesOf, withFiles, withoutFiles } from "/page/attachments.js";
+import { drawBranch } from "/page/branch.js";
 import { copy } from "/page/clipboard.js";
-import { complete } from "/page/completion.js";
+import { complete, isOverflow } from "/page/completion.js";
 import { Conversation } from "/page/conversation.js";
+import { QuestionFocus } from "/page/focus.js";
+import { follow } from "/page/footnotes.js";
 import { link } from "/page/link.js";
 import { drawMath } from "/page/math.js";
-import { answerBody, canContinue, draw } from "/page/message.js";
+import { answerBody, canContinue, uncut } from "/page/message.js";
 import { morph } from "/page/morph.js";
+import { Overflow } from "/page/overflow.js";
 import { end } from "/page/sessions.js";
 import { session } from "/page/storage.js";
 import { TokenTip } from "/page/token_tip.js";
 import { OWN } from "/page/tools.js";
+import { undrop } from "/page/truncation.js";
 
 const OPEN = "kvasir-open"; // the conversation that this tab shows
 const MOST_ROUNDS = 8; // answers in a row that call tools
 const SAVE_EVERY = 1000; // ms between two writes of an answer in progress
+
+/** Enter sends, unless it ends a composition of an input method. */
+const isSend = (e) => e.key === "Enter" && !e.shiftKey && !e.isComposing;
 
 /** Fires `shown` when another conversation is shown or its state has changed. */
 export class Chat extends EventTarget {
@@ -34,6 +42,8 @@ export class Chat extends EventTarget {
     this.question = form.querySelector("textarea");
     this.send = form.querySelector(".send");
     this.endButton = form.querySelector(".to-end");
+    this.questionFocus = new QuestionFocus(this.question, this.send);
+    this.overflow = new Overflow({ chat: this, settings, model, say });
     this.tip = new TokenTip(list, (id) => this.tree.nodes.get(id));
     this.conversation = new Conversation({ system: settings.system });
     this.listen();
@@ -74,7 +84,9 @@ export class Chat extends EventTarget {
     this.conversation = conversation;
     if (!conversation.isEmpty) this.conversations.hold(conversation);
     session.set(OPEN, conversation.id);
+    this.overflow.giveBack(conversation);
     this.render(true);
+    this.questionFocus.take();
   }
 
   /** Ends the sessions of a conversation that is not shown, once it rests. */
@@ -115,7 +127,7 @@ export class Chat extends EventTarget {
       else this.ask(this.question.value);
     });
     this.question.addEventListener("keydown", (e) => {
-      if (e.key === "Enter" && !e.shiftKey && !e.isComposing) {
+      if (isSend(e)) {
         e.preventDefault();
         if (!this.busy) this.ask(this.question.value);
       }
@@ -132,17 +144,26 @@ export class Chat extends EventTarget {
   wrote() {
     this.question.style.height = "auto";
     this.question.style.height = `${Math.min(this.question.scrollHeight, 240)}px`;
-    this.gauge.draft(withFiles(this.question.value, this.attachments.files));
+    const content = withFiles(this.question.value, this.attachments.files);
+    this.gauge.draft(content);
+    if (!content) this.overflow.discard(this.conversation);
+  }
+
+  clearQuestion() {
+    this.attachments.take();
+    this.question.value = "";
+    this.wrote();
   }
 
   ask(text) {
     if ((!text.trim() && !this.attachments.files.length) || this.busy || !link.up) return;
-    const content = withFiles(text, this.attachments.take());
-    this.question.value = "";
-    this.wrote();
+    const content = withFiles(text, this.attachments.files);
+    this.overflow.settle(this.conversation);
+    this.clearQuestion();
     const node = this.tree.add(this.tree.path().at(-1)?.id ?? 0, { role: "user", content });
     session.set(OPEN, this.conversation.id);
     this.answer(node.id);
+    this.questionFocus.settle();
   }
 
   /**
@@ -153,20 +174,25 @@ export class Chat extends EventTarget {
     const { tree } = conversation;
     const { signal } = (conversation.stopper = new AbortController());
     this.refused = null;
+    this.overflow.settle(conversation);
     this.conversations.hold(conversation);
     this.conversations.tabs.begins(conversation.id);
     this.conversations.save(conversation, { touched: true });
     for (let round = 1; parent !== null; round++) {
       const continues = cut !== null && round === 1;
       const node = continues ? cut : tree.add(parent, { role: "assistant", content: "" });
+      const before = continues ? uncut(node.meta) : {};
       node.meta.streaming = true;
       if (this.shows(conversation)) this.render(true);
       const refresh = () => this.refresh(conversation, node);
-      const refused = await complete(conversation, node, { fields: this.settings.fields, continues, signal, guard: this.guard, refresh });
+      const refusal = await complete(conversation, node, { fields: this.settings.fields, continues, signal, guard: this.guard, refresh });
       delete node.meta.streaming;
       tree.touch(node);
-      if (refused) this.refuse(conversation, node, continues);
-      parent = refused || node.meta.stopped || node.meta.error ? null : this.runTools(tree, node);
+      if (isOverflow(refusal)) {
+        Object.assign(node.meta, before);
+        await this.overflow.take(conversation, node, refusal.message, continues);
+      } else if (refusal) this.refuse(conversation, node, continues);
+      parent = refusal || node.meta.stopped || node.meta.error ? null : this.runTools(tree, node);
       if (parent !== null && round === MOST_ROUNDS) {
         node.meta.rounds = MOST_ROUNDS;
         parent = null;
@@ -174,10 +200,21 @@ export class Chat extends EventTarget {
     }
     conversation.stopper = null;
     const saved = this.conversations.save(conversation, { touched: true });
-    if (this.shows(conversation)) this.render();
+    if (this.shows(conversation)) this.rest();
     else this.leave(conversation);
     await saved;
     if (!conversation.busy) this.conversations.tabs.ends(conversation.id);
+  }
+
+  /** Shows that no answer is being made. */
+  rest() {
+    const { conversation } = this;
+    this.overflow.giveBack(conversation);
+    this.render();
+    const { overflow } = conversation;
+    if (overflow) this.list.querySelector(".overflow")?.scrollIntoView({ block: "nearest" });
+    if (overflow?.content && overflow.revises !== null) this.list.querySelector(".editing textarea")?.focus();
+    this.questionFocus.settle();
   }
 
   /** The server refused the key of an answer: nothing of it stays, and it is asked for again with the next key. */
@@ -249,6 +286,10 @@ export class Chat extends EventTarget {
       return this.ask(example);
     }
     if (!act) return;
+    if (act === "drop") return link.up && this.overflow.drop();
+    if (act === "anew") return this.overflow.anew();
+    if (act === "undrop") return this.undrop();
+    if (act === "note" || act === "note-back") return follow(target);
     if (act === "copy-code") {
       const code = target.closest(".codebox").querySelector("pre");
       return copy(target, code.textContent, code);
@@ -267,6 +308,15 @@ export class Chat extends EventTarget {
     this.render();
   }
 
+  /** Sends the dropped turns again with the next question. */
+  undrop() {
+    if (this.busy) return;
+    undrop(this.tree);
+    this.keep();
+    this.render();
+    this.questionFocus.settle();
+  }
+
   again(node) {
     const { parent } = node;
     if (node.meta.error) this.tree.remove(node.id);
@@ -278,7 +328,6 @@ export class Chat extends EventTarget {
     const { message, meta } = node;
     if (!canContinue(node)) return;
     message.content = message.content.trimEnd(); // as the server reads it
-    for (const name of ["error", "stopped", "finish"]) delete meta[name];
     // The session holds the answer as it was cut: the next question forks it before that answer.
     if (meta.session) meta.tried = meta.session;
     delete meta.session;
@@ -318,6 +367,7 @@ export class Chat extends EventTarget {
     };
     const cancel = () => {
       close();
+      this.overflow.discard(conversation, node.id);
       this.render();
       this.question.focus();
     };
@@ -327,7 +377,8 @@ export class Chat extends EventTarget {
       if (e.key === "Escape") {
         e.stopPropagation();
         cancel();
-      } else if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) {
+      } else if (isSend(e)) {
+        e.preventDefault();
         form.requestSubmit();
       }
     });
@@ -337,7 +388,10 @@ export class Chat extends EventTarget {
       const content = withFiles(field.value, files);
       if (!content || !link.up || this.busy) return;
       close();
-      this.answer(this.tree.add(node.parent, { role: "user", content }).id);
+      const revision = this.tree.add(node.parent, { role: "user", content });
+      revision.meta.revises = node.id;
+      if (node.meta.window) revision.meta.window = node.meta.window === node.id ? revision.id : node.meta.window;
+      this.answer(revision.id);
       this.question.focus();
     });
     note();
@@ -373,7 +427,7 @@ export class Chat extends EventTarget {
 
   /** Enables buttons that need the server. Redraws nothing: a message may be under edit. */
   reach() {
-    for (const button of this.list.querySelectorAll("[data-act=again], [data-act=continue], [data-act=answer], [data-act=resume], [data-example], .asks button, .editing .strong")) button.disabled = !link.up;
+    for (const button of this.list.querySelectorAll("[data-act=again], [data-act=continue], [data-act=answer], [data-act=resume], [data-act=drop], [data-example], .asks button, .editing .strong")) button.disabled = !link.up;
     this.send.disabled = !link.up && !this.busy;
   }
 
@@ -386,6 +440,11 @@ export class Chat extends EventTarget {
     this.markEnd();
   }
 
+  /** Scrolls by almost what is visible. */
+  scrollPage(by) {
+    this.scroller.scrollBy({ top: by * 0.9 * this.scroller.clientHeight });
+  }
+
   markEnd() {
     this.endButton.hidden = this.atEnd();
   }
@@ -393,12 +452,11 @@ export class Chat extends EventTarget {
   render(jump = false) {
     const stays = jump || this.atEnd(), results = this.results(), focus = this.focused();
     const { id } = this.conversation, isWritten = !this.busy && this.conversations.tabs.writes(id);
-    const shown = this.tree.path().filter(({ message }) => message.role !== "tool");
     this.tip.hide();
     const heading = `<h1 class="sr">Chat with ${this.model.nameHtml}</h1>`;
-    const messages = shown.map((node, i) => draw(node, this.tree, results, { busy: this.busy, next: shown[i + 1], isWritten })).join("");
+    const messages = drawBranch(this.tree, { busy: this.busy, isWritten, results, offer: this.overflow.offer(this.conversation) });
     const elsewhere = isWritten ? '<p class="note elsewhere" role="status">Another tab is writing in this conversation.</p>' : "";
-    morph(this.list, shown.length ? heading + messages + elsewhere : this.model.welcome());
+    morph(this.list, !this.conversation.isEmpty ? heading + messages + elsewhere : this.model.welcome());
     this.restoreEdit();
     drawMath(this.list);
     this.reach();

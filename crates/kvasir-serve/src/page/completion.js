@@ -1,19 +1,24 @@
 // One answer of the model: sends the conversation, and takes the stream into a node.
 
-import { Lost, events } from "/page/api.js";
+import { Lost, Refused, events } from "/page/api.js";
 import { written } from "/page/conversation.js";
-import { begin, forget, gone } from "/page/sessions.js";
+import { begin, endUnused, forget, gone } from "/page/sessions.js";
+import { sent, windowStart } from "/page/truncation.js";
+
+/** Whether a request exceeded the model's context. */
+export const isOverflow = (error) => error?.code === "context_length_exceeded";
 
 /**
  * Fills a node with the answer as it comes; `fields` are those of the request beside its messages.
- * `continues` sends the node itself as the last message. Errors are shown in the node, except a
- * refused API key: `guard(error)` then shows the key dialog, and the result is true.
+ * `continues` sends the node itself as the last message. Errors are shown in the node, except two, which are the result:
+ * a refused API key, for which `guard(error)` shows the key dialog, and a request that exceeds the context.
  */
 export async function complete(conversation, node, { fields, continues, signal, guard, refresh }, retry = true) {
-  const { tree, system } = conversation, { meta } = node, path = tree.upTo(node.parent);
+  const { tree, system } = conversation, { meta } = node, branch = tree.upTo(node.parent), path = sent(branch);
+  const scope = { system, window: windowStart(branch) ? path[0].id : 0 };
   let session = null;
   try {
-    const how = continues ? { fields: continuing([...path, node], system), session } : await begin(tree, path, system, written, signal);
+    const how = continues ? { fields: continuing([...path, node], system), session } : await begin(tree, path, scope, written, signal);
     session = how.session;
     await receive(node, { ...how.fields, ...fields }, signal, refresh);
     if (session) meta.session = session;
@@ -25,10 +30,13 @@ export async function complete(conversation, node, { fields, continues, signal, 
     }
     const lost = signal.reason instanceof Lost;
     if (signal.aborted && !lost) meta.stopped = true;
-    else if (guard(error)) return true;
-    else meta.error = (lost ? signal.reason : error).message;
+    else if (guard(error)) return error;
+    else if (isOverflow(error) && (continues || !node.message.content)) {
+      if (session) endUnused(tree, session.id);
+      return error;
+    } else meta.error = (lost ? signal.reason : error).message;
   }
-  return false;
+  return null;
 }
 
 /** Sends a request and takes its answer into a node, with its usage and times. */
@@ -40,7 +48,7 @@ async function receive(node, fields, signal, refresh) {
     // The usage comes with every piece: an answer that is cut has no last one.
     const body = { ...fields, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
     for await (const [, data] of events("/v1/chat/completions", body, signal)) {
-      if (data.error) throw new Error(data.error.message);
+      if (data.error) throw new Refused(0, data.error.message, data.error.code);
       if (data.usage) meta.usage = usage(data, before);
       const choice = data.choices?.[0];
       if (!choice) continue;

@@ -7,7 +7,7 @@ import { forgetSessions } from "/page/sessions.js";
 import { Store } from "/page/store.js";
 import { Tabs } from "/page/tabs.js";
 
-const textOf = ({ title, tree }) => [title, ...tree.nodes.map(({ message }) => message?.content ?? "")].join("\n").toLowerCase();
+const textOf = ({ title, overflow, tree }) => [title, overflow?.content ?? "", ...tree.nodes.map(({ message }) => message?.content ?? "")].join("\n").toLowerCase();
 
 /**
  * Fires `change` with `{id, elsewhere, quiet}`, `writing` with `{id}` when an answer in another tab begins or ends,

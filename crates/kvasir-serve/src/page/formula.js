@@ -5,7 +5,7 @@ export function formula(latex, display, source) {
   return `<span class="math${display ? " display" : ""}" data-latex="${latex.trim()}">${source}</span>`;
 }
 
-export const formulaBlock = (latex) => `<div class="formula">${formula(latex, true, latex)}</div>`;
+export const formulaBlock = (latex) => `<div class="formula" tabindex="0">${formula(latex, true, latex)}</div>`;
 
 const MOST = 200; // lines of a formula
 const CLOSING = { "$$": "$$", "\\[": "\\]" };

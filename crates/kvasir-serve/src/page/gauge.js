@@ -17,7 +17,7 @@ export class Gauge {
     this.text = element.querySelector("span");
   }
 
-  /** Shows the tokens of a conversation's shown branch. */
+  /** Shows the tokens that are sent of a conversation's shown branch. */
   show(conversation) {
     const last = conversation.tree.path().at(-1), total = last?.meta.usage?.total_tokens;
     clearTimeout(this.counting);
@@ -28,7 +28,7 @@ export class Gauge {
 
   async count(conversation) {
     const { turn } = this, { tools } = this.settings;
-    const messages = conversation.messages();
+    const messages = conversation.sent();
     if (!messages.length) return;
     const count = await tokens({ messages, add_generation_prompt: false, ...(tools.length ? { tools } : {}) });
     if (turn === this.turn && count !== null) this.set(count);
@@ -61,7 +61,7 @@ export class Gauge {
 }
 
 /** Tokens of a text or a conversation; null if the server does not say. */
-async function tokens(body) {
+export async function tokens(body) {
   try {
     return (await post("/tokenize", body)).count;
   } catch {

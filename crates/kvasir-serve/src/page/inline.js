@@ -15,6 +15,7 @@ const IN_DOLLARS = /\$(?=\S)((?:\\.|[^$\\\n`]){1,2000})(?<!\s)\$(?![\w$])/y;
 const ESCAPED = /\\(&#\d+;|[!-/:-@[-`{-~])/y;
 const REFERENCE = /&#38;(#\d{1,7}|#[xX][\da-fA-F]{1,6}|[a-zA-Z][a-zA-Z\d]{1,30});/y;
 const BREAK = /&#60;br {0,4}\/?&#62;/iy;
+const FOOTNOTE = /\[\^([^\s[\]]{1,100})\]/y;
 const LABEL = /\[([^[\]]{0,300})\]/y;
 
 /** HTML of an escaped text. In a cell of a table `\|` is a bar, also in code. */
@@ -27,7 +28,7 @@ class Inline {
     this.runs = [];
     this.brackets = []; // that a link may begin with
     this.inactive = 0; // brackets that hold a link, from the first on: links do not nest
-    this.urls = []; // that became links and that a label takes back
+    this.urls = []; // and footnotes, that a label of a link takes back as text
     this.found = new Map();
   }
 
@@ -122,6 +123,11 @@ class Inline {
   }
 
   openingBracket(at) {
+    const label = matchAt(FOOTNOTE, this.text, at), note = label && this.references.footnotes.reference(label[1]);
+    if (note) {
+      this.urls.push({ part: this.parts.length, url: label[0] });
+      return this.put(note, at + label[0].length);
+    }
     this.brackets.push({ part: this.parts.length, runs: this.runs.length, begin: at + 1 });
     return this.put("[", at + 1);
   }

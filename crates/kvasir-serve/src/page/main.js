@@ -90,10 +90,12 @@ document.addEventListener("click", (e) => {
   const button = e.target.closest("[data-do]");
   if (button) ACTS[button.dataset.do]?.(button);
 });
+for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListener("close", () => chat.questionFocus.take());
+$("file").addEventListener("change", () => chat.questionFocus.take());
 for (const dialog of [$("card"), $("shortcuts")]) dialog.addEventListener("click", (e) => { if (e.target === dialog) dialog.close(); });
 
 new Shortcuts({
-  acts: { new: ACTS.new, find: () => sidebar.find(), editLast: () => chat.editLast(), end: () => chat.toEnd(), write: () => chat.question.focus(), help: ACTS.shortcuts, escape: () => sidebar.escape() || chat.stop() },
+  acts: { new: ACTS.new, find: () => sidebar.find(), editLast: () => chat.editLast(), end: () => chat.toEnd(), write: () => chat.question.focus(), type: () => chat.question.focus(), pageUp: () => chat.scrollPage(-1), pageDown: () => chat.scrollPage(1), help: ACTS.shortcuts, escape: () => sidebar.escape() || chat.stop() },
   question: chat.question, dialog: $("shortcuts"), enabled: isChat,
 });
 
@@ -138,6 +140,7 @@ link.addEventListener("change", () => {
   if (link.up) greet(conversations.running());
 });
 $("offline").hidden = link.up;
+chat.questionFocus.take();
 sidebar.refresh();
 chat.restore();
 start();

@@ -1,10 +1,11 @@
 // Markdown to HTML. The text is escaped before it is parsed, so no tag of its own can come out.
 //
-// Blocks: paragraphs, headings, lists, task lists, quotes, code, tables, display math. `inline.js` parses the text in
+// Blocks: paragraphs, headings, lists, task lists, quotes, code, tables, display math; then footnotes. `inline.js` parses the text in
 // them. Formulas become `.math` placeholders, which `math.js` fills. The first letter of each block decides whether it
 // runs from right to left.
 
 import { Fence } from "/page/fence.js";
+import { Footnotes } from "/page/footnotes.js";
 import { displayMath, formulaBlock, mathBehindText } from "/page/formula.js";
 import { highlight } from "/page/highlight.js";
 import { dedent, indentOf, widthOf } from "/page/indent.js";
@@ -26,8 +27,9 @@ const DEEPEST = 6; // levels of quotes and lists
 
 /** A text as HTML. */
 export function markdown(text) {
-  const lines = escape(text).split(/\r\n?|\n/);
-  return blocks(lines, { depth: 0, references: new References(lines) });
+  const footnotes = new Footnotes(escape(text).split(/\r\n?|\n/)), { rest } = footnotes;
+  const context = { depth: 0, references: new References(rest, footnotes) };
+  return blocks(rest, context) + footnotes.html((lines) => tight(blocks(lines, deeper(context))));
 }
 
 const deeper = (context) => ({ ...context, depth: context.depth + 1 });

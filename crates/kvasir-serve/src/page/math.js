@@ -4,6 +4,7 @@
 // answers. Formulas are cached by source, because an answer that streams is drawn many times.
 
 import { post } from "/page/api.js";
+import { markFences, probeOnce } from "/page/fences.js";
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 const ELEMENTS = new Set("math mi mn mo ms mtext mspace mrow mfrac msqrt mroot msub msup msubsup munder mover munderover mmultiscripts mprescripts mtable mtr mtd mstyle mpadded mphantom menclose merror semantics".split(" "));
@@ -45,7 +46,9 @@ function copyStyle(text, element) {
 /** A `math` element from the server's text; null if it is none. */
 export function parse(mathml) {
   const { documentElement: root } = new DOMParser().parseFromString(mathml.replace("<math", `<math xmlns="${MATHML}"`), "application/xml");
-  return root.localName === "math" && !root.getElementsByTagName("parsererror").length ? sanitize(root) : null;
+  const formula = root.localName === "math" && !root.getElementsByTagName("parsererror").length ? sanitize(root) : null;
+  if (formula) markFences(formula);
+  return formula;
 }
 
 const keyOf = (place) => `${place.classList.contains("display") ? "D" : "I"}${place.dataset.latex}`;
@@ -60,6 +63,7 @@ export function drawMath(root) {
 }
 
 function put(place, formula) {
+  probeOnce();
   place.replaceChildren(formula.cloneNode(true));
   place.classList.add("drawn");
 }

@@ -12,6 +12,13 @@ export function canContinue({ message, meta, children }) {
   return Boolean(cut && !meta.streaming && message.content?.trim() && !message.tool_calls?.length && !children.length);
 }
 
+/** Removes from an answer's record how it was cut; gives what it removed. */
+export function uncut(meta) {
+  const { error, stopped, finish } = meta;
+  for (const name of ["error", "stopped", "finish"]) delete meta[name];
+  return Object.fromEntries(Object.entries({ error, stopped, finish }).filter(([, value]) => value !== undefined));
+}
+
 const continueButton = (node) => (canContinue(node) ? button("continue", "continue", "continue from where the answer was cut") : "");
 
 /** The buttons under a message, and which of several branches it is. */
@@ -134,12 +141,14 @@ const inProgress = (node) => ({ ...node, meta: { ...node.meta, streaming: true, 
 
 /**
  * A whole message. `next` is the message after it and its calls' results. One that only calls tools goes on in the next:
- * nothing stands under it. `isWritten` if another tab is writing in this conversation.
+ * nothing stands under it. `isWritten` if another tab is writing in this conversation, `isDropped` if
+ * the message is no longer sent.
  */
-export function draw(node, tree, results, { busy, next, isWritten }) {
+export function draw(node, tree, results, { busy, next, isWritten, isDropped = false }) {
   if (isWritten && !next && node.message.role === "assistant" && node.meta.stopped) node = inProgress(node);
   const { message, meta } = node, goesOn = message.role === next?.message.role;
-  if (message.role === "user") return `<article class="msg user" data-id="${node.id}"><h2 class="sr">You</h2>${question(message.content)}${under(node, tree, busy)}</article>`;
+  const dropped = isDropped ? " dropped" : "", unsent = isDropped ? ", no longer sent" : "";
+  if (message.role === "user") return `<article class="msg user${dropped}" data-id="${node.id}"><h2 class="sr">You${unsent}</h2>${question(message.content)}${under(node, tree, busy)}</article>`;
   const below = meta.streaming || goesOn ? "" : under(node, tree, busy);
-  return `<article class="msg assistant${goesOn ? " goes-on" : ""}" data-id="${node.id}"><h2 class="sr">Answer</h2><div class="body_">${answerBody(node, results, { isPast: Boolean(next), isOpen: !next && !busy && !isWritten })}</div>${below}</article>`;
+  return `<article class="msg assistant${goesOn ? " goes-on" : ""}${dropped}" data-id="${node.id}"><h2 class="sr">Answer${unsent}</h2><div class="body_">${answerBody(node, results, { isPast: Boolean(next), isOpen: !next && !busy && !isWritten })}</div>${below}</article>`;
 }

@@ -6,9 +6,10 @@ const DEFINITION = /^ {0,3}\[([^[\]]{1,300})\]:\s*(?:&#60;)?((?:https?:\/\/|mail
 
 const keyOf = (label) => label.trim().replace(/\s+/g, " ").toLowerCase();
 
-/** The targets that the lines of an escaped text define, outside fenced code. Of equal labels the first counts. */
+/** The targets that the lines of an escaped text define, outside fenced code. Of equal labels the first counts. `footnotes` are those of the text. */
 export class References {
-  constructor(lines) {
+  constructor(lines, footnotes) {
+    this.footnotes = footnotes;
     this.targets = new Map();
     let fence = null;
     for (const line of lines) {

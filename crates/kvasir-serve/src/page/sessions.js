@@ -5,8 +5,13 @@ import { post, remove } from "/page/api.js";
 
 const TTL = 3600; // seconds that a session may lie idle
 
-/** The node's session if it was asked under the same system prompt: `{id, at, system}`, `at` being how many messages it then held. */
-const of = (node, system) => (node.meta.session?.system === system ? node.meta.session : null);
+/**
+ * The node's session if it was asked under the same system prompt and with the same beginning: `{id, at, system, window}`,
+ * `at` being how many messages it then held.
+ */
+function of({ meta: { session } }, { system, window }) {
+  return session?.system === system && (session.window ?? 0) === window ? session : null;
+}
 
 /**
  * Messages that a session may hold: as many as the longest branch that was asked in it. Whether an answer that was stopped or failed has
@@ -22,21 +27,23 @@ function length(tree, id) {
 
 /**
  * How to let the model answer under the end of `path`: the fields to send, and the session that the answer then belongs to.
- * `write(nodes)` gives the messages of nodes. Without a session, for whatever reason, the whole conversation is sent.
+ * `scope` is the system prompt, and the `window`: the id of the first message if turns before it were dropped, else 0.
+ * `write(nodes)` gives the messages of nodes. Without a session, for whatever reason, the whole path is sent.
  */
-export async function begin(tree, path, system, write, signal) {
+export async function begin(tree, path, scope, write, signal) {
+  const { system } = scope;
   const lead = system ? [{ role: "system", content: system }] : [];
-  const last = path.findLastIndex((node) => of(node, system));
+  const last = path.findLastIndex((node) => of(node, scope));
   try {
     if (last < 0) {
       const messages = [...lead, ...write(path)];
       const { id } = await post("/v1/sessions", { ttl: TTL }, signal);
-      return { fields: { session: id, messages }, session: { id, at: messages.length + 1, system } };
+      return { fields: { session: id, messages }, session: { id, at: messages.length + 1, ...scope } };
     }
     const messages = write(path.slice(last + 1));
-    let { id, at } = of(path[last], system);
+    let { id, at } = of(path[last], scope);
     if (at < length(tree, id)) id = (await post(`/v1/sessions/${id}/fork`, { at: { message: at } }, signal)).data[0].id;
-    return { fields: { session: id, messages }, session: { id, at: at + messages.length + 1, system } };
+    return { fields: { session: id, messages }, session: { id, at: at + messages.length + 1, ...scope } };
   } catch (error) {
     if (error.status === 401) throw error;
     return { fields: { messages: [...lead, ...write(path)] }, session: null };
@@ -49,6 +56,11 @@ export const gone = (error) => error.status === 404 || error.status === 409;
 /** Forgets that nodes were answered in a session. */
 export function forget(tree, id) {
   for (const { meta } of tree.nodes?.values() ?? []) if (meta?.session?.id === id) delete meta.session;
+}
+
+/** Ends a session that no node belongs to. */
+export function endUnused(tree, id) {
+  if (![...tree.nodes.values()].some(({ meta }) => meta?.session?.id === id)) remove(`/v1/sessions/${id}`).catch(() => {});
 }
 
 /** Forgets all sessions of these nodes. */

@@ -72,7 +72,9 @@ export class Sidebar {
 
   /** After something was chosen, a drawer closes. */
   chosen() {
-    if (NARROW.matches) this.setOpen(false);
+    if (!NARROW.matches) return;
+    this.setOpen(false);
+    this.chat.questionFocus.take();
   }
 
   find() {

@@ -28,7 +28,7 @@ async function openDatabase(tries = TRIES) {
   return openDatabase(tries - 1);
 }
 
-/** Records by id: `{id, title, named, renamed, created, updated, system, prompted, tree}`. Fires `cleared`. */
+/** Records by id: `{id, title, named, renamed, created, updated, system, prompted, overflow, overflowed, tree}`. Fires `cleared`. */
 export class Store extends EventTarget {
   constructor() {
     super();

@@ -1,6 +1,7 @@
 // Conversations as files: JSON as `kvasir chat` writes with `/save`, Markdown, and a backup of all.
 
 import { Conversation } from "/page/conversation.js";
+import { checkedOverflow } from "/page/overflow.js";
 import { Tree, checkMessage } from "/page/tree.js";
 
 const HEADINGS = { system: "System", user: "User", assistant: "Assistant", tool: "Tool" };
@@ -56,19 +57,20 @@ function fromBackup(records) {
 }
 
 /** A backup's record under a new id: what is there is not overwritten. */
-function fromRecord({ title, named, created, updated, system, tree }) {
+function fromRecord({ title, named, created, updated, system, overflow, tree }) {
   const text = (value) => (typeof value === "string" ? value : "");
   const time = (value) => (Number.isFinite(value) ? value : Date.now());
   const restored = Tree.from(tree);
-  if (restored.nodes.size === 1) throw new Error("a conversation has no messages");
+  const exceeding = checkedOverflow(overflow);
+  if (restored.nodes.size === 1 && !exceeding?.content) throw new Error("a conversation has no messages");
   for (const node of restored.nodes.values()) if (node.meta) node.meta = plainMeta(node.meta);
-  return new Conversation({ title: text(title), named: named === true, created: time(created), updated: time(updated), system: text(system), tree: restored });
+  return new Conversation({ title: text(title), named: named === true, created: time(created), updated: time(updated), system: text(system), overflow: exceeding, tree: restored });
 }
 
 /** What a file may say of a message: how it ended. Its sessions and figures are those of another server. */
-function plainMeta({ stopped, failed, error, finish }) {
+function plainMeta({ stopped, failed, error, finish, window }) {
   const isText = (value) => typeof value === "string";
-  return { ...(stopped === true && { stopped }), ...(failed === true && { failed }), ...(isText(error) && { error }), ...(isText(finish) && { finish }) };
+  return { ...(Number.isSafeInteger(window) && { window }), ...(stopped === true && { stopped }), ...(failed === true && { failed }), ...(isText(error) && { error }), ...(isText(finish) && { finish }) };
 }
 
 /** Text of a message, whose content may be a list of parts. */

@@ -24,6 +24,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/text.css", CSS, include_str!("../../page/text.css")),
     ("/page/api.js", SCRIPT, include_str!("../../page/api.js")),
     ("/page/attachments.js", SCRIPT, include_str!("../../page/attachments.js")),
+    ("/page/branch.js", SCRIPT, include_str!("../../page/branch.js")),
     ("/page/chat.js", SCRIPT, include_str!("../../page/chat.js")),
     ("/page/clipboard.js", SCRIPT, include_str!("../../page/clipboard.js")),
     ("/page/completion.js", SCRIPT, include_str!("../../page/completion.js")),
@@ -32,6 +33,9 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/emphasis.js", SCRIPT, include_str!("../../page/emphasis.js")),
     ("/page/engine.js", SCRIPT, include_str!("../../page/engine.js")),
     ("/page/fence.js", SCRIPT, include_str!("../../page/fence.js")),
+    ("/page/fences.js", SCRIPT, include_str!("../../page/fences.js")),
+    ("/page/focus.js", SCRIPT, include_str!("../../page/focus.js")),
+    ("/page/footnotes.js", SCRIPT, include_str!("../../page/footnotes.js")),
     ("/page/formula.js", SCRIPT, include_str!("../../page/formula.js")),
     ("/page/gauge.js", SCRIPT, include_str!("../../page/gauge.js")),
     ("/page/highlight.js", SCRIPT, include_str!("../../page/highlight.js")),
@@ -48,6 +52,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/message.js", SCRIPT, include_str!("../../page/message.js")),
     ("/page/model.js", SCRIPT, include_str!("../../page/model.js")),
     ("/page/morph.js", SCRIPT, include_str!("../../page/morph.js")),
+    ("/page/overflow.js", SCRIPT, include_str!("../../page/overflow.js")),
     ("/page/references.js", SCRIPT, include_str!("../../page/references.js")),
     ("/page/scan.js", SCRIPT, include_str!("../../page/scan.js")),
     ("/page/sessions.js", SCRIPT, include_str!("../../page/sessions.js")),
@@ -64,6 +69,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/tools.js", SCRIPT, include_str!("../../page/tools.js")),
     ("/page/transcript.js", SCRIPT, include_str!("../../page/transcript.js")),
     ("/page/tree.js", SCRIPT, include_str!("../../page/tree.js")),
+    ("/page/truncation.js", SCRIPT, include_str!("../../page/truncation.js")),
     ("/page/typed_call.js", SCRIPT, include_str!("../../page/typed_call.js")),
 ];
 
