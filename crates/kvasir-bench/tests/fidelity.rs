@@ -18,7 +18,7 @@ fn errors_of_the_default_are_small_and_layers_are_listed() {
     assert_eq!((errors.positions, report.tokens, report.kv_dtype.as_str()), (96, 96, "bf16"));
     assert!(errors.mean_kl >= 0.0 && errors.mean_kl < 1e-3, "{errors:?}");
     assert!(errors.mean_error > 0.0 && errors.mean_error <= errors.max_error, "{errors:?}");
-    assert!(errors.max_error < 0.2 && errors.agreeing >= 90, "{errors:?}");
+    assert!(errors.max_error < 0.5 && errors.agreeing >= 90, "{errors:?}");
     assert!((errors.perplexity / errors.perplexity_exact - 1.0).abs() < 0.01, "{errors:?}");
     let relative: Vec<f64> = report.layers.iter().map(|layer| layer.relative).collect();
     assert!(
