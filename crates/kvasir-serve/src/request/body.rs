@@ -58,9 +58,8 @@ pub struct Body {
     size: usize,
 }
 
-/// Fields whose values are programs of the client: templates, grammars, schemas, patterns.
-const PROGRAMS: [&str; 16] = [
-    "chat_template",
+/// Fields whose values are compiled: grammars, schemas, patterns.
+const COMPILED: [&str; 15] = [
     "ebnf",
     "format",
     "grammar",
@@ -110,8 +109,12 @@ impl Body {
 
     /// Cost class of the work that the body asks for.
     pub(crate) fn cost(&self) -> Cost {
-        let is_program = |name: &&str| self.fields.get(*name).is_some_and(|value| !value.is_null());
-        if self.size >= HEAVY_BODY || PROGRAMS.iter().any(is_program) { Cost::Heavy } else { Cost::Light }
+        let has = |name: &str| self.fields.get(name).is_some_and(|value| !value.is_null());
+        match () {
+            () if has("chat_template") => Cost::Exclusive,
+            () if self.size >= HEAVY_BODY || COMPILED.into_iter().any(has) => Cost::Heavy,
+            () => Cost::Light,
+        }
     }
 
     /// Drops the body. The result charges `bytes` of heap, which the caller keeps of it.

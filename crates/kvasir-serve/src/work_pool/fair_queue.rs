@@ -6,7 +6,8 @@
 //!
 //! Invariants:
 //!
-//! - A tenant runs at most one heavy job, and at most `running_per_tenant` jobs.
+//! - A tenant runs at most `running_per_tenant` jobs, of which `heavy_per_tenant` are heavy and one is
+//!   exclusive.
 //! - At most `heavy` heavy jobs run, so they never occupy all threads.
 //! - A refused job changes nothing.
 //!
@@ -21,8 +22,10 @@ use std::collections::VecDeque;
 pub(crate) enum Cost {
     /// Linear in a body of ordinary size.
     Light,
-    /// May take seconds: a client's template or grammar, or a large body.
+    /// May take long: a grammar, or a large body.
     Heavy,
+    /// Heavy work that a tenant gets one at a time: a client's template, formulas.
+    Exclusive,
 }
 
 /// Bounds of the queue.
@@ -30,6 +33,8 @@ pub(crate) enum Cost {
 pub(crate) struct QueueLimits {
     /// Heavy jobs that run at once.
     pub(crate) heavy: usize,
+    /// Heavy jobs of one tenant that run at once.
+    pub(crate) heavy_per_tenant: usize,
     /// Jobs of one tenant that run at once.
     pub(crate) running_per_tenant: usize,
     /// Queued jobs of all tenants.
@@ -71,20 +76,23 @@ pub(crate) struct FairQueue<J> {
 struct TenantJobs<J> {
     tenant: Tenant,
     light: VecDeque<(Ticket, J)>,
+    /// Heavy and exclusive jobs.
     heavy: VecDeque<(Ticket, J)>,
     running: usize,
     running_heavy: usize,
+    running_exclusive: usize,
 }
 
 impl<J> TenantJobs<J> {
     fn new(tenant: Tenant) -> Self {
-        Self { tenant, light: VecDeque::new(), heavy: VecDeque::new(), running: 0, running_heavy: 0 }
+        let (light, heavy) = (VecDeque::new(), VecDeque::new());
+        Self { tenant, light, heavy, running: 0, running_heavy: 0, running_exclusive: 0 }
     }
 
     fn queue(&mut self, cost: Cost) -> &mut VecDeque<(Ticket, J)> {
         match cost {
             Cost::Light => &mut self.light,
-            Cost::Heavy => &mut self.heavy,
+            Cost::Heavy | Cost::Exclusive => &mut self.heavy,
         }
     }
 
@@ -92,19 +100,28 @@ impl<J> TenantJobs<J> {
         self.light.len() + self.heavy.len()
     }
 
+    /// Counts a job that starts (`1`) or ends (`-1`).
+    fn count(&mut self, cost: Cost, change: isize) {
+        let add = |count: &mut usize, counts: bool| {
+            *count = count.saturating_add_signed(change * isize::from(counts))
+        };
+        add(&mut self.running, true);
+        add(&mut self.running_heavy, cost != Cost::Light);
+        add(&mut self.running_exclusive, cost == Cost::Exclusive);
+    }
+
     /// The class of the job that may start next, if any.
     fn startable(&self, limits: QueueLimits, allows_heavy: bool) -> Option<Cost> {
         if self.running >= limits.running_per_tenant {
             return None;
         }
-        let number = |queue: &VecDeque<(Ticket, J)>| queue.front().map(|(ticket, _)| ticket.number);
-        let heavy = number(&self.heavy).filter(|_| allows_heavy && self.running_heavy == 0);
-        match (number(&self.light), heavy) {
-            (None, None) => None,
-            (Some(_), None) => Some(Cost::Light),
-            (None, Some(_)) => Some(Cost::Heavy),
-            (Some(light), Some(heavy)) => Some(if light < heavy { Cost::Light } else { Cost::Heavy }),
-        }
+        let front = |queue: &VecDeque<(Ticket, J)>| queue.front().map(|(ticket, _)| *ticket);
+        let may_start = |ticket: &Ticket| {
+            let is_free = ticket.cost != Cost::Exclusive || self.running_exclusive == 0;
+            allows_heavy && self.running_heavy < limits.heavy_per_tenant && is_free
+        };
+        let fronts = [front(&self.light), front(&self.heavy).filter(may_start)];
+        fronts.into_iter().flatten().min_by_key(|ticket| ticket.number).map(|ticket| ticket.cost)
     }
 }
 
@@ -155,10 +172,8 @@ impl<J> FairQueue<J> {
             .min_by_key(|(running, at, _)| (*running, *at))?;
         let mut jobs = self.tenants.remove(at)?;
         let started = jobs.queue(cost).pop_front();
-        let heavy = usize::from(cost == Cost::Heavy);
-        jobs.running += 1;
-        jobs.running_heavy += heavy;
-        self.running_heavy += heavy;
+        jobs.count(cost, 1);
+        self.running_heavy += usize::from(cost != Cost::Light);
         self.queued -= 1;
         self.tenants.push_back(jobs);
         started
@@ -167,11 +182,8 @@ impl<J> FairQueue<J> {
     /// A started job has ended.
     pub(crate) fn finish(&mut self, ticket: Ticket) {
         let Some(at) = self.tenants.iter().position(|jobs| jobs.tenant == ticket.tenant) else { return };
-        let heavy = usize::from(ticket.cost == Cost::Heavy);
-        let jobs = &mut self.tenants[at];
-        jobs.running -= 1;
-        jobs.running_heavy -= heavy;
-        self.running_heavy -= heavy;
+        self.tenants[at].count(ticket.cost, -1);
+        self.running_heavy -= usize::from(ticket.cost != Cost::Light);
         self.forget_idle(at);
     }
 
@@ -199,7 +211,7 @@ mod tests {
     use kvasir_testkit::Random;
 
     const LIMITS: QueueLimits =
-        QueueLimits { heavy: 1, running_per_tenant: 2, queued: 6, queued_per_tenant: 4 };
+        QueueLimits { heavy: 1, heavy_per_tenant: 1, running_per_tenant: 2, queued: 6, queued_per_tenant: 4 };
 
     fn key(key: u64) -> Tenant {
         Tenant::Key(key)
@@ -225,13 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn one_heavy_job_of_a_tenant_runs_and_light_ones_pass() {
-        let mut queue = FairQueue::new(QueueLimits { heavy: 2, ..LIMITS });
-        for (job, cost) in [("h1", Cost::Heavy), ("h2", Cost::Heavy), ("l1", Cost::Light)] {
+    fn one_exclusive_job_of_a_tenant_runs_and_light_ones_pass() {
+        let limits = QueueLimits { heavy: 3, heavy_per_tenant: 2, ..LIMITS };
+        let mut queue = FairQueue::new(limits);
+        for (job, cost) in [("e1", Cost::Exclusive), ("e2", Cost::Exclusive), ("l1", Cost::Light)] {
             queue.push(key(1), cost, job).unwrap();
         }
         queue.push(key(2), Cost::Heavy, "other").unwrap();
-        assert_eq!(start(&mut queue), ["other", "h1", "l1"]);
+        assert_eq!(start(&mut queue), ["other", "e1", "l1"]);
     }
 
     #[test]
@@ -259,7 +272,13 @@ mod tests {
     /// Random pushes, starts, ends and removals keep the invariants, and every job runs once.
     #[test]
     fn random_operations_keep_the_bounds() {
-        let limits = QueueLimits { heavy: 2, running_per_tenant: 2, queued: 12, queued_per_tenant: 5 };
+        let limits = QueueLimits {
+            heavy: 3,
+            heavy_per_tenant: 2,
+            running_per_tenant: 3,
+            queued: 12,
+            queued_per_tenant: 5,
+        };
         for seed in 0..kvasir_testkit::rounds(300) {
             let mut random = Random::new(seed);
             let mut queue = FairQueue::new(limits);
@@ -269,7 +288,7 @@ mod tests {
                 match random.below(8) {
                     0..4 => {
                         let tenant = key(random.below(4));
-                        let cost = if random.one_in(3) { Cost::Heavy } else { Cost::Light };
+                        let cost = random.pick(&[Cost::Light, Cost::Light, Cost::Heavy, Cost::Exclusive]);
                         let own = queued.iter().filter(|ticket| ticket.tenant == tenant).count();
                         match queue.push(tenant, cost, ()) {
                             Ok(ticket) => queued.push(ticket),
@@ -290,14 +309,16 @@ mod tests {
                     }
                     _ => {}
                 }
-                let heavy = |ticket: &&Ticket| ticket.cost == Cost::Heavy;
-                assert!(running.iter().filter(heavy).count() <= 2, "seed {seed}, step {step}");
+                let heavy = |ticket: &&Ticket| ticket.cost != Cost::Light;
+                let exclusive = |ticket: &&Ticket| ticket.cost == Cost::Exclusive;
+                assert!(running.iter().filter(heavy).count() <= 3, "seed {seed}, step {step}");
                 for tenant in (0..4).map(key) {
                     let own = || running.iter().filter(|ticket| ticket.tenant == tenant);
                     assert!(
-                        own().count() <= 2 && own().filter(heavy).count() <= 1,
+                        own().count() <= 3 && own().filter(heavy).count() <= 2,
                         "seed {seed}, step {step}"
                     );
+                    assert!(own().filter(exclusive).count() <= 1, "seed {seed}, step {step}");
                 }
                 assert_eq!(queue.queued, queued.len(), "seed {seed}, step {step}");
             }

@@ -75,6 +75,7 @@ impl WorkPool {
     fn new(jobs: usize, deadline: Duration) -> Self {
         let limits = QueueLimits {
             heavy: jobs.div_ceil(2),
+            heavy_per_tenant: jobs.div_ceil(4),
             running_per_tenant: jobs,
             queued: MAX_QUEUED,
             queued_per_tenant: MAX_QUEUED_PER_TENANT,

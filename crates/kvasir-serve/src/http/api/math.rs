@@ -49,7 +49,7 @@ struct Formula {
 /// `{"items": [{"latex", "display"?}]}` → `{"data": [{"mathml"} | {"error"}]}`, in order.
 pub(crate) async fn math(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (_, body) = read_body(&app, request, MATH).await?;
-    let data = app.run_work(Cost::Heavy, move |_| {
+    let data = app.run_work(Cost::Exclusive, move |_| {
         let formulas = read(&body.reader())?;
         drop(body);
         convert_all(&formulas)
