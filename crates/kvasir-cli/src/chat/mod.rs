@@ -224,7 +224,9 @@ impl Chat {
         };
         let (turns, tokens) = match remedy(&self.conversation, max_len as usize, max_tokens, count) {
             Err(error) => return Ok(Err(error.message)),
-            Ok(Remedy::TooLong { .. }) if max_tokens.is_some() => return Ok(Err(format!("{why}; {ADVICE}"))),
+            Ok(Remedy::TooLong { tokens }) if tokens < max_len as usize => {
+                return Ok(Err(format!("{why}; /set max_tokens N requests fewer")));
+            }
             Ok(Remedy::TooLong { tokens }) => {
                 let alone = format!("the question alone has {tokens} of {max_len} tokens");
                 return Ok(Err(format!(

@@ -1,6 +1,6 @@
 //! Commands of Ollama, llama.cpp and vLLM, and lines that begin without a command.
 
-use kvasir::{HubName, ModelFiles};
+use kvasir::{HubName, ModelFiles, ShortNames};
 use std::path::Path;
 
 /// Per command of another engine: its names, and what to type instead; `MODEL` stands for the first argument.
@@ -46,8 +46,14 @@ pub(crate) fn answer(name: &str, rest: &[String]) -> Option<String> {
         return Some(format!("`{name}` is no command; to ask it: kvasir run {}", quoted(name)));
     }
     let is_model = HubName::named(name).is_some() || ModelFiles::is_named(Path::new(name));
-    is_model
-        .then(|| format!("`{name}` is no command; to chat with that model: kvasir run {}", line(name, rest)))
+    if is_model {
+        return Some(format!(
+            "`{name}` is no command; to chat with that model: kvasir run {}",
+            line(name, rest)
+        ));
+    }
+    let nearest = ShortNames::nearest(name)?;
+    Some(format!("`{name}` is neither a command nor a known model; similar: `{nearest}`"))
 }
 
 /// What to type instead of a line that begins with an option of another command.
@@ -102,6 +108,7 @@ mod tests {
             ("show", "--verbose", "kvasir inspect MODEL"),
             ("server", "my file.gguf", "kvasir serve my"),
             ("llama3.2", "hi", "kvasir run llama3.2 hi"),
+            ("mistrall", "hi", "similar: `mistral`"),
             ("a/b:Q8_0", "-x", "kvasir run a/b:Q8_0 -x"),
             ("What's 2+2?", "-x", "kvasir run"),
         ] {

@@ -43,8 +43,7 @@ impl HubName {
         let cache = Self::cache()?;
         let failed = |e: ApiError| {
             let why = why(&e);
-            let short = self.short_prefix();
-            Error::Failed(format!("{short}{}/{}: {missing}; {why}: {e}", self.owner, self.name))
+            Error::Failed(format!("{}: {missing}; {why}: {e}", self.told()))
         };
         let mut builder = ApiBuilder::from_cache(Cache::new(cache.clone())).with_retries(RETRIES);
         if let Some(endpoint) = variable("HF_ENDPOINT") {

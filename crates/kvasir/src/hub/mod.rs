@@ -107,6 +107,7 @@ impl HubName {
         if there.is_empty() {
             return self.fetch(&match folder.exists() {
                 true => format!("revision {asked} is not in the hub's cache"),
+                false if self.short.is_some() => "not in the hub's cache".into(),
                 false => "no such path, and not in the hub's cache".into(),
             });
         }
@@ -134,12 +135,15 @@ impl HubName {
     }
 
     fn asked(&self, why: impl Display) -> Error {
-        Error::Asked(format!("{}{}/{}: {why}", self.short_prefix(), self.owner, self.name))
+        Error::Asked(format!("{}: {why}", self.told()))
     }
 
-    /// `SHORT is ` before the name that a short one stands for.
-    fn short_prefix(&self) -> String {
-        self.short.as_ref().map_or_else(String::new, |short| format!("{short} is "))
+    /// The name in errors: the repository, or the short name with all that it stands for.
+    fn told(&self) -> String {
+        match &self.short {
+            Some(short) => format!("{short} is {self}"),
+            None => format!("{}/{}", self.owner, self.name),
+        }
     }
 
     /// Names that its GGUF file may have outside of the cache.

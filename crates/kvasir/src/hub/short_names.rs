@@ -194,6 +194,17 @@ mod tests {
     }
 
     #[test]
+    fn the_reference_lists_every_name_with_its_sizes() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/models.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        for (name, sizes) in ShortNames::all() {
+            let sizes: Vec<&str> = sizes.iter().map(|(size, _)| *size).collect();
+            let row = format!("| `{name}` | {} |", sizes.join(", "));
+            assert!(page.contains(&row), "{row}");
+        }
+    }
+
+    #[test]
     fn sizes_and_case_are_those_of_ollama() {
         assert!(ShortNames::hub_name("llama3.2:1b").unwrap().contains("Llama-3.2-1B"));
         assert_eq!(ShortNames::hub_name("Llama3.2:latest"), ShortNames::hub_name("llama3.2"));
