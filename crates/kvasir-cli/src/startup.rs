@@ -42,6 +42,8 @@ pub(crate) struct Service {
     pub(crate) warms_up: bool,
     /// Whether loading is shown on a terminal, and the progress of prompts is followed.
     pub(crate) shows_progress: bool,
+    /// Whether a model without a chat template is refused.
+    pub(crate) needs_template: bool,
 }
 
 impl Service {
@@ -57,6 +59,7 @@ impl Service {
             on_forecast: None,
             warms_up: false,
             shows_progress: true,
+            needs_template: true,
         }
     }
 }
@@ -94,6 +97,9 @@ impl Started {
             on_forecast(&forecast);
         }
         let name = name.map_or_else(|| model.name(), str::to_owned);
+        if service.needs_template {
+            sampling_args.check_template(&opened, &name)?;
+        }
         // Dropped at the end: an engine takes time, too.
         let (opened, _line) = match service.shows_progress {
             true => {

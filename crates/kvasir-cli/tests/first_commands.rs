@@ -54,11 +54,43 @@ fn a_question_needs_no_model() {
 #[test]
 fn models_that_are_not_there_are_told_from_paths() {
     assert!(refused(&["chat", "llama9"]).contains("OWNER/NAME-GGUF:TYPE"));
-    assert!(refused(&["chat", "none.gguf"]).contains("none.gguf: no such file or directory"));
-    assert!(refused(&["run", "none.gguf", "hi"]).contains("none.gguf: no such file or directory"));
+    for args in [&["chat", "none.gguf"][..], &["run", "none.gguf", "hi"], &["none.gguf"]] {
+        let out = kvasir(args, "");
+        assert_eq!((out.status.code(), stderr(&out).lines().count()), (Some(1), 1), "{}", stderr(&out));
+        assert!(stderr(&out).contains("none.gguf: no such file or directory"), "{}", stderr(&out));
+    }
     let why = refused(&["run", "llama3.2:1b", "hi"]);
     assert!(why.contains("llama3.2:1b is bartowski/") && why.contains("HF_HUB_OFFLINE"), "{why}");
     assert!(refused(&["pull", "llama3.2:2b"]).contains("llama3.2:3b, llama3.2:1b"));
+}
+
+#[test]
+fn models_that_cannot_chat_are_answered_with_what_to_do() {
+    let folder = kvasir_testkit::paths::scratch(env!("CARGO_TARGET_TMPDIR"), "first-commands");
+    let path = |name: &str| folder.join(name).display().to_string();
+    let whole = std::fs::read(MINI).unwrap();
+    std::fs::write(path("cut.gguf"), &whole[..whole.len() / 2]).unwrap();
+    let out = kvasir(&["chat", &path("cut.gguf")], "");
+    let part = format!("truncated: {} of {} bytes are there", whole.len() / 2, whole.len());
+    assert!(stderr(&out).contains(&part) && stderr(&out).lines().count() == 1, "{}", stderr(&out));
+    std::fs::copy(MINI, path("whole.gguf")).unwrap();
+    let why = refused(&["chat", &path("")]);
+    assert!(why.contains("name one: ") && why.contains("cut.gguf") && why.contains("whole.gguf"), "{why}");
+    std::fs::remove_dir_all(&folder).unwrap();
+    let bare = kvasir_testkit::paths::model("qwen3").display().to_string();
+    let tokenizer = "../kvasir-formats/tests/data/tokenizers/qwen/tokenizer.json";
+    let folder = kvasir_testkit::paths::scratch(env!("CARGO_TARGET_TMPDIR"), "first-commands");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(format!("{bare}/{file}"), folder.join(file)).unwrap();
+    }
+    std::fs::copy(
+        concat!(env!("CARGO_MANIFEST_DIR"), "/").to_owned() + tokenizer,
+        folder.join("tokenizer.json"),
+    )
+    .unwrap();
+    let why = refused(&["run", folder.to_str().unwrap(), "hi"]);
+    assert!(why.contains("--chat-template FILE") && why.contains("kvasir generate"), "{why}");
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]

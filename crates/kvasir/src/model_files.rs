@@ -6,6 +6,7 @@
 use crate::built_in;
 use crate::error::Error;
 use crate::hub::HubName;
+use crate::hub::cached::CachedModel;
 use crate::hub::short_names::ShortNames;
 use crate::load::OpenedModel;
 use kvasir_formats::{Checkpoint, TextFiles, gguf::Gguf};
@@ -31,7 +32,7 @@ impl ModelFiles {
     /// Resolves a path or a name. A model of the hub that is not on this machine is fetched.
     pub fn locate(name: &Path) -> Result<Self, Error> {
         if name.exists() {
-            return Ok(Self::At(name.to_owned()));
+            return of_directory(name).map(|file| Self::At(file.unwrap_or_else(|| name.to_owned())));
         }
         if name.as_os_str() == built_in::NAME {
             return Ok(Self::BuiltIn);
@@ -42,6 +43,9 @@ impl ModelFiles {
         }
         match HubName::named(text) {
             Some(hub) => hub.find().map(Self::At),
+            None if is_path(name) => {
+                Err(Error::Failed(format!("{}: no such file or directory", name.display())))
+            }
             None => Err(Error::Asked(unknown(name))),
         }
     }
@@ -93,6 +97,23 @@ fn in_folder(folder: Option<&Path>, text: &str) -> Option<PathBuf> {
     paths.into_iter().find(|path| path.is_file() || path.join("config.json").is_file())
 }
 
+/// The GGUF file of a directory that is no model itself; fails if there are several to choose from.
+fn of_directory(directory: &Path) -> Result<Option<PathBuf>, Error> {
+    let is_model = ["config.json", "tokenizer.json"].iter().any(|file| directory.join(file).exists());
+    if !directory.is_dir() || is_model {
+        return Ok(None);
+    }
+    let mut models = CachedModel::of_folder(directory)?;
+    match models.as_slice() {
+        [_, _, ..] => {
+            let names: Vec<String> = models.into_iter().map(|model| model.name).collect();
+            let directory = directory.display();
+            Err(Error::Asked(format!("{directory}: holds several models; name one: {}", names.join(", "))))
+        }
+        _ => Ok(models.pop().map(|model| model.path)),
+    }
+}
+
 /// Whether a name can only be a path.
 fn is_path(name: &Path) -> bool {
     let text = name.to_string_lossy();
@@ -107,9 +128,6 @@ fn is_path(name: &Path) -> bool {
 /// Why a name names nothing, and what would.
 fn unknown(name: &Path) -> String {
     let text = name.display();
-    if is_path(name) {
-        return format!("{text}: no such file or directory");
-    }
     let nearest = ShortNames::nearest(&name.to_string_lossy());
     let nearest = nearest.map_or_else(String::new, |known| format!("; similar: `{known}`"));
     format!(
@@ -156,6 +174,21 @@ mod tests {
             assert_eq!(found(other), None, "{other}");
         }
         assert_eq!(in_folder(None, "own"), None);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_directory_of_files_is_its_only_one_or_lists_them() {
+        let folder = env::temp_dir().join(format!("kvasir-several-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        assert_eq!(ModelFiles::locate(&folder).unwrap(), ModelFiles::At(folder.clone()));
+        std::fs::write(folder.join("a.gguf"), "").unwrap();
+        assert_eq!(ModelFiles::locate(&folder).unwrap(), ModelFiles::At(folder.join("a.gguf")));
+        std::fs::write(folder.join("b.gguf"), "").unwrap();
+        let why = ModelFiles::locate(&folder).unwrap_err().to_string();
+        assert!(why.contains("name one: ") && why.contains("a.gguf, ") && why.contains("b.gguf"), "{why}");
+        std::fs::write(folder.join("config.json"), "").unwrap();
+        assert_eq!(ModelFiles::locate(&folder).unwrap(), ModelFiles::At(folder.clone()));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -25,7 +25,7 @@ pub(crate) enum Command {
 
 /// Name, arguments and help text of each command.
 pub(crate) const COMMANDS: &[(&str, &str, &str)] = &[
-    ("/help", "", "these lines"),
+    ("/help", "", "these lines; so does /?"),
     ("/system", "[TEXT]", "show or set the standing instructions; - takes them away"),
     ("/rewind", "[N]", "take back the last N questions and what followed"),
     ("/retry", "", "ask the last question again"),
@@ -38,7 +38,7 @@ pub(crate) const COMMANDS: &[(&str, &str, &str)] = &[
     ("/save", "FILE[!]", "write this branch as JSON, ready to be sent to the API; ! overwrites a file"),
     ("/load", "FILE", "replace this branch by a file's messages"),
     ("/stats", "", "tokens, speed and cache hits so far"),
-    ("/model", "[PATH]", "show the model, or go on with another one"),
+    ("/model", "[MODEL]", "show the model, or go on with another one"),
     ("/quit", "", "leave; so does Ctrl-D"),
 ];
 

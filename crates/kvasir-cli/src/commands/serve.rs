@@ -268,6 +268,7 @@ impl Args {
             on_forecast: Some(Box::new(on_forecast)),
             warms_up: true,
             shows_progress: false,
+            needs_template: false,
             access,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: reports.clone(),
