@@ -341,10 +341,10 @@ fn place(
         let range = start.and_then(|a| Some(a..a.checked_add(t.bytes)?)).filter(|r| r.end <= file_len);
         let range = range.ok_or_else(|| {
             let why = format!(
-                "{}; fetch the file again (the {} bytes of tensor {} at {data} + {} end beyond it)",
+                "{}; fetch the file again (tensor {} with {} bytes at offset {data} + {} ends beyond it)",
                 part_of(file_len, whole),
-                t.bytes,
                 t.name,
+                t.bytes,
                 t.offset
             );
             Error::at("truncated", why)

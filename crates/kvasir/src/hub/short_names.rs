@@ -4,7 +4,7 @@
 //! tag selects exactly one file or one set of shards. A name without a size means the first size of its row, which is
 //! Ollama's default where that one runs here.
 
-use std::fmt::Write;
+use std::{cmp::Reverse, fmt::Write};
 
 /// Per name the sizes, the default one first, and their hub names.
 const SHORT_NAMES: &[(&str, &[(&str, &str)])] = &[
@@ -146,8 +146,10 @@ impl ShortNames {
             same || family(known).as_deref() == Some(name)
         });
         let distance = |known: &str| edits(name, known);
-        // Of several versions the latest of those that are spelled most alike.
-        if let Some((known, _)) = versions.min_by_key(|(known, _)| distance(known)) {
+        let common = |known: &str| name.bytes().zip(known.bytes()).take_while(|(a, b)| a == b).count();
+        // Of several versions the one that is spelled most alike.
+        if let Some((known, _)) = versions.min_by_key(|(known, _)| (Reverse(common(known)), distance(known)))
+        {
             return Some((*known).to_owned());
         }
         let (known, least) =
