@@ -6,9 +6,18 @@ use crate::io::failure::Failure;
 use clap::{CommandFactory, Parser};
 use std::path::{Path, PathBuf};
 
+/// Shown below the list of commands.
+const FIRST_STEPS: &str = "First steps:
+  kvasir run 'What is 7 + 8?'     ask the built-in model
+  kvasir run llama3.2:1b 'Hi'     fetch a model from the hub, and ask it
+  kvasir chat model.gguf          chat with a model in the terminal
+  kvasir serve model.gguf         serve it, with a page at http://127.0.0.1:8000
+
+Options and commands of llama.cpp, Ollama and vLLM are understood, or answered with what to type.";
+
 /// One LLM inference engine for the desk and for the fleet.
 #[derive(Parser)]
-#[command(name = "kvasir", version, arg_required_else_help = true)]
+#[command(name = "kvasir", version, arg_required_else_help = true, after_help = FIRST_STEPS)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

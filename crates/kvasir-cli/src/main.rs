@@ -10,6 +10,7 @@ mod stdio;
 mod chat;
 mod cli;
 mod commands;
+mod compat;
 mod config;
 mod doctor;
 mod help;
@@ -29,7 +30,8 @@ use std::process::ExitCode;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    let args = config::with_file(Cli::command(), std::env::args_os().collect());
+    let args = compat::translate(&Cli::command(), std::env::args_os().collect());
+    let args = args.and_then(|args| config::with_file(Cli::command(), args));
     let result = args.and_then(|args| {
         let matches = match help::arranged(Cli::command()).try_get_matches_from(args) {
             Ok(matches) => matches,

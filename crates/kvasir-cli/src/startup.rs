@@ -2,11 +2,12 @@
 
 use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
+use crate::io::model_progress::loading;
 use crate::options::Options;
 use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
-use kvasir::{KvType, LoadedModel, ModelCard, Precision, Speculation};
+use kvasir::{KvType, LoadedModel, ModelCard, Precision, PrefillProgress, Speculation};
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
@@ -39,6 +40,10 @@ pub(crate) struct Service {
     pub(crate) on_forecast: Option<OnForecast>,
     /// Whether dummy steps run before the app exists, so that no request is the first.
     pub(crate) warms_up: bool,
+    /// Whether loading is shown on a terminal, and the progress of prompts is followed.
+    pub(crate) shows_progress: bool,
+    /// Whether a model without a chat template is refused.
+    pub(crate) needs_template: bool,
 }
 
 impl Service {
@@ -53,6 +58,8 @@ impl Service {
             rules: ClientRules::default(),
             on_forecast: None,
             warms_up: false,
+            shows_progress: true,
+            needs_template: true,
         }
     }
 }
@@ -70,6 +77,8 @@ pub(crate) struct Started {
     pub(crate) kv: (KvType, usize),
     /// Threads and precision of the CPU backend.
     pub(crate) arithmetic: Option<(usize, Precision)>,
+    /// Progress of the newest prompt, if it is followed.
+    pub(crate) prefill: Option<PrefillProgress>,
 }
 
 impl Started {
@@ -87,18 +96,34 @@ impl Started {
         {
             on_forecast(&forecast);
         }
+        let name = name.map_or_else(|| model.name(), str::to_owned);
+        if service.needs_template {
+            sampling_args.check_template(&opened, &name)?;
+        }
+        // Dropped at the end: an engine takes time, too.
+        let (opened, _line) = match service.shows_progress {
+            true => {
+                let (opened, line) = loading(opened, name.clone());
+                (opened, Some(line))
+            }
+            false => (opened, None),
+        };
         let loaded = model.load_opened(opened)?;
         let slots = loaded.default_slots(options.memory_share()?);
         let resolved = options.resolve(&Facts::of(&loaded, slots))?;
         let (overlap, mut setup) = (resolved.overlap, resolved.setup.clone());
         let (feed, observer) = StepFeed::new();
         let mut engine = loaded.engine(resolved.core(), overlap)?.observe(observer);
+        let prefill = service.shows_progress.then(|| {
+            let (progress, observer) = PrefillProgress::of(&loaded);
+            engine.add_observer(observer);
+            progress
+        });
         if service.warms_up {
             kvasir::warm_up(&mut engine)?;
         }
         let slots = engine.core().cache().capacity();
         let max_len = engine.core().limits().max_model_len.min(slots);
-        let name = name.map_or_else(|| model.name(), str::to_owned);
         let (served, backend) = (served(name.clone(), &loaded, sampling_args, max_len)?, loaded.backend());
         let kv = (loaded.kv(), loaded.slot_bytes());
         let arithmetic = loaded.arithmetic();
@@ -109,7 +134,7 @@ impl Started {
         let host = host.map_err(Failure::failed)?;
         let live = Live { feed, setup: Value::Object(setup) };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
-        Ok(Self { app, name, backend, slots, max_len, kv, arithmetic })
+        Ok(Self { app, name, backend, slots, max_len, kv, arithmetic, prefill })
     }
 }
 

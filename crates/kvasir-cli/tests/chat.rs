@@ -175,6 +175,29 @@ fn one_question_is_answered_and_the_chat_ends() {
 }
 
 #[test]
+fn a_full_context_is_no_dead_end() {
+    let folder = Folder::new("full");
+    let saved = folder.0.join("left.json");
+    let long = "hello ".repeat(30);
+    let lines = format!("{long}\n{long}\n{long}\n/save {}\n/clear\n{long}\n/new\n/branch\n", saved.display());
+    let options = ["--temperature", "0", "--max-model-len", "112"];
+    let (code, _, beside) = folder.chat(&options, &lines);
+    assert_eq!(code, Some(1), "{beside}");
+    let full: Vec<&str> = beside.lines().filter(|line| line.contains("of 112 tokens")).collect();
+    assert!(!full.is_empty() && full.iter().all(|line| line.contains("/clear begins anew")), "{beside}");
+    let kept = roles(&saved);
+    assert!(
+        !kept.is_empty() && kept.last().unwrap() == "assistant",
+        "the refused question is not kept: {kept:?}"
+    );
+    assert!(beside.contains("messages forgotten") && beside.contains("branch 2 is empty"), "{beside}");
+    assert!(beside.contains("  1  1 question"), "the question after /clear was answered: {beside}");
+    let (code, _, beside) = folder.chat(&options, &format!("{}\n/?\n", long.repeat(9)));
+    assert!(code == Some(1) && beside.contains("the question alone has"), "{beside}");
+    assert!(beside.contains("/rewind [N]"), "/? is /help: {beside}");
+}
+
+#[test]
 fn saving_overwrites_a_file_on_request_only() {
     let folder = Folder::new("save");
     let file = folder.0.join("talk.json");

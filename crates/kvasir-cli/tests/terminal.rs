@@ -51,6 +51,11 @@ struct Chat {
 impl Chat {
     /// Starts a chat and waits for its prompt.
     fn start(name: &str, step: &str, max_tokens: u32) -> Self {
+        Self::start_with(name, step, max_tokens, &[])
+    }
+
+    /// Starts a chat with more options and waits for its prompt.
+    fn start_with(name: &str, step: &str, max_tokens: u32, options: &[&str]) -> Self {
         let home = std::env::temp_dir().join(format!("kvasir-terminal-{}-{name}", std::process::id()));
         fs::create_dir_all(&home).unwrap();
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
@@ -69,6 +74,7 @@ impl Chat {
         command
             .args(["chat", "--backend", "sim", "--sim-preset", step, "--seed", "7"])
             .args(["--max-tokens", &max_tokens.to_string()])
+            .args(options)
             .env("HOME", &home)
             .env("TERM", "xterm-256color")
             .env_remove("XDG_STATE_HOME")
@@ -322,6 +328,51 @@ fn a_signal_during_an_answer_restores_the_terminal() {
         assert_eq!(chat.ended(), Some(code), "{name}: {}", chat.output);
         assert!(chat.is_restored(), "{name}: {:?}", chat.modes());
     }
+}
+
+#[test]
+fn a_long_prompt_shows_its_progress_and_erases_it() {
+    let mut chat = Chat::start("progress", "fixed:1500ms", 2);
+    chat.send_line("go on");
+    assert!(chat.wait(|chat| chat.output.contains("reading ")), "{}", chat.output);
+    assert!(chat.answered(), "{}", chat.output);
+    let (before, behind) = chat.output.split_once(" tokens").unwrap();
+    assert!(before.contains("reading ") && behind.contains(WHOLE), "{:?}", chat.output);
+    assert!(behind.contains("\x1b[2K") || behind.contains("\r"), "the line is erased: {behind:?}");
+}
+
+#[test]
+fn a_full_conversation_goes_on_without_its_oldest_turns() {
+    let mut chat = Chat::start_with("full", "fixed:1ms", 24, &["--max-model-len", "160"]);
+    let is_full = |chat: &Chat| chat.output.contains("drop the oldest");
+    for round in 0..2 {
+        let mut asked = 0;
+        loop {
+            chat.send_line("tell me more about that");
+            assert!(
+                chat.wait(|chat| (chat.is_answered() || is_full(chat)) && chat.is_raw()),
+                "{}",
+                chat.output
+            );
+            if is_full(&chat) {
+                break;
+            }
+            asked += 1;
+            assert!(asked < 20, "never full: {}", chat.output);
+        }
+        assert!(chat.output.contains("of 160 tokens"), "{}", chat.output);
+        chat.output.clear();
+        if round == 0 {
+            // Enter agrees, and the question that did not fit is answered.
+            chat.send(b"\r");
+            assert!(chat.answered() && chat.output.contains(WHOLE), "{}", chat.output);
+        } else {
+            chat.send(b"n\r");
+            assert!(chat.wait(|chat| chat.output.contains("taken back") && chat.is_raw()), "{}", chat.output);
+        }
+    }
+    chat.send_line("/quit");
+    assert_eq!(chat.ended(), Some(0));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::draft_trace::{DraftObserver, DraftTrace};
 use crate::error::Error;
 use crate::load::OpenedModel;
 use crate::model::Model;
+use crate::prefill_progress::PrefillProgress;
 use crate::prompt::Prompt;
 use crate::runner::Runner;
 use crate::session::Session;
@@ -101,6 +102,13 @@ impl Kvasir {
         let (observer, trace) = DraftObserver::new();
         self.runner.engine.add_observer(Box::new(observer));
         trace
+    }
+
+    /// Follows how much of a prompt has been read, from now on.
+    pub fn trace_prefill(&mut self) -> PrefillProgress {
+        let (progress, observer) = PrefillProgress::of(&self.runner.model.loaded);
+        self.runner.engine.add_observer(observer);
+        progress
     }
 
     /// The model, to be shared.

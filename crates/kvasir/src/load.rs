@@ -29,7 +29,11 @@ pub struct OpenedModel {
     pub(crate) draft: Option<OpenedDraft>,
     /// Whether this is the built-in model, which has draft layers of its own.
     pub(crate) is_built_in: bool,
+    watch: LoadWatch,
 }
+
+/// Receives how far loading is: operations whose weights are ready, of all.
+type LoadWatch = Box<dyn Fn(usize, usize) + Send + Sync>;
 
 impl OpenedModel {
     /// Opens a directory in the Hugging Face layout, a GGUF file, a model of the hub by its
@@ -62,7 +66,14 @@ impl OpenedModel {
             check_kv_facts(gguf, &model.target.layers).map_err(|error| error.in_file(path))?;
         }
         let generation = checkpoint.generation_config().cloned();
-        Ok(Self { checkpoint, model, generation, speculation: None, draft: None, is_built_in: false })
+        let watch: LoadWatch = Box::new(|_, _| {});
+        Ok(Self { checkpoint, model, generation, speculation: None, draft: None, is_built_in: false, watch })
+    }
+
+    /// Lets `watch` know how far [`load`](Self::load) is on the CPU backend: operations whose weights are
+    /// ready, and all of them.
+    pub fn watch_load(self, watch: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {
+        Self { watch: Box::new(watch), ..self }
     }
 
     /// End-of-sequence token ids: of `generation_config.json`, else of the config.
@@ -122,7 +133,8 @@ impl OpenedModel {
             BackendKind::Auto | BackendKind::Cpu => {
                 let pool = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
                 let source = Arc::new(self.checkpoint.clone());
-                let model = CpuModel::load(&self.model.target, source, precision, Arc::clone(&pool))?;
+                let (target, watch) = (&self.model.target, &self.watch);
+                let model = CpuModel::load_watched(target, source, precision, Arc::clone(&pool), watch)?;
                 let model = match draft.as_ref().and_then(OpenedDraft::taken) {
                     Some(tap) => model.keeping(&[tap])?,
                     None => model,
@@ -295,6 +307,14 @@ impl LoadedModel {
             }
             Weights::Sim(preset, words) => AnyExecutor::Sim(Box::new(Paced::new(**preset, words.clone()))),
         })
+    }
+
+    /// The model of the CPU backend; `None` for the others.
+    pub(crate) fn cpu_model(&self) -> Option<Arc<CpuModel>> {
+        match &self.weights {
+            Weights::Cpu(model) => Some(Arc::clone(model)),
+            Weights::Plain(_) | Weights::Sim(..) => None,
+        }
     }
 
     /// Speculative decoding of engines over this model.

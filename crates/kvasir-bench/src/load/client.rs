@@ -51,6 +51,13 @@ impl HttpClient {
         Ok(talker)
     }
 
+    /// Status and body of one `GET` request; of a long body the first [`LONGEST_ERROR`] bytes or some more.
+    pub(super) async fn fetch(target: Target, path: &str, limit: Duration) -> io::Result<(u16, Vec<u8>)> {
+        let idle = RefCell::default();
+        let client = Self { target, model: String::new(), context: None, ids: IDS, timeout: limit, idle };
+        timeout(limit, client.get(path)).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
     /// Maximum context length in tokens, if the server reports it.
     pub fn context(&self) -> Option<u32> {
         self.context

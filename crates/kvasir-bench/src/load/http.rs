@@ -53,7 +53,7 @@ impl Address {
     }
 
     /// The address as a URL.
-    pub(super) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let scheme = if self.secure { "https" } else { "http" };
         format!("{scheme}://{}{}", self.authority, self.path)
     }

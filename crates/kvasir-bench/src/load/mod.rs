@@ -66,6 +66,11 @@ pub fn meet(target: Target, timeout: Duration) -> io::Result<HttpClient> {
     runtime()?.block_on(HttpClient::meet(target, timeout))
 }
 
+/// Sends one `GET` request; returns the status and the body, of which a long one may be cut.
+pub fn get(target: Target, path: &str, limit: Duration) -> io::Result<(u16, Vec<u8>)> {
+    runtime()?.block_on(HttpClient::fetch(target, path, limit))
+}
+
 /// Runs `workload` against the server to its end. `progress` receives the number of ended requests.
 pub fn measure(
     talker: HttpClient,

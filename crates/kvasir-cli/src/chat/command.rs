@@ -11,6 +11,8 @@ pub(crate) enum Command {
     Branch(Option<usize>),
     Rewind(usize),
     Retry,
+    Clear,
+    New,
     Set(Option<(String, String)>),
     Tools(Option<PathBuf>),
     /// File, and whether an existing one is overwritten.
@@ -23,10 +25,12 @@ pub(crate) enum Command {
 
 /// Name, arguments and help text of each command.
 pub(crate) const COMMANDS: &[(&str, &str, &str)] = &[
-    ("/help", "", "these lines"),
+    ("/help", "", "these lines; so does /?"),
     ("/system", "[TEXT]", "show or set the standing instructions; - takes them away"),
     ("/rewind", "[N]", "take back the last N questions and what followed"),
     ("/retry", "", "ask the last question again"),
+    ("/clear", "", "forget this conversation; standing instructions stay"),
+    ("/new", "", "begin another conversation in a branch of its own; /branch goes back"),
     ("/fork", "[N]", "go on in a copy that ends before the last N questions; 0 copies all"),
     ("/branch", "[N]", "list the branches, or go on in branch N"),
     ("/set", "[NAME VALUE]", "list what can be set, or set it; - gives it back to the model"),
@@ -34,7 +38,7 @@ pub(crate) const COMMANDS: &[(&str, &str, &str)] = &[
     ("/save", "FILE[!]", "write this branch as JSON, ready to be sent to the API; ! overwrites a file"),
     ("/load", "FILE", "replace this branch by a file's messages"),
     ("/stats", "", "tokens, speed and cache hits so far"),
-    ("/model", "[PATH]", "show the model, or go on with another one"),
+    ("/model", "[MODEL]", "show the model, or go on with another one"),
     ("/quit", "", "leave; so does Ctrl-D"),
 ];
 
@@ -60,7 +64,9 @@ impl Command {
                 0 => Err("/rewind takes a number from 1, not `0`".into()),
                 turns => Ok(Self::Rewind(turns)),
             },
-            "/retry" => none(Self::Retry),
+            "/retry" | "/regen" => none(Self::Retry),
+            "/clear" | "/reset" => none(Self::Clear),
+            "/new" => none(Self::New),
             "/fork" => number(0).map(Self::Fork),
             "/branch" if rest.is_empty() => Ok(Self::Branch(None)),
             "/branch" => Ok(Self::Branch(Some(number(0)?))),

@@ -122,6 +122,52 @@ impl Conversation {
         Ok(self.branches.len())
     }
 
+    /// Removes all messages of the branch but the system prompt; returns their number.
+    pub(super) fn clear(&mut self) -> usize {
+        let (removed, kept) = (self.len(), usize::from(self.system().is_some()));
+        self.truncate(kept);
+        removed
+    }
+
+    /// Begins an empty branch with the same system prompt and switches to it. Returns its number.
+    pub(super) fn begin(&mut self) -> usize {
+        let system = self.system().map(str::to_owned);
+        self.branches.push(Branch::default());
+        self.here = self.branches.len() - 1;
+        self.set_system(system.as_deref().unwrap_or_default());
+        self.branches.len()
+    }
+
+    /// Places of the questions.
+    fn questions(&self) -> Vec<usize> {
+        let messages = self.messages();
+        (0..messages.len()).filter(|at| role(&messages[*at]) == "user").collect()
+    }
+
+    /// Number of turns: questions, each with all that follows up to the next one.
+    pub(super) fn turns(&self) -> usize {
+        self.questions().len()
+    }
+
+    /// The messages without the oldest `turns` turns.
+    pub(super) fn without_oldest(&self, turns: usize) -> Vec<Value> {
+        let messages = self.messages();
+        let kept = usize::from(self.system().is_some());
+        let from = match turns {
+            0 => kept,
+            _ => self.questions().get(turns).copied().unwrap_or(messages.len()),
+        };
+        messages[..kept].iter().chain(&messages[from..]).cloned().collect()
+    }
+
+    /// Removes the oldest `turns` turns; returns their number of messages.
+    pub(super) fn drop_oldest(&mut self, turns: usize) -> usize {
+        let (left, before) = (self.without_oldest(turns), self.messages().len());
+        let removed = before - left.len();
+        *self.branch() = Branch { messages: left, contexts: Vec::new() };
+        removed
+    }
+
     /// Switches to a branch by number, counted from 1.
     pub(super) fn switch(&mut self, number: usize) -> Result<(), String> {
         match number.checked_sub(1).filter(|at| *at < self.branches.len()) {
@@ -145,8 +191,7 @@ impl Conversation {
 
     /// Number of messages before the last `turns` questions.
     fn before(&self, turns: usize) -> Result<usize, String> {
-        let messages = self.messages();
-        let asked: Vec<usize> = (0..messages.len()).filter(|at| role(&messages[*at]) == "user").collect();
+        let (messages, asked) = (self.messages(), self.questions());
         match asked.len().checked_sub(turns) {
             Some(left) => Ok(asked.get(left).copied().unwrap_or(messages.len())),
             None if asked.is_empty() => Err("nothing has been asked yet".into()),
@@ -203,6 +248,28 @@ mod tests {
         assert_eq!((talk.len(), talk.system()), (2, Some("Be brief.")));
         assert!(talk.rewind(2).is_err());
         assert_eq!(talk.len(), 2, "a refused rewind changes nothing");
+    }
+
+    #[test]
+    fn the_oldest_turns_are_dropped_and_the_instructions_stay() {
+        let mut talk = talked();
+        let question = |messages: &[Value]| messages[1]["content"].as_str().unwrap().to_owned();
+        assert_eq!((talk.turns(), talk.without_oldest(0).len()), (3, 7));
+        assert_eq!(question(&talk.without_oldest(2)), "three?");
+        assert_eq!((talk.drop_oldest(1), talk.len(), talk.system()), (2, 4, Some("Be brief.")));
+        assert_eq!((question(talk.messages()), talk.context()), ("two?".into(), None));
+        assert_eq!((talk.drop_oldest(9), talk.len()), (4, 0));
+    }
+
+    #[test]
+    fn a_new_conversation_keeps_the_old_one_and_a_cleared_one_does_not() {
+        let mut talk = talked();
+        assert_eq!((talk.begin(), talk.len(), talk.system()), (2, 0, Some("Be brief.")));
+        talk.switch(1).unwrap();
+        assert_eq!(
+            (talk.clear(), talk.len(), talk.system(), talk.context()),
+            (6, 0, Some("Be brief."), Some(0))
+        );
     }
 
     #[test]

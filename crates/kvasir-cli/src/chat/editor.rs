@@ -85,20 +85,26 @@ impl<W: Words> LineEditor<W> {
         Ok(Self { editor, file })
     }
 
-    /// Reads one text interactively, in raw mode.
+    /// Reads one text interactively, in raw mode, and adds it to the history.
     pub(super) fn read(&mut self, prompt: &str) -> io::Result<Written> {
+        let written = self.read_once(prompt)?;
+        if let Written::Text(text) = &written
+            && !text.trim().is_empty()
+        {
+            self.remember(text);
+        }
+        Ok(written)
+    }
+
+    /// Reads one text interactively, in raw mode.
+    pub(super) fn read_once(&mut self, prompt: &str) -> io::Result<Written> {
         let styled = format!("\x1b[1;36m{prompt}\x1b[0m");
         let read = {
             let _raw = Raw::enter();
             self.editor.readline(&(prompt, styled))
         };
         match read {
-            Ok(text) => {
-                if !text.trim().is_empty() {
-                    self.remember(&text);
-                }
-                Ok(Written::Text(text))
-            }
+            Ok(text) => Ok(Written::Text(text)),
             Err(ReadlineError::Interrupted) => Ok(Written::Interrupted),
             Err(ReadlineError::Eof) => Ok(Written::End),
             Err(ReadlineError::Io(error)) => Err(error),

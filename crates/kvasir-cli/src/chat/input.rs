@@ -47,6 +47,14 @@ impl Input {
         matches!(self, Self::Person(_))
     }
 
+    /// Whether the user agrees; Enter does, and a pipe never.
+    pub(super) fn confirm(&mut self, question: &str) -> Result<bool, Failure> {
+        let Self::Person(editor) = self else { return Ok(false) };
+        let written = editor.read_once(&format!("{question} [Y/n] "));
+        let written = written.map_err(|error| Failure::failed(format!("terminal: {error}")))?;
+        Ok(matches!(&written, Written::Text(text) if is_yes(text)))
+    }
+
     /// Reads the next text, which may span several lines.
     pub(super) fn read(&mut self, prompt: &str) -> Result<Line, Failure> {
         match self {
@@ -61,6 +69,11 @@ impl Input {
             }
         }
     }
+}
+
+/// Whether an answer to a question is yes, which is the default.
+fn is_yes(text: &str) -> bool {
+    ["", "y", "yes"].contains(&text.trim().to_lowercase().as_str())
 }
 
 /// `$XDG_STATE_HOME/kvasir`, or its default under the home folder.

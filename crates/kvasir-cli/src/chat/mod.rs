@@ -6,6 +6,7 @@
 pub(crate) mod command;
 pub(crate) mod conversation;
 pub(crate) mod editor;
+pub(crate) mod full_context;
 pub(crate) mod input;
 pub(crate) mod interrupt;
 pub(crate) mod one_shot;
@@ -17,6 +18,7 @@ pub(crate) mod turn;
 use crate::chat::command::{COMMANDS, Command};
 use crate::chat::conversation::{Conversation, user};
 use crate::chat::editor::Keys;
+use crate::chat::full_context::{ADVICE, Remedy, fill, remedy};
 use crate::chat::input::{Input, Line};
 use crate::chat::interrupt::Interrupts;
 use crate::chat::screen::Screen;
@@ -92,6 +94,13 @@ pub(crate) struct Chat {
 /// Error message of a command or question, shown to the user.
 type Stop = Result<(), String>;
 
+/// Why a question has no answer.
+enum NoAnswer {
+    /// The conversation exceeds the context.
+    Full(String),
+    Refused(String),
+}
+
 impl Chat {
     /// Loads the model.
     pub(crate) fn begin(beginning: Beginning) -> Result<Self, Failure> {
@@ -128,8 +137,7 @@ impl Chat {
             None
         };
         while let Some(text) = self.listen("› ")? {
-            let done = match text.strip_prefix('/').is_some_and(|rest| rest.starts_with(char::is_alphabetic))
-            {
+            let done = match is_command(&text) {
                 true => match Command::parse(&text) {
                     Ok(Command::Quit) => break,
                     Ok(command) => self.obey(command),
@@ -182,27 +190,77 @@ impl Chat {
         self.screen.entry(name, &format!("on {backend} · context {max_len} tokens · pool of {slots}"));
     }
 
-    /// Asks a question; on failure it is removed again.
+    /// Asks a question; on failure it is removed again. If the context is full, the user is offered to drop
+    /// the oldest turns.
     fn ask(&mut self, text: &str) -> Result<Stop, Failure> {
-        let before = self.conversation.messages().len();
+        let mut before = self.conversation.messages().len();
         self.conversation.push(user(text));
-        let done = self.answer(before)?;
-        if done.is_err() {
+        loop {
+            let why = match self.answer(before)? {
+                Ok(()) => return Ok(Ok(())),
+                Err(NoAnswer::Refused(why)) => why,
+                Err(NoAnswer::Full(why)) => match self.make_room(why)? {
+                    Ok(dropped) => {
+                        before = before.saturating_sub(dropped);
+                        continue;
+                    }
+                    Err(why) => why,
+                },
+            };
             self.conversation.truncate(before);
+            return Ok(Err(why));
         }
-        Ok(done)
+    }
+
+    /// Drops the oldest turns of a conversation that exceeds the context, if the user agrees; returns the number of
+    /// messages. `why` is what the model refused it with.
+    fn make_room(&mut self, why: String) -> Result<Result<usize, String>, Failure> {
+        let max_len = self.started.max_len;
+        let max_tokens = self.fields.get("max_tokens").and_then(Value::as_u64).map(|n| n as usize);
+        let count = |turns: usize| {
+            let mut body = self.fields.clone();
+            body.insert("messages".into(), self.conversation.without_oldest(turns).into());
+            self.started.app.count_chat_tokens(&body)
+        };
+        let (turns, tokens) = match remedy(&self.conversation, max_len as usize, max_tokens, count) {
+            Err(error) => return Ok(Err(error.message)),
+            Ok(Remedy::TooLong { tokens }) if tokens < max_len as usize => {
+                return Ok(Err(format!("{why}; /set max_tokens N requests fewer")));
+            }
+            Ok(Remedy::TooLong { tokens }) => {
+                let alone = format!("the question alone has {tokens} of {max_len} tokens");
+                return Ok(Err(format!(
+                    "{alone}; shorten it, or give a larger --max-model-len or --kv-capacity"
+                )));
+            }
+            Ok(Remedy::Drop { turns, tokens }) => (turns, tokens),
+        };
+        let full = fill(tokens, max_len);
+        if !self.input.is_person() {
+            return Ok(Err(format!("{full}; {ADVICE}")));
+        }
+        self.screen.note(&full);
+        let oldest = if turns == 1 { "turn".into() } else { plural(turns as u64, "turn") };
+        if self.input.confirm(&format!("drop the oldest {oldest}?"))? {
+            return Ok(Ok(self.conversation.drop_oldest(turns)));
+        }
+        Ok(Err(format!("the question is taken back; {ADVICE}")))
     }
 
     /// Generates answers and tool call rounds until the model is done.
-    fn answer(&mut self, before: usize) -> Result<Stop, Failure> {
+    fn answer(&mut self, before: usize) -> Result<Result<(), NoAnswer>, Failure> {
         for _ in 0..MOST_ROUNDS {
             let mut body = self.fields.clone();
             body.insert("messages".into(), self.conversation.messages().into());
             let answering = self.interrupts.as_ref().map(Interrupts::answering);
-            let turn = Turn::take(&self.started.app, &body, &mut self.screen, answering);
+            let prefill = self.started.prefill.as_ref();
+            let turn = Turn::take(&self.started.app, &body, &mut self.screen, answering, prefill);
             let turn = match self.runtime.block_on(turn) {
                 Ok(turn) => turn,
-                Err(NoTurn::Refused(error)) => return Ok(Err(error.message)),
+                Err(NoTurn::Refused(error)) if error.code == Some("context_length_exceeded") => {
+                    return Ok(Err(NoAnswer::Full(error.message)));
+                }
+                Err(NoTurn::Refused(error)) => return Ok(Err(NoAnswer::Refused(error.message))),
                 Err(NoTurn::Screen(error)) => return Err(Failure::failed(format!("stdout: {error}"))),
             };
             let line = self.tally.count(&turn);
@@ -222,7 +280,8 @@ impl Chat {
             }
             for (id, name) in calls {
                 let Some(result) = self.result_of(&name)? else {
-                    return Ok(Err(format!("no result of {name}: the question is taken back")));
+                    let why = format!("no result of {name}: the question is taken back");
+                    return Ok(Err(NoAnswer::Refused(why)));
                 };
                 self.conversation.push(json!({"role": "tool", "tool_call_id": id, "content": result}));
             }
@@ -257,6 +316,15 @@ impl Chat {
                     Ok(question) => self.ask(&question),
                     Err(_) => Ok(Err("nothing has been asked yet".into())),
                 };
+            }
+            Command::Clear => {
+                let cleared = plural(self.conversation.clear() as u64, "message");
+                self.screen.note(&format!("{cleared} forgotten"));
+            }
+            Command::New => {
+                let before = self.conversation.overview().0;
+                let number = self.conversation.begin();
+                self.screen.note(&format!("branch {number} is empty; /branch {before} goes back"));
             }
             Command::Set(None) => self.list_fields(),
             Command::Set(Some((name, value))) => return Ok(self.set(name, &value)),
@@ -382,6 +450,11 @@ impl Chat {
         self.about();
         Ok(())
     }
+}
+
+/// Whether a text is a command: a slash and a letter, or `/?`.
+fn is_command(text: &str) -> bool {
+    text.strip_prefix('/').is_some_and(|rest| rest.starts_with(char::is_alphabetic) || rest == "?")
 }
 
 fn first_line(text: &str) -> String {

@@ -34,7 +34,8 @@ pub(crate) fn run(beginning: Beginning, prompt: &str, json: bool) -> Result<Exit
     let mut conversation = Conversation::new(system.as_deref());
     conversation.push(user(&question));
     fields.insert("messages".into(), conversation.messages().into());
-    let app = start(None)?.app;
+    let started = start(None)?;
+    let app = started.app;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(Failure::failed)?;
     if json {
@@ -42,7 +43,7 @@ pub(crate) fn run(beginning: Beginning, prompt: &str, json: bool) -> Result<Exit
         println!("{answer}");
         return Ok(ExitCode::SUCCESS);
     }
-    match runtime.block_on(Turn::take(&app, &fields, &mut Screen::new(), None)) {
+    match runtime.block_on(Turn::take(&app, &fields, &mut Screen::new(), None, started.prefill.as_ref())) {
         Ok(_) => Ok(ExitCode::SUCCESS),
         Err(NoTurn::Refused(error)) => Err(Failure::usage(error.message)),
         Err(NoTurn::Screen(error)) => Err(Failure::failed(format!("stdout: {error}"))),

@@ -2,6 +2,8 @@
 
 use crate::chat::interrupt::Answering;
 use crate::chat::screen::Screen;
+use crate::io::model_progress::reading;
+use kvasir::PrefillProgress;
 use kvasir_serve::{
     ApiError,
     answer::Delta,
@@ -42,14 +44,16 @@ impl From<io::Error> for NoTurn {
 
 impl Turn {
     /// Submits the request and streams the answer to the screen, until it ends or `answering` stops
-    /// it.
+    /// it. A terminal shows how far a long prompt has been read.
     pub(super) async fn take(
         app: &Arc<App>,
         body: &Map<String, Value>,
         screen: &mut Screen,
         mut answering: Option<Answering>,
+        prefill: Option<&PrefillProgress>,
     ) -> Result<Self, NoTurn> {
         let mut stream = app.submit_chat(body)?;
+        let mut line = prefill.cloned().map(reading);
         let mut writing = Writing::default();
         loop {
             let increment = tokio::select! {
@@ -57,12 +61,16 @@ impl Turn {
                 () = stopped(&mut answering) => None,
             };
             let Some(increment) = increment else { break };
+            if !increment.deltas.is_empty() || increment.ended.is_some() {
+                drop(line.take());
+            }
             writing.take(increment.deltas, screen)?;
             writing.ended = increment.ended;
             if writing.ended.is_some() {
                 break;
             }
         }
+        drop(line);
         if writing.thinking {
             screen.reasoning("\n");
         }

@@ -66,9 +66,9 @@ impl Args {
         self
     }
 
-    /// The argument in place of the model, if it can only be a question.
-    pub(crate) fn question_as_model(&self) -> Option<String> {
-        self.model.which().question()
+    /// The same for the built-in model.
+    pub(crate) fn with_built_in(self) -> Self {
+        Self { model: self.model.with_built_in(), ..self }
     }
 
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
@@ -88,16 +88,11 @@ impl Args {
             None => fields,
         };
         let (model, sampling_args, options) = (self.model, self.sampling_args, self.options);
+        let service = move || Service { shows_progress: !self.json, ..Service::for_one_user() };
         let beginning = Beginning {
             start: Box::new(move |path| match path {
-                Some(path) => Started::new(
-                    &model.with_path(path),
-                    None,
-                    &sampling_args,
-                    &options,
-                    Service::for_one_user(),
-                ),
-                None => Started::new(&model, None, &sampling_args, &options, Service::for_one_user()),
+                Some(path) => Started::new(&model.with_path(path), None, &sampling_args, &options, service()),
+                None => Started::new(&model, None, &sampling_args, &options, service()),
             }),
             system: self.system,
             fields,

@@ -2,6 +2,7 @@
 
 use crate::doctor::{Subject, examine};
 use crate::io::failure::Failure;
+use crate::options::host::host;
 use crate::options::model::{DraftArgs, Which};
 use std::{
     net::{IpAddr, SocketAddr},
@@ -20,7 +21,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     draft: DraftArgs,
     /// Address that a server would bind
-    #[arg(long, default_value = "127.0.0.1", env = "KVASIR_HOST")]
+    #[arg(long, default_value = "127.0.0.1", env = "KVASIR_HOST", value_parser = host)]
     host: IpAddr,
     /// Port that a server would bind
     #[arg(long, default_value_t = 8000, env = "KVASIR_PORT")]

@@ -1,6 +1,7 @@
 //! `kvasir generate`: completes one prompt and streams the text, or prints one JSON object.
 
 use crate::io::failure::Failure;
+use crate::io::model_progress::{loading, reading};
 use crate::options::Options;
 use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
@@ -16,6 +17,7 @@ use serde_json::{Map, Value as Json, json};
 use std::{
     io::Write,
     process::ExitCode,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -98,7 +100,7 @@ impl Args {
             "--logprobs cannot be combined with --backend sim: it computes no probabilities".into()
         })?;
         let started = Instant::now();
-        let model = Model::new(self.model.load()?)?;
+        let model = self.load()?;
         let loaded = started.elapsed();
         let prompt = match &self.prompt {
             Some(text) => Prompt::from(text.as_str()),
@@ -111,9 +113,12 @@ impl Args {
         let speculates = model.loaded.speculation().is_some();
         let mut kvasir = Kvasir::with_core(model, resolved.core(), overlap)?;
         let rounds = self.spec_trace.then(|| kvasir.trace_drafts());
+        let prefill = kvasir.trace_prefill();
         let mut stream = kvasir.stream(prompt, &params)?;
+        let mut line = (!self.json).then(|| reading(prefill));
         let mut answer = None;
         for piece in stream.by_ref() {
+            drop(line.take());
             let piece = piece?;
             self.print(&piece, words)?;
             answer = piece.answer;
@@ -141,6 +146,16 @@ impl Args {
             eprintln!("kvasir: {}", why_empty(answer.reason, answer.ids.len()));
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Loads the model, with a line about it on a terminal.
+    fn load(&self) -> Result<Arc<Model>, Failure> {
+        let opened = self.model.open()?;
+        if self.json {
+            return Ok(Model::new(self.model.load_opened(opened)?)?);
+        }
+        let (opened, _line) = loading(opened, self.model.name());
+        Ok(Model::new(self.model.load_opened(opened)?)?)
     }
 
     /// Prints a streamed piece; ids if the model has no tokenizer.

@@ -13,6 +13,7 @@ pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod models;
+pub(crate) mod ps;
 pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod serve;
@@ -48,7 +49,10 @@ pub(crate) enum Command {
     /// Chat, with the question on the command line
     Run(Box<run::Run>),
     /// List the models on this machine
+    #[command(visible_alias = "list", alias = "ls")]
     Models(models::Models),
+    /// List the models that a running server has loaded
+    Ps(ps::Ps),
     /// Fetch a model from the hub
     Pull(models::Pull),
     /// Complete a prompt
@@ -110,6 +114,7 @@ impl Command {
             Self::Chat(args) => args.run(),
             Self::Run(args) => args.run(),
             Self::Models(args) => args.run(),
+            Self::Ps(args) => args.run(),
             Self::Pull(args) => args.run(),
             Self::Generate(args) => args.run(),
             Self::Logits(args) => args.run(),

@@ -1,7 +1,7 @@
 //! `kvasir models`: lists the models on this machine, the built-in one last; `kvasir pull`: fetches one from the hub.
 
 use crate::io::failure::Failure;
-use kvasir::{CachedModel, HubName, ModelCard, OpenedModel};
+use kvasir::{CachedModel, HubName, ModelCard, OpenedModel, ShortNames};
 use serde_json::{Value as Json, json};
 use std::{path::PathBuf, process::ExitCode};
 
@@ -20,7 +20,7 @@ type Listed = (String, Option<PathBuf>, Result<ModelCard, String>);
 
 #[derive(clap::Args)]
 pub(crate) struct Pull {
-    /// Hub name: `OWNER/NAME[@REVISION][:TAG]`
+    /// Hub name, `OWNER/NAME[@REVISION][:TAG]`, or a short one, such as `llama3.2:1b`
     #[arg(value_name = "NAME")]
     name: String,
 }
@@ -90,12 +90,19 @@ fn row(name: &str, card: &Result<ModelCard, String>) -> [String; 5] {
 
 impl Pull {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let why = || format!("{} is no hub name; give OWNER/NAME[@REVISION][:TAG]", self.name);
-        let name = HubName::parse(&self.name).ok_or_else(|| Failure::usage(why()))?;
+        let why = || {
+            let nearest = ShortNames::nearest(&self.name).map(|known| format!("; similar: `{known}`"));
+            format!(
+                "{} is no hub name{}; give OWNER/NAME[@REVISION][:TAG]",
+                self.name,
+                nearest.unwrap_or_default()
+            )
+        };
+        let name = HubName::named(&self.name).ok_or_else(|| Failure::usage(why()))?;
         let path = name.find()?;
         let card = ModelCard::of(&OpenedModel::open(&path)?);
         let [_, size, weights, dtype, context] = row("", &Ok(card));
-        eprintln!("kvasir: {} is here: {size}, {weights} weights, {dtype}, {context}", self.name);
+        eprintln!("kvasir: {name} is here: {size}, {weights} weights, {dtype}, {context}");
         println!("{}", path.display());
         Ok(ExitCode::SUCCESS)
     }

@@ -1,8 +1,12 @@
 //! `kvasir run`: `kvasir chat` with the question on the command line.
+//!
+//! A first word that names no model begins a question to the built-in one, unless it resembles the name of a model and
+//! more words follow.
 
 use crate::commands::chat;
 use crate::io::failure::Failure;
 use crate::options::model::ModelArgs;
+use kvasir::ShortNames;
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
@@ -22,11 +26,23 @@ impl Run {
     }
 
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        if let Some(question) = self.chat.question_as_model() {
-            let why =
-                format!("`{question}` is no model; name one first: kvasir run {} TEXT", kvasir::BUILT_IN);
-            return Err(Failure::usage(why));
+        let Some(word) = self.chat.model().which().unknown() else {
+            return self.chat.with_prompt(self.text.join(" ")).run();
+        };
+        let built_in = kvasir::BUILT_IN;
+        let known = ShortNames::nearest(&word);
+        if let (Some(known), false) = (&known, self.text.is_empty()) {
+            let text = self.text.join(" ");
+            return Err(Failure::usage(format!(
+                "`{word}` is no known model; similar: `{known}`; to ask {built_in} all of it: kvasir run {built_in} '{word} {text}'"
+            )));
         }
-        self.chat.with_prompt(self.text.join(" ")).run()
+        if let Some(known) = known {
+            eprintln!(
+                "kvasir: `{word}` is no known model and is taken as text for {built_in}; similar: `{known}`; `kvasir models` lists those on this machine"
+            );
+        }
+        let words: Vec<String> = [word].into_iter().chain(self.text).collect();
+        self.chat.with_built_in().with_prompt(words.join(" ")).run()
     }
 }

@@ -6,6 +6,7 @@ use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
 use crate::options::Options;
 use crate::options::client_rules::ClientRuleArgs;
+use crate::options::host::host;
 use crate::options::keys::{Access, KeyArgs, unknown_limit};
 use crate::options::model::ModelArgs;
 use crate::options::reports::{ReportArgs, log, log_info, log_warning};
@@ -38,8 +39,8 @@ use tokio::signal;
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Address to listen on
-    #[arg(long, default_value = "127.0.0.1", env = "KVASIR_HOST")]
+    /// IP address or host name to listen on; 0.0.0.0 is all addresses
+    #[arg(long, default_value = "127.0.0.1", env = "KVASIR_HOST", value_parser = host)]
     host: IpAddr,
     /// Port to listen on; 0 chooses a free one
     #[arg(long, default_value_t = 8000, env = "KVASIR_PORT")]
@@ -267,6 +268,8 @@ impl Args {
         let service = Service {
             on_forecast: Some(Box::new(on_forecast)),
             warms_up: true,
+            shows_progress: false,
+            needs_template: false,
             access,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: reports.clone(),

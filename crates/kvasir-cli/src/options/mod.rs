@@ -3,6 +3,7 @@
 
 pub(crate) mod client_rules;
 pub(crate) mod facts;
+pub(crate) mod host;
 pub(crate) mod keys;
 pub(crate) mod machine_file;
 pub(crate) mod model;

@@ -4,16 +4,19 @@
 use crate::doctor::forecast::{Forecast, limits_of};
 use crate::io::failure::Failure;
 use crate::options::rules::rule;
-use kvasir::{Acceptance, BackendKind, KvType, LoadedModel, OpenedModel, Speculation};
+use kvasir::{Acceptance, BackendKind, KvType, LoadedModel, ModelFiles, OpenedModel, Speculation};
 use kvasir_cpu::{Isa, MachineLimits, ThreadPool};
 use kvasir_sim::Preset;
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+};
 
 /// Which model.
 #[derive(Clone, clap::Args)]
 pub(crate) struct Which {
-    /// A directory in the Hugging Face layout, a GGUF file, or a hub name (`OWNER/NAME[@REVISION][:TAG]`); the built-in
-    /// model unless given
+    /// A GGUF file, a directory in the Hugging Face layout, a hub name (`OWNER/NAME[@REVISION][:TAG]`) or a short one
+    /// (`llama3.2:1b`); the built-in model unless given
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
 }
@@ -23,18 +26,24 @@ impl Which {
         Ok(self.model.as_deref().map_or_else(OpenedModel::built_in, OpenedModel::find)?)
     }
 
-    /// The argument, if it can only be a question: it has spaces, and no file of that name exists.
-    pub(crate) fn question(&self) -> Option<String> {
-        let given = self.model.as_ref().filter(|path| !path.exists())?;
-        let text = given.to_string_lossy();
-        text.contains(char::is_whitespace).then(|| text.into_owned())
+    /// The argument, if it names no model.
+    pub(crate) fn unknown(&self) -> Option<String> {
+        let given = self.model.as_ref().filter(|name| !ModelFiles::is_named(name))?;
+        Some(given.to_string_lossy().into_owned())
     }
 
-    /// Default model name: that of its file or folder.
+    /// Default model name: that of its file or folder, or the short name.
     pub(crate) fn name(&self) -> String {
         let Some(given) = &self.model else { return kvasir::BUILT_IN.into() };
-        let path = given.canonicalize().unwrap_or_else(|_| given.clone());
-        path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+        let name = |part: Option<&OsStr>| {
+            part.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+        };
+        match given.canonicalize() {
+            Ok(path) => name(path.file_stem()),
+            // The points of a name of the hub begin no ending.
+            Err(_) if given.extension().is_none_or(|end| end != "gguf") => name(given.file_name()),
+            Err(_) => name(given.file_stem()),
+        }
     }
 }
 
@@ -242,6 +251,11 @@ impl ModelArgs {
     /// The same options for another model.
     pub(crate) fn with_path(&self, path: &Path) -> Self {
         Self { which: Which { model: Some(path.to_owned()) }, ..self.clone() }
+    }
+
+    /// The same options for the built-in model.
+    pub(crate) fn with_built_in(self) -> Self {
+        Self { which: Which { model: None }, ..self }
     }
 
     pub(crate) fn which(&self) -> &Which {

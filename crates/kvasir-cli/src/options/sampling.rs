@@ -58,6 +58,18 @@ impl SamplingArgs {
         }
     }
 
+    /// Refuses a model without a chat template, unless one is given.
+    pub(crate) fn check_template(&self, opened: &OpenedModel, name: &str) -> Result<(), Failure> {
+        if self.chat_template.is_some()
+            || opened.text_files()?.template_source(None).map_err(Failure::failed)?.is_some()
+        {
+            return Ok(());
+        }
+        Err(Failure::usage(format!(
+            "{name} has no chat template: give one with --chat-template FILE, or complete a text with kvasir generate"
+        )))
+    }
+
     /// Applies the template and the parser options to a served model.
     pub(crate) fn teach(&self, model: Model) -> Result<Model, Failure> {
         let model = match &self.chat_template {

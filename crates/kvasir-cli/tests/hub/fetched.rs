@@ -26,6 +26,45 @@ fn a_model_is_fetched_once() {
 }
 
 #[test]
+fn a_short_name_is_resolved_once_and_its_repository_told() {
+    let (cache, hub) = (folder("short"), Hub::new(Wrong::Nothing));
+    let out = inspect(&cache, &hub.endpoint, "qwen3:0.6b");
+    let told = "qwen3:0.6b is Qwen/Qwen3-0.6B-GGUF:Q8_0; fetching";
+    assert!(out.status.success() && printed(&out).contains(told), "{}", printed(&out));
+    for name in ["qwen3:0.6b", "Qwen3:0.6B", "hf.co/Qwen/Qwen3-0.6B-GGUF:Q8_0"] {
+        let again = inspect(&cache, "http://127.0.0.1:9", name);
+        assert!(again.status.success() && !printed(&again).contains("fetching"), "{}", printed(&again));
+        assert_eq!(out.stdout, again.stdout);
+    }
+    // What cannot be fetched is told by both names.
+    let none = inspect(&cache, "http://127.0.0.1:9", "llama3.2:1b");
+    assert!(
+        printed(&none).contains("llama3.2:1b is bartowski/Llama-3.2-1B-Instruct-GGUF"),
+        "{}",
+        printed(&none)
+    );
+    let _ = fs::remove_dir_all(cache);
+}
+
+#[test]
+fn a_short_name_in_the_models_folder_needs_no_hub() {
+    let (cache, models) = (folder("folder-cache"), folder("folder-models"));
+    let mini = kvasir_testkit::paths::repository().join("crates/kvasir/kvasir-mini.gguf");
+    for file in ["Llama-3.2-3B-Instruct-Q4_K_M.gguf", "mine.gguf"] {
+        fs::copy(&mini, models.join(file)).unwrap();
+    }
+    for name in ["llama3.2", "llama3.2:3b", "mine"] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        command.args(["inspect", name]).env("HF_HUB_CACHE", &cache).env("HF_ENDPOINT", "http://127.0.0.1:9");
+        let out = command.env("KVASIR_MODELS_DIR", &models).output().unwrap();
+        assert!(out.status.success(), "{name}: {}", printed(&out));
+    }
+    for folder in [cache, models] {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+#[test]
 fn interrupted_downloads_resume() {
     let (cache, broken, whole) = (folder("broken"), Hub::new(Wrong::Breaks), Hub::new(Wrong::Nothing));
     for name in ["acme/tiny".to_owned(), format!("acme/tiny@{COMMIT}")] {

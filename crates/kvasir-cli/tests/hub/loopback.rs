@@ -1,4 +1,5 @@
-//! A fake hub on loopback with one repository, `acme/tiny`, and injectable faults.
+//! A fake hub on loopback with two repositories: `acme/tiny`, with injectable faults, and one that a short name stands
+//! for.
 
 use super::{COMMIT, TOKEN, model};
 use std::{
@@ -110,6 +111,16 @@ fn reply(path: &str, wrong: Wrong) -> Option<Vec<u8>> {
             entries = vec![serde_json::json!({"rfilename": "../../../outside.gguf", "size": 1})];
         }
         let listing = serde_json::json!({"id": "acme/tiny", "sha": COMMIT, "siblings": entries});
+        return Some(listing.to_string().into_bytes());
+    }
+    if path.contains("/Qwen/Qwen3-0.6B-GGUF/") {
+        let gguf =
+            fs::read(kvasir_testkit::paths::repository().join("crates/kvasir/kvasir-mini.gguf")).unwrap();
+        if path.ends_with("/Qwen3-0.6B-Q8_0.gguf") {
+            return Some(gguf);
+        }
+        let files = serde_json::json!([{"rfilename": "Qwen3-0.6B-Q8_0.gguf", "size": gguf.len()}]);
+        let listing = serde_json::json!({"id": "Qwen/Qwen3-0.6B-GGUF", "sha": COMMIT, "siblings": files});
         return Some(listing.to_string().into_bytes());
     }
     let (_, file) = path.strip_prefix("/acme/tiny/resolve/")?.split_once('/')?;

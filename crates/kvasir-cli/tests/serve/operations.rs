@@ -315,7 +315,7 @@ fn the_start_tells_what_to_expect_and_which_files_are_exposed() {
 #[test]
 fn a_start_that_fails_is_logged_as_json() {
     for (option, value, part) in
-        [("--host", "127.0.0.1", "No such file"), ("--tls-cert", "none.pem", "none.pem")]
+        [("--host", "127.0.0.1", "no such file"), ("--tls-cert", "none.pem", "none.pem")]
     {
         let key = ["--tls-key", "none.pem"];
         let options = ["serve", "none.gguf", "--log-format", "json", option, value];

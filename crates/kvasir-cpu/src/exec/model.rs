@@ -22,7 +22,7 @@ use kvasir_formats::Error;
 use kvasir_program::{Matrices, Op, Program, Tap, ValueId, WeightId};
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// One program with its weights ready for the kernels. Immutable but for lazy packing; any number
@@ -48,6 +48,8 @@ pub struct CpuModel {
     used: AtomicBool,
     /// Whether all matrices are packed; held while packing.
     packed: Mutex<bool>,
+    /// Ops of the newest forward pass that have run.
+    pub(crate) ops_run: AtomicUsize,
 }
 
 /// Each step packs the total divided by this, but at least `LEAST_PACKED` bytes.
@@ -64,6 +66,18 @@ impl CpuModel {
         precision: Precision,
         threads: Arc<ThreadPool>,
     ) -> Result<Self, Error> {
+        Self::load_watched(program, source, precision, threads, &|_, _| {})
+    }
+
+    /// Loads the weights as `load` does. `watch` receives the number of ops whose weights are ready,
+    /// and that of all.
+    pub fn load_watched(
+        program: &Program,
+        source: Arc<dyn WeightSource + Send + Sync>,
+        precision: Precision,
+        threads: Arc<ThreadPool>,
+        watch: &dyn Fn(usize, usize),
+    ) -> Result<Self, Error> {
         let whole = program;
         let program = whole.sampled_early(&[]);
         let precision = precision.min(Precision::least(whole, &*source)?);
@@ -74,7 +88,8 @@ impl CpuModel {
         // the largest matrix by far, goes first while memory is still free.
         let heads = |at: &usize| matches!(program.ops[*at], Op::Head { .. });
         let (first, rest): (Vec<_>, Vec<_>) = (0..program.ops.len()).partition(heads);
-        for at in first.into_iter().chain(rest) {
+        for (done, at) in first.into_iter().chain(rest).enumerate() {
+            watch(done, program.ops.len());
             let op = &program.ops[at];
             weights[at] = op_weights(op, &mut packer)?;
             if let Op::Embed { table, .. } = op {
@@ -101,7 +116,13 @@ impl CpuModel {
             threads,
             used: AtomicBool::new(false),
             packed: Mutex::new(false),
+            ops_run: AtomicUsize::new(0),
         })
+    }
+
+    /// Share of the newest forward pass that has run, by ops: 1 between two passes.
+    pub fn forward_share(&self) -> f64 {
+        self.ops_run.load(Ordering::Relaxed) as f64 / self.program.ops.len().max(1) as f64
     }
 
     /// Packs all matrices that are still read in place. Afterwards steps run at full speed.

@@ -309,6 +309,14 @@ fn unknown_type(id: u32) -> String {
     }
 }
 
+/// How much of a file there is: in megabytes, of a small one in bytes.
+fn part_of(there: u64, whole: u64) -> String {
+    match whole {
+        10_000_000.. => format!("{} of {} MB are there", there / 1_000_000, whole / 1_000_000),
+        _ => format!("{there} of {whole} bytes are there"),
+    }
+}
+
 /// Validates and resolves tensor ranges: contiguous, in table order, each padded to the alignment.
 fn place(
     infos: Vec<Described>,
@@ -318,6 +326,8 @@ fn place(
     index: usize,
 ) -> Result<Vec<TensorInfo>> {
     let (mut expected, mut names) = (0u64, HashSet::new());
+    let end = |t: &Described| data.saturating_add(t.offset).saturating_add(t.bytes);
+    let whole = infos.iter().map(end).max().unwrap_or(data);
     let mut out = Vec::with_capacity(infos.len());
     for t in infos {
         let fail = |why: String| Error::at(format!("offset {} (tensor {})", t.at, t.name), why);
@@ -330,10 +340,14 @@ fn place(
         let start = data.checked_add(t.offset);
         let range = start.and_then(|a| Some(a..a.checked_add(t.bytes)?)).filter(|r| r.end <= file_len);
         let range = range.ok_or_else(|| {
-            fail(format!(
-                "its {} bytes at {data} + {} end beyond the file ({file_len} bytes): the file is truncated",
-                t.bytes, t.offset
-            ))
+            let why = format!(
+                "{}; fetch the file again (tensor {} with {} bytes at offset {data} + {} ends beyond it)",
+                part_of(file_len, whole),
+                t.name,
+                t.bytes,
+                t.offset
+            );
+            Error::at("truncated", why)
         })?;
         let next = t.offset.checked_add(t.bytes).and_then(|end| align(end, alignment));
         expected = next.ok_or_else(|| fail("the next offset overflows".into()))?;

@@ -37,10 +37,13 @@ impl HubName {
         if variable("HF_HUB_OFFLINE").is_some_and(|value| value != "0") {
             return Err(self.asked(format!("{missing}, and HF_HUB_OFFLINE forbids to fetch it")));
         }
+        if let Some(short) = &self.short {
+            eprintln!("kvasir: {short} is {self}; fetching it from the hub");
+        }
         let cache = Self::cache()?;
         let failed = |e: ApiError| {
             let why = why(&e);
-            Error::Failed(format!("{}/{}: {missing}; {why}: {e}", self.owner, self.name))
+            Error::Failed(format!("{}: {missing}; {why}: {e}", self.told()))
         };
         let mut builder = ApiBuilder::from_cache(Cache::new(cache.clone())).with_retries(RETRIES);
         if let Some(endpoint) = variable("HF_ENDPOINT") {

@@ -1,5 +1,6 @@
 //! Hugging Face Hub models by name: `OWNER/NAME[@REVISION][:TAG]`, where a tag selects one of
-//! several GGUF files.
+//! several GGUF files. Prefixes such as `hf.co/` are accepted, and so are the [short names](ShortNames) of well-known
+//! models.
 //!
 //! A complete model in the hub cache is used without network access; anything missing is fetched by
 //! the hub's own client, with the feature `hub`.
@@ -7,12 +8,14 @@
 pub(crate) mod cached;
 #[cfg(feature = "hub")]
 pub(crate) mod fetch;
+pub(crate) mod short_names;
 
 use crate::error::Error;
+use crate::hub::short_names::ShortNames;
 use std::{
     collections::BTreeSet,
     env,
-    fmt::Display,
+    fmt::{self, Display},
     fs,
     path::{Path, PathBuf},
 };
@@ -24,11 +27,17 @@ pub struct HubName {
     name: String,
     revision: Option<String>,
     tag: Option<String>,
+    /// The short name that stands for it.
+    short: Option<String>,
 }
+
+/// What other tools write before a name of the hub.
+const PREFIXES: [&str; 5] = ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/", "hf:"];
 
 impl HubName {
     /// Parses a hub name; `None` if the text can only be a path.
     pub fn parse(text: &str) -> Option<Self> {
+        let text = PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix)).unwrap_or(text);
         let (text, tag) = cut(text, ':');
         let (text, revision) = cut(text, '@');
         let (owner, name) = text.split_once('/')?;
@@ -41,6 +50,7 @@ impl HubName {
             name: name.into(),
             revision: revision.map(Into::into),
             tag: tag.map(Into::into),
+            short: None,
         })
     }
 
@@ -50,6 +60,13 @@ impl HubName {
             Some(name) if !told.exists() => name.find(),
             _ => Ok(told.to_owned()),
         }
+    }
+
+    /// Parses a hub name or one of the [short names](ShortNames).
+    pub fn named(text: &str) -> Option<Self> {
+        let of_short =
+            || Some(Self { short: Some(text.to_owned()), ..Self::parse(ShortNames::hub_name(text)?)? });
+        Self::parse(text).or_else(of_short)
     }
 
     /// Folder of the hub cache, located as the hub's own tools do.
@@ -90,6 +107,7 @@ impl HubName {
         if there.is_empty() {
             return self.fetch(&match folder.exists() {
                 true => format!("revision {asked} is not in the hub's cache"),
+                false if self.short.is_some() => "not in the hub's cache".into(),
                 false => "no such path, and not in the hub's cache".into(),
             });
         }
@@ -117,7 +135,23 @@ impl HubName {
     }
 
     fn asked(&self, why: impl Display) -> Error {
-        Error::Asked(format!("{}/{}: {why}", self.owner, self.name))
+        Error::Asked(format!("{}: {why}", self.told()))
+    }
+
+    /// The name in errors: the repository, or the short name with all that it stands for.
+    fn told(&self) -> String {
+        match &self.short {
+            Some(short) => format!("{short} is {self}"),
+            None => format!("{}/{}", self.owner, self.name),
+        }
+    }
+
+    /// Names that its GGUF file may have outside of the cache.
+    pub(crate) fn file_names(&self) -> Vec<String> {
+        let stem = self.name.strip_suffix("-GGUF").or_else(|| self.name.strip_suffix("-gguf"));
+        let stem = stem.unwrap_or(&self.name);
+        let tagged = self.tag.iter().map(|tag| format!("{stem}-{tag}.gguf"));
+        tagged.chain([format!("{stem}.gguf"), stem.to_owned()]).collect()
     }
 
     /// Selects the files of a repository that form the model.
@@ -148,6 +182,14 @@ impl HubName {
             (true, false) => "has neither safetensors with a config.json nor a GGUF file".into(),
             (false, _) => format!("has several GGUF files; add one's tag, as in :Q8_0: {}", found.join(", ")),
         })
+    }
+}
+
+impl Display for HubName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.owner, self.name)?;
+        self.revision.iter().try_for_each(|revision| write!(f, "@{revision}"))?;
+        self.tag.iter().try_for_each(|tag| write!(f, ":{tag}"))
     }
 }
 

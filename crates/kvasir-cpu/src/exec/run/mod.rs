@@ -21,6 +21,7 @@ use kvasir_kv::{Plan, Slot, Token};
 use kvasir_program::Op;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// One validated step: the model, the plan and the batch.
 pub(crate) struct Run<'a> {
@@ -56,6 +57,7 @@ impl Run<'_> {
         self.build_ring_views(m);
         let mut at = 0;
         while let Some(op) = self.model.program.ops.get(at) {
+            self.model.ops_run.store(at, Ordering::Relaxed);
             let weights = &self.model.weights[at];
             // A prefill chunk may sample nothing: a GEMM over no rows would read its weights.
             let idle = !matches!(weights, OpWeights::None) && self.rows(op.out()) == 0;
@@ -73,6 +75,7 @@ impl Run<'_> {
                 }
             };
         }
+        self.model.ops_run.store(at, Ordering::Relaxed);
     }
 
     /// The op that is fused into op `at`.

@@ -71,10 +71,19 @@ impl App {
     /// Submits one chat request in this process, with the fields, checks and parsing of
     /// `/v1/chat/completions`. Unknown fields are rejected.
     pub fn submit_chat(self: &Arc<Self>, body: &Map<String, Value>) -> Result<AnswerStream, ApiError> {
-        let facts = &self.model.facts;
-        let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);
-        let request = ChatRequest::read(&Reader::new(body, &ignored), &facts.sampling, facts.vocab)?;
+        let request = self.read_chat(body)?;
         let stream = submit_chat(self, 0, &request, "messages")?.into_streams().pop();
         stream.ok_or_else(|| ApiError::param("n", "must be 1"))
+    }
+
+    /// Prompt tokens of a chat request, which may exceed the context.
+    pub fn count_chat_tokens(&self, body: &Map<String, Value>) -> Result<usize, ApiError> {
+        Ok(self.model.chat_prompt(&self.read_chat(body)?)?.len())
+    }
+
+    fn read_chat(&self, body: &Map<String, Value>) -> Result<ChatRequest, ApiError> {
+        let facts = &self.model.facts;
+        let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);
+        ChatRequest::read(&Reader::new(body, &ignored), &facts.sampling, facts.vocab)
     }
 }
