@@ -9,7 +9,7 @@ import pathlib
 import sys
 import tempfile
 
-from agents import home, run, serving
+from coding_agents import home, run, serving
 from scripted_model import call
 from served import check
 

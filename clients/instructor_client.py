@@ -52,6 +52,10 @@ check("one inside another", isinstance(by_tool.create(messages=ask, response_mod
 claude = instructor.from_anthropic(anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0), mode=instructor.Mode.TOOLS)
 check("by Anthropic's API", claude.create(messages=ask, response_model=Place, model=MODEL, max_tokens=120, extra_body={"temperature": 0}).capital)
 
+# A named tool and the same schema as `text.format` in one request.
+by_response = client(instructor.Mode.RESPONSES_TOOLS)
+check("by a response", isinstance(by_response.create(messages=ask, response_model=Place, model=MODEL, temperature=0, max_output_tokens=120, max_retries=0), Place))
+
 # Log-probabilities pass through.
 probed = by_schema.create_with_completion(messages=ask, response_model=Place, logprobs=True, top_logprobs=2, **common)[1]
 check("logprobs", all(len(entry.top_logprobs) == 2 for entry in probed.choices[0].logprobs.content))

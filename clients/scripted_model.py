@@ -3,7 +3,7 @@
 The model makes agents call tools: they never force a call, and their prompts do not fit the built-in
 model. The file is a GGUF of one Llama layer with the built-in model's tokenizer and chat format.
 
-1. Each answer of the script is cut into pieces; each piece is a token of its own.
+1. Each answer of the script is cut into pieces, unless it is a tuple of them; each piece is a token of its own.
 2. The template ends a prompt with the token `<|reply_N|>`, where N answers came before.
 3. Attention and the feed-forward network add zero, so the hidden state is the last token's embedding,
    a unit vector. The output matrix maps it to the token that follows in the script.
@@ -40,6 +40,27 @@ NEXT_REPLY = """
 def call(name, **arguments):
     """A call of a tool as the chat format writes it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def forced_call(name, **arguments):
+    """A call as tokens, for requests with one tool: where a grammar leaves no choice, its mask has only the
+    token with which the tokenizer spells the forced text."""
+    head = f'<tool_call>\n{{"name": "{name}", "arguments": {{'
+    return head, call(name, **arguments).removeprefix(head)
+
+
+def pieces(reply, tokens):
+    """Cuts a reply into texts that are not among `tokens`, which the caller extends by each of them."""
+    while reply:
+        # A token stands for one place in the script, so a piece that came before is made longer.
+        # The last piece is long because the ends of calls are alike. The first piece of a call
+        # holds the tool's name: where the names of several tools begin alike, a grammar's mask
+        # has only tokens that end with the common bytes.
+        left = len(reply)
+        least = max(PIECE, reply.find(ARGUMENTS)) if reply.startswith(CALL) else PIECE
+        size = next(size for size in (*range(least, left - 2 * PIECE), left) if reply[:size] not in tokens)
+        yield reply[:size]
+        reply = reply[size:]
 
 
 class Metadata:
@@ -98,19 +119,11 @@ def write(source, path, replies, context=131072):
         last = len(tokens)
         tokens.append(f"<|reply_{number}|>")
         types.append(CONTROL)
-        while reply:
-            # A token stands for one place in the script, so a piece that came before is made longer.
-            # The last piece is long because the ends of calls are alike. The first piece of a call
-            # holds the tool's name: where the names of several tools begin alike, a grammar's mask
-            # has only tokens that end with the common bytes.
-            left = len(reply)
-            least = max(PIECE, reply.find(ARGUMENTS)) if reply.startswith(CALL) else PIECE
-            size = next(size for size in (*range(least, left - 2 * PIECE), left) if reply[:size] not in tokens)
+        for piece in reply if isinstance(reply, tuple) else pieces(reply, tokens):
             follows[last] = len(tokens)
             last = len(tokens)
-            tokens.append(reply[:size])
+            tokens.append(piece)
             types.append(USER_DEFINED)
-            reply = reply[size:]
         follows[last] = end
     assert len(follows) <= WIDTH, f"the script has {len(follows)} tokens, more than {WIDTH}"
 

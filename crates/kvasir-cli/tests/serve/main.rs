@@ -8,6 +8,7 @@ mod bounds;
 mod bystander;
 mod doctor;
 mod embeddings;
+mod formats_beside_tools;
 mod limits;
 mod memory;
 mod operations;

@@ -1,7 +1,8 @@
 //! Streaming tool call parser: dispatches generated text to the parser of the model's dialect.
 //!
-//! The parsers are `json_calls`, `tagged_calls` (XML-like) and `pythonic_calls`. Harmony (gpt-oss)
-//! calls are parsed with the channels, in `harmony`.
+//! The parsers are `json_calls`, `tagged_calls` (XML-like) and `pythonic_calls`; `calls_or_format` is
+//! in front of them if the answer may be in a response format instead. Harmony (gpt-oss) calls are
+//! parsed with the channels, in `harmony`.
 //!
 //! Invariants: text that resembles a call but is not one is emitted as text, markers included, so
 //! no model output is lost. The concatenated events do not depend on how the text is split into
@@ -10,6 +11,8 @@
 #[cfg(test)]
 mod tests;
 
+use crate::answer::calls_or_format::CallsOrFormat;
+use crate::answer::choice::CallConstraint;
 use crate::answer::events::CallEvent;
 use crate::answer::json_calls::JsonCalls;
 use crate::answer::pythonic_calls::PythonicCalls;
@@ -28,6 +31,7 @@ enum Parser {
     Json(JsonCalls),
     Tagged(TaggedCalls),
     Pythonic(PythonicCalls),
+    OrFormat(Box<CallsOrFormat>),
 }
 
 impl ToolCallParser {
@@ -45,12 +49,30 @@ impl ToolCallParser {
         }))
     }
 
+    /// A parser of calls that were generated under `constraint`.
+    pub(crate) fn under(
+        constraint: &CallConstraint,
+        dialect: ToolDialect,
+        tools: Arc<[Tool]>,
+    ) -> Option<Self> {
+        match constraint {
+            CallConstraint::None | CallConstraint::Required => Self::new(dialect, tools, false),
+            CallConstraint::FromMarker => Self::new(dialect, tools, true),
+            CallConstraint::OrFormat(classifier) => {
+                let calls = Self::new(dialect, tools, true)?;
+                let parser = CallsOrFormat::new(classifier.clone(), calls, dialect.marks());
+                Some(Self(Parser::OrFormat(Box::new(parser))))
+            }
+        }
+    }
+
     /// Feeds more text; returns the events that no later text can change.
     pub fn push(&mut self, text: &str) -> Vec<CallEvent> {
         match &mut self.0 {
             Parser::Json(calls) => calls.push(text),
             Parser::Tagged(calls) => calls.push(text),
             Parser::Pythonic(calls) => calls.push(text),
+            Parser::OrFormat(parser) => parser.push(text),
         }
     }
 
@@ -61,6 +83,7 @@ impl ToolCallParser {
             Parser::Json(calls) => calls.finish(),
             Parser::Tagged(calls) => calls.finish(),
             Parser::Pythonic(calls) => calls.finish(),
+            Parser::OrFormat(parser) => parser.finish(),
         }
     }
 
@@ -71,6 +94,7 @@ impl ToolCallParser {
             Parser::Tagged(calls) => calls.is_open(),
             // A list of calls is emitted as a whole.
             Parser::Pythonic(_) => false,
+            Parser::OrFormat(parser) => parser.is_open(),
         }
     }
 
@@ -80,6 +104,7 @@ impl ToolCallParser {
             Parser::Json(calls) => calls.count(),
             Parser::Tagged(calls) => calls.count(),
             Parser::Pythonic(calls) => calls.count(),
+            Parser::OrFormat(parser) => parser.count(),
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::answer::reasoning::{Reasoning, ReasoningPart};
 use crate::answer::stop_sequences::StopFilter;
 use crate::dialect::reasoning::ReasoningDialect;
 use crate::dialect::tool_calls::ToolDialect;
+use crate::grammar::answer_classifier::AnswerClassifier;
 use crate::request::tools::Tool;
 use crate::scan::stop_regex::StopRegex;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ pub struct ParseOptions {
 }
 
 /// What constrained decoding guarantees of an answer's tool calls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CallConstraint {
     /// Nothing.
     #[default]
@@ -52,6 +53,8 @@ pub enum CallConstraint {
     FromMarker,
     /// The answer consists of calls.
     Required,
+    /// The answer consists of calls or is in the response format, as this classifier tells.
+    OrFormat(AnswerClassifier),
 }
 
 /// Streaming state of one choice: stop sequences first, then reasoning, then tool calls.
@@ -83,9 +86,9 @@ impl Choice {
             Some((ReasoningDialect::Harmony, _)) => Pipeline::Channels(Harmony::new(options.calls.is_some())),
             reasoning => Pipeline::Marked {
                 reasoning: reasoning.map(|(dialect, begun)| Reasoning::new(dialect, begun)),
-                calls: options.calls.and_then(|(dialect, tools)| {
-                    ToolCallParser::new(dialect, tools, options.constrained == CallConstraint::FromMarker)
-                }),
+                calls: options
+                    .calls
+                    .and_then(|(dialect, tools)| ToolCallParser::under(&options.constrained, dialect, tools)),
             },
         };
         let (one_call, min_tokens) = (options.one_call, options.min_tokens);
@@ -278,7 +281,7 @@ mod tests {
                     let mut deltas = choice.push(&whole[..end]);
                     deltas.extend(choice.finish());
                     let texts = deltas.iter().filter(|delta| matches!(delta, Delta::Content(_))).count();
-                    let wanted = usize::from(constrained == CallConstraint::FromMarker);
+                    let wanted = usize::from(options.constrained == CallConstraint::FromMarker);
                     assert_eq!(texts, wanted, "{:?}: {deltas:?}", &whole[..end]);
                     let arguments = deltas.iter().filter_map(|delta| match delta {
                         Delta::CallArguments { text, .. } => Some(text.as_str()),

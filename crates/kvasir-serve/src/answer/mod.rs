@@ -6,9 +6,10 @@
 //!
 //! Entry points: [`Choice`] runs the stages for one choice, [`Items`] groups deltas into items.
 //!
-//! Knows no engine and no API; builds on `scan`, `dialect` and the tools of a `request`.
+//! Knows no engine and no API; builds on `scan`, `grammar`, `dialect` and the tools of a `request`.
 
 pub(crate) mod calls;
+pub(crate) mod calls_or_format;
 pub(crate) mod choice;
 pub(crate) mod events;
 pub(crate) mod harmony;

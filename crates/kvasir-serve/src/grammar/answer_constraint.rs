@@ -4,12 +4,12 @@
 //! `expect` announces the next output to a helper thread, which computes its token mask while the
 //! device runs the step. `allowed` uses that mask, or computes it inline.
 //!
-//! Invariant: the state follows from the output alone. `go_to` rolls the matcher back by the tokens
-//! that differ, or restarts it from the beginning.
+//! Invariant: the state follows from the output alone (`matcher_state`).
 
 use crate::grammar::{
     mask_threads::{LookAhead, MaskThreads, locked},
-    matcher_watchdog::{MatcherWatchdog, WatchedMatcher},
+    matcher_state::MatcherState,
+    matcher_watchdog::MatcherWatchdog,
 };
 use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constraint, Follower};
@@ -43,11 +43,7 @@ impl fmt::Debug for AnswerConstraint {
 impl Constraint for AnswerConstraint {
     fn follow(&self) -> Box<dyn Follower> {
         let state = State {
-            start: self.start.clone(),
-            matcher: self.watchdog.watch(locked(&self.start).clone()),
-            watchdog: self.watchdog.clone(),
-            consumed: Vec::new(),
-            mask: None,
+            matcher: MatcherState::new(self.start.clone(), self.watchdog.clone()),
             expected: Vec::new(),
             is_expecting: false,
         };
@@ -91,65 +87,19 @@ impl Follower for AnswerFollower {
     }
 }
 
-/// Matcher state of one sequence.
+/// State of one sequence: its matcher, and the output announced for the next mask.
+#[derive(Debug)]
 struct State {
-    start: Arc<Mutex<Matcher>>,
-    matcher: WatchedMatcher,
-    watchdog: MatcherWatchdog,
-    /// The tokens that `matcher` has consumed.
-    consumed: Vec<Token>,
-    /// Token mask after `consumed`, once computed.
-    mask: Option<SimpleVob>,
+    matcher: MatcherState,
     /// The output announced for the next `allowed`.
     expected: Vec<Token>,
     is_expecting: bool,
 }
 
-impl fmt::Debug for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("State")
-    }
-}
-
 impl State {
-    /// Token mask after `output`; `None` if no token is allowed or `output` violates the grammar.
     fn allowed(&mut self, output: &[Token]) -> Option<&SimpleVob> {
         self.is_expecting = false;
-        if !self.go_to(output) {
-            return None;
-        }
-        if self.mask.is_none() {
-            // A grammar that exceeds the matcher's limits fails here; the sequence ends with an
-            // error, never with unconstrained output.
-            self.mask = self.matcher.work(Matcher::compute_mask_or_eos).ok();
-        }
-        self.mask.as_ref().filter(|mask| !mask.is_zero())
-    }
-
-    /// Moves the matcher to `output`: rolls back tokens that are not in it, then consumes the new
-    /// ones. False if `output` violates the grammar.
-    fn go_to(&mut self, output: &[Token]) -> bool {
-        let mut same = self.consumed.iter().zip(output).take_while(|(a, b)| a == b).count();
-        let wrong = self.consumed.len() - same;
-        let is_lost = self.matcher.matcher().is_error();
-        if is_lost || wrong > 0 && self.matcher.work(|matcher| matcher.rollback(wrong)).is_err() {
-            self.matcher = self.watchdog.watch(locked(&self.start).clone());
-            same = 0;
-        }
-        if same < self.consumed.len() || same < output.len() {
-            self.mask = None;
-        }
-        self.consumed.truncate(same);
-        for token in &output[same..] {
-            let take = |matcher: &mut Matcher| {
-                !matcher.is_stopped() && matches!(matcher.try_consume_tokens(&[*token]), Ok(1))
-            };
-            if !self.matcher.work(take) {
-                return false;
-            }
-            self.consumed.push(*token);
-        }
-        true
+        self.matcher.allowed(output)
     }
 }
 

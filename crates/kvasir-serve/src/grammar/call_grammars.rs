@@ -20,21 +20,19 @@
 //! tool's schema.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use crate::grammar::{
     call_scanner::{CallScanner, CallStart, CallSyntax},
     lark::calls_grammar,
     mask_threads::{LookAhead, MaskThreads, locked},
     matcher_watchdog::{MatcherWatchdog, WatchedMatcher},
+    token_text::{TokenText, is_text},
     vocabulary::{GrammarError, Vocabulary, bits_without, on_deep_stack},
 };
 use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
-use llguidance::{
-    Matcher,
-    toktrie::{SimpleVob, TokEnv, TokTrie},
-};
+use llguidance::{Matcher, toktrie::SimpleVob};
 use std::{
     collections::HashMap,
     fmt,
@@ -47,9 +45,7 @@ pub struct CallGrammars {
     syntax: CallSyntax,
     /// Matcher after a call start, one per grammar. Locked only to be cloned.
     starts: Vec<Mutex<Matcher>>,
-    tok_env: TokEnv,
-    /// Control tokens that detokenization keeps, with their spelling.
-    control_tokens: Vec<(Token, String)>,
+    text: TokenText,
     /// Text tokens that can complete a call start.
     closers: Vec<Token>,
     /// Cache: token mask of a scanner state, `None` if it excludes no token.
@@ -99,8 +95,7 @@ impl CallGrammars {
             ends: trie.eos_token_set().as_slice().into(),
             syntax,
             starts,
-            tok_env,
-            control_tokens,
+            text: TokenText::new(tok_env, control_tokens),
             masks: Mutex::default(),
             mask_threads,
             watchdog,
@@ -117,22 +112,11 @@ impl CallGrammars {
         })))
     }
 
-    /// The bytes that a token adds to the detokenized answer.
-    fn bytes(&self, token: Token) -> &[u8] {
-        let bytes = self.tok_env.tok_trie().token(token);
-        if is_text(bytes) {
-            bytes
-        } else {
-            let control_tokens = self.control_tokens.iter().find(|(id, _)| *id == token);
-            control_tokens.map_or(&[], |(_, spelling)| spelling.as_bytes())
-        }
-    }
-
     /// A matcher that has consumed the bytes generated after the trigger. `None` if they do not fit
     /// the grammar.
     fn begin(&self, start: &CallStart) -> Option<Matcher> {
         let mut matcher = locked(self.starts.get(start.grammar?)?).clone();
-        let trie = self.tok_env.tok_trie();
+        let trie = self.text.trie();
         let tokens = trie.greedy_tokenize(&start.bytes);
         // `greedy_tokenize` skips bytes that no token spells.
         let is_whole = tokens.iter().map(|id| trie.token_len(*id)).sum::<usize>() == start.bytes.len();
@@ -146,14 +130,13 @@ impl CallGrammars {
             return found.clone();
         }
         let begins_none = |id: &Token| {
-            let bytes = self.bytes(*id);
+            let bytes = self.text.bytes(*id);
             let may_open = scanner.may_open(&self.syntax, bytes);
             let start = may_open.then(|| scanner.clone().push(&self.syntax, bytes)).flatten();
             start.is_some_and(|start| self.begin(&start).is_none())
         };
         let excluded: Vec<Token> = self.closers.iter().copied().filter(begins_none).collect();
-        let mask =
-            (!excluded.is_empty()).then(|| bits_without(self.tok_env.tok_trie().vocab_size(), &excluded));
+        let mask = (!excluded.is_empty()).then(|| bits_without(self.text.trie().vocab_size(), &excluded));
         let mut masks = locked(&self.masks);
         if masks.len() >= MASK_CACHE_CAPACITY {
             masks.clear();
@@ -173,11 +156,6 @@ impl Vocabulary {
     ) -> Result<CallGrammars, GrammarError> {
         on_deep_stack(|| CallGrammars::new(self, syntax, control_tokens))
     }
-}
-
-/// Control tokens have a marker byte in front of their spelling; unused ids have no bytes.
-fn is_text(bytes: &[u8]) -> bool {
-    bytes.first().is_some_and(|first| *first != TokTrie::SPECIAL_TOKEN_MARKER)
 }
 
 /// Initial state of an answer that may hold calls.
@@ -372,7 +350,7 @@ impl State {
         match &mut self.mode {
             Mode::End => {}
             Mode::Text(scanner) => {
-                let start = scanner.push(&self.grammars.syntax, self.grammars.bytes(token));
+                let start = scanner.push(&self.grammars.syntax, self.grammars.text.bytes(token));
                 let begun = start.and_then(|start| Some((self.grammars.begin(&start)?, start.bytes)));
                 // Bytes that fit no call were masked out. If they appear anyway, they are text.
                 if let Some((begun, bytes)) = begun {
@@ -408,7 +386,7 @@ impl State {
         if matcher.matcher().is_error() || !matcher.matcher().is_stopped() {
             return;
         }
-        let later = self.consumed[*from..].iter().map(|token| self.grammars.bytes(*token));
+        let later = self.consumed[*from..].iter().map(|token| self.grammars.text.bytes(*token));
         let mut text = std::iter::once(bytes.as_slice()).chain(later).flatten();
         let first = text.find(|byte| !byte.is_ascii_whitespace()).copied();
         let mut scanner = scanner.clone();

@@ -10,21 +10,26 @@
 //! `benches/masks.rs` measures the cost of a mask per token; `structured_output` of `kvasir-cli` checks
 //! answers against random schemas.
 
+pub(crate) mod answer_classifier;
 pub(crate) mod answer_constraint;
 pub(crate) mod call_grammars;
 pub(crate) mod call_scanner;
 pub(crate) mod closed_objects;
 pub(crate) mod ebnf;
+pub(crate) mod format_or_calls;
 pub(crate) mod lark;
 pub(crate) mod limits;
 pub(crate) mod mask_threads;
+pub(crate) mod matcher_state;
 pub(crate) mod matcher_watchdog;
 pub(crate) mod reasoning_budget;
 pub(crate) mod rehearsal;
 pub(crate) mod spec;
 pub(crate) mod token_rules;
+pub(crate) mod token_text;
 pub(crate) mod vocabulary;
 
+pub use crate::grammar::answer_classifier::AnswerClassifier;
 pub use crate::grammar::call_grammars::{BehindLast, CallGrammars, CallsBeginning};
 pub use crate::grammar::reasoning_budget::ReasoningBudget;
 pub use crate::grammar::spec::{Calls, Part, Raw, Shape};

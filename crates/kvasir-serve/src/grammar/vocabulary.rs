@@ -99,12 +99,18 @@ impl Vocabulary {
     }
 
     fn compile_here(&self, shape: &Shape, lead: &[Part]) -> Result<Arc<dyn Constraint>, GrammarError> {
+        let start = self.checked_start(shape, lead)?;
+        Ok(Arc::new(AnswerConstraint::new(start, self.mask_threads.clone(), self.watchdog.clone())))
+    }
+
+    /// A matcher at the start of a specification, preceded by `lead`. Rejects what cannot be followed
+    /// or would allow nothing.
+    pub(super) fn checked_start(&self, shape: &Shape, lead: &[Part]) -> Result<Matcher, GrammarError> {
         // Checks the specification alone first: behind `lead`, its errors would show only once it
         // begins.
         let alone = self.begin(shape, &[])?;
         self.rehearse(&alone)?;
-        let start = if lead.is_empty() { alone } else { self.begin(shape, lead)? };
-        Ok(Arc::new(AnswerConstraint::new(start, self.mask_threads.clone(), self.watchdog.clone())))
+        if lead.is_empty() { Ok(alone) } else { self.begin(shape, lead) }
     }
 
     /// A matcher at the start of a specification.

@@ -1,5 +1,5 @@
-//! Constraints of chat answers: required calls, the requested response format, voluntary calls, and
-//! the reasoning budget.
+//! Constraints of chat answers: required calls, the requested response format, calls as its
+//! alternative, voluntary calls, and the reasoning budget.
 
 use crate::answer::choice::CallConstraint;
 use crate::dialect::reasoning::ReasoningDialect;
@@ -11,7 +11,7 @@ use crate::grammar::spec::{Part, Shape};
 use crate::grammar::token_rules::TokenRules;
 use crate::grammar::vocabulary::{GrammarError, Vocabulary};
 use crate::model::Model;
-use crate::model::tool_grammars::{Compiler, StrictToolError};
+use crate::model::tool_grammars::{BesideFormatError, Compiler, FormatBesideCalls, StrictToolError};
 use crate::request::chat::{ChatRequest, ThinkingBudget};
 use crate::request::response_format::ResponseFormat;
 use crate::request::sampling::SamplingFields;
@@ -30,54 +30,118 @@ pub(crate) struct ChatConstraint {
 }
 
 impl Model {
-    /// Constraint of a chat answer: required calls, else the requested response format, else lazily
-    /// constrained voluntary calls; plus the reasoning budget.
+    /// Constraint of a chat answer: required calls, else the requested response format with calls of
+    /// the offered tools as its alternative, else lazily constrained voluntary calls; plus the
+    /// reasoning budget. A format beside required calls concerns the answer of a later turn.
     pub(crate) fn chat_constraint(
         &self,
         request: &ChatRequest,
         prompt: &[Token],
     ) -> Result<ChatConstraint, ApiError> {
         let all: Vec<&Tool> = request.tools.iter().collect();
-        let calls = |tools: &[&Tool], several: bool, param: &str| ResponseFormat {
-            shape: Shape::Calls(self.tool_dialect.calls_only(tools, several)),
-            param: param.to_owned(),
-        };
-        if let (ToolChoice::Required | ToolChoice::Named(_), Some(format)) =
-            (&request.tool_choice, &request.response_format)
-        {
-            let why = format!("`{}` excludes a required call: its answer contains no call", format.param);
-            return Err(ApiError::param(&format.param, why));
-        }
-        let requested = match &request.tool_choice {
-            ToolChoice::Required => Some(calls(&all, request.parallel_tool_calls, "tools")),
-            ToolChoice::Named(name) => {
+        let mut constraint = match (&request.tool_choice, &request.response_format) {
+            (ToolChoice::Required, _) => {
+                self.required_calls(request, &all, request.parallel_tool_calls, "tools", prompt)?
+            }
+            (ToolChoice::Named(name), _) => {
                 let at = all.iter().position(|tool| tool.name == *name).unwrap_or_default();
-                Some(calls(all.get(at..at + 1).unwrap_or_default(), false, "tool_choice"))
+                let one = all.get(at..at + 1).unwrap_or_default();
+                self.required_calls(request, one, false, "tool_choice", prompt)?
             }
-            ToolChoice::Auto | ToolChoice::None => request.response_format.clone(),
-        };
-        let mut constraint = match requested {
-            None if request.tool_choice == ToolChoice::Auto => self.voluntary_calls(request, prompt)?,
-            None => ChatConstraint::default(),
-            Some(requested) => {
-                requested.check_lengths(&request.sampling)?;
-                let is_call = matches!(requested.shape, Shape::Calls(_));
-                let compiled = self.constraint(&requested, &self.lead(prompt, is_call));
-                let constrained = compiled.map_err(|error| {
-                    if is_call {
-                        all.iter().find_map(|tool| self.schema_error(tool)).unwrap_or(error)
-                    } else {
-                        error
-                    }
-                })?;
-                let calls = if is_call { CallConstraint::Required } else { CallConstraint::None };
-                ChatConstraint { constrained, calls, ..ChatConstraint::default() }
-            }
+            (ToolChoice::Auto, Some(format)) => self.format_or_calls(request, format, prompt)?,
+            (ToolChoice::None, Some(format)) => self.format_only(request, format, prompt)?,
+            (ToolChoice::Auto, None) => self.voluntary_calls(request, prompt)?,
+            (ToolChoice::None, None) => ChatConstraint::default(),
         };
         if let Some(thinking) = request.thinking {
             constraint.constrained = self.with_reasoning_budget(thinking, constraint.constrained, prompt)?;
         }
         Ok(constraint)
+    }
+
+    /// Constraint of an answer that consists of calls of these tools. `param` is the parameter that
+    /// requires them, for errors.
+    fn required_calls(
+        &self,
+        request: &ChatRequest,
+        tools: &[&Tool],
+        several: bool,
+        param: &str,
+        prompt: &[Token],
+    ) -> Result<ChatConstraint, ApiError> {
+        let shape = Shape::Calls(self.tool_dialect.calls_only(tools, several));
+        let requested = ResponseFormat { shape, param: param.to_owned() };
+        requested.check_lengths(&request.sampling)?;
+        let compiled = self.constraint(&requested, &self.lead(prompt, true));
+        let constrained = compiled.map_err(|error| {
+            request.tools.iter().find_map(|tool| self.schema_error(tool)).unwrap_or(error)
+        })?;
+        Ok(ChatConstraint { constrained, calls: CallConstraint::Required, ..ChatConstraint::default() })
+    }
+
+    /// Constraint of an answer in the requested format.
+    fn format_only(
+        &self,
+        request: &ChatRequest,
+        format: &ResponseFormat,
+        prompt: &[Token],
+    ) -> Result<ChatConstraint, ApiError> {
+        format.check_lengths(&request.sampling)?;
+        let constrained = self.constraint(format, &self.lead(prompt, false))?;
+        Ok(ChatConstraint { constrained, ..ChatConstraint::default() })
+    }
+
+    /// Constraint of an answer that either is in the requested format or consists of calls.
+    fn format_or_calls(
+        &self,
+        request: &ChatRequest,
+        format: &ResponseFormat,
+        prompt: &[Token],
+    ) -> Result<ChatConstraint, ApiError> {
+        let Some(dialect) = self.call_dialect().filter(|_| !request.tools.is_empty()) else {
+            return self.format_only(request, format, prompt);
+        };
+        format.check_lengths(&request.sampling)?;
+        self.require_logits("form of answers")?;
+        let beside = FormatBesideCalls {
+            shape: format.shape.clone(),
+            lead: self.lead(prompt, false),
+            calls_lead: self.lead(prompt, true),
+        };
+        let compile = || {
+            let vocabulary = self.vocabulary().map_err(BesideFormatError::Format)?;
+            let compiler = Compiler { vocabulary, dialect, control_tokens: &self.marker_tokens };
+            let several = request.parallel_tool_calls;
+            self.tool_grammars.get_or_compile_beside(&beside, &compiler, &request.tools, several)
+        };
+        let compiled = compile().map_err(|error| match error {
+            BesideFormatError::Format(why) => {
+                ApiError::param(&format.param, format!("`{}` {why}", format.param))
+            }
+            BesideFormatError::Tool(refused) => strict_tool_error(&refused),
+        })?;
+        let Some(grammars) = compiled.grammars else {
+            let why = format!("calls of `tools` cannot be constrained beside `{}`", format.param);
+            return Err(ApiError::param("tools", why));
+        };
+        let (reasoning, is_reasoning) = self.reasoning_at(prompt);
+        // The parser of calls does not see reasoning that is separated.
+        let text = if request.sampling.output.separate_reasoning {
+            grammars.classifier(None, false)
+        } else {
+            grammars.classifier(reasoning, is_reasoning)
+        };
+        Ok(ChatConstraint {
+            constrained: grammars.constraint(grammars.classifier(reasoning, is_reasoning)),
+            calls: CallConstraint::OrFormat(text),
+            loosened: if compiled.is_new { compiled.loosened } else { Vec::new() },
+        })
+    }
+
+    /// The markers of the reasoning block, if the model reasons, and whether the prompt ends inside it.
+    fn reasoning_at(&self, prompt: &[Token]) -> (Option<(&'static str, &'static str)>, bool) {
+        let marks = self.reasoning.map(ReasoningDialect::marks);
+        (marks, marks.is_some_and(|(open, _)| self.ends_with(prompt, open)))
     }
 
     /// Constraint of voluntary calls.
@@ -101,13 +165,14 @@ impl Model {
                 .get_or_compile(&compiler, &request.tools, request.parallel_tool_calls)
                 .map(Some)
         };
-        let refused = |StrictToolError { schema, why }| ApiError::param(&schema, format!("`{schema}` {why}"));
-        let Some(compiled) = compile().map_err(refused)? else { return Ok(ChatConstraint::default()) };
+        let compiled = compile().map_err(|refused| strict_tool_error(&refused))?;
+        let Some(compiled) = compiled else { return Ok(ChatConstraint::default()) };
         let Some(grammars) = compiled.grammars else { return Ok(ChatConstraint::default()) };
         let length = request.sampling.length.min_tokens;
+        let (reasoning, is_reasoning) = self.reasoning_at(prompt);
         let beginning = CallsBeginning {
-            reasoning: self.reasoning.map(ReasoningDialect::marks),
-            is_reasoning: self.reasoning.is_some_and(|dialect| self.ends_with(prompt, dialect.marks().0)),
+            reasoning,
+            is_reasoning,
             one_call: !request.parallel_tool_calls,
             // An answer with a minimum length continues after its call.
             behind_last: if request.sampling.ignore_eos || length > 0 {
@@ -228,4 +293,8 @@ impl Model {
             _ => vec![Part::Optional(vec![text(open), until, Part::Gap])],
         }
     }
+}
+
+fn strict_tool_error(StrictToolError { schema, why }: &StrictToolError) -> ApiError {
+    ApiError::param(schema, format!("`{schema}` {why}"))
 }

@@ -1,4 +1,5 @@
-//! LRU cache of compiled tool grammars: agents offer the same tools in every turn.
+//! LRU caches of compiled tool grammars: agents offer the same tools, and request the same response
+//! format, in every turn.
 //!
 //! Fallback: a tool whose schema cannot be compiled takes any object as arguments, unless it is
 //! `strict`, which rejects the request.
@@ -6,43 +7,71 @@
 use crate::dialect::call_parts::takes_objects;
 use crate::dialect::tool_calls::ToolDialect;
 use crate::grammar::call_grammars::CallGrammars;
+use crate::grammar::format_or_calls::{CompiledGrammar, FormatOrCalls};
+use crate::grammar::spec::{Part, Shape};
 use crate::grammar::vocabulary::{GrammarError, Vocabulary};
 use crate::request::tools::Tool;
 use kvasir_kv::Token;
 use serde_json::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Capacity of the cache, in tool sets.
+/// Capacity of each cache, in tool sets.
 const CACHE_CAPACITY: usize = 32;
 
-/// Compiled grammars by tool set, most recently used last.
+/// Compiled grammars by tool set.
 #[derive(Debug, Default)]
-pub(crate) struct ToolGrammars(Mutex<Vec<(Key, Compiled)>>);
+pub(crate) struct ToolGrammars {
+    voluntary: Cache<Arc<CallGrammars>>,
+    beside_format: Cache<Arc<FormatOrCalls>>,
+}
 
-/// Cache key: names, schemas and strictness of the tools, and whether several calls are allowed.
+/// Cache entries, most recently used last.
+#[derive(Debug)]
+struct Cache<T>(Mutex<Vec<(Key, Compiled<T>)>>);
+
+impl<T> Default for Cache<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+/// Cache key: names, schemas and strictness of the tools, whether several calls are allowed, and the
+/// response format beside them.
 #[derive(Debug)]
 struct Key {
     tools: Vec<(String, Option<Value>, bool)>,
     several: bool,
+    format: Option<FormatBesideCalls>,
+}
+
+/// A response format as an alternative of calls.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FormatBesideCalls {
+    pub(crate) shape: Shape,
+    /// Grammar parts before the formatted text.
+    pub(crate) lead: Vec<Part>,
+    /// Grammar parts before the calls.
+    pub(crate) calls_lead: Vec<Part>,
 }
 
 impl Key {
-    fn is_of(&self, tools: &[Tool], several: bool) -> bool {
+    fn is_of(&self, tools: &[Tool], several: bool, format: Option<&FormatBesideCalls>) -> bool {
         let is_same = |((name, parameters, strict), tool): (&(String, Option<Value>, bool), &Tool)| {
             *name == tool.name && *strict == tool.strict && *parameters == tool.parameters
         };
         self.several == several
             && self.tools.len() == tools.len()
             && self.tools.iter().zip(tools).all(is_same)
+            && self.format.as_ref() == format
     }
 }
 
 /// Compiled grammars of a tool set.
 #[derive(Clone, Debug)]
-pub(crate) struct Compiled {
+pub(crate) struct Compiled<T> {
     /// `None` if calls cannot be constrained at all, as for models without an end-of-sequence
     /// token.
-    pub(crate) grammars: Option<Arc<CallGrammars>>,
+    pub(crate) grammars: Option<T>,
     /// Paths of schemas that cannot be compiled; these tools accept any object.
     pub(crate) loosened: Vec<String>,
     /// Whether they were compiled for this request (cache miss).
@@ -57,6 +86,13 @@ pub(crate) struct StrictToolError {
     pub(crate) why: GrammarError,
 }
 
+/// Why calls beside a response format cannot be constrained.
+#[derive(Debug)]
+pub(crate) enum BesideFormatError {
+    Format(GrammarError),
+    Tool(StrictToolError),
+}
+
 /// Inputs of compilation besides the tools.
 pub(crate) struct Compiler<'a> {
     pub(crate) vocabulary: &'a Vocabulary,
@@ -66,74 +102,177 @@ pub(crate) struct Compiler<'a> {
 }
 
 impl ToolGrammars {
-    /// Returns cached grammars of these tools, or compiles them. With `several`, an answer may hold
-    /// more than one call.
+    /// Returns cached grammars of voluntary calls of these tools, or compiles them. With `several`, an
+    /// answer may hold more than one call.
     pub(crate) fn get_or_compile(
         &self,
         compiler: &Compiler<'_>,
         tools: &[Tool],
         several: bool,
-    ) -> Result<Compiled, StrictToolError> {
-        if let Some(found) = self.find(tools, several) {
+    ) -> Result<Compiled<Arc<CallGrammars>>, StrictToolError> {
+        if let Some(found) = self.voluntary.find(tools, several, None) {
             return Ok(found);
         }
-        let compiled = compiler.compile(tools, several)?;
-        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if cached.len() >= CACHE_CAPACITY {
-            cached.remove(0);
-        }
-        let of_tool = |tool: &Tool| (tool.name.clone(), tool.parameters.clone(), tool.strict);
-        let key = Key { tools: tools.iter().map(of_tool).collect(), several };
-        cached.push((key, Compiled { is_new: false, ..compiled.clone() }));
+        let one = |tools: &[&Tool]| {
+            let syntax = compiler.dialect.syntax(tools, several);
+            compiler.vocabulary.compile_calls(syntax, compiler.control_tokens.to_vec()).map(Arc::new)
+        };
+        let compiled = loosen_and_compile(tools, one)?;
+        self.voluntary.insert(tools, several, None, &compiled);
         Ok(compiled)
     }
 
-    fn find(&self, tools: &[Tool], several: bool) -> Option<Compiled> {
+    /// Returns cached grammars of an answer that is either in this format or consists of calls of these
+    /// tools, or compiles them.
+    pub(crate) fn get_or_compile_beside(
+        &self,
+        format: &FormatBesideCalls,
+        compiler: &Compiler<'_>,
+        tools: &[Tool],
+        several: bool,
+    ) -> Result<Compiled<Arc<FormatOrCalls>>, BesideFormatError> {
+        if let Some(found) = self.beside_format.find(tools, several, Some(format)) {
+            return Ok(found);
+        }
+        let vocabulary = compiler.vocabulary;
+        let text = vocabulary.compile_alternative(&format.shape, &format.lead);
+        let text = text.map_err(BesideFormatError::Format)?;
+        let one = |tools: &[&Tool]| -> Result<(CompiledGrammar, Arc<[String]>), GrammarError> {
+            let calls = compiler.dialect.calls_only(tools, several);
+            // A message's channel tells what it is.
+            let heads = if compiler.dialect == ToolDialect::Harmony { Arc::default() } else { calls.heads() };
+            Ok((vocabulary.compile_alternative(&Shape::Calls(calls), &format.calls_lead)?, heads))
+        };
+        let Compiled { grammars, loosened, is_new } =
+            loosen_and_compile(tools, one).map_err(BesideFormatError::Tool)?;
+        let grammars = grammars.map(|(calls, heads)| {
+            let control_tokens = compiler.control_tokens.to_vec();
+            Arc::new(FormatOrCalls::new(vocabulary, text, calls, heads, control_tokens))
+        });
+        let compiled = Compiled { grammars, loosened, is_new };
+        self.beside_format.insert(tools, several, Some(format), &compiled);
+        Ok(compiled)
+    }
+}
+
+impl<T: Clone> Cache<T> {
+    fn find(&self, tools: &[Tool], several: bool, format: Option<&FormatBesideCalls>) -> Option<Compiled<T>> {
         let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = cached.iter().position(|(key, _)| key.is_of(tools, several))?;
+        let at = cached.iter().position(|(key, _)| key.is_of(tools, several, format))?;
         let found = cached.remove(at);
         let compiled = found.1.clone();
         cached.push(found);
         Some(compiled)
     }
+
+    fn insert(
+        &self,
+        tools: &[Tool],
+        several: bool,
+        format: Option<&FormatBesideCalls>,
+        compiled: &Compiled<T>,
+    ) {
+        let of_tool = |tool: &Tool| (tool.name.clone(), tool.parameters.clone(), tool.strict);
+        let key = Key { tools: tools.iter().map(of_tool).collect(), several, format: format.cloned() };
+        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if cached.len() >= CACHE_CAPACITY {
+            cached.remove(0);
+        }
+        cached.push((key, Compiled { is_new: false, ..compiled.clone() }));
+    }
 }
 
-impl Compiler<'_> {
-    fn compile(&self, tools: &[Tool], several: bool) -> Result<Compiled, StrictToolError> {
-        let done =
-            |grammars, loosened| Compiled { grammars: Some(Arc::new(grammars)), loosened, is_new: true };
-        if let Ok(grammars) = self.grammars(tools, several) {
-            return Ok(done(grammars, Vec::new()));
-        }
-        let mut tools = tools.to_vec();
-        let mut loosened = Vec::new();
-        for tool in &mut tools {
-            let Err(why) = self.grammars(std::slice::from_ref(tool), several) else { continue };
-            if tool.strict {
-                return Err(StrictToolError { schema: tool.schema.clone(), why });
-            }
-            tool.parameters = None;
-            loosened.push(tool.schema.clone());
-        }
-        if let Ok(grammars) = self.grammars(&tools, several) {
-            return Ok(done(grammars, loosened));
-        }
-        // Each compiles alone but not all together: they are too large.
-        if let Some(tool) = tools.iter().find(|tool| tool.strict) {
-            let why = GrammarError("cannot be compiled beside the other tools".into());
-            return Err(StrictToolError { schema: tool.schema.clone(), why });
-        }
-        tools.iter_mut().for_each(|tool| tool.parameters = None);
-        let loosened = tools.iter().map(|tool| tool.schema.clone()).collect();
-        let grammars = self.grammars(&tools, several).ok().map(Arc::new);
-        Ok(Compiled { grammars, loosened, is_new: true })
-    }
-
-    fn grammars(&self, tools: &[Tool], several: bool) -> Result<CallGrammars, GrammarError> {
-        let all: Vec<&Tool> = tools.iter().collect();
+/// Compiles the grammar of these tools by `compile`; tools whose schemas cannot be compiled take any
+/// object, unless they are strict.
+fn loosen_and_compile<T>(
+    tools: &[Tool],
+    compile: impl Fn(&[&Tool]) -> Result<T, GrammarError>,
+) -> Result<Compiled<T>, StrictToolError> {
+    let grammars = |tools: &[Tool]| {
         if !tools.iter().all(takes_objects) {
             return Err(GrammarError("describes no object".into()));
         }
-        self.vocabulary.compile_calls(self.dialect.syntax(&all, several), self.control_tokens.to_vec())
+        compile(&tools.iter().collect::<Vec<_>>())
+    };
+    let done = |grammars, loosened| Compiled { grammars: Some(grammars), loosened, is_new: true };
+    if let Ok(grammars) = grammars(tools) {
+        return Ok(done(grammars, Vec::new()));
+    }
+    let mut tools = tools.to_vec();
+    let mut loosened = Vec::new();
+    for tool in &mut tools {
+        let Err(why) = grammars(std::slice::from_ref(tool)) else { continue };
+        if tool.strict {
+            return Err(StrictToolError { schema: tool.schema.clone(), why });
+        }
+        tool.parameters = None;
+        loosened.push(tool.schema.clone());
+    }
+    if let Ok(grammars) = grammars(&tools) {
+        return Ok(done(grammars, loosened));
+    }
+    // Each compiles alone but not all together: they are too large.
+    if let Some(tool) = tools.iter().find(|tool| tool.strict) {
+        let why = GrammarError("cannot be compiled beside the other tools".into());
+        return Err(StrictToolError { schema: tool.schema.clone(), why });
+    }
+    tools.iter_mut().for_each(|tool| tool.parameters = None);
+    let loosened = tools.iter().map(|tool| tool.schema.clone()).collect();
+    Ok(Compiled { grammars: grammars(&tools).ok(), loosened, is_new: true })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvasir_formats::TextFiles;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn tool(parameters: Value, strict: bool) -> Tool {
+        let (source, kind) = (Value::Null, Default::default());
+        Tool { name: "f".into(), parameters: Some(parameters), schema: "path".into(), source, strict, kind }
+    }
+
+    fn format(key: &str) -> FormatBesideCalls {
+        let schema = json!({"type": "object", "properties": {key: {"type": "boolean"}}});
+        FormatBesideCalls { shape: Shape::JsonSchema(schema), lead: Vec::new(), calls_lead: Vec::new() }
+    }
+
+    #[test]
+    fn tools_and_format_are_compiled_once() {
+        let files =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-formats/tests/data/tokenizers/qwen");
+        let tokenizer = Arc::new(TextFiles::open(&files).unwrap().tokenizer().unwrap());
+        let vocabulary = Vocabulary::new(tokenizer, 512, &[505]).unwrap();
+        let dialect = ToolDialect::Hermes;
+        let compiler = Compiler { vocabulary: &vocabulary, dialect, control_tokens: &[] };
+        let grammars = ToolGrammars::default();
+        let get = |format: &FormatBesideCalls, tools: &[Tool], several: bool| {
+            grammars.get_or_compile_beside(format, &compiler, tools, several)
+        };
+        let tools = [tool(json!({"type": "object"}), false)];
+        let other = [tool(json!({"type": "object", "maxProperties": 1}), false)];
+        let behind = FormatBesideCalls { lead: vec![Part::Gap], ..format("a") };
+        let is_new = |format: &FormatBesideCalls, tools: &[Tool], several: bool| {
+            get(format, tools, several).unwrap().is_new
+        };
+        for new in [true, false] {
+            assert_eq!(is_new(&format("a"), &tools, true), new);
+            assert_eq!(is_new(&format("b"), &tools, true), new);
+            assert_eq!(is_new(&format("a"), &other, true), new);
+            assert_eq!(is_new(&format("a"), &tools, false), new);
+            assert_eq!(is_new(&behind, &tools, true), new);
+            assert_eq!(grammars.get_or_compile(&compiler, &tools, true).unwrap().is_new, new);
+        }
+        let broken =
+            |strict| [tool(json!({"type": "object", "properties": {"a": {"type": "none"}}}), strict)];
+        let loosened = get(&format("a"), &broken(false), true).unwrap();
+        assert!(loosened.grammars.is_some() && loosened.loosened == ["path"]);
+        let refused = get(&format("a"), &broken(true), true).unwrap_err();
+        assert!(
+            matches!(refused, BesideFormatError::Tool(StrictToolError { schema, .. }) if schema == "path")
+        );
+        let nothing = FormatBesideCalls { shape: Shape::Choice(Vec::new()), ..format("a") };
+        assert!(matches!(get(&nothing, &tools, true).unwrap_err(), BesideFormatError::Format(_)));
     }
 }

@@ -120,25 +120,23 @@ fn streams_return_the_ids_of_their_prompts() {
 }
 
 #[test]
-fn a_required_call_excludes_a_format() {
+fn a_format_beside_a_required_call_is_no_error() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let tool = json!({"type": "function", "function": {"name": "f"}});
     let schema = json!({"schema": {"type": "object"}});
     for choice in [json!("required"), tool.clone()] {
-        for (name, format, param) in [
-            ("response_format", json!({"type": "json_object"}), "response_format.type"),
-            (
-                "response_format",
-                json!({"type": "json_schema", "json_schema": schema}),
-                "response_format.json_schema.schema",
-            ),
-            ("regex", json!("a+"), "regex"),
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": [tool]});
+        body["tool_choice"] = choice.clone();
+        // The toy device computes no logits, so the call itself is refused.
+        let (status, without) = server.post("/v1/chat/completions", &body);
+        for (name, format) in [
+            ("response_format", json!({"type": "json_object"})),
+            ("response_format", json!({"type": "json_schema", "json_schema": schema})),
+            ("regex", json!("a+")),
         ] {
-            let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": [tool]});
-            body["tool_choice"] = choice.clone();
+            let mut body = body.clone();
             body[name] = format;
-            let (status, answer) = server.post("/v1/chat/completions", &body);
-            assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+            assert_eq!(server.post("/v1/chat/completions", &body), (status, without.clone()), "{name}");
         }
     }
 }

@@ -14,9 +14,9 @@ use kvasir_testkit::{
 use serde_json::{Value, json};
 use std::{path::Path, sync::OnceLock};
 
-const EOS: Token = 505;
+pub(in crate::grammar) const EOS: Token = 505;
 const SIZE: u32 = 512;
-const THINK: (&str, &str) = ("<think>", "</think>");
+pub(in crate::grammar) const THINK: (&str, &str) = ("<think>", "</think>");
 
 fn tokenizer() -> Arc<Tokenizer> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-formats/tests/data/tokenizers/qwen");
@@ -77,7 +77,7 @@ const LONG: &[&str] = &[
 
 /// A tokenizer with the `LONG` tokens and with control tokens for `marks`, its vocabulary, and the
 /// control tokens.
-fn long(marks: &[&str]) -> (Arc<Tokenizer>, Vocabulary, Vec<(Token, String)>) {
+pub(in crate::grammar) fn long(marks: &[&str]) -> (Arc<Tokenizer>, Vocabulary, Vec<(Token, String)>) {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-formats/tests/data/tokenizers/qwen");
     let thread = std::thread::current().id();
     let to = std::env::temp_dir().join(format!("kvasir-long-tokens-{}-{thread:?}", std::process::id()));
@@ -104,7 +104,7 @@ fn long(marks: &[&str]) -> (Arc<Tokenizer>, Vocabulary, Vec<(Token, String)>) {
     (tokenizer, vocabulary, control_tokens)
 }
 
-fn tool(name: &str, parameters: Value) -> Tool {
+pub(in crate::grammar) fn tool(name: &str, parameters: Value) -> Tool {
     let (parameters, schema) = (Some(parameters), String::new());
     Tool {
         name: name.into(),
@@ -145,7 +145,7 @@ fn spelt(text: &str) -> Vec<Token> {
     text.chars().flat_map(one).collect()
 }
 
-fn is_allowed(follower: &mut Box<dyn Follower>, output: &[Token], id: Token) -> bool {
+pub(in crate::grammar) fn is_allowed(follower: &mut Box<dyn Follower>, output: &[Token], id: Token) -> bool {
     match follower.allowed(output) {
         Allowed::Any => true,
         Allowed::Only(mask) => mask[id as usize / 32] >> (id % 32) & 1 == 1,
@@ -387,7 +387,7 @@ fn read(reading: &ParseOptions, text: &str) -> Vec<(String, String)> {
 }
 
 /// Random tools with random schemas.
-fn drawn_tools(dialect: ToolDialect, random: &mut Random) -> [Tool; 3] {
+pub(in crate::grammar) fn drawn_tools(dialect: ToolDialect, random: &mut Random) -> [Tool; 3] {
     let mut drawn = || match dialect {
         // Python argument names cannot be arbitrary text.
         ToolDialect::Pythonic => {
@@ -431,7 +431,7 @@ fn bits(dialect: ToolDialect, syntax: &CallSyntax) -> Vec<&'static str> {
 }
 
 /// Panics unless the call's arguments satisfy its tool's schema.
-fn check(dialect: &str, tools: &[Tool], call: &(String, String), text: &str) {
+pub(in crate::grammar) fn check(dialect: &str, tools: &[Tool], call: &(String, String), text: &str) {
     let (name, arguments) = call;
     let tool = tools.iter().find(|tool| tool.name == *name);
     let tool = tool.unwrap_or_else(|| panic!("{dialect}: no tool {name}: {text}"));

@@ -1,4 +1,4 @@
-"""What the scripts of coding agents share: a server with a scripted model, a fresh home, and a run of the agent in it.
+"""What the scripts of agents share: a server with a scripted model, a fresh home, and a run of the agent in it.
 
 Proxies that refuse every connection keep agents off all networks but the local server."""
 
