@@ -216,12 +216,8 @@ impl Model {
         if prompt < limit {
             return Ok(());
         }
-        let message = format!(
-            "`{param}` has {} bytes and so at least {prompt} tokens; the context length is {limit} with the answer",
-            text.len()
-        );
-        let overflow = Overflow { prompt, requested: None, limit };
-        Err(ApiError { message, ..ApiError::overflow(param, overflow) })
+        let size = format!("`{param}` has {} bytes and so at least {prompt} tokens", text.len());
+        Err(ApiError::beyond_context(param, size, Overflow { prompt, requested: None, limit }))
     }
 
     /// Tokenizes a text. Ends with an error when the client of this request leaves.

@@ -287,7 +287,7 @@ impl EventWriter for Chunks {
     }
 
     fn fail(&mut self, out: &mut String, error: &ApiError) {
-        out.push_str(&sse::error(error));
+        out.push_str(&sse::event(&error.to_llama_cpp().to_string()));
     }
 
     fn close(&mut self, _: &mut String, _: &Usage) {}
