@@ -86,6 +86,7 @@ impl Collector {
             ReportEvent::Ended { context, summary, at } => spans(context, summary, *at, ids),
             ReportEvent::Answered { .. }
             | ReportEvent::Ignored { .. }
+            | ReportEvent::Clamped { .. }
             | ReportEvent::Loosened { .. }
             | ReportEvent::Server { .. }
             | ReportEvent::Flush(_) => Vec::new(),

@@ -94,7 +94,7 @@ impl LlamaCppRequest {
         out.extend(seed.map(|seed| ("seed".to_owned(), seed.into())));
         let limit = body.integer("n_predict", -2..=i64::from(i32::MAX))?;
         let most = limit.filter(|n| *n >= 0).map(|n| n.max(1));
-        out.extend(most.map(|most| ("max_tokens".to_owned(), most.into())));
+        out.extend(most.map(|most| ("n_predict".to_owned(), most.into())));
         let (bias, biased_texts) = logit_bias(body)?;
         if !bias.is_empty() {
             out.insert("logit_bias".into(), bias.into());
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn a_limit_of_zero_reads_the_prompt_only() {
         let request = read(&json!({"prompt": "a", "n_predict": 0})).unwrap();
-        assert!(request.is_warmup && request.body["max_tokens"] == 1);
+        assert!(request.is_warmup && request.body["n_predict"] == 1);
     }
 
     #[test]

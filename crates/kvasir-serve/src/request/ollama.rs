@@ -17,6 +17,9 @@ use std::collections::{HashSet, VecDeque};
 /// Maximum messages per request.
 const MAX_MESSAGES: usize = 4096;
 
+/// Option of the maximum answer tokens.
+pub(crate) const NUM_PREDICT: &str = "options.num_predict";
+
 /// Options with an effect on sampling, each with its field in the translated body.
 const OPTIONS: &[(&str, &str)] = &[
     ("options.temperature", "temperature"),
@@ -28,7 +31,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("options.presence_penalty", "presence_penalty"),
     ("options.frequency_penalty", "frequency_penalty"),
     ("options.repeat_penalty", "repetition_penalty"),
-    ("options.num_predict", "max_tokens"),
+    (NUM_PREDICT, "max_tokens"),
 ];
 
 /// Further fields of a translated body that have another name in the request.

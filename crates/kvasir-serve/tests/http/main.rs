@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod access;
+mod clamped;
 mod half_closed;
 mod health;
 mod leavers;
