@@ -181,7 +181,11 @@ impl App {
         if used == 0 {
             return Err(ApiError::param(param, format!("`{param}` has no token")));
         }
-        let left = fields.length.fit(param, used, longest)?;
+        let context_shift = fields.context_shift.filter(|_| self.model.facts.context_shift);
+        let left = match context_shift {
+            None => fields.length.fit(param, used, longest)?,
+            Some(_) => fields.length.fit_shifting(param, used, longest)?,
+        };
         if fields.sampling.logprobs.is_some() || fields.prompt_logprobs.is_some() {
             self.model.require_logits("probability")?;
         }
@@ -195,6 +199,7 @@ impl App {
         if fields.seed.is_none() {
             params.sampling.seed = self.random_u64();
         }
+        params.context_shift = context_shift;
         params.prediction = self.prediction(fields)?;
         params.eos = self.model.facts.eos.clone();
         params.key = key;
@@ -205,10 +210,9 @@ impl App {
             self.salt(key, fields.cache_salt.as_deref()) << 1 | (self.model.facts.prefix_salt)(final_len);
         // Checked before streaming starts, so that the error has an HTTP status.
         params.check().map_err(refused)?;
-        let expected = match fields.length.max_tokens {
-            Some(_) => params.max_tokens,
-            None => params.max_tokens.min(EXPECTED_ANSWER),
-        };
+        // Admission counts what the K/V of the request may take.
+        let most = params.max_tokens.min(longest - used);
+        let expected = fields.length.max_tokens.map_or(most.min(EXPECTED_ANSWER), |_| most);
         let tokens = u64::from(used) + u64::from(expected);
         Ok(Submission { request: kvasir_engine::Request { tag: 0, prompt, params }, tokens })
     }

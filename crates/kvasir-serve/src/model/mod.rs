@@ -81,6 +81,8 @@ pub struct Facts {
     pub max_len: u32,
     /// Cap on answer tokens, if configured.
     pub max_new_tokens: Option<u32>,
+    /// Whether requests may shift their context when it is full (`--context-shift`).
+    pub context_shift: bool,
     /// Hidden size; `None` for the simulated device, which computes nothing.
     pub hidden: Option<u32>,
     /// End-of-sequence tokens.

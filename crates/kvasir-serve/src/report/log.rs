@@ -172,6 +172,9 @@ fn ended(context: &RequestContext, summary: &Summary) -> Map<String, Value> {
         ("ttft_ms".to_owned(), ms(Some(times.arrived), times.first_token)),
         ("total_ms".to_owned(), ms(Some(times.arrived), times.finished)),
     ]);
+    if summary.dropped > 0 {
+        fields.insert("dropped_tokens".to_owned(), summary.dropped.into());
+    }
     fields
 }
 

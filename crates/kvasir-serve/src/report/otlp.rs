@@ -222,6 +222,7 @@ mod tests {
             prompt: 7,
             outputs: 5,
             cached: 4,
+            dropped: 0,
             preemptions: 0,
             drafted: 0,
             accepted: 0,

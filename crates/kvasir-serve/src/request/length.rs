@@ -1,7 +1,8 @@
 //! Length limits of an answer: their fields, and how they fit the context.
 //!
 //! A maximum is a bound, not a demand: what the context cannot hold behind the prompt is clamped, so
-//! that clients with a generous default get an answer. A minimum is a demand, and refused.
+//! that clients with a generous default get an answer. A minimum is a demand, and refused. With a
+//! context shift the context bounds neither.
 
 use crate::error::{ApiError, Overflow};
 use crate::request::reader::Reader;
@@ -81,12 +82,25 @@ impl Length {
         }
     }
 
+    /// Maximum of an answer behind `prompt` tokens, if the context is shifted when it is full.
+    pub(crate) fn fit_shifting(&self, param: &str, prompt: u32, context: u32) -> Result<u32, ApiError> {
+        if prompt >= context {
+            return Err(ApiError::overflow(param, Overflow { prompt, requested: None, limit: context }));
+        }
+        let unlimited = context.saturating_mul(UNLIMITED_CONTEXTS).max(self.min_tokens);
+        Ok(self.max_tokens.unwrap_or(unlimited))
+    }
+
     /// Tokens that a prompt shortened by the server leaves for the answer: its maximum, of which half
     /// of the context at most, since a maximum is rarely reached.
     pub(crate) fn reserved(&self, context: u32) -> u32 {
         self.max_tokens.unwrap_or(1).min(context / 2).max(1)
     }
 }
+
+/// Context lengths after which an answer without a maximum ends although the context is shifted: a
+/// model that never stops must not run forever. Ollama's number.
+const UNLIMITED_CONTEXTS: u32 = 10;
 
 /// Largest value of a maximum. Clients send very large ones for "no limit".
 const LARGEST_MAXIMUM: i64 = u32::MAX as i64;

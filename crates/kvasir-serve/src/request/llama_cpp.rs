@@ -24,6 +24,8 @@ pub struct LlamaCppRequest {
     pub timings_per_token: bool,
     /// Whether a whole answer has its tokens; chunks of a stream always have theirs.
     pub return_tokens: bool,
+    /// Prompt tokens behind BOS that a context shift keeps, if given; −1 keeps all.
+    pub keep: Option<i64>,
     /// `n_predict: 0`: the prompt is read into the cache and not answered.
     pub is_warmup: bool,
     /// Fields of the response to keep, by path (`generation_settings/seed`); empty keeps all.
@@ -107,6 +109,7 @@ impl LlamaCppRequest {
             stream: body.flag("stream", false)?,
             timings_per_token: body.flag("timings_per_token", false)?,
             return_tokens: body.flag("return_tokens", false)?,
+            keep: body.integer("n_keep", -1..=i64::from(i32::MAX))?,
             is_warmup: limit == Some(0),
             response_fields: response_fields(body)?,
         })

@@ -35,6 +35,8 @@ pub struct SamplingFields {
     pub seed: Option<u64>,
     /// Length limits.
     pub length: Length,
+    /// Context shift: prompt tokens to keep. None ends the answer where the context is full.
+    pub context_shift: Option<u32>,
     /// Number of choices per prompt.
     pub n: u32,
     /// Stop sequences, excluded from the answer.
@@ -92,6 +94,7 @@ impl SamplingFields {
             sampling,
             seed,
             length: Length::read(body)?,
+            context_shift: None,
             n: body.integer("n", 1..=MAX_N)?.map_or(1, |n| n as u32),
             stop: stops(body, "stop")?,
             stop_regex: stop_regex(body)?,

@@ -4,6 +4,7 @@
 
 mod access;
 mod clamped;
+mod context_shift;
 mod half_closed;
 mod health;
 mod leavers;

@@ -234,6 +234,7 @@ pub(crate) fn model(max_len: u32, drafter: Option<&'static str>) -> Model {
         vocab: 500,
         max_len,
         max_new_tokens: None,
+        context_shift: false,
         hidden: None,
         eos: vec![Toy::EOS],
         sampling: Sampling::default(),

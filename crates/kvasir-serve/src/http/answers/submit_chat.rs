@@ -10,6 +10,7 @@ use crate::http::answers::reply::Reply;
 use crate::http::app::App;
 use crate::report::event::ReportEvent;
 use crate::request::chat::ChatRequest;
+use crate::request::ollama::DEFAULT_KEEP;
 use crate::request::reader::Reader;
 use crate::session::recorder::TurnRecorder;
 use serde_json::{Map, Value};
@@ -73,7 +74,8 @@ impl App {
     pub fn submit_chat(self: &Arc<Self>, body: &Map<String, Value>) -> Result<AnswerStream, ApiError> {
         let facts = &self.model.facts;
         let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);
-        let request = ChatRequest::read(&Reader::new(body, &ignored), &facts.sampling, facts.vocab)?;
+        let mut request = ChatRequest::read(&Reader::new(body, &ignored), &facts.sampling, facts.vocab)?;
+        request.sampling.context_shift = Some(DEFAULT_KEEP);
         let stream = submit_chat(self, 0, &request, "messages")?.into_streams().pop();
         stream.ok_or_else(|| ApiError::param("n", "must be 1"))
     }
