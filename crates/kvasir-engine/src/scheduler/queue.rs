@@ -186,6 +186,7 @@ impl Queue {
     pub(crate) fn charge(&mut self, key: u64, tokens: u32) {
         if let Some(flow) = self.flows.get_mut(&key) {
             flow.deficit -= i64::from(tokens);
+            self.advance();
         }
     }
 

@@ -151,7 +151,8 @@ impl SchedulerState {
         }
         let sequence = &mut self.requests[entry];
         let before = sequence.stops.cap();
-        sequence.cold.context_left = sequence.outputs_len() + context.saturating_sub(sequence.tokens.len());
+        let left = context.saturating_sub(sequence.tokens.len()).max(1);
+        sequence.cold.context_left = sequence.outputs_len() + left;
         sequence.stops = FastStop::of(&sequence.cold.params, sequence.cold.context_left);
         let more = sequence.stops.cap().saturating_sub(before);
         self.requests.charge(entry, more);

@@ -45,7 +45,9 @@ impl Toy {
         let (mut tokens, mut answer, mut dropped) = (prompt.to_vec(), Vec::new(), 0);
         let keep = keep.min(prompt.len() as u32);
         loop {
-            let room = context.saturating_sub(tokens.len() as u32).min(max_tokens - answer.len() as u32);
+            // A prompt as long as the context gets one token.
+            let room = context.saturating_sub(tokens.len() as u32).max(1);
+            let room = room.min(max_tokens - answer.len() as u32);
             let more = Self::alone(&tokens, room, ignore_eos);
             let has_stopped = !ignore_eos && more.last() == Some(&EOS);
             answer.extend_from_slice(&more);
