@@ -8,6 +8,7 @@ mod bounds;
 mod bystander;
 mod doctor;
 mod embeddings;
+mod full_context;
 mod limits;
 mod memory;
 mod operations;

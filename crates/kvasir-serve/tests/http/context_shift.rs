@@ -79,7 +79,7 @@ fn other_routes_end_where_the_context_is_full() {
 fn ollamas_answers_go_on_unless_a_request_forbids_it() {
     let server = server(true);
     // The toy ends its answers by chance, so only their bounds are checked.
-    let prompt = "one two three ".repeat(130);
+    let prompt = "one two three ".repeat(60);
     let outcome = |extra: Value| {
         let mut body =
             json!({"prompt": prompt, "raw": true, "stream": false, "options": {"num_predict": 900}});
