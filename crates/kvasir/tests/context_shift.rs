@@ -18,7 +18,7 @@ fn case() -> PathBuf {
 }
 
 fn engine(backend: BackendKind, kind: CacheKind, overlap: bool, spec: Option<&str>) -> Kvasir {
-    let opened = OpenedModel::open(case()).unwrap();
+    let opened = OpenedModel::open(&case()).unwrap();
     let opened = match spec {
         None => opened,
         Some(spec) => {
@@ -90,7 +90,7 @@ fn a_shifted_answer_is_the_same_in_every_cache_and_with_drafts() {
     };
     for keep in [0, 9, u32::MAX] {
         let mut expected = None;
-        for kind in CacheKind::ALL {
+        for kind in CacheKind::ALL.iter().copied() {
             let drafts_trees = matches!(kind, CacheKind::Cells | CacheKind::Tree | CacheKind::Radix);
             let eagle = Some(eagle.as_str()).filter(|_| drafts_trees);
             for (overlap, spec) in
