@@ -1,10 +1,9 @@
 //! State of the scheduler: the live requests, the KV cache, the step under construction and its
 //! record, with the transitions of a request that involve several of them.
 //!
-//! Transitions: preempt (running → waiting, K/V released, recomputed later), shift (the same with a
-//! part of its tokens) and finish (any →
-//! finished, K/V published, then retained for the session or released). A finished request is
-//! reaped once no step in flight names it, and gets no further event.
+//! Transitions: preempt (running → waiting, K/V released, recomputed later), shift (the same, with a
+//! part of the tokens) and finish (any → finished, K/V published, then retained for the session or
+//! released). A finished request is reaped once no step in flight names it, and gets no further event.
 
 use crate::request::event::{Outbox, Summary};
 use crate::request::finish::{Fault, Finish, Refusal};
@@ -130,8 +129,7 @@ impl SchedulerState {
     }
 
     /// Context shift of a request that no step in flight names: drops a part of its tokens, releases its
-    /// K/V and puts it at the front of the queue. False, and nothing changes, if it
-    /// cannot shift.
+    /// K/V and puts it at the front of the queue. False, and nothing changes, if it cannot shift.
     pub(crate) fn shift(&mut self, entry: u32) -> bool {
         let context = self.context_of(&self.requests[entry]);
         if self.requests[entry].cold.params.context_shift.is_none() {

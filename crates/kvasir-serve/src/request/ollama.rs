@@ -148,9 +148,11 @@ impl OllamaRequest {
     /// Prompt tokens that a context shift keeps; none if the context is not shifted. `is_on` tells whether
     /// the server shifts contexts; if not, what requests it is recorded as ignored.
     pub(crate) fn context_shift(&self, body: &Reader, is_on: bool) -> Option<u32> {
-        if !is_on {
-            self.keep.iter().for_each(|_| body.ignore(NUM_KEEP));
-            self.shift.iter().filter(|shift| **shift).for_each(|_| body.ignore("shift"));
+        if !is_on && self.keep.is_some() {
+            body.ignore(NUM_KEEP);
+        }
+        if !is_on && self.shift == Some(true) {
+            body.ignore("shift");
         }
         let keep = self.keep.map_or(DEFAULT_KEEP, |keep| u32::try_from(keep).unwrap_or(u32::MAX));
         (is_on && self.shift != Some(false)).then_some(keep)

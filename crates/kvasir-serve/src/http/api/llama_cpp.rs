@@ -143,7 +143,9 @@ fn submit(
 /// Prompt tokens that a context shift keeps: the special ones in front, and as many as requested.
 fn kept(model: &Model, body: &Reader, asked: &LlamaCppRequest) -> Result<Option<u32>, ApiError> {
     if !model.facts.context_shift {
-        asked.keep.iter().for_each(|_| body.ignore("n_keep"));
+        if asked.keep.is_some() {
+            body.ignore("n_keep");
+        }
         return Ok(None);
     }
     let special = model.encode("", true)?.len() as u32;
