@@ -38,5 +38,7 @@ for name, own in {
         "--chat-template-file": "--chat-template"}.items():
     if name in given:
         command += [own, given[name]]
+if "--context-shift" in given:
+    command += ["--context-shift", "on"]
 thinks = "false" if given.get("--reasoning") == "off" else "true"
 os.execv(command[0], [*command, "--chat-template-kwargs", '{"enable_thinking": %s}' % thinks])

@@ -115,7 +115,9 @@ named = client.chat.completions.with_raw_response.create(
     model=MODEL, messages=ask, max_tokens=4, extra_body={"nonsense": 1})
 check("unknown field", named.headers["x-kvasir-ignored"] == "nonsense" and bool(named.parse().choices))
 check("unknown model", refused(openai.NotFoundError, "model", model="gpt-9"))
-check("too long", refused(openai.BadRequestError, "messages", max_tokens=1 << 20))
+check("too long", refused(openai.BadRequestError, "messages", messages=[{"role": "user", "content": "word " * 50_000}]))
+clamped = client.chat.completions.with_raw_response.create(model=MODEL, messages=ask, max_tokens=1 << 20)
+check("clamped limit", clamped.headers["x-kvasir-clamped"].startswith("max_tokens=") and bool(clamped.parse().choices))
 image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(b"x").decode()}}
 check("media", refused(openai.BadRequestError, "messages[0].content[0].type", messages=[{"role": "user", "content": [image]}]))
 

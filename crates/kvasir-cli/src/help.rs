@@ -53,6 +53,7 @@ const GROUPS: [Group; 14] = [
             "tool-parser",
             "reasoning-parser",
             "constrain-tool-calls",
+            "context-shift",
         ],
     },
     Group { heading: "Structured output", common: &["json-schema", "regex", "grammar"], rest: &[] },

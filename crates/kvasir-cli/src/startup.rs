@@ -150,6 +150,7 @@ fn served(
         vocab: program.vocab as u32,
         max_len,
         max_new_tokens: sampling_args.max_new_tokens(loaded)?,
+        context_shift: sampling_args.shifts_context(),
         hidden: loaded.tells_hidden().then_some(program.hidden as u32),
         eos: loaded.opened.eos(),
         sampling: sampling_args.sampling(loaded)?,

@@ -146,12 +146,22 @@ pub struct SequenceSpec {
     /// Positions before all tokens that it will be fed that belong to no token of it: a range was cut
     /// out of its session. Position `p` is that of its token `p - skipped`.
     pub skipped: u32,
+    /// Tokens of prompt and output that context shifts have dropped: those behind the first `kept`. What
+    /// follows them stands `dropped` positions before.
+    pub dropped: u32,
+    /// Leading tokens of the prompt, at most all, that were not dropped.
+    pub kept: u32,
 }
 
 impl SequenceSpec {
+    /// The position that a token would have if nothing had been dropped.
+    pub(crate) fn undropped(&self, position: Position) -> Position {
+        if position < self.kept { position } else { position + self.dropped }
+    }
+
     /// Which token of the sequence has a position.
     pub(crate) fn index_of(&self, position: Position) -> usize {
-        position.saturating_sub(self.skipped) as usize
+        self.undropped(position).saturating_sub(self.skipped) as usize
     }
 }
 

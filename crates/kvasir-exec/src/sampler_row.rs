@@ -148,7 +148,7 @@ impl SamplerRow {
         for (at, token) in tokens.iter().enumerate() {
             let sampled = at.checked_sub(row.sample_from as usize).and_then(|at| sampled.get(at)).copied();
             let next = sampled.or_else(|| tokens.get(at + 1).filter(|_| at + 1 < fed).copied());
-            let next = next.or_else(|| known(self.spec.index_of(*positions.get(at)?) + 1));
+            let next = next.or_else(|| known(self.spec.index_of(*positions.get(at)? + 1)));
             into.push(next.unwrap_or(*token));
         }
     }
@@ -290,7 +290,7 @@ impl SamplerRow {
             bias: &self.spec.bias,
             suppressed: if early { &self.spec.suppressed_until_min } else { &[] },
             allowed,
-            position,
+            position: self.spec.undropped(position),
         };
         let drawn = verified.and_then(|(draft, drafts, n)| {
             Some((draft, self.drafts.distribution(drafts, position - n as Position, n)?))

@@ -1,7 +1,10 @@
-//! API errors: HTTP status plus the error object of OpenAI's or Anthropic's API.
+//! API errors: HTTP status plus the error object of the client's API.
 
 use serde_json::{Value, json};
 use std::fmt;
+
+/// OpenAI's code of a prompt, or of a prompt and its answer, beyond the context.
+const CONTEXT_EXCEEDED: &str = "context_length_exceeded";
 
 /// An API error: HTTP status and the fields of OpenAI's error object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,18 +87,27 @@ impl ApiError {
 
     /// 400: prompt and answer exceed the context length, with the engine's message.
     pub fn too_long(param: &str, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), code: Some("context_length_exceeded"), ..Self::new(400, message) }
+        Self { param: Some(param.into()), code: Some(CONTEXT_EXCEEDED), ..Self::new(400, message) }
     }
 
     /// 400: prompt and answer exceed the context length, with their sizes.
     pub fn overflow(param: &str, overflow: Overflow) -> Self {
-        let Overflow { prompt, requested, limit } = overflow;
+        let Overflow { prompt, requested, .. } = overflow;
         let message = match requested {
-            Some(requested) => format!(
-                "the prompt has {prompt} tokens and {requested} are requested; the context length is {limit}"
-            ),
-            None => format!("the prompt has {prompt} tokens; the context length is {limit} with the answer"),
+            Some(requested) => format!("the prompt has {prompt} tokens and {requested} are requested"),
+            None => format!("the prompt has {prompt} tokens"),
         };
+        Self::beyond_context(param, message, overflow)
+    }
+
+    /// 400: what the text `size` describes exceeds the context length. Clients look for these words of
+    /// llama.cpp's server and of OpenAI's.
+    pub(crate) fn beyond_context(param: &str, size: impl fmt::Display, overflow: Overflow) -> Self {
+        let message = format!(
+            "{size}, which exceeds the available context size: the maximum context length is {} tokens, with \
+             the answer",
+            overflow.limit
+        );
         Self { detail: Some(Detail::Overflow(overflow)), ..Self::too_long(param, message) }
     }
 
@@ -180,9 +192,11 @@ impl ApiError {
         Self { param, message, ..self }
     }
 
-    /// OpenAI's error `type` for the status.
+    /// The error `type`: OpenAI's for the status, but llama.cpp's for a prompt beyond the context, which
+    /// OpenAI's clients know by its code.
     pub fn kind(&self) -> &'static str {
         match self.status {
+            400 if self.code == Some(CONTEXT_EXCEEDED) => "exceed_context_size_error",
             401 => "authentication_error",
             403 => "permission_error",
             404 => "not_found_error",
@@ -197,10 +211,30 @@ impl ApiError {
     pub fn to_json(&self) -> Value {
         let mut error =
             json!({"message": self.message, "type": self.kind(), "param": self.param, "code": self.code});
+        self.put_sizes(&mut error);
+        json!({"error": error})
+    }
+
+    fn put_sizes(&self, error: &mut Value) {
         if let Some(Detail::Overflow(Overflow { prompt, limit, .. })) = self.detail {
             error["n_prompt_tokens"] = prompt.into();
             error["n_ctx"] = limit.into();
         }
+    }
+}
+
+impl ApiError {
+    /// llama.cpp's error object, `{"error": {code, message, type}}` with the HTTP status as the code, and
+    /// `param`.
+    pub fn to_llama_cpp(&self) -> Value {
+        let kind = match self.status {
+            501 => "not_supported_error",
+            503 => "unavailable_error",
+            _ => self.kind(),
+        };
+        let mut error =
+            json!({"code": self.status, "message": self.message, "type": kind, "param": self.param});
+        self.put_sizes(&mut error);
         json!({"error": error})
     }
 }

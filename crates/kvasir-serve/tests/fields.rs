@@ -196,7 +196,7 @@ fn unknown_fields_are_named_or_refused() {
         for (i, field) in fields.iter().enumerate() {
             assert!(fields[..i].iter().all(|other| other.name != field.name), "{} stands twice", field.name);
         }
-        for stranger in ["best_off", "n_keep", "n_discard", "tokenize"] {
+        for stranger in ["best_off", "n_kept", "n_discard", "tokenize"] {
             let map = with(&body, stranger, json!(1));
             let error = read_by(UnknownFields::Refuse, &map, read).0.unwrap_err();
             assert_eq!((error.status, error.param.as_deref()), (400, Some(stranger)));

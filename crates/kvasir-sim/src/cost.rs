@@ -44,7 +44,7 @@ pub struct CostDevice {
     preset: Preset,
     clock: Clock,
     answers: Box<dyn OutputSource>,
-    rows: Vec<(u64, u32)>,
+    rows: Vec<(u64, u32, u32)>,
     queue: VecDeque<(u64, Box<Step>, u64)>,
     next: u64,
     /// Simulated time at which all submitted steps are done.
@@ -133,9 +133,9 @@ impl CostDevice {
         }
         for row in &batch.rows {
             let start = output.tokens.len();
-            let (seed, prompt) = self.rows.get(row.pool_row.0 as usize).copied().unwrap_or_default();
+            let (seed, prompt, dropped) = self.rows.get(row.pool_row.0 as usize).copied().unwrap_or_default();
             for query in row.sample_from..row.tokens.len {
-                let position = row.context_len - row.tokens.len + query + 1;
+                let position = dropped + row.context_len - row.tokens.len + query + 1;
                 output.tokens.push(self.answers.token(seed, position.saturating_sub(prompt)));
             }
             output.rows.push(OutputRow { tokens: Span::new(start, output.tokens.len() - start) });
@@ -153,9 +153,9 @@ impl Executor for CostDevice {
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
         let at = row.0 as usize;
         if self.rows.len() <= at {
-            self.rows.resize(at + 1, (0, 0));
+            self.rows.resize(at + 1, (0, 0, 0));
         }
-        self.rows[at] = (spec.sampling.seed, spec.prompt.len() as u32);
+        self.rows[at] = (spec.sampling.seed, spec.prompt.len() as u32, spec.dropped);
     }
 
     fn submit(&mut self, step: Box<Step>) -> Result<u64, Refused> {

@@ -31,7 +31,7 @@
 //! | `step`, `at` | step id (absent if nothing ran); start time in ns |
 //! | `kind` | `prefill`, `decode`, `mixed` or `dummy` |
 //! | `arrived` | `[id, prompt tokens, output limit, tag]` |
-//! | `admitted`, `preempted` | `[id, tokens found in the prefix cache]`; ids |
+//! | `admitted`, `preempted` | `[id, tokens found in the prefix cache]`; ids, those of context shifts included |
 //! | `rows` | `[id, phase, first token, tokens, redirected, left padding, drafts]` |
 //! | | phase: 0 prefill, 1 decode; left padding in blocks |
 //! | `again` | `[first id, count]`: requests that decode one more token, padded as the last time |

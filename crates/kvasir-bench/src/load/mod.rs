@@ -195,6 +195,7 @@ impl<'a> Driver<'a> {
             prompt: done.prompt as u32,
             outputs: done.outputs as u32,
             cached: done.cached as u32,
+            dropped: 0,
             preemptions: 0,
             drafted: 0,
             accepted: 0,

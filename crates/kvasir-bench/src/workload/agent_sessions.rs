@@ -256,6 +256,7 @@ mod tests {
                 prompt,
                 outputs: job.max_tokens,
                 cached: 0,
+                dropped: 0,
                 preemptions: 0,
                 drafted: 0,
                 accepted: 0,

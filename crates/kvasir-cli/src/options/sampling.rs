@@ -33,6 +33,9 @@ pub(crate) struct SamplingArgs {
     /// Constrain tool calls to the tools' JSON schemas under `tool_choice: auto`, on or off
     #[arg(long, env = "KVASIR_CONSTRAIN_TOOL_CALLS", default_value = "on", value_parser = Switch::read)]
     constrain_tool_calls: Switch,
+    /// When an answer fills the context, drop the older half of it and go on, on or off; for /completion, Ollama's routes and `kvasir chat`
+    #[arg(long, env = "KVASIR_CONTEXT_SHIFT", default_value = "off", value_parser = Switch::read)]
+    context_shift: Switch,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -68,6 +71,11 @@ impl SamplingArgs {
         Err(Failure::usage(format!(
             "{name} has no chat template: give one with --chat-template FILE, or complete a text with kvasir generate"
         )))
+    }
+
+    /// Whether requests may shift their context.
+    pub(crate) fn shifts_context(&self) -> bool {
+        self.context_shift.is_on()
     }
 
     /// Applies the template and the parser options to a served model.

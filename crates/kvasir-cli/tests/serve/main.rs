@@ -9,6 +9,7 @@ mod bystander;
 mod doctor;
 mod embeddings;
 mod formats_beside_tools;
+mod full_context;
 mod limits;
 mod memory;
 mod operations;

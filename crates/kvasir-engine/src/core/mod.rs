@@ -192,7 +192,7 @@ impl Core {
         let number = self.next_number;
         self.next_number += 1;
         let mut sequence = Sequence::new(request);
-        let context_left = self.state.limits.max_model_len.saturating_sub(prompt_len).max(1);
+        let context_left = self.state.context_of(&sequence).saturating_sub(prompt_len).max(1);
         sequence.stops = FastStop::of(&sequence.cold.params, context_left);
         sequence.cold.context_left = context_left;
         sequence.cold.timings = Timings { arrived: now, ..Timings::default() };
@@ -265,8 +265,9 @@ impl Core {
         if let Some(keep) = keep {
             // Only the answer is truncated; the cache keeps the K/V of the dropped tokens until
             // release.
-            sequence.computed = sequence.computed.min(sequence.prompt_len + keep);
-            sequence.truncate(sequence.prompt_len + keep);
+            let len = sequence.index_of_output(keep);
+            sequence.computed = sequence.computed.min(len);
+            sequence.tokens.truncate(len);
         }
         self.state.finish(entry, finish, None, seen, now);
         self.state.requests.sweep();
@@ -279,7 +280,8 @@ impl Core {
     /// `Core::postprocess`, `Core::cancel` and `Core::reject`. Bind `Core::take_binds` before it is
     /// submitted. Cost: linear in running requests and in the blocks of the rows.
     pub fn schedule(&mut self, now: Nanos) -> Option<Box<Step>> {
-        self.state.record.begin(now, self.costs, &mut self.state.arrived);
+        let SchedulerState { record, arrived, shifted, .. } = &mut self.state;
+        record.begin(now, self.costs, arrived, shifted);
         self.state.compact();
         self.committer.width.choose(&mut self.state.requests);
         let mut step = self.builder.take();

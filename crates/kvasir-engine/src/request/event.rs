@@ -45,6 +45,9 @@ pub struct Summary {
     pub outputs: u32,
     /// Prompt tokens served from the KV cache at its first admission.
     pub cached: u32,
+    /// Tokens that context shifts have dropped.
+    #[serde(default)]
+    pub dropped: u32,
     /// Number of preemptions.
     pub preemptions: u32,
     /// Drafts that were verified.
@@ -69,6 +72,7 @@ impl Summary {
             prompt: sequence.prompt_len,
             outputs: sequence.outputs_len(),
             cached: sequence.cold.first_hit,
+            dropped: sequence.dropped,
             preemptions: sequence.cold.preemptions,
             drafted: sequence.cold.drafted,
             accepted: sequence.cold.accepted,

@@ -54,6 +54,10 @@ pub struct Params {
     pub bias: Vec<(Token, f32)>,
     /// Most drafts per step; 0 turns speculative decoding off for it. None is as many as pay.
     pub max_drafts: Option<u32>,
+    /// Context shift: when the context is full, the request drops half of what is behind this many
+    /// leading tokens of the prompt and continues. None ends it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context_shift: Option<u32>,
     /// Predicted output, which a suffix drafter proposes where it fits.
     pub prediction: Vec<Token>,
     /// Constrained decoding: the allowed outputs. Not written to traces.
@@ -80,6 +84,7 @@ impl Default for Params {
             sampling: Sampling::default(),
             bias: Vec::new(),
             max_drafts: None,
+            context_shift: None,
             prediction: Vec::new(),
             constraint: Constrained::default(),
         }

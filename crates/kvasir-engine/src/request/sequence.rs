@@ -11,6 +11,7 @@
 //! thousands of rows a step is bound by memory latency, so a new field must be placed deliberately
 //! (`benches/step.rs`).
 
+use crate::request::context_shift::ContextShift;
 use crate::request::finish::Finish;
 use crate::request::gaps::Gaps;
 use crate::request::ids::RequestId;
@@ -94,8 +95,10 @@ pub struct Sequence {
     pub(crate) amended: bool,
     /// Positions that were cut out of its session before its newest tokens: `cold.gaps`, all together.
     pub(crate) skipped: u32,
-    /// Prompt, then committed outputs. The newest of them are stored inline in the next two cache
-    /// lines.
+    /// Tokens that context shifts have dropped: `cold.shift.dropped`.
+    pub(crate) dropped: u32,
+    /// Prompt, then committed outputs, without what was dropped. The newest of them are stored inline
+    /// in the next two cache lines.
     pub(crate) tokens: TailBuffered,
     pub(crate) cold: Box<Cold>,
 
@@ -113,7 +116,7 @@ pub struct Sequence {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cold {
     pub(crate) params: Params,
-    /// Outputs that fit into `max_model_len` after the prompt.
+    /// Outputs, dropped ones included, with which the context is full.
     pub(crate) context_left: u32,
     /// Length up to which slots were reserved at admission.
     pub(crate) reserve_to: u32,
@@ -126,6 +129,8 @@ pub(crate) struct Cold {
     pub(crate) verified: u32,
     /// Whether the executor's draft model reads it and drafts for it; decided with its first step.
     pub(crate) followed: Option<bool>,
+    /// What context shifts have dropped.
+    pub(crate) shift: Option<Box<ContextShift>>,
     /// Positions without K/V; all are before the tokens that it is fed.
     pub(crate) gaps: Gaps,
     /// How well its drafts do, compared with what was expected of them.
@@ -178,21 +183,25 @@ impl Sequence {
     pub fn tag(&self) -> u64 {
         self.tag
     }
-    /// Committed tokens: prompt, then outputs seen by the host. Cost: may copy.
+    /// Committed tokens in its context: prompt, then outputs seen by the host. Cost: may copy.
     pub fn tokens(&self) -> Cow<'_, [Token]> {
         self.tokens.from(0)
     }
     /// Prompt tokens.
     pub fn prompt(&self) -> &[Token] {
-        self.tokens.first(self.prompt_len)
+        match (self.dropped, &self.cold.shift) {
+            (1.., Some(shift)) => &shift.prompt,
+            _ => self.tokens.first(self.prompt_len),
+        }
     }
     /// Committed outputs. Cost: may copy.
     pub fn outputs(&self) -> Cow<'_, [Token]> {
-        self.tokens.from(self.prompt_len)
+        self.all_outputs()
     }
     /// Number of committed outputs.
+    #[inline]
     pub fn outputs_len(&self) -> u32 {
-        self.tokens.len().saturating_sub(self.prompt_len)
+        (self.tokens.len() + self.dropped).saturating_sub(self.prompt_len)
     }
     /// Number of prompt tokens.
     pub fn prompt_len(&self) -> u32 {
@@ -230,7 +239,7 @@ impl Sequence {
     pub fn steps_in_flight(&self) -> u32 {
         self.steps_in_flight
     }
-    /// Committed tokens plus tokens in flight.
+    /// Committed tokens in its context plus tokens in flight.
     pub fn len(&self) -> u32 {
         self.tokens.len() + self.in_flight
     }
@@ -255,12 +264,12 @@ impl Sequence {
     }
     /// Outputs left until its token limit; tokens in flight count as produced.
     pub fn outputs_left(&self) -> u32 {
-        let had = self.len().saturating_sub(self.prompt_len);
+        let had = (self.len() + self.dropped).saturating_sub(self.prompt_len);
         self.stops.cap().saturating_sub(had)
     }
-    /// Most tokens it may reach, prompt included. The last one is never fed.
+    /// Most tokens that its context may reach, prompt included. The last one is not fed.
     pub fn longest(&self) -> u32 {
-        self.prompt_len + self.stops.cap()
+        (self.prompt_len + self.stops.cap()).saturating_sub(self.dropped)
     }
     /// Position after its claimed tokens.
     pub(crate) fn next_position(&self) -> u32 {

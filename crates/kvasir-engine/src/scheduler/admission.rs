@@ -81,14 +81,14 @@ impl SchedulerState {
         }
         let more = sequence.longest().saturating_sub(sequence.len()) as usize;
         sequence.tokens.reserve(more.min(MOST_RESERVED_OUTPUTS));
-        self.binds.push((row, spec(sequence)));
+        self.binds.push((row, spec(sequence, self.limits.max_model_len)));
         self.record.admitted.push(Admission { request: sequence.id, hit: hit.tokens });
         Ok(hit)
     }
 }
 
-/// What the executor must know of a sequence to sample its tokens.
-fn spec(sequence: &Sequence) -> SequenceSpec {
+/// What the executor must know of a sequence to sample its tokens. `context` is the longest context.
+fn spec(sequence: &Sequence, context: u32) -> SequenceSpec {
     let params = &sequence.cold.params;
     SequenceSpec {
         sampling: sequence.sampling,
@@ -101,7 +101,10 @@ fn spec(sequence: &Sequence) -> SequenceSpec {
         },
         min_tokens: params.min_tokens,
         constraint: params.constraint.clone(),
-        final_len: sequence.longest(),
+        // The length before its first shift: a request that shifts would have filled the context.
+        final_len: if sequence.dropped == 0 { sequence.longest() } else { context },
         skipped: sequence.skipped,
+        kept: sequence.intact(),
+        dropped: sequence.dropped,
     }
 }

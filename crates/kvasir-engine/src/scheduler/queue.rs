@@ -183,6 +183,13 @@ impl Queue {
         }
     }
 
+    pub(crate) fn charge(&mut self, key: u64, tokens: u32) {
+        if let Some(flow) = self.flows.get_mut(&key) {
+            flow.deficit -= i64::from(tokens);
+            self.advance();
+        }
+    }
+
     fn flow(&mut self, key: u64) -> &mut Flow {
         if !self.flows.contains_key(&key) {
             self.active.push_back(key);

@@ -57,6 +57,9 @@ pub struct StepRecord {
     pub admitted: Vec<Admission>,
     /// Preemptions.
     pub preempted: Vec<RequestId>,
+    /// Context shifts since the previous call: these requests lost their K/V, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shifted: Vec<RequestId>,
     /// Deferred requests with individual reasons.
     pub deferred: Vec<Deferral>,
     /// Reason for all running requests that are neither in the step nor in `deferred`.
@@ -81,9 +84,15 @@ pub struct StepRecord {
 
 impl StepRecord {
     /// Begins a call of `schedule`. `arrived` are the requests that arrived since the last one;
-    /// they accumulate until a step is built. Keeps its memory, so that recording a step does not
+    /// they accumulate until a step is built. `shifted` had a context shift. Keeps its memory, so that recording a step does not
     /// allocate.
-    pub(crate) fn begin(&mut self, at: Nanos, costs: Costs, arrived: &mut Vec<Arrival>) {
+    pub(crate) fn begin(
+        &mut self,
+        at: Nanos,
+        costs: Costs,
+        arrived: &mut Vec<Arrival>,
+        shifted: &mut Vec<RequestId>,
+    ) {
         if self.step.is_some() {
             self.arrived.clear();
         }
@@ -93,6 +102,8 @@ impl StepRecord {
         self.kind = StepKind::Decode;
         self.admitted.clear();
         self.preempted.clear();
+        self.shifted.clear();
+        self.shifted.append(shifted);
         self.rest_running = None;
         self.rest_waiting = None;
         self.costs = costs;

@@ -114,6 +114,11 @@ impl Requests {
         self.queue.refund(self.slab[entry].cold.params.key, tokens);
     }
 
+    /// Charges the key of a request for tokens that it may use beyond those of its arrival.
+    pub(crate) fn charge(&mut self, entry: u32, tokens: u32) {
+        self.queue.charge(self.slab[entry].cold.params.key, tokens);
+    }
+
     /// Frees the executor row and the state slot of `entry`, unless it runs or a step in flight
     /// names it.
     pub(crate) fn release_row(&mut self, entry: u32) {
@@ -159,14 +164,14 @@ impl Requests {
         // A fork copies positions from the first one on. The last prompt token is always computed,
         // because its logits are needed.
         let tokens = leader.computed.min(sequence.prompt_len - 1);
-        Some((leader.cache?, tokens)).filter(|_| tokens > 0 && leader.skipped == 0)
+        Some((leader.cache?, tokens)).filter(|_| tokens > 0 && leader.skipped + leader.dropped == 0)
     }
 
     /// Whether the leader of a sibling group has yet to finish their shared prompt.
     pub(crate) fn waits_for_leader(&self, entry: u32) -> bool {
         let leader = self.slab[entry].cold.leader.and_then(|leader| self.slab.find(leader));
         leader.map(|leader| &self.slab[leader]).is_some_and(|leader| match leader.status {
-            Status::Running => leader.computed < leader.prompt_len,
+            Status::Running => leader.computed < leader.prompt_len && leader.dropped == 0,
             Status::Waiting => leader.cold.timings.admitted.is_none(),
             Status::Finished => false,
         })

@@ -179,7 +179,7 @@ impl RetainedSessions {
         }
         for pin in &params.pins {
             self.evict(cache, pin.session);
-            let len = pin.len.min(sequence.computed).min(sequence.prompt_len);
+            let len = pin.len.min(sequence.computed).min(sequence.intact());
             let len = sequence.cold.gaps.whole_blocks(len, self.block);
             let Some(into) = (len > 0).then(|| cache.open().ok()).flatten() else { continue };
             let copied = cache.sequences().and_then(|capability| capability.copy(seq, into, 0..len));
@@ -208,7 +208,8 @@ impl RetainedSessions {
         let same = (sequence.tokens.common_prefix(&retained.tokens) as u32).min(most);
         let hit = retained.gaps.whole_blocks(same, self.block);
         let skipped = retained.gaps.before(hit);
-        match skipped == 0 || self.has_positions_for(sequence, skipped) {
+        // The positions of a shifted context are consecutive.
+        match skipped == 0 || sequence.dropped == 0 && self.has_positions_for(sequence, skipped) {
             true => hit,
             false => retained.gaps.whole_blocks(retained.gaps.without(same), self.block),
         }

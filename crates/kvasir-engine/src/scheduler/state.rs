@@ -1,13 +1,15 @@
 //! State of the scheduler: the live requests, the KV cache, the step under construction and its
 //! record, with the transitions of a request that involve several of them.
 //!
-//! Transitions: preempt (running → waiting, K/V released, recomputed later) and finish (any →
-//! finished, K/V published, then retained for the session or released). A finished request is
-//! reaped once no step in flight names it, and gets no further event.
+//! Transitions: preempt (running → waiting, K/V released, recomputed later), shift (the same, with a
+//! part of the tokens) and finish (any → finished, K/V published, then retained for the session or
+//! released). A finished request is reaped once no step in flight names it, and gets no further event.
 
 use crate::request::event::{Outbox, Summary};
 use crate::request::finish::{Fault, Finish, Refusal};
-use crate::request::sequence::Status;
+use crate::request::ids::RequestId;
+use crate::request::sequence::{Sequence, Status};
+use crate::request::stop::FastStop;
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::kv_manager::{Activity, Fork, KvManager};
@@ -27,6 +29,8 @@ pub(crate) struct SchedulerState {
     pub(crate) record: StepRecord,
     /// Requests that arrived since the last `schedule` call.
     pub(crate) arrived: Vec<Arrival>,
+    /// Requests whose context shifted since the last `schedule` call.
+    pub(crate) shifted: Vec<RequestId>,
     pub(crate) outbox: Outbox,
     /// Executor rows bound since the last `Core::take_binds`.
     pub(crate) binds: Vec<(PoolRow, SequenceSpec)>,
@@ -49,6 +53,7 @@ impl SchedulerState {
             schedule: Schedule::default(),
             record: StepRecord::default(),
             arrived: Vec::new(),
+            shifted: Vec::new(),
             outbox: Outbox::default(),
             binds: Vec::new(),
             steps_in_flight: 0,
@@ -113,6 +118,45 @@ impl SchedulerState {
         self.requests.requeue(entry);
     }
 
+    /// Tokens with which the context of a sequence is full. One that shifts is not to fill more than
+    /// the cache.
+    pub(crate) fn context_of(&self, sequence: &Sequence) -> u32 {
+        let longest = self.limits.max_model_len;
+        match sequence.cold.params.context_shift {
+            None => longest,
+            Some(_) => longest.min(self.kv.cache().capacity().saturating_add(self.kv.base())),
+        }
+    }
+
+    /// Context shift of a request that no step in flight names: drops a part of its tokens, releases its
+    /// K/V and puts it at the front of the queue. False, and nothing changes, if it cannot shift.
+    pub(crate) fn shift(&mut self, entry: u32) -> bool {
+        let context = self.context_of(&self.requests[entry]);
+        if self.requests[entry].cold.params.context_shift.is_none() {
+            return false;
+        }
+        self.publish(entry, true);
+        let sequence = &mut self.requests[entry];
+        if !sequence.drop_half(context) {
+            return false;
+        }
+        // One that was preempted waits already.
+        if sequence.status == Status::Running {
+            sequence.status = Status::Waiting;
+            self.shifted.push(sequence.id);
+            self.release(entry);
+            self.requests.requeue(entry);
+        }
+        let sequence = &mut self.requests[entry];
+        let before = sequence.stops.cap();
+        let left = context.saturating_sub(sequence.tokens.len()).max(1);
+        sequence.cold.context_left = sequence.outputs_len() + left;
+        sequence.stops = FastStop::of(&sequence.cold.params, sequence.cold.context_left);
+        let more = sequence.stops.cap().saturating_sub(before);
+        self.requests.charge(entry, more);
+        true
+    }
+
     /// Emits the final event of a request that was refused before it entered the queue, and frees
     /// its entry.
     pub(crate) fn refuse(&mut self, entry: u32, refusal: Refusal, now: Nanos) {
@@ -142,7 +186,7 @@ impl SchedulerState {
         sequence.cold.finish = Some(finish);
         sequence.cold.timings.last_token = sequence.last_token;
         sequence.cold.timings.finished = Some(now);
-        let new = sequence.tokens.since(sequence.prompt_len + first);
+        let new = sequence.tokens.since(sequence.index_of_output(first));
         self.outbox.push(sequence.id, sequence.tag, step, first, new, Some(finish));
         self.outbox.ended.push(Summary::of(sequence, finish));
         self.requests.withdraw(entry);

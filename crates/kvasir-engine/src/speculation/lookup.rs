@@ -82,11 +82,7 @@ impl<'a> Source<'a> {
             unread.extend(rest.iter().take(most - unread.len()));
             read -= part.len() - rest.len();
         }
-        let from = self.sequence.prompt_len() + read as u32;
-        let len = self.sequence.tokens.len();
-        let to = len.min(from + (most - unread.len()) as u32);
-        self.sequence.tokens.copy(from..to, unread);
-        to == len
+        self.sequence.copy_outputs(read as u32, most - unread.len(), unread)
     }
 }
 

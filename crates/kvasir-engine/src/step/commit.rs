@@ -368,12 +368,15 @@ fn commit_outputs(
     let stop = if first + 1 == outputs && sequence.stops.continues_after(sequence.tokens.newest(), outputs) {
         None
     } else {
-        let outputs = sequence.tokens.since(sequence.prompt_len);
-        stop::find(outputs, first as usize, &sequence.cold.params, sequence.cold.context_left)
+        let (params, context_left) = (&sequence.cold.params, sequence.cold.context_left);
+        match sequence.dropped {
+            0 => stop::find(sequence.tokens.since(sequence.prompt_len), first as usize, params, context_left),
+            _ => stop::find(&sequence.all_outputs(), first as usize, params, context_left),
+        }
     };
     let kept = stop.map_or(outputs, |stop| stop.keep as u32);
     if stop.is_some() {
-        sequence.truncate(sequence.prompt_len + kept);
+        sequence.tokens.truncate(sequence.index_of_output(kept));
         // Drafts behind the stop are no outputs; the last token of a verification is no draft.
         let behind = (outputs - kept).saturating_sub(1);
         sequence.cold.accepted = sequence.cold.accepted.saturating_sub(behind);
@@ -397,19 +400,36 @@ fn commit_outputs(
         let index = outbox.events.len() as u32;
         outbox.scores.push((index, std::mem::take(&mut sequence.cold.scores)));
     }
-    match stop {
-        Some(stop) => {
-            state.finish(entry, stop.finish, Some(step.batch.step), first, now);
-            Some(kept)
-        }
-        None => {
-            let newest = [sequence.tokens.newest()];
-            let new = match outputs - first {
-                1 => &newest,
-                _ => sequence.tokens.since(sequence.prompt_len + first),
-            };
-            outbox.push(sequence.id, sequence.tag, Some(step.batch.step), first, new, None);
-            None
-        }
+    let Some(stop) = stop else {
+        let newest = [sequence.tokens.newest()];
+        let new = match outputs - first {
+            1 => &newest,
+            _ => sequence.tokens.since(sequence.index_of_output(first)),
+        };
+        outbox.push(sequence.id, sequence.tag, Some(step.batch.step), first, new, None);
+        return None;
+    };
+    if stop.finish == Finish::ModelLength && shift(state, entry, (first, kept), step.batch.step) {
+        return None;
     }
+    state.finish(entry, stop.finish, Some(step.batch.step), first, now);
+    Some(kept)
+}
+
+/// Shifts the context of a request that has filled it, and emits its outputs from `first` to `kept`.
+/// False, and nothing changes, if it does not shift.
+fn shift(state: &mut SchedulerState, entry: u32, (first, kept): (u32, u32), step: StepId) -> bool {
+    let sequence = &mut state.requests[entry];
+    if sequence.cold.params.context_shift.is_none() {
+        return false;
+    }
+    let from = sequence.index_of_output(first);
+    let new = sequence.tokens.since(from).to_vec();
+    debug_assert_eq!(new.len() as u32, kept - first);
+    let (id, tag) = (sequence.id, sequence.tag);
+    let shifts = state.shift(entry);
+    if shifts {
+        state.outbox.push(id, tag, Some(step), first, &new, None);
+    }
+    shifts
 }

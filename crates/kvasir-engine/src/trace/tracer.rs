@@ -171,7 +171,7 @@ impl<S: TraceSink> Tracer<S> {
             known.computed = admission.hit;
             self.record.admitted.push((known.number, admission.hit));
         }
-        for request in &record.preempted {
+        for request in record.preempted.iter().chain(&record.shifted) {
             self.record.preempted.extend(self.number(*request));
             if let Some(known) = self.live.get_mut(request) {
                 known.table.clear();

@@ -52,8 +52,9 @@ fn every_completion_equals_its_request_run_alone() {
             capacity,
             refused,
             lost,
+            shifted,
         } = seen;
-        let all = [completed, preemptions, hits, accepted, aborted, failed, capacity, refused, lost];
+        let all = [completed, preemptions, hits, accepted, aborted, failed, capacity, refused, lost, shifted];
         assert!(all.iter().all(|count| *count > 0), "something was never met");
     }
 }

@@ -41,6 +41,7 @@ pub(crate) struct Coverage {
     pub(crate) capacity: u64,
     pub(crate) refused: u64,
     pub(crate) lost: u64,
+    pub(crate) shifted: u64,
 }
 
 /// A request of the workload, with the turns at which it is added, aborted and stopped.
@@ -164,6 +165,8 @@ fn requests(random: &mut Random, setup: &Setup) -> Vec<PlannedRequest> {
                 serial: random.chance(10),
                 ..Params::default()
             };
+            let shifts = Random::new(setup.seed ^ u64::from(i) << 32).pick(&[None, None, Some(0), Some(9)]);
+            let params = Params { context_shift: shifts, ..params };
             let at = |random: &mut Random| random.between(0, 40);
             PlannedRequest {
                 request: Request { tag: u64::from(i) * 10, prompt, params },
@@ -312,6 +315,7 @@ fn collect_events(
     for ended in &outbox.ended {
         seen.preemptions += u64::from(ended.preemptions);
         seen.hits += u64::from(ended.cached > 0);
+        seen.shifted += u64::from(ended.dropped > 0);
         match ended.finish {
             Finish::Eos | Finish::MaxTokens => seen.completed += 1,
             Finish::Aborted => seen.aborted += 1,
@@ -335,7 +339,15 @@ fn check_completions(
 ) -> Result<(), String> {
     for one in planned {
         let params = &one.request.params;
-        let alone = Toy::alone(&one.request.prompt, params.max_tokens, params.ignore_eos);
+        let (prompt, most) = (&one.request.prompt, params.max_tokens);
+        let alone = match params.context_shift {
+            None => Toy::alone(prompt, most, params.ignore_eos),
+            Some(keep) => {
+                let cache = engine.core().cache();
+                let context = engine.core().limits().max_model_len.min(cache.capacity());
+                Toy::shifting(prompt, most, params.ignore_eos, keep, context).0
+            }
+        };
         for tag in one.request.tag..one.request.tag + u64::from(one.siblings) {
             let Some(got) = received.get(&tag) else {
                 if lost || one.siblings > 1 {

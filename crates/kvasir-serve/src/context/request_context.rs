@@ -4,6 +4,7 @@
 //! Handlers do not pass it on: `RequestContext::current` reads it anywhere within the request's
 //! task.
 
+use crate::context::clamped_limit::ClampRecord;
 use crate::context::ignored_fields::IgnoredFields;
 use std::{
     future::Future,
@@ -28,6 +29,8 @@ pub struct RequestContext {
     pub parent: Option<(u128, u64)>,
     /// Names of ignored fields of the body.
     pub ignored: IgnoredFields,
+    /// The clamped maximum of its answers.
+    pub clamped: ClampRecord,
     /// Response headers that say what is left of the key's rate.
     pub rate: Arc<Mutex<Vec<(&'static str, String)>>>,
     /// Set when the client has left: long computations for it end.

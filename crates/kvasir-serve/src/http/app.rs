@@ -2,9 +2,10 @@
 //!
 //! Builds engine requests from sampling parameters, submits them, and looks up sessions.
 
+use crate::context::clamped_limit::ClampedLimit;
 use crate::context::ignored_fields::{LoggedFields, UnknownFields};
 use crate::context::request_context::RequestContext;
-use crate::error::{ApiError, Overflow};
+use crate::error::ApiError;
 use crate::host::engine_thread::{Host, Submission, TokenStream};
 use crate::host::errors::refused;
 use crate::host::step_subscription::StepFeed;
@@ -174,7 +175,7 @@ impl App {
         self.host.open()
     }
 
-    /// Builds the engine request; checks its length against the context length.
+    /// Builds the engine request: a prompt beyond the context is rejected, a maximum beyond it clamped.
     pub(super) fn submission(
         &self,
         param: &str,
@@ -185,33 +186,33 @@ impl App {
         let longest = self.model.facts.max_len;
         let mut prompt = prompt;
         if let Some(keep) = fields.truncate_prompt {
-            let answer = fields.length.max_tokens.unwrap_or(1).max(1);
-            let keep = u32::try_from(keep).unwrap_or(longest.saturating_sub(answer)) as usize;
+            let rest = longest.saturating_sub(fields.length.reserved(longest));
+            let keep = u32::try_from(keep).unwrap_or(rest) as usize;
             prompt.drain(..prompt.len().saturating_sub(keep));
         }
         let used = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         if used == 0 {
             return Err(ApiError::param(param, format!("`{param}` has no token")));
         }
-        if used >= longest {
-            return Err(ApiError::overflow(
-                param,
-                Overflow { prompt: used, requested: None, limit: longest },
-            ));
-        }
+        let context_shift = fields.context_shift.filter(|_| self.model.facts.context_shift);
+        let left = match context_shift {
+            None => fields.length.fit(param, used, longest)?,
+            Some(_) => fields.length.fit_shifting(param, used, longest)?,
+        };
         if fields.sampling.logprobs.is_some() || fields.prompt_logprobs.is_some() {
             self.model.require_logits("probability")?;
         }
-        let left = longest - used;
-        if let Some(requested) = fields.length.max_tokens.filter(|requested| *requested > left) {
-            let overflow = Overflow { prompt: used, requested: Some(requested), limit: longest };
-            return Err(ApiError::overflow(param, overflow));
-        }
         let max_new_tokens = self.model.facts.max_new_tokens.unwrap_or(left).max(fields.length.min_tokens);
-        let mut params = fields.params(fields.length.max_tokens.unwrap_or(left).min(max_new_tokens));
+        let limit = left.min(max_new_tokens);
+        if let Some(requested) = fields.length.max_tokens.filter(|requested| *requested > limit) {
+            let clamped = ClampedLimit { field: fields.length.field, requested, limit };
+            RequestContext::current().clamped.record(clamped);
+        }
+        let mut params = fields.params(limit);
         if fields.seed.is_none() {
             params.sampling.seed = self.random_u64();
         }
+        params.context_shift = context_shift;
         params.prediction = self.prediction(fields)?;
         params.eos = self.model.facts.eos.clone();
         params.key = key;
@@ -222,7 +223,9 @@ impl App {
             self.salt(key, fields.cache_salt.as_deref()) << 1 | (self.model.facts.prefix_salt)(final_len);
         // Checked before streaming starts, so that the error has an HTTP status.
         params.check().map_err(refused)?;
-        let expected = fields.length.max_tokens.unwrap_or(params.max_tokens.min(EXPECTED_ANSWER));
+        // Admission counts what the K/V of the request may take.
+        let most = params.max_tokens.min(longest - used);
+        let expected = fields.length.max_tokens.map_or(most.min(EXPECTED_ANSWER), |_| most);
         let tokens = u64::from(used) + u64::from(expected);
         Ok(Submission { request: kvasir_engine::Request { tag: 0, prompt, params }, tokens })
     }

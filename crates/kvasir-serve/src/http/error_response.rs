@@ -33,12 +33,17 @@ impl ApiError {
     }
 }
 
+/// Routes of llama.cpp's server alone.
+const LLAMA_CPP_PATHS: &[&str] =
+    &["/completion", "/infill", "/embedding", "/apply-template", "/props", "/slots"];
+
 /// The API whose error object a client expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorFormat {
     OpenAi,
     Anthropic,
     Ollama,
+    LlamaCpp,
 }
 
 impl ErrorFormat {
@@ -51,6 +56,8 @@ impl ErrorFormat {
             Self::Anthropic
         } else if path.starts_with("/api/") {
             Self::Ollama
+        } else if LLAMA_CPP_PATHS.contains(&path) {
+            Self::LlamaCpp
         } else {
             Self::OpenAi
         }
@@ -62,6 +69,7 @@ impl ErrorFormat {
             Self::OpenAi => return response,
             Self::Anthropic => ApiError::to_anthropic,
             Self::Ollama => ApiError::to_ollama,
+            Self::LlamaCpp => ApiError::to_llama_cpp,
         };
         let Some(error) = response.extensions_mut().remove::<ApiError>() else { return response };
         let body = write(&error);

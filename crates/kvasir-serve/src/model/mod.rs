@@ -88,6 +88,8 @@ pub struct Facts {
     pub max_len: u32,
     /// Cap on answer tokens, if configured.
     pub max_new_tokens: Option<u32>,
+    /// Whether requests may shift their context when it is full (`--context-shift`).
+    pub context_shift: bool,
     /// Hidden size; `None` for the simulated device, which computes nothing.
     pub hidden: Option<u32>,
     /// End-of-sequence tokens.
@@ -223,12 +225,8 @@ impl Model {
         if prompt < limit {
             return Ok(());
         }
-        let message = format!(
-            "`{param}` has {} bytes and so at least {prompt} tokens; the context length is {limit} with the answer",
-            text.len()
-        );
-        let overflow = Overflow { prompt, requested: None, limit };
-        Err(ApiError { message, ..ApiError::overflow(param, overflow) })
+        let size = format!("`{param}` has {} bytes and so at least {prompt} tokens", text.len());
+        Err(ApiError::beyond_context(param, size, Overflow { prompt, requested: None, limit }))
     }
 
     /// Tokenizes a text. Ends with an error when the client of this request leaves.

@@ -1,6 +1,7 @@
-//! Events that the server reports: ended and answered requests, ignored fields, loosened schemas, and
-//! its own start and end.
+//! Events that the server reports: ended and answered requests, ignored fields, clamped limits,
+//! loosened schemas, and its own start and end.
 
+use crate::context::clamped_limit::ClampedLimit;
 use crate::context::request_context::RequestContext;
 use crate::report::log::Level;
 use kvasir_engine::Summary;
@@ -39,6 +40,15 @@ pub enum ReportEvent {
         context: Arc<RequestContext>,
         /// Names of the fields.
         names: Vec<String>,
+        /// Time of the event.
+        at: SystemTime,
+    },
+    /// A maximum beyond the context, which was clamped.
+    Clamped {
+        /// Context of the request.
+        context: Arc<RequestContext>,
+        /// The maximum.
+        limit: ClampedLimit,
         /// Time of the event.
         at: SystemTime,
     },

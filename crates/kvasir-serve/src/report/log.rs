@@ -93,6 +93,13 @@ impl Log {
                 fields.insert("ignored_fields".into(), names.join(",").into());
                 (Level::Warn, *at, fields)
             }
+            ReportEvent::Clamped { context, limit, at } => {
+                let mut fields = about(context);
+                fields.insert("clamped".into(), limit.field.into());
+                fields.insert("requested".into(), limit.requested.into());
+                fields.insert("limit".into(), limit.limit.into());
+                (Level::Info, *at, fields)
+            }
             ReportEvent::Server { level, message, fields, at } => {
                 let named = fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
                 let fields =
@@ -165,12 +172,16 @@ fn ended(context: &RequestContext, summary: &Summary) -> Map<String, Value> {
         ("ttft_ms".to_owned(), ms(Some(times.arrived), times.first_token)),
         ("total_ms".to_owned(), ms(Some(times.arrived), times.finished)),
     ]);
+    if summary.dropped > 0 {
+        fields.insert("dropped_tokens".to_owned(), summary.dropped.into());
+    }
     fields
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::context::clamped_limit::ClampedLimit;
     use std::{sync::Arc, time::UNIX_EPOCH};
 
     #[test]
@@ -201,6 +212,11 @@ mod tests {
         Log { format: Format::Text, level: Level::Warn }.line(&mut text, &loosened);
         let answered = "unconstrained=tools[0].function.parameters why=schema-cannot-be-compiled\n";
         assert!(text.contains(" warn ") && text.ends_with(answered), "{text}");
+        let limit = ClampedLimit { field: "max_tokens", requested: 32000, limit: 24123 };
+        let mut text = String::new();
+        let clamped = ReportEvent::Clamped { context: context.clone(), limit, at: UNIX_EPOCH };
+        Log { format: Format::Text, level: Level::Info }.line(&mut text, &clamped);
+        assert!(text.ends_with("clamped=max_tokens requested=32000 limit=24123\n"), "{text}");
         let server =
             |level| ReportEvent::Server { level, message: "m".into(), fields: Vec::new(), at: UNIX_EPOCH };
         let mut text = String::new();

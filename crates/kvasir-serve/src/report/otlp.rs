@@ -86,6 +86,7 @@ impl Collector {
             ReportEvent::Ended { context, summary, at } => spans(context, summary, *at, ids),
             ReportEvent::Answered { .. }
             | ReportEvent::Ignored { .. }
+            | ReportEvent::Clamped { .. }
             | ReportEvent::Loosened { .. }
             | ReportEvent::Server { .. }
             | ReportEvent::Flush(_) => Vec::new(),
@@ -221,6 +222,7 @@ mod tests {
             prompt: 7,
             outputs: 5,
             cached: 4,
+            dropped: 0,
             preemptions: 0,
             drafted: 0,
             accepted: 0,

@@ -323,6 +323,7 @@ const LLAMA_GENERATION: &[Field] = &[
     yes("repeat_penalty"),
     yes("logit_bias"),
     yes("n_probs"),
+    yes("n_keep"),
     yes("grammar"),
     yes("json_schema"),
     yes("return_tokens"),
@@ -375,7 +376,7 @@ pub const OLLAMA_CHAT: &[Field] = &[
     yes("top_logprobs"),
     yes("keep_alive"),
     skip("truncate", "a conversation that is too long is refused"),
-    skip("shift", "a conversation that is too long is refused"),
+    yes("shift"),
 ];
 
 /// Fields of Ollama's `/api/generate`.
@@ -396,7 +397,7 @@ pub const OLLAMA_GENERATE: &[Field] = &[
     skip("context", "prefixes are found by content; send the whole conversation to /api/chat"),
     yes("keep_alive"),
     skip("truncate", "a prompt that is too long is refused"),
-    skip("shift", "a prompt that is too long is refused"),
+    yes("shift"),
 ];
 
 /// Fields of Ollama's `/api/embed`.

@@ -24,6 +24,8 @@ pub struct LlamaCppRequest {
     pub timings_per_token: bool,
     /// Whether a whole answer has its tokens; chunks of a stream always have theirs.
     pub return_tokens: bool,
+    /// Prompt tokens behind BOS that a context shift keeps, if given; −1 keeps all.
+    pub keep: Option<i64>,
     /// `n_predict: 0`: the prompt is read into the cache and not answered.
     pub is_warmup: bool,
     /// Fields of the response to keep, by path (`generation_settings/seed`); empty keeps all.
@@ -94,7 +96,7 @@ impl LlamaCppRequest {
         out.extend(seed.map(|seed| ("seed".to_owned(), seed.into())));
         let limit = body.integer("n_predict", -2..=i64::from(i32::MAX))?;
         let most = limit.filter(|n| *n >= 0).map(|n| n.max(1));
-        out.extend(most.map(|most| ("max_tokens".to_owned(), most.into())));
+        out.extend(most.map(|most| ("n_predict".to_owned(), most.into())));
         let (bias, biased_texts) = logit_bias(body)?;
         if !bias.is_empty() {
             out.insert("logit_bias".into(), bias.into());
@@ -107,6 +109,7 @@ impl LlamaCppRequest {
             stream: body.flag("stream", false)?,
             timings_per_token: body.flag("timings_per_token", false)?,
             return_tokens: body.flag("return_tokens", false)?,
+            keep: body.integer("n_keep", -1..=i64::from(i32::MAX))?,
             is_warmup: limit == Some(0),
             response_fields: response_fields(body)?,
         })
@@ -204,7 +207,7 @@ mod tests {
     #[test]
     fn a_limit_of_zero_reads_the_prompt_only() {
         let request = read(&json!({"prompt": "a", "n_predict": 0})).unwrap();
-        assert!(request.is_warmup && request.body["max_tokens"] == 1);
+        assert!(request.is_warmup && request.body["n_predict"] == 1);
     }
 
     #[test]

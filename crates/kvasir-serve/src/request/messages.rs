@@ -13,6 +13,7 @@ use crate::request::cache_marks::CacheMarks;
 use crate::request::chat::{ChatRequest, StreamOptions, ThinkingBudget, effort_word};
 use crate::request::conversation::{AssistantTurn, Message, Role, omission_note, unsupported_part};
 use crate::request::fields::{COUNT_TOKENS, MESSAGES};
+use crate::request::length::Overlong;
 use crate::request::reader::Reader;
 use crate::request::response_format::ResponseFormat;
 use crate::request::sampling::{self, SamplingFields};
@@ -64,6 +65,8 @@ impl MessagesRequest {
         strip_billing_header: bool,
     ) -> Result<Self, ApiError> {
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
+        // Claude Code reads the error in order to compact its conversation.
+        sampling.length.overlong = Overlong::Refuse;
         sampling.stop = sampling::stops(body, "stop_sequences")?;
         let tools = tools(body)?;
         let tools = without_deferred(body, tools);

@@ -15,6 +15,7 @@ pub(crate) mod embeddings;
 pub(crate) mod endpoints;
 pub(crate) mod field;
 pub(crate) mod fields;
+pub(crate) mod length;
 pub(crate) mod llama_cpp;
 pub(crate) mod messages;
 pub(crate) mod ollama;
@@ -43,6 +44,7 @@ pub use crate::request::fields::{
     LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS,
     OLLAMA_GENERATE, OLLAMA_SHOW, RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
 };
+pub use crate::request::length::{Length, Overlong};
 pub use crate::request::llama_cpp::LlamaCppRequest;
 pub use crate::request::messages::MessagesRequest;
 pub use crate::request::ollama::{OllamaEmbedding, OllamaRequest, OllamaTask};
@@ -52,7 +54,7 @@ pub use crate::request::rerank::{RerankRequest, ScoreRequest, Scoring};
 pub use crate::request::response_format::ResponseFormat;
 pub use crate::request::responses::ResponsesRequest;
 pub use crate::request::responses_tools::custom_input;
-pub use crate::request::sampling::{Length, SamplingFields};
+pub use crate::request::sampling::SamplingFields;
 pub use crate::request::sessions::{
     ForkRequest, InitialContent, SessionPosition, SessionRange, SessionRequest, read_cut, read_rewind,
 };

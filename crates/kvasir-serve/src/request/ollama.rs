@@ -17,6 +17,14 @@ use std::collections::{HashSet, VecDeque};
 /// Maximum messages per request.
 const MAX_MESSAGES: usize = 4096;
 
+/// Option of the prompt tokens that a context shift keeps; a negative number keeps all.
+const NUM_KEEP: &str = "options.num_keep";
+/// Default of that option.
+pub(crate) const DEFAULT_KEEP: u32 = 4;
+
+/// Option of the maximum answer tokens.
+pub(crate) const NUM_PREDICT: &str = "options.num_predict";
+
 /// Options with an effect on sampling, each with its field in the translated body.
 const OPTIONS: &[(&str, &str)] = &[
     ("options.temperature", "temperature"),
@@ -28,7 +36,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("options.presence_penalty", "presence_penalty"),
     ("options.frequency_penalty", "frequency_penalty"),
     ("options.repeat_penalty", "repetition_penalty"),
-    ("options.num_predict", "max_tokens"),
+    (NUM_PREDICT, "max_tokens"),
 ];
 
 /// Further fields of a translated body that have another name in the request.
@@ -65,6 +73,10 @@ pub struct OllamaRequest {
     pub thinks: bool,
     /// Whether the answer is streamed.
     pub stream: bool,
+    /// `shift`: whether the context may be shifted when it is full; none leaves it to the server.
+    pub shift: Option<bool>,
+    /// `options.num_keep`.
+    pub keep: Option<i64>,
 }
 
 impl OllamaRequest {
@@ -97,6 +109,8 @@ impl OllamaRequest {
             param: "messages",
             thinks: thinks(body),
             stream: body.flag("stream", true)?,
+            shift: shift(body)?,
+            keep: keep(body)?,
         })
     }
 
@@ -127,7 +141,21 @@ impl OllamaRequest {
             OllamaTask::Chat(out)
         };
         let (model, stream) = (model(body)?, body.flag("stream", true)?);
-        Ok(Self { model, task, param: "prompt", thinks: thinks(body), stream })
+        let (shift, keep) = (shift(body)?, keep(body)?);
+        Ok(Self { model, task, param: "prompt", thinks: thinks(body), stream, shift, keep })
+    }
+
+    /// Prompt tokens that a context shift keeps; none if the context is not shifted. `is_on` tells whether
+    /// the server shifts contexts; if not, what requests it is recorded as ignored.
+    pub(crate) fn context_shift(&self, body: &Reader, is_on: bool) -> Option<u32> {
+        if !is_on && self.keep.is_some() {
+            body.ignore(NUM_KEEP);
+        }
+        if !is_on && self.shift == Some(true) {
+            body.ignore("shift");
+        }
+        let keep = self.keep.map_or(DEFAULT_KEEP, |keep| u32::try_from(keep).unwrap_or(u32::MAX));
+        (is_on && self.shift != Some(false)).then_some(keep)
     }
 
     /// An error about the translated body, under the names that the client's fields have.
@@ -242,6 +270,10 @@ fn options(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> 
         if value.is_null() {
             continue;
         }
+        // Read by `keep`.
+        if options.name(name) == NUM_KEEP {
+            continue;
+        }
         let Some((_, field)) = OPTIONS.iter().find(|(option, _)| *option == options.name(name)) else {
             options.ignore(name);
             continue;
@@ -255,6 +287,17 @@ fn options(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> 
         }
     }
     Ok(())
+}
+
+/// `shift`.
+fn shift(body: &Reader) -> Result<Option<bool>, ApiError> {
+    body.get("shift").map(|_| body.flag("shift", true)).transpose()
+}
+
+/// `options.num_keep`.
+fn keep(body: &Reader) -> Result<Option<i64>, ApiError> {
+    let Some(options) = body.object("options")? else { return Ok(None) };
+    options.integer("num_keep", -1..=i64::from(i32::MAX))
 }
 
 /// `format`: `json`, or a JSON schema.

@@ -13,6 +13,7 @@ use crate::request::conversation::{
     AssistantTurn, Message, Role, TEXT_PART, omission_note, unsupported_part,
 };
 use crate::request::fields::RESPONSES;
+use crate::request::length::{self, Overlong};
 use crate::request::reader::Reader;
 use crate::request::response_format::ResponseFormat;
 use crate::request::responses_tools;
@@ -56,7 +57,11 @@ impl ResponsesRequest {
             Some(_) => return Err(body.error("truncation", "must be auto or disabled")),
         };
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
-        sampling.length.max_tokens = sampling::max_tokens(body, "max_output_tokens")?;
+        sampling.length.max_tokens = length::max_tokens(body, "max_output_tokens")?;
+        sampling.length.field = "max_output_tokens";
+        if truncate {
+            sampling.length.overlong = Overlong::Reserve;
+        }
         let logprobs = wants_logprobs(body)?;
         let top = sampling::top_logprobs(body)?;
         sampling.sampling.logprobs = (logprobs || top.is_some_and(|top| top > 0)).then_some(top.unwrap_or(0));

@@ -2,6 +2,7 @@
 //! penalties, stop, seed, logit bias, logprobs.
 
 use crate::error::ApiError;
+use crate::request::length::Length;
 use crate::request::output_fields::OutputFields;
 use crate::request::reader::Reader;
 use crate::request::speculation::SpeculationFields;
@@ -25,15 +26,6 @@ const MAX_STOP_IDS: usize = 128;
 /// Upper bound of any token count; the model's context length is checked elsewhere.
 pub(crate) const MAX_TOKENS: i64 = 1 << 24;
 
-/// Length limits of an answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Length {
-    /// Maximum tokens; `None` means up to the context length.
-    pub max_tokens: Option<u32>,
-    /// Minimum tokens: no stop condition applies before.
-    pub min_tokens: u32,
-}
-
 /// Parameters common to all generation endpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingFields {
@@ -43,6 +35,8 @@ pub struct SamplingFields {
     pub seed: Option<u64>,
     /// Length limits.
     pub length: Length,
+    /// Context shift: prompt tokens to keep. None ends the answer where the context is full.
+    pub context_shift: Option<u32>,
     /// Number of choices per prompt.
     pub n: u32,
     /// Stop sequences, excluded from the answer.
@@ -99,7 +93,8 @@ impl SamplingFields {
         Ok(Self {
             sampling,
             seed,
-            length: length(body)?,
+            length: Length::read(body)?,
+            context_shift: None,
             n: body.integer("n", 1..=MAX_N)?.map_or(1, |n| n as u32),
             stop: stops(body, "stop")?,
             stop_regex: stop_regex(body)?,
@@ -179,35 +174,6 @@ pub(crate) fn chat_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
 /// `top_logprobs`.
 pub(crate) fn top_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
     Ok(body.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?.map(|top| top as u32))
-}
-
-/// The maximum answer tokens, in the endpoint's field.
-pub(crate) fn max_tokens(body: &Reader, field: &str) -> Result<Option<u32>, ApiError> {
-    Ok(body.integer(field, 1..=MAX_TOKENS)?.map(|n| n as u32))
-}
-
-fn length(body: &Reader) -> Result<Length, ApiError> {
-    // With `echo`, `max_tokens: 0` is valid.
-    let old = if body.flag("echo", false)? && body.integer("max_tokens", 0..=MAX_TOKENS)? == Some(0) {
-        Some(0)
-    } else {
-        max_tokens(body, "max_tokens")?
-    };
-    // llama.cpp's name; negative without a limit of its own.
-    let predicted = body.integer("n_predict", -2..=MAX_TOKENS)?;
-    if predicted == Some(0) {
-        return Err(body.error("n_predict", "must not be 0: an answer has at least one token"));
-    }
-    let predicted = predicted.filter(|n| *n > 0).map(|n| n as u32);
-    let old = old.or(predicted);
-    let max_tokens = max_tokens(body, "max_completion_tokens")?.or(old);
-    let min_tokens = body.integer("min_tokens", 0..=MAX_TOKENS)?.unwrap_or(0) as u32;
-    match max_tokens {
-        Some(max) if min_tokens > max => {
-            Err(body.error("min_tokens", format!("must not exceed the maximum of {max} tokens")))
-        }
-        _ => Ok(Length { max_tokens, min_tokens }),
-    }
 }
 
 /// Stop sequences: a string or a list.

@@ -177,9 +177,48 @@ fn there_is_a_slot_for_each_place() {
 #[test]
 fn a_prompt_beyond_the_context_says_by_how_much() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
-    let (status, answer) = server.post("/completion", &body(json!({"prompt": vec![20; 600]})));
+    for stream in [false, true] {
+        let long = body(json!({"prompt": vec![20; 600], "stream": stream}));
+        let (status, mut answer) = server.post("/completion", &long);
+        let message = answer["error"]["message"].take();
+        let error = json!({
+            "code": 400, "message": null, "type": "exceed_context_size_error", "param": "prompt",
+            "n_prompt_tokens": 600, "n_ctx": 512,
+        });
+        assert_eq!((status, &answer["error"]), (400, &error));
+        assert!(message.as_str().unwrap().contains("exceeds the available context size"), "{message}");
+    }
+    let (status, answer) = server.post("/v1/completions", &body(json!({"prompt": vec![20; 600]})));
     let error = &answer["error"];
     assert_eq!((status, &error["n_prompt_tokens"], &error["n_ctx"]), (400, &json!(600), &json!(512)));
+    assert_eq!(error["code"], "context_length_exceeded");
+}
+
+#[test]
+fn errors_have_the_status_as_their_code() {
+    let server = Server::start(CacheKind::Radix, 512, &["key"]);
+    for (path, key, status, kind) in [
+        ("/completion", "key", 400, "invalid_request_error"),
+        ("/infill", "", 401, "authentication_error"),
+        ("/embedding", "key", 400, "invalid_request_error"),
+    ] {
+        let (received, answer) = server.send("POST", path, key, "{}");
+        let error = &answer["error"];
+        assert_eq!((received, &error["code"], &error["type"]), (status, &json!(status), &json!(kind)));
+    }
+}
+
+#[test]
+fn generation_without_a_limit_ends_with_the_context() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    for limit in [-1, -2, 509, 510, 100_000] {
+        let (status, answer) = server.post("/completion", &body(json!({"n_predict": limit})));
+        assert_eq!((status, &answer["tokens_predicted"]), (200, &json!(509)), "{limit}");
+        assert_eq!((&answer["stop_type"], &answer["truncated"]), (&json!("limit"), &json!(true)));
+        assert_eq!(answer["generation_settings"]["n_predict"], json!(limit.max(-1)));
+    }
+    let (_, answer) = server.post("/completion", &body(json!({"n_predict": 508})));
+    assert_eq!((&answer["stop_type"], &answer["truncated"]), (&json!("limit"), &json!(false)));
 }
 
 #[test]

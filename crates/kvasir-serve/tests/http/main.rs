@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod access;
+mod clamped;
+mod context_shift;
 mod half_closed;
 mod health;
 mod leavers;

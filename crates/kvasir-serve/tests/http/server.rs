@@ -192,8 +192,14 @@ impl Server {
 
     /// Fields of a body that the response names as ignored.
     pub(crate) fn ignored(&self, path: &str, body: &Value) -> Option<String> {
+        self.header(path, body, "x-kvasir-ignored").1
+    }
+
+    /// Status of the response to a body, and one of its headers.
+    pub(crate) fn header(&self, path: &str, body: &Value, name: &str) -> (u16, Option<String>) {
         let response = self.response(path, &[("content-type", "application/json")], body);
-        response.headers().get("x-kvasir-ignored").map(|names| names.to_str().unwrap().to_owned())
+        let value = response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+        (response.status().as_u16(), value)
     }
 
     fn response(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Response {
@@ -226,6 +232,7 @@ pub(crate) fn model(max_len: u32, drafter: Option<&'static str>) -> Model {
         vocab: 500,
         max_len,
         max_new_tokens: None,
+        context_shift: false,
         hidden: None,
         eos: vec![Toy::EOS],
         sampling: Sampling::default(),

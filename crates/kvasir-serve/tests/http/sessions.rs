@@ -183,9 +183,9 @@ fn invalid_requests_leave_the_session_unchanged() {
         ("/v1/completions".into(), json!({"session": "sess_x", "prompt": "x"}), 404, "session"),
         (
             "/v1/completions".into(),
-            json!({"session": text, "prompt": "x", "max_tokens": 5000}),
+            json!({"session": text, "prompt": "x", "min_tokens": 5000}),
             400,
-            "prompt",
+            "min_tokens",
         ),
         ("/v1/chat/completions".into(), json!({"session": text, "messages": [user("x")]}), 400, "session"),
         ("/v1/chat/completions".into(), json!({"session": empty}), 400, "messages"),

@@ -33,6 +33,35 @@ impl Toy {
         continued(&mut Vec::new(), prompt, max_tokens, ignore_eos)
     }
 
+    /// The reference output of a request that shifts its full context of `context` tokens and keeps
+    /// `keep` prompt tokens, and the number of tokens dropped: what is left is a new prompt.
+    pub fn shifting(
+        prompt: &[Token],
+        max_tokens: u32,
+        ignore_eos: bool,
+        keep: u32,
+        context: u32,
+    ) -> (Vec<Token>, u32) {
+        let (mut tokens, mut answer, mut dropped) = (prompt.to_vec(), Vec::new(), 0);
+        let keep = keep.min(prompt.len() as u32);
+        loop {
+            // A prompt as long as the context gets one token.
+            let room = context.saturating_sub(tokens.len() as u32).max(1);
+            let room = room.min(max_tokens - answer.len() as u32);
+            let more = Self::alone(&tokens, room, ignore_eos);
+            let has_stopped = !ignore_eos && more.last() == Some(&EOS);
+            answer.extend_from_slice(&more);
+            tokens.extend(more);
+            let discard = (tokens.len() as u32).saturating_sub(1 + keep) / 2;
+            let is_done = has_stopped || answer.len() as u32 == max_tokens;
+            if is_done || discard == 0 || discard < context / 32 {
+                return (answer, dropped);
+            }
+            tokens.drain(keep as usize..(keep + discard) as usize);
+            dropped += discard;
+        }
+    }
+
     /// The reference output after slots that hold `values`, however these were computed, and then
     /// `rest`; EOS does not end it. Appends the values of `rest` and of the outputs but the last.
     pub fn after(values: &mut Vec<u64>, rest: &[Token], max_tokens: u32) -> Vec<Token> {

@@ -40,6 +40,7 @@ impl PoolState {
     pub(super) fn of(spec: SequenceSpec) -> Self {
         let mut known = spec.prompt;
         known.extend(spec.output);
+        known.drain(spec.kept as usize..(spec.kept + spec.dropped) as usize);
         let mut before = 0;
         let tags = known.iter().map(|token| {
             before = digest(before, *token);

@@ -72,6 +72,8 @@ pub struct AnswerOutcome {
     pub prompt: u32,
     /// Prompt tokens found in the prefix cache.
     pub cached: u32,
+    /// Tokens that context shifts have dropped from the context.
+    pub dropped: u32,
     /// Drafts that were verified.
     pub drafted: u32,
     /// Drafts that were accepted.
@@ -347,6 +349,7 @@ impl AnswerStream {
             reasoning: self.reasoning,
             prompt: summary.prompt,
             cached: summary.cached,
+            dropped: summary.dropped,
             drafted: summary.drafted,
             // The engine also counts drafts behind a stop sequence.
             accepted: summary.accepted.min(self.tokens),

@@ -6,7 +6,8 @@ use crate::host::engine_thread::Submission;
 use crate::host::errors::{failure, stopped};
 use crate::host::request_output::RequestOutput;
 use crate::http::app::App;
-use crate::request::sampling::{Length, SamplingFields};
+use crate::request::length::Length;
+use crate::request::sampling::SamplingFields;
 use kvasir_exec::TokenLogprobs;
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ pub(crate) struct SingleToken {
 
 /// The fields of such a request: one token, whatever it is.
 pub(crate) fn single_token(fields: SamplingFields) -> SamplingFields {
-    SamplingFields { length: Length { max_tokens: Some(1), min_tokens: 0 }, ignore_eos: true, ..fields }
+    let length = Length { max_tokens: Some(1), ..Length::default() };
+    SamplingFields { length, ignore_eos: true, ..fields }
 }
 
 /// How many of these may be in the engine at once: more than the admission limits allow would fail

@@ -10,6 +10,7 @@ use crate::http::answers::reply::Reply;
 use crate::http::app::App;
 use crate::report::event::ReportEvent;
 use crate::request::chat::ChatRequest;
+use crate::request::ollama::DEFAULT_KEEP;
 use crate::request::reader::Reader;
 use crate::session::recorder::TurnRecorder;
 use serde_json::{Map, Value};
@@ -71,7 +72,8 @@ impl App {
     /// Submits one chat request in this process, with the fields, checks and parsing of
     /// `/v1/chat/completions`. Unknown fields are rejected.
     pub fn submit_chat(self: &Arc<Self>, body: &Map<String, Value>) -> Result<AnswerStream, ApiError> {
-        let request = self.read_chat(body)?;
+        let mut request = self.read_chat(body)?;
+        request.sampling.context_shift = Some(DEFAULT_KEEP);
         let stream = submit_chat(self, 0, &request, "messages")?.into_streams().pop();
         stream.ok_or_else(|| ApiError::param("n", "must be 1"))
     }

@@ -139,7 +139,8 @@ fn submit(
         asked.bias_tokens(&app.model.encode(&text, false)?, &bias);
     }
     let (body, facts) = (body.derived(&asked.body), &app.model.facts);
-    let request = CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)?;
+    let mut request = CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)?;
+    request.sampling.context_shift = kept(&app.model, &body, &asked)?;
     let count = request.prompts.len();
     let settings = settings(&app.model, &request.sampling, &asked);
     let reply = Completion::submit(app, key, &body, request)?.into_reply();
@@ -148,6 +149,19 @@ fn submit(
     let has_new_line = vec![false; count];
     let writer = Chunks { model: app.model.clone(), asked, settings, prompts, has_new_line };
     Ok(Submitted { reply, is_list: count > 1, is_streamed, writer })
+}
+
+/// Prompt tokens that a context shift keeps: the special ones in front, and as many as requested.
+fn kept(model: &Model, body: &Reader, asked: &LlamaCppRequest) -> Result<Option<u32>, ApiError> {
+    if !model.facts.context_shift {
+        if asked.keep.is_some() {
+            body.ignore("n_keep");
+        }
+        return Ok(None);
+    }
+    let special = model.encode("", true)?.len() as u32;
+    let kept = u32::try_from(asked.keep.unwrap_or(0)).unwrap_or(u32::MAX);
+    Ok(Some(kept.saturating_add(special)))
 }
 
 /// `generation_settings`: the sampling parameters in force, under llama.cpp's names.
@@ -161,6 +175,7 @@ fn settings(model: &Model, fields: &SamplingFields, asked: &LlamaCppRequest) -> 
     json!({
         "n_predict": if asked.is_warmup { 0 } else { limit },
         "max_tokens": if asked.is_warmup { 0 } else { limit },
+        "n_keep": asked.keep.unwrap_or(0),
         "seed": fields.seed.map_or(-1, |seed| seed as i64),
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
@@ -262,7 +277,7 @@ impl Chunks {
         object["generation_settings"] = self.settings.clone();
         object["stop_type"] = stop_type.into();
         object["stopping_word"] = outcome.stop.as_deref().unwrap_or_default().into();
-        object["truncated"] = (stop_type == "limit" && is_full).into();
+        object["truncated"] = (outcome.dropped > 0 || stop_type == "limit" && is_full).into();
         object["has_new_line"] = self.has_new_line[index].into();
         object["tokens_predicted"] = outcome.tokens.into();
         object["tokens_cached"] = outcome.cached.into();
@@ -298,7 +313,7 @@ impl EventWriter for Chunks {
     }
 
     fn fail(&mut self, out: &mut String, error: &ApiError) {
-        out.push_str(&sse::error(error));
+        out.push_str(&sse::event(&error.to_llama_cpp().to_string()));
     }
 
     fn close(&mut self, _: &mut String, _: &Usage) {}

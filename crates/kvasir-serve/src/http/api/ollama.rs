@@ -20,8 +20,9 @@ use crate::request::chat::ChatRequest;
 use crate::request::completions::CompletionRequest;
 use crate::request::embeddings::EmbeddingsRequest;
 use crate::request::fields::{OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_SHOW};
-use crate::request::ollama::{OllamaEmbedding, OllamaRequest, OllamaTask};
+use crate::request::ollama::{NUM_PREDICT, OllamaEmbedding, OllamaRequest, OllamaTask};
 use crate::request::reader::Reader;
+use crate::request::sampling::SamplingFields;
 use crate::timestamp::rfc3339;
 use axum::{
     Json,
@@ -221,14 +222,25 @@ fn submit(app: &Arc<App>, key: u64, body: &Reader, asked: &OllamaRequest) -> Res
         return Err(ApiError::param("think", format!("\"{name}\" does not support thinking")));
     }
     let facts = &app.model.facts;
+    let context_shift = asked.context_shift(body, facts.context_shift);
+    let own = |sampling: &mut SamplingFields| {
+        sampling.length.field = NUM_PREDICT;
+        sampling.context_shift = context_shift;
+    };
     let reply = match &asked.task {
         OllamaTask::Load | OllamaTask::Unload => return Ok(None),
         OllamaTask::Chat(fields) => ChatRequest::read(&body.derived(fields), &facts.sampling, facts.vocab)
-            .and_then(|request| submit_chat(app, key, &request, "messages")),
+            .and_then(|mut request| {
+                own(&mut request.sampling);
+                submit_chat(app, key, &request, "messages")
+            }),
         OllamaTask::Completion(fields) => {
             let body = body.derived(fields);
             CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)
-                .and_then(|request| Completion::submit(app, key, &body, request))
+                .and_then(|mut request| {
+                    own(&mut request.sampling);
+                    Completion::submit(app, key, &body, request)
+                })
                 .map(Completion::into_reply)
         }
     };

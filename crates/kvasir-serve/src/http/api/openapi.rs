@@ -118,13 +118,15 @@ fn kind(name: &str) -> Value {
 
 fn error() -> Value {
     let text = json!({"type": ["string", "null"]});
+    // On llama.cpp's routes the HTTP status.
+    let code = json!({"type": ["string", "integer", "null"]});
     json!({
         "type": "object",
         "required": ["error"],
         "properties": {"error": {
             "type": "object",
             "required": ["message", "type"],
-            "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": text, "code": text},
+            "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": text, "code": code},
         }},
     })
 }

@@ -10,7 +10,7 @@ use axum::{
 use std::sync::Arc;
 
 /// Response headers that a page may read beyond the safelisted ones.
-const EXPOSED: &str = "x-request-id, request-id, retry-after";
+const EXPOSED: &str = "x-request-id, request-id, retry-after, x-kvasir-ignored, x-kvasir-clamped";
 const METHODS: &str = "GET, POST, DELETE";
 /// Cache time of a preflight response, in seconds.
 const PREFLIGHT_MAX_AGE: &str = "600";

@@ -1,6 +1,7 @@
-//! Outer HTTP middleware: request id, access log, trace context, and the `x-kvasir-ignored`
-//! header.
+//! Outer HTTP middleware: request id, access log, trace context, and the headers `x-kvasir-ignored`
+//! and `x-kvasir-clamped`.
 
+use crate::context::clamped_limit::ClampRecord;
 use crate::context::ignored_fields::IgnoredFields;
 use crate::context::request_context::{RequestContext, sane_id};
 use crate::http::app::App;
@@ -42,10 +43,17 @@ pub(crate) async fn request_context(State(app): State<Arc<App>>, request: Reques
     {
         response.headers_mut().insert("x-kvasir-ignored", names);
     }
+    let clamped = context.clamped.get();
+    if let Some(value) = clamped.and_then(|clamped| HeaderValue::from_str(&clamped.to_string()).ok()) {
+        response.headers_mut().insert("x-kvasir-clamped", value);
+    }
     let reports = app.host.reports();
     let names = app.logged_fields.first_time(ignored);
     if !names.is_empty() && reports.is_wanted() {
         reports.send(ReportEvent::Ignored { context: context.clone(), names, at: SystemTime::now() });
+    }
+    if let Some(limit) = clamped.filter(|_| reports.is_wanted()) {
+        reports.send(ReportEvent::Clamped { context: context.clone(), limit, at: SystemTime::now() });
     }
     if reports.is_wanted() {
         let micros = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -67,6 +75,7 @@ fn context_of(app: &App, request: &Request) -> RequestContext {
         route: request.uri().path().chars().take(256).collect(),
         parent: header("traceparent").and_then(RequestContext::parse_parent),
         ignored: IgnoredFields::default(),
+        clamped: ClampRecord::default(),
         rate: Arc::default(),
         gone: request.extensions().get::<ClientGone>().map(|gone| gone.0.clone()).unwrap_or_default(),
     }

@@ -48,7 +48,7 @@ fn every_parameter_has_bounds() {
     for n in [json!(0), json!(-1), json!(1e9), json!("2"), json!(1.5)] {
         assert_eq!(refused(json!({"n": n})), "n");
     }
-    for max in [json!(0), json!(-1), json!(2147483648u64), json!(9223372036854775808u64)] {
+    for max in [json!(0), json!(-1), json!(4294967296u64), json!(9223372036854775808u64)] {
         assert_eq!(refused(json!({"max_tokens": max})), "max_tokens");
     }
     for top in [21, 1_000_000_000, -1] {

@@ -5,12 +5,16 @@
 //! 2. Drop the oldest ones of at least `e` tokens, behind the system's messages and in front of the
 //!    last one, and the results of calls that are dropped. Start over.
 //!
+//! The answer's maximum needs its room, too, up to half of the context; it is clamped to the rest
+//! only if no message is left to drop.
+//!
 //! Each try renders and tokenizes the whole prompt. Since proportions are estimates, a try drops
 //! twice as many messages as the one before at least: their number is logarithmic.
 
 use crate::error::{ApiError, Detail, Overflow};
 use crate::request::chat::ChatRequest;
 use crate::request::conversation::{Message, Role};
+use crate::request::length::Overlong;
 use std::ops::Range;
 
 /// Submits a chat; drops its oldest messages until it fits the context.
@@ -27,7 +31,11 @@ pub(super) fn submit_truncated<T>(
         let Some(Detail::Overflow(overflow)) = error.detail else { return Err(error) };
         let dropped = oldest(&chat.messages, overflow, least);
         if dropped.is_empty() {
-            return Err(error);
+            if chat.sampling.length.overlong == Overlong::Clamp {
+                return Err(error);
+            }
+            chat.sampling.length.overlong = Overlong::Clamp;
+            continue;
         }
         chat.messages.drain(dropped);
         least *= 2;
@@ -60,6 +68,7 @@ fn oldest(messages: &[Message], overflow: Overflow, least: usize) -> Range<usize
 mod tests {
     use super::*;
     use crate::context::ignored_fields::IgnoredFields;
+    use crate::request::length::Length;
     use crate::request::reader::Reader;
     use crate::request::responses::ResponsesRequest;
     use kvasir_sample::Sampling;
@@ -105,6 +114,31 @@ mod tests {
         let mut uneven = chat((0..4000).map(user).collect());
         let (tries, kept) = truncate(&mut uneven, |message| u32::from(content(message).len() < 10));
         assert!(tries <= 13 && kept > LIMIT / 4, "{tries} tries, {kept} tokens");
+    }
+
+    #[test]
+    fn a_limit_is_clamped_if_no_message_is_left_to_drop() {
+        let mut alone = chat(vec![json!({"role": "user", "content": "so"})]);
+        alone.sampling.length =
+            Length { max_tokens: Some(LIMIT), overlong: Overlong::Reserve, ..alone.sampling.length };
+        let fitted = submit_truncated(&mut alone, |chat| chat.sampling.length.fit("input", 700, LIMIT));
+        assert_eq!((fitted, alone.messages.len()), (Ok(300), 2));
+        let refused = submit_truncated(&mut alone, |chat| chat.sampling.length.fit("input", 1000, LIMIT));
+        assert_eq!(refused.unwrap_err().param.as_deref(), Some("input"));
+    }
+
+    #[test]
+    fn messages_are_dropped_for_the_answer_up_to_half_of_the_context() {
+        for (most, kept) in [(300, 700), (900, 500)] {
+            let user = |i: usize| json!({"role": "user", "content": format!("message {i:02}")});
+            let mut long = chat((0..99).map(user).collect());
+            long.sampling.length =
+                Length { max_tokens: Some(most), overlong: Overlong::Reserve, ..long.sampling.length };
+            let fitted = submit_truncated(&mut long, |chat| {
+                chat.sampling.length.fit("input", 10 * chat.messages.len() as u32, LIMIT)
+            });
+            assert_eq!((fitted, 10 * long.messages.len()), (Ok(LIMIT - kept), kept as usize));
+        }
     }
 
     #[test]
