@@ -58,7 +58,14 @@ pub(crate) fn tokenizer(bytes: &[u8]) {
 /// A chat template, rendered within small limits.
 pub(crate) fn template(bytes: &[u8]) {
     let Ok(source) = std::str::from_utf8(bytes) else { return };
-    let limits = Limits { fuel: 50_000, value_bytes: 1 << 18, total_bytes: 4 << 20, depth: 200 };
+    let limits = Limits {
+        fuel: 50_000,
+        fuel_per_value: 8,
+        max_fuel: 500_000,
+        value_bytes: 1 << 18,
+        total_bytes: 4 << 20,
+        depth: 200,
+    };
     let variables = serde_json::json!({
         "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": null, "tool_calls": []}],
         "tools": null, "add_generation_prompt": true, "bos_token": "<s>",
