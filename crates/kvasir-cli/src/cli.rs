@@ -13,7 +13,7 @@ const FIRST_STEPS: &str = "First steps:
   kvasir chat model.gguf          chat with a model in the terminal
   kvasir serve model.gguf         serve it, with a page at http://127.0.0.1:8000
 
-Options and commands of llama.cpp, Ollama and vLLM are understood, or answered with what to type.";
+Options and commands of llama.cpp, Ollama and vLLM are translated, or an error says what to type.";
 
 /// One LLM inference engine for the desk and for the fleet.
 #[derive(Parser)]

@@ -52,7 +52,7 @@ fn a_question_needs_no_model() {
 }
 
 #[test]
-fn models_that_are_not_there_are_told_from_paths() {
+fn unknown_models_and_missing_files_have_different_errors() {
     assert!(refused(&["chat", "llama9"]).contains("OWNER/NAME-GGUF:TYPE"));
     for args in [&["chat", "none.gguf"][..], &["run", "none.gguf", "hi"], &["none.gguf"]] {
         let out = kvasir(args, "");

@@ -95,8 +95,8 @@ fn requests_that_shift_disturb_no_others() {
             .map(|tag| {
                 let len = random.between(1, 30);
                 let keep = random.pick(&[None, Some(3), Some(u32::MAX)]);
-                let asked = request(&tokens(&mut random, len), random.between(1, 120), keep);
-                Request { tag, ..asked }
+                let untagged = request(&tokens(&mut random, len), random.between(1, 120), keep);
+                Request { tag, ..untagged }
             })
             .collect();
         let done = complete_all(&mut engine, requests.clone());
@@ -123,9 +123,9 @@ fn a_stop_sequence_may_begin_before_a_shift() {
         let limits = Limits { max_model_len: 24, ..Limits::default() };
         let core = Core::new(limits, Order::Fcfs, policy, cache(CacheKind::Paged, 4, 64));
         let mut engine = Engine::new(core, Toy::new(), || 0);
-        let mut asked = request(&prompt, 60, Some(3));
-        asked.params.stop_sequences = vec![answer[at..at + 3].to_vec()];
-        let done = complete(&mut engine, asked);
+        let mut with_stop = request(&prompt, 60, Some(3));
+        with_stop.params.stop_sequences = vec![answer[at..at + 3].to_vec()];
+        let done = complete(&mut engine, with_stop);
         let end = (0..).find(|i| answer[..*i].ends_with(&answer[at..at + 3])).unwrap();
         assert_eq!(done.tokens, answer[..end]);
         assert_eq!(done.summary.finish, Finish::StopSequence { index: 0 });

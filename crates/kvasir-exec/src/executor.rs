@@ -146,8 +146,8 @@ pub struct SequenceSpec {
     /// Positions before all tokens that it will be fed that belong to no token of it: a range was cut
     /// out of its session. Position `p` is that of its token `p - skipped`.
     pub skipped: u32,
-    /// Tokens of prompt and output that context shifts have dropped: those behind the first `kept`. What
-    /// follows them stands `dropped` positions before.
+    /// Number of tokens that context shifts have dropped after the first `kept`. All later tokens
+    /// have positions lower by this number.
     pub dropped: u32,
     /// Leading tokens of the prompt, at most all, that were not dropped.
     pub kept: u32,

@@ -5,7 +5,7 @@
 //!
 //! - `error`, `timestamp`, `context`, `memory_budget`: API errors, dates, the context of one HTTP request,
 //!   memory of request handling.
-//! - `work_pool`: threads for request work whose time a client chooses.
+//! - `work_pool`: threads for CPU-bound request work, whose run time depends on client input.
 //! - `metrics`, `report`: Prometheus metrics; access log and traces.
 //! - `scan`: incremental scanners of generated text.
 //! - `grammar`: structured output, compiled to token masks.

@@ -120,8 +120,8 @@ impl HeldMemory {
         Ok(())
     }
 
-    /// Grows to at least `bytes`, and waits for what others hold; for threads of the work pool. Fails
-    /// when the request is canceled, and if a tenant may never hold as much.
+    /// Grows to at least `bytes`; blocks until other holders return enough. For threads of the work
+    /// pool only. Fails if the request is canceled or `bytes` exceeds a tenant's share.
     pub(crate) fn wait_to_grow(&mut self, bytes: usize, canceled: &AtomicBool) -> Result<(), ApiError> {
         loop {
             let refused = match self.grow_to(bytes) {

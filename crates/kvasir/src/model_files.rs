@@ -50,8 +50,8 @@ impl ModelFiles {
         }
     }
 
-    /// Whether a text names a model: what `locate` finds or fetches, or a path that does not exist. Everything else is
-    /// unknown.
+    /// Whether `locate` takes `name` as a path, existing or not, or as a known model name. All
+    /// other texts are unknown.
     pub fn is_named(name: &Path) -> bool {
         let text = name.to_str().unwrap_or_default();
         name.exists()
@@ -86,7 +86,7 @@ impl ModelFiles {
     }
 }
 
-/// The file or directory of a model in a folder: of that name, or of what a short name stands for.
+/// Finds a model in `folder` by its file name, or by a file name of its hub repository.
 fn in_folder(folder: Option<&Path>, text: &str) -> Option<PathBuf> {
     let folder =
         folder.filter(|folder| !folder.as_os_str().is_empty() && !text.is_empty() && !text.contains('/'))?;
@@ -125,7 +125,7 @@ fn is_path(name: &Path) -> bool {
         || text == ".."
 }
 
-/// Why a name names nothing, and what would.
+/// Error message for an unknown model name, with a similar name if there is one.
 fn unknown(name: &Path) -> String {
     let text = name.display();
     let nearest = ShortNames::nearest(&name.to_string_lossy());

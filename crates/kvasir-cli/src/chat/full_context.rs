@@ -15,8 +15,8 @@ pub(crate) enum Remedy {
     TooLong { tokens: usize },
 }
 
-/// Finds the fewest turns to drop. `count` is the prompt's tokens without so many of the oldest turns, `max_len` the
-/// context, and `max_tokens` what the answer is to have room for, if that is set.
+/// Finds the fewest turns to drop. `count(n)` returns the prompt tokens without the `n` oldest
+/// turns. `max_len` is the context length, `max_tokens` the answer's limit if one is set.
 pub(crate) fn remedy<E>(
     conversation: &Conversation,
     max_len: usize,

@@ -25,7 +25,7 @@ impl Ps {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let variable = env::var("OLLAMA_HOST").ok().filter(|host| !host.trim().is_empty());
         let default =
-            || variable.as_deref().map_or_else(|| Address::parse("http://127.0.0.1:8000"), of_variable);
+            || variable.as_deref().map_or_else(|| Address::parse("http://127.0.0.1:8000"), parse_ollama_host);
         let address = self.address.map_or_else(default, Ok);
         let address = address.map_err(|why| Failure::usage(format!("OLLAMA_HOST: {why}")))?;
         let url = address.url();
@@ -41,7 +41,9 @@ impl Ps {
         let list: Option<Value> = serde_json::from_slice(&body).ok();
         let list = match (status, list.as_ref().and_then(|list| list["models"].as_array())) {
             (200, Some(list)) => list,
-            (401 | 403, _) => return Err(Failure::failed(format!("{url} wants a key: --api-key KEY"))),
+            (401 | 403, _) => {
+                return Err(Failure::failed(format!("{url} requires an API key: pass --api-key KEY")));
+            }
             _ => {
                 return Err(Failure::failed(format!(
                     "{url} has no /api/ps (status {status}); servers of Kvasir and Ollama have it"
@@ -58,9 +60,9 @@ impl Ps {
     }
 }
 
-/// The address in Ollama's variable: scheme and port are optional, and a server that listens on all addresses is on this
-/// machine, too.
-fn of_variable(text: &str) -> Result<Address, String> {
+/// Parses the value of `OLLAMA_HOST`. Scheme and port are optional; a wildcard address means this
+/// machine.
+fn parse_ollama_host(text: &str) -> Result<Address, String> {
     let text = text.trim();
     let (scheme, rest) = text.split_once("://").map_or(("http", text), |(scheme, rest)| (scheme, rest));
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -96,7 +98,7 @@ mod tests {
 
     #[test]
     fn the_variable_of_ollama_is_read_as_ollama_does() {
-        let url = |text: &str| of_variable(text).map(|address| address.url());
+        let url = |text: &str| parse_ollama_host(text).map(|address| address.url());
         for (text, wanted) in [
             ("0.0.0.0", "http://127.0.0.1:11434"),
             ("127.0.0.1:8000", "http://127.0.0.1:8000"),

@@ -34,7 +34,7 @@ impl Run {
         if let (Some(known), false) = (&known, self.text.is_empty()) {
             let text = self.text.join(" ");
             return Err(Failure::usage(format!(
-                "`{word}` is no known model; similar: `{known}`; to ask {built_in} all of it: kvasir run {built_in} '{word} {text}'"
+                "`{word}` is no known model; similar: `{known}`; to send the whole text to {built_in}: kvasir run {built_in} '{word} {text}'"
             )));
         }
         if let Some(known) = known {

@@ -34,7 +34,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["update", "upgrade"], "install a new release; kvasir --version prints this one's"),
 ];
 
-/// What to type instead of a word that is no command of ours.
+/// Error for `name`, which is not a command, with what to type instead; `None` without a hint.
 pub(crate) fn answer(name: &str, rest: &[String]) -> Option<String> {
     if let Some((_, instead)) = COMMANDS.iter().find(|(names, _)| names.contains(&name)) {
         let model = rest.iter().find(|word| !word.starts_with('-'));
@@ -43,7 +43,10 @@ pub(crate) fn answer(name: &str, rest: &[String]) -> Option<String> {
         return Some(format!("there is no command `{name}`; {instead}"));
     }
     if name.contains(char::is_whitespace) {
-        return Some(format!("`{name}` is no command; to ask it: kvasir run {}", quoted(name)));
+        return Some(format!(
+            "`{name}` is not a command; to send it to the built-in model: kvasir run {}",
+            quoted(name)
+        ));
     }
     let is_model = HubName::named(name).is_some() || ModelFiles::is_named(Path::new(name));
     if is_model {

@@ -1,8 +1,8 @@
-//! Commands and options of Ollama, llama.cpp and vLLM: translated where one of ours means the same, else answered with
-//! what to type instead.
+//! Translates commands and options of Ollama, llama.cpp and vLLM to Kvasir's. For one without an
+//! equivalent, the error says what to type instead.
 //!
-//! The arguments are rewritten before they are parsed. No value of ours begins with a dash unless it is a number, so every
-//! other word with a dash in front of a `--` is an option.
+//! The arguments are rewritten before they are parsed. No option value begins with a dash, except
+//! numbers, so before a `--` every other word that begins with a dash is an option.
 
 pub(crate) mod commands;
 pub(crate) mod options;

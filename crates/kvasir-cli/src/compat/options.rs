@@ -1,13 +1,13 @@
-//! Options of llama.cpp, vLLM, SGLang and Ollama, and what each is here.
+//! Table of options of llama.cpp, vLLM, SGLang and Ollama with their equivalents in Kvasir.
 
-/// What an option of another engine is here.
+/// Equivalent of an option of another engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Meaning {
     /// One of these options, the first that the command has.
     Same(&'static [&'static str]),
     /// The argument MODEL.
     Model,
-    /// Nothing, or something else: why, and what to type.
+    /// No equivalent: the reason, and what to type instead.
     Instead(&'static str),
 }
 
@@ -17,7 +17,7 @@ pub(crate) struct ForeignOption {
     /// Its spellings, with dashes.
     pub(crate) names: &'static [&'static str],
     pub(crate) meaning: Meaning,
-    /// Values that mean a default of ours, and what to do about each.
+    /// Values that request a default of Kvasir, each with the reason for its refusal.
     pub(crate) defaults: &'static [(&'static str, &'static str)],
 }
 

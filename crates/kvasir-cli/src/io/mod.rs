@@ -1,4 +1,5 @@
-//! What commands share with the world outside: failures and exit codes, progress, status lines, interruption, and files that are complete or absent.
+//! I/O helpers of the commands: failures and exit codes, progress, status lines, interruption, and
+//! atomic file writes.
 
 pub(crate) mod atomic_file;
 pub(crate) mod failure;

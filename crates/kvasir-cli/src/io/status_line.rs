@@ -70,7 +70,8 @@ fn erase(line: Option<ProgressBar>) {
     }
 }
 
-/// What is left of something of which `share` took `elapsed`, as ` · 12 % · 40 s left`; empty at the very start.
+/// Formats progress and the estimated time left, such as ` · 12 % · 40 s left`, after `share` of
+/// the work took `elapsed`. Empty if `share` is 0.
 pub(crate) fn remaining(share: f64, elapsed: Duration) -> String {
     if share <= 0.0 {
         return String::new();

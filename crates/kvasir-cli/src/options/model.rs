@@ -40,7 +40,7 @@ impl Which {
         };
         match given.canonicalize() {
             Ok(path) => name(path.file_stem()),
-            // The points of a name of the hub begin no ending.
+            // A dot in a hub name does not begin a file extension.
             Err(_) if given.extension().is_none_or(|end| end != "gguf") => name(given.file_name()),
             Err(_) => name(given.file_stem()),
         }

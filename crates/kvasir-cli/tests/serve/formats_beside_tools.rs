@@ -102,7 +102,7 @@ fn a_chat_calls_or_answers_in_the_format() {
 }
 
 #[test]
-fn hot_answers_are_calls_or_in_the_format() {
+fn answers_at_high_temperature_are_calls_or_in_the_format() {
     let server = server();
     let formats = [
         chat(WEATHER)["response_format"].clone(),

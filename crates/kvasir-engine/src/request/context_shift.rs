@@ -14,7 +14,7 @@ use crate::request::sequence::Sequence;
 use kvasir_kv::Token;
 use std::borrow::Cow;
 
-/// A shift must drop one in so many tokens of the context at least: it computes the others again.
+/// A shift must drop at least 1/`LEAST_SHARE` of the context, since it recomputes the rest.
 const LEAST_SHARE: u32 = 32;
 
 /// What a request has dropped from its context.
@@ -29,9 +29,8 @@ pub(crate) struct ContextShift {
 }
 
 impl Sequence {
-    /// Drops the older half of the tokens behind those to keep. False, and nothing changes, if the
-    /// request does not shift, or if that is less than one in `LEAST_SHARE` tokens of a context of
-    /// `context` tokens.
+    /// Drops the older half of the tokens after the kept prefix. Returns false, without a change,
+    /// if the request does not shift or would drop less than 1/`LEAST_SHARE` of `context`.
     pub(crate) fn drop_half(&mut self, context: u32) -> bool {
         let Some(keep) = self.cold.params.context_shift else { return false };
         let keep = keep.min(self.prompt_len);
@@ -60,7 +59,7 @@ impl Sequence {
         }
     }
 
-    /// Index among [`Sequence::tokens`] of an output; of the first that is left, if it was dropped.
+    /// Index of an output in [`Sequence::tokens`]; if dropped, that of the first output left.
     pub(crate) fn index_of_output(&self, output: u32) -> u32 {
         match self.dropped {
             0 => self.prompt_len + output,

@@ -54,8 +54,8 @@ pub struct Params {
     pub bias: Vec<(Token, f32)>,
     /// Most drafts per step; 0 turns speculative decoding off for it. None is as many as pay.
     pub max_drafts: Option<u32>,
-    /// Context shift: when the context is full, the request drops half of what is behind this many
-    /// leading tokens of the prompt and continues. None ends it.
+    /// Context shift: number of leading prompt tokens to keep. When the context is full, the
+    /// request drops the older half of the other tokens and continues. With `None` it ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context_shift: Option<u32>,
     /// Predicted output, which a suffix drafter proposes where it fits.

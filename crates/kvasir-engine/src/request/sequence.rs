@@ -116,7 +116,7 @@ pub struct Sequence {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cold {
     pub(crate) params: Params,
-    /// Outputs, dropped ones included, with which the context is full.
+    /// Number of outputs, including dropped ones, at which the context is full.
     pub(crate) context_left: u32,
     /// Length up to which slots were reserved at admission.
     pub(crate) reserve_to: u32,

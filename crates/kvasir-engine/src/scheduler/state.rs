@@ -1,8 +1,8 @@
 //! State of the scheduler: the live requests, the KV cache, the step under construction and its
 //! record, with the transitions of a request that involve several of them.
 //!
-//! Transitions: preempt (running → waiting, K/V released, recomputed later), shift (the same, with a
-//! part of the tokens) and finish (any → finished, K/V published, then retained for the session or
+//! Transitions: preempt (running → waiting, K/V released, recomputed later), shift (preempt, drop
+//! some tokens) and finish (any → finished, K/V published, then retained for the session or
 //! released). A finished request is reaped once no step in flight names it, and gets no further event.
 
 use crate::request::event::{Outbox, Summary};
@@ -118,8 +118,8 @@ impl SchedulerState {
         self.requests.requeue(entry);
     }
 
-    /// Tokens with which the context of a sequence is full. One that shifts is not to fill more than
-    /// the cache.
+    /// Context length of a sequence, in tokens: `max_model_len`, for a sequence that shifts at most
+    /// the cache capacity.
     pub(crate) fn context_of(&self, sequence: &Sequence) -> u32 {
         let longest = self.limits.max_model_len;
         match sequence.cold.params.context_shift {

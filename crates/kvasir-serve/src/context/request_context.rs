@@ -37,7 +37,7 @@ pub struct RequestContext {
     pub gone: Arc<AtomicBool>,
 }
 
-/// Whom a request's work and memory count toward: an API key or, without one, a client address.
+/// Accounting unit of request work and memory: an API key or, without one, a client address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Tenant {
     Key(u64),

@@ -11,7 +11,7 @@ use crate::grammar::spec::{Part, Shape};
 use crate::grammar::token_rules::TokenRules;
 use crate::grammar::vocabulary::{GrammarError, Vocabulary};
 use crate::model::Model;
-use crate::model::tool_grammars::{BesideFormatError, Compiler, FormatBesideCalls, StrictToolError};
+use crate::model::tool_grammars::{Compiler, FormatAlternative, FormatOrCallsError, StrictToolError};
 use crate::request::chat::{ChatRequest, ThinkingBudget};
 use crate::request::response_format::ResponseFormat;
 use crate::request::sampling::SamplingFields;
@@ -103,22 +103,22 @@ impl Model {
         };
         format.check_lengths(&request.sampling)?;
         self.require_logits("form of answers")?;
-        let beside = FormatBesideCalls {
+        let beside = FormatAlternative {
             shape: format.shape.clone(),
             lead: self.lead(prompt, false),
             calls_lead: self.lead(prompt, true),
         };
         let compile = || {
-            let vocabulary = self.vocabulary().map_err(BesideFormatError::Format)?;
+            let vocabulary = self.vocabulary().map_err(FormatOrCallsError::Format)?;
             let compiler = Compiler { vocabulary, dialect, control_tokens: &self.marker_tokens };
             let several = request.parallel_tool_calls;
-            self.tool_grammars.get_or_compile_beside(&beside, &compiler, &request.tools, several)
+            self.tool_grammars.get_or_compile_format_or_calls(&beside, &compiler, &request.tools, several)
         };
         let compiled = compile().map_err(|error| match error {
-            BesideFormatError::Format(why) => {
+            FormatOrCallsError::Format(why) => {
                 ApiError::param(&format.param, format!("`{}` {why}", format.param))
             }
-            BesideFormatError::Tool(refused) => strict_tool_error(&refused),
+            FormatOrCallsError::Tool(refused) => strict_tool_error(&refused),
         })?;
         let Some(grammars) = compiled.grammars else {
             let why = format!("calls of `tools` cannot be constrained beside `{}`", format.param);

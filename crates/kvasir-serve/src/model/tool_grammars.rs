@@ -22,7 +22,7 @@ const CACHE_CAPACITY: usize = 32;
 #[derive(Debug, Default)]
 pub(crate) struct ToolGrammars {
     voluntary: Cache<Arc<CallGrammars>>,
-    beside_format: Cache<Arc<FormatOrCalls>>,
+    format_or_calls: Cache<Arc<FormatOrCalls>>,
 }
 
 /// Cache entries, most recently used last.
@@ -41,12 +41,12 @@ impl<T> Default for Cache<T> {
 struct Key {
     tools: Vec<(String, Option<Value>, bool)>,
     several: bool,
-    format: Option<FormatBesideCalls>,
+    format: Option<FormatAlternative>,
 }
 
 /// A response format as an alternative of calls.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct FormatBesideCalls {
+pub(crate) struct FormatAlternative {
     pub(crate) shape: Shape,
     /// Grammar parts before the formatted text.
     pub(crate) lead: Vec<Part>,
@@ -55,7 +55,7 @@ pub(crate) struct FormatBesideCalls {
 }
 
 impl Key {
-    fn is_of(&self, tools: &[Tool], several: bool, format: Option<&FormatBesideCalls>) -> bool {
+    fn is_of(&self, tools: &[Tool], several: bool, format: Option<&FormatAlternative>) -> bool {
         let is_same = |((name, parameters, strict), tool): (&(String, Option<Value>, bool), &Tool)| {
             *name == tool.name && *strict == tool.strict && *parameters == tool.parameters
         };
@@ -88,7 +88,7 @@ pub(crate) struct StrictToolError {
 
 /// Why calls beside a response format cannot be constrained.
 #[derive(Debug)]
-pub(crate) enum BesideFormatError {
+pub(crate) enum FormatOrCallsError {
     Format(GrammarError),
     Tool(StrictToolError),
 }
@@ -124,19 +124,19 @@ impl ToolGrammars {
 
     /// Returns cached grammars of an answer that is either in this format or consists of calls of these
     /// tools, or compiles them.
-    pub(crate) fn get_or_compile_beside(
+    pub(crate) fn get_or_compile_format_or_calls(
         &self,
-        format: &FormatBesideCalls,
+        format: &FormatAlternative,
         compiler: &Compiler<'_>,
         tools: &[Tool],
         several: bool,
-    ) -> Result<Compiled<Arc<FormatOrCalls>>, BesideFormatError> {
-        if let Some(found) = self.beside_format.find(tools, several, Some(format)) {
+    ) -> Result<Compiled<Arc<FormatOrCalls>>, FormatOrCallsError> {
+        if let Some(found) = self.format_or_calls.find(tools, several, Some(format)) {
             return Ok(found);
         }
         let vocabulary = compiler.vocabulary;
         let text = vocabulary.compile_alternative(&format.shape, &format.lead);
-        let text = text.map_err(BesideFormatError::Format)?;
+        let text = text.map_err(FormatOrCallsError::Format)?;
         let one = |tools: &[&Tool]| -> Result<(CompiledGrammar, Arc<[String]>), GrammarError> {
             let calls = compiler.dialect.calls_only(tools, several);
             // A message's channel tells what it is.
@@ -144,19 +144,19 @@ impl ToolGrammars {
             Ok((vocabulary.compile_alternative(&Shape::Calls(calls), &format.calls_lead)?, heads))
         };
         let Compiled { grammars, loosened, is_new } =
-            loosen_and_compile(tools, one).map_err(BesideFormatError::Tool)?;
+            loosen_and_compile(tools, one).map_err(FormatOrCallsError::Tool)?;
         let grammars = grammars.map(|(calls, heads)| {
             let control_tokens = compiler.control_tokens.to_vec();
             Arc::new(FormatOrCalls::new(vocabulary, text, calls, heads, control_tokens))
         });
         let compiled = Compiled { grammars, loosened, is_new };
-        self.beside_format.insert(tools, several, Some(format), &compiled);
+        self.format_or_calls.insert(tools, several, Some(format), &compiled);
         Ok(compiled)
     }
 }
 
 impl<T: Clone> Cache<T> {
-    fn find(&self, tools: &[Tool], several: bool, format: Option<&FormatBesideCalls>) -> Option<Compiled<T>> {
+    fn find(&self, tools: &[Tool], several: bool, format: Option<&FormatAlternative>) -> Option<Compiled<T>> {
         let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at = cached.iter().position(|(key, _)| key.is_of(tools, several, format))?;
         let found = cached.remove(at);
@@ -169,7 +169,7 @@ impl<T: Clone> Cache<T> {
         &self,
         tools: &[Tool],
         several: bool,
-        format: Option<&FormatBesideCalls>,
+        format: Option<&FormatAlternative>,
         compiled: &Compiled<T>,
     ) {
         let of_tool = |tool: &Tool| (tool.name.clone(), tool.parameters.clone(), tool.strict);
@@ -233,9 +233,9 @@ mod tests {
         Tool { name: "f".into(), parameters: Some(parameters), schema: "path".into(), source, strict, kind }
     }
 
-    fn format(key: &str) -> FormatBesideCalls {
+    fn format(key: &str) -> FormatAlternative {
         let schema = json!({"type": "object", "properties": {key: {"type": "boolean"}}});
-        FormatBesideCalls { shape: Shape::JsonSchema(schema), lead: Vec::new(), calls_lead: Vec::new() }
+        FormatAlternative { shape: Shape::JsonSchema(schema), lead: Vec::new(), calls_lead: Vec::new() }
     }
 
     #[test]
@@ -247,13 +247,13 @@ mod tests {
         let dialect = ToolDialect::Hermes;
         let compiler = Compiler { vocabulary: &vocabulary, dialect, control_tokens: &[] };
         let grammars = ToolGrammars::default();
-        let get = |format: &FormatBesideCalls, tools: &[Tool], several: bool| {
-            grammars.get_or_compile_beside(format, &compiler, tools, several)
+        let get = |format: &FormatAlternative, tools: &[Tool], several: bool| {
+            grammars.get_or_compile_format_or_calls(format, &compiler, tools, several)
         };
         let tools = [tool(json!({"type": "object"}), false)];
         let other = [tool(json!({"type": "object", "maxProperties": 1}), false)];
-        let behind = FormatBesideCalls { lead: vec![Part::Gap], ..format("a") };
-        let is_new = |format: &FormatBesideCalls, tools: &[Tool], several: bool| {
+        let behind = FormatAlternative { lead: vec![Part::Gap], ..format("a") };
+        let is_new = |format: &FormatAlternative, tools: &[Tool], several: bool| {
             get(format, tools, several).unwrap().is_new
         };
         for new in [true, false] {
@@ -270,9 +270,9 @@ mod tests {
         assert!(loosened.grammars.is_some() && loosened.loosened == ["path"]);
         let refused = get(&format("a"), &broken(true), true).unwrap_err();
         assert!(
-            matches!(refused, BesideFormatError::Tool(StrictToolError { schema, .. }) if schema == "path")
+            matches!(refused, FormatOrCallsError::Tool(StrictToolError { schema, .. }) if schema == "path")
         );
-        let nothing = FormatBesideCalls { shape: Shape::Choice(Vec::new()), ..format("a") };
-        assert!(matches!(get(&nothing, &tools, true).unwrap_err(), BesideFormatError::Format(_)));
+        let nothing = FormatAlternative { shape: Shape::Choice(Vec::new()), ..format("a") };
+        assert!(matches!(get(&nothing, &tools, true).unwrap_err(), FormatOrCallsError::Format(_)));
     }
 }

@@ -13,7 +13,7 @@ export const key = {
   unsendable: (text) => [...new Set(text.match(/[^\t\x20-\x7e\x80-\xff]/gu) ?? [])],
 };
 
-/** An answer that is none; `status` is HTTP's, `code` the API's. */
+/** An error response: `status` is the HTTP status, `code` the error code of the API. */
 export class Refused extends Error {
   constructor(status, message, code = "") {
     super(message);
@@ -47,8 +47,8 @@ async function request(path, body, signal, method = body ? "POST" : "GET") {
   if (body) headers["Content-Type"] = "application/json";
   const response = await arrival(fetch(path, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" }), signal);
   if (response.ok) return response;
-  const said = await response.json().catch(() => null);
-  throw new Refused(response.status, said?.error?.message ?? `the server answered ${response.status}`, said?.error?.code);
+  const reply = await response.json().catch(() => null);
+  throw new Refused(response.status, reply?.error?.message ?? `the server answered ${response.status}`, reply?.error?.code);
 }
 
 export async function get(path) {

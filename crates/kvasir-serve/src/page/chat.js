@@ -12,7 +12,7 @@ import { QuestionFocus } from "/page/focus.js";
 import { follow } from "/page/footnotes.js";
 import { link } from "/page/link.js";
 import { drawMath } from "/page/math.js";
-import { answerBody, canContinue, uncut } from "/page/message.js";
+import { answerBody, canContinue, clearOutcome } from "/page/message.js";
 import { morph } from "/page/morph.js";
 import { Overflow } from "/page/overflow.js";
 import { end } from "/page/sessions.js";
@@ -84,7 +84,7 @@ export class Chat extends EventTarget {
     this.conversation = conversation;
     if (!conversation.isEmpty) this.conversations.hold(conversation);
     session.set(OPEN, conversation.id);
-    this.overflow.giveBack(conversation);
+    this.overflow.restoreQuestion(conversation);
     this.render(true);
     this.questionFocus.take();
   }
@@ -181,7 +181,7 @@ export class Chat extends EventTarget {
     for (let round = 1; parent !== null; round++) {
       const continues = cut !== null && round === 1;
       const node = continues ? cut : tree.add(parent, { role: "assistant", content: "" });
-      const before = continues ? uncut(node.meta) : {};
+      const before = continues ? clearOutcome(node.meta) : {};
       node.meta.streaming = true;
       if (this.shows(conversation)) this.render(true);
       const refresh = () => this.refresh(conversation, node);
@@ -209,7 +209,7 @@ export class Chat extends EventTarget {
   /** Shows that no answer is being made. */
   rest() {
     const { conversation } = this;
-    this.overflow.giveBack(conversation);
+    this.overflow.restoreQuestion(conversation);
     this.render();
     const { overflow } = conversation;
     if (overflow) this.list.querySelector(".overflow")?.scrollIntoView({ block: "nearest" });

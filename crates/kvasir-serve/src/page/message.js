@@ -12,8 +12,8 @@ export function canContinue({ message, meta, children }) {
   return Boolean(cut && !meta.streaming && message.content?.trim() && !message.tool_calls?.length && !children.length);
 }
 
-/** Removes from an answer's record how it was cut; gives what it removed. */
-export function uncut(meta) {
+/** Removes `error`, `stopped` and `finish` from an answer's metadata; returns the removed fields. */
+export function clearOutcome(meta) {
   const { error, stopped, finish } = meta;
   for (const name of ["error", "stopped", "finish"]) delete meta[name];
   return Object.fromEntries(Object.entries({ error, stopped, finish }).filter(([, value]) => value !== undefined));

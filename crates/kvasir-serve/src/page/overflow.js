@@ -6,7 +6,7 @@
 //   `parent`   the message that the question or the answer stands under
 //   `revises`  the message whose edit the question was; null if it was none
 //   `continues`  the answer that was to be continued; null if none was
-//   `window`   where the window of a question began that was refused in spite of dropped turns; else 0
+//   `window`   id of the first message sent, if the request exceeded the context despite dropped turns; else 0
 //   `turns`    how many turns must go; 0 if dropping them does not suffice
 //   `why`      the server's words
 
@@ -90,7 +90,7 @@ export class Overflow {
   }
 
   /** Puts a withdrawn question back where it was typed. */
-  giveBack(conversation) {
+  restoreQuestion(conversation) {
     const { content, revises } = conversation.overflow ?? {}, { chat } = this;
     if (typeof content !== "string") return;
     this.returned.add(conversation.id);

@@ -1,7 +1,7 @@
 // Truncation of a branch: which of its messages are sent. All are, until a person drops the oldest turns.
 //
-// A message whose `meta.window` is the id of an earlier one, or its own, was sent without what stands before that one,
-// and so is all that follows it. The mark is part of the tree: each branch has its own, and a reload keeps it.
+// `meta.window` of a message is the id of the first message sent with it: an earlier one, or itself. It also applies to
+// all messages that follow. It is stored in the tree, so each branch has its own, and a reload keeps it.
 
 /** Index of the first node of a branch that is sent. */
 export function windowStart(path) {

@@ -107,7 +107,7 @@ impl Body {
         Reader::new(&self.fields, &self.ignored)
     }
 
-    /// Cost class of the work that the body asks for.
+    /// Cost class of the request work for this body.
     pub(crate) fn cost(&self) -> Cost {
         let has = |name: &str| self.fields.get(name).is_some_and(|value| !value.is_null());
         match () {

@@ -91,8 +91,8 @@ impl Length {
         Ok(self.max_tokens.unwrap_or(unlimited))
     }
 
-    /// Tokens that a prompt shortened by the server leaves for the answer: its maximum, of which half
-    /// of the context at most, since a maximum is rarely reached.
+    /// Tokens reserved for the answer when the server truncates the prompt: the answer's maximum,
+    /// at most half of the context, since answers rarely reach their maximum.
     pub(crate) fn reserved(&self, context: u32) -> u32 {
         self.max_tokens.unwrap_or(1).min(context / 2).max(1)
     }

@@ -48,7 +48,7 @@ pub(crate) struct QueueLimits {
 pub(crate) enum QueueFull {
     /// The tenant has too many queued jobs.
     Tenant,
-    /// All tenants together have.
+    /// All tenants together have too many queued jobs.
     All,
 }
 

@@ -1,5 +1,5 @@
-//! Thread pool for request work whose time a client chooses: JSON of large bodies, templates,
-//! tokenization, grammars, formulas.
+//! Thread pool for CPU-bound request work, whose run time depends on client input: JSON of large
+//! bodies, templates, tokenization, grammars, formulas.
 //!
 //! - `fair_queue`: the queue, fair among tenants.
 //! - `pool`: its threads, with deadlines and cancellation.

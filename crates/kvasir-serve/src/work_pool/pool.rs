@@ -5,7 +5,8 @@
 //! 3. If the waiting future is dropped or the deadline passes, a queued job is removed, and
 //!    `RequestContext::gone` is set, which tokenizers, templates and formulas poll.
 //!
-//! Threads start on demand, up to one more than a tenant may occupy, so one is left for others. A job that panics fails its own request only.
+//! Threads start on demand, up to one more than a tenant may occupy, so one is left for other
+//! tenants. A job that panics fails only its own request.
 
 use crate::context::request_context::{RequestContext, Tenant};
 use crate::error::ApiError;

@@ -40,7 +40,7 @@ fn a_completion_goes_on_when_its_context_is_full() {
 }
 
 #[test]
-fn what_is_kept_is_read_anew_behind_the_prompt_that_stays() {
+fn remaining_tokens_are_recomputed_after_the_kept_prefix() {
     let server = server(true);
     let prompt: Vec<Value> = (0..300).map(|i| json!(20 + i % 9)).collect();
     for (keep, kept) in [(json!(100), 100), (json!(-1), 300), (json!(0), 0), (Value::Null, 0)] {

@@ -1,4 +1,4 @@
-//! Work whose time a client chooses: templates of clients, tokenization, rates.
+//! CPU-bound request work on the work pool: client templates, tokenization, rate limits.
 
 use crate::server::Server;
 use kvasir_kv::CacheKind;

@@ -43,7 +43,7 @@ impl HubName {
         let cache = Self::cache()?;
         let failed = |e: ApiError| {
             let why = why(&e);
-            Error::Failed(format!("{}: {missing}; {why}: {e}", self.told()))
+            Error::Failed(format!("{}: {missing}; {why}: {e}", self.name_in_errors()))
         };
         let mut builder = ApiBuilder::from_cache(Cache::new(cache.clone())).with_retries(RETRIES);
         if let Some(endpoint) = variable("HF_ENDPOINT") {

@@ -135,11 +135,11 @@ impl HubName {
     }
 
     fn asked(&self, why: impl Display) -> Error {
-        Error::Asked(format!("{}: {why}", self.told()))
+        Error::Asked(format!("{}: {why}", self.name_in_errors()))
     }
 
-    /// The name in errors: the repository, or the short name with all that it stands for.
-    fn told(&self) -> String {
+    /// The name in error messages: the repository, or the short name with its hub name.
+    fn name_in_errors(&self) -> String {
         match &self.short {
             Some(short) => format!("{short} is {self}"),
             None => format!("{}/{}", self.owner, self.name),

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | perplexity | `exp(mean(-log p(next token)))` |
 //! | KL divergence | `Σ p (log p − log q)` over the vocabulary |
-//! | error of the likeliest | mean of `\|log q − log p\|` over the five likeliest tokens of `p` |
+//! | top-5 error | mean of `\|log q − log p\|` over the five likeliest tokens of `p` |
 //! | agreement | both distributions have the same likeliest token |
 //!
 //! Sums are in f64.

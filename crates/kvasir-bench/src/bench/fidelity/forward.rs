@@ -40,7 +40,7 @@ impl Forward {
         Ok(Self { executor, cache, sequence, next: 1, vocab: model.program().vocab })
     }
 
-    /// Appends tokens; returns the logits behind each.
+    /// Appends tokens; returns the next-token logits after each.
     pub(crate) fn feed(&mut self, tokens: &[Token]) -> Result<Logits, String> {
         let (id, seq) = (StepId(self.next), self.sequence);
         self.next += 1;
