@@ -69,18 +69,19 @@ impl fmt::Debug for CallGrammars {
 
 impl CallGrammars {
     /// Compiles the grammars that follow a call start. `control_tokens` are the control tokens that
-    /// detokenization keeps.
+    /// detokenization keeps; `compiling` watches the compilation, for the request that needs it.
     pub(super) fn new(
         vocabulary: &Vocabulary,
         syntax: CallSyntax,
         control_tokens: Vec<(Token, String)>,
+        compiling: &MatcherWatchdog,
     ) -> Result<Self, GrammarError> {
         let (tok_env, mask_threads, watchdog) = vocabulary.parts();
         let mut starts = Vec::with_capacity(syntax.grammars.len());
         for layouts in &syntax.grammars {
             let grammar = calls_grammar(layouts, |text| vocabulary.literal(text)).map_err(GrammarError)?;
-            let start = vocabulary.start(grammar)?;
-            vocabulary.rehearse(&start)?;
+            let start = vocabulary.start(grammar, compiling)?;
+            vocabulary.rehearse(&start, compiling)?;
             starts.push(Mutex::new(start));
         }
         let closing = syntax.closers();
@@ -109,6 +110,7 @@ impl CallGrammars {
             grammars: self.clone(),
             scanner,
             behind_last: beginning.one_call.then_some(beginning.behind_last),
+            watchdog: self.watchdog.for_request(),
         })))
     }
 
@@ -154,7 +156,8 @@ impl Vocabulary {
         syntax: CallSyntax,
         control_tokens: Vec<(Token, String)>,
     ) -> Result<CallGrammars, GrammarError> {
-        on_deep_stack(|| CallGrammars::new(self, syntax, control_tokens))
+        let watchdog = self.parts().2.for_request();
+        on_deep_stack(|| CallGrammars::new(self, syntax, control_tokens, &watchdog))
     }
 }
 
@@ -181,17 +184,24 @@ pub enum BehindLast {
 }
 
 /// The `Constraint` of one request over shared [`CallGrammars`].
-#[derive(Debug)]
 struct LazyCallConstraint {
     grammars: Arc<CallGrammars>,
     scanner: CallScanner,
     behind_last: Option<BehindLast>,
+    watchdog: MatcherWatchdog,
+}
+
+impl fmt::Debug for LazyCallConstraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LazyCallConstraint").field("grammars", &self.grammars).finish_non_exhaustive()
+    }
 }
 
 impl Constraint for LazyCallConstraint {
     fn follow(&self) -> Box<dyn Follower> {
         let state = State {
             grammars: self.grammars.clone(),
+            watchdog: self.watchdog.clone(),
             behind_last: self.behind_last,
             consumed: Vec::new(),
             checkpoints: vec![(0, self.scanner.clone())],
@@ -264,9 +274,9 @@ impl fmt::Debug for Mode {
     }
 }
 
-#[derive(Debug)]
 struct State {
     grammars: Arc<CallGrammars>,
+    watchdog: MatcherWatchdog,
     behind_last: Option<BehindLast>,
     /// The output that `mode` has consumed.
     consumed: Vec<Token>,
@@ -278,6 +288,12 @@ struct State {
     /// The output announced for the next `allowed`.
     expected: Vec<Token>,
     is_expecting: bool,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("mode", &self.mode).finish_non_exhaustive()
+    }
 }
 
 impl State {
@@ -355,7 +371,7 @@ impl State {
                 // Bytes that fit no call were masked out. If they appear anyway, they are text.
                 if let Some((begun, bytes)) = begun {
                     let (from, scanner) = (self.consumed.len() + 1, scanner.clone());
-                    let matcher = Box::new(self.grammars.watchdog.watch(begun));
+                    let matcher = Box::new(self.watchdog.watch(begun));
                     self.mode = Mode::Call { matcher, from, scanner, bytes };
                 } else if self
                     .checkpoints

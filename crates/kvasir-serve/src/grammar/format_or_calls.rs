@@ -65,7 +65,8 @@ impl Vocabulary {
         shape: &Shape,
         lead: &[Part],
     ) -> Result<CompiledGrammar, GrammarError> {
-        let start = on_deep_stack(|| self.checked_start(shape, lead))?;
+        let watchdog = self.parts().2.for_request();
+        let start = on_deep_stack(|| self.checked_start(shape, lead, &watchdog))?;
         Ok(CompiledGrammar(Arc::new(Mutex::new(start))))
     }
 }
@@ -98,7 +99,8 @@ impl FormatOrCalls {
     /// The constraint of one answer, with the classifier at its start.
     pub(crate) fn constraint(self: &Arc<Self>, classifier: AnswerClassifier) -> Constrained {
         let classifier = (!self.heads.is_empty()).then_some(classifier);
-        Constrained(Some(Arc::new(FormatOrCallsConstraint { grammars: self.clone(), classifier })))
+        let watchdog = self.watchdog.for_request();
+        Constrained(Some(Arc::new(FormatOrCallsConstraint { grammars: self.clone(), classifier, watchdog })))
     }
 }
 
@@ -115,16 +117,21 @@ impl Calls {
 }
 
 /// The `Constraint` of one request over shared [`FormatOrCalls`].
-#[derive(Debug)]
 struct FormatOrCallsConstraint {
     grammars: Arc<FormatOrCalls>,
     classifier: Option<AnswerClassifier>,
+    watchdog: MatcherWatchdog,
+}
+
+impl fmt::Debug for FormatOrCallsConstraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FormatOrCallsConstraint").field("grammars", &self.grammars).finish_non_exhaustive()
+    }
 }
 
 impl Constraint for FormatOrCallsConstraint {
     fn follow(&self) -> Box<dyn Follower> {
-        let matcher =
-            |grammar: &CompiledGrammar| MatcherState::new(grammar.0.clone(), self.grammars.watchdog.clone());
+        let matcher = |grammar: &CompiledGrammar| MatcherState::new(grammar.0.clone(), self.watchdog.clone());
         let state = State {
             format: matcher(&self.grammars.format),
             calls: matcher(&self.grammars.calls),

@@ -95,33 +95,45 @@ impl Vocabulary {
     /// Compiles a specification, preceded by `lead`. Runs on a thread of its own, because long
     /// chains of rules recurse deeply. Rejects what cannot be followed or would allow nothing.
     pub fn compile(&self, shape: &Shape, lead: &[Part]) -> Result<Constrained, GrammarError> {
-        Ok(Constrained(Some(on_deep_stack(|| self.compile_here(shape, lead))?)))
-    }
-
-    fn compile_here(&self, shape: &Shape, lead: &[Part]) -> Result<Arc<dyn Constraint>, GrammarError> {
-        let start = self.checked_start(shape, lead)?;
-        Ok(Arc::new(AnswerConstraint::new(start, self.mask_threads.clone(), self.watchdog.clone())))
+        let watchdog = self.watchdog.for_request();
+        let start = on_deep_stack(|| self.checked_start(shape, lead, &watchdog))?;
+        let constraint = AnswerConstraint::new(start, self.mask_threads.clone(), watchdog);
+        Ok(Constrained(Some(Arc::new(constraint))))
     }
 
     /// A matcher at the start of a specification, preceded by `lead`. Rejects what cannot be followed
     /// or would allow nothing.
-    pub(super) fn checked_start(&self, shape: &Shape, lead: &[Part]) -> Result<Matcher, GrammarError> {
+    pub(super) fn checked_start(
+        &self,
+        shape: &Shape,
+        lead: &[Part],
+        watchdog: &MatcherWatchdog,
+    ) -> Result<Matcher, GrammarError> {
         // Checks the specification alone first: behind `lead`, its errors would show only once it
         // begins.
-        let alone = self.begin(shape, &[])?;
-        self.rehearse(&alone)?;
-        if lead.is_empty() { Ok(alone) } else { self.begin(shape, lead) }
+        let alone = self.begin(shape, &[], watchdog)?;
+        self.rehearse(&alone, watchdog)?;
+        if lead.is_empty() { Ok(alone) } else { self.begin(shape, lead, watchdog) }
     }
 
     /// A matcher at the start of a specification.
-    fn begin(&self, shape: &Shape, lead: &[Part]) -> Result<Matcher, GrammarError> {
+    fn begin(
+        &self,
+        shape: &Shape,
+        lead: &[Part],
+        watchdog: &MatcherWatchdog,
+    ) -> Result<Matcher, GrammarError> {
         let grammar = shape.grammar(lead, |text| self.literal(text)).map_err(GrammarError)?;
-        self.start(grammar)
+        self.start(grammar, watchdog)
     }
 
     /// A matcher at the start of a grammar. Rejects grammars that allow no token.
-    pub(super) fn start(&self, grammar: TopLevelGrammar) -> Result<Matcher, GrammarError> {
-        let mut start = self.watchdog.watch(Matcher::new(self.factory.create_parser(grammar)));
+    pub(super) fn start(
+        &self,
+        grammar: TopLevelGrammar,
+        watchdog: &MatcherWatchdog,
+    ) -> Result<Matcher, GrammarError> {
+        let mut start = watchdog.watch(Matcher::new(self.factory.create_parser(grammar)));
         let mask = start.work(Matcher::compute_mask).map_err(|error| grammar_error(&error.to_string()))?;
         let start = start.matcher().clone();
         if start.is_error() || mask.is_zero() {
@@ -129,7 +141,7 @@ impl Vocabulary {
         }
         if let (1, Some(forced)) = (mask.num_set(), mask.first_bit_set()) {
             // Whether forced text has an end shows only at the second token.
-            let mut second = self.watchdog.watch(start.clone());
+            let mut second = watchdog.watch(start.clone());
             let continues = second.work(|matcher| {
                 matcher.consume_token(forced as Token)?;
                 matcher.compute_mask_or_eos()
@@ -140,8 +152,8 @@ impl Vocabulary {
     }
 
     /// Rejects a grammar whose masks exceed the library's limits within its first tokens.
-    pub(super) fn rehearse(&self, start: &Matcher) -> Result<(), GrammarError> {
-        let followed = rehearse(start, self.factory.tok_env().tok_trie(), &self.watchdog);
+    pub(super) fn rehearse(&self, start: &Matcher, watchdog: &MatcherWatchdog) -> Result<(), GrammarError> {
+        let followed = rehearse(start, self.factory.tok_env().tok_trie(), watchdog);
         followed.map_err(|error| match error == Cancelled.to_string() {
             true => GrammarError(ENDLESS.into()),
             false => GrammarError(format!("{TOO_MUCH}: {}", short(&error))),
@@ -245,7 +257,8 @@ impl TokenizerEnv for TokenizerAdapter {
 }
 
 const NOTHING: &str = "matches nothing that this model can write";
-const ENDLESS: &str = "cannot be followed: what it leaves no choice about is too long, or has no end";
+const ENDLESS: &str =
+    "cannot be followed: it is too ambiguous, or what it leaves no choice about is too long or has no end";
 
 pub(super) const TOO_MUCH: &str = "cannot be followed within the limits of a token";
 
