@@ -43,7 +43,7 @@ export async function dropTurns({ page, address, shot }) {
   assert.equal(await page.inputValue("#question"), long(`Q${last}`), "the question is back");
   assert.equal((await questions(page)).length, last - 1);
   assert.equal((await nodes(page)).length, 1 + 2 * (last - 1), "none that was refused stays");
-  assert.match(await page.locator(".overflow [role=alert]").innerText(), /does not fit into the context. It is back in the message field\.[^]*the context length is 640/);
+  assert.match(await page.locator(".overflow [role=alert]").innerText(), /does not fit into the context. It is back in the message field\.[^]*context length is 640/);
   await accessible(page, "a question that does not fit");
   await fits(page, "a question that does not fit");
   await shot("overflow");

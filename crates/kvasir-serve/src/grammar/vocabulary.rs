@@ -13,7 +13,7 @@ use crate::grammar::{
 };
 use kvasir_formats::Tokenizer;
 use kvasir_kv::Token;
-use kvasir_sample::{Constrained, Constraint};
+use kvasir_sample::Constrained;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 use llguidance::{
     Cancelled, Matcher, ParserFactory,

@@ -58,15 +58,16 @@ struct Entry {
 }
 
 /// A vector, written while the response is serialized: as text it takes several times its memory.
-struct Vector {
-    vector: Vec<f32>,
-    encoding: Encoding,
+pub(crate) struct Vector {
+    pub(crate) vector: Vec<f32>,
+    pub(crate) encoding: Encoding,
 }
 
 impl Serialize for Vector {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.encoding {
-            Encoding::Float => self.vector.serialize(serializer),
+            // As f64, in which clients read numbers: equal to those of the other encoding.
+            Encoding::Float => serializer.collect_seq(self.vector.iter().map(|x| f64::from(*x))),
             Encoding::Base64 => {
                 let bytes: Vec<u8> = self.vector.iter().flat_map(|x| x.to_le_bytes()).collect();
                 serializer.serialize_str(&base64(&bytes))

@@ -10,13 +10,13 @@ use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, event_stream};
 use crate::http::answers::usage::Usage;
 use crate::http::api::completions::{Completion, visible_text};
-use crate::http::api::embeddings::{Embedded, embed_all};
+use crate::http::api::embeddings::{Embedded, Vector, embed_all};
 use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::model::Model;
 use crate::request::chat::ChatRequest;
 use crate::request::completions::CompletionRequest;
-use crate::request::embeddings::llama_embedding;
+use crate::request::embeddings::{Encoding, llama_embedding};
 use crate::request::fields::{APPLY_TEMPLATE, INFILL, LLAMA_COMPLETION, LLAMA_EMBEDDING};
 use crate::request::llama_cpp::LlamaCppRequest;
 use crate::request::reader::Reader;
@@ -97,9 +97,9 @@ pub(crate) async fn embedding(State(app): State<Arc<App>>, request: Request) -> 
     #[derive(Serialize)]
     struct Entry {
         index: usize,
-        embedding: [Vec<f32>; 1],
+        embedding: [Vector; 1],
     }
-    let entry = |(index, vector)| Entry { index, embedding: [vector] };
+    let entry = |(index, vector)| Entry { index, embedding: [Vector { vector, encoding: Encoding::Float }] };
     let entries: Vec<Entry> = vectors.into_iter().enumerate().map(entry).collect();
     JsonAnswer::collected(&app, memory, entries).await
 }

@@ -12,13 +12,13 @@ use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::submit_chat::submit_chat;
 use crate::http::answers::usage::Usage;
 use crate::http::api::completions::Completion;
-use crate::http::api::embeddings::{Embedded, embed_all};
+use crate::http::api::embeddings::{Embedded, Vector, embed_all};
 use crate::http::app::App;
 use crate::http::body::{ContentTypes, read_body_as};
 use crate::request::body;
 use crate::request::chat::ChatRequest;
 use crate::request::completions::CompletionRequest;
-use crate::request::embeddings::EmbeddingsRequest;
+use crate::request::embeddings::{EmbeddingsRequest, Encoding};
 use crate::request::fields::{OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_SHOW};
 use crate::request::ollama::{NUM_PREDICT, OllamaEmbedding, OllamaRequest, OllamaTask};
 use crate::request::reader::Reader;
@@ -74,14 +74,14 @@ pub(crate) async fn embed(State(app): State<Arc<App>>, request: Request) -> Resu
     #[derive(Serialize)]
     struct Answer {
         model: String,
-        embeddings: Vec<Vec<f32>>,
+        embeddings: Vec<Vector>,
         total_duration: u64,
         load_duration: u64,
         prompt_eval_count: u64,
     }
     let answer = Answer {
         model: app.model.name.clone(),
-        embeddings: vectors,
+        embeddings: vectors.into_iter().map(|vector| Vector { vector, encoding: Encoding::Float }).collect(),
         total_duration: nanos(began.elapsed()),
         load_duration: 0,
         prompt_eval_count: tokens,
