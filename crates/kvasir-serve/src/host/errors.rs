@@ -27,9 +27,11 @@ pub(crate) fn stopped() -> ApiError {
 pub fn failure(finish: Finish) -> Option<ApiError> {
     match finish {
         Finish::Refused(refusal) => Some(refused(refusal)),
-        Finish::Failed(fault @ (Fault::Constraint | Fault::NotFinite)) => {
-            Some(ApiError::failed(fault.to_string()))
+        // The grammar is the client's.
+        Finish::Failed(fault @ Fault::Constraint) => {
+            Some(ApiError { code: Some("invalid_value"), ..ApiError::body(fault.to_string()) })
         }
+        Finish::Failed(fault @ Fault::NotFinite) => Some(ApiError::failed(fault.to_string())),
         Finish::Failed(fault) => {
             Some(ApiError::failed(format!("the step that ran this request failed ({fault:?})")))
         }
