@@ -101,12 +101,11 @@ impl Started {
             sampling_args.check_template(&opened, &name)?;
         }
         // Dropped at the end: an engine takes time, too.
-        let (opened, _line) = match service.shows_progress {
-            true => {
-                let (opened, line) = loading(opened, name.clone());
-                (opened, Some(line))
-            }
-            false => (opened, None),
+        let (opened, _line) = if service.shows_progress {
+            let (opened, line) = loading(opened, name.clone());
+            (opened, Some(line))
+        } else {
+            (opened, None)
         };
         let loaded = model.load_opened(opened)?;
         let slots = loaded.default_slots(options.memory_share()?);

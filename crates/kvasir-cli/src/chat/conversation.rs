@@ -191,11 +191,11 @@ impl Conversation {
 
     /// Number of messages before the last `turns` questions.
     fn before(&self, turns: usize) -> Result<usize, String> {
-        let (messages, asked) = (self.messages(), self.questions());
-        match asked.len().checked_sub(turns) {
-            Some(left) => Ok(asked.get(left).copied().unwrap_or(messages.len())),
-            None if asked.is_empty() => Err("nothing has been asked yet".into()),
-            None => Err(format!("only {} came so far", plural(asked.len() as u64, "question"))),
+        let (messages, questions) = (self.messages(), self.questions());
+        match questions.len().checked_sub(turns) {
+            Some(left) => Ok(questions.get(left).copied().unwrap_or(messages.len())),
+            None if questions.is_empty() => Err("nothing has been asked yet".into()),
+            None => Err(format!("only {} came so far", plural(questions.len() as u64, "question"))),
         }
     }
 

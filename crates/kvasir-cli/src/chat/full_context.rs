@@ -9,7 +9,7 @@ const LEFT_TO_ANSWER: usize = 1024;
 /// How to go on with a full context.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
-    /// Drop so many of the oldest turns.
+    /// Drop the `turns` oldest turns.
     Drop { turns: usize, tokens: usize },
     /// No number of turns suffices: tokens of the newest one alone.
     TooLong { tokens: usize },
@@ -37,9 +37,10 @@ pub(crate) fn remedy<E>(
     let (mut low, mut high) = (1, all);
     while low < high {
         let middle = low.midpoint(high);
-        match fits(middle, wanted)? {
-            true => high = middle,
-            false => low = middle + 1,
+        if fits(middle, wanted)? {
+            high = middle;
+        } else {
+            low = middle + 1;
         }
     }
     Ok(Remedy::Drop { turns: low, tokens })

@@ -151,9 +151,10 @@ impl Words<'_> {
 
     fn about_models(&self) -> String {
         let name = &self.name;
-        match self.takes_model() {
-            true => format!("needs a model behind it; or name it first: kvasir {name} MODEL"),
-            false => format!("`kvasir {name}` takes no model"),
+        if self.takes_model() {
+            format!("needs a model behind it; or name it first: kvasir {name} MODEL")
+        } else {
+            format!("`kvasir {name}` takes no model")
         }
     }
 }

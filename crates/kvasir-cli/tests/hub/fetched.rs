@@ -29,8 +29,8 @@ fn a_model_is_fetched_once() {
 fn a_short_name_is_resolved_once_and_its_repository_told() {
     let (cache, hub) = (folder("short"), Hub::new(Wrong::Nothing));
     let out = inspect(&cache, &hub.endpoint, "qwen3:0.6b");
-    let told = "qwen3:0.6b is Qwen/Qwen3-0.6B-GGUF:Q8_0; fetching";
-    assert!(out.status.success() && printed(&out).contains(told), "{}", printed(&out));
+    let resolution = "qwen3:0.6b is Qwen/Qwen3-0.6B-GGUF:Q8_0; fetching";
+    assert!(out.status.success() && printed(&out).contains(resolution), "{}", printed(&out));
     for name in ["qwen3:0.6b", "Qwen3:0.6B", "hf.co/Qwen/Qwen3-0.6B-GGUF:Q8_0"] {
         let again = inspect(&cache, "http://127.0.0.1:9", name);
         assert!(again.status.success() && !printed(&again).contains("fetching"), "{}", printed(&again));

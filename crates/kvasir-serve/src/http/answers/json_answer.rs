@@ -47,7 +47,6 @@ impl AnswerMemory {
 pub(crate) struct JsonAnswer {
     text: Vec<u8>,
     memory: HeldMemory,
-    charged: usize,
     /// The refusal of the budget, behind an error of the serializer.
     refusal: Option<ApiError>,
 }
@@ -55,7 +54,7 @@ pub(crate) struct JsonAnswer {
 impl JsonAnswer {
     /// Serializes a value on this thread, which belongs to the work pool unless the value is small.
     pub(crate) fn of(value: &impl Serialize) -> Result<Self, ApiError> {
-        let mut answer = Self { text: Vec::new(), memory: ANSWERS.hold(), charged: 0, refusal: None };
+        let mut answer = Self { text: Vec::new(), memory: ANSWERS.hold(), refusal: None };
         match serde_json::to_writer(&mut answer, value) {
             Ok(()) => Ok(answer),
             Err(error) => Err(answer.refusal.unwrap_or_else(|| ApiError::failed(error.to_string()))),
@@ -81,15 +80,11 @@ impl JsonAnswer {
 
 impl io::Write for JsonAnswer {
     fn write(&mut self, part: &[u8]) -> io::Result<usize> {
-        let needed = self.text.len() + part.len();
-        if needed > self.charged {
-            let charged = needed.next_multiple_of(CHARGED_AT_ONCE);
-            // The vector doubles; its unused half is never touched.
-            if let Err(refusal) = self.memory.grow_to(charged) {
-                self.refusal = Some(refusal);
-                return Err(io::ErrorKind::OutOfMemory.into());
-            }
-            self.charged = charged;
+        // The vector doubles; its unused half is never touched.
+        let charged = (self.text.len() + part.len()).next_multiple_of(CHARGED_AT_ONCE);
+        if let Err(refusal) = self.memory.grow_to(charged) {
+            self.refusal = Some(refusal);
+            return Err(io::ErrorKind::OutOfMemory.into());
         }
         self.text.extend_from_slice(part);
         Ok(part.len())

@@ -44,25 +44,30 @@ use std::{
 /// `POST /api/chat`.
 pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_CHAT).await?;
-    let submitted = app.run_work(body.cost(), move |app| {
-        let request = OllamaRequest::chat(&body.reader())?;
-        let reply = submit(app, key, &body.reader(), &request)?;
-        Ok((request, reply))
-    });
-    let (request, reply) = submitted.await?;
-    answer(&app, Form::Chat, request, reply).await
+    generate_answer(&app, key, body, Form::Chat, OllamaRequest::chat).await
 }
 
 /// `POST /api/generate`.
 pub(crate) async fn generate(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (key, body) = read_body_as(ContentTypes::Any, &app, request, OLLAMA_GENERATE).await?;
+    generate_answer(&app, key, body, Form::Generate, OllamaRequest::generate).await
+}
+
+/// Parses a body by `read`, submits the request, and answers it.
+async fn generate_answer(
+    app: &Arc<App>,
+    key: u64,
+    body: body::Body,
+    form: Form,
+    read: fn(&Reader) -> Result<OllamaRequest, ApiError>,
+) -> Result<Response, ApiError> {
     let submitted = app.run_work(body.cost(), move |app| {
-        let request = OllamaRequest::generate(&body.reader())?;
+        let request = read(&body.reader())?;
         let reply = submit(app, key, &body.reader(), &request)?;
         Ok((request, reply))
     });
     let (request, reply) = submitted.await?;
-    answer(&app, Form::Generate, request, reply).await
+    answer(app, form, request, reply).await
 }
 
 /// `POST /api/embed`.
