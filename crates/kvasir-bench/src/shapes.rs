@@ -3,8 +3,20 @@
 use serde_json::{Value, json};
 
 /// Shape names accepted by `--shape`.
-pub(crate) const SHAPES: [&str; 6] =
-    ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-30b-a3b"];
+pub(crate) const SHAPES: [&str; 12] = [
+    "smollm2-135m",
+    "gemma-3-270m",
+    "gemma-3-1b",
+    "qwen2.5-0.5b",
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-4b",
+    "qwen3.5-0.8b-attention",
+    "llama-3.2-1b",
+    "llama-3.2-3b",
+    "qwen3-30b-a3b",
+    "gpt-oss-20b",
+];
 
 /// The Hugging Face config of a known shape, or `None`.
 pub(crate) fn shape(name: &str) -> Option<Value> {
@@ -22,7 +34,44 @@ pub(crate) fn shape(name: &str) -> Option<Value> {
             "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 8192}})
     };
+    let gemma3 = |layers: u32, hidden: u32, ffn: u32| {
+        json!({"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "num_hidden_layers": layers, "hidden_size": hidden,
+            "intermediate_size": ffn, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
+            "query_pre_attn_scalar": 256, "vocab_size": 262_144, "max_position_embeddings": 32_768, "sliding_window": 512,
+            "sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": true, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": false})
+    };
     Some(match name {
+        "smollm2-135m" => {
+            json!({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 30, "hidden_size": 576,
+            "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+            "vocab_size": 49_152, "max_position_embeddings": 8192, "rope_theta": 1e5, "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false})
+        }
+        "gemma-3-270m" => gemma3(18, 640, 2048),
+        "gemma-3-1b" => gemma3(26, 1152, 6912),
+        "qwen2.5-0.5b" => {
+            json!({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 24, "hidden_size": 896,
+            "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151_936,
+            "max_position_embeddings": 32_768, "rope_theta": 1e6, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
+            "hidden_act": "silu"})
+        }
+        // Its layers of full attention alone, six of 24.
+        "qwen3.5-0.8b-attention" => {
+            json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 6, "hidden_size": 1024,
+            "intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+            "vocab_size": 248_320, "max_position_embeddings": 262_144, "rope_theta": 1e7, "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false})
+        }
+        "gpt-oss-20b" => {
+            json!({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_hidden_layers": 24, "hidden_size": 2880,
+            "intermediate_size": 2880, "num_local_experts": 32, "num_experts_per_tok": 4, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201_088, "max_position_embeddings": 131_072,
+            "sliding_window": 128, "layer_types": (0..24).map(|n| if n % 2 == 0 { "sliding_attention" } else { "full_attention" })
+                .collect::<Vec<_>>(), "rope_theta": 150_000.0, "rope_scaling": {"rope_type": "yarn", "factor": 32.0,
+                "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096},
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "attention_bias": true, "swiglu_limit": 7.0})
+        }
         "qwen3-0.6b" => qwen3(28, 1024, 3072, 16),
         "qwen3-1.7b" => qwen3(28, 2048, 6144, 16),
         "qwen3-4b" => qwen3(36, 2560, 9728, 32),
@@ -38,4 +87,18 @@ pub(crate) fn shape(name: &str) -> Option<Value> {
         }
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shape_is_a_program() {
+        for name in SHAPES {
+            let config = shape(name).unwrap_or_default();
+            let source = kvasir_program::Source::of_config(config);
+            assert!(kvasir_program::Model::build(&source).is_ok(), "{name}");
+        }
+    }
 }

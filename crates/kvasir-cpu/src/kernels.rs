@@ -2,9 +2,8 @@
 //!
 //! | operand | instruction set | few rows | from this many rows |
 //! |---|---|---|---|
-//! | int8, packed codes | AVX2, AVX-VNNI, AVX-512 VNNI, AMX | [`Int8Gemv`] | 4, 3, 5, 4: [`Int8Gemm`] |
-//! | int8, stored unpacked | AVX2, AVX-VNNI, AVX-512 VNNI, AMX | [`Int8Gemv`] | 4, 4, 5, 5: [`Int8Gemm`] |
-//! | int8 | portable, NEON | [`Int8Gemv`] | never |
+//! | block-quantized | AMX | bf16 tiles of dequantized panels | |
+//! | block-quantized | others: [`QuantKernel`] | `gemm::quant::gemv` | 5: `gemm::quant::gemm` |
 //! | bf16 | AMX | tiles | tiles |
 //! | bf16 | AVX-512 BF16, others | GEMV | 5, 9: [`Bf16Matmul::Vectors`] |
 //! | f32 | all | `gemm::f32` | `gemm::f32` |
@@ -15,87 +14,39 @@
 
 use crate::isa::features::{Isa, VectorWidth};
 use crate::prefetch::kv_prefetch::BUDGET;
-use crate::weights::int8::format::Format;
 use std::ops::RangeInclusive;
 
-/// GEMV kernels of integer weights.
+/// Kernels of block-quantized weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Int8Gemv {
+pub(crate) enum QuantKernel {
     Portable,
-    Neon,
-    NeonDotprod,
+    #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "x86_64")]
     AvxVnni,
+    #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
 }
 
-impl Int8Gemv {
+impl QuantKernel {
     #[inline]
     pub(crate) fn of(isa: Isa) -> Self {
-        match (isa.vectors, isa.int8_dot) {
-            (VectorWidth::Baseline, _) => Self::Portable,
-            (VectorWidth::Bits128, false) => Self::Neon,
-            (VectorWidth::Bits128, true) => Self::NeonDotprod,
+        match (isa.vectors, isa.int_dot) {
+            (VectorWidth::Baseline | VectorWidth::Bits128, _) => Self::Portable,
+            #[cfg(target_arch = "x86_64")]
             (VectorWidth::Bits256 | VectorWidth::Bits512, false) => Self::Avx2,
+            #[cfg(target_arch = "x86_64")]
             (VectorWidth::Bits256, true) => Self::AvxVnni,
+            #[cfg(target_arch = "x86_64")]
             (VectorWidth::Bits512, true) => Self::Avx512Vnni,
-        }
-    }
-
-    /// How many of `left` rows are multiplied at once.
-    #[inline]
-    pub(crate) fn rows_at_once(self, left: usize) -> usize {
-        match self {
-            Self::Portable => 1,
-            Self::Neon | Self::NeonDotprod if left == 3 => 2,
-            // Half as many registers of half the width hold the sums of two rows.
-            Self::Avx2 | Self::AvxVnni => left.min(2),
-            Self::Neon | Self::NeonDotprod | Self::Avx512Vnni => left.min(4),
+            #[cfg(not(target_arch = "x86_64"))]
+            (VectorWidth::Bits256 | VectorWidth::Bits512, _) => Self::Portable,
         }
     }
 }
 
-/// GEMM kernels of integer weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Int8Gemm {
-    Avx2,
-    AvxVnni,
-    Avx512Vnni,
-    /// AVX-512 VNNI with transposes of shuffles alone, and with KV prefetch.
-    Avx512Bf16,
-    Amx,
-}
-
-/// Row count up to which a panel pair takes so little time that several form one work item.
-pub(crate) const SHORT: usize = 64;
-
-impl Int8Gemm {
-    /// The GEMM that multiplies `rows` rows; `None` if GEMV does.
-    #[inline]
-    pub(crate) fn of(format: Format, isa: Isa, rows: usize) -> Option<Self> {
-        let unpacked = format.stores_unpacked();
-        let (kernel, from) = match (isa.vectors, isa.int8_dot) {
-            (VectorWidth::Baseline | VectorWidth::Bits128, _) => return None,
-            (VectorWidth::Bits256 | VectorWidth::Bits512, false) => (Self::Avx2, 4),
-            (VectorWidth::Bits256, true) => (Self::AvxVnni, if unpacked { 4 } else { 3 }),
-            (VectorWidth::Bits512, true) if isa.tiles => (Self::Amx, if unpacked { 5 } else { 4 }),
-            (VectorWidth::Bits512, true) if isa.bf16_dot => (Self::Avx512Bf16, 5),
-            (VectorWidth::Bits512, true) => (Self::Avx512Vnni, 5),
-        };
-        (rows >= from).then_some(kernel)
-    }
-
-    /// Panels multiplied together, 1 or 2. AVX2 multiplies only four rows at once, so little time
-    /// passes per superblock with few rows: single panels keep memory reads sequential.
-    pub(crate) fn panels_at_once(self, rows: usize) -> usize {
-        if self == Self::Avx2 && rows <= SHORT { 1 } else { 2 }
-    }
-
-    /// Whether the KV cache of the next layer is prefetched beside the products.
-    pub(crate) const fn prefetches_kv(self) -> bool {
-        matches!(self, Self::Avx512Bf16)
-    }
-}
+/// Up to this many rows are multiplied by the integer GEMV, more by the GEMM.
+pub(crate) const FEW_ROWS: usize = 4;
 
 /// Kernels of bf16 matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 //! 1. `isa`: instruction sets, AMX tiles, vectors. `rowwise`: norms, gates, rotary embeddings.
 //! 2. `threads`: the pool. `memory`: buffers, KV pools. `prefetch`: hints and their tuning.
 //! 3. `weights`: sources, formats, packed panels.
-//! 4. `kernels`: which kernel runs. `gemm`: matrix products, in int8, bf16 and f32.
+//! 4. `kernels`: which kernel runs. `gemm`: matrix products, in integers, bf16 and f32.
 //! 5. `attention`: over the KV pools. `ops`: mixture of experts, indexer.
 //! 6. `exec`: model, forward pass, executor. `limits`, beside: the roofline of the machine.
 //!

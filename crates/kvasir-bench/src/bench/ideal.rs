@@ -31,7 +31,7 @@ impl Ideal {
             match form {
                 Form::Quantized => ideal.quantized += operations,
                 Form::Bf16 => ideal.bf16 += operations,
-                Form::F32 => ideal.f32 += operations,
+                Form::F16 | Form::F32 => ideal.f32 += operations,
             }
         }
         let (streams, steps, first) = match work {
@@ -71,7 +71,7 @@ impl Ideal {
     pub(super) fn arithmetic(&self, peaks: &MachineLimits, precision: Precision) -> f64 {
         let attention = if precision == Precision::Auto { peaks.bf16 } else { peaks.f32 };
         let times = if precision == Precision::Bf16x2 { 2.0 } else { 1.0 };
-        self.quantized / peaks.int8
+        self.quantized / peaks.integer
             + self.bf16 * times / peaks.bf16
             + self.f32 / peaks.f32
             + self.attention / attention

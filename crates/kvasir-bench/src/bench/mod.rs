@@ -153,7 +153,7 @@ impl Measured {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Arithmetic {
     /// 8-bit integer operations.
-    pub int8: f64,
+    pub integer: f64,
     /// bf16 FLOPs.
     pub bf16: f64,
     /// f32 FLOPs.
@@ -183,7 +183,7 @@ pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Resu
     let usual = |of: fn(&MachineLimits) -> f64| median(peaks.iter().map(of));
     let usual = MachineLimits {
         bandwidth: usual(|p| p.bandwidth),
-        int8: usual(|p| p.int8),
+        integer: usual(|p| p.integer),
         bf16: usual(|p| p.bf16),
         f32: usual(|p| p.f32),
     };
@@ -197,7 +197,7 @@ pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Resu
         limits,
         bound: if arithmetic > ideal.bytes / usual.bandwidth { "arithmetic" } else { "bandwidth" },
         bandwidth: usual.bandwidth,
-        peaks: Arithmetic { int8: usual.int8, bf16: usual.bf16, f32: usual.f32 },
+        peaks: Arithmetic { integer: usual.integer, bf16: usual.bf16, f32: usual.f32 },
         level: model.isa().to_string(),
         threads: model.threads().len(),
     })

@@ -80,7 +80,7 @@ mod tests {
         let mut segments = Segments::new(|| {
             measured.set(measured.get() + 1);
             let bandwidth = [10.0, 10.0, 20.0, 40.0][measured.get() - 1];
-            MachineLimits { bandwidth, int8: 1.0, bf16: 1.0, f32: 1.0 }
+            MachineLimits { bandwidth, integer: 1.0, bf16: 1.0, f32: 1.0 }
         });
         // A timed prefill that yields no token, then two segments of decode steps.
         for pieces in [0, 30, 10] {

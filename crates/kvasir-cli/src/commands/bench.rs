@@ -240,7 +240,7 @@ impl Args {
                 println!("{form}: {:.1} MB", bytes as f64 / 1e6);
             }
             println!(
-                "{:.1} tok/s, {:.0} % of the {:.1} that {} allows ({} with {} threads: {:.1} GB/s, int8 {:.2} T, bf16 {:.2} T)",
+                "{:.1} tok/s, {:.0} % of the {:.1} that {} allows ({} with {} threads: {:.1} GB/s, integer {:.2} T, bf16 {:.2} T)",
                 measured.median,
                 measured.share * 100.0,
                 measured.limit,
@@ -248,7 +248,7 @@ impl Args {
                 measured.level,
                 measured.threads,
                 measured.bandwidth / 1e9,
-                measured.peaks.int8 / 1e12,
+                measured.peaks.integer / 1e12,
                 measured.peaks.bf16 / 1e12,
             );
             if let Some(stolen) = measured.most_stolen().filter(|share| *share >= NOTABLE) {

@@ -106,7 +106,7 @@ pub(crate) fn limits_of(
     match requested.min(least) {
         Precision::Auto => (KvType::Bf16, peaks),
         Precision::Bf16x2 => (KvType::F32, MachineLimits { bf16: peaks.bf16 / 2.0, ..peaks }),
-        Precision::F32 => (KvType::F32, MachineLimits { int8: peaks.f32, bf16: peaks.f32, ..peaks }),
+        Precision::F32 => (KvType::F32, MachineLimits { integer: peaks.f32, bf16: peaks.f32, ..peaks }),
     }
 }
 
@@ -141,7 +141,7 @@ fn prefill_seconds(target: &Program, checkpoint: &Checkpoint, tokens: f64, peaks
         let peak = match checkpoint.tensor(&weight.name).map(|tensor| tensor.dtype).or(usual) {
             Some(DType::F32) => peaks.f32,
             Some(DType::F16 | DType::BF16) => peaks.bf16,
-            _ => peaks.int8,
+            _ => peaks.integer,
         };
         seconds += 2.0 * numbers * share * tokens / peak;
     }
@@ -177,7 +177,7 @@ pub(super) fn chosen_experts(target: &Program) -> f64 {
 mod tests {
     use super::*;
 
-    const PEAKS: MachineLimits = MachineLimits { bandwidth: 1e9, int8: 4e12, bf16: 2e12, f32: 1e12 };
+    const PEAKS: MachineLimits = MachineLimits { bandwidth: 1e9, integer: 4e12, bf16: 2e12, f32: 1e12 };
 
     fn opened(name: &str) -> OpenedModel {
         OpenedModel::open(&kvasir_testkit::paths::model(name)).unwrap()

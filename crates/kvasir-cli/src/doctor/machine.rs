@@ -80,17 +80,17 @@ impl Speeds {
             Self::Measured(peaks) => peaks,
             Self::Not(why) => return Check::warn("speed", why.clone()),
         };
-        let MachineLimits { bandwidth, int8, bf16, f32 } = *peaks;
+        let MachineLimits { bandwidth, integer, bf16, f32 } = *peaks;
         let found = format!(
-            "reads {:.1} GB/s; {:.2} int8, {:.2} bf16, {:.2} f32 Tops/s",
+            "reads {:.1} GB/s; {:.2} integer, {:.2} bf16, {:.2} f32 Tops/s",
             bandwidth / GB,
-            int8 / 1e12,
+            integer / 1e12,
             bf16 / 1e12,
             f32 / 1e12
         );
         Check::ok("speed", found)
             .value("read_bytes_per_second", bandwidth)
-            .value("int8_operations_per_second", int8)
+            .value("integer_operations_per_second", integer)
             .value("bf16_operations_per_second", bf16)
             .value("f32_operations_per_second", f32)
     }

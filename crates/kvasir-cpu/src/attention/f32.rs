@@ -3,12 +3,14 @@
 //!
 //! Per KV head and block of 16 query rows, over the KV chunks in rising order of position:
 //!
-//! 1. S = Q K^T, soft cap, mask.
+//! 1. S = Q K^T, soft cap, mask. For few query rows K is transposed first, so that a vector holds
+//!    positions instead of query rows.
 //! 2. m_new = max(m, S); P = exp(S - m_new); l and O are rescaled by exp(m - m_new).
 //! 3. O = O + P V. At the end the result is O / l, with the attention sink added to l.
 //!
-//! A row's chunk bounds and order of summation depend on positions alone, so its bits do not depend
-//! on batch composition.
+//! A score is one chain of fused multiply-adds over the head dimension, an output number one chain
+//! over positions. Chunk bounds depend on positions alone. So a row's bits depend neither on batch
+//! composition nor on how many rows are computed together.
 
 use crate::attention::layer::LayerAttention;
 use crate::attention::softmax::state::ScoreScaling;
@@ -38,11 +40,18 @@ pub(crate) struct RowStates {
     from: [i32; LANES],
     max: [f32; LANES],
     sum: [f32; LANES],
+    /// Factors of the results so far, from the newest step of the softmax.
+    rescale: [f32; LANES],
 }
 
 impl RowStates {
-    const NONE: Self =
-        Self { visible: [0; LANES], from: [0; LANES], max: [f32::NEG_INFINITY; LANES], sum: [0.0; LANES] };
+    const NONE: Self = Self {
+        visible: [0; LANES],
+        from: [0; LANES],
+        max: [f32::NEG_INFINITY; LANES],
+        sum: [0.0; LANES],
+        rescale: [1.0; LANES],
+    };
 }
 
 /// Scratch of one worker.
@@ -56,6 +65,9 @@ struct F32Scratch {
     /// A chunk's K rows, later its V rows, dequantized to f32; and the positions of its entries.
     rows: AlignedVec<f32>,
     positions: Vec<i32>,
+    /// Of few query rows: a chunk's keys, transposed, and accumulators O, a row per query row.
+    columns: AlignedVec<KeyColumns>,
+    row_sums: AlignedVec<f32>,
 }
 
 /// A work item: some query rows of one KV head of a view, numbered token by token.
@@ -101,6 +113,12 @@ impl LayerAttention<'_> {
         scratch.rows.grow(CHUNK * kd.max(vd));
         scratch.sums[..blocks * vd].fill([0.0; LANES]);
         self.begin(item, scratch);
+        let few = item.rows.len() <= decode::MAX_ROWS && kd.is_multiple_of(LANES);
+        if few {
+            scratch.columns.grow(kd * CHUNK / KEYS);
+            scratch.row_sums.grow(item.rows.len() * vd);
+            scratch.row_sums[..item.rows.len() * vd].fill(0.0);
+        }
         let states = &scratch.states;
         let visible = states.iter().flat_map(|states| states.visible).max().unwrap_or(0);
         let seen = (0..item.rows.len()).map(|n| states[n / LANES].from[n % LANES]);
@@ -115,6 +133,10 @@ impl LayerAttention<'_> {
                 continue;
             }
             self.stage(item, chunk, n, true, scratch);
+            if few {
+                self.decode_chunk(item, chunk, n, scratch);
+                continue;
+            }
             for block in 0..blocks {
                 let scores = &mut scratch.scores[block][..n];
                 scores.fill([0.0; LANES]);
@@ -123,7 +145,10 @@ impl LayerAttention<'_> {
                 unsafe { add_products(self.isa, rows, &scratch.queries[block * kd..][..kd], scores) };
                 let sums = &mut scratch.sums[block * vd..][..vd];
                 let (states, first) = (&mut scratch.states[block], chunk.first as i32);
-                softmax_step(self.isa, scores, first, &scratch.positions, self.scaling(), states, sums);
+                softmax_step(self.isa, scores, first, &scratch.positions, self.scaling(), states);
+                if states.rescale != [1.0; LANES] {
+                    rescale(self.isa, &states.rescale, sums);
+                }
             }
             self.stage(item, chunk, n, false, scratch);
             for block in 0..blocks {
@@ -133,7 +158,32 @@ impl LayerAttention<'_> {
                 unsafe { add_products(self.isa, rows, &scratch.scores[block][..n], sums) };
             }
         }
+        if few {
+            for (row, sums) in scratch.row_sums.chunks_exact(vd).take(item.rows.len()).enumerate() {
+                scratch.sums.iter_mut().zip(sums).for_each(|(columns, sum)| columns[row] = *sum);
+            }
+        }
         self.finish(item, scratch, out);
+    }
+
+    /// One chunk of a work item of few query rows, whose K rows are staged.
+    fn decode_chunk(&self, item: &WorkItem<'_>, chunk: &Chunk, n: usize, scratch: &mut F32Scratch) {
+        let (kd, vd, rows) = (self.facts.key_dim, self.facts.value_dim, item.rows.len());
+        decode::transpose_keys(self.isa, &scratch.rows[..CHUNK * kd], kd, &mut scratch.columns);
+        let scores = &mut scratch.scores[0];
+        decode::scores(self.isa, &scratch.columns[..kd * CHUNK / KEYS], &scratch.queries[..kd], rows, scores);
+        let states = &mut scratch.states[0];
+        let first = chunk.first as i32;
+        softmax_step(self.isa, &mut scores[..n], first, &scratch.positions, self.scaling(), states);
+        let rescale = states.rescale;
+        self.stage(item, chunk, n, false, scratch);
+        let sums = &mut scratch.row_sums[..rows * vd];
+        for (sums, rescale) in sums.chunks_exact_mut(vd).zip(rescale) {
+            if rescale != 1.0 {
+                sums.iter_mut().for_each(|sum| *sum *= rescale);
+            }
+        }
+        decode::values(self.isa, &scratch.rows[..n * vd], &scratch.scores[0], sums, vd);
     }
 
     /// Token and query head of each row of a work item.
@@ -196,7 +246,7 @@ impl LayerAttention<'_> {
 }
 
 /// Online softmax step: turns a block's dot products with the entries from `first` on into
-/// attention weights, and rescales the denominators and `sums` where the running maximum grew.
+/// attention weights, and rescales the denominators where the running maximum grew.
 #[inline(always)]
 fn softmax_step_body(
     scores: &mut [[f32; LANES]],
@@ -204,7 +254,6 @@ fn softmax_step_body(
     positions: &[i32],
     ScoreScaling { scale, soft_cap }: ScoreScaling,
     states: &mut RowStates,
-    sums: &mut [[f32; LANES]],
 ) {
     let all = scores.as_flattened_mut().iter_mut();
     match soft_cap {
@@ -219,11 +268,10 @@ fn softmax_step_body(
             states.max[row] = if scores[row] > states.max[row] { scores[row] } else { states.max[row] };
         }
     }
-    let mut rescale = [1f32; LANES];
     for row in 0..LANES {
         let rescaled = exp(before[row] - states.max[row]);
-        rescale[row] = if before[row] == states.max[row] { 1.0 } else { rescaled };
-        states.sum[row] *= rescale[row];
+        states.rescale[row] = if before[row] == states.max[row] { 1.0 } else { rescaled };
+        states.sum[row] *= states.rescale[row];
     }
     for scores in scores {
         for row in 0..LANES {
@@ -232,15 +280,112 @@ fn softmax_step_body(
             states.sum[row] += scores[row];
         }
     }
-    if rescale != [1.0; LANES] {
-        for sums in sums {
-            for row in 0..LANES {
-                sums[row] *= rescale[row];
-            }
+}
+
+per_isa! {
+    softmax_step(scores: &mut [[f32; LANES]], first: i32, positions: &[i32], scaling: ScoreScaling, states: &mut RowStates) => softmax_step_body
+}
+
+#[inline(always)]
+fn rescale_body(factors: &[f32; LANES], sums: &mut [[f32; LANES]]) {
+    for sums in sums {
+        for row in 0..LANES {
+            sums[row] *= factors[row];
         }
     }
 }
 
 per_isa! {
-    softmax_step(scores: &mut [[f32; LANES]], first: i32, positions: &[i32], scaling: ScoreScaling, states: &mut RowStates, sums: &mut [[f32; LANES]]) => softmax_step_body
+    /// `sums[i][row] *= factors[row]`
+    rescale(factors: &[f32; LANES], sums: &mut [[f32; LANES]]) => rescale_body
+}
+
+/// Positions per group of transposed keys.
+const KEYS: usize = 2 * LANES;
+
+/// One number of the keys of [`KEYS`] positions.
+type KeyColumns = [f32; KEYS];
+
+/// The products of few query rows: vectors hold positions (Q K^T) or numbers of a V row (P V).
+mod decode {
+    use super::{KEYS, KeyColumns, Scores};
+    use crate::isa::dispatch::per_isa;
+    use crate::isa::features::Isa;
+    use crate::isa::tile::{LANES, transpose_rows};
+    use crate::memory::kv_pool::rows::CHUNK;
+
+    /// Query rows of a KV head up to which these products pay.
+    pub(super) const MAX_ROWS: usize = 8;
+
+    /// Transposes a chunk of K rows of `width` numbers to groups of [`KEYS`] positions: per group
+    /// one column per number.
+    pub(super) fn transpose_keys(isa: Isa, rows: &[f32], width: usize, columns: &mut [KeyColumns]) {
+        let mut tile = [[0f32; LANES]; LANES];
+        for first in (0..CHUNK).step_by(LANES) {
+            let group = &mut columns[first / KEYS * width..][..width];
+            for at in (0..width).step_by(LANES) {
+                let lines =
+                    std::array::from_fn(|n| rows[(first + n) * width + at..][..LANES].as_ptr().cast());
+                // SAFETY: 16 rows of 16 numbers each, and a tile.
+                unsafe { transpose_rows(isa, &lines, tile.as_mut_ptr().cast()) };
+                for (column, numbers) in group[at..].iter_mut().zip(&tile) {
+                    column[first % KEYS..][..LANES].copy_from_slice(numbers);
+                }
+            }
+        }
+    }
+
+    /// Rows per register block.
+    const AT_ONCE: usize = 2;
+
+    #[inline(always)]
+    fn scores_body(columns: &[KeyColumns], queries: &[[f32; LANES]], rows: usize, scores: &mut Scores) {
+        for (group, columns) in columns.chunks_exact(queries.len()).enumerate() {
+            for row in (0..rows).step_by(AT_ONCE) {
+                let mut sums = [[0f32; KEYS]; AT_ONCE];
+                for (keys, query) in columns.iter().zip(queries) {
+                    for (n, sums) in sums.iter_mut().enumerate() {
+                        let q = query[row + n];
+                        sums.iter_mut().zip(keys).for_each(|(sum, k)| *sum = q.mul_add(*k, *sum));
+                    }
+                }
+                for (n, sums) in sums.iter().enumerate() {
+                    for (scores, sum) in scores[group * KEYS..].iter_mut().zip(sums) {
+                        scores[row + n] = *sum;
+                    }
+                }
+            }
+        }
+    }
+
+    per_isa! {
+        /// S = Q K^T for a chunk of transposed keys.
+        scores(columns: &[KeyColumns], queries: &[[f32; LANES]], rows: usize, scores: &mut Scores) => scores_body
+    }
+
+    #[inline(always)]
+    fn values_body(values: &[f32], weights: &Scores, sums: &mut [f32], width: usize) {
+        let whole = width / KEYS * KEYS;
+        for (row, sums) in sums.chunks_exact_mut(width).enumerate() {
+            let (parts, rest) = sums.split_at_mut(whole);
+            for (part, sums) in parts.as_chunks_mut::<KEYS>().0.iter_mut().enumerate() {
+                let mut all = *sums;
+                for (values, weights) in values.chunks_exact(width).zip(weights) {
+                    let weight = weights[row];
+                    let values = &values[part * KEYS..][..KEYS];
+                    all.iter_mut().zip(values).for_each(|(sum, v)| *sum = weight.mul_add(*v, *sum));
+                }
+                *sums = all;
+            }
+            for (values, weights) in values.chunks_exact(width).zip(weights) {
+                let values = &values[whole..];
+                rest.iter_mut().zip(values).for_each(|(sum, v)| *sum = weights[row].mul_add(*v, *sum));
+            }
+        }
+    }
+
+    per_isa! {
+        /// O += P V for V rows of `width` numbers.
+        values(values: &[f32], weights: &Scores, sums: &mut [f32], width: usize) => values_body
+    }
 }

@@ -14,7 +14,7 @@ use crate::exec::lowering::Lowered;
 use crate::isa::features::Isa;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::threads::pool::ThreadPool;
-use crate::weights::linear::{Linear, OpWeights};
+use crate::weights::linear::{Form, Linear, OpWeights};
 use crate::weights::packer::{Packer, out_of_memory};
 use crate::weights::precision::Precision;
 use crate::weights::source::WeightSource;
@@ -212,9 +212,14 @@ impl CpuModel {
         self.isa
     }
 
-    /// The default KV cache data type: bf16 where attention is computed in bf16, f32 otherwise.
+    /// The default KV cache data type, whose error is no larger than that of the weights: f32 if
+    /// products are more exact than by default, f16 for weights of f16, bf16 otherwise.
     pub fn natural_kv(&self) -> KvType {
-        if self.precision == Precision::Auto { KvType::Bf16 } else { KvType::F32 }
+        match self.precision {
+            Precision::F32 | Precision::Bf16x2 => KvType::F32,
+            Precision::Auto if self.linears().any(|l| l.packed.form() == Form::F16) => KvType::F16,
+            Precision::Auto => KvType::Bf16,
+        }
     }
 
     /// The arithmetic in use: as requested, but at least [`Precision::F32`] for weights stored as

@@ -1,4 +1,4 @@
-//! Linear layers: prepares activations once per operand (int8, bf16 or f32) and picks the kernels.
+//! Linear layers: prepares activations once per operand (16-bit integers, bf16 or f32) and picks the kernels.
 //!
 //! Matrices that share an operand (Q, K, V; gate, up) share its quantized rows: `quant_of` and
 //! `bf16_of` name the value that the buffers hold. For few rows the preparation is the prologue
@@ -9,16 +9,16 @@
 use crate::gemm::bf16::activations::{Bf16Activations, Bf16Terms};
 use crate::gemm::bf16::product::matmul_bf16;
 use crate::gemm::f32::product::{ActivationRows, matmul_f32};
-use crate::gemm::int8::activations::QuantActivations;
-use crate::gemm::int8::gated::Gated;
-use crate::gemm::int8::product::matmul as matmul_quant;
 use crate::gemm::output::Output;
+use crate::gemm::quant::activations::QuantActivations;
+use crate::gemm::quant::gated::Gated;
+use crate::gemm::quant::product::matmul as matmul_quant;
 use crate::isa::features::Isa;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
 use crate::threads::rows::{for_each_row, runs_on_caller};
 use crate::threads::worker::Worker;
-use crate::weights::linear::{Linear, Packed};
+use crate::weights::linear::{Form, Linear, Packed};
 use kvasir_program::{Activation, ValueId};
 use std::io;
 
@@ -87,8 +87,11 @@ pub(crate) struct Prepared {
     /// Output of the fused gate and up projection, while `quant` is its input.
     gated: QuantActivations,
     bf16: Bf16Activations,
+    /// In f32, for f16 weights.
+    whole: Bf16Activations,
     quant_of: Option<ValueId>,
     bf16_of: Option<ValueId>,
+    whole_of: Option<ValueId>,
 }
 
 impl Prepared {
@@ -96,13 +99,21 @@ impl Prepared {
     /// `terms` per activation.
     pub(crate) fn new(isa: Isa, rows: usize, inputs: usize, terms: Bf16Terms) -> io::Result<Self> {
         let quant = || QuantActivations::new(rows, inputs);
-        let bf16 = Bf16Activations::new(rows, inputs, terms)?;
-        Ok(Self { isa, quant: quant()?, gated: quant()?, bf16, quant_of: None, bf16_of: None })
+        Ok(Self {
+            isa,
+            quant: quant()?,
+            gated: quant()?,
+            bf16: Bf16Activations::new(rows, inputs, terms)?,
+            whole: Bf16Activations::new(rows, inputs, Bf16Terms::Whole)?,
+            quant_of: None,
+            bf16_of: None,
+            whole_of: None,
+        })
     }
 
     /// Invalidates all prepared operands.
     pub(crate) fn invalidate(&mut self) {
-        (self.quant_of, self.bf16_of) = (None, None);
+        (self.quant_of, self.bf16_of, self.whole_of) = (None, None, None);
     }
 
     /// Returns whether `of` must be quantized, and shapes the buffer for `n` rows of it if so.
@@ -114,10 +125,10 @@ impl Prepared {
         new
     }
 
-    /// Quantizes one row to int8.
+    /// Quantizes one row.
     fn quantize(&self, x: &Operand<'_>, inputs: usize, row: usize, worker: &mut Worker) {
         // SAFETY: each row is written by one thread, and the buffer fits all rows.
-        x.with(row, inputs, worker, |x| unsafe { self.quant.write_row(self.isa, row, x) });
+        x.with(row, inputs, worker, |x| unsafe { self.quant.write(self.isa, row, 0, x) });
     }
 
     /// Fused `out = act(gate x) * (up x)`, left quantized as the next operand; its f32 values are
@@ -175,7 +186,7 @@ impl Prepared {
         let Some(Some((first, out))) = products.first() else { return };
         let (isa, inputs, n) = (self.isa, first.inputs, out.rows());
         match &first.packed {
-            Packed::Quant(_) => {
+            Packed::Quant(_) if !isa.tiles => {
                 let new = self.begin_quant(inputs, of, n);
                 let matrices = products.iter_mut().flatten().filter_map(|(l, out)| match &l.packed {
                     Packed::Quant(w) => Some((w, out)),
@@ -185,20 +196,27 @@ impl Prepared {
                 let first = if new { prologue(threads, n, &quantize) } else { Prologue::none() };
                 matmul_quant(threads, isa, matrices, &self.quant, &first);
             }
-            Packed::Bf16(_) => {
-                let new = is_new(&mut self.bf16_of, of);
+            // With tiles, panels are dequantized to bf16.
+            Packed::Quant(_) | Packed::Bf16(_) => {
+                let (bf16, bf16_of) = match first.packed.form() {
+                    Form::F16 => (&mut self.whole, &mut self.whole_of),
+                    _ => (&mut self.bf16, &mut self.bf16_of),
+                };
+                let new = is_new(bf16_of, of);
                 if new {
-                    self.bf16.reshape(inputs, n);
+                    bf16.reshape(inputs, n);
                 }
-                let bf16 = &self.bf16;
+                let bf16 = &*bf16;
                 let round = |worker: &mut Worker, row| {
                     // SAFETY: each row is written by one thread, and the buffer fits all rows.
                     x.with(row, inputs, worker, |x| unsafe { bf16.write_row(isa, row, x) });
                 };
                 let first = if new { prologue(threads, n, &round) } else { Prologue::none() };
                 for (l, out) in products.iter_mut().flatten() {
-                    if let Packed::Bf16(w) = &l.packed {
-                        matmul_bf16(threads, isa, w, bf16, out, &first);
+                    match &l.packed {
+                        Packed::Quant(w) => matmul_bf16(threads, isa, w, bf16, out, &first),
+                        Packed::Bf16(w) => matmul_bf16(threads, isa, w, bf16, out, &first),
+                        Packed::F32(_) => {}
                     }
                 }
             }

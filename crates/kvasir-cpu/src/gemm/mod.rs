@@ -1,6 +1,6 @@
 //! Matrix products `y = W x + bias`: GEMV for few rows (decode), GEMM for many (prefill, batches).
 //!
-//! - `int8/`: block-quantized weights x int8 activations. `bf16/`: bf16 x bf16. `f32/`: f32
+//! - `quant/`: block-quantized weights x 16-bit activations. `bf16/`: bf16 x bf16. `f32/`: f32
 //!   arithmetic on any stored width.
 //! - `output.rs`: the rows that threads write in disjoint pieces. `linear.rs`: linear layers, which
 //!   prepare activations once per operand and pick the family.
@@ -9,8 +9,8 @@
 
 pub(crate) mod bf16;
 pub(crate) mod f32;
-pub(crate) mod int8;
 pub(crate) mod linear;
 pub(crate) mod output;
+pub(crate) mod quant;
 #[cfg(test)]
 mod tests;

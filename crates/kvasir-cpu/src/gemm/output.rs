@@ -60,16 +60,6 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Destination of outputs `first .. first + 16` of `row` and the rows after it, for kernels
-    /// that store vectors themselves. They must not write rows past the end, and otherwise follow
-    /// the contract of [`store`](Self::store).
-    #[inline(always)]
-    pub(crate) fn destination(&self, row: usize, first: usize) -> Destination {
-        let lanes = self.width.saturating_sub(first).min(LANES);
-        let at = self.base.wrapping_add(row * self.stride + first);
-        Destination { at, step: self.stride, lanes: ((1u32 << lanes) - 1) as u16 }
-    }
-
     /// Stores outputs `first .. first + 16` of a row; lanes past `width` and rows past the end are
     /// dropped.
     ///
@@ -91,22 +81,6 @@ impl<'a> Output<'a> {
             }
         }
     }
-}
-
-/// The outputs from `first` on.
-#[derive(Clone, Copy)]
-pub(crate) struct OutputsFrom<'a> {
-    pub(crate) out: &'a Output<'a>,
-    pub(crate) first: usize,
-}
-
-/// A destination of 16 lanes per row, rows `step` numbers apart; bit `i` of `lanes` enables lane
-/// `i`.
-#[derive(Clone, Copy)]
-pub(crate) struct Destination {
-    pub(crate) at: *mut f32,
-    pub(crate) step: usize,
-    pub(crate) lanes: u16,
 }
 
 /// Rows per block so that the activations of a block (`row_bytes` each) stay in L2: whole tiles,

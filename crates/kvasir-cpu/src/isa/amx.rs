@@ -7,7 +7,7 @@
 //! On other architectures `Tiles` has no values, so code that is shared with them needs no `cfg`.
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{Tiles, permitted, tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
+pub(crate) use x86_64::{Tiles, permitted, tile_dot_bf16, tile_load, tile_store, tile_zero};
 
 /// Stand-in without values.
 #[cfg(not(target_arch = "x86_64"))]
@@ -146,15 +146,6 @@ mod x86_64 {
             std::arch::asm!(concat!("tilezero tmm", $n), options(nostack, nomem, preserves_flags))
         };
     }
-    /// `tile_dot_i8!(c, a, b)`: `c += a b`, int8 x int8 to int32, four products per element.
-    macro_rules! tile_dot_i8 {
-        ($c:literal, $a:literal, $b:literal) => {
-            std::arch::asm!(
-                concat!("tdpbssd tmm", $c, ", tmm", $a, ", tmm", $b),
-                options(nostack, nomem, preserves_flags)
-            )
-        };
-    }
     /// `tile_dot_bf16!(c, a, b)`: `c += a b`, bf16 x bf16 to f32, two products per element.
     macro_rules! tile_dot_bf16 {
         ($c:literal, $a:literal, $b:literal) => {
@@ -164,5 +155,5 @@ mod x86_64 {
             )
         };
     }
-    pub(crate) use {tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
+    pub(crate) use {tile_dot_bf16, tile_load, tile_store, tile_zero};
 }

@@ -29,11 +29,11 @@ pub(crate) enum VectorWidth {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa {
     pub(crate) vectors: VectorWidth,
-    /// int8 dot products: `vpdpbusd` (VNNI), or `sdot`.
-    pub(crate) int8_dot: bool,
+    /// Integer dot products (VNNI).
+    pub(crate) int_dot: bool,
     /// bf16 pair dot products (`vdpbf16ps`). AMX does not imply them.
     pub(crate) bf16_dot: bool,
-    /// AMX: tile products of int8 and bf16.
+    /// AMX: tile products of bf16.
     pub(crate) tiles: bool,
 }
 
@@ -42,7 +42,7 @@ pub struct Isa {
 const SETS: [Isa; 6] =
     [Isa::PORTABLE, Isa::AVX2, Isa::AVX_VNNI, Isa::AVX512_VNNI, Isa::AVX512_BF16, Isa::AMX];
 #[cfg(target_arch = "aarch64")]
-const SETS: [Isa; 3] = [Isa::PORTABLE, Isa::NEON, Isa::NEON_DOTPROD];
+const SETS: [Isa; 2] = [Isa::PORTABLE, Isa::NEON];
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const SETS: [Isa; 1] = [Isa::PORTABLE];
 
@@ -51,21 +51,19 @@ impl Isa {
     pub const PORTABLE: Self = Self::of(VectorWidth::Baseline);
     /// Arm NEON.
     pub const NEON: Self = Self::of(VectorWidth::Bits128);
-    /// NEON with int8 dot products.
-    pub const NEON_DOTPROD: Self = Self { int8_dot: true, ..Self::NEON };
     /// AVX2 with FMA and F16C.
     pub const AVX2: Self = Self::of(VectorWidth::Bits256);
-    /// AVX2 with int8 dot products (AVX-VNNI).
-    pub const AVX_VNNI: Self = Self { int8_dot: true, ..Self::AVX2 };
-    /// AVX-512 with int8 dot products (VNNI).
-    pub const AVX512_VNNI: Self = Self { int8_dot: true, ..Self::of(VectorWidth::Bits512) };
+    /// AVX2 with integer dot products (AVX-VNNI).
+    pub const AVX_VNNI: Self = Self { int_dot: true, ..Self::AVX2 };
+    /// AVX-512 with integer dot products (VNNI).
+    pub const AVX512_VNNI: Self = Self { int_dot: true, ..Self::of(VectorWidth::Bits512) };
     /// AVX-512 VNNI with bf16 pair dot products.
     pub const AVX512_BF16: Self = Self { bf16_dot: true, ..Self::AVX512_VNNI };
     /// AVX-512 VNNI with AMX.
     pub const AMX: Self = Self { tiles: true, ..Self::AVX512_VNNI };
 
     const fn of(vectors: VectorWidth) -> Self {
-        Self { vectors, int8_dot: false, bf16_dot: false, tiles: false }
+        Self { vectors, int_dot: false, bf16_dot: false, tiles: false }
     }
 
     /// The best profitable set of this machine, or what [`limit`](Self::limit) has chosen; detected
@@ -101,6 +99,17 @@ impl Isa {
         self.vectors == VectorWidth::Bits512
     }
 
+    /// Whether there are products of bf16 numbers.
+    #[inline]
+    pub(crate) fn multiplies_bf16(self) -> bool {
+        self.tiles || self.bf16_dot
+    }
+
+    /// The set without products of bf16: kernels widen 16-bit floats to f32.
+    pub(crate) fn widening(self) -> Self {
+        Self { tiles: false, bf16_dot: false, ..self }
+    }
+
     /// Configures the AMX tiles of the calling thread, if the set has them.
     pub(crate) fn configure_tiles(self) -> Option<Tiles> {
         // SAFETY: the set implies that AMX is permitted.
@@ -116,10 +125,9 @@ fn best(allowed: impl Fn(Isa) -> bool) -> Isa {
 
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match (self.vectors, self.int8_dot) {
+        f.write_str(match (self.vectors, self.int_dot) {
             (VectorWidth::Baseline, _) => "portable",
-            (VectorWidth::Bits128, false) => "neon",
-            (VectorWidth::Bits128, true) => "neon-dotprod",
+            (VectorWidth::Bits128, _) => "neon",
             (VectorWidth::Bits256, false) => "avx2",
             (VectorWidth::Bits256, true) => "avx-vnni",
             (VectorWidth::Bits512, _) if self.tiles => "amx",
@@ -153,7 +161,7 @@ impl Isa {
             _ => is_x86_feature_detected!("avxvnni"),
         };
         vectors
-            && (!self.int8_dot || int8)
+            && (!self.int_dot || int8)
             && (!self.bf16_dot || is_x86_feature_detected!("avx512bf16"))
             && (!self.tiles || amx::permitted())
     }
@@ -189,8 +197,6 @@ impl Isa {
             Self::PORTABLE => true,
             #[cfg(target_arch = "aarch64")]
             Self::NEON => true,
-            #[cfg(target_arch = "aarch64")]
-            Self::NEON_DOTPROD => std::arch::is_aarch64_feature_detected!("dotprod"),
             _ => false,
         }
     }
@@ -237,7 +243,7 @@ pub(crate) mod tests {
         for isa in SETS {
             assert_eq!(isa.to_string().parse(), Ok(isa));
         }
-        const { assert!(Isa::AMX.tiles && Isa::AMX.int8_dot && !Isa::AMX.bf16_dot) };
+        const { assert!(Isa::AMX.tiles && Isa::AMX.int_dot && !Isa::AMX.bf16_dot) };
         assert!("avx9".parse::<Isa>().is_err());
         assert_eq!(isas().last(), Some(&Isa::PORTABLE));
     }

@@ -7,8 +7,7 @@ pub(crate) mod amx;
 pub(crate) mod dispatch;
 pub(crate) mod features;
 pub(crate) mod float16;
-#[cfg(target_arch = "aarch64")]
-pub(crate) mod neon;
+pub(crate) mod int_vectors;
 pub(crate) mod tile;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod vectors;

@@ -113,18 +113,6 @@ pub(crate) mod v512 {
                 _mm512_unpackhi_epi64(b, d),
             ]
         };
-        /// Transposes 4 x 4 words within each 16-byte lane with shuffles alone, which are fewer
-        /// operations.
-        fn transpose_4x4_by_shuffles(r: [Words; 4]) -> [Words; 4] = {
-            let (a, b) = (_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[0], r[1]));
-            let (c, d) = (_mm512_unpacklo_epi32(r[2], r[3]), _mm512_unpackhi_epi32(r[2], r[3]));
-            [
-                _mm512_unpacklo_epi64(a, c),
-                _mm512_unpackhi_epi64(a, c),
-                _mm512_unpacklo_epi64(b, d),
-                _mm512_unpackhi_epi64(b, d),
-            ]
-        };
         /// Transposes a square of words.
         fn transpose_square(r: [Words; WORDS]) -> [Words; WORDS] = {
             let mut q = r;
@@ -153,17 +141,6 @@ pub(crate) mod v512 {
         // SAFETY: vectors of 512 bits.
         let [a, b] = [a, b].map(|v| unsafe { std::mem::transmute::<__m512i, __m512bh>(v) });
         _mm512_dpbf16_ps(sum, a, b)
-    }
-
-    operations! { "avx512f,avx512bw":
-        /// Sign-extends bytes to 16 bits: even bytes, then odd bytes.
-        fn words_of(bytes: Words) -> [Words; 2] =
-            [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)];
-        /// Inverse of `words_of`: interleaves even and odd bytes.
-        fn bytes(words: [Words; 2]) -> Words = {
-            let odd = _mm512_slli_epi16::<8>(words[1]);
-            _mm512_ternarylogic_epi32::<0xf8>(odd, words[0], _mm512_set1_epi16(0xff))
-        };
     }
 
     /// Reduces four vectors to four numbers, by halves, with the operation `of` (sum or maximum).
@@ -211,16 +188,6 @@ pub(crate) mod v256 {
     pub(crate) const PHASES: usize = 2;
 
     operations! { "avx2,fma,f16c":
-        /// Byte shuffle (`vpshufb`) within each 16-byte lane. Inline assembly, because compilers
-        /// that see constant indices emit two instructions instead.
-        fn shuffle_bytes(v: Words, places: Words) -> Words = {
-            let to;
-            // SAFETY: a pure register instruction.
-            unsafe {
-                std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(ymm_reg) to, in(ymm_reg) v, in(ymm_reg) places, options(pure, nomem, nostack, preserves_flags));
-            }
-            to
-        };
         fn zero() -> Words = _mm256_setzero_si256();
         fn none() -> Numbers = _mm256_setzero_ps();
         fn splat(v: f32) -> Numbers = _mm256_set1_ps(v);

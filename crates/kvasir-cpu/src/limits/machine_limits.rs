@@ -1,4 +1,4 @@
-//! Measures the machine limits of the roofline model: memory bandwidth and peak int8, bf16 and f32
+//! Measures the machine limits of the roofline model: memory bandwidth and peak integer, bf16 and f32
 //! throughput of a thread pool.
 //!
 //! Each limit is the best of several repetitions, as every disturbance makes it slower.
@@ -6,8 +6,6 @@
 
 use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
-#[cfg(target_arch = "aarch64")]
-use crate::isa::neon::{Sdot, WideningMultiply};
 #[cfg(target_arch = "aarch64")]
 use crate::limits::arm;
 #[cfg(target_arch = "x86_64")]
@@ -23,8 +21,9 @@ use std::time::Instant;
 pub struct MachineLimits {
     /// Read bandwidth of memory, in bytes per second.
     pub bandwidth: f64,
-    /// int8 operations per second; a multiply-add counts as two.
-    pub int8: f64,
+    /// Operations per second on 16-bit integers; a multiply-add counts as two. With tiles, integer
+    /// weights are multiplied in bf16, and this is that limit.
+    pub integer: f64,
     /// bf16 operations per second; a multiply-add counts as two.
     pub bf16: f64,
     /// f32 operations per second; a multiply-add counts as two.
@@ -61,20 +60,18 @@ impl MachineLimits {
         let f32 = best(&|| if isa == Isa::PORTABLE { multiply_add() } else { arm::floats() });
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let f32 = best(&multiply_add);
-        let mut peaks = Self { bandwidth: f64::INFINITY, int8: f32, bf16: f32, f32 };
+        let mut peaks = Self { bandwidth: f64::INFINITY, integer: f32, bf16: f32, f32 };
         let numbers = random_bytes();
         #[cfg(target_arch = "x86_64")]
         if isa.has_avx2() {
             // SAFETY: as above.
-            peaks.int8 = best(&|| unsafe {
-                if isa.tiles {
-                    x86::tiles_i8(&numbers)
-                } else if !isa.int8_dot {
-                    x86::pairs_of_bytes(&numbers)
+            peaks.integer = best(&|| unsafe {
+                if !isa.int_dot {
+                    x86::pairs_avx2(&numbers)
                 } else if isa.has_avx512() {
-                    x86::bytes(&numbers)
+                    x86::pairs_avx512(&numbers)
                 } else {
-                    x86::bytes_32(&numbers)
+                    x86::pairs_avx_vnni(&numbers)
                 }
             });
         }
@@ -87,17 +84,13 @@ impl MachineLimits {
             peaks.bf16 = best(&|| unsafe {
                 if isa.tiles { x86::tiles_bf16(&floats) } else { x86::pairs_bf16(&floats) }
             });
+            if isa.tiles {
+                peaks.integer = peaks.bf16;
+            }
         }
         #[cfg(target_arch = "aarch64")]
         if isa != Isa::PORTABLE {
-            // SAFETY: the instruction set was detected on this machine.
-            peaks.int8 = best(&|| unsafe {
-                if isa.int8_dot {
-                    arm::bytes::<Sdot>(&numbers)
-                } else {
-                    arm::bytes::<WideningMultiply>(&numbers)
-                }
-            });
+            peaks.integer = best(&|| arm::pairs(&numbers));
         }
         let _ = (isa, numbers);
         peaks

@@ -1,6 +1,6 @@
-//! Peak FLOPS microbenchmarks on x86: f32 FMA, int8 (AVX2, VNNI, AMX) and bf16 (AVX-512, AMX).
+//! Peak FLOPS microbenchmarks on x86: f32 FMA, 16-bit integers (AVX2, VNNI) and bf16 (AVX-512, AMX).
 
-use crate::isa::amx::{Tiles, tile_dot_bf16, tile_dot_i8, tile_load, tile_zero};
+use crate::isa::amx::{Tiles, tile_dot_bf16, tile_load, tile_zero};
 use crate::isa::vectors::v512::add_pairs;
 use std::arch::x86_64::*;
 
@@ -30,29 +30,15 @@ macro_rules! floats {
 floats!(floats_16, "avx512f", _mm512_fmadd_ps, from _mm512_set1_ps, 16 each);
 floats!(floats_8, "avx2,fma", _mm256_fmadd_ps, from _mm256_set1_ps, 8 each);
 
-/// int8 multiply-adds without VNNI: `vpmaddubsw` to 16 bits, then `vpmaddwd` to 32.
+/// `sum + dot2(a, b)` without VNNI: 16-bit pairs to 32 bits.
+#[inline]
 #[target_feature(enable = "avx2")]
-pub(crate) fn pairs_of_bytes(numbers: &[u8; 4096]) -> f64 {
-    // SAFETY: there are 4096 bytes.
-    let load = |i: usize| unsafe { _mm256_loadu_si256(numbers.as_ptr().add(i * 32).cast()) };
-    let (low, ones) = (_mm256_set1_epi8(63), _mm256_set1_epi16(1));
-    let (w, x) = (_mm256_and_si256(load(0), low), load(1));
-    let mut sums: [__m256i; CHAINS] = std::array::from_fn(load);
-    for _ in 0..ROUNDS {
-        for sum in &mut sums {
-            // The operand is hidden from the compiler, which would otherwise compute the product
-            // once.
-            let mut x = x;
-            // SAFETY: the assembly is empty; it only hides the value.
-            unsafe {
-                std::arch::asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags))
-            };
-            let pairs = _mm256_maddubs_epi16(w, x);
-            *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
-        }
-    }
-    std::hint::black_box(sums);
-    (ROUNDS * CHAINS * 32 * 2) as f64
+fn add_madd(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    let mut x = x;
+    // The operand is hidden from the compiler, which would otherwise compute the product once.
+    // SAFETY: the assembly is empty; it only hides the value.
+    unsafe { std::arch::asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags)) };
+    _mm256_add_epi32(sum, _mm256_madd_epi16(w, x))
 }
 
 /// Defines a benchmark of SIMD dot products of the first two vectors of `numbers`.
@@ -77,8 +63,9 @@ macro_rules! products {
     };
 }
 
-products!(bytes, "avx512f,avx512bw,avx512vl,avx512vnni", _mm512_loadu_si512 of 64, _mm512_dpbusd_epi32, from _mm512_setzero_si512, 128 each);
-products!(bytes_32, "avx2,avxvnni", _mm256_loadu_si256 of 32, _mm256_dpbusd_avx_epi32, from _mm256_setzero_si256, 64 each);
+products!(pairs_avx2, "avx2", _mm256_loadu_si256 of 32, add_madd, from _mm256_setzero_si256, 32 each);
+products!(pairs_avx_vnni, "avx2,avxvnni", _mm256_loadu_si256 of 32, _mm256_dpwssd_avx_epi32, from _mm256_setzero_si256, 32 each);
+products!(pairs_avx512, "avx512f,avx512bw,avx512vl,avx512vnni", _mm512_loadu_si512 of 64, _mm512_dpwssd_epi32, from _mm512_setzero_si512, 64 each);
 products!(pairs_bf16, "avx512f,avx512bw,avx512bf16", _mm512_loadu_si512 of 64, add_pairs, from _mm512_setzero_ps, 64 each);
 
 /// Loads operands into two AMX tiles and zeros into two accumulators. No more than four tiles: with
@@ -97,25 +84,19 @@ unsafe fn fill(numbers: &[u8; 4096]) {
     }
 }
 
-/// Defines a benchmark of AMX tile products.
-macro_rules! tiles {
-    ($name:ident, $product:ident, $inputs:literal inputs each) => {
-        /// # Safety
-        /// The system must have permitted AMX tiles.
-        pub(crate) unsafe fn $name(numbers: &[u8; 4096]) -> f64 {
-            // SAFETY: the caller vouches for the permission.
-            unsafe {
-                let _tiles = Tiles::configure();
-                fill(numbers);
-                for _ in 0..ROUNDS / 2 {
-                    $product!(0, 2, 3);
-                    $product!(1, 2, 3);
-                }
-            }
-            (ROUNDS * 16 * 16 * $inputs * 2) as f64
+/// bf16 AMX tile products.
+///
+/// # Safety
+/// The system must have permitted AMX tiles.
+pub(crate) unsafe fn tiles_bf16(numbers: &[u8; 4096]) -> f64 {
+    // SAFETY: the caller vouches for the permission.
+    unsafe {
+        let _tiles = Tiles::configure();
+        fill(numbers);
+        for _ in 0..ROUNDS / 2 {
+            tile_dot_bf16!(0, 2, 3);
+            tile_dot_bf16!(1, 2, 3);
         }
-    };
+    }
+    (ROUNDS * 16 * 16 * 32 * 2) as f64
 }
-
-tiles!(tiles_i8, tile_dot_i8, 64 inputs each);
-tiles!(tiles_bf16, tile_dot_bf16, 32 inputs each);

@@ -97,12 +97,6 @@ pub(crate) struct Page(*const u8);
 unsafe impl Send for Page {}
 
 impl Page {
-    /// A stand-in where no page is due. Prefetching memory that is in L1 is free, so kernels need
-    /// no branch.
-    pub(crate) fn of(near: *const u8) -> Self {
-        Self(near)
-    }
-
     /// Prefetches part `part` of `of` into L2; `of` must divide the 64 lines.
     #[inline(always)]
     pub(crate) fn prefetch(self, part: usize, of: usize) {

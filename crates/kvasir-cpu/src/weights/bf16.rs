@@ -1,16 +1,20 @@
-//! bf16 weight panels in VNNI tile layout (the B operand of AMX), packed from rows of any encoding.
+//! Panels of 16-bit floats in VNNI tile layout (the B operand of AMX), packed from rows of any
+//! encoding.
 //!
-//! bf16 rows are only transposed; other encodings are dequantized to f32 and rounded to bf16 first.
+//! bf16 and f16 rows are only transposed; other encodings are dequantized to f32 and rounded to bf16
+//! first. Panels of f16 are widened to f32 on every instruction set.
 //! A panel is a pure function of its rows, so an in-place (not yet packed) matrix gives the same
 //! bits as a packed one.
 
 use crate::isa::features::Isa;
 use crate::isa::float16::round_to_bf16;
 use crate::isa::tile::{LANES, STEP, transpose_rows};
+use crate::memory::aligned::AlignedVec;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
 use crate::weights::panels::{
-    EncodedPanel, EncodedRows, PanelLayout, Panels, RowScratch, next_panel_distance,
+    EncodedPanel, EncodedRows, PanelLayout, PanelReader, PanelScratch, Panels, RowScratch,
+    next_panel_distance,
 };
 use kvasir_formats::{DType, encoding};
 use std::io;
@@ -19,19 +23,58 @@ use std::io;
 pub(crate) struct Bf16Layout {
     /// Encoding of the stored rows; `None` if the matrix was packed from computed values.
     stored: Option<DType>,
+    /// Whether the panels hold f16, else bf16.
+    pub(crate) is_f16: bool,
     pub(crate) steps: usize,
 }
 
-/// A bf16 weight matrix.
+/// A weight matrix of 16-bit floats.
 ///
 /// Summation order on every instruction set, that of AMX: per tile one FMA chain over the even
 /// inputs and one over the odd inputs; their sum is added to the accumulator.
 pub(crate) type Bf16Panels = Panels<Bf16Layout>;
 
 /// Bytes of a tile.
-const TILE_BYTES: usize = 1024;
+pub(crate) const TILE_BYTES: usize = 1024;
 /// Bytes of one source row's part of a tile.
 const LINE: usize = 64;
+
+/// A panel layout that bf16 kernels can multiply.
+pub(crate) trait TileLayout: PanelLayout {
+    /// Tiles per panel.
+    fn steps(&self) -> usize;
+
+    /// Whether the tiles hold f16, else bf16.
+    fn is_f16(&self) -> bool {
+        false
+    }
+
+    /// Panel `n` as bf16 tiles.
+    fn tiles<'p>(reader: &'p PanelReader<'_, '_, Self>, n: usize, scratch: &'p mut TileScratch) -> &'p [u8]
+    where
+        Self: Sized;
+}
+
+/// Scratch for a panel that is made or dequantized on the fly.
+#[derive(Default)]
+pub(crate) struct TileScratch {
+    pub(crate) panel: PanelScratch,
+    pub(crate) tiles: AlignedVec<u8>,
+}
+
+impl TileLayout for Bf16Layout {
+    fn steps(&self) -> usize {
+        self.steps
+    }
+
+    fn is_f16(&self) -> bool {
+        self.is_f16
+    }
+
+    fn tiles<'p>(reader: &'p PanelReader<'_, '_, Self>, n: usize, scratch: &'p mut TileScratch) -> &'p [u8] {
+        reader.panel(n, &mut scratch.panel)
+    }
+}
 
 impl PanelLayout for Bf16Layout {
     fn panel_bytes(&self) -> usize {
@@ -40,7 +83,7 @@ impl PanelLayout for Bf16Layout {
 
     fn make(&self, rows: &EncodedPanel<'_>, out: &mut [u8], scratch: &mut RowScratch) {
         let isa = Isa::detect();
-        let Some(dtype) = self.stored.filter(|dtype| *dtype != DType::BF16) else {
+        let Some(dtype) = self.stored.filter(|dtype| !matches!(dtype, DType::BF16 | DType::F16)) else {
             return lay(isa, rows, out);
         };
         self.round(isa, out, scratch, |lane, values| {
@@ -80,7 +123,9 @@ impl Bf16Panels {
         (outputs, inputs): (usize, usize),
         rows: impl EncodedRows + 'static,
     ) -> Self {
-        Self::unpacked(Bf16Layout { stored: Some(dtype), steps: inputs.div_ceil(STEP) }, outputs, rows)
+        let is_f16 = dtype == DType::F16;
+        let kind = Bf16Layout { stored: Some(dtype), is_f16, steps: inputs.div_ceil(STEP) };
+        Self::unpacked(kind, outputs, rows)
     }
 
     /// Packs a matrix whose row `n` is written by `row(n, values)`, rounded to bf16.
@@ -89,7 +134,7 @@ impl Bf16Panels {
         (outputs, inputs): (usize, usize),
         row: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> io::Result<Self> {
-        let kind = Bf16Layout { stored: None, steps: inputs.div_ceil(STEP) };
+        let kind = Bf16Layout { stored: None, is_f16: false, steps: inputs.div_ceil(STEP) };
         let isa = Isa::detect();
         Self::packed(kind, outputs, threads, |kind, panel, out, scratch| {
             kind.round(isa, out, scratch, |lane, values| {
@@ -101,7 +146,7 @@ impl Bf16Panels {
     }
 }
 
-/// Transposes 16 bf16 rows into panel layout; prefetches the rows of the next panel at their likely
+/// Transposes 16 rows of 16-bit floats into panel layout; prefetches the rows of the next panel at their likely
 /// addresses.
 fn lay(isa: Isa, rows: &EncodedPanel<'_>, out: &mut [u8]) {
     let ahead = next_panel_distance(rows);

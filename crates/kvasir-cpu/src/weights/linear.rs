@@ -4,17 +4,19 @@
 use crate::threads::pool::ThreadPool;
 use crate::weights::bf16::Bf16Panels;
 use crate::weights::f32::panels::F32Panels;
-use crate::weights::int8::panels::QuantPanels;
+use crate::weights::quant::panels::QuantPanels;
 use std::fmt;
 
 /// The kernel family that multiplies a packed matrix; reported to users in load and benchmark
 /// output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Form {
-    /// Integer kernels: superblocks of codes at their stored width, int8 activations.
+    /// Integer kernels: blocks of codes at their stored width, 16-bit activations.
     Quantized,
     /// bf16 kernels.
     Bf16,
+    /// f16 weights widened to f32.
+    F16,
     /// f32 arithmetic.
     F32,
 }
@@ -24,6 +26,7 @@ impl fmt::Display for Form {
         f.write_str(match self {
             Self::Quantized => "integer panels",
             Self::Bf16 => "bf16 panels",
+            Self::F16 => "f16 panels",
             Self::F32 => "f32 panels",
         })
     }
@@ -60,6 +63,7 @@ impl Packed {
     pub(crate) fn form(&self) -> Form {
         match self {
             Self::Quant(_) => Form::Quantized,
+            Self::Bf16(w) if w.kind.is_f16 => Form::F16,
             Self::Bf16(_) => Form::Bf16,
             Self::F32(_) => Form::F32,
         }

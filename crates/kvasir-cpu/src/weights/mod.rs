@@ -2,7 +2,7 @@
 //!
 //! - `source.rs`, `checkpoint.rs`, `random.rs`: where weights come from. `precision.rs`: the
 //!   arithmetic that they need.
-//! - `panels.rs`: panels of any format, read in place until packed. `int8/`, `bf16.rs`, `f32/`: the
+//! - `panels.rs`: panels of any format, read in place until packed. `quant/`, `bf16.rs`, `f32/`: the
 //!   formats.
 //! - `packer.rs`: picks a format per matrix. `linear.rs`: the packed matrices of ops.
 //!
@@ -11,10 +11,10 @@
 pub(crate) mod bf16;
 pub(crate) mod checkpoint;
 pub(crate) mod f32;
-pub(crate) mod int8;
 pub(crate) mod linear;
 pub(crate) mod packer;
 pub(crate) mod panels;
 pub(crate) mod precision;
+pub(crate) mod quant;
 pub(crate) mod random;
 pub(crate) mod source;

@@ -16,7 +16,7 @@ use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Maps a row index to the row's stored bytes.
@@ -84,8 +84,6 @@ pub(crate) trait PanelLayout: Send + Sync {
 
 /// The weight panels of one matrix.
 pub(crate) struct Panels<K> {
-    /// Unique id of the matrix within the process, never reused.
-    number: u64,
     pub(crate) kind: K,
     pub(crate) outputs: usize,
     rows: Box<dyn EncodedRows>,
@@ -107,11 +105,9 @@ const BROUGHT: usize = 1 << 20;
 impl<K: PanelLayout> Panels<K> {
     /// A matrix that is not packed yet.
     pub(crate) fn unpacked(kind: K, outputs: usize, rows: impl EncodedRows + 'static) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let (rows, packed) = (Box::new(rows), OnceLock::new());
         let (done, packing) = (AtomicUsize::new(0), Mutex::new(()));
-        Self { number, kind, outputs, rows, packed, done, packing, brought: AtomicBool::new(false) }
+        Self { kind, outputs, rows, packed, done, packing, brought: AtomicBool::new(false) }
     }
 
     /// A matrix packed at once, in parallel: `make` fills one panel.
@@ -225,18 +221,6 @@ impl<K: PanelLayout> Panels<K> {
     }
 }
 
-/// Identity and address of a panel. Equal values of packed panels are the same panel at any time,
-/// so a kernel can recognize a panel that is still unpacked in its scratch.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) struct PanelAt {
-    /// Id of the matrix.
-    matrix: u64,
-    pub(crate) at: *const u8,
-}
-
-// SAFETY: only an address; kernels that read through it vouch for the panel.
-unsafe impl Send for PanelAt {}
-
 /// A snapshot of a matrix's panels for one GEMM or GEMV.
 pub(crate) struct PanelReader<'a, 'r, K> {
     pub(crate) panels: &'a Panels<K>,
@@ -262,24 +246,13 @@ impl<'a, K: PanelLayout> PanelReader<'a, '_, K> {
         self.done == self.panels.panels()
     }
 
-    /// Panel `n` if it exists and is packed.
-    pub(crate) fn packed_at(&self, n: usize) -> Option<PanelAt> {
-        let buffer = self.packed.filter(|_| n < self.done)?;
-        let at = buffer.ptr().wrapping_add(n * self.panels.kind.panel_bytes());
-        Some(PanelAt { matrix: self.panels.number, at })
-    }
-
     /// All packed panels from `n` on.
     pub(crate) fn packed_from(&self, n: usize) -> &'a [u8] {
-        let Some(first) = self.packed_at(n) else { return &[] };
-        let len = (self.done - n) * self.panels.kind.panel_bytes();
+        let Some(buffer) = self.packed.filter(|_| n < self.done) else { return &[] };
+        let panel_bytes = self.panels.kind.panel_bytes();
+        let (first, len) = (buffer.ptr().wrapping_add(n * panel_bytes), (self.done - n) * panel_bytes);
         // SAFETY: these panels lie within the buffer and are never written again.
-        unsafe { std::slice::from_raw_parts(first.at, len) }
-    }
-
-    /// Panel `n` with its identity; see [`panel`](Self::panel).
-    pub(crate) fn panel_at(&self, n: usize, scratch: &mut PanelScratch) -> PanelAt {
-        PanelAt { matrix: self.panels.number, at: self.panel(n, scratch).as_ptr() }
+        unsafe { std::slice::from_raw_parts(first, len) }
     }
 
     /// Panel `n`. `scratch` is for a panel made on the fly; it is freed once panels are packed.

@@ -1,9 +1,12 @@
 //! The arithmetic precision of a model's matrices, and the default chosen from its checkpoint.
 
-use crate::weights::int8::format::Format;
+use crate::weights::quant::format::Format;
 use crate::weights::source::WeightSource;
 use kvasir_formats::{DType, Error};
 use kvasir_program::{Op, Program, Role, Weight};
+
+/// MXFP4 experts of fewer weights are computed at [`Precision::Bf16x2`].
+const SMALL_EXPERTS: usize = 1 << 20;
 
 /// Arithmetic precision of matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,7 +16,7 @@ pub enum Precision {
     /// bf16 weights times activations split into two bf16 terms (at least 16 bits); all else in
     /// f32.
     Bf16x2,
-    /// The fastest kernels that are batch-invariant: int8 or bf16 activations.
+    /// The fastest kernels that are batch-invariant: 16-bit integer or bf16 activations.
     #[default]
     Auto,
 }
@@ -35,9 +38,9 @@ impl Precision {
             |w: &&Weight| matches!(w.role, Role::Matrix | Role::Experts) && w.name != Program::FEATURES;
         for weight in program.weights.iter().filter(counts) {
             let dtype = source.stored(&weight.name, &weight.shape)?.map(|stored| stored.dtype);
+            let weights: usize = weight.shape.iter().product();
             let integers = dtype.is_some_and(|dtype| {
-                let format = Format::for_matrix(dtype, weight.shape.iter().product());
-                format.is_some() && !(dtype == DType::Mxfp4 && format == Some(Format::INT16))
+                Format::of(dtype).is_some() && !(dtype == DType::Mxfp4 && weights < SMALL_EXPERTS)
             });
             match dtype {
                 Some(DType::F32) => {}

@@ -78,7 +78,7 @@ unsafe fn gemv_values_body(weights: *const u8, values: *const u8, sums: &mut [[f
     for step in 0..CHUNK / STEP {
         let a = std::array::from_fn(|n| weights.wrapping_add(step * 1024 + n * 64));
         // SAFETY: as the caller vouches.
-        unsafe { dot_step::<GEMV_ROWS>(a, values.wrapping_add(step * 1024), sums) };
+        unsafe { dot_step::<GEMV_ROWS, false, false>(a, values.wrapping_add(step * 1024), sums) };
     }
 }
 

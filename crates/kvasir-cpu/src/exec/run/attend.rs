@@ -86,8 +86,10 @@ impl Run<'_> {
         // `out`.
         unsafe {
             match self.model.precision {
-                Precision::F32 | Precision::Bf16x2 => attend_f32(&attend, threads, &results),
-                Precision::Auto => attend.run(threads, &mut m.group_ends, &results),
+                Precision::Auto if !self.pools[0].kind().exceeds_bf16() => {
+                    attend.run(threads, &mut m.group_ends, &results);
+                }
+                _ => attend_f32(&attend, threads, &results),
             }
         }
     }

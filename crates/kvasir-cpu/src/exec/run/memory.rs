@@ -6,7 +6,6 @@ use crate::gemm::bf16::activations::Bf16Terms;
 use crate::gemm::linear::Prepared;
 use crate::memory::buffer::Buffer;
 use crate::ops::mixture::{MixtureMemory, Routes};
-use crate::weights::precision::Precision;
 use kvasir_program::{Rows, ValueId};
 use std::io;
 
@@ -34,7 +33,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(model: &CpuModel, tokens: usize) -> io::Result<Self> {
         let widest = model.program.values.iter().map(|v| v.width()).max().unwrap_or(0);
-        let terms = if model.precision == Precision::Bf16x2 { Bf16Terms::Two } else { Bf16Terms::One };
+        let terms = Bf16Terms::of(model.isa, model.precision);
         // In huge pages: GEMMs write columns of rows pages apart, which would cost TLB misses.
         let size = |(width, _): &(usize, Rows)| Buffer::in_huge_pages(width * tokens * 4);
         Ok(Self {

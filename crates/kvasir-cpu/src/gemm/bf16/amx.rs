@@ -10,8 +10,8 @@ use crate::isa::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
 use crate::isa::tile::{LANES, TILE};
 use crate::prefetch::hint::{CacheLevel, prefetch_tile};
 use crate::threads::worker::Worker;
-use crate::weights::bf16::Bf16Layout;
-use crate::weights::panels::{PanelReader, PanelScratch};
+use crate::weights::bf16::{TileLayout, TileScratch};
+use crate::weights::panels::PanelReader;
 use std::ops::Range;
 
 /// Accumulators of 2 x 2 products: `[2 * tile + panel][row][output]`.
@@ -23,8 +23,8 @@ struct Sums([[[f32; LANES]; TILE]; 4]);
 /// # Safety
 /// AMX must be permitted, the panels and rows must exist, and no other thread may write their
 /// outputs concurrently.
-pub(crate) unsafe fn panels(
-    w: &PanelReader<'_, '_, Bf16Layout>,
+pub(crate) unsafe fn panels<K: TileLayout>(
+    w: &PanelReader<'_, '_, K>,
     panels: Range<usize>,
     x: &Bf16Activations,
     rows: Range<usize>,
@@ -33,13 +33,13 @@ pub(crate) unsafe fn panels(
 ) {
     // SAFETY: upheld by the caller.
     let _tiles = unsafe { Tiles::configure() };
-    let [one, two] = worker.scratch::<[PanelScratch; 2]>();
+    let [one, two] = worker.scratch::<[TileScratch; 2]>();
     let mut sums = Sums([[[0.0; LANES]; TILE]; 4]);
     let mut panel = panels.start;
     while panel < panels.end {
         let n_panels = (panels.end - panel).min(2);
-        let first = w.panel(panel, one).as_ptr();
-        let b = [first, if n_panels == 2 { w.panel(panel + 1, two).as_ptr() } else { first }];
+        let first = K::tiles(w, panel, one).as_ptr();
+        let b = [first, if n_panels == 2 { K::tiles(w, panel + 1, two).as_ptr() } else { first }];
         let mut row = rows.start;
         while row < rows.end {
             let n_tiles = if rows.end - row > TILE { 2 } else { 1 };

@@ -16,7 +16,7 @@ use crate::gemm::bf16::operands::{OperandA, OperandB};
 use crate::gemm::bf16::{avx512, avx512_bf16};
 use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
-use crate::isa::float16::bf16;
+use crate::isa::float16::{bf16, bf16_pair, f16_pair};
 use crate::isa::tile::{LANES, STEP, TILE};
 use crate::kernels::Bf16MicroKernel;
 
@@ -54,6 +54,16 @@ impl OperandB {
         // SAFETY: the caller's tile.
         unsafe { load_b(isa, &mut self.0, tile) };
     }
+
+    /// `load` of a tile of f16, widened to f32.
+    ///
+    /// # Safety
+    /// 1024 bytes must be readable at `tile`.
+    pub(crate) unsafe fn load_f16(&mut self, isa: Isa, tile: *const u8) {
+        debug_assert!(!isa.multiplies_bf16());
+        // SAFETY: the caller's tile.
+        unsafe { load_b_f16(isa, &mut self.0, tile) };
+    }
 }
 
 /// `sums[row] += rows[row] * columns` for the first `sums.len()` rows, a multiple of eight.
@@ -89,18 +99,45 @@ per_isa! {
     unsafe load_a(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: usize) => load_a_body
 }
 
+/// Widens the pairs of a tile with `widen`.
+///
 /// # Safety
 /// As for [`OperandB::load`].
 #[inline(always)]
-unsafe fn load_b_body([even, odd]: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) {
+unsafe fn widen_b(
+    [even, odd]: &mut [[[f32; LANES]; TILE]; 2],
+    tile: *const u8,
+    widen: impl Fn(u32) -> [f32; 2],
+) {
     for (i, (even, odd)) in even.iter_mut().zip(odd).enumerate() {
         // SAFETY: a row of the caller's tile.
         let pairs = unsafe { tile.wrapping_add(i * 64).cast::<[u32; LANES]>().read_unaligned() };
         for lane in 0..LANES {
-            even[lane] = f32::from_bits(pairs[lane] << 16);
-            odd[lane] = f32::from_bits(pairs[lane] & 0xffff_0000);
+            [even[lane], odd[lane]] = widen(pairs[lane]);
         }
     }
+}
+
+/// # Safety
+/// As for [`OperandB::load`].
+#[inline(always)]
+unsafe fn load_b_body(columns: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) {
+    // SAFETY: the caller's tile.
+    unsafe { widen_b(columns, tile, bf16_pair) };
+}
+
+/// # Safety
+/// As for [`OperandB::load_f16`].
+#[inline(always)]
+unsafe fn load_b_f16_body(columns: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) {
+    // SAFETY: the caller's tile.
+    unsafe { widen_b(columns, tile, f16_pair) };
+}
+
+per_isa! {
+    /// # Safety
+    /// As for [`OperandB::load_f16`].
+    unsafe load_b_f16(columns: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) => load_b_f16_body
 }
 
 per_isa! {

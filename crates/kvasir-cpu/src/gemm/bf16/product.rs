@@ -15,23 +15,25 @@ use crate::kernels::Bf16Matmul;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
 use crate::threads::worker::Worker;
-use crate::weights::bf16::{Bf16Layout, Bf16Panels};
-use crate::weights::panels::{PanelLayout, PanelReader, PanelScratch};
+use crate::weights::bf16::{TileLayout, TileScratch};
+use crate::weights::panels::{PanelReader, Panels};
 use std::ops::Range;
 
 /// Target bytes of weights per work item when memory-bound.
 const ITEM_BYTES: usize = 64 * 1024;
 
 /// `out[row] = w x[row]`. The prologue `first` prepares `x` before any work item.
-pub(crate) fn matmul_bf16(
+pub(crate) fn matmul_bf16<K: TileLayout>(
     threads: &ThreadPool,
     isa: Isa,
-    w: &Bf16Panels,
+    w: &Panels<K>,
     x: &Bf16Activations,
     out: &mut Output<'_>,
     first: &Prologue<'_>,
 ) {
-    assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.terms as u32, "rows and matrix fit");
+    assert!(x.takes(out.rows()) && x.steps == w.kind.steps() * x.terms_per_step(), "rows and matrix fit");
+    // Products of bf16 do not take f16.
+    let isa = if w.kind.is_f16() { isa.widening() } else { isa };
     w.read(threads, |w| {
         let product = Product { threads, isa, w, x, out, first };
         match Bf16Matmul::of(isa, out.rows()) {
@@ -44,16 +46,16 @@ pub(crate) fn matmul_bf16(
 }
 
 /// One matrix product.
-struct Product<'a, 'r> {
+struct Product<'a, 'r, K> {
     threads: &'a ThreadPool,
     isa: Isa,
-    w: PanelReader<'a, 'r, Bf16Layout>,
+    w: PanelReader<'a, 'r, K>,
     x: &'a Bf16Activations,
     out: &'a Output<'a>,
     first: &'a Prologue<'a>,
 }
 
-impl Product<'_, '_> {
+impl<K: TileLayout> Product<'_, '_, K> {
     /// Panels per work item when memory-bound.
     fn panels_per_item(&self) -> usize {
         (ITEM_BYTES / self.w.panels.kind.panel_bytes().max(1)).clamp(1, 64).next_multiple_of(2)
@@ -80,11 +82,11 @@ impl Product<'_, '_> {
     fn gemv(&self) {
         let (isa, x, out) = (self.isa, self.x, self.out);
         self.each_item(self.panels_per_item(), out.rows(), |worker, panels, rows| {
-            let scratch = worker.scratch::<PanelScratch>();
+            let scratch = worker.scratch::<TileScratch>();
             for n in panels {
-                let tiles = self.w.panel(n, scratch);
+                let tiles = K::tiles(&self.w, n, scratch);
                 // SAFETY: the rows exist; the outputs are exclusive to this work item.
-                unsafe { vector_panel(isa, tiles, x, n * LANES, rows.end, out) };
+                unsafe { vector_panel(isa, tiles, self.w.panels.kind.is_f16(), x, n * LANES, rows.end, out) };
             }
         });
     }

@@ -2,7 +2,8 @@
 //!
 //! Loop nest per work item of at most `BLOCK` rows x `PANELS` panels:
 //!
-//! 1. convert the activations of up to `ROWS` tile-steps (`OperandA`); they stay in L2;
+//! 1. convert the activations of up to `ROWS` tile-steps (`OperandA`), unless they are f32; they
+//!    stay in L2;
 //! 2. for each panel, convert one weight tile at a time (`OperandB`) and prefetch the
 //!    following ones;
 //! 3. accumulate with `multiply`; after the last step, store the sums.
@@ -11,7 +12,7 @@
 //! of the next layer (`kv_prefetch`). Results are bit-identical to the GEMV path; `gemm/tests.rs`
 //! checks this.
 
-use crate::gemm::bf16::activations::Bf16Activations;
+use crate::gemm::bf16::activations::{Bf16Activations, Bf16Terms};
 use crate::gemm::bf16::micro_kernel::multiply;
 use crate::gemm::bf16::operands::{Accumulators, OperandA, OperandB};
 use crate::gemm::output::Output;
@@ -21,8 +22,8 @@ use crate::kernels::kv_prefetch_pays;
 use crate::prefetch::hint::{CacheLevel, prefetch_tile};
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::threads::worker::Worker;
-use crate::weights::bf16::Bf16Layout;
-use crate::weights::panels::{PanelLayout, PanelReader, PanelScratch};
+use crate::weights::bf16::{TileLayout, TileScratch};
+use crate::weights::panels::PanelReader;
 use std::mem::offset_of;
 use std::ops::Range;
 
@@ -47,7 +48,7 @@ struct GemmScratch {
     rows: [OperandA; ROWS],
     sums: [[Accumulators; BLOCK / TILE]; PANELS],
     /// Panels that are made on the fly.
-    panels: [PanelScratch; PANELS],
+    panels: [TileScratch; PANELS],
 }
 
 // A vector load that straddles two cache lines takes twice as long.
@@ -68,9 +69,9 @@ impl Default for GemmScratch {
 ///
 /// # Safety
 /// The panels and the rows must exist, and no other thread may write their outputs concurrently.
-pub(crate) unsafe fn panels(
+pub(crate) unsafe fn panels<K: TileLayout>(
     isa: Isa,
-    w: &PanelReader<'_, '_, Bf16Layout>,
+    w: &PanelReader<'_, '_, K>,
     panels: Range<usize>,
     x: &Bf16Activations,
     rows: Range<usize>,
@@ -85,7 +86,7 @@ pub(crate) unsafe fn panels(
     let (scratch, kv_queue) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
     let mut addresses = [std::ptr::null(); PANELS];
     for ((at, scratch), panel) in addresses.iter_mut().zip(&mut scratch.panels).zip(panels.clone()) {
-        *at = w.panel(panel, scratch).as_ptr();
+        *at = K::tiles(w, panel, scratch).as_ptr();
     }
     for sums in &mut scratch.sums[..panels.len()] {
         sums[..tiles].fill([[0.0; LANES]; TILE]);
@@ -94,7 +95,8 @@ pub(crate) unsafe fn panels(
     let at_once = ROWS / tiles.max(1);
     for from in (0..x.steps).step_by(at_once) {
         let some = from..x.steps.min(from + at_once);
-        for (step, rows) in some.clone().zip(scratch.rows.chunks_exact_mut(tiles)) {
+        let whole = x.terms == Bf16Terms::Whole;
+        for (step, rows) in some.clone().zip(scratch.rows.chunks_exact_mut(tiles)).filter(|_| !whole) {
             for (t, rows) in rows.iter_mut().enumerate() {
                 // SAFETY: activations are whole tiles.
                 unsafe { rows.load(isa, x.tile(first + t, step), 64) };
@@ -122,10 +124,19 @@ pub(crate) unsafe fn panels(
                     prefetch_tile(CacheLevel::L2, tile.wrapping_add(w.panels.kind.panel_bytes()));
                     prefetch_tile(CacheLevel::L1, tile.wrapping_add(L1_AHEAD));
                     // SAFETY: a tile of the panel.
-                    unsafe { columns.load(isa, tile) };
+                    unsafe {
+                        if w.panels.kind.is_f16() {
+                            columns.load_f16(isa, tile);
+                        } else {
+                            columns.load(isa, tile);
+                        }
+                    }
                     converted = tile;
                 }
-                for (rows, sums) in rows.iter().zip(sums.as_flattened_mut()[..taken].chunks_mut(TILE)) {
+                let sums = sums.as_flattened_mut()[..taken].chunks_mut(TILE);
+                for ((t, rows), sums) in rows.iter().enumerate().zip(sums) {
+                    // SAFETY: a tile of f32 is an operand.
+                    let rows = if whole { unsafe { &*x.tile(first + t, step).cast() } } else { rows };
                     multiply(isa, rows, &columns, sums);
                 }
             }

@@ -10,6 +10,7 @@
 //! per instruction set and give the same bytes on each, which the tests below check.
 
 use crate::isa::dispatch::per_isa;
+use crate::isa::features::Isa;
 use crate::isa::float16::{bf16, half, round_bf16};
 use half::f16;
 use kvasir_program::LayerFacts;
@@ -44,6 +45,11 @@ impl KvType {
     /// The type with this name, as `Display` writes it.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|t| t.to_string() == name)
+    }
+
+    /// Whether its numbers have more significant bits than bf16: attention then computes in f32.
+    pub(crate) fn exceeds_bf16(self) -> bool {
+        matches!(self, Self::F32 | Self::F16)
     }
 
     /// Bytes that one token takes in all layers: K, V and indexer keys.
@@ -219,8 +225,33 @@ fn decode_bf16_body(kind: KvType, bytes: &[u8], scratch: &mut [f32], out: &mut [
 }
 
 per_isa! {
-    /// Dequantizes the first `out.len()` numbers of a stored row.
-    decode(kind: KvType, bytes: &[u8], out: &mut [f32]) => decode_body
+    decode_by_compiler(kind: KvType, bytes: &[u8], out: &mut [f32]) => decode_body
+}
+
+/// Dequantizes the first `out.len()` numbers of a stored row.
+pub(crate) fn decode(isa: Isa, kind: KvType, bytes: &[u8], out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if kind == KvType::F16 && isa.has_avx2() {
+        // SAFETY: the set implies F16C.
+        return unsafe { decode_f16(bytes, out) };
+    }
+    decode_by_compiler(isa, kind, bytes, out);
+}
+
+/// Widens f16 with F16C, which the compiler does not use by itself.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decode_f16(bytes: &[u8], out: &mut [f32]) {
+    use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
+    let (out, rest) = out.as_chunks_mut::<8>();
+    let (eights, last) = bytes.split_at(out.len() * 16);
+    for (out, bytes) in out.iter_mut().zip(eights.as_chunks::<16>().0) {
+        // SAFETY: eight numbers each.
+        unsafe {
+            _mm256_storeu_ps(out.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().cast())))
+        };
+    }
+    decode_body(KvType::F16, last, rest);
 }
 per_isa! {
     /// Dequantizes and rounds to bf16; `scratch` has the same length.
@@ -230,7 +261,6 @@ per_isa! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::features::Isa;
     use crate::isa::features::tests::isas;
 
     #[test]

@@ -1,22 +1,17 @@
-//! Decodes superblocks of 16 rows from GGUF and MXFP4 encodings to integer codes, scales and mins.
-//!
-//! K types keep their stored integers. The 32-weight types (Q4_0 to Q8_0, IQ4_NL) have a float
-//! scale per block; these become integer multiples of a bf16 unit per superblock
-//! (`integer_scales`). MXFP4 scales become `64 >> (largest - own)`.
+//! Decodes superblocks of 16 rows from GGUF and MXFP4 encodings to unsigned codes, scales and mins,
+//! all as stored.
 
-use crate::isa::float16::{ROUND, half, high_half};
 use crate::isa::tile::LANES;
-use crate::weights::int8::format::{Codes, Format, SUPERBLOCK};
+use crate::weights::quant::format::{BLOCK, Format, SUPERBLOCK};
 use kvasir_formats::DType;
 use kvasir_formats::encoding::{iq4_xs_scale, q3_k_scale, q45_k_scale_min};
 
-/// Decoded superblocks of 16 rows. Signed codes are in two's complement, in the low bits of their
-/// bytes.
+/// Decoded superblocks of 16 rows.
 pub(crate) struct Superblocks {
     pub(crate) code: [[u8; SUPERBLOCK]; LANES],
-    /// Scales: `[sub-block][row]`.
-    pub(crate) scale: [[i16; LANES]; 16],
-    pub(crate) min: [[i16; LANES]; 16],
+    /// Scales, `[sub-block][row]`: bits of 16-bit floats, or integers of 8 bits.
+    pub(crate) scale: [[u16; LANES]; 16],
+    pub(crate) min: [[u16; LANES]; 16],
     pub(crate) d: [u16; LANES],
     pub(crate) dmin: [u16; LANES],
 }
@@ -81,77 +76,56 @@ impl Superblocks {
                 unreachable!("{dtype} has no superblocks");
             }
             (self.d[lane], self.dmin[lane]) = (row.d, row.dmin);
-            for i in 0..format.subs() {
-                (self.scale[i][lane], self.min[i][lane]) = (row.scale[i], row.min[i]);
+            for i in 0..SUPERBLOCK / format.sub {
+                (self.scale[i][lane], self.min[i][lane]) = (row.scale[i].into(), row.min[i].into());
             }
         }
     }
 
-    /// 32-weight types: eight blocks of `B` bytes per row, each with a float scale.
+    /// 32-weight types: blocks of `B` bytes with float scales.
     #[inline(always)]
     fn legacy<const B: usize>(&mut self, format: Format, rows: &[&[u8]; LANES]) {
-        let (mut d, mut m) = ([[0u16; LANES]; 8], [[0u16; LANES]; 8]);
         for (lane, bytes) in rows.iter().enumerate() {
             let blocks = bytes.as_chunks::<B>().0;
-            let codes = self.code[lane].as_chunks_mut::<32>().0;
+            let codes = self.code[lane].as_chunks_mut::<BLOCK>().0;
             for (b, code) in codes.iter_mut().enumerate() {
                 let Some(block) = blocks.get(b) else {
                     code.fill(0);
+                    (self.scale[b][lane], self.min[b][lane]) = (0, 0);
                     continue;
                 };
-                d[b][lane] = bits_at(block, 0);
+                self.scale[b][lane] = bits_at(block, 0);
                 if format.has_min {
-                    m[b][lane] = bits_at(block, 2);
+                    self.min[b][lane] = bits_at(block, 2);
                 }
-                match format.bits {
-                    8 => code.copy_from_slice(&block[2..]),
-                    _ => nibbles_of(block, format, code),
+                if format.low == 8 {
+                    // Flipping the highest bit adds the zero.
+                    put(code, numbers(block, 2).map(|q| q ^ (ONES * 128)));
+                } else {
+                    nibbles_of(block, format, code);
                 }
             }
         }
-        if format.stores_unpacked() {
-            self.d = integer_scales(&d, MAX_SCALE_16BIT, &mut self.scale);
-            self.unpack_bytes();
-        } else {
-            self.d = integer_scales(&d, MAX_SCALE_8BIT, &mut self.scale);
-        }
-        if format.has_min {
-            self.dmin = integer_scales(&m, MAX_SCALE_8BIT, &mut self.min);
-        }
     }
 
-    /// MXFP4: eight blocks per row with power-of-two scales; the largest becomes 64 units.
+    /// MXFP4: blocks of 17 bytes with power-of-two scales; codes are doubled, so scales are halved.
     #[inline(always)]
     fn mxfp4(&mut self, format: Format, rows: &[&[u8]; LANES]) {
         for (lane, bytes) in rows.iter().enumerate() {
             let blocks = bytes.as_chunks::<17>().0;
-            let mut largest = 0;
-            for block in blocks {
-                largest = block[0].max(largest);
-            }
-            let codes = self.code[lane].as_chunks_mut::<32>().0;
+            let codes = self.code[lane].as_chunks_mut::<BLOCK>().0;
             for (b, code) in codes.iter_mut().enumerate() {
                 let Some(block) = blocks.get(b) else {
                     code.fill(0);
+                    self.scale[b][lane] = 0;
                     continue;
                 };
                 nibbles_of(block, format, code);
-                self.scale[b][lane] = 64 >> (largest - block[0]).min(7);
-            }
-            // bf16 of `2^(largest - 128) / 64`; zero if that is not normal.
-            self.d[lane] = u16::from(largest.saturating_sub(7)) << 7;
-        }
-    }
-
-    /// Unpacks 8-bit codes to `v + 128`: `code * scale >> 15`, rounded.
-    #[inline(always)]
-    fn unpack_bytes(&mut self) {
-        for (lane, codes) in self.code.iter_mut().enumerate() {
-            for (codes, scale) in codes.as_chunks_mut::<32>().0.iter_mut().zip(&self.scale) {
-                let scale = i32::from(scale[lane]);
-                for c in codes {
-                    *c = ((i32::from(*c as i8) * scale + (1 << 14)) >> 15) as u8 ^ 0x80;
-                }
+                // bf16 of `2^(e - 128)`, subnormal for the two smallest exponents.
+                self.scale[b][lane] = match block[0] {
+                    e @ 2.. => u16::from(e - 1) << 7,
+                    e => 0x20 << e,
+                };
             }
         }
     }
@@ -160,8 +134,8 @@ impl Superblocks {
 /// One row's decoded superblock.
 struct Row<'a> {
     code: &'a mut [u8; SUPERBLOCK],
-    scale: [i16; 16],
-    min: [i16; 16],
+    scale: [u8; 16],
+    min: [u8; 16],
     d: u16,
     dmin: u16,
 }
@@ -188,14 +162,12 @@ fn put(code: &mut [u8; 32], numbers: [u128; 2]) {
 fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 32]) {
     let Some(stored) = block.last_chunk::<16>() else { return };
     let stored = u128::from_le_bytes(*stored);
-    // Subtracting half of the range is flipping the highest bit.
-    let highest = if format.codes == Codes::Signed { ONES << (format.bits - 1) } else { 0 };
-    put(code, [stored, stored >> 4].map(|q| q & (ONES * 15) ^ highest));
-    if format.bits == 5 {
+    put(code, [stored, stored >> 4].map(|q| q & (ONES * 15)));
+    if format.high == 1 {
         let at = if format.has_min { 4 } else { 2 };
         let Some(&bits) = block[at..].first_chunk::<4>() else { return };
         let bits = u32::from_le_bytes(bits);
-        code.iter_mut().enumerate().for_each(|(j, c)| *c ^= ((bits >> j & 1) << 4) as u8);
+        code.iter_mut().enumerate().for_each(|(j, c)| *c |= ((bits >> j & 1) << 4) as u8);
     }
 }
 
@@ -204,7 +176,7 @@ fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 3
 #[inline(always)]
 fn q2_k(b: &[u8], row: &mut Row<'_>) {
     for (i, &s) in b.iter().enumerate().take(16) {
-        (row.scale[i], row.min[i]) = (i16::from(s & 15), i16::from(s >> 4));
+        (row.scale[i], row.min[i]) = (s & 15, s >> 4);
     }
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let from = numbers(b, 16 + part / 4 * 32);
@@ -213,18 +185,15 @@ fn q2_k(b: &[u8], row: &mut Row<'_>) {
     (row.d, row.dmin) = (bits_at(b, 80), bits_at(b, 82) ^ SIGN);
 }
 
-/// Q3_K: 2 low bits and 1 high bit, less 4; 6-bit scales per 16 weights.
+/// Q3_K: 2 low bits and 1 high bit; 6-bit scales per 16 weights.
 #[inline(always)]
 fn q3_k(b: &[u8], row: &mut Row<'_>) {
     for (i, scale) in row.scale.iter_mut().enumerate() {
-        *scale = i16::from(q3_k_scale(i, &b[96..108]));
+        *scale = q3_k_scale(i, &b[96..108]) as u8;
     }
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let (low, high) = (numbers(b, 32 + part / 4 * 32), numbers(b, 0));
-        let codes = |i: usize| low[i] >> (part % 4 * 2) & (ONES * 3) | (high[i] >> part & ONES) << 2;
-        // Subtracts 4 from each byte; bit 7 absorbs the borrow, so that bytes do not affect each
-        // other.
-        put(code, [0, 1].map(|i| ((codes(i) | (ONES * 128)) - ONES * 4) ^ (ONES * 128)));
+        put(code, [0, 1].map(|i| low[i] >> (part % 4 * 2) & (ONES * 3) | (high[i] >> part & ONES) << 2));
     }
     row.d = bits_at(b, 108);
 }
@@ -234,7 +203,7 @@ fn q3_k(b: &[u8], row: &mut Row<'_>) {
 fn q45_k(b: &[u8], nibbles: usize, high: Option<&[u8]>, row: &mut Row<'_>) {
     for i in 0..8 {
         let (scale, min) = q45_k_scale_min(i, &b[4..16]);
-        (row.scale[i], row.min[i]) = (i16::from(scale), i16::from(min));
+        (row.scale[i], row.min[i]) = (scale, min);
     }
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let mut codes = numbers(b, nibbles + part / 2 * 32).map(|q| q >> (part % 2 * 4) & (ONES * 15));
@@ -246,7 +215,7 @@ fn q45_k(b: &[u8], nibbles: usize, high: Option<&[u8]>, row: &mut Row<'_>) {
     (row.d, row.dmin) = (bits_at(b, 0), bits_at(b, 2) ^ SIGN);
 }
 
-/// Q6_K: 4 low bits and 2 high bits, less 32; int8 scales per 16 weights.
+/// Q6_K: 4 low bits and 2 high bits; int8 scales per 16 weights.
 #[inline(always)]
 fn q6_k(b: &[u8], row: &mut Row<'_>) {
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -254,9 +223,9 @@ fn q6_k(b: &[u8], row: &mut Row<'_>) {
         let (low, high) = (numbers(b, half * 64 + quarter % 2 * 32), numbers(b, 128 + half * 32));
         let low = low.map(|q| q >> (quarter / 2 * 4) & (ONES * 15));
         let high = high.map(|h| (h >> (quarter * 2) & (ONES * 3)) << 4);
-        put(code, [0, 1].map(|i| (low[i] | high[i]) ^ (ONES * 32)));
+        put(code, [0, 1].map(|i| low[i] | high[i]));
     }
-    row.scale.iter_mut().zip(&b[192..208]).for_each(|(scale, &s)| *scale = i16::from(s as i8));
+    row.scale.copy_from_slice(&b[192..208]);
     row.d = bits_at(b, 208);
 }
 
@@ -266,7 +235,7 @@ fn iq4_xs(b: &[u8], row: &mut Row<'_>) {
     let Some(block) = b.first_chunk() else { return };
     let stored = block[8..].as_chunks::<16>().0;
     for (i, (code, stored)) in row.code.as_chunks_mut::<32>().0.iter_mut().zip(stored).enumerate() {
-        row.scale[i] = i16::from(iq4_xs_scale(i, block));
+        row.scale[i] = iq4_xs_scale(i, block) as u8;
         let stored = u128::from_le_bytes(*stored);
         put(code, [stored, stored >> 4].map(|q| q & (ONES * 15)));
     }
@@ -280,43 +249,4 @@ const SIGN: u16 = 0x8000;
 #[inline(always)]
 fn bits_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-/// Largest integer scale: where scales are stored (int8), and where they are only used for
-/// unpacking (below).
-const MAX_SCALE_8BIT: f32 = 127.0;
-/// Largest 16-bit scale: `128 * MAX_SCALE_16BIT >> 15`, rounded, is still below 128.
-pub(crate) const MAX_SCALE_16BIT: f32 = 32511.0;
-
-/// Writes eight blocks' scales as integer multiples, at most `max`, of a bf16 unit per row;
-/// returns the units.
-#[inline(always)]
-fn integer_scales(scales: &[[u16; LANES]; 8], max: f32, out: &mut [[i16; LANES]; 16]) -> [u16; LANES] {
-    let (mut values, mut largest) = ([[0f32; LANES]; 8], [0f32; LANES]);
-    for (values, scales) in values.iter_mut().zip(scales) {
-        for lane in 0..LANES {
-            values[lane] = half(scales[lane]);
-            largest[lane] = largest[lane].max(values[lane].abs());
-        }
-    }
-    let (mut units, mut inverse) = ([0u16; LANES], [0f32; LANES]);
-    for lane in 0..LANES {
-        let (one, inverse_of_one) = unit(largest[lane] / max);
-        (units[lane], inverse[lane]) = (high_half(one), inverse_of_one);
-    }
-    for (out, values) in out.iter_mut().zip(&values) {
-        for lane in 0..LANES {
-            // `min` and `max` return the other operand for NaN.
-            let whole = max.min((values[lane] * inverse[lane]).max(-max));
-            out[lane] = (whole + ROUND).to_bits() as i16;
-        }
-    }
-    units
-}
-
-/// The smallest bf16 not below `exact`, and its inverse; zeros if it is not normal.
-#[inline(always)]
-pub(crate) fn unit(exact: f32) -> (f32, f32) {
-    let one = f32::from_bits(exact.to_bits().wrapping_add(0xffff) & 0xffff_0000);
-    if one.is_normal() { (one, 1.0 / one) } else { (0.0, 0.0) }
 }

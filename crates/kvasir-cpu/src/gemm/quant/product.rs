@@ -6,27 +6,27 @@
 //! disjoint outputs. GEMV over packed matrices also feeds the prefetch tuner (`prefetch/tuner.rs`)
 //! with timings.
 
-use crate::gemm::int8::activations::QuantActivations;
-use crate::gemm::int8::block::gemm;
-use crate::gemm::int8::gemv::{Panel, gemv};
-#[cfg(target_arch = "x86_64")]
-use crate::gemm::int8::gemv_x86;
-use crate::gemm::int8::panel_pair::BLOCK;
 use crate::gemm::output::{AT_ONCE, Output, token_blocks};
+use crate::gemm::quant::activations::QuantActivations;
+use crate::gemm::quant::gemm::{GemmScratch, ROWS, panel_times_rows, store_sums};
+use crate::gemm::quant::gemv::{Panel, gemv, tuner};
+use crate::gemm::quant::quantize::Codes;
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
-use crate::kernels::{Int8Gemm, Int8Gemv, SHORT};
+use crate::kernels::{FEW_ROWS, QuantKernel};
+use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
 use crate::threads::worker::Worker;
-use crate::weights::int8::format::SUPERBLOCK;
-use crate::weights::int8::layouts::{Layout, with_layout};
-use crate::weights::int8::panels::{QuantPanels, QuantReader};
 use crate::weights::panels::{PanelLayout, PanelScratch};
+use crate::weights::quant::layouts::{Layout, with_layout};
+use crate::weights::quant::panels::{QuantPanels, QuantReader};
 use std::ops::Range;
 
-/// Target bytes of weights per GEMV work item.
+/// Target bytes of weights per work item of few rows.
 const ITEM_BYTES: usize = 32 * 1024;
+/// Row count up to which a panel takes so little time that several form one work item.
+const SHORT: usize = 64;
 
 /// `out[row] = w x[row]` for at most [`AT_ONCE`] matrices with the same rows. The prologue `first`
 /// prepares `x`; the calling thread runs it before any work item.
@@ -53,9 +53,9 @@ pub(crate) fn matmul<'a, 'o: 'a>(
     multiply(threads, &products, first);
 }
 
-/// Whether `x` has room for `rows` rows with as many superblocks as the matrix.
+/// Whether `x` has room for `rows` rows with as many blocks as the matrix.
 pub(crate) fn fits(w: &QuantPanels, x: &QuantActivations, rows: usize) -> bool {
-    x.takes(rows) && x.superblocks * w.kind.format.planes == w.kind.superblocks
+    x.takes(rows) && x.blocks == w.kind.blocks
 }
 
 /// Runs all work items of the products as one parallel region.
@@ -83,23 +83,14 @@ fn multiply(threads: &ThreadPool, products: &[Option<Product<'_, '_>>], first: &
             }
         });
     };
-    #[cfg(target_arch = "x86_64")]
     if let Some(Some(first)) = products.first()
-        && there().all(|product| product.gemm.is_none() && product.w.is_packed())
+        && there().all(|product| product.block.is_none() && product.w.is_packed())
     {
         let bytes = there().map(|product| product.w.panels.bytes()).sum();
         let format = first.w.panels.kind.format;
-        return gemv_x86::tuner(format, first.x.superblocks, first.out.rows()).run(bytes, pieces, some);
+        return tuner(format, first.x.blocks, first.out.rows()).run(bytes, pieces, some);
     }
     some(0..pieces);
-}
-
-/// How a product is multiplied as a GEMM.
-#[derive(Clone, Copy)]
-struct Gemm {
-    kernel: Int8Gemm,
-    /// Rows per work item.
-    block: usize,
 }
 
 /// One matrix product: weights, activations, output and its partitioning.
@@ -112,8 +103,8 @@ struct Product<'a, 'r> {
     pieces: usize,
     /// Panels per work item.
     panels: usize,
-    /// `None` for GEMV, whose items have all rows.
-    gemm: Option<Gemm>,
+    /// Rows per work item of a GEMM; `None` for GEMV, whose items have all rows.
+    block: Option<usize>,
     /// Runs one work item, monomorphized for the matrix's layout.
     work: unsafe fn(&Self, usize, &mut Worker),
 }
@@ -123,14 +114,11 @@ impl<'a, 'r> Product<'a, 'r> {
     fn new(isa: Isa, w: QuantReader<'a, 'r>, x: &'a QuantActivations, out: &'a Output<'a>) -> Self {
         let (all, rows) = (w.panels.panels(), out.rows());
         let work = with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut Worker));
-        let once = (ITEM_BYTES / w.panels.kind.panel_bytes().max(1)).clamp(1, 64);
-        if let Some(kernel) = Int8Gemm::of(w.panels.kind.format, isa, rows) {
-            let block = token_blocks(rows, x.superblocks * SUPERBLOCK).min(BLOCK);
-            let panels = if rows <= SHORT { once.next_multiple_of(2) } else { 2 };
-            let pieces = all.div_ceil(panels) * rows.div_ceil(block);
-            return Self { isa, w, x, out, pieces, panels, gemm: Some(Gemm { kernel, block }), work };
-        }
-        Self { isa, w, x, out, pieces: all.div_ceil(once), panels: once, gemm: None, work }
+        let panels = (ITEM_BYTES / w.panels.kind.panel_bytes().max(1)).clamp(1, 64);
+        let block = (rows > FEW_ROWS).then(|| token_blocks(rows, x.blocks * size_of::<Codes>()).min(ROWS));
+        let panels = if rows > SHORT { 1 } else { panels };
+        let pieces = all.div_ceil(panels) * block.map_or(1, |block| rows.div_ceil(block));
+        Self { isa, w, x, out, pieces, panels, block, work }
     }
 
     /// Runs one work item.
@@ -139,21 +127,31 @@ impl<'a, 'r> Product<'a, 'r> {
     /// The matrix must have the layout. No other thread may write the outputs of its panels.
     unsafe fn piece_of<L: Layout>(&self, piece: usize, worker: &mut Worker) {
         let Self { isa, w, x, out, .. } = *self;
-        let all = w.panels.panels();
-        let some = |group: usize| -> Range<usize> { group * self.panels..all.min((group + 1) * self.panels) };
-        if let Some(Gemm { kernel, block }) = self.gemm {
-            let groups = all.div_ceil(self.panels);
-            let (first, panels) = (piece / groups * block, some(piece % groups));
-            let rows = first..out.rows().min(first + block);
+        let (all, kernel) = (w.panels.panels(), QuantKernel::of(isa));
+        let groups = all.div_ceil(self.panels);
+        let first = piece % groups * self.panels;
+        let panels = first..all.min(first + self.panels);
+        let Some(block) = self.block else {
+            let scratch = worker.scratch::<PanelScratch>();
+            for n in panels {
+                let panel = Panel { bytes: w.panel(n, scratch), first: n * LANES };
+                // SAFETY: the rows exist; the caller guarantees the outputs.
+                unsafe { gemv::<L>(kernel, &panel, x, out) };
+            }
+            return;
+        };
+        let row = piece / groups * block;
+        let rows = row..out.rows().min(row + block);
+        let (scratch, kv_queue) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
+        for n in panels {
+            let panel = w.panel(n, &mut scratch.panel).as_ptr();
+            let kv_queue = isa.bf16_dot.then_some(&mut *kv_queue);
             // SAFETY: the kernel was chosen for this machine, and the rows exist; the caller
             // guarantees the outputs.
-            return unsafe { gemm::<L>(kernel, w, panels, x, rows, worker, out) };
-        }
-        let (kernel, scratch) = (Int8Gemv::of(isa), worker.scratch::<PanelScratch>());
-        for n in some(piece) {
-            let panel = Panel { bytes: w.panel(n, scratch), first: n * LANES };
-            // SAFETY: the rows exist; the caller guarantees the outputs.
-            unsafe { gemv::<L>(kernel, &panel, x, out) };
+            unsafe {
+                panel_times_rows::<L>(kernel, panel, x, rows.clone(), scratch, kv_queue);
+                store_sums(scratch, rows.clone(), n * LANES, out);
+            }
         }
     }
 }
