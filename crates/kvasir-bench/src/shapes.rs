@@ -56,7 +56,7 @@ pub(crate) fn shape(name: &str) -> Option<Value> {
             "max_position_embeddings": 32_768, "rope_theta": 1e6, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
             "hidden_act": "silu"})
         }
-        // Its layers of full attention alone, six of 24.
+        // Only the six full-attention layers of 24.
         "qwen3.5-0.8b-attention" => {
             json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 6, "hidden_size": 1024,
             "intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shape_is_a_program() {
+    fn every_shape_is_a_valid_model_config() {
         for name in SHAPES {
             let config = shape(name).unwrap_or_default();
             let source = kvasir_program::Source::of_config(config);

@@ -2,7 +2,7 @@
 //!
 //! | operand | instruction set | few rows | from this many rows |
 //! |---|---|---|---|
-//! | block-quantized | AMX | bf16 tiles of dequantized panels | |
+//! | block-quantized | AMX | bf16 tiles of dequantized panels | the same |
 //! | block-quantized | others: [`QuantKernel`] | `gemm::quant::gemv` | 5: `gemm::quant::gemm` |
 //! | bf16 | AMX | tiles | tiles |
 //! | bf16 | AVX-512 BF16, others | GEMV | 5, 9: [`Bf16Matmul::Vectors`] |
@@ -45,8 +45,8 @@ impl QuantKernel {
     }
 }
 
-/// Up to this many rows are multiplied by the integer GEMV, more by the GEMM.
-pub(crate) const FEW_ROWS: usize = 4;
+/// Row count up to which block-quantized matrices use GEMV.
+pub(crate) const MAX_GEMV_ROWS: usize = 4;
 
 /// Kernels of bf16 matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -152,7 +152,7 @@ impl Measured {
 /// Measured peak throughput per data type, in operations per second.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Arithmetic {
-    /// 8-bit integer operations.
+    /// 16-bit integer operations; bf16 operations with AMX.
     pub integer: f64,
     /// bf16 FLOPs.
     pub bf16: f64,

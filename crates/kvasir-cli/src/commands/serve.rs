@@ -372,7 +372,7 @@ fn stopped(cut: u64) -> String {
 
 fn precision_name(precision: Precision) -> &'static str {
     match precision {
-        Precision::Auto => "16-bit integer or bf16 activations",
+        Precision::Auto => "16-bit integer, bf16 or f32 activations, by weight type",
         Precision::Bf16x2 => "activations of two bf16 terms",
         Precision::F32 => "f32 activations",
     }

@@ -139,8 +139,8 @@ fn prefill_seconds(target: &Program, checkpoint: &Checkpoint, tokens: f64, peaks
         };
         let numbers = weight.shape.iter().product::<usize>() as f64;
         let peak = match checkpoint.tensor(&weight.name).map(|tensor| tensor.dtype).or(usual) {
-            Some(DType::F32) => peaks.f32,
-            Some(DType::F16 | DType::BF16) => peaks.bf16,
+            Some(DType::F32 | DType::F16) => peaks.f32,
+            Some(DType::BF16) => peaks.bf16,
             _ => peaks.integer,
         };
         seconds += 2.0 * numbers * share * tokens / peak;

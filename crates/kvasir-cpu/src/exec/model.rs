@@ -212,8 +212,8 @@ impl CpuModel {
         self.isa
     }
 
-    /// The default KV cache data type, whose error is no larger than that of the weights: f32 if
-    /// products are more exact than by default, f16 for weights of f16, bf16 otherwise.
+    /// The default KV cache data type: f32 for [`Precision::F32`] and [`Precision::Bf16x2`], f16 if
+    /// any matrix is stored as f16, bf16 otherwise.
     pub fn natural_kv(&self) -> KvType {
         match self.precision {
             Precision::F32 | Precision::Bf16x2 => KvType::F32,

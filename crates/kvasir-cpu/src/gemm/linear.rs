@@ -125,7 +125,6 @@ impl Prepared {
         new
     }
 
-    /// Quantizes one row.
     fn quantize(&self, x: &Operand<'_>, inputs: usize, row: usize, worker: &mut Worker) {
         // SAFETY: each row is written by one thread, and the buffer fits all rows.
         x.with(row, inputs, worker, |x| unsafe { self.quant.write(self.isa, row, 0, x) });

@@ -44,7 +44,7 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
             let rows_f32 = ActivationRows { values: &values, stride: inputs };
             matmul_bf16(&threads, isa, &w, &once, &mut output(a), &Prologue::none());
             matmul_bf16(&threads, isa, &w, &twice, &mut output(c), &Prologue::none());
-            if isa.multiplies_bf16() {
+            if isa.has_bf16_dot() {
                 d.fill(0.0);
             } else {
                 matmul_bf16(&threads, isa, &w, &whole, &mut output(d), &Prologue::none());
@@ -57,7 +57,7 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
             for rows in [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 25, 32, 33, 70] {
                 let got = run(isa, rows);
                 // Activations in f32 are for instruction sets without products of bf16.
-                let compared = if isa.multiplies_bf16() { 3 } else { 4 };
+                let compared = if isa.has_bf16_dot() { 3 } else { 4 };
                 for (got, want) in got.iter().zip(&reference).take(compared) {
                     assert!(got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()), "{isa} {rows}");
                 }

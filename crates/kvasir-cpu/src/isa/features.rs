@@ -99,14 +99,14 @@ impl Isa {
         self.vectors == VectorWidth::Bits512
     }
 
-    /// Whether there are products of bf16 numbers.
+    /// Whether the set has bf16 dot products (AVX-512 BF16 or AMX).
     #[inline]
-    pub(crate) fn multiplies_bf16(self) -> bool {
+    pub(crate) fn has_bf16_dot(self) -> bool {
         self.tiles || self.bf16_dot
     }
 
-    /// The set without products of bf16: kernels widen 16-bit floats to f32.
-    pub(crate) fn widening(self) -> Self {
+    /// The set without bf16 dot products: its kernels widen 16-bit floats to f32.
+    pub(crate) fn without_bf16_dot(self) -> Self {
         Self { tiles: false, bf16_dot: false, ..self }
     }
 

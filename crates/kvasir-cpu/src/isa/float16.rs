@@ -25,13 +25,13 @@ pub(crate) fn bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// A pair of bf16 to f32, that in the low half first.
+/// Widens two packed bf16 to f32, the low half first.
 #[inline(always)]
 pub(crate) fn bf16_pair(pair: u32) -> [f32; 2] {
     [pair << 16, pair & 0xffff_0000].map(f32::from_bits)
 }
 
-/// A pair of f16 to f32, that in the low half first.
+/// Widens two packed f16 to f32, the low half first.
 #[inline(always)]
 pub(crate) fn f16_pair(pair: u32) -> [f32; 2] {
     [half(pair as u16), half((pair >> 16) as u16)]

@@ -1,8 +1,8 @@
-//! Integer vector operations of the quantized kernels, under the same names for AVX-512 VNNI,
-//! AVX-VNNI, AVX2 and portable arrays.
+//! Vector operations of the quantized kernels: one vocabulary for AVX-512 VNNI, AVX-VNNI, AVX2 and
+//! arrays.
 //!
 //! `Ints` holds 16-bit pairs or 32-bit integers, one per output; `Floats` holds f32. A panel's 16
-//! outputs take `HALVES` vectors.
+//! outputs take `VECTORS` vectors; kernels call the index of one `half`.
 
 #[cfg(target_arch = "x86_64")]
 use crate::isa::vectors::operations;
@@ -18,10 +18,10 @@ pub(crate) mod v512 {
         splat as splat_floats, store, store_numbers as store_floats, zero,
     };
     /// Vectors per panel.
-    pub(crate) const HALVES: usize = 1;
-    /// Independent accumulators that hide the latency of `add_pairs` with one row.
+    pub(crate) const VECTORS: usize = 1;
+    /// Independent accumulators that hide the latency of `dot_pairs` with one row.
     pub(crate) const CHAINS: usize = 4;
-    /// Whether `add_pairs` is one instruction.
+    /// Whether `dot_pairs` is one instruction.
     pub(crate) const FUSED: bool = true;
 
     operations! { "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni":
@@ -29,24 +29,24 @@ pub(crate) mod v512 {
         fn splat32(v: i32) -> Ints = _mm512_set1_epi32(v);
         fn and(a: Ints, b: Ints) -> Ints = _mm512_and_si512(a, b);
         fn or(a: Ints, b: Ints) -> Ints = _mm512_or_si512(a, b);
-        fn left16(v: Ints, by: usize) -> Ints = _mm512_sll_epi16(v, _mm_cvtsi32_si128(by as i32));
-        fn right16(v: Ints, by: usize) -> Ints = _mm512_srl_epi16(v, _mm_cvtsi32_si128(by as i32));
-        fn right32(v: Ints, by: usize) -> Ints = _mm512_srl_epi32(v, _mm_cvtsi32_si128(by as i32));
+        fn shl16(v: Ints, by: usize) -> Ints = _mm512_sll_epi16(v, _mm_cvtsi32_si128(by as i32));
+        fn shr16(v: Ints, by: usize) -> Ints = _mm512_srl_epi16(v, _mm_cvtsi32_si128(by as i32));
+        fn shr32(v: Ints, by: usize) -> Ints = _mm512_srl_epi32(v, _mm_cvtsi32_si128(by as i32));
         /// Looks up bytes below 16 in the table that every 16-byte lane holds.
-        fn lookup(table: Ints, indices: Ints) -> Ints = _mm512_shuffle_epi8(table, indices);
+        fn shuffle_bytes(table: Ints, indices: Ints) -> Ints = _mm512_shuffle_epi8(table, indices);
         fn sub16(a: Ints, b: Ints) -> Ints = _mm512_sub_epi16(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm512_add_epi32(a, b);
         /// `sum + dot2(a, b)`: 16-bit pairs to 32 bits.
-        fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpwssd_epi32(sum, a, b);
-        fn floats(v: Ints) -> Floats = _mm512_cvtepi32_ps(v);
-        fn bits(v: Floats) -> Ints = _mm512_castps_si512(v);
-        fn times(a: Floats, b: Floats) -> Floats = _mm512_mul_ps(a, b);
+        fn dot_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpwssd_epi32(sum, a, b);
+        fn to_f32(v: Ints) -> Floats = _mm512_cvtepi32_ps(v);
+        fn to_bits(v: Floats) -> Ints = _mm512_castps_si512(v);
+        fn mul(a: Floats, b: Floats) -> Floats = _mm512_mul_ps(a, b);
     }
 
     /// Broadcasts 16 bytes to every 16-byte lane.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(crate) fn splat_lane(lane: &[u8; 16]) -> Ints {
+    pub(crate) fn broadcast_128(lane: &[u8; 16]) -> Ints {
         // SAFETY: 16 bytes.
         unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(lane.as_ptr().cast())) }
     }
@@ -57,7 +57,7 @@ pub(crate) mod v512 {
     /// A byte per output must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(crate) unsafe fn load_i8(at: *const u8) -> Floats {
+    pub(crate) unsafe fn load_i8_as_f32(at: *const u8) -> Floats {
         // SAFETY: the caller's bytes.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()))) }
     }
@@ -68,7 +68,7 @@ pub(crate) mod v512 {
     /// 16 bits per output must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(crate) unsafe fn load_f16(at: *const u8) -> Floats {
+    pub(crate) unsafe fn load_f16_as_f32(at: *const u8) -> Floats {
         // SAFETY: the caller's bytes.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
     }
@@ -79,7 +79,7 @@ pub(crate) mod v512 {
     /// 16 bits per output must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(crate) unsafe fn load_bf16(at: *const u8) -> Floats {
+    pub(crate) unsafe fn load_bf16_as_f32(at: *const u8) -> Floats {
         // SAFETY: the caller's bytes.
         let bits = unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast())) };
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
@@ -97,10 +97,10 @@ pub(crate) mod v256 {
         splat as splat_floats, store, store_numbers as store_floats, zero,
     };
     /// Vectors per panel.
-    pub(crate) const HALVES: usize = 2;
+    pub(crate) const VECTORS: usize = 2;
     /// One accumulator per row is enough: an addition has a latency of one cycle.
     pub(crate) const CHAINS: usize = 1;
-    /// `add_pairs` is two instructions.
+    /// `dot_pairs` is two instructions.
     pub(crate) const FUSED: bool = false;
 
     operations! { "avx2,fma,f16c":
@@ -108,24 +108,24 @@ pub(crate) mod v256 {
         fn splat32(v: i32) -> Ints = _mm256_set1_epi32(v);
         fn and(a: Ints, b: Ints) -> Ints = _mm256_and_si256(a, b);
         fn or(a: Ints, b: Ints) -> Ints = _mm256_or_si256(a, b);
-        fn left16(v: Ints, by: usize) -> Ints = _mm256_sll_epi16(v, _mm_cvtsi32_si128(by as i32));
-        fn right16(v: Ints, by: usize) -> Ints = _mm256_srl_epi16(v, _mm_cvtsi32_si128(by as i32));
-        fn right32(v: Ints, by: usize) -> Ints = _mm256_srl_epi32(v, _mm_cvtsi32_si128(by as i32));
+        fn shl16(v: Ints, by: usize) -> Ints = _mm256_sll_epi16(v, _mm_cvtsi32_si128(by as i32));
+        fn shr16(v: Ints, by: usize) -> Ints = _mm256_srl_epi16(v, _mm_cvtsi32_si128(by as i32));
+        fn shr32(v: Ints, by: usize) -> Ints = _mm256_srl_epi32(v, _mm_cvtsi32_si128(by as i32));
         /// Looks up bytes below 16 in the table that every 16-byte lane holds.
-        fn lookup(table: Ints, indices: Ints) -> Ints = _mm256_shuffle_epi8(table, indices);
+        fn shuffle_bytes(table: Ints, indices: Ints) -> Ints = _mm256_shuffle_epi8(table, indices);
         fn sub16(a: Ints, b: Ints) -> Ints = _mm256_sub_epi16(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm256_add_epi32(a, b);
         /// `sum + dot2(a, b)`: 16-bit pairs to 32 bits.
-        fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
-        fn floats(v: Ints) -> Floats = _mm256_cvtepi32_ps(v);
-        fn bits(v: Floats) -> Ints = _mm256_castps_si256(v);
-        fn times(a: Floats, b: Floats) -> Floats = _mm256_mul_ps(a, b);
+        fn dot_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+        fn to_f32(v: Ints) -> Floats = _mm256_cvtepi32_ps(v);
+        fn to_bits(v: Floats) -> Ints = _mm256_castps_si256(v);
+        fn mul(a: Floats, b: Floats) -> Floats = _mm256_mul_ps(a, b);
     }
 
     /// Broadcasts 16 bytes to every 16-byte lane.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(crate) fn splat_lane(lane: &[u8; 16]) -> Ints {
+    pub(crate) fn broadcast_128(lane: &[u8; 16]) -> Ints {
         // SAFETY: 16 bytes.
         unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(lane.as_ptr().cast())) }
     }
@@ -136,7 +136,7 @@ pub(crate) mod v256 {
     /// A byte per output must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(crate) unsafe fn load_i8(at: *const u8) -> Floats {
+    pub(crate) unsafe fn load_i8_as_f32(at: *const u8) -> Floats {
         // SAFETY: the caller's bytes.
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) }
     }
@@ -147,7 +147,7 @@ pub(crate) mod v256 {
     /// 16 bits per output must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(crate) unsafe fn load_f16(at: *const u8) -> Floats {
+    pub(crate) unsafe fn load_f16_as_f32(at: *const u8) -> Floats {
         // SAFETY: the caller's bytes.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
     }
@@ -158,7 +158,7 @@ pub(crate) mod v256 {
     /// 16 bits per output must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(crate) unsafe fn load_bf16(at: *const u8) -> Floats {
+    pub(crate) unsafe fn load_bf16_as_f32(at: *const u8) -> Floats {
         // SAFETY: the caller's bytes.
         let bits = unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast())) };
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
@@ -172,14 +172,14 @@ pub(crate) mod v256_vnni {
     use std::arch::x86_64::*;
 
     pub(crate) use super::v256::*;
-    /// Independent accumulators that hide the latency of `add_pairs` with one row.
+    /// Independent accumulators that hide the latency of `dot_pairs` with one row.
     pub(crate) const CHAINS: usize = 4;
-    /// Whether `add_pairs` is one instruction.
+    /// Whether `dot_pairs` is one instruction.
     pub(crate) const FUSED: bool = true;
 
     operations! { "avx2,fma,f16c,avxvnni":
         /// `sum + dot2(a, b)`: 16-bit pairs to 32 bits.
-        fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpwssd_avx_epi32(sum, a, b);
+        fn dot_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpwssd_avx_epi32(sum, a, b);
     }
 }
 
@@ -192,10 +192,10 @@ pub(crate) mod portable {
     pub(crate) type Ints = [u32; LANES];
     pub(crate) type Floats = [f32; LANES];
     /// Vectors per panel.
-    pub(crate) const HALVES: usize = 1;
+    pub(crate) const VECTORS: usize = 1;
     /// Independent accumulators per row.
     pub(crate) const CHAINS: usize = 1;
-    /// `add_pairs` is several instructions.
+    /// `dot_pairs` is several instructions.
     pub(crate) const FUSED: bool = false;
 
     macro_rules! operations {
@@ -216,9 +216,9 @@ pub(crate) mod portable {
         fn splat_floats(v: f32) -> Floats = [v; LANES];
         fn and(a: Ints, b: Ints) -> Ints = from_fn(|i| a[i] & b[i]);
         fn or(a: Ints, b: Ints) -> Ints = from_fn(|i| a[i] | b[i]);
-        fn left16(v: Ints, by: usize) -> Ints = from_fn(|i| (v[i] << by) & ((0xffff << by & 0xffff) * 0x1_0001));
-        fn right16(v: Ints, by: usize) -> Ints = from_fn(|i| (v[i] >> by) & ((0xffff >> by) * 0x1_0001));
-        fn right32(v: Ints, by: usize) -> Ints = from_fn(|i| v[i] >> by);
+        fn shl16(v: Ints, by: usize) -> Ints = from_fn(|i| (v[i] << by) & ((0xffff << by & 0xffff) * 0x1_0001));
+        fn shr16(v: Ints, by: usize) -> Ints = from_fn(|i| (v[i] >> by) & ((0xffff >> by) * 0x1_0001));
+        fn shr32(v: Ints, by: usize) -> Ints = from_fn(|i| v[i] >> by);
         fn sub16(a: Ints, b: Ints) -> Ints = from_fn(|i| {
             let low = (a[i] as u16).wrapping_sub(b[i] as u16);
             let high = ((a[i] >> 16) as u16).wrapping_sub((b[i] >> 16) as u16);
@@ -226,23 +226,23 @@ pub(crate) mod portable {
         });
         fn add32(a: Ints, b: Ints) -> Ints = from_fn(|i| a[i].wrapping_add(b[i]));
         /// `sum + dot2(a, b)`: 16-bit pairs to 32 bits.
-        fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = from_fn(|i| {
+        fn dot_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = from_fn(|i| {
             let product = |a: u32, b: u32| i32::from(a as i16) * i32::from(b as i16);
             let pair = product(a[i], b[i]).wrapping_add(product(a[i] >> 16, b[i] >> 16));
             sum[i].wrapping_add(pair as u32)
         });
-        fn floats(v: Ints) -> Floats = v.map(|v| v as i32 as f32);
-        fn bits(v: Floats) -> Ints = v.map(f32::to_bits);
-        fn times(a: Floats, b: Floats) -> Floats = from_fn(|i| a[i] * b[i]);
+        fn to_f32(v: Ints) -> Floats = v.map(|v| v as i32 as f32);
+        fn to_bits(v: Floats) -> Ints = v.map(f32::to_bits);
+        fn mul(a: Floats, b: Floats) -> Floats = from_fn(|i| a[i] * b[i]);
         /// `a * b + c`
         fn fma(a: Floats, b: Floats, c: Floats) -> Floats = from_fn(|i| a[i].mul_add(b[i], c[i]));
         /// Looks up bytes below 16 in the table that every 16-byte lane holds.
-        fn lookup(table: Ints, indices: Ints) -> Ints = from_fn(|i| {
+        fn shuffle_bytes(table: Ints, indices: Ints) -> Ints = from_fn(|i| {
             let byte = |index: u8| (table[usize::from(index) / 4] >> (index % 4 * 8)) as u8;
             u32::from_le_bytes(indices[i].to_le_bytes().map(byte))
         });
         /// Broadcasts 16 bytes to every 16-byte lane.
-        fn splat_lane(lane: &[u8; 16]) -> Ints = from_fn(|i| u32::from_le_bytes(lane.as_chunks().0[i % 4]));
+        fn broadcast_128(lane: &[u8; 16]) -> Ints = from_fn(|i| u32::from_le_bytes(lane.as_chunks().0[i % 4]));
     }
 
     /// # Safety
@@ -282,7 +282,7 @@ pub(crate) mod portable {
     /// # Safety
     /// A byte per output must be readable at `at`.
     #[inline(always)]
-    pub(crate) unsafe fn load_i8(at: *const u8) -> Floats {
+    pub(crate) unsafe fn load_i8_as_f32(at: *const u8) -> Floats {
         // SAFETY: the caller's bytes.
         unsafe { at.cast::<[i8; LANES]>().read() }.map(f32::from)
     }
@@ -292,7 +292,7 @@ pub(crate) mod portable {
     /// # Safety
     /// 16 bits per output must be readable at `at`.
     #[inline(always)]
-    pub(crate) unsafe fn load_f16(at: *const u8) -> Floats {
+    pub(crate) unsafe fn load_f16_as_f32(at: *const u8) -> Floats {
         // SAFETY: the caller's bytes.
         unsafe { at.cast::<[u16; LANES]>().read_unaligned() }.map(|v| half(u16::from_le(v)))
     }
@@ -302,7 +302,7 @@ pub(crate) mod portable {
     /// # Safety
     /// 16 bits per output must be readable at `at`.
     #[inline(always)]
-    pub(crate) unsafe fn load_bf16(at: *const u8) -> Floats {
+    pub(crate) unsafe fn load_bf16_as_f32(at: *const u8) -> Floats {
         // SAFETY: the caller's bytes.
         unsafe { at.cast::<[u16; LANES]>().read_unaligned() }.map(|v| bf16(u16::from_le(v)))
     }

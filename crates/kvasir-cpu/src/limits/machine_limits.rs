@@ -21,8 +21,8 @@ use std::time::Instant;
 pub struct MachineLimits {
     /// Read bandwidth of memory, in bytes per second.
     pub bandwidth: f64,
-    /// Operations per second on 16-bit integers; a multiply-add counts as two. With tiles, integer
-    /// weights are multiplied in bf16, and this is that limit.
+    /// 16-bit integer operations per second; a multiply-add counts as two. With AMX this equals
+    /// `bf16`: quantized weights are dequantized to bf16.
     pub integer: f64,
     /// bf16 operations per second; a multiply-add counts as two.
     pub bf16: f64,

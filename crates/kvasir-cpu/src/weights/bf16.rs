@@ -49,7 +49,7 @@ pub(crate) trait TileLayout: PanelLayout {
         false
     }
 
-    /// Panel `n` as bf16 tiles.
+    /// The tiles of panel `n`, dequantized into `scratch` if it is block-quantized.
     fn tiles<'p>(reader: &'p PanelReader<'_, '_, Self>, n: usize, scratch: &'p mut TileScratch) -> &'p [u8]
     where
         Self: Sized;

@@ -5,8 +5,8 @@ use crate::weights::source::WeightSource;
 use kvasir_formats::{DType, Error};
 use kvasir_program::{Op, Program, Role, Weight};
 
-/// MXFP4 experts of fewer weights are computed at [`Precision::Bf16x2`].
-const SMALL_EXPERTS: usize = 1 << 20;
+/// MXFP4 tensors of fewer weights are not multiplied as integers.
+const MIN_QUANTIZED_EXPERT: usize = 1 << 20;
 
 /// Arithmetic precision of matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,7 +16,8 @@ pub enum Precision {
     /// bf16 weights times activations split into two bf16 terms (at least 16 bits); all else in
     /// f32.
     Bf16x2,
-    /// The fastest kernels that are batch-invariant: 16-bit integer or bf16 activations.
+    /// The fastest batch-invariant kernels: activations in 16-bit integers, bf16 or f32, by weight
+    /// type and instruction set.
     #[default]
     Auto,
 }
@@ -40,7 +41,7 @@ impl Precision {
             let dtype = source.stored(&weight.name, &weight.shape)?.map(|stored| stored.dtype);
             let weights: usize = weight.shape.iter().product();
             let integers = dtype.is_some_and(|dtype| {
-                Format::of(dtype).is_some() && !(dtype == DType::Mxfp4 && weights < SMALL_EXPERTS)
+                Format::of(dtype).is_some() && !(dtype == DType::Mxfp4 && weights < MIN_QUANTIZED_EXPERT)
             });
             match dtype {
                 Some(DType::F32) => {}

@@ -86,7 +86,7 @@ impl Run<'_> {
         // `out`.
         unsafe {
             match self.model.precision {
-                Precision::Auto if !self.pools[0].kind().exceeds_bf16() => {
+                Precision::Auto if !self.pools[0].kind().needs_f32_attention() => {
                     attend.run(threads, &mut m.group_ends, &results);
                 }
                 _ => attend_f32(&attend, threads, &results),

@@ -1,8 +1,8 @@
 //! Activations in AMX tile layout: the A operand of the bf16 GEMM.
 //!
 //! Each f32 activation is stored as one bf16, or as a sum of two bf16 (`Bf16Terms::Two`) for nearly
-//! f32 precision at twice the multiply-adds. Instruction sets without products of bf16 widen bf16
-//! weights to f32; there activations stay f32 (`Bf16Terms::Whole`). Rows are written independently,
+//! f32 precision at twice the multiply-adds. Without bf16 dot products, weights are widened
+//! to f32 and activations stay f32 (`Bf16Terms::Whole`). Rows are written independently,
 //! so the values of a row do not depend on the batch.
 
 use crate::isa::dispatch::per_isa;
@@ -30,15 +30,15 @@ pub(crate) enum Bf16Terms {
     /// Two: the nearest bf16 and the bf16 nearest to the remainder, at least 16 significant bits in
     /// all. The tile of remainders follows the tile of leading terms.
     Two,
-    /// None: the f32 itself.
+    /// No bf16: the f32 itself.
     Whole,
 }
 
 impl Bf16Terms {
-    /// The terms of the default precision, or of [`Precision::Bf16x2`].
+    /// The terms of activations that meet bf16 weights.
     pub(crate) fn of(isa: Isa, precision: Precision) -> Self {
         match precision {
-            _ if !isa.multiplies_bf16() => Self::Whole,
+            _ if !isa.has_bf16_dot() => Self::Whole,
             Precision::Bf16x2 => Self::Two,
             Precision::Auto | Precision::F32 => Self::One,
         }

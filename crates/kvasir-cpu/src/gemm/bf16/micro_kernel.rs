@@ -55,12 +55,12 @@ impl OperandB {
         unsafe { load_b(isa, &mut self.0, tile) };
     }
 
-    /// `load` of a tile of f16, widened to f32.
+    /// Loads a tile of f16, widened to f32.
     ///
     /// # Safety
     /// 1024 bytes must be readable at `tile`.
     pub(crate) unsafe fn load_f16(&mut self, isa: Isa, tile: *const u8) {
-        debug_assert!(!isa.multiplies_bf16());
+        debug_assert!(!isa.has_bf16_dot());
         // SAFETY: the caller's tile.
         unsafe { load_b_f16(isa, &mut self.0, tile) };
     }

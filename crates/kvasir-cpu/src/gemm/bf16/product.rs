@@ -32,8 +32,8 @@ pub(crate) fn matmul_bf16<K: TileLayout>(
     first: &Prologue<'_>,
 ) {
     assert!(x.takes(out.rows()) && x.steps == w.kind.steps() * x.terms_per_step(), "rows and matrix fit");
-    // Products of bf16 do not take f16.
-    let isa = if w.kind.is_f16() { isa.widening() } else { isa };
+    // bf16 dot products cannot read f16 weights, which are widened to f32 instead.
+    let isa = if w.kind.is_f16() { isa.without_bf16_dot() } else { isa };
     w.read(threads, |w| {
         let product = Product { threads, isa, w, x, out, first };
         match Bf16Matmul::of(isa, out.rows()) {

@@ -1,11 +1,11 @@
 //! Quantized activations: the operand of the integer GEMM and GEMV, 16-bit codes.
 //!
-//! Symmetric quantization with one f32 scale per row and block of 32 inputs. The rule looks at one
-//! block of one row only, so a row's codes do not depend on the batch.
+//! Symmetric quantization with one f32 scale per row and block of 32 inputs. A scale depends
+//! on one block of one row only, so a row's codes do not depend on the batch.
 //!
-//! Per tile (16 rows) and block: 16 x 64 bytes of codes, and a `BlockHead` for each row.
+//! Per tile (16 rows) and block: 16 x 64 bytes of codes, and a `ActivationScale` for each row.
 
-use crate::gemm::quant::quantize::{BlockHead, Codes, quantize};
+use crate::gemm::quant::quantize::{ActivationScale, Codes, quantize};
 use crate::isa::features::Isa;
 use crate::isa::tile::TILE;
 use crate::memory::buffer::Buffer;
@@ -17,7 +17,7 @@ pub(crate) struct QuantActivations {
     pub(crate) blocks: usize,
     tiles: usize,
     codes: Buffer,
-    heads: Buffer,
+    scales: Buffer,
 }
 
 impl QuantActivations {
@@ -25,8 +25,8 @@ impl QuantActivations {
     pub(crate) fn new(rows: usize, inputs: usize) -> io::Result<Self> {
         let (tiles, blocks) = (rows.div_ceil(TILE), inputs.div_ceil(BLOCK));
         let codes = Buffer::in_huge_pages(tiles * blocks * TILE * size_of::<Codes>())?;
-        let heads = Buffer::in_huge_pages(tiles * blocks * TILE * size_of::<BlockHead>())?;
-        Ok(Self { blocks, tiles, codes, heads })
+        let scales = Buffer::in_huge_pages(tiles * blocks * TILE * size_of::<ActivationScale>())?;
+        Ok(Self { blocks, tiles, codes, scales })
     }
 
     /// Reinterprets the same memory as at least `rows` rows of `inputs` numbers. Panics if they do
@@ -56,8 +56,8 @@ impl QuantActivations {
 
     /// Scale and sums of a row's block; the next rows of the tile follow.
     #[inline(always)]
-    pub(crate) fn heads(&self, row: usize, block: usize) -> *const BlockHead {
-        self.heads.ptr().cast::<BlockHead>().wrapping_add(self.at(row, block))
+    pub(crate) fn scales(&self, row: usize, block: usize) -> *const ActivationScale {
+        self.scales.ptr().cast::<ActivationScale>().wrapping_add(self.at(row, block))
     }
 
     /// Quantizes `x` into row `row`, from block `first` on. The last block is padded with zeros.
@@ -74,7 +74,7 @@ impl QuantActivations {
             // SAFETY: the block belongs to this row alone and lies within the buffers.
             unsafe {
                 let codes = self.codes(row, first + block).cast_mut().cast::<Codes>();
-                quantize(isa, x, &mut *codes, &mut *self.heads(row, first + block).cast_mut());
+                quantize(isa, x, &mut *codes, &mut *self.scales(row, first + block).cast_mut());
             }
         }
     }

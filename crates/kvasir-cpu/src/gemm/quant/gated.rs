@@ -1,6 +1,6 @@
 //! Fused gate and up projection (SwiGLU) for GEMM: `out = act(gate x) * (up x)`, quantized.
 //!
-//! One work item is a range of panels x a block of rows. For each panel, gate and up are multiplied
+//! One work item is two panels (32 outputs) x a block of rows. For each panel, gate and up are multiplied
 //! and activated; each finished block of 32 outputs is quantized straight into the operand of the
 //! down projection. No f32 intermediate goes to memory. The bits equal those of the separate steps;
 //! `tests.rs` checks this.
@@ -12,7 +12,7 @@ use crate::gemm::quant::product::fits;
 use crate::gemm::quant::quantize::Codes;
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
-use crate::kernels::{FEW_ROWS, QuantKernel};
+use crate::kernels::{MAX_GEMV_ROWS, QuantKernel};
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::rowwise::gate as activate;
 use crate::threads::pool::ThreadPool;
@@ -35,7 +35,7 @@ struct GatedScratch {
     rows: Vec<[f32; BLOCK]>,
 }
 
-/// Gate and up matrices of one format and shape, the activation that joins them, and the kernel.
+/// Gate and up matrices of one format and shape, and the activation that combines them.
 pub(crate) struct Gated<'w> {
     gate: &'w QuantPanels,
     up: &'w QuantPanels,
@@ -52,7 +52,7 @@ struct WorkItem<'a, 'g, 'u> {
 }
 
 impl<'w> Gated<'w> {
-    /// The fused product, if there is a kernel for these matrices that pays for `rows` rows.
+    /// `None` if the matrices differ in format or shape, for rows that GEMV multiplies, and with AMX.
     pub(crate) fn new(
         isa: Isa,
         [gate, up]: [&'w QuantPanels; 2],
@@ -61,7 +61,7 @@ impl<'w> Gated<'w> {
     ) -> Option<Self> {
         let alike = gate.kind.format == up.kind.format
             && (gate.kind.blocks, gate.outputs) == (up.kind.blocks, up.outputs);
-        (alike && rows > FEW_ROWS && !isa.tiles).then_some(Self { gate, up, activation, isa })
+        (alike && rows > MAX_GEMV_ROWS && !isa.tiles).then_some(Self { gate, up, activation, isa })
     }
 
     /// `to[row] = quantize(act(gate x[row]) * (up x[row]))` for the first `rows` rows. The bits are
@@ -73,9 +73,9 @@ impl<'w> Gated<'w> {
         rows: usize,
         to: &QuantActivations,
     ) {
-        assert!(fits(self.gate, x, rows), "rows and matrices fit");
+        assert!(fits(self.gate, x, rows), "the activations hold the rows and blocks of the matrices");
         let blocks = self.gate.outputs.div_ceil(BLOCK);
-        assert!(to.takes(rows) && to.blocks == blocks, "and what comes of them");
+        assert!(to.takes(rows) && to.blocks == blocks, "the output holds the rows and blocks");
         let at_once = token_blocks(rows, x.blocks * size_of::<Codes>()).min(ROWS);
         self.gate.read(threads, |gate| {
             self.up.read(threads, |up| {

@@ -1,9 +1,8 @@
 //! Integer GEMM: panels times blocks of rows.
 //!
-//! 1. A superblock of the panel is unpacked into L1 once per block of rows: weights as 16-bit pairs
-//!    less their zero, scales and mins as f32.
-//! 2. As many rows are multiplied at once as there are registers for their sums; each product
-//!    broadcasts two codes.
+//! 1. A superblock of the panel is unpacked into L1 once per row block: weights as 16-bit pairs minus
+//!    the zero point, scales and mins as f32.
+//! 2. A register block multiplies up to `AT_ONCE` rows; each dot product broadcasts two activations.
 //! 3. The exact integer sums of a sub-block are scaled and added to the row's f32 sums.
 //!
 //! Bits equal those of `gemv.rs`; `tests.rs` checks this.
@@ -15,12 +14,12 @@ use crate::kernels::{QuantKernel, kv_prefetch_fits};
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::weights::panels::PanelScratch;
-use crate::weights::quant::format::{BLOCKS, LINES};
+use crate::weights::quant::format::{BLOCKS_PER_SUPERBLOCK, LINES};
 use crate::weights::quant::layouts::Layout;
-use crate::weights::quant::unpack::BlockAt;
+use crate::weights::quant::unpack::BlockPtr;
 use std::ops::Range;
 
-/// Rows per block: they share one unpacked superblock.
+/// Rows per row block, which share one unpacked superblock.
 pub(crate) const ROWS: usize = 512;
 
 /// Pairs of inputs per block.
@@ -30,27 +29,31 @@ const PAIRS: usize = LINES * 2;
 #[repr(C, align(64))]
 struct Unpacked {
     /// 16-bit weights, a pair of inputs of each output per line.
-    pairs: [[[u32; LANES]; PAIRS]; BLOCKS],
-    /// Per sub-block of a block.
-    scales: [[[f32; LANES]; 2]; BLOCKS],
-    mins: [[[f32; LANES]; 2]; BLOCKS],
+    pairs: [[[u32; LANES]; PAIRS]; BLOCKS_PER_SUPERBLOCK],
+    /// `[block][sub-block][output]`; the second sub-block is unused where sub-blocks have 32 inputs.
+    scales: [[[f32; LANES]; 2]; BLOCKS_PER_SUPERBLOCK],
+    mins: [[[f32; LANES]; 2]; BLOCKS_PER_SUPERBLOCK],
 }
 
 /// Scratch of one worker for the integer GEMM.
 #[repr(C, align(64))]
 pub(crate) struct GemmScratch {
     unpacked: Unpacked,
-    /// f32 sums of a block's rows.
+    /// f32 sums of one row block.
     pub(crate) sums: [[f32; LANES]; ROWS],
-    /// A panel that is made on the fly.
+    /// A panel packed on the fly.
     pub(crate) panel: PanelScratch,
 }
 
 impl Default for GemmScratch {
     fn default() -> Self {
-        let zeros = [[[0.0; LANES]; 2]; BLOCKS];
+        let zeros = [[[0.0; LANES]; 2]; BLOCKS_PER_SUPERBLOCK];
         Self {
-            unpacked: Unpacked { pairs: [[[0; LANES]; PAIRS]; BLOCKS], scales: zeros, mins: zeros },
+            unpacked: Unpacked {
+                pairs: [[[0; LANES]; PAIRS]; BLOCKS_PER_SUPERBLOCK],
+                scales: zeros,
+                mins: zeros,
+            },
             sums: [[0.0; LANES]; ROWS],
             panel: PanelScratch::default(),
         }
@@ -121,15 +124,15 @@ macro_rules! kernels {
             ) {
                 sums[..rows.len()].fill([0.0; LANES]);
                 let prefetches_kv = kv_prefetch_fits(rows.len());
-                for first in (0..x.blocks).step_by(BLOCKS) {
-                    let blocks = first..x.blocks.min(first + BLOCKS);
+                for first in (0..x.blocks).step_by(BLOCKS_PER_SUPERBLOCK) {
+                    let blocks = first..x.blocks.min(first + BLOCKS_PER_SUPERBLOCK);
                     let page = kv_queue.as_mut().filter(|_| prefetches_kv).and_then(|queue| queue.next());
                     for (i, block) in blocks.clone().enumerate() {
                         if let Some(page) = page {
-                            page.prefetch(i, BLOCKS);
+                            page.prefetch(i, BLOCKS_PER_SUPERBLOCK);
                         }
                         // SAFETY: a block of the caller's panel.
-                        unsafe { unpack::<L>(BlockAt::of::<L>(panel, block), i, unpacked) };
+                        unsafe { unpack::<L>(BlockPtr::of::<L>(panel, block), i, unpacked) };
                     }
                     let (mut row, mut left) = (rows.start, &mut sums[..rows.len()]);
                     while !left.is_empty() {
@@ -160,15 +163,15 @@ macro_rules! kernels {
             /// The block must be of layout `L`.
             #[inline]
             #[$features]
-            unsafe fn unpack<L: Layout>(block: BlockAt, i: usize, to: &mut Unpacked) {
+            unsafe fn unpack<L: Layout>(block: BlockPtr, i: usize, to: &mut Unpacked) {
                 let f = L::FORMAT;
-                let zero = splat16(f.zero as u16);
-                // The same lines of the next superblock.
+                let zero = splat16(f.zero_point as u16);
+                // Prefetches the same block of the next superblock.
                 for at in (0..f.block_bytes()).step_by(64) {
                     prefetch_line(CacheLevel::L2, block.at.wrapping_add(f.superblock_bytes() + at));
                 }
-                for half in 0..HALVES {
-                    let at = half * LANES / HALVES;
+                for half in 0..VECTORS {
+                    let at = half * LANES / VECTORS;
                     // SAFETY: the caller's block; half a line is writable.
                     unsafe {
                         for sub in 0..f.subs() {
@@ -185,7 +188,7 @@ macro_rules! kernels {
                         }
                         for n in 0..LINES {
                             for (odd, mut pairs) in line::<L>(block.at, half, n).into_iter().enumerate() {
-                                if f.zero != 0 {
+                                if f.zero_point != 0 {
                                     pairs = sub16(pairs, zero);
                                 }
                                 store(to.pairs[i][n * 2 + odd].as_mut_ptr().add(at).cast(), pairs);
@@ -210,43 +213,43 @@ macro_rules! kernels {
             ) {
                 let f = L::FORMAT;
                 let pairs_per_sub = PAIRS / f.subs();
-                // Without a fused dot product, the compiler must not know the trip count: it would
-                // unroll the loop, add products before they meet their sums, and spill registers.
+                // Without a fused dot product, `black_box` hides the trip count: the compiler would
+                // unroll the loop, add products to each other before the sums, and spill registers.
                 let steps = if FUSED { pairs_per_sub } else { std::hint::black_box(pairs_per_sub) };
                 for (i, block) in blocks.enumerate() {
-                    let (codes, heads) = (x.codes(row, block).cast::<i32>(), x.heads(row, block));
+                    let (codes, x_scales) = (x.codes(row, block).cast::<i32>(), x.scales(row, block));
                     for sub in 0..f.subs() {
-                        let mut totals = [[zero(); R]; HALVES];
+                        let mut totals = [[zero(); R]; VECTORS];
                         for step in 0..steps {
                             let pair = sub * pairs_per_sub + step;
                             // SAFETY: pairs of the block; the caller's rows.
                             unsafe {
                                 let weights = w.pairs[i].as_ptr().add(pair).cast::<u8>();
-                                let mut pairs = [zero(); HALVES];
+                                let mut pairs = [zero(); VECTORS];
                                 for (half, pairs) in pairs.iter_mut().enumerate() {
                                     *pairs = load(weights.add(half * 32));
                                 }
                                 for n in 0..R {
                                     let x = splat32(*codes.add(n * PAIRS + pair));
-                                    for half in 0..HALVES {
-                                        totals[half][n] = add_pairs(totals[half][n], pairs[half], x);
+                                    for half in 0..VECTORS {
+                                        totals[half][n] = dot_pairs(totals[half][n], pairs[half], x);
                                     }
                                 }
                             }
                         }
-                        for half in 0..HALVES {
-                            let at = half * LANES / HALVES;
+                        for half in 0..VECTORS {
+                            let at = half * LANES / VECTORS;
                             // SAFETY: numbers of the sub-block; the caller's rows and sums.
                             unsafe {
                                 let scale = load_floats(w.scales[i][sub].as_ptr().add(at));
                                 for n in 0..R {
-                                    let head = &*heads.add(n);
+                                    let x_scale = &*x_scales.add(n);
                                     let to = sums[n].as_mut_ptr().add(at);
-                                    let scale = times(scale, splat_floats(head.scale));
-                                    let mut sum = fma(floats(totals[half][n]), scale, load_floats(to));
+                                    let scale = mul(scale, splat_floats(x_scale.scale));
+                                    let mut sum = fma(to_f32(totals[half][n]), scale, load_floats(to));
                                     if f.has_min {
                                         let min = load_floats(w.mins[i][sub].as_ptr().add(at));
-                                        sum = fma(min, splat_floats(head.sum(f, sub)), sum);
+                                        sum = fma(min, splat_floats(x_scale.sum(f, sub)), sum);
                                     }
                                     store_floats(to, sum);
                                 }

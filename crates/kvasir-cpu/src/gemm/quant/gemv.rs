@@ -1,17 +1,18 @@
 //! Integer GEMV for decode: one panel times a few rows. Weights are unpacked in registers.
 //!
 //! GEMV is bound by memory bandwidth. The software prefetch distance is tuned at run time by
-//! `prefetch/tuner.rs`, one tuner per (row count, bits of a code, panel length). One source is
+//! `prefetch/tuner.rs`, one tuner per class of row count, presence of mins, bits
+//! of a code and class of panel length. One source is
 //! compiled for all instruction sets.
 
 use crate::gemm::output::Output;
 use crate::gemm::quant::activations::QuantActivations;
 use crate::isa::tile::{LANES, TILE};
-use crate::kernels::QuantKernel;
+use crate::kernels::{MAX_GEMV_ROWS, QuantKernel};
 use crate::prefetch::tuner::PrefetchTuner;
-use crate::weights::quant::format::{BLOCKS, Format};
+use crate::weights::quant::format::{BLOCKS_PER_SUPERBLOCK, Format};
 use crate::weights::quant::layouts::Layout;
-use crate::weights::quant::unpack::BlockAt;
+use crate::weights::quant::unpack::BlockPtr;
 
 /// Prefetch tuners by row count, whether there are mins, bits of a code, and panel length: these
 /// change the time spent per cache line.
@@ -26,7 +27,7 @@ const LENGTH_CLASSES: usize = 8;
 /// more).
 pub(crate) fn tuner(format: Format, blocks: usize, rows: usize) -> &'static PrefetchTuner {
     let rows = rows.max(1).ilog2().min(2) as usize;
-    let length = ((blocks / BLOCKS).max(1).ilog2() as usize).min(LENGTH_CLASSES - 1);
+    let length = ((blocks / BLOCKS_PER_SUPERBLOCK).max(1).ilog2() as usize).min(LENGTH_CLASSES - 1);
     &TUNERS[rows][usize::from(format.has_min)][format.bits()][length]
 }
 
@@ -35,9 +36,6 @@ pub(crate) struct Panel<'a> {
     pub(crate) bytes: &'a [u8],
     pub(crate) first: usize,
 }
-
-/// Largest number of rows that are multiplied at once.
-const MAX_ROWS: usize = 4;
 
 /// One panel times all rows, some at a time.
 ///
@@ -53,8 +51,8 @@ pub(crate) unsafe fn gemv<L: Layout>(
     let (mut row, rows) = (0, out.rows());
     while row < rows {
         // Rows of one tile are contiguous.
-        let n = (rows - row).min(MAX_ROWS).min(TILE - row % TILE);
-        let mut sums = [[0.0; LANES]; MAX_ROWS];
+        let n = (rows - row).min(MAX_GEMV_ROWS).min(TILE - row % TILE);
+        let mut sums = [[0.0; LANES]; MAX_GEMV_ROWS];
         macro_rules! rows {
             ($module:ident) => {
                 match n {
@@ -89,7 +87,7 @@ macro_rules! kernels {
             use crate::isa::int_vectors::$vectors::*;
             use crate::weights::quant::unpack::$unpack::{line, mins, scales};
 
-            /// Number of independent accumulators per row, which hide the latency of `add_pairs`.
+            /// Number of independent accumulators per row, which hide the latency of `dot_pairs`.
             const fn chains(rows: usize) -> usize {
                 if rows < CHAINS { CHAINS / rows } else { 1 }
             }
@@ -104,23 +102,24 @@ macro_rules! kernels {
                 panel: *const u8,
                 x: &QuantActivations,
                 row: usize,
-                out: &mut [[f32; LANES]; MAX_ROWS],
+                out: &mut [[f32; LANES]; MAX_GEMV_ROWS],
             ) {
                 let f = L::FORMAT;
                 let distance = tuner(f, x.blocks, N).distance();
-                let mut sums = [[zero_floats(); N]; HALVES];
+                let mut sums = [[zero_floats(); N]; VECTORS];
                 for block in 0..x.blocks {
-                    let w = BlockAt::of::<L>(panel, block);
+                    let w = BlockPtr::of::<L>(panel, block);
                     distance.prefetch(w.at, const { L::FORMAT.block_bytes().div_ceil(64) });
-                    let (codes, heads) = (x.codes(row, block), x.heads(row, block));
+                    let (codes, x_scales) = (x.codes(row, block), x.scales(row, block));
                     for (half, sums) in sums.iter_mut().enumerate() {
                         for sub in 0..f.subs() {
                             // SAFETY: a block of the panel, and of the caller's rows.
                             unsafe {
                                 let mut totals = [[zero(); N]; CHAINS];
                                 for (n, total) in totals[0].iter_mut().enumerate() {
-                                    if f.zero != 0 {
-                                        *total = splat32((*heads.add(n)).negated_sum(f, sub) * f.zero);
+                                    if f.zero_point != 0 {
+                                        *total =
+                                            splat32((*x_scales.add(n)).negated_sum(f, sub) * f.zero_point);
                                     }
                                 }
                                 for i in sub * f.sub / 4..(sub + 1) * f.sub / 4 {
@@ -129,7 +128,7 @@ macro_rules! kernels {
                                         for (odd, pairs) in pairs.into_iter().enumerate() {
                                             let total = &mut totals[(i * 2 + odd) % chains(N)][n];
                                             let x = splat32((*codes.add(n))[i * 2 + odd]);
-                                            *total = add_pairs(*total, pairs, x);
+                                            *total = dot_pairs(*total, pairs, x);
                                         }
                                     }
                                 }
@@ -139,13 +138,13 @@ macro_rules! kernels {
                                     for chain in &totals[1..chains(N)] {
                                         total = add32(total, chain[n]);
                                     }
-                                    let scale = times(scale, splat_floats((*heads.add(n)).scale));
-                                    *sum = fma(floats(total), scale, *sum);
+                                    let scale = mul(scale, splat_floats((*x_scales.add(n)).scale));
+                                    *sum = fma(to_f32(total), scale, *sum);
                                 }
                                 if f.has_min {
                                     let min = mins::<L>(w, half, sub);
                                     for (n, sum) in sums.iter_mut().enumerate() {
-                                        *sum = fma(min, splat_floats((*heads.add(n)).sum(f, sub)), *sum);
+                                        *sum = fma(min, splat_floats((*x_scales.add(n)).sum(f, sub)), *sum);
                                     }
                                 }
                             }

@@ -1,12 +1,14 @@
 //! Quantized GEMM and GEMV: block-quantized integer weights times 16-bit integer activations.
 //!
-//! Per sub-block `b` of 16 or 32 inputs, with integer weights `w` as stored and activations `x`:
+//! Per sub-block `b` of 16 or 32 inputs, with codes as stored and activations `x`:
 //!
-//! `y[o] += scale[b][o] * x_scale[b] * sum((w - zero) * x) + min[b][o] * x_scale[b] * sum(x)`
+//! `y[o] += scale[b][o] * x_scale[b] * sum((value(code) - zero_point) * x) + min[b][o] * x_scale[b] *
+//! sum(x)`
 //!
 //! Sums within a sub-block are exact integers; across sub-blocks there is one f32 chain per output,
-//! in order. Hence every kernel gives the same bits, and a row's result does not depend on the
-//! batch. `tests.rs` compares all formats, instruction sets and row counts with a scalar reference.
+//! in order. Hence every integer kernel gives the same bits, and a row's result does not depend on
+//! the batch. `tests.rs` compares all formats, instruction sets and row counts with the portable
+//! kernel bit by bit, and with f64 products.
 //!
 //! - `activations.rs`, `quantize.rs`: quantization of activations to 16 bits.
 //! - `gemv.rs`: few rows. `gemm.rs`: blocks of more rows.

@@ -13,7 +13,7 @@ use crate::gemm::quant::gemv::{Panel, gemv, tuner};
 use crate::gemm::quant::quantize::Codes;
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
-use crate::kernels::{FEW_ROWS, QuantKernel};
+use crate::kernels::{MAX_GEMV_ROWS, QuantKernel};
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
@@ -23,10 +23,10 @@ use crate::weights::quant::layouts::{Layout, with_layout};
 use crate::weights::quant::panels::{QuantPanels, QuantReader};
 use std::ops::Range;
 
-/// Target bytes of weights per work item of few rows.
+/// Target bytes of weights per work item of at most [`MAX_ROWS_PER_ITEM`] rows.
 const ITEM_BYTES: usize = 32 * 1024;
-/// Row count up to which a panel takes so little time that several form one work item.
-const SHORT: usize = 64;
+/// Row count up to which a work item holds several panels, because one takes too little time.
+const MAX_ROWS_PER_ITEM: usize = 64;
 
 /// `out[row] = w x[row]` for at most [`AT_ONCE`] matrices with the same rows. The prologue `first`
 /// prepares `x`; the calling thread runs it before any work item.
@@ -115,8 +115,9 @@ impl<'a, 'r> Product<'a, 'r> {
         let (all, rows) = (w.panels.panels(), out.rows());
         let work = with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut Worker));
         let panels = (ITEM_BYTES / w.panels.kind.panel_bytes().max(1)).clamp(1, 64);
-        let block = (rows > FEW_ROWS).then(|| token_blocks(rows, x.blocks * size_of::<Codes>()).min(ROWS));
-        let panels = if rows > SHORT { 1 } else { panels };
+        let block =
+            (rows > MAX_GEMV_ROWS).then(|| token_blocks(rows, x.blocks * size_of::<Codes>()).min(ROWS));
+        let panels = if rows > MAX_ROWS_PER_ITEM { 1 } else { panels };
         let pieces = all.div_ceil(panels) * block.map_or(1, |block| rows.div_ceil(block));
         Self { isa, w, x, out, pieces, panels, block, work }
     }

@@ -11,15 +11,15 @@ const MAX: f32 = 32767.0;
 /// Scale and sums of one row's block.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C, align(32))]
-pub(crate) struct BlockHead {
+pub(crate) struct ActivationScale {
     pub(crate) scale: f32,
-    /// Sums of the activations: per 16 inputs, and of all.
+    /// Sums of the dequantized activations: per 16 inputs, and of all.
     sums: [f32; 3],
     /// Negated sums of the codes: per 16 inputs, and of all.
     negated_sums: [i32; 3],
 }
 
-impl BlockHead {
+impl ActivationScale {
     fn new(scale: f32, [first, second]: [i32; 2]) -> Self {
         let negated_sums = [-first, -second, -first - second];
         Self { scale, sums: negated_sums.map(|negated| scale * -negated as f32), negated_sums }
@@ -43,7 +43,7 @@ impl BlockHead {
 pub(crate) type Codes = [i16; BLOCK];
 
 #[inline(always)]
-fn body(x: &[f32; BLOCK], codes: &mut Codes, head: &mut BlockHead) {
+fn body(x: &[f32; BLOCK], codes: &mut Codes, to: &mut ActivationScale) {
     // Eight lanes at a time, so that the loop vectorizes. A comparison with a NaN is false.
     let mut max = [0f32; 8];
     for x in x.as_chunks::<8>().0 {
@@ -54,16 +54,16 @@ fn body(x: &[f32; BLOCK], codes: &mut Codes, head: &mut BlockHead) {
     let (scale, inverse) = if scale.is_normal() { (scale, MAX / largest) } else { (0.0, 0.0) };
     let whole: [i32; BLOCK] = std::array::from_fn(|i| i32::from((x[i] * inverse + ROUND).to_bits() as i16));
     let sum = |half: usize| -> i32 { whole[half * 16..half * 16 + 16].iter().sum() };
-    *head = BlockHead::new(scale, [sum(0), sum(1)]);
-    for (to, from) in codes.as_chunks_mut::<4>().0.iter_mut().zip(whole.as_chunks::<4>().0) {
-        *to = [from[0], from[2], from[1], from[3]].map(|code| code as i16);
+    *to = ActivationScale::new(scale, [sum(0), sum(1)]);
+    for (four, from) in codes.as_chunks_mut::<4>().0.iter_mut().zip(whole.as_chunks::<4>().0) {
+        *four = [from[0], from[2], from[1], from[3]].map(|code| code as i16);
     }
 }
 
 per_isa! {
     /// Writes codes in `-32767..=32767`, their scale and their sums. Ties round to even; NaNs do not
     /// affect the scale.
-    quantize(x: &[f32; BLOCK], codes: &mut Codes, head: &mut BlockHead) => body
+    quantize(x: &[f32; BLOCK], codes: &mut Codes, to: &mut ActivationScale) => body
 }
 
 #[cfg(test)]
@@ -80,18 +80,18 @@ mod tests {
         let cases = [ties, huge, [0.0; BLOCK], [f32::MIN_POSITIVE; BLOCK], [1e-30; BLOCK]];
         for isa in isas() {
             let of = |x: &[f32; BLOCK]| {
-                let (mut codes, mut head) = ([0; BLOCK], BlockHead::default());
-                quantize(isa, x, &mut codes, &mut head);
-                (codes, head)
+                let (mut codes, mut scale) = ([0; BLOCK], ActivationScale::default());
+                quantize(isa, x, &mut codes, &mut scale);
+                (codes, scale)
             };
-            let (codes, head) = of(&ties);
+            let (codes, scale) = of(&ties);
             assert_eq!(codes[..8], [32767, 2, 2, -4, 0, 0, 0, 0]);
-            assert_eq!(head, BlockHead::new(1.0, [32767, 0]));
+            assert_eq!(scale, ActivationScale::new(1.0, [32767, 0]));
             for case in &cases {
-                let (codes, head) = of(case);
+                let (codes, scale) = of(case);
                 let sums = [&codes[..16], &codes[16..]].map(|half| half.iter().map(|&c| i32::from(c)).sum());
-                assert_eq!(head, BlockHead::new(head.scale, sums), "{isa}");
-                assert!(head.scale == 0.0 && codes == [0; BLOCK] || codes.contains(&32767));
+                assert_eq!(scale, ActivationScale::new(scale.scale, sums), "{isa}");
+                assert!(scale.scale == 0.0 && codes == [0; BLOCK] || codes.contains(&32767));
             }
         }
     }

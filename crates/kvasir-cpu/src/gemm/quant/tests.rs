@@ -13,7 +13,7 @@ use crate::gemm::quant::product::matmul;
 use crate::isa::features::Isa;
 use crate::isa::features::tests::isas;
 use crate::isa::float16::bf16;
-use crate::kernels::FEW_ROWS;
+use crate::kernels::MAX_GEMV_ROWS;
 use crate::rowwise::gate as activate;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
@@ -59,7 +59,7 @@ struct Case {
 /// How activations are distributed.
 #[derive(Clone, Copy, PartialEq)]
 enum Channels {
-    /// All alike.
+    /// All with the same standard deviation.
     Normal,
     /// A few are 50 to 200 times the others, as in trained models.
     Outliers,
@@ -170,7 +170,7 @@ fn sigma_of_bf16(w: &[f32], x: &[f32]) -> f64 {
 }
 
 #[test]
-fn errors_are_those_of_sixteen_bit_activations() {
+fn errors_are_bounded_by_rounding_activations_to_16_bits() {
     for (dtype, channels) in dtypes().flat_map(|d| [(d, Channels::Normal), (d, Channels::Outliers)]) {
         let case = case(dtype, 40, inputs_of(dtype, 512), 33, channels);
         for (isa, rows) in isas().into_iter().flat_map(|isa| [1, 3, 33].map(|rows| (isa, rows))) {
@@ -181,7 +181,7 @@ fn errors_are_those_of_sixteen_bit_activations() {
 }
 
 #[test]
-fn dequantized_tiles_hold_the_nearest_bf16() {
+fn dequantized_tiles_round_weights_to_bf16() {
     for dtype in dtypes() {
         let (outputs, inputs) = (35, inputs_of(dtype, 512));
         let case = case(dtype, outputs, inputs, 1, Channels::Normal);
@@ -247,7 +247,7 @@ fn fused_gate_and_up_have_the_bits_of_separate_steps() {
         let activation = kvasir_program::Activation::Silu;
         for rows in [3, 8, 9, 17, 70] {
             let gated = Gated::new(isa, [&gate.w, &up.w], activation, rows);
-            assert_eq!(gated.is_some(), rows > FEW_ROWS && !isa.tiles);
+            assert_eq!(gated.is_some(), rows > MAX_GEMV_ROWS && !isa.tiles);
             let Some(gated) = gated else { continue };
             let (apart, together) =
                 (QuantActivations::new(rows, inner).unwrap(), QuantActivations::new(rows, inner).unwrap());
@@ -266,7 +266,7 @@ fn fused_gate_and_up_have_the_bits_of_separate_steps() {
 }
 
 #[test]
-fn one_hot_activations_read_the_stored_weights() {
+fn one_hot_activations_return_the_stored_weights() {
     for dtype in dtypes() {
         let (outputs, inputs) = (35, inputs_of(dtype, 512));
         let mut case = case(dtype, outputs, inputs, 1, Channels::Normal);
@@ -309,11 +309,11 @@ fn mxfp4_scales_span_the_range_of_their_exponents() {
 }
 
 #[test]
-fn a_reader_knows_what_was_packed_when_it_was_made() {
+fn a_reader_keeps_the_packing_state_of_its_creation() {
     let case = case(DType::Q4_0, 64, 256, 16, Channels::Normal);
     let threads = ThreadPool::new(1);
     case.w.read(&threads, |reader| {
-        // As another engine may do between two work items of this one.
+        // Another engine may pack panels while this reader is in use.
         while case.w.pack_some(&threads, usize::MAX).unwrap() > 0 {}
         assert!(case.w.is_packed() && !reader.is_packed());
     });

@@ -1,5 +1,5 @@
 //! Decodes superblocks of 16 rows from GGUF and MXFP4 encodings to unsigned codes, scales and mins,
-//! all as stored.
+//! without loss.
 
 use crate::isa::tile::LANES;
 use crate::weights::quant::format::{BLOCK, Format, SUPERBLOCK};
@@ -99,7 +99,7 @@ impl Superblocks {
                     self.min[b][lane] = bits_at(block, 2);
                 }
                 if format.low == 8 {
-                    // Flipping the highest bit adds the zero.
+                    // Flipping the highest bit adds the zero point.
                     put(code, numbers(block, 2).map(|q| q ^ (ONES * 128)));
                 } else {
                     nibbles_of(block, format, code);
@@ -108,7 +108,8 @@ impl Superblocks {
         }
     }
 
-    /// MXFP4: blocks of 17 bytes with power-of-two scales; codes are doubled, so scales are halved.
+    /// MXFP4: blocks of 17 bytes with power-of-two scales. E2M1 values are doubled when unpacked, so
+    /// scales are halved here.
     #[inline(always)]
     fn mxfp4(&mut self, format: Format, rows: &[&[u8]; LANES]) {
         for (lane, bytes) in rows.iter().enumerate() {

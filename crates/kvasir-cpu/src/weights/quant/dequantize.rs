@@ -1,7 +1,7 @@
 //! Dequantizes panels to bf16 tiles, for instruction sets with bf16 tile products.
 //!
-//! `w = bf16(scale * value + offset)` with one rounding, where `offset` is the min, or `-zero *
-//! scale`. A block of 32 inputs is one tile in VNNI layout: 16 rows of input pairs.
+//! `w = bf16(fma(value, scale, offset))`, rounded to f32 and then to bf16, where `offset` is the min,
+//! or `-zero_point * scale`. A block of 32 inputs is one tile in VNNI layout: 16 rows of input pairs.
 
 use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, STEP};
@@ -12,7 +12,7 @@ use crate::weights::panels::PanelReader;
 use crate::weights::quant::format::{BLOCK, LINES};
 use crate::weights::quant::layouts::{Layout, with_layout};
 use crate::weights::quant::panels::BlockLayout;
-use crate::weights::quant::unpack::BlockAt;
+use crate::weights::quant::unpack::BlockPtr;
 
 // A block is a tile.
 const _: () = assert!(BLOCK == STEP);
@@ -60,10 +60,10 @@ macro_rules! kernels {
             #[inline]
             #[$features]
             fn pair(values: [Ints; 2], scale: Floats, offset: Floats) -> Ints {
-                let half = splat32(0x8000);
-                let first = add32(bits(fma(floats(values[0]), scale, offset)), half);
-                let second = add32(bits(fma(floats(values[1]), scale, offset)), half);
-                or(right32(first, 16), and(second, splat32(0xffff_0000_u32 as i32)))
+                let rounding = splat32(0x8000);
+                let first = add32(to_bits(fma(to_f32(values[0]), scale, offset)), rounding);
+                let second = add32(to_bits(fma(to_f32(values[1]), scale, offset)), rounding);
+                or(shr32(first, 16), and(second, splat32(0xffff_0000_u32 as i32)))
             }
 
             /// # Safety
@@ -73,12 +73,12 @@ macro_rules! kernels {
             pub(crate) unsafe fn panel<L: Layout>(panel: *const u8, tiles: &mut [u8]) {
                 let f = L::FORMAT;
                 for (i, tile) in tiles.as_chunks_mut::<TILE_BYTES>().0.iter_mut().enumerate() {
-                    let block = BlockAt::of::<L>(panel, i);
-                    // The same lines of the next superblock.
+                    let block = BlockPtr::of::<L>(panel, i);
+                    // Prefetches the same block of the next superblock.
                     for at in (0..f.block_bytes()).step_by(64) {
                         prefetch_line(CacheLevel::L2, block.at.wrapping_add(f.superblock_bytes() + at));
                     }
-                    for half in 0..HALVES {
+                    for half in 0..VECTORS {
                         for sub in 0..f.subs() {
                             // SAFETY: a block of the caller's panel; two rows of the tile per line.
                             unsafe {
@@ -86,13 +86,13 @@ macro_rules! kernels {
                                 let offset = if f.has_min {
                                     mins::<L>(block, half, sub)
                                 } else {
-                                    times(scale, splat_floats(-f.zero as f32))
+                                    mul(scale, splat_floats(-f.zero_point as f32))
                                 };
                                 for n in sub * LINES / f.subs()..(sub + 1) * LINES / f.subs() {
                                     let [even, odd] = line::<L>(block.at, half, n);
                                     let low = splat32(0xffff);
                                     let first = [and(even, low), and(odd, low)];
-                                    let second = [right32(even, 16), right32(odd, 16)];
+                                    let second = [shr32(even, 16), shr32(odd, 16)];
                                     let at = tile.as_mut_ptr().add(n * 2 * LANES * 4 + half * 32);
                                     store(at, pair(first, scale, offset));
                                     store(at.add(LANES * 4), pair(second, scale, offset));

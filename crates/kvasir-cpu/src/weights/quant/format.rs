@@ -1,7 +1,7 @@
 //! Storage formats of block-quantized weights, one `Format` per GGUF type, and their layout in a
 //! panel. No format loses anything of the stored values.
 //!
-//! `weight = scale * (value(code) - zero) + min`, with one scale (and min) per sub-block of 16 or 32
+//! `weight = scale * (value(code) - zero_point) + min`, with one scale (and min) per sub-block of 16 or 32
 //! inputs. A panel holds 16 outputs, block after block of 32 inputs:
 //!
 //! | part of a block | bytes |
@@ -11,29 +11,29 @@
 //! | low bits of the codes, 2, 4 or 8 each | 64 per line |
 //! | high bits of the codes, 0, 1 or 2 each | 64 per line |
 //!
-//! The K types and IQ4_XS have a head with d (and dmin) before each 8 blocks. The last 8 blocks of
-//! a panel may be fewer. `gemm/quant/unpack.rs` documents the lines.
+//! The K types and IQ4_XS have d (and dmin) before each superblock of 8 blocks. The last superblock
+//! of a panel may have fewer. `unpack.rs` documents the code lines.
 
 use crate::isa::tile::LANES;
 use kvasir_formats::DType;
 
 /// Inputs per block.
 pub(crate) const BLOCK: usize = 32;
-/// Blocks per superblock: those of one head.
-pub(crate) const BLOCKS: usize = 8;
+/// Blocks per superblock, which share one d.
+pub(crate) const BLOCKS_PER_SUPERBLOCK: usize = 8;
 /// Inputs per superblock.
-pub(crate) const SUPERBLOCK: usize = BLOCK * BLOCKS;
+pub(crate) const SUPERBLOCK: usize = BLOCK * BLOCKS_PER_SUPERBLOCK;
 /// Code lines per block: four inputs of all 16 outputs each.
 pub(crate) const LINES: usize = BLOCK / 4;
 
-/// How a code maps to a value. Values are unsigned, and `zero` is subtracted from them.
+/// How a code maps to an unsigned value, from which the zero point is subtracted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Values {
     /// The code itself.
     Code,
-    /// A doubled E2M1 float.
+    /// A doubled E2M1 float plus the zero point.
     E2m1,
-    /// An entry of the IQ4 non-linear table.
+    /// An entry of the IQ4 non-linear table plus the zero point.
     Iq4,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Format {
     pub(crate) high: usize,
     pub(crate) values: Values,
     /// What is subtracted from a value: a power of two, or 0 if there are mins.
-    pub(crate) zero: i32,
+    pub(crate) zero_point: i32,
     pub(crate) scales: Scales,
     /// Inputs per scale: 16 or 32.
     pub(crate) sub: usize,
@@ -79,15 +79,15 @@ impl Format {
     pub(crate) const IQ4_NL: Self = Self::table(Values::Iq4);
     pub(crate) const IQ4_XS: Self = Self { scales: Scales::Integers, ..Self::IQ4_NL };
 
-    /// A type with an f16 scale per block. Without a zero it has mins.
-    const fn legacy(low: usize, high: usize, zero: i32) -> Self {
-        let (values, has_min) = (Values::Code, zero == 0);
-        Self { low, high, values, zero, scales: Scales::F16, sub: BLOCK, has_min }
+    /// A type with an f16 scale per block. A zero point of 0 means that it has mins.
+    const fn legacy(low: usize, high: usize, zero_point: i32) -> Self {
+        let (values, has_min) = (Values::Code, zero_point == 0);
+        Self { low, high, values, zero_point, scales: Scales::F16, sub: BLOCK, has_min }
     }
 
     /// A K type: sub-blocks of `sub` inputs with integer scales.
-    const fn k(low: usize, high: usize, sub: usize, zero: i32) -> Self {
-        Self { scales: Scales::Integers, sub, ..Self::legacy(low, high, zero) }
+    const fn k(low: usize, high: usize, sub: usize, zero_point: i32) -> Self {
+        Self { scales: Scales::Integers, sub, ..Self::legacy(low, high, zero_point) }
     }
 
     /// A type whose 4-bit codes are looked up in a table of signed bytes.
@@ -137,7 +137,7 @@ impl Format {
     }
 
     /// Bytes of d (and dmin) before each superblock.
-    pub(crate) const fn head_bytes(self) -> usize {
+    pub(crate) const fn d_bytes(self) -> usize {
         match self.scales {
             Scales::F16 | Scales::Bf16 => 0,
             Scales::Integers => LANES * 2 * (1 + self.has_min as usize),
@@ -174,11 +174,11 @@ impl Format {
 
     /// Bytes of a whole superblock.
     pub(crate) const fn superblock_bytes(self) -> usize {
-        self.head_bytes() + BLOCKS * self.block_bytes()
+        self.d_bytes() + BLOCKS_PER_SUPERBLOCK * self.block_bytes()
     }
 
     /// Bytes of a panel of `blocks` blocks.
     pub(crate) const fn panel_bytes(self, blocks: usize) -> usize {
-        blocks.div_ceil(BLOCKS) * self.head_bytes() + blocks * self.block_bytes()
+        blocks.div_ceil(BLOCKS_PER_SUPERBLOCK) * self.d_bytes() + blocks * self.block_bytes()
     }
 }

@@ -1,9 +1,9 @@
 //! Packs 16 encoded rows into a panel: decodes a superblock, then writes it block by block in the
 //! layout of `format.rs`.
 //!
-//! Line `n` of a block holds inputs `4 n .. 4 n + 4` of each output in turn. Codes of fewer than 8
-//! bits share bytes: with `low` bits, stored line `i` holds lines `i * 8 / low ..`, the first in the
-//! lowest bits. High bits are stored the same way.
+//! Code line `n` of a block holds inputs `4 n .. 4 n + 4` of each output in turn. Codes of fewer than
+//! 8 bits share bytes: with `low` bits, packed line `i` holds code lines `i * 8 / low ..`, the first
+//! in the lowest bits. High bits are packed the same way.
 //!
 //! Runs at load time or while a matrix is still read in place, so it is vectorized and prefetches
 //! the next panel's rows. Every instruction set writes the same bytes.
@@ -34,8 +34,8 @@ fn pack_body(dtype: DType, format: Format, rows: &EncodedPanel<'_>, out: &mut [u
             prefetch_bytes(to, ahead);
         }
         superblocks.read(dtype, format, &parts);
-        let (head, blocks) = out.split_at_mut(format.head_bytes());
-        write_floats(head, superblocks.d.iter().chain(&superblocks.dmin));
+        let (d, blocks) = out.split_at_mut(format.d_bytes());
+        write_floats(d, superblocks.d.iter().chain(&superblocks.dmin));
         for (b, out) in blocks.chunks_exact_mut(format.block_bytes()).enumerate() {
             write_block(format, &superblocks, b, out);
         }
@@ -70,7 +70,7 @@ fn write_block(format: Format, superblocks: &Superblocks, b: usize, out: &mut [u
     }
 }
 
-/// Writes bits `from .. from + width` of the codes, several lines per stored line.
+/// Writes bits `from .. from + width` of the codes, several code lines per packed line.
 #[inline(always)]
 fn write_lines(lines: &[[u8; LANES * 4]; LINES], from: usize, width: usize, out: &mut [u8]) {
     let together = 8 / width;

@@ -5,29 +5,30 @@
 //! second and fourth; activations are stored in this order. Narrower codes unpack the same way: a
 //! shift and a mask select a line's bits in both bytes of each 16-bit integer.
 
-use crate::weights::quant::format::{BLOCKS, Format, Scales, Values};
+use crate::weights::quant::format::{BLOCKS_PER_SUPERBLOCK, Format, Scales, Values};
 use crate::weights::quant::layouts::Layout;
 use kvasir_formats::encoding::{E2M1_DOUBLED, IQ4_VALUES};
 
-/// A block of a panel, and the head of its superblock.
+/// Addresses of a block of a panel, and of d (and dmin) of its superblock.
 #[derive(Clone, Copy)]
-pub(crate) struct BlockAt {
-    pub(crate) head: *const u8,
+pub(crate) struct BlockPtr {
+    pub(crate) d: *const u8,
     pub(crate) at: *const u8,
 }
 
-impl BlockAt {
+impl BlockPtr {
     /// Block `block` of a panel.
     #[inline(always)]
     pub(crate) fn of<L: Layout>(panel: *const u8, block: usize) -> Self {
-        let head = panel.wrapping_add(block / BLOCKS * L::FORMAT.superblock_bytes());
-        let at = head.wrapping_add(L::FORMAT.head_bytes() + block % BLOCKS * L::FORMAT.block_bytes());
-        Self { head, at }
+        let d = panel.wrapping_add(block / BLOCKS_PER_SUPERBLOCK * L::FORMAT.superblock_bytes());
+        let at =
+            d.wrapping_add(L::FORMAT.d_bytes() + block % BLOCKS_PER_SUPERBLOCK * L::FORMAT.block_bytes());
+        Self { d, at }
     }
 }
 
 impl Format {
-    /// The values of 4-bit codes, plus the zero.
+    /// The values of 4-bit codes plus the zero point.
     const fn value_table(self) -> [u8; 16] {
         let values = match self.values {
             Values::Iq4 => IQ4_VALUES,
@@ -36,7 +37,7 @@ impl Format {
         let mut table = [0; 16];
         let mut code = 0;
         while code < 16 {
-            table[code] = (values[code] as i32 + self.zero) as u8;
+            table[code] = (values[code] as i32 + self.zero_point) as u8;
             code += 1;
         }
         table
@@ -49,7 +50,7 @@ macro_rules! unpacking {
             use super::*;
             use crate::isa::int_vectors::$vectors::*;
 
-            /// The values of line `line` of a block, the zero not yet subtracted: two vectors of
+            /// The values of line `line` of a block, before the zero point is subtracted: two vectors of
             /// 16-bit pairs.
             ///
             /// # Safety
@@ -62,12 +63,12 @@ macro_rules! unpacking {
                 // SAFETY: the offset is that of the layout.
                 let low = unsafe { load(at.add(f.codes_at() + line / together * 64 + half * 32)) };
                 if f.values != Values::Code {
-                    let codes = and(right16(low, from), splat16(0x0f0f));
-                    let values = lookup(splat_lane(const { &L::FORMAT.value_table() }), codes);
-                    return [and(values, splat16(0xff)), right16(values, 8)];
+                    let codes = and(shr16(low, from), splat16(0x0f0f));
+                    let values = shuffle_bytes(broadcast_128(const { &L::FORMAT.value_table() }), codes);
+                    return [and(values, splat16(0xff)), shr16(values, 8)];
                 }
                 let mask = splat16(0xff >> (8 - f.low));
-                let mut pairs = [and(right16(low, from), mask), right16(low, from + 8)];
+                let mut pairs = [and(shr16(low, from), mask), shr16(low, from + 8)];
                 if from + f.low < 8 {
                     pairs[1] = and(pairs[1], mask);
                 }
@@ -78,11 +79,8 @@ macro_rules! unpacking {
                     let mask = splat16((0xff >> (8 - f.high)) << f.low);
                     for (odd, pair) in pairs.iter_mut().enumerate() {
                         let from = from + odd * 8;
-                        let high = if from > f.low {
-                            right16(high, from - f.low)
-                        } else {
-                            left16(high, f.low - from)
-                        };
+                        let high =
+                            if from > f.low { shr16(high, from - f.low) } else { shl16(high, f.low - from) };
                         *pair = or(*pair, and(high, mask));
                     }
                 }
@@ -96,12 +94,14 @@ macro_rules! unpacking {
             #[inline]
             #[$features]
             unsafe fn numbers<L: Layout>(at: *const u8, d: *const u8, half: usize) -> Floats {
-                // SAFETY: eight outputs per half vector.
+                // SAFETY: the numbers of vector `half`, within the block.
                 unsafe {
                     match L::FORMAT.scales {
-                        Scales::F16 => load_f16(at.add(half * 16)),
-                        Scales::Bf16 => load_bf16(at.add(half * 16)),
-                        Scales::Integers => times(load_i8(at.add(half * 8)), load_f16(d.add(half * 16))),
+                        Scales::F16 => load_f16_as_f32(at.add(half * 16)),
+                        Scales::Bf16 => load_bf16_as_f32(at.add(half * 16)),
+                        Scales::Integers => {
+                            mul(load_i8_as_f32(at.add(half * 8)), load_f16_as_f32(d.add(half * 16)))
+                        }
                     }
                 }
             }
@@ -112,9 +112,9 @@ macro_rules! unpacking {
             /// The block must be of layout `L`.
             #[inline]
             #[$features]
-            pub(crate) unsafe fn scales<L: Layout>(block: BlockAt, half: usize, sub: usize) -> Floats {
+            pub(crate) unsafe fn scales<L: Layout>(block: BlockPtr, half: usize, sub: usize) -> Floats {
                 // SAFETY: the offsets are those of the layout.
-                unsafe { numbers::<L>(block.at.add(sub * L::FORMAT.scale_bytes()), block.head, half) }
+                unsafe { numbers::<L>(block.at.add(sub * L::FORMAT.scale_bytes()), block.d, half) }
             }
 
             /// The mins of sub-block `sub` of a block.
@@ -123,11 +123,11 @@ macro_rules! unpacking {
             /// The block must be of layout `L`, which must have mins.
             #[inline]
             #[$features]
-            pub(crate) unsafe fn mins<L: Layout>(block: BlockAt, half: usize, sub: usize) -> Floats {
+            pub(crate) unsafe fn mins<L: Layout>(block: BlockPtr, half: usize, sub: usize) -> Floats {
                 // SAFETY: the offsets are those of the layout.
                 unsafe {
                     let at = block.at.add(L::FORMAT.mins_at() + sub * L::FORMAT.scale_bytes());
-                    numbers::<L>(at, block.head.wrapping_add(32), half)
+                    numbers::<L>(at, block.d.wrapping_add(32), half)
                 }
             }
         }
