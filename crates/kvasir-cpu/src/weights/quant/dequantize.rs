@@ -5,7 +5,6 @@
 
 use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, STEP};
-use crate::kernels::QuantKernel;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::weights::bf16::{TILE_BYTES, TileLayout, TileScratch};
 use crate::weights::panels::PanelReader;
@@ -39,13 +38,14 @@ fn dequantize<L: Layout>(isa: Isa, panel: &[u8], tiles: &mut [u8]) {
     assert!(panel.len() >= L::FORMAT.panel_bytes(blocks), "the panel has the blocks");
     // SAFETY: the instruction set was detected on this machine; the panel has the layout's blocks.
     unsafe {
-        match QuantKernel::of(isa) {
-            QuantKernel::Portable => portable::panel::<L>(panel.as_ptr(), tiles),
-            #[cfg(target_arch = "x86_64")]
-            QuantKernel::Avx2 | QuantKernel::AvxVnni => v256::panel::<L>(panel.as_ptr(), tiles),
-            #[cfg(target_arch = "x86_64")]
-            QuantKernel::Avx512Vnni => v512::panel::<L>(panel.as_ptr(), tiles),
+        #[cfg(target_arch = "x86_64")]
+        if isa.has_avx512() && isa.int_dot {
+            return v512::panel::<L>(panel.as_ptr(), tiles);
+        } else if isa.has_avx2() {
+            return v256::panel::<L>(panel.as_ptr(), tiles);
         }
+        let _ = isa;
+        portable::panel::<L>(panel.as_ptr(), tiles);
     }
 }
 
