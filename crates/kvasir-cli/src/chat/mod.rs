@@ -314,7 +314,7 @@ impl Chat {
             Command::Retry => {
                 return match self.conversation.rewind(1) {
                     Ok(question) => self.ask(&question),
-                    Err(_) => Ok(Err("nothing has been asked yet".into())),
+                    Err(refusal) => Ok(Err(refusal)),
                 };
             }
             Command::Clear => {

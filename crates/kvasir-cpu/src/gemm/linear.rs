@@ -1,4 +1,5 @@
-//! Linear layers: prepares activations once per operand (16-bit integers, bf16 or f32) and picks the kernels.
+//! Linear layers: prepares activations once per operand (16-bit integers, bf16 or f32) and picks the
+//! kernels.
 //!
 //! Matrices that share an operand (Q, K, V; gate, up) share its quantized rows: `quant_of` and
 //! `bf16_of` name the value that the buffers hold. For few rows the preparation is the prologue
@@ -87,7 +88,7 @@ pub(crate) struct Prepared {
     /// Output of the fused gate and up projection, while `quant` is its input.
     gated: QuantActivations,
     bf16: Bf16Activations,
-    /// In f32, for f16 weights.
+    /// In f32: for f16 weights, where `bf16` holds bf16.
     whole: Bf16Activations,
     quant_of: Option<ValueId>,
     bf16_of: Option<ValueId>,
@@ -198,7 +199,7 @@ impl Prepared {
             // With tiles, panels are dequantized to bf16.
             Packed::Quant(_) | Packed::Bf16(_) => {
                 let (bf16, bf16_of) = match first.packed.form() {
-                    Form::F16 => (&mut self.whole, &mut self.whole_of),
+                    Form::F16 if isa.has_bf16_dot() => (&mut self.whole, &mut self.whole_of),
                     _ => (&mut self.bf16, &mut self.bf16_of),
                 };
                 let new = is_new(bf16_of, of);

@@ -14,8 +14,7 @@ pub(crate) mod v512 {
     use std::arch::x86_64::*;
 
     pub(crate) use crate::isa::vectors::v512::{
-        Numbers as Floats, Words as Ints, fma, load, load_numbers as load_floats, none as zero_floats,
-        splat as splat_floats, store, store_numbers as store_floats, zero,
+        Floats, Ints, fma, load, load_floats, splat_floats, store, store_floats, zero, zero_floats,
     };
     /// Vectors per panel.
     pub(crate) const VECTORS: usize = 1;
@@ -93,8 +92,7 @@ pub(crate) mod v256 {
     use std::arch::x86_64::*;
 
     pub(crate) use crate::isa::vectors::v256::{
-        Numbers as Floats, Words as Ints, fma, load, load_numbers as load_floats, none as zero_floats,
-        splat as splat_floats, store, store_numbers as store_floats, zero,
+        Floats, Ints, fma, load, load_floats, splat_floats, store, store_floats, zero, zero_floats,
     };
     /// Vectors per panel.
     pub(crate) const VECTORS: usize = 2;

@@ -2,7 +2,7 @@
 //! once for both.
 //!
 //! `operations!` and `memory!` define functions with the right `target_feature`; a kernel module
-//! imports `v512` or `v256`. `Words` are integer vectors, `Numbers` f32 vectors.
+//! imports `v512` or `v256`. `Ints` are integer vectors, `Floats` f32 vectors.
 
 /// Defines safe functions compiled with these target features.
 macro_rules! operations {
@@ -19,12 +19,12 @@ pub(crate) use operations;
 
 /// Defines unaligned loads and stores of integer and f32 vectors.
 macro_rules! memory {
-    ($features:literal: $load:ident, $store:ident, $load_numbers:ident, $store_numbers:ident) => {
+    ($features:literal: $load:ident, $store:ident, $load_floats:ident, $store_floats:ident) => {
         /// # Safety
         /// A whole vector must be readable at `at`.
         #[inline]
         #[target_feature(enable = $features)]
-        pub(crate) unsafe fn load(at: *const u8) -> Words {
+        pub(crate) unsafe fn load(at: *const u8) -> Ints {
             // SAFETY: the caller's bytes, a whole vector.
             unsafe { $load(at.cast()) }
         }
@@ -33,7 +33,7 @@ macro_rules! memory {
         /// A whole vector must be writable at `at`.
         #[inline]
         #[target_feature(enable = $features)]
-        pub(crate) unsafe fn store(at: *mut u8, v: Words) {
+        pub(crate) unsafe fn store(at: *mut u8, v: Ints) {
             // SAFETY: as above.
             unsafe { $store(at.cast(), v) }
         }
@@ -42,18 +42,18 @@ macro_rules! memory {
         /// As for [`load`].
         #[inline]
         #[target_feature(enable = $features)]
-        pub(crate) unsafe fn load_numbers(at: *const f32) -> Numbers {
+        pub(crate) unsafe fn load_floats(at: *const f32) -> Floats {
             // SAFETY: as above.
-            unsafe { $load_numbers(at) }
+            unsafe { $load_floats(at) }
         }
 
         /// # Safety
         /// As for [`store`].
         #[inline]
         #[target_feature(enable = $features)]
-        pub(crate) unsafe fn store_numbers(at: *mut f32, v: Numbers) {
+        pub(crate) unsafe fn store_floats(at: *mut f32, v: Floats) {
             // SAFETY: as above.
-            unsafe { $store_numbers(at, v) }
+            unsafe { $store_floats(at, v) }
         }
     };
 }
@@ -62,9 +62,9 @@ pub(crate) mod v512 {
     use std::arch::x86_64::*;
 
     /// Integer vector.
-    pub(crate) type Words = __m512i;
+    pub(crate) type Ints = __m512i;
     /// f32 vector.
-    pub(crate) type Numbers = __m512;
+    pub(crate) type Floats = __m512;
     /// 32-bit words per vector: bf16 pairs or f32.
     pub(crate) const WORDS: usize = 16;
     /// Passes over the inputs: the chains of even and odd positions fit the registers together.
@@ -73,7 +73,7 @@ pub(crate) mod v512 {
     operations! { "avx512f,avx512bw,avx512vl,avx512dq":
         /// Byte shuffle (`vpshufb`) within each 16-byte lane. Inline assembly, because compilers
         /// that see constant indices emit two instructions instead.
-        fn shuffle_bytes(v: Words, places: Words) -> Words = {
+        fn shuffle_bytes(v: Ints, places: Ints) -> Ints = {
             let to;
             // SAFETY: a pure register instruction.
             unsafe {
@@ -81,25 +81,25 @@ pub(crate) mod v512 {
             }
             to
         };
-        fn zero() -> Words = _mm512_setzero_si512();
-        fn none() -> Numbers = _mm512_setzero_ps();
-        fn splat(v: f32) -> Numbers = _mm512_set1_ps(v);
-        fn add(a: Numbers, b: Numbers) -> Numbers = _mm512_add_ps(a, b);
+        fn zero() -> Ints = _mm512_setzero_si512();
+        fn zero_floats() -> Floats = _mm512_setzero_ps();
+        fn splat_floats(v: f32) -> Floats = _mm512_set1_ps(v);
+        fn add(a: Floats, b: Floats) -> Floats = _mm512_add_ps(a, b);
         /// `a * b + c`
-        fn fma(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm512_fmadd_ps(a, b, c);
+        fn fma(a: Floats, b: Floats, c: Floats) -> Floats = _mm512_fmadd_ps(a, b, c);
         /// Widens bf16 pairs to f32: the even elements, then the odd ones.
-        fn widen_bf16(pairs: Words) -> [Numbers; 2] = [
+        fn widen_bf16(pairs: Ints) -> [Floats; 2] = [
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)),
             _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32))),
         ];
         /// Widens bf16 to f32: of each 16-byte lane the first four, then the last four.
-        fn widen_fours(v: Words) -> [Numbers; 2] = [
+        fn widen_fours(v: Ints) -> [Floats; 2] = [
             _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_setzero_si512(), v)),
             _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_setzero_si512(), v)),
         ];
         /// Transposes 4 x 4 words within each 16-byte lane. Half of the work avoids shuffles, which
         /// have one port on Intel CPUs.
-        fn transpose_4x4(r: [Words; 4]) -> [Words; 4] = {
+        fn transpose_4x4(r: [Ints; 4]) -> [Ints; 4] = {
             const UPPER: __mmask16 = 0xaaaa;
             let two = |a, b| {
                 let first = _mm512_mask_blend_epi32(UPPER, a, _mm512_rol_epi64::<32>(b));
@@ -114,7 +114,7 @@ pub(crate) mod v512 {
             ]
         };
         /// Transposes a square of words.
-        fn transpose_square(r: [Words; WORDS]) -> [Words; WORDS] = {
+        fn transpose_square(r: [Ints; WORDS]) -> [Ints; WORDS] = {
             let mut q = r;
             for four in q.as_chunks_mut().0 {
                 *four = transpose_4x4(*four);
@@ -178,9 +178,9 @@ pub(crate) mod v256 {
     use std::arch::x86_64::*;
 
     /// Integer vector.
-    pub(crate) type Words = __m256i;
+    pub(crate) type Ints = __m256i;
     /// f32 vector.
-    pub(crate) type Numbers = __m256;
+    pub(crate) type Floats = __m256;
     /// 32-bit words per vector: bf16 pairs or f32.
     pub(crate) const WORDS: usize = 8;
     /// Passes over the inputs: the chains of even and odd positions fit the registers only one
@@ -188,24 +188,24 @@ pub(crate) mod v256 {
     pub(crate) const PHASES: usize = 2;
 
     operations! { "avx2,fma,f16c":
-        fn zero() -> Words = _mm256_setzero_si256();
-        fn none() -> Numbers = _mm256_setzero_ps();
-        fn splat(v: f32) -> Numbers = _mm256_set1_ps(v);
-        fn add(a: Numbers, b: Numbers) -> Numbers = _mm256_add_ps(a, b);
+        fn zero() -> Ints = _mm256_setzero_si256();
+        fn zero_floats() -> Floats = _mm256_setzero_ps();
+        fn splat_floats(v: f32) -> Floats = _mm256_set1_ps(v);
+        fn add(a: Floats, b: Floats) -> Floats = _mm256_add_ps(a, b);
         /// `a * b + c`
-        fn fma(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm256_fmadd_ps(a, b, c);
+        fn fma(a: Floats, b: Floats, c: Floats) -> Floats = _mm256_fmadd_ps(a, b, c);
         /// Widens bf16 pairs to f32: the even elements, then the odd ones.
-        fn widen_bf16(pairs: Words) -> [Numbers; 2] = [
+        fn widen_bf16(pairs: Ints) -> [Floats; 2] = [
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)),
             _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32))),
         ];
         /// Widens bf16 to f32: of each 16-byte lane the first four, then the last four.
-        fn widen_fours(v: Words) -> [Numbers; 2] = [
+        fn widen_fours(v: Ints) -> [Floats; 2] = [
             _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), v)),
             _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), v)),
         ];
         /// Transposes 4 x 4 words within each 16-byte lane.
-        fn transpose_4x4(r: [Words; 4]) -> [Words; 4] = {
+        fn transpose_4x4(r: [Ints; 4]) -> [Ints; 4] = {
             let (a, b) = (_mm256_unpacklo_epi32(r[0], r[1]), _mm256_unpackhi_epi32(r[0], r[1]));
             let (c, d) = (_mm256_unpacklo_epi32(r[2], r[3]), _mm256_unpackhi_epi32(r[2], r[3]));
             [
@@ -216,7 +216,7 @@ pub(crate) mod v256 {
             ]
         };
         /// Transposes a square of words.
-        fn transpose_square(r: [Words; WORDS]) -> [Words; WORDS] = {
+        fn transpose_square(r: [Ints; WORDS]) -> [Ints; WORDS] = {
             let mut q = r;
             for four in q.as_chunks_mut().0 {
                 *four = transpose_4x4(*four);

@@ -1,5 +1,5 @@
-//! Measures the machine limits of the roofline model: memory bandwidth and peak integer, bf16 and f32
-//! throughput of a thread pool.
+//! Measures the machine limits of the roofline model: memory bandwidth and peak integer, bf16 and
+//! f32 throughput of a thread pool.
 //!
 //! Each limit is the best of several repetitions, as every disturbance makes it slower.
 //! `kvasir bench` and `kvasir doctor` compare speeds with them.

@@ -2,9 +2,8 @@
 //! encoding.
 //!
 //! bf16 and f16 rows are only transposed; other encodings are dequantized to f32 and rounded to bf16
-//! first. Panels of f16 are widened to f32 on every instruction set.
-//! A panel is a pure function of its rows, so an in-place (not yet packed) matrix gives the same
-//! bits as a packed one.
+//! first. Panels of f16 are widened to f32 on every instruction set. A panel is a pure function of its
+//! rows, so an in-place (not yet packed) matrix gives the same bits as a packed one.
 
 use crate::isa::features::Isa;
 use crate::isa::float16::round_to_bf16;
@@ -146,8 +145,8 @@ impl Bf16Panels {
     }
 }
 
-/// Transposes 16 rows of 16-bit floats into panel layout; prefetches the rows of the next panel at their likely
-/// addresses.
+/// Transposes 16 rows of 16-bit floats into panel layout; prefetches the rows of the next panel at
+/// their likely addresses.
 fn lay(isa: Isa, rows: &EncodedPanel<'_>, out: &mut [u8]) {
     let ahead = next_panel_distance(rows);
     // Zero-padded copies of partial lines, at the end of rows and for absent rows.

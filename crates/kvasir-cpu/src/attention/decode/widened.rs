@@ -34,14 +34,14 @@ macro_rules! kernels {
                 for first in (0..visible).step_by(WORDS) {
                     let (quarter, at) = (first / LANES, first % LANES);
                     let next = keys.base.get(quarter + 1).copied().unwrap_or(next_head.at[0]);
-                    let mut sums = [none(); N];
+                    let mut sums = [zero_floats(); N];
                     for (step, queries) in queries.iter().enumerate() {
                         // Prefetches a line for each of the rows that are read.
                         for n in at..at + WORDS {
                             let line = next.wrapping_add(step * 1024 + n * 64);
                             prefetch_line(CacheLevel::$cache, line);
                         }
-                        let mut chains = [[none(); 2]; N];
+                        let mut chains = [[zero_floats(); 2]; N];
                         for part in 0..LANES / WORDS {
                             let mut rows = [zero(); WORDS];
                             for (n, row) in rows.iter_mut().enumerate() {
@@ -53,7 +53,8 @@ macro_rules! kernels {
                             for (pair, keys) in transpose_square(rows).into_iter().enumerate() {
                                 for (odd, keys) in widen_bf16(keys).into_iter().enumerate() {
                                     for n in 0..N {
-                                        let query = splat(queries.number(odd, part * WORDS + pair, from + n));
+                                        let query =
+                                            splat_floats(queries.number(odd, part * WORDS + pair, from + n));
                                         chains[n][odd] = fma(keys, query, chains[n][odd]);
                                     }
                                 }
@@ -65,7 +66,7 @@ macro_rules! kernels {
                     }
                     for n in 0..N {
                         // SAFETY: one vector of numbers within a row of 64.
-                        unsafe { store_numbers(out[from + n][first..].as_mut_ptr(), sums[n]) };
+                        unsafe { store_floats(out[from + n][first..].as_mut_ptr(), sums[n]) };
                     }
                 }
             }
@@ -79,7 +80,7 @@ macro_rules! kernels {
                         unsafe {
                             let both = widen_bf16(load(pair[query..].as_ptr().cast()));
                             for (to, numbers) in to.iter_mut().zip(both) {
-                                store_numbers(to[query..].as_mut_ptr(), numbers);
+                                store_floats(to[query..].as_mut_ptr(), numbers);
                             }
                         }
                     }
@@ -107,7 +108,7 @@ macro_rules! kernels {
                     for at in (0..width).step_by(W * HALVES) {
                         // Accumulators by parity of position, query row, vector and half of a
                         // vector.
-                        let mut chains = [[[[none(); 2]; W]; N]; 2];
+                        let mut chains = [[[[zero_floats(); 2]; W]; N]; 2];
                         for phase in 0..PHASES {
                             for (half, rows) in rows.chunks(LANES).enumerate() {
                                 let mut prefetch = if phase == 0 {
@@ -117,7 +118,7 @@ macro_rules! kernels {
                                 };
                                 for (pair, rows) in rows.as_chunks::<2>().0.iter().enumerate() {
                                     for odd in phase..phase + 2 / PHASES {
-                                        let mut values = [[none(); 2]; W];
+                                        let mut values = [[zero_floats(); 2]; W];
                                         for (w, values) in values.iter_mut().enumerate() {
                                             if phase == 0 {
                                                 prefetch_line(CacheLevel::L2, prefetch.wrapping_add(w * 64));
@@ -133,7 +134,7 @@ macro_rules! kernels {
                                         let weights = weights.wrapping_add(row * LANES);
                                         for n in 0..N {
                                             // SAFETY: there are weights of 64 positions.
-                                            let x = splat(unsafe { *weights.add(n) });
+                                            let x = splat_floats(unsafe { *weights.add(n) });
                                             for w in 0..W {
                                                 for half in 0..2 {
                                                     let chain = &mut chains[odd][n][w][half];
@@ -155,7 +156,7 @@ macro_rules! kernels {
             #[inline]
             #[target_feature(enable = $features)]
             fn add_to_sums<const N: usize, const W: usize>(
-                [even, odd]: [[[[Numbers; 2]; W]; N]; 2],
+                [even, odd]: [[[[Floats; 2]; W]; N]; 2],
                 at: usize,
                 width: usize,
                 sums: &mut [f32],
@@ -169,7 +170,7 @@ macro_rules! kernels {
                             let to = sums[n * width + place..][..WORDS].as_mut_ptr();
                             let sum = add(even[n][w][half], odd[n][w][half]);
                             // SAFETY: one vector of numbers.
-                            unsafe { store_numbers(to, add(load_numbers(to), sum)) };
+                            unsafe { store_floats(to, add(load_floats(to), sum)) };
                         }
                     }
                 }

@@ -44,8 +44,8 @@ impl Bf16Terms {
         }
     }
 
-    /// Tiles per 32 inputs.
-    fn tiles(self) -> usize {
+    /// Tiles of activations per tile of weights.
+    pub(crate) fn tiles(self) -> usize {
         if self == Self::Two { 2 } else { 1 }
     }
 
@@ -110,11 +110,6 @@ impl Bf16Activations {
                 unsafe { place(term).cast::<[u16; STEP]>().write_unaligned(*bits) };
             }
         }
-    }
-
-    /// Number of tiles of activations per tile of weights.
-    pub(crate) fn terms_per_step(&self) -> usize {
-        self.terms.tiles()
     }
 
     /// Byte offset within a panel of the weight tile that activation tile `step` multiplies.

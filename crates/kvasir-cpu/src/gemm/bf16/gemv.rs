@@ -44,30 +44,31 @@ pub(crate) unsafe fn dot_step<const N: usize, const WHOLE: bool, const F16: bool
     }
 }
 
+/// The tiles of a panel and the index of its first output.
+#[derive(Clone, Copy)]
+pub(crate) struct PanelTiles<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// Whether they hold f16, else bf16. Activations of f16 weights must be f32.
+    pub(crate) is_f16: bool,
+    pub(crate) first: usize,
+}
+
 /// # Safety
 /// As for [`vector_panel`].
 #[inline(always)]
-unsafe fn vector_panel_body(
-    tiles: &[u8],
-    is_f16: bool,
-    x: &Bf16Activations,
-    first: usize,
-    rows: usize,
-    out: &Output<'_>,
-) {
+unsafe fn vector_panel_body(tiles: PanelTiles<'_>, x: &Bf16Activations, rows: usize, out: &Output<'_>) {
     /// # Safety
     /// As for [`vector_panel`]; rows `row .. row + N` must exist.
     #[inline(always)]
     unsafe fn some<const N: usize>(
-        (tiles, is_f16): (&[u8], bool),
+        PanelTiles { bytes, is_f16, first }: PanelTiles<'_>,
         x: &Bf16Activations,
-        first: usize,
         row: usize,
         out: &Output<'_>,
     ) {
         let mut sums = [[0.0; LANES]; N];
         for step in 0..x.steps {
-            let tile = &tiles[x.weights_of(step)..][..1024];
+            let tile = &bytes[x.weights_of(step)..][..1024];
             let a = std::array::from_fn(|n| x.row(row + n, step));
             // SAFETY: a tile of the panel; the caller's rows.
             unsafe {
@@ -87,10 +88,10 @@ unsafe fn vector_panel_body(
         // SAFETY: upheld by the caller.
         unsafe {
             match n {
-                1 => some::<1>((tiles, is_f16), x, first, row, out),
-                2 => some::<2>((tiles, is_f16), x, first, row, out),
-                3 => some::<3>((tiles, is_f16), x, first, row, out),
-                _ => some::<4>((tiles, is_f16), x, first, row, out),
+                1 => some::<1>(tiles, x, row, out),
+                2 => some::<2>(tiles, x, row, out),
+                3 => some::<3>(tiles, x, row, out),
+                _ => some::<4>(tiles, x, row, out),
             }
         }
         row += n;
@@ -98,10 +99,9 @@ unsafe fn vector_panel_body(
 }
 
 per_isa! {
-    /// GEMV kernel: one panel (of f16, else of bf16) times all rows; `first` is the index of the
-    /// panel's first output. Activations of f16 weights must be f32.
+    /// GEMV kernel: one panel times all rows.
     ///
     /// # Safety
     /// The rows must exist, and no other thread may write these outputs concurrently.
-    unsafe vector_panel(tiles: &[u8], is_f16: bool, x: &Bf16Activations, first: usize, rows: usize, out: &Output<'_>) => vector_panel_body
+    unsafe vector_panel(tiles: PanelTiles<'_>, x: &Bf16Activations, rows: usize, out: &Output<'_>) => vector_panel_body
 }

@@ -6,7 +6,7 @@
 use crate::gemm::bf16::activations::Bf16Activations;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::bf16::amx;
-use crate::gemm::bf16::gemv::vector_panel;
+use crate::gemm::bf16::gemv::{PanelTiles, vector_panel};
 use crate::gemm::bf16::vector_gemm;
 use crate::gemm::output::{Output, token_blocks};
 use crate::isa::features::Isa;
@@ -31,7 +31,7 @@ pub(crate) fn matmul_bf16<K: TileLayout>(
     out: &mut Output<'_>,
     first: &Prologue<'_>,
 ) {
-    assert!(x.takes(out.rows()) && x.steps == w.kind.steps() * x.terms_per_step(), "rows and matrix fit");
+    assert!(x.takes(out.rows()) && x.steps == w.kind.steps() * x.terms.tiles(), "rows and matrix fit");
     // bf16 dot products cannot read f16 weights, which are widened to f32 instead.
     let isa = if w.kind.is_f16() { isa.without_bf16_dot() } else { isa };
     w.read(threads, |w| {
@@ -84,9 +84,10 @@ impl<K: TileLayout> Product<'_, '_, K> {
         self.each_item(self.panels_per_item(), out.rows(), |worker, panels, rows| {
             let scratch = worker.scratch::<TileScratch>();
             for n in panels {
-                let tiles = K::tiles(&self.w, n, scratch);
+                let is_f16 = self.w.panels.kind.is_f16();
+                let tiles = PanelTiles { bytes: K::tiles(&self.w, n, scratch), is_f16, first: n * LANES };
                 // SAFETY: the rows exist; the outputs are exclusive to this work item.
-                unsafe { vector_panel(isa, tiles, self.w.panels.kind.is_f16(), x, n * LANES, rows.end, out) };
+                unsafe { vector_panel(isa, tiles, x, rows.end, out) };
             }
         });
     }

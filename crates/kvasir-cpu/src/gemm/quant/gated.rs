@@ -1,18 +1,16 @@
 //! Fused gate and up projection (SwiGLU) for GEMM: `out = act(gate x) * (up x)`, quantized.
 //!
-//! One work item is two panels (32 outputs) x a block of rows. For each panel, gate and up are multiplied
-//! and activated; each finished block of 32 outputs is quantized straight into the operand of the
-//! down projection. No f32 intermediate goes to memory. The bits equal those of the separate steps;
-//! `tests.rs` checks this.
+//! One work item is two panels (32 outputs) x a block of rows. For each panel, gate and up are
+//! multiplied and activated; each finished block of 32 outputs is quantized straight into the
+//! operand of the down projection. No f32 intermediate goes to memory. The bits equal those of the
+//! separate steps; `tests.rs` checks this.
 
-use crate::gemm::output::token_blocks;
 use crate::gemm::quant::activations::QuantActivations;
-use crate::gemm::quant::gemm::{GemmScratch, ROWS, panel_times_rows};
+use crate::gemm::quant::gemm::{GemmScratch, ROWS, panel_times_rows, rows_per_block};
 use crate::gemm::quant::product::fits;
-use crate::gemm::quant::quantize::Codes;
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
-use crate::kernels::{MAX_GEMV_ROWS, QuantKernel};
+use crate::kernels::{MAX_GEMV_ROWS, QuantKernel, kv_prefetch_pays};
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::rowwise::gate as activate;
 use crate::threads::pool::ThreadPool;
@@ -76,7 +74,7 @@ impl<'w> Gated<'w> {
         assert!(fits(self.gate, x, rows), "the activations hold the rows and blocks of the matrices");
         let blocks = self.gate.outputs.div_ceil(BLOCK);
         assert!(to.takes(rows) && to.blocks == blocks, "the output holds the rows and blocks");
-        let at_once = token_blocks(rows, x.blocks * size_of::<Codes>()).min(ROWS);
+        let at_once = rows_per_block(x, rows);
         self.gate.read(threads, |gate| {
             self.up.read(threads, |up| {
                 threads.each_in_order(blocks * rows.div_ceil(at_once), &|worker, item| {
@@ -108,7 +106,7 @@ impl<'w> Gated<'w> {
                 up.panel(panel, &mut up_scratch.panel).as_ptr(),
             ];
             for (at, scratch) in addresses.into_iter().zip([&mut *gate_scratch, &mut *up_scratch]) {
-                let kv_queue = self.isa.bf16_dot.then_some(&mut *kv_queue);
+                let kv_queue = kv_prefetch_pays(self.isa, rows.len()).then_some(&mut *kv_queue);
                 // SAFETY: the kernel was chosen for this machine, the rows exist and begin with a
                 // tile, and the panel has layout `L`.
                 with_layout!(self.gate.kind.format, L => unsafe {

@@ -7,10 +7,11 @@
 //!
 //! Bits equal those of `gemv.rs`; `tests.rs` checks this.
 
-use crate::gemm::output::Output;
+use crate::gemm::output::{Output, token_blocks};
 use crate::gemm::quant::activations::QuantActivations;
+use crate::gemm::quant::quantize::Codes;
 use crate::isa::tile::{LANES, TILE};
-use crate::kernels::{QuantKernel, kv_prefetch_fits};
+use crate::kernels::QuantKernel;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::weights::panels::PanelScratch;
@@ -21,6 +22,11 @@ use std::ops::Range;
 
 /// Rows per row block, which share one unpacked superblock.
 pub(crate) const ROWS: usize = 512;
+
+/// Rows per row block of a product of `rows` rows, so that their codes stay in L2.
+pub(crate) fn rows_per_block(x: &QuantActivations, rows: usize) -> usize {
+    token_blocks(rows, x.blocks * size_of::<Codes>()).min(ROWS)
+}
 
 /// Pairs of inputs per block.
 const PAIRS: usize = LINES * 2;
@@ -110,10 +116,10 @@ macro_rules! kernels {
             /// Rows per register block.
             const AT_ONCE: usize = $max_rows;
 
-            /// `panel_times_rows` on this instruction set.
+            /// [`panel_times_rows`] on this instruction set.
             ///
             /// # Safety
-            /// As there.
+            /// See [`panel_times_rows`].
             #[$features]
             pub(crate) unsafe fn panel<L: Layout>(
                 panel: *const u8,
@@ -123,10 +129,9 @@ macro_rules! kernels {
                 mut kv_queue: Option<&mut KvPrefetchQueue>,
             ) {
                 sums[..rows.len()].fill([0.0; LANES]);
-                let prefetches_kv = kv_prefetch_fits(rows.len());
                 for first in (0..x.blocks).step_by(BLOCKS_PER_SUPERBLOCK) {
                     let blocks = first..x.blocks.min(first + BLOCKS_PER_SUPERBLOCK);
-                    let page = kv_queue.as_mut().filter(|_| prefetches_kv).and_then(|queue| queue.next());
+                    let page = kv_queue.as_mut().and_then(|queue| queue.next());
                     for (i, block) in blocks.clone().enumerate() {
                         if let Some(page) = page {
                             page.prefetch(i, BLOCKS_PER_SUPERBLOCK);

@@ -1,9 +1,8 @@
 //! Integer GEMV for decode: one panel times a few rows. Weights are unpacked in registers.
 //!
 //! GEMV is bound by memory bandwidth. The software prefetch distance is tuned at run time by
-//! `prefetch/tuner.rs`, one tuner per class of row count, presence of mins, bits
-//! of a code and class of panel length. One source is
-//! compiled for all instruction sets.
+//! `prefetch/tuner.rs`, one tuner per class of row count, presence of mins, bits of a code and class
+//! of panel length. One source is compiled for all instruction sets.
 
 use crate::gemm::output::Output;
 use crate::gemm::quant::activations::QuantActivations;

@@ -6,14 +6,13 @@
 //! disjoint outputs. GEMV over packed matrices also feeds the prefetch tuner (`prefetch/tuner.rs`)
 //! with timings.
 
-use crate::gemm::output::{AT_ONCE, Output, token_blocks};
+use crate::gemm::output::{AT_ONCE, Output};
 use crate::gemm::quant::activations::QuantActivations;
-use crate::gemm::quant::gemm::{GemmScratch, ROWS, panel_times_rows, store_sums};
+use crate::gemm::quant::gemm::{GemmScratch, panel_times_rows, rows_per_block, store_sums};
 use crate::gemm::quant::gemv::{Panel, gemv, tuner};
-use crate::gemm::quant::quantize::Codes;
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
-use crate::kernels::{MAX_GEMV_ROWS, QuantKernel};
+use crate::kernels::{MAX_GEMV_ROWS, QuantKernel, kv_prefetch_pays};
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
@@ -115,8 +114,7 @@ impl<'a, 'r> Product<'a, 'r> {
         let (all, rows) = (w.panels.panels(), out.rows());
         let work = with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut Worker));
         let panels = (ITEM_BYTES / w.panels.kind.panel_bytes().max(1)).clamp(1, 64);
-        let block =
-            (rows > MAX_GEMV_ROWS).then(|| token_blocks(rows, x.blocks * size_of::<Codes>()).min(ROWS));
+        let block = (rows > MAX_GEMV_ROWS).then(|| rows_per_block(x, rows));
         let panels = if rows > MAX_ROWS_PER_ITEM { 1 } else { panels };
         let pieces = all.div_ceil(panels) * block.map_or(1, |block| rows.div_ceil(block));
         Self { isa, w, x, out, pieces, panels, block, work }
@@ -146,7 +144,7 @@ impl<'a, 'r> Product<'a, 'r> {
         let (scratch, kv_queue) = worker.scratches::<GemmScratch, KvPrefetchQueue>();
         for n in panels {
             let panel = w.panel(n, &mut scratch.panel).as_ptr();
-            let kv_queue = isa.bf16_dot.then_some(&mut *kv_queue);
+            let kv_queue = kv_prefetch_pays(isa, rows.len()).then_some(&mut *kv_queue);
             // SAFETY: the kernel was chosen for this machine, and the rows exist; the caller
             // guarantees the outputs.
             unsafe {

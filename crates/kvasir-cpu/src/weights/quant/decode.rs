@@ -2,7 +2,7 @@
 //! without loss.
 
 use crate::isa::tile::LANES;
-use crate::weights::quant::format::{BLOCK, Format, SUPERBLOCK};
+use crate::weights::quant::format::{BLOCK, Format, SUPERBLOCK, Scales};
 use kvasir_formats::DType;
 use kvasir_formats::encoding::{iq4_xs_scale, q3_k_scale, q45_k_scale_min};
 
@@ -26,28 +26,15 @@ impl Superblocks {
     /// weights are zero.
     #[inline(always)]
     pub(crate) fn read(&mut self, dtype: DType, format: Format, rows: &[&[u8]; LANES]) {
-        match dtype {
-            DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K | DType::Iq4Xs => {
-                self.k_rows(dtype, format, rows)
-            }
-            DType::Q8_0 => self.legacy::<34>(format, rows),
-            DType::Q4_0 | DType::Iq4Nl => self.legacy::<18>(format, rows),
-            DType::Q4_1 => self.legacy::<20>(format, rows),
-            DType::Q5_0 => self.legacy::<22>(format, rows),
-            DType::Mxfp4 => self.mxfp4(format, rows),
-            DType::Q5_1 => self.legacy::<24>(format, rows),
-            DType::F32
-            | DType::F16
-            | DType::BF16
-            | DType::F64
-            | DType::F8E4M3
-            | DType::F8E8M0
-            | DType::U8
-            | DType::I8
-            | DType::I16
-            | DType::I32
-            | DType::I64
-            | DType::Bool => unreachable!("{dtype} has no integer codes"),
+        match (format.scales, dtype.block_bytes()) {
+            (Scales::Integers, _) => self.k_rows(dtype, format, rows),
+            (Scales::Bf16, _) => self.mxfp4(format, rows),
+            (Scales::F16, 18) => self.legacy::<18>(format, rows),
+            (Scales::F16, 20) => self.legacy::<20>(format, rows),
+            (Scales::F16, 22) => self.legacy::<22>(format, rows),
+            (Scales::F16, 24) => self.legacy::<24>(format, rows),
+            (Scales::F16, 34) => self.legacy::<34>(format, rows),
+            (Scales::F16, bytes) => unreachable!("no format has blocks of {bytes} bytes"),
         }
     }
 

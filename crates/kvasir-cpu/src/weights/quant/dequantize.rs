@@ -111,3 +111,33 @@ kernels!(portable, allow(unused_mut));
 kernels!(v512, target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"));
 #[cfg(target_arch = "x86_64")]
 kernels!(v256, target_feature(enable = "avx2,fma,f16c"));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::features::tests::isas;
+    use crate::weights::quant::format::Format;
+    use kvasir_formats::DType;
+    use kvasir_testkit::Random;
+
+    #[test]
+    fn tiles_have_the_same_bits_on_every_isa() {
+        // One whole superblock, and part of another.
+        let blocks = 11;
+        for format in DType::all().filter_map(Format::of) {
+            let mut random = Random::new(9);
+            // Finite 16-bit floats: the highest exponent bits stay clear.
+            let panel: Vec<u8> =
+                (0..format.panel_bytes(blocks)).map(|_| random.bits() as u8 & 0x3f).collect();
+            let tiles = |isa| {
+                let mut tiles = vec![0; blocks * TILE_BYTES];
+                with_layout!(format, L => dequantize::<L>(isa, &panel, &mut tiles));
+                tiles
+            };
+            let reference = tiles(Isa::PORTABLE);
+            for isa in isas() {
+                assert!(tiles(isa) == reference, "{format:?} {isa}");
+            }
+        }
+    }
+}

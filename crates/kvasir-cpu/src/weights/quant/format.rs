@@ -1,8 +1,8 @@
 //! Storage formats of block-quantized weights, one `Format` per GGUF type, and their layout in a
 //! panel. No format loses anything of the stored values.
 //!
-//! `weight = scale * (value(code) - zero_point) + min`, with one scale (and min) per sub-block of 16 or 32
-//! inputs. A panel holds 16 outputs, block after block of 32 inputs:
+//! `weight = scale * (value(code) - zero_point) + min`, with one scale (and min) per sub-block of 16
+//! or 32 inputs. A panel holds 16 outputs, block after block of 32 inputs:
 //!
 //! | part of a block | bytes |
 //! |---|--:|

@@ -1,9 +1,9 @@
 //! Packs 16 encoded rows into a panel: decodes a superblock, then writes it block by block in the
 //! layout of `format.rs`.
 //!
-//! Code line `n` of a block holds inputs `4 n .. 4 n + 4` of each output in turn. Codes of fewer than
-//! 8 bits share bytes: with `low` bits, packed line `i` holds code lines `i * 8 / low ..`, the first
-//! in the lowest bits. High bits are packed the same way.
+//! A code line is 64 bytes: four consecutive inputs of output 0, the same inputs of output 1, and so
+//! on to output 15. Codes of 4 (or 2) bits share bytes: a packed line holds two (or four) consecutive
+//! code lines, the first in the lowest bits. High bits are packed the same way.
 //!
 //! Runs at load time or while a matrix is still read in place, so it is vectorized and prefetches
 //! the next panel's rows. Every instruction set writes the same bytes.

@@ -1,6 +1,6 @@
 //! Unpacks blocks of a panel in registers: codes to 16-bit pairs, scales and mins to f32.
 //!
-//! Line `n` of a block holds the bytes of inputs `4 n .. 4 n + 4`, output by output. As 16-bit
+//! Code line `n` of a block holds the bytes of inputs `4 n` to `4 n + 3`, output by output. As 16-bit
 //! integers, its low bytes are the pair of the first and third input, its high bytes that of the
 //! second and fourth; activations are stored in this order. Narrower codes unpack the same way: a
 //! shift and a mask select a line's bits in both bytes of each 16-bit integer.
@@ -28,11 +28,12 @@ impl BlockPtr {
 }
 
 impl Format {
-    /// The values of 4-bit codes plus the zero point.
+    /// The table values of 4-bit codes plus the zero point.
     const fn value_table(self) -> [u8; 16] {
         let values = match self.values {
             Values::Iq4 => IQ4_VALUES,
-            Values::E2m1 | Values::Code => E2M1_DOUBLED,
+            Values::E2m1 => E2M1_DOUBLED,
+            Values::Code => [0; 16],
         };
         let mut table = [0; 16];
         let mut code = 0;
@@ -50,8 +51,8 @@ macro_rules! unpacking {
             use super::*;
             use crate::isa::int_vectors::$vectors::*;
 
-            /// The values of line `line` of a block, before the zero point is subtracted: two vectors of
-            /// 16-bit pairs.
+            /// The values of code line `line` of a block, before the zero point is subtracted: two
+            /// vectors of 16-bit pairs.
             ///
             /// # Safety
             /// `at` must point at a block of layout `L`; `half` selects a vector's outputs.
