@@ -106,7 +106,7 @@ fn sigmoid(x: f32) -> f32 {
 }
 
 #[inline(always)]
-fn gate_body(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) {
+fn activate_body(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) {
     let operands = y.iter_mut().zip(gate.iter().zip(up));
     match activation {
         Activation::Silu => operands.for_each(|(y, (g, u))| *y = g * sigmoid(*g) * u),
@@ -124,7 +124,7 @@ fn gate_body(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) {
 
 per_isa! {
     /// `y = act(gate) * up`: SwiGLU, GeGLU (tanh) or clamped SwiGLU.
-    gate(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) => gate_body
+    activate(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) => activate_body
 }
 
 /// Which elements of a row RoPE rotates: in each head of `group` numbers, from `start` on, paired

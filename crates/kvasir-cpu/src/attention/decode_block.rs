@@ -10,7 +10,7 @@
 use crate::attention::decode::{HeadRows, ValueRows, VisibleKeys, bf16_dot, gemv};
 use crate::attention::layer::{HeadShape, LayerAttention};
 use crate::attention::scratch::Scratch;
-use crate::attention::softmax::online::rescale;
+use crate::attention::softmax::online::rescale_outputs;
 use crate::attention::views::{Chunk, Run};
 use crate::attention::work::{ChunkWork, ScoredBlock, WorkItem};
 use crate::isa::features::Isa;
@@ -50,7 +50,7 @@ impl LayerAttention<'_> {
             let at = block.rows[head_rows.first] as usize * width;
             let sums = &mut s.sums[at..][..head_rows.count * width];
             let rescales = &s.rescales[work.blocks.start][head_rows.first..head_rows.end()];
-            rescale(self.isa, sums, width, rescales);
+            rescale_outputs(self.isa, sums, width, rescales);
             // Positions past the last entry have weight 0 and are skipped.
             let values = ValueRows { rows: &rows[..seen.len().next_multiple_of(2)], offset };
             // SAFETY: the machine has the instruction set; the rows are the pool's or staged.

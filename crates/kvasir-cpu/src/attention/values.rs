@@ -6,7 +6,7 @@ use crate::attention::gemm::products;
 use crate::attention::layer::{HeadShape, LayerAttention};
 use crate::attention::pack_v::ValuePacking;
 use crate::attention::scratch::Scratch;
-use crate::attention::softmax::online::rescale as softmax_rescale;
+use crate::attention::softmax::online::rescale_outputs;
 use crate::attention::work::{CHUNKS_AT_ONCE, ChunkWork, VisibleChunk, WorkItem};
 use crate::isa::amx::Tiles;
 use crate::isa::features::Isa;
@@ -98,7 +98,7 @@ impl Scratch {
             let steady =
                 |c: &usize| block.meets(&chunks[*c]) && rescale(*c).iter().all(|rescale| *rescale == 1.0);
             let end = at + 1 + (at + 1..chunks.len()).take_while(steady).count();
-            softmax_rescale(isa, sums, shape.value_width, rescale(at));
+            rescale_outputs(isa, sums, shape.value_width, rescale(at));
             let all: [ChunkTiles; CHUNKS_AT_ONCE] = std::array::from_fn(|n| operands((at + n).min(end - 1)));
             // SAFETY: two tiles of weights and one spare behind them, two tiles of V for each 16
             // columns; as the caller vouches.

@@ -13,7 +13,7 @@ use crate::gemm::f32::product::{ActivationRows, matmul_f32};
 use crate::gemm::output::Output;
 use crate::gemm::quant::activations::QuantActivations;
 use crate::gemm::quant::gated::Gated;
-use crate::gemm::quant::product::matmul as matmul_quant;
+use crate::gemm::quant::product::matmul_quant;
 use crate::isa::features::Isa;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;

@@ -14,7 +14,7 @@ use crate::gemm::linear::{GateAndUp, Operand, Prepared};
 use crate::gemm::output::Output;
 use crate::isa::features::Isa;
 use crate::memory::buffer::Buffer;
-use crate::rowwise::gate as activate;
+use crate::rowwise::activate;
 use crate::threads::pool::ThreadPool;
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::{Linear, Packed};

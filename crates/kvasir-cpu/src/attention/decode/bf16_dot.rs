@@ -13,7 +13,7 @@
 use crate::attention::decode::{HeadRows, LINE, ValueRows, VisibleKeys};
 use crate::attention::softmax::state::ScoreRows;
 use crate::isa::tile::{LANES, STEP, Tile};
-use crate::isa::vectors::v512::{add_pairs, reduce_by_halves as by_halves};
+use crate::isa::vectors::v512::{add_pairs, reduce_by_halves};
 use crate::kernels::GEMV_ROWS;
 use crate::memory::kv_pool::rows::CHUNK;
 use crate::prefetch::hint::prefetch_next_page;
@@ -146,7 +146,7 @@ unsafe fn positions<const N: usize, const S: usize>(
         for n in (0..N).step_by(2) {
             let other = N.min(n + 2) - 1;
             let chains = [even[n], chains[n], even[other], chains[other]];
-            let sums = by_halves(chains, |a, b| _mm512_add_ps(a, b));
+            let sums = reduce_by_halves(chains, |a, b| _mm512_add_ps(a, b));
             for (n, sums) in [n, other].into_iter().zip(sums.as_chunks::<2>().0) {
                 out[from + n][row - 1..=row].copy_from_slice(sums);
             }

@@ -15,7 +15,7 @@
 use crate::attention::gemm::operands::{ChunkTiles, KeyRows};
 use crate::attention::softmax::state::Scores;
 use crate::isa::tile::LANES;
-use crate::isa::vectors::v512::{add_each as add, add_pairs};
+use crate::isa::vectors::v512::{add_each, add_pairs};
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
@@ -65,10 +65,10 @@ unsafe fn scores_of<const S: usize>(keys: &KeyRows, queries: *const u8, steps: u
             }
             chains
         };
-        let two = |place| add(one(place), one(place + 8));
-        let four = |place| add(two(place), two(place + 4));
-        let eight = |place| add(four(place), four(place + 2));
-        for (out, sum) in out.iter_mut().zip(add(eight(0), eight(1))) {
+        let two = |place| add_each(one(place), one(place + 8));
+        let four = |place| add_each(two(place), two(place + 4));
+        let eight = |place| add_each(four(place), four(place + 2));
+        for (out, sum) in out.iter_mut().zip(add_each(eight(0), eight(1))) {
             // SAFETY: 16 numbers are written.
             unsafe { _mm512_storeu_ps(out.as_mut_ptr(), sum) };
         }

@@ -8,7 +8,7 @@ use crate::attention::softmax::state::{
 };
 use crate::isa::float16::ROUND;
 use crate::isa::tile::LANES;
-use crate::isa::vectors::v512::add_each as add;
+use crate::isa::vectors::v512::add_each;
 use crate::memory::kv_pool::rows::CHUNK;
 use std::arch::x86_64::*;
 
@@ -192,11 +192,11 @@ pub(crate) fn weights_in_bf16_dot_order(
     let mut one = |place: usize| {
         // SAFETY: this function has the target features.
         let mut pair = |quarter: usize| unsafe { weights.pair((quarter * LANES + place) / 2) };
-        (1..CHUNK / LANES).fold(pair(0), |chains, quarter| add(chains, pair(quarter)))
+        (1..CHUNK / LANES).fold(pair(0), |chains, quarter| add_each(chains, pair(quarter)))
     };
-    let mut two = |place| add(one(place), one(place + 8));
-    let mut four = |place| add(two(place), two(place + 4));
-    [weights.even, weights.odd] = add(four(0), four(2));
+    let mut two = |place| add_each(one(place), one(place + 8));
+    let mut four = |place| add_each(two(place), two(place + 4));
+    [weights.even, weights.odd] = add_each(four(0), four(2));
     weights.done = CHUNK / 2;
     weights.suspend();
 }

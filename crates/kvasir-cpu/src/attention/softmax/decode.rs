@@ -7,7 +7,7 @@ use crate::attention::softmax::avx512::{exp2, load, raise_max_by};
 use crate::attention::softmax::state::{ChunkEntries, MaskBounds, OnlineSoftmax, ScoreRows, ScoreScaling};
 use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, Tile};
-use crate::isa::vectors::v512::reduce_by_halves as by_halves;
+use crate::isa::vectors::v512::reduce_by_halves;
 use crate::memory::kv_pool::rows::CHUNK;
 use std::arch::x86_64::*;
 use std::array::from_fn;
@@ -78,7 +78,7 @@ fn raise_max(softmax: &mut OnlineSoftmax, scores: &ScoreRows) {
             let [a, b, c, d] = quarters(row);
             max(max(a, b), max(c, d))
         });
-        *largest = by_halves(each, max);
+        *largest = reduce_by_halves(each, max);
     }
     raise_max_by(softmax, load(&largest));
 }
@@ -118,7 +118,7 @@ pub(crate) unsafe fn finish_weights(
             }
             *chain = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(a, b), c), d);
         }
-        let sums = by_halves(chains, |a, b| _mm512_add_ps(a, b));
+        let sums = reduce_by_halves(chains, |a, b| _mm512_add_ps(a, b));
         softmax.sums[0][first..][..AT_ONCE].copy_from_slice(&sums);
     }
 }

@@ -157,7 +157,7 @@ impl OnlineSoftmax {
 }
 
 #[inline(always)]
-fn rescale_body(sums: &mut [f32], width: usize, rescale: &[f32]) {
+fn rescale_outputs_body(sums: &mut [f32], width: usize, rescale: &[f32]) {
     for (sums, &rescale) in sums.chunks_exact_mut(width).zip(rescale) {
         // Running maxima seldom move, so the factor is mostly 1.
         if rescale != 1.0 {
@@ -168,5 +168,5 @@ fn rescale_body(sums: &mut [f32], width: usize, rescale: &[f32]) {
 
 per_isa! {
     /// Rescale: `sums[row] *= rescale[row]`; accumulators lie `width` apart.
-    rescale(sums: &mut [f32], width: usize, rescale: &[f32]) => rescale_body
+    rescale_outputs(sums: &mut [f32], width: usize, rescale: &[f32]) => rescale_outputs_body
 }

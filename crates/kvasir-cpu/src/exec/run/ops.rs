@@ -7,7 +7,7 @@ use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
 use crate::ops::indexer::{Indexer, select};
 use crate::ops::mixture::{Experts, mixture, route};
-use crate::rowwise::{RotaryPart, add, gate as activate, norm, rotate};
+use crate::rowwise::{RotaryPart, activate, add, norm, rotate};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_kv::Token;

@@ -12,7 +12,7 @@ use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::kernels::{MAX_GEMV_ROWS, QuantKernel, kv_prefetch_pays};
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
-use crate::rowwise::gate as activate;
+use crate::rowwise::activate;
 use crate::threads::pool::ThreadPool;
 use crate::threads::worker::Worker;
 use crate::weights::quant::format::BLOCK;

@@ -29,7 +29,7 @@ const MAX_ROWS_PER_ITEM: usize = 64;
 
 /// `out[row] = w x[row]` for at most [`AT_ONCE`] matrices with the same rows. The prologue `first`
 /// prepares `x`; the calling thread runs it before any work item.
-pub(crate) fn matmul<'a, 'o: 'a>(
+pub(crate) fn matmul_quant<'a, 'o: 'a>(
     threads: &ThreadPool,
     isa: Isa,
     all: impl Iterator<Item = (&'a QuantPanels, &'a mut Output<'o>)>,

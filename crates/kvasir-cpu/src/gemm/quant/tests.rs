@@ -9,12 +9,12 @@ use crate::gemm::output::Output;
 use crate::gemm::quant::activations::QuantActivations;
 use crate::gemm::quant::gated::Gated;
 use crate::gemm::quant::gemv::tuner;
-use crate::gemm::quant::product::matmul;
+use crate::gemm::quant::product::matmul_quant;
 use crate::isa::features::Isa;
 use crate::isa::features::tests::isas;
 use crate::isa::float16::bf16;
 use crate::kernels::MAX_GEMV_ROWS;
-use crate::rowwise::gate as activate;
+use crate::rowwise::activate;
 use crate::threads::pool::ThreadPool;
 use crate::threads::prologue::Prologue;
 use crate::weights::bf16::{TileLayout, TileScratch};
@@ -95,7 +95,7 @@ fn case(dtype: DType, outputs: usize, inputs: usize, rows: usize, channels: Chan
 fn product(w: &QuantPanels, x: &QuantActivations, isa: Isa, rows: usize, threads: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; rows * w.outputs];
     let mut output = Output::new(&mut out, rows, w.outputs, w.outputs);
-    matmul(&ThreadPool::new(threads), isa, [(w, &mut output)].into_iter(), x, &Prologue::none());
+    matmul_quant(&ThreadPool::new(threads), isa, [(w, &mut output)].into_iter(), x, &Prologue::none());
     out
 }
 
