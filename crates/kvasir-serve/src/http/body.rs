@@ -4,6 +4,7 @@
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
 use crate::http::access::api_keys::Caller;
+use crate::http::access::rate_limits::Charge;
 use crate::http::app::App;
 use crate::http::transport::connection::ReadTimeout;
 use crate::memory_budget::{BODIES, HeldMemory};
@@ -68,7 +69,7 @@ pub(crate) async fn read_body_as(
         body_bytes(&head.headers, body, read_timeout),
     );
     let (bytes, memory) = whole.await.map_err(|_| ApiError::too_slow())??;
-    app.take_request(key)?;
+    app.access.charge(key, Charge { requests: 1, tokens: 0 }, app.host.metrics())?;
     let ignored = RequestContext::current().ignored.with_rule(app.rules.unknown_fields);
     if bytes.len() < LARGE_BODY {
         return Ok((key, body::Body::parse(&bytes, table, ignored)?));

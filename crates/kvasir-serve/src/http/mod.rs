@@ -2,8 +2,8 @@
 //! Anthropic-compatible APIs.
 //!
 //! In reading order: `transport` (listener, TLS), `access` (keys, origins, hosts), `app` (shared
-//! state), `body`, `query`, `answers` (from tokens to increments), `api` (one file per endpoint),
-//! `middleware`, `router`, `server`. Each handler parses and validates its body, submits an engine
+//! state) with `submission`, `model_names` and `session_turns`, `body`, `query`, `answers` (from
+//! tokens to increments), `api` (one file per endpoint), `middleware`, `router`, `server`. Each handler parses and validates its body, submits an engine
 //! request, drops the body, and then writes the response as JSON or SSE.
 
 pub(crate) mod access;
@@ -13,9 +13,12 @@ pub(crate) mod app;
 pub(crate) mod body;
 pub(crate) mod error_response;
 pub(crate) mod middleware;
+mod model_names;
 pub(crate) mod query;
 pub(crate) mod router;
 pub(crate) mod server;
+mod session_turns;
+mod submission;
 pub(crate) mod transport;
 
 pub use crate::http::access::AccessControl;

@@ -3,6 +3,7 @@
 //! Knows no route; middleware applies them.
 
 pub(crate) mod api_keys;
+mod charge;
 pub(crate) mod hosts;
 pub(crate) mod origins;
 pub(crate) mod rate_limits;

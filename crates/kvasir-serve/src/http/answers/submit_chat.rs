@@ -35,7 +35,7 @@ pub(crate) fn submit_recorded(
     mut recorder: Option<TurnRecorder>,
 ) -> Result<Reply, ApiError> {
     let model = app.model.clone();
-    app.check_model(request.model.as_deref())?;
+    app.model_names().check(request.model.as_deref())?;
     let prompt = model.bounded_chat_prompt(request).map_err(|error| match error.detail {
         Some(_) => ApiError { param: Some(param.to_owned()), ..error },
         None => error,

@@ -265,7 +265,7 @@ pub(crate) async fn input_tokens(
     let count = app.run_work(body.cost(), move |app| {
         let facts = &app.model.facts;
         let request = ChatRequest::read(&body.reader(), &facts.sampling, facts.vocab)?;
-        app.check_model(request.model.as_deref())?;
+        app.model_names().check(request.model.as_deref())?;
         Ok(app.model.chat_prompt(&request)?.len())
     });
     let count = count.await?;

@@ -55,7 +55,7 @@ impl Completion {
         request: CompletionRequest,
     ) -> Result<Self, ApiError> {
         let model = app.model.clone();
-        app.check_model(request.model.as_deref())?;
+        app.model_names().check(request.model.as_deref())?;
         let mut constraint = Constrained::default();
         if let Some(response_format) = &request.response_format {
             response_format.check_lengths(&request.sampling)?;

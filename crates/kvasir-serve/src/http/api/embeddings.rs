@@ -98,7 +98,7 @@ pub(crate) async fn embed_all(
     cost: Cost,
     requested: EmbeddingsRequest,
 ) -> Result<Embedded, ApiError> {
-    app.check_model(requested.model.as_deref())?;
+    app.model_names().check(requested.model.as_deref())?;
     app.model.require_logits("embedding")?;
     let width = app.model.facts.hidden.unwrap_or_default();
     let dimensions = requested.dimensions.unwrap_or(width);

@@ -113,7 +113,7 @@ pub(crate) async fn apply_template(
     let answer = app.run_work(body.cost(), move |app| {
         let body = body.reader();
         body.classify(APPLY_TEMPLATE)?;
-        app.check_model(body.text("model")?)?;
+        app.model_names().check(body.text("model")?)?;
         let facts = &app.model.facts;
         let ids = app.model.chat_prompt(&ChatRequest::read(&body, &facts.sampling, facts.vocab)?)?;
         JsonAnswer::of(&json!({"prompt": app.model.decode(&ids)}))

@@ -81,7 +81,7 @@ pub(crate) fn count(app: &App, body: &Reader) -> Result<Value, ApiError> {
     let request =
         MessagesRequest::read_for_count(body, &facts.sampling, facts.vocab, app.rules.strip_billing_header)?
             .chat;
-    app.check_model(request.model.as_deref())?;
+    app.model_names().check(request.model.as_deref())?;
     Ok(json!({"input_tokens": app.model.chat_prompt(&request)?.len()}))
 }
 

@@ -126,7 +126,7 @@ pub(crate) async fn version() -> Json<Value> {
 
 /// `GET /api/tags`: the models that can be asked for.
 pub(crate) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"models": app.model_names().map(|name| entry(&app, name)).collect::<Vec<_>>()}))
+    Json(json!({"models": app.model_names().listed().map(|name| entry(&app, name)).collect::<Vec<_>>()}))
 }
 
 /// `GET /api/ps`: the loaded models, which are all.
@@ -138,7 +138,7 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> Json<Value> {
         entry["context_length"] = app.model.facts.max_len.into();
         entry
     };
-    Json(json!({"models": app.model_names().map(running).collect::<Vec<_>>()}))
+    Json(json!({"models": app.model_names().listed().map(running).collect::<Vec<_>>()}))
 }
 
 /// `POST /api/show`.
@@ -212,7 +212,7 @@ fn details(app: &App) -> Value {
 /// Refuses another model than the served one, in the words that Ollama's clients look for.
 fn check_model(app: &App, name: Option<&str>) -> Result<(), ApiError> {
     match name {
-        Some(name) if !app.answers_to(name) => {
+        Some(name) if !app.model_names().accept(name) => {
             Err(ApiError::not_found("model", format!("model '{name}' not found")))
         }
         _ => Ok(()),

@@ -34,7 +34,7 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let request = RerankRequest::read(&body.reader())?;
     drop(body);
     let RerankRequest { model, query, documents, top_n, returns_documents, is_tei, scoring } = request;
-    app.check_model(model.as_deref())?;
+    app.model_names().check(model.as_deref())?;
     let pairs = Pairs { first: vec![query], second: documents };
     let pairs = Arc::new(pairs);
     let (scores, tokens) = compare(&app, key, cost, scoring, &pairs).await?;
@@ -67,7 +67,7 @@ pub(crate) async fn score(State(app): State<Arc<App>>, request: Request) -> Resu
     let cost = body.cost();
     let ScoreRequest { model, first, second, scoring } = ScoreRequest::read(&body.reader())?;
     drop(body);
-    app.check_model(model.as_deref())?;
+    app.model_names().check(model.as_deref())?;
     let (scores, tokens) = compare(&app, key, cost, scoring, &Arc::new(Pairs { first, second })).await?;
     let data = scores.iter().enumerate();
     let data = data.map(|(i, score)| json!({"index": i, "object": "score", "score": score}));

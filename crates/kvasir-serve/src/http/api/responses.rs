@@ -152,7 +152,7 @@ pub(crate) async fn input_tokens(
     let (key, mut body) = read_body(&app, request, RESPONSES).await?;
     let count = app.run_work(body.cost(), move |app| {
         let (request, _) = read_request(app, key, &mut body)?;
-        app.check_model(request.chat.model.as_deref())?;
+        app.model_names().check(request.chat.model.as_deref())?;
         Ok(app.model.chat_prompt(&request.chat)?.len())
     });
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": count.await?})))

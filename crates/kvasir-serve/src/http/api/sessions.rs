@@ -57,7 +57,7 @@ struct InitialSession {
 impl InitialSession {
     fn read(app: &App, key: u64, body: &Body) -> Result<Self, ApiError> {
         let request = SessionRequest::read(&body.reader(), app.model.facts.vocab)?;
-        app.check_model(request.model.as_deref())?;
+        app.model_names().check(request.model.as_deref())?;
         app.expire_sessions();
         app.sessions.check_memory(key)?;
         let (content, tokens, param) = match request.initial {

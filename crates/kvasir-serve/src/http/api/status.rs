@@ -67,12 +67,12 @@ fn anthropic_model(app: &App, name: &str) -> Value {
 /// `GET /v1/models`, in Anthropic's shape for its clients.
 pub(crate) async fn models(State(app): State<Arc<App>>, headers: HeaderMap) -> Json<Value> {
     if headers.contains_key(ANTHROPIC_VERSION) {
-        let data: Vec<Value> = app.model_names().map(|name| anthropic_model(&app, name)).collect();
+        let data: Vec<Value> = app.model_names().listed().map(|name| anthropic_model(&app, name)).collect();
         let id = |model: Option<&Value>| model.map(|model| model["id"].clone());
         let (first, last) = (id(data.first()), id(data.last()));
         return Json(json!({"data": data, "has_more": false, "first_id": first, "last_id": last}));
     }
-    let data: Vec<Value> = app.model_names().map(|name| model_object(&app, name)).collect();
+    let data: Vec<Value> = app.model_names().listed().map(|name| model_object(&app, name)).collect();
     Json(json!({"object": "list", "data": data}))
 }
 
@@ -81,7 +81,7 @@ pub(crate) async fn model(
     headers: HeaderMap,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    app.check_model(Some(&id))?;
+    app.model_names().check(Some(&id))?;
     let write = if headers.contains_key(ANTHROPIC_VERSION) { anthropic_model } else { model_object };
     Ok(Json(write(&app, &id)))
 }

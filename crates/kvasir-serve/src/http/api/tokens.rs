@@ -29,7 +29,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
     let answer = app.run_work(body.cost(), move |app| {
         let reader = body.reader();
         reader.classify(TOKENIZE)?;
-        app.check_model(reader.text("model")?)?;
+        app.model_names().check(reader.text("model")?)?;
         let with_strings = reader.flag("return_token_strs", false)?;
         let with_pieces = reader.flag("with_pieces", false)?;
         let tokens = match reader.get("messages") {
@@ -148,7 +148,7 @@ pub(crate) async fn detokenize(
 
 fn ids(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
     body.classify(DETOKENIZE)?;
-    app.check_model(body.text("model")?)?;
+    app.model_names().check(body.text("model")?)?;
     let items = body.list("tokens", MAX_IDS)?.ok_or_else(|| body.error("tokens", "is missing"))?;
     let vocab = app.model.facts.vocab;
     let id = |item: &Value| item.as_u64().filter(|id| *id < u64::from(vocab)).map(|id| id as u32);
