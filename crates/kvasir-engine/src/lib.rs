@@ -38,8 +38,8 @@
 //! let mut answers = [vec![], vec![]];
 //! while engine.step()? != Turn::Idle {
 //!     let outbox = engine.core_mut().outbox();
-//!     for (event, tokens) in outbox.iter() {
-//!         answers[event.tag as usize].extend_from_slice(tokens);
+//!     for output in outbox.iter() {
+//!         answers[output.event.tag as usize].extend_from_slice(output.tokens);
 //!     }
 //!     outbox.clear();
 //! }
@@ -79,7 +79,7 @@ pub use crate::core::Core;
 pub use crate::engine::{Engine, Exit, Observer, Turn};
 pub use crate::replicas::coalescer::{Coalescer, Coalescing, LocalState, ReplicaState};
 pub use crate::replicas::router::{Balance, Charge, Load, Router, UnknownReplica};
-pub use crate::request::event::{Event, Outbox, Summary};
+pub use crate::request::event::{Event, EventOutput, Outbox, Summary};
 pub use crate::request::finish::{Fault, Finish, Parameter, Refusal};
 pub use crate::request::ids::{RequestId, SessionId};
 pub use crate::request::params::{Params, Pin, Request};

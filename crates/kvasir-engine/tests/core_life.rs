@@ -56,7 +56,7 @@ fn events_carry_tokens_and_a_final_finish_reason() {
     turn(&mut core, 2);
     let outbox = core.outbox();
     let received: Vec<_> =
-        outbox.iter().map(|(event, new)| (event.first, new.to_vec(), event.finish)).collect();
+        outbox.iter().map(|one| (one.event.first, one.tokens.to_vec(), one.event.finish)).collect();
     assert_eq!(received, [(0, vec![30], None), (1, vec![31], None), (2, vec![2], Some(Finish::Eos))]);
     assert_eq!((outbox.ended[0].tag, outbox.ended[0].outputs), (7, 3));
     assert!(core.is_idle());
@@ -262,7 +262,7 @@ fn preemption_at_any_step_loses_and_repeats_nothing() {
             assert!(turn(&mut core, 30 + token));
             core.check_invariants().unwrap();
         }
-        let tokens: Vec<Token> = core.outbox().iter().flat_map(|(_, new)| new.to_vec()).collect();
+        let tokens: Vec<Token> = core.outbox().iter().flat_map(|one| one.tokens.to_vec()).collect();
         assert_eq!(tokens, [30, 31, 32, 33, 34, 35], "preempted at {at}");
     }
 }
@@ -443,9 +443,9 @@ fn serve_completes_requests_before_draining() {
     let mut engine = engine();
     let thread = std::thread::spawn(move || {
         engine.serve(&inbox, |outbox| {
-            outbox
-                .iter()
-                .for_each(|(event, new)| deliver.send((event.tag, new.to_vec(), event.finish)).unwrap());
+            outbox.iter().for_each(|one| {
+                deliver.send((one.event.tag, one.tokens.to_vec(), one.event.finish)).unwrap()
+            });
         })
     });
     send.send(Message::Add { request: Box::new(request(&[103], 5)), n: 2 }).unwrap();

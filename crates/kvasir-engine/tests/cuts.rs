@@ -192,7 +192,7 @@ fn preemption_computes_what_is_left_alone() {
         }
         assert_eq!(engine.executor().violations().first(), None);
         let mut all: Vec<Token> = Vec::new();
-        engine.core_mut().outbox().iter().for_each(|(_, tokens)| all.extend_from_slice(tokens));
+        engine.core_mut().outbox().iter().for_each(|one| all.extend_from_slice(one.tokens));
         assert_eq!(all.len(), 20);
         // From there on the answer is that of a request whose tokens are all computed.
         let whole = [&left[..], &all[..had]].concat();

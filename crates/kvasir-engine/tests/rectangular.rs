@@ -9,7 +9,8 @@
 
 use kvasir_engine::rectangular::Rules;
 use kvasir_engine::{
-    Core, Engine, Exit, Finish, Limits, Order, Params, Rectangular, RectangularConfig, Request, Turn,
+    Core, Engine, EventOutput, Exit, Finish, Limits, Order, Params, Rectangular, RectangularConfig, Request,
+    Turn,
 };
 use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
 use kvasir_kv::blocks::BlockConfig;
@@ -204,7 +205,7 @@ fn drive(setup: &Setup, planned: &[PlannedRequest]) -> Result<([u64; 4], u64), S
         }
         engine.core().check_invariants().map_err(|why| format!("turn {turn}: {why}"))?;
         pauses = engine.core().record().rectangle.pause_events.max(pauses);
-        for (event, tokens) in engine.core_mut().outbox().iter() {
+        for EventOutput { event, tokens, .. } in engine.core_mut().outbox().iter() {
             let one = received.entry(event.tag).or_default();
             one.0.extend_from_slice(tokens);
             one.1 = event.finish;

@@ -25,7 +25,8 @@ fn end(core: &mut Core, mut step: Box<Step>, token: Token) -> Vec<(u64, Vec<Toke
         step.output.rows.push(OutputRow { tokens: Span::new(i, 1) });
     }
     core.postprocess(&step, &Ok(()), 0);
-    let received = core.outbox().iter().map(|(event, new)| (event.tag, new.to_vec(), event.finish)).collect();
+    let received =
+        core.outbox().iter().map(|one| (one.event.tag, one.tokens.to_vec(), one.event.finish)).collect();
     core.outbox().clear();
     core.recycle(step);
     core.check_invariants().unwrap();

@@ -178,7 +178,7 @@ impl Harness {
             self.reported.insert(*session, *len);
         }
         let mut answered: BTreeMap<u64, Vec<Token>> = BTreeMap::new();
-        for (event, tokens) in outbox.iter() {
+        for EventOutput { event, tokens, .. } in outbox.iter() {
             answered.entry(event.tag).or_default().extend(tokens);
         }
         for (tag, tokens) in answered {

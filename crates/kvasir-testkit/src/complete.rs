@@ -22,8 +22,8 @@ pub fn complete_all<E: Executor>(
     drain(engine);
     let outbox = engine.core_mut().outbox();
     let completion = |id: RequestId| {
-        let events = outbox.iter().filter(|(event, _)| event.request == id);
-        let tokens = events.flat_map(|(_, tokens)| tokens).copied().collect();
+        let events = outbox.iter().filter(|output| output.event.request == id);
+        let tokens = events.flat_map(|output| output.tokens).copied().collect();
         Completion { tokens, summary: *outbox.ended.iter().find(|one| one.request == id).unwrap() }
     };
     let completions = added.into_iter().map(|added| added.map(completion)).collect();

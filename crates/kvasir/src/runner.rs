@@ -5,7 +5,7 @@ use crate::backend::AnyExecutor;
 use crate::error::Error;
 use crate::model::Model;
 use crate::prompt::Prompt;
-use kvasir_engine::{Engine, Params, RequestId, Turn};
+use kvasir_engine::{Engine, EventOutput, Params, RequestId, Turn};
 use kvasir_exec::TokenLogprobs;
 use kvasir_formats::TextStream;
 use kvasir_kv::Token;
@@ -112,22 +112,19 @@ impl Runner {
     /// Converts the outbox into pieces.
     fn collect(&mut self) {
         let outbox = self.engine.core_mut().outbox();
-        for (event, ids) in outbox.iter() {
+        for EventOutput { event, tokens: ids, logprobs, summary, .. } in outbox.iter() {
             let Some(running) = self.running.get_mut(&event.request) else { continue };
-            let range = event.tokens.range();
-            let answered = outbox.logprobs.iter().filter(|(at, _)| range.contains(&(*at as usize)));
-            running.logprobs.extend(answered.map(|(_, logprobs)| logprobs.clone()));
+            running.logprobs.extend(logprobs.iter().map(|(_, logprobs)| logprobs.clone()));
             running.ids.extend_from_slice(ids);
             let mut text = match &self.model.tokenizer {
                 Some(tokenizer) => ids.iter().map(|id| running.stream.push(tokenizer, *id)).collect(),
                 None => String::new(),
             };
-            let summary = outbox.ended.iter().find(|summary| summary.request == event.request);
-            if summary.is_some() && event.finish.is_some() {
+            if summary.is_some() {
                 text.push_str(&running.stream.finish());
             }
             running.text.push_str(&text);
-            let answer = summary.filter(|_| event.finish.is_some()).and_then(|summary| {
+            let answer = summary.and_then(|summary| {
                 let Running { ids, logprobs, text, .. } = self.running.remove(&event.request)?;
                 Some(Answer::new(summary, ids, self.model.tokenizer.as_ref().map(|_| text), logprobs))
             });

@@ -11,8 +11,8 @@ mod recorded_logits;
 use kvasir::{AnyExecutor, AnyPending};
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as PoolLimits, Pool, Precision};
 use kvasir_engine::{
-    Chunked, Chunking, Core, Engine, Finish, Limits, Mixing, Order, Params, Policy, PrefillFirst,
-    Rectangular, RectangularConfig, Request, RequestId, Turn,
+    Chunked, Chunking, Core, Engine, EventOutput, Finish, Limits, Mixing, Order, Params, Policy,
+    PrefillFirst, Rectangular, RectangularConfig, Request, RequestId, Turn,
 };
 use kvasir_exec::{
     Abilities, Batch, BatchRow, Executor, PoolRow, Refused, RowKind, SequenceSpec, Step, StepError,
@@ -231,7 +231,7 @@ impl Way {
             }
             let done = engine.step().unwrap();
             let outbox = engine.core_mut().outbox();
-            for (event, tokens) in outbox.iter() {
+            for EventOutput { event, tokens, .. } in outbox.iter() {
                 answered.entry(event.tag).or_default().0.extend_from_slice(tokens);
             }
             for ended in outbox.ended.drain(..) {

@@ -9,8 +9,8 @@
 mod recorded_logits;
 
 use kvasir_engine::{
-    Chunked, Core, Engine, Limits, Mixing, Order, Params, Policy, Rectangular, RectangularConfig, Request,
-    Turn,
+    Chunked, Core, Engine, EventOutput, Limits, Mixing, Order, Params, Policy, Rectangular,
+    RectangularConfig, Request, Turn,
 };
 use kvasir_exec::{Abilities, Executor, PoolRow, Ran, Refused, RowKind, SequenceSpec, Step, StepError};
 use kvasir_formats::Checkpoint;
@@ -179,7 +179,7 @@ impl Way {
             }
             let done = engine.step().unwrap();
             let outbox = engine.core_mut().outbox();
-            for (event, tokens) in outbox.iter() {
+            for EventOutput { event, tokens, .. } in outbox.iter() {
                 answered.entry(event.tag).or_default().0.extend_from_slice(tokens);
             }
             outbox.clear();

@@ -4,7 +4,8 @@
 
 use kvasir::{AnyExecutor, BackendKind, LoadedModel, OpenedModel, Precision};
 use kvasir_engine::{
-    Chunked, Chunking, Core, Engine, Finish, Limits, Mixing, Order, Params, Policy, PrefillFirst, Request,
+    Chunked, Chunking, Core, Engine, EventOutput, Finish, Limits, Mixing, Order, Params, Policy,
+    PrefillFirst, Request,
 };
 use kvasir_formats::{TextFiles, Tokenizer};
 use kvasir_kv::{Radix, blocks::BlockConfig};
@@ -237,7 +238,7 @@ fn siblings_follow_one_form_each_on_its_own() {
     let mut texts = vec![Vec::new(); 8];
     while engine.step().unwrap() != kvasir_engine::Turn::Idle {
         let outbox = engine.core_mut().outbox();
-        for (event, tokens) in outbox.iter() {
+        for EventOutput { event, tokens, .. } in outbox.iter() {
             texts[event.tag as usize - 1].extend_from_slice(tokens);
         }
         outbox.clear();

@@ -14,7 +14,7 @@ use crate::case::{Case, CaseError};
 use crate::compare::compare;
 use crate::engine::{about, list, number, switch, tokens};
 use crate::outcome::Outcome;
-use kvasir_engine::{Chunked, Core, Finish, Limits, Mixing, Order, Params, Request, RequestId};
+use kvasir_engine::{Chunked, Core, EventOutput, Finish, Limits, Mixing, Order, Params, Request, RequestId};
 use kvasir_exec::{OutputRow, PoolRow, Step, StepKind};
 use kvasir_kv::{Radix, Span, Token, blocks::BlockConfig};
 use serde_json::{Map, Value, json};
@@ -281,7 +281,7 @@ impl Harness {
         }
         self.core.postprocess(&step, &Ok(()), 0);
         let mut replies = Vec::new();
-        for (event, new) in self.core.outbox().iter() {
+        for EventOutput { event, tokens: new, .. } in self.core.outbox().iter() {
             let heard = self.replies.entry(event.tag).or_default();
             for token in new {
                 heard.0.push(*token);

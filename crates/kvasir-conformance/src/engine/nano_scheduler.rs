@@ -10,7 +10,7 @@ use crate::engine::blocks::blocks_of;
 use crate::engine::{about, free_slots, list, number, switch, tokens};
 use crate::names::BlockNames;
 use crate::outcome::Outcome;
-use kvasir_engine::{Chunking, Core, Limits, Order, Params, PrefillFirst, Request, RequestId};
+use kvasir_engine::{Chunking, Core, EventOutput, Limits, Order, Params, PrefillFirst, Request, RequestId};
 use kvasir_exec::{OutputRow, Step, StepKind};
 use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
 use serde_json::{Map, Value, json};
@@ -163,7 +163,7 @@ impl Harness {
 
     fn drain_events(&mut self) -> Vec<u64> {
         let mut finished = Vec::new();
-        for (event, new) in self.core.outbox().iter() {
+        for EventOutput { event, tokens: new, .. } in self.core.outbox().iter() {
             self.completions.entry(event.tag).or_default().extend(new);
             finished.extend(event.finish.map(|_| event.tag));
         }

@@ -9,7 +9,7 @@ use crate::compare::compare;
 use crate::engine::{about, list, number, sequence, switch, tokens};
 use crate::outcome::Outcome;
 use kvasir_engine::{
-    Chunked, Chunking, Core, Engine, Limits, Mixing, Order, Policy, PrefillFirst, Rectangular,
+    Chunked, Chunking, Core, Engine, EventOutput, Limits, Mixing, Order, Policy, PrefillFirst, Rectangular,
     RectangularConfig, Request, Turn,
 };
 use kvasir_kv::{Cache, Cells, Contiguous, Paged, Radix, TreeCache, blocks::BlockConfig};
@@ -105,7 +105,7 @@ fn complete(case: &Case, given: &Value, cache: &str, policy: &str, overlap: bool
             }
         }
         let done = engine.step().map_err(|exit| exit.to_string())?;
-        for (event, new) in engine.core_mut().outbox().iter() {
+        for EventOutput { event, tokens: new, .. } in engine.core_mut().outbox().iter() {
             completions[event.tag as usize].extend_from_slice(new);
         }
         engine.core_mut().outbox().clear();

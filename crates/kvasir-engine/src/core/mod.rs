@@ -49,7 +49,7 @@ use kvasir_kv::Cache;
 /// an executor runs. The caller passes the time in.
 ///
 /// ```
-/// # use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Request};
+/// # use kvasir_engine::{Chunked, Core, EventOutput, Limits, Mixing, Order, Request};
 /// # use kvasir_exec::Executor;
 /// # use kvasir_kv::{CacheConfig, CacheKind, build};
 /// # use kvasir_sim::Toy;
@@ -66,7 +66,7 @@ use kvasir_kv::Cache;
 ///     let pending = executor.submit(step).map_err(|refused| refused.error)?;
 ///     let (step, result) = executor.wait(pending);
 ///     core.postprocess(&step, &result, 0);
-///     for (event, tokens) in core.outbox().iter() {
+///     for EventOutput { event, tokens, .. } in core.outbox().iter() {
 ///         println!("{}: {tokens:?} {:?}", event.tag, event.finish);
 ///     }
 ///     core.outbox().clear();

@@ -97,6 +97,30 @@ impl Summary {
     }
 }
 
+/// One event with all that belongs to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EventOutput<'a> {
+    /// The event.
+    pub event: &'a Event,
+    /// Its new tokens.
+    pub tokens: &'a [Token],
+    /// Log-probabilities of its tokens, by index into [`Outbox::tokens`]; empty if the request does
+    /// not want them.
+    pub logprobs: &'a [(u32, TokenLogprobs)],
+    /// Prompt log-probabilities from the second token on, with the first event of requests that want
+    /// them.
+    pub scores: &'a [TokenLogprobs],
+    /// Hidden state of the prompt's last token, for requests that want it.
+    pub hidden: &'a [f32],
+    /// Final statistics, with the request's last event.
+    pub summary: Option<&'a Summary>,
+}
+
+/// Takes the first element of a list off it, if it satisfies `is_next`.
+fn take_first<'a, T>(list: &mut &'a [T], is_next: impl FnOnce(&T) -> bool) -> Option<&'a T> {
+    if list.first().is_some_and(is_next) { list.split_off_first() } else { None }
+}
+
 /// Events since the last `clear`, in order, with their tokens. Its memory is reused.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outbox {
@@ -139,9 +163,27 @@ impl Outbox {
         self.events.is_empty() && self.admitted.is_empty() && self.retained.is_empty()
     }
 
-    /// Iterates over the events with their tokens.
-    pub fn iter(&self) -> impl Iterator<Item = (&Event, &[Token])> {
-        self.events.iter().map(|event| (event, self.tokens.get(event.tokens.range()).unwrap_or(&[])))
+    /// Iterates over the events, each with all that belongs to it.
+    pub fn iter(&self) -> impl Iterator<Item = EventOutput<'_>> {
+        // These lists are in the order of the events, and an entry's event is recorded in it.
+        let (mut logprobs, mut scores, mut hidden, mut ended) =
+            (&self.logprobs[..], &self.scores[..], &self.hidden[..], &self.ended[..]);
+        self.events.iter().enumerate().map(move |(index, event)| {
+            let range = event.tokens.range();
+            let own = logprobs.partition_point(|(token, _)| (*token as usize) < range.end);
+            EventOutput {
+                event,
+                tokens: self.tokens.get(range).unwrap_or(&[]),
+                logprobs: logprobs.split_off(..own).unwrap_or(&[]),
+                scores: take_first(&mut scores, |(at, _)| *at as usize == index)
+                    .map_or(&[], |(_, list)| list),
+                hidden: take_first(&mut hidden, |(at, _)| *at as usize == index)
+                    .map_or(&[], |(_, state)| state),
+                summary: event
+                    .finish
+                    .and_then(|_| take_first(&mut ended, |summary| summary.request == event.request)),
+            }
+        })
     }
 
     /// Fast path: one token of a request that continues.

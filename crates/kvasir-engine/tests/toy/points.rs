@@ -354,7 +354,7 @@ impl<'a> Run<'a> {
     }
 
     fn collect_events(&mut self) -> Result<(), String> {
-        for (event, tokens) in self.core.outbox().iter() {
+        for EventOutput { event, tokens, .. } in self.core.outbox().iter() {
             let one = self.received.entry(event.tag).or_default();
             if one.finish.is_some() || event.first as usize != one.tokens.len() {
                 return Err(format!("request {} has received {:?}, then {event:?}", event.tag, one.tokens));

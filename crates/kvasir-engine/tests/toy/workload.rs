@@ -296,7 +296,7 @@ fn collect_events(
     seen: &mut Coverage,
 ) -> Result<(), String> {
     let outbox = engine.core_mut().outbox();
-    for (event, tokens) in outbox.iter() {
+    for EventOutput { event, tokens, .. } in outbox.iter() {
         let one = received.entry(event.tag).or_default();
         if one.finish.is_some() {
             return Err(format!("request {} receives an event after its end: {event:?}", event.tag));

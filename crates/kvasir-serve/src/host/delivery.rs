@@ -9,7 +9,7 @@ use crate::host::lock::{Mutex, locked};
 use crate::metrics::Metrics;
 use crate::report::event::ReportEvent;
 use crate::report::sinks::Reports;
-use kvasir_engine::{Outbox, Summary};
+use kvasir_engine::{EventOutput, Outbox, Summary};
 use std::{
     sync::Arc,
     task::Waker,
@@ -38,32 +38,16 @@ impl Delivery {
                 self.wakers.extend(client.buffer.put(|output| output.cached = Some(*cached)));
             }
         }
-        let mut ended = outbox.ended.iter().peekable();
-        // These three lists are in the order of the events.
-        let mut logprobs = outbox.logprobs.iter().peekable();
-        let mut scores = outbox.scores.iter().peekable();
-        let mut hidden = outbox.hidden.iter().peekable();
-        for (index, (event, tokens)) in outbox.iter().enumerate() {
-            let summary = match event.finish {
-                Some(_) => ended.next_if(|summary| summary.tag == event.tag).copied(),
-                None => None,
-            };
+        for EventOutput { event, tokens, logprobs, scores, hidden, summary } in outbox.iter() {
             summary.iter().for_each(|summary| self.metrics.ended(summary));
-            let end = event.tokens.range().end;
-            let own = std::iter::from_fn(|| logprobs.next_if(|(at, _)| (*at as usize) < end));
-            let scored = scores.next_if(|(at, _)| *at as usize == index);
-            let state = hidden.next_if(|(at, _)| *at as usize == index);
             // A disconnected client's request is aborted when its stream is dropped.
-            let Some(client) = clients.by_tag.get_mut(&event.tag) else {
-                own.for_each(drop);
-                continue;
-            };
+            let Some(client) = clients.by_tag.get_mut(&event.tag) else { continue };
             self.wakers.extend(client.buffer.put(|output| {
                 output.tokens.extend_from_slice(tokens);
-                output.logprobs.extend(own.map(|(_, logprobs)| logprobs.clone()));
-                output.scores.extend(scored.into_iter().flat_map(|(_, list)| list.iter().cloned()));
-                output.hidden.extend(state.into_iter().flat_map(|(_, state)| state));
-                output.ended = summary;
+                output.logprobs.extend(logprobs.iter().map(|(_, logprobs)| logprobs.clone()));
+                output.scores.extend_from_slice(scores);
+                output.hidden.extend_from_slice(hidden);
+                output.ended = summary.copied();
             }));
             if let Some(before) = client.delivered_at.replace(now).filter(|_| !tokens.is_empty()) {
                 let inter_token = now.saturating_duration_since(before).as_nanos();
@@ -72,7 +56,7 @@ impl Delivery {
             if event.finish.is_some() {
                 let client = clients.remove(event.tag);
                 if let (Some(client), Some(summary)) = (client, summary) {
-                    self.report(client.context, summary);
+                    self.report(client.context, *summary);
                 }
             }
         }

@@ -21,8 +21,8 @@ use crate::engine::{about, free_slots, list, number, sequence, switch, tokens};
 use crate::names::BlockNames;
 use crate::outcome::Outcome;
 use kvasir_engine::{
-    Chunking, Core, Costs, DeferReason, Finish, Limits, Nanos, Order, PrefillFirst, Proposal, Request,
-    RequestId,
+    Chunking, Core, Costs, DeferReason, EventOutput, Finish, Limits, Nanos, Order, PrefillFirst, Proposal,
+    Request, RequestId,
 };
 use kvasir_exec::{OutputRow, Step, StepKind};
 use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
@@ -419,7 +419,7 @@ impl Harness {
     fn drain_events(&mut self) -> Vec<Value> {
         let mut stream = Vec::new();
         let names = &self.names;
-        for (event, new) in self.core.outbox().iter() {
+        for EventOutput { event, tokens: new, .. } in self.core.outbox().iter() {
             let Some(name) = names.get(event.tag as usize) else { continue };
             let Some(known) = self.known.get_mut(name) else { continue };
             known.completion.extend(new);
