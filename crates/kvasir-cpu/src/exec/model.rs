@@ -238,7 +238,8 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
     let mut many =
         |m: &Matrices| (0..m.count).map(|n| packer.linear(&m.nth(n))).collect::<Result<Vec<_>, _>>();
     Ok(match op {
-        Op::Linear { matrix, .. } | Op::Head { matrix, .. } => OpWeights::One(packer.linear(matrix)?),
+        Op::Linear { matrix, .. } => OpWeights::One(packer.linear(matrix)?),
+        Op::Head { matrix, .. } => OpWeights::One(Linear { makes_logits: true, ..packer.linear(matrix)? }),
         Op::GroupLinear { matrices, .. } => OpWeights::Many(many(matrices)?),
         Op::Mixture { experts, .. } => OpWeights::Experts {
             gate: many(&experts.gate)?,

@@ -1,11 +1,11 @@
 //! Linear layers: prepares activations once per operand (16-bit integers, bf16 or f32) and picks the
 //! kernels.
 //!
-//! Matrices that share an operand (Q, K, V; gate, up) share its quantized rows: `quant_of` and
-//! `bf16_of` name the value that the buffers hold. For few rows the preparation is the prologue
-//! (`Prologue`) of the product and runs on the calling thread while the workers prefetch weights.
-//! For many rows it is a parallel region of its own, because parallel regions do not nest. Results
-//! equal those of preparing each operand anew.
+//! Matrices that share an operand (Q, K, V; gate, up) share its prepared rows: each buffer knows
+//! the value that it holds. For few rows the preparation is the prologue (`Prologue`) of the product
+//! and runs on the calling thread while the workers prefetch weights. For many rows it is a
+//! parallel region of its own, because parallel regions do not nest. Results equal those of
+//! preparing each operand anew.
 
 use crate::gemm::bf16::activations::{Bf16Activations, Bf16Terms};
 use crate::gemm::bf16::product::matmul_bf16;
@@ -81,18 +81,31 @@ pub(crate) struct GateAndUp<'w> {
     pub(crate) activation: Activation,
 }
 
+/// Prepared float activations, and the value that they hold.
+struct FloatRows {
+    rows: Bf16Activations,
+    of: Option<ValueId>,
+}
+
+impl FloatRows {
+    fn new(rows: usize, inputs: usize, terms: Bf16Terms) -> io::Result<Self> {
+        Ok(Self { rows: Bf16Activations::new(rows, inputs, terms)?, of: None })
+    }
+}
+
 /// Prepared activations in the formats of the kernels, shared by all matrices with one operand.
 pub(crate) struct Prepared {
     isa: Isa,
     quant: QuantActivations,
     /// Output of the fused gate and up projection, while `quant` is its input.
     gated: QuantActivations,
-    bf16: Bf16Activations,
-    /// In f32: for f16 weights, where `bf16` holds bf16.
-    whole: Bf16Activations,
     quant_of: Option<ValueId>,
-    bf16_of: Option<ValueId>,
-    whole_of: Option<ValueId>,
+    float: FloatRows,
+    /// Where `float` holds one bf16 per number: f32, for f16 weights.
+    whole: FloatRows,
+    /// Where `float` holds one bf16 per number: two terms, for logits. Rounding the input of the last
+    /// matrix is the largest single error of the logits.
+    logits: FloatRows,
 }
 
 impl Prepared {
@@ -100,21 +113,22 @@ impl Prepared {
     /// `terms` per activation.
     pub(crate) fn new(isa: Isa, rows: usize, inputs: usize, terms: Bf16Terms) -> io::Result<Self> {
         let quant = || QuantActivations::new(rows, inputs);
+        let more_exact = if isa.has_bf16_dot() { rows } else { 0 };
         Ok(Self {
             isa,
             quant: quant()?,
             gated: quant()?,
-            bf16: Bf16Activations::new(rows, inputs, terms)?,
-            whole: Bf16Activations::new(rows, inputs, Bf16Terms::Whole)?,
             quant_of: None,
-            bf16_of: None,
-            whole_of: None,
+            float: FloatRows::new(rows, inputs, terms)?,
+            whole: FloatRows::new(more_exact, inputs, Bf16Terms::Whole)?,
+            logits: FloatRows::new(more_exact, inputs, Bf16Terms::Two)?,
         })
     }
 
     /// Invalidates all prepared operands.
     pub(crate) fn invalidate(&mut self) {
-        (self.quant_of, self.bf16_of, self.whole_of) = (None, None, None);
+        self.quant_of = None;
+        [&mut self.float, &mut self.whole, &mut self.logits].into_iter().for_each(|float| float.of = None);
     }
 
     /// Returns whether `of` must be quantized, and shapes the buffer for `n` rows of it if so.
@@ -198,24 +212,25 @@ impl Prepared {
             }
             // With tiles, panels are dequantized to bf16.
             Packed::Quant(_) | Packed::Bf16(_) => {
-                let (bf16, bf16_of) = match first.packed.form() {
-                    Form::F16 if isa.has_bf16_dot() => (&mut self.whole, &mut self.whole_of),
-                    _ => (&mut self.bf16, &mut self.bf16_of),
+                let float = match first.packed.form() {
+                    Form::F16 if isa.has_bf16_dot() => &mut self.whole,
+                    _ if first.makes_logits && isa.has_bf16_dot() => &mut self.logits,
+                    _ => &mut self.float,
                 };
-                let new = is_new(bf16_of, of);
+                let new = is_new(&mut float.of, of);
                 if new {
-                    bf16.reshape(inputs, n);
+                    float.rows.reshape(inputs, n);
                 }
-                let bf16 = &*bf16;
+                let rows = &float.rows;
                 let round = |worker: &mut Worker, row| {
                     // SAFETY: each row is written by one thread, and the buffer fits all rows.
-                    x.with(row, inputs, worker, |x| unsafe { bf16.write_row(isa, row, x) });
+                    x.with(row, inputs, worker, |x| unsafe { rows.write_row(isa, row, x) });
                 };
                 let first = if new { prologue(threads, n, &round) } else { Prologue::none() };
                 for (l, out) in products.iter_mut().flatten() {
                     match &l.packed {
-                        Packed::Quant(w) => matmul_bf16(threads, isa, w, bf16, out, &first),
-                        Packed::Bf16(w) => matmul_bf16(threads, isa, w, bf16, out, &first),
+                        Packed::Quant(w) => matmul_bf16(threads, isa, w, rows, out, &first),
+                        Packed::Bf16(w) => matmul_bf16(threads, isa, w, rows, out, &first),
                         Packed::F32(_) => {}
                     }
                 }

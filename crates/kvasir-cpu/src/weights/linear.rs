@@ -87,6 +87,8 @@ pub(crate) struct Linear {
     pub(crate) outputs: usize,
     /// Bytes of the matrix in the checkpoint file.
     pub(crate) stored_bytes: usize,
+    /// Whether the outputs are logits.
+    pub(crate) makes_logits: bool,
 }
 
 /// The weight matrices of one op.

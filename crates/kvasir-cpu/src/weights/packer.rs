@@ -164,7 +164,7 @@ impl<'a> Packer<'a> {
         if let Some((first, step)) = lies.filter(|_| packed.is_packed()) {
             self.source.release(name, first..first + step * m.outputs);
         }
-        Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes })
+        Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes, makes_logits: false })
     }
 
     /// A matrix that is read in place until it is packed. It is packed at once if the source does
