@@ -1,7 +1,7 @@
 //! Benchmark of structured output: token mask latency of 16 sequences under a JSON schema,
 //! vocabulary 151,936.
 //!
-//! `asked`: masks computed inline. `ahead`: masks computed during a step of length `STEP`. `free
+//! `on request`: masks computed inline. `ahead`: masks computed during a step of length `STEP`. `free
 //! calls`: compile time of 20 tools, and cost per token of free text under them.
 #![allow(clippy::unwrap_used)]
 
@@ -140,14 +140,14 @@ fn free_calls(vocabulary: &Vocabulary) {
         let (mut first, mut longest) = (Duration::ZERO, Duration::ZERO);
         let started = Instant::now();
         for n in 0..4000 {
-            let asked = Instant::now();
+            let start = Instant::now();
             // No mask, or one that excludes very little.
             assert!(!matches!(follower.allowed(&output), Allowed::Nothing));
             output.push(random.below(EOS.into()) as u32);
             follower.expect(&output);
             match n {
-                0 => first = asked.elapsed(),
-                _ => longest = longest.max(asked.elapsed()),
+                0 => first = start.elapsed(),
+                _ => longest = longest.max(start.elapsed()),
             }
         }
         let each = started.elapsed().as_secs_f64() * 1e6 / 4000.0;
@@ -173,7 +173,7 @@ fn main() {
     }
     println!("schema compiled in {:.2} ms", started.elapsed().as_secs_f64() * 10.0);
     free_calls(&vocabulary);
-    for (name, ahead, steps) in [("asked", false, 400), ("ahead", true, 100)] {
+    for (name, ahead, steps) in [("on request", false, 400), ("ahead", true, 100)] {
         let times = run(&vocabulary, ahead, steps);
         let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
         let mean = times.iter().sum::<f64>() / times.len() as f64;

@@ -104,7 +104,13 @@ impl HttpClient {
 
     /// Sends one request and records every event as it arrives. Failures are returned in
     /// `Ended::fault`.
-    pub(super) async fn ask(&self, body: &[u8], run: Instant, due: Instant, count: &RefCell<Count>) -> Ended {
+    pub(super) async fn complete(
+        &self,
+        body: &[u8],
+        run: Instant,
+        due: Instant,
+        count: &RefCell<Count>,
+    ) -> Ended {
         let sent = Instant::now();
         let mut ended = Ended { queued: sent.saturating_duration_since(due), ..Ended::default() };
         count.borrow_mut().began();

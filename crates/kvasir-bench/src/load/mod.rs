@@ -158,7 +158,7 @@ impl<'a> Driver<'a> {
             let (talker, count, tell) = (self.talker.clone(), self.count.clone(), tell.clone());
             let started = self.started;
             tokio::task::spawn_local(async move {
-                let done = talker.ask(&body, started, due, &count).await;
+                let done = talker.complete(&body, started, due, &count).await;
                 // The driver outlives every task that it spawned, so this send cannot fail.
                 let _ = tell.send((job, done));
             });

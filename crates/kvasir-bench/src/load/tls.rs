@@ -92,7 +92,7 @@ mod tests {
         let _ = stream.flush().await;
     }
 
-    async fn ask(roots: &TrustedRoots) -> io::Result<Vec<u8>> {
+    async fn fetch(roots: &TrustedRoots) -> io::Result<Vec<u8>> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
         let address = Address::parse(&format!("https://localhost:{port}")).map_err(io::Error::other)?;
@@ -112,13 +112,13 @@ mod tests {
     #[tokio::test]
     async fn tls_connects_only_to_trusted_certificates() {
         let roots = TrustedRoots::of(Some(&data("test-cert.pem"))).unwrap();
-        assert_eq!(ask(&roots).await.unwrap(), b"under");
+        assert_eq!(fetch(&roots).await.unwrap(), b"under");
         let nobody = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(RootCertStore::empty())
             .with_no_client_auth();
-        let error = ask(&TrustedRoots(Arc::new(nobody))).await.unwrap_err();
+        let error = fetch(&TrustedRoots(Arc::new(nobody))).await.unwrap_err();
         assert!(error.to_string().contains("certificate"), "{error}");
     }
 

@@ -202,10 +202,10 @@ impl Conversation {
     /// Current branch number, and per branch its number of questions and the last one.
     pub(super) fn overview(&self) -> (usize, Vec<(usize, String)>) {
         let line = |branch: &Branch| {
-            let asked: Vec<&Value> =
+            let questions: Vec<&Value> =
                 branch.messages.iter().filter(|message| role(message) == "user").collect();
-            let last = asked.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
-            (asked.len(), last.lines().next().unwrap_or_default().to_owned())
+            let last = questions.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
+            (questions.len(), last.lines().next().unwrap_or_default().to_owned())
         };
         (self.here + 1, self.branches.iter().map(line).collect())
     }

@@ -84,7 +84,7 @@ async fn whole(app: &Arc<App>, fields: &Map<String, Value>) -> Result<Value, Api
             "reasoning_tokens": ended.reasoning,
         });
         answer["timings"] = json!({
-            "ttft_seconds": ended.ttft.as_secs_f64(), "decode_seconds": ended.spoke.as_secs_f64(),
+            "ttft_seconds": ended.ttft.as_secs_f64(), "decode_seconds": ended.decode_time.as_secs_f64(),
         });
     }
     Ok(answer)

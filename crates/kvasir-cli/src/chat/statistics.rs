@@ -9,14 +9,14 @@ pub(crate) struct Tally {
     answers: u32,
     stopped: u32,
     made: u64,
-    spoke: Duration,
+    decode_time: Duration,
     prompts: u64,
     cached: u64,
 }
 
 /// Decode rate in tokens per second; the first token belongs to prefill.
-fn rate(tokens: u64, spoke: Duration) -> Option<f64> {
-    let seconds = spoke.as_secs_f64();
+fn rate(tokens: u64, decode_time: Duration) -> Option<f64> {
+    let seconds = decode_time.as_secs_f64();
     (tokens > 1 && seconds > 0.0).then(|| (tokens - 1) as f64 / seconds)
 }
 
@@ -41,14 +41,14 @@ impl Tally {
         };
         self.answers += 1;
         self.made += u64::from(ended.tokens);
-        self.spoke += ended.spoke;
+        self.decode_time += ended.decode_time;
         self.prompts += u64::from(ended.prompt);
         self.cached += u64::from(ended.cached);
         let cut = if ended.reason == "length" { " · cut at its limit" } else { "" };
         format!(
             "{}{} · first after {:.0} ms · {} of {} prompt tokens cached{cut}",
             plural(u64::from(ended.tokens), "token"),
-            say_rate(rate(u64::from(ended.tokens), ended.spoke)),
+            say_rate(rate(u64::from(ended.tokens), ended.decode_time)),
             ended.ttft.as_secs_f64() * 1000.0,
             ended.cached,
             ended.prompt,
@@ -63,7 +63,7 @@ impl Tally {
             Some(tokens) => format!("{tokens} of {max_len} tokens"),
             None => format!("up to {max_len} tokens, counted with the next answer"),
         };
-        let speed = say_rate(rate(self.made.saturating_sub(u64::from(self.answers)) + 1, self.spoke));
+        let speed = say_rate(rate(self.made.saturating_sub(u64::from(self.answers)) + 1, self.decode_time));
         vec![
             ("answers  ", format!("{}{stopped}", self.answers)),
             ("generated", format!("{}{speed}", plural(self.made, "token"))),

@@ -47,8 +47,8 @@ pub(crate) fn sampling(_: &Case) -> Result<Outcome, CaseError> {
 /// `minisgl.workload`: prompt lengths and tokens drawn by the offline benchmark.
 pub(crate) fn workload(case: &Case) -> Result<Outcome, CaseError> {
     let (given, expected) = (case.field("given")?, case.field("expected")?);
-    let asked = [&given["seed"], &given["input"], &given["output"], &given["token"]];
-    if asked != [&json!(0), &json!([100, 1024]), &json!([100, 1024]), &json!([0, 10_000])] {
+    let parameters = [&given["seed"], &given["input"], &given["output"], &given["token"]];
+    if parameters != [&json!(0), &json!([100, 1024]), &json!([100, 1024]), &json!([0, 10_000])] {
         return skipped("another benchmark than the one that is built; test the_lists_are_the_recorded_ones");
     }
     let lists = offline_lists(number(given, "num_seqs", 256).map_err(about(case))?.min(65_536).into());

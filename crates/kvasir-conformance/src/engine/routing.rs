@@ -32,10 +32,10 @@ fn balance(case: &Case) -> Result<Outcome, String> {
     let mut router = Router::with_loads(balance, loads.collect());
     let requests = list(given, "requests")?;
     let size = |request: &Value| request.as_u64().or_else(|| request["tokens"].as_u64()).unwrap_or(1);
-    let asked = |request: &Value| request["rank"].as_u64().map(|rank| rank as usize);
-    let asked: Vec<_> = requests.iter().map(|request| (size(request), asked(request))).collect();
+    let rank = |request: &Value| request["rank"].as_u64().map(|rank| rank as usize);
+    let sizes_and_ranks: Vec<_> = requests.iter().map(|request| (size(request), rank(request))).collect();
     let gone = given["fail_rank"].as_u64();
-    let sent = router.send_all(&asked, |_, charge| match gone == Some(charge.replica() as u64) {
+    let sent = router.send_all(&sizes_and_ranks, |_, charge| match gone == Some(charge.replica() as u64) {
         true => Err(()),
         false => Ok(()),
     });

@@ -84,22 +84,22 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         row.segments = Span::new(start, plan.segments.len() - start);
         row.read_len += self.base;
         if let Mask::Explicit { at, words_per_query } = row.mask {
-            row.mask = self.lift_mask(plan, &row, at, words_per_query);
+            row.mask = self.extended_mask(plan, &row, at, words_per_query);
         }
         plan.rows[i] = row;
     }
 
     /// The mask over prefix plus own read: all prefix bits set, then the inner mask, which begins
     /// at word `from` with `words` words per query.
-    fn lift_mask(&self, plan: &mut Plan, row: &PlanRow, from: u32, words: u32) -> Mask {
+    fn extended_mask(&self, plan: &mut Plan, row: &PlanRow, from: u32, words: u32) -> Mask {
         let (at, per_query) = (plan.mask_words.len(), words_for(row.read_len));
         plan.mask_words.resize(at + (per_query * row.queries.len) as usize, 0);
-        let (seen, lifted) = plan.mask_words.split_at_mut(at);
+        let (inner, extended) = plan.mask_words.split_at_mut(at);
         for query in 0..row.queries.len {
-            let seen = &seen[(from + query * words) as usize..][..words as usize];
-            let lifted = &mut lifted[(query * per_query) as usize..][..per_query as usize];
-            set_range(lifted, 0, self.base);
-            shift_into(lifted, seen, self.base);
+            let inner = &inner[(from + query * words) as usize..][..words as usize];
+            let extended = &mut extended[(query * per_query) as usize..][..per_query as usize];
+            set_range(extended, 0, self.base);
+            shift_into(extended, inner, self.base);
         }
         Mask::Explicit { at: at as u32, words_per_query: per_query }
     }

@@ -80,8 +80,8 @@ mod tests {
 
     #[test]
     fn speculation_names_a_method_and_a_limit_or_is_off() {
-        let asked = read(json!({"speculation": {"method": "suffix", "max_tokens": 8}})).unwrap();
-        assert_eq!((asked.method.as_deref(), asked.max_tokens), (Some("suffix"), Some(8)));
+        let fields = read(json!({"speculation": {"method": "suffix", "max_tokens": 8}})).unwrap();
+        assert_eq!((fields.method.as_deref(), fields.max_tokens), (Some("suffix"), Some(8)));
         for off in [json!(false), json!("off"), json!({"method": "none"})] {
             assert_eq!(read(json!({"speculation": off})).unwrap().max_tokens, Some(0));
         }
@@ -95,8 +95,8 @@ mod tests {
     #[test]
     fn predicted_text_may_come_in_parts() {
         let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
-        let asked = read(json!({"prediction": {"type": "content", "content": parts}})).unwrap();
-        assert_eq!(asked.prediction, "ab");
+        let fields = read(json!({"prediction": {"type": "content", "content": parts}})).unwrap();
+        assert_eq!(fields.prediction, "ab");
         assert!(read(json!({"prediction": {"type": "content", "content": 3}})).is_err());
         assert!(read(json!({"prediction": "x"})).is_err());
     }

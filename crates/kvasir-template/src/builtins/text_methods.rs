@@ -115,7 +115,7 @@ pub(crate) fn call(interp: &mut Interp, s: &str, name: &str, given: &CallArgs) -
         }
         _ => match search(interp, s, name, given) {
             Some(found) => found,
-            None => asks(s, name),
+            None => predicate(s, name),
         },
     }
 }
@@ -183,7 +183,7 @@ fn find(s: &str, name: &str, given: &CallArgs) -> Run<Value> {
 }
 
 /// Predicate methods (`isalnum`, `isdigit`, …).
-fn asks(s: &str, name: &str) -> Run<Value> {
+fn predicate(s: &str, name: &str) -> Run<Value> {
     let flag = |f: fn(char) -> bool| Ok(Value::Bool(!s.is_empty() && s.chars().all(f)));
     match name {
         "isalnum" => flag(char::is_alphanumeric),

@@ -83,7 +83,7 @@ pub struct AnswerOutcome {
     /// Time to first token (TTFT), queueing included.
     pub ttft: Duration,
     /// Time from first to last token, as generated.
-    pub spoke: Duration,
+    pub decode_time: Duration,
 }
 
 /// Cache hit and times of an answer.
@@ -94,7 +94,7 @@ pub struct Progress {
     /// Time to first token (TTFT), queueing included.
     pub ttft: Duration,
     /// Time from the first token to the newest.
-    pub spoke: Duration,
+    pub decode_time: Duration,
 }
 
 impl Progress {
@@ -107,7 +107,7 @@ impl Progress {
             time => f64::from(n) / time.as_secs_f64(),
         };
         let per_token = |n: u32, time: Duration| ms(time) / f64::from(n.max(1));
-        let Self { cached, ttft, spoke } = self;
+        let Self { cached, ttft, decode_time } = self;
         let prompt = prompt.saturating_sub(cached);
         json!({
             "cache_n": cached,
@@ -116,9 +116,9 @@ impl Progress {
             "prompt_per_token_ms": per_token(prompt, ttft),
             "prompt_per_second": per_second(prompt, ttft),
             "predicted_n": tokens,
-            "predicted_ms": ms(spoke),
-            "predicted_per_token_ms": per_token(tokens, spoke),
-            "predicted_per_second": per_second(tokens, spoke),
+            "predicted_ms": ms(decode_time),
+            "predicted_per_token_ms": per_token(tokens, decode_time),
+            "predicted_per_second": per_second(tokens, decode_time),
         })
     }
 }
@@ -126,7 +126,7 @@ impl Progress {
 impl AnswerOutcome {
     /// `timings` as llama.cpp has them, with those of drafts.
     pub(crate) fn timings(&self) -> Value {
-        let progress = Progress { cached: self.cached, ttft: self.ttft, spoke: self.spoke };
+        let progress = Progress { cached: self.cached, ttft: self.ttft, decode_time: self.decode_time };
         let mut timings = progress.timings(self.prompt, self.tokens);
         if self.drafted > 0 {
             timings["draft_n"] = self.drafted.into();
@@ -312,7 +312,7 @@ impl AnswerStream {
         let now = Instant::now();
         let first = *self.first_token.get_or_insert(now);
         self.progress.ttft = first.duration_since(self.submitted);
-        self.progress.spoke = now.duration_since(first);
+        self.progress.decode_time = now.duration_since(first);
     }
 
     fn end(&mut self, mut increment: AnswerIncrement, summary: Summary) -> AnswerIncrement {
@@ -355,7 +355,7 @@ impl AnswerStream {
             accepted: summary.accepted.min(self.tokens),
             verified: summary.verified,
             ttft: Duration::from_nanos(summary.ttft().unwrap_or(0)),
-            spoke: Duration::from_nanos(summary.decode_time().unwrap_or(0)),
+            decode_time: Duration::from_nanos(summary.decode_time().unwrap_or(0)),
         });
         if let Some(mut recorder) = self.recorder.take() {
             recorder.push_deltas(&increment.deltas);

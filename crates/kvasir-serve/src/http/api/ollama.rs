@@ -398,9 +398,9 @@ impl Lines {
         line["done_reason"] = if outcome.reason == "length" { "length" } else { "stop" }.into();
         let total = self.began.elapsed();
         // A single token has no time between tokens. Clients divide by this duration.
-        let eval = match outcome.spoke {
+        let eval = match outcome.decode_time {
             Duration::ZERO => total.saturating_sub(outcome.ttft).max(Duration::from_nanos(1)),
-            spoke => spoke,
+            time => time,
         };
         line["total_duration"] = nanos(total).into();
         line["load_duration"] = 0.into();

@@ -255,7 +255,7 @@ fn documents_of_text_are_read() {
 
 #[test]
 fn unknown_fields_of_documents_and_edits_are_named() {
-    let asked = |source: Value, extra: Value| {
+    let request = |source: Value, extra: Value| {
         let mut document = json!({"type": "document", "source": source});
         document.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         json!({"messages": [{"role": "user", "content": [document]}]})
@@ -264,17 +264,17 @@ fn unknown_fields_of_documents_and_edits_are_named() {
     let keep = json!({"type": "thinking_turns", "value": 1, "foo": 1});
     let edit = json!({"type": "clear_thinking_20251015", "keep": keep});
     for (body, param) in [
-        (asked(text.clone(), json!({"foo": 1})), "messages[0].content[0].foo"),
+        (request(text.clone(), json!({"foo": 1})), "messages[0].content[0].foo"),
         (
-            asked(json!({"type": "text", "data": "a", "foo": 1}), json!({})),
+            request(json!({"type": "text", "data": "a", "foo": 1}), json!({})),
             "messages[0].content[0].source.foo",
         ),
         (
-            asked(json!({"type": "content", "content": "a", "foo": 1}), json!({})),
+            request(json!({"type": "content", "content": "a", "foo": 1}), json!({})),
             "messages[0].content[0].source.foo",
         ),
         (
-            asked(json!({"type": "text", "media_type": "text/html", "data": "a"}), json!({})),
+            request(json!({"type": "text", "media_type": "text/html", "data": "a"}), json!({})),
             "messages[0].content[0].source.media_type",
         ),
         (json!({"context_management": {"edits": [edit]}}), "context_management.edits[0].keep.foo"),
@@ -282,5 +282,5 @@ fn unknown_fields_of_documents_and_edits_are_named() {
         assert_eq!(refused(body), param);
     }
     let known = json!({"title": "t", "context": "c", "citations": {"enabled": true}, "cache_control": {"type": "ephemeral"}});
-    read(asked(text, known)).unwrap();
+    read(request(text, known)).unwrap();
 }

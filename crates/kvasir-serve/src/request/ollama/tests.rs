@@ -52,10 +52,10 @@ fn tool_results_find_their_calls_by_id() {
             {"role": "tool", "tool_name": "a", "content": "1"},
         ]})
     };
-    let OllamaTask::Chat(asked) = chat(body(json!("y"))).unwrap().task else { panic!("no chat") };
-    let ids = [2, 3].map(|at| &asked["messages"][at]["tool_call_id"]);
+    let OllamaTask::Chat(request) = chat(body(json!("y"))).unwrap().task else { panic!("no chat") };
+    let ids = [2, 3].map(|at| &request["messages"][at]["tool_call_id"]);
     assert_eq!(
-        (ids, &asked["messages"][1]["tool_calls"][0]["id"]),
+        (ids, &request["messages"][1]["tool_calls"][0]["id"]),
         ([&json!("y"), &json!("x")], &json!("x"))
     );
     for bad in [json!("z"), json!(7)] {
@@ -117,10 +117,10 @@ fn errors_of_the_translated_body_name_the_clients_field() {
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         let ignored = IgnoredFields::default();
         let body = Reader::new(body.as_object().unwrap(), &ignored);
-        let asked = OllamaRequest::generate(&body).unwrap();
-        let OllamaTask::Chat(fields) = &asked.task else { panic!("no chat") };
+        let request = OllamaRequest::generate(&body).unwrap();
+        let OllamaTask::Chat(fields) = &request.task else { panic!("no chat") };
         let error = ChatRequest::read(&body.derived(fields), &Sampling::default(), 100).unwrap_err();
-        let error = asked.client_error(error);
+        let error = request.client_error(error);
         assert!(error.message.contains(&format!("`{}`", error.param.as_deref().unwrap())), "{error}");
         error.param.unwrap()
     };
@@ -139,16 +139,16 @@ fn errors_of_the_translated_body_name_the_clients_field() {
     }
     assert_eq!(generate(json!({"options": {"repeat_penalty": 0}})), "options.repeat_penalty");
     let ignored = IgnoredFields::default();
-    let asked = OllamaRequest::generate(&Reader::new(&Map::new(), &ignored)).unwrap();
+    let request = OllamaRequest::generate(&Reader::new(&Map::new(), &ignored)).unwrap();
     for (param, own) in [("response_format.json_schema.schema", "format"), ("messages", "prompt")] {
-        assert_eq!(asked.client_error(ApiError::param(param, "")).param.unwrap(), own);
+        assert_eq!(request.client_error(ApiError::param(param, "")).param.unwrap(), own);
     }
 }
 
 #[test]
 fn without_messages_the_model_is_loaded_or_unloaded() {
     let task =
-        |keep_alive: Value| chat(json!({"model": "m", "keep_alive": keep_alive})).map(|asked| asked.task);
+        |keep_alive: Value| chat(json!({"model": "m", "keep_alive": keep_alive})).map(|request| request.task);
     for loads in [json!(null), json!(-1), json!(0.5), json!(""), json!("5m"), json!("-1"), json!("1h0m")] {
         assert_eq!(task(loads.clone()), Ok(OllamaTask::Load), "{loads}");
     }
@@ -166,8 +166,8 @@ fn tools_without_a_type_are_functions() {
         let mut tool = json!({"function": {"name": "a"}});
         tool.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         let body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": [tool]});
-        let OllamaTask::Chat(asked) = chat(body).unwrap().task else { panic!("no chat") };
-        asked["tools"][0]["type"].clone()
+        let OllamaTask::Chat(request) = chat(body).unwrap().task else { panic!("no chat") };
+        request["tools"][0]["type"].clone()
     };
     for missing in [json!({}), json!({"type": null}), json!({"type": ""})] {
         assert_eq!(tool(missing), "function");
@@ -181,8 +181,8 @@ fn raw_completions_check_their_logprobs() {
         let mut body = json!({"prompt": "a", "raw": true});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         let ignored = IgnoredFields::default();
-        let asked = OllamaRequest::generate(&Reader::new(body.as_object().unwrap(), &ignored));
-        asked.map_err(|error| error.param.unwrap()).map(|asked| match asked.task {
+        let request = OllamaRequest::generate(&Reader::new(body.as_object().unwrap(), &ignored));
+        request.map_err(|error| error.param.unwrap()).map(|request| match request.task {
             OllamaTask::Completion(fields) => fields.get("logprobs").cloned(),
             _ => panic!("no completion"),
         })
