@@ -20,22 +20,22 @@ impl Architecture {
     pub fn spelled_out(&self, config: &Json) -> Json {
         let Some(map) = config.as_object() else { return config.clone() };
         let mut all = map.clone();
-        let unsaid = |name: &&str| map.get(*name).is_none_or(Json::is_null);
+        let is_missing = |name: &&str| map.get(*name).is_none_or(Json::is_null);
         for names in NAMES {
-            if let Some(name) = names.iter().find(|name| !unsaid(name)) {
-                let answered = &map[*name];
+            if let Some(name) = names.iter().find(|name| !is_missing(name)) {
+                let value = &map[*name];
                 all.extend(
                     names
                         .iter()
-                        .filter(|name| unsaid(name))
-                        .map(|name| ((*name).to_owned(), answered.clone())),
+                        .filter(|name| is_missing(name))
+                        .map(|name| ((*name).to_owned(), value.clone())),
                 );
             }
         }
-        for (key, value) in self.meant().as_object().into_iter().flatten() {
+        for (key, value) in self.class_defaults().as_object().into_iter().flatten() {
             all.entry(key).or_insert_with(|| value.clone());
         }
-        if self.name == "GptOssForCausalLM" && ["rope_parameters", "rope_scaling"].iter().all(unsaid) {
+        if self.name == "GptOssForCausalLM" && ["rope_parameters", "rope_scaling"].iter().all(is_missing) {
             // For this family a null `rope_scaling` counts as absent too.
             let yarn = json!({
                 "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
@@ -46,8 +46,8 @@ impl Architecture {
         Json::Object(all)
     }
 
-    /// The architecture's defaults of absent keys, where they differ from those common to all.
-    fn meant(&self) -> Json {
+    /// Defaults of the Transformers config class, where they differ from the common ones.
+    fn class_defaults(&self) -> Json {
         match self.name {
             "MistralForCausalLM" => json!({"sliding_window": 4096}),
             "Qwen2ForCausalLM" | "Qwen3MoeForCausalLM" => {

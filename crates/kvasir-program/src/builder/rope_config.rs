@@ -159,11 +159,11 @@ impl<'a> RopeConfig<'a> {
     /// one inside.
     fn original(&self) -> Result<f64> {
         let key = "original_max_position_embeddings";
-        let answered = match self.top.opt_float(key)? {
+        let original = match self.top.opt_float(key)? {
             Some(original) => Some(original),
             None => self.float(key)?,
         };
-        match answered {
+        match original {
             Some(original) if original > 0.0 => Ok(original),
             Some(original) => Err(self.place().bad(key, format!("is {original}, not above 0"))),
             None => self.top.float("max_position_embeddings"),

@@ -47,7 +47,7 @@ const OTHER_NAMES: &[(&str, &str)] = &[
     ("think", "reasoning_effort"),
 ];
 
-/// What a translated request asks for.
+/// The operation of a translated request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OllamaTask {
     /// Load the model, which always is.
@@ -427,7 +427,7 @@ impl Calls {
             return Ok(id.to_owned());
         }
         let at = name.map_or(Some(0), |name| self.open.iter().position(|(open, _)| open == name));
-        let answered = at.and_then(|at| self.open.remove(at));
-        answered.map(|(_, id)| id).ok_or_else(|| stray("tool_name"))
+        let call = at.and_then(|at| self.open.remove(at));
+        call.map(|(_, id)| id).ok_or_else(|| stray("tool_name"))
     }
 }

@@ -41,8 +41,7 @@ pub(crate) async fn completion(State(app): State<Arc<App>>, request: Request) ->
     answer(&app, submitted.await?).await
 }
 
-/// `POST /infill`: fills the gap between a prefix and a suffix, where the vocabulary has the tokens
-/// for it.
+/// `POST /infill`: fill-in-the-middle; needs a vocabulary with FIM tokens.
 pub(crate) async fn infill(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (key, body) = read_body(&app, request, INFILL).await?;
     let submitted = app.run_work(body.cost(), move |app| {
@@ -68,7 +67,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
     });
     Json(json!({
         "default_generation_settings": {"n_ctx": facts.max_len, "params": params},
-        // Requests share one pool of blocks; there are as many places as requests.
+        // All requests share one block pool: `n_ctx` is the model's, and slots are concurrent requests.
         "total_slots": app.host.at_once(1),
         "model_path": app.model.name,
         "model_alias": app.model.name,
@@ -80,14 +79,14 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
     }))
 }
 
-/// `GET /slots`: one per place for a request; the open requests have the first ones.
+/// `GET /slots`: one per concurrent request; open requests occupy the first.
 pub(crate) async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
     let open = app.host.open();
     let slot = |id| json!({"id": id, "n_ctx": app.model.facts.max_len, "is_processing": id < open});
     Json((0..app.host.at_once(1).max(open)).map(slot).collect())
 }
 
-/// `POST /embedding`: the vector of each text, in a list of its own, as llama.cpp has one per token.
+/// `POST /embedding`: one vector per text, each inside a list: llama.cpp returns one per token there.
 pub(crate) async fn embedding(State(app): State<Arc<App>>, request: Request) -> Result<JsonAnswer, ApiError> {
     let (key, body) = read_body(&app, request, LLAMA_EMBEDDING).await?;
     let cost = body.cost();
@@ -133,49 +132,49 @@ fn submit(
     app: &Arc<App>,
     key: u64,
     body: &Reader,
-    mut asked: LlamaCppRequest,
+    mut request: LlamaCppRequest,
 ) -> Result<Submitted, ApiError> {
-    for (text, bias) in std::mem::take(&mut asked.biased_texts) {
-        asked.bias_tokens(&app.model.encode(&text, false)?, &bias);
+    for (text, bias) in std::mem::take(&mut request.biased_texts) {
+        request.bias_tokens(&app.model.encode(&text, false)?, &bias);
     }
-    let (body, facts) = (body.derived(&asked.body), &app.model.facts);
-    let mut request = CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)?;
-    request.sampling.context_shift = kept(&app.model, &body, &asked)?;
-    let count = request.prompts.len();
-    let settings = settings(&app.model, &request.sampling, &asked);
-    let reply = Completion::submit(app, key, &body, request)?.into_reply();
+    let (body, facts) = (body.derived(&request.body), &app.model.facts);
+    let mut completion = CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)?;
+    completion.sampling.context_shift = shift_keep(&app.model, &body, &request)?;
+    let count = completion.prompts.len();
+    let settings = settings(&app.model, &completion.sampling, &request);
+    let reply = Completion::submit(app, key, &body, completion)?.into_reply();
     let prompts = (0..count).map(|answer| reply.prompt_ids(answer).unwrap_or_default()).collect();
-    let is_streamed = asked.stream;
+    let is_streamed = request.stream;
     let has_new_line = vec![false; count];
-    let writer = Chunks { model: app.model.clone(), asked, settings, prompts, has_new_line };
+    let writer = Chunks { model: app.model.clone(), request, settings, prompts, has_new_line };
     Ok(Submitted { reply, is_list: count > 1, is_streamed, writer })
 }
 
-/// Prompt tokens that a context shift keeps: the special ones in front, and as many as requested.
-fn kept(model: &Model, body: &Reader, asked: &LlamaCppRequest) -> Result<Option<u32>, ApiError> {
+/// Prompt tokens that a context shift keeps: the leading special tokens plus `n_keep`.
+fn shift_keep(model: &Model, body: &Reader, request: &LlamaCppRequest) -> Result<Option<u32>, ApiError> {
     if !model.facts.context_shift {
-        if asked.keep.is_some() {
+        if request.keep.is_some() {
             body.ignore("n_keep");
         }
         return Ok(None);
     }
     let special = model.encode("", true)?.len() as u32;
-    let kept = u32::try_from(asked.keep.unwrap_or(0)).unwrap_or(u32::MAX);
+    let kept = u32::try_from(request.keep.unwrap_or(0)).unwrap_or(u32::MAX);
     Ok(Some(kept.saturating_add(special)))
 }
 
-/// `generation_settings`: the sampling parameters in force, under llama.cpp's names.
-fn settings(model: &Model, fields: &SamplingFields, asked: &LlamaCppRequest) -> Value {
+/// `generation_settings`: the effective sampling parameters, under llama.cpp's names.
+fn settings(model: &Model, fields: &SamplingFields, request: &LlamaCppRequest) -> Value {
     let sampling = &fields.sampling;
     let bias = fields.bias.iter().map(|(token, bias)| json!({"token": token, "bias": bias}));
-    // No bias is minus infinity.
+    // JSON has no minus infinity: an excluded token has bias null.
     let ends = model.facts.eos.iter().filter(|_| fields.ignore_eos);
     let bias: Vec<Value> = bias.chain(ends.map(|token| json!({"token": token, "bias": null}))).collect();
-    let limit = fields.length.max_tokens.filter(|_| !asked.is_warmup).map_or(-1, i64::from);
+    let limit = fields.length.max_tokens.filter(|_| !request.is_warmup).map_or(-1, i64::from);
     json!({
-        "n_predict": if asked.is_warmup { 0 } else { limit },
-        "max_tokens": if asked.is_warmup { 0 } else { limit },
-        "n_keep": asked.keep.unwrap_or(0),
+        "n_predict": if request.is_warmup { 0 } else { limit },
+        "max_tokens": if request.is_warmup { 0 } else { limit },
+        "n_keep": request.keep.unwrap_or(0),
         "seed": fields.seed.map_or(-1, |seed| seed as i64),
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
@@ -188,9 +187,9 @@ fn settings(model: &Model, fields: &SamplingFields, asked: &LlamaCppRequest) -> 
         "stop": fields.stop,
         "ignore_eos": fields.ignore_eos,
         "logit_bias": bias,
-        "grammar": asked.body.get("grammar").cloned().unwrap_or_else(|| "".into()),
-        "stream": asked.stream,
-        "timings_per_token": asked.timings_per_token,
+        "grammar": request.body.get("grammar").cloned().unwrap_or_else(|| "".into()),
+        "stream": request.stream,
+        "timings_per_token": request.timings_per_token,
     })
 }
 
@@ -203,7 +202,7 @@ async fn answer(app: &Arc<App>, submitted: Submitted) -> Result<Response, ApiErr
     let mut whole: Vec<Whole> = (0..writer.prompts.len()).map(|_| Whole::default()).collect();
     let (_, memory) = reply.whole(|index, increment| whole[index].take(increment)).await?;
     let object = |(index, Whole { text, ids, logprobs, outcome })| {
-        let ids = if writer.asked.return_tokens { ids } else { Vec::new() };
+        let ids = if writer.request.return_tokens { ids } else { Vec::new() };
         let mut object = writer.object(index, &text, ids, logprobs);
         if let Some(outcome) = outcome {
             writer.put_outcome(&mut object, index, outcome);
@@ -236,7 +235,7 @@ impl Whole {
 /// Writes `/completion`'s objects.
 struct Chunks {
     model: Arc<Model>,
-    asked: LlamaCppRequest,
+    request: LlamaCppRequest,
     settings: Value,
     prompts: Vec<Vec<Token>>,
     /// Whether the answers so far hold a line feed.
@@ -245,10 +244,8 @@ struct Chunks {
 
 impl Chunks {
     fn object(&mut self, index: usize, content: &str, ids: Vec<Token>, logprobs: Vec<Value>) -> Value {
-        let (content, ids, logprobs) = match self.asked.is_warmup {
-            true => ("", Vec::new(), Vec::new()),
-            false => (content, ids, logprobs),
-        };
+        let (content, ids, logprobs) =
+            if self.request.is_warmup { ("", Vec::new(), Vec::new()) } else { (content, ids, logprobs) };
         self.has_new_line[index] |= content.contains('\n');
         let mut object = json!({
             "index": index, "content": content, "tokens": ids, "stop": false, "id_slot": -1,
@@ -262,7 +259,7 @@ impl Chunks {
 
     /// Adds the fields that an answer's last object has, then drops all that `response_fields` does not name.
     fn put_outcome(&self, object: &mut Value, index: usize, mut outcome: AnswerOutcome) {
-        if self.asked.is_warmup {
+        if self.request.is_warmup {
             outcome.tokens = 0;
         }
         let stop_type = match (outcome.reason, &outcome.stop) {
@@ -282,8 +279,8 @@ impl Chunks {
         object["tokens_predicted"] = outcome.tokens.into();
         object["tokens_cached"] = outcome.cached.into();
         object["timings"] = outcome.timings();
-        if !self.asked.response_fields.is_empty() {
-            let paths = self.asked.response_fields.iter();
+        if !self.request.response_fields.is_empty() {
+            let paths = self.request.response_fields.iter();
             let kept =
                 paths.filter_map(|path| Some((path.clone(), object.pointer(&format!("/{path}"))?.clone())));
             *object = Value::Object(kept.collect());
@@ -295,7 +292,7 @@ impl EventWriter for Chunks {
     fn open(&mut self, _: &mut String) {}
 
     fn increment(&mut self, out: &mut String, index: usize, increment: AnswerIncrement) {
-        if self.asked.is_warmup && increment.ended.is_none() {
+        if self.request.is_warmup && increment.ended.is_none() {
             return;
         }
         let text = visible_text(&increment.deltas);
@@ -303,7 +300,7 @@ impl EventWriter for Chunks {
         object["tokens_predicted"] = increment.tokens.into();
         match increment.ended {
             Some(outcome) => self.put_outcome(&mut object, index, outcome),
-            None if self.asked.timings_per_token => {
+            None if self.request.timings_per_token => {
                 let prompt = self.prompts[index].len() as u32;
                 object["timings"] = increment.progress.timings(prompt, increment.tokens);
             }

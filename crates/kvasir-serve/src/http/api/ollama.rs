@@ -124,7 +124,7 @@ pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// `GET /api/tags`: the models that can be asked for.
+/// `GET /api/tags`: the names of the served model.
 pub(crate) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"models": app.model_names().listed().map(|name| entry(&app, name)).collect::<Vec<_>>()}))
 }
@@ -209,7 +209,7 @@ fn details(app: &App) -> Value {
     })
 }
 
-/// Refuses another model than the served one, in the words that Ollama's clients look for.
+/// Refuses unknown model names with the message that Ollama's clients match on.
 fn check_model(app: &App, name: Option<&str>) -> Result<(), ApiError> {
     match name {
         Some(name) if !app.model_names().accept(name) => {
@@ -219,40 +219,45 @@ fn check_model(app: &App, name: Option<&str>) -> Result<(), ApiError> {
     }
 }
 
-/// Submits the translated request; nothing runs to load or unload the model.
-fn submit(app: &Arc<App>, key: u64, body: &Reader, asked: &OllamaRequest) -> Result<Option<Reply>, ApiError> {
-    check_model(app, asked.model.as_deref())?;
-    if asked.thinks && app.model.reasoning_dialect().is_none() {
-        let name = asked.model.as_deref().unwrap_or(&app.model.name);
+/// Submits the translated request. Returns `None` for requests that only load or unload the model.
+fn submit(
+    app: &Arc<App>,
+    key: u64,
+    body: &Reader,
+    request: &OllamaRequest,
+) -> Result<Option<Reply>, ApiError> {
+    check_model(app, request.model.as_deref())?;
+    if request.thinks && app.model.reasoning_dialect().is_none() {
+        let name = request.model.as_deref().unwrap_or(&app.model.name);
         return Err(ApiError::param("think", format!("\"{name}\" does not support thinking")));
     }
     let facts = &app.model.facts;
-    let context_shift = asked.context_shift(body, facts.context_shift);
-    let own = |sampling: &mut SamplingFields| {
+    let context_shift = request.context_shift(body, facts.context_shift);
+    let set_ollama_fields = |sampling: &mut SamplingFields| {
         sampling.length.field = NUM_PREDICT;
         sampling.context_shift = context_shift;
     };
-    let reply = match &asked.task {
+    let reply = match &request.task {
         OllamaTask::Load | OllamaTask::Unload => return Ok(None),
         OllamaTask::Chat(fields) => ChatRequest::read(&body.derived(fields), &facts.sampling, facts.vocab)
             .and_then(|mut request| {
-                own(&mut request.sampling);
+                set_ollama_fields(&mut request.sampling);
                 submit_chat(app, key, &request, "messages")
             }),
         OllamaTask::Completion(fields) => {
             let body = body.derived(fields);
             CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)
                 .and_then(|mut request| {
-                    own(&mut request.sampling);
+                    set_ollama_fields(&mut request.sampling);
                     Completion::submit(app, key, &body, request)
                 })
                 .map(Completion::into_reply)
         }
     };
-    reply.map(Some).map_err(|error| asked.client_error(error))
+    reply.map(Some).map_err(|error| request.client_error(error))
 }
 
-/// Where an answer's text stands in a line.
+/// Response schema of a line: which fields hold the text.
 #[derive(Clone, Copy)]
 enum Form {
     /// `message`, with content, thinking and tool calls.
@@ -264,17 +269,17 @@ enum Form {
 async fn answer(
     app: &Arc<App>,
     form: Form,
-    asked: OllamaRequest,
+    request: OllamaRequest,
     reply: Option<Reply>,
 ) -> Result<Response, ApiError> {
-    let model = asked.model.unwrap_or_else(|| app.model.name.clone());
+    let model = request.model.unwrap_or_else(|| app.model.name.clone());
     let mut lines = Lines::new(form, model, &app.new_id());
     let Some(reply) = reply else {
         let mut line = lines.line(Piece::default(), true);
-        line["done_reason"] = if asked.task == OllamaTask::Unload { "unload" } else { "load" }.into();
+        line["done_reason"] = if request.task == OllamaTask::Unload { "unload" } else { "load" }.into();
         return Ok(Json(line).into_response());
     };
-    if asked.stream {
+    if request.stream {
         let body = Body::from_stream(reply.events(lines).map(Ok::<_, Infallible>));
         return Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response());
     }
@@ -394,7 +399,7 @@ impl Lines {
     }
 
     fn put_outcome(&self, line: &mut Value, outcome: &AnswerOutcome) {
-        // A call ends an answer like any other end.
+        // Ollama has no reason of its own for tool calls.
         line["done_reason"] = if outcome.reason == "length" { "length" } else { "stop" }.into();
         let total = self.began.elapsed();
         // A single token has no time between tokens. Clients divide by this duration.
