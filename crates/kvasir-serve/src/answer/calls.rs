@@ -8,11 +8,12 @@
 //! no model output is lost. The concatenated events do not depend on how the text is split into
 //! pieces. `calls/tests.rs` checks both for every dialect.
 
+pub(crate) mod calls_or_format;
 #[cfg(test)]
 mod tests;
 
-use crate::answer::calls_or_format::CallsOrFormat;
-use crate::answer::choice::CallConstraint;
+use crate::answer::call_constraint::CallConstraint;
+use crate::answer::calls::calls_or_format::CallsOrFormat;
 use crate::answer::events::CallEvent;
 use crate::answer::json_calls::JsonCalls;
 use crate::answer::pythonic_calls::PythonicCalls;

@@ -10,6 +10,7 @@
 //! Invariant: the concatenated deltas do not depend on how the text is split; the tests here check
 //! every split.
 
+use crate::answer::call_constraint::CallConstraint;
 use crate::answer::calls::ToolCallParser;
 use crate::answer::events::Delta;
 use crate::answer::harmony::Harmony;
@@ -17,7 +18,6 @@ use crate::answer::reasoning::{Reasoning, ReasoningPart};
 use crate::answer::stop_sequences::StopFilter;
 use crate::dialect::reasoning::ReasoningDialect;
 use crate::dialect::tool_calls::ToolDialect;
-use crate::grammar::answer_classifier::AnswerClassifier;
 use crate::request::tools::Tool;
 use crate::scan::stop_regex::StopRegex;
 use std::sync::Arc;
@@ -41,20 +41,6 @@ pub struct ParseOptions {
     pub constrained: CallConstraint,
     /// Drop calls after the first (`parallel_tool_calls: false`).
     pub one_call: bool,
-}
-
-/// What constrained decoding guarantees of an answer's tool calls.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum CallConstraint {
-    /// Nothing.
-    #[default]
-    None,
-    /// What begins with a start marker is a call.
-    FromMarker,
-    /// The answer consists of calls.
-    Required,
-    /// The answer consists of calls or is in the response format, as this classifier tells.
-    OrFormat(AnswerClassifier),
 }
 
 /// Streaming state of one choice: stop sequences first, then reasoning, then tool calls.

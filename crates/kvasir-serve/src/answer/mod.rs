@@ -8,8 +8,8 @@
 //!
 //! Knows no engine and no API; builds on `scan`, `grammar`, `dialect` and the tools of a `request`.
 
+pub(crate) mod call_constraint;
 pub(crate) mod calls;
-pub(crate) mod calls_or_format;
 pub(crate) mod choice;
 pub(crate) mod events;
 pub(crate) mod harmony;
@@ -20,8 +20,9 @@ pub(crate) mod reasoning;
 pub(crate) mod stop_sequences;
 pub(crate) mod tagged_calls;
 
+pub use crate::answer::call_constraint::CallConstraint;
 pub use crate::answer::calls::ToolCallParser;
-pub use crate::answer::choice::{CallConstraint, Choice, ParseOptions};
+pub use crate::answer::choice::{Choice, ParseOptions};
 pub use crate::answer::events::{CallEvent, Delta};
 pub use crate::answer::items::{Item, ItemEvent, ItemKind, Items};
 pub use crate::answer::reasoning::{Reasoning, ReasoningPart};

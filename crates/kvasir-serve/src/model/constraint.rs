@@ -1,7 +1,7 @@
 //! Constraints of chat answers: required calls, the requested response format, calls as its
 //! alternative, voluntary calls, and the reasoning budget.
 
-use crate::answer::choice::CallConstraint;
+use crate::answer::call_constraint::CallConstraint;
 use crate::dialect::reasoning::ReasoningDialect;
 use crate::dialect::tool_calls::ToolDialect;
 use crate::error::ApiError;

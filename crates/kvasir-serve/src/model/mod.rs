@@ -13,7 +13,8 @@ pub(crate) mod raw_arguments;
 pub(crate) mod tool_grammars;
 pub(crate) mod tool_prompt;
 
-use crate::answer::choice::{CallConstraint, ParseOptions};
+use crate::answer::call_constraint::CallConstraint;
+use crate::answer::choice::ParseOptions;
 use crate::context::request_context::RequestContext;
 use crate::dialect::reasoning::ReasoningDialect;
 use crate::dialect::tool_calls::ToolDialect;

@@ -3,7 +3,7 @@
 
 use crate::context::clamped_limit::ClampedLimit;
 use crate::context::request_context::RequestContext;
-use crate::report::log::Level;
+use crate::report::level::Level;
 use kvasir_engine::Summary;
 use serde_json::Value;
 use std::{

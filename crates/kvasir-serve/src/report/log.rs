@@ -2,6 +2,7 @@
 
 use crate::context::request_context::RequestContext;
 use crate::report::event::ReportEvent;
+use crate::report::level::Level;
 use crate::timestamp::rfc3339;
 use kvasir_engine::{Finish, Nanos, Summary};
 use serde_json::{Map, Value, json};
@@ -18,31 +19,6 @@ pub enum Format {
     Text,
     /// One JSON object per line.
     Json,
-}
-
-/// `--log-level`: minimum severity.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// Everything, including requests that needed no engine.
-    Debug,
-    /// Every request that ran.
-    #[default]
-    Info,
-    /// Rejected requests; settings to reconsider.
-    Warn,
-    /// Requests that failed through no fault of the client; a server that cannot start.
-    Error,
-}
-
-impl Level {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Debug => "debug",
-            Self::Info => "info",
-            Self::Warn => "warn",
-            Self::Error => "error",
-        }
-    }
 }
 
 /// A log on stderr: one line per request with ids, counts and times, never prompt or answer text.

@@ -4,11 +4,13 @@
 //! wait. Builds on `context`; no prompt or answer text is ever reported.
 
 pub(crate) mod event;
+pub(crate) mod level;
 pub(crate) mod log;
 pub(crate) mod otlp;
 pub(crate) mod sinks;
 
 pub use crate::report::event::ReportEvent;
-pub use crate::report::log::{Format, Level, Log};
+pub use crate::report::level::Level;
+pub use crate::report::log::{Format, Log};
 pub use crate::report::otlp::Collector;
 pub use crate::report::sinks::Reports;

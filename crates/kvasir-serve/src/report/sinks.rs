@@ -3,7 +3,8 @@
 //! Reports are dropped and counted when a thread falls behind; requests never wait.
 
 use crate::report::event::ReportEvent;
-use crate::report::log::{Format, Level, Log};
+use crate::report::level::Level;
+use crate::report::log::{Format, Log};
 use crate::report::otlp::Collector;
 use serde_json::Value;
 use std::{

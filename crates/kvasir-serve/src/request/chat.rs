@@ -9,6 +9,7 @@ use crate::request::body::ParseBudget;
 use crate::request::cache_marks::CacheMark;
 use crate::request::conversation::{Content, Message, Role, TEXT_PART, unsupported_part};
 use crate::request::fields::CHAT;
+use crate::request::length;
 use crate::request::reader::Reader;
 use crate::request::response_format::ResponseFormat;
 use crate::request::sampling::{self, SamplingFields};
@@ -200,7 +201,7 @@ pub(crate) fn effort_word<'a>(
 
 fn thinking(body: &Reader) -> Result<Option<ThinkingBudget>, ApiError> {
     let param = "thinking_token_budget";
-    let tokens = body.integer(param, 0..=sampling::MAX_TOKENS)?;
+    let tokens = body.integer(param, 0..=length::MAX_TOKENS)?;
     Ok(tokens.map(|tokens| ThinkingBudget { tokens: tokens as u32, param }))
 }
 

@@ -6,7 +6,6 @@
 
 use crate::error::{ApiError, Overflow};
 use crate::request::reader::Reader;
-use crate::request::sampling::MAX_TOKENS;
 
 /// Length limits of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,6 +100,9 @@ impl Length {
 /// Context lengths after which an answer without a maximum ends although the context is shifted: a
 /// model that never stops must not run forever. Ollama's number.
 const UNLIMITED_CONTEXTS: u32 = 10;
+
+/// Upper bound of any token count; the model's context length is checked elsewhere.
+pub(crate) const MAX_TOKENS: i64 = 1 << 24;
 
 /// Largest value of a maximum. Clients send very large ones for "no limit".
 const LARGEST_MAXIMUM: i64 = u32::MAX as i64;

@@ -13,7 +13,7 @@ use crate::request::cache_marks::CacheMarks;
 use crate::request::chat::{ChatRequest, StreamOptions, ThinkingBudget, effort_word};
 use crate::request::conversation::{AssistantTurn, Message, Role, omission_note, unsupported_part};
 use crate::request::fields::{COUNT_TOKENS, MESSAGES};
-use crate::request::length::Overlong;
+use crate::request::length::{self, Overlong};
 use crate::request::reader::Reader;
 use crate::request::response_format::ResponseFormat;
 use crate::request::sampling::{self, SamplingFields};
@@ -462,8 +462,8 @@ fn thinking(body: &Reader) -> Result<(Map<String, Value>, Option<ThinkingBudget>
     let mut budget = None;
     let enabled = match thinking.text("type")? {
         Some("enabled") => {
-            let max = body.integer("max_tokens", 1..=i64::MAX)?.unwrap_or(sampling::MAX_TOKENS);
-            let max = max.saturating_sub(1).clamp(1, sampling::MAX_TOKENS);
+            let max = body.integer("max_tokens", 1..=i64::MAX)?.unwrap_or(length::MAX_TOKENS);
+            let max = max.saturating_sub(1).clamp(1, length::MAX_TOKENS);
             thinking.need("budget_tokens")?;
             let tokens = thinking.integer("budget_tokens", 1..=max)?;
             budget = tokens.map(|n| ThinkingBudget { tokens: n as u32, param: "thinking.budget_tokens" });

@@ -2,7 +2,7 @@
 //! penalties, stop, seed, logit bias, logprobs.
 
 use crate::error::ApiError;
-use crate::request::length::Length;
+use crate::request::length::{Length, MAX_TOKENS};
 use crate::request::output_fields::OutputFields;
 use crate::request::reader::Reader;
 use crate::request::speculation::SpeculationFields;
@@ -23,8 +23,6 @@ const MAX_BIAS: usize = 1024;
 const MAX_BAD_WORDS: usize = 128;
 /// Maximum ids in `stop_token_ids`.
 const MAX_STOP_IDS: usize = 128;
-/// Upper bound of any token count; the model's context length is checked elsewhere.
-pub(crate) const MAX_TOKENS: i64 = 1 << 24;
 
 /// Parameters common to all generation endpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
