@@ -3,7 +3,6 @@
 //!
 //! Knows no scheduler, cache state or step.
 
-pub(crate) mod context_shift;
 pub(crate) mod event;
 pub(crate) mod finish;
 pub(crate) mod gaps;

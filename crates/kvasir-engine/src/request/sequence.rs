@@ -11,12 +11,14 @@
 //! thousands of rows a step is bound by memory latency, so a new field must be placed deliberately
 //! (`benches/step.rs`).
 
-use crate::request::context_shift::ContextShift;
+pub(crate) mod context_shift;
+
 use crate::request::finish::Finish;
 use crate::request::gaps::Gaps;
 use crate::request::ids::RequestId;
 use crate::request::params::{Params, Request};
 use crate::request::proposal::Proposal;
+use crate::request::sequence::context_shift::ContextShift;
 use crate::request::stop::FastStop;
 use crate::request::timings::{Nanos, Timings};
 use kvasir_exec::{PoolRow, TokenLogprobs};
