@@ -1,9 +1,11 @@
-//! Checks `docs/origins.md`: every file and test that it names exists, and every row says how a user
+//! Checks `origins.md`: every file and test that it names exists, and every row says how a user
 //! reaches the mechanism.
 
-/// Link text and path of all links to files of this repository.
+use std::path::Path;
+
+/// Link text and path of all links.
 fn links(page: &str) -> Vec<(&str, &str)> {
-    let pieces = page.split("](../").collect::<Vec<_>>();
+    let pieces = page.split("](").collect::<Vec<_>>();
     let pairs = pieces.windows(2).filter_map(|two| {
         let (_, text) = two[0].rsplit_once('[')?;
         let (path, _) = two[1].split_once(')')?;
@@ -19,11 +21,10 @@ fn is_test(text: &str) -> bool {
 
 #[test]
 fn every_link_of_the_origins_page_is_alive() {
-    let root = kvasir_testkit::paths::repository();
-    let page = std::fs::read_to_string(root.join("docs/origins.md")).unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("origins.md")).unwrap();
     let links = links(&page);
     assert!(links.len() > 300, "{} links", links.len());
-    assert_eq!(links.len(), page.matches("](").count(), "a link that is not to a file of this repository");
     let mut dead = Vec::new();
     for (text, path) in links {
         match std::fs::read_to_string(root.join(path)) {
@@ -44,8 +45,8 @@ fn every_link_of_the_origins_page_is_alive() {
 /// file; a row whose mechanism is in the tree names an implementation and a test.
 #[test]
 fn every_row_says_how_it_is_reached() {
-    let root = kvasir_testkit::paths::repository();
-    let page = std::fs::read_to_string(root.join("docs/origins.md")).unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("origins.md")).unwrap();
     let mut wrong = Vec::new();
     for table in page.split("\n\n").filter(|part| part.starts_with('|')) {
         let mut lines = table.lines();
