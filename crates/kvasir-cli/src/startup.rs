@@ -4,8 +4,8 @@ use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
 use crate::io::model_progress::loading;
 use crate::options::Options;
-use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
+use crate::options::resolve::setup;
 use crate::options::sampling::SamplingArgs;
 use kvasir::{KvType, LoadedModel, ModelCard, Precision, PrefillProgress, Speculation};
 use kvasir_serve::{
@@ -90,9 +90,11 @@ impl Started {
         options: &Options,
         service: Service,
     ) -> Result<Self, Failure> {
+        let config = options.config()?;
+        let share = config.memory_share()?;
         let opened = model.open()?;
         if let Some(on_forecast) = service.on_forecast
-            && let Some(forecast) = model.forecast(&opened, options.memory_share()?)
+            && let Some(forecast) = model.forecast(&opened, share)
         {
             on_forecast(&forecast);
         }
@@ -108,11 +110,11 @@ impl Started {
             (opened, None)
         };
         let loaded = model.load_opened(opened)?;
-        let slots = loaded.default_slots(options.memory_share()?);
-        let resolved = options.resolve(&Facts::of(&loaded, slots))?;
-        let (overlap, mut setup) = (resolved.overlap, resolved.setup.clone());
+        let resolved = config.resolve(&loaded.facts(loaded.default_slots(share)))?;
+        let core = resolved.core()?;
+        let mut setup = setup(&resolved, &core);
         let (feed, observer) = StepFeed::new();
-        let mut engine = loaded.engine(resolved.core(), overlap)?.observe(observer);
+        let mut engine = loaded.engine(core, Some(resolved.overlap))?.observe(observer);
         let prefill = service.shows_progress.then(|| {
             let (progress, observer) = PrefillProgress::of(&loaded);
             engine.add_observer(observer);

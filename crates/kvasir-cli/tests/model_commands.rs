@@ -287,7 +287,7 @@ fn usage_errors_are_one_line_and_name_the_option() {
         assert!(stderr.contains(what), "{args:?}: {stderr}");
         assert!(output.stdout.is_empty());
     };
-    printed(&["generate", &path, "--prompt-ids", "1,512"], 2, "id 512");
+    printed(&["generate", &path, "--prompt-ids", "1,512"], 2, "id `512`");
     printed(&["generate", &path, "--prompt", "hello"], 2, "tokenizer");
     printed(&["generate", &path, "--prompt-ids", "1", "--temperature", "-1"], 2, "temperature");
     printed(
@@ -309,12 +309,12 @@ fn usage_errors_are_one_line_and_name_the_option() {
     );
     printed(&["generate", &path, "--prompt-ids", "1", "--graph-max-batch", "8"], 2, "--graph-max-batch");
     let one = ["generate", &path, "--prompt-ids", "1", "--batch-sizes", "4"];
-    printed(&one, 2, "--batch-sizes: batch sizes on the cpu backend");
+    printed(&one, 2, "--batch-sizes: on the cpu backend");
     let sizes = |more: [&'static str; 2]| [&one[..], &["--backend", "plain"], &more].concat();
     printed(
         &sizes(["--graph-max-batch", "3"]),
         2,
-        "--graph-max-batch 3 is below every size of --batch-sizes",
+        "--graph-max-batch 3 cannot be combined with --batch-sizes",
     );
     printed(&sizes(["--max-num-batched-tokens", "3"]), 2, "--max-num-batched-tokens 3");
     printed(&["logits", &path, "--prompt-ids", "1", "--json", "--batch-sizes", "4"], 2, "--batch-sizes");
@@ -379,7 +379,7 @@ fn options_that_need_another_are_refused_without_it() {
     let generate = ["generate", &path, "--prompt-ids", "5", "--max-tokens", "1"];
     for (args, missing) in [
         (&["--logprobs", "1"][..], "--json"),
-        (&["--policy", "rectangular", "--long-output-first", "on"], "--pausing on"),
+        (&["--policy", "rectangular", "--long-output-first", "on"], "--pausing off"),
     ] {
         let output = run(&[&generate[..], args].concat());
         let error = String::from_utf8(output.stderr).unwrap();

@@ -59,7 +59,7 @@ fn usage_errors_are_one_line_and_leave_no_file() {
         (vec!["--workload", "chat", "--faults", "rain=1"], "rain"),
         (vec!["--workload", "chat", "--kv-capacity", "64", "--memory-utilization", "0.5"], "--kv-capacity"),
         (vec!["--workload", "chat", "--block-size", "257"], "--block-size 257"),
-        (vec!["--workload", "chat", "--kv-capacity", "0"], "--kv-capacity must be at least 1"),
+        (vec!["--workload", "chat", "--kv-capacity", "0"], "--kv-capacity 0 must be at least 1"),
         (vec!["--workload", "chat", "--memory-utilization", "0"], "--memory-utilization 0"),
         (vec!["--workload", "chat", "--memory-utilization", "-1"], "--memory-utilization -1"),
         (vec!["--workload", "chat", "--kv-capacity", "4294967295"], "--kv-capacity 4294967295"),

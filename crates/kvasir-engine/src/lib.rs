@@ -57,7 +57,8 @@
 //! 3. `speculation`: what is drafted, and how much of it a step verifies.
 //! 4. `step`: builds a step from scheduled rows and commits its results.
 //! 5. `core` (`replay`: operations of recorded cases only), then `engine`.
-//! 6. `serving_loop` and `trace` (step traces); `replicas` stands alone.
+//! 6. `config`: from a configuration to limits, policy, cache and core.
+//! 7. `serving_loop` and `trace` (step traces); `replicas` stands alone.
 //!
 //! `tests/toy` is the main test: every completion must equal that of its request run alone.
 //!
@@ -65,6 +66,7 @@
 
 #![forbid(unsafe_code)]
 
+pub(crate) mod config;
 pub(crate) mod core;
 pub(crate) mod engine;
 pub(crate) mod replicas;
@@ -75,7 +77,12 @@ pub(crate) mod speculation;
 pub(crate) mod step;
 pub(crate) mod trace;
 
+pub use crate::config::EngineConfig;
+pub use crate::config::error::{Argument, ConfigError};
+pub use crate::config::policy::PolicyConfig;
+pub use crate::config::resolve::{Facts, Resolved};
 pub use crate::core::Core;
+pub use crate::core::sessions::CutObstacle;
 pub use crate::engine::{Engine, Exit, Observer, Turn};
 pub use crate::replicas::coalescer::{Coalescer, Coalescing, LocalState, ReplicaState};
 pub use crate::replicas::router::{Balance, Charge, Load, Router, UnknownReplica};

@@ -223,8 +223,7 @@ fn positions_of_a_cut_count_against_the_context() {
 fn caches_of_one_sequence_keep_what_is_before_a_cut() {
     for kind in [CacheKind::Contiguous, CacheKind::Tree] {
         let mut engine = engine(cache(kind, 1, 256), 4096, false);
-        let why = format!("--cache {kind} cannot remove a range of tokens");
-        assert_eq!(engine.core().cut_obstacle(), Some(why));
+        assert_eq!(engine.core().cut_obstacle(), Some(CutObstacle::Cache(kind)));
         let mut talk = Conversation::default();
         let prompt = prompt(60);
         talk.turn(&mut engine, &prompt, 0);

@@ -117,7 +117,6 @@ impl Setup {
             prefix_cache: self.sharing,
             ..Limits::default()
         };
-        self.config.check(self.block, &limits).unwrap();
         let core = Core::new(limits, Order::Fcfs, Box::new(Rectangular::new(self.config)), cache);
         let shape = StaticShape {
             block: self.block,

@@ -72,7 +72,7 @@ impl AnyExecutor {
     pub(crate) fn attach(&mut self, id: PoolId, pool: &AnyPool) -> Result<(), Error> {
         match (self, pool) {
             (Self::Cpu(executor), AnyPool::Cpu(pool)) => {
-                executor.attach(id, Arc::clone(pool)).map_err(Error::Asked)
+                executor.attach(id, Arc::clone(pool)).map_err(|why| Error::invalid("prefix", why))
             }
             (Self::Plain(executor), AnyPool::Plain(pool)) => {
                 executor.attach(id, Arc::clone(pool));

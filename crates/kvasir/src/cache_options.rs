@@ -1,38 +1,23 @@
-//! KV cache options of the library: cache kind, K/V data type, capacity, block size, sliding-window
-//! rings.
+//! Options of a session or of the requests outside sessions: K/V data type and engine configuration.
 
 use kvasir_cpu::KvType;
+use kvasir_engine::EngineConfig;
 use kvasir_kv::CacheKind;
 
-/// KV cache configuration: bookkeeping, data type and capacity.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// KV cache and engine of a session.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CacheOptions {
-    /// Cache kind. `contiguous` and `tree` hold one sequence; the others hold many, with prefix
-    /// sharing.
-    pub kind: CacheKind,
     /// K/V data type; the model's natural one if `None`.
     pub kv: Option<KvType>,
-    /// Capacity in tokens over all sequences; if `None`, what memory holds, at most 32768.
-    pub capacity: Option<u32>,
-    /// Slots per block, 1 to 256, for `paged` and `radix`.
-    pub block_size: u32,
-    /// Maximum concurrent sequences, for kinds that hold several.
-    pub sequences: u32,
-    /// For `contiguous`: ring buffers for sliding-window layers, for prefill steps of at most this
-    /// many tokens. Rewinding beyond a ring recomputes.
-    pub rings: Option<u32>,
-}
-
-impl Default for CacheOptions {
-    fn default() -> Self {
-        Self { kind: CacheKind::Radix, kv: None, capacity: None, block_size: 16, sequences: 64, rings: None }
-    }
+    /// Cache kind, capacity, policy and limits.
+    pub engine: EngineConfig,
 }
 
 impl CacheOptions {
-    /// This kind, with defaults.
+    /// This kind, with defaults. `contiguous` and `tree` hold one sequence; the others hold many,
+    /// with prefix sharing.
     pub fn new(kind: CacheKind) -> Self {
-        Self { kind, ..Self::default() }
+        EngineConfig { cache: Some(kind), ..EngineConfig::default() }.into()
     }
 
     /// Sets the K/V data type.
@@ -40,13 +25,29 @@ impl CacheOptions {
         Self { kv: Some(kv), ..self }
     }
 
-    /// Enables rings, for prefill steps of at most `longest` tokens.
-    pub fn rings(self, longest: u32) -> Self {
-        Self { rings: Some(longest), ..self }
+    /// Enables rings for `contiguous`, for steps of at most `longest` tokens. Rewinding beyond a
+    /// ring recomputes.
+    pub fn rings(mut self, longest: u32) -> Self {
+        self.engine.rings = true;
+        self.engine.max_num_batched_tokens = Some(longest);
+        self
     }
 
-    /// Sets the capacity in tokens.
-    pub fn capacity(self, tokens: u32) -> Self {
-        Self { capacity: Some(tokens), ..self }
+    /// Sets the capacity in tokens over all sequences; by default what memory holds, at most 32768.
+    pub fn capacity(mut self, tokens: u32) -> Self {
+        self.engine.kv_capacity = Some(tokens);
+        self
+    }
+
+    /// Sets the slots per block of `paged` and `radix`, 1 to 256.
+    pub fn block_size(mut self, slots: u32) -> Self {
+        self.engine.block_size = Some(slots);
+        self
+    }
+}
+
+impl From<EngineConfig> for CacheOptions {
+    fn from(engine: EngineConfig) -> Self {
+        Self { kv: None, engine }
     }
 }

@@ -77,7 +77,7 @@ impl OpenedModel {
     /// A single layer is chained. Of several, each is trained for one level and continues from the
     /// states of the one before, so only the first level can be drafted.
     fn own_layer(&self, shape: TreeShape) -> Result<OpenedDraft, Error> {
-        let named = |error: &dyn std::fmt::Display| Error::Asked(format!("--spec mtp: {error}"));
+        let named = |error: &dyn std::fmt::Display| Error::invalid("speculation", format!("mtp: {error}"));
         let (mut checkpoint, mut model) = (self.checkpoint.clone(), self.model.clone());
         if self.is_built_in {
             checkpoint.add_predictions(&built_in::mtp()?);
@@ -86,7 +86,7 @@ impl OpenedModel {
         match model.predictions.len() {
             0 => return Err(named(&"the model has no multi-token-prediction layer")),
             several @ 2.. if shape.depth > 1 => {
-                let why = "only the first can draft: use `--spec mtp:1`";
+                let why = "only the first can draft: use `mtp:1`";
                 return Err(named(&format!(
                     "the model has {several} prediction layers, one per draft; {why}"
                 )));
@@ -108,7 +108,8 @@ impl OpenedModel {
     /// features becomes part of the target.
     fn head(&mut self, dir: Option<&Path>, shape: TreeShape) -> Result<OpenedDraft, Error> {
         let place = dir.map_or(String::new(), |dir| format!(":{}", dir.display()));
-        let named = |error: &dyn std::fmt::Display| Error::Asked(format!("--spec eagle3{place}: {error}"));
+        let named =
+            |error: &dyn std::fmt::Display| Error::invalid("speculation", format!("eagle3{place}: {error}"));
         let checkpoint = match dir {
             Some(dir) => Checkpoint::open(&HubName::locate(dir).map_err(|error| named(&error))?),
             None if self.is_built_in => built_in::eagle3(),
@@ -141,7 +142,7 @@ impl OpenedModel {
 
     /// A smaller model with the same tokenizer.
     fn smaller_model(&self, path: &Path, shape: TreeShape) -> Result<OpenedDraft, Error> {
-        let refused = |why: String| Error::Asked(format!("--spec draft:{}: {why}", path.display()));
+        let refused = |why: String| Error::invalid("speculation", format!("draft:{}: {why}", path.display()));
         let opened = Self::find(path)?;
         let (own, its) = (self.model.target.vocab, opened.model.target.vocab);
         if let (Some(ours), Some(theirs)) = (self.tokenizer()?, opened.tokenizer()?) {

@@ -10,17 +10,11 @@ use crate::model::Model;
 use crate::shared_prefix::SharedPrefix;
 use crate::speculation::{DraftMethod, Speculation};
 use kvasir_cpu::KvType;
-use kvasir_engine::{
-    Chunked, Core, Engine, Limits, Mixing, NgramDrafter, Order, Params, Request, SuffixDrafter,
-};
+use kvasir_engine::{ConfigError, Core, Engine, Facts, NgramDrafter, Params, Request, SuffixDrafter};
 use kvasir_exec::Executor;
-use kvasir_kv::{CacheConfig, CacheKind, Rings, Token};
-use std::time::Instant;
+use kvasir_kv::{Rings, Token};
+use std::{fmt::Display, time::Instant};
 
-/// Token budget of a step, and of its prefill part.
-const STEP_TOKENS: u32 = 2048;
-/// Share of free memory for a default KV pool.
-const MEMORY_SHARE: f64 = 0.5;
 /// Default maximum pool size, in slots.
 const DEFAULT_SLOTS: u32 = 32768;
 
@@ -64,12 +58,29 @@ impl LoadedModel {
         self.simulated().is_some()
     }
 
+    /// Facts on which the defaults of an [`EngineConfig`](kvasir_engine::EngineConfig) depend, for a
+    /// KV pool of up to `slots` slots.
+    pub fn facts(&self, slots: u32) -> Facts {
+        let program = self.program();
+        Facts {
+            max_model_len: u32::try_from(program.max_positions).unwrap_or(u32::MAX),
+            slots,
+            windows: program.windows(),
+            is_cpu: true,
+            is_simulated: self.simulated().is_some(),
+            has_graphs: false,
+            has_rings: self.cpu_model().is_some(),
+            batch_sizes: self.batch_sizes().to_vec(),
+            overlaps: self.overlaps_by_default(),
+        }
+    }
+
     /// Builds a request; rejects prompts that do not fit the model. The prefix salt separates K/V
     /// rotated with different RoPE angles.
     pub fn request(&self, prompt: Vec<Token>, params: Params) -> Result<Request, Error> {
         self.check_prompt(&prompt)?;
         if let Some((id, _)) = params.bias.iter().find(|(id, _)| *id as usize >= self.program().vocab) {
-            return Err(Error::Asked(format!("the bias names id {id}, which is outside the vocabulary")));
+            return Err(Error::invalid("bias", format!("names id `{id}`, which is outside the vocabulary")));
         }
         let longest =
             prompt.len().saturating_add(params.max_tokens as usize).min(self.program().max_positions);
@@ -101,15 +112,16 @@ pub fn warm_up(engine: &mut Engine<AnyExecutor>) -> Result<(), Error> {
     warmed.map_err(|error| Error::Failed(format!("a dummy step at start-up: {error}")))
 }
 
-/// Lets an engine decode speculatively. Fails if its cache lacks what that takes.
+/// Lets an engine decode speculatively. Refuses a policy or a cache that verifies no such drafts.
 fn speculating(engine: Engine<AnyExecutor>, speculation: &Speculation) -> Result<Engine<AnyExecutor>, Error> {
     let (kind, shape) = (engine.core().cache().kind(), speculation.shape);
+    let conflict = |parameter, value: &dyn Display, reason: &dyn Display| {
+        let spec: (_, &dyn Display) = ("speculation", speculation);
+        ConfigError::conflict(spec, (parameter, value), reason.to_string())
+    };
     if !engine.core().verifies_drafts() {
-        let policy = engine.core().policy();
-        let why = "its decode rows have one token each";
-        return Err(Error::Asked(format!(
-            "--spec {speculation} cannot be combined with --policy {policy}: {why}"
-        )));
+        let reason = "its decode rows have one token each";
+        return Err(conflict("policy", &engine.core().policy(), &reason).into());
     }
     let tokens = shape.nodes;
     let engine = match speculation.method {
@@ -119,68 +131,34 @@ fn speculating(engine: Engine<AnyExecutor>, speculation: &Speculation) -> Result
             engine.draft_in_executor(shape.depth, tokens, speculation.proposes_trees())
         }
     };
-    let engine = engine.map_err(|error| {
-        Error::Asked(format!("--spec {speculation} cannot be combined with --cache {kind}: {error}"))
-    })?;
+    let engine = engine.map_err(|error| conflict("cache", &kind, &error))?;
     Ok(engine.draft_width(speculation.width))
 }
 
 impl Model {
-    /// Ring buffers of this model's sliding-window layers.
-    fn rings(&self, kind: CacheKind, longest: u32) -> Result<Rings, Error> {
-        if kind != CacheKind::Contiguous {
-            return Err(Error::Asked(format!("rings: {kind} keeps none, contiguous does")));
-        }
-        Rings::new(self.loaded.program().windows(), longest).map_err(|e| Error::Asked(format!("rings: {e}")))
-    }
-
     /// An engine with a KV cache of its own, behind a shared prefix if given.
     pub(crate) fn engine(
         &self,
         options: &CacheOptions,
         prefix: Option<&SharedPrefix>,
     ) -> Result<Engine<AnyExecutor>, Error> {
-        let asked = |e: &dyn std::fmt::Display| Error::Asked(e.to_string());
-        let in_blocks = options.kind.is_block_based();
-        let one_stream = options.kind.holds_one_sequence();
-        let block_size = if in_blocks { options.block_size } else { 1 };
-        let capacity = options.capacity.unwrap_or_else(|| self.loaded.default_slots(MEMORY_SHARE));
-        if capacity < block_size.max(1) {
-            return Err(Error::Asked(format!(
-                "capacity {capacity} is less than a block of {block_size} slots"
-            )));
-        }
-        if options.sequences == 0 || options.sequences > 4096 {
-            return Err(Error::Asked(format!("sequences {} is not between 1 and 4096", options.sequences)));
-        }
-        let sequences = if one_stream { 1 } else { options.sequences };
-        // Besides running sequences: retained ones, and ended ones named by steps in flight.
-        let max_sequences = sequences.saturating_mul(4).saturating_add(64);
-        if let (Some(_), Some(speculation)) =
+        if let (Some(prefix), Some(speculation)) =
             (prefix, self.loaded.speculation().filter(|speculation| speculation.needs_model()))
         {
-            let why = "the draft model has no K and V of it";
-            return Err(Error::Asked(format!("speculation by {speculation} and a shared prefix: {why}")));
+            let (spec, tokens): ((_, &dyn Display), _) = (("speculation", speculation), prefix.extent().rows);
+            let reason = "the draft model has no K and V of the prefix";
+            return Err(ConfigError::conflict(spec, ("shared_prefix", &tokens), reason).into());
         }
-        let rings = options.rings.map(|longest| self.rings(options.kind, longest)).transpose()?;
-        let step_tokens = rings.as_ref().map_or(STEP_TOKENS, |rings| rings.longest_write().min(STEP_TOKENS));
-        let config = CacheConfig { max_sequences, block_size, rings, ..CacheConfig::new(capacity) };
-        let own = self.builders.build(self.loaded.backend(), options.kind, &config).map_err(|e| asked(&e))?;
+        let slots = self.loaded.default_slots(options.engine.memory_share()?);
+        let resolved = options.engine.resolve(&self.loaded.facts(slots))?;
+        let own = self.builders.build(self.loaded.backend(), resolved.kind, &resolved.cache);
+        let own = own.map_err(|e| Error::invalid("cache", e))?;
         let cache = match prefix {
-            Some(prefix) => Box::new(prefix.frozen().under(own).map_err(|e| asked(&e))?),
+            Some(prefix) => Box::new(prefix.frozen().under(own).map_err(|e| Error::invalid("cache", e))?),
             None => own,
         };
-        let limits = Limits {
-            max_num_seqs: sequences,
-            max_num_batched_tokens: step_tokens,
-            max_model_len: u32::try_from(self.loaded.program().max_positions).unwrap_or(u32::MAX),
-            prefix_cache: in_blocks,
-            ..Limits::default()
-        };
-        let policy = Chunked::new(STEP_TOKENS, Mixing::On { target: None });
-        let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
         let kv = options.kv.or(prefix.map(SharedPrefix::kv));
-        let mut engine = self.loaded.engine_with(core, None, kv)?;
+        let mut engine = self.loaded.engine_with(resolved.core_over(cache), Some(resolved.overlap), kv)?;
         if let Some(prefix) = prefix {
             prefix.attach(|id, pool| engine.executor_mut().attach(id, pool))?;
         }

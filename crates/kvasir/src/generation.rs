@@ -27,9 +27,12 @@ fn number(config: &Json, key: &str, fits: fn(f64) -> bool) -> Result<Option<f64>
     let Some(value) = config.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
     match value.as_f64().filter(|number| fits(*number)) {
         Some(number) => Ok(Some(number)),
-        None => Err(Error::Asked(format!(
-            "generation_config.json: `{key}` is `{value}`, which is not supported; --generation-config none ignores the file"
-        ))),
+        None => Err(Error::invalid(
+            "generation_config",
+            format!(
+                "`{key}` is `{value}` in generation_config.json, which is not supported; `none` ignores the file"
+            ),
+        )),
     }
 }
 

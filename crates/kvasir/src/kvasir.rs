@@ -27,7 +27,7 @@ pub struct Options {
     pub precision: Precision,
     /// Threads of the CPU backend; the machine's parallelism if `None`.
     pub threads: Option<usize>,
-    /// KV cache of requests outside sessions.
+    /// KV cache and engine of requests outside sessions.
     pub cache: CacheOptions,
 }
 
@@ -138,15 +138,15 @@ impl Kvasir {
     /// prompt is invalid, none is run.
     pub fn generate_many<P: Into<Prompt>>(
         &mut self,
-        asks: impl IntoIterator<Item = (P, Params)>,
+        prompts: impl IntoIterator<Item = (P, Params)>,
     ) -> Result<Vec<Answer>, Error> {
         let mut ids = Vec::new();
-        for (n, (prompt, params)) in asks.into_iter().enumerate() {
+        for (index, (prompt, params)) in prompts.into_iter().enumerate() {
             match self.runner.add(prompt.into(), &params) {
                 Ok(id) => ids.push(id),
                 Err(error) => {
                     ids.iter().for_each(|id| self.runner.cancel(*id));
-                    return Err(error.of_prompt(n));
+                    return Err(Error::Prompt { index, error: Box::new(error) });
                 }
             }
         }

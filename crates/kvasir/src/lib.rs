@@ -16,6 +16,8 @@
 //! - [`Session`] retains conversations with their K/V: append, fork, rewind, keep. Sessions with
 //!   different caches, K/V types and sizes share the weights.
 //! - [`SharedPrefix`] is a prefix that is prefilled once and read by any number of sessions.
+//! - [`EngineConfig`] sets cache, policy, queue order and limits of a session or of [`Kvasir`] itself,
+//!   as part of its [`CacheOptions`].
 //! - [`OpenedModel`] and [`LoadedModel`] are the parts from which callers build engines with their own
 //!   policy, cache and limits.
 //!
@@ -77,6 +79,9 @@ pub use crate::speculation::{DraftMethod, Speculation};
 pub use crate::stream::Stream;
 pub use kvasir_cpu::{KvType, Precision};
 pub use kvasir_draft::TreeShape;
-pub use kvasir_engine::{DraftWidth, Finish, Params, RequestId};
+pub use kvasir_engine::{
+    Argument, ConfigError, DraftWidth, EngineConfig, Facts, Finish, Order, Params, PolicyConfig, Refusal,
+    RequestId, Resolved,
+};
 pub use kvasir_kv::{CacheKind, Token};
 pub use kvasir_sample::{Acceptance, Sampling};

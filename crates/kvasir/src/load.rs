@@ -205,9 +205,10 @@ impl LoadedModel {
     /// Changes the default K/V data type, if the backend supports it.
     pub fn with_kv(self, kv: KvType) -> Result<Self, Error> {
         match self.weights {
-            Weights::Plain(_) if kv != KvType::F32 => {
-                Err(Error::Asked(format!("K and V as {kv}: the plain backend stores f32 only")))
-            }
+            Weights::Plain(_) if kv != KvType::F32 => Err(Error::invalid(
+                "kv_dtype",
+                format!("the plain backend stores K and V as f32, not `{kv}`"),
+            )),
             _ => Ok(Self { kv, ..self }),
         }
     }
@@ -221,10 +222,10 @@ impl LoadedModel {
     pub fn with_batch_sizes(self, mut sizes: Vec<u32>) -> Result<Self, Error> {
         if !matches!(self.weights, Weights::Plain(_)) {
             let why = "it runs a batch of any size as it is; plain takes sizes";
-            return Err(Error::Asked(format!("batch sizes on the {} backend: {why}", self.backend())));
+            return Err(Error::invalid("batch_sizes", format!("on the {} backend: {why}", self.backend())));
         }
         if sizes.contains(&0) {
-            return Err(Error::Asked("a batch size must be at least 1".into()));
+            return Err(Error::invalid("batch_sizes", "a batch size must be at least 1"));
         }
         sizes.sort_unstable();
         sizes.dedup();
@@ -268,7 +269,8 @@ impl LoadedModel {
             Weights::Cpu(model) => {
                 let kv = kv.unwrap_or(self.kv);
                 let limits = kvasir_cpu::Limits { slots, tokens, rows, kv, ring };
-                let no_memory = |e| Error::Asked(format!("no memory for {slots} slots: {e}"));
+                let no_memory =
+                    |e| Error::invalid("kv_capacity", format!("no memory for `{slots}` slots: {e}"));
                 let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(no_memory)?;
                 let drafting = match &self.draft {
                     Some(LoadedDraft { weights: DraftWeights::Cpu(model), kind, shape, taps, .. }) => {
@@ -284,7 +286,7 @@ impl LoadedModel {
                 }))
             }
             Weights::Plain(_) if kv.is_some_and(|kv| kv != KvType::F32) => {
-                return Err(Error::Asked("the plain backend stores K and V as f32 only".into()));
+                return Err(Error::invalid("kv_dtype", "the plain backend stores K and V as f32 only"));
             }
             Weights::Plain(model) => {
                 let limits = Limits { slots, tokens, rows };
@@ -343,17 +345,15 @@ impl LoadedModel {
     pub(crate) fn check_prompt(&self, prompt: &[Token]) -> Result<(), Error> {
         let (vocab, longest) = (self.program().vocab, self.program().max_positions);
         if prompt.is_empty() {
-            return Err(Error::Asked("the prompt is empty".into()));
+            return Err(Error::invalid("prompt", "is empty"));
         }
         if let Some(id) = prompt.iter().find(|id| **id as usize >= vocab) {
-            return Err(Error::Asked(format!(
-                "the prompt has id {id}, the vocabulary ends at {}",
-                vocab - 1
-            )));
+            let reason = format!("has id `{id}`, the vocabulary ends at {}", vocab - 1);
+            return Err(Error::invalid("prompt", reason));
         }
         if prompt.len() > longest {
-            let why = format!("the prompt has {} tokens, the model takes {longest}", prompt.len());
-            return Err(Error::Asked(why));
+            let reason = format!("has `{}` tokens, the model takes {longest}", prompt.len());
+            return Err(Error::invalid("prompt", reason));
         }
         Ok(())
     }

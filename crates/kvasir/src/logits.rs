@@ -11,7 +11,7 @@ impl LoadedModel {
     pub fn logits(&self, prompt: &[Token], all: bool) -> Result<Vec<Vec<f32>>, Error> {
         self.check_prompt(prompt)?;
         if self.simulated().is_some() {
-            return Err(Error::Asked("the sim backend computes no logits".into()));
+            return Err(Error::invalid("backend", "the sim backend computes no logits"));
         }
         let length = prompt.len() as u32;
         let mut executor = self.executor(length, CHUNK as u32, 1, None)?;

@@ -34,8 +34,7 @@ impl Model {
             Prompt::Ids(ids) => return Ok(ids),
             Prompt::Text(text) => text,
         };
-        let none =
-            || Error::Asked("the prompt is a text and the model has no tokenizer; ids do without".into());
+        let none = || Error::invalid("prompt", "is a text, and the model has no tokenizer; give token ids");
         let tokenizer = self.tokenizer.as_ref().ok_or_else(none)?;
         Ok(tokenizer.encode(&text, begins)?)
     }

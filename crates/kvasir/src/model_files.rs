@@ -46,7 +46,7 @@ impl ModelFiles {
             None if is_path(name) => {
                 Err(Error::Failed(format!("{}: no such file or directory", name.display())))
             }
-            None => Err(Error::Asked(unknown(name))),
+            None => Err(Error::invalid("model", unknown(name))),
         }
     }
 
@@ -108,7 +108,8 @@ fn of_directory(directory: &Path) -> Result<Option<PathBuf>, Error> {
         [_, _, ..] => {
             let names: Vec<String> = models.into_iter().map(|model| model.name).collect();
             let directory = directory.display();
-            Err(Error::Asked(format!("{directory}: holds several models; name one: {}", names.join(", "))))
+            let reason = format!("{directory}: holds several models; name one: {}", names.join(", "));
+            Err(Error::invalid("model", reason))
         }
         _ => Ok(models.pop().map(|model| model.path)),
     }

@@ -49,7 +49,7 @@ impl Runner {
             // The caller receives the refusal directly, so its outbox event is discarded.
             self.collect();
         }
-        let id = added.map_err(|refusal| Error::Asked(refusal.to_string()))?;
+        let id = added.map_err(Error::Refused)?;
         let stream = TextStream::continuing(true);
         self.running
             .insert(id, Running { ids: Vec::new(), logprobs: Vec::new(), text: String::new(), stream });

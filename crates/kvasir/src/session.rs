@@ -133,7 +133,7 @@ impl Session {
     /// Generates at the ends of several branches, batched, and appends each answer.
     pub fn generate_all(&mut self, branches: &[Branch], params: &Params) -> Result<Vec<Answer>, Error> {
         if let Some(twice) = branches.iter().enumerate().find(|(n, branch)| branches[..*n].contains(branch)) {
-            return Err(Error::Asked(format!("branch {} is named twice", twice.1.0)));
+            return Err(Error::invalid("branches", format!("branch `{}` is named twice", twice.1.0)));
         }
         let mut requests = Vec::with_capacity(branches.len());
         for branch in branches {
@@ -166,7 +166,7 @@ impl Session {
         if let Some(prefix) = self.prefix {
             prefix.check(&self.runner.model, tokens.len().saturating_add(params.max_tokens as usize))?;
             if params.sampling.prompt_logprobs.is_some() {
-                return Err(Error::Asked("prompt_logprobs: a shared prefix is not computed again".into()));
+                return Err(Error::invalid("prompt_logprobs", "a shared prefix is not computed again"));
             }
         }
         let params = Params { session: Some(SessionId(branch.0)), ..params.clone() };
@@ -189,9 +189,8 @@ impl Session {
     pub fn fork(&mut self, branch: Branch, n: usize) -> Result<Vec<Branch>, Error> {
         let kind = self.cache().kind();
         if kind.holds_one_sequence() {
-            return Err(Error::Asked(
-                CacheError::NoCapability { kind, capability: Capability::Sequences }.to_string(),
-            ));
+            let missing = CacheError::NoCapability { kind, capability: Capability::Sequences };
+            return Err(Error::invalid("cache", missing));
         }
         let tokens = self.tokens(branch)?.to_vec();
         self.fill(branch)?;
@@ -209,13 +208,13 @@ impl Session {
     pub fn rewind(&mut self, branch: Branch, to: usize) -> Result<(), Error> {
         let tokens = self.branches.get_mut(&branch).ok_or_else(|| unknown(branch))?;
         if to > tokens.len() {
-            return Err(Error::Asked(format!("rewind to {to}: the branch has {} tokens", tokens.len())));
+            return Err(Error::invalid("to", format!("`{to}`: the branch has {} tokens", tokens.len())));
         }
         if let Some(prefix) = self.prefix.filter(|prefix| to < prefix.rows as usize) {
-            return Err(Error::Asked(format!(
-                "rewind to {to}: the shared prefix has {} tokens",
-                prefix.rows
-            )));
+            return Err(Error::invalid(
+                "to",
+                format!("`{to}`: the shared prefix has {} tokens", prefix.rows),
+            ));
         }
         tokens.truncate(to);
         self.runner.engine.core_mut().rewind_session(SessionId(branch.0), to as u32);
@@ -227,13 +226,13 @@ impl Session {
     /// the model's context. Unchanged on error.
     pub fn cut(&mut self, branch: Branch, range: Range<usize>) -> Result<(), Error> {
         if let Some(why) = self.runner.engine.core().cut_obstacle() {
-            return Err(Error::Asked(format!("cut: {why}")));
+            return Err(Error::invalid("range", why));
         }
         let shared = self.prefix.map_or(0, |prefix| prefix.rows as usize);
         let tokens = self.branches.get_mut(&branch).ok_or_else(|| unknown(branch))?;
         let len = tokens.len();
         if range.start < shared || range.start >= range.end || range.end > len {
-            return Err(Error::Asked(format!("cut {range:?}: {shared} to {len} tokens can be cut")));
+            return Err(Error::invalid("range", format!("`{range:?}`: {shared} to {len} tokens can be cut")));
         }
         tokens.drain(range.clone());
         let range = range.start as u32..range.end as u32;
@@ -257,7 +256,7 @@ impl Session {
 }
 
 fn unknown(branch: Branch) -> Error {
-    Error::Asked(format!("there is no branch {}", branch.0))
+    Error::invalid("branch", format!("there is no branch {}", branch.0))
 }
 
 impl SharedPrefix {

@@ -59,15 +59,15 @@ pub struct SharedPrefix {
 impl SharedPrefix {
     pub(crate) fn new(model: Arc<Model>, prompt: Prompt, options: PrefixOptions) -> Result<Self, Error> {
         if model.loaded.simulated().is_some() {
-            return Err(Error::Asked("the sim backend keeps no K and V to share".into()));
+            return Err(Error::invalid("backend", "the sim backend keeps no K and V to share"));
         }
         let tokens = model.ids(prompt, true)?;
         model.loaded.check_prompt(&tokens)?;
         let (kv, rows) = (options.kv.unwrap_or(model.loaded.kv()), tokens.len() as u32);
         let extent = Extent { rows, longest: options.longest.unwrap_or(rows) };
         if extent.longest < rows {
-            let why = format!("longest {} is less than the prefix's {rows} tokens", extent.longest);
-            return Err(Error::Asked(why));
+            let reason = format!("`{}` is less than the prefix's {rows} tokens", extent.longest);
+            return Err(Error::invalid("longest", reason));
         }
         let mut executor = model.loaded.executor(rows, CHUNK as u32, 1, Some(kv))?;
         let mut cache = Contiguous::new(rows);
@@ -142,10 +142,13 @@ impl Extent {
         let (tokens, longest) = (tokens.min(program.max_positions) as u32, self.longest);
         match program.prefix_salt(tokens) == program.prefix_salt(longest) {
             true => Ok(()),
-            false => Err(Error::Asked(format!(
-                "the conversation may come to {tokens} tokens and its shared prefix was made for {longest}: this model \
-                 turns their rows by other angles (PrefixOptions::longest)"
-            ))),
+            false => Err(Error::invalid(
+                "longest",
+                format!(
+                    "the conversation may come to `{tokens}` tokens and its shared prefix was made for {longest}: \
+                     this model rotates their rows by other angles (PrefixOptions::longest)"
+                ),
+            )),
         }
     }
 }

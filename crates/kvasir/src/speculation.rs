@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use kvasir_draft::TreeShape;
-use kvasir_engine::{DraftWidth, MOST_DRAFTS, NGRAM};
+use kvasir_engine::{ConfigError, DraftWidth, MOST_DRAFTS, NGRAM};
 use kvasir_sample::Acceptance;
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -165,8 +165,8 @@ impl Speculation {
     pub(crate) fn check_backend(&self, backend: &str) -> Result<(), Error> {
         match backend {
             "sim" => {
-                let why = "the simulated device outputs arbitrary tokens, which nothing can propose";
-                Err(Error::Asked(format!("--spec {self} cannot be combined with --backend sim: {why}")))
+                let reason = "the simulated device outputs arbitrary tokens, which nothing can propose";
+                Err(ConfigError::conflict(("speculation", self), ("backend", &backend), reason).into())
             }
             _ => Ok(()),
         }

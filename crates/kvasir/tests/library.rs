@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir::{
-    BackendKind, Branch, CacheKind, CacheOptions, Error, Finish, KvType, Kvasir, Options, Params,
-    PrefixOptions, Sampling, Session, SharedPrefix, Token,
+    BackendKind, Branch, CacheKind, CacheOptions, EngineConfig, Error, Finish, KvType, Kvasir, Options,
+    Params, PrefixOptions, Sampling, Session, SharedPrefix, Token,
 };
 use std::{fs, path::PathBuf, thread};
 
@@ -36,10 +36,11 @@ fn params(max_tokens: u32) -> Params {
     Params { max_tokens, ignore_eos: true, sampling, ..Params::default() }
 }
 
-fn asked<T>(result: Result<T, Error>) -> String {
+/// The message of an error of the caller.
+fn refused<T>(result: Result<T, Error>) -> String {
     match result {
-        Err(Error::Asked(why)) => why,
-        Err(other) => format!("another kind of error: {other}"),
+        Err(Error::Failed(why)) => format!("another kind of error: {why}"),
+        Err(error) => error.to_string(),
         Ok(_) => "no error".into(),
     }
 }
@@ -136,7 +137,7 @@ fn sessions_on_a_shared_prefix_answer_as_without_it() {
     let kvasir = tiny();
     for (kv, in_parts) in [(KvType::F32, false), (KvType::Q8_0, true)] {
         let prefix = frozen(&kvasir, kv, in_parts);
-        let options = |kind| CacheOptions { sequences: 4, ..CacheOptions::new(kind).capacity(96) };
+        let options = |kind| CacheOptions::new(kind).capacity(96);
         // All concurrently on threads of their own; the prefix handle may be dropped first.
         let sessions: Vec<_> =
             CacheKind::ALL.iter().map(|kind| (*kind, prefix.session(options(*kind)).unwrap())).collect();
@@ -171,7 +172,7 @@ fn a_small_cache_suffices_behind_a_long_prefix() {
     let kvasir = tiny();
     let prefix = frozen(&kvasir, KvType::F32, false);
     // 16 slots, two blocks of 8: three conversations of 45 + 8 tokens take turns.
-    let options = CacheOptions { block_size: 8, ..CacheOptions::new(CacheKind::Radix).capacity(16) };
+    let options = CacheOptions::new(CacheKind::Radix).block_size(8).capacity(16);
     let mut session = prefix.session(options).unwrap();
     let main = session.main();
     let branches = session.fork(main, 3).unwrap();
@@ -189,21 +190,21 @@ fn unsupported_shared_prefix_options_are_refused_by_name() {
     let kvasir = tiny();
     let prefix = frozen(&kvasir, KvType::Q8_0, false);
     let other = CacheOptions::new(CacheKind::Cells).kv(KvType::F16).capacity(64);
-    let why = asked(prefix.session(other).map(|_| ()));
+    let why = refused(prefix.session(other).map(|_| ()));
     assert!(why.contains("q8_0") && why.contains("f16"), "{why}");
     let mut session = prefix.session(CacheOptions::new(CacheKind::Cells).capacity(64)).unwrap();
     let main = session.main();
-    assert!(asked(session.rewind(main, 44)).contains("the shared prefix has 45 tokens"));
-    assert!(asked(session.generate(main, &params(4))).contains("shared prefix of"));
+    assert!(refused(session.rewind(main, 44)).contains("the shared prefix has 45 tokens"));
+    assert!(refused(session.generate(main, &params(4))).contains("shared prefix of"));
     session.append(main, [9]).unwrap();
     let scored = Sampling { prompt_logprobs: Some(1), ..Sampling::default() };
     let scored = Params { sampling: scored, ..params(4) };
-    assert!(asked(session.generate(main, &scored)).contains("prompt_logprobs"));
+    assert!(refused(session.generate(main, &scored)).contains("prompt_logprobs"));
     assert!(session.generate(main, &params(4)).is_ok(), "nothing was changed");
     let short = PrefixOptions { longest: Some(3), ..PrefixOptions::default() };
-    assert!(asked(kvasir.freeze([1, 2, 3, 4], short).map(|_| ())).contains("longest 3"));
-    assert!(asked(kvasir.freeze(Vec::new(), short).map(|_| ())).contains("empty"));
-    assert!(asked(prefix.extend([9999]).map(|_| ())).contains("vocabulary"));
+    assert!(refused(kvasir.freeze([1, 2, 3, 4], short).map(|_| ())).contains("longest: `3`"));
+    assert!(refused(kvasir.freeze(Vec::new(), short).map(|_| ())).contains("empty"));
+    assert!(refused(prefix.extend([9999]).map(|_| ())).contains("vocabulary"));
 }
 
 #[test]
@@ -228,7 +229,7 @@ fn prefixes_are_not_shared_across_rope_angles() {
     };
     let long = turns + 5;
     assert_eq!(say(None, 4).unwrap(), alone(4));
-    assert!(asked(say(None, long)).contains("PrefixOptions::longest"));
+    assert!(refused(say(None, long)).contains("PrefixOptions::longest"));
     assert_eq!(say(Some(turns), long).unwrap(), alone(long));
 }
 
@@ -338,27 +339,30 @@ fn texts_go_in_and_come_out() {
 #[test]
 fn invalid_session_calls_are_refused_and_change_nothing() {
     let mut kvasir = tiny();
-    assert!(asked(kvasir.generate("a text", &params(4))).contains("no tokenizer"));
-    assert!(asked(kvasir.generate(Vec::new(), &params(4))).contains("empty"));
+    assert!(refused(kvasir.generate("a text", &params(4))).contains("no tokenizer"));
+    assert!(refused(kvasir.generate(Vec::new(), &params(4))).contains("empty"));
     assert!(
-        asked(kvasir.generate_many([(vec![1], params(4)), (vec![9999], params(4))])).starts_with("prompt 1:")
+        refused(kvasir.generate_many([(vec![1], params(4)), (vec![9999], params(4))]))
+            .starts_with("prompt 1:")
     );
     assert!(kvasir.is_idle(), "the good prompt is not run either");
     let hot = Params { sampling: Sampling { temperature: -1.0, ..Sampling::default() }, ..params(4) };
-    assert!(asked(kvasir.generate([1], &hot)).contains("temperature"));
-    assert!(asked(kvasir.session(CacheOptions::default().capacity(3)).map(|_| ())).contains("capacity 3"));
-    let none = CacheOptions { sequences: 0, ..CacheOptions::default() };
-    assert!(asked(kvasir.session(none).map(|_| ())).contains("sequences 0"));
+    assert!(refused(kvasir.generate([1], &hot)).contains("temperature"));
+    assert!(
+        refused(kvasir.session(CacheOptions::default().capacity(3)).map(|_| ())).contains("kv_capacity 3")
+    );
+    let none = EngineConfig { max_num_seqs: Some(0), ..EngineConfig::default() };
+    assert!(refused(kvasir.session(none.into()).map(|_| ())).contains("max_num_seqs 0"));
     let mut session = kvasir.session(CacheOptions::new(CacheKind::Tree).capacity(64)).unwrap();
     let main = session.main();
-    assert!(asked(session.fork(main, 2)).contains("no sequences capability"));
+    assert!(refused(session.fork(main, 2)).contains("no sequences capability"));
     session.append(main, [1, 2, 3]).unwrap();
-    assert!(asked(session.rewind(main, 4)).contains("3 tokens"));
-    assert!(asked(session.append(main, [9999])).contains("9999"));
-    assert!(asked(session.generate_all(&[main, main], &params(1))).contains("twice"));
+    assert!(refused(session.rewind(main, 4)).contains("3 tokens"));
+    assert!(refused(session.append(main, [9999])).contains("9999"));
+    assert!(refused(session.generate_all(&[main, main], &params(1))).contains("twice"));
     assert_eq!(session.tokens(main).unwrap(), [1, 2, 3]);
     session.close(main).unwrap();
-    assert!(asked(session.generate(main, &params(1))).contains("no branch 0"));
+    assert!(refused(session.generate(main, &params(1))).contains("no branch 0"));
 }
 
 /// Layers with a window of 16 keep 16 + 5 rows; the conversation is many times longer.
@@ -390,15 +394,17 @@ fn ring_buffers_change_only_what_is_recomputed() {
         let [kept, in_rings] = both([&mut whole, &mut ringed], 70..74);
         assert_eq!((kept > 0, in_rings > 0), (true, is_kept), "{back} back: {kept} and {in_rings}");
     }
-    let refused = |kvasir: &Kvasir, options: CacheOptions| asked(kvasir.session(options).map(|_| ()));
-    assert!(refused(&kvasir, CacheOptions::default().rings(6)).contains("rings: radix keeps none"));
-    assert!(refused(&kvasir, contiguous.clone().rings(0)).contains("longest write"));
-    assert!(refused(&tiny(), contiguous.rings(6)).contains("no layer of the model has a window"));
+    let why = |kvasir: &Kvasir, options: CacheOptions| refused(kvasir.session(options).map(|_| ()));
+    let radix = CacheOptions::default().rings(6);
+    assert!(why(&kvasir, radix).contains("rings on cannot be combined with cache radix"));
+    assert!(why(&kvasir, contiguous.clone().rings(0)).contains("max_num_batched_tokens 0"));
+    assert!(why(&tiny(), contiguous.rings(6)).contains("no layer of the model has a window"));
 }
 
 /// Log-probabilities after a cut, with what was cached then.
 fn after_a_cut(kvasir: &Kvasir, kind: CacheKind, prefix: bool) -> (Vec<u32>, Vec<Bits>) {
-    let options = CacheOptions { block_size: 8, ..CacheOptions::new(kind).kv(KvType::F32).capacity(512) };
+    let options = CacheOptions::new(kind).kv(KvType::F32).capacity(512);
+    let options = if kind.is_block_based() { options.block_size(8) } else { options };
     let shared = prefix.then(|| {
         let options = PrefixOptions { kv: Some(KvType::F32), longest: None };
         kvasir.freeze((0..16).map(|i| 5 + i * 7 % 90).collect::<Vec<Token>>(), options).unwrap()
@@ -411,7 +417,7 @@ fn after_a_cut(kvasir: &Kvasir, kind: CacheKind, prefix: bool) -> (Vec<u32>, Vec
     let from = session.len(main).unwrap() as u32;
     session.append(main, (from..64).map(|i| 5 + i * 7 % 90).collect::<Vec<Token>>()).unwrap();
     session.fill(main).unwrap();
-    assert!(asked(session.cut(main, 40..65)).contains("to 64 tokens can be cut"));
+    assert!(refused(session.cut(main, 40..65)).contains("to 64 tokens can be cut"));
     session.cut(main, 20..44).unwrap();
     let mut cached = vec![session.cached(main).unwrap()];
     let fork = session.fork(main, 1).unwrap()[0];

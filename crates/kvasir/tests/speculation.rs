@@ -304,7 +304,8 @@ fn converse(case: &Path, method: Option<&str>, kind: CacheKind) -> (Vec<Vec<Toke
     };
     let options = Options { precision: Precision::F32, threads: Some(1), ..Options::default() };
     let kvasir = Kvasir::of(opened, options).unwrap();
-    let cache = CacheOptions { block_size: 4, ..CacheOptions::new(kind).capacity(1024) };
+    let cache = CacheOptions::new(kind).capacity(1024);
+    let cache = if kind.is_block_based() { cache.block_size(4) } else { cache };
     let mut session = kvasir.session(cache).unwrap();
     let (mut answers, mut accepted) = (Vec::new(), 0);
     let mut ask = |session: &mut Session, branches: &[Branch]| {
@@ -524,12 +525,12 @@ fn what_cannot_combine_is_refused_by_name() {
     let cache = build(CacheKind::Contiguous, &CacheConfig::new(64)).unwrap();
     let core = Core::new(Limits::default(), Order::Fcfs, Box::new(Chunked::new(64, Mixing::Off)), cache);
     let error = Kvasir::with_core(model.unwrap(), core, None).err().map(|error| error.to_string()).unwrap();
-    assert!(error.contains("--cache contiguous"), "{error}");
+    assert!(error.contains("cache contiguous"), "{error}");
     let suffix = || open().speculate(&"suffix".parse().unwrap()).unwrap();
     let model = Model::new(suffix().load(BackendKind::Cpu, Precision::F32, Some(1)).unwrap()).unwrap();
     let cache = build(CacheKind::Paged, &CacheConfig { block_size: 16, ..CacheConfig::new(512) }).unwrap();
     let policy = Rectangular::new(RectangularConfig::default());
     let core = Core::new(Limits::default(), Order::Fcfs, Box::new(policy), cache);
     let error = Kvasir::with_core(model, core, None).err().map(|error| error.to_string()).unwrap();
-    assert!(error.contains("--policy rectangular"), "{error}");
+    assert!(error.contains("policy rectangular"), "{error}");
 }

@@ -153,7 +153,6 @@ impl Way {
         };
         let (policy, shape): (Box<dyn Policy>, _) = match self.rectangle {
             Some(config) => {
-                config.check(self.block, &limits).unwrap();
                 (Box::new(Rectangular::new(config)), Shape::Rectangle(self.block, config.chunk_size))
             }
             None => (Box::new(Chunked::new(19, Mixing::On { target: None })), Shape::Ragged),

@@ -7,10 +7,10 @@
 use crate::bench::median;
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as PoolLimits};
 use kvasir_engine::{
-    Chunked, Core, DraftWidth, Drafter, Engine, Limits, Mixing, NGRAM, NgramDrafter, Order, Params, Request,
-    SuffixDrafter,
+    DraftWidth, Drafter, Engine, EngineConfig, Facts, Limits, Mixing, NGRAM, NgramDrafter, Params,
+    PolicyConfig, Request, SuffixDrafter,
 };
-use kvasir_kv::{CacheConfig, CacheKind, Token, build};
+use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower, mix};
 use serde::Serialize;
 use std::sync::Arc;
@@ -141,23 +141,22 @@ impl SpeculationBench {
 
     fn engine(&self, model: &Arc<CpuModel>, kv: KvType, drafts: bool) -> Result<Engine<CpuExecutor>, String> {
         let slots = (self.streams * (2 * self.tokens + 64)).next_multiple_of(16) as u32;
-        let cache = build(CacheKind::Radix, &CacheConfig { block_size: 16, ..CacheConfig::new(slots) });
-        let cache = cache.map_err(|error| error.to_string())?;
-        let tokens = 2048;
-        let limits = PoolLimits { slots: slots + 16, tokens, rows: self.streams as u32, kv, ring: None };
-        let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(|error| error.to_string())?;
-        let limits = Limits {
-            max_num_seqs: self.streams as u32,
-            max_num_batched_tokens: tokens,
-            max_model_len: slots,
-            prefix_cache: false,
-            ..Limits::default()
+        let max_extend_tokens = PolicyConfig::MAX_EXTEND_TOKENS;
+        let config = EngineConfig {
+            policy: PolicyConfig::Chunked { max_extend_tokens, mixing: Mixing::On { target: None } },
+            prefix_cache: Some(false),
+            max_num_seqs: Some(self.streams as u32),
+            ..EngineConfig::default()
         };
-        let policy = Box::new(Chunked::new(tokens, Mixing::On { target: None }));
+        let facts = Facts { max_model_len: slots, slots, is_cpu: true, ..Facts::default() };
+        let core = config.resolve(&facts).and_then(|resolved| resolved.core());
+        let core = core.map_err(|error| error.to_string())?;
+        let Limits { max_num_seqs: rows, max_num_batched_tokens: tokens, .. } = *core.limits();
+        let limits = PoolLimits { slots: slots + core.cache().block_size(), tokens, rows, kv, ring: None };
+        let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(|error| error.to_string())?;
         let started = Instant::now();
         let clock = move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let engine =
-            Engine::new(Core::new(limits, Order::Fcfs, policy, cache), executor, clock).overlap(false);
+        let engine = Engine::new(core, executor, clock).overlap(false);
         if !drafts {
             return Ok(engine);
         }

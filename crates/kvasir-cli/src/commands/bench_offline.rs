@@ -4,8 +4,8 @@ use crate::io::atomic_file::AtomicFile;
 use crate::io::failure::Failure;
 use crate::io::progress;
 use crate::options::Options;
-use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
+use crate::options::resolve::setup;
 use kvasir_bench::{offline, workload::Offline};
 use kvasir_kv::Token;
 use serde_json::json;
@@ -36,14 +36,16 @@ impl Args {
     }
 
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let config = self.options.config()?;
+        let share = config.memory_share()?;
         let loaded = self.model.load()?;
         let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
-        let slots = loaded.slots_in_memory(self.options.memory_share()?).unwrap_or(max_model_len);
-        let resolved = self.options.resolve(&Facts::of(&loaded, slots))?;
-        let overlap = resolved.overlap;
-        let mut setup = resolved.setup.clone();
+        let slots = loaded.slots_in_memory(share).unwrap_or(max_model_len);
+        let resolved = config.resolve(&loaded.facts(slots))?;
+        let core = resolved.core()?;
+        let mut setup = setup(&resolved, &core);
         setup.insert("device".into(), loaded.backend().into());
-        let engine = loaded.engine(resolved.core(), overlap)?;
+        let engine = loaded.engine(core, Some(resolved.overlap))?;
         let page = self.html.as_deref().map(AtomicFile::create).transpose()?;
         let mut workload = Offline::new(self.requests);
         let bar = progress::bar(self.requests);

@@ -3,17 +3,16 @@
 use crate::io::failure::Failure;
 use crate::io::model_progress::{loading, reading};
 use crate::options::Options;
-use crate::options::facts::Facts;
 use crate::options::model::ModelArgs;
-use crate::options::resolve::ResolvedOptions;
 use crate::options::rules::rule;
 use crate::options::structured_output::FormArgs;
 use kvasir::{
-    Answer, DraftRound, Finish, Kvasir, LoadedModel, Model, Params, Piece, Prompt, Sampling, Speculation,
-    Token,
+    Answer, DraftRound, Finish, Kvasir, LoadedModel, Model, Params, Piece, Prompt, Resolved, Sampling,
+    Speculation, Token,
 };
 use kvasir_exec::TokenLogprobs;
-use serde_json::{Map, Value as Json, json};
+use kvasir_kv::CacheKind;
+use serde_json::{Value as Json, json};
 use std::{
     io::Write,
     process::ExitCode,
@@ -108,10 +107,11 @@ impl Args {
         };
         let prompt = model.ids(prompt, true)?;
         let resolved = self.resolve(&model.loaded, prompt.len())?;
+        let (core, overlap) = (resolved.core()?, Some(resolved.overlap));
         let params = Params { constraint: self.form.constraint(&model.loaded)?, ..self.params() };
-        let (overlap, words) = (resolved.overlap, model.tokenizer.is_some());
+        let words = model.tokenizer.is_some();
         let speculates = model.loaded.speculation().is_some();
-        let mut kvasir = Kvasir::with_core(model, resolved.core(), overlap)?;
+        let mut kvasir = Kvasir::with_core(model, core, overlap)?;
         let rounds = self.spec_trace.then(|| kvasir.trace_drafts());
         let prefill = kvasir.trace_prefill();
         let mut stream = kvasir.stream(prompt, &params)?;
@@ -194,21 +194,20 @@ impl Args {
 
     /// Settles engine options for a single request. Default: a contiguous cache as long as prompt
     /// plus limit.
-    fn resolve(&self, model: &LoadedModel, prompt: usize) -> Result<ResolvedOptions, Failure> {
+    fn resolve(&self, model: &LoadedModel, prompt: usize) -> Result<Resolved, Failure> {
         let longest = prompt.saturating_add(self.max_tokens as usize).min(model.program().max_positions);
         // The newest token and its drafts have slots of their own until they are verified.
         let drafts = model.speculation().map_or(0, |spec| spec.shape.nodes as usize + 1);
         let longest = longest.saturating_add(drafts);
         // A multiple of every block size.
         let wanted = (longest as u32).next_multiple_of(256);
-        let slots = model.slots_in_memory(self.options.memory_share()?).map_or(wanted, |s| s.min(wanted));
-        let mut base = Map::new();
-        if !self.options.needs_blocks() {
+        let mut config = self.options.config()?;
+        let slots = model.slots_in_memory(config.memory_share()?).map_or(wanted, |s| s.min(wanted));
+        if !config.policy.is_rectangular() {
             let trees = model.speculation().is_some_and(Speculation::proposes_trees);
-            base.insert("cache".into(), if trees { "tree" } else { "contiguous" }.into());
+            config.cache.get_or_insert(if trees { CacheKind::Tree } else { CacheKind::Contiguous });
         }
-        let options = self.options.over(&Options::from_map(&base)?)?;
-        options.resolve(&Facts::of(model, slots))
+        Ok(config.resolve(&model.facts(slots))?)
     }
 }
 

@@ -5,10 +5,11 @@ use crate::io::failure::Failure;
 use crate::io::interruption::Interruption;
 use crate::io::progress;
 use crate::options::Options;
-use crate::options::facts::Facts;
 use crate::options::machine_file;
+use crate::options::resolve::{setup, static_shape};
 use crate::options::workload::WorkloadArgs;
 use clap::builder::ArgPredicate;
+use kvasir::Facts;
 use kvasir_bench::{
     sim::{self, Finished, Report, Run, SimulatedMachine},
     trace::{self, End, Header, Lines},
@@ -143,20 +144,22 @@ impl Args {
             }
             None => (None, Options::default()),
         };
-        let options = self.options.over(&written)?;
+        let config = self.options.over(&written)?.config()?;
         let facts = Facts {
             max_model_len: preset.shape.max_model_len,
-            slots: preset.slots(options.memory_share()?),
+            slots: preset.slots(config.memory_share()?),
             windows: Vec::new(),
             is_cpu: preset.machine.is_cpu,
             is_simulated: true,
             has_graphs: true,
             has_rings: false,
             batch_sizes: Vec::new(),
+            overlaps: true,
         };
-        let resolved = options.resolve(&facts)?;
+        let resolved = config.resolve(&facts)?;
+        let core = resolved.core()?;
         let mut workload = self.workload(scenario, resolved.limits.max_model_len)?;
-        let mut setup = resolved.setup.clone();
+        let mut setup = setup(&resolved, &core);
         setup.insert("device".into(), preset.to_string().into());
         setup.insert("notes".into(), notes(&preset).into());
         let header = Header { format: trace::FORMAT.into(), title: workload.title(), setup, first: 0 };
@@ -171,14 +174,14 @@ impl Args {
         let mut device = CostDevice::new(preset, clock.clone(), Box::new(ScriptedModel))
             .with_faults(faults)
             .with_graphs(resolved.limits.graph_max_batch);
-        if let Some(shape) = resolved.static_shape {
+        if let Some(shape) = static_shape(&resolved) {
             device = device.with_static_shapes(shape);
         }
         let began = Instant::now();
         let bar = progress::bar(workload.total());
         let run = Run {
-            overlap: resolved.overlap.unwrap_or(true),
-            core: resolved.core(),
+            overlap: resolved.overlap,
+            core,
             device,
             clock: clock.clone(),
             workload: &mut *workload,

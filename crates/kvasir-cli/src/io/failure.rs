@@ -1,5 +1,6 @@
 //! Command line errors: one line on stderr and an exit code (2 for usage, 1 for failures).
 
+use kvasir::{ConfigError, Error};
 use std::{
     fmt::{self, Write},
     io::Read,
@@ -62,10 +63,32 @@ impl fmt::Display for Failure {
     }
 }
 
-impl From<kvasir::Error> for Failure {
-    fn from(e: kvasir::Error) -> Self {
-        match e {
-            kvasir::Error::Asked(why) => Self::Usage(why),
+/// The flag that sets a parameter of the library.
+fn flag(parameter: &str) -> String {
+    match parameter {
+        "speculation" => "--spec".into(),
+        _ => format!("--{}", parameter.replace('_', "-")),
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Self::Usage(error.message(flag))
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Config(error) => error.into(),
+            // Other parameters are no flags, and their reason says what is wrong.
+            Error::InvalidArgument {
+                parameter:
+                    name @ ("speculation" | "kv_capacity" | "kv_dtype" | "batch_sizes" | "generation_config"),
+                reason,
+            } => Self::usage(format!("{}: {reason}", flag(name))),
+            Error::InvalidArgument { parameter: "model" | "backend", reason } => Self::Usage(reason),
+            Error::InvalidArgument { .. } | Error::Refused(_) | Error::Prompt { .. } => Self::usage(error),
             other => Self::failed(other),
         }
     }

@@ -2,7 +2,6 @@
 //! variables and file keys, defined once.
 
 pub(crate) mod client_rules;
-pub(crate) mod facts;
 pub(crate) mod host;
 pub(crate) mod keys;
 pub(crate) mod machine_file;
@@ -18,7 +17,6 @@ pub(crate) mod workload;
 
 use crate::io::failure::Failure;
 use crate::options::policy::PolicyKind;
-use crate::options::rules::{rule, share};
 use crate::options::switch::{Switch, word};
 use kvasir_engine::{Order, rectangular::Rules};
 use kvasir_kv::CacheKind;
@@ -31,116 +29,92 @@ use serde_json::{Map, Value};
 pub(crate) struct Options {
     /// KV cache: contiguous, cells, tree, paged or radix [default: radix; paged with rectangular; generate contiguous]
     #[arg(long, env = "KVASIR_CACHE", value_parser = word::<CacheKind>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<CacheKind>,
     /// Scheduling policy: prefill-first, chunked or rectangular [default: chunked]
     #[arg(long, env = "KVASIR_POLICY", value_parser = word::<PolicyKind>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<PolicyKind>,
     /// Order of the queue: fcfs, priority or fair [default: fcfs]
     #[arg(long, env = "KVASIR_ORDER", value_parser = word::<Order>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     order: Option<Order>,
     /// KV cache capacity in slots of one token [default: what memory holds; chat and serve at most 32768; generate as many as it needs]
     #[arg(long, env = "KVASIR_KV_CAPACITY", value_name = "SLOTS")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     kv_capacity: Option<u32>,
     /// Share of the memory left by the weights that the KV cache may use [default: 0.9]
-    #[arg(long, env = "KVASIR_MEMORY_UTILIZATION", value_name = "SHARE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, env = "KVASIR_MEMORY_UTILIZATION", value_name = "SHARE", value_parser = finite)]
     memory_utilization: Option<f64>,
     /// Slots per KV cache block, 1 to 256 [default: 16; 64 with rectangular]
     #[arg(long, env = "KVASIR_BLOCK_SIZE", value_name = "SLOTS")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     block_size: Option<u32>,
     /// With --cache contiguous on the cpu backend: ring buffers for sliding-window layers, on or off [default: off]
     #[arg(long, env = "KVASIR_RINGS", value_parser = word::<Switch>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     rings: Option<Switch>,
     /// Prefix caching in paged and radix, on or off [default: on]
     #[arg(long, env = "KVASIR_PREFIX_CACHE", value_parser = word::<Switch>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     prefix_cache: Option<Switch>,
     /// Maximum running sequences [default: 512; 1 with contiguous and tree]
     #[arg(long, env = "KVASIR_MAX_NUM_SEQS", value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_num_seqs: Option<u32>,
     /// Maximum tokens of a step [default: 2048; sim 16384 unless its machine is a CPU]
     #[arg(long, env = "KVASIR_MAX_NUM_BATCHED_TOKENS", value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_num_batched_tokens: Option<u32>,
     /// Maximum prompt plus answer tokens [default: the model's, at most the capacity]
     #[arg(long, env = "KVASIR_MAX_MODEL_LEN", value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<u32>,
     /// Defer new prompts until the oldest has waited this many times the last prefill's duration [default: 0]
-    #[arg(long, env = "KVASIR_DELAY_FACTOR", value_name = "F")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, env = "KVASIR_DELAY_FACTOR", value_name = "F", value_parser = finite)]
     delay_factor: Option<f64>,
     /// Chunked prefill of prompts that exceed a step, on or off [default: on]
     #[arg(long, env = "KVASIR_CHUNKED_PREFILL", value_parser = word::<Switch>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     chunked_prefill: Option<Switch>,
     /// Maximum tokens of one prompt per step [default: none]
     #[arg(long, env = "KVASIR_LONG_PREFILL_CAP", value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     long_prefill_cap: Option<u32>,
     /// Share of the KV cache that admission keeps free [default: 0]
-    #[arg(long, env = "KVASIR_WATERMARK", value_name = "SHARE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, env = "KVASIR_WATERMARK", value_name = "SHARE", value_parser = finite)]
     watermark: Option<f64>,
     /// Prefill chunk size in positions, a multiple of the block size [default: 512]
     #[arg(long, env = "KVASIR_CHUNK_SIZE", value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     chunk_size: Option<u32>,
     /// Alternate prefill and decode steps while sequences decode, on or off [default: on]
     #[arg(long, env = "KVASIR_INTERLEAVE", value_parser = word::<Switch>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     interleave: Option<Switch>,
     /// Maximum rows times tkv of a decode batch [default: 131072]
     #[arg(long, env = "KVASIR_MAX_BATCH_TKV", value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_batch_tkv: Option<u64>,
     /// Maximum rows of a decode step [default: 32]
     #[arg(long, env = "KVASIR_MAX_BATCH", value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_batch: Option<u32>,
     /// Rule set: document or later [default: document]
     #[arg(long, env = "KVASIR_RULES", value_parser = word::<Rules>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     rules: Option<Rules>,
     /// Admit without looking ahead, and rotate decodes when not all fit, on or off [default: off]
     #[arg(long, env = "KVASIR_PAUSING", value_parser = word::<Switch>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pausing: Option<Switch>,
     /// With --pausing on: prefer the sequence with the most output tokens, on or off [default: off]
     #[arg(long, env = "KVASIR_LONG_OUTPUT_FIRST", value_parser = word::<Switch>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     long_output_first: Option<Switch>,
     /// Overlap scheduling: schedule the next step while one runs, on or off [default: off on the CPU, on with --backend sim]
     #[arg(long, env = "KVASIR_OVERLAP", value_parser = word::<Switch>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     overlap: Option<Switch>,
     /// Largest decode batch that runs as a captured graph (`kvasir sim`), or is padded to a size of --batch-sizes [default: 256]
     #[arg(long, env = "KVASIR_GRAPH_MAX_BATCH", value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     graph_max_batch: Option<u32>,
     /// Maximum prompt tokens of a step [default: 8192]
     #[arg(long, env = "KVASIR_MAX_EXTEND_TOKENS", value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_extend_tokens: Option<u32>,
     /// Mix prefill chunks and decodes in one step, on or off [default: off; serve on]
     #[arg(long, env = "KVASIR_MIXED", value_parser = word::<Switch>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     mixed: Option<Switch>,
     /// With --mixed on: target duration in milliseconds of a step with decodes [default: none]
-    #[arg(long, env = "KVASIR_STEP_TARGET_MS", value_name = "MS")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, env = "KVASIR_STEP_TARGET_MS", value_name = "MS", value_parser = finite)]
     step_target_ms: Option<f64>,
     /// With --mixed on: target duration of a step with decodes, relative to the decodes alone [default: none; serve 4]
-    #[arg(long, env = "KVASIR_STEP_TARGET_TIMES", value_name = "F")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, env = "KVASIR_STEP_TARGET_TIMES", value_name = "F", value_parser = finite)]
     step_target_times: Option<f64>,
+}
+
+fn finite(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|number: &f64| number.is_finite()).ok_or_else(|| "not a finite number".into())
 }
 
 /// Default of `--step-target-times` when serving: maximum step time relative to decodes alone.
@@ -161,17 +135,12 @@ impl Options {
 
     /// Overrides `base` with the given options.
     pub(crate) fn over(&self, base: &Self) -> Result<Self, Failure> {
-        let map = |options: &Self| match serde_json::to_value(options) {
-            Ok(Value::Object(map)) => Ok(map),
-            _ => Err(Failure::usage("options: not a finite number")),
+        let given = |options: &Self| {
+            let fields = serde_json::to_value(options).map_err(Failure::usage)?;
+            let fields = fields.as_object().cloned().unwrap_or_default();
+            Ok::<_, Failure>(fields.into_iter().filter(|(_, value)| !value.is_null()))
         };
-        let mut merged = map(base)?;
-        merged.extend(map(self)?);
-        // Absent options are not serialized, so a null was a non-finite number.
-        if let Some((name, _)) = merged.iter().find(|(_, value)| value.is_null()) {
-            return Err(Failure::usage(format!("--{name} is not a finite number")));
-        }
-        Self::from_map(&merged)
+        Self::from_map(&given(base)?.chain(given(self)?).collect())
     }
 
     /// Applies serving defaults: mixed batches (chunked prefill alongside decodes), with chunks
@@ -185,22 +154,9 @@ impl Options {
         self
     }
 
-    /// Whether the policy needs a block cache.
-    pub(crate) fn needs_blocks(&self) -> bool {
-        self.policy == Some(PolicyKind::Rectangular)
-    }
-
     /// Whether the queue is ordered by the priority of requests.
     pub(crate) fn orders_by_priority(&self) -> bool {
         self.order == Some(Order::Priority)
-    }
-
-    /// Share of free memory for the KV pool.
-    pub(crate) fn memory_share(&self) -> Result<f64, Failure> {
-        rule(self.memory_utilization.is_none() || self.kv_capacity.is_none(), || {
-            "--memory-utilization cannot be combined with --kv-capacity".into()
-        })?;
-        share("memory-utilization", self.memory_utilization, 0.9)
     }
 }
 

@@ -213,9 +213,7 @@ impl ModelArgs {
         if self.batch_sizes.is_empty() {
             return Ok(loaded);
         }
-        loaded
-            .with_batch_sizes(self.batch_sizes.clone())
-            .map_err(|error| Failure::usage(format!("--batch-sizes: {error}")))
+        Ok(loaded.with_batch_sizes(self.batch_sizes.clone())?)
     }
 
     /// Refuses options of generation, for a command that generates nothing.

@@ -1,12 +1,10 @@
-//! Policy-specific options: validation and construction of scheduling policies.
+//! Policy-specific options: which policy each belongs to, and their values as a `PolicyConfig`.
 
 use crate::io::failure::Failure;
 use crate::options::Options;
-use crate::options::rules::{positive, rule};
+use crate::options::rules::rule;
 use crate::options::switch::Switch;
-use kvasir_engine::{
-    Chunked, Chunking, Mixing, Policy, PrefillFirst, Rectangular, RectangularConfig, StepTarget,
-};
+use kvasir_engine::{Chunking, Mixing, PolicyConfig, RectangularConfig, StepTarget};
 use serde::{Deserialize, Serialize};
 use std::fmt::Display;
 
@@ -31,7 +29,7 @@ impl Display for PolicyKind {
 
 impl Options {
     /// Rejects options of other policies.
-    pub(super) fn check_policy(&self, policy: PolicyKind) -> Result<(), Failure> {
+    fn check_policy(&self, policy: PolicyKind) -> Result<(), Failure> {
         use PolicyKind::{Chunked, PrefillFirst, Rectangular};
         let given = [
             ("delay-factor", self.delay_factor.is_some(), PrefillFirst),
@@ -54,23 +52,7 @@ impl Options {
                 format!("--{name} belongs to --policy {owner} and cannot be combined with --policy {policy}")
             })?;
         }
-        let needs_pausing = self.long_output_first.is_some_and(Switch::is_on);
-        rule(!needs_pausing || self.pausing.is_some_and(Switch::is_on), || {
-            "--long-output-first on needs --pausing on".into()
-        })
-    }
-
-    pub(super) fn rectangular(&self) -> RectangularConfig {
-        let standard = RectangularConfig::default();
-        RectangularConfig {
-            chunk_size: self.chunk_size.unwrap_or(standard.chunk_size),
-            max_batch: self.max_batch.unwrap_or(standard.max_batch),
-            max_batch_tkv: self.max_batch_tkv.unwrap_or(standard.max_batch_tkv),
-            interleave: self.interleave.is_none_or(Switch::is_on),
-            rules: self.rules.unwrap_or(standard.rules),
-            pausing: self.pausing.is_some_and(Switch::is_on),
-            long_output_first: self.long_output_first.is_some_and(Switch::is_on),
-        }
+        Ok(())
     }
 
     fn step_target(&self) -> Result<Option<StepTarget>, Failure> {
@@ -86,41 +68,45 @@ impl Options {
         Ok(time.or(times.map(|times| StepTarget::Percent((times * 100.0) as u32))))
     }
 
-    pub(super) fn build_policy(
-        &self,
-        kind: PolicyKind,
-        rectangular: RectangularConfig,
-    ) -> Result<Box<dyn Policy>, Failure> {
+    /// The policy with the parameters that its options set.
+    pub(super) fn policy_config(&self) -> Result<PolicyConfig, Failure> {
+        let kind = self.policy.unwrap_or(PolicyKind::Chunked);
+        self.check_policy(kind)?;
         Ok(match kind {
             PolicyKind::PrefillFirst => {
-                let delay = self.delay_factor.unwrap_or(0.0);
-                rule(delay.is_finite() && delay >= 0.0, || format!("--delay-factor {delay} is below 0"))?;
-                let chunked = self.chunked_prefill.is_none_or(Switch::is_on);
-                rule(chunked || self.long_prefill_cap.is_none(), || {
+                let (chunked, cap) = (self.chunked_prefill.is_none_or(Switch::is_on), self.long_prefill_cap);
+                rule(chunked || cap.is_none(), || {
                     "--long-prefill-cap cannot be combined with --chunked-prefill off".into()
                 })?;
-                rule(self.long_prefill_cap != Some(0), || "--long-prefill-cap must be at least 1".into())?;
-                let chunking = match chunked {
-                    true => Chunking::On { cap: self.long_prefill_cap },
-                    false => Chunking::Off,
-                };
-                Box::new(PrefillFirst::new(chunking, delay))
+                let chunking = if chunked { Chunking::On { cap } } else { Chunking::Off };
+                PolicyConfig::PrefillFirst { chunking, delay_factor: self.delay_factor.unwrap_or(0.0) }
             }
             PolicyKind::Chunked => {
+                let target = self.step_target()?;
                 let mixed = self.mixed.is_some_and(Switch::is_on);
-                let mixing = match mixed {
-                    true => Mixing::On { target: self.step_target()? },
-                    false => {
-                        rule(self.step_target_ms.is_none(), || "--step-target-ms needs --mixed on".into())?;
-                        rule(self.step_target_times.is_none(), || {
-                            "--step-target-times needs --mixed on".into()
-                        })?;
-                        Mixing::Off
-                    }
-                };
-                Box::new(Chunked::new(positive("max-extend-tokens", self.max_extend_tokens, 8192)?, mixing))
+                rule(mixed || self.step_target_ms.is_none(), || "--step-target-ms needs --mixed on".into())?;
+                rule(mixed || self.step_target_times.is_none(), || {
+                    "--step-target-times needs --mixed on".into()
+                })?;
+                PolicyConfig::Chunked {
+                    max_extend_tokens: self.max_extend_tokens.unwrap_or(PolicyConfig::MAX_EXTEND_TOKENS),
+                    mixing: if mixed { Mixing::On { target } } else { Mixing::Off },
+                }
             }
-            PolicyKind::Rectangular => Box::new(Rectangular::new(rectangular)),
+            PolicyKind::Rectangular => {
+                let standard = RectangularConfig::default();
+                PolicyConfig::Rectangular(RectangularConfig {
+                    chunk_size: self.chunk_size.unwrap_or(standard.chunk_size),
+                    max_batch: self.max_batch.unwrap_or(standard.max_batch),
+                    max_batch_tkv: self.max_batch_tkv.unwrap_or(standard.max_batch_tkv),
+                    interleave: self.interleave.map_or(standard.interleave, Switch::is_on),
+                    rules: self.rules.unwrap_or(standard.rules),
+                    pausing: self.pausing.map_or(standard.pausing, Switch::is_on),
+                    long_output_first: self
+                        .long_output_first
+                        .map_or(standard.long_output_first, Switch::is_on),
+                })
+            }
         })
     }
 }

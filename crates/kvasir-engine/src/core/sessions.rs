@@ -3,7 +3,29 @@
 use crate::core::Core;
 use crate::request::ids::SessionId;
 use crate::request::sequence::Sequence;
-use std::ops::Range;
+use kvasir_kv::CacheKind;
+use std::{fmt, ops::Range};
+
+/// What keeps a range from being cut out of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CutObstacle {
+    /// The cache holds one sequence without gaps.
+    Cache(CacheKind),
+    /// The policy of this name schedules no sequence with gaps.
+    Policy(&'static str),
+}
+
+impl fmt::Display for CutObstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cache(kind) => write!(f, "a {kind} cache cannot remove a range of tokens"),
+            Self::Policy(name) => write!(f, "the {name} policy takes no sequence with gaps"),
+        }
+    }
+}
+
+impl std::error::Error for CutObstacle {}
 
 impl Core {
     /// Retained tokens of a session; 0 while one of its requests runs.
@@ -31,13 +53,12 @@ impl Core {
     }
 
     /// Why `cut_session` would drop all K/V behind a range, if it would.
-    pub fn cut_obstacle(&self) -> Option<String> {
+    pub fn cut_obstacle(&self) -> Option<CutObstacle> {
         let kind = self.cache().kind();
         if kind.holds_one_sequence() {
-            return Some(format!("--cache {kind} cannot remove a range of tokens"));
+            return Some(CutObstacle::Cache(kind));
         }
-        let policy = self.policy.name();
-        self.policy.redirects().then(|| format!("--policy {policy} takes no sequence with gaps"))
+        self.policy.redirects().then(|| CutObstacle::Policy(self.policy.name()))
     }
 
     /// Cuts a range of tokens out of a session's retained K/V and reports the resulting length in the

@@ -19,7 +19,7 @@ use crate::host::retained_sessions::RetainedSessions;
 use crate::host::stall_detector::{StallDetector, StallObserver};
 use crate::metrics::{Metrics, MetricsObserver, Rejected};
 use crate::report::sinks::Reports;
-use kvasir_engine::{Engine, Exit, Message, Request, SessionId};
+use kvasir_engine::{CutObstacle, Engine, Exit, Message, Request, SessionId};
 use kvasir_exec::Executor;
 use std::{
     any::Any,
@@ -46,7 +46,7 @@ pub struct Host {
     next_tag: AtomicU64,
     metrics: Arc<Metrics>,
     limits: AdmissionLimits,
-    cut_obstacle: Option<String>,
+    cut_obstacle: Option<CutObstacle>,
     reports: Arc<Reports>,
     draining: AtomicBool,
     stall_detector: Arc<StallDetector>,
@@ -232,8 +232,8 @@ impl Host {
     }
 
     /// Why no range can be cut out of a session, if so.
-    pub fn cut_obstacle(&self) -> Option<&str> {
-        self.cut_obstacle.as_deref()
+    pub fn cut_obstacle(&self) -> Option<CutObstacle> {
+        self.cut_obstacle
     }
 
     /// Cuts a range of tokens out of a session, and waits for the engine's confirmation.

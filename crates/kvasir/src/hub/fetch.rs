@@ -35,7 +35,7 @@ impl HubName {
     /// Fetches the model; `missing` says what the cache lacks, for errors.
     pub(super) fn fetch(&self, missing: &str) -> Result<PathBuf, Error> {
         if variable("HF_HUB_OFFLINE").is_some_and(|value| value != "0") {
-            return Err(self.asked(format!("{missing}, and HF_HUB_OFFLINE forbids to fetch it")));
+            return Err(self.invalid(format!("{missing}, and HF_HUB_OFFLINE forbids to fetch it")));
         }
         if let Some(short) = &self.short {
             eprintln!("kvasir: {short} is {self}; fetching it from the hub");
@@ -58,7 +58,7 @@ impl HubName {
         let stays_inside =
             |file: &str| Path::new(file).components().all(|c| matches!(c, Component::Normal(_)));
         let names = siblings.iter().map(|file| file.rfilename.clone()).filter(|file| stays_inside(file));
-        let chosen = self.choose(&names.collect::<Vec<_>>()).map_err(|why| self.asked(why))?;
+        let chosen = self.choose(&names.collect::<Vec<_>>()).map_err(|why| self.invalid(why))?;
         if !plain(&sha) {
             return Err(Error::Failed(format!("{}/{}: the hub names no commit", self.owner, self.name)));
         }

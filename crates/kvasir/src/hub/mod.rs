@@ -72,14 +72,14 @@ impl HubName {
     /// Folder of the hub cache, located as the hub's own tools do.
     pub fn cache() -> Result<PathBuf, Error> {
         cache_of(&set).ok_or_else(|| {
-            Error::Asked("HF_HUB_CACHE, HF_HOME or HOME must say where the hub's cache is".into())
+            Error::invalid("model", "HF_HUB_CACHE, HF_HOME or HOME must say where the hub's cache is")
         })
     }
 
     /// Refuses: this build cannot fetch.
     #[cfg(not(feature = "hub"))]
     fn fetch(&self, missing: &str) -> Result<PathBuf, Error> {
-        Err(self.asked(format!("{missing}, and this build cannot fetch models (feature `hub`)")))
+        Err(self.invalid(format!("{missing}, and this build cannot fetch models (feature `hub`)")))
     }
 
     /// The model's folder in a cache.
@@ -130,12 +130,12 @@ impl HubName {
             Err(why) if interrupted || self.tag.is_some() => {
                 self.fetch(&format!("in the hub's cache, it {why}"))
             }
-            Err(why) => Err(self.asked(why)),
+            Err(why) => Err(self.invalid(why)),
         }
     }
 
-    fn asked(&self, why: impl Display) -> Error {
-        Error::Asked(format!("{}: {why}", self.name_in_errors()))
+    fn invalid(&self, why: impl Display) -> Error {
+        Error::invalid("model", format!("{}: {why}", self.name_in_errors()))
     }
 
     /// The name in error messages: the repository, or the short name with its hub name.

@@ -1,0 +1,66 @@
+//! Configuration of an engine: KV cache, scheduling policy, queue order and limits.
+//!
+//! [`EngineConfig::resolve`] fills in the defaults and refuses conflicts. The library, `serve`,
+//! `chat`, `generate`, `sim` and the benchmarks all go through it, so that a default or a conflict
+//! is defined once. Errors name parameters, not flags; the command line translates them.
+//!
+//! Speculative decoding is no part of it: a drafter belongs to the opened model, whose weights may
+//! include a draft model.
+
+pub(crate) mod error;
+pub(crate) mod policy;
+pub(crate) mod resolve;
+
+use crate::config::error::ConfigError;
+use crate::config::policy::PolicyConfig;
+use crate::scheduler::queue::Order;
+use kvasir_kv::CacheKind;
+
+/// Configuration of an engine. What is `None` has a default that depends on the rest and on the
+/// [`Facts`](crate::Facts) of model and device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineConfig {
+    /// KV cache: `radix` by default, `paged` under the rectangular policy.
+    pub cache: Option<CacheKind>,
+    /// Scheduling policy.
+    pub policy: PolicyConfig,
+    /// Order of the waiting queue.
+    pub order: Order,
+    /// KV cache capacity in slots; [`Facts::slots`](crate::Facts::slots) by default.
+    pub kv_capacity: Option<u32>,
+    /// Share of the memory left by the weights that the KV cache may use; excludes `kv_capacity`.
+    pub memory_utilization: Option<f64>,
+    /// Slots per block, 1 to 256: 16 by default, 64 under the rectangular policy.
+    pub block_size: Option<u32>,
+    /// Whether sliding-window layers have ring buffers, for `contiguous`.
+    pub rings: bool,
+    /// Automatic prefix caching, for `paged` and `radix`; on by default.
+    pub prefix_cache: Option<bool>,
+    /// Maximum running sequences: 512 by default, 1 for caches of one sequence.
+    pub max_num_seqs: Option<u32>,
+    /// Maximum tokens of a step: 2048 by default on a CPU, else 16384.
+    pub max_num_batched_tokens: Option<u32>,
+    /// Maximum prompt plus output tokens; the model's positions by default.
+    pub max_model_len: Option<u32>,
+    /// Share of the KV cache that admission keeps free.
+    pub watermark: f64,
+    /// Whether step n + 1 is scheduled while step n runs; as the device gains from it by default.
+    pub overlap: Option<bool>,
+    /// Largest decode batch that runs as a captured graph or is padded to a declared batch size.
+    pub graph_max_batch: Option<u32>,
+}
+
+impl EngineConfig {
+    /// Share of free memory for the KV pool; 0.9 by default.
+    pub fn memory_share(&self) -> Result<f64, ConfigError> {
+        if let (Some(share), Some(slots)) = (self.memory_utilization, self.kv_capacity) {
+            let reason = "each of them sets the capacity";
+            return Err(ConfigError::conflict(
+                ("memory_utilization", &share),
+                ("kv_capacity", &slots),
+                reason,
+            ));
+        }
+        error::share("memory_utilization", self.memory_utilization.unwrap_or(0.9))
+    }
+}
