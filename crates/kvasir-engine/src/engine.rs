@@ -29,6 +29,7 @@ use std::{collections::VecDeque, fmt};
 
 /// Why an engine has stopped permanently.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Exit {
     /// `Message::Exit`, or `Message::Drain` once all requests have ended.
     Requested,

@@ -71,6 +71,7 @@ pub struct ConfigFacts {
 
 /// Why metadata were refused; names the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FactError {
     /// The schema version is not supported.
     UnknownVersion(i64),

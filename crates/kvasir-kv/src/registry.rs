@@ -70,6 +70,7 @@ pub type CacheBuilder = Box<dyn Fn(&CacheConfig) -> Result<Box<dyn Cache>, Cache
 
 /// Why no cache was built or no builder registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RegistryError {
     /// No builder for this backend and kind.
     NoBuilder {

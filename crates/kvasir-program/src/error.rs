@@ -4,6 +4,7 @@ use std::fmt;
 
 /// Why no program can be built from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ProgramError {
     /// The architecture is not in the table of `arch/mod.rs`.
     UnknownArchitecture {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 /// `--backend`: which executor runs the model.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub enum BackendKind {
     /// The fastest backend available on this machine.
     #[default]
@@ -25,6 +26,7 @@ pub enum BackendKind {
 }
 
 /// An executor of the chosen backend.
+#[non_exhaustive]
 pub enum AnyExecutor {
     /// CPU backend.
     Cpu(Box<CpuExecutor>),
@@ -38,6 +40,7 @@ pub enum AnyExecutor {
 
 /// K/V pool of a frozen shared prefix, in one backend's layout.
 #[derive(Clone)]
+#[non_exhaustive]
 pub enum AnyPool {
     /// CPU backend.
     Cpu(Arc<kvasir_cpu::Pool>),
@@ -87,6 +90,7 @@ impl AnyExecutor {
 }
 
 /// An in-flight step.
+#[non_exhaustive]
 pub enum AnyPending {
     /// CPU backend.
     Cpu(Ran),

@@ -21,6 +21,7 @@ const FOLDER: &str = "KVASIR_MODELS_DIR";
 
 /// Where the files of a model are.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ModelFiles {
     /// Embedded in the binary.
     BuiltIn,

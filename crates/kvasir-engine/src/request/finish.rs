@@ -8,6 +8,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // each is the parameter of that name
+#[non_exhaustive]
 pub enum Parameter {
     Temperature,
     TopP,
@@ -61,6 +62,7 @@ impl Parameter {
 #[allow(missing_docs)] // the fields: what was given, and the limit
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Refusal {
     /// The prompt is empty.
     EmptyPrompt,
@@ -119,6 +121,7 @@ impl std::error::Error for Refusal {}
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Fault {
     /// Its step failed on the executor.
     Step,
@@ -137,6 +140,7 @@ pub enum Fault {
 /// Why a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Finish {
     /// A stop sequence matched.
     StopSequence {

@@ -6,6 +6,7 @@ use std::fmt;
 
 /// Why a cache refused an operation. A refused operation has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CacheError {
     /// The id was never issued, or its sequence is closed.
     UnknownSequence(SeqId),

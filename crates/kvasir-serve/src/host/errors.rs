@@ -15,6 +15,7 @@ pub(crate) fn refused(refusal: Refusal) -> ApiError {
         Refusal::NoState => ApiError::param("model", why),
         Refusal::QueueFull { .. } => ApiError::too_many(why),
         Refusal::BadParameter(which) => ApiError::param(which.name(), why),
+        _ => ApiError::failed(why),
     }
 }
 

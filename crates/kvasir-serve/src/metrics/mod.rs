@@ -148,8 +148,9 @@ impl Metrics {
             Finish::StopSequence { .. } | Finish::Eos | Finish::StopId(_) | Finish::StopText => 0,
             Finish::MaxTokens | Finish::ModelLength | Finish::Capacity => 1,
             Finish::Aborted => 2,
-            Finish::Failed(_) => 3,
             Finish::Refused(_) => 4,
+            // `Failed`, and reasons that this server does not know.
+            _ => 3,
         };
         if let Some(counter) = self.finished.get(at) {
             counter.add(1);
