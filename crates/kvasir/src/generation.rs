@@ -1,7 +1,7 @@
 //! Default sampling parameters from a model's `generation_config.json`.
 
 use crate::error::Error;
-use crate::load::OpenedModel;
+use crate::opened::OpenedModel;
 use kvasir_sample::Sampling;
 use serde_json::Value as Json;
 

@@ -1,7 +1,7 @@
 //! Data of `kvasir inspect`: architecture, programs, K/V facts per layer, and memory plan.
 
-use crate::load::OpenedModel;
 use crate::model_card::ModelCard;
+use crate::opened::OpenedModel;
 use kvasir_program::{Buffers, LayerFacts, Model};
 use serde::Serialize;
 use std::fmt;

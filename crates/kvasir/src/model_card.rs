@@ -1,6 +1,6 @@
 //! `ModelCard`: what lists of models show: size, type, context. Read from the checkpoint's headers.
 
-use crate::load::OpenedModel;
+use crate::opened::OpenedModel;
 use kvasir_formats::DType;
 use serde::Serialize;
 use std::{collections::BTreeMap, time::SystemTime};

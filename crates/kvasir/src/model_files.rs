@@ -8,7 +8,6 @@ use crate::error::Error;
 use crate::hub::HubName;
 use crate::hub::cached::CachedModel;
 use crate::hub::short_names::ShortNames;
-use crate::load::OpenedModel;
 use kvasir_formats::{Checkpoint, TextFiles, gguf::Gguf};
 use std::{
     env,
@@ -68,14 +67,6 @@ impl ModelFiles {
             Self::BuiltIn => Checkpoint::of_gguf(gguf()?)?,
             Self::At(path) => Checkpoint::open(path)?,
         })
-    }
-
-    /// Opens the model.
-    pub fn open(&self) -> Result<OpenedModel, Error> {
-        match self {
-            Self::BuiltIn => OpenedModel::built_in(),
-            Self::At(path) => OpenedModel::open(path),
-        }
     }
 
     /// Tokenizer and chat template. A vocabulary-only GGUF file or a `tokenizer.json` suffices.

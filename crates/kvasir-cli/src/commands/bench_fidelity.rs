@@ -3,7 +3,7 @@
 use crate::io::failure::Failure;
 use crate::io::progress;
 use crate::options::model::kv_type;
-use kvasir::{ModelFiles, OpenedModel, Token};
+use kvasir::{OpenedModel, Token};
 use kvasir_bench::bench::fidelity::{FidelityBench, FidelityReport, TEXT};
 use kvasir_cpu::KvType;
 use std::{path::PathBuf, process::ExitCode};
@@ -36,8 +36,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let files = ModelFiles::locate(&self.model)?;
-        let opened = files.open()?;
+        let opened = OpenedModel::find(&self.model)?;
         let bench = FidelityBench {
             text: self.text(&opened)?,
             kv: self.kv_dtype,
@@ -45,7 +44,7 @@ impl Args {
             layers: self.layers,
         };
         let bar = progress::tokens(bench.text.len() as u64);
-        let report = bench.run(&files.checkpoint()?, |done| bar.set_position(done as u64));
+        let report = bench.run(&opened.checkpoint, |done| bar.set_position(done as u64));
         bar.finish_and_clear();
         let report = report.map_err(Failure::failed)?;
         if self.json {
