@@ -280,7 +280,7 @@ fn cuts_keep_what_follows_and_count_it_as_cached() {
     let (status, answer) =
         server.post(&format!("/v1/sessions/{session}/cut"), &json!({"from": 16, "to": 32}));
     assert_eq!(status, 400);
-    assert!(answer["error"]["message"].as_str().unwrap().contains("--cache contiguous"), "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("a contiguous cache"), "{answer}");
     assert_eq!(number(&server.show(&session)["length"]), 64);
 }
 
