@@ -38,6 +38,7 @@ use crate::scheduler::record::{Arrival, StepRecord};
 use crate::scheduler::requests::Requests;
 use crate::scheduler::state::SchedulerState;
 use crate::scheduler::view::SchedulerView;
+use crate::speculation::control::Speculation;
 use crate::speculation::statistics::DraftStats;
 use crate::speculation::width::DraftWidth;
 use crate::step::build::StepBuilder;
@@ -81,6 +82,7 @@ pub struct Core {
     policy: Box<dyn Policy>,
     builder: StepBuilder,
     committer: StepCommitter,
+    speculation: Speculation,
     costs: Costs,
     next_number: u64,
 }
@@ -95,6 +97,7 @@ impl Core {
             policy,
             builder: StepBuilder::default(),
             committer: StepCommitter::default(),
+            speculation: Speculation::default(),
             costs: Costs::default(),
             next_number: 1,
         }
@@ -120,21 +123,21 @@ impl Core {
 
     /// Sets how the number of drafts of a step is chosen; fixed until then.
     pub fn set_draft_width(&mut self, width: DraftWidth) {
-        self.committer.width.width = width;
+        self.speculation.set_draft_width(width);
         self.state.verifies_all_drafts = width == DraftWidth::Fixed;
     }
 
-    /// Asks the executor's draft model for proposals of up to `depth` levels.
+    /// Lets the executor's draft model propose up to `depth` levels.
     pub fn set_model_depth(&mut self, depth: u32) {
-        self.committer.width.depth.most = depth;
+        self.speculation.set_model_depth(depth);
     }
 
-    /// Learns the device times of a step, from which the number of drafts follows.
+    /// Records the device times of a step, from which the number of drafts follows.
     pub(crate) fn observe_times(&mut self, step: &Step) {
         if !self.state.speculates {
             return;
         }
-        self.committer.width.observe_step(&step.batch, &step.output);
+        self.speculation.observe_step(&step.batch, &step.output);
     }
 
     /// Sets the drafts of a request's next decode. With parents they form a tree whose node 0 is
@@ -283,7 +286,7 @@ impl Core {
         let SchedulerState { record, arrived, shifted, .. } = &mut self.state;
         record.begin(now, self.costs, arrived, shifted);
         self.state.compact();
-        self.committer.width.choose(&mut self.state.requests);
+        self.speculation.choose(&mut self.state.requests);
         let mut step = self.builder.take();
         let mut built = self.try_schedule(&mut step, now);
         // Each try evicts, preempts or ends at least one request or session, so the loop
@@ -299,32 +302,12 @@ impl Core {
             self.state.end_record(None);
             return None;
         }
-        if self.committer.width.depth.has_model() {
-            self.plan_drafting();
-        }
-        self.builder.fill(&mut self.state, &mut step, &self.committer.width.depth);
-        self.state.end_record(Some((step.batch.step, step.batch.kind)));
-        Some(step)
-    }
-
-    /// Decides which scheduled sequences the executor's draft model reads, and how many levels it
-    /// proposes behind the step.
-    fn plan_drafting(&mut self) {
-        let (depth, times) = self.committer.width.drafting();
         let SchedulerState { requests, schedule, limits, .. } = &mut self.state;
         let load = (requests.running().len() + requests.waiting().len()).min(limits.max_num_seqs as usize);
-        let (mut prefill, mut rows, mut followed) = (false, 0, 0);
-        for row in schedule.rows() {
-            let sequence = &mut requests[row.entry];
-            let (follows, samples) = (
-                depth.follows(times, sequence, load as u32),
-                sequence.claimed + row.tokens == sequence.len(),
-            );
-            prefill |= row.kind.is_prefill();
-            rows += u32::from(samples);
-            followed += u32::from(samples && follows);
-        }
-        depth.choose(times, rows.max(1), followed, prefill);
+        self.speculation.plan_depth(requests, schedule, load as u32);
+        self.builder.fill(&mut self.state, &mut step, &self.speculation);
+        self.state.end_record(Some((step.batch.step, step.batch.kind)));
+        Some(step)
     }
 
     /// Ends drafting by the executor's draft model for a request.
@@ -345,7 +328,7 @@ impl Core {
     /// they were scheduled, each once, and after `Ok` with their outputs filled in; a request whose
     /// output is missing fails.
     pub fn postprocess(&mut self, step: &Step, result: &Result<(), StepError>, now: Nanos) {
-        self.committer.postprocess(&mut self.state, step, result, now);
+        self.committer.postprocess((&mut self.state, &mut self.speculation), step, result, now);
     }
 
     /// Cancels the newest step, which must not have run. Restores everything except admissions.
@@ -466,7 +449,7 @@ impl Core {
 
     /// Draft acceptance statistics.
     pub fn draft_stats(&self) -> &DraftStats {
-        self.committer.stats()
+        self.speculation.stats()
     }
 
     /// Fails every request and drops all retained sessions, because the executor is gone.

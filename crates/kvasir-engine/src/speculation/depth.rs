@@ -1,4 +1,4 @@
-//! What the executor's draft model does: which sequences it reads, and how many levels it proposes.
+//! Draft depth: which sequences the executor's draft model reads, and how many levels it proposes.
 //!
 //! A draft model must run a sequence's prompt before it can draft. It *follows* the sequences whose
 //! expected outputs gain more time than that takes; this is decided once, with the first step of a
@@ -11,8 +11,7 @@
 
 use crate::request::sequence::Sequence;
 use crate::request::timings::Nanos;
-use crate::speculation::step_times::StepTimes;
-use crate::speculation::width::LEAST_GAIN;
+use crate::speculation::step_times::{LEAST_GAIN, StepTimes};
 use kvasir_exec::{Batch, BatchRow, Output};
 
 /// Levels whose acceptance is kept apart.
@@ -42,7 +41,7 @@ impl Default for Level {
     }
 }
 
-/// Chooses what the draft model does, and learns from what became of it.
+/// Controls the draft depth from measured acceptance rates and step times.
 #[derive(Debug, Default)]
 pub(crate) struct DepthControl {
     /// Levels that it may propose; 0 if there is no draft model.
@@ -71,7 +70,7 @@ impl DepthControl {
         self.most > 0
     }
 
-    /// Learns the times of a step.
+    /// Updates the drafting times by those of a step.
     pub(crate) fn observe_step(&mut self, batch: &Batch, output: &Output) {
         let rows = output.proposals.len() as u32;
         let levels = batch.rows.iter().map(|row| row.draft_depth).max().unwrap_or(0);
@@ -87,13 +86,13 @@ impl DepthControl {
         }
     }
 
-    /// Learns how many outputs a request had.
+    /// Updates the expected outputs of a request by those of one that ended.
     pub(crate) fn observe_end(&mut self, outputs: u32) {
         let before = if self.outputs == 0.0 { f64::from(outputs) } else { self.outputs };
         self.outputs = before + (f64::from(outputs) - before) * WEIGHT;
     }
 
-    /// Learns that of `depth` levels the first `accepted` were accepted.
+    /// Updates the acceptance rates: of `depth` levels the first `accepted` were accepted.
     pub(crate) fn observe_drafts(&mut self, depth: usize, accepted: usize) {
         let tested = accepted + usize::from(accepted < depth);
         for (level, Level(rate)) in self.levels.iter_mut().enumerate().take(tested) {
@@ -150,9 +149,9 @@ impl DepthControl {
         };
     }
 
-    /// Writes into a row of the step what it shall do with it. While drafting does not pay, it runs no
-    /// decode rows.
-    pub(crate) fn ask(&self, sequence: &Sequence, row: &mut BatchRow) {
+    /// Sets `draft_depth` and `feeds_draft` of one batch row. While drafting does not pay, the draft
+    /// model runs no decode rows.
+    pub(crate) fn plan_row(&self, sequence: &Sequence, row: &mut BatchRow) {
         let most = sequence.cold.params.max_drafts.unwrap_or(u32::MAX);
         let follows = sequence.cold.followed == Some(true);
         row.feeds_draft = follows && (row.kind.is_prefill() || self.chosen > 0 || self.idle == 0);

@@ -9,6 +9,8 @@ use crate::request::timings::Nanos;
 /// Tokens per step at which times are kept.
 const POINTS: [u32; 24] =
     [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 20, 24, 28, 34, 40, 48, 64, 96, 128, 192, 256, 512];
+/// Gain in tokens per second below which drafts are not worth the risk of a wrong estimate.
+pub(crate) const LEAST_GAIN: f64 = 1.01;
 /// Weight of a new observation.
 const WEIGHT: f64 = 0.15;
 /// Observations after which a point that was not seen again is forgotten: times drift with the

@@ -9,13 +9,13 @@
 //! A draft is never likelier than its parent, so what is taken is a chain's beginning or a tree's
 //! top. With one stream and cheap steps many are taken, with 64 streams or poor guesses none. *Fixed*
 //! width verifies every draft that is proposed, as recorded cases want it.
+//!
+//! Acceptance is learned from every verification.
 
 use crate::request::proposal::{Evidence, Proposal};
 use crate::scheduler::requests::Requests;
 use crate::speculation::acceptance::Acceptance;
-use crate::speculation::depth::DepthControl;
-use crate::speculation::step_times::StepTimes;
-use kvasir_exec::{Batch, Output};
+use crate::speculation::step_times::{LEAST_GAIN, StepTimes};
 
 /// How the number of drafts of a step is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,14 +35,10 @@ struct Candidate {
     probability: f32,
 }
 
-/// Chooses the drafts of each step, and learns from what became of them.
+/// Chooses the drafts that a step verifies, by their measured acceptance.
 #[derive(Debug, Default)]
 pub(crate) struct WidthControl {
-    pub(crate) width: DraftWidth,
     acceptance: Acceptance,
-    times: StepTimes,
-    /// What the executor's draft model does.
-    pub(crate) depth: DepthControl,
     candidates: Vec<Candidate>,
     /// Scratch: probability of each node of one proposal.
     nodes: Vec<f32>,
@@ -51,37 +47,11 @@ pub(crate) struct WidthControl {
 
 /// How much of a request's record a verification replaces.
 const RELIABILITY_WEIGHT: f32 = 0.1;
-/// Gain in tokens per second below which drafts are not worth the risk of a wrong estimate.
-pub(crate) const LEAST_GAIN: f64 = 1.01;
 
 impl WidthControl {
-    /// Learns the device times of a step, of the target and of a draft model behind it.
-    pub(crate) fn observe_step(&mut self, batch: &Batch, output: &Output) {
-        if batch.rows.iter().all(|row| !row.kind.is_prefill()) {
-            self.times.observe(batch.tokens.len() as u32, output.device_ns);
-        }
-        if self.depth.has_model() {
-            self.depth.observe_step(batch, output);
-        }
-    }
-
-    /// What the executor's draft model does, and the times by which it is chosen: none at fixed width.
-    pub(crate) fn drafting(&mut self) -> (&mut DepthControl, Option<&StepTimes>) {
-        (&mut self.depth, (self.width == DraftWidth::Adaptive).then_some(&self.times))
-    }
-
-    /// Learns from a verified proposal of `depth` levels of which the nodes `accepted`, numbered from
-    /// 1, were accepted. `reliability` is the request's own record.
-    pub(crate) fn observe_drafts(
-        &mut self,
-        drafts: &Proposal,
-        depth: usize,
-        accepted: &[u32],
-        reliability: &mut f32,
-    ) {
-        if self.depth.has_model() {
-            self.depth.observe_drafts(depth, accepted.len());
-        }
+    /// Updates the acceptance rates by a verified proposal, of which the nodes `accepted`, numbered
+    /// from 1, were accepted. `reliability` is the request's own record.
+    pub(crate) fn observe_drafts(&mut self, drafts: &Proposal, accepted: &[u32], reliability: &mut f32) {
         let mut expected = 0.0;
         self.probabilities(drafts, 1.0);
         for (i, evidence) in drafts.evidence.iter().enumerate() {
@@ -112,8 +82,8 @@ impl WidthControl {
 
     /// Drops the drafts that the next step is faster without. Linear in the running sequences, and
     /// `n log n` in their drafts.
-    pub(crate) fn choose(&mut self, requests: &mut Requests) {
-        if self.width == DraftWidth::Fixed || !requests.has_any_drafts() {
+    pub(crate) fn choose(&mut self, requests: &mut Requests, times: &StepTimes) {
+        if !requests.has_any_drafts() {
             return;
         }
         let mut candidates = std::mem::take(&mut self.candidates);
@@ -140,7 +110,7 @@ impl WidthControl {
             let order = b.probability.total_cmp(&a.probability);
             order.then(a.entry.cmp(&b.entry)).then(a.draft.cmp(&b.draft))
         });
-        let taken = self.most_per_second(rows, &candidates);
+        let taken = most_per_second(times, rows, &candidates);
         let (taken, dropped) = candidates.split_at_mut(taken);
         if !dropped.is_empty() {
             taken.sort_unstable_by_key(|one| (one.entry, one.draft));
@@ -156,24 +126,24 @@ impl WidthControl {
         }
         self.candidates = candidates;
     }
+}
 
-    /// How many of the candidates, the likeliest first, give the most expected tokens per second.
-    fn most_per_second(&self, rows: u32, candidates: &[Candidate]) -> usize {
-        // Without a measured time of the plain step, there is nothing to compare drafts with.
-        let Some(plain) = self.times.predict(rows).filter(|_| self.times.is_known(rows)) else { return 0 };
-        let (mut best, mut most) = (0, f64::from(rows) / plain * LEAST_GAIN);
-        let room = self.times.explored().saturating_sub(rows) as usize;
-        let mut tokens = f64::from(rows);
-        for (n, candidate) in candidates.iter().enumerate().take(room) {
-            tokens += f64::from(candidate.probability);
-            let Some(time) = self.times.predict(rows + n as u32 + 1) else { continue };
-            let speed = tokens / time.max(plain);
-            if speed > most {
-                (best, most) = (n + 1, speed);
-            }
+/// How many of the candidates, the likeliest first, give the most expected tokens per second.
+fn most_per_second(times: &StepTimes, rows: u32, candidates: &[Candidate]) -> usize {
+    // Without a measured time of the plain step, there is nothing to compare drafts with.
+    let Some(plain) = times.predict(rows).filter(|_| times.is_known(rows)) else { return 0 };
+    let (mut best, mut most) = (0, f64::from(rows) / plain * LEAST_GAIN);
+    let room = times.explored().saturating_sub(rows) as usize;
+    let mut tokens = f64::from(rows);
+    for (n, candidate) in candidates.iter().enumerate().take(room) {
+        tokens += f64::from(candidate.probability);
+        let Some(time) = times.predict(rows + n as u32 + 1) else { continue };
+        let speed = tokens / time.max(plain);
+        if speed > most {
+            (best, most) = (n + 1, speed);
         }
-        best
     }
+    best
 }
 
 #[cfg(test)]
@@ -186,34 +156,34 @@ mod tests {
         probabilities.iter().zip(0..).map(one).collect()
     }
 
-    fn measured(time: impl Fn(u32) -> u64) -> WidthControl {
-        let mut control = WidthControl { width: DraftWidth::Adaptive, ..WidthControl::default() };
+    fn measured(time: impl Fn(u32) -> u64) -> StepTimes {
+        let mut times = StepTimes::default();
         for tokens in 1..120 {
-            (0..5).for_each(|_| control.times.observe(tokens, time(tokens)));
+            (0..5).for_each(|_| times.observe(tokens, time(tokens)));
         }
-        control
+        times
     }
 
     #[test]
     fn drafts_are_taken_while_they_pay() {
         // Free up to 8 tokens, then linear.
-        let control = measured(|tokens| 1000 + u64::from(tokens.saturating_sub(8)) * 500);
+        let times = measured(|tokens| 1000 + u64::from(tokens.saturating_sub(8)) * 500);
         let sure: Vec<f32> = (1..=16).map(|i| 0.9f32.powi(i)).collect();
-        assert_eq!(control.most_per_second(1, &candidates(&sure)), 7);
-        assert_eq!(control.most_per_second(1, &candidates(&[0.02; 16])), 7, "what is free is taken");
+        assert_eq!(most_per_second(&times, 1, &candidates(&sure)), 7);
+        assert_eq!(most_per_second(&times, 1, &candidates(&[0.02; 16])), 7, "what is free is taken");
         // A step costs what its tokens cost: only drafts that are surer than the average pay.
-        let control = measured(|tokens| 200 + 800 * u64::from(tokens));
-        assert_eq!(control.most_per_second(1, &candidates(&[0.5, 0.25])), 0);
-        assert_eq!(control.most_per_second(64, &candidates(&[0.9; 20])), 0);
-        assert_eq!(control.most_per_second(1, &candidates(&[0.99; 4])), 4);
+        let times = measured(|tokens| 200 + 800 * u64::from(tokens));
+        assert_eq!(most_per_second(&times, 1, &candidates(&[0.5, 0.25])), 0);
+        assert_eq!(most_per_second(&times, 64, &candidates(&[0.9; 20])), 0);
+        assert_eq!(most_per_second(&times, 1, &candidates(&[0.99; 4])), 4);
     }
 
     #[test]
     fn nothing_is_drafted_before_plain_steps_are_measured() {
-        let mut control = WidthControl::default();
-        assert_eq!(control.most_per_second(1, &candidates(&[0.9; 4])), 0);
-        control.times.observe(1, 1000);
-        assert_eq!(control.most_per_second(1, &candidates(&[0.9; 4])), 2, "a little more than was measured");
+        let mut times = StepTimes::default();
+        assert_eq!(most_per_second(&times, 1, &candidates(&[0.9; 4])), 0);
+        times.observe(1, 1000);
+        assert_eq!(most_per_second(&times, 1, &candidates(&[0.9; 4])), 2, "a little more than was measured");
     }
 
     #[test]
@@ -224,7 +194,7 @@ mod tests {
         let mut reliability = 1.0;
         control.probabilities(&drafts, reliability);
         let before = control.nodes[1];
-        (0..30).for_each(|_| control.observe_drafts(&drafts, 3, &[], &mut reliability));
+        (0..30).for_each(|_| control.observe_drafts(&drafts, &[], &mut reliability));
         control.probabilities(&drafts, reliability);
         assert!(control.nodes[1] < before / 4.0 && reliability < 0.2, "{} {reliability}", control.nodes[1]);
     }

@@ -18,8 +18,8 @@ use crate::request::sequence::{Sequence, SlotCopies, Status};
 use crate::request::stop;
 use crate::request::timings::Nanos;
 use crate::scheduler::state::SchedulerState;
-use crate::speculation::statistics::{DraftStats, depth};
-use crate::speculation::width::WidthControl;
+use crate::speculation::control::Speculation;
+use crate::speculation::statistics::depth;
 use kvasir_exec::{BatchRow, NO_TOKEN, RowKind, Step, StepError};
 use kvasir_kv::{StepId, Token};
 
@@ -81,17 +81,9 @@ pub(crate) struct StepCommitter {
     accepted: Vec<u32>,
     /// Draft nodes at which the outputs of one row were sampled; empty for a row without drafts.
     path: Vec<u32>,
-    stats: DraftStats,
-    /// Learns which drafts pay.
-    pub(crate) width: WidthControl,
 }
 
 impl StepCommitter {
-    /// Draft acceptance statistics.
-    pub(crate) fn stats(&self) -> &DraftStats {
-        &self.stats
-    }
-
     /// Retires a step that has run, before its tokens are known.
     pub(crate) fn retire_early(&mut self, state: &mut SchedulerState, step: &Step) {
         if !self.retire(state, step) {
@@ -120,7 +112,7 @@ impl StepCommitter {
     /// Commits the results of a step, or fails its sequences.
     pub(crate) fn postprocess(
         &mut self,
-        state: &mut SchedulerState,
+        (state, speculation): (&mut SchedulerState, &mut Speculation),
         step: &Step,
         result: &Result<(), StepError>,
         now: Nanos,
@@ -131,7 +123,7 @@ impl StepCommitter {
         for (i, row) in step.batch.rows.iter().enumerate() {
             let token = if result.is_ok() { step.output.only_token(i) } else { None };
             if !token.is_some_and(|token| commit_decode(state, row, token, step.batch.step, now)) {
-                self.end_row(state, i, row, step, result, now);
+                self.end_row((state, speculation), i, row, step, result, now);
             }
         }
         if let Err(error) = result {
@@ -144,7 +136,7 @@ impl StepCommitter {
     /// in flight.
     fn end_row(
         &mut self,
-        state: &mut SchedulerState,
+        (state, speculation): (&mut SchedulerState, &mut Speculation),
         i: usize,
         row: &BatchRow,
         step: &Step,
@@ -160,7 +152,7 @@ impl StepCommitter {
         }
         sequence.in_flight -= u32::from(row.samples());
         match result {
-            Ok(()) => self.commit_row(state, entry, i, step, now),
+            Ok(()) => self.commit_row((state, speculation), entry, i, step, now),
             Err(error) => fail_row(state, entry, row, error, now),
         }
         state.requests.release_row(entry);
@@ -169,7 +161,14 @@ impl StepCommitter {
     /// Commits row `i` of a successful step: K/V progress, prompt log-probabilities, hidden state,
     /// sampled or verified tokens, stop rule, prefix publishing. A missing output fails the
     /// request.
-    fn commit_row(&mut self, state: &mut SchedulerState, entry: u32, i: usize, step: &Step, now: Nanos) {
+    fn commit_row(
+        &mut self,
+        (state, speculation): (&mut SchedulerState, &mut Speculation),
+        entry: u32,
+        i: usize,
+        step: &Step,
+        now: Nanos,
+    ) {
         let Some(row) = step.batch.rows.get(i) else { return };
         let sequence = &mut state.requests[entry];
         let owns = sequence.cache == Some(row.seq);
@@ -210,11 +209,11 @@ impl StepCommitter {
         self.path.clear();
         if row.drafts.count == 0 {
             sequence.append(sampled);
-        } else if !self.verify(state, entry, (i, row), step, sampled) {
+        } else if !self.verify((state, speculation), entry, (i, row), step, sampled) {
             return state.finish(entry, Finish::Failed(Fault::Internal), None, first, now);
         }
         if let Some(outputs) = commit_outputs(state, entry, first, step, (span.start, &self.path), now) {
-            self.width.depth.observe_end(outputs);
+            speculation.observe_end(outputs);
         }
         state.publish(entry, milestone);
         let newest = self.path.last().and_then(|node| sampled.get(*node as usize));
@@ -229,7 +228,7 @@ impl StepCommitter {
     /// the cache failed.
     fn verify(
         &mut self,
-        state: &mut SchedulerState,
+        (state, speculation): (&mut SchedulerState, &mut Speculation),
         entry: u32,
         (i, row): (usize, &BatchRow),
         step: &Step,
@@ -240,7 +239,7 @@ impl StepCommitter {
         self.accepted.clear();
         step.accepted(i, &mut self.accepted);
         let depth = parents.map_or(count, depth);
-        self.stats.count(count, depth, self.accepted.len());
+        speculation.count(count, depth, self.accepted.len());
         let SchedulerState { requests, kv, .. } = state;
         let sequence = &mut requests[entry];
         let cold = &mut *sequence.cold;
@@ -249,7 +248,7 @@ impl StepCommitter {
         cold.verified += 1;
         // A chain may have been cut to the outputs left.
         cold.drafts.truncate(count);
-        self.width.observe_drafts(&cold.drafts, depth, &self.accepted, &mut cold.reliability);
+        speculation.observe_drafts(&cold.drafts, depth, &self.accepted, &mut cold.reliability);
         cold.drafts.clear();
         sequence.drafts = 0;
         sequence.verifying = false;
