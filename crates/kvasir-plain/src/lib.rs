@@ -15,7 +15,6 @@
 #![forbid(unsafe_code)]
 
 mod attention;
-mod draft;
 mod executor;
 mod mask;
 mod math;
@@ -25,7 +24,7 @@ mod pool;
 mod run;
 mod weights;
 
-pub use crate::draft::{DraftSource, Drafting};
+pub use crate::executor::draft::{DraftSource, Drafting};
 pub use crate::executor::{Limits, PlainExecutor};
 pub use crate::model::{Pass, PlainModel};
 pub use crate::pool::Pool;

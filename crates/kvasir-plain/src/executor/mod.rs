@@ -3,7 +3,9 @@
 //! A step that does not fit (sizes, slots, pools, token ids) is refused before anything is written.
 //! A failed step leaves the executor usable.
 
-use crate::draft::Drafting;
+pub(crate) mod draft;
+
+use crate::executor::draft::Drafting;
 use crate::model::{Compiled, Pass, PlainModel};
 use crate::pool::Pool;
 use crate::run::{Job, Run};
