@@ -283,9 +283,10 @@ impl<F: Forward> ModelDrafter<F> {
             let (last, len) = (self.path.last().copied().unwrap_or(0), self.path.len());
             let newest = self.next[first + last as usize];
             let wanted = row.draft_depth > 0 && sampled > 0 && is_known(newest);
-            let visible = match wanted || row.drafts.count > 0 {
-                true => self.plan.visible(&target.plan, planned, last),
-                false => Visible::default(),
+            let visible = if wanted || row.drafts.count > 0 {
+                self.plan.visible(&target.plan, planned, last)
+            } else {
+                Visible::default()
             };
             match row.drafts.count {
                 0 => self.plan.copy_row(&target.plan, planned),
@@ -382,9 +383,10 @@ impl<F: Forward> ModelDrafter<F> {
             for (leaf, _) in &tree.frontier {
                 let Some(logits) = logits.next() else { break };
                 let candidates = &mut tree.candidates;
-                match self.growth.draws(top_k, draw.0) {
-                    true => self.growth.draw(*leaf, level, logits, map, draw, &mut tree.drawn, candidates),
-                    false => self.growth.expand(*leaf, level, top_k, logits, map, draw, candidates),
+                if self.growth.draws(top_k, draw.0) {
+                    self.growth.draw(*leaf, level, logits, map, draw, &mut tree.drawn, candidates)
+                } else {
+                    self.growth.expand(*leaf, level, top_k, logits, map, draw, candidates)
                 }
             }
             tree.nodes.resize(tree.candidates.len(), -1);

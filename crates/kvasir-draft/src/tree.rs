@@ -93,16 +93,15 @@ impl Growth {
         let target = |id: u32| to_target.map_or(id, |map| map.get(id as usize).copied().unwrap_or(id));
         let (sampling, position) = draw;
         let coupled = self.acceptance == Acceptance::Coupled;
-        let logits = match sampling.is_greedy() || !coupled {
-            true => logits,
-            false => {
-                let noise = Noise::at(sampling.seed, position);
-                let noisy =
-                    |(logit, id): (&f32, u32)| logit / sampling.temperature + noise.gumbel(target(id)) as f32;
-                self.scores.clear();
-                self.scores.extend(logits.iter().zip(0..).map(noisy));
-                &self.scores
-            }
+        let logits = if sampling.is_greedy() || !coupled {
+            logits
+        } else {
+            let noise = Noise::at(sampling.seed, position);
+            let noisy =
+                |(logit, id): (&f32, u32)| logit / sampling.temperature + noise.gumbel(target(id)) as f32;
+            self.scores.clear();
+            self.scores.extend(logits.iter().zip(0..).map(noisy));
+            &self.scores
         };
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let below = logits.iter().map(|logit| logit - most).filter(|below| *below > NEGLIGIBLE);

@@ -58,9 +58,10 @@ impl Forward for Recorder {
         record.copies.extend_from_slice(&step.plan.moves);
         record.passes.push(step.batch.tokens.clone());
         let is_known = |token: &Token| (*token as usize) < VOCAB;
-        match record.passes.len() < self.fails_at && step.batch.tokens.iter().all(is_known) {
-            true => Ok(()),
-            false => Err(StepError::Failed("a pass".into())),
+        if record.passes.len() < self.fails_at && step.batch.tokens.iter().all(is_known) {
+            Ok(())
+        } else {
+            Err(StepError::Failed("a pass".into()))
         }
     }
 

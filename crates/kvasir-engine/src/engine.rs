@@ -244,9 +244,10 @@ impl<E: Executor> Engine<E> {
         for observer in &mut self.observers {
             observer.scheduled(&self.core, &step);
         }
-        match self.pending.len() < self.abilities.depth.max(1) as usize {
-            true => self.submit(step)?,
-            false => self.ready = Some(step),
+        if self.pending.len() < self.abilities.depth.max(1) as usize {
+            self.submit(step)?
+        } else {
+            self.ready = Some(step)
         }
         Ok(true)
     }
@@ -352,8 +353,8 @@ impl<E: Executor> Engine<E> {
     /// Hands the proposals of the executor's draft model to their sequences. It proposes nothing for a
     /// sequence of whose context it lacks much; such a one is not followed any longer.
     fn take_proposals(&mut self, step: &Step) {
-        let asked = step.batch.rows.iter().zip(0..).filter(|(row, _)| row.draft_depth > 0);
-        for (row, i) in asked.filter(|_| step.output.draft_error.is_none()) {
+        let requested = step.batch.rows.iter().zip(0..).filter(|(row, _)| row.draft_depth > 0);
+        for (row, i) in requested.filter(|_| step.output.draft_error.is_none()) {
             if step.output.proposals.binary_search_by_key(&i, |proposed| proposed.row).is_err() {
                 self.core.unfollow(RequestId(row.request));
             }

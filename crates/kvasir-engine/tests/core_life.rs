@@ -373,13 +373,12 @@ fn watermark_stays_free_while_requests_run() {
         core.add(request(&[5; 20], 1), 0).unwrap();
         let second = core.add(request(&[6; 16], 1), 0).unwrap();
         assert!(turn(&mut core, 30));
-        match both {
-            true => assert!(core.sequence(second).is_none(), "it ran with the first, and has ended"),
-            false => {
-                assert_eq!(core.reason(second), Some(DeferReason::Reserved { needed: 16, available: 12 }));
-                // Without running sequences the watermark does not apply.
-                assert!(turn(&mut core, 31) && core.is_idle());
-            }
+        if both {
+            assert!(core.sequence(second).is_none(), "it ran with the first, and has ended")
+        } else {
+            assert_eq!(core.reason(second), Some(DeferReason::Reserved { needed: 16, available: 12 }));
+            // Without running sequences the watermark does not apply.
+            assert!(turn(&mut core, 31) && core.is_idle());
         }
     }
 }

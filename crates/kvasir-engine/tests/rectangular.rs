@@ -106,9 +106,10 @@ impl Setup {
             sharing: self.sharing,
             dummy: true,
         };
-        let cache: Box<dyn Cache> = match self.radix {
-            true => Box::new(Radix::new(blocks).unwrap()),
-            false => Box::new(Paged::new(blocks).unwrap()),
+        let cache: Box<dyn Cache> = if self.radix {
+            Box::new(Radix::new(blocks).unwrap())
+        } else {
+            Box::new(Paged::new(blocks).unwrap())
         };
         let limits = Limits {
             max_num_seqs: 32,
@@ -247,9 +248,10 @@ fn check_completions(
         }
     }
     let usage = engine.core().cache().usage();
-    match usage.available() == engine.core().cache().capacity() && usage.held + usage.leased == 0 {
-        true => Ok(()),
-        false => Err(format!("the pool does not return to its baseline: {usage:?}")),
+    if usage.available() == engine.core().cache().capacity() && usage.held + usage.leased == 0 {
+        Ok(())
+    } else {
+        Err(format!("the pool does not return to its baseline: {usage:?}"))
     }
 }
 

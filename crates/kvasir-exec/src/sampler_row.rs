@@ -305,9 +305,10 @@ impl SamplerRow {
     fn settle(&mut self, drafts: &[Token], parents: &[i32], root: usize, sampled: &[Token]) {
         let Some(sampled) = sampled.get(root..).filter(|s| !s.is_empty()) else { return };
         self.accepted.clear();
-        match parents.is_empty() {
-            true => accept::chain(drafts, sampled, &mut self.accepted),
-            false => accept::tree(drafts, parents, sampled, &mut self.accepted),
+        if parents.is_empty() {
+            accept::chain(drafts, sampled, &mut self.accepted)
+        } else {
+            accept::tree(drafts, parents, sampled, &mut self.accepted)
         }
         self.output.extend(self.accepted.iter().map(|node| drafts[*node as usize - 1]));
         let last = self.accepted.last().map_or(0, |node| *node as usize);

@@ -33,9 +33,10 @@ fn check<I: Index>(
         let expected = longest(*salt, &prompt[..prompt.len() - 1]);
         let seq = cache.open().unwrap();
         let hit = cache.attach(seq, prompt, *salt, u32::MAX, Lookup::default()).unwrap();
-        match evicted {
-            true => assert!(hit.tokens <= expected),
-            false => assert_eq!(hit.tokens, expected, "{prompt:?} of tenant {salt}"),
+        if evicted {
+            assert!(hit.tokens <= expected)
+        } else {
+            assert_eq!(hit.tokens, expected, "{prompt:?} of tenant {salt}")
         }
         let step = StepId(step as u64 + 1);
         let tokens = prompt.len() as u32 - hit.tokens;

@@ -41,10 +41,11 @@ impl Run {
 
     fn id(&self, pick: u32) -> SeqId {
         let live: Vec<_> = self.model.seqs.keys().copied().collect();
-        match pick.is_multiple_of(16) || live.is_empty() {
+        if pick.is_multiple_of(16) || live.is_empty() {
             // Sometimes a stale or foreign id.
-            true => self.ids.get(pick as usize / 16).copied().unwrap_or(SeqId::new(7, 9)),
-            false => live[pick as usize / 16 % live.len()],
+            self.ids.get(pick as usize / 16).copied().unwrap_or(SeqId::new(7, 9))
+        } else {
+            live[pick as usize / 16 % live.len()]
         }
     }
 

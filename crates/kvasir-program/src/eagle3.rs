@@ -118,9 +118,10 @@ fn feature_layers(config: Config<'_>, target: &Program) -> Result<[u32; 3]> {
         [a, b, c] => [a, b, c],
         _ => return Err(nested.bad(key, "does not name three layers")),
     };
-    match layers.iter().all(|layer| *layer < count) {
-        true => Ok(layers.map(|layer| layer as u32)),
-        false => Err(nested.bad(key, format!("names a layer beyond the target's {count}"))),
+    if layers.iter().all(|layer| *layer < count) {
+        Ok(layers.map(|layer| layer as u32))
+    } else {
+        Err(nested.bad(key, format!("names a layer beyond the target's {count}")))
     }
 }
 

@@ -70,10 +70,7 @@ proptest! {
             let entry = &mut config[place.get(&keys)];
             let keys: Vec<String> = entry.as_object().map(|o| o.keys().cloned().collect()).unwrap_or_default();
             // Half of the changes to an object go into it.
-            match keys.is_empty() || inner.index(2) == 0 {
-                true => *entry = value,
-                false => entry[inner.get(&keys)] = value,
-            }
+            if keys.is_empty() || inner.index(2) == 0 { *entry = value } else { entry[inner.get(&keys)] = value }
         }
         if let Ok(model) = Model::build(&Source::of_config(config)) {
             prop_assert!(model.target.logits().is_some());

@@ -67,12 +67,11 @@ pub fn draw(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32
 /// Processes the logits in place, then samples.
 fn draw_processed(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32 {
     process(logits, params, context);
-    match params.is_greedy() {
-        true => greedy(logits),
-        false => {
-            let logits = logits.iter().map(|logit| f64::from(*logit));
-            noisiest(logits, Noise::at(params.seed, context.position)).unwrap_or(0)
-        }
+    if params.is_greedy() {
+        greedy(logits)
+    } else {
+        let logits = logits.iter().map(|logit| f64::from(*logit));
+        noisiest(logits, Noise::at(params.seed, context.position)).unwrap_or(0)
     }
 }
 

@@ -82,9 +82,10 @@ impl Injector {
         if self.rng.happens(self.faults.refused) {
             return Err(StepError::Failed("injected: refused".into()));
         }
-        match self.rng.happens(self.faults.out_of_memory) {
-            true => Err(StepError::OutOfMemory("injected: out of memory".into())),
-            false => Ok(()),
+        if self.rng.happens(self.faults.out_of_memory) {
+            Err(StepError::OutOfMemory("injected: out of memory".into()))
+        } else {
+            Ok(())
         }
     }
 
@@ -105,9 +106,6 @@ impl Injector {
             let error = StepError::Failed("injected: failed".into());
             return StepOutcome::Failed { error, wrote: self.rng.happens(500) };
         }
-        match self.rng.happens(self.faults.late) {
-            true => StepOutcome::Late,
-            false => StepOutcome::InTime,
-        }
+        if self.rng.happens(self.faults.late) { StepOutcome::Late } else { StepOutcome::InTime }
     }
 }

@@ -63,9 +63,10 @@ impl StaticShape {
             "its queries are not the end of what it reads".into()
         })?;
         for (i, (&position, &slot)) in queries.iter().zip(slots).enumerate() {
-            let expected = match (i as u32) < planned.redirected {
-                true => 0,
-                false => table.get((position / self.block) as usize).copied().unwrap_or(0),
+            let expected = if (i as u32) < planned.redirected {
+                0
+            } else {
+                table.get((position / self.block) as usize).copied().unwrap_or(0)
             };
             let fits = slot / self.block == expected
                 && (expected == 0 || slot % self.block == position % self.block);

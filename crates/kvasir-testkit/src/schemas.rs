@@ -111,9 +111,10 @@ pub fn misfit(root: &Value, schema: &Value, value: &Value) -> Option<String> {
             let n = items.len() as u64;
             let in_bounds = schema["minItems"].as_u64().is_none_or(|low| n >= low)
                 && schema["maxItems"].as_u64().is_none_or(|high| n <= high);
-            match in_bounds {
-                false => bad("has another number of items"),
-                true => items.iter().find_map(|item| misfit(root, &schema["items"], item)),
+            if in_bounds {
+                items.iter().find_map(|item| misfit(root, &schema["items"], item))
+            } else {
+                bad("has another number of items")
             }
         }
         Value::Object(map) => {

@@ -140,15 +140,16 @@ impl Extent {
     pub(crate) fn check(self, model: &Model, tokens: usize) -> Result<(), Error> {
         let program = model.loaded.program();
         let (tokens, longest) = (tokens.min(program.max_positions) as u32, self.longest);
-        match program.prefix_salt(tokens) == program.prefix_salt(longest) {
-            true => Ok(()),
-            false => Err(Error::invalid(
+        if program.prefix_salt(tokens) == program.prefix_salt(longest) {
+            Ok(())
+        } else {
+            Err(Error::invalid(
                 "longest",
                 format!(
                     "the conversation may come to `{tokens}` tokens and its shared prefix was made for {longest}: \
                      this model rotates their rows by other angles (PrefixOptions::longest)"
                 ),
-            )),
+            ))
         }
     }
 }

@@ -98,9 +98,10 @@ fn sessions_of_every_kind_run_as_if_alone() {
 fn frozen(kvasir: &Kvasir, kv: KvType, in_parts: bool) -> SharedPrefix {
     let options = PrefixOptions { kv: Some(kv), longest: None };
     let tokens: Vec<Token> = (5..50).collect();
-    match in_parts {
-        false => kvasir.freeze(tokens, options).unwrap(),
-        true => kvasir.freeze(&tokens[..30], options).unwrap().extend(&tokens[30..]).unwrap(),
+    if in_parts {
+        kvasir.freeze(&tokens[..30], options).unwrap().extend(&tokens[30..]).unwrap()
+    } else {
+        kvasir.freeze(tokens, options).unwrap()
     }
 }
 

@@ -198,9 +198,9 @@ fn requests() -> Vec<(Vec<Token>, Params)> {
 }
 
 fn outputs(kvasir: &mut Kvasir) -> Vec<Answer> {
-    let asked: Vec<_> =
+    let requested: Vec<_> =
         requests().into_iter().map(|(prompt, params)| (Prompt::Ids(prompt), params)).collect();
-    kvasir.generate_many(asked).unwrap()
+    kvasir.generate_many(requested).unwrap()
 }
 
 /// What must not depend on drafts: tokens, log-probabilities and the reason of the end.
@@ -279,9 +279,9 @@ fn built_in_drafts(setup: &Setup) {
             let chat = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
             (Prompt::Text(chat), Params { max_tokens: 80, sampling, ..Params::default() })
         };
-        let asked =
+        let requested =
             ["What is the capital of Italy?", "Sort 9, 4, 7, 1, 8.", "What is 17 + 25?", "Who are you?"];
-        kvasir.generate_many(asked.map(ask).to_vec()).unwrap()
+        kvasir.generate_many(requested.map(ask).to_vec()).unwrap()
     };
     let plain = generate(None);
     let tokens: usize = plain.iter().map(|answer| answer.ids.len()).sum();
@@ -390,8 +390,8 @@ fn rejection_sampling_accepts_all_of_an_equal_draft_model() {
             ..Params::default()
         };
         let prompt = || kvasir::Prompt::Ids(vec![5, 6, 7, 8]);
-        let asked = (0..6).map(|seed| (prompt(), params(seed, 0.9)));
-        for answer in kvasir.generate_many(asked).unwrap() {
+        let requested = (0..6).map(|seed| (prompt(), params(seed, 0.9)));
+        for answer in kvasir.generate_many(requested).unwrap() {
             assert!(answer.drafted >= 27 && answer.accepted + 1 >= answer.drafted, "{answer:?}");
         }
         // Greedy decoding has one right token, whatever the rule.
@@ -408,14 +408,14 @@ fn rejection_sampling_keeps_the_distribution() {
     let case = paths::model("qwen3");
     let counts = |spec: Option<&Speculation>, seeds: u64| {
         let mut kvasir = engine(&case, spec, CacheKind::Radix);
-        let asked = (0..REQUESTS).map(|seed| {
+        let requested = (0..REQUESTS).map(|seed| {
             let sampling = Sampling { temperature: 1.0, top_k: 6, seed: seeds + seed, ..Sampling::default() };
             let params = Params { max_tokens: 4, ignore_eos: true, sampling, ..Params::default() };
             (kvasir::Prompt::Ids(vec![5, 6, 7, 8, 9, 10, 11, 12]), params)
         });
         let mut counts = std::collections::HashMap::new();
         let (mut drafted, mut accepted) = (0, 0);
-        for answer in kvasir.generate_many(asked).unwrap() {
+        for answer in kvasir.generate_many(requested).unwrap() {
             *counts.entry((answer.ids[1], answer.ids[2])).or_insert(0.0) += 1.0;
             drafted += answer.drafted;
             accepted += answer.accepted;

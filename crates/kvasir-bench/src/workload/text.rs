@@ -57,10 +57,7 @@ impl Answer {
     /// Output token `index`.
     pub fn token(self, index: u32) -> Token {
         let length = (self.0 >> LENGTH_AT) as u32;
-        match length > 0 && index + 1 >= length {
-            true => EOS,
-            false => token(!(self.0 & ((1 << LENGTH_AT) - 1)), index),
-        }
+        if length > 0 && index + 1 >= length { EOS } else { token(!(self.0 & ((1 << LENGTH_AT) - 1)), index) }
     }
 }
 

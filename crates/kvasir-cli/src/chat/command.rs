@@ -48,9 +48,8 @@ impl Command {
         let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim();
         let text = (!rest.is_empty()).then(|| rest.to_owned());
-        let none = |command: Self| match rest.is_empty() {
-            true => Ok(command),
-            false => Err(format!("{name} takes no argument")),
+        let none = |command: Self| {
+            if rest.is_empty() { Ok(command) } else { Err(format!("{name} takes no argument")) }
         };
         let number = |default: usize| match rest {
             "" => Ok(default),

@@ -170,9 +170,10 @@ impl<W: Words> Highlighter for Rules<W> {
 
 impl<W: Words> Validator for Rules<W> {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
-        Ok(match self.0.is_continued(context.input()) {
-            true => ValidationResult::Incomplete,
-            false => ValidationResult::Valid(None),
+        Ok(if self.0.is_continued(context.input()) {
+            ValidationResult::Incomplete
+        } else {
+            ValidationResult::Valid(None)
         })
     }
 }

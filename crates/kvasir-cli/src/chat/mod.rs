@@ -137,14 +137,15 @@ impl Chat {
             None
         };
         while let Some(text) = self.listen("› ")? {
-            let done = match is_command(&text) {
-                true => match Command::parse(&text) {
+            let done = if is_command(&text) {
+                match Command::parse(&text) {
                     Ok(Command::Quit) => break,
-                    Ok(command) => self.obey(command),
-                    Err(why) => Ok(Err(why)),
-                },
-                false => self.ask(&text),
-            }?;
+                    Ok(command) => self.obey(command)?,
+                    Err(why) => Err(why),
+                }
+            } else {
+                self.ask(&text)?
+            };
             if let Err(why) = done {
                 self.failed = true;
                 self.screen.wrong(&why);
@@ -366,12 +367,12 @@ impl Chat {
 
     fn list_branches(&self) {
         let (here, branches) = self.conversation.overview();
-        for (number, (asked, last)) in (1..).zip(branches) {
+        for (number, (count, last)) in (1..).zip(branches) {
             let mark = if number == here { "→" } else { " " };
             let last =
-                if asked > 0 { format!(", the last “{}”", first_line(&last)) } else { String::new() };
+                if count > 0 { format!(", the last “{}”", first_line(&last)) } else { String::new() };
             self.screen
-                .entry(&format!("{mark} {number}"), &format!("{}{last}", plural(asked as u64, "question")));
+                .entry(&format!("{mark} {number}"), &format!("{}{last}", plural(count as u64, "question")));
         }
     }
 

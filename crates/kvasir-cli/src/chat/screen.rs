@@ -42,9 +42,10 @@ impl Look {
     }
 
     fn paint(self, text: &str, colors: bool) -> String {
-        match colors && !matches!(self, Self::Plain) {
-            true => format!("{}{text}\x1b[0m", self.codes()),
-            false => text.to_owned(),
+        if colors && !matches!(self, Self::Plain) {
+            format!("{}{text}\x1b[0m", self.codes())
+        } else {
+            text.to_owned()
         }
     }
 }
@@ -99,9 +100,10 @@ impl Screen {
     /// Writes a note, wrapped at words to the terminal's width.
     pub(super) fn note(&self, text: &str) {
         for line in text.split('\n') {
-            match columns(line) < self.width() {
-                true => self.err(line, Look::Dim),
-                false => self.err(&wrapped(line, self.width() - 1).join("\n"), Look::Dim),
+            if columns(line) < self.width() {
+                self.err(line, Look::Dim)
+            } else {
+                self.err(&wrapped(line, self.width() - 1).join("\n"), Look::Dim)
             }
             self.err("\n", Look::Plain);
         }

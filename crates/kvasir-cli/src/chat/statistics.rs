@@ -21,9 +21,8 @@ fn rate(tokens: u64, decode_time: Duration) -> Option<f64> {
 }
 
 fn say_rate(rate: Option<f64>) -> String {
-    rate.map_or_else(String::new, |rate| match rate < 10.0 {
-        true => format!(" · {rate:.1} tok/s"),
-        false => format!(" · {rate:.0} tok/s"),
+    rate.map_or_else(String::new, |rate| {
+        if rate < 10.0 { format!(" · {rate:.1} tok/s") } else { format!(" · {rate:.0} tok/s") }
     })
 }
 

@@ -51,9 +51,10 @@ impl Args {
             cgroup: Path::new("/sys/fs/cgroup"),
             measure: !self.quick,
         });
-        match self.json {
-            true => println!("{}", serde_json::to_string(&report).map_err(Failure::failed)?),
-            false => print!("{report}"),
+        if self.json {
+            println!("{}", serde_json::to_string(&report).map_err(Failure::failed)?)
+        } else {
+            print!("{report}")
         }
         Ok(if report.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

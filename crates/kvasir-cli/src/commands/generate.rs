@@ -129,18 +129,17 @@ impl Args {
             Finish::Refused(refusal) => return Err(Failure::usage(refusal)),
             _ => {}
         }
-        match self.json {
-            true => {
-                let mut json = json_of(&answer, loaded, self.logprobs.is_some());
-                if speculates {
-                    json["speculation"] = json!({"drafted": answer.drafted, "accepted": answer.accepted});
-                }
-                if let Some(rounds) = rounds {
-                    json["speculation"]["rounds"] = rounds.take().iter().map(round).collect();
-                }
-                println!("{json}");
+        if self.json {
+            let mut json = json_of(&answer, loaded, self.logprobs.is_some());
+            if speculates {
+                json["speculation"] = json!({"drafted": answer.drafted, "accepted": answer.accepted});
             }
-            false => println!(),
+            if let Some(rounds) = rounds {
+                json["speculation"]["rounds"] = rounds.take().iter().map(round).collect();
+            }
+            println!("{json}");
+        } else {
+            println!()
         }
         if !self.json && answer.text.is_some_and(|text| text.is_empty()) {
             eprintln!("kvasir: {}", why_empty(answer.reason, answer.ids.len()));
@@ -163,10 +162,8 @@ impl Args {
         if self.json {
             return Ok(());
         }
-        let text = match words {
-            true => piece.text.clone(),
-            false => piece.ids.iter().map(|id| format!("{id} ")).collect(),
-        };
+        let text =
+            if words { piece.text.clone() } else { piece.ids.iter().map(|id| format!("{id} ")).collect() };
         let mut out = std::io::stdout().lock();
         out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::failed)
     }

@@ -17,9 +17,10 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let inspection = Inspection::of(&self.which.open()?);
-        match self.json {
-            true => println!("{}", serde_json::to_string(&inspection).map_err(Failure::failed)?),
-            false => print!("{inspection}"),
+        if self.json {
+            println!("{}", serde_json::to_string(&inspection).map_err(Failure::failed)?)
+        } else {
+            print!("{inspection}")
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -36,9 +36,10 @@ impl Args {
         self.model.refuse_generation()?;
         let rows = self.model.load()?.logits(&self.prompt_ids, self.all)?;
         if self.json {
-            let text = match self.all {
-                true => serde_json::to_string(&Answer { logits: &rows }),
-                false => serde_json::to_string(&Answer { logits: &rows.last() }),
+            let text = if self.all {
+                serde_json::to_string(&Answer { logits: &rows })
+            } else {
+                serde_json::to_string(&Answer { logits: &rows.last() })
             };
             println!("{}", text.map_err(Failure::failed)?);
         } else {

@@ -32,11 +32,10 @@ impl Models {
             models.extend(CachedModel::of_folder(folder)?);
         }
         let described = models.into_iter().map(|model| {
-            let card = match model.is_partial {
-                true => Err("not all of it is here; `kvasir pull` fetches the rest".to_owned()),
-                false => OpenedModel::open(&model.path)
-                    .map(|opened| ModelCard::of(&opened))
-                    .map_err(|e| e.to_string()),
+            let card = if model.is_partial {
+                Err("not all of it is here; `kvasir pull` fetches the rest".to_owned())
+            } else {
+                OpenedModel::open(&model.path).map(|opened| ModelCard::of(&opened)).map_err(|e| e.to_string())
             };
             (model.name, Some(model.path), card)
         });

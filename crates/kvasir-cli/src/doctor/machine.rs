@@ -26,9 +26,10 @@ pub(crate) fn threads() -> Check {
     let allowed = thread::available_parallelism().map_or(1, usize::from);
     let used = ThreadPool::of_machine().len();
     let found = format!("{used} used by the cpu backend, {allowed} that this process may run on");
-    let check = match used > allowed {
-        true => Check::warn("threads", found).advise(format!("give --threads {allowed}")),
-        false => Check::ok("threads", found),
+    let check = if used > allowed {
+        Check::warn("threads", found).advise(format!("give --threads {allowed}"))
+    } else {
+        Check::ok("threads", found)
     };
     check.value("used", used).value("allowed", allowed)
 }
@@ -122,10 +123,11 @@ pub(crate) fn open_files(proc: &Path) -> Option<Check> {
         return Some(Check::ok("files", format!("{soft} may be open")));
     };
     let found = format!("{files} may be open");
-    let check = match files < FILES {
-        true => Check::warn("files", found)
-            .advise(format!("raise it with `ulimit -n {FILES}`, or give a lower --max-connections")),
-        false => Check::ok("files", found),
+    let check = if files < FILES {
+        Check::warn("files", found)
+            .advise(format!("raise it with `ulimit -n {FILES}`, or give a lower --max-connections"))
+    } else {
+        Check::ok("files", found)
     };
     Some(check.value("limit", files))
 }

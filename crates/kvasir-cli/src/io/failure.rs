@@ -55,9 +55,8 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             // Control characters are escaped, so the message stays one line.
-            Self::Usage(why) | Self::Failed(why) => why.chars().try_for_each(|c| match c.is_control() {
-                true => write!(f, "{}", c.escape_default()),
-                false => f.write_char(c),
+            Self::Usage(why) | Self::Failed(why) => why.chars().try_for_each(|c| {
+                if c.is_control() { write!(f, "{}", c.escape_default()) } else { f.write_char(c) }
             }),
         }
     }

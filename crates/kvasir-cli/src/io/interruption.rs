@@ -47,10 +47,7 @@ struct Stopping<W> {
 
 impl<W: Write> Write for Stopping<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.interruption.has_come() {
-            true => Err(io::Error::other("interrupted")),
-            false => self.to.write(bytes),
-        }
+        if self.interruption.has_come() { Err(io::Error::other("interrupted")) } else { self.to.write(bytes) }
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -105,11 +105,10 @@ const BYTES_PER_ELEMENT: Bounds = Bounds { unit: "bytes per element", least: 0.2
 impl MachineFile {
     fn machine(self, name: String, weights: Option<WeightType>) -> Result<Machine, String> {
         let source = self.source.map_or(Source::User, |source| Source::Published(source.leak()));
-        let figure = |what: &str, value: f64, Bounds { unit, least, most }: Bounds| match (least..=most)
-            .contains(&value)
-        {
-            true => Ok(Figure { value, source }),
-            false => {
+        let figure = |what: &str, value: f64, Bounds { unit, least, most }: Bounds| {
+            if (least..=most).contains(&value) {
+                Ok(Figure { value, source })
+            } else {
                 let [value, least, most] = [value, least, most].map(short);
                 Err(format!("`{what}` is {value}; it is in {unit}, from {least} to {most}"))
             }

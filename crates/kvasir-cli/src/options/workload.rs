@@ -141,8 +141,9 @@ impl WorkloadArgs {
 }
 
 fn within(name: &str, value: f64, low: f64, high: f64) -> Result<f64, Failure> {
-    match (low..=high).contains(&value) {
-        true => Ok(value),
-        false => Err(Failure::usage(format!("--{name} {value} is not between {low} and {high}"))),
+    if (low..=high).contains(&value) {
+        Ok(value)
+    } else {
+        Err(Failure::usage(format!("--{name} {value} is not between {low} and {high}")))
     }
 }

@@ -85,12 +85,12 @@ fn bad_requests_get_their_error_and_nothing_else_changes() {
     let no_type = "Authorization: Bearer secret\r\n";
     assert_eq!(error("/v1/chat/completions", no_type, &hello).0, 415);
     assert_eq!(error("/v1/chat/completions", key, "{").0, 400);
-    let asked = |extra: Value| error("/v1/chat/completions", key, &chat(extra).to_string());
-    assert_eq!(asked(json!({"model": "huge"})), (404, "model".into()));
-    assert_eq!(asked(json!({"max_tokens": 0})), (400, "max_tokens".into()));
+    let requested = |extra: Value| error("/v1/chat/completions", key, &chat(extra).to_string());
+    assert_eq!(requested(json!({"model": "huge"})), (404, "model".into()));
+    assert_eq!(requested(json!({"max_tokens": 0})), (400, "max_tokens".into()));
     let long = json!([{"role": "user", "content": "word ".repeat(20_000)}]);
-    assert_eq!(asked(json!({"messages": long})), (400, "messages".into()));
-    assert_eq!(asked(json!({"temperature": 9})), (400, "temperature".into()));
+    assert_eq!(requested(json!({"messages": long})), (400, "messages".into()));
+    assert_eq!(requested(json!({"temperature": 9})), (400, "temperature".into()));
     let big = format!("{{\"x\": \"{}\"}}", "a".repeat(33 << 20));
     assert_eq!(error("/v1/chat/completions", key, &big).0, 413);
     let (status, text) = server.send("POST", "/v1/chat/completions", key, &hello);
@@ -177,8 +177,8 @@ fn a_last_assistant_message_is_continued() {
         let text = text["prompt"].as_str().unwrap();
         assert!(text.ends_with(&format!("<|im_start|>assistant\n{begun}")), "{begun}: {text}");
         // The chat has the same prompt.
-        let asked = json!({"messages": messages, "continue_final_message": true, "max_tokens": 1});
-        let (_, answer) = server.post("/v1/chat/completions", &chat(asked));
+        let requested = json!({"messages": messages, "continue_final_message": true, "max_tokens": 1});
+        let (_, answer) = server.post("/v1/chat/completions", &chat(requested));
         assert_eq!(answer["usage"]["prompt_tokens"], ids["count"], "{answer}");
     }
 }
@@ -231,8 +231,9 @@ fn answers_fit_the_requested_response_format() {
     let schema = json!({"type": "object", "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 31}, "minItems": 2, "maxItems": 2}}, "required": ["unit", "days"], "additionalProperties": false});
     let format =
         json!({"type": "json_schema", "json_schema": {"name": "w", "strict": true, "schema": schema}});
-    let asked = chat(json!({"max_tokens": 800, "temperature": 1.0, "seed": 3, "response_format": format}));
-    let (_, answer) = server.post("/v1/chat/completions", &asked);
+    let requested =
+        chat(json!({"max_tokens": 800, "temperature": 1.0, "seed": 3, "response_format": format}));
+    let (_, answer) = server.post("/v1/chat/completions", &requested);
     let choice = &answer["choices"][0];
     // Reasoning comes first and is not part of the content.
     let content: Value = serde_json::from_str(choice["message"]["content"].as_str().unwrap()).unwrap();
@@ -340,7 +341,7 @@ fn a_prompt_can_be_scored() {
 #[test]
 fn logprobs_leave_out_stop_text() {
     let server = Server::start("stops", &[]);
-    let asked = |extra: Value| {
+    let requested = |extra: Value| {
         let mut body = chat(json!({"logprobs": true, "ignore_eos": true, "max_tokens": 24}));
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         body
@@ -353,7 +354,7 @@ fn logprobs_leave_out_stop_text() {
         (part["content"].as_str().unwrap_or_default().to_owned(), bytes)
     };
     let whole = |extra: Value| {
-        let (_, answer) = server.post(CHAT, &asked(extra));
+        let (_, answer) = server.post(CHAT, &requested(extra));
         read(&answer["choices"][0]["message"], &answer["choices"][0]["logprobs"])
     };
     let (text, tokens) = whole(json!({}));
@@ -369,13 +370,13 @@ fn logprobs_leave_out_stop_text() {
         assert!(tokens.starts_with(&told) && lossy(&told).starts_with(want), "{stop:?}: {told:?}");
         assert!(lossy(&told).len() < want.len() + 8, "{stop:?}: {told:?}");
         // Beside ids there are as many.
-        let (_, answer) = server.post(CHAT, &asked(json!({"stop": &stop, "return_token_ids": true})));
+        let (_, answer) = server.post(CHAT, &requested(json!({"stop": &stop, "return_token_ids": true})));
         let choice = &answer["choices"][0];
         let lists = [&choice["token_ids"], &choice["logprobs"]["content"]];
         let [ids, entries] = lists.map(|list| list.as_array().unwrap().len());
         assert_eq!(ids, entries, "{stop:?}");
         let mut streamed = (String::new(), Vec::new());
-        for event in server.events(CHAT, &asked(json!({"stop": &stop, "stream": true}))) {
+        for event in server.events(CHAT, &requested(json!({"stop": &stop, "stream": true}))) {
             let (text, bytes) = read(&event["choices"][0]["delta"], &event["choices"][0]["logprobs"]);
             streamed.0 += &text;
             streamed.1.extend(bytes);

@@ -108,8 +108,8 @@ fn keys_share_the_server_fairly() {
         // The last one runs for longer than the test can take.
         let mut long = server.connect();
         let body = json!({"prompt": vec![7; 600], "max_tokens": 400, "ignore_eos": true}).to_string();
-        let asked = head(COMPLETIONS, &key("much"), body.len()) + &body;
-        long.write_all(asked.as_bytes()).unwrap();
+        let requested = head(COMPLETIONS, &key("much"), body.len()) + &body;
+        long.write_all(requested.as_bytes()).unwrap();
         waiting(6.0);
         let little = scope.spawn(|| ask("little", 1));
         waiting(7.0);

@@ -39,10 +39,8 @@ impl Answer {
         let text = String::from_utf8(bytes).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
         let head = head.to_lowercase();
-        let body = match head.contains("transfer-encoding: chunked") {
-            true => unchunked(body),
-            false => body.to_owned(),
-        };
+        let body =
+            if head.contains("transfer-encoding: chunked") { unchunked(body) } else { body.to_owned() };
         Self { status: head.split(' ').nth(1).unwrap().parse().unwrap(), head, body }
     }
 

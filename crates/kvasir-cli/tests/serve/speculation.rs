@@ -55,10 +55,7 @@ fn predicted_outputs_are_accepted_and_change_no_text() {
             assert!(accepted < tokens, "{accepted} of {tokens}");
             accepted
         };
-        let own = match text == STORY[0] {
-            true => salted(0, json!({})),
-            false => 0,
-        };
+        let own = if text == STORY[0] { salted(0, json!({})) } else { 0 };
         let prediction = json!({"prediction": {"type": "content", "content": predicted}});
         assert!(salted(1, prediction) > own, "{own} without it: {text}");
     }

@@ -95,9 +95,10 @@ pub(crate) fn run_page_allocator(case: &Case) -> Result<Outcome, CaseError> {
                 let end = fresh.checked_add(pages * page).filter(|_| pages as usize <= used.len());
                 let end = end.ok_or_else(none)?;
                 let from_last = op.get("indices").and_then(Value::as_str) == Some("of_last_take");
-                let table: Vec<BlockId> = match from_last {
-                    true => taken.iter().copied().take(pages as usize).collect(),
-                    false => (0..pages).collect(),
+                let table: Vec<BlockId> = if from_last {
+                    taken.iter().copied().take(pages as usize).collect()
+                } else {
+                    (0..pages).collect()
                 };
                 if table.iter().any(|&id| used.get(id as usize) != Some(&true)) {
                     return Err(none());

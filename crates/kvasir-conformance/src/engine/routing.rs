@@ -35,9 +35,8 @@ fn balance(case: &Case) -> Result<Outcome, String> {
     let rank = |request: &Value| request["rank"].as_u64().map(|rank| rank as usize);
     let sizes_and_ranks: Vec<_> = requests.iter().map(|request| (size(request), rank(request))).collect();
     let gone = given["fail_rank"].as_u64();
-    let sent = router.send_all(&sizes_and_ranks, |_, charge| match gone == Some(charge.replica() as u64) {
-        true => Err(()),
-        false => Ok(()),
+    let sent = router.send_all(&sizes_and_ranks, |_, charge| {
+        if gone == Some(charge.replica() as u64) { Err(()) } else { Ok(()) }
     });
     let (charges, error) = match sent {
         Ok((charges, failed)) => (charges, failed.is_some()),

@@ -66,9 +66,10 @@ fn complete(case: &Case, given: &Value, cache: &str, policy: &str, overlap: bool
     let budget = of("max_num_batched_tokens", 64)?;
     // A static-shape (rectangular) step always computes a whole chunk.
     let chunk_size = (budget / block_size).max(1) * block_size;
-    let chunking = match switch(config, "chunked_prefill", switch(defaults, "chunked_prefill", true)) {
-        true => Chunking::On { cap: None },
-        false => Chunking::Off,
+    let chunking = if switch(config, "chunked_prefill", switch(defaults, "chunked_prefill", true)) {
+        Chunking::On { cap: None }
+    } else {
+        Chunking::Off
     };
     let policy: Box<dyn Policy> = match policy {
         "prefill-first" => Box::new(PrefillFirst::new(chunking, 0.0)),

@@ -79,9 +79,10 @@ impl PrefixHarness {
     /// Drops a fork or a prefix handle.
     fn drop_name(&mut self, name: &str) -> Answer {
         let handle = self.pools.get_mut(name).and_then(|pool| pool.handle.take());
-        match self.forks.remove(name).is_some() || handle.is_some() {
-            true => Ok(Map::new()),
-            false => Err(format!("nothing is called {name}")),
+        if self.forks.remove(name).is_some() || handle.is_some() {
+            Ok(Map::new())
+        } else {
+            Err(format!("nothing is called {name}"))
         }
     }
 

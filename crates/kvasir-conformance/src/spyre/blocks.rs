@@ -105,9 +105,10 @@ impl BlockNames {
         own: &[BlockId],
     ) -> Result<(), Box<Mismatch>> {
         let equal = expected.len() == own.len();
-        match equal && expected.iter().zip(own).all(|(theirs, ours)| self.same(*theirs, *ours)) {
-            true => Ok(()),
-            false => Err(Box::new(Mismatch { at: at.into(), expected: json!(expected), got: json!(own) })),
+        if equal && expected.iter().zip(own).all(|(theirs, ours)| self.same(*theirs, *ours)) {
+            Ok(())
+        } else {
+            Err(Box::new(Mismatch { at: at.into(), expected: json!(expected), got: json!(own) }))
         }
     }
 
@@ -121,10 +122,7 @@ impl BlockNames {
             let ours = key.parse().ok().and_then(|id: BlockId| self.ours.get(&id));
             ours.is_some_and(|ours| have.get(&ours.to_string()) == Some(count))
         };
-        match wanted.len() == have.len() && wanted.iter().all(equal) {
-            true => Ok(()),
-            false => Err(differs()),
-        }
+        if wanted.len() == have.len() && wanted.iter().all(equal) { Ok(()) } else { Err(differs()) }
     }
 }
 

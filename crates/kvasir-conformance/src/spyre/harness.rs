@@ -111,10 +111,7 @@ impl Harness {
         }
         self.core.outbox().clear();
         self.core.recycle(step);
-        match self.watch_rows {
-            true => self.core.check_invariants(),
-            false => Ok(()),
-        }
+        if self.watch_rows { self.core.check_invariants() } else { Ok(()) }
     }
 
     fn look_at_rows(&self, step: &Step) -> Result<Vec<RanRow>, String> {

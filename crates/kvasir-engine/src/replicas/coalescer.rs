@@ -91,9 +91,10 @@ impl Coalescer {
         let grew = self.last_pending.is_none_or(|last| pending > last);
         self.stalled = if grew { 0 } else { self.stalled + 1 };
         let allowed = first || self.is_forced(replicas, local) || (all_prefillable && self.is_full(replicas));
-        match allowed {
-            true => (self.ticks_deferred, self.stalled, self.last_pending) = (0, 0, None),
-            false => (self.ticks_deferred, self.last_pending) = (self.ticks_deferred + 1, Some(pending)),
+        if allowed {
+            (self.ticks_deferred, self.stalled, self.last_pending) = (0, 0, None)
+        } else {
+            (self.ticks_deferred, self.last_pending) = (self.ticks_deferred + 1, Some(pending))
         }
         allowed
     }

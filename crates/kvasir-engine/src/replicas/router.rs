@@ -145,15 +145,16 @@ impl Router {
         let picked = picked.collect::<Result<Vec<Charge>, _>>()?;
         let (mut sent, mut failed) = (Vec::new(), None);
         for (i, charge) in picked.into_iter().enumerate() {
-            match failed.is_some() {
-                true => self.release(charge),
-                false => match send(i, &charge) {
+            if failed.is_some() {
+                self.release(charge)
+            } else {
+                match send(i, &charge) {
                     Ok(()) => sent.push(charge),
                     Err(error) => {
                         failed = Some(error);
                         self.release(charge);
                     }
-                },
+                }
             }
         }
         Ok((sent, failed))

@@ -95,10 +95,8 @@ impl Params {
     /// Validates all ranges and names the first parameter that is out of range.
     pub fn check(&self) -> Result<(), Refusal> {
         let s = &self.sampling;
-        let in_range = |ok: bool, which: Parameter| match ok {
-            true => Ok(()),
-            false => Err(Refusal::BadParameter(which)),
-        };
+        let in_range =
+            |ok: bool, which: Parameter| if ok { Ok(()) } else { Err(Refusal::BadParameter(which)) };
         in_range(s.temperature.is_finite() && s.temperature >= 0.0, Parameter::Temperature)?;
         in_range(s.top_p > 0.0 && s.top_p <= 1.0, Parameter::TopP)?;
         in_range((0.0..=1.0).contains(&s.min_p), Parameter::MinP)?;

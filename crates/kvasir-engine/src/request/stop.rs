@@ -65,10 +65,7 @@ pub(crate) fn find(outputs: &[Token], first: usize, params: &Params, context_lef
     }
     (first..outputs.len()).find_map(|i| {
         let keep = i + 1;
-        let stopped = match i >= params.min_tokens as usize {
-            true => by_token(&outputs[..keep], params),
-            false => None,
-        };
+        let stopped = if i >= params.min_tokens as usize { by_token(&outputs[..keep], params) } else { None };
         let finish = stopped.or_else(|| (keep >= cap).then(|| limit(keep, params)));
         finish.map(|finish| Stop { keep, finish })
     })
@@ -76,10 +73,7 @@ pub(crate) fn find(outputs: &[Token], first: usize, params: &Params, context_lef
 
 /// Which length limit ends a completion of `keep` outputs; `max_tokens` wins.
 fn limit(keep: usize, params: &Params) -> Finish {
-    match keep >= params.max_tokens as usize {
-        true => Finish::MaxTokens,
-        false => Finish::ModelLength,
-    }
+    if keep >= params.max_tokens as usize { Finish::MaxTokens } else { Finish::ModelLength }
 }
 
 /// The token-based stop at the last of `outputs`; length limits are checked by the caller.

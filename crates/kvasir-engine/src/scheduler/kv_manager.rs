@@ -253,9 +253,10 @@ impl KvManager {
         if self.retained.find_victims_for(&mut *self.cache, sequence.id, shortage, idle) {
             return Ok(grant);
         }
-        Err(match needed <= usage.available() {
-            true => DeferReason::Reserved { needed, available },
-            false => DeferReason::NoSlots { needed, available: usage.available() },
+        Err(if needed <= usage.available() {
+            DeferReason::Reserved { needed, available }
+        } else {
+            DeferReason::NoSlots { needed, available: usage.available() }
         })
     }
 

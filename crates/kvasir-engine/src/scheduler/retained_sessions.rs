@@ -209,9 +209,10 @@ impl RetainedSessions {
         let hit = retained.gaps.whole_blocks(same, self.block);
         let skipped = retained.gaps.before(hit);
         // The positions of a shifted context are consecutive.
-        match skipped == 0 || sequence.dropped == 0 && self.has_positions_for(sequence, skipped) {
-            true => hit,
-            false => retained.gaps.whole_blocks(retained.gaps.without(same), self.block),
+        if skipped == 0 || sequence.dropped == 0 && self.has_positions_for(sequence, skipped) {
+            hit
+        } else {
+            retained.gaps.whole_blocks(retained.gaps.without(same), self.block)
         }
     }
 

@@ -49,9 +49,10 @@ impl Cache for Flaky {
         self.inner.generation() + u64::from(self.stale)
     }
     fn open(&mut self) -> Result<SeqId, CacheError> {
-        match (self.refuses)(Operation::Sequence) {
-            true => Err(CacheError::TooManySequences),
-            false => self.inner.open(),
+        if (self.refuses)(Operation::Sequence) {
+            Err(CacheError::TooManySequences)
+        } else {
+            self.inner.open()
         }
     }
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
@@ -64,9 +65,10 @@ impl Cache for Flaky {
         self.inner.can_extend(seq, tokens)
     }
     fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
-        match upto > 0 && (self.refuses)(Operation::Preallocate) {
-            true => Err(CacheError::Full { needed: 1, available: 0 }),
-            false => self.inner.preallocate_slots(seq, upto),
+        if upto > 0 && (self.refuses)(Operation::Preallocate) {
+            Err(CacheError::Full { needed: 1, available: 0 })
+        } else {
+            self.inner.preallocate_slots(seq, upto)
         }
     }
     fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
@@ -88,9 +90,10 @@ impl Cache for Flaky {
         self.inner.next_position(seq)
     }
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
-        match (self.refuses)(Operation::Claim) {
-            true => Err(CacheError::Full { needed: 1, available: 0 }),
-            false => self.inner.claim(step, rows),
+        if (self.refuses)(Operation::Claim) {
+            Err(CacheError::Full { needed: 1, available: 0 })
+        } else {
+            self.inner.claim(step, rows)
         }
     }
     fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {

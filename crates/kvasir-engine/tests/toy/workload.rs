@@ -79,16 +79,17 @@ impl Setup {
             drafts: random.pick(&["off", "off", "chain", "tree", "suffix", "ngram"]),
             seqs: random.pick(&[1, 2, 3, 5, 8]),
             budget: if policy == "rectangular" { 400 } else { random.pick(&[8, 12, 25, 70, 400]) },
-            faults: match faulty {
-                true => Faults {
+            faults: if faulty {
+                Faults {
                     seed,
                     refused: rare(&mut random),
                     failed: rare(&mut random),
                     out_of_memory: rare(&mut random),
                     late: rare(&mut random),
                     lost: if random.chance(10) { 20 } else { 0 },
-                },
-                false => Faults::default(),
+                }
+            } else {
+                Faults::default()
             },
             flaky: if faulty && random.chance(40) { random.between(1, 15) } else { 0 },
             aborts: random.chance(30),

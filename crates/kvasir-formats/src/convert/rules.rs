@@ -101,15 +101,16 @@ impl Rules {
         let used: BTreeSet<usize> = all.filter_map(|s| self.own_of(&s)).collect();
         let unused = self.own.iter().enumerate().filter(|(i, _)| !used.contains(i));
         let unused: Vec<&str> = unused.map(|(_, own)| own.rule.as_str()).collect();
-        match unused.is_empty() {
-            true => Ok(()),
-            false => Err(Error::at(
+        if unused.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::at(
                 "--rule",
                 format!(
                     "{} matches no tensor: no convertible tensor has such a name, or earlier rules match them all",
                     unused.join(", ")
                 ),
-            )),
+            ))
         }
     }
 

@@ -29,9 +29,10 @@ impl<'a> Watch<'a> {
     }
 
     fn tell(&self, done: u64) -> Result<()> {
-        match (self.report)(done.min(self.total), self.total) {
-            true => Ok(()),
-            false => Err(Error::at("conversion", "stopped")),
+        if (self.report)(done.min(self.total), self.total) {
+            Ok(())
+        } else {
+            Err(Error::at("conversion", "stopped"))
         }
     }
 }

@@ -34,11 +34,12 @@ impl<I: Index> BlockCache<I> {
         kept.chain(self.moves.leases()).try_for_each(|block| count(block, |uses| uses.leases += 1))?;
         self.ledger.check(&uses)?;
         let usage = self.usage();
-        match u64::from(usage.free) + u64::from(usage.evictable) + u64::from(usage.leased)
+        if u64::from(usage.free) + u64::from(usage.evictable) + u64::from(usage.leased)
             <= u64::from(self.config.blocks * self.config.block_size)
         {
-            true => Ok(()),
-            false => Err(format!("{usage:?} is more than the cache has")),
+            Ok(())
+        } else {
+            Err(format!("{usage:?} is more than the cache has"))
         }
     }
 

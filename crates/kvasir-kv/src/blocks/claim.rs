@@ -173,9 +173,10 @@ impl<I: Index> BlockCache<I> {
             if std::mem::replace(&mut seq.mark, self.marks) == self.marks {
                 return Err(CacheError::BadClaim);
             }
-            let record = match row.redirected == 0 && row.tokens == 1 && seq.is_plain() {
-                true => one_token(row.seq, seq, self.size),
-                false => check_row(row, seq, self.size, &self.ledger, self.config.dummy)?,
+            let record = if row.redirected == 0 && row.tokens == 1 && seq.is_plain() {
+                one_token(row.seq, seq, self.size)
+            } else {
+                check_row(row, seq, self.size, &self.ledger, self.config.dummy)?
             };
             needed = needed.saturating_add(record.grows + u32::from(record.replaces));
             needed -= record.from_ahead;

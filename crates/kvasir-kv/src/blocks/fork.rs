@@ -140,9 +140,10 @@ impl<I: Index> BlockCache<I> {
         if ranges.iter().any(|range| overlaps(target, range).next().is_some()) {
             return Err(CacheError::CopyOverlaps);
         }
-        match target.next == 0 || source.family == target.family {
-            true => Ok(ranges),
-            false => Err(CacheError::NotInFamily),
+        if target.next == 0 || source.family == target.family {
+            Ok(ranges)
+        } else {
+            Err(CacheError::NotInFamily)
         }
     }
 
@@ -188,9 +189,10 @@ impl<I: Index> BlockCache<I> {
     pub(super) fn check_room(&self, needed: u32) -> Result<(), CacheError> {
         let available = self.ledger.available();
         let slots = |blocks: u32| blocks.saturating_mul(self.config.block_size);
-        match needed <= available {
-            true => Ok(()),
-            false => Err(CacheError::Full { needed: slots(needed), available: slots(available) }),
+        if needed <= available {
+            Ok(())
+        } else {
+            Err(CacheError::Full { needed: slots(needed), available: slots(available) })
         }
     }
 

@@ -86,9 +86,10 @@ impl<I: Index> BlockCache<I> {
             plan.write_slots.extend(redirected.map(|position| self.size.within(position)));
             self.write_slots(seq, claimed.start, end, plan);
         }
-        let read_len = match is_decode && self.extend_segments(row.seq, seq, end, open) {
-            true => end,
-            false => self.write_segments(row.seq, seq, end, open),
+        let read_len = if is_decode && self.extend_segments(row.seq, seq, end, open) {
+            end
+        } else {
+            self.write_segments(row.seq, seq, end, open)
         };
         open.plan.rows.push(PlanRow {
             seq: row.seq,

@@ -45,10 +45,7 @@ impl<I: Index> Prefix for BlockCache<I> {
         for run in runs(&self.found) {
             seq.bound = seq.bound.max(run.end);
             seq.table.extend(run.clone());
-            match hit.evictable == hit.tokens {
-                true => self.ledger.own_unused(run),
-                false => self.ledger.own_all(run),
-            }
+            if hit.evictable == hit.tokens { self.ledger.own_unused(run) } else { self.ledger.own_all(run) }
         }
         Ok(hit)
     }

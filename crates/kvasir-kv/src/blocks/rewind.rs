@@ -77,9 +77,10 @@ impl<I: Index> BlockCache<I> {
     /// Releases blocks that are no destination of a slot copy: now, or when the last step that
     /// names the sequence retires.
     fn release_all(&mut self, last_step: Option<StepId>, blocks: &[BlockId]) {
-        match last_step.is_some_and(|step| self.inflight.defer_all(step, blocks)) {
-            true => self.ledger.disown_all_later(blocks),
-            false => self.ledger.disown_all(blocks),
+        if last_step.is_some_and(|step| self.inflight.defer_all(step, blocks)) {
+            self.ledger.disown_all_later(blocks)
+        } else {
+            self.ledger.disown_all(blocks)
         }
     }
 

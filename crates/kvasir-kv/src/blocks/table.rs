@@ -76,10 +76,7 @@ impl Table {
     /// The block at `at`; panics if it does not exist.
     #[inline]
     pub(crate) fn block(&self, at: u32) -> BlockId {
-        match at + 1 == self.blocks.len() {
-            true => self.blocks.newest(),
-            false => self.blocks[at],
-        }
+        if at + 1 == self.blocks.len() { self.blocks.newest() } else { self.blocks[at] }
     }
 
     /// The last block.

@@ -112,12 +112,11 @@ impl Entries {
 
     /// The runs of consecutive positions in a range of entries: (first position, entries).
     pub(crate) fn runs(&self, entries: Range<u32>) -> impl Iterator<Item = (Position, Range<u32>)> + '_ {
-        let runs = match entries.start >= self.last.index {
-            true => std::slice::from_ref(&self.last),
-            false => {
-                let from = self.breaks.partition_point(|b| b.index <= entries.start);
-                &self.breaks[from.saturating_sub(1)..]
-            }
+        let runs = if entries.start >= self.last.index {
+            std::slice::from_ref(&self.last)
+        } else {
+            let from = self.breaks.partition_point(|b| b.index <= entries.start);
+            &self.breaks[from.saturating_sub(1)..]
         };
         let (start, stop) = (entries.start, entries.end);
         runs.iter()
@@ -186,9 +185,10 @@ impl Entries {
     /// Merges in a range of another sequence's entries; none of their positions may be owned.
     pub(crate) fn merge(&mut self, other: &Self, entries: Range<u32>) {
         let append = entries.is_empty() || self.next_position() <= other.position(entries.start);
-        let tail = match append {
-            true => Self::default(),
-            false => self.split_off(self.index_of(other.position(entries.start))),
+        let tail = if append {
+            Self::default()
+        } else {
+            self.split_off(self.index_of(other.position(entries.start)))
         };
         let mut rest = tail.iter(0..tail.len()).peekable();
         for (position, slot) in other.iter(entries) {
@@ -249,9 +249,10 @@ impl Entries {
         if self.last != self.breaks.last().copied().unwrap_or_default() {
             return Err("the last run of positions is not noted".into());
         }
-        match again.lead == self.lead && (again.first == self.first || self.len() == 0) {
-            true => Ok(()),
-            false => Err(format!("{} leading slots are consecutive, {} noted", again.lead, self.lead)),
+        if again.lead == self.lead && (again.first == self.first || self.len() == 0) {
+            Ok(())
+        } else {
+            Err(format!("{} leading slots are consecutive, {} noted", again.lead, self.lead))
         }
     }
 }

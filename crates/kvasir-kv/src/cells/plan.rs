@@ -151,9 +151,10 @@ impl Cells {
             let cut = (heap.len() as u32).clamp(split, run.end);
             let in_tail = [cut, run.end].map(|entry| entry.saturating_sub(heap.len() as u32) as usize);
             let heap = heap.get(split as usize..cut as usize).unwrap_or(&[]);
-            let placed = match split < run.end {
-                true => open.place(row.seq, entries.changes(), heap, &tail[in_tail[0]..in_tail[1]]),
-                false => Placed::default(),
+            let placed = if split < run.end {
+                open.place(row.seq, entries.changes(), heap, &tail[in_tail[0]..in_tail[1]])
+            } else {
+                Placed::default()
             };
             push_run(entries, first, run, split, placed, open.plan);
         }

@@ -152,9 +152,10 @@ impl CellTable {
             held += u32::from(owners > 0);
             leased += u32::from(owners == 0 && leases > 0);
         }
-        match (held, leased) == (self.held, self.leased) {
-            true => Ok(()),
-            false => Err(format!("{held} held, {leased} leased; counted {}, {}", self.held, self.leased)),
+        if (held, leased) == (self.held, self.leased) {
+            Ok(())
+        } else {
+            Err(format!("{held} held, {leased} leased; counted {}, {}", self.held, self.leased))
         }
     }
 }

@@ -236,9 +236,10 @@ pub trait Cache: Send {
     /// Refuses a stale plan (`StalePlan`): one whose generation is not the current one. The caller
     /// checks before it submits.
     fn check_fresh(&self, plan: &Plan) -> Result<(), CacheError> {
-        match plan.generation == self.generation() {
-            true => Ok(()),
-            false => Err(CacheError::StalePlan { plan: plan.generation, current: self.generation() }),
+        if plan.generation == self.generation() {
+            Ok(())
+        } else {
+            Err(CacheError::StalePlan { plan: plan.generation, current: self.generation() })
         }
     }
     /// Truncation, or `NoCapability`.

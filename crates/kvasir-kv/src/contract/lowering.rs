@@ -56,20 +56,18 @@ impl Lowering {
     fn push_window(&self, out: &mut Plan) {
         for stretch in self.window.chunk_by(|a, b| a.1 == b.1) {
             let Some(&(first, pool, start)) = stretch.first() else { continue };
-            let layout = match stretch.iter().zip(start..).all(|(entry, slot)| entry.2 == slot) {
-                true => Layout::Run { start },
-                false => {
-                    let at = out.table.len() as u32;
-                    out.table.make_mut().extend(stretch.iter().map(|entry| entry.2));
-                    Layout::Table { at, block: 1, offset: 0 }
-                }
+            let layout = if stretch.iter().zip(start..).all(|(entry, slot)| entry.2 == slot) {
+                Layout::Run { start }
+            } else {
+                let at = out.table.len() as u32;
+                out.table.make_mut().extend(stretch.iter().map(|entry| entry.2));
+                Layout::Table { at, block: 1, offset: 0 }
             };
-            let sparse = match stretch.iter().zip(first..).all(|(entry, position)| entry.0 == position) {
-                true => None,
-                false => {
-                    out.read_positions.extend(stretch.iter().map(|entry| entry.0));
-                    Some((out.read_positions.len() - stretch.len()) as u32)
-                }
+            let sparse = if stretch.iter().zip(first..).all(|(entry, position)| entry.0 == position) {
+                None
+            } else {
+                out.read_positions.extend(stretch.iter().map(|entry| entry.0));
+                Some((out.read_positions.len() - stretch.len()) as u32)
             };
             out.segments.push(Segment { pool, layout, len: stretch.len() as u32, first, sparse });
         }

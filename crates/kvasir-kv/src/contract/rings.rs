@@ -31,9 +31,10 @@ impl Rings {
         if longest_write == 0 {
             return Err(CacheError::BadConfig("the longest write must be at least 1"));
         }
-        match windows.iter().all(|window| window.checked_add(longest_write).is_some()) {
-            true => Ok(Self { windows, longest_write }),
-            false => Err(CacheError::BadConfig("a ring's window plus the longest write is too large")),
+        if windows.iter().all(|window| window.checked_add(longest_write).is_some()) {
+            Ok(Self { windows, longest_write })
+        } else {
+            Err(CacheError::BadConfig("a ring's window plus the longest write is too large"))
         }
     }
 

@@ -117,9 +117,10 @@ impl<C: Cache + ?Sized> Prefixed<C> {
     /// Refuses positions inside the prefix.
     fn check_own(&self, seq: SeqId, from: Position) -> Result<(), CacheError> {
         let length = self.next_position(seq)?;
-        match from < self.base {
-            true => Err(CacheError::RewindOutOfRange { to: from, lowest: self.base, length }),
-            false => Ok(()),
+        if from < self.base {
+            Err(CacheError::RewindOutOfRange { to: from, lowest: self.base, length })
+        } else {
+            Ok(())
         }
     }
 

@@ -72,9 +72,10 @@ impl<R, D> InFlight<R, D> {
     /// Whether `step` may be claimed: its number must exceed every step ever claimed, canceled
     /// ones included.
     pub fn check_claim(&self, step: StepId) -> Result<(), CacheError> {
-        match self.newest_claimed.is_none_or(|newest| newest < step) {
-            true => Ok(()),
-            false => Err(CacheError::StepOutOfOrder(step)),
+        if self.newest_claimed.is_none_or(|newest| newest < step) {
+            Ok(())
+        } else {
+            Err(CacheError::StepOutOfOrder(step))
         }
     }
 

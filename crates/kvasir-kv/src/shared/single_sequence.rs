@@ -197,9 +197,10 @@ impl SingleSequence {
             return Err(CacheError::BadClaim);
         }
         let available = self.usage(extra).free;
-        match row.tokens <= available {
-            true => Ok(row),
-            false => Err(CacheError::Full { needed: row.tokens, available }),
+        if row.tokens <= available {
+            Ok(row)
+        } else {
+            Err(CacheError::Full { needed: row.tokens, available })
         }
     }
 
@@ -234,9 +235,10 @@ impl SingleSequence {
     pub(crate) fn row(&self, step: StepId) -> Result<SingleSequenceRow, CacheError> {
         let row = self.inflight.get(step)?.rows.first().copied().ok_or(CacheError::UnknownStep(step))?;
         self.check_seq(row.seq)?;
-        match row.end.saturating_sub(row.start) == row.tokens {
-            true => Ok(row),
-            false => Err(CacheError::RowGone(row.seq)),
+        if row.end.saturating_sub(row.start) == row.tokens {
+            Ok(row)
+        } else {
+            Err(CacheError::RowGone(row.seq))
         }
     }
 

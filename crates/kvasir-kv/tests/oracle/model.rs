@@ -257,10 +257,7 @@ impl Model {
     }
 
     pub(crate) fn rewind(&mut self, id: SeqId, to: u32) -> Verdict {
-        match self.seqs.get(&id).ok_or(())?.next() < to {
-            true => Err(()),
-            false => self.remove(id, to..u32::MAX),
-        }
+        if self.seqs.get(&id).ok_or(())?.next() < to { Err(()) } else { self.remove(id, to..u32::MAX) }
     }
 
     pub(crate) fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<u32>) -> Verdict {

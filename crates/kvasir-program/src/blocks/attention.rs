@@ -91,10 +91,8 @@ impl Attention {
             b.rotary(x, heads, 0, rope, pairs)
         };
         let (q, k) = (place(q, "q", self.heads)?, place(k, "k", self.kv_heads)?);
-        let sinks = match self.sinks {
-            true => Some(b.weight(&format!("{p}sinks"), &[self.heads], Role::Sinks)?),
-            false => None,
-        };
+        let sinks =
+            if self.sinks { Some(b.weight(&format!("{p}sinks"), &[self.heads], Role::Sinks)?) } else { None };
         let id = b.layer(LayerFacts {
             kv_heads: self.kv_heads,
             key_dim: self.head_dim,

@@ -27,11 +27,10 @@ impl Routed {
     /// Builds the block; its tensor names start with `p`.
     pub(crate) fn build(&self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<ValueId> {
         let scores = scores(b, x, &format!("{p}gate"), self.count, false)?;
-        let correction = match self.corrected {
-            true => {
-                Some(b.weight(&format!("{p}gate.e_score_correction_bias"), &[self.count], Role::Router)?)
-            }
-            false => None,
+        let correction = if self.corrected {
+            Some(b.weight(&format!("{p}gate.e_score_correction_bias"), &[self.count], Role::Router)?)
+        } else {
+            None
         };
         let routes = b.route(scores, Routing { correction, ..self.routing })?;
         let p = format!("{p}experts.");

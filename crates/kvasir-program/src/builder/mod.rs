@@ -105,10 +105,8 @@ impl<'a> Builder<'a> {
         role: Role,
     ) -> Result<Matrix> {
         let weight = self.weight(&format!("{name}.weight"), &[outputs, inputs], role)?;
-        let bias = match bias {
-            true => Some(self.weight(&format!("{name}.bias"), &[outputs], Role::Bias)?),
-            false => None,
-        };
+        let bias =
+            if bias { Some(self.weight(&format!("{name}.bias"), &[outputs], Role::Bias)?) } else { None };
         Ok(Matrix::whole(weight, outputs, inputs).with_bias(bias))
     }
 
@@ -134,17 +132,19 @@ impl<'a> Builder<'a> {
     /// Width of one group (head) of a value; `what` is the config key to blame.
     fn group(&self, value: ValueId, groups: usize, what: &str) -> Result<usize> {
         let width = self.width(value);
-        match groups > 0 && width.is_multiple_of(groups) {
-            true => Ok(width / groups),
-            false => Err(ProgramError::config(what, format!("is {groups}, which does not divide {width}"))),
+        if groups > 0 && width.is_multiple_of(groups) {
+            Ok(width / groups)
+        } else {
+            Err(ProgramError::config(what, format!("is {groups}, which does not divide {width}")))
         }
     }
 
     /// Fails unless two widths agree; `what` is the config key to blame.
     fn same(&self, found: usize, expected: usize, what: &str) -> Result<()> {
-        match found == expected {
-            true => Ok(()),
-            false => Err(ProgramError::config(what, format!("gives a width of {found}, not {expected}"))),
+        if found == expected {
+            Ok(())
+        } else {
+            Err(ProgramError::config(what, format!("gives a width of {found}, not {expected}")))
         }
     }
 
@@ -337,9 +337,10 @@ impl<'a> Builder<'a> {
 }
 
 fn check_shape(name: &str, expected: &[usize], found: Vec<usize>) -> Result<()> {
-    match found == expected {
-        true => Ok(()),
-        false => Err(ProgramError::Misshapen { name: name.to_owned(), expected: expected.to_vec(), found }),
+    if found == expected {
+        Ok(())
+    } else {
+        Err(ProgramError::Misshapen { name: name.to_owned(), expected: expected.to_vec(), found })
     }
 }
 

@@ -154,9 +154,12 @@ impl Vocabulary {
     /// Rejects a grammar whose masks exceed the library's limits within its first tokens.
     pub(super) fn rehearse(&self, start: &Matcher, watchdog: &MatcherWatchdog) -> Result<(), GrammarError> {
         let followed = rehearse(start, self.factory.tok_env().tok_trie(), watchdog);
-        followed.map_err(|error| match error == Cancelled.to_string() {
-            true => GrammarError(ENDLESS.into()),
-            false => GrammarError(format!("{TOO_MUCH}: {}", short(&error))),
+        followed.map_err(|error| {
+            if error == Cancelled.to_string() {
+                GrammarError(ENDLESS.into())
+            } else {
+                GrammarError(format!("{TOO_MUCH}: {}", short(&error)))
+            }
         })
     }
 

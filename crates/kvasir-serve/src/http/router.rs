@@ -96,9 +96,10 @@ impl App {
             .route("/v1/health", get(status::health))
             .route("/ready", get(status::health))
             .route("/version", get(status::version));
-        let health = match self.access.open_health {
-            true => health,
-            false => health.route_layer(from_fn_with_state(self.clone(), authorize)),
+        let health = if self.access.open_health {
+            health
+        } else {
+            health.route_layer(from_fn_with_state(self.clone(), authorize))
         };
         let health = health.layer(from_fn_with_state(self.clone(), request_context)).with_state(self.clone());
         let open = open.merge(health);
@@ -117,9 +118,10 @@ impl App {
         let counted = counted.route_layer(from_fn_with_state(self.clone(), authorize));
         let shows_metrics = self.access.keys.is_empty() || self.access.metrics_key.is_some();
         let probes = if shows_metrics { probes.merge(counted) } else { probes };
-        let has = match shows_metrics {
-            true => "this listener has /live, /health, /ready and /metrics only",
-            false => "this listener has /live, /health and /ready only",
+        let has = if shows_metrics {
+            "this listener has /live, /health, /ready and /metrics only"
+        } else {
+            "this listener has /live, /health and /ready only"
         };
         let not_found = async move || ApiError::not_found("path", has);
         probes.fallback(not_found).with_state(self.clone())

@@ -203,9 +203,10 @@ impl Metrics {
         self.draft_tokens.set(stats.tokens);
         let last = DRAFT_POSITIONS.len() - 1;
         for (at, gauge) in self.accepted_by_position.iter().enumerate() {
-            let accepted = match at == last {
-                true => stats.accepted.iter().skip(last).sum(),
-                false => stats.accepted.get(at).copied().unwrap_or(0),
+            let accepted = if at == last {
+                stats.accepted.iter().skip(last).sum()
+            } else {
+                stats.accepted.get(at).copied().unwrap_or(0)
             };
             gauge.set(accepted);
         }

@@ -45,9 +45,10 @@ impl Model {
     fn tokens_before(&self, text: &str, at: usize, tokens: u32) -> Result<u32, ApiError> {
         let (before, behind) = text.split_at(at);
         let count = |text: &str| self.encode_rendered(text, false).map(|ids| ids.len() as u32);
-        match before.len() < behind.len() {
-            true => count(before).map(|count| count.min(tokens)),
-            false => count(behind).map(|count| tokens.saturating_sub(count)),
+        if before.len() < behind.len() {
+            count(before).map(|count| count.min(tokens))
+        } else {
+            count(behind).map(|count| tokens.saturating_sub(count))
         }
     }
 }

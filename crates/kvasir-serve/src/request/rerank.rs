@@ -121,9 +121,10 @@ fn texts(body: &Reader, field: &str) -> Result<Vec<String>, ApiError> {
         let text = item.as_str().or_else(|| item.get("text")?.as_str()).filter(|text| !text.is_empty());
         text.map(str::to_owned).ok_or_else(|| body.error(&format!("{field}[{i}]"), "must be a text"))
     };
-    match items.is_empty() {
-        true => Err(body.error(field, "must not be empty")),
-        false => items.iter().enumerate().map(text).collect(),
+    if items.is_empty() {
+        Err(body.error(field, "must not be empty"))
+    } else {
+        items.iter().enumerate().map(text).collect()
     }
 }
 

@@ -118,11 +118,10 @@ fn check_metadata(body: &Reader) -> Result<(), ApiError> {
 }
 
 fn reject_background(body: &Reader) -> Result<(), ApiError> {
-    match body.flag("background", false)? {
-        true => {
-            Err(ApiError::unsupported("background", "responses are generated while their request is open"))
-        }
-        false => Ok(()),
+    if body.flag("background", false)? {
+        Err(ApiError::unsupported("background", "responses are generated while their request is open"))
+    } else {
+        Ok(())
     }
 }
 

@@ -187,10 +187,10 @@ fn errors_name_the_field_as_sent() {
 fn the_last_message_of_the_assistant_is_continued() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let messages = json!([{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]);
-    let asked = json!({
+    let requested = json!({
         "messages": messages, "continue_final_message": true, "max_tokens": 12, "temperature": 0, "seed": 1,
     });
-    let (_, expected) = server.post("/v1/chat/completions", &asked);
+    let (_, expected) = server.post("/v1/chat/completions", &requested);
     let options = json!({"temperature": 0, "num_predict": 12, "seed": 1});
     let (status, whole) =
         server.post("/api/chat", &json!({"messages": messages, "stream": false, "options": options}));

@@ -36,12 +36,12 @@ fn told(server: &Server, origin: &str, (method, path): (&str, &str), name: &str)
 fn allowed_origins_get_preflight_without_a_key() {
     for (origins, allowed) in [(["http://other.example", PAGE], PAGE), (["*", "http://other.example"], "*")] {
         let server = server(&origins);
-        let asked = |name| told(&server, PAGE, ("OPTIONS", ROUTE), name);
-        assert_eq!(asked("access-control-allow-origin"), (204, Some(allowed.into())));
-        assert_eq!(asked("access-control-allow-methods").1.unwrap(), "GET, POST, DELETE");
-        let headers = asked("access-control-allow-headers").1.unwrap();
+        let requested = |name| told(&server, PAGE, ("OPTIONS", ROUTE), name);
+        assert_eq!(requested("access-control-allow-origin"), (204, Some(allowed.into())));
+        assert_eq!(requested("access-control-allow-methods").1.unwrap(), "GET, POST, DELETE");
+        let headers = requested("access-control-allow-headers").1.unwrap();
         assert_eq!(headers, "authorization,content-type,x-stainless-os");
-        assert_eq!(asked("vary").1.as_deref(), (allowed != "*").then_some("origin"));
+        assert_eq!(requested("vary").1.as_deref(), (allowed != "*").then_some("origin"));
         // Error responses carry the headers, too: a page could not read them otherwise.
         for (request, status) in
             [(("GET", "/v1/models"), 200), (("POST", ROUTE), 415), (("GET", "/none"), 404)]

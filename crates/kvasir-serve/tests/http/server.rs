@@ -145,8 +145,8 @@ impl Server {
         let mut clients = JoinSet::new();
         for (body, pieces) in asks {
             let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
-            let asked = self.router.clone().call(request.body(Body::from(body.to_string())).unwrap());
-            clients.spawn_on(leave_after(asked, pieces), self.runtime.handle());
+            let requested = self.router.clone().call(request.body(Body::from(body.to_string())).unwrap());
+            clients.spawn_on(leave_after(requested, pieces), self.runtime.handle());
         }
         self.runtime.block_on(clients.join_all());
     }
@@ -155,8 +155,8 @@ impl Server {
     pub(crate) fn head(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> (u16, HeaderMap) {
         let request = Request::builder().method(method).uri(path);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
-        let asked = self.router.clone().call(request.body(Body::empty()).unwrap());
-        let Ok(answer) = self.runtime.block_on(asked);
+        let requested = self.router.clone().call(request.body(Body::empty()).unwrap());
+        let Ok(answer) = self.runtime.block_on(requested);
         (answer.status().as_u16(), answer.headers().clone())
     }
 
@@ -205,8 +205,8 @@ impl Server {
     fn response(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Response {
         let request =
             headers.iter().fold(Request::post(path), |request, (name, value)| request.header(*name, *value));
-        let asked = self.router.clone().call(request.body(Body::from(body.to_string())).unwrap());
-        let Ok(response) = self.runtime.block_on(asked);
+        let requested = self.router.clone().call(request.body(Body::from(body.to_string())).unwrap());
+        let Ok(response) = self.runtime.block_on(requested);
         response
     }
 
@@ -244,16 +244,16 @@ pub(crate) fn model(max_len: u32, drafter: Option<&'static str>) -> Model {
 }
 
 /// Reads `pieces` pieces of a response and drops the rest. With 0, not even the head is awaited.
-async fn leave_after(asked: impl Future<Output = Result<Response, Infallible>>, pieces: usize) {
-    let mut asked = pin!(asked);
+async fn leave_after(requested: impl Future<Output = Result<Response, Infallible>>, pieces: usize) {
+    let mut requested = pin!(requested);
     if pieces == 0 {
         let once = poll_fn(|context| {
-            let _ = asked.as_mut().poll(context);
+            let _ = requested.as_mut().poll(context);
             Poll::Ready(())
         });
         return once.await;
     }
-    let Ok(answer) = asked.await;
+    let Ok(answer) = requested.await;
     assert_eq!(answer.status(), 200);
     let mut events = answer.into_body().into_data_stream();
     let mut left = pieces;

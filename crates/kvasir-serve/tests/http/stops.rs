@@ -4,7 +4,7 @@ use super::server::Server;
 use kvasir_kv::CacheKind;
 use serde_json::{Value, json};
 
-fn asked(extra: Value) -> Value {
+fn requested(extra: Value) -> Value {
     let mut body = json!({"prompt": [20, 21, 22], "temperature": 0, "ignore_eos": true, "max_tokens": 24});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     body
@@ -14,10 +14,10 @@ fn asked(extra: Value) -> Value {
 fn stop_sequences_respect_min_tokens_over_http() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let count = |answer: &Value| answer["usage"]["completion_tokens"].as_u64().unwrap();
-    let (_, answer) = server.post("/v1/completions", &asked(json!({})));
+    let (_, answer) = server.post("/v1/completions", &requested(json!({})));
     let stop: String = answer["choices"][0]["text"].as_str().unwrap().chars().take(1).collect();
     let least = |n: u32| {
-        let answer = server.post("/v1/completions", &asked(json!({"stop": [&stop], "min_tokens": n}))).1;
+        let answer = server.post("/v1/completions", &requested(json!({"stop": [&stop], "min_tokens": n}))).1;
         (count(&answer), answer["choices"][0]["finish_reason"].as_str().unwrap().to_owned())
     };
     assert_eq!(least(0), (1, "stop".into()));
@@ -29,7 +29,7 @@ fn stop_sequences_respect_min_tokens_over_http() {
 #[test]
 fn stop_tokens_end_an_answer_that_ignores_eos() {
     for server in [Server::start(CacheKind::Radix, 512, &[]), Server::drafting("suffix", 512)] {
-        let ask = |extra: Value| server.post("/v1/completions", &asked(extra)).1;
+        let ask = |extra: Value| server.post("/v1/completions", &requested(extra)).1;
         let whole = ask(json!({"return_token_ids": true}));
         let ids = whole["choices"][0]["token_ids"].as_array().unwrap();
         // A drafter has the first answer to draft from.

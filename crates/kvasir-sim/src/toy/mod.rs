@@ -268,9 +268,10 @@ impl Executor for Toy {
         match fate {
             StepOutcome::Lost(error) => return (step, Err(error)),
             StepOutcome::Failed { error, wrote } => {
-                match wrote {
-                    true => self.run(&mut step),
-                    false => self.spoil(&step.plan),
+                if wrote {
+                    self.run(&mut step)
+                } else {
+                    self.spoil(&step.plan)
                 }
                 return (step, Err(error));
             }

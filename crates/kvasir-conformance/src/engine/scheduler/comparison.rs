@@ -30,9 +30,12 @@ impl Harness {
         expected: &mut Value,
         got: &mut Value,
     ) -> Result<(), Box<Mismatch>> {
-        let batch = |value: &mut Value| match value["returns"].get("batch").is_some() {
-            true => value["returns"]["batch"].take(),
-            false => value["returns"].clone(),
+        let batch = |value: &mut Value| {
+            if value["returns"].get("batch").is_some() {
+                value["returns"]["batch"].take()
+            } else {
+                value["returns"].clone()
+            }
         };
         let (theirs, ours) = (batch(&mut expected.clone()), batch(&mut got.clone()));
         let mut pairs = Vec::new();

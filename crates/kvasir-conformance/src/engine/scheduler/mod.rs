@@ -134,9 +134,10 @@ impl Harness {
         };
         let cache = Paged::new(blocks).map_err(|error| error.to_string())?;
         let cap = Some(of("long_prefill_token_threshold", 0)?).filter(|cap| *cap > 0);
-        let chunking = match switch(config, "chunked_prefill", switch(defaults, "chunked_prefill", true)) {
-            true => Chunking::On { cap },
-            false => Chunking::Off,
+        let chunking = if switch(config, "chunked_prefill", switch(defaults, "chunked_prefill", true)) {
+            Chunking::On { cap }
+        } else {
+            Chunking::Off
         };
         let delay = config.get("delay_factor").and_then(Value::as_f64).unwrap_or(0.0);
         let max_model_len = of("max_model_len", 64)?;
@@ -297,10 +298,7 @@ impl Harness {
         });
         self.steps.extend(step);
         self.last = Some(batch.clone());
-        match rejected.is_empty() {
-            true => batch,
-            false => json!({ "batch": batch, "rejected": rejected }),
-        }
+        if rejected.is_empty() { batch } else { json!({ "batch": batch, "rejected": rejected }) }
     }
 
     /// Drains the ended sequences not reported yet, with their finish reasons.

@@ -250,9 +250,10 @@ impl CpuExecutor {
             return Err(StepError::Failed(format!("{wanted} hidden numbers wanted, {} given", hidden.len())));
         }
         self.validate(step)?;
-        match step.batch.is_dummy() {
-            true => self.model.pack_for_warm_up(),
-            false => self.model.pack_before_step(),
+        if step.batch.is_dummy() {
+            self.model.pack_for_warm_up()
+        } else {
+            self.model.pack_before_step()
         }
         let plan = &step.plan;
         self.own.grow(plan.read_bound);

@@ -151,10 +151,8 @@ impl PrefillFirst {
             return Some(DeferReason::TokenBudget);
         }
         let len = view.sequence(entry).len();
-        let left = match len <= view.token_budget() {
-            true => return None,
-            false => len - view.lookup(entry).tokens.min(len),
-        };
+        let left =
+            if len <= view.token_budget() { return None } else { len - view.lookup(entry).tokens.min(len) };
         self.chunk(view, left).is_none().then_some(DeferReason::TokenBudget)
     }
 }

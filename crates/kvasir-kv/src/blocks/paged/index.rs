@@ -274,14 +274,11 @@ impl Index for HashIndex {
     }
 
     fn release(&mut self, block: BlockId) {
-        match self.is_published(block) {
-            true => {
-                self.contents[block as usize].evictable = true;
-                self.lru.push(block);
-            }
-            false => {
-                self.vacant.insert(block);
-            }
+        if self.is_published(block) {
+            self.contents[block as usize].evictable = true;
+            self.lru.push(block);
+        } else {
+            self.vacant.insert(block);
         }
     }
 
@@ -413,9 +410,10 @@ impl Index for HashIndex {
                 at = content.after;
             }
         }
-        match linked == published && published == self.published {
-            true => Ok(()),
-            false => Err(format!("{published} blocks published, {linked} filed, {} counted", self.published)),
+        if linked == published && published == self.published {
+            Ok(())
+        } else {
+            Err(format!("{published} blocks published, {linked} filed, {} counted", self.published))
         }
     }
 }

@@ -88,9 +88,10 @@ fn first_rule(text: &str) -> Result<(String, RateLimit, &str), String> {
     let number = |text: &str| text.trim().parse().ok().filter(|n| *n > 0).ok_or_else(wrong);
     let limit = RateLimit { requests: number(requests)?, tokens: number(tokens)? };
     let name = name.trim();
-    match name.is_empty() || name.contains([',', ';']) {
-        true => Err(wrong()),
-        false => Ok((name.to_owned(), limit, behind)),
+    if name.is_empty() || name.contains([',', ';']) {
+        Err(wrong())
+    } else {
+        Ok((name.to_owned(), limit, behind))
     }
 }
 

@@ -263,9 +263,10 @@ impl AnswerStream {
                 }
                 // The token that ends an answer is no part of its text.
                 let is_end = ends_by_token && i + 1 == count;
-                let text = match is_end && !self.written.include_stop {
-                    true => String::new(),
-                    false => self.detokenizer.push(token),
+                let text = if is_end && !self.written.include_stop {
+                    String::new()
+                } else {
+                    self.detokenizer.push(token)
                 };
                 self.logprobs.extend(logprobs.next().map(|l| (self.text, self.logprob(token, &l))));
                 self.text += text.len();
@@ -418,9 +419,10 @@ impl AnswerStream {
     fn logprob(&self, token: Token, logprobs: &TokenLogprobs) -> Value {
         let one = |token: Token, logprob: f32| {
             let bytes = self.model.token_bytes(token);
-            let text = match self.written.tokens_as_ids {
-                true => format!("token_id:{token}").into(),
-                false => String::from_utf8_lossy(&bytes),
+            let text = if self.written.tokens_as_ids {
+                format!("token_id:{token}").into()
+            } else {
+                String::from_utf8_lossy(&bytes)
             };
             let mut entry = json!({"token": text, "logprob": logprob, "bytes": bytes});
             if self.written.token_ids {

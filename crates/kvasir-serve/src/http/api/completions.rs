@@ -98,9 +98,10 @@ impl Completion {
         };
         let scored_prompt = request.sampling.prompt_logprobs.is_some();
         let output = &request.sampling.output;
-        let ids: Vec<Vec<Token>> = match scored_prompt || output.token_ids {
-            true => submissions.iter().map(|submission| submission.request.prompt.clone()).collect(),
-            false => Vec::new(),
+        let ids: Vec<Vec<Token>> = if scored_prompt || output.token_ids {
+            submissions.iter().map(|submission| submission.request.prompt.clone()).collect()
+        } else {
+            Vec::new()
         };
         let echo = |prompt| if request.echo { prompt_text(&model, prompt) } else { String::new() };
         let echoed: Vec<String> = request.prompts.iter().map(echo).collect();

@@ -244,17 +244,19 @@ fn without(app: &App, session: &Session, range: SessionRange) -> Result<Shortene
         SessionRange::Messages(range) => {
             let mut kept = session.messages().unwrap_or_default().to_vec();
             kept.drain(range.start as usize..range.end as usize);
-            let tokens = match kept.is_empty() {
-                true => Tokens::default(),
-                false => rendered(app, &kept, &IgnoredFields::default())?,
+            let tokens = if kept.is_empty() {
+                Tokens::default()
+            } else {
+                rendered(app, &kept, &IgnoredFields::default())?
             };
             (app.sessions.messages(session.owner(), kept), tokens)
         }
     };
     let content = if tokens.is_empty() { SessionContent::Empty } else { content };
-    let range = match all.starts_with(&before) && all.starts_with(&through) && before.len() <= through.len() {
-        true => before.len() as u32..through.len() as u32,
-        false => 0..0,
+    let range = if all.starts_with(&before) && all.starts_with(&through) && before.len() <= through.len() {
+        before.len() as u32..through.len() as u32
+    } else {
+        0..0
     };
     Ok(Shortened { content, tokens, range })
 }

@@ -68,10 +68,7 @@ impl Exchange {
 
     /// Whether the end of the client's stream must be held back, `probes` intervals after it was read.
     pub(super) fn holds_end(&self, probes: u32) -> bool {
-        match self.is(Stage::Receiving) {
-            true => probes < MAX_RECEIVING_PROBES,
-            false => !self.is(Stage::Idle),
-        }
+        if self.is(Stage::Receiving) { probes < MAX_RECEIVING_PROBES } else { !self.is(Stage::Idle) }
     }
 
     /// Whether an interim response may be sent now.

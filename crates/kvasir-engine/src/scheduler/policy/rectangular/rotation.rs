@@ -26,9 +26,10 @@ pub struct Candidate {
 /// order. Sorts the list by priority and returns the shape of the selected rows.
 pub fn select_rows(candidates: &mut [Candidate], block: u32, limit: u64, long_first: bool) -> Rectangle {
     use std::cmp::Reverse;
-    match long_first {
-        true => candidates.sort_unstable_by_key(|t| (Reverse((t.starved, t.decoded)), t.index)),
-        false => candidates.sort_unstable_by_key(|t| (Reverse(t.starved), t.decoded, t.index)),
+    if long_first {
+        candidates.sort_unstable_by_key(|t| (Reverse((t.starved, t.decoded)), t.index))
+    } else {
+        candidates.sort_unstable_by_key(|t| (Reverse(t.starved), t.decoded, t.index))
     }
     let mut shape = Rectangle::new(block);
     for candidate in candidates {
