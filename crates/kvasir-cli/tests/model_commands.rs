@@ -374,12 +374,13 @@ fn options_without_effect_on_the_backend_are_refused_by_name() {
 }
 
 #[test]
-fn options_that_need_another_are_refused_without_it() {
+fn options_that_need_or_exclude_another_are_refused() {
     let path = model("qwen3");
     let generate = ["generate", &path, "--prompt-ids", "5", "--max-tokens", "1"];
     for (args, missing) in [
         (&["--logprobs", "1"][..], "--json"),
         (&["--policy", "rectangular", "--long-output-first", "on"], "--pausing off"),
+        (&["--overlap", "on", "--spec", "ngram"], "--spec ngram cannot be combined with --overlap on"),
     ] {
         let output = run(&[&generate[..], args].concat());
         let error = String::from_utf8(output.stderr).unwrap();

@@ -39,13 +39,12 @@ struct Setup {
     kv: KvType,
     cache: CacheKind,
     slots: u32,
-    overlap: Option<bool>,
 }
 
 impl Setup {
     fn cpu(cache: CacheKind) -> Self {
         let (backend, precision) = (BackendKind::Cpu, Precision::F32);
-        Self { backend, precision, kv: KvType::F32, cache, slots: 512, overlap: None }
+        Self { backend, precision, kv: KvType::F32, cache, slots: 512 }
     }
 
     fn engine(&self, opened: OpenedModel, spec: Option<&Speculation>) -> Kvasir {
@@ -62,7 +61,7 @@ impl Setup {
             Limits { max_num_seqs, max_num_batched_tokens: 256, max_model_len: 512, ..Limits::default() };
         let policy = Chunked::new(24, Mixing::On { target: None });
         let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
-        Kvasir::with_core(model, core, self.overlap).unwrap()
+        Kvasir::with_core(model, core, None).unwrap()
     }
 }
 
@@ -209,25 +208,16 @@ fn essence(answers: &[Answer]) -> Vec<(Vec<Token>, Vec<TokenLogprobs>, String)> 
     answers.iter().map(one).collect()
 }
 
+/// Outputs of every test checkpoint with every drafter that it can have, beside those without.
 #[test]
 fn outputs_do_not_depend_on_the_drafter() {
-    compare_drafters(false);
-}
-
-#[test]
-fn outputs_do_not_depend_on_the_drafter_with_overlap() {
-    compare_drafters(true);
-}
-
-/// Outputs of every test checkpoint with every drafter that it can have, beside those without.
-fn compare_drafters(overlap: bool) {
     let (mut drafted, mut accepted) = ([0; 5], [0; 5]);
     for case in cases() {
         if !case.join("model.safetensors").exists() && !case.join("model.safetensors.index.json").exists() {
             continue;
         }
         // A pool that is too small for all requests preempts.
-        let radix = Setup { overlap: Some(overlap), ..Setup::cpu(CacheKind::Radix) };
+        let radix = Setup::cpu(CacheKind::Radix);
         let setups = [
             radix.clone(),
             Setup { cache: CacheKind::Cells, kv: KvType::F16, ..radix.clone() },

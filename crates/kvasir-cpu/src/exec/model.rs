@@ -132,6 +132,11 @@ impl CpuModel {
         Ok(())
     }
 
+    /// Memory that packing has yet to take, in bytes.
+    pub fn unpacked_bytes(&self) -> usize {
+        self.linears().map(|l| l.packed.unpacked_bytes()).sum()
+    }
+
     /// Packs some matrices before a step, unless it is the first step or another thread is packing.
     /// If memory runs out, the rest stays unpacked and is read in place.
     pub(crate) fn pack_before_step(&self) {
@@ -153,12 +158,6 @@ impl CpuModel {
         if !*packed {
             *packed = self.pack_some(usize::MAX).unwrap_or(true);
         }
-    }
-
-    /// Whether nothing is left to pack.
-    #[cfg(test)]
-    pub(crate) fn is_packed(&self) -> bool {
-        *self.packed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Packs at least `bytes` bytes of panels; returns whether nothing is left to pack.

@@ -77,6 +77,15 @@ impl Packed {
             Self::F32(w) => w.bytes(),
         }
     }
+
+    /// Bytes of the panels that are not packed yet.
+    pub(crate) fn unpacked_bytes(&self) -> usize {
+        match self {
+            Self::Quant(w) => w.unpacked_bytes(),
+            Self::Bf16(w) => w.unpacked_bytes(),
+            Self::F32(w) => w.unpacked_bytes(),
+        }
+    }
 }
 
 /// A linear layer: `y = W x + bias`.

@@ -187,6 +187,11 @@ impl<K: PanelLayout> Panels<K> {
         self.panels() * self.kind.panel_bytes()
     }
 
+    /// Bytes of the panels that are not packed yet.
+    pub(crate) fn unpacked_bytes(&self) -> usize {
+        (self.panels() - self.done()) * self.kind.panel_bytes()
+    }
+
     fn make(&self, panel: usize, rows: &RowBytes<'_>, out: &mut [u8], scratch: &mut RowScratch) {
         let mut encoded: EncodedPanel<'_> = [&[]; LANES];
         for (n, row) in (panel * LANES..self.outputs).zip(&mut encoded) {
