@@ -4,7 +4,7 @@ use kvasir_cpu::KvType;
 use kvasir_engine::EngineConfig;
 use kvasir_kv::CacheKind;
 
-/// KV cache and engine of a session.
+/// K/V data type and [`EngineConfig`] of one engine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CacheOptions {
     /// K/V data type; the model's natural one if `None`.
@@ -25,11 +25,11 @@ impl CacheOptions {
         Self { kv: Some(kv), ..self }
     }
 
-    /// Enables rings for `contiguous`, for steps of at most `longest` tokens. Rewinding beyond a
-    /// ring recomputes.
-    pub fn rings(mut self, longest: u32) -> Self {
+    /// Enables ring buffers for the sliding-window layers of `contiguous`, and limits steps to
+    /// `max_step_tokens` tokens. Rewinding beyond a ring recomputes.
+    pub fn rings(mut self, max_step_tokens: u32) -> Self {
         self.engine.rings = true;
-        self.engine.max_num_batched_tokens = Some(longest);
+        self.engine.max_num_batched_tokens = Some(max_step_tokens);
         self
     }
 

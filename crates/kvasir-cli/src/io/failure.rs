@@ -80,12 +80,13 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
             Error::Config(error) => error.into(),
-            // Other parameters are no flags, and their reason says what is wrong.
+            // These parameters have flags.
             Error::InvalidArgument {
                 parameter:
                     name @ ("speculation" | "kv_capacity" | "kv_dtype" | "batch_sizes" | "generation_config"),
                 reason,
             } => Self::usage(format!("{}: {reason}", flag(name))),
+            // The reason is a complete message.
             Error::InvalidArgument { parameter: "model" | "backend", reason } => Self::Usage(reason),
             Error::InvalidArgument { .. } | Error::Refused(_) | Error::Prompt { .. } => Self::usage(error),
             other => Self::failed(other),

@@ -2,7 +2,7 @@
 //!
 //! A key is given once: under one name and with one kind of rights.
 
-// Against the order: `plural` is part of the chat's statistics.
+// Layering exception: `plural` words the chat's statistics, and one message of this file.
 use crate::chat::statistics::plural;
 use crate::io::failure::Failure;
 use crate::options::reports::{log_info, log_warning};

@@ -81,15 +81,16 @@ pub(crate) struct GateAndUp<'w> {
     pub(crate) activation: Activation,
 }
 
-/// Prepared float activations, and the value that they hold.
+/// Prepared activations.
 struct FloatRows {
-    rows: Bf16Activations,
-    of: Option<ValueId>,
+    activations: Bf16Activations,
+    /// The program value that they were made from.
+    source: Option<ValueId>,
 }
 
 impl FloatRows {
     fn new(rows: usize, inputs: usize, terms: Bf16Terms) -> io::Result<Self> {
-        Ok(Self { rows: Bf16Activations::new(rows, inputs, terms)?, of: None })
+        Ok(Self { activations: Bf16Activations::new(rows, inputs, terms)?, source: None })
     }
 }
 
@@ -101,11 +102,12 @@ pub(crate) struct Prepared {
     gated: QuantActivations,
     quant_of: Option<ValueId>,
     float: FloatRows,
-    /// Where `float` holds one bf16 per number: f32, for f16 weights.
+    /// f32 activations for f16 weights. Empty unless the ISA has bf16 dot products, for which `float`
+    /// is rounded to bf16.
     whole: FloatRows,
-    /// Where `float` holds one bf16 per number: two terms, for logits. Rounding the input of the last
-    /// matrix is the largest single error of the logits.
-    logits: FloatRows,
+    /// Two bf16 terms per activation, for the LM head: rounding its input is the largest single error
+    /// of the logits. Empty unless the ISA has bf16 dot products.
+    lm_head: FloatRows,
 }
 
 impl Prepared {
@@ -113,22 +115,24 @@ impl Prepared {
     /// `terms` per activation.
     pub(crate) fn new(isa: Isa, rows: usize, inputs: usize, terms: Bf16Terms) -> io::Result<Self> {
         let quant = || QuantActivations::new(rows, inputs);
-        let more_exact = if isa.has_bf16_dot() { rows } else { 0 };
+        let rows_if_bf16_dot = if isa.has_bf16_dot() { rows } else { 0 };
         Ok(Self {
             isa,
             quant: quant()?,
             gated: quant()?,
             quant_of: None,
             float: FloatRows::new(rows, inputs, terms)?,
-            whole: FloatRows::new(more_exact, inputs, Bf16Terms::Whole)?,
-            logits: FloatRows::new(more_exact, inputs, Bf16Terms::Two)?,
+            whole: FloatRows::new(rows_if_bf16_dot, inputs, Bf16Terms::Whole)?,
+            lm_head: FloatRows::new(rows_if_bf16_dot, inputs, Bf16Terms::Two)?,
         })
     }
 
     /// Invalidates all prepared operands.
     pub(crate) fn invalidate(&mut self) {
         self.quant_of = None;
-        [&mut self.float, &mut self.whole, &mut self.logits].into_iter().for_each(|float| float.of = None);
+        [&mut self.float, &mut self.whole, &mut self.lm_head]
+            .into_iter()
+            .for_each(|float| float.source = None);
     }
 
     /// Returns whether `of` must be quantized, and shapes the buffer for `n` rows of it if so.
@@ -214,23 +218,23 @@ impl Prepared {
             Packed::Quant(_) | Packed::Bf16(_) => {
                 let float = match first.packed.form() {
                     Form::F16 if isa.has_bf16_dot() => &mut self.whole,
-                    _ if first.makes_logits && isa.has_bf16_dot() => &mut self.logits,
+                    _ if first.makes_logits && isa.has_bf16_dot() => &mut self.lm_head,
                     _ => &mut self.float,
                 };
-                let new = is_new(&mut float.of, of);
+                let new = is_new(&mut float.source, of);
                 if new {
-                    float.rows.reshape(inputs, n);
+                    float.activations.reshape(inputs, n);
                 }
-                let rows = &float.rows;
+                let activations = &float.activations;
                 let round = |worker: &mut Worker, row| {
                     // SAFETY: each row is written by one thread, and the buffer fits all rows.
-                    x.with(row, inputs, worker, |x| unsafe { rows.write_row(isa, row, x) });
+                    x.with(row, inputs, worker, |x| unsafe { activations.write_row(isa, row, x) });
                 };
                 let first = if new { prologue(threads, n, &round) } else { Prologue::none() };
                 for (l, out) in products.iter_mut().flatten() {
                     match &l.packed {
-                        Packed::Quant(w) => matmul_bf16(threads, isa, w, rows, out, &first),
-                        Packed::Bf16(w) => matmul_bf16(threads, isa, w, rows, out, &first),
+                        Packed::Quant(w) => matmul_bf16(threads, isa, w, activations, out, &first),
+                        Packed::Bf16(w) => matmul_bf16(threads, isa, w, activations, out, &first),
                         Packed::F32(_) => {}
                     }
                 }

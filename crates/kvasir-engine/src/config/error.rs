@@ -80,8 +80,8 @@ pub(super) fn ensure(holds: bool, error: impl FnOnce() -> ConfigError) -> Result
     if holds { Ok(()) } else { Err(error()) }
 }
 
-/// A value, or its default; at least 1 and at most `most`.
-pub(super) fn count(
+/// Returns the value or its default; fails unless it is in `1..=most`.
+pub(super) fn checked_count(
     parameter: &'static str,
     value: Option<u32>,
     default: u32,
@@ -93,8 +93,8 @@ pub(super) fn count(
     Ok(value)
 }
 
-/// A value that must lie between 0 and 1.
-pub(super) fn share(parameter: &'static str, value: f64) -> Result<f64, ConfigError> {
+/// Returns the value; fails unless it is in `0.0..=1.0`.
+pub(super) fn checked_share(parameter: &'static str, value: f64) -> Result<f64, ConfigError> {
     let is_share = (0.0..=1.0).contains(&value);
     ensure(is_share, || ConfigError::invalid(parameter, &value, "is not between 0 and 1"))?;
     Ok(value)

@@ -16,8 +16,8 @@ use crate::config::policy::PolicyConfig;
 use crate::scheduler::queue::Order;
 use kvasir_kv::CacheKind;
 
-/// Configuration of an engine. What is `None` has a default that depends on the rest and on the
-/// [`Facts`](crate::Facts) of model and device.
+/// Configuration of an engine. Fields that are `None` get defaults that depend on the other fields
+/// and on the [`Facts`](crate::Facts) of model and device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineConfig {
     /// KV cache: `radix` by default, `paged` under the rectangular policy.
@@ -61,6 +61,6 @@ impl EngineConfig {
                 reason,
             ));
         }
-        error::share("memory_utilization", self.memory_utilization.unwrap_or(0.9))
+        error::checked_share("memory_utilization", self.memory_utilization.unwrap_or(0.9))
     }
 }

@@ -1,7 +1,7 @@
-//! `PolicyConfig`: a scheduling policy with its parameters. Parameters of other policies and
-//! combinations without meaning cannot be written.
+//! `PolicyConfig`: a scheduling policy with its parameters. A variant holds only the parameters of
+//! its policy; `check` validates their combinations.
 
-use crate::config::error::{ConfigError, count, ensure};
+use crate::config::error::{ConfigError, checked_count, ensure};
 use crate::scheduler::limits::Limits;
 use crate::scheduler::policy::Policy;
 use crate::scheduler::policy::chunked::{Chunked, Mixing};
@@ -61,14 +61,14 @@ impl PolicyConfig {
         match *self {
             Self::PrefillFirst { chunking, delay_factor } => {
                 if let Chunking::On { cap } = chunking {
-                    count("long_prefill_cap", cap, 1, u32::MAX)?;
+                    checked_count("long_prefill_cap", cap, 1, u32::MAX)?;
                 }
                 ensure(delay_factor.is_finite() && delay_factor >= 0.0, || {
                     ConfigError::invalid("delay_factor", &delay_factor, "is not a number of at least 0")
                 })
             }
             Self::Chunked { max_extend_tokens, .. } => {
-                count("max_extend_tokens", Some(max_extend_tokens), 1, u32::MAX).map(drop)
+                checked_count("max_extend_tokens", Some(max_extend_tokens), 1, u32::MAX).map(drop)
             }
             Self::Rectangular(config) => check_rectangular(&config, block_size, limits),
         }
@@ -84,8 +84,8 @@ fn check_rectangular(
     let RectangularConfig { chunk_size, max_batch, max_batch_tkv, .. } = *config;
     let (tokens, length) = (limits.max_num_batched_tokens, limits.max_model_len);
     let step = ("max_num_batched_tokens", &tokens as _);
-    count("chunk_size", Some(chunk_size), 1, u32::MAX)?;
-    count("max_batch", Some(max_batch), 1, u32::MAX)?;
+    checked_count("chunk_size", Some(chunk_size), 1, u32::MAX)?;
+    checked_count("max_batch", Some(max_batch), 1, u32::MAX)?;
     ensure(chunk_size.is_multiple_of(block_size), || {
         let reason = "a chunk must be a multiple of a block";
         ConfigError::conflict(("chunk_size", &chunk_size), ("block_size", &block_size), reason)

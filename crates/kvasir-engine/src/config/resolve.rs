@@ -1,7 +1,7 @@
 //! Resolves an [`EngineConfig`] against the facts of model and device.
 
 use crate::config::EngineConfig;
-use crate::config::error::{ConfigError, count, ensure, share};
+use crate::config::error::{ConfigError, checked_count, checked_share, ensure};
 use crate::config::policy::PolicyConfig;
 use crate::core::Core;
 use crate::scheduler::limits::Limits;
@@ -38,7 +38,7 @@ pub struct Facts {
     pub overlaps: bool,
 }
 
-/// A consistent configuration without open defaults.
+/// A validated configuration with all defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
     /// KV cache kind.
@@ -86,7 +86,7 @@ impl EngineConfig {
         check_batch_sizes(&facts.batch_sizes, &limits)?;
         let rings = if self.rings { Some(rings(facts, limits.max_num_batched_tokens)?) } else { None };
         let block_size = if kind.is_block_based() {
-            count("block_size", self.block_size, if needs_blocks { 64 } else { 16 }, 256)?
+            checked_count("block_size", self.block_size, if needs_blocks { 64 } else { 16 }, 256)?
         } else {
             1
         };
@@ -132,7 +132,8 @@ impl EngineConfig {
     }
 
     fn limits(&self, facts: &Facts, kind: CacheKind) -> Result<Limits, ConfigError> {
-        let max_model_len = count("max_model_len", self.max_model_len, facts.max_model_len, MOST_TOKENS)?;
+        let max_model_len =
+            checked_count("max_model_len", self.max_model_len, facts.max_model_len, MOST_TOKENS)?;
         let is_length = |holds, reason: String| {
             ensure(holds, || ConfigError::invalid("max_model_len", &max_model_len, reason))
         };
@@ -145,15 +146,15 @@ impl EngineConfig {
         let sequences = if kind.holds_one_sequence() { 1 } else { 512 };
         let tokens = if facts.is_cpu { 2048 } else { 16384 };
         Ok(Limits {
-            max_num_seqs: count("max_num_seqs", self.max_num_seqs, sequences, MOST_SEQUENCES)?,
-            max_num_batched_tokens: count(
+            max_num_seqs: checked_count("max_num_seqs", self.max_num_seqs, sequences, MOST_SEQUENCES)?,
+            max_num_batched_tokens: checked_count(
                 "max_num_batched_tokens",
                 self.max_num_batched_tokens,
                 tokens,
                 MOST_TOKENS,
             )?,
             max_model_len,
-            watermark: (share("watermark", self.watermark)? * 1000.0).round() as u32,
+            watermark: (checked_share("watermark", self.watermark)? * 1000.0).round() as u32,
             prefix_cache: kind.is_block_based() && self.prefix_cache.unwrap_or(true),
             graph_max_batch: self.graph_max_batch.unwrap_or(Limits::default().graph_max_batch),
             ..Limits::default()
@@ -166,7 +167,7 @@ impl EngineConfig {
             let reason = format!("leaves no room for a block of {block_size} slots");
             return Err(ConfigError::invalid("memory_utilization", &self.memory_share()?, reason));
         }
-        let capacity = count("kv_capacity", self.kv_capacity, facts.slots.min(most), most)?;
+        let capacity = checked_count("kv_capacity", self.kv_capacity, facts.slots.min(most), most)?;
         ensure(capacity >= block_size, || {
             let reason = format!("is less than a block of {block_size} slots");
             ConfigError::invalid("kv_capacity", &capacity, reason)

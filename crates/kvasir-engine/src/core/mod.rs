@@ -38,7 +38,7 @@ use crate::scheduler::record::{Arrival, StepRecord};
 use crate::scheduler::requests::Requests;
 use crate::scheduler::state::SchedulerState;
 use crate::scheduler::view::SchedulerView;
-use crate::speculation::control::Speculation;
+use crate::speculation::control::SpeculationControl;
 use crate::speculation::statistics::DraftStats;
 use crate::speculation::width::DraftWidth;
 use crate::step::build::StepBuilder;
@@ -82,7 +82,7 @@ pub struct Core {
     policy: Box<dyn Policy>,
     builder: StepBuilder,
     committer: StepCommitter,
-    speculation: Speculation,
+    speculation: SpeculationControl,
     costs: Costs,
     next_number: u64,
 }
@@ -97,7 +97,7 @@ impl Core {
             policy,
             builder: StepBuilder::default(),
             committer: StepCommitter::default(),
-            speculation: Speculation::default(),
+            speculation: SpeculationControl::default(),
             costs: Costs::default(),
             next_number: 1,
         }
@@ -286,7 +286,7 @@ impl Core {
         let SchedulerState { record, arrived, shifted, .. } = &mut self.state;
         record.begin(now, self.costs, arrived, shifted);
         self.state.compact();
-        self.speculation.choose(&mut self.state.requests);
+        self.speculation.prune_drafts(&mut self.state.requests);
         let mut step = self.builder.take();
         let mut built = self.try_schedule(&mut step, now);
         // Each try evicts, preempts or ends at least one request or session, so the loop

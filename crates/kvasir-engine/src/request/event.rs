@@ -97,7 +97,7 @@ impl Summary {
     }
 }
 
-/// One event with all that belongs to it.
+/// An event with its tokens, log-probabilities and statistics, borrowed from the outbox.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EventOutput<'a> {
     /// The event.
@@ -116,7 +116,7 @@ pub struct EventOutput<'a> {
     pub summary: Option<&'a Summary>,
 }
 
-/// Takes the first element of a list off it, if it satisfies `is_next`.
+/// Pops the first element of a slice, if it satisfies `is_next`.
 fn take_first<'a, T>(list: &mut &'a [T], is_next: impl FnOnce(&T) -> bool) -> Option<&'a T> {
     if list.first().is_some_and(is_next) { list.split_off_first() } else { None }
 }
@@ -163,9 +163,9 @@ impl Outbox {
         self.events.is_empty() && self.admitted.is_empty() && self.retained.is_empty()
     }
 
-    /// Iterates over the events, each with all that belongs to it.
+    /// Iterates over the events with their tokens, log-probabilities and statistics.
     pub fn iter(&self) -> impl Iterator<Item = EventOutput<'_>> {
-        // These lists are in the order of the events, and an entry's event is recorded in it.
+        // Each list is sorted by event, and each entry identifies its event.
         let (mut logprobs, mut scores, mut hidden, mut ended) =
             (&self.logprobs[..], &self.scores[..], &self.hidden[..], &self.ended[..]);
         self.events.iter().enumerate().map(move |(index, event)| {

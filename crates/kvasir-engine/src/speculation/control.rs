@@ -1,5 +1,5 @@
-//! [`Speculation`]: the state of speculative decoding in the core, in the order in which a step meets
-//! it: `choose` drafts, `plan_depth` and `plan_row` for the draft model, then `observe_*`.
+//! [`SpeculationControl`]: controls speculative decoding per step. Before a step `prune_drafts`, then
+//! `plan_depth` and `plan_draft_row` for a draft model; after it `observe_*`.
 
 use crate::request::proposal::Proposal;
 use crate::request::sequence::Sequence;
@@ -12,7 +12,7 @@ use crate::speculation::width::{DraftWidth, WidthControl};
 use kvasir_exec::{Batch, BatchRow, Output};
 
 #[derive(Debug, Default)]
-pub(crate) struct Speculation {
+pub(crate) struct SpeculationControl {
     draft_width: DraftWidth,
     /// Drafts that a step verifies.
     width: WidthControl,
@@ -23,14 +23,14 @@ pub(crate) struct Speculation {
     stats: DraftStats,
 }
 
-impl Speculation {
+impl SpeculationControl {
     pub(crate) fn set_draft_width(&mut self, width: DraftWidth) {
         self.draft_width = width;
     }
 
-    /// Sets the most levels that the executor's draft model may propose; 0 without one.
-    pub(crate) fn set_model_depth(&mut self, most: u32) {
-        self.depth.most = most;
+    /// Sets the number of levels that the executor's draft model may propose; 0 without one.
+    pub(crate) fn set_model_depth(&mut self, max_depth: u32) {
+        self.depth.max_depth = max_depth;
     }
 
     /// Draft acceptance statistics.
@@ -39,14 +39,14 @@ impl Speculation {
     }
 
     /// Drops the drafts that the next step is faster without.
-    pub(crate) fn choose(&mut self, requests: &mut Requests) {
+    pub(crate) fn prune_drafts(&mut self, requests: &mut Requests) {
         if self.draft_width == DraftWidth::Adaptive {
             self.width.choose(requests, &self.times);
         }
     }
 
-    /// Decides which scheduled sequences the draft model reads, and how many levels it proposes behind
-    /// the step. `load` requests run or wait for a place.
+    /// Decides which scheduled sequences the draft model reads, and how many levels it proposes after
+    /// the step. `load` is the number of running and waiting requests, at most `max_num_seqs`.
     pub(crate) fn plan_depth(&mut self, requests: &mut Requests, schedule: &Schedule, load: u32) {
         if !self.depth.has_model() {
             return;
@@ -64,14 +64,14 @@ impl Speculation {
         self.depth.choose(times, rows.max(1), followed, prefill);
     }
 
-    /// Sets what the draft model does with one batch row.
-    pub(crate) fn plan_row(&self, sequence: &Sequence, row: &mut BatchRow) {
+    /// Sets `draft_depth` and `feeds_draft` of one batch row.
+    pub(crate) fn plan_draft_row(&self, sequence: &Sequence, row: &mut BatchRow) {
         if self.depth.has_model() {
-            self.depth.plan_row(sequence, row);
+            self.depth.plan_draft_row(sequence, row);
         }
     }
 
-    /// Updates the step times: of the target, and of a draft model behind it.
+    /// Updates the measured step times of the target and of the draft model.
     pub(crate) fn observe_step(&mut self, batch: &Batch, output: &Output) {
         if batch.rows.iter().all(|row| !row.kind.is_prefill()) {
             self.times.observe(batch.tokens.len() as u32, output.device_ns);
@@ -81,8 +81,9 @@ impl Speculation {
         }
     }
 
-    /// Updates the acceptance rates by a verified proposal of `depth` levels, of which the nodes
-    /// `accepted`, numbered from 1, were accepted. `reliability` is the request's own record.
+    /// Updates the acceptance rates with a verified proposal of `depth` levels, of which the nodes
+    /// `accepted`, numbered from 1, were accepted. `reliability` is the request's
+    /// average ratio of observed to expected acceptance.
     pub(crate) fn observe_drafts(
         &mut self,
         drafts: &Proposal,
@@ -97,12 +98,12 @@ impl Speculation {
     }
 
     /// Counts a verification of `drafts` drafts of `depth` levels.
-    pub(crate) fn count(&mut self, drafts: usize, depth: usize, accepted: usize) {
+    pub(crate) fn record_verification(&mut self, drafts: usize, depth: usize, accepted: usize) {
         self.stats.count(drafts, depth, accepted);
     }
 
-    /// Updates the expected outputs of a request by those of one that ended.
-    pub(crate) fn observe_end(&mut self, outputs: u32) {
+    /// Updates the average number of output tokens per request.
+    pub(crate) fn observe_completion(&mut self, outputs: u32) {
         self.depth.observe_end(outputs);
     }
 }

@@ -45,7 +45,7 @@ impl Default for Level {
 #[derive(Debug, Default)]
 pub(crate) struct DepthControl {
     /// Levels that it may propose; 0 if there is no draft model.
-    pub(crate) most: u32,
+    pub(crate) max_depth: u32,
     /// Levels that it proposes behind the step that is built.
     chosen: u32,
     /// Acceptance of its levels, where all before were accepted.
@@ -67,10 +67,10 @@ pub(crate) struct DepthControl {
 
 impl DepthControl {
     pub(crate) fn has_model(&self) -> bool {
-        self.most > 0
+        self.max_depth > 0
     }
 
-    /// Updates the drafting times by those of a step.
+    /// Updates the drafting times with those of a step.
     pub(crate) fn observe_step(&mut self, batch: &Batch, output: &Output) {
         let rows = output.proposals.len() as u32;
         let levels = batch.rows.iter().map(|row| row.draft_depth).max().unwrap_or(0);
@@ -86,7 +86,7 @@ impl DepthControl {
         }
     }
 
-    /// Updates the expected outputs of a request by those of one that ended.
+    /// Updates the average number of output tokens per request.
     pub(crate) fn observe_end(&mut self, outputs: u32) {
         let before = if self.outputs == 0.0 { f64::from(outputs) } else { self.outputs };
         self.outputs = before + (f64::from(outputs) - before) * WEIGHT;
@@ -133,7 +133,7 @@ impl DepthControl {
     /// steps, with or without drafts.
     pub(crate) fn choose(&mut self, times: Option<&StepTimes>, rows: u32, followed: u32, prefill: bool) {
         self.chosen = match times {
-            None => self.most,
+            None => self.max_depth,
             Some(_) if self.plain_steps < PLAIN_FIRST && prefill => 0,
             Some(times) if prefill => self.best(times, rows, followed),
             Some(_) if self.plain_steps < PLAIN_FIRST || self.drafting_steps >= PLAIN_EVERY => {
@@ -151,7 +151,7 @@ impl DepthControl {
 
     /// Sets `draft_depth` and `feeds_draft` of one batch row. While drafting does not pay, the draft
     /// model runs no decode rows.
-    pub(crate) fn plan_row(&self, sequence: &Sequence, row: &mut BatchRow) {
+    pub(crate) fn plan_draft_row(&self, sequence: &Sequence, row: &mut BatchRow) {
         let most = sequence.cold.params.max_drafts.unwrap_or(u32::MAX);
         let follows = sequence.cold.followed == Some(true);
         row.feeds_draft = follows && (row.kind.is_prefill() || self.chosen > 0 || self.idle == 0);
@@ -174,7 +174,7 @@ impl DepthControl {
         let level = self.drafting.predict(followed).unwrap_or(0.0);
         let share = f64::from(followed) / f64::from(rows);
         let (mut reached, mut tokens) = (1.0, 1.0);
-        for depth in 1..=self.most {
+        for depth in 1..=self.max_depth {
             reached *= self.levels[(depth as usize - 1).min(MOST_LEVELS - 1)].0;
             tokens += share * reached;
             let step = times.predict(rows + followed * depth).unwrap_or(plain).max(plain);
@@ -200,8 +200,8 @@ mod tests {
         times
     }
 
-    fn of_depth(most: u32) -> DepthControl {
-        DepthControl { most, ..DepthControl::default() }
+    fn of_depth(max_depth: u32) -> DepthControl {
+        DepthControl { max_depth, ..DepthControl::default() }
     }
 
     fn depth(control: &mut DepthControl, rows: u32, followed: u32, prefill: bool) -> u32 {

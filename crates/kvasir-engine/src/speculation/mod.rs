@@ -7,7 +7,7 @@
 //! 3. Before a step `width` places drafts where the expected tokens per second are highest, by the
 //!    measured times of steps (`step_times`), and `depth` says what a draft model reads and proposes.
 //!
-//! [`Speculation`](control::Speculation) owns all of it.
+//! [`SpeculationControl`](control::SpeculationControl) owns all of it.
 //!
 //! The target model verifies the drafts in one row (`step/commit.rs`), so outputs never depend on
 //! any of this. Builds on `request` and `scheduler`.

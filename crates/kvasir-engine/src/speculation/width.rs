@@ -10,7 +10,7 @@
 //! top. With one stream and cheap steps many are taken, with 64 streams or poor guesses none. *Fixed*
 //! width verifies every draft that is proposed, as recorded cases want it.
 //!
-//! Acceptance is learned from every verification.
+//! Every verification updates the acceptance estimates.
 
 use crate::request::proposal::{Evidence, Proposal};
 use crate::scheduler::requests::Requests;
@@ -49,7 +49,7 @@ pub(crate) struct WidthControl {
 const RELIABILITY_WEIGHT: f32 = 0.1;
 
 impl WidthControl {
-    /// Updates the acceptance rates by a verified proposal, of which the nodes `accepted`, numbered
+    /// Updates the acceptance rates with a verified proposal, of which the nodes `accepted`, numbered
     /// from 1, were accepted. `reliability` is the request's own record.
     pub(crate) fn observe_drafts(&mut self, drafts: &Proposal, accepted: &[u32], reliability: &mut f32) {
         let mut expected = 0.0;

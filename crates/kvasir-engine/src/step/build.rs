@@ -17,7 +17,7 @@ use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::schedule::ScheduledRow;
 use crate::scheduler::state::SchedulerState;
-use crate::speculation::control::Speculation;
+use crate::speculation::control::SpeculationControl;
 use kvasir_exec::{Batch, BatchRow, Drafts, IN_FLIGHT, RowKind, Step, StepKind};
 use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{CacheError, ClaimRow, SeqId, Span, StepId, Token};
@@ -126,7 +126,12 @@ impl StepBuilder {
 
     /// Fills the batch of a claimed step, advances the sequences' counters and counts the step as
     /// in flight. `speculation` plans the executor's draft model, if any.
-    pub(crate) fn fill(&mut self, state: &mut SchedulerState, step: &mut Step, speculation: &Speculation) {
+    pub(crate) fn fill(
+        &mut self,
+        state: &mut SchedulerState,
+        step: &mut Step,
+        speculation: &SpeculationControl,
+    ) {
         self.newest = step.plan.step;
         let SchedulerState { requests, kv, schedule, .. } = state;
         let (scheduled, block) = (schedule.rows(), kv.budget().block());
@@ -151,7 +156,7 @@ impl StepBuilder {
                 }
             }
             let samples = filled.samples();
-            speculation.plan_row(sequence, filled);
+            speculation.plan_draft_row(sequence, filled);
             let (prefilled, spills) = (row.kind.is_prefill() && samples, sequence.tokens.is_due());
             decodes += usize::from(!row.kind.is_prefill());
             sequence.claimed += row.tokens;

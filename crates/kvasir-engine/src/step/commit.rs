@@ -18,7 +18,7 @@ use crate::request::sequence::{Sequence, SlotCopies, Status};
 use crate::request::stop;
 use crate::request::timings::Nanos;
 use crate::scheduler::state::SchedulerState;
-use crate::speculation::control::Speculation;
+use crate::speculation::control::SpeculationControl;
 use crate::speculation::statistics::depth;
 use kvasir_exec::{BatchRow, NO_TOKEN, RowKind, Step, StepError};
 use kvasir_kv::{StepId, Token};
@@ -112,7 +112,7 @@ impl StepCommitter {
     /// Commits the results of a step, or fails its sequences.
     pub(crate) fn postprocess(
         &mut self,
-        (state, speculation): (&mut SchedulerState, &mut Speculation),
+        (state, speculation): (&mut SchedulerState, &mut SpeculationControl),
         step: &Step,
         result: &Result<(), StepError>,
         now: Nanos,
@@ -136,7 +136,7 @@ impl StepCommitter {
     /// in flight.
     fn end_row(
         &mut self,
-        (state, speculation): (&mut SchedulerState, &mut Speculation),
+        (state, speculation): (&mut SchedulerState, &mut SpeculationControl),
         i: usize,
         row: &BatchRow,
         step: &Step,
@@ -163,7 +163,7 @@ impl StepCommitter {
     /// request.
     fn commit_row(
         &mut self,
-        (state, speculation): (&mut SchedulerState, &mut Speculation),
+        (state, speculation): (&mut SchedulerState, &mut SpeculationControl),
         entry: u32,
         i: usize,
         step: &Step,
@@ -213,7 +213,7 @@ impl StepCommitter {
             return state.finish(entry, Finish::Failed(Fault::Internal), None, first, now);
         }
         if let Some(outputs) = commit_outputs(state, entry, first, step, (span.start, &self.path), now) {
-            speculation.observe_end(outputs);
+            speculation.observe_completion(outputs);
         }
         state.publish(entry, milestone);
         let newest = self.path.last().and_then(|node| sampled.get(*node as usize));
@@ -228,7 +228,7 @@ impl StepCommitter {
     /// the cache failed.
     fn verify(
         &mut self,
-        (state, speculation): (&mut SchedulerState, &mut Speculation),
+        (state, speculation): (&mut SchedulerState, &mut SpeculationControl),
         entry: u32,
         (i, row): (usize, &BatchRow),
         step: &Step,
@@ -239,7 +239,7 @@ impl StepCommitter {
         self.accepted.clear();
         step.accepted(i, &mut self.accepted);
         let depth = parents.map_or(count, depth);
-        speculation.count(count, depth, self.accepted.len());
+        speculation.record_verification(count, depth, self.accepted.len());
         let SchedulerState { requests, kv, .. } = state;
         let sequence = &mut requests[entry];
         let cold = &mut *sequence.cold;

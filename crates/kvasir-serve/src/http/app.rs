@@ -1,6 +1,6 @@
 //! State shared by all handlers: the served model, the engine, access rules, sessions.
 //!
-//! What handlers do with it is beside it: `submission`, `model_names`, `session_turns`.
+//! `submission`, `model_names` and `session_turns` implement the operations on it.
 
 use crate::context::ignored_fields::{LoggedFields, UnknownFields};
 use crate::error::ApiError;
@@ -133,7 +133,7 @@ impl App {
         self.host.open()
     }
 
-    /// A number that clients cannot foresee.
+    /// An unpredictable 64-bit number.
     pub(super) fn random_u64(&self) -> u64 {
         self.random.hash_one(self.ids.fetch_add(1, Ordering::Relaxed))
     }

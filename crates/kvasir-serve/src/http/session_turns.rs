@@ -1,5 +1,4 @@
-//! Turns of server-side sessions: what a request that names a session continues, and which
-//! sessions and pinned prefixes end.
+//! Server-side sessions: begins turns, expires sessions and pinned prefixes.
 
 use crate::error::ApiError;
 use crate::http::app::App;

@@ -1,5 +1,4 @@
-//! From a parsed request to a submission: engine requests are built and checked here, and handed to
-//! the engine.
+//! Builds, validates and submits engine requests.
 //!
 //! `App::submission` runs these steps: truncate the prompt, limit the answer, complete the engine
 //! parameters, isolate the prefix cache, check, and count the tokens that admission charges.
@@ -47,7 +46,8 @@ impl App {
         Ok(Submission { request: Request { tag: 0, prompt, params }, tokens })
     }
 
-    /// Drops the prompt's first tokens, as many as `truncate_prompt` says.
+    /// Keeps the last `truncate_prompt` prompt tokens; a negative value keeps what fits beside the
+    /// answer.
     fn truncate(&self, mut prompt: Vec<Token>, fields: &SamplingFields) -> Vec<Token> {
         let longest = self.model.facts.max_len;
         if let Some(keep) = fields.truncate_prompt {
@@ -63,7 +63,7 @@ impl App {
         fields.context_shift.filter(|_| self.model.facts.context_shift)
     }
 
-    /// Maximum number of answer tokens behind `used` prompt tokens. A larger maximum of the request is
+    /// Maximum number of answer tokens after `used` prompt tokens. A larger maximum of the request is
     /// clamped, which the response's headers report.
     fn answer_limit(&self, param: &str, used: u32, fields: &SamplingFields) -> Result<u32, ApiError> {
         let (facts, length) = (&self.model.facts, &fields.length);
@@ -131,7 +131,7 @@ impl App {
         }
     }
 
-    /// Tokens whose K/V the request may take, which admission charges.
+    /// KV cache tokens that admission charges: prompt plus expected output.
     fn charged_tokens(&self, used: u32, params: &Params, fields: &SamplingFields) -> u64 {
         let most = params.max_tokens.min(self.model.facts.max_len - used);
         let expected = fields.length.max_tokens.map_or(most.min(EXPECTED_ANSWER), |_| most);
@@ -166,7 +166,7 @@ impl App {
         }
     }
 
-    /// The tokens of a prompt; `begins` adds the tokenizer's first token.
+    /// The tokens of a prompt; `begins` prepends the BOS token.
     pub(super) fn ids(&self, prompt: &Prompt, begins: bool) -> Result<Vec<Token>, ApiError> {
         match prompt {
             Prompt::Text(text) => self.model.encode(text, begins),

@@ -1,4 +1,4 @@
-//! Charges requests and tokens to the rate of their key.
+//! Charges requests and tokens against the rate limit of an API key.
 
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
@@ -8,7 +8,7 @@ use crate::metrics::{Metrics, Rejected};
 use std::time::Instant;
 
 impl AccessControl {
-    /// Takes a charge from the rate of a key. What is left goes into the response's headers.
+    /// Fails with status 429 if the limit is exhausted. Sets the rate-limit headers of the response.
     pub(in crate::http) fn charge(
         &self,
         key: u64,

@@ -212,7 +212,7 @@ fn details(app: &App) -> Value {
 /// Refuses unknown model names with the message that Ollama's clients match on.
 fn check_model(app: &App, name: Option<&str>) -> Result<(), ApiError> {
     match name {
-        Some(name) if !app.model_names().accept(name) => {
+        Some(name) if !app.model_names().accepts(name) => {
             Err(ApiError::not_found("model", format!("model '{name}' not found")))
         }
         _ => Ok(()),
