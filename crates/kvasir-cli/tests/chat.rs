@@ -154,13 +154,13 @@ fn command_errors_do_not_end_the_chat() {
 #[test]
 fn one_question_is_answered_and_the_chat_ends() {
     let folder = Folder::new("one-shot");
-    let ask = |more: &[&str], stdin: &str| {
+    let chat = |more: &[&str], stdin: &str| {
         let options = [&["--temperature", "0", "--prompt", "hi"], more].concat();
         folder.chat(&options, stdin)
     };
-    let (code, text, notes) = ask(&[], "");
+    let (code, text, notes) = chat(&[], "");
     assert_eq!((code, notes.as_str()), (Some(0), ""), "{text}");
-    let json = |stdin: &str| -> Value { serde_json::from_str(&ask(&["--json"], stdin).1).unwrap() };
+    let json = |stdin: &str| -> Value { serde_json::from_str(&chat(&["--json"], stdin).1).unwrap() };
     let whole = json("");
     assert_eq!(whole["content"].as_str().unwrap().trim(), text.trim());
     assert_eq!(

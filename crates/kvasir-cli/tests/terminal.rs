@@ -346,7 +346,7 @@ fn a_full_conversation_goes_on_without_its_oldest_turns() {
     let mut chat = Chat::start_with("full", "fixed:1ms", 24, &["--max-model-len", "160"]);
     let is_full = |chat: &Chat| chat.output.contains("drop the oldest");
     for round in 0..2 {
-        let mut requested = 0;
+        let mut questions = 0;
         loop {
             chat.send_line("tell me more about that");
             assert!(
@@ -357,8 +357,8 @@ fn a_full_conversation_goes_on_without_its_oldest_turns() {
             if is_full(&chat) {
                 break;
             }
-            requested += 1;
-            assert!(requested < 20, "never full: {}", chat.output);
+            questions += 1;
+            assert!(questions < 20, "never full: {}", chat.output);
         }
         assert!(chat.output.contains("of 160 tokens"), "{}", chat.output);
         chat.output.clear();

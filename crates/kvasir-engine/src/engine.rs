@@ -353,8 +353,8 @@ impl<E: Executor> Engine<E> {
     /// Hands the proposals of the executor's draft model to their sequences. It proposes nothing for a
     /// sequence of whose context it lacks much; such a one is not followed any longer.
     fn take_proposals(&mut self, step: &Step) {
-        let requested = step.batch.rows.iter().zip(0..).filter(|(row, _)| row.draft_depth > 0);
-        for (row, i) in requested.filter(|_| step.output.draft_error.is_none()) {
+        let drafted_rows = step.batch.rows.iter().zip(0..).filter(|(row, _)| row.draft_depth > 0);
+        for (row, i) in drafted_rows.filter(|_| step.output.draft_error.is_none()) {
             if step.output.proposals.binary_search_by_key(&i, |proposed| proposed.row).is_err() {
                 self.core.unfollow(RequestId(row.request));
             }

@@ -165,9 +165,9 @@ fn forks_share_what_is_left_of_a_cut_session() {
         branch.tokens.truncate(shared as usize);
         branch.values.truncate(shared as usize);
         branch.tokens.extend([9; 5]);
-        let mut requested = request(&branch.tokens, 6);
-        requested.params.session = Some(SessionId(2));
-        let done = complete(&mut engine, requested);
+        let mut next = request(&branch.tokens, 6);
+        next.params.session = Some(SessionId(2));
+        let done = complete(&mut engine, next);
         assert_eq!(done.summary.cached, shared, "{kind}");
         assert_eq!(done.tokens, Toy::after(&mut branch.values, &[9; 5], 6), "{kind}");
         assert_eq!(trunk.turn(&mut engine, &[7, 8], 4), 60, "{kind}: the trunk has not changed");

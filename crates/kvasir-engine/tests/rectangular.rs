@@ -153,7 +153,7 @@ struct PlannedRequest {
 
 fn requests(random: &mut Random, setup: &Setup) -> Vec<PlannedRequest> {
     let trunk: Vec<Token> = (0..setup.length).map(|_| 100 + random.between(0, 2)).collect();
-    let ask = |random: &mut Random, tag: u64| {
+    let request = |random: &mut Random, tag: u64| {
         let shared = if random.chance(60) { random.between(0, setup.length / 2) } else { 0 };
         let mut prompt = trunk[..shared as usize].to_vec();
         prompt.extend((0..random.between(1, setup.length / 2 - 1)).map(|_| 100 + random.between(0, 2)));
@@ -168,7 +168,7 @@ fn requests(random: &mut Random, setup: &Setup) -> Vec<PlannedRequest> {
         let abort_at = (setup.aborts && random.chance(40)).then(|| random.between(0, 60));
         PlannedRequest { request, at: random.between(0, 40), abort_at }
     };
-    (0..u64::from(random.between(1, 9))).map(|tag| ask(random, tag)).collect()
+    (0..u64::from(random.between(1, 9))).map(|tag| request(random, tag)).collect()
 }
 
 /// Runs one workload; returns the device's counts and the number of pauses.

@@ -174,8 +174,8 @@ fn a_stored_head_overrides_tied_embeddings() {
         let config = json!({
             "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
             "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 1024, "tie_word_embeddings": tie});
-        let requested = Model::build(&Source::of_config(config.clone())).unwrap().target;
-        let shapes = requested.weights.iter().filter(|w| w.role != Role::Head && w.tie.is_none());
+        let program = Model::build(&Source::of_config(config.clone())).unwrap().target;
+        let shapes = program.weights.iter().filter(|w| w.role != Role::Head && w.tie.is_none());
         let mut tensors: BTreeMap<_, _> = shapes.map(|w| (w.name.clone(), w.shape.clone())).collect();
         if stored {
             tensors.insert("lm_head.weight".to_owned(), vec![512, 64]);

@@ -38,27 +38,27 @@ fn seen(subscription: &mut StepSubscription) -> Vec<StepEvent> {
 
 /// Per request tag, from the steps after the last `Begin`: tokens reported, and whether it has
 /// ended.
-fn told(subscription: &[StepEvent]) -> BTreeMap<u64, (u32, bool)> {
+fn totals(subscription: &[StepEvent]) -> BTreeMap<u64, (u32, bool)> {
     let begin = subscription.iter().rposition(|sight| *sight == StepEvent::Begin).unwrap();
     let mut tags = BTreeMap::new();
-    let mut told = BTreeMap::new();
+    let mut totals = BTreeMap::new();
     for sight in &subscription[begin + 1..] {
         let StepEvent::Step(step) = sight else { unreachable!() };
         let StepTrace { arrived, spoke, outputs, ended, .. } = &**step;
         for (number, _, _, tag) in arrived {
             tags.insert(*number, *tag);
-            told.insert(*tag, (0, false));
+            totals.insert(*tag, (0, false));
         }
         let runs =
             spoke.iter().flat_map(|(first, count)| (*first..first + u64::from(*count)).map(|n| (n, 1)));
         for (number, tokens) in runs.chain(outputs.iter().copied()) {
-            told.get_mut(&tags[&number]).unwrap().0 += tokens;
+            totals.get_mut(&tags[&number]).unwrap().0 += tokens;
         }
         for (number, _) in ended {
-            told.get_mut(&tags[number]).unwrap().1 = true;
+            totals.get_mut(&tags[number]).unwrap().1 = true;
         }
     }
-    told
+    totals
 }
 
 #[test]
@@ -75,8 +75,8 @@ fn late_subscribers_get_a_full_snapshot() {
     let subscription = seen(&mut subscription);
     assert_eq!(subscription[0], StepEvent::Begin);
     // The last step is reported although none follows it.
-    assert_eq!(told(&subscription)[&1], (20, true));
-    assert_eq!(told(&subscription)[&3], (7, true));
+    assert_eq!(totals(&subscription)[&1], (20, true));
+    assert_eq!(totals(&subscription)[&3], (7, true));
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn snapshot_after_a_gap_is_consistent() {
         engine.step().unwrap();
         rest.extend(seen(&mut slow));
     }
-    assert_eq!(told(&rest), BTreeMap::from([(1, (2000, true))]));
+    assert_eq!(totals(&rest), BTreeMap::from([(1, (2000, true))]));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn subscriber_count_is_limited() {
     let mut subscription = feed.subscribe(Visibility::All).unwrap();
     add(&mut engine, 1, 3, 2);
     drain(&mut engine);
-    assert_eq!(told(&seen(&mut subscription))[&1], (2, true));
+    assert_eq!(totals(&seen(&mut subscription))[&1], (2, true));
     drop(engine);
     assert_eq!(
         feed.subscribe(Visibility::All).err().unwrap().status,
@@ -148,8 +148,8 @@ fn a_key_sees_its_own_requests_only() {
     add_of_key(&mut engine, 1, 11, 8, 5);
     drain(&mut engine);
     let (own, all) = (seen(&mut own), seen(&mut all));
-    assert_eq!(told(&own), BTreeMap::from([(10, (9, true)), (11, (5, true))]));
-    assert_eq!(told(&all).len(), 4);
+    assert_eq!(totals(&own), BTreeMap::from([(10, (9, true)), (11, (5, true))]));
+    assert_eq!(totals(&all).len(), 4);
     // The requests of other keys have no number in the trace.
     let numbers: Vec<u64> = own
         .iter()

@@ -137,7 +137,7 @@ impl Session {
         }
         let mut requests = Vec::with_capacity(branches.len());
         for branch in branches {
-            match self.ask(*branch, params) {
+            match self.submit(*branch, params) {
                 Ok(request) => requests.push(request),
                 Err(error) => {
                     requests.iter().for_each(|request| self.runner.cancel(*request));
@@ -157,11 +157,11 @@ impl Session {
     /// Streams generation at the end of a branch. Received tokens are appended, even if the stream
     /// is dropped early.
     pub fn stream(&mut self, branch: Branch, params: &Params) -> Result<Stream<'_>, Error> {
-        let request = self.ask(branch, params)?;
+        let request = self.submit(branch, params)?;
         Ok(Stream::new(&mut self.runner, request, self.branches.get_mut(&branch)))
     }
 
-    fn ask(&mut self, branch: Branch, params: &Params) -> Result<kvasir_engine::RequestId, Error> {
+    fn submit(&mut self, branch: Branch, params: &Params) -> Result<kvasir_engine::RequestId, Error> {
         let tokens = self.tokens(branch)?.to_vec();
         if let Some(prefix) = self.prefix {
             prefix.check(&self.runner.model, tokens.len().saturating_add(params.max_tokens as usize))?;
@@ -180,7 +180,7 @@ impl Session {
             return Ok(());
         }
         let params = Params { max_tokens: 0, ..Params::default() };
-        let request = self.ask(branch, &params)?;
+        let request = self.submit(branch, &params)?;
         self.runner.answers(&[request]).map(|_| ())
     }
 

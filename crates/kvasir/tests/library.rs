@@ -51,7 +51,7 @@ type Bits = Vec<(Token, u32)>;
 /// A multi-turn conversation, with forks where the cache supports them.
 fn converse(mut session: Session) -> Vec<Bits> {
     let mut answered: Vec<Bits> = Vec::new();
-    let mut ask = |session: &mut Session, branches: &[Branch]| {
+    let mut generate = |session: &mut Session, branches: &[Branch]| {
         let answers = session.generate_all(branches, &params(9)).unwrap();
         answered.extend(answers.iter().map(|answer| {
             assert_eq!(answer.ids.len(), answer.logprobs.len());
@@ -60,16 +60,16 @@ fn converse(mut session: Session) -> Vec<Bits> {
     };
     let main = session.main();
     session.append(main, (5..45).collect::<Vec<Token>>()).unwrap();
-    ask(&mut session, &[main]);
+    generate(&mut session, &[main]);
     session.append(main, [7, 8]).unwrap();
-    ask(&mut session, &[main]);
+    generate(&mut session, &[main]);
     session.rewind(main, 30).unwrap();
-    ask(&mut session, &[main]);
+    generate(&mut session, &[main]);
     if let Ok(forks) = session.fork(main, 3) {
         session.append(forks[1], [9]).unwrap();
-        ask(&mut session, &forks);
+        generate(&mut session, &forks);
         session.keep(forks[2]).unwrap();
-        ask(&mut session, &[forks[2]]);
+        generate(&mut session, &[forks[2]]);
     }
     answered
 }
@@ -108,7 +108,7 @@ fn frozen(kvasir: &Kvasir, kv: KvType, in_parts: bool) -> SharedPrefix {
 /// Answers of a session behind a prefix, or with the same tokens appended.
 fn say_behind(mut session: Session, in_front: &[Token]) -> Vec<Bits> {
     let mut answered = Vec::new();
-    let mut ask = |session: &mut Session, branches: &[Branch]| {
+    let mut generate = |session: &mut Session, branches: &[Branch]| {
         for answer in session.generate_all(branches, &params(7)).unwrap() {
             answered.push(
                 answer.ids.into_iter().zip(answer.logprobs.iter().map(|l| l.chosen.to_bits())).collect(),
@@ -119,16 +119,16 @@ fn say_behind(mut session: Session, in_front: &[Token]) -> Vec<Bits> {
     session.append(main, in_front).unwrap();
     assert_eq!(session.len(main).unwrap(), 45);
     session.append(main, [200, 201, 202]).unwrap();
-    ask(&mut session, &[main]);
+    generate(&mut session, &[main]);
     session.rewind(main, 46).unwrap();
     session.append(main, [203]).unwrap();
-    ask(&mut session, &[main]);
+    generate(&mut session, &[main]);
     if let Ok(forks) = session.fork(main, 2) {
         session.append(forks[1], [9]).unwrap();
-        ask(&mut session, &forks);
+        generate(&mut session, &forks);
         session.rewind(forks[0], 45).unwrap();
         session.append(forks[0], [210, 211]).unwrap();
-        ask(&mut session, &[forks[0]]);
+        generate(&mut session, &[forks[0]]);
     }
     answered
 }

@@ -197,9 +197,9 @@ fn requests() -> Vec<(Vec<Token>, Params)> {
 }
 
 fn outputs(kvasir: &mut Kvasir) -> Vec<Answer> {
-    let requested: Vec<_> =
+    let requests: Vec<_> =
         requests().into_iter().map(|(prompt, params)| (Prompt::Ids(prompt), params)).collect();
-    kvasir.generate_many(requested).unwrap()
+    kvasir.generate_many(requests).unwrap()
 }
 
 /// What must not depend on drafts: tokens, log-probabilities and the reason of the end.
@@ -264,14 +264,14 @@ fn the_built_in_model_drafts_with_its_own_layer_and_head() {
 fn built_in_drafts(setup: &Setup) {
     let generate = |text: Option<&str>| {
         let mut kvasir = setup.engine(OpenedModel::built_in().unwrap(), text.map(spec).as_ref());
-        let ask = |question: &str| {
+        let request = |question: &str| {
             let sampling = Sampling { logprobs: Some(1), ..Sampling::default() };
             let chat = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
             (Prompt::Text(chat), Params { max_tokens: 80, sampling, ..Params::default() })
         };
-        let requested =
+        let questions =
             ["What is the capital of Italy?", "Sort 9, 4, 7, 1, 8.", "What is 17 + 25?", "Who are you?"];
-        kvasir.generate_many(requested.map(ask).to_vec()).unwrap()
+        kvasir.generate_many(questions.map(request).to_vec()).unwrap()
     };
     let plain = generate(None);
     let tokens: usize = plain.iter().map(|answer| answer.ids.len()).sum();
@@ -298,7 +298,7 @@ fn converse(case: &Path, method: Option<&str>, kind: CacheKind) -> (Vec<Vec<Toke
     let cache = if kind.is_block_based() { cache.block_size(4) } else { cache };
     let mut session = kvasir.session(cache).unwrap();
     let (mut answers, mut accepted) = (Vec::new(), 0);
-    let mut ask = |session: &mut Session, branches: &[Branch]| {
+    let mut generate = |session: &mut Session, branches: &[Branch]| {
         let sampling = Sampling { temperature: 0.6, seed: 4, ..Sampling::default() };
         let params = Params { max_tokens: 24, ignore_eos: true, sampling, ..Params::default() };
         for answer in session.generate_all(branches, &params).unwrap() {
@@ -308,15 +308,15 @@ fn converse(case: &Path, method: Option<&str>, kind: CacheKind) -> (Vec<Vec<Toke
     };
     let main = session.main();
     session.append(main, requests()[0].0.clone()).unwrap();
-    ask(&mut session, &[main]);
+    generate(&mut session, &[main]);
     let forks = session.fork(main, 2).unwrap();
     session.append(forks[0], vec![9, 8]).unwrap();
     session.append(forks[1], vec![7]).unwrap();
-    ask(&mut session, &[main, forks[0], forks[1]]);
+    generate(&mut session, &[main, forks[0], forks[1]]);
     session.rewind(main, 50).unwrap();
     session.cut(forks[1], 8..20).unwrap();
     session.append(main, vec![3]).unwrap();
-    ask(&mut session, &[main, forks[1]]);
+    generate(&mut session, &[main, forks[1]]);
     (answers, accepted)
 }
 
@@ -380,8 +380,8 @@ fn rejection_sampling_accepts_all_of_an_equal_draft_model() {
             ..Params::default()
         };
         let prompt = || kvasir::Prompt::Ids(vec![5, 6, 7, 8]);
-        let requested = (0..6).map(|seed| (prompt(), params(seed, 0.9)));
-        for answer in kvasir.generate_many(requested).unwrap() {
+        let requests = (0..6).map(|seed| (prompt(), params(seed, 0.9)));
+        for answer in kvasir.generate_many(requests).unwrap() {
             assert!(answer.drafted >= 27 && answer.accepted + 1 >= answer.drafted, "{answer:?}");
         }
         // Greedy decoding has one right token, whatever the rule.
@@ -398,14 +398,14 @@ fn rejection_sampling_keeps_the_distribution() {
     let case = paths::model("qwen3");
     let counts = |spec: Option<&Speculation>, seeds: u64| {
         let mut kvasir = engine(&case, spec, CacheKind::Radix);
-        let requested = (0..REQUESTS).map(|seed| {
+        let requests = (0..REQUESTS).map(|seed| {
             let sampling = Sampling { temperature: 1.0, top_k: 6, seed: seeds + seed, ..Sampling::default() };
             let params = Params { max_tokens: 4, ignore_eos: true, sampling, ..Params::default() };
             (kvasir::Prompt::Ids(vec![5, 6, 7, 8, 9, 10, 11, 12]), params)
         });
         let mut counts = std::collections::HashMap::new();
         let (mut drafted, mut accepted) = (0, 0);
-        for answer in kvasir.generate_many(requested).unwrap() {
+        for answer in kvasir.generate_many(requests).unwrap() {
             *counts.entry((answer.ids[1], answer.ids[2])).or_insert(0.0) += 1.0;
             drafted += answer.drafted;
             accepted += answer.accepted;

@@ -140,11 +140,11 @@ impl Chat {
             let done = if is_command(&text) {
                 match Command::parse(&text) {
                     Ok(Command::Quit) => break,
-                    Ok(command) => self.obey(command)?,
+                    Ok(command) => self.run_command(command)?,
                     Err(why) => Err(why),
                 }
             } else {
-                self.ask(&text)?
+                self.send_question(&text)?
             };
             if let Err(why) = done {
                 self.failed = true;
@@ -191,9 +191,9 @@ impl Chat {
         self.screen.entry(name, &format!("on {backend} · context {max_len} tokens · pool of {slots}"));
     }
 
-    /// Asks a question; on failure it is removed again. If the context is full, the user is offered to drop
+    /// Sends a question; on failure it is removed again. If the context is full, the user is offered to drop
     /// the oldest turns.
-    fn ask(&mut self, text: &str) -> Result<Stop, Failure> {
+    fn send_question(&mut self, text: &str) -> Result<Stop, Failure> {
         let mut before = self.conversation.messages().len();
         self.conversation.push(user(text));
         loop {
@@ -290,7 +290,7 @@ impl Chat {
         Ok(Ok(()))
     }
 
-    fn obey(&mut self, command: Command) -> Result<Stop, Failure> {
+    fn run_command(&mut self, command: Command) -> Result<Stop, Failure> {
         // File access may block (a FIFO, a slow disk).
         let may_block =
             matches!(command, Command::Model(_) | Command::Load(_) | Command::Save(..) | Command::Tools(_));
@@ -314,7 +314,7 @@ impl Chat {
             Command::Rewind(turns) => return Ok(self.rewind(turns)),
             Command::Retry => {
                 return match self.conversation.rewind(1) {
-                    Ok(question) => self.ask(&question),
+                    Ok(question) => self.send_question(&question),
                     Err(refusal) => Ok(Err(refusal)),
                 };
             }

@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_model_larger_than_memory_is_reported() {
         assert_eq!(fits(100, Some(1000)), Check::ok("fit", "weights take 0.00 GB"));
-        let told = |stored, free| serde_json::to_value(fits(stored, Some(free))).unwrap()["state"].clone();
-        assert_eq!([told(1000, 999), told(1000, 1249), told(1000, 1250)], ["fail", "warn", "ok"]);
+        let state = |stored, free| serde_json::to_value(fits(stored, Some(free))).unwrap()["state"].clone();
+        assert_eq!([state(1000, 999), state(1000, 1249), state(1000, 1250)], ["fail", "warn", "ok"]);
     }
 }

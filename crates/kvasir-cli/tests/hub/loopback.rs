@@ -35,11 +35,11 @@ impl Hub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let ranges = Arc::new(Mutex::new(Vec::new()));
-        let requested = ranges.clone();
+        let range_starts = ranges.clone();
         thread::spawn(move || {
             for stream in listener.incoming() {
-                let (stream, requested) = (stream.unwrap(), requested.clone());
-                thread::spawn(move || answer(stream, wrong, &requested));
+                let (stream, range_starts) = (stream.unwrap(), range_starts.clone());
+                thread::spawn(move || answer(stream, wrong, &range_starts));
             }
         });
         Self { endpoint, ranges }
@@ -51,7 +51,7 @@ impl Hub {
     }
 }
 
-fn answer(stream: TcpStream, wrong: Wrong, requested: &Mutex<Vec<usize>>) -> Option<()> {
+fn answer(stream: TcpStream, wrong: Wrong, range_starts: &Mutex<Vec<usize>>) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
     let mut lines = std::iter::from_fn(|| {
         let mut line = String::new();
@@ -89,7 +89,7 @@ fn answer(stream: TcpStream, wrong: Wrong, requested: &Mutex<Vec<usize>>) -> Opt
     stream.write_all(head.as_bytes()).ok()?;
     let weights = path.ends_with(".safetensors") && end == body.len();
     if weights {
-        requested.lock().unwrap().push(start);
+        range_starts.lock().unwrap().push(start);
     }
     let sent = if weights && wrong == Wrong::Breaks { start + (end - start) / 2 } else { end };
     stream.write_all(&body[start..sent]).ok()

@@ -85,12 +85,12 @@ fn bad_requests_get_their_error_and_nothing_else_changes() {
     let no_type = "Authorization: Bearer secret\r\n";
     assert_eq!(error("/v1/chat/completions", no_type, &hello).0, 415);
     assert_eq!(error("/v1/chat/completions", key, "{").0, 400);
-    let requested = |extra: Value| error("/v1/chat/completions", key, &chat(extra).to_string());
-    assert_eq!(requested(json!({"model": "huge"})), (404, "model".into()));
-    assert_eq!(requested(json!({"max_tokens": 0})), (400, "max_tokens".into()));
+    let error_of = |extra: Value| error("/v1/chat/completions", key, &chat(extra).to_string());
+    assert_eq!(error_of(json!({"model": "huge"})), (404, "model".into()));
+    assert_eq!(error_of(json!({"max_tokens": 0})), (400, "max_tokens".into()));
     let long = json!([{"role": "user", "content": "word ".repeat(20_000)}]);
-    assert_eq!(requested(json!({"messages": long})), (400, "messages".into()));
-    assert_eq!(requested(json!({"temperature": 9})), (400, "temperature".into()));
+    assert_eq!(error_of(json!({"messages": long})), (400, "messages".into()));
+    assert_eq!(error_of(json!({"temperature": 9})), (400, "temperature".into()));
     let big = format!("{{\"x\": \"{}\"}}", "a".repeat(33 << 20));
     assert_eq!(error("/v1/chat/completions", key, &big).0, 413);
     let (status, text) = server.send("POST", "/v1/chat/completions", key, &hello);
@@ -177,8 +177,8 @@ fn a_last_assistant_message_is_continued() {
         let text = text["prompt"].as_str().unwrap();
         assert!(text.ends_with(&format!("<|im_start|>assistant\n{begun}")), "{begun}: {text}");
         // The chat has the same prompt.
-        let requested = json!({"messages": messages, "continue_final_message": true, "max_tokens": 1});
-        let (_, answer) = server.post("/v1/chat/completions", &chat(requested));
+        let fields = json!({"messages": messages, "continue_final_message": true, "max_tokens": 1});
+        let (_, answer) = server.post("/v1/chat/completions", &chat(fields));
         assert_eq!(answer["usage"]["prompt_tokens"], ids["count"], "{answer}");
     }
 }
@@ -186,8 +186,8 @@ fn a_last_assistant_message_is_continued() {
 #[test]
 fn a_text_and_a_chat_are_tokenized() {
     let server = Server::start("tokenized", &[]);
-    let ask = |body: Value| server.post("/tokenize", &body);
-    let (_, text) = ask(json!({"prompt": "hello there", "return_token_strs": true}));
+    let tokenize = |body: Value| server.post("/tokenize", &body);
+    let (_, text) = tokenize(json!({"prompt": "hello there", "return_token_strs": true}));
     let spelt: String = text["token_strs"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     assert_eq!(
         (text["count"].as_u64(), spelt.as_str()),
@@ -197,7 +197,7 @@ fn a_text_and_a_chat_are_tokenized() {
     let count = |extra: Value| {
         let mut body = json!({"messages": messages});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        ask(body).1["count"].as_u64().unwrap()
+        tokenize(body).1["count"].as_u64().unwrap()
     };
     let tool = json!({"type": "function", "function": {"name": "f"}});
     assert!(count(json!({})) > count(json!({"add_generation_prompt": false})));
@@ -209,7 +209,7 @@ fn a_text_and_a_chat_are_tokenized() {
         (json!({"messages": messages, "add_special_tokens": true}), "add_special_tokens"),
         (json!({"messages": []}), "messages"),
     ] {
-        let (status, answer) = ask(body.clone());
+        let (status, answer) = tokenize(body.clone());
         assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{body}: {answer}");
     }
 }
@@ -231,9 +231,8 @@ fn answers_fit_the_requested_response_format() {
     let schema = json!({"type": "object", "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 31}, "minItems": 2, "maxItems": 2}}, "required": ["unit", "days"], "additionalProperties": false});
     let format =
         json!({"type": "json_schema", "json_schema": {"name": "w", "strict": true, "schema": schema}});
-    let requested =
-        chat(json!({"max_tokens": 800, "temperature": 1.0, "seed": 3, "response_format": format}));
-    let (_, answer) = server.post("/v1/chat/completions", &requested);
+    let body = chat(json!({"max_tokens": 800, "temperature": 1.0, "seed": 3, "response_format": format}));
+    let (_, answer) = server.post("/v1/chat/completions", &body);
     let choice = &answer["choices"][0];
     // Reasoning comes first and is not part of the content.
     let content: Value = serde_json::from_str(choice["message"]["content"].as_str().unwrap()).unwrap();
@@ -303,12 +302,12 @@ fn answers_fit_the_requested_response_format() {
 #[test]
 fn a_prompt_can_be_scored() {
     let server = Server::start("scores", &[]);
-    let ask = |extra: Value| {
+    let complete = |extra: Value| {
         let mut body = json!({"prompt": [5, 6, 7, 8], "max_tokens": 1, "temperature": 0, "ignore_eos": true});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         server.post("/v1/completions", &body)
     };
-    let (status, answer) = ask(json!({"echo": true, "logprobs": 1}));
+    let (status, answer) = complete(json!({"echo": true, "logprobs": 1}));
     assert_eq!(status, 200, "{answer}");
     let logprobs = &answer["choices"][0]["logprobs"];
     let list = |name: &str| logprobs[name].as_array().unwrap().clone();
@@ -318,12 +317,12 @@ fn a_prompt_can_be_scored() {
             && list("token_logprobs")[1..].iter().all(|p| p.as_f64().unwrap() < 0.0)
     );
     assert!(list("top_logprobs")[0].is_null() && list("top_logprobs")[3].is_object());
-    let (_, alone) = ask(json!({"echo": true, "logprobs": 1, "max_tokens": 0}));
+    let (_, alone) = complete(json!({"echo": true, "logprobs": 1, "max_tokens": 0}));
     assert_eq!(
         alone["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap()[..],
         list("token_logprobs")[..4]
     );
-    let (_, other) = ask(json!({"prompt_logprobs": 2}));
+    let (_, other) = complete(json!({"prompt_logprobs": 2}));
     let scores = other["choices"][0]["prompt_logprobs"].as_array().unwrap();
     assert!(scores.len() == 4 && scores[0].is_null());
     assert_eq!(scores[2]["7"]["logprob"], list("token_logprobs")[2]);
@@ -334,14 +333,14 @@ fn a_prompt_can_be_scored() {
         (json!({"prompt_logprobs": -1}), "prompt_logprobs"),
         (json!({"max_tokens": 0}), "max_tokens"),
     ] {
-        assert_eq!(ask(extra).1["error"]["param"], param);
+        assert_eq!(complete(extra).1["error"]["param"], param);
     }
 }
 
 #[test]
 fn logprobs_leave_out_stop_text() {
     let server = Server::start("stops", &[]);
-    let requested = |extra: Value| {
+    let body = |extra: Value| {
         let mut body = chat(json!({"logprobs": true, "ignore_eos": true, "max_tokens": 24}));
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         body
@@ -354,7 +353,7 @@ fn logprobs_leave_out_stop_text() {
         (part["content"].as_str().unwrap_or_default().to_owned(), bytes)
     };
     let whole = |extra: Value| {
-        let (_, answer) = server.post(CHAT, &requested(extra));
+        let (_, answer) = server.post(CHAT, &body(extra));
         read(&answer["choices"][0]["message"], &answer["choices"][0]["logprobs"])
     };
     let (text, tokens) = whole(json!({}));
@@ -370,13 +369,13 @@ fn logprobs_leave_out_stop_text() {
         assert!(tokens.starts_with(&told) && lossy(&told).starts_with(want), "{stop:?}: {told:?}");
         assert!(lossy(&told).len() < want.len() + 8, "{stop:?}: {told:?}");
         // Beside ids there are as many.
-        let (_, answer) = server.post(CHAT, &requested(json!({"stop": &stop, "return_token_ids": true})));
+        let (_, answer) = server.post(CHAT, &body(json!({"stop": &stop, "return_token_ids": true})));
         let choice = &answer["choices"][0];
         let lists = [&choice["token_ids"], &choice["logprobs"]["content"]];
         let [ids, entries] = lists.map(|list| list.as_array().unwrap().len());
         assert_eq!(ids, entries, "{stop:?}");
         let mut streamed = (String::new(), Vec::new());
-        for event in server.events(CHAT, &requested(json!({"stop": &stop, "stream": true}))) {
+        for event in server.events(CHAT, &body(json!({"stop": &stop, "stream": true}))) {
             let (text, bytes) = read(&event["choices"][0]["delta"], &event["choices"][0]["logprobs"]);
             streamed.0 += &text;
             streamed.1.extend(bytes);

@@ -23,8 +23,8 @@ impl Steps {
     pub(crate) fn follow(server: &Server) -> Self {
         let stream = server.connect();
         let mut reader = BufReader::new(stream.try_clone().unwrap());
-        let requested = format!("GET /v1/engine/steps HTTP/1.1\r\nHost: {}\r\n\r\n", server.address);
-        std::io::Write::write_all(&mut &stream, requested.as_bytes()).unwrap();
+        let request = format!("GET /v1/engine/steps HTTP/1.1\r\nHost: {}\r\n\r\n", server.address);
+        std::io::Write::write_all(&mut &stream, request.as_bytes()).unwrap();
         let mut line = String::new();
         while !line.starts_with("event: begin") {
             line.clear();

@@ -71,15 +71,15 @@ fn a_vector_is_the_same_whatever_else_runs() {
     drop(busy);
     // A text equals its ids, and both encodings agree.
     let (_, ids) = server.post("/tokenize", &json!({"prompt": "hello there"}));
-    let ask = |extra: Value| {
+    let embed = |extra: Value| {
         let (status, answer) = server.post(EMBEDDINGS, &extra);
         assert_eq!(status, 200, "{answer}");
         answer
     };
     let text =
-        ask(json!({"input": "hello there", "dimensions": 64, "encoding_format": "float", "user": "u"}));
-    assert_eq!(text["data"], ask(json!({"input": ids["tokens"]}))["data"]);
-    let packed = ask(json!({"input": ["hello there"], "encoding_format": "base64"}));
+        embed(json!({"input": "hello there", "dimensions": 64, "encoding_format": "float", "user": "u"}));
+    assert_eq!(text["data"], embed(json!({"input": ids["tokens"]}))["data"]);
+    let packed = embed(json!({"input": ["hello there"], "encoding_format": "base64"}));
     let packed = packed["data"][0]["embedding"].as_str().unwrap();
     let bytes: Vec<u8> = packed.bytes().collect::<Vec<_>>().chunks(4).flat_map(unpacked).collect();
     let numbers: Vec<f32> =

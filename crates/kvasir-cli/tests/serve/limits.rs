@@ -93,7 +93,7 @@ fn a_connection_beyond_the_limit_gets_503() {
 fn keys_share_the_server_fairly() {
     let server = slow("fair", &["--api-key", "much,little", "--order", "fair", "--max-num-seqs", "1"]);
     let plug = server.streaming(&key("much"), json!({"max_tokens": 900}));
-    let ask = |name: &str, max_tokens: u32| {
+    let complete = |name: &str, max_tokens: u32| {
         let body = json!({"prompt": vec![7; 600], "max_tokens": max_tokens, "ignore_eos": true});
         server.exchange("POST", COMPLETIONS, &(JSON.to_owned() + &key(name)), &body.to_string()).status
     };
@@ -103,15 +103,15 @@ fn keys_share_the_server_fairly() {
         }
     };
     thread::scope(|scope| {
-        let short: Vec<_> = (0..4).map(|_| scope.spawn(|| ask("much", 1))).collect();
+        let short: Vec<_> = (0..4).map(|_| scope.spawn(|| complete("much", 1))).collect();
         waiting(5.0);
         // The last one runs for longer than the test can take.
         let mut long = server.connect();
         let body = json!({"prompt": vec![7; 600], "max_tokens": 400, "ignore_eos": true}).to_string();
-        let requested = head(COMPLETIONS, &key("much"), body.len()) + &body;
-        long.write_all(requested.as_bytes()).unwrap();
+        let request = head(COMPLETIONS, &key("much"), body.len()) + &body;
+        long.write_all(request.as_bytes()).unwrap();
         waiting(6.0);
-        let little = scope.spawn(|| ask("little", 1));
+        let little = scope.spawn(|| complete("little", 1));
         waiting(7.0);
         drop(plug);
         assert_eq!(little.join().unwrap(), 200);
@@ -166,24 +166,24 @@ fn rates_are_kept_per_key_and_told_in_headers() {
     let options = ["--api-key-file", file.to_str().unwrap(), "--api-key", "four,four"];
     let limits = [("KVASIR_RATE_LIMIT", "alice:2,100000 carol:1,100000")];
     let server = Server::start_with("rates", &options, &limits);
-    let ask = |key: &str| {
+    let complete = |key: &str| {
         let headers = format!("{JSON}Authorization: Bearer {key}\r\n");
         server.exchange("POST", CHAT, &headers, &chat(json!({})).to_string())
     };
-    let first = ask("one");
+    let first = complete("one");
     assert_eq!((first.status, first.header("x-ratelimit-limit-requests")), (200, Some("2")));
     assert_eq!(first.header("x-ratelimit-remaining-requests"), Some("1"));
-    assert_eq!(ask("one").status, 200);
-    let third = ask("one");
+    assert_eq!(complete("one").status, 200);
+    let third = complete("one");
     assert_eq!((third.status, third.json()["error"]["type"].clone()), (429, json!("rate_limit_error")));
     let wait: u32 = third.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=31).contains(&wait), "{wait}");
     for _ in 0..4 {
-        let other = ask("two");
+        let other = complete("two");
         assert_eq!((other.status, other.header("x-ratelimit-limit-requests")), (200, None));
     }
-    assert_eq!((ask("uno").status, ask("four").status), (200, 200));
-    assert_eq!((ask("three").status, ask("three").status), (200, 429));
+    assert_eq!((complete("uno").status, complete("four").status), (200, 200));
+    assert_eq!((complete("three").status, complete("three").status), (200, 429));
     let rejected = "kvasir:admission_rejections_total{model_name=\"tiny\",reason=\"key_rate\"";
     assert_eq!(metric(&server, &key("two"), rejected), 2.0);
 }

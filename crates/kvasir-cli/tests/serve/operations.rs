@@ -87,8 +87,8 @@ fn a_file_and_the_environment_set_up_a_server() {
 fn dummy_rows_of_a_padded_batch_are_counted() {
     let server = Server::start("padded", &["--backend", "plain", "--batch-sizes", "4"]);
     assert_eq!(server.send("GET", "/health", "", "").0, 200);
-    let ask = r#"{"model": "tiny", "prompt": "a", "max_tokens": 6, "ignore_eos": true}"#;
-    assert_eq!(server.send("POST", COMPLETIONS, JSON, ask).0, 200);
+    let body = r#"{"model": "tiny", "prompt": "a", "max_tokens": 6, "ignore_eos": true}"#;
+    assert_eq!(server.send("POST", COMPLETIONS, JSON, body).0, 200);
     let page = server.send("GET", "/metrics", "", "").1;
     let padding = page.lines().find_map(|line| line.strip_prefix("kvasir:padding_tokens_total{")).unwrap();
     // Three dummy rows in each of five decode steps; the last step may not be counted yet.

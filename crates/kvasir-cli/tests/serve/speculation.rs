@@ -22,7 +22,7 @@ fn question(text: &str, extra: Value) -> Value {
 }
 
 /// Text, answer tokens, and accepted and rejected drafts.
-fn ask(server: &Server, body: &Value) -> (String, u64, [u64; 2]) {
+fn complete(server: &Server, body: &Value) -> (String, u64, [u64; 2]) {
     let (status, answer) = server.post(CHAT, body);
     assert_eq!(status, 200, "{answer}");
     let usage = &answer["usage"];
@@ -44,13 +44,13 @@ fn counter(server: &Server, name: &str) -> u64 {
 fn predicted_outputs_are_accepted_and_change_no_text() {
     let (server, _) = Server::built_in(&["--spec", "suffix:depth=4"]);
     for [text, predicted] in [REPETITIVE, STORY] {
-        let (plain, _, none) = ask(&server, &question(text, json!({"speculation": false})));
+        let (plain, _, none) = complete(&server, &question(text, json!({"speculation": false})));
         assert_eq!(none, [0, 0]);
         // A salt keeps the outputs of other requests from being drafts.
         let salted = |salt: u64, extra: Value| {
             let mut body = question(text, json!({"cache_salt": salt.to_string()}));
             body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-            let (answered, tokens, [accepted, _]) = ask(&server, &body);
+            let (answered, tokens, [accepted, _]) = complete(&server, &body);
             assert_eq!(answered, plain);
             assert!(accepted < tokens, "{accepted} of {tokens}");
             accepted
@@ -69,7 +69,7 @@ fn requests_choose_the_method_and_the_most_drafts() {
         let before = ["drafts_total", "draft_tokens_total"].map(|name| counter(&server, name));
         let prediction = json!({"type": "content", "content": predicted});
         let speculation = json!({"method": "suffix", "max_tokens": most});
-        ask(&server, &question(text, json!({"speculation": speculation, "prediction": prediction})));
+        complete(&server, &question(text, json!({"speculation": speculation, "prediction": prediction})));
         let after = ["drafts_total", "draft_tokens_total"].map(|name| counter(&server, name));
         (after[0] - before[0], after[1] - before[1])
     };
@@ -113,7 +113,7 @@ fn the_log_has_a_line_for_a_thousand_drafts() {
     let (server, stderr) = Server::built_in(&["--spec", "mtp:4", "--log-format", "json"]);
     // Each answer has at least 19 steps with 4 drafts, even if all are accepted.
     while counter(&server, "draft_tokens_total") < 1000 {
-        ask(&server, &question("Who are you?", json!({"max_tokens": 100, "ignore_eos": true})));
+        complete(&server, &question("Who are you?", json!({"max_tokens": 100, "ignore_eos": true})));
     }
     let lines = stderr.lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     let line = lines.into_iter().find(|line| line["message"] == "drafts verified").unwrap();

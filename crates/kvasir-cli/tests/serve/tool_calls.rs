@@ -44,7 +44,7 @@ fn tools() -> Value {
     ])
 }
 
-fn requested(question: &str, extra: Value) -> Value {
+fn tool_request(question: &str, extra: Value) -> Value {
     let mut body =
         json!({"messages": [{"role": "user", "content": question}], "max_tokens": 300, "tools": tools()});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -56,7 +56,7 @@ fn answers(server: &Server, temperature: f64, n: u32) -> Vec<(&'static str, Valu
     let mut all = Vec::new();
     for (seed, question) in QUESTIONS.into_iter().enumerate() {
         let sampled = json!({"temperature": temperature, "n": n, "seed": seed * 1000});
-        let (status, answer) = server.post(CHAT, &requested(question, sampled));
+        let (status, answer) = server.post(CHAT, &tool_request(question, sampled));
         assert_eq!(status, 200, "{answer}");
         let choices = answer["choices"].as_array().unwrap().iter();
         let whole = choices.filter(|choice| choice["finish_reason"] != "length");
@@ -101,7 +101,7 @@ fn every_call_fits_its_tool_and_can_be_sent_back() {
         }
         if messages.len() > 2 && made % 8 == 1 {
             let (status, answer) =
-                server.post(CHAT, &requested(question, json!({"messages": messages, "max_tokens": 1})));
+                server.post(CHAT, &tool_request(question, json!({"messages": messages, "max_tokens": 1})));
             assert_eq!(status, 200, "{answer}");
         }
     }
@@ -126,22 +126,22 @@ fn unconstrained_calls_are_returned_as_written() {
 #[test]
 fn a_call_that_is_cut_is_no_text_and_says_so() {
     let server = server("cut", &[], &[]);
-    let ask = |extra: Value| {
-        let body = requested(QUESTIONS[0], json!({"temperature": 0}));
+    let call = |extra: Value| {
+        let body = tool_request(QUESTIONS[0], json!({"temperature": 0}));
         let mut body = body.as_object().unwrap().clone();
         body.extend(extra.as_object().unwrap().clone());
         server.post(CHAT, &Value::Object(body)).1["choices"][0].take()
     };
     for choice in ["auto", "required"] {
         for most in 1..16 {
-            let cut = ask(json!({"max_tokens": most, "tool_choice": choice}));
+            let cut = call(json!({"max_tokens": most, "tool_choice": choice}));
             assert_eq!(cut["finish_reason"], "length");
             assert_eq!(cut["message"]["content"].as_str().unwrap_or_default(), "", "{most}: {cut}");
         }
         for stop in [json!({"stop": "Par"}), json!({"stop_regex": "Par"}), json!({"stop": "get_"})] {
             let mut extra = stop.clone();
             extra["tool_choice"] = choice.into();
-            let cut = ask(extra);
+            let cut = call(extra);
             assert_eq!(cut["finish_reason"], "stop", "{stop}: {cut}");
             assert_eq!(cut["message"]["content"].as_str().unwrap_or_default(), "", "{stop}: {cut}");
         }
@@ -172,7 +172,7 @@ fn greedy_answers_do_not_change() {
         (server("free", &["--constrain-tool-calls", "off"], &[]), server("bound", &[], &[]));
     for question in QUESTIONS.into_iter().chain(["Hello!", "What is the capital of France?", "Sort 3, 1, 2"])
     {
-        let body = requested(question, json!({"temperature": 0}));
+        let body = tool_request(question, json!({"temperature": 0}));
         let message = |server: &Server| {
             let mut message = server.post(CHAT, &body).1["choices"][0]["message"].clone();
             // Call ids are random.
@@ -193,14 +193,14 @@ fn only_a_strict_schema_that_cannot_be_compiled_is_refused() {
     let no_object =
         json!([tool("ping", json!({"type": "object"})), tool("clock", json!({"type": "string"}))]);
     let extra = json!({"tools": no_object, "temperature": 0});
-    let (_, answer) = server.post(CHAT, &requested("What time is it in Oslo?", extra));
+    let (_, answer) = server.post(CHAT, &tool_request("What time is it in Oslo?", extra));
     let (_, arguments) = calls(&answer["choices"][0]["message"]).next().unwrap();
     assert!(serde_json::from_str::<Value>(arguments).unwrap().is_object(), "{answer}");
     let offered = |strict: Value| {
         let mut broken =
             tool("clock", json!({"type": "object", "properties": {"city": {"type": "nonsense"}}}));
         broken["function"]["strict"] = strict;
-        requested(
+        tool_request(
             "What time is it in Oslo?",
             json!({"tools": [tool("ping", json!({"type": "object"})), broken], "temperature": 0}),
         )

@@ -82,8 +82,8 @@ impl SpeculationControl {
     }
 
     /// Updates the acceptance rates with a verified proposal of `depth` levels, of which the nodes
-    /// `accepted`, numbered from 1, were accepted. `reliability` is the request's
-    /// average ratio of observed to expected acceptance.
+    /// `accepted`, numbered from 1, were accepted. `reliability` is the request's average ratio of
+    /// observed to expected acceptance.
     pub(crate) fn observe_drafts(
         &mut self,
         drafts: &Proposal,
@@ -104,6 +104,6 @@ impl SpeculationControl {
 
     /// Updates the average number of output tokens per request.
     pub(crate) fn observe_completion(&mut self, outputs: u32) {
-        self.depth.observe_end(outputs);
+        self.depth.observe_completion(outputs);
     }
 }

@@ -87,7 +87,7 @@ impl DepthControl {
     }
 
     /// Updates the average number of output tokens per request.
-    pub(crate) fn observe_end(&mut self, outputs: u32) {
+    pub(crate) fn observe_completion(&mut self, outputs: u32) {
         let before = if self.outputs == 0.0 { f64::from(outputs) } else { self.outputs };
         self.outputs = before + (f64::from(outputs) - before) * WEIGHT;
     }
@@ -254,7 +254,7 @@ mod tests {
         control.levels[0] = Level(1.0);
         assert!(control.reads(&times, 1 << 20, 1, 1), "nothing is known yet");
         // A draft saves half of a step, so 100 outputs save 50,000 ns.
-        control.observe_end(100);
+        control.observe_completion(100);
         let kind = RowKind::Prefill;
         let row = BatchRow { kind, feeds_draft: true, tokens: Span::new(0, 10), ..BatchRow::default() };
         let batch = Batch { rows: vec![row], ..Batch::default() };

@@ -11,7 +11,7 @@ fn events(server: &Server, prompt: &str) -> Vec<Value> {
 }
 
 /// A prompt of system and question, whose system prompt is marked or not.
-fn ask(server: &Server, system: &str, mark: Option<&str>, question: &str) -> Value {
+fn complete(server: &Server, system: &str, mark: Option<&str>, question: &str) -> Value {
     let mut block = json!({"type": "text", "text": system});
     if let Some(ttl) = mark {
         block["cache_control"] = json!({"type": "ephemeral", "ttl": ttl});
@@ -29,16 +29,16 @@ fn marked_prefixes_outlive_others() {
         let server = Server::start(CacheKind::Radix, 512, &[]);
         let system = "one two three ".repeat(9);
         let number = |usage: &Value, field: &str| usage[field].as_u64().unwrap();
-        let first = ask(&server, &system, mark, "hello");
+        let first = complete(&server, &system, mark, "hello");
         let created = number(&first, "cache_creation_input_tokens");
         assert_eq!(created > 0, mark.is_some(), "{first}");
         let of = |ttl: &str| number(&first["cache_creation"], &format!("ephemeral_{ttl}_input_tokens"));
         assert_eq!((of("5m") > 0, of("1h") > 0), (mark == Some("5m"), mark == Some("1h")), "{first}");
         // Others fill the pool several times.
         for n in 0..9 {
-            ask(&server, &format!("{n} four five ").repeat(14), None, "hello");
+            complete(&server, &format!("{n} four five ").repeat(14), None, "hello");
         }
-        let second = ask(&server, &system, mark, "good bye");
+        let second = complete(&server, &system, mark, "good bye");
         let read = number(&second, "cache_read_input_tokens");
         assert_eq!(read > 0, mark.is_some(), "{mark:?}: {second}");
         let (all, new) =

@@ -40,7 +40,7 @@ fn durations_are_positive_even_of_one_token() {
 
 #[test]
 fn only_models_that_reason_think() {
-    let ask = |server: &Server, think: Value| {
+    let chat = |server: &Server, think: Value| {
         let messages = json!([{"role": "user", "content": "hi"}]);
         let body = json!({
             "model": "tiny", "messages": messages, "prompt": "hi", "think": think, "stream": false,
@@ -54,14 +54,14 @@ fn only_models_that_reason_think() {
     });
     let reasoning = Server::serving(|model| model);
     for think in [json!(true), json!("low"), json!("high")] {
-        for (status, error) in ask(&plain, think.clone()) {
+        for (status, error) in chat(&plain, think.clone()) {
             assert_eq!((status, &error["error"]), (400, &json!("\"tiny\" does not support thinking")));
         }
-        assert!(ask(&reasoning, think).iter().all(|(status, _)| *status == 200));
+        assert!(chat(&reasoning, think).iter().all(|(status, _)| *status == 200));
     }
     for think in [json!(false), json!(""), json!(null)] {
         for server in [&plain, &reasoning] {
-            assert!(ask(server, think.clone()).iter().all(|(status, _)| *status == 200), "{think}");
+            assert!(chat(server, think.clone()).iter().all(|(status, _)| *status == 200), "{think}");
         }
     }
 }
@@ -187,10 +187,10 @@ fn errors_name_the_field_as_sent() {
 fn the_last_message_of_the_assistant_is_continued() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let messages = json!([{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]);
-    let requested = json!({
+    let request = json!({
         "messages": messages, "continue_final_message": true, "max_tokens": 12, "temperature": 0, "seed": 1,
     });
-    let (_, expected) = server.post("/v1/chat/completions", &requested);
+    let (_, expected) = server.post("/v1/chat/completions", &request);
     let options = json!({"temperature": 0, "num_predict": 12, "seed": 1});
     let (status, whole) =
         server.post("/api/chat", &json!({"messages": messages, "stream": false, "options": options}));

@@ -20,7 +20,12 @@ fn server(origins: &[&str]) -> Server {
 }
 
 /// Status of a response to a page of this origin, and the value of its header `name`.
-fn told(server: &Server, origin: &str, (method, path): (&str, &str), name: &str) -> (u16, Option<String>) {
+fn response_header(
+    server: &Server,
+    origin: &str,
+    (method, path): (&str, &str),
+    name: &str,
+) -> (u16, Option<String>) {
     let mut headers = vec![("origin", origin)];
     if method == "OPTIONS" {
         headers.push(("access-control-request-method", "POST"));
@@ -36,19 +41,19 @@ fn told(server: &Server, origin: &str, (method, path): (&str, &str), name: &str)
 fn allowed_origins_get_preflight_without_a_key() {
     for (origins, allowed) in [(["http://other.example", PAGE], PAGE), (["*", "http://other.example"], "*")] {
         let server = server(&origins);
-        let requested = |name| told(&server, PAGE, ("OPTIONS", ROUTE), name);
-        assert_eq!(requested("access-control-allow-origin"), (204, Some(allowed.into())));
-        assert_eq!(requested("access-control-allow-methods").1.unwrap(), "GET, POST, DELETE");
-        let headers = requested("access-control-allow-headers").1.unwrap();
+        let preflight = |name| response_header(&server, PAGE, ("OPTIONS", ROUTE), name);
+        assert_eq!(preflight("access-control-allow-origin"), (204, Some(allowed.into())));
+        assert_eq!(preflight("access-control-allow-methods").1.unwrap(), "GET, POST, DELETE");
+        let headers = preflight("access-control-allow-headers").1.unwrap();
         assert_eq!(headers, "authorization,content-type,x-stainless-os");
-        assert_eq!(requested("vary").1.as_deref(), (allowed != "*").then_some("origin"));
+        assert_eq!(preflight("vary").1.as_deref(), (allowed != "*").then_some("origin"));
         // Error responses carry the headers, too: a page could not read them otherwise.
         for (request, status) in
             [(("GET", "/v1/models"), 200), (("POST", ROUTE), 415), (("GET", "/none"), 404)]
         {
-            let answer = told(&server, PAGE, request, "access-control-allow-origin");
+            let answer = response_header(&server, PAGE, request, "access-control-allow-origin");
             assert_eq!(answer, (status, Some(allowed.into())));
-            assert!(told(&server, PAGE, request, "access-control-expose-headers").1.is_some());
+            assert!(response_header(&server, PAGE, request, "access-control-expose-headers").1.is_some());
         }
         let (status, head) = server.head("GET", "/v1/models", &[("origin", PAGE)]);
         assert!(
@@ -63,7 +68,7 @@ fn other_origins_get_no_cors_headers() {
     for origins in [&[][..], &["http://page.example", "https://page.example:8443"]] {
         let server = server(origins);
         for request in [("OPTIONS", ROUTE), ("GET", "/v1/models"), ("GET", "/live")] {
-            let (status, answer) = told(&server, PAGE, request, "access-control-allow-origin");
+            let (status, answer) = response_header(&server, PAGE, request, "access-control-allow-origin");
             assert_eq!(answer, None);
             assert_eq!(status, if request.0 == "OPTIONS" { 401 } else { 200 });
         }

@@ -48,16 +48,16 @@ fn the_stop_sequence_may_stay_in_the_output() {
 #[test]
 fn truncated_prompts_keep_their_end() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
-    let ask = |extra: Value| server.post("/v1/completions", &body(extra));
-    let (_, cut) = ask(json!({"prompt": [90, 91, 20, 21, 22], "truncate_prompt_tokens": 3}));
-    let (_, own) = ask(json!({}));
+    let complete = |extra: Value| server.post("/v1/completions", &body(extra));
+    let (_, cut) = complete(json!({"prompt": [90, 91, 20, 21, 22], "truncate_prompt_tokens": 3}));
+    let (_, own) = complete(json!({}));
     assert_eq!(
         (&cut["choices"][0]["text"], &cut["usage"]["prompt_tokens"]),
         (&own["choices"][0]["text"], &json!(3))
     );
     let long: Vec<u32> = (0..2000).map(|i| 20 + i % 100).collect();
-    assert_eq!(ask(json!({"prompt": long, "truncate_prompt_tokens": -1})).0, 200);
-    assert_eq!(ask(json!({"prompt": long})).0, 400);
+    assert_eq!(complete(json!({"prompt": long, "truncate_prompt_tokens": -1})).0, 200);
+    assert_eq!(complete(json!({"prompt": long})).0, 400);
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn connect(address: SocketAddr) -> TcpStream {
 }
 
 /// The whole response to a request without `connection: close`.
-fn ask(address: SocketAddr, method: &str, path: &str, headers: &str) -> String {
+fn request(address: SocketAddr, method: &str, path: &str, headers: &str) -> String {
     let mut stream = connect(address);
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n").unwrap();
     let mut answer = Vec::new();
@@ -31,7 +31,7 @@ fn ask(address: SocketAddr, method: &str, path: &str, headers: &str) -> String {
 }
 
 fn status(address: SocketAddr, path: &str, headers: &str) -> u16 {
-    let answer = ask(address, "GET", path, headers);
+    let answer = request(address, "GET", path, headers);
     answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
 }
 
@@ -49,7 +49,7 @@ fn probes_are_answered_beyond_silent_connections() {
         assert_eq!(status(address, "/live", ""), 200);
         assert_eq!(status(address, "/health", ""), 200);
     }
-    let answer = ask(address, "GET", "/v1/models", "").to_lowercase();
+    let answer = request(address, "GET", "/v1/models", "").to_lowercase();
     assert!(answer.starts_with("http/1.1 503") && answer.contains("\r\nretry-after: 1\r\n"), "{answer}");
     assert!(answer.contains("\r\nconnection: close\r\n") && answer.contains("too many connections"));
     // The oldest of the reserve were dropped for newer ones, the others by timeout. Ordinary

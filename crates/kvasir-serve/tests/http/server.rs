@@ -145,8 +145,8 @@ impl Server {
         let mut clients = JoinSet::new();
         for (body, pieces) in asks {
             let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
-            let requested = self.router.clone().call(request.body(Body::from(body.to_string())).unwrap());
-            clients.spawn_on(leave_after(requested, pieces), self.runtime.handle());
+            let response = self.router.clone().call(request.body(Body::from(body.to_string())).unwrap());
+            clients.spawn_on(leave_after(response, pieces), self.runtime.handle());
         }
         self.runtime.block_on(clients.join_all());
     }
@@ -155,12 +155,12 @@ impl Server {
     pub(crate) fn head(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> (u16, HeaderMap) {
         let request = Request::builder().method(method).uri(path);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
-        let requested = self.router.clone().call(request.body(Body::empty()).unwrap());
-        let Ok(answer) = self.runtime.block_on(requested);
+        let response = self.router.clone().call(request.body(Body::empty()).unwrap());
+        let Ok(answer) = self.runtime.block_on(response);
         (answer.status().as_u16(), answer.headers().clone())
     }
 
-    fn ask(&self, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {
+    fn request(&self, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {
         let mut request = Request::builder().method(method).uri(path);
         if !key.is_empty() {
             request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
@@ -177,7 +177,7 @@ impl Server {
     }
 
     pub(crate) fn send(&self, method: &str, path: &str, key: &str, body: &str) -> (u16, Value) {
-        let (status, text) = self.ask(method, path, key, body);
+        let (status, text) = self.request(method, path, key, body);
         (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
@@ -205,20 +205,20 @@ impl Server {
     fn response(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Response {
         let request =
             headers.iter().fold(Request::post(path), |request, (name, value)| request.header(*name, *value));
-        let requested = self.router.clone().call(request.body(Body::from(body.to_string())).unwrap());
-        let Ok(response) = self.runtime.block_on(requested);
+        let response = self.router.clone().call(request.body(Body::from(body.to_string())).unwrap());
+        let Ok(response) = self.runtime.block_on(response);
         response
     }
 
     /// The lines of an NDJSON response.
     pub(crate) fn lines(&self, path: &str, body: &Value) -> Vec<Value> {
-        let (status, text) = self.ask("POST", path, "", &body.to_string());
+        let (status, text) = self.request("POST", path, "", &body.to_string());
         assert_eq!(status, 200, "{text}");
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     pub(crate) fn events(&self, path: &str, body: &Value) -> Vec<Value> {
-        let (status, text) = self.ask("POST", path, "", &body.to_string());
+        let (status, text) = self.request("POST", path, "", &body.to_string());
         assert_eq!(status, 200, "{text}");
         let lines = text.lines().filter_map(|line| line.strip_prefix("data: "));
         lines.filter(|line| *line != "[DONE]").map(|event| serde_json::from_str(event).unwrap()).collect()
@@ -244,16 +244,16 @@ pub(crate) fn model(max_len: u32, drafter: Option<&'static str>) -> Model {
 }
 
 /// Reads `pieces` pieces of a response and drops the rest. With 0, not even the head is awaited.
-async fn leave_after(requested: impl Future<Output = Result<Response, Infallible>>, pieces: usize) {
-    let mut requested = pin!(requested);
+async fn leave_after(response: impl Future<Output = Result<Response, Infallible>>, pieces: usize) {
+    let mut response = pin!(response);
     if pieces == 0 {
         let once = poll_fn(|context| {
-            let _ = requested.as_mut().poll(context);
+            let _ = response.as_mut().poll(context);
             Poll::Ready(())
         });
         return once.await;
     }
-    let Ok(answer) = requested.await;
+    let Ok(answer) = response.await;
     assert_eq!(answer.status(), 200);
     let mut events = answer.into_body().into_data_stream();
     let mut left = pieces;

@@ -19,7 +19,7 @@ fn user(text: &str) -> Value {
 }
 
 /// Greedy sampling with a fixed length.
-fn requested(extra: Value) -> Value {
+fn greedy(extra: Value) -> Value {
     let mut body = json!({"temperature": 0, "ignore_eos": true, "max_tokens": 6});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     body
@@ -39,7 +39,7 @@ impl Server {
     }
 
     fn text(&self, body: Value) -> (String, u64) {
-        let answer = self.ok("/v1/completions", requested(body));
+        let answer = self.ok("/v1/completions", greedy(body));
         let cached = number(&answer["usage"]["prompt_tokens_details"]["cached_tokens"]);
         (answer["choices"][0]["text"].as_str().unwrap().to_owned(), cached)
     }
@@ -115,7 +115,7 @@ fn chats_send_only_new_messages() {
     let server = Server::start(CacheKind::Radix, 1024, &[]);
     let session = id(&server.ok("/v1/sessions", json!({"messages": [user(&"hello ".repeat(30))]})));
     let say = |session: &str, extra: Value| {
-        let mut body = requested(json!({"session": session}));
+        let mut body = greedy(json!({"session": session}));
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         server.ok("/v1/chat/completions", body)
     };
@@ -129,7 +129,7 @@ fn chats_send_only_new_messages() {
         answered["reasoning_content"] = message["reasoning_content"].clone();
     }
     whole.extend([answered, user("and now?")]);
-    let without = server.ok("/v1/chat/completions", requested(json!({"messages": whole})));
+    let without = server.ok("/v1/chat/completions", greedy(json!({"messages": whole})));
     assert_eq!(second["choices"], without["choices"], "as if all had been sent");
     assert_eq!(second["usage"]["prompt_tokens"], without["usage"]["prompt_tokens"]);
     assert_eq!(number(&server.show(&session)["messages"]), 4);
@@ -138,7 +138,7 @@ fn chats_send_only_new_messages() {
     let fork = server.ok(&format!("/v1/sessions/{session}/fork"), json!({"at": {"message": 2}}));
     let fork = id(&fork["data"][0]);
     assert_eq!(number(&server.show(&fork)["messages"]), 2);
-    let body = requested(json!({"session": fork, "messages": [user("and now?")], "stream": true}));
+    let body = greedy(json!({"session": fork, "messages": [user("and now?")], "stream": true}));
     let events = server.events("/v1/chat/completions", &body);
     let text = |events: &[Value], what: &str| -> String {
         events.iter().filter_map(|event| event["choices"][0]["delta"][what].as_str()).collect()
@@ -207,7 +207,7 @@ fn invalid_requests_leave_the_session_unchanged() {
     assert_eq!(list["data"].as_array().unwrap().len(), 3, "those that failed left nothing");
 
     // Under memory pressure K/V is evicted, and the session remains.
-    server.ok("/v1/completions", requested(json!({"prompt": vec![9; 230]})));
+    server.ok("/v1/completions", greedy(json!({"prompt": vec![9; 230]})));
     let shown = server.show(&text);
     assert_eq!((number(&shown["length"]), number(&shown["cached"])), (64, 0));
     let first = server.text(json!({"session": text, "prompt": [3]})).0;
@@ -297,7 +297,7 @@ fn messages_can_be_cut_out_of_a_conversation() {
     assert_eq!((number(&cut["messages"]), &cut["length"]), (4, &other["length"]));
     assert_eq!(cut["cached"], cut["length"], "{cut} of {whole}");
     let answer =
-        server.ok("/v1/chat/completions", requested(json!({"session": session, "messages": [user("so?")]})));
+        server.ok("/v1/chat/completions", greedy(json!({"session": session, "messages": [user("so?")]})));
     assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], cut["length"], "{answer}");
     // After an answer, whose tokens are those that were sampled.
     let retained = number(&server.show(&session)["cached"]);

@@ -47,7 +47,7 @@ fn predictions_without_effect_are_named_as_ignored() {
 #[test]
 fn accepted_drafts_are_at_most_the_tokens_of_the_answer() {
     let server = Server::drafting("suffix", 512);
-    let ask = |extra: Value| {
+    let complete = |extra: Value| {
         let mut body =
             json!({"prompt": [20, 21, 22], "temperature": 0, "ignore_eos": true, "max_tokens": 24});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -58,14 +58,14 @@ fn accepted_drafts_are_at_most_the_tokens_of_the_answer() {
         let text = answer["choices"][0]["text"].as_str().unwrap().to_owned();
         (text, usage["completion_tokens"].as_u64().unwrap(), accepted)
     };
-    let (text, tokens, _) = ask(json!({}));
+    let (text, tokens, _) = complete(json!({}));
     // Later answers are drafted from the first one.
-    assert_eq!(ask(json!({})).0, text);
+    assert_eq!(complete(json!({})).0, text);
     let drafted: u64 = (3..text.len())
         .filter(|end| text.is_char_boundary(*end))
         .map(|end| {
             let stop = text[..end].chars().last().unwrap().to_string();
-            let (_, kept, accepted) = ask(json!({"stop": stop}));
+            let (_, kept, accepted) = complete(json!({"stop": stop}));
             assert!(accepted <= kept && kept <= tokens, "{accepted} of {kept} before {stop:?}");
             accepted
         })
@@ -78,10 +78,10 @@ fn timings_count_the_steps_with_drafts() {
     let server = Server::drafting("suffix", 512);
     let body = json!({"prompt": [20, 21, 22], "temperature": 0, "ignore_eos": true, "max_tokens": 24,
         "timings_per_token": true});
-    let ask = || server.post("/v1/completions", &body).1["timings"].take();
-    assert!(ask().is_object());
+    let complete = || server.post("/v1/completions", &body).1["timings"].take();
+    assert!(complete().is_object());
     // The second answer is drafted from the first one.
-    let timings = ask();
+    let timings = complete();
     let [tokens, accepted, steps] =
         ["predicted_n", "draft_n_accepted", "draft_n_steps"].map(|name| timings[name].as_u64().unwrap());
     assert!(steps > 0 && steps + accepted < tokens + 1 && accepted > steps, "{timings}");

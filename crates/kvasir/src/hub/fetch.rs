@@ -53,8 +53,8 @@ impl HubName {
         let repository = |revision: &str| {
             Repo::with_revision(format!("{}/{}", self.owner, self.name), RepoType::Model, revision.into())
         };
-        let requested = repository(self.revision());
-        let Listing { sha, siblings } = listing(&api.repo(requested.clone())).map_err(failed)?;
+        let repo = repository(self.revision());
+        let Listing { sha, siblings } = listing(&api.repo(repo.clone())).map_err(failed)?;
         let stays_inside =
             |file: &str| Path::new(file).components().all(|c| matches!(c, Component::Normal(_)));
         let names = siblings.iter().map(|file| file.rfilename.clone()).filter(|file| stays_inside(file));
@@ -86,7 +86,7 @@ impl HubName {
                 )));
             }
         }
-        let reference = Cache::new(cache).repo(requested).create_ref(&sha);
+        let reference = Cache::new(cache).repo(repo).create_ref(&sha);
         reference.map_err(|e| failed(e.into()))?;
         Ok(model_path(&snapshot, &chosen))
     }

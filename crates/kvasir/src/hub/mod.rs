@@ -93,20 +93,20 @@ impl HubName {
 
     /// Local path of the model: from the cache, else fetched.
     pub fn find(&self) -> Result<PathBuf, Error> {
-        let requested = self.revision();
+        let revision = self.revision();
         let folder = self.folder(&Self::cache()?);
-        let reference = folder.join("refs").join(requested);
+        let reference = folder.join("refs").join(revision);
         let commit = fs::read_to_string(&reference);
-        let commit = commit.map_or_else(|_| requested.to_owned(), |text| text.trim().to_owned());
+        let commit = commit.map_or_else(|_| revision.to_owned(), |text| text.trim().to_owned());
         // The requested revision was validated by `parse`; the file's content is validated here.
-        if commit != requested && !plain(&commit) {
+        if commit != revision && !plain(&commit) {
             return Err(Error::Failed(format!("{}: holds no commit's name", reference.display())));
         }
         let snapshot = folder.join("snapshots").join(commit);
         let there = files_of(&snapshot);
         if there.is_empty() {
             return self.fetch(&match folder.exists() {
-                true => format!("revision {requested} is not in the hub's cache"),
+                true => format!("revision {revision} is not in the hub's cache"),
                 false if self.short.is_some() => "not in the hub's cache".into(),
                 false => "no such path, and not in the hub's cache".into(),
             });
