@@ -5,7 +5,7 @@
 
 use crate::bench::runner::STEP;
 use crate::bench::{Work, counted};
-use kvasir_cpu::{CpuModel, Form, MachineLimits, Precision};
+use kvasir_cpu::{CpuModel, Form, KvType, MachineLimits, Precision};
 
 /// Lower bounds of operations and memory traffic for one repetition.
 #[derive(Default)]
@@ -14,13 +14,15 @@ pub(crate) struct Ideal {
     bf16: f64,
     f32: f64,
     attention: f64,
+    /// Whether attention computes in f32, as it does for K and V of f32 or f16.
+    attends_in_f32: bool,
     pub(super) bytes: f64,
 }
 
 impl Ideal {
     /// Counts one repetition of `work`. `token_bytes` is the KV cache size per token.
-    pub(super) fn of(model: &CpuModel, work: Work, token_bytes: usize) -> Self {
-        let mut ideal = Self::default();
+    pub(super) fn of(model: &CpuModel, kv: KvType, work: Work, token_bytes: usize) -> Self {
+        let mut ideal = Self { attends_in_f32: kv.needs_f32_attention(), ..Self::default() };
         let all = f64::from(counted(work));
         // Prefill needs logits (the LM head) for the last prompt token only.
         let heads = if matches!(work, Work::Prompt { .. }) { 1.0 } else { all };
@@ -69,7 +71,7 @@ impl Ideal {
 
     /// Compute-bound time in seconds at the measured peaks.
     pub(super) fn arithmetic(&self, peaks: &MachineLimits, precision: Precision) -> f64 {
-        let attention = if precision == Precision::Auto { peaks.bf16 } else { peaks.f32 };
+        let attention = if self.attends_in_f32 { peaks.f32 } else { peaks.bf16 };
         let times = if precision == Precision::Bf16x2 { 2.0 } else { 1.0 };
         self.quantized / peaks.integer
             + self.bf16 * times / peaks.bf16

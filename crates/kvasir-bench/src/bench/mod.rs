@@ -165,7 +165,7 @@ pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Resu
     work.check(model.program().max_positions)?;
     let meter = LimitsMeter::new(model.threads()).map_err(|e| e.to_string())?;
     let mut runner = Runner::new(model, kv, work)?;
-    let ideal = Ideal::of(model, work, runner.token_bytes());
+    let ideal = Ideal::of(model, kv, work, runner.token_bytes());
     let mut segments = Segments::new(|| meter.measure());
     runner.once(work, &mut segments)?;
     let (mut samples, mut limits, mut stolen) = (Vec::new(), Vec::new(), Vec::new());

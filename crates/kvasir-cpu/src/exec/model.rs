@@ -211,13 +211,12 @@ impl CpuModel {
         self.isa
     }
 
-    /// The default KV cache data type: f32 for [`Precision::F32`] and [`Precision::Bf16x2`], f16 if
-    /// any matrix is stored as f16, bf16 otherwise.
+    /// The default KV cache data type: f32 for [`Precision::F32`] and [`Precision::Bf16x2`], otherwise
+    /// by the stored weights ([`default_kv`]).
     pub fn natural_kv(&self) -> KvType {
         match self.precision {
             Precision::F32 | Precision::Bf16x2 => KvType::F32,
-            Precision::Auto if self.linears().any(|l| l.packed.form() == Form::F16) => KvType::F16,
-            Precision::Auto => KvType::Bf16,
+            Precision::Auto => default_kv(self.isa, self.linears().map(|l| l.packed.form())),
         }
     }
 
@@ -230,6 +229,17 @@ impl CpuModel {
     pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
         self.weights.iter().flat_map(OpWeights::all)
     }
+}
+
+/// The default KV cache data type of weights of these forms: f16 if any matrix is stored as f16, or
+/// if an instruction set with bf16 dot products multiplies bf16 matrices, bf16 otherwise.
+///
+/// Bf16 matrices are exact, so with rounded activations the rounding of K, V, Q and P to bf16 is a
+/// third of the error; attention over f16 rounds neither Q nor P. Beside the error of quantized
+/// weights it does not show.
+fn default_kv(isa: Isa, mut forms: impl Iterator<Item = Form>) -> KvType {
+    let needs_f16 = |form| form == Form::F16 || (form == Form::Bf16 && isa.has_bf16_dot());
+    if forms.any(needs_f16) { KvType::F16 } else { KvType::Bf16 }
 }
 
 /// Packs the weight matrices of one op.
@@ -283,4 +293,24 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         | Op::Head { .. } => [None, None],
     };
     pair.into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::default_kv;
+    use crate::isa::features::Isa;
+    use crate::memory::kv_pool::kv_type::KvType;
+    use crate::weights::linear::Form;
+
+    #[test]
+    fn bf16_weights_have_f16_kv_where_activations_are_rounded() {
+        let widened = Isa::detect().without_bf16_dot();
+        let dot = Isa { bf16_dot: true, ..widened };
+        let default = |isa, forms: &[Form]| default_kv(isa, forms.iter().copied());
+        assert_eq!(default(widened, &[Form::Bf16]), KvType::Bf16);
+        assert_eq!(default(dot, &[Form::Bf16]), KvType::F16);
+        assert_eq!(default(dot, &[Form::Quantized, Form::Bf16]), KvType::F16);
+        assert_eq!(default(dot, &[Form::Quantized]), KvType::Bf16);
+        assert_eq!(default(widened, &[Form::Quantized, Form::F16]), KvType::F16);
+    }
 }

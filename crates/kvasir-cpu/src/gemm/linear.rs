@@ -97,6 +97,7 @@ impl FloatRows {
 /// Prepared activations in the formats of the kernels, shared by all matrices with one operand.
 pub(crate) struct Prepared {
     isa: Isa,
+    /// Empty with tiles, which multiply dequantized weights by `float`.
     quant: QuantActivations,
     /// Output of the fused gate and up projection, while `quant` is its input.
     gated: QuantActivations,
@@ -114,7 +115,8 @@ impl Prepared {
     /// Buffers for `rows` rows of up to `inputs` numbers; bf16 kernels take
     /// `terms` per activation.
     pub(crate) fn new(isa: Isa, rows: usize, inputs: usize, terms: Bf16Terms) -> io::Result<Self> {
-        let quant = || QuantActivations::new(rows, inputs);
+        let quant_rows = if isa.tiles { 0 } else { rows };
+        let quant = || QuantActivations::new(quant_rows, inputs);
         let rows_if_bf16_dot = if isa.has_bf16_dot() { rows } else { 0 };
         Ok(Self {
             isa,

@@ -48,7 +48,7 @@ impl KvType {
     }
 
     /// Whether its numbers have more significant bits than bf16: attention then computes in f32.
-    pub(crate) fn needs_f32_attention(self) -> bool {
+    pub fn needs_f32_attention(self) -> bool {
         matches!(self, Self::F32 | Self::F16)
     }
 
