@@ -1,6 +1,7 @@
 //! Text files of a model: tokenizer, chat template and special tokens, from a directory, GGUF or
 //! `tokenizer.json`.
 
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::files::read::{read_json, read_text};
 use crate::gguf::reader::Gguf;
@@ -31,6 +32,25 @@ enum Place {
     Dir(PathBuf),
     Json(PathBuf),
     Gguf(Arc<Gguf>),
+}
+
+impl Checkpoint {
+    /// Tokenizer, chat template and related files.
+    pub fn text_files(&self) -> Result<TextFiles> {
+        match self.gguf() {
+            Some(gguf) => Ok(TextFiles::of_gguf(Arc::clone(gguf))),
+            None => TextFiles::open(self.path()),
+        }
+    }
+
+    /// The tokenizer; `None` if there is no `tokenizer.json` or GGUF vocabulary.
+    pub fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        let has_vocabulary = match self.gguf() {
+            Some(gguf) => gguf.array("tokenizer.ggml.tokens").is_some(),
+            None => self.path().join("tokenizer.json").exists(),
+        };
+        has_vocabulary.then(|| self.text_files()?.tokenizer()).transpose()
+    }
 }
 
 impl TextFiles {

@@ -8,9 +8,9 @@ use crate::load::LoadedModel;
 use crate::memory::available_memory;
 use crate::model::Model;
 use crate::shared_prefix::SharedPrefix;
-use crate::speculation::{DraftMethod, Speculation};
+use crate::speculation::Speculation;
 use kvasir_cpu::KvType;
-use kvasir_engine::{ConfigError, Core, Engine, Facts, NgramDrafter, Params, Request, SuffixDrafter};
+use kvasir_engine::{ConfigError, Core, Engine, Facts, Params, Request};
 use kvasir_exec::Executor;
 use kvasir_kv::{Rings, Token};
 use std::{fmt::Display, time::Instant};
@@ -121,7 +121,7 @@ pub fn warm_up(engine: &mut Engine<AnyExecutor>) -> Result<(), Error> {
 
 /// Lets an engine decode speculatively. Refuses a policy or a cache that verifies no such drafts.
 fn speculating(engine: Engine<AnyExecutor>, speculation: &Speculation) -> Result<Engine<AnyExecutor>, Error> {
-    let (kind, shape) = (engine.core().cache().kind(), speculation.shape);
+    let kind = engine.core().cache().kind();
     let conflict = |parameter, value: &dyn Display, reason: &dyn Display| {
         let spec: (_, &dyn Display) = ("speculation", speculation);
         ConfigError::conflict(spec, (parameter, value), reason.to_string())
@@ -130,16 +130,13 @@ fn speculating(engine: Engine<AnyExecutor>, speculation: &Speculation) -> Result
         let reason = "its decode rows have one token each";
         return Err(conflict("policy", &engine.core().policy(), &reason).into());
     }
-    let tokens = shape.nodes;
-    let engine = match speculation.method {
-        DraftMethod::Ngram { n } => engine.draft(Box::new(NgramDrafter::new(n as usize, tokens))),
-        DraftMethod::Suffix => engine.draft(Box::new(SuffixDrafter::new(tokens))),
-        DraftMethod::Mtp | DraftMethod::Eagle3(_) | DraftMethod::Model(_) => {
-            engine.draft_in_executor(shape.depth, tokens, speculation.proposes_trees())
-        }
+    let shape = speculation.parameters.shape;
+    let engine = match speculation.drafter() {
+        Some(drafter) => engine.draft(drafter),
+        None => engine.draft_in_executor(shape.depth, shape.nodes, speculation.proposes_trees()),
     };
     let engine = engine.map_err(|error| conflict("cache", &kind, &error))?;
-    Ok(engine.draft_width(speculation.width))
+    Ok(engine.draft_width(speculation.parameters.width))
 }
 
 impl Model {

@@ -52,7 +52,6 @@ mod prompt;
 mod runner;
 mod session;
 mod shared_prefix;
-mod speculate;
 mod speculation;
 mod stream;
 
@@ -78,7 +77,9 @@ pub use crate::prefill_progress::{PrefillProgress, PrefillState};
 pub use crate::prompt::Prompt;
 pub use crate::session::{Branch, Session};
 pub use crate::shared_prefix::{PrefixOptions, SharedPrefix};
-pub use crate::speculation::{DraftMethod, Speculation};
+pub use crate::speculation::method::DraftMethod;
+pub use crate::speculation::parameters::DraftParameters;
+pub use crate::speculation::{DRAFT_METHODS, Speculation};
 pub use crate::stream::Stream;
 pub use kvasir_cpu::{KvType, Precision};
 pub use kvasir_draft::TreeShape;

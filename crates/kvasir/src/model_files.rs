@@ -8,7 +8,8 @@ use crate::error::Error;
 use crate::hub::HubName;
 use crate::hub::cached::CachedModel;
 use crate::hub::short_names::ShortNames;
-use kvasir_formats::{Checkpoint, TextFiles, gguf::Gguf};
+use kvasir_formats::{Checkpoint, TextFiles, check_kv_facts, gguf::Gguf};
+use kvasir_program::Model;
 use std::{
     env,
     path::{Path, PathBuf},
@@ -67,6 +68,18 @@ impl ModelFiles {
             Self::BuiltIn => Checkpoint::of_gguf(gguf()?)?,
             Self::At(path) => Checkpoint::open(path)?,
         })
+    }
+
+    /// Opens the checkpoint and builds its programs; checks one against the other.
+    pub(crate) fn programs(&self) -> Result<(Checkpoint, Model), Error> {
+        let checkpoint = self.checkpoint()?;
+        let path = checkpoint.path();
+        let model = Model::build(&checkpoint.source());
+        let model = model.map_err(|e| kvasir_formats::Error::at(path.display(), e))?;
+        if let Some(gguf) = checkpoint.gguf() {
+            check_kv_facts(gguf, &model.target.layers).map_err(|error| error.in_file(path))?;
+        }
+        Ok((checkpoint, model))
     }
 
     /// Tokenizer and chat template. A vocabulary-only GGUF file or a `tokenizer.json` suffices.

@@ -4,13 +4,13 @@ use crate::built_in;
 use crate::draft_model::OpenedDraft;
 use crate::error::Error;
 use crate::model_files::ModelFiles;
-use crate::speculation::Speculation;
-use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts};
+use crate::speculation::{Speculation, method::DraftTarget};
+use kvasir_formats::{Checkpoint, TextFiles, Tokenizer};
 use kvasir_kv::Token;
-use kvasir_program::Model;
+use kvasir_program::{Model, Program};
 use kvasir_sim::TokenList;
 use serde_json::Value as Json;
-use std::{path::Path, sync::Arc};
+use std::{collections::HashSet, path::Path};
 
 /// A checkpoint with its programs, validated against each other. Weights are not unpacked yet.
 pub struct OpenedModel {
@@ -35,21 +35,17 @@ impl OpenedModel {
     /// Opens a directory in the Hugging Face layout, a GGUF file, a model of the hub by its
     /// [`HubName`](crate::HubName), or the built-in model by its name. An existing path is never treated as a name.
     pub fn find(name: &Path) -> Result<Self, Error> {
-        match ModelFiles::locate(name)? {
-            ModelFiles::BuiltIn => Self::built_in(),
-            ModelFiles::At(path) => Self::open(&path),
-        }
+        Self::of(ModelFiles::locate(name)?)
     }
 
     /// Opens a directory in the Hugging Face layout or a GGUF file.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        Self::of(Checkpoint::open(path)?)
+        Self::of(ModelFiles::At(path.to_owned()))
     }
 
     /// Opens the built-in model.
     pub fn built_in() -> Result<Self, Error> {
-        let opened = Self::of(ModelFiles::BuiltIn.checkpoint()?)?;
-        Ok(Self { generation: Some(built_in::generation_config()), is_built_in: true, ..opened })
+        Self::of(ModelFiles::BuiltIn)
     }
 
     /// The model's `generation_config.json`, if any.
@@ -57,16 +53,38 @@ impl OpenedModel {
         self.generation.as_ref()
     }
 
-    fn of(checkpoint: Checkpoint) -> Result<Self, Error> {
-        let path = checkpoint.path();
-        let model = Model::build(&checkpoint.source());
-        let model = model.map_err(|e| kvasir_formats::Error::at(path.display(), e))?;
-        if let Some(gguf) = checkpoint.gguf() {
-            check_kv_facts(gguf, &model.target.layers).map_err(|error| error.in_file(path))?;
-        }
-        let generation = checkpoint.generation_config().cloned();
+    fn of(files: ModelFiles) -> Result<Self, Error> {
+        let (checkpoint, model) = files.programs()?;
+        let is_built_in = files == ModelFiles::BuiltIn;
+        let generation = if is_built_in {
+            Some(built_in::generation_config())
+        } else {
+            checkpoint.generation_config().cloned()
+        };
         let watch: LoadWatch = Box::new(|_, _| {});
-        Ok(Self { checkpoint, model, generation, speculation: None, draft: None, is_built_in: false, watch })
+        Ok(Self { checkpoint, model, generation, speculation: None, draft: None, is_built_in, watch })
+    }
+
+    /// Decodes speculatively: opens the draft model that `speculation` needs, if it needs one, checks
+    /// it against this model, and adds what it takes to this model's program.
+    pub fn speculate(mut self, speculation: &Speculation) -> Result<Self, Error> {
+        let (checkpoint, model) = (&mut self.checkpoint, &mut self.model);
+        self.draft = speculation.open(DraftTarget { checkpoint, model, is_built_in: self.is_built_in })?;
+        self.speculation = Some(speculation.clone());
+        Ok(self)
+    }
+
+    /// Program and weights of the draft model, if [`speculate`](Self::speculate) opened one.
+    pub fn draft(&self) -> Option<(&Program, &Checkpoint)> {
+        self.draft.as_ref().map(|draft| (draft.program(), &draft.checkpoint))
+    }
+
+    /// Bytes of all weights as stored, with those of the draft model. Shared tensors count once.
+    pub fn stored_bytes(&self) -> u64 {
+        let drafts = self.draft.iter().flat_map(|draft| draft.checkpoint.tensors());
+        let places = self.checkpoint.tensors().chain(drafts).map(|tensor| tensor.bytes.as_ptr_range());
+        let distinct: HashSet<_> = places.collect();
+        distinct.iter().map(|place| place.end as u64 - place.start as u64).sum()
     }
 
     /// Lets `watch` know how far [`load`](Self::load) is on the CPU backend: operations whose weights are
@@ -90,19 +108,12 @@ impl OpenedModel {
 
     /// Tokenizer, chat template and related files.
     pub fn text_files(&self) -> Result<TextFiles, Error> {
-        Ok(match self.checkpoint.gguf() {
-            Some(gguf) => TextFiles::of_gguf(Arc::clone(gguf)),
-            None => TextFiles::open(self.checkpoint.path())?,
-        })
+        Ok(self.checkpoint.text_files()?)
     }
 
     /// The tokenizer; `None` if there is no `tokenizer.json` or GGUF vocabulary.
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>, Error> {
-        let there = match self.checkpoint.gguf() {
-            Some(gguf) => gguf.array("tokenizer.ggml.tokens").is_some(),
-            None => self.checkpoint.path().join("tokenizer.json").exists(),
-        };
-        Ok(if there { Some(self.text_files()?.tokenizer()?) } else { None })
+        Ok(self.checkpoint.tokenizer()?)
     }
 
     /// Short word tokens, which the simulated device emits.

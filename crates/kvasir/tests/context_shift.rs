@@ -22,8 +22,9 @@ fn engine(backend: BackendKind, kind: CacheKind, overlap: bool, spec: Option<&st
     let opened = match spec {
         None => opened,
         Some(spec) => {
-            let spec = spec.parse::<Speculation>().unwrap();
-            opened.speculate(&Speculation { width: DraftWidth::Fixed, ..spec }).unwrap()
+            let mut spec = spec.parse::<Speculation>().unwrap();
+            spec.parameters.width = DraftWidth::Fixed;
+            opened.speculate(&spec).unwrap()
         }
     };
     let model = Model::new(opened.load(backend, Precision::F32, Some(1)).unwrap()).unwrap();

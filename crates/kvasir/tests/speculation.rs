@@ -71,7 +71,9 @@ fn engine(case: &Path, spec: Option<&Speculation>, cache: CacheKind) -> Kvasir {
 }
 
 fn spec(text: &str) -> Speculation {
-    Speculation { width: DraftWidth::Fixed, ..text.parse().unwrap() }
+    let mut spec: Speculation = text.parse().unwrap();
+    spec.parameters.width = DraftWidth::Fixed;
+    spec
 }
 
 fn rounds_of(trace: &DraftTrace) -> Json {
@@ -341,7 +343,8 @@ fn sessions_answer_the_same_with_drafts() {
 #[test]
 fn adaptive_width_changes_no_output() {
     let head = format!("eagle3:{}", paths::model("eagle3_llama").join("draft").display());
-    let tree = Speculation { width: DraftWidth::Adaptive, ..spec(&format!("{head},depth=3,topk=3,nodes=7")) };
+    let mut tree = spec(&format!("{head},depth=3,topk=3,nodes=7"));
+    tree.parameters.width = DraftWidth::Adaptive;
     let parsed = |text: &str| text.parse::<Speculation>().unwrap();
     let cases = [
         ("qwen3", parsed("suffix")),

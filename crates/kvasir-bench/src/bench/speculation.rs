@@ -7,9 +7,9 @@
 use crate::bench::median;
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as PoolLimits};
 use kvasir_engine::{
-    DraftWidth, Drafter, Engine, EngineConfig, Facts, Limits, Mixing, NGRAM, NgramDrafter, Params,
-    PolicyConfig, Request, SuffixDrafter,
+    ConfigError, Core, Engine, EngineConfig, Facts, Limits, Mixing, Params, PolicyConfig, Request,
 };
+use kvasir_exec::Executor;
 use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower, mix};
 use serde::Serialize;
@@ -27,30 +27,17 @@ pub enum Task {
     Random,
 }
 
-/// Which drafter runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// The last three tokens are looked up.
-    Ngram,
-    /// The longest suffix that occurred before is.
-    Suffix,
-}
-
 /// A benchmark of speculative decoding.
 #[derive(Clone, Debug)]
 pub struct SpeculationBench {
     /// What is written.
     pub task: Task,
-    /// How drafts are found.
-    pub method: Method,
     /// The text, as token ids.
     pub text: Vec<Token>,
     /// Tokens that each stream generates, at most.
     pub tokens: usize,
     /// Sequences that decode together; each starts elsewhere in the text.
     pub streams: usize,
-    /// Most drafts per step and sequence.
-    pub most_drafts: u32,
     /// Counted repetitions of each.
     pub reps: usize,
 }
@@ -139,7 +126,8 @@ impl SpeculationBench {
         }
     }
 
-    fn engine(&self, model: &Arc<CpuModel>, kv: KvType, drafts: bool) -> Result<Engine<CpuExecutor>, String> {
+    /// The scheduler of both engines: room for all sequences, decodes beside prefills.
+    pub fn core(&self) -> Result<Core, ConfigError> {
         let slots = (self.streams * (2 * self.tokens + 64)).next_multiple_of(16) as u32;
         let max_extend_tokens = PolicyConfig::MAX_EXTEND_TOKENS;
         let config = EngineConfig {
@@ -149,29 +137,25 @@ impl SpeculationBench {
             ..EngineConfig::default()
         };
         let facts = Facts { max_model_len: slots, slots, is_cpu: true, ..Facts::default() };
-        let core = config.resolve(&facts).and_then(|resolved| resolved.core());
-        let core = core.map_err(|error| error.to_string())?;
+        config.resolve(&facts)?.core()
+    }
+
+    /// An engine over a model of random weights, of which there are no files.
+    pub fn engine(&self, model: &Arc<CpuModel>, kv: KvType) -> Result<Engine<CpuExecutor>, String> {
+        let core = self.core().map_err(|error| error.to_string())?;
         let Limits { max_num_seqs: rows, max_num_batched_tokens: tokens, .. } = *core.limits();
-        let limits = PoolLimits { slots: slots + core.cache().block_size(), tokens, rows, kv, ring: None };
+        let slots = core.cache().capacity() + core.cache().block_size();
+        let limits = PoolLimits { slots, tokens, rows, kv, ring: None };
         let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(|error| error.to_string())?;
         let started = Instant::now();
         let clock = move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let engine = Engine::new(core, executor, clock).overlap(false);
-        if !drafts {
-            return Ok(engine);
-        }
-        let drafter: Box<dyn Drafter> = match self.method {
-            Method::Ngram => Box::new(NgramDrafter::new(NGRAM, self.most_drafts)),
-            Method::Suffix => Box::new(SuffixDrafter::new(self.most_drafts)),
-        };
-        let engine = engine.draft(drafter).map_err(|error| error.to_string())?;
-        Ok(engine.draft_width(DraftWidth::Adaptive))
+        Ok(Engine::new(core, executor, clock).overlap(false))
     }
 
     /// Generates all outputs; returns tokens per second once every prompt has been read.
-    fn generate(
+    fn generate<E: Executor>(
         &self,
-        engine: &mut Engine<CpuExecutor>,
+        engine: &mut Engine<E>,
         vocab: usize,
         keys: &mut u64,
     ) -> Result<f64, String> {
@@ -203,15 +187,18 @@ impl SpeculationBench {
         Ok((tokens - before) as f64 / seconds.max(1e-9))
     }
 
-    /// Alternates runs with and without drafts: one warm-up of each, then `reps` of each. The engines are
-    /// kept for all repetitions, so that the drafter's estimates are those of a running server.
-    pub fn run(&self, model: &Arc<CpuModel>, kv: KvType) -> Result<SpeculationReport, String> {
-        let vocab = model.program().vocab;
+    /// Alternates runs of the engines without and with drafts: one warm-up of each, then `reps` of each.
+    /// The engines are kept for all repetitions, so that the drafter's estimates are those of a running server.
+    pub fn run<P: Executor, D: Executor>(
+        &self,
+        vocab: usize,
+        mut plain: Engine<P>,
+        mut drafting: Engine<D>,
+    ) -> Result<SpeculationReport, String> {
         if self.text.is_empty() && self.task != Task::Random {
             return Err("the text has no token".into());
         }
         let (mut without, mut with) = (Vec::new(), Vec::new());
-        let (mut plain, mut drafting) = (self.engine(model, kv, false)?, self.engine(model, kv, true)?);
         let mut before = drafting.core().draft_stats().clone();
         let mut keys = 0;
         for _ in 0..=self.reps {

@@ -3,13 +3,14 @@
 
 use crate::commands::{bench_fidelity, bench_offline, bench_serve};
 use crate::io::failure::Failure;
-use crate::options::model::{ModelArgs, kv_type};
-use kvasir::{ModelFiles, OpenedModel, Token};
-use kvasir_bench::bench::speculation::{self, Method, SpeculationBench};
+use crate::options::model::{ModelArgs, kv_type, spec_help};
+use kvasir::{BackendKind, ModelFiles, OpenedModel, Speculation, Token};
+use kvasir_bench::bench::speculation::{self, SpeculationBench, SpeculationReport};
 use kvasir_bench::bench::{self, Subject, Work};
-use kvasir_cpu::{KvType, Precision};
+use kvasir_cpu::{CpuModel, KvType, Precision};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -63,9 +64,8 @@ enum What {
     Spec {
         #[command(flatten)]
         common: Common,
-        /// Drafter
-        #[arg(long, value_enum, default_value = "suffix")]
-        method: DraftMethod,
+        #[arg(long, value_name = "METHOD", default_value = "suffix", help = spec_help())]
+        spec: Speculation,
         /// What is written: `rewrite` repeats the prompt with three edits, `continue` continues the file, `random` is random tokens
         #[arg(long, value_enum, default_value = "rewrite")]
         task: Task,
@@ -78,9 +78,6 @@ enum What {
         /// Sequences that decode together
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
         streams: u32,
-        /// Most drafts per step and sequence
-        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
-        drafts: u32,
     },
     /// Measure the error of the default arithmetic against exact arithmetic, on a text
     Fidelity(bench_fidelity::Args),
@@ -123,21 +120,6 @@ struct Common {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum DraftMethod {
-    Ngram,
-    Suffix,
-}
-
-impl From<DraftMethod> for Method {
-    fn from(method: DraftMethod) -> Self {
-        match method {
-            DraftMethod::Ngram => Self::Ngram,
-            DraftMethod::Suffix => Self::Suffix,
-        }
-    }
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
 enum Task {
     Rewrite,
     Continue,
@@ -162,10 +144,46 @@ fn text(file: &Path) -> Result<Vec<Token>, Failure> {
     tokenizer.encode(&text, false).map_err(Failure::failed)
 }
 
+/// Runs `bench` without and with the drafts of `spec`. A draft model takes part of its target, so
+/// `target` is then loaded a second time with it.
+fn compare_drafts(
+    bench: &SpeculationBench,
+    spec: &Speculation,
+    common: &Common,
+    target: &Arc<CpuModel>,
+    kv: KvType,
+) -> Result<SpeculationReport, Failure> {
+    let vocab = target.program().vocab;
+    let plain = bench.engine(target, kv).map_err(Failure::failed)?;
+    if let Some(drafter) = spec.drafter() {
+        let drafting = bench.engine(target, kv).map_err(Failure::failed)?;
+        let drafting = drafting.draft(drafter).map_err(Failure::failed)?;
+        let drafting = drafting.draft_width(spec.parameters.width);
+        return bench.run(vocab, plain, drafting).map_err(Failure::failed);
+    }
+    let Some(model) = &common.model else {
+        return Err(Failure::usage(format!("--spec {spec} needs a MODEL: --shape has no draft model")));
+    };
+    let opened = OpenedModel::find(model)?.speculate(spec)?;
+    let threads = common.threads.map(|n| n as usize);
+    let loaded = opened.load(BackendKind::Cpu, common.precision.into(), threads)?.with_kv(kv)?;
+    let drafting = loaded.engine(bench.core().map_err(kvasir::Error::from)?, Some(false))?;
+    bench.run(vocab, plain, drafting).map_err(Failure::failed)
+}
+
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Speed {
     Exact,
     Auto,
+}
+
+impl From<Speed> for Precision {
+    fn from(speed: Speed) -> Self {
+        match speed {
+            Speed::Exact => Self::F32,
+            Speed::Auto => Self::Auto,
+        }
+    }
 }
 
 impl Args {
@@ -178,18 +196,17 @@ impl Args {
     }
 
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let mut spec = None;
+        let mut speculative = None;
         let (common, work) = match self.what {
-            What::Spec { common, method, task, file, tokens, streams, drafts } => {
-                spec = Some(SpeculationBench {
+            What::Spec { common, spec, task, file, tokens, streams } => {
+                let bench = SpeculationBench {
                     task: task.into(),
-                    method: method.into(),
                     text: text(&file)?,
                     tokens: tokens as usize,
                     streams: streams as usize,
-                    most_drafts: drafts,
                     reps: common.reps as usize,
-                });
+                };
+                speculative = Some((bench, spec));
                 (common, Work::Generation { tokens, depth: 0 })
             }
             What::Pp { common, tokens } => (common, Work::Prompt { tokens }),
@@ -201,10 +218,7 @@ impl Args {
             What::Offline(args) => return args.run(),
             What::Serve(args) => return args.run(),
         };
-        let precision = match common.precision {
-            Speed::Exact => Precision::F32,
-            Speed::Auto => Precision::Auto,
-        };
+        let precision = common.precision.into();
         let subject = match (&common.model, &common.shape, &common.dtype) {
             (Some(model), ..) => Subject::Checkpoint(Box::new(ModelFiles::locate(model)?.checkpoint()?)),
             (None, Some(shape), Some(dtype)) => Subject::Shape(shape, dtype),
@@ -216,8 +230,8 @@ impl Args {
             None => Failure::usage(why),
         })?;
         let kv = common.kv_dtype.unwrap_or_else(|| model.natural_kv());
-        if let Some(spec) = spec {
-            let report = spec.run(&model, kv).map_err(Failure::failed)?;
+        if let Some((bench, spec)) = speculative {
+            let report = compare_drafts(&bench, &spec, &common, &model, kv)?;
             if common.json {
                 println!("{}", serde_json::to_string(&report).map_err(Failure::usage)?);
             } else {

@@ -194,7 +194,7 @@ impl Args {
     fn resolve(&self, model: &LoadedModel, prompt: usize) -> Result<Resolved, Failure> {
         let longest = prompt.saturating_add(self.max_tokens as usize).min(model.program().max_positions);
         // The newest token and its drafts have slots of their own until they are verified.
-        let drafts = model.speculation().map_or(0, |spec| spec.shape.nodes as usize + 1);
+        let drafts = model.speculation().map_or(0, |spec| spec.parameters.shape.nodes as usize + 1);
         let longest = longest.saturating_add(drafts);
         // A multiple of every block size.
         let wanted = (longest as u32).next_multiple_of(256);

@@ -4,7 +4,9 @@
 use crate::doctor::forecast::{Forecast, limits_of};
 use crate::io::failure::Failure;
 use crate::options::rules::rule;
-use kvasir::{Acceptance, BackendKind, KvType, LoadedModel, ModelFiles, OpenedModel, Speculation};
+use kvasir::{
+    Acceptance, BackendKind, DRAFT_METHODS, KvType, LoadedModel, ModelFiles, OpenedModel, Speculation,
+};
 use kvasir_cpu::{Isa, MachineLimits, ThreadPool};
 use kvasir_sim::Preset;
 use std::{
@@ -83,11 +85,18 @@ pub(crate) struct ModelArgs {
 /// How drafts are made.
 #[derive(Clone, clap::Args)]
 pub(crate) struct DraftArgs {
-    /// Speculative decoding: ngram[:n=3,tokens=16,depth=], suffix[:tokens=16,depth=], mtp[:K], eagle3:DIR[,depth=,topk=,nodes=] (of
-    /// the built-in model: eagle3) or draft:MODEL[,depth=]; DIR and MODEL may be hub names. Without K or depth, as many
-    /// drafts as pay [default: none]
-    #[arg(long, env = "KVASIR_SPEC", value_name = "METHOD")]
+    #[arg(long, env = "KVASIR_SPEC", value_name = "METHOD", help = spec_help() + " [default: none]")]
     spec: Option<Speculation>,
+}
+
+/// Help of `--spec`: all methods with their parameters.
+pub(crate) fn spec_help() -> String {
+    let methods: Vec<_> =
+        DRAFT_METHODS.iter().map(|m| format!("{}{} ({})", m.name, m.syntax, m.summary)).collect();
+    format!(
+        "Speculative decoding: {}. DIR and MODEL may be hub names. Without K or depth, as many drafts as pay",
+        methods.join(", ")
+    )
 }
 
 impl DraftArgs {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 /// Finds the newest earlier occurrence of a sequence's last n tokens, in constant time.
 #[derive(Clone, Debug)]
-pub struct NgramIndex {
+pub(crate) struct NgramIndex {
     n: usize,
     tokens: Vec<Token>,
     /// Place after the newest occurrence of each n-gram, by its hash. Places whose n tokens are the
@@ -15,28 +15,18 @@ pub struct NgramIndex {
 
 impl NgramIndex {
     /// An index of n-grams of `n` tokens, at least 1.
-    pub fn new(n: usize) -> Self {
+    pub(crate) fn new(n: usize) -> Self {
         Self { n: n.max(1), tokens: Vec::new(), after: HashMap::new() }
     }
 
     /// Reserves memory for `tokens` more tokens.
-    pub fn reserve(&mut self, tokens: usize) {
+    pub(crate) fn reserve(&mut self, tokens: usize) {
         self.tokens.reserve(tokens);
         self.after.reserve(tokens);
     }
 
-    /// Number of tokens.
-    pub fn len(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// Whether there is no token.
-    pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
-    }
-
     /// Appends a token.
-    pub fn push(&mut self, token: Token) {
+    pub(crate) fn push(&mut self, token: Token) {
         if let Some(hash) = self.hash() {
             self.after.insert(hash, self.tokens.len() as u32);
         }
@@ -44,7 +34,7 @@ impl NgramIndex {
     }
 
     /// The tokens after the newest earlier occurrence of the last n tokens; empty if there is none.
-    pub fn continuation(&self) -> &[Token] {
+    pub(crate) fn continuation(&self) -> &[Token] {
         let found = self.hash().and_then(|hash| self.after.get(&hash)).map(|at| *at as usize);
         let Some(at) = found else { return &[] };
         // Another n-gram may have the same hash.

@@ -9,13 +9,13 @@
 //! counts are raised. On shorter suffixes than those the counts stay too low, which matters only in
 //! sequences that repeat one token.
 //!
-//! `tests/suffixes.rs` compares it with a search of the whole sequence.
+//! `tests.rs` compares it with a search of the whole sequence.
 
 use kvasir_kv::Token;
 
 /// A state of the automaton: a set of substrings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State(u32);
+pub(crate) struct State(u32);
 
 /// The empty substring.
 const ROOT: u32 = 0;
@@ -48,7 +48,7 @@ struct Edge {
 
 /// All substrings of a token sequence, with counts.
 #[derive(Clone, Debug)]
-pub struct SuffixAutomaton {
+pub(crate) struct SuffixAutomaton {
     nodes: Vec<Node>,
     edges: Vec<Edge>,
     targets: Targets,
@@ -64,24 +64,19 @@ impl Default for SuffixAutomaton {
 
 impl SuffixAutomaton {
     /// Reserves memory for `tokens` more tokens, so that appending them does not reallocate.
-    pub fn reserve(&mut self, tokens: usize) {
+    pub(crate) fn reserve(&mut self, tokens: usize) {
         self.nodes.reserve(2 * tokens);
         self.edges.reserve(3 * tokens);
         self.targets.reserve(3 * tokens);
     }
 
     /// Length of the sequence, in tokens.
-    pub fn len(&self) -> u32 {
+    pub(crate) fn len(&self) -> u32 {
         self.nodes[self.last as usize].len
     }
 
-    /// Whether the sequence is empty.
-    pub fn is_empty(&self) -> bool {
-        self.last == ROOT
-    }
-
     /// Appends a token.
-    pub fn push(&mut self, token: Token) {
+    pub(crate) fn push(&mut self, token: Token) {
         let before = self.last;
         self.extend(token);
         let mut state = self.last;
@@ -166,7 +161,7 @@ impl SuffixAutomaton {
     }
 
     /// The longest suffix of the sequence that occurred before, and its length.
-    pub fn repeated_suffix(&self) -> (State, u32) {
+    pub(crate) fn repeated_suffix(&self) -> (State, u32) {
         match self.nodes[self.last as usize].link {
             NONE => (State(ROOT), 0),
             link => (State(link), self.nodes[link as usize].len),
@@ -175,7 +170,7 @@ impl SuffixAutomaton {
 
     /// The token that most often followed a substring, with the substring that it completes and its
     /// share of the occurrences; `None` if nothing followed. Of equals, the newest one.
-    pub fn likeliest(&self, state: State) -> Option<(Token, State, f32)> {
+    pub(crate) fn likeliest(&self, state: State) -> Option<(Token, State, f32)> {
         let node = &self.nodes[state.0 as usize];
         if node.best == NONE {
             return None;
@@ -186,7 +181,7 @@ impl SuffixAutomaton {
 
     /// Follows a context by one token: the longest suffix of `context + token` that occurs in the
     /// sequence, with its length. `len` is the length of the context's match.
-    pub fn follow(&self, state: State, len: u32, token: Token) -> (State, u32) {
+    pub(crate) fn follow(&self, state: State, len: u32, token: Token) -> (State, u32) {
         let (mut at, mut len) = (state.0, len);
         loop {
             if let Some(to) = self.targets.get(at, token) {
@@ -201,7 +196,7 @@ impl SuffixAutomaton {
     }
 
     /// The empty context.
-    pub fn root(&self) -> State {
+    pub(crate) fn root(&self) -> State {
         State(ROOT)
     }
 }

@@ -1,6 +1,7 @@
 //! The suffix automaton and the n-gram index against a search of the whole sequence.
 
-use kvasir_draft::{NgramIndex, SuffixAutomaton};
+use super::ngram_index::NgramIndex;
+use super::suffix_automaton::SuffixAutomaton;
 use kvasir_testkit::Random;
 
 /// Places where `what` ends in `text`.

@@ -1,32 +1,16 @@
-//! Drafters without a model: what followed earlier occurrences of the context is proposed again.
-//!
-//! - [`NgramDrafter`] looks the last n tokens up in prompt and output.
-//! - [`SuffixDrafter`] finds the longest suffix that occurred before, in prompt and output, in the
-//!   predicted output of the request, and in recent outputs of the same API key. Counts choose the
-//!   continuation.
-//!
-//! Agents repeat files and tool results, which is where these win most. A long history is read in over
-//! several steps. Then a step costs some microseconds, and allocates nothing.
+//! [`SuffixDrafter`]: finds the longest suffix that occurred before, in prompt and output, in the
+//! predicted output of the request, and in recent outputs of the same API key. Counts choose the
+//! continuation.
 
 use crate::request::ids::RequestId;
 use crate::request::proposal::{Evidence, Proposal};
 use crate::request::sequence::Sequence;
 use crate::speculation::drafter::Drafter;
-use kvasir_draft::{NgramIndex, State, SuffixAutomaton};
+use crate::speculation::lookup::history::{Reading, Source};
+use crate::speculation::lookup::suffix_automaton::{State, SuffixAutomaton};
 use kvasir_kv::Token;
 use std::collections::HashMap;
 
-/// Default number of drafts per step.
-pub const MOST_DRAFTS: u32 = 16;
-/// Default n of n-grams.
-pub const NGRAM: usize = 3;
-/// Tokens of a prompt that are read in, at most: the newest ones. As many of a predicted output.
-const MOST_HISTORY: usize = 1 << 18;
-/// Tokens that are read in per step, of all requests together, so that a long history delays no step
-/// by more than a few milliseconds. A request gets drafts once its history is read.
-const READ_PER_STEP: usize = 2048;
-/// Outputs that an index has room for before it grows.
-const OUTPUTS_EXPECTED: usize = 4096;
 /// Newest outputs of a request among which its context in the outputs of its key is looked for.
 const MOST_CONTEXT: usize = 64;
 /// Output tokens that are kept per API key, about.
@@ -37,131 +21,8 @@ const MOST_KEYS: usize = 64;
 const LEAST_MATCH: u32 = 2;
 /// Probability, all before it included, below which a draft is not worth proposing.
 const LEAST_SHARE: f32 = 0.03;
-/// Tokens of the prompt that are repeated behind the predicted output, so that the first outputs
-/// find it.
-const PREDICTION_CONTEXT: usize = 16;
 /// Ends a request's outputs among those of its key. No model has this id.
 const SEPARATOR: Token = Token::MAX;
-
-/// The tokens of a request that are read into an index, one after the other: the newest part of its
-/// prompt, its predicted output with some of the prompt behind, and its outputs.
-struct Source<'a> {
-    sequence: &'a Sequence,
-    /// What comes before the outputs.
-    before: [&'a [Token]; 3],
-}
-
-impl<'a> Source<'a> {
-    fn new(sequence: &'a Sequence, prediction: &'a [Token]) -> Self {
-        let newest = |tokens: &'a [Token], most| &tokens[tokens.len().saturating_sub(most)..];
-        let prompt = newest(sequence.prompt(), MOST_HISTORY);
-        let context = if prediction.is_empty() { 0 } else { PREDICTION_CONTEXT };
-        let prediction = &prediction[..prediction.len().min(MOST_HISTORY)];
-        Self { sequence, before: [prompt, prediction, newest(prompt, context)] }
-    }
-
-    /// Number of tokens before the outputs.
-    fn before(&self) -> usize {
-        self.before.iter().map(|part| part.len()).sum()
-    }
-
-    /// Tokens that an index needs room for at first. It grows if there are more outputs.
-    fn room(&self) -> usize {
-        self.before() + self.outputs_expected()
-    }
-
-    fn outputs_expected(&self) -> usize {
-        (self.sequence.outputs_left() as usize + 1).min(OUTPUTS_EXPECTED)
-    }
-
-    /// Copies up to `most` tokens from the `read`-th on into `unread`. Whether they were all.
-    fn copy(&self, mut read: usize, most: usize, unread: &mut Vec<Token>) -> bool {
-        unread.clear();
-        for part in self.before {
-            let rest = &part[read.min(part.len())..];
-            unread.extend(rest.iter().take(most - unread.len()));
-            read -= part.len() - rest.len();
-        }
-        self.sequence.copy_outputs(read as u32, most - unread.len(), unread)
-    }
-}
-
-/// What a drafter may still read in this step, and the memory for it.
-#[derive(Debug, Default)]
-struct Reading {
-    budget: usize,
-    unread: Vec<Token>,
-}
-
-impl Reading {
-    fn begin_step(&mut self) {
-        self.budget = READ_PER_STEP;
-    }
-
-    /// Copies what `read` has not counted yet into `unread`, as far as the budget goes. Whether it was
-    /// all.
-    fn read(&mut self, source: &Source, read: &mut usize) -> bool {
-        let all = source.copy(*read, self.budget, &mut self.unread);
-        *read += self.unread.len();
-        self.budget -= self.unread.len();
-        all
-    }
-}
-
-/// Proposes what followed the newest earlier occurrence of the last n tokens.
-#[derive(Debug)]
-pub struct NgramDrafter {
-    n: usize,
-    width: u32,
-    /// Per request its index, and the tokens that are in it.
-    requests: HashMap<RequestId, (NgramIndex, usize)>,
-    reading: Reading,
-}
-
-impl NgramDrafter {
-    /// Matches `n` tokens and proposes up to `width`.
-    pub fn new(n: usize, width: u32) -> Self {
-        Self { n, width, requests: HashMap::new(), reading: Reading::default() }
-    }
-}
-
-impl Drafter for NgramDrafter {
-    fn width(&self) -> u32 {
-        self.width
-    }
-
-    fn proposes_trees(&self) -> bool {
-        false
-    }
-
-    fn begin_step(&mut self) {
-        self.reading.begin_step();
-    }
-
-    fn propose(&mut self, sequence: &Sequence, proposal: &mut Proposal) {
-        let n = self.n;
-        let source = Source::new(sequence, &[]);
-        let (index, read) = self.requests.entry(sequence.id()).or_insert_with(|| {
-            let mut index = NgramIndex::new(n);
-            index.reserve(source.room());
-            (index, 0)
-        });
-        let all = self.reading.read(&source, read);
-        self.reading.unread.iter().for_each(|token| index.push(*token));
-        if !all {
-            return;
-        }
-        proposal.tokens.extend(index.continuation().iter().take(self.width as usize));
-        // The classes let each distance from the match learn its own acceptance.
-        proposal
-            .evidence
-            .extend((0..proposal.tokens.len()).map(|i| Evidence::of_match(n as u32 + i as u32, 0.8)));
-    }
-
-    fn retain(&mut self, lives: &dyn Fn(RequestId) -> bool) {
-        self.requests.retain(|id, _| lives(*id));
-    }
-}
 
 /// What a suffix drafter has read of one request.
 #[derive(Debug)]
