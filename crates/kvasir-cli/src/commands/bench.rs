@@ -105,7 +105,7 @@ struct Common {
     /// `exact`: f32 arithmetic; `auto`: the fastest arithmetic that is batch-invariant
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_PRECISION")]
     precision: Speed,
-    /// Data type of the KV cache: f32, f16, bf16, q8_0, q4_0, q8a or q4a
+    /// Data type of the KV cache: f32, f16, bf16, fp8, q8_0, q4_0, q8a or q4a
     #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
     kv_dtype: Option<KvType>,
     /// Threads [default: the machine's parallelism]

@@ -20,7 +20,7 @@ pub(crate) struct Args {
     /// Tokens of the text to compare, at most
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=10_000_000))]
     tokens: u32,
-    /// Data type of the KV cache: f32, f16, bf16, q8_0, q4_0, q8a or q4a
+    /// Data type of the KV cache: f32, f16, bf16, fp8, q8_0, q4_0, q8a or q4a
     #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
     kv_dtype: Option<KvType>,
     /// Threads [default: the machine's parallelism]

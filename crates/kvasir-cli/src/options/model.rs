@@ -64,7 +64,7 @@ pub(crate) struct ModelArgs {
     /// Threads of the cpu backend [default: the machine's parallelism]
     #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Data type of the KV cache: f32, f16, bf16, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
+    /// Data type of the KV cache: f32, f16, bf16, fp8, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
     #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
     kv_dtype: Option<KvType>,
     #[command(flatten)]

@@ -1,5 +1,8 @@
-//! KV cache data types: encoding and decoding of K and V rows (f32, f16, bf16, and block-quantized
-//! 8 and 4 bits).
+//! KV cache data types: encoding and decoding of K and V rows (f32, f16, bf16, fp8, and
+//! block-quantized 8 and 4 bits).
+//!
+//! `fp8` is e4m3 without a scale: 3 significant bits behind the leading one, magnitudes from 2^-9 to
+//! 448, to which larger ones are clamped.
 //!
 //! A quantized row is a sequence of blocks along the head dimension:
 //!
@@ -25,6 +28,8 @@ pub enum KvType {
     F16,
     /// bfloat16: 8 exponent bits.
     Bf16,
+    /// 8-bit floats (e4m3), clamped to 448: 4 exponent bits and no scale.
+    Fp8,
     /// 8-bit codes, 32 per block with an f16 scale (8.5 bits per number).
     Q8_0,
     /// 4-bit codes, 32 per block with an f16 scale (4.5 bits per number).
@@ -39,8 +44,8 @@ pub enum KvType {
 
 impl KvType {
     /// Every type that this backend stores.
-    pub const ALL: [Self; 7] =
-        [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0, Self::Q8a, Self::Q4a];
+    pub const ALL: [Self; 8] =
+        [Self::F32, Self::F16, Self::Bf16, Self::Fp8, Self::Q8_0, Self::Q4_0, Self::Q8a, Self::Q4a];
 
     /// The type with this name, as `Display` writes it.
     pub fn from_name(name: &str) -> Option<Self> {
@@ -66,6 +71,7 @@ impl KvType {
         match self {
             Self::F32 => width * 4,
             Self::F16 | Self::Bf16 => width * 2,
+            Self::Fp8 => width,
             Self::Q8_0 => width.div_ceil(32) * 34,
             Self::Q4_0 => width.div_ceil(32) * 18,
             Self::Q8a => width.div_ceil(64) * 68,
@@ -80,6 +86,7 @@ impl fmt::Display for KvType {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
             Self::Q8a => "q8a",
@@ -94,6 +101,7 @@ fn encode_body(kind: KvType, x: &[f32], out: &mut [u8]) {
         KvType::F32 => pairs::<4>(out, x, f32::to_le_bytes),
         KvType::F16 => pairs::<2>(out, x, |v| f16::from_f32(v).to_le_bytes()),
         KvType::Bf16 => pairs::<2>(out, x, |v| round_bf16(v).to_le_bytes()),
+        KvType::Fp8 => pairs::<1>(out, x, |v| [to_e4m3(v)]),
         KvType::Q8_0 => groups::<34, 32>(out, x, |group, x| {
             let d = x.iter().fold(0f32, |a, v| a.max(v.abs())) / 127.0;
             let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
@@ -126,6 +134,31 @@ fn encode_body(kind: KvType, x: &[f32], out: &mut [u8]) {
             }
         }),
     }
+}
+
+/// Bits of an f32 mantissa that e4m3 does not have.
+const E4M3_SHIFT: u32 = 20;
+/// Difference of the exponent biases, 127 - 7, in the exponent field of an f32.
+const E4M3_BIAS: u32 = 120 << 23;
+
+/// Rounds to the nearest e4m3, ties to even; clamps to the largest.
+#[inline(always)]
+fn to_e4m3(x: f32) -> u8 {
+    let bits = x.abs().min(448.0).to_bits();
+    let half = (1 << (E4M3_SHIFT - 1)) - 1 + (bits >> E4M3_SHIFT & 1);
+    let normal = bits.wrapping_sub(E4M3_BIAS).wrapping_add(half) >> E4M3_SHIFT;
+    // Below 2^-6 codes are multiples of 2^-9.
+    let subnormal = (x.abs() * 512.0).round_ties_even() as u32;
+    let code = if x.abs() < 1.0 / 64.0 { subnormal } else { normal };
+    code as u8 | (x.to_bits() >> 24) as u8 & 0x80
+}
+
+#[inline(always)]
+fn from_e4m3(code: u8) -> f32 {
+    let magnitude = u32::from(code & 0x7f);
+    let normal = f32::from_bits((magnitude << E4M3_SHIFT) + E4M3_BIAS);
+    let magnitude = if magnitude < 8 { magnitude as f32 / 512.0 } else { normal };
+    f32::from_bits(magnitude.to_bits() | u32::from(code & 0x80) << 24)
 }
 
 /// Encodes each number as `N` bytes.
@@ -178,6 +211,7 @@ fn decode_body(kind: KvType, bytes: &[u8], out: &mut [f32]) {
             let values = out.iter_mut().zip(bytes.as_chunks::<2>().0);
             values.for_each(|(v, b)| *v = bf16(u16::from_le_bytes(*b)));
         }
+        KvType::Fp8 => out.iter_mut().zip(bytes).for_each(|(v, b)| *v = from_e4m3(*b)),
         KvType::Q8_0 => {
             for (out, group) in out.chunks_mut(32).zip(bytes.as_chunks::<34>().0) {
                 let d = half_at(group, 0);
@@ -274,6 +308,7 @@ mod tests {
                     KvType::F32 => 0.0,
                     KvType::F16 => 3.0 / 2048.0,
                     KvType::Bf16 => 3.0 / 256.0,
+                    KvType::Fp8 => 3.0 / 16.0,
                     KvType::Q8_0 => 3.0 / 254.0 + 3.0 / 1024.0,
                     KvType::Q4_0 => 3.0 / 8.0 + 3.0 / 512.0,
                     KvType::Q8a => 6.0 / 510.0 + 6.0 / 1024.0,
@@ -292,6 +327,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn fp8_is_the_nearest_e4m3() {
+        let codes = || (0..=0xfeu8).filter(|code| code & 0x7f != 0x7f);
+        for code in codes() {
+            let value = kvasir_formats::encoding::f8_e4m3(code);
+            assert_eq!((from_e4m3(code), to_e4m3(value)), (value, code));
+        }
+        for i in 0..4000 {
+            let x = (i as f32 / 4000.0 - 0.5) * 2f32.powi(i % 21 - 10);
+            let error = |code: u8| (from_e4m3(code) - x).abs();
+            let best = codes().map(error).fold(f32::MAX, f32::min);
+            assert_eq!(error(to_e4m3(x)), best, "{x}");
+        }
+        assert_eq!([1e6, -1e6, f32::INFINITY].map(|x| from_e4m3(to_e4m3(x))), [448.0, -448.0, 448.0]);
     }
 
     #[test]
