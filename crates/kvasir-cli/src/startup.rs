@@ -71,6 +71,8 @@ pub(crate) struct Started {
     pub(crate) backend: &'static str,
     /// KV cache slots of the pool.
     pub(crate) slots: u32,
+    /// Whether memory holds more slots than the default of `--kv-capacity` takes.
+    pub(crate) is_capped: bool,
     /// Context length: prompt and answer together.
     pub(crate) max_len: u32,
     /// K/V data type, and bytes of a slot, with those of a draft model.
@@ -110,6 +112,7 @@ impl Started {
             (opened, None)
         };
         let loaded = model.load_opened(opened)?;
+        let in_memory = loaded.slots_in_memory(share).filter(|_| config.kv_capacity.is_none());
         let resolved = config.resolve(&loaded.facts(loaded.default_slots(share)))?;
         let core = resolved.core()?;
         let mut setup = setup(&resolved, &core);
@@ -124,6 +127,7 @@ impl Started {
             kvasir::warm_up(&mut engine)?;
         }
         let slots = engine.core().cache().capacity();
+        let is_capped = in_memory.is_some_and(|in_memory| in_memory > slots);
         let max_len = engine.core().limits().max_model_len.min(slots);
         let (served, backend) = (served(name.clone(), &loaded, sampling_args, max_len)?, loaded.backend());
         let kv = (loaded.kv(), loaded.slot_bytes());
@@ -135,7 +139,7 @@ impl Started {
         let host = host.map_err(Failure::failed)?;
         let live = Live { feed, setup: Value::Object(setup) };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
-        Ok(Self { app, name, backend, slots, max_len, kv, arithmetic, prefill })
+        Ok(Self { app, name, backend, slots, is_capped, max_len, kv, arithmetic, prefill })
     }
 }
 

@@ -72,13 +72,12 @@ impl Padding {
         Some((padded.batch, padded.plan))
     }
 
-    /// Dummy rows that a step of plain decodes lacks to the next batch size.
+    /// Dummy rows that a decode step lacks to the next batch size. Rows with drafts count as one.
     fn missing_rows(&self, batch: &Batch) -> usize {
         let rows = batch.rows.len();
         let Some(size) = self.batch_sizes.iter().find(|size| **size as usize >= rows) else { return 0 };
-        let is_plain =
-            batch.kind == StepKind::Decode && batch.rows.iter().all(|row| row.kind == RowKind::Decode);
-        if is_plain { *size as usize - rows } else { 0 }
+        let decodes = batch.kind == StepKind::Decode && batch.rows.iter().all(|row| !row.kind.is_prefill());
+        if decodes { *size as usize - rows } else { 0 }
     }
 }
 
@@ -306,6 +305,18 @@ mod tests {
         }
         let prefill = step(&mut cache, 3, &[(seqs[0], 2)], 0)?;
         assert_eq!(Padding::new(&abilities(&[4], false), 0, None, 8).pad(&prefill), None);
+        Ok(())
+    }
+
+    #[test]
+    fn a_row_with_drafts_counts_as_one_row() -> Result<(), CacheError> {
+        let mut cache = cache()?;
+        let seqs = [cache.open()?, cache.open()?];
+        let mut drafts = step(&mut cache, 1, &[(seqs[0], 1), (seqs[1], 3)], 0)?;
+        drafts.batch.rows[1].kind = RowKind::MultiDecode;
+        let with_drafts = Padding::new(&abilities(&[4], false), cache.dummy_slot(), None, 8).pad(&drafts);
+        let tokens = with_drafts.map(|(batch, _)| batch.rows.iter().map(|row| row.tokens.len).collect());
+        assert_eq!(tokens, Some(vec![1, 3, 1, 1]));
         Ok(())
     }
 }

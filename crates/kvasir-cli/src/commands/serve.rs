@@ -142,15 +142,17 @@ impl Args {
 
     /// Lines about the running server: what computes, access, limits.
     fn summary(&self, started: &Started, keys: &Keys, peer_connections: usize) -> [String; 2] {
-        let Started { backend, slots, max_len, kv: (kv, slot), arithmetic, .. } = *started;
+        let Started { backend, slots, is_capped, max_len, kv: (kv, slot), arithmetic, .. } = *started;
         let computes = match arithmetic {
             Some((1, precision)) => format!("1 thread, {}", precision_name(precision)),
             Some((threads, precision)) => format!("{threads} threads, {}", precision_name(precision)),
             None => format!("{backend} backend"),
         };
+        let cap = if is_capped { ", capped by default (--kv-capacity N)" } else { "" };
         let gigabytes = f64::from(slots) * slot as f64 / 1e9;
-        let computes =
-            format!("{computes}; K and V as {kv}, {gigabytes:.2} GB; contexts of up to {max_len} tokens");
+        let computes = format!(
+            "{computes}; K and V as {kv}, {gigabytes:.2} GB{cap}; contexts of up to {max_len} tokens"
+        );
         let key_count = match (keys.count() as u64, keys.has_admin()) {
             (0, _) => "no API keys".into(),
             (count @ 2.., true) => format!("{count} API keys with an admin's"),
