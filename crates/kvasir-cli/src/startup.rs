@@ -117,7 +117,7 @@ impl Started {
         let core = resolved.core()?;
         let mut setup = setup(&resolved, &core);
         let (feed, observer) = StepFeed::new();
-        let mut engine = loaded.engine(core, Some(resolved.overlap))?.observe(observer);
+        let mut engine = loaded.engine(core, resolved.overlap)?.observe(observer);
         let prefill = service.shows_progress.then(|| {
             let (progress, observer) = PrefillProgress::of(&loaded);
             engine.add_observer(observer);

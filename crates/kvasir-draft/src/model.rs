@@ -21,6 +21,7 @@ use kvasir_exec::{
 };
 use kvasir_kv::{Position, Slot, SlotCopy, Span, Token};
 use kvasir_sample::Acceptance;
+use std::ops::Range;
 use std::time::Instant;
 
 /// A sequence is drafted for if at most this share of its context is missing: one in eight tokens.
@@ -36,6 +37,10 @@ pub trait Forward: Send {
     fn warm_up(&mut self);
     /// Copies slots of its pool, as a step of the target does before it writes.
     fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError>;
+    /// Returns the memory of free slots of its pool to the system.
+    fn release(&mut self, slots: &[Range<Slot>]) {
+        let _ = slots;
+    }
     /// Runs a step without sampling. `hidden` has a row per token if the program takes hidden states.
     fn forward(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError>;
     /// Logits of the last pass: a row per token from `sample_from` on, over all rows of the batch.
@@ -177,6 +182,11 @@ impl<F: Forward> ModelDrafter<F> {
     /// A sequence was bound to a row.
     pub fn bind(&mut self, row: PoolRow, final_len: u32) {
         self.model.bind(row, final_len);
+    }
+
+    /// Returns the memory of free slots to the system.
+    pub fn release(&mut self, slots: &[Range<Slot>]) {
+        self.model.release(slots);
     }
 
     /// Continues a step that the target has run and sampled: writes proposals into its output, and

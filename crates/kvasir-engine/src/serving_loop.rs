@@ -2,7 +2,8 @@
 //! and hands the outbox to a delivery callback.
 //!
 //! Backpressure: at most `MESSAGES_PER_TURN` messages are taken between two steps, so a flood of
-//! requests cannot starve the device. The loop blocks on the inbox while the engine is idle.
+//! requests cannot starve the device. The loop blocks on the inbox while the engine is idle, and after
+//! `RELEASE_AFTER` returns the memory of free slots to the system.
 //! States: serving, draining (`Message::Drain`), exited.
 
 use crate::engine::{Engine, Exit, Turn};
@@ -48,6 +49,9 @@ pub enum Message {
 const MESSAGES_PER_TURN: usize = 1024;
 /// Poll interval while waiting requests can be admitted only by the passing of time (delay factor).
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Time without a request after which memory of free slots goes back to the system: long enough that
+/// a conversation does not commit it again with each turn.
+const RELEASE_AFTER: Duration = Duration::from_secs(10);
 
 impl<E: Executor> Engine<E> {
     /// Serves `inbox` until told to exit, and passes each non-empty outbox to `deliver`. When idle,
@@ -75,7 +79,12 @@ impl<E: Executor> Engine<E> {
                     if let Err(why) = self.core().check_invariants() {
                         return Exit::Broken(why);
                     }
-                    serving.receive(self, inbox.recv().map_err(|_| RecvTimeoutError::Disconnected));
+                    let mut received = inbox.recv_timeout(RELEASE_AFTER);
+                    if received == Err(RecvTimeoutError::Timeout) {
+                        self.release_free_memory();
+                        received = inbox.recv().map_err(|_| RecvTimeoutError::Disconnected);
+                    }
+                    serving.receive(self, received);
                 }
             }
         }

@@ -167,6 +167,7 @@ impl Harness {
         };
         let before = retained(&self.engine);
         let turn = self.engine.step().unwrap_or_else(|exit| panic!("{}: {exit}", self.about));
+        self.engine.release_free_memory();
         let evicts = before.iter().zip(retained(&self.engine)).any(|(before, after)| after < *before);
         let admits = !self.engine.core().record().admitted.is_empty();
         assert!(!evicts || admits || !self.reserves, "{}: a step without admissions evicts", self.about);

@@ -6,7 +6,9 @@
 
 use crate::batch::PoolRow;
 use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
+use kvasir_kv::Slot;
 use std::io;
+use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
@@ -14,6 +16,7 @@ use std::thread::{Builder, JoinHandle};
 /// What the thread is to do.
 enum Work {
     Bind(PoolRow, Box<SequenceSpec>),
+    Release(Vec<Range<Slot>>),
     Run(Box<Step>),
 }
 
@@ -40,6 +43,7 @@ impl Background {
             for work in queue {
                 match work {
                     Work::Bind(row, spec) => executor.bind(row, *spec),
+                    Work::Release(slots) => executor.release(&slots),
                     Work::Run(step) => {
                         let ran = match executor.submit(step) {
                             Ok(pending) => executor.wait(pending),
@@ -94,6 +98,10 @@ impl Executor for Background {
             Ok(done) => done,
             Err(_) => self.propagate(),
         }
+    }
+
+    fn release(&mut self, slots: &[Range<Slot>]) {
+        self.send(Work::Release(slots.to_vec()));
     }
 }
 

@@ -10,9 +10,9 @@
 
 use crate::batch::{Batch, BatchRow, PoolRow, RowKind};
 use crate::output::Output;
-use kvasir_kv::{Lowering, Plan, PlanKind, PlanRow, Position, Token};
+use kvasir_kv::{Lowering, Plan, PlanKind, PlanRow, Position, Slot, Token};
 use kvasir_sample::{Constrained, Sampling, accept};
-use std::fmt;
+use std::{fmt, ops::Range};
 
 /// One step: batch, plan and output.
 ///
@@ -224,6 +224,12 @@ pub trait Executor {
     /// On success the output has one entry per row of the batch. On failure it says nothing, and
     /// the K and V that the step should have written are unspecified; later steps go on.
     fn wait(&mut self, pending: Self::Pending) -> (Box<Step>, Result<(), StepError>);
+    /// Returns the memory of free slots to the system, as far as whole pages hold nothing else. Every
+    /// slot is written again before it is read, and no step in flight names one. The default keeps
+    /// the memory.
+    fn release(&mut self, slots: &[Range<Slot>]) {
+        let _ = slots;
+    }
 }
 
 /// A step that has already run when `submit` returns; `wait` only unpacks it.

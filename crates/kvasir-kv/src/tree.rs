@@ -117,6 +117,7 @@ impl Cache for TreeCache {
 
     fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
         self.usage().visit_contiguous(blocks);
+        self.moves.lease_sources(blocks);
     }
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {

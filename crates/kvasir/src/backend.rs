@@ -4,10 +4,10 @@
 use crate::error::Error;
 use kvasir_cpu::CpuExecutor;
 use kvasir_exec::{Abilities, Background, Executor, PoolRow, Ran, Refused, SequenceSpec, Step, StepError};
-use kvasir_kv::PoolId;
+use kvasir_kv::{PoolId, Slot};
 use kvasir_plain::PlainExecutor;
 use kvasir_sim::{Paced, Preset};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// `--backend`: which executor runs the model.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -129,6 +129,15 @@ impl Executor for AnyExecutor {
             Self::Plain(executor) => executor.submit(step).map(AnyPending::Plain),
             Self::Background(executor) => executor.submit(step).map(|()| AnyPending::Background),
             Self::Sim(executor) => executor.submit(step).map(AnyPending::Sim),
+        }
+    }
+
+    fn release(&mut self, slots: &[Range<Slot>]) {
+        match self {
+            Self::Cpu(executor) => executor.release(slots),
+            Self::Plain(executor) => executor.release(slots),
+            Self::Background(executor) => executor.release(slots),
+            Self::Sim(executor) => executor.release(slots),
         }
     }
 

@@ -20,9 +20,8 @@ const DEFAULT_SLOTS: u32 = 32768;
 
 impl LoadedModel {
     /// An engine over the shared weights, with a KV pool of its own. With `overlap`, it schedules
-    /// step n + 1 while step n runs; `None` takes the backend's
-    /// [default](Self::overlaps_by_default).
-    pub fn engine(&self, core: Core, overlap: Option<bool>) -> Result<Engine<AnyExecutor>, Error> {
+    /// step n + 1 while step n runs.
+    pub fn engine(&self, core: Core, overlap: bool) -> Result<Engine<AnyExecutor>, Error> {
         self.engine_with(core, overlap, None)
     }
 
@@ -30,7 +29,7 @@ impl LoadedModel {
     pub(crate) fn engine_with(
         &self,
         core: Core,
-        overlap: Option<bool>,
+        overlap: bool,
         kv: Option<KvType>,
     ) -> Result<Engine<AnyExecutor>, Error> {
         let cache = core.cache();
@@ -40,7 +39,6 @@ impl LoadedModel {
         let (tokens, rows) = (limits.max_num_batched_tokens, limits.max_num_seqs);
         let ring = cache.rings().map(Rings::longest_write);
         let executor = self.executor_with(slots, tokens, rows, kv, ring)?;
-        let overlap = overlap.unwrap_or(self.overlaps_by_default());
         let executor = if overlap { executor.on_thread()? } else { executor };
         let started = Instant::now();
         let clock = move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -162,7 +160,7 @@ impl Model {
             None => own,
         };
         let kv = options.kv.or(prefix.map(SharedPrefix::kv));
-        let mut engine = self.loaded.engine_with(resolved.core_over(cache), Some(resolved.overlap), kv)?;
+        let mut engine = self.loaded.engine_with(resolved.core_over(cache), resolved.overlap, kv)?;
         if let Some(prefix) = prefix {
             prefix.attach(|id, pool| engine.executor_mut().attach(id, pool))?;
         }

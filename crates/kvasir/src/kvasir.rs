@@ -91,8 +91,9 @@ impl Kvasir {
         Ok(Self { runner: Runner::new(model, engine) })
     }
 
-    /// Runs a loaded model under a custom policy, cache and limits.
-    pub fn with_core(model: Arc<Model>, core: Core, overlap: Option<bool>) -> Result<Self, Error> {
+    /// Runs a loaded model under a custom policy, cache and limits. With `overlap`, step n + 1 is scheduled
+    /// while step n runs.
+    pub fn with_core(model: Arc<Model>, core: Core, overlap: bool) -> Result<Self, Error> {
         let engine = model.loaded.engine(core, overlap)?;
         Ok(Self { runner: Runner::new(model, engine) })
     }

@@ -35,7 +35,7 @@ fn engine(backend: BackendKind, kind: CacheKind, overlap: bool, spec: Option<&st
         Limits { max_num_seqs, max_num_batched_tokens: 32, max_model_len: CONTEXT, ..Limits::default() };
     let policy = Chunked::new(24, Mixing::On { target: None });
     let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
-    Kvasir::with_core(model, core, Some(overlap)).unwrap()
+    Kvasir::with_core(model, core, overlap).unwrap()
 }
 
 fn prompt() -> Vec<Token> {

@@ -30,7 +30,7 @@ fn scores(
     let config = BlockConfig { block_size: 16, blocks, ..BlockConfig::default() };
     let limits = Limits { max_num_seqs: 8, max_num_batched_tokens: 64, ..Limits::default() };
     let core = Core::new(limits, Order::Fcfs, policy, Box::new(Radix::new(config).unwrap()));
-    let mut engine = model.engine(core, Some(overlap)).unwrap();
+    let mut engine = model.engine(core, overlap).unwrap();
     for tag in 0..8 {
         let sampling = Sampling { prompt_logprobs: Some(2), logprobs: Some(1), ..Sampling::default() };
         let params = Params { max_tokens: 24, ignore_eos: true, sampling, ..Params::default() };

@@ -61,7 +61,7 @@ impl Setup {
             Limits { max_num_seqs, max_num_batched_tokens: 256, max_model_len: 512, ..Limits::default() };
         let policy = Chunked::new(24, Mixing::On { target: None });
         let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
-        Kvasir::with_core(model, core, None).unwrap()
+        Kvasir::with_core(model, core, false).unwrap()
     }
 }
 
@@ -517,13 +517,13 @@ fn what_cannot_combine_is_refused_by_name() {
         Model::new(open().speculate(&spec).unwrap().load(BackendKind::Cpu, Precision::F32, Some(1)).unwrap());
     let cache = build(CacheKind::Contiguous, &CacheConfig::new(64)).unwrap();
     let core = Core::new(Limits::default(), Order::Fcfs, Box::new(Chunked::new(64, Mixing::Off)), cache);
-    let error = Kvasir::with_core(model.unwrap(), core, None).err().map(|error| error.to_string()).unwrap();
+    let error = Kvasir::with_core(model.unwrap(), core, false).err().map(|error| error.to_string()).unwrap();
     assert!(error.contains("cache contiguous"), "{error}");
     let suffix = || open().speculate(&"suffix".parse().unwrap()).unwrap();
     let model = Model::new(suffix().load(BackendKind::Cpu, Precision::F32, Some(1)).unwrap()).unwrap();
     let cache = build(CacheKind::Paged, &CacheConfig { block_size: 16, ..CacheConfig::new(512) }).unwrap();
     let policy = Rectangular::new(RectangularConfig::default());
     let core = Core::new(Limits::default(), Order::Fcfs, Box::new(policy), cache);
-    let error = Kvasir::with_core(model, core, None).err().map(|error| error.to_string()).unwrap();
+    let error = Kvasir::with_core(model, core, false).err().map(|error| error.to_string()).unwrap();
     assert!(error.contains("policy rectangular"), "{error}");
 }

@@ -167,7 +167,7 @@ fn compare_drafts(
     let opened = OpenedModel::find(model)?.speculate(spec)?;
     let threads = common.threads.map(|n| n as usize);
     let loaded = opened.load(BackendKind::Cpu, common.precision.into(), threads)?.with_kv(kv)?;
-    let drafting = loaded.engine(bench.core().map_err(kvasir::Error::from)?, Some(false))?;
+    let drafting = loaded.engine(bench.core().map_err(kvasir::Error::from)?, false)?;
     bench.run(vocab, plain, drafting).map_err(Failure::failed)
 }
 

@@ -45,7 +45,7 @@ impl Args {
         let core = resolved.core()?;
         let mut setup = setup(&resolved, &core);
         setup.insert("device".into(), loaded.backend().into());
-        let engine = loaded.engine(core, Some(resolved.overlap))?;
+        let engine = loaded.engine(core, resolved.overlap)?;
         let page = self.html.as_deref().map(AtomicFile::create).transpose()?;
         let mut workload = Offline::new(self.requests);
         let bar = progress::bar(self.requests);

@@ -107,7 +107,7 @@ impl Args {
         };
         let prompt = model.ids(prompt, true)?;
         let resolved = self.resolve(&model.loaded, prompt.len())?;
-        let (core, overlap) = (resolved.core()?, Some(resolved.overlap));
+        let (core, overlap) = (resolved.core()?, resolved.overlap);
         let params = Params { constraint: self.form.constraint(&model.loaded)?, ..self.params() };
         let words = model.tokenizer.is_some();
         let speculates = model.loaded.speculation().is_some();

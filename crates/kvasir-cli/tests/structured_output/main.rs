@@ -53,7 +53,7 @@ impl House {
         let config = BlockConfig { block_size: 16, blocks, ..BlockConfig::default() };
         let limits = Limits { max_num_seqs: 24, max_num_batched_tokens: 256, ..Limits::default() };
         let core = Core::new(limits, Order::Fcfs, policy, Box::new(Radix::new(config).unwrap()));
-        self.model.engine(core, Some(overlap)).unwrap()
+        self.model.engine(core, overlap).unwrap()
     }
 
     fn request(&self, seed: u64, constraint: Constrained) -> Request {

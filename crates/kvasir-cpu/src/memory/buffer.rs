@@ -82,6 +82,25 @@ impl Buffer {
         }
     }
 
+    /// Returns the whole pages within `range` to the system; their bytes are zero or unchanged afterwards.
+    /// The caller must not access the range during the call.
+    pub(crate) fn release(&self, range: std::ops::Range<usize>) {
+        #[cfg(unix)]
+        {
+            let (base, region) = (self.base as usize, self.region.as_ptr() as usize);
+            let start = (base + range.start).next_multiple_of(PAGE);
+            let end = (base + range.end.min(self.len)) / PAGE * PAGE;
+            if start < end {
+                // SAFETY: the pages belong to this buffer alone, and any bytes are valid ones.
+                let _ = unsafe {
+                    self.region.unchecked_advise_range(UncheckedAdvice::DontNeed, start - region, end - start)
+                };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }

@@ -267,6 +267,8 @@ fn drive(setup: &Setup, random: &mut Random, seen: &mut Coverage) -> Result<(), 
             }
             Err(exit) => return Err(format!("turn {turn}: {exit}")),
         };
+        // Between steps the memory of free slots may go at any time.
+        engine.release_free_memory();
         if let Some(broken) = engine.executor().violations().first() {
             return Err(format!("turn {turn}: {broken}"));
         }

@@ -267,6 +267,7 @@ impl Cache for Cells {
     fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
         blocks.clear();
         blocks.extend((0..self.cells.high_water()).map(|slot| self.cells.visit_blocks(slot)));
+        self.moves.lease_sources(blocks);
     }
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {

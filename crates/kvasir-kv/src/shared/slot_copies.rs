@@ -7,6 +7,7 @@
 //! is therefore redirected to that copy's source. The property test compares merged with sequential
 //! execution.
 
+use crate::contract::cache::BlockUse;
 use crate::contract::ids::StepId;
 use crate::contract::plan::SlotCopy;
 use std::collections::{BTreeMap, VecDeque};
@@ -49,6 +50,17 @@ impl SlotCopies {
     /// Copies that no step carries yet.
     pub fn waiting(&self) -> &[SlotCopy] {
         &self.waiting
+    }
+
+    /// Marks the slots that waiting copies will read as leased, if they are free.
+    pub(crate) fn lease_sources(&self, slots: &mut Vec<BlockUse>) {
+        for copy in &self.waiting {
+            let from = copy.from as usize;
+            slots.resize(slots.len().max(from + 1), BlockUse::Free);
+            if slots[from] == BlockUse::Free {
+                slots[from] = BlockUse::Leased;
+            }
+        }
     }
 
     /// Drops waiting copies for which `gone` is true: their result will not be read.

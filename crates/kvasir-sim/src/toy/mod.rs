@@ -22,7 +22,7 @@ use kvasir_exec::{
     Abilities, BatchRow, Executor, IN_FLIGHT, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{Plan, PlanRow, PoolId, Position, Slot, Span, Token};
-use std::{collections::VecDeque, sync::mpsc};
+use std::{collections::VecDeque, ops::Range, sync::mpsc};
 
 /// A device whose every output depends on every KV slot that is read.
 ///
@@ -279,6 +279,17 @@ impl Executor for Toy {
         }
         step.output.device_ns = if fate == StepOutcome::Late { 1_000_000 } else { 1_000 };
         (step, Ok(()))
+    }
+
+    /// Forgets what the slots hold, so that a later read of them is noted.
+    fn release(&mut self, slots: &[Range<Slot>]) {
+        if !self.queue.is_empty() {
+            self.note("slots are released while a step is in flight".into());
+        }
+        for slots in slots {
+            let (start, end) = (slots.start as usize, (slots.end as usize).min(self.slots.len()));
+            self.slots.get_mut(start..end).unwrap_or_default().fill(Cell::default());
+        }
     }
 }
 

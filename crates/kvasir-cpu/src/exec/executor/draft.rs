@@ -4,9 +4,10 @@ use crate::exec::executor::{CpuExecutor, Limits};
 use crate::exec::model::CpuModel;
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
 use kvasir_exec::{Executor, PoolRow, SequenceSpec, Step, StepError};
-use kvasir_kv::SlotCopy;
+use kvasir_kv::{Slot, SlotCopy};
 use kvasir_program::Tap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A draft model, ready to run behind a target.
@@ -61,6 +62,10 @@ impl Forward for DraftProgram {
 
     fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
         self.executor.copy_slots(copies)
+    }
+
+    fn release(&mut self, slots: &[Range<Slot>]) {
+        self.executor.release(slots);
     }
 
     fn forward(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError> {

@@ -27,6 +27,7 @@ use kvasir_exec::{
 use kvasir_kv::{Plan, PoolId, Slot, SlotCopy, Token};
 use kvasir_program::{Program, Tap, ValueId};
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -312,5 +313,13 @@ impl Executor for CpuExecutor {
 
     fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
         pending.into_parts()
+    }
+
+    fn release(&mut self, slots: &[Range<Slot>]) {
+        // No step is in flight: a submitted step has run.
+        slots.iter().for_each(|slots| self.own.release(slots.clone()));
+        if let Some(drafting) = &mut self.drafting {
+            drafting.drafter.release(slots);
+        }
     }
 }

@@ -20,6 +20,7 @@ use crate::isa::features::Isa;
 use kvasir_kv::{Slot, SlotCopy};
 use kvasir_program::LayerFacts;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -165,6 +166,15 @@ impl Pool {
         self.grown.store(want, Ordering::Relaxed);
     }
 
+    /// Returns the memory of whole groups of free slots to the system; they are committed again when
+    /// they are written. Ring buffers stay. No row of these slots may be in use.
+    pub(crate) fn release(&self, slots: Range<Slot>) {
+        let slots = slots.start as usize..(slots.end as usize).min(self.grown());
+        self.regions.iter().filter(|region| region.slots == self.slots).for_each(|region| {
+            region.release(slots.clone());
+        });
+    }
+
     /// Whether some layer keeps its rows in a ring buffer.
     pub(crate) fn has_rings(&self) -> bool {
         self.layers.iter().any(|layer| layer.ring.is_some())
@@ -209,6 +219,28 @@ mod tests {
             }
             assert!(sizes.is_sorted());
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn released_groups_are_zero_and_their_neighbors_stay() {
+        let layers = [facts(false, 0)];
+        let pool = Pool::new(&layers, KvType::F32, 8 * GROUP).unwrap();
+        let rows = &pool.layers[0].keys;
+        pool.grow(8 * GROUP as Slot);
+        let slots = [0, 600, 1100, 1535, 1536, 4000];
+        let x: Vec<f32> = (0..192).map(|i| i as f32 + 1.0).collect();
+        // SAFETY: one thread; the slots exist.
+        slots.iter().for_each(|slot| unsafe { rows.write(Isa::PORTABLE, *slot, &x) });
+        pool.release(600..1537);
+        let stays = |slot: &Slot| {
+            let mut read = [0.0; 96];
+            // SAFETY: as above.
+            unsafe { rows.read(Isa::PORTABLE, *slot, 1, &mut read) };
+            read == x[96..]
+        };
+        // Slots 1024 to 1535 are the only whole group.
+        assert_eq!(slots.map(|slot| stays(&slot)), [true, true, false, false, true, true]);
     }
 
     #[test]

@@ -58,6 +58,19 @@ impl Region {
                 .advise_huge_pages(if slots.start > GROUP { at(slots.start) } else { 0 }..at(slots.end));
         }
     }
+
+    /// Returns the memory of the whole groups among these slots.
+    pub(crate) fn release(&self, slots: Range<usize>) {
+        let end = if slots.end >= self.slots {
+            self.slots.next_multiple_of(GROUP)
+        } else {
+            slots.end / GROUP * GROUP
+        };
+        let start = slots.start.next_multiple_of(GROUP);
+        if start < end {
+            self.bytes.release(start * self.row..end * self.row);
+        }
+    }
 }
 
 /// Where rows lie in a region, in bytes per slot.
