@@ -4,7 +4,7 @@
 use crate::load::Target;
 use crate::load::events::{Event, take_events};
 use crate::load::http::{Body, Connection, Head};
-use crate::load::prompt::{IDS, Route, Said, fields};
+use crate::load::prompt::{AnswerTexts, IDS, Route, fields};
 use crate::load::report::{Count, Ended};
 use crate::workload::Job;
 use kvasir_kv::Token;
@@ -70,10 +70,10 @@ impl HttpClient {
     }
 
     /// Serializes the request body of a job.
-    pub(super) fn body(&self, job: &Job, answered: &Said, ignore_eos: bool) -> Vec<u8> {
+    pub(super) fn body(&self, job: &Job, answers: &AnswerTexts, ignore_eos: bool) -> Vec<u8> {
         let mut body = Map::new();
         body.insert("model".into(), self.model.as_str().into());
-        let prompt = fields(self.target.route, &job.prompt, answered, self.ids);
+        let prompt = fields(self.target.route, &job.prompt, answers, self.ids);
         body.extend(prompt.into_iter().map(|(k, v)| (k.to_owned(), v)));
         body.insert("max_tokens".into(), job.max_tokens.into());
         body.insert("temperature".into(), 0.into());
@@ -163,7 +163,7 @@ impl HttpClient {
             let now = Instant::now();
             let mut count = count.borrow_mut();
             take_events(&mut text, |event| match event {
-                Event::Text(answered) => {
+                Event::Text(text) => {
                     events += 1;
                     match last.replace(now) {
                         None => ended.ttft = Some(now - sent),
@@ -171,7 +171,7 @@ impl HttpClient {
                     }
                     count.event(now - run);
                     if keep_text {
-                        ended.text.push_str(&answered);
+                        ended.text.push_str(&text);
                     }
                 }
                 Event::Usage { prompt, output, cached } => {

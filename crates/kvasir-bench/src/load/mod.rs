@@ -20,7 +20,7 @@ pub use crate::load::prompt::Route;
 pub use crate::load::report::{Goal, Report};
 pub use crate::load::tls::TrustedRoots;
 
-use crate::load::prompt::Said;
+use crate::load::prompt::AnswerTexts;
 use crate::load::report::Count;
 use crate::load::report::Ended;
 use crate::workload::{At, Job, Workload};
@@ -98,7 +98,7 @@ struct Driver<'a> {
     order: u64,
     under_way: usize,
     count: Rc<RefCell<Count>>,
-    answered: Said,
+    answers: AnswerTexts,
 }
 
 impl<'a> Driver<'a> {
@@ -113,7 +113,7 @@ impl<'a> Driver<'a> {
             order: 0,
             under_way: 0,
             count: Rc::default(),
-            answered: Said::default(),
+            answers: AnswerTexts::default(),
         }
     }
 
@@ -154,7 +154,7 @@ impl<'a> Driver<'a> {
             }
             let Some(job) = self.next_job(at) else { break };
             self.under_way += 1;
-            let body = self.talker.body(&job, &self.answered, self.pressure.ignore_eos);
+            let body = self.talker.body(&job, &self.answers, self.pressure.ignore_eos);
             let (talker, count, tell) = (self.talker.clone(), self.count.clone(), tell.clone());
             let started = self.started;
             tokio::task::spawn_local(async move {
@@ -186,7 +186,7 @@ impl<'a> Driver<'a> {
     fn take(&mut self, job: &Job, done: Ended) {
         self.under_way -= 1;
         self.count.borrow_mut().ended(&done);
-        self.answered.keep(job.answer, done.text);
+        self.answers.keep(job.answer, done.text);
         let finish = if done.fault.is_none() { Finish::MaxTokens } else { Finish::Aborted };
         let summary = Summary {
             request: RequestId(job.tag),

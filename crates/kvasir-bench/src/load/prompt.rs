@@ -33,9 +33,9 @@ pub(crate) const IDS: Token = 10_000;
 
 /// Answers received so far, needed verbatim in later turns of a conversation.
 #[derive(Debug, Default)]
-pub(crate) struct Said(HashMap<u64, String>);
+pub(crate) struct AnswerTexts(HashMap<u64, String>);
 
-impl Said {
+impl AnswerTexts {
     pub(super) fn keep(&mut self, answer: Answer, text: String) {
         self.0.insert(answer.0, text);
     }
@@ -52,7 +52,7 @@ impl Said {
 pub(crate) fn fields(
     route: Route,
     prompt: &Prompt,
-    answered: &Said,
+    answers: &AnswerTexts,
     ids: Token,
 ) -> Vec<(&'static str, Value)> {
     match route {
@@ -60,43 +60,42 @@ pub(crate) fn fields(
             let ids: Vec<Token> = prompt.clone().tokens().into_iter().map(|id| id % ids).collect();
             vec![("prompt", json!(ids))]
         }
-        Route::Completions => vec![("prompt", text(prompt, answered).into())],
-        Route::Chat => vec![("messages", messages(prompt, answered))],
+        Route::Completions => vec![("prompt", text(prompt, answers).into())],
+        Route::Chat => vec![("messages", messages(prompt, answers))],
     }
 }
 
-fn text(prompt: &Prompt, answered: &Said) -> String {
+fn text(prompt: &Prompt, answers: &AnswerTexts) -> String {
     match prompt {
         Prompt::Tokens(tokens) => words(tokens.iter().copied()),
         Prompt::Parts(parts) => {
-            parts.iter().map(|part| part_text(part, answered)).collect::<Vec<_>>().join(" ")
+            parts.iter().map(|part| part_text(part, answers)).collect::<Vec<_>>().join(" ")
         }
     }
 }
 
-fn part_text(part: &Part, answered: &Said) -> String {
+fn part_text(part: &Part, answers: &AnswerTexts) -> String {
     match part {
         Part::Text(passage) => words(passage.tokens()),
-        Part::Said(answer, _) => answered.of(*answer).to_owned(),
+        Part::Said(answer, _) => answers.of(*answer).to_owned(),
     }
 }
 
 /// Leading text parts form the system message, except the last one, which is the first user
 /// message. Then roles alternate.
-fn messages(prompt: &Prompt, answered: &Said) -> Value {
+fn messages(prompt: &Prompt, answers: &AnswerTexts) -> Value {
     let Prompt::Parts(parts) = prompt else {
-        return json!([{"role": "user", "content": text(prompt, answered)}]);
+        return json!([{"role": "user", "content": text(prompt, answers)}]);
     };
     let first = parts.iter().take_while(|part| matches!(part, Part::Text(_))).count();
     let mut messages = Vec::new();
     if first > 1 {
-        let system: Vec<String> =
-            parts.iter().take(first - 1).map(|part| part_text(part, answered)).collect();
+        let system: Vec<String> = parts.iter().take(first - 1).map(|part| part_text(part, answers)).collect();
         messages.push(json!({"role": "system", "content": system.join(" ")}));
     }
     for part in parts.iter().skip(first.saturating_sub(1)) {
         let role = if matches!(part, Part::Said(..)) { "assistant" } else { "user" };
-        messages.push(json!({"role": role, "content": part_text(part, answered)}));
+        messages.push(json!({"role": role, "content": part_text(part, answers)}));
     }
     messages.into()
 }
@@ -225,22 +224,22 @@ mod tests {
         let text = |text, to| Part::Text(Passage { text, from: 0, to });
         let answer = Answer::new(9, 5);
         let prompt = Prompt::Parts(vec![text(1, 3), text(2, 2), Part::Said(answer, 5), text(3, 1)]);
-        let mut answered = Said::default();
-        answered.keep(answer, "as the server put it".into());
-        let body = fields(Route::Chat, &prompt, &answered, IDS);
+        let mut answers = AnswerTexts::default();
+        answers.keep(answer, "as the server put it".into());
+        let body = fields(Route::Chat, &prompt, &answers, IDS);
         let roles: Vec<&str> =
             body[0].1.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
         assert_eq!(roles, ["system", "user", "assistant", "user"]);
         assert_eq!(body[0].1[2]["content"], "as the server put it");
         assert_eq!(body[0].1[0]["content"].as_str().unwrap().split(' ').count(), 3);
-        let plain = fields(Route::Completions, &prompt, &answered, IDS);
+        let plain = fields(Route::Completions, &prompt, &answers, IDS);
         assert!(plain[0].1.as_str().unwrap().contains("as the server put it"));
     }
 
     #[test]
     fn ids_have_the_exact_length_and_are_the_models() {
         let prompt = Prompt::Tokens(vec![1, 20_001, 3]);
-        let ids = |below| fields(Route::Ids, &prompt, &Said::default(), below)[0].1.clone();
+        let ids = |below| fields(Route::Ids, &prompt, &AnswerTexts::default(), below)[0].1.clone();
         assert_eq!((ids(IDS), ids(3072)), (json!([1, 1, 3]), json!([1, 1569, 3])));
     }
 }

@@ -189,8 +189,8 @@ impl Count {
         self.under_way = self.under_way.saturating_sub(1);
         self.ended.push((ended.total, ended.fault.is_none()));
         self.queued.add(ns(ended.queued));
-        if let Some((kind, answered)) = &ended.fault {
-            self.faults.entry(kind.clone()).or_insert_with(|| (0, answered.clone())).0 += 1;
+        if let Some((kind, message)) = &ended.fault {
+            self.faults.entry(kind.clone()).or_insert_with(|| (0, message.clone())).0 += 1;
             return;
         }
         self.prompt += ended.prompt;
@@ -315,7 +315,7 @@ impl Report {
         rows.extend(
             self.faults
                 .iter()
-                .map(|(kind, (n, answered))| (format!("failed: {kind}"), format!("{n} times: {answered}"))),
+                .map(|(kind, (n, message))| (format!("failed: {kind}"), format!("{n} times: {message}"))),
         );
         rows
     }

@@ -44,7 +44,7 @@ enum Phase {
         /// Stops the answer; `None` once used.
         stop: Option<oneshot::Sender<()>>,
         /// Time of the first stop request.
-        told: Option<Instant>,
+        first_interrupt: Option<Instant>,
     },
     Command,
 }
@@ -63,8 +63,8 @@ impl Phase {
         match self {
             Self::Idle => Effect::Nothing,
             Self::Command => Effect::Exit,
-            Self::Answering { stop, told } => {
-                let first = *told.get_or_insert(now);
+            Self::Answering { stop, first_interrupt } => {
+                let first = *first_interrupt.get_or_insert(now);
                 if let Some(stop) = stop.take() {
                     // The answer may have ended and dropped its receiver.
                     let _ = stop.send(());
@@ -121,7 +121,10 @@ impl Interrupts {
     /// dropped.
     pub(super) fn answering(&self) -> Answering {
         let (stop, stopped) = oneshot::channel();
-        Answering { stopped, _phase: self.enter(Phase::Answering { stop: Some(stop), told: None }) }
+        Answering {
+            stopped,
+            _phase: self.enter(Phase::Answering { stop: Some(stop), first_interrupt: None }),
+        }
     }
 
     /// Enters the command phase, in which SIGINT exits. Ends when the guard is dropped.
@@ -174,7 +177,7 @@ mod tests {
     #[test]
     fn a_second_interrupt_exits_only_if_the_answer_is_stuck() {
         let (stop, mut stopped) = oneshot::channel();
-        let mut phase = Phase::Answering { stop: Some(stop), told: None };
+        let mut phase = Phase::Answering { stop: Some(stop), first_interrupt: None };
         let first = Instant::now();
         assert_eq!(phase.interrupt(first), Effect::Stop);
         assert_eq!(stopped.try_recv(), Ok(()));

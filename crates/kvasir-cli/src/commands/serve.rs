@@ -414,10 +414,10 @@ mod tests {
 
     #[test]
     fn messages_at_the_end_count_answers_and_seconds() {
-        let told = [stopping(0, 30), stopping(1, 30), stopping(2, 1), stopping(1, 0)];
+        let lines = [stopping(0, 30), stopping(1, 30), stopping(2, 1), stopping(1, 0)];
         let parts =
             ["stopping", "1 answer has ended, within 30 s", "2 answers have", "--grace 0 cuts 1 answer"];
-        assert!(told.iter().zip(parts).all(|(told, part)| told.contains(part)), "{told:?}");
+        assert!(lines.iter().zip(parts).all(|(line, part)| line.contains(part)), "{lines:?}");
         assert!(stopped(1).contains("1 answer was cut") && stopped(2).contains("2 answers were cut"));
     }
 

@@ -46,9 +46,9 @@ pub(crate) fn config(joined: &Json) -> Result<Option<Json>> {
     text.insert("architectures".to_owned(), Json::from(vec![kind.text]));
     for key in FOR_TEXT {
         if let Some(value) = joined.get(key).filter(|value| !value.is_null()) {
-            let answered = text.entry(key).or_insert(Json::Null);
-            if answered.is_null() {
-                *answered = value.clone();
+            let own_value = text.entry(key).or_insert(Json::Null);
+            if own_value.is_null() {
+                *own_value = value.clone();
             }
         }
     }

@@ -98,8 +98,8 @@ impl Model {
             message["content"] = format!("{END}{text}").into();
         }
         if let Some(last) = messages.last_mut().filter(|_| request.continue_final_message) {
-            let answered = last["content"].as_str().unwrap_or_default();
-            last["content"] = format!("{answered}{END}").into();
+            let content = last["content"].as_str().unwrap_or_default();
+            last["content"] = format!("{content}{END}").into();
         }
         let mut tools: Vec<Value> = match request.tool_choice {
             ToolChoice::None => Vec::new(),

@@ -292,7 +292,7 @@ fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> 
     if blocks.is_empty() {
         return Err(reader.error("content", "must not be empty"));
     }
-    let mut answered: Option<String> = None;
+    let mut user_text: Option<String> = None;
     for block in blocks {
         match block.text("type")? {
             Some("tool_result") => {
@@ -303,16 +303,16 @@ fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> 
                 calls.ids.remove(at);
                 // Templates have no place for the error flag; the result's text conveys it.
                 block.flag("is_error", false)?;
-                messages.extend(answered.take().map(|text| Message::text(Role::User, text)));
+                messages.extend(user_text.take().map(|text| Message::text(Role::User, text)));
                 messages.push(Message::result(id, text_of(&block, "content", true)?.unwrap_or_default()));
             }
-            Some("text") => answered.get_or_insert_default().push_str(block.need_text("text")?),
+            Some("text") => user_text.get_or_insert_default().push_str(block.need_text("text")?),
             // Claude Code removes these blocks from its conversation when it reads this wording.
             Some("image") => {
                 return Err(block.error("type", "is `image`: could not process image, the engine reads text"));
             }
             Some("document") => match document(&block)? {
-                Some(text) => answered.get_or_insert_default().push_str(&text),
+                Some(text) => user_text.get_or_insert_default().push_str(&text),
                 None => {
                     return Err(block.error(
                         "type",
@@ -320,11 +320,11 @@ fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> 
                     ));
                 }
             },
-            Some("search_result") => answered.get_or_insert_default().push_str(&search_result(&block)?),
+            Some("search_result") => user_text.get_or_insert_default().push_str(&search_result(&block)?),
             _ => return Err(block.error("type", "must be text or tool_result in a message of the user")),
         }
     }
-    messages.extend(answered.map(|text| Message::text(Role::User, text)));
+    messages.extend(user_text.map(|text| Message::text(Role::User, text)));
     Ok(())
 }
 

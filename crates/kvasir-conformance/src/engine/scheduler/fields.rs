@@ -119,11 +119,11 @@ impl Harness {
             if known.finish.is_some() {
                 known.completion.clear();
             }
-            let answered = known.completion.clone();
+            let completion = known.completion.clone();
             let added = self.core.add(request, arrived);
             self.refused |= added.is_err();
             if let Ok(id) = added {
-                self.core.append(id, &answered);
+                self.core.append(id, &completion);
             }
             let known = self.named(&json!({ "seq": name }))?;
             known.id = added.ok();
