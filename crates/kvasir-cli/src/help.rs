@@ -38,6 +38,7 @@ const GROUPS: [Group; 14] = [
         heading: "Generation",
         common: &["system", "temperature", "max-tokens", "tools"],
         rest: &[
+            "stop",
             "ignore-eos",
             "top-k",
             "top-p",

@@ -5,7 +5,7 @@ use crate::io::failure::Failure;
 use crate::io::model_progress::loading;
 use crate::options::Options;
 use crate::options::model::ModelArgs;
-use crate::options::resolve::setup;
+use crate::options::resolve::setup_of;
 use crate::options::sampling::SamplingArgs;
 use kvasir::{KvType, LoadedModel, ModelCard, Precision, PrefillProgress, Speculation};
 use kvasir_serve::{
@@ -115,7 +115,7 @@ impl Started {
         let in_memory = loaded.slots_in_memory(share).filter(|_| config.kv_capacity.is_none());
         let resolved = config.resolve(&loaded.facts(loaded.default_slots(share)))?;
         let core = resolved.core()?;
-        let mut setup = setup(&resolved, &core);
+        let setup = setup_of(&loaded, &resolved, &core);
         let (feed, observer) = StepFeed::new();
         let mut engine = loaded.engine(core, resolved.overlap)?.observe(observer);
         let prefill = service.shows_progress.then(|| {
@@ -133,7 +133,6 @@ impl Started {
         let kv = (loaded.kv(), loaded.slot_bytes());
         let arithmetic = loaded.arithmetic();
         drop(loaded);
-        setup.insert("device".into(), backend.into());
         let Service { access, allowed, reports, names, timeout, rules, .. } = service;
         let host = Host::start(engine, allowed(slots, max_len), reports, timeout);
         let host = host.map_err(Failure::failed)?;

@@ -318,6 +318,7 @@ fn usage_errors_are_one_line_and_name_the_option() {
     );
     printed(&sizes(["--max-num-batched-tokens", "3"]), 2, "--max-num-batched-tokens 3");
     printed(&["logits", &path, "--prompt-ids", "1", "--json", "--batch-sizes", "4"], 2, "--batch-sizes");
+    printed(&["logits", &path, "--prompt-ids", "1", "--backend", "sim"], 2, "--backend sim");
     let far = ["generate", &path, "--prompt-ids", "1", "--max-model-len", "100000"];
     printed(&far, 2, "--max-model-len 100000 is more than the");
     printed(&["logits", &model("none"), "--prompt-ids", "1", "--json"], 1, "none");
@@ -346,6 +347,39 @@ fn usage_errors_are_one_line_and_name_the_option() {
     printed(&["bench", "tg", &path, "--depth", "-1"], 2, "'--depth <DEPTH>': -1 is not in 0..=1000000");
     printed(&["bench", "pp", &model("none")], 1, "none");
     printed(&["bench"], 2, "Usage: kvasir bench [OPTIONS] <COMMAND>");
+}
+
+#[test]
+fn a_stop_text_ends_the_output_before_it() {
+    let args = ["generate", "--prompt", "1, 2, 3, 4,", "--ignore-eos", "--max-tokens", "24", "--json"];
+    let text = json(&args)["text"].as_str().unwrap().to_owned();
+    let stop = text.chars().skip(6).take(3).collect::<String>();
+    let before = text.split(&stop).next().unwrap();
+    for spec in [&[][..], &["--spec", "ngram:depth=4"]] {
+        let answer = json(&[&args[..], &["--stop", "never", "--stop", &stop], spec].concat());
+        assert_eq!((&answer["text"], &answer["finish"]), (&before.into(), &"stop_text".into()), "{spec:?}");
+        assert_eq!(answer["finish_reason"], "stop");
+        let whole = json(&args);
+        let ids = answer["token_ids"].as_array().unwrap();
+        assert!(ids.len() < 24 && whole["token_ids"].as_array().unwrap().starts_with(ids));
+    }
+}
+
+#[test]
+fn logits_are_the_same_under_any_cache_and_policy() {
+    let path = model("qwen3");
+    let args = ["logits", &path, "--prompt-ids", "1,2,3,4,5,6,7", "--all", "--json"];
+    let expected = json(&args)["logits"].clone();
+    assert_eq!(expected.as_array().unwrap().len(), 7);
+    let several: [&[&str]; 4] = [
+        &["--cache", "radix", "--max-num-batched-tokens", "3"],
+        &["--cache", "paged", "--policy", "rectangular", "--block-size", "4", "--chunk-size", "4"],
+        &["--policy", "prefill-first", "--long-prefill-cap", "2"],
+        &["--cache", "cells", "--overlap", "on"],
+    ];
+    for options in several {
+        assert_eq!(json(&[&args[..], options].concat())["logits"], expected, "{options:?}");
+    }
 }
 
 #[test]
@@ -379,7 +413,9 @@ fn options_that_need_or_exclude_another_are_refused() {
     let generate = ["generate", &path, "--prompt-ids", "5", "--max-tokens", "1"];
     for (args, missing) in [
         (&["--logprobs", "1"][..], "--json"),
-        (&["--policy", "rectangular", "--long-output-first", "on"], "--pausing off"),
+        (&["--order", "fair"], "--order"),
+        (&["--stop", "x"], "--stop needs a model with a tokenizer"),
+        (&["--stop", ""], "--stop"),
         (&["--overlap", "on", "--spec", "ngram"], "--spec ngram cannot be combined with --overlap on"),
     ] {
         let output = run(&[&generate[..], args].concat());

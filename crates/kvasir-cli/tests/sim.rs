@@ -48,6 +48,7 @@ fn usage_errors_are_one_line_and_leave_no_file() {
         (vec![fine, "--requests", "3"], "--requests cannot be combined with SCENARIO.json"),
         (vec!["no\nsuch.json"], "no\\nsuch.json"),
         (vec!["--workload", "chat", "--policy", "rectangular", "--chunk-size", "100"], "--block-size 64"),
+        (vec!["--workload", "chat", "--policy", "rectangular", "--long-output-first", "on"], "--pausing off"),
         (vec!["--workload", "chat", "--sim-preset", "abacus"], "abacus"),
         (vec!["--workload", "chat", "--sim-preset", "m1-max:qwen3-14b:fp8"], "it has bf16"),
         (vec!["--workload", "chat", "--machine", fine], "fine.json"),

@@ -131,6 +131,11 @@ impl<E: Executor> Engine<E> {
         self
     }
 
+    /// Whether it schedules step n + 1 while step n runs.
+    pub fn overlaps(&self) -> bool {
+        self.overlap
+    }
+
     /// Enables speculative decoding with `drafter`. Fails if it proposes trees and the cache does
     /// not support them. Call it before the first request is added.
     pub fn draft(mut self, drafter: Box<dyn Drafter>) -> Result<Self, CacheError> {

@@ -32,26 +32,28 @@ impl LoadedModel {
         overlap: bool,
         kv: Option<KvType>,
     ) -> Result<Engine<AnyExecutor>, Error> {
-        let cache = core.cache();
+        let executor = self.executor_for(&core, overlap, kv)?;
+        let engine = Engine::new(core, executor, clock()).overlap(overlap);
+        match self.speculation() {
+            Some(speculation) => speculation.apply(engine),
+            None => Ok(engine),
+        }
+    }
+
+    /// An executor with a KV pool for the cache of `core`, on a thread of its own with `overlap`.
+    pub(crate) fn executor_for(
+        &self,
+        core: &Core,
+        overlap: bool,
+        kv: Option<KvType>,
+    ) -> Result<AnyExecutor, Error> {
+        let (cache, limits) = (core.cache(), core.limits());
         // The dummy slot lies in front of what the cache may allocate, or behind.
         let slots = cache.capacity().saturating_add(cache.block_size());
-        let limits = core.limits();
         let (tokens, rows) = (limits.max_num_batched_tokens, limits.max_num_seqs);
         let ring = cache.rings().map(Rings::longest_write);
         let executor = self.executor_with(slots, tokens, rows, kv, ring)?;
-        let executor = if overlap { executor.on_thread()? } else { executor };
-        let started = Instant::now();
-        let clock = move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let engine = Engine::new(core, executor, clock).overlap(overlap);
-        let Some(speculation) = self.speculation() else { return Ok(engine) };
-        if overlap {
-            let reason = "a sequence with drafts waits for the tokens of its step, so nothing \
-                          overlaps (8 streams took 692 steps instead of 423)";
-            return Err(
-                ConfigError::conflict(("speculation", speculation), ("overlap", &"on"), reason).into()
-            );
-        }
-        speculating(engine, speculation)
+        if overlap { executor.on_thread() } else { Ok(executor) }
     }
 
     /// Whether steps overlap with scheduling unless it is chosen: on a device that computes beside
@@ -117,24 +119,37 @@ pub fn warm_up(engine: &mut Engine<AnyExecutor>) -> Result<(), Error> {
     warmed.map_err(|error| Error::Failed(format!("a dummy step at start-up: {error}")))
 }
 
-/// Lets an engine decode speculatively. Refuses a policy or a cache that verifies no such drafts.
-fn speculating(engine: Engine<AnyExecutor>, speculation: &Speculation) -> Result<Engine<AnyExecutor>, Error> {
-    let kind = engine.core().cache().kind();
-    let conflict = |parameter, value: &dyn Display, reason: &dyn Display| {
-        let spec: (_, &dyn Display) = ("speculation", speculation);
-        ConfigError::conflict(spec, (parameter, value), reason.to_string())
-    };
-    if !engine.core().verifies_drafts() {
-        let reason = "its decode rows have one token each";
-        return Err(conflict("policy", &engine.core().policy(), &reason).into());
+/// Nanoseconds since this call.
+pub(crate) fn clock() -> impl FnMut() -> u64 + Send + 'static {
+    let started = Instant::now();
+    move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Speculation {
+    /// Lets an engine decode speculatively. Refuses overlap, and a policy or a cache that verifies no
+    /// such drafts.
+    pub fn apply<E: Executor>(&self, engine: Engine<E>) -> Result<Engine<E>, Error> {
+        let (kind, shape) = (engine.core().cache().kind(), self.parameters.shape);
+        let conflict = |parameter, value: &dyn Display, reason: &dyn Display| {
+            let spec: (_, &dyn Display) = ("speculation", self);
+            ConfigError::conflict(spec, (parameter, value), reason.to_string())
+        };
+        if engine.overlaps() {
+            let reason = "a sequence with drafts waits for the tokens of its step, so nothing \
+                          overlaps (8 streams took 692 steps instead of 423)";
+            return Err(conflict("overlap", &"on", &reason).into());
+        }
+        if !engine.core().verifies_drafts() {
+            let reason = "its decode rows have one token each";
+            return Err(conflict("policy", &engine.core().policy(), &reason).into());
+        }
+        let engine = match self.drafter() {
+            Some(drafter) => engine.draft(drafter),
+            None => engine.draft_in_executor(shape.depth, shape.nodes, self.proposes_trees()),
+        };
+        let engine = engine.map_err(|error| conflict("cache", &kind, &error))?;
+        Ok(engine.draft_width(self.parameters.width))
     }
-    let shape = speculation.parameters.shape;
-    let engine = match speculation.drafter() {
-        Some(drafter) => engine.draft(drafter),
-        None => engine.draft_in_executor(shape.depth, shape.nodes, speculation.proposes_trees()),
-    };
-    let engine = engine.map_err(|error| conflict("cache", &kind, &error))?;
-    Ok(engine.draft_width(speculation.parameters.width))
 }
 
 impl Model {

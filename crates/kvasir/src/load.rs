@@ -204,7 +204,7 @@ impl LoadedModel {
     }
 
     /// The model of the CPU backend; `None` for the others.
-    pub(crate) fn cpu_model(&self) -> Option<Arc<CpuModel>> {
+    pub fn cpu_model(&self) -> Option<Arc<CpuModel>> {
         match &self.weights {
             Weights::Cpu(model) => Some(Arc::clone(model)),
             Weights::Plain(_) | Weights::Sim(..) => None,
@@ -217,7 +217,7 @@ impl LoadedModel {
     }
 
     /// The simulated device, if that is the backend.
-    pub(crate) fn simulated(&self) -> Option<&Preset> {
+    pub fn simulated(&self) -> Option<&Preset> {
         match &self.weights {
             Weights::Sim(preset, _) => Some(preset),
             _ => None,

@@ -5,7 +5,7 @@ use crate::backend::AnyExecutor;
 use crate::error::Error;
 use crate::model::Model;
 use crate::prompt::Prompt;
-use kvasir_engine::{Engine, EventOutput, Params, RequestId, Turn};
+use kvasir_engine::{Engine, EventOutput, Finish, Params, RequestId, Turn};
 use kvasir_exec::TokenLogprobs;
 use kvasir_formats::TextStream;
 use kvasir_kv::Token;
@@ -74,6 +74,16 @@ impl Runner {
         self.engine.abort(id);
         self.collect();
         self.pieces.retain(|piece| piece.request != id);
+    }
+
+    /// Ends a request and returns what it has generated.
+    pub(crate) fn stop(&mut self, id: RequestId) -> Option<Answer> {
+        self.engine.abort(id);
+        self.collect();
+        let end = self.pieces.iter().find(|piece| piece.request == id && piece.answer.is_some());
+        let answer = end.and_then(|piece| piece.answer.clone());
+        self.cancel(id);
+        answer.map(|answer| Answer { reason: Finish::StopText, ..answer })
     }
 
     /// Takes all pending pieces.

@@ -4,7 +4,7 @@
 use crate::backend::AnyPool;
 use crate::error::Error;
 use crate::model::Model;
-use crate::prefill::{CHUNK, Wanted, feed};
+use crate::prefill::{CHUNK, feed};
 use crate::prompt::Prompt;
 use kvasir_cpu::KvType;
 use kvasir_kv::{CacheError, Contiguous, PoolId, Token};
@@ -71,7 +71,7 @@ impl SharedPrefix {
         }
         let mut executor = model.loaded.executor(rows, CHUNK as u32, 1, Some(kv))?;
         let mut cache = Contiguous::new(rows);
-        feed(&mut executor, &mut cache, &tokens, extent.longest, Wanted::Nothing)?;
+        feed(&mut executor, &mut cache, &tokens, extent.longest)?;
         let frozen = cache.freeze(PoolId(1)).map_err(|refused| broken(refused.1))?;
         let pools = executor.into_pool().into_iter().collect();
         Ok(Self { model, frozen, tokens, kv, extent, pools })
@@ -87,7 +87,7 @@ impl SharedPrefix {
         let mut executor = self.model.loaded.executor(rows, CHUNK as u32, 1, Some(self.kv))?;
         self.attach(|id, pool| executor.attach(id, pool))?;
         let mut cache = self.frozen.fork(rows).map_err(broken)?;
-        feed(&mut executor, &mut cache, &new, self.extent.longest, Wanted::Nothing)?;
+        feed(&mut executor, &mut cache, &new, self.extent.longest)?;
         let number = PoolId(self.pools.len() as u32 + 1);
         let frozen = cache.freeze(number).map_err(|refused| broken(refused.1))?;
         let pools = self.pools.iter().cloned().chain(executor.into_pool()).collect();

@@ -31,6 +31,12 @@ impl<'a> Stream<'a> {
         self.request
     }
 
+    /// Ends the answer here, as at a stop text, and returns it with all tokens so far.
+    pub fn stop(mut self) -> Option<Answer> {
+        self.over = true;
+        self.runner.stop(self.request)
+    }
+
     /// The whole answer, after the last piece.
     pub fn answer(&self) -> Option<&Answer> {
         self.answer.as_ref()

@@ -5,7 +5,7 @@ use crate::io::failure::Failure;
 use crate::io::progress;
 use crate::options::Options;
 use crate::options::model::ModelArgs;
-use crate::options::resolve::setup;
+use crate::options::resolve::setup_of;
 use kvasir_bench::{offline, workload::Offline};
 use kvasir_kv::Token;
 use serde_json::json;
@@ -43,8 +43,7 @@ impl Args {
         let slots = loaded.slots_in_memory(share).unwrap_or(max_model_len);
         let resolved = config.resolve(&loaded.facts(slots))?;
         let core = resolved.core()?;
-        let mut setup = setup(&resolved, &core);
-        setup.insert("device".into(), loaded.backend().into());
+        let setup = setup_of(&loaded, &resolved, &core);
         let engine = loaded.engine(core, resolved.overlap)?;
         let page = self.html.as_deref().map(AtomicFile::create).transpose()?;
         let mut workload = Offline::new(self.requests);

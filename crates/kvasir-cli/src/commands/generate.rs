@@ -2,16 +2,15 @@
 
 use crate::io::failure::Failure;
 use crate::io::model_progress::{loading, reading};
-use crate::options::Options;
+use crate::options::SequenceOptions;
 use crate::options::model::ModelArgs;
+use crate::options::resolve::setup_of;
 use crate::options::rules::rule;
 use crate::options::structured_output::FormArgs;
-use kvasir::{
-    Answer, DraftRound, Finish, Kvasir, LoadedModel, Model, Params, Piece, Prompt, Resolved, Sampling,
-    Speculation, Token,
-};
+use kvasir::{Answer, DraftRound, Finish, Kvasir, Model, Params, Piece, Prompt, Sampling, Token};
 use kvasir_exec::TokenLogprobs;
-use kvasir_kv::CacheKind;
+use kvasir_formats::{TextStream, Tokenizer};
+use kvasir_serve::answer::StopFilter;
 use serde_json::{Value as Json, json};
 use std::{
     io::Write,
@@ -37,6 +36,9 @@ pub(crate) struct Args {
     /// Maximum tokens to generate
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
+    /// Text that ends the output, which is cut before it; may be repeated
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    stop: Vec<String>,
     /// Do not stop at an end-of-sequence token
     #[arg(long)]
     ignore_eos: bool,
@@ -48,7 +50,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     form: FormArgs,
     #[command(flatten)]
-    options: Options,
+    options: SequenceOptions,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -95,7 +97,7 @@ impl Args {
         if self.prompt.is_none() && self.prompt_ids.is_empty() {
             return Err(Failure::usage("generate needs a prompt: --prompt TEXT or --prompt-ids IDS"));
         }
-        rule(!self.model.is_simulated() || self.logprobs.is_none(), || {
+        rule(!self.model.compute().is_simulated() || self.logprobs.is_none(), || {
             "--logprobs cannot be combined with --backend sim: it computes no probabilities".into()
         })?;
         let started = Instant::now();
@@ -106,22 +108,38 @@ impl Args {
             None => Prompt::from(self.prompt_ids.as_slice()),
         };
         let prompt = model.ids(prompt, true)?;
-        let resolved = self.resolve(&model.loaded, prompt.len())?;
+        let resolved =
+            self.options.resolve(&model.loaded, prompt.len().saturating_add(self.max_tokens as usize))?;
         let (core, overlap) = (resolved.core()?, resolved.overlap);
+        let setup = setup_of(&model.loaded, &resolved, &core);
         let params = Params { constraint: self.form.constraint(&model.loaded)?, ..self.params() };
-        let words = model.tokenizer.is_some();
+        let shared = Arc::clone(&model);
+        let tokenizer = shared.tokenizer.as_ref();
+        rule(self.stop.is_empty() || tokenizer.is_some(), || {
+            "--stop needs a model with a tokenizer: the tokens of this one have no text".into()
+        })?;
         let speculates = model.loaded.speculation().is_some();
         let mut kvasir = Kvasir::with_core(model, core, overlap)?;
         let rounds = self.spec_trace.then(|| kvasir.trace_drafts());
         let prefill = kvasir.trace_prefill();
         let mut stream = kvasir.stream(prompt, &params)?;
         let mut line = (!self.json).then(|| reading(prefill));
-        let mut answer = None;
+        let (mut answer, mut stops) = (None, StopFilter::new(self.stop.clone()));
         for piece in stream.by_ref() {
             drop(line.take());
-            let piece = piece?;
-            self.print(&piece, words)?;
+            let mut piece = piece?;
+            piece.text = stops.push(&piece.text);
+            if piece.answer.is_some() {
+                piece.text += &stops.finish();
+            }
+            self.print(&piece, tokenizer.is_some())?;
             answer = piece.answer;
+            if stops.stopped().is_some() {
+                break;
+            }
+        }
+        if let (Some((end, _)), Some(tokenizer)) = (stops.stopped(), tokenizer) {
+            answer = answer.or_else(|| stream.stop()).map(|answer| self.cut(answer, end, tokenizer));
         }
         let answer = answer.ok_or_else(|| Failure::failed("the engine stopped without an answer"))?;
         match answer.reason {
@@ -131,6 +149,7 @@ impl Args {
         }
         if self.json {
             let mut json = json_of(&answer, loaded, self.logprobs.is_some());
+            json["setup"] = setup.into();
             if speculates {
                 json["speculation"] = json!({"drafted": answer.drafted, "accepted": answer.accepted});
             }
@@ -155,6 +174,23 @@ impl Args {
         }
         let (opened, _line) = loading(opened, self.model.name());
         Ok(Model::new(self.model.load_opened(opened)?)?)
+    }
+
+    /// Cuts the text of an answer before its stop text, and its tokens behind the one that completes it.
+    fn cut(&self, mut answer: Answer, end: usize, tokenizer: &Tokenizer) -> Answer {
+        let (mut text, mut stops) = (TextStream::continuing(true), StopFilter::new(self.stop.clone()));
+        let completes = |id: &Token| {
+            stops.push(&text.push(tokenizer, *id));
+            stops.stopped().is_some()
+        };
+        let kept = answer.ids.iter().position(completes).map_or(answer.ids.len(), |at| at + 1);
+        answer.ids.truncate(kept);
+        answer.logprobs.truncate(kept);
+        answer.text = answer.text.map(|mut text| {
+            text.truncate(end);
+            text
+        });
+        Answer { reason: Finish::StopText, ..answer }
     }
 
     /// Prints a streamed piece; ids if the model has no tokenizer.
@@ -187,24 +223,6 @@ impl Args {
             },
             ..Params::default()
         }
-    }
-
-    /// Settles engine options for a single request. Default: a contiguous cache as long as prompt
-    /// plus limit.
-    fn resolve(&self, model: &LoadedModel, prompt: usize) -> Result<Resolved, Failure> {
-        let longest = prompt.saturating_add(self.max_tokens as usize).min(model.program().max_positions);
-        // The newest token and its drafts have slots of their own until they are verified.
-        let drafts = model.speculation().map_or(0, |spec| spec.parameters.shape.nodes as usize + 1);
-        let longest = longest.saturating_add(drafts);
-        // A multiple of every block size.
-        let wanted = (longest as u32).next_multiple_of(256);
-        let mut config = self.options.config()?;
-        let slots = model.slots_in_memory(config.memory_share()?).map_or(wanted, |s| s.min(wanted));
-        if !config.policy.is_rectangular() {
-            let trees = model.speculation().is_some_and(Speculation::proposes_trees);
-            config.cache.get_or_insert(if trees { CacheKind::Tree } else { CacheKind::Contiguous });
-        }
-        Ok(config.resolve(&model.facts(slots))?)
     }
 }
 

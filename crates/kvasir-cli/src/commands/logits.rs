@@ -1,21 +1,27 @@
 //! `kvasir logits`: prints the next-token logits of a prompt.
 
 use crate::io::failure::Failure;
-use crate::options::model::ModelArgs;
+use crate::options::SequenceOptions;
+use crate::options::model::ComputeArgs;
+use crate::options::resolve::setup_of;
+use crate::options::rules::rule;
 use kvasir_kv::Token;
+use serde_json::{Map, Value};
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     #[command(flatten)]
-    model: ModelArgs,
+    compute: ComputeArgs,
     /// Prompt as token ids, used verbatim
     #[arg(long, value_delimiter = ',', required = true, value_name = "IDS")]
     prompt_ids: Vec<Token>,
     /// Print the logits of every position, not only of the last
     #[arg(long)]
     all: bool,
+    #[command(flatten)]
+    options: SequenceOptions,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -24,22 +30,29 @@ pub(crate) struct Args {
 #[derive(serde::Serialize)]
 struct Answer<'a, T> {
     logits: &'a T,
+    setup: Map<String, Value>,
 }
 
 impl Args {
-    /// Model and backend options.
-    pub(crate) fn model(&self) -> &ModelArgs {
-        &self.model
+    /// Model and backend.
+    pub(crate) fn compute(&self) -> &ComputeArgs {
+        &self.compute
     }
 
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        self.model.refuse_generation()?;
-        let rows = self.model.load()?.logits(&self.prompt_ids, self.all)?;
+        rule(!self.compute.is_simulated(), || "--backend sim computes no logits: give another one".into())?;
+        let model = self.compute.load()?;
+        let mut resolved = self.options.resolve(&model, self.prompt_ids.len() + 1)?;
+        // Nothing follows the prompt, which may fill the context.
+        resolved.limits.max_prompt = Some(resolved.limits.max_model_len);
+        let core = resolved.core()?;
+        let setup = setup_of(&model, &resolved, &core);
+        let rows = model.logits_with(core, resolved.overlap, &self.prompt_ids, self.all)?;
         if self.json {
             let text = if self.all {
-                serde_json::to_string(&Answer { logits: &rows })
+                serde_json::to_string(&Answer { logits: &rows, setup })
             } else {
-                serde_json::to_string(&Answer { logits: &rows.last() })
+                serde_json::to_string(&Answer { logits: &rows.last(), setup })
             };
             println!("{}", text.map_err(Failure::failed)?);
         } else {

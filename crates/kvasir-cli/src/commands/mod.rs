@@ -23,7 +23,7 @@ pub(crate) mod tokenize;
 
 use crate::commands::doctor::FileCheck;
 use crate::io::failure::Failure;
-use crate::options::model::ModelArgs;
+use crate::options::model::ComputeArgs;
 
 use clap::Subcommand;
 use kvasir_cpu::Isa;
@@ -92,23 +92,23 @@ impl Command {
         }
     }
 
-    /// Model and backend options, of a command that has them.
-    fn model(&self) -> Option<&ModelArgs> {
-        match self {
-            Self::Chat(args) => Some(args.model()),
-            Self::Run(args) => Some(args.model()),
-            Self::Generate(args) => Some(args.model()),
-            Self::Logits(args) => Some(args.model()),
-            Self::Bench(args) => args.model(),
-            Self::Serve(args) => Some(args.model()),
-            _ => None,
-        }
+    /// Model and backend, of a command that has them.
+    fn compute(&self) -> Option<&ComputeArgs> {
+        Some(match self {
+            Self::Chat(args) => args.model().compute(),
+            Self::Run(args) => args.model().compute(),
+            Self::Generate(args) => args.model().compute(),
+            Self::Logits(args) => args.compute(),
+            Self::Bench(args) => args.model()?.compute(),
+            Self::Serve(args) => args.model().compute(),
+            _ => return None,
+        })
     }
 
     /// Runs the command.
     pub(crate) fn run(self, line: CommandLine) -> Result<ExitCode, Failure> {
-        if let (Some(level), Some(model)) = (line.instructions, self.model()) {
-            model.check_instructions(level)?;
+        if let (Some(level), Some(compute)) = (line.instructions, self.compute()) {
+            compute.check_instructions(level)?;
         }
         match self {
             Self::Chat(args) => args.run(),

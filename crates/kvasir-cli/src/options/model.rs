@@ -51,7 +51,7 @@ impl Which {
 
 /// Which model, and what computes.
 #[derive(Clone, clap::Args)]
-pub(crate) struct ModelArgs {
+pub(crate) struct ComputeArgs {
     #[command(flatten)]
     which: Which,
     /// Backend
@@ -67,6 +67,13 @@ pub(crate) struct ModelArgs {
     /// Data type of the KV cache: f32, f16, bf16, fp8, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
     #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
     kv_dtype: Option<KvType>,
+}
+
+/// Which model, what computes, and how it decodes.
+#[derive(Clone, clap::Args)]
+pub(crate) struct ModelArgs {
+    #[command(flatten)]
+    compute: ComputeArgs,
     #[command(flatten)]
     draft: DraftArgs,
     /// How drafts of --spec mtp, eagle3 and draft are accepted when sampling: `coupled` gives the tokens of decoding
@@ -151,16 +158,7 @@ enum Precision {
     Exact,
 }
 
-impl ModelArgs {
-    pub(crate) fn load(&self) -> Result<LoadedModel, Failure> {
-        self.load_opened(self.open()?)
-    }
-
-    /// Opens the files of the model and of its draft model; reads headers only.
-    pub(crate) fn open(&self) -> Result<OpenedModel, Failure> {
-        self.draft.apply(self.which.open()?, self.accept.map(Acceptance::from))
-    }
-
+impl ComputeArgs {
     /// Whether the CPU kernels compute.
     fn is_on_cpu(&self) -> bool {
         matches!(self.backend, Backend::Auto | Backend::Cpu)
@@ -178,12 +176,47 @@ impl ModelArgs {
         })
     }
 
+    /// Opens the model and prepares it for the backend, without speculative decoding.
+    pub(crate) fn load(&self) -> Result<LoadedModel, Failure> {
+        self.load_opened(self.which.open()?, Preset::parse("instant"))
+    }
+
+    /// Prepares an opened model for the backend. `preset` is the simulated device.
+    fn load_opened(
+        &self,
+        opened: OpenedModel,
+        preset: Result<Preset, String>,
+    ) -> Result<LoadedModel, Failure> {
+        self.check_backend()?;
+        let backend = match self.backend {
+            Backend::Auto => BackendKind::Auto,
+            Backend::Cpu => BackendKind::Cpu,
+            Backend::Plain => BackendKind::Plain,
+            Backend::Sim => BackendKind::Sim(Box::new(
+                preset.map_err(|why| Failure::usage(format!("--sim-preset: {why}")))?,
+            )),
+        };
+        let loaded = opened.load(backend, self.precision(), self.threads())?;
+        Ok(match self.kv_dtype {
+            Some(kv) => loaded.with_kv(kv)?,
+            None => loaded,
+        })
+    }
+
+    fn precision(&self) -> kvasir::Precision {
+        match self.precision {
+            Precision::Auto => kvasir::Precision::Auto,
+            Precision::Exact => kvasir::Precision::F32,
+        }
+    }
+
+    fn threads(&self) -> Option<usize> {
+        self.threads.map(|n| n as usize)
+    }
+
     /// Refuses options without effect on the chosen backend.
     fn check_backend(&self) -> Result<(), Failure> {
         let (on_cpu, simulates) = (self.is_on_cpu(), self.is_simulated());
-        if let (Some(preset), false) = (&self.sim_preset, simulates) {
-            return Err(Failure::usage(format!("--sim-preset {preset} needs --backend sim")));
-        }
         rule(on_cpu || self.threads.is_none(), || {
             "--threads needs the cpu backend: the others have one thread".into()
         })?;
@@ -194,82 +227,71 @@ impl ModelArgs {
             "--precision exact cannot be combined with --backend sim: it computes nothing".into()
         })
     }
+}
+
+impl ModelArgs {
+    pub(crate) fn load(&self) -> Result<LoadedModel, Failure> {
+        self.load_opened(self.open()?)
+    }
+
+    /// Opens the files of the model and of its draft model; reads headers only.
+    pub(crate) fn open(&self) -> Result<OpenedModel, Failure> {
+        self.draft.apply(self.compute.which.open()?, self.accept.map(Acceptance::from))
+    }
 
     /// Prepares an opened model for the backend.
     pub(crate) fn load_opened(&self, opened: OpenedModel) -> Result<LoadedModel, Failure> {
-        self.check_backend()?;
-        let backend = match self.backend {
-            Backend::Auto => BackendKind::Auto,
-            Backend::Cpu => BackendKind::Cpu,
-            Backend::Plain => BackendKind::Plain,
-            Backend::Sim => {
-                let preset = Preset::parse(self.sim_preset.as_deref().unwrap_or("instant"));
-                BackendKind::Sim(Box::new(
-                    preset.map_err(|why| Failure::usage(format!("--sim-preset: {why}")))?,
-                ))
-            }
-        };
-        let precision = match self.precision {
-            Precision::Auto => kvasir::Precision::Auto,
-            Precision::Exact => kvasir::Precision::F32,
-        };
-        let threads = self.threads.map(|n| n as usize);
-        let loaded = opened.load(backend, precision, threads)?;
-        let loaded = match self.kv_dtype {
-            Some(kv) => loaded.with_kv(kv)?,
-            None => loaded,
-        };
+        if let (Some(preset), false) = (&self.sim_preset, self.compute.is_simulated()) {
+            return Err(Failure::usage(format!("--sim-preset {preset} needs --backend sim")));
+        }
+        let preset = Preset::parse(self.sim_preset.as_deref().unwrap_or("instant"));
+        let loaded = self.compute.load_opened(opened, preset)?;
         if self.batch_sizes.is_empty() {
             return Ok(loaded);
         }
         Ok(loaded.with_batch_sizes(self.batch_sizes.clone())?)
     }
 
-    /// Refuses options of generation, for a command that generates nothing.
-    pub(crate) fn refuse_generation(&self) -> Result<(), Failure> {
-        if let Some(spec) = &self.draft.spec {
-            return Err(Failure::usage(format!("--spec {spec}: this command generates nothing")));
-        }
-        rule(self.batch_sizes.is_empty(), || "--batch-sizes: this command generates nothing".into())
-    }
-
     /// Predictions before loading, with this part of the free memory for K/V; `None` for the simulated
     /// device. Measures the arithmetic of the machine, which takes some hundredths of a second.
     pub(crate) fn forecast(&self, opened: &OpenedModel, share: f64) -> Option<Forecast> {
-        let requested = match self.precision {
-            Precision::Auto => kvasir::Precision::Auto,
-            Precision::Exact => kvasir::Precision::F32,
-        };
-        let (kv, peaks) = match self.backend {
+        let compute = &self.compute;
+        let (kv, peaks) = match compute.backend {
             Backend::Sim => return None,
             // No limit describes its loops.
             Backend::Plain => (KvType::F32, None),
             Backend::Auto | Backend::Cpu => {
-                let threads =
-                    self.threads.map_or_else(ThreadPool::of_machine, |n| ThreadPool::new(n as usize));
-                let (kv, peaks) = limits_of(opened, requested, MachineLimits::of_arithmetic(&threads));
+                let threads = compute.threads().map_or_else(ThreadPool::of_machine, ThreadPool::new);
+                let limits = MachineLimits::of_arithmetic(&threads);
+                let (kv, peaks) = limits_of(opened, compute.precision(), limits);
                 (kv, Some(peaks))
             }
         };
-        let kv = self.kv_dtype.unwrap_or(kv);
+        let kv = compute.kv_dtype.unwrap_or(kv);
         Some(Forecast::of(opened, kv, kvasir::available_memory(), share, peaks.as_ref()))
     }
 
     /// The same options for another model.
     pub(crate) fn with_path(&self, path: &Path) -> Self {
-        Self { which: Which { model: Some(path.to_owned()) }, ..self.clone() }
+        let which = Which { model: Some(path.to_owned()) };
+        Self { compute: ComputeArgs { which, ..self.compute.clone() }, ..self.clone() }
     }
 
     /// The same options for the built-in model.
     pub(crate) fn with_built_in(self) -> Self {
-        Self { which: Which { model: None }, ..self }
+        let which = Which { model: None };
+        Self { compute: ComputeArgs { which, ..self.compute }, ..self }
     }
 
     pub(crate) fn which(&self) -> &Which {
-        &self.which
+        &self.compute.which
     }
 
     pub(crate) fn name(&self) -> String {
-        self.which.name()
+        self.compute.which.name()
+    }
+
+    pub(crate) fn compute(&self) -> &ComputeArgs {
+        &self.compute
     }
 }

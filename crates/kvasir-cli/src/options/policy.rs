@@ -32,20 +32,20 @@ impl Options {
     fn check_policy(&self, policy: PolicyKind) -> Result<(), Failure> {
         use PolicyKind::{Chunked, PrefillFirst, Rectangular};
         let given = [
-            ("delay-factor", self.delay_factor.is_some(), PrefillFirst),
-            ("chunked-prefill", self.chunked_prefill.is_some(), PrefillFirst),
-            ("long-prefill-cap", self.long_prefill_cap.is_some(), PrefillFirst),
-            ("max-extend-tokens", self.max_extend_tokens.is_some(), Chunked),
-            ("mixed", self.mixed.is_some(), Chunked),
-            ("step-target-ms", self.step_target_ms.is_some(), Chunked),
-            ("step-target-times", self.step_target_times.is_some(), Chunked),
-            ("chunk-size", self.chunk_size.is_some(), Rectangular),
-            ("interleave", self.interleave.is_some(), Rectangular),
-            ("max-batch-tkv", self.max_batch_tkv.is_some(), Rectangular),
-            ("max-batch", self.max_batch.is_some(), Rectangular),
-            ("rules", self.rules.is_some(), Rectangular),
-            ("pausing", self.pausing.is_some(), Rectangular),
-            ("long-output-first", self.long_output_first.is_some(), Rectangular),
+            ("delay-factor", self.batching.delay_factor.is_some(), PrefillFirst),
+            ("chunked-prefill", self.sequence.chunked_prefill.is_some(), PrefillFirst),
+            ("long-prefill-cap", self.sequence.long_prefill_cap.is_some(), PrefillFirst),
+            ("max-extend-tokens", self.sequence.max_extend_tokens.is_some(), Chunked),
+            ("mixed", self.batching.mixed.is_some(), Chunked),
+            ("step-target-ms", self.batching.step_target_ms.is_some(), Chunked),
+            ("step-target-times", self.batching.step_target_times.is_some(), Chunked),
+            ("chunk-size", self.sequence.chunk_size.is_some(), Rectangular),
+            ("interleave", self.batching.interleave.is_some(), Rectangular),
+            ("max-batch-tkv", self.sequence.max_batch_tkv.is_some(), Rectangular),
+            ("max-batch", self.batching.max_batch.is_some(), Rectangular),
+            ("rules", self.sequence.rules.is_some(), Rectangular),
+            ("pausing", self.batching.pausing.is_some(), Rectangular),
+            ("long-output-first", self.batching.long_output_first.is_some(), Rectangular),
         ];
         for (name, is_given, owner) in given {
             rule(!is_given || owner == policy, || {
@@ -56,7 +56,7 @@ impl Options {
     }
 
     fn step_target(&self) -> Result<Option<StepTarget>, Failure> {
-        let (ms, times) = (self.step_target_ms, self.step_target_times);
+        let (ms, times) = (self.batching.step_target_ms, self.batching.step_target_times);
         rule(ms.is_none() || times.is_none(), || {
             "--step-target-ms cannot be combined with --step-target-times".into()
         })?;
@@ -70,39 +70,49 @@ impl Options {
 
     /// The policy with the parameters that its options set.
     pub(super) fn policy_config(&self) -> Result<PolicyConfig, Failure> {
-        let kind = self.policy.unwrap_or(PolicyKind::Chunked);
+        let kind = self.sequence.policy.unwrap_or(PolicyKind::Chunked);
         self.check_policy(kind)?;
         Ok(match kind {
             PolicyKind::PrefillFirst => {
-                let (chunked, cap) = (self.chunked_prefill.is_none_or(Switch::is_on), self.long_prefill_cap);
+                let (chunked, cap) =
+                    (self.sequence.chunked_prefill.is_none_or(Switch::is_on), self.sequence.long_prefill_cap);
                 rule(chunked || cap.is_none(), || {
                     "--long-prefill-cap cannot be combined with --chunked-prefill off".into()
                 })?;
                 let chunking = if chunked { Chunking::On { cap } } else { Chunking::Off };
-                PolicyConfig::PrefillFirst { chunking, delay_factor: self.delay_factor.unwrap_or(0.0) }
+                PolicyConfig::PrefillFirst {
+                    chunking,
+                    delay_factor: self.batching.delay_factor.unwrap_or(0.0),
+                }
             }
             PolicyKind::Chunked => {
                 let target = self.step_target()?;
-                let mixed = self.mixed.is_some_and(Switch::is_on);
-                rule(mixed || self.step_target_ms.is_none(), || "--step-target-ms needs --mixed on".into())?;
-                rule(mixed || self.step_target_times.is_none(), || {
+                let mixed = self.batching.mixed.is_some_and(Switch::is_on);
+                rule(mixed || self.batching.step_target_ms.is_none(), || {
+                    "--step-target-ms needs --mixed on".into()
+                })?;
+                rule(mixed || self.batching.step_target_times.is_none(), || {
                     "--step-target-times needs --mixed on".into()
                 })?;
                 PolicyConfig::Chunked {
-                    max_extend_tokens: self.max_extend_tokens.unwrap_or(PolicyConfig::MAX_EXTEND_TOKENS),
+                    max_extend_tokens: self
+                        .sequence
+                        .max_extend_tokens
+                        .unwrap_or(PolicyConfig::MAX_EXTEND_TOKENS),
                     mixing: if mixed { Mixing::On { target } } else { Mixing::Off },
                 }
             }
             PolicyKind::Rectangular => {
                 let standard = RectangularConfig::default();
                 PolicyConfig::Rectangular(RectangularConfig {
-                    chunk_size: self.chunk_size.unwrap_or(standard.chunk_size),
-                    max_batch: self.max_batch.unwrap_or(standard.max_batch),
-                    max_batch_tkv: self.max_batch_tkv.unwrap_or(standard.max_batch_tkv),
-                    interleave: self.interleave.map_or(standard.interleave, Switch::is_on),
-                    rules: self.rules.unwrap_or(standard.rules),
-                    pausing: self.pausing.map_or(standard.pausing, Switch::is_on),
+                    chunk_size: self.sequence.chunk_size.unwrap_or(standard.chunk_size),
+                    max_batch: self.batching.max_batch.unwrap_or(standard.max_batch),
+                    max_batch_tkv: self.sequence.max_batch_tkv.unwrap_or(standard.max_batch_tkv),
+                    interleave: self.batching.interleave.map_or(standard.interleave, Switch::is_on),
+                    rules: self.sequence.rules.unwrap_or(standard.rules),
+                    pausing: self.batching.pausing.map_or(standard.pausing, Switch::is_on),
                     long_output_first: self
+                        .batching
                         .long_output_first
                         .map_or(standard.long_output_first, Switch::is_on),
                 })
