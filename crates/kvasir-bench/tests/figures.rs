@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_bench::{
-    sim::{Run, run},
+    sim::{Run, engine, run},
     workload::{Scenario, ScriptedModel},
 };
 use kvasir_engine::{Core, DeferReason, Limits, Order, Rectangular, RectangularConfig, StepTrace};
@@ -42,12 +42,11 @@ fn draw(text: &str) -> Vec<Drawn> {
     let device =
         CostDevice::new(Preset::parse("h200:qwen3-0.6b").unwrap(), clock.clone(), Box::new(ScriptedModel));
     let cache = Box::new(Paged::new(blocks).unwrap());
+    let core = Core::new(limits, Order::Fcfs, Box::new(Rectangular::new(config)), cache);
     let finished = run(
         Run {
-            core: Core::new(limits, Order::Fcfs, Box::new(Rectangular::new(config)), cache),
-            device,
+            engine: engine(core, device, &clock, false),
             clock,
-            overlap: false,
             workload: &mut scenario,
             window: 0..10_000,
             lines: None,

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_bench::{
-    sim::{Finished, Outcome, Report, Run, run},
+    sim::{Finished, Outcome, Report, Run, engine, run},
     trace::{self, End, Header, Lines},
     workload::{
         AgentProfile, AgentSessions, Agents, Chat, Poisson, Scenario, ScriptedModel, SeededParams, Workload,
@@ -26,6 +26,7 @@ const KNOBS: SeededParams = SeededParams {
     prompt_tokens: 64,
     output_tokens: 40,
     max_model_len: 4096,
+    repetition: 0.0,
     seed: 7,
 };
 
@@ -63,10 +64,8 @@ fn simulate(setting: Setting, workload: &mut dyn Workload) -> Finished {
     }
     let core = Core::new(setting.limits, Order::Fcfs, setting.policy, setting.cache);
     let run_ = Run {
-        core,
-        device,
+        engine: engine(core, device, &clock, setting.overlap),
         clock,
-        overlap: setting.overlap,
         workload,
         window: 0..1_000_000,
         lines: setting.lines,

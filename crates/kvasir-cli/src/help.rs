@@ -61,7 +61,7 @@ const GROUPS: [Group; 14] = [
     Group {
         heading: "Workload",
         common: &["workload", "requests", "rate", "prompt-tokens", "output-tokens"],
-        rest: &["burstiness", "shared-prefix", "faults"],
+        rest: &["burstiness", "shared-prefix", "repetition", "faults"],
     },
     Group {
         heading: "KV cache",
@@ -71,7 +71,15 @@ const GROUPS: [Group; 14] = [
     Group {
         heading: "Scheduling",
         common: &["policy", "order", "max-num-seqs", "spec"],
-        rest: &["accept", "max-num-batched-tokens", "watermark", "overlap", "batch-sizes", "graph-max-batch"],
+        rest: &[
+            "accept",
+            "acceptance",
+            "max-num-batched-tokens",
+            "watermark",
+            "overlap",
+            "batch-sizes",
+            "graph-max-batch",
+        ],
     },
     Group {
         heading: "Scheduling: --policy chunked",

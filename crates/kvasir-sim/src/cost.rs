@@ -11,6 +11,7 @@
 //! stream. Nothing is computed. Guarded by the tests of this module.
 
 use crate::clock::Clock;
+use crate::draft::DraftProfile;
 use crate::fault::{Faults, Injector, StepOutcome};
 use crate::output_source::OutputSource;
 use crate::preset::Preset;
@@ -35,23 +36,32 @@ pub struct Totals {
     pub steps: u64,
 }
 
+/// A submitted step.
+struct InFlight {
+    step: Box<Step>,
+    /// Nanoseconds of the target and of the draft model.
+    times: (u64, u64),
+    done: u64,
+}
+
 /// A simulated device that takes as long as a real one would, by the roofline model.
 ///
 /// A step takes the longer of its memory time and its arithmetic time, plus the time to launch it:
 /// kernel by kernel, or as one CUDA graph for captured decode steps. Output tokens come from
-/// [`OutputSource`].
+/// [`OutputSource`], so drafts are accepted that equal them.
 pub struct CostDevice {
     preset: Preset,
     clock: Clock,
     answers: Box<dyn OutputSource>,
     rows: Vec<(u64, u32, u32)>,
-    queue: VecDeque<(u64, Box<Step>, u64)>,
+    queue: VecDeque<InFlight>,
     next: u64,
     /// Simulated time at which all submitted steps are done.
     free_at: u64,
     faults: Injector,
     graph_max_batch: u32,
     shape: Option<StaticShape>,
+    draft: Option<DraftProfile>,
     spent: Totals,
 }
 
@@ -69,6 +79,7 @@ impl CostDevice {
             faults: Injector::new(Faults::default()),
             graph_max_batch: 256,
             shape: None,
+            draft: None,
             spent: Totals::default(),
         }
     }
@@ -92,6 +103,12 @@ impl CostDevice {
         self
     }
 
+    /// Adds a draft model, which proposes what [`BatchRow::draft_depth`](kvasir_exec::BatchRow::draft_depth) asks for.
+    pub fn with_draft(mut self, draft: DraftProfile) -> Self {
+        self.draft = Some(draft);
+        self
+    }
+
     /// Totals over all steps so far.
     pub fn spent(&self) -> Totals {
         self.spent
@@ -102,26 +119,38 @@ impl CostDevice {
         &self.preset
     }
 
-    /// Nanoseconds of a step; adds its bytes and operations to the totals.
-    fn cost(&mut self, step: &Step) -> u64 {
+    /// Nanoseconds of a step, and of the draft model after it; adds them to the totals.
+    fn cost(&mut self, step: &Step) -> (u64, u64) {
+        let recorded =
+            step.batch.kind == StepKind::Decode && step.batch.rows.len() <= self.graph_max_batch as usize;
         let load = Load::of(step, self.shape);
-        let Preset { machine, shape } = &self.preset;
+        let took = self.pass(self.preset, &load, step.plan.moves.len(), recorded).max(1);
+        self.spent.steps += 1;
+        let passes = self.draft.as_ref().map(|draft| (draft.preset(&self.preset), draft.work(step)));
+        let Some((preset, work)) = passes else { return (took, 0) };
+        let mut drafted = 0;
+        for (passes, load) in work {
+            drafted += (0..passes).map(|_| self.pass(preset, &load, 0, recorded)).sum::<u64>();
+        }
+        (took, drafted)
+    }
+
+    /// Nanoseconds of one forward pass; adds its bytes and operations to the totals.
+    fn pass(&mut self, preset: Preset, load: &Load, moves: usize, recorded: bool) -> u64 {
+        let Preset { machine, shape } = preset;
         let kv = shape.kv_values() * machine.kv_bytes;
         let bytes = (shape.layer_weights() + shape.head_weights()) * machine.weights.bytes()
-            + (load.read + load.written + 2.0 * step.plan.moves.len() as f64) * kv;
+            + (load.read + load.written + 2.0 * moves as f64) * kv;
         let operations = 2.0 * shape.layer_weights() * load.tokens
             + 2.0 * shape.head_weights() * load.sampled
             + shape.attention_operations() * load.seen;
-        let recorded =
-            step.batch.kind == StepKind::Decode && step.batch.rows.len() <= self.graph_max_batch as usize;
         let start = machine.start(shape.layers, recorded);
         let seconds = (bytes / machine.bandwidth.value).max(operations / machine.operations().value) + start;
         let ns = (seconds * 1e9) as u64;
         self.spent.bytes += bytes;
         self.spent.operations += operations;
         self.spent.busy_ns += ns;
-        self.spent.steps += 1;
-        ns.max(1)
+        ns
     }
 
     /// Fills in the output tokens. Nothing is computed.
@@ -139,6 +168,25 @@ impl CostDevice {
                 output.tokens.push(self.answers.token(seed, position.saturating_sub(prompt)));
             }
             output.rows.push(OutputRow { tokens: Span::new(start, output.tokens.len() - start) });
+        }
+        if let Some(draft) = &self.draft {
+            self.propose(draft, step);
+        }
+    }
+
+    /// Fills in the proposals of the draft model.
+    fn propose(&self, draft: &DraftProfile, step: &mut Step) {
+        let mut accepted = Vec::new();
+        for i in 0..step.batch.rows.len() {
+            let row = step.batch.rows[i];
+            if row.draft_depth == 0 || !row.samples() {
+                continue;
+            }
+            accepted.clear();
+            step.accepted(i, &mut accepted);
+            let (seed, prompt, dropped) = self.rows.get(row.pool_row.0 as usize).copied().unwrap_or_default();
+            let known = dropped + row.context_len - row.drafts.count + accepted.len() as u32;
+            draft.propose(step, i, (seed, known.saturating_sub(prompt)), &*self.answers);
         }
     }
 }
@@ -166,16 +214,16 @@ impl Executor for CostDevice {
         if let Err(error) = self.faults.submit() {
             return Err(Refused { step, error });
         }
-        let took = self.cost(&step);
-        self.free_at = self.free_at.max(self.clock.now()) + took;
+        let times = self.cost(&step);
+        self.free_at = self.free_at.max(self.clock.now()) + times.0 + times.1;
         let ticket = self.next;
         self.next += 1;
-        self.queue.push_back((took, step, self.free_at));
+        self.queue.push_back(InFlight { step, times, done: self.free_at });
         Ok(ticket)
     }
 
     fn wait(&mut self, _pending: u64) -> (Box<Step>, Result<(), StepError>) {
-        let Some((took, mut step, done)) = self.queue.pop_front() else {
+        let Some(InFlight { mut step, times: (took, drafted), done }) = self.queue.pop_front() else {
             return (Box::default(), Err(StepError::Lost("nothing was submitted".into())));
         };
         step.output.reset();
@@ -188,6 +236,7 @@ impl Executor for CostDevice {
         }
         self.answer(&mut step);
         step.output.device_ns = took;
+        step.output.draft_ns = drafted;
         (step, Ok(()))
     }
 }

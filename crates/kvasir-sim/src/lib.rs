@@ -5,6 +5,7 @@
 //!   the output.
 //! - [`CostDevice`]: performance. Advances a simulated clock by the roofline time of each step.
 //! - [`Paced`]: the same in real time, to measure engine and server overhead.
+//! - [`DraftProfile`]: a draft model of the cost device, with a given acceptance.
 //! - [`StaticShape`]: checks that steps fit a device of static shapes (padded rectangles).
 //!
 //! [`Faults`] injects refused, failed, late and lost steps. A simulated run is a function of its
@@ -14,6 +15,7 @@
 
 mod clock;
 mod cost;
+mod draft;
 mod fault;
 mod output_source;
 mod paced;
@@ -25,6 +27,7 @@ mod toy;
 
 pub use crate::clock::Clock;
 pub use crate::cost::{CostDevice, Totals};
+pub use crate::draft::DraftProfile;
 pub use crate::fault::Faults;
 pub use crate::output_source::{OutputSource, TokenList};
 pub use crate::paced::Paced;

@@ -27,13 +27,18 @@ impl Load {
                 read = (read.div_ceil(block.max(1)) + planned.left_pad_blocks) * block;
                 fed = if fed > 1 { chunk } else { fed };
             }
-            let (fed, read) = (f64::from(fed), f64::from(read));
-            load.tokens += fed;
-            load.sampled += f64::from(row.tokens.len.saturating_sub(row.sample_from));
-            load.read += read;
-            load.written += fed;
-            load.seen += fed * (read - (fed - 1.0) / 2.0).max(1.0);
+            let sampled = row.tokens.len.saturating_sub(row.sample_from);
+            load.add(f64::from(fed), f64::from(sampled), f64::from(read));
         }
         load
+    }
+
+    /// Adds a row that feeds `fed` tokens, samples at `sampled` of them and reads `read` KV entries.
+    pub(crate) fn add(&mut self, fed: f64, sampled: f64, read: f64) {
+        self.tokens += fed;
+        self.sampled += sampled;
+        self.read += read;
+        self.written += fed;
+        self.seen += fed * (read - (fed - 1.0) / 2.0).max(1.0);
     }
 }

@@ -33,14 +33,10 @@ use std::{
 
 /// Configuration of one simulation.
 pub struct Run<'a> {
-    /// Scheduler, cache and queue under test.
-    pub core: Core,
-    /// Device cost model.
-    pub device: CostDevice,
+    /// Scheduler, cache and queue under test, over the device cost model; from [`engine`].
+    pub engine: Engine<CostDevice>,
     /// The virtual clock shared with the device.
     pub clock: Clock,
-    /// Whether scheduling overlaps execution (`--overlap`).
-    pub overlap: bool,
     /// Source of requests.
     pub workload: &'a mut dyn Workload,
     /// Half-open range of steps kept in memory for the viewer.
@@ -156,6 +152,12 @@ struct Driver<'a> {
     ended: u64,
 }
 
+/// An engine over a device, on the virtual clock that they share.
+pub fn engine(core: Core, device: CostDevice, clock: &Clock, overlap: bool) -> Engine<CostDevice> {
+    let clock = clock.clone();
+    Engine::new(core, device, move || clock.now()).overlap(overlap)
+}
+
 /// Runs a workload to its end, or until the device is lost.
 ///
 /// `progress` receives the number of ended requests after each step; the run stops when it returns
@@ -163,18 +165,16 @@ struct Driver<'a> {
 pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64) -> bool) -> Finished {
     let count = Arc::new(Mutex::new(Count::default()));
     let recording = Recording::default();
-    let (preset, capacity) = (*run.device.preset(), run.core.cache().capacity());
+    let core = run.engine.core();
+    let (preset, capacity) = (*run.engine.executor().preset(), core.cache().capacity());
     let mut tracers: Vec<Tracer<Box<dyn TraceSink>>> = Vec::new();
     if !run.window.is_empty() {
         tracers.push(Tracer::new(Box::new(recording.clone()), run.window.clone()));
     }
     tracers.extend(run.lines.map(|lines| Tracer::new(Box::new(lines) as Box<dyn TraceSink>, 0..u64::MAX)));
-    let eyes = SeriesObserver { count: Arc::clone(&count), tracers, block: run.core.cache().block_size() };
-    let clock = run.clock.clone();
-    let engine =
-        Engine::new(run.core, run.device, move || clock.now()).overlap(run.overlap).observe(Box::new(eyes));
+    let eyes = SeriesObserver { count: Arc::clone(&count), tracers, block: core.cache().block_size() };
     let mut driver = Driver {
-        engine,
+        engine: run.engine.observe(Box::new(eyes)),
         clock: run.clock,
         ahead: run.workload.next(),
         workload: run.workload,
@@ -191,10 +191,12 @@ pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64) -> bool) -> Finished {
     let exit = driver.drive(progress);
     let (now, spent) = (driver.clock.now(), driver.engine.executor().spent());
     let names = std::mem::take(&mut driver.names);
+    let drafts = driver.engine.core().draft_stats().clone();
     drop(driver);
     let mut count = count.lock().unwrap_or_else(PoisonError::into_inner);
     count.report.broke_off = exit;
-    let report = count.report(now, spent, &preset, capacity);
+    let mut report = count.report(now, spent, &preset, capacity);
+    report.speculation = (drafts.verified > 0).then_some(drafts);
     let plots = count.plots(&report);
     Finished { report, steps: recording.take(), first: run.window.start, plots, names }
 }

@@ -3,7 +3,7 @@
 
 use crate::sim::histogram::{Histogram, Percentiles};
 use crate::sim::series::{Sample, Series};
-use kvasir_engine::{Finish, StepRecord, Summary};
+use kvasir_engine::{DraftStats, Finish, StepRecord, Summary};
 use kvasir_exec::Step;
 use kvasir_sim::{Preset, Totals};
 use serde::Serialize;
@@ -162,6 +162,9 @@ pub struct Report {
     pub arithmetic_used: f64,
     /// Left-padding slots of decode rows, as a share of all slots read.
     pub padding: f64,
+    /// Drafts verified and accepted, if any were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<DraftStats>,
     /// Steps that failed.
     pub failed_steps: u64,
     /// Why the run stopped early, if it did.
@@ -315,6 +318,10 @@ impl Report {
         ];
         if self.padding > 0.0 {
             numbers.push(("padding", percent(self.padding)));
+        }
+        if let Some(drafts) = &self.speculation {
+            let ((accepted, _), verified) = (drafts.totals(), drafts.tokens);
+            numbers.push(("drafts accepted", format!("{} of {}", grouped(accepted), grouped(verified))));
         }
         if self.failed_steps > 0 {
             numbers.push(("failed steps", grouped(self.failed_steps)));

@@ -237,6 +237,7 @@ mod tests {
             prompt_tokens: profile.result,
             output_tokens: profile.answer,
             max_model_len,
+            repetition: 0.0,
             seed: 3,
         };
         let mut sessions = AgentSessions::new(params, profile);

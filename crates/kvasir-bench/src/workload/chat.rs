@@ -78,10 +78,9 @@ impl Chat {
         person.length = to;
         let room = max_model_len.saturating_sub(to).max(1);
         let outputs = person.rng.length(output_tokens, 0.6).min(room).min(Answer::LONGEST);
-        person.answer = Answer::new(tag, outputs);
+        person.answer = self.params.answer(tag, outputs);
         let prompt = Prompt::Parts(person.parts.clone());
-        let mut job = Job::new(At::Time(at), prompt, person.answer, outputs, tag);
-        job.key = person.number % 64;
+        let job = Job::new(At::Time(at), prompt, person.answer, outputs, tag).of_owner(person.number);
         self.live.insert(tag, person);
         Some(job)
     }

@@ -122,9 +122,15 @@ pub struct Job {
 }
 
 impl Job {
-    /// A request with default priority and key, and no disconnect.
+    /// A request of an owner of its own, without disconnect.
     pub fn new(at: At, prompt: Prompt, answer: Answer, max_tokens: u32, tag: u64) -> Self {
-        Self { at, prompt, answer, max_tokens, priority: 0, key: 0, abort_after: None, tag }
+        Self { at, prompt, answer, max_tokens, priority: 0, key: 0, abort_after: None, tag }.of_owner(tag)
+    }
+
+    /// The request under the key and the priority of a client: there are 64 keys, and the priorities
+    /// 0 to 2.
+    pub fn of_owner(self, owner: u64) -> Self {
+        Self { priority: (owner % 3) as i32, key: owner % 64, ..self }
     }
 }
 
@@ -163,8 +169,17 @@ pub struct SeededParams {
     pub output_tokens: u32,
     /// Maximum context length, prompt and answer together.
     pub max_model_len: u32,
+    /// Share of an answer that repeats its earlier passages.
+    pub repetition: f64,
     /// Random seed.
     pub seed: u64,
+}
+
+impl SeededParams {
+    /// An answer, as [`Answer::new`].
+    fn answer(&self, number: u64, length: u32) -> Answer {
+        Answer::new(number, length).repeating(self.repetition)
+    }
 }
 
 const SECOND: f64 = 1e9;

@@ -1,7 +1,7 @@
 //! Open-loop workload of independent requests with gamma-distributed (Poisson) arrivals.
 
 use crate::workload::rng::WorkloadRng;
-use crate::workload::text::{Answer, Passage};
+use crate::workload::text::Passage;
 use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams, Workload};
 use kvasir_engine::Summary;
 
@@ -45,7 +45,7 @@ impl Workload for Poisson {
             self.rng.length(self.params.output_tokens, 0.7).min(max_model_len.saturating_sub(prompt).max(1));
         let text = Passage { text: self.params.seed.wrapping_add(tag), from: 0, to: prompt };
         let prompt = Prompt::Parts(vec![Part::Text(text)]);
-        Some(Job::new(At::Time(self.now as u64), prompt, Answer::new(tag, 0), answer, tag))
+        Some(Job::new(At::Time(self.now as u64), prompt, self.params.answer(tag, 0), answer, tag))
     }
 
     fn ended(&mut self, _: &Summary, _: u64, _: &mut Vec<Job>) {}

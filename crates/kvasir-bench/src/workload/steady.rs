@@ -1,7 +1,7 @@
 //! Fixed-shape workload: exact prompt and output lengths, with an optional shared prefix.
 
 use crate::workload::rng::WorkloadRng;
-use crate::workload::text::{Answer, Passage};
+use crate::workload::text::Passage;
 use crate::workload::{At, Job, Part, Prompt, SECOND, SeededParams, Workload};
 use kvasir_engine::Summary;
 
@@ -56,7 +56,7 @@ impl Workload for Steady {
             shared => vec![part(!seed, 0, shared), own],
         };
         let prompt = Prompt::Parts(parts);
-        Some(Job::new(At::Time(self.now as u64), prompt, Answer::new(tag, 0), output_tokens, tag))
+        Some(Job::new(At::Time(self.now as u64), prompt, self.params.answer(tag, 0), output_tokens, tag))
     }
 
     fn ended(&mut self, _: &Summary, _: u64, _: &mut Vec<Job>) {}
@@ -75,6 +75,7 @@ mod tests {
             prompt_tokens: 40,
             output_tokens: 7,
             max_model_len: 100,
+            repetition: 0.0,
             seed: 5,
         };
         let mut steady = Steady::new(params, 30);

@@ -37,8 +37,11 @@ fn token(text: u64, i: u32) -> Token {
 }
 
 const LENGTH_AT: u32 = 44;
+const REPETITION_AT: u32 = 40;
+/// Tokens of a passage that an answer repeats.
+const RUN: u32 = 16;
 
-/// A scripted answer: a text number and a length, packed into 64 bits.
+/// A scripted answer: a text number, a share of repetition and a length, packed into 64 bits.
 ///
 /// The value travels as the request's sampling seed, so the simulated device needs no table of
 /// answers.
@@ -54,10 +57,27 @@ impl Answer {
         Self(u64::from(length.min(Self::LONGEST)) << LENGTH_AT | number & ((1 << LENGTH_AT) - 1))
     }
 
+    /// The answer with this share of its passages, in sixteenths, repeating earlier ones.
+    pub fn repeating(self, share: f64) -> Self {
+        Self(self.0 | ((share.clamp(0.0, 15.0 / 16.0) * 16.0) as u64) << REPETITION_AT)
+    }
+
     /// Output token `index`.
     pub fn token(self, index: u32) -> Token {
         let length = (self.0 >> LENGTH_AT) as u32;
-        if length > 0 && index + 1 >= length { EOS } else { token(!(self.0 & ((1 << LENGTH_AT) - 1)), index) }
+        if length > 0 && index + 1 >= length {
+            return EOS;
+        }
+        let (text, share) = (!(self.0 & ((1 << LENGTH_AT) - 1)), self.0 >> REPETITION_AT & 15);
+        let (mut run, mut draw) = (u64::from(index / RUN), 0);
+        let repeats = |run: u64, draw: &mut u64| {
+            *draw = mix(text.wrapping_mul(STRIDE) ^ !run);
+            run > 0 && *draw >> 60 < share
+        };
+        while repeats(run, &mut draw) {
+            run = draw % run;
+        }
+        token(text, run as u32 * RUN + index % RUN)
     }
 }
 
@@ -68,5 +88,23 @@ pub struct ScriptedModel;
 impl OutputSource for ScriptedModel {
     fn token(&self, seed: u64, index: u32) -> Token {
         Answer(seed).token(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_the_passages_repeats_earlier_ones() {
+        let passages = |share| {
+            let answer = Answer::new(7, 0).repeating(share);
+            let passage =
+                |run: u32| (run * RUN..run * RUN + RUN).map(|i| answer.token(i)).collect::<Vec<_>>();
+            (0..400).map(passage).collect::<std::collections::HashSet<_>>().len()
+        };
+        assert_eq!(passages(0.0), 400);
+        assert!((170..230).contains(&passages(0.5)), "{}", passages(0.5));
+        assert_eq!(Answer::new(7, 3).repeating(0.5).token(2), EOS);
     }
 }

@@ -52,11 +52,9 @@ impl ToolLoop {
         let tag = self.tags.next()?;
         let room = params.max_model_len.saturating_sub(self.length).max(1);
         let outputs = self.rng.length(params.output_tokens, 0.5).min(room).min(Answer::LONGEST);
-        self.answer = Answer::new(tag, outputs);
+        self.answer = params.answer(tag, outputs);
         let prompt = Prompt::Parts(self.parts.clone());
-        let mut job = Job::new(At::Time(at), prompt, self.answer, outputs, tag);
-        job.key = owner % 64;
-        Some(job)
+        Some(Job::new(At::Time(at), prompt, self.answer, outputs, tag).of_owner(owner))
     }
 
     /// Appends the answer and a tool result of at most `longest` tokens. False if the request failed

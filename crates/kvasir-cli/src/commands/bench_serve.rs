@@ -124,7 +124,7 @@ impl Args {
                 "--route ids cannot be combined with a workload of several turns: answers come as text",
             ));
         }
-        self.workload.build(kind, self.max_model_len.unwrap_or_else(|| longest(context)))
+        self.workload.build(kind, self.max_model_len.unwrap_or_else(|| longest(context)), 0.0)
     }
 
     fn print(&self, report: &Report) -> Result<ExitCode, Failure> {

@@ -6,8 +6,10 @@ use crate::io::interruption::Interruption;
 use crate::io::progress;
 use crate::options::Options;
 use crate::options::machine_file;
-use crate::options::resolve::{setup, static_shape};
-use crate::options::workload::WorkloadArgs;
+use crate::options::model::DraftArgs;
+use crate::options::resolve::{setup, speculation, static_shape};
+use crate::options::rules::rule;
+use crate::options::workload::{Kind, WorkloadArgs};
 use clap::builder::ArgPredicate;
 use kvasir::Facts;
 use kvasir_bench::{
@@ -15,7 +17,8 @@ use kvasir_bench::{
     trace::{self, End, Header, Lines},
     workload::{Scenario, ScriptedModel, Workload},
 };
-use kvasir_sim::{Clock, CostDevice, Faults, Preset};
+use kvasir_sim::{Clock, CostDevice, DraftProfile, Faults, Preset};
+use serde_json::{Map, Value};
 use std::{
     fmt::Display,
     ops::Range,
@@ -39,6 +42,10 @@ pub(crate) struct Args {
     scenario: Option<PathBuf>,
     #[command(flatten)]
     requests: WorkloadArgs,
+    /// Share of an answer that repeats its earlier passages, which drafts of --spec ngram and suffix find, at most 0.94
+    /// [default: 0]
+    #[arg(long, value_name = "SHARE", value_parser = probability)]
+    repetition: Option<f64>,
     /// Injected faults per thousand steps (refused, failed, out_of_memory, late, lost) or requests (aborts)
     #[arg(long, value_name = "KIND=N,..", value_parser = parse_trouble, default_value = "", hide_default_value = true)]
     faults: Trouble,
@@ -67,7 +74,18 @@ pub(crate) struct Args {
     #[arg(long, value_name = "OUT.jsonl")]
     trace: Option<PathBuf>,
     #[command(flatten)]
+    draft: DraftArgs,
+    /// With --spec mtp, eagle3 and draft: probability that a draft is accepted if all before it are, for each depth; the
+    /// last one holds for all deeper drafts. Drafts of ngram and suffix are verified against the tokens of the workload
+    #[arg(long, value_name = "P,..", value_delimiter = ',', requires = "spec", value_parser = probability)]
+    acceptance: Vec<f64>,
+    #[command(flatten)]
     options: Options,
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value| (0.0..=1.0).contains(value));
+    value.ok_or_else(|| "not a number between 0 and 1".into())
 }
 
 fn parse_trouble(text: &str) -> Result<Trouble, String> {
@@ -133,8 +151,32 @@ impl Args {
         Ok(Preset { machine: machine_file::read(path, weights)?, shape })
     }
 
+    /// The draft model of the simulated device, if `--spec` names one.
+    fn draft_model(&self, preset: &Preset) -> Result<Option<DraftProfile>, Failure> {
+        let Some(spec) = self.draft.speculation() else { return Ok(None) };
+        let refused = |why: String| Err(Failure::usage(format!("--spec {spec}: {why}")));
+        let Some(shape) = spec.simulated_shape(preset.shape) else {
+            if self.acceptance.is_empty() {
+                return Ok(None);
+            }
+            return Err(Failure::usage(format!(
+                "--acceptance cannot be combined with --spec {spec}: its drafts are verified against the tokens of the workload"
+            )));
+        };
+        if self.acceptance.is_empty() {
+            return refused("needs --acceptance P,..: the simulated draft model computes nothing".into());
+        }
+        if spec.proposes_trees() {
+            return refused("topk above 1: the simulated draft model proposes chains".into());
+        }
+        let acceptance = self.acceptance.clone();
+        shape.map(|shape| Some(DraftProfile { shape, acceptance })).or_else(refused)
+    }
+
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let preset = self.preset()?;
+        let draft = self.draft_model(&preset)?;
+        let spec = self.draft.speculation();
         let (scenario, written) = match &self.scenario {
             Some(path) => {
                 let name = |why: &dyn Display| Failure::usage(format!("{}: {why}", path.display()));
@@ -154,15 +196,17 @@ impl Args {
             has_graphs: true,
             has_rings: false,
             batch_sizes: Vec::new(),
-            overlaps: true,
+            overlaps: spec.is_none(),
         };
         let resolved = config.resolve(&facts)?;
         let core = resolved.core()?;
         let mut workload = self.workload(scenario, resolved.limits.max_model_len)?;
         let mut setup = setup(&resolved, &core);
         setup.insert("device".into(), preset.to_string().into());
+        setup.extend(spec.map(|spec| ("spec".into(), speculation(spec))));
         setup.insert("notes".into(), notes(&preset).into());
-        let header = Header { format: trace::FORMAT.into(), title: workload.title(), setup, first: 0 };
+        let header =
+            Header { format: trace::FORMAT.into(), title: workload.title(), setup: setup.clone(), first: 0 };
         self.check_files()?;
         let page = self.html.as_deref().map(AtomicFile::create).transpose()?;
         let trace = self.trace.as_deref().map(AtomicFile::create).transpose()?;
@@ -177,12 +221,18 @@ impl Args {
         if let Some(shape) = static_shape(&resolved) {
             device = device.with_static_shapes(shape);
         }
+        if let Some(draft) = draft {
+            device = device.with_draft(draft);
+        }
+        let engine = sim::engine(core, device, &clock, resolved.overlap);
+        let engine = match spec {
+            Some(spec) => spec.apply(engine)?,
+            None => engine,
+        };
         let began = Instant::now();
         let bar = progress::bar(workload.total());
         let run = Run {
-            overlap: resolved.overlap,
-            core,
-            device,
+            engine,
             clock: clock.clone(),
             workload: &mut *workload,
             window: if page.is_some() { self.html_steps.clone().unwrap_or(0..2000) } else { 0..0 },
@@ -213,7 +263,7 @@ impl Args {
             self.write_page(&file, header, &finished, &end)?;
             file.commit()?;
         }
-        self.print(&finished.report, began.elapsed())
+        self.print(&finished.report, setup, began.elapsed())
     }
 
     /// Rejects output paths that coincide with each other or with the input.
@@ -234,9 +284,17 @@ impl Args {
 
     fn workload(&self, scenario: Option<Scenario>, max_model_len: u32) -> Result<Box<dyn Workload>, Failure> {
         match (self.requests.workload, scenario) {
-            (Some(kind), _) => self.requests.build(kind, max_model_len),
+            (Some(kind), _) => {
+                rule(self.repetition.is_none() || kind != Kind::Offline, || {
+                    "--repetition cannot be combined with --workload offline: its requests are fixed".into()
+                })?;
+                self.requests.build(kind, max_model_len, self.repetition.unwrap_or(0.0))
+            }
             (None, Some(scenario)) => {
                 self.requests.check_none()?;
+                rule(self.repetition.is_none(), || {
+                    "--repetition cannot be combined with SCENARIO.json: its requests are written down".into()
+                })?;
                 Ok(Box::new(scenario))
             }
             (None, None) => Err(Failure::usage("neither SCENARIO.json nor --workload is given")),
@@ -268,9 +326,11 @@ impl Args {
         file.write(kvasir_view::page(&header.title, &data).as_bytes())
     }
 
-    fn print(&self, report: &Report, took: Duration) -> Result<ExitCode, Failure> {
+    fn print(&self, report: &Report, setup: Map<String, Value>, took: Duration) -> Result<ExitCode, Failure> {
         if self.json {
-            println!("{}", serde_json::to_string(report).map_err(Failure::failed)?);
+            let mut json = serde_json::to_value(report).map_err(Failure::failed)?;
+            json["setup"] = setup.into();
+            println!("{json}");
         } else {
             for (name, value) in report.numbers() {
                 println!("{name:<26}{value}");

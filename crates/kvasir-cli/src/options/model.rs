@@ -101,12 +101,18 @@ pub(crate) fn spec_help() -> String {
     let methods: Vec<_> =
         DRAFT_METHODS.iter().map(|m| format!("{}{} ({})", m.name, m.syntax, m.summary)).collect();
     format!(
-        "Speculative decoding: {}. DIR and MODEL may be hub names. Without K or depth, as many drafts as pay",
+        "Speculative decoding: {}. DIR and MODEL may be hub names; `kvasir sim` takes eagle3 without DIR, and a \
+         shape as MODEL. Without K or depth, as many drafts as pay",
         methods.join(", ")
     )
 }
 
 impl DraftArgs {
+    /// Which drafter, if any.
+    pub(crate) fn speculation(&self) -> Option<&Speculation> {
+        self.spec.as_ref()
+    }
+
     /// Opens the draft model of `opened`, if one is wanted; `accept` replaces the method's rule of acceptance.
     pub(crate) fn apply(
         &self,

@@ -57,8 +57,14 @@ pub(crate) struct WorkloadArgs {
 }
 
 impl WorkloadArgs {
-    /// Builds the workload; prompt plus answer are at most `max_model_len` tokens.
-    pub(crate) fn build(&self, kind: Kind, max_model_len: u32) -> Result<Box<dyn Workload>, Failure> {
+    /// Builds the workload; prompt plus answer are at most `max_model_len` tokens. `repetition` is the share of an answer
+    /// that repeats its earlier passages.
+    pub(crate) fn build(
+        &self,
+        kind: Kind,
+        max_model_len: u32,
+        repetition: f64,
+    ) -> Result<Box<dyn Workload>, Failure> {
         let requests = self.requests.unwrap_or(256);
         self.check(kind)?;
         let (prompt, output, rate) = match kind {
@@ -76,6 +82,7 @@ impl WorkloadArgs {
             prompt_tokens: self.prompt_tokens.unwrap_or(prompt),
             output_tokens: self.output_tokens.unwrap_or(output),
             max_model_len,
+            repetition,
             seed: self.seed,
         };
         Ok(match kind {

@@ -9,6 +9,7 @@ use kvasir_draft::{DraftModelKind, TreeShape};
 use kvasir_kv::Token;
 use kvasir_plain::DraftSource;
 use kvasir_program::Model;
+use kvasir_sim::{Preset, Shape};
 use std::path::Path;
 
 pub(super) const DRAFT: DraftMethod = DraftMethod {
@@ -21,8 +22,16 @@ pub(super) const DRAFT: DraftMethod = DraftMethod {
         let shape = TreeShape::chain(depth.unwrap_or(CHAIN));
         Ok(DraftParameters { model: Some(path), ..DraftParameters::new(shape, depth) })
     },
-    proposer: Proposer::Model(open),
+    proposer: Proposer::Model { open, shape },
 };
+
+fn shape(_: Shape, parameters: &DraftParameters) -> Result<Shape, String> {
+    let name = parameters.model.as_deref().unwrap_or(Path::new("")).to_string_lossy();
+    match Preset::parse_model(&name)? {
+        (shape, None) => Ok(shape),
+        _ => Err("the weights of the draft model have the target's type".into()),
+    }
+}
 
 fn open(target: DraftTarget<'_>, parameters: &DraftParameters) -> Result<OpenedDraft, Error> {
     let path = parameters.model.as_deref().unwrap_or(Path::new(""));

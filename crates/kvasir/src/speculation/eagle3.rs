@@ -12,6 +12,7 @@ use kvasir_formats::Checkpoint;
 use kvasir_kv::Token;
 use kvasir_plain::DraftSource;
 use kvasir_program::{Eagle3, Model, Program, Tap};
+use kvasir_sim::Shape;
 
 /// Default size of trees on a CPU, where the target verifies few tokens for free.
 const TREE: TreeShape = TreeShape { depth: 5, top_k: 4, nodes: 12 };
@@ -40,8 +41,16 @@ pub(super) const EAGLE3: DraftMethod = DraftMethod {
         };
         Ok(DraftParameters { model, ..DraftParameters::new(shape, depth) })
     },
-    proposer: Proposer::Model(open),
+    proposer: Proposer::Model { open, shape },
 };
+
+/// One layer, with a vocabulary of the 32,000 most frequent tokens.
+fn shape(target: Shape, parameters: &DraftParameters) -> Result<Shape, String> {
+    if parameters.model.is_some() {
+        return Err("a simulated head has no files: give eagle3".into());
+    }
+    Ok(Shape { name: "eagle3", layers: 1, vocabulary: target.vocabulary.min(32_000), ..target })
+}
 
 fn open(target: DraftTarget<'_>, parameters: &DraftParameters) -> Result<OpenedDraft, Error> {
     let dir = parameters.model.as_deref();

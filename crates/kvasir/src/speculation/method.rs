@@ -6,6 +6,7 @@ use crate::speculation::parameters::DraftParameters;
 use kvasir_engine::Drafter;
 use kvasir_formats::Checkpoint;
 use kvasir_program::Model;
+use kvasir_sim::Shape;
 
 /// A way to propose tokens. [`DRAFT_METHODS`](super::DRAFT_METHODS) lists all; `--spec`, its help
 /// and its errors follow from that table.
@@ -29,7 +30,12 @@ pub(super) enum Proposer {
     /// On the host, between steps.
     Host(fn(&DraftParameters) -> Box<dyn Drafter>),
     /// By a draft model behind the target, in the executor.
-    Model(fn(DraftTarget<'_>, &DraftParameters) -> Result<OpenedDraft, Error>),
+    Model {
+        /// Opens its files.
+        open: fn(DraftTarget<'_>, &DraftParameters) -> Result<OpenedDraft, Error>,
+        /// Its shape behind a target of a shape, for the simulator.
+        shape: fn(Shape, &DraftParameters) -> Result<Shape, String>,
+    },
 }
 
 /// The target model that a draft model is opened for. An EAGLE-3 head adds to its program.

@@ -18,6 +18,7 @@ use crate::speculation::method::{DraftMethod, DraftTarget, Proposer};
 use crate::speculation::parameters::DraftParameters;
 use kvasir_engine::{ConfigError, Drafter};
 use kvasir_sample::Acceptance;
+use kvasir_sim::Shape;
 use std::{fmt, str::FromStr};
 
 /// All ways to propose tokens.
@@ -48,26 +49,34 @@ impl Speculation {
 
     /// Whether a draft model runs in the executor.
     pub fn needs_model(&self) -> bool {
-        matches!(self.method.proposer, Proposer::Model(_))
+        matches!(self.method.proposer, Proposer::Model { .. })
     }
 
     /// The drafter that runs on the host; `None` if a draft model proposes.
     pub fn drafter(&self) -> Option<Box<dyn Drafter>> {
         match self.method.proposer {
             Proposer::Host(drafter) => Some(drafter(&self.parameters)),
-            Proposer::Model(_) => None,
+            Proposer::Model { .. } => None,
         }
     }
 
     /// Opens the draft model, checks it against its target, and adds what it takes to the target's
     /// program; `None` if a drafter on the host proposes.
     pub(crate) fn open(&self, target: DraftTarget<'_>) -> Result<Option<OpenedDraft>, Error> {
-        let Proposer::Model(open) = self.method.proposer else { return Ok(None) };
+        let Proposer::Model { open, .. } = self.method.proposer else { return Ok(None) };
         let target_vocab = target.model.target.vocab;
         let mut draft = open(target, &self.parameters)?;
         draft.kind.acceptance = self.acceptance;
         draft.kind.target_vocab = target_vocab;
         Ok(Some(draft))
+    }
+
+    /// Shape of the draft model behind a simulated target; `None` if a drafter on the host proposes.
+    pub fn simulated_shape(&self, target: Shape) -> Option<Result<Shape, String>> {
+        match self.method.proposer {
+            Proposer::Host(_) => None,
+            Proposer::Model { shape, .. } => Some(shape(target, &self.parameters)),
+        }
     }
 
     /// Whether proposals are trees, which not every cache takes.

@@ -12,6 +12,7 @@ use crate::speculation::parameters::{CHAIN, DraftParameters};
 use kvasir_draft::{DraftModelKind, TreeShape};
 use kvasir_plain::DraftSource;
 use kvasir_program::{Model, Tap};
+use kvasir_sim::Shape;
 use std::fmt::Display;
 
 pub(super) const MTP: DraftMethod = DraftMethod {
@@ -27,7 +28,8 @@ pub(super) const MTP: DraftMethod = DraftMethod {
             _ => Err(format!("`{text}` is not K, a number from 1 to 16")),
         }
     },
-    proposer: Proposer::Model(open),
+    // One more layer, and the target's LM head.
+    proposer: Proposer::Model { open, shape: |target, _| Ok(Shape { name: "mtp", layers: 1, ..target }) },
 };
 
 fn open(target: DraftTarget<'_>, parameters: &DraftParameters) -> Result<OpenedDraft, Error> {
