@@ -13,7 +13,7 @@
 pub mod bench;
 pub mod load;
 pub mod offline;
-mod shapes;
+pub mod shapes;
 pub mod sim;
 mod steal_time;
 pub mod trace;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// Shape names accepted by `--shape`.
-pub(crate) const SHAPES: [&str; 12] = [
+pub const SHAPES: [&str; 12] = [
     "smollm2-135m",
     "gemma-3-270m",
     "gemma-3-1b",
@@ -19,7 +19,7 @@ pub(crate) const SHAPES: [&str; 12] = [
 ];
 
 /// The Hugging Face config of a known shape, or `None`.
-pub(crate) fn shape(name: &str) -> Option<Value> {
+pub fn shape(name: &str) -> Option<Value> {
     let qwen3 = |layers: u32, hidden: u32, ffn: u32, heads: u32| {
         json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": layers, "hidden_size": hidden,
             "intermediate_size": ffn, "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128,

@@ -27,9 +27,6 @@ pub(crate) struct Cli {
     /// Print the options as a TOML file instead of running
     #[arg(long, global = true)]
     pub(crate) print_config: bool,
-    /// Limit the instruction set of the cpu backend: portable, avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx, on Arm neon [default: the machine's best]
-    #[arg(long, global = true, env = "KVASIR_INSTRUCTIONS", value_name = "LEVEL")]
-    pub(crate) instructions: Option<kvasir_cpu::Isa>,
 }
 
 impl Cli {

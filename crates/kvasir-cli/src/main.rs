@@ -49,13 +49,9 @@ fn main() -> ExitCode {
             print!("{}", config::print(&Cli::command(), &matches));
             return Ok(ExitCode::SUCCESS);
         }
-        if let Some(level) = cli.instructions {
-            level.limit();
-        }
         cli.command.run(CommandLine {
             config: cli.config,
             check: Cli::check_file,
-            instructions: cli.instructions,
             definition: Cli::command(),
         })
     });

@@ -25,6 +25,12 @@ impl LoadedModel {
         self.engine_with(core, overlap, None)
     }
 
+    /// [`engine`](Self::engine) without speculative decoding, to compare with.
+    pub fn plain_engine(&self, core: Core, overlap: bool) -> Result<Engine<AnyExecutor>, Error> {
+        let executor = self.executor_for(&core, overlap, None)?;
+        Ok(Engine::new(core, executor, clock()).overlap(overlap))
+    }
+
     /// Builds an engine whose K/V has the data type `kv`.
     pub(crate) fn engine_with(
         &self,
@@ -68,7 +74,7 @@ impl LoadedModel {
     pub fn facts(&self, slots: u32) -> Facts {
         let program = self.program();
         Facts {
-            max_model_len: u32::try_from(program.max_positions).unwrap_or(u32::MAX),
+            max_model_len: self.max_model_len(),
             slots,
             windows: program.windows(),
             is_cpu: true,

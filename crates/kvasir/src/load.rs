@@ -5,7 +5,7 @@ use crate::draft_model::{DraftWeights, LoadedDraft, OpenedDraft};
 use crate::error::Error;
 use crate::opened::OpenedModel;
 use crate::speculation::Speculation;
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, ThreadPool};
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, RandomWeights, ThreadPool, WeightSource};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::Program;
@@ -24,7 +24,10 @@ impl OpenedModel {
         let (weights, draft) = match backend {
             BackendKind::Auto | BackendKind::Cpu => {
                 let pool = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
-                let source = Arc::new(self.checkpoint.clone());
+                let source: Arc<dyn WeightSource + Send + Sync> = match self.random {
+                    Some(dtype) => Arc::new(RandomWeights::new(dtype)),
+                    None => Arc::new(self.checkpoint.clone()),
+                };
                 let (target, watch) = (&self.model.target, &self.watch);
                 let model = CpuModel::load_watched(target, source, precision, Arc::clone(&pool), watch)?;
                 let model = match draft.as_ref().and_then(OpenedDraft::taken) {
@@ -35,6 +38,9 @@ impl OpenedModel {
                 (Weights::Cpu(Arc::new(model)), draft)
             }
             // The reference backend has one thread and one (exact) precision.
+            BackendKind::Plain if self.random.is_some() => {
+                return Err(Error::invalid("backend", "random weights run on the cpu backend only"));
+            }
             BackendKind::Plain => {
                 let weights = Weights::Plain(PlainModel::load(&self.model, &self.checkpoint)?);
                 (weights, draft.map(OpenedDraft::load_plain).transpose()?)
@@ -103,6 +109,11 @@ impl LoadedModel {
             )),
             _ => Ok(Self { kv, ..self }),
         }
+    }
+
+    /// The model's context length, in tokens.
+    pub fn max_model_len(&self) -> u32 {
+        u32::try_from(self.program().max_positions).unwrap_or(u32::MAX)
     }
 
     /// Batch sizes that decode steps are padded to, if any are declared.

@@ -5,9 +5,9 @@ use crate::draft_model::OpenedDraft;
 use crate::error::Error;
 use crate::model_files::ModelFiles;
 use crate::speculation::{Speculation, method::DraftTarget};
-use kvasir_formats::{Checkpoint, TextFiles, Tokenizer};
+use kvasir_formats::{Checkpoint, DType, TextFiles, Tokenizer};
 use kvasir_kv::Token;
-use kvasir_program::{Model, Program};
+use kvasir_program::{Model, Program, Source};
 use kvasir_sim::TokenList;
 use serde_json::Value as Json;
 use std::{collections::HashSet, path::Path};
@@ -26,7 +26,12 @@ pub struct OpenedModel {
     /// Whether this is the built-in model, which has draft layers of its own.
     pub(crate) is_built_in: bool,
     pub(crate) watch: LoadWatch,
+    /// Data type of random weights, instead of those of the checkpoint.
+    pub(crate) random: Option<DType>,
 }
+
+/// A safetensors file without tensors: the length of its header, and the header.
+const NO_TENSORS: &[u8] = b"\x02\0\0\0\0\0\0\0{}";
 
 /// Receives how far loading is: operations whose weights are ready, of all.
 pub(crate) type LoadWatch = Box<dyn Fn(usize, usize) + Send + Sync>;
@@ -61,8 +66,29 @@ impl OpenedModel {
         } else {
             checkpoint.generation_config().cloned()
         };
+        Ok(Self { is_built_in, ..Self::new(checkpoint, model, generation) })
+    }
+
+    fn new(checkpoint: Checkpoint, model: Model, generation: Option<Json>) -> Self {
         let watch: LoadWatch = Box::new(|_, _| {});
-        Ok(Self { checkpoint, model, generation, speculation: None, draft: None, is_built_in, watch })
+        Self {
+            checkpoint,
+            model,
+            generation,
+            speculation: None,
+            draft: None,
+            is_built_in: false,
+            watch,
+            random: None,
+        }
+    }
+
+    /// A model of this config with random weights of one data type, for benchmarks of its shape. It
+    /// has no tokenizer, and runs on the CPU backend.
+    pub fn random(config: &Json, dtype: DType) -> Result<Self, Error> {
+        let model = Model::build(&Source::of_config(config.clone()))?;
+        let checkpoint = Checkpoint::built_in("random weights", &config.to_string(), NO_TENSORS)?;
+        Ok(Self { random: Some(dtype), ..Self::new(checkpoint, model, None) })
     }
 
     /// Decodes speculatively: opens the draft model that `speculation` needs, if it needs one, checks

@@ -3,9 +3,8 @@
 //! `seconds = max(FLOPs / peak FLOPs, bytes / bandwidth)`. FLOPs are split by GEMM input type and
 //! attention. Bytes are the weights once per step plus the K/V rows that attention reads.
 
-use crate::bench::runner::STEP;
-use crate::bench::{Work, counted};
-use kvasir_cpu::{CpuModel, Form, KvType, MachineLimits, Precision};
+use crate::bench::{Target, Work, counted};
+use kvasir_cpu::{CpuModel, Form, MachineLimits, Precision};
 
 /// Lower bounds of operations and memory traffic for one repetition.
 #[derive(Default)]
@@ -20,9 +19,10 @@ pub(crate) struct Ideal {
 }
 
 impl Ideal {
-    /// Counts one repetition of `work`. `token_bytes` is the KV cache size per token.
-    pub(super) fn of(model: &CpuModel, kv: KvType, work: Work, token_bytes: usize) -> Self {
-        let mut ideal = Self { attends_in_f32: kv.needs_f32_attention(), ..Self::default() };
+    /// Counts one repetition of `work` on `target`, whose model is `model`. `longest_step` is the
+    /// maximum tokens of a step.
+    pub(super) fn of(model: &CpuModel, target: &Target, work: Work, longest_step: u32) -> Self {
+        let mut ideal = Self { attends_in_f32: target.kv.needs_f32_attention(), ..Self::default() };
         let all = f64::from(counted(work));
         // Prefill needs logits (the LM head) for the last prompt token only.
         let heads = if matches!(work, Work::Prompt { .. }) { 1.0 } else { all };
@@ -37,7 +37,7 @@ impl Ideal {
             }
         }
         let (streams, steps, first) = match work {
-            Work::Prompt { tokens } => (1, tokens.div_ceil(STEP), 0),
+            Work::Prompt { tokens } => (1, tokens.div_ceil(longest_step), 0),
             Work::Generation { tokens, depth } => (1, tokens, depth),
             Work::Streams { streams, shared, prompt, tokens } => (streams, tokens, shared + prompt),
         };
@@ -65,7 +65,7 @@ impl Ideal {
                 seen(None) - f64::from(streams - 1) * f64::from(shared) * f64::from(tokens)
             }
         };
-        ideal.bytes = model.bytes_read(at_once) * f64::from(steps) + rows * token_bytes as f64;
+        ideal.bytes = model.bytes_read(at_once) * f64::from(steps) + rows * target.token_bytes as f64;
         ideal
     }
 

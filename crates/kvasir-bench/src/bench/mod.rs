@@ -1,9 +1,8 @@
-//! `kvasir bench`: throughput of the CPU backend, reported beside the machine's roofline limit.
+//! `kvasir bench`: throughput of an engine, on the CPU backend beside the machine's roofline limit.
 //!
-//! 1. Load a checkpoint, or a known shape with random weights, and pack the weights.
-//! 2. Run one uncounted warm-up repetition, then `reps` timed ones.
-//! 3. Measure bandwidth and peak FLOPs before, between and after the timed work (`segments`).
-//! 4. Divide measured throughput by the roofline limit (`ideal`) of the same repetition.
+//! 1. Run one uncounted warm-up repetition, then `reps` timed ones.
+//! 2. Measure bandwidth and peak FLOPs before, between and after the timed work (`segments`).
+//! 3. Divide measured throughput by the roofline limit (`ideal`) of the same repetition.
 //!
 //! CPU steal time (`stolen`) is recorded with every repetition.
 
@@ -16,43 +15,24 @@ pub mod speculation;
 use crate::bench::ideal::Ideal;
 use crate::bench::runner::Runner;
 use crate::bench::segments::Segments;
-use crate::shapes::{SHAPES, shape};
 use crate::steal_time::StealClock;
-use kvasir_cpu::{
-    CpuModel, KvType, LimitsMeter, MachineLimits, Precision, RandomWeights, ThreadPool, WeightSource,
-};
-use kvasir_formats::{Checkpoint, DType};
-use kvasir_program::{Model, Source};
+use kvasir_cpu::{CpuModel, KvType, LimitsMeter, MachineLimits};
+use kvasir_engine::{DraftStats, Engine};
+use kvasir_exec::Executor;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Source of the weights to benchmark.
-#[derive(Clone, Debug)]
-pub enum Subject<'a> {
-    /// An opened checkpoint.
-    Checkpoint(Box<Checkpoint>),
-    /// A known shape with random weights: shape name and dtype name.
-    Shape(&'a str, &'a str),
-}
-
-/// Loads and packs the model. `threads: None` uses all available hardware threads.
-pub fn load(
-    subject: Subject<'_>,
-    precision: Precision,
-    threads: Option<usize>,
-) -> Result<Arc<CpuModel>, String> {
-    let thread_pool = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
-    let (source, weights): (Source, Arc<dyn WeightSource + Send + Sync>) = match subject {
-        Subject::Checkpoint(checkpoint) => (checkpoint.source(), Arc::new(*checkpoint)),
-        Subject::Shape(name, dtype) => {
-            let config =
-                shape(name).ok_or_else(|| format!("--shape: {name} is none of {}", SHAPES.join(", ")))?;
-            let dtype = DType::from_name(dtype).ok_or_else(|| format!("--dtype: no type {dtype}"))?;
-            (Source::of_config(config), Arc::new(RandomWeights::new(dtype)))
-        }
-    };
-    let model = Model::build(&source).map_err(|e| e.to_string())?;
-    pack(CpuModel::load(&model.target, weights, precision, thread_pool).map_err(|e| e.to_string())?)
+/// The model that a benchmark runs.
+#[derive(Clone)]
+pub struct Target {
+    /// The model of the CPU backend, for the roofline limit; `None` for other backends.
+    pub cpu: Option<Arc<CpuModel>>,
+    /// Data type of K and V.
+    pub kv: KvType,
+    /// Bytes of K and V per token.
+    pub token_bytes: usize,
+    /// Vocabulary size.
+    pub vocab: u32,
 }
 
 /// Packs the weights now: that must not be part of the first timed repetition.
@@ -62,7 +42,8 @@ fn pack(model: CpuModel) -> Result<Arc<CpuModel>, String> {
 }
 
 /// The benchmarked workload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Work {
     /// Prefill of one prompt.
     Prompt {
@@ -93,17 +74,29 @@ pub enum Work {
 }
 
 impl Work {
+    /// Sequences, their shared prefix, their own prompt, and the tokens that each generates.
+    fn sizes(self) -> (u32, u32, u32, u32) {
+        match self {
+            Self::Prompt { tokens } => (1, 0, tokens, 0),
+            Self::Generation { tokens, depth } => (1, 0, depth.max(1), tokens),
+            Self::Streams { streams, shared, prompt, tokens } => (streams, shared, prompt, tokens),
+        }
+    }
+
+    /// Tokens of the longest sequence: the first output follows from the prompt.
+    pub fn longest(self) -> u32 {
+        let (_, shared, prompt, tokens) = self.sizes();
+        shared + prompt + tokens + 1
+    }
+
     /// Rejects sequences longer than the model's maximum context.
-    fn check(self, longest: usize) -> Result<(), String> {
-        let (prompt, tokens) = match self {
-            Self::Prompt { tokens } => (tokens, 0),
-            Self::Generation { tokens, depth } => (depth.max(1), tokens),
-            Self::Streams { shared, prompt, tokens, .. } => (shared + prompt, tokens),
-        };
-        if prompt as usize > longest {
+    pub fn check(self, longest: u32) -> Result<(), String> {
+        let (_, shared, prompt, tokens) = self.sizes();
+        let prompt = shared + prompt;
+        if prompt > longest {
             return Err(format!("the prompt has {prompt} tokens, the model takes {longest}"));
         }
-        if (prompt + tokens) as usize > longest {
+        if prompt + tokens > longest {
             return Err(format!(
                 "the prompt has {prompt} tokens and {tokens} follow, the model takes {longest}"
             ));
@@ -121,6 +114,17 @@ pub struct Measured {
     pub median: f64,
     /// CPU steal share of each repetition, `None` where the system does not report it.
     pub stolen: Vec<Option<f64>>,
+    /// Drafts verified and accepted, if any were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<DraftStats>,
+    /// The limits of the machine, on the CPU backend.
+    #[serde(flatten)]
+    pub roofline: Option<Roofline>,
+}
+
+/// Throughput that the measured limits of the machine allow without speculative decoding.
+#[derive(Clone, Debug, Serialize)]
+pub struct Roofline {
     /// Roofline throughput of each repetition, in tokens per second.
     ///
     /// The limits are measured before and after a repetition. Long repetitions are also measured
@@ -160,47 +164,62 @@ pub struct Arithmetic {
     pub f32: f64,
 }
 
-/// Runs one warm-up repetition and `reps` timed ones. Fails if the model's context is too short.
-pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Result<Measured, String> {
-    work.check(model.program().max_positions)?;
-    let meter = LimitsMeter::new(model.threads()).map_err(|e| e.to_string())?;
-    let mut runner = Runner::new(model, kv, work)?;
-    let ideal = Ideal::of(model, kv, work, runner.token_bytes());
-    let mut segments = Segments::new(|| meter.measure());
+/// Runs one warm-up repetition and `reps` timed ones on an idle engine. Steps of an engine on the CPU
+/// backend must not overlap with scheduling: the limits are measured between them.
+pub fn bench<E: Executor>(
+    engine: Engine<E>,
+    target: &Target,
+    work: Work,
+    reps: usize,
+) -> Result<Measured, String> {
+    let meter = target.cpu.as_ref().map(|model| {
+        // Packing the weights must not be part of a timed repetition.
+        model.pack().map_err(|e| e.to_string())?;
+        LimitsMeter::new(model.threads()).map_err(|e| e.to_string())
+    });
+    let meter = meter.transpose()?;
+    let step = engine.core().limits().max_num_batched_tokens;
+    let ideal = target.cpu.as_ref().map(|model| (model, Ideal::of(model, target, work, step)));
+    let mut segments = Segments::new(|| meter.as_ref().map(LimitsMeter::measure));
+    let mut runner = Runner::new(engine, target.vocab);
     runner.once(work, &mut segments)?;
+    let before = runner.draft_stats();
     let (mut samples, mut limits, mut stolen) = (Vec::new(), Vec::new(), Vec::new());
     let mut peaks = Vec::new();
-    let counted = f64::from(counted(work));
     for _ in 0..reps {
         let watch = StealClock::start();
         segments.clear();
-        runner.once(work, &mut segments)?;
+        let counted = runner.once(work, &mut segments)?;
         stolen.push(watch.share());
         samples.push(counted / segments.seconds());
-        limits.push(counted / segments.least_seconds(|peaks| ideal.seconds(peaks, model.precision())));
-        peaks.extend_from_slice(segments.peaks());
+        if let Some((model, ideal)) = &ideal {
+            let least = segments.least_seconds(|peaks| ideal.seconds(peaks, model.precision()));
+            limits.push(f64::from(self::counted(work)) / least);
+        }
+        peaks.extend(segments.peaks());
     }
-    let usual = |of: fn(&MachineLimits) -> f64| median(peaks.iter().map(of));
-    let usual = MachineLimits {
-        bandwidth: usual(|p| p.bandwidth),
-        integer: usual(|p| p.integer),
-        bf16: usual(|p| p.bf16),
-        f32: usual(|p| p.f32),
-    };
-    let arithmetic = ideal.arithmetic(&usual, model.precision());
-    Ok(Measured {
-        median: median(samples.iter().copied()),
-        stolen,
-        limit: median(limits.iter().copied()),
-        share: median(samples.iter().zip(&limits).map(|(sample, limit)| sample / limit)),
-        samples,
-        limits,
-        bound: if arithmetic > ideal.bytes / usual.bandwidth { "arithmetic" } else { "bandwidth" },
-        bandwidth: usual.bandwidth,
-        peaks: Arithmetic { integer: usual.integer, bf16: usual.bf16, f32: usual.f32 },
-        level: model.isa().to_string(),
-        threads: model.threads().len(),
-    })
+    let roofline = ideal.map(|(model, ideal)| {
+        let usual = |of: fn(&MachineLimits) -> f64| median(peaks.iter().map(of));
+        let usual = MachineLimits {
+            bandwidth: usual(|p| p.bandwidth),
+            integer: usual(|p| p.integer),
+            bf16: usual(|p| p.bf16),
+            f32: usual(|p| p.f32),
+        };
+        let arithmetic = ideal.arithmetic(&usual, model.precision());
+        Roofline {
+            limit: median(limits.iter().copied()),
+            share: median(samples.iter().zip(&limits).map(|(sample, limit)| sample / limit)),
+            limits,
+            bound: if arithmetic > ideal.bytes / usual.bandwidth { "arithmetic" } else { "bandwidth" },
+            bandwidth: usual.bandwidth,
+            peaks: Arithmetic { integer: usual.integer, bf16: usual.bf16, f32: usual.f32 },
+            level: model.isa().to_string(),
+            threads: model.threads().len(),
+        }
+    });
+    let speculation = Some(runner.draft_stats().since(&before)).filter(|drafts| drafts.verified > 0);
+    Ok(Measured { median: median(samples.iter().copied()), samples, stolen, speculation, roofline })
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

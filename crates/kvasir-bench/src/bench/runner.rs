@@ -1,194 +1,104 @@
-//! Executes one benchmark workload on the CPU executor: claim, plan, submit, wait, retire.
+//! Executes one benchmark workload on an engine: adds its requests, and times the steps that count.
 //!
-//! One sequence runs on the contiguous KV cache, several on the radix (paged) cache. Prompts are
-//! prefilled in chunks of at most `STEP` tokens; decode feeds one token per sequence and step.
+//! - A prompt alone is timed from its submission to the first output.
+//! - Decoding is timed from the step after which every prompt has been read.
+//! - Behind a shared prefix, which a request of its own has read, prompts and decoding are timed.
+//!
+//! Prompts differ between repetitions, so that a prefix cache finds nothing of earlier ones.
 
 use crate::bench::Work;
 use crate::bench::segments::Segments;
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, MachineLimits};
-use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, PoolRow, RowKind, SequenceSpec, Step};
-use kvasir_kv::{Cache, ClaimRow, Contiguous, Radix, SeqId, Span, StepId, Token, blocks::BlockConfig};
-use std::sync::Arc;
+use kvasir_cpu::MachineLimits;
+use kvasir_engine::{DraftStats, Engine, Finish, Params, Request, Turn};
+use kvasir_exec::Executor;
+use kvasir_kv::Token;
 
-/// Upper bound of tokens per step (prefill chunk size).
-pub(crate) const STEP: u32 = 2048;
-/// Block size of the paged KV cache, equal to the server's default.
-const BLOCK: u32 = 16;
-
-/// An executor with a KV pool and a cache sized for the workload.
-pub(crate) struct Runner {
-    executor: CpuExecutor,
-    cache: Box<dyn Cache>,
-    step: Option<Box<Step>>,
-    next: u64,
+/// An engine with the state of its repetitions.
+pub(crate) struct Runner<E: Executor> {
+    engine: Engine<E>,
     vocab: u32,
-    /// Maximum tokens per step of this runner.
-    longest: u32,
-    token_bytes: usize,
+    repetition: u32,
 }
 
-impl Runner {
-    pub(super) fn new(model: &Arc<CpuModel>, kv: KvType, work: Work) -> Result<Self, String> {
-        let (slots, streams) = match work {
-            Work::Prompt { tokens } => (tokens, 1),
-            Work::Generation { tokens, depth } => (tokens + depth.max(1), 1),
-            Work::Streams { streams, shared, prompt, tokens } => {
-                // Each stream may leave its last block partly filled, and so may its copy of the
-                // prefix's last block.
-                let each = (prompt + tokens).next_multiple_of(BLOCK) + BLOCK;
-                (shared.next_multiple_of(BLOCK) + streams * each, streams)
-            }
-        };
-        let longest = match work {
-            Work::Prompt { tokens } => tokens,
-            Work::Generation { depth, .. } => depth.max(1),
-            Work::Streams { streams, shared, prompt, .. } => shared.max(prompt * streams),
-        };
-        let longest = longest.clamp(streams, STEP);
-        let limits = Limits { slots, tokens: longest, rows: streams, kv, ring: None };
-        let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(|e| e.to_string())?;
-        let cache: Box<dyn Cache> = match streams {
-            1 => Box::new(Contiguous::new(slots)),
-            _ => {
-                let blocks = slots / BLOCK;
-                let config = BlockConfig {
-                    blocks,
-                    block_size: BLOCK,
-                    max_sequences: streams,
-                    ..BlockConfig::default()
-                };
-                Box::new(Radix::new(config).map_err(|e| e.to_string())?)
-            }
-        };
-        let token_bytes = executor.pool().token_bytes();
-        Ok(Self {
-            executor,
-            cache,
-            step: Some(Box::default()),
-            next: 1,
-            vocab: model.program().vocab as u32,
-            longest,
-            token_bytes,
-        })
+impl<E: Executor> Runner<E> {
+    pub(super) fn new(engine: Engine<E>, vocab: u32) -> Self {
+        Self { engine, vocab, repetition: 0 }
     }
 
-    /// KV cache bytes per token, over all layers.
-    pub(super) fn token_bytes(&self) -> usize {
-        self.token_bytes
+    pub(super) fn draft_stats(&self) -> DraftStats {
+        self.engine.core().draft_stats().clone()
     }
 
-    /// Runs one repetition; the timed parts are recorded in `segments`.
+    /// Runs one repetition; the timed parts are recorded in `segments`. Returns the tokens that count.
     pub(super) fn once(
         &mut self,
         work: Work,
-        segments: &mut Segments<impl Fn() -> MachineLimits>,
-    ) -> Result<(), String> {
-        self.cache.clear().map_err(|e| e.to_string())?;
-        let (streams, shared, prompt, tokens) = match work {
-            Work::Prompt { tokens } => (1, 0, tokens, 0),
-            Work::Generation { depth, tokens } => (1, 0, depth.max(1), tokens),
-            Work::Streams { streams, shared, prompt, tokens } => (streams, shared, prompt, tokens),
-        };
-        for row in 0..streams {
-            self.executor.bind(PoolRow(row), SequenceSpec::default());
-        }
-        let mut open = vec![self.cache.open().map_err(|e| e.to_string())?];
+        segments: &mut Segments<impl Fn() -> Option<MachineLimits>>,
+    ) -> Result<f64, String> {
+        let (streams, shared, prompt, tokens) = work.sizes();
+        self.repetition += 1;
         if shared > 0 {
-            self.read(&open, 0, shared)?;
+            self.add(self.text(streams, 0..shared), 1)?;
+            while self.step()?.1 == 0 {}
         }
+        let prefix = self.text(streams, 0..shared);
         // Prefill is timed after a shared prefix (branches) or if nothing is decoded.
-        let prompt_counts = shared > 0 || tokens == 0;
-        if prompt_counts {
+        let mut is_timed = shared > 0 || tokens == 0;
+        if is_timed {
             segments.begin();
         }
-        for _ in 1..streams {
-            let seq = self.cache.open().map_err(|e| e.to_string())?;
-            if shared > 0 {
-                let sequences = self.cache.sequences().map_err(|e| e.to_string())?;
-                sequences.copy(open[0], seq, 0..shared).map_err(|e| e.to_string())?;
+        for stream in 0..streams {
+            let own = self.text(stream, shared..shared + prompt);
+            self.add([&prefix[..], &own].concat(), tokens + 1)?;
+        }
+        // The first output of a stream follows from its prompt.
+        let (mut outputs, mut before, mut ended, mut steps) = (0, u64::from(streams), 0, 0);
+        loop {
+            let (new, done) = self.step()?;
+            (outputs, ended, steps) = (outputs + new, ended + done, steps + 1);
+            if ended == u64::from(streams) {
+                break;
             }
-            open.push(seq);
-        }
-        self.read(&open, shared, prompt)?;
-        if tokens == 0 {
-            segments.end(1);
-            return Ok(());
-        }
-        let rows: Vec<_> =
-            (0..).zip(&open).map(|(row, seq)| (*seq, PoolRow(row), &[IN_FLIGHT][..], 0)).collect();
-        if !prompt_counts {
-            segments.begin();
-        }
-        let mut steps = 0;
-        for left in (0..tokens).rev() {
-            self.run(&rows)?;
-            steps += 1;
-            if left > 0 && segments.is_long() {
+            let core = self.engine.core();
+            if !is_timed && core.counts().0 == 0 && core.running().all(|sequence| !sequence.is_prefilling()) {
+                (is_timed, before, steps) = (true, outputs, 0);
+                segments.begin();
+            } else if is_timed && segments.is_long() && !self.engine.overlaps() {
                 segments.end(steps);
                 segments.begin();
                 steps = 0;
             }
         }
+        if !is_timed {
+            return Err("every sequence ended with its prompt".into());
+        }
         segments.end(steps);
-        Ok(())
+        while self.engine.step().map_err(|exit| exit.to_string())? != Turn::Idle {}
+        Ok(if tokens == 0 { f64::from(prompt) } else { (outputs - before) as f64 })
     }
 
-    /// Prefills `count` tokens of each sequence from position `first`, batching as many as a step
-    /// takes.
-    fn read(&mut self, open: &[SeqId], first: u32, count: u32) -> Result<(), String> {
-        let vocab = self.vocab;
-        let of = |row: usize, from: u32, to: u32| -> Vec<Token> {
-            (from..to).map(|i| (i * 7919 + row as u32 * 31 + 11) % vocab).collect()
-        };
-        let together = (self.longest / count.max(1)).max(1) as usize;
-        for (n, group) in open.chunks(together).enumerate() {
-            let mut at = 0;
-            while at < count {
-                let n_tokens = self.longest.min(count - at);
-                let from = if at + n_tokens == count { n_tokens - 1 } else { n_tokens };
-                let rows = (n * together..).zip(group);
-                let tokens: Vec<(SeqId, PoolRow, Vec<Token>)> = rows
-                    .map(|(row, seq)| (*seq, PoolRow(row as u32), of(row, first + at, first + at + n_tokens)))
-                    .collect();
-                let rows: Vec<_> = tokens.iter().map(|(seq, row, t)| (*seq, *row, &t[..], from)).collect();
-                self.run(&rows)?;
-                at += n_tokens;
-            }
-        }
-        Ok(())
+    /// Tokens of a stream's text in this repetition.
+    fn text(&self, stream: u32, range: std::ops::Range<u32>) -> Vec<Token> {
+        let token = |i: u32| i.wrapping_mul(7919).wrapping_add(stream * 31 + self.repetition * 577 + 11);
+        range.map(|i| token(i) % self.vocab).collect()
     }
 
-    /// Executes one step to completion: claim slots, plan, submit, wait, retire.
-    fn run(&mut self, rows: &[(SeqId, PoolRow, &[Token], u32)]) -> Result<(), String> {
-        let id = StepId(self.next);
-        self.next += 1;
-        let claim = |r: &(SeqId, PoolRow, &[Token], u32)| ClaimRow {
-            seq: r.0,
-            redirected: 0,
-            tokens: r.2.len() as u32,
-        };
-        self.cache.claim(id, &rows.iter().map(claim).collect::<Vec<_>>()).map_err(|e| e.to_string())?;
-        let mut step = self.step.take().unwrap_or_default();
-        step.batch.reset(id);
-        self.cache.plan(id, &mut step.plan).map_err(|e| e.to_string())?;
-        let Batch { tokens: all, rows: into, .. } = &mut step.batch;
-        for (seq, pool_row, tokens, from) in rows {
-            let kind = if tokens.len() == 1 { RowKind::Decode } else { RowKind::Prefill };
-            let tokens_at = Span::new(all.len(), tokens.len());
-            into.push(BatchRow {
-                seq: *seq,
-                kind,
-                tokens: tokens_at,
-                sample_from: *from,
-                pool_row: *pool_row,
-                ..BatchRow::default()
-            });
-            all.extend_from_slice(tokens);
-        }
-        let pending = self.executor.submit(step).map_err(|refused| refused.error.to_string())?;
-        let (step, result) = self.executor.wait(pending);
-        self.step = Some(step);
-        result.map_err(|e| e.to_string())?;
-        self.cache.retire(id).map_err(|e| e.to_string())
+    fn add(&mut self, prompt: Vec<Token>, max_tokens: u32) -> Result<(), String> {
+        let params = Params { max_tokens, ignore_eos: true, ..Params::default() };
+        let request = Request { tag: 0, prompt, params };
+        self.engine.add_request(request).map(drop).map_err(|refusal| refusal.to_string())
+    }
+
+    /// Runs one turn; returns the numbers of new outputs and of ended requests. A request that fails
+    /// ends the benchmark.
+    fn step(&mut self) -> Result<(u64, u64), String> {
+        self.engine.step().map_err(|exit| exit.to_string())?;
+        let outbox = self.engine.core_mut().outbox();
+        let counts = (outbox.tokens.len() as u64, outbox.ended.len() as u64);
+        let is_complete = |finish| matches!(finish, Finish::MaxTokens | Finish::ModelLength);
+        let failed = outbox.ended.iter().find(|summary| !is_complete(summary.finish));
+        let failed = failed.map(|summary| format!("a sequence ended with `{}`", summary.finish));
+        outbox.clear();
+        failed.map_or(Ok(counts), Err)
     }
 }

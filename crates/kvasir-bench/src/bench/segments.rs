@@ -19,7 +19,7 @@ pub(crate) struct Segments<M> {
     done: Vec<(u32, f64)>,
 }
 
-impl<M: Fn() -> MachineLimits> Segments<M> {
+impl<M: Fn() -> Option<MachineLimits>> Segments<M> {
     pub(super) fn new(measure: M) -> Self {
         Self { measure, started: Instant::now(), peaks: Vec::new(), done: Vec::new() }
     }
@@ -32,7 +32,7 @@ impl<M: Fn() -> MachineLimits> Segments<M> {
     /// Starts a segment; measures the limits first unless the last segment's end already did.
     pub(super) fn begin(&mut self) {
         if self.done.len() == self.peaks.len() {
-            self.peaks.push((self.measure)());
+            self.peaks.extend((self.measure)());
         }
         self.started = Instant::now();
     }
@@ -45,7 +45,7 @@ impl<M: Fn() -> MachineLimits> Segments<M> {
     /// Ends the segment after `pieces` steps and measures the limits.
     pub(super) fn end(&mut self, pieces: u32) {
         self.done.push((pieces, self.started.elapsed().as_secs_f64()));
-        self.peaks.push((self.measure)());
+        self.peaks.extend((self.measure)());
     }
 
     pub(super) fn peaks(&self) -> &[MachineLimits] {
@@ -80,7 +80,7 @@ mod tests {
         let mut segments = Segments::new(|| {
             measured.set(measured.get() + 1);
             let bandwidth = [10.0, 10.0, 20.0, 40.0][measured.get() - 1];
-            MachineLimits { bandwidth, integer: 1.0, bf16: 1.0, f32: 1.0 }
+            Some(MachineLimits { bandwidth, integer: 1.0, bf16: 1.0, f32: 1.0 })
         });
         // A timed prefill that yields no token, then two segments of decode steps.
         for pieces in [0, 30, 10] {

@@ -5,10 +5,7 @@
 //! without drafts take turns, and the ratio is that of their medians.
 
 use crate::bench::median;
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as PoolLimits};
-use kvasir_engine::{
-    ConfigError, Core, Engine, EngineConfig, Facts, Limits, Mixing, Params, PolicyConfig, Request,
-};
+use kvasir_engine::{Engine, Params, Request};
 use kvasir_exec::Executor;
 use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower, mix};
@@ -17,7 +14,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// What is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Task {
     /// The prompt holds a text, the output repeats it with three edits.
     Rewrite,
@@ -126,32 +124,6 @@ impl SpeculationBench {
         }
     }
 
-    /// The scheduler of both engines: room for all sequences, decodes beside prefills.
-    pub fn core(&self) -> Result<Core, ConfigError> {
-        let slots = (self.streams * (2 * self.tokens + 64)).next_multiple_of(16) as u32;
-        let max_extend_tokens = PolicyConfig::MAX_EXTEND_TOKENS;
-        let config = EngineConfig {
-            policy: PolicyConfig::Chunked { max_extend_tokens, mixing: Mixing::On { target: None } },
-            prefix_cache: Some(false),
-            max_num_seqs: Some(self.streams as u32),
-            ..EngineConfig::default()
-        };
-        let facts = Facts { max_model_len: slots, slots, is_cpu: true, ..Facts::default() };
-        config.resolve(&facts)?.core()
-    }
-
-    /// An engine over a model of random weights, of which there are no files.
-    pub fn engine(&self, model: &Arc<CpuModel>, kv: KvType) -> Result<Engine<CpuExecutor>, String> {
-        let core = self.core().map_err(|error| error.to_string())?;
-        let Limits { max_num_seqs: rows, max_num_batched_tokens: tokens, .. } = *core.limits();
-        let slots = core.cache().capacity() + core.cache().block_size();
-        let limits = PoolLimits { slots, tokens, rows, kv, ring: None };
-        let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(|error| error.to_string())?;
-        let started = Instant::now();
-        let clock = move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Ok(Engine::new(core, executor, clock).overlap(false))
-    }
-
     /// Generates all outputs; returns tokens per second once every prompt has been read.
     fn generate<E: Executor>(
         &self,
@@ -187,13 +159,18 @@ impl SpeculationBench {
         Ok((tokens - before) as f64 / seconds.max(1e-9))
     }
 
-    /// Alternates runs of the engines without and with drafts: one warm-up of each, then `reps` of each.
-    /// The engines are kept for all repetitions, so that the drafter's estimates are those of a running server.
-    pub fn run<P: Executor, D: Executor>(
+    /// KV slots that an engine needs.
+    pub fn slots(&self) -> u32 {
+        (self.streams * (2 * self.tokens + 64)).next_multiple_of(16) as u32
+    }
+
+    /// Alternates runs with and without drafts: one warm-up of each, then `reps` of each. The engines are
+    /// kept for all repetitions, so that the drafter's estimates are those of a running server.
+    pub fn run<E: Executor>(
         &self,
+        mut plain: Engine<E>,
+        mut drafting: Engine<E>,
         vocab: usize,
-        mut plain: Engine<P>,
-        mut drafting: Engine<D>,
     ) -> Result<SpeculationReport, String> {
         if self.text.is_empty() && self.task != Task::Random {
             return Err("the text has no token".into());
@@ -208,14 +185,14 @@ impl SpeculationBench {
         }
         without.remove(0);
         with.remove(0);
-        let stats = drafting.core().draft_stats();
-        let accepted = stats.totals().0 - before.totals().0;
+        let stats = drafting.core().draft_stats().since(&before);
+        let accepted = stats.totals().0;
         let tokens = self.streams * self.job(0, vocab).1.len();
         Ok(SpeculationReport {
             ratio: median(with.iter().copied()) / median(without.iter().copied()),
             without,
             with,
-            drafted: stats.tokens - before.tokens,
+            drafted: stats.tokens,
             accepted,
             tokens_per_step: tokens as f64 / (tokens as f64 - accepted as f64).max(1.0),
         })

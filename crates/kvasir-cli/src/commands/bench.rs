@@ -3,14 +3,20 @@
 
 use crate::commands::{bench_fidelity, bench_offline, bench_serve};
 use crate::io::failure::Failure;
-use crate::options::model::{ModelArgs, kv_type, spec_help};
-use kvasir::{BackendKind, ModelFiles, OpenedModel, Speculation, Token};
-use kvasir_bench::bench::speculation::{self, SpeculationBench, SpeculationReport};
-use kvasir_bench::bench::{self, Subject, Work};
-use kvasir_cpu::{CpuModel, KvType, Precision};
+use crate::options::model::ModelArgs;
+use crate::options::resolve::setup_of;
+use crate::options::rules::rule;
+use crate::options::{Options, SequenceOptions};
+use kvasir::{CacheKind, LoadedModel, OpenedModel, Resolved, Token};
+use kvasir_bench::bench::speculation::{self, SpeculationBench};
+use kvasir_bench::bench::{self, Measured, Target, Work};
+use kvasir_bench::shapes::{SHAPES, shape};
+use kvasir_cpu::Isa;
+use kvasir_formats::DType;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -25,6 +31,8 @@ enum What {
     Pp {
         #[command(flatten)]
         common: Common,
+        #[command(flatten)]
+        options: SequenceOptions,
         /// Tokens of the prompt
         #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         tokens: u32,
@@ -34,6 +42,8 @@ enum What {
     Tg {
         #[command(flatten)]
         common: Common,
+        #[command(flatten)]
+        options: SequenceOptions,
         /// Tokens to generate
         #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         tokens: u32,
@@ -46,6 +56,8 @@ enum What {
     Batch {
         #[command(flatten)]
         common: Common,
+        #[command(flatten)]
+        options: Options,
         /// Sequences
         #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
         streams: u32,
@@ -59,13 +71,13 @@ enum What {
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         tokens: u32,
     },
-    /// Measure speculative decoding beside plain decoding, on an output that is given
+    /// Measure speculative decoding (--spec) beside plain decoding, on an output that is given
     #[command(allow_negative_numbers = true)]
     Spec {
         #[command(flatten)]
         common: Common,
-        #[arg(long, value_name = "METHOD", default_value = "suffix", help = spec_help())]
-        spec: Speculation,
+        #[command(flatten)]
+        options: Options,
         /// What is written: `rewrite` repeats the prompt with three edits, `continue` continues the file, `random` is random tokens
         #[arg(long, value_enum, default_value = "rewrite")]
         task: Task,
@@ -92,31 +104,93 @@ const NOTABLE: f64 = 0.01;
 
 #[derive(clap::Args)]
 struct Common {
-    /// A GGUF file, a directory in the Hugging Face layout, a hub name (`OWNER/NAME[@REVISION][:TAG]`), or
-    /// `kvasir-mini`, the built-in model
-    #[arg(required_unless_present = "shape", conflicts_with = "shape")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Shape of a known model, with random weights
-    #[arg(long, value_name = "NAME", requires = "dtype")]
+    #[arg(long, value_name = "NAME", requires = "dtype", conflicts_with = "model")]
     shape: Option<String>,
     /// Data type of the random weights
     #[arg(long, value_name = "TYPE", requires = "shape", conflicts_with = "model")]
     dtype: Option<String>,
-    /// `exact`: f32 arithmetic; `auto`: the fastest arithmetic that is batch-invariant
-    #[arg(long, value_enum, default_value = "auto", env = "KVASIR_PRECISION")]
-    precision: Speed,
-    /// Data type of the KV cache: f32, f16, bf16, fp8, q8_0, q4_0, q8a or q4a
-    #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
-    kv_dtype: Option<KvType>,
-    /// Threads [default: the machine's parallelism]
-    #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    threads: Option<u32>,
     /// Measured repetitions, after one warm-up
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     reps: u32,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+impl Common {
+    fn load(&self) -> Result<LoadedModel, Failure> {
+        let (Some(name), Some(dtype)) = (&self.shape, &self.dtype) else { return self.model.load() };
+        let refused = || Failure::usage(format!("--shape: {name} is none of {}", SHAPES.join(", ")));
+        let config = shape(name).ok_or_else(refused)?;
+        let dtype =
+            DType::from_name(dtype).ok_or_else(|| Failure::usage(format!("--dtype: no type {dtype}")))?;
+        self.model.load_opened(self.model.speculate(OpenedModel::random(&config, dtype)?)?)
+    }
+
+    /// Measures `work` on an engine of this configuration, and prints the result.
+    fn measure(&self, model: &LoadedModel, resolved: &Resolved, work: Work) -> Result<ExitCode, Failure> {
+        let cpu = model.cpu_model();
+        rule(!(resolved.overlap && cpu.is_some()), || {
+            "--overlap on: the limits of the cpu backend are measured between steps".into()
+        })?;
+        let core = resolved.core()?;
+        let mut setup = setup_of(model, resolved, &core);
+        setup.insert("work".into(), json!(work));
+        let engine = model.engine(core, resolved.overlap)?;
+        let vocab = model.program().vocab as u32;
+        let target = Target { cpu, kv: model.kv(), token_bytes: model.slot_bytes(), vocab };
+        let measured = bench::bench(engine, &target, work, self.reps as usize).map_err(Failure::failed)?;
+        self.print(&measured, setup, |measured| {
+            for (form, bytes) in target.cpu.iter().flat_map(|model| model.forms()) {
+                println!("{form}: {:.1} MB", bytes as f64 / 1e6);
+            }
+            print_measured(measured);
+        })
+    }
+
+    /// Prints a report as one JSON object with the configuration, or as lines.
+    fn print<T: Serialize>(
+        &self,
+        report: &T,
+        setup: Map<String, Value>,
+        lines: impl FnOnce(&T),
+    ) -> Result<ExitCode, Failure> {
+        if self.json {
+            let mut json = serde_json::to_value(report).map_err(Failure::failed)?;
+            json["setup"] = setup.into();
+            println!("{json}");
+        } else {
+            lines(report);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn print_measured(measured: &Measured) {
+    match &measured.roofline {
+        Some(roofline) => println!(
+            "{:.1} tok/s, {:.0} % of the {:.1} that {} allows ({} with {} threads: {:.1} GB/s, integer {:.2} T, bf16 {:.2} T)",
+            measured.median,
+            roofline.share * 100.0,
+            roofline.limit,
+            roofline.bound,
+            roofline.level,
+            roofline.threads,
+            roofline.bandwidth / 1e9,
+            roofline.peaks.integer / 1e12,
+            roofline.peaks.bf16 / 1e12,
+        ),
+        None => println!("{:.1} tok/s", measured.median),
+    }
+    if let Some(drafts) = &measured.speculation {
+        println!("{} of {} drafts accepted", drafts.totals().0, drafts.tokens);
+    }
+    if let Some(stolen) = measured.most_stolen().filter(|share| *share >= NOTABLE) {
+        println!("others on this hardware took up to {:.0} % of the processors' time", stolen * 100.0);
+    }
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -138,67 +212,36 @@ impl From<Task> for speculation::Task {
 
 /// The tokens of a file.
 fn text(file: &Path) -> Result<Vec<Token>, Failure> {
-    let text = Failure::read(file)?;
+    let text = Failure::read_option("--file", file)?;
     let tokenizer = OpenedModel::built_in()?.tokenizer()?;
     let tokenizer = tokenizer.ok_or_else(|| Failure::failed("the built-in model has no tokenizer"))?;
     tokenizer.encode(&text, false).map_err(Failure::failed)
 }
 
-/// Runs `bench` without and with the drafts of `spec`. A draft model takes part of its target, so
-/// `target` is then loaded a second time with it.
-fn compare_drafts(
-    bench: &SpeculationBench,
-    spec: &Speculation,
-    common: &Common,
-    target: &Arc<CpuModel>,
-    kv: KvType,
-) -> Result<SpeculationReport, Failure> {
-    let vocab = target.program().vocab;
-    let plain = bench.engine(target, kv).map_err(Failure::failed)?;
-    if let Some(drafter) = spec.drafter() {
-        let drafting = bench.engine(target, kv).map_err(Failure::failed)?;
-        let drafting = drafting.draft(drafter).map_err(Failure::failed)?;
-        let drafting = drafting.draft_width(spec.parameters.width);
-        return bench.run(vocab, plain, drafting).map_err(Failure::failed);
-    }
-    let Some(model) = &common.model else {
-        return Err(Failure::usage(format!("--spec {spec} needs a MODEL: --shape has no draft model")));
-    };
-    let opened = OpenedModel::find(model)?.speculate(spec)?;
-    let threads = common.threads.map(|n| n as usize);
-    let loaded = opened.load(BackendKind::Cpu, common.precision.into(), threads)?.with_kv(kv)?;
-    let drafting = loaded.engine(bench.core().map_err(kvasir::Error::from)?, false)?;
-    bench.run(vocab, plain, drafting).map_err(Failure::failed)
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Speed {
-    Exact,
-    Auto,
-}
-
-impl From<Speed> for Precision {
-    fn from(speed: Speed) -> Self {
-        match speed {
-            Speed::Exact => Self::F32,
-            Speed::Auto => Self::Auto,
-        }
-    }
-}
-
 impl Args {
-    /// Model and backend options of a benchmark that takes them; the others run on the cpu backend.
-    pub(crate) fn model(&self) -> Option<&ModelArgs> {
+    /// The limit of the instruction set, checked against the backend.
+    pub(crate) fn instructions(&self) -> Result<Option<Isa>, Failure> {
         match &self.what {
-            What::Offline(args) => Some(args.model()),
-            _ => None,
+            What::Pp { common, .. }
+            | What::Tg { common, .. }
+            | What::Batch { common, .. }
+            | What::Spec { common, .. } => common.model.compute().instructions(),
+            What::Offline(args) => args.model().compute().instructions(),
+            What::Fidelity(args) => Ok(args.instructions()),
+            What::Serve(_) => Ok(None),
         }
     }
 
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let mut speculative = None;
-        let (common, work) = match self.what {
-            What::Spec { common, spec, task, file, tokens, streams } => {
+        match self.what {
+            What::Pp { common, options, tokens } => one_stream(&common, &options, Work::Prompt { tokens }),
+            What::Tg { common, options, tokens, depth } => {
+                one_stream(&common, &options, Work::Generation { tokens, depth })
+            }
+            What::Batch { common, options, streams, shared, prompt, tokens } => {
+                several_streams(&common, &options, Work::Streams { streams, shared, prompt, tokens })
+            }
+            What::Spec { common, options, task, file, tokens, streams } => {
                 let bench = SpeculationBench {
                     task: task.into(),
                     text: text(&file)?,
@@ -206,72 +249,80 @@ impl Args {
                     streams: streams as usize,
                     reps: common.reps as usize,
                 };
-                speculative = Some((bench, spec));
-                (common, Work::Generation { tokens, depth: 0 })
+                with_and_without_drafts(&common, &options, &bench)
             }
-            What::Pp { common, tokens } => (common, Work::Prompt { tokens }),
-            What::Tg { common, tokens, depth } => (common, Work::Generation { tokens, depth }),
-            What::Batch { common, streams, shared, prompt, tokens } => {
-                (common, Work::Streams { streams, shared, prompt, tokens })
-            }
-            What::Fidelity(args) => return args.run(),
-            What::Offline(args) => return args.run(),
-            What::Serve(args) => return args.run(),
-        };
-        let precision = common.precision.into();
-        let subject = match (&common.model, &common.shape, &common.dtype) {
-            (Some(model), ..) => Subject::Checkpoint(Box::new(ModelFiles::locate(model)?.checkpoint()?)),
-            (None, Some(shape), Some(dtype)) => Subject::Shape(shape, dtype),
-            _ => return Err(Failure::usage("bench needs a MODEL or --shape with --dtype")),
-        };
-        let model = bench::load(subject, precision, common.threads.map(|n| n as usize));
-        let model = model.map_err(|why| match common.model {
-            Some(_) => Failure::failed(why),
-            None => Failure::usage(why),
-        })?;
-        let kv = common.kv_dtype.unwrap_or_else(|| model.natural_kv());
-        if let Some((bench, spec)) = speculative {
-            let report = compare_drafts(&bench, &spec, &common, &model, kv)?;
-            if common.json {
-                println!("{}", serde_json::to_string(&report).map_err(Failure::usage)?);
-            } else {
-                let speed =
-                    |samples: &[f64]| samples.iter().map(|x| format!("{x:.1}")).collect::<Vec<_>>().join(" ");
-                println!("without drafts {} tok/s", speed(&report.without));
-                println!("with drafts    {} tok/s", speed(&report.with));
-                println!(
-                    "ratio {:.2}; {} of {} drafts accepted, {:.2} tokens per step",
-                    report.ratio, report.accepted, report.drafted, report.tokens_per_step
-                );
-            }
-            return Ok(ExitCode::SUCCESS);
+            What::Fidelity(args) => args.run(),
+            What::Offline(args) => args.run(),
+            What::Serve(args) => args.run(),
         }
-        let measured = bench::bench(&model, kv, work, common.reps as usize).map_err(Failure::usage)?;
-        if common.json {
-            println!("{}", serde_json::to_string(&measured).map_err(Failure::usage)?);
-        } else {
-            for (form, bytes) in model.forms() {
-                println!("{form}: {:.1} MB", bytes as f64 / 1e6);
-            }
-            println!(
-                "{:.1} tok/s, {:.0} % of the {:.1} that {} allows ({} with {} threads: {:.1} GB/s, integer {:.2} T, bf16 {:.2} T)",
-                measured.median,
-                measured.share * 100.0,
-                measured.limit,
-                measured.bound,
-                measured.level,
-                measured.threads,
-                measured.bandwidth / 1e9,
-                measured.peaks.integer / 1e12,
-                measured.peaks.bf16 / 1e12,
-            );
-            if let Some(stolen) = measured.most_stolen().filter(|share| *share >= NOTABLE) {
-                println!(
-                    "others on this hardware took up to {:.0} % of the processors' time",
-                    stolen * 100.0
-                );
-            }
-        }
-        Ok(ExitCode::SUCCESS)
     }
+}
+
+fn one_stream(common: &Common, options: &SequenceOptions, work: Work) -> Result<ExitCode, Failure> {
+    let model = common.load()?;
+    work.check(model.max_model_len()).map_err(Failure::usage)?;
+    let resolved = options.resolve(&model, work.longest() as usize)?;
+    common.measure(&model, &resolved, work)
+}
+
+fn several_streams(common: &Common, options: &Options, work: Work) -> Result<ExitCode, Failure> {
+    let model = common.load()?;
+    work.check(model.max_model_len()).map_err(Failure::usage)?;
+    let Work::Streams { streams, shared, .. } = work else {
+        return one_stream(common, options.sequence(), work);
+    };
+    // Each stream may leave its last blocks partly filled, and holds its drafts.
+    let drafts = model.speculation().map_or(0, |spec| spec.parameters.shape.nodes + 1);
+    let each = (work.longest() - shared + drafts).next_multiple_of(256) + 256;
+    let slots = shared.next_multiple_of(256) + streams * each;
+    let resolved = resolve_streams(&model, options, streams, slots, shared > 0)?;
+    rule(shared == 0 || resolved.limits.prefix_cache, || {
+        format!("--shared {shared} needs a prefix cache: --cache paged or radix, without --prefix-cache off")
+    })?;
+    common.measure(&model, &resolved, work)
+}
+
+fn with_and_without_drafts(
+    common: &Common,
+    options: &Options,
+    bench: &SpeculationBench,
+) -> Result<ExitCode, Failure> {
+    rule(common.model.speculates(), || {
+        "bench spec compares a drafter with plain decoding: name one with --spec METHOD".into()
+    })?;
+    let model = common.load()?;
+    let resolved = resolve_streams(&model, options, bench.streams as u32, bench.slots(), false)?;
+    let core = resolved.core()?;
+    let mut setup = setup_of(&model, &resolved, &core);
+    let work = json!({"task": bench.task, "tokens": bench.tokens, "streams": bench.streams});
+    setup.insert("work".into(), work);
+    let plain = model.plain_engine(core, resolved.overlap)?;
+    let drafting = model.engine(resolved.core()?, resolved.overlap)?;
+    let report = bench.run(plain, drafting, model.program().vocab).map_err(Failure::failed)?;
+    common.print(&report, setup, |report| {
+        let speed = |samples: &[f64]| samples.iter().map(|x| format!("{x:.1}")).collect::<Vec<_>>().join(" ");
+        println!("without drafts {} tok/s", speed(&report.without));
+        println!("with drafts    {} tok/s", speed(&report.with));
+        println!(
+            "ratio {:.2}; {} of {} drafts accepted, {:.2} tokens per step",
+            report.ratio, report.accepted, report.drafted, report.tokens_per_step
+        );
+    })
+}
+
+/// Resolves the configuration of an engine for `streams` sequences that take `slots` slots together.
+fn resolve_streams(
+    model: &LoadedModel,
+    options: &Options,
+    streams: u32,
+    slots: u32,
+    shares_prefixes: bool,
+) -> Result<Resolved, Failure> {
+    let mut config = options.config()?;
+    let slots = model.slots_in_memory(config.memory_share()?).map_or(slots, |most| most.min(slots));
+    config.max_num_seqs.get_or_insert(streams);
+    if !shares_prefixes && config.cache.is_none_or(CacheKind::is_block_based) {
+        config.prefix_cache.get_or_insert(false);
+    }
+    Ok(config.resolve(&model.facts(slots))?)
 }

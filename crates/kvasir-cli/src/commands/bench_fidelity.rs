@@ -2,10 +2,10 @@
 
 use crate::io::failure::Failure;
 use crate::io::progress;
-use crate::options::model::kv_type;
+use crate::options::model::{KernelArgs, kv_type};
 use kvasir::{OpenedModel, Token};
 use kvasir_bench::bench::fidelity::{FidelityBench, FidelityReport, TEXT};
-use kvasir_cpu::KvType;
+use kvasir_cpu::{Isa, KvType};
 use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
@@ -32,9 +32,16 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    kernels: KernelArgs,
 }
 
 impl Args {
+    /// Limit of the instruction set.
+    pub(crate) fn instructions(&self) -> Option<Isa> {
+        self.kernels.instructions
+    }
+
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let opened = OpenedModel::find(&self.model)?;
         let bench = FidelityBench {
@@ -57,7 +64,7 @@ impl Args {
 
     /// The first tokens of the text.
     fn text(&self, model: &OpenedModel) -> Result<Vec<Token>, Failure> {
-        let own = self.file.as_deref().map(Failure::read).transpose()?;
+        let own = self.file.as_deref().map(|path| Failure::read_option("--file", path)).transpose()?;
         let text = own.as_deref().unwrap_or(TEXT);
         let tokenizer = model.tokenizer()?;
         let tokenizer =

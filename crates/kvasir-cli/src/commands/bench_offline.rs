@@ -57,7 +57,9 @@ impl Args {
             page.commit()?;
         }
         if self.json {
-            println!("{}", serde_json::to_string(&report).map_err(Failure::failed)?);
+            let mut json = serde_json::to_value(&report).map_err(Failure::failed)?;
+            json["setup"] = setup.into();
+            println!("{json}");
         } else {
             for (name, value) in report.numbers() {
                 println!("{name:<28}{value}");

@@ -3,7 +3,8 @@
 use crate::doctor::{Subject, examine};
 use crate::io::failure::Failure;
 use crate::options::host::host;
-use crate::options::model::{DraftArgs, Which};
+use crate::options::model::{DraftArgs, KernelArgs, Which};
+use kvasir_cpu::Isa;
 use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
@@ -32,9 +33,16 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    kernels: KernelArgs,
 }
 
 impl Args {
+    /// Limit of the instruction set.
+    pub(crate) fn instructions(&self) -> Option<Isa> {
+        self.kernels.instructions
+    }
+
     /// `check` says whether a server accepts the options file.
     pub(crate) fn run(self, config: Option<PathBuf>, check: FileCheck) -> Result<ExitCode, Failure> {
         let checked = |path: PathBuf| (check(&path).map_err(|why| why.to_string()), path);

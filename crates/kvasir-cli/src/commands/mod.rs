@@ -23,7 +23,6 @@ pub(crate) mod tokenize;
 
 use crate::commands::doctor::FileCheck;
 use crate::io::failure::Failure;
-use crate::options::model::ComputeArgs;
 
 use clap::Subcommand;
 use kvasir_cpu::Isa;
@@ -35,8 +34,6 @@ pub(crate) struct CommandLine {
     pub(crate) config: Option<PathBuf>,
     /// Validates another options file.
     pub(crate) check: FileCheck,
-    /// Limit of the instruction set.
-    pub(crate) instructions: Option<Isa>,
     /// The definition of all commands and options.
     pub(crate) definition: clap::Command,
 }
@@ -66,7 +63,7 @@ pub(crate) enum Command {
     /// Diagnose the machine, a model and a configuration
     Doctor(doctor::Args),
     /// Measure speed, and its share of the machine's limits (roofline)
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
     /// Run recorded operation sequences against the caches and policies and report every mismatch
     Replay(replay::Args),
     /// Serve a model over HTTP: OpenAI's and Anthropic's APIs and a web page
@@ -92,23 +89,24 @@ impl Command {
         }
     }
 
-    /// Model and backend, of a command that has them.
-    fn compute(&self) -> Option<&ComputeArgs> {
-        Some(match self {
-            Self::Chat(args) => args.model().compute(),
-            Self::Run(args) => args.model().compute(),
-            Self::Generate(args) => args.model().compute(),
-            Self::Logits(args) => args.compute(),
-            Self::Bench(args) => args.model()?.compute(),
-            Self::Serve(args) => args.model().compute(),
-            _ => return None,
-        })
+    /// The limit of the instruction set, checked against the backend.
+    fn instructions(&self) -> Result<Option<Isa>, Failure> {
+        match self {
+            Self::Chat(args) => args.model().compute().instructions(),
+            Self::Run(args) => args.model().compute().instructions(),
+            Self::Generate(args) => args.model().compute().instructions(),
+            Self::Logits(args) => args.compute().instructions(),
+            Self::Doctor(args) => Ok(args.instructions()),
+            Self::Bench(args) => args.instructions(),
+            Self::Serve(args) => args.model().compute().instructions(),
+            _ => Ok(None),
+        }
     }
 
     /// Runs the command.
     pub(crate) fn run(self, line: CommandLine) -> Result<ExitCode, Failure> {
-        if let (Some(level), Some(compute)) = (line.instructions, self.compute()) {
-            compute.check_instructions(level)?;
+        if let Some(level) = self.instructions()? {
+            level.limit();
         }
         match self {
             Self::Chat(args) => args.run(),

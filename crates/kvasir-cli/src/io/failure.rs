@@ -31,6 +31,11 @@ impl Failure {
         std::fs::read_to_string(path).map_err(|e| Self::Usage(format!("{}: {e}", path.display())))
     }
 
+    /// Reads a text file that an option names.
+    pub(crate) fn read_option(option: &str, path: &Path) -> Result<String, Self> {
+        Self::read(path).map_err(|error| Self::usage(format!("{option} {error}")))
+    }
+
     /// A file named by the user could not be written.
     pub(crate) fn write(path: &Path, error: &std::io::Error) -> Self {
         Self::Failed(format!("{}: {error}", path.display()))

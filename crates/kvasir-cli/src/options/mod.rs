@@ -182,6 +182,11 @@ impl Options {
         self
     }
 
+    /// The options that matter to a single request.
+    pub(crate) fn sequence(&self) -> &SequenceOptions {
+        &self.sequence
+    }
+
     /// Whether the queue is ordered by the priority of requests.
     pub(crate) fn orders_by_priority(&self) -> bool {
         self.batching.order == Some(Order::Priority)

@@ -67,6 +67,16 @@ pub(crate) struct ComputeArgs {
     /// Data type of the KV cache: f32, f16, bf16, fp8, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
     #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
     kv_dtype: Option<KvType>,
+    #[command(flatten)]
+    kernels: KernelArgs,
+}
+
+/// Which kernels of the cpu backend run.
+#[derive(Clone, clap::Args)]
+pub(crate) struct KernelArgs {
+    /// Limit the instruction set of the cpu backend: portable, avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx, on Arm neon [default: the machine's best]
+    #[arg(long, env = "KVASIR_INSTRUCTIONS", value_name = "LEVEL")]
+    pub(crate) instructions: Option<Isa>,
 }
 
 /// Which model, what computes, and how it decodes.
@@ -175,11 +185,13 @@ impl ComputeArgs {
         matches!(self.backend, Backend::Sim)
     }
 
-    /// Refuses a limit of the instruction set for a backend without kernels for one.
-    pub(crate) fn check_instructions(&self, level: Isa) -> Result<(), Failure> {
-        rule(self.is_on_cpu(), || {
-            format!("--instructions {level} needs the cpu backend: the others have no kernels to choose")
-        })
+    /// The limit of the instruction set; refused for a backend without kernels for one.
+    pub(crate) fn instructions(&self) -> Result<Option<Isa>, Failure> {
+        let level = self.kernels.instructions;
+        rule(level.is_none() || self.is_on_cpu(), || {
+            "--instructions needs the cpu backend: the others have no kernels to choose".into()
+        })?;
+        Ok(level)
     }
 
     /// Opens the model and prepares it for the backend, without speculative decoding.
@@ -242,7 +254,17 @@ impl ModelArgs {
 
     /// Opens the files of the model and of its draft model; reads headers only.
     pub(crate) fn open(&self) -> Result<OpenedModel, Failure> {
-        self.draft.apply(self.compute.which.open()?, self.accept.map(Acceptance::from))
+        self.speculate(self.compute.which.open()?)
+    }
+
+    /// Opens the draft model of an opened model, if one is wanted.
+    pub(crate) fn speculate(&self, opened: OpenedModel) -> Result<OpenedModel, Failure> {
+        self.draft.apply(opened, self.accept.map(Acceptance::from))
+    }
+
+    /// Whether drafts are wanted.
+    pub(crate) fn speculates(&self) -> bool {
+        self.draft.spec.is_some()
     }
 
     /// Prepares an opened model for the backend.

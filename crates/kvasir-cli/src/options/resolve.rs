@@ -60,6 +60,9 @@ pub(crate) fn setup_of(model: &LoadedModel, resolved: &Resolved, core: &Core) ->
         set("threads", threads.into());
         set("precision", format!("{precision:?}").to_lowercase().into());
     }
+    if let Some(cpu) = model.cpu_model() {
+        set("instructions", cpu.isa().to_string().into());
+    }
     if let Some(preset) = model.simulated() {
         set("sim_preset", preset.to_string().into());
     }

@@ -28,6 +28,19 @@ impl DraftStats {
         self.accepted.iter_mut().take(accepted).for_each(|n| *n += 1);
     }
 
+    /// The counts since `before`, an earlier state of them.
+    pub fn since(&self, before: &Self) -> Self {
+        let less = |now: &[u64], then: &[u64]| {
+            now.iter().zip(then.iter().chain(std::iter::repeat(&0))).map(|(now, then)| now - then).collect()
+        };
+        Self {
+            verified: self.verified - before.verified,
+            tokens: self.tokens - before.tokens,
+            drafted: less(&self.drafted, &before.drafted),
+            accepted: less(&self.accepted, &before.accepted),
+        }
+    }
+
     /// Acceptance rate; 0 without drafts.
     pub fn rate(&self) -> f64 {
         match self.totals() {
