@@ -78,6 +78,8 @@ pub struct Report {
     pub server: Value,
     /// Maximum concurrent requests.
     pub concurrency: usize,
+    /// Whether answers go on behind their end-of-sequence token, so that all have their full length.
+    pub ignore_eos: bool,
     /// Wall time of the run, in seconds.
     pub seconds: f64,
     /// Successful answers.
@@ -225,6 +227,7 @@ impl Count {
             workload,
             server,
             concurrency: pressure.concurrency,
+            ignore_eos: pressure.ignore_eos,
             seconds,
             completed,
             failed,

@@ -86,7 +86,7 @@ impl Args {
         let trust = self.address.secure.then(|| TrustedRoots::of(self.ca.as_deref())).transpose();
         let target = Target {
             address: self.address.clone(),
-            roots: trust.map_err(Failure::usage)?,
+            roots: trust.map_err(|why| Failure::usage(format!("--ca {why}")))?,
             route: match self.route {
                 RouteArg::Chat => Route::Chat,
                 RouteArg::Completions => Route::Completions,
@@ -116,7 +116,7 @@ impl Args {
         if let Some(path) = &self.scenario {
             self.workload.check_none()?;
             let name = |why| Failure::usage(format!("{}: {why}", path.display()));
-            return Ok(Box::new(Scenario::parse(&Failure::read(path)?).map_err(name)?));
+            return Ok(Box::new(Scenario::parse(&Failure::read_option("--scenario", path)?).map_err(name)?));
         }
         let kind = self.workload.workload.unwrap_or(Kind::Steady);
         if self.route == RouteArg::Ids && matches!(kind, Kind::Chat | Kind::Agents) {

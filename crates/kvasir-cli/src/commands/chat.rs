@@ -84,7 +84,9 @@ impl Args {
         let fields: Map<_, _> =
             given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
         let fields = match &self.tools {
-            Some(file) => with_tools(&fields, file).map_err(Failure::usage)?,
+            Some(file) => {
+                with_tools(&fields, file).map_err(|why| Failure::usage(format!("--tools {why}")))?
+            }
             None => fields,
         };
         let (model, sampling_args, options) = (self.model, self.sampling_args, self.options);

@@ -58,7 +58,7 @@ impl Args {
     /// The template (or its compile error), and default variables.
     fn load(&self) -> Result<(Compiled, Map<String, Value>), Failure> {
         let (source, mut variables) = match (&self.template, &self.model) {
-            (Some(file), _) => (Failure::read(file)?, Map::new()),
+            (Some(file), _) => (Failure::read_option("--template", file)?, Map::new()),
             (None, model) => {
                 let files = model.as_deref().map_or(Ok(ModelFiles::BuiltIn), ModelFiles::locate)?;
                 let files = files.text_files()?;
