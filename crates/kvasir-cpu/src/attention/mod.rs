@@ -22,19 +22,21 @@
 //!
 //! Knows no op and no executor; builds on `gemm`, `memory::kv_pool` and `prefetch`.
 
-pub(crate) mod block;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod accumulate_decode;
+pub(crate) mod accumulate_gemm;
 pub(crate) mod build_views;
 pub(crate) mod chunk_loop;
+pub(crate) mod chunk_prefetch;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod decode;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod decode_block;
 pub(crate) mod f32;
 pub(crate) mod gemm;
+pub(crate) mod kernel;
 pub(crate) mod layer;
 pub(crate) mod pack_queries;
-pub(crate) mod pack_v;
-pub(crate) mod prefetch_lists;
+pub(crate) mod packed_values;
+pub(crate) mod query_blocks;
 #[cfg(test)]
 pub(crate) mod reference;
 pub(crate) mod run;
@@ -42,9 +44,9 @@ pub(crate) mod score;
 pub(crate) mod scratch;
 pub(crate) mod shared_prefix;
 pub(crate) mod softmax;
-pub(crate) mod stage;
+pub(crate) mod staged_keys;
+pub(crate) mod staged_values;
 #[cfg(test)]
 mod tests;
-pub(crate) mod values;
 pub(crate) mod views;
 pub(crate) mod work;

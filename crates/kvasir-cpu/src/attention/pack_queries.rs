@@ -1,15 +1,14 @@
 //! Builds the query blocks of a work item: groups its query rows by 16, and packs their queries.
 
-use crate::attention::block::QueryBlock;
+use crate::attention::kernel::AttentionKernel;
 use crate::attention::layer::{HeadShape, LayerAttention};
-use crate::attention::scratch::Scratch;
+use crate::attention::query_blocks::{QueryBlock, QueryBlocks};
 use crate::attention::softmax::state::MaskBounds;
-use crate::attention::work::{CHUNKS_AT_ONCE, WorkItem};
-use crate::gemm::bf16::operands::OperandB;
+use crate::attention::work::{ItemTokens, WorkItem};
 use crate::isa::features::Isa;
 use crate::isa::float16::round_to_bf16;
 use crate::isa::tile::{LANES, STEP, Tile, transpose};
-use crate::kernels::{AttentionGemm, max_decode_rows};
+use crate::kernels::max_decode_rows;
 use crate::prefetch::ranges::prefetch;
 use std::ops::Range;
 
@@ -21,27 +20,30 @@ impl LayerAttention<'_> {
     }
 
     /// Builds the blocks of these tokens' query rows, ordered by KV head, and packs their queries.
-    pub(crate) fn make_blocks(&self, item: &WorkItem<'_>, tokens: Range<usize>, s: &mut Scratch) {
+    pub(crate) fn make_blocks<K: AttentionKernel>(
+        &self,
+        kernel: &mut K,
+        item: &WorkItem<'_>,
+        all: &ItemTokens,
+        tokens: Range<usize>,
+        queries: &mut QueryBlocks,
+    ) {
         let (group, steps) = (self.per_head(), HeadShape::of(self.facts).steps());
         let per_head = tokens.len() * group;
         // In decode several KV heads share a block; each one's rows get columns of their own.
         let decode = self.uses_decode_kernels(per_head);
-        let as_rows = decode && AttentionGemm::of(self.isa) == AttentionGemm::Bf16Dot;
-        let pack = if AttentionGemm::of(self.isa) == AttentionGemm::Tiles || decode {
-            (LANES / per_head.max(1)).max(1)
-        } else {
-            1
-        };
-        s.blocks.clear();
-        s.queries.clear();
-        s.widened_queries.clear();
+        let pack = if K::SHARES_BLOCKS || decode { (LANES / per_head.max(1)).max(1) } else { 1 };
+        queries.blocks.clear();
+        queries.tiles.clear();
+        queries.steps = steps;
+        queries.rows.grow(steps);
         let mut head = 0;
         while head < item.heads.len() {
             let heads = head..item.heads.len().min(head + pack);
             let mut from = 0;
             while from < per_head {
                 let n = (per_head - from).min(LANES);
-                let queries = s.queries.len();
+                let tiles = queries.tiles.len();
                 let used = heads.len() * n;
                 // Unused rows repeat the last one, so that they never force a mask.
                 let place = |row: usize| {
@@ -50,9 +52,9 @@ impl LayerAttention<'_> {
                 };
                 let row = |row: usize| {
                     let (head, token, g) = place(row);
-                    ((head * s.tokens.len() + token) * group + g) as u32
+                    ((head * all.tokens.len() + token) * group + g) as u32
                 };
-                let sees = |row: usize| s.tokens[place(row).1];
+                let sees = |row: usize| all.tokens[place(row).1];
                 let bounds = MaskBounds {
                     visible: std::array::from_fn(|row| sees(row).1),
                     from: std::array::from_fn(|row| self.window_from(sees(row).0)),
@@ -66,7 +68,6 @@ impl LayerAttention<'_> {
                     per_head: n,
                     rows,
                     consecutive: rows[..used].is_sorted_by(|a, b| a + 1 == *b),
-                    queries,
                     bounds,
                     visible: range(&bounds.visible),
                     from: range(&bounds.from),
@@ -74,33 +75,26 @@ impl LayerAttention<'_> {
                 let query = |column: usize| {
                     let (head, token, g) = place(column);
                     let q_head = (item.heads.start + head) * group + g;
-                    let at = s.tokens[token].0 * self.q_stride + q_head * self.facts.key_dim;
+                    let at = all.tokens[token].0 * self.q_stride + q_head * self.facts.key_dim;
                     &self.q[at..at + self.facts.key_dim]
                 };
-                s.queries.grow(queries + steps);
-                if as_rows {
-                    round_queries(self.isa, &mut s.queries[queries..], used, query);
+                queries.tiles.grow(tiles + steps);
+                let tiles = &mut queries.tiles[tiles..];
+                if decode && K::DECODES_QUERY_ROWS {
+                    round_queries(self.isa, tiles, used, query);
                 } else {
-                    round_queries(self.isa, &mut s.query_rows, used, query);
-                    for (rows, tile) in s.query_rows.iter().zip(&mut s.queries[queries..]) {
-                        transpose(self.isa, rows, tile);
-                    }
+                    let rows = &mut queries.rows[..steps];
+                    round_queries(self.isa, rows, used, query);
+                    rows.iter().zip(tiles).for_each(|(rows, tile)| transpose(self.isa, rows, tile));
                 }
-                s.blocks.push(block);
+                queries.blocks.push(block);
                 from += n;
             }
             head = heads.end;
         }
-        if decode && AttentionGemm::of(self.isa) == AttentionGemm::Widened {
-            // Widened to f32 for the decode kernels.
-            s.widened_queries.resize(s.queries.len(), OperandB::NONE);
-            for (tile, widened) in s.queries.iter().zip(&mut s.widened_queries) {
-                // SAFETY: a whole tile is readable.
-                unsafe { widened.load(self.isa, tile.as_ptr().cast()) };
-            }
+        if decode {
+            kernel.widen_queries(queries);
         }
-        s.weights.grow(CHUNKS_AT_ONCE * s.blocks.len() + 1);
-        s.rescales.resize(CHUNKS_AT_ONCE * s.blocks.len(), [0.0; LANES]);
     }
 }
 

@@ -5,8 +5,8 @@
 //! bit-exact comparison.
 
 use crate::attention::layer::LayerAttention;
-use crate::attention::scratch::normalization;
-use crate::attention::softmax::state::{ChunkEntries, MaskBounds, OnlineSoftmax, Scores, exp2};
+use crate::attention::softmax::accumulators::normalization;
+use crate::attention::softmax::state::{ChunkEntries, ChunkMask, MaskBounds, OnlineSoftmax, Scores, exp2};
 use crate::isa::features::Isa;
 use crate::isa::float16::{bf16, round_to_bf16};
 use crate::isa::tile::{LANES, STEP};
@@ -111,7 +111,8 @@ pub(crate) fn bf16_dot_order(a: &LayerAttention<'_>, out: &mut [f32]) {
                         values[row] = read(pool.read_as_values(), slot, kv_head, vd);
                     }
                 }
-                softmax.begin(Isa::PORTABLE, &mut scores, &rows, Some(&bounds), a.scaling());
+                let mask = ChunkMask { entries: &rows, bounds: &bounds };
+                softmax.begin(Isa::PORTABLE, &mut scores, Some(mask), a.scaling());
                 let weights = scores.map(|row| exp2(row[0].mul_add(softmax.scale, -softmax.base[0])));
                 // An accumulator for each position modulo 16, reduced by halves.
                 let chain =

@@ -1,12 +1,17 @@
 //! Runs one layer's attention: cuts the prefix groups into work items by KV heads and tokens, for
 //! the thread pool.
 
+use crate::attention::kernel::{AttentionKernel, widened::Widened};
+#[cfg(target_arch = "x86_64")]
+use crate::attention::kernel::{amx::AmxTiles, bf16_dot::Bf16Dot};
 use crate::attention::layer::{HeadShape, LayerAttention};
 use crate::attention::scratch::Scratch;
 use crate::attention::views::PrefixGroup;
 use crate::attention::work::WorkItem;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::amx::Tiles;
 use crate::isa::tile::LANES;
-use crate::kernels::kv_prefetch_pages;
+use crate::kernels::{AttentionGemm, kv_prefetch_pages};
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::threads::pool::ThreadPool;
 use crate::threads::rows::DisjointRows;
@@ -84,7 +89,18 @@ impl LayerAttention<'_> {
             let tokens = t..all.min(t + tokens);
             let item = WorkItem { group: &groups[at], heads, tokens, pages };
             let (scratch, kv_queue) = worker.scratches();
-            self.item(&item, scratch, kv_queue, out);
+            let isa = self.isa;
+            match AttentionGemm::of(isa) {
+                #[cfg(target_arch = "x86_64")]
+                AttentionGemm::Tiles => {
+                    // SAFETY: the set implies that AMX is permitted.
+                    let tiles = unsafe { Tiles::configure() };
+                    self.item(&mut AmxTiles { isa, tiles }, &item, scratch, kv_queue, out);
+                }
+                #[cfg(target_arch = "x86_64")]
+                AttentionGemm::Bf16Dot => self.item(&mut Bf16Dot { isa }, &item, scratch, kv_queue, out),
+                _ => self.item(&mut Widened { isa }, &item, scratch, kv_queue, out),
+            }
         };
         if pages > 0 {
             // In static order: a thread should meet the rows that it prefetched a layer earlier.
@@ -96,36 +112,26 @@ impl LayerAttention<'_> {
     /// Computes one work item: runs its spans, then writes the normalized results.
     fn item(
         &self,
+        kernel: &mut impl AttentionKernel,
         item: &WorkItem<'_>,
         s: &mut Scratch,
         kv_queue: &mut KvPrefetchQueue,
         out: &DisjointRows<'_>,
     ) {
-        let shape = HeadShape::of(self.facts);
-        s.prepare(shape, item.heads.len(), item.tokens.len() * self.per_head());
-        s.tokens.clear();
-        s.starts.clear();
-        let mut at = 0;
-        for &v in &self.views.order[item.group.views.0..item.group.views.1] {
-            let view = &self.views.views[v as usize];
-            s.starts.push(at);
-            let queries = item.tokens.start.max(at)..item.tokens.end.min(at + view.tokens);
-            s.tokens.extend(queries.map(|t| (view.token + t - at, view.visible(t - at) as i32)));
-            at += view.tokens;
-        }
-        s.starts.push(at);
+        s.prepare(HeadShape::of(self.facts), item.heads.len(), item.tokens.len() * self.per_head());
+        s.tokens.fill(self, item);
         let (first, last) = item.group.spans;
         for span in &self.views.spans[first..last] {
-            self.span(item, span, s, kv_queue);
+            self.span(kernel, item, span, s, kv_queue);
         }
         for (h, head) in item.heads.clone().enumerate() {
-            for (t, &(token, _)) in s.tokens.iter().enumerate() {
+            for (t, &(token, _)) in s.tokens.tokens.iter().enumerate() {
                 for g in 0..self.per_head() {
                     let q_head = head * self.per_head() + g;
                     // SAFETY: a query row belongs to one work item.
                     let to = unsafe { out.part(token, q_head * self.facts.value_dim, self.facts.value_dim) };
-                    let row = (h * s.tokens.len() + t) * self.per_head() + g;
-                    s.finish(self.isa, shape, row, self.sinks.map(|sinks| sinks[q_head]), to);
+                    let row = (h * s.tokens.tokens.len() + t) * self.per_head() + g;
+                    s.state.write_result(self.isa, row, self.sinks.map(|sinks| sinks[q_head]), to);
                 }
             }
         }

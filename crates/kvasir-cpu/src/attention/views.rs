@@ -10,6 +10,7 @@
 //! masks and sparse selections get a view per query. Chunk bounds depend on positions alone, which
 //! makes the order of reduction independent of the KV layout.
 
+use crate::memory::kv_pool::rows::CHUNK;
 use kvasir_kv::{Position, Slot};
 
 /// K and V rows with consecutive slots and consecutive positions, within one chunk.
@@ -29,6 +30,17 @@ pub(crate) struct Chunk {
     /// Number of its entries in this chunk.
     pub(crate) len: u32,
     pub(crate) runs: (u32, u32),
+}
+
+/// A chunk of which some query row sees a part.
+#[derive(Clone, Copy)]
+pub(crate) struct VisibleChunk<'c> {
+    pub(crate) chunk: &'c Chunk,
+    /// The chunk that follows.
+    pub(crate) next: Option<&'c Chunk>,
+    /// First and last position with an entry.
+    pub(crate) first: i32,
+    pub(crate) last: i32,
 }
 
 /// What a span of query tokens reads.
@@ -96,6 +108,13 @@ impl Views {
     pub(crate) fn entries(&self, chunk: &Chunk) -> impl Iterator<Item = (u32, Slot, Position)> {
         let runs = self.runs(chunk).iter();
         runs.flat_map(|run| (0..run.len).map(|i| (run.pool, run.slot + i, run.position + i)))
+    }
+}
+
+impl VisibleChunk<'_> {
+    /// Positions of the chunk up to the last entry.
+    pub(crate) fn len(&self) -> usize {
+        self.last as usize % CHUNK + 1
     }
 }
 

@@ -1,7 +1,9 @@
-//! Units of attention work: a work item, a visible KV chunk, and the query blocks that meet it.
+//! Units of attention work: a work item and its tokens, and the chunks and query blocks that are
+//! processed together.
 
-use crate::attention::views::{Chunk, PrefixGroup};
-use crate::memory::kv_pool::rows::CHUNK;
+use crate::attention::layer::LayerAttention;
+use crate::attention::query_blocks::{QueryBlock, QueryBlocks};
+use crate::attention::views::{PrefixGroup, VisibleChunk};
 use std::ops::Range;
 
 /// A work item of one thread: some KV heads of all tokens of a group, or one KV head of some tokens
@@ -16,35 +18,59 @@ pub(crate) struct WorkItem<'v> {
     pub(crate) pages: usize,
 }
 
+/// The tokens of a work item.
+#[derive(Default)]
+pub(crate) struct ItemTokens {
+    /// Index of each in the step, and how many entries it sees.
+    pub(crate) tokens: Vec<(usize, i32)>,
+    /// Per view of the item's group its first token, counted over the group; then the total.
+    starts: Vec<usize>,
+}
+
+impl ItemTokens {
+    pub(crate) fn fill(&mut self, a: &LayerAttention<'_>, item: &WorkItem<'_>) {
+        self.tokens.clear();
+        self.starts.clear();
+        let mut at = 0;
+        for &v in &a.views.order[item.group.views.0..item.group.views.1] {
+            let view = &a.views.views[v as usize];
+            self.starts.push(at);
+            let queries = item.tokens.start.max(at)..item.tokens.end.min(at + view.tokens);
+            self.tokens.extend(queries.map(|t| (view.token + t - at, view.visible(t - at) as i32)));
+            at += view.tokens;
+        }
+        self.starts.push(at);
+    }
+
+    /// The item's tokens of these views, as a range of [`tokens`](Self::tokens).
+    pub(crate) fn of_views(&self, item: &WorkItem<'_>, views: (usize, usize)) -> Range<usize> {
+        let of = |view: usize| {
+            let at = self.starts[view - item.group.views.0];
+            at.clamp(item.tokens.start, item.tokens.end) - item.tokens.start
+        };
+        of(views.0)..of(views.1)
+    }
+}
+
 /// Chunks processed together at most: the attention weights of all of them are made first, then O
 /// is loaded and stored once. The V tiles of two chunks fit L1.
 pub(crate) const CHUNKS_AT_ONCE: usize = 2;
 
-/// A chunk of which some query row sees a part.
-#[derive(Clone, Copy)]
-pub(crate) struct VisibleChunk<'c> {
-    pub(crate) chunk: &'c Chunk,
-    /// The chunk that follows.
-    pub(crate) next: Option<&'c Chunk>,
-    /// First and last position with an entry.
-    pub(crate) first: i32,
-    pub(crate) last: i32,
-}
-
 /// Chunks and query blocks that are processed together, of the same KV heads.
 pub(crate) struct ChunkWork<'c> {
     pub(crate) chunks: &'c [VisibleChunk<'c>],
+    pub(crate) queries: &'c QueryBlocks,
+    /// Blocks, as a range of those of `queries`.
     pub(crate) blocks: Range<usize>,
-    /// KV heads, relative to the work item's first.
+    /// KV heads.
     pub(crate) heads: Range<usize>,
     /// Whether the decode path is used: few query rows per KV head, V multiplied in place.
     pub(crate) decode: bool,
 }
 
-impl VisibleChunk<'_> {
-    /// Positions of the chunk up to the last entry.
-    pub(crate) fn len(&self) -> usize {
-        self.last as usize % CHUNK + 1
+impl ChunkWork<'_> {
+    pub(crate) fn blocks(&self) -> &[QueryBlock] {
+        &self.queries.blocks[self.blocks.clone()]
     }
 }
 
@@ -58,11 +84,4 @@ pub(crate) struct ScoredBlock {
     pub(crate) seen: usize,
     /// Which of the two score buffers it uses (double buffering).
     pub(crate) place: usize,
-}
-
-impl ScoredBlock {
-    /// Its index among the weight tiles of `blocks` blocks per chunk.
-    pub(crate) fn number(self, blocks: usize) -> usize {
-        self.chunk * blocks + self.block
-    }
 }

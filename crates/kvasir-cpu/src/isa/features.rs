@@ -3,7 +3,8 @@
 //! Invariant: inside this crate an `Isa` value is proof that the machine has the features, because
 //! values come from `detect` or `available` only. The set in use is fixed once per process.
 
-use crate::isa::amx::{self, Tiles};
+#[cfg(target_arch = "x86_64")]
+use crate::isa::amx;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -108,12 +109,6 @@ impl Isa {
     /// The set without bf16 dot products: its kernels widen 16-bit floats to f32.
     pub(crate) fn without_bf16_dot(self) -> Self {
         Self { tiles: false, bf16_dot: false, ..self }
-    }
-
-    /// Configures the AMX tiles of the calling thread, if the set has them.
-    pub(crate) fn configure_tiles(self) -> Option<Tiles> {
-        // SAFETY: the set implies that AMX is permitted.
-        self.tiles.then(|| unsafe { Tiles::configure() })
     }
 }
 

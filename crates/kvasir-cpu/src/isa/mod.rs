@@ -3,6 +3,7 @@
 //!
 //! Knows no weight, cache or thread. Everything else builds on it.
 
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 pub(crate) mod dispatch;
 pub(crate) mod features;

@@ -61,16 +61,16 @@ pub(crate) unsafe fn scores(
 /// attention weights as bf16: a row per query row from `first` on, two positions per word.
 ///
 /// # Safety
-/// The machine must have the instructions, and each of the V rows must point at `width` numbers, a
-/// multiple of [`LINE`].
+/// The machine must have the instructions, and the width of the V rows must be a multiple of
+/// [`LINE`].
 pub(crate) unsafe fn accumulate(
     weights: &[Tile; 2],
     first: usize,
     values: ValueRows<'_>,
     next_head: &NextHead,
-    width: usize,
     sums: &mut [f32],
 ) {
+    let width = values.width;
     let lines = width / LINE;
     // Register blocking: a row's accumulators of one line take two registers. Two rows of four
     // lines leave room for the operands, and read whole rows.
@@ -82,7 +82,7 @@ pub(crate) unsafe fn accumulate(
             ($rows:literal, $lines:literal) => {{
                 let weights: [WeightRow; $rows] =
                     from_fn(|n| weights.each_ref().map(|tile| tile[first + n].as_ptr()));
-                add_values::<$rows, $lines>(&weights, values, next_head, width, sums.as_mut_ptr())
+                add_values::<$rows, $lines>(&weights, values, next_head, sums.as_mut_ptr())
             }};
         }
         // SAFETY: as the caller vouches.
@@ -165,9 +165,8 @@ type WeightRow = [*const u32; CHUNK / STEP];
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn add_values<const N: usize, const W: usize>(
     weights: &[WeightRow; N],
-    ValueRows { rows, offset }: ValueRows<'_>,
+    ValueRows { rows, offset, width }: ValueRows<'_>,
     next_head: &NextHead,
-    width: usize,
     sums: *mut f32,
 ) {
     for at in (0..width).step_by(W * LINE) {

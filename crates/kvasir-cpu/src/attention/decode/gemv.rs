@@ -57,22 +57,21 @@ pub(crate) unsafe fn widen_weights(isa: Isa, packed: &PackedWeights, weights: &m
     unsafe { in_vectors!(isa, v => v::widen_weights(packed, weights)) };
 }
 
-/// O += P V for some query rows of one head, over an even number of positions with `width` numbers
-/// each. `sums` is in the column order of [`pack_v`](crate::attention::pack_v). Prefetches
-/// `next_head`.
+/// O += P V for some query rows of one head, over an even number of positions. `sums` is in the
+/// column order of [`packed_values`](crate::attention::packed_values). Prefetches `next_head`.
 ///
 /// # Safety
-/// The machine must have the instruction set, and each of the V rows must point at `width`
-/// numbers, a multiple of [`LINE`].
+/// The machine must have the instruction set, and the width of the V rows must be a multiple
+/// of [`LINE`].
 pub(crate) unsafe fn accumulate(
     isa: Isa,
     weights: &Scores,
     rows: HeadRows,
     values: ValueRows<'_>,
     next_head: &NextHead,
-    width: usize,
     sums: &mut [f32],
 ) {
+    let width = values.width;
     assert!(rows.end() <= LANES && sums.len() == rows.count * width && width.is_multiple_of(LINE));
     let weights = weights.as_ptr().cast::<f32>().wrapping_add(rows.first);
     for (n, sums) in sums.chunks_mut(GEMV_ROWS * width).enumerate() {
@@ -80,9 +79,7 @@ pub(crate) unsafe fn accumulate(
         // Register blocking: as much of a row at once as there are registers for.
         macro_rules! steps {
             ($vectors:ident, $rows:expr, $vectors_of_row:expr) => {
-                widened::$vectors::steps::<{ $rows }, { $vectors_of_row }>(
-                    weights, values, next_head, width, sums,
-                )
+                widened::$vectors::steps::<{ $rows }, { $vectors_of_row }>(weights, values, next_head, sums)
             };
         }
         // SAFETY: as the caller vouches.

@@ -10,6 +10,8 @@ pub(crate) mod gemv;
 pub(crate) mod widened;
 
 use crate::attention::gemm::operands::KeyRows;
+use crate::attention::scratch::StagedKv;
+use crate::prefetch::next_head::NextHead;
 
 /// Numbers of bf16 in a cache line, and positions per step of P V.
 pub(crate) const LINE: usize = 32;
@@ -34,9 +36,25 @@ pub(crate) struct VisibleKeys<'k> {
     pub(crate) visible: usize,
 }
 
-/// One head's V rows of a chunk: the addresses of the first head's, and the bytes from there.
+/// One head's V rows of a chunk, which must be readable: the addresses of the first head's, and the
+/// bytes from there.
 #[derive(Clone, Copy)]
 pub(crate) struct ValueRows<'v> {
     pub(crate) rows: &'v [*const u16],
     pub(crate) offset: usize,
+    /// Numbers per row.
+    pub(crate) width: usize,
+}
+
+/// Per head its first `visible` keys, what to prefetch beside them, and its `per_head` query rows.
+pub(crate) fn heads(
+    kv: &StagedKv,
+    visible: usize,
+    per_head: usize,
+) -> impl Iterator<Item = (VisibleKeys<'_>, NextHead, HeadRows)> {
+    let mut next = kv.prefetch.keys;
+    kv.keys.heads.iter().enumerate().map(move |(i, keys)| {
+        next = if i + 1 < kv.keys.heads.len() { next.next_head() } else { kv.prefetch.values };
+        (VisibleKeys { keys, visible }, next, HeadRows { first: i * per_head, count: per_head })
+    })
 }

@@ -95,9 +95,8 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             pub(crate) unsafe fn steps<const N: usize, const W: usize>(
                 weights: *const f32,
-                ValueRows { rows, offset }: ValueRows<'_>,
+                ValueRows { rows, offset, width }: ValueRows<'_>,
                 next_head: &NextHead,
-                width: usize,
                 sums: &mut [f32],
             ) {
                 // One prefetched line for each vector of the rows that the first phase reads.

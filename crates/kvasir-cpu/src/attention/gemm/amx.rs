@@ -14,8 +14,9 @@ use crate::prefetch::hint::{CacheLevel, prefetch_tile};
 /// `behind` the last head is prefetched into L2 if it is not contiguous.
 ///
 /// # Safety
-/// As for [`products::scores`](crate::attention::gemm::products::scores), for all heads; tiles must
-/// be configured for `rows_per_head` columns, or for 16 if there is one head.
+/// The machine must have the instructions. `queries` must be `steps` tiles, and the keys of each
+/// head 64 rows of as many steps. Tiles must be configured for `rows_per_head` columns, or for 16
+/// if there is one head.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) unsafe fn scores(operands: ScoreOperands<'_>, out: &mut Scores, beside: &mut impl Interleaved) {
@@ -94,10 +95,11 @@ pub(crate) unsafe fn scores(operands: ScoreOperands<'_>, out: &mut Scores, besid
     }
 }
 
-/// O += P V on AMX; see [`products::values`](crate::attention::gemm::products::values).
+/// O += P V on AMX; see [`widened::values`](crate::attention::gemm::widened::values).
 ///
 /// # Safety
-/// As for [`products::values`](crate::attention::gemm::products::values) on AMX.
+/// The machine must have the instructions, and the chunks' tiles must be readable. Tiles must be
+/// configured, those of weights and products with as many rows as there are query rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) unsafe fn values(chunks: &[ChunkTiles], sums: &mut [f32], width: usize, mut during: impl FnMut()) {
     let stride = width * 4;

@@ -22,10 +22,10 @@ use std::array::from_fn;
 /// K rows multiplied at once (register blocking).
 const AT_ONCE: usize = 4;
 
-/// S = Q K^T; see [`products::scores`](crate::attention::gemm::products::scores).
+/// S = Q K^T; see [`widened::scores`](crate::attention::gemm::widened::scores).
 ///
 /// # Safety
-/// As for [`products::scores`](crate::attention::gemm::products::scores), and the machine must have
+/// As for [`widened::scores`](crate::attention::gemm::widened::scores), and the machine must have
 /// the instructions.
 pub(crate) unsafe fn scores(keys: &KeyRows, queries: *const u8, steps: usize, out: &mut Scores) {
     // SAFETY: as the caller vouches.
@@ -41,7 +41,7 @@ pub(crate) unsafe fn scores(keys: &KeyRows, queries: *const u8, steps: usize, ou
 /// S = Q K^T for rows of `S` steps of 32 numbers, or `steps` if `S` is 0.
 ///
 /// # Safety
-/// As for [`products::scores`](crate::attention::gemm::products::scores), and the machine must have
+/// As for [`widened::scores`](crate::attention::gemm::widened::scores), and the machine must have
 /// the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn scores_of<const S: usize>(keys: &KeyRows, queries: *const u8, steps: usize, out: &mut Scores) {
@@ -75,10 +75,10 @@ unsafe fn scores_of<const S: usize>(keys: &KeyRows, queries: *const u8, steps: u
     }
 }
 
-/// O += P V for one chunk; see [`products::values`](crate::attention::gemm::products::values).
+/// O += P V for one chunk; see [`widened::values`](crate::attention::gemm::widened::values).
 ///
 /// # Safety
-/// As for [`products::values`](crate::attention::gemm::products::values), and the machine must have
+/// As for [`widened::values`](crate::attention::gemm::widened::values), and the machine must have
 /// the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(crate) unsafe fn values(

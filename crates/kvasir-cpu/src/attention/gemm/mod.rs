@@ -4,11 +4,11 @@
 //! - `operands.rs`: their operands, and the work that is interleaved with them.
 //! - `amx.rs`: AMX tiles. `avx512_bf16.rs`: bf16 pair dot products, in an order of summation of their
 //!   own.
-//! - `products.rs`: f32 SIMD in the order of summation of AMX, bit-identical to it; and the choice.
+//! - `widened.rs`: f32 SIMD in the order of summation of AMX, bit-identical to it.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512_bf16;
 pub(crate) mod operands;
-pub(crate) mod products;
+pub(crate) mod widened;

@@ -3,9 +3,7 @@
 //! portable functions, so the bits are equal; only [`weights_in_bf16_dot_order`] sums the attention
 //! weights in another order.
 
-use crate::attention::softmax::state::{
-    ChunkEntries, MaskBounds, OnlineSoftmax, PackedWeights, Scores, TERMS, TINY,
-};
+use crate::attention::softmax::state::{ChunkMask, OnlineSoftmax, PackedWeights, Scores, TERMS, TINY};
 use crate::isa::float16::ROUND;
 use crate::isa::tile::LANES;
 use crate::isa::vectors::v512::add_each;
@@ -42,7 +40,7 @@ pub(crate) fn exp2(x: __m512) -> __m512 {
 
 /// Masks: scores of invisible positions become negative infinity.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn mask(scores: &mut Scores, entries: &ChunkEntries, bounds: &MaskBounds) {
+fn apply_mask(scores: &mut Scores, ChunkMask { entries, bounds }: ChunkMask<'_>) {
     // SAFETY: 16 integers are read each time.
     let (visible, from) = unsafe {
         (_mm512_loadu_si512(bounds.visible.as_ptr().cast()), _mm512_loadu_si512(bounds.from.as_ptr().cast()))
@@ -57,14 +55,9 @@ fn mask(scores: &mut Scores, entries: &ChunkEntries, bounds: &MaskBounds) {
 
 /// Masks a chunk's dot products, updates the running maxima and computes the rescale factors.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn raise_max(
-    softmax: &mut OnlineSoftmax,
-    scores: &mut Scores,
-    entries: &ChunkEntries,
-    bounds: Option<&MaskBounds>,
-) {
-    if let Some(bounds) = bounds {
-        mask(scores, entries, bounds);
+pub(crate) fn raise_max(softmax: &mut OnlineSoftmax, scores: &mut Scores, mask: Option<ChunkMask<'_>>) {
+    if let Some(mask) = mask {
+        apply_mask(scores, mask);
     }
     let (first, rest) = scores.as_chunks::<4>().0.split_at(1);
     let mut max = first[0].each_ref().map(|row| load(row));

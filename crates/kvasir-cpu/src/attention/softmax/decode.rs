@@ -4,7 +4,7 @@
 //! [`gemm::avx512_bf16`](crate::attention::gemm::avx512_bf16).
 
 use crate::attention::softmax::avx512::{exp2, load, raise_max_by};
-use crate::attention::softmax::state::{ChunkEntries, MaskBounds, OnlineSoftmax, ScoreRows, ScoreScaling};
+use crate::attention::softmax::state::{ChunkMask, OnlineSoftmax, ScoreRows, ScoreScaling};
 use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, Tile};
 use crate::isa::vectors::v512::reduce_by_halves;
@@ -24,15 +24,14 @@ pub(crate) unsafe fn begin(
     isa: Isa,
     scores: &mut ScoreRows,
     rows: usize,
-    entries: &ChunkEntries,
-    bounds: Option<&MaskBounds>,
+    mask: Option<ChunkMask<'_>>,
     scaling: ScoreScaling,
 ) {
     softmax.scale(isa, scores[..rows].as_flattened_mut(), scaling);
     // SAFETY: as the caller vouches.
     unsafe {
-        if let Some(bounds) = bounds {
-            mask(&mut scores[..rows], entries, bounds);
+        if let Some(mask) = mask {
+            apply_mask(&mut scores[..rows], mask);
         }
         raise_max(softmax, scores);
     }
@@ -48,7 +47,7 @@ fn quarters(row: &[f32; CHUNK]) -> [__m512; CHUNK / LANES] {
 
 /// Masks: scores of invisible positions become negative infinity.
 #[target_feature(enable = "avx512f")]
-fn mask(scores: &mut [[f32; CHUNK]], entries: &ChunkEntries, bounds: &MaskBounds) {
+fn apply_mask(scores: &mut [[f32; CHUNK]], ChunkMask { entries, bounds }: ChunkMask<'_>) {
     for (row, scores) in scores.iter_mut().enumerate() {
         let visible = _mm512_set1_epi32(bounds.visible[row]);
         let from = _mm512_set1_epi32(bounds.from[row]);

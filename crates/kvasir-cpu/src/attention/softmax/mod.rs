@@ -11,9 +11,11 @@
 //! same bits on every instruction set. `avx512.rs` has the AVX-512 versions, `decode.rs` those of
 //! the decode path; `attention/tests.rs` checks that instruction sets agree.
 
+pub(crate) mod accumulators;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod decode;
 pub(crate) mod online;
+pub(crate) mod pipeline;
 pub(crate) mod state;

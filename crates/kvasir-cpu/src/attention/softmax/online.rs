@@ -3,12 +3,12 @@
 #[cfg(target_arch = "x86_64")]
 use crate::attention::softmax::avx512;
 use crate::attention::softmax::state::{
-    ChunkEntries, MaskBounds, OnlineSoftmax, PackedWeights, RunningState, ScoreScaling, Scores, exp2,
+    ChunkEntries, ChunkMask, MaskBounds, OnlineSoftmax, PackedWeights, RunningState, ScoreScaling, Scores,
+    exp2,
 };
 use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
-use crate::kernels::AttentionGemm;
 use crate::memory::kv_pool::rows::CHUNK;
 
 /// Masks: scores of invisible positions become negative infinity.
@@ -97,23 +97,22 @@ fn add_sums_body([even, odd]: &[[f32; LANES]; 2], run: &mut RunningState) {
 per_isa! { add_sums(sums: &[[f32; LANES]; 2], run: &mut RunningState) => add_sums_body }
 
 impl OnlineSoftmax {
-    /// Scales and masks a chunk's dot products and updates the running maxima. Without `bounds`
+    /// Scales and masks a chunk's dot products and updates the running maxima. Without `mask`
     /// every row sees the whole chunk.
     pub(crate) fn begin(
         &mut self,
         isa: Isa,
         scores: &mut Scores,
-        entries: &ChunkEntries,
-        bounds: Option<&MaskBounds>,
+        mask: Option<ChunkMask<'_>>,
         scaling: ScoreScaling,
     ) {
         self.scale(isa, scores.as_flattened_mut(), scaling);
         #[cfg(target_arch = "x86_64")]
         if isa.has_avx512() {
             // SAFETY: the instruction set was detected on this machine.
-            return unsafe { avx512::raise_max(self, scores, entries, bounds) };
+            return unsafe { avx512::raise_max(self, scores, mask) };
         }
-        if let Some(bounds) = bounds {
+        if let Some(ChunkMask { entries, bounds }) = mask {
             mask_by_compiler(isa, scores, entries, bounds);
         }
         let mut largest = [0.0; LANES];
@@ -139,11 +138,8 @@ impl OnlineSoftmax {
     /// Makes the remaining attention weights, as bf16 with two positions per word of `packed`.
     pub(crate) fn finish_weights(&mut self, isa: Isa, scores: &Scores, packed: &mut PackedWeights) {
         #[cfg(target_arch = "x86_64")]
-        if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot {
+        if isa.has_avx512() {
             // SAFETY: the instruction set was detected on this machine.
-            return unsafe { avx512::weights_in_bf16_dot_order(self, scores, packed) };
-        } else if isa.has_avx512() {
-            // SAFETY: as above.
             return unsafe { avx512::finish_weights(self, scores, packed) };
         }
         weights_by_compiler(isa, self, &scores[2 * self.done..], &mut packed[self.done..]);

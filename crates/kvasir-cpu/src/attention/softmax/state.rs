@@ -1,5 +1,6 @@
 //! State of the online softmax: scores, masks, running maxima and denominators, and `exp2`.
 
+use crate::attention::views::Run;
 use crate::isa::float16::ROUND;
 use crate::isa::tile::LANES;
 use crate::memory::kv_pool::rows::CHUNK;
@@ -41,12 +42,34 @@ impl Default for ChunkEntries {
     }
 }
 
+impl ChunkEntries {
+    /// The entries of a chunk's runs; the first has number `number`.
+    pub(crate) fn of(runs: &[Run], mut number: i32) -> Self {
+        let mut all = Self::default();
+        for run in runs {
+            let first = run.position as usize % CHUNK;
+            let places = first..first + run.len as usize;
+            all.entry[places.clone()].iter_mut().zip(number..).for_each(|(to, number)| *to = number);
+            all.position[places].iter_mut().zip(run.position as i32..).for_each(|(to, at)| *to = at);
+            number += run.len as i32;
+        }
+        all
+    }
+}
+
 /// Mask bounds per query row: place `r` of a chunk is visible if `entry[r] < visible` and
 /// `position[r] >= from`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MaskBounds {
     pub(crate) visible: [i32; LANES],
     pub(crate) from: [i32; LANES],
+}
+
+/// Mask of a chunk for a query block.
+#[derive(Clone, Copy)]
+pub(crate) struct ChunkMask<'a> {
+    pub(crate) entries: &'a ChunkEntries,
+    pub(crate) bounds: &'a MaskBounds,
 }
 
 /// Online softmax state per query row: running maximum m, and denominator l.

@@ -5,9 +5,10 @@
 //! several heads share a block.
 
 use crate::attention::softmax::state::MaskBounds;
-use crate::attention::views::Chunk;
-use crate::attention::work::VisibleChunk;
-use crate::isa::tile::LANES;
+use crate::attention::views::{Chunk, VisibleChunk};
+use crate::gemm::bf16::operands::OperandB;
+use crate::isa::tile::{LANES, Tile};
+use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::rows::CHUNK;
 use std::ops::Range;
 
@@ -21,14 +22,38 @@ pub(crate) struct QueryBlock {
     pub(crate) rows: [u32; LANES],
     /// Whether the used row indices are consecutive.
     pub(crate) consecutive: bool,
-    /// Index of its first query tile, of one per
-    /// [`HeadShape::steps`](super::layer::HeadShape::steps).
-    pub(crate) queries: usize,
     pub(crate) bounds: MaskBounds,
     /// Minimum and maximum of `bounds`: the number of visible entries, and the first visible
     /// position, over its rows.
     pub(crate) visible: (i32, i32),
     pub(crate) from: (i32, i32),
+}
+
+/// The query blocks of some tokens, in order of KV head, and their queries.
+#[derive(Default)]
+pub(crate) struct QueryBlocks {
+    pub(crate) blocks: Vec<QueryBlock>,
+    /// Query tiles per block: one per step of 32 numbers.
+    pub(crate) steps: usize,
+    /// bf16 pairs to a word. A query row is a column, or a row in the decode path in bf16 pair
+    /// order.
+    pub(crate) tiles: AlignedVec<Tile>,
+    /// The tiles widened to f32, in the decode path where operands are widened.
+    pub(crate) widened: Vec<OperandB>,
+    /// A block's queries before the transpose: a row per query row.
+    pub(crate) rows: AlignedVec<Tile>,
+}
+
+impl QueryBlocks {
+    /// The query tiles of a block.
+    pub(crate) fn tiles(&self, block: usize) -> &[Tile] {
+        &self.tiles[block * self.steps..][..self.steps]
+    }
+
+    /// The query tiles of a block, widened to f32.
+    pub(crate) fn widened(&self, block: usize) -> &[OperandB] {
+        &self.widened[block * self.steps..][..self.steps]
+    }
 }
 
 impl QueryBlock {

@@ -1,4 +1,4 @@
-//! Packing of V rows into AMX tiles (VNNI layout), software-pipelined with the GEMMs of the
+//! V packed into AMX tiles (VNNI layout); packing is software-pipelined with the GEMMs of the
 //! previous head.
 //!
 //! Two V rows of neighboring positions are interleaved: a word holds the pair of bf16 that one dot
@@ -8,6 +8,9 @@
 //! Unpacking within 128-bit lanes permutes the columns of the output O (`place`).
 //! `unpermute_scaled` undoes this when it writes `O * factor`.
 
+use crate::attention::layer::HeadShape;
+use crate::attention::work::CHUNKS_AT_ONCE;
+use crate::gemm::bf16::operands::OperandB;
 use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, Tile};
@@ -21,16 +24,40 @@ const PAIRS_PER_STEP: usize = 2;
 /// Prefetch distance in bytes: within a 4 KB page, where it also triggers the hardware prefetcher.
 const AHEAD: usize = 2048;
 
+/// V tiles of one head, and of the next head or the next chunk.
+#[derive(Default)]
+pub(crate) struct PackedValues {
+    pub(crate) tiles: [AlignedVec<Tile>; CHUNKS_AT_ONCE],
+    /// The first tiles widened to f32, where operands are widened.
+    pub(crate) widened: Vec<OperandB>,
+}
+
+impl PackedValues {
+    /// The padding of V beyond the head dimension stays zero.
+    pub(crate) fn reshape(&mut self, shape: HeadShape) {
+        for tiles in &mut self.tiles {
+            tiles.clear();
+            tiles.grow(shape.value_width / LANES * 2);
+        }
+    }
+
+    /// Takes the tiles `place` to pack one head's V rows of `width` numbers into them.
+    pub(crate) fn start(&mut self, place: usize, rows: [*const u16; CHUNK], width: usize) -> ValuePacking {
+        let tiles = std::mem::take(&mut self.tiles[place]);
+        ValuePacking { rows, width, tiles, done: 0, prefetches: PrefetchRanges::default() }
+    }
+}
+
 /// One head's V rows of a chunk on their way into tiles, a few rows at a time while the previous
 /// head is multiplied.
 pub(crate) struct ValuePacking {
     /// Address of each position's V row.
-    pub(crate) rows: [*const u16; CHUNK],
+    rows: [*const u16; CHUNK],
     /// Head dimension of V.
-    pub(crate) width: usize,
+    width: usize,
     pub(crate) tiles: AlignedVec<Tile>,
     /// Row pairs that are packed.
-    pub(crate) done: usize,
+    done: usize,
     /// What to prefetch meanwhile.
     pub(crate) prefetches: PrefetchRanges,
 }

@@ -1,8 +1,6 @@
-//! `S = Q K^T` and `O += P V`: dispatch by instruction set, and f32 SIMD in the order of AMX.
+//! `S = Q K^T` and `O += P V` in f32 SIMD, in the order of summation of AMX.
 
 use crate::attention::gemm::operands::{ChunkTiles, KeyRows};
-#[cfg(target_arch = "x86_64")]
-use crate::attention::gemm::{amx, avx512_bf16};
 use crate::attention::softmax::state::Scores;
 use crate::gemm::bf16::gemv::dot_step;
 use crate::gemm::bf16::micro_kernel::multiply;
@@ -10,11 +8,10 @@ use crate::gemm::bf16::operands::{OperandA, OperandB};
 use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, STEP, Tile};
-use crate::kernels::{AttentionGemm, GEMV_ROWS};
+use crate::kernels::GEMV_ROWS;
 use crate::memory::kv_pool::rows::CHUNK;
 
-/// S = Q K^T of one head's chunk and 16 query rows, with a query tile per step of 32 numbers. Not
-/// for AMX. `widened` may have the keys widened to f32, per step four times 16 rows.
+/// S = Q K^T of one head's chunk and 16 query rows, with a query tile per step of 32 numbers. `widened` may have the keys widened to f32, per step four times 16 rows.
 ///
 /// # Safety
 /// `queries` must be `steps` tiles, and the keys 64 rows of as many steps.
@@ -26,11 +23,6 @@ pub(crate) unsafe fn scores(
     steps: usize,
     out: &mut Scores,
 ) {
-    #[cfg(target_arch = "x86_64")]
-    if AttentionGemm::of(isa) == AttentionGemm::Bf16Dot {
-        // SAFETY: as the caller vouches; the instruction set was detected on this machine.
-        return unsafe { avx512_bf16::scores(keys, queries, steps, out) };
-    }
     let (mut columns, mut rows) = (OperandB::NONE, OperandA::NONE);
     *out = [[0.0; LANES]; CHUNK];
     for step in 0..steps {
@@ -62,10 +54,10 @@ pub(crate) unsafe fn widen_keys(isa: Isa, keys: &KeyRows, steps: usize, to: &mut
     }
 }
 
-/// Widens one head's V tiles of a chunk to f32, once for all query blocks.
-pub(crate) fn widen_values(isa: Isa, values: &[Tile], to: &mut Vec<OperandB>) {
-    to.resize(values.len(), OperandB::NONE);
-    for (tile, to) in values.iter().zip(to) {
+/// Widens tiles of queries or V to f32.
+pub(crate) fn widen_tiles(isa: Isa, tiles: &[Tile], to: &mut Vec<OperandB>) {
+    to.resize(tiles.len(), OperandB::NONE);
+    for (tile, to) in tiles.iter().zip(to) {
         // SAFETY: a whole tile is readable.
         unsafe { to.load(isa, tile.as_ptr().cast()) };
     }
@@ -91,12 +83,11 @@ per_isa! {
 }
 
 /// O += P V over `chunks`, for some query rows with accumulators `sums` of `width` numbers each.
-/// `during` runs beside every tile product. Instruction sets that widen pass the only chunk's V as
-/// f32 in `widened`, if there are more than [`GEMV_ROWS`] rows.
+/// `during` runs beside every tile product. `widened` is the only chunk's V in f32, if there are
+/// more than [`GEMV_ROWS`] rows.
 ///
 /// # Safety
-/// The chunks' tiles must be readable. On AMX tiles must be configured, those of weights
-/// and products with as many rows as there are query rows.
+/// The chunks' tiles must be readable.
 pub(crate) unsafe fn values(
     isa: Isa,
     chunks: &[ChunkTiles],
@@ -105,17 +96,6 @@ pub(crate) unsafe fn values(
     width: usize,
     mut during: impl FnMut(),
 ) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: as the caller vouches; the instruction set was detected on this machine.
-    unsafe {
-        match AttentionGemm::of(isa) {
-            AttentionGemm::Tiles => return amx::values(chunks, sums, width, during),
-            AttentionGemm::Bf16Dot => {
-                return chunks.iter().for_each(|c| avx512_bf16::values(*c, sums, width, &mut during));
-            }
-            AttentionGemm::Widened => {}
-        }
-    }
     let query_rows = sums.len() / width;
     for ChunkTiles { weights, values } in chunks {
         let mut rows = [OperandA::NONE; CHUNK / STEP];

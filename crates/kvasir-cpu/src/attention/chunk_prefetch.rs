@@ -1,10 +1,11 @@
 //! What attention prefetches: the ranges of a chunk's K and V, the next head's rows, and the same
 //! rows of the next layer.
 
-use crate::attention::layer::LayerAttention;
-use crate::attention::views::{Chunk, Run};
+use crate::attention::gemm::operands::prefetch_points;
+use crate::attention::layer::{HeadShape, LayerAttention};
+use crate::attention::views::{Chunk, Run, VisibleChunk};
+use crate::attention::work::ChunkWork;
 use crate::isa::tile::LANES;
-use crate::kernels::AttentionGemm;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::memory::kv_pool::rows::{BLOCK_SLOTS, CHUNK, Rows};
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
@@ -12,7 +13,49 @@ use crate::prefetch::next_head::NextHead;
 use crate::prefetch::ranges::PrefetchRanges;
 use std::ops::Range;
 
+/// What is prefetched beside the products of a chunk's keys.
+#[derive(Default)]
+pub(crate) struct ChunkPrefetch {
+    /// The first head's K and V rows of the chunk, where they are prefetched.
+    pub(crate) keys: NextHead,
+    pub(crate) values: NextHead,
+    /// Prefetch list while a single head's keys are multiplied.
+    pub(crate) ranges: PrefetchRanges,
+}
+
 impl LayerAttention<'_> {
+    /// Sets up the prefetch beside the products of a chunk's keys. With `in_order`, nothing is to
+    /// be prefetched where the bf16 rows of a whole chunk are contiguous: the hardware prefetcher
+    /// follows them from head to head.
+    pub(crate) fn chunk_prefetch(
+        &self,
+        work: &ChunkWork<'_>,
+        seen: &VisibleChunk<'_>,
+        in_order: bool,
+    ) -> ChunkPrefetch {
+        let (chunk, head) = (seen.chunk, work.heads.start);
+        let [keys, values] = if in_order && self.is_contiguous_bf16(chunk) {
+            Default::default()
+        } else {
+            [self.next_keys(chunk, head), self.next_values(chunk, head)]
+        };
+        if work.heads.len() > 1 {
+            return ChunkPrefetch { keys, values, ranges: PrefetchRanges::default() };
+        }
+        let ranges = match seen.next {
+            Some(next) if work.blocks.len() > 1 => {
+                self.append_value_ranges(next, head, self.key_ranges(next, head)).to_l2()
+            }
+            _ if work.blocks.len() > 1 => PrefetchRanges::default(),
+            _ if work.decode => self.append_value_ranges(chunk, head, PrefetchRanges::default()).to_l2(),
+            // The first half was prefetched beside the previous chunk's values.
+            _ => self.key_ranges(chunk, head).second_half(),
+        };
+        let blocks = work.blocks().iter().filter(|block| block.meets(seen)).count();
+        let points = blocks * prefetch_points(HeadShape::of(self.facts).steps());
+        ChunkPrefetch { keys, values, ranges: ranges.in_parts(points) }
+    }
+
     /// Prefetch list of one head's K rows of a chunk.
     pub(crate) fn key_ranges(&self, chunk: &Chunk, head: usize) -> PrefetchRanges {
         let mut ranges = PrefetchRanges::default();
@@ -23,12 +66,7 @@ impl LayerAttention<'_> {
     }
 
     /// Appends one head's V rows of a chunk to a prefetch list, unless V is part of K.
-    pub(crate) fn append_value_ranges(
-        &self,
-        chunk: &Chunk,
-        head: usize,
-        mut ranges: PrefetchRanges,
-    ) -> PrefetchRanges {
+    fn append_value_ranges(&self, chunk: &Chunk, head: usize, mut ranges: PrefetchRanges) -> PrefetchRanges {
         for run in self.views.runs(chunk) {
             if let Some(values) = &self.pool(run.pool).values {
                 values.contiguous(run.slot, run.len, head, |at, bytes| ranges.add(at, bytes));
@@ -61,21 +99,10 @@ impl LayerAttention<'_> {
         });
     }
 
-    /// A head's K rows of a chunk and its V rows. In bf16 pair order, nothing is to be
-    /// prefetched where the bf16 rows of a whole chunk are contiguous: the hardware prefetcher
-    /// follows them from head to head.
-    pub(crate) fn first_next_heads(&self, chunk: &Chunk, head: usize) -> [NextHead; 2] {
-        let in_order = |run: &Run| {
-            run.len as usize == CHUNK
-                && (run.slot as usize).is_multiple_of(BLOCK_SLOTS)
-                && self.pool(run.pool).keys.kind() == KvType::Bf16
-        };
-        match self.views.runs(chunk) {
-            [run] if AttentionGemm::of(self.isa) == AttentionGemm::Bf16Dot && in_order(run) => {
-                Default::default()
-            }
-            _ => [self.next_keys(chunk, head), self.next_values(chunk, head)],
-        }
+    fn is_contiguous_bf16(&self, chunk: &Chunk) -> bool {
+        matches!(self.views.runs(chunk), [run] if run.len as usize == CHUNK
+            && (run.slot as usize).is_multiple_of(BLOCK_SLOTS)
+            && self.pool(run.pool).keys.kind() == KvType::Bf16)
     }
 
     /// One head's K rows of a chunk.
