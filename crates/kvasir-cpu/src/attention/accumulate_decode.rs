@@ -7,7 +7,7 @@
 //! V costs more than multiplying it. Without AMX the scores are computed for a SIMD vector of
 //! positions at a time, instead of 16 query rows.
 
-use crate::attention::decode::{HeadRows, ValueRows};
+use crate::attention::decode::ValueRows;
 use crate::attention::kernel::AttentionKernel;
 use crate::attention::layer::LayerAttention;
 use crate::attention::scratch::StagedKv;
@@ -52,16 +52,15 @@ impl LayerAttention<'_> {
                 None if last => next_head,
                 _ => next_head.next_head(),
             };
-            let head_rows = HeadRows { first: i * block.per_head, count: block.per_head };
-            let sums = state.outputs(block.rows[head_rows.first], head_rows.count);
-            let rescales = &weights.rescales[work.blocks.start][head_rows.first..head_rows.end()];
+            let head_rows = i * block.per_head..(i + 1) * block.per_head;
+            let sums = state.outputs(block.rows[head_rows.start], block.per_head);
+            let rescales = &weights.rescales[work.blocks.start][head_rows.clone()];
             rescale_outputs(self.isa, sums, width, rescales);
             // Positions past the last entry have weight 0 and are skipped.
-            let values = ValueRows { rows: &rows[..seen.len().next_multiple_of(2)], offset, width };
+            let rows = &rows[..seen.len().next_multiple_of(2)];
+            let values = ValueRows { rows, offset, width, next_head: &next_head };
             // SAFETY: the rows are the pool's or staged; the decode path has whole cache lines.
-            unsafe {
-                kernel.decode_values(weights, work.blocks.start, head_rows, values, &next_head, sums);
-            }
+            unsafe { kernel.decode_values(weights, head_rows, values, sums) };
         }
     }
 

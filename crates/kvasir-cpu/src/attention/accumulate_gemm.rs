@@ -1,8 +1,7 @@
 //! O += P V as a GEMM, for KV heads with many query rows: V packed into tiles, multiplied with the
 //! attention weights P. Packing of the next head's V overlaps with the products.
 
-use crate::attention::gemm::operands::ChunkTiles;
-use crate::attention::kernel::AttentionKernel;
+use crate::attention::kernel::{AttentionKernel, ChunkTiles, ValueTiles};
 use crate::attention::layer::LayerAttention;
 use crate::attention::packed_values::{PackedValues, ValuePacking};
 use crate::attention::scratch::StagedKv;
@@ -17,16 +16,16 @@ use crate::prefetch::ranges::PrefetchRanges;
 
 impl LayerAttention<'_> {
     /// Starts packing one head's V rows of a chunk into the tiles `place`.
-    pub(crate) fn start_packing(
+    pub(crate) fn pack_head(
         &self,
         head: usize,
         chunk: &Chunk,
         place: usize,
-        StagedKv { values, packed, .. }: &mut StagedKv,
+        kv: &mut StagedKv,
     ) -> ValuePacking {
         let mut rows = [std::ptr::null(); CHUNK];
-        values.stage(self, head, chunk, &mut rows);
-        packed.start(place, rows, self.facts.value_dim)
+        kv.values.stage(self, head, chunk, &mut rows);
+        kv.packed.start(place, rows, self.facts.value_dim)
     }
 
     /// O += P V, head by head, for all blocks. The next head's V is packed while one is multiplied;
@@ -42,7 +41,7 @@ impl LayerAttention<'_> {
         let last = &work.chunks[work.chunks.len() - 1];
         for (i, head) in work.heads.clone().enumerate() {
             let mut packing = if head + 1 < work.heads.end {
-                self.start_packing(head + 1, last.chunk, 1, kv)
+                self.pack_head(head + 1, last.chunk, 1, kv)
             } else {
                 let next = last.next.filter(|_| work.blocks.len() == 1);
                 let keys = next.map_or(PrefetchRanges::default(), |next| {
@@ -51,7 +50,7 @@ impl LayerAttention<'_> {
                 ValuePacking::only_prefetch(keys.in_parts(kv.packed.tiles[0].len()))
             };
             if work.blocks()[0].per_head > GEMV_ROWS {
-                kernel.widen_values(&mut kv.packed);
+                kernel.widen(&kv.packed.tiles[0], &mut kv.packed.widened);
             }
             let products = HeadProducts { work, weights, values: &kv.packed, head: i };
             for block in work.blocks.clone() {
@@ -92,8 +91,7 @@ impl HeadProducts<'_> {
         let Self { work: ChunkWork { chunks, queries, .. }, weights, values, head } = *self;
         let (isa, block) = (kernel.isa(), &queries.blocks[number]);
         let (from, rows) = (head * block.per_head, block.per_head);
-        let sums = state.outputs(block.rows[from], rows);
-        let width = sums.len() / rows;
+        let (width, sums) = (state.width, state.outputs(block.rows[from], rows));
         let rescale = |chunk: usize| &weights.rescales[weights.index(chunk, number)][from..from + rows];
         let operands = |chunk: usize| {
             let weights = weights.tiles[weights.index(chunk, number)..].as_ptr().cast::<u8>();
@@ -118,11 +116,11 @@ impl HeadProducts<'_> {
             // SAFETY: two tiles of weights and one spare behind them, two tiles of V for each 16
             // columns; as the caller vouches.
             unsafe {
-                let (chunks, widened) = (&all[..end - at], &values.widened[..]);
+                let tiles = ValueTiles { chunks: &all[..end - at], widened: &values.widened };
                 if interleaves {
-                    kernel.values(chunks, widened, sums, width, || packing.step(isa));
+                    kernel.values(tiles, sums, width, || packing.step(isa));
                 } else {
-                    kernel.values(chunks, widened, sums, width, || ());
+                    kernel.values(tiles, sums, width, || ());
                 }
             }
             at = end;

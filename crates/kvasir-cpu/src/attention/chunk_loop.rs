@@ -8,15 +8,14 @@
 
 use crate::attention::kernel::AttentionKernel;
 use crate::attention::layer::LayerAttention;
-use crate::attention::packed_values::ValuePacking;
 use crate::attention::query_blocks::QueryBlock;
-use crate::attention::score::score;
 use crate::attention::scratch::{Scratch, StagedKv};
 use crate::attention::softmax::accumulators::SoftmaxState;
 use crate::attention::softmax::pipeline::{AttentionWeights, SoftmaxPipeline};
 use crate::attention::softmax::state::{ChunkEntries, ChunkMask};
 use crate::attention::views::{Chunk, ChunkSpan, VisibleChunk};
 use crate::attention::work::{CHUNKS_AT_ONCE, ChunkWork, ScoredBlock, WorkItem};
+use crate::isa::tile::transpose;
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 
 impl LayerAttention<'_> {
@@ -46,7 +45,8 @@ impl LayerAttention<'_> {
                 let next = at + blocks[at..].iter().take_while(|b| b.heads == *heads).count();
                 let decode = next - at == 1 && self.uses_decode_kernels(blocks[at].per_head);
                 let heads = item.heads.start + heads.start..item.heads.start + heads.end;
-                let work = ChunkWork { chunks: &taken[..n], queries, blocks: at..next, heads, decode };
+                let (chunks, blocks, scaling) = (&taken[..n], at..next, self.scaling());
+                let work = ChunkWork { chunks, queries, blocks, heads, decode, scaling };
                 if decode && item.pages > 0 {
                     self.queue_next_layer(seen.chunk, work.heads.clone(), item.pages, kv_queue);
                 }
@@ -78,44 +78,43 @@ impl LayerAttention<'_> {
         None
     }
 
-    /// S = Q K^T and online softmax of the chunks for all blocks. The products of a block overlap
-    /// with the softmax of the one before, and the packing of the first head's V with the products
-    /// of its keys.
-    fn scores_and_weights(
+    /// S = Q K^T and online softmax of the chunks for all blocks, software-pipelined: the products
+    /// of a block overlap with the softmax of the one before, and the packing of the first head's V
+    /// with the products of its keys.
+    fn scores_and_weights<K: AttentionKernel>(
         &self,
-        kernel: &mut impl AttentionKernel,
+        kernel: &mut K,
         work: &ChunkWork<'_>,
         kv: &mut StagedKv,
         pipeline: &mut SoftmaxPipeline,
         weights: &mut AttentionWeights,
         state: &mut SoftmaxState,
     ) {
-        let mut before: Option<ScoredBlock> = None;
-        for (n, seen) in work.chunks.iter().enumerate() {
+        let mut before: Option<ScoredBlock<'_>> = None;
+        for (chunk, seen) in work.chunks.iter().enumerate() {
             let entries = self.mask_entries(work, seen);
-            let mut packing = self.stage_chunk(kernel, work, n, kv);
-            for block in work.blocks.clone().filter(|block| work.queries.blocks[*block].meets(seen)) {
+            self.stage_kv(kernel, work, chunk, kv);
+            for block in work.blocks.clone() {
                 let place = before.map_or(0, |before| 1 - before.place);
-                let now = ScoredBlock { block, chunk: n, seen: seen.len(), place };
-                // SAFETY: keys were staged; the rows are the pool's or staged.
-                unsafe { score(kernel, now, work, kv, packing.as_mut(), pipeline) };
-                if let Some(before) = before {
-                    self.end_softmax(kernel, before, work, pipeline, weights, state);
+                let now = ScoredBlock { work, block, chunk, seen: seen.len(), place };
+                if !now.block().meets(seen) {
+                    continue;
                 }
-                let block = &work.queries.blocks[block];
-                let entries = entries.as_ref().filter(|_| !block.sees_all(seen.chunk, seen.first));
-                let mask = entries.map(|entries| ChunkMask { entries, bounds: &block.bounds });
-                self.begin_softmax(kernel, now, work, mask, state, pipeline);
+                // SAFETY: keys were staged; the rows are the pool's or staged.
+                unsafe { kernel.scores(now, kv, pipeline) };
+                if let Some(before) = before {
+                    end_softmax(kernel, before, pipeline, weights, state);
+                }
+                state.load(now.block(), &mut pipeline.softmax[place].run);
+                let entries = entries.as_ref().filter(|_| !now.block().sees_all(seen.chunk, seen.first));
+                let mask = entries.map(|entries| ChunkMask { entries, bounds: &now.block().bounds });
+                kernel.begin_softmax(now, mask, pipeline);
                 before = Some(now);
             }
-            if let Some(mut packing) = packing {
-                // SAFETY: the rows are the pool's or staged.
-                unsafe { packing.finish(self.isa) };
-                kv.packed.tiles[n] = packing.tiles;
-            }
+            kv.packed.finish(self.isa, chunk);
         }
         if let Some(before) = before {
-            self.end_softmax(kernel, before, work, pipeline, weights, state);
+            end_softmax(kernel, before, pipeline, weights, state);
         }
     }
 
@@ -126,22 +125,41 @@ impl LayerAttention<'_> {
         some.then(|| ChunkEntries::of(self.views.runs(seen.chunk), seen.chunk.first as i32))
     }
 
-    /// Stages the K rows of chunk `n`, sets up prefetch, and starts packing the first head's V rows
+    /// Stages the K rows of a chunk, sets up prefetch, and starts packing the first head's V rows
     /// unless they are multiplied in place.
-    fn stage_chunk<K: AttentionKernel>(
-        &self,
-        kernel: &K,
-        work: &ChunkWork<'_>,
-        n: usize,
-        kv: &mut StagedKv,
-    ) -> Option<ValuePacking> {
-        let seen = &work.chunks[n];
-        kv.keys.stage(self, work.heads.clone(), seen.chunk);
+    fn stage_kv<K: AttentionKernel>(&self, kernel: &K, work: &ChunkWork<'_>, n: usize, kv: &mut StagedKv) {
+        let VisibleChunk { chunk, .. } = work.chunks[n];
+        kv.keys.stage(self, work.heads.clone(), chunk);
         if work.blocks.len() > 1 {
-            // SAFETY: 64 rows of whole steps, the pool's or staged.
-            unsafe { kernel.widen_keys(&mut kv.keys, work.queries.steps) };
+            kernel.widen_keys(&mut kv.keys, work.queries.steps);
         }
-        kv.prefetch = self.chunk_prefetch(work, seen, K::READS_IN_ORDER);
-        (!work.decode).then(|| self.start_packing(work.heads.start, seen.chunk, n, kv))
+        kv.prefetch = self.chunk_prefetch(work, n, K::DECODES_ROWS);
+        kv.packed.packing = (!work.decode).then(|| self.pack_head(work.heads.start, chunk, n, kv));
     }
+}
+
+/// Finishes the online softmax of a block: its remaining weights become tiles, and m and l are
+/// stored back.
+fn end_softmax(
+    kernel: &impl AttentionKernel,
+    now: ScoredBlock<'_>,
+    pipeline: &mut SoftmaxPipeline,
+    weights: &mut AttentionWeights,
+    state: &mut SoftmaxState,
+) {
+    let (isa, number) = (kernel.isa(), weights.index(now.chunk, now.block));
+    if now.work.decode {
+        #[cfg(target_arch = "x86_64")]
+        kernel.decode_weights(now, pipeline, weights);
+    } else {
+        let packed = &mut pipeline.packed[0];
+        kernel.finish_weights(&mut pipeline.softmax[now.place], &pipeline.scores[now.place], packed);
+        for (part, tile) in packed.as_chunks().0.iter().zip(&mut weights.tiles[number]) {
+            transpose(isa, part, tile);
+        }
+    }
+    let softmax = &mut pipeline.softmax[now.place];
+    softmax.finish(isa);
+    state.store(now.block(), &softmax.run);
+    weights.rescales[number] = softmax.run.rescale;
 }

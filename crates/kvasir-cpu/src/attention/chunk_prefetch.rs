@@ -1,9 +1,8 @@
 //! What attention prefetches: the ranges of a chunk's K and V, the next head's rows, and the same
 //! rows of the next layer.
 
-use crate::attention::gemm::operands::prefetch_points;
-use crate::attention::layer::{HeadShape, LayerAttention};
-use crate::attention::views::{Chunk, Run, VisibleChunk};
+use crate::attention::layer::LayerAttention;
+use crate::attention::views::{Chunk, Run};
 use crate::attention::work::ChunkWork;
 use crate::isa::tile::LANES;
 use crate::memory::kv_pool::kv_type::KvType;
@@ -27,17 +26,14 @@ impl LayerAttention<'_> {
     /// Sets up the prefetch beside the products of a chunk's keys. With `in_order`, nothing is to
     /// be prefetched where the bf16 rows of a whole chunk are contiguous: the hardware prefetcher
     /// follows them from head to head.
-    pub(crate) fn chunk_prefetch(
-        &self,
-        work: &ChunkWork<'_>,
-        seen: &VisibleChunk<'_>,
-        in_order: bool,
-    ) -> ChunkPrefetch {
-        let (chunk, head) = (seen.chunk, work.heads.start);
+    pub(crate) fn chunk_prefetch(&self, work: &ChunkWork<'_>, chunk: usize, in_order: bool) -> ChunkPrefetch {
+        let (seen, head) = (&work.chunks[chunk], work.heads.start);
+        let chunk = seen.chunk;
         let [keys, values] = if in_order && self.is_contiguous_bf16(chunk) {
             Default::default()
         } else {
-            [self.next_keys(chunk, head), self.next_values(chunk, head)]
+            let values = |run: &Run| self.pool(run.pool).read_as_values();
+            [self.next_keys(chunk, head), self.next_head(chunk, head, values)]
         };
         if work.heads.len() > 1 {
             return ChunkPrefetch { keys, values, ranges: PrefetchRanges::default() };
@@ -52,7 +48,8 @@ impl LayerAttention<'_> {
             _ => self.key_ranges(chunk, head).second_half(),
         };
         let blocks = work.blocks().iter().filter(|block| block.meets(seen)).count();
-        let points = blocks * prefetch_points(HeadShape::of(self.facts).steps());
+        // AMX prefetches twice per step of 32 numbers.
+        let points = 2 * blocks * work.queries.steps;
         ChunkPrefetch { keys, values, ranges: ranges.in_parts(points) }
     }
 
@@ -108,11 +105,6 @@ impl LayerAttention<'_> {
     /// One head's K rows of a chunk.
     pub(crate) fn next_keys(&self, chunk: &Chunk, head: usize) -> NextHead {
         self.next_head(chunk, head, |run| &self.pool(run.pool).keys)
-    }
-
-    /// One head's V rows of a chunk.
-    fn next_values(&self, chunk: &Chunk, head: usize) -> NextHead {
-        self.next_head(chunk, head, |run| self.pool(run.pool).read_as_values())
     }
 
     fn next_head<'a>(&'a self, chunk: &Chunk, head: usize, rows: impl Fn(&Run) -> &'a Rows) -> NextHead {

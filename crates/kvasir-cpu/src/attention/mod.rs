@@ -31,7 +31,6 @@ pub(crate) mod chunk_prefetch;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod decode;
 pub(crate) mod f32;
-pub(crate) mod gemm;
 pub(crate) mod kernel;
 pub(crate) mod layer;
 pub(crate) mod pack_queries;
@@ -40,7 +39,6 @@ pub(crate) mod query_blocks;
 #[cfg(test)]
 pub(crate) mod reference;
 pub(crate) mod run;
-pub(crate) mod score;
 pub(crate) mod scratch;
 pub(crate) mod shared_prefix;
 pub(crate) mod softmax;

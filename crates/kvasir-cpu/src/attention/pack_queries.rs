@@ -80,7 +80,7 @@ impl LayerAttention<'_> {
                 };
                 queries.tiles.grow(tiles + steps);
                 let tiles = &mut queries.tiles[tiles..];
-                if decode && K::DECODES_QUERY_ROWS {
+                if decode && K::DECODES_ROWS {
                     round_queries(self.isa, tiles, used, query);
                 } else {
                     let rows = &mut queries.rows[..steps];
@@ -93,7 +93,7 @@ impl LayerAttention<'_> {
             head = heads.end;
         }
         if decode {
-            kernel.widen_queries(queries);
+            kernel.widen(&queries.tiles, &mut queries.widened);
         }
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct PackedValues {
     pub(crate) tiles: [AlignedVec<Tile>; CHUNKS_AT_ONCE],
     /// The first tiles widened to f32, where operands are widened.
     pub(crate) widened: Vec<OperandB>,
+    /// Packing of a chunk's V for the first head, beside the products of its keys.
+    pub(crate) packing: Option<ValuePacking>,
 }
 
 impl PackedValues {
@@ -45,6 +47,15 @@ impl PackedValues {
     pub(crate) fn start(&mut self, place: usize, rows: [*const u16; CHUNK], width: usize) -> ValuePacking {
         let tiles = std::mem::take(&mut self.tiles[place]);
         ValuePacking { rows, width, tiles, done: 0, prefetches: PrefetchRanges::default() }
+    }
+
+    /// Finishes the packing beside the products of keys, if there is any, into the tiles `place`.
+    pub(crate) fn finish(&mut self, isa: Isa, place: usize) {
+        if let Some(packing) = &mut self.packing {
+            // SAFETY: the rows are the pool's or staged.
+            unsafe { packing.finish(isa) };
+            std::mem::swap(&mut self.tiles[place], &mut packing.tiles);
+        }
     }
 }
 

@@ -44,18 +44,6 @@ pub(crate) struct QueryBlocks {
     pub(crate) rows: AlignedVec<Tile>,
 }
 
-impl QueryBlocks {
-    /// The query tiles of a block.
-    pub(crate) fn tiles(&self, block: usize) -> &[Tile] {
-        &self.tiles[block * self.steps..][..self.steps]
-    }
-
-    /// The query tiles of a block, widened to f32.
-    pub(crate) fn widened(&self, block: usize) -> &[OperandB] {
-        &self.widened[block * self.steps..][..self.steps]
-    }
-}
-
 impl QueryBlock {
     pub(crate) fn used(&self) -> usize {
         self.heads.len() * self.per_head
@@ -79,11 +67,6 @@ impl QueryBlock {
         self.rows.iter().zip(numbers).take(used).for_each(|(row, number)| to[*row as usize] = *number);
     }
 
-    /// Whether some row of the block sees some entry of the chunk, whose last position is `last`.
-    pub(crate) fn sees(&self, chunk: &Chunk, last: i32) -> bool {
-        self.visible.1 > chunk.first as i32 && self.from.0 <= last
-    }
-
     /// Whether every row sees the whole chunk, from position `first` on: no mask is applied.
     pub(crate) fn sees_all(&self, chunk: &Chunk, first: i32) -> bool {
         chunk.len as usize == CHUNK
@@ -91,7 +74,8 @@ impl QueryBlock {
             && self.from.1 <= first
     }
 
+    /// Whether some row of the block sees some entry of the chunk.
     pub(crate) fn meets(&self, seen: &VisibleChunk<'_>) -> bool {
-        self.sees(seen.chunk, seen.last)
+        self.visible.1 > seen.chunk.first as i32 && self.from.0 <= seen.last
     }
 }

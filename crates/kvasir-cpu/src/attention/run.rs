@@ -89,17 +89,16 @@ impl LayerAttention<'_> {
             let tokens = t..all.min(t + tokens);
             let item = WorkItem { group: &groups[at], heads, tokens, pages };
             let (scratch, kv_queue) = worker.scratches();
-            let isa = self.isa;
-            match AttentionGemm::of(isa) {
+            match AttentionGemm::of(self.isa) {
                 #[cfg(target_arch = "x86_64")]
                 AttentionGemm::Tiles => {
                     // SAFETY: the set implies that AMX is permitted.
                     let tiles = unsafe { Tiles::configure() };
-                    self.item(&mut AmxTiles { isa, tiles }, &item, scratch, kv_queue, out);
+                    self.item(&mut AmxTiles(tiles), &item, scratch, kv_queue, out);
                 }
                 #[cfg(target_arch = "x86_64")]
-                AttentionGemm::Bf16Dot => self.item(&mut Bf16Dot { isa }, &item, scratch, kv_queue, out),
-                _ => self.item(&mut Widened { isa }, &item, scratch, kv_queue, out),
+                AttentionGemm::Bf16Dot => self.item(&mut Bf16Dot, &item, scratch, kv_queue, out),
+                _ => self.item(&mut Widened(self.isa), &item, scratch, kv_queue, out),
             }
         };
         if pages > 0 {

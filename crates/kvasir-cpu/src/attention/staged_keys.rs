@@ -1,7 +1,6 @@
 //! K rows of a chunk as the attention kernels read them: in place if they are bf16 and laid out as
 //! the kernels need them, otherwise dequantized to bf16.
 
-use crate::attention::gemm::operands::KeyRows;
 use crate::attention::layer::{HeadShape, LayerAttention};
 use crate::attention::views::{Chunk, Run};
 use crate::gemm::bf16::operands::OperandA;
@@ -10,6 +9,14 @@ use crate::memory::aligned::AlignedVec;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::memory::kv_pool::rows::{BLOCK_SLOTS, CHUNK, Rows};
 use std::ops::Range;
+
+/// K rows of a chunk: four times 16 rows of bf16, each padded to whole steps of 32 numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyRows {
+    pub(crate) base: [*const u8; 4],
+    /// Row stride in bytes, for each 16 rows.
+    pub(crate) stride: [usize; 4],
+}
 
 /// K of a chunk, for the KV heads of a query block.
 #[derive(Default)]

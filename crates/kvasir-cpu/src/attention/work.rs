@@ -3,7 +3,10 @@
 
 use crate::attention::layer::LayerAttention;
 use crate::attention::query_blocks::{QueryBlock, QueryBlocks};
+use crate::attention::softmax::state::ScoreScaling;
 use crate::attention::views::{PrefixGroup, VisibleChunk};
+use crate::gemm::bf16::operands::OperandB;
+use crate::isa::tile::Tile;
 use std::ops::Range;
 
 /// A work item of one thread: some KV heads of all tokens of a group, or one KV head of some tokens
@@ -66,6 +69,7 @@ pub(crate) struct ChunkWork<'c> {
     pub(crate) heads: Range<usize>,
     /// Whether the decode path is used: few query rows per KV head, V multiplied in place.
     pub(crate) decode: bool,
+    pub(crate) scaling: ScoreScaling,
 }
 
 impl ChunkWork<'_> {
@@ -76,7 +80,8 @@ impl ChunkWork<'_> {
 
 /// A query block with scores on their way to attention weights.
 #[derive(Clone, Copy)]
-pub(crate) struct ScoredBlock {
+pub(crate) struct ScoredBlock<'c> {
+    pub(crate) work: &'c ChunkWork<'c>,
     pub(crate) block: usize,
     /// Index among the chunks that are processed together.
     pub(crate) chunk: usize,
@@ -84,4 +89,22 @@ pub(crate) struct ScoredBlock {
     pub(crate) seen: usize,
     /// Which of the two score buffers it uses (double buffering).
     pub(crate) place: usize,
+}
+
+impl<'c> ScoredBlock<'c> {
+    pub(crate) fn block(&self) -> &'c QueryBlock {
+        &self.work.queries.blocks[self.block]
+    }
+
+    /// A query tile per step of 32 numbers.
+    pub(crate) fn queries(&self) -> &'c [Tile] {
+        let QueryBlocks { tiles, steps, .. } = self.work.queries;
+        &tiles[self.block * steps..][..*steps]
+    }
+
+    /// The query tiles widened to f32.
+    pub(crate) fn widened_queries(&self) -> &'c [OperandB] {
+        let QueryBlocks { widened, steps, .. } = self.work.queries;
+        &widened[self.block * steps..][..*steps]
+    }
 }

@@ -4,50 +4,49 @@
 //! - `scores`: S = Q K^T for up to 4 query rows at a time, with the queries in registers.
 //! - `accumulate`: O += P V for up to 4 query rows, two positions per instruction.
 //!
-//! Sums are reduced in the order of [`gemm::avx512_bf16`](crate::attention::gemm::avx512_bf16).
+//! Sums are reduced in the order of [`kernel::bf16_dot`](crate::attention::kernel::bf16_dot).
 //! Each loop advances its load by one row, a stride that the hardware prefetcher follows. Strides
 //! of 1 KB or more, as in a loop that transposes rows, lose half of the bandwidth. Software
 //! prefetch does not recover it. For consecutive rows only the start of the next page is
 //! prefetched.
 
-use crate::attention::decode::{HeadRows, LINE, ValueRows, VisibleKeys};
+use crate::attention::decode::{LINE, ValueRows, VisibleKeys};
 use crate::attention::softmax::state::ScoreRows;
 use crate::isa::tile::{LANES, STEP, Tile};
 use crate::isa::vectors::v512::{add_pairs, reduce_by_halves};
 use crate::kernels::GEMV_ROWS;
 use crate::memory::kv_pool::rows::CHUNK;
 use crate::prefetch::hint::prefetch_next_page;
-use crate::prefetch::next_head::NextHead;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::array::from_fn;
+use std::ops::Range;
 
 /// S = Q K^T of one KV head and its query rows. `queries` has a tile per step of 32 numbers, a row
-/// per query row; `out` a row per query row. Prefetches `next_head`.
+/// per query row; `out` a row per query row.
 ///
 /// # Safety
 /// The machine must have the instructions of `avx512-bf16`, and the keys must be 64 rows of as many
 /// steps as there are query tiles.
 pub(crate) unsafe fn scores(
     keys: VisibleKeys<'_>,
-    next_head: &NextHead,
     queries: &[Tile],
-    rows: HeadRows,
+    rows: Range<usize>,
     out: &mut ScoreRows,
 ) {
     macro_rules! kernel {
         ($from:expr, $n:literal) => {
             match queries.len() {
-                2 => positions::<$n, 2>(keys, next_head, queries, $from, out),
-                4 => positions::<$n, 4>(keys, next_head, queries, $from, out),
-                _ => positions::<$n, 0>(keys, next_head, queries, $from, out),
+                2 => positions::<$n, 2>(keys, queries, $from, out),
+                4 => positions::<$n, 4>(keys, queries, $from, out),
+                _ => positions::<$n, 0>(keys, queries, $from, out),
             }
         };
     }
-    for first in (rows.first..rows.end()).step_by(GEMV_ROWS) {
+    for first in rows.clone().step_by(GEMV_ROWS) {
         // SAFETY: as the caller vouches.
         unsafe {
-            match rows.end() - first {
+            match rows.end - first {
                 1 => kernel!(first, 1),
                 2 => kernel!(first, 2),
                 3 => kernel!(first, 3),
@@ -63,14 +62,8 @@ pub(crate) unsafe fn scores(
 /// # Safety
 /// The machine must have the instructions, and the width of the V rows must be a multiple of
 /// [`LINE`].
-pub(crate) unsafe fn accumulate(
-    weights: &[Tile; 2],
-    first: usize,
-    values: ValueRows<'_>,
-    next_head: &NextHead,
-    sums: &mut [f32],
-) {
-    let width = values.width;
+pub(crate) unsafe fn accumulate(weights: &[Tile; 2], first: usize, v: ValueRows<'_>, sums: &mut [f32]) {
+    let width = v.width;
     let lines = width / LINE;
     // Register blocking: a row's accumulators of one line take two registers. Two rows of four
     // lines leave room for the operands, and read whole rows.
@@ -82,7 +75,7 @@ pub(crate) unsafe fn accumulate(
             ($rows:literal, $lines:literal) => {{
                 let weights: [WeightRow; $rows] =
                     from_fn(|n| weights.each_ref().map(|tile| tile[first + n].as_ptr()));
-                add_values::<$rows, $lines>(&weights, values, next_head, sums.as_mut_ptr())
+                add_values::<$rows, $lines>(&weights, v, sums.as_mut_ptr())
             }};
         }
         // SAFETY: as the caller vouches.
@@ -110,8 +103,7 @@ pub(crate) unsafe fn accumulate(
 /// The machine must have the instructions, and the keys must be 64 rows of as many steps.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn positions<const N: usize, const S: usize>(
-    VisibleKeys { keys, visible }: VisibleKeys<'_>,
-    next_head: &NextHead,
+    VisibleKeys { keys, visible, next_head }: VisibleKeys<'_>,
     queries: &[Tile],
     from: usize,
     out: &mut ScoreRows,
@@ -165,8 +157,7 @@ type WeightRow = [*const u32; CHUNK / STEP];
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn add_values<const N: usize, const W: usize>(
     weights: &[WeightRow; N],
-    ValueRows { rows, offset, width }: ValueRows<'_>,
-    next_head: &NextHead,
+    ValueRows { rows, offset, width, next_head }: ValueRows<'_>,
     sums: *mut f32,
 ) {
     for at in (0..width).step_by(W * LINE) {

@@ -1,12 +1,12 @@
 //! The decode kernels in f32, by SIMD width and number of query rows.
 
-use crate::attention::decode::{HeadRows, LINE, ValueRows, VisibleKeys, widened};
+use crate::attention::decode::{LINE, ValueRows, VisibleKeys, widened};
 use crate::attention::softmax::state::{PackedWeights, ScoreRows, Scores};
 use crate::gemm::bf16::operands::OperandB;
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::kernels::GEMV_ROWS;
-use crate::prefetch::next_head::NextHead;
+use std::ops::Range;
 
 /// Runs `$body` with `$v` as the [`widened`] kernels of the SIMD width.
 macro_rules! in_vectors {
@@ -29,20 +29,19 @@ macro_rules! in_vectors {
 pub(crate) unsafe fn scores(
     isa: Isa,
     keys: VisibleKeys<'_>,
-    next_head: &NextHead,
     queries: &[OperandB],
-    rows: HeadRows,
+    rows: Range<usize>,
     out: &mut ScoreRows,
 ) {
-    assert!(rows.end() <= LANES);
-    for first in (rows.first..rows.end()).step_by(GEMV_ROWS) {
+    assert!(rows.end <= LANES);
+    for first in rows.clone().step_by(GEMV_ROWS) {
         // SAFETY: as the caller vouches.
         unsafe {
-            in_vectors!(isa, v => match rows.end() - first {
-                1 => v::positions::<1>(keys, next_head, queries, first, out),
-                2 => v::positions::<2>(keys, next_head, queries, first, out),
-                3 => v::positions::<3>(keys, next_head, queries, first, out),
-                _ => v::positions::<GEMV_ROWS>(keys, next_head, queries, first, out),
+            in_vectors!(isa, v => match rows.end - first {
+                1 => v::positions::<1>(keys, queries, first, out),
+                2 => v::positions::<2>(keys, queries, first, out),
+                3 => v::positions::<3>(keys, queries, first, out),
+                _ => v::positions::<GEMV_ROWS>(keys, queries, first, out),
             });
         }
     }
@@ -58,28 +57,27 @@ pub(crate) unsafe fn widen_weights(isa: Isa, packed: &PackedWeights, weights: &m
 }
 
 /// O += P V for some query rows of one head, over an even number of positions. `sums` is in the
-/// column order of [`packed_values`](crate::attention::packed_values). Prefetches `next_head`.
+/// column order of [`packed_values`](crate::attention::packed_values).
 ///
 /// # Safety
 /// The machine must have the instruction set, and the width of the V rows must be a multiple
 /// of [`LINE`].
 pub(crate) unsafe fn accumulate(
     isa: Isa,
-    weights: &Scores,
-    rows: HeadRows,
-    values: ValueRows<'_>,
-    next_head: &NextHead,
+    p: &Scores,
+    rows: Range<usize>,
+    v: ValueRows<'_>,
     sums: &mut [f32],
 ) {
-    let width = values.width;
-    assert!(rows.end() <= LANES && sums.len() == rows.count * width && width.is_multiple_of(LINE));
-    let weights = weights.as_ptr().cast::<f32>().wrapping_add(rows.first);
+    let width = v.width;
+    assert!(rows.end <= LANES && sums.len() == rows.len() * width && width.is_multiple_of(LINE));
+    let weights = p.as_ptr().cast::<f32>().wrapping_add(rows.start);
     for (n, sums) in sums.chunks_mut(GEMV_ROWS * width).enumerate() {
         let weights = weights.wrapping_add(n * GEMV_ROWS);
         // Register blocking: as much of a row at once as there are registers for.
         macro_rules! steps {
             ($vectors:ident, $rows:expr, $vectors_of_row:expr) => {
-                widened::$vectors::steps::<{ $rows }, { $vectors_of_row }>(weights, values, next_head, sums)
+                widened::$vectors::steps::<{ $rows }, { $vectors_of_row }>(weights, v, sums)
             };
         }
         // SAFETY: as the caller vouches.

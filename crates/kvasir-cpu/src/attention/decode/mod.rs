@@ -3,37 +3,28 @@
 //! - `widened.rs`: operands widened to f32, in the summation order of AMX. Per 32 numbers one FMA
 //!   chain runs over the even and one over the odd; the two are added, then added to the sum.
 //!   `gemv.rs` picks their vector width.
-//! - `bf16_dot.rs`: bf16 pair dot products, in the order of `gemm::avx512_bf16`.
+//! - `bf16_dot.rs`: bf16 pair dot products, in the order of `kernel::bf16_dot`.
 
 pub(crate) mod bf16_dot;
 pub(crate) mod gemv;
 pub(crate) mod widened;
 
-use crate::attention::gemm::operands::KeyRows;
 use crate::attention::scratch::StagedKv;
+use crate::attention::staged_keys::{KeyRows, StagedKeys};
+use crate::attention::work::ScoredBlock;
 use crate::prefetch::next_head::NextHead;
+use std::ops::Range;
 
 /// Numbers of bf16 in a cache line, and positions per step of P V.
 pub(crate) const LINE: usize = 32;
-
-/// The query rows of a block that belong to one KV head.
-#[derive(Clone, Copy)]
-pub(crate) struct HeadRows {
-    pub(crate) first: usize,
-    pub(crate) count: usize,
-}
-
-impl HeadRows {
-    pub(crate) fn end(self) -> usize {
-        self.first + self.count
-    }
-}
 
 /// One head's K rows of a chunk, of which the first `visible` positions are multiplied.
 #[derive(Clone, Copy)]
 pub(crate) struct VisibleKeys<'k> {
     pub(crate) keys: &'k KeyRows,
     pub(crate) visible: usize,
+    /// What to prefetch meanwhile.
+    pub(crate) next_head: NextHead,
 }
 
 /// One head's V rows of a chunk, which must be readable: the addresses of the first head's, and the
@@ -44,17 +35,18 @@ pub(crate) struct ValueRows<'v> {
     pub(crate) offset: usize,
     /// Numbers per row.
     pub(crate) width: usize,
+    /// What to prefetch meanwhile.
+    pub(crate) next_head: &'v NextHead,
 }
 
-/// Per head its first `visible` keys, what to prefetch beside them, and its `per_head` query rows.
-pub(crate) fn heads(
-    kv: &StagedKv,
-    visible: usize,
-    per_head: usize,
-) -> impl Iterator<Item = (VisibleKeys<'_>, NextHead, HeadRows)> {
-    let mut next = kv.prefetch.keys;
-    kv.keys.heads.iter().enumerate().map(move |(i, keys)| {
-        next = if i + 1 < kv.keys.heads.len() { next.next_head() } else { kv.prefetch.values };
-        (VisibleKeys { keys, visible }, next, HeadRows { first: i * per_head, count: per_head })
+/// The visible keys and the query rows of each head of a block.
+pub(crate) fn heads<'k>(
+    StagedKv { keys: StagedKeys { heads, .. }, prefetch, .. }: &'k StagedKv,
+    now: ScoredBlock<'_>,
+) -> impl Iterator<Item = (VisibleKeys<'k>, Range<usize>)> {
+    let (mut next_head, visible, count) = (prefetch.keys, now.seen, now.block().per_head);
+    heads.iter().enumerate().map(move |(i, keys)| {
+        next_head = if i + 1 < heads.len() { next_head.next_head() } else { prefetch.values };
+        (VisibleKeys { keys, visible, next_head }, i * count..(i + 1) * count)
     })
 }

@@ -7,7 +7,6 @@ use crate::gemm::bf16::operands::OperandB;
 use crate::isa::tile::LANES;
 use crate::memory::kv_pool::rows::CHUNK;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
-use crate::prefetch::next_head::NextHead;
 
 macro_rules! kernels {
     ($vectors:ident, $features:literal, into: $cache:ident) => {
@@ -25,8 +24,7 @@ macro_rules! kernels {
             /// As for [`gemv::scores`](crate::attention::decode::gemv::scores).
             #[target_feature(enable = $features)]
             pub(crate) unsafe fn positions<const N: usize>(
-                VisibleKeys { keys, visible }: VisibleKeys<'_>,
-                next_head: &NextHead,
+                VisibleKeys { keys, visible, next_head }: VisibleKeys<'_>,
                 queries: &[OperandB],
                 from: usize,
                 out: &mut ScoreRows,
@@ -95,8 +93,7 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             pub(crate) unsafe fn steps<const N: usize, const W: usize>(
                 weights: *const f32,
-                ValueRows { rows, offset, width }: ValueRows<'_>,
-                next_head: &NextHead,
+                ValueRows { rows, offset, width, next_head }: ValueRows<'_>,
                 sums: &mut [f32],
             ) {
                 // One prefetched line for each vector of the rows that the first phase reads.

@@ -16,7 +16,7 @@ pub(crate) struct SoftmaxState {
     /// O in the column order of [`packed_values`](crate::attention::packed_values).
     outputs: AlignedVec<f32>,
     /// Numbers of O per row.
-    width: usize,
+    pub(crate) width: usize,
 }
 
 impl SoftmaxState {

@@ -1,11 +1,10 @@
 //! Buffers between S = Q K^T and O += P V: the scores of two query blocks on their way to attention
 //! weights, and the weights P of all blocks.
 
-use crate::attention::softmax::state::{OnlineSoftmax, PackedWeights, Scores};
+use crate::attention::softmax::state::{OnlineSoftmax, PackedWeights, ScoreRows, Scores};
 use crate::attention::work::CHUNKS_AT_ONCE;
 use crate::isa::tile::{LANES, Tile};
 use crate::memory::aligned::AlignedVec;
-use crate::memory::kv_pool::rows::CHUNK;
 
 /// Double buffer of the software pipeline: one block is scored while the other's weights are made.
 #[derive(Default)]
@@ -15,14 +14,14 @@ pub(crate) struct SoftmaxPipeline {
     /// Weights before they become tiles.
     pub(crate) packed: AlignedVec<PackedWeights>,
     /// Scores of the decode path, a row per query row.
-    pub(crate) rows: AlignedVec<[f32; CHUNK]>,
+    pub(crate) rows: AlignedVec<ScoreRows>,
 }
 
 impl SoftmaxPipeline {
     pub(crate) fn prepare(&mut self) {
         self.scores.grow(2);
         self.packed.grow(1);
-        self.rows.grow(LANES);
+        self.rows.grow(1);
     }
 }
 

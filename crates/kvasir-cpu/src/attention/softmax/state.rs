@@ -36,16 +36,10 @@ pub(crate) struct ChunkEntries {
     pub(crate) position: [i32; CHUNK],
 }
 
-impl Default for ChunkEntries {
-    fn default() -> Self {
-        Self { entry: [i32::MAX; CHUNK], position: [0; CHUNK] }
-    }
-}
-
 impl ChunkEntries {
     /// The entries of a chunk's runs; the first has number `number`.
     pub(crate) fn of(runs: &[Run], mut number: i32) -> Self {
-        let mut all = Self::default();
+        let mut all = Self { entry: [i32::MAX; CHUNK], position: [0; CHUNK] };
         for run in runs {
             let first = run.position as usize % CHUNK;
             let places = first..first + run.len as usize;
