@@ -95,7 +95,7 @@ impl Bf16MicroKernel {
     }
 }
 
-/// How attention multiplies blocks of query rows.
+/// How attention multiplies blocks of query rows; an implementation of `AttentionKernel` each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AttentionGemm {
     /// AMX tiles.

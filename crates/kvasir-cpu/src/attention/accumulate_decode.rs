@@ -10,10 +10,10 @@
 use crate::attention::decode::ValueRows;
 use crate::attention::kernel::AttentionKernel;
 use crate::attention::layer::LayerAttention;
-use crate::attention::scratch::StagedKv;
 use crate::attention::softmax::accumulators::SoftmaxState;
 use crate::attention::softmax::online::rescale_outputs;
 use crate::attention::softmax::pipeline::AttentionWeights;
+use crate::attention::staged_kv::StagedKv;
 use crate::attention::views::{Chunk, Run};
 use crate::attention::work::ChunkWork;
 use crate::memory::kv_pool::kv_type::KvType;
@@ -29,8 +29,7 @@ impl LayerAttention<'_> {
         kv: &mut StagedKv,
         state: &mut SoftmaxState,
     ) {
-        let width = self.facts.value_dim;
-        let seen = &work.chunks[0];
+        let (width, seen) = (self.facts.value_dim, &work.chunks[0]);
         let (block, first) = (&work.blocks()[0], work.heads.start);
         let mut rows = [std::ptr::null::<u16>(); CHUNK];
         // Byte offset from these addresses to the current head's rows.
@@ -43,7 +42,7 @@ impl LayerAttention<'_> {
                 Some(heads) if i > 0 && seen.chunk.len as usize == CHUNK => {
                     offset += heads.to_next(head - 1);
                 }
-                _ => kv.values.stage(self, head, seen.chunk, &mut rows),
+                _ => rows = kv.values.rows(self, head, seen.chunk),
             }
             let last = head + 1 == work.heads.end;
             next_head = match seen.next {
@@ -52,15 +51,15 @@ impl LayerAttention<'_> {
                 None if last => next_head,
                 _ => next_head.next_head(),
             };
-            let head_rows = i * block.per_head..(i + 1) * block.per_head;
-            let sums = state.outputs(block.rows[head_rows.start], block.per_head);
-            let rescales = &weights.rescales[work.blocks.start][head_rows.clone()];
+            let at = i * block.per_head;
+            let sums = state.outputs(block.rows[at], block.per_head);
+            let rescales = &weights.rescales[work.blocks.start][at..at + block.per_head];
             rescale_outputs(self.isa, sums, width, rescales);
             // Positions past the last entry have weight 0 and are skipped.
             let rows = &rows[..seen.len().next_multiple_of(2)];
             let values = ValueRows { rows, offset, width, next_head: &next_head };
             // SAFETY: the rows are the pool's or staged; the decode path has whole cache lines.
-            unsafe { kernel.decode_values(weights, head_rows, values, sums) };
+            unsafe { kernel.decode_values(weights, at, values, sums) };
         }
     }
 

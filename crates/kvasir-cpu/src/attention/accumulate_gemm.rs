@@ -1,31 +1,23 @@
 //! O += P V as a GEMM, for KV heads with many query rows: V packed into tiles, multiplied with the
 //! attention weights P. Packing of the next head's V overlaps with the products.
 
-use crate::attention::kernel::{AttentionKernel, ChunkTiles, ValueTiles};
+use crate::attention::kernel::{AttentionKernel, ChunkTiles, PvTiles};
 use crate::attention::layer::LayerAttention;
 use crate::attention::packed_values::{PackedValues, ValuePacking};
-use crate::attention::scratch::StagedKv;
 use crate::attention::softmax::accumulators::SoftmaxState;
 use crate::attention::softmax::online::rescale_outputs;
 use crate::attention::softmax::pipeline::AttentionWeights;
+use crate::attention::staged_kv::StagedKv;
 use crate::attention::views::Chunk;
 use crate::attention::work::{CHUNKS_AT_ONCE, ChunkWork};
 use crate::kernels::GEMV_ROWS;
-use crate::memory::kv_pool::rows::CHUNK;
 use crate::prefetch::ranges::PrefetchRanges;
 
 impl LayerAttention<'_> {
-    /// Starts packing one head's V rows of a chunk into the tiles `place`.
-    pub(crate) fn pack_head(
-        &self,
-        head: usize,
-        chunk: &Chunk,
-        place: usize,
-        kv: &mut StagedKv,
-    ) -> ValuePacking {
-        let mut rows = [std::ptr::null(); CHUNK];
-        kv.values.stage(self, head, chunk, &mut rows);
-        kv.packed.start(place, rows, self.facts.value_dim)
+    /// Starts packing one head's V rows of a chunk into the tiles `to`.
+    pub(crate) fn pack_head(&self, head: usize, chunk: &Chunk, to: usize, kv: &mut StagedKv) -> ValuePacking {
+        let rows = kv.values.rows(self, head, chunk);
+        kv.packed.start(to, rows, self.facts.value_dim)
     }
 
     /// O += P V, head by head, for all blocks. The next head's V is packed while one is multiplied;
@@ -93,12 +85,12 @@ impl HeadProducts<'_> {
         let (from, rows) = (head * block.per_head, block.per_head);
         let (width, sums) = (state.width, state.outputs(block.rows[from], rows));
         let rescale = |chunk: usize| &weights.rescales[weights.index(chunk, number)][from..from + rows];
-        let operands = |chunk: usize| {
-            let weights = weights.tiles[weights.index(chunk, number)..].as_ptr().cast::<u8>();
-            ChunkTiles {
-                weights: weights.wrapping_add(from * 64),
-                values: values.tiles[chunk].as_ptr().cast(),
-            }
+        let operands = |chunk: usize| ChunkTiles {
+            weights: weights.tiles[weights.index(chunk, number)..]
+                .as_ptr()
+                .wrapping_byte_add(from * 64)
+                .cast(),
+            values: values.tiles[chunk].as_ptr().cast(),
         };
         let interleaves = packing.is_unfinished() || packing.prefetches.is_unfinished();
         let mut at = 0;
@@ -116,11 +108,11 @@ impl HeadProducts<'_> {
             // SAFETY: two tiles of weights and one spare behind them, two tiles of V for each 16
             // columns; as the caller vouches.
             unsafe {
-                let tiles = ValueTiles { chunks: &all[..end - at], widened: &values.widened };
+                let tiles = PvTiles { chunks: &all[..end - at], widened: &values.widened, width };
                 if interleaves {
-                    kernel.values(tiles, sums, width, || packing.step(isa));
+                    kernel.values(tiles, sums, || packing.step(isa));
                 } else {
-                    kernel.values(tiles, sums, width, || ());
+                    kernel.values(tiles, sums, || ());
                 }
             }
             at = end;

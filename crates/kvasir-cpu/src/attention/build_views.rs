@@ -131,8 +131,7 @@ impl Views {
                 chunk.runs.1 = end;
             }
             view.entries += n as usize;
-            rest =
-                Run { position: rest.position + n, slot: rest.slot + n, len: rest.len - n, pool: rest.pool };
+            rest = Run { position: rest.position + n, slot: rest.slot + n, len: rest.len - n, ..rest };
         }
     }
 }

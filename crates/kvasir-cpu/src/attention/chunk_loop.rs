@@ -9,10 +9,11 @@
 use crate::attention::kernel::AttentionKernel;
 use crate::attention::layer::LayerAttention;
 use crate::attention::query_blocks::QueryBlock;
-use crate::attention::scratch::{Scratch, StagedKv};
+use crate::attention::scratch::Scratch;
 use crate::attention::softmax::accumulators::SoftmaxState;
 use crate::attention::softmax::pipeline::{AttentionWeights, SoftmaxPipeline};
 use crate::attention::softmax::state::{ChunkEntries, ChunkMask};
+use crate::attention::staged_kv::StagedKv;
 use crate::attention::views::{Chunk, ChunkSpan, VisibleChunk};
 use crate::attention::work::{CHUNKS_AT_ONCE, ChunkWork, ScoredBlock, WorkItem};
 use crate::isa::tile::transpose;
@@ -29,7 +30,7 @@ impl LayerAttention<'_> {
         kv_queue: &mut KvPrefetchQueue,
     ) {
         let Scratch { tokens, queries, kv, pipeline, weights, state, .. } = s;
-        self.make_blocks(kernel, item, tokens, tokens.of_views(item, span.views), queries);
+        self.make_blocks(kernel, item, tokens, item.tokens_of(self.views, span.views), queries);
         let (queries, blocks) = (&*queries, &queries.blocks);
         weights.prepare(blocks.len());
         let view = &self.views.views[self.views.order[span.views.0] as usize];
@@ -111,7 +112,8 @@ impl LayerAttention<'_> {
                 kernel.begin_softmax(now, mask, pipeline);
                 before = Some(now);
             }
-            kv.packed.finish(self.isa, chunk);
+            // SAFETY: the rows are the pool's or staged.
+            unsafe { kv.packed.finish(self.isa, chunk) };
         }
         if let Some(before) = before {
             end_softmax(kernel, before, pipeline, weights, state);

@@ -27,22 +27,23 @@ impl LayerAttention<'_> {
     /// be prefetched where the bf16 rows of a whole chunk are contiguous: the hardware prefetcher
     /// follows them from head to head.
     pub(crate) fn chunk_prefetch(&self, work: &ChunkWork<'_>, chunk: usize, in_order: bool) -> ChunkPrefetch {
-        let (seen, head) = (&work.chunks[chunk], work.heads.start);
-        let chunk = seen.chunk;
-        let [keys, values] = if in_order && self.is_contiguous_bf16(chunk) {
-            Default::default()
-        } else {
-            let values = |run: &Run| self.pool(run.pool).read_as_values();
-            [self.next_keys(chunk, head), self.next_head(chunk, head, values)]
+        let seen = &work.chunks[chunk];
+        let (chunk, head) = (seen.chunk, work.heads.start);
+        let follows = |run: &Run| {
+            run.len as usize == CHUNK
+                && (run.slot as usize).is_multiple_of(BLOCK_SLOTS)
+                && self.pool(run.pool).keys.kind() == KvType::Bf16
         };
-        if work.heads.len() > 1 {
-            return ChunkPrefetch { keys, values, ranges: PrefetchRanges::default() };
-        }
+        let values = |run: &Run| self.pool(run.pool).read_as_values();
+        let [keys, values] = match self.views.runs(chunk) {
+            [run] if in_order && follows(run) => Default::default(),
+            _ => [self.next_keys(chunk, head), self.next_head(chunk, head, values)],
+        };
+        let many = work.blocks.len() > 1;
         let ranges = match seen.next {
-            Some(next) if work.blocks.len() > 1 => {
-                self.append_value_ranges(next, head, self.key_ranges(next, head)).to_l2()
-            }
-            _ if work.blocks.len() > 1 => PrefetchRanges::default(),
+            _ if work.heads.len() > 1 => PrefetchRanges::default(),
+            Some(next) if many => self.append_value_ranges(next, head, self.key_ranges(next, head)).to_l2(),
+            _ if many => PrefetchRanges::default(),
             _ if work.decode => self.append_value_ranges(chunk, head, PrefetchRanges::default()).to_l2(),
             // The first half was prefetched beside the previous chunk's values.
             _ => self.key_ranges(chunk, head).second_half(),
@@ -94,12 +95,6 @@ impl LayerAttention<'_> {
                 }
             }
         });
-    }
-
-    fn is_contiguous_bf16(&self, chunk: &Chunk) -> bool {
-        matches!(self.views.runs(chunk), [run] if run.len as usize == CHUNK
-            && (run.slot as usize).is_multiple_of(BLOCK_SLOTS)
-            && self.pool(run.pool).keys.kind() == KvType::Bf16)
     }
 
     /// One head's K rows of a chunk.

@@ -7,14 +7,15 @@
 //!    attention).
 //! 3. `run`: groups are cut into work items by KV heads and tokens, for the thread pool.
 //! 4. `pack_queries`: the query rows of an item (one row is one query head of one token) are packed
-//!    16 at a time (`block`).
-//! 5. `chunk_loop`: per chunk `S = Q K^T` (`stage`, `score`), then `O = O * exp(m_old - m_new) + P V`
-//!    with `P = exp(S - m_new)` (`values`, or `decode_block` for few query rows per KV head).
+//!    16 at a time (`query_blocks`).
+//! 5. `chunk_loop`: per chunk K and V are staged (`staged_kv`) and `S = Q K^T` becomes attention
+//!    weights `P = exp(S - m_new)` (`softmax`). Then `O = O * exp(m_old - m_new) + P V`:
+//!    `accumulate_gemm` with V packed (`packed_values`), `accumulate_decode` for few query rows.
 //! 6. The result is `O / l`, where the denominator `l` includes the attention sink.
 //!
-//! Kernels: `gemm` (AMX tiles, bf16 dot products, or the order of summation of AMX in SIMD),
-//! `decode` (GEMV), `softmax`. `f32` is attention in f32 arithmetic, `reference` the scalar
-//! reference of the tests.
+//! The stages read and write the values of `scratch`. `kernel` has the kernels per instruction set,
+//! `decode` those of few query rows (GEMV). `f32` is attention in f32 arithmetic, `reference` the
+//! scalar reference of the tests.
 //!
 //! Batch invariance: a row's KV entries are reduced in rising order of position, in chunks aligned
 //! to multiples of 64. So every cache layout, mask and batch composition gives the same bits.
@@ -42,8 +43,7 @@ pub(crate) mod run;
 pub(crate) mod scratch;
 pub(crate) mod shared_prefix;
 pub(crate) mod softmax;
-pub(crate) mod staged_keys;
-pub(crate) mod staged_values;
+pub(crate) mod staged_kv;
 #[cfg(test)]
 mod tests;
 pub(crate) mod views;

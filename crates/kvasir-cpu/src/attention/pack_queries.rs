@@ -4,7 +4,7 @@ use crate::attention::kernel::AttentionKernel;
 use crate::attention::layer::{HeadShape, LayerAttention};
 use crate::attention::query_blocks::{QueryBlock, QueryBlocks};
 use crate::attention::softmax::state::MaskBounds;
-use crate::attention::work::{ItemTokens, WorkItem};
+use crate::attention::work::WorkItem;
 use crate::isa::features::Isa;
 use crate::isa::float16::round_to_bf16;
 use crate::isa::tile::{LANES, STEP, Tile, transpose};
@@ -24,7 +24,7 @@ impl LayerAttention<'_> {
         &self,
         kernel: &mut K,
         item: &WorkItem<'_>,
-        all: &ItemTokens,
+        all: &[(usize, i32)],
         tokens: Range<usize>,
         queries: &mut QueryBlocks,
     ) {
@@ -52,9 +52,9 @@ impl LayerAttention<'_> {
                 };
                 let row = |row: usize| {
                     let (head, token, g) = place(row);
-                    ((head * all.tokens.len() + token) * group + g) as u32
+                    ((head * all.len() + token) * group + g) as u32
                 };
-                let sees = |row: usize| all.tokens[place(row).1];
+                let sees = |row: usize| all[place(row).1];
                 let bounds = MaskBounds {
                     visible: std::array::from_fn(|row| sees(row).1),
                     from: std::array::from_fn(|row| self.window_from(sees(row).0)),
@@ -75,7 +75,7 @@ impl LayerAttention<'_> {
                 let query = |column: usize| {
                     let (head, token, g) = place(column);
                     let q_head = (item.heads.start + head) * group + g;
-                    let at = all.tokens[token].0 * self.q_stride + q_head * self.facts.key_dim;
+                    let at = all[token].0 * self.q_stride + q_head * self.facts.key_dim;
                     &self.q[at..at + self.facts.key_dim]
                 };
                 queries.tiles.grow(tiles + steps);

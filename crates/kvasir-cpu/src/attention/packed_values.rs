@@ -50,9 +50,12 @@ impl PackedValues {
     }
 
     /// Finishes the packing beside the products of keys, if there is any, into the tiles `place`.
-    pub(crate) fn finish(&mut self, isa: Isa, place: usize) {
+    ///
+    /// # Safety
+    /// As for [`ValuePacking::step`].
+    pub(crate) unsafe fn finish(&mut self, isa: Isa, place: usize) {
         if let Some(packing) = &mut self.packing {
-            // SAFETY: the rows are the pool's or staged.
+            // SAFETY: as the caller vouches.
             unsafe { packing.finish(isa) };
             std::mem::swap(&mut self.tiles[place], &mut packing.tiles);
         }
@@ -76,13 +79,8 @@ pub(crate) struct ValuePacking {
 impl ValuePacking {
     /// Nothing to pack, only a prefetch.
     pub(crate) fn only_prefetch(prefetches: PrefetchRanges) -> Self {
-        Self {
-            rows: [std::ptr::null(); CHUNK],
-            width: 0,
-            tiles: AlignedVec::new(),
-            done: CHUNK / 2,
-            prefetches,
-        }
+        let (rows, tiles) = ([std::ptr::null(); CHUNK], AlignedVec::new());
+        Self { rows, width: 0, tiles, done: CHUNK / 2, prefetches }
     }
 
     /// Whether rows are left to pack.

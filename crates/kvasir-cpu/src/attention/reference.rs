@@ -1,7 +1,7 @@
 //! Reference implementations of attention for tests: scalar, without staging, fusion or SIMD.
 //!
 //! `naive` is softmax attention in f64 over the stored rows. `bf16_dot_order` repeats the order of
-//! summation of the bf16 dot-product kernels (`gemm/avx512_bf16.rs`) number by number, for
+//! summation of the bf16 dot-product kernels (`kernel/bf16_dot.rs`) number by number, for
 //! bit-exact comparison.
 
 use crate::attention::layer::LayerAttention;
@@ -77,7 +77,7 @@ fn by_halves(mut chains: Vec<f32>) -> f32 {
     chains[0]
 }
 
-/// Attention in the summation order of `gemm/avx512_bf16.rs`, number by number.
+/// Attention in the summation order of `kernel/bf16_dot.rs`, number by number.
 pub(crate) fn bf16_dot_order(a: &LayerAttention<'_>, out: &mut [f32]) {
     let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
     let read = |rows: &Rows, slot, head, width: usize| {

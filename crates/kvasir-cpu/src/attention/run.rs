@@ -52,11 +52,10 @@ impl LayerAttention<'_> {
     }
 
     fn cut_group(&self, group: &PrefixGroup, cut: &Granularity) -> GroupItems {
-        let views = &self.views.order[group.views.0..group.views.1];
-        let all = views.iter().map(|&v| self.views.views[v as usize].tokens).sum();
+        let all = self.views.in_order(group.views).map(|view| view.tokens).sum();
         let (tokens, heads) = if all * self.per_head() < LANES {
             (all, cut.heads)
-        } else if views.len() == 1 {
+        } else if group.views.1 - group.views.0 == 1 {
             (cut.tokens, 1)
         } else {
             (all, 1)
@@ -118,18 +117,18 @@ impl LayerAttention<'_> {
         out: &DisjointRows<'_>,
     ) {
         s.prepare(HeadShape::of(self.facts), item.heads.len(), item.tokens.len() * self.per_head());
-        s.tokens.fill(self, item);
+        item.list_tokens(self.views, &mut s.tokens);
         let (first, last) = item.group.spans;
         for span in &self.views.spans[first..last] {
             self.span(kernel, item, span, s, kv_queue);
         }
         for (h, head) in item.heads.clone().enumerate() {
-            for (t, &(token, _)) in s.tokens.tokens.iter().enumerate() {
+            for (t, &(token, _)) in s.tokens.iter().enumerate() {
                 for g in 0..self.per_head() {
                     let q_head = head * self.per_head() + g;
                     // SAFETY: a query row belongs to one work item.
                     let to = unsafe { out.part(token, q_head * self.facts.value_dim, self.facts.value_dim) };
-                    let row = (h * s.tokens.tokens.len() + t) * self.per_head() + g;
+                    let row = (h * s.tokens.len() + t) * self.per_head() + g;
                     s.state.write_result(self.isa, row, self.sinks.map(|sinks| sinks[q_head]), to);
                 }
             }

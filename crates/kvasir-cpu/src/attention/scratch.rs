@@ -2,21 +2,18 @@
 //!
 //! Buffers grow to the largest work item and stay, so a steady decode step does not allocate.
 
-use crate::attention::chunk_prefetch::ChunkPrefetch;
 use crate::attention::layer::HeadShape;
-use crate::attention::packed_values::PackedValues;
 use crate::attention::query_blocks::QueryBlocks;
 use crate::attention::softmax::accumulators::SoftmaxState;
 use crate::attention::softmax::pipeline::{AttentionWeights, SoftmaxPipeline};
-use crate::attention::staged_keys::StagedKeys;
-use crate::attention::staged_values::StagedValues;
-use crate::attention::work::ItemTokens;
+use crate::attention::staged_kv::StagedKv;
 
 /// Scratch of one worker.
 #[derive(Default)]
 pub(crate) struct Scratch {
     shape: Option<HeadShape>,
-    pub(crate) tokens: ItemTokens,
+    /// The work item's tokens by their index in the step, and how many entries each sees.
+    pub(crate) tokens: Vec<(usize, i32)>,
     pub(crate) queries: QueryBlocks,
     pub(crate) kv: StagedKv,
     pub(crate) pipeline: SoftmaxPipeline,
@@ -24,30 +21,17 @@ pub(crate) struct Scratch {
     pub(crate) state: SoftmaxState,
 }
 
-/// K and V of the chunks that are processed.
-#[derive(Default)]
-pub(crate) struct StagedKv {
-    pub(crate) keys: StagedKeys,
-    pub(crate) values: StagedValues,
-    pub(crate) packed: PackedValues,
-    pub(crate) prefetch: ChunkPrefetch,
-}
-
-// SAFETY: its addresses are of a work item's rows; each item writes them before it reads there.
-unsafe impl Send for StagedKv {}
-
 impl Scratch {
     /// Starts a work item of `heads` KV heads with `rows` query rows each: grows buffers and
     /// resets the softmax state.
     pub(crate) fn prepare(&mut self, shape: HeadShape, heads: usize, rows: usize) {
         if self.shape != Some(shape) {
             self.shape = Some(shape);
-            self.kv.keys.reshape(shape);
-            self.kv.values.reshape(shape);
-            self.kv.packed.reshape(shape);
+            self.kv.reshape(shape);
         }
-        self.kv.keys.grow(heads);
-        self.pipeline.prepare();
+        self.pipeline.scores.grow(2);
+        self.pipeline.packed.grow(1);
+        self.pipeline.rows.grow(1);
         self.state.reset(heads * rows, shape.value_width);
     }
 }

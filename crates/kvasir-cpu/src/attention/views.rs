@@ -90,6 +90,11 @@ pub(crate) struct Views {
 }
 
 impl Views {
+    /// Some views in [`order`](Self::order).
+    pub(crate) fn in_order(&self, (first, end): (usize, usize)) -> impl Iterator<Item = &View> {
+        self.order[first..end].iter().map(|&view| &self.views[view as usize])
+    }
+
     pub(crate) fn chunks(&self, view: &View) -> &[Chunk] {
         &self.chunks[view.chunks.0..view.chunks.1]
     }
@@ -97,11 +102,6 @@ impl Views {
     /// The runs of a chunk, in order of position.
     pub(crate) fn runs(&self, chunk: &Chunk) -> &[Run] {
         &self.runs[chunk.runs.0 as usize..chunk.runs.1 as usize]
-    }
-
-    /// The runs of all views.
-    pub(crate) fn all_runs(&self) -> &[Run] {
-        &self.runs
     }
 
     /// The entries of a chunk in order of position: pool, slot and position.

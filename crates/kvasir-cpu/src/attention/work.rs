@@ -1,10 +1,8 @@
-//! Units of attention work: a work item and its tokens, and the chunks and query blocks that are
-//! processed together.
+//! Units of attention work: a work item, and the chunks and query blocks that are processed together.
 
-use crate::attention::layer::LayerAttention;
 use crate::attention::query_blocks::{QueryBlock, QueryBlocks};
 use crate::attention::softmax::state::ScoreScaling;
-use crate::attention::views::{PrefixGroup, VisibleChunk};
+use crate::attention::views::{PrefixGroup, Views, VisibleChunk};
 use crate::gemm::bf16::operands::OperandB;
 use crate::isa::tile::Tile;
 use std::ops::Range;
@@ -21,37 +19,25 @@ pub(crate) struct WorkItem<'v> {
     pub(crate) pages: usize,
 }
 
-/// The tokens of a work item.
-#[derive(Default)]
-pub(crate) struct ItemTokens {
-    /// Index of each in the step, and how many entries it sees.
-    pub(crate) tokens: Vec<(usize, i32)>,
-    /// Per view of the item's group its first token, counted over the group; then the total.
-    starts: Vec<usize>,
-}
-
-impl ItemTokens {
-    pub(crate) fn fill(&mut self, a: &LayerAttention<'_>, item: &WorkItem<'_>) {
-        self.tokens.clear();
-        self.starts.clear();
+impl WorkItem<'_> {
+    /// Lists the item's tokens: the index of each in the step, and how many entries it sees.
+    pub(crate) fn list_tokens(&self, views: &Views, tokens: &mut Vec<(usize, i32)>) {
+        tokens.clear();
         let mut at = 0;
-        for &v in &a.views.order[item.group.views.0..item.group.views.1] {
-            let view = &a.views.views[v as usize];
-            self.starts.push(at);
-            let queries = item.tokens.start.max(at)..item.tokens.end.min(at + view.tokens);
-            self.tokens.extend(queries.map(|t| (view.token + t - at, view.visible(t - at) as i32)));
+        for view in views.in_order(self.group.views) {
+            let queries = self.tokens.start.max(at)..self.tokens.end.min(at + view.tokens);
+            tokens.extend(queries.map(|t| (view.token + t - at, view.visible(t - at) as i32)));
             at += view.tokens;
         }
-        self.starts.push(at);
     }
 
-    /// The item's tokens of these views, as a range of [`tokens`](Self::tokens).
-    pub(crate) fn of_views(&self, item: &WorkItem<'_>, views: (usize, usize)) -> Range<usize> {
-        let of = |view: usize| {
-            let at = self.starts[view - item.group.views.0];
-            at.clamp(item.tokens.start, item.tokens.end) - item.tokens.start
+    /// The tokens of some views of the group, counted over the item's.
+    pub(crate) fn tokens_of(&self, views: &Views, (first, end): (usize, usize)) -> Range<usize> {
+        let before = |view: usize| {
+            let at = views.in_order((self.group.views.0, view)).map(|view| view.tokens).sum::<usize>();
+            at.clamp(self.tokens.start, self.tokens.end) - self.tokens.start
         };
-        of(views.0)..of(views.1)
+        before(first)..before(end)
     }
 }
 
@@ -98,13 +84,16 @@ impl<'c> ScoredBlock<'c> {
 
     /// A query tile per step of 32 numbers.
     pub(crate) fn queries(&self) -> &'c [Tile] {
-        let QueryBlocks { tiles, steps, .. } = self.work.queries;
-        &tiles[self.block * steps..][..*steps]
+        &self.work.queries.tiles[self.tiles()]
     }
 
     /// The query tiles widened to f32.
     pub(crate) fn widened_queries(&self) -> &'c [OperandB] {
-        let QueryBlocks { widened, steps, .. } = self.work.queries;
-        &widened[self.block * steps..][..*steps]
+        &self.work.queries.widened[self.tiles()]
+    }
+
+    fn tiles(&self) -> Range<usize> {
+        let steps = self.work.queries.steps;
+        self.block * steps..(self.block + 1) * steps
     }
 }

@@ -1,16 +1,13 @@
 //! Decode kernels of attention (GEMV): few query rows per KV head, K and V read in place.
 //!
-//! - `widened.rs`: operands widened to f32, in the summation order of AMX. Per 32 numbers one FMA
+//! - `gemv.rs`: operands widened to f32, in the summation order of AMX. Per 32 numbers one FMA
 //!   chain runs over the even and one over the odd; the two are added, then added to the sum.
-//!   `gemv.rs` picks their vector width.
 //! - `bf16_dot.rs`: bf16 pair dot products, in the order of `kernel::bf16_dot`.
 
 pub(crate) mod bf16_dot;
 pub(crate) mod gemv;
-pub(crate) mod widened;
 
-use crate::attention::scratch::StagedKv;
-use crate::attention::staged_keys::{KeyRows, StagedKeys};
+use crate::attention::staged_kv::{KeyRows, StagedKeys, StagedKv};
 use crate::attention::work::ScoredBlock;
 use crate::prefetch::next_head::NextHead;
 use std::ops::Range;

@@ -4,13 +4,12 @@
 //! As few tiles as possible are used: with hyper-threading the core can keep few results in flight
 //! besides the tiles, and with all eight in use each product waits for the one before.
 
-use crate::attention::kernel::{AttentionKernel, ChunkTiles, ValueTiles};
+use crate::attention::kernel::{AttentionKernel, ChunkTiles, PvTiles};
 use crate::attention::packed_values::ValuePacking;
-use crate::attention::scratch::StagedKv;
 use crate::attention::softmax::avx512::WeightLoop;
 use crate::attention::softmax::pipeline::SoftmaxPipeline;
 use crate::attention::softmax::state::Scores;
-use crate::attention::staged_keys::KeyRows;
+use crate::attention::staged_kv::{KeyRows, StagedKv};
 use crate::attention::work::{CHUNKS_AT_ONCE, ScoredBlock};
 use crate::isa::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
 use crate::isa::features::Isa;
@@ -43,20 +42,15 @@ impl AttentionKernel for AmxTiles {
         let weights = WeightLoop::resume(softmax, scores, &mut to.packed[0]);
         let (prefetches, packing) = (&mut kv.prefetch.ranges, kv.packed.packing.as_mut());
         let mut beside = SoftmaxBeside { weights, prefetches, packing };
-        // SAFETY: the block has a query tile per step, and keys are 64 rows each; as the caller
-        // vouches.
+        // SAFETY: the block has a query tile per step, keys are 64 rows each, and tiles are
+        // configured; as the caller vouches.
         unsafe { products(now, &kv.keys.heads, &kv.prefetch.values.at, out, &mut beside) };
         beside.weights.suspend();
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn values(
-        &mut self,
-        tiles: ValueTiles<'_>,
-        sums: &mut [f32],
-        width: usize,
-        mut during: impl FnMut(),
-    ) {
+    unsafe fn values(&mut self, tiles: PvTiles<'_>, sums: &mut [f32], mut during: impl FnMut()) {
+        let width = tiles.width;
         self.0.of_shape(sums.len() / width, LANES);
         let stride = width * 4;
         macro_rules! take {
@@ -66,7 +60,8 @@ impl AttentionKernel for AmxTiles {
                 during();
             };
         }
-        // SAFETY: as the caller vouches; the width is a multiple of two tiles' columns.
+        // SAFETY: as the caller vouches; tiles are configured, and the width is a multiple of two
+        // tiles' columns.
         unsafe {
             for pair in 0..width / (2 * LANES) {
                 let to = sums.as_mut_ptr().add(pair * 2 * LANES);
@@ -97,8 +92,8 @@ struct SoftmaxBeside<'a> {
 }
 
 impl SoftmaxBeside<'_> {
-    /// Does work that is due less often: called before `products` products; `last` says whether
-    /// they are of the last head.
+    /// Prefetches and packs: called before `products` products; `last` says whether they are of the
+    /// last head.
     ///
     /// # Safety
     /// The machine must have AVX-512.
@@ -116,9 +111,9 @@ impl SoftmaxBeside<'_> {
 /// `behind` the last head is prefetched into L2 if it is not contiguous.
 ///
 /// # Safety
-/// The machine must have the instructions. `queries` must be `steps` tiles, and the keys of each
-/// head 64 rows of as many steps. Tiles must be configured for `rows_per_head` columns, or for 16
-/// if there is one head.
+/// The machine must have the instructions. The block must have a query tile per step, and the keys
+/// of each head be 64 rows of as many steps. Tiles must be configured for a head's rows as columns,
+/// or for 16 if there is one head.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn products(

@@ -13,21 +13,19 @@
 //! reference.
 
 use crate::attention::decode::{self, ValueRows};
-use crate::attention::kernel::{AttentionKernel, ChunkTiles, ValueTiles};
-use crate::attention::scratch::StagedKv;
+use crate::attention::kernel::{AttentionKernel, ChunkTiles, PvTiles};
 use crate::attention::softmax::pipeline::{AttentionWeights, SoftmaxPipeline};
 use crate::attention::softmax::state::{ChunkMask, OnlineSoftmax, PackedWeights, Scores};
 use crate::attention::softmax::{avx512, decode as decode_softmax};
-use crate::attention::staged_keys::KeyRows;
+use crate::attention::staged_kv::{KeyRows, StagedKv};
 use crate::attention::work::ScoredBlock;
 use crate::isa::features::Isa;
 use crate::isa::tile::LANES;
 use crate::isa::vectors::v512::{add_each, add_pairs};
 use std::arch::x86_64::*;
 use std::array::from_fn;
-use std::ops::Range;
 
-/// The kernels in bf16 pair dot products.
+/// The kernels in bf16 pair dot products, for a machine that has them.
 pub(crate) struct Bf16Dot;
 
 impl AttentionKernel for Bf16Dot {
@@ -63,7 +61,7 @@ impl AttentionKernel for Bf16Dot {
         }
         let (scores, rows) = (&mut to.rows[0], now.block().used());
         // SAFETY: the machine has the instructions.
-        unsafe { decode_softmax::begin(softmax, self.isa(), scores, rows, mask, now.work.scaling) };
+        unsafe { decode_softmax::begin(softmax, scores, rows, mask, now.work.scaling) };
     }
 
     fn finish_weights(&self, softmax: &mut OnlineSoftmax, scores: &Scores, packed: &mut PackedWeights) {
@@ -78,14 +76,8 @@ impl AttentionKernel for Bf16Dot {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-    unsafe fn values(
-        &mut self,
-        tiles: ValueTiles<'_>,
-        sums: &mut [f32],
-        width: usize,
-        mut during: impl FnMut(),
-    ) {
-        let rows = sums.len() / width;
+    unsafe fn values(&mut self, tiles: PvTiles<'_>, sums: &mut [f32], mut during: impl FnMut()) {
+        let (width, rows) = (tiles.width, sums.len() / tiles.width);
         for ChunkTiles { weights, values } in tiles.chunks {
             for at in (0..width).step_by(2 * LANES) {
                 let tiles = values.wrapping_add(at / LANES * 2048);
@@ -93,8 +85,8 @@ impl AttentionKernel for Bf16Dot {
                 while row < rows {
                     let (left, weights) = (rows - row, weights.wrapping_add(row * 64));
                     let sums = sums[row * width + at..].as_mut_ptr();
-                    // SAFETY: two tiles of weights, two tiles of V for each 16 columns, and a row of O per
-                    // query row.
+                    // SAFETY: two tiles of weights, two tiles of V for each 16 columns, and a row of
+                    // O per query row.
                     row += unsafe {
                         match left {
                             8.. => two_tiles::<8>(weights, tiles, sums, width),
@@ -109,15 +101,9 @@ impl AttentionKernel for Bf16Dot {
         }
     }
 
-    unsafe fn decode_values(
-        &self,
-        p: &AttentionWeights,
-        rows: Range<usize>,
-        v: ValueRows<'_>,
-        sums: &mut [f32],
-    ) {
+    unsafe fn decode_values(&self, p: &AttentionWeights, first: usize, v: ValueRows<'_>, sums: &mut [f32]) {
         // SAFETY: the machine has the instructions; as the caller vouches.
-        unsafe { decode::bf16_dot::accumulate(&p.tiles[0], rows.start, v, sums) };
+        unsafe { decode::bf16_dot::accumulate(&p.tiles[0], first, v, sums) };
     }
 }
 

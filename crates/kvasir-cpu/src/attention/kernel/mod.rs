@@ -16,27 +16,26 @@ pub(crate) mod widened;
 
 #[cfg(target_arch = "x86_64")]
 use crate::attention::decode::{ValueRows, gemv};
-use crate::attention::scratch::StagedKv;
 #[cfg(target_arch = "x86_64")]
 use crate::attention::softmax::pipeline::AttentionWeights;
 use crate::attention::softmax::pipeline::SoftmaxPipeline;
 use crate::attention::softmax::state::{ChunkMask, OnlineSoftmax, PackedWeights, Scores};
-use crate::attention::staged_keys::StagedKeys;
+use crate::attention::staged_kv::{StagedKeys, StagedKv};
 use crate::attention::work::ScoredBlock;
 use crate::gemm::bf16::operands::OperandB;
 use crate::isa::features::Isa;
 use crate::isa::tile::Tile;
-#[cfg(target_arch = "x86_64")]
-use std::ops::Range;
 
 /// Operands of O += P V: per chunk two tiles of attention weights P, and two tiles of V for each 16
 /// columns.
 #[derive(Clone, Copy)]
-pub(crate) struct ValueTiles<'a> {
+pub(crate) struct PvTiles<'a> {
     pub(crate) chunks: &'a [ChunkTiles],
     /// V of the only chunk in f32, where operands are widened for more than
     /// [`GEMV_ROWS`](crate::kernels::GEMV_ROWS) rows.
     pub(crate) widened: &'a [OperandB],
+    /// Numbers of O per query row.
+    pub(crate) width: usize,
 }
 
 /// Operands of O += P V for one chunk.
@@ -92,26 +91,20 @@ pub(crate) trait AttentionKernel {
         unsafe { gemv::widen_weights(self.isa(), packed, &mut to.widened[0]) };
     }
 
-    /// O += P V for some query rows with accumulators `sums` of `width` numbers each. `during` runs
-    /// beside every tile product.
+    /// O += P V for some query rows with accumulators `sums`. `during` runs beside every tile
+    /// product.
     ///
     /// # Safety
     /// The tiles must be readable.
-    unsafe fn values(&mut self, tiles: ValueTiles<'_>, sums: &mut [f32], width: usize, during: impl FnMut());
+    unsafe fn values(&mut self, tiles: PvTiles<'_>, sums: &mut [f32], during: impl FnMut());
 
-    /// O += P V for the query rows of one head in the decode path, with V read in place.
+    /// O += P V for query rows from `first` on, of one head in the decode path, with V in place.
     ///
     /// # Safety
     /// The V rows must be readable, and their width a multiple of 32 numbers.
     #[cfg(target_arch = "x86_64")]
-    unsafe fn decode_values(
-        &self,
-        p: &AttentionWeights,
-        rows: Range<usize>,
-        v: ValueRows<'_>,
-        sums: &mut [f32],
-    ) {
+    unsafe fn decode_values(&self, p: &AttentionWeights, first: usize, v: ValueRows<'_>, sums: &mut [f32]) {
         // SAFETY: as the caller vouches; the machine has the instruction set.
-        unsafe { gemv::accumulate(self.isa(), &p.widened[0], rows, v, sums) };
+        unsafe { gemv::accumulate(self.isa(), &p.widened[0], first, v, sums) };
     }
 }

@@ -2,10 +2,9 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::attention::decode::{gemv, heads};
-use crate::attention::kernel::{AttentionKernel, ChunkTiles, ValueTiles};
-use crate::attention::scratch::StagedKv;
+use crate::attention::kernel::{AttentionKernel, ChunkTiles, PvTiles};
 use crate::attention::softmax::pipeline::SoftmaxPipeline;
-use crate::attention::staged_keys::StagedKeys;
+use crate::attention::staged_kv::{StagedKeys, StagedKv};
 use crate::attention::work::ScoredBlock;
 use crate::gemm::bf16::gemv::dot_step;
 use crate::gemm::bf16::micro_kernel::multiply;
@@ -73,14 +72,8 @@ impl AttentionKernel for Widened {
         }
     }
 
-    unsafe fn values(
-        &mut self,
-        tiles: ValueTiles<'_>,
-        sums: &mut [f32],
-        width: usize,
-        mut during: impl FnMut(),
-    ) {
-        let query_rows = sums.len() / width;
+    unsafe fn values(&mut self, tiles: PvTiles<'_>, sums: &mut [f32], mut during: impl FnMut()) {
+        let (width, query_rows) = (tiles.width, sums.len() / tiles.width);
         for ChunkTiles { weights, values } in tiles.chunks {
             let mut rows = [OperandA::NONE; CHUNK / STEP];
             if query_rows > GEMV_ROWS {

@@ -173,7 +173,7 @@ pub(crate) fn finish_weights(softmax: &mut OnlineSoftmax, scores: &Scores, packe
     weights.suspend();
 }
 
-/// Makes all attention weights of a block, summed in the order of `gemm::avx512_bf16`.
+/// Makes all attention weights of a block, summed in the order of `kernel::bf16_dot`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) fn weights_in_bf16_dot_order(
     softmax: &mut OnlineSoftmax,

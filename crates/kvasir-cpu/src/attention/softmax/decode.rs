@@ -1,7 +1,7 @@
 //! Online softmax of the decode path in bf16 pair order
 //! ([`AttentionGemm::Bf16Dot`](crate::kernels::AttentionGemm::Bf16Dot)): scores are a row per query row, so
 //! nothing is transposed, and no work is spent on unused rows. The order of summation is that of
-//! [`gemm::avx512_bf16`](crate::attention::gemm::avx512_bf16).
+//! [`kernel::bf16_dot`](crate::attention::kernel::bf16_dot).
 
 use crate::attention::softmax::avx512::{exp2, load, raise_max_by};
 use crate::attention::softmax::state::{ChunkMask, OnlineSoftmax, ScoreRows, ScoreScaling};
@@ -21,13 +21,12 @@ const AT_ONCE: usize = 4;
 /// The machine must have AVX-512.
 pub(crate) unsafe fn begin(
     softmax: &mut OnlineSoftmax,
-    isa: Isa,
     scores: &mut ScoreRows,
     rows: usize,
     mask: Option<ChunkMask<'_>>,
     scaling: ScoreScaling,
 ) {
-    softmax.scale(isa, scores[..rows].as_flattened_mut(), scaling);
+    softmax.scale(Isa::AVX512_BF16, scores[..rows].as_flattened_mut(), scaling);
     // SAFETY: as the caller vouches.
     unsafe {
         if let Some(mask) = mask {

@@ -17,14 +17,6 @@ pub(crate) struct SoftmaxPipeline {
     pub(crate) rows: AlignedVec<ScoreRows>,
 }
 
-impl SoftmaxPipeline {
-    pub(crate) fn prepare(&mut self) {
-        self.scores.grow(2);
-        self.packed.grow(1);
-        self.rows.grow(1);
-    }
-}
-
 /// Attention weights P and rescale factors of the chunks and blocks that are processed together.
 #[derive(Default)]
 pub(crate) struct AttentionWeights {

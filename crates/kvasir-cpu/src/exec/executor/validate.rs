@@ -69,7 +69,7 @@ impl CpuExecutor {
 
     /// Checks every slot that attention will read against the size of its pool.
     fn check_reads(&self) -> Result<(), StepError> {
-        for run in self.memory.views.all_runs() {
+        for run in &self.memory.views.runs {
             let room = match run.pool {
                 0 => self.limits.slots as usize,
                 id => self.frozen.get(id as usize - 1).and_then(Option::as_ref).map_or(0, |pool| pool.slots),
