@@ -58,6 +58,12 @@ fn usage_errors_are_one_line_and_leave_no_file() {
         (vec!["--workload", "chat", "--machine", board, "--sim-preset", "fixed:5ms"], "--sim-preset fixed"),
         (vec!["--workload", "chat", "--machine", board, "--sim-preset", "qwen3-8b:fp8"], "it has bf16"),
         (vec!["--workload", "chat", "--faults", "rain=1"], "rain"),
+        (vec!["--workload", "chat", "--spec", "mtp"], "--acceptance"),
+        (vec!["--workload", "chat", "--spec", "ngram", "--acceptance", "0.5"], "--spec ngram"),
+        (vec!["--workload", "chat", "--spec", "mtp", "--acceptance", "1.5"], "--acceptance"),
+        (vec!["--workload", "chat", "--spec", "draft:x", "--acceptance", "0.5"], "unknown shape `x`"),
+        (vec!["--workload", "offline", "--repetition", "0.5"], "--workload offline"),
+        (vec![fine, "--repetition", "0.5"], "--repetition cannot be combined with SCENARIO.json"),
         (vec!["--workload", "chat", "--kv-capacity", "64", "--memory-utilization", "0.5"], "--kv-capacity"),
         (vec!["--workload", "chat", "--block-size", "257"], "--block-size 257"),
         (vec!["--workload", "chat", "--kv-capacity", "0"], "--kv-capacity 0 must be at least 1"),
@@ -186,4 +192,38 @@ fn a_page_a_trace_and_a_report() {
     let trace = fs::read_to_string(trace).unwrap();
     assert_eq!(trace.lines().count() as u64, report["steps"].as_u64().unwrap() + 2);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
+}
+
+fn report(args: &str) -> serde_json::Value {
+    let base =
+        "--workload steady --requests 24 --rate 8 --output-tokens 200 --sim-preset h200:qwen3-14b --json";
+    let args: Vec<&str> = base.split(' ').chain(args.split_whitespace()).collect();
+    let out = sim(&args);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+#[test]
+fn simulated_drafts_are_accepted_by_their_profile() {
+    let (plain, drafting) = (report(""), report("--spec mtp:2 --acceptance 0.9,0.5"));
+    assert_eq!(plain["output_tokens"], drafting["output_tokens"]);
+    let count = |field: &str, depth: usize| drafting["speculation"][field][depth].as_f64().unwrap();
+    let (first, second) =
+        (count("accepted", 0) / count("drafted", 0), count("accepted", 1) / count("accepted", 0));
+    assert!((0.85..0.95).contains(&first) && (0.4..0.6).contains(&second), "{first} {second}");
+    let tpot = |report: &serde_json::Value| report["tpot_ms"]["p50"].as_f64().unwrap();
+    assert!(tpot(&drafting) < 0.7 * tpot(&plain));
+    assert_eq!(drafting, report("--spec mtp:2 --acceptance 0.9,0.5"), "runs are deterministic");
+    // Lookups find only what an answer repeats.
+    let accepted = |report: &serde_json::Value| report["speculation"]["accepted"][0].as_u64().unwrap_or(0);
+    assert!(accepted(&report("--spec suffix --repetition 0.8")) > 200);
+    assert!(accepted(&report("--spec suffix")) < 20);
+}
+
+#[test]
+fn every_queue_order_has_something_to_order() {
+    let orders = ["fcfs", "priority", "fair"];
+    let reports =
+        orders.map(|order| report(&format!("--max-num-seqs 2 --order {order}"))["outcomes"].clone());
+    assert!(reports[0] != reports[1] && reports[1] != reports[2] && reports[0] != reports[2]);
 }
