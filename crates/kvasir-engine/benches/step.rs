@@ -95,13 +95,13 @@ fn timed(core: &mut Core, rows: u32) -> Option<(f64, f64, bool)> {
 }
 
 /// Median and minimum microseconds of the step that admits a long prompt, cold and with a
-/// prefix-cache hit. The core is warm, so its memory is allocated; the cache is cleared before each
+/// prefix-cache hit. The core is warm, so its memory is allocated; the cache is emptied before each
 /// cold prompt.
 fn admission(kind: &str, block: u32, policy: Box<dyn Policy>) -> [(f64, f64); 2] {
     let (mut cold, mut warm) = (Vec::new(), Vec::new());
     let mut core = core(kind, block, 4 * PROMPT, policy);
     for _ in 0..100 {
-        core.cache_mut().clear().unwrap();
+        core.cache_mut().prefix().unwrap().evict(u32::MAX).unwrap();
         for times in [&mut cold, &mut warm] {
             let params = Params { max_tokens: 1, ..Params::default() };
             core.add(Request { tag: 0, prompt: (0..PROMPT).collect(), params }, 0).unwrap();

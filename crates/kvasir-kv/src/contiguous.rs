@@ -100,10 +100,6 @@ impl Cache for Contiguous {
         self.single.victims(search, 0, victims)
     }
 
-    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
-        self.single.check_seq(seq).is_ok() && tokens <= self.single.usage(0).free
-    }
-
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
         self.single.check_seq(seq)?;
         Ok(self.single.len())
@@ -154,10 +150,6 @@ impl Cache for Contiguous {
 
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
         self.single.cancel(step).map(|_| ())
-    }
-
-    fn clear(&mut self) -> Result<(), CacheError> {
-        self.single.clear()
     }
 
     fn check(&self) -> Result<(), String> {

@@ -40,7 +40,7 @@
 //! 4. `blocks`: paged attention over two prefix-cache indices, `paged` (hash chain, LRU) and
 //!    `radix` (radix tree).
 //! 5. `prefixed`: a frozen shared prefix in a pool of its own, as cascade attention reads it.
-//! 6. `registry`: caches built by name.
+//! 6. `registry`: caches built by kind.
 //!
 //! `metadata` stands beside: the KV cache shape per layer, as model files state it.
 //!
@@ -81,10 +81,10 @@ pub use crate::contract::plan::{
     Layout, Plan, PlanKind, PlanRow, PlanTable, PoolId, Segment, SlotCopy, Span,
 };
 pub use crate::contract::rings::Rings;
-pub use crate::metadata::{ConfigFacts, Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
+pub use crate::metadata::{Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
 pub use crate::prefixed::Prefixed;
 pub use crate::prefixed::shared_prefix::{PrefixWatch, SharedPrefix};
-pub use crate::registry::{Builders, CacheBuilder, CacheConfig, RegistryError, build};
+pub use crate::registry::{CacheConfig, build};
 pub use crate::shared::draft_nodes::DraftNodes;
 pub use crate::shared::in_flight::{InFlight, InFlightStep};
 pub use crate::shared::sequence_table::SeqTable;

@@ -1,9 +1,9 @@
 //! KV cache shape per layer: KV heads (GQA), head dims, MLA and indexer dims, sliding window.
 //!
-//! It is read from and written to the `kv_cache.*` keys of a model file. Absent keys are derived
-//! from `config.json` fields. Metadata that contradict the config or the model's program are
-//! refused, as are unknown versions and unknown keys. Pool capacity and storage type are run-time
-//! policy and never stored.
+//! It is read from and written to the `kv_cache.*` keys of a model file. A file without them is
+//! described by the model's program. Metadata that contradict the program are refused, as are
+//! unknown versions and unknown keys. Pool capacity and storage type are run-time policy and never
+//! stored.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -54,21 +54,6 @@ pub struct KvFacts {
     pub layers: Vec<LayerForm>,
 }
 
-/// The `config.json` fields from which the shape of a uniform model is derived.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ConfigFacts {
-    /// `num_hidden_layers`.
-    pub num_hidden_layers: Option<i64>,
-    /// `num_attention_heads`; default of `num_key_value_heads`.
-    pub num_attention_heads: Option<i64>,
-    /// `num_key_value_heads`.
-    pub num_key_value_heads: Option<i64>,
-    /// `hidden_size`; `hidden_size / num_attention_heads` is the default of `head_dim`.
-    pub hidden_size: Option<i64>,
-    /// `head_dim`.
-    pub head_dim: Option<i64>,
-}
-
 /// Why metadata were refused; names the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -77,26 +62,24 @@ pub enum FactError {
     UnknownVersion(i64),
     /// A `kv_cache.*` key that this version does not define.
     UnknownKey(String),
-    /// A key or field is missing.
+    /// A key is missing.
     Missing(&'static str),
     /// A value is not positive (or negative, where 0 is allowed), or implausibly large.
     OutOfRange {
-        /// The key or field.
+        /// The key.
         key: &'static str,
         /// Its value.
         value: i64,
     },
     /// A list whose length is not the number of layers, or a list where one number is required.
     WrongForm(&'static str),
-    /// `hidden_size` is no multiple of `num_attention_heads`.
-    UnevenHeads,
-    /// Metadata contradict the config or the model's program.
+    /// Metadata contradict the model's program.
     Disagree {
         /// The key.
         key: &'static str,
         /// Value in the file's metadata.
         metadata: i64,
-        /// Value derived from config or program.
+        /// Value derived from the program.
         derived: i64,
     },
 }
@@ -111,7 +94,6 @@ impl fmt::Display for FactError {
             Self::Missing(key) => write!(f, "{key} is missing"),
             Self::OutOfRange { key, value } => write!(f, "{key} is {value}, which is out of range"),
             Self::WrongForm(key) => write!(f, "{key} must be one number, or a list with one per layer"),
-            Self::UnevenHeads => write!(f, "hidden_size is no multiple of num_attention_heads"),
             Self::Disagree { key, metadata, derived } => {
                 write!(f, "{key} is {metadata} in the metadata, but {derived} by the model's config")
             }
@@ -126,24 +108,6 @@ impl KvFacts {
     pub fn uniform(n_layers: u32, n_kv_heads: u32, head_dim: u32) -> Self {
         let form = LayerForm { n_kv_heads, head_dim, value_dim: head_dim, index_dim: 0, window: None };
         Self { layers: vec![form; n_layers as usize] }
-    }
-
-    /// Derives the shape of a uniform model from its config.
-    pub fn derive(config: &ConfigFacts) -> Result<Self, FactError> {
-        let field =
-            |key, value: Option<i64>| value.map(|value| in_range(key, value, 1, MAX_VALUE)).transpose();
-        let layers = config.num_hidden_layers.ok_or(FactError::Missing("num_hidden_layers"))?;
-        let layers = in_range("num_hidden_layers", layers, 1, MAX_LAYERS)?;
-        let queries = field("num_attention_heads", config.num_attention_heads)?;
-        let heads = field("num_key_value_heads", config.num_key_value_heads)?.or(queries);
-        let hidden = field("hidden_size", config.hidden_size)?;
-        let head_dim = match (field("head_dim", config.head_dim)?, hidden, queries) {
-            (Some(head_dim), ..) => head_dim,
-            (None, Some(hidden), Some(queries)) if hidden % queries == 0 => hidden / queries,
-            (None, Some(_), Some(_)) => return Err(FactError::UnevenHeads),
-            _ => return Err(FactError::Missing("head_dim")),
-        };
-        Ok(Self::uniform(layers, heads.ok_or(FactError::Missing("num_key_value_heads"))?, head_dim))
     }
 
     /// Reads the shape from a model file's metadata. `None` if there is no `kv_cache.*` key.
@@ -173,19 +137,6 @@ impl KvFacts {
             window: Some(optional(&windows, i, 0)).filter(|&window| window > 0),
         };
         Ok(Some(Self { layers: heads.iter().zip(&head_dims).enumerate().map(form).collect() }))
-    }
-
-    /// The shape of a uniform model from its metadata, which must agree with its config, or from
-    /// its config alone.
-    pub fn resolve(metadata: &BTreeMap<String, Fact>, config: &ConfigFacts) -> Result<Self, FactError> {
-        let derived = Self::derive(config);
-        match (Self::read(metadata)?, derived) {
-            (None, derived) => derived,
-            // An incomplete config does not invalidate complete metadata.
-            (Some(read), Err(FactError::Missing(_))) => Ok(read),
-            (Some(_), Err(error)) => Err(error),
-            (Some(read), Ok(derived)) => read.agree(&derived, &[HEADS, HEAD_DIM]).map(|()| read),
-        }
     }
 
     /// Refuses metadata that are invalid or contradict the layers of the model's program. Absent
@@ -288,16 +239,6 @@ mod tests {
         metadata
     }
 
-    fn config() -> ConfigFacts {
-        ConfigFacts {
-            num_hidden_layers: Some(4),
-            num_attention_heads: Some(8),
-            num_key_value_heads: Some(2),
-            hidden_size: Some(128),
-            head_dim: None,
-        }
-    }
-
     #[test]
     fn metadata_round_trip() {
         let uniform = KvFacts::uniform(4, 2, 16);
@@ -326,29 +267,16 @@ mod tests {
     }
 
     #[test]
-    fn absent_metadata_is_derived_from_the_config() {
-        let none = BTreeMap::new();
-        assert_eq!(KvFacts::read(&none), Ok(None));
-        assert_eq!(KvFacts::resolve(&none, &config()), Ok(KvFacts::uniform(4, 2, 16)));
-        let heads = ConfigFacts { num_key_value_heads: None, head_dim: Some(32), ..config() };
-        assert_eq!(KvFacts::resolve(&none, &heads), Ok(KvFacts::uniform(4, 8, 32)));
-        let uneven = ConfigFacts { hidden_size: Some(129), ..config() };
-        assert_eq!(KvFacts::resolve(&none, &uneven), Err(FactError::UnevenHeads));
-        assert!(matches!(KvFacts::resolve(&none, &ConfigFacts::default()), Err(FactError::Missing(_))));
-        let facts = KvFacts::uniform(4, 2, 16);
-        assert_eq!(KvFacts::resolve(&written(&facts), &ConfigFacts::default()), Ok(facts));
-    }
-
-    #[test]
     fn invalid_metadata_is_refused() {
-        let good = written(&KvFacts::uniform(4, 2, 16));
+        let program = KvFacts::uniform(4, 2, 16);
+        let good = written(&program);
         let with = |key: &str, fact: Option<Fact>| {
             let mut metadata = good.clone();
             match fact {
                 Some(fact) => drop(metadata.insert(key.into(), fact)),
                 None => drop(metadata.remove(key)),
             }
-            KvFacts::resolve(&metadata, &config()).map(|_| ())
+            KvFacts::check(&metadata, &program)
         };
         assert_eq!(with("other", None), Ok(()));
         assert_eq!(with(VERSION, Some(Fact::One(2))), Err(FactError::UnknownVersion(2)));
@@ -368,13 +296,5 @@ mod tests {
         assert_eq!(with(LAYERS, Some(Fact::One(5))), Err(disagree));
         let unknown = "kv_cache.n_heads";
         assert_eq!(with(unknown, Some(Fact::One(1))), Err(FactError::UnknownKey(unknown.into())));
-    }
-
-    #[test]
-    fn an_invalid_config_is_refused_despite_valid_metadata() {
-        let metadata = written(&KvFacts::uniform(4, 2, 16));
-        let negative = ConfigFacts { num_key_value_heads: Some(-2), ..config() };
-        let (key, value) = ("num_key_value_heads", -2);
-        assert_eq!(KvFacts::resolve(&metadata, &negative), Err(FactError::OutOfRange { key, value }));
     }
 }

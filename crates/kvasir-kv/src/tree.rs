@@ -145,10 +145,6 @@ impl Cache for TreeCache {
         self.single.victims(search, extra, victims)
     }
 
-    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
-        self.single.check_seq(seq).is_ok() && tokens <= self.usage().free
-    }
-
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
         self.single.check_seq(seq)?;
         Ok(self.single.len())
@@ -205,12 +201,6 @@ impl Cache for TreeCache {
             self.nodes.unclaim();
         }
         self.moves.cancel(step);
-        Ok(())
-    }
-
-    fn clear(&mut self) -> Result<(), CacheError> {
-        self.single.clear()?;
-        self.forget_nodes();
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use crate::speculation::Speculation;
 use kvasir_cpu::KvType;
 use kvasir_engine::{ConfigError, Core, Engine, Facts, Params, Request};
 use kvasir_exec::Executor;
-use kvasir_kv::{Rings, Token};
+use kvasir_kv::{Rings, Token, build};
 use std::{fmt::Display, time::Instant};
 
 /// Default maximum pool size, in slots.
@@ -174,8 +174,7 @@ impl Model {
         }
         let slots = self.loaded.default_slots(options.engine.memory_share()?);
         let resolved = options.engine.resolve(&self.loaded.facts(slots))?;
-        let own = self.builders.build(self.loaded.backend(), resolved.kind, &resolved.cache);
-        let own = own.map_err(|e| Error::invalid("cache", e))?;
+        let own = build(resolved.kind, &resolved.cache).map_err(|e| Error::invalid("cache", e))?;
         let cache = match prefix {
             Some(prefix) => Box::new(prefix.frozen().under(own).map_err(|e| Error::invalid("cache", e))?),
             None => own,

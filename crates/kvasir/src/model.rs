@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::load::LoadedModel;
 use crate::prompt::Prompt;
 use kvasir_formats::Tokenizer;
-use kvasir_kv::{Builders, CacheKind, Token};
+use kvasir_kv::Token;
 use std::sync::Arc;
 
 /// A loaded model with its tokenizer. Shared via [`Arc`], so the weights exist once.
@@ -15,17 +15,13 @@ pub struct Model {
     pub tokenizer: Option<Tokenizer>,
     /// End-of-sequence token ids.
     pub eos: Vec<Token>,
-    /// Caches supported by the backend.
-    pub(crate) builders: Builders,
 }
 
 impl Model {
     /// Combines a loaded model with its tokenizer.
     pub fn new(loaded: LoadedModel) -> Result<Arc<Self>, Error> {
         let (tokenizer, eos) = (loaded.opened.tokenizer()?, loaded.opened.eos());
-        let mut builders = Builders::default();
-        builders.register_own(loaded.backend(), CacheKind::ALL).map_err(|e| Error::Failed(e.to_string()))?;
-        Ok(Arc::new(Self { loaded, tokenizer, eos, builders }))
+        Ok(Arc::new(Self { loaded, tokenizer, eos }))
     }
 
     /// Tokenizes a prompt. `begins`: it starts a sequence, so special tokens may be added.

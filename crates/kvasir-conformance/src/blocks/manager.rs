@@ -384,10 +384,10 @@ impl Manager {
     }
 
     fn can_append(&self, name: &str) -> bool {
-        match self.seqs.get(name).and_then(|seq| seq.id) {
-            Some(id) => self.unfed(name, id).is_ok_and(|unfed| self.cache.can_extend(id, unfed)),
-            None => (self.tokens(name).len() as u32).div_ceil(self.block_size) <= self.free_blocks(),
-        }
+        let id = self.seqs.get(name).and_then(|seq| seq.id);
+        let held = id.and_then(|id| self.cache.table(id).ok()).map_or(0, |table| table.len() as u32);
+        let needed = (self.tokens(name).len() as u32).div_ceil(self.block_size);
+        needed.saturating_sub(held) <= self.free_blocks()
     }
 
     fn may_append(&mut self, name: &str, id: SeqId) -> Result<Value, Refused> {

@@ -92,7 +92,10 @@ impl Pool {
                 let verbs = self.bench.cache.sequences();
                 verbs.and_then(|verbs| verbs.keep(seq)).map_err(|error| error.to_string())
             }),
-            "clear" => self.bench.cache.clear().map_err(|error| error.to_string()),
+            "clear" => {
+                let mut all = std::mem::take(&mut self.names).into_values();
+                all.try_for_each(|seq| self.bench.cache.close(seq)).map_err(|error| error.to_string())
+            }
             _ => return Err(op.unknown()),
         };
         Ok(done.map(|()| Map::new()))
@@ -122,11 +125,7 @@ impl Subject for Pool {
     fn apply(&mut self, op: &Op) -> Result<Answer, CaseError> {
         let answer = match op.name()? {
             "step" => self.step(&op.pairs("rows")?),
-            "can_extend" => {
-                let n = op.int("n")?;
-                let ok = u32::try_from(n).is_ok_and(|n| n <= self.bench.cache.usage().available());
-                Ok(Map::from_iter([("ok".to_owned(), json!(ok))]))
-            }
+            "can_extend" => Ok(self.bench.can_extend(op.int("n")?)),
             _ => self.verb(op)?,
         };
         self.sweep();

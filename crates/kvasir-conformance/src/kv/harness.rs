@@ -71,6 +71,12 @@ impl<C: Cache> Harness<C> {
         self.run(&[ClaimRow::new(seq, tokens)], tags)
     }
 
+    /// The answer to `can_extend`: whether `n` more tokens fit. Every cell case allocates by token.
+    pub(super) fn can_extend(&self, n: i64) -> Map<String, Value> {
+        let ok = u32::try_from(n).is_ok_and(|n| n <= self.cache.usage().available());
+        Map::from_iter([("ok".to_owned(), json!(ok))])
+    }
+
     /// The plan of the last step.
     pub(super) fn plan(&self) -> &Plan {
         &self.plan

@@ -29,10 +29,7 @@ impl<C: Cache> Line<C> {
     fn common(&mut self, op: &Op) -> Result<Answer, CaseError> {
         let cache = &mut self.bench.cache;
         Ok(match op.name()? {
-            "can_extend" => {
-                let ok = u32::try_from(op.int("n")?).is_ok_and(|n| cache.can_extend(self.seq, n));
-                Ok(Map::from_iter([("ok".to_owned(), json!(ok))]))
-            }
+            "can_extend" => Ok(self.bench.can_extend(op.int("n")?)),
             "rewind" => {
                 let to = op.int("to")?;
                 small("to", to)
@@ -40,7 +37,7 @@ impl<C: Cache> Line<C> {
             }
             "clear" => {
                 self.nodes.clear();
-                done(cache.clear().and_then(|()| cache.open()).map(|seq| self.seq = seq))
+                done(cache.close(self.seq).and_then(|()| cache.open()).map(|seq| self.seq = seq))
             }
             _ => return Err(op.unknown()),
         })
@@ -69,9 +66,11 @@ impl Line<Contiguous> {
     fn step(&mut self, start: i64, n: i64) -> Answer {
         let (start, n) = (small("start", start)?, small("n", n)?);
         let (seq, tags) = (self.seq, &mut self.tags);
-        let checked = self.bench.cache.check_positions(seq, &[start]);
-        let ran = checked.and_then(|()| self.bench.run_one(seq, n, tags));
-        ran.map_err(|error| error.to_string())?;
+        let next = self.bench.cache.next_position(seq).map_err(|error| error.to_string())?;
+        if start != next {
+            return Err(format!("the positions of a write begin at {start}, the length is {next}"));
+        }
+        self.bench.run_one(seq, n, tags).map_err(|error| error.to_string())?;
         let plan = self.bench.plan();
         let [row] = &plan.rows[..] else { return Err(format!("{} rows in the plan", plan.rows.len())) };
         let mut answer = self.bench.answer();

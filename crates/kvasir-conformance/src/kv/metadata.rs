@@ -3,7 +3,7 @@
 use crate::case::{Case, CaseError};
 use crate::compare::{Mismatch, compare};
 use crate::outcome::Outcome;
-use kvasir_kv::{ConfigFacts, Fact, KvFacts};
+use kvasir_kv::{Fact, KvFacts};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -35,21 +35,34 @@ fn facts(config: &Value, metadata: &Value) -> Result<KvFacts, String> {
         };
         read.insert(key.clone(), fact);
     }
-    KvFacts::resolve(&read, &config_facts(config)?).map_err(|error| error.to_string())
+    match (KvFacts::read(&read).map_err(|error| error.to_string())?, derived(config)?) {
+        (Some(facts), Some(derived)) => match KvFacts::check(&read, &derived) {
+            Ok(()) => Ok(facts),
+            Err(error) => Err(error.to_string()),
+        },
+        (facts, derived) => facts.or(derived).ok_or_else(|| "metadata and config are incomplete".into()),
+    }
 }
 
-fn config_facts(config: &Value) -> Result<ConfigFacts, String> {
+/// The shape of a model whose layers are alike, from its `config.json`; `None` if a field is
+/// missing. Loading takes it from the model's program.
+fn derived(config: &Value) -> Result<Option<KvFacts>, String> {
     let field = |name: &str| match config.get(name) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => value.as_i64().map(Some).ok_or_else(|| format!("{name} must be a whole number")),
+        Some(value) => match value.as_i64().and_then(|value| u32::try_from(value).ok()) {
+            Some(value @ 1..=0x100_0000) => Ok(Some(value)),
+            _ => Err(format!("{name} is {value}, which is out of range")),
+        },
     };
-    Ok(ConfigFacts {
-        num_hidden_layers: field("num_hidden_layers")?,
-        num_attention_heads: field("num_attention_heads")?,
-        num_key_value_heads: field("num_key_value_heads")?,
-        hidden_size: field("hidden_size")?,
-        head_dim: field("head_dim")?,
-    })
+    let (layers, queries) = (field("num_hidden_layers")?, field("num_attention_heads")?);
+    let heads = field("num_key_value_heads")?.or(queries);
+    let head_dim = match (field("head_dim")?, field("hidden_size")?, queries) {
+        (None, Some(hidden), Some(queries)) if hidden % queries == 0 => Some(hidden / queries),
+        (None, Some(_), Some(_)) => return Err("hidden_size is no multiple of num_attention_heads".into()),
+        (head_dim, ..) => head_dim,
+    };
+    let Some(((layers, heads), head_dim)) = layers.zip(heads).zip(head_dim) else { return Ok(None) };
+    Ok(Some(KvFacts::uniform(layers, heads, head_dim)))
 }
 
 fn described(facts: &KvFacts) -> Value {

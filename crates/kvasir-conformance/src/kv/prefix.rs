@@ -115,10 +115,7 @@ impl Subject for PrefixHarness {
             "rewind" => self.rewind(op.text("name")?, op.int("to")?),
             "can_extend" => {
                 let n = op.int("n")?;
-                self.named(op.text("name")?).map(|fork| {
-                    let ok = u32::try_from(n).is_ok_and(|n| fork.bench.cache.can_extend(fork.seq, n));
-                    Map::from_iter([("ok".to_owned(), json!(ok))])
-                })
+                self.named(op.text("name")?).map(|fork| fork.bench.can_extend(n))
             }
             _ => return Err(op.unknown()),
         })

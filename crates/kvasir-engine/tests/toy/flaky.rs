@@ -61,9 +61,6 @@ impl Cache for Flaky {
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         self.inner.victims(search, victims)
     }
-    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
-        self.inner.can_extend(seq, tokens)
-    }
     fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
         if upto > 0 && (self.refuses)(Operation::Preallocate) {
             Err(CacheError::Full { needed: 1, available: 0 })
@@ -104,9 +101,6 @@ impl Cache for Flaky {
     }
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
         self.inner.cancel(step)
-    }
-    fn clear(&mut self) -> Result<(), CacheError> {
-        self.inner.clear()
     }
     fn check(&self) -> Result<(), String> {
         self.inner.check()

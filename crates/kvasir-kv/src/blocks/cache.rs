@@ -73,11 +73,6 @@ impl<I: Index> Cache for BlockCache<I> {
         self.choose_victims(search, victims)
     }
 
-    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
-        let need = self.seqs.get(seq).and_then(|seq| self.blocks_needed(seq, tokens));
-        need.is_ok_and(|need| need <= self.ledger.available())
-    }
-
     fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
         let blocks = tokens.div_ceil(self.config.block_size).min(self.config.blocks) as usize;
         if let Ok(seq) = self.seqs.get_mut(seq) {
@@ -125,17 +120,6 @@ impl<I: Index> Cache for BlockCache<I> {
 
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
         self.cancel_step(step)
-    }
-
-    fn clear(&mut self) -> Result<(), CacheError> {
-        if !self.inflight.is_empty() {
-            return Err(CacheError::InFlight);
-        }
-        let live: Vec<SeqId> = self.seqs.iter().map(|(seq, _)| seq).collect();
-        live.into_iter().try_for_each(|seq| self.close(seq))?;
-        self.ledger.index.forget();
-        self.changed();
-        Ok(())
     }
 
     fn check(&self) -> Result<(), String> {

@@ -298,10 +298,6 @@ impl Cache for Cells {
         self.choose_victims(search, victims)
     }
 
-    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
-        self.seqs.get(seq).is_ok() && tokens <= self.cells.free()
-    }
-
     fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
         let tokens = tokens.min(self.capacity) as usize;
         if let Ok(seq) = self.seqs.get_mut(seq) {
@@ -374,17 +370,6 @@ impl Cache for Cells {
         flight.rows.iter().rev().for_each(|&row| self.undo_row(row));
         self.moves.cancel(step);
         self.end(flight);
-        self.generation += 1;
-        Ok(())
-    }
-
-    fn clear(&mut self) -> Result<(), CacheError> {
-        if !self.inflight.is_empty() {
-            return Err(CacheError::InFlight);
-        }
-        let live: Vec<_> = self.seqs.iter().map(|(seq, _)| seq).collect();
-        live.into_iter().try_for_each(|seq| self.close(seq))?;
-        self.moves.clear();
         self.generation += 1;
         Ok(())
     }

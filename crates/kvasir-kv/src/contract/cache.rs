@@ -157,8 +157,6 @@ pub trait Cache: Send {
     /// free. Returns false, and no victims, if not even all of them suffice. Changes nothing; time
     /// linear in the block tables of the candidates.
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool;
-    /// Whether a claim of `tokens` more for this sequence would succeed now.
-    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool;
     /// Preallocates slots up to length `upto`, outside a step; claims use them first. All or
     /// nothing (`Full`). Returns the length up to which the sequence holds slots; `upto` 0 only
     /// asks. Linear in the blocks that it takes. The default preallocates nothing.
@@ -208,9 +206,6 @@ pub trait Cache: Send {
     /// Undoes the claim of a step that was not run. Fails with `StepOutOfOrder` unless it is the
     /// newest claim. Linear in what the claim took; its number is not used again.
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError>;
-    /// Closes every sequence and drops the prefix cache. Fails with `InFlight` while a step is
-    /// claimed. Linear in everything held.
-    fn clear(&mut self) -> Result<(), CacheError>;
     /// Consistency check of the whole bookkeeping; reports the first violation. For tests: linear
     /// in everything held.
     fn check(&self) -> Result<(), String>;
@@ -220,18 +215,6 @@ pub trait Cache: Send {
     /// in the slots in use. The default does nothing.
     fn compact(&mut self) -> Result<u32, CacheError> {
         Ok(0)
-    }
-    /// Checks positions supplied by the caller: they must be consecutive from the next position on
-    /// (`StartNotLength`, `NotARun`). Linear in them.
-    fn check_positions(&self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
-        let (next, length) = (self.next_position(seq)?, self.claimed_len(seq)?);
-        match positions.first() {
-            Some(&start) if start != next => Err(CacheError::StartNotLength { start, length }),
-            _ if positions.windows(2).any(|pair| pair[0].checked_add(1) != Some(pair[1])) => {
-                Err(CacheError::NotARun)
-            }
-            _ => Ok(()),
-        }
     }
     /// Refuses a stale plan (`StalePlan`): one whose generation is not the current one. The caller
     /// checks before it submits.

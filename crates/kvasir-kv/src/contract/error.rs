@@ -1,6 +1,6 @@
 //! `CacheError`: why a cache refused an operation. A refused operation has changed nothing.
 
-use crate::contract::ids::{Position, SeqId, StepId};
+use crate::contract::ids::{SeqId, StepId};
 use crate::contract::kind::{CacheKind, Capability};
 use std::fmt;
 
@@ -26,15 +26,6 @@ pub enum CacheError {
     },
     /// The maximum number of live sequences is reached.
     TooManySequences,
-    /// A write must start where the sequence ends.
-    StartNotLength {
-        /// The requested start.
-        start: Position,
-        /// The length.
-        length: u32,
-    },
-    /// The positions of one write must form a run.
-    NotARun,
     /// The target of a rewind is outside what is still held.
     RewindOutOfRange {
         /// The target.
@@ -102,10 +93,6 @@ impl fmt::Display for CacheError {
             Self::BadClaim => write!(f, "a step must name at least one sequence, and each only once"),
             Self::Full { needed, available } => write!(f, "{needed} slots needed, {available} available"),
             Self::TooManySequences => write!(f, "too many live sequences"),
-            Self::StartNotLength { start, length } => {
-                write!(f, "write at position {start} of a sequence of length {length}")
-            }
-            Self::NotARun => write!(f, "the positions of a write must form a run"),
             Self::RewindOutOfRange { to, lowest, length } => {
                 write!(f, "rewind to {to} is outside {lowest}..={length}")
             }

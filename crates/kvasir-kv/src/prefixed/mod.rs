@@ -217,10 +217,6 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
         self.inner.victims(&VictimSearch { truncate, hit, ..*search }, victims)
     }
 
-    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
-        self.inner.can_extend(seq, tokens)
-    }
-
     fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
         Ok(self.base + self.inner.preallocate_slots(seq, upto.saturating_sub(self.base))?)
     }
@@ -265,10 +261,6 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
 
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
         self.inner.cancel(step)
-    }
-
-    fn clear(&mut self) -> Result<(), CacheError> {
-        self.inner.clear()
     }
 
     fn check(&self) -> Result<(), String> {

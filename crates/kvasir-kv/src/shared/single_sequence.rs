@@ -168,20 +168,6 @@ impl SingleSequence {
         Ok(())
     }
 
-    pub(crate) fn clear(&mut self) -> Result<(), CacheError> {
-        if self.is_in_flight() {
-            return Err(CacheError::InFlight);
-        }
-        let live = self.seqs.iter().next().map(|(seq, _)| seq);
-        match live {
-            Some(seq) => self.close(seq),
-            None => {
-                self.touch();
-                Ok(())
-            }
-        }
-    }
-
     /// Checks a claim when `extra` slots behind the rows hold draft nodes; returns its one batch
     /// row.
     pub(crate) fn check_claim(

@@ -335,12 +335,4 @@ impl Model {
         seq.proposed.clear();
         Ok(())
     }
-
-    pub(crate) fn clear(&mut self) -> Verdict {
-        if !self.flights.is_empty() {
-            return Err(());
-        }
-        self.seqs.clear();
-        Ok(())
-    }
 }
