@@ -56,7 +56,7 @@
 //!    through.
 //! 3. `speculation`: what is drafted, and how much of it a step verifies.
 //! 4. `step`: builds a step from scheduled rows and commits its results.
-//! 5. `core` (`replay`: operations of recorded cases only), then `engine`.
+//! 5. `core` (`replay`: operations of recorded cases only, behind the feature `replay`), then `engine`.
 //! 6. `config`: from a configuration to limits, policy, cache and core.
 //! 7. `serving_loop` and `trace` (step traces); `replicas` stands alone.
 //!
@@ -93,7 +93,6 @@ pub use crate::request::params::{Params, Pin, Request};
 pub use crate::request::proposal::{Evidence, Proposal};
 pub use crate::request::sequence::{Sequence, Status};
 pub use crate::request::timings::{Nanos, Timings};
-pub use crate::scheduler::budget::StateSlots;
 pub use crate::scheduler::defer_reason::DeferReason;
 pub use crate::scheduler::kv_manager::{AdmissionTerms, PublishAt};
 pub use crate::scheduler::limits::{Costs, Limits};

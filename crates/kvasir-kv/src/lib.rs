@@ -89,5 +89,6 @@ pub use crate::shared::draft_nodes::DraftNodes;
 pub use crate::shared::in_flight::{InFlight, InFlightStep};
 pub use crate::shared::sequence_table::SeqTable;
 pub use crate::shared::slot_copies::SlotCopies;
+#[doc(hidden)] // for the token lists of `kvasir-engine`
 pub use crate::shared::tail_buffered::TailBuffered;
 pub use crate::tree::TreeCache;

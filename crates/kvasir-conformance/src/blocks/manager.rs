@@ -8,7 +8,7 @@ use crate::compare::{Mismatch, compare};
 use crate::engine::sequence;
 use crate::names::BlockNames;
 use crate::outcome::Outcome;
-use kvasir_engine::{Params, Request, Sequence, StateSlots};
+use kvasir_engine::{Params, Request, Sequence};
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{
     Cache, CacheError, CacheEvent, ClaimRow, Lookup, Paged, Prefix, Rewind, SeqId, StepId, Token,
@@ -28,7 +28,8 @@ struct Seq {
 
 struct Manager {
     cache: Paged,
-    states: StateSlots,
+    /// Free recurrent-state slots; `None` is unbounded.
+    free_states: Option<u32>,
     block_size: u32,
     seqs: BTreeMap<String, Seq>,
     hashes: BTreeMap<String, Option<u64>>,
@@ -115,8 +116,7 @@ impl Manager {
         }
         let (hashes, names) = (BTreeMap::new(), BlockNames::default());
         let states = self::config(case, "state_slots").is_ok().then(|| config_number(case, "state_slots"));
-        let states = StateSlots::new(states.transpose()?);
-        Ok(Self { cache, states, block_size, seqs, hashes, names, step: 0 })
+        Ok(Self { cache, free_states: states.transpose()?, block_size, seqs, hashes, names, step: 0 })
     }
 
     /// Runs one operation and compares its result and state with the recorded ones.
@@ -327,7 +327,7 @@ impl Manager {
             return Err(Refused("it has blocks already".into()));
         }
         let stateful = self.is_stateful(name);
-        if stateful && !self.states.has_free() {
+        if stateful && self.free_states == Some(0) {
             return Err(Refused("no place for its state is free".into()));
         }
         let id = self.cache.open()?;
@@ -341,7 +341,7 @@ impl Manager {
             return Err(error.into());
         }
         if stateful {
-            self.states.take();
+            self.free_states = self.free_states.map(|free| free - 1);
         }
         self.with(name, |seq| (seq.id, seq.cached) = (Some(id), hit.tokens))
     }
@@ -351,7 +351,7 @@ impl Manager {
         let hit = self.cache.lookup(&tokens, 0);
         let blocks = (tokens.len() as u32).div_ceil(self.block_size);
         let (hits, evictable) = (hit.tokens / self.block_size, hit.evictable / self.block_size);
-        let has_state = !self.is_stateful(name) || self.states.has_free();
+        let has_state = !self.is_stateful(name) || self.free_states != Some(0);
         json!({ "ok": has_state && blocks - hits + evictable <= self.free_blocks(), "hit_blocks": hits })
     }
 
@@ -359,7 +359,7 @@ impl Manager {
         if let Some(id) = self.seqs.get_mut(name).and_then(|seq| seq.id.take()) {
             self.cache.close(id)?;
             if self.is_stateful(name) {
-                self.states.release();
+                self.free_states = self.free_states.map(|free| free + 1);
             }
         }
         self.names.release(name);

@@ -18,6 +18,7 @@
 //! clock or know the executor. Guarded by `tests/core_life.rs` and `tests/toy`; `benches/step.rs`
 //! measures the host cost.
 
+#[cfg(feature = "replay")]
 pub(crate) mod replay;
 pub(crate) mod sessions;
 
@@ -275,6 +276,18 @@ impl Core {
         self.state.finish(entry, finish, None, seen, now);
         self.state.requests.sweep();
         true
+    }
+
+    /// Preempts a running request by recomputation: it returns to the front of the queue and keeps
+    /// its tokens. False if it does not run.
+    pub fn preempt(&mut self, id: RequestId) -> bool {
+        match self.state.requests.find(id) {
+            Some(entry) if self.state.requests[entry].status == Status::Running => {
+                self.state.preempt(entry);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Builds the next step, or returns none if nothing can run now; see the module doc.

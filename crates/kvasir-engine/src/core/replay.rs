@@ -1,6 +1,7 @@
 //! Operations that recorded cases apply to live requests between steps, for their replay
-//! (`kvasir-conformance`): parameter changes, tokens from outside, truncation, preemption, and
-//! steps whose tokens come early, by another path or never. Serving reaches none of them.
+//! (`kvasir-conformance`): parameter changes, tokens from outside, truncation, and steps whose
+//! tokens come early, by another path or never. Serving reaches none of them; they are compiled
+//! with the feature `replay` only.
 //!
 //! Invariant: a running request was admitted with slots for its `max_tokens`, so that may only be
 //! lowered. Guarded by `tests/replay.rs`.
@@ -22,18 +23,6 @@ impl Core {
     /// in the order they were scheduled.
     pub fn retire(&mut self, step: &Step) {
         self.committer.retire_early(&mut self.state, step);
-    }
-
-    /// Preempts a running request by recomputation: it returns to the front of the queue and keeps
-    /// its tokens. False if it does not run.
-    pub fn preempt(&mut self, id: RequestId) -> bool {
-        match self.state.requests.find(id) {
-            Some(entry) if self.state.requests[entry].status == Status::Running => {
-                self.state.preempt(entry);
-                true
-            }
-            _ => false,
-        }
     }
 
     /// Changes the stop conditions and sampling of a live request, from its next output on. Other

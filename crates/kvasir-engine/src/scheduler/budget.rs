@@ -110,7 +110,7 @@ impl Budget {
 /// Fixed-size state slots besides the KV cache, one per sequence with recurrent state. They cost no
 /// KV slots. Only recorded cases have stateful sequences until hybrid models do.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct StateSlots {
+pub(crate) struct StateSlots {
     /// None is unbounded.
     limit: Option<u32>,
     taken: u32,
@@ -118,29 +118,29 @@ pub struct StateSlots {
 
 impl StateSlots {
     /// `limit` slots, or unbounded.
-    pub fn new(limit: Option<u32>) -> Self {
+    pub(crate) fn new(limit: Option<u32>) -> Self {
         Self { limit, taken: 0 }
     }
 
     /// Whether a slot is free.
-    pub fn has_free(&self) -> bool {
+    pub(crate) fn has_free(&self) -> bool {
         self.limit.is_none_or(|limit| self.taken < limit)
     }
 
     /// Slots in use.
-    pub fn taken(&self) -> u32 {
+    pub(crate) fn taken(&self) -> u32 {
         self.taken
     }
 
     /// Takes a slot. False, and nothing changes, if none is free.
-    pub fn take(&mut self) -> bool {
+    pub(crate) fn take(&mut self) -> bool {
         let has_free = self.has_free();
         self.taken += u32::from(has_free);
         has_free
     }
 
     /// Releases a slot.
-    pub fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.taken = self.taken.saturating_sub(1);
     }
 }

@@ -419,6 +419,7 @@ impl KvManager {
     }
 
     /// Rewinds a running sequence to `len` tokens of K/V and renews its reservation.
+    #[cfg(feature = "replay")]
     pub(crate) fn rewind(&mut self, sequence: &mut Sequence, len: u32) {
         sequence.claimed = len;
         sequence.computed = sequence.computed.min(len);

@@ -110,6 +110,7 @@ impl Requests {
     }
 
     /// Refunds tokens that were charged to the key of a request and will not be used.
+    #[cfg(feature = "replay")]
     pub(crate) fn refund(&mut self, entry: u32, tokens: u32) {
         self.queue.refund(self.slab[entry].cold.params.key, tokens);
     }

@@ -85,6 +85,7 @@ pub(crate) struct StepCommitter {
 
 impl StepCommitter {
     /// Retires a step that has run, before its tokens are known.
+    #[cfg(feature = "replay")]
     pub(crate) fn retire_early(&mut self, state: &mut SchedulerState, step: &Step) {
         if !self.retire(state, step) {
             return;
