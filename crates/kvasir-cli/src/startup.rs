@@ -126,7 +126,7 @@ impl Started {
         if service.warms_up {
             kvasir::warm_up(&mut engine)?;
         }
-        let slots = engine.core().cache().capacity();
+        let slots = engine.core().cache().shape().capacity;
         let is_capped = in_memory.is_some_and(|in_memory| in_memory > slots);
         let max_len = engine.core().limits().max_model_len.min(slots);
         let (served, backend) = (served(name.clone(), &loaded, sampling_args, max_len)?, loaded.backend());

@@ -57,7 +57,7 @@ type Row<'a> = (SeqId, &'a [Token], usize);
 
 impl Session {
     fn new(model: &Arc<CpuModel>, kv: KvType, cache: Box<dyn Cache>) -> Self {
-        let limits = Limits { slots: cache.capacity() + 64, tokens: 512, rows: 8, kv, ring: None };
+        let limits = Limits { slots: cache.shape().capacity + 64, tokens: 512, rows: 8, kv, ring: None };
         Self { executor: CpuExecutor::new(Arc::clone(model), limits).unwrap(), cache, step: 1 }
     }
 

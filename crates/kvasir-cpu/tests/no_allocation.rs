@@ -7,8 +7,8 @@ use kvasir_cpu::{CpuExecutor, CpuModel, Drafting, KvType, Limits, Precision, Thr
 use kvasir_draft::{DraftModelKind, TreeShape};
 use kvasir_exec::{Batch, BatchRow, Drafts, Executor, IN_FLIGHT, PoolRow, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
-use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{Cache, ClaimRow, Paged, Span, StepId, Token};
+use kvasir_kv::{MemoryHints, blocks::BlockConfig};
 use kvasir_program::Model;
 use kvasir_sample::Sampling;
 use std::alloc::{GlobalAlloc, Layout, System};

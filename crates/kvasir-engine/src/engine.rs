@@ -245,7 +245,8 @@ impl<E: Executor> Engine<E> {
             return;
         }
         let cache = self.core.cache();
-        let (mut blocks, mut free, block_size) = (Vec::new(), Vec::<Range<Slot>>::new(), cache.block_size());
+        let (mut blocks, mut free, block_size) =
+            (Vec::new(), Vec::<Range<Slot>>::new(), cache.shape().block_size);
         cache.visit_blocks(&mut blocks);
         let used = blocks.iter().enumerate().filter(|(_, used)| **used != BlockUse::Free);
         let mut start = 0;
@@ -254,7 +255,7 @@ impl<E: Executor> Engine<E> {
             free.push(start..slot);
             start = slot + block_size;
         }
-        free.push(start..cache.capacity().max(start));
+        free.push(start..cache.shape().capacity.max(start));
         free.retain(|slots| !slots.is_empty());
         self.executor.release(&free);
     }

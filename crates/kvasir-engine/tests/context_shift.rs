@@ -53,7 +53,7 @@ fn an_answer_continues_with_the_tokens_that_are_left() {
         // Sometimes the pool, and not the model, ends the context.
         let slots = random.pick(&[512, 64]);
         let core = Core::new(limits, Order::Fcfs, policy, cache(kind, block, slots));
-        let context = context.min(core.cache().capacity());
+        let context = context.min(core.cache().shape().capacity);
         let engine = Engine::new(core, Toy::new(), || 0).overlap(random.chance(50));
         let mut engine = match random.below(3) {
             0 => engine.draft(Box::new(SuffixDrafter::new(4))).unwrap(),
@@ -73,7 +73,7 @@ fn an_answer_continues_with_the_tokens_that_are_left() {
         let finish = if done.summary.outputs == max_tokens { Finish::MaxTokens } else { Finish::ModelLength };
         assert_eq!((done.summary.finish, done.summary.preemptions), (finish, 0), "{what}");
         let usage = engine.core().cache().usage();
-        assert_eq!((usage.available(), usage.held), (engine.core().cache().capacity(), 0), "{what}");
+        assert_eq!((usage.available(), usage.held), (engine.core().cache().shape().capacity, 0), "{what}");
         shifted += u32::from(dropped > 0);
     }
     assert!(shifted > 100, "{shifted}");

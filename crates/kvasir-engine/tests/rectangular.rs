@@ -248,7 +248,7 @@ fn check_completions(
         }
     }
     let usage = engine.core().cache().usage();
-    if usage.available() == engine.core().cache().capacity() && usage.held + usage.leased == 0 {
+    if usage.available() == engine.core().cache().shape().capacity && usage.held + usage.leased == 0 {
         Ok(())
     } else {
         Err(format!("the pool does not return to its baseline: {usage:?}"))

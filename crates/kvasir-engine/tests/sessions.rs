@@ -223,7 +223,7 @@ impl Harness {
         keys.iter().for_each(|key| self.engine.core_mut().end_session(SessionId(*key)));
         self.engine.core().check_invariants().unwrap();
         let usage = self.engine.core().cache().usage();
-        let all = self.engine.core().cache().capacity();
+        let all = self.engine.core().cache().shape().capacity;
         assert_eq!((usage.available(), usage.held, usage.leased), (all, 0, 0), "{}", self.about);
     }
 }

@@ -253,7 +253,7 @@ mod tests {
         let mut chunk = step(&mut cache, 1, &[(seq, 6)], 1)?;
         let before = chunk.clone();
         let abilities = abilities(&[], true);
-        let mut fitting = Fitting::new(Padding::new(&abilities, cache.dummy_slot(), Some(BLOCK), 8));
+        let mut fitting = Fitting::new(Padding::new(&abilities, cache.shape().dummy_slot, Some(BLOCK), 8));
         let original = fitting.fit(&mut chunk, &abilities).unwrap_or_default();
         assert_eq!(chunk.check_sizes(64), Ok(()));
         let kinds: Vec<_> = chunk.batch.rows.iter().map(|row| (row.kind, row.tokens.len)).collect();
@@ -287,7 +287,7 @@ mod tests {
         step(&mut cache, 1, &[(seqs[0], 3), (seqs[1], 9), (seqs[2], 8)], 0)?;
         let decode = step(&mut cache, 2, &[(seqs[0], 1), (seqs[1], 1), (seqs[2], 1)], 2)?;
         let padded = |abilities: &Abilities| {
-            let padding = Padding::new(abilities, cache.dummy_slot(), Some(BLOCK), 8);
+            let padding = Padding::new(abilities, cache.shape().dummy_slot, Some(BLOCK), 8);
             padding.pad(&decode).map(|(batch, plan)| Step { batch, plan, ..Step::default() })
         };
         assert_eq!(padded(&abilities(&[], false)), None);
@@ -314,7 +314,8 @@ mod tests {
         let seqs = [cache.open()?, cache.open()?];
         let mut drafts = step(&mut cache, 1, &[(seqs[0], 1), (seqs[1], 3)], 0)?;
         drafts.batch.rows[1].kind = RowKind::MultiDecode;
-        let with_drafts = Padding::new(&abilities(&[4], false), cache.dummy_slot(), None, 8).pad(&drafts);
+        let with_drafts =
+            Padding::new(&abilities(&[4], false), cache.shape().dummy_slot, None, 8).pad(&drafts);
         let tokens = with_drafts.map(|(batch, _)| batch.rows.iter().map(|row| row.tokens.len).collect());
         assert_eq!(tokens, Some(vec![1, 3, 1, 1]));
         Ok(())

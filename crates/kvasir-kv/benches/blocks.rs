@@ -172,7 +172,7 @@ fn decoding<I: Index>(name: &str, mut cache: BlockCache<I>, batch: u32, peers: &
     let mut whole: Vec<f64> = (0..parts[0].len()).map(|i| parts.iter().map(|part| part[i]).sum()).collect();
     whole.sort_by(f64::total_cmp);
     let least = |part: &Vec<f64>| part.iter().copied().fold(f64::INFINITY, f64::min);
-    let what = format!("{name}: decode step of {batch}, block {}", cache.block_size());
+    let what = format!("{name}: decode step of {batch}, block {}", cache.shape().block_size);
     line(&what, (whole[0], whole[whole.len() / 2]), peers.first().copied());
     peers.iter().skip(1).for_each(|&peer| line("", (whole[0], whole[whole.len() / 2]), Some(peer)));
     println!(
@@ -206,7 +206,7 @@ fn admitting<I: Index>(name: &str, mut cache: BlockCache<I>, hit: bool, peer: Op
     }
     times.sort_by(f64::total_cmp);
     let kind = if hit { "all found" } else { "none found" };
-    let what = format!("{name}: admit 8192 tokens, {kind}, block {}", cache.block_size());
+    let what = format!("{name}: admit 8192 tokens, {kind}, block {}", cache.shape().block_size);
     line(&what, (times[0], times[times.len() / 2]), peer);
 }
 

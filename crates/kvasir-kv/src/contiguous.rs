@@ -5,13 +5,15 @@
 //! without rings can be frozen into a `SharedPrefix` while no step is in flight. Guarded by
 //! `tests/contiguous_tree_and_cells.rs` and `tests/random_operations.rs`.
 
-use crate::contract::cache::{BlockUse, Cache, ClaimRow, PoolUsage, Rewind, VictimSearch};
+use crate::contract::cache::{Cache, CacheShape, ClaimRow};
+use crate::contract::capabilities::{Inspect, MemoryHints, Rewind, VictimSearch, Victims};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::mask::Mask;
 use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
 use crate::contract::rings::Rings;
+use crate::contract::usage::{BlockUse, PoolUsage};
 use crate::shared::single_sequence::SingleSequence;
 
 /// One sequence and a length counter: row `i` lies in slot `i`. The fastest single stream. With
@@ -19,23 +21,26 @@ use crate::shared::single_sequence::SingleSequence;
 #[derive(Debug)]
 pub struct Contiguous {
     single: SingleSequence,
-    rings: Option<Rings>,
+    shape: CacheShape,
 }
 
 impl Contiguous {
     /// A cache of `capacity` slots.
     pub fn new(capacity: u32) -> Self {
-        Self { single: SingleSequence::new(capacity), rings: None }
+        let shape = CacheShape::tokens(CacheKind::Contiguous, capacity);
+        Self { single: SingleSequence::new(capacity), shape }
     }
 
     /// A cache whose sliding-window layers keep ring buffers.
     pub fn with_rings(capacity: u32, rings: Rings) -> Self {
-        Self { rings: Some(rings), ..Self::new(capacity) }
+        let mut cache = Self::new(capacity);
+        cache.shape.rings = Some(rings);
+        cache
     }
 
     /// Lowest position that every layer still holds.
     pub fn retained_from(&self) -> Position {
-        self.rings.as_ref().map_or(0, |rings| rings.retained_from(self.single.peak()))
+        self.shape.rings.as_ref().map_or(0, |rings| rings.retained_from(self.single.peak()))
     }
 
     /// Retired rows: K and V computed.
@@ -47,41 +52,21 @@ impl Contiguous {
     pub(crate) fn rows_to_freeze(&self) -> Result<u32, CacheError> {
         match () {
             () if self.single.is_in_flight() => Err(CacheError::InFlight),
-            () if self.rings.is_some() => Err(CacheError::BadConfig("a cache with rings cannot be frozen")),
+            () if self.shape.rings.is_some() => {
+                Err(CacheError::BadConfig("a cache with rings cannot be frozen"))
+            }
             () => Ok(self.rows()),
         }
     }
 }
 
 impl Cache for Contiguous {
-    fn kind(&self) -> CacheKind {
-        CacheKind::Contiguous
-    }
-
-    fn capacity(&self) -> u32 {
-        self.single.capacity()
-    }
-
-    fn block_size(&self) -> u32 {
-        1
-    }
-
-    fn rings(&self) -> Option<&Rings> {
-        self.rings.as_ref()
+    fn shape(&self) -> &CacheShape {
+        &self.shape
     }
 
     fn usage(&self) -> PoolUsage {
         self.single.usage(0)
-    }
-
-    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
-        self.usage().visit_contiguous(blocks);
-    }
-
-    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
-        self.single.check_seq(seq)?;
-        into.extend(0..self.usage().held);
-        Ok(())
     }
 
     fn generation(&self) -> u64 {
@@ -94,10 +79,6 @@ impl Cache for Contiguous {
 
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.single.close(seq)
-    }
-
-    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
-        self.single.victims(search, 0, victims)
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
@@ -116,7 +97,7 @@ impl Cache for Contiguous {
 
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
         let row = self.single.check_claim(step, rows, 0)?;
-        if let Some(longest) = self.rings.as_ref().map(Rings::longest_write)
+        if let Some(longest) = self.shape.rings.as_ref().map(Rings::longest_write)
             && row.tokens > longest
         {
             return Err(CacheError::WriteTooLong { tokens: row.tokens, longest });
@@ -152,18 +133,38 @@ impl Cache for Contiguous {
         self.single.cancel(step).map(|_| ())
     }
 
-    fn check(&self) -> Result<(), String> {
-        self.single.check(0)
-    }
-
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
         Ok(self)
     }
 }
 
+impl Inspect for Contiguous {
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        self.usage().visit_contiguous(blocks);
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.single.check_seq(seq)?;
+        into.extend(0..self.usage().held);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.single.check(0)
+    }
+}
+
+impl MemoryHints for Contiguous {}
+
+impl Victims for Contiguous {
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        self.single.victims(search, 0, victims)
+    }
+}
+
 impl Rewind for Contiguous {
     fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
-        let lost = self.rings.as_ref().map_or(0, |rings| rings.lowest_rewind(self.single.peak()));
+        let lost = self.shape.rings.as_ref().map_or(0, |rings| rings.lowest_rewind(self.single.peak()));
         // A rewind to the current length drops nothing and is always possible.
         Ok(lost.min(self.claimed_len(seq)?))
     }

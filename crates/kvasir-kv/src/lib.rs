@@ -31,8 +31,8 @@
 //!
 //! Reading order; each folder imports only from those before it:
 //!
-//! 1. `contract`: ids, plans, masks, errors, and the traits `Cache`, `Rewind`, `Sequences`,
-//!    `Prefix` and `Tree`.
+//! 1. `contract`: ids, plans, masks, errors, the trait `Cache` with the verbs of a step, and its
+//!    capability traits.
 //! 2. `shared`: steps in flight (deferred release), incremental block tables, draft trees, slot
 //!    copies, preemption victims, small lists.
 //! 3. `contiguous` (one sequence, ring buffers for sliding windows) and `tree` (draft trees for
@@ -69,8 +69,9 @@ pub use crate::blocks::radix::index::RadixIndex;
 pub use crate::blocks::radix::tree::{NodeId, RadixTree, Reached};
 pub use crate::cells::Cells;
 pub use crate::contiguous::Contiguous;
-pub use crate::contract::cache::{
-    BlockUse, Cache, ClaimRow, Hit, Lookup, PoolUsage, Prefix, Rewind, Sequences, Tree, VictimSearch,
+pub use crate::contract::cache::{Cache, CacheShape, ClaimRow};
+pub use crate::contract::capabilities::{
+    Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, Tree, VictimSearch, Victims,
 };
 pub use crate::contract::error::CacheError;
 pub use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId, Token};
@@ -81,6 +82,7 @@ pub use crate::contract::plan::{
     Layout, Plan, PlanKind, PlanRow, PlanTable, PoolId, Segment, SlotCopy, Span,
 };
 pub use crate::contract::rings::Rings;
+pub use crate::contract::usage::{BlockUse, PoolUsage};
 pub use crate::metadata::{Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
 pub use crate::prefixed::Prefixed;
 pub use crate::prefixed::shared_prefix::{PrefixWatch, SharedPrefix};

@@ -5,7 +5,9 @@
 //! step without nodes has a contiguous plan; a step with nodes has an ancestor mask. Guarded by
 //! `tests/random_operations.rs`.
 
-use crate::contract::cache::{BlockUse, Cache, ClaimRow, PoolUsage, Rewind, Tree, VictimSearch};
+use crate::contract::cache::{Cache, CacheShape, ClaimRow};
+use crate::contract::capabilities::{Inspect, MemoryHints, Rewind, Tree, VictimSearch, Victims};
+use crate::contract::usage::{BlockUse, PoolUsage};
 
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId};
@@ -21,6 +23,7 @@ use crate::shared::slot_copies::SlotCopies;
 #[derive(Debug)]
 pub struct TreeCache {
     single: SingleSequence,
+    shape: CacheShape,
     nodes: DraftNodes,
     moves: SlotCopies,
     /// Slot copies of the last commit.
@@ -31,7 +34,8 @@ impl TreeCache {
     /// A cache of `capacity` slots.
     pub fn new(capacity: u32) -> Self {
         let (nodes, moves) = (DraftNodes::default(), SlotCopies::default());
-        Self { single: SingleSequence::new(capacity), nodes, moves, committed: Vec::new() }
+        let shape = CacheShape::tokens(CacheKind::Tree, capacity);
+        Self { single: SingleSequence::new(capacity), shape, nodes, moves, committed: Vec::new() }
     }
 
     fn forget_nodes(&mut self) {
@@ -99,31 +103,12 @@ fn push_row(plan: &mut Plan, row: SingleSequenceRow, read_len: u32, mask: Mask) 
 }
 
 impl Cache for TreeCache {
-    fn kind(&self) -> CacheKind {
-        CacheKind::Tree
-    }
-
-    fn capacity(&self) -> u32 {
-        self.single.capacity()
-    }
-
-    fn block_size(&self) -> u32 {
-        1
+    fn shape(&self) -> &CacheShape {
+        &self.shape
     }
 
     fn usage(&self) -> PoolUsage {
         self.single.usage(self.nodes.unsettled())
-    }
-
-    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
-        self.usage().visit_contiguous(blocks);
-        self.moves.lease_sources(blocks);
-    }
-
-    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
-        self.single.check_seq(seq)?;
-        into.extend(0..self.usage().held);
-        Ok(())
     }
 
     fn generation(&self) -> u64 {
@@ -138,11 +123,6 @@ impl Cache for TreeCache {
         self.single.close(seq)?;
         self.forget_nodes();
         Ok(())
-    }
-
-    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
-        let extra = self.nodes.unsettled();
-        self.single.victims(search, extra, victims)
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
@@ -204,16 +184,38 @@ impl Cache for TreeCache {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), String> {
-        self.single.check(self.nodes.unsettled())
-    }
-
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
         Ok(self)
     }
 
     fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
         Ok(self)
+    }
+}
+
+impl Inspect for TreeCache {
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        self.usage().visit_contiguous(blocks);
+        self.moves.lease_sources(blocks);
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.single.check_seq(seq)?;
+        into.extend(0..self.usage().held);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.single.check(self.nodes.unsettled())
+    }
+}
+
+impl MemoryHints for TreeCache {}
+
+impl Victims for TreeCache {
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        let extra = self.nodes.unsettled();
+        self.single.victims(search, extra, victims)
     }
 }
 

@@ -9,8 +9,8 @@ mod common;
 
 use common::{meaning, plan_of};
 use kvasir_kv::{
-    Cache, CacheError, Cells, ClaimRow, Contiguous, Layout, Lowering, Mask, Plan, PlanKind, PoolId, Rings,
-    SeqId, SlotCopy, StepId, TreeCache,
+    Cache, CacheError, Cells, ClaimRow, Contiguous, Inspect, Layout, Lowering, Mask, MemoryHints, Plan,
+    PlanKind, PoolId, Rings, SeqId, SlotCopy, StepId, TreeCache,
 };
 use kvasir_testkit::Random;
 

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
-use kvasir_kv::{Cache, ClaimRow, Lookup, Paged, Prefix, Radix, StepId, Token};
+use kvasir_kv::{Cache, ClaimRow, Inspect, Lookup, Paged, Prefix, Radix, StepId, Token};
 use proptest::prelude::*;
 use std::collections::HashSet;
 
@@ -24,7 +24,7 @@ fn check<I: Index>(
     mut keep: impl FnMut(u64, &[Token]),
     longest: impl Fn(u64, &[Token]) -> u32,
 ) {
-    let block = cache.block_size();
+    let block = cache.shape().block_size;
     let mut evicted = false;
     for (step, (prompt, salt, computed, evict)) in lives.iter().enumerate() {
         if let Some(slots) = evict {

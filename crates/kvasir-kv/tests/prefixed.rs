@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used)]
 
 use kvasir_kv::{
-    Cache, CacheConfig, CacheError, CacheKind, ClaimRow, Contiguous, Lookup, Plan, PoolId, Prefixed, SeqId,
-    SharedPrefix, StepId, Token, build,
+    Cache, CacheConfig, CacheError, CacheKind, ClaimRow, Contiguous, Inspect, Lookup, Plan, PoolId, Prefixed,
+    SeqId, SharedPrefix, StepId, Token, build,
 };
 use kvasir_testkit::Random;
 use proptest::prelude::*;
@@ -55,7 +55,7 @@ impl Twins {
     fn new(kind: CacheKind, prefix: &SharedPrefix) -> Self {
         let make = || build(kind, &config(kind)).unwrap();
         let behind = prefix.under(make()).unwrap();
-        let base = behind.base();
+        let base = behind.shape().base;
         assert_eq!(base, ROWS / config(kind).block_size * config(kind).block_size);
         let (ids, claimed, last) = (vec![], vec![], [Plan::default(), Plan::default()]);
         Self { alone: make(), behind, base, ids, step: 0, claimed, plans: 0, explicit: 0, staled: 0, last }
@@ -215,7 +215,7 @@ fn prefix_hits_continue_behind_a_shared_prefix() {
     for kind in [CacheKind::Paged, CacheKind::Radix] {
         let mut cache = prefix.under(build(kind, &config(kind)).unwrap()).unwrap();
         let tokens: Vec<Token> = (0..90).collect();
-        let base = cache.base();
+        let base = cache.shape().base;
         assert_eq!((base, cache.prefix().unwrap().lookup(&tokens, 0).tokens), (68, 68));
         let first = cache.open().unwrap();
         assert_eq!(

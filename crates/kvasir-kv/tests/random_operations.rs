@@ -34,8 +34,8 @@ struct Run {
 
 impl Run {
     fn new(cache: Box<dyn Cache>, max_sequences: usize, window: Option<u32>) -> Self {
-        let model = Model::new(cache.kind(), cache.capacity(), max_sequences, window);
-        let device = Device::new(cache.capacity());
+        let model = Model::new(cache.shape().kind, cache.shape().capacity, max_sequences, window);
+        let device = Device::new(cache.shape().capacity);
         Self { cache, model, device, ids: Vec::new(), next_step: 1, unsubmitted: None }
     }
 
@@ -253,7 +253,7 @@ impl Run {
         assert_eq!(self.cache.check(), Ok(()));
         let (usage, free) = (self.cache.usage(), self.model.free());
         assert_eq!(usage.available(), free);
-        assert_eq!(usage.free + usage.held + usage.leased, self.cache.capacity());
+        assert_eq!(usage.free + usage.held + usage.leased, self.cache.shape().capacity);
         for id in &self.ids {
             match self.model.seqs.get(id) {
                 Some(seq) => {
@@ -277,7 +277,7 @@ impl Run {
             assert!(self.both("close", |x| x.close(seq), |m| m.close(seq)));
         }
         self.compare();
-        assert_eq!(self.cache.usage().free, self.cache.capacity());
+        assert_eq!(self.cache.usage().free, self.cache.shape().capacity);
     }
 }
 

@@ -83,7 +83,7 @@ impl State {
                 let Ok(fork) = self.cache.open() else { return };
                 // Whole blocks, so that no slot copies wait: their leases would end early when the
                 // destination is closed.
-                let block = self.cache.block_size();
+                let block = self.cache.shape().block_size;
                 let len = (*len).min(self.cache.len(source).unwrap()) / block * block;
                 let copied = self.cache.sequences().unwrap().copy(source, fork, 0..len);
                 let has = if copied.is_ok() { self.cache.claimed_len(fork).unwrap() } else { 0 };
@@ -196,7 +196,7 @@ fn check(kind: CacheKind, seed: u64) -> bool {
     let mut all: Vec<usize> = (0..state.seqs.len()).collect();
     let truncate = (random.below(2) == 0 && !all.is_empty()).then(|| {
         let at = all.remove(random.below(all.len() as u64) as usize);
-        let block = state.cache.block_size();
+        let block = state.cache.shape().block_size;
         let len = random.below(state.seqs[at].1.len() as u64 + 1) as u32;
         (at, len / block * block)
     });

@@ -230,7 +230,7 @@ fn dummy_steps_write_the_dummy_slot_alone() {
         let mut cache = Contiguous::new(64);
         let (all, seq) = (prompt(20, 8), cache.open().unwrap());
         run(&mut executor, &mut cache, 1, &[part(seq, &all[..10])]);
-        let mut dummy = Step::dummy(3, cache.dummy_slot());
+        let mut dummy = Step::dummy(3, cache.shape().dummy_slot);
         common::lower(&mut dummy);
         let pending = executor.submit(Box::new(dummy)).unwrap();
         let (dummy, result) = executor.wait(pending);

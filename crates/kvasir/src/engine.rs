@@ -55,9 +55,9 @@ impl LoadedModel {
     ) -> Result<AnyExecutor, Error> {
         let (cache, limits) = (core.cache(), core.limits());
         // The dummy slot lies in front of what the cache may allocate, or behind.
-        let slots = cache.capacity().saturating_add(cache.block_size());
+        let slots = cache.shape().capacity.saturating_add(cache.shape().block_size);
         let (tokens, rows) = (limits.max_num_batched_tokens, limits.max_num_seqs);
-        let ring = cache.rings().map(Rings::longest_write);
+        let ring = cache.shape().rings.as_ref().map(Rings::longest_write);
         let executor = self.executor_with(slots, tokens, rows, kv, ring)?;
         if overlap { executor.on_thread() } else { Ok(executor) }
     }
@@ -135,7 +135,7 @@ impl Speculation {
     /// Lets an engine decode speculatively. Refuses overlap, and a policy or a cache that verifies no
     /// such drafts.
     pub fn apply<E: Executor>(&self, engine: Engine<E>) -> Result<Engine<E>, Error> {
-        let (kind, shape) = (engine.core().cache().kind(), self.parameters.shape);
+        let (kind, shape) = (engine.core().cache().shape().kind, self.parameters.shape);
         let conflict = |parameter, value: &dyn Display, reason: &dyn Display| {
             let spec: (_, &dyn Display) = ("speculation", self);
             ConfigError::conflict(spec, (parameter, value), reason.to_string())

@@ -103,7 +103,7 @@ impl Session {
     /// Tokens of a branch whose K/V is cached.
     pub fn cached(&self, branch: Branch) -> Result<u32, Error> {
         let kept = self.runner.engine.core().retained_len(SessionId(branch.0));
-        self.tokens(branch).map(|_| kept.max(self.cache().base()))
+        self.tokens(branch).map(|_| kept.max(self.cache().shape().base))
     }
 
     /// The KV cache's bookkeeping, read-only.
@@ -176,7 +176,7 @@ impl Session {
     /// Prefills the uncached part of a branch, in whole blocks.
     pub fn fill(&mut self, branch: Branch) -> Result<(), Error> {
         let missing = self.len(branch)? as u32 - self.cached(branch)?;
-        if missing < self.cache().block_size() {
+        if missing < self.cache().shape().block_size {
             return Ok(());
         }
         let params = Params { max_tokens: 0, ..Params::default() };
@@ -187,7 +187,7 @@ impl Session {
     /// Forks a branch into `n` new ones. Its K/V is computed first and shared (copy-on-write).
     /// Fails for caches that hold one sequence.
     pub fn fork(&mut self, branch: Branch, n: usize) -> Result<Vec<Branch>, Error> {
-        let kind = self.cache().kind();
+        let kind = self.cache().shape().kind;
         if kind.holds_one_sequence() {
             let missing = CacheError::NoCapability { kind, capability: Capability::Sequences };
             return Err(Error::invalid("cache", missing));

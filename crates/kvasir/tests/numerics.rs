@@ -185,7 +185,8 @@ impl Way {
             Some(prefix) => Box::new(prefix.rows.under(own).unwrap()),
             None => own,
         };
-        let room = PoolLimits { slots: cache.capacity() + 8, tokens: 400, rows: 16, kv: self.kv, ring: None };
+        let room =
+            PoolLimits { slots: cache.shape().capacity + 8, tokens: 400, rows: 16, kv: self.kv, ring: None };
         let mut inner = CpuExecutor::new(Arc::clone(model), room).unwrap();
         if let Some(prefix) = prefix {
             inner.attach(PoolId(1), Arc::clone(&prefix.pool)).unwrap();

@@ -166,13 +166,13 @@ pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64) -> bool) -> Finished {
     let count = Arc::new(Mutex::new(Count::default()));
     let recording = Recording::default();
     let core = run.engine.core();
-    let (preset, capacity) = (*run.engine.executor().preset(), core.cache().capacity());
+    let (preset, capacity) = (*run.engine.executor().preset(), core.cache().shape().capacity);
     let mut tracers: Vec<Tracer<Box<dyn TraceSink>>> = Vec::new();
     if !run.window.is_empty() {
         tracers.push(Tracer::new(Box::new(recording.clone()), run.window.clone()));
     }
     tracers.extend(run.lines.map(|lines| Tracer::new(Box::new(lines) as Box<dyn TraceSink>, 0..u64::MAX)));
-    let eyes = SeriesObserver { count: Arc::clone(&count), tracers, block: core.cache().block_size() };
+    let eyes = SeriesObserver { count: Arc::clone(&count), tracers, block: core.cache().shape().block_size };
     let mut driver = Driver {
         engine: run.engine.observe(Box::new(eyes)),
         clock: run.clock,

@@ -90,7 +90,7 @@ pub(crate) fn setup(resolved: &Resolved, core: &Core) -> Map<String, Value> {
     set("cache", json!(resolved.kind));
     set("order", json!(resolved.order));
     set("block_size", block.into());
-    set("capacity", core.cache().capacity().into());
+    set("capacity", core.cache().shape().capacity.into());
     set("max_model_len", limits.max_model_len.into());
     set("max_num_seqs", limits.max_num_seqs.into());
     set("max_num_batched_tokens", limits.max_num_batched_tokens.into());

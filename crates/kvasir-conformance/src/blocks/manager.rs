@@ -9,10 +9,10 @@ use crate::engine::sequence;
 use crate::names::BlockNames;
 use crate::outcome::Outcome;
 use kvasir_engine::{Params, Request, Sequence};
-use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{
     Cache, CacheError, CacheEvent, ClaimRow, Lookup, Paged, Prefix, Rewind, SeqId, StepId, Token,
 };
+use kvasir_kv::{Inspect, blocks::BlockConfig};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 

@@ -8,8 +8,8 @@ use crate::compare::{Mismatch, compare};
 use crate::outcome::Outcome;
 use kvasir_kv::blocks::{BlockConfig, Index, Offer};
 use kvasir_kv::{
-    BlockId, Cache, CacheError, ClaimRow, Lookup, Prefix, Radix, RadixIndex, SeqId, StepId, TailBuffered,
-    Token,
+    BlockId, Cache, CacheError, ClaimRow, Inspect, Lookup, Prefix, Radix, RadixIndex, SeqId, StepId,
+    TailBuffered, Token,
 };
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ use crate::kv::harness::{Harness, Tags};
 use crate::kv::subject;
 use crate::kv::subject::{Answer, Op, Subject, small};
 use crate::outcome::Outcome;
-use kvasir_kv::{Cache, CacheError, Cells, ClaimRow, Position, SeqId};
+use kvasir_kv::{Cache, CacheError, Cells, ClaimRow, Inspect, Position, SeqId};
 use serde_json::{Map, Value, json};
 use std::{collections::BTreeMap, ops::Range};
 

@@ -8,7 +8,7 @@ use crate::kv::harness::{Harness, Tags, mask_name};
 use crate::kv::subject;
 use crate::kv::subject::{Answer, Op, Subject, small};
 use crate::outcome::Outcome;
-use kvasir_kv::{Cache, CacheError, Contiguous, SeqId, TreeCache};
+use kvasir_kv::{Cache, CacheError, Contiguous, Inspect, SeqId, TreeCache};
 use serde_json::{Map, Value, json};
 
 struct Line<C> {

@@ -7,7 +7,7 @@ use crate::kv::harness::{Harness, Tags};
 use crate::kv::subject;
 use crate::kv::subject::{Answer, MOST_ROWS, Op, Subject, small};
 use crate::outcome::Outcome;
-use kvasir_kv::{Cache, Contiguous, PoolId, PrefixWatch, Prefixed, SeqId, SharedPrefix};
+use kvasir_kv::{Cache, Contiguous, Inspect, PoolId, PrefixWatch, Prefixed, SeqId, SharedPrefix};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 

@@ -233,7 +233,7 @@ impl Core {
         if tokens <= self.state.kv.base() {
             return Err(Refusal::WithinPrefix { tokens, prefix: self.state.kv.base() });
         }
-        let (needed, capacity) = (self.state.kv.own_slots(tokens), self.state.kv.cache().capacity());
+        let (needed, capacity) = (self.state.kv.own_slots(tokens), self.state.kv.cache().shape().capacity);
         if needed > capacity {
             return Err(Refusal::NeverFits { needed, capacity });
         }
@@ -446,8 +446,8 @@ impl Core {
     /// How its steps are padded for an executor: to the rectangles of its policy, and to the batch
     /// sizes within its limits.
     pub fn padding(&self, abilities: &Abilities) -> Padding {
-        let block = self.policy.is_rectangular().then(|| self.cache().block_size());
-        Padding::new(abilities, self.cache().dummy_slot(), block, self.limits().graph_max_batch)
+        let block = self.policy.is_rectangular().then(|| self.cache().shape().block_size);
+        Padding::new(abilities, self.cache().shape().dummy_slot, block, self.limits().graph_max_batch)
     }
 
     /// Whether decode rows may verify drafts under its policy.

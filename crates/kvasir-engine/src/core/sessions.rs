@@ -54,7 +54,7 @@ impl Core {
 
     /// Why `cut_session` would drop all K/V behind a range, if it would.
     pub fn cut_obstacle(&self) -> Option<CutObstacle> {
-        let kind = self.cache().kind();
+        let kind = self.cache().shape().kind;
         if kind.holds_one_sequence() {
             return Some(CutObstacle::Cache(kind));
         }

@@ -91,17 +91,17 @@ impl KvManager {
         publish_at: PublishAt,
         redirects: bool,
     ) -> Self {
-        let block = cache.block_size().max(1);
+        let block = cache.shape().block_size.max(1);
         Self {
             budget: Budget::new(block),
             retained: RetainedSessions::new(block, if redirects { 0 } else { limits.max_model_len }),
-            base: cache.base(),
+            base: cache.shape().base,
             has_prefix: limits.prefix_cache && cache.prefix().is_ok(),
             // With larger blocks a fork would have to copy the rows of the partly filled last
             // block.
-            forks: cache.block_size() == 1 && cache.sequences().is_ok() && !redirects,
+            forks: cache.shape().block_size == 1 && cache.sequences().is_ok() && !redirects,
             publish_at,
-            watermark: (u64::from(cache.capacity()) * u64::from(limits.watermark) / 1000) as u32,
+            watermark: (u64::from(cache.shape().capacity) * u64::from(limits.watermark) / 1000) as u32,
             scattered: false,
             cache,
         }

@@ -124,7 +124,7 @@ impl SchedulerState {
         let longest = self.limits.max_model_len;
         match sequence.cold.params.context_shift {
             None => longest,
-            Some(_) => longest.min(self.kv.cache().capacity().saturating_add(self.kv.base())),
+            Some(_) => longest.min(self.kv.cache().shape().capacity.saturating_add(self.kv.base())),
         }
     }
 

@@ -54,7 +54,7 @@ impl<'a> SchedulerView<'a> {
     }
     /// KV pool capacity in slots.
     pub fn capacity(&self) -> u32 {
-        self.state.kv.cache().capacity()
+        self.state.kv.cache().shape().capacity
     }
     /// Slots, in whole blocks, that a sequence of `tokens` occupies, excluding a frozen shared
     /// prefix.

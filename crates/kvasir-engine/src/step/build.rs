@@ -92,7 +92,7 @@ impl StepBuilder {
         if !state.record.admitted.is_empty() {
             let block = state.kv.block();
             let blocks = |entry: &u32| state.requests[*entry].longest().div_ceil(block) as usize;
-            let most = 2 * (state.kv.cache().capacity() / block) as usize;
+            let most = 2 * (state.kv.cache().shape().capacity / block) as usize;
             self.table_blocks = running.iter().map(blocks).sum::<usize>().min(most);
         }
         let rows = running.len();

@@ -261,7 +261,7 @@ impl<S: TraceSink> Tracer<S> {
     fn map(&mut self, core: &Core) {
         core.cache().visit_blocks(&mut self.scratch);
         let is_first = !std::mem::replace(&mut self.has_map, true);
-        let blocks = core.cache().capacity() / core.cache().block_size().max(1);
+        let blocks = core.cache().shape().capacity / core.cache().shape().block_size.max(1);
         let len = self.uses.len().max(self.scratch.len()).max(if is_first { blocks as usize } else { 0 });
         self.uses.resize(len, BlockUse::Free);
         self.scratch.resize(len, BlockUse::Free);

@@ -30,20 +30,11 @@ impl Flaky {
 }
 
 impl Cache for Flaky {
-    fn kind(&self) -> CacheKind {
-        self.inner.kind()
-    }
-    fn capacity(&self) -> u32 {
-        self.inner.capacity()
-    }
-    fn block_size(&self) -> u32 {
-        self.inner.block_size()
+    fn shape(&self) -> &CacheShape {
+        self.inner.shape()
     }
     fn usage(&self) -> PoolUsage {
         self.inner.usage()
-    }
-    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
-        self.inner.blocks_of(seq, into)
     }
     fn generation(&self) -> u64 {
         self.inner.generation() + u64::from(self.stale)
@@ -58,24 +49,12 @@ impl Cache for Flaky {
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.inner.close(seq)
     }
-    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
-        self.inner.victims(search, victims)
-    }
     fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
         if upto > 0 && (self.refuses)(Operation::Preallocate) {
             Err(CacheError::Full { needed: 1, available: 0 })
         } else {
             self.inner.preallocate_slots(seq, upto)
         }
-    }
-    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
-        self.inner.reserve_memory(seq, tokens);
-    }
-    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
-        self.inner.reserve_plan_memory(blocks, rows);
-    }
-    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
-        self.inner.visit_blocks(blocks);
     }
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
         self.inner.len(seq)
@@ -102,9 +81,6 @@ impl Cache for Flaky {
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
         self.inner.cancel(step)
     }
-    fn check(&self) -> Result<(), String> {
-        self.inner.check()
-    }
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
         self.inner.rewind()
     }
@@ -116,5 +92,32 @@ impl Cache for Flaky {
     }
     fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
         self.inner.tree()
+    }
+}
+
+impl Inspect for Flaky {
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.inner.blocks_of(seq, into)
+    }
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        self.inner.visit_blocks(blocks);
+    }
+    fn check(&self) -> Result<(), String> {
+        self.inner.check()
+    }
+}
+
+impl MemoryHints for Flaky {
+    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
+        self.inner.reserve_memory(seq, tokens);
+    }
+    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
+        self.inner.reserve_plan_memory(blocks, rows);
+    }
+}
+
+impl Victims for Flaky {
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        self.inner.victims(search, victims)
     }
 }

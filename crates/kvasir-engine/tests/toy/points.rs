@@ -392,7 +392,8 @@ impl<'a> Run<'a> {
             }
         }
         let usage = self.core.cache().usage();
-        let all_back = usage.held == 0 && (self.lost || usage.available() == self.core.cache().capacity());
+        let all_back =
+            usage.held == 0 && (self.lost || usage.available() == self.core.cache().shape().capacity);
         if all_back { Ok(()) } else { Err(format!("the pool does not return to its baseline: {usage:?}")) }
     }
 }

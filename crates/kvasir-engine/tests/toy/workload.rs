@@ -347,7 +347,7 @@ fn check_completions(
             None => Toy::alone(prompt, most, params.ignore_eos),
             Some(keep) => {
                 let cache = engine.core().cache();
-                let context = engine.core().limits().max_model_len.min(cache.capacity());
+                let context = engine.core().limits().max_model_len.min(cache.shape().capacity);
                 Toy::shifting(prompt, most, params.ignore_eos, keep, context).0
             }
         };
@@ -388,7 +388,7 @@ fn check_completions(
     }
     let usage = engine.core().cache().usage();
     match (usage.free + usage.evictable, usage.held, usage.leased) {
-        (all, 0, 0) if all == engine.core().cache().capacity() => Ok(()),
+        (all, 0, 0) if all == engine.core().cache().shape().capacity => Ok(()),
         _ => Err(format!("the pool does not return to its baseline: {usage:?}")),
     }
 }

@@ -4,29 +4,16 @@
 use crate::blocks::BlockCache;
 use crate::blocks::index::Index;
 use crate::blocks::sequence::Seq;
-use crate::contract::cache::{
-    BlockUse, Cache, ClaimRow, PoolUsage, Prefix, Rewind, Sequences, Tree, VictimSearch,
-};
+use crate::contract::cache::{Cache, CacheShape, ClaimRow};
+use crate::contract::capabilities::{MemoryHints, Prefix, Rewind, Sequences, Tree};
 use crate::contract::error::CacheError;
-use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId};
-use crate::contract::kind::CacheKind;
+use crate::contract::ids::{Position, SeqId, StepId};
 use crate::contract::plan::Plan;
+use crate::contract::usage::PoolUsage;
 
 impl<I: Index> Cache for BlockCache<I> {
-    fn kind(&self) -> CacheKind {
-        I::KIND
-    }
-
-    fn capacity(&self) -> u32 {
-        self.config.blocks * self.config.block_size
-    }
-
-    fn dummy_slot(&self) -> Slot {
-        if self.config.dummy { 0 } else { self.capacity() }
-    }
-
-    fn block_size(&self) -> u32 {
-        self.config.block_size
+    fn shape(&self) -> &CacheShape {
+        &self.shape
     }
 
     fn usage(&self) -> PoolUsage {
@@ -39,13 +26,6 @@ impl<I: Index> Cache for BlockCache<I> {
             held: slots(self.config.blocks - free - evictable - leased),
             leased: slots(leased),
         }
-    }
-
-    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
-        blocks.clear();
-        blocks.extend((0..u32::from(self.config.dummy)).map(|_| BlockUse::Dummy));
-        let first = blocks.len() as u32;
-        self.ledger.visit_blocks(first..first + self.config.blocks, blocks);
     }
 
     fn generation(&self) -> u64 {
@@ -69,29 +49,8 @@ impl<I: Index> Cache for BlockCache<I> {
         Ok(())
     }
 
-    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
-        self.choose_victims(search, victims)
-    }
-
-    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
-        let blocks = tokens.div_ceil(self.config.block_size).min(self.config.blocks) as usize;
-        if let Ok(seq) = self.seqs.get_mut(seq) {
-            seq.table.reserve(blocks);
-        }
-    }
-
-    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
-        self.writer.reserve(blocks, rows);
-    }
-
     fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
         self.preallocate_blocks(seq, upto)
-    }
-
-    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
-        self.seqs.get(seq)?.table.blocks().copy(0..u32::MAX, into);
-        into.extend(self.ahead(seq)?);
-        Ok(())
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
@@ -122,10 +81,6 @@ impl<I: Index> Cache for BlockCache<I> {
         self.cancel_step(step)
     }
 
-    fn check(&self) -> Result<(), String> {
-        self.check_all()
-    }
-
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
         Ok(self)
     }
@@ -140,5 +95,18 @@ impl<I: Index> Cache for BlockCache<I> {
 
     fn prefix(&mut self) -> Result<&mut dyn Prefix, CacheError> {
         Ok(self)
+    }
+}
+
+impl<I: Index> MemoryHints for BlockCache<I> {
+    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
+        let blocks = tokens.div_ceil(self.config.block_size).min(self.config.blocks) as usize;
+        if let Ok(seq) = self.seqs.get_mut(seq) {
+            seq.table.reserve(blocks);
+        }
+    }
+
+    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
+        self.writer.reserve(blocks, rows);
     }
 }

@@ -1,7 +1,6 @@
-//! Consistency check of `BlockCache`: recounts every reference from tables, slot copies and steps
-//! in flight, and checks each sequence and the index.
-//!
-//! The model-based tests run it after every operation; it costs time in everything the cache holds.
+//! Inspection of `BlockCache`. The consistency check recounts every reference from tables, slot
+//! copies and steps in flight, and checks each sequence and the index; the model-based tests run it
+//! after every operation.
 
 use crate::blocks::BlockCache;
 use crate::blocks::index::Index;
@@ -9,11 +8,26 @@ use crate::blocks::ledger::Uses;
 use crate::blocks::pending::Pending;
 use crate::blocks::sequence::{HOLE, Seq};
 use crate::contract::cache::Cache;
+use crate::contract::capabilities::Inspect;
+use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, SeqId};
+use crate::contract::usage::BlockUse;
 
-impl<I: Index> BlockCache<I> {
-    /// Recounts every reference from tables, slot copies and steps in flight, and checks the index.
-    pub(super) fn check_all(&self) -> Result<(), String> {
+impl<I: Index> Inspect for BlockCache<I> {
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        blocks.clear();
+        blocks.extend((0..u32::from(self.config.dummy)).map(|_| BlockUse::Dummy));
+        let first = blocks.len() as u32;
+        self.ledger.visit_blocks(first..first + self.config.blocks, blocks);
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.seqs.get(seq)?.table.blocks().copy(0..u32::MAX, into);
+        into.extend(self.ahead(seq)?);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
         let ids = self.config.ids().map_err(|error| error.to_string())?;
         let mut uses = vec![Uses::default(); ids.end as usize];
         let mut count = |block: BlockId, add: fn(&mut Uses)| match uses.get_mut(block as usize) {
@@ -42,7 +56,9 @@ impl<I: Index> BlockCache<I> {
             Err(format!("{usage:?} is more than the cache has"))
         }
     }
+}
 
+impl<I: Index> BlockCache<I> {
     /// Invariants of one sequence: table length, writable last block, sorted holes, claims in
     /// order.
     fn check_seq(&self, id: SeqId, seq: &Seq) -> Result<(), String> {

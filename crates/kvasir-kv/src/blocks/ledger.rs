@@ -7,8 +7,8 @@
 
 use crate::blocks::index::Index;
 use crate::blocks::queue::BlockQueue;
-use crate::contract::cache::BlockUse;
 use crate::contract::ids::BlockId;
+use crate::contract::usage::BlockUse;
 use crate::shared::runs::{indices, leading, runs};
 use std::ops::Range;
 

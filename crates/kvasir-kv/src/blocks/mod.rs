@@ -46,7 +46,8 @@ use crate::blocks::queue::BlockQueue;
 use crate::blocks::leased_copies::LeasedCopies;
 use crate::blocks::sequence::{ClaimedRow, Replaced, Seq};
 pub use crate::blocks::size::BlockSize;
-use crate::contract::cache::Hit;
+use crate::contract::cache::CacheShape;
+use crate::contract::capabilities::Hit;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, SeqId};
 use crate::contract::plan::SlotCopy;
@@ -96,6 +97,7 @@ impl BlockConfig {
 /// The block manager over the prefix-cache index `I`.
 #[derive(Clone, Debug)]
 pub struct BlockCache<I> {
+    shape: CacheShape,
     config: BlockConfig,
     size: BlockSize,
     /// Reference counts and the index.
@@ -132,7 +134,12 @@ pub struct BlockCache<I> {
 
 impl<I: Index> BlockCache<I> {
     pub(crate) fn over(index: I, config: BlockConfig) -> Result<Self, CacheError> {
+        let capacity = config.blocks * config.block_size;
+        let dummy_slot = if config.dummy { 0 } else { capacity };
+        let block_size = config.block_size;
+        let shape = CacheShape { kind: I::KIND, capacity, block_size, dummy_slot, base: 0, rings: None };
         Ok(Self {
+            shape,
             config,
             size: BlockSize::new(config.block_size),
             ledger: Ledger::new(index, config.ids()?.end),

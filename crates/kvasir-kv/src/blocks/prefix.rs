@@ -7,7 +7,7 @@
 
 use crate::blocks::BlockCache;
 use crate::blocks::index::{Index, Offer};
-use crate::contract::cache::{Hit, Lookup, Prefix};
+use crate::contract::capabilities::{Hit, Lookup, Prefix};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{SeqId, Token};
 use crate::shared::runs::runs;

@@ -4,7 +4,7 @@
 use crate::blocks::BlockCache;
 use crate::blocks::index::Index;
 use crate::blocks::sequence::HOLE;
-use crate::contract::cache::Rewind;
+use crate::contract::capabilities::Rewind;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, SeqId, StepId};
 

@@ -6,7 +6,7 @@
 
 use crate::blocks::BlockCache;
 use crate::blocks::index::Index;
-use crate::contract::cache::Tree;
+use crate::contract::capabilities::Tree;
 use crate::contract::error::CacheError;
 use crate::contract::ids::SeqId;
 use crate::contract::plan::SlotCopy;

@@ -8,7 +8,7 @@ use crate::blocks::BlockCache;
 use crate::blocks::index::{Index, Unpinned};
 use crate::blocks::ledger::Ledger;
 use crate::blocks::sequence::{HOLE, Seq};
-use crate::contract::cache::VictimSearch;
+use crate::contract::capabilities::{VictimSearch, Victims};
 use crate::contract::ids::{BlockId, SeqId};
 use crate::shared::victims::{OwnerChanges, TrialRelease, choose};
 
@@ -22,8 +22,8 @@ struct BlockTrial<'a, I> {
     freed: u32,
 }
 
-impl<I: Index> BlockCache<I> {
-    pub(super) fn choose_victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+impl<I: Index> Victims for BlockCache<I> {
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         let mut changes = std::mem::take(&mut self.owner_changes);
         changes.reset(self.config.blocks as usize + usize::from(self.config.dummy));
         // A stale lookup protects nothing: its blocks are looked up again when it is attached.

@@ -5,7 +5,8 @@
 //! next one.
 
 use crate::cells::Cells;
-use crate::contract::cache::{Cache, Rewind, Sequences, Tree};
+use crate::contract::cache::Cache;
+use crate::contract::capabilities::{Rewind, Sequences, Tree};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, SeqId};
 use crate::contract::plan::SlotCopy;

@@ -1,11 +1,27 @@
-//! Consistency check of `Cells`: recounts owners and leases of every cell from sequences and steps
-//! in flight.
+//! Inspection of `Cells`. The consistency check recounts owners and leases of every cell from
+//! sequences and steps in flight.
 
 use crate::cells::{Cells, Written};
+use crate::contract::capabilities::Inspect;
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, SeqId};
+use crate::contract::usage::BlockUse;
 
-impl Cells {
-    /// Consistency check: recounts every owner and lease.
-    pub(super) fn walk(&self) -> Result<(), String> {
+impl Inspect for Cells {
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        blocks.clear();
+        blocks.extend((0..self.cells.high_water()).map(|slot| self.cells.visit_blocks(slot)));
+        self.moves.lease_sources(blocks);
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        let sequence = self.seqs.get(seq)?;
+        sequence.entries.slots().copy(0..u32::MAX, into);
+        into.extend_from_slice(&sequence.node_slots);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
         let mut named = vec![(0, 0, None); self.cells.high_water() as usize];
         let outside = |slot| format!("cell {slot} is owned and above the high water");
         for (seq, s) in self.seqs.iter() {

@@ -1,18 +1,30 @@
-//! Defragmentation of `cells`: a new layout, sequence after sequence in order of position, carried
+//! Memory hints of `cells`, above all defragmentation: a new layout, sequence after sequence in order of position, carried
 //! out by slot copies in the next plan.
 //!
 //! Refused while a step is in flight. Afterwards a single sequence is one run from cell 0, which
 //! makes its plans contiguous again.
 
 use crate::cells::Cells;
+use crate::contract::capabilities::MemoryHints;
 use crate::contract::error::CacheError;
-use crate::contract::ids::Slot;
+use crate::contract::ids::{SeqId, Slot};
 use crate::contract::plan::SlotCopy;
 
-impl Cells {
+impl MemoryHints for Cells {
+    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
+        let tokens = tokens.min(self.shape.capacity) as usize;
+        if let Ok(seq) = self.seqs.get_mut(seq) {
+            seq.entries.reserve(tokens);
+        }
+    }
+
+    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
+        self.writer.reserve(blocks, rows);
+    }
+
     /// Computes a new layout, sequence after sequence in order of position; a shared cell goes with
     /// its first owner. Queues the slot copies and returns their number.
-    pub(super) fn compact_cells(&mut self) -> Result<u32, CacheError> {
+    fn compact(&mut self) -> Result<u32, CacheError> {
         if !self.inflight.is_empty() {
             return Err(CacheError::InFlight);
         }
@@ -32,7 +44,9 @@ impl Cells {
         self.generation += 1;
         Ok(moves.len() as u32)
     }
+}
 
+impl Cells {
     /// The new slot of every cell in use, and their number.
     fn layout(&self) -> (Vec<Option<Slot>>, u32) {
         let mut to = vec![None; self.cells.high_water() as usize];

@@ -21,11 +21,13 @@ pub(crate) mod victims;
 
 use crate::cells::entries::Entries;
 use crate::cells::table::CellTable;
-use crate::contract::cache::{BlockUse, Cache, ClaimRow, PoolUsage, Rewind, Sequences, Tree, VictimSearch};
+use crate::contract::cache::{Cache, CacheShape, ClaimRow};
+use crate::contract::capabilities::{Rewind, Sequences, Tree};
 use crate::contract::error::CacheError;
-use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId};
+use crate::contract::ids::{Position, SeqId, Slot, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::plan::Plan;
+use crate::contract::usage::PoolUsage;
 use crate::shared::draft_nodes::{DraftNodes, LazyDraftNodes};
 use crate::shared::in_flight::{InFlight, InFlightStep};
 use crate::shared::plan_writer::PlanWriter;
@@ -77,11 +79,11 @@ struct Sequence {
 /// without copies, rollback, sliding windows and draft trees over one pool.
 ///
 /// The lowest free cell is allocated first, so a single sequence fills the pool from its start and
-/// gets contiguous plans; everything else is planned as slot tables. [`Cache::compact`]
+/// gets contiguous plans; everything else is planned as slot tables. `MemoryHints::compact`
 /// defragments.
 #[derive(Debug)]
 pub struct Cells {
-    capacity: u32,
+    shape: CacheShape,
     /// Sliding window of every layer.
     window: Option<u32>,
     cells: CellTable,
@@ -109,7 +111,7 @@ impl Cells {
             return Err(CacheError::BadConfig("a window must be at least 1"));
         }
         Ok(Self {
-            capacity,
+            shape: CacheShape::tokens(CacheKind::Cells, capacity),
             window,
             cells: CellTable::new(capacity),
             seqs: SeqTable::new(max_sequences),
@@ -248,33 +250,12 @@ impl Cells {
 }
 
 impl Cache for Cells {
-    fn kind(&self) -> CacheKind {
-        CacheKind::Cells
-    }
-
-    fn capacity(&self) -> u32 {
-        self.capacity
-    }
-
-    fn block_size(&self) -> u32 {
-        1
+    fn shape(&self) -> &CacheShape {
+        &self.shape
     }
 
     fn usage(&self) -> PoolUsage {
         self.cells.usage()
-    }
-
-    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
-        blocks.clear();
-        blocks.extend((0..self.cells.high_water()).map(|slot| self.cells.visit_blocks(slot)));
-        self.moves.lease_sources(blocks);
-    }
-
-    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
-        let sequence = self.seqs.get(seq)?;
-        sequence.entries.slots().copy(0..u32::MAX, into);
-        into.extend_from_slice(&sequence.node_slots);
-        Ok(())
     }
 
     fn generation(&self) -> u64 {
@@ -292,21 +273,6 @@ impl Cache for Cells {
         self.release_all(seq)?;
         self.generation += 1;
         self.seqs.close(seq)
-    }
-
-    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
-        self.choose_victims(search, victims)
-    }
-
-    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
-        let tokens = tokens.min(self.capacity) as usize;
-        if let Ok(seq) = self.seqs.get_mut(seq) {
-            seq.entries.reserve(tokens);
-        }
-    }
-
-    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
-        self.writer.reserve(blocks, rows);
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
@@ -372,14 +338,6 @@ impl Cache for Cells {
         self.end(flight);
         self.generation += 1;
         Ok(())
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.walk()
-    }
-
-    fn compact(&mut self) -> Result<u32, CacheError> {
-        self.compact_cells()
     }
 
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {

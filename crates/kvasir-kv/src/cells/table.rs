@@ -1,8 +1,8 @@
 //! `CellTable`: position, owner count and lease count of every cell, and the free list.
 
 use crate::cells::free::FreeCells;
-use crate::contract::cache::{BlockUse, PoolUsage};
 use crate::contract::ids::{Position, Slot};
+use crate::contract::usage::{BlockUse, PoolUsage};
 
 /// One cell: position and reference counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //! names it.
 
 use crate::cells::Cells;
-use crate::contract::cache::VictimSearch;
+use crate::contract::capabilities::{VictimSearch, Victims};
 use crate::contract::ids::{SeqId, Slot};
 use crate::shared::victims::{OwnerChanges, TrialRelease, choose};
 
@@ -14,8 +14,8 @@ struct CellTrial<'a> {
     freed: u32,
 }
 
-impl Cells {
-    pub(super) fn choose_victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+impl Victims for Cells {
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         let mut changes = std::mem::take(&mut self.owner_changes);
         changes.reset(self.cells.high_water() as usize);
         let mut what_if = CellTrial { cache: self, changes, leased_too: search.leased_too, freed: 0 };

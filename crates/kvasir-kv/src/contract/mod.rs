@@ -5,6 +5,7 @@
 //! it.
 
 pub(crate) mod cache;
+pub(crate) mod capabilities;
 pub(crate) mod error;
 pub(crate) mod ids;
 pub(crate) mod kind;
@@ -12,3 +13,4 @@ pub(crate) mod lowering;
 pub(crate) mod mask;
 pub(crate) mod plan;
 pub(crate) mod rings;
+pub(crate) mod usage;

@@ -12,14 +12,15 @@
 pub(crate) mod shared_prefix;
 
 use crate::contiguous::Contiguous;
-use crate::contract::cache::{
-    BlockUse, Cache, ClaimRow, Hit, Lookup, PoolUsage, Prefix, Rewind, Sequences, Tree, VictimSearch,
+use crate::contract::cache::{Cache, CacheShape, ClaimRow};
+use crate::contract::capabilities::{
+    Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, Tree, VictimSearch, Victims,
 };
 use crate::contract::error::CacheError;
-use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId, Token};
-use crate::contract::kind::CacheKind;
+use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
 use crate::contract::mask::{Mask, set_range, shift_into, words_for};
 use crate::contract::plan::{Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::contract::usage::{BlockUse, PoolUsage};
 use crate::prefixed::shared_prefix::{Lease, SharedPrefix};
 use std::ops::Range;
 
@@ -28,24 +29,26 @@ use std::ops::Range;
 #[derive(Debug)]
 pub struct Prefixed<C: Cache + ?Sized> {
     prefix: Lease,
-    /// Shared positions of it: whole blocks of the inner block size.
-    base: u32,
+    /// The inner cache's, with the shared positions as base: whole blocks of the inner block size.
+    shape: CacheShape,
     inner: Box<C>,
 }
 
 impl<C: Cache + ?Sized> Prefixed<C> {
     pub(crate) fn new(prefix: Lease, inner: Box<C>) -> Result<Self, CacheError> {
-        if inner.usage().held > 0 || inner.base() > 0 {
+        let shape = inner.shape();
+        if inner.usage().held > 0 || shape.base > 0 {
             return Err(CacheError::BadConfig("a prefix goes under a new cache only"));
         }
-        if inner.rings().is_some() {
+        if shape.rings.is_some() {
             return Err(CacheError::BadConfig(
                 "a cache with rings takes no prefix: it does not keep every position",
             ));
         }
-        let base = prefix.rows() / inner.block_size() * inner.block_size();
-        match base.checked_add(inner.capacity()) {
-            Some(_) => Ok(Self { prefix, base, inner }),
+        let base = prefix.rows() / shape.block_size * shape.block_size;
+        let shape = CacheShape { base, ..shape.clone() };
+        match base.checked_add(shape.capacity) {
+            Some(_) => Ok(Self { prefix, shape, inner }),
             None => Err(CacheError::BadConfig("prefix and capacity together are too long")),
         }
     }
@@ -55,8 +58,8 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         if plan.kind == PlanKind::Contiguous {
             plan.kind = PlanKind::Ragged;
         }
-        plan.positions.iter_mut().for_each(|position| *position += self.base);
-        plan.read_positions.iter_mut().for_each(|position| *position += self.base);
+        plan.positions.iter_mut().for_each(|position| *position += self.shape.base);
+        plan.read_positions.iter_mut().for_each(|position| *position += self.shape.base);
         let (segments, words) = (plan.segments.len(), plan.mask_words.len());
         for i in 0..plan.rows.len() {
             self.lift_row(plan, i);
@@ -76,13 +79,13 @@ impl<C: Cache + ?Sized> Prefixed<C> {
     fn lift_row(&self, plan: &mut Plan, i: usize) {
         let mut row = plan.rows[i];
         let start = plan.segments.len();
-        self.prefix.push_segments(self.base, &mut plan.segments);
+        self.prefix.push_segments(self.shape.base, &mut plan.segments);
         for own in row.segments.range() {
             let segment = plan.segments[own];
-            plan.segments.push(Segment { first: segment.first + self.base, ..segment });
+            plan.segments.push(Segment { first: segment.first + self.shape.base, ..segment });
         }
         row.segments = Span::new(start, plan.segments.len() - start);
-        row.read_len += self.base;
+        row.read_len += self.shape.base;
         if let Mask::Explicit { at, words_per_query } = row.mask {
             row.mask = self.extended_mask(plan, &row, at, words_per_query);
         }
@@ -98,34 +101,34 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         for query in 0..row.queries.len {
             let inner = &inner[(from + query * words) as usize..][..words as usize];
             let extended = &mut extended[(query * per_query) as usize..][..per_query as usize];
-            set_range(extended, 0, self.base);
-            shift_into(extended, inner, self.base);
+            set_range(extended, 0, self.shape.base);
+            shift_into(extended, inner, self.shape.base);
         }
         Mask::Explicit { at: at as u32, words_per_query: per_query }
     }
 
     /// The part of a range behind the prefix, in positions of the inner cache.
     fn own(&self, range: &Range<Position>) -> Range<Position> {
-        range.start.saturating_sub(self.base)..range.end.saturating_sub(self.base)
+        range.start.saturating_sub(self.shape.base)..range.end.saturating_sub(self.shape.base)
     }
 
     /// The tokens of a prompt behind the prefix; empty if there are none.
     fn rest<'t>(&self, tokens: &'t [Token]) -> &'t [Token] {
-        tokens.get(self.base as usize..).unwrap_or_default()
+        tokens.get(self.shape.base as usize..).unwrap_or_default()
     }
 
     /// Refuses positions inside the prefix.
     fn check_own(&self, seq: SeqId, from: Position) -> Result<(), CacheError> {
         let length = self.next_position(seq)?;
-        if from < self.base {
-            Err(CacheError::RewindOutOfRange { to: from, lowest: self.base, length })
+        if from < self.shape.base {
+            Err(CacheError::RewindOutOfRange { to: from, lowest: self.shape.base, length })
         } else {
             Ok(())
         }
     }
 
     fn above(&self, hit: Hit) -> Hit {
-        Hit { tokens: hit.tokens + self.base, ..hit }
+        Hit { tokens: hit.tokens + self.shape.base, ..hit }
     }
 }
 
@@ -171,32 +174,12 @@ impl Prefixed<Contiguous> {
 }
 
 impl<C: Cache + ?Sized> Cache for Prefixed<C> {
-    fn kind(&self) -> CacheKind {
-        self.inner.kind()
-    }
-
-    fn capacity(&self) -> u32 {
-        self.inner.capacity()
-    }
-
-    fn dummy_slot(&self) -> Slot {
-        self.inner.dummy_slot()
-    }
-
-    fn block_size(&self) -> u32 {
-        self.inner.block_size()
-    }
-
-    fn base(&self) -> Position {
-        self.base
+    fn shape(&self) -> &CacheShape {
+        &self.shape
     }
 
     fn usage(&self) -> PoolUsage {
         self.inner.usage()
-    }
-
-    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
-        self.inner.visit_blocks(blocks);
     }
 
     fn generation(&self) -> u64 {
@@ -211,38 +194,20 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
         self.inner.close(seq)
     }
 
-    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
-        let truncate = search.truncate.map(|(seq, len)| (seq, len.saturating_sub(self.base)));
-        let hit = Hit { tokens: search.hit.tokens.saturating_sub(self.base), ..search.hit };
-        self.inner.victims(&VictimSearch { truncate, hit, ..*search }, victims)
-    }
-
     fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
-        Ok(self.base + self.inner.preallocate_slots(seq, upto.saturating_sub(self.base))?)
-    }
-
-    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
-        self.inner.reserve_memory(seq, tokens.saturating_sub(self.base));
-    }
-
-    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
-        self.inner.reserve_plan_memory(blocks, rows);
-    }
-
-    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
-        self.inner.blocks_of(seq, into)
+        Ok(self.shape.base + self.inner.preallocate_slots(seq, upto.saturating_sub(self.shape.base))?)
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
-        Ok(self.base + self.inner.len(seq)?)
+        Ok(self.shape.base + self.inner.len(seq)?)
     }
 
     fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
-        Ok(self.base + self.inner.claimed_len(seq)?)
+        Ok(self.shape.base + self.inner.claimed_len(seq)?)
     }
 
     fn next_position(&self, seq: SeqId) -> Result<Position, CacheError> {
-        Ok(self.base + self.inner.next_position(seq)?)
+        Ok(self.shape.base + self.inner.next_position(seq)?)
     }
 
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
@@ -261,14 +226,6 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
 
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
         self.inner.cancel(step)
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.inner.check()
-    }
-
-    fn compact(&mut self) -> Result<u32, CacheError> {
-        self.inner.compact()
     }
 
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
@@ -292,16 +249,52 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
     }
 }
 
+impl<C: Cache + ?Sized> Inspect for Prefixed<C> {
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        self.inner.visit_blocks(blocks);
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.inner.blocks_of(seq, into)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.inner.check()
+    }
+}
+
+impl<C: Cache + ?Sized> MemoryHints for Prefixed<C> {
+    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
+        self.inner.reserve_memory(seq, tokens.saturating_sub(self.shape.base));
+    }
+
+    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
+        self.inner.reserve_plan_memory(blocks, rows);
+    }
+
+    fn compact(&mut self) -> Result<u32, CacheError> {
+        self.inner.compact()
+    }
+}
+
+impl<C: Cache + ?Sized> Victims for Prefixed<C> {
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        let truncate = search.truncate.map(|(seq, len)| (seq, len.saturating_sub(self.shape.base)));
+        let hit = Hit { tokens: search.hit.tokens.saturating_sub(self.shape.base), ..search.hit };
+        self.inner.victims(&VictimSearch { truncate, hit, ..*search }, victims)
+    }
+}
+
 impl<C: Cache + ?Sized> Rewind for Prefixed<C> {
     fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
         // Only ring buffers lose rows, and a cache with rings takes no prefix.
         self.inner.len(seq)?;
-        Ok(self.base)
+        Ok(self.shape.base)
     }
 
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
         self.check_own(seq, to)?;
-        let base = self.base;
+        let base = self.shape.base;
         self.inner.rewind()?.rewind_to(seq, to - base).map_err(|error| match error {
             CacheError::RewindOutOfRange { to, lowest, length } => {
                 CacheError::RewindOutOfRange { to: to + base, lowest: lowest + base, length: length + base }
@@ -352,13 +345,13 @@ impl<C: Cache + ?Sized> Prefix for Prefixed<C> {
         limit: u32,
         lookup: Lookup,
     ) -> Result<Hit, CacheError> {
-        let (rest, limit) = (self.rest(tokens), limit.saturating_sub(self.base));
+        let (rest, limit) = (self.rest(tokens), limit.saturating_sub(self.shape.base));
         let found = self.inner.prefix()?.attach(seq, rest, salt, limit, lookup)?;
         Ok(self.above(found))
     }
 
     fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError> {
-        let (rest, computed) = (self.rest(tokens), computed.saturating_sub(self.base));
+        let (rest, computed) = (self.rest(tokens), computed.saturating_sub(self.shape.base));
         self.inner.prefix()?.publish(seq, rest, computed)
     }
 

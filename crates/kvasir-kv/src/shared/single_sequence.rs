@@ -5,10 +5,12 @@
 //! capacity. Slots are allocated from 0, so after `close` with a step in flight the whole pool
 //! counts as leased until that step ends.
 
-use crate::contract::cache::{ClaimRow, PoolUsage, VictimSearch};
+use crate::contract::cache::ClaimRow;
+use crate::contract::capabilities::VictimSearch;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{SeqId, StepId};
 use crate::contract::plan::{Plan, PlanKind};
+use crate::contract::usage::PoolUsage;
 use crate::shared::in_flight::InFlight;
 use crate::shared::sequence_table::SeqTable;
 use crate::shared::victims::{TrialRelease, choose};
@@ -89,10 +91,6 @@ impl SingleSequence {
         }
     }
 
-    pub(crate) fn capacity(&self) -> u32 {
-        self.capacity
-    }
-
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
@@ -146,7 +144,7 @@ impl SingleSequence {
         self.leased_by.is_some_and(|step| self.inflight.is_pending(step))
     }
 
-    /// `Cache::victims` when `extra` slots hold draft nodes.
+    /// `Victims::victims` when `extra` slots hold draft nodes.
     pub(crate) fn victims(&self, search: &VictimSearch<'_>, extra: u32, victims: &mut Vec<SeqId>) -> bool {
         let leased = self.is_in_flight() && !search.leased_too;
         choose(

@@ -7,9 +7,9 @@
 //! is therefore redirected to that copy's source. The property test compares merged with sequential
 //! execution.
 
-use crate::contract::cache::BlockUse;
 use crate::contract::ids::StepId;
 use crate::contract::plan::SlotCopy;
+use crate::contract::usage::BlockUse;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Slot copies on their way into plans.

@@ -10,7 +10,7 @@
 //!
 //! Guarded by `tests/victims.rs`, which closes the chosen sequences and compares.
 
-use crate::contract::cache::VictimSearch;
+use crate::contract::capabilities::VictimSearch;
 use crate::contract::ids::SeqId;
 
 /// A model of a cache after hypothetical releases.

@@ -105,10 +105,10 @@ fn redirected_writes_go_to_the_dummy_block() {
         assert_eq!((plan.rows[0].redirected, plan.rows[0].read_len), (3, 8));
         cache.retire(StepId(2)).unwrap();
         assert_eq!(cache.len(a), Ok(8));
-        assert_eq!((cache.capacity(), cache.dummy_slot()), (32, 0));
+        assert_eq!((cache.shape().capacity, cache.shape().dummy_slot), (32, 0));
     });
     both(SMALL, |cache| {
-        assert_eq!(cache.dummy_slot(), 32, "behind the capacity");
+        assert_eq!(cache.shape().dummy_slot, 32, "behind the capacity");
         let a = cache.open().unwrap();
         run(cache, 1, a, 6);
         let claim = [ClaimRow { seq: a, redirected: 1, tokens: 1 }];

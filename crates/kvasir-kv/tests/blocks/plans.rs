@@ -55,7 +55,8 @@ fn plans_do_not_depend_on_reused_memory() {
 #[test]
 fn the_same_steps_of_two_caches_give_equal_plans() {
     both(SMALL, |cache| {
-        let mut other = build(cache.kind(), &CacheConfig { block_size: 4, ..CacheConfig::new(32) }).unwrap();
+        let mut other =
+            build(cache.shape().kind, &CacheConfig { block_size: 4, ..CacheConfig::new(32) }).unwrap();
         let [ours, theirs] = [cache, &mut *other].map(|cache| {
             let seq = cache.open().unwrap();
             [5, 1].map(|tokens| {

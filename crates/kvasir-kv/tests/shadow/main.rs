@@ -13,7 +13,8 @@ mod verbs;
 
 use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
 use kvasir_kv::{
-    BlockId, Cache, CacheError, ClaimRow, Lookup, Paged, Plan, Position, Radix, SeqId, Slot, StepId, Token,
+    BlockId, Cache, CacheError, ClaimRow, Inspect, Lookup, Paged, Plan, Position, Radix, SeqId, Slot, StepId,
+    Token,
 };
 use kvasir_testkit::Random;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -188,9 +189,12 @@ impl<I: Index> Simulation<I> {
         live.into_iter().for_each(|seq| self.cache.close(seq).unwrap());
         self.cache.check().unwrap();
         let usage = self.cache.usage();
-        assert_eq!((usage.free + usage.evictable, usage.held, usage.leased), (self.cache.capacity(), 0, 0));
+        assert_eq!(
+            (usage.free + usage.evictable, usage.held, usage.leased),
+            (self.cache.shape().capacity, 0, 0)
+        );
         self.cache.prefix().unwrap().evict(u32::MAX).unwrap();
-        assert_eq!(self.cache.usage().free, self.cache.capacity());
+        assert_eq!(self.cache.usage().free, self.cache.shape().capacity);
     }
 }
 

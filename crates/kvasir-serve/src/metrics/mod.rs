@@ -182,8 +182,8 @@ impl Metrics {
         let usage = cache.usage();
         self.waiting.set(waiting as u64);
         self.running.set(running as u64);
-        self.capacity.set(cache.capacity().into());
-        self.block.set(cache.block_size().into());
+        self.capacity.set(cache.shape().capacity.into());
+        self.block.set(cache.shape().block_size.into());
         self.slots_held.set(u64::from(usage.held) + u64::from(usage.leased));
         self.slots_cached.set(usage.evictable.into());
     }

@@ -1,0 +1,177 @@
+//! Capability traits: what a cache can do beyond the verbs of a step.
+//!
+//! - Every cache has `Inspect`, `MemoryHints` and `Victims`: they are supertraits of `Cache`, apart
+//!   from it because no step needs them.
+//! - `Rewind`, `Sequences`, `Prefix` and `Tree` are optional. `Cache` hands them out by name; one
+//!   that a cache lacks is refused (`CacheError::NoCapability`), so callers need not match on the
+//!   cache kind.
+//!
+//! The rules on errors, ids and cost of `contract/cache.rs` hold here, too.
+
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, Position, SeqId, Token};
+use crate::contract::plan::SlotCopy;
+use crate::contract::usage::BlockUse;
+use serde::{Deserialize, Serialize};
+
+/// Inspection of the whole bookkeeping, for traces, drawings and tests.
+pub trait Inspect {
+    /// Writes the state of each block by id; ids past the end are free. May cost time linear in the
+    /// high-water mark.
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>);
+    /// Appends the blocks of a sequence in order of position, preallocated ones included. Linear in
+    /// them. In token-granular caches a block is one slot.
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError>;
+    /// Consistency check; reports the first violation. Linear in everything held.
+    fn check(&self) -> Result<(), String>;
+}
+
+/// Hints on memory. No result of a step depends on them, and a cache may ignore each.
+pub trait MemoryHints {
+    /// Reserves host memory for up to `tokens`, so that later claims do not reallocate; allocates
+    /// no slots. Ignores unknown sequences.
+    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
+        let _ = (seq, tokens);
+    }
+    /// Reserves host memory for plans of `rows` rows whose sequences own `blocks` blocks together.
+    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
+        let _ = (blocks, rows);
+    }
+    /// Defragments: queues slot copies so that contiguous plans are possible again. Returns how
+    /// many copies go out with the next plan. Fails with `InFlight` while a step is claimed. Linear
+    /// in the slots in use.
+    fn compact(&mut self) -> Result<u32, CacheError> {
+        Ok(0)
+    }
+}
+
+/// Selection of preemption or eviction victims.
+pub trait Victims {
+    /// Selects which candidates to close so that enough slots come free. Returns false, and no
+    /// victims, if not even all of them suffice. Changes nothing; time linear in the block tables
+    /// of the candidates.
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool;
+}
+
+/// Input of [`Victims::victims`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VictimSearch<'a> {
+    /// Slots that must come free.
+    pub slots: u32,
+    /// Sequences that may be closed, preferred victim first.
+    pub candidates: &'a [SeqId],
+    /// A sequence that is truncated to a length in any case, or closed if that is 0. It is not
+    /// among the candidates.
+    pub truncate: Option<(SeqId, u32)>,
+    /// The newest prefix lookup, which is to be attached afterwards: its blocks stay in use, so
+    /// they do not come free.
+    pub hit: Hit,
+    /// Whether to count slots that come free only when the steps in flight have retired. A cache
+    /// may count fewer. Not together with a hit.
+    pub leased_too: bool,
+}
+
+/// Truncation of a sequence, as after rejected draft tokens.
+pub trait Rewind {
+    /// The lowest length that [`Rewind::rewind_to`] accepts; above 0 where ring buffers have
+    /// overwritten rows.
+    fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
+        let _ = seq;
+        Ok(0)
+    }
+    /// Truncates to positions below `to`, claims in flight included. Fails with `RewindOutOfRange`
+    /// unless `to` is between [`Rewind::lowest_rewind`] and the next position, and with `Unsettled`
+    /// if draft nodes are. Linear in the blocks released. A claimed row that it cuts can only be
+    /// canceled, or retired if it ran.
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError>;
+}
+
+/// Forks, copies and removals of ranges (llama.cpp: `seq_cp`, `seq_rm`, `seq_keep`).
+/// Copies K and V of partial blocks only; whole blocks are shared.
+pub trait Sequences {
+    /// Makes `dst` an owner of `src`'s retired rows with positions in `range`; claimed rows may yet
+    /// be canceled. Refused if `dst` owns one of the positions (`CopyOverlaps`), holds rows of
+    /// another fork family, or has steps or draft nodes in flight, if `src` has no retired rows
+    /// (`NothingToCopy`), or if a partial block finds no slots (`Full`). Linear in the blocks.
+    fn copy(&mut self, src: SeqId, dst: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
+    /// Removes the rows in `range` from `seq`; the remaining positions are never renumbered. A
+    /// range that ends below the next position must be retired (`InFlight`) in block caches. Linear
+    /// in the blocks.
+    fn remove(&mut self, seq: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
+    /// Closes every other sequence of `seq`'s fork family.
+    fn keep(&mut self, seq: SeqId) -> Result<(), CacheError>;
+    /// Opens `n` sequences that share all retired rows of `seq` (copy-on-write): all, or none with
+    /// an error (`TooManySequences`, `Full`). Linear in `n` times the blocks.
+    fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError>;
+}
+
+/// A prefix-cache hit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hit {
+    /// Leading tokens whose K and V are cached; whole blocks.
+    pub tokens: u32,
+    /// Slots of the hit that are unreferenced now: attaching takes them out of
+    /// `PoolUsage::evictable`.
+    pub evictable: u32,
+    /// Ticket of this lookup, for [`Prefix::attach`].
+    #[serde(skip)]
+    pub lookup: Lookup,
+}
+
+/// Ticket of one lookup, so that its result can be attached without a second search. The default
+/// never matches.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lookup(pub(crate) u64);
+
+/// All tickets compare equal, so that hits are equal if they found as much.
+impl PartialEq for Lookup {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Lookup {}
+
+/// Prefix caching (sharing of blocks by content).
+pub trait Prefix {
+    /// Looks up the longest cached prefix of `tokens`, at most all but the last token, whose logits
+    /// are needed. `salt` isolates tenants. Allocates and evicts nothing, but counts as a use for
+    /// the eviction order. Linear in the tokens found.
+    fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit;
+    /// Attaches the longest cached prefix of `tokens`, at most `limit` tokens, to `seq`, which must
+    /// be empty (`CopyOverlaps`); its length is then the hit. If `lookup` is the newest lookup, of
+    /// the same tokens, and nothing has changed since, its result is reused. Linear in the hit.
+    fn attach(
+        &mut self,
+        seq: SeqId,
+        tokens: &[Token],
+        salt: u64,
+        limit: u32,
+        lookup: Lookup,
+    ) -> Result<Hit, CacheError>;
+    /// Publishes `seq`'s full blocks up to `computed` tokens, whose ids are `tokens`; the caller
+    /// must pass the ids that were computed. Only retired rows are published, and only up to the
+    /// first hole. Linear in the new blocks, or in all with a radix tree. It also refreshes the
+    /// eviction order of what was published before, so call it when a sequence ends.
+    fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError>;
+    /// Evicts at least `slots` slots of unreferenced cached blocks, or all of them; returns how
+    /// many. Linear in those. Claims evict by themselves: only recorded cases call this verb.
+    fn evict(&mut self, slots: u32) -> Result<u32, CacheError>;
+}
+
+/// Draft trees for speculative decoding (tree attention): draft nodes are run first and
+/// verified afterwards.
+pub trait Tree {
+    /// Declares the draft nodes that the next claim of `seq` runs. `parents[i]` is the node number
+    /// of the parent, over all unsettled nodes of the sequence, or −1 for the committed prefix.
+    /// Replaces a frontier that was not claimed yet; an empty one withdraws it. Fails with
+    /// `BadParent`. Linear in the nodes.
+    fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError>;
+    /// Commits the accepted chain (node numbers from a root on) after verification and drops all
+    /// other nodes. The slot copies that this takes go out with the next plan; they are returned
+    /// for inspection. Fails with `NotAChain`, and with `InFlight` until the nodes' steps have
+    /// retired. Linear in the nodes.
+    fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[SlotCopy], CacheError>;
+    /// Number of claimed draft nodes not yet committed or dropped.
+    fn unsettled(&self, seq: SeqId) -> Result<u32, CacheError>;
+}
