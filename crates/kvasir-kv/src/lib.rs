@@ -34,7 +34,7 @@
 //! 1. `contract`: ids, plans, masks, errors, the trait `Cache` with the verbs of a step, and its
 //!    capability traits.
 //! 2. `shared`: steps in flight (deferred release), incremental block tables, draft trees, slot
-//!    copies, preemption victims, small lists.
+//!    copies, preemption victims, the eviction order, small lists.
 //! 3. `contiguous` (one sequence, ring buffers for sliding windows) and `tree` (draft trees for
 //!    speculative decoding); `cells`, the token-granular pool of llama.cpp.
 //! 4. `blocks`: paged attention over two prefix-cache indices, `paged` (hash chain, LRU) and
@@ -88,6 +88,7 @@ pub use crate::prefixed::Prefixed;
 pub use crate::prefixed::shared_prefix::{PrefixWatch, SharedPrefix};
 pub use crate::registry::{CacheConfig, build};
 pub use crate::shared::draft_nodes::DraftNodes;
+pub use crate::shared::eviction_order::EvictionOrder;
 pub use crate::shared::in_flight::{InFlight, InFlightStep};
 pub use crate::shared::sequence_table::SeqTable;
 pub use crate::shared::slot_copies::SlotCopies;

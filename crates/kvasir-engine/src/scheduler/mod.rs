@@ -15,6 +15,7 @@ pub(crate) mod record;
 pub(crate) mod requests;
 pub(crate) mod retained_sessions;
 pub(crate) mod schedule;
+pub(crate) mod session_order;
 pub(crate) mod slab;
 pub(crate) mod state;
 pub(crate) mod view;

@@ -1,9 +1,7 @@
 //! Retained K/V of sessions: the cache sequence of a session's last request stays in the KV cache
 //! for its next turn, until its slots are needed.
 //!
-//! Eviction order: first what client keys retain beyond their equal share of all retained tokens, then
-//! the rest; each part least recently used first. So a key with many sessions does not evict those of
-//! others.
+//! Which is evicted first is up to `SessionOrder`.
 //!
 //! Invariants:
 //!
@@ -19,7 +17,8 @@
 use crate::request::gaps::Gaps;
 use crate::request::ids::{RequestId, SessionId};
 use crate::request::sequence::{Sequence, SlotCopies};
-use kvasir_kv::{Cache, Hit, SeqId, Token, VictimSearch};
+use crate::scheduler::session_order::{Retained, SessionOrder};
+use kvasir_kv::{Cache, EvictionOrder, Hit, SeqId, Token, VictimSearch};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -35,8 +34,6 @@ pub(crate) struct RetainedSequence {
     salt: u64,
     /// The client key of its last request.
     key: u64,
-    /// LRU stamp: larger is more recent.
-    used: u64,
 }
 
 /// Retained K/V of all sessions. Its slots count as held by the cache and are evicted when running
@@ -47,7 +44,8 @@ pub(crate) struct RetainedSessions {
     block: u32,
     /// Most positions of a sequence with gaps; 0 if none may have gaps.
     max_positions: u32,
-    uses: u64,
+    /// The sequences of all entries.
+    order: SessionOrder,
     /// Version counter of everything that may make more slots evictable: sequences closed or
     /// retained, leases ended.
     changes: u64,
@@ -60,10 +58,6 @@ pub(crate) struct RetainedSessions {
     victims: Vec<SeqId>,
     /// Retained lengths that changed and are not in the outbox yet.
     reports: Vec<(SessionId, u32)>,
-    /// Eviction order: whether it is within its key's share, LRU stamp, sequence.
-    by_use: Vec<(bool, u64, SeqId)>,
-    shares: BTreeMap<u64, u64>,
-    candidates: Vec<SeqId>,
 }
 
 /// A victim search that failed. It need not be repeated while `changes` is unchanged.
@@ -135,11 +129,11 @@ impl RetainedSessions {
     }
 
     /// Stores retained K/V as the most recently used.
-    fn insert(&mut self, session: SessionId, mut retained: RetainedSequence, steps_in_flight: u32) {
+    fn insert(&mut self, session: SessionId, retained: RetainedSequence, steps_in_flight: u32) {
         self.note_change();
         self.steps_in_flight = self.steps_in_flight.max(steps_in_flight);
-        self.uses += 1;
-        retained.used = self.uses;
+        let rank = Retained { key: retained.key, tokens: retained.tokens.len() as u64 };
+        self.order.on_release(retained.seq, rank);
         self.entries.insert(session, retained);
     }
 
@@ -163,7 +157,7 @@ impl RetainedSessions {
         let tokens = sequence.tokens.gather().iter().take(len as usize).copied().collect();
         let (salt, key) = (sequence.cold.params.salt, sequence.cold.params.key);
         let gaps = std::mem::take(&mut sequence.cold.gaps);
-        let retained = RetainedSequence { seq, tokens, gaps, salt, key, used: 0 };
+        let retained = RetainedSequence { seq, tokens, gaps, salt, key };
         self.insert(session, retained, steps_in_flight);
     }
 
@@ -190,7 +184,7 @@ impl RetainedSessions {
             }
             let tokens = sequence.prompt().iter().take(len as usize).copied().collect();
             let (salt, key, gaps) = (params.salt, params.key, Gaps::default());
-            let retained = RetainedSequence { seq: into, tokens, gaps, salt, key, used: 0 };
+            let retained = RetainedSequence { seq: into, tokens, gaps, salt, key };
             self.insert(pin.session, retained, steps_in_flight);
         }
     }
@@ -259,7 +253,7 @@ impl RetainedSessions {
         len: u32,
     ) -> Option<RetainedSequence> {
         self.truncate(cache, session, len);
-        self.entries.remove(&session)
+        self.entries.remove(&session).inspect(|retained| self.order.on_use(retained.seq))
     }
 
     /// Truncates a session's retained K/V to `len` tokens, rounded down to whole blocks.
@@ -275,6 +269,7 @@ impl RetainedSessions {
             return self.evict(cache, session);
         }
         retained.tokens.truncate(len as usize);
+        self.order.resize(retained.seq, u64::from(len));
         retained.gaps.truncate(len);
         self.note_change();
         self.report(session);
@@ -282,51 +277,30 @@ impl RetainedSessions {
 
     /// Drops a session's retained K/V.
     pub(crate) fn evict(&mut self, cache: &mut dyn Cache, session: SessionId) {
+        if let Some(retained) = self.entries.get(&session) {
+            self.order.on_use(retained.seq);
+            self.close(cache, session);
+        }
+    }
+
+    /// Evicts the first session in eviction order. False if there is none.
+    pub(crate) fn evict_oldest(&mut self, cache: &mut dyn Cache) -> bool {
+        let session = self.order.next().and_then(|seq| self.session_of(seq));
+        session.inspect(|session| self.close(cache, *session)).is_some()
+    }
+
+    fn session_of(&self, seq: SeqId) -> Option<SessionId> {
+        self.entries.iter().find(|(_, retained)| retained.seq == seq).map(|(session, _)| *session)
+    }
+
+    /// Drops the retained K/V of a session that has left the order.
+    fn close(&mut self, cache: &mut dyn Cache, session: SessionId) {
         if let Some(retained) = self.entries.remove(&session) {
             let closed = cache.close(retained.seq);
             debug_assert!(closed.is_ok(), "{closed:?}");
             self.note_change();
             self.report(session);
         }
-    }
-
-    /// Evicts the first session in eviction order. False if there is none.
-    pub(crate) fn evict_oldest(&mut self, cache: &mut dyn Cache) -> bool {
-        self.list_candidates(None);
-        let first = self.candidates.first().copied();
-        let first = self.entries.iter().find(|(_, retained)| Some(retained.seq) == first);
-        let first = first.map(|(session, _)| *session);
-        first.inspect(|session| self.evict(cache, *session)).is_some()
-    }
-
-    /// Lists eviction candidates in order: the sequences of all sessions except one.
-    ///
-    /// Of each key, the most recently used sequences are within its share as long as their tokens are.
-    fn list_candidates(&mut self, except: Option<SessionId>) {
-        let Self { entries, by_use, shares, candidates, .. } = self;
-        shares.clear();
-        shares.extend(entries.values().map(|retained| (retained.key, 0)));
-        let tokens: u64 = entries.values().map(|retained| retained.tokens.len() as u64).sum();
-        let share = tokens / shares.len().max(1) as u64;
-        by_use.clear();
-        by_use.extend(entries.values().map(|retained| (true, retained.used, retained.seq)));
-        if shares.len() > 1 {
-            let of_seq: BTreeMap<u64, (u64, u64)> = entries
-                .values()
-                .map(|retained| (retained.used, (retained.key, retained.tokens.len() as u64)))
-                .collect();
-            by_use.sort_unstable();
-            for (is_within, used, _) in by_use.iter_mut().rev() {
-                let Some((key, len)) = of_seq.get(used) else { continue };
-                let sum = shares.entry(*key).or_default();
-                *sum += len;
-                *is_within = *sum <= share;
-            }
-        }
-        by_use.sort_unstable();
-        let except = except.and_then(|session| entries.get(&session)).map(|retained| retained.seq);
-        candidates.clear();
-        candidates.extend(by_use.iter().map(|(_, _, seq)| *seq).filter(|seq| Some(*seq) != except));
     }
 
     /// Victim search: the LRU retained sequences whose eviction frees enough slots, for
@@ -336,14 +310,13 @@ impl RetainedSessions {
         if self.entries.is_empty() {
             return false;
         }
-        self.list_candidates(shortage.own.map(|(session, _)| session));
         let own = shortage.own.and_then(|(session, len)| {
             let retained = self.entries.get(&session)?;
             Some((retained.seq, retained.gaps.position(len)))
         });
         let search = VictimSearch {
             slots: shortage.slots,
-            candidates: &self.candidates,
+            candidates: self.order.list(own.map(|(seq, _)| seq)),
             truncate: own,
             hit: shortage.hit,
             leased_too: shortage.leased_too,
@@ -381,8 +354,7 @@ impl RetainedSessions {
     pub(crate) fn evict_victims(&mut self, cache: &mut dyn Cache) {
         let mut victims = std::mem::take(&mut self.victims);
         for seq in victims.drain(..) {
-            let session = self.entries.iter().find(|(_, retained)| retained.seq == seq);
-            if let Some(session) = session.map(|(session, _)| *session) {
+            if let Some(session) = self.session_of(seq) {
                 self.evict(cache, session);
             }
         }
@@ -423,7 +395,7 @@ impl RetainedSessions {
             debug_assert!(closed.is_ok(), "{closed:?}");
             return 0;
         }
-        self.insert(into, RetainedSequence { seq, tokens, gaps, salt, key, used: 0 }, steps_in_flight);
+        self.insert(into, RetainedSequence { seq, tokens, gaps, salt, key }, steps_in_flight);
         len
     }
 
@@ -445,6 +417,7 @@ impl RetainedSessions {
         }
         retained.gaps = gaps;
         retained.tokens.drain(range.start as usize..range.end as usize);
+        self.order.resize(retained.seq, retained.tokens.len() as u64);
         self.note_change();
     }
 }

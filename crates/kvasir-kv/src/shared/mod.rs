@@ -1,9 +1,10 @@
 //! Bookkeeping that several caches share: steps in flight, sequence tables, block tables of plans,
-//! slot copies, draft trees, victims, and small sets and lists.
+//! slot copies, draft trees, victims, the eviction order, and small sets and lists.
 //!
 //! Builds on `contract` and knows no cache.
 
 pub(crate) mod draft_nodes;
+pub(crate) mod eviction_order;
 pub(crate) mod id_set;
 pub(crate) mod in_flight;
 pub(crate) mod lazy_vec;

@@ -21,6 +21,7 @@ use crate::blocks::paged::lru::Lru;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Token};
 use crate::contract::kind::CacheKind;
+use crate::shared::eviction_order::EvictionOrder;
 use crate::shared::id_set::IdSet;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -259,15 +260,14 @@ impl Index for HashIndex {
             self.vacant.remove(block);
             return Some(block);
         }
-        let block = self.lru.oldest()?;
-        self.lru.remove(block);
+        let block = self.lru.next()?;
         self.unlink(block);
         Some(block)
     }
 
     fn hold(&mut self, block: BlockId) {
         if std::mem::take(&mut self.contents[block as usize].evictable) {
-            self.lru.remove(block);
+            self.lru.on_use(block);
         } else {
             self.vacant.remove(block);
         }
@@ -276,7 +276,7 @@ impl Index for HashIndex {
     fn release(&mut self, block: BlockId) {
         if self.is_published(block) {
             self.contents[block as usize].evictable = true;
-            self.lru.push(block);
+            self.lru.on_release(block, ());
         } else {
             self.vacant.insert(block);
         }
@@ -354,9 +354,8 @@ impl Index for HashIndex {
     fn evict(&mut self, blocks: u32) -> u32 {
         let mut evicted = 0;
         while evicted < blocks
-            && let Some(block) = self.lru.oldest()
+            && let Some(block) = self.lru.next()
         {
-            self.lru.remove(block);
             self.unlink(block);
             self.vacant.insert(block);
             evicted += 1;
@@ -366,8 +365,7 @@ impl Index for HashIndex {
 
     fn forget(&mut self) {
         let events = self.events.take();
-        while let Some(block) = self.lru.oldest() {
-            self.lru.remove(block);
+        while let Some(block) = self.lru.next() {
             self.vacant.insert(block);
         }
         self.contents.fill(Content::default());

@@ -1,7 +1,8 @@
-//! `Lru`: an intrusive doubly linked list of block ids in order of release; push, pop and remove in
-//! O(1).
+//! `Lru`: the eviction order of `paged`, an intrusive doubly linked list of block ids in order of
+//! release. Every operation takes O(1).
 
 use crate::contract::ids::BlockId;
+use crate::shared::eviction_order::EvictionOrder;
 
 const NONE: BlockId = BlockId::MAX;
 
@@ -30,7 +31,7 @@ impl Lru {
         self.len
     }
 
-    pub(crate) fn oldest(&self) -> Option<BlockId> {
+    fn oldest(&self) -> Option<BlockId> {
         (self.oldest != NONE).then_some(self.oldest)
     }
 
@@ -40,8 +41,13 @@ impl Lru {
             Some(self.links[block as usize].after).filter(|&after| after != NONE)
         })
     }
+}
 
-    pub(crate) fn push(&mut self, block: BlockId) {
+impl EvictionOrder for Lru {
+    type Id = BlockId;
+    type Rank = ();
+
+    fn on_release(&mut self, block: BlockId, (): ()) {
         self.links[block as usize] = Link { before: self.newest, after: NONE };
         match self.newest {
             NONE => self.oldest = block,
@@ -51,7 +57,7 @@ impl Lru {
         self.len += 1;
     }
 
-    pub(crate) fn remove(&mut self, block: BlockId) {
+    fn on_use(&mut self, block: BlockId) {
         let Link { before, after } = self.links[block as usize];
         match before {
             NONE => self.oldest = after,
@@ -62,5 +68,9 @@ impl Lru {
             after => self.links[after as usize].before = before,
         }
         self.len -= 1;
+    }
+
+    fn next(&mut self) -> Option<BlockId> {
+        self.oldest().inspect(|&block| self.on_use(block))
     }
 }

@@ -1,9 +1,11 @@
-//! `LruHeap`: an indexed 4-ary min-heap of node ids by last use (LRU); update and removal of any id
-//! in O(log n).
+//! `LruHeap`: the eviction order of `radix`, an indexed 4-ary min-heap of node ids by last use.
+//! Update and removal of any id take O(log n).
+
+use crate::shared::eviction_order::EvictionOrder;
 
 const NOWHERE: u32 = u32::MAX;
 
-/// DraftNodes by last use, oldest on top: a 4-ary min-heap with the heap index of each node.
+/// Nodes by last use, oldest on top: a 4-ary min-heap with the heap index of each node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LruHeap {
     heap: Vec<(u64, u32)>,
@@ -20,14 +22,6 @@ impl LruHeap {
         self.place.get(node as usize).is_some_and(|&at| at != NOWHERE)
     }
 
-    pub(crate) fn push(&mut self, node: u32, time: u64) {
-        if self.place.len() <= node as usize {
-            self.place.resize(node as usize + 1, NOWHERE);
-        }
-        self.heap.push((time, node));
-        self.rise(self.heap.len() - 1);
-    }
-
     /// Updates the last use of a node, which must not be earlier; no effect if it is not in the
     /// heap.
     pub(crate) fn touch(&mut self, node: u32, time: u64) {
@@ -36,26 +30,6 @@ impl LruHeap {
             self.heap[at].0 = time;
             self.sift_down(at);
         }
-    }
-
-    /// Removes a node; no effect if it is not in the heap.
-    pub(crate) fn remove(&mut self, node: u32) {
-        if !self.contains(node) {
-            return;
-        }
-        let at = std::mem::replace(&mut self.place[node as usize], NOWHERE) as usize;
-        let Some(last) = self.heap.pop() else { return };
-        if at < self.heap.len() {
-            self.heap[at] = last;
-            let at = self.rise(at);
-            self.sift_down(at);
-        }
-    }
-
-    pub(crate) fn pop(&mut self) -> Option<u32> {
-        let &(_, node) = self.heap.first()?;
-        self.remove(node);
-        Some(node)
     }
 
     /// Sift up; returns the new index.
@@ -95,6 +69,40 @@ impl LruHeap {
     }
 }
 
+impl EvictionOrder for LruHeap {
+    type Id = u32;
+    /// Time of the last use.
+    type Rank = u64;
+
+    fn on_release(&mut self, node: u32, time: u64) {
+        if self.place.len() <= node as usize {
+            self.place.resize(node as usize + 1, NOWHERE);
+        }
+        self.heap.push((time, node));
+        self.rise(self.heap.len() - 1);
+    }
+
+    /// No effect if the node is not in the heap.
+    fn on_use(&mut self, node: u32) {
+        if !self.contains(node) {
+            return;
+        }
+        let at = std::mem::replace(&mut self.place[node as usize], NOWHERE) as usize;
+        let Some(last) = self.heap.pop() else { return };
+        if at < self.heap.len() {
+            self.heap[at] = last;
+            let at = self.rise(at);
+            self.sift_down(at);
+        }
+    }
+
+    fn next(&mut self) -> Option<u32> {
+        let &(_, node) = self.heap.first()?;
+        self.on_use(node);
+        Some(node)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::blocks::radix::lru_heap::*;
@@ -110,7 +118,7 @@ mod tests {
             let node = (state >> 33) as u32 % 200;
             match (state >> 20 & 3, model.contains_key(&node)) {
                 (0, true) => {
-                    heap.remove(node);
+                    heap.on_use(node);
                     model.remove(&node);
                 }
                 (1, true) => {
@@ -119,14 +127,14 @@ mod tests {
                 }
                 (2, _) => {
                     let first = model.iter().min_by_key(|(_, time)| **time).map(|(node, _)| *node);
-                    assert_eq!(heap.pop(), first);
+                    assert_eq!(heap.next(), first);
                     first.map(|node| model.remove(&node));
                 }
                 (_, false) => {
                     // Nodes re-enter with old times when they become leaves.
                     let time = time - state % (time + 1).min(50) / 2 * 2;
                     if !model.values().any(|&other| other == time) {
-                        heap.push(node, time);
+                        heap.on_release(node, time);
                         model.insert(node, time);
                     }
                 }

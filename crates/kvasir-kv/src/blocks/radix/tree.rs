@@ -15,6 +15,7 @@
 use crate::blocks::index::Unpinned;
 use crate::blocks::radix::lru_heap::LruHeap;
 use crate::contract::ids::{BlockId, Token};
+use crate::shared::eviction_order::EvictionOrder;
 use crate::shared::runs::common_prefix;
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -176,7 +177,7 @@ impl RadixTree {
     }
 
     /// Matches `tokens` from `root` as far as possible in whole pages; appends the matched pages.
-    /// DraftNodes that match whole count as used now; one that matches in part is split. `held` counts
+    /// Nodes that match whole count as used now; one that matches in part is split. `held` counts
     /// the pins that belong to given pages of a node; they move along in a split.
     pub fn walk(
         &mut self,
@@ -231,8 +232,8 @@ impl RadixTree {
         });
         self.edges.insert((parent, edge), leaf);
         self.nodes[parent as usize].children += 1;
-        self.leaves.remove(parent);
-        self.leaves.push(leaf, used_at);
+        self.leaves.on_use(parent);
+        self.leaves.on_release(leaf, used_at);
         self.evictable += tokens.len() as u32;
         Some(leaf)
     }
@@ -250,7 +251,7 @@ impl RadixTree {
             let parent = node.parent;
             self.evictable -= len;
             self.protected += len;
-            self.leaves.remove(at);
+            self.leaves.on_use(at);
             if parent == NONE {
                 return;
             }
@@ -324,7 +325,7 @@ impl RadixTree {
     /// Evicts the least recently used leaf without pins; appends its pages to `freed`. Returns its
     /// tokens.
     pub fn evict_leaf(&mut self, freed: &mut impl Extend<BlockId>) -> Option<u32> {
-        let leaf = self.leaves.pop()?;
+        let leaf = self.leaves.next()?;
         let node = &mut self.nodes[leaf as usize];
         let key = std::mem::take(&mut node.key);
         let pages = std::mem::take(&mut node.pages);
@@ -397,7 +398,7 @@ impl RadixTree {
                     self.spare.push(id);
                 }
             }
-            _ => self.leaves.push(id, node.used_at),
+            _ => self.leaves.on_release(id, node.used_at),
         }
     }
 
