@@ -91,8 +91,7 @@ impl Session {
     fn step(&mut self, rows: &[Row<'_>]) -> Step {
         let id = StepId(self.step);
         self.step += 1;
-        let claim =
-            |(seq, tokens, _): &Row<'_>| ClaimRow { seq: *seq, redirected: 0, tokens: tokens.len() as u32 };
+        let claim = |(seq, tokens, _): &Row<'_>| ClaimRow::new(*seq, tokens.len() as u32);
         self.cache.claim(id, &rows.iter().map(claim).collect::<Vec<_>>()).unwrap();
         let mut step =
             Step { batch: Batch { step: id, logits: true, ..Batch::default() }, ..Step::default() };

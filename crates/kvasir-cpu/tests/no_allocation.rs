@@ -129,7 +129,7 @@ fn steady(threads: usize, parts: usize) -> Taken {
         session.executor.bind(PoolRow(row), SequenceSpec { final_len, ..SequenceSpec::default() });
         let seq = session.cache.open().unwrap();
         session.cache.reserve_memory(seq, final_len);
-        claim.push(ClaimRow { seq, redirected: 0, tokens: PART as u32 });
+        claim.push(ClaimRow::new(seq, PART as u32));
     }
     let prompt: Vec<Token> = (0..PART as Token).collect();
     for _ in 0..parts {
@@ -179,7 +179,7 @@ fn speculating() -> (Vec<usize>, usize) {
         session.executor.bind(PoolRow(row), SequenceSpec { final_len, ..SequenceSpec::default() });
         let seq = session.cache.open().unwrap();
         session.cache.reserve_memory(seq, final_len);
-        claim.push(ClaimRow { seq, redirected: 0, tokens: PART as u32 });
+        claim.push(ClaimRow::new(seq, PART as u32));
     }
     let prompt: Vec<Token> = (0..PART as Token).collect();
     session.draft_depth = DRAFTS;

@@ -75,7 +75,7 @@ impl DraftPlan {
         let segments = Span::new(plan.segments.len(), visible.segments.len as usize);
         plan.segments.extend_from_slice(&self.visible[visible.segments.range()]);
         let (seq, read_len, mask) = (row.seq, visible.len, Mask::Causal);
-        plan.rows.push(PlanRow { seq, queries, segments, read_len, mask, left_pad_blocks: 0, redirected: 0 });
+        plan.rows.push(PlanRow { seq, queries, segments, read_len, mask, ..PlanRow::default() });
     }
 
     /// The entries that query `query` of a row of the target's plan sees.
@@ -153,8 +153,7 @@ impl DraftPlan {
             segments: Span::new(segments, plan.segments.len() - segments),
             read_len,
             mask,
-            left_pad_blocks: 0,
-            redirected: 0,
+            ..PlanRow::default()
         });
     }
 

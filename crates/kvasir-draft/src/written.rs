@@ -122,8 +122,7 @@ mod tests {
             segments: Span::new(0, 2),
             read_len: 9,
             mask: Mask::Causal,
-            left_pad_blocks: 0,
-            redirected: 0,
+            ..PlanRow::default()
         };
         // Slot 8; slots 21, 22, 23 of block 5 and 8, 9, 10 of block 2.
         assert_eq!(written.coverage(&plan, &row), (7, 7));

@@ -103,7 +103,7 @@ pub use crate::scheduler::policy::rectangular::Rectangular;
 pub use crate::scheduler::policy::rectangular::config::RectangularConfig;
 pub use crate::scheduler::queue::Order;
 pub use crate::scheduler::record::{Admission, Arrival, Deferral, StepRecord};
-pub use crate::scheduler::schedule::Feed;
+pub use crate::scheduler::schedule::{Feed, RectangleFeed};
 pub use crate::scheduler::view::SchedulerView;
 pub use crate::serving_loop::Message;
 pub use crate::speculation::drafter::Drafter;

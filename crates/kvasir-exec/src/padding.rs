@@ -191,8 +191,7 @@ impl Padded {
             segments: Span::new(plan.segments.len(), 0),
             read_len: 0,
             mask: Mask::None,
-            left_pad_blocks: 0,
-            redirected: 0,
+            ..PlanRow::default()
         });
         if plan.kind == PlanKind::Contiguous {
             plan.kind = PlanKind::Ragged;

@@ -118,8 +118,7 @@ impl Cache for Contiguous {
             segments: Span::new(0, 1),
             read_len: row.end,
             mask: if row.tokens == 1 { Mask::None } else { Mask::Causal },
-            left_pad_blocks: 0,
-            redirected: 0,
+            ..PlanRow::default()
         });
         plan.read_bound = row.end;
         Ok(())

@@ -95,8 +95,7 @@ fn push_row(plan: &mut Plan, row: SingleSequenceRow, read_len: u32, mask: Mask) 
         segments: Span::new(0, plan.segments.len()),
         read_len,
         mask,
-        left_pad_blocks: 0,
-        redirected: 0,
+        ..PlanRow::default()
     });
     let moved = plan.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
     plan.read_bound = read_len.max(moved);

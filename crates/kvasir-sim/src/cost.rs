@@ -279,8 +279,7 @@ mod tests {
                 segments: Span::default(),
                 read_len: read,
                 mask: Mask::Causal,
-                left_pad_blocks: 0,
-                redirected: 0,
+                ..PlanRow::default()
             });
         }
         Box::new(step)

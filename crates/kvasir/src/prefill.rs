@@ -23,7 +23,7 @@ pub(crate) fn feed(
     let seq = cache.open().map_err(broken)?;
     for (number, chunk) in (1..).zip(tokens.chunks(CHUNK)) {
         let (id, start, count) = (StepId(number), cache.len(seq).map_err(broken)?, chunk.len() as u32);
-        cache.claim(id, &[ClaimRow { seq, redirected: 0, tokens: count }]).map_err(broken)?;
+        cache.claim(id, &[ClaimRow::new(seq, count)]).map_err(broken)?;
         let mut step = Step::default();
         cache.plan(id, &mut step.plan).map_err(broken)?;
         let row = BatchRow {

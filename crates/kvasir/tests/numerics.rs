@@ -122,7 +122,7 @@ impl Frozen {
         let mut cache = Contiguous::new(count);
         let seq = cache.open().unwrap();
         executor.bind(PoolRow(0), SequenceSpec { final_len, ..SequenceSpec::default() });
-        cache.claim(StepId(1), &[ClaimRow { seq, redirected: 0, tokens: count }]).unwrap();
+        cache.claim(StepId(1), &[ClaimRow::new(seq, count)]).unwrap();
         let mut step = Step::default();
         cache.plan(StepId(1), &mut step.plan).unwrap();
         let row = BatchRow {

@@ -84,7 +84,7 @@ fn logits(mut executor: impl Executor, prompt: &[Token]) -> Vec<f32> {
     executor.bind(PoolRow(0), spec);
     let mut all = Vec::new();
     for (id, tokens) in (1..).map(StepId).zip([&prompt[..30], &prompt[30..]]) {
-        cache.claim(id, &[ClaimRow { seq, redirected: 0, tokens: tokens.len() as u32 }]).unwrap();
+        cache.claim(id, &[ClaimRow::new(seq, tokens.len() as u32)]).unwrap();
         let mut step = Box::new(Step::default());
         cache.plan(id, &mut step.plan).unwrap();
         step.lower(&executor.abilities(), &mut Lowering::default()).unwrap();

@@ -10,9 +10,17 @@ use kvasir_kv::SeqId;
 pub struct Feed {
     /// New tokens.
     pub tokens: u32,
-    /// Cached tokens before them to recompute. Their K/V writes are redirected to the dummy slot.
+    /// What a rectangular step adds.
+    pub rectangle: RectangleFeed,
+}
+
+/// What a step of static shapes adds to a row; nothing by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RectangleFeed {
+    /// Cached tokens before the new ones to recompute. Their K/V writes are redirected to the dummy
+    /// slot.
     pub redirected: u32,
-    /// Dummy blocks in front of the row's read (padding for static-shape executors).
+    /// Dummy blocks in front of the row's read.
     pub left_pad_blocks: u32,
     /// Tokens beyond this step for which slots are allocated now.
     pub ahead: u32,
@@ -24,12 +32,10 @@ pub(crate) struct ScheduledRow {
     pub(crate) entry: u32,
     pub(crate) seq: SeqId,
     pub(crate) kind: RowKind,
-    /// Cached tokens that are recomputed; their writes go to the dummy slot.
-    pub(crate) redirected: u32,
     /// Committed or in-flight tokens fed, without drafts.
     pub(crate) tokens: u32,
     pub(crate) drafts: u32,
-    pub(crate) left_pad_blocks: u32,
+    pub(crate) rectangle: RectangleFeed,
     /// Its new slots, rolled back if the row is dropped.
     pub(crate) commitment: Commitment,
 }
@@ -37,7 +43,7 @@ pub(crate) struct ScheduledRow {
 impl ScheduledRow {
     /// Tokens that the row takes from the step's token budget.
     fn fed(&self) -> u32 {
-        self.tokens + self.redirected + self.drafts
+        self.tokens + self.rectangle.redirected + self.drafts
     }
 }
 

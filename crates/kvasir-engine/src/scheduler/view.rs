@@ -180,10 +180,9 @@ impl<'a> SchedulerView<'a> {
 
     /// Schedules a decode of `entry`: its newest token and, with speculative decoding, as many
     /// drafts as fit. `entry` must be running and not settled. On error the row is not scheduled.
-    /// `left_pad_blocks` is padding for static-shape executors.
     #[inline]
-    pub fn decode(&mut self, entry: u32, left_pad_blocks: u32) -> Result<(), DeferReason> {
-        let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
+    pub fn decode(&mut self, entry: u32) -> Result<(), DeferReason> {
+        let feed = Feed { tokens: 1, ..Feed::default() };
         if self.state.requests.has_drafts(entry) {
             let drafts = self.drafts_that_fit(entry);
             if drafts > 0 && self.schedule_row(entry, feed, drafts).is_ok() {
@@ -216,23 +215,23 @@ impl<'a> SchedulerView<'a> {
         let token_budget = self.token_budget();
         let SchedulerState { requests, kv, schedule, .. } = &mut *self.state;
         let sequence = &mut requests[entry];
-        let tokens = feed.tokens.min(sequence.to_feed());
-        if tokens + feed.redirected + drafts > token_budget || tokens == 0 {
+        let (tokens, mut rectangle) = (feed.tokens.min(sequence.to_feed()), feed.rectangle);
+        if tokens + rectangle.redirected + drafts > token_budget || tokens == 0 {
             return Err(DeferReason::TokenBudget);
         }
-        let mut slots = kv.budget().growth(sequence, tokens + drafts + feed.ahead);
+        let mut slots = kv.budget().growth(sequence, tokens + drafts + rectangle.ahead);
         // Reserved slots are available by construction.
         if slots > sequence.reserved {
             kv.find_space(sequence, slots)?;
         }
-        if feed.ahead > 0 {
-            kv.preallocate(sequence, tokens + feed.ahead)?;
+        if rectangle.ahead > 0 {
+            kv.preallocate(sequence, tokens + rectangle.ahead)?;
             slots = kv.budget().growth(sequence, tokens + drafts);
         }
-        let redirected = feed.redirected.min(sequence.claimed);
+        rectangle.redirected = rectangle.redirected.min(sequence.claimed);
         let kind = if sequence.prefilling {
             RowKind::Prefill
-        } else if sequence.to_feed() == 1 && redirected + drafts == 0 {
+        } else if sequence.to_feed() == 1 && rectangle.redirected + drafts == 0 {
             RowKind::Decode
         } else {
             RowKind::MultiDecode
@@ -241,10 +240,9 @@ impl<'a> SchedulerView<'a> {
             entry,
             seq: sequence.cache.unwrap_or(SeqId(u64::MAX)),
             kind,
-            redirected,
             tokens,
             drafts,
-            left_pad_blocks: feed.left_pad_blocks,
+            rectangle,
             commitment: kv.budget_mut().commit(sequence, slots),
         };
         schedule.push(sequence, row);

@@ -104,7 +104,7 @@ impl StepBuilder {
         self.claims.clear();
         self.claims.extend(state.schedule.rows().iter().map(|row| ClaimRow {
             seq: row.seq,
-            redirected: row.redirected,
+            redirected: row.rectangle.redirected,
             tokens: row.tokens + row.drafts,
         }));
     }
@@ -169,10 +169,10 @@ impl StepBuilder {
             if spills {
                 requests.note_spill(row.entry);
             }
-            if row.left_pad_blocks > 0
+            if row.rectangle.left_pad_blocks > 0
                 && let Some(planned) = step.plan.rows.get_mut(i)
             {
-                planned.left_pad_blocks = row.left_pad_blocks;
+                planned.left_pad_blocks = row.rectangle.left_pad_blocks;
             }
         }
         rows.truncate(scheduled.len());
@@ -274,7 +274,7 @@ fn any_row(sequence: &Sequence, scheduled: &ScheduledRow, size: BlockSize, batch
         cached: sequence.claimed,
         context_len,
         last_block_tokens: size.within(context_len + sequence.skipped - 1) + 1,
-        sample_from: if samples { scheduled.redirected + scheduled.tokens - 1 } else { tokens.len },
+        sample_from: if samples { scheduled.rectangle.redirected + scheduled.tokens - 1 } else { tokens.len },
         scored: to_score(sequence, scheduled),
         pool_row: sequence.pool_row.unwrap_or_default(),
         drafts,
@@ -292,7 +292,7 @@ fn to_score(sequence: &Sequence, scheduled: &ScheduledRow) -> Span {
     }
     let from = sequence.claimed.max(sequence.cold.scores.len() as u32);
     let to = (sequence.claimed + scheduled.tokens).min(sequence.prompt_len - 1);
-    let first = scheduled.redirected + from - sequence.claimed;
+    let first = scheduled.rectangle.redirected + from - sequence.claimed;
     Span { start: first, len: to.saturating_sub(from) }
 }
 
@@ -300,7 +300,7 @@ fn to_score(sequence: &Sequence, scheduled: &ScheduledRow) -> Span {
 fn push_known(sequence: &Sequence, scheduled: &ScheduledRow, tokens: &mut Vec<Token>) {
     let known = sequence.tokens.len();
     let to = sequence.claimed + scheduled.tokens;
-    let from = sequence.claimed - scheduled.redirected;
+    let from = sequence.claimed - scheduled.rectangle.redirected;
     sequence.tokens.copy(from..to, tokens);
     tokens.extend(std::iter::repeat_n(IN_FLIGHT, (to - to.min(known).max(from)) as usize));
 }

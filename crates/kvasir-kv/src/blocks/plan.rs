@@ -97,8 +97,8 @@ impl<I: Index> BlockCache<I> {
             segments: Span::new(first, open.plan.segments.len() - first),
             read_len,
             mask: if queries.len == 1 { Mask::None } else { Mask::Causal },
-            left_pad_blocks: 0,
             redirected: row.redirected,
+            ..PlanRow::default()
         });
         Ok(())
     }
@@ -164,8 +164,7 @@ impl<I: Index> BlockCache<I> {
             segments: Span::new(segments, plan.segments.len() - segments),
             read_len,
             mask: Mask::Explicit { at, words_per_query },
-            left_pad_blocks: 0,
-            redirected: 0,
+            ..PlanRow::default()
         });
         plan.read_bound = plan.read_bound.max(seq.bound * block_size);
     }

@@ -231,7 +231,6 @@ fn push_row(row: &Row, queries: Span, first_segment: usize, read_len: u32, mask:
         segments: Span::new(first_segment, plan.segments.len() - first_segment),
         read_len,
         mask,
-        left_pad_blocks: 0,
-        redirected: 0,
+        ..PlanRow::default()
     });
 }

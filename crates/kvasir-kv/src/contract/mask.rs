@@ -4,9 +4,10 @@
 use serde::{Deserialize, Serialize};
 
 /// Attention mask of a batch row over its read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mask {
     /// Every query sees every entry: a decode row of one query.
+    #[default]
     None,
     /// Causal: the queries are the last entries of the read; query `q` of `n` sees all but the last
     /// `n - 1 - q`.

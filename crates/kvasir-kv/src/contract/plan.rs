@@ -87,7 +87,7 @@ pub struct Segment {
 }
 
 /// One batch row of a plan: one sequence's queries and read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanRow {
     /// The sequence.
     pub seq: SeqId,

@@ -61,7 +61,7 @@ impl Stream {
         self.next += 1;
         let cached = self.cache.len(self.seq).unwrap();
         let n = tokens.len() as u32;
-        self.cache.claim(id, &[ClaimRow { seq: self.seq, redirected: 0, tokens: n }]).unwrap();
+        self.cache.claim(id, &[ClaimRow::new(self.seq, n)]).unwrap();
         let mut step = Step::default();
         self.cache.plan(id, &mut step.plan).unwrap();
         lower(&mut step);

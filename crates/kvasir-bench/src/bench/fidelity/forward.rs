@@ -46,7 +46,7 @@ impl Forward {
         self.next += 1;
         let cached = self.cache.len(seq).map_err(|e| e.to_string())?;
         let count = tokens.len() as u32;
-        self.cache.claim(id, &[ClaimRow { seq, redirected: 0, tokens: count }]).map_err(|e| e.to_string())?;
+        self.cache.claim(id, &[ClaimRow::new(seq, count)]).map_err(|e| e.to_string())?;
         let mut step = Box::<Step>::default();
         self.cache.plan(id, &mut step.plan).map_err(|e| e.to_string())?;
         let row = BatchRow {

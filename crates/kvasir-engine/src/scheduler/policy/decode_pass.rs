@@ -30,7 +30,7 @@ pub(crate) fn decode_running(view: &mut SchedulerView<'_>) {
             i += 1;
             continue;
         }
-        match view.decode(entry, 0) {
+        match view.decode(entry) {
             Ok(()) => i += 1,
             // Reached only if slots beyond the reservation are needed.
             Err(DeferReason::NoSlots { .. }) => {

@@ -36,7 +36,7 @@ use crate::scheduler::policy::rectangular::prefill::{HitPlan, PrefillShape};
 use crate::scheduler::policy::rectangular::rectangle::Rectangle;
 use crate::scheduler::policy::rectangular::rotation::{Candidate, select_rows};
 use crate::scheduler::record::{ChunkRecord, SkippedPrefill};
-use crate::scheduler::schedule::Feed;
+use crate::scheduler::schedule::{Feed, RectangleFeed};
 use crate::scheduler::view::SchedulerView;
 
 /// An admitted request.
@@ -282,13 +282,12 @@ impl Rectangular {
         let chunk = shape.chunk_after(claimed).min(shape.chunks() - 1);
         let tokens = shape.tokens(chunk);
         let run = chunk + 1 - row.plan().first_chunk.min(chunk);
-        let feed = Feed {
-            tokens: tokens.end.saturating_sub(claimed),
+        let rectangle = RectangleFeed {
             redirected: claimed.saturating_sub(tokens.start),
             left_pad_blocks: shape.left_blocks(),
             ahead: self.config.rules.taken(shape, hit, run).saturating_sub(tokens.end),
         };
-        view.feed(entry, feed)?;
+        view.feed(entry, Feed { tokens: tokens.end.saturating_sub(claimed), rectangle })?;
         let is_last = shape.is_last(chunk);
         let block = view.block_size();
         self.tkv = self.config.rules.prefill_tkv(shape.prompt(), block, self.tkv, row.alone, is_last);
@@ -301,7 +300,7 @@ impl Rectangular {
             right: shape.right(),
             from: tokens.start,
             to: tokens.end,
-            redirected: feed.redirected,
+            redirected: rectangle.redirected,
         });
         view.defer_rest_running(DeferReason::PrefillFirst);
         Ok(())
@@ -333,8 +332,8 @@ impl Rectangular {
                 continue;
             }
             let left_pad_blocks = shape.left_blocks(sequence.claimed());
-            let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
-            match view.feed(row.entry, feed) {
+            let rectangle = RectangleFeed { left_pad_blocks, ..RectangleFeed::default() };
+            match view.feed(row.entry, Feed { tokens: 1, rectangle }) {
                 Ok(()) => {}
                 // Its reservation was capped at the pool's capacity, and it has outgrown that.
                 Err(DeferReason::NoSlots { .. }) if view.running() == 1 && view.steps_in_flight() == 0 => {
