@@ -18,12 +18,14 @@ impl LruHeap {
         self.heap.len()
     }
 
+    #[inline]
     pub(crate) fn contains(&self, node: u32) -> bool {
         self.place.get(node as usize).is_some_and(|&at| at != NOWHERE)
     }
 
     /// Updates the last use of a node, which must not be earlier; no effect if it is not in the
     /// heap.
+    #[inline]
     pub(crate) fn touch(&mut self, node: u32, time: u64) {
         if self.contains(node) {
             let at = self.place[node as usize] as usize;
@@ -74,6 +76,7 @@ impl EvictionOrder for LruHeap {
     /// Time of the last use.
     type Rank = u64;
 
+    #[inline]
     fn on_release(&mut self, node: u32, time: u64) {
         if self.place.len() <= node as usize {
             self.place.resize(node as usize + 1, NOWHERE);
@@ -83,6 +86,7 @@ impl EvictionOrder for LruHeap {
     }
 
     /// No effect if the node is not in the heap.
+    #[inline]
     fn on_use(&mut self, node: u32) {
         if !self.contains(node) {
             return;
