@@ -43,7 +43,7 @@ impl CacheConfig {
         let &Self { block_size, max_sequences, sharing, dummy, .. } = self;
         let blocks = self.capacity.checked_div(block_size);
         let blocks = blocks.ok_or(CacheError::BadConfig("the block size must be 1 to 256"))?;
-        Ok(BlockConfig { block_size, blocks, max_sequences, sharing, dummy })
+        Ok(BlockConfig { block_size, blocks, max_sequences, sharing, dummy, ..BlockConfig::default() })
     }
 }
 

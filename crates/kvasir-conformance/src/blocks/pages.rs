@@ -6,7 +6,7 @@ use crate::blocks::radix_tree::{check_final_tree, page_size};
 use crate::case::{Case, CaseError};
 use crate::compare::{Mismatch, compare};
 use crate::outcome::Outcome;
-use kvasir_kv::blocks::{BlockConfig, Index, Offer};
+use kvasir_kv::blocks::{BlockConfig, FreeOrder, Index, Offer};
 use kvasir_kv::{
     BlockId, Cache, CacheError, ClaimRow, Inspect, Lookup, Prefix, Radix, RadixIndex, SeqId, StepId,
     TailBuffered, Token,
@@ -18,7 +18,7 @@ fn config(case: &Case, blocks: u64) -> Result<BlockConfig, CaseError> {
     let block_size = page_size(case)?;
     let blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks <= 1 << 20);
     let blocks = blocks.ok_or_else(|| case.error("`num_pages` must be at most 2^20"))?;
-    Ok(BlockConfig { block_size, blocks, ..BlockConfig::default() })
+    Ok(BlockConfig { block_size, blocks, free_order: FreeOrder::Oldest, ..BlockConfig::default() })
 }
 
 fn num_pages(case: &Case) -> Result<u64, CaseError> {

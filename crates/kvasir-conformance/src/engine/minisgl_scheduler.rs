@@ -16,7 +16,8 @@ use crate::engine::{about, list, number, switch, tokens};
 use crate::outcome::Outcome;
 use kvasir_engine::{Chunked, Core, EventOutput, Finish, Limits, Mixing, Order, Params, Request, RequestId};
 use kvasir_exec::{OutputRow, PoolRow, Step, StepKind};
-use kvasir_kv::{Radix, Span, Token, blocks::BlockConfig};
+use kvasir_kv::blocks::{BlockConfig, FreeOrder};
+use kvasir_kv::{Radix, Span, Token};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -120,7 +121,9 @@ impl Harness {
         let (page, pages, slots) =
             (of("page_size", 1)?.max(1), of("num_pages", 64)?, of("max_running_req", 4)?);
         let sharing = given["cache"] != "naive";
-        let blocks = BlockConfig { block_size: page, blocks: pages, sharing, ..BlockConfig::default() };
+        let free_order = FreeOrder::Oldest;
+        let blocks =
+            BlockConfig { block_size: page, blocks: pages, sharing, free_order, ..BlockConfig::default() };
         let cache = Radix::new(blocks).map_err(|error| error.to_string())?;
         let limits = Limits {
             max_num_seqs: slots,

@@ -124,7 +124,14 @@ impl Scenario {
         if usable > MOST {
             return Err(case.error(format!("field `config`: more than {MOST} blocks")));
         }
-        let blocks = BlockConfig { block_size, blocks: usable, max_sequences: 1 << 12, sharing, dummy: true };
+        let blocks = BlockConfig {
+            block_size,
+            blocks: usable,
+            max_sequences: 1 << 12,
+            sharing,
+            dummy: true,
+            ..BlockConfig::default()
+        };
         Ok(Self { config, requests, policy, limits, blocks })
     }
 

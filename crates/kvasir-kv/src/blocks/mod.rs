@@ -39,6 +39,7 @@ pub(crate) mod table;
 pub(crate) mod tree;
 pub(crate) mod victims;
 
+pub use crate::blocks::queue::FreeOrder;
 pub use crate::blocks::index::{Found, Index, Offer, Unpinned};
 pub use crate::blocks::ledger::Ledger;
 use crate::blocks::queue::BlockQueue;
@@ -71,11 +72,20 @@ pub struct BlockConfig {
     /// Whether block 0 is reserved as a dummy for redirected writes; allocation then begins with
     /// block 1.
     pub dummy: bool,
+    /// Order in which `radix` allocates free blocks; `paged` allocates the lowest vacant one first.
+    pub free_order: FreeOrder,
 }
 
 impl Default for BlockConfig {
     fn default() -> Self {
-        Self { block_size: 16, blocks: 1024, max_sequences: 1 << 16, sharing: true, dummy: false }
+        Self {
+            block_size: 16,
+            blocks: 1024,
+            max_sequences: 1 << 16,
+            sharing: true,
+            dummy: false,
+            free_order: FreeOrder::Lowest,
+        }
     }
 }
 
@@ -154,7 +164,7 @@ impl<I: Index> BlockCache<I> {
             looked_up: None,
             lookups: 0,
             records: Vec::new(),
-            fresh: BlockQueue::default(),
+            fresh: BlockQueue::new(FreeOrder::Oldest),
             heap_grows: Vec::new(),
             rows: Vec::new(),
             owner_changes: OwnerChanges::default(),

@@ -1,17 +1,32 @@
-//! `BlockQueue`: a FIFO of block ids, run-length encoded as ranges of consecutive ids.
+//! `BlockQueue`: block ids in order of allocation, run-length encoded as ranges of consecutive ids.
 
 use crate::contract::ids::BlockId;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// A FIFO of block ids as ranges: blocks that come and go by the thousand form few ranges.
+/// Order in which free blocks are allocated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FreeOrder {
+    /// The lowest id first: a lightly used pool stays in few pages of memory.
+    #[default]
+    Lowest,
+    /// The longest free block first, as recorded tables of other engines name them.
+    Oldest,
+}
+
+/// Block ids as ranges: blocks that come and go by the thousand form few ranges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockQueue {
+    order: FreeOrder,
     ranges: VecDeque<Range<BlockId>>,
     len: u32,
 }
 
 impl BlockQueue {
+    pub(crate) fn new(order: FreeOrder) -> Self {
+        Self { order, ranges: VecDeque::new(), len: 0 }
+    }
+
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
@@ -20,13 +35,29 @@ impl BlockQueue {
         self.ranges.iter().flat_map(Range::clone)
     }
 
-    /// Appends blocks; merges them with the last range if consecutive.
+    /// Adds blocks, and merges them with neighboring ranges. Linear in the ranges that come later,
+    /// unless the order is [`FreeOrder::Oldest`].
     pub(crate) fn push(&mut self, blocks: Range<BlockId>) {
+        if blocks.is_empty() {
+            return;
+        }
         self.len += blocks.len() as u32;
-        match self.ranges.back_mut() {
-            Some(last) if last.end == blocks.start => last.end = blocks.end,
-            _ if blocks.is_empty() => {}
-            _ => self.ranges.push_back(blocks),
+        let at = match self.order {
+            FreeOrder::Oldest => self.ranges.len(),
+            FreeOrder::Lowest => self.ranges.partition_point(|range| range.start < blocks.start),
+        };
+        if let Some(before) = at.checked_sub(1).and_then(|before| self.ranges.get_mut(before))
+            && before.end == blocks.start
+        {
+            before.end = blocks.end;
+            if let Some(after) = self.ranges.get(at).filter(|after| after.start == blocks.end).cloned() {
+                self.ranges[at - 1].end = after.end;
+                self.ranges.remove(at);
+            }
+        } else if let Some(after) = self.ranges.get_mut(at).filter(|after| after.start == blocks.end) {
+            after.start = blocks.start;
+        } else {
+            self.ranges.insert(at, blocks);
         }
     }
 
@@ -50,34 +81,43 @@ impl BlockQueue {
 
 #[cfg(test)]
 mod tests {
-    use crate::blocks::queue::*;
+    use super::*;
     use kvasir_testkit::{Random, rounds};
 
     #[test]
-    fn agrees_with_a_queue_of_ids() {
-        let (mut free, mut model) = (BlockQueue::default(), VecDeque::new());
-        let mut random = Random::new(3);
-        for _ in 0..rounds(3000) {
-            let state = random.bits();
-            let (first, count) = ((state >> 40) as u32 % 40, (state >> 33) as u32 % 7);
-            match state >> 20 & 1 {
-                0 => {
+    fn agrees_with_a_list_of_ids() {
+        for order in [FreeOrder::Lowest, FreeOrder::Oldest] {
+            let (mut free, mut model) = (BlockQueue::new(order), Vec::new());
+            let mut taken: Vec<BlockId> = (0..400).collect();
+            let mut random = Random::new(3);
+            for _ in 0..rounds(3000) {
+                if random.chance(50) && !taken.is_empty() {
+                    let start = random.below(taken.len() as u64) as usize;
+                    let first = taken[start];
+                    let run = (first..).zip(&taken[start..]).take_while(|(id, next)| id == *next).count();
+                    let count = random.between(1, run as u32 + 1).min(run as u32);
+                    taken.drain(start..start + count as usize);
                     free.push(first..first + count);
                     model.extend(first..first + count);
+                } else {
+                    let wanted = random.between(0, 9);
+                    let blocks = free.pop_range(wanted).unwrap_or(0..0);
+                    assert!(blocks.len() as u32 <= wanted);
+                    if order == FreeOrder::Lowest {
+                        model.sort_unstable();
+                    }
+                    assert!(model.drain(..blocks.len()).eq(blocks.clone()), "{order:?}");
+                    taken.extend(blocks);
+                    taken.sort_unstable();
                 }
-                _ => {
-                    let taken = free.pop_range(count);
-                    let ids: Vec<_> = taken.iter().flat_map(Range::clone).collect();
-                    assert_eq!(ids.is_empty(), count == 0 || model.is_empty());
-                    assert!(ids.len() <= count as usize && ids.iter().eq(model.iter().take(ids.len())));
-                    model.drain(..ids.len());
+                if order == FreeOrder::Lowest {
+                    model.sort_unstable();
+                    let apart = |two: (&Range<BlockId>, &Range<BlockId>)| two.0.end < two.1.start;
+                    assert!(free.ranges.iter().zip(free.ranges.iter().skip(1)).all(apart));
                 }
+                assert_eq!(free.len() as usize, model.len());
+                assert!(free.iter().eq(model.iter().copied()), "{order:?}");
             }
-            if state >> 50 & 3 == 0 {
-                assert_eq!(free.pop(), model.pop_front());
-            }
-            assert_eq!(free.len() as usize, model.len());
-            assert!(free.iter().eq(model.iter().copied()));
         }
     }
 }

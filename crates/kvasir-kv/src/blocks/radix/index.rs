@@ -1,5 +1,5 @@
 //! `RadixIndex`: the prefix-cache index of `radix`: published pages in a `RadixTree`, all others
-//! used or in a FIFO free list.
+//! used or in the free list, by default the lowest first.
 //!
 //! Each used page pins its node (SGLang's `lock_ref`); nodes without pins are evicted leaf first.
 //! Duplicate content is published once: `publish` returns the canonical pages and the cache
@@ -17,7 +17,7 @@ use crate::contract::kind::CacheKind;
 use crate::shared::runs::{indices, runs};
 use std::ops::Range;
 
-/// Published pages in a [`RadixTree`], free ones in a FIFO. A used page pins its node.
+/// Published pages in a [`RadixTree`], free ones in a list. A used page pins its node.
 #[derive(Clone, Debug)]
 pub struct RadixIndex {
     page: u32,
@@ -37,7 +37,7 @@ impl RadixIndex {
     pub fn new(config: &BlockConfig) -> Result<Self, CacheError> {
         let ids = config.ids()?;
         let bound = ids.end as usize;
-        let mut free = BlockQueue::default();
+        let mut free = BlockQueue::new(config.free_order);
         free.push(ids);
         Ok(Self {
             page: config.block_size,
@@ -84,8 +84,8 @@ impl RadixIndex {
 
 impl Index for RadixIndex {
     const KIND: CacheKind = CacheKind::Radix;
-    // Free pages are allocated in the order of their release, so a sequence's pages are released in
-    // its order.
+    // With `FreeOrder::Oldest` pages are allocated in the order of their release, so a sequence's
+    // pages are released in its order.
     const FROM_END: bool = false;
 
     fn free(&self) -> u32 {
