@@ -41,7 +41,8 @@ impl SpeculationControl {
     /// Drops the drafts that the next step is faster without.
     pub(crate) fn prune_drafts(&mut self, requests: &mut Requests) {
         if self.draft_width == DraftWidth::Adaptive {
-            self.width.choose(requests, &self.times);
+            let dropped = self.width.choose(requests, &self.times);
+            dropped.iter().for_each(|probability| self.depth.observe_dropped(f64::from(*probability)));
         }
     }
 

@@ -100,6 +100,13 @@ impl DepthControl {
         }
     }
 
+    /// Updates the acceptance rates with a proposal that no step verifies, because the `probability` of
+    /// its first draft is too low: otherwise nothing would tell that drafting does not pay.
+    pub(crate) fn observe_dropped(&mut self, probability: f64) {
+        let Level(rate) = &mut self.levels[0];
+        *rate += (probability - *rate) * LEVEL_WEIGHT;
+    }
+
     /// Whether it follows a sequence, which is about to run its first step while `load` requests run
     /// or wait for a place. `times` are those of the target's steps; none at fixed width, where it
     /// follows all.
@@ -219,6 +226,21 @@ mod tests {
         assert_eq!(depths.iter().filter(|depth| **depth == 0).count(), 10);
         control.choose(None, 1, 1, false);
         assert_eq!(control.chosen, 4, "at fixed width always");
+    }
+
+    #[test]
+    fn drafting_stops_if_no_draft_is_verified() {
+        let mut control = DepthControl { plain_steps: PLAIN_FIRST, ..of_depth(4) };
+        let batch = |rows: u32| {
+            let row = BatchRow { kind: RowKind::Decode, draft_depth: 1, ..BatchRow::default() };
+            Batch { rows: vec![row; rows as usize], ..Batch::default() }
+        };
+        let proposals = vec![DraftProposal { row: 0, candidates: Span::default() }];
+        let output = Output { draft_ns: 200, proposals, ..Output::default() };
+        control.observe_step(&batch(1), &output);
+        assert!(depth(&mut control, 1, 1, false) > 0);
+        (0..300).for_each(|_| control.observe_dropped(0.05));
+        assert_eq!(depth(&mut control, 1, 1, false), 0);
     }
 
     #[test]

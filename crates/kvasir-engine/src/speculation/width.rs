@@ -42,6 +42,8 @@ pub(crate) struct WidthControl {
     candidates: Vec<Candidate>,
     /// Scratch: probability of each node of one proposal.
     nodes: Vec<f32>,
+    /// Of each proposal that the last choice dropped as a whole, the probability of its likeliest draft.
+    dropped: Vec<f32>,
     numbers: Vec<i32>,
 }
 
@@ -80,11 +82,13 @@ impl WidthControl {
         }
     }
 
-    /// Drops the drafts that the next step is faster without. Linear in the running sequences, and
+    /// Drops the drafts that the next step is faster without. Returns, of each proposal that was dropped
+    /// as a whole, the probability of its likeliest draft. Linear in the running sequences, and
     /// `n log n` in their drafts.
-    pub(crate) fn choose(&mut self, requests: &mut Requests, times: &StepTimes) {
+    pub(crate) fn choose(&mut self, requests: &mut Requests, times: &StepTimes) -> &[f32] {
+        self.dropped.clear();
         if !requests.has_any_drafts() {
-            return;
+            return &self.dropped;
         }
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
@@ -115,16 +119,21 @@ impl WidthControl {
         if !dropped.is_empty() {
             taken.sort_unstable_by_key(|one| (one.entry, one.draft));
             dropped.sort_unstable_by_key(|one| one.entry);
-            for entry in dropped.chunk_by(|a, b| a.entry == b.entry).map(|chunk| chunk[0].entry) {
+            for dropped in dropped.chunk_by(|a, b| a.entry == b.entry) {
+                let entry = dropped[0].entry;
                 let keeps = |draft: usize| {
                     let key = (entry, draft as u32);
                     taken.binary_search_by_key(&key, |one| (one.entry, one.draft)).is_ok()
                 };
                 requests[entry].cold.drafts.retain(keeps, &mut self.numbers);
                 requests.sync_drafts(entry);
+                if requests[entry].cold.drafts.tokens.is_empty() {
+                    self.dropped.push(dropped.iter().map(|one| one.probability).fold(0.0, f32::max));
+                }
             }
         }
         self.candidates = candidates;
+        &self.dropped
     }
 }
 
