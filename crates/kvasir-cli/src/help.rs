@@ -66,7 +66,7 @@ const GROUPS: [Group; 14] = [
     Group {
         heading: "KV cache",
         common: &["kv-capacity", "max-model-len"],
-        rest: &["cache", "memory-utilization", "block-size", "rings", "prefix-cache"],
+        rest: &["cache", "memory-utilization", "overcommit", "block-size", "rings", "prefix-cache"],
     },
     Group {
         heading: "Scheduling",

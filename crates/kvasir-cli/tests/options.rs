@@ -82,6 +82,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     (REPORTS, "policy", "| --policy prefill-first"),
     (REPORTS, "kv-capacity", "| --kv-capacity 8192"),
     (REPORTS, "memory-utilization", "| --memory-utilization 0"),
+    (REPORTS, "overcommit", "? overcommit | --cache paged --kv-capacity 200000000 --overcommit off"),
     (REPORTS, "block-size", "--cache paged | --block-size 8"),
     ("generate", "rings", "generate MODELS/qwen2_swa --prompt-ids 5 --max-tokens 2 --json || \
       generate MODELS/qwen2_swa --prompt-ids 5 --max-tokens 2 --json --rings on"),
@@ -112,6 +113,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     (SERVERS, "policy", "--cache cells | --policy rectangular"),
     (SERVERS, "kv-capacity", "| --kv-capacity 0"),
     (SERVERS, "memory-utilization", "| --memory-utilization 2"),
+    (SERVERS, "overcommit", "? overcommit | --cache paged --kv-capacity 200000000 --overcommit off"),
     (SERVERS, "block-size", "| --block-size 257"),
     (SERVERS, "rings", "| --rings on"),
     (SERVERS, "max-num-batched-tokens", "| --max-num-batched-tokens 0"),

@@ -76,6 +76,7 @@ impl LoadedModel {
         Facts {
             max_model_len: self.max_model_len(),
             slots,
+            slots_in_memory: self.slots_in_memory(1.0),
             windows: program.windows(),
             is_cpu: true,
             is_simulated: self.simulated().is_some(),

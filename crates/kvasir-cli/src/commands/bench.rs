@@ -249,6 +249,7 @@ impl Args {
                     streams: streams as usize,
                     reps: common.reps as usize,
                 };
+                let common = Common { model: common.model.or_suffix_drafts(), ..common };
                 with_and_without_drafts(&common, &options, &bench)
             }
             What::Fidelity(args) => args.run(),
@@ -287,9 +288,6 @@ fn with_and_without_drafts(
     options: &Options,
     bench: &SpeculationBench,
 ) -> Result<ExitCode, Failure> {
-    rule(common.model.speculates(), || {
-        "bench spec compares a drafter with plain decoding: name one with --spec METHOD".into()
-    })?;
     let model = common.load()?;
     let resolved = resolve_streams(&model, options, bench.streams as u32, bench.slots(), false)?;
     let core = resolved.core()?;

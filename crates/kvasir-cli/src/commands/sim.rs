@@ -190,6 +190,7 @@ impl Args {
         let facts = Facts {
             max_model_len: preset.shape.max_model_len,
             slots: preset.slots(config.memory_share()?),
+            slots_in_memory: Some(preset.slots(1.0)),
             windows: Vec::new(),
             is_cpu: preset.machine.is_cpu,
             is_simulated: true,

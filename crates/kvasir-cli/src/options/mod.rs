@@ -52,6 +52,9 @@ pub(crate) struct SequenceOptions {
     /// Share of the memory left by the weights that the KV cache may use [default: 0.9]
     #[arg(long, env = "KVASIR_MEMORY_UTILIZATION", value_name = "SHARE", value_parser = finite)]
     pub(super) memory_utilization: Option<f64>,
+    /// Let --kv-capacity exceed what the free memory holds, on or off: memory is committed as it is used [default: off]
+    #[arg(long, env = "KVASIR_OVERCOMMIT", value_parser = word::<Switch>)]
+    pub(super) overcommit: Option<Switch>,
     /// Slots per KV cache block, 1 to 256 [default: 16; 64 with rectangular]
     #[arg(long, env = "KVASIR_BLOCK_SIZE", value_name = "SLOTS")]
     pub(super) block_size: Option<u32>,

@@ -262,9 +262,10 @@ impl ModelArgs {
         self.draft.apply(opened, self.accept.map(Acceptance::from))
     }
 
-    /// Whether drafts are wanted.
-    pub(crate) fn speculates(&self) -> bool {
-        self.draft.spec.is_some()
+    /// With the drafts of `suffix`, unless `--spec` names others.
+    pub(crate) fn or_suffix_drafts(mut self) -> Self {
+        self.draft.spec = self.draft.spec.or_else(|| "suffix".parse().ok());
+        self
     }
 
     /// Prepares an opened model for the backend.

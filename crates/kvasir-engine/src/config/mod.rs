@@ -30,6 +30,8 @@ pub struct EngineConfig {
     pub kv_capacity: Option<u32>,
     /// Share of the memory left by the weights that the KV cache may use; excludes `kv_capacity`.
     pub memory_utilization: Option<f64>,
+    /// Whether `kv_capacity` may exceed what the free memory holds: memory is committed as it is used.
+    pub overcommit: bool,
     /// Slots per block, 1 to 256: 16 by default, 64 under the rectangular policy.
     pub block_size: Option<u32>,
     /// Whether sliding-window layers have ring buffers, for `contiguous`.

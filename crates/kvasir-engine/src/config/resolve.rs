@@ -22,6 +22,8 @@ pub struct Facts {
     pub max_model_len: u32,
     /// KV cache slots that fit into the allotted memory.
     pub slots: u32,
+    /// Slots that the memory beside the weights holds, all of it; `None` if unknown.
+    pub slots_in_memory: Option<u32>,
     /// Sliding windows of the model's layers.
     pub windows: Vec<u32>,
     /// Whether the device is a CPU.
@@ -166,6 +168,13 @@ impl EngineConfig {
         if self.kv_capacity.is_none() && facts.slots < block_size {
             let reason = format!("leaves no room for a block of {block_size} slots");
             return Err(ConfigError::invalid("memory_utilization", &self.memory_share()?, reason));
+        }
+        if let (Some(slots), Some(most)) =
+            (self.kv_capacity, facts.slots_in_memory.filter(|_| !self.overcommit))
+            && slots > most
+        {
+            let reason = format!("the memory beside the weights holds {most} slots");
+            return Err(ConfigError::conflict(("kv_capacity", &slots), ("overcommit", &"off"), reason));
         }
         let capacity = checked_count("kv_capacity", self.kv_capacity, facts.slots.min(most), most)?;
         ensure(capacity >= block_size, || {

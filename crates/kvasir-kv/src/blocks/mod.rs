@@ -39,10 +39,10 @@ pub(crate) mod table;
 pub(crate) mod tree;
 pub(crate) mod victims;
 
-pub use crate::blocks::queue::FreeOrder;
 pub use crate::blocks::index::{Found, Index, Offer, Unpinned};
 pub use crate::blocks::ledger::Ledger;
 use crate::blocks::queue::BlockQueue;
+pub use crate::blocks::queue::FreeOrder;
 
 use crate::blocks::leased_copies::LeasedCopies;
 use crate::blocks::sequence::{ClaimedRow, Replaced, Seq};
