@@ -105,6 +105,7 @@ impl Setup {
             max_sequences: 64,
             sharing: self.sharing,
             dummy: true,
+            ..BlockConfig::default()
         };
         let cache: Box<dyn Cache> = if self.radix {
             Box::new(Radix::new(blocks).unwrap())

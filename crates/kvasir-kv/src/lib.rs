@@ -31,7 +31,7 @@
 //!
 //! Reading order; each folder imports only from those before it:
 //!
-//! 1. `contract`: ids, plans, masks, errors, the trait `Cache` with the verbs of a step, and its
+//! 1. `contract`: ids, plans, masks, errors, the trait `Cache` with the operations of a step, and its
 //!    capability traits.
 //! 2. `shared`: steps in flight (deferred release), incremental block tables, draft trees, slot
 //!    copies, preemption victims, the eviction order, small lists.

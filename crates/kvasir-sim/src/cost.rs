@@ -48,7 +48,7 @@ struct InFlight {
 ///
 /// A step takes the longer of its memory time and its arithmetic time, plus the time to launch it:
 /// kernel by kernel, or as one CUDA graph for captured decode steps. Output tokens come from
-/// [`OutputSource`], so drafts are accepted that equal them.
+/// [`OutputSource`], so a draft is accepted if it equals the output token.
 pub struct CostDevice {
     preset: Preset,
     clock: Clock,
@@ -103,7 +103,8 @@ impl CostDevice {
         self
     }
 
-    /// Adds a draft model, which proposes what [`BatchRow::draft_depth`](kvasir_exec::BatchRow::draft_depth) asks for.
+    /// Adds a draft model. It proposes a chain of
+    /// [`BatchRow::draft_depth`](kvasir_exec::BatchRow::draft_depth) tokens per row.
     pub fn with_draft(mut self, draft: DraftProfile) -> Self {
         self.draft = Some(draft);
         self

@@ -133,8 +133,8 @@ pub(crate) fn clock() -> impl FnMut() -> u64 + Send + 'static {
 }
 
 impl Speculation {
-    /// Lets an engine decode speculatively. Refuses overlap, and a policy or a cache that verifies no
-    /// such drafts.
+    /// Enables speculative decoding. Fails if the engine overlaps steps, or if its policy or cache
+    /// cannot verify these drafts.
     pub fn apply<E: Executor>(&self, engine: Engine<E>) -> Result<Engine<E>, Error> {
         let (kind, shape) = (engine.core().cache().shape().kind, self.parameters.shape);
         let conflict = |parameter, value: &dyn Display, reason: &dyn Display| {

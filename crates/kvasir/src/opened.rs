@@ -91,8 +91,8 @@ impl OpenedModel {
         Ok(Self { random: Some(dtype), ..Self::new(checkpoint, model, None) })
     }
 
-    /// Decodes speculatively: opens the draft model that `speculation` needs, if it needs one, checks
-    /// it against this model, and adds what it takes to this model's program.
+    /// Enables speculative decoding: opens the draft model, if the method has one, checks it against
+    /// this model, and adds the projection of its features (EAGLE-3) to this model's program.
     pub fn speculate(mut self, speculation: &Speculation) -> Result<Self, Error> {
         let (checkpoint, model) = (&mut self.checkpoint, &mut self.model);
         self.draft = speculation.open(DraftTarget { checkpoint, model, is_built_in: self.is_built_in })?;

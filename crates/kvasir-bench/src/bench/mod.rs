@@ -83,7 +83,7 @@ impl Work {
         }
     }
 
-    /// Tokens of the longest sequence: the first output follows from the prompt.
+    /// Tokens of the longest sequence: prompt, the first output, and `tokens` more.
     pub fn longest(self) -> u32 {
         let (_, shared, prompt, tokens) = self.sizes();
         shared + prompt + tokens + 1

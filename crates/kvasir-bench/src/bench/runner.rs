@@ -70,7 +70,10 @@ impl<E: Executor> Runner<E> {
             }
         }
         if !is_timed {
-            return Err("every sequence ended with its prompt".into());
+            return Err(
+                "no decode step was timed: every sequence ended at its first output; generate more tokens"
+                    .into(),
+            );
         }
         segments.end(steps);
         while self.engine.step().map_err(|exit| exit.to_string())? != Turn::Idle {}
@@ -97,7 +100,8 @@ impl<E: Executor> Runner<E> {
         let counts = (outbox.tokens.len() as u64, outbox.ended.len() as u64);
         let is_complete = |finish| matches!(finish, Finish::MaxTokens | Finish::ModelLength);
         let failed = outbox.ended.iter().find(|summary| !is_complete(summary.finish));
-        let failed = failed.map(|summary| format!("a sequence ended with `{}`", summary.finish));
+        let failed =
+            failed.map(|summary| format!("a sequence ended early with finish reason `{}`", summary.finish));
         outbox.clear();
         failed.map_or(Ok(counts), Err)
     }

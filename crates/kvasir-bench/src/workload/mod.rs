@@ -122,8 +122,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// An independent request, without disconnect. Every other one is of the same client, so that a fair
-    /// queue has a heavy user to hold back.
+    /// An independent request, without disconnect. Requests with an even `tag` share one client key,
+    /// so that `--order fair` has a heavy client to throttle.
     pub fn new(at: At, prompt: Prompt, answer: Answer, max_tokens: u32, tag: u64) -> Self {
         Self { at, prompt, answer, max_tokens, priority: 0, key: 0, abort_after: None, tag }
             .of_owner(if tag.is_multiple_of(2) { 0 } else { tag })

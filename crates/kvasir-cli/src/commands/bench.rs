@@ -71,7 +71,7 @@ enum What {
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         tokens: u32,
     },
-    /// Measure speculative decoding (--spec) beside plain decoding, on an output that is given
+    /// Compare speculative decoding (--spec) with plain decoding, both forced to the same given output
     #[command(allow_negative_numbers = true)]
     Spec {
         #[command(flatten)]
@@ -134,7 +134,7 @@ impl Common {
     fn measure(&self, model: &LoadedModel, resolved: &Resolved, work: Work) -> Result<ExitCode, Failure> {
         let cpu = model.cpu_model();
         rule(!(resolved.overlap && cpu.is_some()), || {
-            "--overlap on: the limits of the cpu backend are measured between steps".into()
+            "--overlap on cannot be combined with bench on the cpu backend: the machine's limits are measured between steps".into()
         })?;
         let core = resolved.core()?;
         let mut setup = setup_of(model, resolved, &core);

@@ -35,7 +35,7 @@ impl Args {
             reports.extend(ran);
         }
         if let Some(id) = self.case.as_ref().filter(|_| reports.is_empty()) {
-            return Err(Failure::usage(format!("--case {id}: no such case in any of the files")));
+            return Err(Failure::usage(format!("--case {id}: none of the files has this case")));
         }
         let count =
             |wanted: fn(&Outcome) -> bool| reports.iter().filter(|report| wanted(&report.outcome)).count();

@@ -112,7 +112,7 @@ pub(crate) fn spec_help() -> String {
         DRAFT_METHODS.iter().map(|m| format!("{}{} ({})", m.name, m.syntax, m.summary)).collect();
     format!(
         "Speculative decoding: {}. DIR and MODEL may be hub names; `kvasir sim` takes eagle3 without DIR, and a \
-         shape as MODEL. Without K or depth, as many drafts as pay",
+         shape as MODEL. Without K or depth, the engine chooses the number of drafts",
         methods.join(", ")
     )
 }

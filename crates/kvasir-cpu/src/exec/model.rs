@@ -234,9 +234,8 @@ impl CpuModel {
 /// The default KV cache data type of weights of these forms: f16 if any matrix is stored as f16, or
 /// if an instruction set with bf16 dot products multiplies bf16 matrices, bf16 otherwise.
 ///
-/// Bf16 matrices are exact, so with rounded activations the rounding of K, V, Q and P to bf16 is a
-/// third of the error; attention over f16 rounds neither Q nor P. Beside the error of quantized
-/// weights it does not show.
+/// Bf16 matrices are exact, so rounding K, V, Q and P to bf16 is a third of the remaining error;
+/// attention over f16 rounds neither Q nor P. With quantized weights that error is negligible.
 fn default_kv(isa: Isa, mut forms: impl Iterator<Item = Form>) -> KvType {
     let needs_f16 = |form| form == Form::F16 || (form == Form::Bf16 && isa.has_bf16_dot());
     if forms.any(needs_f16) { KvType::F16 } else { KvType::Bf16 }

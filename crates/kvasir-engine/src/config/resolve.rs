@@ -22,7 +22,7 @@ pub struct Facts {
     pub max_model_len: u32,
     /// KV cache slots that fit into the allotted memory.
     pub slots: u32,
-    /// Slots that the memory beside the weights holds, all of it; `None` if unknown.
+    /// KV cache slots that fit into all memory left by the weights; `None` if unknown.
     pub slots_in_memory: Option<u32>,
     /// Sliding windows of the model's layers.
     pub windows: Vec<u32>,
@@ -173,7 +173,7 @@ impl EngineConfig {
             (self.kv_capacity, facts.slots_in_memory.filter(|_| !self.overcommit))
             && slots > most
         {
-            let reason = format!("the memory beside the weights holds {most} slots");
+            let reason = format!("the memory that the weights leave free holds {most} slots");
             return Err(ConfigError::conflict(("kv_capacity", &slots), ("overcommit", &"off"), reason));
         }
         let capacity = checked_count("kv_capacity", self.kv_capacity, facts.slots.min(most), most)?;

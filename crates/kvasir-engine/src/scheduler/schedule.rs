@@ -10,11 +10,12 @@ use kvasir_kv::SeqId;
 pub struct Feed {
     /// New tokens.
     pub tokens: u32,
-    /// What a rectangular step adds.
+    /// Recomputation, padding and early allocation of a static-shape step.
     pub rectangle: RectangleFeed,
 }
 
-/// What a step of static shapes adds to a row; nothing by default.
+/// Recomputation, padding and early allocation of a row under the `rectangular` policy; zero under
+/// all others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RectangleFeed {
     /// Cached tokens before the new ones to recompute. Their K/V writes are redirected to the dummy

@@ -1,7 +1,7 @@
 //! `SessionOrder`: the eviction order of retained sessions.
 //!
-//! First what client keys retain beyond their equal share of all retained tokens, then the rest;
-//! each part least recently used first. So a key with many sessions does not evict those of others.
+//! Sequences beyond the equal share of their client key in all retained tokens are evicted first,
+//! then the others; both least recently used first. So a key with many sessions does not evict those of others.
 //! The share of a key covers its most recently used sequences, as long as their tokens fit.
 //!
 //! A share depends on all sequences, so `list` recomputes the order, in O(n log k) for n sequences
@@ -10,7 +10,7 @@
 use kvasir_kv::{EvictionOrder, SeqId};
 use std::collections::BTreeMap;
 
-/// What a retained sequence counts against its key's share.
+/// Client key and token count of a retained sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retained {
     /// The client key of its last request.

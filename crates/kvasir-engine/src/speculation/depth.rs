@@ -101,7 +101,7 @@ impl DepthControl {
     }
 
     /// Updates the acceptance rates with a proposal that no step verifies, because the `probability` of
-    /// its first draft is too low: otherwise nothing would tell that drafting does not pay.
+    /// its first draft is too low. Without this, rates would stay high and drafting would not stop.
     pub(crate) fn observe_dropped(&mut self, probability: f64) {
         let Level(rate) = &mut self.levels[0];
         *rate += (probability - *rate) * LEVEL_WEIGHT;

@@ -42,7 +42,7 @@ pub(crate) struct WidthControl {
     candidates: Vec<Candidate>,
     /// Scratch: probability of each node of one proposal.
     nodes: Vec<f32>,
-    /// Of each proposal that the last choice dropped as a whole, the probability of its likeliest draft.
+    /// Highest draft probability of each proposal that the last `choose` dropped entirely.
     dropped: Vec<f32>,
     numbers: Vec<i32>,
 }
@@ -82,8 +82,8 @@ impl WidthControl {
         }
     }
 
-    /// Drops the drafts that the next step is faster without. Returns, of each proposal that was dropped
-    /// as a whole, the probability of its likeliest draft. Linear in the running sequences, and
+    /// Drops the drafts that the next step is faster without. Returns the highest draft probability
+    /// of each proposal that was dropped entirely. Linear in the running sequences, and
     /// `n log n` in their drafts.
     pub(crate) fn choose(&mut self, requests: &mut Requests, times: &StepTimes) -> &[f32] {
         self.dropped.clear();

@@ -7,10 +7,10 @@ use std::ops::Range;
 /// Order in which free blocks are allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FreeOrder {
-    /// The lowest id first: a lightly used pool stays in few pages of memory.
+    /// The lowest id first, so a lightly used pool touches few memory pages.
     #[default]
     Lowest,
-    /// The longest free block first, as recorded tables of other engines name them.
+    /// First freed, first allocated, to reproduce block tables recorded from other engines.
     Oldest,
 }
 

@@ -1,4 +1,4 @@
-//! Memory hints of `cells`, above all defragmentation: a new layout, sequence after sequence in order of position, carried
+//! `MemoryHints` of `cells`. `compact` defragments: a new layout, sequence after sequence in order of position, carried
 //! out by slot copies in the next plan.
 //!
 //! Refused while a step is in flight. Afterwards a single sequence is one run from cell 0, which

@@ -1,5 +1,5 @@
-//! `Cache`, the verbs of a step, which every KV cache implements; everything else that a cache can
-//! do is in the capability traits (`contract/capabilities.rs`).
+//! `Cache`: the trait of every KV cache, with the operations of a step (claim, plan, retire). All
+//! other operations are in the capability traits (`contract/capabilities.rs`).
 //!
 //! An operation that changes what an unsubmitted plan may name raises `Cache::generation`; `retire`
 //! never does. For every operation of these traits:
@@ -38,7 +38,7 @@ impl ClaimRow {
     }
 }
 
-/// What never changes of a cache.
+/// Constant properties of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheShape {
     /// The kind of cache.
@@ -79,7 +79,7 @@ impl CacheShape {
 /// Every operation that changes what an unsubmitted plan may name raises [`Cache::generation`];
 /// `retire` does not.
 pub trait Cache: Inspect + MemoryHints + Victims + Send {
-    /// What never changes of this cache.
+    /// Constant from construction on; callers may copy it.
     fn shape(&self) -> &CacheShape;
     /// Current pool usage, in slots.
     fn usage(&self) -> PoolUsage;

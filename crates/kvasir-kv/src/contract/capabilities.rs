@@ -1,4 +1,4 @@
-//! Capability traits: what a cache can do beyond the verbs of a step.
+//! Capability traits: cache operations beyond those of a step.
 //!
 //! - Every cache has `Inspect`, `MemoryHints` and `Victims`: they are supertraits of `Cache`, apart
 //!   from it because no step needs them.

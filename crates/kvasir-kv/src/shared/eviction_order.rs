@@ -1,4 +1,4 @@
-//! `EvictionOrder`: which of the entries that nothing uses is evicted next.
+//! `EvictionOrder`: the eviction orders of unreferenced cache entries.
 //!
 //! An entry enters the order when its last user releases it, and leaves it when it is used again.
 //! Every order is least recently used first. They differ in what counts as a use, and therefore in
@@ -10,17 +10,17 @@
 //! - `SessionOrder` of the engine (retained sessions): the last request, after what client keys
 //!   retain beyond their share.
 
-/// Entries that nothing uses, in the order of their eviction.
+/// Unreferenced entries in eviction order, next victim first.
 pub trait EvictionOrder {
     /// Names an entry.
     type Id;
     /// What ranks an entry besides the order of the releases.
     type Rank;
 
-    /// The last user of `id` is gone. It must not be in the order.
+    /// Adds `id`, whose last owner released it. It must not be in the order.
     fn on_release(&mut self, id: Self::Id, rank: Self::Rank);
-    /// `id`, which must be in the order, has a user again or no longer exists.
+    /// Removes `id`, which must be in the order: it is owned again, or no longer exists.
     fn on_use(&mut self, id: Self::Id);
-    /// Takes the entry to be evicted next out of the order.
+    /// Removes and returns the next victim; `None` if the order is empty.
     fn next(&mut self) -> Option<Self::Id>;
 }

@@ -10,14 +10,20 @@ mod plans;
 mod sharing;
 
 use common::{meaning, plan_of};
-use kvasir_kv::blocks::BlockConfig;
+use kvasir_kv::blocks::{BlockConfig, FreeOrder};
 use kvasir_kv::{
     Cache, CacheConfig, CacheError, ClaimRow, Paged, Plan, PoolUsage, Radix, SeqId, SlotCopy, StepId, Token,
     build,
 };
 
-const SMALL: BlockConfig =
-    BlockConfig { block_size: 4, blocks: 8, max_sequences: 8, sharing: true, dummy: false };
+const SMALL: BlockConfig = BlockConfig {
+    block_size: 4,
+    blocks: 8,
+    max_sequences: 8,
+    sharing: true,
+    dummy: false,
+    free_order: FreeOrder::Lowest,
+};
 
 /// Runs the test on both caches.
 fn both(config: BlockConfig, test: impl Fn(&mut dyn Cache)) {

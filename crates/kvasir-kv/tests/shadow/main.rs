@@ -11,7 +11,7 @@
 mod steps;
 mod verbs;
 
-use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
+use kvasir_kv::blocks::{BlockCache, BlockConfig, FreeOrder, Index};
 use kvasir_kv::{
     BlockId, Cache, CacheError, ClaimRow, Inspect, Lookup, Paged, Plan, Position, Radix, SeqId, Slot, StepId,
     Token,
@@ -211,6 +211,7 @@ fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheErro
                 max_sequences: 12,
                 sharing: rng.below(8) > 0,
                 dummy: rng.below(3) == 0,
+                free_order: [FreeOrder::Lowest, FreeOrder::Oldest][rng.below(2) as usize],
             };
             let mut simulation = Simulation {
                 cache: make(config).unwrap(),

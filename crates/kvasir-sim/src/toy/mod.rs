@@ -281,7 +281,7 @@ impl Executor for Toy {
         (step, Ok(()))
     }
 
-    /// Forgets what the slots hold, so that a later read of them is noted.
+    /// Clears the slots, so that a read before the next write is a violation.
     fn release(&mut self, slots: &[Range<Slot>]) {
         if !self.queue.is_empty() {
             self.note("slots are released while a step is in flight".into());

@@ -29,7 +29,9 @@ fn shape(_: Shape, parameters: &DraftParameters) -> Result<Shape, String> {
     let name = parameters.model.as_deref().unwrap_or(Path::new("")).to_string_lossy();
     match Preset::parse_model(&name)? {
         (shape, None) => Ok(shape),
-        _ => Err("the weights of the draft model have the target's type".into()),
+        _ => Err(format!(
+            "`{name}` names a weight type, but the draft model has the target's: give the shape alone"
+        )),
     }
 }
 

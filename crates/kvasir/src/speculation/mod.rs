@@ -109,10 +109,10 @@ impl FromStr for Speculation {
         let (name, parameters) = text.split_once(':').unwrap_or((text, ""));
         let method = DRAFT_METHODS.iter().find(|method| method.name == name).ok_or_else(|| {
             let known: Vec<_> = DRAFT_METHODS.iter().map(|m| format!("{}{}", m.name, m.syntax)).collect();
-            format!("{name} is none of {}", known.join(", "))
+            format!("`{name}` is no draft method: give one of {}", known.join(", "))
         })?;
         if parameters.is_empty() && text != name {
-            return Err(format!("{text}: no parameter behind the colon"));
+            return Err(format!("`{text}`: no parameter after the colon: add one or drop the colon"));
         }
         let parameters = (method.parse)(parameters).map_err(|reason| format!("{name}: {reason}"))?;
         Ok(Self { method, parameters, acceptance: Acceptance::Coupled })

@@ -8,7 +8,7 @@ use kvasir_engine::{MOST_DRAFTS, NGRAM, NgramDrafter};
 pub(super) const NGRAM_METHOD: DraftMethod = DraftMethod {
     name: "ngram",
     syntax: "[:n=3,tokens=16,depth=]",
-    summary: "what followed the last n tokens earlier",
+    summary: "prompt lookup: the tokens after the previous occurrence of the last n tokens",
     parse: |text| {
         let numbers = Numbers::parse(text, &["tokens", "depth", "n"])?;
         let n = numbers.get("n").unwrap_or(NGRAM as u32);

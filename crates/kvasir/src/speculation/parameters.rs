@@ -60,7 +60,7 @@ pub(super) fn path_and_numbers<'a>(text: &'a str, known: &[&str]) -> Result<(Pat
     let keys = known.iter().filter_map(|key| text.find(&format!(",{key}=")));
     let (path, numbers) = text.split_at(keys.min().unwrap_or(text.len()));
     if path.is_empty() {
-        return Err("needs a PATH".into());
+        return Err("no model given: add its PATH or hub name after the colon".into());
     }
     Ok((PathBuf::from(path), Numbers::parse(numbers, known)?))
 }

@@ -20,7 +20,7 @@ pub(crate) const LINE: usize = 32;
 pub(crate) struct VisibleKeys<'k> {
     pub(crate) keys: &'k KeyRows,
     pub(crate) visible: usize,
-    /// What to prefetch meanwhile.
+    /// Rows to prefetch while this product runs.
     pub(crate) next_head: NextHead,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct ValueRows<'v> {
     pub(crate) offset: usize,
     /// Numbers per row.
     pub(crate) width: usize,
-    /// What to prefetch meanwhile.
+    /// Rows to prefetch while this product runs.
     pub(crate) next_head: &'v NextHead,
 }
 

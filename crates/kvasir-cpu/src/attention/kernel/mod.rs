@@ -49,7 +49,7 @@ pub(crate) struct ChunkTiles {
 pub(crate) trait AttentionKernel {
     /// Chunks processed together at most.
     const CHUNKS_AT_ONCE: usize = 1;
-    /// Whether KV heads share query blocks above the decode path too.
+    /// Whether a query block may hold rows of several KV heads outside the decode path, too.
     const SHARES_BLOCKS: bool = false;
     /// Whether decode has a tile row per query row, and leaves whole chunks to the hardware
     /// prefetcher, which follows its order of reads.
@@ -57,14 +57,14 @@ pub(crate) trait AttentionKernel {
 
     fn isa(&self) -> Isa;
 
-    /// Widens tiles of decode queries, or of V for all query blocks, to f32, where operands are.
+    /// Widens tiles (of decode queries, or of V) to f32 in kernels that multiply in f32.
     fn widen(&self, _tiles: &[Tile], _to: &mut Vec<OperandB>) {}
 
     /// Widens staged keys of one head to f32, where operands are, once for all query blocks.
     fn widen_keys(&self, _keys: &mut StagedKeys, _steps: usize) {}
 
-    /// S = Q K^T of a block and a chunk. AMX meanwhile makes weights of the previous block,
-    /// prefetches, and packs V; other kernels leave that to the stages that follow.
+    /// S = Q K^T of a block and a chunk. AMX interleaves the softmax of the previous block, prefetches
+    /// and the packing of V; other kernels leave those to the following stages.
     ///
     /// # Safety
     /// The keys must be staged, and rows of V that are not packed yet readable.
@@ -75,7 +75,7 @@ pub(crate) trait AttentionKernel {
         to.softmax[now.place].begin(self.isa(), &mut to.scores[now.place], mask, now.work.scaling);
     }
 
-    /// Makes the remaining weights of a block in bf16, with two positions per word.
+    /// Computes the remaining attention weights of a block in bf16, two positions per word.
     fn finish_weights(&self, softmax: &mut OnlineSoftmax, scores: &Scores, packed: &mut PackedWeights) {
         softmax.finish_weights(self.isa(), scores, packed);
     }
