@@ -7,7 +7,7 @@ use crate::options::Options;
 use crate::options::model::ModelArgs;
 use crate::options::resolve::setup_of;
 use crate::options::sampling::SamplingArgs;
-use kvasir::{KvType, LoadedModel, ModelCard, Precision, PrefillProgress, Speculation};
+use kvasir::{DEFAULT_SLOTS, KvType, LoadedModel, ModelCard, Precision, PrefillProgress, Speculation};
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
@@ -113,7 +113,7 @@ impl Started {
         };
         let loaded = model.load_opened(opened)?;
         let in_memory = loaded.slots_in_memory(share).filter(|_| config.kv_capacity.is_none());
-        let resolved = config.resolve(&loaded.facts(loaded.default_slots(share)))?;
+        let resolved = loaded.resolve(&config, DEFAULT_SLOTS)?;
         let core = resolved.core()?;
         let setup = setup_of(&loaded, &resolved, &core);
         let (feed, observer) = StepFeed::new();

@@ -10,13 +10,13 @@ use crate::model::Model;
 use crate::shared_prefix::SharedPrefix;
 use crate::speculation::Speculation;
 use kvasir_cpu::KvType;
-use kvasir_engine::{ConfigError, Core, Engine, Facts, Params, Request};
+use kvasir_engine::{ConfigError, Core, Engine, EngineConfig, Facts, Params, Request, Resolved};
 use kvasir_exec::Executor;
 use kvasir_kv::{Rings, Token, build};
 use std::{fmt::Display, time::Instant};
 
 /// Default maximum pool size, in slots.
-const DEFAULT_SLOTS: u32 = 32768;
+pub const DEFAULT_SLOTS: u32 = 32768;
 
 impl LoadedModel {
     /// An engine over the shared weights, with a KV pool of its own. With `overlap`, it schedules
@@ -101,9 +101,17 @@ impl LoadedModel {
         Ok(Request { tag: 0, prompt, params: Params { salt, ..params } })
     }
 
-    /// Default pool size: at most 32,768 slots, within `share` of free memory.
-    pub fn default_slots(&self, share: f64) -> u32 {
-        self.slots_in_memory(share).map_or(DEFAULT_SLOTS, |slots| slots.min(DEFAULT_SLOTS))
+    /// Resolves a configuration for this model. Unless it sets the capacity, the pool has `slots` slots,
+    /// or as many as its share of the free memory holds.
+    pub fn resolve(&self, config: &EngineConfig, slots: u32) -> Result<Resolved, ConfigError> {
+        let in_memory = self.slots_in_memory(config.memory_share()?);
+        config.resolve(&self.facts(in_memory.map_or(slots, |most| most.min(slots))))
+    }
+
+    /// Slots that the newest token and the drafts of a sequence hold until they are verified; 0 without
+    /// drafts.
+    pub fn draft_slots(&self) -> u32 {
+        self.speculation().map_or(0, |speculation| speculation.parameters.shape.nodes + 1)
     }
 
     /// Slots that fit into `share` of the memory that the weights leave free, those counted that are
@@ -173,8 +181,7 @@ impl Model {
             let reason = "the draft model has no K and V of the prefix";
             return Err(ConfigError::conflict(spec, ("shared_prefix", &tokens), reason).into());
         }
-        let slots = self.loaded.default_slots(options.engine.memory_share()?);
-        let resolved = options.engine.resolve(&self.loaded.facts(slots))?;
+        let resolved = self.loaded.resolve(&options.engine, DEFAULT_SLOTS)?;
         let own = build(resolved.kind, &resolved.cache).map_err(|e| Error::invalid("cache", e))?;
         let cache = match prefix {
             Some(prefix) => Box::new(prefix.frozen().under(own).map_err(|e| Error::invalid("cache", e))?),

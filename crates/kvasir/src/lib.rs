@@ -60,7 +60,7 @@ pub use crate::backend::{AnyExecutor, AnyPending, AnyPool, BackendKind};
 pub use crate::built_in::NAME as BUILT_IN;
 pub use crate::cache_options::CacheOptions;
 pub use crate::draft_trace::{DraftRound, DraftTrace};
-pub use crate::engine::warm_up;
+pub use crate::engine::{DEFAULT_SLOTS, warm_up};
 pub use crate::error::Error;
 pub use crate::hub::HubName;
 pub use crate::hub::cached::CachedModel;

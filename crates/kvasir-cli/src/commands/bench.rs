@@ -273,8 +273,7 @@ fn several_streams(common: &Common, options: &Options, work: Work) -> Result<Exi
         return one_stream(common, options.sequence(), work);
     };
     // Each stream may leave its last blocks partly filled, and holds its drafts.
-    let drafts = model.speculation().map_or(0, |spec| spec.parameters.shape.nodes + 1);
-    let each = (work.longest() - shared + drafts).next_multiple_of(256) + 256;
+    let each = (work.longest() - shared + model.draft_slots()).next_multiple_of(256) + 256;
     let slots = shared.next_multiple_of(256) + streams * each;
     let resolved = resolve_streams(&model, options, streams, slots, shared > 0)?;
     rule(shared == 0 || resolved.limits.prefix_cache, || {
@@ -317,10 +316,9 @@ fn resolve_streams(
     shares_prefixes: bool,
 ) -> Result<Resolved, Failure> {
     let mut config = options.config()?;
-    let slots = model.slots_in_memory(config.memory_share()?).map_or(slots, |most| most.min(slots));
     config.max_num_seqs.get_or_insert(streams);
     if !shares_prefixes && config.cache.is_none_or(CacheKind::is_block_based) {
         config.prefix_cache.get_or_insert(false);
     }
-    Ok(config.resolve(&model.facts(slots))?)
+    Ok(model.resolve(&config, slots)?)
 }

@@ -37,17 +37,14 @@ impl SequenceOptions {
     /// contiguous by default, and as long as the sequence may get.
     pub(crate) fn resolve(&self, model: &LoadedModel, tokens: usize) -> Result<Resolved, Failure> {
         let longest = tokens.min(model.program().max_positions);
-        // The newest token and its drafts have slots of their own until they are verified.
-        let drafts = model.speculation().map_or(0, |spec| spec.parameters.shape.nodes as usize + 1);
         // A multiple of every block size.
-        let wanted = (longest.saturating_add(drafts) as u32).next_multiple_of(256);
+        let slots = (longest as u32).saturating_add(model.draft_slots()).next_multiple_of(256);
         let mut config = Options::from(self.clone()).config()?;
-        let slots = model.slots_in_memory(config.memory_share()?).map_or(wanted, |s| s.min(wanted));
         if !config.policy.is_rectangular() {
             let trees = model.speculation().is_some_and(Speculation::proposes_trees);
             config.cache.get_or_insert(if trees { CacheKind::Tree } else { CacheKind::Contiguous });
         }
-        Ok(config.resolve(&model.facts(slots))?)
+        Ok(model.resolve(&config, slots)?)
     }
 }
 

@@ -50,8 +50,8 @@ fn predicted_outputs_are_accepted_and_change_no_text() {
         let salted = |salt: u64, extra: Value| {
             let mut body = question(text, json!({"cache_salt": salt.to_string()}));
             body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-            let (answered, tokens, [accepted, _]) = complete(&server, &body);
-            assert_eq!(answered, plain);
+            let (output, tokens, [accepted, _]) = complete(&server, &body);
+            assert_eq!(output, plain);
             assert!(accepted < tokens, "{accepted} of {tokens}");
             accepted
         };

@@ -1,8 +1,9 @@
 //! `SessionOrder`: the eviction order of retained sessions.
 //!
 //! Sequences beyond the equal share of their client key in all retained tokens are evicted first,
-//! then the others; both least recently used first. So a key with many sessions does not evict those of others.
-//! The share of a key covers its most recently used sequences, as long as their tokens fit.
+//! then the others; both least recently used first. So a key with many sessions does not evict
+//! those of others. The share of a key covers its most recently used sequences, as long as their
+//! tokens fit.
 //!
 //! A share depends on all sequences, so `list` recomputes the order, in O(n log k) for n sequences
 //! of k keys. Guarded by `tests/retained_sessions.rs`.

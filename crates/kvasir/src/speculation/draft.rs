@@ -10,7 +10,6 @@ use kvasir_kv::Token;
 use kvasir_plain::DraftSource;
 use kvasir_program::Model;
 use kvasir_sim::{Preset, Shape};
-use std::path::Path;
 
 pub(super) const DRAFT: DraftMethod = DraftMethod {
     name: "draft",
@@ -26,7 +25,7 @@ pub(super) const DRAFT: DraftMethod = DraftMethod {
 };
 
 fn shape(_: Shape, parameters: &DraftParameters) -> Result<Shape, String> {
-    let name = parameters.model.as_deref().unwrap_or(Path::new("")).to_string_lossy();
+    let name = parameters.path().to_string_lossy();
     match Preset::parse_model(&name)? {
         (shape, None) => Ok(shape),
         _ => Err(format!(
@@ -36,7 +35,7 @@ fn shape(_: Shape, parameters: &DraftParameters) -> Result<Shape, String> {
 }
 
 fn open(target: DraftTarget<'_>, parameters: &DraftParameters) -> Result<OpenedDraft, Error> {
-    let path = parameters.model.as_deref().unwrap_or(Path::new(""));
+    let path = parameters.path();
     let refused = |why: String| Error::invalid("speculation", format!("draft:{}: {why}", path.display()));
     let (checkpoint, model) = ModelFiles::locate(path)?.programs()?;
     let (own, its) = (target.model.target.vocab, model.target.vocab);

@@ -2,7 +2,7 @@
 
 use kvasir_draft::TreeShape;
 use kvasir_engine::DraftWidth;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Default length of chains of draft models.
 pub(super) const CHAIN: u32 = 4;
@@ -28,6 +28,11 @@ impl DraftParameters {
     pub(super) fn new(shape: TreeShape, depth: Option<u32>) -> Self {
         let width = depth.map_or(DraftWidth::Adaptive, |_| DraftWidth::Fixed);
         Self { model: None, n: 0, shape, width }
+    }
+
+    /// The path of a method that always takes one.
+    pub(super) fn path(&self) -> &Path {
+        self.model.as_deref().unwrap_or(Path::new(""))
     }
 }
 

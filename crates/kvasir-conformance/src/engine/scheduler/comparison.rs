@@ -106,7 +106,7 @@ const PLACEHOLDERS: [&str; 9] = [
 ];
 
 /// Whether an operation reads a field derived from placeholder tokens.
-fn asks_for_placeholders(op: &Value) -> bool {
+fn reads_placeholders(op: &Value) -> bool {
     const MADE_OF_THEM: [&str; 8] = [
         "block_table",
         "num_blocks",
@@ -128,7 +128,7 @@ fn asks_for_placeholders(op: &Value) -> bool {
 
 /// Removes the recorded fields derived from placeholder tokens.
 fn strip_placeholders(op: &Value, value: &mut Value) {
-    if asks_for_placeholders(op) {
+    if reads_placeholders(op) {
         value["returns"] = json!({ "not_compared": true });
     }
     if let Some(returns) = value.get_mut("returns") {
