@@ -4,15 +4,13 @@
 //! as ordinary tests.
 #![allow(dead_code, clippy::unwrap_used)] // each target uses one entry point; a missing vocabulary aborts the run
 
+use kvasir_chat::grammar::{Shape, Vocabulary};
 use kvasir_formats::TextFiles;
 use kvasir_sample::Sampling;
-use kvasir_serve::{
-    grammar::{Shape, Vocabulary},
-    request::{
-        Body, CHAT, COMPLETIONS, ChatRequest, CompletionRequest, EMBEDDINGS, EmbeddingsRequest, Field,
-        INFILL, IgnoredFields, LLAMA_COMPLETION, LlamaCppRequest, MESSAGES, MessagesRequest, OLLAMA_CHAT,
-        OLLAMA_GENERATE, OllamaRequest, RERANK, RESPONSES, Reader, RerankRequest, ResponsesRequest,
-    },
+use kvasir_serve::request::{
+    Body, CHAT, COMPLETIONS, ChatRequest, CompletionRequest, EMBEDDINGS, EmbeddingsRequest, Field, INFILL,
+    IgnoredFields, LLAMA_COMPLETION, LlamaCppRequest, MESSAGES, MessagesRequest, OLLAMA_CHAT,
+    OLLAMA_GENERATE, OllamaRequest, RERANK, RESPONSES, Reader, RerankRequest, ResponsesRequest,
 };
 use std::{
     path::Path,

@@ -8,6 +8,7 @@ use crate::options::model::ModelArgs;
 use crate::options::resolve::setup_of;
 use crate::options::sampling::SamplingArgs;
 use kvasir::{DEFAULT_SLOTS, KvType, LoadedModel, ModelCard, Precision, PrefillProgress, Speculation};
+use kvasir_chat::ChatModel;
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
@@ -162,8 +163,10 @@ fn served(
         card: card(&ModelCard::of(&loaded.opened)),
         prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
     };
-    let model = Model::new(name, &loaded.opened.text_files()?, facts).map_err(Failure::failed)?;
-    sampling_args.teach(model)
+    let files = loaded.opened.text_files()?;
+    let tokenizer = Arc::new(files.tokenizer().map_err(Failure::failed)?);
+    let chat = ChatModel::new(&files, tokenizer, facts.vocabulary()).map_err(Failure::failed)?;
+    Ok(Model { name, chat: sampling_args.teach(chat)?, facts })
 }
 
 fn card(card: &ModelCard) -> Card {

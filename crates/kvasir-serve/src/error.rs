@@ -1,5 +1,6 @@
 //! API errors: HTTP status plus the error object of the client's API.
 
+use kvasir_chat::ChatError;
 use serde_json::{Value, json};
 use std::fmt;
 
@@ -278,6 +279,17 @@ impl fmt::Display for ApiError {
 }
 
 impl std::error::Error for ApiError {}
+
+impl From<ChatError> for ApiError {
+    fn from(error: ChatError) -> Self {
+        let text = error.to_string();
+        match error {
+            ChatError::Invalid { parameter, message } => Self::param(parameter, message),
+            ChatError::Unsupported { parameter, reason } => Self::unsupported(parameter, reason),
+            _ => Self::not_offered(text),
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

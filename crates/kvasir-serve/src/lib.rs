@@ -1,5 +1,5 @@
-//! HTTP server of Kvasir: OpenAI- and Anthropic-compatible APIs, streaming, output parsing,
-//! structured output, metrics.
+//! HTTP server of Kvasir: OpenAI- and Anthropic-compatible APIs, streaming, metrics. Chats, their
+//! prompts and structured output are those of `kvasir-chat`.
 //!
 //! Folders in reading order; each imports only from those before it:
 //!
@@ -7,12 +7,8 @@
 //!   memory of request handling.
 //! - `work_pool`: threads for CPU-bound request work, whose run time depends on client input.
 //! - `metrics`, `report`: Prometheus metrics; access log and traces.
-//! - `scan`: incremental scanners of generated text.
-//! - `grammar`: structured output, compiled to token masks.
 //! - `request`: parses and validates bodies, one file per API.
-//! - `dialect`: how model families write reasoning and tool calls.
-//! - `answer`: parses output: stop sequences, reasoning, tool calls.
-//! - `model`: renders prompts and builds the constraints of answers.
+//! - `model`: the served model: prompts, constraints, limits.
 //! - `host`: runs the engine on its thread.
 //! - `session`: conversations kept across requests.
 //! - `http`: sockets, access rules, handlers and routes.
@@ -21,11 +17,8 @@
 
 #![forbid(unsafe_code)]
 
-pub mod answer;
 mod context;
-mod dialect;
 mod error;
-pub mod grammar;
 pub mod host;
 pub mod http;
 mod memory_budget;
@@ -33,7 +26,6 @@ pub mod metrics;
 pub mod model;
 pub mod report;
 pub mod request;
-mod scan;
 pub mod session;
 mod timestamp;
 mod work_pool;

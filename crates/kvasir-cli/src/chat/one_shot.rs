@@ -8,7 +8,8 @@ use crate::chat::screen::Screen;
 use crate::chat::turn::{NoTurn, Turn};
 use crate::chat::{Beginning, check_fields};
 use crate::io::failure::Failure;
-use kvasir_serve::{ApiError, answer::Delta, http::App};
+use kvasir_chat::Delta;
+use kvasir_serve::{ApiError, http::App};
 use serde_json::{Map, Value, json};
 use std::{
     io::{self, IsTerminal, Read},

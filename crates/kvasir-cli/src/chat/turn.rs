@@ -4,9 +4,9 @@ use crate::chat::interrupt::Answering;
 use crate::chat::screen::Screen;
 use crate::io::model_progress::reading;
 use kvasir::PrefillProgress;
+use kvasir_chat::Delta;
 use kvasir_serve::{
     ApiError,
-    answer::Delta,
     http::{AnswerOutcome, App},
 };
 use serde_json::{Map, Value, json};

@@ -10,7 +10,7 @@ use crate::options::structured_output::FormArgs;
 use kvasir::{Answer, DraftRound, Finish, Kvasir, Model, Params, Piece, Prompt, Sampling, Token};
 use kvasir_exec::TokenLogprobs;
 use kvasir_formats::{TextStream, Tokenizer};
-use kvasir_serve::answer::StopFilter;
+use kvasir_chat::answer::StopFilter;
 use serde_json::{Value as Json, json};
 use std::{
     io::Write,

@@ -5,10 +5,8 @@ use crate::io::failure::Failure;
 use crate::options::switch::Switch;
 use clap::builder::PossibleValuesParser;
 use kvasir::{LoadedModel, OpenedModel, Sampling};
-use kvasir_serve::{
-    answer::{ReasoningDialect, ToolDialect},
-    model::Model,
-};
+use kvasir_chat::ChatModel;
+use kvasir_chat::dialect::{ReasoningDialect, ToolDialect};
 use serde_json::{Map, Value};
 use std::{fs, path::PathBuf};
 
@@ -78,8 +76,8 @@ impl SamplingArgs {
         self.context_shift.is_on()
     }
 
-    /// Applies the template and the parser options to a served model.
-    pub(crate) fn teach(&self, model: Model) -> Result<Model, Failure> {
+    /// Applies the template and the parser options.
+    pub(crate) fn teach(&self, model: ChatModel) -> Result<ChatModel, Failure> {
         let model = match &self.chat_template {
             Some(path) => {
                 let at = |why: String| Failure::usage(format!("--chat-template {}: {why}", path.display()));

@@ -3,7 +3,7 @@
 use crate::io::failure::Failure;
 use kvasir::LoadedModel;
 use kvasir_sample::Constrained;
-use kvasir_serve::grammar::{Shape, Vocabulary};
+use kvasir_chat::{Shape, grammar::Vocabulary};
 use std::{fs, path::Path, path::PathBuf, sync::Arc};
 
 /// A form that the answer must have.

@@ -3,6 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 use kvasir::{AnyExecutor, BackendKind, LoadedModel, OpenedModel, Precision};
+use kvasir_chat::{
+    Tool,
+    dialect::ToolDialect,
+    grammar::{BehindLast, CallsBeginning, Part, ReasoningBudget, Shape, Vocabulary},
+};
 use kvasir_engine::{
     Chunked, Chunking, Core, Engine, EventOutput, Finish, Limits, Mixing, Order, Params, Policy,
     PrefillFirst, Request,
@@ -10,11 +15,6 @@ use kvasir_engine::{
 use kvasir_formats::{TextFiles, Tokenizer};
 use kvasir_kv::{Radix, blocks::BlockConfig};
 use kvasir_sample::{Allowed, Constrained, Sampling};
-use kvasir_serve::{
-    answer::ToolDialect,
-    grammar::{BehindLast, CallsBeginning, Part, ReasoningBudget, Shape, Vocabulary},
-    request::Tool,
-};
 use kvasir_testkit::{
     Random,
     complete::{Completion, complete, complete_all},
@@ -145,7 +145,7 @@ fn free_calls_match_their_schemas_in_any_batch() {
         .collect();
     let all: Vec<&Tool> = tools.iter().collect();
     let syntax = ToolDialect::Hermes.syntax(&all, true);
-    let grammars = Arc::new(house.vocabulary.compile_calls(syntax, Vec::new()).unwrap());
+    let grammars = Arc::new(house.vocabulary.compile_calls(syntax, Vec::new(), &Arc::default()).unwrap());
     let beginning = CallsBeginning {
         reasoning: None,
         is_reasoning: false,
@@ -154,7 +154,7 @@ fn free_calls_match_their_schemas_in_any_batch() {
     };
     let requests = || -> Vec<Request> {
         let one = |seed| {
-            let mut request = house.request(seed, grammars.constraint(beginning));
+            let mut request = house.request(seed, grammars.constraint(beginning, &Arc::default()));
             request.params.max_tokens = 180;
             request.params.sampling.temperature = 1.5;
             request.params.bias = vec![(mark, 4.0)];
@@ -168,14 +168,14 @@ fn free_calls_match_their_schemas_in_any_batch() {
     for done in done.iter().map(|done| done.as_ref().unwrap()) {
         let text = house.text(done);
         let mut reader =
-            kvasir_serve::answer::ToolCallParser::new(ToolDialect::Hermes, tools.clone().into(), true)
+            kvasir_chat::answer::ToolCallParser::new(ToolDialect::Hermes, tools.clone().into(), true)
                 .unwrap();
         let mut calls: Vec<(String, String)> = Vec::new();
         for event in reader.push(&text).into_iter().chain(reader.finish()) {
             match event {
-                kvasir_serve::answer::CallEvent::Begin { name, .. } => calls.push((name, String::new())),
-                kvasir_serve::answer::CallEvent::Arguments { index, text } => calls[index].1 += &text,
-                kvasir_serve::answer::CallEvent::Text(_) => {}
+                kvasir_chat::answer::CallEvent::Begin { name, .. } => calls.push((name, String::new())),
+                kvasir_chat::answer::CallEvent::Arguments { index, text } => calls[index].1 += &text,
+                kvasir_chat::answer::CallEvent::Text(_) => {}
             }
         }
         if done.summary.finish == Finish::MaxTokens {
@@ -325,8 +325,7 @@ fn calls_are_read_back(house: &House) {
     let all: Vec<&Tool> = tools.iter().collect();
     for name in ToolDialect::names() {
         let dialect = ToolDialect::named(name).unwrap();
-        let Some(mut reader) =
-            kvasir_serve::answer::ToolCallParser::new(dialect, tools.clone().into(), false)
+        let Some(mut reader) = kvasir_chat::answer::ToolCallParser::new(dialect, tools.clone().into(), false)
         else {
             continue;
         };
@@ -337,9 +336,9 @@ fn calls_are_read_back(house: &House) {
         events.extend(reader.finish());
         for event in events {
             match event {
-                kvasir_serve::answer::CallEvent::Begin { name, .. } => calls.push((name, String::new())),
-                kvasir_serve::answer::CallEvent::Arguments { index, text } => calls[index].1 += &text,
-                kvasir_serve::answer::CallEvent::Text(text) => answer = format!("{answer} ({text})"),
+                kvasir_chat::answer::CallEvent::Begin { name, .. } => calls.push((name, String::new())),
+                kvasir_chat::answer::CallEvent::Arguments { index, text } => calls[index].1 += &text,
+                kvasir_chat::answer::CallEvent::Text(text) => answer = format!("{answer} ({text})"),
             }
         }
         assert!(!calls.is_empty(), "{name}: {answer}");

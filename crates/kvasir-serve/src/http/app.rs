@@ -125,7 +125,7 @@ impl App {
 
     /// Whether tools get a generic prompt, because the chat template does not render them.
     pub fn needs_tool_prompt(&self) -> bool {
-        self.model.needs_tool_prompt()
+        self.model.chat.needs_tool_prompt()
     }
 
     /// Number of open answers.

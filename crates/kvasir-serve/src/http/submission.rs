@@ -36,7 +36,7 @@ impl App {
         }
         let limit = self.answer_limit(param, used, fields)?;
         if fields.sampling.logprobs.is_some() || fields.prompt_logprobs.is_some() {
-            self.model.require_logits("probability")?;
+            self.model.chat.require_logits("probability")?;
         }
         let mut params = self.params(fields, limit, key)?;
         params.salt = self.prefix_salt(key, fields, used.saturating_add(params.max_tokens));

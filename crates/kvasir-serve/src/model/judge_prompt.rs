@@ -46,7 +46,7 @@ impl Model {
                     Overflow { prompt: prompt.len() as u32, requested: None, limit: room as u32 + 1 };
                 return Err(ApiError::overflow("query", overflow));
             }
-            document = Cow::Owned(self.decode(&ids[..kept]));
+            document = Cow::Owned(self.chat.decode(&ids[..kept]));
         }
     }
 
@@ -67,8 +67,8 @@ impl Model {
             ChatRequest::read(&Reader::new(body, &ignored), &self.facts.sampling, self.facts.vocab)?;
         let mut prompt = self.chat_prompt(&request)?;
         // A template that opens reasoning whatever the request says: close it, the answer is one word.
-        if let Some((open, close)) = self.reasoning_dialect().map(|dialect| dialect.marks())
-            && self.ends_with(&prompt, open)
+        if let Some((open, close)) = self.chat.reasoning_dialect().map(|dialect| dialect.marks())
+            && self.chat.ends_with(&prompt, open)
         {
             prompt.extend(self.encode(&format!("\n{close}\n\n"), false)?);
         }

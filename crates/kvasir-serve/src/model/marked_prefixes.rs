@@ -28,27 +28,16 @@ impl Model {
         if request.cache_marks.is_empty() {
             return Ok(Vec::new());
         }
-        let text = self.prompt_text(request, None)?;
+        let rendered = self.rendered_prompt(request, None)?;
         let prefix = |messages: usize| {
             if messages >= request.messages.len() {
                 return Ok(tokens);
             }
-            let marked = self.prompt_text(request, Some(messages))?;
-            let same = text.bytes().zip(marked.bytes()).take_while(|(a, b)| a == b).count();
-            self.tokens_before(&text, text.floor_char_boundary(same), tokens)
+            let marked = self.rendered_prompt(request, Some(messages))?;
+            let at = rendered.common_prefix(&marked);
+            rendered.tokens_before(at, tokens, |piece, special| self.encode_message(piece, special))
         };
         let marks = request.cache_marks.iter();
         marks.map(|mark| Ok(MarkedPrefix { len: prefix(mark.messages)?, ttl: mark.ttl })).collect()
-    }
-
-    /// Number of tokens before byte `at` of a rendered prompt, which has `tokens` in all.
-    fn tokens_before(&self, text: &str, at: usize, tokens: u32) -> Result<u32, ApiError> {
-        let (before, behind) = text.split_at(at);
-        let count = |text: &str| self.encode_rendered(text, false).map(|ids| ids.len() as u32);
-        if before.len() < behind.len() {
-            count(before).map(|count| count.min(tokens))
-        } else {
-            count(behind).map(|count| tokens.saturating_sub(count))
-        }
     }
 }

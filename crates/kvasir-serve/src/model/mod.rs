@@ -1,35 +1,20 @@
-//! A served model: tokenizer, chat template, output dialects, limits, and compiled grammars.
+//! A served model: its chats, limits and description.
 //!
-//! `prompt` renders conversations, `constraint` builds the constraints of answers.
+//! `chat_prompt` renders and tokenizes conversations, `answer` sets up the generation of an answer.
 //!
-//! Knows no engine and no socket; builds on `request`, `grammar`, `dialect` and `answer`.
+//! Knows no engine and no socket; builds on `request` and on `kvasir-chat`.
 
-pub(crate) mod constraint;
-pub(crate) mod folded_conversation;
+pub(crate) mod answer;
+pub(crate) mod chat_prompt;
 pub(crate) mod judge_prompt;
 pub(crate) mod marked_prefixes;
-pub(crate) mod prompt;
-pub(crate) mod raw_arguments;
-pub(crate) mod tool_grammars;
-pub(crate) mod tool_prompt;
 
-use crate::answer::call_constraint::CallConstraint;
-use crate::answer::choice::ParseOptions;
 use crate::context::request_context::RequestContext;
-use crate::dialect::reasoning::ReasoningDialect;
-use crate::dialect::tool_calls::ToolDialect;
 use crate::error::{ApiError, Overflow};
-use crate::grammar::vocabulary::{GrammarError, Vocabulary};
 use crate::memory_budget::TOKENIZING;
-use crate::model::tool_grammars::ToolGrammars;
-use crate::request::chat::ChatRequest;
-use crate::request::tools::ToolChoice;
-use kvasir_formats::{TextFiles, TextStream, Tokenizer};
+use kvasir_chat::{ChatModel, VocabularyFacts};
 use kvasir_kv::Token;
 use kvasir_sample::Sampling;
-use kvasir_template::ChatTemplate;
-use serde_json::{Map, Value};
-use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 /// Size in bytes from which a text is checked against the context before it is tokenized, and its
@@ -106,123 +91,31 @@ pub struct Facts {
     pub prefix_salt: Box<dyn Fn(u32) -> u64 + Send + Sync>,
 }
 
+impl Facts {
+    /// What chats need to know about the vocabulary.
+    pub fn vocabulary(&self) -> VocabularyFacts {
+        VocabularyFacts { size: self.vocab, eos: self.eos.clone(), has_logits: self.hidden.is_some() }
+    }
+}
+
 /// A served model.
 pub struct Model {
     /// Its public name.
     pub name: String,
     /// Facts about it.
     pub facts: Facts,
-    tokenizer: Arc<Tokenizer>,
-    /// Chat template; without one, only raw completions are served.
-    template: Option<ChatTemplate>,
-    /// Source of the template, for clients that render chats themselves.
-    template_source: Option<String>,
-    /// Template variables: `bos_token` and the like, and the server's own.
-    variables: Map<String, Value>,
-    /// Spellings of control tokens.
-    specials: Vec<String>,
-    /// Its tool call dialect.
-    tool_dialect: ToolDialect,
-    /// Its reasoning dialect, if it reasons.
-    reasoning: Option<ReasoningDialect>,
-    /// Control tokens kept in detokenized text, because they mark calls or reasoning.
-    marker_tokens: Vec<(Token, String)>,
-    /// Compiled token vocabulary, built on first use of structured output.
-    vocabulary: OnceLock<Result<Vocabulary, GrammarError>>,
-    /// Whether voluntary tool calls (`tool_choice: auto`) are constrained.
-    constrain_calls: bool,
-    tool_grammars: ToolGrammars,
+    /// Its tokenizer, chat template and dialects.
+    pub chat: ChatModel,
 }
 
 impl Model {
-    /// Loads tokenizer and template; detects the dialects from the template.
-    pub fn new(name: String, text: &TextFiles, facts: Facts) -> Result<Self, kvasir_formats::Error> {
-        let tokenizer = text.tokenizer()?;
-        let source = text.template_source(None)?;
-        let template = source.as_ref().map(|_| text.template(None)).transpose()?;
-        let dialects = source.as_deref().unwrap_or_default();
-        let (tools, reasoning) =
-            (ToolDialect::of_template(dialects), ReasoningDialect::of_template(dialects));
-        Ok(Self {
-            name,
-            facts,
-            specials: tokenizer.special_tokens().map(|(_, text)| text).collect(),
-            tokenizer: Arc::new(tokenizer),
-            template,
-            template_source: source,
-            variables: text.template_variables(),
-            tool_dialect: ToolDialect::default(),
-            reasoning: None,
-            marker_tokens: Vec::new(),
-            vocabulary: OnceLock::new(),
-            constrain_calls: true,
-            tool_grammars: ToolGrammars::default(),
-        }
-        .with_dialects(tools, reasoning))
-    }
-
-    /// Sets the dialects in which answers are parsed.
-    pub fn with_dialects(mut self, tools: ToolDialect, reasoning: Option<ReasoningDialect>) -> Self {
-        let think = reasoning.map(|dialect| dialect.marks());
-        let marks: Vec<&str> =
-            tools.marks().into_iter().chain(think.into_iter().flat_map(|(a, b)| [a, b])).collect();
-        // A marker may span several tokens: `<｜DSML｜` may be one of them.
-        let counts = |text: &str| marks.iter().any(|mark| mark.contains(text));
-        let kept = |(id, text): &(Token, String)| counts(text) && !self.facts.eos.contains(id);
-        self.marker_tokens = self.tokenizer.special_tokens().filter(kept).collect();
-        self.tool_dialect = tools;
-        self.reasoning = reasoning;
-        self
-    }
-
-    /// Replaces the chat template, and detects the dialects of the new one.
-    pub fn with_template(self, source: &str) -> Result<Self, ApiError> {
-        let invalid = |e| ApiError::param("chat_template", format!("the chat template is invalid: {e}"));
-        let template = Some(ChatTemplate::new(source).map_err(invalid)?);
-        let (tools, reasoning) = (ToolDialect::of_template(source), ReasoningDialect::of_template(source));
-        Ok(Self { template, template_source: Some(source.to_owned()), ..self }
-            .with_dialects(tools, reasoning))
-    }
-
-    /// Adds template variables that requests may replace in `chat_template_kwargs`.
-    pub fn with_template_kwargs(mut self, kwargs: Map<String, Value>) -> Self {
-        self.variables.extend(kwargs);
-        self
-    }
-
-    /// Enables or disables constraints of voluntary tool calls.
-    pub fn with_constrained_calls(mut self, on: bool) -> Self {
-        self.constrain_calls = on;
-        self
-    }
-
-    /// Whether it takes tools: every model with a chat template does.
-    pub fn takes_tools(&self) -> bool {
-        self.template.is_some()
-    }
-
-    /// Whether it has a chat template that does not render tools, so that they get a generic prompt.
-    pub fn needs_tool_prompt(&self) -> bool {
-        self.template_source.as_deref().is_some_and(|source| !source.contains("tools"))
-    }
-
-    /// Its tool call dialect.
-    pub fn tool_dialect(&self) -> ToolDialect {
-        self.tool_dialect
-    }
-
-    /// Its reasoning dialect, if it reasons.
-    pub fn reasoning_dialect(&self) -> Option<ReasoningDialect> {
-        self.reasoning
-    }
-
     /// Rejects a text whose bytes alone make it longer than the context, without encoding it.
     pub(crate) fn check_bytes(&self, param: &str, text: &str) -> Result<(), ApiError> {
         let limit = self.facts.max_len;
         if text.len() < LONG_TEXT {
             return Ok(());
         }
-        let prompt = u32::try_from(self.tokenizer.fewest_tokens(text)).unwrap_or(u32::MAX);
+        let prompt = u32::try_from(self.chat.tokenizer().fewest_tokens(text)).unwrap_or(u32::MAX);
         if prompt < limit {
             return Ok(());
         }
@@ -244,7 +137,7 @@ impl Model {
             }
             memory.wait_to_grow(text.len() * BYTES_PER_TEXT_BYTE, &gone)?;
         }
-        let ids = self.tokenizer.encode_cancelable(text, add_special, &gone);
+        let ids = self.chat.tokenizer().encode_cancelable(text, add_special, &gone);
         ids.map_err(|e| ApiError::param("prompt", e.to_string()))
     }
 
@@ -259,77 +152,13 @@ impl Model {
         Ok(ids)
     }
 
-    /// Detokenizes ids.
-    pub fn decode(&self, ids: &[Token]) -> String {
-        self.tokenizer.decode(ids, false).unwrap_or_default()
-    }
-
-    /// Template variables (`bos_token` and the like) and the template's source.
-    pub fn template_facts(&self) -> (&Map<String, Value>, Option<&str>) {
-        (&self.variables, self.template_source.as_deref())
-    }
-
     /// A token as the vocabulary spells it.
     pub fn id_to_token(&self, token: Token) -> Option<String> {
-        self.tokenizer.id_to_token(token)
+        self.chat.tokenizer().id_to_token(token)
     }
 
     /// A token's bytes.
     pub fn token_bytes(&self, token: Token) -> Vec<u8> {
-        self.tokenizer.bytes(token).unwrap_or_default()
-    }
-
-    /// Streaming detokenizer of an answer. `marked` keeps the control tokens that mark calls and
-    /// reasoning; `continues` means that the answer continues a text; `skip_special` leaves other
-    /// control tokens out.
-    pub fn detokenizer(self: &Arc<Self>, marked: bool, continues: bool, skip_special: bool) -> Detokenizer {
-        let text =
-            if continues { TextStream::continuing(skip_special) } else { TextStream::new(skip_special) };
-        Detokenizer { model: self.clone(), text, marked }
-    }
-
-    /// Output parsing options of a chat answer.
-    pub fn parse_options(&self, request: &ChatRequest, prompt: &[Token]) -> ParseOptions {
-        let offers_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
-        ParseOptions {
-            stop: request.sampling.stop.clone(),
-            stop_regex: request.sampling.stop_regex.clone(),
-            min_tokens: request.sampling.length.min_tokens,
-            continues: request.continue_final_message,
-            calls: offers_tools.then(|| (self.tool_dialect, request.tools.clone().into())),
-            reasoning: self
-                .reasoning
-                .filter(|_| request.sampling.output.separate_reasoning)
-                .map(|dialect| (dialect, self.ends_with(prompt, dialect.marks().0))),
-            constrained: CallConstraint::None,
-            one_call: !request.parallel_tool_calls,
-        }
-    }
-
-    fn ends_with(&self, prompt: &[Token], mark: &str) -> bool {
-        let tail = &prompt[prompt.len().saturating_sub(16)..];
-        self.decode(tail).trim_end().ends_with(mark)
-    }
-}
-
-/// Streaming detokenizer of one answer.
-pub struct Detokenizer {
-    model: Arc<Model>,
-    text: TextStream,
-    marked: bool,
-}
-
-impl Detokenizer {
-    /// Feeds a token; returns the text that it completes.
-    pub fn push(&mut self, token: Token) -> String {
-        match self.model.marker_tokens.iter().find(|(id, _)| self.marked && *id == token) {
-            Some((_, spelling)) => self.text.finish() + spelling,
-            None => self.text.push(&self.model.tokenizer, token),
-        }
-    }
-
-    /// Flushes incomplete bytes at the end.
-    pub fn finish(&mut self) -> String {
-        self.text.finish()
+        self.chat.tokenizer().bytes(token).unwrap_or_default()
     }
 }

@@ -7,13 +7,17 @@ mod tests;
 use crate::error::ApiError;
 use crate::request::body::ParseBudget;
 use crate::request::cache_marks::CacheMark;
-use crate::request::conversation::{Content, Message, Role, TEXT_PART, unsupported_part};
+use crate::request::conversation::{TEXT_PART, unsupported_part};
 use crate::request::fields::CHAT;
 use crate::request::length;
 use crate::request::reader::Reader;
-use crate::request::response_format::ResponseFormat;
+use crate::request::response_format::read_response_format;
 use crate::request::sampling::{self, SamplingFields};
-use crate::request::tools::{Tool, ToolChoice};
+use crate::request::tools::{read_tool_choice, read_tools};
+use kvasir_chat::ResponseFormat;
+use kvasir_chat::ThinkingBudget;
+use kvasir_chat::{Content, Message, Role};
+use kvasir_chat::{Tool, ToolChoice};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 
@@ -27,15 +31,6 @@ pub struct StreamOptions {
     pub include_usage: bool,
     /// Send running usage in every chunk (`continuous_usage_stats`).
     pub continuous_usage: bool,
-}
-
-/// Reasoning budget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThinkingBudget {
-    /// Maximum reasoning tokens.
-    pub tokens: u32,
-    /// Name of the parameter, for errors.
-    pub param: &'static str,
 }
 
 /// A validated chat request.
@@ -94,8 +89,8 @@ impl ChatRequest {
         body.classify(CHAT)?;
         // Only the type of `session` is checked here; the session layer resolves it.
         body.text("session")?;
-        let mut tools = Tool::read_all(body)?;
-        let tool_choice = ToolChoice::read(body, &mut tools)?;
+        let mut tools = read_tools(body)?;
+        let tool_choice = read_tool_choice(body, &mut tools)?;
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
         sampling.sampling.logprobs = sampling::chat_logprobs(body)?;
         let continue_final_message = body.flag("continue_final_message", false)?;
@@ -125,7 +120,7 @@ impl ChatRequest {
             tool_choice,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
-            response_format: ResponseFormat::read(body)?,
+            response_format: read_response_format(body)?,
             thinking: thinking(body)?,
             stream: stream(body)?,
             template_kwargs,

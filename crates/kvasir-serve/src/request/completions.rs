@@ -4,8 +4,9 @@ use crate::error::ApiError;
 use crate::request::chat::{self, StreamOptions};
 use crate::request::fields::COMPLETIONS;
 use crate::request::reader::Reader;
-use crate::request::response_format::ResponseFormat;
+use crate::request::response_format::read_response_format;
 use crate::request::sampling::{self, SamplingFields};
+use kvasir_chat::ResponseFormat;
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value};
 
@@ -81,7 +82,7 @@ impl CompletionRequest {
             suffix: body.text("suffix")?.filter(|text| !text.is_empty()).map(str::to_owned),
             timings: body.flag("timings_per_token", false)?,
             add_special_tokens: body.flag("add_special_tokens", true)?,
-            response_format: ResponseFormat::read(body)?,
+            response_format: read_response_format(body)?,
             stream: chat::stream(body)?,
         })
     }

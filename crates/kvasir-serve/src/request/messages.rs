@@ -10,14 +10,18 @@ mod tests;
 use crate::error::ApiError;
 use crate::request::body::ParseBudget;
 use crate::request::cache_marks::CacheMarks;
-use crate::request::chat::{ChatRequest, StreamOptions, ThinkingBudget, effort_word};
-use crate::request::conversation::{AssistantTurn, Message, Role, omission_note, unsupported_part};
+use crate::request::chat::{ChatRequest, StreamOptions, effort_word};
+use crate::request::conversation::{omission_note, unsupported_part};
 use crate::request::fields::{COUNT_TOKENS, MESSAGES};
 use crate::request::length::{self, Overlong};
 use crate::request::reader::Reader;
-use crate::request::response_format::ResponseFormat;
+use crate::request::response_format::read_schema_format;
 use crate::request::sampling::{self, SamplingFields};
-use crate::request::tools::{Tool, ToolChoice};
+use crate::request::tools::{read_function, read_named_tool, tool_list};
+use kvasir_chat::ResponseFormat;
+use kvasir_chat::ThinkingBudget;
+use kvasir_chat::{AssistantTurn, Message, Role};
+use kvasir_chat::{Tool, ToolChoice};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value};
 
@@ -374,8 +378,8 @@ fn assistant(reader: &Reader, calls: &mut OpenCalls, message: usize) -> Result<M
     calls.message = message;
     for block in blocks(reader, "content")? {
         match block.text("type")? {
-            Some("text") => turn.say(block.need_text("text")?),
-            Some("thinking") => turn.think(block.need_text("thinking")?),
+            Some("text") => turn.push_text(block.need_text("text")?),
+            Some("thinking") => turn.push_reasoning(block.need_text("thinking")?),
             // Encrypted; only its provider can read it.
             Some("redacted_thinking") => {}
             Some("tool_use") => {
@@ -385,7 +389,7 @@ fn assistant(reader: &Reader, calls: &mut OpenCalls, message: usize) -> Result<M
                     object @ Value::Object(_) => object.clone(),
                     other => other.to_string().into(),
                 };
-                turn.call(id, name, input);
+                turn.push_call(id, name, input);
                 calls.ids.push(id.to_owned());
             }
             _ => return Err(block.error("type", "is not allowed in a message of the assistant")),
@@ -395,7 +399,7 @@ fn assistant(reader: &Reader, calls: &mut OpenCalls, message: usize) -> Result<M
 }
 
 fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
-    Tool::all(body, "name", |tool| {
+    tool_list(body, "name", |tool| {
         if !matches!(tool.text("type")?, None | Some("custom")) {
             return Err(tool.error("type", "must be `custom`; the server has no tools"));
         }
@@ -411,7 +415,7 @@ fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
             "defer_loading",
         ])?;
         tool.need("input_schema")?;
-        Ok(vec![Tool::of(tool, "input_schema")?])
+        Ok(vec![read_function(tool, "input_schema")?])
     })
 }
 
@@ -445,7 +449,7 @@ fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiE
         Some("auto") => ToolChoice::Auto,
         Some("none") => ToolChoice::None,
         Some("any") => ToolChoice::Required,
-        Some("tool") => ToolChoice::named(&choice, tools)?,
+        Some("tool") => read_named_tool(&choice, tools)?,
         _ => return Err(choice.error("type", "must be auto, any, tool or none")),
     };
     if tools.is_empty() && choice == ToolChoice::Required {
@@ -488,7 +492,7 @@ fn output_config(body: &Reader, kwargs: &mut Map<String, Value>) -> Result<Optio
     let Some(format) = format else { return Ok(None) };
     format.only(&["type", "schema"])?;
     match format.text("type")? {
-        Some("json_schema") => ResponseFormat::schema(&format).map(Some),
+        Some("json_schema") => read_schema_format(&format).map(Some),
         _ => Err(format.error("type", "must be json_schema")),
     }
 }

@@ -33,9 +33,8 @@ pub(crate) mod tools;
 pub use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
 pub use crate::request::body::Body;
 pub use crate::request::cache_marks::CacheMark;
-pub use crate::request::chat::{ChatRequest, StreamOptions, ThinkingBudget};
+pub use crate::request::chat::{ChatRequest, StreamOptions};
 pub use crate::request::completions::{CompletionRequest, Prompt};
-pub use crate::request::conversation::{Content, Message, Role};
 pub use crate::request::embeddings::{EmbeddingsRequest, Encoding, llama_embedding};
 pub use crate::request::endpoints::{ENDPOINTS, Endpoint};
 pub use crate::request::field::{Class, Field};
@@ -51,11 +50,10 @@ pub use crate::request::ollama::{OllamaEmbedding, OllamaRequest, OllamaTask};
 pub use crate::request::output_fields::OutputFields;
 pub use crate::request::reader::Reader;
 pub use crate::request::rerank::{RerankRequest, ScoreRequest, Scoring};
-pub use crate::request::response_format::ResponseFormat;
 pub use crate::request::responses::ResponsesRequest;
 pub use crate::request::responses_tools::custom_input;
 pub use crate::request::sampling::SamplingFields;
 pub use crate::request::sessions::{
     ForkRequest, InitialContent, SessionPosition, SessionRange, SessionRequest, read_cut, read_rewind,
 };
-pub use crate::request::tools::{Tool, ToolChoice, ToolKind};
+pub use kvasir_chat::{Content, Message, Role};

@@ -6,96 +6,68 @@
 //! `response_format` rejects it, since its type requests a constraint.
 
 use crate::error::ApiError;
-use crate::grammar::spec::Shape;
 use crate::request::reader::Reader;
-use crate::request::sampling::SamplingFields;
+use kvasir_chat::{ResponseFormat, Shape};
 use serde_json::{Value, json};
 
 /// Maximum number of choices; the compiler has limits of its own.
 const MAX_CHOICES: usize = 4096;
 
-/// A requested response format, and the parameter that requested it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ResponseFormat {
-    /// The specification.
-    pub shape: Shape,
-    /// Name of the parameter, for errors.
-    pub param: String,
+/// Parses `response_format`, `structured_outputs`, `guided_*`, `regex`, `ebnf`, `grammar` and
+/// `json_schema`; at most one may be set.
+pub(crate) fn read_response_format(body: &Reader) -> Result<Option<ResponseFormat>, ApiError> {
+    let mut formats = Vec::new();
+    formats.extend(response_format(body)?);
+    if let Some(outer) = body.object("structured_outputs")? {
+        outer.only(&["json", "json_object", "regex", "choice", "grammar"])?;
+        formats.extend(constraint(&outer, "")?);
+    }
+    formats.extend(constraint(body, "guided_")?);
+    // SGLang's names, and llama.cpp's.
+    for (name, shape) in [
+        ("regex", Shape::Regex as fn(String) -> Shape),
+        ("ebnf", Shape::Grammar),
+        ("grammar", Shape::Grammar),
+    ] {
+        let text = unless_empty(body, name)?;
+        formats.extend(text.map(|text| ResponseFormat { shape: shape(text), param: body.name(name) }));
+    }
+    if body.get("json_schema").is_some_and(|schema| *schema != "")
+        && let Some(schema) = body.object("json_schema")?
+    {
+        formats.push(ResponseFormat {
+            shape: Shape::JsonSchema(schema.to_value()),
+            param: body.name("json_schema"),
+        });
+    }
+    match formats.len() {
+        0 => Ok(None),
+        1 => Ok(formats.pop()),
+        _ => Err(ApiError::param(
+            &formats[1].param,
+            format!("`{}` and `{}` exclude each other", formats[1].param, formats[0].param),
+        )),
+    }
 }
 
-impl ResponseFormat {
-    /// Parses `response_format`, `structured_outputs`, `guided_*`, `regex`, `ebnf`, `grammar` and
-    /// `json_schema`; at most one may be set.
-    pub fn read(body: &Reader) -> Result<Option<Self>, ApiError> {
-        let mut formats = Vec::new();
-        formats.extend(response_format(body)?);
-        if let Some(outer) = body.object("structured_outputs")? {
-            outer.only(&["json", "json_object", "regex", "choice", "grammar"])?;
-            formats.extend(constraint(&outer, "")?);
-        }
-        formats.extend(constraint(body, "guided_")?);
-        // SGLang's names, and llama.cpp's.
-        for (name, shape) in [
-            ("regex", Shape::Regex as fn(String) -> Shape),
-            ("ebnf", Shape::Grammar),
-            ("grammar", Shape::Grammar),
-        ] {
-            let text = unless_empty(body, name)?;
-            formats.extend(text.map(|text| ResponseFormat { shape: shape(text), param: body.name(name) }));
-        }
-        if body.get("json_schema").is_some_and(|schema| *schema != "")
-            && let Some(schema) = body.object("json_schema")?
-        {
-            formats
-                .push(Self { shape: Shape::JsonSchema(schema.to_value()), param: body.name("json_schema") });
-        }
-        match formats.len() {
-            0 => Ok(None),
-            1 => Ok(formats.pop()),
-            _ => Err(ApiError::param(
-                &formats[1].param,
-                format!("`{}` and `{}` exclude each other", formats[1].param, formats[0].param),
-            )),
-        }
+/// Parses the schema in the field `schema`. Schemas are always enforced or rejected, whatever
+/// `strict` says.
+pub(super) fn read_schema_format(outer: &Reader) -> Result<ResponseFormat, ApiError> {
+    let schema = outer.need("schema")?;
+    outer.flag("strict", false)?;
+    if schema.is_object() || schema.is_boolean() {
+        Ok(ResponseFormat { shape: Shape::JsonSchema(schema.clone()), param: outer.name("schema") })
+    } else {
+        Err(outer.error("schema", "must be an object"))
     }
+}
 
-    /// Parses the schema in the field `schema`. Schemas are always enforced or rejected, whatever
-    /// `strict` says.
-    pub(super) fn schema(outer: &Reader) -> Result<Self, ApiError> {
-        let schema = outer.need("schema")?;
-        outer.flag("strict", false)?;
-        if schema.is_object() || schema.is_boolean() {
-            Ok(Self { shape: Shape::JsonSchema(schema.clone()), param: outer.name("schema") })
-        } else {
-            Err(outer.error("schema", "must be an object"))
-        }
-    }
-
-    /// Parses a format of type `json_object`: a JSON object, or JSON that satisfies the field `schema`,
-    /// as llama.cpp's clients send it.
-    pub(super) fn json_object(format: &Reader) -> Result<Self, ApiError> {
-        match format.get("schema") {
-            Some(schema) if *schema != json!({}) => Self::schema(format),
-            _ => Ok(Self { shape: Shape::JsonObject, param: format.name("type") }),
-        }
-    }
-
-    /// Rejects `ignore_eos` and `min_tokens`: a constrained answer ends where its grammar does.
-    pub fn check_lengths(&self, sampling: &SamplingFields) -> Result<(), ApiError> {
-        let clash = |param: &str| {
-            ApiError::param(
-                param,
-                format!(
-                    "`{param}` cannot be combined with `{}`: the answer ends where its format ends",
-                    self.param
-                ),
-            )
-        };
-        match (sampling.ignore_eos, sampling.length.min_tokens) {
-            (true, _) => Err(clash("ignore_eos")),
-            (_, 1..) => Err(clash("min_tokens")),
-            _ => Ok(()),
-        }
+/// Parses a format of type `json_object`: a JSON object, or JSON that satisfies the field `schema`,
+/// as llama.cpp's clients send it.
+pub(super) fn read_json_object_format(format: &Reader) -> Result<ResponseFormat, ApiError> {
+    match format.get("schema") {
+        Some(schema) if *schema != json!({}) => read_schema_format(format),
+        _ => Ok(ResponseFormat { shape: Shape::JsonObject, param: format.name("type") }),
     }
 }
 
@@ -116,13 +88,13 @@ fn response_format(body: &Reader) -> Result<Option<ResponseFormat>, ApiError> {
         }
         Some("json_object") => {
             format.only(&["type", "schema", "strict"])?;
-            ResponseFormat::json_object(&format).map(Some)
+            read_json_object_format(&format).map(Some)
         }
         Some("json_schema") => {
             format.only(&["type", "json_schema"])?;
             let outer = format.need_object("json_schema")?;
             outer.only(&["name", "description", "schema", "strict"])?;
-            ResponseFormat::schema(&outer).map(Some)
+            read_schema_format(&outer).map(Some)
         }
         Some("grammar") => found("grammar", Shape::Grammar(text("grammar")?)),
         Some("regex") => found("regex", Shape::Regex(text("regex")?)),

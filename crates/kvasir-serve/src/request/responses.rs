@@ -9,16 +9,16 @@ mod tests;
 use crate::error::ApiError;
 use crate::request::body::ParseBudget;
 use crate::request::chat::{self, ChatRequest, StreamOptions};
-use crate::request::conversation::{
-    AssistantTurn, Message, Role, TEXT_PART, omission_note, unsupported_part,
-};
+use crate::request::conversation::{TEXT_PART, omission_note, unsupported_part};
 use crate::request::fields::RESPONSES;
 use crate::request::length::{self, Overlong};
 use crate::request::reader::Reader;
-use crate::request::response_format::ResponseFormat;
+use crate::request::response_format::{read_json_object_format, read_schema_format};
 use crate::request::responses_tools;
 use crate::request::sampling::{self, SamplingFields};
-use crate::request::tools::{Tool, ToolChoice};
+use crate::request::tools::{read_allowed_tools, read_named_tool, read_tool_choice};
+use kvasir_chat::ResponseFormat;
+use kvasir_chat::{AssistantTurn, Message, Role, Tool, ToolChoice};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 
@@ -186,7 +186,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
             None | Some("message") => message(&item, &mut turn, messages)?,
             Some("reasoning") => {
                 item.only(&["type", "id", "summary", "content", "encrypted_content", "status"])?;
-                turn.think(
+                turn.push_reasoning(
                     &text_of(&item, "content", &["reasoning_text", "refusal"], &[])?.unwrap_or_default(),
                 );
             }
@@ -197,7 +197,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
                 let name = item.need_text("name")?;
                 let flat =
                     item.text("namespace")?.map(|namespace| responses_tools::flat_name(namespace, name));
-                turn.call(id, flat.as_deref().unwrap_or(name), arguments);
+                turn.push_call(id, flat.as_deref().unwrap_or(name), arguments);
                 calls.push(id);
             }
             Some("custom_tool_call") => {
@@ -205,13 +205,17 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
                 let (id, name) = (item.need_text("call_id")?, item.need_text("name")?);
                 let flat =
                     item.text("namespace")?.map(|namespace| responses_tools::flat_name(namespace, name));
-                turn.call(id, flat.as_deref().unwrap_or(name), json!({"input": item.need_text("input")?}));
+                turn.push_call(
+                    id,
+                    flat.as_deref().unwrap_or(name),
+                    json!({"input": item.need_text("input")?}),
+                );
                 calls.push(id);
             }
             Some("local_shell_call") => {
                 item.only(&["type", "id", "call_id", "action", "status"])?;
                 let id = item.text("call_id")?.map_or_else(|| item.need_text("id"), Ok)?;
-                turn.call(id, "local_shell", item.get("action").cloned().unwrap_or_else(|| json!({})));
+                turn.push_call(id, "local_shell", item.get("action").cloned().unwrap_or_else(|| json!({})));
                 calls.push(id);
             }
             Some("function_call_output" | "custom_tool_call_output" | "local_shell_call_output") => {
@@ -259,7 +263,7 @@ fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>)
         return Err(item.error("content", "must not be empty"));
     }
     match role {
-        Role::Assistant => turn.say(&text),
+        Role::Assistant => turn.push_text(&text),
         role => {
             messages.extend(turn.take());
             messages.push(Message::text(role, text));
@@ -305,7 +309,7 @@ fn tool_choice(body: &Reader, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiEr
             match choice.text("type")? {
                 Some("allowed_tools") => {
                     choice.only(&["type", "mode", "tools"])?;
-                    return ToolChoice::allowed(&choice, tools, |item| {
+                    return read_allowed_tools(&choice, tools, |item| {
                         item.only(&["type", "name"])?;
                         Ok(item)
                     });
@@ -313,9 +317,9 @@ fn tool_choice(body: &Reader, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiEr
                 Some("function" | "custom") => choice.only(&["type", "name"])?,
                 _ => return Err(choice.error("type", "must be function, custom or allowed_tools")),
             }
-            ToolChoice::named(&choice, tools)
+            read_named_tool(&choice, tools)
         }
-        _ => ToolChoice::read(body, tools),
+        _ => read_tool_choice(body, tools),
     }
 }
 
@@ -330,8 +334,8 @@ fn format(body: &Reader) -> Result<Option<ResponseFormat>, ApiError> {
     format.only(&["type", "name", "description", "schema", "strict"])?;
     match format.text("type")? {
         Some("text") => Ok(None),
-        Some("json_object") => ResponseFormat::json_object(&format).map(Some),
-        Some("json_schema") => ResponseFormat::schema(&format).map(Some),
+        Some("json_object") => read_json_object_format(&format).map(Some),
+        Some("json_schema") => read_schema_format(&format).map(Some),
         _ => Err(format.error("type", "must be text, json_object or json_schema")),
     }
 }

@@ -7,7 +7,8 @@
 
 use crate::error::ApiError;
 use crate::request::reader::Reader;
-use crate::request::tools::{Tool, ToolKind};
+use crate::request::tools::{read_function, tool_list};
+use kvasir_chat::{Tool, ToolKind};
 use serde_json::{Value, json};
 
 /// Maximum tools per namespace.
@@ -24,11 +25,11 @@ pub(crate) fn flat_name(namespace: &str, name: &str) -> String {
 /// The functions that a request offers: in `tools`, and in items of `input` of type
 /// `additional_tools`.
 pub(crate) fn all(body: &Reader) -> Result<Vec<Tool>, ApiError> {
-    let mut tools = Tool::all(body, "name", read)?;
+    let mut tools = tool_list(body, "name", read)?;
     let items = body.get("input").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     for (i, item) in items.iter().enumerate() {
         if item["type"] == ADDITIONAL_TOOLS {
-            let more = Tool::all(&body.item("input", i, item)?, "name", read)?;
+            let more = tool_list(&body.item("input", i, item)?, "name", read)?;
             let is_new = |tool: &Tool| tools.iter().all(|other| other.name != tool.name);
             let new: Vec<Tool> = more.into_iter().filter(is_new).collect();
             tools.extend(new);
@@ -56,7 +57,7 @@ pub(super) fn read(tool: &Reader) -> Result<Vec<Tool>, ApiError> {
 
 fn function(tool: &Reader) -> Result<Tool, ApiError> {
     tool.only(&["type", "name", "description", "parameters", "strict"])?;
-    Tool::of(tool, "parameters")
+    read_function(tool, "parameters")
 }
 
 fn custom(tool: &Reader) -> Result<Tool, ApiError> {
@@ -74,7 +75,10 @@ fn custom(tool: &Reader) -> Result<Tool, ApiError> {
         "type": "object", "properties": {"input": {"type": "string"}},
         "required": ["input"], "additionalProperties": false,
     });
-    Ok(Tool { kind: ToolKind::Custom, ..Tool::of(tool, "parameters")?.offering(&description, parameters) })
+    Ok(Tool {
+        kind: ToolKind::Custom,
+        ..read_function(tool, "parameters")?.offering(&description, parameters)
+    })
 }
 
 fn namespace(outer: &Reader) -> Result<Vec<Tool>, ApiError> {

@@ -6,7 +6,7 @@ use crate::request::length::{Length, MAX_TOKENS};
 use crate::request::output_fields::OutputFields;
 use crate::request::reader::Reader;
 use crate::request::speculation::SpeculationFields;
-use crate::scan::stop_regex::StopRegex;
+use kvasir_chat::StopRegex;
 use kvasir_engine::Params;
 use kvasir_sample::Sampling;
 

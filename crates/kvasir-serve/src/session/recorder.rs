@@ -1,7 +1,7 @@
 //! Records an answer and appends it to its session when it ends normally.
 
-use crate::answer::events::Delta;
 use crate::session::store::{SessionContent, Turn};
+use kvasir_chat::Delta;
 use kvasir_kv::Token;
 use serde_json::{Map, Value, json};
 

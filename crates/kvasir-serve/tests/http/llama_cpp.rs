@@ -230,10 +230,7 @@ fn a_single_token_has_no_rate() {
 
 #[test]
 fn errors_of_embeddings_name_the_field_as_sent() {
-    let server = Server::serving(|mut model| {
-        model.facts.hidden = Some(8);
-        model
-    });
+    let server = Server::serving(|model| with_facts(Facts { hidden: Some(8), ..model.facts }));
     for (body, param) in [
         (json!({"content": ""}), "content"),
         (json!({"content": ["a", ""]}), "content[1]"),

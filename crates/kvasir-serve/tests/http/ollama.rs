@@ -2,6 +2,7 @@
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
+use kvasir_serve::model::Model;
 use serde_json::{Value, json};
 
 fn generate(extra: Value) -> Value {
@@ -50,7 +51,7 @@ fn only_models_that_reason_think() {
     };
     let plain = Server::serving(|model| {
         let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
-        model.with_template(template).unwrap()
+        Model { chat: model.chat.with_template(template).unwrap(), ..model }
     });
     let reasoning = Server::serving(|model| model);
     for think in [json!(true), json!("low"), json!("high")] {
@@ -161,10 +162,7 @@ fn bodies_of_any_type_pass_unless_a_page_sends_them() {
 
 #[test]
 fn errors_name_the_field_as_sent() {
-    let server = Server::serving(|mut model| {
-        model.facts.hidden = Some(8);
-        model
-    });
+    let server = Server::serving(|model| with_facts(Facts { hidden: Some(8), ..model.facts }));
     let messages = json!([{"role": "user", "content": "hi"}]);
     for (extra, field) in [
         (json!({"options": {"repeat_penalty": 0}}), "options.repeat_penalty"),

@@ -7,6 +7,7 @@ use axum::{
     response::Response,
 };
 use futures_util::StreamExt;
+use kvasir_chat::ChatModel;
 use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, SuffixDrafter};
 use kvasir_exec::Executor;
 use kvasir_formats::TextFiles;
@@ -227,7 +228,6 @@ impl Server {
 
 /// A model with the Qwen tokenizer, this context length and this drafter.
 pub(crate) fn model(max_len: u32, drafter: Option<&'static str>) -> Model {
-    let words = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-formats/tests/data/tokenizers/qwen");
     let facts = Facts {
         vocab: 500,
         max_len,
@@ -240,7 +240,16 @@ pub(crate) fn model(max_len: u32, drafter: Option<&'static str>) -> Model {
         drafter,
         prefix_salt: Box::new(|_| 0),
     };
-    Model::new("tiny".into(), &TextFiles::open(&words).unwrap(), facts).unwrap()
+    with_facts(facts)
+}
+
+/// A model with the Qwen tokenizer and these facts.
+pub(crate) fn with_facts(facts: Facts) -> Model {
+    let words = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-formats/tests/data/tokenizers/qwen");
+    let files = TextFiles::open(&words).unwrap();
+    let tokenizer = Arc::new(files.tokenizer().unwrap());
+    let chat = ChatModel::new(&files, tokenizer, facts.vocabulary()).unwrap();
+    Model { name: "tiny".into(), chat, facts }
 }
 
 /// Reads `pieces` pieces of a response and drops the rest. With 0, not even the head is awaited.

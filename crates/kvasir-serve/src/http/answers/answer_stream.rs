@@ -5,16 +5,17 @@
 //! increments, not more. After a stop sequence, further tokens are ignored and the engine is told
 //! to stop. Log-probabilities are released with the text they belong to.
 
-use crate::answer::choice::{Choice, ParseOptions};
-use crate::answer::events::Delta;
 use crate::error::ApiError;
 use crate::host::engine_thread::TokenStream;
 use crate::host::errors::failure;
 use crate::host::request_output::RequestOutput;
-use crate::model::{Detokenizer, Model};
+use crate::model::Model;
 use crate::request::body::heap_bytes;
 use crate::request::output_fields::OutputFields;
 use crate::session::recorder::TurnRecorder;
+use kvasir_chat::Delta;
+use kvasir_chat::Detokenizer;
+use kvasir_chat::{Choice, ParseOptions};
 use kvasir_engine::{Finish, Summary};
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::Token;
@@ -206,7 +207,7 @@ impl AnswerStream {
         written: OutputFields,
     ) -> Self {
         let marked = options.calls.is_some() || options.reasoning.is_some() || !written.separate_reasoning;
-        let detokenizer = model.detokenizer(marked, options.continues, written.skip_special_tokens);
+        let detokenizer = model.chat.detokenizer(marked, options.continues, written.skip_special_tokens);
         Self {
             model,
             answers,

@@ -1,7 +1,6 @@
 //! Submits a chat request to the engine: prompt rendering, constraint, admission and response
 //! stream, for all chat endpoints.
 
-use crate::answer::choice::ParseOptions;
 use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
@@ -13,6 +12,7 @@ use crate::request::chat::ChatRequest;
 use crate::request::ollama::DEFAULT_KEEP;
 use crate::request::reader::Reader;
 use crate::session::recorder::TurnRecorder;
+use kvasir_chat::ParseOptions;
 use serde_json::{Map, Value};
 use std::{sync::Arc, time::SystemTime};
 

@@ -1,7 +1,6 @@
 //! OpenAI `/v1/chat/completions`: builds the request, and writes the response as one object or as
 //! SSE chunks.
 
-use crate::answer::events::Delta;
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
 use crate::http::answers::json_answer::JsonAnswer;
@@ -12,7 +11,6 @@ use crate::http::answers::usage::Usage;
 use crate::http::app::{App, FINGERPRINT, unix_seconds};
 use crate::http::body::read_body;
 use crate::request::chat::{ChatRequest, StreamOptions};
-use crate::request::conversation::{Content, Message, Role};
 use crate::request::fields::CHAT;
 use crate::request::reader::Reader;
 use crate::session::recorder::TurnRecorder;
@@ -22,6 +20,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::Stream;
+use kvasir_chat::Delta;
+use kvasir_chat::{Content, Message, Role};
 use kvasir_kv::Token;
 use serde_json::{Value, json};
 use std::sync::Arc;

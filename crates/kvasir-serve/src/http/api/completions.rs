@@ -1,7 +1,5 @@
 //! OpenAI `/v1/completions`: raw text completion with `n`, `echo` and log-probabilities.
 
-use crate::answer::choice::ParseOptions;
-use crate::answer::events::Delta;
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome, AnswerStream};
 use crate::http::answers::json_answer::JsonAnswer;
@@ -21,6 +19,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::Stream;
+use kvasir_chat::Delta;
+use kvasir_chat::ParseOptions;
 use kvasir_kv::Token;
 use kvasir_sample::Constrained;
 use serde_json::{Value, json};
@@ -58,8 +58,8 @@ impl Completion {
         app.model_names().check(request.model.as_deref())?;
         let mut constraint = Constrained::default();
         if let Some(response_format) = &request.response_format {
-            response_format.check_lengths(&request.sampling)?;
-            constraint = model.constraint(response_format, &[])?;
+            response_format.check_lengths(request.sampling.ignore_eos, request.sampling.length.min_tokens)?;
+            constraint = model.format_constraint(response_format)?;
         }
         constraint = model.with_token_rules(&request.sampling, constraint)?;
         let (mut recorder, earlier) = match app.begin_text_turn(key, body)? {
@@ -261,7 +261,7 @@ impl Whole {
 fn prompt_text(model: &Model, prompt: &Prompt) -> String {
     match prompt {
         Prompt::Text(text) => text.clone(),
-        Prompt::Ids(ids) => model.decode(ids),
+        Prompt::Ids(ids) => model.chat.decode(ids),
         Prompt::Sequence(parts) => parts.iter().map(|part| prompt_text(model, part)).collect(),
     }
 }

@@ -99,7 +99,7 @@ pub(crate) async fn embed_all(
     requested: EmbeddingsRequest,
 ) -> Result<Embedded, ApiError> {
     app.model_names().check(requested.model.as_deref())?;
-    app.model.require_logits("embedding")?;
+    app.model.chat.require_logits("embedding")?;
     let width = app.model.facts.hidden.unwrap_or_default();
     let dimensions = requested.dimensions.unwrap_or(width);
     if dimensions > width {

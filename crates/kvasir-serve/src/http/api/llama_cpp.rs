@@ -59,7 +59,7 @@ pub(crate) async fn infill(State(app): State<Arc<App>>, request: Request) -> Res
 /// `GET /props`.
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
     let (facts, sampling) = (&app.model.facts, &app.model.facts.sampling);
-    let (variables, template) = app.model.template_facts();
+    let (variables, template) = (app.model.chat.template_variables(), app.model.chat.template_source());
     let params = json!({
         "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
         "min_p": sampling.min_p, "repeat_penalty": sampling.repetition_penalty,
@@ -115,7 +115,7 @@ pub(crate) async fn apply_template(
         app.model_names().check(body.text("model")?)?;
         let facts = &app.model.facts;
         let ids = app.model.chat_prompt(&ChatRequest::read(&body, &facts.sampling, facts.vocab)?)?;
-        JsonAnswer::of(&json!({"prompt": app.model.decode(&ids)}))
+        JsonAnswer::of(&json!({"prompt": app.model.chat.decode(&ids)}))
     });
     answer.await
 }
@@ -270,7 +270,7 @@ impl Chunks {
         let is_full = outcome.prompt.saturating_add(outcome.tokens) >= self.model.facts.max_len;
         object["stop"] = true.into();
         object["model"] = self.model.name.clone().into();
-        object["prompt"] = self.model.decode(&self.prompts[index]).into();
+        object["prompt"] = self.model.chat.decode(&self.prompts[index]).into();
         object["generation_settings"] = self.settings.clone();
         object["stop_type"] = stop_type.into();
         object["stopping_word"] = outcome.stop.as_deref().unwrap_or_default().into();

@@ -1,7 +1,6 @@
 //! Anthropic `/v1/messages` and `/v1/messages/count_tokens`: responses as one object or as typed
 //! SSE events.
 
-use crate::answer::items::{Item, ItemEvent, ItemKind, Items};
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
 use crate::http::answers::json_answer::JsonAnswer;
@@ -21,6 +20,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::Stream;
+use kvasir_chat::answer::{Item, ItemEvent, ItemKind, Items};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;

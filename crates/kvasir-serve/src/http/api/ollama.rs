@@ -4,7 +4,6 @@
 //! Requests are translated to OpenAI's form (`request/ollama.rs`) and run like those. One model is
 //! served and always loaded, so pulling, creating and deleting are not offered.
 
-use crate::answer::events::Delta;
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
 use crate::http::answers::json_answer::JsonAnswer;
@@ -32,6 +31,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::StreamExt;
+use kvasir_chat::Delta;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{
@@ -151,13 +151,13 @@ pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Resul
     let (facts, model) = (&app.model.facts, &app.model);
     let family = &facts.card.family;
     let mut capabilities = vec!["completion"];
-    if model.takes_tools() {
+    if model.chat.has_template() {
         capabilities.push("tools");
     }
-    if model.reasoning_dialect().is_some() {
+    if model.chat.reasoning_dialect().is_some() {
         capabilities.push("thinking");
     }
-    let (_, template) = model.template_facts();
+    let template = model.chat.template_source();
     Ok(Json(json!({
         "modelfile": format!("FROM {}\n", model.name),
         "parameters": "",
@@ -227,7 +227,7 @@ fn submit(
     request: &OllamaRequest,
 ) -> Result<Option<Reply>, ApiError> {
     check_model(app, request.model.as_deref())?;
-    if request.thinks && app.model.reasoning_dialect().is_none() {
+    if request.thinks && app.model.chat.reasoning_dialect().is_none() {
         let name = request.model.as_deref().unwrap_or(&app.model.name);
         return Err(ApiError::param("think", format!("\"{name}\" does not support thinking")));
     }

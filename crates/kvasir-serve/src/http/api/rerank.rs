@@ -120,7 +120,7 @@ async fn by_prompts(
     instruction: Option<String>,
     pairs: Arc<Pairs>,
 ) -> Result<Scores, ApiError> {
-    app.model.require_logits("probability")?;
+    app.model.chat.require_logits("probability")?;
     let verdicts = app.model.verdict_tokens()?;
     // Logits of two tokens that need not be among the likeliest: all are reported.
     let sampling = Sampling { logprobs: Some(app.model.facts.vocab), ..Sampling::default() };

@@ -5,7 +5,6 @@ mod object;
 pub(crate) mod stored;
 mod truncation;
 
-use crate::answer::items::Items;
 use crate::error::ApiError;
 use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::reply::Reply;
@@ -20,7 +19,6 @@ use crate::request::body::{Body, heap_bytes};
 use crate::request::chat::ChatRequest;
 use crate::request::fields::RESPONSES;
 use crate::request::responses::ResponsesRequest;
-use crate::request::tools::ToolKind;
 use crate::session::responses::Conversation;
 use axum::{
     Json,
@@ -28,6 +26,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::Stream;
+use kvasir_chat::ToolKind;
+use kvasir_chat::answer::Items;
 use serde_json::{Value, json};
 use std::{collections::HashMap, sync::Arc};
 

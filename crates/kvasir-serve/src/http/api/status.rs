@@ -53,8 +53,8 @@ fn meta(app: &App) -> Value {
     json!({
         "n_params": card.parameters, "size": card.bytes, "n_vocab": facts.vocab, "n_embd": facts.hidden,
         "architecture": card.family, "format": card.format,
-        "quantization": card.quantization, "chat_template": model.template_facts().1.is_some(),
-        "tools": model.takes_tools() && !model.needs_tool_prompt(), "reasoning": model.reasoning_dialect().is_some(),
+        "quantization": card.quantization, "chat_template": model.chat.has_template(),
+        "tools": model.chat.has_template() && !model.chat.needs_tool_prompt(), "reasoning": model.chat.reasoning_dialect().is_some(),
     })
 }
 

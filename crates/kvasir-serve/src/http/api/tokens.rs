@@ -140,7 +140,7 @@ pub(crate) async fn detokenize(
     let answer = app.run_work(body.cost(), move |app| {
         let ids = ids(app, &body.reader())?;
         drop(body);
-        let text = app.model.decode(&ids);
+        let text = app.model.chat.decode(&ids);
         JsonAnswer::of(&json!({"prompt": text, "content": text}))
     });
     answer.await
@@ -159,7 +159,7 @@ fn ids(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
 /// `GET /tokenizer_info`: `{"tokenizer_class", "eos_token", "bos_token", "chat_template", …}`, for
 /// clients such as `lm-eval` that render chats and count tokens themselves.
 pub(crate) async fn tokenizer_info(State(app): State<Arc<App>>) -> Json<Value> {
-    let (variables, template) = app.model.template_facts();
+    let (variables, template) = (app.model.chat.template_variables(), app.model.chat.template_source());
     let mut info = variables.clone();
     let ends = app.model.facts.eos.first().and_then(|id| app.model.id_to_token(*id));
     info.entry("eos_token").or_insert_with(|| ends.into());

@@ -1,10 +1,10 @@
 //! Tests of chat request parsing: bounds of every parameter, message and tool validation.
 
 use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
-use crate::grammar::spec::Shape;
 use crate::request::body::Body;
 use crate::request::chat::*;
 use crate::request::fields::CHAT;
+use kvasir_chat::Shape;
 
 fn read(body: Value) -> Result<ChatRequest, ApiError> {
     let body = Body::parse(

@@ -2,8 +2,8 @@
 //! agents' history.
 
 use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
-use crate::grammar::spec::Shape;
 use crate::request::responses::*;
+use kvasir_chat::Shape;
 use serde_json::json;
 
 fn read(extra: Value) -> Result<ResponsesRequest, ApiError> {

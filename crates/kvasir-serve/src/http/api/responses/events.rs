@@ -1,6 +1,5 @@
 //! The numbered SSE events of a streamed `/v1/responses` answer.
 
-use crate::answer::items::{ItemEvent, ItemKind, Items};
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
 use crate::http::answers::reply::EventWriter;
@@ -9,6 +8,7 @@ use crate::http::answers::usage::Usage;
 use crate::http::api::responses::Storing;
 use crate::http::api::responses::object::{ResponseObject, last_status};
 use crate::request::responses_tools::custom_input;
+use kvasir_chat::answer::{ItemEvent, ItemKind, Items};
 use serde_json::{Value, json};
 
 /// Writes the SSE events of a response, numbered from 0.
@@ -143,8 +143,8 @@ impl EventWriter for Events {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answer::events::Delta;
     use crate::memory_budget::BODIES;
+    use kvasir_chat::Delta;
     use std::{
         collections::HashMap,
         time::{Duration, Instant},

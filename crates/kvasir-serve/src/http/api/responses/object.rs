@@ -1,7 +1,5 @@
 //! The response object of `/v1/responses`: echoed parameters, output items, usage.
 
-use crate::answer::events::Delta;
-use crate::answer::items::{Item, ItemEvent, ItemKind, Items};
 use crate::http::answers::answer_stream::AnswerOutcome;
 use crate::http::answers::usage::Usage;
 use crate::http::app::{App, unix_seconds};
@@ -9,7 +7,9 @@ use crate::memory_budget::HeldMemory;
 use crate::request::reader::Reader;
 use crate::request::responses::ResponsesRequest;
 use crate::request::responses_tools::custom_input;
-use crate::request::tools::ToolKind;
+use kvasir_chat::Delta;
+use kvasir_chat::ToolKind;
+use kvasir_chat::answer::{Item, ItemEvent, ItemKind, Items};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 

@@ -13,8 +13,8 @@
 
 use crate::error::{ApiError, Detail, Overflow};
 use crate::request::chat::ChatRequest;
-use crate::request::conversation::{Message, Role};
 use crate::request::length::Overlong;
+use kvasir_chat::{Message, Role};
 use std::ops::Range;
 
 /// Submits a chat; drops its oldest messages until it fits the context.

@@ -1,0 +1,41 @@
+//! Keeps client text from becoming control tokens: a guard character splits their spellings before
+//! rendering, and rendered text is tokenized piecewise between guards.
+
+use crate::model::raw_arguments::PLACEHOLDER;
+use serde_json::Value;
+
+/// Inserted into a control token's spelling in client text. A noncharacter, which is removed from
+/// client text.
+pub(super) const GUARD: char = '\u{fdd0}';
+/// Put into a message's text to find the place in the rendered prompt: where the continuation of the
+/// last message begins, or where a marked prefix ends.
+pub(super) const END: char = '\u{fdd1}';
+
+/// The spellings of a model's control tokens.
+pub(super) struct Guard(pub(super) Vec<String>);
+
+impl Guard {
+    /// Guards every control token's spelling in the strings of a value.
+    pub(super) fn value(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => self.text(text).into(),
+            Value::Array(items) => items.iter().map(|item| self.value(item)).collect(),
+            Value::Object(map) => {
+                Value::Object(map.iter().map(|(key, item)| (self.text(key), self.value(item))).collect())
+            }
+            other => other.clone(),
+        }
+    }
+
+    /// Guards every control token's spelling in a text.
+    pub(super) fn text(&self, text: &str) -> String {
+        let text = text.replace([GUARD, END, PLACEHOLDER], "\u{fffd}");
+        self.0.iter().fold(text, |text, special| {
+            let mut chars = special.chars();
+            match chars.next().filter(|_| text.contains(special)) {
+                Some(first) => text.replace(special, &format!("{first}{GUARD}{}", chars.as_str())),
+                None => text,
+            }
+        })
+    }
+}

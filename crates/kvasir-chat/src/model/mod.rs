@@ -1,0 +1,15 @@
+//! A model's tokenizer, chat template and dialects; renders prompts and builds the constraints of
+//! answers.
+//!
+//! `render` renders conversations, `chat_constraint` builds the constraints of answers.
+
+pub(crate) mod chat_constraint;
+pub(crate) mod chat_model;
+pub(crate) mod conversation;
+pub(crate) mod folded_conversation;
+pub(crate) mod guard;
+pub(crate) mod raw_arguments;
+pub(crate) mod render;
+pub(crate) mod rendered_prompt;
+pub(crate) mod tool_grammars;
+pub(crate) mod tool_prompt;

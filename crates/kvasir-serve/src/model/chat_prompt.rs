@@ -1,0 +1,59 @@
+//! Prompts of chats: rendered by the model's chat template and tokenized within the memory that
+//! tokenizations have.
+
+use crate::context::request_context::RequestContext;
+use crate::error::ApiError;
+use crate::model::Model;
+use crate::request::chat::ChatRequest;
+use kvasir_chat::{Conversation, RenderedPrompt};
+use kvasir_kv::Token;
+
+impl Model {
+    /// Renders a chat with the template and tokenizes it.
+    pub fn chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
+        self.prompt_of(request, false)
+    }
+
+    /// The prompt of a chat that is to be answered: one that cannot fit the context is rejected by its
+    /// bytes, before it is tokenized.
+    pub(crate) fn bounded_chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
+        self.prompt_of(request, request.sampling.truncate_prompt.is_none())
+    }
+
+    fn prompt_of(&self, request: &ChatRequest, is_bounded: bool) -> Result<Vec<Token>, ApiError> {
+        let rendered = self.rendered_prompt(request, None)?;
+        if is_bounded {
+            self.check_bytes("messages", rendered.as_str())?;
+        }
+        rendered.encode(request.add_special_tokens, |piece, special| self.encode_message(piece, special))
+    }
+
+    /// Tokenizes a piece of rendered text.
+    pub(super) fn encode_message(&self, piece: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
+        let encoded = self.encode(piece, add_special);
+        encoded.map_err(|error| ApiError { param: Some("messages".into()), ..error })
+    }
+
+    /// Renders a chat with the template, with a mark in front of the text of message `marked`.
+    pub(super) fn rendered_prompt(
+        &self,
+        request: &ChatRequest,
+        marked: Option<usize>,
+    ) -> Result<RenderedPrompt, ApiError> {
+        let conversation = Conversation {
+            messages: &request.messages,
+            tools: &request.tools,
+            tool_choice: &request.tool_choice,
+            template_kwargs: &request.template_kwargs,
+            add_generation_prompt: request.add_generation_prompt,
+            continue_final_message: request.continue_final_message,
+            chat_template: request.chat_template.as_deref(),
+        };
+        Ok(self.chat.render_marked(&conversation, marked, &RequestContext::current().gone)?)
+    }
+
+    /// The prompt that makes the model fill the gap between two texts.
+    pub(crate) fn fill_in_middle(&self, before: &str, after: &str) -> Result<Vec<Token>, ApiError> {
+        self.chat.fill_in_middle(before, after, |text| self.encode(text, false))
+    }
+}
