@@ -1,23 +1,30 @@
-//! Streams one answer: `cargo run --release -p kvasir --example chat -- "What is 7 + 8?" [MODEL]`.
-//!
-//! Without MODEL the built-in one answers; its prompts are written in ChatML.
+//! Chats in the terminal: `cargo run --release -p kvasir --example chat -- [MODEL]`. Without MODEL the
+//! built-in one answers.
 
-use kvasir::{Kvasir, Options, Params};
-use std::{env, error::Error, io::Write};
+use kvasir::{Delta, Kvasir, Message, Options};
+use std::{
+    env,
+    error::Error,
+    io::{self, Write},
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut args = env::args().skip(1);
-    let question = args.next().unwrap_or_else(|| "What is 7 + 8?".to_owned());
-    let mut kvasir = match args.next() {
+    let mut kvasir = match env::args().nth(1) {
         Some(model) => Kvasir::load(model, Options::default())?,
         None => Kvasir::built_in(Options::default())?,
     };
-    let prompt = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
-    let params = Params { max_tokens: 64, ..Params::default() };
-    for piece in kvasir.stream(prompt, &params)? {
-        print!("{}", piece?.text);
-        std::io::stdout().flush()?;
+    let mut messages = Vec::new();
+    for question in io::stdin().lines() {
+        messages.push(Message::user(question?));
+        let mut stream = kvasir.chat(&messages).stream()?;
+        for delta in stream.by_ref() {
+            if let Delta::Content(text) = delta? {
+                print!("{text}");
+                io::stdout().flush()?;
+            }
+        }
+        println!();
+        messages.push(stream.finish()?.message());
     }
-    println!();
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Error type of the library.
 
+use kvasir_chat::ChatError;
 use kvasir_engine::{ConfigError, Refusal};
 use std::fmt;
 
@@ -13,6 +14,8 @@ pub enum Error {
     Program(kvasir_program::ProgramError),
     /// The configuration of an engine is invalid, or two of its parameters exclude each other.
     Config(ConfigError),
+    /// A chat cannot be rendered, or its answer not be constrained.
+    Chat(ChatError),
     /// The engine refused a request.
     Refused(Refusal),
     /// An argument is invalid.
@@ -46,6 +49,7 @@ impl fmt::Display for Error {
             Self::Format(e) => e.fmt(f),
             Self::Program(e) => e.fmt(f),
             Self::Config(e) => e.fmt(f),
+            Self::Chat(e) => e.fmt(f),
             Self::Refused(e) => e.fmt(f),
             Self::InvalidArgument { parameter, reason } => write!(f, "{parameter}: {reason}"),
             Self::Prompt { index, error } => write!(f, "prompt {index}: {error}"),
@@ -60,6 +64,7 @@ impl std::error::Error for Error {
             Self::Format(e) => Some(e),
             Self::Program(e) => Some(e),
             Self::Config(e) => Some(e),
+            Self::Chat(e) => Some(e),
             Self::Refused(e) => Some(e),
             Self::Prompt { error, .. } => Some(error),
             Self::InvalidArgument { .. } | Self::Failed(_) => None,
@@ -76,6 +81,12 @@ impl From<kvasir_formats::Error> for Error {
 impl From<kvasir_program::ProgramError> for Error {
     fn from(e: kvasir_program::ProgramError) -> Self {
         Self::Program(e)
+    }
+}
+
+impl From<ChatError> for Error {
+    fn from(e: ChatError) -> Self {
+        Self::Chat(e)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::draft_trace::{DraftObserver, DraftTrace};
 use crate::error::Error;
 use crate::model::Model;
 use crate::opened::OpenedModel;
-use crate::prefill_progress::PrefillProgress;
+use crate::prefill_progress::{PrefillProgress, PrefillState};
 use crate::prompt::Prompt;
 use crate::runner::Runner;
 use crate::session::Session;
@@ -105,6 +105,20 @@ impl Kvasir {
         trace
     }
 
+    /// Calls `watch` whenever a part of a prompt has been read, from now on.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), kvasir::Error> {
+    /// let mut kvasir = kvasir::Kvasir::built_in(kvasir::Options::default())?;
+    /// kvasir.watch_prefill(|state| println!("{:.0} % of {} tokens", state.share * 100.0, state.tokens));
+    /// kvasir.generate("What is 7 + 8?", &kvasir::Params::default())?;
+    /// # Ok(()) }
+    /// ```
+    pub fn watch_prefill(&mut self, watch: impl FnMut(PrefillState) + Send + 'static) {
+        let observer = PrefillProgress::watched(&self.runner.model.loaded, watch);
+        self.runner.engine.add_observer(observer);
+    }
+
     /// Follows how much of a prompt has been read, from now on.
     pub fn trace_prefill(&mut self) -> PrefillProgress {
         let (progress, observer) = PrefillProgress::of(&self.runner.model.loaded);
@@ -158,6 +172,11 @@ impl Kvasir {
     pub fn stream(&mut self, prompt: impl Into<Prompt>, params: &Params) -> Result<Stream<'_>, Error> {
         let id = self.runner.add(prompt.into(), params)?;
         Ok(Stream::new(&mut self.runner, id, None))
+    }
+
+    /// The engine and its requests.
+    pub(crate) fn into_runner(self) -> Runner {
+        self.runner
     }
 
     /// Queues a request; the caller drives the loop with [`Kvasir::step`].

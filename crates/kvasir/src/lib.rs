@@ -2,28 +2,38 @@
 //! number of sessions.
 //!
 //! ```
-//! use kvasir::{Kvasir, Options, Params};
+//! use kvasir::{Kvasir, Message, Options};
 //! # fn main() -> Result<(), kvasir::Error> {
-//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/models/qwen3");
-//! let mut kvasir = Kvasir::load(path, Options::default())?;
-//! let params = Params { max_tokens: 8, ..Params::default() };
-//! let answer = kvasir.generate([5, 6, 7], &params)?;
-//! println!("{:?} {:?}", answer.ids, answer.text);
+//! let mut kvasir = Kvasir::built_in(Options::default())?;
+//! let answer = kvasir.chat(&[Message::user("What is 7 + 8?")]).answer()?;
+//! assert_eq!(answer.content, "7 + 8 = 15");
 //! # Ok(()) }
 //! ```
 //!
-//! - [`Kvasir`] generates answers: one, a batch, as a stream, or step by step.
-//! - [`Session`] retains conversations with their K/V: append, fork, rewind, keep. Sessions with
-//!   different caches, K/V types and sizes share the weights.
-//! - [`SharedPrefix`] is a prefix that is prefilled once and read by any number of sessions.
-//! - [`EngineConfig`] sets cache, policy, queue order and limits of a session or of [`Kvasir`] itself,
-//!   as part of its [`CacheOptions`].
-//! - [`OpenedModel`] and [`LoadedModel`] are the parts from which callers build engines with their own
-//!   policy, cache and limits.
+//! [`Kvasir::load`] takes a GGUF file, a directory in the Hugging Face layout, or the name of a model
+//! in the local cache; with the feature `hub`, models are fetched by their name.
+//!
+//! | to do | call |
+//! |---|---|
+//! | chat: messages, tools, reasoning | [`Kvasir::chat`], with [`Chat::tools`]; [`ChatAnswer::message`] is the next turn's history |
+//! | complete a text or token ids | [`Kvasir::generate`], [`Kvasir::generate_many`], [`Kvasir::stream`] |
+//! | JSON Schema, regular expression, grammar, choice | [`Chat::format`], [`Model::constraint`] |
+//! | end at a text | [`Chat::stop`], [`Stream::until`] |
+//! | sample as the model recommends | [`Model::default_params`], the default of chats |
+//! | drive steps yourself | [`Kvasir::add_request`], [`Kvasir::step`] |
+//! | threads and async tasks of any executor | [`Kvasir::into_service`]: a [`Service`] and its owned streams |
+//! | branch, rewind, cut | [`Session`]: conversations with their K/V; sessions share the weights |
+//! | compute a prefix once | [`SharedPrefix`], read by any number of sessions |
+//! | show progress | [`OpenedModel::watch_load`], [`Kvasir::watch_prefill`] |
+//! | choose cache, policy, limits | [`CacheOptions`] with an [`EngineConfig`] |
+//! | speculate | [`OpenedModel::speculate`] |
+//!
+//! [`OpenedModel`] and [`LoadedModel`] are the parts from which callers build engines with their own
+//! policy, cache and limits.
 //!
 //! Scheduling runs in the caller's thread, on demand: no server, no async runtime, no background
-//! scheduler. The CPU backend runs its kernels on a thread pool. This crate assembles parts; all
-//! decisions are in the [`Core`](kvasir_engine::Core).
+//! scheduler unless a [`Service`] is started. The CPU backend runs its kernels on a thread pool. This
+//! crate assembles parts; all decisions are in the [`Core`](kvasir_engine::Core).
 
 #![forbid(unsafe_code)]
 
@@ -31,6 +41,7 @@ mod answer;
 mod backend;
 mod built_in;
 mod cache_options;
+mod chat;
 mod draft_model;
 mod draft_trace;
 mod engine;
@@ -46,10 +57,12 @@ mod model;
 mod model_card;
 mod model_files;
 mod opened;
+mod owned_stream;
 mod prefill;
 mod prefill_progress;
 mod prompt;
 mod runner;
+mod service;
 mod session;
 mod shared_prefix;
 mod speculation;
@@ -59,6 +72,9 @@ pub use crate::answer::{Answer, Piece};
 pub use crate::backend::{AnyExecutor, AnyPending, AnyPool, BackendKind};
 pub use crate::built_in::NAME as BUILT_IN;
 pub use crate::cache_options::CacheOptions;
+pub use crate::chat::Chat;
+pub use crate::chat::answer::{ChatAnswer, ToolCall};
+pub use crate::chat::stream::ChatStream;
 pub use crate::draft_trace::{DraftRound, DraftTrace};
 pub use crate::engine::{DEFAULT_SLOTS, warm_up};
 pub use crate::error::Error;
@@ -73,14 +89,20 @@ pub use crate::model::Model;
 pub use crate::model_card::ModelCard;
 pub use crate::model_files::ModelFiles;
 pub use crate::opened::OpenedModel;
+pub use crate::owned_stream::OwnedStream;
 pub use crate::prefill_progress::{PrefillProgress, PrefillState};
 pub use crate::prompt::Prompt;
+pub use crate::service::Service;
 pub use crate::session::{Branch, Session};
 pub use crate::shared_prefix::{PrefixOptions, SharedPrefix};
 pub use crate::speculation::method::DraftMethod;
 pub use crate::speculation::parameters::DraftParameters;
 pub use crate::speculation::{DRAFT_METHODS, Speculation};
-pub use crate::stream::Stream;
+pub use crate::stream::{PieceSource, Stream};
+pub use kvasir_chat::{
+    ChatError, ChatModel, Content, Delta, Message, Role, Shape, Tool, ToolChoice, dialect::ReasoningDialect,
+    dialect::ToolDialect,
+};
 pub use kvasir_cpu::{KvType, Precision};
 pub use kvasir_draft::TreeShape;
 pub use kvasir_engine::{
@@ -88,4 +110,4 @@ pub use kvasir_engine::{
     RequestId, Resolved,
 };
 pub use kvasir_kv::{CacheKind, Token};
-pub use kvasir_sample::{Acceptance, Sampling};
+pub use kvasir_sample::{Acceptance, Allowed, Constrained, Constraint, Follower, Sampling};

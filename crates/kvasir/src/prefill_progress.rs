@@ -34,6 +34,16 @@ struct Reading {
     chunk: u32,
 }
 
+impl Reading {
+    /// The state when this share of the chunk has been read.
+    fn state(&self, chunk_share: f64) -> Option<PrefillState> {
+        let cached = self.cached.filter(|cached| *cached < self.prompt)?;
+        let read = f64::from(self.read.saturating_sub(cached)) + f64::from(self.chunk) * chunk_share;
+        let tokens = self.prompt - cached;
+        Some(PrefillState { tokens, share: (read / f64::from(tokens)).min(1.0) })
+    }
+}
+
 /// How much of the newest request's prompt has been read; clones share it.
 #[derive(Clone)]
 pub struct PrefillProgress {
@@ -44,19 +54,23 @@ pub struct PrefillProgress {
 impl PrefillProgress {
     /// The progress of an engine over `model`, and the observer to add to that engine.
     pub fn of(model: &LoadedModel) -> (Self, Box<dyn Observer>) {
-        let reading = Arc::default();
-        let observer = PrefillObserver(Arc::clone(&reading));
-        (Self { reading, cpu: model.cpu_model() }, Box::new(observer))
+        let progress = Self { reading: Arc::default(), cpu: model.cpu_model() };
+        (progress.clone(), Box::new(PrefillObserver { progress, watch: None }))
+    }
+
+    /// An observer that calls `watch` whenever a chunk has been read.
+    pub(crate) fn watched(
+        model: &LoadedModel,
+        watch: impl FnMut(PrefillState) + Send + 'static,
+    ) -> Box<dyn Observer> {
+        let progress = Self { reading: Arc::default(), cpu: model.cpu_model() };
+        Box::new(PrefillObserver { progress, watch: Some(Box::new(watch)) })
     }
 
     /// The prompt that is being read; `None` before its first step and behind its last.
     pub fn state(&self) -> Option<PrefillState> {
-        let reading = lock(&self.reading);
-        let cached = reading.cached.filter(|cached| *cached < reading.prompt)?;
         let share = self.cpu.as_ref().map_or(0.0, |model| model.forward_share().min(1.0));
-        let read = f64::from(reading.read.saturating_sub(cached)) + f64::from(reading.chunk) * share;
-        let tokens = reading.prompt - cached;
-        Some(PrefillState { tokens, share: (read / f64::from(tokens)).min(1.0) })
+        lock(&self.reading).state(share)
     }
 }
 
@@ -64,12 +78,18 @@ fn lock(reading: &Mutex<Reading>) -> MutexGuard<'_, Reading> {
     reading.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Receives the state behind each chunk.
+type PrefillWatch = Box<dyn FnMut(PrefillState) + Send>;
+
 /// Notes prefill chunks.
-struct PrefillObserver(Arc<Mutex<Reading>>);
+struct PrefillObserver {
+    progress: PrefillProgress,
+    watch: Option<PrefillWatch>,
+}
 
 impl Observer for PrefillObserver {
     fn scheduled(&mut self, core: &Core, step: &Step) {
-        let mut reading = lock(&self.0);
+        let mut reading = lock(&self.progress.reading);
         if let Some(newest) = core.record().arrived.last() {
             *reading = Reading { request: newest.request.0, prompt: newest.prompt, ..Reading::default() };
         }
@@ -83,19 +103,24 @@ impl Observer for PrefillObserver {
     }
 
     fn completed(&mut self, _: &Core, step: &Step, _: &Result<(), StepError>, _: Nanos) {
-        let mut reading = lock(&self.0);
+        let mut reading = lock(&self.progress.reading);
         if reading.prompt == 0 {
             return;
         }
         if let Some(row) = step.batch.rows.iter().find(|row| row.request == reading.request) {
             (reading.read, reading.chunk) = (row.cached + row.tokens.len, 0);
         }
+        let state = reading.state(0.0);
         if reading.read >= reading.prompt {
             reading.prompt = 0;
+        }
+        drop(reading);
+        if let (Some(watch), Some(state)) = (&mut self.watch, state) {
+            watch(state);
         }
     }
 
     fn idle(&mut self, _: &Core) {
-        lock(&self.0).prompt = 0;
+        lock(&self.progress.reading).prompt = 0;
     }
 }

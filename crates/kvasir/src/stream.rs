@@ -3,8 +3,16 @@
 use crate::answer::{Answer, Piece};
 use crate::error::Error;
 use crate::runner::Runner;
-use kvasir_engine::RequestId;
+use kvasir_chat::answer::StopFilter;
+use kvasir_engine::{Finish, RequestId};
+use kvasir_formats::TextStream;
 use kvasir_kv::Token;
+
+/// A source of an answer's pieces.
+pub trait PieceSource: Iterator<Item = Result<Piece, Error>> {
+    /// Ends the answer here, as at a stop text: the next piece is the last one.
+    fn stop_here(&mut self);
+}
 
 /// Streams one answer: an iterator that runs the engine on demand. Dropping it early cancels the
 /// request.
@@ -13,6 +21,10 @@ pub struct Stream<'a> {
     request: RequestId,
     /// Token list of the session's branch, extended by received tokens.
     answered: Option<&'a mut Vec<Token>>,
+    stop: Vec<String>,
+    filter: StopFilter,
+    /// The last piece, if the answer was stopped.
+    last: Option<Piece>,
     answer: Option<Answer>,
     over: bool,
 }
@@ -23,7 +35,26 @@ impl<'a> Stream<'a> {
         request: RequestId,
         answered: Option<&'a mut Vec<Token>>,
     ) -> Self {
-        Self { runner, request, answered, answer: None, over: false }
+        let (stop, filter) = (Vec::new(), StopFilter::new(Vec::new()));
+        Self { runner, request, answered, stop, filter, last: None, answer: None, over: false }
+    }
+
+    /// Ends the answer in front of the first of these texts, however tokens split it. Text that may be
+    /// the beginning of one is held back. The last tokens are those that complete the text. Needs a
+    /// model with a tokenizer.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), kvasir::Error> {
+    /// let mut kvasir = kvasir::Kvasir::built_in(kvasir::Options::default())?;
+    /// let prompt = "<|im_start|>user\nWhat is 7 + 8?<|im_end|>\n<|im_start|>assistant\n";
+    /// let answer = kvasir.stream(prompt, &kvasir::Params::default())?.until([" ="]).finish()?;
+    /// assert_eq!(answer.text.as_deref(), Some("7 + 8"));
+    /// # Ok(()) }
+    /// ```
+    pub fn until(mut self, texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.stop = texts.into_iter().map(Into::into).collect();
+        self.filter = StopFilter::new(self.stop.clone());
+        self
     }
 
     /// Id of the request.
@@ -31,15 +62,59 @@ impl<'a> Stream<'a> {
         self.request
     }
 
-    /// Ends the answer here, as at a stop text, and returns it with all tokens so far.
-    pub fn stop(mut self) -> Option<Answer> {
-        self.over = true;
-        self.runner.stop(self.request)
-    }
-
     /// The whole answer, after the last piece.
     pub fn answer(&self) -> Option<&Answer> {
         self.answer.as_ref()
+    }
+
+    /// Reads to the end and returns the whole answer.
+    pub fn finish(mut self) -> Result<Answer, Error> {
+        for piece in self.by_ref() {
+            piece?;
+        }
+        self.answer.take().ok_or_else(|| Error::Failed("the engine stopped without an answer".into()))
+    }
+
+    /// Cuts the text of a piece at the first stop text; ends the answer if it has one.
+    fn filter(&mut self, piece: &mut Piece) {
+        if self.stop.is_empty() {
+            return;
+        }
+        piece.text = self.filter.push(&piece.text);
+        if piece.answer.is_some() {
+            piece.text += &self.filter.finish();
+        }
+        let Some((end, _)) = self.filter.stopped() else { return };
+        let answer = piece.answer.take().or_else(|| self.runner.stop(self.request));
+        piece.answer = answer.map(|answer| self.cut(answer, end));
+    }
+
+    /// Cuts the text of an answer before its stop text, and its tokens behind the one that completes it.
+    fn cut(&self, mut answer: Answer, end: usize) -> Answer {
+        let (mut text, mut filter) = (TextStream::continuing(true), StopFilter::new(self.stop.clone()));
+        if let Some(tokenizer) = &self.runner.model.tokenizer {
+            let completes = |id: &Token| {
+                filter.push(&text.push(tokenizer, *id));
+                filter.stopped().is_some()
+            };
+            let kept = answer.ids.iter().position(completes).map_or(answer.ids.len(), |at| at + 1);
+            answer.ids.truncate(kept);
+            answer.logprobs.truncate(kept);
+        }
+        answer.text = answer.text.map(|mut text| {
+            text.truncate(end);
+            text
+        });
+        Answer { reason: Finish::StopText, ..answer }
+    }
+}
+
+impl PieceSource for Stream<'_> {
+    fn stop_here(&mut self) {
+        if let Some(answer) = self.runner.stop(self.request) {
+            let (ids, text) = (Vec::new(), String::new());
+            self.last = Some(Piece { request: self.request, ids, text, answer: Some(answer) });
+        }
     }
 }
 
@@ -50,12 +125,16 @@ impl Iterator for Stream<'_> {
         if self.over {
             return None;
         }
-        let next = self.runner.next(self.request);
-        match &next {
+        let mut next = match self.last.take() {
+            Some(last) => Ok(last),
+            None => self.runner.next(self.request),
+        };
+        match &mut next {
             Ok(piece) => {
                 if let Some(answered) = &mut self.answered {
                     answered.extend_from_slice(&piece.ids);
                 }
+                self.filter(piece);
                 self.answer.clone_from(&piece.answer);
                 self.over = piece.answer.is_some();
             }

@@ -9,8 +9,6 @@ use crate::options::rules::rule;
 use crate::options::structured_output::FormArgs;
 use kvasir::{Answer, DraftRound, Finish, Kvasir, Model, Params, Piece, Prompt, Sampling, Token};
 use kvasir_exec::TokenLogprobs;
-use kvasir_formats::{TextStream, Tokenizer};
-use kvasir_chat::answer::StopFilter;
 use serde_json::{Value as Json, json};
 use std::{
     io::Write,
@@ -112,7 +110,7 @@ impl Args {
             self.options.resolve(&model.loaded, prompt.len().saturating_add(self.max_tokens as usize))?;
         let (core, overlap) = (resolved.core()?, resolved.overlap);
         let setup = setup_of(&model.loaded, &resolved, &core);
-        let params = Params { constraint: self.form.constraint(&model.loaded)?, ..self.params() };
+        let params = Params { constraint: self.form.constraint(&model)?, ..self.params() };
         let shared = Arc::clone(&model);
         let tokenizer = shared.tokenizer.as_ref();
         rule(self.stop.is_empty() || tokenizer.is_some(), || {
@@ -122,26 +120,13 @@ impl Args {
         let mut kvasir = Kvasir::with_core(model, core, overlap)?;
         let rounds = self.spec_trace.then(|| kvasir.trace_drafts());
         let prefill = kvasir.trace_prefill();
-        let mut stream = kvasir.stream(prompt, &params)?;
+        let mut stream = kvasir.stream(prompt, &params)?.until(self.stop.iter().cloned());
         let mut line = (!self.json).then(|| reading(prefill));
-        let (mut answer, mut stops) = (None, StopFilter::new(self.stop.clone()));
         for piece in stream.by_ref() {
             drop(line.take());
-            let mut piece = piece?;
-            piece.text = stops.push(&piece.text);
-            if piece.answer.is_some() {
-                piece.text += &stops.finish();
-            }
-            self.print(&piece, tokenizer.is_some())?;
-            answer = piece.answer;
-            if stops.stopped().is_some() {
-                break;
-            }
+            self.print(&piece?, tokenizer.is_some())?;
         }
-        if let (Some((end, _)), Some(tokenizer)) = (stops.stopped(), tokenizer) {
-            answer = answer.or_else(|| stream.stop()).map(|answer| self.cut(answer, end, tokenizer));
-        }
-        let answer = answer.ok_or_else(|| Failure::failed("the engine stopped without an answer"))?;
+        let answer = stream.finish()?;
         match answer.reason {
             Finish::Failed(fault) => return Err(Failure::failed(fault)),
             Finish::Refused(refusal) => return Err(Failure::usage(refusal)),
@@ -174,23 +159,6 @@ impl Args {
         }
         let (opened, _line) = loading(opened, self.model.name());
         Ok(Model::new(self.model.load_opened(opened)?)?)
-    }
-
-    /// Cuts the text of an answer before its stop text, and its tokens behind the one that completes it.
-    fn cut(&self, mut answer: Answer, end: usize, tokenizer: &Tokenizer) -> Answer {
-        let (mut text, mut stops) = (TextStream::continuing(true), StopFilter::new(self.stop.clone()));
-        let completes = |id: &Token| {
-            stops.push(&text.push(tokenizer, *id));
-            stops.stopped().is_some()
-        };
-        let kept = answer.ids.iter().position(completes).map_or(answer.ids.len(), |at| at + 1);
-        answer.ids.truncate(kept);
-        answer.logprobs.truncate(kept);
-        answer.text = answer.text.map(|mut text| {
-            text.truncate(end);
-            text
-        });
-        Answer { reason: Finish::StopText, ..answer }
     }
 
     /// Prints a streamed piece; ids if the model has no tokenizer.

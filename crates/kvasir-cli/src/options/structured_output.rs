@@ -1,10 +1,9 @@
 //! Structured output options of `kvasir generate`: JSON schema, regular expression, grammar.
 
 use crate::io::failure::Failure;
-use kvasir::LoadedModel;
+use kvasir::{Error, Model, Shape};
 use kvasir_sample::Constrained;
-use kvasir_chat::{Shape, grammar::Vocabulary};
-use std::{fs, path::Path, path::PathBuf, sync::Arc};
+use std::{fs, path::Path, path::PathBuf};
 
 /// A form that the answer must have.
 #[derive(clap::Args)]
@@ -23,7 +22,7 @@ pub(crate) struct FormArgs {
 
 impl FormArgs {
     /// Compiles the requested constraint for this model.
-    pub(crate) fn constraint(&self, model: &LoadedModel) -> Result<Constrained, Failure> {
+    pub(crate) fn constraint(&self, model: &Model) -> Result<Constrained, Failure> {
         let (option, shape) = match (&self.json_schema, &self.regex, &self.grammar) {
             (Some(file), _, _) => {
                 let schema = serde_json::from_str(&read("--json-schema", file)?);
@@ -36,17 +35,18 @@ impl FormArgs {
             (None, None, None) => return Ok(Constrained::default()),
         };
         let refused = |why: &dyn std::fmt::Display| Failure::usage(format!("{option}: {why}"));
-        if model.backend() == "sim" {
+        if model.loaded.backend() == "sim" {
             return Err(refused(
                 &"the simulated device outputs arbitrary tokens; another --backend keeps it",
             ));
         }
-        let Some(tokenizer) = model.opened.tokenizer()? else {
+        if model.tokenizer.is_none() {
             return Err(refused(&"the model has no tokenizer.json, so its tokens have no text"));
-        };
-        let size = u32::try_from(model.program().vocab).unwrap_or(u32::MAX);
-        let vocabulary = Vocabulary::new(Arc::new(tokenizer), size, &model.opened.eos());
-        vocabulary.and_then(|v| v.compile(&shape, &[])).map_err(|why| refused(&why))
+        }
+        model.constraint(&shape).map_err(|error| match error {
+            Error::InvalidArgument { reason, .. } => refused(&reason),
+            error => refused(&error),
+        })
     }
 }
 

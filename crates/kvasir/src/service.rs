@@ -1,0 +1,159 @@
+//! [`Service`]: an engine on a thread of its own, for callers that are threads or async tasks.
+//!
+//! Handles send [`Command`]s over a channel. The thread takes all commands between two steps, so
+//! requests that arrive while others run join their next step (continuous batching). It sleeps
+//! while there is nothing to do, and ends with the last handle. A stream holds no handle: once all
+//! handles are gone, running requests are canceled.
+
+use crate::answer::Piece;
+use crate::error::Error;
+use crate::kvasir::Kvasir;
+use crate::model::Model;
+use crate::owned_stream::{Command, OwnedStream};
+use crate::prompt::Prompt;
+use crate::runner::Runner;
+use async_channel::{Receiver, Sender};
+use kvasir_engine::{Params, RequestId};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+/// An engine on a thread of its own. Clones are handles of the same engine.
+///
+/// ```
+/// use kvasir::{Kvasir, Message, Options};
+/// # fn main() -> Result<(), kvasir::Error> {
+/// let service = Kvasir::built_in(Options::default())?.into_service()?;
+/// let questions = ["What is 7 + 8?", "What is 12 + 30?"];
+/// let threads = questions.map(|question| {
+///     let service = service.clone();
+///     std::thread::spawn(move || service.chat(&[Message::user(question)]).answer())
+/// });
+/// let [first, second] = threads.map(|thread| thread.join().unwrap());
+/// assert_eq!((first?.content.as_str(), second?.content.as_str()), ("7 + 8 = 15", "12 + 30 = 42"));
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Service {
+    model: Arc<Model>,
+    commands: Sender<Command>,
+    next: Arc<AtomicU64>,
+}
+
+impl Service {
+    /// Starts the thread.
+    pub(crate) fn start(runner: Runner) -> Result<Self, Error> {
+        let (commands, inbox) = async_channel::unbounded();
+        let model = runner.model.clone();
+        let thread = thread::Builder::new().name("kvasir-engine".into());
+        thread
+            .spawn(move || EngineThread { runner, tickets: HashMap::new(), inbox }.run())
+            .map_err(|error| Error::Failed(format!("the engine's thread cannot be started: {error}")))?;
+        Ok(Self { model, commands, next: Arc::default() })
+    }
+
+    /// The model, to be shared.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Starts a request. A refusal is the stream's first result.
+    pub fn stream(&self, prompt: impl Into<Prompt>, params: Params) -> OwnedStream {
+        let (sender, pieces) = async_channel::unbounded();
+        let ticket = self.next.fetch_add(1, Ordering::Relaxed);
+        let (prompt, params) = (prompt.into(), Box::new(params));
+        let add = Command::Add { ticket, prompt, params, pieces: sender };
+        if let Err(refused) = self.commands.try_send(add)
+            && let Command::Add { pieces, .. } = refused.into_inner()
+        {
+            let _ = pieces.try_send(Err(Error::Failed("the engine has stopped".into())));
+        }
+        OwnedStream::new(ticket, pieces, self.commands.downgrade())
+    }
+}
+
+impl Kvasir {
+    /// Moves the engine to a thread of its own, for callers that are threads or async tasks.
+    pub fn into_service(self) -> Result<Service, Error> {
+        Service::start(self.into_runner())
+    }
+}
+
+/// A request of a service.
+struct Ticket {
+    request: RequestId,
+    pieces: Sender<Result<Piece, Error>>,
+}
+
+struct EngineThread {
+    runner: Runner,
+    tickets: HashMap<u64, Ticket>,
+    inbox: Receiver<Command>,
+}
+
+impl EngineThread {
+    fn run(mut self) {
+        loop {
+            if self.runner.is_idle() {
+                match self.inbox.recv_blocking() {
+                    Ok(command) => self.handle(command),
+                    Err(_) => return,
+                }
+            }
+            while let Ok(command) = self.inbox.try_recv() {
+                self.handle(command);
+            }
+            if self.inbox.is_closed() {
+                return;
+            }
+            if let Err(error) = self.runner.turn() {
+                let why = error.to_string();
+                for ticket in self.tickets.into_values() {
+                    let _ = ticket.pieces.try_send(Err(Error::Failed(why.clone())));
+                }
+                return;
+            }
+            self.deliver();
+        }
+    }
+
+    fn handle(&mut self, command: Command) {
+        match command {
+            Command::Add { ticket, prompt, params, pieces } => match self.runner.add(prompt, &params) {
+                Ok(request) => drop(self.tickets.insert(ticket, Ticket { request, pieces })),
+                Err(error) => drop(pieces.try_send(Err(error))),
+            },
+            Command::Stop(ticket) => {
+                if let Some(Ticket { request, pieces }) = self.tickets.remove(&ticket)
+                    && let Some(answer) = self.runner.stop(request)
+                {
+                    let piece = Piece { request, ids: Vec::new(), text: String::new(), answer: Some(answer) };
+                    let _ = pieces.try_send(Ok(piece));
+                }
+            }
+            Command::Cancel(ticket) => {
+                if let Some(Ticket { request, .. }) = self.tickets.remove(&ticket) {
+                    self.runner.cancel(request);
+                }
+            }
+        }
+    }
+
+    /// Sends pending pieces to their streams.
+    fn deliver(&mut self) {
+        for piece in self.runner.take_all() {
+            let found = self.tickets.iter().find(|(_, ticket)| ticket.request == piece.request);
+            let Some((number, ticket)) = found.map(|(number, ticket)| (*number, ticket)) else { continue };
+            let is_last = piece.answer.is_some();
+            let _ = ticket.pieces.try_send(Ok(piece));
+            if is_last {
+                self.tickets.remove(&number);
+            }
+        }
+    }
+}
