@@ -17,8 +17,8 @@ use kvasir::Precision;
 use kvasir_serve::{
     host::AdmissionLimits,
     http::{
-        AccessControl, Hosts, Keys, LimitListener, Origins, RateLimits, TlsAcceptor, TlsFiles, serve,
-        start_probes,
+        AccessControl, Hosts, Keys, LimitListener, Loading, Origins, RateLimits, TlsAcceptor, TlsFiles,
+        serve, start_probes,
     },
     metrics::Names,
     report::{Level, Reports},
@@ -282,23 +282,35 @@ impl Args {
                 move |slots, max_len| limits.allowance(slots, max_len)
             }),
         };
+        // Bound before the model is read: a taken port fails at once, and probes see a server that loads.
+        let address = SocketAddr::new(self.host, self.port);
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let (address, loading) = runtime.block_on(async {
+            let acceptor = tls.as_ref().map(TlsFiles::acceptor).transpose().map_err(Failure::failed)?;
+            let listener = listen(address, max_connections, acceptor, "--port")?;
+            let address = listener.address().map_err(Failure::failed)?;
+            let listener = listener.with_read_timeout(timeout).with_peer_limit(peer_connections);
+            Ok::<_, Failure>((address, Loading::start(listener)))
+        })?;
+        let probes = match self.health_port {
+            Some(port) => {
+                let address = SocketAddr::new(self.host, port);
+                let started = start_probes(address, PROBES, PROBE_TIMEOUT);
+                Some(started.map_err(|error| cannot_listen(address, &error, "--health-port"))?)
+            }
+            None => None,
+        };
         let options = self.options.clone().for_serving();
         let started = Started::new(&self.model, own_name.as_deref(), &self.sampling_args, &options, service)?;
         let summary = self.summary(&started, &keys, peer_connections);
         let Started { app, name, backend, slots, .. } = started;
-        let address = SocketAddr::new(self.host, self.port);
+        let probes = probes.map_or_else(String::new, |(address, sender)| {
+            let _ = sender.send(app.clone());
+            format!(", probes at http://{address}")
+        });
         runtime.block_on(async {
-            let scheme = if tls.is_some() { "https" } else { "http" };
-            let acceptor = tls.as_ref().map(TlsFiles::acceptor).transpose().map_err(Failure::failed)?;
-            let listener = listen(address, max_connections, acceptor, "--port")?;
-            let address = listener.address().map_err(Failure::failed)?;
-            let mut probes = String::new();
-            if let Some(port) = self.health_port {
-                let address = SocketAddr::new(self.host, port);
-                let address = start_probes(app.clone(), address, PROBES, PROBE_TIMEOUT)
-                    .map_err(|error| cannot_listen(address, &error, "--health-port"))?;
-                probes = format!(", probes at http://{address}");
-            }
+            let listener = loading.finish().await;
+            let listener = listener.ok_or_else(|| Failure::failed("the listener has ended"))?;
             let seconds = began.elapsed().as_secs_f64();
             log_info(
                 &reports,
@@ -329,7 +341,6 @@ impl Args {
                 let warning = "the chat template renders no tools: requests with tools get a generic prompt";
                 log_warning(&reports, warning);
             }
-            let listener = listener.with_read_timeout(timeout).with_peer_limit(peer_connections);
             let grace = Duration::from_secs(self.grace);
             let stop = async {
                 shutdown_signal().await;

@@ -78,3 +78,17 @@ fn doctor_reports_each_problem_with_advice() {
     assert!(output.status.code() == Some(1) && text.contains("FAIL  model") && text.contains("→"), "{text}");
     fs::remove_dir_all(&folder).unwrap();
 }
+
+/// Nothing about the model is logged: it has not been opened.
+#[test]
+fn a_taken_port_fails_before_the_model_is_read() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for option in ["--port", "--health-port"] {
+        let other = if option == "--port" { "--health-port" } else { "--port" };
+        let ran = kvasir(&["serve", "kvasir-mini", option, &port, other, "0"], &[]);
+        let log = String::from_utf8(ran.stderr).unwrap();
+        assert!(!ran.status.success() && log.contains("cannot listen") && log.contains(option), "{log}");
+        assert!(!log.contains("first token"), "{log}");
+    }
+}

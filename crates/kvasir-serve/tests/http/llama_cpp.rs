@@ -1,7 +1,8 @@
 //! llama.cpp's routes: completion, fill in the middle, properties, tokens, and paths without a version.
 
-use super::server::Server;
+use super::server::{Server, with_facts};
 use kvasir_kv::CacheKind;
+use kvasir_serve::model::Facts;
 use kvasir_sim::Toy;
 use serde_json::{Value, json};
 

@@ -1,8 +1,8 @@
 //! Ollama's API: lines, errors, aliases of the model, and bodies as `curl -d` sends them.
 
-use super::server::Server;
+use super::server::{Server, with_facts};
 use kvasir_kv::CacheKind;
-use kvasir_serve::model::Model;
+use kvasir_serve::model::{Facts, Model};
 use serde_json::{Value, json};
 
 fn generate(extra: Value) -> Value {

@@ -95,3 +95,17 @@ fn probe_listener_has_no_other_routes() {
         assert_eq!(status(probes, "/health", ""), 200);
     }
 }
+
+#[test]
+fn a_bound_port_answers_while_the_model_loads() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let (address, loading) = server.listen_loading();
+    assert_eq!(status(address, "/live", ""), 200);
+    let health = request(address, "GET", "/health", "");
+    assert!(health.starts_with("HTTP/1.1 503") && health.contains("\"status\":\"loading\""), "{health}");
+    let models = request(address, "GET", "/v1/models", "");
+    assert!(models.starts_with("HTTP/1.1 503") && models.contains("the model is loading"), "{models}");
+    server.finish_loading(loading);
+    let close = "Connection: close\r\n";
+    assert_eq!([status(address, "/health", close), status(address, "/v1/models", close)], [200, 200]);
+}

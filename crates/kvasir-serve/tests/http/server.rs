@@ -16,7 +16,9 @@ use kvasir_sample::Sampling;
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
-    http::{AccessControl, ApiKey, App, ClientRules, Keys, LimitListener, Live, serve, start_probes},
+    http::{
+        AccessControl, ApiKey, App, ClientRules, Keys, LimitListener, Live, Loading, serve, start_probes,
+    },
     metrics::Names,
     model::{Card, Facts, Model},
     report::Reports,
@@ -133,7 +135,23 @@ impl Server {
     /// Serves probes on a socket with this connection limit.
     pub(crate) fn listen_for_probes(&self, places: usize) -> SocketAddr {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        start_probes(self.app.clone(), address, places, Duration::from_secs(30)).unwrap()
+        let (address, loaded) = start_probes(address, places, Duration::from_secs(30)).unwrap();
+        assert!(loaded.send(self.app.clone()).is_ok());
+        address
+    }
+
+    /// A socket that answers as while a model loads, until `finish_loading`.
+    pub(crate) fn listen_loading(&self) -> (SocketAddr, Loading) {
+        let listener = self.listener(4);
+        let address = listener.address().unwrap();
+        let _inside = self.runtime.enter();
+        (address, Loading::start(listener))
+    }
+
+    /// Serves on a socket of `listen_loading`.
+    pub(crate) fn finish_loading(&self, loading: Loading) {
+        let listener = self.runtime.block_on(loading.finish()).unwrap();
+        self.runtime.spawn(serve(self.app.clone(), listener, pending(), pending()));
     }
 
     fn listener(&self, places: usize) -> LimitListener {

@@ -1,0 +1,101 @@
+//! HTTP/1.1 over the connections of a listener.
+
+use crate::error::ApiError;
+use crate::http::transport::{
+    connection::{Client, Connection},
+    exchange::{ClientGone, Handling},
+    limit_listener::LimitListener,
+};
+use axum::{
+    Extension, Router,
+    body::Body,
+    http::{Request, Version, header},
+    response::IntoResponse,
+};
+use hyper::{
+    body::Incoming,
+    server::conn::http1,
+    service::{Service, service_fn},
+};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+    service::TowerToHyperService,
+};
+use std::{convert::Infallible, net::SocketAddr, panic::resume_unwind};
+
+/// HTTP service of the connections of one listener.
+pub(super) struct Connections {
+    service: TowerToHyperService<Router>,
+    http: http1::Builder,
+    /// Without keep-alive, for probes on permits of the reserve.
+    once: http1::Builder,
+    /// Open connections, for shutdown.
+    pub(super) open: GracefulShutdown,
+}
+
+impl Connections {
+    /// Serves requests by `router`.
+    pub(super) fn new(router: Router, listener: &LimitListener) -> Self {
+        let read_timeout = listener.read_timeout();
+        let service = TowerToHyperService::new(router.layer(Extension(read_timeout)));
+        let mut http = http1::Builder::new();
+        // Also the idle timeout of a kept-alive connection.
+        http.timer(TokioTimer::new()).header_read_timeout(read_timeout.0);
+        let mut once = http.clone();
+        once.keep_alive(false);
+        Self { service, http, once, open: GracefulShutdown::new() }
+    }
+
+    /// Serves one request per connection by `router`.
+    pub(super) fn closing(router: Router, listener: &LimitListener) -> Self {
+        let connections = Self::new(router, listener);
+        Self { http: connections.once.clone(), ..connections }
+    }
+
+    /// Serves a connection, on a task of its own.
+    pub(super) fn serve(&self, connection: Connection, client: SocketAddr) {
+        let http = if connection.is_probe() { &self.once } else { &self.http };
+        let service = self.service.clone();
+        let exchange = connection.exchange();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (service, exchange) = (service.clone(), exchange.clone());
+            let checked = one_host(&request);
+            let takes_interim = request.version() == Version::HTTP_11;
+            // Not in the future: hyper may read the end of the stream before it polls that.
+            let mut request = request.map(|body| exchange.begin(Body::new(body), takes_interim));
+            async move {
+                let response = match checked {
+                    Ok(()) => {
+                        let gone = ClientGone::default();
+                        request.extensions_mut().insert(Client(client.ip()));
+                        request.extensions_mut().insert(gone.clone());
+                        let mut handling = Handling { task: tokio::spawn(service.call(request)), gone };
+                        match (&mut handling.task).await {
+                            Ok(response) => response?,
+                            Err(failed) => resume_unwind(failed.into_panic()),
+                        }
+                    }
+                    Err(error) => error.into_response(),
+                };
+                Ok::<_, Infallible>(response.map(|body| exchange.respond(body)))
+            }
+        });
+        let connection = http.serve_connection(TokioIo::new(connection), service);
+        let connection = self.open.watch(connection);
+        tokio::spawn(async move {
+            // Errors here are those of the client's connection.
+            let _ = connection.await;
+        });
+    }
+}
+
+/// Rejects HTTP/1.1 requests without a `host`, or with several, as RFC 9112 demands: servers that
+/// disagree on the host of a request can be played off against each other.
+fn one_host(request: &Request<Incoming>) -> Result<(), ApiError> {
+    let count = request.headers().get_all(header::HOST).iter().count();
+    match (request.version(), count) {
+        (_, 1) | (Version::HTTP_09 | Version::HTTP_10, 0) => Ok(()),
+        _ => Err(ApiError::body("the request must have one `host` header")),
+    }
+}
