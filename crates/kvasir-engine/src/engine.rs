@@ -232,6 +232,7 @@ impl<E: Executor> Engine<E> {
         if !self.core.is_idle() {
             return Ok(Turn::Deferred);
         }
+        self.core.recount_retained();
         for observer in &mut self.observers {
             observer.idle(&self.core);
         }

@@ -70,6 +70,34 @@ fn a_key_with_many_sessions_evicts_its_own_first() {
 }
 
 #[test]
+fn slots_of_retained_sessions_are_counted_apart_from_those_of_requests() {
+    for kind in FORKING {
+        let mut engine = engine(kind, 64, false);
+        let counts =
+            |engine: &Engine<Toy>| (engine.core().retained_slots(), engine.core().cache().usage().held);
+        run(&mut engine, &[7; 12], 1);
+        run(&mut engine, &[8; 8], 2);
+        step(&mut engine);
+        assert_eq!(counts(&engine), (20, 20), "{kind}");
+        // A fork shares what it retains.
+        engine.core_mut().fork_session(SessionId(1), SessionId(3), 12);
+        step(&mut engine);
+        assert_eq!(counts(&engine), (20, 20), "{kind}");
+        // A turn takes its session's slots over, and those of another session that it shares.
+        engine.core_mut().add(request(&[7; 16], 8, Some(1)), 0).unwrap();
+        step(&mut engine);
+        let (retained, held) = counts(&engine);
+        assert!(retained == 8 && held > 20, "{kind}: {retained} of {held}");
+        drain(&mut engine);
+        for session in 1..=3 {
+            engine.core_mut().end_session(SessionId(session));
+        }
+        step(&mut engine);
+        assert_eq!(counts(&engine), (0, 0), "{kind}");
+    }
+}
+
+#[test]
 fn pinned_prefixes_outlive_others_until_they_end() {
     for kind in [CacheKind::Paged, CacheKind::Radix] {
         for (pinned, ended, held) in [(true, false, 24), (false, false, 0), (true, true, 0)] {

@@ -159,6 +159,10 @@ impl Victims for Contiguous {
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         self.single.victims(search, 0, victims)
     }
+
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
+        self.single.slots_held_by(sequences, 0)
+    }
 }
 
 impl Rewind for Contiguous {

@@ -216,6 +216,10 @@ impl Victims for TreeCache {
         let extra = self.nodes.unsettled();
         self.single.victims(search, extra, victims)
     }
+
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
+        self.single.slots_held_by(sequences, self.nodes.unsettled())
+    }
 }
 
 impl Rewind for TreeCache {

@@ -133,6 +133,11 @@ impl ApiError {
         Self { param: Some("host".into()), code: Some("unknown_host"), ..Self::new(403, why) }
     }
 
+    /// 403: the caller's key, or the server's options, do not allow it.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self { code: Some("forbidden"), ..Self::new(403, message) }
+    }
+
     /// 404: something named in the path or body does not exist.
     pub fn not_found(param: &str, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), code: Some("not_found"), ..Self::new(404, message) }

@@ -300,6 +300,13 @@ impl Core {
         record.begin(now, self.costs, arrived, shifted);
         self.state.compact();
         self.speculation.prune_drafts(&mut self.state.requests);
+        let step = self.build_step(now);
+        self.state.kv.recount_retained();
+        step
+    }
+
+    /// Builds the next step; evicts, preempts or ends what stands in its way.
+    fn build_step(&mut self, now: Nanos) -> Option<Box<Step>> {
         let mut step = self.builder.take();
         let mut built = self.try_schedule(&mut step, now);
         // Each try evicts, preempts or ends at least one request or session, so the loop

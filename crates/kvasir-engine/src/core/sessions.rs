@@ -33,6 +33,17 @@ impl Core {
         self.state.kv.retained().len_of(session)
     }
 
+    /// KV slots that only retained sessions and pins own, and that are evicted when requests need them.
+    /// Counted when a step is scheduled and when the engine turns idle; requests that have come to
+    /// share them since may be missing for a few steps.
+    pub fn retained_slots(&self) -> u32 {
+        self.state.kv.retained().slots()
+    }
+
+    pub(crate) fn recount_retained(&mut self) {
+        self.state.kv.recount_retained();
+    }
+
     /// Forks a session without copying K/V: `into` starts with the first `at` retained tokens of
     /// `from`, in whole blocks; what `into` retained before is dropped. Returns the shared length,
     /// which may be 0, and reports it in the outbox.

@@ -137,6 +137,11 @@ impl KvManager {
     }
 
     #[inline]
+    /// Counts the slots that only retained sequences own, if they may have changed.
+    pub(crate) fn recount_retained(&mut self) {
+        self.retained.recount_slots(&mut *self.cache);
+    }
+
     pub(crate) fn block(&self) -> u32 {
         self.budget.block().rows()
     }

@@ -58,7 +58,16 @@ pub(crate) struct RetainedSessions {
     victims: Vec<SeqId>,
     /// Retained lengths that changed and are not in the outbox yet.
     reports: Vec<(SessionId, u32)>,
+    /// Slots that only retained sequences own, as last counted.
+    slots: u32,
+    /// Whether the retained sequences have changed since then.
+    is_recount_due: bool,
+    /// Calls of `recount_slots` since then.
+    uncounted: u32,
 }
+
+/// Steps after which slots are counted again, because requests may share them meanwhile.
+const RECOUNT_EVERY: u32 = 16;
 
 /// A victim search that failed. It need not be repeated while `changes` is unchanged.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +114,23 @@ impl RetainedSessions {
         self.entries.get(&session).map_or(0, |retained| retained.tokens.len() as u32)
     }
 
+    /// Slots that only retained sequences own, as of the last `recount_slots`.
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Counts the slots that only retained sequences own, if these have changed; otherwise every
+    /// `RECOUNT_EVERY` calls.
+    pub(crate) fn recount_slots(&mut self, cache: &mut dyn Cache) {
+        self.uncounted += 1;
+        if self.entries.is_empty() {
+            (self.slots, self.is_recount_due) = (0, false);
+        } else if self.is_recount_due || self.uncounted >= RECOUNT_EVERY {
+            self.slots = cache.slots_held_by(self.order.list(None));
+            (self.is_recount_due, self.uncounted) = (false, 0);
+        }
+    }
+
     /// Retained lengths that changed since the last call, in order.
     pub(crate) fn take_reports(&mut self) -> std::vec::Drain<'_, (SessionId, u32)> {
         self.reports.drain(..)
@@ -131,6 +157,7 @@ impl RetainedSessions {
     /// Stores retained K/V as the most recently used.
     fn insert(&mut self, session: SessionId, retained: RetainedSequence, steps_in_flight: u32) {
         self.note_change();
+        self.is_recount_due = true;
         self.steps_in_flight = self.steps_in_flight.max(steps_in_flight);
         let rank = Retained { key: retained.key, tokens: retained.tokens.len() as u64 };
         self.order.on_release(retained.seq, rank);
@@ -253,6 +280,7 @@ impl RetainedSessions {
         len: u32,
     ) -> Option<RetainedSequence> {
         self.truncate(cache, session, len);
+        self.is_recount_due = true;
         self.entries.remove(&session).inspect(|retained| self.order.on_use(retained.seq))
     }
 
@@ -269,6 +297,7 @@ impl RetainedSessions {
             return self.evict(cache, session);
         }
         retained.tokens.truncate(len as usize);
+        self.is_recount_due = true;
         self.order.resize(retained.seq, u64::from(len));
         retained.gaps.truncate(len);
         self.note_change();
@@ -299,6 +328,7 @@ impl RetainedSessions {
             let closed = cache.close(retained.seq);
             debug_assert!(closed.is_ok(), "{closed:?}");
             self.note_change();
+            self.is_recount_due = true;
             self.report(session);
         }
     }
@@ -418,6 +448,7 @@ impl RetainedSessions {
         retained.gaps = gaps;
         retained.tokens.drain(range.start as usize..range.end as usize);
         self.order.resize(retained.seq, retained.tokens.len() as u64);
+        self.is_recount_due = true;
         self.note_change();
     }
 }

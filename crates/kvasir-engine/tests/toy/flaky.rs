@@ -120,4 +120,8 @@ impl Victims for Flaky {
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         self.inner.victims(search, victims)
     }
+
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
+        self.inner.slots_held_by(sequences)
+    }
 }

@@ -10,7 +10,7 @@ use crate::blocks::ledger::Ledger;
 use crate::blocks::sequence::{HOLE, Seq};
 use crate::contract::capabilities::{VictimSearch, Victims};
 use crate::contract::ids::{BlockId, SeqId};
-use crate::shared::victims::{OwnerChanges, TrialRelease, choose};
+use crate::shared::victims::{OwnerChanges, TrialRelease, choose, freed_by};
 
 /// The cache after hypothetical releases.
 struct BlockTrial<'a, I> {
@@ -37,6 +37,16 @@ impl<I: Index> Victims for BlockCache<I> {
         let enough = choose(&mut what_if, search, victims);
         self.owner_changes = what_if.changes;
         enough
+    }
+
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
+        let mut changes = std::mem::take(&mut self.owner_changes);
+        changes.reset(self.config.blocks as usize + usize::from(self.config.dummy));
+        let unpinned = Unpinned::default();
+        let mut what_if = BlockTrial { cache: self, changes, unpinned, leased_too: true, freed: 0 };
+        let freed = freed_by(&mut what_if, sequences);
+        self.owner_changes = what_if.changes;
+        freed
     }
 }
 

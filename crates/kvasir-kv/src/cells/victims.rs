@@ -4,7 +4,7 @@
 use crate::cells::Cells;
 use crate::contract::capabilities::{VictimSearch, Victims};
 use crate::contract::ids::{SeqId, Slot};
-use crate::shared::victims::{OwnerChanges, TrialRelease, choose};
+use crate::shared::victims::{OwnerChanges, TrialRelease, choose, freed_by};
 
 /// The cache after hypothetical releases.
 struct CellTrial<'a> {
@@ -22,6 +22,15 @@ impl Victims for Cells {
         let enough = choose(&mut what_if, search, victims);
         self.owner_changes = what_if.changes;
         enough
+    }
+
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
+        let mut changes = std::mem::take(&mut self.owner_changes);
+        changes.reset(self.cells.high_water() as usize);
+        let mut what_if = CellTrial { cache: self, changes, leased_too: true, freed: 0 };
+        let freed = freed_by(&mut what_if, sequences);
+        self.owner_changes = what_if.changes;
+        freed
     }
 }
 

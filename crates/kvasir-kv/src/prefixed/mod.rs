@@ -283,6 +283,10 @@ impl<C: Cache + ?Sized> Victims for Prefixed<C> {
         let hit = Hit { tokens: search.hit.tokens.saturating_sub(self.shape.base), ..search.hit };
         self.inner.victims(&VictimSearch { truncate, hit, ..*search }, victims)
     }
+
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
+        self.inner.slots_held_by(sequences)
+    }
 }
 
 impl<C: Cache + ?Sized> Rewind for Prefixed<C> {

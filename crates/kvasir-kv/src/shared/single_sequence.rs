@@ -13,7 +13,7 @@ use crate::contract::plan::{Plan, PlanKind};
 use crate::contract::usage::PoolUsage;
 use crate::shared::in_flight::InFlight;
 use crate::shared::sequence_table::SeqTable;
-use crate::shared::victims::{TrialRelease, choose};
+use crate::shared::victims::{TrialRelease, choose, freed_by};
 
 /// What one step writes: rows of the sequence, or draft nodes behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +152,12 @@ impl SingleSequence {
             search,
             victims,
         )
+    }
+
+    /// `Victims::slots_held_by` when `extra` slots hold draft nodes.
+    pub(crate) fn slots_held_by(&self, sequences: &[SeqId], extra: u32) -> u32 {
+        let held = self.claimed + extra;
+        freed_by(&mut SingleSequenceTrial { single: self, held, leased: false, freed: 0 }, sequences)
     }
 
     pub(crate) fn open(&mut self) -> Result<SeqId, CacheError> {

@@ -57,6 +57,12 @@ pub(crate) fn choose(
     true
 }
 
+/// Slots that come free when all of these sequences are closed.
+pub(crate) fn freed_by(trial: &mut impl TrialRelease, sequences: &[SeqId]) -> u32 {
+    sequences.iter().for_each(|&seq| trial.release(seq, 0));
+    trial.freed()
+}
+
 /// Hypothetical change of the owner count, per block or cell.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OwnerChanges(Vec<i32>);

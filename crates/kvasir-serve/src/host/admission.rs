@@ -9,7 +9,7 @@ use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
 use crate::host::output_buffer::OutputBuffer;
 use crate::host::request_output::RequestOutput;
-use crate::metrics::Rejected;
+use crate::metrics::{Rejected, per_key::KeyMetrics};
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
 /// Limits on concurrent work, running and queued; requests beyond them get status 429.
@@ -60,6 +60,8 @@ pub(crate) struct Client {
     pub(crate) buffer: Arc<OutputBuffer<RequestOutput>>,
     pub(crate) context: Arc<RequestContext>,
     pub(crate) key: u64,
+    /// The counters of its key, if it has one.
+    pub(crate) key_metrics: Option<Arc<KeyMetrics>>,
     pub(crate) tokens: u64,
     /// Time of the last delivery, for inter-token latency.
     pub(crate) delivered_at: Option<Instant>,
@@ -139,7 +141,8 @@ mod tests {
     use super::*;
 
     fn client(key: u64, tokens: u64) -> Client {
-        Client { buffer: Arc::default(), context: Arc::default(), key, tokens, delivered_at: None }
+        let (buffer, context) = (Arc::default(), Arc::default());
+        Client { buffer, context, key, key_metrics: None, tokens, delivered_at: None }
     }
 
     #[test]

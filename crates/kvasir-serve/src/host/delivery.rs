@@ -39,9 +39,11 @@ impl Delivery {
             }
         }
         for EventOutput { event, tokens, logprobs, scores, hidden, summary } in outbox.iter() {
-            summary.iter().for_each(|summary| self.metrics.ended(summary));
+            let client = clients.by_tag.get_mut(&event.tag);
+            let key_metrics = client.as_ref().and_then(|client| client.key_metrics.as_deref());
+            summary.iter().for_each(|summary| self.metrics.ended(summary, key_metrics));
             // A disconnected client's request is aborted when its stream is dropped.
-            let Some(client) = clients.by_tag.get_mut(&event.tag) else { continue };
+            let Some(client) = client else { continue };
             self.wakers.extend(client.buffer.put(|output| {
                 output.tokens.extend_from_slice(tokens);
                 output.logprobs.extend(logprobs.iter().map(|(_, logprobs)| logprobs.clone()));

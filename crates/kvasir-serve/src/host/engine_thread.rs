@@ -118,24 +118,23 @@ impl Host {
         submissions: Vec<Submission>,
         n: u32,
     ) -> Result<Vec<TokenStream>, ApiError> {
+        let context = RequestContext::current();
+        let key = submissions.first().map_or(0, |submission| submission.request.params.key);
+        let key_metrics = self.metrics.of_key(key, context.key_name.as_deref());
         if self.draining.load(Ordering::Relaxed) {
-            self.metrics.reject(Rejected::Draining);
+            self.metrics.reject(Rejected::Draining, key_metrics.as_deref());
             return Err(ApiError::unavailable("the server is shutting down"));
         }
         let (prompts, n) = (submissions.len() as u64, u64::from(n));
         let tokens = submissions.iter().map(|submission| submission.tokens).sum::<u64>() * n;
         self.limits.check_feasible(prompts, n, tokens)?;
-        let (context, key) = (
-            RequestContext::current(),
-            submissions.first().map_or(0, |submission| submission.request.params.key),
-        );
         let mut clients = locked(&self.clients);
         if clients.is_closed() {
             return Err(stopped());
         }
         if let Err((why, text)) = clients.admit(&self.limits, key, (prompts * n) as usize, tokens) {
             drop(clients);
-            self.metrics.reject(why);
+            self.metrics.reject(why, key_metrics.as_deref());
             return Err(ApiError::too_many(text));
         }
         if clients.by_tag.is_empty() {
@@ -147,8 +146,10 @@ impl Host {
             request.tag = self.next_tag.fetch_add(n, Ordering::Relaxed);
             streams.extend((request.tag..request.tag + n).map(|tag| {
                 let buffer = Arc::<OutputBuffer<RequestOutput>>::default();
-                let (context, delivered_at) = (context.clone(), None);
-                clients.insert(tag, Client { buffer: buffer.clone(), context, key, tokens, delivered_at });
+                let (context, key_metrics, delivered_at) = (context.clone(), key_metrics.clone(), None);
+                let client =
+                    Client { buffer: buffer.clone(), context, key, key_metrics, tokens, delivered_at };
+                clients.insert(tag, client);
                 TokenStream { tag, buffer, host: self.clone(), ended: false }
             }));
             messages.push(Message::Add { request: Box::new(request), n: n as u32 });

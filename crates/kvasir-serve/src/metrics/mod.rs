@@ -5,10 +5,12 @@
 
 mod deferral_group;
 pub(crate) mod page;
+pub(crate) mod per_key;
 pub(crate) mod process;
 pub(crate) mod prometheus;
 
 use crate::metrics::deferral_group::DeferralGroup;
+use crate::metrics::per_key::{KeyMetrics, PerKey};
 pub use crate::metrics::prometheus::Names;
 use crate::metrics::prometheus::{
     COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, REQUEST_BUCKETS, TOKEN_BUCKETS,
@@ -26,6 +28,7 @@ pub struct Metrics {
     block: Gauge,
     slots_held: Gauge,
     slots_cached: Gauge,
+    slots_retained: Gauge,
     steps: Counter,
     failed_steps: Counter,
     step_time: Histogram,
@@ -57,6 +60,7 @@ pub struct Metrics {
     decode: Histogram,
     prompts: Histogram,
     answers: Histogram,
+    per_key: PerKey,
 }
 
 /// `finished_reason` labels, as other servers' dashboards expect them.
@@ -92,6 +96,7 @@ impl Default for Metrics {
             block: Gauge::default(),
             slots_held: Gauge::default(),
             slots_cached: Gauge::default(),
+            slots_retained: Gauge::default(),
             steps: Counter::default(),
             failed_steps: Counter::default(),
             step_time: Histogram::new(TOKEN_BUCKETS, NANOS_PER_SECOND),
@@ -120,6 +125,7 @@ impl Default for Metrics {
             decode: long(),
             prompts: Histogram::new(COUNT_BUCKETS, 1.0),
             answers: Histogram::new(COUNT_BUCKETS, 1.0),
+            per_key: PerKey::default(),
         }
     }
 }
@@ -130,8 +136,18 @@ impl Metrics {
         self.waiting.get()
     }
 
-    /// Counts a rejected request.
-    pub fn reject(&self, why: Rejected) {
+    /// The counters of an API key with this id and name; none for requests without a key.
+    pub(crate) fn of_key(&self, key: u64, name: Option<&str>) -> Option<Arc<KeyMetrics>> {
+        (key != 0).then(|| self.per_key.of(name))
+    }
+
+    /// Counts a rejected request, of a key if it has one.
+    pub(crate) fn reject(&self, why: Rejected, key: Option<&KeyMetrics>) {
+        self.count_rejection(why);
+        key.into_iter().for_each(KeyMetrics::rejected);
+    }
+
+    fn count_rejection(&self, why: Rejected) {
         if let Some(counter) = self.rejected.get(why as usize) {
             counter.add(1);
         }
@@ -142,8 +158,11 @@ impl Metrics {
         self.inter_token.observe(inter_token);
     }
 
-    /// Records an ended request.
-    pub(crate) fn ended(&self, summary: &Summary) {
+    /// Records an ended request, of a key if it has one.
+    pub(crate) fn ended(&self, summary: &Summary, key: Option<&KeyMetrics>) {
+        if let Some(key) = key {
+            key.ended(summary, matches!(summary.finish, Finish::Refused(_)));
+        }
         let at = match summary.finish {
             Finish::StopSequence { .. } | Finish::Eos | Finish::StopId(_) | Finish::StopText => 0,
             Finish::MaxTokens | Finish::ModelLength | Finish::Capacity => 1,
@@ -157,7 +176,7 @@ impl Metrics {
         }
         if let Finish::Refused(refusal) = summary.finish {
             if matches!(refusal, Refusal::QueueFull { .. }) {
-                self.reject(Rejected::QueueFull);
+                self.count_rejection(Rejected::QueueFull);
             }
             return;
         }
@@ -184,7 +203,9 @@ impl Metrics {
         self.running.set(running as u64);
         self.capacity.set(cache.shape().capacity.into());
         self.block.set(cache.shape().block_size.into());
-        self.slots_held.set(u64::from(usage.held) + u64::from(usage.leased));
+        let retained = u64::from(core.retained_slots());
+        self.slots_held.set((u64::from(usage.held) + u64::from(usage.leased)).saturating_sub(retained));
+        self.slots_retained.set(retained);
         self.slots_cached.set(usage.evictable.into());
     }
 

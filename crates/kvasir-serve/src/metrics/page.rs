@@ -14,6 +14,7 @@ impl Metrics {
         let mut page = TextExposition::new(prefix, model);
         self.gauges(&mut page, open);
         self.counters(&mut page);
+        self.per_key.expose(&mut page);
         self.histograms(&mut page);
         page.text
     }
@@ -34,6 +35,11 @@ impl Metrics {
             "kv_cache_slots_cached",
             "KV cache slots of cached prefixes, evictable.",
             self.slots_cached.get() as f64,
+        );
+        page.gauge(
+            "kv_cache_slots_retained",
+            "KV cache slots that only retained conversations and pinned prefixes hold, evictable.",
+            self.slots_retained.get() as f64,
         );
         let block = self.block.get().max(1);
         page.info(

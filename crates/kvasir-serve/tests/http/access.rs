@@ -17,8 +17,12 @@ fn the_metrics_key_opens_metrics_alone() {
     let status = |path: &str, key: &str| server.send("GET", path, key, "").0;
     assert_eq!(
         (status("/metrics", "ops"), status("/metrics", "user"), status("/metrics", "")),
-        (200, 401, 401)
+        (200, 403, 401)
     );
+    let why = |server: &Server, key: &str| {
+        server.send("GET", "/metrics", key, "").1["error"]["message"].as_str().unwrap().to_owned()
+    };
+    assert!(why(&server, "user").ends_with("the key of --metrics-key"));
     let steps = |server: &Server, key: &str| server.head("GET", "/v1/engine/steps", &[("x-api-key", key)]).0;
     // An API key shows the steps of its own requests.
     assert_eq!((steps(&server, "ops"), steps(&server, "user"), steps(&server, "")), (200, 200, 401));
@@ -30,6 +34,7 @@ fn the_metrics_key_opens_metrics_alone() {
         (200, 401),
         "without API keys, all requests are one's own"
     );
+    assert!(why(&open, "").ends_with("the key of --metrics-key"));
 }
 
 #[test]
@@ -39,7 +44,10 @@ fn admin_keys_open_everything() {
     let access = AccessControl { keys, ..AccessControl::default() };
     let server = Server::behind(Toy::new(), CacheKind::Paged, 256, access, Duration::MAX);
     let status = |path: &str, key: &str| server.head("GET", path, &[("x-api-key", key)]).0;
-    for (path, user) in [("/metrics", 401), ("/v1/engine/steps", 200), ("/v1/models", 200)] {
+    assert!(
+        server.send("GET", "/metrics", "user", "").1["error"]["message"] == "this route takes an admin's key"
+    );
+    for (path, user) in [("/metrics", 403), ("/v1/engine/steps", 200), ("/v1/models", 200)] {
         assert_eq!((status(path, "boss"), status(path, "user")), (200, user), "{path}");
     }
 }

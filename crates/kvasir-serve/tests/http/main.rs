@@ -10,6 +10,7 @@ mod health;
 mod leavers;
 mod llama_cpp;
 mod messages;
+mod metrics;
 mod ollama;
 mod origins;
 mod output_fields;

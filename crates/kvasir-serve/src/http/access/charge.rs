@@ -25,7 +25,7 @@ impl AccessControl {
         };
         RequestContext::current().set_rate(state.headers());
         let Some(wait) = wait else { return Ok(()) };
-        metrics.reject(Rejected::KeyRate);
+        metrics.reject(Rejected::KeyRate, metrics.of_key(key, name.as_deref()).as_deref());
         let seconds = wait.as_secs() as u32 + 1;
         let RateLimit { requests, tokens } = state.limit;
         let why = format!(

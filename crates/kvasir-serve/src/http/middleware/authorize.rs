@@ -12,6 +12,17 @@ use axum::{
 };
 use std::sync::Arc;
 
+/// The refusal of a route that needs another key than `key`, or any if that is 0.
+fn reserved(access: &AccessControl, key: u64) -> ApiError {
+    let which = match (&access.metrics_key, access.keys.has_admin()) {
+        (Some(_), true) => "the key of --metrics-key or an admin's key",
+        (Some(_), false) => "the key of --metrics-key",
+        (None, _) => "an admin's key",
+    };
+    let message = format!("this route takes {which}");
+    if key == 0 { ApiError { message, ..ApiError::unauthorized() } } else { ApiError::forbidden(message) }
+}
+
 /// Checks host name and API key; errors get the format of the client's API.
 pub(crate) async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let format = ErrorFormat::of(&request);
@@ -29,7 +40,7 @@ pub(crate) async fn authorize(State(app): State<Arc<App>>, mut request: Request,
         // Without a key for it, every API key opens `/metrics`, which names no key.
         let is_reserved = metrics_key.is_some() || keys.has_admin();
         let is_reserved = is_reserved && (is_metrics || is_steps && keys.is_empty());
-        if is_reserved && !sees_all { Err(ApiError::unauthorized()) } else { Ok((key, sees_all)) }
+        if is_reserved && !sees_all { Err(reserved(&app.access, key)) } else { Ok((key, sees_all)) }
     });
     let response = match caller {
         Ok((key, sees_all)) => {
