@@ -27,7 +27,7 @@ mkdirSync(SHOTS, { recursive: true });
 // A container has no sandbox to offer; what is opened is the project's own page.
 const browser = await chromium.launch({ executablePath: process.env.BROWSER, args: ["--no-sandbox", "--disable-gpu"], timeout: 120_000 });
 const server = await Server.start(["--api-key", "test-key"]);
-const slow = await Server.start(["--api-key", "test-key", "--backend", "sim", "--sim-preset", "fixed:100ms"]);
+const slow = await Server.start(["--api-key", "test-key,other-key", "--backend", "sim", "--sim-preset", "fixed:100ms"]);
 const small = await context.start();
 const speculating = await Server.start(["--api-key", "test-key", "--spec", "suffix"]);
 let failed = 0;
@@ -102,6 +102,7 @@ try {
   await run("a conversation is whole while an answer is awaited", tabs.torn);
   await run("two tabs write one conversation", tabs.shared, { at: slow, expected: /401|404/ });
   await run("an answer ends with its tab", tabs.leftTab, { at: slow });
+  await run("sessions end with their tab", tabs.closedTab, { at: slow, key: "other-key" });
   await run("a reset is undone where it was made", controls.resetElsewhere);
   await run("a late result of a call is refused", controls.lateResult);
   await run("what is wrong is refused in words", controls.refusals);

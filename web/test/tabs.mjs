@@ -136,6 +136,52 @@ export async function leftTab({ page, address }) {
   await page.waitForSelector(".elsewhere", { state: "detached" });
 }
 
+/** Waits until the server has this many sessions of the key. */
+async function sessions(page, count) {
+  const found = await page.evaluate(async (count) => {
+    const headers = { Authorization: `Bearer ${sessionStorage.getItem("kvasir-key")}` };
+    let data;
+    for (let i = 0; i < 100; i++) {
+      ({ data } = await (await fetch("/v1/sessions", { headers })).json());
+      if (data.length === count) break;
+      await new Promise((done) => setTimeout(done, 50));
+    }
+    return data.length;
+  }, count);
+  assert.equal(found, count, "sessions of the server");
+}
+
+/** A tab that is closed or loaded again ends its sessions, also while it answers; the conversation goes on in a new one. */
+export async function closedTab({ page, address }) {
+  await page.goto(address);
+  await ready(page);
+  await sessions(page, 0);
+  const other = await open(page, address);
+  await set(other, "max_tokens", "3");
+  await ask(other, "one");
+  await rest(other);
+  await sessions(page, 1);
+  await other.reload();
+  await ready(other);
+  await sessions(page, 0);
+  // Its record named the session; a request for that would be an error in the console.
+  const refused = [];
+  other.on("response", (response) => { if (response.status() >= 400) refused.push(response.url()); });
+  await ask(other, "two");
+  await rest(other);
+  assert.deepEqual(refused, []);
+  await sessions(page, 1);
+  await other.close();
+  await sessions(page, 0);
+  const third = await open(page, address);
+  await set(third, "max_tokens", "2000");
+  await ask(third, "a long one");
+  await third.waitForFunction(() => [...document.querySelectorAll(".msg.assistant .text")].at(-1)?.textContent.length > 3);
+  await sessions(page, 1);
+  await third.close();
+  await sessions(page, 0);
+}
+
 export async function quota({ page, address }) {
   await echo(page);
   await page.goto(address);

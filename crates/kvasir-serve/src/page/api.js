@@ -41,11 +41,11 @@ async function arrival(promise, signal) {
   }
 }
 
-async function request(path, body, signal, method = body ? "POST" : "GET") {
+async function request(path, body, signal, method = body ? "POST" : "GET", keepalive = false) {
   if (key.unsendable(key.get()).length) throw new Refused(401, "The key of this tab cannot be sent.");
   const headers = key.get() ? { Authorization: `Bearer ${key.get()}` } : {};
   if (body) headers["Content-Type"] = "application/json";
-  const response = await arrival(fetch(path, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" }), signal);
+  const response = await arrival(fetch(path, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store", keepalive }), signal);
   if (response.ok) return response;
   const reply = await response.json().catch(() => null);
   throw new Refused(response.status, reply?.error?.message ?? `the server answered ${response.status}`, reply?.error?.code);
@@ -59,8 +59,9 @@ export async function post(path, body, signal) {
   return (await request(path, body, signal)).json();
 }
 
-export async function remove(path) {
-  await request(path, null, undefined, "DELETE");
+/** `keepalive` lets the request outlast the page. */
+export async function remove(path, { keepalive = false } = {}) {
+  await request(path, null, undefined, "DELETE", keepalive);
 }
 
 /**

@@ -15,7 +15,7 @@ import { drawMath } from "/page/math.js";
 import { answerBody, canContinue, clearOutcome } from "/page/message.js";
 import { morph } from "/page/morph.js";
 import { Overflow } from "/page/overflow.js";
-import { end } from "/page/sessions.js";
+import { end, endWithPage } from "/page/sessions.js";
 import { session } from "/page/storage.js";
 import { TokenTip } from "/page/token_tip.js";
 import { OWN } from "/page/tools.js";
@@ -105,6 +105,13 @@ export class Chat extends EventTarget {
     if (changed && this.shows(conversation) && !this.busy) this.render();
   }
 
+  /** The page is closed or loaded again: its sessions end, and what it holds is kept. */
+  close() {
+    for (const conversation of new Set([this.conversation, ...this.conversations.live.values()])) {
+      if (endWithPage(conversation.tree) || conversation.busy) this.conversations.save(conversation);
+    }
+  }
+
   setSystem(text, conversation) {
     conversation.prompt(text);
     this.conversations.save(conversation);
@@ -137,7 +144,7 @@ export class Chat extends EventTarget {
     this.list.addEventListener("submit", (e) => this.answerCall(e));
     this.scroller.addEventListener("scroll", () => this.markEnd(), { passive: true });
     this.endButton.addEventListener("click", () => this.toEnd());
-    addEventListener("pagehide", () => { if (this.busy) this.keep(); });
+    addEventListener("pagehide", () => this.close());
   }
 
   /** The question has changed: its field grows with it, and the gauge counts it. */

@@ -20,10 +20,14 @@ export async function complete(conversation, node, { fields, continues, signal, 
   try {
     const how = continues ? { fields: continuing([...path, node], system), session } : await begin(tree, path, scope, written, signal);
     session = how.session;
-    await receive(node, { ...how.fields, ...fields }, signal, refresh);
-    if (session) meta.session = session;
-  } catch (error) {
+    // Until the answer is whole, only this tells who leaves that the session is to be ended.
     if (session) meta.tried = session;
+    await receive(node, { ...how.fields, ...fields }, signal, refresh);
+    if (session) {
+      meta.session = session;
+      delete meta.tried;
+    }
+  } catch (error) {
     if (session && retry && !signal.aborted && gone(error)) {
       forget(tree, session.id);
       return complete(conversation, node, { fields, continues, signal, guard, refresh }, false);

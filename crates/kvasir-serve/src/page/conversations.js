@@ -3,7 +3,7 @@
 // Every write joins the conversation with its stored record in one transaction, so no tab overwrites another's messages.
 
 import { Conversation } from "/page/conversation.js";
-import { forgetSessions } from "/page/sessions.js";
+import { forgetEnded, forgetSessions } from "/page/sessions.js";
 import { Store } from "/page/store.js";
 import { Tabs } from "/page/tabs.js";
 
@@ -60,7 +60,10 @@ export class Conversations extends EventTarget {
     if (this.live.has(id)) return this.live.get(id);
     const record = await (await this.opening).get(id);
     try {
-      return record ? Conversation.from(record) : null;
+      if (!record) return null;
+      const conversation = Conversation.from(record);
+      forgetEnded(conversation.tree);
+      return conversation;
     } catch {
       return null;
     }

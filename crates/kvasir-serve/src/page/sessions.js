@@ -2,8 +2,11 @@
 // that begins beside another forks the session where the two part, so that both share its K/V.
 
 import { post, remove } from "/page/api.js";
+import { session as tab } from "/page/storage.js";
 
-const TTL = 3600; // seconds that a session may lie idle
+const TTL = 600; // seconds that a session may lie idle: a page that was killed could not end it
+const ENDED = "kvasir-ended"; // the last sessions that ended with a page of this tab
+const MOST_ENDED = 64;
 
 /**
  * The node's session if it was asked under the same system prompt and with the same beginning: `{id, at, system, window}`,
@@ -55,12 +58,14 @@ export const gone = (error) => error.status === 404 || error.status === 409;
 
 /** Forgets that nodes were answered in a session. */
 export function forget(tree, id) {
-  for (const { meta } of tree.nodes?.values() ?? []) if (meta?.session?.id === id) delete meta.session;
+  for (const { meta } of tree.nodes?.values() ?? []) for (const name of ["session", "tried"]) if (meta?.[name]?.id === id) delete meta[name];
 }
 
 /** Ends a session that no node belongs to. */
 export function endUnused(tree, id) {
-  if (![...tree.nodes.values()].some(({ meta }) => meta?.session?.id === id)) remove(`/v1/sessions/${id}`).catch(() => {});
+  if ([...tree.nodes.values()].some(({ meta }) => meta?.session?.id === id)) return;
+  forget(tree, id);
+  remove(`/v1/sessions/${id}`).catch(() => {});
 }
 
 /** Forgets all sessions of these nodes. */
@@ -68,10 +73,28 @@ export function forgetSessions(nodes) {
   for (const { meta } of nodes) for (const name of ["session", "tried"]) delete meta?.[name];
 }
 
-/** Ends the sessions of a conversation that is left. If it is continued later, a new session begins. */
-export function end(tree) {
+/**
+ * Ends the sessions of a conversation that is left, also those whose answer is being made. If it is continued later, a new
+ * session begins. Returns their ids; with `keepalive`, the requests outlast the page.
+ */
+export function end(tree, { keepalive = false } = {}) {
   const nodes = [...tree.nodes.values()];
-  const ids = new Set(nodes.map(({ meta }) => meta?.session?.id).filter(Boolean));
+  const ids = new Set(nodes.flatMap(({ meta }) => [meta?.session?.id, meta?.tried?.id]).filter(Boolean));
   forgetSessions(nodes);
-  for (const id of ids) remove(`/v1/sessions/${id}`).catch(() => {});
+  for (const id of ids) remove(`/v1/sessions/${id}`, { keepalive }).catch(() => {});
+  return [...ids];
+}
+
+const ended = () => JSON.parse(tab.get(ENDED) ?? "[]");
+
+/** Ends the sessions of a conversation with its page. The record that the browser keeps may still name them. */
+export function endWithPage(tree) {
+  const ids = end(tree, { keepalive: true });
+  if (ids.length) tab.set(ENDED, JSON.stringify([...ended(), ...ids].slice(-MOST_ENDED)));
+  return ids.length > 0;
+}
+
+/** Forgets the sessions that ended with a page of this tab. */
+export function forgetEnded(tree) {
+  for (const id of ended()) forget(tree, id);
 }
