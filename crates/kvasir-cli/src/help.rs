@@ -32,6 +32,7 @@ const GROUPS: [Group; 14] = [
             "unknown-fields",
             "strip-billing-header",
             "rerank-by",
+            "allow-pull",
         ],
     },
     Group {

@@ -233,6 +233,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("serve", "max-priority", "? --order priority | --max-priority 3"),
     ("serve", "max-connections-per-peer", "| --max-connections-per-peer 0"),
     ("serve", "open-health", "| --open-health=no"),
+    ("serve", "allow-pull", "@ hub/served.rs"),
     ("serve", "step-timeout", "| --step-timeout 0"),
     ("serve", "*", "@"),
     // sim and bench serve.

@@ -91,6 +91,31 @@ fn endpoints() -> Vec<Read> {
             read: |body| ollama(body, OllamaRequest::generate(body)?),
         },
         Read {
+            fields: OLLAMA_PULL,
+            body: json!({"model": "m"}),
+            read: |body| Ok(format!("{:?}", OllamaModel::pull(body)?)),
+        },
+        Read {
+            fields: OLLAMA_PUSH,
+            body: json!({"model": "m"}),
+            read: |body| Ok(format!("{:?}", OllamaModel::push(body)?)),
+        },
+        Read {
+            fields: OLLAMA_CREATE,
+            body: json!({"model": "m"}),
+            read: |body| Ok(format!("{:?}", OllamaModel::create(body)?)),
+        },
+        Read {
+            fields: OLLAMA_DELETE,
+            body: json!({"model": "m"}),
+            read: |body| Ok(format!("{:?}", OllamaModel::delete(body)?)),
+        },
+        Read {
+            fields: OLLAMA_COPY,
+            body: json!({"source": "m", "destination": "n"}),
+            read: |body| Ok(format!("{:?}", OllamaCopy::read(body)?)),
+        },
+        Read {
             fields: OLLAMA_EMBED,
             body: json!({"input": "hi"}),
             read: |body| {
@@ -215,7 +240,11 @@ fn unknown_fields_are_named_or_refused() {
 #[test]
 fn every_endpoint_with_a_body_has_its_table() {
     for endpoint in ENDPOINTS {
-        let takes_body = endpoint.method == "post" && endpoint.path != "/v1/sessions/{id}/keep";
+        let takes_body = match endpoint.path {
+            "/v1/sessions/{id}/keep" => false,
+            "/api/delete" => true,
+            _ => endpoint.method == "post",
+        };
         assert_eq!(takes_body, !endpoint.fields.is_empty(), "{}", endpoint.path);
     }
 }

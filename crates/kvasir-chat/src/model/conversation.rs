@@ -19,6 +19,9 @@ pub struct Conversation<'a> {
     pub add_generation_prompt: bool,
     /// Continue the last message instead of starting a turn.
     pub continue_final_message: bool,
+    /// The messages follow an earlier conversation, whose tokens the caller has: only what the template
+    /// writes behind an answer is rendered.
+    pub follows_earlier: bool,
     /// Source of a chat template instead of the model's. It gets a hundredth of the fuel.
     pub chat_template: Option<&'a str>,
 }

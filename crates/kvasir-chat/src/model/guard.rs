@@ -8,7 +8,7 @@ use serde_json::Value;
 /// client text.
 pub(super) const GUARD: char = '\u{fdd0}';
 /// Put into a message's text to find the place in the rendered prompt: where the continuation of the
-/// last message begins, or where a marked prefix ends.
+/// last message begins, where a marked prefix ends, or where an earlier conversation does.
 pub(super) const END: char = '\u{fdd1}';
 
 /// The spellings of a model's control tokens.

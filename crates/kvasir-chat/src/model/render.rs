@@ -15,7 +15,7 @@ use crate::model::rendered_prompt::RenderedPrompt;
 use crate::model::tool_prompt::with_tool_prompt;
 use crate::tool::ToolChoice;
 use kvasir_template::{ChatTemplate, Limits};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::sync::{Arc, atomic::AtomicBool};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -67,6 +67,12 @@ impl ChatModel {
         variables.extend(kwargs.map(|(name, value)| (name.clone(), guard.value(value))));
         let mut messages: Vec<Value> =
             conversation.messages.iter().map(|message| guard.value(&message.source)).collect();
+        if conversation.follows_earlier {
+            // A turn in the place of the earlier conversation, of which only what follows is kept.
+            let turn = [("user", "-".to_owned()), ("assistant", format!("-{END}"))];
+            let turn = turn.map(|(role, content)| json!({"role": role, "content": content}));
+            messages.splice(..0, turn);
+        }
         if let Some(message) = marked.and_then(|at| messages.get_mut(at)) {
             let text = message["content"].as_str().unwrap_or_default();
             message["content"] = format!("{END}{text}").into();
@@ -95,6 +101,13 @@ impl ChatModel {
         };
         if let Some(end) = text.rfind(END).filter(|_| conversation.continue_final_message) {
             text.truncate(end);
+        }
+        if conversation.follows_earlier {
+            let end = text.find(END).ok_or_else(|| {
+                let why = "the chat template renders no earlier answers; send all in `prompt`";
+                ChatError::invalid("context", why)
+            })?;
+            text.drain(..end + END.len_utf8());
         }
         Ok(RenderedPrompt(text))
     }

@@ -1,7 +1,8 @@
 //! `kvasir models`: lists the models on this machine, the built-in one last; `kvasir pull`: fetches one from the hub.
 
 use crate::io::failure::Failure;
-use kvasir::{CachedModel, HubName, ModelCard, OpenedModel, ShortNames};
+use crate::options::hub_fetch::hub_name;
+use kvasir::{CachedModel, ModelCard, OpenedModel};
 use serde_json::{Value as Json, json};
 use std::{path::PathBuf, process::ExitCode};
 
@@ -89,15 +90,7 @@ fn row(name: &str, card: &Result<ModelCard, String>) -> [String; 5] {
 
 impl Pull {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let why = || {
-            let nearest = ShortNames::nearest(&self.name).map(|known| format!("; similar: `{known}`"));
-            format!(
-                "{} is no hub name{}; give OWNER/NAME[@REVISION][:TAG]",
-                self.name,
-                nearest.unwrap_or_default()
-            )
-        };
-        let name = HubName::named(&self.name).ok_or_else(|| Failure::usage(why()))?;
+        let name = hub_name(&self.name).map_err(Failure::usage)?;
         let path = name.find()?;
         let card = ModelCard::of(&OpenedModel::open(&path)?);
         let [_, size, weights, dtype, context] = row("", &Ok(card));

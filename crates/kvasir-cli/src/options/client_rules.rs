@@ -1,8 +1,11 @@
-//! Options for clients: names of the model, unknown fields, Claude Code's billing header, reranking.
+//! Options for clients: names of the model, fetching of others, unknown fields, Claude Code's billing header,
+//! reranking.
 
+use crate::options::hub_fetch::fetch_model;
 use crate::options::switch::Switch;
+use clap::builder::BoolishValueParser;
 use kvasir_serve::{
-    http::ClientRules,
+    http::{ClientRules, FetchModel},
     request::{Scoring, UnknownFields},
 };
 
@@ -21,6 +24,9 @@ pub(crate) struct ClientRuleArgs {
     /// How /v1/rerank and /v1/score compare texts unless a request says: embeddings (cosine) or prompt (probability of `yes`)
     #[arg(long, value_enum, default_value = "embeddings", env = "KVASIR_RERANK_BY")]
     rerank_by: RerankBy,
+    /// Fetch models from the hub into its cache for clients of /api/pull; if there is an admin's key, for that only
+    #[arg(long, env = "KVASIR_ALLOW_PULL", value_parser = BoolishValueParser::new())]
+    allow_pull: bool,
 }
 
 fn public_name(text: &str) -> Result<String, String> {
@@ -60,6 +66,7 @@ impl ClientRuleArgs {
                 RerankBy::Embeddings => Scoring::Embeddings,
                 RerankBy::Prompt => Scoring::Prompt { instruction: None },
             },
+            fetch_model: self.allow_pull.then_some(fetch_model as FetchModel),
         }
     }
 }

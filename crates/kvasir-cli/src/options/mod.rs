@@ -3,6 +3,7 @@
 
 pub(crate) mod client_rules;
 pub(crate) mod host;
+pub(crate) mod hub_fetch;
 pub(crate) mod keys;
 pub(crate) mod machine_file;
 pub(crate) mod model;

@@ -103,7 +103,8 @@ fn reply(path: &str, wrong: Wrong) -> Option<Vec<u8>> {
             .iter()
             .map(|file| {
                 let size = fs::metadata(model().join(file)).unwrap().len();
-                serde_json::json!({"rfilename": file, "size": size + u64::from(wrong == Wrong::Lies)})
+                serde_json::json!({"rfilename": file, "size": size + u64::from(wrong == Wrong::Lies),
+                    "lfs": {"sha256": format!("{size:064x}")}})
             })
             .collect();
         entries.push(serde_json::json!({"rfilename": "README.md", "size": 1}));

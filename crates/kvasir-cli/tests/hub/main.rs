@@ -1,8 +1,10 @@
-//! Hub models by name: found in the cache, or fetched from a fake hub on loopback.
+//! Hub models by name: found in the cache, or fetched from a fake hub on loopback, by a
+//! command or by a client of a server.
 #![allow(clippy::unwrap_used)]
 
 mod fetched;
 mod loopback;
+mod served;
 
 use std::{
     fs,

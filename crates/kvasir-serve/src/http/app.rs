@@ -7,6 +7,7 @@ use crate::error::ApiError;
 use crate::host::engine_thread::Host;
 use crate::host::step_subscription::StepFeed;
 use crate::http::access::AccessControl;
+use crate::http::model_fetcher::{FetchModel, ModelFetcher};
 use crate::metrics::prometheus::Names;
 use crate::model::Model;
 use crate::request::rerank::Scoring;
@@ -37,6 +38,7 @@ pub struct App {
     pub(super) sessions: Arc<Sessions>,
     pub(super) pins: Pins,
     pub(super) responses: ResponseStore,
+    pub(super) fetcher: ModelFetcher,
     pub(super) names: Names,
     pub(crate) rules: ClientRules,
     pub(super) logged_fields: LoggedFields,
@@ -47,7 +49,7 @@ pub struct App {
 }
 
 /// Compatibility options for clients.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ClientRules {
     /// Further names of the model; `*` accepts any.
     pub aliases: Vec<String>,
@@ -60,6 +62,8 @@ pub struct ClientRules {
     pub max_priority: i32,
     /// How `/v1/rerank` and `/v1/score` compare texts where the request does not say it.
     pub scoring: Scoring,
+    /// Fetches models for `/api/pull`, if clients may have it done.
+    pub fetch_model: Option<FetchModel>,
 }
 
 impl Default for ClientRules {
@@ -70,6 +74,7 @@ impl Default for ClientRules {
             strip_billing_header: true,
             max_priority: i32::MAX,
             scoring: Scoring::Embeddings,
+            fetch_model: None,
         }
     }
 }
@@ -104,6 +109,7 @@ impl App {
             sessions,
             pins: Pins::default(),
             responses: ResponseStore::default(),
+            fetcher: ModelFetcher::new(rules.fetch_model),
             names,
             rules,
             logged_fields,

@@ -2,7 +2,7 @@
 //! Anthropic-compatible APIs.
 //!
 //! In reading order: `transport` (listener, TLS), `access` (keys, origins, hosts), `app` (shared
-//! state) with `submission`, `model_names` and `session_turns`, `body`, `query`, `answers` (from
+//! state) with `submission`, `model_names`, `model_fetcher` and `session_turns`, `body`, `query`, `answers` (from
 //! tokens to increments), `api` (one file per endpoint), `middleware`, `router`, `server`. Each handler parses and validates its body, submits an engine
 //! request, drops the body, and then writes the response as JSON or SSE.
 
@@ -15,6 +15,7 @@ pub(crate) mod connections;
 pub(crate) mod error_response;
 pub(crate) mod loading;
 pub(crate) mod middleware;
+mod model_fetcher;
 mod model_names;
 pub(crate) mod query;
 pub(crate) mod router;
@@ -31,6 +32,7 @@ pub use crate::http::access::rate_limits::{RateLimit, RateLimits};
 pub use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome, AnswerStream};
 pub use crate::http::app::{App, ClientRules, Live};
 pub use crate::http::loading::Loading;
+pub use crate::http::model_fetcher::{FetchModel, FetchedFile};
 pub use crate::http::server::{serve, start_probes};
 pub use crate::http::transport::limit_listener::LimitListener;
 pub use crate::http::transport::tls::TlsFiles;

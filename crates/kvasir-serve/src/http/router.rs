@@ -17,7 +17,7 @@ use crate::http::middleware::request_context::request_context;
 use axum::{
     Router,
     middleware::from_fn_with_state,
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use std::sync::Arc;
 
@@ -68,10 +68,15 @@ impl App {
             .route("/api/generate", post(ollama::generate))
             .route("/api/embed", post(ollama::embed))
             .route("/api/embeddings", post(ollama::embeddings))
-            .route("/api/show", post(ollama::show))
-            .route("/api/tags", get(ollama::tags))
-            .route("/api/ps", get(ollama::ps))
-            .route("/api/version", get(ollama::version))
+            .route("/api/show", post(ollama::models::show))
+            .route("/api/tags", get(ollama::models::tags))
+            .route("/api/ps", get(ollama::models::ps))
+            .route("/api/version", get(ollama::models::version))
+            .route("/api/pull", post(ollama::manage::pull))
+            .route("/api/create", post(ollama::manage::create))
+            .route("/api/copy", post(ollama::manage::copy))
+            .route("/api/push", post(ollama::manage::push))
+            .route("/api/delete", delete(ollama::manage::delete))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
             .route("/tokenizer_info", get(tokens::tokenizer_info))

@@ -25,7 +25,16 @@ impl Model {
         if is_bounded {
             self.check_bytes("messages", rendered.as_str())?;
         }
-        rendered.encode(request.add_special_tokens, |piece, special| self.encode_message(piece, special))
+        let encode =
+            |add_special| rendered.encode(add_special, |piece, special| self.encode_message(piece, special));
+        if request.earlier.is_empty() {
+            return encode(request.add_special_tokens);
+        }
+        // The answer may have ended with the token that the template writes behind it.
+        let (mut ids, next) = (request.earlier.clone(), encode(false)?);
+        let repeats = next.first() == ids.last();
+        ids.extend(&next[usize::from(repeats)..]);
+        Ok(ids)
     }
 
     /// Tokenizes a piece of rendered text.
@@ -47,6 +56,7 @@ impl Model {
             template_kwargs: &request.template_kwargs,
             add_generation_prompt: request.add_generation_prompt,
             continue_final_message: request.continue_final_message,
+            follows_earlier: !request.earlier.is_empty(),
             chat_template: request.chat_template.as_deref(),
         };
         Ok(self.chat.render_marked(&conversation, marked, &RequestContext::current().gone)?)

@@ -38,6 +38,9 @@ pub struct StreamOptions {
 pub struct ChatRequest {
     /// The requested model.
     pub model: Option<String>,
+    /// Token ids of an earlier conversation, which ends with an answer and which the messages
+    /// continue; empty in all APIs but Ollama's.
+    pub earlier: Vec<u32>,
     /// The conversation.
     pub messages: Vec<Message>,
     /// Sampling parameters, length limits and stop conditions.
@@ -115,6 +118,7 @@ impl ChatRequest {
         }
         Ok(Self {
             model: body.text("model")?.map(str::to_owned),
+            earlier: Vec::new(),
             messages,
             sampling,
             tool_choice,

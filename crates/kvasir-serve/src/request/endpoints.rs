@@ -5,8 +5,9 @@
 use crate::request::field::Field;
 use crate::request::fields::{
     APPLY_TEMPLATE, CHAT, COMPACT, COMPLETIONS, COUNT_TOKENS, CUT, DETOKENIZE, EMBEDDINGS, FORK, INFILL,
-    LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS,
-    OLLAMA_GENERATE, OLLAMA_SHOW, RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
+    LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_COPY, OLLAMA_CREATE,
+    OLLAMA_DELETE, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_PULL, OLLAMA_PUSH, OLLAMA_SHOW,
+    RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
 };
 
 /// An endpoint as documented to clients.
@@ -94,6 +95,16 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/api/show", "Ollama's description of a model", OLLAMA_SHOW),
     get("/api/tags", "Ollama's list of models"),
     get("/api/ps", "Ollama's list of loaded models"),
+    post("/api/pull", "Fetches a model from the hub, with --allow-pull", OLLAMA_PULL),
+    post("/api/create", "Ollama's creation of a model; says what to do instead", OLLAMA_CREATE),
+    post("/api/copy", "Ollama's further name of a model; says what to do instead", OLLAMA_COPY),
+    post("/api/push", "Not offered", OLLAMA_PUSH),
+    Endpoint {
+        method: "delete",
+        path: "/api/delete",
+        summary: "Ollama's deletion of a model; says what to do instead",
+        fields: OLLAMA_DELETE,
+    },
     get("/api/version", "The version, for Ollama's clients"),
     post("/page/math", "LaTeX formulas to MathML, for the web page", MATH),
     get("/tokenizer_info", "Control tokens and chat template, for clients that render chats"),

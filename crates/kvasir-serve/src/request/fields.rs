@@ -394,7 +394,7 @@ pub const OLLAMA_GENERATE: &[Field] = &[
     no("suffix", "use `suffix` of `/v1/completions`"),
     no("images", MEDIA),
     no("template", "the model's own template is used; `raw` uses none"),
-    skip("context", "prefixes are found by content; send the whole conversation to /api/chat"),
+    yes("context"),
     yes("keep_alive"),
     skip("truncate", "a prompt that is too long is refused"),
     yes("shift"),
@@ -417,6 +417,45 @@ pub const OLLAMA_EMBEDDINGS: &[Field] =
 /// Fields of Ollama's `/api/show`.
 pub const OLLAMA_SHOW: &[Field] =
     &[yes("model"), yes("name"), skip("verbose", "all details are always shown")];
+
+const HUB_ACCESS: &str = "the hub is reached over TLS, with the token of HF_TOKEN";
+const OF_REQUESTS: &str = "one model is served as it is; send it with each request";
+
+/// Fields of Ollama's `/api/pull`.
+pub const OLLAMA_PULL: &[Field] = &[
+    yes("model"),
+    yes("name"),
+    yes("stream"),
+    skip("insecure", HUB_ACCESS),
+    skip("username", HUB_ACCESS),
+    skip("password", HUB_ACCESS),
+];
+
+/// Fields of Ollama's `/api/push`.
+pub const OLLAMA_PUSH: &[Field] = OLLAMA_PULL;
+
+/// Fields of Ollama's `/api/create`.
+pub const OLLAMA_CREATE: &[Field] = &[
+    yes("model"),
+    yes("name"),
+    yes("from"),
+    yes("stream"),
+    no("system", OF_REQUESTS),
+    no("parameters", OF_REQUESTS),
+    no("messages", OF_REQUESTS),
+    no("template", "`kvasir serve` takes --chat-template FILE"),
+    no("quantize", "`kvasir convert MODEL OUT --dtype TYPE` quantizes"),
+    no("files", "files are served where they are: kvasir serve FILE"),
+    no("adapters", NO_ADAPTERS),
+    no("modelfile", "there are no Modelfiles; `kvasir serve` has options for what they set"),
+    no("license", "models are files, which name their license"),
+];
+
+/// Fields of Ollama's `/api/delete`.
+pub const OLLAMA_DELETE: &[Field] = &[yes("model"), yes("name")];
+
+/// Fields of Ollama's `/api/copy`.
+pub const OLLAMA_COPY: &[Field] = &[yes("source"), yes("destination")];
 
 /// Fields of `/v1/rerank`.
 pub const RERANK: &[Field] = &[

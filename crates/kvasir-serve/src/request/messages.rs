@@ -88,6 +88,7 @@ impl MessagesRequest {
         Ok(Self {
             chat: ChatRequest {
                 model: Some(body.need_text("model")?.to_owned()),
+                earlier: Vec::new(),
                 messages,
                 sampling,
                 tools,

@@ -40,12 +40,14 @@ pub use crate::request::endpoints::{ENDPOINTS, Endpoint};
 pub use crate::request::field::{Class, Field};
 pub use crate::request::fields::{
     APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, CUT, DETOKENIZE, EMBEDDINGS, FORK, INFILL,
-    LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS,
-    OLLAMA_GENERATE, OLLAMA_SHOW, RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
+    LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_COPY, OLLAMA_CREATE,
+    OLLAMA_DELETE, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_PULL, OLLAMA_PUSH, OLLAMA_SHOW,
+    RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
 };
 pub use crate::request::length::{Length, Overlong};
 pub use crate::request::llama_cpp::LlamaCppRequest;
 pub use crate::request::messages::MessagesRequest;
+pub use crate::request::ollama::models::{OllamaCopy, OllamaModel};
 pub use crate::request::ollama::{OllamaEmbedding, OllamaRequest, OllamaTask};
 pub use crate::request::output_fields::OutputFields;
 pub use crate::request::reader::Reader;

@@ -4,6 +4,7 @@
 //! name its tool instead of a call id, tool call arguments are objects, and a final message of the
 //! assistant is continued.
 
+pub(crate) mod models;
 #[cfg(test)]
 mod tests;
 
@@ -77,6 +78,9 @@ pub struct OllamaRequest {
     pub shift: Option<bool>,
     /// `options.num_keep`.
     pub keep: Option<i64>,
+    /// Token ids of the conversation so far, of requests whose answer returns those with its own:
+    /// `/api/generate` with a chat template.
+    pub context: Option<Vec<u32>>,
 }
 
 impl OllamaRequest {
@@ -111,6 +115,7 @@ impl OllamaRequest {
             stream: body.flag("stream", true)?,
             shift: shift(body)?,
             keep: keep(body)?,
+            context: None,
         })
     }
 
@@ -120,8 +125,13 @@ impl OllamaRequest {
         let prompt = body.text("prompt")?.unwrap_or_default();
         let system = body.text("system")?.filter(|text| !text.is_empty());
         let is_raw = body.flag("raw", false)?;
+        let context = context(body)?;
         let mut out = common(body)?;
         let empty = empty_task(body)?;
+        // The prompt is all that the model reads.
+        if is_raw && !context.is_empty() {
+            body.ignore("context");
+        }
         let task = if prompt.is_empty() {
             empty
         } else if is_raw {
@@ -135,6 +145,11 @@ impl OllamaRequest {
             out.insert("prompt".into(), prompt.into());
             OllamaTask::Completion(out)
         } else {
+            // The context begins with the system prompt of its first request.
+            if system.is_some() && !context.is_empty() {
+                body.ignore("system");
+            }
+            let system = system.filter(|_| context.is_empty());
             let system = system.map(|text| json!({"role": "system", "content": text}));
             let user = json!({"role": "user", "content": prompt});
             out.insert("messages".into(), system.into_iter().chain([user]).collect());
@@ -142,7 +157,8 @@ impl OllamaRequest {
         };
         let (model, stream) = (model(body)?, body.flag("stream", true)?);
         let (shift, keep) = (shift(body)?, keep(body)?);
-        Ok(Self { model, task, param: "prompt", thinks: thinks(body), stream, shift, keep })
+        let context = (!is_raw).then_some(context);
+        Ok(Self { model, task, param: "prompt", thinks: thinks(body), stream, shift, keep, context })
     }
 
     /// Prompt tokens that a context shift keeps; none if the context is not shifted. `is_on` tells whether
@@ -287,6 +303,14 @@ fn options(body: &Reader, out: &mut Map<String, Value>) -> Result<(), ApiError> 
         }
     }
     Ok(())
+}
+
+/// `context`: the token ids of a conversation.
+fn context(body: &Reader) -> Result<Vec<u32>, ApiError> {
+    let items = body.list("context", usize::MAX)?.unwrap_or_default().iter();
+    let id = |item: &Value| item.as_u64().and_then(|id| u32::try_from(id).ok());
+    let ids: Option<Vec<u32>> = items.map(id).collect();
+    ids.ok_or_else(|| body.error("context", "must be a list of token ids, as an answer returned it"))
 }
 
 /// `shift`.

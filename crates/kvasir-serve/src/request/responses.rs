@@ -72,6 +72,7 @@ impl ResponsesRequest {
         conversation(body, &mut messages)?;
         let chat = ChatRequest {
             model: body.text("model")?.map(str::to_owned),
+            earlier: Vec::new(),
             messages,
             tool_choice,
             tools,

@@ -145,6 +145,7 @@ impl<'m, T> Chat<'m, T> {
             template_kwargs: &self.template_kwargs,
             add_generation_prompt: true,
             continue_final_message: false,
+            follows_earlier: false,
             chat_template: None,
         };
         let rendered = chat.render(&conversation, &canceled)?;

@@ -4,10 +4,13 @@
 //! The revision's ref is written last, so it only ever names a complete snapshot.
 
 use crate::error::Error;
-use crate::hub::{HubName, home_of, model_path, plain, set};
+use crate::hub::{FetchProgress, HubName, OnProgress, home_of, model_path, plain, set};
 use hf_hub::{
     Cache, Repo, RepoType,
-    api::sync::{ApiBuilder, ApiError, ApiRepo},
+    api::{
+        Progress,
+        sync::{ApiBuilder, ApiError, ApiRepo},
+    },
 };
 use serde::Deserialize;
 use std::{
@@ -29,15 +32,53 @@ struct Listing {
 struct Listed {
     rfilename: String,
     size: Option<u64>,
+    lfs: Option<Lfs>,
+}
+
+/// What the hub lists of a file that it stores apart from the repository.
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: Option<String>,
+}
+
+/// Passes the progress of one file on.
+struct FileProgress<'a> {
+    report: OnProgress<'a>,
+    listed: &'a Listed,
+    total: u64,
+    completed: u64,
+}
+
+impl FileProgress<'_> {
+    fn report(&mut self) {
+        let sha256 = self.listed.lfs.as_ref().and_then(|lfs| lfs.sha256.as_deref());
+        let (file, total, completed) = (self.listed.rfilename.as_str(), self.total, self.completed);
+        (self.report)(FetchProgress { file, sha256, total, completed });
+    }
+}
+
+impl Progress for FileProgress<'_> {
+    fn init(&mut self, size: usize, _: &str) {
+        (self.total, self.completed) = (size as u64, 0);
+        self.report();
+    }
+
+    fn update(&mut self, size: usize) {
+        self.completed += size as u64;
+        self.report();
+    }
+
+    fn finish(&mut self) {}
 }
 
 impl HubName {
-    /// Fetches the model; `missing` says what the cache lacks, for errors.
-    pub(super) fn fetch(&self, missing: &str) -> Result<PathBuf, Error> {
+    /// Fetches the model; `missing` says what the cache lacks, for errors. Without a receiver, the
+    /// progress goes to stderr.
+    pub(super) fn fetch(&self, missing: &str, mut report: Option<OnProgress<'_>>) -> Result<PathBuf, Error> {
         if variable("HF_HUB_OFFLINE").is_some_and(|value| value != "0") {
             return Err(self.invalid(format!("{missing}, and HF_HUB_OFFLINE forbids to fetch it")));
         }
-        if let Some(short) = &self.short {
+        if let (Some(short), None) = (&self.short, &report) {
             eprintln!("kvasir: {short} is {self}; fetching it from the hub");
         }
         let cache = Self::cache()?;
@@ -71,12 +112,21 @@ impl HubName {
             if path.is_file() {
                 continue;
             }
-            let size =
-                siblings.iter().find(|listed| listed.rfilename == *file).and_then(|listed| listed.size);
-            let told = size.map_or_else(String::new, |size| format!(", {:.1} MB", size as f64 / 1e6));
+            let listed = siblings.iter().find(|listed| listed.rfilename == *file);
+            let size = listed.and_then(|listed| listed.size);
             let (owner, name, of) = (&self.owner, &self.name, chosen.len());
-            eprintln!("kvasir: fetching {file} of {owner}/{name}, file {} of {of}{told}", n + 1);
-            let there = files.download(file).map_err(failed)?;
+            let there = match (&mut report, listed) {
+                (Some(report), Some(listed)) => {
+                    let progress = FileProgress { report: &mut **report, listed, total: 0, completed: 0 };
+                    files.download_with_progress(file, progress)
+                }
+                _ => {
+                    let told = size.map_or_else(String::new, |size| format!(", {:.1} MB", size as f64 / 1e6));
+                    eprintln!("kvasir: fetching {file} of {owner}/{name}, file {} of {of}{told}", n + 1);
+                    files.download(file)
+                }
+            };
+            let there = there.map_err(failed)?;
             let came = fs::metadata(&path).map(|data| data.len()).unwrap_or_default();
             if there != path || size.is_some_and(|size| size != came) {
                 // Removes the link as well: a dangling link would block later fetches.

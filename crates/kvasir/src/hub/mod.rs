@@ -31,6 +31,23 @@ pub struct HubName {
     short: Option<String>,
 }
 
+/// How much of a file has been fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FetchProgress<'a> {
+    /// The file's name in its repository.
+    pub file: &'a str,
+    /// SHA-256 of its content, where the hub lists one.
+    pub sha256: Option<&'a str>,
+    /// Its bytes.
+    pub total: u64,
+    /// Bytes that are here.
+    pub completed: u64,
+}
+
+/// Receives the progress of a fetch.
+type OnProgress<'a> = &'a mut dyn FnMut(FetchProgress<'_>);
+
 /// What other tools write before a name of the hub.
 const PREFIXES: [&str; 5] = ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/", "hf:"];
 
@@ -78,7 +95,7 @@ impl HubName {
 
     /// Refuses: this build cannot fetch.
     #[cfg(not(feature = "hub"))]
-    fn fetch(&self, missing: &str) -> Result<PathBuf, Error> {
+    fn fetch(&self, missing: &str, _: Option<OnProgress<'_>>) -> Result<PathBuf, Error> {
         Err(self.invalid(format!("{missing}, and this build cannot fetch models (feature `hub`)")))
     }
 
@@ -91,8 +108,17 @@ impl HubName {
         self.revision.as_deref().unwrap_or("main")
     }
 
-    /// Local path of the model: from the cache, else fetched.
+    /// Local path of the model: from the cache, else fetched, with the progress on stderr.
     pub fn find(&self) -> Result<PathBuf, Error> {
+        self.find_or_fetch(None)
+    }
+
+    /// [`HubName::find`], with the progress passed to `report` instead of written to stderr.
+    pub fn find_reporting(&self, report: &mut dyn FnMut(FetchProgress<'_>)) -> Result<PathBuf, Error> {
+        self.find_or_fetch(Some(report))
+    }
+
+    fn find_or_fetch(&self, report: Option<OnProgress<'_>>) -> Result<PathBuf, Error> {
         let revision = self.revision();
         let folder = self.folder(&Self::cache()?);
         let reference = folder.join("refs").join(revision);
@@ -105,11 +131,12 @@ impl HubName {
         let snapshot = folder.join("snapshots").join(commit);
         let there = files_of(&snapshot);
         if there.is_empty() {
-            return self.fetch(&match folder.exists() {
+            let missing = match folder.exists() {
                 true => format!("revision {revision} is not in the hub's cache"),
                 false if self.short.is_some() => "not in the hub's cache".into(),
                 false => "no such path, and not in the hub's cache".into(),
-            });
+            };
+            return self.fetch(&missing, report);
         }
         let interrupted = interrupted(&folder);
         match self.choose(&there) {
@@ -117,18 +144,18 @@ impl HubName {
                 let missing = missing(&snapshot, &chosen, &there);
                 if !missing.is_empty() {
                     let missing = Vec::from_iter(missing).join(", ");
-                    return self.fetch(&format!("in the hub's cache without {missing}"));
+                    return self.fetch(&format!("in the hub's cache without {missing}"), report);
                 }
                 let path = model_path(&snapshot, &chosen);
                 // The interrupted fetch may concern other files: fall back to what is complete.
                 if interrupted {
-                    self.fetch("in the hub's cache, but a fetch was interrupted").or(Ok(path))
+                    self.fetch("in the hub's cache, but a fetch was interrupted", report).or(Ok(path))
                 } else {
                     Ok(path)
                 }
             }
             Err(why) if interrupted || self.tag.is_some() => {
-                self.fetch(&format!("in the hub's cache, it {why}"))
+                self.fetch(&format!("in the hub's cache, it {why}"), report)
             }
             Err(why) => Err(self.invalid(why)),
         }

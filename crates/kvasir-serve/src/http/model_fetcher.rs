@@ -1,0 +1,121 @@
+//! Fetches models of the hub for clients: one at a time, on a thread of its own.
+//!
+//! The application passes in the function that fetches. A client that leaves does not end a fetch: what
+//! has come is kept, and the rest is likely to be asked for again.
+
+use crate::error::ApiError;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use tokio::sync::{mpsc, oneshot};
+
+/// Time between two reports on one file.
+const REPORT_EVERY: Duration = Duration::from_millis(100);
+/// Reports that wait for a slow client; further ones are dropped.
+const MAX_REPORTS: usize = 256;
+
+/// How much of a file has been fetched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchedFile {
+    /// The file's name.
+    pub name: String,
+    /// SHA-256 of its content, if it is known.
+    pub sha256: Option<String>,
+    /// Its bytes.
+    pub total: u64,
+    /// Bytes that are here.
+    pub completed: u64,
+}
+
+/// Fetches a model by its name, reports the progress, and returns the name under which it can be
+/// served.
+pub type FetchModel = fn(&str, &mut dyn FnMut(FetchedFile)) -> Result<String, ApiError>;
+
+/// Fetches models, if clients may have it done.
+#[derive(Debug, Default)]
+pub(crate) struct ModelFetcher {
+    fetch: Option<FetchModel>,
+    is_busy: Arc<AtomicBool>,
+}
+
+/// A running fetch.
+pub(crate) struct Fetch {
+    files: mpsc::Receiver<FetchedFile>,
+    result: oneshot::Receiver<Result<String, ApiError>>,
+}
+
+/// Lets the next fetch begin when it is dropped, also by a panic.
+struct Busy(Arc<AtomicBool>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl ModelFetcher {
+    pub(crate) fn new(fetch: Option<FetchModel>) -> Self {
+        Self { fetch, is_busy: Arc::default() }
+    }
+
+    /// Whether clients may have models fetched.
+    pub(crate) fn is_allowed(&self) -> bool {
+        self.fetch.is_some()
+    }
+
+    /// Begins to fetch `name`; `on_end` receives the result, whether the client waits for it or not.
+    /// `None` unless clients may have models fetched.
+    pub(crate) fn start(
+        &self,
+        name: String,
+        on_end: impl FnOnce(&Result<String, ApiError>) + Send + 'static,
+    ) -> Option<Result<Fetch, ApiError>> {
+        let fetch = self.fetch?;
+        if self.is_busy.swap(true, Ordering::Acquire) {
+            let why = "another model is being fetched; try again when it is here";
+            return Some(Err(ApiError::conflict("model", why)));
+        }
+        let busy = Busy(self.is_busy.clone());
+        let (send_file, files) = mpsc::channel(MAX_REPORTS);
+        let (send_result, result) = oneshot::channel();
+        let run = move || {
+            let busy = busy;
+            let mut last: Option<(String, Instant)> = None;
+            let result = fetch(&name, &mut |file| {
+                let is_known =
+                    |(name, at): &(String, Instant)| *name == file.name && at.elapsed() < REPORT_EVERY;
+                if file.completed < file.total && last.as_ref().is_some_and(is_known) {
+                    return;
+                }
+                last = Some((file.name.clone(), Instant::now()));
+                // The client is slow or has left.
+                let _ = send_file.try_send(file);
+            });
+            on_end(&result);
+            drop((busy, send_file));
+            let _ = send_result.send(result);
+        };
+        let spawned = thread::Builder::new().name("fetch".into()).spawn(run);
+        Some(match spawned {
+            Ok(_) => Ok(Fetch { files, result }),
+            Err(_) => Err(ApiError::unavailable("no thread can be started; try again")),
+        })
+    }
+}
+
+impl Fetch {
+    /// The next report; `None` when the fetch has ended.
+    pub(crate) async fn next_file(&mut self) -> Option<FetchedFile> {
+        self.files.recv().await
+    }
+
+    /// The result.
+    pub(crate) async fn result(self) -> Result<String, ApiError> {
+        self.result.await.unwrap_or_else(|_| Err(ApiError::failed("fetching the model failed")))
+    }
+}
