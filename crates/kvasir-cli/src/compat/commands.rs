@@ -13,12 +13,17 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
     (
         &["create"],
-        "there are no Modelfiles: kvasir chat takes --system and --temperature, kvasir convert MODEL OUT --dtype TYPE quantizes",
+        "there are no Modelfiles: kvasir chat takes --system and --temperature, kvasir convert IN OUT --dtype TYPE quantizes",
     ),
     (&["cp", "copy", "push"], "models are files: copy them, and name them by their path"),
     (&["login", "signin", "signout", "logout", "auth"], "the variable HF_TOKEN holds the hub's token"),
-    (&["server", "start", "api", "launch_server", "api_server"], "kvasir serve MODEL serves over HTTP"),
-    (&["cli", "talk", "repl"], "kvasir chat MODEL chats in the terminal"),
+    (
+        &["server", "start", "api", "launch_server", "api_server", "llama-server"],
+        "kvasir serve MODEL serves over HTTP",
+    ),
+    (&["cli", "talk", "repl", "llama-cli"], "kvasir chat MODEL chats in the terminal"),
+    (&["run-batch"], "kvasir serve serves a model; send it the requests, which it runs in batches"),
+    (&["collect-env"], "kvasir doctor describes the machine"),
     (&["ask", "prompt"], "kvasir run MODEL TEXT answers a question"),
     (&["complete", "completion"], "kvasir generate MODEL --prompt TEXT completes a text"),
     (&["quantize", "quantise"], "kvasir convert MODEL OUT --dtype q4_k_m quantizes a model"),
@@ -27,7 +32,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
         &["search"],
         "https://huggingface.co/models?library=gguf lists models; kvasir pull OWNER/NAME-GGUF:TYPE fetches one",
     ),
-    (&["launch"], "kvasir serve MODEL, then point the agent to http://127.0.0.1:8000"),
+    (&["launch"], "kvasir serve serves a model; then point the agent to http://127.0.0.1:8000"),
     (&["embed", "embedding", "embeddings"], "kvasir serve MODEL answers /v1/embeddings"),
     (&["benchmark"], "kvasir bench pp MODEL and kvasir bench tg MODEL measure speed"),
     (&["version"], "kvasir --version"),
@@ -62,6 +67,9 @@ pub(crate) fn answer(name: &str, rest: &[String]) -> Option<String> {
 /// What to type instead of a line that begins with an option of another command.
 pub(crate) fn without_command(words: &[String]) -> Option<String> {
     let words = words.get(1..)?;
+    if words == ["-v"] {
+        return Some("kvasir --version prints the version".to_owned());
+    }
     let models = ["-m", "--model", "--model-path", "-hf", "--hf-repo"];
     let at = words.iter().position(|word| models.contains(&word.as_str()))?;
     let model = words.get(at + 1).map_or("MODEL", String::as_str);
@@ -111,6 +119,10 @@ mod tests {
             ("show", "llama3.2", "kvasir inspect llama3.2"),
             ("show", "--verbose", "kvasir inspect MODEL"),
             ("server", "my file.gguf", "kvasir serve my"),
+            ("llama-server", "-m f.gguf", "kvasir serve f.gguf"),
+            ("launch", "claude", "kvasir serve serves"),
+            ("create", "mario -f Modelfile", "kvasir convert IN OUT"),
+            ("collect-env", "-x", "kvasir doctor"),
             ("llama3.2", "hi", "kvasir run llama3.2 hi"),
             ("mistrall", "hi", "similar: `mistral`"),
             ("a/b:Q8_0", "-x", "kvasir run a/b:Q8_0 -x"),
@@ -137,6 +149,7 @@ mod tests {
                 "{line}"
             );
         }
+        assert!(without_command(&words("kvasir -v")).unwrap().contains("kvasir --version"));
         for line in ["kvasir", "kvasir --help", "kvasir -x"] {
             assert_eq!(without_command(&words(line)), None, "{line}");
         }

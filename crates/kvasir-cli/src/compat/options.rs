@@ -33,8 +33,7 @@ const UNLIMITED: &str = "answers of chat and serve end at the model's length by 
 const OF_MODEL: &str = "the model's length is the default; leave it out";
 const NO_GPU: &str = "there is no GPU backend yet, models run on the CPU; leave it out";
 const ONE_PROCESS: &str = "one process uses all cores of the machine (--threads N); leave it out";
-const DETECTED: &str =
-    "the type is read from the model's files; `kvasir convert MODEL OUT --dtype TYPE` makes another";
+const DETECTED: &str = "the type is read from the model's files; leave it out, or make another by `kvasir convert MODEL OUT --dtype TYPE`";
 const ALWAYS: &str = "always on; leave it out";
 const OF_CONFIG: &str = "read from the model's files; leave it out";
 
@@ -56,6 +55,16 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
         "the model's own is used; leave it out",
     ),
     instead(&["--trust-remote-code"], "no code of a model's repository is run; leave it out"),
+    instead(&["--load-format"], "GGUF files and safetensors are told apart by themselves; leave it out"),
+    instead(
+        &["--task", "--runner", "--convert", "--pooling"],
+        "a server has all routes at once, of chats and of embeddings; leave it out",
+    ),
+    instead(&["--limit-mm-per-prompt", "--mm-processor-kwargs"], "images are not supported; leave it out"),
+    instead(
+        &["--override-generation-config", "--hf-overrides"],
+        "requests carry sampling parameters, and --generation-config none drops those of the model",
+    ),
     instead(&["--dtype", "--quantization", "-q"], DETECTED),
     instead(&["-mm", "--mmproj"], "images are not supported; leave it out for text"),
     instead(
@@ -76,7 +85,11 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
         &["--gpu-memory-utilization", "--mem-fraction-static"],
         "--memory-utilization F is the share of the memory beside the weights that the KV cache gets",
     ),
-    same(&["--kv-cache-dtype"], &["kv-dtype"]),
+    ForeignOption {
+        names: &["--kv-cache-dtype"],
+        meaning: Meaning::Same(&["kv-dtype"]),
+        defaults: &[("auto", "the type is chosen by the model's; leave it out")],
+    },
     instead(
         &["-ctk", "--cache-type-k", "-ctv", "--cache-type-v"],
         "--kv-dtype TYPE is the type of K and V, such as q8_0",
@@ -109,6 +122,28 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
         NO_GPU,
     ),
     instead(&["-mg", "--main-gpu", "-ncmoe", "--n-cpu-moe", "-cmoe", "--cpu-moe", "--enforce-eager"], NO_GPU),
+    instead(
+        &[
+            "--distributed-executor-backend",
+            "--enable-expert-parallel",
+            "--enable-ep",
+            "--nnodes",
+            "--dist-init-addr",
+            "--rpc",
+        ],
+        ONE_PROCESS,
+    ),
+    instead(
+        &[
+            "--compilation-config",
+            "--max-seq-len-to-capture",
+            "--cuda-graph-sizes",
+            "--no-kv-offload",
+            "-nkvo",
+        ],
+        NO_GPU,
+    ),
+    instead(&["--async-scheduling"], "--overlap on schedules a step while the last one runs"),
     instead(&["-tp", "--tp", "--tp-size", "--tensor-parallel-size"], ONE_PROCESS),
     instead(&["-pp", "--pipeline-parallel-size", "-dp", "--dp-size", "--data-parallel-size"], ONE_PROCESS),
     instead(&["--numa"], "memory is placed by the threads that use it; leave it out"),
@@ -126,6 +161,13 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
     same(&["-sys", "--system-prompt"], &["system"]),
     same(&["--temp"], &["temperature"]),
     same(&["-s"], &["seed"]),
+    // At a command without it.
+    instead(&["--seed"], "requests carry `seed`; without one, each has a random one"),
+    instead(&["--keep"], "requests carry `n_keep`, with --context-shift on"),
+    instead(
+        &["--samplers", "--sampling-seq", "--mirostat", "--typical", "--dry-multiplier", "--xtc-probability"],
+        "samplers are set in requests; leave it out",
+    ),
     same(&["--repeat-penalty"], &["repetition-penalty"]),
     instead(&["--repeat-last-n"], "the repetition penalty counts the whole context; leave it out"),
     instead(
@@ -191,6 +233,15 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
         "the page and all routes are always served; leave it out",
     ),
     instead(&["--reasoning-format"], "--reasoning-parser NAME; requests choose with include_reasoning"),
+    instead(
+        &["--cache-reuse", "--swa-full", "-kvu", "--kv-unified"],
+        "one pool holds the K and V of all requests; leave it out",
+    ),
+    instead(
+        &["--root-path", "--api-prefix", "--path", "--middleware"],
+        "a proxy in front of the server adds it",
+    ),
+    instead(&["--response-role", "--threads-http", "--log-disable", "--no-perf", "--perf"], "leave it out"),
     instead(&["--slot-save-path"], "prefixes are cached by themselves; leave it out"),
     instead(&["--guided-decoding-backend", "--grammar-backend"], "there is one backend; leave it out"),
     instead(&["--uvicorn-log-level"], "--log-level LEVEL"),
