@@ -5,7 +5,7 @@ import { readFile, writeFile, mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { accessible, fits } from "./axe.mjs";
-import { answers, ask, chunk, ready, records, rest, sse } from "./chat.mjs";
+import { answers, ask, chunk, ready, records, rest, set, sse } from "./chat.mjs";
 import { kvasir } from "./server.mjs";
 
 /** Answers each question with its own text in capitals. */
@@ -233,18 +233,35 @@ export async function beside({ page, address, shot }) {
   assert.match(await page.locator(".msg.assistant .meta").innerText(), /stopped/);
 }
 
-/** A page that is left in the middle of an answer shows it as stopped, and can continue it. */
-export async function reloaded({ page, address }) {
+/** An answer that a reload cuts continues by itself. */
+export async function reloaded({ page, address, shot }) {
   await page.goto(address);
   await ready(page);
-  await ask(page, "Say something long.");
-  await page.waitForFunction(() => document.querySelector(".msg.assistant .text")?.textContent.length > 20);
-  await page.waitForTimeout(1200);
+  await set(page, "max_tokens", "30");
+  // Before the first token, and in the middle.
+  for (const [length, question] of [[0, "Say something."], [20, "Say something long."]]) {
+    await ask(page, question);
+    await page.waitForFunction((length) => [...document.querySelectorAll(".msg.assistant .text, .msg.assistant .waits")].at(-1)?.textContent.length >= length, length);
+    const before = (await answers(page)).at(-1) ?? "";
+    await page.reload();
+    await ready(page);
+    await page.waitForSelector(".composer.busy");
+    await shot("continued-after-reload");
+    await rest(page);
+    const all = await answers(page);
+    assert.ok(all.at(-1).length > before.length && all.at(-1).startsWith(before.trimEnd()), `${before} becomes ${all.at(-1)}`);
+    assert.doesNotMatch(await page.locator(".msg.assistant .meta").last().innerText(), /stopped/);
+  }
+  assert.equal((await answers(page)).length, 2, "no answer stands twice");
+  // What was stopped stays so.
+  await set(page, "max_tokens", "200");
+  await ask(page, "Once more.");
+  await page.waitForFunction(() => [...document.querySelectorAll(".msg.assistant .text")].at(-1)?.textContent.length > 10);
+  await page.keyboard.press("Escape");
+  await rest(page);
   await page.reload();
   await ready(page);
   await page.waitForSelector(".msg.assistant");
-  assert.match(await page.locator(".msg.assistant .meta").innerText(), /stopped/);
-  assert.ok((await answers(page))[0].length > 3);
-  await page.locator(".msg.assistant").hover();
-  assert.equal(await page.locator("[data-act=continue]").count(), 1);
+  await page.waitForTimeout(500);
+  assert.match(await page.locator(".msg.assistant .meta").last().innerText(), /stopped/);
 }

@@ -151,7 +151,7 @@ async function sessions(page, count) {
   assert.equal(found, count, "sessions of the server");
 }
 
-/** A tab that is closed or loaded again ends its sessions, also while it answers; the conversation goes on in a new one. */
+/** A tab that is closed or loaded again ends its sessions, also while it answers; later questions begin a new one. */
 export async function closedTab({ page, address }) {
   await page.goto(address);
   await ready(page);
@@ -159,7 +159,7 @@ export async function closedTab({ page, address }) {
   const other = await open(page, address);
   await set(other, "max_tokens", "3");
   await ask(other, "one");
-  await rest(other);
+  await other.waitForSelector(".msg.assistant .meta");
   await sessions(page, 1);
   await other.reload();
   await ready(other);
@@ -168,7 +168,7 @@ export async function closedTab({ page, address }) {
   const refused = [];
   other.on("response", (response) => { if (response.status() >= 400) refused.push(response.url()); });
   await ask(other, "two");
-  await rest(other);
+  await other.locator(".msg.assistant .meta").nth(1).waitFor();
   assert.deepEqual(refused, []);
   await sessions(page, 1);
   await other.close();

@@ -22,6 +22,7 @@ import { OWN } from "/page/tools.js";
 import { undrop } from "/page/truncation.js";
 
 const OPEN = "kvasir-open"; // the conversation that this tab shows
+const ANSWERING = "kvasir-answering"; // answers that were being made when this tab's page was left
 const MOST_ROUNDS = 8; // answers in a row that call tools
 const SAVE_EVERY = 1000; // ms between two writes of an answer in progress
 
@@ -58,11 +59,25 @@ export class Chat extends EventTarget {
     return this.conversation.busy;
   }
 
-  /** Shows what this tab showed before it was loaded again. */
+  /** Shows what this tab showed before it was loaded again, and continues its answers. */
   async restore() {
+    const left = JSON.parse(session.get(ANSWERING) ?? "[]");
+    session.remove(ANSWERING);
+    const cut = await Promise.all(left.map(async ({ record, node }) => ({ conversation: await this.conversations.revive(record), node })));
     const id = session.get(OPEN), conversation = id && (await this.conversations.read(id));
     // A question may have been asked meanwhile.
     if (conversation && this.conversation.isEmpty) this.show(conversation);
+    for (const { conversation, node } of cut) if (conversation) this.continueCut(conversation, node);
+  }
+
+  /** Continues an answer that a reload has cut; one without a text begins again. */
+  continueCut(conversation, id) {
+    const { tree } = conversation, node = tree.nodes.get(id);
+    if (conversation.busy || !node) return;
+    if (canContinue(node)) return this.continueAnswer(node, conversation);
+    if (node.message.content || node.message.tool_calls || node.children.length) return;
+    tree.remove(id);
+    this.answer(node.parent, null, conversation);
   }
 
   /** Shows a kept conversation. */
@@ -107,9 +122,15 @@ export class Chat extends EventTarget {
 
   /** The page is closed or loaded again: its sessions end, and what it holds is kept. */
   close() {
+    const answering = [];
     for (const conversation of new Set([this.conversation, ...this.conversations.live.values()])) {
-      if (endWithPage(conversation.tree) || conversation.busy) this.conversations.save(conversation);
+      const hasEnded = endWithPage(conversation.tree);
+      if (hasEnded || conversation.busy) this.conversations.save(conversation);
+      // The browser may not complete that write any more.
+      const node = [...conversation.tree.nodes.values()].find(({ meta }) => meta?.streaming);
+      if (node && !conversation.deleted) answering.push({ record: conversation.record(), node: node.id });
     }
+    session.set(ANSWERING, JSON.stringify(answering));
   }
 
   setSystem(text, conversation) {
@@ -145,6 +166,7 @@ export class Chat extends EventTarget {
     this.scroller.addEventListener("scroll", () => this.markEnd(), { passive: true });
     this.endButton.addEventListener("click", () => this.toEnd());
     addEventListener("pagehide", () => this.close());
+    addEventListener("pageshow", ({ persisted }) => { if (persisted) session.remove(ANSWERING); });
   }
 
   /** The question has changed: its field grows with it, and the gauge counts it. */
@@ -331,15 +353,15 @@ export class Chat extends EventTarget {
   }
 
   /** Continues an answer that was cut. */
-  continueAnswer(node) {
+  continueAnswer(node, conversation = this.conversation) {
     const { message, meta } = node;
     if (!canContinue(node)) return;
     message.content = message.content.trimEnd(); // as the server reads it
     // The session holds the answer as it was cut: the next question forks it before that answer.
     if (meta.session) meta.tried = meta.session;
     delete meta.session;
-    this.tree.touch(node);
-    this.answer(node.parent, node);
+    conversation.tree.touch(node);
+    this.answer(node.parent, node, conversation);
   }
 
   /** Lets the last question be edited. */

@@ -69,6 +69,20 @@ export class Conversations extends EventTarget {
     }
   }
 
+  /** A conversation whose page was left while it was answered, by the record of that moment; null if that is damaged. */
+  async revive(record) {
+    try {
+      const conversation = Conversation.from(record);
+      this.hold(conversation);
+      const stored = await (await this.opening).get(conversation.id);
+      if (stored) this.join(conversation, stored);
+      forgetEnded(conversation.tree);
+      return conversation;
+    } catch {
+      return null;
+    }
+  }
+
   /** Keeps a conversation loaded while it is shown or answered. */
   hold(conversation) {
     if (!conversation.deleted) this.live.set(conversation.id, conversation);
