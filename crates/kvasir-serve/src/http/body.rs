@@ -144,6 +144,6 @@ fn check_type(types: ContentTypes, headers: &HeaderMap) -> Result<(), ApiError> 
     if any || main.eq_ignore_ascii_case("application/json") {
         Ok(())
     } else {
-        wrong("the content type must be application/json")
+        wrong("the content type must be application/json (curl: -H 'content-type: application/json')")
     }
 }
