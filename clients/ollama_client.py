@@ -1,4 +1,5 @@
-"""The `ollama` client: lists, chat (streamed and whole), tools, structured output, generation, embeddings, errors."""
+"""The `ollama` client: lists, chat (streamed and whole), tools, structured output, generation with its context,
+embeddings, requests about models, errors."""
 
 import json
 
@@ -43,6 +44,28 @@ generated = client.generate(model=MODEL, prompt="What is the capital of France?"
 check("generated", generated.response == whole.message.content)
 raw = client.generate(model=MODEL, prompt="Once upon", raw=True, options=options)
 check("raw", raw.eval_count == 60 or raw.done_reason == "stop")
+
+# The context of an answer continues its conversation.
+turns = [*messages, {"role": "assistant", "content": whole.message.content}, {"role": "user", "content": "And of Italy?"}]
+chatted = client.chat(model=MODEL, messages=turns, options=options)
+continued = client.generate(model=MODEL, prompt="And of Italy?", context=generated.context, options=options)
+check("context", continued.response == chatted.message.content)
+check("context's prompt", continued.prompt_eval_count == chatted.prompt_eval_count)
+
+# What the served model has succeeds; what would change the models is refused with what to do.
+check("pull", [part.status for part in client.pull(MODEL, stream=True)][-1] == "success")
+check("create", client.create(model=MODEL, from_=MODEL).status == "success")
+for name, request, hint in [
+    ("another pull", lambda: client.pull("llama3.2"), "--allow-pull"),
+    ("a name", lambda: client.copy(MODEL, "mine"), "--model-name mine"),
+    ("a deletion", lambda: client.delete(MODEL), "being served"),
+    ("a system prompt", lambda: client.create(model="mario", from_=MODEL, system="You are Mario."), "`system`"),
+]:
+    try:
+        request()
+        check(f"{name} is refused", False)
+    except ollama.ResponseError as error:
+        check(name, hint in error.error)
 
 # Embeddings are unit vectors.
 vectors = client.embed(model=MODEL, input=["cat", "dog"]).embeddings

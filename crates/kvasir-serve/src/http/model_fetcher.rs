@@ -119,3 +119,59 @@ impl Fetch {
         self.result.await.unwrap_or_else(|_| Err(ApiError::failed("fetching the model failed")))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Mutex, mpsc as sync};
+    use tokio::runtime::Builder;
+
+    /// Holds every fetch while it is locked.
+    static GATE: Mutex<()> = Mutex::new(());
+
+    fn fetch(name: &str, report: &mut dyn FnMut(FetchedFile)) -> Result<String, ApiError> {
+        let file = |completed| FetchedFile { name: "f".into(), sha256: None, total: 9, completed };
+        (0..=9).for_each(|completed| report(file(completed)));
+        drop(GATE.lock());
+        if name == "panic" { panic!("a fetch that fails") } else { Ok(name.to_owned()) }
+    }
+
+    #[test]
+    fn one_model_is_fetched_at_a_time_whether_its_client_waits_or_not() {
+        let runtime = Builder::new_current_thread().build().unwrap();
+        let fetcher = ModelFetcher::new(Some(fetch));
+        let start = |name: &str| {
+            let (send, ended) = sync::channel();
+            let fetch = fetcher.start(name.into(), move |result| drop(send.send(result.clone())));
+            (fetch.unwrap(), ended)
+        };
+        let held = GATE.lock().unwrap();
+        let (first, ended) = start("one");
+        assert_eq!(start("two").0.err().unwrap().status, 409);
+        // The client leaves, and the fetch continues.
+        drop(first);
+        assert_eq!(start("two").0.err().unwrap().status, 409);
+        drop(held);
+        assert_eq!(ended.recv(), Ok(Ok("one".to_owned())));
+        let until_free = |name: &str| loop {
+            match start(name).0 {
+                Ok(fetch) => return fetch,
+                Err(_) => thread::yield_now(),
+            }
+        };
+        let mut third = until_free("three");
+        let files = runtime.block_on(async {
+            let mut files = Vec::new();
+            while let Some(file) = third.next_file().await {
+                files.push(file.completed);
+            }
+            files
+        });
+        // The first report, and that of the whole file.
+        assert_eq!(files, [0, 9]);
+        assert_eq!(runtime.block_on(third.result()), Ok("three".to_owned()));
+        assert_eq!(runtime.block_on(until_free("panic").result()).unwrap_err().status, 500);
+        assert!(runtime.block_on(until_free("four").result()).is_ok());
+        assert!(ModelFetcher::default().start("one".into(), |_| {}).is_none());
+    }
+}
