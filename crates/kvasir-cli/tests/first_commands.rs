@@ -110,6 +110,46 @@ fn commands_of_other_engines_are_answered() {
     }
 }
 
+/// Commands of the first pages of Ollama's, llama.cpp's and vLLM's documentation that do not run here, each with what to
+/// type instead. `FILE` is a model.
+#[test]
+fn first_commands_of_other_engines_say_what_to_type() {
+    for (line, instead) in [
+        ("show llama3.2", "kvasir inspect llama3.2"),
+        ("rm llama3.2", "kvasir models --json"),
+        ("cp llama3.2 mine", "name them by their path"),
+        ("stop llama3.2", "Ctrl-C"),
+        ("create mario -f Modelfile", "--system"),
+        ("push me/mario", "models are files"),
+        ("run FILE hi --verbose", "prints its speed"),
+        ("run FILE hi --format json", "kvasir generate has --json-schema"),
+        ("run FILE hi --think=false", "/set enable_thinking false"),
+        ("signin", "HF_TOKEN"),
+        ("-v", "kvasir --version"),
+        ("-m FILE -cnv", "kvasir chat FILE"),
+        ("-m FILE -p hi -n 9 -no-cnv", "kvasir generate FILE -p hi -n 9"),
+        ("llama-cli -m FILE", "kvasir chat FILE"),
+        ("llama-server -m FILE --port 8080", "kvasir serve FILE"),
+        ("-m FILE --port 8080 -c 512", "kvasir serve FILE --port 8080 -c 512"),
+        ("serve -m FILE -c 512 -ngl 99", "leave it out"),
+        ("serve -m FILE -fa on", "leave it out"),
+        ("serve -m FILE -md draft.gguf", "--spec draft:MODEL"),
+        ("serve FILE --tensor-parallel-size 2", "leave it out"),
+        ("serve FILE --dtype auto", "leave it out"),
+        ("serve FILE --gpu-memory-utilization 0.9", "--memory-utilization"),
+        ("serve FILE --kv-cache-dtype auto", "leave it out"),
+        ("serve FILE --load-format auto", "leave it out"),
+        ("serve FILE --seed 0", "requests carry `seed`"),
+        ("serve FILE --enable-auto-tool-choice", "leave it out"),
+        ("run-batch -i in.jsonl", "kvasir serve"),
+        ("collect-env", "kvasir doctor"),
+    ] {
+        let (line, instead) = (line.replace("FILE", MINI), instead.replace("FILE", MINI));
+        let why = refused(&line.split(' ').collect::<Vec<_>>());
+        assert!(why.contains(&instead), "{line}: {why}");
+    }
+}
+
 #[test]
 fn a_host_may_be_a_name() {
     let out = kvasir(&["serve", "--host", "localhost", "--print-config"], "");
