@@ -6,7 +6,8 @@
 //!
 //! `Core::schedule`:
 //!
-//! 1. Run the policy: it admits waiting requests and picks prefill chunks and decode rows.
+//! 1. Run the policy: it admits waiting requests and picks prefill chunks and decode rows. Under
+//!    `Order::Fair`, preempt for a key below its share (`share_preemption.rs`) and run it again.
 //! 2. Claim KV slots and plan the step (`step/build.rs`). A row without space is deferred.
 //! 3. If nothing could run, nothing is in flight and a running request lacks slots: evict retained
 //!    session K/V, else preempt the request admitted last, else end the only one with
@@ -93,8 +94,11 @@ impl Core {
     /// policy redirects writes.
     pub fn new(limits: Limits, order: Order, policy: Box<dyn Policy>, cache: Box<dyn Cache>) -> Self {
         let kv = KvManager::new(cache, &limits, policy.publish_at(), policy.redirects());
+        let requests = Requests::new(order, &limits, kv.cache().shape());
+        let mut state = SchedulerState::new(limits, requests, kv);
+        state.preempts_for_shares = order == Order::Fair && !policy.is_rectangular();
         Self {
-            state: SchedulerState::new(limits, Requests::new(order, &limits), kv),
+            state,
             policy,
             builder: StepBuilder::default(),
             committer: StepCommitter::default(),
@@ -337,10 +341,23 @@ impl Core {
         }
     }
 
-    /// One scheduling attempt: policy, then claim and plan. False if no row can run.
+    /// One scheduling attempt: policy, then claim and plan. The policy is repeated after each
+    /// preemption for fair shares. False if no row can run.
     fn try_schedule(&mut self, step: &mut Step, now: Nanos) -> bool {
-        self.state.begin_attempt();
-        self.policy.schedule(&mut SchedulerView::new(&mut self.state, now, self.costs));
+        // A policy may admit what was preempted again, but not more often than requests run.
+        let mut tries = self.state.requests.running().len();
+        loop {
+            self.state.begin_attempt();
+            self.policy.schedule(&mut SchedulerView::new(&mut self.state, now, self.costs));
+            let policy = &*self.policy;
+            let reserve_to = |state: &SchedulerState, entry: u32| {
+                policy.reserve_to(&state.requests[entry], state.kv.cache().shape().capacity)
+            };
+            if tries == 0 || !self.state.preempt_for_share(reserve_to) {
+                break;
+            }
+            tries -= 1;
+        }
         self.builder.claim(&mut self.state, step, now)
     }
 

@@ -34,7 +34,7 @@ pub struct Params {
     pub stop_sequences: Vec<Vec<Token>>,
     /// Higher is admitted first under `--order priority`.
     pub priority: i32,
-    /// Client key of `--order fair`.
+    /// Client key, which `Order::Fair` gives a share.
     pub key: u64,
     /// Prefix-cache salt: requests share cached prefixes only within one salt (tenant isolation).
     pub salt: u64,

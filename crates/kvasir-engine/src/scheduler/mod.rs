@@ -6,6 +6,7 @@
 pub(crate) mod admission;
 pub(crate) mod budget;
 pub(crate) mod defer_reason;
+pub(crate) mod fair_share;
 pub(crate) mod invariants;
 pub(crate) mod kv_manager;
 pub(crate) mod limits;
@@ -16,6 +17,7 @@ pub(crate) mod requests;
 pub(crate) mod retained_sessions;
 pub(crate) mod schedule;
 pub(crate) mod session_order;
+pub(crate) mod share_preemption;
 pub(crate) mod slab;
 pub(crate) mod state;
 pub(crate) mod view;

@@ -1,5 +1,8 @@
-//! The waiting queue and its orders: FCFS, priority, and fair queueing (deficit round robin over
-//! client keys).
+//! The waiting queue and its orders: FCFS, priority, and fair queueing over client keys.
+//!
+//! Fair queueing: the key with the lowest dominant share of what runs is next (`fair_share.rs`),
+//! requests beyond their key's entitlement last. Keys of equal rank take turns by deficit round
+//! robin.
 //!
 //! Deficit round robin: each turn grants a key `QUANTUM` tokens. Its first request may be admitted
 //! once the deficit covers its cost, which is prompt tokens plus the maximum of its output tokens.
@@ -11,6 +14,9 @@
 //! by that share only.
 
 use crate::request::sequence::Sequence;
+use crate::scheduler::fair_share::{KeyUse, Resources};
+use crate::scheduler::limits::Limits;
+use kvasir_kv::CacheShape;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,8 +32,8 @@ pub enum Order {
     Fcfs,
     /// Higher priority first, then by arrival; every sixteenth admission goes to the first arrival.
     Priority,
-    /// Deficit round robin over client keys: each key with waiting requests gets the same token
-    /// throughput.
+    /// Each client key has an equal share of running places, KV slots and prompt tokens of a step;
+    /// deficit round robin over tokens among keys that use equally much.
     Fair,
 }
 
@@ -58,6 +64,13 @@ pub(crate) struct Queue {
     active: VecDeque<u64>,
     /// The key that has received its quantum in this turn.
     granted: Option<u64>,
+    /// What running requests use under `Fair`.
+    used: KeyUse,
+    /// Keys whose requests are passed over in this scheduling attempt.
+    passed: Vec<u64>,
+    /// Slots per block of the cache, and all its slots.
+    block: u32,
+    capacity: u32,
     /// Admissions so far.
     admissions: u64,
     len: usize,
@@ -72,6 +85,10 @@ struct Queued {
     /// Arrival number.
     number: u64,
     cost: i64,
+    /// Tokens to feed at its admission.
+    tokens: u64,
+    /// KV slots at its longest, in whole blocks.
+    slots: u64,
 }
 
 /// The requests of one key, with its token deficit.
@@ -79,18 +96,36 @@ struct Queued {
 struct Flow {
     fifo: VecDeque<Queued>,
     deficit: i64,
-}
-
-impl Queued {
-    fn new(entry: u32, sequence: &Sequence) -> Self {
-        let cost = i64::from(sequence.len()) + i64::from(sequence.outputs_left());
-        Self { entry, priority: sequence.params().priority.into(), number: sequence.number(), cost }
-    }
+    /// Tokens to feed of all its requests.
+    tokens: u64,
 }
 
 impl Queue {
-    pub(crate) fn new(order: Order) -> Self {
-        Self { order, ..Self::default() }
+    pub(crate) fn new(order: Order, limits: &Limits, shape: &CacheShape) -> Self {
+        let total = Resources { places: limits.max_num_seqs.into(), slots: shape.capacity.into() };
+        Self {
+            order,
+            used: KeyUse::new(total),
+            block: shape.block_size.max(1),
+            capacity: shape.capacity,
+            ..Self::default()
+        }
+    }
+
+    fn queued(&self, entry: u32, sequence: &Sequence) -> Queued {
+        let cost = i64::from(sequence.len()) + i64::from(sequence.outputs_left());
+        Queued {
+            entry,
+            priority: sequence.params().priority.into(),
+            number: sequence.number(),
+            cost,
+            tokens: sequence.len().into(),
+            slots: u64::from(sequence.longest().min(self.capacity)).next_multiple_of(self.block.into()),
+        }
+    }
+
+    pub(crate) fn is_fair(&self) -> bool {
+        self.order == Order::Fair
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -99,7 +134,7 @@ impl Queue {
 
     /// Enqueues a new request. O(n) under `Priority`.
     pub(crate) fn push(&mut self, entry: u32, sequence: &Sequence) {
-        let queued = Queued::new(entry, sequence);
+        let queued = self.queued(entry, sequence);
         self.len += 1;
         match self.order {
             Order::Fcfs => self.fifo.push_back(queued),
@@ -108,7 +143,9 @@ impl Queue {
                 self.fifo.insert(at, queued);
             }
             Order::Fair => {
-                self.flow(sequence.params().key).fifo.push_back(queued);
+                let flow = self.flow(sequence.params().key);
+                flow.tokens += queued.tokens;
+                flow.fifo.push_back(queued);
                 self.advance();
             }
         }
@@ -116,7 +153,8 @@ impl Queue {
 
     /// Enqueues a preempted request ahead of its priority class or key, and refunds its cost.
     pub(crate) fn push_front(&mut self, entry: u32, sequence: &Sequence) {
-        let queued = Queued::new(entry, sequence);
+        self.release(sequence);
+        let queued = self.queued(entry, sequence);
         self.len += 1;
         match self.order {
             Order::Fcfs => self.fifo.push_front(queued),
@@ -126,6 +164,7 @@ impl Queue {
             }
             Order::Fair => {
                 let flow = self.flow(sequence.params().key);
+                flow.tokens += queued.tokens;
                 flow.fifo.push_front(queued);
                 flow.deficit += queued.cost;
                 self.advance();
@@ -133,33 +172,98 @@ impl Queue {
         }
     }
 
+    /// The request to consider next.
     pub(crate) fn front(&self) -> Option<u32> {
-        let flow = || self.active.iter().find_map(|key| self.flows.get(key)?.fifo.front());
-        self.fifo.front().or_else(flow).map(|queued| queued.entry)
+        let key = || self.ranked(&self.passed).next();
+        let of_flow = || self.flows.get(&key()?)?.fifo.front();
+        self.fifo.front().or_else(of_flow).map(|queued| queued.entry)
+    }
+
+    /// The request that `Fair` considers first, if it is within its key's entitlement. None of a key
+    /// that was passed over.
+    pub(crate) fn entitled(&self) -> Option<u32> {
+        let key = self.ranked(&self.passed).next()?;
+        let head = self.flows.get(&key)?.fifo.front()?;
+        self.used.entitles(key, head.slots, self.keys()).then_some(head.entry)
+    }
+
+    /// Passes over the other requests of a key until `begin_attempt`.
+    pub(crate) fn pass_over(&mut self, key: u64) {
+        self.passed.push(key);
+    }
+
+    pub(crate) fn begin_attempt(&mut self) {
+        self.passed.clear();
+    }
+
+    /// What running requests use under `Fair`.
+    pub(crate) fn used(&self) -> &KeyUse {
+        &self.used
+    }
+
+    /// Number of keys that have requests, under `Fair`.
+    pub(crate) fn keys(&self) -> usize {
+        self.flows.len() + self.used.keys().filter(|key| !self.flows.contains_key(key)).count()
+    }
+
+    /// Waiting keys whose first request is within their entitlement, with the tokens to feed of all
+    /// their requests.
+    pub(crate) fn entitled_tokens(&self) -> impl Iterator<Item = (u64, u64)> {
+        let keys = self.keys();
+        self.flows.iter().filter_map(move |(key, flow)| {
+            let head = flow.fifo.front()?;
+            self.used.entitles(*key, head.slots, keys).then_some((*key, flow.tokens))
+        })
+    }
+
+    /// Keys with waiting requests in the order of `Fair`, without `skipped`.
+    fn ranked(&self, skipped: &[u64]) -> impl Iterator<Item = u64> {
+        let keys = self.keys();
+        let rank = |key: &u64| {
+            let slots = self.flows.get(key).and_then(|flow| flow.fifo.front()).map_or(0, |head| head.slots);
+            (!self.used.entitles(*key, slots, keys), self.used.dominant_share(*key))
+        };
+        let mut ranked: Vec<_> =
+            self.active.iter().filter(|key| !skipped.contains(key)).map(|key| (rank(key), *key)).collect();
+        // Stable: keys of equal rank stay in round-robin order.
+        ranked.sort_by_key(|(rank, _)| *rank);
+        ranked.into_iter().map(|(_, key)| key)
     }
 
     /// All waiting requests, in the order they would be considered if none were admitted.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
         let deepest = self.flows.values().map(|flow| flow.fifo.len()).max().unwrap_or(0);
+        let keys: Vec<u64> = self.ranked(&[]).collect();
         let by_round = (0..deepest).flat_map(move |depth| {
-            self.active.iter().filter_map(move |key| self.flows.get(key)?.fifo.get(depth))
+            let at_depth = |key: &u64| self.flows.get(key)?.fifo.get(depth);
+            keys.iter().filter_map(at_depth).collect::<Vec<_>>()
         });
         self.fifo.iter().chain(by_round).map(|queued| queued.entry)
     }
 
-    /// Removes an admitted request and charges its key. False if it was not queued.
-    pub(crate) fn take(&mut self, entry: u32, sequence: &Sequence) -> bool {
+    /// Removes an admitted request and charges its key.
+    pub(crate) fn take(&mut self, entry: u32, sequence: &mut Sequence) {
         let key = sequence.params().key;
-        let Some(queued) = self.extract(entry, key) else { return false };
+        let Some(queued) = self.extract(entry, key) else { return };
         if let Some(flow) = self.flows.get_mut(&key) {
             flow.deficit -= queued.cost;
+        }
+        if self.is_fair() {
+            self.used.take(key, queued.slots);
+            sequence.cold.charged_slots = queued.slots;
         }
         self.admissions += 1;
         if self.order == Order::Priority && self.admissions.is_multiple_of(AGEING_INTERVAL) {
             self.put_first_arrival_first();
         }
         self.advance();
-        true
+    }
+
+    /// A running request ends or is preempted: its key uses less.
+    pub(crate) fn release(&mut self, sequence: &Sequence) {
+        if self.is_fair() {
+            self.used.release(sequence.params().key, sequence.cold.charged_slots);
+        }
     }
 
     /// Gives the next admission to the request that arrived first.
@@ -204,6 +308,9 @@ impl Queue {
         };
         let at = fifo.iter().position(|queued| queued.entry == entry)?;
         let queued = fifo.remove(at)?;
+        if let Some(flow) = self.flows.get_mut(&key) {
+            flow.tokens -= queued.tokens;
+        }
         self.len -= 1;
         Some(queued)
     }

@@ -15,7 +15,7 @@ use crate::scheduler::limits::Limits;
 use crate::scheduler::queue::{Order, Queue};
 use crate::scheduler::slab::Slab;
 use kvasir_exec::PoolRow;
-use kvasir_kv::{SeqId, StepId};
+use kvasir_kv::{CacheShape, SeqId, StepId};
 use std::ops::{Deref, DerefMut};
 
 /// All live requests, addressed by their entry in the table.
@@ -40,9 +40,9 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    pub(crate) fn new(order: Order, limits: &Limits) -> Self {
+    pub(crate) fn new(order: Order, limits: &Limits, shape: &CacheShape) -> Self {
         Self {
-            queue: Queue::new(order),
+            queue: Queue::new(order, limits, shape),
             free_rows: (0..limits.max_num_seqs).rev().map(PoolRow).collect(),
             state_slots: StateSlots::new(limits.state_slots),
             ..Self::default()
@@ -56,6 +56,15 @@ impl Requests {
 
     pub(crate) fn waiting(&self) -> &Queue {
         &self.queue
+    }
+
+    /// Lets other keys pass the waiting requests of a key, until `begin_attempt`.
+    pub(crate) fn pass_over(&mut self, key: u64) {
+        self.queue.pass_over(key);
+    }
+
+    pub(crate) fn begin_attempt(&mut self) {
+        self.queue.begin_attempt();
     }
 
     pub(crate) fn prefilling(&self) -> u32 {
@@ -86,7 +95,7 @@ impl Requests {
         if sequence.cold.params.stateful {
             self.state_slots.take();
         }
-        self.queue.take(entry, &self.slab[entry]);
+        self.queue.take(entry, &mut self.slab[entry]);
         self.running.push(entry);
         row
     }
@@ -104,6 +113,7 @@ impl Requests {
         if sequence.status == Status::Waiting {
             self.queue.remove(entry, sequence);
         } else {
+            self.queue.release(sequence);
             self.queue.refund(sequence.cold.params.key, sequence.outputs_left());
             self.unswept = true;
         }

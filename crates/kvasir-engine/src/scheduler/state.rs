@@ -12,6 +12,7 @@ use crate::request::sequence::{Sequence, Status};
 use crate::request::stop::FastStop;
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
+use crate::scheduler::fair_share::PrefillShares;
 use crate::scheduler::kv_manager::{Activity, Fork, KvManager};
 use crate::scheduler::limits::Limits;
 use crate::scheduler::record::{Arrival, Deferral, StepRecord};
@@ -42,6 +43,12 @@ pub(crate) struct SchedulerState {
     pub(crate) verifies_all_drafts: bool,
     /// Admissions are deferred by prefill coalescing.
     pub(crate) coalescing: bool,
+    /// Keys get fair shares by preemption (`share_preemption.rs`).
+    pub(crate) preempts_for_shares: bool,
+    /// Prompt tokens of the step per key.
+    pub(crate) prefill_shares: PrefillShares,
+    /// The previous step held prompts only.
+    pub(crate) is_after_prefill: bool,
 }
 
 impl SchedulerState {
@@ -60,11 +67,16 @@ impl SchedulerState {
             speculates: false,
             verifies_all_drafts: false,
             coalescing: false,
+            preempts_for_shares: false,
+            prefill_shares: PrefillShares::default(),
+            is_after_prefill: false,
         }
     }
 
     pub(crate) fn begin_attempt(&mut self) {
         self.schedule.begin();
+        self.requests.begin_attempt();
+        self.prefill_shares.clear();
         self.kv.budget_mut().begin_step();
         self.record.begin_attempt();
     }
@@ -74,6 +86,7 @@ impl SchedulerState {
         let record = &mut self.record;
         record.step = step.map(|(id, _)| id);
         record.kind = step.map_or(record.kind, |(_, kind)| kind);
+        self.is_after_prefill = step.map_or(self.is_after_prefill, |(_, kind)| kind == StepKind::Prefill);
         record.waiting = self.requests.waiting().len() as u32;
         record.running = self.requests.running().len() as u32;
         record.usage = self.kv.cache().usage();
@@ -229,7 +242,7 @@ impl SchedulerState {
     }
 
     /// Breaks a deadlock: evicts retained session K/V if that frees slots, else preempts the
-    /// request admitted last. A request that runs alone is too large for the cache and ends with
+    /// request admitted last, under `Order::Fair` of the largest key. A request that runs alone is too large for the cache and ends with
     /// the outputs it has. Slots leased with no step in flight wait for slot copies, which a
     /// preemption makes unnecessary.
     pub(crate) fn preempt_for_space(&mut self, now: Nanos) {
@@ -239,7 +252,10 @@ impl SchedulerState {
         match *self.requests.running() {
             [] => {}
             [alone] if self.kv.cache().usage().leased == 0 => self.finish_capacity(alone, now),
-            [.., last] => self.preempt(last),
+            [.., last] => {
+                let victim = self.preemption_victim(0).map(|i| self.requests.running()[i]);
+                self.preempt(victim.unwrap_or(last));
+            }
         }
     }
 

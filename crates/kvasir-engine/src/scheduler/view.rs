@@ -206,6 +206,33 @@ impl<'a> SchedulerView<'a> {
         }
     }
 
+    /// Shares the prompt tokens of the step among client keys; see `prefill_tokens_left`. `budget`
+    /// gives their number for prompts of which at most so many tokens are fed already. Returns it
+    /// if it is shared: under `Order::Fair`, and if several keys have prompts to feed.
+    pub fn share_prefill(&mut self, budget: impl FnOnce(u32) -> u32) -> Option<u32> {
+        self.state.share_prefill(budget)
+    }
+    /// Prompt tokens that the key of a sequence may still be fed in this step.
+    pub fn prefill_tokens_left(&self, entry: u32) -> u32 {
+        self.state.prefill_shares.left(self.sequence(entry).params().key)
+    }
+    /// Whether the step must decode before more prompts run, so that no client key's prompts delay
+    /// another's decodes by more than one step.
+    pub fn decodes_are_due(&self) -> bool {
+        self.state.decodes_are_due()
+    }
+    /// Under `Order::Fair`, lets the waiting sequences of other keys pass one that was deferred for a
+    /// reason of its own key. False if it blocks those behind it.
+    pub fn pass_over(&mut self, entry: u32, reason: DeferReason) -> bool {
+        let is_own =
+            matches!(reason, DeferReason::TokenBudget | DeferReason::Sibling | DeferReason::TokenInFlight);
+        let passes = is_own && self.state.requests.waiting().is_fair();
+        if passes {
+            self.state.requests.pass_over(self.sequence(entry).params().key);
+        }
+        passes
+    }
+
     /// Schedules a row: checks the token budget, finds slots and commits them to the row.
     #[inline]
     fn schedule_row(&mut self, entry: u32, feed: Feed, drafts: u32) -> Result<(), DeferReason> {
@@ -213,7 +240,7 @@ impl<'a> SchedulerView<'a> {
             return Err(reason);
         }
         let token_budget = self.token_budget();
-        let SchedulerState { requests, kv, schedule, .. } = &mut *self.state;
+        let SchedulerState { requests, kv, schedule, prefill_shares, .. } = &mut *self.state;
         let sequence = &mut requests[entry];
         let (tokens, mut rectangle) = (feed.tokens.min(sequence.to_feed()), feed.rectangle);
         if tokens + rectangle.redirected + drafts > token_budget || tokens == 0 {
@@ -245,8 +272,17 @@ impl<'a> SchedulerView<'a> {
             rectangle,
             commitment: kv.budget_mut().commit(sequence, slots),
         };
+        if kind.is_prefill() {
+            prefill_shares.feed(sequence.cold.params.key, tokens);
+        }
         schedule.push(sequence, row);
         Ok(())
+    }
+
+    /// The running sequence to preempt for slots, among those from the `first` on in order of
+    /// admission: the one admitted last, under `Order::Fair` of the key that uses most.
+    pub fn preemption_victim(&self, first: usize) -> Option<u32> {
+        self.state.preemption_victim(first).and_then(|i| self.running_at(i))
     }
 
     /// Preempts a running sequence by recomputation: it returns to the front of the queue. False if

@@ -105,6 +105,10 @@ impl Chunked {
     /// used up.
     fn prefill(&self, view: &mut SchedulerView<'_>, mut budget: PrefillBudget) {
         budget.tokens = budget.tokens.min(view.token_budget());
+        let costs = view.costs();
+        if let Some(tokens) = view.share_prefill(|at| budget.tokens(&costs, at)) {
+            budget = PrefillBudget { tokens, time: None };
+        }
         let visited = if view.prefilling() > 0 { view.running() } else { 0 };
         for i in 0..visited {
             let Some(entry) = view.running_at(i) else { break };
@@ -120,9 +124,17 @@ impl Chunked {
             if budget.tokens(&view.costs(), 0) == 0 {
                 return view.defer(entry, budget.exhausted());
             }
-            let reserve_to = view.sequence(entry).longest().min(view.capacity());
-            if let Err(reason) = view.admit(entry, AdmissionTerms { reserve_to, hit_limit: u32::MAX }) {
-                return view.defer(entry, reason);
+            let reserve_to = self.reserve_to(view.sequence(entry), view.capacity());
+            let admitted = match view.prefill_tokens_left(entry) {
+                0 => Err(DeferReason::TokenBudget),
+                _ => view.admit(entry, AdmissionTerms { reserve_to, hit_limit: u32::MAX }).map(drop),
+            };
+            if let Err(reason) = admitted {
+                view.defer(entry, reason);
+                if view.pass_over(entry, reason) {
+                    continue;
+                }
+                return;
             }
             if !self.feed(view, entry, &mut budget) {
                 return;
@@ -133,8 +145,8 @@ impl Chunked {
     /// Schedules the next chunk of one prompt; defers it and returns false if that fails.
     fn feed(&self, view: &mut SchedulerView<'_>, entry: u32, budget: &mut PrefillBudget) -> bool {
         let (costs, at) = (view.costs(), view.sequence(entry).claimed());
-        let tokens =
-            view.sequence(entry).to_feed().min(budget.tokens(&costs, at)).min(view.chunk_limit(entry));
+        let most = budget.tokens(&costs, at).min(view.chunk_limit(entry));
+        let tokens = view.sequence(entry).to_feed().min(most).min(view.prefill_tokens_left(entry));
         let fed = match tokens {
             0 => Err(budget.exhausted()),
             _ => view.feed(entry, Feed { tokens, ..Feed::default() }),
@@ -177,6 +189,13 @@ impl Policy for Chunked {
     fn schedule(&mut self, view: &mut SchedulerView<'_>) {
         match self.mixing {
             Mixing::Off => {
+                if view.decodes_are_due() {
+                    decode_running(view);
+                    if view.scheduled_rows() > 0 {
+                        view.defer_rest_running(DeferReason::Interleave);
+                        return view.defer_rest_waiting(DeferReason::Interleave);
+                    }
+                }
                 self.prefill(view, PrefillBudget { tokens: self.max_extend_tokens, time: None });
                 match view.scheduled_rows() {
                     0 => decode_running(view),

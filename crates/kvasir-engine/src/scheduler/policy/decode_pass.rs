@@ -2,18 +2,11 @@
 //! `chunked`.
 //!
 //! `decode_running` visits running sequences in order of admission. If one lacks a KV slot, the
-//! sequence admitted last is preempted and the decode is retried.
+//! sequence admitted last (under `Order::Fair`, of the largest key) is preempted and the decode is
+//! retried.
 
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::view::SchedulerView;
-
-/// Preempts the sequence admitted last to free KV slots for the `i`-th. True if it was another one
-/// and the decode should be retried; false if it was the `i`-th itself or cannot be preempted.
-fn preempt_last(view: &mut SchedulerView<'_>, i: usize) -> bool {
-    let last = view.running().saturating_sub(1);
-    let Some(victim) = view.running_at(last) else { return false };
-    view.preempt(victim) && last > i
-}
 
 /// Whether a sequence has outgrown the KV pool, so that waiting cannot help.
 pub(crate) fn never_fits(view: &SchedulerView<'_>, entry: u32) -> bool {
@@ -22,7 +15,7 @@ pub(crate) fn never_fits(view: &SchedulerView<'_>, entry: u32) -> bool {
 }
 
 /// Schedules a decode for every running sequence past prefill, in order of admission, preempting
-/// from the end if slots are missing.
+/// others if slots are missing.
 pub(crate) fn decode_running(view: &mut SchedulerView<'_>) {
     let mut i = 0;
     while let Some(entry) = view.running_at(i) {
@@ -33,11 +26,11 @@ pub(crate) fn decode_running(view: &mut SchedulerView<'_>) {
         match view.decode(entry) {
             Ok(()) => i += 1,
             // Reached only if slots beyond the reservation are needed.
-            Err(DeferReason::NoSlots { .. }) => {
-                if !preempt_last(view, i) {
-                    return;
-                }
-            }
+            Err(DeferReason::NoSlots { .. }) => match view.preemption_victim(i) {
+                // The `i`-th is then tried again, or the one that has taken its place.
+                Some(victim) if view.preempt(victim) => {}
+                _ => return,
+            },
             Err(reason) => {
                 view.defer(entry, reason);
                 i += 1;

@@ -7,6 +7,7 @@ pub(crate) mod prefill_first;
 pub(crate) mod rectangular;
 
 use crate::request::finish::Refusal;
+use crate::request::sequence::Sequence;
 use crate::scheduler::kv_manager::PublishAt;
 use crate::scheduler::limits::Limits;
 use crate::scheduler::view::SchedulerView;
@@ -30,6 +31,11 @@ pub trait Policy: Send {
     fn accepts(&self, prompt_len: u32, limits: &Limits) -> Result<(), Refusal> {
         let _ = (prompt_len, limits);
         Ok(())
+    }
+
+    /// Length up to which it reserves slots for a sequence at its admission.
+    fn reserve_to(&self, sequence: &Sequence, capacity: u32) -> u32 {
+        sequence.longest().min(capacity)
     }
 
     /// Whether it may recompute cached tokens with redirected writes, which needs a cache with a

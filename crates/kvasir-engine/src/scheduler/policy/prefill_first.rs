@@ -6,6 +6,7 @@
 //! or of the block size, whichever is larger, unless the whole step has fewer.
 
 use crate::request::finish::Refusal;
+use crate::request::sequence::Sequence;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::kv_manager::AdmissionTerms;
 use crate::scheduler::limits::Limits;
@@ -81,9 +82,11 @@ impl PrefillFirst {
         if left == 0 {
             return true;
         }
-        let Some(tokens) = self.chunk(view, left) else {
+        let share = view.prefill_tokens_left(entry);
+        let Some(tokens) = self.chunk(view, left, share) else {
             view.defer(entry, DeferReason::ChunkTooSmall);
-            return false;
+            // The other keys have their share.
+            return share < view.token_budget();
         };
         let tokens = tokens.min(view.chunk_limit(entry));
         match view.feed(entry, Feed { tokens, ..Feed::default() }) {
@@ -96,23 +99,29 @@ impl PrefillFirst {
     }
 
     /// Size of the next chunk of a prompt with `left` tokens to feed; none if it must wait for the
-    /// next step.
-    fn chunk(&self, view: &SchedulerView<'_>, left: u32) -> Option<u32> {
+    /// next step. `share` is what is left of its key's share.
+    fn chunk(&self, view: &SchedulerView<'_>, left: u32, share: u32) -> Option<u32> {
         let (budget, empty) = (view.token_budget(), view.scheduled_rows() == 0);
         match self.chunking {
             Chunking::First => (left <= budget || empty).then(|| left.min(budget)),
             // Recomputation after a preemption may exceed one step's budget; only then is it split.
             Chunking::Off if left <= view.limits().max_num_batched_tokens => (left <= budget).then_some(left),
             Chunking::Off => empty.then_some(budget),
-            Chunking::On { cap } => {
-                prefill_chunk(left.min(cap.unwrap_or(u32::MAX)), budget, view.block_size(), true, empty)
-            }
+            Chunking::On { cap } => prefill_chunk(
+                left.min(cap.unwrap_or(u32::MAX)),
+                budget.min(share),
+                view.block_size(),
+                true,
+                empty,
+            ),
         }
     }
 
     /// Feeds prompts in progress, then admits waiting requests in queue order.
     fn prefill(&self, view: &mut SchedulerView<'_>) {
         let admits = self.delay_has_passed(view);
+        let budget = view.token_budget();
+        view.share_prefill(|_| budget);
         let visited = if view.prefilling() > 0 { view.running() } else { 0 };
         for i in 0..visited {
             let Some(entry) = view.running_at(i) else { break };
@@ -129,13 +138,14 @@ impl PrefillFirst {
                 view.finish_capacity(entry);
                 continue;
             }
-            if let Some(reason) = self.no_budget(view, entry) {
+            let reserve_to = self.reserve_to(view.sequence(entry), view.capacity());
+            let terms = AdmissionTerms { reserve_to, hit_limit: u32::MAX };
+            let refused = self.no_budget(view, entry).or_else(|| view.admit(entry, terms).err());
+            if let Some(reason) = refused {
                 view.defer(entry, reason);
-                return;
-            }
-            let reserve_to = view.sequence(entry).len();
-            if let Err(reason) = view.admit(entry, AdmissionTerms { reserve_to, hit_limit: u32::MAX }) {
-                view.defer(entry, reason);
+                if view.pass_over(entry, reason) {
+                    continue;
+                }
                 return;
             }
             if !self.feed_prompt(view, entry) {
@@ -147,13 +157,13 @@ impl PrefillFirst {
     /// Checks the token budget for a waiting request, net of its prefix-cache hit, before it is
     /// admitted.
     fn no_budget(&self, view: &mut SchedulerView<'_>, entry: u32) -> Option<DeferReason> {
-        if view.token_budget() == 0 {
+        if view.token_budget().min(view.prefill_tokens_left(entry)) == 0 {
             return Some(DeferReason::TokenBudget);
         }
         let len = view.sequence(entry).len();
         let left =
             if len <= view.token_budget() { return None } else { len - view.lookup(entry).tokens.min(len) };
-        self.chunk(view, left).is_none().then_some(DeferReason::TokenBudget)
+        self.chunk(view, left, view.prefill_tokens_left(entry)).is_none().then_some(DeferReason::TokenBudget)
     }
 }
 
@@ -162,7 +172,18 @@ impl Policy for PrefillFirst {
         "prefill-first"
     }
 
+    fn reserve_to(&self, sequence: &Sequence, _: u32) -> u32 {
+        sequence.len()
+    }
+
     fn schedule(&mut self, view: &mut SchedulerView<'_>) {
+        if view.decodes_are_due() {
+            decode_running(view);
+            if view.scheduled_rows() > 0 {
+                view.defer_rest_running(DeferReason::Interleave);
+                return view.defer_rest_waiting(DeferReason::Interleave);
+            }
+        }
         self.prefill(view);
         if view.scheduled_rows() > 0 {
             view.defer_rest_running(DeferReason::PrefillFirst);

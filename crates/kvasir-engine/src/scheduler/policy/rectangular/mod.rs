@@ -255,7 +255,7 @@ impl Rectangular {
         nothing_runs: bool,
     ) -> Result<(), Refused> {
         let sequence = view.sequence(entry);
-        let reserve_to = sequence.longest().min(view.capacity());
+        let reserve_to = self.reserve_to(sequence, view.capacity());
         let shape = PrefillShape::new(sequence.len(), view.block_size(), self.config.chunk_size);
         let admit = AdmissionTerms { reserve_to, hit_limit: u32::MAX };
         // KV slots are granted in strict queue order: a request without slots blocks those behind

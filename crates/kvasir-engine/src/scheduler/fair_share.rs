@@ -1,0 +1,171 @@
+//! Dominant-resource fairness of client keys under `Order::Fair` (DRF; Ghodsi et al., 2011).
+//!
+//! A key uses running places and KV slots; the larger of the two fractions is its *dominant share*.
+//! With k keys that have requests, each is entitled to 1/k of both, and to one running request.
+//!
+//! 1. Queue: requests within their key's entitlement first, then by dominant share, then by the
+//!    deficit round robin of `queue.rs`.
+//! 2. Preemption (`SchedulerState::preempt_for_share`): if the first request is within its key's
+//!    entitlement and lacks a place or slots, requests of keys that exceed theirs are preempted,
+//!    largest key first, of a key the request admitted last.
+//! 3. Prompt tokens of a step (`PrefillShares`): max-min fair among keys.
+//!
+//! A preempted key exceeded its entitlement with the request it loses, and a request beyond its
+//! key's entitlement preempts none. So keys do not preempt each other in turn. Guarded by `tests/fair_shares.rs`.
+
+use std::collections::BTreeMap;
+
+/// Running places and KV slots that a key uses, or those that there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resources {
+    pub(crate) places: u64,
+    /// Slots of its running requests at their longest, in whole blocks.
+    pub(crate) slots: u64,
+}
+
+/// The use of all keys that have running requests.
+#[derive(Debug, Default)]
+pub(crate) struct KeyUse {
+    total: Resources,
+    of_key: BTreeMap<u64, Resources>,
+}
+
+impl KeyUse {
+    pub(crate) fn new(total: Resources) -> Self {
+        Self { total, of_key: BTreeMap::new() }
+    }
+
+    /// A request of a key with this many slots begins to run.
+    pub(crate) fn take(&mut self, key: u64, slots: u64) {
+        let used = self.of_key.entry(key).or_default();
+        used.places += 1;
+        used.slots += slots;
+    }
+
+    /// A request that `take` was called for runs no longer.
+    pub(crate) fn release(&mut self, key: u64, slots: u64) {
+        if let Some(used) = self.of_key.get_mut(&key) {
+            used.places = used.places.saturating_sub(1);
+            used.slots = used.slots.saturating_sub(slots);
+            if used.places == 0 {
+                self.of_key.remove(&key);
+            }
+        }
+    }
+
+    /// What a key uses.
+    pub(crate) fn of(&self, key: u64) -> Resources {
+        self.of_key.get(&key).copied().unwrap_or_default()
+    }
+
+    /// Keys with running requests.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = u64> {
+        self.of_key.keys().copied()
+    }
+
+    /// What each of `keys` keys is entitled to.
+    pub(crate) fn entitlement(&self, keys: usize) -> Resources {
+        let keys = keys.max(1) as u64;
+        Resources { places: (self.total.places / keys).max(1), slots: self.total.slots / keys }
+    }
+
+    /// Whether a key stays within its entitlement with one more request.
+    pub(crate) fn entitles(&self, key: u64, slots: u64, keys: usize) -> bool {
+        let (used, most) = (self.of(key), self.entitlement(keys));
+        used.places < most.places && used.slots + slots <= most.slots
+    }
+
+    /// A key's dominant share, in units of 2^-32.
+    pub(crate) fn dominant_share(&self, key: u64) -> u64 {
+        let fraction = |used: u64, total: u64| (used << 32) / total.max(1);
+        let used = self.of(key);
+        fraction(used.places, self.total.places).max(fraction(used.slots, self.total.slots))
+    }
+}
+
+/// Prompt tokens of the step under construction, per key. Unlimited until `begin`.
+#[derive(Debug, Default)]
+pub(crate) struct PrefillShares {
+    /// Most prompt tokens of one key; none if there is no limit.
+    level: Option<u32>,
+    fed: BTreeMap<u64, u32>,
+}
+
+impl PrefillShares {
+    /// Shares `budget` among keys that have these numbers of prompt tokens to feed. Computes the
+    /// largest level for which `sum(min(demand, level)) <= budget`.
+    pub(crate) fn begin(&mut self, budget: u32, demands: &mut [u64]) {
+        demands.sort_unstable();
+        let (mut left, mut keys) = (u64::from(budget), demands.len() as u64);
+        for &demand in &*demands {
+            let equal = left / keys;
+            if demand > equal {
+                // At least one token, so that no key stands still.
+                self.level = Some(equal.max(1) as u32);
+                return;
+            }
+            left -= demand;
+            keys -= 1;
+        }
+        self.level = None;
+    }
+
+    /// Prompt tokens that a key may still be fed.
+    pub(crate) fn left(&self, key: u64) -> u32 {
+        let fed = self.fed.get(&key).copied().unwrap_or(0);
+        self.level.map_or(u32::MAX, |level| level.saturating_sub(fed))
+    }
+
+    /// Counts prompt tokens that a key is fed.
+    pub(crate) fn feed(&mut self, key: u64, tokens: u32) {
+        if self.level.is_some() {
+            *self.fed.entry(key).or_default() += tokens;
+        }
+    }
+
+    /// Ends the sharing, for the next step.
+    pub(crate) fn clear(&mut self) {
+        self.level = None;
+        self.fed.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entitlement_is_an_equal_part_and_at_least_one_place() {
+        let mut used = KeyUse::new(Resources { places: 4, slots: 100 });
+        assert_eq!(used.entitlement(3), Resources { places: 1, slots: 33 });
+        assert_eq!(used.entitlement(9).places, 1);
+        used.take(1, 20);
+        assert!(used.entitles(1, 30, 2) && !used.entitles(1, 31, 2), "half of the slots");
+        used.take(1, 20);
+        assert!(!used.entitles(1, 1, 2), "half of the places");
+        assert!(used.dominant_share(1) > used.dominant_share(2));
+        used.release(1, 20);
+        used.release(1, 20);
+        assert_eq!((used.of(1), used.keys().count()), (Resources::default(), 0));
+    }
+
+    #[test]
+    fn prompt_tokens_are_shared_max_min_fair() {
+        let level = |budget, demands: &[u64]| {
+            let mut shares = PrefillShares::default();
+            shares.begin(budget, &mut demands.to_vec());
+            shares.left(1)
+        };
+        assert_eq!(level(100, &[500]), 100);
+        assert_eq!(level(100, &[500, 10]), 90, "what a small demand leaves goes to the large one");
+        assert_eq!(level(100, &[500, 30, 400, 5]), 32);
+        assert_eq!(level(100, &[50, 50]), u32::MAX);
+        assert_eq!(level(1, &[50, 50]), 1);
+        let mut shares = PrefillShares::default();
+        shares.begin(100, &mut [80, 80]);
+        shares.feed(1, 30);
+        assert_eq!((shares.left(1), shares.left(2)), (20, 50));
+        shares.clear();
+        assert_eq!(shares.left(1), u32::MAX);
+    }
+}

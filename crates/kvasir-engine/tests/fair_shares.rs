@@ -1,0 +1,198 @@
+//! Fair shares of client keys under `Order::Fair`: at most two steps are scheduled ahead of the
+//! first chunk of a key that is within its share, whatever another key has sent.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use kvasir_engine::*;
+use kvasir_exec::{OutputRow, Step};
+use kvasir_kv::{CacheConfig, CacheKind, Span, build};
+use std::collections::VecDeque;
+
+const HEAVY: u64 = 1;
+const LIGHT: u64 = 2;
+/// Steps scheduled ahead of a key's first chunk.
+const BOUND: usize = 2;
+
+fn policies() -> [Box<dyn Policy>; 5] {
+    let mixed = |target| Box::new(Chunked::new(512, Mixing::On { target }));
+    [
+        Box::new(Chunked::new(512, Mixing::Off)),
+        mixed(None),
+        mixed(Some(StepTarget::Percent(400))),
+        mixed(Some(StepTarget::Time(1))),
+        Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)),
+    ]
+}
+
+/// A core with up to `overlap` steps in flight, whose device samples token 30.
+struct Device {
+    core: Core,
+    in_flight: VecDeque<Box<Step>>,
+    overlap: usize,
+    preempted: Vec<RequestId>,
+}
+
+impl Device {
+    fn new(order: Order, policy: Box<dyn Policy>, seqs: u32, slots: u32, overlap: usize) -> Self {
+        let limits = Limits {
+            max_num_seqs: seqs,
+            max_num_batched_tokens: 1024,
+            max_model_len: 1 << 15,
+            ..Limits::default()
+        };
+        let config = CacheConfig { block_size: 16, sharing: true, ..CacheConfig::new(slots) };
+        let mut core = Core::new(limits, order, policy, build(CacheKind::Radix, &config).unwrap());
+        core.set_costs(Costs { step_ns: 1_000_000, row_ns: 1000, token_ns: 10_000, ..Costs::default() });
+        Self { core, in_flight: VecDeque::new(), overlap, preempted: Vec::new() }
+    }
+
+    fn add(&mut self, key: u64, prompt: u32, max_tokens: u32, n: u32) -> RequestId {
+        let params = Params { max_tokens, key, salt: key, ..Params::default() };
+        // No two prompts share a prefix.
+        let first = 100 + self.core.running().count() as u32 + self.core.waiting().count() as u32;
+        let prompt = (0..prompt).map(|i| first * 7 + i).collect();
+        self.core.add_siblings(Request { tag: key, prompt, params }, n, 0).unwrap()[0]
+    }
+
+    fn fill(&mut self, key: u64, prompt: u32, max_tokens: u32, n: u32) {
+        self.add(key, prompt, max_tokens, n);
+    }
+
+    /// Schedules a step, and completes the oldest if too many are in flight. Returns the ids in it.
+    fn step(&mut self) -> Vec<u64> {
+        let step = self.core.schedule(0);
+        self.core.take_binds().for_each(drop);
+        self.core.check_invariants().unwrap();
+        self.preempted.extend(&self.core.record().preempted);
+        let ids = step.iter().flat_map(|step| step.batch.rows.iter().map(|row| row.request)).collect();
+        let is_stalled = step.is_none();
+        self.in_flight.extend(step);
+        while self.in_flight.len() > self.overlap || is_stalled && !self.in_flight.is_empty() {
+            let mut step = self.in_flight.pop_front().unwrap();
+            for row in &step.batch.rows {
+                let start = step.output.tokens.len();
+                let count = (row.tokens.len - row.sample_from) as usize;
+                step.output.tokens.extend(std::iter::repeat_n(30, count));
+                step.output.rows.push(OutputRow { tokens: Span::new(start, count) });
+            }
+            self.core.postprocess(&step, &Ok(()), 0);
+            self.core.recycle(step);
+        }
+        self.core.outbox().clear();
+        ids
+    }
+
+    /// Steps scheduled before the first one with this request.
+    fn steps_ahead(&mut self, id: RequestId) -> usize {
+        (0..100).find(|_| self.step().contains(&id.0)).unwrap_or(100)
+    }
+
+    fn running(&self, key: u64) -> usize {
+        self.core.running().filter(|sequence| sequence.params().key == key).count()
+    }
+}
+
+/// Every policy, with and without overlap.
+fn each(seqs: u32, slots: u32, test: impl Fn(Device, &str)) {
+    for overlap in [0, 1] {
+        for (i, policy) in policies().into_iter().enumerate() {
+            let name = format!("policy {i} ({}), {overlap} steps overlap", policy.name());
+            test(Device::new(Order::Fair, policy, seqs, slots, overlap), &name);
+        }
+    }
+}
+
+#[test]
+fn newcomer_starts_beside_two_hundred_long_answers() {
+    // Once places are scarce, once slots.
+    for (seqs, slots) in [(64, 1 << 18), (256, 1 << 14)] {
+        each(seqs, slots, |mut device, name| {
+            (0..200).for_each(|_| device.fill(HEAVY, 40, 1500, 1));
+            (0..60).for_each(|_| drop(device.step()));
+            assert!(device.core.counts().0 > 0, "{name}: all that there is is in use");
+            let light = device.add(LIGHT, 40, 200, 1);
+            assert!(device.steps_ahead(light) <= BOUND, "{name}, {seqs} places");
+            // It is not preempted in turn, and decodes at least in every second step.
+            let tokens = (0..40).filter(|_| device.step().contains(&light.0)).count();
+            assert!(tokens >= 19, "{name}: {tokens} of 40 steps");
+            assert!(!device.preempted.contains(&light), "{name}");
+        });
+    }
+}
+
+#[test]
+fn newcomer_starts_beside_many_parallel_samples() {
+    each(256, 1 << 18, |mut device, name| {
+        (0..8).for_each(|_| device.fill(HEAVY, 100, 1000, 128));
+        (0..100).for_each(|_| drop(device.step()));
+        assert_eq!(device.running(HEAVY), 256, "{name}");
+        let light = device.add(LIGHT, 40, 200, 1);
+        assert!(device.steps_ahead(light) <= BOUND, "{name}");
+        assert_eq!((device.running(HEAVY), device.running(LIGHT)), (255, 1), "{name}");
+    });
+}
+
+#[test]
+fn newcomers_prompt_runs_beside_a_long_one() {
+    each(16, 1 << 18, |mut device, name| {
+        let heavy = device.add(HEAVY, 30_000, 10, 1);
+        (0..3).for_each(|_| drop(device.step()));
+        let light = device.add(LIGHT, 100, 10, 1);
+        assert!(device.steps_ahead(light) <= BOUND, "{name}");
+        assert!(device.core.sequence(heavy).unwrap().is_prefilling(), "{name}");
+    });
+}
+
+#[test]
+fn prompts_of_one_key_do_not_stop_decodes_of_another() {
+    each(64, 1 << 18, |mut device, name| {
+        let light = device.add(LIGHT, 40, 400, 1);
+        (0..3).for_each(|_| drop(device.step()));
+        let tokens = (0..60).filter(|_| {
+            device.add(HEAVY, 600, 1, 1);
+            device.step().contains(&light.0)
+        });
+        let tokens = tokens.count();
+        assert!(tokens >= 29, "{name}: {tokens} of 60 steps");
+    });
+}
+
+#[test]
+fn keys_share_places_equally_and_all_requests_complete() {
+    each(12, 1 << 14, |mut device, name| {
+        for key in 1..=3 {
+            (0..10).for_each(|_| device.fill(key, 30, 400, 1));
+            (0..30).for_each(|_| drop(device.step()));
+        }
+        assert_eq!([1, 2, 3].map(|key| device.running(key)), [4; 3], "{name}");
+        for _ in 0..2000 {
+            device.step();
+        }
+        assert!(device.core.is_idle(), "{name}");
+        assert!(device.preempted.len() <= 8, "{name}: {:?}", device.preempted);
+    });
+}
+
+#[test]
+fn request_beyond_its_keys_share_preempts_none() {
+    each(64, 1 << 12, |mut device, name| {
+        let small = device.add(HEAVY, 40, 1400, 1);
+        device.step();
+        // Two keys: half of the slots is the share of each.
+        let large = device.add(LIGHT, 3000, 1000, 1);
+        (0..40).for_each(|_| drop(device.step()));
+        let status = |id: RequestId| device.core.sequence(id).map(|sequence| sequence.status());
+        assert_eq!(status(small), Some(Status::Running), "{name}");
+        assert_eq!(device.preempted, [], "{name}: {:?}", status(large));
+    });
+}
+
+#[test]
+fn other_orders_preempt_for_no_key() {
+    for policy in policies() {
+        let mut device = Device::new(Order::Fcfs, policy, 64, 1 << 18, 0);
+        (0..200).for_each(|_| device.fill(HEAVY, 40, 1500, 1));
+        (0..20).for_each(|_| drop(device.step()));
+        let light = device.add(LIGHT, 40, 200, 1);
+        assert_eq!((device.steps_ahead(light), device.preempted), (100, vec![]));
+    }
+}
