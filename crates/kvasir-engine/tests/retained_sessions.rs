@@ -141,6 +141,34 @@ fn pinned_prefixes_yield_to_requests_that_need_their_slots() {
 }
 
 #[test]
+fn pins_of_one_key_leave_another_its_unmarked_prefixes() {
+    for kind in [CacheKind::Paged, CacheKind::Radix] {
+        for keys in [1, 2] {
+            let mut engine = engine(kind, 512, true);
+            let other: Vec<Token> = (1..=64).collect();
+            let mut hits = 0;
+            for n in 0..40 {
+                let mut pinned = request(&[100 + n; 40], 2, None);
+                (pinned.params.key, pinned.params.salt) = (1, 1);
+                pinned.params.pins = vec![Pin { session: SessionId(n.into()), len: 40 }];
+                complete(&mut engine, pinned);
+                engine.core().check_invariants().unwrap();
+                let mut bystander = request(&other, 2, None);
+                bystander.params.key = if keys == 2 { 2 } else { 1 };
+                hits += u32::from(complete(&mut engine, bystander).summary.cached >= 60);
+            }
+            let pinned: u32 = retained(&engine, 0..=39).iter().sum();
+            if keys == 2 {
+                assert!(hits >= 38, "{kind}: {hits} hits");
+                assert!((200..=256 + 40).contains(&pinned), "{kind}: {pinned} pinned");
+            } else {
+                assert!(pinned > 300 && hits < 20, "{kind}: {pinned} pinned by the only key, {hits} hits");
+            }
+        }
+    }
+}
+
+#[test]
 fn aborted_waiting_turn_leaves_its_session_unchanged() {
     for kind in FORKING {
         for prefix_cache in [false, true] {

@@ -100,7 +100,7 @@ impl PrefillShares {
         for &demand in &*demands {
             let equal = left / keys;
             if demand > equal {
-                // At least one token, so that no key stands still.
+                // At least one token, so that each key progresses.
                 self.level = Some(equal.max(1) as u32);
                 return;
             }

@@ -12,6 +12,7 @@ use crate::request::sequence::{Sequence, SlotCopies};
 use crate::scheduler::budget::Budget;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::limits::Limits;
+use crate::scheduler::recent_keys::RecentKeys;
 use crate::scheduler::retained_sessions::{RetainedSessions, Shortage};
 use kvasir_kv::{Cache, CacheError, Hit, SeqId, StepId};
 use serde::{Deserialize, Serialize};
@@ -68,6 +69,7 @@ pub(crate) struct KvManager {
     cache: Box<dyn Cache>,
     budget: Budget,
     retained: RetainedSessions,
+    recent: RecentKeys,
     /// Length in tokens of the frozen shared prefix that every sequence starts with; whole blocks.
     base: u32,
     /// Prefix caching is on and the cache has a prefix index.
@@ -95,6 +97,7 @@ impl KvManager {
         Self {
             budget: Budget::new(block),
             retained: RetainedSessions::new(block, if redirects { 0 } else { limits.max_model_len }),
+            recent: RecentKeys::default(),
             base: cache.shape().base,
             has_prefix: limits.prefix_cache && cache.prefix().is_ok(),
             // With larger blocks a fork would have to copy the rows of the partly filled last
@@ -281,6 +284,7 @@ impl KvManager {
             return Err(DeferReason::CacheSequences);
         }
         self.retained.evict_victims(&mut *self.cache);
+        self.demote_retained(sequence, grant);
         let session = sequence.cold.params.session;
         let taken = session.and_then(|session| self.retained.take(&mut *self.cache, session, grant.retained));
         let (seq, hit) = match (taken, opened) {
@@ -305,6 +309,21 @@ impl KvManager {
         let held = self.budget.block().whole(sequence.next_position());
         self.budget.reserve(sequence, grant.slots.saturating_sub(held));
         Ok(hit)
+    }
+
+    /// Before a request is admitted that will evict cached prefixes: ends the retention of what exceeds
+    /// half of the pool, if several keys have had requests of late. It stays in the prefix cache, so it
+    /// is evicted by last use like any other.
+    fn demote_retained(&mut self, sequence: &Sequence, grant: Grant) {
+        self.recent.note(sequence.cold.params.key);
+        if !self.has_prefix || !self.recent.are_several() {
+            return;
+        }
+        let needed = self.budget.reserved() + grant.slots.saturating_sub(grant.hit.tokens);
+        if needed > self.cache.usage().free {
+            let most = u64::from(self.cache.shape().capacity / 2);
+            self.retained.demote_to(&mut *self.cache, most, sequence.cold.params.session);
+        }
     }
 
     /// Opens a cache sequence, evicting LRU retained sessions while the cache is at its sequence

@@ -12,6 +12,7 @@ pub(crate) mod kv_manager;
 pub(crate) mod limits;
 pub(crate) mod policy;
 pub(crate) mod queue;
+pub(crate) mod recent_keys;
 pub(crate) mod record;
 pub(crate) mod requests;
 pub(crate) mod retained_sessions;

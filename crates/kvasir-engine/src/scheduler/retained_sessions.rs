@@ -6,7 +6,8 @@
 //! Invariants:
 //!
 //! - Retained K/V is truncated or evicted only for a request that is admitted or fed because of it.
-//!   `find_victims` determines this beforehand and changes nothing.
+//!   `find_victims` determines this beforehand and changes nothing. Exception: while several keys
+//!   have requests and the pool is full, at most half of it is retained (`demote_to`).
 //! - The cache counts the slots that an eviction frees: a block shared by several sessions is freed
 //!   with its last owner.
 //! - Retained sequences are evicted in that order; one that would free nothing is skipped.
@@ -316,6 +317,19 @@ impl RetainedSessions {
     pub(crate) fn evict_oldest(&mut self, cache: &mut dyn Cache) -> bool {
         let session = self.order.next().and_then(|seq| self.session_of(seq));
         session.inspect(|session| self.close(cache, *session)).is_some()
+    }
+
+    /// Evicts sessions in eviction order until at most `tokens` are retained, except one.
+    pub(crate) fn demote_to(&mut self, cache: &mut dyn Cache, tokens: u64, except: Option<SessionId>) {
+        let retained = |entries: &BTreeMap<SessionId, RetainedSequence>| {
+            entries.values().map(|retained| retained.tokens.len() as u64).sum::<u64>()
+        };
+        while retained(&self.entries) > tokens {
+            let except = except.and_then(|session| self.entries.get(&session)).map(|retained| retained.seq);
+            let first = self.order.list(except).first().copied();
+            let Some(session) = first.and_then(|seq| self.session_of(seq)) else { return };
+            self.evict(cache, session);
+        }
     }
 
     fn session_of(&self, seq: SeqId) -> Option<SessionId> {
