@@ -214,6 +214,7 @@ impl RetainedSessions {
             let (salt, key, gaps) = (params.salt, params.key, Gaps::default());
             let retained = RetainedSequence { seq: into, tokens, gaps, salt, key };
             self.insert(pin.session, retained, steps_in_flight);
+            self.report(pin.session);
         }
     }
 
