@@ -28,6 +28,22 @@ const MAX_BYTES: usize = 256 << 20;
 /// Time that a response is kept.
 const TTL: Duration = Duration::from_secs(24 * 3600);
 
+/// Heap bytes of a response's id, in both tables.
+const TABLE_ENTRY: usize = 256;
+
+/// Gives back the unused capacity of texts and lists, which grew as the answer did: up to half.
+fn shrink(value: &mut Value) {
+    match value {
+        Value::String(text) => text.shrink_to_fit(),
+        Value::Array(items) => {
+            items.iter_mut().for_each(shrink);
+            items.shrink_to_fit();
+        }
+        Value::Object(fields) => fields.values_mut().for_each(shrink),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
 /// Items that one response adds to its conversation; their memory is counted until drop.
 #[derive(Debug)]
 struct Segment {
@@ -54,7 +70,7 @@ struct StoredResponse {
     own_input: usize,
     conversation: Conversation,
     since: Instant,
-    /// The memory of `response`.
+    /// The memory of `response`, of the list of segments and of its places in the table.
     _bytes: HeldBytes,
 }
 
@@ -76,16 +92,23 @@ impl ResponseStore {
     /// Stores a response that continues `before` by its own input and its output.
     pub(crate) fn insert(&self, owner: u64, before: &Conversation, own_input: Vec<Value>, response: Value) {
         let Some(id) = response["id"].as_str().map(str::to_owned) else { return };
+        let mut response = response;
+        shrink(&mut response);
         let output = response["output"].as_array().cloned().unwrap_or_default();
         let (count, mut items) = (own_input.len(), own_input);
+        items.reserve_exact(output.len());
         items.extend(output);
+        items.iter_mut().for_each(shrink);
         let hold = |bytes| self.memory.hold(owner, bytes);
         let bytes = items.iter().map(heap_bytes).sum();
         let segment = Arc::new(Segment { items, _bytes: hold(bytes) });
         let mut conversation = before.clone();
         conversation.0.push(segment);
-        let (since, _bytes) = (Instant::now(), hold(heap_bytes(&response)));
-        let stored = StoredResponse { owner, response, own_input: count, conversation, since, _bytes };
+        conversation.0.shrink_to_fit();
+        let list = conversation.0.len() * size_of::<Arc<Segment>>();
+        let bytes = hold(heap_bytes(&response) + list + size_of::<StoredResponse>() + TABLE_ENTRY);
+        let since = Instant::now();
+        let stored = StoredResponse { owner, response, own_input: count, conversation, since, _bytes: bytes };
         let mut table = self.table();
         table.by_id.insert(id.clone(), stored);
         table.order.push_back(id);
@@ -177,7 +200,7 @@ mod tests {
         respond(&store, "a", &Conversation::default(), "one");
         let first = store.memory.total();
         respond(&store, "b", &store.conversation("a", 1).unwrap(), "two");
-        assert_eq!(store.memory.total(), 2 * first);
+        assert_eq!(store.memory.total(), 2 * first + size_of::<Arc<Segment>>(), "its list is longer");
         let items = |id: &str| store.conversation(id, 1).unwrap().items().count();
         assert_eq!((items("a"), items("b"), store.input("b", 1).unwrap().len()), (2, 4, 1));
         store.remove("a", 1).unwrap();
@@ -197,6 +220,29 @@ mod tests {
         respond(&store, "b", &store.conversation("a", 1).unwrap(), "two");
         store.remove("a", 1).unwrap();
         assert!(store.memory.total() < 1 << 20, "what continues it keeps its items only");
+    }
+
+    #[test]
+    fn long_chains_and_unused_capacity_take_no_uncounted_memory() {
+        let store = ResponseStore::default();
+        let (links, mut before) = (500, Conversation::default());
+        for i in 0..links {
+            respond(&store, &i.to_string(), &before, "one");
+            before = store.conversation(&i.to_string(), 1).unwrap();
+        }
+        let lists = links * links / 2 * size_of::<Arc<Segment>>();
+        assert!(store.memory.total() > lists, "each response has a list of all before it");
+        let mut text = String::with_capacity(1 << 20);
+        text.push_str("short");
+        let response = json!({"id": "grown", "output": []});
+        let mut response = response;
+        response["text"] = text.into();
+        store.insert(1, &Conversation::default(), Vec::new(), response);
+        let Value::String(kept) = store.get("grown", 1).unwrap()["text"].take() else { panic!("a text") };
+        assert_eq!(kept, "short");
+        let table = store.table();
+        let Value::String(kept) = &table.by_id["grown"].response["text"] else { panic!("a text") };
+        assert!(kept.capacity() < 64);
     }
 
     #[test]
