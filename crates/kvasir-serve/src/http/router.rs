@@ -7,8 +7,8 @@ use crate::error::ApiError;
 use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
 use crate::http::api::responses::stored;
 use crate::http::api::{
-    chat, completions, embeddings, llama_cpp, math, ollama, openapi, rerank, responses, sessions, status,
-    steps, tokens, web_ui,
+    chat, completions, embeddings, llama_cpp, math, ollama, openapi, pins, rerank, responses, sessions,
+    status, steps, tokens, web_ui,
 };
 use crate::http::app::App;
 use crate::http::middleware::authorize::authorize;
@@ -52,6 +52,10 @@ impl App {
             .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
             .route("/v1/sessions/{id}/cut", post(sessions::cut))
             .route("/v1/sessions/{id}/keep", post(sessions::keep))
+            .route("/v1/pins", get(pins::list).delete(pins::delete_own))
+            .route("/v1/pins/{id}", delete(pins::delete))
+            .route("/v1/admin/pins", get(pins::list_all).delete(pins::delete_all))
+            .route("/v1/admin/pins/{id}", delete(pins::delete_any))
             // llama.cpp's routes, and OpenAI's for clients whose address lacks the version.
             .route("/models", get(status::models))
             .route("/chat/completions", post(chat::chat_completions))

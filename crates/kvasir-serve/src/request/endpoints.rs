@@ -27,6 +27,10 @@ const fn get(path: &'static str, summary: &'static str) -> Endpoint {
     Endpoint { method: "get", path, summary, fields: &[] }
 }
 
+const fn delete(path: &'static str, summary: &'static str) -> Endpoint {
+    Endpoint { method: "delete", path, summary, fields: &[] }
+}
+
 const fn post(path: &'static str, summary: &'static str, fields: &'static [Field]) -> Endpoint {
     Endpoint { method: "post", path, summary, fields }
 }
@@ -54,23 +58,24 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/v1/responses/input_tokens", "Counts the tokens of a response's input", RESPONSES),
     post("/v1/responses/compact", "Not offered", COMPACT),
     get("/v1/responses/{id}", "A stored response"),
-    Endpoint {
-        method: "delete",
-        path: "/v1/responses/{id}",
-        summary: "Deletes a stored response",
-        fields: &[],
-    },
+    delete("/v1/responses/{id}", "Deletes a stored response"),
     get("/v1/responses/{id}/input_items", "The input of a stored response"),
     post("/v1/messages", "Anthropic's Messages API", MESSAGES),
     post("/v1/messages/count_tokens", "Counts the tokens of an Anthropic request", COUNT_TOKENS),
     get("/v1/sessions", "Lists the caller's sessions"),
     post("/v1/sessions", "Creates a session", SESSIONS),
     get("/v1/sessions/{id}", "Describes a session"),
-    Endpoint { method: "delete", path: "/v1/sessions/{id}", summary: "Deletes a session", fields: &[] },
+    delete("/v1/sessions/{id}", "Deletes a session"),
     post("/v1/sessions/{id}/fork", "Forks a session; shares its K/V", FORK),
     post("/v1/sessions/{id}/rewind", "Rewinds a session to a message", REWIND),
     post("/v1/sessions/{id}/cut", "Cuts messages out of a session; keeps the K/V behind them", CUT),
     post("/v1/sessions/{id}/keep", "Deletes all other forks of a session", &[]),
+    get("/v1/pins", "Lists the caller's pinned prefixes"),
+    delete("/v1/pins", "Ends the caller's pinned prefixes"),
+    delete("/v1/pins/{id}", "Ends a pinned prefix"),
+    get("/v1/admin/pins", "Lists the pinned prefixes of all keys, for an admin's key"),
+    delete("/v1/admin/pins", "Ends the pinned prefixes of all keys, for an admin's key"),
+    delete("/v1/admin/pins/{id}", "Ends a pinned prefix of any key, for an admin's key"),
     post("/tokenize", "Tokenizes a text or a chat", TOKENIZE),
     post("/detokenize", "Detokenizes token ids", DETOKENIZE),
     get("/models", "Lists the model, as llama.cpp has the path"),

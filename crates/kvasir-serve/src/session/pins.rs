@@ -5,6 +5,7 @@
 
 use crate::host::lock::{Mutex, locked};
 use kvasir_engine::SessionId;
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,25 @@ struct Entry {
     expires: Instant,
 }
 
+/// A pin as it is listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ListedPin {
+    pub(crate) id: SessionId,
+    pub(crate) owner: u64,
+    pub(crate) expires_in: Duration,
+}
+
+/// Public name of a pin.
+pub(crate) fn name(id: SessionId) -> String {
+    format!("pin_{:016x}", id.0)
+}
+
+/// The pin of a public name.
+pub(crate) fn id_of(name: &str) -> Option<SessionId> {
+    let digits = name.strip_prefix("pin_").filter(|digits| digits.len() == 16)?;
+    u64::from_str_radix(digits, 16).ok().map(SessionId)
+}
+
 impl Pins {
     /// Begins a pin, or renews it. Returns a pin of the key that ends for it.
     pub(crate) fn renew(&self, id: SessionId, owner: u64, ttl: Duration, now: Instant) -> Option<SessionId> {
@@ -37,6 +57,27 @@ impl Pins {
         let oldest = oldest.map(|(id, _)| *id)?;
         pins.remove(&oldest);
         Some(oldest)
+    }
+
+    /// The pins of a key, or all, most recently used first.
+    pub(crate) fn list(&self, owner: Option<u64>, now: Instant) -> Vec<ListedPin> {
+        let pins = locked(&self.0);
+        let mut listed: Vec<_> =
+            pins.iter().filter(|(_, entry)| owner.is_none_or(|owner| entry.owner == owner)).collect();
+        listed.sort_by_key(|(id, entry)| (Reverse(entry.used), **id));
+        let expires_in = |entry: &Entry| entry.expires.saturating_duration_since(now);
+        listed
+            .into_iter()
+            .map(|(id, entry)| ListedPin { id: *id, owner: entry.owner, expires_in: expires_in(entry) })
+            .collect()
+    }
+
+    /// Removes a pin, or all, of a key or of all keys; returns them.
+    pub(crate) fn remove(&self, id: Option<SessionId>, owner: Option<u64>) -> Vec<SessionId> {
+        let is_meant = |of: &SessionId, entry: &mut Entry| {
+            id.is_none_or(|id| id == *of) && owner.is_none_or(|owner| entry.owner == owner)
+        };
+        locked(&self.0).extract_if(is_meant).map(|(id, _)| id).collect()
     }
 
     /// Removes the pins whose time is over; returns them.
@@ -63,6 +104,22 @@ mod tests {
         assert_eq!(pins.expire(at(300)), [SessionId(1)]);
         assert_eq!(pins.expire(at(500)), [SessionId(3)]);
         assert_eq!(pins.expire(at(3600)), [SessionId(2)], "a shorter time does not cut a longer one");
+    }
+
+    #[test]
+    fn a_key_lists_and_removes_its_own_pins_only() {
+        let (pins, now, ttl) = (Pins::default(), Instant::now(), Duration::from_secs(300));
+        for (id, owner, age) in [(1, 7, 2), (2, 7, 1), (3, 8, 0)] {
+            pins.renew(SessionId(id), owner, ttl, now - Duration::from_secs(age));
+        }
+        let ids = |owner| pins.list(owner, now).iter().map(|pin| pin.id.0).collect::<Vec<_>>();
+        assert_eq!((ids(Some(7)), ids(None)), (vec![2, 1], vec![3, 2, 1]));
+        assert_eq!(pins.list(Some(7), now)[1].expires_in, Duration::from_secs(298));
+        assert_eq!(pins.remove(Some(SessionId(3)), Some(7)), [], "another key's");
+        assert_eq!(pins.remove(Some(SessionId(3)), None), [SessionId(3)]);
+        assert_eq!((pins.remove(None, Some(7)).len(), ids(None)), (2, vec![]));
+        assert_eq!(id_of(&name(SessionId(0xabc))), Some(SessionId(0xabc)));
+        assert_eq!((id_of("pin_1"), id_of("sess_0000000000000001")), (None, None));
     }
 
     #[test]

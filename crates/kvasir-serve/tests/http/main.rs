@@ -15,6 +15,7 @@ mod ollama;
 mod origins;
 mod output_fields;
 mod page;
+mod pins;
 mod probes;
 mod request_work;
 mod server;

@@ -11,6 +11,7 @@ pub(crate) mod math;
 pub(crate) mod messages;
 pub(crate) mod ollama;
 pub(crate) mod openapi;
+pub(crate) mod pins;
 pub(crate) mod rerank;
 pub(crate) mod responses;
 pub(crate) mod sessions;
