@@ -5,6 +5,7 @@
 //! | [`BODIES`] | request bodies, raw and parsed |
 //! | [`TOKENIZING`] | working memory of tokenizations |
 //! | [`ANSWERS`] | JSON answers that are collected as a whole, until the client has read them |
+//! | [`STREAMS`] | streamed output that the client has not read |
 //!
 //! A tenant may hold three quarters of a budget. The last eighth is for holders of at most [`SMALL`]
 //! bytes, of which a tenant may hold half. So one tenant's large requests lock out neither other
@@ -31,6 +32,12 @@ pub(crate) static TOKENIZING: LazyLock<MemoryBudget> =
 pub(crate) static ANSWERS: LazyLock<MemoryBudget> = LazyLock::new(|| {
     MemoryBudget::new(512 << 20, "too many large answers are being built or read; try again")
 });
+
+/// Unread output of streams.
+pub(crate) static STREAMS: LazyLock<MemoryBudget> =
+    LazyLock::new(|| MemoryBudget::new(256 << 20, "too many streams are not read; try again"));
+/// Most unread bytes of one streamed answer.
+pub(crate) const MAX_UNREAD: usize = 32 << 20;
 
 /// Most bytes of a holder that may use the reserve.
 const SMALL: usize = 1 << 20;
@@ -62,7 +69,18 @@ impl MemoryBudget {
 
     /// A holder of nothing yet, for the tenant of the current request.
     pub(crate) fn hold(&'static self) -> HeldMemory {
-        HeldMemory { budget: self, tenant: RequestContext::current().tenant(), bytes: 0 }
+        self.hold_for(RequestContext::current().tenant())
+    }
+
+    /// A holder of nothing yet, for a tenant.
+    pub(crate) fn hold_for(&'static self, tenant: Tenant) -> HeldMemory {
+        HeldMemory { budget: self, tenant, bytes: 0 }
+    }
+
+    /// Bytes that a tenant holds.
+    #[cfg(test)]
+    pub(crate) fn held_of(&self, tenant: Tenant) -> usize {
+        self.lock().get(&tenant).copied().unwrap_or(0)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Tenant, usize>> {
@@ -120,6 +138,11 @@ impl HeldMemory {
         Ok(())
     }
 
+    /// Grows to at least `bytes`, which may be at most `most`. On error it is unchanged.
+    pub(crate) fn grow_within(&mut self, bytes: usize, most: usize) -> Result<(), ApiError> {
+        if bytes > most { Err(ApiError::unavailable(self.budget.refusal)) } else { self.grow_to(bytes) }
+    }
+
     /// Grows to at least `bytes`; blocks until other holders return enough. For threads of the work
     /// pool only. Fails if the request is canceled or `bytes` exceeds a tenant's share.
     pub(crate) fn wait_to_grow(&mut self, bytes: usize, canceled: &AtomicBool) -> Result<(), ApiError> {
@@ -134,6 +157,18 @@ impl HeldMemory {
             // Bytes that are returned between the refusal and the wait are noticed after `POLL`.
             let held = self.budget.lock();
             drop(self.budget.returned.wait_timeout(held, POLL));
+        }
+    }
+
+    /// Takes what the tenant may hold for small requests beyond its share.
+    #[cfg(test)]
+    pub(crate) fn fill_reserve(&mut self) {
+        loop {
+            let mut small = self.budget.hold_for(self.tenant);
+            if small.grow_to(16 << 10).is_err() {
+                return;
+            }
+            self.bytes += std::mem::take(&mut small.bytes);
         }
     }
 

@@ -5,6 +5,7 @@
 //! task.
 
 use crate::context::clamped_limit::ClampRecord;
+use crate::context::connection_cut::ConnectionCut;
 use crate::context::ignored_fields::IgnoredFields;
 use std::{
     future::Future,
@@ -35,6 +36,8 @@ pub struct RequestContext {
     pub rate: Arc<Mutex<Vec<(&'static str, String)>>>,
     /// Set when the client has left: long computations for it end.
     pub gone: Arc<AtomicBool>,
+    /// Cuts its connection.
+    pub(crate) connection: Arc<ConnectionCut>,
 }
 
 /// Accounting unit of request work and memory: an API key or, without one, a client address.

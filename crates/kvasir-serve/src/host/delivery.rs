@@ -6,6 +6,7 @@
 use crate::context::request_context::RequestContext;
 use crate::host::admission::Clients;
 use crate::host::lock::{Mutex, locked};
+use crate::host::request_output::RequestOutput;
 use crate::metrics::Metrics;
 use crate::report::event::ReportEvent;
 use crate::report::sinks::Reports;
@@ -44,13 +45,19 @@ impl Delivery {
             summary.iter().for_each(|summary| self.metrics.ended(summary, key_metrics));
             // A disconnected client's request is aborted when its stream is dropped.
             let Some(client) = client else { continue };
+            let (tenant, mut charged) = (client.context.tenant(), Ok(()));
             self.wakers.extend(client.buffer.put(|output| {
                 output.tokens.extend_from_slice(tokens);
                 output.logprobs.extend(logprobs.iter().map(|(_, logprobs)| logprobs.clone()));
                 output.scores.extend_from_slice(scores);
                 output.hidden.extend_from_slice(hidden);
                 output.ended = summary.copied();
+                charged = output.charge(tenant);
             }));
+            if charged.is_err() {
+                self.cut(&mut clients, event.tag);
+                continue;
+            }
             if let Some(before) = client.delivered_at.replace(now).filter(|_| !tokens.is_empty()) {
                 let inter_token = now.saturating_duration_since(before).as_nanos();
                 self.metrics.inter_token(u64::try_from(inter_token).unwrap_or(u64::MAX));
@@ -66,6 +73,15 @@ impl Delivery {
         self.wakers.drain(..).for_each(Waker::wake);
     }
 
+    /// Cuts a client that does not read its answer, and drops what it has not read.
+    fn cut(&mut self, clients: &mut Clients, tag: u64) {
+        let Some(client) = clients.remove(tag) else { return };
+        self.wakers.extend(client.buffer.put(RequestOutput::clear));
+        self.wakers.extend(client.buffer.close());
+        // Its stream is then dropped, which aborts the request.
+        client.context.connection.cut();
+    }
+
     fn report(&self, context: Arc<RequestContext>, summary: Summary) {
         if self.reports.is_wanted() {
             self.reports.send(ReportEvent::Ended { context, summary, at: SystemTime::now() });
@@ -77,5 +93,49 @@ impl Delivery {
         let open = locked(clients).close();
         self.wakers.extend(open.iter().filter_map(|client| client.buffer.close()));
         self.wakers.drain(..).for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::request_context::Tenant;
+    use crate::host::admission::AdmissionLimits;
+    use crate::host::engine_thread::{Host, Submission};
+    use crate::host::request_output::RequestOutput;
+    use crate::memory_budget::STREAMS;
+    use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request};
+    use kvasir_kv::{CacheConfig, CacheKind, build};
+    use kvasir_sim::Toy;
+    use std::{thread::sleep, time::Duration};
+
+    #[tokio::test]
+    async fn reader_beyond_its_keys_share_is_cut() {
+        let limits = Limits { max_model_len: 1 << 16, ..Limits::default() };
+        let cache = build(CacheKind::Contiguous, &CacheConfig::new(1 << 16)).unwrap();
+        let core = Core::new(limits, Order::Fcfs, Box::new(Chunked::new(64, Mixing::Off)), cache);
+        let engine = Engine::new(core, Toy::new(), || 0);
+        let timeout = Duration::from_secs(60);
+        let host = Host::start(engine, AdmissionLimits::default(), Arc::default(), timeout).unwrap();
+        // Its share of the budget is used up elsewhere.
+        let mut held = STREAMS.hold_for(Tenant::Key(815));
+        held.grow_to(STREAMS.tenant_bytes() - (32 << 10)).unwrap();
+        held.fill_reserve();
+        let context = Arc::new(RequestContext { key: 815, ..RequestContext::default() });
+        let params = Params { max_tokens: 18_000, ignore_eos: true, key: 815, ..Params::default() };
+        let request = Request { prompt: vec![5; 3], params, ..Request::default() };
+        let submission = Submission { request, tokens: 18_003 };
+        let mut streams = context.clone().scope_sync(|| host.submit(vec![submission], 1)).unwrap();
+        // It has 64 KiB after 16,384 tokens.
+        while host.open() > 0 {
+            sleep(Duration::from_millis(10));
+        }
+        assert!(context.connection.poll(&std::task::Context::from_waker(Waker::noop())));
+        let error = streams[0].next(&mut RequestOutput::default()).await.map(drop);
+        let error = match error {
+            Ok(()) => streams[0].next(&mut RequestOutput::default()).await.unwrap_err(),
+            Err(error) => error,
+        };
+        assert_eq!(error.status, 503);
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! Invariants: `submit` admits all answers of a request or none. Dropping a `TokenStream`
 //! before its end aborts the request. Backpressure: the backlog of a client that does not read is
-//! bounded by its own token limit. The engine's thread never touches JSON, text or sockets. When that
+//! bounded by its own token limit and by the budget of streams: beyond it, the client's connection is
+//! cut. The engine's thread never touches JSON, text or sockets. When that
 //! thread ends, also by a panic, `exit` says why and every open answer and session operation fails.
 
 use crate::context::request_context::RequestContext;
@@ -11,7 +12,7 @@ use crate::error::ApiError;
 use crate::host::admission::{AdmissionLimits, Client, Clients};
 use crate::host::delivery::Delivery;
 use crate::host::draft_log::DraftLog;
-use crate::host::errors::stopped;
+use crate::host::errors::{read_too_slowly, stopped};
 use crate::host::lock::{Mutex, locked};
 use crate::host::output_buffer::{Closed, OutputBuffer};
 use crate::host::request_output::RequestOutput;
@@ -289,10 +290,11 @@ pub struct TokenStream {
 
 impl TokenStream {
     /// Waits for more output and swaps it into `output`; a backlog arrives at once. Fails if
-    /// the engine has stopped.
+    /// the engine has stopped, or if too much was not read.
     pub async fn next(&mut self, output: &mut RequestOutput) -> Result<(), ApiError> {
         output.clear();
-        poll_fn(|context| self.buffer.poll_take(output, context)).await.map_err(|Closed| stopped())?;
+        let taken = poll_fn(|context| self.buffer.poll_take(output, context)).await;
+        taken.map_err(|Closed| self.host.exit().map_or_else(read_too_slowly, |_| stopped()))?;
         self.ended = output.ended.is_some();
         Ok(())
     }

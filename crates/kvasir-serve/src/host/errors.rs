@@ -24,6 +24,11 @@ pub(crate) fn stopped() -> ApiError {
     ApiError::unavailable("the engine has stopped")
 }
 
+/// The client left too much of an answer unread; its connection is closed.
+pub(crate) fn read_too_slowly() -> ApiError {
+    ApiError::unavailable("the answer was read too slowly and has been aborted")
+}
+
 /// Maps a finish to an API error; `None` if the answer ended normally.
 pub fn failure(finish: Finish) -> Option<ApiError> {
     match finish {

@@ -1,11 +1,14 @@
-//! Output of one answer, as it accumulates in the reader's buffer.
+//! Output of one answer, as it accumulates in the reader's buffer, and its unread bytes.
 
+use crate::context::request_context::Tenant;
+use crate::error::ApiError;
+use crate::memory_budget::{HeldMemory, MAX_UNREAD, STREAMS};
 use kvasir_engine::Summary;
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::Token;
 
 /// Output of one answer since it was last read. Its buffers are reused.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 pub struct RequestOutput {
     /// New tokens.
     pub tokens: Vec<Token>,
@@ -20,6 +23,7 @@ pub struct RequestOutput {
     pub hidden: Vec<f32>,
     /// The outcome, with the last output.
     pub ended: Option<Summary>,
+    unread: Unread,
 }
 
 impl RequestOutput {
@@ -30,5 +34,59 @@ impl RequestOutput {
         self.hidden.clear();
         self.cached = None;
         self.ended = None;
+        self.unread = Unread::default();
+    }
+
+    /// Charges what was added since the last call to the budget of streams. Fails if the reader is
+    /// too far behind.
+    pub(crate) fn charge(&mut self, tenant: Tenant) -> Result<(), ApiError> {
+        let list = |list: &[TokenLogprobs]| {
+            // All of a request have equally many alternatives.
+            let top = list.last().map_or(0, |last| size_of_val(&*last.top));
+            list.len() * (size_of::<TokenLogprobs>() + top)
+        };
+        let flat = size_of_val(&*self.tokens) + size_of_val(&*self.hidden);
+        self.unread.grow_to(flat + list(&self.logprobs) + list(&self.scores), tenant)
+    }
+}
+
+/// Bytes of a backlog. A backlog of up to [`UNCHARGED`] is not charged: almost all are.
+#[derive(Debug, Default)]
+struct Unread(Option<HeldMemory>);
+
+/// Backlog of an answer that is not charged.
+const UNCHARGED: usize = 64 << 10;
+/// Bytes that are charged at a time.
+const CHARGED_AT_ONCE: usize = 64 << 10;
+
+impl Unread {
+    fn grow_to(&mut self, bytes: usize, tenant: Tenant) -> Result<(), ApiError> {
+        if bytes <= UNCHARGED {
+            return Ok(());
+        }
+        let memory = self.0.get_or_insert_with(|| STREAMS.hold_for(tenant));
+        memory.grow_within(bytes.next_multiple_of(CHARGED_AT_ONCE), MAX_UNREAD)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backlogs_are_charged_until_they_are_cleared() {
+        let (tenant, mut output) = (Tenant::Key(4711), RequestOutput::default());
+        let held = || STREAMS.held_of(tenant);
+        output.tokens.resize(UNCHARGED / 4, 7);
+        output.charge(tenant).unwrap();
+        assert_eq!(held(), 0);
+        let logprobs = TokenLogprobs { chosen: 0.0, top: vec![(7, 0.0); 20] };
+        output.logprobs = vec![logprobs.clone(); 1000];
+        output.charge(tenant).unwrap();
+        assert!((160_000 + UNCHARGED..400_000).contains(&held()), "{}", held());
+        output.scores = vec![logprobs; MAX_UNREAD / 160];
+        assert!(output.charge(tenant).is_err(), "one answer has a limit");
+        output.clear();
+        assert_eq!(held(), 0);
     }
 }

@@ -70,6 +70,7 @@ impl Connections {
                         let gone = ClientGone::default();
                         request.extensions_mut().insert(Client(client.ip()));
                         request.extensions_mut().insert(gone.clone());
+                        request.extensions_mut().insert(exchange.connection().clone());
                         let mut handling = Handling { task: tokio::spawn(service.call(request)), gone };
                         match (&mut handling.task).await {
                             Ok(response) => response?,

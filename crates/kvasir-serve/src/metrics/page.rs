@@ -1,5 +1,6 @@
 //! The `/metrics` page: names and help texts of all metric families, in Kvasir's or vLLM's naming.
 
+use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::prometheus::{Names, TextExposition};
 use crate::metrics::{DRAFT_POSITIONS, FINISHED, Metrics, REJECTED};
@@ -97,6 +98,11 @@ impl Metrics {
             "spec_decode_num_accepted_tokens_per_pos_total",
             "Draft tokens accepted, by position.",
             positions.zip(by_position),
+        );
+        page.counter(
+            "slow_readers_total",
+            "Connections closed because their client read a stream too slowly.",
+            ConnectionCut::count(),
         );
         page.counter("steps_total", "Engine steps.", self.steps.get());
         page.counter("failed_steps_total", "Engine steps that failed.", self.failed_steps.get());

@@ -1,8 +1,8 @@
 //! One answer's pipeline: tokens → detokenizer → output parsing → deltas, log-probabilities and
 //! usage.
 //!
-//! `AnswerStream::next` consumes a backlog of tokens as one increment, so a slow client gets larger
-//! increments, not more. After a stop sequence, further tokens are ignored and the engine is told
+//! `AnswerStream::next` consumes up to [`TOKENS_AT_ONCE`] tokens of a backlog as one increment, so a
+//! slow client gets larger increments, not more. After a stop sequence, further tokens are ignored and the engine is told
 //! to stop. Log-probabilities are released with the text they belong to.
 
 use crate::error::ApiError;
@@ -25,12 +25,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Tokens of a backlog that become one increment: a token with log-probabilities takes kilobytes.
+const TOKENS_AT_ONCE: usize = 256;
+
 /// One answer, from tokens to deltas. Dropping it before its end aborts the request.
 pub struct AnswerStream {
     model: Arc<Model>,
     answers: TokenStream,
-    /// Reused buffer for the next output.
+    /// The output that was received last.
     output: RequestOutput,
+    /// Number of its tokens that have been read.
+    read: usize,
     detokenizer: Detokenizer,
     choice: Choice,
     /// When the request was submitted, and when its first token came.
@@ -212,6 +217,7 @@ impl AnswerStream {
             model,
             answers,
             output: RequestOutput::default(),
+            read: 0,
             detokenizer,
             choice: Choice::new(options),
             submitted: Instant::now(),
@@ -242,15 +248,21 @@ impl AnswerStream {
         }
         loop {
             let mut output = std::mem::take(&mut self.output);
-            self.answers.next(&mut output).await?;
-            self.note_progress(&output);
-            let mut increment = AnswerIncrement { cached: output.cached, ..AnswerIncrement::default() };
+            if self.read == output.tokens.len() {
+                self.answers.next(&mut output).await?;
+                self.read = 0;
+                self.note_progress(&output);
+            }
+            let mut increment =
+                AnswerIncrement { cached: output.cached.take(), ..AnswerIncrement::default() };
             self.scores.append(&mut output.scores);
-            let mut logprobs = output.logprobs.drain(..);
             let by_token = |summary: &Summary| matches!(summary.finish, Finish::Eos | Finish::StopId(_));
             let ends_by_token = output.ended.as_ref().is_some_and(by_token);
             let count = output.tokens.len();
-            for (i, token) in output.tokens.iter().copied().enumerate() {
+            let read = self.read..count.min(self.read + TOKENS_AT_ONCE);
+            self.read = read.end;
+            for i in read {
+                let token = output.tokens[i];
                 // Tokens after a stop sequence were in flight when it was found.
                 if self.choice.stopped().is_some() {
                     break;
@@ -269,7 +281,8 @@ impl AnswerStream {
                 } else {
                     self.detokenizer.push(token)
                 };
-                self.logprobs.extend(logprobs.next().map(|l| (self.text, self.logprob(token, &l))));
+                let logprobs = output.logprobs.get(i);
+                self.logprobs.extend(logprobs.map(|l| (self.text, self.logprob(token, l))));
                 self.text += text.len();
                 let deltas = self.choice.push(&text);
                 if deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_))) {
@@ -280,8 +293,7 @@ impl AnswerStream {
                     self.answers.stop_at(self.tokens);
                 }
             }
-            drop(logprobs);
-            let ended = output.ended;
+            let ended = output.ended.filter(|_| self.read == count);
             self.output = output;
             if let Some(summary) = ended {
                 if let Some(error) = failure(summary.finish) {

@@ -95,21 +95,21 @@ impl Reply {
         self.streams
     }
 
-    /// Collects all answers in order; `take` receives each increment with the answer's index. Returns
-    /// the memory that they were charged.
+    /// Collects all answers as they are generated; `take` receives each increment with the answer's
+    /// index. Returns the memory that they were charged.
     pub(crate) async fn whole(
-        mut self,
+        self,
         mut take: impl FnMut(usize, AnswerIncrement),
     ) -> Result<(Usage, AnswerMemory), ApiError> {
         let (mut usage, mut memory) = (Usage::default(), AnswerMemory::default());
-        for (index, stream) in self.streams.iter_mut().enumerate() {
-            while let Some(increment) = stream.next().await? {
-                if let Some(ended) = &increment.ended {
-                    usage = usage.add(index % self.per_prompt == 0, ended);
-                }
-                memory.charge(increment.heap_bytes())?;
-                take(index, increment);
+        let mut received = stream::select_all(self.streams.into_iter().enumerate().map(increments));
+        while let Some((index, increment)) = received.next().await {
+            let increment = increment?;
+            if let Some(ended) = &increment.ended {
+                usage = usage.add(index % self.per_prompt == 0, ended);
             }
+            memory.charge(increment.heap_bytes())?;
+            take(index, increment);
         }
         Ok((usage, memory))
     }

@@ -1,18 +1,23 @@
 //! Server-sent events (SSE): event framing and the chunk format of OpenAI's streaming APIs.
 
+use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::AnswerOutcome;
 use crate::http::answers::usage::Usage;
+use crate::memory_budget::{HeldMemory, MAX_UNREAD, STREAMS};
 use crate::request::chat::StreamOptions;
 use axum::{
-    body::Body,
+    body::{Body, Bytes},
     http::header,
     response::{IntoResponse, Response},
 };
 use futures_util::{Stream, StreamExt};
 use kvasir_kv::Token;
 use serde_json::Value;
-use std::{convert::Infallible, fmt::Write};
+use std::{fmt::Write, io};
+
+/// Size up to which a text is not charged.
+const UNCHARGED: usize = 16 << 10;
 
 /// An untyped event with this JSON text.
 pub(crate) fn event(json: &str) -> String {
@@ -124,8 +129,34 @@ impl ChunkTemplate {
     }
 }
 
+/// A part of a stream, with its share of the budget.
+struct StreamedText {
+    text: String,
+    _memory: Option<HeldMemory>,
+}
+
+impl AsRef<[u8]> for StreamedText {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
+
+/// A response body of these texts. Large ones are charged until the socket has taken them. If they do
+/// not fit, the connection is cut.
+pub(crate) fn streamed(texts: impl Stream<Item = String> + Send + 'static) -> Body {
+    let context = RequestContext::current();
+    Body::from_stream(texts.map(move |text| {
+        let mut memory = (text.len() > UNCHARGED).then(|| STREAMS.hold_for(context.tenant()));
+        if memory.as_mut().is_some_and(|memory| memory.grow_within(text.len(), MAX_UNREAD).is_err()) {
+            context.connection.cut();
+            return Err(io::Error::from(io::ErrorKind::ConnectionAborted));
+        }
+        Ok(Bytes::from_owner(StreamedText { text, _memory: memory }))
+    }))
+}
+
 pub(crate) fn event_stream(events: impl Stream<Item = String> + Send + 'static) -> Response {
-    let body = Body::from_stream(events.map(Ok::<_, Infallible>));
+    let body = streamed(events);
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
         (header::CACHE_CONTROL, "no-cache"),
@@ -133,4 +164,37 @@ pub(crate) fn event_stream(events: impl Stream<Item = String> + Send + 'static) 
         (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     (headers, body).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::request_context::Tenant;
+    use axum::body::HttpBody;
+    use futures_util::stream;
+    use std::{
+        pin::Pin,
+        sync::Arc,
+        task::{Context, Poll, Waker},
+    };
+
+    #[test]
+    fn large_unsent_texts_are_charged_and_cut_the_connection_beyond_the_budget() {
+        let context = Arc::new(RequestContext { key: 4712, ..RequestContext::default() });
+        let texts = || stream::iter([1, UNCHARGED + 1, MAX_UNREAD + 1].map(|bytes| "x".repeat(bytes)));
+        let mut body = context.clone().scope_sync(|| streamed(texts()));
+        let mut next = || match Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Some(frame)) => frame.map(|frame| frame.into_data().unwrap()),
+            _ => panic!("a text is ready"),
+        };
+        let held = || STREAMS.held_of(Tenant::Key(4712));
+        drop(next().unwrap());
+        assert_eq!(held(), 0, "small");
+        let text = next().unwrap();
+        assert_eq!(held(), UNCHARGED + 1);
+        drop(text);
+        assert_eq!(held(), 0);
+        assert!(next().is_err());
+        assert!(context.connection.poll(&Context::from_waker(Waker::noop())));
+    }
 }

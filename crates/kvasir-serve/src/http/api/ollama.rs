@@ -12,6 +12,7 @@ mod pull;
 use crate::error::ApiError;
 use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::reply::Reply;
+use crate::http::answers::sse::streamed;
 use crate::http::answers::submit_chat::submit_chat;
 use crate::http::api::completions::Completion;
 use crate::http::api::embeddings::{Embedded, Vector, embed_all};
@@ -29,15 +30,13 @@ use crate::request::reader::Reader;
 use crate::request::sampling::SamplingFields;
 use axum::{
     Json,
-    body::Body,
     extract::{Request, State},
     http::header,
     response::{IntoResponse, Response},
 };
-use futures_util::StreamExt;
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::{convert::Infallible, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 /// Content type of newline-delimited JSON.
 const NDJSON: &str = "application/x-ndjson";
@@ -183,7 +182,7 @@ async fn answer(
         lines = lines.with_context(reply.prompt_ids(0).unwrap_or_default());
     }
     if request.stream {
-        let body = Body::from_stream(reply.events(lines).map(Ok::<_, Infallible>));
+        let body = streamed(reply.events(lines));
         return Ok(([(header::CONTENT_TYPE, NDJSON)], body).into_response());
     }
     let (mut whole, mut outcome) = (Piece::default(), None);

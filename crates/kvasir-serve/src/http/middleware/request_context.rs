@@ -2,6 +2,7 @@
 //! and `x-kvasir-clamped`.
 
 use crate::context::clamped_limit::ClampRecord;
+use crate::context::connection_cut::ConnectionCut;
 use crate::context::ignored_fields::IgnoredFields;
 use crate::context::request_context::{RequestContext, sane_id};
 use crate::http::app::App;
@@ -78,5 +79,6 @@ fn context_of(app: &App, request: &Request) -> RequestContext {
         clamped: ClampRecord::default(),
         rate: Arc::default(),
         gone: request.extensions().get::<ClientGone>().map(|gone| gone.0.clone()).unwrap_or_default(),
+        connection: request.extensions().get::<Arc<ConnectionCut>>().cloned().unwrap_or_default(),
     }
 }

@@ -1,7 +1,7 @@
 //! A client's connection, plain or TLS, with a timeout of stalled writes.
 //!
 //! A write that makes no progress for `WRITE_TIMEOUT_FACTOR` times the read timeout closes the
-//! connection. The end of a client's stream is held back while its request is answered
+//! connection; a pending write ends when it is cut (`ConnectionCut`). The end of a client's stream is held back while its request is answered
 //! ([`exchange`](super::exchange)).
 
 use crate::http::transport::exchange::{Exchange, INTERIM, PROBE_INTERVAL};
@@ -188,7 +188,7 @@ impl Connection {
     }
 
     /// Passes on the result of a write; fails with `TimedOut` once writes have stalled for too
-    /// long.
+    /// long, and with `ConnectionAborted` once the connection is cut.
     fn with_write_timeout<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -197,6 +197,9 @@ impl Connection {
         if result.is_ready() {
             self.write_deadline = None;
             return result;
+        }
+        if self.exchange.connection().poll(cx) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         let limit = self.read_timeout.saturating_mul(WRITE_TIMEOUT_FACTOR);
         let write_deadline = self.write_deadline.get_or_insert_with(|| Box::pin(sleep(limit)));

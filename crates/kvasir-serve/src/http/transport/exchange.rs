@@ -14,6 +14,7 @@
 //!
 //! `tests/http/half_closed.rs` guards this.
 
+use crate::context::connection_cut::ConnectionCut;
 use axum::body::{Body, HttpBody};
 use hyper::body::{Bytes, Frame, SizeHint};
 use std::{
@@ -55,6 +56,7 @@ enum Stage {
 pub(crate) struct Exchange {
     stage: AtomicU8,
     takes_interim: AtomicBool,
+    connection: Arc<ConnectionCut>,
 }
 
 impl Exchange {
@@ -69,6 +71,11 @@ impl Exchange {
     /// Whether the end of the client's stream must be held back, `probes` intervals after it was read.
     pub(super) fn holds_end(&self, probes: u32) -> bool {
         if self.is(Stage::Receiving) { probes < MAX_RECEIVING_PROBES } else { !self.is(Stage::Idle) }
+    }
+
+    /// Cuts the connection.
+    pub(crate) fn connection(&self) -> &Arc<ConnectionCut> {
+        &self.connection
     }
 
     /// Whether an interim response may be sent now.

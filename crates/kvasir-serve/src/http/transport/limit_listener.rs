@@ -158,6 +158,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn cut_connections_fail_their_pending_write() {
+        let listener = LimitListener::open("127.0.0.1:0".parse().unwrap(), 1, None).unwrap();
+        let mut listener = listener.with_read_timeout(Duration::from_secs(3600));
+        let _client = TcpStream::connect(listener.address().unwrap()).await.unwrap();
+        let (mut connection, _) = listener.accept().await;
+        let exchange = connection.exchange();
+        let writing = tokio::spawn(async move {
+            let piece = vec![b'x'; 1 << 20];
+            loop {
+                if let Err(error) = connection.write_all(&piece).await {
+                    return error.kind();
+                }
+            }
+        });
+        sleep(Duration::from_millis(100)).await;
+        assert!(!writing.is_finished(), "the client reads nothing");
+        exchange.connection().cut();
+        let ended = timeout(Duration::from_secs(60), writing).await.unwrap().unwrap();
+        assert_eq!(ended, io::ErrorKind::ConnectionAborted);
+    }
+
+    #[tokio::test]
     async fn stalled_writes_close_the_connection() {
         let listener = LimitListener::open("127.0.0.1:0".parse().unwrap(), 1, None).unwrap();
         let mut listener = listener.with_read_timeout(Duration::from_millis(20));
