@@ -1,14 +1,15 @@
 //! Attacks of one API key, all at once: probes and another key's requests are answered meanwhile, and
 //! memory stays within what SECURITY.md states.
 //!
-//! A probe should be answered within [`PROMPT`]. The test's own clients share the processors with the
-//! server, so it tolerates single late answers: the median counts, and no answer may take [`LATEST`].
+//! A probe should be answered within [`PROMPT`]. The test's own clients and other tests share the
+//! processors with the server, so up to a quarter of the answers may be late, and none may take
+//! [`LATEST`].
 
 use crate::memory::{peak, resident};
 use crate::server::{Answer, CHAT, JSON, Server, chat, connect, head};
 use serde_json::{Value, json};
 use std::{
-    io::Write,
+    io::{ErrorKind, Read, Write},
     net::TcpStream,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
@@ -24,7 +25,9 @@ const LATEST: Duration = Duration::from_secs(5);
 /// Streams that the attacker opens and does not read.
 const UNREAD: usize = 200;
 /// Rounds of probes and requests that must be answered during the storm.
-const ROUNDS: usize = 8;
+const ROUNDS: usize = 16;
+/// Time between two rounds.
+const PAUSE: Duration = Duration::from_millis(150);
 
 /// Path and body of each attack.
 fn attacks() -> Vec<(&'static str, Value)> {
@@ -55,6 +58,28 @@ fn probe(address: &str) -> Duration {
     write!(stream, "GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
     assert_eq!(Answer::read(stream).status, 200);
     began.elapsed()
+}
+
+/// Status of an attack's answer; none if the storm ends before it. Its connection is then closed.
+fn attack(server: &Server, path: &str, body: &str, is_over: &AtomicBool) -> Option<u16> {
+    let mut stream = unread(server, path, body, body.len());
+    stream.set_read_timeout(Some(PAUSE)).unwrap();
+    let (mut answer, mut part) = (Vec::new(), vec![0; 64 << 10]);
+    loop {
+        match stream.read(&mut part) {
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(&part[..count]),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                if is_over.load(Ordering::Relaxed) {
+                    return None;
+                }
+            }
+            // The server has refused the body and closed the connection.
+            Err(_) => break,
+        }
+    }
+    let line = String::from_utf8_lossy(&answer[..answer.len().min(20)]).into_owned();
+    Some(line.split(' ').nth(1).unwrap_or_else(|| panic!("{path}: {line:?}")).parse().unwrap())
 }
 
 /// A request of the attacker, sent and not read.
@@ -115,21 +140,22 @@ fn a_storm_of_one_key_leaves_probes_and_others_answered() {
                 if is_over.load(Ordering::Relaxed) {
                     break;
                 }
-                let status = with_key(&server, "attacker", "/v1/messages", &pinning(n)).status;
-                assert!([200, 429, 503].contains(&status), "pins: {status}");
+                let status = attack(&server, "/v1/messages", &pinning(n), &is_over);
+                assert!([None, Some(200), Some(429), Some(503)].contains(&status), "pins: {status:?}");
             }
         });
         for (path, body) in attacks.iter().flat_map(|attack| [attack; CONNECTIONS]) {
             let (server, is_over, answered) = (&server, &is_over, &answered);
             scope.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
-                    let status = with_key(server, "attacker", path, body).status;
+                    let Some(status) = attack(server, path, body, is_over) else { return };
                     assert!([200, 400, 413, 429, 503].contains(&status), "{path}: {status}");
                     answered.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
         for round in 0..ROUNDS {
+            thread::sleep(PAUSE);
             probed.extend([&server.address, &probes].map(|address| probe(address)));
             for (path, body) in
                 [("/tokenize", json!({"prompt": "hi"})), (CHAT, chat(json!({"max_tokens": 2})))]
@@ -140,9 +166,8 @@ fn a_storm_of_one_key_leaves_probes_and_others_answered() {
             }
         }
     });
-    probed.sort_unstable();
-    let (median, latest) = (probed[probed.len() / 2], probed[probed.len() - 1]);
-    assert!(median <= PROMPT && latest < LATEST, "/live: {probed:?}");
+    let late = probed.iter().filter(|time| **time > PROMPT).count();
+    assert!(late * 4 <= probed.len() && probed.iter().all(|time| *time < LATEST), "/live: {probed:?}");
     assert!(answered.load(Ordering::Relaxed) >= CONNECTIONS, "the storm took place");
     let grown = peak(process).saturating_sub(before);
     assert!(grown < 1600 << 20, "{} MiB at most", grown >> 20);
