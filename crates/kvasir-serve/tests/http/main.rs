@@ -20,6 +20,7 @@ mod probes;
 mod request_work;
 mod server;
 mod sessions;
+mod slow_readers;
 mod speculation;
 mod stops;
 mod stored_responses;

@@ -239,6 +239,21 @@ impl Server {
     pub(crate) fn events(&self, path: &str, body: &Value) -> Vec<Value> {
         let (status, text) = self.request("POST", path, "", &body.to_string());
         assert_eq!(status, 200, "{text}");
+        Self::parsed(&text)
+    }
+
+    /// The events of a stream that is read when all of its answers have ended.
+    pub(crate) fn late_events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let response = self.response(path, &[(header::CONTENT_TYPE.as_str(), "application/json")], body);
+        assert_eq!(response.status(), 200);
+        while self.app.host_open() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let bytes = self.runtime.block_on(to_bytes(response.into_body(), usize::MAX)).unwrap();
+        Self::parsed(std::str::from_utf8(&bytes).unwrap())
+    }
+
+    fn parsed(text: &str) -> Vec<Value> {
         let lines = text.lines().filter_map(|line| line.strip_prefix("data: "));
         lines.filter(|line| *line != "[DONE]").map(|event| serde_json::from_str(event).unwrap()).collect()
     }
