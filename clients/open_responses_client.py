@@ -202,4 +202,5 @@ file = {"type": "input_file", "filename": "a.pdf", "file_data": "data:applicatio
 check("file", refused({"input": [user([file])]}, "input[0].content[0].type"))
 check("temperature", refused({"input": "a", "temperature": 9}, "temperature"))
 check("unknown id", refused({"input": "a", "previous_response_id": "resp_0"}, "previous_response_id"))
-check("compact", call("POST", "/responses/compact", {"model": MODEL})[0] == 501)
+status, _, text = call("POST", "/responses/compact", {"model": MODEL, "input": asked})
+check("compact", status == 200 and json.loads(text)["output"][0]["type"] == "compaction")

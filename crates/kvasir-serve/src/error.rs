@@ -20,6 +20,8 @@ pub struct ApiError {
     pub code: Option<&'static str>,
     /// Seconds for the `retry-after` header.
     pub retry_after: Option<u32>,
+    /// Methods for the `allow` header.
+    pub allow: Option<String>,
     /// Structured details, where the endpoint's API defines them.
     pub detail: Option<Detail>,
 }
@@ -59,7 +61,15 @@ impl Overflow {
 
 impl ApiError {
     fn new(status: u16, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, retry_after: None, detail: None }
+        Self {
+            status,
+            message: message.into(),
+            param: None,
+            code: None,
+            retry_after: None,
+            allow: None,
+            detail: None,
+        }
     }
 
     /// 400: invalid value of one parameter.
@@ -141,6 +151,16 @@ impl ApiError {
     /// 404: something named in the path or body does not exist.
     pub fn not_found(param: &str, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), code: Some("not_found"), ..Self::new(404, message) }
+    }
+
+    /// 405: the route takes other methods, which `allow` lists.
+    pub fn wrong_method(message: impl Into<String>, allow: String) -> Self {
+        Self {
+            param: Some("method".into()),
+            code: Some("method_not_allowed"),
+            allow: Some(allow),
+            ..Self::new(405, message)
+        }
     }
 
     /// 409: the resource is busy with another request.

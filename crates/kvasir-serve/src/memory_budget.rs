@@ -6,10 +6,12 @@
 //! | [`TOKENIZING`] | working memory of tokenizations |
 //! | [`ANSWERS`] | JSON answers that are collected as a whole, until the client has read them |
 //! | [`STREAMS`] | streamed output that the client has not read |
+//! | [`SOCKETS`] | messages that open WebSockets may send |
 //!
-//! A tenant may hold three quarters of a budget. The last eighth is for holders of at most [`SMALL`]
-//! bytes, of which a tenant may hold half. So one tenant's large requests lock out neither other
-//! tenants nor small requests. A refused request gets 503 and keeps what it holds until it is dropped.
+//! A tenant may hold three quarters of a budget. The last eighth is for holders of at most
+//! [`SMALL`] bytes, of which a tenant may hold half. So one tenant's large requests lock out
+//! neither other tenants nor small requests. A refused request gets 503 and keeps what it holds
+//! until it is dropped.
 
 use crate::context::request_context::{RequestContext, Tenant};
 use crate::error::ApiError;
@@ -38,6 +40,9 @@ pub(crate) static STREAMS: LazyLock<MemoryBudget> =
     LazyLock::new(|| MemoryBudget::new(256 << 20, "too many streams are not read; try again"));
 /// Most unread bytes of one streamed answer.
 pub(crate) const MAX_UNREAD: usize = 32 << 20;
+/// Messages of WebSockets: each connection holds the largest one.
+pub(crate) static SOCKETS: LazyLock<MemoryBudget> =
+    LazyLock::new(|| MemoryBudget::new(512 << 20, "too many WebSocket connections are open; try again"));
 
 /// Most bytes of a holder that may use the reserve.
 const SMALL: usize = 1 << 20;

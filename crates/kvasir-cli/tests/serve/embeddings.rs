@@ -186,6 +186,16 @@ fn documents_are_ranked_by_their_similarity() {
     let tei = tei.as_array().unwrap();
     assert_eq!((tei.len(), &tei[0]["index"], &tei[0]["text"]), (3, &json!(1), &json!("a b c")));
     assert_eq!(tei[0]["score"], results[0]["relevance_score"]);
+    // Cohere's form.
+    let body = json!({"model": "tiny", "query": "a b c", "documents": documents, "top_n": 9});
+    let (_, cohere) = server.post("/v2/rerank", &body);
+    let best = json!({"index": 1, "relevance_score": results[0]["relevance_score"]});
+    assert_eq!((&cohere["results"][0], &cohere["meta"]["api_version"]["version"]), (&best, &json!("2")));
+    assert_eq!(cohere["results"].as_array().unwrap().len(), 3);
+    let cut = json!({"query": "a", "documents": ["a b c", "a"], "max_tokens_per_doc": 1});
+    let (_, cut) = server.post("/v2/rerank", &cut);
+    let scores: Vec<_> = (0..2).map(|i| &cut["results"][i]["relevance_score"]).collect();
+    assert_eq!(scores[0], scores[1], "both documents are cut to the same token: {cut}");
     // llama.cpp's form of vectors.
     let (_, native) = server.post("/embedding", &json!({"content": "a b c"}));
     let (_, vector) = server.post(EMBEDDINGS, &json!({"input": "a b c"}));

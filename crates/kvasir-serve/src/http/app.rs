@@ -11,6 +11,7 @@ use crate::http::model_fetcher::{FetchModel, ModelFetcher};
 use crate::metrics::prometheus::Names;
 use crate::model::Model;
 use crate::request::rerank::Scoring;
+use crate::session::conversations::Conversations;
 use crate::session::pins::Pins;
 use crate::session::responses::ResponseStore;
 use crate::session::store::Sessions;
@@ -39,6 +40,7 @@ pub struct App {
     pub(super) pins: Pins,
     pub(super) responses: ResponseStore,
     pub(super) fetcher: ModelFetcher,
+    pub(super) conversations: Conversations,
     pub(super) names: Names,
     pub(crate) rules: ClientRules,
     pub(super) logged_fields: LoggedFields,
@@ -110,6 +112,7 @@ impl App {
             pins: Pins::default(),
             responses: ResponseStore::default(),
             fetcher: ModelFetcher::new(rules.fetch_model),
+            conversations: Conversations::default(),
             names,
             rules,
             logged_fields,

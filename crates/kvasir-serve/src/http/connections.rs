@@ -2,7 +2,7 @@
 
 use crate::error::ApiError;
 use crate::http::transport::{
-    connection::{Client, Connection},
+    connection::{Client, Connection, Shutdown},
     exchange::{ClientGone, Handling},
     limit_listener::LimitListener,
 };
@@ -19,10 +19,10 @@ use hyper::{
 };
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use std::{convert::Infallible, net::SocketAddr, panic::resume_unwind};
+use std::{convert::Infallible, net::SocketAddr, panic::resume_unwind, pin::pin};
+use tokio::sync::watch;
 
 /// HTTP service of the connections of one listener.
 pub(super) struct Connections {
@@ -30,8 +30,8 @@ pub(super) struct Connections {
     http: http1::Builder,
     /// Without keep-alive, for probes on permits of the reserve.
     once: http1::Builder,
-    /// Open connections, for shutdown.
-    pub(super) open: GracefulShutdown,
+    /// Notifies of shutdown; closed when no connection is left.
+    pub(super) open: watch::Sender<()>,
 }
 
 impl Connections {
@@ -44,7 +44,7 @@ impl Connections {
         http.timer(TokioTimer::new()).header_read_timeout(read_timeout.0);
         let mut once = http.clone();
         once.keep_alive(false);
-        Self { service, http, once, open: GracefulShutdown::new() }
+        Self { service, http, once, open: watch::Sender::new(()) }
     }
 
     /// Serves one request per connection by `router`.
@@ -58,8 +58,11 @@ impl Connections {
         let http = if connection.is_probe() { &self.once } else { &self.http };
         let service = self.service.clone();
         let exchange = connection.exchange();
+        let mut shutdown = self.open.subscribe();
+        let of_requests = Shutdown(shutdown.clone());
         let service = service_fn(move |request: Request<Incoming>| {
             let (service, exchange) = (service.clone(), exchange.clone());
+            let shutdown = of_requests.clone();
             let checked = one_host(&request);
             let takes_interim = request.version() == Version::HTTP_11;
             // Not in the future: hyper may read the end of the stream before it polls that.
@@ -71,6 +74,7 @@ impl Connections {
                         request.extensions_mut().insert(Client(client.ip()));
                         request.extensions_mut().insert(gone.clone());
                         request.extensions_mut().insert(exchange.connection().clone());
+                        request.extensions_mut().insert(shutdown);
                         let mut handling = Handling { task: tokio::spawn(service.call(request)), gone };
                         match (&mut handling.task).await {
                             Ok(response) => response?,
@@ -82,10 +86,14 @@ impl Connections {
                 Ok::<_, Infallible>(response.map(|body| exchange.respond(body)))
             }
         });
-        let connection = http.serve_connection(TokioIo::new(connection), service);
-        let connection = self.open.watch(connection);
+        let connection = http.serve_connection(TokioIo::new(connection), service).with_upgrades();
         tokio::spawn(async move {
+            let mut connection = pin!(connection);
             // Errors here are those of the client's connection.
+            tokio::select! {
+                _ = connection.as_mut() => return,
+                _ = shutdown.changed() => connection.as_mut().graceful_shutdown(),
+            }
             let _ = connection.await;
         });
     }

@@ -1,7 +1,7 @@
 //! API errors as HTTP responses, in the error format of the client's API.
 
 use crate::error::ApiError;
-use crate::http::api::messages::{COUNT_TOKENS_PATH, MESSAGES_PATH};
+use crate::http::api::messages::MESSAGES_PATH;
 use axum::{
     Json,
     extract::Request,
@@ -27,6 +27,9 @@ impl ApiError {
         if let Some(unix_seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(unix_seconds));
         }
+        if let Some(methods) = self.allow.as_deref().and_then(|methods| HeaderValue::from_str(methods).ok()) {
+            response.headers_mut().insert(header::ALLOW, methods);
+        }
         // Middleware needs the error value, not only its text.
         response.extensions_mut().insert(self);
         response
@@ -35,7 +38,9 @@ impl ApiError {
 
 /// Routes of llama.cpp's server alone.
 const LLAMA_CPP_PATHS: &[&str] =
-    &["/completion", "/infill", "/embedding", "/apply-template", "/props", "/slots"];
+    &["/completion", "/infill", "/embedding", "/apply-template", "/props", "/slots", "/lora-adapters"];
+/// The route of Anthropic's text completions.
+const COMPLETE_PATH: &str = "/v1/complete";
 
 /// The API whose error object a client expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,13 +55,17 @@ impl ErrorFormat {
     /// Chosen by the path, or by the version header that Anthropic's clients send everywhere.
     pub(crate) fn of(request: &Request) -> Self {
         let path = request.uri().path();
-        if matches!(path, MESSAGES_PATH | COUNT_TOKENS_PATH)
+        let is_below = |route: &str| {
+            path.strip_prefix(route).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if is_below(MESSAGES_PATH)
+            || path == COMPLETE_PATH
             || request.headers().contains_key(ANTHROPIC_VERSION)
         {
             Self::Anthropic
         } else if path.starts_with("/api/") {
             Self::Ollama
-        } else if LLAMA_CPP_PATHS.contains(&path) {
+        } else if LLAMA_CPP_PATHS.iter().any(|route| is_below(route)) {
             Self::LlamaCpp
         } else {
             Self::OpenAi

@@ -15,6 +15,7 @@ pub(crate) mod connections;
 pub(crate) mod error_response;
 pub(crate) mod loading;
 pub(crate) mod middleware;
+mod missing_route;
 mod model_fetcher;
 mod model_names;
 pub(crate) mod query;

@@ -5,15 +5,16 @@
 
 use crate::error::ApiError;
 use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
-use crate::http::api::responses::stored;
+use crate::http::api::responses::{compact, socket, stored};
 use crate::http::api::{
-    chat, completions, embeddings, llama_cpp, math, ollama, openapi, pins, rerank, responses, sessions,
-    status, steps, tokens, web_ui,
+    chat, completions, conversations, embeddings, llama_cpp, math, ollama, openapi, pins, rerank, responses,
+    sessions, status, steps, tokens, web_ui,
 };
 use crate::http::app::App;
 use crate::http::middleware::authorize::authorize;
 use crate::http::middleware::cors::cors;
 use crate::http::middleware::request_context::request_context;
+use crate::http::missing_route;
 use axum::{
     Router,
     middleware::from_fn_with_state,
@@ -37,13 +38,25 @@ impl App {
             .route("/rerank", post(rerank::rerank))
             .route("/v1/reranking", post(rerank::rerank))
             .route("/reranking", post(rerank::rerank))
+            .route("/v2/rerank", post(rerank::rerank_cohere))
             .route("/v1/score", post(rerank::score))
             .route("/score", post(rerank::score))
-            .route("/v1/responses", post(responses::responses_create))
+            .route("/v1/responses", post(responses::responses_create).get(socket::socket))
             .route("/v1/responses/input_tokens", post(responses::input_tokens))
-            .route("/v1/responses/compact", post(responses::compact))
+            .route("/v1/responses/compact", post(compact::compact))
+            .route("/v1/responses/{id}/cancel", post(stored::cancel))
             .route("/v1/responses/{id}", get(stored::show).delete(stored::delete))
             .route("/v1/responses/{id}/input_items", get(stored::input_items))
+            .route("/v1/conversations", post(conversations::create))
+            .route(
+                "/v1/conversations/{id}",
+                get(conversations::show).post(conversations::update).delete(conversations::delete),
+            )
+            .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add_items))
+            .route(
+                "/v1/conversations/{id}/items/{item}",
+                get(conversations::item).delete(conversations::remove_item),
+            )
             .route(MESSAGES_PATH, post(messages::anthropic_messages))
             .route(COUNT_TOKENS_PATH, post(messages::count_tokens))
             .route("/v1/sessions", get(sessions::list).post(sessions::create))
@@ -86,12 +99,8 @@ impl App {
             .route("/tokenizer_info", get(tokens::tokenizer_info))
             .route("/v1/engine/steps", get(steps::steps))
             .route("/page/math", post(math::math))
-            .fallback(async || ApiError::not_found("path", "no such route"))
-            .method_not_allowed_fallback(async || ApiError {
-                status: 405,
-                code: Some("method_not_allowed"),
-                ..ApiError::not_found("method", "this route takes another method")
-            })
+            .fallback(missing_route::no_route)
+            .method_not_allowed_fallback(missing_route::wrong_method)
             .layer(from_fn_with_state(self.clone(), authorize))
             .layer(from_fn_with_state(self.clone(), request_context))
             .with_state(self.clone());

@@ -73,7 +73,8 @@ pub async fn serve(
     }
     app.host.drain();
     drop(listener);
-    let mut all_gone = pin!(connections.open.shutdown());
+    connections.open.send_replace(());
+    let mut all_gone = pin!(connections.open.closed());
     let aborted = tokio::select! {
         () = &mut all_gone => 0,
         // Aborts the remaining answers; connected clients receive an error.

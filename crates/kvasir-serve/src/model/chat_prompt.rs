@@ -49,6 +49,9 @@ impl Model {
         request: &ChatRequest,
         marked: Option<usize>,
     ) -> Result<RenderedPrompt, ApiError> {
+        if let Some(unread) = &request.unread_media {
+            return Err(unread.refusal(&self.name));
+        }
         let conversation = Conversation {
             messages: &request.messages,
             tools: &request.tools,

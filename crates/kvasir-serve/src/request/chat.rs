@@ -7,17 +7,15 @@ mod tests;
 use crate::error::ApiError;
 use crate::request::body::ParseBudget;
 use crate::request::cache_marks::CacheMark;
-use crate::request::conversation::{TEXT_PART, unsupported_part};
+use crate::request::conversation::TEXT_PART;
 use crate::request::fields::CHAT;
 use crate::request::length;
+use crate::request::media::{MediaParts, UnreadMedia};
 use crate::request::reader::Reader;
 use crate::request::response_format::read_response_format;
 use crate::request::sampling::{self, SamplingFields};
-use crate::request::tools::{read_tool_choice, read_tools};
-use kvasir_chat::ResponseFormat;
-use kvasir_chat::ThinkingBudget;
-use kvasir_chat::{Content, Message, Role};
-use kvasir_chat::{Tool, ToolChoice};
+use crate::request::tools::{custom_arguments, read_tool_choice, read_tools};
+use kvasir_chat::{Content, Message, ResponseFormat, Role, ThinkingBudget, Tool, ToolChoice};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 
@@ -43,6 +41,8 @@ pub struct ChatRequest {
     pub earlier: Vec<u32>,
     /// The conversation.
     pub messages: Vec<Message>,
+    /// What the newest message of the user holds beside text, for which the request is refused.
+    pub unread_media: Option<UnreadMedia>,
     /// Sampling parameters, length limits and stop conditions.
     pub sampling: SamplingFields,
     /// Offered tools.
@@ -111,7 +111,7 @@ impl ChatRequest {
             enable_thinking(&reasoning, "enabled", &mut template_kwargs)?;
         }
         enable_thinking(body, "enable_thinking", &mut template_kwargs)?;
-        let messages = messages(body, earlier)?;
+        let (messages, unread_media) = messages(body, earlier)?;
         let last = messages.last().map(|message| message.role);
         if continue_final_message && last != Some(Role::Assistant) {
             return Err(body.error("continue_final_message", "needs a last message of the assistant"));
@@ -120,6 +120,7 @@ impl ChatRequest {
             model: body.text("model")?.map(str::to_owned),
             earlier: Vec::new(),
             messages,
+            unread_media,
             sampling,
             tool_choice,
             tools,
@@ -145,7 +146,7 @@ pub(crate) fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
         Some(_) if !wanted => Err(body.error("stream_options", "needs `stream` to be true")),
         Some(options) => {
             options.only(&["include_usage", "continuous_usage_stats", "include_obfuscation"])?;
-            no_obfuscation(&options)?;
+            ignore_obfuscation(&options)?;
             Ok(Some(StreamOptions {
                 include_usage: options.flag("include_usage", false)?,
                 continuous_usage: options.flag("continuous_usage_stats", false)?,
@@ -155,14 +156,12 @@ pub(crate) fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
     }
 }
 
-/// Rejects `include_obfuscation`: padding against traffic analysis is not implemented, and silence
-/// would be misleading.
-pub(crate) fn no_obfuscation(options: &Reader) -> Result<(), ApiError> {
+/// Records `include_obfuscation` as ignored: events are not padded against traffic analysis.
+pub(crate) fn ignore_obfuscation(options: &Reader) -> Result<(), ApiError> {
     if options.flag("include_obfuscation", false)? {
-        Err(ApiError::unsupported(options.name("include_obfuscation"), "use TLS and padding in front of it"))
-    } else {
-        Ok(())
+        options.ignore("include_obfuscation");
     }
+    Ok(())
 }
 
 /// Reasoning effort as template variables: `reasoning_effort`, and `enable_thinking`, which is off
@@ -224,7 +223,8 @@ pub(crate) fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiEr
     }
 }
 
-fn messages(body: &Reader, earlier: usize) -> Result<Vec<Message>, ApiError> {
+/// The conversation, and what the model cannot read of its newest message.
+fn messages(body: &Reader, earlier: usize) -> Result<(Vec<Message>, Option<UnreadMedia>), ApiError> {
     let items = body.list("messages", MAX_MESSAGES)?.ok_or_else(|| body.error("messages", "is missing"))?;
     if items.is_empty() {
         return Err(body.error("messages", "must not be empty"));
@@ -232,17 +232,24 @@ fn messages(body: &Reader, earlier: usize) -> Result<Vec<Message>, ApiError> {
     let mut open_calls: Vec<String> = Vec::new();
     let budget = ParseBudget::default();
     let mut messages = Vec::with_capacity(items.len());
+    let mut media = MediaParts::new(items.iter().rposition(|item| item["role"] == "user"));
     for (i, item) in items.iter().enumerate() {
+        media.enter(i);
         let reader = match i.checked_sub(earlier) {
             Some(own) => body.item("messages", own, item)?,
             None => body.item("session.messages", i, item)?,
         };
-        messages.push(message(&reader, &mut open_calls, &budget)?);
+        messages.push(message(&reader, &mut open_calls, &budget, &mut media)?);
     }
-    Ok(messages)
+    Ok((messages, media.unread()))
 }
 
-fn message(reader: &Reader, open_calls: &mut Vec<String>, budget: &ParseBudget) -> Result<Message, ApiError> {
+fn message(
+    reader: &Reader,
+    open_calls: &mut Vec<String>,
+    budget: &ParseBudget,
+    media: &mut MediaParts,
+) -> Result<Message, ApiError> {
     let role = match reader.need_text("role")? {
         "system" | "developer" => Role::System,
         "user" => Role::User,
@@ -250,7 +257,7 @@ fn message(reader: &Reader, open_calls: &mut Vec<String>, budget: &ParseBudget) 
         "tool" => Role::Tool,
         _ => return Err(reader.error("role", "must be system, developer, user, assistant or tool")),
     };
-    let content = content(reader)?;
+    let content = content(reader, media)?;
     let mut source = reader.fields().clone();
     if reader.text("role")? == Some("developer") {
         source.insert("role".into(), "system".into());
@@ -287,7 +294,7 @@ fn message(reader: &Reader, open_calls: &mut Vec<String>, budget: &ParseBudget) 
     Ok(Message { role, content, source: Value::Object(source) })
 }
 
-fn content(reader: &Reader) -> Result<Content, ApiError> {
+fn content(reader: &Reader, media: &mut MediaParts) -> Result<Content, ApiError> {
     match reader.get("content") {
         None => Ok(Content::Empty),
         Some(Value::String(text)) => Ok(Content::Text(text.clone())),
@@ -300,7 +307,11 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
                         part.only(TEXT_PART)?;
                         text.push_str(part.need_text("text")?);
                     }
-                    kind => return Err(unsupported_part(&part, kind)),
+                    Some("refusal") => {
+                        part.only(&["type", "refusal"])?;
+                        text.push_str(part.need_text("refusal")?);
+                    }
+                    kind => text.push_str(&media.replace(&part, kind)?),
                 }
             }
             Ok(Content::Text(text))
@@ -315,8 +326,16 @@ fn calls(reader: &Reader, budget: &ParseBudget) -> Result<Vec<Value>, ApiError> 
     let items = reader.list("tool_calls", 1024)?.unwrap_or(&[]).iter().enumerate();
     let read = |(i, item): (usize, &Value)| {
         let call = reader.item("tool_calls", i, item)?;
-        call.only(&["id", "type", "function", "index"])?;
+        call.only(&["id", "type", "function", "custom", "index"])?;
         let id = call.need_text("id")?;
+        if call.text("type")? == Some("custom") {
+            let custom = call.need_object("custom")?;
+            custom.only(&["name", "input"])?;
+            let (name, arguments) = (custom.need_text("name")?, custom_arguments(custom.need_text("input")?));
+            return Ok(
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
+            );
+        }
         let function = call.need_object("function")?;
         function.only(&["name", "arguments"])?;
         let name = function.need_text("name")?;

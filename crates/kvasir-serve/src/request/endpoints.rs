@@ -4,10 +4,11 @@
 
 use crate::request::field::Field;
 use crate::request::fields::{
-    APPLY_TEMPLATE, CHAT, COMPACT, COMPLETIONS, COUNT_TOKENS, CUT, DETOKENIZE, EMBEDDINGS, FORK, INFILL,
-    LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_COPY, OLLAMA_CREATE,
-    OLLAMA_DELETE, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_PULL, OLLAMA_PUSH, OLLAMA_SHOW,
-    RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
+    APPLY_TEMPLATE, CHAT, COHERE_RERANK, COMPACT, COMPLETIONS, CONVERSATION, CONVERSATION_ITEMS,
+    CONVERSATIONS, COUNT_TOKENS, CUT, DETOKENIZE, EMBEDDINGS, FORK, INFILL, LLAMA_COMPLETION,
+    LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_COPY, OLLAMA_CREATE, OLLAMA_DELETE, OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_PULL, OLLAMA_PUSH, OLLAMA_SHOW, RERANK, RESPONSES, REWIND,
+    SCORE, SESSIONS, TOKENIZE,
 };
 
 /// An endpoint as documented to clients.
@@ -53,13 +54,24 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/v1/completions", "Text completion of texts or token ids", COMPLETIONS),
     post("/v1/embeddings", "Embeddings of texts or token ids", EMBEDDINGS),
     post("/v1/rerank", "Ranks documents by how well they answer a query", RERANK),
+    post("/v2/rerank", "Ranking in the form of Cohere's second version", COHERE_RERANK),
     post("/v1/score", "Similarity of texts", SCORE),
     post("/v1/responses", "OpenAI's Responses API", RESPONSES),
     post("/v1/responses/input_tokens", "Counts the tokens of a response's input", RESPONSES),
-    post("/v1/responses/compact", "Not offered", COMPACT),
-    get("/v1/responses/{id}", "A stored response"),
+    get("/v1/responses", "OpenAI's Responses API over a WebSocket"),
+    post("/v1/responses/compact", "A summary of a conversation, in one item", COMPACT),
+    get("/v1/responses/{id}", "A stored response; with `stream`, its events"),
+    post("/v1/responses/{id}/cancel", "Cancels a response of background mode", &[]),
     delete("/v1/responses/{id}", "Deletes a stored response"),
     get("/v1/responses/{id}/input_items", "The input of a stored response"),
+    post("/v1/conversations", "Creates a conversation of items", CONVERSATIONS),
+    get("/v1/conversations/{id}", "Describes a conversation"),
+    post("/v1/conversations/{id}", "Replaces a conversation's metadata", CONVERSATION),
+    delete("/v1/conversations/{id}", "Deletes a conversation"),
+    get("/v1/conversations/{id}/items", "The items of a conversation"),
+    post("/v1/conversations/{id}/items", "Adds items to a conversation", CONVERSATION_ITEMS),
+    get("/v1/conversations/{id}/items/{item}", "An item of a conversation"),
+    delete("/v1/conversations/{id}/items/{item}", "Removes an item from a conversation"),
     post("/v1/messages", "Anthropic's Messages API", MESSAGES),
     post("/v1/messages/count_tokens", "Counts the tokens of an Anthropic request", COUNT_TOKENS),
     get("/v1/sessions", "Lists the caller's sessions"),

@@ -241,7 +241,7 @@ pub const RESPONSES: &[Field] = table![
         skip("service_tier", ONE_TIER),
         skip("max_tool_calls", "limits calls of hosted tools, of which there are none"),
         yes("previous_response_id"),
-        no("conversation", "name the last response in `previous_response_id`"),
+        yes("conversation"),
         no("prompt", "there are no stored prompts; send `instructions` and `input`"),
         no("context_management", AS_SENT),
         no("moderation", NO_MODERATION),
@@ -268,8 +268,8 @@ pub const MESSAGES: &[Field] = &[
     skip("service_tier", ONE_TIER),
     skip("speed", ONE_TIER),
     yes("cache_control"),
-    no("diagnostics", "messages are not stored, so none can be compared with an earlier one"),
-    no("inference_geo", "there is no choice of a region"),
+    skip("diagnostics", "messages are not stored, so none is compared with an earlier one"),
+    only("inference_geo", r#""global""#, "there is no choice of a region"),
     no("container", NO_TOOLS),
     no("mcp_servers", NO_TOOLS),
     yes("context_management"),
@@ -392,7 +392,7 @@ pub const OLLAMA_GENERATE: &[Field] = &[
     yes("logprobs"),
     yes("top_logprobs"),
     no("suffix", "use `suffix` of `/v1/completions`"),
-    no("images", MEDIA),
+    yes("images"),
     no("template", "the model's own template is used; `raw` uses none"),
     yes("context"),
     yes("keep_alive"),
@@ -471,6 +471,18 @@ pub const RERANK: &[Field] = &[
     skip("user", LABEL),
 ];
 
+/// Fields of `/v2/rerank`.
+pub const COHERE_RERANK: &[Field] = &[
+    yes("model"),
+    yes("query"),
+    yes("documents"),
+    yes("top_n"),
+    yes("max_tokens_per_doc"),
+    yes("method"),
+    yes("instruction"),
+    skip("priority", "the priority of a ranking is that of its key"),
+];
+
 /// Fields of `/v1/score`.
 pub const SCORE: &[Field] =
     &[yes("model"), yes("text_1"), yes("text_2"), yes("method"), yes("instruction"), skip("user", LABEL)];
@@ -507,4 +519,23 @@ pub const DETOKENIZE: &[Field] = &[yes("model"), yes("tokens")];
 pub const MATH: &[Field] = &[list("items", &["latex", "display"])];
 
 /// Fields of `/v1/responses/compact`.
-pub(crate) const COMPACT: &[Field] = &[yes("model")];
+pub(crate) const COMPACT: &[Field] = &[
+    yes("model"),
+    list("input", ITEM),
+    yes("instructions"),
+    yes("previous_response_id"),
+    skip("prompt_cache_key", FOUND),
+    skip("prompt_cache_options", FOUND),
+    skip("prompt_cache_retention", FOUND),
+    skip("service_tier", ONE_TIER),
+];
+
+/// Fields of a `response.create` message of a WebSocket, beside its `type`.
+pub(crate) const SOCKET: &[Field] = table![RESPONSES, &[yes("type")]];
+
+/// Fields of `POST /v1/conversations`.
+pub(crate) const CONVERSATIONS: &[Field] = &[list("items", ITEM), yes("metadata")];
+/// Fields of `POST /v1/conversations/ID`.
+pub(crate) const CONVERSATION: &[Field] = &[yes("metadata")];
+/// Fields of `POST /v1/conversations/ID/items`.
+pub(crate) const CONVERSATION_ITEMS: &[Field] = &[list("items", ITEM)];

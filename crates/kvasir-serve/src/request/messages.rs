@@ -11,22 +11,19 @@ use crate::error::ApiError;
 use crate::request::body::ParseBudget;
 use crate::request::cache_marks::CacheMarks;
 use crate::request::chat::{ChatRequest, StreamOptions, effort_word};
-use crate::request::conversation::{omission_note, unsupported_part};
 use crate::request::fields::{COUNT_TOKENS, MESSAGES};
 use crate::request::length::{self, Overlong};
+use crate::request::media::MediaParts;
+use crate::request::messages_blocks::{
+    MAX_MESSAGES, Place, blocks, document, newest_user, search_result, text_of,
+};
+use crate::request::messages_tools;
 use crate::request::reader::Reader;
 use crate::request::response_format::read_schema_format;
 use crate::request::sampling::{self, SamplingFields};
-use crate::request::tools::{read_function, read_named_tool, tool_list};
-use kvasir_chat::ResponseFormat;
-use kvasir_chat::ThinkingBudget;
-use kvasir_chat::{AssistantTurn, Message, Role};
-use kvasir_chat::{Tool, ToolChoice};
+use kvasir_chat::{AssistantTurn, Message, ResponseFormat, Role, ThinkingBudget};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value};
-
-/// Maximum messages per request, and blocks per message.
-const MAX_MESSAGES: usize = 4096;
 
 /// A validated `/v1/messages` request.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,14 +69,15 @@ impl MessagesRequest {
         // Claude Code reads the error in order to compact its conversation.
         sampling.length.overlong = Overlong::Refuse;
         sampling.stop = sampling::stops(body, "stop_sequences")?;
-        let tools = tools(body)?;
-        let tools = without_deferred(body, tools);
-        let (tool_choice, parallel_tool_calls) = tool_choice(body, &tools)?;
-        let mut messages: Vec<Message> = system(body, strip_billing_header)?.into_iter().collect();
+        let tools = messages_tools::all(body)?;
+        let (tool_choice, parallel_tool_calls) = messages_tools::choice(body, &tools)?;
+        let mut media = MediaParts::new(newest_user(body));
+        let system = system(body, strip_billing_header, &mut media)?;
+        let mut messages: Vec<Message> = system.into_iter().collect();
         let mut marks = CacheMarks::default();
         marks.add(body, "tools", messages.len())?;
         marks.add(body, "system", messages.len())?;
-        let continues = conversation(body, &mut messages, &mut marks)?;
+        let continues = conversation(body, &mut messages, &mut marks, &mut media)?;
         marks.add_own(body, messages.len())?;
         let cache_marks = marks.take();
         edit_context(body, &mut messages)?;
@@ -90,6 +88,7 @@ impl MessagesRequest {
                 model: Some(body.need_text("model")?.to_owned()),
                 earlier: Vec::new(),
                 messages,
+                unread_media: media.unread(),
                 sampling,
                 tools,
                 tool_choice,
@@ -163,66 +162,18 @@ fn keep_thinking(messages: &mut [Message], turns: usize) {
     }
 }
 
-/// A string, or the concatenation of text blocks. In the result of a call, a note replaces images
-/// and documents.
-fn text_of(reader: &Reader, field: &str, is_result: bool) -> Result<Option<String>, ApiError> {
-    match reader.get(field) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(_) => {
-            let mut text = String::new();
-            for block in blocks(reader, field)? {
-                match block.text("type")? {
-                    Some("text") => text.push_str(block.need_text("text")?),
-                    Some("tool_reference") if is_result => text.push_str(block.need_text("tool_name")?),
-                    Some("search_result") if is_result => text.push_str(&search_result(&block)?),
-                    Some(kind) if is_result && MEDIA.contains(&kind) => {
-                        let own = if kind == "document" { document(&block)? } else { None };
-                        text.push_str(&own.unwrap_or_else(|| omission_note(&block, kind)));
-                    }
-                    kind => return Err(unsupported_part(&block, kind)),
-                }
-            }
-            Ok(Some(text))
-        }
-    }
-}
-
-/// Blocks that a note replaces in the result of a call.
-const MEDIA: &[&str] = &["image", "document"];
-
-fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiError> {
-    let items = reader.list(field, MAX_MESSAGES)?.unwrap_or(&[]).iter().enumerate();
-    let block = |(i, item): (usize, &'a Value)| {
-        let block = reader.item(field, i, item)?;
-        let own: &[&str] = match block.text("type")? {
-            Some("text") => &["text"],
-            Some("thinking") => &["thinking", "signature"],
-            Some("redacted_thinking") => &["data"],
-            Some("tool_use") => &["id", "name", "input", "caller"],
-            Some("tool_result") => &["tool_use_id", "content", "is_error"],
-            Some("tool_reference") => &["tool_name"],
-            Some("document") => &["source", "title", "context"],
-            Some("search_result") => &["source", "title", "content"],
-            // Only valid in tool results, where a note replaces it.
-            Some("image") => &["source"],
-            kind => return Err(unsupported_part(&block, kind)),
-        };
-        // Cache and citation markers do not change the content.
-        block.only(&[own, &["type", "cache_control", "citations"]].concat())?;
-        Ok(block)
-    };
-    items.map(block).collect()
-}
-
 /// Prefix of Claude Code's billing line. It comes first in the system prompt, in a block or line of
 /// its own, and some versions change it with every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 
 /// The system prompt, unless it is empty. If it begins with the billing header, that block, or that line of a longer
 /// block, is cut.
-fn system(body: &Reader, strip_billing_header: bool) -> Result<Option<Message>, ApiError> {
-    let Some(text) = text_of(body, "system", false)? else { return Ok(None) };
+fn system(
+    body: &Reader,
+    strip_billing_header: bool,
+    media: &mut MediaParts,
+) -> Result<Option<Message>, ApiError> {
+    let Some(text) = text_of(body, "system", &mut Place::Message(media))? else { return Ok(None) };
     let strip = strip_billing_header && text.starts_with(BILLING_HEADER);
     let text = if strip { text[billing_header_len(body, &text)..].to_owned() } else { text };
     Ok((!text.is_empty()).then(|| Message::text(Role::System, text)))
@@ -241,6 +192,7 @@ fn conversation(
     body: &Reader,
     messages: &mut Vec<Message>,
     marks: &mut CacheMarks,
+    media: &mut MediaParts,
 ) -> Result<bool, ApiError> {
     let items = body.list("messages", MAX_MESSAGES)?.ok_or_else(|| body.error("messages", "is missing"))?;
     if items.is_empty() {
@@ -248,18 +200,19 @@ fn conversation(
     }
     let mut calls = OpenCalls::default();
     for (i, item) in items.iter().enumerate() {
+        media.enter(i);
         let reader = body.item("messages", i, item)?;
         reader.only(&["role", "content"])?;
         reader.need("content")?;
         match reader.text("role")? {
-            Some("user") => user(&reader, &mut calls, messages)?,
+            Some("user") => user(&reader, &mut calls, messages, media)?,
             Some("assistant") => {
                 calls.all_answered(body)?;
-                messages.push(assistant(&reader, &mut calls, i)?);
+                messages.push(assistant(&reader, &mut calls, i, media)?);
             }
             Some("system") => {
-                let text = text_of(&reader, "content", false)?.unwrap_or_default();
-                messages.push(Message::text(Role::System, text));
+                let text = text_of(&reader, "content", &mut Place::Message(media))?;
+                messages.push(Message::text(Role::System, text.unwrap_or_default()));
             }
             _ => return Err(reader.error("role", "must be user, assistant or system")),
         }
@@ -288,7 +241,12 @@ impl OpenCalls {
     }
 }
 
-fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+fn user(
+    reader: &Reader,
+    calls: &mut OpenCalls,
+    messages: &mut Vec<Message>,
+    media: &mut MediaParts,
+) -> Result<(), ApiError> {
     if let Some(text) = reader.get("content").and_then(Value::as_str) {
         messages.push(Message::text(Role::User, text.to_owned()));
         return Ok(());
@@ -309,22 +267,17 @@ fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> 
                 // Templates have no place for the error flag; the result's text conveys it.
                 block.flag("is_error", false)?;
                 messages.extend(user_text.take().map(|text| Message::text(Role::User, text)));
-                messages.push(Message::result(id, text_of(&block, "content", true)?.unwrap_or_default()));
+                let text = text_of(&block, "content", &mut Place::Result)?;
+                messages.push(Message::result(id, text.unwrap_or_default()));
             }
             Some("text") => user_text.get_or_insert_default().push_str(block.need_text("text")?),
-            // Claude Code removes these blocks from its conversation when it reads this wording.
             Some("image") => {
-                return Err(block.error("type", "is `image`: could not process image, the engine reads text"));
+                user_text.get_or_insert_default().push_str(&media.replace(&block, Some("image"))?)
             }
-            Some("document") => match document(&block)? {
-                Some(text) => user_text.get_or_insert_default().push_str(&text),
-                None => {
-                    return Err(block.error(
-                        "type",
-                        "is `document`: the engine reads text and does not support PDF input",
-                    ));
-                }
-            },
+            Some("document") => {
+                let text = document(&block, &mut Place::Message(media))?;
+                user_text.get_or_insert_default().push_str(&text);
+            }
             Some("search_result") => user_text.get_or_insert_default().push_str(&search_result(&block)?),
             _ => return Err(block.error("type", "must be text or tool_result in a message of the user")),
         }
@@ -333,45 +286,13 @@ fn user(reader: &Reader, calls: &mut OpenCalls, messages: &mut Vec<Message>) -> 
     Ok(())
 }
 
-/// A document of plain text as the model reads it, with its title and context. `None` for other
-/// sources.
-fn document(block: &Reader) -> Result<Option<String>, ApiError> {
-    let Some(source) = block.object("source")? else { return Ok(None) };
-    let text = match source.text("type")? {
-        Some("text") => {
-            source.only(&["type", "media_type", "data"])?;
-            if !matches!(source.text("media_type")?, None | Some("text/plain")) {
-                return Err(source.error("media_type", "must be text/plain in a source of text"));
-            }
-            source.need_text("data")?.to_owned()
-        }
-        Some("content") => {
-            source.only(&["type", "content"])?;
-            text_of(&source, "content", false)?.unwrap_or_default()
-        }
-        _ => return Ok(None),
-    };
-    let mut out = String::from("<document>\n");
-    for name in ["title", "context"] {
-        if let Some(text) = block.text(name)? {
-            out.push_str(&format!("<{name}>{text}</{name}>\n"));
-        }
-    }
-    out.push_str(&format!("{text}\n</document>\n"));
-    Ok(Some(out))
-}
-
-/// A search result as the model reads it, with its title and source.
-fn search_result(block: &Reader) -> Result<String, ApiError> {
-    let (title, source) = (block.need_text("title")?, block.need_text("source")?);
-    let text = text_of(block, "content", false)?.unwrap_or_default();
-    Ok(format!(
-        "<search_result>\n<title>{title}</title>\n<source>{source}</source>\n{text}\n</search_result>\n"
-    ))
-}
-
 /// An assistant message. An empty answer comes back as a message without blocks.
-fn assistant(reader: &Reader, calls: &mut OpenCalls, message: usize) -> Result<Message, ApiError> {
+fn assistant(
+    reader: &Reader,
+    calls: &mut OpenCalls,
+    message: usize,
+    media: &mut MediaParts,
+) -> Result<Message, ApiError> {
     if let Some(text) = reader.get("content").and_then(Value::as_str) {
         return Ok(Message::text(Role::Assistant, text.to_owned()));
     }
@@ -393,71 +314,11 @@ fn assistant(reader: &Reader, calls: &mut OpenCalls, message: usize) -> Result<M
                 turn.push_call(id, name, input);
                 calls.ids.push(id.to_owned());
             }
+            Some(kind @ ("image" | "document")) => turn.push_text(&media.replace(&block, Some(kind))?),
             _ => return Err(block.error("type", "is not allowed in a message of the assistant")),
         }
     }
     Ok(turn.take().unwrap_or_else(|| Message::text(Role::Assistant, String::new())))
-}
-
-fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
-    tool_list(body, "name", |tool| {
-        if !matches!(tool.text("type")?, None | Some("custom")) {
-            return Err(tool.error("type", "must be `custom`; the server has no tools"));
-        }
-        // `eager_input_streaming` is accepted: arguments are always streamed.
-        tool.only(&[
-            "type",
-            "name",
-            "description",
-            "input_schema",
-            "cache_control",
-            "strict",
-            "eager_input_streaming",
-            "defer_loading",
-        ])?;
-        tool.need("input_schema")?;
-        Ok(vec![read_function(tool, "input_schema")?])
-    })
-}
-
-/// Drops tools with deferred loading that no tool search result refers to.
-fn without_deferred(body: &Reader, mut tools: Vec<Tool>) -> Vec<Tool> {
-    fn list(value: Option<&Value>) -> std::slice::Iter<'_, Value> {
-        value.and_then(Value::as_array).map_or(&[][..], Vec::as_slice).iter()
-    }
-    let is_deferred = |tool: &&Value| tool["defer_loading"] == true;
-    let deferred: Vec<&Value> =
-        list(body.get("tools")).filter(is_deferred).map(|tool| &tool["name"]).collect();
-    if deferred.is_empty() {
-        return tools;
-    }
-    let results = list(body.get("messages")).flat_map(|message| list(message.get("content")));
-    let references = results.flat_map(|result| list(result.get("content"))).map(|part| &part["tool_name"]);
-    let referenced: Vec<&Value> = references.filter(|name| deferred.contains(name)).collect();
-    let is_named = |names: &[&Value], tool: &Tool| names.iter().any(|name| **name == tool.name);
-    tools.retain(|tool| !is_named(&deferred, tool) || is_named(&referenced, tool));
-    // Loaded tools go last, so that the prompt prefix stays unchanged.
-    tools.sort_by_key(|tool| is_named(&deferred, tool));
-    tools
-}
-
-/// The tool choice, and whether parallel calls are allowed.
-fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {
-    let Some(choice) = body.object("tool_choice")? else { return Ok((ToolChoice::Auto, true)) };
-    choice.only(&["type", "name", "disable_parallel_tool_use"])?;
-    let parallel = !choice.flag("disable_parallel_tool_use", false)?;
-    let choice = match choice.text("type")? {
-        Some("auto") => ToolChoice::Auto,
-        Some("none") => ToolChoice::None,
-        Some("any") => ToolChoice::Required,
-        Some("tool") => read_named_tool(&choice, tools)?,
-        _ => return Err(choice.error("type", "must be auto, any, tool or none")),
-    };
-    if tools.is_empty() && choice == ToolChoice::Required {
-        Err(body.error("tool_choice", "needs `tools`"))
-    } else {
-        Ok((choice, parallel))
-    }
 }
 
 /// `thinking`: template variables and the reasoning budget.

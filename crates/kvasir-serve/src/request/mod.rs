@@ -11,13 +11,17 @@ pub(crate) mod cache_marks;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod conversation;
+pub(crate) mod conversations;
 pub(crate) mod embeddings;
 pub(crate) mod endpoints;
 pub(crate) mod field;
 pub(crate) mod fields;
 pub(crate) mod length;
 pub(crate) mod llama_cpp;
+pub(crate) mod media;
 pub(crate) mod messages;
+pub(crate) mod messages_blocks;
+pub(crate) mod messages_tools;
 pub(crate) mod ollama;
 pub(crate) mod output_fields;
 pub(crate) mod reader;
@@ -39,13 +43,14 @@ pub use crate::request::embeddings::{EmbeddingsRequest, Encoding, llama_embeddin
 pub use crate::request::endpoints::{ENDPOINTS, Endpoint};
 pub use crate::request::field::{Class, Field};
 pub use crate::request::fields::{
-    APPLY_TEMPLATE, CHAT, COMPLETIONS, COUNT_TOKENS, CUT, DETOKENIZE, EMBEDDINGS, FORK, INFILL,
-    LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_COPY, OLLAMA_CREATE,
+    APPLY_TEMPLATE, CHAT, COHERE_RERANK, COMPLETIONS, COUNT_TOKENS, CUT, DETOKENIZE, EMBEDDINGS, FORK,
+    INFILL, LLAMA_COMPLETION, LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_COPY, OLLAMA_CREATE,
     OLLAMA_DELETE, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_PULL, OLLAMA_PUSH, OLLAMA_SHOW,
     RERANK, RESPONSES, REWIND, SCORE, SESSIONS, TOKENIZE,
 };
 pub use crate::request::length::{Length, Overlong};
 pub use crate::request::llama_cpp::LlamaCppRequest;
+pub use crate::request::media::UnreadMedia;
 pub use crate::request::messages::MessagesRequest;
 pub use crate::request::ollama::models::{OllamaCopy, OllamaModel};
 pub use crate::request::ollama::{OllamaEmbedding, OllamaRequest, OllamaTask};
@@ -53,9 +58,8 @@ pub use crate::request::output_fields::OutputFields;
 pub use crate::request::reader::Reader;
 pub use crate::request::rerank::{RerankRequest, ScoreRequest, Scoring};
 pub use crate::request::responses::ResponsesRequest;
-pub use crate::request::responses_tools::custom_input;
 pub use crate::request::sampling::SamplingFields;
 pub use crate::request::sessions::{
     ForkRequest, InitialContent, SessionPosition, SessionRange, SessionRequest, read_cut, read_rewind,
 };
-pub use kvasir_chat::{Content, Message, Role};
+pub use crate::request::tools::custom_input;

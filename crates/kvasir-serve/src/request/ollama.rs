@@ -10,13 +10,15 @@ mod tests;
 
 use crate::error::ApiError;
 use crate::request::fields::{OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE};
+use crate::request::media::{MediaParts, UnreadMedia};
 use crate::request::reader::Reader;
 use crate::request::sampling::chat_logprobs;
 use serde_json::{Map, Value, json};
 use std::collections::{HashSet, VecDeque};
 
-/// Maximum messages per request.
+/// Maximum messages per request, and images per message.
 const MAX_MESSAGES: usize = 4096;
+const MAX_IMAGES: usize = 256;
 
 /// Option of the prompt tokens that a context shift keeps; a negative number keeps all.
 const NUM_KEEP: &str = "options.num_keep";
@@ -70,6 +72,8 @@ pub struct OllamaRequest {
     pub task: OllamaTask,
     /// Name of the field that holds the conversation, for errors.
     pub param: &'static str,
+    /// Images of the newest message, for which the request is refused.
+    pub unread_media: Option<UnreadMedia>,
     /// Whether reasoning is requested. Refused if the model has none.
     pub thinks: bool,
     /// Whether the answer is streamed.
@@ -87,7 +91,7 @@ impl OllamaRequest {
     /// Translates `/api/chat`.
     pub fn chat(body: &Reader) -> Result<Self, ApiError> {
         body.classify(OLLAMA_CHAT)?;
-        let messages = messages(body)?;
+        let (messages, unread_media) = messages(body)?;
         let mut out = common(body)?;
         if let Some(mut tools) = body.get("tools").cloned() {
             // The type may be missing: all tools are functions.
@@ -111,6 +115,7 @@ impl OllamaRequest {
             model: model(body)?,
             task: if is_empty { empty } else { OllamaTask::Chat(out) },
             param: "messages",
+            unread_media,
             thinks: thinks(body),
             stream: body.flag("stream", true)?,
             shift: shift(body)?,
@@ -158,7 +163,11 @@ impl OllamaRequest {
         let (model, stream) = (model(body)?, body.flag("stream", true)?);
         let (shift, keep) = (shift(body)?, keep(body)?);
         let context = (!is_raw).then_some(context);
-        Ok(Self { model, task, param: "prompt", thinks: thinks(body), stream, shift, keep, context })
+        let mut media = MediaParts::new(Some(0));
+        media.enter(0);
+        media.replace_images(body, "images", images(body)?);
+        let (param, unread_media, thinks) = ("prompt", media.unread(), thinks(body));
+        Ok(Self { model, task, param, unread_media, thinks, stream, shift, keep, context })
     }
 
     /// Prompt tokens that a context shift keeps; none if the context is not shifted. `is_on` tells whether
@@ -364,23 +373,26 @@ fn thinks(body: &Reader) -> bool {
     }
 }
 
-/// The conversation.
-fn messages(body: &Reader) -> Result<Vec<Value>, ApiError> {
+/// Number of images of a message.
+fn images(message: &Reader) -> Result<usize, ApiError> {
+    Ok(message.list("images", MAX_IMAGES)?.map_or(0, <[Value]>::len))
+}
+
+/// The conversation, and what the model cannot read of its newest message.
+fn messages(body: &Reader) -> Result<(Vec<Value>, Option<UnreadMedia>), ApiError> {
     let items = body.list("messages", MAX_MESSAGES)?.unwrap_or(&[]);
     let mut calls = Calls::default();
     let mut messages = Vec::with_capacity(items.len());
+    let mut media = MediaParts::new(items.iter().rposition(|item| item["role"] == "user"));
     for (i, item) in items.iter().enumerate() {
+        media.enter(i);
         let message = body.item("messages", i, item)?;
         let role = message.need_text("role")?;
-        if message.list("images", usize::MAX)?.is_some_and(|images| !images.is_empty()) {
-            return Err(ApiError::unsupported(
-                message.name("images"),
-                "the engine reads and writes text only",
-            ));
-        }
         let mut out = Map::new();
         out.insert("role".into(), role.into());
-        out.insert("content".into(), message.text("content")?.unwrap_or_default().into());
+        let omitted = media.replace_images(&message, "images", images(&message)?);
+        let content = message.text("content")?.unwrap_or_default().to_owned() + &omitted;
+        out.insert("content".into(), content.into());
         if let Some(thinking) = message.text("thinking")?.filter(|text| !text.is_empty()) {
             out.insert("reasoning_content".into(), thinking.into());
         }
@@ -395,7 +407,7 @@ fn messages(body: &Reader) -> Result<Vec<Value>, ApiError> {
         }
         messages.push(Value::Object(out));
     }
-    Ok(messages)
+    Ok((messages, media.unread()))
 }
 
 /// The tool calls of a conversation. Those without an id get one.

@@ -1,10 +1,11 @@
 //! Parses `/v1/rerank` and `/v1/score` requests.
 //!
 //! `/rerank` takes the form of text-embeddings-inference too (`texts` for `documents`), which is
-//! answered in its form.
+//! answered in its form. `/v2/rerank` has Cohere's form.
 
 use crate::error::ApiError;
-use crate::request::fields::{RERANK, SCORE};
+use crate::request::fields::{COHERE_RERANK, RERANK, SCORE};
+use crate::request::length::MAX_TOKENS;
 use crate::request::reader::Reader;
 use serde_json::Value;
 
@@ -36,6 +37,8 @@ pub struct RerankRequest {
     pub top_n: Option<usize>,
     /// Whether results hold their documents.
     pub returns_documents: bool,
+    /// Maximum tokens of a document, which is cut behind them.
+    pub document_tokens: Option<usize>,
     /// Whether the request has the form of text-embeddings-inference.
     pub is_tei: bool,
     /// How documents are compared with the query; `None` as the server is set.
@@ -76,7 +79,27 @@ impl RerankRequest {
             // vLLM's default of 0 means all.
             top_n: body.integer("top_n", 0..=MAX_TEXTS as i64)?.filter(|n| *n > 0).map(|n| n as usize),
             returns_documents: if is_tei { returns_text } else { returns_documents },
+            document_tokens: None,
             is_tei,
+            scoring: scoring(body)?,
+        })
+    }
+
+    /// Parses and validates a body of `/v2/rerank`.
+    pub fn read_cohere(body: &Reader) -> Result<Self, ApiError> {
+        body.classify(COHERE_RERANK)?;
+        let query = body.need_text("query")?;
+        if query.is_empty() {
+            return Err(body.error("query", "must not be empty"));
+        }
+        Ok(Self {
+            model: body.text("model")?.map(str::to_owned),
+            query: query.to_owned(),
+            documents: texts(body, "documents")?,
+            top_n: body.integer("top_n", 1..=i64::MAX)?.map(|n| n.min(MAX_TEXTS as i64) as usize),
+            returns_documents: false,
+            document_tokens: body.integer("max_tokens_per_doc", 1..=MAX_TOKENS)?.map(|n| n as usize),
+            is_tei: false,
             scoring: scoring(body)?,
         })
     }

@@ -9,21 +9,21 @@ mod tests;
 use crate::error::ApiError;
 use crate::request::body::ParseBudget;
 use crate::request::chat::{self, ChatRequest, StreamOptions};
-use crate::request::conversation::{TEXT_PART, omission_note, unsupported_part};
+use crate::request::conversation::TEXT_PART;
 use crate::request::fields::RESPONSES;
 use crate::request::length::{self, Overlong};
+use crate::request::media::{MediaParts, UnreadMedia};
 use crate::request::reader::Reader;
 use crate::request::response_format::{read_json_object_format, read_schema_format};
 use crate::request::responses_tools;
 use crate::request::sampling::{self, SamplingFields};
-use crate::request::tools::{read_allowed_tools, read_named_tool, read_tool_choice};
-use kvasir_chat::ResponseFormat;
-use kvasir_chat::{AssistantTurn, Message, Role, Tool, ToolChoice};
+use crate::request::tools::{custom_arguments, read_allowed_tools, read_named_tool, read_tool_choice};
+use kvasir_chat::{AssistantTurn, Message, ResponseFormat, Role, Tool, ToolChoice};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 
 /// Maximum items of `input`, and parts per item.
-const MAX_ITEMS: usize = 4096;
+pub(super) const MAX_ITEMS: usize = 4096;
 
 // OpenAI's limits of `metadata`, which is stored with the response.
 const MAX_METADATA: usize = 16;
@@ -39,13 +39,22 @@ pub struct ResponsesRequest {
     pub store: bool,
     /// Drop the oldest messages of a conversation that exceeds the context (`truncation: auto`).
     pub truncate: bool,
+    /// Whether the response is generated even if the client leaves.
+    pub background: bool,
+    /// Id of the conversation that the response continues and is appended to.
+    pub conversation: Option<String>,
 }
 
 impl ResponsesRequest {
     /// Parses and validates a body.
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         body.classify(RESPONSES)?;
-        reject_background(body)?;
+        let store = body.flag("store", true)?;
+        let background = body.flag("background", false)?;
+        if background && !store {
+            return Err(body.error("background", "needs `store`"));
+        }
+        let conversation = conversation_id(body)?;
         // Only checked here: they are echoed in the response.
         check_metadata(body)?;
         for name in ["user", "safety_identifier", "prompt_cache_key", "previous_response_id"] {
@@ -69,11 +78,12 @@ impl ResponsesRequest {
         let tool_choice = tool_choice(body, &mut tools)?;
         let mut messages = Vec::new();
         messages.extend(body.text("instructions")?.map(|text| Message::text(Role::System, text.to_owned())));
-        conversation(body, &mut messages)?;
+        let unread_media = input(body, &mut messages)?;
         let chat = ChatRequest {
             model: body.text("model")?.map(str::to_owned),
             earlier: Vec::new(),
             messages,
+            unread_media,
             tool_choice,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
@@ -90,12 +100,44 @@ impl ResponsesRequest {
             cache_marks: Vec::new(),
             sampling,
         };
-        Ok(Self { chat, store: body.flag("store", true)?, truncate })
+        Ok(Self { chat, store, truncate, background, conversation })
     }
 }
 
-/// Texts within OpenAI's limits. Lengths are in characters.
-fn check_metadata(body: &Reader) -> Result<(), ApiError> {
+/// The id in `conversation`: a text, or an object with it.
+pub(crate) fn conversation_id(body: &Reader) -> Result<Option<String>, ApiError> {
+    let id = match body.get("conversation") {
+        None => return Ok(None),
+        Some(Value::Object(map)) => {
+            let object = body.at(map, "conversation");
+            object.only(&["id"])?;
+            object.need_text("id")?
+        }
+        Some(_) => body.need_text("conversation")?,
+    };
+    if body.get("previous_response_id").is_some() {
+        return Err(body.error("conversation", "does not go with `previous_response_id`"));
+    }
+    Ok(Some(id.to_owned()))
+}
+
+/// Begins the content of a compaction item of this server.
+const SUMMARY: &str = "kvasir:summary:";
+
+/// The `encrypted_content` of a compaction item: the summary in plain text.
+pub(crate) fn compaction_content(summary: &str) -> String {
+    format!("{SUMMARY}{summary}")
+}
+
+/// The message for a compaction item of this server; none for another's, which only that can read.
+fn compacted(item: &Reader) -> Result<Option<Message>, ApiError> {
+    let content = item.text("encrypted_content")?.and_then(|content| content.strip_prefix(SUMMARY));
+    let text = |summary| format!("Summary of the conversation so far:\n\n{summary}");
+    Ok(content.map(|summary| Message::text(Role::User, text(summary))))
+}
+
+/// Checks `metadata`: texts within OpenAI's limits. Lengths are in characters.
+pub(crate) fn check_metadata(body: &Reader) -> Result<(), ApiError> {
     let Some(metadata) = body.object("metadata")? else { return Ok(()) };
     let entries = metadata.fields();
     if entries.len() > MAX_METADATA {
@@ -118,18 +160,10 @@ fn check_metadata(body: &Reader) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn reject_background(body: &Reader) -> Result<(), ApiError> {
-    if body.flag("background", false)? {
-        Err(ApiError::unsupported("background", "responses are generated while their request is open"))
-    } else {
-        Ok(())
-    }
-}
-
 fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
     if let Some(options) = body.object("stream_options")? {
         options.only(&["include_obfuscation"])?;
-        chat::no_obfuscation(&options)?;
+        chat::ignore_obfuscation(&options)?;
     }
     Ok(body.flag("stream", false)?.then(StreamOptions::default))
 }
@@ -137,15 +171,29 @@ fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
 fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiError> {
     let mut kwargs = chat::template_kwargs(body)?;
     if let Some(reasoning) = body.object("reasoning")? {
-        reasoning.only(&["effort", "summary"])?;
+        reasoning.only(&["effort", "summary", "generate_summary"])?;
         chat::effort(&reasoning, "effort", &mut kwargs)?;
-        if !matches!(reasoning.text("summary")?, None | Some("auto")) {
-            let why = "reasoning is returned in full, without a summary";
-            return Err(ApiError::unsupported(reasoning.name("summary"), why));
+        for field in ["summary", "generate_summary"] {
+            match reasoning.text(field)? {
+                None | Some("auto") => {}
+                // Reasoning is returned in full.
+                Some("concise" | "detailed") => reasoning.ignore(field),
+                Some(_) => return Err(reasoning.error(field, "must be auto, concise or detailed")),
+            }
         }
     }
     Ok(kwargs)
 }
+
+/// Values of `include` that concern hosted tools and images, of which an answer has none.
+const OF_HOSTED_TOOLS: &[&str] = &[
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+];
 
 fn wants_logprobs(body: &Reader) -> Result<bool, ApiError> {
     let mut wanted = false;
@@ -154,21 +202,20 @@ fn wants_logprobs(body: &Reader) -> Result<bool, ApiError> {
             Some("message.output_text.logprobs") => wanted = true,
             // Accepted: reasoning is returned in plain text, never encrypted.
             Some("reasoning.encrypted_content") => {}
+            Some(hosted) if OF_HOSTED_TOOLS.contains(&hosted) => body.ignore(&format!("include.{hosted}")),
             _ => {
-                return Err(body.error(
-                    "include",
-                    "may hold message.output_text.logprobs and reasoning.encrypted_content",
-                ));
+                return Err(body.error("include", "may hold the documented names of additional output only"));
             }
         }
     }
     Ok(wanted)
 }
 
-fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+/// Parses `input`; returns what the model cannot read of its newest message.
+fn input(body: &Reader, messages: &mut Vec<Message>) -> Result<Option<UnreadMedia>, ApiError> {
     if let Some(text) = body.need("input")?.as_str() {
         messages.push(Message::text(Role::User, text.to_owned()));
-        return Ok(());
+        return Ok(None);
     }
     if !body.need("input")?.is_array() {
         return Err(body.error("input", "must be a text or a list of items"));
@@ -181,15 +228,16 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
     let mut turn = AssistantTurn::default();
     let mut calls: Vec<&str> = Vec::new();
     let budget = ParseBudget::default();
+    let mut media = MediaParts::new(items.iter().rposition(|item| item["role"] == "user"));
     for (i, item) in items.iter().enumerate() {
+        media.enter(i);
         let item = body.item("input", i, item)?;
         match item.text("type")? {
-            None | Some("message") => message(&item, &mut turn, messages)?,
+            None | Some("message") => message(&item, &mut turn, messages, &mut media)?,
             Some("reasoning") => {
                 item.only(&["type", "id", "summary", "content", "encrypted_content", "status"])?;
-                turn.push_reasoning(
-                    &text_of(&item, "content", &["reasoning_text", "refusal"], &[])?.unwrap_or_default(),
-                );
+                let text = text_of(&item, "content", &["reasoning_text", "refusal"], &mut media)?;
+                turn.push_reasoning(&text.unwrap_or_default());
             }
             Some("function_call") => {
                 item.only(&["type", "id", "call_id", "name", "namespace", "arguments", "status"])?;
@@ -209,7 +257,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
                 turn.push_call(
                     id,
                     flat.as_deref().unwrap_or(name),
-                    json!({"input": item.need_text("input")?}),
+                    custom_arguments(item.need_text("input")?),
                 );
                 calls.push(id);
             }
@@ -225,7 +273,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
                 if !calls.contains(&id) {
                     return Err(item.error("call_id", "answers no call of an earlier item"));
                 }
-                let output = text_of(&item, "output", &["input_text", "output_text", "text"], MEDIA)?;
+                let output = text_of(&item, "output", &["input_text", "output_text", "text"], &mut media)?;
                 let output = output.ok_or_else(|| item.error("output", "is missing"))?;
                 messages.extend(turn.take());
                 messages.push(Message::result(id, output));
@@ -239,18 +287,29 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
             Some(responses_tools::ADDITIONAL_TOOLS) => {
                 item.only(&["type", "id", "role", "tools", "status"])?
             }
-            // Results of hosted tools and encrypted items carry nothing for a model.
-            Some("compaction" | "compaction_summary") => item.ignore("compaction"),
+            Some("compaction" | "compaction_summary") => match compacted(&item)? {
+                Some(summary) => messages.extend(turn.take().into_iter().chain([summary])),
+                None => item.ignore("compaction"),
+            },
+            // Calls of hosted tools carry nothing for a model.
             Some(hosted) if hosted.ends_with("_call") => item.ignore(hosted),
             // Items of a later API version are recorded or rejected as unknown.
             Some(unknown) => item.unknown(unknown)?,
         }
     }
     messages.extend(turn.take());
-    if messages.is_empty() { Err(body.error("input", "must contain a message")) } else { Ok(()) }
+    if messages.is_empty() {
+        return Err(body.error("input", "must contain a message"));
+    }
+    Ok(media.unread())
 }
 
-fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+fn message(
+    item: &Reader,
+    turn: &mut AssistantTurn,
+    messages: &mut Vec<Message>,
+    media: &mut MediaParts,
+) -> Result<(), ApiError> {
     item.only(&["type", "id", "role", "content", "status", "phase"])?;
     let role = match item.text("role")? {
         Some("user") => Role::User,
@@ -258,7 +317,7 @@ fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>)
         Some("assistant") => Role::Assistant,
         _ => return Err(item.error("role", "must be user, assistant, system or developer")),
     };
-    let text = text_of(item, "content", &["input_text", "output_text", "text", "refusal"], &[])?;
+    let text = text_of(item, "content", &["input_text", "output_text", "text", "refusal"], media)?;
     let text = text.ok_or_else(|| item.error("content", "is missing"))?;
     if role != Role::Assistant && item.get("content").is_some_and(|content| *content == json!([])) {
         return Err(item.error("content", "must not be empty"));
@@ -273,12 +332,13 @@ fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>)
     Ok(())
 }
 
-/// Types of parts that a note replaces in the output of a call.
-const MEDIA: &[&str] = &["input_image", "input_file", "input_audio"];
-
-/// A string, or the concatenation of parts of these types. A note replaces parts of the types in
-/// `media`.
-fn text_of(item: &Reader, field: &str, types: &[&str], media: &[&str]) -> Result<Option<String>, ApiError> {
+/// A string, or the concatenation of parts of these types.
+fn text_of(
+    item: &Reader,
+    field: &str,
+    types: &[&str],
+    media: &mut MediaParts,
+) -> Result<Option<String>, ApiError> {
     if let Some(Value::String(text)) = item.get(field) {
         return Ok(Some(text.clone()));
     }
@@ -295,8 +355,7 @@ fn text_of(item: &Reader, field: &str, types: &[&str], media: &[&str]) -> Result
                 part.only(TEXT_PART)?;
                 text.push_str(part.need_text("text")?);
             }
-            Some(kind) if media.contains(&kind) => text.push_str(&omission_note(&part, kind)),
-            kind => return Err(unsupported_part(&part, kind)),
+            kind => text.push_str(&media.replace(&part, kind)?),
         }
     }
     Ok(Some(text))

@@ -7,9 +7,9 @@
 
 use crate::error::ApiError;
 use crate::request::reader::Reader;
-use crate::request::tools::{read_function, tool_list};
+use crate::request::tools::{read_custom, read_function, tool_list};
 use kvasir_chat::{Tool, ToolKind};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// Maximum tools per namespace.
 const MAX_TOOLS: usize = 128;
@@ -62,23 +62,12 @@ fn function(tool: &Reader) -> Result<Tool, ApiError> {
 
 fn custom(tool: &Reader) -> Result<Tool, ApiError> {
     tool.only(&["type", "name", "description", "format"])?;
-    let mut description = tool.text("description")?.unwrap_or_default().to_owned();
-    if let Some(format) = tool.object("format")?
-        && format.text("type")? == Some("grammar")
-    {
-        format.only(&["type", "syntax", "definition"])?;
-        let definition = format.text("definition")?.unwrap_or_default();
-        let syntax = format.text("syntax")?.unwrap_or("lark");
-        description.push_str(&format!("\nThe input follows this {syntax} grammar:\n{definition}"));
+    let format = tool.object("format")?;
+    let grammar = format.filter(|format| format.get("type").is_some_and(|kind| kind == "grammar"));
+    if let Some(grammar) = &grammar {
+        grammar.only(&["type", "syntax", "definition"])?;
     }
-    let parameters = json!({
-        "type": "object", "properties": {"input": {"type": "string"}},
-        "required": ["input"], "additionalProperties": false,
-    });
-    Ok(Tool {
-        kind: ToolKind::Custom,
-        ..read_function(tool, "parameters")?.offering(&description, parameters)
-    })
+    read_custom(tool, grammar)
 }
 
 fn namespace(outer: &Reader) -> Result<Vec<Tool>, ApiError> {
@@ -101,17 +90,12 @@ fn namespace(outer: &Reader) -> Result<Vec<Tool>, ApiError> {
     Ok(tools)
 }
 
-/// The input of a custom tool call, extracted from the model's arguments.
-pub fn custom_input(arguments: &str) -> String {
-    let parsed: Option<Value> = serde_json::from_str(arguments).ok();
-    let input = parsed.as_ref().and_then(|value| value.get("input")?.as_str());
-    input.unwrap_or(arguments).to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::context::ignored_fields::{IgnoredFields, UnknownFields};
+    use crate::request::tools::custom_input;
+    use serde_json::json;
 
     fn read_one(tool: Value) -> (Result<Vec<Tool>, ApiError>, Vec<String>) {
         let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);

@@ -72,10 +72,8 @@ impl SamplingFields {
         let mut sampling = *defaults;
         let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
         set(&mut sampling.temperature, body.number("temperature", 0.0..=2.0)?);
-        set(&mut sampling.top_p, body.number("top_p", 0.0..=1.0)?);
-        if sampling.top_p <= 0.0 {
-            return Err(body.error("top_p", "must be greater than 0"));
-        }
+        // 0 keeps the likeliest token, as the smallest positive share does.
+        set(&mut sampling.top_p, body.number("top_p", 0.0..=1.0)?.map(|p| p.max(f32::MIN_POSITIVE)));
         set(&mut sampling.min_p, body.number("min_p", 0.0..=1.0)?);
         set(&mut sampling.presence_penalty, body.number("presence_penalty", -2.0..=2.0)?);
         set(&mut sampling.frequency_penalty, body.number("frequency_penalty", -2.0..=2.0)?);

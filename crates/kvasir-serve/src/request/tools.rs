@@ -3,7 +3,7 @@
 use crate::error::ApiError;
 use crate::request::reader::Reader;
 use kvasir_chat::{Tool, ToolChoice, ToolKind};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Maximum tools per request.
 const MAX_TOOLS: usize = 128;
@@ -13,8 +13,10 @@ const MAX_NAME: usize = 128;
 /// Parses `tools` of a chat request.
 pub(crate) fn read_tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
     tool_list(body, "function.name", |tool| {
-        if tool.text("type")? != Some("function") {
-            return Err(tool.error("type", "must be `function`"));
+        match tool.text("type")? {
+            Some("function") => {}
+            Some("custom") => return Ok(vec![chat_custom(tool)?]),
+            _ => return Err(tool.error("type", "must be `function` or `custom`")),
         }
         tool.only(&["type", "function", "cache_control"])?;
         let function = tool.need_object("function")?;
@@ -68,8 +70,66 @@ pub(super) fn read_function(function: &Reader, schema: &str) -> Result<Tool, Api
     Ok(Tool { name, parameters, schema, source, strict, kind: ToolKind::Function })
 }
 
-/// Parses `tool_choice`; a named tool must be among `tools`. The type `allowed_tools` leaves only
-/// these in `tools`.
+/// A free-form tool: a function with one string argument, `input`. `grammar` has the `syntax`
+/// and the `definition` of the input.
+pub(super) fn read_custom(tool: &Reader, grammar: Option<Reader>) -> Result<Tool, ApiError> {
+    let mut description = tool.text("description")?.unwrap_or_default().to_owned();
+    if let Some(grammar) = grammar {
+        let definition = grammar.text("definition")?.unwrap_or_default();
+        let syntax = grammar.text("syntax")?.unwrap_or("lark");
+        description.push_str(&format!("\nThe input follows this {syntax} grammar:\n{definition}"));
+    }
+    let parameters = json!({
+        "type": "object", "properties": {"input": {"type": "string"}},
+        "required": ["input"], "additionalProperties": false,
+    });
+    let function = read_function(tool, "parameters")?.offering(&description, parameters);
+    Ok(Tool { kind: ToolKind::Custom, ..function })
+}
+/// A free-form tool of a chat request.
+fn chat_custom(tool: &Reader) -> Result<Tool, ApiError> {
+    tool.only(&["type", "custom"])?;
+    let custom = tool.need_object("custom")?;
+    custom.only(&["name", "description", "format"])?;
+    let mut grammar = None;
+    if let Some(format) = custom.object("format")? {
+        match format.text("type")? {
+            Some("text") => format.only(&["type"])?,
+            Some("grammar") => {
+                format.only(&["type", "grammar"])?;
+                let own = format.need_object("grammar")?;
+                own.only(&["syntax", "definition"])?;
+                grammar = Some(own);
+            }
+            _ => return Err(format.error("type", "must be text or grammar")),
+        }
+    }
+    read_custom(&custom, grammar)
+}
+
+/// The input of a call of a free-form tool, extracted from the model's arguments.
+pub fn custom_input(arguments: &str) -> String {
+    let parsed: Option<Value> = serde_json::from_str(arguments).ok();
+    let input = parsed.as_ref().and_then(|value| value.get("input")?.as_str());
+    input.unwrap_or(arguments).to_owned()
+}
+
+/// The arguments of the function that stands for a free-form tool.
+pub(super) fn custom_arguments(input: &str) -> Value {
+    json!({"input": input})
+}
+
+/// The object with a tool's name in a choice of `tool_choice`.
+fn chosen<'a>(choice: &Reader<'a>) -> Result<Reader<'a>, ApiError> {
+    let field = if choice.text("type")? == Some("custom") { "custom" } else { "function" };
+    choice.only(&["type", field])?;
+    let tool = choice.need_object(field)?;
+    tool.only(&["name"])?;
+    Ok(tool)
+}
+
+/// Parses `tool_choice`; a named tool must be among `tools`. The type `allowed_tools` leaves
+/// only these in `tools`.
 pub(crate) fn read_tool_choice(body: &Reader, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiError> {
     let Some(value) = body.get("tool_choice") else { return Ok(ToolChoice::Auto) };
     let choice = match value.as_str() {
@@ -81,24 +141,14 @@ pub(crate) fn read_tool_choice(body: &Reader, tools: &mut Vec<Tool>) -> Result<T
             let object =
                 body.object("tool_choice")?.ok_or_else(|| body.error("tool_choice", "must be an object"))?;
             match object.text("type")? {
-                None | Some("function") => {
-                    object.only(&["type", "function"])?;
-                    let function = object.need_object("function")?;
-                    function.only(&["name"])?;
-                    read_named_tool(&function, tools)?
-                }
+                None | Some("function" | "custom") => read_named_tool(&chosen(&object)?, tools)?,
                 Some("allowed_tools") => {
                     object.only(&["type", "allowed_tools"])?;
                     let allowed = object.need_object("allowed_tools")?;
                     allowed.only(&["mode", "tools"])?;
-                    return read_allowed_tools(&allowed, tools, |item| {
-                        item.only(&["type", "function"])?;
-                        let function = item.need_object("function")?;
-                        function.only(&["name"])?;
-                        Ok(function)
-                    });
+                    return read_allowed_tools(&allowed, tools, |item| chosen(&item));
                 }
-                Some(_) => return Err(object.error("type", "must be function or allowed_tools")),
+                Some(_) => return Err(object.error("type", "must be function, custom or allowed_tools")),
             }
         }
     };

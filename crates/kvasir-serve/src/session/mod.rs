@@ -2,6 +2,8 @@
 //!
 //! Knows no API and no socket; builds on `answer`. The engine retains their K/V (`host`).
 
+pub(crate) mod conversations;
+pub(crate) mod event_log;
 pub(crate) mod pins;
 pub(crate) mod recorder;
 pub(crate) mod responses;

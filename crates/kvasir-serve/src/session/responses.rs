@@ -4,13 +4,20 @@
 //! chain of responses holds each item once. K/V is not held: a continued conversation finds it in
 //! the prefix cache.
 //!
+//! A response of background mode is stored when it begins, with its event log, and completed when
+//! it ends. Its removal, or cancellation, ends its generation.
+//!
 //! Invariants: a key sees only its own responses. The store keeps at most [`MAX_RESPONSES`] and
-//! about [`MAX_BYTES`], each for [`TTL`]. When memory is full, the oldest responses of the key that holds
-//! most of it go first. A response object counts until it is removed, a segment until no conversation
-//! has it.
+//! about [`MAX_BYTES`], each for [`TTL`]. When memory is full, the oldest responses of the key that
+//! holds most of it go first. A response object counts until it is removed, a segment until no
+//! conversation has it.
+
+#[cfg(test)]
+mod tests;
 
 use crate::error::ApiError;
 use crate::request::body::heap_bytes;
+use crate::session::event_log::EventLog;
 use crate::session::shared_memory::{HeldBytes, SharedMemory};
 use serde_json::Value;
 use std::{
@@ -18,6 +25,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
+use tokio::sync::oneshot;
 
 /// Maximum responses over all keys.
 const MAX_RESPONSES: usize = 16384;
@@ -44,6 +52,12 @@ fn shrink(value: &mut Value) {
     }
 }
 
+/// Estimated bytes of a stored response beside the items of its conversation.
+fn stored_bytes(response: &Value, conversation: &Conversation) -> usize {
+    let list = conversation.0.len() * size_of::<Arc<Segment>>();
+    heap_bytes(response) + list + size_of::<StoredResponse>() + TABLE_ENTRY
+}
+
 /// Items that one response adds to its conversation; their memory is counted until drop.
 #[derive(Debug)]
 struct Segment {
@@ -55,7 +69,20 @@ struct Segment {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Conversation(Vec<Arc<Segment>>);
 
+impl Segment {
+    /// Counts the items toward a key.
+    fn new(owner: u64, items: Vec<Value>, memory: &Arc<SharedMemory>) -> Arc<Self> {
+        let bytes = items.iter().map(heap_bytes).sum();
+        Arc::new(Self { items, _bytes: memory.hold(owner, bytes) })
+    }
+}
+
 impl Conversation {
+    /// Appends items, which count toward a key.
+    pub(super) fn push(&mut self, owner: u64, items: Vec<Value>, memory: &Arc<SharedMemory>) {
+        self.0.push(Segment::new(owner, items, memory));
+    }
+
     /// All items, from the first input on.
     pub(crate) fn items(&self) -> impl Iterator<Item = &Value> {
         self.0.iter().flat_map(|segment| &segment.items)
@@ -70,9 +97,27 @@ struct StoredResponse {
     own_input: usize,
     conversation: Conversation,
     since: Instant,
+    /// Of a response of background mode.
+    background: Option<Background>,
     /// The memory of `response`, of the list of segments and of its places in the table.
     _bytes: HeldBytes,
 }
+
+/// Generation in the background. Dropping it ends the task.
+#[derive(Debug)]
+struct Background {
+    log: Arc<EventLog>,
+    _task: oneshot::Sender<()>,
+}
+
+/// What generates a response in the background: its log, and a receiver that resolves when the task
+/// is to end.
+pub(crate) type BackgroundTask = (Arc<EventLog>, oneshot::Receiver<()>);
+
+/// Status of a response that is being generated.
+pub(crate) const IN_PROGRESS: &str = "in_progress";
+/// Status of a response that was canceled.
+const CANCELED: &str = "cancelled";
 
 /// Responses by id. Shared by all handlers.
 #[derive(Debug, Default)]
@@ -91,24 +136,112 @@ struct Table {
 impl ResponseStore {
     /// Stores a response that continues `before` by its own input and its output.
     pub(crate) fn insert(&self, owner: u64, before: &Conversation, own_input: Vec<Value>, response: Value) {
-        let Some(id) = response["id"].as_str().map(str::to_owned) else { return };
+        self.put(owner, before, own_input, response, None);
+    }
+
+    /// A store of its own, whose memory counts with this one's.
+    pub(crate) fn sharing_memory(&self) -> Self {
+        Self { table: Mutex::default(), memory: self.memory.clone() }
+    }
+
+    /// Stores a response in place of all others.
+    pub(crate) fn insert_only(
+        &self,
+        owner: u64,
+        before: &Conversation,
+        own_input: Vec<Value>,
+        response: Value,
+    ) {
+        *self.table() = Table::default();
+        self.insert(owner, before, own_input, response);
+    }
+
+    /// Stores a response that is generated in the background from now on.
+    pub(crate) fn begin(
+        &self,
+        owner: u64,
+        before: &Conversation,
+        own_input: Vec<Value>,
+        response: Value,
+    ) -> BackgroundTask {
+        let log = Arc::new(EventLog::new(owner, &self.memory));
+        let (_task, end) = oneshot::channel();
+        self.put(owner, before, own_input, response, Some(Background { log: log.clone(), _task }));
+        (log, end)
+    }
+
+    /// Completes a response of background mode that is still in progress. Returns whether it was.
+    pub(crate) fn complete(&self, owner: u64, response: Value) -> bool {
         let mut response = response;
         shrink(&mut response);
+        let Some(id) = response["id"].as_str() else { return false };
+        let mut table = self.table();
+        let Some(stored) = table.by_id.get_mut(id).filter(|stored| stored.is_in_progress()) else {
+            return false;
+        };
+        let own = stored.conversation.0.pop();
+        let own_input = own.map_or_else(Vec::new, |segment| {
+            // No other conversation shares the segment of a response in progress.
+            Arc::try_unwrap(segment).map_or_else(|shared| shared.items.clone(), |segment| segment.items)
+        });
+        stored.conversation.0.push(self.segment(owner, own_input, &response));
+        stored._bytes = self.memory.hold(owner, stored_bytes(&response, &stored.conversation));
+        stored.response = response;
+        self.drop_oldest(&mut table, owner);
+        true
+    }
+
+    /// Cancels a response of background mode; one that has ended stays as it is. `event` writes the
+    /// last event of its log from its number and the response.
+    pub(crate) fn cancel(
+        &self,
+        id: &str,
+        owner: u64,
+        event: impl FnOnce(usize, &Value) -> String,
+    ) -> Result<Value, ApiError> {
+        self.with(id, owner, |_| ())?;
+        let mut table = self.table();
+        let stored = table.by_id.get_mut(id).ok_or_else(|| no_response(id))?;
+        let is_in_progress = stored.is_in_progress();
+        let Some(background) = &mut stored.background else {
+            let why = "only responses with `background` can be canceled; close the connection of others";
+            return Err(ApiError::param("response_id", why));
+        };
+        if is_in_progress {
+            stored.response["status"] = CANCELED.into();
+            background.log.end(|number| event(number, &stored.response));
+            // Drops the sender, which ends the task.
+            background._task = oneshot::channel().0;
+        }
+        Ok(stored.response.clone())
+    }
+
+    fn segment(&self, owner: u64, own_input: Vec<Value>, response: &Value) -> Arc<Segment> {
         let output = response["output"].as_array().cloned().unwrap_or_default();
-        let (count, mut items) = (own_input.len(), own_input);
+        let mut items = own_input;
         items.reserve_exact(output.len());
         items.extend(output);
         items.iter_mut().for_each(shrink);
-        let hold = |bytes| self.memory.hold(owner, bytes);
-        let bytes = items.iter().map(heap_bytes).sum();
-        let segment = Arc::new(Segment { items, _bytes: hold(bytes) });
+        Segment::new(owner, items, &self.memory)
+    }
+
+    fn put(
+        &self,
+        owner: u64,
+        before: &Conversation,
+        own_input: Vec<Value>,
+        response: Value,
+        background: Option<Background>,
+    ) {
+        let Some(id) = response["id"].as_str().map(str::to_owned) else { return };
+        let (count, mut response) = (own_input.len(), response);
+        shrink(&mut response);
         let mut conversation = before.clone();
-        conversation.0.push(segment);
+        conversation.0.push(self.segment(owner, own_input, &response));
         conversation.0.shrink_to_fit();
-        let list = conversation.0.len() * size_of::<Arc<Segment>>();
-        let bytes = hold(heap_bytes(&response) + list + size_of::<StoredResponse>() + TABLE_ENTRY);
-        let since = Instant::now();
-        let stored = StoredResponse { owner, response, own_input: count, conversation, since, _bytes: bytes };
+        let _bytes = self.memory.hold(owner, stored_bytes(&response, &conversation));
+        let (since, own_input) = (Instant::now(), count);
+        let stored = StoredResponse { owner, response, own_input, conversation, since, background, _bytes };
         let mut table = self.table();
         table.by_id.insert(id.clone(), stored);
         table.order.push_back(id);
@@ -148,9 +281,20 @@ impl ResponseStore {
         self.with(id, owner, |stored| stored.response.clone())
     }
 
-    /// The conversation up to and including the response.
+    /// The conversation up to and including the response, which must have ended well.
     pub(crate) fn conversation(&self, id: &str, owner: u64) -> Result<Conversation, ApiError> {
-        self.with(id, owner, |stored| stored.conversation.clone())
+        self.with(id, owner, |stored| match stored.response["status"].as_str() {
+            Some(status @ (IN_PROGRESS | CANCELED | "failed")) => {
+                let why = format!("response `{id}` is `{status}`: it has no answer to continue");
+                Err(ApiError::param("response_id", why))
+            }
+            _ => Ok(stored.conversation.clone()),
+        })?
+    }
+
+    /// The event log of a response of background mode.
+    pub(crate) fn log(&self, id: &str, owner: u64) -> Result<Option<Arc<EventLog>>, ApiError> {
+        self.with(id, owner, |stored| stored.background.as_ref().map(|background| background.log.clone()))
     }
 
     /// Items that the response's request sent.
@@ -174,9 +318,7 @@ impl ResponseStore {
         let table = self.table();
         let found =
             table.by_id.get(id).filter(|stored| stored.owner == owner && stored.since.elapsed() < TTL);
-        found.map(read).ok_or_else(|| {
-            ApiError::not_found("response_id", format!("there is no response `{id}`, or it has expired"))
-        })
+        found.map(read).ok_or_else(|| no_response(id))
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -184,111 +326,12 @@ impl ResponseStore {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn respond(store: &ResponseStore, id: &str, before: &Conversation, text: &str) {
-        let response = json!({"id": id, "output": [{"type": "message", "text": text}]});
-        store.insert(1, before, vec![json!({"role": "user", "content": id})], response);
+impl StoredResponse {
+    fn is_in_progress(&self) -> bool {
+        self.response["status"] == IN_PROGRESS
     }
+}
 
-    #[test]
-    fn a_chain_holds_each_item_once_and_survives_its_parts() {
-        let store = ResponseStore::default();
-        respond(&store, "a", &Conversation::default(), "one");
-        let first = store.memory.total();
-        respond(&store, "b", &store.conversation("a", 1).unwrap(), "two");
-        assert_eq!(store.memory.total(), 2 * first + size_of::<Arc<Segment>>(), "its list is longer");
-        let items = |id: &str| store.conversation(id, 1).unwrap().items().count();
-        assert_eq!((items("a"), items("b"), store.input("b", 1).unwrap().len()), (2, 4, 1));
-        store.remove("a", 1).unwrap();
-        assert_eq!(items("b"), 4);
-        assert_eq!(store.get("a", 1).unwrap_err().status, 404);
-        store.remove("b", 1).unwrap();
-        assert_eq!(store.memory.total(), 0);
-    }
-
-    #[test]
-    fn the_whole_response_counts_until_it_is_removed() {
-        let store = ResponseStore::default();
-        let tools = json!([{"type": "function", "name": "x".repeat(1 << 20)}]);
-        let response = json!({"id": "a", "instructions": "y".repeat(1 << 20), "tools": tools, "output": []});
-        store.insert(1, &Conversation::default(), Vec::new(), response);
-        assert!(store.memory.total() > 2 << 20);
-        respond(&store, "b", &store.conversation("a", 1).unwrap(), "two");
-        store.remove("a", 1).unwrap();
-        assert!(store.memory.total() < 1 << 20, "what continues it keeps its items only");
-    }
-
-    #[test]
-    fn long_chains_and_unused_capacity_take_no_uncounted_memory() {
-        let store = ResponseStore::default();
-        let (links, mut before) = (500, Conversation::default());
-        for i in 0..links {
-            respond(&store, &i.to_string(), &before, "one");
-            before = store.conversation(&i.to_string(), 1).unwrap();
-        }
-        let lists = links * links / 2 * size_of::<Arc<Segment>>();
-        assert!(store.memory.total() > lists, "each response has a list of all before it");
-        let mut text = String::with_capacity(1 << 20);
-        text.push_str("short");
-        let response = json!({"id": "grown", "output": []});
-        let mut response = response;
-        response["text"] = text.into();
-        store.insert(1, &Conversation::default(), Vec::new(), response);
-        let Value::String(kept) = store.get("grown", 1).unwrap()["text"].take() else { panic!("a text") };
-        assert_eq!(kept, "short");
-        let table = store.table();
-        let Value::String(kept) = &table.by_id["grown"].response["text"] else { panic!("a text") };
-        assert!(kept.capacity() < 64);
-    }
-
-    #[test]
-    fn removed_responses_leave_no_id_behind() {
-        let store = ResponseStore::default();
-        for i in 0..100 {
-            let id = i.to_string();
-            respond(&store, &id, &Conversation::default(), "one");
-            if i > 0 {
-                store.remove(&id, 1).unwrap();
-            }
-        }
-        assert_eq!(store.table().order, ["0"]);
-    }
-
-    #[test]
-    fn other_keys_see_nothing() {
-        let store = ResponseStore::default();
-        respond(&store, "a", &Conversation::default(), "one");
-        assert!(store.get("a", 2).is_err() && store.remove("a", 2).is_err() && store.get("a", 1).is_ok());
-    }
-
-    #[test]
-    fn a_key_that_fills_memory_pushes_out_its_own() {
-        let store = ResponseStore::default();
-        let respond = |owner, id: &str, text: &str| {
-            let response = json!({"id": id, "output": [{"type": "message", "text": text}]});
-            store.insert(owner, &Conversation::default(), Vec::new(), response);
-        };
-        respond(2, "other", "short");
-        let long = "x".repeat(MAX_BYTES / 8);
-        for i in 0..6 {
-            respond(1, &i.to_string(), &long);
-        }
-        assert!(store.get("other", 2).is_ok() && store.get("0", 1).is_err() && store.get("5", 1).is_ok());
-    }
-
-    #[test]
-    fn the_oldest_go_when_memory_is_full() {
-        let store = ResponseStore::default();
-        let long = "x".repeat(MAX_BYTES / 8);
-        for i in 0..6 {
-            respond(&store, &i.to_string(), &Conversation::default(), &long);
-        }
-        let kept: Vec<bool> = (0..6).map(|i| store.get(&i.to_string(), 1).is_ok()).collect();
-        assert!(store.memory.total() <= MAX_BYTES);
-        assert_eq!(kept, [false, false, false, true, true, true]);
-    }
+fn no_response(id: &str) -> ApiError {
+    ApiError::not_found("response_id", format!("there is no response `{id}`, or it has expired"))
 }

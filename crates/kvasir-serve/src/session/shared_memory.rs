@@ -52,6 +52,14 @@ impl SharedMemory {
     }
 }
 
+impl HeldBytes {
+    /// Counts further bytes toward the same key.
+    pub(crate) fn grow(&mut self, more: usize) {
+        *self.memory.lock().entry(self.owner).or_default() += more;
+        self.bytes += more;
+    }
+}
+
 impl Drop for HeldBytes {
     fn drop(&mut self) {
         let mut held = self.memory.lock();

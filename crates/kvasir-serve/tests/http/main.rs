@@ -3,14 +3,19 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod access;
+mod background;
 mod clamped;
+mod compaction;
 mod context_shift;
+mod conversations;
 mod half_closed;
 mod health;
 mod leavers;
 mod llama_cpp;
+mod media;
 mod messages;
 mod metrics;
+mod missing_routes;
 mod ollama;
 mod origins;
 mod output_fields;
@@ -21,6 +26,7 @@ mod request_work;
 mod server;
 mod sessions;
 mod slow_readers;
+mod sockets;
 mod speculation;
 mod stops;
 mod stored_responses;

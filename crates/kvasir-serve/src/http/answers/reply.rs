@@ -6,6 +6,7 @@
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerStream};
 use crate::http::answers::json_answer::AnswerMemory;
+use crate::http::answers::sse;
 use crate::http::answers::usage::Usage;
 use crate::model::marked_prefixes::MarkedPrefix;
 use futures_util::{
@@ -17,7 +18,7 @@ use std::{future::ready, time::Duration};
 use tokio::time::timeout;
 
 /// Keep-alive interval: proxies and clients drop silent streams.
-const SILENCE: Duration = Duration::from_secs(15);
+pub(crate) const SILENCE: Duration = Duration::from_secs(15);
 
 /// Event format of one streaming API. Text put into `out` is sent at once.
 pub(crate) trait EventWriter: Send + 'static {
@@ -29,7 +30,7 @@ pub(crate) trait EventWriter: Send + 'static {
     fn increment(&mut self, out: &mut String, answer: usize, increment: AnswerIncrement);
     /// Writes a keep-alive.
     fn ping(&mut self, out: &mut String) {
-        out.push_str(": keep-alive\n\n");
+        out.push_str(sse::KEEP_ALIVE);
     }
     /// Writes the failure of one answer, its last event.
     fn fail(&mut self, out: &mut String, error: &ApiError);

@@ -31,6 +31,8 @@ pub(crate) fn typed(out: &mut String, value: &Value) {
     let _ = write!(out, "event: {name}\ndata: {value}\n\n");
 }
 
+/// A comment, which keeps a silent stream open.
+pub(crate) const KEEP_ALIVE: &str = ": keep-alive\n\n";
 /// Terminator of OpenAI's streams.
 const DONE: &str = "data: [DONE]\n\n";
 

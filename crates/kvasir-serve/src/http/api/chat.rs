@@ -1,6 +1,8 @@
 //! OpenAI `/v1/chat/completions`: builds the request, and writes the response as one object or as
 //! SSE chunks.
 
+mod calls;
+
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
 use crate::http::answers::json_answer::JsonAnswer;
@@ -8,6 +10,7 @@ use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, ChunkTemplate, event_stream};
 use crate::http::answers::submit_chat::submit_recorded;
 use crate::http::answers::usage::Usage;
+use crate::http::api::chat::calls::{CallWriter, DeltaWriter};
 use crate::http::app::{App, FINGERPRINT, unix_seconds};
 use crate::http::body::read_body;
 use crate::request::chat::{ChatRequest, StreamOptions};
@@ -30,7 +33,7 @@ use std::sync::Arc;
 pub(crate) struct Chat {
     head: Value,
     reply: Reply,
-    ids: CallIds,
+    calls: CallWriter,
     /// Text in front of the answer: the last message, with `echo`.
     echo: String,
     timings: bool,
@@ -42,21 +45,21 @@ impl Chat {
     pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
         let id = app.new_id();
-        let ids = CallIds(format!("call_{id}"));
+        let prefix = format!("call_{id}");
         let in_session = app.begin_chat_turn(key, body)?;
         let (request, recorder) = match in_session {
             None => (ChatRequest::read(body, &facts.sampling, facts.vocab)?, None),
             Some((fields, earlier, turn)) => {
                 let body = body.derived(&fields);
                 let request = ChatRequest::read_after(earlier, &body, &facts.sampling, facts.vocab)?;
-                (request, Some(TurnRecorder::of_chat(turn, &fields, ids.answer(0))))
+                (request, Some(TurnRecorder::of_chat(turn, &fields, format!("{prefix}_0"))))
             }
         };
         let reply = submit_recorded(app, key, &request, "messages", recorder)?;
         Ok(Self {
             head: json!({"id": format!("chatcmpl-{id}"), "created": unix_seconds(), "model": app.model.name, "system_fingerprint": FINGERPRINT}),
             reply,
-            ids,
+            calls: CallWriter::new(prefix, &request.tools),
             echo: echoed(&request),
             timings: request.timings,
             stream: request.stream,
@@ -75,10 +78,10 @@ impl Chat {
             choices[index].take(increment);
         };
         let (usage, memory) = self.reply.whole(take).await?;
-        let (ids, mut object) = (self.ids, self.head);
+        let (calls, mut object) = (self.calls, self.head);
         object["object"] = "chat.completion".into();
         object["choices"] =
-            choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index, &ids)).collect();
+            choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index, &calls)).collect();
         object["usage"] = usage.to_json();
         if let Some(timings) = timings.filter(|_| self.timings) {
             object["timings"] = timings;
@@ -101,8 +104,8 @@ impl Chat {
             self.head["prompt_token_ids"] = ids.into();
             first = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
         }
-        let answers = self.reply.len();
-        self.reply.events(Chunks { template, first, answers, ids: self.ids, echo: self.echo })
+        let answers = (0..self.reply.len()).map(DeltaWriter::new).collect();
+        self.reply.events(Chunks { template, first, answers, calls: self.calls, echo: self.echo })
     }
 }
 
@@ -116,27 +119,14 @@ fn echoed(request: &ChatRequest) -> String {
     }
 }
 
-/// Generates tool call ids.
-struct CallIds(String);
-
-impl CallIds {
-    /// Prefix of the call ids of one choice.
-    fn answer(&self, answer: usize) -> String {
-        format!("{}_{answer}", self.0)
-    }
-
-    fn of(&self, answer: usize, call: usize) -> String {
-        format!("{}_{call}", self.answer(answer))
-    }
-}
-
 /// Writes `chat.completion.chunk` events.
 struct Chunks {
     template: ChunkTemplate,
     /// Template of each choice's first chunk, which has the ids of the prompt if they are requested.
     first: ChunkTemplate,
-    answers: usize,
-    ids: CallIds,
+    /// One per choice.
+    answers: Vec<DeltaWriter>,
+    calls: CallWriter,
     echo: String,
 }
 
@@ -144,7 +134,7 @@ impl EventWriter for Chunks {
     fn open(&mut self, out: &mut String) {
         let mut part = json!({"role": "assistant", "content": self.echo}).to_string();
         part.insert_str(0, "\"delta\":");
-        for index in 0..self.answers {
+        for index in 0..self.answers.len() {
             self.first.chunk(out, index, &part, None, None);
         }
     }
@@ -153,8 +143,18 @@ impl EventWriter for Chunks {
         self.template.set_usage(increment.tokens);
         let logprobs = (!increment.logprobs.is_empty()).then(|| json!({"content": increment.logprobs}));
         let (mut logprobs, mut ids) = (logprobs.as_ref(), sse::ids_part(&increment.ids));
-        for delta in &increment.deltas {
-            let part = self.delta(index, delta) + &std::mem::take(&mut ids);
+        let deltas = &mut self.answers[index];
+        let mut parts: Vec<String> = Vec::new();
+        for delta in increment.deltas {
+            parts.extend(deltas.write(&self.calls, delta));
+        }
+        if increment.ended.is_some() {
+            parts.extend(deltas.finish());
+        } else if parts.is_empty() && (logprobs.is_some() || !ids.is_empty()) {
+            parts.push("\"delta\":{}".into());
+        }
+        for part in parts {
+            let part = part + &std::mem::take(&mut ids);
             self.template.chunk(out, index, &part, logprobs.take(), None);
         }
         if let Some(ended) = increment.ended {
@@ -169,25 +169,6 @@ impl EventWriter for Chunks {
 
     fn close(&mut self, out: &mut String, usage: &Usage) {
         self.template.close(out, usage);
-    }
-}
-
-impl Chunks {
-    fn delta(&self, answer: usize, delta: &Delta) -> String {
-        let quoted = |text: &str| Value::from(text).to_string();
-        match delta {
-            Delta::Content(text) => format!(r#""delta":{{"content":{}}}"#, quoted(text)),
-            Delta::Reasoning(text) => format!(r#""delta":{{"reasoning_content":{}}}"#, quoted(text)),
-            Delta::CallBegin { index, name } => format!(
-                r#""delta":{{"tool_calls":[{{"index":{index},"id":"{}","type":"function","function":{{"name":{},"arguments":""}}}}]}}"#,
-                self.ids.of(answer, *index),
-                quoted(name)
-            ),
-            Delta::CallArguments { index, text } => format!(
-                r#""delta":{{"tool_calls":[{{"index":{index},"function":{{"arguments":{}}}}}]}}"#,
-                quoted(text)
-            ),
-        }
     }
 }
 
@@ -223,7 +204,7 @@ impl Whole {
         }
     }
 
-    fn into_json(self, index: usize, ids: &CallIds) -> Value {
+    fn into_json(self, index: usize, calls: &CallWriter) -> Value {
         let content =
             if self.content.is_empty() && !self.calls.is_empty() { Value::Null } else { self.content.into() };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
@@ -231,7 +212,8 @@ impl Whole {
             message["reasoning_content"] = self.reasoning.into();
         }
         if !self.calls.is_empty() {
-            let call = |(i, (name, arguments)): (usize, (String, String))| json!({"id": ids.of(index, i), "type": "function", "function": {"name": name, "arguments": arguments}});
+            let call =
+                |(i, (name, arguments)): (usize, (String, String))| calls.whole(index, i, &name, &arguments);
             message["tool_calls"] = self.calls.into_iter().enumerate().map(call).collect();
         }
         let logprobs = if self.logprobs.is_empty() { Value::Null } else { json!({"content": self.logprobs}) };

@@ -5,6 +5,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod conversations;
 pub(crate) mod embeddings;
 pub(crate) mod llama_cpp;
 pub(crate) mod math;

@@ -131,6 +131,9 @@ fn submit(
         let name = request.model.as_deref().unwrap_or(&app.model.name);
         return Err(ApiError::param("think", format!("\"{name}\" does not support thinking")));
     }
+    if let Some(unread) = &request.unread_media {
+        return Err(unread.refusal(&app.model.name));
+    }
     let facts = &app.model.facts;
     let context_shift = request.context_shift(body, facts.context_shift);
     if let Some(id) = request.context.iter().flatten().find(|id| **id >= facts.vocab) {

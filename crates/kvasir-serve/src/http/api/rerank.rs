@@ -1,8 +1,9 @@
 //! `/v1/rerank` and `/v1/score`: how well documents answer a query.
 //!
-//! By embeddings, a score is the cosine of the two vectors, -1 to 1. Models made for embeddings rank
-//! well by it; others give a rough order. By prompts (cross-encoding), each pair of texts is one
-//! request of one token, and a score is `p(yes) / (p(yes) + p(no))` behind it.
+//! By embeddings, a score is the cosine of the two vectors, -1 to 1. Models made for embeddings
+//! rank well by it; others give a rough order. By prompts (cross-encoding), each pair of texts is
+//! one request of one token, and a score is `p(yes) / (p(yes) + p(no))` behind it. `/v2/rerank`
+//! does the same in the form of Cohere's second version.
 
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
@@ -13,7 +14,7 @@ use crate::http::body::read_body;
 use crate::model::judge_prompt::DEFAULT_INSTRUCTION;
 use crate::request::completions::Prompt;
 use crate::request::embeddings::EmbeddingsRequest;
-use crate::request::fields::{RERANK, SCORE};
+use crate::request::fields::{COHERE_RERANK, RERANK, SCORE};
 use crate::request::rerank::{RerankRequest, ScoreRequest, Scoring};
 use crate::request::sampling::SamplingFields;
 use crate::work_pool::fair_queue::Cost;
@@ -33,14 +34,8 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let cost = body.cost();
     let request = RerankRequest::read(&body.reader())?;
     drop(body);
-    let RerankRequest { model, query, documents, top_n, returns_documents, is_tei, scoring } = request;
-    app.model_names().check(model.as_deref())?;
-    let pairs = Pairs { first: vec![query], second: documents };
-    let pairs = Arc::new(pairs);
-    let (scores, tokens) = compare(&app, key, cost, scoring, &pairs).await?;
-    let mut scored: Vec<(usize, f64)> = scores.into_iter().enumerate().collect();
-    scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    scored.truncate(top_n.unwrap_or(scored.len()));
+    let (returns_documents, is_tei) = (request.returns_documents, request.is_tei);
+    let Ranking { scored, tokens, pairs } = rank(&app, key, cost, request).await?;
     let result = |(index, score): (usize, f64)| {
         let (score_name, text_name) =
             if is_tei { ("score", "text") } else { ("relevance_score", "document") };
@@ -59,6 +54,64 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
         "id": format!("rerank-{}", app.new_id()), "model": app.model.name, "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     })))
+}
+
+/// `POST /v2/rerank`: the same in Cohere's form.
+pub(crate) async fn rerank_cohere(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (key, body) = read_body(&app, request, COHERE_RERANK).await?;
+    let cost = body.cost();
+    let request = RerankRequest::read_cohere(&body.reader())?;
+    drop(body);
+    let Ranking { scored, tokens, .. } = rank(&app, key, cost, request).await?;
+    let result = |(index, score): (usize, f64)| json!({"index": index, "relevance_score": score});
+    Ok(Json(json!({
+        "id": format!("rerank-{}", app.new_id()),
+        "results": scored.into_iter().map(result).collect::<Vec<_>>(),
+        "meta": {
+            "api_version": {"version": "2"},
+            "billed_units": {"search_units": 1},
+            "tokens": {"input_tokens": tokens},
+        },
+    })))
+}
+
+/// Documents by how well they answer a query.
+struct Ranking {
+    /// Index and score of each, best first.
+    scored: Vec<(usize, f64)>,
+    /// Number of tokens that were read.
+    tokens: u64,
+    pairs: Arc<Pairs>,
+}
+
+async fn rank(app: &Arc<App>, key: u64, cost: Cost, request: RerankRequest) -> Result<Ranking, ApiError> {
+    let RerankRequest { model, query, mut documents, top_n, document_tokens, scoring, .. } = request;
+    app.model_names().check(model.as_deref())?;
+    if let Some(most) = document_tokens {
+        documents = app.run_work(cost, move |app| shortened(app, documents, most)).await?;
+    }
+    let pairs = Arc::new(Pairs { first: vec![query], second: documents });
+    let (scores, tokens) = compare(app, key, cost, scoring, &pairs).await?;
+    let mut scored: Vec<(usize, f64)> = scores.into_iter().enumerate().collect();
+    scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    scored.truncate(top_n.unwrap_or(scored.len()));
+    Ok(Ranking { scored, tokens, pairs })
+}
+
+/// Documents of at most `most` tokens.
+fn shortened(app: &App, documents: Vec<String>, most: usize) -> Result<Vec<String>, ApiError> {
+    let shorten = |text: String| {
+        // A token has a byte at least.
+        if text.len() <= most {
+            return Ok(text);
+        }
+        let ids = app.model.encode(&text, false)?;
+        Ok(if ids.len() <= most { text } else { app.model.chat.decode(&ids[..most]) })
+    };
+    documents.into_iter().map(shorten).collect()
 }
 
 /// `POST /v1/score`: scores of pairs of texts; one `text_1` is compared with every `text_2`.

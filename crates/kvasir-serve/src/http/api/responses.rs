@@ -1,8 +1,16 @@
-//! OpenAI `/v1/responses`: creates responses, and continues stored ones. `stored` reads them.
+//! OpenAI `/v1/responses`: creates responses, and continues stored ones and conversations.
+//!
+//! `background` generates without a client, `socket` takes requests over a WebSocket, `compact`
+//! summarizes a conversation, and `stored` reads stored responses.
 
+mod background;
+pub(crate) mod compact;
 mod events;
+pub(crate) mod items;
 mod object;
+pub(crate) mod socket;
 pub(crate) mod stored;
+mod storing;
 mod truncation;
 
 use crate::error::ApiError;
@@ -12,14 +20,15 @@ use crate::http::answers::sse::event_stream;
 use crate::http::answers::submit_chat::submit_chat;
 use crate::http::api::responses::events::Events;
 use crate::http::api::responses::object::{ResponseObject, initial_response};
+use crate::http::api::responses::storing::{Destination, Storing};
 use crate::http::api::responses::truncation::submit_truncated;
 use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::request::body::{Body, heap_bytes};
 use crate::request::chat::ChatRequest;
 use crate::request::fields::RESPONSES;
-use crate::request::responses::ResponsesRequest;
-use crate::session::responses::Conversation;
+use crate::request::responses::{ResponsesRequest, conversation_id};
+use crate::session::responses::{Conversation, ResponseStore};
 use axum::{
     Json,
     extract::{Request, State},
@@ -37,21 +46,11 @@ pub(crate) struct Responses {
     reply: Reply,
     storing: Option<Storing>,
     pub(crate) stream: bool,
+    is_background: bool,
 }
 
-/// What is needed to store a response when it has ended.
-struct Storing {
-    app: Arc<App>,
-    key: u64,
-    before: Conversation,
-    own_input: Vec<Value>,
-}
-
-impl Storing {
-    fn store(self, response: &Value) {
-        self.app.responses.insert(self.key, &self.before, self.own_input, response.clone());
-    }
-}
+/// A response of a connection that stores none, if the request came over one.
+type OfConnection = Option<Arc<ResponseStore>>;
 
 /// The items of an `input`; a text is a message of the user. Fails with any other value but null.
 fn input_items(input: Value) -> Result<Vec<Value>, Value> {
@@ -80,16 +79,23 @@ fn take_own_input(before: &Conversation, body: &mut Body) -> Vec<Value> {
     items.split_off(before.items().count().min(items.len()))
 }
 
-/// Parses a request behind the conversation that its `previous_response_id` names; returns that, too.
-/// The body's `input` then holds both.
-fn read_request(app: &App, key: u64, body: &mut Body) -> Result<(ResponsesRequest, Conversation), ApiError> {
+/// Parses a request behind the conversation that its `previous_response_id` or `conversation`
+/// names; returns that, too. The body's `input` then holds both.
+fn read_request(
+    app: &App,
+    key: u64,
+    body: &mut Body,
+    connection: Option<&ResponseStore>,
+) -> Result<(ResponsesRequest, Conversation), ApiError> {
     let mut before = Conversation::default();
-    if let Some(previous) = body.reader().text("previous_response_id")? {
-        before = app.responses.conversation(previous, key).map_err(|error| ApiError {
-            status: 400,
-            param: Some("previous_response_id".into()),
-            ..error
-        })?;
+    let wrong = |param: &str, error| ApiError { status: 400, param: Some(param.to_owned()), ..error };
+    if let Some(id) = conversation_id(&body.reader())? {
+        before = app.conversations.items(&id, key).map_err(|error| wrong("conversation", error))?;
+        prepend(&before, body);
+    } else if let Some(previous) = body.reader().text("previous_response_id")? {
+        let own = connection.and_then(|store| store.conversation(previous, key).ok());
+        let found = own.map_or_else(|| app.responses.conversation(previous, key), Ok);
+        before = found.map_err(|error| wrong("previous_response_id", error))?;
         prepend(&before, body);
     }
     let facts = &app.model.facts;
@@ -100,8 +106,16 @@ fn read_request(app: &App, key: u64, body: &mut Body) -> Result<(ResponsesReques
 impl Responses {
     /// Validates and submits the request. What the response keeps of the body stays charged to the
     /// memory of bodies.
-    pub(crate) fn begin(app: &Arc<App>, key: u64, mut body: Body) -> Result<Self, ApiError> {
-        let (mut request, before) = read_request(app, key, &mut body)?;
+    pub(crate) fn begin(
+        app: &Arc<App>,
+        key: u64,
+        mut body: Body,
+        connection: OfConnection,
+    ) -> Result<Self, ApiError> {
+        let (mut request, before) = read_request(app, key, &mut body, connection.as_deref())?;
+        if request.background && connection.is_some() {
+            return Err(ApiError::unsupported("background", "a WebSocket streams each response"));
+        }
         let submit = |chat: &ChatRequest| submit_chat(app, key, chat, "input");
         let reply = if request.truncate {
             submit_truncated(&mut request.chat, submit)?
@@ -109,9 +123,20 @@ impl Responses {
             submit(&request.chat)?
         };
         let response = initial_response(app, &request, &body.reader());
-        let own_input = if request.store { take_own_input(&before, &mut body) } else { Vec::new() };
-        let kept = heap_bytes(&response) + own_input.iter().map(heap_bytes).sum::<usize>();
-        let storing = request.store.then(|| Storing { app: app.clone(), key, before, own_input });
+        let destination = match connection {
+            _ if request.background => Destination::Background,
+            _ if request.store => Destination::Store,
+            Some(store) => Destination::Connection(store),
+            None => Destination::None,
+        };
+        let conversation = request.conversation.take();
+        let mut storing =
+            Storing { app: app.clone(), key, destination, before, own_input: Vec::new(), conversation };
+        if storing.is_needed() {
+            storing.own_input = take_own_input(&storing.before, &mut body);
+        }
+        let kept = heap_bytes(&response) + storing.own_input.iter().map(heap_bytes).sum::<usize>();
+        let storing = storing.is_needed().then_some(storing);
         let kinds = request.chat.tools.iter().filter(|tool| tool.kind != ToolKind::Function);
         let object = ResponseObject {
             id: app.new_id(),
@@ -120,7 +145,8 @@ impl Responses {
             logprobs: HashMap::new(),
             _memory: body.keep(kept),
         };
-        Ok(Self { object, reply, storing, stream: request.chat.stream.is_some() })
+        let (stream, is_background) = (request.chat.stream.is_some(), request.background);
+        Ok(Self { object, reply, storing, stream, is_background })
     }
 
     /// The non-streaming response.
@@ -151,16 +177,11 @@ pub(crate) async fn input_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let (key, mut body) = read_body(&app, request, RESPONSES).await?;
     let count = app.run_work(body.cost(), move |app| {
-        let (request, _) = read_request(app, key, &mut body)?;
+        let (request, _) = read_request(app, key, &mut body, None)?;
         app.model_names().check(request.chat.model.as_deref())?;
         Ok(app.model.chat_prompt(&request.chat)?.len())
     });
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": count.await?})))
-}
-
-/// `POST /v1/responses/compact`: encrypted summaries are a provider's own.
-pub(crate) async fn compact() -> ApiError {
-    ApiError::not_offered("compaction is not offered; request a summary, or send `truncation`: `auto`")
 }
 
 pub(crate) async fn responses_create(
@@ -168,12 +189,19 @@ pub(crate) async fn responses_create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (key, body) = read_body(&app, request, RESPONSES).await?;
-    let response = app.run_work(body.cost(), move |app| Responses::begin(app, key, body)).await?;
-    if response.stream {
-        Ok(event_stream(response.events()))
-    } else {
-        Ok(response.whole(&app).await?.into_response())
+    let response = app.run_work(body.cost(), move |app| Responses::begin(app, key, body, None)).await?;
+    let stream = response.stream;
+    if response.is_background {
+        let Some((first, log)) = background::start(response) else {
+            return Err(ApiError::failed("the response is not stored"));
+        };
+        return Ok(if stream {
+            event_stream(background::follow(log, 0))
+        } else {
+            Json(first).into_response()
+        });
     }
+    if stream { Ok(event_stream(response.events())) } else { Ok(response.whole(&app).await?.into_response()) }
 }
 
 #[cfg(test)]

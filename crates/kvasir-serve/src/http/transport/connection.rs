@@ -18,7 +18,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    sync::OwnedSemaphorePermit,
+    sync::{OwnedSemaphorePermit, watch},
     time::{Sleep, sleep},
 };
 use tokio_rustls::server::TlsStream;
@@ -30,6 +30,10 @@ pub(crate) struct ReadTimeout(pub(crate) Duration);
 /// Address of the client at the other end of the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Client(pub(crate) IpAddr);
+
+/// Notifies of the server's shutdown, which waits until all clones are dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Shutdown(pub(crate) watch::Receiver<()>);
 
 /// Write timeout as a multiple of the read timeout: a client may display a stream in a pager.
 const WRITE_TIMEOUT_FACTOR: u32 = 4;

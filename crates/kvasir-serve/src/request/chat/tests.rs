@@ -12,7 +12,12 @@ fn read(body: Value) -> Result<ChatRequest, ApiError> {
         CHAT,
         IgnoredFields::default().with_rule(UnknownFields::Refuse),
     )?;
-    ChatRequest::read(&body.reader(), &Sampling { temperature: 1.0, ..Sampling::default() }, 1000)
+    let chat =
+        ChatRequest::read(&body.reader(), &Sampling { temperature: 1.0, ..Sampling::default() }, 1000)?;
+    match &chat.unread_media {
+        Some(unread) => Err(unread.refusal("m")),
+        None => Ok(chat),
+    }
 }
 
 fn with(extra: Value) -> Result<ChatRequest, ApiError> {
@@ -57,7 +62,7 @@ fn every_parameter_has_bounds() {
     assert_eq!(refused(json!({"top_logprobs": 2})), "top_logprobs");
     assert_eq!(refused(json!({"temperature": -1})), "temperature");
     assert_eq!(refused(json!({"temperature": 2.0001})), "temperature");
-    assert_eq!(refused(json!({"top_p": 0})), "top_p");
+    assert_eq!(refused(json!({"top_p": -0.1})), "top_p");
     assert_eq!(refused(json!({"top_p": 1.0001})), "top_p");
     assert_eq!(refused(json!({"top_k": 2147483647})), "top_k");
     assert_eq!(refused(json!({"min_p": 1.1})), "min_p");
@@ -252,6 +257,58 @@ fn allowed_tools_are_the_only_ones_offered() {
     assert_eq!(refused(choice("auto".into(), json!([named("d")]))), format!("{path}.tools[0].function.name"));
     let unknown = json!({"tools": [named("a")], "tool_choice": {"type": "hosted"}});
     assert_eq!(refused(unknown), "tool_choice.type");
+}
+
+#[test]
+fn media_of_earlier_messages_become_notes() {
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}});
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let refusal = json!({"type": "refusal", "refusal": "No."});
+    let chat = read_leniently(json!({"messages": [
+        {"role": "user", "content": [text("What is it? "), image]},
+        {"role": "assistant", "content": [refusal]},
+        {"role": "user", "content": "Say it."},
+    ]}));
+    let contents: Vec<_> = chat.0.messages.iter().map(|message| &message.source["content"]).collect();
+    let note = "What is it? [image omitted: this model reads text]";
+    assert_eq!(contents, [&json!(note), &json!("No."), &json!("Say it.")]);
+    assert_eq!(chat.1, ["messages[].content[].image_url"]);
+}
+
+/// The request, and the names of ignored fields.
+fn read_leniently(body: Value) -> (ChatRequest, Vec<String>) {
+    let ignored = IgnoredFields::default();
+    let body = Body::parse(body.to_string().as_bytes(), CHAT, ignored.clone()).unwrap();
+    (ChatRequest::read(&body.reader(), &Sampling::default(), 1000).unwrap(), ignored.names())
+}
+
+#[test]
+fn free_form_tools_take_one_string() {
+    let grammar = json!({"type": "grammar", "grammar": {"syntax": "regex", "definition": "x+"}});
+    let custom = |name: &str| json!({"type": "custom", "custom": {"name": name}});
+    let mut patch = custom("patch");
+    patch["custom"]["format"] = grammar;
+    let call = json!({"id": "c", "type": "custom", "custom": {"name": "patch", "input": "xx"}});
+    let chat = read(json!({
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "done"},
+        ],
+        "tools": [patch, custom("note")], "tool_choice": custom("patch"),
+    }))
+    .unwrap();
+    assert!(chat.tools.iter().all(|tool| tool.kind.is_custom()));
+    assert!(chat.tools[0].source["function"]["description"].as_str().unwrap().contains("regex grammar:\nx+"));
+    assert_eq!(chat.tool_choice, ToolChoice::Named("patch".into()));
+    let function = &chat.messages[1].source["tool_calls"][0]["function"];
+    assert_eq!(*function, json!({"name": "patch", "arguments": {"input": "xx"}}));
+    let allowed = json!({"mode": "auto", "tools": [custom("note")]});
+    let choice = json!({"type": "allowed_tools", "allowed_tools": allowed});
+    let chat = with(json!({"tools": [patch, custom("note")], "tool_choice": choice})).unwrap();
+    assert_eq!(chat.tools.len(), 1);
+    let bad = json!({"type": "custom", "custom": {"name": "f", "format": {"type": "xml"}}});
+    assert_eq!(refused(json!({"tools": [bad]})), "tools[0].custom.format.type");
 }
 
 #[test]

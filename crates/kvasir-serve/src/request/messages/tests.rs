@@ -12,7 +12,11 @@ fn read(extra: Value) -> Result<ChatRequest, ApiError> {
     }
     let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);
     let body = Reader::new(body.as_object().unwrap(), &ignored);
-    Ok(MessagesRequest::read(&body, &Sampling::default(), 1000, true)?.chat)
+    let chat = MessagesRequest::read(&body, &Sampling::default(), 1000, true)?.chat;
+    match &chat.unread_media {
+        Some(unread) => Err(unread.refusal("m")),
+        None => Ok(chat),
+    }
 }
 
 fn refused(extra: Value) -> String {
@@ -132,7 +136,6 @@ fn errors_name_the_field() {
         (json!({"tool_choice": {"type": "any"}}), "tool_choice"),
         (json!({"tool_choice": {"type": "tool", "name": "f"}}), "tool_choice.name"),
         (json!({"tools": [{"name": "f"}]}), "tools[0].input_schema"),
-        (json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}), "tools[0].type"),
         (json!({"thinking": {"type": "enabled"}}), "thinking.budget_tokens"),
         (json!({"thinking": {"type": "enabled", "budget_tokens": 10}}), "thinking.budget_tokens"),
         (json!({"n": 2}), "n"),
@@ -183,7 +186,7 @@ fn system_messages_may_appear_anywhere() {
     ]));
     assert_eq!(got[1], json!({"role": "system", "content": "b"}));
     assert_eq!(got[2]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
-    assert_eq!(got[3]["content"], "[image left out]g");
+    assert_eq!(got[3]["content"], "[image omitted: this model reads text]g");
 }
 
 #[test]
@@ -239,6 +242,39 @@ fn loaded_tools_come_last_and_media_are_refused() {
         assert_eq!(error.param.as_deref(), Some("messages[0].content[0].type"));
         assert!(error.message.contains(words), "{}", error.message);
     }
+}
+
+#[test]
+fn only_media_of_the_newest_message_are_refused() {
+    let block = |kind: &str| json!({"type": kind, "source": {"type": "base64", "data": "AA=="}});
+    let user = |blocks: Value| json!({"role": "user", "content": blocks});
+    let text = json!({"type": "text", "text": "and?"});
+    let messages = json!([
+        user(json!([block("image"), block("document"), text])),
+        {"role": "assistant", "content": [block("image"), {"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+        user(json!([{"type": "tool_result", "tool_use_id": "t", "content": [block("document")]}])),
+        user(json!([text])),
+    ]);
+    let note = |kind: &str| format!("[{kind} omitted: this model reads text]");
+    let got = sources(messages);
+    assert_eq!(got[0]["content"], note("image") + &note("document") + "and?");
+    assert_eq!((&got[1]["content"], &got[2]["content"]), (&json!(note("image")), &json!(note("document"))));
+    // Results of calls are no message of the user: the image before them is the newest one's.
+    let newest = json!([user(json!([block("image")])), calls(&["t"]), results(&["t"]),]);
+    assert_eq!(refused(json!({"messages": newest})), "messages[0].content[0].type");
+}
+
+#[test]
+fn blocks_of_server_tools_are_left_out() {
+    let got = sources(json!([
+        answered(),
+        {"role": "assistant", "content": [
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+            {"type": "text", "text": "found"}]},
+        answered(),
+    ]));
+    assert_eq!(got[1], json!({"role": "assistant", "content": "found"}));
 }
 
 #[test]

@@ -105,7 +105,11 @@ fn wrong_values_are_named() {
     assert_eq!(with("think", json!("much")), "think");
     assert_eq!(with("options", json!({"num_predict": "x"})), "options.num_predict");
     let image = json!({"messages": [{"role": "user", "content": "hi", "images": ["aGk="]}]});
-    assert_eq!(chat(image).unwrap_err(), "messages[0].images");
+    let unread = chat(image).unwrap().unread_media.unwrap().refusal("tiny");
+    assert_eq!((unread.status, unread.param.as_deref()), (400, Some("messages[0].images")));
+    assert!(unread.message.contains("the model `tiny` reads text only"));
+    let wrong = json!({"messages": [{"role": "user", "content": "hi", "images": "x"}]});
+    assert_eq!(chat(wrong).unwrap_err(), "messages[0].images");
     let stray = json!({"messages": [{"role": "tool", "tool_name": "a", "content": "1"}]});
     assert_eq!(chat(stray).unwrap_err(), "messages[0].tool_name");
 }

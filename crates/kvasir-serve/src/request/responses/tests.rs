@@ -11,11 +11,15 @@ fn read(extra: Value) -> Result<ResponsesRequest, ApiError> {
     for (key, value) in extra.as_object().unwrap() {
         body[key] = value.clone();
     }
-    ResponsesRequest::read(
+    let request = ResponsesRequest::read(
         &Reader::new(body.as_object().unwrap(), &IgnoredFields::default().with_rule(UnknownFields::Refuse)),
         &Sampling::default(),
         1000,
-    )
+    )?;
+    match &request.chat.unread_media {
+        Some(unread) => Err(unread.refusal("m")),
+        None => Ok(request),
+    }
 }
 
 #[test]
@@ -66,7 +70,7 @@ fn errors_name_the_field() {
             "input[0].call_id",
         ),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
-        (json!({"background": true}), "background"),
+        (json!({"background": true, "store": false}), "background"),
         (json!({"previous_response_id": 1}), "previous_response_id"),
         (json!({"truncation": "middle"}), "truncation"),
         (
@@ -158,7 +162,7 @@ fn coding_agent_history_is_accepted() {
         ]
     );
     let results: Vec<_> = sources[3..].iter().map(|result| result["content"].as_str().unwrap()).collect();
-    assert_eq!(results, ["[image left out]", "done", "x"]);
+    assert_eq!(results, ["[image omitted: this model reads text]", "done", "x"]);
 }
 
 #[test]
@@ -175,6 +179,20 @@ fn input_items_may_add_tools() {
     let bad =
         json!([{"type": "additional_tools", "tools": [{"name": "x"}]}, {"role": "user", "content": "x"}]);
     assert_eq!(read(json!({"input": bad})).unwrap_err().param.as_deref(), Some("input[0].tools[0].type"));
+}
+
+#[test]
+fn media_of_earlier_items_become_notes() {
+    let media = |kind: &str| json!([{"type": kind, "file_id": "f"}]);
+    let request = read(json!({"input": [
+        {"role": "user", "content": media("input_image")},
+        {"role": "developer", "content": media("input_file")},
+        {"role": "user", "content": "hi"},
+    ]}));
+    let contents: Vec<_> =
+        request.unwrap().chat.messages.into_iter().map(|message| message.source["content"].clone()).collect();
+    let note = |noun: &str| format!("[{noun} omitted: this model reads text]");
+    assert_eq!(contents, [note("image"), note("file"), "hi".into()]);
 }
 
 #[test]

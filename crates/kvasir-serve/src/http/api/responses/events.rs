@@ -5,9 +5,9 @@ use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
 use crate::http::answers::reply::EventWriter;
 use crate::http::answers::sse;
 use crate::http::answers::usage::Usage;
-use crate::http::api::responses::Storing;
 use crate::http::api::responses::object::{ResponseObject, last_status};
-use crate::request::responses_tools::custom_input;
+use crate::http::api::responses::storing::Storing;
+use crate::request::tools::custom_input;
 use kvasir_chat::answer::{ItemEvent, ItemKind, Items};
 use serde_json::{Value, json};
 
@@ -125,6 +125,7 @@ impl EventWriter for Events {
         let mut response = self.object.response();
         response["status"] = "failed".into();
         response["error"] = json!({"code": "server_error", "message": error.message});
+        self.storing.take().into_iter().for_each(|storing| storing.store_failed(&response));
         write_event(&mut self.sequence, out, "response.failed", json!({"response": response}));
     }
 

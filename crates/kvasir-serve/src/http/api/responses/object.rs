@@ -6,7 +6,7 @@ use crate::http::app::{App, unix_seconds};
 use crate::memory_budget::HeldMemory;
 use crate::request::reader::Reader;
 use crate::request::responses::ResponsesRequest;
-use crate::request::responses_tools::custom_input;
+use crate::request::tools::custom_input;
 use kvasir_chat::Delta;
 use kvasir_chat::ToolKind;
 use kvasir_chat::answer::{Item, ItemEvent, ItemKind, Items};
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 /// The initial response object, which echoes the request's parameters.
 pub(super) fn initial_response(app: &App, request: &ResponsesRequest, body: &Reader) -> Value {
     let requested = |name: &str, default: Value| body.get(name).cloned().unwrap_or(default);
-    let ResponsesRequest { chat, store, truncate } = request;
+    let ResponsesRequest { chat, store, truncate, background, conversation } = request;
     let sampling = &chat.sampling.sampling;
     let mut tools = requested("tools", json!([]));
     for tool in tools.as_array_mut().into_iter().flatten() {
@@ -35,12 +35,12 @@ pub(super) fn initial_response(app: &App, request: &ResponsesRequest, body: &Rea
     if text["format"]["type"] == "json_schema" {
         with_fields(&mut text["format"], json!({"description": null, "strict": false}));
     }
-    json!({
+    let mut response = json!({
         "object": "response",
         "created_at": unix_seconds(),
         "completed_at": null,
         "status": "in_progress",
-        "background": false,
+        "background": background,
         "error": null,
         "incomplete_details": null,
         "instructions": requested("instructions", Value::Null),
@@ -67,6 +67,21 @@ pub(super) fn initial_response(app: &App, request: &ResponsesRequest, body: &Rea
         "truncation": if *truncate { "auto" } else { "disabled" },
         "usage": null,
         "user": requested("user", Value::Null),
+    });
+    if let Some(id) = conversation {
+        response["conversation"] = json!({"id": id});
+    }
+    response
+}
+
+/// `usage` of a response.
+pub(super) fn usage_object(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached},
+        "output_tokens": usage.completion,
+        "output_tokens_details": usage.details(),
+        "total_tokens": usage.prompt + usage.completion,
     })
 }
 
@@ -139,13 +154,7 @@ impl ResponseObject {
             self.item(index, item, status)
         });
         response["output"] = output.collect();
-        response["usage"] = json!({
-            "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": usage.cached},
-            "output_tokens": usage.completion,
-            "output_tokens_details": usage.details(),
-            "total_tokens": usage.prompt + usage.completion,
-        });
+        response["usage"] = usage_object(usage);
         response
     }
 
