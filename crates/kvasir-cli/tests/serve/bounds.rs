@@ -112,7 +112,7 @@ fn response_events_are_ordered_and_numbered() {
     let printed: String = events.iter().filter_map(|(_, event)| event["delta"].as_str()).collect();
     let whole = &events.last().unwrap().1["response"];
     assert_eq!(whole["output"][0]["content"][0]["text"], printed);
-    for (field, value) in [("previous_response_id", json!("resp_1")), ("background", json!(true))] {
+    for (field, value) in [("previous_response_id", json!("resp_1")), ("conversation", json!("conv_1"))] {
         let mut body = json!({"input": "hello"});
         body[field] = value;
         let answer = server.exchange("POST", "/v1/responses", JSON, &body.to_string());
