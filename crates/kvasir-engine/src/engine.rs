@@ -363,7 +363,7 @@ impl<E: Executor> Engine<E> {
             match self.core.sequence(id) {
                 Some(sequence) if can_verify(sequence) => {
                     self.proposal.clear();
-                    if sequence.params().max_drafts != Some(0) {
+                    if sequence.params().draft_limit() != Some(0) {
                         drafter.propose(sequence, &mut self.proposal);
                         self.core.set_drafts(id, &self.proposal);
                     }

@@ -11,8 +11,8 @@
 use crate::batch::{Batch, BatchRow, PoolRow, RowKind};
 use crate::output::Output;
 use kvasir_kv::{Lowering, Plan, PlanKind, PlanRow, Position, Slot, Token};
-use kvasir_sample::{Constrained, Sampling, accept};
-use std::{fmt, ops::Range};
+use kvasir_sample::{Constrained, MirostatState, SamplerChain, Sampling, accept};
+use std::{fmt, ops::Range, sync::Arc};
 
 /// One step: batch, plan and output.
 ///
@@ -125,6 +125,10 @@ impl Abilities {
 pub struct SequenceSpec {
     /// Sampling parameters.
     pub sampling: Sampling,
+    /// llama.cpp's samplers, if the request names any.
+    pub chain: Option<Arc<SamplerChain>>,
+    /// State of Mirostat, which survives a rebind.
+    pub mirostat: Option<MirostatState>,
     /// Logit bias: added to the logits of these ids.
     pub bias: Vec<(Token, f32)>,
     /// Prompt ids, for the repetition penalty and prompt log-probabilities.

@@ -14,7 +14,8 @@
 //! before it are accepted as without, and the sequence ends behind them.
 //!
 //! Invariant: the state is a function of the fed tokens, of the last `bind` and of the last proposal
-//! ([`SamplerRow::drafts`]), never of earlier draws. A step that runs again, or drafts that are
+//! ([`SamplerRow::drafts`]), never of earlier draws. Mirostat's `mu` alone comes from the draws of the
+//! fed tokens, which `MirostatState` keeps by output index. A step that runs again, or drafts that are
 //! rejected, leave nothing behind. Guarded by `tests/constraint.rs` and by the numerics tests of the
 //! `kvasir` crate.
 
@@ -247,9 +248,10 @@ impl SamplerRow {
             };
             accepts &= draft.is_none_or(|draft| draft == token);
             drawn.tokens.push(token);
+            let scored = if row.sampling.processed_logprobs { &work[..] } else { logits };
             drawn.logprobs.extend(row.sampling.logprobs.map(|count| TokenLogprobs {
-                chosen: log_probability(logits, token),
-                top: top_log_probabilities(logits, count as usize),
+                chosen: log_probability(scored, token),
+                top: top_log_probabilities(scored, count as usize),
             }));
         }
         self.output.truncate(committed);
@@ -290,8 +292,12 @@ impl SamplerRow {
             bias: &self.spec.bias,
             suppressed: if early { &self.spec.suppressed_until_min } else { &[] },
             allowed,
+            chain: self.spec.chain.as_deref(),
+            mirostat: self.spec.mirostat.as_ref(),
             position: self.spec.undropped(position),
         };
+        // Rejection sampling leaves a residual in `work`, whose logits are to be reported.
+        let verified = verified.filter(|_| !row.sampling.processed_logprobs);
         let drawn = verified.and_then(|(draft, drafts, n)| {
             Some((draft, self.drafts.distribution(drafts, position - n as Position, n)?))
         });

@@ -13,27 +13,10 @@
 //!
 //! The tests of this module check ties, NaN, masks, penalties and the sampled distribution.
 
+use crate::context::Context;
 use crate::noise::Noise;
 use crate::params::Sampling;
 use crate::processors;
-
-/// The inputs of a draw beside the logits and the sampling parameters.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Context<'a> {
-    /// Ids of the prompt.
-    pub prompt: &'a [u32],
-    /// Output ids before the sampled one, for penalties.
-    pub output: &'a [u32],
-    /// Logit bias: `(id, value)`, added to the logits.
-    pub bias: &'a [(u32, f32)],
-    /// Ids that are masked out.
-    pub suppressed: &'a [u32],
-    /// Token mask of constrained decoding, as in [`Allowed::Only`](crate::constraint::Allowed::Only); `None`
-    /// allows all ids.
-    pub allowed: Option<&'a [u32]>,
-    /// Position of the sampled token in its sequence; keys the noise.
-    pub position: u32,
-}
 
 /// Samples one token as [`draw`] does, but leaves `logits` unchanged.
 ///
@@ -42,6 +25,7 @@ pub fn draw_from(logits: &[f32], params: &Sampling, context: &Context<'_>, work:
     let penalties =
         params.repetition_penalty != 1.0 || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
     let plain = context.bias.is_empty() && context.suppressed.is_empty() && context.allowed.is_none();
+    let plain = plain && context.chain.is_none() && !params.processed_logprobs;
     if params.is_greedy() && !penalties && plain {
         return greedy(logits);
     }
@@ -58,6 +42,9 @@ pub fn draw_from(logits: &[f32], params: &Sampling, context: &Context<'_>, work:
 pub fn draw(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32 {
     let drawn = draw_processed(logits, params, context);
     let is_left = logits.get(drawn as usize).is_some_and(|logit| *logit > f32::NEG_INFINITY);
+    if params.processed_logprobs && params.is_greedy() && context.chain.is_none() {
+        processors::keep_only(logits, drawn);
+    }
     match context.allowed {
         Some(allowed) if !is_left => processors::lowest(allowed).unwrap_or(drawn),
         _ => drawn,
@@ -67,12 +54,15 @@ pub fn draw(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32
 /// Processes the logits in place, then samples.
 fn draw_processed(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32 {
     process(logits, params, context);
-    if params.is_greedy() {
-        greedy(logits)
-    } else {
-        let logits = logits.iter().map(|logit| f64::from(*logit));
-        noisiest(logits, Noise::at(params.seed, context.position)).unwrap_or(0)
+    if params.is_greedy() && context.chain.is_none() {
+        return greedy(logits);
     }
+    let wide = logits.iter().map(|logit| f64::from(*logit));
+    let drawn = noisiest(wide, Noise::at(params.seed, context.position)).unwrap_or(0);
+    if let Some(chain) = context.chain {
+        chain.observe(logits, drawn, context);
+    }
+    drawn
 }
 
 /// Runs the logits processors in place. Their softmax is then the distribution that is sampled.
@@ -81,22 +71,19 @@ pub(crate) fn process(logits: &mut [f32], params: &Sampling, context: &Context<'
         processors::allow(logits, allowed);
     }
     processors::bias(logits, context.bias);
-    if params.repetition_penalty != 1.0 {
-        let seen = context.prompt.iter().chain(context.output).copied();
-        processors::repetition_penalty(logits, seen, params.repetition_penalty);
+    if let Some(chain) = context.chain {
+        processors::suppress(logits, context.suppressed);
+        return chain.process(logits, params, context);
     }
-    if params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 {
-        let output = context.output.iter().copied();
-        processors::output_penalties(logits, output, params.presence_penalty, params.frequency_penalty);
-    }
+    context.penalize(logits, params);
     processors::suppress(logits, context.suppressed);
     if params.is_greedy() {
         return;
     }
     processors::temperature(logits, params.temperature);
     processors::top_k(logits, params.top_k as usize);
-    processors::top_p(logits, params.top_p);
-    processors::min_p(logits, params.min_p);
+    processors::top_p(logits, params.top_p, 1);
+    processors::min_p(logits, params.min_p, 1);
 }
 
 /// Whether no logit is NaN or +infinity. Such logits come from broken weights or from numeric

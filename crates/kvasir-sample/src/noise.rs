@@ -6,7 +6,7 @@
 
 use crate::mix::{STRIDE, mix};
 
-/// What else is drawn at a position, by rejection sampling.
+/// What else is drawn at a position, by rejection sampling and by samplers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// The draft model's token.
@@ -15,6 +15,8 @@ pub enum Purpose {
     Acceptance = 2,
     /// The token in the place of a rejected one.
     Residual = 3,
+    /// Whether XTC excludes the top choices.
+    Exclusion = 4,
 }
 
 /// The random numbers of one draw: a function of the request's seed, the position of the sampled

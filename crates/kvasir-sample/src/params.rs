@@ -31,6 +31,9 @@ pub struct Sampling {
     /// Number of top log-probabilities to report per sampled token; `None` reports none, not even
     /// the sampled one's.
     pub logprobs: Option<u32>,
+    /// Report log-probabilities after all processors, temperature and truncations instead of those of
+    /// the model.
+    pub processed_logprobs: bool,
     /// Number of top log-probabilities to report per prompt token after the first; `None` reports
     /// none.
     pub prompt_logprobs: Option<u32>,
@@ -51,6 +54,7 @@ impl Default for Sampling {
             frequency_penalty: 0.0,
             seed: 0,
             logprobs: None,
+            processed_logprobs: false,
             prompt_logprobs: None,
             hidden: false,
         }

@@ -1,9 +1,10 @@
-//! Logits processors: bias, penalties, token mask, temperature, top-k, top-p and min-p, in place
-//! over one row of logits.
+//! Logits processors: bias, penalties, token mask, temperature and truncations (top-k, top-p, min-p,
+//! typical-p, top-n-sigma, XTC), in place over one row of logits.
 //!
 //! A removed id gets a logit of negative infinity. Rules and tie-breaking are those of the
-//! Transformers library's `LogitsProcessor` classes of the same names. Guarded by
-//! `tests/processors.rs`.
+//! Transformers library's `LogitsProcessor` classes of the same names; typical-p, top-n-sigma, XTC,
+//! dynamic temperature, recent penalties and `min_keep` are llama.cpp's. Guarded by
+//! `tests/processors.rs` and `tests/llama_cpp_samplers.rs`.
 
 use std::cmp::Ordering;
 
@@ -44,6 +45,25 @@ pub fn output_penalties(
     }
     for (logit, count) in logits.iter_mut().zip(counts).filter(|(_, count)| *count > 0) {
         *logit -= presence + frequency * count as f32;
+    }
+}
+
+/// llama.cpp's penalties: repetition once, presence once and frequency per occurrence, for the ids of
+/// one window of prompt and output.
+pub fn recent_penalties(
+    logits: &mut [f32],
+    recent: impl IntoIterator<Item = u32>,
+    repetition: f32,
+    presence: f32,
+    frequency: f32,
+) {
+    let mut recent: Vec<u32> = recent.into_iter().collect();
+    recent.sort_unstable();
+    for occurrences in recent.chunk_by(|a, b| a == b) {
+        if let Some(logit) = logits.get_mut(occurrences[0] as usize) {
+            *logit = if *logit <= 0.0 { *logit * repetition } else { *logit / repetition };
+            *logit -= occurrences.len() as f32 * frequency + presence;
+        }
     }
 }
 
@@ -93,44 +113,146 @@ pub fn top_k(logits: &mut [f32], k: usize) {
     logits.iter_mut().filter(|logit| **logit < least).for_each(|logit| *logit = f32::NEG_INFINITY);
 }
 
-/// Top-p (nucleus): keeps the most likely ids until their probabilities sum to `p`, at least one; 1
-/// keeps all.
-pub fn top_p(logits: &mut [f32], p: f32) {
+/// Top-p (nucleus): keeps the most likely ids until their probabilities sum to `p`, at least
+/// `min_keep` and at least one; 1 keeps all.
+pub fn top_p(logits: &mut [f32], p: f32, min_keep: usize) {
     if p >= 1.0 {
         return;
     }
     let total = Total::of(logits);
-    let best_first = |a: &usize, b: &usize| -> Ordering { logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)) };
-    let mut ids: Vec<usize> = (0..logits.len()).filter(|id| logits[*id] > f32::NEG_INFINITY).collect();
-    // The nucleus is usually small: sort a growing head (64, then eight times as much) instead of
-    // the vocabulary.
-    let (mut kept, mut sum, mut head) = (0, 0.0, 0);
-    while kept == head && head < ids.len() {
-        let more = (head * 7).max(64).min(ids.len() - head);
-        let rest = &mut ids[head..];
-        if more < rest.len() {
-            rest.select_nth_unstable_by(more - 1, best_first);
-        }
-        rest[..more].sort_unstable_by(best_first);
-        head += more;
-        while kept < head && (kept == 0 || sum < f64::from(p)) {
-            sum += total.probability(logits[ids[kept]]);
-            kept += 1;
-        }
-    }
-    ids.drain(..kept);
-    ids.into_iter().for_each(|id| logits[id] = f32::NEG_INFINITY);
+    let best_first = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    let mut sum = 0.0;
+    let removed = behind(candidates(logits), best_first, |id, kept| {
+        sum += total.probability(logits[id]);
+        sum >= f64::from(p) && kept >= min_keep
+    });
+    remove(logits, removed);
 }
 
-/// Min-p: keeps ids at least `p` times as likely as the most likely one; 0 keeps all.
-pub fn min_p(logits: &mut [f32], p: f32) {
+/// Min-p: keeps ids at least `p` times as likely as the most likely one, and at least the `min_keep`
+/// most likely; 0 keeps all.
+pub fn min_p(logits: &mut [f32], p: f32, min_keep: usize) {
     if p <= 0.0 {
         return;
     }
     let total = Total::of(logits);
     let least = total.probability(total.largest) * f64::from(p);
-    let unlikely = logits.iter_mut().filter(|logit| total.probability(**logit) < least);
-    unlikely.for_each(|logit| *logit = f32::NEG_INFINITY);
+    let is_unlikely = |logit: &f32| total.probability(*logit) < least;
+    if min_keep <= 1 {
+        let unlikely = logits.iter_mut().filter(|logit| is_unlikely(logit));
+        unlikely.for_each(|logit| *logit = f32::NEG_INFINITY);
+        return;
+    }
+    let best_first = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    let mut kept = candidates(logits);
+    kept.sort_unstable_by(best_first);
+    let removed = kept.into_iter().skip(min_keep).filter(|id| is_unlikely(&logits[*id])).collect();
+    remove(logits, removed);
+}
+
+/// Locally typical sampling: keeps the ids whose surprise `-ln p` is nearest the entropy, until their
+/// probabilities sum to more than `p`, at least `min_keep` and at least one; 1 keeps all.
+pub fn typical_p(logits: &mut [f32], p: f32, min_keep: usize) {
+    if p >= 1.0 {
+        return;
+    }
+    let total = Total::of(logits);
+    let entropy = total.entropy(logits);
+    let shift = |id: usize| (-f64::from(total.log_probability(logits[id])) - entropy).abs();
+    let most_typical_first = |a: &usize, b: &usize| {
+        let likelier_first = || logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+        shift(*a).total_cmp(&shift(*b)).then_with(likelier_first)
+    };
+    let mut sum = 0.0;
+    let removed = behind(candidates(logits), most_typical_first, |id, kept| {
+        sum += total.probability(logits[id]);
+        sum > f64::from(p) && kept >= min_keep
+    });
+    remove(logits, removed);
+}
+
+/// Top-n-sigma: keeps logits of at least `max - n * sigma`, where sigma is the standard deviation of
+/// the logits; 0 and less keeps all.
+pub fn top_n_sigma(logits: &mut [f32], n: f32) {
+    let finite = || logits.iter().filter(|logit| **logit > f32::NEG_INFINITY).map(|logit| f64::from(*logit));
+    let count = finite().count();
+    if n <= 0.0 || count <= 1 {
+        return;
+    }
+    let mean = finite().sum::<f64>() / count as f64;
+    let variance = finite().map(|logit| (logit - mean).powi(2)).sum::<f64>() / count as f64;
+    let least = finite().fold(f64::NEG_INFINITY, f64::max) - f64::from(n) * variance.sqrt();
+    let low = logits.iter_mut().filter(|logit| f64::from(**logit) < least);
+    low.for_each(|logit| *logit = f32::NEG_INFINITY);
+}
+
+/// XTC (exclude top choices): of the ids with a probability of at least `threshold`, keeps only the
+/// least likely; ids below stay. Nothing changes if fewer than `min_keep` would be left.
+pub fn exclude_top_choices(logits: &mut [f32], threshold: f32, min_keep: usize) {
+    let total = Total::of(logits);
+    let mut ids = candidates(logits);
+    let count = ids.len();
+    ids.retain(|id| total.probability(logits[*id]) >= f64::from(threshold));
+    ids.sort_unstable_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+    ids.pop();
+    if count - ids.len() >= min_keep {
+        remove(logits, ids);
+    }
+}
+
+/// The dynamic temperature of a row: `temperature` plus or minus `range`, by its entropy divided by
+/// the highest possible one, to the power of `exponent`.
+pub fn dynamic_temperature(logits: &[f32], temperature: f32, range: f32, exponent: f32) -> f32 {
+    let count = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY).count();
+    if count <= 1 {
+        return temperature;
+    }
+    let (coldest, hottest) = ((temperature - range).max(0.0), temperature + range);
+    let entropy = Total::of(logits).entropy(logits) / (count as f64).ln();
+    coldest + (hottest - coldest) * (entropy as f32).powf(exponent)
+}
+
+/// Keeps one id.
+pub(crate) fn keep_only(logits: &mut [f32], id: u32) {
+    let others = logits.iter_mut().zip(0..).filter(|(_, other)| *other != id);
+    others.for_each(|(logit, _)| *logit = f32::NEG_INFINITY);
+}
+
+/// Ids that are not removed.
+fn candidates(logits: &[f32]) -> Vec<usize> {
+    (0..logits.len()).filter(|id| logits[*id] > f32::NEG_INFINITY).collect()
+}
+
+fn remove(logits: &mut [f32], ids: Vec<usize>) {
+    ids.into_iter().for_each(|id| logits[id] = f32::NEG_INFINITY);
+}
+
+/// The ids that come, in an order, behind the first one at which `is_last` holds. It is called with
+/// each id and the number of ids up to it.
+///
+/// What precedes is usually short: sorts a growing head (64, then eight times as much) instead of the
+/// vocabulary.
+fn behind(
+    mut ids: Vec<usize>,
+    order: impl Fn(&usize, &usize) -> Ordering,
+    mut is_last: impl FnMut(usize, usize) -> bool,
+) -> Vec<usize> {
+    let (mut kept, mut head, mut ended) = (0, 0, false);
+    while !ended && head < ids.len() {
+        let more = (head * 7).max(64).min(ids.len() - head);
+        let rest = &mut ids[head..];
+        if more < rest.len() {
+            rest.select_nth_unstable_by(more - 1, &order);
+        }
+        rest[..more].sort_unstable_by(&order);
+        head += more;
+        while !ended && kept < head {
+            kept += 1;
+            ended = is_last(ids[kept - 1], kept);
+        }
+    }
+    ids.drain(..kept);
+    ids
 }
 
 /// Softmax of the row.
@@ -153,8 +275,14 @@ impl Total {
         Self { largest, sum }
     }
 
-    fn probability(self, logit: f32) -> f64 {
+    pub(crate) fn probability(self, logit: f32) -> f64 {
         weight(logit, self.largest) / self.sum
+    }
+
+    /// Entropy in nats of the row that it was computed from.
+    fn entropy(self, logits: &[f32]) -> f64 {
+        let probabilities = logits.iter().map(|logit| self.probability(*logit));
+        -probabilities.filter(|p| *p > 0.0).map(|p| p * p.ln()).sum::<f64>()
     }
 
     pub(crate) fn log_probability(self, logit: f32) -> f32 {

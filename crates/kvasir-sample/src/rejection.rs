@@ -8,7 +8,8 @@
 //! Preconditions: `q` is exactly what the draft was drawn from, with noise of
 //! [`Purpose::Draft`], and nothing that depends on the draft's value decides whether it is verified.
 
-use crate::draw::{Context, draw_from, noisiest, process};
+use crate::context::Context;
+use crate::draw::{draw_from, noisiest, process};
 use crate::noise::{Noise, Purpose};
 use crate::params::Sampling;
 
@@ -42,7 +43,8 @@ pub fn accept_or_redraw(
     (draft, probabilities): (u32, &[f32]),
     work: &mut Vec<f32>,
 ) -> u32 {
-    if sampling.is_greedy() {
+    // A chain's own random draws (XTC) and state (Mirostat) belong to the target's draw.
+    if sampling.is_greedy() || context.chain.is_some() {
         return draw_from(logits, sampling, context, work);
     }
     work.clear();

@@ -26,8 +26,8 @@ fn every_recorded_chain_is_reproduced() {
                 }
                 "temperature" => processors::temperature(&mut logits, value),
                 "top_k" => processors::top_k(&mut logits, value as usize),
-                "top_p" => processors::top_p(&mut logits, value),
-                "min_p" => processors::min_p(&mut logits, value),
+                "top_p" => processors::top_p(&mut logits, value, 1),
+                "min_p" => processors::min_p(&mut logits, value, 1),
                 other => panic!("{other}"),
             }
         }

@@ -110,4 +110,7 @@ pub use kvasir_engine::{
     RequestId, Resolved,
 };
 pub use kvasir_kv::{CacheKind, Token};
-pub use kvasir_sample::{Acceptance, Allowed, Constrained, Constraint, Follower, Sampling};
+pub use kvasir_sample::{
+    Acceptance, Allowed, Breakers, Constrained, Constraint, Dry, Follower, Mirostat, MirostatVersion, Sampler,
+    SamplerChain, Sampling,
+};

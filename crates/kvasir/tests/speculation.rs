@@ -4,8 +4,8 @@
 
 use kvasir::{
     Acceptance, Answer, BackendKind, Branch, CacheKind, CacheOptions, DraftRound, DraftTrace, DraftWidth,
-    KvType, Kvasir, Model, OpenedModel, Options, Params, Precision, Prompt, Sampling, Session, Speculation,
-    Token,
+    Dry, KvType, Kvasir, Mirostat, Model, OpenedModel, Options, Params, Precision, Prompt, Sampler,
+    SamplerChain, Sampling, Session, Speculation, Token,
 };
 use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Rectangular, RectangularConfig};
 use kvasir_exec::TokenLogprobs;
@@ -195,7 +195,29 @@ fn requests() -> Vec<(Vec<Token>, Params)> {
         ([&base[..20], &[3, 4, 5, 3, 4, 5, 3, 4]].concat(), with(penal)),
         (vec![9, 8, 7], with(Sampling { frequency_penalty: 0.7, ..Sampling::default() })),
         (base[..12].to_vec(), stops),
+        (base[..24].to_vec(), Params { chain: Some(chain().into()), ..with(warm) }),
+        (base[..16].to_vec(), Params { chain: Some(mirostat().into()), ..with(warm) }),
     ]
+}
+
+/// llama.cpp's samplers, in its order.
+fn chain() -> SamplerChain {
+    SamplerChain {
+        order: Sampler::llama_cpp_order(),
+        typical_p: 0.95,
+        top_n_sigma: 3.0,
+        xtc_probability: 0.5,
+        xtc_threshold: 0.05,
+        penalty_last_n: Some(12),
+        dynatemp_range: 0.3,
+        dry: Some(Dry { multiplier: 0.8, ..Dry::default() }),
+        ..SamplerChain::default()
+    }
+}
+
+fn mirostat() -> SamplerChain {
+    let mirostat = Mirostat { tau: 3.0, eta: 0.4, ..Mirostat::default() };
+    SamplerChain { mirostat: Some(mirostat), ..SamplerChain::default() }
 }
 
 fn outputs(kvasir: &mut Kvasir) -> Vec<Answer> {

@@ -51,8 +51,9 @@ impl Core {
         old.stop_ids = new.stop_ids;
         old.stop_sequences = new.stop_sequences;
         // Seed and reported outputs (log-probabilities, hidden state) are fixed at arrival.
-        let Sampling { seed, logprobs, prompt_logprobs, hidden, .. } = old.sampling;
-        old.sampling = Sampling { seed, logprobs, prompt_logprobs, hidden, ..new.sampling };
+        let Sampling { seed, logprobs, processed_logprobs, prompt_logprobs, hidden, .. } = old.sampling;
+        old.sampling =
+            Sampling { seed, logprobs, processed_logprobs, prompt_logprobs, hidden, ..new.sampling };
         sequence.sampling = old.sampling;
         sequence.amended = true;
         sequence.stops = FastStop::of(old, sequence.cold.context_left);

@@ -16,6 +16,16 @@ pub enum Parameter {
     RepetitionPenalty,
     PresencePenalty,
     FrequencyPenalty,
+    TypicalP,
+    TopNSigma,
+    XtcProbability,
+    XtcThreshold,
+    DynatempRange,
+    DynatempExponent,
+    DryMultiplier,
+    DryBase,
+    MirostatTau,
+    MirostatEta,
     LogitBias,
     Stop,
     MaxTokens,
@@ -33,6 +43,16 @@ impl Parameter {
             Self::RepetitionPenalty => "repetition_penalty",
             Self::PresencePenalty => "presence_penalty",
             Self::FrequencyPenalty => "frequency_penalty",
+            Self::TypicalP => "typical_p",
+            Self::TopNSigma => "top_n_sigma",
+            Self::XtcProbability => "xtc_probability",
+            Self::XtcThreshold => "xtc_threshold",
+            Self::DynatempRange => "dynatemp_range",
+            Self::DynatempExponent => "dynatemp_exponent",
+            Self::DryMultiplier => "dry_multiplier",
+            Self::DryBase => "dry_base",
+            Self::MirostatTau => "mirostat_tau",
+            Self::MirostatEta => "mirostat_eta",
             Self::LogitBias => "logit_bias",
             Self::Stop => "stop",
             Self::MaxTokens => "max_tokens",
@@ -44,11 +64,17 @@ impl Parameter {
     /// Its valid range, as text for the error message.
     pub fn range(self) -> &'static str {
         match self {
-            Self::Temperature => "a number of at least 0",
+            Self::Temperature
+            | Self::DynatempRange
+            | Self::DynatempExponent
+            | Self::DryMultiplier
+            | Self::MirostatTau
+            | Self::MirostatEta => "a number of at least 0",
+            Self::DryBase => "a number of at least 1",
             Self::TopP => "above 0 and at most 1",
-            Self::MinP => "between 0 and 1",
+            Self::MinP | Self::TypicalP | Self::XtcProbability | Self::XtcThreshold => "between 0 and 1",
             Self::RepetitionPenalty => "a number above 0",
-            Self::PresencePenalty | Self::FrequencyPenalty => "a finite number",
+            Self::PresencePenalty | Self::FrequencyPenalty | Self::TopNSigma => "a finite number",
             Self::LogitBias => "numbers",
             Self::Stop => "sequences of at least one token",
             Self::MaxTokens => "at most its value at admission",

@@ -4,8 +4,9 @@
 use crate::request::finish::{Parameter, Refusal};
 use crate::request::ids::SessionId;
 use kvasir_kv::Token;
-use kvasir_sample::{Constrained, Sampling};
+use kvasir_sample::{Constrained, SamplerChain, Sampling};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// A pinned prefix of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,9 +51,13 @@ pub struct Params {
     pub stateful: bool,
     /// Sampling parameters.
     pub sampling: Sampling,
+    /// llama.cpp's samplers in their order, instead of the default processors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chain: Option<Arc<SamplerChain>>,
     /// Logit bias by token id.
     pub bias: Vec<(Token, f32)>,
-    /// Most drafts per step; 0 turns speculative decoding off for it. None is as many as pay.
+    /// Most drafts per step; 0 turns speculative decoding off for it. None is as many as pay. Requests
+    /// with Mirostat have none.
     pub max_drafts: Option<u32>,
     /// Context shift: number of leading prompt tokens to keep. When the context is full, the
     /// request drops the older half of the other tokens and continues. With `None` it ends.
@@ -82,6 +87,7 @@ impl Default for Params {
             serial: false,
             stateful: false,
             sampling: Sampling::default(),
+            chain: None,
             bias: Vec::new(),
             max_drafts: None,
             context_shift: None,
@@ -106,10 +112,42 @@ impl Params {
         )?;
         in_range(s.presence_penalty.is_finite(), Parameter::PresencePenalty)?;
         in_range(s.frequency_penalty.is_finite(), Parameter::FrequencyPenalty)?;
+        if let Some(chain) = &self.chain {
+            check_chain(chain)?;
+        }
         in_range(self.bias.iter().all(|(_, add)| !add.is_nan()), Parameter::LogitBias)?;
         in_range(self.stop_sequences.iter().all(|run| !run.is_empty()), Parameter::Stop)?;
         in_range(self.min_tokens <= self.max_tokens, Parameter::MinTokens)
     }
+
+    /// Most drafts per step, if limited. Mirostat's state has one value per output position, which
+    /// drafts that are rejected would overwrite.
+    pub fn draft_limit(&self) -> Option<u32> {
+        let has_mirostat = self.chain.as_ref().is_some_and(|chain| chain.mirostat.is_some());
+        if has_mirostat { Some(0) } else { self.max_drafts }
+    }
+}
+
+/// Validates the parameters of llama.cpp's samplers.
+fn check_chain(chain: &SamplerChain) -> Result<(), Refusal> {
+    let dry = chain.dry.clone().unwrap_or_default();
+    let mirostat = chain.mirostat.unwrap_or_default();
+    let fraction = |value: f32| (0.0..=1.0).contains(&value);
+    let amount = |value: f32| value.is_finite() && value >= 0.0;
+    let checks = [
+        (fraction(chain.typical_p), Parameter::TypicalP),
+        (chain.top_n_sigma.is_finite(), Parameter::TopNSigma),
+        (fraction(chain.xtc_probability), Parameter::XtcProbability),
+        (fraction(chain.xtc_threshold), Parameter::XtcThreshold),
+        (amount(chain.dynatemp_range), Parameter::DynatempRange),
+        (amount(chain.dynatemp_exponent), Parameter::DynatempExponent),
+        (amount(dry.multiplier), Parameter::DryMultiplier),
+        (dry.base.is_finite() && dry.base >= 1.0, Parameter::DryBase),
+        (amount(mirostat.tau), Parameter::MirostatTau),
+        (amount(mirostat.eta), Parameter::MirostatEta),
+    ];
+    let failed = checks.into_iter().find(|(is_valid, _)| !is_valid);
+    failed.map_or(Ok(()), |(_, which)| Err(Refusal::BadParameter(which)))
 }
 
 /// A completion request.
@@ -127,6 +165,7 @@ pub struct Request {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvasir_sample::{Dry, Mirostat};
 
     fn with(change: impl FnOnce(&mut Params)) -> Result<(), Refusal> {
         let mut params = Params::default();
@@ -150,5 +189,29 @@ mod tests {
         assert_eq!(with(|p| p.bias = vec![(1, f32::NAN)]), bad(Parameter::LogitBias));
         assert_eq!(with(|p| p.stop_sequences = vec![vec![]]), bad(Parameter::Stop));
         assert_eq!(with(|p| p.min_tokens = 65), bad(Parameter::MinTokens));
+        let chained = |change: fn(&mut SamplerChain)| {
+            let mut chain = SamplerChain::default();
+            change(&mut chain);
+            with(|p| p.chain = Some(chain.into()))
+        };
+        assert_eq!(chained(|_| {}), Ok(()));
+        assert_eq!(chained(|c| c.typical_p = f32::NAN), bad(Parameter::TypicalP));
+        assert_eq!(chained(|c| c.xtc_probability = 1.5), bad(Parameter::XtcProbability));
+        assert_eq!(chained(|c| c.dynatemp_range = f32::INFINITY), bad(Parameter::DynatempRange));
+        assert_eq!(chained(|c| c.dry = Some(Dry { base: 0.5, ..Dry::default() })), bad(Parameter::DryBase));
+        let negative = Mirostat { tau: -1.0, ..Mirostat::default() };
+        assert_eq!(with(|p| p.chain = Some(mirostat(negative))), bad(Parameter::MirostatTau));
+    }
+
+    fn mirostat(mirostat: Mirostat) -> Arc<SamplerChain> {
+        Arc::new(SamplerChain { mirostat: Some(mirostat), ..SamplerChain::default() })
+    }
+
+    #[test]
+    fn mirostat_turns_drafts_off() {
+        let drafts = Params { max_drafts: Some(3), ..Params::default() };
+        assert_eq!(drafts.draft_limit(), Some(3));
+        let chain = Some(mirostat(Mirostat::default()));
+        assert_eq!(Params { chain, ..drafts }.draft_limit(), Some(0));
     }
 }

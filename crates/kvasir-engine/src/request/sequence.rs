@@ -23,7 +23,7 @@ use crate::request::stop::FastStop;
 use crate::request::timings::{Nanos, Timings};
 use kvasir_exec::{PoolRow, TokenLogprobs};
 use kvasir_kv::{SeqId, StepId, TailBuffered, Token};
-use kvasir_sample::Sampling;
+use kvasir_sample::{MirostatState, Sampling};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
@@ -133,6 +133,8 @@ pub(crate) struct Cold {
     pub(crate) verified: u32,
     /// Whether the executor's draft model reads it and drafts for it; decided with its first step.
     pub(crate) followed: Option<bool>,
+    /// State of Mirostat, if the request has it.
+    pub(crate) mirostat: Option<MirostatState>,
     /// What context shifts have dropped.
     pub(crate) shift: Option<Box<ContextShift>>,
     /// Positions without K/V; all are before the tokens that it is fed.
@@ -157,6 +159,8 @@ pub(crate) struct Cold {
 impl Sequence {
     /// A waiting sequence without an id; the core assigns one when it is inserted.
     pub fn new(request: Request) -> Self {
+        let chain = request.params.chain.as_deref();
+        let mirostat = chain.and_then(|chain| chain.mirostat).map(|_| MirostatState::default());
         Self {
             tag: request.tag,
             prompt_len: request.prompt.len() as u32,
@@ -164,7 +168,7 @@ impl Sequence {
             logprobs: request.params.sampling.logprobs.is_some(),
             serial: request.params.serial,
             sampling: request.params.sampling,
-            cold: Box::new(Cold { params: request.params, reliability: 1.0, ..Cold::default() }),
+            cold: Box::new(Cold { params: request.params, reliability: 1.0, mirostat, ..Cold::default() }),
             ..Self::default()
         }
     }

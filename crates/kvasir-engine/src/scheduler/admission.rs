@@ -92,6 +92,8 @@ fn spec(sequence: &Sequence, context: u32) -> SequenceSpec {
     let params = &sequence.cold.params;
     SequenceSpec {
         sampling: sequence.sampling,
+        chain: params.chain.clone(),
+        mirostat: sequence.cold.mirostat.clone(),
         bias: params.bias.clone(),
         prompt: sequence.prompt().to_vec(),
         output: sequence.outputs().to_vec(),

@@ -194,7 +194,8 @@ impl Requests {
         let cold = &mut self.slab[entry].cold;
         let own = &mut cold.drafts;
         own.clear();
-        let most = cold.params.max_drafts.map_or(usize::MAX, |most| most as usize).min(drafts.tokens.len());
+        let most =
+            cold.params.draft_limit().map_or(usize::MAX, |most| most as usize).min(drafts.tokens.len());
         own.tokens.extend_from_slice(&drafts.tokens[..most]);
         own.parents.extend(drafts.parents.iter().take(most));
         own.evidence.extend(drafts.evidence.iter().take(most));

@@ -113,7 +113,7 @@ impl DepthControl {
     pub(crate) fn follows(&mut self, times: Option<&StepTimes>, sequence: &mut Sequence, load: u32) -> bool {
         let follows = sequence.cold.followed.unwrap_or_else(|| {
             let (prompt, outputs) = (sequence.len() - sequence.claimed, sequence.outputs_left());
-            let drafts = sequence.cold.params.max_drafts != Some(0);
+            let drafts = sequence.cold.params.draft_limit() != Some(0);
             drafts && times.is_none_or(|times| self.reads(times, prompt, outputs, load))
         });
         sequence.cold.followed = Some(follows);
@@ -159,7 +159,7 @@ impl DepthControl {
     /// Sets `draft_depth` and `feeds_draft` of one batch row. While drafting does not pay, the draft
     /// model runs no decode rows.
     pub(crate) fn plan_draft_row(&self, sequence: &Sequence, row: &mut BatchRow) {
-        let most = sequence.cold.params.max_drafts.unwrap_or(u32::MAX);
+        let most = sequence.cold.params.draft_limit().unwrap_or(u32::MAX);
         let follows = sequence.cold.followed == Some(true);
         row.feeds_draft = follows && (row.kind.is_prefill() || self.chosen > 0 || self.idle == 0);
         row.draft_depth = if row.feeds_draft && row.samples() { self.chosen.min(most) } else { 0 };

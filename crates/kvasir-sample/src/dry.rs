@@ -1,0 +1,133 @@
+//! DRY ("don't repeat yourself"): a penalty on ids that would extend a repetition of earlier tokens,
+//! exponential in the repetition's length. The algorithm is llama.cpp's.
+//!
+//! 1. The newest sequence breaker limits how far back the current suffix is compared.
+//! 2. The Z-algorithm over the reversed window finds, for each earlier place, how long the suffix of
+//!    the context is repeated there, in linear time.
+//! 3. The id that followed such a place gets `multiplier * base^(length - allowed_length)` subtracted
+//!    from its logit, where `length` is the longest of its repetitions.
+//!
+//! Guarded by `tests/llama_cpp_samplers.rs`.
+
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// `ln(f32::MAX)`: exponents beyond would overflow.
+const LN_MAX: f32 = 88.722_84;
+
+/// Parameters of DRY.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Dry {
+    /// Scale of the penalty; 0 turns it off.
+    pub multiplier: f32,
+    /// Base of the exponential, at least 1.
+    pub base: f32,
+    /// Repetitions of at most this many tokens are free.
+    pub allowed_length: u32,
+    /// Newest tokens of prompt and output that are searched for repetitions.
+    pub last_n: u32,
+    /// Tokens that interrupt repetitions.
+    pub breakers: Breakers,
+}
+
+impl Default for Dry {
+    fn default() -> Self {
+        Self { multiplier: 0.0, base: 1.75, allowed_length: 2, last_n: 64, breakers: Breakers::default() }
+    }
+}
+
+/// Sequence breakers: by first token, the tokens that must follow it, in any of several ways. Nothing
+/// must follow a token that contains a breaker.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Breakers(Arc<BTreeMap<u32, Vec<Vec<u32>>>>);
+
+impl Breakers {
+    /// Adds a way in which a breaker is spelled.
+    pub fn add(&mut self, head: u32, tail: Vec<u32>) {
+        let tails = Arc::make_mut(&mut self.0).entry(head).or_default();
+        if !tails.contains(&tail) {
+            tails.push(tail);
+        }
+    }
+
+    /// Number of tokens behind the newest breaker of a context, which is given from its newest token
+    /// backwards; all of them if it has none.
+    fn tokens_behind(&self, newest_first: &[u32]) -> usize {
+        let whole = |i: usize, tail: &Vec<u32>| {
+            tail.len() <= i && tail.iter().zip(newest_first[..i].iter().rev()).all(|(a, b)| a == b)
+        };
+        let found = newest_first.iter().enumerate().find_map(|(i, head)| {
+            let matching = self.0.get(head)?.iter().filter(|tail| whole(i, tail));
+            Some(i - matching.map(Vec::len).max()?)
+        });
+        found.unwrap_or(newest_first.len())
+    }
+
+    /// Whether a token is a breaker on its own.
+    fn breaks_alone(&self, token: u32) -> bool {
+        self.0.get(&token).is_some_and(|tails| tails.iter().any(Vec::is_empty))
+    }
+}
+
+impl FromIterator<(u32, Vec<u32>)> for Breakers {
+    fn from_iter<I: IntoIterator<Item = (u32, Vec<u32>)>>(spellings: I) -> Self {
+        let mut breakers = Self::default();
+        spellings.into_iter().for_each(|(head, tail)| breakers.add(head, tail));
+        breakers
+    }
+}
+
+impl Dry {
+    /// Applies the penalty; `newest_first` are the tokens of the window, from the newest backwards.
+    pub fn penalize(&self, logits: &mut [f32], newest_first: &[u32]) {
+        let allowed = self.allowed_length as usize;
+        if self.multiplier == 0.0 || newest_first.len() <= allowed {
+            return;
+        }
+        let limit = self.breakers.tokens_behind(newest_first);
+        if limit < allowed {
+            return;
+        }
+        // Longest repetition that each token would extend.
+        let mut longest: BTreeMap<u32, usize> = BTreeMap::new();
+        for (place, length) in repetitions(newest_first, limit).into_iter().enumerate().skip(1) {
+            if length >= allowed {
+                let extended = longest.entry(newest_first[place - 1]).or_default();
+                *extended = length.max(*extended);
+            }
+        }
+        let most = if self.base > 1.000_001 { (LN_MAX / self.base.ln()) as usize } else { 0 };
+        for (token, length) in longest {
+            if let Some(logit) = logits.get_mut(token as usize).filter(|_| !self.breakers.breaks_alone(token))
+            {
+                let exponent = if most > 0 { (length - allowed).min(most) } else { length - allowed };
+                *logit -= self.multiplier * self.base.powi(i32::try_from(exponent).unwrap_or(i32::MAX));
+            }
+        }
+    }
+}
+
+/// For each place of a text, how many tokens from there on equal those from its beginning on, up to
+/// `limit`. That of place 0 is 0.
+fn repetitions(text: &[u32], limit: usize) -> Vec<usize> {
+    let mut lengths = vec![0; text.len()];
+    // The last repetition that was found: text[left..=right] equals the beginning.
+    let (mut left, mut right) = (0, 0);
+    for place in 1..text.len() {
+        if place <= right && lengths[place - left] < right - place + 1 {
+            lengths[place] = lengths[place - left].min(limit);
+            continue;
+        }
+        let mut end = if place > right { place } else { right + 1 };
+        while end < text.len() && text[end] == text[end - place] {
+            end += 1;
+        }
+        lengths[place] = (end - place).min(limit);
+        if end > place {
+            (left, right) = (place, end - 1);
+        }
+    }
+    lengths
+}
