@@ -136,6 +136,10 @@ pub struct Outbox {
     /// from the KV cache.
     #[serde(default)]
     pub admitted: Vec<(u64, u32)>,
+    /// The tag of each request with `Params::prompt_progress` whose prompt was read on, with the prompt
+    /// tokens whose K/V is written.
+    #[serde(default)]
+    pub progress: Vec<(u64, u32)>,
     /// Retained K/V length of sessions, each time it changed.
     pub retained: Vec<(SessionId, u32)>,
     /// Prompt log-probabilities from the second token on, by index into `events`.
@@ -155,12 +159,16 @@ impl Outbox {
         self.hidden.clear();
         self.ended.clear();
         self.admitted.clear();
+        self.progress.clear();
         self.retained.clear();
     }
 
     /// Whether there is nothing to deliver.
     pub fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.admitted.is_empty() && self.retained.is_empty()
+        self.events.is_empty()
+            && self.admitted.is_empty()
+            && self.progress.is_empty()
+            && self.retained.is_empty()
     }
 
     /// Iterates over the events with their tokens, log-probabilities and statistics.

@@ -59,6 +59,9 @@ pub struct Params {
     /// Most drafts per step; 0 turns speculative decoding off for it. None is as many as pay. Requests
     /// with Mirostat have none.
     pub max_drafts: Option<u32>,
+    /// Report how far its prompt is read, after each step that read some of it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub prompt_progress: bool,
     /// Context shift: number of leading prompt tokens to keep. When the context is full, the
     /// request drops the older half of the other tokens and continues. With `None` it ends.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -90,6 +93,7 @@ impl Default for Params {
             chain: None,
             bias: Vec::new(),
             max_drafts: None,
+            prompt_progress: false,
             context_shift: None,
             prediction: Vec::new(),
             constraint: Constrained::default(),

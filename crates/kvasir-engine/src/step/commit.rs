@@ -176,6 +176,9 @@ impl StepCommitter {
         if owns {
             sequence.computed = sequence.computed.max(row.context_len - row.drafts.count);
         }
+        if row.kind.is_prefill() && sequence.cold.params.prompt_progress && sequence.outputs_len() == 0 {
+            state.outbox.progress.push((sequence.tag, sequence.computed.min(sequence.prompt_len)));
+        }
         if row.scored.len > 0 {
             store_scores(sequence, i, row, step);
         }
