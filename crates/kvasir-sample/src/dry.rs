@@ -37,45 +37,48 @@ impl Default for Dry {
     }
 }
 
-/// Sequence breakers: by first token, the tokens that must follow it, in any of several ways. Nothing
-/// must follow a token that contains a breaker.
+/// Sequence breakers as tokens: a head, and the tokens that must follow it. Nothing must follow a token
+/// that contains a breaker. Clones share their memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Breakers(Arc<BTreeMap<u32, Vec<Vec<u32>>>>);
+#[serde(deny_unknown_fields)]
+pub struct Breakers {
+    /// Each head with the index of a tail, sorted.
+    heads: Arc<[(u32, u32)]>,
+    tails: Arc<[Vec<u32>]>,
+}
 
 impl Breakers {
-    /// Adds a way in which a breaker is spelled.
-    pub fn add(&mut self, head: u32, tail: Vec<u32>) {
-        let tails = Arc::make_mut(&mut self.0).entry(head).or_default();
-        if !tails.contains(&tail) {
-            tails.push(tail);
-        }
+    /// Breakers of `(head, index into tails)`.
+    pub fn new(mut heads: Vec<(u32, u32)>, tails: Vec<Vec<u32>>) -> Self {
+        heads.retain(|(_, tail)| (*tail as usize) < tails.len());
+        heads.sort_unstable();
+        heads.dedup();
+        Self { heads: heads.into(), tails: tails.into() }
+    }
+
+    /// The tails of the breakers that begin with this token.
+    fn tails_of(&self, head: u32) -> impl Iterator<Item = &[u32]> {
+        let from = self.heads.partition_point(|(other, _)| *other < head);
+        let own = self.heads[from..].iter().take_while(move |(other, _)| *other == head);
+        own.filter_map(|(_, tail)| self.tails.get(*tail as usize)).map(Vec::as_slice)
     }
 
     /// Number of tokens behind the newest breaker of a context, which is given from its newest token
     /// backwards; all of them if it has none.
     fn tokens_behind(&self, newest_first: &[u32]) -> usize {
-        let whole = |i: usize, tail: &Vec<u32>| {
+        let follows = |i: usize, tail: &[u32]| {
             tail.len() <= i && tail.iter().zip(newest_first[..i].iter().rev()).all(|(a, b)| a == b)
         };
         let found = newest_first.iter().enumerate().find_map(|(i, head)| {
-            let matching = self.0.get(head)?.iter().filter(|tail| whole(i, tail));
-            Some(i - matching.map(Vec::len).max()?)
+            let matching = self.tails_of(*head).filter(|tail| follows(i, tail));
+            Some(i - matching.map(<[u32]>::len).max()?)
         });
         found.unwrap_or(newest_first.len())
     }
 
     /// Whether a token is a breaker on its own.
     fn breaks_alone(&self, token: u32) -> bool {
-        self.0.get(&token).is_some_and(|tails| tails.iter().any(Vec::is_empty))
-    }
-}
-
-impl FromIterator<(u32, Vec<u32>)> for Breakers {
-    fn from_iter<I: IntoIterator<Item = (u32, Vec<u32>)>>(spellings: I) -> Self {
-        let mut breakers = Self::default();
-        spellings.into_iter().for_each(|(head, tail)| breakers.add(head, tail));
-        breakers
+        self.tails_of(token).any(<[u32]>::is_empty)
     }
 }
 

@@ -144,9 +144,11 @@ pub fn min_p(logits: &mut [f32], p: f32, min_keep: usize) {
         return;
     }
     let best_first = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
-    let mut kept = candidates(logits);
-    kept.sort_unstable_by(best_first);
-    let removed = kept.into_iter().skip(min_keep).filter(|id| is_unlikely(&logits[*id])).collect();
+    let mut ids = candidates(logits);
+    if min_keep < ids.len() {
+        ids.select_nth_unstable_by(min_keep - 1, best_first);
+    }
+    let removed = ids.into_iter().skip(min_keep).filter(|id| is_unlikely(&logits[*id])).collect();
     remove(logits, removed);
 }
 
@@ -158,10 +160,11 @@ pub fn typical_p(logits: &mut [f32], p: f32, min_keep: usize) {
     }
     let total = Total::of(logits);
     let entropy = total.entropy(logits);
-    let shift = |id: usize| (-f64::from(total.log_probability(logits[id])) - entropy).abs();
+    let shift = |logit: &f32| (-total.probability(*logit).ln() - entropy).abs();
+    let shifts: Vec<f64> = logits.iter().map(shift).collect();
     let most_typical_first = |a: &usize, b: &usize| {
         let likelier_first = || logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
-        shift(*a).total_cmp(&shift(*b)).then_with(likelier_first)
+        shifts[*a].total_cmp(&shifts[*b]).then_with(likelier_first)
     };
     let mut sum = 0.0;
     let removed = behind(candidates(logits), most_typical_first, |id, kept| {
@@ -193,8 +196,13 @@ pub fn exclude_top_choices(logits: &mut [f32], threshold: f32, min_keep: usize) 
     let mut ids = candidates(logits);
     let count = ids.len();
     ids.retain(|id| total.probability(logits[*id]) >= f64::from(threshold));
-    ids.sort_unstable_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
-    ids.pop();
+    let least = (0..ids.len()).max_by(|a, b| {
+        let (a, b) = (ids[*a], ids[*b]);
+        logits[b].total_cmp(&logits[a]).then(a.cmp(&b))
+    });
+    if let Some(at) = least {
+        ids.swap_remove(at);
+    }
     if count - ids.len() >= min_keep {
         remove(logits, ids);
     }

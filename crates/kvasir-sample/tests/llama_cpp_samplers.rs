@@ -37,16 +37,15 @@ fn chain_of(case: &Json) -> (SamplerChain, Sampling) {
                 (sampling.frequency_penalty, sampling.presence_penalty) = (number(3), number(4));
             }
             Sampler::Dry => {
-                let mut breakers = Breakers::default();
-                for breaker in stage[5].as_array().unwrap().iter().map(ids) {
-                    breakers.add(breaker[0], breaker[1..].to_vec());
-                }
+                let all: Vec<Vec<u32>> = stage[5].as_array().unwrap().iter().map(ids).collect();
+                let heads = all.iter().zip(0..).map(|(breaker, tail)| (breaker[0], tail)).collect();
+                let tails = all.iter().map(|breaker| breaker[1..].to_vec()).collect();
                 chain.dry = Some(Dry {
                     multiplier: number(1),
                     base: number(2),
                     allowed_length: number(3) as u32,
                     last_n: number(4) as u32,
-                    breakers,
+                    breakers: Breakers::new(heads, tails),
                 });
             }
             Sampler::TopNSigma => chain.top_n_sigma = number(1),
