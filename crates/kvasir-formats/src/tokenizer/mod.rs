@@ -19,6 +19,7 @@ pub(crate) mod kvasir_keys;
 mod merges;
 mod normalizer;
 mod oniguruma;
+pub(crate) mod overlaps;
 mod pre_tokenizer;
 mod special_tokens;
 pub(crate) mod split_patterns;
