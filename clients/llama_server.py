@@ -35,7 +35,7 @@ if "--batch-size" in given:
     command += ["--max-num-batched-tokens", str(max(int(given["--batch-size"]), slots))]
 for name, own in {
         "--port": "--port", "--api-key": "--api-key", "--cors-origins": "--allowed-origins",
-        "--chat-template-file": "--chat-template"}.items():
+        "--chat-template-file": "--chat-template", "--temp": "--temperature", "--seed": "--seed"}.items():
     if name in given:
         command += [own, given[name]]
 if "--context-shift" in given:

@@ -7,6 +7,7 @@ use crate::options::Options;
 use crate::options::model::ModelArgs;
 use crate::options::resolve::setup_of;
 use crate::options::sampling::SamplingArgs;
+use crate::options::sampling_defaults::SamplingDefaults;
 use kvasir::{DEFAULT_SLOTS, KvType, LoadedModel, ModelCard, Precision, PrefillProgress, Speculation};
 use kvasir_chat::ChatModel;
 use kvasir_serve::{
@@ -39,6 +40,8 @@ pub(crate) struct Service {
     pub(crate) rules: ClientRules,
     /// Receives what is predicted before the model is loaded.
     pub(crate) on_forecast: Option<OnForecast>,
+    /// Sampling parameters of requests that leave them out, over the model's.
+    pub(crate) defaults: Option<SamplingDefaults>,
     /// Whether dummy steps run before the app exists, so that no request is the first.
     pub(crate) warms_up: bool,
     /// Whether loading is shown on a terminal, and the progress of prompts is followed.
@@ -58,6 +61,7 @@ impl Service {
             timeout: Duration::MAX,
             rules: ClientRules::default(),
             on_forecast: None,
+            defaults: None,
             warms_up: false,
             shows_progress: true,
             needs_template: true,
@@ -130,7 +134,10 @@ impl Started {
         let slots = engine.core().cache().shape().capacity;
         let is_capped = in_memory.is_some_and(|in_memory| in_memory > slots);
         let max_len = engine.core().limits().max_model_len.min(slots);
-        let (served, backend) = (served(name.clone(), &loaded, sampling_args, max_len)?, loaded.backend());
+        let (served, backend) = (
+            served(name.clone(), &loaded, sampling_args, service.defaults.as_ref(), max_len)?,
+            loaded.backend(),
+        );
         let kv = (loaded.kv(), loaded.slot_bytes());
         let arithmetic = loaded.arithmetic();
         drop(loaded);
@@ -148,9 +155,11 @@ fn served(
     name: String,
     loaded: &LoadedModel,
     sampling_args: &SamplingArgs,
+    defaults: Option<&SamplingDefaults>,
     max_len: u32,
 ) -> Result<Model, Failure> {
     let program = Arc::new(loaded.program().clone());
+    let sampling = sampling_args.sampling(loaded)?;
     let facts = model::Facts {
         vocab: program.vocab as u32,
         max_len,
@@ -158,7 +167,8 @@ fn served(
         context_shift: sampling_args.shifts_context(),
         hidden: loaded.tells_hidden().then_some(program.hidden as u32),
         eos: loaded.opened.eos(),
-        sampling: sampling_args.sampling(loaded)?,
+        sampling: defaults.map_or(sampling, |defaults| defaults.over(sampling)),
+        seed: defaults.and_then(SamplingDefaults::seed),
         drafter: loaded.speculation().map(Speculation::name),
         card: card(&ModelCard::of(&loaded.opened)),
         prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
@@ -166,7 +176,7 @@ fn served(
     let files = loaded.opened.text_files()?;
     let tokenizer = Arc::new(files.tokenizer().map_err(Failure::failed)?);
     let chat = ChatModel::new(&files, tokenizer, facts.vocabulary()).map_err(Failure::failed)?;
-    Ok(Model { name, chat: sampling_args.teach(chat)?, facts })
+    Ok(Model::new(name, sampling_args.teach(chat)?, facts))
 }
 
 fn card(card: &ModelCard) -> Card {

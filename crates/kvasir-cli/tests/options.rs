@@ -57,6 +57,11 @@ const BACKENDS: &str = "generate logits bench-spec";
 /// Those that run on the simulated device in their base.
 const SIMULATED: &str = "bench-pp bench-tg bench-batch bench-offline";
 
+/// Those that sample an answer.
+const SAMPLED: &str = "chat run generate";
+/// An invocation whose answer repeats a letter.
+const REPEATING: &str = "generate --prompt 1 --regex [ab]{60} --max-tokens 12 --json";
+
 /// Commands, option, and how it is observed:
 ///
 /// - `BESIDE | ARGS`: the result with ARGS differs from that without, or ARGS are refused by name.
@@ -198,6 +203,33 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("generate", "frequency-penalty", "| --frequency-penalty 40"),
     ("generate", "seed", "--temperature 2 | --seed 5"),
     ("generate", "logprobs", "| --logprobs 2"),
+    (SAMPLED, "samplers", "--temperature 5 --top-k 1 | --samplers temperature"),
+    (SAMPLED, "typical-p", "--temperature 5 | --typical-p 0.01"),
+    (SAMPLED, "top-n-sigma", "--temperature 5 | --top-n-sigma 0.01"),
+    (SAMPLED, "xtc-probability", "--temperature 1 --xtc-threshold 0.001 | --xtc-probability 1"),
+    (SAMPLED, "xtc-threshold", "--temperature 1 --xtc-probability 1 | --xtc-threshold 0.001"),
+    (SAMPLED, "dynatemp-range", "--temperature 5 | --dynatemp-range 4.9"),
+    (SAMPLED, "dynatemp-exponent", "--temperature 5 --dynatemp-range 4.9 | --dynatemp-exponent 20"),
+    (SAMPLED, "mirostat", "--temperature 5 --mirostat-tau 0.1 | --mirostat 2"),
+    (SAMPLED, "mirostat-tau", "--temperature 5 --mirostat 2 | --mirostat-tau 0.01"),
+    (SAMPLED, "mirostat-eta", "--temperature 5 --mirostat 2 --mirostat-tau 0.1 | --mirostat-eta 1000"),
+    (SAMPLED, "min-keep", "--temperature 5 --top-p 0.01 | --min-keep 500"),
+    ("generate", "repeat-last-n", "--repetition-penalty 9 | --repeat-last-n 0"),
+    ("generate", "dry-multiplier", "REPEATING || REPEATING --dry-multiplier 100"),
+    ("generate", "dry-base", "REPEATING --dry-multiplier 0.0001 || \
+      REPEATING --dry-multiplier 0.0001 --dry-base 1000"),
+    ("generate", "dry-allowed-length", "REPEATING --dry-multiplier 100 || \
+      REPEATING --dry-multiplier 100 --dry-allowed-length 60"),
+    ("generate", "dry-penalty-last-n", "REPEATING --dry-multiplier 100 || \
+      REPEATING --dry-multiplier 100 --dry-penalty-last-n 0"),
+    ("generate", "dry-sequence-breaker", "REPEATING --dry-multiplier 100 || \
+      REPEATING --dry-multiplier 100 --dry-sequence-breaker b"),
+    ("chat run", "repeat-last-n", "| --repeat-last-n x"),
+    ("chat run", "dry-multiplier", "| --dry-multiplier x"),
+    ("chat run", "dry-base", "| --dry-base x"),
+    ("chat run", "dry-allowed-length", "| --dry-allowed-length x"),
+    ("chat run", "dry-penalty-last-n", "| --dry-penalty-last-n x"),
+    ("chat run", "dry-sequence-breaker", "| --dry-sequence-breaker="),
     ("generate", "json-schema", "| --json-schema none.json"),
     ("generate", "regex", "generate --prompt 1 --max-tokens 6 --json || \
       generate --prompt 1 --max-tokens 6 --json --regex x+"),
@@ -217,6 +249,9 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("chat run", "system", "| --system Say"),
     ("chat run", "temperature", "| --temperature 2"),
     ("chat run", "top-p", "--temperature 2 | --top-p 0.01"),
+    ("chat run", "top-k", "--temperature 5 | --top-k 1"),
+    ("chat run", "min-p", "--temperature 5 | --min-p 0.99"),
+    ("chat run", "repetition-penalty", "| --repetition-penalty x"),
     ("chat run", "tools", "| --tools none.json"),
     ("chat run", "history", "| --history maybe"),
     ("chat run", "edit-mode", "| --edit-mode ed"),
@@ -235,6 +270,14 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("serve", "open-health", "| --open-health=no"),
     ("serve", "allow-pull", "@ hub/served.rs"),
     ("serve", "step-timeout", "| --step-timeout 0"),
+    ("serve", "temperature", "| --temperature 101"),
+    ("serve", "top-k", "| --top-k -1"),
+    ("serve", "top-p", "| --top-p 0"),
+    ("serve", "min-p", "| --min-p 2"),
+    ("serve", "repetition-penalty", "| --repetition-penalty 0"),
+    ("serve", "presence-penalty", "| --presence-penalty 3"),
+    ("serve", "frequency-penalty", "| --frequency-penalty 3"),
+    ("serve", "seed", "| --seed x"),
     ("serve", "*", "@"),
     // sim and bench serve.
     ("sim", "workload", "sim --json || sim --workload steady --requests 2 --json"),
@@ -473,6 +516,7 @@ impl Walk {
             .unwrap();
         let line =
             line.replace("MODELS", &format!("{root}/testdata/models")).replace("SERVER", &self.server.url);
+        let line = line.replace("REPEATING", REPEATING);
         // Arguments may follow the redirection.
         let (mut args, mut stdin) = (line.split_whitespace().collect::<Vec<_>>(), Stdio::null());
         if let Some(at) = args.iter().position(|word| *word == "<") {

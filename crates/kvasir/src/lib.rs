@@ -111,6 +111,6 @@ pub use kvasir_engine::{
 };
 pub use kvasir_kv::{CacheKind, Token};
 pub use kvasir_sample::{
-    Acceptance, Allowed, Breakers, Constrained, Constraint, Dry, Follower, Mirostat, MirostatVersion, Sampler,
-    SamplerChain, Sampling,
+    Acceptance, Allowed, Breakers, Constrained, Constraint, Dry, Follower, Mirostat, MirostatVersion,
+    Sampler, SamplerChain, Sampling,
 };

@@ -40,7 +40,7 @@ use tokio::runtime::Runtime;
 
 /// Settings that `/set` lists, each with the meaning of its absence.
 const SETTINGS: &[(&str, &str)] = &[
-    ("temperature", "the model's; 0 is greedy, up to 2"),
+    ("temperature", "the model's; 0 is greedy, up to 100"),
     ("top_p", "the model's"),
     ("top_k", "the model's"),
     ("min_p", "the model's"),

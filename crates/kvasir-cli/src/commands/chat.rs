@@ -5,9 +5,11 @@ use crate::chat::{Beginning, Chat, one_shot, with_tools};
 use crate::io::failure::Failure;
 use crate::options::Options;
 use crate::options::model::ModelArgs;
+use crate::options::samplers::SamplerArgs;
 use crate::options::sampling::SamplingArgs;
 use crate::options::switch::Switch;
 use crate::startup::{Service, Started};
+use kvasir_sample::Sampling;
 use serde_json::Map;
 use std::{path::PathBuf, process::ExitCode};
 
@@ -31,6 +33,17 @@ pub(crate) struct Args {
     /// Nucleus sampling: cumulative probability that is kept [default: the model's]
     #[arg(long, value_name = "P")]
     top_p: Option<f64>,
+    /// Top-k sampling; 0 keeps all tokens [default: the model's]
+    #[arg(long, value_name = "K")]
+    top_k: Option<u32>,
+    /// Minimum probability, relative to the most likely token [default: the model's]
+    #[arg(long, value_name = "P")]
+    min_p: Option<f64>,
+    /// Repetition penalty; above 1 makes tokens that occurred less likely [default: the model's]
+    #[arg(long, value_name = "X")]
+    repetition_penalty: Option<f64>,
+    #[command(flatten)]
+    samplers: SamplerArgs,
     /// Maximum tokens of an answer [default: what the context length leaves]
     #[arg(long, value_name = "N")]
     max_tokens: Option<u32>,
@@ -78,11 +91,16 @@ impl Args {
         let given = [
             ("temperature", self.temperature.map(Into::into)),
             ("top_p", self.top_p.map(Into::into)),
+            ("top_k", self.top_k.map(Into::into)),
+            ("min_p", self.min_p.map(Into::into)),
+            ("repetition_penalty", self.repetition_penalty.map(Into::into)),
             ("max_tokens", self.max_tokens.map(Into::into)),
             ("seed", self.seed.map(Into::into)),
         ];
-        let fields: Map<_, _> =
+        let mut fields: Map<_, _> =
             given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+        self.samplers.read(&Sampling::default())?;
+        fields.extend(self.samplers.fields());
         let fields = match &self.tools {
             Some(file) => {
                 with_tools(&fields, file).map_err(|why| Failure::usage(format!("--tools {why}")))?

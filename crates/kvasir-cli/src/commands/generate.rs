@@ -6,6 +6,7 @@ use crate::options::SequenceOptions;
 use crate::options::model::ModelArgs;
 use crate::options::resolve::setup_of;
 use crate::options::rules::rule;
+use crate::options::samplers::SamplerArgs;
 use crate::options::structured_output::FormArgs;
 use kvasir::{Answer, DraftRound, Finish, Kvasir, Model, Params, Piece, Prompt, Sampling, Token};
 use kvasir_exec::TokenLogprobs;
@@ -42,6 +43,8 @@ pub(crate) struct Args {
     ignore_eos: bool,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    samplers: SamplerArgs,
     /// With --json: log-probabilities of each sampled token and of the K most likely ones
     #[arg(long, value_name = "K", requires = "json", value_parser = clap::value_parser!(u32).range(0..=100))]
     logprobs: Option<u32>,
@@ -111,6 +114,8 @@ impl Args {
         let (core, overlap) = (resolved.core()?, resolved.overlap);
         let setup = setup_of(&model.loaded, &resolved, &core);
         let params = Params { constraint: self.form.constraint(&model)?, ..self.params() };
+        let chain = self.samplers.chain(&params.sampling, model.tokenizer.as_deref())?;
+        let params = Params { chain: chain.map(Arc::new), ..params };
         let shared = Arc::clone(&model);
         let tokenizer = shared.tokenizer.as_ref();
         rule(self.stop.is_empty() || tokenizer.is_some(), || {

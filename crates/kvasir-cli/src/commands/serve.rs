@@ -11,6 +11,7 @@ use crate::options::keys::{Access, KeyArgs, unknown_limit};
 use crate::options::model::ModelArgs;
 use crate::options::reports::{ReportArgs, log, log_info, log_warning};
 use crate::options::sampling::SamplingArgs;
+use crate::options::sampling_defaults::SamplingDefaults;
 use crate::startup::{Service, Started};
 use clap::{Command, builder::BoolishValueParser};
 use kvasir::Precision;
@@ -60,6 +61,8 @@ pub(crate) struct Args {
     client_rules: ClientRuleArgs,
     #[command(flatten)]
     sampling_args: SamplingArgs,
+    #[command(flatten)]
+    sampling_defaults: SamplingDefaults,
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
@@ -270,6 +273,7 @@ impl Args {
         let service = Service {
             on_forecast: Some(Box::new(on_forecast)),
             warms_up: true,
+            defaults: Some(self.sampling_defaults),
             shows_progress: false,
             needs_template: false,
             access,

@@ -13,6 +13,7 @@ mod full_context;
 mod limits;
 mod memory;
 mod operations;
+mod sampling;
 mod server;
 mod speculation;
 mod storm;

@@ -39,6 +39,11 @@ impl Delivery {
                 self.wakers.extend(client.buffer.put(|output| output.cached = Some(*cached)));
             }
         }
+        for (tag, processed) in &outbox.progress {
+            if let Some(client) = clients.by_tag.get_mut(tag) {
+                self.wakers.extend(client.buffer.put(|output| output.processed = Some(*processed)));
+            }
+        }
         for EventOutput { event, tokens, logprobs, scores, hidden, summary } in outbox.iter() {
             let client = clients.by_tag.get_mut(&event.tag);
             let key_metrics = client.as_ref().and_then(|client| client.key_metrics.as_deref());

@@ -19,6 +19,8 @@ pub struct RequestOutput {
     pub scores: Vec<TokenLogprobs>,
     /// Prompt tokens served from the KV cache, once, when the request is admitted.
     pub cached: Option<u32>,
+    /// Prompt tokens whose K/V is written, of a request that wants its progress.
+    pub processed: Option<u32>,
     /// Hidden state of the prompt's last token, with the first output if requested.
     pub hidden: Vec<f32>,
     /// The outcome, with the last output.
@@ -33,6 +35,7 @@ impl RequestOutput {
         self.scores.clear();
         self.hidden.clear();
         self.cached = None;
+        self.processed = None;
         self.ended = None;
         self.unread = Unread::default();
     }

@@ -7,6 +7,7 @@ use crate::error::ApiError;
 use crate::host::engine_thread::Host;
 use crate::host::step_subscription::StepFeed;
 use crate::http::access::AccessControl;
+use crate::http::erasures::Erasures;
 use crate::http::model_fetcher::{FetchModel, ModelFetcher};
 use crate::metrics::prometheus::Names;
 use crate::model::Model;
@@ -38,6 +39,7 @@ pub struct App {
     pub(super) live: Live,
     pub(super) sessions: Arc<Sessions>,
     pub(super) pins: Pins,
+    pub(super) erasures: Erasures,
     pub(super) responses: ResponseStore,
     pub(super) fetcher: ModelFetcher,
     pub(super) conversations: Conversations,
@@ -110,6 +112,7 @@ impl App {
             live,
             sessions,
             pins: Pins::default(),
+            erasures: Erasures::default(),
             responses: ResponseStore::default(),
             fetcher: ModelFetcher::new(rules.fetch_model),
             conversations: Conversations::default(),

@@ -12,6 +12,7 @@ pub(crate) mod api;
 pub(crate) mod app;
 pub(crate) mod body;
 pub(crate) mod connections;
+pub(crate) mod erasures;
 pub(crate) mod error_response;
 pub(crate) mod loading;
 pub(crate) mod middleware;

@@ -8,7 +8,7 @@ use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
 use crate::http::api::responses::{compact, socket, stored};
 use crate::http::api::{
     chat, completions, conversations, embeddings, llama_cpp, math, ollama, openapi, pins, rerank, responses,
-    sessions, status, steps, tokens, web_ui,
+    sessions, slots, status, steps, tokens, web_ui,
 };
 use crate::http::app::App;
 use crate::http::middleware::authorize::authorize;
@@ -80,7 +80,8 @@ impl App {
             .route("/infill", post(llama_cpp::infill))
             .route("/apply-template", post(llama_cpp::apply_template))
             .route("/props", get(llama_cpp::props))
-            .route("/slots", get(llama_cpp::slots))
+            .route("/slots", get(slots::list))
+            .route("/slots/{id}", post(slots::act))
             .route("/api/chat", post(ollama::chat))
             .route("/api/generate", post(ollama::generate))
             .route("/api/embed", post(ollama::embed))

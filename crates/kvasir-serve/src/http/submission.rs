@@ -84,8 +84,10 @@ impl App {
     fn params(&self, fields: &SamplingFields, limit: u32, key: u64) -> Result<Params, ApiError> {
         let mut params = fields.params(limit);
         if fields.seed.is_none() {
-            params.sampling.seed = self.random_u64();
+            params.sampling.seed = self.model.facts.seed.unwrap_or_else(|| self.random_u64());
         }
+        params.chain =
+            fields.samplers.as_ref().map(|samplers| self.model.sampler_chain(samplers)).transpose()?;
         params.context_shift = self.context_shift(fields);
         params.prediction = self.prediction(fields)?;
         params.eos = self.model.facts.eos.clone();
@@ -123,11 +125,11 @@ impl App {
         self.salt(key, fields.cache_salt.as_deref()) << 1 | of_model
     }
 
-    /// The hash of a key and the request's `cache_salt`; 0 without either.
+    /// The hash of a key, the request's `cache_salt` and the key's erasures; 0 without any.
     pub(super) fn salt(&self, key: u64, text: Option<&str>) -> u64 {
-        match (key, text) {
-            (0, None) => 0,
-            both => self.random.hash_one(both),
+        match (key, text, self.erasures.of(key)) {
+            (0, None, 0) => 0,
+            all => self.random.hash_one(all),
         }
     }
 

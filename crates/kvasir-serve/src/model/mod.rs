@@ -8,10 +8,12 @@ pub(crate) mod answer;
 pub(crate) mod chat_prompt;
 pub(crate) mod judge_prompt;
 pub(crate) mod marked_prefixes;
+pub(crate) mod sampler_chain;
 
 use crate::context::request_context::RequestContext;
 use crate::error::{ApiError, Overflow};
 use crate::memory_budget::TOKENIZING;
+use crate::model::sampler_chain::BreakerCache;
 use kvasir_chat::{ChatModel, VocabularyFacts};
 use kvasir_kv::Token;
 use kvasir_sample::Sampling;
@@ -82,6 +84,8 @@ pub struct Facts {
     pub eos: Vec<Token>,
     /// Default sampling parameters.
     pub sampling: Sampling,
+    /// Seed of requests that name none; without one, each gets its own.
+    pub seed: Option<u64>,
     /// Name of the drafter of speculative decoding, if there is one.
     pub drafter: Option<&'static str>,
     /// Description for lists of models.
@@ -106,9 +110,15 @@ pub struct Model {
     pub facts: Facts,
     /// Its tokenizer, chat template and dialects.
     pub chat: ChatModel,
+    breakers: BreakerCache,
 }
 
 impl Model {
+    /// Combines a model's chats with its name and facts.
+    pub fn new(name: String, chat: ChatModel, facts: Facts) -> Self {
+        Self { name, facts, chat, breakers: BreakerCache::default() }
+    }
+
     /// Rejects a text whose bytes alone make it longer than the context, without encoding it.
     pub(crate) fn check_bytes(&self, param: &str, text: &str) -> Result<(), ApiError> {
         let limit = self.facts.max_len;

@@ -105,6 +105,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/apply-template", "The prompt of a chat, as llama.cpp has it", APPLY_TEMPLATE),
     get("/props", "llama.cpp's properties of the server"),
     get("/slots", "llama.cpp's list of running requests"),
+    post("/slots/{id}", "Erases the cached prefixes of the key, as llama.cpp does those of a slot", &[]),
     post("/api/chat", "Ollama's chat", OLLAMA_CHAT),
     post("/api/generate", "Ollama's completion", OLLAMA_GENERATE),
     post("/api/embed", "Ollama's embeddings", OLLAMA_EMBED),

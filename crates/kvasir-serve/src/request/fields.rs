@@ -108,6 +108,28 @@ const SAMPLING: &[Field] = &[
     yes("speculation"),
 ];
 
+/// llama.cpp's samplers and their order.
+pub(crate) const SAMPLERS: &[Field] = &[
+    yes("typical_p"),
+    yes("top_n_sigma"),
+    yes("xtc_probability"),
+    yes("xtc_threshold"),
+    yes("dynatemp_range"),
+    yes("dynatemp_exponent"),
+    yes("repeat_penalty"),
+    yes("repeat_last_n"),
+    yes("dry_multiplier"),
+    yes("dry_base"),
+    yes("dry_allowed_length"),
+    yes("dry_penalty_last_n"),
+    yes("dry_sequence_breakers"),
+    yes("mirostat"),
+    yes("mirostat_tau"),
+    yes("mirostat_eta"),
+    yes("min_keep"),
+    yes("samplers"),
+];
+
 /// Structured output, in the spellings of vLLM, SGLang and llama.cpp.
 const FORMATS: &[Field] = &[
     yes("response_format"),
@@ -130,7 +152,8 @@ const LLAMA_SERVER: &[Field] = &[
     yes("timings_per_token"),
     skip("cache_prompt", FOUND),
     skip("id_slot", POOLED),
-    skip("return_progress", "the progress of a prompt is not reported"),
+    yes("return_progress"),
+    yes("post_sampling_probs"),
 ];
 
 /// What chats and completions have in common, beside the groups above.
@@ -168,6 +191,7 @@ const GENERATION: &[Field] = &[
 pub const CHAT: &[Field] = table![
     GENERATION,
     SAMPLING,
+    SAMPLERS,
     FORMATS,
     LLAMA_SERVER,
     &[
@@ -208,11 +232,12 @@ pub const CHAT: &[Field] = table![
 
 /// Fields of `/v1/completions`.
 pub const COMPLETIONS: &[Field] =
-    table![GENERATION, SAMPLING, FORMATS, LLAMA_SERVER, &[yes("prompt"), yes("suffix")]];
+    table![GENERATION, SAMPLING, SAMPLERS, FORMATS, LLAMA_SERVER, &[yes("prompt"), yes("suffix")]];
 
 /// Fields of `/v1/responses`.
 pub const RESPONSES: &[Field] = table![
     SAMPLING,
+    SAMPLERS,
     &[
         yes("model"),
         list("input", ITEM),
@@ -320,7 +345,6 @@ const LLAMA_GENERATION: &[Field] = &[
     yes("ignore_eos"),
     yes("presence_penalty"),
     yes("frequency_penalty"),
-    yes("repeat_penalty"),
     yes("logit_bias"),
     yes("n_probs"),
     yes("n_keep"),
@@ -331,11 +355,12 @@ const LLAMA_GENERATION: &[Field] = &[
 ];
 
 /// Fields of llama.cpp's `/completion`.
-pub const LLAMA_COMPLETION: &[Field] = table![LLAMA_GENERATION, LLAMA_SERVER];
+pub const LLAMA_COMPLETION: &[Field] = table![LLAMA_GENERATION, SAMPLERS, LLAMA_SERVER];
 
 /// Fields of llama.cpp's `/infill`.
 pub const INFILL: &[Field] = table![
     LLAMA_GENERATION,
+    SAMPLERS,
     LLAMA_SERVER,
     &[yes("input_prefix"), yes("input_suffix"), list("input_extra", &["filename", "text"])],
 ];

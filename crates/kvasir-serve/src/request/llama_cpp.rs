@@ -2,7 +2,7 @@
 //! then validates.
 
 use crate::error::ApiError;
-use crate::request::fields::{INFILL, LLAMA_COMPLETION};
+use crate::request::fields::{INFILL, LLAMA_COMPLETION, SAMPLERS};
 use crate::request::reader::Reader;
 use serde_json::{Map, Value, json};
 
@@ -72,11 +72,15 @@ impl LlamaCppRequest {
             ("ignore_eos", "ignore_eos"),
             ("presence_penalty", "presence_penalty"),
             ("frequency_penalty", "frequency_penalty"),
-            ("repeat_penalty", "repetition_penalty"),
             ("n_probs", "logprobs"),
             ("grammar", "grammar"),
             ("json_schema", "json_schema"),
-        ] {
+            ("return_progress", "return_progress"),
+            ("post_sampling_probs", "post_sampling_probs"),
+        ]
+        .into_iter()
+        .chain(SAMPLERS.iter().map(|field| (field.name, field.name)))
+        {
             // Clients send all fields; these are empty where there is no grammar.
             let is_unset = |value: &Value| match from {
                 "grammar" | "json_schema" => *value == "" || *value == json!({}),
@@ -85,8 +89,6 @@ impl LlamaCppRequest {
             let value = body.get(from).filter(|value| !is_unset(value));
             out.extend(value.map(|value| (to.to_owned(), value.clone())));
         }
-        // Checked here, because errors name the client's field.
-        body.number("repeat_penalty", 0.01..=2.0)?;
         // No log-probabilities is zero of them here, which asks for those of the chosen tokens there.
         if body.integer("n_probs", 0..=20)? == Some(0) {
             out.remove("logprobs");
@@ -193,7 +195,7 @@ mod tests {
         assert_eq!(
             Value::Object(request.body),
             json!({
-                "prompt": "a", "repetition_penalty": 1.1, "logit_bias": {"5": 1.5, "6": -100},
+                "prompt": "a", "repeat_penalty": 1.1, "logit_bias": {"5": 1.5, "6": -100},
                 "json_schema": {"type": "object"}, "return_token_ids": true,
             })
         );

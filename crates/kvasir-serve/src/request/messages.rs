@@ -25,6 +25,9 @@ use kvasir_chat::{AssistantTurn, Message, ResponseFormat, Role, ThinkingBudget};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value};
 
+/// Maximum temperature; Anthropic's own ends at 1.
+const MAX_TEMPERATURE: f64 = 2.0;
+
 /// A validated `/v1/messages` request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MessagesRequest {
@@ -65,6 +68,7 @@ impl MessagesRequest {
         vocab: u32,
         strip_billing_header: bool,
     ) -> Result<Self, ApiError> {
+        body.number("temperature", 0.0..=MAX_TEMPERATURE)?;
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
         // Claude Code reads the error in order to compact its conversation.
         sampling.length.overlong = Overlong::Refuse;

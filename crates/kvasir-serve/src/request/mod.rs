@@ -29,6 +29,7 @@ pub(crate) mod rerank;
 pub(crate) mod response_format;
 pub(crate) mod responses;
 pub(crate) mod responses_tools;
+pub(crate) mod samplers;
 pub(crate) mod sampling;
 pub(crate) mod sessions;
 pub(crate) mod speculation;
@@ -58,6 +59,7 @@ pub use crate::request::output_fields::OutputFields;
 pub use crate::request::reader::Reader;
 pub use crate::request::rerank::{RerankRequest, ScoreRequest, Scoring};
 pub use crate::request::responses::ResponsesRequest;
+pub use crate::request::samplers::SamplerFields;
 pub use crate::request::sampling::SamplingFields;
 pub use crate::request::sessions::{
     ForkRequest, InitialContent, SessionPosition, SessionRange, SessionRequest, read_cut, read_rewind,

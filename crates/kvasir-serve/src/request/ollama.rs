@@ -39,6 +39,11 @@ const OPTIONS: &[(&str, &str)] = &[
     ("options.presence_penalty", "presence_penalty"),
     ("options.frequency_penalty", "frequency_penalty"),
     ("options.repeat_penalty", "repetition_penalty"),
+    ("options.repeat_last_n", "repeat_last_n"),
+    ("options.typical_p", "typical_p"),
+    ("options.mirostat", "mirostat"),
+    ("options.mirostat_tau", "mirostat_tau"),
+    ("options.mirostat_eta", "mirostat_eta"),
     (NUM_PREDICT, "max_tokens"),
 ];
 

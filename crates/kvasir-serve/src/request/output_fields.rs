@@ -14,6 +14,8 @@ pub struct OutputFields {
     pub token_ids: bool,
     /// Write tokens of log-probabilities as `token_id:N`.
     pub tokens_as_ids: bool,
+    /// Write probabilities after sampling (`post_sampling_probs`) instead of log-probabilities.
+    pub probabilities: bool,
     /// Return the reasoning.
     pub include_reasoning: bool,
     /// Separate the reasoning from the content; otherwise it stays there with its marks.
@@ -27,6 +29,7 @@ impl Default for OutputFields {
             include_stop: false,
             token_ids: false,
             tokens_as_ids: false,
+            probabilities: false,
             include_reasoning: true,
             separate_reasoning: true,
         }
@@ -41,6 +44,7 @@ impl OutputFields {
             include_stop: body.flag("include_stop_str_in_output", false)?,
             token_ids: body.flag("return_token_ids", false)?,
             tokens_as_ids: body.flag("return_tokens_as_token_ids", false)?,
+            probabilities: body.flag("post_sampling_probs", false)?,
             include_reasoning: body.flag("include_reasoning", true)?,
             separate_reasoning: body.flag("separate_reasoning", true)?,
         })

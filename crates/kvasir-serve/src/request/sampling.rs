@@ -5,11 +5,16 @@ use crate::error::ApiError;
 use crate::request::length::{Length, MAX_TOKENS};
 use crate::request::output_fields::OutputFields;
 use crate::request::reader::Reader;
+use crate::request::samplers::SamplerFields;
 use crate::request::speculation::SpeculationFields;
 use kvasir_chat::StopRegex;
 use kvasir_engine::Params;
 use kvasir_sample::Sampling;
 
+/// Maximum temperature. OpenAI's API ends at 2, llama.cpp has no limit.
+const MAX_TEMPERATURE: f64 = 100.0;
+/// Maximum repetition penalty.
+const MAX_REPETITION_PENALTY: f64 = 100.0;
 /// Maximum log-probabilities per token.
 const MAX_TOP_LOGPROBS: i64 = 20;
 /// Maximum choices per prompt.
@@ -29,6 +34,10 @@ const MAX_STOP_IDS: usize = 128;
 pub struct SamplingFields {
     /// Sampling parameters; unset ones keep the defaults.
     pub sampling: Sampling,
+    /// llama.cpp's samplers, if any is on.
+    pub samplers: Option<SamplerFields>,
+    /// Whether the reading of the prompt is reported.
+    pub prompt_progress: bool,
     /// Requested seed; without one, each request gets its own.
     pub seed: Option<u64>,
     /// Length limits.
@@ -71,22 +80,28 @@ impl SamplingFields {
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         let mut sampling = *defaults;
         let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
-        set(&mut sampling.temperature, body.number("temperature", 0.0..=2.0)?);
+        set(&mut sampling.temperature, body.number("temperature", 0.0..=MAX_TEMPERATURE)?);
         // 0 keeps the likeliest token, as the smallest positive share does.
         set(&mut sampling.top_p, body.number("top_p", 0.0..=1.0)?.map(|p| p.max(f32::MIN_POSITIVE)));
         set(&mut sampling.min_p, body.number("min_p", 0.0..=1.0)?);
         set(&mut sampling.presence_penalty, body.number("presence_penalty", -2.0..=2.0)?);
         set(&mut sampling.frequency_penalty, body.number("frequency_penalty", -2.0..=2.0)?);
-        set(&mut sampling.repetition_penalty, body.number("repetition_penalty", 0.0..=2.0)?);
-        if sampling.repetition_penalty <= 0.0 {
-            return Err(body.error("repetition_penalty", "must be greater than 0"));
+        // llama.cpp's name of it comes second.
+        for field in ["repeat_penalty", "repetition_penalty"] {
+            set(&mut sampling.repetition_penalty, body.number(field, 0.0..=MAX_REPETITION_PENALTY)?);
+            if sampling.repetition_penalty <= 0.0 {
+                return Err(body.error(field, "must be greater than 0"));
+            }
         }
+        sampling.processed_logprobs = body.flag("post_sampling_probs", false)?;
         if let Some(k) = body.integer("top_k", -1..=i64::from(vocab))? {
             sampling.top_k = k.max(0) as u32;
         }
         let seed = body.integer("seed", i64::MIN..=i64::MAX)?.map(|seed| seed as u64);
         sampling.seed = seed.unwrap_or(sampling.seed);
         Ok(Self {
+            samplers: SamplerFields::read(body, &sampling)?,
+            prompt_progress: body.flag("return_progress", false)?,
             sampling,
             seed,
             length: Length::read(body)?,
@@ -123,6 +138,7 @@ impl SamplingFields {
             sampling: Sampling { prompt_logprobs: self.prompt_logprobs, ..self.sampling },
             bias: self.bias.clone(),
             max_drafts: self.speculation.max_tokens,
+            prompt_progress: self.prompt_progress,
             ..Params::default()
         }
     }

@@ -176,6 +176,34 @@ fn there_is_a_slot_for_each_place() {
 }
 
 #[test]
+fn an_erased_slot_leaves_no_prefix_to_be_found() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let prompt: Vec<u32> = (20..84).collect();
+    let cached = || {
+        let (status, answer) = server.post("/completion", &body(json!({"prompt": prompt})));
+        assert_eq!(status, 200, "{answer}");
+        answer["tokens_cached"].as_u64().unwrap()
+    };
+    assert_eq!(cached(), 0);
+    assert!(cached() >= 48);
+    let act = |path: &str| server.send("POST", path, "", "");
+    let (status, answer) = act("/slots/0?action=erase");
+    assert_eq!((status, &answer["id_slot"]), (200, &json!(0)));
+    assert_eq!(cached(), 0);
+    assert!(cached() >= 48);
+    for action in ["save", "restore"] {
+        let (status, answer) = act(&format!("/slots/0?action={action}"));
+        assert_eq!((status, &answer["error"]["type"]), (501, &json!("not_supported_error")), "{answer}");
+    }
+    for (path, param) in
+        [("/slots/99999?action=erase", "id"), ("/slots/x?action=erase", "id"), ("/slots/0", "action")]
+    {
+        let (status, answer) = act(path);
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+    }
+}
+
+#[test]
 fn a_prompt_beyond_the_context_says_by_how_much() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     for stream in [false, true] {

@@ -51,7 +51,7 @@ fn only_models_that_reason_think() {
     };
     let plain = Server::serving(|model| {
         let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
-        Model { chat: model.chat.with_template(template).unwrap(), ..model }
+        Model::new(model.name, model.chat.with_template(template).unwrap(), model.facts)
     });
     let reasoning = Server::serving(|model| model);
     for think in [json!(true), json!("low"), json!("high")] {

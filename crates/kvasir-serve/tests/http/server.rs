@@ -269,6 +269,7 @@ pub(crate) fn model(max_len: u32, drafter: Option<&'static str>) -> Model {
         hidden: None,
         eos: vec![Toy::EOS],
         sampling: Sampling::default(),
+        seed: None,
         card: Card::default(),
         drafter,
         prefix_salt: Box::new(|_| 0),
@@ -282,7 +283,7 @@ pub(crate) fn with_facts(facts: Facts) -> Model {
     let files = TextFiles::open(&words).unwrap();
     let tokenizer = Arc::new(files.tokenizer().unwrap());
     let chat = ChatModel::new(&files, tokenizer, facts.vocabulary()).unwrap();
-    Model { name: "tiny".into(), chat, facts }
+    Model::new("tiny".into(), chat, facts)
 }
 
 /// Reads `pieces` pieces of a response and drops the rest. With 0, not even the head is awaited.

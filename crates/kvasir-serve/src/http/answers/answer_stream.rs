@@ -9,6 +9,7 @@ use crate::error::ApiError;
 use crate::host::engine_thread::TokenStream;
 use crate::host::errors::failure;
 use crate::host::request_output::RequestOutput;
+use crate::http::answers::progress::{Progress, PromptProgress};
 use crate::model::Model;
 use crate::request::body::heap_bytes;
 use crate::request::output_fields::OutputFields;
@@ -58,6 +59,9 @@ pub struct AnswerStream {
     written: OutputFields,
     /// Ids of tokens since the last increment.
     ids: Vec<Token>,
+    /// Tokens of the prompt, if its reading is reported, and when that began.
+    prompt_tokens: Option<u32>,
+    admitted: Instant,
     /// Session update to commit at the end.
     recorder: Option<TurnRecorder>,
     has_ended: bool,
@@ -92,43 +96,6 @@ pub struct AnswerOutcome {
     pub decode_time: Duration,
 }
 
-/// Cache hit and times of an answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// Prompt tokens found in the prefix cache.
-    pub cached: u32,
-    /// Time to first token (TTFT), queueing included.
-    pub ttft: Duration,
-    /// Time from the first token to the newest.
-    pub decode_time: Duration,
-}
-
-impl Progress {
-    /// `timings` as llama.cpp has them. The prompt's time is that to the first token, so a single
-    /// token has no rate.
-    pub(crate) fn timings(self, prompt: u32, tokens: u32) -> Value {
-        let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        let per_second = |n: u32, time: Duration| match time {
-            Duration::ZERO => 0.0,
-            time => f64::from(n) / time.as_secs_f64(),
-        };
-        let per_token = |n: u32, time: Duration| ms(time) / f64::from(n.max(1));
-        let Self { cached, ttft, decode_time } = self;
-        let prompt = prompt.saturating_sub(cached);
-        json!({
-            "cache_n": cached,
-            "prompt_n": prompt,
-            "prompt_ms": ms(ttft),
-            "prompt_per_token_ms": per_token(prompt, ttft),
-            "prompt_per_second": per_second(prompt, ttft),
-            "predicted_n": tokens,
-            "predicted_ms": ms(decode_time),
-            "predicted_per_token_ms": per_token(tokens, decode_time),
-            "predicted_per_second": per_second(tokens, decode_time),
-        })
-    }
-}
-
 impl AnswerOutcome {
     /// `timings` as llama.cpp has them, with those of drafts.
     pub(crate) fn timings(&self) -> Value {
@@ -158,6 +125,8 @@ pub struct AnswerIncrement {
     pub cached: Option<u32>,
     /// Cache hit and times so far.
     pub progress: Progress,
+    /// How far the prompt was read, if requested: once at admission, then after each step.
+    pub prompt_progress: Vec<PromptProgress>,
     /// Prompt log-probabilities, in the first increment if requested.
     pub prompt: Option<PromptLogprobs>,
     /// The outcome, in the last increment.
@@ -231,6 +200,8 @@ impl AnswerStream {
             scores: Vec::new(),
             written,
             ids: Vec::new(),
+            prompt_tokens: None,
+            admitted: Instant::now(),
             recorder: None,
             has_ended: false,
         }
@@ -248,13 +219,14 @@ impl AnswerStream {
         }
         loop {
             let mut output = std::mem::take(&mut self.output);
+            let mut increment = AnswerIncrement::default();
             if self.read == output.tokens.len() {
                 self.answers.next(&mut output).await?;
                 self.read = 0;
                 self.note_progress(&output);
+                self.note_prompt(&output, &mut increment);
             }
-            let mut increment =
-                AnswerIncrement { cached: output.cached.take(), ..AnswerIncrement::default() };
+            increment.cached = output.cached.take();
             self.scores.append(&mut output.scores);
             let by_token = |summary: &Summary| matches!(summary.finish, Finish::Eos | Finish::StopId(_));
             let ends_by_token = output.ended.as_ref().is_some_and(by_token);
@@ -312,9 +284,24 @@ impl AnswerStream {
                 increment.logprobs = self.released_logprobs();
                 increment.prompt = self.prompt_logprobs();
             }
-            if increment.cached.is_some() || !increment.deltas.is_empty() {
+            let tells = increment.cached.is_some() || !increment.prompt_progress.is_empty();
+            if tells || !increment.deltas.is_empty() {
                 return Ok(Some(increment));
             }
+        }
+    }
+
+    /// Adds how far the prompt is read, if that is to be reported.
+    fn note_prompt(&mut self, output: &RequestOutput, increment: &mut AnswerIncrement) {
+        let Some(total) = self.prompt_tokens else { return };
+        if output.cached.is_some() {
+            self.admitted = Instant::now();
+        }
+        let since = [(output.cached, Duration::ZERO), (output.processed, self.admitted.elapsed())];
+        for (processed, elapsed) in since {
+            let cached = self.progress.cached;
+            let told = processed.map(|processed| PromptProgress { total, cached, processed, elapsed });
+            increment.prompt_progress.extend(told);
         }
     }
 
@@ -396,6 +383,11 @@ impl AnswerStream {
         self.logprobs.drain(..n).map(|(_, logprob)| logprob).collect()
     }
 
+    /// Reports how far the prompt of this many tokens is read.
+    pub(crate) fn with_prompt_progress(self, prompt_tokens: u32) -> Self {
+        Self { prompt_tokens: Some(prompt_tokens), ..self }
+    }
+
     /// Requests prompt log-probabilities in the first increment.
     pub(crate) fn with_prompt_logprobs(mut self, prompt: Vec<Token>) -> Self {
         self.prompt = Some(prompt);
@@ -437,14 +429,20 @@ impl AnswerStream {
             } else {
                 String::from_utf8_lossy(&bytes)
             };
-            let mut entry = json!({"token": text, "logprob": logprob, "bytes": bytes});
-            if self.written.token_ids {
+            let mut entry = json!({"token": text, "bytes": bytes});
+            if self.written.probabilities {
+                entry["prob"] = logprob.exp().into();
+            } else {
+                entry["logprob"] = logprob.into();
+            }
+            if self.written.token_ids || self.written.probabilities {
                 entry["id"] = token.into();
             }
             entry
         };
+        let top = if self.written.probabilities { "top_probs" } else { "top_logprobs" };
         let mut entry = one(token, logprobs.chosen);
-        entry["top_logprobs"] = logprobs.top.iter().map(|(token, logprob)| one(*token, *logprob)).collect();
+        entry[top] = logprobs.top.iter().map(|(token, logprob)| one(*token, *logprob)).collect();
         entry
     }
 }

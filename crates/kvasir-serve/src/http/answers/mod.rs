@@ -4,6 +4,7 @@
 
 pub(crate) mod answer_stream;
 pub(crate) mod json_answer;
+pub(crate) mod progress;
 pub(crate) mod reply;
 pub(crate) mod single_token;
 pub(crate) mod sse;

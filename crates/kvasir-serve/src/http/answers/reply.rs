@@ -6,6 +6,7 @@
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerStream};
 use crate::http::answers::json_answer::AnswerMemory;
+use crate::http::answers::progress::PromptProgress;
 use crate::http::answers::sse;
 use crate::http::answers::usage::Usage;
 use crate::model::marked_prefixes::MarkedPrefix;
@@ -26,6 +27,8 @@ pub(crate) trait EventWriter: Send + 'static {
     fn open(&mut self, out: &mut String);
     /// One answer was admitted, with this many prompt tokens served from the KV cache.
     fn admitted(&mut self, _out: &mut String, _cached: u32) {}
+    /// One prompt was read on, of a request that wants to know.
+    fn prompt_progress(&mut self, _out: &mut String, _answer: usize, _progress: PromptProgress) {}
     /// Writes an increment of one answer.
     fn increment(&mut self, out: &mut String, answer: usize, increment: AnswerIncrement);
     /// Writes a keep-alive.
@@ -165,6 +168,9 @@ impl<W: EventWriter> Running<W> {
                 }
                 if let Some(cached) = increment.cached {
                     self.writer.admitted(out, cached);
+                }
+                for progress in &increment.prompt_progress {
+                    self.writer.prompt_progress(out, index, *progress);
                 }
                 if increment.has_answer() {
                     self.writer.increment(out, index, increment);

@@ -3,6 +3,7 @@
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::AnswerOutcome;
+use crate::http::answers::progress::PromptProgress;
 use crate::http::answers::usage::Usage;
 use crate::memory_budget::{HeldMemory, MAX_UNREAD, STREAMS};
 use crate::request::chat::StreamOptions;
@@ -100,6 +101,20 @@ impl ChunkTemplate {
             let usage = Usage { prompt: self.prompt, completion: tokens.into(), ..Usage::default() };
             self.tail = format!(",\"usage\":{}}}\n\n", usage.to_json());
         }
+    }
+
+    /// Writes a chunk that tells how far the prompt is read; `part` has no text.
+    pub(crate) fn progress_chunk(
+        &mut self,
+        out: &mut String,
+        index: usize,
+        part: &str,
+        progress: PromptProgress,
+    ) {
+        let tail = self.tail.clone();
+        self.tail = format!(",\"prompt_progress\":{}{tail}", progress.to_json());
+        self.chunk(out, index, part, None, None);
+        self.tail = tail;
     }
 
     /// Writes the last chunk of an answer, with its finish reason and, if requested, its timings.

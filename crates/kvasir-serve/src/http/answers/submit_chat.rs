@@ -60,6 +60,8 @@ pub(crate) fn submit_recorded(
     let stream = |answers| {
         let stream = AnswerStream::new(model.clone(), answers, options.clone(), sampling.output.clone());
         let stream = stream.recording(recorder.take());
+        let stream =
+            if sampling.prompt_progress { stream.with_prompt_progress(prompt.len() as u32) } else { stream };
         if sampling.prompt_logprobs.is_some() { stream.with_prompt_logprobs(prompt.to_vec()) } else { stream }
     };
     let streams = answers.into_iter().map(stream).collect();

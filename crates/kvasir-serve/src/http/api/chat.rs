@@ -6,6 +6,7 @@ mod calls;
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
 use crate::http::answers::json_answer::JsonAnswer;
+use crate::http::answers::progress::PromptProgress;
 use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, ChunkTemplate, event_stream};
 use crate::http::answers::submit_chat::submit_recorded;
@@ -137,6 +138,11 @@ impl EventWriter for Chunks {
         for index in 0..self.answers.len() {
             self.first.chunk(out, index, &part, None, None);
         }
+    }
+
+    fn prompt_progress(&mut self, out: &mut String, index: usize, progress: PromptProgress) {
+        let part = r#""delta":{"role":"assistant","content":null}"#;
+        self.template.progress_chunk(out, index, part, progress);
     }
 
     fn increment(&mut self, out: &mut String, index: usize, increment: AnswerIncrement) {

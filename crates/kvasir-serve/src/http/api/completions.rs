@@ -3,6 +3,7 @@
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome, AnswerStream};
 use crate::http::answers::json_answer::JsonAnswer;
+use crate::http::answers::progress::PromptProgress;
 use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, ChunkTemplate, event_stream};
 use crate::http::answers::usage::Usage;
@@ -43,7 +44,9 @@ impl Completion {
     /// Validates and submits the request.
     pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
-        let request = CompletionRequest::read(body, &facts.sampling, facts.vocab)?;
+        let mut request = CompletionRequest::read(body, &facts.sampling, facts.vocab)?;
+        // This endpoint's layout has log-probabilities only; they are those after sampling then.
+        request.sampling.output.probabilities = false;
         Self::submit(app, key, body, request)
     }
 
@@ -105,11 +108,17 @@ impl Completion {
         };
         let echo = |prompt| if request.echo { prompt_text(&model, prompt) } else { String::new() };
         let echoed: Vec<String> = request.prompts.iter().map(echo).collect();
+        let lengths: Vec<u32> =
+            submissions.iter().map(|submission| submission.request.prompt.len() as u32).collect();
         let n = request.sampling.n as usize;
         let (mut streams, mut echoes) = (Vec::new(), Vec::new());
         for (index, answers) in app.submit(submissions, request.sampling.n)?.into_iter().enumerate() {
             let stream = AnswerStream::new(model.clone(), answers, options.clone(), output.clone())
                 .recording(recorder.take());
+            let stream = match lengths.get(index / n).filter(|_| request.sampling.prompt_progress) {
+                Some(length) => stream.with_prompt_progress(*length),
+                None => stream,
+            };
             streams.push(match ids.get(index / n).filter(|_| scored_prompt) {
                 Some(ids) => stream.with_prompt_logprobs(ids.clone()),
                 None => stream,
@@ -190,6 +199,10 @@ impl EventWriter for Chunks {
                 self.template.chunk(out, index, &part, None, None);
             }
         }
+    }
+
+    fn prompt_progress(&mut self, out: &mut String, index: usize, progress: PromptProgress) {
+        self.template.progress_chunk(out, index, &text_part(""), progress);
     }
 
     fn increment(&mut self, out: &mut String, index: usize, increment: AnswerIncrement) {

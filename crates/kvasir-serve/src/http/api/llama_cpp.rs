@@ -1,11 +1,11 @@
-//! llama.cpp's own routes: `/completion`, `/infill`, `/embedding`, `/props`, `/slots`,
-//! `/apply-template`.
+//! llama.cpp's own routes: `/completion`, `/infill`, `/embedding`, `/props`, `/apply-template`.
 //!
 //! Requests are translated to OpenAI's form (`request/llama_cpp.rs`) and run like those.
 
 use crate::error::ApiError;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
 use crate::http::answers::json_answer::JsonAnswer;
+use crate::http::answers::progress::PromptProgress;
 use crate::http::answers::reply::{EventWriter, Reply};
 use crate::http::answers::sse::{self, event_stream};
 use crate::http::answers::usage::Usage;
@@ -27,6 +27,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use kvasir_kv::Token;
+use kvasir_sample::{MirostatVersion, Sampler, SamplerChain};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -64,6 +65,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
         "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
         "min_p": sampling.min_p, "repeat_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
+        "seed": facts.seed.map_or(-1, |seed| seed as i64),
     });
     Json(json!({
         "default_generation_settings": {"n_ctx": facts.max_len, "params": params},
@@ -77,13 +79,6 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
         "modalities": {"vision": false, "audio": false},
         "build_info": concat!("kvasir ", env!("CARGO_PKG_VERSION")),
     }))
-}
-
-/// `GET /slots`: one per concurrent request; open requests occupy the first.
-pub(crate) async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
-    let open = app.host.open();
-    let slot = |id| json!({"id": id, "n_ctx": app.model.facts.max_len, "is_processing": id < open});
-    Json((0..app.host.at_once(1).max(open)).map(slot).collect())
 }
 
 /// `POST /embedding`: one vector per text, each inside a list: llama.cpp returns one per token there.
@@ -139,6 +134,10 @@ fn submit(
     }
     let (body, facts) = (body.derived(&request.body), &app.model.facts);
     let mut completion = CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)?;
+    // A request that names samplers gets llama.cpp's order here.
+    if let Some(samplers) = completion.sampling.samplers.as_mut().filter(|samplers| !samplers.is_ordered) {
+        samplers.chain.order = Sampler::llama_cpp_order();
+    }
     completion.sampling.context_shift = shift_keep(&app.model, &body, &request)?;
     let count = completion.prompts.len();
     let settings = settings(&app.model, &completion.sampling, &request);
@@ -171,11 +170,11 @@ fn settings(model: &Model, fields: &SamplingFields, request: &LlamaCppRequest) -
     let ends = model.facts.eos.iter().filter(|_| fields.ignore_eos);
     let bias: Vec<Value> = bias.chain(ends.map(|token| json!({"token": token, "bias": null}))).collect();
     let limit = fields.length.max_tokens.filter(|_| !request.is_warmup).map_or(-1, i64::from);
-    json!({
+    let mut settings = json!({
         "n_predict": if request.is_warmup { 0 } else { limit },
         "max_tokens": if request.is_warmup { 0 } else { limit },
         "n_keep": request.keep.unwrap_or(0),
-        "seed": fields.seed.map_or(-1, |seed| seed as i64),
+        "seed": fields.seed.or(model.facts.seed).map_or(-1, |seed| seed as i64),
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
@@ -190,6 +189,41 @@ fn settings(model: &Model, fields: &SamplingFields, request: &LlamaCppRequest) -
         "grammar": request.body.get("grammar").cloned().unwrap_or_else(|| "".into()),
         "stream": request.stream,
         "timings_per_token": request.timings_per_token,
+        "post_sampling_probs": sampling.processed_logprobs,
+    });
+    let samplers = fields.samplers.clone().unwrap_or_default();
+    if let (Some(all), Value::Object(own)) = (settings.as_object_mut(), sampler_settings(&samplers.chain)) {
+        all.extend(own);
+        all.insert("dry_sequence_breakers".into(), samplers.breakers.into());
+    }
+    settings
+}
+
+/// The parameters of llama.cpp's samplers, under its names.
+fn sampler_settings(chain: &SamplerChain) -> Value {
+    let last_n = |n: Option<u32>| n.map_or(-1, |n| i64::from(i32::try_from(n).unwrap_or(-1)));
+    let (dry, mirostat) = (chain.dry.clone().unwrap_or_default(), chain.mirostat.unwrap_or_default());
+    let version = chain.mirostat.map_or(0, |mirostat| match mirostat.version {
+        MirostatVersion::V1 => 1,
+        MirostatVersion::V2 => 2,
+    });
+    json!({
+        "typical_p": chain.typical_p,
+        "top_n_sigma": chain.top_n_sigma,
+        "xtc_probability": chain.xtc_probability,
+        "xtc_threshold": chain.xtc_threshold,
+        "dynatemp_range": chain.dynatemp_range,
+        "dynatemp_exponent": chain.dynatemp_exponent,
+        "repeat_last_n": last_n(chain.penalty_last_n),
+        "dry_multiplier": dry.multiplier,
+        "dry_base": dry.base,
+        "dry_allowed_length": dry.allowed_length,
+        "dry_penalty_last_n": last_n(Some(dry.last_n)),
+        "mirostat": version,
+        "mirostat_tau": mirostat.tau,
+        "mirostat_eta": mirostat.eta,
+        "min_keep": chain.min_keep,
+        "samplers": chain.order.iter().map(|sampler| sampler.name()).collect::<Vec<_>>(),
     })
 }
 
@@ -305,6 +339,16 @@ impl EventWriter for Chunks {
                 object["timings"] = increment.progress.timings(prompt, increment.tokens);
             }
             None => {}
+        }
+        out.push_str(&sse::event(&object.to_string()));
+    }
+
+    fn prompt_progress(&mut self, out: &mut String, index: usize, progress: PromptProgress) {
+        let mut object = self.object(index, "", Vec::new(), Vec::new());
+        object["tokens_predicted"] = 0.into();
+        object["prompt_progress"] = progress.to_json();
+        if self.request.timings_per_token {
+            object["timings"] = progress.timings();
         }
         out.push_str(&sse::event(&object.to_string()));
     }

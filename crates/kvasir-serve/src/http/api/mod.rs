@@ -16,6 +16,7 @@ pub(crate) mod pins;
 pub(crate) mod rerank;
 pub(crate) mod responses;
 pub(crate) mod sessions;
+pub(crate) mod slots;
 pub(crate) mod status;
 pub(crate) mod steps;
 pub(crate) mod tokens;
