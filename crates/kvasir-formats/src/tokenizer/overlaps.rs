@@ -63,7 +63,7 @@ mod tests {
         let json = include_bytes!("../../tests/data/tokenizers/qwen/tokenizer.json");
         let tokenizer = Tokenizer::from_json(json).unwrap();
         let bytes = |id: u32| tokenizer.bytes(id).unwrap();
-        for text in ["\n", ":", "the", "é: "] {
+        for text in ["\n", ":", "the", "o: "] {
             let found = tokenizer.overlaps(&[text], usize::MAX).unwrap().unwrap();
             assert!(found.heads.len() > 1, "{text:?}: {found:?}");
             for (head, tail) in &found.heads {
