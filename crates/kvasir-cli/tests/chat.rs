@@ -126,7 +126,7 @@ fn a_saved_chat_rewinds_and_loads() {
 #[test]
 fn command_errors_do_not_end_the_chat() {
     let folder = Folder::new("wrong");
-    let lines = "/nothing\n/rewind\n/fork 1\n/save nowhere.json\n/set temperature 9\n/load nowhere.json\n/branch 7\n/set stream true\nhello\n";
+    let lines = "/nothing\n/rewind\n/fork 1\n/save nowhere.json\n/set temperature 900\n/load nowhere.json\n/branch 7\n/set stream true\nhello\n";
     let (code, printed, beside) = folder.chat(&[], lines);
     assert_eq!(code, Some(1), "a script learns that something was wrong");
     assert!(!printed.trim().is_empty(), "it answers all the same");
@@ -141,7 +141,7 @@ fn command_errors_do_not_end_the_chat() {
     ] {
         assert!(beside.contains(wrong), "{wrong}: {beside}");
     }
-    let (code, _, beside) = folder.chat(&["--temperature", "9"], "hello\n");
+    let (code, _, beside) = folder.chat(&["--temperature", "900"], "hello\n");
     assert_eq!((code, beside.lines().count()), (Some(2), 1), "{beside}");
     let (code, _, beside) = folder.chat(&["--top-p", "-1"], "hello\n");
     assert!(code == Some(2) && beside.contains("top_p"), "{beside}");

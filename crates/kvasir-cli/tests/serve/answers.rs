@@ -90,7 +90,7 @@ fn bad_requests_get_their_error_and_nothing_else_changes() {
     assert_eq!(error_of(json!({"max_tokens": 0})), (400, "max_tokens".into()));
     let long = json!([{"role": "user", "content": "word ".repeat(20_000)}]);
     assert_eq!(error_of(json!({"messages": long})), (400, "messages".into()));
-    assert_eq!(error_of(json!({"temperature": 9})), (400, "temperature".into()));
+    assert_eq!(error_of(json!({"temperature": 900})), (400, "temperature".into()));
     let big = format!("{{\"x\": \"{}\"}}", "a".repeat(33 << 20));
     assert_eq!(error("/v1/chat/completions", key, &big).0, 413);
     let (status, text) = server.send("POST", "/v1/chat/completions", key, &hello);

@@ -165,7 +165,7 @@ fn parameters_out_of_bounds() {
         (18, json!({"logprobs": true, "top_logprobs": -1}), "top_logprobs"),
         (18, json!({"prompt_logprobs": -1}), "prompt_logprobs"),
         (19, json!({"temperature": -1}), "temperature"),
-        (19, json!({"temperature": 2.0001}), "temperature"),
+        (19, json!({"temperature": 100.1}), "temperature"),
         (20, json!({"top_p": -0.1}), "top_p"),
         (20, json!({"top_p": 1.0001}), "top_p"),
         (20, json!({"top_k": 2147483647}), "top_k"),
