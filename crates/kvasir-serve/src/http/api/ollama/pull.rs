@@ -1,18 +1,17 @@
 //! The progress of a fetched model as Ollama's lines.
 
 use crate::error::ApiError;
+use crate::http::answers::sse::streamed;
 use crate::http::api::ollama::NDJSON;
 use crate::http::api::ollama::lines::push;
 use crate::http::model_fetcher::{Fetch, FetchedFile};
 use axum::{
     Json,
-    body::Body,
     http::header,
     response::{IntoResponse, Response},
 };
 use futures_util::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
-use std::convert::Infallible;
 
 /// The response to a pull of the served model: nothing is to be fetched.
 pub(super) fn present(streams: bool) -> Response {
@@ -66,6 +65,5 @@ fn text(lines: &[Value]) -> String {
 }
 
 fn ndjson(lines: impl Stream<Item = String> + Send + 'static) -> Response {
-    let body = Body::from_stream(lines.map(Ok::<_, Infallible>));
-    ([(header::CONTENT_TYPE, NDJSON)], body).into_response()
+    ([(header::CONTENT_TYPE, NDJSON)], streamed(lines)).into_response()
 }
