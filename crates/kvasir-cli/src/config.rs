@@ -65,9 +65,10 @@ fn added(
     path: &Path,
 ) -> Result<Vec<OsString>, Failure> {
     let named = |why: String| Failure::usage(format!("{}: {why}", path.display()));
-    let table: Table = Failure::read(path)?.parse().map_err(|error: toml::de::Error| {
-        let line = error.span().map_or(0, |span| span.start);
-        named(format!("{} at byte {line}", error.message().trim()))
+    let text = Failure::read(path)?;
+    let table: Table = text.parse().map_err(|error: toml::de::Error| {
+        let (line, column) = line_and_column(&text, error.span().map_or(0, |span| span.start));
+        named(format!("{} at line {line}, column {column}", error.message().trim()))
     })?;
     let mut known = BTreeSet::new();
     keys(command, &mut known);
@@ -84,6 +85,13 @@ fn added(
         }
     }
     Ok(added)
+}
+
+/// Line and column of a byte of a text, both from 1. Columns count characters.
+fn line_and_column(text: &str, byte: usize) -> (usize, usize) {
+    let before = &text[..text.floor_char_boundary(byte)];
+    let line = before.rsplit('\n').next().unwrap_or_default();
+    (before.matches('\n').count() + 1, line.chars().count() + 1)
 }
 
 /// An option of the file as command line arguments.
@@ -168,6 +176,12 @@ fn toml_text(raw: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_of_errors_count_lines_and_characters() {
+        let text = "a = 1\nü = ?\n";
+        assert_eq!([0, 6, 11, 99].map(|byte| line_and_column(text, byte)), [(1, 1), (2, 1), (2, 5), (3, 1)]);
+    }
 
     #[test]
     fn values_are_quoted_unless_they_come_back_the_same() {

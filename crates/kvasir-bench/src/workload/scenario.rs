@@ -92,6 +92,10 @@ pub struct Scenario {
     total: u64,
 }
 
+/// Shortest scenario, for the error of a file that is none.
+const EXAMPLE: &str =
+    r#"{"format": "kvasir-scenario/1", "requests": [{"prompt_len": 100, "max_tokens": 20}]}"#;
+
 /// Upper bound on prompt length.
 const LONGEST_PROMPT: u64 = 1 << 22;
 
@@ -104,6 +108,11 @@ const MOST_TOKENS: u64 = 1 << 30;
 impl Scenario {
     /// Parses a scenario. The error names the offending field in one line.
     pub fn parse(text: &str) -> Result<Self, String> {
+        if !text.trim_start().starts_with('{') {
+            return Err(format!(
+                "is no scenario: a JSON object with `format` and `requests`, such as {EXAMPLE}"
+            ));
+        }
         let mut json = serde_json::Deserializer::from_str(text);
         let file: File = serde_path_to_error::deserialize(&mut json).map_err(|error| error.to_string())?;
         json.end().map_err(|error| error.to_string())?;
@@ -269,7 +278,16 @@ mod tests {
         let text = r#"{"format": "kvasir-scenario/1", "options": {"policy": "chunked", "policy": "rectangular"}, "requests": []}"#;
         let why = Scenario::parse(text).unwrap_err();
         assert!(why.contains("`policy` is there twice"), "{why}");
-        assert!(Scenario::parse("[]").unwrap_err().contains("an object with `format` and `requests`"));
+    }
+
+    #[test]
+    fn other_files_get_an_example_that_is_a_scenario() {
+        for text in ["", "# Title", "[package]\nname = 1", "[]"] {
+            let why = Scenario::parse(text).unwrap_err();
+            let (words, example) = why.split_once(", such as ").unwrap();
+            assert!(words.contains("object with `format` and `requests`"), "{why}");
+            assert!(Scenario::parse(example).is_ok(), "{example}");
+        }
     }
 
     #[test]

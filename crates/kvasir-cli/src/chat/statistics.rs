@@ -12,6 +12,8 @@ pub(crate) struct Tally {
     decode_time: Duration,
     prompts: u64,
     cached: u64,
+    drafted: u64,
+    accepted: u64,
 }
 
 /// Decode rate in tokens per second; the first token belongs to prefill.
@@ -24,6 +26,12 @@ fn say_rate(rate: Option<f64>) -> String {
     rate.map_or_else(String::new, |rate| {
         if rate < 10.0 { format!(" · {rate:.1} tok/s") } else { format!(" · {rate:.0} tok/s") }
     })
+}
+
+/// How many drafts of speculative decoding were accepted, if there were any.
+fn drafts(accepted: u64, drafted: u64) -> Option<String> {
+    let share = (100 * accepted).checked_div(drafted)?;
+    Some(format!("{accepted} of {drafted} drafts ({share} %) accepted"))
 }
 
 /// A count with its noun, pluralized.
@@ -43,14 +51,18 @@ impl Tally {
         self.decode_time += ended.decode_time;
         self.prompts += u64::from(ended.prompt);
         self.cached += u64::from(ended.cached);
+        self.drafted += u64::from(ended.drafted);
+        self.accepted += u64::from(ended.accepted);
         let cut = if ended.reason == "length" { " · cut at its limit" } else { "" };
         format!(
-            "{}{} · first after {:.0} ms · {} of {} prompt tokens cached{cut}",
+            "{}{} · first after {:.0} ms · {} of {} prompt tokens cached{}{cut}",
             plural(u64::from(ended.tokens), "token"),
             say_rate(rate(u64::from(ended.tokens), ended.decode_time)),
             ended.ttft.as_secs_f64() * 1000.0,
             ended.cached,
             ended.prompt,
+            drafts(ended.accepted.into(), ended.drafted.into())
+                .map_or_else(String::new, |text| format!(" · {text}")),
         )
     }
 
@@ -63,7 +75,7 @@ impl Tally {
             None => format!("up to {max_len} tokens, counted with the next answer"),
         };
         let speed = say_rate(rate(self.made.saturating_sub(u64::from(self.answers)) + 1, self.decode_time));
-        vec![
+        let mut lines = vec![
             ("answers  ", format!("{}{stopped}", self.answers)),
             ("generated", format!("{}{speed}", plural(self.made, "token"))),
             (
@@ -71,6 +83,8 @@ impl Tally {
                 format!("{}, {} of them ({share} %) cached", plural(self.prompts, "token"), self.cached),
             ),
             ("context  ", context),
-        ]
+        ];
+        lines.extend(drafts(self.accepted, self.drafted).map(|text| ("drafts   ", text)));
+        lines
     }
 }

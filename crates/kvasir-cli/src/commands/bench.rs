@@ -145,7 +145,7 @@ impl Common {
         let measured = bench::bench(engine, &target, work, self.reps as usize).map_err(Failure::failed)?;
         self.print(&measured, setup, |measured| {
             for (form, bytes) in target.cpu.iter().flat_map(|model| model.forms()) {
-                println!("{form}: {:.1} MB", bytes as f64 / 1e6);
+                println!("weights as {form}: {:.1} MB", bytes as f64 / 1e6);
             }
             print_measured(measured);
         })
@@ -172,8 +172,11 @@ impl Common {
 fn print_measured(measured: &Measured) {
     match &measured.roofline {
         Some(roofline) => println!(
-            "{:.1} tok/s, {:.0} % of the {:.1} that {} allows ({} with {} threads: {:.1} GB/s, integer {:.2} T, bf16 {:.2} T)",
+            "{:.1} tok/s (median of {} repetitions), {:.0} % of the {:.1} tok/s that {} allows\n\
+             measured limits of this machine ({}, {} threads): memory {:.1} GB/s, 16-bit integer {:.2} T \
+             operations/s, bf16 {:.2} T operations/s",
             measured.median,
+            measured.samples.len(),
             roofline.share * 100.0,
             roofline.limit,
             roofline.bound,
@@ -183,7 +186,7 @@ fn print_measured(measured: &Measured) {
             roofline.peaks.integer / 1e12,
             roofline.peaks.bf16 / 1e12,
         ),
-        None => println!("{:.1} tok/s", measured.median),
+        None => println!("{:.1} tok/s (median of {} repetitions)", measured.median, measured.samples.len()),
     }
     if let Some(drafts) = &measured.speculation {
         println!("{} of {} drafts accepted", drafts.totals().0, drafts.tokens);
@@ -298,10 +301,10 @@ fn with_and_without_drafts(
     let report = bench.run(plain, drafting, model.program().vocab).map_err(Failure::failed)?;
     common.print(&report, setup, |report| {
         let speed = |samples: &[f64]| samples.iter().map(|x| format!("{x:.1}")).collect::<Vec<_>>().join(" ");
-        println!("without drafts {} tok/s", speed(&report.without));
+        println!("without drafts {} tok/s, one per repetition", speed(&report.without));
         println!("with drafts    {} tok/s", speed(&report.with));
         println!(
-            "ratio {:.2}; {} of {} drafts accepted, {:.2} tokens per step",
+            "{:.2} times as fast with drafts (ratio of the medians); {} of {} drafts accepted, {:.2} tokens per step",
             report.ratio, report.accepted, report.drafted, report.tokens_per_step
         );
     })
