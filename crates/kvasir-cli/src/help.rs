@@ -10,7 +10,7 @@ struct Group {
     rest: &'static [&'static str],
 }
 
-const GROUPS: [Group; 14] = [
+const GROUPS: [Group; 15] = [
     Group {
         heading: "Model and machine",
         common: &["threads", "kv-dtype"],
@@ -56,6 +56,28 @@ const GROUPS: [Group; 14] = [
             "reasoning-parser",
             "constrain-tool-calls",
             "context-shift",
+        ],
+    },
+    Group {
+        heading: "Samplers of llama.cpp",
+        common: &[],
+        rest: &[
+            "samplers",
+            "typical-p",
+            "top-n-sigma",
+            "xtc-probability",
+            "xtc-threshold",
+            "dynatemp-range",
+            "dynatemp-exponent",
+            "repeat-last-n",
+            "dry-multiplier",
+            "dry-base",
+            "dry-allowed-length",
+            "dry-penalty-last-n",
+            "dry-sequence-breaker",
+            "mirostat",
+            "mirostat-tau",
+            "mirostat-eta",
         ],
     },
     Group { heading: "Structured output", common: &["json-schema", "regex", "grammar"], rest: &[] },

@@ -199,7 +199,6 @@ mod tests {
             ("kvasir serve f --dtype auto", "leave it out"),
             ("kvasir serve f --kv-cache-dtype auto", "leave it out"),
             ("kvasir serve f --load-format auto", "leave it out"),
-            ("kvasir serve f --seed 0", "requests carry `seed`"),
             ("kvasir serve f --task embed", "of embeddings; leave it out"),
             ("kvasir models -c 4096", "--max-model-len, which `kvasir models` does not have"),
             ("kvasir models -m f", "takes no model"),

@@ -161,13 +161,7 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
     same(&["-sys", "--system-prompt"], &["system"]),
     same(&["--temp"], &["temperature"]),
     same(&["-s"], &["seed"]),
-    // At a command without it.
-    instead(&["--seed"], "requests carry `seed`; without one, each has a random one"),
     instead(&["--keep"], "requests carry `n_keep`, with --context-shift on"),
-    instead(
-        &["--samplers", "--sampling-seq", "--mirostat", "--typical", "--dry-multiplier", "--xtc-probability"],
-        "samplers are set in requests; leave it out",
-    ),
     same(&["--repeat-penalty"], &["repetition-penalty"]),
     same(&["--repeat-last-n"], &["repeat-last-n"]),
     same(&["--typical"], &["typical-p"]),
