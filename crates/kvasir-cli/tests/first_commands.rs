@@ -139,7 +139,6 @@ fn first_commands_of_other_engines_say_what_to_type() {
         ("serve FILE --gpu-memory-utilization 0.9", "--memory-utilization"),
         ("serve FILE --kv-cache-dtype auto", "leave it out"),
         ("serve FILE --load-format auto", "leave it out"),
-        ("serve FILE --seed 0", "requests carry `seed`"),
         ("serve FILE --enable-auto-tool-choice", "leave it out"),
         ("run-batch -i in.jsonl", "kvasir serve"),
         ("collect-env", "kvasir doctor"),
