@@ -62,7 +62,7 @@ check("logprobs", all(len(entry.top_logprobs) == 2 for entry in probed.choices[0
 
 # What the server refuses, and an answer that is cut off before it is whole, are errors.
 try:
-    by_schema.create(messages=ask, response_model=Place, **{**common, "temperature": 9})
+    by_schema.create(messages=ask, response_model=Place, **{**common, "temperature": -1})
     check("an error", False)
 except (openai.BadRequestError, InstructorRetryException) as error:
     check("the error names the parameter", "temperature" in str(error))

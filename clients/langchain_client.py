@@ -54,7 +54,7 @@ for method in ("json_schema", "function_calling"):
     check(f"structured output by {method}", place == Place(country="France", capital="Paris"))
 
 try:
-    model.bind(temperature=9).invoke(ask)
+    model.bind(temperature=-1).invoke(ask)
     check("an error", False)
 except openai.BadRequestError as error:
     check("the error names the parameter", error.param == "temperature")

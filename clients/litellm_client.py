@@ -36,7 +36,7 @@ held = litellm.completion(messages=place, response_format=form, temperature=0, m
 check("structured output", json.loads(held.choices[0].message.content) == {"country": "France", "capital": "Paris"})
 
 try:
-    litellm.completion(messages=ask, temperature=9, max_tokens=4, **common)
+    litellm.completion(messages=ask, temperature=-1, max_tokens=4, **common)
     check("an error", False)
 except litellm.BadRequestError as error:
     check("the error names the parameter", "temperature" in str(error))

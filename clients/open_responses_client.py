@@ -200,7 +200,7 @@ image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=
 check("image", refused({"input": [user([image])]}, "input[0].content[0].type"))
 file = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}
 check("file", refused({"input": [user([file])]}, "input[0].content[0].type"))
-check("temperature", refused({"input": "a", "temperature": 9}, "temperature"))
+check("temperature", refused({"input": "a", "temperature": -1}, "temperature"))
 check("unknown id", refused({"input": "a", "previous_response_id": "resp_0"}, "previous_response_id"))
 status, _, text = call("POST", "/responses/compact", {"model": MODEL, "input": asked})
 check("compact", status == 200 and json.loads(text)["output"][0]["type"] == "compaction")
