@@ -66,7 +66,7 @@ pub struct ClientRules {
     pub max_priority: i32,
     /// How `/v1/rerank` and `/v1/score` compare texts where the request does not say it.
     pub scoring: Scoring,
-    /// Fetches models for `/api/pull`, if clients may have it done.
+    /// Fetches models for `/api/pull`; `None` refuses to.
     pub fetch_model: Option<FetchModel>,
 }
 

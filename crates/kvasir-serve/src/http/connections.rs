@@ -1,4 +1,4 @@
-//! HTTP/1.1 over the connections of a listener.
+//! Serves HTTP/1.1 on the connections of a listener.
 
 use crate::error::ApiError;
 use crate::http::transport::{
@@ -24,45 +24,45 @@ use hyper_util::{
 use std::{convert::Infallible, net::SocketAddr, panic::resume_unwind, pin::pin};
 use tokio::sync::watch;
 
-/// HTTP service of the connections of one listener.
+/// HTTP service of all connections of one listener.
 pub(super) struct Connections {
     service: TowerToHyperService<Router>,
     http: http1::Builder,
-    /// Without keep-alive, for probes on permits of the reserve.
-    once: http1::Builder,
-    /// Notifies of shutdown; closed when no connection is left.
-    pub(super) open: watch::Sender<()>,
+    /// For connections that close after one response, such as probes on reserved permits.
+    without_keep_alive: http1::Builder,
+    /// Notifies connections of shutdown; closed when none is left.
+    pub(super) shutdown: watch::Sender<()>,
 }
 
 impl Connections {
-    /// Serves requests by `router`.
+    /// A service of `router`, with keep-alive.
     pub(super) fn new(router: Router, listener: &LimitListener) -> Self {
         let read_timeout = listener.read_timeout();
         let service = TowerToHyperService::new(router.layer(Extension(read_timeout)));
         let mut http = http1::Builder::new();
         // Also the idle timeout of a kept-alive connection.
         http.timer(TokioTimer::new()).header_read_timeout(read_timeout.0);
-        let mut once = http.clone();
-        once.keep_alive(false);
-        Self { service, http, once, open: watch::Sender::new(()) }
+        let mut without_keep_alive = http.clone();
+        without_keep_alive.keep_alive(false);
+        Self { service, http, without_keep_alive, shutdown: watch::Sender::new(()) }
     }
 
-    /// Serves one request per connection by `router`.
-    pub(super) fn closing(router: Router, listener: &LimitListener) -> Self {
+    /// A service of `router` that closes each connection after one response.
+    pub(super) fn one_request_each(router: Router, listener: &LimitListener) -> Self {
         let connections = Self::new(router, listener);
-        Self { http: connections.once.clone(), ..connections }
+        Self { http: connections.without_keep_alive.clone(), ..connections }
     }
 
-    /// Serves a connection, on a task of its own.
+    /// Serves a connection on a new task.
     pub(super) fn serve(&self, connection: Connection, client: SocketAddr) {
-        let http = if connection.is_probe() { &self.once } else { &self.http };
+        let http = if connection.is_probe() { &self.without_keep_alive } else { &self.http };
         let service = self.service.clone();
         let exchange = connection.exchange();
-        let mut shutdown = self.open.subscribe();
-        let of_requests = Shutdown(shutdown.clone());
+        let mut shutdown = self.shutdown.subscribe();
+        let request_shutdown = Shutdown(shutdown.clone());
         let service = service_fn(move |request: Request<Incoming>| {
             let (service, exchange) = (service.clone(), exchange.clone());
-            let shutdown = of_requests.clone();
+            let shutdown = request_shutdown.clone();
             let checked = one_host(&request);
             let takes_interim = request.version() == Version::HTTP_11;
             // Not in the future: hyper may read the end of the stream before it polls that.
@@ -99,8 +99,8 @@ impl Connections {
     }
 }
 
-/// Rejects HTTP/1.1 requests without a `host`, or with several, as RFC 9112 demands: servers that
-/// disagree on the host of a request can be played off against each other.
+/// Rejects HTTP/1.1 requests without a `host`, or with several, as RFC 9112 demands: a proxy that
+/// picks another host than this server would let requests bypass its rules.
 fn one_host(request: &Request<Incoming>) -> Result<(), ApiError> {
     let count = request.headers().get_all(header::HOST).iter().count();
     match (request.version(), count) {

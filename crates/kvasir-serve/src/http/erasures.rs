@@ -1,17 +1,17 @@
-//! Erasure of the prefixes that a key has cached: requests after it have another prefix-cache salt, so
-//! they find nothing of before. The K/V itself is evicted when its slots are needed.
+//! Erasure of an API key's cached prefixes: it changes the prefix-cache salt of the key's later
+//! requests, so they miss all earlier entries. The K/V itself is evicted when its slots are needed.
 
 use std::{
     collections::HashMap,
     sync::{Mutex, PoisonError},
 };
 
-/// How often each API key has erased its cached prefixes.
+/// Number of erasures of each API key.
 #[derive(Default)]
 pub(crate) struct Erasures(Mutex<HashMap<u64, u64>>);
 
 impl Erasures {
-    /// Erases the cached prefixes of a key.
+    /// Invalidates the cached prefixes of a key.
     pub(crate) fn erase(&self, key: u64) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default() += 1;
     }

@@ -39,7 +39,7 @@ impl ApiError {
 /// Routes of llama.cpp's server alone.
 const LLAMA_CPP_PATHS: &[&str] =
     &["/completion", "/infill", "/embedding", "/apply-template", "/props", "/slots", "/lora-adapters"];
-/// The route of Anthropic's text completions.
+/// Anthropic's route of text completions, which is not offered.
 const COMPLETE_PATH: &str = "/v1/complete";
 
 /// The API whose error object a client expects.

@@ -1,7 +1,7 @@
-//! What a bound listener answers while the model loads: `/live`, and `503` everywhere else.
+//! Serves a bound listener while the model loads: `/live` succeeds, all other paths get `503`.
 //!
-//! The port is taken before the model is read, so a taken port fails at once, and probes see a server
-//! that is not ready instead of none. Connections close after their response.
+//! The port is bound before the model is read, so a port in use fails at once, and probes reach a
+//! server that is not ready. Connections close after their response.
 
 use crate::error::ApiError;
 use crate::http::connections::Connections;
@@ -16,29 +16,29 @@ use axum::{
 use serde_json::json;
 use tokio::{sync::oneshot, task::JoinHandle};
 
-/// A listener that answers while the model loads.
+/// A running service of a listener, until the model is loaded.
 pub struct Loading {
     task: JoinHandle<LimitListener>,
     loaded: oneshot::Sender<()>,
 }
 
 impl Loading {
-    /// Starts to answer, on a task of the current runtime.
+    /// Serves `listener` on a task of the current runtime.
     pub fn start(mut listener: LimitListener) -> Self {
-        let (loaded, mut is_loaded) = oneshot::channel();
+        let (loaded, mut on_loaded) = oneshot::channel();
         let task = tokio::spawn(async move {
-            let connections = Connections::closing(routes(), &listener);
+            let connections = Connections::one_request_each(routes(), &listener);
             loop {
                 tokio::select! {
                     (connection, client) = listener.accept() => connections.serve(connection, client),
-                    _ = &mut is_loaded => return listener,
+                    _ = &mut on_loaded => return listener,
                 }
             }
         });
         Self { task, loaded }
     }
 
-    /// Ends when the model is loaded; returns the listener. `None` if the runtime shuts down.
+    /// Stops the service and returns the listener; `None` if the runtime shuts down.
     pub async fn finish(self) -> Option<LimitListener> {
         let _ = self.loaded.send(());
         self.task.await.ok()
@@ -51,10 +51,12 @@ fn routes() -> Router {
         .route("/health", get(health))
         .route("/v1/health", get(health))
         .route("/ready", get(health))
-        .fallback(async || ApiError::unavailable("the model is loading; /health tells when it is ready"))
+        .fallback(async || {
+            ApiError::unavailable("the model is loading; GET /health reports when it is ready")
+        })
 }
 
-/// As llama.cpp's server answers, with the state under `status`.
+/// llama.cpp's error while a model loads, with `status` added.
 async fn health() -> impl IntoResponse {
     let error = json!({"code": 503, "message": "Loading model", "type": "unavailable_error"});
     let body = Json(json!({"status": "loading", "error": error}));

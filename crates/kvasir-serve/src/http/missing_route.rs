@@ -1,16 +1,16 @@
-//! Answers to requests whose path or method has no route: they name the route that does what the
-//! path is for, or say that the feature is missing.
+//! Errors for a path or method without a route. They name the route with that function, or say that
+//! it is not offered.
 
 use crate::error::ApiError;
 use crate::request::endpoints::{ENDPOINTS, Endpoint};
 use axum::http::{Method, Uri};
 
-/// Longest path that an error repeats, in bytes.
-const MAX_PATH: usize = 120;
+/// Maximum length of a path in an error, in bytes; a longer one is truncated.
+const MAX_PATH_BYTES: usize = 120;
 
-/// What other servers' routes are for, and what to do instead. A path belongs to the first entry
-/// that it equals or lies below.
-const OTHERS: &[(&str, &str)] = &[
+/// Routes of other servers, and what to do instead. Of the entries that a path equals or lies
+/// below, the longest applies.
+const UNSUPPORTED_ROUTES: &[(&str, &str)] = &[
     // OpenAI's.
     ("/v1/audio", "audio is not offered: models read and write text"),
     ("/v1/realtime", "audio is not offered; text streams over POST /v1/responses with `stream`"),
@@ -19,8 +19,11 @@ const OTHERS: &[(&str, &str)] = &[
     ("/v1/moderations", "there is no moderation model"),
     ("/v1/files", "files are not stored; send texts with the request"),
     ("/v1/uploads", "files are not stored; send texts with the request"),
-    ("/v1/batches", "batches are not offered; send each request at once, they run together"),
-    ("/v1/vector_stores", "there is no vector store; POST /v1/embeddings and POST /v1/rerank are for search"),
+    ("/v1/batches", "batches are not offered; send the requests concurrently, they run together"),
+    (
+        "/v1/vector_stores",
+        "there is no vector store; POST /v1/embeddings and POST /v1/rerank help to search texts",
+    ),
     ("/v1/fine_tuning", "models are not trained here"),
     ("/v1/evals", "evaluations are not offered"),
     ("/v1/assistants", "assistants are not offered; use POST /v1/responses"),
@@ -30,11 +33,11 @@ const OTHERS: &[(&str, &str)] = &[
     ("/v1/chat/completions", "chat completions are not stored; POST /v1/responses stores its responses"),
     ("/v1/edits", "edits are not offered; use POST /v1/chat/completions"),
     ("/v1/engines", "use POST /v1/completions, with the model in `model`"),
-    ("/v1/organization", "there is no organization; GET /metrics has counts"),
+    ("/v1/organization", "organizations are not offered; GET /metrics counts requests and tokens"),
     // Anthropic's.
     (
         "/v1/messages/batches",
-        "batches are not offered; send each request to POST /v1/messages, they run together",
+        "batches are not offered; send the requests concurrently to POST /v1/messages, they run together",
     ),
     (
         "/v1/complete",
@@ -47,7 +50,7 @@ const OTHERS: &[(&str, &str)] = &[
     ("/v2/embed", "use POST /v1/embeddings"),
     // Ollama's.
     ("/api/blobs", "models are not created over HTTP; start `kvasir serve FILE`"),
-    // llama.cpp's, vLLM's, SGLang's and those of text-generation-inference.
+    // llama.cpp's, vLLM's, SGLang's and text-generation-inference's.
     ("/lora-adapters", "one model is served, without adapters"),
     ("/v1/load_lora_adapter", "one model is served, without adapters"),
     ("/v1/unload_lora_adapter", "one model is served, without adapters"),
@@ -69,18 +72,18 @@ const OTHERS: &[(&str, &str)] = &[
     ("/docs", "GET /openapi.json describes all routes"),
 ];
 
-/// The error for a path that no route has.
+/// The error for an unknown path.
 pub(super) async fn no_route(method: Method, uri: Uri) -> ApiError {
     ApiError::not_found("path", explanation(method.as_str(), uri.path()))
 }
 
-/// The error for a method that the route of the path does not take.
+/// The error for a known path with a method that it does not accept.
 pub(super) async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     let path = shortened(uri.path());
     let is_literal = ENDPOINTS.iter().any(|endpoint| endpoint.path == uri.path());
     let is_own = |endpoint: &&Endpoint| {
         let is_same = endpoint.path == uri.path();
-        is_same || !is_literal && matches(endpoint, &segments(uri.path())) == Some(true)
+        is_same || !is_literal && match_suffix(endpoint, &segments(uri.path())) == Some(true)
     };
     let own = ENDPOINTS.iter().filter(is_own);
     let taken: Vec<String> = own.map(|endpoint| endpoint.method.to_uppercase()).collect();
@@ -90,9 +93,10 @@ pub(super) async fn wrong_method(method: Method, uri: Uri) -> ApiError {
 
 fn explanation(method: &str, path: &str) -> String {
     let begin = format!("there is no route `{method} {}`", shortened(path));
-    let is_of =
+    let is_below =
         |other: &str| path.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    let other = OTHERS.iter().filter(|(other, _)| is_of(other)).max_by_key(|(other, _)| other.len());
+    let other =
+        UNSUPPORTED_ROUTES.iter().filter(|(other, _)| is_below(other)).max_by_key(|(other, _)| other.len());
     if let Some((_, what)) = other {
         return format!("{begin}: {what}");
     }
@@ -104,11 +108,11 @@ fn explanation(method: &str, path: &str) -> String {
     }
 }
 
-/// The endpoint whose path ends as this one does, or with which this one ends: clients get the
-/// address of a server with and without `/v1`.
+/// The endpoint whose path is a suffix of this one, or the reverse: clients are configured with
+/// addresses with and without `/v1`.
 fn similar(path: &str) -> Option<&'static Endpoint> {
     let requested = segments(path);
-    let alike = ENDPOINTS.iter().filter(|endpoint| matches(endpoint, &requested).is_some());
+    let alike = ENDPOINTS.iter().filter(|endpoint| match_suffix(endpoint, &requested).is_some());
     alike.min_by_key(|endpoint| endpoint.path.split('/').count().abs_diff(requested.len() + 1))
 }
 
@@ -116,9 +120,9 @@ fn segments(path: &str) -> Vec<&str> {
     path.split('/').filter(|segment| !segment.is_empty()).collect()
 }
 
-/// Whether the endpoint's path and this one end alike, in one name at least; true if they are as
-/// long.
-fn matches(endpoint: &Endpoint, requested: &[&str]) -> Option<bool> {
+/// Compares the paths from their ends. `None` unless all segments of the shorter one match, and one
+/// of them is neither a parameter nor `v1`; else whether both have equally many segments.
+fn match_suffix(endpoint: &Endpoint, requested: &[&str]) -> Option<bool> {
     let own = segments(endpoint.path);
     let is_parameter = |segment: &str| segment.starts_with('{');
     let mut pairs = own.iter().rev().zip(requested.iter().rev());
@@ -128,7 +132,7 @@ fn matches(endpoint: &Endpoint, requested: &[&str]) -> Option<bool> {
 }
 
 fn shortened(path: &str) -> &str {
-    path.get(..MAX_PATH).unwrap_or(path)
+    path.get(..MAX_PATH_BYTES).unwrap_or(path)
 }
 
 #[cfg(test)]
@@ -158,7 +162,7 @@ mod tests {
 
     #[test]
     fn explanations_name_routes_that_exist() {
-        for (_, what) in OTHERS {
+        for (_, what) in UNSUPPORTED_ROUTES {
             for route in what.split([' ', ',', ';']).filter(|word| word.starts_with('/')) {
                 assert!(ENDPOINTS.iter().any(|endpoint| endpoint.path == route), "{route}");
             }

@@ -2,9 +2,11 @@
 //! Anthropic-compatible APIs.
 //!
 //! In reading order: `transport` (listener, TLS), `access` (keys, origins, hosts), `app` (shared
-//! state) with `submission`, `model_names`, `model_fetcher` and `session_turns`, `body`, `query`, `answers` (from
-//! tokens to increments), `api` (one file per endpoint), `middleware`, `router`, `server`. Each handler parses and validates its body, submits an engine
-//! request, drops the body, and then writes the response as JSON or SSE.
+//! state) with `submission`, `erasures`, `model_names`, `model_fetcher` and `session_turns`,
+//! `body`, `query`, `answers` (from tokens to increments), `api` (one file per endpoint),
+//! `middleware`, `router` with `missing_route`, `connections`, `loading`, `server`. Each handler
+//! parses and validates its body, submits an engine request, drops the body, and then writes the
+//! response as JSON or SSE.
 
 pub(crate) mod access;
 pub(crate) mod answers;

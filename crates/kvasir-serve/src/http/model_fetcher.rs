@@ -1,7 +1,7 @@
-//! Fetches models of the hub for clients: one at a time, on a thread of its own.
+//! Fetches models from the hub for clients: one at a time, on a separate thread.
 //!
-//! The application passes in the function that fetches. A client that leaves does not end a fetch: what
-//! has come is kept, and the rest is likely to be asked for again.
+//! The application supplies the function that fetches. A fetch continues when its client
+//! disconnects: the client is likely to request the model again.
 
 use crate::error::ApiError;
 use std::{
@@ -14,21 +14,21 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-/// Time between two reports on one file.
-const REPORT_EVERY: Duration = Duration::from_millis(100);
-/// Reports that wait for a slow client; further ones are dropped.
-const MAX_REPORTS: usize = 256;
+/// Minimum time between two progress reports on one file.
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
+/// Maximum number of reports that wait for a slow client; further ones are dropped.
+const MAX_PENDING_REPORTS: usize = 256;
 
-/// How much of a file has been fetched.
+/// Progress report on one file of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchedFile {
     /// The file's name.
     pub name: String,
     /// SHA-256 of its content, if it is known.
     pub sha256: Option<String>,
-    /// Its bytes.
+    /// Size of the file in bytes.
     pub total: u64,
-    /// Bytes that are here.
+    /// Bytes of the file on disk so far.
     pub completed: u64,
 }
 
@@ -36,7 +36,7 @@ pub struct FetchedFile {
 /// served.
 pub type FetchModel = fn(&str, &mut dyn FnMut(FetchedFile)) -> Result<String, ApiError>;
 
-/// Fetches models, if clients may have it done.
+/// Fetches models, if the application allows clients to request it.
 #[derive(Debug, Default)]
 pub(crate) struct ModelFetcher {
     fetch: Option<FetchModel>,
@@ -49,10 +49,10 @@ pub(crate) struct Fetch {
     result: oneshot::Receiver<Result<String, ApiError>>,
 }
 
-/// Lets the next fetch begin when it is dropped, also by a panic.
-struct Busy(Arc<AtomicBool>);
+/// Allows the next fetch when it is dropped, also after a panic.
+struct BusyGuard(Arc<AtomicBool>);
 
-impl Drop for Busy {
+impl Drop for BusyGuard {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -63,13 +63,13 @@ impl ModelFetcher {
         Self { fetch, is_busy: Arc::default() }
     }
 
-    /// Whether clients may have models fetched.
+    /// Whether clients may request fetches.
     pub(crate) fn is_allowed(&self) -> bool {
         self.fetch.is_some()
     }
 
-    /// Begins to fetch `name`; `on_end` receives the result, whether the client waits for it or not.
-    /// `None` unless clients may have models fetched.
+    /// Starts to fetch `name`; `on_end` receives the result even if the client disconnects. `None`
+    /// if clients may not request fetches.
     pub(crate) fn start(
         &self,
         name: String,
@@ -77,23 +77,23 @@ impl ModelFetcher {
     ) -> Option<Result<Fetch, ApiError>> {
         let fetch = self.fetch?;
         if self.is_busy.swap(true, Ordering::Acquire) {
-            let why = "another model is being fetched; try again when it is here";
+            let why = "another model is being fetched; try again when that is done";
             return Some(Err(ApiError::conflict("model", why)));
         }
-        let busy = Busy(self.is_busy.clone());
-        let (send_file, files) = mpsc::channel(MAX_REPORTS);
+        let busy = BusyGuard(self.is_busy.clone());
+        let (send_file, files) = mpsc::channel(MAX_PENDING_REPORTS);
         let (send_result, result) = oneshot::channel();
         let run = move || {
             let busy = busy;
             let mut last: Option<(String, Instant)> = None;
             let result = fetch(&name, &mut |file| {
-                let is_known =
-                    |(name, at): &(String, Instant)| *name == file.name && at.elapsed() < REPORT_EVERY;
-                if file.completed < file.total && last.as_ref().is_some_and(is_known) {
+                let is_recent =
+                    |(name, at): &(String, Instant)| *name == file.name && at.elapsed() < REPORT_INTERVAL;
+                if file.completed < file.total && last.as_ref().is_some_and(is_recent) {
                     return;
                 }
                 last = Some((file.name.clone(), Instant::now()));
-                // The client is slow or has left.
+                // Fails if the client is slow or has disconnected.
                 let _ = send_file.try_send(file);
             });
             on_end(&result);
@@ -114,7 +114,7 @@ impl Fetch {
         self.files.recv().await
     }
 
-    /// The result.
+    /// The name under which the fetched model can be served.
     pub(crate) async fn result(self) -> Result<String, ApiError> {
         self.result.await.unwrap_or_else(|_| Err(ApiError::failed("fetching the model failed")))
     }
@@ -126,7 +126,7 @@ mod tests {
     use std::sync::{Mutex, mpsc as sync};
     use tokio::runtime::Builder;
 
-    /// Holds every fetch while it is locked.
+    /// Blocks every fetch while it is locked.
     static GATE: Mutex<()> = Mutex::new(());
 
     fn fetch(name: &str, report: &mut dyn FnMut(FetchedFile)) -> Result<String, ApiError> {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn one_model_is_fetched_at_a_time_whether_its_client_waits_or_not() {
+    fn one_fetch_runs_at_a_time_and_outlives_its_client() {
         let runtime = Builder::new_current_thread().build().unwrap();
         let fetcher = ModelFetcher::new(Some(fetch));
         let start = |name: &str| {
@@ -148,7 +148,7 @@ mod tests {
         let held = GATE.lock().unwrap();
         let (first, ended) = start("one");
         assert_eq!(start("two").0.err().unwrap().status, 409);
-        // The client leaves, and the fetch continues.
+        // The client disconnects, and the fetch continues.
         drop(first);
         assert_eq!(start("two").0.err().unwrap().status, 409);
         drop(held);
@@ -167,7 +167,7 @@ mod tests {
             }
             files
         });
-        // The first report, and that of the whole file.
+        // The first report, and that of the complete file.
         assert_eq!(files, [0, 9]);
         assert_eq!(runtime.block_on(third.result()), Ok("three".to_owned()));
         assert_eq!(runtime.block_on(until_free("panic").result()).unwrap_err().status, 500);

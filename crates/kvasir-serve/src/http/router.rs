@@ -81,7 +81,7 @@ impl App {
             .route("/apply-template", post(llama_cpp::apply_template))
             .route("/props", get(llama_cpp::props))
             .route("/slots", get(slots::list))
-            .route("/slots/{id}", post(slots::act))
+            .route("/slots/{id}", post(slots::run_action))
             .route("/api/chat", post(ollama::chat))
             .route("/api/generate", post(ollama::generate))
             .route("/api/embed", post(ollama::embed))

@@ -20,8 +20,8 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Serves `/live`, `/health` and, without API keys, `/metrics` on a separate listener for the
-/// lifetime of the process, including graceful shutdown. Returns its address, and where to send the
-/// app once the model is loaded; until then it answers as [`Loading`] does.
+/// lifetime of the process, including graceful shutdown. Returns its address, and a sender for the
+/// app, to be used once the model is loaded; until then, [`Loading`] serves the listener.
 ///
 /// It has a thread and a runtime of its own, so probes never wait for other requests.
 pub fn start_probes(
@@ -73,8 +73,8 @@ pub async fn serve(
     }
     app.host.drain();
     drop(listener);
-    connections.open.send_replace(());
-    let mut all_gone = pin!(connections.open.closed());
+    connections.shutdown.send_replace(());
+    let mut all_gone = pin!(connections.shutdown.closed());
     let aborted = tokio::select! {
         () = &mut all_gone => 0,
         // Aborts the remaining answers; connected clients receive an error.

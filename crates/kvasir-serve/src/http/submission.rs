@@ -125,7 +125,7 @@ impl App {
         self.salt(key, fields.cache_salt.as_deref()) << 1 | of_model
     }
 
-    /// The hash of a key, the request's `cache_salt` and the key's erasures; 0 without any.
+    /// The hash of a key, the request's `cache_salt` and the key's erasure count; 0 without any.
     pub(super) fn salt(&self, key: u64, text: Option<&str>) -> u64 {
         match (key, text, self.erasures.of(key)) {
             (0, None, 0) => 0,

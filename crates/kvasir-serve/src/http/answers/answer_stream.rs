@@ -1,9 +1,10 @@
 //! One answer's pipeline: tokens → detokenizer → output parsing → deltas, log-probabilities and
 //! usage.
 //!
-//! `AnswerStream::next` consumes up to [`TOKENS_AT_ONCE`] tokens of a backlog as one increment, so a
-//! slow client gets larger increments, not more. After a stop sequence, further tokens are ignored and the engine is told
-//! to stop. Log-probabilities are released with the text they belong to.
+//! `AnswerStream::next` consumes up to [`MAX_INCREMENT_TOKENS`] tokens of a backlog as one
+//! increment, so a slow client gets larger increments, not more. After a stop sequence, further
+//! tokens are ignored and the engine is told to stop. Log-probabilities are released with the text
+//! they belong to.
 
 use crate::error::ApiError;
 use crate::host::engine_thread::TokenStream;
@@ -26,17 +27,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Tokens of a backlog that become one increment: a token with log-probabilities takes kilobytes.
-const TOKENS_AT_ONCE: usize = 256;
+/// Maximum number of tokens of one increment: each takes kilobytes if it has log-probabilities.
+const MAX_INCREMENT_TOKENS: usize = 256;
 
 /// One answer, from tokens to deltas. Dropping it before its end aborts the request.
 pub struct AnswerStream {
     model: Arc<Model>,
     answers: TokenStream,
-    /// The output that was received last.
+    /// The output received last.
     output: RequestOutput,
-    /// Number of its tokens that have been read.
-    read: usize,
+    /// Number of tokens of `output` that increments have consumed.
+    consumed: usize,
     detokenizer: Detokenizer,
     choice: Choice,
     /// When the request was submitted, and when its first token came.
@@ -59,8 +60,9 @@ pub struct AnswerStream {
     written: OutputFields,
     /// Ids of tokens since the last increment.
     ids: Vec<Token>,
-    /// Tokens of the prompt, if its reading is reported, and when that began.
+    /// Prompt length in tokens, if prefill progress is requested.
     prompt_tokens: Option<u32>,
+    /// When the request was admitted; prefill progress is timed from it.
     admitted: Instant,
     /// Session update to commit at the end.
     recorder: Option<TurnRecorder>,
@@ -125,7 +127,7 @@ pub struct AnswerIncrement {
     pub cached: Option<u32>,
     /// Cache hit and times so far.
     pub progress: Progress,
-    /// How far the prompt was read, if requested: once at admission, then after each step.
+    /// Prefill progress, if requested: once at admission, then after each prefill step.
     pub prompt_progress: Vec<PromptProgress>,
     /// Prompt log-probabilities, in the first increment if requested.
     pub prompt: Option<PromptLogprobs>,
@@ -186,7 +188,7 @@ impl AnswerStream {
             model,
             answers,
             output: RequestOutput::default(),
-            read: 0,
+            consumed: 0,
             detokenizer,
             choice: Choice::new(options),
             submitted: Instant::now(),
@@ -220,20 +222,20 @@ impl AnswerStream {
         loop {
             let mut output = std::mem::take(&mut self.output);
             let mut increment = AnswerIncrement::default();
-            if self.read == output.tokens.len() {
+            if self.consumed == output.tokens.len() {
                 self.answers.next(&mut output).await?;
-                self.read = 0;
+                self.consumed = 0;
                 self.note_progress(&output);
-                self.note_prompt(&output, &mut increment);
+                self.note_prefill(&output, &mut increment);
             }
             increment.cached = output.cached.take();
             self.scores.append(&mut output.scores);
             let by_token = |summary: &Summary| matches!(summary.finish, Finish::Eos | Finish::StopId(_));
             let ends_by_token = output.ended.as_ref().is_some_and(by_token);
             let count = output.tokens.len();
-            let read = self.read..count.min(self.read + TOKENS_AT_ONCE);
-            self.read = read.end;
-            for i in read {
+            let range = self.consumed..count.min(self.consumed + MAX_INCREMENT_TOKENS);
+            self.consumed = range.end;
+            for i in range {
                 let token = output.tokens[i];
                 // Tokens after a stop sequence were in flight when it was found.
                 if self.choice.stopped().is_some() {
@@ -265,7 +267,7 @@ impl AnswerStream {
                     self.answers.stop_at(self.tokens);
                 }
             }
-            let ended = output.ended.filter(|_| self.read == count);
+            let ended = output.ended.filter(|_| self.consumed == count);
             self.output = output;
             if let Some(summary) = ended {
                 if let Some(error) = failure(summary.finish) {
@@ -284,24 +286,24 @@ impl AnswerStream {
                 increment.logprobs = self.released_logprobs();
                 increment.prompt = self.prompt_logprobs();
             }
-            let tells = increment.cached.is_some() || !increment.prompt_progress.is_empty();
-            if tells || !increment.deltas.is_empty() {
+            let reports_progress = increment.cached.is_some() || !increment.prompt_progress.is_empty();
+            if reports_progress || !increment.deltas.is_empty() {
                 return Ok(Some(increment));
             }
         }
     }
 
-    /// Adds how far the prompt is read, if that is to be reported.
-    fn note_prompt(&mut self, output: &RequestOutput, increment: &mut AnswerIncrement) {
+    /// Adds the prefill progress of `output` to the increment, if requested.
+    fn note_prefill(&mut self, output: &RequestOutput, increment: &mut AnswerIncrement) {
         let Some(total) = self.prompt_tokens else { return };
         if output.cached.is_some() {
             self.admitted = Instant::now();
         }
-        let since = [(output.cached, Duration::ZERO), (output.processed, self.admitted.elapsed())];
-        for (processed, elapsed) in since {
+        let reports = [(output.cached, Duration::ZERO), (output.processed, self.admitted.elapsed())];
+        for (processed, elapsed) in reports {
             let cached = self.progress.cached;
-            let told = processed.map(|processed| PromptProgress { total, cached, processed, elapsed });
-            increment.prompt_progress.extend(told);
+            let report = processed.map(|processed| PromptProgress { total, cached, processed, elapsed });
+            increment.prompt_progress.extend(report);
         }
     }
 
@@ -383,7 +385,7 @@ impl AnswerStream {
         self.logprobs.drain(..n).map(|(_, logprob)| logprob).collect()
     }
 
-    /// Reports how far the prompt of this many tokens is read.
+    /// Reports prefill progress; `prompt_tokens` is the prompt's length.
     pub(crate) fn with_prompt_progress(self, prompt_tokens: u32) -> Self {
         Self { prompt_tokens: Some(prompt_tokens), ..self }
     }

@@ -1,4 +1,4 @@
-//! How far an answer is: its times, and how much of its prompt is read, in llama.cpp's forms.
+//! Progress of an answer in llama.cpp's formats: `timings`, and `prompt_progress` during prefill.
 
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -40,14 +40,14 @@ impl Progress {
     }
 }
 
-/// How far a prompt is read.
+/// Prefill progress of one prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptProgress {
-    /// Prompt tokens.
+    /// Prompt length in tokens.
     pub total: u32,
     /// Prompt tokens found in the prefix cache.
     pub cached: u32,
-    /// Prompt tokens in the KV cache now.
+    /// Prompt tokens whose K/V is in the cache, those found there included.
     pub processed: u32,
     /// Time since admission.
     pub elapsed: Duration,
@@ -62,7 +62,7 @@ impl PromptProgress {
         })
     }
 
-    /// `timings` as llama.cpp has them, of the part that is read.
+    /// `timings` as llama.cpp has them, of the tokens processed so far.
     pub(crate) fn timings(self) -> Value {
         let Self { cached, processed, elapsed, .. } = self;
         Progress { cached, ttft: elapsed, decode_time: Duration::ZERO }.timings(processed, 0)

@@ -18,8 +18,8 @@ use kvasir_kv::Token;
 use std::{future::ready, time::Duration};
 use tokio::time::timeout;
 
-/// Keep-alive interval: proxies and clients drop silent streams.
-pub(crate) const SILENCE: Duration = Duration::from_secs(15);
+/// Time without an event after which a keep-alive is sent: proxies and clients drop silent streams.
+pub(crate) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Event format of one streaming API. Text put into `out` is sent at once.
 pub(crate) trait EventWriter: Send + 'static {
@@ -27,7 +27,8 @@ pub(crate) trait EventWriter: Send + 'static {
     fn open(&mut self, out: &mut String);
     /// One answer was admitted, with this many prompt tokens served from the KV cache.
     fn admitted(&mut self, _out: &mut String, _cached: u32) {}
-    /// One prompt was read on, of a request that wants to know.
+    /// Writes the prefill progress of one answer's prompt, if the request wants it
+    /// (`return_progress`).
     fn prompt_progress(&mut self, _out: &mut String, _answer: usize, _progress: PromptProgress) {}
     /// Writes an increment of one answer.
     fn increment(&mut self, out: &mut String, answer: usize, increment: AnswerIncrement);
@@ -100,7 +101,7 @@ impl Reply {
     }
 
     /// Collects all answers as they are generated; `take` receives each increment with the answer's
-    /// index. Returns the memory that they were charged.
+    /// index. Returns the usage, and the memory that the answers are charged.
     pub(crate) async fn whole(
         self,
         mut take: impl FnMut(usize, AnswerIncrement),
@@ -160,7 +161,7 @@ struct Running<W> {
 impl<W: EventWriter> Running<W> {
     /// Writes the next event; `None` after the end.
     async fn next(mut self, out: &mut String) -> Option<Self> {
-        match timeout(SILENCE, self.increments.next()).await {
+        match timeout(KEEP_ALIVE_INTERVAL, self.increments.next()).await {
             Err(_) => self.writer.ping(out),
             Ok(Some((index, Ok(increment)))) => {
                 if let Some(ended) = &increment.ended {

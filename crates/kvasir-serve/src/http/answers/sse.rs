@@ -17,7 +17,7 @@ use kvasir_kv::Token;
 use serde_json::Value;
 use std::{fmt::Write, io};
 
-/// Size up to which a text is not charged.
+/// Size in bytes up to which a text of a stream is not charged to the memory budget.
 const UNCHARGED: usize = 16 << 10;
 
 /// An untyped event with this JSON text.
@@ -32,7 +32,7 @@ pub(crate) fn typed(out: &mut String, value: &Value) {
     let _ = write!(out, "event: {name}\ndata: {value}\n\n");
 }
 
-/// A comment, which keeps a silent stream open.
+/// A comment that keeps a silent stream open.
 pub(crate) const KEEP_ALIVE: &str = ": keep-alive\n\n";
 /// Terminator of OpenAI's streams.
 const DONE: &str = "data: [DONE]\n\n";
@@ -103,7 +103,7 @@ impl ChunkTemplate {
         }
     }
 
-    /// Writes a chunk that tells how far the prompt is read; `part` has no text.
+    /// Writes a chunk with `prompt_progress`; `part` is a choice's part without text.
     pub(crate) fn progress_chunk(
         &mut self,
         out: &mut String,
@@ -146,21 +146,21 @@ impl ChunkTemplate {
     }
 }
 
-/// A part of a stream, with its share of the budget.
-struct StreamedText {
+/// Text of a response body, with the memory that it is charged until it is dropped.
+struct ChargedText {
     text: String,
     _memory: Option<HeldMemory>,
 }
 
-impl AsRef<[u8]> for StreamedText {
+impl AsRef<[u8]> for ChargedText {
     fn as_ref(&self) -> &[u8] {
         self.text.as_bytes()
     }
 }
 
-/// A response body of these texts. Large ones are charged until the socket has taken them. If they do
-/// not fit, the connection is cut.
-pub(crate) fn streamed(texts: impl Stream<Item = String> + Send + 'static) -> Body {
+/// A response body of these texts. Those above [`UNCHARGED`] bytes are charged to the budget of
+/// streams until the socket has taken them. If one does not fit, the connection is cut.
+pub(crate) fn streaming_body(texts: impl Stream<Item = String> + Send + 'static) -> Body {
     let context = RequestContext::current();
     Body::from_stream(texts.map(move |text| {
         let mut memory = (text.len() > UNCHARGED).then(|| STREAMS.hold_for(context.tenant()));
@@ -168,12 +168,12 @@ pub(crate) fn streamed(texts: impl Stream<Item = String> + Send + 'static) -> Bo
             context.connection.cut();
             return Err(io::Error::from(io::ErrorKind::ConnectionAborted));
         }
-        Ok(Bytes::from_owner(StreamedText { text, _memory: memory }))
+        Ok(Bytes::from_owner(ChargedText { text, _memory: memory }))
     }))
 }
 
 pub(crate) fn event_stream(events: impl Stream<Item = String> + Send + 'static) -> Response {
-    let body = streamed(events);
+    let body = streaming_body(events);
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
         (header::CACHE_CONTROL, "no-cache"),
@@ -199,7 +199,7 @@ mod tests {
     fn large_unsent_texts_are_charged_and_cut_the_connection_beyond_the_budget() {
         let context = Arc::new(RequestContext { key: 4712, ..RequestContext::default() });
         let texts = || stream::iter([1, UNCHARGED + 1, MAX_UNREAD + 1].map(|bytes| "x".repeat(bytes)));
-        let mut body = context.clone().scope_sync(|| streamed(texts()));
+        let mut body = context.clone().scope_sync(|| streaming_body(texts()));
         let mut next = || match Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Some(frame)) => frame.map(|frame| frame.into_data().unwrap()),
             _ => panic!("a text is ready"),

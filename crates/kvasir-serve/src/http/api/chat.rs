@@ -125,7 +125,7 @@ struct Chunks {
     template: ChunkTemplate,
     /// Template of each choice's first chunk, which has the ids of the prompt if they are requested.
     first: ChunkTemplate,
-    /// One per choice.
+    /// Delta writers, one per choice.
     answers: Vec<DeltaWriter>,
     calls: CallWriter,
     echo: String,
@@ -149,13 +149,13 @@ impl EventWriter for Chunks {
         self.template.set_usage(increment.tokens);
         let logprobs = (!increment.logprobs.is_empty()).then(|| json!({"content": increment.logprobs}));
         let (mut logprobs, mut ids) = (logprobs.as_ref(), sse::ids_part(&increment.ids));
-        let deltas = &mut self.answers[index];
+        let writer = &mut self.answers[index];
         let mut parts: Vec<String> = Vec::new();
         for delta in increment.deltas {
-            parts.extend(deltas.write(&self.calls, delta));
+            parts.extend(writer.write(&self.calls, delta));
         }
         if increment.ended.is_some() {
-            parts.extend(deltas.finish());
+            parts.extend(writer.finish());
         } else if parts.is_empty() && (logprobs.is_some() || !ids.is_empty()) {
             parts.push("\"delta\":{}".into());
         }

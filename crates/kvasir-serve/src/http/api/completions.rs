@@ -45,7 +45,8 @@ impl Completion {
     pub(crate) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
         let mut request = CompletionRequest::read(body, &facts.sampling, facts.vocab)?;
-        // This endpoint's layout has log-probabilities only; they are those after sampling then.
+        // The response format of this endpoint has no probabilities; it returns log-probabilities
+        // of the processed distribution instead.
         request.sampling.output.probabilities = false;
         Self::submit(app, key, body, request)
     }

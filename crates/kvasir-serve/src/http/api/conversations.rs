@@ -1,9 +1,9 @@
-//! OpenAI `/v1/conversations`: named lists of items that `/v1/responses` continues.
+//! OpenAI `/v1/conversations`: stored lists of items, to which `/v1/responses` appends its turns.
 
 use crate::error::ApiError;
 use crate::http::access::api_keys::Caller;
 use crate::http::answers::json_answer::JsonAnswer;
-use crate::http::api::responses::items::{Page, identified};
+use crate::http::api::responses::items::{Page, with_ids};
 use crate::http::app::{App, unix_seconds};
 use crate::http::body::read_body;
 use crate::http::query::Query;
@@ -30,7 +30,7 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Res
         let id = format!("conv_{}", app.new_id());
         let head = ConversationHead { created: unix_seconds(), metadata };
         let answer = object(&id, &head);
-        app.conversations.insert(key, id, head, identified(app, items));
+        app.conversations.insert(key, id, head, with_ids(app, items));
         Ok(Json(answer))
     });
     created.await
@@ -66,7 +66,7 @@ pub(crate) async fn delete(
     Ok(Json(json!({"id": id, "object": "conversation.deleted", "deleted": true})))
 }
 
-/// `GET /v1/conversations/ID/items`: a page of the items, the last one first by default.
+/// `GET /v1/conversations/ID/items`: a page of the items, newest first by default.
 pub(crate) async fn items(
     State(app): State<Arc<App>>,
     Extension(Caller(key)): Extension<Caller>,
@@ -91,7 +91,7 @@ pub(crate) async fn add_items(
 ) -> Result<JsonAnswer, ApiError> {
     let (key, body) = read_body(&app, request, CONVERSATION_ITEMS).await?;
     let added = app.run_work(body.cost(), move |app| {
-        let items = identified(app, read_items(&body.reader())?);
+        let items = with_ids(app, read_items(&body.reader())?);
         drop(body);
         app.conversations.append(&id, key, items.clone())?;
         let id = |item: Option<&Value>| item.map(|item| item["id"].clone());
@@ -121,7 +121,7 @@ pub(crate) async fn item(
     answer.await
 }
 
-/// `DELETE /v1/conversations/ID/items/ITEM`; answers the conversation.
+/// `DELETE /v1/conversations/ID/items/ITEM`; returns the conversation.
 pub(crate) async fn remove_item(
     State(app): State<Arc<App>>,
     Extension(Caller(key)): Extension<Caller>,

@@ -134,7 +134,7 @@ fn submit(
     }
     let (body, facts) = (body.derived(&request.body), &app.model.facts);
     let mut completion = CompletionRequest::read_unlimited(&body, &facts.sampling, facts.vocab)?;
-    // A request that names samplers gets llama.cpp's order here.
+    // Sampler parameters without an explicit order (`samplers`) run in llama.cpp's order here.
     if let Some(samplers) = completion.sampling.samplers.as_mut().filter(|samplers| !samplers.is_ordered) {
         samplers.chain.order = Sampler::llama_cpp_order();
     }
@@ -199,7 +199,7 @@ fn settings(model: &Model, fields: &SamplingFields, request: &LlamaCppRequest) -
     settings
 }
 
-/// The parameters of llama.cpp's samplers, under its names.
+/// The sampler chain's parameters under llama.cpp's field names.
 fn sampler_settings(chain: &SamplerChain) -> Value {
     let last_n = |n: Option<u32>| n.map_or(-1, |n| i64::from(i32::try_from(n).unwrap_or(-1)));
     let (dry, mirostat) = (chain.dry.clone().unwrap_or_default(), chain.mirostat.unwrap_or_default());

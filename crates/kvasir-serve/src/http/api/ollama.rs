@@ -1,8 +1,8 @@
 //! Ollama's API: chat and completion as newline-delimited JSON (NDJSON), embeddings, and models.
 //!
-//! Requests are translated to OpenAI's form (`request/ollama.rs`) and run like those. `lines` writes
-//! their answers, `models` describes the served model, `manage` answers what would change the models,
-//! and `pull` fetches one.
+//! Requests are translated to OpenAI's form (`request/ollama.rs`) and run like those. `lines`
+//! writes their answers, `models` describes the served model, `manage` handles requests to change
+//! the models, and `pull` reports the progress of a fetch.
 
 mod lines;
 pub(crate) mod manage;
@@ -12,7 +12,7 @@ mod pull;
 use crate::error::ApiError;
 use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::reply::Reply;
-use crate::http::answers::sse::streamed;
+use crate::http::answers::sse::streaming_body;
 use crate::http::answers::submit_chat::submit_chat;
 use crate::http::api::completions::Completion;
 use crate::http::api::embeddings::{Embedded, Vector, embed_all};
@@ -185,7 +185,7 @@ async fn answer(
         lines = lines.with_context(reply.prompt_ids(0).unwrap_or_default());
     }
     if request.stream {
-        let body = streamed(reply.events(lines));
+        let body = streaming_body(reply.events(lines));
         return Ok(([(header::CONTENT_TYPE, NDJSON)], body).into_response());
     }
     let (mut whole, mut outcome) = (Piece::default(), None);

@@ -2,8 +2,8 @@
 //!
 //! By embeddings, a score is the cosine of the two vectors, -1 to 1. Models made for embeddings
 //! rank well by it; others give a rough order. By prompts (cross-encoding), each pair of texts is
-//! one request of one token, and a score is `p(yes) / (p(yes) + p(no))` behind it. `/v2/rerank`
-//! does the same in the form of Cohere's second version.
+//! one request of one token, and a score is `p(yes) / (p(yes) + p(no))` of that token. `/v2/rerank`
+//! takes and returns the format of Cohere's API, version 2.
 
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
@@ -56,7 +56,7 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     })))
 }
 
-/// `POST /v2/rerank`: the same in Cohere's form.
+/// `POST /v2/rerank`, in Cohere's format.
 pub(crate) async fn rerank_cohere(
     State(app): State<Arc<App>>,
     request: Request,
@@ -78,11 +78,11 @@ pub(crate) async fn rerank_cohere(
     })))
 }
 
-/// Documents by how well they answer a query.
+/// Documents ranked by their scores for a query.
 struct Ranking {
-    /// Index and score of each, best first.
+    /// Index and score of each document, best first.
     scored: Vec<(usize, f64)>,
-    /// Number of tokens that were read.
+    /// Number of tokens that the model has processed.
     tokens: u64,
     pairs: Arc<Pairs>,
 }
@@ -90,8 +90,8 @@ struct Ranking {
 async fn rank(app: &Arc<App>, key: u64, cost: Cost, request: RerankRequest) -> Result<Ranking, ApiError> {
     let RerankRequest { model, query, mut documents, top_n, document_tokens, scoring, .. } = request;
     app.model_names().check(model.as_deref())?;
-    if let Some(most) = document_tokens {
-        documents = app.run_work(cost, move |app| shortened(app, documents, most)).await?;
+    if let Some(max_tokens) = document_tokens {
+        documents = app.run_work(cost, move |app| truncated(app, documents, max_tokens)).await?;
     }
     let pairs = Arc::new(Pairs { first: vec![query], second: documents });
     let (scores, tokens) = compare(app, key, cost, scoring, &pairs).await?;
@@ -101,17 +101,17 @@ async fn rank(app: &Arc<App>, key: u64, cost: Cost, request: RerankRequest) -> R
     Ok(Ranking { scored, tokens, pairs })
 }
 
-/// Documents of at most `most` tokens.
-fn shortened(app: &App, documents: Vec<String>, most: usize) -> Result<Vec<String>, ApiError> {
-    let shorten = |text: String| {
-        // A token has a byte at least.
-        if text.len() <= most {
+/// Truncates each document to `max_tokens` tokens.
+fn truncated(app: &App, documents: Vec<String>, max_tokens: usize) -> Result<Vec<String>, ApiError> {
+    let truncate = |text: String| {
+        // A token has at least one byte.
+        if text.len() <= max_tokens {
             return Ok(text);
         }
         let ids = app.model.encode(&text, false)?;
-        Ok(if ids.len() <= most { text } else { app.model.chat.decode(&ids[..most]) })
+        Ok(if ids.len() <= max_tokens { text } else { app.model.chat.decode(&ids[..max_tokens]) })
     };
-    documents.into_iter().map(shorten).collect()
+    documents.into_iter().map(truncate).collect()
 }
 
 /// `POST /v1/score`: scores of pairs of texts; one `text_1` is compared with every `text_2`.

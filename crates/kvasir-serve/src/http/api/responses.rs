@@ -1,7 +1,7 @@
 //! OpenAI `/v1/responses`: creates responses, and continues stored ones and conversations.
 //!
-//! `background` generates without a client, `socket` takes requests over a WebSocket, `compact`
-//! summarizes a conversation, and `stored` reads stored responses.
+//! `background` generates without a connected client, `socket` takes requests over a WebSocket,
+//! `compact` summarizes a conversation, and `stored` reads stored responses.
 
 mod background;
 pub(crate) mod compact;
@@ -49,8 +49,8 @@ pub(crate) struct Responses {
     is_background: bool,
 }
 
-/// A response of a connection that stores none, if the request came over one.
-type OfConnection = Option<Arc<ResponseStore>>;
+/// A WebSocket's store of its newest response with `store: false`; `None` for a `POST`.
+type ConnectionStore = Option<Arc<ResponseStore>>;
 
 /// The items of an `input`; a text is a message of the user. Fails with any other value but null.
 fn input_items(input: Value) -> Result<Vec<Value>, Value> {
@@ -79,8 +79,9 @@ fn take_own_input(before: &Conversation, body: &mut Body) -> Vec<Value> {
     items.split_off(before.items().count().min(items.len()))
 }
 
-/// Parses a request behind the conversation that its `previous_response_id` or `conversation`
-/// names; returns that, too. The body's `input` then holds both.
+/// Parses a request that continues the conversation of its `previous_response_id` or
+/// `conversation`. Returns the request and that conversation. The body's `input` then holds the
+/// items of both.
 fn read_request(
     app: &App,
     key: u64,
@@ -110,11 +111,14 @@ impl Responses {
         app: &Arc<App>,
         key: u64,
         mut body: Body,
-        connection: OfConnection,
+        connection: ConnectionStore,
     ) -> Result<Self, ApiError> {
         let (mut request, before) = read_request(app, key, &mut body, connection.as_deref())?;
         if request.background && connection.is_some() {
-            return Err(ApiError::unsupported("background", "a WebSocket streams each response"));
+            return Err(ApiError::unsupported(
+                "background",
+                "a WebSocket streams every response; send `background` with POST",
+            ));
         }
         let submit = |chat: &ChatRequest| submit_chat(app, key, chat, "input");
         let reply = if request.truncate {

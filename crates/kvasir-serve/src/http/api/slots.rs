@@ -1,7 +1,7 @@
 //! llama.cpp's slots: `GET /slots`, and `POST /slots/ID?action=erase`.
 //!
-//! Requests share one block pool. A slot is a place for a concurrent request and has no K/V of its own:
-//! what a prompt has cached is found by its content, from any slot.
+//! Requests share one block pool. A slot of this API is a place for a concurrent request, and owns
+//! no K/V: the prefix cache finds a prompt by its content, from any slot.
 
 use crate::error::ApiError;
 use crate::http::access::api_keys::Caller;
@@ -21,8 +21,8 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     Json((0..app.host.at_once(1).max(open)).map(slot).collect())
 }
 
-/// `POST /slots/ID?action=erase`: the key's later requests find no prefix that was cached before.
-pub(crate) async fn act(
+/// `POST /slots/ID?action=erase`: later requests of the key find no prefix that was cached before.
+pub(crate) async fn run_action(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
@@ -35,12 +35,12 @@ pub(crate) async fn act(
     match Query::parse(query.as_deref()).get("action") {
         Some("erase") => {
             app.erasures.erase(caller.0);
-            // What is cached is not counted by key.
+            // `n_erased` is null: cached tokens are not counted by key.
             Ok(Json(json!({"id_slot": id, "n_erased": null})))
         }
         Some("save" | "restore") => Err(ApiError::not_offered(
             "slots are not saved to files: the prefix cache finds a prompt by its content, and sessions (POST /v1/sessions) keep a conversation's K/V",
         )),
-        _ => Err(ApiError::param("action", "`action` must be erase, save or restore")),
+        _ => Err(ApiError::param("action", "`action` must be `erase`")),
     }
 }

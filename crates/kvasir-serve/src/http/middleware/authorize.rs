@@ -12,14 +12,14 @@ use axum::{
 };
 use std::sync::Arc;
 
-/// The refusal of a route that needs another key than `key`, or any if that is 0.
-fn reserved(access: &AccessControl, key: u64) -> ApiError {
-    let which = match (&access.metrics_key, access.keys.has_admin()) {
+/// The error of a route that only some keys may use. `key` is the caller's, 0 without one.
+fn reserved_route(access: &AccessControl, key: u64) -> ApiError {
+    let required = match (&access.metrics_key, access.keys.has_admin()) {
         (Some(_), true) => "the key of --metrics-key or an admin's key",
         (Some(_), false) => "the key of --metrics-key",
         (None, _) => "an admin's key",
     };
-    let message = format!("this route takes {which}");
+    let message = format!("this route takes {required}");
     if key == 0 { ApiError { message, ..ApiError::unauthorized() } } else { ApiError::forbidden(message) }
 }
 
@@ -40,7 +40,7 @@ pub(crate) async fn authorize(State(app): State<Arc<App>>, mut request: Request,
         // Without a key for it, every API key opens `/metrics`, which names no key.
         let is_reserved = metrics_key.is_some() || keys.has_admin();
         let is_reserved = is_reserved && (is_metrics || is_steps && keys.is_empty());
-        if is_reserved && !sees_all { Err(reserved(&app.access, key)) } else { Ok((key, sees_all)) }
+        if is_reserved && !sees_all { Err(reserved_route(&app.access, key)) } else { Ok((key, sees_all)) }
     });
     let response = match caller {
         Ok((key, sees_all)) => {

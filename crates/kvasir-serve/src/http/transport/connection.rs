@@ -1,8 +1,8 @@
 //! A client's connection, plain or TLS, with a timeout of stalled writes.
 //!
 //! A write that makes no progress for `WRITE_TIMEOUT_FACTOR` times the read timeout closes the
-//! connection; a pending write ends when it is cut (`ConnectionCut`). The end of a client's stream is held back while its request is answered
-//! ([`exchange`](super::exchange)).
+//! connection; a cut (`ConnectionCut`) fails a pending write at once. The end of a client's stream
+//! is held back while its request is answered ([`exchange`](super::exchange)).
 
 use crate::http::transport::exchange::{Exchange, INTERIM, PROBE_INTERVAL};
 use crate::http::transport::peers::PeerPermit;
@@ -31,7 +31,7 @@ pub(crate) struct ReadTimeout(pub(crate) Duration);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Client(pub(crate) IpAddr);
 
-/// Notifies of the server's shutdown, which waits until all clones are dropped.
+/// Notifies of the server's shutdown, which waits for all clones to be dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Shutdown(pub(crate) watch::Receiver<()>);
 

@@ -73,7 +73,7 @@ impl Exchange {
         if self.is(Stage::Receiving) { probes < MAX_RECEIVING_PROBES } else { !self.is(Stage::Idle) }
     }
 
-    /// Cuts the connection.
+    /// The handle that cuts the connection.
     pub(crate) fn connection(&self) -> &Arc<ConnectionCut> {
         &self.connection
     }

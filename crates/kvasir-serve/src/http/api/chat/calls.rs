@@ -1,8 +1,8 @@
-//! Tool calls of a chat completion as OpenAI's objects: calls of functions, and of free-form
-//! (custom) tools.
+//! Tool calls of a chat completion as OpenAI's objects: calls of functions and of custom
+//! (free-form) tools.
 //!
-//! The model sees a free-form tool as a function, so the input of its calls is nested in JSON
-//! arguments. A stream sends it when the arguments are complete.
+//! The model sees a custom tool as a function with one argument, `input`. A stream sends the input
+//! as one chunk, when the JSON arguments that it is nested in are complete.
 
 use crate::request::tools::custom_input;
 use kvasir_chat::Delta;
@@ -10,11 +10,11 @@ use kvasir_chat::Tool;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-/// Writes the calls of a request's answers.
+/// Writes the tool calls of all answers to one request.
 pub(super) struct CallWriter {
-    /// Prefix of the call ids.
+    /// Prefix of the call ids of all answers.
     prefix: String,
-    /// Names of the free-form tools.
+    /// Names of the custom tools.
     custom: HashSet<String>,
 }
 
@@ -25,15 +25,15 @@ impl CallWriter {
     }
 
     /// Prefix of the call ids of one answer.
-    pub(super) fn answer(&self, answer: usize) -> String {
+    pub(super) fn id_prefix(&self, answer: usize) -> String {
         format!("{}_{answer}", self.prefix)
     }
 
     fn id(&self, answer: usize, call: usize) -> String {
-        format!("{}_{call}", self.answer(answer))
+        format!("{}_{call}", self.id_prefix(answer))
     }
 
-    /// The whole call of one answer.
+    /// A complete call, for a non-streaming response.
     pub(super) fn whole(&self, answer: usize, call: usize, name: &str, arguments: &str) -> Value {
         let id = self.id(answer, call);
         if self.custom.contains(name) {
@@ -43,7 +43,7 @@ impl CallWriter {
         json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
     }
 
-    /// The chunk that begins a call.
+    /// The first chunk of a streamed call.
     fn begin(&self, answer: usize, call: usize, name: &str) -> Value {
         let (id, is_custom) = (self.id(answer, call), self.custom.contains(name));
         if is_custom {
@@ -59,18 +59,19 @@ impl CallWriter {
 #[derive(Default)]
 pub(super) struct DeltaWriter {
     answer: usize,
-    /// Index and arguments so far of a call of a free-form tool.
-    custom: Option<(usize, String)>,
+    /// Index and arguments so far of the open call of a custom tool.
+    open_custom: Option<(usize, String)>,
 }
 
 impl DeltaWriter {
     pub(super) fn new(answer: usize) -> Self {
-        Self { answer, custom: None }
+        Self { answer, open_custom: None }
     }
 
-    /// The chunks of one delta.
+    /// The chunks of one delta; none while the arguments of a custom tool are incomplete.
     pub(super) fn write(&mut self, calls: &CallWriter, delta: Delta) -> Vec<String> {
-        if let (Some((open, arguments)), Delta::CallArguments { index, text }) = (&mut self.custom, &delta)
+        if let (Some((open, arguments)), Delta::CallArguments { index, text }) =
+            (&mut self.open_custom, &delta)
             && open == index
         {
             arguments.push_str(text);
@@ -82,7 +83,7 @@ impl DeltaWriter {
             Delta::Reasoning(text) => format!(r#""delta":{{"reasoning_content":{}}}"#, Value::from(text)),
             Delta::CallBegin { index, name } => {
                 if calls.custom.contains(&name) {
-                    self.custom = Some((index, String::new()));
+                    self.open_custom = Some((index, String::new()));
                 }
                 call_part(&calls.begin(self.answer, index, &name))
             }
@@ -93,9 +94,9 @@ impl DeltaWriter {
         parts
     }
 
-    /// The chunk with the input of an open call of a free-form tool.
+    /// Closes the open call of a custom tool; returns the chunk with its input.
     pub(super) fn finish(&mut self) -> Option<String> {
-        let (index, arguments) = self.custom.take()?;
+        let (index, arguments) = self.open_custom.take()?;
         Some(call_part(&json!({"index": index, "custom": {"input": custom_input(&arguments)}})))
     }
 }
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_form_input_comes_when_its_arguments_are_complete() {
+    fn custom_tool_input_is_sent_when_its_arguments_are_complete() {
         let calls = writer();
         let mut deltas = DeltaWriter::new(0);
         let begin = |index, name: &str| Delta::CallBegin { index, name: name.into() };
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_calls_have_their_tools_kind() {
+    fn complete_calls_have_the_type_of_their_tool() {
         let calls = writer();
         let custom = calls.whole(1, 0, "patch", r#"{"input": "x"}"#);
         let expected =

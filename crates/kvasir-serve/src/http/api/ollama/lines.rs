@@ -48,7 +48,7 @@ pub(super) struct Lines {
     calls: usize,
     /// Name and arguments of the open tool call.
     call: Option<(String, String)>,
-    /// Ids of the prompt and of the answer so far, if the last line has them as `context`.
+    /// Token ids of the prompt and of the answer so far, if the last line returns them (`context`).
     context: Option<Vec<Token>>,
 }
 
@@ -59,12 +59,13 @@ impl Lines {
         Self { form, model, began, ids, calls: 0, call: None, context: None }
     }
 
-    /// Has the last line return the ids of this prompt and of its answer.
+    /// Adds `context` to the last line: the token ids of this prompt and of its answer.
     pub(super) fn with_context(self, prompt: Vec<Token>) -> Self {
         Self { context: Some(prompt), ..self }
     }
 
-    /// Takes an increment of the answer.
+    /// Takes the deltas of an increment as pieces, and its token ids for `context`; leaves the
+    /// log-probabilities.
     pub(super) fn take(&mut self, increment: &mut AnswerIncrement) -> Vec<Piece> {
         if let Some(context) = &mut self.context {
             context.append(&mut increment.ids);
@@ -134,7 +135,7 @@ impl Lines {
         Some(Piece { calls: vec![call], ..Piece::default() })
     }
 
-    /// Completes the last line.
+    /// Writes the finish reason, durations, token counts and `context` into the last line.
     pub(super) fn put_outcome(&self, line: &mut Value, outcome: &AnswerOutcome) {
         // Ollama has no reason of its own for tool calls.
         line["done_reason"] = if outcome.reason == "length" { "length" } else { "stop" }.into();
@@ -182,13 +183,13 @@ impl EventWriter for Lines {
     fn close(&mut self, _: &mut String, _: &Usage) {}
 }
 
-/// Appends a line.
+/// Appends `line` and a newline.
 pub(super) fn push(out: &mut String, line: &Value) {
     out.push_str(&line.to_string());
     out.push('\n');
 }
 
-/// A duration as Ollama has them.
+/// A duration in nanoseconds, Ollama's unit; saturates.
 pub(super) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,8 +1,8 @@
 //! Ollama's requests that change the models: `/api/pull`, `/api/create`, `/api/copy`, `/api/push` and
 //! `/api/delete`.
 //!
-//! One model is served as long as the server runs. Requests that ask for what is so succeed; the errors
-//! of all others say what to do instead.
+//! One model is served as long as the server runs. A request whose result already holds succeeds;
+//! the error of any other says what to do instead.
 
 use crate::error::ApiError;
 use crate::http::access::api_keys::SeesAll;
@@ -26,43 +26,48 @@ async fn read(app: &App, request: Request, table: &'static [Field]) -> Result<Bo
     Ok(read_body_as(ContentTypes::Any, app, request, table).await?.1)
 }
 
-/// `POST /api/pull`: fetches a model into the hub's cache, with `--allow-pull`. The served model stays.
+/// `POST /api/pull`: with `--allow-pull`, fetches a model into the hub's cache. The served model
+/// does not change.
 pub(crate) async fn pull(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let sees_all = request.extensions().get::<SeesAll>().is_some_and(|sees| sees.0);
     let body = read(&app, request, OLLAMA_PULL).await?;
     let OllamaModel { model, stream, .. } = OllamaModel::pull(&body.reader())?;
     drop(body);
     if app.model_names().accepts(&model) {
-        return Ok(pull::present(stream));
+        return Ok(pull::already_present(stream));
     }
     if app.fetcher.is_allowed() && !sees_all && app.access.keys.has_admin() {
-        return Err(ApiError::forbidden("models are fetched for an admin's key only"));
+        return Err(ApiError::forbidden("only an admin's key may fetch models"));
     }
     let reports = app.host.reports().clone();
     let fetch = app.fetcher.start(model.clone(), move |result| match result {
         Ok(name) => reports.send_server(Level::Info, &format!("fetched {name} for a client"), Vec::new()),
-        Err(error) => reports.send_server(Level::Warn, &format!("fetching failed: {error}"), Vec::new()),
+        Err(error) => reports.send_server(
+            Level::Warn,
+            &format!("fetching a model for a client failed: {error}"),
+            Vec::new(),
+        ),
     });
     let fetch = fetch.ok_or_else(|| {
         let own = &app.model.name;
         ApiError::forbidden(format!(
-            "this server has `{own}` and fetches no other model: start it with --allow-pull, or run `kvasir pull {model}` on its machine"
+            "this server serves `{own}` and may not fetch other models: start it with --allow-pull, or run `kvasir pull {model}` on its machine"
         ))
     })?;
-    pull::fetched(fetch?, stream).await
+    pull::progress(fetch?, stream).await
 }
 
-/// `POST /api/create`: succeeds for a name of the served model that changes nothing.
+/// `POST /api/create`: succeeds if it changes nothing: the served model under a name that it has.
 pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let body = read(&app, request, OLLAMA_CREATE).await?;
     let OllamaModel { model, stream, from } = OllamaModel::create(&body.reader())?;
     drop(body);
     check_model(&app, from.as_deref())?;
     require_name(&app, "model", &model)?;
-    Ok(pull::present(stream))
+    Ok(pull::already_present(stream))
 }
 
-/// `POST /api/copy`: succeeds for a further name that the served model has.
+/// `POST /api/copy`: succeeds if the served model has the new name already.
 pub(crate) async fn copy(State(app): State<Arc<App>>, request: Request) -> Result<StatusCode, ApiError> {
     let body = read(&app, request, OLLAMA_COPY).await?;
     let OllamaCopy { source, destination } = OllamaCopy::read(&body.reader())?;
@@ -75,7 +80,7 @@ pub(crate) async fn copy(State(app): State<Arc<App>>, request: Request) -> Resul
 pub(crate) async fn push(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let body = read(&app, request, OLLAMA_PUSH).await?;
     check_model(&app, Some(&OllamaModel::push(&body.reader())?.model))?;
-    Err(ApiError::not_offered("models are not uploaded; `hf upload` puts one on the hub"))
+    Err(ApiError::not_offered("uploading is not offered; `hf upload` uploads a model to the hub"))
 }
 
 /// `DELETE /api/delete`.
@@ -84,7 +89,7 @@ pub(crate) async fn delete(State(app): State<Arc<App>>, request: Request) -> Res
     let OllamaModel { model, .. } = OllamaModel::delete(&body.reader())?;
     check_model(&app, Some(&model))?;
     let why = format!(
-        "`{model}` is being served; stop the server and delete its files (`kvasir models --json` has the path)"
+        "`{model}` is being served; stop the server, then delete the model's files (`kvasir models --json` lists their path)"
     );
     Err(ApiError::conflict("model", why))
 }
@@ -96,6 +101,6 @@ fn require_name(app: &App, param: &str, name: &str) -> Result<(), ApiError> {
     }
     let own = &app.model.name;
     let why =
-        format!("this server has `{own}` only; it gets the name by `kvasir serve … --model-name {name}`");
+        format!("this server serves `{own}` only; `kvasir serve … --model-name {name}` gives it that name");
     Err(ApiError::param(param, why))
 }

@@ -1,5 +1,5 @@
-//! Ollama's description of the served model, which is all there is: `/api/tags`, `/api/ps`, `/api/show` and
-//! `/api/version`.
+//! Ollama's descriptions of the served model and the server: `/api/tags`, `/api/ps`, `/api/show`
+//! and `/api/version`.
 
 use crate::error::ApiError;
 use crate::http::app::App;
@@ -18,7 +18,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Version of Ollama whose API this is: clients refuse lower ones than they need.
+/// Ollama version whose API is implemented. Clients refuse a server older than they require.
 const OLLAMA_VERSION: &str = "0.13.0";
 
 /// `GET /api/version`: Ollama's version, which clients compare, and this server's.
@@ -31,7 +31,7 @@ pub(crate) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"models": app.model_names().listed().map(|name| entry(&app, name)).collect::<Vec<_>>()}))
 }
 
-/// `GET /api/ps`: the loaded models, which are all.
+/// `GET /api/ps`: the served model, which is always loaded.
 pub(crate) async fn ps(State(app): State<Arc<App>>) -> Json<Value> {
     let running = |name| {
         let mut entry = entry(&app, name);
@@ -110,14 +110,15 @@ fn details(app: &App) -> Value {
     })
 }
 
-/// Refuses unknown model names; Ollama's clients look for `not found`.
+/// Refuses unknown model names.
 pub(super) fn check_model(app: &App, name: Option<&str>) -> Result<(), ApiError> {
     match name {
         Some(name) if !app.model_names().accepts(name) => {
-            // The words that Ollama's clients look for come first.
+            // Ollama's clients match on these first words.
             let own = &app.model.name;
-            let why =
-                format!("model '{name}' not found: this is `{own}`, and --model-name gives it more names");
+            let why = format!(
+                "model '{name}' not found: this server serves `{own}`, and --model-name gives it more names"
+            );
             Err(ApiError::not_found("model", why))
         }
         _ => Ok(()),

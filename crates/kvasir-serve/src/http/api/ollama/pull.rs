@@ -1,7 +1,7 @@
-//! The progress of a fetched model as Ollama's lines.
+//! Progress of a model fetch as Ollama's lines (NDJSON).
 
 use crate::error::ApiError;
-use crate::http::answers::sse::streamed;
+use crate::http::answers::sse::streaming_body;
 use crate::http::api::ollama::NDJSON;
 use crate::http::api::ollama::lines::push;
 use crate::http::model_fetcher::{Fetch, FetchedFile};
@@ -13,16 +13,16 @@ use axum::{
 use futures_util::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
 
-/// The response to a pull of the served model: nothing is to be fetched.
-pub(super) fn present(streams: bool) -> Response {
+/// The response to a pull of the served model, which fetches nothing.
+pub(super) fn already_present(streams: bool) -> Response {
     if !streams {
         return Json(success()).into_response();
     }
     ndjson(stream::iter([text(&[json!({"status": "pulling manifest"}), success()])]))
 }
 
-/// The response to a pull: a line per report if it streams, else one when the model is here.
-pub(super) async fn fetched(fetch: Fetch, streams: bool) -> Result<Response, ApiError> {
+/// The response to a pull: one line per progress report if it streams, else one object at the end.
+pub(super) async fn progress(fetch: Fetch, streams: bool) -> Result<Response, ApiError> {
     if !streams {
         fetch.result().await?;
         return Ok(Json(success()).into_response());
@@ -31,11 +31,11 @@ pub(super) async fn fetched(fetch: Fetch, streams: bool) -> Result<Response, Api
     let rest = stream::unfold(Some(fetch), |fetch| async move {
         let mut fetch = fetch?;
         if let Some(file) = fetch.next_file().await {
-            return Some((text(&[line(&file)]), Some(fetch)));
+            return Some((text(&[progress_line(&file)]), Some(fetch)));
         }
         let last = match fetch.result().await {
             Ok(name) => text(&[
-                json!({"status": format!("{name} is here; serve it with: kvasir serve {name}")}),
+                json!({"status": format!("{name} is fetched; serve it with: kvasir serve {name}")}),
                 success(),
             ]),
             Err(error) => text(&[error.to_ollama()]),
@@ -49,7 +49,7 @@ fn success() -> Value {
     json!({"status": "success"})
 }
 
-fn line(file: &FetchedFile) -> Value {
+fn progress_line(file: &FetchedFile) -> Value {
     let FetchedFile { name, sha256, total, completed } = file;
     let mut line = json!({"status": format!("pulling {name}"), "total": total, "completed": completed});
     if let Some(sha256) = sha256 {
@@ -65,5 +65,5 @@ fn text(lines: &[Value]) -> String {
 }
 
 fn ndjson(lines: impl Stream<Item = String> + Send + 'static) -> Response {
-    ([(header::CONTENT_TYPE, NDJSON)], streamed(lines)).into_response()
+    ([(header::CONTENT_TYPE, NDJSON)], streaming_body(lines)).into_response()
 }

@@ -1,22 +1,19 @@
-//! Responses of background mode: a task of the server generates them, whether or not a client
-//! listens.
+//! Responses of background mode: a task of the server generates them, whether or not a client is
+//! connected.
 //!
-//! The task writes the events to the log of the stored response, from which streams follow. It ends
-//! with the answer, or when the response is canceled or removed from the store.
+//! The task appends the events to the log of the stored response, which streams read. It ends with
+//! the answer, or when the response is canceled or removed from the store.
 
-use crate::http::answers::reply::SILENCE;
+use crate::http::answers::reply::KEEP_ALIVE_INTERVAL;
 use crate::http::answers::sse;
 use crate::http::api::responses::Responses;
 use crate::session::event_log::{EventLog, LogPart};
-use futures_util::{
-    Stream, StreamExt,
-    stream::{self},
-};
+use futures_util::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
 use std::{pin::pin, sync::Arc};
 use tokio::time::timeout;
 
-/// Closes the log when the task ends, however it does.
+/// Closes the log when it is dropped: when the task completes, is canceled or panics.
 struct LogWriter(Arc<EventLog>);
 
 impl Drop for LogWriter {
@@ -25,7 +22,8 @@ impl Drop for LogWriter {
     }
 }
 
-/// Starts the generation of a stored response; returns the response in progress and its log.
+/// Stores the response in progress and starts its generation; returns it and its log. `None` if it
+/// is not to be stored.
 pub(super) fn start(mut response: Responses) -> Option<(Value, Arc<EventLog>)> {
     let first = response.object.response();
     let (log, end) = response.storing.as_mut()?.begin(first.clone());
@@ -51,13 +49,13 @@ pub(super) fn follow(log: Arc<EventLog>, from: usize) -> impl Stream<Item = Stri
     let changes = log.changes();
     stream::unfold((log, changes, from), |(log, mut changes, at)| async move {
         loop {
-            // Changes behind this point wake the wait below.
+            // Changes after this point wake the wait below.
             drop(changes.borrow_and_update());
             match log.read(at) {
                 LogPart::Events(text, next) => return Some((text, (log, changes, next))),
                 LogPart::Closed => return None,
                 LogPart::Open => {
-                    if timeout(SILENCE, changes.changed()).await.is_err() {
+                    if timeout(KEEP_ALIVE_INTERVAL, changes.changed()).await.is_err() {
                         return Some((sse::KEEP_ALIVE.into(), (log, changes, at)));
                     }
                 }

@@ -1,4 +1,4 @@
-//! `POST /v1/responses/compact`: a conversation, summarized by the model itself in one item.
+//! `POST /v1/responses/compact`: the served model summarizes a conversation in one item.
 //!
 //! The item's `encrypted_content` is the summary in plain text. In the input of a later request it
 //! becomes a message of the user.
@@ -24,9 +24,9 @@ use kvasir_chat::{Message, Role};
 use serde_json::json;
 use std::sync::Arc;
 
-/// Maximum tokens of a summary.
-const MAX_SUMMARY: u32 = 2048;
-/// The request for a summary, behind the conversation.
+/// Maximum length of a summary in tokens.
+const MAX_SUMMARY_TOKENS: u32 = 2048;
+/// The last message of the prompt: it requests the summary.
 const INSTRUCTION: &str = "Summarize the conversation so far for someone who continues it without having read it. \
      Keep the task, decisions, names, paths, numbers, results of tools, and what remains to be done. \
      Answer with the summary only.";
@@ -69,7 +69,7 @@ fn submit(app: &Arc<App>, key: u64, mut body: Body) -> Result<Reply, ApiError> {
     chat.tools.clear();
     chat.tool_choice = ToolChoice::None;
     chat.template_kwargs.insert("enable_thinking".into(), false.into());
-    chat.sampling.length.max_tokens = Some(MAX_SUMMARY);
+    chat.sampling.length.max_tokens = Some(MAX_SUMMARY_TOKENS);
     chat.sampling.length.overlong = Overlong::Reserve;
     submit_truncated(&mut chat, |chat: &ChatRequest| submit_chat(app, key, chat, "input"))
 }

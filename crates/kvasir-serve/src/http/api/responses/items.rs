@@ -1,4 +1,4 @@
-//! Items of stored responses and conversations as the API lists them, and the pages of their lists.
+//! Items of stored responses and conversations as the API lists them, and pagination of the lists.
 
 use crate::error::ApiError;
 use crate::http::app::App;
@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 /// Maximum and default number of items on a page.
 const MAX_LIMIT: usize = 100;
-const LIMIT: usize = 20;
+const DEFAULT_LIMIT: usize = 20;
 
-/// Which items of a list are requested.
+/// One page of a list, as `limit`, `order` and `after` of the query select it.
 pub(crate) struct Page<'a> {
     limit: usize,
     is_ascending: bool,
@@ -21,9 +21,9 @@ impl<'a> Page<'a> {
         let is_ascending = match query.get("order") {
             None | Some("desc") => false,
             Some("asc") => true,
-            Some(_) => return Err(ApiError::param("order", "`order` must be asc or desc")),
+            Some(_) => return Err(ApiError::param("order", "`order` must be `asc` or `desc`")),
         };
-        let limit = query.integer("limit", 1..=MAX_LIMIT)?.unwrap_or(LIMIT);
+        let limit = query.integer("limit", 1..=MAX_LIMIT)?.unwrap_or(DEFAULT_LIMIT);
         Ok(Self { limit, is_ascending, after: query.get("after") })
     }
 
@@ -34,7 +34,8 @@ impl<'a> Page<'a> {
         }
         if let Some(after) = self.after {
             let at = items.iter().position(|item| item["id"] == after);
-            let at = at.ok_or_else(|| ApiError::param("after", "`after` is the id of no item"))?;
+            let at =
+                at.ok_or_else(|| ApiError::param("after", "`after` must be the id of an item in the list"))?;
             items.drain(..=at);
         }
         let has_more = items.len() > self.limit;
@@ -68,8 +69,8 @@ pub(crate) fn listed(mut item: Value, new_id: impl FnOnce() -> String) -> Value 
     item
 }
 
-/// Items in the form in which the API lists them, with new ids where they have none.
-pub(crate) fn identified(app: &App, items: Vec<Value>) -> Vec<Value> {
+/// Items in the form in which the API lists them; those without an id get a new one.
+pub(crate) fn with_ids(app: &App, items: Vec<Value>) -> Vec<Value> {
     let prefix = |item: &Value| match item["type"].as_str() {
         None | Some("message") => "msg",
         Some("reasoning") => "rs",
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_go_through_all_items_once() {
+    fn pages_list_each_item_once() {
         let items: Vec<Value> = (0..45).map(|i| json!({"id": i.to_string()})).collect();
         for (order, expected) in [("", (0..45).rev().collect::<Vec<_>>()), ("&order=asc", (0..45).collect())]
         {
@@ -162,11 +163,11 @@ mod tests {
         let empty = Page::read(&Query::parse(Some("after=0"))).unwrap().of(items.clone()).unwrap();
         assert_eq!((&empty["data"], &empty["last_id"]), (&json!([]), &Value::Null));
         let default = Page::read(&Query::parse(None)).unwrap().of(items).unwrap();
-        assert_eq!(default["data"].as_array().unwrap().len(), LIMIT);
+        assert_eq!(default["data"].as_array().unwrap().len(), DEFAULT_LIMIT);
     }
 
     #[test]
-    fn wrong_parameters_are_named() {
+    fn errors_name_the_invalid_parameter() {
         for (query, param) in
             [("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("order=up", "order")]
         {

@@ -74,7 +74,7 @@ pub(super) fn initial_response(app: &App, request: &ResponsesRequest, body: &Rea
     response
 }
 
-/// `usage` of a response.
+/// The `usage` object of a response.
 pub(super) fn usage_object(usage: &Usage) -> Value {
     json!({
         "input_tokens": usage.prompt,

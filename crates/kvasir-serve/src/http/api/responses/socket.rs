@@ -1,13 +1,13 @@
 //! `/v1/responses` as a WebSocket: the client sends `response.create` messages and gets the events
 //! of each response as text messages, one response after the other.
 //!
-//! 1. Wait for a message, at most [`IDLE`].
-//! 2. Submit it as the body of `POST /v1/responses`, and send the events. Meanwhile, at most one
-//!    further message is read. The client's end aborts the response.
+//! 1. Wait for a message, at most [`IDLE_TIMEOUT`].
+//! 2. Submit it as the body of `POST /v1/responses`, and send the events. Meanwhile, read at most
+//!    one further message. Abort the response if the client disconnects.
 //!
-//! A connection keeps its newest response that is not stored (`store: false`), so that the next
-//! message can name it in `previous_response_id`. A browser sends WebSocket requests of any page
-//! without a preflight, so the `origin` must be an allowed one or the server's own.
+//! A connection keeps its newest response with `store: false`, so that the next message can name it
+//! in `previous_response_id`. A browser opens a WebSocket for any page without a CORS preflight, so
+//! the `origin` must be an allowed one or the server's own.
 
 use crate::context::clamped_limit::ClampRecord;
 use crate::context::ignored_fields::IgnoredFields;
@@ -45,10 +45,10 @@ use std::{
 };
 use tokio::time::timeout;
 
-/// Maximum size of a message in bytes, for which the memory is held while the connection is open.
-const MAX_MESSAGE: usize = 8 << 20;
-/// Time without a message after which the connection is closed.
-const IDLE: Duration = Duration::from_secs(600);
+/// Maximum size of a message in bytes. Each open connection holds as much of the memory budget.
+const MAX_MESSAGE_BYTES: usize = 8 << 20;
+/// Time without a message after which an idle connection is closed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// `GET /v1/responses`.
 pub(crate) async fn socket(
@@ -65,9 +65,9 @@ pub(crate) async fn socket(
     })?;
     check_origin(&app, &headers)?;
     let mut memory = SOCKETS.hold();
-    memory.grow_to(MAX_MESSAGE)?;
+    memory.grow_to(MAX_MESSAGE_BYTES)?;
     let context = RequestContext::current();
-    let upgrade = upgrade.max_message_size(MAX_MESSAGE).max_frame_size(MAX_MESSAGE);
+    let upgrade = upgrade.max_message_size(MAX_MESSAGE_BYTES).max_frame_size(MAX_MESSAGE_BYTES);
     let newest = Arc::new(app.responses.sharing_memory());
     let shutdown = shutdown.map(|Extension(shutdown)| shutdown);
     Ok(upgrade.on_upgrade(move |socket| async move {
@@ -76,7 +76,7 @@ pub(crate) async fn socket(
     }))
 }
 
-/// Refuses a request from a page of an origin that is neither allowed nor the server's own.
+/// Refuses requests of web pages whose origin is neither allowed nor the server's own.
 fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
@@ -89,7 +89,7 @@ fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError { status: 403, ..ApiError::param("origin", why) })
 }
 
-/// Sets the flag of a request's work when the connection ends.
+/// Sets [`RequestContext::gone`] of a request when it is dropped, which ends the request's work.
 struct GoneOnDrop(Arc<AtomicBool>);
 
 impl Drop for GoneOnDrop {
@@ -98,7 +98,7 @@ impl Drop for GoneOnDrop {
     }
 }
 
-/// What the client's end leaves to do.
+/// Whether the connection continues after a message.
 enum Flow {
     Continue,
     End,
@@ -109,15 +109,16 @@ struct Connection {
     key: u64,
     context: Arc<RequestContext>,
     socket: WebSocket,
-    /// A message that came during a response.
+    /// A message received during a response, to be answered next.
     next: Option<Message>,
-    /// The newest response that is not stored.
+    /// Holds the newest response with `store: false`.
     newest: Arc<ResponseStore>,
     _memory: HeldMemory,
 }
 
 impl Connection {
-    /// Answers messages until the client, or the server, ends.
+    /// Answers messages until the client disconnects, the connection is idle for too long, or the
+    /// server shuts down.
     async fn serve(mut self, mut shutdown: Option<Shutdown>) {
         loop {
             let stop = async {
@@ -129,7 +130,7 @@ impl Connection {
             let message = match self.next.take() {
                 Some(message) => message,
                 None => tokio::select! {
-                    received = timeout(IDLE, self.socket.recv()) => match received {
+                    received = timeout(IDLE_TIMEOUT, self.socket.recv()) => match received {
                         Ok(Some(Ok(message))) => message,
                         _ => return,
                     },
@@ -140,7 +141,7 @@ impl Connection {
                 Message::Text(text) => self.respond(text.as_bytes()).await,
                 Message::Binary(bytes) => self.respond(&bytes).await,
                 Message::Close(_) => return,
-                // The library answers pings.
+                // axum answers pings.
                 Message::Ping(_) | Message::Pong(_) => Flow::Continue,
             };
             if matches!(flow, Flow::End) {
@@ -199,7 +200,7 @@ impl Connection {
     }
 }
 
-/// Submits the request of a message.
+/// Parses a message and submits its request.
 async fn begin(
     app: &Arc<App>,
     key: u64,
@@ -212,12 +213,12 @@ async fn begin(
     let mut body = app.work.run(Cost::Light, move || Body::parse(&text, SOCKET, ignored)).await?;
     match body.fields.shift_remove("type") {
         Some(Value::String(kind)) if kind == "response.create" => {}
-        _ => return Err(ApiError::param("type", "`type` must be response.create")),
+        _ => return Err(ApiError::param("type", "`type` must be `response.create`")),
     }
     app.run_work(body.cost(), move |app| Responses::begin(app, key, body, Some(newest))).await
 }
 
-/// The messages of server-sent events: their data; a comment becomes a ping.
+/// Converts server-sent events to messages: data to text, a comment to a ping.
 fn messages(events: &str) -> impl Iterator<Item = Message> {
     let events = events.split("\n\n").filter(|event| !event.is_empty());
     events.map(|event| match event.lines().find_map(|line| line.strip_prefix("data: ")) {

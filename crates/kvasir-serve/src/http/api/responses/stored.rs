@@ -1,4 +1,4 @@
-//! Stored responses: `GET` and `DELETE /v1/responses/ID`, cancellation, and the pages of their
+//! Stored responses: `GET` and `DELETE /v1/responses/ID`, cancellation, and pagination of their
 //! input items.
 //!
 //! Responses of background mode are streamed from their event log, while they are generated and
@@ -34,7 +34,7 @@ pub(crate) async fn show(
     query.ignore_values("include_obfuscation");
     let after = query.integer("starting_after", 0..=u32::MAX as usize)?;
     if query.flag("stream")? {
-        let why = "only responses with `background` are streamed again; read others without `stream`";
+        let why = "only responses with `background` can be streamed again; read others without `stream`";
         let log = app.responses.log(&id, key)?.ok_or_else(|| ApiError::param("stream", why))?;
         return Ok(event_stream(background::follow(log, after.map_or(0, |last| last + 1))));
     }
@@ -45,7 +45,7 @@ pub(crate) async fn show(
     Ok(answer.await?.into_response())
 }
 
-/// `POST /v1/responses/ID/cancel`: ends a response of background mode.
+/// `POST /v1/responses/ID/cancel`: cancels a response of background mode.
 pub(crate) async fn cancel(
     State(app): State<Arc<App>>,
     Extension(Caller(key)): Extension<Caller>,

@@ -1,7 +1,6 @@
-//! What becomes of a response when it has ended: it is stored, and its items are appended to its
-//! conversation.
+//! Stores a response when it has ended, and appends its items to its conversation.
 
-use crate::http::api::responses::items::identified;
+use crate::http::api::responses::items::with_ids;
 use crate::http::app::App;
 use crate::session::responses::{BackgroundTask, Conversation, ResponseStore};
 use serde_json::Value;
@@ -15,29 +14,30 @@ pub(super) enum Destination {
     Store,
     /// In the store from its beginning (`background`).
     Background,
-    /// In the memory of a connection, until its next response.
+    /// In the store of a WebSocket, until its next response.
     Connection(Arc<ResponseStore>),
 }
 
-/// What is needed to store a response when it has ended.
+/// The state needed to store a response when it has ended.
 pub(super) struct Storing {
     pub(super) app: Arc<App>,
     pub(super) key: u64,
     pub(super) destination: Destination,
-    /// The conversation in front of its input.
+    /// The conversation that precedes the request's input.
     pub(super) before: Conversation,
+    /// The input items of the request itself.
     pub(super) own_input: Vec<Value>,
-    /// Id of the conversation that its items are appended to.
+    /// Id of the conversation to which the items of the request and the response are appended.
     pub(super) conversation: Option<String>,
 }
 
 impl Storing {
-    /// Whether something becomes of the response.
+    /// Whether the response is stored, or its items appended to a conversation.
     pub(super) fn is_needed(&self) -> bool {
         self.conversation.is_some() || !matches!(self.destination, Destination::None)
     }
 
-    /// Stores a response of background mode that begins.
+    /// Stores a response of background mode, in progress.
     pub(super) fn begin(&mut self, response: Value) -> BackgroundTask {
         let own_input = match self.conversation {
             Some(_) => self.own_input.clone(),
@@ -51,13 +51,13 @@ impl Storing {
         let Self { app, key, destination, before, own_input, conversation } = self;
         let is_background = matches!(destination, Destination::Background);
         if is_background && !app.responses.complete(key, response.clone()) {
-            // It was canceled or deleted.
+            // The response was canceled or deleted.
             return;
         }
         if let Some(id) = conversation {
             let output = response["output"].as_array().into_iter().flatten();
-            let items = identified(&app, own_input.iter().chain(output).cloned().collect());
-            // A conversation that was deleted meanwhile stays deleted.
+            let items = with_ids(&app, own_input.iter().chain(output).cloned().collect());
+            // Fails if the conversation was deleted meanwhile; it stays deleted.
             let _ = app.conversations.append(&id, key, items);
         }
         match destination {
@@ -69,7 +69,8 @@ impl Storing {
         }
     }
 
-    /// Stores that a response has failed, which only clients of background mode can read.
+    /// Stores a failed response of background mode; others are not stored, their clients have the
+    /// error.
     pub(super) fn store_failed(self, response: &Value) {
         if matches!(self.destination, Destination::Background) {
             self.app.responses.complete(self.key, response.clone());
