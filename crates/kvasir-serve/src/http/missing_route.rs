@@ -132,7 +132,7 @@ fn match_suffix(endpoint: &Endpoint, requested: &[&str]) -> Option<bool> {
 }
 
 fn shortened(path: &str) -> &str {
-    path.get(..MAX_PATH_BYTES).unwrap_or(path)
+    &path[..path.floor_char_boundary(MAX_PATH_BYTES)]
 }
 
 #[cfg(test)]

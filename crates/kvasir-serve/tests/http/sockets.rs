@@ -122,7 +122,7 @@ fn wrong_messages_are_errors_and_the_connection_stays() {
     let mut client = Client::open(server.listen(16), "").unwrap();
     for (message, param) in [
         (json!({"type": "response.append"}), "type"),
-        (create(json!({"temperature": 9})), "temperature"),
+        (create(json!({"temperature": 900})), "temperature"),
         (create(json!({"background": true})), "background"),
         (json!("hello"), ""),
     ] {

@@ -180,10 +180,17 @@ impl Connection {
                         }
                     }
                 }
-                message = self.socket.recv(), if self.next.is_none() => match message {
+                message = self.socket.recv() => match message {
                     Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
                     Some(Ok(Message::Close(_)) | Err(_)) | None => return Flow::End,
-                    Some(Ok(message)) => self.next = Some(message),
+                    Some(Ok(message)) if self.next.is_none() => self.next = Some(message),
+                    // Reading goes on, so that a client that left is noticed.
+                    Some(Ok(_)) => {
+                        let error = ApiError::too_many("a response is generated and another message waits");
+                        if let Flow::End = self.send_error(&error).await {
+                            return Flow::End;
+                        }
+                    }
                 }
             }
         }
