@@ -184,7 +184,7 @@ impl Connection {
                     Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
                     Some(Ok(Message::Close(_)) | Err(_)) | None => return Flow::End,
                     Some(Ok(message)) if self.next.is_none() => self.next = Some(message),
-                    // Reading goes on, so that a client that left is noticed.
+                    // The socket stays read, so that a client that left is noticed.
                     Some(Ok(_)) => {
                         let error = ApiError::too_many("a response is generated and another message waits");
                         if let Flow::End = self.send_error(&error).await {
