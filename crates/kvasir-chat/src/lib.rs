@@ -1,7 +1,8 @@
-//! Chats with a language model, without engine and HTTP: from messages and tools to a prompt, and
-//! from generated text to content, reasoning and tool calls, with structured output in between.
+//! Chats with a language model, independent of engine and HTTP: renders messages and tools to a
+//! prompt, constrains the answer (structured output), and parses it into content, reasoning and
+//! tool calls.
 //!
-//! Folders in reading order; each imports only from those before it:
+//! Modules in reading order; each imports only from those before it:
 //!
 //! - `error`, `message`, `tool`: errors, messages of a chat, tools offered to the model.
 //! - `scan`: incremental scanners of generated text.
@@ -9,12 +10,12 @@
 //! - `dialect`: how model families write reasoning and tool calls.
 //! - `answer`: parses output: stop sequences, reasoning, tool calls.
 //! - `model`: a model's tokenizer, chat template and dialects ([`ChatModel`]); renders prompts and
-//!   builds the constraints of answers.
+//!   compiles the constraints of answers.
 //!
 //! [`ChatModel`] is the entry point. The caller tokenizes the [`RenderedPrompt`], generates under the
 //! [`ChatConstraint`] with any engine, and feeds the text to a [`Choice`].
 //!
-//! Must not know engines, requests of an API, sockets or async runtimes.
+//! This crate must not know engines, HTTP request formats, sockets or async runtimes.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Messages of a chat as chat templates see them: text messages, tool results, and assistant turns
-//! assembled from parts.
+//! Messages of a chat in the form that chat templates read: text messages, tool results, and
+//! assistant turns assembled from parts.
 
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ pub struct Message {
     pub role: Role,
     /// Its content.
     pub content: Content,
-    /// The message as the chat template sees it: content as one string, tool call arguments as
+    /// The JSON object that the chat template reads: content as one string, tool call arguments as
     /// objects.
     pub source: Value,
 }
@@ -92,13 +92,13 @@ impl AssistantTurn {
         self.reasoning.push_str(text);
     }
 
-    /// Appends a tool call. `arguments` is an object, or a string with what the model wrote instead.
+    /// Appends a tool call. `arguments` is an object, or the raw text if it does not parse to one.
     pub fn push_call(&mut self, id: &str, name: &str, arguments: Value) {
         let function = json!({"name": name, "arguments": arguments});
         self.calls.push(json!({"id": id, "type": "function", "function": function}));
     }
 
-    /// Takes the message, or `None` if there are no parts; the builder is empty afterwards.
+    /// Builds the message, or `None` if there are no parts; leaves the builder empty.
     pub fn take(&mut self) -> Option<Message> {
         let Self { text, reasoning, calls } = std::mem::take(self);
         if text.is_none() && reasoning.is_empty() && calls.is_empty() {

@@ -11,21 +11,21 @@ pub struct Tool {
     pub parameters: Option<Value>,
     /// Path of that schema in the request, for errors.
     pub schema: String,
-    /// The definition for the chat template.
+    /// The definition that the chat template reads.
     pub source: Value,
-    /// Whether the schema must be enforced, or the request rejected.
+    /// Whether to reject a request if the schema cannot be enforced.
     pub strict: bool,
-    /// Its client-side kind.
+    /// How the client declared it.
     pub kind: ToolKind,
 }
 
-/// Client-side kind of a function offered to the model.
+/// How the client declared a tool; the model sees a function in any case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolKind {
     /// A plain function.
     #[default]
     Function,
-    /// A free-form tool: its input is the function's only argument.
+    /// A free-form tool: its input text is the function's only argument.
     Custom,
     /// A function in a namespace.
     Namespaced {
@@ -39,7 +39,7 @@ pub enum ToolKind {
 }
 
 impl ToolKind {
-    /// Whether its calls go back with an input instead of arguments.
+    /// Whether its calls are returned with an input text instead of arguments.
     pub fn is_custom(&self) -> bool {
         matches!(self, Self::Custom | Self::Namespaced { is_custom: true, .. })
     }
@@ -60,8 +60,8 @@ pub enum ToolChoice {
 }
 
 impl Tool {
-    /// A function with a JSON Schema of its arguments, an object. Its calls are constrained to the
-    /// schema where it can be compiled.
+    /// A function whose arguments are an object with this JSON Schema. Its calls are constrained to
+    /// the schema if it can be compiled.
     pub fn function(name: &str, description: &str, parameters: Value) -> Self {
         let function = json!({"name": name, "description": description, "parameters": parameters});
         Self {
@@ -80,7 +80,7 @@ impl Tool {
         Self { name, ..self }
     }
 
-    /// Replaces description and argument schema.
+    /// Replaces description and argument schema, in the template's definition as well.
     pub fn offering(mut self, description: &str, parameters: Value) -> Self {
         self.source["function"]["description"] = description.into();
         self.source["function"]["parameters"] = parameters.clone();

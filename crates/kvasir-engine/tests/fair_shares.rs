@@ -1,5 +1,5 @@
-//! Fair shares of client keys under `Order::Fair`: at most two steps are scheduled ahead of the
-//! first chunk of a key that is within its share, whatever another key has sent.
+//! Fair shares of client keys under `Order::Fair`: the first chunk of a key within its entitlement
+//! waits for at most two steps, whatever load another key causes.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 const HEAVY: u64 = 1;
 const LIGHT: u64 = 2;
-/// Steps scheduled ahead of a key's first chunk.
+/// Most steps scheduled before a key's first chunk.
 const BOUND: usize = 2;
 
 fn policies() -> [Box<dyn Policy>; 5] {
@@ -47,7 +47,7 @@ impl Device {
 
     fn add(&mut self, key: u64, prompt: u32, max_tokens: u32, n: u32) -> RequestId {
         let params = Params { max_tokens, key, salt: key, ..Params::default() };
-        // No two prompts share a prefix.
+        // Prompts of live requests begin with different tokens, so they share no prefix.
         let first = 100 + self.core.running().count() as u32 + self.core.waiting().count() as u32;
         let prompt = (0..prompt).map(|i| first * 7 + i).collect();
         self.core.add_siblings(Request { tag: key, prompt, params }, n, 0).unwrap()[0]
@@ -103,15 +103,15 @@ fn each(seqs: u32, slots: u32, test: impl Fn(Device, &str)) {
 
 #[test]
 fn newcomer_starts_beside_two_hundred_long_answers() {
-    // Once places are scarce, once slots.
+    // The scarce resource is sequences, then slots.
     for (seqs, slots) in [(64, 1 << 18), (256, 1 << 14)] {
         each(seqs, slots, |mut device, name| {
             (0..200).for_each(|_| device.fill(HEAVY, 40, 1500, 1));
             (0..60).for_each(|_| drop(device.step()));
-            assert!(device.core.counts().0 > 0, "{name}: all that there is is in use");
+            assert!(device.core.counts().0 > 0, "{name}: no request waits");
             let light = device.add(LIGHT, 40, 200, 1);
-            assert!(device.steps_ahead(light) <= BOUND, "{name}, {seqs} places");
-            // It is not preempted in turn, and decodes at least in every second step.
+            assert!(device.steps_ahead(light) <= BOUND, "{name}, {seqs} sequences");
+            // It is not preempted in turn, and decodes in at least every second step.
             let tokens = (0..40).filter(|_| device.step().contains(&light.0)).count();
             assert!(tokens >= 19, "{name}: {tokens} of 40 steps");
             assert!(!device.preempted.contains(&light), "{name}");
@@ -157,7 +157,7 @@ fn prompts_of_one_key_do_not_stop_decodes_of_another() {
 }
 
 #[test]
-fn keys_share_places_equally_and_all_requests_complete() {
+fn keys_share_sequences_equally_and_all_requests_complete() {
     each(12, 1 << 14, |mut device, name| {
         for key in 1..=3 {
             (0..10).for_each(|_| device.fill(key, 30, 400, 1));
@@ -173,11 +173,11 @@ fn keys_share_places_equally_and_all_requests_complete() {
 }
 
 #[test]
-fn request_beyond_its_keys_share_preempts_none() {
+fn request_beyond_its_keys_entitlement_preempts_none() {
     each(64, 1 << 12, |mut device, name| {
         let small = device.add(HEAVY, 40, 1400, 1);
         device.step();
-        // Two keys: half of the slots is the share of each.
+        // Two keys: the entitlement of each is half of the slots.
         let large = device.add(LIGHT, 3000, 1000, 1);
         (0..40).for_each(|_| drop(device.step()));
         let status = |id: RequestId| device.core.sequence(id).map(|sequence| sequence.status());
@@ -187,7 +187,7 @@ fn request_beyond_its_keys_share_preempts_none() {
 }
 
 #[test]
-fn other_orders_preempt_for_no_key() {
+fn other_orders_do_not_preempt_for_shares() {
     for policy in policies() {
         let mut device = Device::new(Order::Fcfs, policy, 64, 1 << 18, 0);
         (0..200).for_each(|_| device.fill(HEAVY, 40, 1500, 1));

@@ -83,7 +83,7 @@ fn slots_of_retained_sessions_are_counted_apart_from_those_of_requests() {
         engine.core_mut().fork_session(SessionId(1), SessionId(3), 12);
         step(&mut engine);
         assert_eq!(counts(&engine), (20, 20), "{kind}");
-        // A turn takes its session's slots over, and those of another session that it shares.
+        // A turn takes over its session's slots, including those that it shares with session 3.
         engine.core_mut().add(request(&[7; 16], 8, Some(1)), 0).unwrap();
         step(&mut engine);
         let (retained, held) = counts(&engine);

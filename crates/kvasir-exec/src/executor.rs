@@ -125,9 +125,9 @@ impl Abilities {
 pub struct SequenceSpec {
     /// Sampling parameters.
     pub sampling: Sampling,
-    /// llama.cpp's samplers, if the request names any.
+    /// llama.cpp's samplers and their order, if the request names any.
     pub chain: Option<Arc<SamplerChain>>,
-    /// State of Mirostat, which survives a rebind.
+    /// Mirostat's state, which is kept across `bind` calls.
     pub mirostat: Option<MirostatState>,
     /// Logit bias: added to the logits of these ids.
     pub bias: Vec<(Token, f32)>,

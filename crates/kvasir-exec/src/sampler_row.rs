@@ -13,11 +13,11 @@
 //! Where the constraint allows no token after a draft, the sampled token is [`NO_TOKEN`]: the drafts
 //! before it are accepted as without, and the sequence ends behind them.
 //!
-//! Invariant: the state is a function of the fed tokens, of the last `bind` and of the last proposal
-//! ([`SamplerRow::drafts`]), never of earlier draws. Mirostat's `mu` alone comes from the draws of the
-//! fed tokens, which `MirostatState` keeps by output index. A step that runs again, or drafts that are
-//! rejected, leave nothing behind. Guarded by `tests/constraint.rs` and by the numerics tests of the
-//! `kvasir` crate.
+//! Invariant: the state is a function of the fed tokens, of the last `bind` and of the last
+//! proposal ([`SamplerRow::drafts`]), never of earlier draws. The exception is Mirostat's `mu`,
+//! which depends on the draws of the fed tokens; `MirostatState` keeps it by output index. A step
+//! that runs again, or drafts that are rejected, leave nothing behind. Guarded by
+//! `tests/constraint.rs` and by the numerics tests of the `kvasir` crate.
 
 use crate::batch::{BatchRow, IN_FLIGHT, PoolRow};
 use crate::executor::SequenceSpec;
@@ -296,7 +296,7 @@ impl SamplerRow {
             mirostat: self.spec.mirostat.as_ref(),
             position: self.spec.undropped(position),
         };
-        // Rejection sampling leaves a residual in `work`, whose logits are to be reported.
+        // Rejection sampling would leave its residual in `work`, not the logits to report.
         let verified = verified.filter(|_| !row.sampling.processed_logprobs);
         let drawn = verified.and_then(|(draft, drafts, n)| {
             Some((draft, self.drafts.distribution(drafts, position - n as Position, n)?))

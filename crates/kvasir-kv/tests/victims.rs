@@ -184,9 +184,9 @@ fn freed(mut state: State, question: &Question, close: &[usize]) -> i64 {
     counted(&mut state) + i64::from(evictable) - before
 }
 
-/// What `slots_held_by` counts must really come free.
+/// Checks that closing the sequences frees exactly the slots that `slots_held_by` counts.
 fn check_held(mut state: State, sequences: &[usize]) {
-    // Steps in flight lease slots that are then held no more.
+    // Retire the steps in flight, whose leased slots are not available yet.
     while state.retired + 1 < state.next {
         state.apply(&Verb::Retire);
     }

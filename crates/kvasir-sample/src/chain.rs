@@ -1,7 +1,8 @@
-//! llama.cpp's sampler chain: the processors of a request that names them, in its own order.
+//! llama.cpp's sampler chain: logits processors that a request names, in the order that it names
+//! them.
 //!
-//! A request without a chain has the processors of [`draw`](crate::draw), whose order is fixed. With
-//! Mirostat, only temperature and Mirostat apply, as in llama.cpp. Token mask, logit bias and
+//! A request without a chain has the processors of [`draw`](fn@crate::draw), whose order is fixed.
+//! With Mirostat, only temperature and Mirostat apply, as in llama.cpp. Token mask, logit bias and
 //! suppressed ids always come first.
 
 use crate::dry::Dry;
@@ -14,9 +15,9 @@ use serde::{Deserialize, Serialize};
 pub enum Sampler {
     /// Repetition, presence and frequency penalties.
     Penalties,
-    /// DRY.
+    /// DRY: penalizes repeated token sequences.
     Dry,
-    /// Top-n-sigma.
+    /// Top-n-sigma: truncates by the standard deviation of the logits.
     TopNSigma,
     /// Top-k.
     TopK,
@@ -26,9 +27,9 @@ pub enum Sampler {
     TopP,
     /// Min-p.
     MinP,
-    /// XTC.
+    /// XTC: excludes top choices at random.
     Xtc,
-    /// Temperature, dynamic or not.
+    /// Fixed or dynamic temperature.
     Temperature,
 }
 
@@ -46,12 +47,12 @@ const SAMPLERS: [(Sampler, &str, char); 9] = [
 ];
 
 impl Sampler {
-    /// llama.cpp's default order: the temperature comes last.
+    /// llama.cpp's default order, with the temperature last.
     pub fn llama_cpp_order() -> Vec<Self> {
         SAMPLERS.iter().map(|(sampler, ..)| *sampler).collect()
     }
 
-    /// The order of requests without a chain: the temperature comes before the truncations.
+    /// The order of requests without a chain, with the temperature before the truncations.
     pub fn temperature_first() -> Vec<Self> {
         let mut order = Self::llama_cpp_order();
         order.pop();
@@ -59,7 +60,8 @@ impl Sampler {
         order
     }
 
-    /// The sampler of a name as llama.cpp takes it: `top_k`, `top-k`, `topk`, `nucleus`, `temp`, `typ`.
+    /// The sampler with this name or alias of llama.cpp: `top_k`, `top-k`, `topk`, `nucleus`,
+    /// `temp`, `typ`.
     pub fn named(name: &str) -> Option<Self> {
         let plain = |text: &str| text.to_ascii_lowercase().replace(['_', '-'], "");
         let name = match plain(name).as_str() {
@@ -71,7 +73,7 @@ impl Sampler {
         SAMPLERS.iter().find(|(_, known, _)| plain(known) == name).map(|(sampler, ..)| *sampler)
     }
 
-    /// The sampler of a letter of llama.cpp's `--sampling-seq`.
+    /// The sampler with this letter in llama.cpp's `--sampling-seq`.
     pub fn of_letter(letter: char) -> Option<Self> {
         SAMPLERS.iter().find(|(.., known)| *known == letter).map(|(sampler, ..)| *sampler)
     }
@@ -82,31 +84,33 @@ impl Sampler {
     }
 }
 
-/// llama.cpp's samplers of a request: their order, and the parameters that [`Sampling`](crate::Sampling)
-/// lacks.
+/// The order of llama.cpp's samplers, and their parameters that are not in
+/// [`Sampling`](crate::Sampling).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplerChain {
     /// The samplers that apply, in this order.
     pub order: Vec<Sampler>,
-    /// Candidates that top-p, min-p, typical-p and XTC leave at least.
+    /// Minimum number of candidates that top-p, min-p, typical-p and XTC keep.
     pub min_keep: u32,
-    /// Newest tokens of prompt and output that all penalties apply to. None is the rule of requests
-    /// without a chain: repetition penalty for prompt and output, the others for the output.
+    /// Number of newest tokens of prompt and output that all penalties apply to. With `None`, the
+    /// repetition penalty applies to prompt and output, the others to the output, as without a
+    /// chain.
     pub penalty_last_n: Option<u32>,
-    /// Locally typical sampling; 1 keeps all.
+    /// Probability mass that locally typical sampling keeps; 1 turns it off.
     pub typical_p: f32,
-    /// Top-n-sigma; 0 and less keeps all.
+    /// Distance from the largest logit that top-n-sigma keeps, in standard deviations; at most 0
+    /// turns it off.
     pub top_n_sigma: f32,
-    /// Probability of XTC at each token.
+    /// Probability with which XTC applies at a token.
     pub xtc_probability: f32,
-    /// Probability from which on an id is a top choice for XTC; above 0.5 turns it off.
+    /// Minimum probability of a top choice for XTC; above 0.5 turns it off.
     pub xtc_threshold: f32,
-    /// Dynamic temperature: how far it may be from the temperature; 0 turns it off.
+    /// Largest deviation of the dynamic temperature from the temperature; 0 turns it off.
     pub dynatemp_range: f32,
     /// Exponent of the normalized entropy in the dynamic temperature.
     pub dynatemp_exponent: f32,
-    /// DRY.
+    /// Parameters of DRY; `None` turns it off.
     pub dry: Option<Dry>,
     /// Mirostat, which replaces all samplers but the temperature.
     pub mirostat: Option<Mirostat>,

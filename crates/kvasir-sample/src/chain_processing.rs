@@ -17,7 +17,8 @@ impl SamplerChain {
         self.order.iter().for_each(|sampler| self.apply(*sampler, logits, params, context));
     }
 
-    /// Updates the state of samplers that learn from what was drawn.
+    /// Updates Mirostat's state with the drawn token. `logits` are those that [`Self::process`]
+    /// left.
     pub(crate) fn observe(&self, logits: &[f32], drawn: u32, context: &Context<'_>) {
         if let (Some(mirostat), Some(state)) = (&self.mirostat, context.mirostat) {
             state.set(context.output.len(), mirostat.next_mu(logits, drawn, mu(mirostat, context)));
@@ -68,25 +69,26 @@ impl SamplerChain {
     }
 }
 
-/// Divides by a temperature; below [`Sampling::COLDEST`], keeps only the largest logit.
+/// Divides the logits by the temperature. Below [`Sampling::COLDEST`], keeps only the largest
+/// logit, of equal ones that of the lowest id.
 fn temperature(logits: &mut [f32], temperature: f32) {
     if temperature >= Sampling::COLDEST {
         return processors::temperature(logits, temperature);
     }
-    let best_first = |a: &(f32, u32), b: &(f32, u32)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1));
-    let numbers = logits.iter().copied().zip(0..).filter(|(logit, _)| !logit.is_nan());
-    if let Some((_, id)) = numbers.max_by(best_first) {
+    let by_logit = |a: &(f32, u32), b: &(f32, u32)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1));
+    let candidates = logits.iter().copied().zip(0..).filter(|(logit, _)| !logit.is_nan());
+    if let Some((_, id)) = candidates.max_by(by_logit) {
         processors::keep_only(logits, id);
     }
 }
 
-/// `mu` of the token that is drawn.
+/// `mu` for the token to draw: the state's, or the initial one without a state.
 fn mu(mirostat: &Mirostat, context: &Context<'_>) -> f32 {
     let first = mirostat.first_mu();
     context.mirostat.map_or(first, |state| state.mu(context.output.len(), first))
 }
 
-/// The newest `n` tokens of prompt and output, from the newest backwards.
+/// The last `n` tokens of prompt and output, newest first.
 fn newest_first<'a>(context: &Context<'a>, n: u32) -> impl Iterator<Item = u32> + use<'a> {
     context.output.iter().rev().chain(context.prompt.iter().rev()).copied().take(n as usize)
 }

@@ -5,7 +5,7 @@ use crate::mirostat::MirostatState;
 use crate::params::Sampling;
 use crate::processors;
 
-/// The inputs of a draw beside the logits and the sampling parameters.
+/// Per-token inputs of [`draw`](fn@crate::draw).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Context<'a> {
     /// Ids of the prompt.
@@ -19,17 +19,17 @@ pub struct Context<'a> {
     /// Token mask of constrained decoding, as in [`Allowed::Only`](crate::constraint::Allowed::Only); `None`
     /// allows all ids.
     pub allowed: Option<&'a [u32]>,
-    /// llama.cpp's samplers, in their order, instead of the default processors.
+    /// llama.cpp's samplers and their order, which replace the default processors.
     pub chain: Option<&'a SamplerChain>,
-    /// State of Mirostat, if the chain has it. Without one, each draw begins anew.
+    /// Mirostat's state. If it is `None`, each draw uses the initial `mu`.
     pub mirostat: Option<&'a MirostatState>,
     /// Position of the sampled token in its sequence; keys the noise.
     pub position: u32,
 }
 
 impl Context<'_> {
-    /// Applies the repetition penalty to the ids of prompt and output, presence and frequency penalty
-    /// to those of the output.
+    /// Applies the repetition penalty to the ids of prompt and output, the presence and frequency
+    /// penalties to those of the output.
     pub(crate) fn penalize(&self, logits: &mut [f32], params: &Sampling) {
         if params.repetition_penalty != 1.0 {
             let seen = self.prompt.iter().chain(self.output).copied();

@@ -1,18 +1,18 @@
-//! DRY ("don't repeat yourself"): a penalty on ids that would extend a repetition of earlier tokens,
-//! exponential in the repetition's length. The algorithm is llama.cpp's.
+//! DRY ("don't repeat yourself"): penalizes ids that would extend a repetition of earlier tokens.
+//! The penalty is exponential in the repetition's length. The algorithm is llama.cpp's.
 //!
 //! 1. The newest sequence breaker limits how far back the current suffix is compared.
-//! 2. The Z-algorithm over the reversed window finds, for each earlier place, how long the suffix of
-//!    the context is repeated there, in linear time.
-//! 3. The id that followed such a place gets `multiplier * base^(length - allowed_length)` subtracted
-//!    from its logit, where `length` is the longest of its repetitions.
+//! 2. The Z-algorithm over the reversed window computes, for each earlier position, the length of
+//!    the longest context suffix that also ends there, in linear time.
+//! 3. `logit[id] -= multiplier * base^(length - allowed_length)` for each id that followed such a
+//!    position, where `length` is the longest of its repetitions.
 //!
 //! Guarded by `tests/llama_cpp_samplers.rs`.
 
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// `ln(f32::MAX)`: exponents beyond would overflow.
+/// `ln(f32::MAX)`: larger exponents overflow.
 const LN_MAX: f32 = 88.722_84;
 
 /// Parameters of DRY.
@@ -23,11 +23,11 @@ pub struct Dry {
     pub multiplier: f32,
     /// Base of the exponential, at least 1.
     pub base: f32,
-    /// Repetitions of at most this many tokens are free.
+    /// Longest repetition, in tokens, with an exponent of 0; shorter ones are not penalized.
     pub allowed_length: u32,
-    /// Newest tokens of prompt and output that are searched for repetitions.
+    /// Number of newest tokens of prompt and output that are searched for repetitions.
     pub last_n: u32,
-    /// Tokens that interrupt repetitions.
+    /// Sequence breakers: repetitions are not matched across them.
     pub breakers: Breakers,
 }
 
@@ -37,18 +37,18 @@ impl Default for Dry {
     }
 }
 
-/// Sequence breakers as tokens: a head, and the tokens that must follow it. Nothing must follow a token
-/// that contains a breaker. Clones share their memory.
+/// Sequence breakers as tokens: a head, and the tail of tokens that must follow it. The tail of a
+/// token that contains a whole breaker is empty. Clones share their memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Breakers {
-    /// Each head with the index of a tail, sorted.
+    /// `(head, index into tails)`, sorted.
     heads: Arc<[(u32, u32)]>,
     tails: Arc<[Vec<u32>]>,
 }
 
 impl Breakers {
-    /// Breakers of `(head, index into tails)`.
+    /// Sequence breakers from `(head, index into tails)`; drops heads whose index is out of range.
     pub fn new(mut heads: Vec<(u32, u32)>, tails: Vec<Vec<u32>>) -> Self {
         heads.retain(|(_, tail)| (*tail as usize) < tails.len());
         heads.sort_unstable();
@@ -63,8 +63,8 @@ impl Breakers {
         own.filter_map(|(_, tail)| self.tails.get(*tail as usize)).map(Vec::as_slice)
     }
 
-    /// Number of tokens behind the newest breaker of a context, which is given from its newest token
-    /// backwards; all of them if it has none.
+    /// Number of tokens after the newest breaker of a context, whose tokens are given newest first;
+    /// all of them if there is no breaker.
     fn tokens_behind(&self, newest_first: &[u32]) -> usize {
         let follows = |i: usize, tail: &[u32]| {
             tail.len() <= i && tail.iter().zip(newest_first[..i].iter().rev()).all(|(a, b)| a == b)
@@ -76,14 +76,14 @@ impl Breakers {
         found.unwrap_or(newest_first.len())
     }
 
-    /// Whether a token is a breaker on its own.
+    /// Whether a token contains a whole breaker.
     fn breaks_alone(&self, token: u32) -> bool {
         self.tails_of(token).any(<[u32]>::is_empty)
     }
 }
 
 impl Dry {
-    /// Applies the penalty; `newest_first` are the tokens of the window, from the newest backwards.
+    /// Applies the penalty; `newest_first` are the tokens of the window, newest first.
     pub fn penalize(&self, logits: &mut [f32], newest_first: &[u32]) {
         let allowed = self.allowed_length as usize;
         if self.multiplier == 0.0 || newest_first.len() <= allowed {
@@ -93,11 +93,11 @@ impl Dry {
         if limit < allowed {
             return;
         }
-        // Longest repetition that each token would extend.
+        // Length of the longest repetition that each token would extend.
         let mut longest: BTreeMap<u32, usize> = BTreeMap::new();
-        for (place, length) in repetitions(newest_first, limit).into_iter().enumerate().skip(1) {
+        for (position, length) in z_function(newest_first, limit).into_iter().enumerate().skip(1) {
             if length >= allowed {
-                let extended = longest.entry(newest_first[place - 1]).or_default();
+                let extended = longest.entry(newest_first[position - 1]).or_default();
                 *extended = length.max(*extended);
             }
         }
@@ -112,24 +112,24 @@ impl Dry {
     }
 }
 
-/// For each place of a text, how many tokens from there on equal those from its beginning on, up to
-/// `limit`. That of place 0 is 0.
-fn repetitions(text: &[u32], limit: usize) -> Vec<usize> {
+/// The Z-function of a text, capped at `limit`: for each position, the length of the longest prefix
+/// of the text that begins there; 0 for position 0.
+fn z_function(text: &[u32], limit: usize) -> Vec<usize> {
     let mut lengths = vec![0; text.len()];
-    // The last repetition that was found: text[left..=right] equals the beginning.
+    // The Z-box: text[left..=right] equals a prefix of the text.
     let (mut left, mut right) = (0, 0);
-    for place in 1..text.len() {
-        if place <= right && lengths[place - left] < right - place + 1 {
-            lengths[place] = lengths[place - left].min(limit);
+    for position in 1..text.len() {
+        if position <= right && lengths[position - left] < right - position + 1 {
+            lengths[position] = lengths[position - left].min(limit);
             continue;
         }
-        let mut end = if place > right { place } else { right + 1 };
-        while end < text.len() && text[end] == text[end - place] {
+        let mut end = if position > right { position } else { right + 1 };
+        while end < text.len() && text[end] == text[end - position] {
             end += 1;
         }
-        lengths[place] = (end - place).min(limit);
-        if end > place {
-            (left, right) = (place, end - 1);
+        lengths[position] = (end - position).min(limit);
+        if end > position {
+            (left, right) = (position, end - 1);
         }
     }
     lengths

@@ -11,7 +11,7 @@
 //! 5. temperature, top-k, top-p (nucleus), min-p
 //! 6. `argmax(logit + Gumbel noise)`, with [`Noise`] keyed by (seed, position, id)
 //!
-//! A request that names samplers of llama.cpp has a [`SamplerChain`] instead of steps 3 and 5, in
+//! For a request that names samplers of llama.cpp, a [`SamplerChain`] replaces steps 3 and 5, in
 //! llama.cpp's order or its own.
 //!
 //! Invariant: the sampled token does not depend on the batch, the step or earlier draws. This crate

@@ -9,7 +9,7 @@ pub fn log_probability(logits: &[f32], id: u32) -> f32 {
 }
 
 /// The `count` most likely ids with their log-probabilities, in descending order; the lower id
-/// first among equals. Removed ids are left out.
+/// first among equals. Ids with a logit of negative infinity are left out.
 pub fn top_log_probabilities(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     let best_first = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
     let is_left = |id: &u32| logits[*id as usize] > f32::NEG_INFINITY;

@@ -1,9 +1,10 @@
-//! Mirostat 1 and 2: truncation by surprise `-log2 p`, whose bound `mu` is controlled so that the
-//! sampled tokens' surprise is near a target `tau`.
+//! Mirostat 1 and 2 (Basu et al., 2021): truncates ids by their surprise `-log2 p`, and controls
+//! the bound `mu` so that the surprise of sampled tokens approaches a target `tau`.
 //!
-//! `mu = mu - eta * (surprise - tau)` after each token, from `2 * tau` on, with the surprise under the
-//! truncated distribution. Mirostat 2 removes ids of more surprise than `mu`. Mirostat 1 estimates
-//! Zipf's exponent from the 100 most likely ids and keeps the `k` most likely ids that `mu` allows.
+//! `mu = 2 * tau` initially, and `mu = mu - eta * (surprise - tau)` after each token, with the
+//! surprise under the truncated distribution. Mirostat 2 removes ids whose surprise exceeds `mu`.
+//! Mirostat 1 estimates Zipf's exponent from the 100 most likely ids, computes `k` from it and
+//! `mu`, and applies top-k.
 //!
 //! Invariant: `mu` of an output position is a function of the tokens before it. [`MirostatState`]
 //! keeps it by output index, so a repeated step reads and writes the same values. A sequence with
@@ -14,10 +15,10 @@ use crate::processors::{self, Total};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most likely ids that Zipf's exponent is estimated from.
-const ESTIMATED_FROM: usize = 100;
+/// Number of most likely ids from which Zipf's exponent is estimated.
+const ZIPF_SAMPLES: usize = 100;
 
-/// The version of Mirostat.
+/// How Mirostat truncates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MirostatVersion {
     /// Top-k with an estimated `k`.
@@ -31,7 +32,7 @@ pub enum MirostatVersion {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Mirostat {
-    /// Its version.
+    /// How it truncates.
     pub version: MirostatVersion,
     /// Target surprise in bits.
     pub tau: f32,
@@ -46,16 +47,16 @@ impl Default for Mirostat {
 }
 
 impl Mirostat {
-    /// `mu` before the first token.
+    /// The initial `mu`, for the first token.
     pub fn first_mu(&self) -> f32 {
         2.0 * self.tau
     }
 
-    /// Removes the ids that `mu` does not allow; at least the most likely one stays.
+    /// Removes the ids beyond the bound `mu`; keeps at least the most likely id.
     pub fn truncate(&self, logits: &mut [f32], mu: f32) {
         match self.version {
             MirostatVersion::V1 => {
-                let k = most_likely_ids(logits, mu);
+                let k = estimated_k(logits, mu);
                 processors::top_k(logits, k);
             }
             MirostatVersion::V2 => {
@@ -71,7 +72,7 @@ impl Mirostat {
         }
     }
 
-    /// `mu` after a token was drawn from the truncated logits.
+    /// The updated `mu` after `drawn` was sampled from the truncated `logits`.
     pub fn next_mu(&self, logits: &[f32], drawn: u32, mu: f32) -> f32 {
         let Some(logit) = logits.get(drawn as usize).filter(|logit| **logit > f32::NEG_INFINITY) else {
             return mu;
@@ -81,12 +82,12 @@ impl Mirostat {
     }
 }
 
-/// Mirostat 1's `k`.
-fn most_likely_ids(logits: &[f32], mu: f32) -> usize {
+/// Mirostat 1's `k`, from the estimated exponent of Zipf's law and `mu`; at least 1.
+fn estimated_k(logits: &[f32], mu: f32) -> usize {
     let mut sorted: Vec<f32> = logits.iter().copied().filter(|logit| *logit > f32::NEG_INFINITY).collect();
-    if sorted.len() > ESTIMATED_FROM {
-        sorted.select_nth_unstable_by(ESTIMATED_FROM - 1, |a, b| b.total_cmp(a));
-        sorted.truncate(ESTIMATED_FROM);
+    if sorted.len() > ZIPF_SAMPLES {
+        sorted.select_nth_unstable_by(ZIPF_SAMPLES - 1, |a, b| b.total_cmp(a));
+        sorted.truncate(ZIPF_SAMPLES);
     }
     sorted.sort_unstable_by(|a, b| b.total_cmp(a));
     let (mut products, mut squares) = (0.0, 0.0);
@@ -99,35 +100,35 @@ fn most_likely_ids(logits: &[f32], mu: f32) -> usize {
     let epsilon = exponent - 1.0;
     let vocab = logits.len() as f32;
     let k = (epsilon * 2f32.powf(mu) / (1.0 - vocab.powf(-epsilon))).powf(1.0 / exponent);
-    // What is no number, as after a single candidate, becomes 0.
+    // The cast maps NaN, as from a single candidate, to 0.
     (k as usize).max(1)
 }
 
-/// `mu` by output index, of one sequence. It outlives a preemption: the logits that it was computed
-/// from are not computed again.
+/// `mu` of one sequence by output index. It is kept across preemptions: recomputed outputs are not
+/// sampled again, so their logits are gone. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct MirostatState(Arc<Mutex<Vec<f32>>>);
 
 impl MirostatState {
-    /// `mu` before the output with this index; `first` before the first.
+    /// `mu` for the output with this index; `first` for the first output.
     pub(crate) fn mu(&self, index: usize, first: f32) -> f32 {
         let after = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let earlier = index.checked_sub(1).and_then(|earlier| after.get(earlier).or(after.last()));
         earlier.copied().unwrap_or(first)
     }
 
-    /// Sets `mu` after the output with this index.
+    /// Sets `mu` after the output with this index, and drops later values.
     pub(crate) fn set(&self, index: usize, mu: f32) {
         let mut after = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         after.truncate(index);
-        // A sequence that begins with outputs from elsewhere has no history of them.
+        // Earlier outputs that were not sampled here have no value: fill in the new one.
         after.resize(index, mu);
         after.push(mu);
     }
 }
 
 impl PartialEq for MirostatState {
-    /// Whether both are the state of one sequence.
+    /// Whether both are clones of one state.
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

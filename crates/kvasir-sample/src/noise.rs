@@ -6,7 +6,7 @@
 
 use crate::mix::{STRIDE, mix};
 
-/// What else is drawn at a position, by rejection sampling and by samplers.
+/// Further random draws at a position, by rejection sampling and XTC; each has its own noise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// The draft model's token.

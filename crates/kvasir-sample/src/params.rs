@@ -31,8 +31,8 @@ pub struct Sampling {
     /// Number of top log-probabilities to report per sampled token; `None` reports none, not even
     /// the sampled one's.
     pub logprobs: Option<u32>,
-    /// Report log-probabilities after all processors, temperature and truncations instead of those of
-    /// the model.
+    /// Report log-probabilities after all logits processors, instead of those of the model's
+    /// logits.
     pub processed_logprobs: bool,
     /// Number of top log-probabilities to report per prompt token after the first; `None` reports
     /// none.

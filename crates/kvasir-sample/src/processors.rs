@@ -48,8 +48,8 @@ pub fn output_penalties(
     }
 }
 
-/// llama.cpp's penalties: repetition once, presence once and frequency per occurrence, for the ids of
-/// one window of prompt and output.
+/// llama.cpp's penalties over one window of prompt and output, per id in `recent`: the repetition
+/// and presence penalties once, the frequency penalty per occurrence.
 pub fn recent_penalties(
     logits: &mut [f32],
     recent: impl IntoIterator<Item = u32>,
@@ -122,7 +122,7 @@ pub fn top_p(logits: &mut [f32], p: f32, min_keep: usize) {
     let total = Total::of(logits);
     let best_first = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
     let mut sum = 0.0;
-    let removed = behind(candidates(logits), best_first, |id, kept| {
+    let removed = ids_after(candidates(logits), best_first, |id, kept| {
         sum += total.probability(logits[id]);
         sum >= f64::from(p) && kept >= min_keep
     });
@@ -167,7 +167,7 @@ pub fn typical_p(logits: &mut [f32], p: f32, min_keep: usize) {
         shifts[*a].total_cmp(&shifts[*b]).then_with(likelier_first)
     };
     let mut sum = 0.0;
-    let removed = behind(candidates(logits), most_typical_first, |id, kept| {
+    let removed = ids_after(candidates(logits), most_typical_first, |id, kept| {
         sum += total.probability(logits[id]);
         sum > f64::from(p) && kept >= min_keep
     });
@@ -175,7 +175,7 @@ pub fn typical_p(logits: &mut [f32], p: f32, min_keep: usize) {
 }
 
 /// Top-n-sigma: keeps logits of at least `max - n * sigma`, where sigma is the standard deviation of
-/// the logits; 0 and less keeps all.
+/// the logits; an `n` of at most 0 keeps all.
 pub fn top_n_sigma(logits: &mut [f32], n: f32) {
     let finite = || logits.iter().filter(|logit| **logit > f32::NEG_INFINITY).map(|logit| f64::from(*logit));
     let count = finite().count();
@@ -189,8 +189,8 @@ pub fn top_n_sigma(logits: &mut [f32], n: f32) {
     low.for_each(|logit| *logit = f32::NEG_INFINITY);
 }
 
-/// XTC (exclude top choices): of the ids with a probability of at least `threshold`, keeps only the
-/// least likely; ids below stay. Nothing changes if fewer than `min_keep` would be left.
+/// XTC (exclude top choices): removes the ids with a probability of at least `threshold`, except
+/// the least likely of them. Changes nothing if fewer than `min_keep` ids would remain.
 pub fn exclude_top_choices(logits: &mut [f32], threshold: f32, min_keep: usize) {
     let total = Total::of(logits);
     let mut ids = candidates(logits);
@@ -208,8 +208,8 @@ pub fn exclude_top_choices(logits: &mut [f32], threshold: f32, min_keep: usize) 
     }
 }
 
-/// The dynamic temperature of a row: `temperature` plus or minus `range`, by its entropy divided by
-/// the highest possible one, to the power of `exponent`.
+/// The dynamic temperature of a row: `low + (high - low) * (entropy / max_entropy)^exponent`, where
+/// `low` and `high` are `temperature - range`, at least 0, and `temperature + range`.
 pub fn dynamic_temperature(logits: &[f32], temperature: f32, range: f32, exponent: f32) -> f32 {
     let count = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY).count();
     if count <= 1 {
@@ -220,7 +220,7 @@ pub fn dynamic_temperature(logits: &[f32], temperature: f32, range: f32, exponen
     coldest + (hottest - coldest) * (entropy as f32).powf(exponent)
 }
 
-/// Keeps one id.
+/// Removes all ids but one.
 pub(crate) fn keep_only(logits: &mut [f32], id: u32) {
     let others = logits.iter_mut().zip(0..).filter(|(_, other)| *other != id);
     others.for_each(|(logit, _)| *logit = f32::NEG_INFINITY);
@@ -235,12 +235,12 @@ fn remove(logits: &mut [f32], ids: Vec<usize>) {
     ids.into_iter().for_each(|id| logits[id] = f32::NEG_INFINITY);
 }
 
-/// The ids that come, in an order, behind the first one at which `is_last` holds. It is called with
-/// each id and the number of ids up to it.
+/// The ids after the first one, in sorted order, for which `is_last(id, rank)` holds; ranks begin
+/// at 1.
 ///
-/// What precedes is usually short: sorts a growing head (64, then eight times as much) instead of the
-/// vocabulary.
-fn behind(
+/// The kept head is usually small, so this sorts a growing head (64 ids, then eight times as many)
+/// instead of the vocabulary.
+fn ids_after(
     mut ids: Vec<usize>,
     order: impl Fn(&usize, &usize) -> Ordering,
     mut is_last: impl FnMut(usize, usize) -> bool,
@@ -287,7 +287,7 @@ impl Total {
         weight(logit, self.largest) / self.sum
     }
 
-    /// Entropy in nats of the row that it was computed from.
+    /// Entropy of the softmax in nats; `logits` must be the row that `self` was computed from.
     fn entropy(self, logits: &[f32]) -> f64 {
         let probabilities = logits.iter().map(|logit| self.probability(*logit));
         -probabilities.filter(|p| *p > 0.0).map(|p| p * p.ln()).sum::<f64>()

@@ -43,7 +43,7 @@ pub fn accept_or_redraw(
     (draft, probabilities): (u32, &[f32]),
     work: &mut Vec<f32>,
 ) -> u32 {
-    // A chain's own random draws (XTC) and state (Mirostat) belong to the target's draw.
+    // A chain has random draws (XTC) and state (Mirostat) of its own: sample from the target only.
     if sampling.is_greedy() || context.chain.is_some() {
         return draw_from(logits, sampling, context, work);
     }

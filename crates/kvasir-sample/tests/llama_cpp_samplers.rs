@@ -1,5 +1,5 @@
-//! llama.cpp's samplers against candidates recorded from llama.cpp on fixed logits: same ids and
-//! probabilities (`tools/record_llama_cpp_samplers.cpp`).
+//! Compares the sampler chain with llama.cpp: same candidate ids and probabilities on fixed logits,
+//! as recorded by `tools/record_llama_cpp_samplers.cpp`.
 
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
@@ -22,7 +22,8 @@ fn ids(json: &Json) -> Vec<u32> {
     numbers(json).iter().map(|id| *id as u32).collect()
 }
 
-/// The chain of a recorded case. Of equal samplers the last has the parameters.
+/// The chain of a recorded case. If a sampler occurs twice, the last occurrence sets its
+/// parameters.
 fn chain_of(case: &Json) -> (SamplerChain, Sampling) {
     let mut chain = SamplerChain { order: Vec::new(), ..SamplerChain::default() };
     let mut sampling = Sampling { temperature: 1.0, ..Sampling::default() };
@@ -66,7 +67,7 @@ fn chain_of(case: &Json) -> (SamplerChain, Sampling) {
     (chain, sampling)
 }
 
-/// Ids and probabilities that are left.
+/// Ids that were not removed, with their probabilities.
 fn left(logits: &[f32]) -> Vec<(u32, f32)> {
     let all = (0..).zip(processors::probabilities(logits));
     all.filter(|(id, _)| logits[*id as usize] > f32::NEG_INFINITY).collect()
@@ -95,7 +96,7 @@ fn every_recorded_chain_leaves_the_same_candidates() {
         let context = Context { prompt, output, chain: Some(&chain), ..Context::default() };
         chain.process(&mut logits, &sampling, &context);
         assert_left(&logits, case, &case["chain"]);
-        // What is drawn is one of them.
+        // The drawn token is one of the recorded candidates.
         let drawn =
             draw(&mut numbers(&suite["vectors"][case["vector"].as_str().unwrap()]), &sampling, &context);
         assert!(ids(&case["ids"]).contains(&drawn), "{}", case["chain"]);
@@ -123,7 +124,7 @@ fn mirostat_follows_llama_cpp_over_tokens() {
 }
 
 #[test]
-fn mirostat_repeats_a_step_and_continues_after_a_rebind() {
+fn mirostat_repeats_steps_and_continues_after_a_preemption() {
     let vector = numbers(&suite()["vectors"]["peaked"]);
     let mirostat = Mirostat { tau: 1.5, eta: 0.6, ..Mirostat::default() };
     let chain = SamplerChain { mirostat: Some(mirostat), ..SamplerChain::default() };
@@ -146,12 +147,12 @@ fn mirostat_repeats_a_step_and_continues_after_a_rebind() {
             assert_eq!(run(&state, &output[..at]), output[at]);
         }
     }
-    let unaware: Vec<u32> = (0..24).map(|at| run(&MirostatState::default(), &output[..at])).collect();
-    assert_ne!(unaware, output, "the state matters");
+    let stateless: Vec<u32> = (0..24).map(|at| run(&MirostatState::default(), &output[..at])).collect();
+    assert_ne!(stateless, output, "the state matters");
 }
 
 #[test]
-fn exclusion_happens_as_often_as_its_probability_says() {
+fn xtc_excludes_with_its_probability() {
     let chain = SamplerChain { xtc_probability: 0.25, xtc_threshold: 0.1, ..SamplerChain::default() };
     let sampling = Sampling { temperature: 1.0, seed: 4, ..Sampling::default() };
     let excluded = (0..4000).filter(|position| {
@@ -165,7 +166,7 @@ fn exclusion_happens_as_often_as_its_probability_says() {
 }
 
 #[test]
-fn samplers_have_llama_cpps_names_and_letters() {
+fn samplers_have_the_names_and_letters_of_llama_cpp() {
     for (name, sampler) in [
         ("top_k", Sampler::TopK),
         ("top-k", Sampler::TopK),
@@ -186,7 +187,7 @@ fn samplers_have_llama_cpps_names_and_letters() {
 }
 
 #[test]
-fn a_neutral_chain_draws_as_without() {
+fn default_chain_draws_the_same_tokens_as_no_chain() {
     let vector = numbers(&suite()["vectors"]["flat"]);
     let chain = SamplerChain::default();
     for sampling in [

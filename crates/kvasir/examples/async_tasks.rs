@@ -1,5 +1,5 @@
-//! Serves several async tasks from one engine, on any executor; here on that of `futures`:
-//! `cargo run --release -p kvasir --example async_tasks`.
+//! Serves several async tasks from one engine. Any executor will do; this example uses that of
+//! `futures`: `cargo run --release -p kvasir --example async_tasks`.
 
 use futures_util::{StreamExt, future::join_all};
 use kvasir::{Delta, Error, Kvasir, Message, Options, Service};

@@ -1,5 +1,5 @@
-//! Chats in the terminal: `cargo run --release -p kvasir --example chat -- [MODEL]`. Without MODEL the
-//! built-in one answers.
+//! Chats in the terminal: `cargo run --release -p kvasir --example chat -- [MODEL]`. The default is
+//! the built-in model.
 
 use kvasir::{Delta, Kvasir, Message, Options};
 use std::{

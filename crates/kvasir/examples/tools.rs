@@ -1,5 +1,5 @@
-//! Calls a tool, sends its result back, and asks for JSON under a schema:
-//! `cargo run --release -p kvasir --example tools -- MODEL`, with a model that is trained on tools.
+//! Calls a tool, sends its result back, and generates JSON under a schema:
+//! `cargo run --release -p kvasir --example tools -- MODEL`, with a model trained to call tools.
 
 use kvasir::{Kvasir, Message, Options, Shape, Tool, ToolChoice};
 use serde_json::{Value, json};

@@ -14,7 +14,7 @@ pub enum Error {
     Program(kvasir_program::ProgramError),
     /// The configuration of an engine is invalid, or two of its parameters exclude each other.
     Config(ConfigError),
-    /// A chat cannot be rendered, or its answer not be constrained.
+    /// A chat cannot be rendered, or its answer cannot be constrained.
     Chat(ChatError),
     /// The engine refused a request.
     Refused(Refusal),

@@ -105,7 +105,7 @@ impl Kvasir {
         trace
     }
 
-    /// Calls `watch` whenever a part of a prompt has been read, from now on.
+    /// Calls `watch` after each prefill chunk of the newest request, from now on.
     ///
     /// ```
     /// # fn main() -> Result<(), kvasir::Error> {
@@ -174,7 +174,7 @@ impl Kvasir {
         Ok(Stream::new(&mut self.runner, id, None))
     }
 
-    /// The engine and its requests.
+    /// The engine with its requests.
     pub(crate) fn into_runner(self) -> Runner {
         self.runner
     }

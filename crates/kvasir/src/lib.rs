@@ -11,22 +11,22 @@
 //! ```
 //!
 //! [`Kvasir::load`] takes a GGUF file, a directory in the Hugging Face layout, or the name of a model
-//! in the local cache; with the feature `hub`, models are fetched by their name.
+//! in the local cache. With the feature `hub`, it fetches models by name.
 //!
-//! | to do | call |
+//! | task | call |
 //! |---|---|
-//! | chat: messages, tools, reasoning | [`Kvasir::chat`], with [`Chat::tools`]; [`ChatAnswer::message`] is the next turn's history |
+//! | chat: messages, tools, reasoning | [`Kvasir::chat`], with [`Chat::tools`]; [`ChatAnswer::message`] goes into the next turn |
 //! | complete a text or token ids | [`Kvasir::generate`], [`Kvasir::generate_many`], [`Kvasir::stream`] |
 //! | JSON Schema, regular expression, grammar, choice | [`Chat::format`], [`Model::constraint`] |
-//! | end at a text | [`Chat::stop`], [`Stream::until`] |
-//! | sample as the model recommends | [`Model::default_params`], the default of chats |
+//! | end at a stop text | [`Chat::stop`], [`Stream::until`] |
+//! | sample with the model's recommended parameters | [`Model::default_params`], the default of chats |
 //! | drive steps yourself | [`Kvasir::add_request`], [`Kvasir::step`] |
 //! | threads and async tasks of any executor | [`Kvasir::into_service`]: a [`Service`] and its owned streams |
-//! | branch, rewind, cut | [`Session`]: conversations with their K/V; sessions share the weights |
-//! | compute a prefix once | [`SharedPrefix`], read by any number of sessions |
+//! | branch or rewind a conversation | [`Session`]: conversations with their K/V; sessions share the weights |
+//! | prefill a prefix once | [`SharedPrefix`], read by any number of sessions |
 //! | show progress | [`OpenedModel::watch_load`], [`Kvasir::watch_prefill`] |
 //! | choose cache, policy, limits | [`CacheOptions`] with an [`EngineConfig`] |
-//! | speculate | [`OpenedModel::speculate`] |
+//! | decode speculatively | [`OpenedModel::speculate`] |
 //!
 //! [`OpenedModel`] and [`LoadedModel`] are the parts from which callers build engines with their own
 //! policy, cache and limits.

@@ -18,7 +18,7 @@ pub struct Model {
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// End-of-sequence token ids.
     pub eos: Vec<Token>,
-    /// Chat template and dialects, loaded on first use: a text is completed without them.
+    /// Chat template and dialects, loaded on first use: text completion does not need them.
     chat: OnceLock<Result<ChatModel, String>>,
 }
 
@@ -40,10 +40,10 @@ impl Model {
         Ok(tokenizer.encode(&text, begins)?)
     }
 
-    /// Chat template, dialects and compiled grammars.
+    /// The model's chat template, dialects and compiled grammars; loads them at the first call.
     pub fn chat(&self) -> Result<&ChatModel, Error> {
         let Some(tokenizer) = &self.tokenizer else {
-            return Err(Error::invalid("model", "has no tokenizer: its tokens have no text"));
+            return Err(Error::invalid("model", "has no tokenizer, which chats and structured output need"));
         };
         let load = || -> Result<ChatModel, Error> {
             let facts = VocabularyFacts {
@@ -57,7 +57,7 @@ impl Model {
         chat.as_ref().map_err(|why| Error::invalid("model", why))
     }
 
-    /// Compiles the form that an answer must have, for [`Params::constraint`].
+    /// Compiles the shape of an answer to a constraint, for [`Params::constraint`].
     ///
     /// ```
     /// use kvasir::{Kvasir, Options, Params, Shape};
@@ -70,12 +70,12 @@ impl Model {
     /// ```
     pub fn constraint(&self, shape: &Shape) -> Result<Constrained, Error> {
         let chat = self.chat()?;
-        chat.require_logits("form of answers")?;
+        chat.require_logits("structured output")?;
         chat.compile(shape, &[], &Arc::default()).map_err(|why| Error::invalid("shape", why))
     }
 
-    /// Limits and sampling that the model's `generation_config.json` recommends. Without limit there,
-    /// `max_tokens` is the model's context.
+    /// Limits and sampling that the model's `generation_config.json` recommends. If it sets no
+    /// limit, `max_tokens` is the model's context length.
     pub fn default_params(&self) -> Result<Params, Error> {
         let opened = &self.loaded.opened;
         let max_tokens = opened.max_new_tokens()?.unwrap_or_else(|| self.loaded.max_model_len());

@@ -12,8 +12,8 @@ use std::{
     task::{Context, Poll},
 };
 
-/// A message of a handle or a stream to the engine's thread. Tickets name requests before the engine
-/// does.
+/// A message of a handle or a stream to the engine's thread. The ticket identifies a request before
+/// the engine assigns its id.
 pub(crate) enum Command {
     Add {
         ticket: u64,
@@ -21,7 +21,7 @@ pub(crate) enum Command {
         params: Box<Params>,
         pieces: Sender<Result<Piece, Error>>,
     },
-    /// Ends a request as at a stop text: its last piece follows.
+    /// Ends a request as a stop text does; the thread then sends the last piece.
     Stop(u64),
     Cancel(u64),
 }
@@ -49,13 +49,14 @@ impl OwnedStream {
         self.answer.as_ref()
     }
 
-    /// Sends a command; without handles the engine's thread has ended or is about to.
+    /// Sends a command. No-op without handles: the engine's thread has ended or is about to.
     fn send(&self, command: Command) {
         if let Some(commands) = self.commands.upgrade() {
             let _ = commands.try_send(command);
         }
     }
 
+    /// Keeps the answer of the last piece.
     fn note(&mut self, next: &Option<Result<Piece, Error>>) {
         if let Some(Ok(piece)) = next {
             self.answer.clone_from(&piece.answer);

@@ -35,7 +35,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// The state when this share of the chunk has been read.
+    /// The progress when a fraction `chunk_share` of the current chunk has been read.
     fn state(&self, chunk_share: f64) -> Option<PrefillState> {
         let cached = self.cached.filter(|cached| *cached < self.prompt)?;
         let read = f64::from(self.read.saturating_sub(cached)) + f64::from(self.chunk) * chunk_share;
@@ -78,7 +78,7 @@ fn lock(reading: &Mutex<Reading>) -> MutexGuard<'_, Reading> {
     reading.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Receives the state behind each chunk.
+/// Receives the progress after each chunk.
 type PrefillWatch = Box<dyn FnMut(PrefillState) + Send>;
 
 /// Notes prefill chunks.

@@ -1,9 +1,9 @@
 //! [`Service`]: an engine on a thread of its own, for callers that are threads or async tasks.
 //!
-//! Handles send [`Command`]s over a channel. The thread takes all commands between two steps, so
-//! requests that arrive while others run join their next step (continuous batching). It sleeps
-//! while there is nothing to do, and ends with the last handle. A stream holds no handle: once all
-//! handles are gone, running requests are canceled.
+//! Handles send [`Command`]s over a channel. The thread handles all pending commands between two
+//! steps, so requests that arrive while others run join the next step (continuous batching). The
+//! thread sleeps while no request runs, and ends with the last handle. A stream is not a handle:
+//! dropping the last handle cancels running requests.
 
 use crate::answer::Piece;
 use crate::error::Error;
@@ -23,7 +23,7 @@ use std::{
     thread,
 };
 
-/// An engine on a thread of its own. Clones are handles of the same engine.
+/// Handle of an engine that runs on a thread of its own. Clones share the engine.
 ///
 /// ```
 /// use kvasir::{Kvasir, Message, Options};
@@ -46,18 +46,18 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts the thread.
+    /// Starts the engine's thread.
     pub(crate) fn start(runner: Runner) -> Result<Self, Error> {
         let (commands, inbox) = async_channel::unbounded();
         let model = runner.model.clone();
         let thread = thread::Builder::new().name("kvasir-engine".into());
         thread
             .spawn(move || EngineThread { runner, tickets: HashMap::new(), inbox }.run())
-            .map_err(|error| Error::Failed(format!("the engine's thread cannot be started: {error}")))?;
+            .map_err(|error| Error::Failed(format!("cannot start the engine's thread: {error}")))?;
         Ok(Self { model, commands, next: Arc::default() })
     }
 
-    /// The model, to be shared.
+    /// The model that the engine runs.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
@@ -84,7 +84,7 @@ impl Kvasir {
     }
 }
 
-/// A request of a service.
+/// A request that the engine runs, with the channel of its stream.
 struct Ticket {
     request: RequestId,
     pieces: Sender<Result<Piece, Error>>,

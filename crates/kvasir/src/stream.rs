@@ -8,9 +8,9 @@ use kvasir_engine::{Finish, RequestId};
 use kvasir_formats::TextStream;
 use kvasir_kv::Token;
 
-/// A source of an answer's pieces.
+/// An iterator over the pieces of one answer that can be stopped.
 pub trait PieceSource: Iterator<Item = Result<Piece, Error>> {
-    /// Ends the answer here, as at a stop text: the next piece is the last one.
+    /// Ends the answer as a stop text does: the next piece is the last.
     fn stop_here(&mut self);
 }
 
@@ -23,7 +23,7 @@ pub struct Stream<'a> {
     answered: Option<&'a mut Vec<Token>>,
     stop: Vec<String>,
     filter: StopFilter,
-    /// The last piece, if the answer was stopped.
+    /// The last piece, not returned yet, after [`PieceSource::stop_here`].
     last: Option<Piece>,
     answer: Option<Answer>,
     over: bool,
@@ -39,9 +39,9 @@ impl<'a> Stream<'a> {
         Self { runner, request, answered, stop, filter, last: None, answer: None, over: false }
     }
 
-    /// Ends the answer in front of the first of these texts, however tokens split it. Text that may be
-    /// the beginning of one is held back. The last tokens are those that complete the text. Needs a
-    /// model with a tokenizer.
+    /// Stop texts: the answer ends before the first occurrence of one, however tokens split it.
+    /// Text that may begin a stop text is held back. The last token of the answer is the one that
+    /// completes the stop text. Needs a model with a tokenizer.
     ///
     /// ```
     /// # fn main() -> Result<(), kvasir::Error> {
@@ -75,7 +75,7 @@ impl<'a> Stream<'a> {
         self.answer.take().ok_or_else(|| Error::Failed("the engine stopped without an answer".into()))
     }
 
-    /// Cuts the text of a piece at the first stop text; ends the answer if it has one.
+    /// Cuts the text of a piece before the first stop text, and ends the answer there.
     fn filter(&mut self, piece: &mut Piece) {
         if self.stop.is_empty() {
             return;
@@ -89,7 +89,8 @@ impl<'a> Stream<'a> {
         piece.answer = answer.map(|answer| self.cut(answer, end));
     }
 
-    /// Cuts the text of an answer before its stop text, and its tokens behind the one that completes it.
+    /// Cuts an answer at its stop text: the text at byte `end`, the tokens after the one that
+    /// completes it.
     fn cut(&self, mut answer: Answer, end: usize) -> Answer {
         let (mut text, mut filter) = (TextStream::continuing(true), StopFilter::new(self.stop.clone()));
         if let Some(tokenizer) = &self.runner.model.tokenizer {

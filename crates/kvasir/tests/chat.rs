@@ -29,7 +29,7 @@ fn deltas_join_to_the_answer() {
 }
 
 #[test]
-fn the_next_turn_finds_the_conversation_cached() {
+fn next_turn_hits_the_prefix_cache() {
     let mut kvasir = built_in();
     let mut messages = question("What is 7 + 8?").to_vec();
     let first = kvasir.chat(&messages).answer().unwrap();
@@ -60,7 +60,7 @@ fn required_calls_satisfy_their_schema() {
 }
 
 #[test]
-fn formats_hold_in_chats_and_in_completions() {
+fn formats_constrain_chats_and_completions() {
     let mut kvasir = built_in();
     let schema = json!({
         "type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
@@ -81,7 +81,7 @@ fn formats_hold_in_chats_and_in_completions() {
 }
 
 #[test]
-fn answers_end_in_front_of_a_stop_text() {
+fn answers_end_before_a_stop_text() {
     let mut kvasir = built_in();
     let messages = question("What is 7 + 8?");
     let answer = kvasir.chat(&messages).stop(["= 1"]).answer().unwrap();
@@ -96,7 +96,7 @@ fn answers_end_in_front_of_a_stop_text() {
 }
 
 #[test]
-fn prefill_is_watched() {
+fn watch_prefill_reports_the_whole_prompt() {
     let mut kvasir = built_in();
     let (sender, states) = std::sync::mpsc::channel();
     kvasir.watch_prefill(move |state| sender.send(state).unwrap());
@@ -124,7 +124,7 @@ fn threads_and_tasks_share_a_service() {
         assert_eq!(thread.join().unwrap(), alone(question));
     }
 
-    // Streams that are dropped or stopped leave the service free; a refusal is the first result.
+    // Dropped and stopped streams leave the service running; a refusal is the first result.
     drop(service.stream("One two three", Params { max_tokens: 500, ignore_eos: true, ..Params::default() }));
     let mut refused = service.stream("Hi", Params { max_tokens: u32::MAX, ..Params::default() });
     assert!(refused.next().is_some());

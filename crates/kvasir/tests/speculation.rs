@@ -200,7 +200,7 @@ fn requests() -> Vec<(Vec<Token>, Params)> {
     ]
 }
 
-/// llama.cpp's samplers, in its order.
+/// A chain with all of llama.cpp's samplers, in its default order.
 fn chain() -> SamplerChain {
     SamplerChain {
         order: Sampler::llama_cpp_order(),

@@ -103,7 +103,7 @@ impl CallGrammars {
         })
     }
 
-    /// The constraint of one answer. Its masks end when `canceled` is set.
+    /// The constraint of one answer. Setting `canceled` aborts a mask computation in progress.
     pub fn constraint(
         self: &Arc<Self>,
         beginning: CallsBeginning,
@@ -154,7 +154,7 @@ impl CallGrammars {
 
 impl Vocabulary {
     /// Compiles tool call grammars that apply from the start of a call. `control_tokens` are the control
-    /// tokens that detokenization keeps. Ends soon after `canceled` is set.
+    /// tokens that detokenization keeps. Fails soon after `canceled` is set.
     pub fn compile_calls(
         &self,
         syntax: CallSyntax,

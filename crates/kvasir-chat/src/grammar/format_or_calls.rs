@@ -97,8 +97,8 @@ impl FormatOrCalls {
         AnswerClassifier::new(self.heads.clone(), reasoning, is_reasoning)
     }
 
-    /// The constraint of one answer, with the classifier at its start. Its masks end when `canceled` is
-    /// set.
+    /// The constraint of one answer, with the classifier at its start. Setting `canceled` aborts a
+    /// mask computation in progress.
     pub(crate) fn constraint(
         self: &Arc<Self>,
         classifier: AnswerClassifier,

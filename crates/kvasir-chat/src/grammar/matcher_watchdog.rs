@@ -83,7 +83,7 @@ pub(crate) struct WatchedMatcher {
 }
 
 impl MatcherWatchdog {
-    /// A watchdog with a new budget, for a request that `canceled` ends.
+    /// A watchdog with a new budget. Setting `canceled` cancels all work of the request.
     pub(super) fn for_request(&self, canceled: &Arc<AtomicBool>) -> Self {
         let canceled = canceled.clone();
         let budget = Arc::new(WorkBudget { canceled, ..WorkBudget::default() });

@@ -102,8 +102,8 @@ impl Vocabulary {
         self.compile_cancelable(shape, lead, &Arc::default())
     }
 
-    /// [`compile`](Self::compile), which fails soon after `canceled` is set, as do the constraint's
-    /// masks.
+    /// [`compile`](Self::compile) with cancellation: setting `canceled` aborts the compilation and
+    /// the mask computations of the constraint.
     pub fn compile_cancelable(
         &self,
         shape: &Shape,

@@ -34,7 +34,7 @@ pub struct ThinkingBudget {
     pub param: &'static str,
 }
 
-/// What the answer of a chat must be.
+/// Rules that the answer of a chat must follow.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerRules<'a> {
     /// Offered tools.
@@ -47,13 +47,14 @@ pub struct AnswerRules<'a> {
     pub format: Option<&'a ResponseFormat>,
     /// Reasoning budget.
     pub thinking: Option<ThinkingBudget>,
-    /// The answer continues behind end-of-sequence tokens.
+    /// Whether generation continues past end-of-sequence tokens.
     pub ignore_eos: bool,
-    /// Minimum number of tokens.
+    /// Minimum length of the answer in tokens.
     pub min_tokens: u32,
-    /// Whether the parser of calls does not see reasoning.
+    /// Whether reasoning is parsed apart from content, so that the tool call parser does not read
+    /// it.
     pub separate_reasoning: bool,
-    /// Set when the request is canceled: compilation and masks end soon.
+    /// Setting it cancels the request: aborts compilation and mask computations.
     pub canceled: &'a Arc<AtomicBool>,
 }
 
@@ -62,9 +63,9 @@ pub struct AnswerRules<'a> {
 pub struct ChatConstraint {
     /// The token masks.
     pub constrained: Constrained,
-    /// What it guarantees of tool calls.
+    /// What the masks guarantee about tool calls.
     pub calls: CallConstraint,
-    /// Paths of tool schemas that cannot be compiled, when met for the first time.
+    /// Paths of tool schemas that cannot be compiled; empty if they were reported before.
     pub loosened: Vec<String>,
 }
 
@@ -159,7 +160,7 @@ impl ChatModel {
             return self.format_only(rules, format, prompt);
         };
         format.check_lengths(rules.ignore_eos, rules.min_tokens)?;
-        self.require_logits("form of answers")?;
+        self.require_logits("structured output")?;
         let beside = FormatAlternative {
             shape: format.shape.clone(),
             lead: self.lead(prompt, false),
@@ -275,7 +276,7 @@ impl ChatModel {
         prompt: &[Token],
     ) -> Result<Constrained, ChatError> {
         let Some(dialect) = self.reasoning_dialect() else { return Ok(inner) };
-        self.require_logits("a budget of reasoning")?;
+        self.require_logits("a reasoning budget")?;
         let (open, close) = dialect.marks();
         let token = |mark: &str| match self.tokenizer().encode(mark, false).as_deref() {
             Ok([one]) => Ok(*one),
@@ -294,12 +295,13 @@ impl ChatModel {
         Ok(budget.within(inner))
     }
 
-    /// Rejects features that need logits on the simulated device.
+    /// Rejects a feature that needs logits if the backend computes none.
     pub fn require_logits(&self, feature: &'static str) -> Result<(), ChatError> {
         if self.facts().has_logits { Ok(()) } else { Err(ChatError::NoLogits { feature }) }
     }
 
-    /// Compiles the form that an answer must have, preceded by `lead`.
+    /// Compiles the shape of an answer, preceded by `lead`. Setting `canceled` aborts the
+    /// compilation and the mask computations.
     pub fn compile(
         &self,
         shape: &Shape,
@@ -309,15 +311,15 @@ impl ChatModel {
         self.vocabulary()?.compile_cancelable(shape, lead, canceled)
     }
 
-    /// Compiles a requested response format, preceded by `lead`. Ends soon after `canceled` is set, as
-    /// do the masks.
+    /// Compiles a requested response format, preceded by `lead`, as [`compile`](Self::compile)
+    /// does; errors name the format's parameter.
     pub fn constraint(
         &self,
         requested: &ResponseFormat,
         lead: &[Part],
         canceled: &Arc<AtomicBool>,
     ) -> Result<Constrained, ChatError> {
-        self.require_logits("form of answers")?;
+        self.require_logits("structured output")?;
         let compiled = self.compile(&requested.shape, lead, canceled);
         compiled.map_err(|why| ChatError::invalid(&requested.param, format!("`{}` {why}", requested.param)))
     }

@@ -15,7 +15,7 @@ use kvasir_template::ChatTemplate;
 use serde_json::{Map, Value};
 use std::sync::{Arc, OnceLock};
 
-/// Control tokens before the prefix, the suffix and the middle, as model families spell them.
+/// Spellings of the fill-in-the-middle tokens by model family: prefix, suffix, middle.
 const FILL_IN_MIDDLE: [[&str; 3]; 5] = [
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
     ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
@@ -24,7 +24,7 @@ const FILL_IN_MIDDLE: [[&str; 3]; 5] = [
     ["▁<PRE>", "▁<SUF>", "▁<MID>"],
 ];
 
-/// Facts about a model that the files of its text do not hold.
+/// Properties of the model and its backend that the tokenizer files do not give.
 #[derive(Clone, Debug)]
 pub struct VocabularyFacts {
     /// Vocabulary size.
@@ -35,8 +35,7 @@ pub struct VocabularyFacts {
     pub has_logits: bool,
 }
 
-/// What a model's text files say about chats: tokenizer, chat template and dialects; with the
-/// grammars compiled for it.
+/// A model's tokenizer, chat template and dialects, with a cache of the grammars compiled for it.
 pub struct ChatModel {
     facts: VocabularyFacts,
     tokenizer: Arc<Tokenizer>,
@@ -111,7 +110,7 @@ impl ChatModel {
             .with_dialects(tools, reasoning))
     }
 
-    /// Adds template variables that requests may replace.
+    /// Adds template variables, which those of a conversation override.
     pub fn with_template_kwargs(mut self, kwargs: Map<String, Value>) -> Self {
         self.variables.extend(kwargs);
         self
@@ -123,12 +122,11 @@ impl ChatModel {
         self
     }
 
-    /// Facts about its vocabulary.
     pub(super) fn facts(&self) -> &VocabularyFacts {
         &self.facts
     }
 
-    /// The tokenizer.
+    /// The model's tokenizer, shared.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
@@ -159,7 +157,8 @@ impl ChatModel {
         self.template.is_some()
     }
 
-    /// Whether it has a chat template that does not render tools, so that they get a generic prompt.
+    /// Whether its chat template does not render tools, so that a generic prompt describes them.
+    /// False without a template.
     pub fn needs_tool_prompt(&self) -> bool {
         self.template_source.as_deref().is_some_and(|source| !source.contains("tools"))
     }
@@ -196,14 +195,14 @@ impl ChatModel {
         self.tokenizer.decode(ids, false).unwrap_or_default()
     }
 
-    /// Whether a prompt ends with this marker and white space.
+    /// Whether a prompt ends with this marker, ignoring trailing white space.
     pub fn ends_with(&self, prompt: &[Token], mark: &str) -> bool {
         let tail = &prompt[prompt.len().saturating_sub(16)..];
         self.decode(tail).trim_end().ends_with(mark)
     }
 
-    /// Parsing options of an answer behind this prompt. With `separate_reasoning`, reasoning is a part
-    /// of its own. Stop sequences and lengths are the caller's to set.
+    /// Parsing options of the answer to this prompt. With `separate_reasoning`, reasoning is parsed
+    /// apart from content. The caller sets stop sequences, lengths and `constrained`.
     pub fn parse_options(
         &self,
         tools: &[Tool],
@@ -223,8 +222,9 @@ impl ChatModel {
         }
     }
 
-    /// The prompt that makes the model fill the gap between two texts: prefix, suffix, middle.
-    /// Control tokens in the texts stay text. `encode` tokenizes a piece of text.
+    /// The fill-in-the-middle prompt for the gap between two texts, in the order prefix, suffix,
+    /// middle. Spellings of control tokens in the texts stay text. `encode` tokenizes a piece of
+    /// text.
     pub fn fill_in_middle<E: From<ChatError>>(
         &self,
         before: &str,
@@ -237,7 +237,7 @@ impl ChatModel {
         });
         let [prefix, suffix, middle] = marks.ok_or_else(|| ChatError::Unsupported {
             parameter: "suffix".into(),
-            reason: "the model's vocabulary has no tokens to fill in the middle",
+            reason: "the model's vocabulary has no fill-in-the-middle tokens",
         })?;
         let text = |text: &str| -> Result<Vec<Token>, E> {
             let guarded = self.guard.text(text);
@@ -247,8 +247,8 @@ impl ChatModel {
     }
 
     /// Streaming detokenizer of an answer. `marked` keeps the control tokens that mark calls and
-    /// reasoning; `continues` means that the answer continues a text; `skip_special` leaves other
-    /// control tokens out.
+    /// reasoning; `continues`: the answer continues a text, so a leading space is kept;
+    /// `skip_special` drops the other control tokens.
     pub fn detokenizer(&self, marked: bool, continues: bool, skip_special: bool) -> Detokenizer {
         let text =
             if continues { TextStream::continuing(skip_special) } else { TextStream::new(skip_special) };
@@ -257,7 +257,7 @@ impl ChatModel {
     }
 }
 
-/// Streaming detokenizer of one answer.
+/// Streaming detokenizer that keeps the markers of tool calls and reasoning.
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     /// Control tokens that are kept.

@@ -1,10 +1,10 @@
-//! What a chat template renders.
+//! The input of a chat template.
 
 use crate::message::Message;
 use crate::tool::{Tool, ToolChoice};
 use serde_json::{Map, Value};
 
-/// What a chat template renders: messages, tools and the variables of a request.
+/// The input of a chat template: messages, tools and further variables.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversation<'a> {
     /// The messages.
@@ -19,9 +19,9 @@ pub struct Conversation<'a> {
     pub add_generation_prompt: bool,
     /// Continue the last message instead of starting a turn.
     pub continue_final_message: bool,
-    /// The messages follow an earlier conversation, whose tokens the caller has: only what the template
-    /// writes behind an answer is rendered.
+    /// The messages continue a conversation whose tokens the caller already has. The prompt begins
+    /// after the text of its last answer, with what the template writes there.
     pub follows_earlier: bool,
-    /// Source of a chat template instead of the model's. It gets a hundredth of the fuel.
+    /// Source of a chat template that replaces the model's. Its fuel is limited to a hundredth.
     pub chat_template: Option<&'a str>,
 }

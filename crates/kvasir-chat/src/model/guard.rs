@@ -4,18 +4,18 @@
 use crate::model::raw_arguments::PLACEHOLDER;
 use serde_json::Value;
 
-/// Inserted into a control token's spelling in client text. A noncharacter, which is removed from
-/// client text.
+/// Inserted after the first character of a control token's spelling in client text. A noncharacter;
+/// one that the client sends is replaced by U+FFFD.
 pub(super) const GUARD: char = '\u{fdd0}';
-/// Put into a message's text to find the place in the rendered prompt: where the continuation of the
-/// last message begins, where a marked prefix ends, or where an earlier conversation does.
-pub(super) const END: char = '\u{fdd1}';
+/// Inserted into a message's text to find that position in the rendered prompt: the end of a
+/// message to continue, the beginning of a marked message, or the end of the earlier conversation.
+pub(super) const POSITION_MARK: char = '\u{fdd1}';
 
 /// The spellings of a model's control tokens.
 pub(super) struct Guard(pub(super) Vec<String>);
 
 impl Guard {
-    /// Guards every control token's spelling in the strings of a value.
+    /// Guards every control token's spelling in the strings and keys of a JSON value.
     pub(super) fn value(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.text(text).into(),
@@ -29,7 +29,7 @@ impl Guard {
 
     /// Guards every control token's spelling in a text.
     pub(super) fn text(&self, text: &str) -> String {
-        let text = text.replace([GUARD, END, PLACEHOLDER], "\u{fffd}");
+        let text = text.replace([GUARD, POSITION_MARK, PLACEHOLDER], "\u{fffd}");
         self.0.iter().fold(text, |text, special| {
             let mut chars = special.chars();
             match chars.next().filter(|_| text.contains(special)) {

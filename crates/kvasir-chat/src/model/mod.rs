@@ -1,7 +1,5 @@
-//! A model's tokenizer, chat template and dialects; renders prompts and builds the constraints of
-//! answers.
-//!
-//! `render` renders conversations, `chat_constraint` builds the constraints of answers.
+//! A model's tokenizer, chat template and dialects (`chat_model`); renders prompts (`render`) and
+//! compiles the constraints of answers (`chat_constraint`).
 
 pub(crate) mod chat_constraint;
 pub(crate) mod chat_model;

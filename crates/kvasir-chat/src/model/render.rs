@@ -1,15 +1,15 @@
-//! Prompt rendering: from a conversation to text, by the model's chat template.
+//! Prompt rendering: applies the chat template to a conversation.
 //!
 //! Control tokens' spellings in client text are split (`guard`), so client text never becomes a
 //! control token. Templates that reject a conversation as sent get it folded (`folded_conversation`)
-//! and with wrapped arguments (`raw_arguments`). Templates that render no tools get them as text
+//! or with wrapped arguments (`raw_arguments`). Templates that render no tools get them as text
 //! (`tool_prompt`).
 
 use crate::error::ChatError;
 use crate::model::chat_model::ChatModel;
 use crate::model::conversation::Conversation;
 use crate::model::folded_conversation::{fold, shows_late_system};
-use crate::model::guard::END;
+use crate::model::guard::POSITION_MARK;
 use crate::model::raw_arguments::{MAX_RESTORED, RawArguments};
 use crate::model::rendered_prompt::RenderedPrompt;
 use crate::model::tool_prompt::with_tool_prompt;
@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use std::sync::{Arc, atomic::AtomicBool};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Compiles a template from a request. It gets a hundredth of the fuel of a model's own.
+/// Compiles a template that a client sent, with a hundredth of the fuel of a model's template.
 fn client_template(source: &str) -> Result<ChatTemplate, ChatError> {
     let model = Limits::default();
     let limits = Limits {
@@ -33,7 +33,7 @@ fn client_template(source: &str) -> Result<ChatTemplate, ChatError> {
     template.map_err(|e| ChatError::invalid("chat_template", format!("`chat_template` is invalid: {e}")))
 }
 
-/// Renders templates until the request is canceled.
+/// A template with the cancellation flag of the request.
 struct Renderer<'a> {
     template: &'a ChatTemplate,
     canceled: &'a Arc<AtomicBool>,
@@ -49,8 +49,8 @@ impl ChatModel {
         self.render_marked(conversation, None, canceled)
     }
 
-    /// Renders a conversation with a mark in front of the text of message `marked`: where the result
-    /// differs from that of [`ChatModel::render`], this message begins.
+    /// Renders a conversation with a mark in front of the text of message `marked`. The text of
+    /// this message begins where the result first differs from that of [`ChatModel::render`].
     pub fn render_marked(
         &self,
         conversation: &Conversation<'_>,
@@ -68,18 +68,18 @@ impl ChatModel {
         let mut messages: Vec<Value> =
             conversation.messages.iter().map(|message| guard.value(&message.source)).collect();
         if conversation.follows_earlier {
-            // A turn in the place of the earlier conversation, of which only what follows is kept.
-            let turn = [("user", "-".to_owned()), ("assistant", format!("-{END}"))];
+            // A dummy turn stands for the earlier conversation; the prompt is cut behind it.
+            let turn = [("user", "-".to_owned()), ("assistant", format!("-{POSITION_MARK}"))];
             let turn = turn.map(|(role, content)| json!({"role": role, "content": content}));
             messages.splice(..0, turn);
         }
         if let Some(message) = marked.and_then(|at| messages.get_mut(at)) {
             let text = message["content"].as_str().unwrap_or_default();
-            message["content"] = format!("{END}{text}").into();
+            message["content"] = format!("{POSITION_MARK}{text}").into();
         }
         if let Some(last) = messages.last_mut().filter(|_| conversation.continue_final_message) {
             let content = last["content"].as_str().unwrap_or_default();
-            last["content"] = format!("{content}{END}").into();
+            last["content"] = format!("{content}{POSITION_MARK}").into();
         }
         let mut tools: Vec<Value> = match conversation.tool_choice {
             ToolChoice::None => Vec::new(),
@@ -99,22 +99,22 @@ impl ChatModel {
             Some(_) => renderer.render_once(variables, messages)?,
             None => renderer.render_messages(variables, messages)?,
         };
-        if let Some(end) = text.rfind(END).filter(|_| conversation.continue_final_message) {
+        if let Some(end) = text.rfind(POSITION_MARK).filter(|_| conversation.continue_final_message) {
             text.truncate(end);
         }
         if conversation.follows_earlier {
-            let end = text.find(END).ok_or_else(|| {
-                let why = "the chat template renders no earlier answers; send all in `prompt`";
+            let end = text.find(POSITION_MARK).ok_or_else(|| {
+                let why = "the chat template drops earlier answers; send the whole text in `prompt`";
                 ChatError::invalid("context", why)
             })?;
-            text.drain(..end + END.len_utf8());
+            text.drain(..end + POSITION_MARK.len_utf8());
         }
         Ok(RenderedPrompt(text))
     }
 }
 
 impl Renderer<'_> {
-    /// Renders the conversation as sent, once: a client's own template is taken at its word, and its
+    /// Renders the conversation as sent, once: a client's own template gets no fallbacks, so its
     /// time is bounded.
     fn render_once(
         &self,
@@ -157,7 +157,7 @@ impl Renderer<'_> {
         as_folded.or(as_sent).map_err(|message| ChatError::invalid("messages", message))
     }
 
-    /// Renders once. The error is a message.
+    /// Renders once. The error is the template's error message.
     fn render(&self, variables: &Map<String, Value>, raw: &RawArguments) -> Result<String, String> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         let rendered = self.template.render_cancelable(variables, now, self.canceled);

@@ -1,9 +1,9 @@
-//! The text of a prompt, with guards inside control tokens' spellings of client text.
+//! The text of a prompt, with guards inside spellings of control tokens in client text.
 
 use crate::model::guard::GUARD;
 use kvasir_kv::Token;
 
-/// A rendered prompt. It is tokenized piecewise: a token crosses no guard.
+/// A rendered prompt. It is tokenized piecewise, so no token spans a guard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RenderedPrompt(pub(super) String);
 
@@ -13,13 +13,14 @@ impl RenderedPrompt {
         &self.0
     }
 
-    /// The text without guards, for people.
+    /// The text without guards, for display. Do not tokenize it: client text may become control
+    /// tokens.
     pub fn to_text(&self) -> String {
         self.0.replace(GUARD, "")
     }
 
-    /// Tokenizes the pieces between guards with `encode`. Its flag is set for the first one if
-    /// `add_special` is.
+    /// Tokenizes the pieces between guards with `encode`, whose flag says whether to add special
+    /// tokens: `add_special` for the first piece, else false.
     pub fn encode<E>(
         &self,
         add_special: bool,
@@ -28,8 +29,8 @@ impl RenderedPrompt {
         encode_pieces(&self.0, add_special, encode)
     }
 
-    /// Number of tokens before byte `at` of the text, which has `tokens` in all. The shorter part is
-    /// tokenized, so the number may be wrong by a token where a merge crosses the border.
+    /// Number of tokens before byte `at` of the text, which has `tokens` tokens in all. Tokenizes
+    /// the shorter side only; off by one if a token spans `at`.
     pub fn tokens_before<E>(
         &self,
         at: usize,
@@ -44,7 +45,7 @@ impl RenderedPrompt {
         }
     }
 
-    /// Byte length of the common beginning of two prompts.
+    /// Byte length of the longest common prefix of two prompts.
     pub fn common_prefix(&self, other: &Self) -> usize {
         let same = self.0.bytes().zip(other.0.bytes()).take_while(|(a, b)| a == b).count();
         self.0.floor_char_boundary(same)

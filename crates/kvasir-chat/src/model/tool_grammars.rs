@@ -99,7 +99,7 @@ pub(crate) struct Compiler<'a> {
     pub(crate) dialect: ToolDialect,
     /// Control tokens that detokenization keeps.
     pub(crate) control_tokens: &'a [(Token, String)],
-    /// Set when the request is canceled.
+    /// Setting it cancels the request and its compilations.
     pub(crate) canceled: &'a Arc<AtomicBool>,
 }
 

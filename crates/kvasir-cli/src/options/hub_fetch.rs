@@ -22,7 +22,7 @@ pub(crate) fn fetch_model(text: &str, report: &mut dyn FnMut(FetchedFile)) -> Re
         error @ kvasir::Error::InvalidArgument { .. } => ApiError::param("model", error.to_string()),
         error => ApiError::failed(error.to_string()),
     };
-    let path = name.find_reporting(&mut |FetchProgress { file, sha256, total, completed, .. }| {
+    let path = name.find_with_progress(&mut |FetchProgress { file, sha256, total, completed, .. }| {
         report(FetchedFile { name: file.to_owned(), sha256: sha256.map(str::to_owned), total, completed });
     });
     OpenedModel::open(&path.map_err(failed)?).map_err(failed)?;

@@ -7,7 +7,7 @@
 //! `Core::schedule`:
 //!
 //! 1. Run the policy: it admits waiting requests and picks prefill chunks and decode rows. Under
-//!    `Order::Fair`, preempt for a key below its share (`share_preemption.rs`) and run it again.
+//!    `Order::Fair`, preempt for a key within its entitlement (`share_preemption.rs`) and repeat.
 //! 2. Claim KV slots and plan the step (`step/build.rs`). A row without space is deferred.
 //! 3. If nothing could run, nothing is in flight and a running request lacks slots: evict retained
 //!    session K/V, else preempt the request admitted last, else end the only one with
@@ -309,7 +309,8 @@ impl Core {
         step
     }
 
-    /// Builds the next step; evicts, preempts or ends what stands in its way.
+    /// Builds the next step. If no row can run, evicts sessions or preempts or ends requests and
+    /// retries.
     fn build_step(&mut self, now: Nanos) -> Option<Box<Step>> {
         let mut step = self.builder.take();
         let mut built = self.try_schedule(&mut step, now);
@@ -341,10 +342,10 @@ impl Core {
         }
     }
 
-    /// One scheduling attempt: policy, then claim and plan. The policy is repeated after each
+    /// One scheduling attempt: policy, then claim and plan. The policy runs again after each
     /// preemption for fair shares. False if no row can run.
     fn try_schedule(&mut self, step: &mut Step, now: Nanos) -> bool {
-        // A policy may admit what was preempted again, but not more often than requests run.
+        // Bounds the loop: the policy may admit a preempted request again.
         let mut tries = self.state.requests.running().len();
         loop {
             self.state.begin_attempt();

@@ -33,9 +33,9 @@ impl Core {
         self.state.kv.retained().len_of(session)
     }
 
-    /// KV slots that only retained sessions and pins own, and that are evicted when requests need them.
-    /// Counted when a step is scheduled and when the engine turns idle; requests that have come to
-    /// share them since may be missing for a few steps.
+    /// KV slots that only retained sessions and pins own; they are evicted when requests need them.
+    /// Counted when a step is scheduled and when the engine becomes idle. It may lag a few steps
+    /// behind requests that begin or cease to share these slots.
     pub fn retained_slots(&self) -> u32 {
         self.state.kv.retained().slots()
     }

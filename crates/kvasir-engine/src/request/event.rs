@@ -136,8 +136,8 @@ pub struct Outbox {
     /// from the KV cache.
     #[serde(default)]
     pub admitted: Vec<(u64, u32)>,
-    /// The tag of each request with `Params::prompt_progress` whose prompt was read on, with the prompt
-    /// tokens whose K/V is written.
+    /// Prefill progress of requests with `Params::prompt_progress`: request tag, prompt tokens
+    /// whose K/V is written.
     #[serde(default)]
     pub progress: Vec<(u64, u32)>,
     /// Retained K/V length of sessions, each time it changed.

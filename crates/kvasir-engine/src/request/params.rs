@@ -35,7 +35,7 @@ pub struct Params {
     pub stop_sequences: Vec<Vec<Token>>,
     /// Higher is admitted first under `--order priority`.
     pub priority: i32,
-    /// Client key, which `Order::Fair` gives a share.
+    /// Client key; `Order::Fair` gives each key a fair share.
     pub key: u64,
     /// Prefix-cache salt: requests share cached prefixes only within one salt (tenant isolation).
     pub salt: u64,
@@ -51,15 +51,15 @@ pub struct Params {
     pub stateful: bool,
     /// Sampling parameters.
     pub sampling: Sampling,
-    /// llama.cpp's samplers in their order, instead of the default processors.
+    /// llama.cpp's samplers and their order, which replace the default processors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chain: Option<Arc<SamplerChain>>,
     /// Logit bias by token id.
     pub bias: Vec<(Token, f32)>,
-    /// Most drafts per step; 0 turns speculative decoding off for it. None is as many as pay. Requests
-    /// with Mirostat have none.
+    /// Most drafts per step; 0 disables speculative decoding for this request, `None` lets the
+    /// engine choose. Requests with Mirostat have no drafts.
     pub max_drafts: Option<u32>,
-    /// Report how far its prompt is read, after each step that read some of it.
+    /// Report prefill progress after each step with a chunk of its prompt (`Outbox::progress`).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub prompt_progress: bool,
     /// Context shift: number of leading prompt tokens to keep. When the context is full, the
@@ -124,8 +124,8 @@ impl Params {
         in_range(self.min_tokens <= self.max_tokens, Parameter::MinTokens)
     }
 
-    /// Most drafts per step, if limited. Mirostat's state has one value per output position, which
-    /// drafts that are rejected would overwrite.
+    /// Most drafts per step, if limited; 0 with Mirostat, whose state has one value per output
+    /// position, which rejected drafts would overwrite.
     pub fn draft_limit(&self) -> Option<u32> {
         let has_mirostat = self.chain.as_ref().is_some_and(|chain| chain.mirostat.is_some());
         if has_mirostat { Some(0) } else { self.max_drafts }

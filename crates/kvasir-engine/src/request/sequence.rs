@@ -122,7 +122,7 @@ pub(crate) struct Cold {
     pub(crate) context_left: u32,
     /// Length up to which slots were reserved at admission.
     pub(crate) reserve_to: u32,
-    /// KV slots that count toward its key while it runs, under `Order::Fair`.
+    /// KV slots charged to its key while it runs, under `Order::Fair`.
     pub(crate) charged_slots: u64,
     /// Drafts of its next decode.
     pub(crate) drafts: Proposal,

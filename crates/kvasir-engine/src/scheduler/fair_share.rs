@@ -1,25 +1,29 @@
 //! Dominant-resource fairness of client keys under `Order::Fair` (DRF; Ghodsi et al., 2011).
 //!
-//! A key uses running places and KV slots; the larger of the two fractions is its *dominant share*.
-//! With k keys that have requests, each is entitled to 1/k of both, and to one running request.
+//! The resources are running sequences (at most `max_num_seqs`) and KV slots. A key's *dominant
+//! share* is the larger of its two fractions. With k keys that have requests, the *entitlement* of
+//! each is 1/k of both resources, and at least one running sequence.
 //!
 //! 1. Queue: requests within their key's entitlement first, then by dominant share, then by the
 //!    deficit round robin of `queue.rs`.
 //! 2. Preemption (`SchedulerState::preempt_for_share`): if the first request is within its key's
-//!    entitlement and lacks a place or slots, requests of keys that exceed theirs are preempted,
-//!    largest key first, of a key the request admitted last.
+//!    entitlement and lacks a sequence or slots, the scheduler preempts requests of keys that
+//!    exceed theirs: the key with the largest excess first, and its requests from the last admitted
+//!    on.
 //! 3. Prompt tokens of a step (`PrefillShares`): max-min fair among keys.
 //!
-//! A preempted key exceeded its entitlement with the request it loses, and a request beyond its
-//! key's entitlement preempts none. So keys do not preempt each other in turn. Guarded by `tests/fair_shares.rs`.
+//! Invariant: keys do not preempt each other in turn. A preempted key exceeded its entitlement with
+//! the request that it loses, and a request beyond its key's entitlement preempts none. Guarded by
+//! `tests/fair_shares.rs`.
 
 use std::collections::BTreeMap;
 
-/// Running places and KV slots that a key uses, or those that there are.
+/// Amounts of the shared resources: the use of a key, its entitlement, or the total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resources {
-    pub(crate) places: u64,
-    /// Slots of its running requests at their longest, in whole blocks.
+    /// Running sequences.
+    pub(crate) sequences: u64,
+    /// KV slots of running sequences at their maximum length, in whole blocks.
     pub(crate) slots: u64,
 }
 
@@ -35,25 +39,25 @@ impl KeyUse {
         Self { total, of_key: BTreeMap::new() }
     }
 
-    /// A request of a key with this many slots begins to run.
+    /// Charges a key for a request that begins to run.
     pub(crate) fn take(&mut self, key: u64, slots: u64) {
         let used = self.of_key.entry(key).or_default();
-        used.places += 1;
+        used.sequences += 1;
         used.slots += slots;
     }
 
-    /// A request that `take` was called for runs no longer.
+    /// Undoes `take` when the request ends or is preempted.
     pub(crate) fn release(&mut self, key: u64, slots: u64) {
         if let Some(used) = self.of_key.get_mut(&key) {
-            used.places = used.places.saturating_sub(1);
+            used.sequences = used.sequences.saturating_sub(1);
             used.slots = used.slots.saturating_sub(slots);
-            if used.places == 0 {
+            if used.sequences == 0 {
                 self.of_key.remove(&key);
             }
         }
     }
 
-    /// What a key uses.
+    /// The resources that a key uses.
     pub(crate) fn of(&self, key: u64) -> Resources {
         self.of_key.get(&key).copied().unwrap_or_default()
     }
@@ -63,37 +67,37 @@ impl KeyUse {
         self.of_key.keys().copied()
     }
 
-    /// What each of `keys` keys is entitled to.
+    /// The entitlement of each of `keys` keys.
     pub(crate) fn entitlement(&self, keys: usize) -> Resources {
         let keys = keys.max(1) as u64;
-        Resources { places: (self.total.places / keys).max(1), slots: self.total.slots / keys }
+        Resources { sequences: (self.total.sequences / keys).max(1), slots: self.total.slots / keys }
     }
 
-    /// Whether a key stays within its entitlement with one more request.
+    /// Whether a key stays within its entitlement with one more request of this many slots.
     pub(crate) fn entitles(&self, key: u64, slots: u64, keys: usize) -> bool {
         let (used, most) = (self.of(key), self.entitlement(keys));
-        used.places < most.places && used.slots + slots <= most.slots
+        used.sequences < most.sequences && used.slots + slots <= most.slots
     }
 
     /// A key's dominant share, in units of 2^-32.
     pub(crate) fn dominant_share(&self, key: u64) -> u64 {
         let fraction = |used: u64, total: u64| (used << 32) / total.max(1);
         let used = self.of(key);
-        fraction(used.places, self.total.places).max(fraction(used.slots, self.total.slots))
+        fraction(used.sequences, self.total.sequences).max(fraction(used.slots, self.total.slots))
     }
 }
 
-/// Prompt tokens of the step under construction, per key. Unlimited until `begin`.
+/// Max-min fair division of the step's prompt tokens among keys. Unlimited until `begin`.
 #[derive(Debug, Default)]
 pub(crate) struct PrefillShares {
-    /// Most prompt tokens of one key; none if there is no limit.
+    /// Most prompt tokens of one key in this step; `None`: no limit.
     level: Option<u32>,
     fed: BTreeMap<u64, u32>,
 }
 
 impl PrefillShares {
-    /// Shares `budget` among keys that have these numbers of prompt tokens to feed. Computes the
-    /// largest level for which `sum(min(demand, level)) <= budget`.
+    /// Divides `budget` tokens among keys with these demands in prompt tokens, by water-filling:
+    /// the largest `level` with `sum(min(demand, level)) <= budget`.
     pub(crate) fn begin(&mut self, budget: u32, demands: &mut [u64]) {
         demands.sort_unstable();
         let (mut left, mut keys) = (u64::from(budget), demands.len() as u64);
@@ -123,7 +127,7 @@ impl PrefillShares {
         }
     }
 
-    /// Ends the sharing, for the next step.
+    /// Removes the limit, for the next step.
     pub(crate) fn clear(&mut self) {
         self.level = None;
         self.fed.clear();
@@ -135,14 +139,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entitlement_is_an_equal_part_and_at_least_one_place() {
-        let mut used = KeyUse::new(Resources { places: 4, slots: 100 });
-        assert_eq!(used.entitlement(3), Resources { places: 1, slots: 33 });
-        assert_eq!(used.entitlement(9).places, 1);
+    fn entitlement_is_an_equal_part_and_at_least_one_sequence() {
+        let mut used = KeyUse::new(Resources { sequences: 4, slots: 100 });
+        assert_eq!(used.entitlement(3), Resources { sequences: 1, slots: 33 });
+        assert_eq!(used.entitlement(9).sequences, 1);
         used.take(1, 20);
         assert!(used.entitles(1, 30, 2) && !used.entitles(1, 31, 2), "half of the slots");
         used.take(1, 20);
-        assert!(!used.entitles(1, 1, 2), "half of the places");
+        assert!(!used.entitles(1, 1, 2), "half of the sequences");
         assert!(used.dominant_share(1) > used.dominant_share(2));
         used.release(1, 20);
         used.release(1, 20);

@@ -139,12 +139,12 @@ impl KvManager {
         (&mut self.retained, &mut *self.cache)
     }
 
-    #[inline]
     /// Counts the slots that only retained sequences own, if they may have changed.
     pub(crate) fn recount_retained(&mut self) {
         self.retained.recount_slots(&mut *self.cache);
     }
 
+    #[inline]
     pub(crate) fn block(&self) -> u32 {
         self.budget.block().rows()
     }
@@ -311,9 +311,9 @@ impl KvManager {
         Ok(hit)
     }
 
-    /// Before a request is admitted that will evict cached prefixes: ends the retention of what exceeds
-    /// half of the pool, if several keys have had requests of late. It stays in the prefix cache, so it
-    /// is evicted by last use like any other.
+    /// Limits retained K/V to half of the pool before an admission that needs more than the free
+    /// slots, if recent admissions are of several keys. The excess stays in the prefix cache, where
+    /// LRU eviction treats it like any other prefix.
     fn demote_retained(&mut self, sequence: &Sequence, grant: Grant) {
         self.recent.note(sequence.cold.params.key);
         if !self.has_prefix || !self.recent.are_several() {

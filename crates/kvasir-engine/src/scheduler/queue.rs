@@ -1,7 +1,7 @@
 //! The waiting queue and its orders: FCFS, priority, and fair queueing over client keys.
 //!
-//! Fair queueing: the key with the lowest dominant share of what runs is next (`fair_share.rs`),
-//! requests beyond their key's entitlement last. Keys of equal rank take turns by deficit round
+//! Fair queueing: keys whose next request is within their entitlement come first, then those with
+//! the lowest dominant share (`fair_share.rs`). Keys of equal rank take turns by deficit round
 //! robin.
 //!
 //! Deficit round robin: each turn grants a key `QUANTUM` tokens. Its first request may be admitted
@@ -32,8 +32,8 @@ pub enum Order {
     Fcfs,
     /// Higher priority first, then by arrival; every sixteenth admission goes to the first arrival.
     Priority,
-    /// Each client key has an equal share of running places, KV slots and prompt tokens of a step;
-    /// deficit round robin over tokens among keys that use equally much.
+    /// Each client key has a fair share of running sequences, KV slots and prompt tokens of a step.
+    /// Deficit round robin over tokens among keys with equal dominant shares.
     Fair,
 }
 
@@ -64,12 +64,13 @@ pub(crate) struct Queue {
     active: VecDeque<u64>,
     /// The key that has received its quantum in this turn.
     granted: Option<u64>,
-    /// What running requests use under `Fair`.
+    /// Resources that running requests use, per key, under `Fair`.
     used: KeyUse,
-    /// Keys whose requests are passed over in this scheduling attempt.
+    /// Keys that are skipped for the rest of this scheduling attempt.
     passed: Vec<u64>,
-    /// Slots per block of the cache, and all its slots.
+    /// Block size of the cache in slots.
     block: u32,
+    /// Size of the cache in slots.
     capacity: u32,
     /// Admissions so far.
     admissions: u64,
@@ -85,9 +86,9 @@ struct Queued {
     /// Arrival number.
     number: u64,
     cost: i64,
-    /// Tokens to feed at its admission.
+    /// Prompt tokens to feed, and after a preemption the outputs to recompute.
     tokens: u64,
-    /// KV slots at its longest, in whole blocks.
+    /// KV slots at its maximum length, in whole blocks.
     slots: u64,
 }
 
@@ -102,7 +103,7 @@ struct Flow {
 
 impl Queue {
     pub(crate) fn new(order: Order, limits: &Limits, shape: &CacheShape) -> Self {
-        let total = Resources { places: limits.max_num_seqs.into(), slots: shape.capacity.into() };
+        let total = Resources { sequences: limits.max_num_seqs.into(), slots: shape.capacity.into() };
         Self {
             order,
             used: KeyUse::new(total),
@@ -179,15 +180,15 @@ impl Queue {
         self.fifo.front().or_else(of_flow).map(|queued| queued.entry)
     }
 
-    /// The request that `Fair` considers first, if it is within its key's entitlement. None of a key
-    /// that was passed over.
+    /// The request that `Fair` considers first, if it is within its key's entitlement. Ignores
+    /// skipped keys.
     pub(crate) fn entitled(&self) -> Option<u32> {
         let key = self.ranked(&self.passed).next()?;
         let head = self.flows.get(&key)?.fifo.front()?;
         self.used.entitles(key, head.slots, self.keys()).then_some(head.entry)
     }
 
-    /// Passes over the other requests of a key until `begin_attempt`.
+    /// Skips the waiting requests of a key until `begin_attempt`.
     pub(crate) fn pass_over(&mut self, key: u64) {
         self.passed.push(key);
     }
@@ -196,12 +197,12 @@ impl Queue {
         self.passed.clear();
     }
 
-    /// What running requests use under `Fair`.
+    /// Resources that running requests use, per key, under `Fair`.
     pub(crate) fn used(&self) -> &KeyUse {
         &self.used
     }
 
-    /// Number of keys that have requests, under `Fair`.
+    /// Number of keys with waiting or running requests, under `Fair`. O(keys).
     pub(crate) fn keys(&self) -> usize {
         self.flows.len() + self.used.keys().filter(|key| !self.flows.contains_key(key)).count()
     }
@@ -216,7 +217,7 @@ impl Queue {
         })
     }
 
-    /// Keys with waiting requests in the order of `Fair`, without `skipped`.
+    /// Keys with waiting requests in the order of `Fair`, without `skipped`. O(n log n) for n keys.
     fn ranked(&self, skipped: &[u64]) -> impl Iterator<Item = u64> {
         let keys = self.keys();
         let rank = |key: &u64| {
@@ -259,7 +260,7 @@ impl Queue {
         self.advance();
     }
 
-    /// A running request ends or is preempted: its key uses less.
+    /// Releases the resources of a running request that ends or is preempted.
     pub(crate) fn release(&mut self, sequence: &Sequence) {
         if self.is_fair() {
             self.used.release(sequence.params().key, sequence.cold.charged_slots);

@@ -1,8 +1,8 @@
-//! `RecentKeys`: the client keys of the latest admissions.
+//! Client keys of recent admissions in a sliding window: tells whether several keys are active.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Admissions that count.
+/// Window size in admissions.
 const WINDOW: usize = 1024;
 
 /// The keys of the last [`WINDOW`] admissions.
@@ -13,7 +13,7 @@ pub(crate) struct RecentKeys {
 }
 
 impl RecentKeys {
-    /// Counts an admission.
+    /// Records an admission.
     pub(crate) fn note(&mut self, key: u64) {
         self.admissions.push_back(key);
         *self.count.entry(key).or_default() += 1;
@@ -28,7 +28,7 @@ impl RecentKeys {
         }
     }
 
-    /// Whether the admissions are of more than one key.
+    /// Whether the window holds more than one key.
     pub(crate) fn are_several(&self) -> bool {
         self.count.len() > 1
     }

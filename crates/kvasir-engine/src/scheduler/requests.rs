@@ -58,7 +58,7 @@ impl Requests {
         &self.queue
     }
 
-    /// Lets other keys pass the waiting requests of a key, until `begin_attempt`.
+    /// Skips the waiting requests of a key until `begin_attempt`.
     pub(crate) fn pass_over(&mut self, key: u64) {
         self.queue.pass_over(key);
     }

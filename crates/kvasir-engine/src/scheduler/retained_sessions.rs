@@ -6,8 +6,8 @@
 //! Invariants:
 //!
 //! - Retained K/V is truncated or evicted only for a request that is admitted or fed because of it.
-//!   `find_victims` determines this beforehand and changes nothing. Exception: while several keys
-//!   have requests and the pool is full, at most half of it is retained (`demote_to`).
+//!   `find_victims` determines this beforehand and changes nothing. Exception: if the pool is full
+//!   and recent admissions are of several keys, at most half of it stays retained (`demote_to`).
 //! - The cache counts the slots that an eviction frees: a block shared by several sessions is freed
 //!   with its last owner.
 //! - Retained sequences are evicted in that order; one that would free nothing is skipped.
@@ -61,13 +61,14 @@ pub(crate) struct RetainedSessions {
     reports: Vec<(SessionId, u32)>,
     /// Slots that only retained sequences own, as last counted.
     slots: u32,
-    /// Whether the retained sequences have changed since then.
+    /// Whether the retained sequences have changed since `slots` was counted.
     is_recount_due: bool,
-    /// Calls of `recount_slots` since then.
+    /// Calls of `recount_slots` since `slots` was counted.
     uncounted: u32,
 }
 
-/// Steps after which slots are counted again, because requests may share them meanwhile.
+/// Calls of `recount_slots` (one per step) between counts while the retained sequences are
+/// unchanged: requests may begin or cease to share their slots.
 const RECOUNT_EVERY: u32 = 16;
 
 /// A victim search that failed. It need not be repeated while `changes` is unchanged.
@@ -320,7 +321,8 @@ impl RetainedSessions {
         session.inspect(|session| self.close(cache, *session)).is_some()
     }
 
-    /// Evicts sessions in eviction order until at most `tokens` are retained, except one.
+    /// Evicts sessions other than `except`, in eviction order, until at most `tokens` tokens are
+    /// retained.
     pub(crate) fn demote_to(&mut self, cache: &mut dyn Cache, tokens: u64, except: Option<SessionId>) {
         let retained = |entries: &BTreeMap<SessionId, RetainedSequence>| {
             entries.values().map(|retained| retained.tokens.len() as u64).sum::<u64>()

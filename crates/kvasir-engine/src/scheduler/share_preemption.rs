@@ -1,5 +1,5 @@
-//! Preemption for fair shares of client keys (`fair_share.rs`): makes space for a key that is within
-//! its entitlement at the expense of keys that exceed theirs.
+//! Preemption for fair shares of client keys (`fair_share.rs`): preempts requests of keys that
+//! exceed their entitlement to admit a request of a key that is within its own.
 //!
 //! Guarded by `tests/fair_shares.rs`.
 
@@ -8,17 +8,18 @@ use crate::scheduler::fair_share::Resources;
 use crate::scheduler::kv_manager::AdmissionTerms;
 use crate::scheduler::state::SchedulerState;
 
-/// What the first request of the queue lacks.
+/// The resource that the first request of the queue lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shortage {
-    Place,
+    Sequence,
+    /// Missing KV slots.
     Slots(u32),
 }
 
 impl SchedulerState {
-    /// If the first waiting request is within its key's entitlement and lacks a place or slots:
-    /// preempts requests of the keys that exceed theirs, as many as it needs, and drops the rows
-    /// scheduled so far. True if any was preempted; the step must then be scheduled anew.
+    /// If the first waiting request is within its key's entitlement and lacks a sequence or slots,
+    /// preempts as many requests of keys that exceed theirs as it needs, and drops the rows
+    /// scheduled so far. True if it preempted any; the caller must then schedule the step again.
     pub(crate) fn preempt_for_share(&mut self, reserve_to: impl Fn(&Self, u32) -> u32) -> bool {
         if !self.preempts_for_shares {
             return false;
@@ -26,7 +27,7 @@ impl SchedulerState {
         let Some(entry) = self.requests.waiting().entitled() else { return false };
         let terms = AdmissionTerms { reserve_to: reserve_to(self, entry), hit_limit: u32::MAX };
         let shortage = match self.admissible(entry, terms) {
-            Err(DeferReason::SequenceLimit) => Shortage::Place,
+            Err(DeferReason::SequenceLimit) => Shortage::Sequence,
             Err(DeferReason::NoSlots { needed, .. } | DeferReason::Reserved { needed, .. }) => {
                 let missing = self.kv.budget().missing(self.kv.cache().usage(), needed);
                 Shortage::Slots(missing.max(1))
@@ -42,19 +43,19 @@ impl SchedulerState {
         true
     }
 
-    /// Requests to preempt for a shortage: of the key that exceeds its entitlement by most, the one
-    /// admitted last, and so on. Empty if all of them are not enough.
+    /// Requests to preempt for a shortage: repeatedly, of the key with the largest excess over its
+    /// entitlement, the request admitted last. Empty if they would not suffice.
     fn victims_of(&self, shortage: Shortage) -> Vec<u32> {
         let queue = self.requests.waiting();
         let most = queue.used().entitlement(queue.keys());
         let mut used: Vec<(u64, Resources)> =
             queue.used().keys().map(|key| (key, queue.used().of(key))).collect();
         let excess = |used: &Resources| match shortage {
-            Shortage::Place => used.places.saturating_sub(most.places),
+            Shortage::Sequence => used.sequences.saturating_sub(most.sequences),
             Shortage::Slots(_) => used.slots.saturating_sub(most.slots),
         };
         let mut missing = match shortage {
-            Shortage::Place => 1,
+            Shortage::Sequence => 1,
             Shortage::Slots(slots) => u64::from(slots),
         };
         let mut victims = Vec::new();
@@ -70,10 +71,10 @@ impl SchedulerState {
             let sequence = &self.requests[victim];
             let held = self.kv.budget().block().whole(sequence.next_position()) + sequence.reserved;
             missing = match shortage {
-                Shortage::Place => 0,
+                Shortage::Sequence => 0,
                 Shortage::Slots(_) => missing.saturating_sub(held.into()),
             };
-            of_key.places -= 1;
+            of_key.sequences -= 1;
             of_key.slots = of_key.slots.saturating_sub(sequence.cold.charged_slots);
         }
         victims
@@ -86,8 +87,9 @@ impl SchedulerState {
         }
     }
 
-    /// Index of the running request to preempt for slots, among those from `first` on: the one
-    /// admitted last, under `Order::Fair` of the key with the largest dominant share.
+    /// Index of the running request to preempt for slots, among indices from `first` on: the
+    /// request admitted last; under `Order::Fair`, the last of the key with the largest dominant
+    /// share.
     pub(crate) fn preemption_victim(&self, first: usize) -> Option<usize> {
         let (queue, running) = (self.requests.waiting(), self.requests.running());
         let share = |entry: u32| queue.used().dominant_share(self.requests[entry].cold.params.key);
@@ -99,9 +101,9 @@ impl SchedulerState {
         }
     }
 
-    /// Shares the prompt tokens of the step among keys, under `Order::Fair` and if several keys have
-    /// prompts to feed. `budget` gives their number, of prompts that are at most so long already.
-    /// Returns it if it was shared.
+    /// Divides the step's prompt tokens among keys, under `Order::Fair` and if several keys have
+    /// prompts to feed. `budget` maps the largest number of tokens already fed to one of these
+    /// prompts to the step's prompt tokens. Returns that budget, or `None` if it is not divided.
     pub(crate) fn share_prefill(&mut self, budget: impl FnOnce(u32) -> u32) -> Option<u32> {
         self.prefill_shares.clear();
         let queue = self.requests.waiting();
@@ -133,8 +135,8 @@ impl SchedulerState {
     }
 
     /// Whether the step must decode before more prompts run: the previous step held prompts only,
-    /// and several keys have requests. So no key's prompts delay another's decodes by more than
-    /// one step.
+    /// and several keys have requests. This bounds the delay of a key's decodes by prompts of
+    /// others to one step.
     pub(crate) fn decodes_are_due(&self) -> bool {
         self.preempts_for_shares && self.is_after_prefill && self.requests.waiting().keys() > 1
     }

@@ -43,9 +43,9 @@ pub(crate) struct SchedulerState {
     pub(crate) verifies_all_drafts: bool,
     /// Admissions are deferred by prefill coalescing.
     pub(crate) coalescing: bool,
-    /// Keys get fair shares by preemption (`share_preemption.rs`).
+    /// Fair shares of keys are enforced by preemption (`share_preemption.rs`).
     pub(crate) preempts_for_shares: bool,
-    /// Prompt tokens of the step per key.
+    /// Division of the step's prompt tokens among keys.
     pub(crate) prefill_shares: PrefillShares,
     /// The previous step held prompts only.
     pub(crate) is_after_prefill: bool,
@@ -242,9 +242,10 @@ impl SchedulerState {
     }
 
     /// Breaks a deadlock: evicts retained session K/V if that frees slots, else preempts the
-    /// request admitted last, under `Order::Fair` of the largest key. A request that runs alone is too large for the cache and ends with
-    /// the outputs it has. Slots leased with no step in flight wait for slot copies, which a
-    /// preemption makes unnecessary.
+    /// request admitted last; under `Order::Fair`, the last of the key with the largest dominant
+    /// share. A request that runs alone is too large for the cache and ends with the outputs it
+    /// has. Slots leased with no step in flight wait for slot copies, which a preemption makes
+    /// unnecessary.
     pub(crate) fn preempt_for_space(&mut self, now: Nanos) {
         if self.kv.evict_for(1, true) {
             return;

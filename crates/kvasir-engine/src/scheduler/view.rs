@@ -206,13 +206,14 @@ impl<'a> SchedulerView<'a> {
         }
     }
 
-    /// Shares the prompt tokens of the step among client keys; see `prefill_tokens_left`. `budget`
-    /// gives their number for prompts of which at most so many tokens are fed already. Returns it
-    /// if it is shared: under `Order::Fair`, and if several keys have prompts to feed.
+    /// Divides the step's prompt tokens among client keys (`prefill_tokens_left`), under
+    /// `Order::Fair` and if several keys have prompts to feed. `budget` maps the largest number of
+    /// tokens already fed to one of these prompts to the step's prompt tokens. Returns that budget,
+    /// or `None` if it is not divided.
     pub fn share_prefill(&mut self, budget: impl FnOnce(u32) -> u32) -> Option<u32> {
         self.state.share_prefill(budget)
     }
-    /// Prompt tokens that the key of a sequence may still be fed in this step.
+    /// Prompt tokens that sequences of this sequence's key may still be fed in this step.
     pub fn prefill_tokens_left(&self, entry: u32) -> u32 {
         self.state.prefill_shares.left(self.sequence(entry).params().key)
     }
@@ -221,8 +222,8 @@ impl<'a> SchedulerView<'a> {
     pub fn decodes_are_due(&self) -> bool {
         self.state.decodes_are_due()
     }
-    /// Under `Order::Fair`, lets the waiting sequences of other keys pass one that was deferred for a
-    /// reason of its own key. False if it blocks those behind it.
+    /// Under `Order::Fair`, skips the key of a deferred waiting sequence if the reason concerns
+    /// only that key. True if it was skipped; false if the sequence blocks those behind it.
     pub fn pass_over(&mut self, entry: u32, reason: DeferReason) -> bool {
         let is_own =
             matches!(reason, DeferReason::TokenBudget | DeferReason::Sibling | DeferReason::TokenInFlight);
@@ -279,8 +280,9 @@ impl<'a> SchedulerView<'a> {
         Ok(())
     }
 
-    /// The running sequence to preempt for slots, among those from the `first` on in order of
-    /// admission: the one admitted last, under `Order::Fair` of the key that uses most.
+    /// The running sequence to preempt for slots, among indices from `first` on in order of
+    /// admission: the sequence admitted last; under `Order::Fair`, the last of the key with the
+    /// largest dominant share.
     pub fn preemption_victim(&self, first: usize) -> Option<u32> {
         self.state.preemption_victim(first).and_then(|i| self.running_at(i))
     }

@@ -1,25 +1,27 @@
-//! Finds the ways in which a text may be spelled across tokens, for sequence breakers of samplers.
+//! Finds the token sequences that spell a text, for DRY's sequence breakers. The algorithm is
+//! llama.cpp's `get_overlapping_token_sequences`.
 
 use crate::error::Result;
 use crate::tokenizer::Tokenizer;
 use std::collections::BTreeMap;
 
-/// Tokens behind the first, at most; as in llama.cpp.
+/// Maximum length of a tail in tokens, as in llama.cpp.
 const MAX_TAIL: usize = 20;
 
-/// Tokens that contain a text or end in its beginning.
+/// Tokens that contain a text or end with a prefix of it (heads), and the tokens of its rest
+/// (tails).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overlaps {
-    /// Each token with the index of what is missing behind it.
+    /// `(token, index into tails)`: the token and the tail that completes the text.
     pub heads: Vec<(u32, u32)>,
-    /// Tokens that are missing; the first is empty.
+    /// Tokens of the rest of a text; the first tail is empty.
     pub tails: Vec<Vec<u32>>,
 }
 
 impl Tokenizer {
-    /// The tokens that contain one of these texts, or end in its beginning, with the tokens of what is
-    /// missing then. Reads the whole vocabulary once; ends early, and returns `None`, beyond `max` of
-    /// them.
+    /// Finds the tokens that contain one of these texts or end with a prefix of it, with the tokens
+    /// of the rest. Scans the whole vocabulary once; returns `None` early if there are more than
+    /// `max` heads.
     pub fn overlaps(&self, texts: &[&str], max: usize) -> Result<Option<Overlaps>> {
         let mut known: BTreeMap<(usize, usize), u32> = BTreeMap::new();
         let mut found = Overlaps { heads: Vec::new(), tails: vec![Vec::new()] };
@@ -31,7 +33,7 @@ impl Tokenizer {
                     found.heads.push((id, 0));
                     continue;
                 }
-                // A character that is cut has no token of its rest.
+                // The rest must begin at a character: part of one cannot be tokenized.
                 let begins = |len: &usize| text.is_char_boundary(*len) && word.ends_with(&bytes[..*len]);
                 for len in (1..bytes.len()).filter(begins) {
                     let tail = match known.get(&(n, len)) {

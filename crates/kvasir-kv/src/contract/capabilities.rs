@@ -51,8 +51,8 @@ pub trait Victims {
     /// victims, if not even all of them suffice. Changes nothing; time linear in the block tables
     /// of the candidates.
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool;
-    /// Slots that come free when all of these sequences are closed and the steps in flight have
-    /// retired: those that no other sequence owns. Time linear in their block tables.
+    /// Slots that only these sequences own: closing all of them frees these slots once the steps in
+    /// flight have retired. Time linear in their block tables.
     fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32;
 }
 

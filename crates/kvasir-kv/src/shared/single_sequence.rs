@@ -154,7 +154,7 @@ impl SingleSequence {
         )
     }
 
-    /// `Victims::slots_held_by` when `extra` slots hold draft nodes.
+    /// `Victims::slots_held_by`; `extra` slots hold draft nodes.
     pub(crate) fn slots_held_by(&self, sequences: &[SeqId], extra: u32) -> u32 {
         let held = self.claimed + extra;
         freed_by(&mut SingleSequenceTrial { single: self, held, leased: false, freed: 0 }, sequences)

@@ -57,7 +57,7 @@ pub(crate) fn choose(
     true
 }
 
-/// Slots that come free when all of these sequences are closed.
+/// Slots that closing all of these sequences would free.
 pub(crate) fn freed_by(trial: &mut impl TrialRelease, sequences: &[SeqId]) -> u32 {
     sequences.iter().for_each(|&seq| trial.release(seq, 0));
     trial.freed()

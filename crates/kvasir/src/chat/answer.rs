@@ -1,4 +1,4 @@
-//! The answer of a chat.
+//! The parsed answer of a chat: content, reasoning and tool calls.
 
 use crate::answer::Answer;
 use kvasir_chat::{AssistantTurn, Delta, Message};
@@ -7,20 +7,20 @@ use serde_json::Value;
 /// A tool call of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
-    /// Its id, unique within the answer and its engine: the result's message names it.
+    /// Its id, unique within its engine. Pass it to [`Message::result`].
     pub id: String,
     /// Name of the function.
     pub name: String,
-    /// Arguments as JSON text. Incomplete if the answer was cut at its length.
+    /// Arguments as JSON text; incomplete if the answer reached `max_tokens`.
     pub arguments: String,
 }
 
-/// The answer of a chat.
+/// A parsed answer and the raw one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatAnswer {
     /// Visible text.
     pub content: String,
-    /// Reasoning, of a model that reasons.
+    /// Reasoning; empty if the model does not reason.
     pub reasoning: String,
     /// Tool calls.
     pub calls: Vec<ToolCall>,
@@ -43,16 +43,16 @@ impl ChatAnswer {
     }
 }
 
-/// Collects the deltas of an answer.
+/// Builds a [`ChatAnswer`] from its deltas.
 #[derive(Default)]
-pub(super) struct Collected {
+pub(super) struct ChatAnswerBuilder {
     content: String,
     reasoning: String,
     calls: Vec<ToolCall>,
 }
 
-impl Collected {
-    /// Appends a delta. `request` makes ids of calls unique.
+impl ChatAnswerBuilder {
+    /// Appends a delta. `request` makes the ids of tool calls unique.
     pub(super) fn push(&mut self, request: u64, delta: &Delta) {
         match delta {
             Delta::Content(text) => self.content += text,
@@ -70,7 +70,7 @@ impl Collected {
         }
     }
 
-    /// The whole answer.
+    /// Builds the answer; leaves the builder empty.
     pub(super) fn finish(&mut self, raw: Answer) -> ChatAnswer {
         let Self { content, reasoning, calls } = std::mem::take(self);
         ChatAnswer { content, reasoning, calls, raw }

@@ -1,8 +1,8 @@
-//! Chats in the caller's process: messages and tools in, content, reasoning and tool calls out.
+//! In-process chats: generates content, reasoning and tool calls from messages and tools.
 //!
-//! [`Chat`] is the builder of one turn. It renders the messages by the model's chat template,
-//! constrains the answer to tools and format, and parses what the model writes
-//! ([`kvasir_chat`]). The server of `kvasir serve` does the same.
+//! [`Chat`] is the builder of one turn. It renders the messages with the model's chat template,
+//! constrains the answer to tools and format, and parses the output, all with [`kvasir_chat`], as
+//! `kvasir serve` does.
 
 pub(crate) mod answer;
 pub(crate) mod parser;
@@ -27,10 +27,10 @@ use kvasir_kv::Token;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// Answer tokens of a chat if neither [`Chat::params`] nor `generation_config.json` limits them.
+/// Most answer tokens of a chat without [`Chat::params`]; `generation_config.json` may set fewer.
 const MAX_TOKENS: u32 = 4096;
 
-/// One turn of a chat, before it is generated. `T` generates it: [`Kvasir`] or [`Service`].
+/// Builder of one turn of a chat. `T` is the engine that generates it: [`Kvasir`] or [`Service`].
 ///
 /// ```
 /// use kvasir::{Kvasir, Message, Options};
@@ -99,18 +99,18 @@ impl<'m, T> Chat<'m, T> {
         Self { parallel_tool_calls, ..self }
     }
 
-    /// Constrains the answer to a JSON schema, a regular expression, a grammar or one of several texts.
-    /// With tools, the model may call one instead.
+    /// Constrains the answer to a JSON Schema, a regular expression, a grammar or one of several
+    /// texts. If tools are offered, the model may call one instead.
     pub fn format(self, shape: Shape) -> Self {
         Self { format: Some(ResponseFormat { shape, param: "format".into() }), ..self }
     }
 
-    /// Limits the tokens of reasoning, for a model that reasons.
+    /// Limits the reasoning tokens; no-op for models that do not reason.
     pub fn thinking_budget(self, tokens: u32) -> Self {
         Self { thinking: Some(ThinkingBudget { tokens, param: "thinking_budget" }), ..self }
     }
 
-    /// Ends the answer in front of the first of these texts.
+    /// Stop texts: the answer ends before the first occurrence of one.
     pub fn stop(self, texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { stop: texts.into_iter().map(Into::into).collect(), ..self }
     }
@@ -121,8 +121,8 @@ impl<'m, T> Chat<'m, T> {
         self
     }
 
-    /// Replaces limits and sampling, which are [`Model::default_params`] otherwise. Its constraint is
-    /// replaced by that of tools and format, if there are any.
+    /// Sets limits and sampling; the default is [`Model::default_params`] with at most 4096 tokens.
+    /// The constraint of tools or format replaces that of `params`, if there is one.
     pub fn params(self, params: Params) -> Self {
         Self { params: Some(params), ..self }
     }
@@ -136,7 +136,7 @@ impl<'m, T> Chat<'m, T> {
             return Err(Error::invalid("tool_choice", format!("`{name}` is none of `tools`")));
         }
         if self.tool_choice == ToolChoice::Required && self.tools.is_empty() {
-            return Err(Error::invalid("tool_choice", "needs `tools`"));
+            return Err(Error::invalid("tool_choice", "`required` needs `tools`"));
         }
         let conversation = Conversation {
             messages: self.messages,
@@ -187,14 +187,14 @@ impl<'m, T> Chat<'m, T> {
 }
 
 impl Kvasir {
-    /// A turn of a chat: [`Chat`] sets tools, format and limits.
+    /// Begins a turn of a chat; the methods of [`Chat`] set tools, format and limits.
     pub fn chat<'m>(&mut self, messages: &'m [Message]) -> Chat<'m, &mut Self> {
         Chat::new(self, messages)
     }
 }
 
 impl Service {
-    /// A turn of a chat: [`Chat`] sets tools, format and limits.
+    /// Begins a turn of a chat; the methods of [`Chat`] set tools, format and limits.
     pub fn chat<'m>(&self, messages: &'m [Message]) -> Chat<'m, &Self> {
         Chat::new(self, messages)
     }

@@ -1,17 +1,18 @@
 //! Parses the tokens of a chat answer into deltas.
 
 use crate::answer::Piece;
-use crate::chat::answer::{ChatAnswer, Collected};
+use crate::chat::answer::{ChatAnswer, ChatAnswerBuilder};
 use kvasir_chat::{Choice, Delta, Detokenizer, ParseOptions};
 use std::collections::VecDeque;
 
-/// Parses the pieces of one answer.
+/// Streaming parser of one chat answer.
 pub(crate) struct ChatParser {
     detokenizer: Detokenizer,
     choice: Choice,
-    collected: Collected,
-    /// Deltas not taken yet.
+    builder: ChatAnswerBuilder,
+    /// Parsed deltas that the stream has not returned yet.
     pub(super) deltas: VecDeque<Delta>,
+    /// The whole answer, after the last piece.
     pub(super) answer: Option<ChatAnswer>,
 }
 
@@ -20,13 +21,13 @@ impl ChatParser {
         Self {
             detokenizer,
             choice: Choice::new(options),
-            collected: Collected::default(),
+            builder: ChatAnswerBuilder::default(),
             deltas: VecDeque::new(),
             answer: None,
         }
     }
 
-    /// Feeds a piece. Text behind a stop text is dropped.
+    /// Feeds a piece; drops the text after a stop text.
     pub(super) fn push(&mut self, piece: Piece) {
         for id in &piece.ids {
             if self.is_stopped() {
@@ -44,7 +45,7 @@ impl ChatParser {
             }
             let deltas = self.choice.finish();
             self.take(piece.request.0, deltas);
-            self.answer = Some(self.collected.finish(raw));
+            self.answer = Some(self.builder.finish(raw));
         }
     }
 
@@ -54,7 +55,7 @@ impl ChatParser {
     }
 
     fn take(&mut self, request: u64, deltas: Vec<Delta>) {
-        deltas.iter().for_each(|delta| self.collected.push(request, delta));
+        deltas.iter().for_each(|delta| self.builder.push(request, delta));
         self.deltas.extend(deltas);
     }
 }

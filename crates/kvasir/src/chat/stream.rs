@@ -29,7 +29,7 @@ impl<S: PieceSource> ChatStream<S> {
         self.parser.answer.as_ref()
     }
 
-    /// Feeds the next result of the source; returns an error of it.
+    /// Feeds the source's next result to the parser; returns the error if it is one.
     fn push(&mut self, next: Option<S::Item>) -> Option<Error>
     where
         S: Iterator<Item = Result<crate::Piece, Error>>,

@@ -35,13 +35,13 @@ struct Listed {
     lfs: Option<Lfs>,
 }
 
-/// What the hub lists of a file that it stores apart from the repository.
+/// The hub's listing of a file in Git LFS.
 #[derive(Deserialize)]
 struct Lfs {
     sha256: Option<String>,
 }
 
-/// Passes the progress of one file on.
+/// Adapts the hub client's progress of one file to [`FetchProgress`].
 struct FileProgress<'a> {
     report: OnProgress<'a>,
     listed: &'a Listed,
@@ -72,7 +72,7 @@ impl Progress for FileProgress<'_> {
 }
 
 impl HubName {
-    /// Fetches the model; `missing` says what the cache lacks, for errors. Without a receiver, the
+    /// Fetches the model; `missing` says what the cache lacks, for errors. Without `report`, the
     /// progress goes to stderr.
     pub(super) fn fetch(&self, missing: &str, mut report: Option<OnProgress<'_>>) -> Result<PathBuf, Error> {
         if variable("HF_HUB_OFFLINE").is_some_and(|value| value != "0") {
@@ -121,8 +121,9 @@ impl HubName {
                     files.download_with_progress(file, progress)
                 }
                 _ => {
-                    let told = size.map_or_else(String::new, |size| format!(", {:.1} MB", size as f64 / 1e6));
-                    eprintln!("kvasir: fetching {file} of {owner}/{name}, file {} of {of}{told}", n + 1);
+                    let size_text =
+                        size.map_or_else(String::new, |size| format!(", {:.1} MB", size as f64 / 1e6));
+                    eprintln!("kvasir: fetching {file} of {owner}/{name}, file {} of {of}{size_text}", n + 1);
                     files.download(file)
                 }
             };

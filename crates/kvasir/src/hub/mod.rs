@@ -31,17 +31,17 @@ pub struct HubName {
     short: Option<String>,
 }
 
-/// How much of a file has been fetched.
+/// Progress of the fetch of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FetchProgress<'a> {
     /// The file's name in its repository.
     pub file: &'a str,
-    /// SHA-256 of its content, where the hub lists one.
+    /// SHA-256 of its content in hexadecimal, if the hub lists one.
     pub sha256: Option<&'a str>,
-    /// Its bytes.
+    /// Its size in bytes.
     pub total: u64,
-    /// Bytes that are here.
+    /// Bytes fetched so far.
     pub completed: u64,
 }
 
@@ -108,13 +108,13 @@ impl HubName {
         self.revision.as_deref().unwrap_or("main")
     }
 
-    /// Local path of the model: from the cache, else fetched, with the progress on stderr.
+    /// Local path of the model. Fetches it if it is not in the cache, with the progress on stderr.
     pub fn find(&self) -> Result<PathBuf, Error> {
         self.find_or_fetch(None)
     }
 
-    /// [`HubName::find`], with the progress passed to `report` instead of written to stderr.
-    pub fn find_reporting(&self, report: &mut dyn FnMut(FetchProgress<'_>)) -> Result<PathBuf, Error> {
+    /// [`HubName::find`] that passes the progress to `report` instead of writing it to stderr.
+    pub fn find_with_progress(&self, report: &mut dyn FnMut(FetchProgress<'_>)) -> Result<PathBuf, Error> {
         self.find_or_fetch(Some(report))
     }
 

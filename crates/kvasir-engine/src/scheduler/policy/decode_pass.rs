@@ -2,8 +2,8 @@
 //! `chunked`.
 //!
 //! `decode_running` visits running sequences in order of admission. If one lacks a KV slot, the
-//! sequence admitted last (under `Order::Fair`, of the largest key) is preempted and the decode is
-//! retried.
+//! sequence admitted last (under `Order::Fair`, of the key with the largest dominant share) is
+//! preempted and the decode is retried.
 
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::view::SchedulerView;
@@ -27,7 +27,7 @@ pub(crate) fn decode_running(view: &mut SchedulerView<'_>) {
             Ok(()) => i += 1,
             // Reached only if slots beyond the reservation are needed.
             Err(DeferReason::NoSlots { .. }) => match view.preemption_victim(i) {
-                // The `i`-th is then tried again, or the one that has taken its place.
+                // Retries index `i`, which is the next sequence if the victim was the `i`-th.
                 Some(victim) if view.preempt(victim) => {}
                 _ => return,
             },

@@ -33,7 +33,8 @@ pub trait Policy: Send {
         Ok(())
     }
 
-    /// Length up to which it reserves slots for a sequence at its admission.
+    /// Length in tokens up to which the policy reserves slots for a sequence at admission;
+    /// `capacity` is the pool size in slots.
     fn reserve_to(&self, sequence: &Sequence, capacity: u32) -> u32 {
         sequence.longest().min(capacity)
     }

@@ -85,7 +85,7 @@ impl PrefillFirst {
         let share = view.prefill_tokens_left(entry);
         let Some(tokens) = self.chunk(view, left, share) else {
             view.defer(entry, DeferReason::ChunkTooSmall);
-            // The other keys have their share.
+            // If the key's share is the limit, other keys may still have theirs.
             return share < view.token_budget();
         };
         let tokens = tokens.min(view.chunk_limit(entry));
@@ -99,7 +99,7 @@ impl PrefillFirst {
     }
 
     /// Size of the next chunk of a prompt with `left` tokens to feed; none if it must wait for the
-    /// next step. `share` is what is left of its key's share.
+    /// next step. `share` is the rest of its key's prompt tokens in this step.
     fn chunk(&self, view: &SchedulerView<'_>, left: u32, share: u32) -> Option<u32> {
         let (budget, empty) = (view.token_budget(), view.scheduled_rows() == 0);
         match self.chunking {
