@@ -40,15 +40,15 @@ pub fn draw_from(logits: &[f32], params: &Sampling, context: &Context<'_>, work:
 /// The result is always an allowed id. If all allowed ids are suppressed or NaN, it is the lowest
 /// allowed one.
 pub fn draw(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32 {
-    let drawn = draw_processed(logits, params, context);
+    let mut drawn = draw_processed(logits, params, context);
     let is_left = logits.get(drawn as usize).is_some_and(|logit| *logit > f32::NEG_INFINITY);
+    if let Some(allowed) = context.allowed.filter(|_| !is_left) {
+        drawn = processors::lowest(allowed).unwrap_or(drawn);
+    }
     if params.processed_logprobs && params.is_greedy() && context.chain.is_none() {
         processors::keep_only(logits, drawn);
     }
-    match context.allowed {
-        Some(allowed) if !is_left => processors::lowest(allowed).unwrap_or(drawn),
-        _ => drawn,
-    }
+    drawn
 }
 
 /// Processes the logits in place, then samples.

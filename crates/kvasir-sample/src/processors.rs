@@ -220,10 +220,12 @@ pub fn dynamic_temperature(logits: &[f32], temperature: f32, range: f32, exponen
     coldest + (hottest - coldest) * (entropy as f32).powf(exponent)
 }
 
-/// Removes all ids but one.
+/// Leaves all probability to one id, even if it was removed.
 pub(crate) fn keep_only(logits: &mut [f32], id: u32) {
-    let others = logits.iter_mut().zip(0..).filter(|(_, other)| *other != id);
-    others.for_each(|(logit, _)| *logit = f32::NEG_INFINITY);
+    logits.fill(f32::NEG_INFINITY);
+    if let Some(logit) = logits.get_mut(id as usize) {
+        *logit = 0.0;
+    }
 }
 
 /// Ids that are not removed.

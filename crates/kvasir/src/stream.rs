@@ -23,6 +23,9 @@ pub struct Stream<'a> {
     answered: Option<&'a mut Vec<Token>>,
     stop: Vec<String>,
     filter: StopFilter,
+    /// Bytes of text read so far, and when the stop texts were set.
+    text_bytes: usize,
+    unfiltered_bytes: usize,
     /// The last piece, not returned yet, after [`PieceSource::stop_here`].
     last: Option<Piece>,
     answer: Option<Answer>,
@@ -36,12 +39,24 @@ impl<'a> Stream<'a> {
         answered: Option<&'a mut Vec<Token>>,
     ) -> Self {
         let (stop, filter) = (Vec::new(), StopFilter::new(Vec::new()));
-        Self { runner, request, answered, stop, filter, last: None, answer: None, over: false }
+        Self {
+            runner,
+            request,
+            answered,
+            stop,
+            filter,
+            text_bytes: 0,
+            unfiltered_bytes: 0,
+            last: None,
+            answer: None,
+            over: false,
+        }
     }
 
     /// Stop texts: the answer ends before the first occurrence of one, however tokens split it.
     /// Text that may begin a stop text is held back. The last token of the answer is the one that
-    /// completes the stop text. Needs a model with a tokenizer.
+    /// completes the stop text. Text that has been read already is not searched. Needs a model with a
+    /// tokenizer.
     ///
     /// ```
     /// # fn main() -> Result<(), kvasir::Error> {
@@ -54,6 +69,7 @@ impl<'a> Stream<'a> {
     pub fn until(mut self, texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.stop = texts.into_iter().map(Into::into).collect();
         self.filter = StopFilter::new(self.stop.clone());
+        self.unfiltered_bytes = self.text_bytes;
         self
     }
 
@@ -77,6 +93,7 @@ impl<'a> Stream<'a> {
 
     /// Cuts the text of a piece before the first stop text, and ends the answer there.
     fn filter(&mut self, piece: &mut Piece) {
+        self.text_bytes += piece.text.len();
         if self.stop.is_empty() {
             return;
         }
@@ -89,13 +106,17 @@ impl<'a> Stream<'a> {
         piece.answer = answer.map(|answer| self.cut(answer, end));
     }
 
-    /// Cuts an answer at its stop text: the text at byte `end`, the tokens after the one that
-    /// completes it.
+    /// Cuts an answer at its stop text: the text at byte `end` of what was searched, the tokens after
+    /// the one that completes it.
     fn cut(&self, mut answer: Answer, end: usize) -> Answer {
         let (mut text, mut filter) = (TextStream::continuing(true), StopFilter::new(self.stop.clone()));
         if let Some(tokenizer) = &self.runner.model.tokenizer {
+            let mut unfiltered = self.unfiltered_bytes;
             let completes = |id: &Token| {
-                filter.push(&text.push(tokenizer, *id));
+                let text = text.push(tokenizer, *id);
+                let skipped = unfiltered.min(text.len());
+                unfiltered -= skipped;
+                filter.push(&text[skipped..]);
                 filter.stopped().is_some()
             };
             let kept = answer.ids.iter().position(completes).map_or(answer.ids.len(), |at| at + 1);
@@ -103,7 +124,7 @@ impl<'a> Stream<'a> {
             answer.logprobs.truncate(kept);
         }
         answer.text = answer.text.map(|mut text| {
-            text.truncate(end);
+            text.truncate(self.unfiltered_bytes + end);
             text
         });
         Answer { reason: Finish::StopText, ..answer }

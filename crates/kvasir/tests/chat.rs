@@ -93,6 +93,11 @@ fn answers_end_before_a_stop_text() {
     let streamed: String = stream.by_ref().map(|piece| piece.unwrap().text).collect();
     let answer = stream.finish().unwrap();
     assert_eq!((streamed.as_str(), answer.text.as_deref()), ("7 + 8 ", Some("7 + 8 ")));
+    // Stop texts that are set later do not apply to what was read before.
+    let mut stream = kvasir.stream(prompt, &Params::default()).unwrap();
+    let read = stream.next().unwrap().unwrap().text;
+    let answer = stream.until(["7", " ="]).finish().unwrap();
+    assert_eq!((read.as_str(), answer.text.as_deref()), ("7", Some("7 + 8")));
 }
 
 #[test]

@@ -102,9 +102,10 @@ impl ChatModel {
                 self.required_calls(rules, &all, rules.parallel_tool_calls, "tools", prompt)?
             }
             (ToolChoice::Named(name), _) => {
-                let at = all.iter().position(|tool| tool.name == *name).unwrap_or_default();
-                let one = all.get(at..at + 1).unwrap_or_default();
-                self.required_calls(rules, one, false, "tool_choice", prompt)?
+                let at = all.iter().position(|tool| tool.name == *name).ok_or_else(|| {
+                    ChatError::invalid("tool_choice", format!("`{name}` is none of `tools`"))
+                })?;
+                self.required_calls(rules, &all[at..=at], false, "tool_choice", prompt)?
             }
             (ToolChoice::Auto, Some(format)) => self.format_or_calls(rules, format, prompt)?,
             (ToolChoice::None, Some(format)) => self.format_only(rules, format, prompt)?,

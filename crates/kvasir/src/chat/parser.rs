@@ -3,6 +3,7 @@
 use crate::answer::Piece;
 use crate::chat::answer::{ChatAnswer, ChatAnswerBuilder};
 use kvasir_chat::{Choice, Delta, Detokenizer, ParseOptions};
+use kvasir_engine::Finish;
 use std::collections::VecDeque;
 
 /// Streaming parser of one chat answer.
@@ -37,13 +38,16 @@ impl ChatParser {
             let deltas = self.choice.push(&text);
             self.take(piece.request.0, deltas);
         }
-        if let Some(raw) = piece.answer {
+        if let Some(mut raw) = piece.answer {
             if !self.is_stopped() {
                 let rest = self.detokenizer.finish();
                 let deltas = self.choice.push(&rest);
                 self.take(piece.request.0, deltas);
             }
             let deltas = self.choice.finish();
+            if self.is_stopped() {
+                raw.reason = Finish::StopText;
+            }
             self.take(piece.request.0, deltas);
             self.answer = Some(self.builder.finish(raw));
         }

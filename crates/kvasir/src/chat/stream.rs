@@ -49,7 +49,7 @@ impl<S: PieceSource> ChatStream<S> {
             }
             None => {
                 self.is_over = true;
-                None
+                Some(Error::Failed("the engine stopped without an answer".into()))
             }
         }
     }

@@ -107,13 +107,14 @@ impl PrefillFirst {
             // Recomputation after a preemption may exceed one step's budget; only then is it split.
             Chunking::Off if left <= view.limits().max_num_batched_tokens => (left <= budget).then_some(left),
             Chunking::Off => empty.then_some(budget),
-            Chunking::On { cap } => prefill_chunk(
-                left.min(cap.unwrap_or(u32::MAX)),
-                budget.min(share),
-                view.block_size(),
-                true,
-                empty,
-            ),
+            Chunking::On { cap } => {
+                let left = left.min(cap.unwrap_or(u32::MAX));
+                // A share is used whole: rounded down to the granularity, it could be nothing.
+                if share < budget {
+                    return (share > 0).then(|| left.min(share));
+                }
+                prefill_chunk(left, budget, view.block_size(), true, empty)
+            }
         }
     }
 
