@@ -201,7 +201,7 @@ fn other_orders_do_not_preempt_for_shares() {
 #[test]
 fn small_shares_use_the_whole_step() {
     each(64, 1 << 17, |mut device, name| {
-        (1..=32).for_each(|key| drop(device.add(key, 400, 1, 1)));
+        (1..=32).for_each(|key| device.fill(key, 400, 1, 1));
         let steps = (0..400).find(|_| device.step().is_empty() && device.core.is_idle());
         assert!(steps.is_some_and(|steps| steps < 100), "{name}: {steps:?}");
     });

@@ -50,7 +50,7 @@ fn flags_go_before_the_environment_and_that_before_the_file() {
         text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
     };
     assert_eq!(told(&again), told(&printed));
-    for (text, named) in [("prot = 1", "`prot`"), ("port = {}", "`port`"), ("port = ", "byte")] {
+    for (text, named) in [("prot = 1", "`prot`"), ("port = {}", "`port`"), ("port = ", "line 1, column 8")] {
         fs::write(&file, text).unwrap();
         let why = complaint(&kvasir(&["serve", "--config", path], &[]));
         assert!(why.contains(named) && why.contains("kvasir.toml"), "{why}");
