@@ -69,7 +69,7 @@ impl LoadedModel {
         self.simulated().is_some() && self.speculation().is_none()
     }
 
-    /// Facts on which the defaults of an [`EngineConfig`](kvasir_engine::EngineConfig) depend, for a
+    /// Facts on which the defaults of an [`EngineConfig`] depend, for a
     /// KV pool of up to `slots` slots.
     pub fn facts(&self, slots: u32) -> Facts {
         let program = self.program();

@@ -28,7 +28,7 @@ pub enum Overlong {
     Clamp,
     /// Reject the request: the client reads the error, and shortens its prompt.
     Refuse,
-    /// Reject a prompt that leaves less than [`Length::reserved`], else clamp.
+    /// Reject a prompt that leaves less than the reserved tokens, else clamp.
     Reserve,
 }
 
