@@ -8,9 +8,9 @@ use crate::http::answers::reply::KEEP_ALIVE_INTERVAL;
 use crate::http::answers::sse;
 use crate::http::api::responses::Responses;
 use crate::session::event_log::{EventLog, LogPart};
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{FutureExt, Stream, StreamExt, stream};
 use serde_json::{Value, json};
-use std::{pin::pin, sync::Arc};
+use std::sync::Arc;
 use tokio::time::timeout;
 
 /// Closes the log when it is dropped: when the task completes, is canceled or panics.
@@ -28,9 +28,13 @@ pub(super) fn start(mut response: Responses) -> Option<(Value, Arc<EventLog>)> {
     let first = response.object.response();
     let (log, end) = response.storing.as_mut()?.begin(first.clone());
     let writer = LogWriter(log.clone());
+    let mut events = Box::pin(response.events());
+    // The events of the beginning are in the log before the response can be canceled.
+    if let Some(Some(begun)) = events.next().now_or_never() {
+        log.push(&begun);
+    }
     tokio::spawn(async move {
         let generate = async {
-            let mut events = pin!(response.events());
             while let Some(text) = events.next().await {
                 writer.0.push(&text);
             }
