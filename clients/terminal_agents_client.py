@@ -13,16 +13,16 @@ from scripted_model import call
 from served import check
 
 MODEL = "scripted"
-SAID = "The words are in the file."
-READ = "The note has one line."
+FIRST_ANSWER = "The words are in the file."
+SECOND_ANSWER = "The note has one line."
 COMMAND = "echo heard-in-the-shell > heard.txt"
 
 
 class Qwen:
     """qwen-code."""
 
-    # Each conversation begins with an answer of its own, which thanks for the context.
-    own_answers = 1
+    # It begins each conversation with a canned assistant message, which the scripted model counts as a reply.
+    canned_answers = 1
     tools = [
         call("run_shell_command", command=COMMAND, description="Writes the words", is_background=False),
         call("read_file", file_path="{work}/note.txt"),
@@ -30,7 +30,7 @@ class Qwen:
 
     @staticmethod
     def configure(folder, url):
-        # It sends all requests through a proxy, those to 127.0.0.1 too, so it gets none.
+        # It would send requests to 127.0.0.1 through the proxy, too, so it runs without one.
         settings = folder / "home/.qwen"
         settings.mkdir()
         quiet = {"privacy": {"usageStatisticsEnabled": False}, "general": {"enableAutoUpdate": False}}
@@ -45,7 +45,7 @@ class Qwen:
 class Continue:
     """Continue's `cn`."""
 
-    own_answers = 0
+    canned_answers = 0
     tools = [call("Bash", command=COMMAND), call("Read", filepath="{work}/note.txt")]
 
     @staticmethod
@@ -61,7 +61,7 @@ class Continue:
 class Pi:
     """pi."""
 
-    own_answers = 0
+    canned_answers = 0
     tools = [call("bash", command=COMMAND), call("read", path="{work}/note.txt")]
 
     @staticmethod
@@ -84,26 +84,26 @@ def main(agent, program):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         work = folder / "work"
-        places = {"{folder}": str(folder), "{work}": str(work)}
+        paths = {"{folder}": str(folder), "{work}": str(work)}
 
-        def placed(text):
-            for mark, path in places.items():
+        def with_paths(text):
+            for mark, path in paths.items():
                 text = text.replace(mark, path)
             return text
 
-        shell, read = map(placed, agent.tools)
-        replies = [*["This is never said."] * agent.own_answers, shell, SAID, read, READ]
+        shell, read = map(with_paths, agent.tools)
+        replies = [*["This is never said."] * agent.canned_answers, shell, FIRST_ANSWER, read, SECOND_ANSWER]
         with serving(folder, MODEL, replies) as server:
             environment, _ = home(folder)
             environment.update(agent.configure(folder, server.url))
             (work / "note.txt").write_text("milk and bread\n")
-            command = [program, *map(placed, agent.first), "Write the words to a file."]
+            command = [program, *map(with_paths, agent.first), "Write the words to a file."]
             output = run("first turn", command, work, environment)
-            check(f"first answer: {output}", SAID in output)
+            check(f"first answer: {output}", FIRST_ANSWER in output)
             check("the command ran", (work / "heard.txt").read_text() == "heard-in-the-shell\n")
-            command = [program, *map(placed, agent.later), "What is in the note?"]
+            command = [program, *map(with_paths, agent.later), "What is in the note?"]
             output = run("second turn", command, work, environment)
-            check(f"second answer: {output}", READ in output)
+            check(f"second answer: {output}", SECOND_ANSWER in output)
             check("four answers at least", server.counted("request_success_total") >= 4)
 
 

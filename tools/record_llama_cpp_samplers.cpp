@@ -1,4 +1,4 @@
-// Records what llama.cpp's samplers leave of fixed logits, as the cases of
+// Records the candidates that llama.cpp's samplers keep of fixed logits, as the cases of
 // crates/kvasir-sample/tests/data/llama_cpp_samplers.json.
 //
 // Build and run, with LLAMA a checkout of llama.cpp and BUILD its built libraries:
@@ -87,7 +87,7 @@ static std::vector<llama_token_data> candidates(const std::vector<float> & logit
     return all;
 }
 
-// Ids and probabilities of what is left, by rising id.
+// Prints ids and probabilities of the remaining candidates, by ascending id.
 static void print_left(const llama_token_data_array & left) {
     std::vector<double> weight(VOCAB, 0.0);
     double most = -INFINITY, sum = 0.0;

@@ -233,7 +233,7 @@ export async function beside({ page, address, shot }) {
   assert.match(await page.locator(".msg.assistant .meta").innerText(), /stopped/);
 }
 
-/** An answer that a reload cuts continues by itself. */
+/** An answer that a reload interrupts continues by itself. */
 export async function reloaded({ page, address, shot }) {
   await page.goto(address);
   await ready(page);
@@ -252,8 +252,8 @@ export async function reloaded({ page, address, shot }) {
     assert.ok(all.at(-1).length > before.length && all.at(-1).startsWith(before.trimEnd()), `${before} becomes ${all.at(-1)}`);
     assert.doesNotMatch(await page.locator(".msg.assistant .meta").last().innerText(), /stopped/);
   }
-  assert.equal((await answers(page)).length, 2, "no answer stands twice");
-  // What was stopped stays so.
+  assert.equal((await answers(page)).length, 2, "no answer is duplicated");
+  // A stopped answer stays stopped after a reload.
   await set(page, "max_tokens", "200");
   await ask(page, "Once more.");
   await page.waitForFunction(() => [...document.querySelectorAll(".msg.assistant .text")].at(-1)?.textContent.length > 10);

@@ -164,7 +164,7 @@ export async function closedTab({ page, address }) {
   await other.reload();
   await ready(other);
   await sessions(page, 0);
-  // Its record named the session; a request for that would be an error in the console.
+  // The stored record named the ended session; a request for it would be refused.
   const refused = [];
   other.on("response", (response) => { if (response.status() >= 400) refused.push(response.url()); });
   await ask(other, "two");

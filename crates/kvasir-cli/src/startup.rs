@@ -40,7 +40,7 @@ pub(crate) struct Service {
     pub(crate) rules: ClientRules,
     /// Receives what is predicted before the model is loaded.
     pub(crate) on_forecast: Option<OnForecast>,
-    /// Sampling parameters of requests that leave them out, over the model's.
+    /// Default sampling parameters, which replace the model's.
     pub(crate) defaults: Option<SamplingDefaults>,
     /// Whether dummy steps run before the app exists, so that no request is the first.
     pub(crate) warms_up: bool,
@@ -167,7 +167,7 @@ fn served(
         context_shift: sampling_args.shifts_context(),
         hidden: loaded.tells_hidden().then_some(program.hidden as u32),
         eos: loaded.opened.eos(),
-        sampling: defaults.map_or(sampling, |defaults| defaults.over(sampling)),
+        sampling: defaults.map_or(sampling, |defaults| defaults.applied_to(sampling)),
         seed: defaults.and_then(SamplingDefaults::seed),
         drafter: loaded.speculation().map(Speculation::name),
         card: card(&ModelCard::of(&loaded.opened)),
@@ -176,7 +176,7 @@ fn served(
     let files = loaded.opened.text_files()?;
     let tokenizer = Arc::new(files.tokenizer().map_err(Failure::failed)?);
     let chat = ChatModel::new(&files, tokenizer, facts.vocabulary()).map_err(Failure::failed)?;
-    Ok(Model::new(name, sampling_args.teach(chat)?, facts))
+    Ok(Model::new(name, sampling_args.configure(chat)?, facts))
 }
 
 fn card(card: &ModelCard) -> Card {

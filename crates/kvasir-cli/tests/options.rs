@@ -57,7 +57,7 @@ const BACKENDS: &str = "generate logits bench-spec";
 /// Those that run on the simulated device in their base.
 const SIMULATED: &str = "bench-pp bench-tg bench-batch bench-offline";
 
-/// Those that sample an answer.
+/// Commands that sample an answer.
 const SAMPLED: &str = "chat run generate";
 /// An invocation whose answer repeats a letter.
 const REPEATING: &str = "generate --prompt 1 --regex [ab]{60} --max-tokens 12 --json";

@@ -1,5 +1,5 @@
-//! HTTP server of Kvasir: OpenAI- and Anthropic-compatible APIs, streaming, metrics. Chats, their
-//! prompts and structured output are those of `kvasir-chat`.
+//! HTTP server of Kvasir: OpenAI- and Anthropic-compatible APIs, streaming, metrics. Prompts,
+//! answer parsing and structured output come from `kvasir-chat`.
 //!
 //! Folders in reading order; each imports only from those before it:
 //!

@@ -38,9 +38,9 @@ pub(crate) static ANSWERS: LazyLock<MemoryBudget> = LazyLock::new(|| {
 /// Unread output of streams.
 pub(crate) static STREAMS: LazyLock<MemoryBudget> =
     LazyLock::new(|| MemoryBudget::new(256 << 20, "too many streams are not read; try again"));
-/// Most unread bytes of one streamed answer.
+/// Maximum unread bytes of one streamed answer.
 pub(crate) const MAX_UNREAD: usize = 32 << 20;
-/// Messages of WebSockets: each connection holds the largest one.
+/// Messages of WebSockets: each connection reserves the maximum size of a message.
 pub(crate) static SOCKETS: LazyLock<MemoryBudget> =
     LazyLock::new(|| MemoryBudget::new(512 << 20, "too many WebSocket connections are open; try again"));
 
@@ -143,9 +143,9 @@ impl HeldMemory {
         Ok(())
     }
 
-    /// Grows to at least `bytes`, which may be at most `most`. On error it is unchanged.
-    pub(crate) fn grow_within(&mut self, bytes: usize, most: usize) -> Result<(), ApiError> {
-        if bytes > most { Err(ApiError::unavailable(self.budget.refusal)) } else { self.grow_to(bytes) }
+    /// Grows to at least `bytes`; fails above `max`. On error it is unchanged.
+    pub(crate) fn grow_within(&mut self, bytes: usize, max: usize) -> Result<(), ApiError> {
+        if bytes > max { Err(ApiError::unavailable(self.budget.refusal)) } else { self.grow_to(bytes) }
     }
 
     /// Grows to at least `bytes`; blocks until other holders return enough. For threads of the work
@@ -165,7 +165,7 @@ impl HeldMemory {
         }
     }
 
-    /// Takes what the tenant may hold for small requests beyond its share.
+    /// Holds all of the reserve for small requests that the tenant may use.
     #[cfg(test)]
     pub(crate) fn fill_reserve(&mut self) {
         loop {

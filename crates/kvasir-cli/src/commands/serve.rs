@@ -286,7 +286,8 @@ impl Args {
                 move |slots, max_len| limits.allowance(slots, max_len)
             }),
         };
-        // Bound before the model is read: a taken port fails at once, and probes see a server that loads.
+        // Binds before the model is read: a port in use fails at once, and probes are answered
+        // while it loads.
         let address = SocketAddr::new(self.host, self.port);
         let scheme = if tls.is_some() { "https" } else { "http" };
         let (address, loading) = runtime.block_on(async {

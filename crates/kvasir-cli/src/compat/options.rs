@@ -55,10 +55,10 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
         "the model's own is used; leave it out",
     ),
     instead(&["--trust-remote-code"], "no code of a model's repository is run; leave it out"),
-    instead(&["--load-format"], "GGUF files and safetensors are told apart by themselves; leave it out"),
+    instead(&["--load-format"], "the format is detected from the files; leave it out"),
     instead(
         &["--task", "--runner", "--convert", "--pooling"],
-        "a server has all routes at once, of chats and of embeddings; leave it out",
+        "one server has the routes of chats and of embeddings; leave it out",
     ),
     instead(&["--limit-mm-per-prompt", "--mm-processor-kwargs"], "images are not supported; leave it out"),
     instead(
@@ -88,7 +88,7 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
     ForeignOption {
         names: &["--kv-cache-dtype"],
         meaning: Meaning::Same(&["kv-dtype"]),
-        defaults: &[("auto", "the type is chosen by the model's; leave it out")],
+        defaults: &[("auto", "the type follows from the model's type; leave it out")],
     },
     instead(
         &["-ctk", "--cache-type-k", "-ctv", "--cache-type-v"],
@@ -143,7 +143,7 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
         ],
         NO_GPU,
     ),
-    instead(&["--async-scheduling"], "--overlap on schedules a step while the last one runs"),
+    instead(&["--async-scheduling"], "--overlap on schedules a step while the previous one runs"),
     instead(&["-tp", "--tp", "--tp-size", "--tensor-parallel-size"], ONE_PROCESS),
     instead(&["-pp", "--pipeline-parallel-size", "-dp", "--dp-size", "--data-parallel-size"], ONE_PROCESS),
     instead(&["--numa"], "memory is placed by the threads that use it; leave it out"),

@@ -1,5 +1,5 @@
-//! Options for clients: names of the model, fetching of others, unknown fields, Claude Code's billing header,
-//! reranking.
+//! Options for clients: names of the model, fetches of other models, unknown fields, Claude Code's
+//! billing header, reranking.
 
 use crate::options::hub_fetch::fetch_model;
 use crate::options::switch::Switch;
@@ -24,7 +24,7 @@ pub(crate) struct ClientRuleArgs {
     /// How /v1/rerank and /v1/score compare texts unless a request says: embeddings (cosine) or prompt (probability of `yes`)
     #[arg(long, value_enum, default_value = "embeddings", env = "KVASIR_RERANK_BY")]
     rerank_by: RerankBy,
-    /// Fetch models from the hub into its cache for clients of /api/pull; if there is an admin's key, for that only
+    /// Fetch models from the hub into its cache for clients of /api/pull; if an admin key exists, only with that key
     #[arg(long, env = "KVASIR_ALLOW_PULL", value_parser = BoolishValueParser::new())]
     allow_pull: bool,
 }

@@ -3,7 +3,8 @@
 use kvasir::{FetchProgress, HubName, OpenedModel, ShortNames};
 use kvasir_serve::{ApiError, http::FetchedFile};
 
-/// Parses a hub name or a short name; the error says what a name looks like.
+/// Parses a hub name or a short name. The error names the form of a hub name and the most similar
+/// short name.
 pub(crate) fn hub_name(text: &str) -> Result<HubName, String> {
     HubName::named(text).ok_or_else(|| {
         let nearest = ShortNames::nearest(text).map(|known| format!("; similar: `{known}`"));

@@ -11,7 +11,7 @@ use kvasir_serve::{
 };
 use serde_json::{Map, Value, json};
 
-/// Samplers that the other sampling options do not have.
+/// Options of llama.cpp's samplers, beside temperature, top-k, top-p, min-p and penalties.
 #[derive(clap::Args)]
 pub(crate) struct SamplerArgs {
     /// Order of the samplers: names separated by commas or semicolons, or llama.cpp's letters (edskypmxt) [default: penalties, dry, temperature, top_n_sigma, top_k, typ_p, top_p, min_p, xtc]
@@ -23,19 +23,19 @@ pub(crate) struct SamplerArgs {
     /// Keep tokens within N standard deviations of the largest logit; 0 keeps all
     #[arg(long, value_name = "N")]
     top_n_sigma: Option<f64>,
-    /// Probability of XTC, which excludes the most likely tokens but one
+    /// Probability of applying XTC, which excludes all tokens above its threshold but the least likely of them
     #[arg(long, value_name = "P")]
     xtc_probability: Option<f64>,
-    /// Probability from which on XTC excludes a token; above 0.5 turns it off
+    /// Minimum probability of a token that XTC may exclude; above 0.5 turns it off
     #[arg(long, value_name = "P")]
     xtc_threshold: Option<f64>,
-    /// Dynamic temperature: how far the entropy may move it up and down
+    /// Dynamic temperature: maximum change of the temperature by the entropy, up and down
     #[arg(long, value_name = "RANGE")]
     dynatemp_range: Option<f64>,
     /// Exponent of the entropy in the dynamic temperature
     #[arg(long, value_name = "X")]
     dynatemp_exponent: Option<f64>,
-    /// Newest tokens that the penalties count; 0 turns them off, -1 is the whole context
+    /// Number of newest tokens that the penalties count; 0 turns them off, -1 is the whole context
     #[arg(long, value_name = "N")]
     repeat_last_n: Option<i64>,
     /// Scale of the DRY penalty on repeated sequences; 0 turns it off
@@ -44,10 +44,10 @@ pub(crate) struct SamplerArgs {
     /// Base of the DRY penalty, which grows exponentially with the repeated length
     #[arg(long, value_name = "X")]
     dry_base: Option<f64>,
-    /// Repeated tokens that DRY allows
+    /// Length of a repetition that DRY does not penalize, in tokens
     #[arg(long, value_name = "N")]
     dry_allowed_length: Option<i64>,
-    /// Newest tokens that DRY searches for repetitions; -1 is the whole context
+    /// Number of newest tokens that DRY searches for repetitions; -1 is the whole context
     #[arg(long, value_name = "N")]
     dry_penalty_last_n: Option<i64>,
     /// Text that interrupts a repetition for DRY; may be repeated [default: line feed, colon, quotation mark, asterisk]
@@ -62,13 +62,13 @@ pub(crate) struct SamplerArgs {
     /// Learning rate of Mirostat
     #[arg(long, value_name = "RATE")]
     mirostat_eta: Option<f64>,
-    /// Tokens that top-p, min-p, typical-p and XTC leave at least
+    /// Minimum number of tokens that top-p, min-p, typical-p and XTC keep
     #[arg(long, value_name = "N")]
     min_keep: Option<i64>,
 }
 
 impl SamplerArgs {
-    /// The fields of a request.
+    /// The options as fields of a request body; unset ones are absent.
     pub(crate) fn fields(&self) -> Map<String, Value> {
         let breakers = Some(&self.dry_sequence_breaker).filter(|texts| !texts.is_empty());
         let fields = [
@@ -93,13 +93,14 @@ impl SamplerArgs {
         fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
 
-    /// The samplers beside these parameters, if any is on. Errors name the option.
+    /// Validates the options; `sampling` holds the other parameters. `None` if no sampler is on.
+    /// Errors name the option.
     pub(crate) fn read(&self, sampling: &Sampling) -> Result<Option<SamplerFields>, Failure> {
         let (fields, ignored) = (self.fields(), IgnoredFields::default().with_rule(UnknownFields::Refuse));
         SamplerFields::read(&Reader::new(&fields, &ignored), sampling).map_err(|error| refused(&error))
     }
 
-    /// The sampler chain beside these parameters, if any sampler is on.
+    /// The sampler chain with the tokens of its sequence breakers; `None` if no sampler is on.
     pub(crate) fn chain(
         &self,
         sampling: &Sampling,
@@ -116,7 +117,7 @@ impl SamplerArgs {
     }
 }
 
-/// An error about a field, under the name of its option.
+/// Turns an error about a field into one about its option.
 fn refused(error: &ApiError) -> Failure {
     let field = error.param.as_deref().unwrap_or_default();
     let option = match field {
@@ -126,7 +127,7 @@ fn refused(error: &ApiError) -> Failure {
     Failure::usage(error.message.replace(&format!("`{field}`"), &option))
 }
 
-/// An order as a field of a request: a list of names, or letters as they are.
+/// The value of the field `samplers`: a list of names, or letters unchanged.
 fn order(text: &str) -> Value {
     let is_list = text.contains([',', ';']) || Sampler::named(text).is_some();
     if is_list { text.split([',', ';']).map(str::trim).collect() } else { text.into() }

@@ -76,8 +76,8 @@ impl SamplingArgs {
         self.context_shift.is_on()
     }
 
-    /// Applies the template and the parser options.
-    pub(crate) fn teach(&self, model: ChatModel) -> Result<ChatModel, Failure> {
+    /// Applies the template and the parser options to a chat model.
+    pub(crate) fn configure(&self, model: ChatModel) -> Result<ChatModel, Failure> {
         let model = match &self.chat_template {
             Some(path) => {
                 let at = |why: String| Failure::usage(format!("--chat-template {}: {why}", path.display()));

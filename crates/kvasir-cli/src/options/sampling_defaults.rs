@@ -3,7 +3,7 @@
 
 use kvasir_sample::Sampling;
 
-/// Sampling parameters of requests that name none.
+/// Options for default sampling parameters; unset ones keep the model's.
 #[derive(Clone, Copy, clap::Args)]
 pub(crate) struct SamplingDefaults {
     /// Default temperature of requests; 0 is greedy [default: the model's]
@@ -33,8 +33,8 @@ pub(crate) struct SamplingDefaults {
 }
 
 impl SamplingDefaults {
-    /// These parameters over those of the model.
-    pub(crate) fn over(&self, model: Sampling) -> Sampling {
+    /// The model's parameters, replaced by those that are set.
+    pub(crate) fn applied_to(&self, model: Sampling) -> Sampling {
         Sampling {
             temperature: self.temperature.unwrap_or(model.temperature),
             top_k: self.top_k.unwrap_or(model.top_k),
@@ -47,7 +47,7 @@ impl SamplingDefaults {
         }
     }
 
-    /// Seed of requests that name none.
+    /// Default seed; `None` gives every request a new one.
     pub(crate) fn seed(&self) -> Option<u64> {
         self.seed
     }

@@ -1,4 +1,4 @@
-//! Models that clients of a server have fetched, with `--allow-pull`.
+//! `/api/pull` of a server with `--allow-pull`: models that it fetches for its clients.
 
 use super::{
     COMMIT, TOKEN, folder,
@@ -19,7 +19,7 @@ struct Server {
 }
 
 impl Server {
-    /// Serves the built-in model and may fetch others.
+    /// Serves the built-in model with `--allow-pull`.
     fn start(cache: &Path, endpoint: &str, options: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
         command.args(["serve", "--backend", "sim", "--port", "0", "--allow-pull"]).args(options);
@@ -37,7 +37,7 @@ impl Server {
         Self { process, address }
     }
 
-    /// Status and lines of the answer to a pull. HTTP/1.0 has no chunks.
+    /// Sends a pull; returns status and lines of the answer. HTTP/1.0 has no chunked encoding.
     fn pull(&self, key: &str, body: &Value) -> (u16, Vec<Value>) {
         let body = body.to_string();
         let mut stream = TcpStream::connect(&self.address).unwrap();
@@ -81,7 +81,7 @@ fn a_pull_streams_the_progress_of_each_file() {
         assert_eq!((&whole["completed"], &whole["total"]), (&json!(size), &json!(size)));
         assert_eq!(whole["digest"], format!("sha256:{size:064x}"));
     }
-    // What is here is not fetched again.
+    // A cached model is not fetched again.
     assert!(!hub.began().is_empty());
     let whole = server.pull("", &json!({"name": "acme/tiny", "stream": false}));
     assert_eq!((whole, hub.began()), ((200, vec![json!({"status": "success"})]), Vec::new()));

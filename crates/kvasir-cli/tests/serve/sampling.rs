@@ -1,10 +1,10 @@
 //! Sampling of requests: defaults of the server, llama.cpp's samplers, probabilities after sampling, and
-//! the progress of prompts.
+//! prefill progress.
 
 use crate::server::{CHAT, Server, chat};
 use serde_json::{Value, json};
 
-/// A completion of the built-in model that is drawn at random.
+/// Body of a completion with a fixed seed that ignores end-of-sequence tokens.
 fn completion(extra: Value) -> Value {
     let mut body = json!({"prompt": "Once upon a time", "n_predict": 12, "seed": 7, "ignore_eos": true});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -71,8 +71,8 @@ fn samplers_of_llama_cpp_change_answers_on_every_route() {
     ] {
         assert_ne!(text(&server, extra.clone()), plain, "{extra}");
     }
-    // Here the temperature comes last, unless the request names another order: top-p sees other
-    // probabilities.
+    // On `/completion` the temperature comes last, unless the request names another order: top-p
+    // sees other probabilities.
     let last = json!({"temperature": 4, "top_p": 0.5, "min_keep": 2});
     let first = json!({"temperature": 4, "top_p": 0.5, "min_keep": 2, "samplers": ["temperature", "top_p"]});
     assert_ne!(text(&server, last.clone()), text(&server, first.clone()));
@@ -156,24 +156,24 @@ fn probabilities_after_sampling_are_those_of_the_candidates() {
 }
 
 #[test]
-fn a_stream_tells_how_far_the_prompt_is_read() {
+fn a_stream_reports_prefill_progress() {
     let (server, _log) = Server::built_in(&["--max-num-batched-tokens", "64"]);
     let prompt = "one two three four five six seven eight nine ten. ".repeat(20);
     let check = |events: &[Value], cached: bool| {
-        let told: Vec<&Value> = events.iter().filter_map(|event| event.get("prompt_progress")).collect();
+        let reports: Vec<&Value> = events.iter().filter_map(|event| event.get("prompt_progress")).collect();
         let number = |one: &Value, name: &str| one[name].as_u64().unwrap();
-        let (first, last) = (told[0], told[told.len() - 1]);
+        let (first, last) = (reports[0], reports[reports.len() - 1]);
         assert_eq!(first["cache"], first["processed"], "{first}");
         assert_eq!((&last["processed"], number(first, "cache") > 0), (&first["total"], cached), "{last}");
-        assert!(cached || told.len() > 3, "{told:?}");
+        assert!(cached || reports.len() > 3, "{reports:?}");
         let rises = |pair: &[&Value]| number(pair[1], "processed") > number(pair[0], "processed");
-        assert!(told.windows(2).all(rises), "{told:?}");
-        assert!(told.iter().all(|one| one["total"] == first["total"] && one["time_ms"].is_u64()));
+        assert!(reports.windows(2).all(rises), "{reports:?}");
+        assert!(reports.iter().all(|one| one["total"] == first["total"] && one["time_ms"].is_u64()));
         let timings = events
             .iter()
             .find_map(|event| event.get("timings").filter(|_| event["prompt_progress"].is_object()));
-        let reads = |timings: &Value| timings["prompt_n"] == 0 && timings["prompt_ms"] == 0.0;
-        assert!(timings.is_none_or(reads), "nothing is read yet: {timings:?}");
+        let is_empty = |timings: &Value| timings["prompt_n"] == 0 && timings["prompt_ms"] == 0.0;
+        assert!(timings.is_none_or(is_empty), "nothing is read yet: {timings:?}");
     };
     let stream = json!({"stream": true, "return_progress": true, "prompt": prompt, "n_predict": 3, "timings_per_token": true});
     let raw = |server: &Server| {

@@ -1,7 +1,7 @@
 //! Attacks of one API key, all at once: probes and another key's requests are answered meanwhile, and
 //! memory stays within what SECURITY.md states.
 //!
-//! A probe should be answered within [`PROMPT`]. The test's own clients and other tests share the
+//! A probe should be answered within [`TARGET`]. The test's own clients and other tests share the
 //! processors with the server, so up to a quarter of the answers may be late, and none may take
 //! [`LATEST`].
 
@@ -19,7 +19,7 @@ use std::{
 /// Connections per attack.
 const CONNECTIONS: usize = 4;
 /// Time within which a probe should be answered.
-const PROMPT: Duration = Duration::from_millis(100);
+const TARGET: Duration = Duration::from_millis(100);
 /// Time within which every probe must be answered.
 const LATEST: Duration = Duration::from_secs(5);
 /// Streams that the attacker opens and does not read.
@@ -60,9 +60,10 @@ fn probe(address: &str) -> Duration {
     began.elapsed()
 }
 
-/// Status of an attack's answer; none if the storm ends before it. Its connection is then closed.
+/// Sends an attack; returns the status of its answer, or `None` if the storm ends first and it
+/// closes the connection.
 fn attack(server: &Server, path: &str, body: &str, is_over: &AtomicBool) -> Option<u16> {
-    let mut stream = unread(server, path, body, body.len());
+    let mut stream = send_unread(server, path, body, body.len());
     stream.set_read_timeout(Some(PAUSE)).unwrap();
     let (mut answer, mut part) = (Vec::new(), vec![0; 64 << 10]);
     loop {
@@ -82,25 +83,25 @@ fn attack(server: &Server, path: &str, body: &str, is_over: &AtomicBool) -> Opti
     Some(line.split(' ').nth(1).unwrap_or_else(|| panic!("{path}: {line:?}")).parse().unwrap())
 }
 
-/// A request of the attacker, sent and not read.
-fn unread(server: &Server, path: &str, body: &str, length: usize) -> TcpStream {
+/// Sends a request of the attacker without reading the answer.
+fn send_unread(server: &Server, path: &str, body: &str, length: usize) -> TcpStream {
     let mut stream = server.connect();
     // The server may refuse it before it is written.
     let _ = write!(stream, "{}{body}", head(path, "Authorization: Bearer attacker\r\n", length));
     stream
 }
 
-/// Streams with log-probabilities and parallel samples that are not read, and bodies of which half is
-/// sent.
-fn held(server: &Server) -> Vec<TcpStream> {
+/// Opens streams with log-probabilities and parallel samples without reading them, and sends half
+/// of some bodies.
+fn stalled_requests(server: &Server) -> Vec<TcpStream> {
     let wanted =
         json!({"stream": true, "max_tokens": 400, "ignore_eos": true, "logprobs": true, "top_logprobs": 20});
     let body = chat(wanted).to_string();
-    let streams = (0..UNREAD).map(|_| unread(server, CHAT, &body, body.len()));
+    let streams = (0..UNREAD).map(|_| send_unread(server, CHAT, &body, body.len()));
     let many = chat(json!({"n": 128, "max_tokens": 400, "ignore_eos": true})).to_string();
-    let samples = (0..CONNECTIONS).map(|_| unread(server, CHAT, &many, many.len()));
+    let samples = (0..CONNECTIONS).map(|_| send_unread(server, CHAT, &many, many.len()));
     let half = format!("{{\"model\": \"{}", " ".repeat(4 << 20));
-    let stalled = (0..CONNECTIONS).map(|_| unread(server, CHAT, &half, 8 << 20));
+    let stalled = (0..CONNECTIONS).map(|_| send_unread(server, CHAT, &half, 8 << 20));
     streams.chain(samples).chain(stalled).collect()
 }
 
@@ -113,8 +114,8 @@ impl Drop for StormEnd<'_> {
     }
 }
 
-/// A message whose marked prefix no request has had before.
-fn pinning(n: usize) -> String {
+/// Body of a request that pins a new prefix.
+fn pinning_body(n: usize) -> String {
     let text = format!("{n} {}", "one two three ".repeat(12));
     let block = json!({"type": "text", "text": text, "cache_control": {"type": "ephemeral"}});
     let message = json!({"role": "user", "content": "hello"});
@@ -134,13 +135,13 @@ fn a_storm_of_one_key_leaves_probes_and_others_answered() {
     let mut probed: Vec<Duration> = Vec::new();
     thread::scope(|scope| {
         let _end = StormEnd(&is_over);
-        let _held = held(&server);
+        let _stalled = stalled_requests(&server);
         scope.spawn(|| {
             for n in 0.. {
                 if is_over.load(Ordering::Relaxed) {
                     break;
                 }
-                let status = attack(&server, "/v1/messages", &pinning(n), &is_over);
+                let status = attack(&server, "/v1/messages", &pinning_body(n), &is_over);
                 assert!([None, Some(200), Some(429), Some(503)].contains(&status), "pins: {status:?}");
             }
         });
@@ -166,7 +167,7 @@ fn a_storm_of_one_key_leaves_probes_and_others_answered() {
             }
         }
     });
-    let late = probed.iter().filter(|time| **time > PROMPT).count();
+    let late = probed.iter().filter(|time| **time > TARGET).count();
     assert!(late * 4 <= probed.len() && probed.iter().all(|time| *time < LATEST), "/live: {probed:?}");
     assert!(answered.load(Ordering::Relaxed) > 0, "the storm took place");
     let grown = peak(process).saturating_sub(before);

@@ -29,7 +29,7 @@ impl ConnectionCut {
         }
     }
 
-    /// Whether it is cut. If not, `context`'s task is woken when it is.
+    /// Whether the connection is cut. If not, `cut` will wake the task of `context`.
     pub(crate) fn poll(&self, context: &Context<'_>) -> bool {
         self.writer.register(context.waker());
         self.is_cut.load(Ordering::Acquire)

@@ -36,7 +36,7 @@ pub struct RequestContext {
     pub rate: Arc<Mutex<Vec<(&'static str, String)>>>,
     /// Set when the client has left: long computations for it end.
     pub gone: Arc<AtomicBool>,
-    /// Cuts its connection.
+    /// Closes the connection of a client that reads too slowly.
     pub(crate) connection: Arc<ConnectionCut>,
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct Client {
     pub(crate) buffer: Arc<OutputBuffer<RequestOutput>>,
     pub(crate) context: Arc<RequestContext>,
     pub(crate) key: u64,
-    /// The counters of its key, if it has one.
+    /// Counters of the API key; `None` without a key.
     pub(crate) key_metrics: Option<Arc<KeyMetrics>>,
     pub(crate) tokens: u64,
     /// Time of the last delivery, for inter-token latency.

@@ -78,7 +78,8 @@ impl Delivery {
         self.wakers.drain(..).for_each(Waker::wake);
     }
 
-    /// Cuts a client that does not read its answer, and drops what it has not read.
+    /// Closes the connection of a client that does not read its answer, and drops the unread
+    /// output.
     fn cut(&mut self, clients: &mut Clients, tag: u64) {
         let Some(client) = clients.remove(tag) else { return };
         self.wakers.extend(client.buffer.put(RequestOutput::clear));
@@ -122,7 +123,7 @@ mod tests {
         let engine = Engine::new(core, Toy::new(), || 0);
         let timeout = Duration::from_secs(60);
         let host = Host::start(engine, AdmissionLimits::default(), Arc::default(), timeout).unwrap();
-        // Its share of the budget is used up elsewhere.
+        // Other streams of the key use up its share of the budget.
         let mut held = STREAMS.hold_for(Tenant::Key(815));
         held.grow_to(STREAMS.tenant_bytes() - (32 << 10)).unwrap();
         held.fill_reserve();
@@ -131,7 +132,7 @@ mod tests {
         let request = Request { prompt: vec![5; 3], params, ..Request::default() };
         let submission = Submission { request, tokens: 18_003 };
         let mut streams = context.clone().scope_sync(|| host.submit(vec![submission], 1)).unwrap();
-        // It has 64 KiB after 16,384 tokens.
+        // Its backlog is charged from 64 KiB on, which are 16,384 tokens.
         while host.open() > 0 {
             sleep(Duration::from_millis(10));
         }

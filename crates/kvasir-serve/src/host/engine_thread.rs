@@ -290,7 +290,7 @@ pub struct TokenStream {
 
 impl TokenStream {
     /// Waits for more output and swaps it into `output`; a backlog arrives at once. Fails if
-    /// the engine has stopped, or if too much was not read.
+    /// the engine has stopped, or if the backlog exceeded its memory budget.
     pub async fn next(&mut self, output: &mut RequestOutput) -> Result<(), ApiError> {
         output.clear();
         let taken = poll_fn(|context| self.buffer.poll_take(output, context)).await;

@@ -1,4 +1,4 @@
-//! Output of one answer, as it accumulates in the reader's buffer, and its unread bytes.
+//! Output of one answer, as it accumulates in the reader's buffer, and the memory charged for it.
 
 use crate::context::request_context::Tenant;
 use crate::error::ApiError;
@@ -19,7 +19,7 @@ pub struct RequestOutput {
     pub scores: Vec<TokenLogprobs>,
     /// Prompt tokens served from the KV cache, once, when the request is admitted.
     pub cached: Option<u32>,
-    /// Prompt tokens whose K/V is written, of a request that wants its progress.
+    /// Prompt tokens whose K/V is written, if the request has `return_progress`.
     pub processed: Option<u32>,
     /// Hidden state of the prompt's last token, with the first output if requested.
     pub hidden: Vec<f32>,
@@ -43,23 +43,24 @@ impl RequestOutput {
     /// Charges what was added since the last call to the budget of streams. Fails if the reader is
     /// too far behind.
     pub(crate) fn charge(&mut self, tenant: Tenant) -> Result<(), ApiError> {
-        let list = |list: &[TokenLogprobs]| {
-            // All of a request have equally many alternatives.
+        let bytes_of = |list: &[TokenLogprobs]| {
+            // All entries of a request have the same number of alternatives.
             let top = list.last().map_or(0, |last| size_of_val(&*last.top));
             list.len() * (size_of::<TokenLogprobs>() + top)
         };
         let flat = size_of_val(&*self.tokens) + size_of_val(&*self.hidden);
-        self.unread.grow_to(flat + list(&self.logprobs) + list(&self.scores), tenant)
+        self.unread.grow_to(flat + bytes_of(&self.logprobs) + bytes_of(&self.scores), tenant)
     }
 }
 
-/// Bytes of a backlog. A backlog of up to [`UNCHARGED`] is not charged: almost all are.
+/// Memory charged for a backlog. Most backlogs have at most [`UNCHARGED`] bytes, which are not
+/// charged.
 #[derive(Debug, Default)]
 struct Unread(Option<HeldMemory>);
 
-/// Backlog of an answer that is not charged.
+/// Maximum bytes of a backlog that is not charged.
 const UNCHARGED: usize = 64 << 10;
-/// Bytes that are charged at a time.
+/// Granularity of charges, in bytes.
 const CHARGED_AT_ONCE: usize = 64 << 10;
 
 impl Unread {

@@ -136,12 +136,12 @@ impl Metrics {
         self.waiting.get()
     }
 
-    /// The counters of an API key with this id and name; none for requests without a key.
+    /// The counters of the API key with this id and name; `None` for id 0, a request without a key.
     pub(crate) fn of_key(&self, key: u64, name: Option<&str>) -> Option<Arc<KeyMetrics>> {
         (key != 0).then(|| self.per_key.of(name))
     }
 
-    /// Counts a rejected request, of a key if it has one.
+    /// Counts a rejected request, also under its key if it has one.
     pub(crate) fn reject(&self, why: Rejected, key: Option<&KeyMetrics>) {
         self.count_rejection(why);
         key.into_iter().for_each(KeyMetrics::rejected);
@@ -158,7 +158,7 @@ impl Metrics {
         self.inter_token.observe(inter_token);
     }
 
-    /// Records an ended request, of a key if it has one.
+    /// Records an ended request, also under its key if it has one.
     pub(crate) fn ended(&self, summary: &Summary, key: Option<&KeyMetrics>) {
         if let Some(key) = key {
             key.ended(summary, matches!(summary.finish, Finish::Refused(_)));

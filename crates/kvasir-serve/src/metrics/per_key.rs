@@ -1,7 +1,7 @@
 //! Counters per API key, labeled by the key's name.
 //!
-//! Names come from the operator's file of keys, and the number of labels is bounded. The key itself
-//! appears nowhere.
+//! Names come from `--api-key-file`, and the number of labels is bounded. The key itself appears
+//! nowhere.
 
 use crate::metrics::prometheus::{Counter, TextExposition, escaped};
 use kvasir_engine::Summary;
@@ -10,14 +10,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Maximum number of names; the keys of further ones are counted together.
+/// Maximum number of names; keys with further names are counted together.
 const MAX_NAMES: usize = 256;
 /// Label of keys without a name.
 const UNNAMED: &str = "unnamed";
 /// Label of keys whose names are beyond `MAX_NAMES`.
 const OTHERS: &str = "others";
 
-/// Counters of the keys of one label.
+/// Counters of all keys with the same label.
 #[derive(Debug, Default)]
 pub(crate) struct KeyMetrics {
     requests: Counter,
@@ -64,7 +64,7 @@ impl PerKey {
         by_name.entry(name.to_owned()).or_default().clone()
     }
 
-    /// Writes the families; none before the first request with a key.
+    /// Writes the metric families; writes nothing before the first request with a key.
     pub(super) fn expose(&self, page: &mut TextExposition) {
         let by_name = self.lock();
         if by_name.is_empty() {

@@ -1,5 +1,5 @@
-//! Prompts of chats: rendered by the model's chat template and tokenized within the memory that
-//! tokenizations have.
+//! Prompts of chats: rendered by the model's chat template and tokenized within the memory budget
+//! of tokenizations.
 
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
@@ -14,8 +14,8 @@ impl Model {
         self.prompt_of(request, false)
     }
 
-    /// The prompt of a chat that is to be answered: one that cannot fit the context is rejected by its
-    /// bytes, before it is tokenized.
+    /// Renders and tokenizes a chat that will be answered. Rejects a prompt whose number of bytes
+    /// alone exceeds the context before tokenizing it.
     pub(crate) fn bounded_chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
         self.prompt_of(request, request.sampling.truncate_prompt.is_none())
     }
@@ -30,7 +30,7 @@ impl Model {
         if request.earlier.is_empty() {
             return encode(request.add_special_tokens);
         }
-        // The answer may have ended with the token that the template writes behind it.
+        // The earlier answer may end with the token that the template writes after an answer.
         let (mut ids, next) = (request.earlier.clone(), encode(false)?);
         let repeats = next.first() == ids.last();
         ids.extend(&next[usize::from(repeats)..]);
@@ -65,7 +65,7 @@ impl Model {
         Ok(self.chat.render_marked(&conversation, marked, &RequestContext::current().gone)?)
     }
 
-    /// The prompt that makes the model fill the gap between two texts.
+    /// The fill-in-the-middle prompt for the gap between two texts.
     pub(crate) fn fill_in_middle(&self, before: &str, after: &str) -> Result<Vec<Token>, ApiError> {
         self.chat.fill_in_middle(before, after, |text| self.encode(text, false))
     }

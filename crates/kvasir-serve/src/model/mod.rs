@@ -1,4 +1,4 @@
-//! A served model: its chats, limits and description.
+//! A served model: its chat model, limits and description.
 //!
 //! `chat_prompt` renders and tokenizes conversations, `answer` sets up the generation of an answer.
 //!
@@ -84,7 +84,7 @@ pub struct Facts {
     pub eos: Vec<Token>,
     /// Default sampling parameters.
     pub sampling: Sampling,
-    /// Seed of requests that name none; without one, each gets its own.
+    /// Default seed; `None` gives each request its own.
     pub seed: Option<u64>,
     /// Name of the drafter of speculative decoding, if there is one.
     pub drafter: Option<&'static str>,
@@ -96,7 +96,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// What chats need to know about the vocabulary.
+    /// Facts about the vocabulary, for [`ChatModel::new`].
     pub fn vocabulary(&self) -> VocabularyFacts {
         VocabularyFacts { size: self.vocab, eos: self.eos.clone(), has_logits: self.hidden.is_some() }
     }
@@ -114,7 +114,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Combines a model's chats with its name and facts.
+    /// Combines a chat model with its public name and facts.
     pub fn new(name: String, chat: ChatModel, facts: Facts) -> Self {
         Self { name, facts, chat, breakers: BreakerCache::default() }
     }

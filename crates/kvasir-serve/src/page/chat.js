@@ -22,7 +22,7 @@ import { OWN } from "/page/tools.js";
 import { undrop } from "/page/truncation.js";
 
 const OPEN = "kvasir-open"; // the conversation that this tab shows
-const ANSWERING = "kvasir-answering"; // answers that were being made when this tab's page was left
+const ANSWERING = "kvasir-answering"; // answers in progress when this tab's page was closed or loaded again
 const MOST_ROUNDS = 8; // answers in a row that call tools
 const SAVE_EVERY = 1000; // ms between two writes of an answer in progress
 
@@ -70,7 +70,7 @@ export class Chat extends EventTarget {
     for (const { conversation, node } of cut) if (conversation) this.continueCut(conversation, node);
   }
 
-  /** Continues an answer that a reload has cut; one without a text begins again. */
+  /** Continues an answer that a reload interrupted; generates it again if it has no text yet. */
   continueCut(conversation, id) {
     const { tree } = conversation, node = tree.nodes.get(id);
     if (conversation.busy || !node) return;
@@ -120,13 +120,13 @@ export class Chat extends EventTarget {
     if (changed && this.shows(conversation) && !this.busy) this.render();
   }
 
-  /** The page is closed or loaded again: its sessions end, and what it holds is kept. */
+  /** Called when the page is closed or loaded again: ends its sessions and stores its conversations. */
   close() {
     const answering = [];
     for (const conversation of new Set([this.conversation, ...this.conversations.live.values()])) {
       const hasEnded = endWithPage(conversation.tree);
       if (hasEnded || conversation.busy) this.conversations.save(conversation);
-      // The browser may not complete that write any more.
+      // The browser may not complete that write.
       const node = [...conversation.tree.nodes.values()].find(({ meta }) => meta?.streaming);
       if (node && !conversation.deleted) answering.push({ record: conversation.record(), node: node.id });
     }

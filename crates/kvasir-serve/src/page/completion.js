@@ -20,7 +20,7 @@ export async function complete(conversation, node, { fields, continues, signal, 
   try {
     const how = continues ? { fields: continuing([...path, node], system), session } : await begin(tree, path, scope, written, signal);
     session = how.session;
-    // Until the answer is whole, only this tells who leaves that the session is to be ended.
+    // Until the answer is complete, `end` finds the session only here.
     if (session) meta.tried = session;
     await receive(node, { ...how.fields, ...fields }, signal, refresh);
     if (session) {

@@ -69,7 +69,7 @@ export class Conversations extends EventTarget {
     }
   }
 
-  /** A conversation whose page was left while it was answered, by the record of that moment; null if that is damaged. */
+  /** Restores a conversation from the record that its page saved when it closed during an answer; null if damaged. */
   async revive(record) {
     try {
       const conversation = Conversation.from(record);

@@ -4,8 +4,8 @@
 import { post, remove } from "/page/api.js";
 import { session as tab } from "/page/storage.js";
 
-const TTL = 600; // seconds that a session may lie idle: a page that was killed could not end it
-const ENDED = "kvasir-ended"; // the last sessions that ended with a page of this tab
+const TTL = 600; // idle seconds after which the server ends a session: a killed page cannot end it
+const ENDED = "kvasir-ended"; // the newest sessions that pages of this tab ended when they were closed
 const MOST_ENDED = 64;
 
 /**
@@ -74,7 +74,7 @@ export function forgetSessions(nodes) {
 }
 
 /**
- * Ends the sessions of a conversation that is left, also those whose answer is being made. If it is continued later, a new
+ * Ends the sessions of a conversation that is left, also that of an answer in progress. If it is continued later, a new
  * session begins. Returns their ids; with `keepalive`, the requests outlast the page.
  */
 export function end(tree, { keepalive = false } = {}) {
@@ -87,14 +87,14 @@ export function end(tree, { keepalive = false } = {}) {
 
 const ended = () => JSON.parse(tab.get(ENDED) ?? "[]");
 
-/** Ends the sessions of a conversation with its page. The record that the browser keeps may still name them. */
+/** Ends the sessions of a conversation when its page closes. The stored record may still name them. */
 export function endWithPage(tree) {
   const ids = end(tree, { keepalive: true });
   if (ids.length) tab.set(ENDED, JSON.stringify([...ended(), ...ids].slice(-MOST_ENDED)));
   return ids.length > 0;
 }
 
-/** Forgets the sessions that ended with a page of this tab. */
+/** Forgets the sessions that pages of this tab ended when they were closed. */
 export function forgetEnded(tree) {
   for (const id of ended()) forget(tree, id);
 }

@@ -41,7 +41,7 @@ pub struct ChatRequest {
     pub earlier: Vec<u32>,
     /// The conversation.
     pub messages: Vec<Message>,
-    /// What the newest message of the user holds beside text, for which the request is refused.
+    /// Media in the newest message of the user, for which the request is refused.
     pub unread_media: Option<UnreadMedia>,
     /// Sampling parameters, length limits and stop conditions.
     pub sampling: SamplingFields,
@@ -223,7 +223,7 @@ pub(crate) fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiEr
     }
 }
 
-/// The conversation, and what the model cannot read of its newest message.
+/// Parses `messages`; also returns the media in the newest message of the user.
 fn messages(body: &Reader, earlier: usize) -> Result<(Vec<Message>, Option<UnreadMedia>), ApiError> {
     let items = body.list("messages", MAX_MESSAGES)?.ok_or_else(|| body.error("messages", "is missing"))?;
     if items.is_empty() {

@@ -1,4 +1,4 @@
-//! Parts of messages: the fields of a part of text.
+//! Fields of a text part of a message.
 
 /// Fields of a part of text. Markers of caches, citations and log-probabilities do not change the
 /// content; clients send the parts of an answer back with them.

@@ -1,13 +1,13 @@
-//! Content parts that are no text: images, audio, video and files.
+//! Media parts of messages: images, audio, video and files.
 //!
-//! Models read text. A part in the newest message of the user is refused, since the question
+//! Models read text. A media part in the newest message of the user is refused, since the question
 //! concerns it. In earlier messages and in results of calls, a note replaces it and the part is
 //! recorded as ignored, so that a conversation that another model began can continue.
 
 use crate::error::ApiError;
 use crate::request::reader::Reader;
 
-/// Types of such parts, in all APIs.
+/// Types of media parts, in all APIs.
 const TYPES: &[&str] = &[
     "image_url",
     "input_image",
@@ -22,7 +22,7 @@ const TYPES: &[&str] = &[
     "document",
 ];
 
-/// A part of the newest message of the user that the model cannot read.
+/// A media part of the newest message of the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadMedia {
     param: String,
@@ -30,7 +30,7 @@ pub struct UnreadMedia {
 }
 
 impl UnreadMedia {
-    /// The refusal of the request, which names the model.
+    /// The error that refuses the request; it names the model.
     pub(crate) fn refusal(&self, model: &str) -> ApiError {
         let Self { param, noun } = self;
         // Claude Code removes images and documents from its conversation when it reads these words.
@@ -42,7 +42,7 @@ impl UnreadMedia {
     }
 }
 
-/// Replaces the parts of a conversation that are no text.
+/// Replaces the media parts of a conversation by notes.
 #[derive(Debug, Default)]
 pub(crate) struct MediaParts {
     /// Index of the newest message of the user.
@@ -53,30 +53,30 @@ pub(crate) struct MediaParts {
 }
 
 impl MediaParts {
-    /// `newest`: index of the newest message of the user.
+    /// `newest` is the index of the newest message of the user.
     pub(super) fn new(newest: Option<usize>) -> Self {
         Self { newest, ..Self::default() }
     }
 
-    /// The following parts are those of this message.
+    /// Begins a message, to which the parts of the next calls belong.
     pub(super) fn enter(&mut self, message: usize) {
         self.current = Some(message);
     }
 
-    /// The text that replaces a part of the message. Fails if no part of this type is known.
+    /// The text that replaces a part of the message. Fails if `kind` is not a media type.
     pub(super) fn replace(&mut self, part: &Reader, kind: Option<&str>) -> Result<String, ApiError> {
         match kind.filter(|kind| TYPES.contains(kind)) {
-            Some(kind) => Ok(self.text(part, "type", kind, kind)),
+            Some(kind) => Ok(self.replacement(part, "type", kind, kind)),
             None => Err(unknown_part(part)),
         }
     }
 
     /// The text that replaces the `count` images of a field of the message.
     pub(super) fn replace_images(&mut self, message: &Reader, field: &str, count: usize) -> String {
-        (0..count).map(|_| self.text(message, field, field, "image")).collect()
+        (0..count).map(|_| self.replacement(message, field, field, "image")).collect()
     }
 
-    fn text(&mut self, reader: &Reader, param: &str, ignored: &str, kind: &str) -> String {
+    fn replacement(&mut self, reader: &Reader, param: &str, ignored: &str, kind: &str) -> String {
         if self.current.is_none() || self.current != self.newest {
             reader.ignore(ignored);
             return omission(kind);
@@ -86,13 +86,13 @@ impl MediaParts {
         String::new()
     }
 
-    /// The first part that the request is refused for.
+    /// The first media part for which the request is refused.
     pub(super) fn unread(self) -> Option<UnreadMedia> {
         self.unread
     }
 }
 
-/// The text that replaces a part of the result of a call. Fails if no part of this type is known.
+/// The text that replaces a part of the result of a call. Fails if `kind` is not a media type.
 pub(super) fn result_note(part: &Reader, kind: Option<&str>) -> Result<String, ApiError> {
     MediaParts::default().replace(part, kind)
 }

@@ -25,7 +25,7 @@ use kvasir_chat::{AssistantTurn, Message, ResponseFormat, Role, ThinkingBudget};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value};
 
-/// Maximum temperature; Anthropic's own ends at 1.
+/// Maximum temperature; Anthropic's API allows up to 1.
 const MAX_TEMPERATURE: f64 = 2.0;
 
 /// A validated `/v1/messages` request.

@@ -32,7 +32,7 @@ pub(super) fn text_of(reader: &Reader, field: &str, place: &mut Place) -> Result
     }
 }
 
-/// Where blocks stand, which decides what becomes of images and documents.
+/// Where blocks occur, which decides how images and documents are replaced.
 pub(super) enum Place<'a> {
     Message(&'a mut MediaParts),
     /// The result of a call.
@@ -44,7 +44,7 @@ impl Place<'_> {
         matches!(self, Self::Result)
     }
 
-    /// The text that replaces a block that is no text.
+    /// The text that replaces a media block.
     fn replace(&mut self, block: &Reader, kind: Option<&str>) -> Result<String, ApiError> {
         match self {
             Self::Message(media) => media.replace(block, kind),
@@ -53,7 +53,7 @@ impl Place<'_> {
     }
 }
 
-/// Index of the newest message of the user that is more than results of calls.
+/// Index of the newest message of the user that holds other blocks than results of calls.
 pub(super) fn newest_user(body: &Reader) -> Option<usize> {
     let is_result = |block: &Value| block["type"] == "tool_result";
     let is_own = |message: &Value| match &message["content"] {
@@ -108,7 +108,8 @@ fn known_block<'a>(block: Reader<'a>) -> Result<Reader<'a>, ApiError> {
     Ok(block)
 }
 
-/// A document of plain text as the model reads it, with its title and context; others are media.
+/// The text of a plain text document with its title and context, or the replacement of another
+/// document.
 pub(super) fn document(block: &Reader, place: &mut Place) -> Result<String, ApiError> {
     let Some(source) = block.object("source")? else { return place.replace(block, Some("document")) };
     let text = match source.text("type")? {
@@ -135,7 +136,7 @@ pub(super) fn document(block: &Reader, place: &mut Place) -> Result<String, ApiE
     Ok(out)
 }
 
-/// A search result as the model reads it, with its title and source.
+/// The text of a search result with its title and source.
 pub(super) fn search_result(block: &Reader) -> Result<String, ApiError> {
     let (title, source) = (block.need_text("title")?, block.need_text("source")?);
     let text = text_of(block, "content", &mut Place::Result)?.unwrap_or_default();

@@ -38,7 +38,7 @@ fn function(tool: &Reader) -> Result<Tool, ApiError> {
     read_function(tool, "input_schema")
 }
 
-/// A tool whose schema is Anthropic's.
+/// A tool that the client runs, with Anthropic's schema.
 fn known_tool(tool: &Reader, description: &str, schema: Value) -> Result<Tool, ApiError> {
     let own: &[&str] =
         &["max_characters", "display_width_px", "display_height_px", "display_number", "enable_zoom"];
@@ -49,7 +49,7 @@ fn known_tool(tool: &Reader, description: &str, schema: Value) -> Result<Tool, A
 /// Description and input schema of a tool that the client runs; none for other tools.
 fn client_tool(kind: &str, tool: &Reader) -> Result<Option<(String, Value)>, ApiError> {
     let Some((family, version)) = kind.rsplit_once('_') else { return Ok(None) };
-    // Versions are dates; one without a date is the newest.
+    // Versions are dates; a type without a date is the newest version.
     let version = version.parse().unwrap_or(u32::MAX);
     Ok(match family {
         "bash" => Some(bash()),
@@ -80,12 +80,12 @@ fn bash() -> (String, Value) {
     ("Runs commands in a persistent bash session.".into(), object(properties, &[]))
 }
 
-/// First versions of the text editor without `undo_edit`, and with `insert_text` in place of
+/// First version of the text editor without `undo_edit`, and with `insert_text` in place of
 /// `new_str`.
 const EDITOR_WITHOUT_UNDO: u32 = 20_250_429;
 
 fn text_editor(version: u32, tool: &Reader) -> Result<(String, Value), ApiError> {
-    let most = tool.integer("max_characters", 1..=i64::from(u32::MAX))?;
+    let max_characters = tool.integer("max_characters", 1..=i64::from(u32::MAX))?;
     let mut commands = vec!["view", "create", "str_replace", "insert"];
     let mut properties = json!({
         "command": {"type": "string"},
@@ -107,8 +107,8 @@ fn text_editor(version: u32, tool: &Reader) -> Result<(String, Value), ApiError>
     }
     properties["command"]["enum"] = commands.into();
     let mut description = "Views, creates and edits text files.".to_owned();
-    if let Some(most) = most {
-        description.push_str(&format!(" `view` shows at most {most} characters."));
+    if let Some(max) = max_characters {
+        description.push_str(&format!(" `view` shows at most {max} characters."));
     }
     Ok((description, object(properties, &["command", "path"])))
 }
@@ -134,7 +134,7 @@ fn memory() -> (String, Value) {
     (description.into(), object(properties, &["command"]))
 }
 
-/// Versions of the computer tool that added actions.
+/// First versions of the computer tool with scrolling, and with `zoom`.
 const COMPUTER_WITH_SCROLL: u32 = 20_250_124;
 const COMPUTER_WITH_ZOOM: u32 = 20_251_124;
 
@@ -142,7 +142,7 @@ fn computer(version: u32, tool: &Reader) -> Result<(String, Value), ApiError> {
     let pixels = |field| tool.integer(field, 1..=i64::from(u16::MAX));
     let (width, height) = (pixels("display_width_px")?, pixels("display_height_px")?);
     tool.integer("display_number", 0..=i64::from(u16::MAX))?;
-    let zooms = tool.flag("enable_zoom", false)? && version >= COMPUTER_WITH_ZOOM;
+    let has_zoom = tool.flag("enable_zoom", false)? && version >= COMPUTER_WITH_ZOOM;
     let mut actions = vec![
         "key",
         "type",
@@ -174,7 +174,7 @@ fn computer(version: u32, tool: &Reader) -> Result<(String, Value), ApiError> {
         properties["duration"] =
             json!({"type": "number", "description": "Seconds of `hold_key` and `wait`."});
     }
-    if zooms {
+    if has_zoom {
         actions.push("zoom");
         properties["region"] = json!({
             "type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4,

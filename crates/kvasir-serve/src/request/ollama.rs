@@ -16,8 +16,9 @@ use crate::request::sampling::chat_logprobs;
 use serde_json::{Map, Value, json};
 use std::collections::{HashSet, VecDeque};
 
-/// Maximum messages per request, and images per message.
+/// Maximum messages per request.
 const MAX_MESSAGES: usize = 4096;
+/// Maximum images per message.
 const MAX_IMAGES: usize = 256;
 
 /// Option of the prompt tokens that a context shift keeps; a negative number keeps all.
@@ -77,7 +78,7 @@ pub struct OllamaRequest {
     pub task: OllamaTask,
     /// Name of the field that holds the conversation, for errors.
     pub param: &'static str,
-    /// Images of the newest message, for which the request is refused.
+    /// Images in the newest message of the user, for which the request is refused.
     pub unread_media: Option<UnreadMedia>,
     /// Whether reasoning is requested. Refused if the model has none.
     pub thinks: bool,
@@ -87,7 +88,7 @@ pub struct OllamaRequest {
     pub shift: Option<bool>,
     /// `options.num_keep`.
     pub keep: Option<i64>,
-    /// Token ids of the conversation so far, of requests whose answer returns those with its own:
+    /// Token ids of the conversation so far, if the answer returns the extended conversation:
     /// `/api/generate` with a chat template.
     pub context: Option<Vec<u32>>,
 }
@@ -138,7 +139,7 @@ impl OllamaRequest {
         let context = context(body)?;
         let mut out = common(body)?;
         let empty = empty_task(body)?;
-        // The prompt is all that the model reads.
+        // With `raw`, the model reads only the prompt.
         if is_raw && !context.is_empty() {
             body.ignore("context");
         }
@@ -383,7 +384,7 @@ fn images(message: &Reader) -> Result<usize, ApiError> {
     Ok(message.list("images", MAX_IMAGES)?.map_or(0, <[Value]>::len))
 }
 
-/// The conversation, and what the model cannot read of its newest message.
+/// Parses `messages`; also returns the images in the newest message of the user.
 fn messages(body: &Reader) -> Result<(Vec<Value>, Option<UnreadMedia>), ApiError> {
     let items = body.list("messages", MAX_MESSAGES)?.unwrap_or(&[]);
     let mut calls = Calls::default();

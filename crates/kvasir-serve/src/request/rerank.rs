@@ -37,7 +37,7 @@ pub struct RerankRequest {
     pub top_n: Option<usize>,
     /// Whether results hold their documents.
     pub returns_documents: bool,
-    /// Maximum tokens of a document, which is cut behind them.
+    /// Maximum tokens of a document; longer ones are truncated.
     pub document_tokens: Option<usize>,
     /// Whether the request has the form of text-embeddings-inference.
     pub is_tei: bool,

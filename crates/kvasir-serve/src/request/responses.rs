@@ -104,7 +104,7 @@ impl ResponsesRequest {
     }
 }
 
-/// The id in `conversation`: a text, or an object with it.
+/// The id in `conversation`: a string, or the `id` of an object.
 pub(crate) fn conversation_id(body: &Reader) -> Result<Option<String>, ApiError> {
     let id = match body.get("conversation") {
         None => return Ok(None),
@@ -121,17 +121,18 @@ pub(crate) fn conversation_id(body: &Reader) -> Result<Option<String>, ApiError>
     Ok(Some(id.to_owned()))
 }
 
-/// Begins the content of a compaction item of this server.
-const SUMMARY: &str = "kvasir:summary:";
+/// Prefix of the `encrypted_content` of this server's compaction items.
+const SUMMARY_PREFIX: &str = "kvasir:summary:";
 
 /// The `encrypted_content` of a compaction item: the summary in plain text.
 pub(crate) fn compaction_content(summary: &str) -> String {
-    format!("{SUMMARY}{summary}")
+    format!("{SUMMARY_PREFIX}{summary}")
 }
 
-/// The message for a compaction item of this server; none for another's, which only that can read.
-fn compacted(item: &Reader) -> Result<Option<Message>, ApiError> {
-    let content = item.text("encrypted_content")?.and_then(|content| content.strip_prefix(SUMMARY));
+/// The message for a compaction item of this server; `None` for other servers' items, which are
+/// encrypted.
+fn summary_message(item: &Reader) -> Result<Option<Message>, ApiError> {
+    let content = item.text("encrypted_content")?.and_then(|content| content.strip_prefix(SUMMARY_PREFIX));
     let text = |summary| format!("Summary of the conversation so far:\n\n{summary}");
     Ok(content.map(|summary| Message::text(Role::User, text(summary))))
 }
@@ -185,7 +186,7 @@ fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiError> {
     Ok(kwargs)
 }
 
-/// Values of `include` that concern hosted tools and images, of which an answer has none.
+/// Values of `include` that add output of hosted tools or images; answers contain neither.
 const OF_HOSTED_TOOLS: &[&str] = &[
     "web_search_call.action.sources",
     "web_search_call.results",
@@ -211,7 +212,7 @@ fn wants_logprobs(body: &Reader) -> Result<bool, ApiError> {
     Ok(wanted)
 }
 
-/// Parses `input`; returns what the model cannot read of its newest message.
+/// Parses `input`; returns the media in the newest message of the user.
 fn input(body: &Reader, messages: &mut Vec<Message>) -> Result<Option<UnreadMedia>, ApiError> {
     if let Some(text) = body.need("input")?.as_str() {
         messages.push(Message::text(Role::User, text.to_owned()));
@@ -287,7 +288,7 @@ fn input(body: &Reader, messages: &mut Vec<Message>) -> Result<Option<UnreadMedi
             Some(responses_tools::ADDITIONAL_TOOLS) => {
                 item.only(&["type", "id", "role", "tools", "status"])?
             }
-            Some("compaction" | "compaction_summary") => match compacted(&item)? {
+            Some("compaction" | "compaction_summary") => match summary_message(&item)? {
                 Some(summary) => messages.extend(turn.take().into_iter().chain([summary])),
                 None => item.ignore("compaction"),
             },

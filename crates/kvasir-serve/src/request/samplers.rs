@@ -1,8 +1,8 @@
 //! Parses llama.cpp's samplers (typical-p, top-n-sigma, XTC, DRY, dynamic temperature, Mirostat) and
 //! their order.
 //!
-//! A request whose fields turn none of them on, and which names no order, has no chain: it is sampled
-//! as if it had not named them.
+//! A request that turns none of them on and names no order has no chain: the default processors
+//! sample it.
 
 use crate::error::ApiError;
 use crate::request::reader::Reader;
@@ -16,11 +16,11 @@ const MAX_SAMPLERS: usize = 9;
 const MAX_BREAKERS: usize = 16;
 /// Maximum tokens that contain a sequence breaker or end in the beginning of one.
 const MAX_BREAKER_TOKENS: usize = 1 << 16;
-/// Bytes of a sequence breaker that count; as in llama.cpp.
+/// Maximum bytes of a sequence breaker, which is truncated to them as in llama.cpp.
 const MAX_BREAKER_BYTES: usize = 40;
 const BREAKERS_FIELD: &str = "dry_sequence_breakers";
-/// llama.cpp's sequence breakers of a request that names none.
-const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+/// Default sequence breakers, as in llama.cpp.
+const DEFAULT_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
 /// llama.cpp's samplers of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,12 +29,12 @@ pub struct SamplerFields {
     pub chain: SamplerChain,
     /// Whether the request names the order.
     pub is_ordered: bool,
-    /// Texts that interrupt repetitions for DRY; empty without DRY.
+    /// DRY's sequence breakers, which interrupt a repetition; empty without DRY.
     pub breakers: Vec<String>,
 }
 
 impl SamplerFields {
-    /// Parses and validates the fields. `sampling` are the request's other parameters.
+    /// Parses and validates the fields. `sampling` holds the other parameters.
     pub fn read(body: &Reader, sampling: &Sampling) -> Result<Option<Self>, ApiError> {
         let mut chain = SamplerChain::default();
         let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
@@ -67,7 +67,8 @@ impl SamplerFields {
         Ok(is_on.then_some(Self { chain, is_ordered, breakers }))
     }
 
-    /// The chain with the tokens of its sequence breakers. Reads the whole vocabulary if it has any.
+    /// The chain with the tokens of its sequence breakers. Scans the whole vocabulary if it has
+    /// any.
     pub fn resolve(&self, tokenizer: &Tokenizer) -> Result<SamplerChain, ApiError> {
         let mut chain = self.chain.clone();
         if let Some(dry) = &mut chain.dry {
@@ -115,7 +116,7 @@ fn dry(body: &Reader) -> Result<(Option<Dry>, Vec<String>), ApiError> {
 fn breakers(body: &Reader) -> Result<Vec<String>, ApiError> {
     let field = BREAKERS_FIELD;
     let Some(items) = body.list(field, MAX_BREAKERS)? else {
-        return Ok(BREAKERS.map(str::to_owned).to_vec());
+        return Ok(DEFAULT_BREAKERS.map(str::to_owned).to_vec());
     };
     if items.is_empty() {
         return Err(body.error(field, "must be a non-empty array of strings"));
@@ -164,8 +165,8 @@ fn order(body: &Reader) -> Result<Option<Vec<Sampler>>, ApiError> {
 
 /// Refuses an order that repeats a sampler: each costs time at every token.
 fn once_each(body: &Reader, field: &str, order: Vec<Sampler>) -> Result<Vec<Sampler>, ApiError> {
-    let again = order.iter().enumerate().find(|(i, sampler)| order[..*i].contains(sampler));
-    match again {
+    let repeated = order.iter().enumerate().find(|(i, sampler)| order[..*i].contains(sampler));
+    match repeated {
         Some((_, sampler)) => Err(body.error(field, format!("has `{}` twice", sampler.name()))),
         None => Ok(order),
     }
@@ -221,7 +222,7 @@ mod tests {
         assert_eq!(mirostat, Mirostat { version: MirostatVersion::V1, tau: 3.0, eta: 0.1 });
         assert_eq!(chain(json!({"repeat_last_n": 0})).penalty_last_n, Some(0));
         let fields = read(json!({"dry_multiplier": 1})).unwrap().unwrap();
-        assert_eq!(fields.breakers, BREAKERS);
+        assert_eq!(fields.breakers, DEFAULT_BREAKERS);
         let long = json!({"dry_multiplier": 1, "dry_sequence_breakers": ["é".repeat(30)]});
         assert_eq!(read(long).unwrap().unwrap().breakers, ["é".repeat(20)]);
     }

@@ -11,7 +11,7 @@ use kvasir_chat::StopRegex;
 use kvasir_engine::Params;
 use kvasir_sample::Sampling;
 
-/// Maximum temperature. OpenAI's API ends at 2, llama.cpp has no limit.
+/// Maximum temperature. OpenAI's API allows up to 2, llama.cpp any.
 const MAX_TEMPERATURE: f64 = 100.0;
 /// Maximum repetition penalty.
 const MAX_REPETITION_PENALTY: f64 = 100.0;
@@ -36,7 +36,7 @@ pub struct SamplingFields {
     pub sampling: Sampling,
     /// llama.cpp's samplers, if any is on.
     pub samplers: Option<SamplerFields>,
-    /// Whether the reading of the prompt is reported.
+    /// Whether prefill progress is reported (`return_progress`).
     pub prompt_progress: bool,
     /// Requested seed; without one, each request gets its own.
     pub seed: Option<u64>,
@@ -81,12 +81,12 @@ impl SamplingFields {
         let mut sampling = *defaults;
         let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
         set(&mut sampling.temperature, body.number("temperature", 0.0..=MAX_TEMPERATURE)?);
-        // 0 keeps the likeliest token, as the smallest positive share does.
+        // 0 keeps the most likely token, as the smallest positive probability does.
         set(&mut sampling.top_p, body.number("top_p", 0.0..=1.0)?.map(|p| p.max(f32::MIN_POSITIVE)));
         set(&mut sampling.min_p, body.number("min_p", 0.0..=1.0)?);
         set(&mut sampling.presence_penalty, body.number("presence_penalty", -2.0..=2.0)?);
         set(&mut sampling.frequency_penalty, body.number("frequency_penalty", -2.0..=2.0)?);
-        // llama.cpp's name of it comes second.
+        // `repetition_penalty` replaces `repeat_penalty`, llama.cpp's name.
         for field in ["repeat_penalty", "repetition_penalty"] {
             set(&mut sampling.repetition_penalty, body.number(field, 0.0..=MAX_REPETITION_PENALTY)?);
             if sampling.repetition_penalty <= 0.0 {

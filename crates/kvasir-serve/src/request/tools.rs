@@ -86,6 +86,7 @@ pub(super) fn read_custom(tool: &Reader, grammar: Option<Reader>) -> Result<Tool
     let function = read_function(tool, "parameters")?.offering(&description, parameters);
     Ok(Tool { kind: ToolKind::Custom, ..function })
 }
+
 /// A free-form tool of a chat request.
 fn chat_custom(tool: &Reader) -> Result<Tool, ApiError> {
     tool.only(&["type", "custom"])?;
@@ -114,13 +115,13 @@ pub fn custom_input(arguments: &str) -> String {
     input.unwrap_or(arguments).to_owned()
 }
 
-/// The arguments of the function that stands for a free-form tool.
+/// The arguments of the function that represents a free-form tool.
 pub(super) fn custom_arguments(input: &str) -> Value {
     json!({"input": input})
 }
 
-/// The object with a tool's name in a choice of `tool_choice`.
-fn chosen<'a>(choice: &Reader<'a>) -> Result<Reader<'a>, ApiError> {
+/// The object with the tool's name in `tool_choice`, or in an item of `allowed_tools`.
+fn named_object<'a>(choice: &Reader<'a>) -> Result<Reader<'a>, ApiError> {
     let field = if choice.text("type")? == Some("custom") { "custom" } else { "function" };
     choice.only(&["type", field])?;
     let tool = choice.need_object(field)?;
@@ -141,12 +142,12 @@ pub(crate) fn read_tool_choice(body: &Reader, tools: &mut Vec<Tool>) -> Result<T
             let object =
                 body.object("tool_choice")?.ok_or_else(|| body.error("tool_choice", "must be an object"))?;
             match object.text("type")? {
-                None | Some("function" | "custom") => read_named_tool(&chosen(&object)?, tools)?,
+                None | Some("function" | "custom") => read_named_tool(&named_object(&object)?, tools)?,
                 Some("allowed_tools") => {
                     object.only(&["type", "allowed_tools"])?;
                     let allowed = object.need_object("allowed_tools")?;
                     allowed.only(&["mode", "tools"])?;
-                    return read_allowed_tools(&allowed, tools, |item| chosen(&item));
+                    return read_allowed_tools(&allowed, tools, |item| named_object(&item));
                 }
                 Some(_) => return Err(object.error("type", "must be function, custom or allowed_tools")),
             }

@@ -3,7 +3,7 @@
 //!
 //! Invariants: a key sees only its own conversations. The store keeps at most [`MAX_CONVERSATIONS`]
 //! and about [`MAX_BYTES`], each for [`TTL`] after its last use. When memory is full, the least
-//! recently used conversations of the key that holds most of it go first.
+//! recently used conversations of the key that holds most of it are dropped first.
 
 use crate::error::ApiError;
 use crate::session::responses::Conversation;
@@ -15,8 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Maximum conversations over all keys, and of one.
+/// Maximum conversations over all keys.
 const MAX_CONVERSATIONS: usize = 16384;
+/// Maximum conversations of one key.
 const MAX_OF_KEY: usize = MAX_CONVERSATIONS / 2;
 /// Estimated heap bytes beyond which the least recently used conversations are dropped.
 const MAX_BYTES: usize = 256 << 20;
@@ -55,10 +56,10 @@ impl Conversations {
         let stored = StoredConversation { owner, head, items: conversation, used: Instant::now() };
         let mut by_id = self.lock();
         by_id.insert(id.clone(), stored);
-        self.drop_unused(&mut by_id, owner, &id);
+        self.enforce_limits(&mut by_id, owner, &id);
     }
 
-    /// The conversation's head.
+    /// Creation time and metadata.
     pub(crate) fn head(&self, id: &str, owner: u64) -> Result<ConversationHead, ApiError> {
         self.with(id, owner, |stored| stored.head.clone())
     }
@@ -71,7 +72,7 @@ impl Conversations {
         })
     }
 
-    /// The items, which later changes do not affect.
+    /// A snapshot of the items.
     pub(crate) fn items(&self, id: &str, owner: u64) -> Result<Conversation, ApiError> {
         self.with(id, owner, |stored| stored.items.clone())
     }
@@ -79,7 +80,7 @@ impl Conversations {
     /// Appends items.
     pub(crate) fn append(&self, id: &str, owner: u64, items: Vec<Value>) -> Result<(), ApiError> {
         self.with(id, owner, |stored| stored.items.push(owner, items, &self.memory))?;
-        self.drop_unused(&mut self.lock(), owner, id);
+        self.enforce_limits(&mut self.lock(), owner, id);
         Ok(())
     }
 
@@ -104,9 +105,9 @@ impl Conversations {
         Ok(())
     }
 
-    /// Drops unused conversations, and the least recently used ones but `kept` while there are too
-    /// many.
-    fn drop_unused(&self, by_id: &mut HashMap<String, StoredConversation>, owner: u64, kept: &str) {
+    /// Drops expired conversations, then the least recently used ones except `kept` until number
+    /// and memory are within their limits.
+    fn enforce_limits(&self, by_id: &mut HashMap<String, StoredConversation>, owner: u64, kept: &str) {
         by_id.retain(|_, stored| stored.used.elapsed() < TTL);
         let oldest = |by_id: &HashMap<String, StoredConversation>, of: Option<u64>| {
             let others = by_id.iter().filter(|(id, _)| *id != kept);

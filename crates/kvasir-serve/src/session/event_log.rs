@@ -8,7 +8,7 @@ use crate::session::shared_memory::{HeldBytes, SharedMemory};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
-/// Most bytes that a reader gets at a time, unless one event is longer.
+/// Maximum bytes of a read, unless one event is longer.
 const MAX_READ: usize = 64 << 10;
 /// Heap bytes of an event beside its text.
 const EVENT: usize = 32;
@@ -28,7 +28,7 @@ struct LogState {
     bytes: HeldBytes,
 }
 
-/// What a reader gets of a log.
+/// The result of a read from a log.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum LogPart {
     /// Events, and the number of the next.
@@ -60,7 +60,7 @@ impl EventLog {
         self.changed.send_replace(());
     }
 
-    /// Appends the last event, which `event` writes with its number, and closes the log.
+    /// Appends the last event, which `event` writes from its number, and closes the log.
     pub(crate) fn end(&self, event: impl FnOnce(usize) -> String) {
         let number = self.lock().events.len();
         self.push(&event(number));
@@ -73,7 +73,7 @@ impl EventLog {
         self.changed.send_replace(());
     }
 
-    /// The events from number `from` on.
+    /// The events from number `from` on, about [`MAX_READ`] bytes at most.
     pub(crate) fn read(&self, from: usize) -> LogPart {
         let state = self.lock();
         let mut text = String::new();

@@ -5,12 +5,12 @@
 //! the prefix cache.
 //!
 //! A response of background mode is stored when it begins, with its event log, and completed when
-//! it ends. Its removal, or cancellation, ends its generation.
+//! it ends. Removing or canceling it ends its generation.
 //!
 //! Invariants: a key sees only its own responses. The store keeps at most [`MAX_RESPONSES`] and
 //! about [`MAX_BYTES`], each for [`TTL`]. When memory is full, the oldest responses of the key that
-//! holds most of it go first. A response object counts until it is removed, a segment until no
-//! conversation has it.
+//! holds most of it are dropped first. A response object counts until it is removed, a segment
+//! until no conversation has it.
 
 #[cfg(test)]
 mod tests;
@@ -36,10 +36,10 @@ const MAX_BYTES: usize = 256 << 20;
 /// Time that a response is kept.
 const TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// Heap bytes of a response's id, in both tables.
+/// Estimated heap bytes of a response's id in `by_id` and `order`.
 const TABLE_ENTRY: usize = 256;
 
-/// Gives back the unused capacity of texts and lists, which grew as the answer did: up to half.
+/// Frees the unused capacity of strings and arrays: up to half, since they grew with the answer.
 fn shrink(value: &mut Value) {
     match value {
         Value::String(text) => text.shrink_to_fit(),
@@ -97,9 +97,9 @@ struct StoredResponse {
     own_input: usize,
     conversation: Conversation,
     since: Instant,
-    /// Of a response of background mode.
+    /// The generation of a response of background mode.
     background: Option<Background>,
-    /// The memory of `response`, of the list of segments and of its places in the table.
+    /// The memory of `response`, of the list of segments and of the entries in the table.
     _bytes: HeldBytes,
 }
 
@@ -110,8 +110,7 @@ struct Background {
     _task: oneshot::Sender<()>,
 }
 
-/// What generates a response in the background: its log, and a receiver that resolves when the task
-/// is to end.
+/// The task's side of [`Background`]: the log, and a receiver that resolves when the task must end.
 pub(crate) type BackgroundTask = (Arc<EventLog>, oneshot::Receiver<()>);
 
 /// Status of a response that is being generated.
@@ -139,12 +138,12 @@ impl ResponseStore {
         self.put(owner, before, own_input, response, None);
     }
 
-    /// A store of its own, whose memory counts with this one's.
+    /// An empty store whose memory is counted together with this one's.
     pub(crate) fn sharing_memory(&self) -> Self {
         Self { table: Mutex::default(), memory: self.memory.clone() }
     }
 
-    /// Stores a response in place of all others.
+    /// Stores a response and drops all others.
     pub(crate) fn insert_only(
         &self,
         owner: u64,
@@ -281,7 +280,8 @@ impl ResponseStore {
         self.with(id, owner, |stored| stored.response.clone())
     }
 
-    /// The conversation up to and including the response, which must have ended well.
+    /// The conversation up to and including the response. Fails if the response is in progress,
+    /// canceled or failed.
     pub(crate) fn conversation(&self, id: &str, owner: u64) -> Result<Conversation, ApiError> {
         self.with(id, owner, |stored| match stored.response["status"].as_str() {
             Some(status @ (IN_PROGRESS | CANCELED | "failed")) => {

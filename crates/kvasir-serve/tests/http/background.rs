@@ -1,5 +1,5 @@
-//! Responses of background mode over HTTP: they go on without a client, are streamed again from any
-//! event on, and are canceled.
+//! Background mode over HTTP: responses are completed without a client, streamed again from any
+//! event on, and canceled.
 
 use super::server::Server;
 use kvasir_kv::CacheKind;

@@ -1,4 +1,4 @@
-//! What `/metrics` counts per API key, and of retained conversations.
+//! `/metrics` over HTTP: counters per API key, and slots of retained conversations.
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
@@ -60,7 +60,7 @@ fn retained_conversations_are_no_usage() {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
         let page = page(&server, "");
-        let slots = ["retained", "held"].map(|what| value(&page, &format!("kv_cache_slots_{what}")));
+        let slots = ["retained", "held"].map(|state| value(&page, &format!("kv_cache_slots_{state}")));
         if slots == [64.0, 0.0] && value(&page, "kv_cache_usage_perc") == 0.0 {
             break;
         }

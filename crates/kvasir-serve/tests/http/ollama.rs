@@ -105,13 +105,13 @@ fn is_not_found(error: &Value, name: &str) -> bool {
     text.starts_with(&format!("model '{name}' not found")) && text.contains("`tiny`")
 }
 
-/// Sends what would change the models.
+/// Sends a request about models.
 fn manage(server: &Server, method: &str, path: &str, body: Value) -> (u16, Value) {
     server.send(method, path, "", &body.to_string())
 }
 
 #[test]
-fn what_the_served_model_has_already_succeeds() {
+fn requests_that_change_no_model_succeed() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     for (path, body) in [
         ("/api/pull", json!({"model": "tiny"})),
@@ -129,7 +129,7 @@ fn what_the_served_model_has_already_succeeds() {
 }
 
 #[test]
-fn what_would_change_the_models_says_what_to_do() {
+fn requests_that_change_models_say_what_to_do() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     for (method, path, body, status, part) in [
         (
@@ -162,10 +162,10 @@ fn what_would_change_the_models_says_what_to_do() {
     }
 }
 
-/// The context of an answer continues its conversation as the chat does that holds its turns.
+/// Continuing by `context` gives the same answer as a chat with all turns.
 #[test]
 fn a_context_continues_its_conversation() {
-    // Control tokens of the vocabulary are behind its words.
+    // The ids of control tokens follow those of words.
     let server = Server::serving(|mut model| {
         model.facts.vocab = 600;
         model

@@ -140,7 +140,7 @@ impl Server {
         address
     }
 
-    /// A socket that answers as while a model loads, until `finish_loading`.
+    /// Listens in the state in which the model loads, until `finish_loading`.
     pub(crate) fn listen_loading(&self) -> (SocketAddr, Loading) {
         let listener = self.listener(4);
         let address = listener.address().unwrap();
@@ -242,7 +242,7 @@ impl Server {
         Self::parsed(&text)
     }
 
-    /// The events of a stream that is read when all of its answers have ended.
+    /// The events of a stream that is read only after all of its answers have ended.
     pub(crate) fn late_events(&self, path: &str, body: &Value) -> Vec<Value> {
         let response = self.response(path, &[(header::CONTENT_TYPE.as_str(), "application/json")], body);
         assert_eq!(response.status(), 200);

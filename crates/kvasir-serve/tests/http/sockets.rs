@@ -13,7 +13,7 @@ use std::{
 struct Client(TcpStream);
 
 impl Client {
-    /// Opens a WebSocket; fails with the head of another response.
+    /// Opens a WebSocket; fails with the head of any response but 101.
     fn open(address: SocketAddr, headers: &str) -> Result<Self, String> {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();

@@ -4,7 +4,7 @@ use crate::error::ApiError;
 use crate::request::fields::{OLLAMA_COPY, OLLAMA_CREATE, OLLAMA_DELETE, OLLAMA_PULL, OLLAMA_PUSH};
 use crate::request::reader::Reader;
 
-/// The model that a request names: `model`, or `name` of older clients.
+/// The model in `model`, or in `name` as older clients send it.
 pub(crate) fn named_model<'a>(body: &Reader<'a>) -> Result<&'a str, ApiError> {
     let name = body.text("model")?.or(body.text("name")?);
     name.filter(|name| !name.is_empty()).ok_or_else(|| body.error("model", "is missing"))
@@ -17,7 +17,7 @@ pub struct OllamaModel {
     pub model: String,
     /// Whether the progress is streamed.
     pub stream: bool,
-    /// `from` of `/api/create`: the model that it begins with.
+    /// `from` of `/api/create`: the base model.
     pub from: Option<String>,
 }
 
@@ -58,7 +58,7 @@ impl OllamaModel {
 pub struct OllamaCopy {
     /// The model.
     pub source: String,
-    /// Its further name.
+    /// Its additional name.
     pub destination: String,
 }
 
