@@ -111,7 +111,7 @@ fn newcomer_starts_beside_two_hundred_long_answers() {
             assert!(device.core.counts().0 > 0, "{name}: no request waits");
             let light = device.add(LIGHT, 40, 200, 1);
             assert!(device.steps_ahead(light) <= BOUND, "{name}, {seqs} sequences");
-            // It is not preempted in turn, and decodes in at least every second step.
+            // It is not preempted, and decodes in at least every second step.
             let tokens = (0..40).filter(|_| device.step().contains(&light.0)).count();
             assert!(tokens >= 19, "{name}: {tokens} of 40 steps");
             assert!(!device.preempted.contains(&light), "{name}");

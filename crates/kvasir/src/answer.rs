@@ -65,3 +65,10 @@ pub struct Piece {
     /// The whole answer, in the last piece.
     pub answer: Option<Answer>,
 }
+
+impl Piece {
+    /// The last piece of an answer that was stopped: no new tokens.
+    pub(crate) fn end(request: RequestId, answer: Answer) -> Self {
+        Self { request, ids: Vec::new(), text: String::new(), answer: Some(answer) }
+    }
+}

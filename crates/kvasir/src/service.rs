@@ -52,7 +52,7 @@ impl Service {
         let model = runner.model.clone();
         let thread = thread::Builder::new().name("kvasir-engine".into());
         thread
-            .spawn(move || EngineThread { runner, tickets: HashMap::new(), inbox }.run())
+            .spawn(move || EngineThread { runner, destinations: HashMap::new(), inbox }.run())
             .map_err(|error| Error::Failed(format!("cannot start the engine's thread: {error}")))?;
         Ok(Self { model, commands, next: Arc::default() })
     }
@@ -84,15 +84,15 @@ impl Kvasir {
     }
 }
 
-/// A request that the engine runs, with the channel of its stream.
-struct Ticket {
-    request: RequestId,
+/// The channel of a request's stream.
+struct Destination {
+    ticket: u64,
     pieces: Sender<Result<Piece, Error>>,
 }
 
 struct EngineThread {
     runner: Runner,
-    tickets: HashMap<u64, Ticket>,
+    destinations: HashMap<RequestId, Destination>,
     inbox: Receiver<Command>,
 }
 
@@ -113,8 +113,8 @@ impl EngineThread {
             }
             if let Err(error) = self.runner.turn() {
                 let why = error.to_string();
-                for ticket in self.tickets.into_values() {
-                    let _ = ticket.pieces.try_send(Err(Error::Failed(why.clone())));
+                for destination in self.destinations.into_values() {
+                    let _ = destination.pieces.try_send(Err(Error::Failed(why.clone())));
                 }
                 return;
             }
@@ -125,34 +125,40 @@ impl EngineThread {
     fn handle(&mut self, command: Command) {
         match command {
             Command::Add { ticket, prompt, params, pieces } => match self.runner.add(prompt, &params) {
-                Ok(request) => drop(self.tickets.insert(ticket, Ticket { request, pieces })),
+                Ok(request) => drop(self.destinations.insert(request, Destination { ticket, pieces })),
                 Err(error) => drop(pieces.try_send(Err(error))),
             },
             Command::Stop(ticket) => {
-                if let Some(Ticket { request, pieces }) = self.tickets.remove(&ticket)
+                if let Some((request, destination)) = self.remove(ticket)
                     && let Some(answer) = self.runner.stop(request)
                 {
-                    let piece = Piece { request, ids: Vec::new(), text: String::new(), answer: Some(answer) };
-                    let _ = pieces.try_send(Ok(piece));
+                    let _ = destination.pieces.try_send(Ok(Piece::end(request, answer)));
                 }
             }
             Command::Cancel(ticket) => {
-                if let Some(Ticket { request, .. }) = self.tickets.remove(&ticket) {
+                if let Some((request, _)) = self.remove(ticket) {
                     self.runner.cancel(request);
                 }
             }
         }
     }
 
+    /// Removes the request with this ticket. Pieces are far more frequent, so the map is keyed for
+    /// them.
+    fn remove(&mut self, ticket: u64) -> Option<(RequestId, Destination)> {
+        let of_ticket = self.destinations.iter().find(|(_, destination)| destination.ticket == ticket);
+        let request = of_ticket.map(|(request, _)| *request)?;
+        self.destinations.remove_entry(&request)
+    }
+
     /// Sends pending pieces to their streams.
     fn deliver(&mut self) {
         for piece in self.runner.take_all() {
-            let found = self.tickets.iter().find(|(_, ticket)| ticket.request == piece.request);
-            let Some((number, ticket)) = found.map(|(number, ticket)| (*number, ticket)) else { continue };
-            let is_last = piece.answer.is_some();
-            let _ = ticket.pieces.try_send(Ok(piece));
+            let (request, is_last) = (piece.request, piece.answer.is_some());
+            let Some(destination) = self.destinations.get(&request) else { continue };
+            let _ = destination.pieces.try_send(Ok(piece));
             if is_last {
-                self.tickets.remove(&number);
+                self.destinations.remove(&request);
             }
         }
     }

@@ -133,10 +133,7 @@ impl<'a> Stream<'a> {
 
 impl PieceSource for Stream<'_> {
     fn stop_here(&mut self) {
-        if let Some(answer) = self.runner.stop(self.request) {
-            let (ids, text) = (Vec::new(), String::new());
-            self.last = Some(Piece { request: self.request, ids, text, answer: Some(answer) });
-        }
+        self.last = self.runner.stop(self.request).map(|answer| Piece::end(self.request, answer));
     }
 }
 

@@ -7,7 +7,7 @@
 //! Invariant: the state follows from the output alone (`matcher_state`).
 
 use crate::grammar::{
-    mask_threads::{LookAhead, MaskThreads, locked},
+    mask_threads::{AnnouncedOutput, LookAhead, MaskThreads, locked},
     matcher_state::MatcherState,
     matcher_watchdog::MatcherWatchdog,
 };
@@ -44,8 +44,7 @@ impl Constraint for AnswerConstraint {
     fn follow(&self) -> Box<dyn Follower> {
         let state = State {
             matcher: MatcherState::new(self.start.clone(), self.watchdog.clone()),
-            expected: Vec::new(),
-            is_expecting: false,
+            announced: AnnouncedOutput::default(),
         };
         Box::new(AnswerFollower {
             state: Arc::new(Mutex::new(state)),
@@ -78,12 +77,7 @@ impl Follower for AnswerFollower {
     }
 
     fn expect(&mut self, output: &[Token]) {
-        let mut state = locked(&self.state);
-        state.expected.clear();
-        state.expected.extend_from_slice(output);
-        state.is_expecting = true;
-        drop(state);
-        self.mask_threads.enqueue(self.state.clone());
+        self.mask_threads.announce(&self.state, output);
     }
 }
 
@@ -91,24 +85,22 @@ impl Follower for AnswerFollower {
 #[derive(Debug)]
 struct State {
     matcher: MatcherState,
-    /// The output announced for the next `allowed`.
-    expected: Vec<Token>,
-    is_expecting: bool,
+    announced: AnnouncedOutput,
 }
 
 impl State {
     fn allowed(&mut self, output: &[Token]) -> Option<&SimpleVob> {
-        self.is_expecting = false;
+        self.announced.withdraw();
         self.matcher.allowed(output)
     }
 }
 
 impl LookAhead for State {
-    fn look_ahead(&mut self) {
-        if self.is_expecting {
-            let expected = std::mem::take(&mut self.expected);
-            self.allowed(&expected);
-            self.expected = expected;
-        }
+    fn announced(&mut self) -> &mut AnnouncedOutput {
+        &mut self.announced
+    }
+
+    fn compute(&mut self, output: &[Token]) {
+        self.allowed(output);
     }
 }

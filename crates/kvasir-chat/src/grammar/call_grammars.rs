@@ -25,7 +25,7 @@ pub(super) mod tests;
 use crate::grammar::{
     call_scanner::{CallScanner, CallStart, CallSyntax},
     lark::calls_grammar,
-    mask_threads::{LookAhead, MaskThreads, locked},
+    mask_threads::{AnnouncedOutput, LookAhead, MaskThreads, locked},
     matcher_watchdog::{MatcherWatchdog, WatchedMatcher},
     token_text::{TokenText, is_text},
     vocabulary::{GrammarError, Vocabulary, bits_without, on_deep_stack},
@@ -212,8 +212,7 @@ impl Constraint for LazyCallConstraint {
             checkpoints: vec![(0, self.scanner.clone())],
             mode: Mode::Text(self.scanner.clone()),
             mask: None,
-            expected: Vec::new(),
-            is_expecting: false,
+            announced: AnnouncedOutput::default(),
         };
         Box::new(CallFollower { state: Arc::new(Mutex::new(state)), bits: Vec::new() })
     }
@@ -245,12 +244,9 @@ impl Follower for CallFollower {
         if matches!(state.mode, Mode::Text(_)) && state.go_to(output) && state.is_answered() {
             return;
         }
-        state.expected.clear();
-        state.expected.extend_from_slice(output);
-        state.is_expecting = true;
         let mask_threads = state.grammars.mask_threads.clone();
         drop(state);
-        mask_threads.enqueue(self.state.clone());
+        mask_threads.announce(&self.state, output);
     }
 }
 
@@ -290,9 +286,7 @@ struct State {
     mode: Mode,
     /// Mask after `consumed` inside a call, once computed.
     mask: Option<Arc<[u32]>>,
-    /// The output announced for the next `allowed`.
-    expected: Vec<Token>,
-    is_expecting: bool,
+    announced: AnnouncedOutput,
 }
 
 impl fmt::Debug for State {
@@ -312,7 +306,7 @@ impl State {
     }
 
     fn allowed(&mut self, output: &[Token]) -> Allowed<'_> {
-        self.is_expecting = false;
+        self.announced.withdraw();
         if !self.go_to(output) {
             return Allowed::Nothing;
         }
@@ -431,11 +425,11 @@ impl State {
 }
 
 impl LookAhead for State {
-    fn look_ahead(&mut self) {
-        if self.is_expecting {
-            let expected = std::mem::take(&mut self.expected);
-            self.allowed(&expected);
-            self.expected = expected;
-        }
+    fn announced(&mut self) -> &mut AnnouncedOutput {
+        &mut self.announced
+    }
+
+    fn compute(&mut self, output: &[Token]) {
+        self.allowed(output);
     }
 }

@@ -19,7 +19,7 @@ mod tests;
 
 use crate::grammar::{
     answer_classifier::{AnswerClassifier, AnswerKind},
-    mask_threads::{LookAhead, MaskThreads, locked},
+    mask_threads::{AnnouncedOutput, LookAhead, MaskThreads, locked},
     matcher_state::MatcherState,
     matcher_watchdog::MatcherWatchdog,
     spec::{Calls, Part, Shape},
@@ -143,8 +143,7 @@ impl Constraint for FormatOrCallsConstraint {
             calls: matcher(&self.grammars.calls),
             kind: self.classifier.clone().map(KindHistory::new),
             grammars: self.grammars.clone(),
-            expected: Vec::new(),
-            is_expecting: false,
+            announced: AnnouncedOutput::default(),
         };
         Box::new(FormatOrCallsFollower { state: Arc::new(Mutex::new(state)), bits: Vec::new() })
     }
@@ -167,13 +166,8 @@ impl Follower for FormatOrCallsFollower {
     }
 
     fn expect(&mut self, output: &[Token]) {
-        let mut state = locked(&self.state);
-        state.expected.clear();
-        state.expected.extend_from_slice(output);
-        state.is_expecting = true;
-        let grammars = state.grammars.clone();
-        drop(state);
-        grammars.mask_threads.enqueue(self.state.clone());
+        let mask_threads = locked(&self.state).grammars.mask_threads.clone();
+        mask_threads.announce(&self.state, output);
     }
 }
 
@@ -185,15 +179,13 @@ struct State {
     calls: MatcherState,
     /// `None` if channels tell calls from text.
     kind: Option<KindHistory>,
-    /// The output announced for the next `allowed`.
-    expected: Vec<Token>,
-    is_expecting: bool,
+    announced: AnnouncedOutput,
 }
 
 impl State {
     /// Writes the token mask after `output` to `bits`. False if no token is allowed.
     fn allowed(&mut self, output: &[Token], bits: &mut Vec<u32>) -> bool {
-        self.is_expecting = false;
+        self.announced.withdraw();
         bits.clear();
         let classifier = self.kind.as_mut().map(|kind| kind.after(output, &self.grammars.text));
         let kind = classifier.and_then(AnswerClassifier::kind);
@@ -231,13 +223,13 @@ fn remove_broken_heads(bits: &mut [u32], calls: &[u32], classifier: &AnswerClass
 }
 
 impl LookAhead for State {
-    fn look_ahead(&mut self) {
-        if self.is_expecting {
-            let expected = std::mem::take(&mut self.expected);
-            // Computes and keeps the masks of the matchers; their union is cheap.
-            self.allowed(&expected, &mut Vec::new());
-            self.expected = expected;
-        }
+    fn announced(&mut self) -> &mut AnnouncedOutput {
+        &mut self.announced
+    }
+
+    fn compute(&mut self, output: &[Token]) {
+        // The matchers keep their masks; the union of both is cheap.
+        self.allowed(output, &mut Vec::new());
     }
 }
 

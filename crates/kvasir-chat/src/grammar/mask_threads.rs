@@ -4,6 +4,7 @@
 //! A follower that needs a mask which no thread has begun computes it inline, so the threads affect
 //! latency only, never results.
 
+use kvasir_kv::Token;
 use std::{
     collections::VecDeque,
     fmt::Debug,
@@ -23,8 +24,34 @@ struct MaskQueue {
 
 /// Per-sequence state whose next mask can be computed in advance.
 pub(crate) trait LookAhead: Debug + Send {
-    /// Computes the mask of the output announced last, unless already done.
-    fn look_ahead(&mut self);
+    /// The output announced last.
+    fn announced(&mut self) -> &mut AnnouncedOutput;
+
+    /// Computes and keeps the mask after `output`.
+    fn compute(&mut self, output: &[Token]);
+}
+
+/// An output whose mask will be requested next. The default is none.
+#[derive(Debug, Default)]
+pub(crate) struct AnnouncedOutput {
+    output: Vec<Token>,
+    is_pending: bool,
+}
+
+impl AnnouncedOutput {
+    /// Withdraws the announcement: the mask has been requested.
+    pub(super) fn withdraw(&mut self) {
+        self.is_pending = false;
+    }
+}
+
+/// Computes the mask of the output announced last, unless it has been requested already.
+fn look_ahead(state: &mut dyn LookAhead) {
+    if state.announced().is_pending {
+        let output = std::mem::take(&mut state.announced().output);
+        state.compute(&output);
+        state.announced().output = output;
+    }
 }
 
 #[derive(Debug, Default)]
@@ -49,9 +76,16 @@ impl MaskThreads {
         Ok(mask_threads)
     }
 
-    /// Enqueues `state` to compute its next mask.
-    pub(super) fn enqueue(&self, state: Arc<Mutex<dyn LookAhead>>) {
-        locked(&self.0.jobs).waiting.push_back(state);
+    /// Announces that the mask after `output` will be requested next, and enqueues `state` to compute
+    /// it.
+    pub(super) fn announce<S: LookAhead + 'static>(&self, state: &Arc<Mutex<S>>, output: &[Token]) {
+        let mut locked_state = locked(state);
+        let announced = locked_state.announced();
+        announced.output.clear();
+        announced.output.extend_from_slice(output);
+        announced.is_pending = true;
+        drop(locked_state);
+        locked(&self.0.jobs).waiting.push_back(state.clone());
         self.0.is_filled.notify_one();
     }
 }
@@ -70,7 +104,7 @@ impl MaskQueue {
             match jobs.waiting.pop_front() {
                 Some(state) => {
                     drop(jobs);
-                    locked(&state).look_ahead();
+                    look_ahead(&mut *locked(&state));
                     jobs = locked(&self.jobs);
                 }
                 None => jobs = self.is_filled.wait(jobs).unwrap_or_else(PoisonError::into_inner),

@@ -98,6 +98,9 @@ impl ChatModel {
     ) -> Result<ChatConstraint, ChatError> {
         let all: Vec<&Tool> = rules.tools.iter().collect();
         let mut constraint = match (rules.tool_choice, rules.format) {
+            (ToolChoice::Required, _) if all.is_empty() => {
+                return Err(ChatError::invalid("tool_choice", "`tool_choice` needs `tools`"));
+            }
             (ToolChoice::Required, _) => {
                 self.required_calls(rules, &all, rules.parallel_tool_calls, "tools", prompt)?
             }

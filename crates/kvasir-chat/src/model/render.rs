@@ -137,11 +137,10 @@ impl Renderer<'_> {
         variables.insert("messages".into(), messages.into());
         let as_sent = self.render(&variables, &raw);
         let sent = variables["messages"].as_array().map_or(&[][..], Vec::as_slice);
-        if let Ok(text) = &as_sent
-            && shows_late_system(sent, text)
-        {
-            return Ok(text.clone());
-        }
+        let as_sent = match as_sent {
+            Ok(text) if shows_late_system(sent, &text) => return Ok(text),
+            other => other,
+        };
         let (mut messages, mut folded) = (sent.to_vec(), fold(sent.to_vec()));
         let mut render_messages = |messages: &[Value]| {
             variables.insert("messages".into(), messages.into());

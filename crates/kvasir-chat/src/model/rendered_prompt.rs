@@ -13,12 +13,6 @@ impl RenderedPrompt {
         &self.0
     }
 
-    /// The text without guards, for display. Do not tokenize it: client text may become control
-    /// tokens.
-    pub fn to_text(&self) -> String {
-        self.0.replace(GUARD, "")
-    }
-
     /// Tokenizes the pieces between guards with `encode`, whose flag says whether to add special
     /// tokens: `add_special` for the first piece, else false.
     pub fn encode<E>(

@@ -88,11 +88,12 @@ fn samplers_of_llama_cpp_change_answers_on_every_route() {
     };
     assert_eq!(completions(last), text(&server, first), "other routes have the temperature first");
 
-    let ask = |extra: Value| server.post(CHAT, &chat(extra)).1["choices"][0]["message"]["content"].clone();
+    let chat_text =
+        |extra: Value| server.post(CHAT, &chat(extra)).1["choices"][0]["message"]["content"].clone();
     let hot = json!({"temperature": 4, "seed": 1, "max_tokens": 8});
     let mut typical = hot.clone();
     typical["typical_p"] = 0.01.into();
-    assert_ne!(ask(hot), ask(typical));
+    assert_ne!(chat_text(hot), chat_text(typical));
     let ollama = |options: Value| {
         let body = json!({"model": "tiny", "prompt": "hi", "stream": false, "options": options});
         server.post("/api/generate", &body)

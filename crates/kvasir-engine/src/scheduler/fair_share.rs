@@ -12,8 +12,8 @@
 //!    on.
 //! 3. Prompt tokens of a step (`PrefillShares`): max-min fair among keys.
 //!
-//! Invariant: keys do not preempt each other in turn. A preempted key exceeded its entitlement with
-//! the request that it loses, and a request beyond its key's entitlement preempts none. Guarded by
+//! Invariant: no cycle of preemptions. A preempted key exceeded its entitlement with the request that
+//! it loses, and a request beyond its key's entitlement preempts none. Guarded by
 //! `tests/fair_shares.rs`.
 
 use std::collections::BTreeMap;

@@ -130,9 +130,6 @@ impl<'m, T> Chat<'m, T> {
     /// Renders the prompt and compiles the constraint.
     fn prepare(&self, model: &Arc<Model>) -> Result<Turn, Error> {
         let (chat, canceled) = (model.chat()?, Arc::default());
-        if self.tool_choice == ToolChoice::Required && self.tools.is_empty() {
-            return Err(Error::invalid("tool_choice", "`required` needs `tools`"));
-        }
         let conversation = Conversation {
             messages: self.messages,
             tools: &self.tools,

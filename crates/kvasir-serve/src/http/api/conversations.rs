@@ -3,7 +3,7 @@
 use crate::error::ApiError;
 use crate::http::access::api_keys::Caller;
 use crate::http::answers::json_answer::JsonAnswer;
-use crate::http::api::responses::items::{Page, with_ids};
+use crate::http::api::responses::items::{page_of, with_ids};
 use crate::http::app::{App, unix_seconds};
 use crate::http::body::read_body;
 use crate::http::query::Query;
@@ -73,14 +73,8 @@ pub(crate) async fn items(
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<JsonAnswer, ApiError> {
-    let query = Query::parse(query.as_deref());
-    query.only(&["limit", "order", "after", "include"], app.rules.unknown_fields)?;
-    query.ignore_values("include");
-    let answer = app.run_work(Cost::Light, move |app| {
-        let items = app.conversations.items(&id, key)?.items().cloned().collect();
-        JsonAnswer::of(&Page::read(&query)?.of(items)?)
-    });
-    answer.await
+    let items = move |app: &Arc<App>| Ok(app.conversations.items(&id, key)?.items().cloned().collect());
+    page_of(&app, query.as_deref(), items).await
 }
 
 /// `POST /v1/conversations/ID/items`.

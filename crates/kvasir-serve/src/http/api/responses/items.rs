@@ -1,23 +1,26 @@
 //! Items of stored responses and conversations as the API lists them, and pagination of the lists.
 
 use crate::error::ApiError;
+use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::app::App;
 use crate::http::query::Query;
+use crate::work_pool::fair_queue::Cost;
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 /// Maximum and default number of items on a page.
 const MAX_LIMIT: usize = 100;
 const DEFAULT_LIMIT: usize = 20;
 
 /// One page of a list, as `limit`, `order` and `after` of the query select it.
-pub(crate) struct Page<'a> {
+struct Page<'a> {
     limit: usize,
     is_ascending: bool,
     after: Option<&'a str>,
 }
 
 impl<'a> Page<'a> {
-    pub(crate) fn read(query: &'a Query) -> Result<Self, ApiError> {
+    fn read(query: &'a Query) -> Result<Self, ApiError> {
         let is_ascending = match query.get("order") {
             None | Some("desc") => false,
             Some("asc") => true,
@@ -28,7 +31,7 @@ impl<'a> Page<'a> {
     }
 
     /// The list object of this page of `items`, which are in ascending order.
-    pub(crate) fn of(&self, mut items: Vec<Value>) -> Result<Value, ApiError> {
+    fn of(&self, mut items: Vec<Value>) -> Result<Value, ApiError> {
         if !self.is_ascending {
             items.reverse();
         }
@@ -46,6 +49,19 @@ impl<'a> Page<'a> {
             "has_more": has_more, "data": items,
         }))
     }
+}
+
+/// Answers a request for a page of a list, which `list` reads in ascending order.
+pub(crate) async fn page_of(
+    app: &Arc<App>,
+    query: Option<&str>,
+    list: impl FnOnce(&Arc<App>) -> Result<Vec<Value>, ApiError> + Send + 'static,
+) -> Result<JsonAnswer, ApiError> {
+    let query = Query::parse(query);
+    query.only(&["limit", "order", "after", "include"], app.rules.unknown_fields)?;
+    query.ignore_values("include");
+    let answer = app.run_work(Cost::Light, move |app| JsonAnswer::of(&Page::read(&query)?.of(list(app)?)?));
+    answer.await
 }
 
 /// An input item in the form in which the API lists it: with its type, id and status, and the

@@ -9,7 +9,7 @@ use crate::http::access::api_keys::Caller;
 use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::sse::event_stream;
 use crate::http::api::responses::background;
-use crate::http::api::responses::items::{Page, listed};
+use crate::http::api::responses::items::{listed, page_of};
 use crate::http::app::App;
 use crate::http::query::Query;
 use crate::work_pool::fair_queue::Cost;
@@ -74,13 +74,9 @@ pub(crate) async fn input_items(
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<JsonAnswer, ApiError> {
-    let query = Query::parse(query.as_deref());
-    query.only(&["limit", "order", "after", "include"], app.rules.unknown_fields)?;
-    query.ignore_values("include");
-    let answer = app.run_work(Cost::Light, move |app| {
+    let items = move |app: &Arc<App>| {
         let items = app.responses.input(&id, key)?.into_iter().enumerate();
-        let items = items.map(|(i, item)| listed(item, || format!("item_{i}_{id}"))).collect();
-        JsonAnswer::of(&Page::read(&query)?.of(items)?)
-    });
-    answer.await
+        Ok(items.map(|(i, item)| listed(item, || format!("item_{i}_{id}"))).collect())
+    };
+    page_of(&app, query.as_deref(), items).await
 }
