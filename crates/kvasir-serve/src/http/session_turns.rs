@@ -4,7 +4,7 @@ use crate::error::ApiError;
 use crate::http::app::App;
 use crate::model::marked_prefixes::MarkedPrefix;
 use crate::request::reader::Reader;
-use crate::session::store::{SessionContent, Turn};
+use crate::session::store::{Session, SessionContent, Turn};
 use kvasir_engine::{Pin, SessionId};
 use kvasir_kv::Token;
 use serde_json::{Map, Value};
@@ -42,21 +42,36 @@ impl App {
 
     /// Begins a turn in the session named by a chat request, if any.
     pub(super) fn begin_chat_turn(&self, key: u64, reader: &Reader) -> Result<Option<SessionBody>, ApiError> {
-        let Some(name) = reader.text("session")? else { return Ok(None) };
+        let Some((earlier, turn)) = self.begin_messages_turn(key, reader)? else { return Ok(None) };
         require_single_answer(reader)?;
+        let own = reader.list("messages", usize::MAX)?.unwrap_or_default();
+        let mut fields = reader.fields().clone();
+        fields.insert("messages".into(), earlier.iter().chain(own).cloned().collect());
+        Ok(Some((fields, earlier.len(), turn)))
+    }
+
+    /// Begins a turn in the session of messages that a request names, if any; returns its messages so
+    /// far.
+    pub(super) fn begin_messages_turn(
+        &self,
+        key: u64,
+        reader: &Reader,
+    ) -> Result<Option<(Vec<Value>, Turn)>, ApiError> {
+        let Some(name) = reader.text("session")? else { return Ok(None) };
         if reader.flag("continue_final_message", false)? {
             return Err(reader.error("continue_final_message", "cannot be combined with `session`"));
         }
         self.expire_sessions();
         self.sessions.check_memory(key)?;
-        let own = reader.list("messages", usize::MAX)?.unwrap_or_default();
-        let (turn, earlier) = self.sessions.begin(name, key, |session| {
-            let earlier = session.messages().map(<[Value]>::to_vec);
-            earlier.ok_or_else(|| reader.error("session", "holds a text, to which completions append"))
-        })?;
-        let mut fields = reader.fields().clone();
-        fields.insert("messages".into(), earlier.iter().chain(own).cloned().collect());
-        Ok(Some((fields, earlier.len(), turn)))
+        let (turn, earlier) = self.sessions.begin(name, key, |session| earlier_messages(session, reader))?;
+        Ok(Some((earlier, turn)))
+    }
+
+    /// The messages of the session that a request names; none without one.
+    pub(super) fn messages_of_session(&self, key: u64, reader: &Reader) -> Result<Vec<Value>, ApiError> {
+        let Some(name) = reader.text("session")? else { return Ok(Vec::new()) };
+        let (_, session) = self.sessions.get(name, key)?;
+        earlier_messages(&session, reader)
     }
 
     /// Begins a turn in the session named by a completion request, if any; returns its tokens so
@@ -80,6 +95,11 @@ impl App {
         })?;
         Ok(Some(begun))
     }
+}
+
+fn earlier_messages(session: &Session, reader: &Reader) -> Result<Vec<Value>, ApiError> {
+    let earlier = session.messages().map(<[Value]>::to_vec);
+    earlier.ok_or_else(|| reader.error("session", "holds a text, to which completions append"))
 }
 
 /// Sessions append a single answer, so `n` must be 1.

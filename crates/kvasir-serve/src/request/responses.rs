@@ -43,11 +43,23 @@ pub struct ResponsesRequest {
     pub background: bool,
     /// Id of the conversation that the response continues and is appended to.
     pub conversation: Option<String>,
+    /// Name of the session that the response continues and is appended to.
+    pub session: Option<String>,
 }
 
 impl ResponsesRequest {
     /// Parses and validates a body.
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        Self::read_after(&[], body, defaults, vocab)
+    }
+
+    /// Parses a body whose `input` continues the `earlier` messages of its session.
+    pub fn read_after(
+        earlier: &[Value],
+        body: &Reader,
+        defaults: &Sampling,
+        vocab: u32,
+    ) -> Result<Self, ApiError> {
         body.classify(RESPONSES)?;
         let store = body.flag("store", true)?;
         let background = body.flag("background", false)?;
@@ -55,6 +67,7 @@ impl ResponsesRequest {
             return Err(body.error("background", "needs `store`"));
         }
         let conversation = conversation_id(body)?;
+        let session = session(body)?;
         // Only checked here: they are echoed in the response.
         check_metadata(body)?;
         for name in ["user", "safety_identifier", "prompt_cache_key", "previous_response_id"] {
@@ -76,9 +89,14 @@ impl ResponsesRequest {
         sampling.sampling.logprobs = (logprobs || top.is_some_and(|top| top > 0)).then_some(top.unwrap_or(0));
         let mut tools = responses_tools::all(body)?;
         let tool_choice = tool_choice(body, &mut tools)?;
-        let mut messages = Vec::new();
+        let mut messages = chat::session_messages(body, earlier)?;
         messages.extend(body.text("instructions")?.map(|text| Message::text(Role::System, text.to_owned())));
-        let unread_media = input(body, &mut messages)?;
+        let unread_media = input(body, earlier, &mut messages)?;
+        let continue_final_message = body.flag("continue_final_message", false)?;
+        let last = messages.last().map(|message| message.role);
+        if continue_final_message && last != Some(Role::Assistant) {
+            return Err(body.error("continue_final_message", "needs a last item of the assistant"));
+        }
         let chat = ChatRequest {
             model: body.text("model")?.map(str::to_owned),
             earlier: Vec::new(),
@@ -91,17 +109,46 @@ impl ResponsesRequest {
             thinking: None,
             stream: stream(body)?,
             template_kwargs: template_kwargs(body)?,
-            add_generation_prompt: true,
-            continue_final_message: false,
+            add_generation_prompt: !continue_final_message,
+            continue_final_message,
             add_special_tokens: false,
             echo: false,
             chat_template: None,
-            timings: false,
+            timings: body.flag("timings_per_token", false)?,
             cache_marks: Vec::new(),
             sampling,
         };
-        Ok(Self { chat, store, truncate, background, conversation })
+        Ok(Self { chat, store, truncate, background, conversation, session })
     }
+
+    /// The conversation as messages of `/v1/chat/completions`, behind its first `skip` messages.
+    pub(crate) fn chat_messages(&self, skip: usize) -> impl Iterator<Item = Value> {
+        self.chat.messages.iter().skip(skip).map(|message| {
+            let mut source = message.source.clone();
+            for call in source.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+                let arguments = &mut call["function"]["arguments"];
+                if !arguments.is_string() {
+                    *arguments = arguments.to_string().into();
+                }
+            }
+            source
+        })
+    }
+}
+
+/// The name in `session`, which fixes where the conversation is.
+fn session(body: &Reader) -> Result<Option<String>, ApiError> {
+    let Some(name) = body.text("session")? else { return Ok(None) };
+    for field in ["conversation", "previous_response_id", "instructions"] {
+        if body.get(field).is_some() {
+            return Err(body.error("session", format!("does not go with `{field}`")));
+        }
+    }
+    // Messages that were dropped would stay in the session.
+    if body.text("truncation")? == Some("auto") {
+        return Err(body.error("session", "does not go with `truncation`"));
+    }
+    Ok(Some(name.to_owned()))
 }
 
 /// The id in `conversation`: a string, or the `id` of an object.
@@ -212,8 +259,16 @@ fn wants_logprobs(body: &Reader) -> Result<bool, ApiError> {
     Ok(wanted)
 }
 
-/// Parses `input`; returns the media in the newest message of the user.
-fn input(body: &Reader, messages: &mut Vec<Message>) -> Result<Option<UnreadMedia>, ApiError> {
+/// Parses `input`, which may be missing behind `earlier` messages of a session; returns the media in
+/// the newest message of the user.
+fn input(
+    body: &Reader,
+    earlier: &[Value],
+    messages: &mut Vec<Message>,
+) -> Result<Option<UnreadMedia>, ApiError> {
+    if !earlier.is_empty() && body.get("input").is_none() {
+        return Ok(None);
+    }
     if let Some(text) = body.need("input")?.as_str() {
         messages.push(Message::text(Role::User, text.to_owned()));
         return Ok(None);
@@ -227,7 +282,8 @@ fn input(body: &Reader, messages: &mut Vec<Message>) -> Result<Option<UnreadMedi
     }
     // Templates take the items of one assistant turn as one message.
     let mut turn = AssistantTurn::default();
-    let mut calls: Vec<&str> = Vec::new();
+    let calls = earlier.iter().filter_map(|message| message["tool_calls"].as_array()).flatten();
+    let mut calls: Vec<&str> = calls.filter_map(|call| call["id"].as_str()).collect();
     let budget = ParseBudget::default();
     let mut media = MediaParts::new(items.iter().rposition(|item| item["role"] == "user"));
     for (i, item) in items.iter().enumerate() {

@@ -19,10 +19,9 @@ pub(crate) struct TurnRecorder {
 }
 
 impl TurnRecorder {
-    /// For a chat with this body; tool call ids have the prefix `call_ids`.
-    pub(crate) fn of_chat(turn: Turn, body: &Map<String, Value>, call_ids: String) -> Self {
-        let messages = body.get("messages").and_then(Value::as_array).cloned();
-        Self { messages: Some(messages.unwrap_or_default()), call_ids, ..Self::of_text(turn) }
+    /// For an answer to these messages; tool call ids have the prefix `call_ids`.
+    pub(crate) fn of_messages(turn: Turn, messages: Vec<Value>, call_ids: String) -> Self {
+        Self { messages: Some(messages), call_ids, ..Self::of_text(turn) }
     }
 
     /// For a raw completion.

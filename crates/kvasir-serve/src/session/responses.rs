@@ -288,6 +288,10 @@ impl ResponseStore {
                 let why = format!("response `{id}` is `{status}`: it has no answer to continue");
                 Err(ApiError::param("response_id", why))
             }
+            _ if stored.response.get("session").is_some() => {
+                let why = format!("response `{id}` is part of a session: continue the session");
+                Err(ApiError::param("response_id", why))
+            }
             _ => Ok(stored.conversation.clone()),
         })?
     }

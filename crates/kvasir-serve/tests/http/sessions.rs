@@ -151,6 +151,95 @@ fn chats_send_only_new_messages() {
 }
 
 #[test]
+fn responses_continue_a_session_as_chats_do() {
+    let server = Server::start(CacheKind::Radix, 1024, &[]);
+    let tool = json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"x\":1}"}});
+    let call = json!({"role": "assistant", "content": null, "tool_calls": [tool]});
+    let begun = json!({"messages": [user("hello there"), call]});
+    let [chats, responses] = [(); 2].map(|()| id(&server.ok("/v1/sessions", begun.clone())));
+    let result = json!({"role": "tool", "tool_call_id": "c1", "content": "42"});
+    let output = json!({"type": "function_call_output", "call_id": "c1", "output": "42"});
+    let next = || user("and another question?");
+    for (message, item) in [(result, output.clone()), (next(), next())] {
+        let chat =
+            json!({"session": chats, "messages": [message], "temperature": 0, "max_tokens": 6, "seed": 1});
+        let chat = server.ok("/v1/chat/completions", chat);
+        let response = json!({
+            "session": responses, "input": [item], "temperature": 0, "max_output_tokens": 6, "seed": 1,
+            "timings_per_token": true,
+        });
+        let response = server.ok("/v1/responses", response);
+        assert_eq!(response["output"][0]["content"][0]["text"], chat["choices"][0]["message"]["content"]);
+        let cached = &response["usage"]["input_tokens_details"]["cached_tokens"];
+        // It may find blocks of the chat, too.
+        assert!(number(cached) >= number(&chat["usage"]["prompt_tokens_details"]["cached_tokens"]).max(1));
+        assert_eq!(&response["timings"]["cache_n"], cached);
+        assert_eq!(response["session"], json!(responses));
+        let [shown, other] = [&responses, &chats].map(|id| server.show(id));
+        assert_eq!((&shown["messages"], &shown["length"]), (&other["messages"], &other["length"]));
+        // Its conversation is in the session, not in the store.
+        let later = json!({"input": "x", "previous_response_id": response["id"]});
+        assert_eq!(server.error("/v1/responses", later), (400, "previous_response_id".into()));
+    }
+    let length = server.show(&responses)["length"].clone();
+    let count = |body| number(&server.ok("/v1/responses/input_tokens", body)["input_tokens"]);
+    assert!(count(json!({"session": responses, "input": "x"})) > count(json!({"input": "x"})) + 20);
+    let messages = json!([user("hi"), {"role": "assistant", "content": "so"}]);
+    for (body, expected) in [
+        (json!({"session": "sess_0", "input": "x"}), (404, "session")),
+        (json!({"session": responses, "input": [{"role": "king", "content": "x"}]}), (400, "input[0].role")),
+        (
+            json!({"session": responses, "input": [{"type": "function_call_output", "call_id": "c2", "output": ""}]}),
+            (400, "input[0].call_id"),
+        ),
+        (
+            json!({"session": responses, "input": messages, "continue_final_message": true}),
+            (400, "continue_final_message"),
+        ),
+    ] {
+        assert_eq!(server.error("/v1/responses", body), (expected.0, expected.1.to_owned()));
+    }
+    assert_eq!(server.show(&responses)["length"], length, "what is refused changes nothing");
+    // A background response commits its turn, too.
+    let body = json!({"session": responses, "input": "x", "max_output_tokens": 4, "background": true, "stream": true});
+    let events = server.events("/v1/responses", &body);
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    assert!(deltas.clone().all(|event| event["timings"].is_null()), "none were requested");
+    assert!(number(&server.show(&responses)["length"]) > number(&length));
+}
+
+#[test]
+fn a_final_message_is_continued_by_a_response() {
+    let server = Server::start(CacheKind::Radix, 1024, &[]);
+    let messages = json!([user("hi there"), {"role": "assistant", "content": "well then"}]);
+    let mut chat = json!({"messages": messages, "temperature": 0, "max_tokens": 6});
+    let mut response = json!({"input": messages, "temperature": 0, "max_output_tokens": 6});
+    let answers = |chat: &Value, response: &Value| {
+        let chat = server.ok("/v1/chat/completions", chat.clone());
+        let response = server.ok("/v1/responses", response.clone());
+        let tokens = (&response["usage"]["input_tokens"], &chat["usage"]["prompt_tokens"]);
+        assert_eq!(tokens.0, tokens.1);
+        assert_eq!(response["output"][0]["content"][0]["text"], chat["choices"][0]["message"]["content"]);
+        number(tokens.0)
+    };
+    let turn = answers(&chat, &response);
+    chat["continue_final_message"] = true.into();
+    response["continue_final_message"] = true.into();
+    assert!(answers(&chat, &response) < turn, "it begins no turn");
+    // The deltas of a stream tell the times and tokens so far.
+    response["stream"] = true.into();
+    response["timings_per_token"] = true.into();
+    let events = server.events("/v1/responses", &response);
+    let deltas: Vec<_> =
+        events.iter().filter(|event| event["type"] == "response.output_text.delta").collect();
+    let (last, before) = deltas.split_last().unwrap();
+    assert!(before.iter().all(|event| number(&event["timings"]["predicted_n"]) >= 1), "{before:?}");
+    assert!(last["timings"].is_null() || number(&last["timings"]["predicted_n"]) <= 6);
+    let usage = &events.last().unwrap()["response"];
+    assert_eq!(usage["timings"]["predicted_n"], usage["usage"]["output_tokens"]);
+}
+
+#[test]
 fn invalid_requests_leave_the_session_unchanged() {
     let server = Server::start(CacheKind::Radix, 256, &[]);
     let text = id(&server.ok("/v1/sessions", json!({"prompt": trunk()})));

@@ -53,7 +53,8 @@ impl Chat {
             Some((fields, earlier, turn)) => {
                 let body = body.derived(&fields);
                 let request = ChatRequest::read_after(earlier, &body, &facts.sampling, facts.vocab)?;
-                (request, Some(TurnRecorder::of_chat(turn, &fields, format!("{prefix}_0"))))
+                let messages = fields.get("messages").and_then(Value::as_array).cloned().unwrap_or_default();
+                (request, Some(TurnRecorder::of_messages(turn, messages, format!("{prefix}_0"))))
             }
         };
         let reply = submit_recorded(app, key, &request, "messages", recorder)?;

@@ -17,9 +17,9 @@ use crate::error::ApiError;
 use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::reply::Reply;
 use crate::http::answers::sse::event_stream;
-use crate::http::answers::submit_chat::submit_chat;
+use crate::http::answers::submit_chat::{submit_chat, submit_recorded};
 use crate::http::api::responses::events::Events;
-use crate::http::api::responses::object::{ResponseObject, initial_response};
+use crate::http::api::responses::object::{ResponseObject, call_prefix, initial_response};
 use crate::http::api::responses::storing::{Destination, Storing};
 use crate::http::api::responses::truncation::submit_truncated;
 use crate::http::app::App;
@@ -28,6 +28,7 @@ use crate::request::body::{Body, heap_bytes};
 use crate::request::chat::ChatRequest;
 use crate::request::fields::RESPONSES;
 use crate::request::responses::{ResponsesRequest, conversation_id};
+use crate::session::recorder::TurnRecorder;
 use crate::session::responses::{Conversation, ResponseStore};
 use axum::{
     Json,
@@ -80,12 +81,13 @@ fn take_own_input(before: &Conversation, body: &mut Body) -> Vec<Value> {
 }
 
 /// Parses a request that continues the conversation of its `previous_response_id` or
-/// `conversation`. Returns the request and that conversation. The body's `input` then holds the
-/// items of both.
+/// `conversation`, or the `earlier` messages of its session. Returns the request and that
+/// conversation. The body's `input` then holds the items of both.
 fn read_request(
     app: &App,
     key: u64,
     body: &mut Body,
+    earlier: &[Value],
     connection: Option<&ResponseStore>,
 ) -> Result<(ResponsesRequest, Conversation), ApiError> {
     let mut before = Conversation::default();
@@ -100,7 +102,7 @@ fn read_request(
         prepend(&before, body);
     }
     let facts = &app.model.facts;
-    let request = ResponsesRequest::read(&body.reader(), &facts.sampling, facts.vocab)?;
+    let request = ResponsesRequest::read_after(earlier, &body.reader(), &facts.sampling, facts.vocab)?;
     Ok((request, before))
 }
 
@@ -113,18 +115,25 @@ impl Responses {
         mut body: Body,
         connection: ConnectionStore,
     ) -> Result<Self, ApiError> {
-        let (mut request, before) = read_request(app, key, &mut body, connection.as_deref())?;
+        let (earlier, turn) = app.begin_messages_turn(key, &body.reader())?.unzip();
+        let earlier = earlier.unwrap_or_default();
+        let (mut request, before) = read_request(app, key, &mut body, &earlier, connection.as_deref())?;
         if request.background && connection.is_some() {
             return Err(ApiError::unsupported(
                 "background",
                 "a WebSocket streams every response; send `background` with POST",
             ));
         }
-        let submit = |chat: &ChatRequest| submit_chat(app, key, chat, "input");
+        let id = app.new_id();
+        let count = earlier.len();
+        let recorder = turn.map(|turn| {
+            let messages = earlier.into_iter().chain(request.chat_messages(count)).collect();
+            TurnRecorder::of_messages(turn, messages, call_prefix(&id))
+        });
         let reply = if request.truncate {
-            submit_truncated(&mut request.chat, submit)?
+            submit_truncated(&mut request.chat, |chat: &ChatRequest| submit_chat(app, key, chat, "input"))?
         } else {
-            submit(&request.chat)?
+            submit_recorded(app, key, &request.chat, "input", recorder)?
         };
         let response = initial_response(app, &request, &body.reader());
         let destination = match connection {
@@ -143,8 +152,10 @@ impl Responses {
         let storing = storing.is_needed().then_some(storing);
         let kinds = request.chat.tools.iter().filter(|tool| tool.kind != ToolKind::Function);
         let object = ResponseObject {
-            id: app.new_id(),
+            id,
             response,
+            timings: request.chat.timings,
+            calls: Vec::new(),
             kinds: kinds.map(|tool| (tool.name.clone(), tool.kind.clone())).collect(),
             logprobs: HashMap::new(),
             _memory: body.keep(kept),
@@ -170,7 +181,9 @@ impl Responses {
     /// The response as server-sent events.
     pub(crate) fn events(self) -> impl Stream<Item = String> + Send {
         let Self { object, reply, storing, .. } = self;
-        reply.events(Events { object, storing, items: Items::default(), ended: None, sequence: 0 })
+        let prompt_tokens = u32::try_from(reply.prompt_tokens()).unwrap_or(u32::MAX);
+        let items = Items::default();
+        reply.events(Events { object, storing, items, ended: None, prompt_tokens, sequence: 0 })
     }
 }
 
@@ -181,7 +194,8 @@ pub(crate) async fn input_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let (key, mut body) = read_body(&app, request, RESPONSES).await?;
     let count = app.run_work(body.cost(), move |app| {
-        let (request, _) = read_request(app, key, &mut body, None)?;
+        let earlier = app.messages_of_session(key, &body.reader())?;
+        let (request, _) = read_request(app, key, &mut body, &earlier, None)?;
         app.model_names().check(request.chat.model.as_deref())?;
         Ok(app.model.chat_prompt(&request.chat)?.len())
     });

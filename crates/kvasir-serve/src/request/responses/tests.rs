@@ -73,6 +73,12 @@ fn errors_name_the_field() {
         (json!({"background": true, "store": false}), "background"),
         (json!({"previous_response_id": 1}), "previous_response_id"),
         (json!({"truncation": "middle"}), "truncation"),
+        (json!({"session": "s", "truncation": "auto"}), "session"),
+        (json!({"session": "s", "instructions": "x"}), "session"),
+        (json!({"session": "s", "previous_response_id": "r"}), "session"),
+        (json!({"session": "s", "conversation": "c"}), "session"),
+        (json!({"session": 1}), "session"),
+        (json!({"continue_final_message": true}), "continue_final_message"),
         (
             json!({"tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "f"}]}}),
             "tool_choice.tools[0].name",

@@ -60,7 +60,7 @@ pub(crate) async fn compact(State(app): State<Arc<App>>, request: Request) -> Re
 /// Submits the request for a summary. The oldest messages are dropped if the conversation leaves no
 /// room for it.
 fn submit(app: &Arc<App>, key: u64, mut body: Body) -> Result<Reply, ApiError> {
-    let (request, _) = read_request(app, key, &mut body, None)?;
+    let (request, _) = read_request(app, key, &mut body, &[], None)?;
     drop(body);
     let mut chat = request.chat;
     chat.messages.push(Message::text(Role::User, INSTRUCTION.into()));

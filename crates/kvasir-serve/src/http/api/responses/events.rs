@@ -17,7 +17,15 @@ pub(super) struct Events {
     pub(super) storing: Option<Storing>,
     pub(super) items: Items,
     pub(super) ended: Option<AnswerOutcome>,
+    pub(super) prompt_tokens: u32,
     pub(super) sequence: u64,
+}
+
+/// What the deltas of one increment have beside their text.
+#[derive(Default)]
+struct DeltaFields {
+    logprobs: Vec<Value>,
+    timings: Option<Value>,
 }
 
 /// Writes one event with the next number of `sequence`.
@@ -31,7 +39,7 @@ fn write_event(sequence: &mut u64, out: &mut String, name: &str, mut event: Valu
 impl Events {
     /// Writes the events of one item event, including those of its single content part. The cost of
     /// a delta does not depend on the length of its item.
-    fn item(&mut self, out: &mut String, index: usize, event: ItemEvent, logprobs: &[Value]) {
+    fn item(&mut self, out: &mut String, index: usize, event: ItemEvent, fields: DeltaFields) {
         let Self { object, items, ended, sequence, .. } = self;
         let Some(item) = items.all().get(index) else { return };
         let place = |mut event: Value| {
@@ -69,7 +77,10 @@ impl Events {
             ItemEvent::More(text) => {
                 let mut delta = place(json!({"delta": text}));
                 if item.kind == ItemKind::Text {
-                    delta["logprobs"] = logprobs.into();
+                    delta["logprobs"] = fields.logprobs.into();
+                }
+                if let Some(timings) = fields.timings {
+                    delta["timings"] = timings;
                 }
                 events.push((format!("{stem}.delta"), delta));
             }
@@ -113,10 +124,13 @@ impl EventWriter for Events {
     }
 
     fn increment(&mut self, out: &mut String, _: usize, increment: AnswerIncrement) {
+        let progress = increment.progress;
+        let timings = || progress.timings(self.prompt_tokens, increment.tokens);
+        let timings = (self.object.timings && increment.ended.is_none()).then(timings);
         for (index, event, logprobs) in
             self.object.take(&mut self.items, increment.deltas, increment.logprobs)
         {
-            self.item(out, index, event, &logprobs);
+            self.item(out, index, event, DeltaFields { logprobs, timings: timings.clone() });
         }
         self.ended = increment.ended;
     }
@@ -131,7 +145,7 @@ impl EventWriter for Events {
 
     fn close(&mut self, out: &mut String, usage: &Usage) {
         if let Some((index, event)) = self.items.finish() {
-            self.item(out, index, event, &[]);
+            self.item(out, index, event, DeltaFields::default());
         }
         let response = self.object.finished(&self.items, self.ended.as_ref(), usage);
         let name =
@@ -155,16 +169,32 @@ mod tests {
         let object = ResponseObject {
             id: "1".into(),
             response: json!({}),
+            timings: false,
+            calls: Vec::new(),
             kinds: HashMap::new(),
             logprobs: HashMap::new(),
             _memory: BODIES.hold(),
         };
-        Events { object, storing: None, items: Items::default(), ended: None, sequence: 0 }
+        Events { object, storing: None, items: Items::default(), ended: None, prompt_tokens: 1, sequence: 0 }
     }
 
     fn push(events: &mut Events, text: &str) {
         let deltas = vec![Delta::Content(text.into())];
         events.increment(&mut String::new(), 0, AnswerIncrement { deltas, ..AnswerIncrement::default() });
+    }
+
+    #[test]
+    fn ids_of_calls_count_calls() {
+        let mut events = events();
+        let call = |index| Delta::CallBegin { index, name: "f".into() };
+        let deltas = vec![Delta::Reasoning("hm".into()), Delta::Content("so".into()), call(0), call(1)];
+        let mut out = String::new();
+        events.increment(&mut out, 0, AnswerIncrement { deltas, ..AnswerIncrement::default() });
+        let begun = out.lines().filter_map(|line| line.strip_prefix("data: "));
+        let items = begun.map(|line| serde_json::from_str::<Value>(line).unwrap()["item"].clone());
+        let ids: Vec<_> = items.filter_map(|item| item["call_id"].as_str().map(str::to_owned)).collect();
+        // Each begins; the first also ends. A session numbers them likewise.
+        assert_eq!(ids, ["call_1_0", "call_1_0", "call_1_1"]);
     }
 
     #[test]

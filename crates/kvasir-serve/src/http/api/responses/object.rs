@@ -16,7 +16,7 @@ use std::collections::HashMap;
 /// The initial response object, which echoes the request's parameters.
 pub(super) fn initial_response(app: &App, request: &ResponsesRequest, body: &Reader) -> Value {
     let requested = |name: &str, default: Value| body.get(name).cloned().unwrap_or(default);
-    let ResponsesRequest { chat, store, truncate, background, conversation } = request;
+    let ResponsesRequest { chat, store, truncate, background, conversation, session } = request;
     let sampling = &chat.sampling.sampling;
     let mut tools = requested("tools", json!([]));
     for tool in tools.as_array_mut().into_iter().flatten() {
@@ -71,7 +71,15 @@ pub(super) fn initial_response(app: &App, request: &ResponsesRequest, body: &Rea
     if let Some(id) = conversation {
         response["conversation"] = json!({"id": id});
     }
+    if let Some(name) = session {
+        response["session"] = name.as_str().into();
+    }
     response
+}
+
+/// Prefix of the ids of a response's tool calls.
+pub(super) fn call_prefix(id: &str) -> String {
+    format!("call_{id}")
 }
 
 /// The `usage` object of a response.
@@ -98,6 +106,10 @@ fn with_fields(object: &mut Value, fields: Value) {
 pub(super) struct ResponseObject {
     pub(super) id: String,
     pub(super) response: Value,
+    /// Whether the response and the deltas of a stream have `timings`.
+    pub(super) timings: bool,
+    /// Item indices of tool calls, in order: a call's id has its place here.
+    pub(super) calls: Vec<usize>,
     /// Client-side kind of tools that are not plain functions, by name.
     pub(super) kinds: HashMap<String, ToolKind>,
     /// Log-probabilities of text items, by item index.
@@ -121,7 +133,11 @@ impl ResponseObject {
         let mut events = Vec::new();
         for delta in deltas {
             for (index, event) in items.push(delta) {
-                let is_text = items.all().get(index).is_some_and(|item| item.kind == ItemKind::Text);
+                let kind = items.all().get(index).map(|item| &item.kind);
+                let is_text = kind == Some(&ItemKind::Text);
+                if matches!((&event, kind), (ItemEvent::Begin, Some(ItemKind::Call(_)))) {
+                    self.calls.push(index);
+                }
                 let own = match event {
                     ItemEvent::More(_) if is_text => std::mem::take(&mut logprobs),
                     _ => Vec::new(),
@@ -155,6 +171,9 @@ impl ResponseObject {
         });
         response["output"] = output.collect();
         response["usage"] = usage_object(usage);
+        if let Some(ended) = ended.filter(|_| self.timings) {
+            response["timings"] = ended.timings();
+        }
         response
     }
 
@@ -181,7 +200,8 @@ impl ResponseObject {
                 json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
             }
             ItemKind::Call(name) => {
-                let call = format!("call_{}_{index}", self.id);
+                let number = self.calls.partition_point(|call| *call < index);
+                let call = format!("{}_{number}", call_prefix(&self.id));
                 let arguments = if begun { "" } else { item.text.as_str() };
                 let (name, namespace) = self.client_name(name);
                 let mut object = json!({
