@@ -1,14 +1,6 @@
 import assert from "node:assert/strict";
 import { accessible, fits } from "./axe.mjs";
-
-/** Server-sent events as a route can answer with. */
-export const sse = (...chunks) => ({
-  status: 200,
-  contentType: "text/event-stream",
-  body: chunks.map((chunk) => `data: ${JSON.stringify(chunk)}\n\n`).join("") + "data: [DONE]\n\n",
-});
-
-export const chunk = (delta, more = {}) => ({ choices: [{ index: 0, delta, logprobs: null, finish_reason: null, ...more }] });
+import { chunk, failing, mock, sse } from "./responses.mjs";
 
 export async function ask(page, text) {
   await page.fill("#question", text);
@@ -51,9 +43,9 @@ export async function talk({ page, address }) {
   const sent = [];
   page.on("request", (request) => {
     const { pathname } = new URL(request.url());
-    if (request.method() !== "GET") sent.push([request.method(), pathname.replace(/sess_[^/]+/, "ID"), request.postDataJSON()]);
+    if (request.method() !== "GET") sent.push([request.method(), pathname.replace(/(sess|resp)_[^/]+/, "ID"), request.postDataJSON()]);
   });
-  const last = () => sent.at(-1)[2];
+  const last = () => sent.findLast(([, path]) => path === "/v1/responses")[2];
   await page.goto(address);
   await set(page, "max_tokens", "12");
   await ask(page, "What is 17 + 25?");
@@ -62,13 +54,13 @@ export async function talk({ page, address }) {
   assert.match(await page.locator(".msg.assistant .meta").innerText(), /\d+ tokens?/);
   assert.equal((await nodes(page)).length, 3, "the root, a question and an answer are kept");
 
-  assert.deepEqual(sent.map(([method, path]) => `${method} ${path}`), ["POST /v1/sessions", "POST /v1/chat/completions"]);
+  assert.deepEqual(sent.map(([method, path]) => `${method} ${path}`), ["POST /v1/sessions", "POST /v1/responses", "DELETE /v1/responses/ID"]);
   const { session } = last();
 
   // The next turn sends only the new message.
   await ask(page, "And 1 + 1?");
   await rest(page);
-  assert.deepEqual([last().session, last().messages], [session, [{ role: "user", content: "And 1 + 1?" }]]);
+  assert.deepEqual([last().session, last().input], [session, [{ role: "user", content: "And 1 + 1?" }]]);
 
   await ask(page, "Say something else.");
   await rest(page);
@@ -92,9 +84,9 @@ export async function talk({ page, address }) {
   await page.fill(".editing textarea", "And 2 + 2?");
   await page.click(".editing .strong");
   await rest(page);
-  const [fork, chat] = sent.slice(-2);
+  const [fork, chat] = sent.filter(([method]) => method === "POST").slice(-2);
   assert.deepEqual([fork[1], fork[2]], ["/v1/sessions/ID/fork", { at: { message: 2 } }]);
-  assert.deepEqual(chat[2].messages, [{ role: "user", content: "And 2 + 2?" }]);
+  assert.deepEqual(chat[2].input, [{ role: "user", content: "And 2 + 2?" }]);
   assert.notEqual(chat[2].session, session, "the old branch keeps its session");
 
   // Asked again: an answer beside the first, whose prompt comes from the cache as far as whole blocks go.
@@ -126,9 +118,11 @@ export async function stopped({ page, address, shot }) {
   await page.waitForFunction(() => [...document.querySelectorAll(".msg.assistant .text")].at(-1)?.textContent.length > 3);
   await accessible(page, "an answer in progress");
   await shot("answering");
+  const canceled = page.waitForResponse((response) => response.url().endsWith("/cancel"));
   await page.keyboard.press("Escape");
   await rest(page);
   assert.match(await page.locator(".msg.assistant .meta").last().innerText(), /stopped/);
+  assert.equal((await (await canceled).json()).status, "cancelled");
   assert.ok((await answers(page))[0].length > 3);
   await accessible(page, "a stopped answer");
 }
@@ -137,11 +131,11 @@ export async function shown({ page, address, shot }) {
   await page.goto(address);
   const token = (token, p) => ({ token, logprob: Math.log(p), bytes: [] });
   const asked = [];
-  await page.route("**/v1/chat/completions", async (route) => {
+  await mock(page, async (route) => {
     const body = route.request().postDataJSON();
     asked.push(body);
     const usage = { choices: [], usage: { prompt_tokens: 40, completion_tokens: 2, prompt_tokens_details: { cached_tokens: 32 } } };
-    if (body.messages.at(-1).role === "tool") {
+    if (body.input.at(-1).type === "function_call_output") {
       const logprobs = { content: [{ ...token("It", 0.9), top_logprobs: [token("It", 0.9), token("<b>", 0.1)] }, { ...token(" is 42.", 0.5), top_logprobs: [] }] };
       return route.fulfill(sse(chunk({ content: "It is 42." }, { logprobs }), chunk({}, { finish_reason: "stop" }), usage));
     }
@@ -154,8 +148,8 @@ export async function shown({ page, address, shot }) {
   await set(page, "tools", '[{"type": "function", "function": {"name": "weather", "parameters": {}}}]');
   await ask(page, "What is 17 + 25, and the weather in Oslo?");
   await rest(page);
-  assert.deepEqual(asked[0].tools.map((tool) => tool.function.name), ["calculator", "weather"]);
-  assert.deepEqual([asked[0].messages[0], asked[0].logprobs, asked[0].top_logprobs], [{ role: "system", content: "Be brief." }, true, 5]);
+  assert.deepEqual(asked[0].tools.map(({ type, name }) => `${type} ${name}`), ["function calculator", "function weather"]);
+  assert.deepEqual([asked[0].input[0], asked[0].include, asked[0].top_logprobs], [{ role: "system", content: "Be brief." }, ["message.output_text.logprobs"], 5]);
   assert.equal(await page.locator(".call .result").innerText(), "42", "the page's own tool has run");
   assert.match(await page.locator(".call .given").first().innerText(), /expression\s+17 \+ 25/);
   await accessible(page, "tool calls");
@@ -164,8 +158,8 @@ export async function shown({ page, address, shot }) {
   await page.click(".asks button");
   await page.waitForFunction(() => document.body.textContent.includes("It is 42."));
   await rest(page);
-  assert.deepEqual(asked[1].messages.slice(-2).map(({ tool_call_id, content }) => [tool_call_id, content]), [["c0", "42"], ["c1", "sunny"]]);
-  assert.equal(asked[1].messages.some((message) => "reasoning" in message), false);
+  assert.deepEqual(asked[1].input.slice(-2).map(({ call_id, output }) => [call_id, output]), [["c0", "42"], ["c1", "sunny"]]);
+  assert.equal(asked[1].input.some(({ type }) => type === "reasoning"), false);
   await page.click(".thought summary");
   assert.match(await page.locator(".thought").innerText(), /Two <tools>\./);
   await page.locator(".msg.assistant").last().hover();
@@ -181,7 +175,7 @@ export async function shown({ page, address, shot }) {
 export async function refused({ page, address, shot }) {
   await page.goto(address);
   let tries = 0;
-  await page.route("**/v1/chat/completions", (route) => (tries++ ? route.fulfill(sse(chunk({ content: "Now." }), chunk({}, { finish_reason: "stop" }))) : route.fulfill({ status: 200, contentType: "text/event-stream", body: 'data: {"error": {"message": "the step <failed>"}}\n\n' })));
+  await mock(page, (route) => (tries++ ? route.fulfill(sse(chunk({ content: "Now." }), chunk({}, { finish_reason: "stop" }))) : route.fulfill(failing("the step <failed>"))));
   await ask(page, "Hello");
   await page.waitForSelector(".msg .wrong");
   assert.match(await page.locator(".msg .wrong").innerText(), /the step <failed>/);
@@ -197,7 +191,7 @@ export async function copied({ page, address, shot }) {
   await page.addInitScript(() => Object.defineProperty(navigator, "clipboard", { value: undefined }));
   await page.goto(address);
   const text = "Say **this**:\n\n```sh\necho 1\n  echo 2\n```";
-  await page.route("**/v1/chat/completions", (route) => route.fulfill(sse(chunk({ content: text }), chunk({}, { finish_reason: "stop" }))));
+  await mock(page, (route) => route.fulfill(sse(chunk({ content: text }), chunk({}, { finish_reason: "stop" }))));
   await ask(page, "How?");
   await rest(page);
   await page.locator(".msg.assistant").hover();
@@ -231,7 +225,7 @@ export async function looks({ page, address, shot }) {
   await ready(page);
   await shot("welcome");
   const text = "It shares blocks:\n\n1. The **policy** picks rows\n2. The cache takes slots\n\n```rust\nlet plan = cache.plan(&claim)?; // a line that is longer than a telephone is wide, to see it scroll\n```\n\n| cache | shares |\n|---|---|\n| radix | yes |";
-  await page.route("**/v1/chat/completions", (route) => route.fulfill(sse(chunk({ reasoning_content: "Short." }), chunk({ content: text }), chunk({}, { finish_reason: "stop" }), { choices: [], usage: { prompt_tokens: 212, completion_tokens: 78, total_tokens: 290, prompt_tokens_details: { cached_tokens: 192 } } })));
+  await mock(page, (route) => route.fulfill(sse(chunk({ reasoning_content: "Short." }), chunk({ content: text }), chunk({}, { finish_reason: "stop" }), { choices: [], usage: { prompt_tokens: 212, completion_tokens: 78, total_tokens: 290, prompt_tokens_details: { cached_tokens: 192 } } })));
   await ask(page, "How do two chats share their beginning?");
   await rest(page);
   await accessible(page, "a conversation");

@@ -5,6 +5,7 @@ import { accessible, fits } from "./axe.mjs";
 import { answers, ask, nodes, ready, records, rest, set } from "./chat.mjs";
 import { Server } from "./server.mjs";
 import { downloaded, give, listed, openSidebar } from "./conversations.mjs";
+import { ANSWERS, sentBy } from "./responses.mjs";
 
 /** Tokens of the context of the server that these tests use. */
 export const CONTEXT = 640;
@@ -15,13 +16,6 @@ const offer = (page) => page.waitForSelector(".overflow");
 const questions = async (page) => (await page.locator(".msg.user .bubble").allInnerTexts()).map((text) => text.split(" ")[0]);
 const dropped = async (page) => (await page.locator(".msg.user.dropped .bubble").allInnerTexts()).map((text) => text.split(" ")[0]);
 const focusedId = (page) => page.evaluate(() => document.activeElement.id);
-
-/** Bodies of the requests for answers. */
-function sentBy(page) {
-  const sent = [];
-  page.on("request", (request) => { if (request.url().endsWith("/v1/chat/completions")) sent.push(request.postDataJSON()); });
-  return sent;
-}
 
 /** Opens the page and asks until a question no longer fits; gives its number and the requests. */
 async function fill(page, address) {
@@ -65,10 +59,10 @@ export async function dropTurns({ page, address, shot }) {
   assert.equal(await page.locator(".overflow").count(), 0);
   assert.equal(await page.inputValue("#question"), "");
   assert.equal((await answers(page)).length, last);
-  const gone = await dropped(page), { messages } = sent.at(-1);
+  const gone = await dropped(page), { input } = sent.at(-1);
   assert.ok(gone.length >= 1 && gone.length < last - 1, `${gone}`);
   assert.match(await page.locator("#toast").innerText(), gone.length === 1 ? /The oldest turn is no longer sent/ : new RegExp(`The ${gone.length} oldest turns are no longer sent`));
-  assert.deepEqual(messages.slice(0, 2).map(({ role, content }) => [role, content.split(" ")[0]]), [["system", "Be"], ["user", `Q${gone.length + 1}`]]);
+  assert.deepEqual(input.slice(0, 2).map(({ role, content }) => [role, content.split(" ")[0]]), [["system", "Be"], ["user", `Q${gone.length + 1}`]]);
   const { usage } = (await nodes(page)).at(-1).meta;
   assert.ok(usage.prompt_tokens <= 0.75 * CONTEXT && usage.prompt_tokens > 0.75 * CONTEXT - 90, `as many as needed: ${usage.prompt_tokens} tokens stay`);
   assert.match(await page.locator("#gauge span").innerText(), new RegExp(`^${usage.total_tokens} of`));
@@ -80,7 +74,7 @@ export async function dropTurns({ page, address, shot }) {
   // The next turn extends the session of the shortened branch; a reload keeps the decision.
   await ask(page, "short");
   await rest(page);
-  assert.deepEqual(sent.at(-1).messages.map(({ content }) => content), ["short"]);
+  assert.deepEqual(sent.at(-1).input.map(({ content }) => content), ["short"]);
   await page.reload();
   await ready(page);
   await page.waitForSelector(".dropped-end");
@@ -96,7 +90,7 @@ export async function dropTurns({ page, address, shot }) {
   await page.waitForSelector(".dropped-end");
   await ask(page, "again");
   await rest(page);
-  assert.equal(sent.at(-1).messages[1].content.split(" ")[0], `Q${gone.length + 1}`, "a new session has the shortened branch");
+  assert.equal(sent.at(-1).input[1].content.split(" ")[0], `Q${gone.length + 1}`, "a new session has the shortened branch");
 
   // More turns go when it is full again.
   for (let i = 0; !(await page.locator(".overflow").count()); i++) {
@@ -125,7 +119,7 @@ export async function beginAnew({ page, address }) {
   await page.focus("#question");
   await page.keyboard.press("Enter");
   await rest(page);
-  assert.deepEqual(sent.at(-1).messages.map(({ role }) => role), ["system", "user"]);
+  assert.deepEqual(sent.at(-1).input.map(({ role }) => role), ["system", "user"]);
   assert.equal((await answers(page)).length, 1);
   await page.waitForFunction(() => document.querySelectorAll(".item").length === 2);
   assert.ok((await records(page)).every(({ overflow }) => overflow === null));
@@ -162,7 +156,7 @@ export async function alone({ page, address, shot }) {
   await page.waitForSelector(".msg.assistant");
   await rest(page);
   assert.equal(await page.locator(".overflow").count(), 0);
-  assert.equal(sent.at(-1).messages[0].content, "Summarize");
+  assert.equal(sent.at(-1).input[0].content, "Summarize");
 
   // The backup has it, too; emptying the field discards it.
   await give(page, "backup.json", backup);
@@ -201,7 +195,7 @@ export async function edited({ page, address }) {
   await page.click("[data-act=drop]");
   await page.waitForSelector(".overflow", { state: "detached" });
   await rest(page);
-  assert.equal(sent.at(-1).messages.at(-1).content, text);
+  assert.equal(sent.at(-1).input.at(-1).content, text);
   assert.equal(await page.locator(".editing").count(), 0);
   assert.equal(await page.locator(".msg.user .turn").textContent(), "‹2 / 2›");
   assert.ok((await dropped(page)).length >= 1);
@@ -239,7 +233,7 @@ export async function continued({ page, address, shot }) {
 export async function more({ page, address }) {
   await fill(page, address);
   let refusals = 1;
-  await page.route("**/v1/chat/completions", (route) => {
+  await page.route(ANSWERS, (route) => {
     if (!refusals--) return route.continue();
     return route.fulfill({ status: 400, contentType: "application/json", body: JSON.stringify({ error: { message: "the `pool` is small", code: "context_length_exceeded" } }) });
   });
@@ -248,7 +242,7 @@ export async function more({ page, address }) {
   await rest(page);
   const refused = refusals;
   assert.deepEqual([refused, await page.locator(".dropped").count()], [0, 0]);
-  await page.unroute("**/v1/chat/completions");
+  await page.unroute(ANSWERS);
   const sent = sentBy(page), label = await page.locator("[data-act=drop]").innerText();
   await page.click("[data-act=drop]");
   await page.waitForSelector(".overflow", { state: "detached" });
@@ -256,7 +250,7 @@ export async function more({ page, address }) {
   const gone = await dropped(page);
   assert.equal(label, "drop the oldest turn", "one more than before");
   assert.ok(gone.length >= 3, `${gone}`);
-  assert.equal(sent.at(-1).messages[1].content.split(" ")[0], `Q${gone.length + 1}`);
+  assert.equal(sent.at(-1).input[1].content.split(" ")[0], `Q${gone.length + 1}`);
   await page.keyboard.press("ArrowUp");
   await page.fill(".editing textarea", "shorter");
   await page.keyboard.press("Enter");
@@ -293,7 +287,7 @@ export async function elsewhere({ page, address }) {
   await ready(page);
   let release;
   const released = new Promise((done) => { release = done; });
-  await page.route("**/v1/chat/completions", async (route) => {
+  await page.route(ANSWERS, async (route) => {
     await released;
     await route.continue();
   });

@@ -2,18 +2,21 @@
 
 import assert from "node:assert/strict";
 import { accessible } from "./axe.mjs";
-import { answers, ask, chunk, nodes, ready, records, rest, set, sse } from "./chat.mjs";
+import { answers, ask, nodes, ready, records, rest, set } from "./chat.mjs";
 import { echo, give, listed, menu, openItem, openSidebar, said } from "./conversations.mjs";
+import { chunk, eventsOf, mock, sse, unmock } from "./responses.mjs";
 
-/** Answers with these deltas, one at each call of the function that it gives. */
+/** Answers with these deltas, one at each call of the function that it gives, which then also ends the answer. */
 async function steps(page, deltas) {
-  await page.evaluate((deltas) => {
+  await page.evaluate(([begun, ...left]) => {
     const { fetch } = globalThis, encoder = new TextEncoder();
     globalThis.fetch = (url, options) => {
-      if (!String(url).endsWith("/v1/chat/completions")) return fetch(url, options);
-      const left = deltas.map((delta) => `data: ${JSON.stringify({ choices: [{ index: 0, delta, finish_reason: null }] })}\n\n`).concat("data: [DONE]\n\n");
+      const { pathname } = new URL(url, location.href);
+      if (pathname.startsWith("/v1/responses/")) return Promise.resolve(new Response("{}"));
+      if (pathname !== "/v1/responses") return fetch(url, options);
       const body = new ReadableStream({
         start(stream) {
+          stream.enqueue(encoder.encode(begun));
           globalThis.step = () => {
             stream.enqueue(encoder.encode(left.shift()));
             if (!left.length) stream.close();
@@ -23,7 +26,7 @@ async function steps(page, deltas) {
       });
       return Promise.resolve(new Response(body, { headers: { "content-type": "text/event-stream" } }));
     };
-  }, deltas);
+  }, eventsOf(...deltas.map((delta) => chunk(delta))));
   return () => page.evaluate(() => new Promise((drawn) => {
     globalThis.step();
     setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(drawn)), 30);
@@ -140,7 +143,7 @@ export async function steady({ page, address }) {
 /** The page says why it stops after many rounds of tools, and continues on request. */
 export async function rounds({ page, address, shot }) {
   let n = 0;
-  await page.route("**/v1/chat/completions", (route) => {
+  await mock(page, (route) => {
     const call = chunk({ tool_calls: [{ index: 0, id: `c${n++}`, type: "function", function: { name: "calculator", arguments: '{"expression": "1+1"}' } }] });
     return route.fulfill(n <= 8 ? sse(call, chunk({}, { finish_reason: "tool_calls" })) : sse(chunk({ content: "Two." }), chunk({}, { finish_reason: "stop" })));
   });
@@ -161,7 +164,7 @@ export async function rounds({ page, address, shot }) {
 /** The result of a call is given directly behind it, or no longer. */
 export async function lateResult({ page, address }) {
   let n = 0;
-  await page.route("**/v1/chat/completions", (route) => {
+  await mock(page, (route) => {
     const call = chunk({ tool_calls: [{ index: 0, id: "c0", type: "function", function: { name: "weather", arguments: "{}" } }] });
     return route.fulfill(n++ ? sse(chunk({ content: "Fine." }), chunk({}, { finish_reason: "stop" })) : sse(call, chunk({}, { finish_reason: "tool_calls" })));
   });
@@ -249,7 +252,7 @@ export async function unsendable({ page, address, shot }) {
   await page.fill("#ask-key input", "test-key");
   await page.keyboard.press("Enter");
   await ready(page);
-  await page.unroute("**/v1/chat/completions");
+  await unmock(page);
   await set(page, "max_tokens", "4");
   await page.evaluate(() => sessionStorage.setItem("kvasir-key", "stale"));
   await ask(page, "Hello");

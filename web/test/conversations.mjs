@@ -5,12 +5,13 @@ import { readFile, writeFile, mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { accessible, fits } from "./axe.mjs";
-import { answers, ask, chunk, ready, records, rest, set, sse } from "./chat.mjs";
+import { answers, ask, ready, records, rest, set } from "./chat.mjs";
 import { kvasir } from "./server.mjs";
+import { chunk, mock, sse } from "./responses.mjs";
 
 /** Answers each question with its own text in capitals. */
-export const echo = (page) => page.route("**/v1/chat/completions", (route) => {
-  const { content } = route.request().postDataJSON().messages.at(-1);
+export const echo = (page) => mock(page, (route) => {
+  const { content } = route.request().postDataJSON().input.at(-1);
   return route.fulfill(sse(chunk({ content: content.toUpperCase() }), chunk({}, { finish_reason: "stop" }), { choices: [], usage: { prompt_tokens: 40, completion_tokens: 8, total_tokens: 48 } }));
 });
 
@@ -231,37 +232,4 @@ export async function beside({ page, address, shot }) {
   await page.keyboard.press("Escape");
   await rest(page);
   assert.match(await page.locator(".msg.assistant .meta").innerText(), /stopped/);
-}
-
-/** An answer that a reload interrupts continues by itself. */
-export async function reloaded({ page, address, shot }) {
-  await page.goto(address);
-  await ready(page);
-  await set(page, "max_tokens", "30");
-  // Before the first token, and in the middle.
-  for (const [length, question] of [[0, "Say something."], [20, "Say something long."]]) {
-    await ask(page, question);
-    await page.waitForFunction((length) => [...document.querySelectorAll(".msg.assistant .text, .msg.assistant .waits")].at(-1)?.textContent.length >= length, length);
-    const before = (await answers(page)).at(-1) ?? "";
-    await page.reload();
-    await ready(page);
-    await page.waitForSelector(".composer.busy");
-    await shot("continued-after-reload");
-    await rest(page);
-    const all = await answers(page);
-    assert.ok(all.at(-1).length > before.length && all.at(-1).startsWith(before.trimEnd()), `${before} becomes ${all.at(-1)}`);
-    assert.doesNotMatch(await page.locator(".msg.assistant .meta").last().innerText(), /stopped/);
-  }
-  assert.equal((await answers(page)).length, 2, "no answer is duplicated");
-  // A stopped answer stays stopped after a reload.
-  await set(page, "max_tokens", "200");
-  await ask(page, "Once more.");
-  await page.waitForFunction(() => [...document.querySelectorAll(".msg.assistant .text")].at(-1)?.textContent.length > 10);
-  await page.keyboard.press("Escape");
-  await rest(page);
-  await page.reload();
-  await ready(page);
-  await page.waitForSelector(".msg.assistant");
-  await page.waitForTimeout(500);
-  assert.match(await page.locator(".msg.assistant .meta").last().innerText(), /stopped/);
 }

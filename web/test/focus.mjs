@@ -1,8 +1,9 @@
 // The message field has the focus when nothing else needs it, and takes what is typed elsewhere.
 
 import assert from "node:assert/strict";
-import { answers, ask, chunk, ready, rest, sse } from "./chat.mjs";
+import { answers, ask, ready, rest } from "./chat.mjs";
 import { echo, listed, openItem, openSidebar, said } from "./conversations.mjs";
+import { chunk, mock, sse } from "./responses.mjs";
 
 const focused = (page) => page.evaluate(() => document.activeElement.id || document.activeElement.dataset.act || document.activeElement.tagName);
 
@@ -51,7 +52,7 @@ export async function kept({ page, address }) {
   assert.equal(await focused(page), "again");
   let release;
   const released = new Promise((done) => { release = done; });
-  await page.route("**/v1/chat/completions", async (route) => {
+  await mock(page, async (route) => {
     await released;
     await route.fulfill(sse(chunk({ content: "Late." }), chunk({}, { finish_reason: "stop" })));
   });
@@ -117,7 +118,7 @@ export async function typed({ page, address }) {
 
 /** The empty message field passes on the keys that scroll. */
 export async function scrolled({ page, address }) {
-  await page.route("**/v1/chat/completions", (route) => route.fulfill(sse(chunk({ content: "line\n\n".repeat(120) }), chunk({}, { finish_reason: "stop" }))));
+  await mock(page, (route) => route.fulfill(sse(chunk({ content: "line\n\n".repeat(120) }), chunk({}, { finish_reason: "stop" }))));
   await page.goto(address);
   await ready(page);
   await ask(page, "Long");

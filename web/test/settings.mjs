@@ -2,14 +2,15 @@
 
 import assert from "node:assert/strict";
 import { accessible, fits } from "./axe.mjs";
-import { ask, chunk, ready, rest, sse } from "./chat.mjs";
+import { ask, ready, rest } from "./chat.mjs";
 import { echo } from "./conversations.mjs";
+import { chunk, mock, sse } from "./responses.mjs";
 
 const stored = (page) => page.evaluate(() => JSON.parse(localStorage.getItem("kvasir-settings") ?? "{}"));
 
 export async function settings({ page, address, shot }) {
   const sent = [];
-  await page.route("**/v1/chat/completions", (route) => {
+  await mock(page, (route) => {
     sent.push(route.request().postDataJSON());
     return route.fulfill(sse(chunk({ content: "Yes." }), chunk({}, { finish_reason: "stop" })));
   });
@@ -21,9 +22,9 @@ export async function settings({ page, address, shot }) {
   assert.equal(await page.locator("[data-preset=model]").getAttribute("aria-pressed"), "true");
   await page.click("[data-preset=balanced]");
   assert.deepEqual([await page.inputValue("[name=temperature]"), await page.inputValue("[name=top_p]")], ["0.7", "0.9"]);
-  await page.fill("[name=temperature]", "3");
+  await page.fill("[name=temperature]", "101");
   assert.equal(await page.locator("[data-preset=balanced]").getAttribute("aria-pressed"), "false");
-  assert.match(await page.locator("#wrong-temperature").innerText(), /from 0 to 2/);
+  assert.match(await page.locator("#wrong-temperature").innerText(), /from 0 to 100/);
   assert.equal(await page.locator("[name=temperature]").getAttribute("aria-invalid"), "true");
   await page.fill("[name=top_k]", "1.5");
   await page.fill("[name=seed]", "x");
@@ -39,9 +40,9 @@ export async function settings({ page, address, shot }) {
   await page.click(".feet .strong");
   await ask(page, "Is it?");
   await rest(page);
-  const { top_p, temperature, top_k, seed, max_tokens, tools, messages } = sent.at(-1);
-  assert.deepEqual([top_p, temperature, top_k, seed, max_tokens, tools], [0.9, undefined, undefined, undefined, undefined, undefined], "what is wrong is not sent");
-  assert.deepEqual(messages[0], { role: "system", content: "Be brief." });
+  const { top_p, temperature, top_k, seed, max_output_tokens, tools, input } = sent.at(-1);
+  assert.deepEqual([top_p, temperature, top_k, seed, max_output_tokens, tools], [0.9, undefined, undefined, undefined, undefined, undefined], "what is wrong is not sent");
+  assert.deepEqual(input[0], { role: "system", content: "Be brief." });
   await page.reload();
   await ready(page);
   await page.click("[data-do=settings]");

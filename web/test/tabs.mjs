@@ -2,11 +2,16 @@
 
 import assert from "node:assert/strict";
 import { accessible } from "./axe.mjs";
-import { answers, ask, chunk, nodes, ready, records, rest, set, sse } from "./chat.mjs";
+import { answers, ask, nodes, ready, records, rest, set } from "./chat.mjs";
+import { keepResponses, whole } from "./link.mjs";
 import { downloaded, echo, give, listed, menu, openItem, openSidebar, said } from "./conversations.mjs";
+import { chunk, mock, sse, unmock } from "./responses.mjs";
 
 /** Waits until these questions are shown. */
 const asked = (page, expected) => page.waitForFunction((wanted) => JSON.stringify([...document.querySelectorAll(".msg.user .bubble")].map(({ innerText }) => innerText)) === wanted, JSON.stringify(expected));
+
+/** Waits until the last answer has more than this many characters. */
+const grown = (page, length) => page.waitForFunction((length) => [...document.querySelectorAll(".msg.assistant .text")].at(-1)?.textContent.length > length, length);
 
 async function open(page, address) {
   const tab = await page.context().newPage();
@@ -19,7 +24,7 @@ async function open(page, address) {
 async function hang(page) {
   let release;
   const released = new Promise((done) => { release = done; });
-  await page.route("**/v1/chat/completions", async (route) => {
+  await mock(page, async (route) => {
     await released;
     await route.fulfill(sse(chunk({ content: "Late." }), chunk({}, { finish_reason: "stop" }))).catch(() => {});
   });
@@ -33,7 +38,7 @@ export async function torn({ page, address }) {
   await ready(page);
   await ask(page, "Precious");
   await rest(page);
-  await page.unroute("**/v1/chat/completions");
+  await unmock(page);
   await hang(page);
   await ask(page, "A slow question");
   await page.waitForFunction(() => document.querySelectorAll(".msg.user").length === 2);
@@ -82,7 +87,7 @@ export async function shared({ page, address, shot }) {
   await other.waitForSelector(".elsewhere");
   assert.equal(await other.locator(".welcome").count(), 0);
   await asked(other, ["start", "a long one"]);
-  await other.waitForFunction(() => [...document.querySelectorAll(".msg.assistant .text")].at(-1)?.textContent.length > 10);
+  await grown(other, 10);
   await accessible(other, "an answer in another tab");
   await shot("elsewhere");
 
@@ -122,18 +127,50 @@ export async function shared({ page, address, shot }) {
   await third.close();
 }
 
-/** An answer whose tab is closed is no longer waited for. */
-export async function leftTab({ page, address }) {
+/** An answer whose tab is closed is picked up by a tab that shows it then, or later. */
+export async function leftTab({ page, address, shot }) {
   await page.goto(address);
   await ready(page);
-  const other = await open(page, address);
-  await ask(other, "a long one");
-  await openSidebar(page);
-  await page.waitForSelector(".item.busy");
-  await openItem(page, "a long one");
-  await page.waitForSelector(".elsewhere");
-  await other.close({ runBeforeUnload: false });
-  await page.waitForSelector(".elsewhere", { state: "detached" });
+  await keepResponses(page);
+  for (const [question, isShown] of [["a long one", true], ["another long one", false]]) {
+    const other = await open(page, address);
+    // Eight seconds: on a busy machine the tab must be closed before the end.
+    await set(other, "max_tokens", "80");
+    await ask(other, question);
+    await openSidebar(page);
+    await page.waitForSelector(".item.busy");
+    if (isShown) {
+      await openItem(page, question);
+      await page.waitForSelector(".elsewhere");
+    }
+    await grown(other, 10);
+    await other.close();
+    if (!isShown) await openItem(page, question);
+    await page.waitForSelector(".composer.busy");
+    assert.equal(await page.locator(".elsewhere").count(), 0);
+    await shot("picked-up-from-tab");
+    await rest(page);
+    await page.waitForSelector(".msg.assistant .meta");
+    await whole(page, 80);
+  }
+}
+
+/** Of two tabs that follow one answer to its end, the first runs its calls. */
+export async function ended({ page, address }) {
+  await page.goto(address);
+  await ready(page);
+  const ends = await page.evaluate(async () => {
+    const [{ Conversations }, { Conversation }] = await Promise.all([import("/page/conversations.js"), import("/page/conversation.js")]);
+    const own = new Conversation(), conversations = new Conversations(), { tree } = own;
+    const node = tree.add(tree.add(0, { role: "user", content: "Hi" }).id, { role: "assistant", content: "" });
+    node.meta.response = { id: "resp_x", after: 3, before: 0 };
+    await conversations.save(own);
+    const others = [own, Conversation.from(structuredClone(own.record()))];
+    // A write that is queued behind the last event does not count as the end.
+    conversations.save(own, { quiet: true });
+    return Promise.all(others.map((conversation) => conversations.end(conversation, conversation.tree.nodes.get(node.id))));
+  });
+  assert.deepEqual(ends, [true, false]);
 }
 
 /** Waits until the server has this many sessions of the key. */
@@ -223,8 +260,8 @@ export async function blocked({ page, address }) {
   await page.keyboard.press("Enter");
   await ready(page);
   await page.click("[data-do=settings]");
-  await page.fill("[name=temperature]", "9");
-  assert.match(await page.locator("#wrong-temperature").innerText(), /from 0 to 2/);
+  await page.fill("[name=temperature]", "900");
+  assert.match(await page.locator("#wrong-temperature").innerText(), /from 0 to 100/);
   await page.keyboard.press("Escape");
   await ask(page, "Works?");
   await rest(page);
@@ -240,8 +277,8 @@ export async function fullSettings({ page, address }) {
   await page.goto(address);
   await ready(page);
   await page.click("[data-do=settings]");
-  await page.fill("[name=temperature]", "9");
-  assert.match(await page.locator("#wrong-temperature").innerText(), /from 0 to 2/);
+  await page.fill("[name=temperature]", "900");
+  assert.match(await page.locator("#wrong-temperature").innerText(), /from 0 to 100/);
   assert.match(await page.locator("#toast span").textContent(), /does not keep these settings/);
 }
 

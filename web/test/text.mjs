@@ -2,10 +2,11 @@
 
 import assert from "node:assert/strict";
 import { accessible, fits } from "./axe.mjs";
-import { ask, chunk, ready, records, rest, sse } from "./chat.mjs";
+import { ask, ready, records, rest } from "./chat.mjs";
+import { chunk, mock, sse } from "./responses.mjs";
 
 /** Lets the model answer with this text. */
-export const says = (page, text) => page.route("**/v1/chat/completions", (route) => route.fulfill(sse(chunk({ content: text }), chunk({}, { finish_reason: "stop" }))));
+export const says = (page, text) => mock(page, (route) => route.fulfill(sse(chunk({ content: text }), chunk({}, { finish_reason: "stop" }))));
 
 const RICH = String.raw`The loss is $L = -\sum_i y_i \log p_i$ and costs $5 or $10.
 
@@ -175,7 +176,7 @@ export async function hostileMath({ page, address }) {
 
 export async function attached({ page, address, shot }) {
   const sent = [];
-  await page.route("**/v1/chat/completions", (route) => {
+  await mock(page, (route) => {
     sent.push(route.request().postDataJSON());
     return route.fulfill(sse(chunk({ content: "Read." }), chunk({}, { finish_reason: "stop" })));
   });
@@ -205,7 +206,7 @@ export async function attached({ page, address, shot }) {
   await ask(page, "What does it say?");
   await rest(page);
   const content = 'What does it say?\n\n<file name="notes.md">\n# Notes\n\n<b>bold</b> <\\/file>\n</file>';
-  assert.equal(sent[0].messages[0].content, content);
+  assert.equal(sent[0].input[0].content, content);
   assert.equal(await page.locator(".bubble").innerText(), "What does it say?");
   await page.click(".file summary");
   assert.match(await page.locator(".file pre").innerText(), /^# Notes\n\n<b>bold<\/b> <\/file>$/);
@@ -219,7 +220,7 @@ export async function attached({ page, address, shot }) {
   await page.fill(".editing textarea", "And now?");
   await page.click(".editing .strong");
   await rest(page);
-  assert.ok(sent[1].messages[0].content.startsWith('And now?\n\n<file name="notes.md">'));
+  assert.ok(sent[1].input[0].content.startsWith('And now?\n\n<file name="notes.md">'));
 }
 
 /** Calls that a model types, because it was offered no such tool, are shown as calls. */

@@ -2,7 +2,7 @@
 //
 // Another conversation may be opened while an answer is made; the answer goes on and is kept there.
 
-import { Lost } from "/page/api.js";
+import { forgetAnswering, keepAnswering, takeAnswering } from "/page/answering.js";
 import { filesOf, withFiles, withoutFiles } from "/page/attachments.js";
 import { drawBranch } from "/page/branch.js";
 import { copy } from "/page/clipboard.js";
@@ -15,6 +15,8 @@ import { drawMath } from "/page/math.js";
 import { answerBody, canContinue, clearOutcome } from "/page/message.js";
 import { morph } from "/page/morph.js";
 import { Overflow } from "/page/overflow.js";
+import { isPending } from "/page/response_events.js";
+import { discard } from "/page/responses.js";
 import { end, endWithPage } from "/page/sessions.js";
 import { session } from "/page/storage.js";
 import { TokenTip } from "/page/token_tip.js";
@@ -22,7 +24,6 @@ import { OWN } from "/page/tools.js";
 import { undrop } from "/page/truncation.js";
 
 const OPEN = "kvasir-open"; // the conversation that this tab shows
-const ANSWERING = "kvasir-answering"; // answers in progress when this tab's page was closed or loaded again
 const MOST_ROUNDS = 8; // answers in a row that call tools
 const SAVE_EVERY = 1000; // ms between two writes of an answer in progress
 
@@ -59,25 +60,33 @@ export class Chat extends EventTarget {
     return this.conversation.busy;
   }
 
-  /** Shows what this tab showed before it was loaded again, and continues its answers. */
+  /** Shows what this tab showed before it was loaded again, and picks up its answers. */
   async restore() {
-    const left = JSON.parse(session.get(ANSWERING) ?? "[]");
-    session.remove(ANSWERING);
-    const cut = await Promise.all(left.map(async ({ record, node }) => ({ conversation: await this.conversations.revive(record), node })));
+    const cut = await Promise.all(takeAnswering().map(async ({ record, node }) => ({ conversation: await this.conversations.revive(record), node })));
     const id = session.get(OPEN), conversation = id && (await this.conversations.read(id));
     // A question may have been asked meanwhile.
     if (conversation && this.conversation.isEmpty) this.show(conversation);
-    for (const { conversation, node } of cut) if (conversation) this.continueCut(conversation, node);
+    for (const { conversation, node } of cut) if (conversation) this.resumeCut(conversation, node);
   }
 
-  /** Continues an answer that a reload interrupted; generates it again if it has no text yet. */
-  continueCut(conversation, id) {
+  /** Resumes an answer that a reload interrupted. One whose request had no reply yet is requested again. */
+  resumeCut(conversation, id) {
     const { tree } = conversation, node = tree.nodes.get(id);
-    if (conversation.busy || !node) return;
-    if (canContinue(node)) return this.continueAnswer(node, conversation);
-    if (node.message.content || node.message.tool_calls || node.children.length) return;
+    const isRequested = node?.meta.stopped && !node.meta.response?.id && !node.message.content && !node.children.length;
+    if (conversation.busy || !isRequested) return this.pickUp(conversation);
     tree.remove(id);
-    this.answer(node.parent, null, conversation);
+    this.answer(node.parent, { conversation });
+  }
+
+  /** Follows an answer that the server may be generating for a page that was left, unless another tab does. */
+  async pickUp(conversation = this.conversation) {
+    const pending = () => [...conversation.tree.nodes.values()].find((node) => node.id && isPending(node));
+    if (conversation.busy || !pending()) return;
+    await this.conversations.tabs.settle();
+    await this.conversations.sync(conversation);
+    const node = pending();
+    if (!node || conversation.busy || conversation.deleted || this.conversations.tabs.writes(conversation.id)) return;
+    return this.answer(node.parent, { cut: node, conversation });
   }
 
   /** Shows a kept conversation. */
@@ -102,6 +111,7 @@ export class Chat extends EventTarget {
     this.overflow.restoreQuestion(conversation);
     this.render(true);
     this.questionFocus.take();
+    this.pickUp();
   }
 
   /** Ends the sessions of a conversation that is not shown, once it rests. */
@@ -130,7 +140,7 @@ export class Chat extends EventTarget {
       const node = [...conversation.tree.nodes.values()].find(({ meta }) => meta?.streaming);
       if (node && !conversation.deleted) answering.push({ record: conversation.record(), node: node.id });
     }
-    session.set(ANSWERING, JSON.stringify(answering));
+    keepAnswering(answering);
   }
 
   setSystem(text, conversation) {
@@ -142,7 +152,7 @@ export class Chat extends EventTarget {
     return this.conversations.save(this.conversation);
   }
 
-  /** Stops the answer that is being made. False if none is. */
+  /** Stops the answer that is being made, on the server too. False if none is. */
   stop() {
     this.conversation.stopper?.abort();
     return this.busy;
@@ -166,7 +176,7 @@ export class Chat extends EventTarget {
     this.scroller.addEventListener("scroll", () => this.markEnd(), { passive: true });
     this.endButton.addEventListener("click", () => this.toEnd());
     addEventListener("pagehide", () => this.close());
-    addEventListener("pageshow", ({ persisted }) => { if (persisted) session.remove(ANSWERING); });
+    addEventListener("pageshow", ({ persisted }) => { if (persisted) forgetAnswering(); });
   }
 
   /** The question has changed: its field grows with it, and the gauge counts it. */
@@ -197,9 +207,9 @@ export class Chat extends EventTarget {
 
   /**
    * Lets the model answer under a node, running the page's own tools until it has no more calls for
-   * them. The first answer continues `cut` if there is one.
+   * them. The first answer is `cut` if there is one: it is followed if it is pending, else continued.
    */
-  async answer(parent, cut = null, conversation = this.conversation) {
+  async answer(parent, { cut = null, conversation = this.conversation } = {}) {
     const { tree } = conversation;
     const { signal } = (conversation.stopper = new AbortController());
     this.refused = null;
@@ -208,12 +218,12 @@ export class Chat extends EventTarget {
     this.conversations.tabs.begins(conversation.id);
     this.conversations.save(conversation, { touched: true });
     for (let round = 1; parent !== null; round++) {
-      const continues = cut !== null && round === 1;
-      const node = continues ? cut : tree.add(parent, { role: "assistant", content: "" });
+      const node = round === 1 && cut ? cut : tree.add(parent, { role: "assistant", content: "" });
+      const continues = node === cut && !isPending(node);
       const before = continues ? clearOutcome(node.meta) : {};
       node.meta.streaming = true;
       if (this.shows(conversation)) this.render(true);
-      const refresh = () => this.refresh(conversation, node);
+      const refresh = (node, { begins }) => this.refresh(conversation, node, begins);
       const refusal = await complete(conversation, node, { fields: this.settings.fields, continues, signal, guard: this.guard, refresh });
       delete node.meta.streaming;
       tree.touch(node);
@@ -221,7 +231,8 @@ export class Chat extends EventTarget {
         Object.assign(node.meta, before);
         await this.overflow.take(conversation, node, refusal.message, continues);
       } else if (refusal) this.refuse(conversation, node, continues);
-      parent = refusal || node.meta.stopped || node.meta.error ? null : this.runTools(tree, node);
+      const goesOn = !refusal && (await this.end(conversation, node)) && !node.meta.stopped && !node.meta.error;
+      parent = goesOn ? this.runTools(tree, node) : null;
       if (parent !== null && round === MOST_ROUNDS) {
         node.meta.rounds = MOST_ROUNDS;
         parent = null;
@@ -233,6 +244,16 @@ export class Chat extends EventTarget {
     else this.leave(conversation);
     await saved;
     if (!conversation.busy) this.conversations.tabs.ends(conversation.id);
+  }
+
+  /** Stores the end of an answer, then deletes it on the server. False if another tab, which goes on, has stored it. */
+  async end(conversation, node) {
+    const { response } = node.meta;
+    if (response?.id === undefined) return true;
+    const isFirst = await this.conversations.end(conversation, node);
+    // A canceled one is deleted by the tab that canceled it.
+    if (isFirst && !node.meta.stopped) discard(response.id);
+    return isFirst;
   }
 
   /** Shows that no answer is being made. */
@@ -248,6 +269,7 @@ export class Chat extends EventTarget {
 
   /** The server refused the key of an answer: nothing of it stays, and it is asked for again with the next key. */
   refuse(conversation, node, continues) {
+    if (isPending(node)) return;
     if (continues) {
       node.meta.error = "The server asks for a key.";
       return;
@@ -258,9 +280,10 @@ export class Chat extends EventTarget {
 
   /** The server takes a new key. */
   resume() {
+    this.pickUp();
     const { conversation, parent } = this.refused ?? {};
     if (!conversation || conversation.busy || conversation.deleted || conversation.tree.nodes.get(parent)?.children.length) return;
-    this.answer(parent, null, conversation);
+    this.answer(parent, { conversation });
   }
 
   shows(conversation) {
@@ -353,15 +376,15 @@ export class Chat extends EventTarget {
   }
 
   /** Continues an answer that was cut. */
-  continueAnswer(node, conversation = this.conversation) {
+  continueAnswer(node) {
     const { message, meta } = node;
     if (!canContinue(node)) return;
     message.content = message.content.trimEnd(); // as the server reads it
     // The session holds the answer as it was cut: the next question forks it before that answer.
     if (meta.session) meta.tried = meta.session;
     delete meta.session;
-    conversation.tree.touch(node);
-    this.answer(node.parent, node, conversation);
+    this.tree.touch(node);
+    this.answer(node.parent, { cut: node });
   }
 
   /** Lets the last question be edited. */
@@ -428,9 +451,9 @@ export class Chat extends EventTarget {
     return field;
   }
 
-  /** Draws the answer that is being made, once per frame at most, and saves it now and then. */
-  refresh(conversation, node) {
-    if (performance.now() - (conversation.savedAt ?? 0) > SAVE_EVERY) {
+  /** Draws the answer that is being made, once per frame at most, and saves it when it `begins` and now and then. */
+  refresh(conversation, node, begins) {
+    if (begins || performance.now() - (conversation.savedAt ?? 0) > SAVE_EVERY) {
       conversation.savedAt = performance.now();
       conversation.tree.touch(node);
       this.conversations.save(conversation, { quiet: true });
@@ -447,11 +470,6 @@ export class Chat extends EventTarget {
       if (stays) this.toEnd();
       else this.markEnd();
     });
-  }
-
-  /** Aborts answers as cut by a lost connection. */
-  lose(stoppers) {
-    for (const stopper of stoppers) stopper.abort(new Lost());
   }
 
   /** Enables buttons that need the server. Redraws nothing: a message may be under edit. */

@@ -1,7 +1,9 @@
-// One answer of the model: sends the conversation, and takes the stream into a node.
+// One answer of the model: sends the conversation, and takes the response into a node.
 
-import { Lost, Refused, events } from "/page/api.js";
 import { written } from "/page/conversation.js";
+import { isPending, take } from "/page/response_events.js";
+import { requestOf } from "/page/response_request.js";
+import { Forgotten, follow } from "/page/responses.js";
 import { begin, endUnused, forget, gone } from "/page/sessions.js";
 import { sent, windowStart } from "/page/truncation.js";
 
@@ -10,19 +12,28 @@ export const isOverflow = (error) => error?.code === "context_length_exceeded";
 
 /**
  * Fills a node with the answer as it comes; `fields` are those of the request beside its messages.
- * `continues` sends the node itself as the last message. Errors are shown in the node, except two, which are the result:
- * a refused API key, for which `guard(error)` shows the key dialog, and a request that exceeds the context.
+ * `continues` sends the node itself as the last message. A pending answer is followed, and nothing is sent. Errors are
+ * shown in the node, except two, which are the result: a refused API key, for which `guard(error)` shows the key dialog,
+ * and a request that exceeds the context.
  */
 export async function complete(conversation, node, { fields, continues, signal, guard, refresh }, retry = true) {
-  const { tree, system } = conversation, { meta } = node, branch = tree.upTo(node.parent), path = sent(branch);
-  const scope = { system, window: windowStart(branch) ? path[0].id : 0 };
+  const { tree, system } = conversation, { meta } = node;
   let session = null;
   try {
-    const how = continues ? { fields: continuing([...path, node], system), session } : await begin(tree, path, scope, written, signal);
-    session = how.session;
+    let body = null;
+    // The page that began a pending answer has ended its session.
+    if (isPending(node)) delete meta.tried;
+    else {
+      ({ session, fields: body } = await request(conversation, node, continues, signal));
+      body = requestOf({ ...body, ...fields });
+      meta.response = { before: meta.usage?.completion_tokens ?? 0 };
+    }
     // Until the answer is complete, `end` finds the session only here.
     if (session) meta.tried = session;
-    await receive(node, { ...how.fields, ...fields }, signal, refresh);
+    for await (const event of follow(body, meta.response, signal)) {
+      take(node, event);
+      refresh(node, { begins: event.type === "response.created" });
+    }
     if (session) {
       meta.session = session;
       delete meta.tried;
@@ -32,46 +43,22 @@ export async function complete(conversation, node, { fields, continues, signal, 
       forget(tree, session.id);
       return complete(conversation, node, { fields, continues, signal, guard, refresh }, false);
     }
-    const lost = signal.reason instanceof Lost;
-    if (signal.aborted && !lost) meta.stopped = true;
+    if (signal.aborted) meta.stopped = true;
     else if (guard(error)) return error;
     else if (isOverflow(error) && (continues || !node.message.content)) {
       if (session) endUnused(tree, session.id);
       return error;
-    } else meta.error = (lost ? signal.reason : error).message;
+    } else meta.error = error.message;
+    if (error instanceof Forgotten) delete meta.response;
   }
   return null;
 }
 
-/** Sends a request and takes its answer into a node, with its usage and times. */
-async function receive(node, fields, signal, refresh) {
-  const { message, meta } = node;
-  const began = performance.now(), before = meta.usage?.completion_tokens ?? 0;
-  let first = null, last = began;
-  try {
-    // The usage comes with every piece: an answer that is cut has no last one.
-    const body = { ...fields, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
-    for await (const [, data] of events("/v1/chat/completions", body, signal)) {
-      if (data.error) throw new Refused(0, data.error.message, data.error.code);
-      if (data.usage) meta.usage = usage(data, before);
-      const choice = data.choices?.[0];
-      if (!choice) continue;
-      if (choice.delta && take(message, choice.delta)) {
-        first ??= performance.now();
-        last = performance.now();
-      }
-      if (choice.logprobs?.content) (meta.tokens ??= []).push(...choice.logprobs.content);
-      if (choice.finish_reason) meta.finish = choice.finish_reason;
-      refresh(node);
-    }
-  } finally {
-    if (first !== null) {
-      meta.first ??= first - began;
-      const made = (meta.usage?.completion_tokens ?? 0) - before;
-      // What comes in a lump has no speed.
-      if (made > 1 && last - first > 20) meta.rate = (1000 * (made - 1)) / (last - first);
-    }
-  }
+/** The fields of a request that have the conversation, and the session that its answer then belongs to. */
+async function request({ tree, system }, node, continues, signal) {
+  const branch = tree.upTo(node.parent), path = sent(branch);
+  if (continues) return { fields: continuing([...path, node], system), session: null };
+  return begin(tree, path, { system, window: windowStart(branch) ? path[0].id : 0 }, written, signal);
 }
 
 /**
@@ -80,27 +67,5 @@ async function receive(node, fields, signal, refresh) {
  */
 function continuing(nodes, system) {
   const lead = system ? [{ role: "system", content: system }] : [];
-  return { messages: [...lead, ...written(nodes)], continue_final_message: true, add_generation_prompt: false };
-}
-
-/**
- * The usage of a chunk, plus the tokens of the answer `before` it was continued. Only the last
- * chunk, which has no choices, knows the cached tokens.
- */
-function usage({ usage: { prompt_tokens_details: details, completion_tokens: made, ...rest }, choices }, before) {
-  return { ...rest, completion_tokens: before + made, ...(choices?.length ? {} : { prompt_tokens_details: details }) };
-}
-
-/** Takes a delta into the message. False if it held nothing to show. */
-function take(message, delta) {
-  let got = false;
-  if (delta.content) [message.content, got] = [message.content + delta.content, true];
-  if (delta.reasoning_content) [message.reasoning, got] = [(message.reasoning ?? "") + delta.reasoning_content, true];
-  for (const { index, id, function: part } of delta.tool_calls ?? []) {
-    const call = ((message.tool_calls ??= [])[index] ??= { id, type: "function", function: { name: "", arguments: "" } });
-    call.function.name += part?.name ?? "";
-    call.function.arguments += part?.arguments ?? "";
-    got = true;
-  }
-  return got;
+  return { messages: [...lead, ...written(nodes)], continue_final_message: true };
 }

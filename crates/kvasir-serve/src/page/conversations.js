@@ -122,6 +122,24 @@ export class Conversations extends EventTarget {
     if (!conversation.deleted) this.changed(conversation.id, { quiet });
   }
 
+  /** Writes the end of an answer. False if another tab that followed it too has written that before. */
+  async end(conversation, node) {
+    const own = node.meta.response;
+    let isFirst = true;
+    await this.write(conversation.id, (stored) => {
+      if (conversation.deleted) return null;
+      const other = stored?.tree.nodes.find(({ id }) => id === node.id)?.meta.response;
+      isFirst = !(other?.id === own.id && other.ended);
+      // Not before: writes that are queued would store it.
+      own.ended = true;
+      if (stored) this.join(conversation, stored);
+      return conversation.record();
+    });
+    own.ended = true;
+    if (!conversation.deleted) this.changed(conversation.id, { quiet: true });
+    return isFirst;
+  }
+
   /** Writes a record; false if the browser does not keep it. */
   async put(record) {
     const isKept = await this.write(record.id, () => record);
@@ -184,10 +202,5 @@ export class Conversations extends EventTarget {
     for (const conversation of this.live.values()) await this.save(conversation);
     this.tell(null);
     this.dispatchEvent(new Event("cleared"));
-  }
-
-  /** Stoppers of the answers that are being made. */
-  running() {
-    return [...this.live.values()].map(({ stopper }) => stopper).filter(Boolean);
   }
 }

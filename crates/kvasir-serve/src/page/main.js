@@ -101,7 +101,11 @@ new Shortcuts({
 
 window.addEventListener("hashchange", show);
 conversations.addEventListener("change", ({ detail: { id, elsewhere } }) => { if (elsewhere && id === chat.conversation.id) chat.sync(); });
-conversations.addEventListener("writing", ({ detail: { id } }) => { if (id === chat.conversation.id && !chat.busy) chat.render(); });
+conversations.addEventListener("writing", ({ detail: { id } }) => {
+  if (id !== chat.conversation.id || chat.busy) return;
+  chat.render();
+  chat.pickUp();
+});
 conversations.addEventListener("unkept", ({ detail: error }) => {
   const why = error?.name === "QuotaExceededError" ? "The browser has no room for this conversation" : "The browser does not keep this conversation";
   toast.show(`${why}; it is lost with this page.`);
@@ -109,13 +113,12 @@ conversations.addEventListener("unkept", ({ detail: error }) => {
 conversations.addEventListener("cleared", () => toast.show("The data of this site was cleared: conversations that were not open are gone."));
 show();
 
-/** Shows the server's model. If the process has changed, the answers of `stoppers` were lost with the old one. */
-async function greet(stoppers = []) {
+/** Shows the server's model. */
+async function greet() {
   try {
-    const changed = await model.load();
+    await model.load();
     $("model").querySelector("span").textContent = model.name;
     document.title = model.name ? `${model.name} · Kvasir` : "Kvasir";
-    if (changed) chat.lose(stoppers);
     if (chat.conversation.isEmpty) chat.render();
     else gauge.show(chat.conversation);
     return true;
@@ -137,7 +140,7 @@ async function start() {
 link.addEventListener("change", () => {
   $("offline").hidden = link.up;
   chat.reach();
-  if (link.up) greet(conversations.running());
+  if (link.up) greet();
 });
 $("offline").hidden = link.up;
 chat.questionFocus.take();

@@ -2,6 +2,7 @@
 
 import { drawFiles, withoutFiles } from "/page/attachments.js";
 import { escape, markdown } from "/page/markdown.js";
+import { isPending } from "/page/response_events.js";
 import { typedCalls } from "/page/typed_call.js";
 
 const button = (act, label, title) => `<button type="button" class="quiet" data-act="${act}" title="${title}">${label}</button>`;
@@ -136,7 +137,7 @@ function question(content) {
   return `<div class="asked">${text ? `<div class="bubble" dir="auto">${escape(text)}</div>` : ""}${files ? `<div class="filelist">${files}</div>` : ""}</div>`;
 }
 
-/** A node whose answer another tab makes, as an answer in progress. */
+/** A node whose answer another tab receives, or the server has yet to end, as an answer in progress. */
 const inProgress = (node) => ({ ...node, meta: { ...node.meta, streaming: true, stopped: false } });
 
 /**
@@ -145,7 +146,7 @@ const inProgress = (node) => ({ ...node, meta: { ...node.meta, streaming: true, 
  * the message is no longer sent.
  */
 export function draw(node, tree, results, { busy, next, isWritten, isDropped = false }) {
-  if (isWritten && !next && node.message.role === "assistant" && node.meta.stopped) node = inProgress(node);
+  if (isPending(node) || (isWritten && !next && node.message.role === "assistant" && node.meta.stopped)) node = inProgress(node);
   const { message, meta } = node, goesOn = message.role === next?.message.role;
   const dropped = isDropped ? " dropped" : "", unsent = isDropped ? ", no longer sent" : "";
   if (message.role === "user") return `<article class="msg user${dropped}" data-id="${node.id}"><h2 class="sr">You${unsent}</h2>${question(message.content)}${under(node, tree, busy)}</article>`;

@@ -38,12 +38,10 @@ export class Model {
     this.facts = null;
   }
 
-  /** Reads the model from the server. True if the process has changed since the last time. */
+  /** Reads the model from the server. */
   async load() {
     const { data: [facts] } = await get("/v1/models");
-    const changed = this.facts !== null && this.facts.created !== facts?.created;
     this.facts = facts ?? null;
-    return changed;
   }
 
   get name() {

@@ -1,11 +1,11 @@
 // Sampling parameters that can be set: name in the API, bounds, explanation; and presets of them.
 
 export const FIELDS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, hint: "How random the answer is. 0 always takes the likeliest token." },
+  { name: "temperature", label: "Temperature", min: 0, max: 100, step: 0.05, hint: "How random the answer is. 0 always takes the likeliest token." },
   { name: "top_p", label: "Top p", min: 0, max: 1, step: 0.01, above: true, hint: "Samples from the likeliest tokens whose probabilities add up to this." },
   { name: "top_k", label: "Top k", min: 0, max: 1_000_000, step: 1, hint: "Samples from this many of the likeliest tokens. 0 means all." },
   { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, hint: "Drops tokens whose probability is below this share of the likeliest one's." },
-  { name: "repetition_penalty", label: "Repetition penalty", min: 0, max: 2, step: 0.05, above: true, hint: "Above 1, tokens that occurred before become less likely." },
+  { name: "repetition_penalty", label: "Repetition penalty", min: 0, max: 100, step: 0.05, above: true, hint: "Above 1, tokens that occurred before become less likely." },
   { name: "max_tokens", label: "Token limit", min: 1, max: 10_000_000, step: 1, empty: "what fits", hint: "Longest answer in tokens, reasoning included." },
   { name: "seed", label: "Random seed", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1, empty: "random", hint: "Equal seeds give equal answers to equal requests." },
 ];

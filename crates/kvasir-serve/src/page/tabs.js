@@ -6,6 +6,7 @@
 const CHANNEL = "kvasir-conversations";
 const ASK_EVERY = 2000; // ms
 const MOST_MISSES = 3;
+const REPLY = 150; // ms within which tabs reply
 
 /** Fires `change` with `{id, quiet, deleted}`, and `writing` with `{id}` when an answer elsewhere begins or ends. */
 export class Tabs extends EventTarget {
@@ -21,7 +22,14 @@ export class Tabs extends EventTarget {
       return;
     }
     this.channel.addEventListener("message", ({ data }) => this.take(data));
-    addEventListener("pagehide", () => { for (const id of this.own) this.channel.postMessage({ ended: id }); });
+    addEventListener("pagehide", () => {
+      this.isLeft = true;
+      for (const id of this.own) this.channel.postMessage({ ended: id });
+    });
+    addEventListener("pageshow", () => {
+      this.isLeft = false;
+      this.reply();
+    });
     setInterval(() => this.look(), ASK_EVERY);
     this.channel.postMessage({ asks: true });
   }
@@ -41,13 +49,25 @@ export class Tabs extends EventTarget {
     this.channel?.postMessage({ ended: id });
   }
 
+  /** Says which conversations this tab answers in. A page that is left may still hear questions. */
+  reply() {
+    if (this.own.size && !this.isLeft) this.channel.postMessage({ writes: [...this.own] });
+  }
+
   /** Whether another tab makes an answer in this conversation. */
   writes(id) {
     return this.others.has(id);
   }
 
+  /** Waits until every tab that answers has said so. */
+  async settle() {
+    if (!this.channel) return;
+    this.channel.postMessage({ asks: true });
+    await new Promise((done) => setTimeout(done, REPLY));
+  }
+
   take({ asks, writes = [], ended, changed, quiet, deleted }) {
-    if (asks && this.own.size) this.channel.postMessage({ writes: [...this.own] });
+    if (asks) this.reply();
     for (const id of writes) {
       const isNew = !this.others.has(id);
       this.others.set(id, 0);

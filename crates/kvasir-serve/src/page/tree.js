@@ -124,13 +124,13 @@ export class Tree {
     this.last = Math.max(this.last, ...this.nodes.keys());
   }
 
-  /** Plain data, without token probabilities. An answer in progress counts as stopped. */
+  /** Plain data, without token probabilities. A requested answer counts as stopped until the server has begun it. */
   toJSON() {
     const plain = ({ meta, ...node }) => {
       const own = { ...node, children: [...node.children] };
       if (!meta) return own;
       const { tokens, showTokens, streaming, ...rest } = meta;
-      return { ...own, meta: streaming ? { ...rest, stopped: true } : rest };
+      return { ...own, meta: streaming && rest.response?.id === undefined ? { ...rest, stopped: true } : rest };
     };
     return { last: this.last, nodes: [...this.nodes.values()].map(plain), ...(this.removed.size && { removed: [...this.removed] }) };
   }
