@@ -1,7 +1,8 @@
-"""Terminal agents over `/v1/chat/completions`, two turns with tools on a scripted model.
+"""Terminal agents over `/v1/chat/completions`, with tools on a scripted model.
 
 `terminal_agents_client.py AGENT PROGRAM` takes a name of `AGENTS` and the path of the program. In the first turn the
-agent runs a command that writes a file; in the second, which continues the session, it reads a file."""
+agent runs a command that writes a file; in the second, which continues the session, it reads a file. An agent without
+`later` continues no session outside a terminal: it reads the file in its first turn, after the command."""
 
 import json
 import pathlib
@@ -77,7 +78,52 @@ class Pi:
     later = [*first, "--continue"]
 
 
-AGENTS = {"qwen_code": Qwen, "continue": Continue, "pi": Pi}
+class OpenCode:
+    """opencode."""
+
+    canned_answers = 0
+    tools = [call("bash", command=COMMAND), call("read", filePath="{work}/note.txt")]
+
+    @staticmethod
+    def configure(folder, url):
+        models = {MODEL: {"tool_call": True, "limit": {"context": CONTEXT, "output": 8192}}}
+        options = {"baseURL": f"{url}/v1", "apiKey": "none"}
+        provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": models}
+        settings = folder / "home/.config/opencode"
+        settings.mkdir(parents=True)
+        (settings / "opencode.json").write_text(json.dumps({"provider": {"kvasir": provider}}))
+        return {}
+
+    first = ["run", "--model", f"kvasir/{MODEL}"]
+    later = [*first, "--continue"]
+
+
+class Cline:
+    """Cline's command line."""
+
+    # `--id`, which continues a session, requires a terminal.
+    later = None
+
+    canned_answers = 0
+    tools = [call("run_commands", commands=[COMMAND]), call("read_files", files=[{"path": "{work}/note.txt"}])]
+
+    @staticmethod
+    def configure(folder, url):
+        settings = folder / "home/.cline/data/settings"
+        settings.mkdir(parents=True)
+        name = "openai-compatible"
+        own = {"provider": name, "apiKey": "none", "model": MODEL, "baseUrl": f"{url}/v1"}
+        entry = {"settings": own, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+        chosen = {"version": 1, "lastUsedProvider": name, "modes": {}, "providers": {name: entry}}
+        (settings / "providers.json").write_text(json.dumps(chosen))
+        # Telemetry holds the program for up to 10 s while its proxy refuses it.
+        (settings / "global-settings.json").write_text(json.dumps({"telemetryOptOut": True}))
+        return {}
+
+    first = []
+
+
+AGENTS = {"qwen_code": Qwen, "continue": Continue, "pi": Pi, "opencode": OpenCode, "cline": Cline}
 
 
 def main(agent, program):
@@ -91,20 +137,26 @@ def main(agent, program):
                 text = text.replace(mark, path)
             return text
 
-        shell, read = map(with_paths, agent.tools)
+        def with_paths_of(texts):
+            return [with_paths(text) for text in texts]
+
+        shell, read = with_paths_of(agent.tools)
+        first, later = with_paths_of(agent.first), agent.later and with_paths_of(agent.later)
         replies = [*["This is never said."] * agent.canned_answers, shell, FIRST_ANSWER, read, SECOND_ANSWER]
+        if later is None:
+            replies.remove(FIRST_ANSWER)
         with serving(folder, MODEL, replies) as server:
             environment, _ = home(folder)
             environment.update(agent.configure(folder, server.url))
             (work / "note.txt").write_text("milk and bread\n")
-            command = [program, *map(with_paths, agent.first), "Write the words to a file."]
-            output = run("first turn", command, work, environment)
-            check(f"first answer: {output}", FIRST_ANSWER in output)
+            output = run("first turn", [program, *first, "Write the words to a file."], work, environment)
             check("the command ran", (work / "heard.txt").read_text() == "heard-in-the-shell\n")
-            command = [program, *map(with_paths, agent.later), "What is in the note?"]
-            output = run("second turn", command, work, environment)
-            check(f"second answer: {output}", SECOND_ANSWER in output)
-            check("four answers at least", server.counted("request_success_total") >= 4)
+            if later is not None:
+                check(f"first answer: {output}", FIRST_ANSWER in output)
+                output = run("second turn", [program, *later, "What is in the note?"], work, environment)
+            check(f"last answer: {output}", SECOND_ANSWER in output)
+            answers = len(replies) - agent.canned_answers
+            check("every answer", server.counted("request_success_total") >= answers)
 
 
 if __name__ == "__main__":
