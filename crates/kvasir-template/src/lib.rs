@@ -30,6 +30,7 @@ pub(crate) mod values;
 
 pub use crate::error::TemplateError;
 pub use crate::state::budget::Limits;
+pub use crate::values::time::strftime;
 
 use serde_json::{Map, Value as Json};
 use std::sync::{Arc, atomic::AtomicBool};

@@ -14,7 +14,7 @@ use crate::model::raw_arguments::{MAX_RESTORED, RawArguments};
 use crate::model::rendered_prompt::RenderedPrompt;
 use crate::model::tool_prompt::with_tool_prompt;
 use crate::tool::ToolChoice;
-use kvasir_template::{ChatTemplate, Limits};
+use kvasir_template::{ChatTemplate, Limits, strftime};
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, atomic::AtomicBool};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -33,10 +33,18 @@ fn client_template(source: &str) -> Result<ChatTemplate, ChatError> {
     template.map_err(|e| ChatError::invalid("chat_template", format!("`chat_template` is invalid: {e}")))
 }
 
-/// A template with the cancellation flag of the request.
+/// A template with the clock and the cancellation flag of the request.
 struct Renderer<'a> {
     template: &'a ChatTemplate,
+    /// Unix time in seconds.
+    now: i64,
     canceled: &'a Arc<AtomicBool>,
+}
+
+/// Dates as llama.cpp gives them to every template. Llama 3 has one of 2024 without `date_string`.
+fn dates(now: i64) -> impl Iterator<Item = (String, Value)> {
+    let formats = [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")];
+    formats.into_iter().map(move |(name, format)| (name.to_owned(), strftime(format, now).into()))
 }
 
 impl ChatModel {
@@ -62,7 +70,9 @@ impl ChatModel {
         let template =
             template.ok_or_else(|| ChatError::invalid("messages", "this model has no chat template"))?;
         let guard = self.guard();
-        let mut variables = self.template_variables().clone();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        let mut variables: Map<String, Value> = dates(now).collect();
+        variables.extend(self.template_variables().clone());
         let kwargs = conversation.template_kwargs.iter();
         variables.extend(kwargs.map(|(name, value)| (name.clone(), guard.value(value))));
         let mut messages: Vec<Value> =
@@ -94,7 +104,7 @@ impl ChatModel {
         }
         variables.insert("tools".into(), if tools.is_empty() { Value::Null } else { tools.into() });
         variables.insert("add_generation_prompt".into(), conversation.add_generation_prompt.into());
-        let renderer = Renderer { template, canceled };
+        let renderer = Renderer { template, now, canceled };
         let mut text = match own {
             Some(_) => renderer.render_once(variables, messages)?,
             None => renderer.render_messages(variables, messages)?,
@@ -158,8 +168,7 @@ impl Renderer<'_> {
 
     /// Renders once. The error is the template's error message.
     fn render(&self, variables: &Map<String, Value>, raw: &RawArguments) -> Result<String, String> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
-        let rendered = self.template.render_cancelable(variables, now, self.canceled);
+        let rendered = self.template.render_cancelable(variables, self.now, self.canceled);
         let text = rendered.map_err(|error| error.to_string())?;
         raw.restore(text).ok_or_else(|| format!("the rendered chat is longer than {MAX_RESTORED} bytes"))
     }

@@ -92,6 +92,23 @@ fn an_empty_template_is_the_models() {
 }
 
 #[test]
+fn templates_get_the_date_unless_a_request_sets_it() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let prompt = |kwargs: Value| {
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        let template = "{{ date_string == strftime_now('%d %b %Y') }} {{ datetime }} {{ date_string }}";
+        let body = json!({"messages": messages, "chat_template": template, "chat_template_kwargs": kwargs});
+        server.post("/apply-template", &body).1["prompt"].as_str().unwrap().to_owned()
+    };
+    let today = prompt(json!({}));
+    let words: Vec<&str> = today.split(' ').collect();
+    let [same, month, day, year, dates @ ..] = &words[..] else { panic!("{today}") };
+    assert_eq!((*same, dates), ("True", &[*day, *month, *year][..]));
+    let own = json!({"date_string": "26 Jul 2024", "datetime": "then"});
+    assert_eq!(prompt(own), "False then 26 Jul 2024");
+}
+
+#[test]
 fn streams_return_the_ids_of_their_prompts() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let extra = json!({"prompt": [[20, 21], [22]], "n": 2, "return_token_ids": true, "stream": true});

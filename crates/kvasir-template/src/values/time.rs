@@ -60,7 +60,8 @@ fn month_days(year: i64, month: usize) -> i64 {
     }
 }
 
-pub(crate) fn strftime(format: &str, seconds: i64) -> String {
+/// Formats Unix time `seconds` in UTC, as Python's `strftime` does.
+pub fn strftime(format: &str, seconds: i64) -> String {
     // Python's datetime range: years 1 to 9999.
     let moment = Moment::new(seconds.clamp(-62_135_596_800, 253_402_300_799));
     let mut out = String::new();
