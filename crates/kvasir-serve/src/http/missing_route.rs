@@ -146,7 +146,7 @@ mod tests {
             ("/v1/chat/completions/chatcmpl-1", "POST /v1/responses stores"),
             ("/v1/messages/batches/1", "POST /v1/messages"),
             ("/v1/complete", "POST /v1/messages"),
-            ("/responses", "`POST /v1/responses`?"),
+            ("/conversations", "`POST /v1/conversations`?"),
             ("/v1/v1/chat/completions", "`POST /v1/chat/completions`?"),
             ("/openai/v1/models", "`GET /v1/models`?"),
             ("/v1/models/", "`GET /v1/models`?"),

@@ -74,6 +74,7 @@ impl App {
             .route("/chat/completions", post(chat::chat_completions))
             .route("/chat/completions/input_tokens", post(chat::input_tokens))
             .route("/completions", post(completions::text_completions))
+            .route("/responses", post(responses::responses_create))
             .route("/embeddings", post(embeddings::embeddings))
             .route("/embedding", post(llama_cpp::embedding))
             .route("/completion", post(llama_cpp::completion))

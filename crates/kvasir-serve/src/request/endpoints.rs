@@ -94,6 +94,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/chat/completions", "Chat completion, as llama.cpp has the path", CHAT),
     post("/chat/completions/input_tokens", "Counts the tokens of a chat, as llama.cpp has the path", CHAT),
     post("/completions", "Text completion, for addresses without a version", COMPLETIONS),
+    post("/responses", "OpenAI's Responses API, for addresses without a version", RESPONSES),
     post("/embeddings", "Embeddings, for addresses without a version", EMBEDDINGS),
     post("/reranking", "Ranking, under another name of llama.cpp", RERANK),
     post("/v1/reranking", "Ranking, under another name of llama.cpp", RERANK),

@@ -32,6 +32,15 @@ fn a_completion_is_whole_or_streamed() {
 }
 
 #[test]
+fn responses_are_created_without_a_version_in_the_path() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let (status, response) = server.post("/responses", &json!({"input": "hi", "max_output_tokens": 4}));
+    assert_eq!((status, &response["object"]), (200, &json!("response")), "{response}");
+    let (status, refused) = server.post("/responses", &json!({"input": 3}));
+    assert_eq!((status, &refused["error"]["param"]), (400, &json!("input")), "{refused}");
+}
+
+#[test]
 fn the_request_is_repeated_with_its_settings() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let (_, answer) = server.post("/completion", &body(json!({"seed": 3, "logit_bias": [[7, -1.5]]})));

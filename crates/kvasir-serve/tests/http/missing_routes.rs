@@ -12,7 +12,7 @@ fn errors_have_the_format_of_the_path() {
         (status, text.unwrap_or_else(|| panic!("{path}: {answer}")))
     };
     for (path, place, named) in [
-        ("/responses", "/error/message", "`POST /v1/responses`"),
+        ("/conversations", "/error/message", "`POST /v1/conversations`"),
         ("/v1/audio/speech", "/error/message", "audio is not offered"),
         ("/v1/messages/batches", "/error/message", "POST /v1/messages"),
         ("/api/blobs/x", "/error", "not created over HTTP"),
