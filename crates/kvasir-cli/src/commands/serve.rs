@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// Answer /health, /ready and /version without a key
     #[arg(long, env = "KVASIR_OPEN_HEALTH", value_parser = BoolishValueParser::new())]
     open_health: bool,
-    /// Allowed CORS origins, such as https://example.org, or * for all; a server without keys also accepts their host names [default: the server's own]
+    /// Allowed CORS origins, such as https://example.org, localhost for this machine's at any port, or * for all; a server without keys also accepts their host names [default: the server's own]
     #[arg(long, env = "KVASIR_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
     allowed_origins: Vec<String>,
     #[command(flatten)]

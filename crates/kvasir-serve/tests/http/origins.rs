@@ -42,7 +42,7 @@ fn allowed_origins_get_preflight_without_a_key() {
     for (origins, allowed) in [(["http://other.example", PAGE], PAGE), (["*", "http://other.example"], "*")] {
         let server = server(&origins);
         let preflight = |name| response_header(&server, PAGE, ("OPTIONS", ROUTE), name);
-        assert_eq!(preflight("access-control-allow-origin"), (204, Some(allowed.into())));
+        assert_eq!(preflight("access-control-allow-origin"), (200, Some(allowed.into())));
         assert_eq!(preflight("access-control-allow-methods").1.unwrap(), "GET, POST, DELETE");
         let headers = preflight("access-control-allow-headers").1.unwrap();
         assert_eq!(headers, "authorization,content-type,x-stainless-os");
@@ -65,13 +65,36 @@ fn allowed_origins_get_preflight_without_a_key() {
 
 #[test]
 fn other_origins_get_no_cors_headers() {
-    for origins in [&[][..], &["http://page.example", "https://page.example:8443"]] {
+    let others = ["http://page.example", "https://page.example:8443", "localhost"];
+    for (origins, preflight) in [(&[][..], 401), (&others[..], 200)] {
         let server = server(origins);
         for request in [("OPTIONS", ROUTE), ("GET", "/v1/models"), ("GET", "/live")] {
             let (status, answer) = response_header(&server, PAGE, request, "access-control-allow-origin");
             assert_eq!(answer, None);
-            assert_eq!(status, if request.0 == "OPTIONS" { 401 } else { 200 });
+            assert_eq!(status, if request.0 == "OPTIONS" { preflight } else { 200 });
         }
+    }
+}
+
+#[test]
+fn localhost_allows_this_machine_at_any_port() {
+    let server = server(&["localhost"]);
+    let allowed = |origin| {
+        response_header(&server, origin, ("OPTIONS", ROUTE), "access-control-allow-origin").1.is_some()
+    };
+    for origin in ["http://localhost", "https://localhost:8443", "http://127.0.0.1:3000", "http://[::1]:80"] {
+        assert!(allowed(origin), "{origin}");
+    }
+    for origin in [
+        "http://notlocalhost",
+        "http://localhost.example",
+        "http://localhost:80.example",
+        "http://localhost:",
+        "http://127.0.0.11",
+        "ftp://localhost",
+        "null",
+    ] {
+        assert!(!allowed(origin), "{origin}");
     }
 }
 

@@ -7,15 +7,29 @@ use axum::http::{HeaderMap, HeaderValue, header};
 #[derive(Clone, Debug, Default)]
 pub struct Origins {
     pub(crate) any: bool,
+    /// Pages of this machine, at any port.
+    local: bool,
     named: Vec<HeaderValue>,
 }
 
 /// Origin of pages without one: files, sandboxed frames.
 const NONE: &str = "null";
+/// Stands for the origins of [`is_local`].
+const LOCAL: &str = "localhost";
+const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+
+/// Whether the origin is `http` or `https`, of this machine, at any port.
+fn is_local(origin: &str) -> bool {
+    let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    let is_port = |rest: &str| {
+        rest.is_empty() || rest.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok())
+    };
+    host.is_some_and(|host| LOCAL_HOSTS.iter().any(|own| host.strip_prefix(own).is_some_and(is_port)))
+}
 
 impl Origins {
     /// Parses origins as browsers write them (`https://example.org`, `http://localhost:3000`,
-    /// `null`), or `*` for all.
+    /// `null`), `localhost` for those of this machine at any port, or `*` for all.
     pub fn parse(origins: &[String]) -> Result<Self, String> {
         let mut parsed = Self::default();
         for origin in origins {
@@ -23,8 +37,15 @@ impl Origins {
                 parsed.any = true;
                 continue;
             }
-            let wrong =
-                || format!("`{origin}` is neither `*` nor an origin such as `https://example.org:8443`");
+            if origin == LOCAL {
+                parsed.local = true;
+                continue;
+            }
+            let wrong = || {
+                format!(
+                    "`{origin}` is neither `*` nor `{LOCAL}` nor an origin such as `https://example.org:8443`"
+                )
+            };
             let value = HeaderValue::from_str(origin).map_err(|_| wrong())?;
             let host = origin.split_once("://").filter(|(scheme, _)| !scheme.is_empty());
             let is_host = |host: &str| {
@@ -39,7 +60,7 @@ impl Origins {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        !self.any && self.named.is_empty()
+        !self.any && !self.local && self.named.is_empty()
     }
 
     /// Whether an allowed origin has this host (with its port, unless it is the default).
@@ -54,10 +75,10 @@ impl Origins {
     pub(crate) fn allow_origin(&self, requested: &HeaderMap) -> Option<HeaderValue> {
         let origin = requested.get(header::ORIGIN)?;
         if self.any {
-            Some(HeaderValue::from_static("*"))
-        } else {
-            self.named.contains(origin).then(|| origin.clone())
+            return Some(HeaderValue::from_static("*"));
         }
+        let is_of_this_machine = self.local && origin.to_str().is_ok_and(is_local);
+        (is_of_this_machine || self.named.contains(origin)).then(|| origin.clone())
     }
 }
 
@@ -70,6 +91,7 @@ mod tests {
         let parse = |text: &str| Origins::parse(&[text.to_owned()]).is_ok();
         for right in [
             "*",
+            "localhost",
             "null",
             "https://example.org",
             "http://localhost:3000",
