@@ -20,12 +20,27 @@ BUILT_IN = HERE.parent / "crates/kvasir/kvasir-mini.gguf"
 FILES = [
     "basic", "chat_completion", "compat_anthropic", "compat_oai_responses", "completion", "ctx_shift", "embedding",
     "ignore_eos", "infill", "metrics", "rerank", "security", "slot_save", "speculative", "template", "tokenize"]
-# Loaded by pytest before the tests: no models are fetched, and no text of theirs is expected.
+# Loaded by pytest before the tests: no models are fetched, a draft model is the model itself, no text of theirs is
+# expected, and the names of headers may be in any case.
 PLUGIN = """
+import os
+
 import utils
+from requests.structures import CaseInsensitiveDict
 
 utils.ServerPreset.load_all = staticmethod(lambda: None)
+utils.download_file = lambda url, path=None: os.environ["KVASIR_MODEL_FILE"]
 utils.match_regex = lambda pattern, text: isinstance(text, str)
+make_request = utils.ServerProcess.make_request
+
+
+def make_request_of_any_case(*arguments, **named):
+    response = make_request(*arguments, **named)
+    response.headers = CaseInsensitiveDict(response.headers)
+    return response
+
+
+utils.ServerProcess.make_request = make_request_of_any_case
 """
 RESULT = re.compile(r"^(PASSED|FAILED|ERROR) unit/(.*?)(?: - .*)?$", re.MULTILINE)
 

@@ -13,13 +13,13 @@ FLAGS = {
     "--no-jinja", "--no-mmproj", "--no-cache-idle-slots", "--ui-mcp-proxy", "--backend_sampling"}
 OTHER_PROGRAM = {
     "--models-dir", "--models-preset", "--mmproj-url", "--lora", "--tools", "--mcp-servers-config",
-    "--mcp-servers-json", "--sleep-idle-seconds"}
+    "--mcp-servers-json", "--sleep-idle-seconds", "--spec-synth-len", "--spec-synth-rates"}
 
 given, rest = {}, sys.argv[1:]
 while rest:
     name = rest.pop(0)
     given[name] = True if name in FLAGS else rest.pop(0)
-if OTHER_PROGRAM & given.keys() or not {"--hf-repo", "--model"} & given.keys():
+if OTHER_PROGRAM & given.keys():
     sys.exit("kvasir serve has no such option")
 
 command = [os.environ["KVASIR_BINARY"], "serve", os.environ["KVASIR_MODEL_FILE"], "--threads", "1", "--open-health"]
@@ -38,6 +38,8 @@ for name, own in {
         "--chat-template-file": "--chat-template", "--temp": "--temperature", "--seed": "--seed"}.items():
     if name in given:
         command += [own, given[name]]
+if "--model-draft" in given:
+    command += ["--spec", f"draft:{given['--model-draft']},depth={given.get('--spec-draft-n-max', 8)}"]
 if "--context-shift" in given:
     command += ["--context-shift", "on"]
 thinks = "false" if given.get("--reasoning") == "off" else "true"

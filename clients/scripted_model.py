@@ -9,7 +9,8 @@ model. The file is a GGUF of one Llama layer with the built-in model's tokenizer
    a unit vector. The output matrix maps it to the token that follows in the script.
 
 The server tokenizes, prefills, samples and parses as with any other model. Without a script, the model
-babbles: embeddings and output matrix are random, so nearly every token may follow. Only the end may not:
+babbles: embeddings and output matrix are random, so nearly every token may follow. It has the tokens of code
+models, for prompts with a suffix. Only the end may not follow:
 all embeddings share a direction, in which its row is negative."""
 
 import json
@@ -23,6 +24,7 @@ CONTROL, USER_DEFINED = 3, 4
 WIDTH = 64
 HEAD = 32  # small: prompts have more than 10,000 tokens
 PIECE = 16  # characters of an answer's token
+FILL_IN_THE_MIDDLE = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 CALL, ARGUMENTS = "<tool_call>", '", "arguments"'
 PROMPT_END = "<|im_start|>assistant\\n"
 # Counts runs of messages of the assistant: a text and its calls may be sent as two.
@@ -125,6 +127,9 @@ def write(source, path, replies, context=131072):
             tokens.append(piece)
             types.append(USER_DEFINED)
         follows[last] = end
+    if not replies:
+        tokens += FILL_IN_THE_MIDDLE
+        types += [CONTROL] * len(FILL_IN_THE_MIDDLE)
     assert len(follows) <= WIDTH, f"the script has {len(follows)} tokens, more than {WIDTH}"
 
     template = known["tokenizer.chat_template"]
