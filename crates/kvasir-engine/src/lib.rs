@@ -94,7 +94,7 @@ pub use crate::request::proposal::{Evidence, Proposal};
 pub use crate::request::sequence::{Sequence, Status};
 pub use crate::request::timings::{Nanos, Timings};
 pub use crate::scheduler::defer_reason::DeferReason;
-pub use crate::scheduler::kv_manager::{AdmissionTerms, PublishAt};
+pub use crate::scheduler::kv_manager::{PublishAt, admission::AdmissionTerms};
 pub use crate::scheduler::limits::{Costs, Limits};
 pub use crate::scheduler::policy::Policy;
 pub use crate::scheduler::policy::chunked::{Chunked, Mixing, StepTarget};

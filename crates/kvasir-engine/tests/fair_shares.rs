@@ -4,7 +4,7 @@
 
 use kvasir_engine::*;
 use kvasir_exec::{OutputRow, Step};
-use kvasir_kv::{CacheConfig, CacheKind, Span, build};
+use kvasir_kv::{CacheConfig, CacheKind, Span, Token, build};
 use std::collections::VecDeque;
 
 const HEAVY: u64 = 1;
@@ -29,6 +29,8 @@ struct Device {
     in_flight: VecDeque<Box<Step>>,
     overlap: usize,
     preempted: Vec<RequestId>,
+    /// Request and number of tokens of each row of the last step.
+    rows: Vec<(u64, usize)>,
 }
 
 impl Device {
@@ -42,14 +44,17 @@ impl Device {
         let config = CacheConfig { block_size: 16, sharing: true, ..CacheConfig::new(slots) };
         let mut core = Core::new(limits, order, policy, build(CacheKind::Radix, &config).unwrap());
         core.set_costs(Costs { step_ns: 1_000_000, row_ns: 1000, token_ns: 10_000, ..Costs::default() });
-        Self { core, in_flight: VecDeque::new(), overlap, preempted: Vec::new() }
+        Self { core, in_flight: VecDeque::new(), overlap, preempted: Vec::new(), rows: Vec::new() }
     }
 
     fn add(&mut self, key: u64, prompt: u32, max_tokens: u32, n: u32) -> RequestId {
-        let params = Params { max_tokens, key, salt: key, ..Params::default() };
         // Prompts of live requests begin with different tokens, so they share no prefix.
         let first = 100 + self.core.running().count() as u32 + self.core.waiting().count() as u32;
-        let prompt = (0..prompt).map(|i| first * 7 + i).collect();
+        self.add_prompt(key, (0..prompt).map(|i| first * 7 + i).collect(), max_tokens, n)
+    }
+
+    fn add_prompt(&mut self, key: u64, prompt: Vec<Token>, max_tokens: u32, n: u32) -> RequestId {
+        let params = Params { max_tokens, key, salt: key, ..Params::default() };
         self.core.add_siblings(Request { tag: key, prompt, params }, n, 0).unwrap()[0]
     }
 
@@ -63,7 +68,8 @@ impl Device {
         self.core.take_binds().for_each(drop);
         self.core.check_invariants().unwrap();
         self.preempted.extend(&self.core.record().preempted);
-        let ids = step.iter().flat_map(|step| step.batch.rows.iter().map(|row| row.request)).collect();
+        let rows = step.iter().flat_map(|step| &step.batch.rows);
+        self.rows = rows.map(|row| (row.request, row.tokens.len as usize)).collect();
         let is_stalled = step.is_none();
         self.in_flight.extend(step);
         while self.in_flight.len() > self.overlap || is_stalled && !self.in_flight.is_empty() {
@@ -78,7 +84,12 @@ impl Device {
             self.core.recycle(step);
         }
         self.core.outbox().clear();
-        ids
+        self.rows.iter().map(|(request, _)| *request).collect()
+    }
+
+    /// Tokens of a request in the last step.
+    fn fed(&self, id: RequestId) -> usize {
+        self.rows.iter().filter(|(request, _)| *request == id.0).map(|(_, tokens)| tokens).sum()
     }
 
     /// Steps scheduled before the first one with this request.
@@ -183,6 +194,62 @@ fn request_beyond_its_keys_entitlement_preempts_none() {
         let status = |id: RequestId| device.core.sequence(id).map(|sequence| sequence.status());
         assert_eq!(status(small), Some(Status::Running), "{name}");
         assert_eq!(device.preempted, [], "{name}: {:?}", status(large));
+    });
+}
+
+#[test]
+fn oversized_request_is_overtaken_by_its_own_slots_of_each_other_key() {
+    each(64, 1 << 12, |mut device, name| {
+        let small = [HEAVY, 3];
+        let refill = |device: &mut Device| {
+            for key in small {
+                while device.core.waiting().filter(|sequence| sequence.params().key == key).count() < 4 {
+                    device.fill(key, 40, 200, 1);
+                }
+            }
+        };
+        for _ in 0..40 {
+            refill(&mut device);
+            device.step();
+        }
+        // More than a third of the slots.
+        let large = device.add(LIGHT, 2000, 1000, 1);
+        let mut overtaking = 0;
+        while device.running(LIGHT) == 0 {
+            refill(&mut device);
+            device.step();
+            let admitted = &device.core.record().admitted;
+            let is_first = |id: &&RequestId| **id != large && !device.preempted.contains(id);
+            overtaking += 240 * admitted.iter().map(|admitted| &admitted.request).filter(is_first).count();
+            assert!(overtaking <= 2 * 3000 + (1 << 12), "{name}");
+        }
+        let steps = (0..3000).find(|_| {
+            refill(&mut device);
+            device.step();
+            device.core.sequence(large).is_none()
+        });
+        assert!(steps.is_some(), "{name}");
+        // `prefill-first` reserves no slots for outputs: any request may run out of them.
+        assert!(!device.preempted.contains(&large) || name.contains("prefill-first"), "{name}");
+        assert!(small.iter().all(|key| device.running(*key) > 0), "{name}");
+    });
+}
+
+#[test]
+fn cached_prompts_take_no_share_of_a_steps_prompt_tokens() {
+    each(16, 1 << 18, |mut device, name| {
+        let cached: Vec<Token> = (1..=401).collect();
+        device.add_prompt(LIGHT, cached.clone(), 1, 1);
+        while !device.core.is_idle() {
+            device.step();
+        }
+        let heavy = device.add(HEAVY, 30_000, 10, 1);
+        (0..3).for_each(|_| drop(device.step()));
+        let alone = device.fed(heavy);
+        let light = [0; 2].map(|_| device.add_prompt(LIGHT, cached.clone(), 10, 1));
+        device.steps_ahead(light[0]);
+        let beside = device.fed(heavy);
+        assert!(alone >= 512 && beside + 128 >= alone, "{name}: {beside} tokens, {alone} alone");
     });
 }
 

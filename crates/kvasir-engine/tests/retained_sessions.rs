@@ -169,6 +169,26 @@ fn pins_of_one_key_leave_another_its_unmarked_prefixes() {
 }
 
 #[test]
+fn slots_that_sessions_share_count_once_against_half_of_the_pool() {
+    for kind in [CacheKind::Paged, CacheKind::Radix] {
+        let mut engine = engine(kind, 256, true);
+        run(&mut engine, &[5; 40], 1);
+        for fork in 2..=5 {
+            assert_eq!(engine.core_mut().fork_session(SessionId(1), SessionId(fork), 40), 40);
+        }
+        // 200 tokens in 40 slots.
+        assert_eq!(retained(&engine, 1..=5), [40; 5], "{kind}");
+        for prompt in [[20; 120], [21; 120], [22; 120]] {
+            let mut other = request(&prompt, 2, None);
+            other.params.key = 2;
+            complete(&mut engine, other);
+            engine.core().check_invariants().unwrap();
+        }
+        assert_eq!(retained(&engine, 1..=5), [40; 5], "{kind}");
+    }
+}
+
+#[test]
 fn aborted_waiting_turn_leaves_its_session_unchanged() {
     for kind in FORKING {
         for prefix_cache in [false, true] {

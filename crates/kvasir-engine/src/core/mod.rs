@@ -19,24 +19,23 @@
 //! clock or know the executor. Guarded by `tests/core_life.rs` and `tests/toy`; `benches/step.rs`
 //! measures the host cost.
 
+pub(crate) mod arrival;
 #[cfg(feature = "replay")]
 pub(crate) mod replay;
 pub(crate) mod sessions;
 
 use crate::request::event::{Event, Outbox};
-use crate::request::finish::{Fault, Finish, Parameter, Refusal};
+use crate::request::finish::{Fault, Finish};
 use crate::request::ids::RequestId;
-use crate::request::params::Request;
 use crate::request::proposal::Proposal;
 use crate::request::sequence::{Sequence, Status};
-use crate::request::stop::FastStop;
-use crate::request::timings::{Nanos, Timings};
+use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::kv_manager::KvManager;
 use crate::scheduler::limits::{Costs, Limits};
 use crate::scheduler::policy::Policy;
 use crate::scheduler::queue::Order;
-use crate::scheduler::record::{Arrival, StepRecord};
+use crate::scheduler::record::StepRecord;
 use crate::scheduler::requests::Requests;
 use crate::scheduler::state::SchedulerState;
 use crate::scheduler::view::SchedulerView;
@@ -154,101 +153,6 @@ impl Core {
         {
             self.state.requests.set_drafts(entry, drafts);
         }
-    }
-
-    /// Queues a request. A request that can never run is refused: the error is returned and a final
-    /// event is emitted.
-    pub fn add(&mut self, request: Request, now: Nanos) -> Result<RequestId, Refusal> {
-        let refused = self.check(&request, 1).err();
-        self.enter(request, refused, now)
-    }
-
-    /// Queues `n` requests with one prompt (parallel sampling), with consecutive tags and seeds.
-    /// The first computes the prompt; if the cache has prefix sharing or forks, the others wait for
-    /// it. All are queued, or all are refused, each with an event.
-    pub fn add_siblings(&mut self, request: Request, n: u32, now: Nanos) -> Result<Vec<RequestId>, Refusal> {
-        if n == 0 {
-            return Err(Refusal::BadParameter(Parameter::N));
-        }
-        let refused = self.check(&request, n).err();
-        let mut ids: Vec<RequestId> = Vec::new();
-        for (i, mut sibling) in std::iter::repeat_n(request, n as usize).enumerate() {
-            if i > 0 {
-                sibling.tag = sibling.tag.wrapping_add(i as u64);
-                // Prompt log-probabilities are computed once, for the first sibling.
-                sibling.params.sampling.prompt_logprobs = None;
-                sibling.params.sampling.seed = sibling.params.sampling.seed.wrapping_add(i as u64);
-            }
-            let Ok(id) = self.enter(sibling, refused, now) else { continue };
-            if i > 0 && self.state.kv.shares_prompts() {
-                self.state.requests[id.index()].cold.leader = Some(ids[0]);
-            }
-            ids.push(id);
-        }
-        refused.map_or(Ok(ids), Err)
-    }
-
-    /// Inserts a request into the table, assigns its arrival number and stop conditions, records
-    /// the arrival, and queues or refuses it.
-    fn enter(
-        &mut self,
-        request: Request,
-        refused: Option<Refusal>,
-        now: Nanos,
-    ) -> Result<RequestId, Refusal> {
-        let prompt_len = request.prompt.len() as u32;
-        let number = self.next_number;
-        self.next_number += 1;
-        let mut sequence = Sequence::new(request);
-        let context_left = self.state.context_of(&sequence).saturating_sub(prompt_len).max(1);
-        sequence.stops = FastStop::of(&sequence.cold.params, context_left);
-        sequence.cold.context_left = context_left;
-        sequence.cold.timings = Timings { arrived: now, ..Timings::default() };
-        sequence.cold.number = number;
-        let entry = self.state.requests.insert(sequence);
-        let sequence = &self.state.requests[entry];
-        self.state.arrived.push(Arrival {
-            request: sequence.id,
-            number,
-            tag: sequence.tag,
-            prompt: prompt_len,
-            max_tokens: sequence.cold.params.max_tokens,
-        });
-        let id = sequence.id;
-        if let Some(refusal) = refused {
-            self.state.refuse(entry, refusal, now);
-            return Err(refusal);
-        }
-        self.state.requests.enqueue(entry);
-        Ok(id)
-    }
-
-    /// Admission-independent validation: prompt length, KV capacity, queue limit, parameters,
-    /// policy.
-    fn check(&self, request: &Request, n: u32) -> Result<(), Refusal> {
-        let limits = &self.state.limits;
-        let tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
-        if tokens == 0 {
-            return Err(Refusal::EmptyPrompt);
-        }
-        if tokens > limits.longest_prompt() {
-            return Err(Refusal::TooLong { tokens, limit: limits.longest_prompt() });
-        }
-        if tokens <= self.state.kv.base() {
-            return Err(Refusal::WithinPrefix { tokens, prefix: self.state.kv.base() });
-        }
-        let (needed, capacity) = (self.state.kv.own_slots(tokens), self.state.kv.cache().shape().capacity);
-        if needed > capacity {
-            return Err(Refusal::NeverFits { needed, capacity });
-        }
-        if request.params.stateful && limits.state_slots == Some(0) {
-            return Err(Refusal::NoState);
-        }
-        if self.state.requests.waiting().len() + n as usize > limits.max_waiting as usize {
-            return Err(Refusal::QueueFull { limit: limits.max_waiting });
-        }
-        request.params.check()?;
-        self.policy.accepts(tokens, limits)
     }
 
     /// Ends a request because its client disconnected. False if it has ended already.

@@ -8,7 +8,7 @@ use crate::request::sequence::Sequence;
 use crate::request::stop::FastStop;
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::kv_manager::{AdmissionTerms, Grant};
+use crate::scheduler::kv_manager::admission::{AdmissionTerms, Grant};
 use crate::scheduler::record::Admission;
 use crate::scheduler::state::SchedulerState;
 use kvasir_exec::SequenceSpec;

@@ -4,18 +4,23 @@
 //! share* is the larger of its two fractions. With k keys that have requests, the *entitlement* of
 //! each is 1/k of both resources, and at least one running sequence.
 //!
-//! 1. Queue: requests within their key's entitlement first, then by dominant share, then by the
-//!    deficit round robin of `queue.rs`.
+//! 1. Queue: requests within their key's entitlement first, then by dominant share, then by deficit
+//!    round robin (`fair_queue.rs`).
 //! 2. Preemption (`SchedulerState::preempt_for_share`): if the first request is within its key's
 //!    entitlement and lacks a sequence or slots, the scheduler preempts requests of keys that
 //!    exceed theirs: the key with the largest excess first, and its requests from the last admitted
 //!    on.
 //! 3. Prompt tokens of a step (`PrefillShares`): max-min fair among keys.
 //!
+//! One request at a time may be *exempt*: its key is entitled to all its slots, and the other keys to
+//! equal parts of the rest. `fair_queue.rs` exempts a request larger than its key's entitlement after
+//! it was overtaken for long enough.
+//!
 //! Invariant: no cycle of preemptions. A preempted key exceeded its entitlement with the request that
 //! it loses, and a request beyond its key's entitlement preempts none. Guarded by
 //! `tests/fair_shares.rs`.
 
+use crate::scheduler::queued::Queued;
 use std::collections::BTreeMap;
 
 /// Amounts of the shared resources: the use of a key, its entitlement, or the total.
@@ -32,11 +37,39 @@ pub(crate) struct Resources {
 pub(crate) struct KeyUse {
     total: Resources,
     of_key: BTreeMap<u64, Resources>,
+    exempt: Option<Exempt>,
+}
+
+/// A request larger than its key's equal share to which its key is entitled.
+#[derive(Clone, Copy, Debug)]
+struct Exempt {
+    key: u64,
+    /// Arrival number.
+    number: u64,
+    slots: u64,
 }
 
 impl KeyUse {
     pub(crate) fn new(total: Resources) -> Self {
-        Self { total, of_key: BTreeMap::new() }
+        Self { total, ..Self::default() }
+    }
+
+    /// Entitles a key to a request of any size, until `end_exemption`.
+    pub(crate) fn exempt(&mut self, key: u64, queued: &Queued) {
+        self.exempt = Some(Exempt { key, number: queued.number, slots: queued.slots });
+    }
+
+    pub(crate) fn end_exemption(&mut self) {
+        self.exempt = None;
+    }
+
+    pub(crate) fn has_exempt(&self) -> bool {
+        self.exempt.is_some()
+    }
+
+    /// Whether the request with this arrival number is exempt.
+    pub(crate) fn is_exempt(&self, number: u64) -> bool {
+        self.exempt.is_some_and(|exempt| exempt.number == number)
     }
 
     /// Charges a key for a request that begins to run.
@@ -67,15 +100,30 @@ impl KeyUse {
         self.of_key.keys().copied()
     }
 
-    /// The entitlement of each of `keys` keys.
-    pub(crate) fn entitlement(&self, keys: usize) -> Resources {
+    /// An equal share for each of `keys` keys.
+    pub(crate) fn equal_share(&self, keys: usize) -> Resources {
         let keys = keys.max(1) as u64;
         Resources { sequences: (self.total.sequences / keys).max(1), slots: self.total.slots / keys }
     }
 
-    /// Whether a key stays within its entitlement with one more request of this many slots.
+    /// The entitlement of a key, one of `keys`.
+    pub(crate) fn entitlement(&self, key: u64, keys: usize) -> Resources {
+        let equal = self.equal_share(keys);
+        let Some(exempt) = self.exempt else { return equal };
+        if exempt.key == key {
+            return Resources { slots: equal.slots.max(exempt.slots), ..equal };
+        }
+        let others = keys.saturating_sub(1).max(1) as u64;
+        Resources {
+            sequences: (self.total.sequences.saturating_sub(1) / others).max(1),
+            slots: self.total.slots.saturating_sub(exempt.slots) / others,
+        }
+    }
+
+    /// Whether a key, one of `keys`, stays within its entitlement with one more request of this many
+    /// slots.
     pub(crate) fn entitles(&self, key: u64, slots: u64, keys: usize) -> bool {
-        let (used, most) = (self.of(key), self.entitlement(keys));
+        let (used, most) = (self.of(key), self.entitlement(key, keys));
         used.sequences < most.sequences && used.slots + slots <= most.slots
     }
 
@@ -141,8 +189,8 @@ mod tests {
     #[test]
     fn entitlement_is_an_equal_part_and_at_least_one_sequence() {
         let mut used = KeyUse::new(Resources { sequences: 4, slots: 100 });
-        assert_eq!(used.entitlement(3), Resources { sequences: 1, slots: 33 });
-        assert_eq!(used.entitlement(9).sequences, 1);
+        assert_eq!(used.entitlement(1, 3), Resources { sequences: 1, slots: 33 });
+        assert_eq!(used.entitlement(1, 9).sequences, 1);
         used.take(1, 20);
         assert!(used.entitles(1, 30, 2) && !used.entitles(1, 31, 2), "half of the slots");
         used.take(1, 20);
@@ -151,6 +199,17 @@ mod tests {
         used.release(1, 20);
         used.release(1, 20);
         assert_eq!((used.of(1), used.keys().count()), (Resources::default(), 0));
+    }
+
+    #[test]
+    fn other_keys_share_what_an_exempt_request_leaves() {
+        let mut used = KeyUse::new(Resources { sequences: 5, slots: 100 });
+        used.exempt(7, &Queued { entry: 0, priority: 0, number: 3, cost: 0, tokens: 0, slots: 60 });
+        assert_eq!(used.entitlement(7, 3), Resources { sequences: 1, slots: 60 });
+        assert_eq!(used.entitlement(1, 3), Resources { sequences: 2, slots: 20 });
+        assert!(used.is_exempt(3) && !used.is_exempt(4));
+        used.end_exemption();
+        assert_eq!(used.entitlement(1, 2), Resources { sequences: 2, slots: 50 });
     }
 
     #[test]

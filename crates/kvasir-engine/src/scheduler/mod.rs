@@ -6,12 +6,14 @@
 pub(crate) mod admission;
 pub(crate) mod budget;
 pub(crate) mod defer_reason;
+pub(crate) mod fair_queue;
 pub(crate) mod fair_share;
 pub(crate) mod invariants;
 pub(crate) mod kv_manager;
 pub(crate) mod limits;
 pub(crate) mod policy;
 pub(crate) mod queue;
+pub(crate) mod queued;
 pub(crate) mod recent_keys;
 pub(crate) mod record;
 pub(crate) mod requests;

@@ -58,6 +58,10 @@ impl Requests {
         &self.queue
     }
 
+    pub(crate) fn waiting_mut(&mut self) -> &mut Queue {
+        &mut self.queue
+    }
+
     /// Skips the waiting requests of a key until `begin_attempt`.
     pub(crate) fn pass_over(&mut self, key: u64) {
         self.queue.pass_over(key);

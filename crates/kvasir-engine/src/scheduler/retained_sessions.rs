@@ -321,18 +321,25 @@ impl RetainedSessions {
         session.inspect(|session| self.close(cache, *session)).is_some()
     }
 
-    /// Evicts sessions other than `except`, in eviction order, until at most `tokens` tokens are
-    /// retained.
-    pub(crate) fn demote_to(&mut self, cache: &mut dyn Cache, tokens: u64, except: Option<SessionId>) {
-        let retained = |entries: &BTreeMap<SessionId, RetainedSequence>| {
-            entries.values().map(|retained| retained.tokens.len() as u64).sum::<u64>()
-        };
-        while retained(&self.entries) > tokens {
-            let except = except.and_then(|session| self.entries.get(&session)).map(|retained| retained.seq);
-            let first = self.order.list(except).first().copied();
-            let Some(session) = first.and_then(|seq| self.session_of(seq)) else { return };
-            self.evict(cache, session);
+    /// Evicts sessions other than `except`, in eviction order, until at most `slots` slots belong to
+    /// retained sequences only. A slot that several sessions share counts once.
+    pub(crate) fn demote_to(&mut self, cache: &mut dyn Cache, slots: u32, except: Option<SessionId>) {
+        if self.entries.is_empty() {
+            return;
         }
+        let excess = cache.slots_held_by(self.order.list(None)).saturating_sub(slots);
+        if excess == 0 {
+            return;
+        }
+        let own = except.map(|session| (session, self.len_of(session)));
+        let shortage = Shortage { slots: excess, own, leased_too: true, ..Shortage::default() };
+        if self.find_victims(cache, shortage) {
+            return self.evict_victims(cache);
+        }
+        // All others together are not enough.
+        let others: Vec<SessionId> =
+            self.entries.keys().copied().filter(|session| Some(*session) != except).collect();
+        others.into_iter().for_each(|session| self.evict(cache, session));
     }
 
     fn session_of(&self, seq: SeqId) -> Option<SessionId> {

@@ -5,8 +5,12 @@
 
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::fair_share::Resources;
-use crate::scheduler::kv_manager::AdmissionTerms;
+use crate::scheduler::kv_manager::admission::AdmissionTerms;
 use crate::scheduler::state::SchedulerState;
+
+/// Waiting requests per key whose cached prefixes are looked up when prompt tokens are divided. A
+/// lookup reads the whole prompt; requests behind these count in full.
+const LOOKED_UP: usize = 8;
 
 /// The resource that the first request of the queue lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +28,7 @@ impl SchedulerState {
         if !self.preempts_for_shares {
             return false;
         }
-        let Some(entry) = self.requests.waiting().entitled() else { return false };
+        let Some(entry) = self.requests.waiting_mut().entitled() else { return false };
         let terms = AdmissionTerms { reserve_to: reserve_to(self, entry), hit_limit: u32::MAX };
         let shortage = match self.admissible(entry, terms) {
             Err(DeferReason::SequenceLimit) => Shortage::Sequence,
@@ -46,13 +50,15 @@ impl SchedulerState {
     /// Requests to preempt for a shortage: repeatedly, of the key with the largest excess over its
     /// entitlement, the request admitted last. Empty if they would not suffice.
     fn victims_of(&self, shortage: Shortage) -> Vec<u32> {
-        let queue = self.requests.waiting();
-        let most = queue.used().entitlement(queue.keys());
+        let queue = self.requests.waiting().fair();
         let mut used: Vec<(u64, Resources)> =
             queue.used().keys().map(|key| (key, queue.used().of(key))).collect();
-        let excess = |used: &Resources| match shortage {
-            Shortage::Sequence => used.sequences.saturating_sub(most.sequences),
-            Shortage::Slots(_) => used.slots.saturating_sub(most.slots),
+        let excess = |(key, used): &(u64, Resources)| {
+            let most = queue.used().entitlement(*key, queue.keys());
+            match shortage {
+                Shortage::Sequence => used.sequences.saturating_sub(most.sequences),
+                Shortage::Slots(_) => used.slots.saturating_sub(most.slots),
+            }
         };
         let mut missing = match shortage {
             Shortage::Sequence => 1,
@@ -60,10 +66,13 @@ impl SchedulerState {
         };
         let mut victims = Vec::new();
         while missing > 0 {
-            let largest = used.iter_mut().filter(|(_, used)| excess(used) > 0);
-            let Some((key, of_key)) = largest.max_by_key(|(_, used)| excess(used)) else { return Vec::new() };
-            let is_of_key =
-                |entry: &&u32| self.requests[**entry].cold.params.key == *key && !victims.contains(*entry);
+            let largest = used.iter_mut().filter(|used| excess(used) > 0);
+            let Some((key, of_key)) = largest.max_by_key(|used| excess(used)) else { return Vec::new() };
+            let is_of_key = |entry: &&u32| {
+                let sequence = &self.requests[**entry];
+                let is_exempt = queue.used().is_exempt(sequence.number());
+                sequence.cold.params.key == *key && !is_exempt && !victims.contains(*entry)
+            };
             let Some(&victim) = self.requests.running().iter().rev().find(is_of_key) else {
                 return Vec::new();
             };
@@ -89,10 +98,14 @@ impl SchedulerState {
 
     /// Index of the running request to preempt for slots, among indices from `first` on: the
     /// request admitted last; under `Order::Fair`, the last of the key with the largest dominant
-    /// share.
+    /// share, and an exempt request only if there is no other.
     pub(crate) fn preemption_victim(&self, first: usize) -> Option<usize> {
         let (queue, running) = (self.requests.waiting(), self.requests.running());
-        let share = |entry: u32| queue.used().dominant_share(self.requests[entry].cold.params.key);
+        let used = queue.fair().used();
+        let share = |entry: u32| {
+            let sequence = &self.requests[entry];
+            (!used.is_exempt(sequence.number()), used.dominant_share(sequence.cold.params.key))
+        };
         let candidates = running.iter().enumerate().skip(first);
         if queue.is_fair() {
             candidates.max_by_key(|(_, entry)| share(**entry)).map(|(i, _)| i)
@@ -106,11 +119,12 @@ impl SchedulerState {
     /// prompts to the step's prompt tokens. Returns that budget, or `None` if it is not divided.
     pub(crate) fn share_prefill(&mut self, budget: impl FnOnce(u32) -> u32) -> Option<u32> {
         self.prefill_shares.clear();
-        let queue = self.requests.waiting();
+        let queue = self.requests.waiting().fair();
         if !self.preempts_for_shares || queue.keys() < 2 {
             return None;
         }
-        let mut demands: Vec<(u64, u64)> = queue.entitled_tokens().collect();
+        let waiting: Vec<_> = queue.entitled_tokens(LOOKED_UP).collect();
+        let mut demands: Vec<(u64, u64)> = waiting.iter().map(|(key, _, tokens)| (*key, *tokens)).collect();
         let mut deepest = 0;
         for entry in self.requests.running() {
             let sequence = &self.requests[*entry];
@@ -119,17 +133,23 @@ impl SchedulerState {
                 deepest = deepest.max(sequence.claimed);
             }
         }
-        demands.sort_unstable();
-        demands.dedup_by(|(key, tokens), (first, sum)| {
-            let is_same = key == first;
-            *sum += if is_same { *tokens } else { 0 };
-            is_same
-        });
-        if demands.len() < 2 {
+        let mut by_key = sum_by_key(demands.clone());
+        if by_key.len() < 2 {
             return None;
         }
         let budget = budget(deepest);
-        let mut demands: Vec<u64> = demands.into_iter().map(|(_, tokens)| tokens).collect();
+        if by_key.iter().map(|(_, tokens)| tokens).sum::<u64>() > u64::from(budget) {
+            // Cached prefixes are no demand. They are looked up only if the demands matter.
+            for ((_, entry, _), (_, demand)) in waiting.iter().zip(&mut demands) {
+                if let Some(entry) = *entry {
+                    let fork = self.fork_of(entry);
+                    let hit = self.kv.lookup(&mut self.requests[entry], fork);
+                    *demand = demand.saturating_sub(hit.tokens.into()).max(1);
+                }
+            }
+            by_key = sum_by_key(demands);
+        }
+        let mut demands: Vec<u64> = by_key.into_iter().map(|(_, tokens)| tokens).collect();
         self.prefill_shares.begin(budget, &mut demands);
         Some(budget)
     }
@@ -138,6 +158,17 @@ impl SchedulerState {
     /// and several keys have requests. This bounds the delay of a key's decodes by prompts of
     /// others to one step.
     pub(crate) fn decodes_are_due(&self) -> bool {
-        self.preempts_for_shares && self.is_after_prefill && self.requests.waiting().keys() > 1
+        self.preempts_for_shares && self.is_after_prefill && self.requests.waiting().fair().keys() > 1
     }
+}
+
+/// The sum of the amounts of each key.
+fn sum_by_key(mut amounts: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    amounts.sort_unstable();
+    amounts.dedup_by(|(key, amount), (first, sum)| {
+        let is_same = key == first;
+        *sum += if is_same { *amount } else { 0 };
+        is_same
+    });
+    amounts
 }

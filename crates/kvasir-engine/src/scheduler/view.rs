@@ -13,7 +13,7 @@ use crate::request::ids::RequestId;
 use crate::request::sequence::{Sequence, Status};
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::kv_manager::AdmissionTerms;
+use crate::scheduler::kv_manager::admission::AdmissionTerms;
 use crate::scheduler::limits::{Costs, Limits};
 use crate::scheduler::record::RectangleRecord;
 use crate::scheduler::schedule::{Feed, ScheduledRow};
@@ -95,8 +95,8 @@ impl<'a> SchedulerView<'a> {
         self.state.requests.waiting().len()
     }
     /// The head of the waiting queue.
-    pub fn next_waiting(&self) -> Option<u32> {
-        self.state.requests.waiting().front()
+    pub fn next_waiting(&mut self) -> Option<u32> {
+        self.state.requests.waiting_mut().front()
     }
     /// Waiting sequences in queue order.
     pub fn waiting_in_order(&self) -> impl Iterator<Item = u32> {

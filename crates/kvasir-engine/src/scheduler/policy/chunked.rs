@@ -11,7 +11,8 @@
 
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::kv_manager::{AdmissionTerms, PublishAt};
+use crate::scheduler::kv_manager::PublishAt;
+use crate::scheduler::kv_manager::admission::AdmissionTerms;
 use crate::scheduler::limits::Costs;
 use crate::scheduler::policy::Policy;
 use crate::scheduler::policy::decode_pass::{decode_running, never_fits};

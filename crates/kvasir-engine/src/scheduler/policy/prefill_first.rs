@@ -8,7 +8,7 @@
 use crate::request::finish::Refusal;
 use crate::request::sequence::Sequence;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::kv_manager::AdmissionTerms;
+use crate::scheduler::kv_manager::admission::AdmissionTerms;
 use crate::scheduler::limits::Limits;
 use crate::scheduler::policy::Policy;
 use crate::scheduler::policy::decode_pass::{decode_running, never_fits};

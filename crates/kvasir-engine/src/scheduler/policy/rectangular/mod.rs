@@ -28,7 +28,7 @@ pub(crate) mod rules;
 
 use crate::request::ids::RequestId;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::kv_manager::AdmissionTerms;
+use crate::scheduler::kv_manager::admission::AdmissionTerms;
 use crate::scheduler::policy::Policy;
 use crate::scheduler::policy::rectangular::admission::{DecodingRow, NewRow, length_allows};
 use crate::scheduler::policy::rectangular::config::RectangularConfig;

@@ -1,0 +1,242 @@
+//! Admission to the KV cache: `grant` tests whether a waiting request fits and changes nothing;
+//! `admit` carries the grant out and evicts the victims that the test found.
+//!
+//! A request begins with a hit: its session's retained K/V, the prompt of the sibling that computed
+//! it, or a prefix-cache match.
+
+use crate::request::sequence::Sequence;
+use crate::scheduler::defer_reason::DeferReason;
+use crate::scheduler::kv_manager::KvManager;
+use crate::scheduler::retained_sessions::Shortage;
+use kvasir_kv::{Hit, SeqId};
+
+/// Admission terms of a waiting sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdmissionTerms {
+    /// Length, in tokens, up to which KV slots must be available now and are reserved.
+    pub reserve_to: u32,
+    /// Most tokens of a prefix-cache hit to reuse.
+    pub hit_limit: u32,
+}
+
+/// The result of a successful admission test, valid until the KV cache changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    pub(crate) hit: Hit,
+    /// Tokens of the hit that come from the session's retained K/V. If 0, the hit is a prefix-cache
+    /// match or a fork of the sibling that computed the prompt.
+    retained: u32,
+    reserve_to: u32,
+    /// Slots of the whole sequence up to `reserve_to`, in whole blocks.
+    slots: u32,
+}
+
+/// The cache sequence of a sibling's leader, and the number of prompt tokens to fork from it.
+pub(crate) type Fork = Option<(SeqId, u32)>;
+
+/// What else keeps the KV cache busy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Activity {
+    pub(crate) running: bool,
+    pub(crate) steps_in_flight: u32,
+}
+
+impl Activity {
+    fn is_idle(self) -> bool {
+        !self.running && self.steps_in_flight == 0
+    }
+}
+
+impl KvManager {
+    /// The hit of a waiting sequence outside its own session: the sibling to fork, or the prefix
+    /// cache. Cost: may hash or compare the whole prompt.
+    fn find_prefix(&mut self, sequence: &mut Sequence, fork: Fork) -> Hit {
+        if let Some((_, tokens)) = fork {
+            return Hit { tokens: tokens.max(self.base), ..Hit::default() };
+        }
+        // A prompt that wants log-probabilities skips the prefix cache: cached tokens produce no
+        // logits.
+        match self.cache.prefix() {
+            Ok(prefix) if self.has_prefix && !sequence.wants_scores() => {
+                prefix.lookup(sequence.tokens.gather(), sequence.cold.params.salt)
+            }
+            _ => Hit { tokens: self.base, ..Hit::default() },
+        }
+    }
+
+    /// The prefix-cache hit of a waiting sequence, or its session's retained K/V if that is at
+    /// least as long.
+    pub(crate) fn lookup(&mut self, sequence: &mut Sequence, fork: Fork) -> Hit {
+        self.choose_hit(sequence, fork, u32::MAX).0
+    }
+
+    /// Decides the hit of a waiting sequence, at most `limit` tokens: its session's retained K/V if
+    /// that is reusable, else the prefix cache's. Returns the hit and how much of it is retained.
+    fn choose_hit(&mut self, sequence: &mut Sequence, fork: Fork, limit: u32) -> (Hit, u32) {
+        let found = self.find_prefix(sequence, fork);
+        match self.retained.reusable(&mut *self.cache, sequence, found.tokens, limit) {
+            0 => {
+                let (tokens, evictable) = (found.tokens.min(limit), found.evictable.min(limit));
+                (Hit { tokens, evictable, ..found }, 0)
+            }
+            tokens => (Hit { tokens, ..Hit::default() }, tokens),
+        }
+    }
+
+    /// Admission test: whether the KV slots suffice, and which retained sequences must be evicted.
+    /// Changes nothing but that victim list, which `admit` evicts, and the LRU order of looked-up blocks.
+    pub(crate) fn grant(
+        &mut self,
+        sequence: &mut Sequence,
+        fork: Fork,
+        terms: AdmissionTerms,
+        activity: Activity,
+    ) -> Result<Grant, DeferReason> {
+        let granted = self.grant_with_hit(sequence, fork, terms, activity);
+        // If only part of a hit is taken over, a cache may count too much of it as in use. With
+        // nothing running, waiting would not help, so the request is tested without the hit.
+        let cannot_wait = activity.is_idle() && self.retained.len() > 0;
+        if granted.is_err() && cannot_wait && terms.hit_limit > self.base {
+            let without = AdmissionTerms { hit_limit: self.base, ..terms };
+            return self.grant_with_hit(sequence, fork, without, activity);
+        }
+        granted
+    }
+
+    /// The slot arithmetic of `grant`: `needed = reserve_to - hit + evictable`, in whole blocks, against
+    /// unreserved slots above the watermark, then against LRU victims.
+    fn grant_with_hit(
+        &mut self,
+        sequence: &mut Sequence,
+        fork: Fork,
+        terms: AdmissionTerms,
+        activity: Activity,
+    ) -> Result<Grant, DeferReason> {
+        let (hit, retained) = self.choose_hit(sequence, fork, terms.hit_limit);
+        let skipped = self.retained.skipped(sequence, retained);
+        // With gaps in its positions the sequence will end earlier.
+        let reserve_to = match skipped {
+            0 => terms.reserve_to,
+            _ => terms.reserve_to.min(self.retained.max_positions().saturating_sub(skipped)),
+        };
+        let slots = self.budget.block().whole(reserve_to.max(sequence.len()) + skipped);
+        let grant = Grant { hit, retained, reserve_to, slots };
+        let held = (hit.tokens + skipped) / self.block() * self.block();
+        let needed = slots.saturating_sub(held) + hit.evictable;
+        let watermark = if activity.running { self.watermark } else { 0 };
+        let usage = self.cache.usage();
+        let unreserved = self.budget.unreserved(usage);
+        let available = unreserved.saturating_sub(watermark);
+        if needed <= available {
+            self.retained.clear_victims();
+            return Ok(grant);
+        }
+        if usage.leased > 0 && needed <= unreserved + usage.leased {
+            return Err(DeferReason::Lease { slots: usage.leased });
+        }
+        let own = sequence.cold.params.session.map(|session| (session, retained));
+        let slots = self.budget.missing(usage, needed.saturating_add(watermark));
+        let shortage = Shortage { slots, hit, own, leased_too: false };
+        let idle = activity.is_idle();
+        if self.retained.find_victims_for(&mut *self.cache, sequence.id, shortage, idle) {
+            return Ok(grant);
+        }
+        Err(if needed <= usage.available() {
+            DeferReason::Reserved { needed, available }
+        } else {
+            DeferReason::NoSlots { needed, available: usage.available() }
+        })
+    }
+
+    /// Carries out a grant: evicts its victims, gives the request a cache sequence with its hit,
+    /// and reserves slots up to the granted length. Returns the hit that was attached.
+    ///
+    /// On error nothing has changed: that the cache has a sequence left, or a retained one to close
+    /// for it, is checked before anything is evicted.
+    pub(crate) fn admit(
+        &mut self,
+        sequence: &mut Sequence,
+        fork: Fork,
+        grant: Grant,
+    ) -> Result<Hit, DeferReason> {
+        let opened = if grant.retained == 0 { self.cache.open().ok() } else { None };
+        if grant.retained == 0 && opened.is_none() && self.retained.len() == 0 {
+            return Err(DeferReason::CacheSequences);
+        }
+        self.retained.evict_victims(&mut *self.cache);
+        self.demote_retained(sequence, grant);
+        let session = sequence.cold.params.session;
+        let taken = session.and_then(|session| self.retained.take(&mut *self.cache, session, grant.retained));
+        let (seq, hit) = match (taken, opened) {
+            (Some(taken), _) => {
+                let hit = Hit { tokens: taken.tokens.len() as u32, ..Hit::default() };
+                sequence.set_gaps(taken.gaps);
+                (taken.seq, hit)
+            }
+            (None, Some(seq)) => (seq, self.attach(sequence, seq, fork, grant.hit)),
+            (None, None) => {
+                let seq = self.open_sequence()?;
+                (seq, self.attach(sequence, seq, fork, grant.hit))
+            }
+        };
+        sequence.cache = Some(seq);
+        sequence.computed = hit.tokens;
+        sequence.claimed = hit.tokens;
+        sequence.published = hit.tokens / self.block() * self.block();
+        sequence.cold.hit = hit.tokens;
+        sequence.cold.reserve_to = grant.reserve_to;
+        self.cache.reserve_memory(seq, sequence.longest());
+        let held = self.budget.block().whole(sequence.next_position());
+        self.budget.reserve(sequence, grant.slots.saturating_sub(held));
+        Ok(hit)
+    }
+
+    /// Limits retained K/V to half of the pool before an admission that needs more than the free
+    /// slots, if recent admissions are of several keys. The excess stays in the prefix cache, where
+    /// LRU eviction treats it like any other prefix.
+    fn demote_retained(&mut self, sequence: &Sequence, grant: Grant) {
+        self.recent.note(sequence.cold.params.key);
+        if !self.has_prefix || !self.recent.are_several() {
+            return;
+        }
+        let needed = self.budget.reserved() + grant.slots.saturating_sub(grant.hit.tokens);
+        if needed > self.cache.usage().free {
+            let most = self.cache.shape().capacity / 2;
+            self.retained.demote_to(&mut *self.cache, most, sequence.cold.params.session);
+        }
+    }
+
+    /// Opens a cache sequence, evicting LRU retained sessions while the cache is at its sequence
+    /// limit.
+    fn open_sequence(&mut self) -> Result<SeqId, DeferReason> {
+        loop {
+            match self.cache.open() {
+                Ok(seq) => return Ok(seq),
+                Err(_) if self.retained.evict_oldest(&mut *self.cache) => {}
+                Err(_) => return Err(DeferReason::CacheSequences),
+            }
+        }
+    }
+
+    /// Attaches a cache hit to a fresh sequence: a fork of the leader, or a prefix-cache match of
+    /// at most `hit.tokens`. Called even for an empty hit, so that the cache learns the prefix the
+    /// sequence will publish.
+    fn attach(&mut self, sequence: &mut Sequence, seq: SeqId, fork: Fork, hit: Hit) -> Hit {
+        let limit = hit.tokens;
+        let attached = match fork.filter(|_| limit > 0) {
+            Some((leader, tokens)) => {
+                let copied = self
+                    .cache
+                    .sequences()
+                    .and_then(|capability| capability.copy(leader, seq, 0..tokens.min(limit)));
+                copied.and_then(|()| Ok(Hit { tokens: self.cache.len(seq)?, ..Hit::default() }))
+            }
+            None => {
+                let salt = sequence.cold.params.salt;
+                let tokens = sequence.tokens.gather();
+                self.cache.prefix().and_then(|prefix| prefix.attach(seq, tokens, salt, limit, hit.lookup))
+            }
+        };
+        attached.unwrap_or(Hit { tokens: self.base, ..Hit::default() })
+    }
+}
