@@ -121,13 +121,14 @@ struct LimitArgs {
 }
 
 impl LimitArgs {
-    fn allowance(&self, slots: u32, max_len: u32) -> AdmissionLimits {
+    fn allowance(&self, slots: u32, max_len: u32, key_shares: bool) -> AdmissionLimits {
         let answers = self.max_requests as usize;
         AdmissionLimits {
             answers,
             answers_per_key: self.max_requests_per_key.map_or(answers, |n| n as usize),
             // A request of maximum length always fits.
             tokens: self.max_request_tokens.unwrap_or(8 * u64::from(slots)).max(max_len.into()),
+            key_shares,
         }
     }
 }
@@ -162,7 +163,8 @@ impl Args {
             (count, _) => plural(count, "API key"),
         };
         let tls = if self.tls_cert.is_some() { "TLS" } else { "no TLS" };
-        let AdmissionLimits { answers, tokens, .. } = self.limits.allowance(slots, max_len);
+        let AdmissionLimits { answers, tokens, .. } =
+            self.limits.allowance(slots, max_len, self.options.shares_by_key());
         let limits = format!(
             "{tls}, {key_count}; at most {answers} requests with {tokens} tokens, {} connections, {peer_connections} per peer",
             self.limits.max_connections
@@ -282,8 +284,8 @@ impl Args {
             timeout: Duration::from_secs(limits.step_timeout.into()),
             rules: self.client_rules.rules(limits.max_priority),
             allowed: Box::new({
-                let limits = limits.clone();
-                move |slots, max_len| limits.allowance(slots, max_len)
+                let (limits, key_shares) = (limits.clone(), self.options.shares_by_key());
+                move |slots, max_len| limits.allowance(slots, max_len, key_shares)
             }),
         };
         // Binds before the model is read: a port in use fails at once, and probes are answered

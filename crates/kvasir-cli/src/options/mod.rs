@@ -197,6 +197,10 @@ impl Options {
     pub(crate) fn orders_by_priority(&self) -> bool {
         self.batching.order == Some(Order::Priority)
     }
+
+    pub(crate) fn shares_by_key(&self) -> bool {
+        self.batching.order == Some(Order::Fair)
+    }
 }
 
 #[cfg(test)]

@@ -122,6 +122,14 @@ fn keys_share_the_server_fairly() {
     });
 }
 
+#[test]
+fn one_key_leaves_places_for_others() {
+    let server = slow("places", &["--api-key", "much,little", "--order", "fair", "--max-requests", "8"]);
+    let _open: Vec<_> = (0..6).map(|_| server.streaming(&key("much"), json!({"max_tokens": 90}))).collect();
+    assert_eq!(turned_away(&server, "much"), "rate_limit_exceeded");
+    drop(server.streaming(&key("little"), json!({"max_tokens": 90})));
+}
+
 /// Silent connections for all places and the whole reserve.
 fn silent(server: &Server, places: usize) -> Vec<TcpStream> {
     (0..places + 64).map(|_| server.connect()).collect()

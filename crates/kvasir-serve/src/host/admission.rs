@@ -1,7 +1,11 @@
 //! Admission control of the server: open answers per server and per API key, and their token
 //! budget.
 //!
-//! `AdmissionLimits` holds the limits, `Clients` the registry of open answers.
+//! `AdmissionLimits` holds the limits, `Clients` the registry of open answers. With `key_shares`, an
+//! API key may hold at most three times what is free, of answers and of tokens (dynamic thresholds;
+//! Choudhury and Hahne, 1998). One busy key then leaves a quarter free, and k of them 1/(3k + 1). A
+//! key without open answers may take all that is free.
+//!
 //! `AdmissionLimits::check_feasible` rejects with 400 what can never fit; `Clients::admit` rejects
 //! with 429 what does not fit now.
 
@@ -21,15 +25,25 @@ pub struct AdmissionLimits {
     pub answers_per_key: usize,
     /// Total tokens of prompts and expected answers.
     pub tokens: u64,
+    /// Whether answers and tokens are shared between API keys.
+    pub key_shares: bool,
 }
 
 impl Default for AdmissionLimits {
     fn default() -> Self {
-        Self { answers: 4096, answers_per_key: 4096, tokens: 1 << 26 }
+        Self { answers: 4096, answers_per_key: 4096, tokens: 1 << 26, key_shares: false }
     }
 }
 
 impl AdmissionLimits {
+    /// How many requests of at most `tokens` tokens one key may have open at once.
+    pub(crate) fn at_once(&self, tokens: u64) -> usize {
+        let by_tokens = usize::try_from(self.tokens / tokens.max(1)).unwrap_or(usize::MAX);
+        let all = self.answers.min(by_tokens);
+        let most = if self.key_shares { (all / 4 * 3).max(1) } else { all };
+        most.min(self.answers_per_key)
+    }
+
     /// Rejects a request that can never fit: `n` answers to each of `prompts` prompts, `tokens` in
     /// total.
     pub(crate) fn check_feasible(&self, prompts: u64, n: u64, tokens: u64) -> Result<(), ApiError> {
@@ -67,11 +81,21 @@ pub(crate) struct Client {
     pub(crate) delivered_at: Option<Instant>,
 }
 
+/// Open answers of a key and their tokens.
+#[derive(Clone, Copy, Debug, Default)]
+struct Open {
+    answers: usize,
+    tokens: u64,
+}
+
+/// With `key_shares`, most of what a key may hold, per unit that then is free.
+const SHARE_OF_FREE: u64 = 3;
+
 /// Registry of open answers, with totals per key.
 #[derive(Default)]
 pub(crate) struct Clients {
     pub(crate) by_tag: HashMap<u64, Client>,
-    by_key: HashMap<u64, usize>,
+    by_key: HashMap<u64, Open>,
     tokens: u64,
     /// The engine has stopped: no answer may be opened any more.
     is_closed: bool,
@@ -79,7 +103,9 @@ pub(crate) struct Clients {
 
 impl Clients {
     pub(crate) fn insert(&mut self, tag: u64, client: Client) {
-        *self.by_key.entry(client.key).or_default() += 1;
+        let open = self.by_key.entry(client.key).or_default();
+        open.answers += 1;
+        open.tokens += client.tokens;
         self.tokens += client.tokens;
         self.by_tag.insert(tag, client);
     }
@@ -88,8 +114,9 @@ impl Clients {
         let client = self.by_tag.remove(&tag)?;
         self.tokens -= client.tokens;
         if let Some(open) = self.by_key.get_mut(&client.key) {
-            *open -= 1;
-            if *open == 0 {
+            open.answers -= 1;
+            open.tokens -= client.tokens;
+            if open.answers == 0 {
                 self.by_key.remove(&client.key);
             }
         }
@@ -120,10 +147,13 @@ impl Clients {
             let why = format!("{} answers are open, of at most {}", self.by_tag.len(), limits.answers);
             return Err((Rejected::QueueFull, why));
         }
-        let own = self.by_key.get(&key).copied().unwrap_or(0);
-        if own + n > limits.answers_per_key {
-            let why = format!("{own} answers of this key are open, of at most {}", limits.answers_per_key);
-            return Err((Rejected::KeyLimit, why));
+        let own = self.by_key.get(&key).copied().unwrap_or_default();
+        if own.answers + n > limits.answers_per_key {
+            let (open, most) = (own.answers, limits.answers_per_key);
+            return Err((
+                Rejected::KeyLimit,
+                format!("{open} answers of this key are open, of at most {most}"),
+            ));
         }
         if self.tokens.saturating_add(tokens) > limits.tokens {
             let why = format!(
@@ -131,6 +161,22 @@ impl Clients {
                 self.tokens, limits.tokens
             );
             return Err((Rejected::TokensWaiting, why));
+        }
+        // Without keys all clients are key 0.
+        let has_share = limits.key_shares && key != 0 && own.answers > 0;
+        let is_beyond = |held: u64, free: u64| has_share && held > SHARE_OF_FREE.saturating_mul(free);
+        let free = limits.answers - self.by_tag.len() - n;
+        if is_beyond((own.answers + n) as u64, free as u64) {
+            let why =
+                format!("{} answers of this key are open; the free ones are for other keys", own.answers);
+            return Err((Rejected::KeyLimit, why));
+        }
+        if is_beyond(own.tokens.saturating_add(tokens), limits.tokens - self.tokens - tokens) {
+            let why = format!(
+                "open answers of this key and their prompts may have {} tokens; the free ones are for other keys",
+                own.tokens
+            );
+            return Err((Rejected::KeyLimit, why));
         }
         Ok(())
     }
@@ -147,7 +193,7 @@ mod tests {
 
     #[test]
     fn admission_counts_answers_keys_and_tokens() {
-        let limits = AdmissionLimits { answers: 3, answers_per_key: 2, tokens: 100 };
+        let limits = AdmissionLimits { answers: 3, answers_per_key: 2, tokens: 100, key_shares: false };
         let never = |prompts, n, tokens| {
             limits.check_feasible(prompts, n, tokens).map_err(|error| error.param.unwrap()).err()
         };
@@ -169,5 +215,32 @@ mod tests {
         assert_eq!(refused(&clients, 7, 1, 60), None);
         assert!(clients.remove(2).is_some());
         assert_eq!((clients.tokens, clients.by_key.len(), clients.by_tag.len()), (0, 0, 0));
+    }
+    /// Open answers per key when each opens as many as it may, one at a time in turn.
+    fn greedy(limits: AdmissionLimits, keys: &[u64]) -> Vec<usize> {
+        let mut clients = Clients::default();
+        let mut tag = 0;
+        for _ in 0..limits.answers {
+            for &key in keys {
+                tag += 1;
+                if clients.admit(&limits, key, 1, 10).is_ok() {
+                    clients.insert(tag, client(key, 10));
+                }
+            }
+        }
+        keys.iter().map(|key| clients.by_key.get(key).map_or(0, |open| open.answers)).collect()
+    }
+
+    #[test]
+    fn keys_share_answers_and_tokens() {
+        let limits = AdmissionLimits { answers: 70, answers_per_key: 70, tokens: 10_000, key_shares: true };
+        assert_eq!(greedy(limits, &[1]), [52], "three quarters");
+        assert_eq!(greedy(limits, &[1, 2]), [30, 30], "three sevenths each");
+        assert_eq!(greedy(limits, &[0]), [70], "without keys there is nothing to share");
+        assert_eq!(greedy(AdmissionLimits { key_shares: false, ..limits }, &[1, 2]), [35, 35]);
+        let few_tokens = AdmissionLimits { answers: 1000, tokens: 700, ..limits };
+        assert_eq!((greedy(few_tokens, &[1]), greedy(few_tokens, &[1, 2])), (vec![52], vec![30, 30]));
+        let one = AdmissionLimits { answers: 1, ..limits };
+        assert_eq!(greedy(one, &[1]), [1], "a key without answers may take all");
     }
 }

@@ -108,8 +108,7 @@ impl Host {
 
     /// How many requests of at most `tokens` tokens the admission limits allow at once.
     pub(crate) fn at_once(&self, tokens: u64) -> usize {
-        let AdmissionLimits { answers, answers_per_key, tokens: all } = self.limits;
-        answers.min(answers_per_key).min(usize::try_from(all / tokens.max(1)).unwrap_or(usize::MAX))
+        self.limits.at_once(tokens)
     }
 
     /// Submits requests of one API key, each with `n` answers; returns a stream per answer, request
