@@ -2,12 +2,15 @@
 //! output.
 //!
 //! Invariants: a key sees only its own conversations. The store keeps at most [`MAX_CONVERSATIONS`]
-//! and about [`MAX_BYTES`], each for [`TTL`] after its last use. When memory is full, the least
-//! recently used conversations of the key that holds most of it are dropped first.
+//! and about [`MAX_BYTES`], each for [`TTL`] after its last use, and a conversation at most
+//! [`MAX_OF_CONVERSATION`]. When memory is full, the least recently used conversations of the key
+//! that holds most of it are dropped first. Items that stored responses still hold count, too: what
+//! finds no memory because of them is refused.
 
 use crate::error::ApiError;
-use crate::session::responses::Conversation;
-use crate::session::shared_memory::SharedMemory;
+use crate::request::body::heap_bytes;
+use crate::session::responses::{Conversation, Segment, TABLE_ENTRY};
+use crate::session::shared_memory::{HeldBytes, SharedMemory};
 use serde_json::Value;
 use std::{
     collections::HashMap,
@@ -21,6 +24,8 @@ const MAX_CONVERSATIONS: usize = 16384;
 const MAX_OF_KEY: usize = MAX_CONVERSATIONS / 2;
 /// Estimated heap bytes beyond which the least recently used conversations are dropped.
 const MAX_BYTES: usize = 256 << 20;
+/// Maximum estimated heap bytes of one conversation.
+const MAX_OF_CONVERSATION: usize = MAX_BYTES / 2;
 /// Time that an unused conversation is kept.
 const TTL: Duration = Duration::from_secs(24 * 3600);
 
@@ -38,25 +43,59 @@ struct StoredConversation {
     owner: u64,
     head: ConversationHead,
     items: Conversation,
+    /// Estimated bytes of `items`.
+    size: usize,
     used: Instant,
+    /// The memory of `head`, of the list of segments and of the entry in the table.
+    overhead: HeldBytes,
+}
+
+/// Estimated bytes of a conversation beside its segments.
+fn overhead_bytes(head: &ConversationHead, items: &Conversation) -> usize {
+    heap_bytes(&head.metadata) + items.list_bytes() + size_of::<StoredConversation>() + TABLE_ENTRY
+}
+
+/// Refuses a conversation of more than [`MAX_OF_CONVERSATION`].
+fn check_size(bytes: usize) -> Result<(), ApiError> {
+    if bytes <= MAX_OF_CONVERSATION {
+        return Ok(());
+    }
+    let why = format!(
+        "the items of the conversation would take {bytes} bytes, of at most {MAX_OF_CONVERSATION}; begin a new one"
+    );
+    Err(ApiError::param("items", why))
 }
 
 /// Conversations by id. Shared by all handlers.
 #[derive(Debug, Default)]
 pub(crate) struct Conversations {
-    by_id: Mutex<HashMap<String, StoredConversation>>,
+    by_id: Mutex<ById>,
     memory: Arc<SharedMemory>,
 }
 
+type ById = HashMap<String, StoredConversation>;
+
 impl Conversations {
     /// Stores a conversation under a new id.
-    pub(crate) fn insert(&self, owner: u64, id: String, head: ConversationHead, items: Vec<Value>) {
-        let mut conversation = Conversation::default();
-        conversation.push(owner, items, &self.memory);
-        let stored = StoredConversation { owner, head, items: conversation, used: Instant::now() };
+    pub(crate) fn insert(
+        &self,
+        owner: u64,
+        id: String,
+        head: ConversationHead,
+        first: Vec<Value>,
+    ) -> Result<(), ApiError> {
+        let mut items = Conversation::default();
+        if !first.is_empty() {
+            items.push(Segment::new(owner, first, &self.memory));
+        }
+        let size = items.bytes();
+        check_size(size)?;
+        let overhead = self.memory.hold(owner, overhead_bytes(&head, &items));
+        let stored = StoredConversation { owner, head, items, size, used: Instant::now(), overhead };
         let mut by_id = self.lock();
         by_id.insert(id.clone(), stored);
         self.enforce_limits(&mut by_id, owner, &id);
+        self.check_memory(owner).inspect_err(|_| drop(by_id.remove(&id)))
     }
 
     /// Creation time and metadata.
@@ -68,6 +107,7 @@ impl Conversations {
     pub(crate) fn update(&self, id: &str, owner: u64, metadata: Value) -> Result<ConversationHead, ApiError> {
         self.with(id, owner, |stored| {
             stored.head.metadata = metadata;
+            stored.recount(&self.memory);
             stored.head.clone()
         })
     }
@@ -77,25 +117,45 @@ impl Conversations {
         self.with(id, owner, |stored| stored.items.clone())
     }
 
-    /// Appends items.
+    /// Refuses a conversation that has no room for items of these bytes.
+    pub(crate) fn check_room(&self, id: &str, owner: u64, bytes: usize) -> Result<(), ApiError> {
+        self.with(id, owner, |stored| check_size(stored.size.saturating_add(bytes)))?
+    }
+
+    /// Appends items. On error the conversation is unchanged.
     pub(crate) fn append(&self, id: &str, owner: u64, items: Vec<Value>) -> Result<(), ApiError> {
-        self.with(id, owner, |stored| stored.items.push(owner, items, &self.memory))?;
-        self.enforce_limits(&mut self.lock(), owner, id);
-        Ok(())
+        if items.is_empty() {
+            return self.with(id, owner, |_| ());
+        }
+        let segment = Segment::new(owner, items, &self.memory);
+        let mut by_id = self.lock();
+        let stored = find(&mut by_id, id, owner)?;
+        check_size(stored.size + segment.bytes())?;
+        stored.size += segment.bytes();
+        stored.overhead.grow(Conversation::LIST_ENTRY);
+        stored.items.push(segment);
+        self.enforce_limits(&mut by_id, owner, id);
+        let checked = self.check_memory(owner);
+        if checked.is_err() {
+            let stored = find(&mut by_id, id, owner)?;
+            stored.items.pop();
+            stored.recount(&self.memory);
+        }
+        checked
     }
 
     /// Removes the item of this id; returns the head.
     pub(crate) fn remove_item(&self, id: &str, owner: u64, item: &str) -> Result<ConversationHead, ApiError> {
-        self.with(id, owner, |stored| {
-            let is_kept = |kept: &Value| kept["id"] != item;
-            let kept: Vec<Value> = stored.items.items().filter(|kept| is_kept(kept)).cloned().collect();
-            if kept.len() == stored.items.items().count() {
-                return Err(no_item(item));
-            }
-            stored.items = Conversation::default();
-            stored.items.push(owner, kept, &self.memory);
-            Ok(stored.head.clone())
-        })?
+        let mut by_id = self.lock();
+        let stored = find(&mut by_id, id, owner)?;
+        if !stored.items.remove(owner, |kept| kept["id"] == item, &self.memory) {
+            return Err(no_item(item));
+        }
+        stored.recount(&self.memory);
+        let head = stored.head.clone();
+        // A response may still hold the segment that had the item.
+        self.enforce_limits(&mut by_id, owner, id);
+        Ok(head)
     }
 
     /// Removes a conversation. Responses that were created in it keep its items.
@@ -105,11 +165,22 @@ impl Conversations {
         Ok(())
     }
 
+    /// Refuses growth while memory exceeds its limit and the key holds more than its share.
+    fn check_memory(&self, owner: u64) -> Result<(), ApiError> {
+        match self.memory.excess(owner, MAX_BYTES) {
+            Some(own) => Err(ApiError::too_many(format!(
+                "the conversations of this key, and the responses in them, take {own} bytes, and all may take \
+                 {MAX_BYTES}: delete some"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Drops expired conversations, then the least recently used ones except `kept` until number
     /// and memory are within their limits.
-    fn enforce_limits(&self, by_id: &mut HashMap<String, StoredConversation>, owner: u64, kept: &str) {
+    fn enforce_limits(&self, by_id: &mut ById, owner: u64, kept: &str) {
         by_id.retain(|_, stored| stored.used.elapsed() < TTL);
-        let oldest = |by_id: &HashMap<String, StoredConversation>, of: Option<u64>| {
+        let oldest = |by_id: &ById, of: Option<u64>| {
             let others = by_id.iter().filter(|(id, _)| *id != kept);
             let others = others.filter(|(_, stored)| of.is_none_or(|owner| stored.owner == owner));
             others.min_by_key(|(_, stored)| stored.used).map(|(id, _)| id.clone())
@@ -133,19 +204,31 @@ impl Conversations {
         owner: u64,
         read: impl FnOnce(&mut StoredConversation) -> T,
     ) -> Result<T, ApiError> {
-        let mut by_id = self.lock();
-        let found = by_id.get_mut(id).filter(|stored| stored.owner == owner && stored.used.elapsed() < TTL);
-        let stored = found.ok_or_else(|| {
-            let why = format!("there is no conversation `{id}`, or it has expired");
-            ApiError::not_found("conversation_id", why)
-        })?;
-        stored.used = Instant::now();
-        Ok(read(stored))
+        find(&mut self.lock(), id, owner).map(read)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, StoredConversation>> {
+    fn lock(&self) -> MutexGuard<'_, ById> {
         self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl StoredConversation {
+    /// Counts its bytes anew.
+    fn recount(&mut self, memory: &Arc<SharedMemory>) {
+        self.size = self.items.bytes();
+        self.overhead = memory.hold(self.owner, overhead_bytes(&self.head, &self.items));
+    }
+}
+
+/// A key's conversation. Counts as a use.
+fn find<'a>(by_id: &'a mut ById, id: &str, owner: u64) -> Result<&'a mut StoredConversation, ApiError> {
+    let found = by_id.get_mut(id).filter(|stored| stored.owner == owner && stored.used.elapsed() < TTL);
+    let stored = found.ok_or_else(|| {
+        let why = format!("there is no conversation `{id}`, or it has expired");
+        ApiError::not_found("conversation_id", why)
+    })?;
+    stored.used = Instant::now();
+    Ok(stored)
 }
 
 /// The error for an item that the conversation does not have.
@@ -169,7 +252,7 @@ mod tests {
     #[test]
     fn items_are_appended_and_removed() {
         let store = Conversations::default();
-        store.insert(1, "c".into(), head(), vec![json!({"id": "a"}), json!({"id": "b"})]);
+        store.insert(1, "c".into(), head(), vec![json!({"id": "a"}), json!({"id": "b"})]).unwrap();
         let before = store.items("c", 1).unwrap();
         store.append("c", 1, vec![json!({"id": "d"})]).unwrap();
         store.remove_item("c", 1, "a").unwrap();
@@ -184,7 +267,7 @@ mod tests {
     #[test]
     fn other_keys_see_nothing() {
         let store = Conversations::default();
-        store.insert(1, "c".into(), head(), Vec::new());
+        store.insert(1, "c".into(), head(), Vec::new()).unwrap();
         assert!(store.head("c", 2).is_err() && store.remove("c", 2).is_err() && store.head("c", 1).is_ok());
     }
 
@@ -193,12 +276,42 @@ mod tests {
         let store = Conversations::default();
         let long = json!({"id": "a", "text": "x".repeat(MAX_BYTES / 4)});
         for id in ["1", "2", "3"] {
-            store.insert(1, id.into(), head(), vec![long.clone()]);
+            store.insert(1, id.into(), head(), vec![long.clone()]).unwrap();
         }
         store.head("1", 1).unwrap();
-        store.insert(1, "4".into(), head(), vec![long]);
+        store.insert(1, "4".into(), head(), vec![long]).unwrap();
         let kept: Vec<bool> = ["1", "2", "3", "4"].iter().map(|id| store.head(id, 1).is_ok()).collect();
         assert_eq!(kept, [true, false, true, true]);
         assert!(store.memory.total() <= MAX_BYTES);
+    }
+
+    #[test]
+    fn a_conversation_alone_stays_within_the_limits() {
+        let store = Conversations::default();
+        store.insert(1, "other".into(), head(), Vec::new()).unwrap();
+        store.insert(1, "c".into(), head(), Vec::new()).unwrap();
+        let long = || vec![json!({"id": "a", "text": "x".repeat(MAX_BYTES / 16)})];
+        let appended = (0..20).take_while(|_| store.append("c", 1, long()).is_ok()).count();
+        assert!((7..16).contains(&appended) && store.memory.total() <= MAX_BYTES, "{appended}");
+        assert!(store.head("other", 1).is_ok(), "a refused append drops nothing");
+    }
+
+    #[test]
+    fn metadata_and_lists_of_segments_are_counted() {
+        let store = Conversations::default();
+        let metadata = |bytes: usize| json!({"text": "x".repeat(bytes)});
+        store
+            .insert(1, "c".into(), ConversationHead { created: 1, metadata: metadata(1 << 20) }, Vec::new())
+            .unwrap();
+        assert!(store.memory.total() > 1 << 20);
+        store.update("c", 1, metadata(2 << 20)).unwrap();
+        assert!(store.memory.total() > 2 << 20);
+        let before = store.memory.total();
+        for _ in 0..1000 {
+            store.append("c", 1, vec![json!(1)]).unwrap();
+        }
+        assert!(store.memory.total() - before > 1000 * (size_of::<Value>() + size_of::<usize>()));
+        store.remove("c", 1).unwrap();
+        assert_eq!(store.memory.total(), 0);
     }
 }

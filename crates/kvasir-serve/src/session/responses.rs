@@ -37,7 +37,7 @@ const MAX_BYTES: usize = 256 << 20;
 const TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// Estimated heap bytes of a response's id in `by_id` and `order`.
-const TABLE_ENTRY: usize = 256;
+pub(super) const TABLE_ENTRY: usize = 256;
 
 /// Frees the unused capacity of strings and arrays: up to half, since they grew with the answer.
 fn shrink(value: &mut Value) {
@@ -54,15 +54,14 @@ fn shrink(value: &mut Value) {
 
 /// Estimated bytes of a stored response beside the items of its conversation.
 fn stored_bytes(response: &Value, conversation: &Conversation) -> usize {
-    let list = conversation.0.len() * size_of::<Arc<Segment>>();
-    heap_bytes(response) + list + size_of::<StoredResponse>() + TABLE_ENTRY
+    heap_bytes(response) + conversation.list_bytes() + size_of::<StoredResponse>() + TABLE_ENTRY
 }
 
 /// Items that one response adds to its conversation; their memory is counted until drop.
 #[derive(Debug)]
-struct Segment {
+pub(super) struct Segment {
     items: Vec<Value>,
-    _bytes: HeldBytes,
+    bytes: HeldBytes,
 }
 
 /// A conversation up to and including a response. Clones share the items.
@@ -71,16 +70,56 @@ pub(crate) struct Conversation(Vec<Arc<Segment>>);
 
 impl Segment {
     /// Counts the items toward a key.
-    fn new(owner: u64, items: Vec<Value>, memory: &Arc<SharedMemory>) -> Arc<Self> {
-        let bytes = items.iter().map(heap_bytes).sum();
-        Arc::new(Self { items, _bytes: memory.hold(owner, bytes) })
+    pub(super) fn new(owner: u64, items: Vec<Value>, memory: &Arc<SharedMemory>) -> Arc<Self> {
+        let bytes = size_of::<Self>() + items.iter().map(heap_bytes).sum::<usize>();
+        Arc::new(Self { items, bytes: memory.hold(owner, bytes) })
+    }
+
+    /// Estimated bytes of it and its entry in a list of segments.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.bytes() + Conversation::LIST_ENTRY
     }
 }
 
 impl Conversation {
-    /// Appends items, which count toward a key.
-    pub(super) fn push(&mut self, owner: u64, items: Vec<Value>, memory: &Arc<SharedMemory>) {
-        self.0.push(Segment::new(owner, items, memory));
+    /// Bytes of the list of segments per segment.
+    pub(super) const LIST_ENTRY: usize = size_of::<Arc<Segment>>();
+
+    /// Appends a segment.
+    pub(super) fn push(&mut self, segment: Arc<Segment>) {
+        self.0.push(segment);
+    }
+
+    /// Removes the last segment.
+    pub(super) fn pop(&mut self) {
+        self.0.pop();
+    }
+
+    /// Removes items; returns whether there were any. Other holders of their segments keep them.
+    pub(super) fn remove(
+        &mut self,
+        owner: u64,
+        is_removed: impl Fn(&Value) -> bool,
+        memory: &Arc<SharedMemory>,
+    ) -> bool {
+        let mut has_removed = false;
+        for segment in self.0.iter_mut().filter(|segment| segment.items.iter().any(&is_removed)) {
+            let kept = segment.items.iter().filter(|item| !is_removed(item)).cloned().collect();
+            *segment = Segment::new(owner, kept, memory);
+            has_removed = true;
+        }
+        self.0.retain(|segment| !segment.items.is_empty());
+        has_removed
+    }
+
+    /// Estimated bytes of the items and of the list of segments.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.iter().map(|segment| segment.bytes()).sum()
+    }
+
+    /// Estimated bytes of the list of segments, which clones do not share.
+    pub(super) fn list_bytes(&self) -> usize {
+        self.0.len() * Self::LIST_ENTRY
     }
 
     /// All items, from the first input on.

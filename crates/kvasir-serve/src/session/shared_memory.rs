@@ -53,6 +53,11 @@ impl SharedMemory {
 }
 
 impl HeldBytes {
+    /// The bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Counts further bytes toward the same key.
     pub(crate) fn grow(&mut self, more: usize) {
         *self.memory.lock().entry(self.owner).or_default() += more;

@@ -30,7 +30,7 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Res
         let id = format!("conv_{}", app.new_id());
         let head = ConversationHead { created: unix_seconds(), metadata };
         let answer = object(&id, &head);
-        app.conversations.insert(key, id, head, with_ids(app, items));
+        app.conversations.insert(key, id, head, with_ids(app, items))?;
         Ok(Json(answer))
     });
     created.await

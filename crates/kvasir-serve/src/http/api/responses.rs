@@ -41,6 +41,9 @@ use kvasir_chat::answer::Items;
 use serde_json::{Value, json};
 use std::{collections::HashMap, sync::Arc};
 
+/// Bytes that a conversation must have room for, beside the input, before a response in it begins.
+const ANSWER_ROOM: usize = 1 << 20;
+
 /// A response request that has been submitted to the engine.
 pub(crate) struct Responses {
     object: ResponseObject,
@@ -123,6 +126,12 @@ impl Responses {
                 "background",
                 "a WebSocket streams every response; send `background` with POST",
             ));
+        }
+        if let Some(id) = &request.conversation {
+            let input = body.fields.get("input").map_or(0, heap_bytes);
+            let room =
+                app.conversations.check_room(id, key, input.saturating_sub(before.bytes()) + ANSWER_ROOM);
+            room.map_err(|error| ApiError { param: Some("conversation".into()), ..error })?;
         }
         let id = app.new_id();
         let count = earlier.len();
