@@ -39,6 +39,19 @@ pub(crate) enum LogPart {
     Closed,
 }
 
+impl LogState {
+    /// Appends server-sent events, unless the log is closed.
+    fn push(&mut self, events: &str) {
+        if self.is_closed {
+            return;
+        }
+        for event in events.split_inclusive("\n\n").filter(|event| !event.starts_with(':')) {
+            self.bytes.grow(EVENT + event.len());
+            self.events.push(event.into());
+        }
+    }
+}
+
 impl EventLog {
     /// An empty log of this key.
     pub(super) fn new(owner: u64, memory: &Arc<SharedMemory>) -> Self {
@@ -48,23 +61,19 @@ impl EventLog {
 
     /// Appends server-sent events, each of which ends with an empty line. Comments are left out.
     pub(crate) fn push(&self, events: &str) {
-        let mut state = self.lock();
-        if state.is_closed {
-            return;
-        }
-        for event in events.split_inclusive("\n\n").filter(|event| !event.starts_with(':')) {
-            state.bytes.grow(EVENT + event.len());
-            state.events.push(event.into());
-        }
-        drop(state);
+        self.lock().push(events);
         self.changed.send_replace(());
     }
 
-    /// Appends the last event, which `event` writes from its number, and closes the log.
+    /// Appends the last event, which `event` writes from its number, and closes the log. The log is
+    /// locked meanwhile, so no other event gets that number.
     pub(crate) fn end(&self, event: impl FnOnce(usize) -> String) {
-        let number = self.lock().events.len();
-        self.push(&event(number));
-        self.close();
+        let mut state = self.lock();
+        let last = event(state.events.len());
+        state.push(&last);
+        state.is_closed = true;
+        drop(state);
+        self.changed.send_replace(());
     }
 
     /// Closes the log.
@@ -104,6 +113,7 @@ impl EventLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::{thread, time::Duration};
 
     #[test]
     fn events_keep_their_numbers() {
@@ -121,6 +131,21 @@ mod tests {
         assert!(memory.total() > 0);
         drop(log);
         assert_eq!(memory.total(), 0);
+    }
+
+    #[test]
+    fn the_last_event_shares_its_number_with_no_other() {
+        let log = EventLog::new(1, &Arc::default());
+        thread::scope(|scope| {
+            log.end(|number| {
+                scope.spawn(|| log.push("data: 0\n\n"));
+                // Long enough for the other thread to append, unless the log is locked.
+                thread::sleep(Duration::from_millis(50));
+                format!("data: {number}\n\n")
+            });
+        });
+        assert_eq!(log.read(0), LogPart::Events("data: 0\n\n".into(), 1));
+        assert_eq!(log.read(1), LogPart::Closed);
     }
 
     #[test]
