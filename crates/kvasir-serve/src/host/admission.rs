@@ -79,6 +79,8 @@ pub(crate) struct Client {
     pub(crate) tokens: u64,
     /// Time of the last delivery, for inter-token latency.
     pub(crate) delivered_at: Option<Instant>,
+    /// Its connection is cut, so it gets no more output; the engine has not confirmed the end yet.
+    pub(crate) is_cut: bool,
 }
 
 /// Open answers of a key and their tokens.
@@ -188,7 +190,7 @@ mod tests {
 
     fn client(key: u64, tokens: u64) -> Client {
         let (buffer, context) = (Arc::default(), Arc::default());
-        Client { buffer, context, key, key_metrics: None, tokens, delivered_at: None }
+        Client { buffer, context, key, key_metrics: None, tokens, delivered_at: None, is_cut: false }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! this thread.
 
 use crate::context::request_context::RequestContext;
-use crate::host::admission::Clients;
+use crate::host::admission::{Client, Clients};
 use crate::host::lock::{Mutex, locked};
 use crate::host::request_output::RequestOutput;
 use crate::metrics::Metrics;
@@ -50,22 +50,22 @@ impl Delivery {
             summary.iter().for_each(|summary| self.metrics.ended(summary, key_metrics));
             // A disconnected client's request is aborted when its stream is dropped.
             let Some(client) = client else { continue };
-            let (tenant, mut charged) = (client.context.tenant(), Ok(()));
-            self.wakers.extend(client.buffer.put(|output| {
-                output.tokens.extend_from_slice(tokens);
-                output.logprobs.extend(logprobs.iter().map(|(_, logprobs)| logprobs.clone()));
-                output.scores.extend_from_slice(scores);
-                output.hidden.extend_from_slice(hidden);
-                output.ended = summary.copied();
-                charged = output.charge(tenant);
-            }));
-            if charged.is_err() {
-                self.cut(&mut clients, event.tag);
-                continue;
-            }
-            if let Some(before) = client.delivered_at.replace(now).filter(|_| !tokens.is_empty()) {
-                let inter_token = now.saturating_duration_since(before).as_nanos();
-                self.metrics.inter_token(u64::try_from(inter_token).unwrap_or(u64::MAX));
+            if !client.is_cut {
+                let (tenant, mut charged) = (client.context.tenant(), Ok(()));
+                self.wakers.extend(client.buffer.put(|output| {
+                    output.tokens.extend_from_slice(tokens);
+                    output.logprobs.extend(logprobs.iter().map(|(_, logprobs)| logprobs.clone()));
+                    output.scores.extend_from_slice(scores);
+                    output.hidden.extend_from_slice(hidden);
+                    output.ended = summary.copied();
+                    charged = output.charge(tenant);
+                }));
+                if charged.is_err() {
+                    self.cut(client);
+                } else if let Some(before) = client.delivered_at.replace(now).filter(|_| !tokens.is_empty()) {
+                    let inter_token = now.saturating_duration_since(before).as_nanos();
+                    self.metrics.inter_token(u64::try_from(inter_token).unwrap_or(u64::MAX));
+                }
             }
             if event.finish.is_some() {
                 let client = clients.remove(event.tag);
@@ -79,9 +79,9 @@ impl Delivery {
     }
 
     /// Closes the connection of a client that does not read its answer, and drops the unread
-    /// output.
-    fn cut(&mut self, clients: &mut Clients, tag: u64) {
-        let Some(client) = clients.remove(tag) else { return };
+    /// output. The client stays registered until the request ends, which is counted and reported.
+    fn cut(&mut self, client: &mut Client) {
+        client.is_cut = true;
         self.wakers.extend(client.buffer.put(RequestOutput::clear));
         self.wakers.extend(client.buffer.close());
         // Its stream is then dropped, which aborts the request.
@@ -110,6 +110,7 @@ mod tests {
     use crate::host::engine_thread::{Host, Submission};
     use crate::host::request_output::RequestOutput;
     use crate::memory_budget::STREAMS;
+    use crate::metrics::prometheus::Names;
     use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request};
     use kvasir_kv::{CacheConfig, CacheKind, build};
     use kvasir_sim::Toy;
@@ -122,26 +123,36 @@ mod tests {
         let core = Core::new(limits, Order::Fcfs, Box::new(Chunked::new(64, Mixing::Off)), cache);
         let engine = Engine::new(core, Toy::new(), || 0);
         let timeout = Duration::from_secs(60);
-        let host = Host::start(engine, AdmissionLimits::default(), Arc::default(), timeout).unwrap();
+        let (reports, received) = Reports::channel();
+        let host = Host::start(engine, AdmissionLimits::default(), reports, timeout).unwrap();
         // Other streams of the key use up its share of the budget.
         let mut held = STREAMS.hold_for(Tenant::Key(815));
         held.grow_to(STREAMS.tenant_bytes() - (32 << 10)).unwrap();
         held.fill_reserve();
-        let context = Arc::new(RequestContext { key: 815, ..RequestContext::default() });
+        let key_name = Some("slow".to_owned());
+        let context = Arc::new(RequestContext { key: 815, key_name, ..RequestContext::default() });
         let params = Params { max_tokens: 18_000, ignore_eos: true, key: 815, ..Params::default() };
         let request = Request { prompt: vec![5; 3], params, ..Request::default() };
         let submission = Submission { request, tokens: 18_003 };
         let mut streams = context.clone().scope_sync(|| host.submit(vec![submission], 1)).unwrap();
         // Its backlog is charged from 64 KiB on, which are 16,384 tokens.
-        while host.open() > 0 {
+        while !context.connection.poll(&std::task::Context::from_waker(Waker::noop())) {
             sleep(Duration::from_millis(10));
         }
-        assert!(context.connection.poll(&std::task::Context::from_waker(Waker::noop())));
         let error = streams[0].next(&mut RequestOutput::default()).await.map(drop);
         let error = match error {
             Ok(()) => streams[0].next(&mut RequestOutput::default()).await.unwrap_err(),
             Err(error) => error,
         };
         assert_eq!(error.status, 503);
+        drop(streams);
+        let ended = received.recv_timeout(timeout).unwrap();
+        assert!(matches!(ended, ReportEvent::Ended { context, .. } if context.key == 815), "the log has it");
+        assert_eq!(host.open(), 0);
+        let page = host.metrics().page(Names::Own, "tiny", 0);
+        let is_counted = |line: &str| {
+            line.contains("key_requests_total{") && line.contains("\"slow\"") && line.ends_with(" 1")
+        };
+        assert!(page.lines().any(is_counted), "{page}");
     }
 }

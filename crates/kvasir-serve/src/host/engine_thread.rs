@@ -147,8 +147,16 @@ impl Host {
             streams.extend((request.tag..request.tag + n).map(|tag| {
                 let buffer = Arc::<OutputBuffer<RequestOutput>>::default();
                 let (context, key_metrics, delivered_at) = (context.clone(), key_metrics.clone(), None);
-                let client =
-                    Client { buffer: buffer.clone(), context, key, key_metrics, tokens, delivered_at };
+                let buffered = buffer.clone();
+                let client = Client {
+                    buffer: buffered,
+                    context,
+                    key,
+                    key_metrics,
+                    tokens,
+                    delivered_at,
+                    is_cut: false,
+                };
                 clients.insert(tag, client);
                 TokenStream { tag, buffer, host: self.clone(), ended: false }
             }));

@@ -47,6 +47,13 @@ impl Reports {
         }))
     }
 
+    /// Reports to a test.
+    #[cfg(test)]
+    pub(crate) fn channel() -> (Arc<Self>, Receiver<ReportEvent>) {
+        let (send, receive) = sync_channel(QUEUE_CAPACITY);
+        (Arc::new(Self { log: Some(send), ..Self::default() }), receive)
+    }
+
     /// Whether any sink is configured.
     pub fn is_wanted(&self) -> bool {
         self.log.is_some() || self.traces.is_some()
