@@ -36,12 +36,14 @@ impl Delivery {
         let mut clients = locked(clients);
         for (tag, cached) in &outbox.admitted {
             if let Some(client) = clients.by_tag.get_mut(tag) {
-                self.wakers.extend(client.buffer.put(|output| output.cached = Some(*cached)));
+                self.wakers.extend(client.buffer.put(|output| {
+                    (output.cached, output.admitted) = (Some(*cached), Some(now));
+                }));
             }
         }
         for (tag, processed) in &outbox.progress {
             if let Some(client) = clients.by_tag.get_mut(tag) {
-                self.wakers.extend(client.buffer.put(|output| output.processed = Some(*processed)));
+                self.wakers.extend(client.buffer.put(|output| output.processed = Some((*processed, now))));
             }
         }
         for EventOutput { event, tokens, logprobs, scores, hidden, summary } in outbox.iter() {

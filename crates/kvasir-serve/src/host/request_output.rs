@@ -6,6 +6,7 @@ use crate::memory_budget::{HeldMemory, MAX_UNREAD, STREAMS};
 use kvasir_engine::Summary;
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::Token;
+use std::time::Instant;
 
 /// Output of one answer since it was last read. Its buffers are reused.
 #[derive(Debug, Default)]
@@ -19,8 +20,11 @@ pub struct RequestOutput {
     pub scores: Vec<TokenLogprobs>,
     /// Prompt tokens served from the KV cache, once, when the request is admitted.
     pub cached: Option<u32>,
-    /// Prompt tokens whose K/V is written, if the request has `return_progress`.
-    pub processed: Option<u32>,
+    /// When it was admitted, with `cached`.
+    pub admitted: Option<Instant>,
+    /// Prompt tokens whose K/V is written, and the end of the step that wrote the last of them, if
+    /// the request has `return_progress`.
+    pub processed: Option<(u32, Instant)>,
     /// Hidden state of the prompt's last token, with the first output if requested.
     pub hidden: Vec<f32>,
     /// The outcome, with the last output.
@@ -35,6 +39,7 @@ impl RequestOutput {
         self.scores.clear();
         self.hidden.clear();
         self.cached = None;
+        self.admitted = None;
         self.processed = None;
         self.ended = None;
         self.unread = Unread::default();

@@ -1,8 +1,38 @@
 //! Streams that are read late: their backlog arrives whole, in events of bounded size.
 
 use super::server::Server;
+use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
 use kvasir_kv::CacheKind;
+use kvasir_sim::Toy;
 use serde_json::{Value, json};
+use std::{thread::sleep, time::Duration};
+
+/// Milliseconds of a step of [`Slow`].
+const STEP_MS: u64 = 30;
+
+/// A device whose steps take time.
+struct Slow(Toy);
+
+impl Executor for Slow {
+    type Pending = u64;
+
+    fn abilities(&self) -> Abilities {
+        self.0.abilities()
+    }
+
+    fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+        self.0.bind(row, spec);
+    }
+
+    fn submit(&mut self, step: Box<Step>) -> Result<u64, Refused> {
+        self.0.submit(step)
+    }
+
+    fn wait(&mut self, pending: u64) -> (Box<Step>, Result<(), StepError>) {
+        sleep(Duration::from_millis(STEP_MS));
+        self.0.wait(pending)
+    }
+}
 
 fn ids(choice: &Value) -> Vec<u64> {
     let ids = choice["token_ids"].as_array();
@@ -24,4 +54,16 @@ fn backlogs_arrive_whole_in_events_of_bounded_size() {
     assert_eq!((parts.concat().len(), parts.concat()), (900, ids(&whole["choices"][0])));
     let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
     assert_eq!(whole["choices"][0]["text"], text);
+}
+
+#[test]
+fn prefill_progress_is_timed_by_its_steps() {
+    let server = Server::on(Slow(Toy::new()), CacheKind::Radix, 1000, &[]);
+    let body = json!({"prompt": vec![7; 700], "n_predict": 2, "stream": true, "return_progress": true});
+    let events = server.late_events("/completion", &body);
+    let reports: Vec<&Value> = events.iter().filter_map(|event| event.get("prompt_progress")).collect();
+    let last = reports.last().unwrap();
+    assert_eq!((&reports[0]["time_ms"], &last["processed"]), (&json!(0), &json!(700)), "{reports:?}");
+    // Three chunks of at most 256 tokens, the first of which may begin with the admission.
+    assert!(last["time_ms"].as_u64().unwrap() >= 2 * STEP_MS, "{last}");
 }

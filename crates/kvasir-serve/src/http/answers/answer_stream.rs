@@ -296,14 +296,11 @@ impl AnswerStream {
     /// Adds the prefill progress of `output` to the increment, if requested.
     fn note_prefill(&mut self, output: &RequestOutput, increment: &mut AnswerIncrement) {
         let Some(total) = self.prompt_tokens else { return };
-        if output.cached.is_some() {
-            self.admitted = Instant::now();
-        }
-        let reports = [(output.cached, Duration::ZERO), (output.processed, self.admitted.elapsed())];
-        for (processed, elapsed) in reports {
-            let cached = self.progress.cached;
-            let report = processed.map(|processed| PromptProgress { total, cached, processed, elapsed });
-            increment.prompt_progress.extend(report);
+        self.admitted = output.admitted.unwrap_or(self.admitted);
+        let at_admission = output.cached.map(|cached| (cached, self.admitted));
+        for (processed, at) in at_admission.into_iter().chain(output.processed) {
+            let (cached, elapsed) = (self.progress.cached, at.saturating_duration_since(self.admitted));
+            increment.prompt_progress.push(PromptProgress { total, cached, processed, elapsed });
         }
     }
 
