@@ -2,9 +2,10 @@
 //! those that the provider runs.
 //!
 //! The client runs `bash_*`, `text_editor_*`, `memory_*` and `computer_*`, and their schemas are
-//! Anthropic's: they become functions under their `name`, whose calls go back as `tool_use`. Tools
-//! that the provider runs (`web_search_*`, `web_fetch_*`, `code_execution_*`, …) are left out and
-//! recorded as ignored, whatever the rule for unknown fields.
+//! Anthropic's: they become functions under their `name`, whose calls go back as `tool_use`. A
+//! version that [`CLIENT_TOOLS`] lacks is refused, since its schema is unknown. Tools that the
+//! provider runs ([`PROVIDER_TOOLS`]) are left out and recorded as ignored, whatever the rule for
+//! unknown fields. Other types are unknown: left out and recorded, or refused.
 
 use crate::error::ApiError;
 use crate::request::reader::Reader;
@@ -18,10 +19,11 @@ pub(super) fn all(body: &Reader) -> Result<Vec<Tool>, ApiError> {
         None | Some("custom") => Ok(vec![function(tool)?]),
         Some(kind) => match client_tool(kind, tool)? {
             Some((description, schema)) => Ok(vec![known_tool(tool, &description, schema)?]),
-            None => {
+            None if is_provider_tool(kind) => {
                 tool.ignore(kind);
                 Ok(Vec::new())
             }
+            None => tool.unknown(kind).map(|()| Vec::new()).map_err(|_| unknown_type(tool, kind)),
         },
     })?;
     Ok(without_deferred(body, tools))
@@ -46,18 +48,70 @@ fn known_tool(tool: &Reader, description: &str, schema: Value) -> Result<Tool, A
     Ok(read_function(tool, "input_schema")?.offering(description, schema))
 }
 
-/// Description and input schema of a tool that the client runs; none for other tools.
+/// Tools that the client runs, each with the dates of its versions.
+const CLIENT_TOOLS: &[(&str, &[u32])] = &[
+    ("bash", &[20_241_022, 20_250_124]),
+    ("text_editor", &[20_241_022, 20_250_124, 20_250_429, 20_250_728]),
+    ("memory", &[20_250_818]),
+    ("computer", &[20_241_022, 20_250_124, 20_251_124]),
+];
+
+/// Tools that the provider runs; a date may follow the name.
+const PROVIDER_TOOLS: &[&str] = &[
+    "web_search",
+    "web_fetch",
+    "code_execution",
+    "tool_search_tool_regex",
+    "tool_search_tool_bm25",
+    "advisor",
+    "mcp_toolset",
+];
+
+/// Whether this type is a tool of the provider, of any version.
+fn is_provider_tool(kind: &str) -> bool {
+    let is_date = |text: &str| text.len() == 8 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let dated = kind.rsplit_once('_').filter(|(_, date)| is_date(date));
+    PROVIDER_TOOLS.contains(&dated.map_or(kind, |(family, _)| family))
+}
+
+/// Description and input schema of a tool that the client runs; none for other tools. Refuses an
+/// unknown version.
 fn client_tool(kind: &str, tool: &Reader) -> Result<Option<(String, Value)>, ApiError> {
-    let Some((family, version)) = kind.rsplit_once('_') else { return Ok(None) };
-    // Versions are dates; a type without a date is the newest version.
-    let version = version.parse().unwrap_or(u32::MAX);
-    Ok(match family {
-        "bash" => Some(bash()),
-        "text_editor" => Some(text_editor(version, tool)?),
-        "memory" => Some(memory()),
-        "computer" => Some(computer(version, tool)?),
-        _ => None,
-    })
+    let own =
+        |(family, _): &&(&str, &[u32])| kind.strip_prefix(family).is_some_and(|rest| rest.starts_with('_'));
+    let Some((family, versions)) = CLIENT_TOOLS.iter().find(own) else { return Ok(None) };
+    let version = versions.iter().find(|version| format!("{family}_{version}") == kind);
+    let version = *version.ok_or_else(|| {
+        let known: Vec<String> = versions.iter().map(|version| format!("`{family}_{version}`")).collect();
+        tool.error(
+            "type",
+            format!("is `{}`, of which known versions are {}", shortened(kind), known.join(", ")),
+        )
+    })?;
+    Ok(Some(match *family {
+        "text_editor" => text_editor(version, tool)?,
+        "computer" => computer(version, tool)?,
+        "memory" => memory(),
+        _ => bash(),
+    }))
+}
+
+/// The refusal of a type that is neither a tool of the client nor one of the provider.
+fn unknown_type(tool: &Reader, kind: &str) -> ApiError {
+    let client = CLIENT_TOOLS
+        .iter()
+        .flat_map(|(family, versions)| versions.iter().map(move |version| format!("`{family}_{version}`")));
+    let provider = PROVIDER_TOOLS.iter().map(|family| match *family {
+        "mcp_toolset" => format!("`{family}`"),
+        _ => format!("`{family}_DATE`"),
+    });
+    let known: Vec<String> = ["`custom`".to_owned()].into_iter().chain(client).chain(provider).collect();
+    tool.error("type", format!("is `{}`, which is unknown; known are {}", shortened(kind), known.join(", ")))
+}
+
+/// A type for an error message, of bounded length.
+fn shortened(kind: &str) -> &str {
+    &kind[..kind.floor_char_boundary(64)]
 }
 
 fn text(description: &str) -> Value {
@@ -278,6 +332,29 @@ mod tests {
             let (tools, ignored) = read(json!([{"type": kind, "name": "x", "max_uses": 5}]));
             assert_eq!((tools.unwrap().len(), ignored), (0, vec![format!("tools[].{kind}")]));
         }
+    }
+
+    #[test]
+    fn unknown_types_and_versions_are_answered_with_the_known_ones() {
+        for (kind, known) in [
+            ("bash_20990101", "`bash_20241022`, `bash_20250124`"),
+            ("bash_", "`bash_20250124`"),
+            ("bash_latest", "`bash_20250124`"),
+            ("memory_20250124", "`memory_20250818`"),
+            ("computer_use_20250124", "`computer_20251124`"),
+            ("browser", "`web_search_DATE`"),
+            ("web_search_new", "`web_search_DATE`"),
+        ] {
+            let (refused, ignored) = read(json!([{"type": kind, "name": "x"}]));
+            let error = refused.unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("tools[0].type"), "{kind}");
+            assert!(error.message.contains(kind) && error.message.contains(known), "{}", error.message);
+            assert_eq!(ignored, Vec::<String>::new());
+        }
+        let ignored = IgnoredFields::default();
+        let body = json!({"tools": [{"type": "browser", "name": "x"}]});
+        let tools = all(&Reader::new(body.as_object().unwrap(), &ignored)).unwrap();
+        assert_eq!((tools.len(), ignored.names()), (0, vec!["tools[].browser".to_owned()]));
     }
 
     #[test]
