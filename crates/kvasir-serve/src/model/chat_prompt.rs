@@ -30,10 +30,12 @@ impl Model {
         if request.earlier.is_empty() {
             return encode(request.add_special_tokens);
         }
-        // The earlier answer may end with the token that the template writes after an answer.
+        // An answer that was not cut ends with the token that the template writes after an answer.
+        // Any other token that both have in common belongs to each.
         let (mut ids, next) = (request.earlier.clone(), encode(false)?);
-        let repeats = next.first() == ids.last();
-        ids.extend(&next[usize::from(repeats)..]);
+        let is_repeated =
+            next.first() == ids.last() && ids.last().is_some_and(|id| self.facts.eos.contains(id));
+        ids.extend(&next[usize::from(is_repeated)..]);
         Ok(ids)
     }
 

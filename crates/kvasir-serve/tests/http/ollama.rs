@@ -202,6 +202,24 @@ fn a_context_continues_its_conversation() {
     assert_eq!(server.ignored("/api/generate", &again).as_deref(), Some("system"));
 }
 
+/// The template writes a newline behind an answer, and the answer was cut behind one.
+#[test]
+fn a_context_that_ends_by_chance_as_the_template_continues_keeps_both() {
+    let server = Server::serving(|model| {
+        let template = "{% for m in messages %}{{ m.content }}\n{% endfor %}";
+        Model::new(model.name, model.chat.with_template(template).unwrap(), model.facts)
+    });
+    let newline = server.post("/tokenize", &json!({"content": "\n"})).1["tokens"][0].clone();
+    let evaluated = |context: Value| {
+        let options = json!({"num_predict": 1});
+        let body = json!({"prompt": "four", "context": context, "stream": false, "options": options});
+        let (status, whole) = server.post("/api/generate", &body);
+        assert_eq!(status, 200, "{whole}");
+        whole["prompt_eval_count"].as_u64().unwrap()
+    };
+    assert_eq!(evaluated(json!([7, newline])), evaluated(json!([7, 8])));
+}
+
 #[test]
 fn a_context_goes_with_the_template_only() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
