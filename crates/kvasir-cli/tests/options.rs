@@ -272,7 +272,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("serve", "step-timeout", "| --step-timeout 0"),
     ("serve", "temperature", "| --temperature 101"),
     ("serve", "top-k", "| --top-k -1"),
-    ("serve", "top-p", "| --top-p 0"),
+    ("serve", "top-p", "| --top-p 1.5"),
     ("serve", "min-p", "| --min-p 2"),
     ("serve", "repetition-penalty", "| --repetition-penalty 0"),
     ("serve", "presence-penalty", "| --presence-penalty 3"),

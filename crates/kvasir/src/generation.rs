@@ -48,7 +48,7 @@ fn defaults(config: &Json) -> Result<Sampling, Error> {
     };
     let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
     set(&mut sampling.temperature, number("temperature", |t| (0.0..=100.0).contains(&t))?);
-    set(&mut sampling.top_p, number("top_p", |p| p > 0.0 && p <= 1.0)?);
+    set(&mut sampling.top_p, number("top_p", |p| (0.0..=1.0).contains(&p))?);
     set(&mut sampling.min_p, number("min_p", |p| (0.0..=1.0).contains(&p))?);
     set(&mut sampling.repetition_penalty, number("repetition_penalty", |p| p > 0.0 && p <= 100.0)?);
     set(&mut sampling.presence_penalty, number("presence_penalty", |p| p.abs() <= 100.0)?);
@@ -88,7 +88,7 @@ mod tests {
         for (key, value) in [
             ("temperature", json!(-1)),
             ("temperature", json!("hot")),
-            ("top_p", json!(0)),
+            ("top_p", json!(-0.1)),
             ("top_k", json!(1.5)),
             ("repetition_penalty", json!(0)),
         ] {

@@ -12,8 +12,8 @@ pub(crate) struct SamplingDefaults {
     /// Default top-k of requests; 0 keeps all tokens [default: the model's]
     #[arg(long, env = "KVASIR_TOP_K", value_name = "K")]
     top_k: Option<u32>,
-    /// Default top-p of requests: cumulative probability that is kept [default: the model's]
-    #[arg(long, env = "KVASIR_TOP_P", value_name = "P", value_parser = above_zero)]
+    /// Default top-p of requests: cumulative probability that is kept; 0 keeps the most likely token [default: the model's]
+    #[arg(long, env = "KVASIR_TOP_P", value_name = "P", value_parser = |text: &str| number(text, 0.0, 1.0))]
     top_p: Option<f32>,
     /// Default min-p of requests: minimum probability, relative to the most likely token [default: the model's]
     #[arg(long, env = "KVASIR_MIN_P", value_name = "P", value_parser = |text: &str| number(text, 0.0, 1.0))]
@@ -56,9 +56,4 @@ impl SamplingDefaults {
 fn number(text: &str, low: f32, high: f32) -> Result<f32, String> {
     let number = text.parse().ok().filter(|number| (low..=high).contains(number));
     number.ok_or_else(|| format!("must be a number from {low} to {high}"))
-}
-
-fn above_zero(text: &str) -> Result<f32, String> {
-    let number = number(text, 0.0, 1.0).ok().filter(|number| *number > 0.0);
-    number.ok_or_else(|| "must be a number above 0 and at most 1".into())
 }

@@ -108,7 +108,7 @@ impl Params {
         let in_range =
             |ok: bool, which: Parameter| if ok { Ok(()) } else { Err(Refusal::BadParameter(which)) };
         in_range(s.temperature.is_finite() && s.temperature >= 0.0, Parameter::Temperature)?;
-        in_range(s.top_p > 0.0 && s.top_p <= 1.0, Parameter::TopP)?;
+        in_range((0.0..=1.0).contains(&s.top_p), Parameter::TopP)?;
         in_range((0.0..=1.0).contains(&s.min_p), Parameter::MinP)?;
         in_range(
             s.repetition_penalty.is_finite() && s.repetition_penalty > 0.0,
@@ -186,7 +186,8 @@ mod tests {
         let bad = |parameter| Err(Refusal::BadParameter(parameter));
         assert_eq!(with(|p| p.sampling.temperature = -1.0), bad(Parameter::Temperature));
         assert_eq!(with(|p| p.sampling.temperature = f32::NAN), bad(Parameter::Temperature));
-        assert_eq!(with(|p| p.sampling.top_p = 0.0), bad(Parameter::TopP));
+        assert_eq!(with(|p| p.sampling.top_p = 0.0), Ok(()));
+        assert_eq!(with(|p| p.sampling.top_p = -0.01), bad(Parameter::TopP));
         assert_eq!(with(|p| p.sampling.top_p = 1.01), bad(Parameter::TopP));
         assert_eq!(with(|p| p.sampling.min_p = f32::NAN), bad(Parameter::MinP));
         assert_eq!(with(|p| p.sampling.repetition_penalty = 0.0), bad(Parameter::RepetitionPenalty));

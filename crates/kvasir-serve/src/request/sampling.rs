@@ -81,8 +81,7 @@ impl SamplingFields {
         let mut sampling = *defaults;
         let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
         set(&mut sampling.temperature, body.number("temperature", 0.0..=MAX_TEMPERATURE)?);
-        // 0 keeps the most likely token, as the smallest positive probability does.
-        set(&mut sampling.top_p, body.number("top_p", 0.0..=1.0)?.map(|p| p.max(f32::MIN_POSITIVE)));
+        set(&mut sampling.top_p, body.number("top_p", 0.0..=1.0)?);
         set(&mut sampling.min_p, body.number("min_p", 0.0..=1.0)?);
         set(&mut sampling.presence_penalty, body.number("presence_penalty", -2.0..=2.0)?);
         set(&mut sampling.frequency_penalty, body.number("frequency_penalty", -2.0..=2.0)?);
