@@ -16,6 +16,8 @@ const MAX_NAMES: usize = 256;
 const UNNAMED: &str = "unnamed";
 /// Label of keys whose names are beyond `MAX_NAMES`.
 const OTHERS: &str = "others";
+/// Labels that no key may have as its name.
+pub(crate) const RESERVED_LABELS: [&str; 2] = [UNNAMED, OTHERS];
 
 /// Counters of all keys with the same label.
 #[derive(Debug, Default)]

@@ -1,6 +1,7 @@
 //! API key authentication, with names for logs and a list that can be replaced while serving.
 
 use crate::error::ApiError;
+use crate::metrics::per_key::RESERVED_LABELS;
 use axum::http::{HeaderMap, header::AUTHORIZATION};
 use std::{
     collections::HashMap,
@@ -38,6 +39,12 @@ impl ApiKey {
                 Some((secret, mark)) if mark.trim() == "admin" => (secret, true),
                 _ => (secret, false),
             };
+            if let Some(label) = name.as_deref().filter(|name| RESERVED_LABELS.contains(name)) {
+                return Err(format!(
+                    "line {} names a key `{label}`, as metrics do keys without a name or beyond the number of labels; give it another name",
+                    at + 1
+                ));
+            }
             let is_plain = secret.bytes().all(|byte| byte.is_ascii_graphic());
             if secret.is_empty() || !is_plain || name.as_deref() == Some("") {
                 return Err(format!(
@@ -215,6 +222,14 @@ mod tests {
         assert_eq!(ApiKey::parse_file(text), Ok(all));
         for (wrong, line) in [("a: ", 1), ("ok\n: x", 2), ("two words", 1), ("a: admin b", 1)] {
             assert!(ApiKey::parse_file(wrong).unwrap_err().starts_with(&format!("line {line} ")), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn names_that_metrics_use_are_refused() {
+        for name in ["others", "unnamed"] {
+            let why = ApiKey::parse_file(&format!("alice: sk-1\n{name}: sk-2")).unwrap_err();
+            assert!(why.starts_with("line 2 ") && why.contains(name), "{why}");
         }
     }
 }
