@@ -88,7 +88,8 @@ pub(super) async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     let own = ENDPOINTS.iter().filter(is_own);
     let taken: Vec<String> = own.map(|endpoint| endpoint.method.to_uppercase()).collect();
     let message = format!("`{path}` takes {}, not {method}", taken.join(" and "));
-    ApiError::wrong_method(message, taken.join(", "))
+    // The router answers HEAD where it answers GET.
+    ApiError::wrong_method(message, taken.join(", ").replace("GET", "GET, HEAD"))
 }
 
 fn explanation(method: &str, path: &str) -> String {
@@ -100,7 +101,7 @@ fn explanation(method: &str, path: &str) -> String {
     if let Some((_, what)) = other {
         return format!("{begin}: {what}");
     }
-    match similar(path) {
+    match similar(method, path) {
         Some(Endpoint { method, path, .. }) => {
             format!("{begin}; did you mean `{} {path}`?", method.to_uppercase())
         }
@@ -109,11 +110,16 @@ fn explanation(method: &str, path: &str) -> String {
 }
 
 /// The endpoint whose path is a suffix of this one, or the reverse: clients are configured with
-/// addresses with and without `/v1`.
-fn similar(path: &str) -> Option<&'static Endpoint> {
+/// addresses with and without `/v1`. Of endpoints with equally similar paths, one that takes the
+/// method.
+fn similar(method: &str, path: &str) -> Option<&'static Endpoint> {
     let requested = segments(path);
+    let method = if method == "HEAD" { "GET" } else { method };
     let alike = ENDPOINTS.iter().filter(|endpoint| match_suffix(endpoint, &requested).is_some());
-    alike.min_by_key(|endpoint| endpoint.path.split('/').count().abs_diff(requested.len() + 1))
+    alike.min_by_key(|endpoint| {
+        let distance = endpoint.path.split('/').count().abs_diff(requested.len() + 1);
+        (distance, !endpoint.method.eq_ignore_ascii_case(method))
+    })
 }
 
 fn segments(path: &str) -> Vec<&str> {
@@ -158,6 +164,15 @@ mod tests {
             assert!(text.contains(words) && text.contains(path), "{path}: {text}");
         }
         assert!(explanation("GET", &"/x".repeat(10_000)).len() < 300);
+        for (method, path, route) in [
+            ("GET", "/responses", "`GET /v1/responses`?"),
+            ("HEAD", "/responses", "`GET /v1/responses`?"),
+            ("DELETE", "/sessions/s1", "`DELETE /v1/sessions/{id}`?"),
+            ("PUT", "/sessions/s1", "`GET /v1/sessions/{id}`?"),
+        ] {
+            let text = explanation(method, path);
+            assert!(text.contains(route), "{method} {path}: {text}");
+        }
     }
 
     #[test]

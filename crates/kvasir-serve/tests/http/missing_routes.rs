@@ -33,15 +33,15 @@ fn a_wrong_method_names_the_right_ones() {
     for (method, path, allow) in [
         ("GET", "/v1/chat/completions", "POST"),
         ("GET", "/v1/messages", "POST"),
-        ("POST", "/v1/models", "GET"),
-        ("PUT", "/v1/sessions", "GET, POST"),
-        ("PATCH", "/v1/sessions/s1", "GET, DELETE"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("PUT", "/v1/sessions", "GET, HEAD, POST"),
+        ("PATCH", "/v1/sessions/s1", "GET, HEAD, DELETE"),
         ("GET", "/api/chat", "POST"),
     ] {
         let (status, headers) = server.head(method, path, &[]);
         assert_eq!((status, headers["allow"].to_str().unwrap()), (405, allow), "{method} {path}");
         let (_, answer) = server.send(method, path, "", "");
-        let (text, taken) = (answer.to_string(), allow.replace(", ", " and "));
+        let (text, taken) = (answer.to_string(), allow.replace(", HEAD", "").replace(", ", " and "));
         assert!(text.contains(&format!("takes {taken}, not {method}")), "{text}");
     }
 }
