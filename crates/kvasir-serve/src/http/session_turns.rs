@@ -31,6 +31,13 @@ impl App {
         }
     }
 
+    /// Ends a pinned prefix, or all, of a key or of all keys; returns them.
+    pub(super) fn end_pins(&self, id: Option<SessionId>, owner: Option<u64>) -> Vec<SessionId> {
+        let ended = self.pins.remove(id, owner);
+        ended.iter().for_each(|id| self.host.end_session(*id));
+        ended
+    }
+
     pub(super) fn new_session(&self) -> SessionId {
         loop {
             let id = SessionId(self.random_u64());

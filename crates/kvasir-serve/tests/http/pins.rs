@@ -67,3 +67,12 @@ fn admins_list_and_end_the_pins_of_all_keys() {
     assert_eq!(server.send("DELETE", "/v1/admin/pins", "boss", "").0, 200);
     assert_eq!(pins(&server, "/v1/admin/pins", "boss"), [] as [Value; 0]);
 }
+
+#[test]
+fn erasing_a_slot_ends_the_pins_of_the_key() {
+    let server = server();
+    pin(&server, "alice", "one two three ");
+    pin(&server, "bob", "four five six ");
+    assert_eq!(server.send("POST", "/slots/0?action=erase", "alice", "").0, 200);
+    assert_eq!((pins(&server, "/v1/pins", "alice").len(), pins(&server, "/v1/pins", "bob").len()), (0, 1));
+}

@@ -87,9 +87,7 @@ fn listed(app: &App, owner: Option<u64>) -> Json<Value> {
 
 /// Ends pins: one or all, of a key or of all keys.
 fn deleted(app: &App, id: Option<kvasir_engine::SessionId>, owner: Option<u64>) -> Json<Value> {
-    let ended = app.pins.remove(id, owner);
-    ended.iter().for_each(|id| app.host.end_session(*id));
-    let names: Vec<String> = ended.into_iter().map(pins::name).collect();
+    let names: Vec<String> = app.end_pins(id, owner).into_iter().map(pins::name).collect();
     Json(json!({"object": "list", "deleted": names}))
 }
 
