@@ -197,6 +197,26 @@ fn request_beyond_its_keys_entitlement_preempts_none() {
     });
 }
 
+/// A prompt that is not split, and exceeds the rest of its key's share, leaves the step to others.
+#[test]
+fn whole_prompts_keep_to_the_share_of_their_key() {
+    for chunking in [Chunking::Off, Chunking::First] {
+        let policy = Box::new(PrefillFirst::new(chunking, 0.0));
+        let mut device = Device::new(Order::Fair, policy, 64, 1 << 18, 0);
+        // The other key has more running, so that the requests of this one come first.
+        (0..10).for_each(|_| device.fill(LIGHT, 40, 400, 1));
+        (0..3).for_each(|_| drop(device.step()));
+        let heavy = [(); 3].map(|()| device.add(HEAVY, 400, 4, 1));
+        let light = device.add(LIGHT, 400, 4, 1);
+        let ids = (0..9).map(|_| device.step()).find(|ids| ids.contains(&heavy[0].0)).unwrap();
+        assert!(ids.contains(&light.0) && !ids.contains(&heavy[1].0), "{chunking:?}: {ids:?}");
+        // One that exceeds the whole share runs alone among its key's.
+        let large = device.add(HEAVY, 1000, 4, 1);
+        device.add(LIGHT, 1000, 4, 1);
+        assert!(device.steps_ahead(large) < 20, "{chunking:?}");
+    }
+}
+
 #[test]
 fn oversized_request_is_overtaken_by_its_own_slots_of_each_other_key() {
     each(64, 1 << 12, |mut device, name| {

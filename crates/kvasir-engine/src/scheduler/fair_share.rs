@@ -168,6 +168,11 @@ impl PrefillShares {
         self.level.map_or(u32::MAX, |level| level.saturating_sub(fed))
     }
 
+    /// Whether a key has been fed nothing.
+    pub(crate) fn is_unused(&self, key: u64) -> bool {
+        !self.fed.contains_key(&key)
+    }
+
     /// Counts prompt tokens that a key is fed.
     pub(crate) fn feed(&mut self, key: u64, tokens: u32) {
         if self.level.is_some() {

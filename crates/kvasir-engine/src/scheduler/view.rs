@@ -217,6 +217,11 @@ impl<'a> SchedulerView<'a> {
     pub fn prefill_tokens_left(&self, entry: u32) -> u32 {
         self.state.prefill_shares.left(self.sequence(entry).params().key)
     }
+    /// Whether the step feeds no other prompt of this sequence's key yet, where keys share its prompt
+    /// tokens.
+    pub fn is_first_prompt_of_key(&self, entry: u32) -> bool {
+        self.state.prefill_shares.is_unused(self.sequence(entry).params().key)
+    }
     /// Whether the step must decode before more prompts run, so that no client key's prompts delay
     /// another's decodes by more than one step.
     pub fn decodes_are_due(&self) -> bool {

@@ -83,7 +83,7 @@ impl PrefillFirst {
             return true;
         }
         let share = view.prefill_tokens_left(entry);
-        let Some(tokens) = self.chunk(view, left, share) else {
+        let Some(tokens) = self.chunk(view, entry, left) else {
             view.defer(entry, DeferReason::ChunkTooSmall);
             // If the key's share is the limit, other keys may still have theirs.
             return share < view.token_budget();
@@ -99,13 +99,23 @@ impl PrefillFirst {
     }
 
     /// Size of the next chunk of a prompt with `left` tokens to feed; none if it must wait for the
-    /// next step. `share` is the rest of its key's prompt tokens in this step.
-    fn chunk(&self, view: &SchedulerView<'_>, left: u32, share: u32) -> Option<u32> {
+    /// next step.
+    fn chunk(&self, view: &SchedulerView<'_>, entry: u32, left: u32) -> Option<u32> {
+        // The rest of its key's prompt tokens in this step.
+        let share = view.prefill_tokens_left(entry);
         let (budget, empty) = (view.token_budget(), view.scheduled_rows() == 0);
+        if share == 0 {
+            return None;
+        }
         match self.chunking {
-            Chunking::First => (left <= budget || empty).then(|| left.min(budget)),
+            // Whole or not at all, except for the first prompt of the step.
+            Chunking::First => (empty || left <= budget.min(share)).then(|| left.min(budget).min(share)),
             // Recomputation after a preemption may exceed one step's budget; only then is it split.
-            Chunking::Off if left <= view.limits().max_num_batched_tokens => (left <= budget).then_some(left),
+            Chunking::Off if left <= view.limits().max_num_batched_tokens => {
+                // A prompt longer than the whole share runs if it is the key's first of the step.
+                let is_within_share = left <= share || view.is_first_prompt_of_key(entry);
+                (left <= budget && is_within_share).then_some(left)
+            }
             Chunking::Off => empty.then_some(budget),
             Chunking::On { cap } => {
                 let left = left.min(cap.unwrap_or(u32::MAX));
@@ -162,9 +172,11 @@ impl PrefillFirst {
             return Some(DeferReason::TokenBudget);
         }
         let len = view.sequence(entry).len();
-        let left =
-            if len <= view.token_budget() { return None } else { len - view.lookup(entry).tokens.min(len) };
-        self.chunk(view, left, view.prefill_tokens_left(entry)).is_none().then_some(DeferReason::TokenBudget)
+        if len <= view.token_budget().min(view.prefill_tokens_left(entry)) {
+            return None;
+        }
+        let left = len - view.lookup(entry).tokens.min(len);
+        self.chunk(view, entry, left).is_none().then_some(DeferReason::TokenBudget)
     }
 }
 
