@@ -58,8 +58,10 @@ pub struct Body {
     size: usize,
 }
 
-/// Fields whose values are compiled: grammars, schemas, patterns.
-const COMPILED: [&str; 15] = [
+/// Fields whose values are compiled: grammars, schemas, patterns, and texts that are looked up in the
+/// whole vocabulary.
+const COMPILED: [&str; 16] = [
+    "dry_sequence_breakers",
     "ebnf",
     "format",
     "grammar",
