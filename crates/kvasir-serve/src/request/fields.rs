@@ -558,8 +558,8 @@ pub(crate) const COMPACT: &[Field] = &[
     skip("service_tier", ONE_TIER),
 ];
 
-/// Fields of a `response.create` message of a WebSocket, beside its `type`.
-pub(crate) const SOCKET: &[Field] = table![RESPONSES, &[yes("type")]];
+/// Fields of a `response.create` message of a WebSocket.
+pub(crate) const SOCKET: &[Field] = table![RESPONSES, &[yes("type"), yes("generate")]];
 
 /// Fields of `POST /v1/conversations`.
 pub(crate) const CONVERSATIONS: &[Field] = &[list("items", ITEM), yes("metadata")];

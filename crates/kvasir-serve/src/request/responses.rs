@@ -54,7 +54,36 @@ impl ResponsesRequest {
     }
 
     /// Parses a body whose `input` continues the `earlier` messages of its session.
-    pub fn read_after(
+    pub(crate) fn read_after(
+        earlier: &[Value],
+        body: &Reader,
+        defaults: &Sampling,
+        vocab: u32,
+    ) -> Result<Self, ApiError> {
+        if matches!(body.get("input"), Some(Value::Array(items)) if items.is_empty()) {
+            return Err(body.error("input", "must not be empty"));
+        }
+        Self::parse(earlier, body, defaults, vocab)
+    }
+
+    /// Parses and validates a warm-up, whose prompt is prefilled and not answered. It has no
+    /// beginning of an answer, so it is a prefix of later prompts. `input` may be empty.
+    pub(crate) fn read_warm_up(
+        earlier: &[Value],
+        body: &Reader,
+        defaults: &Sampling,
+        vocab: u32,
+    ) -> Result<Self, ApiError> {
+        let mut request = Self::parse(earlier, body, defaults, vocab)?;
+        if request.conversation.is_some() {
+            return Err(body.error("conversation", "does not go with `generate: false`"));
+        }
+        request.chat.add_generation_prompt = false;
+        request.chat.sampling.length.max_tokens = Some(0);
+        Ok(request)
+    }
+
+    fn parse(
         earlier: &[Value],
         body: &Reader,
         defaults: &Sampling,
@@ -277,9 +306,6 @@ fn input(
         return Err(body.error("input", "must be a text or a list of items"));
     }
     let items = body.list("input", MAX_ITEMS)?.unwrap_or(&[]);
-    if items.is_empty() {
-        return Err(body.error("input", "must not be empty"));
-    }
     // Templates take the items of one assistant turn as one message.
     let mut turn = AssistantTurn::default();
     let calls = earlier.iter().filter_map(|message| message["tool_calls"].as_array()).flatten();

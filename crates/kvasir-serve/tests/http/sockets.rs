@@ -117,6 +117,48 @@ fn a_connection_continues_what_it_does_not_store() {
 }
 
 #[test]
+fn a_warm_up_prefills_what_a_later_response_continues() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let mut client = Client::open(server.listen(16), "").unwrap();
+    let instructions = "one two three four five six. ".repeat(9);
+    let warm_up = json!({"generate": false, "instructions": instructions});
+    let mut without_input = create(warm_up.clone());
+    without_input.as_object_mut().unwrap().remove("input");
+    for message in [create(warm_up), without_input] {
+        let mut message = message;
+        message["store"] = false.into();
+        client.send(&message);
+        let events = client.events();
+        let types: Vec<&Value> = events.iter().map(|event| &event["type"]).collect();
+        assert_eq!(types, ["response.created", "response.in_progress", "response.completed"]);
+        let warm = &events[2]["response"];
+        assert_eq!((&warm["status"], &warm["output"]), (&json!("completed"), &json!([])), "{warm}");
+        let tokens = |response: &Value, name: &str| response["usage"][name].as_u64().unwrap();
+        assert_eq!(tokens(warm, "output_tokens"), 0);
+        let next =
+            json!({"instructions": instructions, "previous_response_id": warm["id"], "input": "go on"});
+        client.send(&create(next));
+        let next = client.events().pop().unwrap()["response"].clone();
+        let cached = next["usage"]["input_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        let prefilled = tokens(warm, "input_tokens");
+        assert!(tokens(&next, "input_tokens") > prefilled && cached + 16 > prefilled, "{next} {warm}");
+    }
+    for (extra, param) in [
+        (json!({"generate": "no"}), "generate"),
+        (json!({"generate": false, "conversation": "ID"}), "conversation"),
+    ] {
+        let id = server.post("/v1/conversations", &json!({})).1["id"].clone();
+        let mut message = create(extra);
+        message.as_object_mut().unwrap().entry("conversation").and_modify(|value| *value = id);
+        client.send(&message);
+        let error = client.receive();
+        assert_eq!((&error["type"], &error["error"]["param"]), (&json!("error"), &json!(param)), "{error}");
+    }
+    let (status, error) = server.post("/v1/responses", &json!({"input": []}));
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("input")));
+}
+
+#[test]
 fn wrong_messages_are_errors_and_the_connection_stays() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let mut client = Client::open(server.listen(16), "").unwrap();

@@ -53,8 +53,13 @@ pub(crate) struct Responses {
     is_background: bool,
 }
 
-/// A WebSocket's store of its newest response with `store: false`; `None` for a `POST`.
-type ConnectionStore = Option<Arc<ResponseStore>>;
+/// What a request over a WebSocket has beside the body of a `POST`.
+struct SocketRequest {
+    /// Holds the connection's newest response with `store: false`.
+    newest: Arc<ResponseStore>,
+    /// False for a warm-up: the prompt is prefilled, and the response is empty (`generate: false`).
+    generates: bool,
+}
 
 /// The items of an `input`; a text is a message of the user. Fails with any other value but null.
 fn input_items(input: Value) -> Result<Vec<Value>, Value> {
@@ -91,7 +96,7 @@ fn read_request(
     key: u64,
     body: &mut Body,
     earlier: &[Value],
-    connection: Option<&ResponseStore>,
+    socket: Option<&SocketRequest>,
 ) -> Result<(ResponsesRequest, Conversation), ApiError> {
     let mut before = Conversation::default();
     let wrong = |param: &str, error| ApiError { status: 400, param: Some(param.to_owned()), ..error };
@@ -99,29 +104,35 @@ fn read_request(
         before = app.conversations.items(&id, key).map_err(|error| wrong("conversation", error))?;
         prepend(&before, body);
     } else if let Some(previous) = body.reader().text("previous_response_id")? {
-        let own = connection.and_then(|store| store.conversation(previous, key).ok());
+        let own = socket.and_then(|socket| socket.newest.conversation(previous, key).ok());
         let found = own.map_or_else(|| app.responses.conversation(previous, key), Ok);
         before = found.map_err(|error| wrong("previous_response_id", error))?;
         prepend(&before, body);
     }
     let facts = &app.model.facts;
-    let request = ResponsesRequest::read_after(earlier, &body.reader(), &facts.sampling, facts.vocab)?;
-    Ok((request, before))
+    let (reader, defaults, vocab) = (body.reader(), &facts.sampling, facts.vocab);
+    let request = match socket {
+        Some(SocketRequest { generates: false, .. }) => {
+            ResponsesRequest::read_warm_up(earlier, &reader, defaults, vocab)
+        }
+        _ => ResponsesRequest::read_after(earlier, &reader, defaults, vocab),
+    };
+    Ok((request?, before))
 }
 
 impl Responses {
     /// Validates and submits the request. What the response keeps of the body stays charged to the
     /// memory of bodies.
-    pub(crate) fn begin(
+    fn begin(
         app: &Arc<App>,
         key: u64,
         mut body: Body,
-        connection: ConnectionStore,
+        socket: Option<SocketRequest>,
     ) -> Result<Self, ApiError> {
         let (earlier, turn) = app.begin_messages_turn(key, &body.reader())?.unzip();
         let earlier = earlier.unwrap_or_default();
-        let (mut request, before) = read_request(app, key, &mut body, &earlier, connection.as_deref())?;
-        if request.background && connection.is_some() {
+        let (mut request, before) = read_request(app, key, &mut body, &earlier, socket.as_ref())?;
+        if request.background && socket.is_some() {
             return Err(ApiError::unsupported(
                 "background",
                 "a WebSocket streams every response; send `background` with POST",
@@ -145,10 +156,11 @@ impl Responses {
             submit_recorded(app, key, &request.chat, "input", recorder)?
         };
         let response = initial_response(app, &request, &body.reader());
-        let destination = match connection {
+        let is_warm_up = socket.as_ref().is_some_and(|socket| !socket.generates);
+        let destination = match socket {
             _ if request.background => Destination::Background,
             _ if request.store => Destination::Store,
-            Some(store) => Destination::Connection(store),
+            Some(socket) => Destination::Connection(socket.newest),
             None => Destination::None,
         };
         let conversation = request.conversation.take();
@@ -167,6 +179,7 @@ impl Responses {
             calls: Vec::new(),
             kinds: kinds.map(|tool| (tool.name.clone(), tool.kind.clone())).collect(),
             logprobs: HashMap::new(),
+            is_warm_up,
             _memory: body.keep(kept),
         };
         let (stream, is_background) = (request.chat.stream.is_some(), request.background);

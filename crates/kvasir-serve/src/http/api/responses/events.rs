@@ -173,6 +173,7 @@ mod tests {
             calls: Vec::new(),
             kinds: HashMap::new(),
             logprobs: HashMap::new(),
+            is_warm_up: false,
             _memory: BODIES.hold(),
         };
         Events { object, storing: None, items: Items::default(), ended: None, prompt_tokens: 1, sequence: 0 }

@@ -114,6 +114,8 @@ pub(super) struct ResponseObject {
     pub(super) kinds: HashMap<String, ToolKind>,
     /// Log-probabilities of text items, by item index.
     pub(super) logprobs: HashMap<usize, Vec<Value>>,
+    /// The prompt is prefilled only, so an empty response is complete.
+    pub(super) is_warm_up: bool,
     /// Charge of what is kept of the request's body: echoed parameters, and input to be stored.
     pub(super) _memory: HeldMemory,
 }
@@ -156,7 +158,7 @@ impl ResponseObject {
     }
 
     pub(super) fn finished(&self, items: &Items, ended: Option<&AnswerOutcome>, usage: &Usage) -> Value {
-        let cut = ended.is_some_and(|ended| ended.reason == "length");
+        let cut = !self.is_warm_up && ended.is_some_and(|ended| ended.reason == "length");
         let status = if cut { "incomplete" } else { "completed" };
         let mut response = self.response();
         response["status"] = status.into();

@@ -5,6 +5,9 @@
 //! 2. Submit it as the body of `POST /v1/responses`, and send the events. Meanwhile, read at most
 //!    one further message. Abort the response if the client disconnects.
 //!
+//! With `generate: false` a message is a warm-up: its prompt is prefilled into the prefix cache, and
+//! the response is empty. A later message continues it by `previous_response_id`.
+//!
 //! A connection keeps its newest response with `store: false`, so that the next message can name it
 //! in `previous_response_id`. A browser opens a WebSocket for any page without a CORS preflight, so
 //! the `origin` must be an allowed one or the server's own.
@@ -15,7 +18,7 @@ use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
 use crate::http::access::api_keys::Caller;
 use crate::http::access::rate_limits::Charge;
-use crate::http::api::responses::Responses;
+use crate::http::api::responses::{Responses, SocketRequest};
 use crate::http::app::App;
 use crate::http::transport::connection::Shutdown;
 use crate::memory_budget::{HeldMemory, SOCKETS};
@@ -222,7 +225,16 @@ async fn begin(
         Some(Value::String(kind)) if kind == "response.create" => {}
         _ => return Err(ApiError::param("type", "`type` must be `response.create`")),
     }
-    app.run_work(body.cost(), move |app| Responses::begin(app, key, body, Some(newest))).await
+    let generates = match body.fields.shift_remove("generate") {
+        None | Some(Value::Null) => true,
+        Some(Value::Bool(generates)) => generates,
+        Some(_) => return Err(ApiError::param("generate", "`generate` must be true or false")),
+    };
+    if !generates && body.fields.get("input").is_none_or(Value::is_null) {
+        body.fields.insert("input".into(), Value::Array(Vec::new()));
+    }
+    let socket = SocketRequest { newest, generates };
+    app.run_work(body.cost(), move |app| Responses::begin(app, key, body, Some(socket))).await
 }
 
 /// Converts server-sent events to messages: data to text, a comment to a ping.
