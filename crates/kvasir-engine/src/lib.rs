@@ -91,6 +91,7 @@ pub use crate::request::finish::{Fault, Finish, Parameter, Refusal};
 pub use crate::request::ids::{RequestId, SessionId};
 pub use crate::request::params::{Params, Pin, Request};
 pub use crate::request::proposal::{Evidence, Proposal};
+pub use crate::request::resumption::Resumption;
 pub use crate::request::sequence::{Sequence, Status};
 pub use crate::request::timings::{Nanos, Timings};
 pub use crate::scheduler::defer_reason::DeferReason;

@@ -110,6 +110,19 @@ fn estimated_k(logits: &[f32], mu: f32) -> usize {
 pub struct MirostatState(Arc<Mutex<Vec<f32>>>);
 
 impl MirostatState {
+    /// Continues behind `outputs` outputs, after which `mu` has this value.
+    pub fn resume(&self, outputs: usize, mu: f32) {
+        let mut after = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        after.clear();
+        after.resize(outputs, mu);
+    }
+
+    /// `mu` after the first `outputs` outputs; `None` if it was never set.
+    pub fn after(&self, outputs: usize) -> Option<f32> {
+        let after = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        after.get(outputs.checked_sub(1)?).copied()
+    }
+
     /// `mu` for the output with this index; `first` for the first output.
     pub(crate) fn mu(&self, index: usize, first: f32) -> f32 {
         let after = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -5,7 +5,6 @@ use crate::request::finish::{Parameter, Refusal};
 use crate::request::ids::RequestId;
 use crate::request::params::Request;
 use crate::request::sequence::Sequence;
-use crate::request::stop::FastStop;
 use crate::request::timings::{Nanos, Timings};
 use crate::scheduler::record::Arrival;
 
@@ -21,7 +20,7 @@ impl Core {
     /// The first computes the prompt; if the cache has prefix sharing or forks, the others wait for
     /// it. All are queued, or all are refused, each with an event.
     pub fn add_siblings(&mut self, request: Request, n: u32, now: Nanos) -> Result<Vec<RequestId>, Refusal> {
-        if n == 0 {
+        if n == 0 || (n > 1 && request.params.resumption.is_some()) {
             return Err(Refusal::BadParameter(Parameter::N));
         }
         let refused = self.check(&request, n).err();
@@ -54,10 +53,12 @@ impl Core {
         let number = self.next_number;
         self.next_number += 1;
         let mut sequence = Sequence::new(request);
-        let context_left = self.state.context_of(&sequence).saturating_sub(prompt_len).max(1);
-        sequence.stops = FastStop::of(&sequence.cold.params, context_left);
-        sequence.cold.context_left = context_left;
-        sequence.cold.timings = Timings { arrived: now, ..Timings::default() };
+        let context = self.state.context_of(&sequence);
+        sequence.fit_context(context);
+        match sequence.cold.params.resumption.take() {
+            Some(resumption) => sequence.resume(&resumption, context),
+            None => sequence.cold.timings = Timings { arrived: now, ..Timings::default() },
+        }
         sequence.cold.number = number;
         let entry = self.state.requests.insert(sequence);
         let sequence = &self.state.requests[entry];

@@ -140,6 +140,9 @@ pub struct Outbox {
     /// whose K/V is written.
     #[serde(default)]
     pub progress: Vec<(u64, u32)>,
+    /// Mirostat's `mu` after the newest output of requests that have it, by index into `events`.
+    #[serde(default)]
+    pub mirostat: Vec<(u32, f32)>,
     /// Retained K/V length of sessions, each time it changed.
     pub retained: Vec<(SessionId, u32)>,
     /// Prompt log-probabilities from the second token on, by index into `events`.
@@ -160,6 +163,7 @@ impl Outbox {
         self.ended.clear();
         self.admitted.clear();
         self.progress.clear();
+        self.mirostat.clear();
         self.retained.clear();
     }
 

@@ -9,6 +9,7 @@ pub(crate) mod gaps;
 pub(crate) mod ids;
 pub(crate) mod params;
 pub(crate) mod proposal;
+pub(crate) mod resumption;
 pub(crate) mod sequence;
 pub(crate) mod stop;
 pub(crate) mod timings;

@@ -3,6 +3,7 @@
 
 use crate::request::finish::{Parameter, Refusal};
 use crate::request::ids::SessionId;
+use crate::request::resumption::Resumption;
 use kvasir_kv::Token;
 use kvasir_sample::{Constrained, SamplerChain, Sampling};
 use serde::{Deserialize, Serialize};
@@ -68,6 +69,9 @@ pub struct Params {
     pub context_shift: Option<u32>,
     /// Predicted output, which a suffix drafter proposes where it fits.
     pub prediction: Vec<Token>,
+    /// What another engine has generated of it, which it continues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resumption: Option<Box<Resumption>>,
     /// Constrained decoding: the allowed outputs. Not written to traces.
     #[serde(skip)]
     pub constraint: Constrained,
@@ -96,6 +100,7 @@ impl Default for Params {
             prompt_progress: false,
             context_shift: None,
             prediction: Vec::new(),
+            resumption: None,
             constraint: Constrained::default(),
         }
     }

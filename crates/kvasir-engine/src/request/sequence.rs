@@ -91,6 +91,8 @@ pub struct Sequence {
     pub(crate) verifying: bool,
     /// Log-probabilities of outputs are wanted.
     pub(crate) logprobs: bool,
+    /// Whether `cold.mirostat` is set.
+    pub(crate) has_mirostat: bool,
     /// Copy of `Params::serial`.
     pub(crate) serial: bool,
     /// Its parameters were changed since it was added, so cached batch rows are stale.
@@ -166,6 +168,7 @@ impl Sequence {
             prompt_len: request.prompt.len() as u32,
             tokens: TailBuffered::new(request.prompt),
             logprobs: request.params.sampling.logprobs.is_some(),
+            has_mirostat: mirostat.is_some(),
             serial: request.params.serial,
             sampling: request.params.sampling,
             cold: Box::new(Cold { params: request.params, reliability: 1.0, mirostat, ..Cold::default() }),

@@ -9,7 +9,6 @@ use crate::request::event::{Outbox, Summary};
 use crate::request::finish::{Fault, Finish, Refusal};
 use crate::request::ids::RequestId;
 use crate::request::sequence::{Sequence, Status};
-use crate::request::stop::FastStop;
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::fair_share::PrefillShares;
@@ -163,9 +162,7 @@ impl SchedulerState {
         }
         let sequence = &mut self.requests[entry];
         let before = sequence.stops.cap();
-        let left = context.saturating_sub(sequence.tokens.len()).max(1);
-        sequence.cold.context_left = sequence.outputs_len() + left;
-        sequence.stops = FastStop::of(&sequence.cold.params, sequence.cold.context_left);
+        sequence.fit_context(context);
         let more = sequence.stops.cap().saturating_sub(before);
         self.requests.charge(entry, more);
         true
