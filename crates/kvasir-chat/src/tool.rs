@@ -1,9 +1,10 @@
 //! Tools offered to a model: functions with a JSON Schema of their arguments.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// A function offered to the model.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tool {
     /// Its name.
     pub name: String,
@@ -20,7 +21,7 @@ pub struct Tool {
 }
 
 /// How the client declared a tool; the model sees a function in any case.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToolKind {
     /// A plain function.
     #[default]
@@ -46,7 +47,7 @@ impl ToolKind {
 }
 
 /// Which tool the model must call, if any.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToolChoice {
     /// The model decides.
     #[default]

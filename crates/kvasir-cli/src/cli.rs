@@ -1,10 +1,15 @@
 //! The command line as a whole: its commands and the options that all of them take.
 
 use crate::commands::Command;
+use crate::compat::translate;
 use crate::config::with_file;
+use crate::help;
 use crate::io::failure::Failure;
-use clap::{CommandFactory, Parser};
-use std::path::{Path, PathBuf};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, error::ErrorKind};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 /// Shown below the list of commands.
 const FIRST_STEPS: &str = "First steps:
@@ -29,7 +34,33 @@ pub(crate) struct Cli {
     pub(crate) print_config: bool,
 }
 
+/// A parsed command line.
+pub(crate) struct Parsed {
+    pub(crate) cli: Cli,
+    pub(crate) matches: ArgMatches,
+}
+
 impl Cli {
+    /// Parses arguments, the program's name first, with those of an options file. Ends the process for
+    /// `--help` and `--version`.
+    pub(crate) fn parse_arguments(arguments: Vec<OsString>) -> Result<Parsed, Failure> {
+        let arguments = translate(&Self::command(), arguments)?;
+        let arguments = with_file(Self::command(), arguments)?;
+        let matches = match help::arranged(Self::command()).try_get_matches_from(arguments) {
+            Ok(matches) => matches,
+            // A command with subcommands prints their list.
+            Err(answer) if answer.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                answer.exit()
+            }
+            Err(answer) if answer.use_stderr() => {
+                return Err(Failure::usage(one_line(&answer.to_string())));
+            }
+            Err(answer) => answer.exit(),
+        };
+        let cli = Self::from_arg_matches(&matches).map_err(|e| Failure::usage(one_line(&e.to_string())))?;
+        Ok(Parsed { cli, matches })
+    }
+
     /// Checks whether `kvasir serve` accepts an options file.
     pub(crate) fn check_file(path: &Path) -> Result<(), Failure> {
         let args = ["kvasir".into(), "serve".into(), "--config".into(), path.as_os_str().to_owned()];

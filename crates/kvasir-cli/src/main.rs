@@ -18,11 +18,10 @@ pub(crate) mod io;
 mod options;
 mod startup;
 
-use crate::cli::{Cli, one_line};
+use crate::cli::{Cli, Parsed};
 use crate::commands::CommandLine;
-use crate::io::failure::Failure;
-use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
-use std::process::ExitCode;
+use clap::CommandFactory;
+use std::{ffi::OsString, process::ExitCode};
 
 /// jemalloc returns freed memory to the system on a background thread. glibc's allocator retained
 /// up to gigabytes after a burst of hostile requests.
@@ -30,21 +29,9 @@ use std::process::ExitCode;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    let args = compat::translate(&Cli::command(), std::env::args_os().collect());
-    let args = args.and_then(|args| config::with_file(Cli::command(), args));
-    let result = args.and_then(|args| {
-        let matches = match help::arranged(Cli::command()).try_get_matches_from(args) {
-            Ok(matches) => matches,
-            // A command with subcommands prints their list.
-            Err(answer) if answer.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                answer.exit()
-            }
-            Err(answer) if answer.use_stderr() => {
-                return Err(Failure::usage(one_line(&answer.to_string())));
-            }
-            Err(answer) => answer.exit(),
-        };
-        let cli = Cli::from_arg_matches(&matches).map_err(|e| Failure::usage(one_line(&e.to_string())))?;
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let result = Cli::parse_arguments(arguments.clone()).and_then(|parsed| {
+        let Parsed { cli, matches } = parsed;
         if cli.print_config {
             print!("{}", config::print(&Cli::command(), &matches));
             return Ok(ExitCode::SUCCESS);
@@ -53,6 +40,8 @@ fn main() -> ExitCode {
             config: cli.config,
             check: Cli::check_file,
             definition: Cli::command(),
+            arguments,
+            parse: |arguments| Ok(Cli::parse_arguments(arguments)?.cli.command),
         })
     });
     match result {

@@ -1,4 +1,4 @@
-//! Startup shared by `serve` and `chat`: loads the model, builds the engine and the HTTP app.
+//! Startup shared by `serve`, its workers and `chat`: loads the model, builds the engine and the HTTP app.
 
 use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
@@ -8,21 +8,33 @@ use crate::options::model::ModelArgs;
 use crate::options::resolve::setup_of;
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
-use kvasir::{DEFAULT_SLOTS, KvType, LoadedModel, ModelCard, Precision, PrefillProgress, Speculation};
+use crate::options::reports::log;
+use kvasir::{
+    AnyExecutor, DEFAULT_SLOTS, EngineConfig, LoadedModel, ModelCard, OpenedModel, Precision, PrefillProgress,
+    Speculation,
+};
 use kvasir_chat::ChatModel;
+use kvasir_engine::{Engine, Router};
+use kvasir_fleet::{Fleet, FleetConfig, Identity, WorkerCommand};
 use kvasir_serve::{
     StepFeed,
-    host::{AdmissionLimits, Host},
+    host::{AdmissionLimits, FleetParts, Host, ReplicaObserver},
     http::{AccessControl, App, ClientRules, Live},
     metrics::Names,
     model::{self, Card, Model},
-    report::Reports,
+    report::{Level, Reports},
 };
-use serde_json::Value;
-use std::{sync::Arc, time::Duration};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::{
+    borrow::Cow,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
 
 /// Receives predictions.
-pub(crate) type OnForecast = Box<dyn FnOnce(&Forecast)>;
+pub(crate) type OnForecast = Box<dyn Fn(&Forecast)>;
 
 /// Service configuration.
 pub(crate) struct Service {
@@ -69,21 +81,79 @@ impl Service {
     }
 }
 
-/// A running engine with its app.
-pub(crate) struct Started {
-    pub(crate) app: Arc<App>,
-    pub(crate) name: String,
-    pub(crate) backend: &'static str,
+/// An engine that is ready to serve, and what its users must know of it.
+pub(crate) struct ReadyEngine {
+    pub(crate) engine: Engine<AnyExecutor>,
+    pub(crate) loaded: LoadedModel,
+    pub(crate) facts: EngineFacts,
+    /// Its configuration, in the trace page's format.
+    pub(crate) setup: Map<String, Value>,
+}
+
+/// Facts about an engine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct EngineFacts {
+    pub(crate) backend: Cow<'static, str>,
     /// KV cache slots of the pool.
     pub(crate) slots: u32,
     /// Whether memory holds more slots than the default of `--kv-capacity` takes.
     pub(crate) is_capped: bool,
     /// Context length: prompt and answer together.
     pub(crate) max_len: u32,
-    /// K/V data type, and bytes of a slot, with those of a draft model.
-    pub(crate) kv: (KvType, usize),
-    /// Threads and precision of the CPU backend.
-    pub(crate) arithmetic: Option<(usize, Precision)>,
+    /// Name of the K/V data type, and bytes of a slot, with those of a draft model.
+    pub(crate) kv: (String, usize),
+    /// What computes, as text.
+    pub(crate) arithmetic: String,
+}
+
+impl ReadyEngine {
+    /// Loads an opened model and builds its engine; `share` is its part of the free memory.
+    pub(crate) fn new(
+        model: &ModelArgs,
+        opened: OpenedModel,
+        config: &EngineConfig,
+        warms_up: bool,
+    ) -> Result<Self, Failure> {
+        let share = config.memory_share()?;
+        let loaded = model.load_opened(opened)?;
+        let in_memory = loaded.slots_in_memory(share).filter(|_| config.kv_capacity.is_none());
+        let resolved = loaded.resolve(config, DEFAULT_SLOTS)?;
+        let core = resolved.core()?;
+        let setup = setup_of(&loaded, &resolved, &core);
+        let mut engine = loaded.engine(core, resolved.overlap)?;
+        if warms_up {
+            kvasir::warm_up(&mut engine)?;
+        }
+        let slots = engine.core().cache().shape().capacity;
+        let facts = EngineFacts {
+            backend: loaded.backend().into(),
+            slots,
+            is_capped: in_memory.is_some_and(|in_memory| in_memory > slots),
+            max_len: engine.core().limits().max_model_len.min(slots),
+            kv: (loaded.kv().to_string(), loaded.slot_bytes()),
+            arithmetic: match loaded.arithmetic() {
+                Some((1, precision)) => format!("1 thread, {}", precision_name(precision)),
+                Some((threads, precision)) => format!("{threads} threads, {}", precision_name(precision)),
+                None => format!("{} backend", loaded.backend()),
+            },
+        };
+        Ok(Self { engine, loaded, facts, setup })
+    }
+}
+
+fn precision_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Auto => "16-bit integer, bf16 or f32 activations, by weight type",
+        Precision::Bf16x2 => "activations of two bf16 terms",
+        Precision::F32 => "f32 activations",
+    }
+}
+
+/// A running engine, or a fleet of them, with its app.
+pub(crate) struct Started {
+    pub(crate) app: Arc<App>,
+    pub(crate) name: String,
+    pub(crate) facts: EngineFacts,
     /// Progress of the newest prompt, if it is followed.
     pub(crate) prefill: Option<PrefillProgress>,
 }
@@ -98,14 +168,7 @@ impl Started {
         service: Service,
     ) -> Result<Self, Failure> {
         let config = options.config()?;
-        let share = config.memory_share()?;
-        let opened = model.open()?;
-        if let Some(on_forecast) = service.on_forecast
-            && let Some(forecast) = model.forecast(&opened, share)
-        {
-            on_forecast(&forecast);
-        }
-        let name = name.map_or_else(|| model.name(), str::to_owned);
+        let (opened, name) = opened(model, name, &config, &service)?;
         if service.needs_template {
             sampling_args.check_template(&opened, &name)?;
         }
@@ -116,64 +179,130 @@ impl Started {
         } else {
             (opened, None)
         };
-        let loaded = model.load_opened(opened)?;
-        let in_memory = loaded.slots_in_memory(share).filter(|_| config.kv_capacity.is_none());
-        let resolved = loaded.resolve(&config, DEFAULT_SLOTS)?;
-        let core = resolved.core()?;
-        let setup = setup_of(&loaded, &resolved, &core);
+        let ready = ReadyEngine::new(model, opened, &config, service.warms_up)?;
+        let ReadyEngine { engine, loaded, facts, setup } = ready;
         let (feed, observer) = StepFeed::new();
-        let mut engine = loaded.engine(core, resolved.overlap)?.observe(observer);
+        let mut engine = engine.observe(observer);
         let prefill = service.shows_progress.then(|| {
             let (progress, observer) = PrefillProgress::of(&loaded);
             engine.add_observer(observer);
             progress
         });
-        if service.warms_up {
-            kvasir::warm_up(&mut engine)?;
-        }
-        let slots = engine.core().cache().shape().capacity;
-        let is_capped = in_memory.is_some_and(|in_memory| in_memory > slots);
-        let max_len = engine.core().limits().max_model_len.min(slots);
-        let (served, backend) = (
-            served(name.clone(), &loaded, sampling_args, service.defaults.as_ref(), max_len)?,
-            loaded.backend(),
-        );
-        let kv = (loaded.kv(), loaded.slot_bytes());
-        let arithmetic = loaded.arithmetic();
+        let hidden = loaded.tells_hidden();
+        let served =
+            served(name.clone(), &loaded.opened, hidden, sampling_args, service.defaults.as_ref(), facts.max_len)?;
         drop(loaded);
         let Service { access, allowed, reports, names, timeout, rules, .. } = service;
-        let host = Host::start(engine, allowed(slots, max_len), reports, timeout);
+        let host = Host::start(engine, allowed(facts.slots, facts.max_len), reports, timeout);
         let host = host.map_err(Failure::failed)?;
-        let live = Live { feed, setup: Value::Object(setup) };
+        let live = Live { feed: Some(feed), setup: Value::Object(setup) };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
-        Ok(Self { app, name, backend, slots, is_capped, max_len, kv, arithmetic, prefill })
+        Ok(Self { app, name, facts, prefill })
+    }
+
+    /// Starts worker processes that load the model, and a front over them.
+    pub(crate) fn fleet(
+        model: &ModelArgs,
+        name: Option<&str>,
+        sampling_args: &SamplingArgs,
+        options: &Options,
+        fleet: FleetStart,
+        service: Service,
+    ) -> Result<Self, Failure> {
+        let config = options.config()?;
+        let (opened, name) = opened(model, name, &config, &service)?;
+        let Service { access, allowed, reports, names, timeout, rules, defaults, .. } = service;
+        let observer = ReplicaObserver::new(fleet.replicas as usize, timeout);
+        let (counted, logged) = (observer.clone(), reports.clone());
+        let identity = identity(&opened, model, options);
+        let started = Fleet::start(FleetConfig {
+            replicas: fleet.replicas,
+            router: fleet.router,
+            command: fleet.command,
+            identity,
+            on_counters: Box::new(move |replica, counters| counted.update(replica, counters)),
+            on_log: Box::new(move |is_wrong, line| {
+                let level = if is_wrong { Level::Warn } else { Level::Info };
+                log(&logged, level, line, Vec::new());
+            }),
+        });
+        let started = started.map_err(Failure::failed)?;
+        let kvasir_fleet::Facts { slots, max_len, cut_obstacle, more } = started.facts().clone();
+        let facts: EngineFacts = serde_json::from_str(&more).map_err(Failure::failed)?;
+        let facts = EngineFacts { slots, max_len, ..facts };
+        let hidden = !model.compute().is_simulated();
+        let served = served(name.clone(), &opened, hidden, sampling_args, defaults.as_ref(), max_len)?;
+        let replicas = Arc::new(started.handle());
+        let parts = FleetParts { serving: Box::new(started), replicas, cut_obstacle, metrics: observer };
+        let all = slots.saturating_mul(fleet.replicas);
+        let host = Host::start_fleet(parts, allowed(all, max_len), reports).map_err(Failure::failed)?;
+        let live = Live { feed: None, setup: Value::Null };
+        let app = App::new(Arc::new(served), host, access, live, names, rules);
+        Ok(Self { app, name, facts, prefill: None })
     }
 }
 
-/// Builds the served model from the loaded one.
-fn served(
+/// How a fleet is started.
+pub(crate) struct FleetStart {
+    pub(crate) replicas: u32,
+    pub(crate) router: Router,
+    pub(crate) command: WorkerCommand,
+}
+
+/// Opens the model, and reports what is predicted of it. Returns its public name, too.
+fn opened(
+    model: &ModelArgs,
+    name: Option<&str>,
+    config: &EngineConfig,
+    service: &Service,
+) -> Result<(OpenedModel, String), Failure> {
+    let share = config.memory_share()?;
+    let opened = model.open()?;
+    if let Some(on_forecast) = &service.on_forecast
+        && let Some(forecast) = model.forecast(&opened, share)
+    {
+        on_forecast(&forecast);
+    }
+    Ok((opened, name.map_or_else(|| model.name(), str::to_owned)))
+}
+
+/// What a worker and its front must agree on.
+pub(crate) fn identity(opened: &OpenedModel, model: &ModelArgs, options: &Options) -> Identity {
+    let mut hasher = DefaultHasher::new();
+    format!("{model:?} {options:?}").hash(&mut hasher);
+    Identity {
+        version: env!("CARGO_PKG_VERSION").into(),
+        model: opened.checkpoint.fingerprint(),
+        options: hasher.finish(),
+    }
+}
+
+/// Builds the served model from the opened one. `tells_hidden` says whether its engine returns hidden
+/// states.
+pub(crate) fn served(
     name: String,
-    loaded: &LoadedModel,
+    opened: &OpenedModel,
+    tells_hidden: bool,
     sampling_args: &SamplingArgs,
     defaults: Option<&SamplingDefaults>,
     max_len: u32,
 ) -> Result<Model, Failure> {
-    let program = Arc::new(loaded.program().clone());
-    let sampling = sampling_args.sampling(loaded)?;
+    let program = Arc::new(opened.model.target.clone());
+    let sampling = sampling_args.sampling(opened)?;
     let facts = model::Facts {
         vocab: program.vocab as u32,
         max_len,
-        max_new_tokens: sampling_args.max_new_tokens(loaded)?,
+        max_new_tokens: sampling_args.max_new_tokens(opened)?,
         context_shift: sampling_args.shifts_context(),
-        hidden: loaded.tells_hidden().then_some(program.hidden as u32),
-        eos: loaded.opened.eos(),
+        hidden: tells_hidden.then_some(program.hidden as u32),
+        eos: opened.eos(),
         sampling: defaults.map_or(sampling, |defaults| defaults.applied_to(sampling)),
         seed: defaults.and_then(SamplingDefaults::seed),
-        drafter: loaded.speculation().map(Speculation::name),
-        card: card(&ModelCard::of(&loaded.opened)),
+        drafter: opened.speculation().map(Speculation::name),
+        card: card(&ModelCard::of(opened)),
         prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
     };
-    let files = loaded.opened.text_files()?;
+    let files = opened.text_files()?;
     let tokenizer = Arc::new(files.tokenizer().map_err(Failure::failed)?);
     let chat = ChatModel::new(&files, tokenizer, facts.vocabulary()).map_err(Failure::failed)?;
     Ok(Model::new(name, sampling_args.configure(chat)?, facts))

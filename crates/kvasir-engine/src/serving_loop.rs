@@ -12,6 +12,7 @@ use crate::request::ids::{RequestId, SessionId};
 use crate::request::params::Request;
 use crate::request::timings::Nanos;
 use kvasir_exec::Executor;
+use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
     ops::Range,
@@ -21,7 +22,7 @@ use std::{
 
 /// Messages to an engine on its own thread. Requests are named by their tag.
 #[allow(missing_docs)] // the fields: see the variant
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
     /// Run a request `n` times with consecutive seeds. Sibling `i` has the tag `request.tag + i`;
     /// the caller must ensure that these tags are not in use.
@@ -52,6 +53,22 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Time without a request after which memory of free slots goes back to the system: long enough that
 /// a conversation does not commit it again with each turn.
 const RELEASE_AFTER: Duration = Duration::from_secs(10);
+
+/// What serves an inbox on a thread of its own: an engine, or a front that passes requests to engines in
+/// other processes.
+pub trait Serving: Send {
+    /// Serves `inbox` until told to exit, and passes each non-empty outbox to `deliver`.
+    fn serve_inbox(self: Box<Self>, inbox: Receiver<Message>, deliver: &mut dyn FnMut(&Outbox)) -> Exit;
+}
+
+impl<E: Executor + Send> Serving for Engine<E>
+where
+    E::Pending: Send,
+{
+    fn serve_inbox(mut self: Box<Self>, inbox: Receiver<Message>, deliver: &mut dyn FnMut(&Outbox)) -> Exit {
+        self.serve(&inbox, deliver)
+    }
+}
 
 impl<E: Executor> Engine<E> {
     /// Serves `inbox` until told to exit, and passes each non-empty outbox to `deliver`. When idle,

@@ -24,10 +24,14 @@ use kvasir_program::{Layout, Source};
 use serde_json::Value as Json;
 use std::{
     collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
     ops::Range,
     path::{Component, Path, PathBuf},
     sync::Arc,
 };
+
+/// Bytes of each tensor that count in a fingerprint.
+const FINGERPRINT_BYTES: usize = 64;
 
 /// Read-only weights and config of a model: named tensors over memory-mapped files. Clones share
 /// the maps.
@@ -216,6 +220,19 @@ impl Checkpoint {
             gguf: Some(gguf),
             left_out: 0,
         })
+    }
+
+    /// A hash of the config, of the names, types and shapes of all tensors, and of the first bytes of
+    /// each: the same in every process that has opened the same files.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.config.to_string().hash(&mut hasher);
+        for tensor in self.tensors() {
+            (tensor.name, tensor.shape).hash(&mut hasher);
+            format!("{:?}", tensor.dtype).hash(&mut hasher);
+            tensor.bytes.get(..FINGERPRINT_BYTES).unwrap_or(tensor.bytes).hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// The model directory or GGUF file.

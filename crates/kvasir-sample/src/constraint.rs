@@ -13,6 +13,11 @@ use std::{fmt::Debug, sync::Arc};
 pub trait Constraint: Debug + Send + Sync {
     /// Creates the matcher state for one sequence, at the start of its output.
     fn follow(&self) -> Box<dyn Follower>;
+
+    /// The text from which another process can build the same constraint, if it was described.
+    fn recipe(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The ids that may be sampled next.

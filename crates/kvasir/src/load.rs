@@ -224,7 +224,7 @@ impl LoadedModel {
 
     /// Speculative decoding of engines over this model.
     pub fn speculation(&self) -> Option<&Speculation> {
-        self.opened.speculation.as_ref()
+        self.opened.speculation()
     }
 
     /// The simulated device, if that is the backend.

@@ -100,6 +100,11 @@ impl OpenedModel {
         Ok(self)
     }
 
+    /// How its engines draft, if they do.
+    pub fn speculation(&self) -> Option<&Speculation> {
+        self.speculation.as_ref()
+    }
+
     /// Program and weights of the draft model, if [`speculate`](Self::speculate) opened one.
     pub fn draft(&self) -> Option<(&Program, &Checkpoint)> {
         self.draft.as_ref().map(|draft| (draft.program(), &draft.checkpoint))

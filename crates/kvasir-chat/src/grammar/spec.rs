@@ -2,10 +2,11 @@
 //!
 //! Plain data; `lark` translates it.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The required form of an answer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Shape {
     /// Any JSON object (`json_object`).
     JsonObject,
@@ -22,7 +23,7 @@ pub enum Shape {
 }
 
 /// The layout of a run of tool calls in one dialect.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Calls {
     /// Text before the first call.
     pub begin: String,
@@ -35,7 +36,7 @@ pub struct Calls {
 }
 
 /// An element of a grammar.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Part {
     /// Literal text; control tokens are written by their spelling.
     Text(String),
@@ -64,7 +65,7 @@ pub enum Part {
 }
 
 /// An unquoted string up to an end marker.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Raw {
     /// Regular expressions in Lark's notation; the whole text must match all of them.
     pub patterns: Vec<String>,

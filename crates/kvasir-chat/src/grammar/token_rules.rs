@@ -6,10 +6,11 @@
 
 use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Ids that may be sampled, and sequences of ids that may not.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRules {
     /// The only ids allowed; empty allows all.
     pub allowed: Vec<Token>,

@@ -14,10 +14,11 @@ use crate::model::tool_grammars::{Compiler, FormatAlternative, FormatOrCallsErro
 use crate::tool::{Tool, ToolChoice};
 use kvasir_kv::Token;
 use kvasir_sample::Constrained;
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, atomic::AtomicBool};
 
 /// A requested response format, and the parameter that requested it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResponseFormat {
     /// The specification.
     pub shape: Shape,
@@ -26,11 +27,12 @@ pub struct ResponseFormat {
 }
 
 /// Reasoning budget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThinkingBudget {
     /// Maximum reasoning tokens.
     pub tokens: u32,
     /// Name of the parameter, for errors.
+    #[serde(skip)]
     pub param: &'static str,
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod conversation;
 pub(crate) mod folded_conversation;
 pub(crate) mod guard;
 pub(crate) mod raw_arguments;
+pub(crate) mod recipe;
 pub(crate) mod render;
 pub(crate) mod rendered_prompt;
 pub(crate) mod tool_grammars;

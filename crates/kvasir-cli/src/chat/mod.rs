@@ -26,7 +26,7 @@ use crate::chat::statistics::{Tally, plural};
 use crate::chat::terminal::Terminal;
 use crate::chat::turn::{NoTurn, Turn};
 use crate::io::failure::Failure;
-use crate::startup::Started;
+use crate::startup::{EngineFacts, Started};
 use kvasir_sample::Sampling;
 use kvasir_serve::request::{ChatRequest, IgnoredFields, Reader, UnknownFields};
 use serde_json::{Map, Value, json};
@@ -187,7 +187,7 @@ impl Chat {
     }
 
     fn about(&self) {
-        let Started { name, backend, slots, max_len, .. } = &self.started;
+        let Started { name, facts: EngineFacts { backend, slots, max_len, .. }, .. } = &self.started;
         self.screen.entry(name, &format!("on {backend} · context {max_len} tokens · pool of {slots}"));
     }
 
@@ -216,7 +216,7 @@ impl Chat {
     /// Drops the oldest turns of a conversation that exceeds the context, if the user agrees; returns the number of
     /// messages. `why` is what the model refused it with.
     fn make_room(&mut self, why: String) -> Result<Result<usize, String>, Failure> {
-        let max_len = self.started.max_len;
+        let max_len = self.started.facts.max_len;
         let max_tokens = self.fields.get("max_tokens").and_then(Value::as_u64).map(|n| n as usize);
         let count = |turns: usize| {
             let mut body = self.fields.clone();
@@ -333,7 +333,7 @@ impl Chat {
             Command::Save(file, overwrites) => return Ok(self.save(&file, overwrites)),
             Command::Load(file) => return Ok(self.load(&file)),
             Command::Stats => {
-                for (name, text) in self.tally.lines(self.conversation.context(), self.started.max_len) {
+                for (name, text) in self.tally.lines(self.conversation.context(), self.started.facts.max_len) {
                     self.screen.entry(name, &text);
                 }
             }

@@ -20,13 +20,14 @@ pub(crate) mod serve;
 pub(crate) mod sim;
 pub(crate) mod template;
 pub(crate) mod tokenize;
+pub(crate) mod worker;
 
 use crate::commands::doctor::FileCheck;
 use crate::io::failure::Failure;
 
 use clap::Subcommand;
 use kvasir_cpu::Isa;
-use std::{path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 /// What commands need of the command line as a whole, which is defined above them.
 pub(crate) struct CommandLine {
@@ -36,7 +37,14 @@ pub(crate) struct CommandLine {
     pub(crate) check: FileCheck,
     /// The definition of all commands and options.
     pub(crate) definition: clap::Command,
+    /// The arguments as they were given, the program's name first.
+    pub(crate) arguments: Vec<OsString>,
+    /// Parses other arguments.
+    pub(crate) parse: Parse,
 }
+
+/// Parses arguments, the program's name first.
+pub(crate) type Parse = fn(Vec<OsString>) -> Result<Command, Failure>;
 
 /// The subcommands, a file each.
 #[derive(Subcommand)]
@@ -74,6 +82,9 @@ pub(crate) enum Command {
     Template(template::Args),
     /// Tokenize texts from stdin
     Tokenize(tokenize::Args),
+    /// An engine of `serve --dp`, which starts it
+    #[command(hide = true)]
+    Worker(worker::Args),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Write the manual pages
@@ -122,7 +133,8 @@ impl Command {
             Self::Bench(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Sim(args) => args.run(),
-            Self::Serve(args) => args.run(line.config, &line.definition),
+            Self::Serve(args) => args.run(line),
+            Self::Worker(args) => args.run(&line),
             Self::Template(args) => args.run(),
             Self::Tokenize(args) => args.run(),
             Self::Completions(args) => args.run(line.definition),

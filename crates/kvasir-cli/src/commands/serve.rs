@@ -1,20 +1,21 @@
 //! `kvasir serve`: HTTP server options, startup, listeners and graceful shutdown.
 
 use crate::chat::statistics::plural;
+use crate::commands::{CommandLine, worker};
 use crate::config::holds_secrets;
 use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
 use crate::options::Options;
 use crate::options::client_rules::ClientRuleArgs;
+use crate::options::fleet::FleetArgs;
 use crate::options::host::host;
 use crate::options::keys::{Access, KeyArgs, unknown_limit};
 use crate::options::model::ModelArgs;
 use crate::options::reports::{ReportArgs, log, log_info, log_warning};
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
-use crate::startup::{Service, Started};
+use crate::startup::{EngineFacts, FleetStart, Service, Started};
 use clap::{Command, builder::BoolishValueParser};
-use kvasir::Precision;
 use kvasir_serve::{
     host::AdmissionLimits,
     http::{
@@ -65,6 +66,8 @@ pub(crate) struct Args {
     sampling_defaults: SamplingDefaults,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    fleet: FleetArgs,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
@@ -144,16 +147,22 @@ impl Args {
         &self.model
     }
 
+    /// What a worker needs: the model, the engine's options, how answers are parsed, and how many engines
+    /// divide the machine.
+    pub(crate) fn for_worker(self) -> (ModelArgs, Options, SamplingArgs, u32) {
+        (self.model, self.options.for_serving(), self.sampling_args, self.fleet.replicas().unwrap_or(1))
+    }
+
     /// Lines about the running server: what computes, access, limits.
     fn summary(&self, started: &Started, keys: &Keys, peer_connections: usize) -> [String; 2] {
-        let Started { backend, slots, is_capped, max_len, kv: (kv, slot), arithmetic, .. } = *started;
-        let computes = match arithmetic {
-            Some((1, precision)) => format!("1 thread, {}", precision_name(precision)),
-            Some((threads, precision)) => format!("{threads} threads, {}", precision_name(precision)),
-            None => format!("{backend} backend"),
+        let EngineFacts { slots, is_capped, max_len, kv: (kv, slot), arithmetic, .. } = &started.facts;
+        let (slots, max_len, engines) = (*slots, *max_len, self.fleet.replicas());
+        let computes = match engines {
+            Some(engines) => format!("{} of {arithmetic} each", plural(engines.into(), "process")),
+            None => arithmetic.clone(),
         };
-        let cap = if is_capped { ", capped by default (--kv-capacity N)" } else { "" };
-        let gigabytes = f64::from(slots) * slot as f64 / 1e9;
+        let cap = if *is_capped { ", capped by default (--kv-capacity N)" } else { "" };
+        let gigabytes = f64::from(slots) * *slot as f64 / 1e9;
         let computes = format!(
             "{computes}; K and V as {kv}, {gigabytes:.2} GB{cap}; contexts of up to {max_len} tokens"
         );
@@ -163,8 +172,9 @@ impl Args {
             (count, _) => plural(count, "API key"),
         };
         let tls = if self.tls_cert.is_some() { "TLS" } else { "no TLS" };
+        let all_slots = slots.saturating_mul(engines.unwrap_or(1));
         let AdmissionLimits { answers, tokens, .. } =
-            self.limits.allowance(slots, max_len, self.options.shares_by_key());
+            self.limits.allowance(all_slots, max_len, self.options.shares_by_key());
         let limits = format!(
             "{tls}, {key_count}; at most {answers} requests with {tokens} tokens, {} connections, {peer_connections} per peer",
             self.limits.max_connections
@@ -222,9 +232,9 @@ impl Args {
 
     /// Serves until stopped. `config` is the options file, `definition` the whole command line. A log
     /// that writes JSON has the failure, too.
-    pub(crate) fn run(self, config: Option<PathBuf>, definition: &Command) -> Result<ExitCode, Failure> {
+    pub(crate) fn run(self, line: CommandLine) -> Result<ExitCode, Failure> {
         let reports = self.reports.start()?;
-        match self.serve(config, definition, reports.clone()) {
+        match self.serve(line, reports.clone()) {
             Err(failure) if reports.logs_json() => {
                 reports.send_server(Level::Error, &failure.to_string(), Vec::new());
                 reports.flush(Duration::from_secs(1));
@@ -234,12 +244,7 @@ impl Args {
         }
     }
 
-    fn serve(
-        self,
-        config: Option<PathBuf>,
-        definition: &Command,
-        reports: Arc<Reports>,
-    ) -> Result<ExitCode, Failure> {
+    fn serve(self, line: CommandLine, reports: Arc<Reports>) -> Result<ExitCode, Failure> {
         let began = Instant::now();
         // The engine runs on its own thread; two threads suffice for I/O.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -258,7 +263,7 @@ impl Args {
             limits.max_connections_per_peer.map_or(max_connections.div_ceil(2), |n| n as usize);
         let timeout = Duration::from_secs(limits.client_timeout.into());
         let own_name = self.client_rules.own_name().cloned();
-        let exposed = self.exposed_files(config.as_deref(), definition);
+        let exposed = self.exposed_files(line.config.as_deref(), &line.definition);
         let on_forecast = {
             let reports = reports.clone();
             move |forecast: &Forecast| {
@@ -308,9 +313,18 @@ impl Args {
             None => None,
         };
         let options = self.options.clone().for_serving();
-        let started = Started::new(&self.model, own_name.as_deref(), &self.sampling_args, &options, service)?;
+        let (name, sampling_args) = (own_name.as_deref(), &self.sampling_args);
+        let started = match self.fleet.replicas() {
+            None => Started::new(&self.model, name, sampling_args, &options, service)?,
+            Some(replicas) => {
+                let command = worker::command(line.arguments)?;
+                let fleet = FleetStart { replicas, router: self.fleet.router(), command };
+                Started::fleet(&self.model, name, sampling_args, &options, fleet, service)?
+            }
+        };
         let summary = self.summary(&started, &keys, peer_connections);
-        let Started { app, name, backend, slots, .. } = started;
+        let Started { app, name, facts: EngineFacts { backend, slots, .. }, .. } = started;
+        let backend = backend.into_owned();
         let probes = probes.map_or_else(String::new, |(address, sender)| {
             let _ = sender.send(app.clone());
             format!(", probes at http://{address}")
@@ -326,7 +340,7 @@ impl Args {
                 ),
                 vec![
                     ("model", name.clone().into()),
-                    ("backend", backend.into()),
+                    ("backend", backend.as_str().into()),
                     ("slots", slots.into()),
                     ("address", format!("{scheme}://{address}").into()),
                     ("ready_s", seconds.into()),
@@ -387,14 +401,6 @@ fn stopped(cut: u64) -> String {
         0 => "stopped".into(),
         1 => "stopped; 1 answer was cut, and --grace gives it longer".into(),
         _ => format!("stopped; {cut} answers were cut, and --grace gives them longer"),
-    }
-}
-
-fn precision_name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::Auto => "16-bit integer, bf16 or f32 activations, by weight type",
-        Precision::Bf16x2 => "activations of two bf16 terms",
-        Precision::F32 => "f32 activations",
     }
 }
 

@@ -2,6 +2,7 @@
 //! variables and file keys, defined once.
 
 pub(crate) mod client_rules;
+pub(crate) mod fleet;
 pub(crate) mod host;
 pub(crate) mod hub_fetch;
 pub(crate) mod keys;

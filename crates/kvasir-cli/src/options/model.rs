@@ -15,7 +15,7 @@ use std::{
 };
 
 /// Which model.
-#[derive(Clone, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Which {
     /// A GGUF file, a directory in the Hugging Face layout, a hub name (`OWNER/NAME[@REVISION][:TAG]`) or a short one
     /// (`llama3.2:1b`); the built-in model unless given
@@ -50,7 +50,7 @@ impl Which {
 }
 
 /// Which model, and what computes.
-#[derive(Clone, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ComputeArgs {
     #[command(flatten)]
     which: Which,
@@ -72,7 +72,7 @@ pub(crate) struct ComputeArgs {
 }
 
 /// Which kernels of the cpu backend run.
-#[derive(Clone, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct KernelArgs {
     /// Limit the instruction set of the cpu backend: portable, avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx, on Arm neon [default: the machine's best]
     #[arg(long, env = "KVASIR_INSTRUCTIONS", value_name = "LEVEL")]
@@ -80,7 +80,7 @@ pub(crate) struct KernelArgs {
 }
 
 /// Which model, what computes, and how it decodes.
-#[derive(Clone, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArgs {
     #[command(flatten)]
     compute: ComputeArgs,
@@ -100,7 +100,7 @@ pub(crate) struct ModelArgs {
 }
 
 /// How drafts are made.
-#[derive(Clone, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct DraftArgs {
     #[arg(long, env = "KVASIR_SPEC", value_name = "METHOD", help = spec_help() + " [default: none]")]
     spec: Option<Speculation>,
@@ -141,7 +141,7 @@ pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
     KvType::from_name(name).ok_or_else(|| format!("{name} is none of {}", names()))
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Backend {
     /// The fastest available
     Auto,
@@ -153,7 +153,7 @@ enum Backend {
     Sim,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Accept {
     Coupled,
     Rejection,
@@ -168,7 +168,7 @@ impl From<Accept> for Acceptance {
     }
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Precision {
     Auto,
     Exact,
@@ -260,6 +260,16 @@ impl ModelArgs {
     /// Opens the draft model of an opened model, if one is wanted.
     pub(crate) fn speculate(&self, opened: OpenedModel) -> Result<OpenedModel, Failure> {
         self.draft.apply(opened, self.accept.map(Acceptance::from))
+    }
+
+    /// With an equal part of the machine's processors for each of `engines` engines, unless `--threads` says
+    /// how many.
+    pub(crate) fn for_one_of(mut self, engines: u32) -> Self {
+        if self.compute.is_on_cpu() && self.compute.threads.is_none() {
+            let processors = ThreadPool::of_machine().len() as u32;
+            self.compute.threads = Some((processors / engines.max(1)).max(1));
+        }
+        self
     }
 
     /// With the drafts of `suffix`, unless `--spec` names others.

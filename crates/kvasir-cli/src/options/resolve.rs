@@ -18,6 +18,7 @@ impl Options {
             order: self.batching.order.unwrap_or_default(),
             kv_capacity: self.sequence.kv_capacity,
             memory_utilization: self.sequence.memory_utilization,
+            engines: 1,
             overcommit: self.sequence.overcommit.is_some_and(Switch::is_on),
             block_size: self.sequence.block_size,
             rings: self.sequence.rings.is_some_and(Switch::is_on),

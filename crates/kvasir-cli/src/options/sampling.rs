@@ -4,7 +4,7 @@
 use crate::io::failure::Failure;
 use crate::options::switch::Switch;
 use clap::builder::PossibleValuesParser;
-use kvasir::{LoadedModel, OpenedModel, Sampling};
+use kvasir::{OpenedModel, Sampling};
 use kvasir_chat::ChatModel;
 use kvasir_chat::dialect::{ReasoningDialect, ToolDialect};
 use serde_json::{Map, Value};
@@ -44,17 +44,17 @@ enum GenerationConfig {
 
 impl SamplingArgs {
     /// Default sampling parameters.
-    pub(crate) fn sampling(&self, loaded: &LoadedModel) -> Result<Sampling, Failure> {
+    pub(crate) fn sampling(&self, opened: &OpenedModel) -> Result<Sampling, Failure> {
         match self.generation_config {
-            GenerationConfig::Auto => Ok(loaded.opened.sampling_defaults()?),
+            GenerationConfig::Auto => Ok(opened.sampling_defaults()?),
             GenerationConfig::None => Ok(OpenedModel::plain_sampling()),
         }
     }
 
     /// Cap on answer tokens from the generation config.
-    pub(crate) fn max_new_tokens(&self, loaded: &LoadedModel) -> Result<Option<u32>, Failure> {
+    pub(crate) fn max_new_tokens(&self, opened: &OpenedModel) -> Result<Option<u32>, Failure> {
         match self.generation_config {
-            GenerationConfig::Auto => Ok(loaded.opened.max_new_tokens()?),
+            GenerationConfig::Auto => Ok(opened.max_new_tokens()?),
             GenerationConfig::None => Ok(None),
         }
     }

@@ -8,6 +8,7 @@ mod bounds;
 mod bystander;
 mod doctor;
 mod embeddings;
+mod fleet;
 mod formats_beside_tools;
 mod full_context;
 mod limits;

@@ -32,6 +32,8 @@ pub struct EngineConfig {
     pub memory_utilization: Option<f64>,
     /// Whether `kv_capacity` may exceed what the free memory holds: memory is committed as it is used.
     pub overcommit: bool,
+    /// Engines that divide the memory among them; 0 counts as 1.
+    pub engines: u32,
     /// Slots per block, 1 to 256: 16 by default, 64 under the rectangular policy.
     pub block_size: Option<u32>,
     /// Whether sliding-window layers have ring buffers, for `contiguous`.
@@ -63,6 +65,7 @@ impl EngineConfig {
                 reason,
             ));
         }
-        error::checked_share("memory_utilization", self.memory_utilization.unwrap_or(0.9))
+        let share = error::checked_share("memory_utilization", self.memory_utilization.unwrap_or(0.9))?;
+        Ok(share / f64::from(self.engines.max(1)))
     }
 }

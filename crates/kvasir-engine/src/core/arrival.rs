@@ -25,13 +25,8 @@ impl Core {
         }
         let refused = self.check(&request, n).err();
         let mut ids: Vec<RequestId> = Vec::new();
-        for (i, mut sibling) in std::iter::repeat_n(request, n as usize).enumerate() {
-            if i > 0 {
-                sibling.tag = sibling.tag.wrapping_add(i as u64);
-                // Prompt log-probabilities are computed once, for the first sibling.
-                sibling.params.sampling.prompt_logprobs = None;
-                sibling.params.sampling.seed = sibling.params.sampling.seed.wrapping_add(i as u64);
-            }
+        for i in 0..n {
+            let sibling = request.sibling(i);
             let Ok(id) = self.enter(sibling, refused, now) else { continue };
             if i > 0 && self.state.kv.shares_prompts() {
                 self.state.requests[id.index()].cold.leader = Some(ids[0]);

@@ -60,11 +60,23 @@ impl Charge {
     }
 }
 
+/// INTERIM
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct RouteRequest<'a> {
+    pub prompt: &'a [u32],
+    pub tokens: u64,
+    pub salt: u64,
+    pub session: Option<crate::SessionId>,
+    pub requested: Option<usize>,
+}
+
 /// Load balancer over replicas.
 #[derive(Clone, Debug)]
 pub struct Router {
     balance: Balance,
     loads: Vec<Load>,
+    unavailable: Vec<bool>,
     /// Start of the search; rotates, so that ties are broken round-robin.
     start: usize,
 }
@@ -80,7 +92,30 @@ impl Router {
         if loads.is_empty() {
             loads.push(Load::default());
         }
-        Self { balance, loads, start: 0 }
+        Self { balance, unavailable: vec![false; loads.len()], loads, start: 0 }
+    }
+
+    /// INTERIM
+    pub fn set_available(&mut self, replica: usize, available: bool) {
+        self.unavailable[replica] = !available;
+    }
+
+    /// INTERIM
+    pub fn load(&self, replica: usize) -> Option<Load> {
+        self.loads.get(replica).copied()
+    }
+
+    /// INTERIM
+    pub fn route(&mut self, request: &RouteRequest<'_>) -> Result<Charge, UnknownReplica> {
+        if self.unavailable.iter().all(|one| *one) {
+            return Err(UnknownReplica(0));
+        }
+        let requested = request.requested.filter(|replica| !self.unavailable[*replica]);
+        let requested = requested.or_else(|| {
+            let free = (0..self.loads.len()).filter(|replica| !self.unavailable[*replica]);
+            free.min_by_key(|replica| self.loads[*replica].requests)
+        });
+        self.pick(request.tokens, requested)
     }
 
     /// Outstanding load by replica.

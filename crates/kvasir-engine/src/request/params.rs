@@ -171,6 +171,20 @@ pub struct Request {
     pub params: Params,
 }
 
+impl Request {
+    /// The `i`-th of the requests that answer one prompt: consecutive tags and seeds. Prompt
+    /// log-probabilities are computed once, for the first.
+    pub fn sibling(&self, i: u32) -> Self {
+        let mut sibling = self.clone();
+        if i > 0 {
+            sibling.tag = self.tag.wrapping_add(i.into());
+            sibling.params.sampling.prompt_logprobs = None;
+            sibling.params.sampling.seed = self.params.sampling.seed.wrapping_add(i.into());
+        }
+        sibling
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,9 +18,9 @@ use crate::host::output_buffer::{Closed, OutputBuffer};
 use crate::host::request_output::RequestOutput;
 use crate::host::retained_sessions::RetainedSessions;
 use crate::host::stall_detector::{StallDetector, StallObserver};
-use crate::metrics::{Metrics, MetricsObserver, Rejected};
+use crate::metrics::{Metrics, Rejected};
 use crate::report::sinks::Reports;
-use kvasir_engine::{CutObstacle, Engine, Exit, Message, Request, SessionId};
+use kvasir_engine::{Engine, Exit, Message, ReplicaPhase, Replicas, Request, Serving, SessionId};
 use kvasir_exec::Executor;
 use std::{
     any::Any,
@@ -47,7 +47,8 @@ pub struct Host {
     next_tag: AtomicU64,
     metrics: Arc<Metrics>,
     limits: AdmissionLimits,
-    cut_obstacle: Option<CutObstacle>,
+    cut_obstacle: Option<String>,
+    replicas: Option<Arc<dyn Replicas>>,
     reports: Arc<Reports>,
     draining: AtomicBool,
     stall_detector: Arc<StallDetector>,
@@ -66,13 +67,36 @@ impl Host {
     where
         E::Pending: Send,
     {
-        let (inbox, messages) = mpsc::channel();
         let metrics = Arc::new(Metrics::default());
         let stall_detector = StallDetector::new(timeout);
-        let observer = Box::new(MetricsObserver(metrics.clone()));
         let stalls = Box::new(StallObserver(stall_detector.clone()));
         let drafts = Box::new(DraftLog::new(reports.clone()));
-        let mut engine = engine.observe(observer).observe(stalls).observe(drafts);
+        let engine = engine.observe(metrics.engine.observer()).observe(stalls).observe(drafts);
+        let cut_obstacle = engine.core().cut_obstacle().map(|why| why.to_string());
+        let engine = Box::new(engine);
+        Self::serve(engine, cut_obstacle, None, limits, (metrics, reports, stall_detector))
+    }
+
+    /// Starts a front over engines in other processes, as [`start`](Self::start) starts an engine.
+    pub fn start_fleet(
+        fleet: FleetParts,
+        limits: AdmissionLimits,
+        reports: Arc<Reports>,
+    ) -> std::io::Result<Arc<Self>> {
+        let FleetParts { serving, replicas, cut_obstacle, metrics } = fleet;
+        let ReplicaObserver { metrics, stall_detector } = metrics;
+        Self::serve(serving, cut_obstacle, Some(replicas), limits, (metrics, reports, stall_detector))
+    }
+
+    /// Runs an engine or a fleet on a thread of its own.
+    fn serve(
+        engine: Box<dyn Serving>,
+        cut_obstacle: Option<String>,
+        replicas: Option<Arc<dyn Replicas>>,
+        limits: AdmissionLimits,
+        (metrics, reports, stall_detector): (Arc<Metrics>, Arc<Reports>, Arc<StallDetector>),
+    ) -> std::io::Result<Arc<Self>> {
+        let (inbox, messages) = mpsc::channel();
         let host = Arc::new(Self {
             inbox,
             retained: Arc::default(),
@@ -81,7 +105,8 @@ impl Host {
             next_tag: AtomicU64::new(1),
             metrics: metrics.clone(),
             limits,
-            cut_obstacle: engine.core().cut_obstacle(),
+            cut_obstacle,
+            replicas,
             reports: reports.clone(),
             draining: AtomicBool::new(false),
             stall_detector,
@@ -90,7 +115,7 @@ impl Host {
         thread::Builder::new().name("engine".into()).spawn(move || {
             let mut delivery = Delivery::new(metrics, reports);
             let serve = || {
-                engine.serve(&messages, |outbox| {
+                engine.serve_inbox(messages, &mut |outbox| {
                     // Sessions first: a client that sees the end of its answer must find the retained
                     // state.
                     retained.record(outbox);
@@ -190,10 +215,21 @@ impl Host {
         if self.is_draining() {
             return Some("the server is shutting down".into());
         }
+        if let Some(replicas) = self.replicas()
+            && !replicas.status().iter().any(|replica| replica.phase == ReplicaPhase::Ready)
+        {
+            return Some("no replica is ready".into());
+        }
         // Read the silence first: a request that arrives in between resets it.
         let (silence, open) = (self.stall_detector.silence()?, self.open());
         let seconds = silence.as_secs_f64();
         (open > 0).then(|| format!("no step has completed for {seconds:.1} s with {open} open answers"))
+    }
+
+    /// Whether some replica takes no requests.
+    pub fn is_degraded(&self) -> bool {
+        let replicas = self.replicas().map(Replicas::status).unwrap_or_default();
+        replicas.iter().any(|replica| replica.phase != ReplicaPhase::Ready)
     }
 
     /// Number of open answers, running or queued.
@@ -241,8 +277,13 @@ impl Host {
     }
 
     /// Why no range can be cut out of a session, if so.
-    pub fn cut_obstacle(&self) -> Option<CutObstacle> {
-        self.cut_obstacle
+    pub fn cut_obstacle(&self) -> Option<&str> {
+        self.cut_obstacle.as_deref()
+    }
+
+    /// The replicas, if engines run in processes of their own.
+    pub fn replicas(&self) -> Option<&dyn Replicas> {
+        self.replicas.as_deref()
     }
 
     /// Cuts a range of tokens out of a session, and waits for the engine's confirmation.
@@ -268,6 +309,45 @@ impl Host {
 
     fn send_message(&self, message: Message) -> Result<(), ApiError> {
         if self.inbox.send(message).is_ok() && self.exit().is_none() { Ok(()) } else { Err(stopped()) }
+    }
+}
+
+/// A front over engines in other processes.
+pub struct FleetParts {
+    /// Serves requests.
+    pub serving: Box<dyn Serving>,
+    /// Its replicas.
+    pub replicas: Arc<dyn Replicas>,
+    /// Why no range can be cut out of a session, if so.
+    pub cut_obstacle: Option<String>,
+    /// Receives what the replicas count.
+    pub metrics: ReplicaObserver,
+}
+
+/// Receives the counters of engines in other processes.
+#[derive(Clone)]
+pub struct ReplicaObserver {
+    metrics: Arc<Metrics>,
+    stall_detector: Arc<StallDetector>,
+}
+
+impl ReplicaObserver {
+    /// For this many replicas. If no step completes within `timeout` while answers are pending, the fleet
+    /// counts as stalled.
+    pub fn new(replicas: usize, timeout: Duration) -> Self {
+        let metrics = Arc::new(Metrics::of_replicas(replicas));
+        Self { metrics, stall_detector: StallDetector::new(timeout) }
+    }
+
+    /// Takes over the counters of a replica.
+    pub fn update(&self, replica: usize, counters: &[u64]) {
+        let steps = self.metrics.engine.steps.get();
+        if let Some(replicas) = &self.metrics.replicas {
+            replicas.update(replica, counters);
+        }
+        if self.metrics.engine.steps.get() != steps {
+            self.stall_detector.record_progress();
+        }
     }
 }
 

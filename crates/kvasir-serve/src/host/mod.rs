@@ -16,6 +16,6 @@ pub(crate) mod stall_detector;
 pub(crate) mod step_subscription;
 
 pub use crate::host::admission::AdmissionLimits;
-pub use crate::host::engine_thread::{Host, Submission, TokenStream};
+pub use crate::host::engine_thread::{FleetParts, Host, ReplicaObserver, Submission, TokenStream};
 pub use crate::host::errors::failure;
 pub use crate::host::request_output::RequestOutput;

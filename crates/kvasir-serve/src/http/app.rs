@@ -85,8 +85,8 @@ impl Default for ClientRules {
 
 /// Live view of the engine's steps.
 pub struct Live {
-    /// The step subscription service.
-    pub feed: StepFeed,
+    /// The step subscription service; `None` if engines run in other processes.
+    pub feed: Option<StepFeed>,
     /// The engine's configuration, in the trace page's format.
     pub setup: Value,
 }

@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
 use crate::http::api::responses::{compact, socket, stored};
 use crate::http::api::{
-    chat, completions, conversations, embeddings, llama_cpp, math, ollama, openapi, pins, rerank, responses,
+    chat, completions, conversations, embeddings, llama_cpp, math, ollama, openapi, pins, replicas, rerank, responses,
     sessions, slots, status, steps, tokens, web_ui,
 };
 use crate::http::app::App;
@@ -69,6 +69,9 @@ impl App {
             .route("/v1/pins/{id}", delete(pins::delete))
             .route("/v1/admin/pins", get(pins::list_all).delete(pins::delete_all))
             .route("/v1/admin/pins/{id}", delete(pins::delete_any))
+            .route("/v1/admin/replicas", get(replicas::list))
+            .route("/v1/admin/replicas/{id}/drain", post(replicas::drain))
+            .route("/v1/admin/replicas/{id}/restart", post(replicas::restart))
             // llama.cpp's routes, and OpenAI's for clients whose address lacks the version.
             .route("/models", get(status::models))
             .route("/chat/completions", post(chat::chat_completions))

@@ -3,7 +3,8 @@
 use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::prometheus::{Names, TextExposition};
-use crate::metrics::{DRAFT_POSITIONS, FINISHED, Metrics, REJECTED};
+use crate::metrics::engine_metrics::{DRAFT_POSITIONS, EngineMetrics};
+use crate::metrics::{FINISHED, Metrics, REJECTED};
 
 impl Metrics {
     /// All metrics in Prometheus' text format. `open` is the number of open answers.
@@ -14,6 +15,7 @@ impl Metrics {
         };
         let mut page = TextExposition::new(prefix, model);
         self.gauges(&mut page, open);
+        self.replica_gauges(&mut page);
         self.counters(&mut page);
         self.per_key.expose(&mut page);
         self.histograms(&mut page);
@@ -21,28 +23,28 @@ impl Metrics {
     }
 
     fn gauges(&self, page: &mut TextExposition, open: usize) {
-        let capacity = self.capacity.get();
-        let usage = self.slots_held.get() as f64 / capacity.max(1) as f64;
-        page.gauge("num_requests_running", "Running requests.", self.running.get() as f64);
-        page.gauge("num_requests_waiting", "Requests in the queue.", self.waiting.get() as f64);
+        let capacity = self.engine.capacity.get();
+        let usage = self.engine.slots_held.get() as f64 / capacity.max(1) as f64;
+        page.gauge("num_requests_running", "Running requests.", self.engine.running.get() as f64);
+        page.gauge("num_requests_waiting", "Requests in the queue.", self.engine.waiting.get() as f64);
         page.gauge("num_requests_open", "Answers in progress or pending.", open as f64);
         page.gauge("kv_cache_usage_perc", "Share of the KV cache held by running requests, 0 to 1.", usage);
         page.gauge(
             "kv_cache_slots_held",
             "KV cache slots held by running requests.",
-            self.slots_held.get() as f64,
+            self.engine.slots_held.get() as f64,
         );
         page.gauge(
             "kv_cache_slots_cached",
             "KV cache slots of cached prefixes, evictable.",
-            self.slots_cached.get() as f64,
+            self.engine.slots_cached.get() as f64,
         );
         page.gauge(
             "kv_cache_slots_retained",
             "KV cache slots that only retained conversations and pinned prefixes hold, evictable.",
-            self.slots_retained.get() as f64,
+            self.engine.slots_retained.get() as f64,
         );
-        let block = self.block.get().max(1);
+        let block = self.engine.block.get().max(1);
         page.info(
             "cache_config_info",
             "Block size and number of blocks of the KV cache.",
@@ -55,39 +57,58 @@ impl Metrics {
         );
     }
 
+    /// Queue and KV cache of each replica, if there are several.
+    fn replica_gauges(&self, page: &mut TextExposition) {
+        let Some(replicas) = &self.replicas else { return };
+        type Value = fn(&EngineMetrics) -> f64;
+        let families: [(&str, &str, Value); 3] = [
+            ("replica_requests_running", "Running requests by replica.", |engine| engine.running.get() as f64),
+            ("replica_requests_waiting", "Requests in the queue by replica.", |engine| {
+                engine.waiting.get() as f64
+            }),
+            ("replica_kv_cache_usage_perc", "Share of the KV cache held by running requests, by replica.", |engine| {
+                engine.slots_held.get() as f64 / engine.capacity.get().max(1) as f64
+            }),
+        ];
+        for (name, help, value) in families {
+            let values = replicas.of_replicas();
+            page.gauges(name, help, values.map(|(i, engine)| (format!("replica=\"{i}\""), value(engine))));
+        }
+    }
+
     fn counters(&self, page: &mut TextExposition) {
         page.counter("prompt_tokens_total", "Prompt tokens of finished requests.", self.prompt_tokens.get());
         page.counter(
             "prompt_tokens_computed_total",
             "Prompt tokens computed, not taken from the prefix cache.",
-            self.computed_tokens.get(),
+            self.engine.computed_tokens.get(),
         );
-        page.counter("generation_tokens_total", "Generated tokens.", self.generation_tokens.get());
+        page.counter("generation_tokens_total", "Generated tokens.", self.engine.generation_tokens.get());
         page.counter(
             "prefix_cache_queries_total",
             "Prompt tokens looked up in the prefix cache.",
-            self.prefix_queries.get(),
+            self.engine.prefix_queries.get(),
         );
         page.counter(
             "prefix_cache_hits_total",
             "Prompt tokens found in the prefix cache.",
-            self.prefix_hits.get(),
+            self.engine.prefix_hits.get(),
         );
         page.counter(
             "num_preemptions_total",
             "Preemptions: running requests returned to the queue.",
-            self.preemptions.get(),
+            self.engine.preemptions.get(),
         );
-        page.counter("padding_tokens_total", "Dummy tokens that steps were padded with.", self.padding.get());
+        page.counter("padding_tokens_total", "Dummy tokens that steps were padded with.", self.engine.padding.get());
         page.counter(
             "num_pauses_total",
             "Decode rows paused by the rectangular policy, net of swaps within a step.",
-            self.pauses.get(),
+            self.engine.pauses.get(),
         );
-        page.counter("num_resumes_total", "Paused decode rows that were resumed.", self.resumes.get());
-        let by_position = self.accepted_by_position.iter().map(|gauge| gauge.get());
-        page.counter("spec_decode_num_drafts_total", "Verifications of drafts.", self.drafts.get());
-        page.counter("spec_decode_num_draft_tokens_total", "Draft tokens verified.", self.draft_tokens.get());
+        page.counter("num_resumes_total", "Paused decode rows that were resumed.", self.engine.resumes.get());
+        let by_position = self.engine.accepted_by_position.iter().map(|gauge| gauge.get());
+        page.counter("spec_decode_num_drafts_total", "Verifications of drafts.", self.engine.drafts.get());
+        page.counter("spec_decode_num_draft_tokens_total", "Draft tokens verified.", self.engine.draft_tokens.get());
         page.counter(
             "spec_decode_num_accepted_tokens_total",
             "Draft tokens accepted.",
@@ -104,8 +125,8 @@ impl Metrics {
             "Connections closed because their client read a stream too slowly.",
             ConnectionCut::count(),
         );
-        page.counter("steps_total", "Engine steps.", self.steps.get());
-        page.counter("failed_steps_total", "Engine steps that failed.", self.failed_steps.get());
+        page.counter("steps_total", "Engine steps.", self.engine.steps.get());
+        page.counter("failed_steps_total", "Engine steps that failed.", self.engine.failed_steps.get());
         let by = |label: &'static str, names: &'static [&'static str]| {
             names.iter().map(move |name| format!("{label}=\"{name}\""))
         };
@@ -121,7 +142,7 @@ impl Metrics {
             "Requests rejected at admission, by reason.",
             by("reason", &REJECTED).zip(values),
         );
-        let values = self.deferred.iter().map(|counter| counter.get());
+        let values = self.engine.deferred.iter().map(|counter| counter.get());
         page.counters(
             "held_total",
             "Deferrals: times that a request was not scheduled into a step, by reason.",
@@ -150,8 +171,8 @@ impl Metrics {
                 "Time from the first token to the end of a request.",
                 &self.decode,
             ),
-            ("step_time_seconds", "Time of a step on the device.", &self.step_time),
-            ("iteration_tokens_total", "Tokens per step.", &self.step_tokens),
+            ("step_time_seconds", "Time of a step on the device.", &self.engine.step_time),
+            ("iteration_tokens_total", "Tokens per step.", &self.engine.step_tokens),
             ("request_prompt_tokens", "Prompt length in tokens.", &self.prompts),
             ("request_generation_tokens", "Answer length in tokens.", &self.answers),
         ] {

@@ -19,6 +19,10 @@ impl Counter {
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
+
+    pub(super) fn cell(&self) -> &AtomicU64 {
+        &self.0
+    }
 }
 
 /// A gauge.
@@ -32,6 +36,10 @@ impl Gauge {
 
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn cell(&self) -> &AtomicU64 {
+        &self.0
     }
 }
 
@@ -110,6 +118,10 @@ impl Histogram {
         }
         self.sum.fetch_add(value, Ordering::Relaxed);
     }
+
+    pub(super) fn cells(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.counts.iter().chain([&self.sum])
+    }
 }
 
 /// Prefix of metric names.
@@ -165,6 +177,19 @@ impl TextExposition {
 
     pub(crate) fn counter(&mut self, name: &str, help: &str, value: u64) {
         self.counters(name, help, [(String::new(), value)]);
+    }
+
+    /// One gauge per set of additional labels.
+    pub(crate) fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (String, f64)>,
+    ) {
+        self.begin(name, "gauge", help);
+        for (labels, value) in values {
+            self.line(name, &labels, value);
+        }
     }
 
     /// One counter per set of additional labels.

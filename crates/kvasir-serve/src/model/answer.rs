@@ -7,12 +7,12 @@ use crate::request::chat::ChatRequest;
 use crate::request::sampling::SamplingFields;
 use kvasir_chat::ResponseFormat;
 use kvasir_chat::grammar::TokenRules;
-use kvasir_chat::{AnswerRules, ChatConstraint, ParseOptions};
+use kvasir_chat::{AnswerRules, ChatConstraint, Form, ParseOptions, Recipe};
 use kvasir_kv::Token;
 use kvasir_sample::Constrained;
 
 impl Model {
-    /// Constraint of a chat answer.
+    /// Constraint of a chat answer, with its token rules.
     pub(crate) fn chat_constraint(
         &self,
         request: &ChatRequest,
@@ -29,12 +29,23 @@ impl Model {
             separate_reasoning: request.sampling.output.separate_reasoning,
             canceled: &RequestContext::current().gone,
         };
-        Ok(self.chat.chat_constraint(&rules, prompt)?)
+        let constraint = self.chat.chat_constraint(&rules, prompt)?;
+        let form = constraint.constrained.0.is_some().then(|| Form::Chat(Box::new((&rules).into())));
+        let constrained = self.with_token_rules(&request.sampling, constraint.constrained, form)?;
+        Ok(ChatConstraint { constrained, ..constraint })
     }
 
-    /// Constraint of a raw completion in a requested format.
-    pub(crate) fn format_constraint(&self, format: &ResponseFormat) -> Result<Constrained, ApiError> {
-        Ok(self.chat.constraint(format, &[], &RequestContext::current().gone)?)
+    /// Constraint of a raw completion, in a requested format if any, with its token rules.
+    pub(crate) fn completion_constraint(
+        &self,
+        format: Option<&ResponseFormat>,
+        fields: &SamplingFields,
+    ) -> Result<Constrained, ApiError> {
+        let constrained = match format {
+            Some(format) => self.chat.constraint(format, &[], &RequestContext::current().gone)?,
+            None => Constrained::default(),
+        };
+        self.with_token_rules(fields, constrained, format.cloned().map(Form::Format))
     }
 
     /// Output parsing options of a chat answer.
@@ -52,11 +63,13 @@ impl Model {
         }
     }
 
-    /// Adds `allowed_token_ids` and `bad_words` to a constraint.
-    pub(crate) fn with_token_rules(
+    /// Adds `allowed_token_ids` and `bad_words` to a constraint, and describes the whole, so that a
+    /// worker process can build it.
+    fn with_token_rules(
         &self,
         fields: &SamplingFields,
         inner: Constrained,
+        form: Option<Form>,
     ) -> Result<Constrained, ApiError> {
         let mut forbidden = Vec::new();
         for word in &fields.bad_words {
@@ -71,6 +84,7 @@ impl Model {
         if !rules.allowed.is_empty() || !rules.forbidden.is_empty() {
             self.chat.require_logits("choice of tokens")?;
         }
-        Ok(rules.within(inner))
+        let constrained = rules.clone().within(inner);
+        Ok(Recipe { form, rules }.describe(constrained))
     }
 }

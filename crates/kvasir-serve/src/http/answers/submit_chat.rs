@@ -50,7 +50,7 @@ pub(crate) fn submit_recorded(
     let mut submission = app.submission(param, prompt, sampling, key)?;
     let marked = model.marked_prefixes(request, submission.request.prompt.len() as u32)?;
     app.pin(&mut submission.request, &marked);
-    submission.request.params.constraint = model.with_token_rules(sampling, constraint.constrained)?;
+    submission.request.params.constraint = constraint.constrained;
     let prompt_tokens = submission.request.prompt.len() as u64;
     let prompt = Arc::new(submission.request.prompt.clone());
     if let Some(recorder) = &mut recorder {

@@ -23,7 +23,6 @@ use futures_util::Stream;
 use kvasir_chat::Delta;
 use kvasir_chat::ParseOptions;
 use kvasir_kv::Token;
-use kvasir_sample::Constrained;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -60,12 +59,10 @@ impl Completion {
     ) -> Result<Self, ApiError> {
         let model = app.model.clone();
         app.model_names().check(request.model.as_deref())?;
-        let mut constraint = Constrained::default();
         if let Some(response_format) = &request.response_format {
             response_format.check_lengths(request.sampling.ignore_eos, request.sampling.length.min_tokens)?;
-            constraint = model.format_constraint(response_format)?;
         }
-        constraint = model.with_token_rules(&request.sampling, constraint)?;
+        let constraint = model.completion_constraint(request.response_format.as_ref(), &request.sampling)?;
         let (mut recorder, earlier) = match app.begin_text_turn(key, body)? {
             Some(_) if request.prompts.len() != 1 => {
                 return Err(ApiError::param("prompt", "`prompt` must be one prompt in a session"));

@@ -13,6 +13,7 @@ pub(crate) mod messages;
 pub(crate) mod ollama;
 pub(crate) mod openapi;
 pub(crate) mod pins;
+pub(crate) mod replicas;
 pub(crate) mod rerank;
 pub(crate) mod responses;
 pub(crate) mod sessions;

@@ -20,6 +20,7 @@ use std::{
 /// Readiness probe: the engine's thread runs, and completes steps while answers are pending.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     match app.host.why_not_ready() {
+        None if app.host.is_degraded() => Ok(Json(json!({"status": "degraded"}))),
         None => Ok(Json(json!({"status": "ok"}))),
         Some(why) => Err(ApiError::unavailable(why)),
     }

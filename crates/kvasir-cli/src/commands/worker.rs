@@ -1,0 +1,76 @@
+//! `kvasir worker`: an engine of `serve --dp`, in a process of its own. `serve` starts it with its own
+//! arguments, so that both have the same options.
+
+use crate::commands::{Command, CommandLine};
+use crate::io::failure::Failure;
+use crate::startup::{EngineFacts, ReadyEngine, identity, served};
+use kvasir_fleet::{Facts, WorkerCommand, WorkerConfig, run_worker};
+use kvasir_serve::metrics::EngineMetrics;
+use std::{env, ffi::OsString, path::PathBuf, process::ExitCode, sync::Arc};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Directory of the server's sockets
+    #[arg(long)]
+    directory: PathBuf,
+    /// Index of the replica
+    #[arg(long)]
+    replica: u32,
+    /// Number of processes that the replica had before
+    #[arg(long)]
+    generation: u32,
+    /// Arguments of the server, its name first
+    #[arg(last = true)]
+    arguments: Vec<OsString>,
+}
+
+/// How `serve`, which has these arguments, starts its workers.
+pub(crate) fn command(arguments: Vec<OsString>) -> Result<WorkerCommand, Failure> {
+    let program = env::current_exe().map_err(Failure::failed)?;
+    Ok(WorkerCommand {
+        program,
+        arguments: Box::new(move |directory, replica, generation| {
+            let place = ["worker".into(), "--directory".into(), directory.into(), "--replica".into()];
+            let numbers = [replica.to_string().into(), "--generation".into(), generation.to_string().into()];
+            let place = place.into_iter().chain(numbers).chain(["--".into()]);
+            place.chain(arguments.iter().cloned()).collect()
+        }),
+    })
+}
+
+impl Args {
+    /// Serves the front until it says to end.
+    pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
+        let Command::Serve(serve) = (line.parse)(self.arguments)? else {
+            return Err(Failure::usage("worker: needs the arguments of `kvasir serve`, which starts it"));
+        };
+        if let Some(level) = serve.model().compute().instructions()? {
+            level.limit();
+        }
+        let (model, options, sampling_args, engines) = serve.for_worker();
+        let opened = model.open()?;
+        let identity = identity(&opened, &model, &options);
+        let config = kvasir::EngineConfig { engines, ..options.config()? };
+        let ready = ReadyEngine::new(&model.for_one_of(engines), opened, &config, true)?;
+        let ReadyEngine { engine, loaded, facts, .. } = ready;
+        let EngineFacts { slots, max_len, .. } = facts;
+        let hidden = loaded.tells_hidden();
+        let chat = served(String::new(), &loaded.opened, hidden, &sampling_args, None, max_len)?.chat;
+        drop(loaded);
+        let metrics = Arc::new(EngineMetrics::default());
+        let mut engine = engine.observe(metrics.observer());
+        let more = serde_json::to_string(&facts).map_err(Failure::failed)?;
+        let cut_obstacle = engine.core().cut_obstacle().map(|why| why.to_string());
+        let config = WorkerConfig {
+            directory: self.directory,
+            replica: self.replica,
+            generation: self.generation,
+            identity,
+            facts: Facts { slots, max_len, cut_obstacle, more },
+            build: Box::new(move |recipe, prompt, canceled| chat.follow_recipe(recipe, prompt, canceled).ok()),
+            counters: Box::new(move || metrics.snapshot()),
+        };
+        run_worker(config, &mut engine).map_err(Failure::failed)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

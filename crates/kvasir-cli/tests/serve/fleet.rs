@@ -1,0 +1,282 @@
+//! `kvasir serve --dp`: the answers of worker processes are those of one process, also when workers are
+//! killed, stopped, drained or restarted; nothing is left behind.
+
+use super::server::{CHAT, COMPLETIONS, JSON, Server};
+use kvasir_testkit::Random;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A server with its replicas.
+struct Fleet {
+    server: Server,
+}
+
+impl Fleet {
+    fn start(name: &str, replicas: u32, more: &[&str]) -> Self {
+        let replicas = replicas.to_string();
+        let options = [&["--dp", &replicas, "--threads", "1", "--max-model-len", "512"], more].concat();
+        Self { server: Server::start(name, &options) }
+    }
+
+    fn replicas(&self) -> Vec<Value> {
+        let (status, answer) = self.server.send("GET", "/v1/admin/replicas", "", "");
+        assert_eq!(status, 200, "{answer}");
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        answer["data"].as_array().unwrap().clone()
+    }
+
+    /// Ids of the worker processes.
+    fn processes(&self) -> Vec<u64> {
+        self.replicas().iter().filter_map(|replica| replica["process"].as_u64()).collect()
+    }
+
+    fn order(&self, replica: u32, what: &str) {
+        let path = format!("/v1/admin/replicas/{replica}/{what}");
+        let (status, answer) = self.server.send("POST", &path, JSON, "");
+        assert_eq!(status, 200, "{answer}");
+    }
+
+    fn wait_until(&self, what: &str, holds: impl Fn(&[Value]) -> bool) {
+        let begin = Instant::now();
+        while !holds(&self.replicas()) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{what}: {:?}", self.replicas());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn wait_until_ready(&self) {
+        self.wait_until("ready", |replicas| replicas.iter().all(|replica| replica["phase"] == "ready"));
+    }
+
+    /// No request is open, and no KV slot is held.
+    fn wait_until_free(&self) {
+        self.wait_until("free", |replicas| replicas.iter().all(|replica| replica["requests"] == 0));
+        let begin = Instant::now();
+        loop {
+            let page = self.server.send("GET", "/metrics", "", "").1;
+            let held = page.lines().find(|line| line.starts_with("kvasir:kv_cache_slots_held")).unwrap();
+            if held.ends_with(" 0") {
+                return;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(30), "{held}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn signal(process: u64, signal: &str) {
+    Command::new("kill").args([signal, &process.to_string()]).status().unwrap();
+}
+
+fn is_running(process: u64) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    !status.is_empty() && !status.contains(") Z ")
+}
+
+/// Requests of all kinds: greedy and sampled, with penalties, formats, several answers, and sessions.
+fn request(number: u64, length: u32) -> (&'static str, Value) {
+    let mut random = Random::new(number);
+    let words: Vec<String> = (0..random.between(1, 40)).map(|_| format!("w{}", random.below(30))).collect();
+    let text = words.join(" ");
+    let mut body = json!({"model": "tiny", "seed": number, "max_tokens": length, "stream": true,
+        "ignore_eos": true, "stream_options": {"include_usage": true}});
+    let mut set = |name: &str, value: Value| drop(body.as_object_mut().unwrap().insert(name.into(), value));
+    match number % 6 {
+        0 => set("temperature", json!(0)),
+        1 => set("temperature", json!(0.9)),
+        2 => {
+            set("temperature", json!(1.1));
+            set("frequency_penalty", json!(0.7));
+            set("repetition_penalty", json!(1.2));
+        }
+        3 => {
+            set("temperature", json!(1.0));
+            set("mirostat", json!(2));
+        }
+        4 => {
+            set("temperature", json!(0.8));
+            set("n", json!(2));
+        }
+        _ => {
+            set("ignore_eos", json!(false));
+            set("temperature", json!(0.7));
+            set("response_format", json!({"type": "json_schema", "json_schema": {"name": "list", "schema": {
+                "type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 20}},
+                "required": ["a"], "additionalProperties": false}}}));
+        }
+    }
+    if number.is_multiple_of(2) {
+        set("prompt", json!(text));
+        (COMPLETIONS, body)
+    } else {
+        set("messages", json!([{"role": "user", "content": text}]));
+        (CHAT, body)
+    }
+}
+
+/// The texts of a streamed answer by choice, with its finish reasons and token counts.
+fn answer(server: &Server, (path, body): &(&str, Value)) -> Vec<(String, String, u64)> {
+    let n = body["n"].as_u64().unwrap_or(1) as usize;
+    let mut answers = vec![(String::new(), String::new(), 0); n];
+    for event in server.events(path, body) {
+        assert!(event.get("error").is_none(), "{event}");
+        for choice in event["choices"].as_array().unwrap() {
+            let (text, finish, _) = &mut answers[choice["index"].as_u64().unwrap() as usize];
+            let delta = [&choice["text"], &choice["delta"]["content"], &choice["delta"]["reasoning_content"]];
+            delta.iter().filter_map(|part| part.as_str()).for_each(|part| text.push_str(part));
+            choice["finish_reason"].as_str().into_iter().for_each(|reason| finish.push_str(reason));
+        }
+        if let Some(tokens) = event["usage"]["completion_tokens"].as_u64() {
+            answers[0].2 = tokens;
+        }
+    }
+    answers
+}
+
+/// Answers all requests, some at a time, while `meanwhile` runs.
+fn answer_all(
+    server: &Server,
+    requests: &[(&'static str, Value)],
+    meanwhile: impl FnOnce(&AtomicBool) + Send,
+) -> Vec<Vec<(String, String, u64)>> {
+    let done = AtomicBool::new(false);
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let answers: Vec<_> = requests.iter().map(|_| std::sync::Mutex::new(Vec::new())).collect();
+    thread::scope(|scope| {
+        let others = scope.spawn(|| meanwhile(&done));
+        let workers: Vec<_> = (0..32)
+            .map(|_| {
+                scope.spawn(|| {
+                    loop {
+                        let at = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(request) = requests.get(at) else { break };
+                        *answers[at].lock().unwrap() = answer(server, request);
+                    }
+                })
+            })
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        done.store(true, Ordering::Relaxed);
+        others.join().unwrap();
+    });
+    answers.into_iter().map(|answer| answer.into_inner().unwrap()).collect()
+}
+
+#[test]
+fn answers_survive_killed_workers() {
+    let requests: Vec<_> = (0..160).map(|number| request(number, 120)).collect();
+    let alone = Server::start("fleet-alone", &["--threads", "1", "--max-model-len", "512"]);
+    let expected = answer_all(&alone, &requests, |_| {});
+    drop(alone);
+    let fleet = Fleet::start("fleet-killed", 2, &[]);
+    let calm = answer_all(&fleet.server, &requests, |_| {});
+    for ((request, expected), got) in requests.iter().zip(&expected).zip(&calm) {
+        assert_eq!(got, expected, "{request:?}");
+    }
+    fleet.wait_until_free();
+    let kills = std::sync::atomic::AtomicU32::new(0);
+    for round in 0..20 {
+        let got = answer_all(&fleet.server, &requests, |done| {
+            let mut random = Random::new(round);
+            while !done.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(random.between(50, 500).into()));
+                let processes = fleet.processes();
+                if processes.len() == 2 {
+                    signal(random.pick(&processes), "-KILL");
+                    kills.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {
+            assert_eq!(got, expected, "round {round}: {request:?}");
+        }
+        if kills.load(Ordering::Relaxed) >= 20 {
+            break;
+        }
+    }
+    assert!(kills.load(Ordering::Relaxed) >= 20);
+    fleet.wait_until_ready();
+    fleet.wait_until_free();
+}
+
+#[test]
+fn drained_and_restarted_replicas_lose_nothing() {
+    let fleet = Fleet::start("fleet-drained", 2, &["--spec", "suffix"]);
+    let requests: Vec<_> = (0..120).map(|number| request(number, 150)).collect();
+    let expected = answer_all(&fleet.server, &requests, |_| {});
+    let got = answer_all(&fleet.server, &requests, |_| {
+        for replica in [0, 1] {
+            thread::sleep(Duration::from_millis(200));
+            fleet.order(replica, "drain");
+            fleet.wait_until("drained", |replicas| {
+                let replica = &replicas[replica as usize];
+                (&replica["phase"], &replica["requests"]) == (&json!("drained"), &json!(0))
+            });
+            let (_, health) = fleet.server.send("GET", "/health", "", "");
+            assert_eq!(health, r#"{"status":"degraded"}"#);
+            fleet.order(replica, "restart");
+            fleet.wait_until("restarted", |replicas| {
+                let replica = &replicas[replica as usize];
+                (&replica["phase"], &replica["restarts"]) == (&json!("ready"), &json!(1))
+            });
+        }
+    });
+    assert_eq!(got, expected);
+    assert_eq!(fleet.server.send("GET", "/health", "", "").1, r#"{"status":"ok"}"#);
+    let missing = fleet.server.send("POST", "/v1/admin/replicas/2/drain", JSON, "");
+    assert_eq!(missing.0, 404, "{}", missing.1);
+    assert!(missing.1.contains("they are 0 to 1"), "{}", missing.1);
+}
+
+#[test]
+fn a_stopped_worker_delays_its_answers_only() {
+    let fleet = Fleet::start("fleet-stopped", 2, &[]);
+    let requests: Vec<_> = (0..64).map(|number| request(number, 150)).collect();
+    let expected = answer_all(&fleet.server, &requests, |_| {});
+    let got = answer_all(&fleet.server, &requests, |_| {
+        thread::sleep(Duration::from_millis(100));
+        let process = fleet.processes()[0];
+        signal(process, "-STOP");
+        thread::sleep(Duration::from_secs(5));
+        signal(process, "-CONT");
+    });
+    assert_eq!(got, expected);
+}
+
+#[test]
+fn no_worker_outlives_its_front() {
+    let runtime = std::env::temp_dir().join(format!("kvasir-fleet-test-{}", std::process::id()));
+    fs::create_dir_all(&runtime).unwrap();
+    let start = |name: &str| {
+        let environment = [("XDG_RUNTIME_DIR", runtime.to_str().unwrap())];
+        Server::start_with(name, &["--dp", "2", "--threads", "1"], &environment)
+    };
+    let directories = |runtime: &Path| fs::read_dir(runtime).unwrap().count();
+    let mut fleet = Fleet { server: start("fleet-front") };
+    let processes = fleet.processes();
+    assert_eq!((processes.len(), directories(&runtime)), (2, 1));
+    fleet.server.process.kill().unwrap();
+    fleet.server.process.wait().unwrap();
+    let begin = Instant::now();
+    while processes.iter().any(|process| is_running(*process)) {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{processes:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+    // The next start removes the sockets of the last, and its end its own.
+    let mut fleet = Fleet { server: start("fleet-again") };
+    assert_eq!(directories(&runtime), 1);
+    let processes = fleet.processes();
+    assert_eq!(fleet.server.post(CHAT, &super::server::chat(json!({}))).0, 200);
+    fleet.server.terminate();
+    assert!(fleet.server.process.wait().unwrap().success());
+    assert!(!processes.iter().any(|process| is_running(*process)));
+    assert_eq!(directories(&runtime), 0);
+    fs::remove_dir_all(&runtime).unwrap();
+}

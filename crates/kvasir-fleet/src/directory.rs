@@ -1,0 +1,104 @@
+//! The directory of a fleet's sockets: only this user can enter it, and it is removed with the fleet.
+//!
+//! The front holds a lock on a file in it. A directory whose lock is free was left by a front that was
+//! killed; the next start removes it.
+
+use std::{
+    env,
+    fs::{self, DirBuilder, File},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+    process,
+};
+
+/// Begin of the names of directories in use.
+const PREFIX: &str = "kvasir-fleet-";
+/// Name of the locked file.
+const LOCK: &str = "lock";
+
+/// A directory of sockets, locked.
+#[derive(Debug)]
+pub(crate) struct SocketDirectory {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl SocketDirectory {
+    /// Creates a directory, and removes those that dead fronts left.
+    pub(crate) fn create() -> io::Result<Self> {
+        let parent = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
+        Self::create_in(&parent.unwrap_or_else(env::temp_dir))
+    }
+
+    fn create_in(parent: &Path) -> io::Result<Self> {
+        remove_abandoned(parent);
+        for attempt in 0..100 {
+            let name = format!("{}-{attempt}", process::id());
+            // It gets its name once it is locked, so that no other start takes it for abandoned.
+            let new = parent.join(format!(".kvasir-new-{name}"));
+            match DirBuilder::new().mode(0o700).create(&new) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                created => created?,
+            }
+            let lock = File::create(new.join(LOCK))?;
+            lock.lock()?;
+            let path = parent.join(format!("{PREFIX}{name}"));
+            if path.exists() {
+                fs::remove_dir_all(&new)?;
+                continue;
+            }
+            fs::rename(&new, &path)?;
+            return Ok(Self { path, _lock: lock });
+        }
+        Err(io::Error::other(format!("no free name for sockets in {}", parent.display())))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SocketDirectory {
+    fn drop(&mut self) {
+        // What remains is removed by the next start.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Removes directories of this user whose lock is free.
+fn remove_abandoned(parent: &Path) {
+    let own = rustix::process::getuid().as_raw();
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let is_named = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+        let is_own = entry.metadata().is_ok_and(|data| data.is_dir() && data.uid() == own);
+        if is_named && is_own && File::open(entry.path().join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok())
+        {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvasir_testkit::paths::scratch;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn abandoned_directories_are_removed_and_others_stay() {
+        let scratch = scratch(&env::temp_dir().to_string_lossy(), "kvasir-sockets");
+        let first = SocketDirectory::create_in(&scratch).unwrap();
+        assert_eq!(fs::metadata(first.path()).unwrap().permissions().mode() & 0o777, 0o700);
+        let abandoned = scratch.join(format!("{PREFIX}1-0"));
+        fs::create_dir(&abandoned).unwrap();
+        File::create(abandoned.join(LOCK)).unwrap();
+        fs::create_dir(scratch.join(format!("{PREFIX}without-lock"))).unwrap();
+        let second = SocketDirectory::create_in(&scratch).unwrap();
+        assert!(!abandoned.exists() && first.path().exists() && second.path() != first.path());
+        assert!(scratch.join(format!("{PREFIX}without-lock")).exists());
+        let path = first.path().to_owned();
+        drop(first);
+        assert!(!path.exists());
+    }
+}

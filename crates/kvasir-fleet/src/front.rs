@@ -1,0 +1,356 @@
+//! What the front decides: which worker runs a request, and what becomes of the requests and sessions of
+//! a worker that is lost or drained.
+//!
+//! Pure state: messages, results and losses in; messages to workers ([`Send`]) and ends of requests out.
+//! `fleet` connects it to sockets and processes.
+//!
+//! Invariants: each request gets exactly one end. A request runs on at most one worker. Results of a run
+//! that was moved away are dropped. Each charge of the router is released once.
+
+#[cfg(test)]
+mod tests;
+
+use crate::open_request::{Ending, OpenRequest, Placement};
+use kvasir_engine::{Fault, Finish, Message, Nanos, Outbox, RouteRequest, Router, SessionId};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+/// A message to a worker.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Send {
+    pub(crate) replica: usize,
+    pub(crate) message: Message,
+    pub(crate) recipe: Option<String>,
+}
+
+/// The open requests and the sessions of a fleet.
+pub(crate) struct Front {
+    router: Router,
+    /// Whether a worker takes requests.
+    is_ready: Vec<bool>,
+    /// By the caller's tag.
+    requests: BTreeMap<u64, OpenRequest>,
+    /// The caller's tag by the tag of a run.
+    runs: HashMap<u64, u64>,
+    next_run: u64,
+    /// The worker that retains a session's K/V.
+    sessions: HashMap<SessionId, usize>,
+    /// Messages to workers, in order.
+    pub(crate) sends: Vec<Send>,
+    /// Ends and reports that no worker sends.
+    pub(crate) outbox: Outbox,
+}
+
+/// Results that cannot be right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WrongResults;
+
+impl Front {
+    /// A front over `replicas` workers, none of which is ready.
+    pub(crate) fn new(mut router: Router, replicas: usize) -> Self {
+        (0..replicas).for_each(|replica| router.set_available(replica, false));
+        Self {
+            router,
+            is_ready: vec![false; replicas],
+            requests: BTreeMap::new(),
+            runs: HashMap::new(),
+            next_run: 1,
+            sessions: HashMap::new(),
+            sends: Vec::new(),
+            outbox: Outbox::default(),
+        }
+    }
+
+    /// Whether no request is open.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// The requests on a worker, and their prompt tokens.
+    pub(crate) fn load(&self, replica: usize) -> (u64, u64) {
+        self.router.load(replica).map_or((0, 0), |load| (load.requests, load.tokens))
+    }
+
+    /// Takes a message of the caller, except `Drain` and `Exit`.
+    pub(crate) fn take(&mut self, message: Message, now: Nanos) {
+        match message {
+            Message::Add { mut request, n } => {
+                let constrained = std::mem::take(&mut request.params.constraint);
+                let recipe = constrained.0.as_ref().map(|constraint| constraint.recipe());
+                let (request, is_lost) = (Arc::<_>::from(request), recipe == Some(None));
+                let recipe = recipe.flatten().map(Arc::<str>::from);
+                for sibling in 0..n {
+                    let open = OpenRequest::new(Arc::clone(&request), recipe.clone(), sibling, now);
+                    if is_lost {
+                        // It cannot be built in another process.
+                        open.end(Finish::Failed(Fault::Constraint), now, &mut self.outbox);
+                    } else {
+                        self.requests.insert(open.tag(), open);
+                    }
+                }
+                self.place(request.tag, n);
+            }
+            Message::Abort { tag } => self.end(tag, Ending::Abort, now),
+            Message::StopAt { tag, keep } => self.end(tag, Ending::StopAt(keep), now),
+            Message::Fork { from, into, at } => {
+                let Some(replica) = self.home_of(from) else {
+                    self.outbox.retained.extend(into.into_iter().map(|session| (session, 0)));
+                    return;
+                };
+                self.sessions.extend(into.iter().map(|session| (*session, replica)));
+                self.send(replica, Message::Fork { from, into, at });
+            }
+            Message::Rewind { session, .. } | Message::Cut { session, .. } => match self.home_of(session) {
+                Some(replica) => self.send(replica, message),
+                None => self.outbox.retained.push((session, 0)),
+            },
+            Message::EndSession(session) => {
+                if let Some(replica) = self.sessions.remove(&session) {
+                    self.send(replica, Message::EndSession(session));
+                }
+            }
+            Message::Drain | Message::Exit => {}
+        }
+    }
+
+    /// Takes the results of a worker: replaces the tags of runs by the caller's, and drops what belongs to
+    /// runs that were moved away.
+    pub(crate) fn results(
+        &mut self,
+        replica: usize,
+        outbox: &mut Outbox,
+        now: Nanos,
+    ) -> Result<(), WrongResults> {
+        let Outbox { events, tokens, ended, admitted, progress, mirostat, retained, .. } = outbox;
+        admitted.retain_mut(|(tag, cached)| self.rename(replica, tag).is_some_and(|open| {
+            open.admitted(*cached, now);
+            true
+        }));
+        progress.retain_mut(|(tag, _)| self.rename(replica, tag).is_some());
+        let mut dropped = HashSet::new();
+        for (index, event) in events.iter_mut().enumerate() {
+            let run = event.tag;
+            let is_lost = event.finish == Some(Finish::Failed(Fault::DeviceLost));
+            let new = tokens.get(event.tokens.range()).ok_or(WrongResults)?;
+            let mu = mirostat.iter().find(|(at, _)| *at as usize == index).map(|(_, mu)| *mu);
+            let kept = match self.rename(replica, &mut event.tag) {
+                Some(open) if !is_lost => {
+                    // A client's stop may shorten an answer behind its newest tokens.
+                    let is_in_order = open.extend(event.first, new, mu, now) || event.finish.is_some();
+                    is_in_order.then_some(()).ok_or(WrongResults)?;
+                    true
+                }
+                _ => false,
+            };
+            if !kept {
+                dropped.insert(event.request);
+                (event.tag, event.finish, event.tokens) = (0, None, Default::default());
+                if is_lost {
+                    self.lose(run, now);
+                }
+            } else if event.finish.is_some() {
+                self.forget(run);
+            }
+        }
+        let mut tags = HashMap::new();
+        tags.extend(events.iter().filter(|event| event.finish.is_some()).map(|event| (event.request, event.tag)));
+        ended.retain_mut(|summary| match tags.get(&summary.request) {
+            Some(tag) if !dropped.contains(&summary.request) => {
+                summary.tag = *tag;
+                true
+            }
+            _ => false,
+        });
+        retained.retain(|(session, tokens)| {
+            let is_home = self.sessions.get(session) == Some(&replica);
+            if is_home && *tokens == 0 {
+                self.sessions.remove(session);
+            }
+            is_home
+        });
+        self.place_waiting();
+        Ok(())
+    }
+
+    /// A worker takes requests.
+    pub(crate) fn ready(&mut self, replica: usize) {
+        self.is_ready[replica] = true;
+        self.router.set_available(replica, true);
+        self.place_waiting();
+    }
+
+    /// A worker was lost: its requests continue elsewhere, and its sessions have no K/V.
+    pub(crate) fn lost(&mut self, replica: usize, now: Nanos) {
+        self.stop_using(replica);
+        for tag in self.tags_on(replica) {
+            let Some(open) = self.requests.get_mut(&tag) else { continue };
+            let run = open.placement.as_ref().map(|placement| placement.tag);
+            run.into_iter().for_each(|run| self.lose(run, now));
+        }
+        self.place_waiting();
+    }
+
+    /// Moves the requests of a worker to others, or lets them wait for one, and ends its sessions.
+    pub(crate) fn drain(&mut self, replica: usize) {
+        self.stop_using(replica);
+        for tag in self.tags_on(replica) {
+            let Some(open) = self.requests.get_mut(&tag).filter(|open| open.ending.is_none()) else { continue };
+            if let Some(Placement { tag: run, charge, .. }) = open.placement.take() {
+                self.runs.remove(&run);
+                self.router.release(charge);
+                self.send(replica, Message::Abort { tag: run });
+            }
+        }
+        self.place_waiting();
+    }
+
+    /// Ends all requests that no worker will end any more.
+    pub(crate) fn abort_all(&mut self, now: Nanos) {
+        for open in std::mem::take(&mut self.requests).into_values() {
+            open.end(Finish::Aborted, now, &mut self.outbox);
+            open.placement.into_iter().for_each(|placement| self.router.release(placement.charge));
+        }
+        self.runs.clear();
+    }
+
+    /// No request goes to a worker, and its sessions have no K/V.
+    fn stop_using(&mut self, replica: usize) {
+        self.is_ready[replica] = false;
+        self.router.set_available(replica, false);
+        let sessions = &mut self.sessions;
+        let outbox = &mut self.outbox;
+        sessions.retain(|session, home| {
+            if *home == replica {
+                outbox.retained.push((*session, 0));
+            }
+            *home != replica
+        });
+    }
+
+    fn tags_on(&self, replica: usize) -> Vec<u64> {
+        let is_there = |open: &OpenRequest| {
+            open.placement.as_ref().is_some_and(|placement| placement.replica == replica)
+        };
+        self.requests.iter().filter(|(_, open)| is_there(open)).map(|(tag, _)| *tag).collect()
+    }
+
+    /// The open request of a run on a worker; `tag` becomes the caller's.
+    fn rename(&mut self, replica: usize, tag: &mut u64) -> Option<&mut OpenRequest> {
+        let own = *self.runs.get(tag)?;
+        let open = self.requests.get_mut(&own)?;
+        open.placement.as_ref().filter(|placement| placement.replica == replica)?;
+        *tag = own;
+        Some(open)
+    }
+
+    /// A run was lost: the request ends, or waits for another worker.
+    fn lose(&mut self, run: u64, now: Nanos) {
+        let Some(tag) = self.runs.remove(&run) else { return };
+        let Some(open) = self.requests.get_mut(&tag) else { return };
+        open.placement.take().into_iter().for_each(|placement| self.router.release(placement.charge));
+        if let Some(finish) = open.lost() {
+            open.end(finish, now, &mut self.outbox);
+            self.requests.remove(&tag);
+        }
+    }
+
+    /// A run has ended, and its request with it.
+    fn forget(&mut self, run: u64) {
+        let Some(tag) = self.runs.remove(&run) else { return };
+        let Some(open) = self.requests.remove(&tag) else { return };
+        open.placement.into_iter().for_each(|placement| self.router.release(placement.charge));
+    }
+
+    /// The client ends a request.
+    fn end(&mut self, tag: u64, ending: Ending, now: Nanos) {
+        let Some(open) = self.requests.get_mut(&tag) else { return };
+        open.ending.get_or_insert(ending);
+        match &open.placement {
+            Some(Placement { replica, tag, .. }) => {
+                let (replica, tag) = (*replica, *tag);
+                let message = match ending {
+                    Ending::Abort => Message::Abort { tag },
+                    Ending::StopAt(keep) => Message::StopAt { tag, keep },
+                };
+                self.send(replica, message);
+            }
+            None => {
+                let finish = open.lost().unwrap_or(Finish::Aborted);
+                open.end(finish, now, &mut self.outbox);
+                self.requests.remove(&tag);
+            }
+        }
+    }
+
+    /// Places all requests that wait for a worker, in the order of their arrival.
+    fn place_waiting(&mut self) {
+        if !self.is_ready.contains(&true) {
+            return;
+        }
+        let waiting = self.requests.iter().filter(|(_, open)| open.placement.is_none());
+        let tags: Vec<u64> = waiting.map(|(tag, _)| *tag).collect();
+        tags.into_iter().for_each(|tag| self.place(tag, 1));
+    }
+
+    /// Sends `n` siblings, from the one with this tag on, to a worker. They wait if none is ready.
+    fn place(&mut self, tag: u64, n: u32) {
+        let Some(open) = self.requests.get(&tag) else { return };
+        let (request, recipe) = (Arc::clone(&open.request), open.recipe.clone());
+        let params = &request.params;
+        let home = params.session.and_then(|session| self.home_of(session));
+        let mut charges = Vec::with_capacity(n as usize);
+        for i in 0..n {
+            // All siblings share one prompt, so they go to one worker.
+            let requested = charges.first().map(kvasir_engine::Charge::replica).or(home);
+            let route = RouteRequest {
+                prompt: &request.prompt,
+                tokens: if i == 0 { open.tokens() } else { 0 },
+                salt: params.salt,
+                session: params.session,
+                requested,
+            };
+            let Ok(charge) = self.router.route(&route) else {
+                return charges.into_iter().for_each(|charge| self.router.release(charge));
+            };
+            charges.push(charge);
+        }
+        let first_run = self.next_run;
+        self.next_run += u64::from(n);
+        let Some(replica) = charges.first().map(kvasir_engine::Charge::replica) else { return };
+        let message = if n > 1 || !open.has_run() {
+            let mut request = (*request).clone();
+            if n == 1 {
+                request = request.sibling(open.sibling);
+            }
+            request.tag = first_run;
+            Message::Add { request: Box::new(request), n }
+        } else {
+            Message::Add { request: Box::new(open.resumed(first_run)), n: 1 }
+        };
+        for (i, charge) in charges.into_iter().enumerate() {
+            let (own, run) = (tag.wrapping_add(i as u64), first_run + i as u64);
+            if let Some(open) = self.requests.get_mut(&own) {
+                open.placement = Some(Placement { replica, tag: run, charge });
+                self.runs.insert(run, own);
+            }
+        }
+        let pins = params.pins.iter().map(|pin| pin.session);
+        for session in params.session.into_iter().chain(pins) {
+            if let Some(other) = self.sessions.insert(session, replica).filter(|other| *other != replica) {
+                self.send(other, Message::EndSession(session));
+            }
+        }
+        self.sends.push(Send { replica, message, recipe: recipe.map(|recipe| recipe.to_string()) });
+    }
+
+    /// The worker that retains a session, if it takes requests.
+    fn home_of(&self, session: SessionId) -> Option<usize> {
+        self.sessions.get(&session).copied().filter(|replica| self.is_ready[*replica])
+    }
+
+    fn send(&mut self, replica: usize, message: Message) {
+        self.sends.push(Send { replica, message, recipe: None });
+    }
+}

@@ -1,0 +1,235 @@
+//! The front over simulated workers: random requests, ends by clients, lost and drained workers, and
+//! messages that are lost with them. Each answer must be that of its request alone.
+
+use super::*;
+use kvasir_engine::{
+    Balance, Chunked, Core, Engine, Limits, Mixing, Params, Request, RequestId, SuffixDrafter,
+};
+use kvasir_kv::{CacheConfig, CacheKind, Token, build};
+use kvasir_sim::Toy;
+use kvasir_testkit::{Random, complete::complete};
+use std::collections::VecDeque;
+
+fn engine(random: &mut Random) -> Engine<Toy> {
+    let kind = random.pick(&[CacheKind::Paged, CacheKind::Radix, CacheKind::Cells]);
+    let block_size = if kind.is_block_based() { 4 } else { 1 };
+    let cache = build(kind, &CacheConfig { block_size, sharing: true, ..CacheConfig::new(512) }).unwrap();
+    let limits = Limits { max_num_batched_tokens: 32, max_model_len: 200, ..Limits::default() };
+    let policy = Box::new(Chunked::new(16, Mixing::On { target: None }));
+    let core = Core::new(limits, kvasir_engine::Order::Fcfs, policy, cache);
+    let engine = Engine::new(core, Toy::new(), || 1);
+    if random.chance(50) { engine.draft(Box::new(SuffixDrafter::new(4))).unwrap() } else { engine }
+}
+
+/// A worker: an engine, with the messages to it and the results from it that are under way.
+struct Worker {
+    engine: Engine<Toy>,
+    ids: HashMap<u64, RequestId>,
+    messages: VecDeque<Message>,
+    results: VecDeque<Outbox>,
+}
+
+impl Worker {
+    fn new(random: &mut Random) -> Self {
+        let (ids, messages, results) = (HashMap::new(), VecDeque::new(), VecDeque::new());
+        Self { engine: engine(random), ids, messages, results }
+    }
+
+    fn take_message(&mut self) {
+        match self.messages.pop_front() {
+            Some(Message::Add { request, n }) => {
+                let tag = request.tag;
+                let ids = self.engine.core_mut().add_siblings(*request, n, 1).unwrap();
+                self.ids.extend((tag..).zip(ids));
+            }
+            Some(Message::Abort { tag }) => {
+                let _ = self.engine.core_mut().abort(self.ids[&tag], 1);
+            }
+            Some(Message::StopAt { tag, keep }) => {
+                let _ = self.engine.core_mut().stop_at(self.ids[&tag], keep, 1);
+            }
+            Some(Message::EndSession(session)) => self.engine.core_mut().end_session(session),
+            other => assert_eq!(other, None),
+        }
+    }
+
+    fn step(&mut self) {
+        self.engine.step().unwrap();
+        self.collect();
+    }
+
+    fn collect(&mut self) {
+        let outbox = self.engine.core_mut().outbox();
+        if !outbox.is_empty() {
+            self.results.push_back(outbox.clone());
+            outbox.clear();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Answer {
+    tokens: Vec<Token>,
+    ends: Vec<Finish>,
+}
+
+struct Simulation {
+    front: Front,
+    workers: Vec<Option<Worker>>,
+    requests: Vec<Request>,
+    answers: BTreeMap<u64, Answer>,
+    losses: u32,
+}
+
+impl Simulation {
+    fn new(random: &mut Random) -> Self {
+        let count = random.between(1, 4) as usize;
+        let mut front = Front::new(Router::new(Balance::LeastRequests, count), count);
+        (0..count).for_each(|replica| front.ready(replica));
+        let workers = (0..count).map(|_| Some(Worker::new(random))).collect();
+        Self { front, workers, requests: Vec::new(), answers: BTreeMap::new(), losses: 0 }
+    }
+
+    /// Passes on what the front has decided.
+    fn flush(&mut self) {
+        for Send { replica, message, .. } in std::mem::take(&mut self.front.sends) {
+            if let Some(worker) = &mut self.workers[replica] {
+                worker.messages.push_back(message);
+            }
+        }
+        let outbox = std::mem::take(&mut self.front.outbox);
+        self.deliver(&outbox);
+    }
+
+    fn deliver(&mut self, outbox: &Outbox) {
+        for output in outbox.iter().filter(|output| output.event.tag > 0) {
+            let answer = self.answers.get_mut(&output.event.tag).unwrap();
+            assert!(answer.ends.is_empty(), "an event follows the end");
+            answer.tokens.extend_from_slice(output.tokens);
+            answer.ends.extend(output.event.finish);
+            assert_eq!(output.event.finish, output.summary.map(|summary| summary.finish));
+            if let Some(summary) = output.summary {
+                assert_eq!(summary.tag, output.event.tag);
+            }
+        }
+    }
+
+    fn add(&mut self, random: &mut Random) {
+        let n = random.between(1, 3);
+        let tag = self.answers.last_key_value().map_or(1, |(tag, _)| tag + 1);
+        let length = random.between(1, 60);
+        let params = Params {
+            max_tokens: random.between(1, 60),
+            ignore_eos: random.chance(50),
+            eos: vec![104],
+            session: random.chance(30).then(|| SessionId(random.below(3))),
+            ..Params::default()
+        };
+        let prompt = (0..length).map(|_| 100 + random.below(7) as Token).collect();
+        let request = Request { tag, prompt, params };
+        for i in 0..n {
+            self.requests.push(request.sibling(i));
+            self.answers.insert(tag + u64::from(i), Answer::default());
+        }
+        self.front.take(Message::Add { request: Box::new(request), n }, 1);
+    }
+
+    /// Kills a worker: what is under way to it and from it is lost. Another starts in its place.
+    fn kill(&mut self, replica: usize, random: &mut Random) {
+        self.workers[replica] = None;
+        self.front.lost(replica, 1);
+        self.flush();
+        self.workers[replica] = Some(Worker::new(random));
+        self.front.ready(replica);
+        self.losses += 1;
+    }
+
+    fn act(&mut self, random: &mut Random, is_calm: bool) {
+        let replica = random.below(self.workers.len() as u64) as usize;
+        let worker = self.workers[replica].as_mut().unwrap();
+        match random.below(100) {
+            0..30 => worker.take_message(),
+            30..60 => worker.step(),
+            60..90 => {
+                worker.collect();
+                if let Some(mut outbox) = worker.results.pop_front() {
+                    self.front.results(replica, &mut outbox, 1).unwrap();
+                    self.deliver(&outbox);
+                }
+            }
+            _ if is_calm => {}
+            90..95 => self.add(random),
+            95 if !self.answers.is_empty() => {
+                let tag = random.between(1, self.answers.len() as u32).into();
+                let keep = self.answers[&tag].tokens.len() as u32;
+                let ending = match random.chance(50) {
+                    true => Message::Abort { tag },
+                    false => Message::StopAt { tag, keep: random.between(0, keep) },
+                };
+                self.front.take(ending, 1);
+            }
+            96 => self.kill(replica, random),
+            97 => {
+                self.front.drain(replica);
+                self.flush();
+                // Its process ends and is started anew.
+                self.kill(replica, random);
+            }
+            _ => {}
+        }
+        self.flush();
+    }
+}
+
+#[test]
+fn answers_survive_their_workers() {
+    let (mut losses, mut whole) = (0, 0);
+    for seed in 0..300 {
+        let mut random = Random::new(seed);
+        let mut simulation = Simulation::new(&mut random);
+        (0..600).for_each(|_| simulation.act(&mut random, false));
+        for _ in 0..200_000 {
+            if simulation.front.is_idle() {
+                break;
+            }
+            simulation.act(&mut random, true);
+        }
+        let Simulation { front, requests, answers, .. } = simulation;
+        assert!(front.is_idle() && front.runs.is_empty(), "seed {seed}");
+        for replica in 0..front.is_ready.len() {
+            assert_eq!(front.load(replica), (0, 0), "seed {seed}");
+        }
+        losses += simulation.losses;
+        for request in requests {
+            let answer = &answers[&request.tag];
+            let what = format!("seed {seed}, tag {}: {:?}", request.tag, answer.ends);
+            let alone = complete(&mut engine(&mut random), request);
+            let [end] = answer.ends[..] else { panic!("{what}") };
+            match end {
+                Finish::Aborted | Finish::StopText | Finish::Failed(Fault::DeviceLost) => {
+                    assert!(alone.tokens.starts_with(&answer.tokens), "{what}");
+                }
+                end => {
+                    assert_eq!((&answer.tokens, end), (&alone.tokens, alone.summary.finish), "{what}");
+                    whole += 1;
+                }
+            }
+        }
+    }
+    assert!(losses > 1000 && whole > 3000, "{losses}, {whole}");
+}
+
+#[test]
+fn a_request_that_ends_its_workers_fails() {
+    let mut random = Random::new(1);
+    let mut simulation = Simulation::new(&mut random);
+    simulation.add(&mut random);
+    for _ in 0..9 {
+        simulation.flush();
+        let replica = simulation.front.requests.values().find_map(|open| open.placement.as_ref());
+        let Some(replica) = replica.map(|placement| placement.replica) else { break };
+        simulation.kill(replica, &mut random);
+    }
+    simulation.flush();
+    assert!(simulation.answers.values().all(|answer| answer.ends == [Finish::Failed(Fault::DeviceLost)]));
+}

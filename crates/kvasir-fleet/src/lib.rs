@@ -1,0 +1,36 @@
+//! Engine cores as processes of their own on one machine (data parallelism).
+//!
+//! - [`Fleet`] is the front: it starts the workers, routes requests to them, and delivers their
+//!   results. It serves an inbox as an engine does ([`kvasir_engine::Serving`]).
+//! - [`run_worker`] is the other side: an engine that takes its requests from a socket.
+//!
+//! ```text
+//!            front                                  worker (one per replica)
+//! inbox ──► Fleet ──ROUTER──── requests ────DEALER──► I/O thread ──► engine thread
+//! outbox ◄──       ◄─PULL───── results ─────PUSH────              ◄──
+//! ```
+//!
+//! A request whose worker dies continues in another one ([`kvasir_engine::Resumption`]): the client
+//! receives the tokens that it would have had.
+//!
+//! Messages are typed msgpack ([`message`]). They never cross a host: the sockets lie in a directory
+//! that only this user can enter ([`directory`]).
+
+#![forbid(unsafe_code)]
+
+mod constraint_builds;
+mod directory;
+mod fleet;
+mod front;
+mod message;
+mod monotonic;
+mod open_request;
+mod replica;
+mod status;
+mod transport;
+mod worker;
+
+pub use crate::fleet::{Fleet, FleetConfig, FleetError, OnCounters, OnLog, WorkerCommand};
+pub use crate::message::{Facts, Identity};
+pub use crate::status::FleetHandle;
+pub use crate::worker::{BuildConstraint, WorkerConfig, WorkerError, run_worker};

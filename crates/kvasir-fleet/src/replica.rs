@@ -1,0 +1,125 @@
+//! A replica's process: starting it, its state, and when it is started again after it has ended.
+
+use crate::fleet::WorkerCommand;
+use crate::message::{Header, Numbers};
+use kvasir_engine::ReplicaPhase;
+use std::{io, path::Path, process::Stdio, time::Duration};
+use tokio::{
+    process::{Child, Command},
+    select,
+    sync::{mpsc::UnboundedSender, oneshot},
+    time::Instant,
+};
+
+/// Delay of the restart of a process that was ready. Each that ends before doubles it.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const LONGEST_DELAY: Duration = Duration::from_secs(30);
+
+/// A process that has ended.
+pub(crate) struct Ended {
+    pub(crate) replica: usize,
+    pub(crate) generation: u32,
+    pub(crate) why: String,
+}
+
+/// A replica.
+#[derive(Debug)]
+pub(crate) struct Replica {
+    pub(crate) phase: ReplicaPhase,
+    pub(crate) process: Option<u32>,
+    pub(crate) header: Header,
+    pub(crate) sent: Numbers,
+    pub(crate) received: Numbers,
+    pub(crate) dropped: u64,
+    pub(crate) last_exit: Option<String>,
+    /// When its process is started again.
+    pub(crate) restart_at: Option<Instant>,
+    /// Whether its process is to end, by order.
+    pub(crate) is_ending: bool,
+    /// Kills the process when it is sent to or dropped.
+    kill: Option<oneshot::Sender<()>>,
+    delay: Duration,
+}
+
+impl Replica {
+    /// A replica without a process.
+    pub(crate) fn new(index: u32) -> Self {
+        Self {
+            phase: ReplicaPhase::Down,
+            process: None,
+            header: Header { replica: index, generation: 0, number: 0 },
+            sent: Numbers::default(),
+            received: Numbers::default(),
+            dropped: 0,
+            last_exit: None,
+            restart_at: None,
+            is_ending: false,
+            kill: None,
+            delay: Duration::ZERO,
+        }
+    }
+
+    /// Starts its process; `ended` is told when that has ended.
+    pub(crate) fn start(
+        &mut self,
+        command: &WorkerCommand,
+        directory: &Path,
+        ended: UnboundedSender<Ended>,
+    ) -> io::Result<()> {
+        let Header { replica, generation, .. } = self.header;
+        let mut process = Command::new(&command.program);
+        process.args((command.arguments)(directory, replica, generation));
+        // Its own group: an interrupt from the terminal is for the front. The pipe tells it when the front
+        // has ended.
+        process.process_group(0).stdin(Stdio::piped()).kill_on_drop(true);
+        let child = process.spawn()?;
+        let (kill, killed) = oneshot::channel();
+        self.process = child.id();
+        self.kill = Some(kill);
+        self.phase = ReplicaPhase::Starting;
+        self.restart_at = None;
+        self.is_ending = false;
+        tokio::spawn(async move {
+            let why = wait(child, killed).await;
+            let _ = ended.send(Ended { replica: replica as usize, generation, why });
+        });
+        Ok(())
+    }
+
+    /// Kills its process.
+    pub(crate) fn kill(&mut self) {
+        self.kill = None;
+    }
+
+    /// Notes that its process has ended. It is started again at once after an order, else after a delay.
+    pub(crate) fn ended(&mut self, why: String) {
+        self.delay = match self.phase {
+            _ if self.is_ending => Duration::ZERO,
+            ReplicaPhase::Ready | ReplicaPhase::Drained => FIRST_DELAY,
+            ReplicaPhase::Starting | ReplicaPhase::Down => {
+                (self.delay * 2).clamp(FIRST_DELAY, LONGEST_DELAY)
+            }
+        };
+        self.restart_at = Some(Instant::now() + self.delay);
+        self.phase = ReplicaPhase::Down;
+        (self.process, self.kill) = (None, None);
+        self.last_exit = Some(why);
+        self.header.generation += 1;
+        (self.sent, self.received) = Default::default();
+    }
+}
+
+/// Waits for a process, and kills it when told to. Returns how it ended.
+async fn wait(mut child: Child, killed: oneshot::Receiver<()>) -> String {
+    // The pipe stays open as long as this task runs.
+    let _pipe = child.stdin.take();
+    let status = select! {
+        status = child.wait() => status,
+        _ = killed => {
+            // It may have ended by itself.
+            let _ = child.start_kill();
+            child.wait().await
+        }
+    };
+    status.map_or_else(|error| error.to_string(), |status| status.to_string())
+}

@@ -1,0 +1,254 @@
+//! A worker: an engine that takes its requests from a socket of the front, and sends results there.
+//!
+//! The engine runs on the caller's thread. An I/O thread reads and writes the sockets, and a third one
+//! builds constraints. The worker ends when the front tells it to, or when its standard input, a pipe
+//! from the front, is closed: so no worker outlives its front, however that ends. Signals for the whole
+//! process group are the front's matter, which lets running answers end.
+
+use crate::constraint_builds::ConstraintBuilds;
+use crate::message::{Facts, FromWorker, Header, Identity, Numbers, PROTOCOL, ToWorker, decode, encode};
+use crate::monotonic;
+use crate::transport::connect;
+use kvasir_engine::{Engine, Exit, Message, Nanos, Outbox};
+use kvasir_exec::Executor;
+use kvasir_kv::Token;
+use kvasir_sample::Constrained;
+use std::{
+    fmt,
+    io::{self, Read},
+    path::PathBuf,
+    process,
+    sync::{Arc, atomic::AtomicBool, mpsc},
+    thread,
+    time::Duration,
+};
+use tokio::{
+    select,
+    signal::unix::{SignalKind, signal},
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    time::{Instant, sleep, sleep_until},
+};
+use zeromq::{DealerSocket, PushSocket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
+
+/// Builds a constraint from its recipe, for an answer to a prompt; `None` if it cannot be built. Setting
+/// the flag cancels the work.
+pub type BuildConstraint = Box<dyn Fn(&str, &[Token], &Arc<AtomicBool>) -> Option<Constrained> + Send>;
+
+/// Delay of the counters behind results.
+const COUNTERS_AFTER: Duration = Duration::from_millis(100);
+/// Interval of the counters while requests are open and have no results.
+const COUNTERS_EVERY: Duration = Duration::from_secs(1);
+/// Time for the last messages to be written.
+const LINGER: Duration = Duration::from_millis(100);
+
+/// A worker's place in a fleet.
+pub struct WorkerConfig {
+    /// Directory of the front's sockets.
+    pub directory: PathBuf,
+    /// Index of the replica.
+    pub replica: u32,
+    /// How many processes the replica had before.
+    pub generation: u32,
+    /// What both sides must agree on.
+    pub identity: Identity,
+    /// What the front must know of the engine.
+    pub facts: Facts,
+    /// Builds constraints.
+    pub build: BuildConstraint,
+    /// Reads the engine's counters.
+    pub counters: Box<dyn Fn() -> Vec<u64> + Send>,
+}
+
+/// Why a worker has failed.
+#[derive(Debug)]
+pub enum WorkerError {
+    /// A thread or a socket could not be set up.
+    Io(io::Error),
+    /// The sockets of the front cannot be reached.
+    Socket(ZmqError),
+    /// The front refuses this worker.
+    Refused(String),
+    /// The engine has stopped.
+    Stopped(Exit),
+}
+
+impl fmt::Display for WorkerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => write!(f, "worker: {error}"),
+            Self::Socket(error) => write!(f, "worker: the front cannot be reached: {error}"),
+            Self::Refused(why) => write!(f, "worker: the front refuses it: {why}"),
+            Self::Stopped(exit) => write!(f, "worker: the engine has stopped: {exit}"),
+        }
+    }
+}
+
+impl std::error::Error for WorkerError {}
+
+impl From<io::Error> for WorkerError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Serves requests of the front until it says to end.
+pub fn run_worker<E: Executor>(config: WorkerConfig, engine: &mut Engine<E>) -> Result<(), WorkerError> {
+    thread::Builder::new().name("front".into()).spawn(end_with_front)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let connection = runtime.block_on(Connection::open(config))?;
+    let (inbox, messages) = mpsc::channel();
+    let (results, from_engine) = unbounded_channel();
+    // The engine's clock counts from its start.
+    let offset = monotonic::now().saturating_sub(engine.now());
+    let io = thread::Builder::new()
+        .name("worker-io".into())
+        .spawn(move || runtime.block_on(connection.serve(inbox, from_engine, offset)))?;
+    let exit = engine.serve(&messages, |outbox| drop(results.send(FromWorker::Results(outbox.clone()))));
+    let is_ordered = exit == Exit::Requested;
+    // The I/O thread ends before this one only if it has failed.
+    let _ = results.send(FromWorker::Stopped { why: exit.to_string() });
+    let _ = io.join();
+    if is_ordered { Ok(()) } else { Err(WorkerError::Stopped(exit)) }
+}
+
+/// Ends the process when standard input is closed.
+fn end_with_front() {
+    let mut buffer = [0; 64];
+    while io::stdin().read(&mut buffer).is_ok_and(|read| read > 0) {}
+    process::exit(1);
+}
+
+/// The sockets of a worker, on the I/O thread.
+struct Connection {
+    requests: DealerSocket,
+    results: PushSocket,
+    header: Header,
+    sent: Numbers,
+    received: Numbers,
+    builds: ConstraintBuilds,
+    counters: Box<dyn Fn() -> Vec<u64> + Send>,
+    /// Requests that have no end yet.
+    open: u64,
+}
+
+impl Connection {
+    /// Connects and waits for the front's welcome.
+    async fn open(config: WorkerConfig) -> Result<Self, WorkerError> {
+        let WorkerConfig { directory, replica, generation, identity, facts, build, counters } = config;
+        let connected = connect(&directory, replica, generation).await;
+        let (requests, results) = connected.map_err(WorkerError::Socket)?;
+        let mut connection = Self {
+            requests,
+            results,
+            header: Header { replica, generation, number: 0 },
+            sent: Numbers::default(),
+            received: Numbers::default(),
+            builds: ConstraintBuilds::start(build)?,
+            counters,
+            open: 0,
+        };
+        let number = connection.sent.next();
+        let hello = FromWorker::Hello { protocol: PROTOCOL, identity, facts };
+        let header = Header { number, ..connection.header };
+        let frames = encode(header, &hello).ok_or_else(|| io::Error::other("the greeting is too large"))?;
+        connection.requests.send(frames).await.map_err(WorkerError::Socket)?;
+        loop {
+            let frames = connection.requests.recv().await.map_err(WorkerError::Socket)?;
+            match connection.read(&frames) {
+                Some(ToWorker::Welcome) => return Ok(connection),
+                Some(ToWorker::Refused { why }) => return Err(WorkerError::Refused(why)),
+                Some(ToWorker::Engine { .. }) | None => {}
+            }
+        }
+    }
+
+    /// Reads a message; `None` for one that is dropped.
+    fn read(&mut self, frames: &ZmqMessage) -> Option<ToWorker> {
+        let (header, message) = decode(frames).ok()?;
+        let is_own = (header.replica, header.generation) == (self.header.replica, self.header.generation);
+        (is_own && self.received.is_new(header.number)).then_some(message)
+    }
+
+    /// Passes a message to the engine, at once or when what it waits for has been built.
+    fn take(&mut self, frames: &ZmqMessage, inbox: &mpsc::Sender<Message>, offset: Nanos) {
+        let Some(ToWorker::Engine { mut message, recipe }) = self.read(frames) else { return };
+        if let Message::Add { request, n } = &mut message {
+            self.open += u64::from(*n);
+            if let Some(resumption) = &mut request.params.resumption {
+                resumption.timings = monotonic::shifted(&resumption.timings, |at| at.saturating_sub(offset));
+            }
+        }
+        let message = match (message, recipe) {
+            (Message::Add { request, n }, Some(recipe)) => return self.builds.begin(request, n, recipe),
+            (message, _) => self.builds.hold(message),
+        };
+        // The engine's thread ends the process when it ends.
+        message.into_iter().for_each(|message| drop(inbox.send(message)));
+    }
+
+    async fn send(&mut self, message: &FromWorker) {
+        let header = Header { number: self.sent.next(), ..self.header };
+        // Without a front, this process ends anyway.
+        if let Some(frames) = encode(header, message) {
+            let _ = self.results.send(frames).await;
+        }
+    }
+
+    /// Passes messages to the engine and results to the front, until the engine has stopped.
+    async fn serve(
+        mut self,
+        inbox: mpsc::Sender<Message>,
+        mut from_engine: UnboundedReceiver<FromWorker>,
+        offset: Nanos,
+    ) {
+        let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        // Installed, and never read: these signals have no effect.
+        let _ignored = signals.map(signal);
+        let mut counters_due: Option<Instant> = None;
+        loop {
+            let due = counters_due.unwrap_or_else(|| Instant::now() + COUNTERS_EVERY);
+            select! {
+                result = from_engine.recv() => match result {
+                    Some(FromWorker::Results(mut outbox)) => {
+                        self.open = self.open.saturating_sub(outbox.ended.len() as u64);
+                        for summary in &mut outbox.ended {
+                            summary.timings = monotonic::shifted(&summary.timings, |at| at + offset);
+                        }
+                        self.send(&FromWorker::Results(outbox)).await;
+                        counters_due.get_or_insert_with(|| Instant::now() + COUNTERS_AFTER);
+                    }
+                    Some(message) => {
+                        self.send(&message).await;
+                        sleep(LINGER).await;
+                        return;
+                    }
+                    None => return,
+                },
+                received = self.requests.recv() => {
+                    let Ok(frames) = received else {
+                        // Without a front, this process ends soon.
+                        sleep(LINGER).await;
+                        continue;
+                    };
+                    self.take(&frames, &inbox, offset);
+                    counters_due.get_or_insert_with(|| Instant::now() + COUNTERS_EVERY);
+                }
+                Some(built) = self.builds.next() => {
+                    let mut outbox = Outbox::default();
+                    for message in self.builds.finish(built, &mut outbox) {
+                        let _ = inbox.send(message);
+                    }
+                    if !outbox.is_empty() {
+                        self.open = self.open.saturating_sub(outbox.ended.len() as u64);
+                        self.send(&FromWorker::Results(outbox)).await;
+                    }
+                }
+                () = sleep_until(due), if counters_due.is_some() => {
+                    let counters = (self.counters)();
+                    self.send(&FromWorker::Counters(counters)).await;
+                    counters_due = (self.open > 0).then(|| Instant::now() + COUNTERS_EVERY);
+                }
+            }
+        }
+    }
+}

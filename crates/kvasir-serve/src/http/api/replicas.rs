@@ -1,0 +1,66 @@
+//! `/v1/admin/replicas`: lists, drains and restarts the engines of `--dp`.
+
+use crate::error::ApiError;
+use crate::http::access::api_keys::SeesAll;
+use crate::http::app::App;
+use axum::{
+    Extension, Json,
+    extract::{Path, State},
+};
+use kvasir_engine::Replicas;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+type Answer = Result<Json<Value>, ApiError>;
+
+/// `GET /v1/admin/replicas`
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Extension(SeesAll(sees_all)): Extension<SeesAll>,
+) -> Answer {
+    let replicas = replicas(&app, sees_all)?;
+    Ok(Json(json!({"object": "list", "data": replicas.status()})))
+}
+
+/// `POST /v1/admin/replicas/{id}/drain`
+pub(crate) async fn drain(
+    State(app): State<Arc<App>>,
+    Extension(SeesAll(sees_all)): Extension<SeesAll>,
+    Path(id): Path<String>,
+) -> Answer {
+    let replicas = replicas(&app, sees_all)?;
+    ordered(replicas, &id, "draining", |replica| replicas.drain(replica))
+}
+
+/// `POST /v1/admin/replicas/{id}/restart`
+pub(crate) async fn restart(
+    State(app): State<Arc<App>>,
+    Extension(SeesAll(sees_all)): Extension<SeesAll>,
+    Path(id): Path<String>,
+) -> Answer {
+    let replicas = replicas(&app, sees_all)?;
+    ordered(replicas, &id, "restarting", |replica| replicas.restart(replica))
+}
+
+fn replicas(app: &App, sees_all: bool) -> Result<&dyn Replicas, ApiError> {
+    if !sees_all {
+        return Err(ApiError::unauthorized());
+    }
+    let one = || ApiError::not_found("id", "the engine runs in this process: serve with --dp N");
+    app.host.replicas().ok_or_else(one)
+}
+
+/// Gives an order to the replica with this id, and says so.
+fn ordered(
+    replicas: &dyn Replicas,
+    id: &str,
+    status: &str,
+    order: impl FnOnce(usize) -> bool,
+) -> Answer {
+    let replica = id.parse().ok().filter(|replica| order(*replica));
+    let replica = replica.ok_or_else(|| {
+        let last = replicas.status().len().saturating_sub(1);
+        ApiError::not_found("id", format!("there is no replica `{id}`: they are 0 to {last}"))
+    })?;
+    Ok(Json(json!({"object": "replica", "replica": replica, "status": status})))
+}

@@ -1,0 +1,283 @@
+//! Metrics that an engine's steps update: queue, KV cache, steps, prefix hits, drafts.
+//!
+//! A worker process sends them as a list of numbers ([`EngineMetrics::snapshot`]); the server adds up the
+//! lists of its replicas ([`ReplicaMetrics`]).
+//!
+//! Updates take no lock and allocate nothing.
+
+use crate::metrics::deferral_group::DeferralGroup;
+use crate::metrics::prometheus::{COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, TOKEN_BUCKETS};
+use kvasir_engine::{Core, Nanos, Observer};
+use kvasir_exec::{Step, StepError};
+use std::{
+    array,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// Labels of draft positions; later ones are counted with the last.
+pub(super) const DRAFT_POSITIONS: [&str; 16] =
+    ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"];
+
+/// Metrics of one engine.
+#[derive(Debug)]
+pub struct EngineMetrics {
+    pub(super) running: Gauge,
+    pub(super) waiting: Gauge,
+    pub(super) capacity: Gauge,
+    pub(super) block: Gauge,
+    pub(super) slots_held: Gauge,
+    pub(super) slots_cached: Gauge,
+    pub(super) slots_retained: Gauge,
+    pub(crate) steps: Counter,
+    pub(super) failed_steps: Counter,
+    pub(super) step_time: Histogram,
+    pub(super) step_tokens: Histogram,
+    pub(super) prefix_queries: Counter,
+    pub(super) prefix_hits: Counter,
+    pub(super) computed_tokens: Counter,
+    pub(super) generation_tokens: Counter,
+    pub(super) preemptions: Counter,
+    /// Dummy tokens that steps were padded with.
+    pub(super) padding: Counter,
+    /// Speculative decoding: verifications, drafts, and drafts accepted at each position.
+    pub(super) drafts: Gauge,
+    pub(super) draft_tokens: Gauge,
+    pub(super) accepted_by_position: [Gauge; DRAFT_POSITIONS.len()],
+    /// Pauses and resumes of decode rows under the `rectangular` policy.
+    pub(super) pauses: Gauge,
+    pub(super) resumes: Gauge,
+    pub(super) deferred: [Counter; DeferralGroup::LABELS.len()],
+}
+
+impl Default for EngineMetrics {
+    fn default() -> Self {
+        Self {
+            running: Gauge::default(),
+            waiting: Gauge::default(),
+            capacity: Gauge::default(),
+            block: Gauge::default(),
+            slots_held: Gauge::default(),
+            slots_cached: Gauge::default(),
+            slots_retained: Gauge::default(),
+            steps: Counter::default(),
+            failed_steps: Counter::default(),
+            step_time: Histogram::new(TOKEN_BUCKETS, NANOS_PER_SECOND),
+            step_tokens: Histogram::new(COUNT_BUCKETS, 1.0),
+            prefix_queries: Counter::default(),
+            prefix_hits: Counter::default(),
+            computed_tokens: Counter::default(),
+            generation_tokens: Counter::default(),
+            preemptions: Counter::default(),
+            padding: Counter::default(),
+            drafts: Gauge::default(),
+            draft_tokens: Gauge::default(),
+            accepted_by_position: array::from_fn(|_| Gauge::default()),
+            pauses: Gauge::default(),
+            resumes: Gauge::default(),
+            deferred: array::from_fn(|_| Counter::default()),
+        }
+    }
+}
+
+/// How values of several engines become one.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// Now: those of running engines are added.
+    Level,
+    /// Since the start: those of ended engines count, too.
+    Count,
+    /// The same in all engines.
+    Same,
+}
+
+impl EngineMetrics {
+    /// The observer that updates them.
+    pub fn observer(self: &Arc<Self>) -> Box<dyn Observer> {
+        Box::new(MetricsObserver(Arc::clone(self)))
+    }
+
+    /// All values, in an order that depends on the version of the program only.
+    pub fn snapshot(&self) -> Vec<u64> {
+        self.cells().map(|(_, cell)| cell.load(Ordering::Relaxed)).collect()
+    }
+
+    fn set(&self, values: impl Iterator<Item = u64>) {
+        self.cells().zip(values).for_each(|((_, cell), value)| cell.store(value, Ordering::Relaxed));
+    }
+
+    fn cells(&self) -> impl Iterator<Item = (Kind, &AtomicU64)> {
+        let levels = [&self.running, &self.waiting, &self.capacity, &self.slots_held, &self.slots_cached];
+        let levels = levels.into_iter().chain([&self.slots_retained]).map(Gauge::cell);
+        let counters = [&self.steps, &self.failed_steps, &self.prefix_queries, &self.prefix_hits];
+        let more = [&self.computed_tokens, &self.generation_tokens, &self.preemptions, &self.padding];
+        let counters = counters.into_iter().chain(more).chain(&self.deferred).map(Counter::cell);
+        let totals = [&self.drafts, &self.draft_tokens, &self.pauses, &self.resumes];
+        let totals = totals.into_iter().chain(&self.accepted_by_position).map(Gauge::cell);
+        let histograms = [&self.step_time, &self.step_tokens].into_iter().flat_map(Histogram::cells);
+        let counts = counters.chain(totals).chain(histograms);
+        let kinds = levels.map(|cell| (Kind::Level, cell)).chain(counts.map(|cell| (Kind::Count, cell)));
+        kinds.chain([(Kind::Same, self.block.cell())])
+    }
+
+    /// Updates the gauges.
+    fn update_gauges(&self, core: &Core) {
+        let ((waiting, running), cache) = (core.counts(), core.cache());
+        let usage = cache.usage();
+        self.waiting.set(waiting as u64);
+        self.running.set(running as u64);
+        self.capacity.set(cache.shape().capacity.into());
+        self.block.set(cache.shape().block_size.into());
+        let retained = u64::from(core.retained_slots());
+        self.slots_held.set((u64::from(usage.held) + u64::from(usage.leased)).saturating_sub(retained));
+        self.slots_retained.set(retained);
+        self.slots_cached.set(usage.evictable.into());
+    }
+
+    /// Counts the tokens of a step; of drafts those that were accepted.
+    fn generated(&self, core: &Core, step: &Step) {
+        let drafted = step.batch.rows.iter().enumerate().filter(|(_, row)| row.drafts.count > 0);
+        let (mut rejected, mut accepted) = (0, Vec::new());
+        for (i, row) in drafted {
+            accepted.clear();
+            step.accepted(i, &mut accepted);
+            rejected += u64::from(row.drafts.count) - accepted.len() as u64;
+        }
+        self.generation_tokens.add((step.output.tokens.len() as u64).saturating_sub(rejected));
+        let stats = core.draft_stats();
+        self.drafts.set(stats.verified);
+        self.draft_tokens.set(stats.tokens);
+        let last = DRAFT_POSITIONS.len() - 1;
+        for (at, gauge) in self.accepted_by_position.iter().enumerate() {
+            let accepted = if at == last {
+                stats.accepted.iter().skip(last).sum()
+            } else {
+                stats.accepted.get(at).copied().unwrap_or(0)
+            };
+            gauge.set(accepted);
+        }
+    }
+
+    fn scheduled(&self, core: &Core, step: &Step) {
+        let record = core.record();
+        self.update_gauges(core);
+        self.steps.add(1);
+        self.preemptions.add(record.preempted.len() as u64);
+        self.pauses.set(record.rectangle.pause_events);
+        self.resumes.set(record.rectangle.resume_events);
+        for admission in &record.admitted {
+            let prompt = core.sequence(admission.request).map_or(0, |sequence| sequence.len());
+            self.prefix_queries.add(prompt.into());
+            self.prefix_hits.add(admission.hit.into());
+        }
+        let ((_, prompt), (_, decode)) = step.batch.counts();
+        self.computed_tokens.add(prompt as u64);
+        self.step_tokens.observe((prompt + decode) as u64);
+        for deferred in &record.deferred {
+            self.deferred[DeferralGroup::of(deferred.reason) as usize].add(1);
+        }
+    }
+}
+
+/// Engine observer that updates the metrics.
+struct MetricsObserver(Arc<EngineMetrics>);
+
+impl Observer for MetricsObserver {
+    fn scheduled(&mut self, core: &Core, step: &Step) {
+        self.0.scheduled(core, step);
+    }
+
+    fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, _: Nanos) {
+        match result {
+            Ok(()) => {
+                self.0.step_time.observe(step.output.device_ns);
+                self.0.padding.add(step.output.padding.into());
+                self.0.generated(core, step);
+            }
+            Err(_) => self.0.failed_steps.add(1),
+        }
+        self.0.update_gauges(core);
+    }
+
+    fn idle(&mut self, core: &Core) {
+        self.0.update_gauges(core);
+    }
+}
+
+/// Metrics of the replicas of a fleet, and their sums.
+#[derive(Debug)]
+pub(crate) struct ReplicaMetrics {
+    /// Those of the running processes.
+    replicas: Vec<Arc<EngineMetrics>>,
+    /// Counts of the processes that have ended, by replica.
+    ended: Mutex<Vec<Vec<u64>>>,
+    total: Arc<EngineMetrics>,
+}
+
+impl ReplicaMetrics {
+    /// Metrics of `replicas` engines, whose sums are kept in `total`.
+    pub(super) fn new(replicas: usize, total: Arc<EngineMetrics>) -> Self {
+        let replicas: Vec<Arc<EngineMetrics>> = (0..replicas).map(|_| Arc::default()).collect();
+        let ended = vec![vec![0; total.cells().count()]; replicas.len()];
+        Self { replicas, ended: Mutex::new(ended), total }
+    }
+
+    pub(super) fn of_replicas(&self) -> impl Iterator<Item = (usize, &EngineMetrics)> {
+        self.replicas.iter().map(|metrics| &**metrics).enumerate()
+    }
+
+    /// Takes over a snapshot of a replica. One with fewer steps than the last is of another process.
+    pub(crate) fn update(&self, replica: usize, snapshot: &[u64]) {
+        let Some(metrics) = self.replicas.get(replica) else { return };
+        // No holder of the lock can leave it half changed.
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, steps) = (metrics.snapshot(), metrics.steps.get());
+        metrics.set(snapshot.iter().copied());
+        if metrics.steps.get() < steps {
+            ended[replica].iter_mut().zip(before).for_each(|(sum, value)| *sum += value);
+        }
+        let mut sums = vec![0; ended[replica].len()];
+        for (metrics, ended) in self.replicas.iter().zip(&*ended) {
+            for ((sum, (kind, cell)), ended) in sums.iter_mut().zip(metrics.cells()).zip(ended) {
+                let value = cell.load(Ordering::Relaxed);
+                match kind {
+                    Kind::Level => *sum += value,
+                    Kind::Count => *sum += value + ended,
+                    Kind::Same => *sum = value.max(*sum),
+                }
+            }
+        }
+        self.total.set(sums.into_iter());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_ended_processes_stay_in_the_sums() {
+        let total = Arc::<EngineMetrics>::default();
+        let replicas = ReplicaMetrics::new(2, total.clone());
+        let snapshot = |running: u64, steps: u64| {
+            let metrics = EngineMetrics::default();
+            metrics.running.set(running);
+            metrics.block.set(16);
+            metrics.steps.add(steps);
+            (0..steps).for_each(|_| metrics.step_tokens.observe(5));
+            metrics.snapshot()
+        };
+        replicas.update(0, &snapshot(3, 10));
+        replicas.update(1, &snapshot(4, 20));
+        assert_eq!((total.running.get(), total.steps.get(), total.block.get()), (7, 30, 16));
+        replicas.update(0, &snapshot(1, 2));
+        assert_eq!((total.running.get(), total.steps.get()), (5, 32));
+        replicas.update(0, &snapshot(1, 5));
+        assert_eq!((total.running.get(), total.steps.get()), (5, 35));
+        replicas.update(7, &snapshot(1, 5));
+        replicas.update(0, &[]);
+        assert_eq!(total.steps.get(), 35);
+    }
+}
