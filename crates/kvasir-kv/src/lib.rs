@@ -31,8 +31,8 @@
 //!
 //! Reading order; each folder imports only from those before it:
 //!
-//! 1. `contract`: ids, plans, masks, errors, the trait `Cache` with the operations of a step, and its
-//!    capability traits.
+//! 1. `contract`: ids, plans, masks, errors, KV events, the trait `Cache` with the operations of a
+//!    step, and its capability traits.
 //! 2. `shared`: steps in flight (deferred release), incremental block tables, draft trees, slot
 //!    copies, preemption victims, the eviction order, small lists.
 //! 3. `contiguous` (one sequence, ring buffers for sliding windows) and `tree` (draft trees for
@@ -60,9 +60,8 @@ mod registry;
 pub(crate) mod shared;
 mod tree;
 
+pub use crate::blocks::hash::{BlockHashMap, block_hash, prefix_hashes};
 pub use crate::blocks::paged::Paged;
-pub use crate::blocks::paged::events::CacheEvent;
-pub use crate::blocks::paged::hash::block_hash;
 pub use crate::blocks::paged::index::HashIndex;
 pub use crate::blocks::radix::Radix;
 pub use crate::blocks::radix::index::RadixIndex;
@@ -76,6 +75,7 @@ pub use crate::contract::capabilities::{
 pub use crate::contract::error::CacheError;
 pub use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 pub use crate::contract::kind::{CacheKind, Capability};
+pub use crate::contract::kv_event::KvEvent;
 pub use crate::contract::lowering::Lowering;
 pub use crate::contract::mask::Mask;
 pub use crate::contract::plan::{

@@ -9,9 +9,7 @@ use crate::engine::sequence;
 use crate::names::BlockNames;
 use crate::outcome::Outcome;
 use kvasir_engine::{Params, Request, Sequence};
-use kvasir_kv::{
-    Cache, CacheError, CacheEvent, ClaimRow, Lookup, Paged, Prefix, Rewind, SeqId, StepId, Token,
-};
+use kvasir_kv::{Cache, CacheError, ClaimRow, KvEvent, Lookup, Paged, Prefix, Rewind, SeqId, StepId, Token};
 use kvasir_kv::{Inspect, blocks::BlockConfig};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -102,7 +100,7 @@ impl Manager {
         };
         let mut cache = Paged::new(config).map_err(|error| case.error(error.to_string()))?;
         if self::config(case, "kv_events").is_ok_and(|on| on == &Value::Bool(true)) {
-            cache.record_events();
+            cache.record_events().map_err(|error| case.error(error.to_string()))?;
         }
         let given = case.given("seqs")?.as_object().ok_or_else(|| case.error("`seqs` must be an object"))?;
         let mut seqs = BTreeMap::new();
@@ -222,7 +220,11 @@ impl Manager {
             number(field).ok_or_else(|| case.error(format!("{name}: field `{field}` must be a whole number")))
         };
         match name {
-            "take_events" => return Ok(Ok(events(self.cache.take_events()))),
+            "take_events" => {
+                let mut taken = Vec::new();
+                self.cache.take_events(&mut taken);
+                return Ok(Ok(events(taken)));
+            }
             "index_size" => return Ok(Ok(json!(self.cache.index().published()))),
             "clear_cache" => {
                 self.cache.forget();
@@ -435,14 +437,17 @@ impl Manager {
     }
 }
 
-fn events(events: Vec<CacheEvent>) -> Value {
+/// Events as they were recorded: one per removed block.
+fn events(events: Vec<KvEvent>) -> Value {
     let event = |event| match event {
-        CacheEvent::Stored { hashes, parent, tokens, block_size } => json!({
+        KvEvent::BlockStored { hashes, parent, tokens, block_size } => vec![json!({
             "event": "BlockStored", "n": hashes.len(), "tokens": tokens, "has_parent": parent.is_some(),
             "medium": "GPU", "block_size": block_size,
-        }),
-        CacheEvent::Removed { .. } => json!({ "event": "BlockRemoved", "n": 1, "medium": "GPU" }),
-        CacheEvent::Cleared => json!({ "event": "AllBlocksCleared" }),
+        })],
+        KvEvent::BlockRemoved { hashes } => {
+            vec![json!({ "event": "BlockRemoved", "n": 1, "medium": "GPU" }); hashes.len()]
+        }
+        KvEvent::AllBlocksCleared => vec![json!({ "event": "AllBlocksCleared" })],
     };
-    events.into_iter().map(event).collect()
+    events.into_iter().flat_map(event).collect()
 }

@@ -45,7 +45,7 @@ use crate::speculation::width::DraftWidth;
 use crate::step::build::StepBuilder;
 use crate::step::commit::StepCommitter;
 use kvasir_exec::{Abilities, Padding, PoolRow, SequenceSpec, Step, StepError};
-use kvasir_kv::Cache;
+use kvasir_kv::{Cache, CacheError};
 
 /// The scheduler: a policy, the KV cache, the waiting queue and the table of sequences. It decides;
 /// an executor runs. The caller passes the time in.
@@ -142,6 +142,13 @@ impl Core {
             return;
         }
         self.speculation.observe_step(&step.batch, &step.output);
+    }
+
+    /// Records the KV events of the prefix cache, beginning with an empty one; the outbox delivers
+    /// them. Refused by caches without a prefix index, with prefix caching off, and behind a shared
+    /// prefix. Off until then.
+    pub fn record_kv_events(&mut self) -> Result<(), CacheError> {
+        self.state.kv.record_events()
     }
 
     /// Sets the drafts of a request's next decode. With parents they form a tree whose node 0 is
@@ -310,6 +317,7 @@ impl Core {
     pub fn outbox(&mut self) -> &mut Outbox {
         let (retained, _) = self.state.kv.retained_mut();
         self.state.outbox.retained.extend(retained.take_reports());
+        self.state.kv.take_events(&mut self.state.outbox.kv_events);
         &mut self.state.outbox
     }
 

@@ -9,7 +9,7 @@ use crate::request::ids::{RequestId, SessionId};
 use crate::request::sequence::Sequence;
 use crate::request::timings::{Nanos, Timings};
 use kvasir_exec::TokenLogprobs;
-use kvasir_kv::{Span, StepId, Token};
+use kvasir_kv::{KvEvent, Span, StepId, Token};
 use serde::{Deserialize, Serialize};
 
 /// One event of a request: new tokens, its end, or both.
@@ -150,6 +150,10 @@ pub struct Outbox {
     /// Hidden states (embeddings) of prompts' last tokens, by index into `events`.
     #[serde(default)]
     pub hidden: Vec<(u32, Vec<f32>)>,
+    /// Changes of the prefix cache, in order, if [`Core::record_kv_events`](crate::Core::record_kv_events)
+    /// was called.
+    #[serde(default)]
+    pub kv_events: Vec<KvEvent>,
 }
 
 impl Outbox {
@@ -165,6 +169,7 @@ impl Outbox {
         self.progress.clear();
         self.mirostat.clear();
         self.retained.clear();
+        self.kv_events.clear();
     }
 
     /// Whether there is nothing to deliver.
@@ -173,6 +178,7 @@ impl Outbox {
             && self.admitted.is_empty()
             && self.progress.is_empty()
             && self.retained.is_empty()
+            && self.kv_events.is_empty()
     }
 
     /// Iterates over the events with their tokens, log-probabilities and statistics.

@@ -7,6 +7,7 @@
 
 use crate::contract::ids::{BlockId, Token};
 use crate::contract::kind::CacheKind;
+use crate::contract::kv_event::KvEvent;
 use crate::shared::tail_buffered::TailBuffered;
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -101,6 +102,10 @@ pub trait Index: Send {
     fn evict(&mut self, blocks: u32) -> u32;
     /// Drops all published content; used blocks stay used.
     fn forget(&mut self);
+    /// Begins to record KV events; nothing may be published yet.
+    fn record_events(&mut self);
+    /// Moves the recorded KV events to `into`.
+    fn take_events(&mut self, into: &mut Vec<KvEvent>);
     /// Consistency check. `used` says whether the ledger counts a block as used.
     fn check(&self, used: &dyn Fn(BlockId) -> bool) -> Result<(), String>;
 }

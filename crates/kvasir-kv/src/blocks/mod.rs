@@ -22,7 +22,9 @@
 pub(crate) mod cache;
 pub(crate) mod check;
 pub(crate) mod claim;
+pub(crate) mod event_log;
 pub(crate) mod fork;
+pub(crate) mod hash;
 pub(crate) mod index;
 pub(crate) mod leased_copies;
 pub(crate) mod ledger;
@@ -196,11 +198,6 @@ impl<I: Index> BlockCache<I> {
     /// The prefix-cache index and free list.
     pub fn index(&self) -> &I {
         &self.ledger.index
-    }
-
-    pub(crate) fn index_mut(&mut self) -> &mut I {
-        self.looked_up = None;
-        &mut self.ledger.index
     }
 
     /// Number of leading blocks of a sequence that are published.

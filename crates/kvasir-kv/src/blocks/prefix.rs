@@ -10,6 +10,7 @@ use crate::blocks::index::{Index, Offer};
 use crate::contract::capabilities::{Hit, Lookup, Prefix};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{SeqId, Token};
+use crate::contract::kv_event::KvEvent;
 use crate::shared::runs::runs;
 
 impl<I: Index> Prefix for BlockCache<I> {
@@ -61,6 +62,20 @@ impl<I: Index> Prefix for BlockCache<I> {
             self.changed();
         }
         Ok(evicted * self.config.block_size)
+    }
+
+    fn record_events(&mut self) -> Result<(), CacheError> {
+        if !self.config.sharing {
+            return Err(CacheError::BadConfig("KV events need prefix caching, which is off"));
+        }
+        // A mirror starts empty.
+        self.forget();
+        self.ledger.index.record_events();
+        Ok(())
+    }
+
+    fn take_events(&mut self, into: &mut Vec<KvEvent>) {
+        self.ledger.index.take_events(into);
     }
 }
 

@@ -10,6 +10,7 @@
 
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, Token};
+use crate::contract::kv_event::KvEvent;
 use crate::contract::plan::SlotCopy;
 use crate::contract::usage::BlockUse;
 use serde::{Deserialize, Serialize};
@@ -160,6 +161,12 @@ pub trait Prefix {
     /// Evicts at least `slots` slots of unreferenced cached blocks, or all of them; returns how
     /// many. Linear in those. Claims evict by themselves: only recorded cases call this verb.
     fn evict(&mut self, slots: u32) -> Result<u32, CacheError>;
+    /// Begins to record KV events, from an empty prefix cache: what is cached is dropped. Refused
+    /// (`BadConfig`) if prefix caching is off, and behind a shared prefix, whose tokens no hash of
+    /// this cache covers.
+    fn record_events(&mut self) -> Result<(), CacheError>;
+    /// Moves the KV events since the last call to `into`, in order; none unless they are recorded.
+    fn take_events(&mut self, into: &mut Vec<KvEvent>);
 }
 
 /// Draft trees for speculative decoding (tree attention): draft nodes are run first and

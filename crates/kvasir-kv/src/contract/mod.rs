@@ -9,6 +9,7 @@ pub(crate) mod capabilities;
 pub(crate) mod error;
 pub(crate) mod ids;
 pub(crate) mod kind;
+pub(crate) mod kv_event;
 pub(crate) mod lowering;
 pub(crate) mod mask;
 pub(crate) mod plan;

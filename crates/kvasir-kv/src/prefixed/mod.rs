@@ -18,6 +18,7 @@ use crate::contract::capabilities::{
 };
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
+use crate::contract::kv_event::KvEvent;
 use crate::contract::mask::{Mask, set_range, shift_into, words_for};
 use crate::contract::plan::{Plan, PlanKind, PlanRow, PoolId, Segment, Span};
 use crate::contract::usage::{BlockUse, PoolUsage};
@@ -362,4 +363,11 @@ impl<C: Cache + ?Sized> Prefix for Prefixed<C> {
     fn evict(&mut self, slots: u32) -> Result<u32, CacheError> {
         self.inner.prefix()?.evict(slots)
     }
+
+    fn record_events(&mut self) -> Result<(), CacheError> {
+        let why = "KV events of a cache behind a shared prefix have no hashes: its tokens are unknown there";
+        Err(CacheError::BadConfig(why))
+    }
+
+    fn take_events(&mut self, _into: &mut Vec<KvEvent>) {}
 }

@@ -2,19 +2,21 @@
 //! every slot holds.
 //!
 //! A simulated device stores per slot a hash over everything visible when it was written. A read of
-//! a slot written under any other history is therefore detected at once. Operations are random,
+//! a slot written under any other history is therefore detected at once. A mirror replays the KV
+//! events and must know exactly the prefixes that lookups hit. Operations are random,
 //! refused ones included; the cache's own consistency check runs after each. `KVASIR_SEEDS=10000`
 //! runs more seeds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod mirror;
 mod steps;
 mod verbs;
 
 use kvasir_kv::blocks::{BlockCache, BlockConfig, FreeOrder, Index};
 use kvasir_kv::{
-    BlockId, Cache, CacheError, ClaimRow, Inspect, Lookup, Paged, Plan, Position, Radix, SeqId, Slot, StepId,
-    Token,
+    BlockId, Cache, CacheError, ClaimRow, Inspect, Lookup, Paged, Plan, Position, Prefix, Radix, SeqId, Slot,
+    StepId, Token,
 };
 use kvasir_testkit::Random;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -122,6 +124,7 @@ struct Simulation<I> {
     hits: u32,
     looked_up: Option<(Vec<Token>, u64, Lookup)>,
     refused: u32,
+    mirror: mirror::Mirror,
 }
 
 impl<I: Index> Simulation<I> {
@@ -171,6 +174,11 @@ impl<I: Index> Simulation<I> {
             if self.flights.len() > 3 {
                 self.retire();
             }
+            match self.rng.below(400) {
+                0 => self.cache.forget(),
+                1..40 => self.compare_mirror(),
+                _ => {}
+            }
             self.cache.check().unwrap_or_else(|error| panic!("after verb {verb}: {error}"));
             for (&seq, model) in &self.seqs {
                 assert_eq!(self.cache.next_position(seq), Ok(model.next()));
@@ -193,14 +201,16 @@ impl<I: Index> Simulation<I> {
             (usage.free + usage.evictable, usage.held, usage.leased),
             (self.cache.shape().capacity, 0, 0)
         );
+        self.compare_mirror();
         self.cache.prefix().unwrap().evict(u32::MAX).unwrap();
         assert_eq!(self.cache.usage().free, self.cache.shape().capacity);
+        self.compare_mirror();
     }
 }
 
 fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheError>, name: &str) {
     let seeds: u64 = std::env::var("KVASIR_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(150);
-    let (mut hits, mut refused) = (0, 0);
+    let (mut hits, mut refused, mut removed) = (0, 0, 0);
     for seed in 1..=seeds {
         for block_size in [1, 2, 4, 16] {
             let mut rng = Rng(Random::new(seed));
@@ -226,7 +236,9 @@ fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheErro
                 hits: 0,
                 looked_up: None,
                 refused: 0,
+                mirror: mirror::Mirror::default(),
             };
+            assert_eq!(simulation.cache.record_events().is_ok(), config.sharing);
             let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 simulation.live(200);
                 simulation.end();
@@ -237,9 +249,11 @@ fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheErro
             }
             hits += simulation.hits;
             refused += simulation.refused;
+            removed += simulation.mirror.removed;
         }
     }
     assert!(hits > 100 && refused > 10, "{name}: {hits} tokens were hits, {refused} verbs refused");
+    assert!(removed > 1000, "{name}: {removed} blocks were removed");
 }
 
 #[test]

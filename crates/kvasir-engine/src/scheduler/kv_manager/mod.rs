@@ -16,7 +16,7 @@ use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::limits::Limits;
 use crate::scheduler::recent_keys::RecentKeys;
 use crate::scheduler::retained_sessions::{RetainedSessions, Shortage};
-use kvasir_kv::{Cache, CacheError, SeqId, StepId};
+use kvasir_kv::{Cache, CacheError, KvEvent, SeqId, StepId};
 use serde::{Deserialize, Serialize};
 
 /// When computed blocks are published to the prefix cache.
@@ -39,6 +39,8 @@ pub(crate) struct KvManager {
     base: u32,
     /// Prefix caching is on and the cache has a prefix index.
     has_prefix: bool,
+    /// KV events are recorded.
+    has_events: bool,
     /// Siblings can fork their leader's sequence (blocks of one slot). Used only if the cache has
     /// no prefix index.
     forks: bool,
@@ -65,6 +67,7 @@ impl KvManager {
             recent: RecentKeys::default(),
             base: cache.shape().base,
             has_prefix: limits.prefix_cache && cache.prefix().is_ok(),
+            has_events: false,
             // With larger blocks a fork would have to copy the rows of the partly filled last
             // block.
             forks: cache.shape().block_size == 1 && cache.sequences().is_ok() && !redirects,
@@ -72,6 +75,26 @@ impl KvManager {
             watermark: (u64::from(cache.shape().capacity) * u64::from(limits.watermark) / 1000) as u32,
             scattered: false,
             cache,
+        }
+    }
+
+    /// Records KV events from now on, beginning with an empty prefix cache.
+    pub(crate) fn record_events(&mut self) -> Result<(), CacheError> {
+        if !self.has_prefix {
+            self.cache.prefix()?;
+            return Err(CacheError::BadConfig("KV events need prefix caching, which is off"));
+        }
+        self.cache.prefix()?.record_events()?;
+        self.has_events = true;
+        Ok(())
+    }
+
+    /// Moves the recorded KV events to `into`.
+    pub(crate) fn take_events(&mut self, into: &mut Vec<KvEvent>) {
+        if self.has_events
+            && let Ok(prefix) = self.cache.prefix()
+        {
+            prefix.take_events(into);
         }
     }
 

@@ -14,21 +14,21 @@
 //! Guarded by the unit tests with a constant hash, `tests/prefix_model.rs` and `tests/shadow`.
 
 use crate::blocks::BlockConfig;
+use crate::blocks::hash::{BlockHashMap, hash_with, root_hash};
 use crate::blocks::index::{Found, Index, Offer};
-use crate::blocks::paged::events::CacheEvent;
-use crate::blocks::paged::hash::hash_with;
+use crate::blocks::paged::announced::Announced;
 use crate::blocks::paged::lru::Lru;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Token};
 use crate::contract::kind::CacheKind;
+use crate::contract::kv_event::KvEvent;
 use crate::shared::eviction_order::EvictionOrder;
 use crate::shared::id_set::IdSet;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 
 const NONE: BlockId = BlockId::MAX;
 /// Content number of the empty prefix.
-const ROOT: u64 = 0;
+pub(crate) const ROOT: u64 = 0;
 /// Content number of a block that is not published.
 const UNPUBLISHED: u64 = 0;
 /// Most blocks of one hash that are compared. Only forged prompts have more; blocks beyond are
@@ -38,22 +38,6 @@ const MAX_PROBES: usize = 64;
 /// Hash of (parent hash, tokens); the vector is scratch memory. Replaced in tests to force
 /// collisions.
 type HashFn = fn(Option<u64>, &[Token], &mut Vec<u64>) -> u64;
-
-/// Identity hasher: the keys are hashes already.
-#[derive(Clone, Copy, Debug, Default)]
-struct PrecomputedHash(u64);
-
-impl Hasher for PrecomputedHash {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        self.0 = bytes.iter().fold(self.0, |hash, &byte| hash.rotate_left(8) ^ u64::from(byte));
-    }
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-}
 
 /// Content of a published block. A content number names one prefix of one tenant: two blocks share
 /// it only if all their tokens, and all tokens before, were compared equal. Numbers are never
@@ -88,13 +72,13 @@ pub struct HashIndex {
     /// Tokens of every published block, for verification.
     tokens: Vec<Token>,
     /// The first block of each hash; others with that hash are linked behind it.
-    heads: HashMap<u64, BlockId, BuildHasherDefault<PrecomputedHash>>,
+    heads: BlockHashMap<BlockId>,
     /// The newest content number.
     numbers: u64,
     published: u32,
     words: Vec<u64>,
-    /// Recorded events, if recording is on.
-    events: Option<Vec<CacheEvent>>,
+    /// What the recorded KV events have announced, if recording is on.
+    announced: Option<Box<Announced>>,
 }
 
 impl HashIndex {
@@ -118,11 +102,11 @@ impl HashIndex {
             lru: Lru::new(bound as u32),
             contents: vec![Content::default(); bound],
             tokens: vec![0; shared * config.block_size as usize],
-            heads: HashMap::with_capacity_and_hasher(shared, BuildHasherDefault::default()),
+            heads: BlockHashMap::with_capacity_and_hasher(shared, BuildHasherDefault::default()),
             numbers: ROOT,
             published: 0,
             words: Vec::new(),
-            events: None,
+            announced: None,
         })
     }
 
@@ -139,16 +123,6 @@ impl HashIndex {
     /// A published block with this hash, not verified by tokens.
     pub fn find_hash(&self, hash: u64) -> Option<BlockId> {
         self.heads.get(&hash).copied()
-    }
-
-    /// Begins to record KV cache events.
-    pub fn record_events(&mut self) {
-        self.events.get_or_insert_default();
-    }
-
-    /// Takes the events recorded since the last call.
-    pub fn take_events(&mut self) -> Vec<CacheEvent> {
-        self.events.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     fn tokens_of(&self, block: BlockId) -> &[Token] {
@@ -205,20 +179,9 @@ impl HashIndex {
             self.contents[content.after as usize].before = content.before;
         }
         self.published -= 1;
-        if let Some(events) = &mut self.events {
-            events.push(CacheEvent::Removed { hash: content.hash });
+        if let Some(announced) = &mut self.announced {
+            announced.on_unpublish(content.number);
         }
-    }
-
-    fn record_stored(&mut self, blocks: impl Iterator<Item = BlockId> + Clone, parent: Option<u64>) {
-        let Some(mut events) = self.events.take() else { return };
-        events.push(CacheEvent::Stored {
-            hashes: blocks.clone().map(|block| self.contents[block as usize].hash).collect(),
-            parent,
-            tokens: blocks.flat_map(|block| self.tokens_of(block)).copied().collect(),
-            block_size: self.block_size as u32,
-        });
-        self.events = Some(events);
     }
 }
 
@@ -238,7 +201,7 @@ struct ChainEnd {
 impl ChainEnd {
     /// Beginning of a tenant's prompts: a non-zero salt takes the place of the parent hash.
     fn root(salt: u64) -> Self {
-        Self { number: ROOT, hash: (salt != 0).then_some(salt) }
+        Self { number: ROOT, hash: root_hash(salt) }
     }
 }
 
@@ -310,7 +273,9 @@ impl Index for HashIndex {
             Some(before) => ChainEnd { number: before.number, hash: Some(before.hash) },
         };
         let mut words = std::mem::take(&mut self.words);
-        let mut first_new = None;
+        if let Some(announced) = &mut self.announced {
+            announced.begin_publication();
+        }
         let tokens = offer.tokens.chunks_exact(self.block_size);
         let mut done = offer.table.len().min(tokens.len() as u32);
         let blocks = (from..done).zip(offer.table.range(from..done)).zip(tokens.skip(from as usize));
@@ -329,7 +294,6 @@ impl Index for HashIndex {
                     break;
                 }
             };
-            first_new = first_new.or(Some((at, end.hash)));
             let number = match twin {
                 Some(twin) => self.contents[twin as usize].number,
                 None => {
@@ -342,12 +306,13 @@ impl Index for HashIndex {
             let content =
                 Content { number, parent: end.number, salt: offer.salt, hash, ..Content::default() };
             self.link(block, content, twin);
+            if let Some(announced) = &mut self.announced {
+                let parent = end.hash.filter(|_| end.number != ROOT);
+                announced.on_publish((number, hash), (end.number, parent), tokens);
+            }
             end = ChainEnd { number, hash: Some(hash) };
         }
         self.words = words;
-        if let Some((at, parent)) = first_new {
-            self.record_stored(offer.table.range(at..done), parent.filter(|_| at > 0));
-        }
         done
     }
 
@@ -364,16 +329,24 @@ impl Index for HashIndex {
     }
 
     fn forget(&mut self) {
-        let events = self.events.take();
         while let Some(block) = self.lru.next() {
             self.vacant.insert(block);
         }
         self.contents.fill(Content::default());
         self.heads.clear();
         self.published = 0;
-        self.events = events;
-        if let Some(events) = &mut self.events {
-            events.push(CacheEvent::Cleared);
+        if let Some(announced) = &mut self.announced {
+            announced.on_forget();
+        }
+    }
+
+    fn record_events(&mut self) {
+        self.announced.get_or_insert_default();
+    }
+
+    fn take_events(&mut self, into: &mut Vec<KvEvent>) {
+        if let Some(announced) = &mut self.announced {
+            announced.take(into);
         }
     }
 

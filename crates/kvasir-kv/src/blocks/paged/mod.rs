@@ -5,12 +5,10 @@
 //! by comparing them. Unreferenced published blocks stay findable until they are evicted for other
 //! content, least recently released first.
 
-pub(crate) mod events;
-pub(crate) mod hash;
+pub(crate) mod announced;
 pub(crate) mod index;
 pub(crate) mod lru;
 
-use crate::blocks::paged::events::CacheEvent;
 use crate::blocks::paged::index::HashIndex;
 
 use crate::blocks::{BlockCache, BlockConfig};
@@ -51,16 +49,6 @@ impl Paged {
     pub fn hash_of(&self, seq: SeqId, at: u32) -> Result<Option<u64>, CacheError> {
         let block = self.table(seq)?.get(at as usize).copied();
         Ok(block.and_then(|block| self.index().hash_of(block)))
-    }
-
-    /// Begins to record KV cache events (stored, removed, cleared).
-    pub fn record_events(&mut self) {
-        self.index_mut().record_events();
-    }
-
-    /// Takes the events recorded since the last call.
-    pub fn take_events(&mut self) -> Vec<CacheEvent> {
-        self.index_mut().take_events()
     }
 }
 

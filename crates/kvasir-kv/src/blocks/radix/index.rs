@@ -14,6 +14,7 @@ use crate::blocks::size::BlockSize;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Token};
 use crate::contract::kind::CacheKind;
+use crate::contract::kv_event::KvEvent;
 use crate::shared::runs::{indices, runs};
 use std::ops::Range;
 
@@ -203,12 +204,20 @@ impl Index for RadixIndex {
     }
 
     fn forget(&mut self) {
-        self.tree = RadixTree::new(self.page);
+        self.tree.clear();
         self.page_nodes.clear(|page| {
             if !self.used[page as usize] {
                 self.free.push(page..page + 1);
             }
         });
+    }
+
+    fn record_events(&mut self) {
+        self.tree.record_events();
+    }
+
+    fn take_events(&mut self, into: &mut Vec<KvEvent>) {
+        self.tree.take_events(into);
     }
 
     fn check(&self, used: &dyn Fn(BlockId) -> bool) -> Result<(), String> {

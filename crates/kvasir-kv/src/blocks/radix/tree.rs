@@ -12,9 +12,12 @@
 //!
 //! Guarded by `tests/radix_model.rs` against a naive tree.
 
+use crate::blocks::event_log::EventLog;
+use crate::blocks::hash::root_hash;
 use crate::blocks::index::Unpinned;
 use crate::blocks::radix::lru_heap::LruHeap;
 use crate::contract::ids::{BlockId, Token};
+use crate::contract::kv_event::KvEvent;
 use crate::shared::eviction_order::EvictionOrder;
 use crate::shared::runs::common_prefix;
 use std::collections::HashMap;
@@ -41,6 +44,8 @@ struct Node {
     pins: u32,
     /// Logical time of its last use (LRU).
     used_at: u64,
+    /// Block hashes of its pages, while KV events are recorded.
+    hashes: Vec<u64>,
 }
 
 /// Result of a walk.
@@ -77,6 +82,8 @@ pub struct RadixTree {
     clock: u64,
     evictable: u32,
     protected: u32,
+    /// The log of KV events, if they are recorded.
+    log: Option<Box<EventLog>>,
 }
 
 impl RadixTree {
@@ -92,6 +99,7 @@ impl RadixTree {
             clock: 0,
             evictable: 0,
             protected: 0,
+            log: None,
         };
         tree.root(0);
         tree
@@ -131,6 +139,7 @@ impl RadixTree {
             children: 0,
             pins: 0,
             used_at: 0,
+            hashes: Vec::new(),
         });
         self.roots.insert(salt, root);
         root
@@ -221,6 +230,7 @@ impl RadixTree {
         }
         self.clock += 1;
         let used_at = self.clock;
+        let hashes = self.log_stored(parent, tokens);
         let leaf = self.add(Node {
             key: tokens.to_vec(),
             pages: pages.to_vec(),
@@ -229,6 +239,7 @@ impl RadixTree {
             children: 0,
             pins: 0,
             used_at,
+            hashes,
         });
         self.edges.insert((parent, edge), leaf);
         self.nodes[parent as usize].children += 1;
@@ -329,7 +340,11 @@ impl RadixTree {
         let node = &mut self.nodes[leaf as usize];
         let key = std::mem::take(&mut node.key);
         let pages = std::mem::take(&mut node.pages);
+        let hashes = std::mem::take(&mut node.hashes);
         let (parent, edge) = (node.parent, node.edge);
+        if let Some(log) = &mut self.log {
+            log.removed(&hashes);
+        }
         self.spare.push(leaf);
         self.edges.remove(&(parent, edge));
         self.evictable -= key.len() as u32;
@@ -366,12 +381,14 @@ impl RadixTree {
         key.shrink_to_fit();
         pages.truncate(cut);
         pages.shrink_to_fit();
+        let rest = node.hashes.split_off(cut.min(node.hashes.len()));
+        let hashes = std::mem::replace(&mut node.hashes, rest);
         let (parent, edge, used_at) = (node.parent, node.edge, node.used_at);
         let rest = node.key.len() as u32;
         node.edge = hash_page(&node.key[..self.page]);
         let lower_edge = node.edge;
         let pins = above + u32::from(is_pinned);
-        let upper = self.add(Node { key, pages, parent, edge, children: 1, pins, used_at });
+        let upper = self.add(Node { key, pages, parent, edge, children: 1, pins, used_at, hashes });
         self.nodes[lower as usize].parent = upper;
         self.edges.insert((parent, edge), upper);
         self.edges.insert((upper, lower_edge), lower);
@@ -413,6 +430,35 @@ impl RadixTree {
                 self.nodes.len() as NodeId - 1
             }
         }
+    }
+
+    /// Begins to record KV events, from an empty tree.
+    pub(crate) fn record_events(&mut self) {
+        self.log.get_or_insert_default();
+    }
+
+    /// Moves the recorded KV events to `into`.
+    pub(crate) fn take_events(&mut self, into: &mut Vec<KvEvent>) {
+        if let Some(log) = &mut self.log {
+            log.take(into);
+        }
+    }
+
+    /// An empty tree in place of this one; KV events go on.
+    pub(crate) fn clear(&mut self) {
+        let mut log = self.log.take();
+        log.as_mut().into_iter().for_each(|log| log.cleared());
+        *self = Self { log, ..Self::new(self.page as u32) };
+    }
+
+    /// Records the pages of a new leaf under `parent`; returns their hashes.
+    fn log_stored(&mut self, parent: NodeId, tokens: &[Token]) -> Vec<u64> {
+        let Some(log) = &mut self.log else { return Vec::new() };
+        let above = &self.nodes[parent as usize];
+        let root = if above.parent == NONE { root_hash(above.edge) } else { None };
+        let mut hashes = Vec::with_capacity(tokens.len() / self.page);
+        log.stored_all(above.hashes.last().copied(), root, tokens, self.page, &mut hashes);
+        hashes
     }
 
     /// Consistency check of the whole tree. `held` counts the pins that belong to pages.

@@ -1,0 +1,67 @@
+//! KV events of the prefix cache on their way to the outbox.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, Turn};
+use kvasir_kv::{CacheConfig, CacheError, CacheKind, KvEvent, Token, build, prefix_hashes};
+use kvasir_sim::Toy;
+
+fn core(kind: CacheKind, config: &CacheConfig, limits: Limits) -> Core {
+    let policy = Box::new(Chunked::new(256, Mixing::On { target: None }));
+    Core::new(limits, Order::Fcfs, policy, build(kind, config).unwrap())
+}
+
+/// Runs one request and returns all KV events that the outbox delivered.
+fn run(engine: &mut Engine<Toy>, prompt: &[Token]) -> Vec<KvEvent> {
+    let params = Params { max_tokens: 4, salt: 3, ..Params::default() };
+    engine.add_request(Request { tag: 0, prompt: prompt.to_vec(), params }).unwrap();
+    let mut events = Vec::new();
+    while engine.step().unwrap() != Turn::Idle {
+        let outbox = engine.core_mut().outbox();
+        events.append(&mut outbox.kv_events);
+        outbox.clear();
+    }
+    events
+}
+
+#[test]
+fn published_and_evicted_blocks_reach_the_outbox() {
+    for kind in [CacheKind::Paged, CacheKind::Radix] {
+        let mut core = core(kind, &CacheConfig::new(64), Limits::default());
+        core.record_kv_events().unwrap();
+        let mut engine = Engine::new(core, Toy::new(), || 0);
+        let (first, second): (Vec<Token>, Vec<Token>) = ((0..40).collect(), (100..150).collect());
+        let hashes: Vec<u64> = prefix_hashes(&first, 3, 16).collect();
+        let stored = KvEvent::BlockStored {
+            hashes: hashes.clone(),
+            parent: None,
+            tokens: first[..32].to_vec(),
+            block_size: 16,
+        };
+        assert_eq!(run(&mut engine, &first), [stored], "{kind}");
+        // The second prompt needs all four blocks.
+        let events = run(&mut engine, &second);
+        let removed = |event: &KvEvent| match event {
+            KvEvent::BlockRemoved { hashes } => hashes.clone(),
+            _ => Vec::new(),
+        };
+        let mut removed: Vec<u64> = events.iter().flat_map(removed).collect();
+        removed.sort_unstable();
+        let mut expected = hashes;
+        expected.sort_unstable();
+        assert_eq!(removed, expected, "{kind}");
+    }
+}
+
+#[test]
+fn caches_without_a_prefix_index_have_no_events() {
+    let refused = |kind, config: &CacheConfig, prefix_cache| {
+        core(kind, config, Limits { prefix_cache, ..Limits::default() }).record_kv_events().unwrap_err()
+    };
+    let config = CacheConfig::new(64);
+    for kind in [CacheKind::Cells, CacheKind::Contiguous, CacheKind::Tree] {
+        assert!(matches!(refused(kind, &config, true), CacheError::NoCapability { .. }));
+    }
+    assert!(matches!(refused(CacheKind::Radix, &config, false), CacheError::BadConfig(_)));
+    let without = CacheConfig { sharing: false, ..config };
+    assert!(matches!(refused(CacheKind::Paged, &without, true), CacheError::BadConfig(_)));
+}

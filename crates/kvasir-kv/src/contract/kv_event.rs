@@ -1,0 +1,33 @@
+//! `KvEvent`: KV cache events (blocks stored, removed, cleared), from which a prefix-aware router
+//! follows what a cache holds.
+//!
+//! A mirror that starts empty and applies all events in order holds exactly the prefixes that
+//! `Prefix::lookup` can hit. If events were not taken in time and the log overflowed
+//! (`AllBlocksCleared`), it holds a part of them. Guarded by `tests/shadow`.
+
+use crate::contract::ids::Token;
+use serde::{Deserialize, Serialize};
+
+/// A change of the prefix cache, with the fields of vLLM's KV events. Hashes are those of
+/// [`prefix_hashes`](crate::prefix_hashes).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KvEvent {
+    /// Blocks have become reusable, each the successor of the one before.
+    BlockStored {
+        /// Their hashes.
+        hashes: Vec<u64>,
+        /// Hash of the block before the first; `None` at the beginning of a prompt.
+        parent: Option<u64>,
+        /// Their tokens.
+        tokens: Vec<Token>,
+        /// Tokens per block.
+        block_size: u32,
+    },
+    /// Blocks can no longer be found.
+    BlockRemoved {
+        /// Their hashes.
+        hashes: Vec<u64>,
+    },
+    /// The whole prefix cache was dropped.
+    AllBlocksCleared,
+}
